@@ -81,18 +81,10 @@ def complete(lines: RankLines, cell: Cell) -> dict[str, Any] | None:
         raise
     except (Exception, SystemExit) as error:  # a benchmark of the user may raise anything, and ends only its cell
         raise IncompleteLines(f"the lines do not fit each other ({type(error).__name__}: {error})") from error
-    met, back = of_kind(lines[0], "peers", has="rows"), _given_back(lines)
-    told = ({"peers": met[0]["rows"]} if met else {}) | ({"given_back": back} if back else {})
-    return {**whole, "checks": {**whole["checks"], **told}} if told else whole
-
-
-def _given_back(lines: RankLines) -> list[dict[str, Any]]:
-    """Return what each rank that stayed for the next cell said of what it holds, by rank."""
-    return [
-        {"rank": rank, **{name: value for name, value in line.items() if name not in ("kind", "time")}}
-        for rank in sorted(lines)
-        for line in of_kind(lines[rank], "given_back", has="kept")[-1:]
-    ]
+    met = of_kind(lines[0], "peers", has="rows")
+    if not met:
+        return whole
+    return {**whole, "checks": {**whole["checks"], "peers": met[0]["rows"]}}
 
 
 def _checked(derived: Any, result: Line) -> dict[str, Any]:

@@ -75,7 +75,6 @@ def folded(hosts: Sequence[str]) -> str:
 
 
 SECOND_RUN = -1  # the repeat of a cell that is measured a second time, for the noise floor
-POOL_END = -2000  # less the repeat of a pool's first cell: its repeat when it is measured once more, at the pool's end
 LISTS = ("gpus", "labels", "server_gpus", "hosts", "server_hosts")
 FEWEST_FOLDED = 3  # hosts with consecutive numbers
 MOST_SERVERS, MOST_RANKS = 4096, 1 << 16  # processes of a cell; a record that says more is damaged
@@ -215,19 +214,8 @@ class Cell:
         gpus, many = "gpus " + ",".join(map(str, self.gpus)), len(self.hosts)
         return f"{folded(self.hosts)} · {f'{many} × ' * (many > 1)}{gpus}" if self.hosts else gpus
 
-    @property
-    def ends_pool(self) -> bool:
-        """Whether it is the first cell of a pool, measured once more in the same ranks at the pool's end."""
-        return self.repeat <= POOL_END - SECOND_RUN
-
-    def at_pool_end(self) -> "Cell":
-        """Return the cell as it is measured once more at the end of its pool: without a trace, which the first has."""
-        return dataclasses.replace(self, repeat=POOL_END - self.repeat, profiler="none", profiler_options={})
-
     def marks(self, drift: bool = False) -> list[str]:
         """Return which of several measurements of the same cell it is, for people; empty for the first."""
-        if self.ends_pool:
-            return [*dataclasses.replace(self, repeat=POOL_END - self.repeat).marks(), "pool end"]
         if self.repeat == SECOND_RUN:
             return ["second run"]
         return ["drift"] if drift else [f"repeat {self.repeat}"] if self.repeat else []

@@ -13,7 +13,6 @@ A YAML of a strategy, a benchmark or a profiler has its options with their defau
     shared_memory  true: a strategy that takes memory in /dev/shm
     trains         false: a benchmark that measures links, without a model and a strategy
     hosts          false: a strategy or benchmark that works inside one host
-    warm           true: a strategy whose `close` gives back all that it took, so that its ranks may measure another cell after it
     graph          true: a strategy whose step a CUDA graph can hold: it waits for nothing and needs no thread of the host
     code           dotted names of functions that need no torch: `resolve(options, device, ranks) -> options` for what `auto`
                    cannot say, `refuse(cell, room)`, `seconds(cell)`, a rule of thumb for how long it measures once its
@@ -84,11 +83,6 @@ class Choice:
     def several_hosts(self) -> bool:
         """Whether it works over several hosts."""
         return bool(self.rules.get("hosts", True))
-
-    @property
-    def warm(self) -> bool:
-        """Whether ranks that a strategy has used may measure another cell."""
-        return bool(self.rules.get("warm", False))
 
     def why_no_graph(self, options: Mapping[str, Any]) -> str:
         """Return why no CUDA graph can hold a step of a strategy with these options, for people; empty: one can."""

@@ -13,7 +13,7 @@ from conf.targets import DOTTED
 
 RULES: dict[str, type] = {
     "_target_": str, "auto": dict, "accepts": dict, "unsaid": list, "conflicts": list, "shared_memory": bool, "trains": bool,
-    "hosts": bool, "warm": bool, "graph": bool, "code": dict, "compared": dict,
+    "hosts": bool, "graph": bool, "code": dict, "compared": dict,
 }  # fmt: skip
 NUMBER = (int, float)
 LIMITS: dict[str, type | tuple[type, ...]] = {

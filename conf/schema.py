@@ -112,9 +112,8 @@ class Engine:
     lost_after_s: float = option(15.0, "seconds without a sign of life before a host is lost", least=3)
     start: str = option(
         "auto",
-        "how ranks start; auto: forked from an agent that has imported torch, where possible; exec: as new programs; warm: "
-        "the ranks of a cell measure the next one too, where they can",
-        words=("auto", "exec", "warm"),
+        "how ranks start; auto: forked from an agent that has imported torch, where possible; exec: as new programs",
+        words=("auto", "exec"),
     )
     start_timeout_s: float = option(300.0, "seconds until every rank must have reported", least=1)
     silence_timeout_s: float = option(180.0, "seconds without a sign of life before a rank hangs", least=1)
@@ -240,11 +239,6 @@ class Config:
         "auto",
         "cells that are measured a second time, for the noise floor; auto: one for each four in a list without repeats",
         least=0, most=1000, auto=True, whole=True,
-    )  # fmt: skip
-    warm_cold: int = option(
-        0,
-        "turns in which each cell is measured four times: in new, warm, warm and new ranks; 0: none",
-        least=0, most=200,
     )  # fmt: skip
     resume: bool = option(True, "leave out cells that are measured already; false: measure them again")
     wait: bool = option(

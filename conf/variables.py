@@ -21,8 +21,6 @@ LAUNCHER = "RINGSIDE_LAUNCHER"
 CLOCK_BOUND = "RINGSIDE_CLOCK_BOUND"
 # Its umask in octal digits, which such a profiler does not hand on.
 UMASK = "RINGSIDE_UMASK"
-# NCCL reads these when it makes a communicator, or begins its log again; everything else once in a process.
-READ_AT_EACH_COMMUNICATOR = ("NCCL_ALGO", "NCCL_PROTO", "NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE")
 SHARED_MEMORY_FOLDER = Path("/dev/shm")
 TOKEN_DIGITS = 16  # of the token in a file's name: 64 bits tell the cells of a machine apart
 MEMORY = Path("/proc/meminfo")

@@ -20,7 +20,7 @@ from benchmarks.record.os_errors import because
 from conf.cell import Cell
 from conf.schema import Config
 from launch.engines import compile_caches
-from launch.engines.engine import ALONE, CellEngine, Lives
+from launch.engines.engine import CellEngine
 from launch.engines.environment import NCCL_SUBSYSTEMS, scrubbed
 from launch.machine.shortage import Shortage
 from launch.plan.order import PlannedCell
@@ -60,19 +60,6 @@ class CellRunner:
         Raises:
             OSError: the study's folder cannot be written any more.
         """
-        record, outcome = self._measured(planned, known, progress, Lives(not planned.fresh, planned.stays))
-        if record.state == "failed" and outcome.went_on and not self.stopping():
-            why = record.failure.message if record.failure else "it failed"
-            self.note(
-                f"{planned.cell.name}: {why}; its ranks had measured another cell, so it is measured again in new ones"
-            )
-            record, _ = self._measured(planned, known, progress, Lives(stays=planned.stays))
-        return record
-
-    def _measured(
-        self, planned: PlannedCell, known: list[Record], progress: Callable[[Watch], None], lives: Lives
-    ) -> tuple[Record, Outcome]:
-        """Run one cell and write its record. Returns how its timed pass ended, too. Raises OSError as `measure` does."""
         cell, folder = planned.cell, CellFolder(self.study.folder / planned.cell.folder)
         token = uuid.uuid4().hex
         caches = compile_caches.variables(cell, self.study.folder.parent, self.here.surrounding)
@@ -91,21 +78,14 @@ class CellRunner:
                 **({"predicted": predicted} if predicted else {}),
             },
         )
-        tuning, traced = self._wants_tuning(cell), cell.profiler == "torch"
-        # The passes run in the ranks that have just measured the cell.
-        outcome = self._run(
-            cell, folder, variable, progress, sampled=self.config.sample_gpus,
-            lives=Lives(lives.goes_on, stays=lives.stays or tuning or traced),
-        )  # fmt: skip
+        outcome = self._run(cell, folder, variable, progress, sampled=self.config.sample_gpus)
         ended_at = now()
         if outcome.immortal:
             held = "GPUs" if cell.device == "cuda" else "memory and cores"
             self.note(f"processes {outcome.immortal} of {cell.name} survive SIGKILL and may still hold their {held}")
-        if outcome.state == "finished" and tuning:
+        if outcome.state == "finished" and self._wants_tuning(cell):
             with self.study.spending(token, TUNING):
-                self._tuning_pass(cell, folder, variable, Lives(True, lives.stays or traced))
-        if not (lives.stays or (traced and outcome.state == "finished")):
-            self.engine.leave()
+                self._tuning_pass(cell, folder, variable)
         try:
             record = record_of(folder, outcome.state, outcome.failure, ended_at, known, self.study.folder_of)
         except RecordError as error:  # the files that this launcher made are gone, or not what it wrote
@@ -115,14 +95,12 @@ class CellRunner:
             # The record is written first: whatever happens in the pass, what was measured is safe.
             records.write(folder, judged(record, self.config.validity))
             with self.study.spending(token, PROFILED):
-                trace = self._profiled(cell, folder, variable, progress, Lives(True, lives.stays))
+                trace = self._profiled(cell, folder, variable, progress)
             if trace:
                 record = dataclasses.replace(_with_trace(record, trace), raw_sha256=folder.raw_sha256())
-            if not lives.stays:
-                self.engine.leave()
         record = judged(record, self.config.validity)
         self.study.end(attempt, record)
-        return record, outcome
+        return record
 
     def _run(
         self,
@@ -132,21 +110,16 @@ class CellRunner:
         progress: Callable[[Watch], None],
         profiler: Sequence[str] = (),
         sampled: bool = False,
-        lives: Lives = ALONE,
     ) -> Outcome:
         """Run the ranks of a cell, or of a pass of it, in a prepared folder."""
         limits, shortage = self.config.engine, Shortage.watched()
         try:
             outcome = supervise.run(
-                cell, folder, variable, self.engine, limits, self.stopping, progress, profiler, sampled, lives
+                cell, folder, variable, self.engine, limits, self.stopping, progress, profiler, sampled
             )
         except OSError as error:  # the agent could not be started, or the disk is full
             failure = Failure("start", None, f"the cell could not be run: {because(error)}")
-            return Outcome("failed", failure, [], went_on=lives.goes_on)
-        if outcome.kept and lives.stays:
-            self.note(
-                f"{cell.name}: its ranks are ended, for they kept what they should not: {'; '.join(outcome.kept)}"
-            )
+            return Outcome("failed", failure, [])
         if outcome.state != "failed" or outcome.failure is None:
             return outcome
         return dataclasses.replace(outcome, failure=shortage.explain(outcome.failure, folder.path))
@@ -157,7 +130,6 @@ class CellRunner:
         folder: CellFolder,
         variable: Mapping[str, str],
         progress: Callable[[Watch], None],
-        lives: Lives = ALONE,
     ) -> "Profiled | None":
         """Run the profiled pass; return None if the user stopped it.
 
@@ -167,7 +139,7 @@ class CellRunner:
         def run(asked: Cell, inside: CellFolder, command: Sequence[str]) -> Outcome:
             needed = scrubbed(variable) if command else variable
             logged = {"NCCL_DEBUG_FILE": inside.nccl_log_pattern} if cell.device == "cuda" else {}
-            return self._run(asked, inside, {**needed, **logged}, progress, command, lives=lives)
+            return self._run(asked, inside, {**needed, **logged}, progress, command)
 
         from launch.profile.profiled_pass import profiled  # with numpy, which a plan does not need
 
@@ -185,7 +157,7 @@ class CellRunner:
         asked = self.config.tuning_pass
         return bool({"NCCL_ALGO", "NCCL_PROTO"} & cell.nccl.keys()) if asked == "auto" else asked in (True, "True")
 
-    def _tuning_pass(self, cell: Cell, folder: CellFolder, variable: Mapping[str, str], lives: Lives) -> None:
+    def _tuning_pass(self, cell: Cell, folder: CellFolder, variable: Mapping[str, str]) -> None:
         """Run a few untimed steps in which NCCL logs each choice. A failure leaves checks unchecked and costs no number."""
         try:
             inside = prepare(folder.tuning, cell.as_pass("tuning_pass", TUNING_PASS))
@@ -196,7 +168,7 @@ class CellRunner:
             "NCCL_DEBUG_SUBSYS": f"{NCCL_SUBSYSTEMS},TUNING",
             "NCCL_DEBUG_FILE": inside.nccl_log_pattern,
         }
-        outcome = self._run(cell, inside, {**variable, **logged}, lambda watch: None, lives=lives)
+        outcome = self._run(cell, inside, {**variable, **logged}, lambda watch: None)
         if outcome.failure:
             self.note(f"the tuning pass of {cell.name} failed: {outcome.failure.message}")
 

@@ -36,7 +36,6 @@ from launch.machine.secrets import argument_without_secrets
 from launch.machine.started_by import refuse_several
 from launch.plan.order import rounds
 from launch.plan.plan import Plan, Request
-from launch.plan.pool_ends import PoolEnds, about_drift, with_verdicts
 from launch.plan.small_form import about_small_form
 from launch.plan.time_estimate import worded
 from launch.plan.time_left import TimeLeft
@@ -125,7 +124,6 @@ class SweepRun:
         self.done: dict[int, Record] = {}  # earlier, or by others; by the cell's place in the order
         self.left = LeftForTheEnd([one.cell for one in self.cells], self._note)
         self._settling = threading.Lock()  # for cells that run at the same time
-        self.pools = PoolEnds(self.cells)
         self._quiet = False  # ranks need it: nothing further is imported
         self._writable = True
         self._refused = False  # a cell's folder was not ours to write
@@ -147,8 +145,6 @@ class SweepRun:
             self._note(str(one))
         if self.config.resume:
             self.done = done_before(cells, self.study, self.here, self._note)
-            for number in self.pools.send_to_new_ranks(self.done.values(), known):
-                del self.done[number]
         if len(self.done) < len(self.cells):
             open_cells = [one for number, one in enumerate(self.cells) if number not in self.done]
             self.console.print(worded(open_cells, known), markup=False)
@@ -160,8 +156,6 @@ class SweepRun:
         with Screen(self.cells, known, self.console, of_other_studies(self.study.folder)) as screen:
             for numbers in rounds(self.cells):
                 self._round(numbers, known, screen)
-            for number in self.pools.send_to_new_ranks(self.measured, known):
-                self._measure(number, known, screen)
             if self.config.wait:
                 self.left.wait_for_others(
                     self.study,
@@ -172,7 +166,6 @@ class SweepRun:
             self.left.try_lost_hosts(self.engine, self.stopping, lambda number: self._measure(number, known, screen))
             self.left.settle(screen, self.engine)
         self.beside.do(self.engine.close)  # it waits for processes to end
-        self.measured = with_verdicts(self.measured, known)
         if self._writable:
             self._refuse_another_folder()
         if self._writable:
@@ -183,7 +176,9 @@ class SweepRun:
         where = [*spent, *([f"report   {page}"] if page else []), *self.projector.where()]
         with contextlib.suppress(OSError):
             self.study.note(Kind.CLOSED, sweep_id=self.sweep.sweep_id)
-        unfinished = self.pools.unfinished(self.measured, self.done)
+        finished = {one.cell_key for one in self.measured if one.state == "finished"}
+        open_cells = [one for number, one in enumerate(self.cells) if number not in self.done]
+        unfinished = sum(one.cell.key not in finished for one in open_cells)
         close(self.console, self.study, self.measured, unfinished, finding, where)
         stopped = self.stopping() or self.time_left.too_short
         missing = bool(self._refused or self.left.lost) or not self._writable
@@ -246,9 +241,6 @@ class SweepRun:
 
     def _cell(self, number: int, known: list[Record], screen: Screen) -> None:
         """Measure a cell unless another launcher measures it or has finished it; show and project its record."""
-        if not self.pools.needs(number, self.measured):
-            screen.settle(number, "not needed", None)
-            return
         planned = self.cells[number]
         if self.engine.lost(planned.cell):
             self.left.lost.append(number)
@@ -259,8 +251,7 @@ class SweepRun:
                 screen.hold(number)
                 return
             # Another launcher may have finished it while this one was at other cells.
-            trusted = self.config.resume and number not in self.pools.distrusted
-            earlier = self.study.finished(planned.cell, self.here) if trusted else None
+            earlier = self.study.finished(planned.cell, self.here) if self.config.resume else None
             if earlier:
                 self.done[number] = earlier
                 known.append(earlier)
@@ -271,8 +262,6 @@ class SweepRun:
             known.append(record)
             self.measured.append(record)
             screen.settle(number, record.state, record)
-            if drift := about_drift(record, self.measured):
-                self._note(drift)
             self._print_output(record)
             self.projector.log(record)
             self.forecasts.learn(known, more=number + 1 < len(self.cells))

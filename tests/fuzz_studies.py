@@ -123,6 +123,8 @@ def _no_constant(word):
 
 def read_study_by_sections(seed, folder, number):
     """Make the report's sections on forecasts, losses and ranks that went on, with one damaged record."""
+    from analysis.report.sections.running.pools import pools
+
     from analysis.findings.examine import findings_of
     from analysis.findings.predicted.stated import about_forecasts
     from analysis.findings.study import open_study
@@ -130,7 +132,6 @@ def read_study_by_sections(seed, folder, number):
     from analysis.report.sections.losses.clocks import clocks
     from analysis.report.sections.losses.exchange import cost_parts
     from analysis.report.sections.running.costs import costs
-    from analysis.report.sections.running.pools import pools
     from analysis.report.style import style
     from analysis.report.tables import to_csv
 

@@ -6,21 +6,21 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from benchmarks.rank.giving_back.graphs import KeptGraphs, close_ends_of_workers
 from cells import make_cell
+from launch.engines.pool import Needs
 from own_user import QUIET, user
 from records import make_record
 from torch import nn
 
 from analysis.validity.as_asked import not_compiled
 from benchmarks.rank import running_cell
-from benchmarks.rank.giving_back.graphs import KeptGraphs, close_ends_of_workers
 from benchmarks.record import read_study
 from benchmarks.timing import compilation
 from benchmarks.timing.compilation import Compilation
 from conf.schema import ValidityLimits
 from launch.engines import compile_caches
 from launch.engines.compile_caches import INDUCTOR, TRITON
-from launch.engines.pool import Needs
 
 
 def compiled_cell(**changes):

@@ -15,12 +15,12 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
+from benchmarks.rank.giving_back.memory import drop_caches
 from cells import changed_cell, make_cell, strategy_of
 from hydra import compose
 from omegaconf import OmegaConf
 from torch import nn
 
-from benchmarks.rank.giving_back.memory import drop_caches
 from benchmarks.rank.group import Ranks
 from benchmarks.record import read_study
 from benchmarks.training.graphs import replays

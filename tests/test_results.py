@@ -7,10 +7,10 @@ from pathlib import Path
 from statistics import median
 
 import pytest
+from analysis.report.sections.running.warm_cold import verdicts
 
 from analysis.findings.examine import findings_of
 from analysis.findings.study import Study, open_study
-from analysis.report.sections.running.warm_cold import verdicts
 from benchmarks.record import read_study
 
 ROOT = Path(__file__).parent.parent

@@ -19,7 +19,6 @@ from analysis.findings.provenance import CONNECTIONS, PROVENANCE, connections, i
 from analysis.findings.rates import Rate
 from analysis.findings.runs import Runs, merged, request_of
 from analysis.findings.strategy_options import chosen_options
-from analysis.findings.warm.pools import judged_by_pools, one_of_each_pool
 from benchmarks.record import CellFolder, Record, RecordError, read_study
 
 # Options that say nothing of a cell without a model.
@@ -36,7 +35,6 @@ class Study:
     replaced: tuple[Record, ...]  # attempts for which another one at the same cell counts
     runs: tuple[Runs, ...]  # the usable records, equal cells of one machine and software together
     drift: tuple[tuple[Record, Runs], ...]  # the first cell once more at the end, and the runs that it belongs to
-    ends: tuple[tuple[Record, Runs], ...]  # likewise, at the end of a pool of ranks
     singles: Mapping[int, Runs]  # every record as runs of its own, by id()
     unreadable: tuple[str, ...] = ()  # a sentence for each file, paths from the study's folder
     folder: Path | None = None
@@ -60,11 +58,9 @@ class Study:
     ) -> "Study":
         """Choose the attempt that counts of every cell and put runs of equal cells together.
 
-        A record of a pool that drifted is suspect here, whatever it says itself (analysis.findings.warm.pools).
         `others` is what other studies of the machine showed of the scatter between runs.
         """
-        as_written = sorted(records, key=_start)
-        listed = judged_by_pools(as_written)
+        listed = sorted(records, key=_start)
         machines, floors = Machines(listed), NoiseFloors(others)
         singles = [
             Runs((record,), record.cell.members, request_of(record.cell), provenance(record, machines), floors)
@@ -73,11 +69,11 @@ class Study:
         chosen = _chosen(singles)
         counting = [one.records[0] for one in chosen]
         ids = {id(record) for record in counting}
-        runs, drift, ends = _together([one for one in chosen if one.records[0].usable])
+        runs, drift = _together([one for one in chosen if one.records[0].usable])
         again: dict[int, list[Record]] = defaultdict(list)
         for record, of_cell in drift:
             again[id(of_cell)].append(record)
-        floors.learn(one_of_each_pool([*one.records, *again[id(one)]]) for one in runs)
+        floors.learn([*one.records, *again[id(one)]] for one in runs)
         names = Counter(record.study for record in counting)
         of_folder = folder.resolve().name if folder else ""
         return Study(
@@ -86,12 +82,7 @@ class Study:
             replaced=tuple(one.records[0] for one in singles if id(one.records[0]) not in ids),
             runs=runs,
             drift=drift,
-            ends=ends,
-            singles={
-                id(record): one
-                for one, before in zip(singles, as_written, strict=True)
-                for record in (before, *one.records)
-            },
+            singles={id(one.records[0]): one for one in singles},
             unreadable=tuple(unreadable),
             folder=folder,
             floors=floors,
@@ -242,22 +233,18 @@ def _chosen(singles: Sequence[Runs]) -> list[Runs]:
     return sorted([*usable.values(), *rest], key=lambda one: _start(one.records[0]))
 
 
-_Again = tuple[tuple[Record, Runs], ...]
-
-
-def _together(usable: Sequence[Runs]) -> tuple[tuple[Runs, ...], _Again, _Again]:
-    """Return the runs of equal cells, and each drift run and each end of a pool with the runs of its cell."""
+def _together(usable: Sequence[Runs]) -> tuple[tuple[Runs, ...], tuple[tuple[Record, Runs], ...]]:
+    """Return the runs of equal cells, and each drift run with the runs of its cell."""
     alike: dict[tuple[Any, ...], list[Runs]] = defaultdict(list)
     for one in usable:
         alike[one.gpus, frozenset(one.key.items())].append(one)
-    runs, drift, ends = [], [], []
+    runs, drift = [], []
     for members in (part for whole in alike.values() for part in _connected_alike(whole)):
-        repeats = [one for one in members if not (one.records[0].drift or one.records[0].cell.ends_pool)]
+        repeats = [one for one in members if not one.records[0].drift]
         of_cell = merged(repeats or members)
         runs.append(of_cell)
         drift += [(one.records[0], of_cell) for one in members if repeats and one.records[0].drift]
-        ends += [(one.records[0], of_cell) for one in members if repeats and one.records[0].cell.ends_pool]
-    return tuple(runs), tuple(drift), tuple(ends)
+    return tuple(runs), tuple(drift)
 
 
 def _connected_alike(members: Sequence[Runs]) -> list[list[Runs]]:

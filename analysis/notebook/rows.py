@@ -27,7 +27,6 @@ from analysis.report.names import run_name
 from benchmarks.record import VERDICTS, Record, finite, metrics
 
 IS_DRIFT = "the first cell once more at the end, which shows the drift"
-ENDS_POOL = "the first cell of a pool of ranks once more at its end, which shows whether they drifted"
 WITHOUT = "not_measured_alone"  # GPUs without a baseline: one of them may be slower than those that have one
 FIRST = ("cell", "gpus", "run", "verdict", "codes", "unchecked", "state", "counts", "left_out")
 INTEGERS = ("world_size", "runs", "repeat", "channels")  # also where none is known
@@ -82,13 +81,13 @@ def run_rows(study: Study) -> Iterator[StudyRow]:
     """Yield one row for each run, in order of their start: also those that failed, or that a later attempt replaced."""
     names, several = metric_columns(study), SeveralRecords(study)
     of_cell = {id(record): runs for runs in study.runs for record in runs.records}
-    drift, ends = ({id(record): runs for record, runs in found} for found in (study.drift, study.ends))
+    drift = {id(record): runs for record, runs in study.drift}
     left_out = {id(record): why for record, why in study.left_out}
-    left_out |= dict.fromkeys(drift, IS_DRIFT) | dict.fromkeys(ends, ENDS_POOL)
+    left_out |= dict.fromkeys(drift, IS_DRIFT)
     within = {name for record in every_record(study) for name in record.within_run}
     for record in every_record(study):
         single = study.single(record)
-        cell = of_cell.get(id(record)) or drift.get(id(record)) or ends.get(id(record)) or single
+        cell = of_cell.get(id(record)) or drift.get(id(record)) or single
         now = several.values(record)
         measured: dict[str, float | None] = {}
         for name, column in names.items():

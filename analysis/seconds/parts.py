@@ -4,7 +4,6 @@ Every part is cut out by lines that rank 0 and the sampler wrote while the cell 
 again, and a cell of an earlier Ringside has them as far as its lines tell.
 """
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 
 from benchmarks.derived import Line, of_kind
@@ -13,13 +12,11 @@ from benchmarks.record import CellFolder, Kind, read_lines
 # Parts that are no phases of a rank.
 SETTLE = "settle"  # until the GPUs were idle and the first sample of them was taken
 SPAWN = "spawn"  # until the process of rank 0 had begun
-TAKE_OVER = "take over"  # until rank 0, which was there, had the cell
 START = "start"  # until the first line of rank 0, where older lines do not tell more
 IMPORTS = "imports"
 CONTEXT = "context"  # until rank 0 had its GPU
 CONNECT = "connect"  # until the ranks had met
-GIVE_BACK = "give back"  # what the cell held, in ranks that stay
-EXIT = "exit"  # from the result, or from there, until the launcher had seen the end
+EXIT = "exit"  # from the result until the launcher had seen the end
 
 
 def parts(lines: Sequence[Line], settled_at: float | None, started_at: float, ended_at: float) -> dict[str, float]:
@@ -52,7 +49,7 @@ def _begun(lines: Sequence[Line], settled_at: float | None, started_at: float) -
     if (start := next(iter(of_kind(lines, Kind.START)), None)) is None:
         return
     began = start.get("began")
-    first = START if began is None else TAKE_OVER if start.get("started") == "warm" else SPAWN
+    first = START if began is None else SPAWN
     if settled_at is not None and settled_at <= (start["time"] if began is None else began):
         yield started_at, SETTLE
         yield settled_at, first
@@ -65,7 +62,7 @@ def _begun(lines: Sequence[Line], settled_at: float | None, started_at: float) -
 
 
 def _of_process(start: Line) -> Iterator[tuple[float, str]]:
-    """Yield the parts between the begin of rank 0's process, or of its work at this cell, and its first line."""
+    """Yield the parts between the begin of rank 0's process and its first line."""
     on_gpu = str(start.get("device", "")).startswith("cuda")
     if "imported" in start:
         yield start["began"], IMPORTS
@@ -75,12 +72,8 @@ def _of_process(start: Line) -> Iterator[tuple[float, str]]:
 
 def _phases(lines: Iterable[Line]) -> Iterator[tuple[float, str]]:
     """Yield the phases of rank 0, and what follows the last."""
-    lines = list(lines)
-    given_back = max((line["time"] for line in of_kind(lines, Kind.GIVEN_BACK)), default=-math.inf)
     for line in lines:
         if line["kind"] == Kind.PHASE and "phase" in line:
             yield line["time"], str(line["phase"])
-        elif line["kind"] == Kind.RESULT and line["time"] < given_back:
-            yield line["time"], GIVE_BACK
-        elif line["kind"] in (Kind.RESULT, Kind.GIVEN_BACK, Kind.ERROR):
+        elif line["kind"] in (Kind.RESULT, Kind.ERROR):
             yield line["time"], EXIT

@@ -55,10 +55,7 @@ def precision_not_used(record: Record, _: ValidityLimits) -> CheckResult | None:
 
 
 def not_compiled(record: Record, _: ValidityLimits) -> CheckResult | None:
-    """Tell whether nothing that torch.compile made took part in the steps, where it was asked.
-
-    A cell makes no graph of its own where its ranks go on and keep those of an equal cell.
-    """
+    """Tell whether nothing that torch.compile made took part in the steps, where it was asked."""
     if not record.cell.compiled:
         return not_applicable("this cell was not compiled")
     graphs, arithmetic = record.checks.get("graphs"), record.checks.get("arithmetic")
@@ -66,8 +63,7 @@ def not_compiled(record: Record, _: ValidityLimits) -> CheckResult | None:
         return unless_training(record)
     if not (arithmetic or {}).get("compiled_parts", graphs):  # an older record does not say what ran
         return CheckResult("")
-    kept = record.checks.get("code_from") == "kept" and all(rank.get("started") == "warm" for rank in record.ranks)
-    return None if graphs or kept else CheckResult("")
+    return None if graphs else CheckResult("")
 
 
 def compiled_while_timed(record: Record, _: ValidityLimits) -> CheckResult | None:

@@ -57,7 +57,6 @@ CHECKS = (
     Check("warmup_not_flat", "suspect", "steps still became faster when the warm-up ended", conditions.warmup_not_flat),
     Check("not_stationary", "suspect", "the step time changed during the measurement: {}", timing.not_stationary),
     Check("pauses", "suspect", "some steps were much longer than the others: {}", timing.pauses),
-    Check("pool_drift", "suspect", "warm ranks did not stay as fast as they were: {}", conditions.pool_drift),
     Check("slow_rank", "suspect", "one rank is slower than the others: {}", timing.slow_rank),
     Check(UNEXPLAINED, "suspect", "the step lies outside the interval of its forecast: {}", timing.unexplained),
     Check("input_bound", "finding", "the data loader limits the rate: {}", timing.input_bound),

@@ -7,9 +7,8 @@ import math
 
 from analysis.findings.baselines import BASELINES, EFFICIENCY, NOISE
 from analysis.findings.next_run.interval import of_median
-from analysis.findings.warm.ends import stated
 from analysis.validity.as_asked import MOST_OF_REFERENCE
-from analysis.validity.check import CheckResult, not_applicable, unchecked, unless_cpu, unless_training
+from analysis.validity.check import CheckResult, not_applicable, unless_cpu, unless_training
 from benchmarks.record import Record
 from benchmarks.record.metrics import interval
 from conf import groups
@@ -86,18 +85,6 @@ def reference_exceeded(record: Record, _: ValidityLimits) -> CheckResult | None:
     if share is None or not EXPECTED_OF_REFERENCE < share <= MOST_OF_REFERENCE:  # above it: faster_than_reference
         return None
     return CheckResult(f"{record.checks.get('reference')}, {100 * share:.0f} %")
-
-
-def pool_drift(record: Record, _: ValidityLimits) -> CheckResult | None:
-    """Tell whether the first cell of a pool had another rate when it was measured once more at the pool's end."""
-    end = stated(record)
-    if end is None:  # of other cells the end of their pool tells
-        why = "the pool had another first cell, or how far its runs may differ is not known"
-        return unchecked(why) if record.cell.ends_pool else None
-    said = f"the first cell's rate changed by {100 * end.change:+.1f} % until their end"
-    return (
-        CheckResult(f"{said}, allowed {100 * end.least:+.1f} % to {100 * end.allowed:+.1f} %") if end.drifted else None
-    )
 
 
 def warmup_not_flat(record: Record, _: ValidityLimits) -> CheckResult | None:

@@ -10,7 +10,6 @@ from analysis.findings.baselines import BASELINES, HOST_BASELINES, NOISE
 from analysis.findings.communication.several_records import COST_ALONE
 from analysis.findings.next_run.floors import OF_SEVERAL_RECORDS
 from analysis.findings.predicted.stated import with_forecast
-from analysis.findings.warm.ends import POOL_END
 from analysis.seconds.cell import TABLE, to_record
 from analysis.trace.metrics import trace_metrics
 from analysis.trace.source import load_trace, of_cell
@@ -182,9 +181,7 @@ def _with_baselines(own: Record, record: Record) -> Record:
     """Add what the record states against its baselines: `verify` compares it, with samples and without."""
     stated = {name: record.metrics[name] for name in OF_SEVERAL_RECORDS if name in record.metrics}
     named = {
-        name: record.checks[name]
-        for name in (BASELINES, HOST_BASELINES, NOISE, COST_ALONE, POOL_END)
-        if name in record.checks
+        name: record.checks[name] for name in (BASELINES, HOST_BASELINES, NOISE, COST_ALONE) if name in record.checks
     }
     return dataclasses.replace(own, metrics=own.metrics | stated, checks=own.checks | named)
 

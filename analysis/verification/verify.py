@@ -9,7 +9,6 @@ from typing import Any
 
 from analysis.findings.communication.several_records import again, rests_on
 from analysis.findings.next_run.floors import OF_SEVERAL_RECORDS
-from analysis.findings.warm.ends import POOL_END, change_of, stated
 from analysis.verification.comparison import ABSENT, Difference, leaves, same, same_sentence
 from analysis.verification.rebuild import WHOLE_SCHEMA, NotRecomputable, Rebuilt, rebuilt
 from benchmarks.derived import IncompleteLines
@@ -86,7 +85,6 @@ def verify(study: Path) -> Verification:
         _check_quotients(name, record, result)
         _check_files(name, record, folder, result)
         _check_against_baselines(name, record, records.values(), result)
-        _check_pool_end(name, record, records.values(), result)
         known = [one for one in records.values() if one is not record and one.ended_at <= record.ended_at]
         try:
             made = rebuilt(record, folder, known, lambda one: folders[one.record_id])
@@ -131,17 +129,6 @@ def _check_against_baselines(name: str, record: Record, records: Iterable[Record
             result.compare(name, RECORD, f"metrics {metric}", record.metrics[metric], values.get(metric, ABSENT))
 
 
-def _check_pool_end(name: str, record: Record, records: Iterable[Record], result: Verification) -> None:
-    """Compare the change of the rate that a pool's last record states with that from the first record, which it names."""
-    if (end := stated(record)) is None:
-        return
-    first = next((one for one in records if one.record_id == end.first), None)
-    if first is None:
-        result.not_compared[f"checks {POOL_END}"] += 1
-    else:
-        result.compare(name, RECORD, f"checks {POOL_END} change", end.change, change_of(record, first))
-
-
 def _check_files(name: str, record: Record, folder: CellFolder, result: Verification) -> None:
     """Compare the hashes of the raw files, and what was asked with what the record says was asked."""
     if record.schema_version < WHOLE_SCHEMA:
@@ -177,7 +164,7 @@ def _compare(name: str, record: Record, made: Rebuilt, result: Verification) -> 
     for part in made.parts:
         recorded, again = (dict(leaves(_plain(getattr(one, part)))) for one in (record, made.record))
         for key in again if not whole else {**again, **recorded}:
-            if (said := computed_otherwise(record.schema_version, f"{part} {key}")) is not None:
+            if (said := computed_otherwise(record.schema_version, f"{part} {key}", record.ranks)) is not None:
                 result.former.add(said)
             elif key in recorded or whole:
                 _compare_leaf(name, part, key, recorded, again, result)

@@ -8,7 +8,6 @@ import contextlib
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -24,31 +23,15 @@ SETTLE_SECONDS = 3.0
 SETTLE_POLL_SECONDS = 0.05  # no rank starts meanwhile
 
 
-@dataclass(frozen=True)
-class WaitingRanks:
-    """Processes that have measured another cell and wait on the GPUs for this one."""
-
-    token: str  # they had, until they go on
-    held_bytes: tuple[int | None, ...] = ()  # of each GPU, by all of them, after their first cell
-
-
 class Sampler:
     """Samples the GPUs of a cell and the CPU in a thread while it is entered."""
 
-    def __init__(
-        self,
-        folder: CellFolder,
-        uuids: Sequence[str],
-        token: str,
-        first: int | None = None,
-        waiting: WaitingRanks | None = None,
-    ) -> None:
+    def __init__(self, folder: CellFolder, uuids: Sequence[str], token: str, first: int | None = None) -> None:
         """`token` marks the processes of the cell; CPU workers have no `uuids`.
 
-        `first` is the id of the process whose tree is the cell's own; None: of this one. `waiting` will go on with the cell.
+        `first` is the id of the process whose tree is the cell's own; None: of this one.
         """
         self._gpus = SampledGpus.found(uuids, token) if uuids else None
-        self._waiting, self._used_before = waiting, list[int | None]()
         self._gpu_lines = Lines(folder.gpu_samples) if self._gpus else None
         self._load, self._cpu_lines = CpuLoad(first), Lines(folder.cpu_samples)
         self._stop = threading.Event()
@@ -57,9 +40,7 @@ class Sampler:
     def __enter__(self) -> "Sampler":
         """Take the first sample, before any rank of the cell works, and start the thread."""
         if self._gpus and self._gpu_lines:
-            before = self._gpus.beside(self._waiting) if self._waiting else self._gpus.settled()
-            self._used_before = [gpu.get("memory_bytes") for gpu in before]
-            self._gpu_lines.write(Kind.BEFORE, now(), gpus=before)
+            self._gpu_lines.write(Kind.BEFORE, now(), gpus=self._gpus.settled())
         self._look_at_cpu()
         # Where no further thread may be started, the checks say that there are no samples.
         with contextlib.suppress(RuntimeError):
@@ -75,12 +56,6 @@ class Sampler:
             self._thread.join(timeout=5)
         with contextlib.suppress(OSError):
             self._look_at_cpu()  # what the last phase used
-
-    def held_bytes(self) -> tuple[int | None, ...]:
-        """Return how much more memory of each GPU is used than before the cell; None where the driver does not say."""
-        now_used = [gpu.get("memory_bytes") for gpu in self._gpus.sample()] if self._gpus else []
-        both = zip(self._used_before, now_used, strict=True)
-        return tuple(None if before is None or used is None else used - before for before, used in both)
 
     def _run(self) -> None:
         tick = 0
@@ -104,7 +79,7 @@ class SampledGpus:
 
     def __init__(self, nvml: Any, handles: Sequence[Any], token: str) -> None:
         self._nvml, self._handles = nvml, list(handles)
-        self._marks = {f"{TOKEN}={token}".encode()}
+        self._mark = f"{TOKEN}={token}".encode()
 
     @staticmethod
     def found(uuids: Sequence[str], token: str) -> "SampledGpus | None":
@@ -128,21 +103,6 @@ class SampledGpus:
                 break
             time.sleep(SETTLE_POLL_SECONDS)
         return idle
-
-    def beside(self, waiting: WaitingRanks) -> list[dict[str, Any]]:
-        """Return a sample of each GPU on which ranks wait: its memory is what others use.
-
-        How busy it was is left out: it was these ranks, just before.
-        """
-        self._marks.add(f"{TOKEN}={waiting.token}".encode())
-        found = self.sample()
-        for number, gpu in enumerate(found):
-            known = waiting.held_bytes[number] if number < len(waiting.held_bytes) else None
-            held, used = gpu.pop("own_bytes", known), gpu.pop("memory_bytes", None)
-            gpu.pop("busy_percent", None)
-            if held is not None and used is not None:
-                gpu["memory_bytes"] = max(0, used - held)
-        return found
 
     def sample(self) -> list[dict[str, Any]]:
         """Return a sample of each GPU, in the order of the ranks."""
@@ -185,7 +145,7 @@ class SampledGpus:
             except OSError:
                 continue
             else:
-                if self._marks & {*environ.split(b"\0")}:
+                if self._mark in environ.split(b"\0"):
                     own.append(process.usedGpuMemory)
                 elif environ:  # empty: it is just ending
                     foreign.append(process.pid)

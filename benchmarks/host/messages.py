@@ -4,17 +4,15 @@ Launcher                                    Agent
                                             ready    torch is imported; cells can be run
 time     what time is it?                   time     the host's monotonic clock; from now on both give signs of life
 prepare  import what a cell needs
-run      fork the ranks of a cell, or have  meeting  the port where the ranks of all hosts meet (the first host only)
-         those that wait measure it         started  the process of the cell; or failed: why there is none
+run      fork the ranks of a cell           meeting  the port where the ranks of all hosts meet (the first host only)
+                                            started  the process of the cell; or failed: why there is none
                                             silent   hosts that the first one does not hear, over the wire of the ranks
                                             file     new bytes of a file (of a host that writes to a scratch folder)
                                             states   what processes do that do something else now
 beat     a sign of life
 stacks   ask ranks where they stand
 stop     end every process of the cell      stopped  those that survive SIGKILL
-                                            ended    exit status of the cell's process, after its last file; with
-                                                     `kept` its processes wait for another cell
-leave    end processes that wait            left
+                                            ended    exit status of the cell's process, after its last file
                                             beat     a sign of life
                                             busy     for how many seconds at most there will be none
 look     describe the host                  looked   the description
@@ -46,7 +44,6 @@ class Do(str, Enum):
     RUN = "run"
     STACKS = "stacks"
     STOP = "stop"
-    LEAVE = "leave"
     LOOK = "look"
     LISTEN = "listen"
     REACH = "reach"
@@ -65,7 +62,6 @@ class Say(str, Enum):
     STATES = "states"
     STOPPED = "stopped"
     ENDED = "ended"
-    LEFT = "left"
     BEAT = "beat"
     BUSY = "busy"
     LOOKED = "looked"

@@ -2,9 +2,9 @@
 
 The agent of the host forks it (benchmarks.rank.serve). A profiler starts it as a program:
 
-    python -m benchmarks.rank.agent CELL_DIR RANKS auto|exec|warm
+    python -m benchmarks.rank.agent CELL_DIR RANKS auto|exec
 
-All but `exec` fork the ranks. A forked rank has what the agent imported, above all torch, and begins in milliseconds instead of
+`auto` forks the ranks. A forked rank has what the agent imported, above all torch, and begins in milliseconds instead of
 seconds. Before the fork the agent uses no device and computes nothing. It has only two kinds of other threads: that of
 torch's store, which no rank touches, and OpenBLAS's, which are made anew after a fork. CUDA does not survive a fork: if
 anything has initialised it here, the ranks are new processes (exec), and the agent's log says why.
@@ -28,7 +28,6 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler
 
 from benchmarks.rank import lifetime, rendezvous, worker
 from benchmarks.rank.ends import Ends
-from benchmarks.rank.staying import Staying
 from benchmarks.record import CellFolder, Kind, read_lines, write_json
 from benchmarks.record.clock import now
 from conf.cell import Cell
@@ -50,18 +49,14 @@ def main(folder: Path, ranks: int, start: str) -> int:
     return run(folder, range(ranks), start, rendezvous.of(folder.name, rendezvous.MeetingPlace()))
 
 
-def run(
-    folder: Path, numbers: Sequence[int], start: str, meeting: RendezvousHandler, staying: Staying | None = None
-) -> int:
+def run(folder: Path, numbers: Sequence[int], start: str, meeting: RendezvousHandler) -> int:
     """Run the processes of a cell that are on this host, by their numbers, to their end.
-
-    With `staying` they measure further cells, if they are forked.
 
     Returns the exit status: 0, or 1 with `failures.json` in the folder.
     """
     os.environ[STARTER] = str(os.getpid())  # the ranks inherit it
     forked = start != "exec" and _preloaded(folder)
-    ran: dict[str, Any] = {"entrypoint": worker.main, "args": (folder, numbers, "fork", staying)}
+    ran: dict[str, Any] = {"entrypoint": worker.main, "args": (folder, numbers, "fork")}
     if not forked:
         words = ("-u", "-m", "benchmarks.rank.worker", str(folder), ",".join(map(str, numbers)))
         ran = {"entrypoint": sys.executable, "args": words}
@@ -70,7 +65,7 @@ def run(
         **ran,
     )  # fmt: skip
     try:
-        result = WatchfulAgent(spec, CellFolder(folder), numbers, staying).run()
+        result = WatchfulAgent(spec, CellFolder(folder), numbers).run()
     except RankEnded:
         return 1
     except SignalException as error:  # end as anybody does who is asked to
@@ -98,16 +93,9 @@ class NoFiles(DefaultLogsSpecs):
 class WatchfulAgent(LocalElasticAgent):
     """torch's elastic agent, which also writes down the first ranks that ended by themselves before it ends the others."""
 
-    def __init__(self, spec: WorkerSpec, folder: CellFolder, numbers: Sequence[int], staying: Staying | None) -> None:
+    def __init__(self, spec: WorkerSpec, folder: CellFolder, numbers: Sequence[int]) -> None:
         super().__init__(spec, NoFiles(), "fork")  # of functions; a command is a new process anyway
         self._folder, self._numbers, self._ends = folder, numbers, Ends({})
-        self._staying = staying
-
-    def _follow(self) -> None:
-        """Be the starter of the cell that the ranks measure now."""
-        for following in self._staying.said_to_starter() if self._staying else ():
-            self._folder = CellFolder(Path(following.folder))
-            following.enter(self._folder.agent_log)
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         """Wait for an end, then look at the ranks as torch does. torch calls it again and again.
@@ -117,7 +105,6 @@ class WatchfulAgent(LocalElasticAgent):
         """
         if not self._ends.pids:
             self._ends = Ends({self._numbers[worker.local_rank]: worker.id for worker in worker_group.workers})
-        self._follow()
         if failed := self._failed(self._ends.wait(MONITOR_SECONDS)):
             seen, failed = now(), failed + self._failed(self._ends.rest())
             self._end({rank: self._ends.statuses[rank] for rank in failed}, seen)
@@ -131,10 +118,7 @@ class WatchfulAgent(LocalElasticAgent):
 
     def _end(self, statuses: Mapping[int, int | None], seen: float) -> NoReturn:
         """Write down how ranks ended, and when that was seen, in seconds since 1970. Raises RankEnded."""
-        self._follow()
         print(f"ranks that ended: {statuses}", file=sys.stderr, flush=True)
-        if self._staying and all(map(self._is_done, self._numbers)):
-            raise RankEnded  # between two cells: nothing may be written to the one that is finished
         with contextlib.suppress(OSError):  # a full disk: the log may have it
             failures = {str(rank): {"status": status, "time": seen} for rank, status in statuses.items()}
             write_json(self._folder.failures, failures)
@@ -142,7 +126,6 @@ class WatchfulAgent(LocalElasticAgent):
 
     def _failed(self, ended: Sequence[int]) -> list[int]:
         """Return the ranks of these that should not have ended."""
-        self._follow()
         return [rank for rank in ended if self._ends.statuses[rank] != 0 or not self._is_done(rank)]
 
     def _is_done(self, rank: int) -> bool:

@@ -27,11 +27,6 @@ class Reporter:
         self._iterations = 0
         self._next_beat = 0.0
 
-    def close(self) -> None:
-        """Close the files, after the last line. A rank that stays for the next cell has others then."""
-        self._lines.close()
-        os.close(self._count)
-
     def line(self, kind: str, **content: Any) -> None:
         """Write one line. It is on disk when this returns."""
         self._lines.write(kind, now(), **content)

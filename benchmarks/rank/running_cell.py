@@ -16,11 +16,10 @@ from benchmarks.host.own_environ import show_in_environ
 from benchmarks.host.sample import SamplingProcess
 from benchmarks.host.scratch import Scratch
 from benchmarks.rank import agent, lifetime, rendezvous
-from benchmarks.rank.staying import NextCell, Staying, write_to
+from benchmarks.rank.worker import write_to
 from benchmarks.record import CellFolder, clock, read_lines
 from conf.variables import STARTER, TOKEN
 
-POOL_CHARACTERS = 8  # of a token, which name a pool: the first cell's
 LAST_SECONDS = 5.0  # for the process of a cell, after every process of it was ended
 # What changes from cell to cell, and who reads it only after the fork: NCCL, gloo and CUDA when they are initialised, torch and
 # Triton each time they compile, and we.
@@ -56,12 +55,9 @@ class RunningCell:
         self.token = str(message["cell"])
         self._scratch = None if message["folder"] else Scratch.make(self.token, message["files"])
         self._folder = CellFolder(self._scratch.folder if self._scratch else Path(message["folder"]))
-        self._numbers, self._asked = list(message["numbers"]), message["environment"]
+        self._numbers = list(message["numbers"])
         self._states: dict[str, str] = {}
         self._pids: dict[int, int] = {}
-        self._earlier_tokens: list[str] = []  # of cells that the same processes have measured
-        self._staying = Staying(self.token[:POOL_CHARACTERS], self._numbers) if message.get("stays") else None
-        self._kept: list[str] | None = None
         self._status: int | None = None
         self._sampling: SamplingProcess | None = None
         if message.get("sampled") is not None:
@@ -72,16 +68,12 @@ class RunningCell:
             self.pid = os.fork()
         except OSError:
             self._end_sampling()
-            if self._staying:
-                self._staying.be_agent()
             self.remove()
             raise
         if self.pid == 0:
             if self._sampling:
                 self._sampling.let_go()
-            _be_the_cell(message, self._folder, of_agent, meeting, listening, self._staying)
-        if self._staying:
-            self._staying.be_agent()
+            _be_the_cell(message, self._folder, of_agent, meeting, listening)
         try:
             self.descriptor: int | None = os.pidfd_open(self.pid)  # readable when the process ends
         except OSError:  # the kernel or a container has no such call
@@ -104,44 +96,6 @@ class RunningCell:
                 self._end_sampling()  # before the last files are read
         return self._status
 
-    @property
-    def stays(self) -> Staying | None:
-        """The processes that measure further cells; None where they end with this one."""
-        return self._staying
-
-    @property
-    def all_live(self) -> bool:
-        """Whether none of its processes has ended."""
-        return self.status() is None and all(
-            processes.state(pid) not in processes.ENDED for pid in self._reported().values()
-        )
-
-    def kept(self) -> list[str] | None:
-        """Return what the processes kept of the cell, once they wait for another one; None before, and where they end."""
-        if self._staying and self._kept is None:
-            self._kept = self._staying.all_ended()
-        return self._kept
-
-    def go_on(self, message: Mapping[str, Any]) -> None:
-        """Have the processes, which wait, measure another cell. Raises BrokenPipeError: one of them is gone."""
-        assert self._staying and self._kept is not None
-        before, folder = _environment(self._asked, self._folder.path), Path(message["folder"])
-        now = _environment(message["environment"], folder)
-        changed = {name: value for name, value in now.items() if before.get(name) != value}
-        self._earlier_tokens.append(self.token)
-        self.token, self._asked, self._folder = str(message["cell"]), message["environment"], CellFolder(folder)
-        self._kept, self._states, self._pids = None, {}, {}
-        self._staying.go_on(NextCell(str(folder), self.token, changed, [*(before.keys() - now.keys())]))
-
-    def leave(self) -> None:
-        """Have processes that wait leave; end those that do not."""
-        if self._staying:
-            self._staying.leave()
-            self._staying = None
-            self._wait()
-        if self.status() is None:
-            self.end(0.0)
-
     def news(self) -> Iterator[dict[str, Any]]:
         """Yield what is new in the files since the last call; nothing where the launcher reads them itself."""
         if self._scratch:
@@ -163,24 +117,15 @@ class RunningCell:
 
     def end(self, grace_s: float) -> list[int]:
         """End every process of the cell. Return the ids of those that survive SIGKILL."""
-        survivors = []
-        for token in (self.token, *self._earlier_tokens):  # what one of its ranks started may have an earlier one
-            survivors += processes.end(token, grace_s)
-            processes.remove_shared_memory(token)
-        self._wait()
-        return survivors
-
-    def _wait(self) -> None:
-        """Wait for the process, but not for ever."""
+        survivors = processes.end(self.token, grace_s)
+        processes.remove_shared_memory(self.token)
         deadline = time.monotonic() + LAST_SECONDS
         while self.status() is None and time.monotonic() < deadline:
             time.sleep(0.01)
+        return survivors
 
     def remove(self) -> None:
-        """Remove the scratch folder and the pipes."""
-        if self._staying:
-            self._staying.leave()
-            self._staying = None
+        """Remove the scratch folder."""
         if self._scratch:
             self._scratch.remove()
 
@@ -204,7 +149,6 @@ def _be_the_cell(
     of_agent: tuple[int, int],
     meeting: rendezvous.MeetingPlace,
     listening: Any,
-    staying: Staying | None,
 ) -> NoReturn:
     """Be the process of a cell, in its own session and environment. Never returns."""
     status = 1
@@ -213,8 +157,6 @@ def _be_the_cell(
         os.setsid()
         for descriptor in of_agent:
             os.close(descriptor)
-        if staying:
-            staying.be_process()
         write_to(folder.agent_log)
         early = _set_environment(message["environment"], str(message["cell"]), folder.path)
         clock.begin_again()
@@ -227,7 +169,7 @@ def _be_the_cell(
             )
         start = "exec" if early else str(message["start"])
         meeting_place = rendezvous.of(str(message["cell"]), meeting, listening)
-        status = agent.run(folder.path, message["numbers"], start, meeting_place, staying)
+        status = agent.run(folder.path, message["numbers"], start, meeting_place)
     except BaseException:
         traceback.print_exc()
     finally:
@@ -240,14 +182,10 @@ def _be_the_cell(
 def _set_environment(asked: Mapping[str, Any], token: str, folder: Path) -> list[str]:
     """Set the environment of a cell. Return the names of variables that libraries have read already, with another value."""
     before = dict(os.environ)
-    now = _environment(asked, folder) | {TOKEN: token, STARTER: str(os.getppid())}
+    variables = merged(Variables.from_dict(asked), os.environ, str(folder))
+    now = variables | {TOKEN: token, STARTER: str(os.getppid())}
     for name in before.keys() - now.keys():
         del os.environ[name]
     os.environ.update(now)
     show_in_environ(TOKEN, token)
     return sorted(name for name in now if before.get(name) != now[name] and not name.startswith(READ_LATE))
-
-
-def _environment(asked: Mapping[str, Any], folder: Path) -> dict[str, str]:
-    """Return the environment of a cell's processes on this host, whose agent this is."""
-    return merged(Variables.from_dict(asked), os.environ, str(folder))

@@ -54,7 +54,6 @@ class Agent:
         """Read what is asked from `inbox` and write answers to `outbox`."""
         self._inbox, self._outbox = inbox, outbox
         self._cell: RunningCell | None = None
-        self._rests = False  # its processes wait for another cell
         self._modules = 0
         self._next_beat = 0.0
         self._heard, self._launcher_beats = time.monotonic(), False
@@ -74,7 +73,6 @@ class Agent:
             Do.RUN: self._run,
             Do.STACKS: self._stacks,
             Do.STOP: self._stop,
-            Do.LEAVE: self._leave,
         }
         try:
             while True:
@@ -101,8 +99,7 @@ class Agent:
         timeout_s = PAUSE_SECONDS if looks else BEAT_SECONDS if self._launcher_beats else None
         writing = [self._outbox.descriptor] if self._outbox.waiting_bytes else []
         listeners = self._listening.sockets if self._listening else self._watch.sockets if self._watch else []
-        waiting = [stays.descriptor] if self._cell and (stays := self._cell.stays) else []
-        reading: list[Any] = [self._inbox.descriptor, *ends, *waiting, *listeners]
+        reading: list[Any] = [self._inbox.descriptor, *ends, *listeners]
         readable = ready(reading, timeout_s, writing)
         if self._listening:
             self._listening.answer()
@@ -117,7 +114,6 @@ class Agent:
         if cell:
             # Before the files are read: what has ended has written all.
             status, states = cell.status(), cell.changed_states()
-            kept = cell.kept() if not self._rests else None
             if self._outbox.waiting_bytes < MOST_WAITING_BYTES or status is not None:
                 for chunk in cell.news():
                     self._say(Say.FILE, cell=cell.token, **chunk)
@@ -127,12 +123,8 @@ class Agent:
                 )
             if states:
                 self._say(Say.STATES, cell=cell.token, states=states)
-            if kept is not None and status is None:
-                self._rests = True
-                self._say(Say.ENDED, cell=cell.token, status=0, kept=kept)
-            elif status is not None:
-                if not self._rests:
-                    self._say(Say.ENDED, cell=cell.token, status=status)
+            if status is not None:
+                self._say(Say.ENDED, cell=cell.token, status=status)
                 self._forget()
         self._give_sign()
 
@@ -144,7 +136,6 @@ class Agent:
         self._outbox.flush()
 
     def _forget(self) -> None:
-        self._rests = False
         if self._cell:
             self._cell.remove()
             self._cell = None
@@ -153,12 +144,8 @@ class Agent:
             self._watch = None
 
     def _run(self, message: Mapping[str, Any]) -> None:
-        """Fork the process of a cell or have processes go on that wait, or say why that cannot be done."""
+        """Fork the process of a cell, or say why that cannot be done."""
         try:
-            if message.get("goes_on") and self._cell and self._rests and self._cell.all_live:
-                self._go_on(self._cell, message)
-                return
-            self._leave_ranks()
             self._say(Say.BUSY, for_s=IMPORT_SECONDS)
             with signs_of_life.given(self._outbox) if self._launcher_beats else contextlib.nullcontext():
                 self._preload(Cell.from_dict(message["asked"]))
@@ -189,22 +176,6 @@ class Agent:
                     self._say(Say.SILENT, cell=self._cell.token, hosts={str(meeting.host): within_s})
         if listening:
             listening.close()
-
-    def _go_on(self, cell: RunningCell, message: Mapping[str, Any]) -> None:
-        """Have the processes that wait measure a cell. Raises OSError: one of them is gone."""
-        self._rests = False
-        cell.go_on(message)
-        self._say(Say.STARTED, cell=cell.token, pid=cell.pid, went_on=True)
-
-    def _leave(self, message: Mapping[str, Any]) -> None:
-        self._leave_ranks()
-        self._say(Say.LEFT)
-
-    def _leave_ranks(self) -> None:
-        """Have processes that wait for another cell leave."""
-        if self._cell and self._rests:
-            self._cell.leave()
-            self._forget()
 
     def _stacks(self, message: Mapping[str, Any]) -> None:
         if self._cell and self._cell.token == message["cell"]:

@@ -141,7 +141,7 @@ class CellFolder:
     def nccl_logs(self) -> list[Path]:
         """Return the paths of NCCL's logs, one for each process that used NCCL.
 
-        A process that had measured another cell has one more, PID + ONCE: what NCCL had said there of the whole process.
+        Older ranks, which measured several cells, have one more, PID + ONCE: what NCCL had said there of the whole process.
         """
         return found(self.path, "nccl/*.log")
 

@@ -6,7 +6,7 @@ although an exchange can be faster. A check that had nothing to look at was `unc
 """
 
 import fnmatch
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 LAST_OLD_NAMES = 3  # the last schema with these names
@@ -47,6 +47,9 @@ COMPUTED_OTHERWISE: Mapping[int, Mapping[str, str]] = {
     },
     4: {"tables residuals.": "until schema 4 the scatter of steps is in the samples alone"},
 }
+
+# The same of ranks that measured several cells, one after the other: they named their pool, and gave back what a cell had used.
+OF_SHARED_RANKS = ("checks given_back", "tables seconds")
 
 
 def translated(metrics: Mapping[str, float]) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
@@ -121,8 +124,13 @@ def renewed(content: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def computed_otherwise(schema: int, value: str) -> str | None:
-    """Return what changed since a record's schema in how a value (`metrics step/ms_median`) is computed; None: nothing."""
+def computed_otherwise(schema: int, value: str, ranks: Iterable[Mapping[str, Any]] = ()) -> str | None:
+    """Return what changed since a record in how a value (`metrics step/ms_median`) is computed; None: nothing.
+
+    `schema` is that of the record, and `ranks` are what its ranks said of themselves.
+    """
+    if value.startswith(OF_SHARED_RANKS) and any("pool" in rank for rank in ranks):
+        return "ranks that measured several cells had parts of their own in what a cell costs"
     for until, changes in COMPUTED_OTHERWISE.items():
         for beginning, said in changes.items():
             if schema <= until and fnmatch.fnmatchcase(value, f"{beginning}*"):

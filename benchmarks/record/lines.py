@@ -40,7 +40,6 @@ class Kind(str, Enum):
     GRID_COPIES = "grid_copies"  # copies of the Jacobi grid: what memory allows
     MEMBERS = "members"  # the members of a subset between which copies are timed
     P2P = "p2p"  # one matrix of copies, or one pattern of copies at the same time
-    GIVEN_BACK = "given_back"  # what a rank that stays for the next cell holds, and what it kept
     RESULT = "result"  # facts that only a rank knows; rank 0 alone
     ERROR = "error"  # the exception that ended the rank
     DONE = "done"  # the rank came to its end

@@ -14,7 +14,7 @@ from benchmarks.rank.group import Ranks
 # The autograd node that torch's AOTAutograd leaves behind a compiled part of forward: one for each.
 COMPILED = "CompiledFunctionBackward"
 # Where the code of a cell's graphs came from (METHOD.md).
-NEW, CACHE, PARTLY, KEPT, NOWHERE = "new", "cache", "partly cache", "kept", "nowhere"
+NEW, CACHE, PARTLY, NOWHERE = "new", "cache", "partly cache", "nowhere"
 MOST_ROWS, LEAST_SECONDS = 12, 0.05  # of the table of where the seconds went
 
 
@@ -36,7 +36,6 @@ class Compilation:
         """Return the graphs and graph breaks since the beginning, and where their code came from, on all ranks. Collective.
 
         `from_cache` and `newly_made` count graphs as inductor has them: forward and backward of each part, on every rank.
-        Graphs that were kept had their breaks counted when they were made.
         """
         if not self._compiles:
             return {}
@@ -47,7 +46,7 @@ class Compilation:
         graphs, cached, made = (int(sum(column)) for column in zip(*every, strict=True))
         facts = {"graphs": now["graphs"] - self._begun["graphs"]}
         if not graphs:
-            return facts | {"code_from": KEPT if self._begun["graphs"] else NOWHERE}
+            return facts | {"code_from": NOWHERE}
         facts |= {"graph_breaks": now["graph_breaks"] - self._begun["graph_breaks"]}
         code_from = NEW if not cached else PARTLY if made else CACHE
         return facts | {"code_from": code_from, "from_cache": cached, "newly_made": made}

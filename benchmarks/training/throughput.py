@@ -10,7 +10,6 @@ from benchmarks.rank.result import Block, Result
 from benchmarks.record import Kind
 from benchmarks.timing import compilation, statistics
 from benchmarks.timing.clock import Clock
-from benchmarks.timing.loaded_device import HERE, SHARE
 from benchmarks.training import as_asked, correctness, derive, exchange, request, stopping
 from benchmarks.training.calibration.measure import Calibration
 from benchmarks.training.graphs import replays
@@ -50,7 +49,6 @@ class TrainingBenchmark:
         self.on_device = self.training.batches  # those of a loader are drawn in the check
         self.step_ms = self.launch_ms = 0.0  # the medians that sizes of later windows follow
         self.longest: list[float] = []  # ms of the steps of the longest window of the warm-up
-        self.known = HERE.knows(cell)  # the device comes from steps like these
         self.kept: Kept | None = None  # steps without exchange stand between the timed windows, and leave no trace
 
     def run(self) -> Result:
@@ -113,7 +111,7 @@ class TrainingBenchmark:
         self.block("first", 1)
         self.reporter.phase("warm-up")
         fewest, seconds = max(2, int(self.options["warmup_iterations"]) // 2), 0.0
-        least_ms = 1e3 * self.options["warmup_min_seconds"] * (SHARE if self.known else 1)
+        least_ms = 1e3 * self.options["warmup_min_seconds"]
         slowest: list[float] = []
         while not derive.warmed_up(slowest, self.cell, least_ms) and seconds < self.options["warmup_max_seconds"]:
             window_ms = max(least_ms - math.fsum(slowest), least_ms / WARM_UP_WINDOWS)
@@ -123,8 +121,6 @@ class TrainingBenchmark:
             slowest += ms
             seconds += self.ranks.slowest([block.host_ms])[0] / 1e3
             self.longest = max(self.longest, ms, key=len)
-        if not self.known and not self._gets_longer():
-            HERE.remember(self.cell)
         self.step_ms = statistics.median(slowest[-max(2, len(slowest) // 4) :])
 
     def check(self) -> None:
@@ -157,7 +153,7 @@ class TrainingBenchmark:
             has_cost = strategy.own_work_alone
         else:
             has_cost = self.options["exchange_iterations"] and type(strategy).exchange_alone != Strategy.exchange_alone
-        return bool(has_cost) and (self.known or not self._gets_longer())
+        return bool(has_cost) and not self._gets_longer()
 
     def _gets_longer(self) -> bool:
         """Return whether steps may get longer under load, as at a GPU's power cap; all ranks return the same."""

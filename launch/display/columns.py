@@ -13,10 +13,9 @@ from conf.cell import Cell, folded
 from launch.plan.order import PlannedCell
 
 NODES, GPUS, SETTINGS, STATE, VALIDITY = "nodes", "GPUs", "NCCL", "state", "validity"
-RANKS = "ranks"  # new, or warm: those of the cell before
 COST, EXPOSED, EFFICIENCY = "cost ms", "exposed ms", "efficiency"
 # A narrow terminal leaves these columns out, in this order.
-DISPENSABLE = (RANKS, TRANSPORT, COST, PREDICTED, EXPOSED, "hidden", "of reference speed", "exchange ms", "per GPU",
+DISPENSABLE = (TRANSPORT, COST, PREDICTED, EXPOSED, "hidden", "of reference speed", "exchange ms", "per GPU",
                "exchange GB/s", MARGIN, EFFICIENCY)  # fmt: skip
 REPEAT, RUN = "repeat", "run"  # which of several measurements of a cell it is: asked repeats, or a second run
 STATE_WIDTH = 12  # of "interrupted" and one more, where there is room: the columns behind it keep their place
@@ -59,10 +58,7 @@ def asked(cells: Sequence[PlannedCell]) -> tuple[dict[str, str], dict[str, list[
     columns |= _options([planned.cell for planned in cells])
     repeated = any(planned.cell.repeat > 0 for planned in cells)
     runs = [
-        str(planned.cell.repeat)
-        if repeated and not planned.drift and not planned.cell.ends_pool
-        else " ".join(planned.marks)
-        for planned in cells
+        str(planned.cell.repeat) if repeated and not planned.drift else " ".join(planned.marks) for planned in cells
     ]
     columns[REPEAT if repeated else RUN] = runs
     return same, {name: texts for name, texts in columns.items() if name == GPUS or len(set(texts)) > 1}

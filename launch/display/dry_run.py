@@ -2,7 +2,6 @@
 
 from rich.console import Console
 
-from analysis.findings.labels import BETWEEN
 from benchmarks.record import read_study
 from launch.plan.plan import Plan
 from launch.plan.time_estimate import worded
@@ -10,11 +9,10 @@ from launch.study.study import study_folder
 
 
 def print_plan(planned: Plan, console: Console) -> None:
-    """Print the cells of a plan in their order, each with its part in a pool of ranks, and the time that they will take."""
+    """Print the cells of a plan in their order, and the time that they will take."""
     known, _ = read_study(study_folder(planned.config.output_dir, planned.config.study))
     for number, entry in enumerate(planned.cells):
-        parts = [entry.name, *filter(None, [entry.part.value])]
-        console.print(f"{number + 1:4d}  {BETWEEN.join(parts)}", markup=False)
+        console.print(f"{number + 1:4d}  {entry.name}", markup=False)
     if any(entry.drift for entry in planned.cells):
         console.print("note: drift: the first cell once more at the end, to show what changed on the machine meanwhile")
     about = worded(planned.cells, known)

@@ -17,7 +17,6 @@ from analysis.console import SafeConsole
 from analysis.findings.communication.several_records import SeveralRecords
 from analysis.findings.next_run.floors import Scatters
 from analysis.findings.study import Study
-from analysis.findings.warm.pools import ranks_word, was_warm
 from analysis.report.cell_numbers import (
     COLUMNS,
     TRANSPORT,
@@ -32,7 +31,7 @@ from analysis.report.numbers import ABSENT, THIN
 from analysis.report.text import count, single_line
 from benchmarks.record import Record
 from conf.cell import counted
-from launch.display.columns import COST, EFFICIENCY, GPUS, RANKS, STATE, VALIDITY, asked, filled, fit, measured, verdict
+from launch.display.columns import COST, EFFICIENCY, GPUS, STATE, VALIDITY, asked, filled, fit, measured, verdict
 from launch.plan.order import PlannedCell, rounds
 from launch.plan.time_estimate import duration, estimates
 from launch.supervision.progress import Watch
@@ -46,7 +45,7 @@ STYLES = {
     "interrupted": "yellow",
 }
 # States of a cell after which nothing more happens to it in this sweep.
-SETTLED = ("finished", "failed", "interrupted", "done before", "measured elsewhere", "not needed")
+SETTLED = ("finished", "failed", "interrupted", "done before", "measured elsewhere")
 WAITING, ELSEWHERE = "waiting", "elsewhere"
 # Words of ranks and what a person reads.
 PHASES = {"": "starting", "exit": "ending"}
@@ -73,7 +72,6 @@ class Screen:
         self.cells = cells
         self.states = [WAITING] * len(cells)
         self.records: list[Record | None] = [None] * len(cells)
-        self._judged = self.records[:]  # the same with the verdict of their pools, where ranks were warm
         self._known = list(known)
         self._values: list[dict[str, float]] = [{}] * len(cells)  # that need other records
         self._numbers: list[dict[str, str]] = [{}] * len(cells)  # by column; what a record does not have is absent
@@ -152,9 +150,7 @@ class Screen:
             with_unit(column, text, self._things, self._unit) + self._so_far(column)
             for column, text in self._numbers[number].items()
         ]
-        record = self._judged[number]
-        ranks = f"ranks {ranks_word(record)}" if record is not None and was_warm(record) else ""
-        return [part for part in (self.states[number], *numbers, ranks, verdict(record)) if part]
+        return [part for part in (self.states[number], *numbers, verdict(self.records[number])) if part]
 
     def _so_far(self, column: str) -> str:
         """Return words for a number that a cell to come may change: an efficiency, by another run of its baseline."""
@@ -162,14 +158,9 @@ class Screen:
 
     def _measure(self, rows: Sequence[int]) -> None:
         """Take the numbers of finished cells; a baseline that came later changes those of earlier cells."""
-        study = Study.of(self._known, others=self._others)
-        several = SeveralRecords(study)
+        several = SeveralRecords(Study.of(self._known, others=self._others))
         for number in rows:
             record = self.records[number]
-            judged = record and study.single(record).records[0]
-            # While a pool is alive, what its end will tell is not missing yet.
-            worse = judged and record and judged.validity.verdict != record.validity.verdict
-            self._judged[number] = judged if worse or self._last else record
             if record is not None and record.state == "finished":
                 self._values[number] = several.shown(record)
                 found = cell_numbers(record, self._values[number])
@@ -179,12 +170,10 @@ class Screen:
     def _draw(self) -> Group:
         rows = self._rows()
         states = [self._state(number) for number in rows]
-        records = [self._judged[number] for number in rows]
+        records = [self.records[number] for number in rows]
         columns = {name: [texts[number] for number in rows] for name, texts in self._asked.items()}
         columns[STATE] = [state.plain for state in states]
         columns |= measured(self._numbers, rows)
-        if any(texts := ["" if one is None else ranks_word(one) for one in records]):
-            columns[RANKS] = texts
         columns[VALIDITY] = [verdict(record) for record in records]
         headings = {name: heading(name, self._things, self._unit) for name in columns}
         words = [name for name in self._asked if name != GPUS]
@@ -206,7 +195,7 @@ class Screen:
 
     def _style(self, column: str, number: int) -> str:
         if column == VALIDITY:
-            record = self._judged[number]
+            record = self.records[number]
             return STYLES.get(record.validity.verdict if record and record.state == "finished" else "failed", "")
         return str(self._state(number).style) if column == STATE else ""
 

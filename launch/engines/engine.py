@@ -12,17 +12,6 @@ from conf.cell import Cell
 
 
 @dataclass(frozen=True)
-class Lives:
-    """Whether the processes of a cell may be those that have measured another one, and whether they may measure a third."""
-
-    goes_on: bool = False
-    stays: bool = False
-
-
-ALONE = Lives()
-
-
-@dataclass(frozen=True)
 class Lost:
     """A host that is lost."""
 
@@ -32,14 +21,6 @@ class Lost:
 
 class Job(Protocol):
     """The running processes of one cell: what starts them on each host, the ranks and the servers, and what these started."""
-
-    @property
-    def went_on(self) -> bool:
-        """Whether its processes had measured another cell."""
-
-    @property
-    def kept(self) -> Sequence[str]:
-        """What is left of the cell in processes that could measure another, as sentences."""
 
     def poll(self) -> int | None:
         """Return the exit status of what started the ranks, as subprocess has it; None while it runs."""
@@ -82,18 +63,14 @@ class CellEngine(Protocol):
         environment: Mapping[str, str],
         profiler: Sequence[str] = (),
         sampled: bool = False,
-        lives: Lives = ALONE,
     ) -> Job:
         """Start the processes of a cell in its prepared folder. `profiler` is the command of a profiler that starts them.
 
-        `sampled` has the machine sampled around them. What `lives` allows, an engine need not do.
+        `sampled` has the machine sampled around them.
 
         Raises:
             OSError: they cannot be started.
         """
-
-    def leave(self) -> None:
-        """End processes that wait for another cell, if there are any. Returns before they have ended."""
 
     def close(self) -> None:
         """End what serves all cells."""

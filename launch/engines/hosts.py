@@ -16,7 +16,7 @@ from conf.options import Refused
 from conf.variables import TOKEN
 from launch.engines.channel import AgentGone, Channel
 from launch.engines.cleaning import clean
-from launch.engines.engine import ALONE, Lives, Lost
+from launch.engines.engine import Lost
 from launch.engines.environment import LOOPBACK, OnHost, asked
 from launch.engines.reaching import meeting, refused
 from launch.engines.remote import CellOnHost, RemoteHost, end_agents, first_lost
@@ -87,7 +87,7 @@ class HostsEngine:
 
     def start(
         self, cell: Cell, folder: CellFolder, environment: Mapping[str, str], profiler: Sequence[str] = (),
-        sampled: bool = False, lives: Lives = ALONE,
+        sampled: bool = False,
     ) -> "HostsJob":  # fmt: skip
         """Start the processes of a cell on its hosts; they end with it.
 
@@ -127,9 +127,6 @@ class HostsEngine:
         forbidden = self._fleet.forbidding_multicast(self._surrounding)
         where = OnHost(name, interface, bool(self._limits.interface), forbidden)
         return asked(cell, host.machine, FOLDER, token, where)
-
-    def leave(self) -> None:
-        """Do nothing: no process waits for another cell."""
 
     def seek(self, cells: Sequence[Cell], stopping: Callable[[], bool]) -> None:
         """Start a new agent on each lost host of some cells. A host that answers as it did before is lost no more.
@@ -211,9 +208,6 @@ class HostsEngine:
 
 class HostsJob:
     """A job on several hosts, or on another one than this."""
-
-    went_on: bool = False
-    kept: Sequence[str] = ()
 
     def __init__(self, cell: Cell, token: str, parts: Sequence[CellOnHost], lost_after_s: float) -> None:
         self._cell, self._token, self._parts, self._lost_after_s = cell, token, list(parts), lost_after_s

@@ -11,19 +11,16 @@ from typing import Any
 
 from benchmarks.host import processes
 from benchmarks.host.environment import Variables
-from benchmarks.host.gpu_samples import Sampler, WaitingRanks
+from benchmarks.host.gpu_samples import Sampler
 from benchmarks.host.messages import Do, Say
 from benchmarks.record import CellFolder, own_files
 from conf.cell import Cell
 from conf.variables import NO_TOKEN, TOKEN
 from launch.engines.channel import AgentGone, Channel
-from launch.engines.engine import ALONE, Lives
 from launch.engines.environment import ROOT, arguments, of_every_cell
-from launch.engines.pool import Needs
 from launch.engines.words import AGENT
 from launch.machine.devices import Machine
 
-LEAVE_S = 20.0  # for processes that wait to leave
 LAST_WAIT_S = 5.0  # for what started the ranks, after every process of its cell was ended
 STUCK = ("stopped", "tracing-stop", "disk-sleep")
 
@@ -36,8 +33,6 @@ class LocalEngine:
         self._environment = of_every_cell(machine, surrounding) | {TOKEN: NO_TOKEN}
         self._machine, self._how, self._profiler_grace_s = machine, how, profiler_grace_s
         self._agent: Channel | None = None
-        self._waiting: ServedJob | None = None  # the last one, whose processes may wait for another cell
-        self._leaving = False  # they were told to leave, and have not said that they did
 
     def open(self, first: Cell) -> None:
         """Start the agent, which imports what a cell needs while the launcher does other things. What fails a cell tells."""
@@ -59,31 +54,23 @@ class LocalEngine:
         environment: Mapping[str, str],
         profiler: Sequence[str] = (),
         sampled: bool = False,
-        lives: Lives = ALONE,
     ) -> "ServedJob | ProfiledJob":
-        """Start the processes of a cell, or have those that wait go on with it. A profiler follows new ones, not forks."""
-        needs, last = Needs.of(cell, environment), self._waiting
-        if profiler or not lives.goes_on or not last or not last.waits_for(needs):
-            self.leave()
-            self._have_left()
-            last = None
+        """Start the processes of a cell. A profiler follows new programs, not forks."""
         if profiler:
             return ProfiledJob(
                 [*profiler, *arguments(folder, cell, "exec")], folder, environment, self._profiler_grace_s
             )
-        job = ServedJob(environment[TOKEN], needs, last.held_bytes if last else None)
+        job = ServedJob(environment[TOKEN])
         with contextlib.ExitStack() as sampling:
             if sampled:
-                waiting = last.as_waiting() if last else None
-                job.sampler = Sampler(folder, self._machine.uuids(cell.gpus), environment[TOKEN], waiting=waiting)
-                sampling.enter_context(job.sampler)
+                uuids = self._machine.uuids(cell.gpus)
+                sampling.enter_context(Sampler(folder, uuids, environment[TOKEN]))
             try:
-                self._serve(job, cell, folder, environment, Lives(last is not None, lives.stays))
+                self._serve(job, cell, folder, environment)
             except AgentGone:  # since the last cell; once more with a new one
                 self.close()
-                self._serve(job, cell, folder, environment, Lives(stays=lives.stays))
+                self._serve(job, cell, folder, environment)
             job.at_end = sampling.pop_all()
-        self._waiting = job
         return job
 
     def lost(self, cell: Cell) -> None:
@@ -92,33 +79,13 @@ class LocalEngine:
     def seek(self, cells: Sequence[Cell], stopping: Callable[[], bool]) -> None:
         """Do nothing: no host is lost."""
 
-    def leave(self) -> None:
-        """Tell processes that wait for another cell to leave."""
-        if self._agent and self._waiting and self._waiting.waits:
-            with contextlib.suppress(AgentGone):
-                self._agent.send(Do.LEAVE)
-                self._leaving = True
-        self._waiting = None
-
-    def _have_left(self) -> None:
-        """Wait until processes that were told to leave have done so: what they hold of a GPU is free then."""
-        if self._agent and self._leaving:
-            try:
-                self._agent.answer(Say.LEFT, LEAVE_S)
-            except AgentGone:
-                self.close()
-        self._leaving = False
-
     def close(self) -> None:
         """End the agent."""
         if self._agent:
             self._agent.close()
             self._agent = None
-        self._waiting, self._leaving = None, False
 
-    def _serve(
-        self, job: "ServedJob", cell: Cell, folder: CellFolder, environment: Mapping[str, str], lives: Lives
-    ) -> None:
+    def _serve(self, job: "ServedJob", cell: Cell, folder: CellFolder, environment: Mapping[str, str]) -> None:
         """Have the agent start the processes of a job. Raises AgentGone."""
         self._begin(cell)
         assert self._agent is not None
@@ -130,7 +97,6 @@ class LocalEngine:
         self._agent.send(
             Do.RUN, cell=environment[TOKEN], folder=str(folder.path), asked=cell.to_dict(), environment=asked.to_dict(),
             numbers=list(range(len(cell.places))), start=self._how, meeting={},
-            stays=lives.stays, goes_on=lives.goes_on,
         )  # fmt: skip
 
 
@@ -166,36 +132,21 @@ class ServedJob(_Here):
 
     agent: Channel  # set before it is asked to start them
 
-    def __init__(self, token: str, needs: Needs, held_bytes: tuple[int | None, ...] | None) -> None:
-        """`held_bytes` is what its processes held of each GPU after their first cell; None: this is the first."""
+    def __init__(self, token: str) -> None:
         super().__init__(token)
-        self._needs, self.held_bytes = needs, held_bytes
-        self.went_on = False
-        self.kept: Sequence[str] = ()
-        self.waits = False  # for another cell
         self.at_end = contextlib.ExitStack()  # the sampler's end
-        self.sampler: Sampler | None = None
         self._pid: int | None = None  # of the process that started the ranks
         self._status: int | None = None
         self._why = ""
         self._told = threading.Event()  # how it ended, or that it could not start
-
-    def waits_for(self, needs: Needs) -> bool:
-        """Tell whether the processes wait for another cell, have given back all of this one, and fit a cell with these needs."""
-        return self.waits and not self.kept and self._needs == needs
-
-    def as_waiting(self) -> WaitingRanks:
-        """Return the processes, which wait, as a sampler must know them."""
-        return WaitingRanks(self._token, self.held_bytes or ())
 
     def take(self, say: Say, message: Mapping[str, Any]) -> None:
         """Take what the agent says of this cell. Another thread calls it."""
         if message["cell"] != self._token:
             return
         if say == Say.STARTED:
-            self._pid, self.went_on = int(message["pid"]), bool(message.get("went_on"))
+            self._pid = int(message["pid"])
         elif say == Say.ENDED:
-            self.kept, self.waits = message.get("kept", ()), "kept" in message
             self._status = int(message["status"])
         elif say == Say.FAILED:
             self._why = str(message["why"])
@@ -222,12 +173,7 @@ class ServedJob(_Here):
         return whole if whole in STUCK or self._pid is None else processes.state(self._pid)
 
     def stop(self, grace_s: float) -> list[int]:
-        """End every process that does not wait for another cell. Return the ids of those that survive SIGKILL."""
-        if self.waits:
-            if self.sampler and self.held_bytes is None:  # its first cell
-                self.held_bytes = self.sampler.held_bytes()
-            self.at_end.close()
-            return []
+        """End every process. Return the ids of those that survive SIGKILL."""
         survivors = self._end_all(grace_s)
         deadline = time.monotonic() + LAST_WAIT_S
         while self._status is None and not self._why and self.agent.ended() is None and time.monotonic() < deadline:
@@ -240,9 +186,6 @@ class ServedJob(_Here):
 
 class ProfiledJob(_Here):
     """A job that a profiler starts."""
-
-    went_on: bool = False
-    kept: Sequence[str] = ()
 
     def __init__(
         self, command: Sequence[str], folder: CellFolder, environment: Mapping[str, str], profiler_grace_s: float

@@ -1,13 +1,13 @@
 """From requests to an ordered list of cells, in four stages: check, expand, refuse, order. Nothing is started."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from analysis.findings.control_cells import control_cells
 from analysis.findings.next_run.floor_file import of_other_studies
 from analysis.report.names import with_what_differs
 from analysis.report.text import count
-from benchmarks.record import CellFolder, RecordError, read
+from benchmarks.record import CellFolder
 from benchmarks.record.visible import one_line
 from conf.cell import Cell
 from conf.gpus import by_link
@@ -18,12 +18,10 @@ from launch.engines import slurm
 from launch.machine.devices import Machine, look
 from launch.machine.fleet import Fleet
 from launch.machine.limits import refuse_small_limits
-from launch.plan.about_pools import about_pools, refuse_warm_cold
 from launch.plan.advised import with_advice
 from launch.plan.nodes import CLASSES, PlannedHost, host_names, placements, planned_hosts, wanted_hosts
 from launch.plan.order import (
     PlannedCell,
-    cold_and_warm,
     once_each,
     one_of_each_set,
     ordered,
@@ -95,8 +93,7 @@ def plan(requests: Sequence[Request], surroundings: Mapping[str, str], fleet: Fl
     refuse_links(first, unique)
     notices += _about_machine(configs, cells, machine, is_for_another_machine, surroundings)
     notices += _about_cells(configs, cells, used)
-    refuse_warm_cold(first, unique)
-    twice = () if first.warm_cold else _second_runs(unique, first)
+    twice = _second_runs(unique, first)
     if twice:
         notices.append(
             f"{len(twice)} of {count(len(unique), 'cell')} {'runs' if len(twice) == 1 else 'run'} a second time: so the sweep "
@@ -106,13 +103,7 @@ def plan(requests: Sequence[Request], surroundings: Mapping[str, str], fleet: Fl
         notices.append(
             "predict=auto says before each cell what it should give; calibrating for that takes a cell up to 1.5 s"
         )
-    if first.warm_cold:
-        order = cold_and_warm(unique, first.warm_cold)
-    else:
-        is_warm = first.engine.start == "warm"
-        may_join = _is_open(first) if is_warm else None
-        order = ordered(unique, first.repeats, first.seed, twice, may_join, first.predict == "auto")
-        notices += about_pools(order) if is_warm else ()
+    order = ordered(unique, first.repeats, first.seed, twice, first.predict == "auto")
     if fleet is not None:
         order = side_by_side(order, {host.name: host.boot_id for host in fleet})
     return Plan(first, machine, order, list(dict.fromkeys(notices)), profiler.nsys)
@@ -163,19 +154,6 @@ def _expand(
 def _assumed(hosts: Iterable[str], like: str) -> str:
     """Return the notice that nothing is known of hosts."""
     return f"no host is asked what it has: {shown([*hosts])} {'is' if len([*hosts]) == 1 else 'are'} taken to be like {like}"
-
-
-def _is_open(config: Config) -> Callable[[Cell], bool]:
-    """Return the test whether a cell is still to be measured: one that is finished is in no pool."""
-    folder = study_folder(config.output_dir, config.study)
-
-    def is_open(cell: Cell) -> bool:
-        try:
-            return not config.resume or read(CellFolder(folder / cell.folder).record).state != "finished"
-        except RecordError:
-            return True
-
-    return is_open
 
 
 def _second_runs(cells: Sequence[Cell], config: Config) -> list[Cell]:

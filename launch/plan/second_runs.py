@@ -15,7 +15,6 @@ from analysis.findings.rates import primary_rate
 from conf.cell import SECOND_RUN, Cell
 from conf.options import Refused
 from conf.schema import Config
-from launch.plan.pools import Stretch
 
 FEW = 4  # cells with a model: a list that is no longer has no pairs
 EACH = 4  # there is one pair for so many of them
@@ -81,19 +80,18 @@ def _group(cell: Cell) -> tuple[Any, ...]:
     return primary_rate(cell).metric, *group_of_cell(cell).asked
 
 
-def with_second_runs(order: Sequence[Stretch], twice: Sequence[Cell], seed: int) -> list[Stretch]:
-    """Return an order with second runs behind the first ones: at random places, in their own ranks, never directly after them.
+def with_second_runs(order: Sequence[Cell], twice: Sequence[Cell], seed: int) -> list[Cell]:
+    """Return an order with second runs behind the first ones: at random places, never directly after them.
 
-    Where there is no such place, the first run moves forward. A pool ends with another cell than its last, so a second run may
-    stand directly behind the pool of its first.
+    Where there is no such place, the first run moves forward.
     """
     order, generator = list(order), random.Random(f"{seed}/places")
     for cell in twice:
-        at = next(place for place, stretch in enumerate(order) if any(other is cell for other in stretch.cells))
-        between = 0 if order[at].is_pool else BETWEEN
-        if behind := range(at + 1 + between, len(order) + 1):
-            order.insert(generator.choice(behind), Stretch((second_run(cell),)))
+        at = next(place for place, other in enumerate(order) if other is cell)
+        behind = range(at + 1 + BETWEEN, len(order) + 1)
+        if behind:
+            order.insert(generator.choice(behind), second_run(cell))
         else:
-            order.append(Stretch((second_run(cell),)))
-            order.insert(max(0, at - between), order.pop(at))
+            order.append(second_run(cell))
+            order.insert(max(0, at - BETWEEN), order.pop(at))
     return order

@@ -17,7 +17,6 @@ SHARED = (
     "device",
     "repeats",
     "noise_pairs",
-    "warm_cold",
     "resume",
     "wait",
     "dry_run",

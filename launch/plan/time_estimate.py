@@ -18,16 +18,15 @@ from conf.options import Refused
 from conf.targets import called
 from launch.plan.order import PlannedCell, rounds
 
-# Seconds beside what is measured. GPUs: ResNet-50 on two H200s, 2026-11-22 and 23, 10 cells in new ranks (13 to 17 s), 7 in warm
-# ones (7.5 to 9 s), 3 first ones of a sweep (20 to 32 s), and compiled ones (69 s the first, 25 s with its graph in the study's
-# folder, 12.6 s where the ranks had it). CPU workers: 2 cores; compiling took ResNet-50 154, 20 and 1 s there.
-START_SECONDS = {"cpu": 3.0, "cuda": 8.0}  # of new ranks: to begin, meet, make a first step, and end
-WARM_SECONDS = {"cpu": 2.0, "cuda": 1.0}  # the same of ranks that go on
+# Seconds beside what is measured. GPUs: ResNet-50 on two H200s, 2026-11-22 and 23, 10 cells (13 to 17 s), 3 first ones of a
+# sweep (20 to 32 s), and compiled ones (69 s the first, 25 s with its graph in the study's folder). CPU workers: 2 cores;
+# compiling took ResNet-50 154 and 20 s there.
+START_SECONDS = {"cpu": 3.0, "cuda": 8.0}  # of ranks: to begin, meet, make a first step, and end
 FIRST_SECONDS = {"cpu": 2.0, "cuda": 7.0}  # more in the first cell of a sweep: the agent imports torch
 SERVERS_SECONDS = 3.0  # more where servers start
-COMPILE_SECONDS = {  # more where the graph is new, where the study's folder has it, and where the ranks have it
-    "cpu": {"new": 150.0, "cached": 20.0, "kept": 1.0},
-    "cuda": {"new": 46.0, "cached": 10.0, "kept": 4.0},
+COMPILE_SECONDS = {  # more where the graph is new, and where the study's folder has it
+    "cpu": {"new": 150.0, "cached": 20.0},
+    "cuda": {"new": 46.0, "cached": 10.0},
 }
 TRACE_SECONDS = {"cpu": 15.0, "cuda": 20.0}  # of a pass of its own, after the timed one
 UNKNOWN_SECONDS = {"cpu": 5.0, "cuda": 10.0}  # that a benchmark without a rule measures
@@ -50,8 +49,7 @@ class Beginning:
     """What a cell finds when it begins."""
 
     first: bool = False  # it is the first of its sweep
-    warm: bool = False  # its ranks are there
-    graph: str = "new"  # of a compiled cell: new, cached, kept; empty for another one
+    graph: str = "new"  # of a compiled cell: new, cached; empty for another one
 
 
 @dataclass(frozen=True)
@@ -96,13 +94,11 @@ def _text(cell: Cell, names: Sequence[str]) -> str:
 
 def _of_cells(cells: Iterable[PlannedCell], known: Iterable[Record], begun: bool) -> Iterator[Beginning]:
     """Yield what each of the cells that follow each other will find."""
-    cached, kept = {one.cell.graph for one in known if one.state == "finished"}, ""
+    cached = {one.cell.graph for one in known if one.state == "finished"}
     for planned in cells:
         graph = planned.cell.graph
-        if planned.fresh:
-            kept = ""
-        yield Beginning(not begun, not planned.fresh, _state_of(graph, kept, cached))
-        begun, kept = True, graph or kept
+        yield Beginning(not begun, _state_of(graph, cached))
+        begun = True
         cached.add(graph)
 
 
@@ -111,21 +107,19 @@ def _of_records(known: Iterable[Record]) -> list[Beginning]:
     found: dict[str, Beginning] = {}
     sweeps: set[str] = set()
     cached: set[str] = set()
-    kept: dict[str, str] = {}  # by pool
     for record in sorted(known, key=lambda one: one.started_at):
-        facts, graph = record.ranks[0] if record.ranks else {}, record.cell.graph
-        warm, pool = facts.get("started") == "warm", str(facts.get("pool"))
-        state = _state_of(graph, kept.get(pool, "") if warm else "", cached)
-        found[record.record_id] = Beginning(record.sweep_id not in sweeps, warm, state)
+        graph = record.cell.graph
+        found[record.record_id] = Beginning(record.sweep_id not in sweeps, _state_of(graph, cached))
         sweeps.add(record.sweep_id)
-        kept[pool] = graph or kept.get(pool, "")
         cached.add(graph)
     return [found[one.record_id] for one in known]
 
 
-def _state_of(graph: str, kept: str, cached: Iterable[str]) -> str:
+def _state_of(graph: str, cached: Iterable[str]) -> str:
     """Return where a compiled graph is; empty for a cell that is not compiled."""
-    return graph and ("kept" if graph == kept else "cached" if graph in cached else "new")
+    if not graph:
+        return ""
+    return "cached" if graph in cached else "new"
 
 
 def worded(cells: Sequence[PlannedCell], known: Sequence[Record]) -> str:
@@ -159,7 +153,7 @@ def _estimate(cell: Cell, how: Beginning, known: Mapping[str, Sequence[Taken]]) 
 
 def rule_of_thumb(cell: Cell, how: Beginning = Beginning()) -> float:
     """Return the seconds that a cell takes on an idle machine, roughly, from what is asked alone."""
-    seconds = (WARM_SECONDS if how.warm else START_SECONDS)[cell.device] + _measuring(cell)
+    seconds = START_SECONDS[cell.device] + _measuring(cell)
     seconds += FIRST_SECONDS[cell.device] if how.first else 0.0
     seconds += SERVERS_SECONDS if cell.servers else 0.0
     seconds += COMPILE_SECONDS[cell.device][how.graph] if cell.compiled else 0.0

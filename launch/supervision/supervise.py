@@ -9,7 +9,7 @@ from benchmarks.host.processes import ENDED
 from benchmarks.record import CellFolder, Failure
 from conf import schema
 from conf.cell import Cell
-from launch.engines.engine import ALONE, CellEngine, Job, Lives, Lost
+from launch.engines.engine import CellEngine, Job, Lost
 from launch.supervision import stacks
 from launch.supervision.deadlines import Hang, overdue
 from launch.supervision.failure import End, ends, first_cause
@@ -31,8 +31,6 @@ class Outcome:
     state: str  # finished, failed, interrupted
     failure: Failure | None
     immortal: list[int]  # ids of processes that survived SIGKILL
-    went_on: bool = False  # its processes had measured another cell
-    kept: Sequence[str] = ()  # what is left of the cell in its processes, where they could measure another
 
 
 def run(
@@ -45,7 +43,6 @@ def run(
     progress: Callable[[Watch], None],
     profiler: Sequence[str] = (),
     sampled: bool = False,
-    lives: Lives = ALONE,
     clock: WallClock = time,
 ) -> Outcome:
     """Run the job of a cell in its prepared folder and return how it ended; none of its processes is left then.
@@ -60,7 +57,6 @@ def run(
         progress: called often with what the ranks have reported.
         profiler: the command of a profiler that starts the agent.
         sampled: whether the machine is sampled around the processes.
-        lives: whether the processes may have measured another cell, and may measure a third.
         clock: what time it is.
 
     Raises:
@@ -68,7 +64,7 @@ def run(
     """
     watch = Watch(folder, cell.world_size, cell.servers, clock)
     opened = clock.monotonic()
-    job = engine.start(cell, folder, environment, profiler, sampled, lives)
+    job = engine.start(cell, folder, environment, profiler, sampled)
     ended: Failure | Hang | None = None
     lost: Lost | None = None
     vanished: dict[int, End] = {}
@@ -102,8 +98,8 @@ def run(
         return Outcome("interrupted", ended, immortal)
     failure = ended or _cause(watch, folder, status, vanished, lost)
     if failure is None:
-        return Outcome("finished", None, immortal, job.went_on, job.kept)
-    return Outcome("failed", with_log(failure, folder), immortal, job.went_on)
+        return Outcome("finished", None, immortal)
+    return Outcome("failed", with_log(failure, folder), immortal)
 
 
 def _stopped() -> Failure:

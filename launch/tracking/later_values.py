@@ -6,10 +6,8 @@ The record of a cell stays as it was written. The store shows what the terminal 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from analysis.findings.warm.pools import judged_by_pools, place_of
 from benchmarks.record import Kind, Record, read_lines
 from launch.tracking.note import summary_markdown
-from launch.tracking.projection import verdict_tags
 from launch.tracking.siblings import parent_metrics, sound
 from launch.tracking.tracker import Tracker
 
@@ -19,19 +17,16 @@ def update_values(
 ) -> None:
     """Write what a study's records say together to the runs that have it otherwise; tables and figures of their sweeps follow.
 
-    Cells of a pool of ranks that drifted become suspect.
-
     `values` is what `values_of` returns of the records.
 
     Raises:
         TrackingUnavailable: as every method of Tracker.
     """
-    records = sound(judged_by_pools(records))
+    records = sound(records)
     for sweep_id, runs in tracker.outdated(values).items():
         rows = _rows(study, sweep_id, records)
         own = [record for record in records if record.sweep_id == sweep_id]
         tracker.write_values(sweep_id, runs, summary_markdown(rows, values), parent_metrics(own, values))
-    tracker.write_verdicts({one.record_id: verdict_tags(one) for one in records if place_of(one) is not None})
     tracker.describe(records)
 
 

@@ -16,7 +16,6 @@ from analysis.findings.baselines import stated
 from analysis.findings.labels import BETWEEN
 from analysis.findings.machines.hosts import mapping
 from analysis.findings.machines.identity import gpu_names
-from analysis.findings.warm.pools import ranks_word
 from analysis.report.text import count, single_line
 from benchmarks.record import Record, finite
 from benchmarks.record.metrics import place
@@ -171,7 +170,7 @@ def _unique(names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def verdict_tags(record: Record) -> dict[str, str]:
+def _verdict_tags(record: Record) -> dict[str, str]:
     """Return the tags that say what is thought of a record: its verdict, the codes, what was not checked, and the sentences."""
     tags = {
         "validity": record.validity.said,
@@ -186,15 +185,13 @@ def verdict_tags(record: Record) -> dict[str, str]:
 def _tags(record: Record) -> dict[str, str]:
     """Return the tags in the order in which pages show them: verdict, where, what was used, why it failed, and the ids."""
     tags = (
-        verdict_tags(record)
+        _verdict_tags(record)
         | {
             "state": record.state,
             "role": "repeat" if record.cell.repeat > 0 else " ".join(record.marks) or "first",
         }
         | machine_tags(record)
     )
-    if ranks := ranks_word(record):
-        tags["ranks"] = ranks
     if (share := stated(record)) is not None:
         tags[EFFICIENCY_OF] = share.members
     if (basis := record.predicted.get("basis")) and (cells := finite(record.predicted.get("cells"))) is not None:

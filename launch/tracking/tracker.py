@@ -201,17 +201,6 @@ class Tracker:
                 metrics = [Metric(name, float(value), now, 0) for name, value in of_run.items()]
                 self._client.log_batch(run_id, metrics, tags=run_tags.entities(run_tags.of_values(of_run)))
 
-    def write_verdicts(self, wanted: Mapping[str, Mapping[str, str]]) -> None:
-        """Give complete child runs other tags, {record_id: tags}; a run that has them is left as it is."""
-        if not wanted:
-            return
-        with self._writing():
-            for run in self._own.runs(f"tags.`{KIND}` = 'cell'", ACTIVE_ONLY):
-                tags = wanted.get(run.data.tags.get(RECORD, ""), {})
-                new = {name: one for name, one in tags.items() if run.data.tags.get(name, "") != one}
-                if new and run_tags.is_complete(run):
-                    self._client.log_batch(run.info.run_id, tags=run_tags.entities(new))
-
     def written(self) -> set[str]:
         """Return the ids of the records whose runs are complete."""
         with tracking_errors(self._uri):

@@ -19,7 +19,6 @@ from analysis.findings.next_run.floors import OF_SEVERAL_RECORDS, Scatters
 from analysis.findings.next_run.interval import names_of
 from analysis.findings.rates import IMAGES_PER_SECOND
 from analysis.findings.study import Study
-from analysis.findings.warm.ends import POOL_END, facts_at_end
 from benchmarks.record import Record, metrics
 
 COST_ALONE = "cost_alone"  # among a record's checks: ids of the one-GPU records that its exposed communication rests on
@@ -62,8 +61,6 @@ class SeveralRecords:
         found = self.exposures.of(record)
         if found is not None and found.exposed_ms is not None:
             facts[COST_ALONE] = sorted(found.record_ids)
-        if end := facts_at_end(self._study, record):
-            facts[POOL_END] = end
         return facts
 
 

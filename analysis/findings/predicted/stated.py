@@ -131,7 +131,7 @@ def with_forecast(record: Record) -> Record:
 
 def about_forecasts(records: Iterable[Record]) -> str:
     """Return how good the forecasts of a sweep were, in one line; empty where no cell has one."""
-    told = [one for one in records if one.predicted and one.state == "finished" and not _once_more(one)]
+    told = [one for one in records if one.predicted and one.state == "finished" and not one.drift]
     made = [found for one in told if (found := stated_forecast(one)) is not None and found.in_time]
     if not made:
         return ""
@@ -142,11 +142,6 @@ def about_forecasts(records: Iterable[Record]) -> str:
     outside = sum(not one.inside for one in judged)
     beyond = f"; {outside} of {len(judged)} outside {100 * judged[0].level:.0f} % intervals" if judged else ""
     return said + beyond
-
-
-def _once_more(record: Record) -> bool:
-    """Tell whether a record measured a cell once more, to see that nothing drifted."""
-    return record.drift or record.cell.ends_pool
 
 
 def doubted(records: Iterable[Record]) -> bool:

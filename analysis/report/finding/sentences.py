@@ -18,7 +18,6 @@ from analysis.report.microbenchmarks import largest_cells
 from analysis.report.names import run_name
 from analysis.report.section import Section
 from analysis.report.sections.comparisons import differences
-from analysis.report.sections.running.warm_cold import verdicts
 from analysis.report.text import single_line
 from benchmarks.record import metrics
 
@@ -32,8 +31,6 @@ def sentences(study: Study, findings: Findings, of_benchmarks: Mapping[str, Sect
     """
     if not study.records:
         return ["This folder holds no record that can be read."]
-    if told := verdicts(study):
-        return [measured(study), *told][:SENTENCES]
     main = main_point(study, findings)
     if main is not None:
         return _of_training(study, findings, main)

@@ -18,7 +18,6 @@ from analysis.findings.next_run.interval import half_width
 from analysis.findings.provenance import LEFT_OUT, inherited
 from analysis.findings.runs import middle, named
 from analysis.findings.study import Study
-from analysis.findings.warm.pools import ranks_word
 from analysis.report.measured_values import RATE, bounded, in_parentheses
 from analysis.report.names import run_name, things_of, unit_of
 from analysis.report.section import Section
@@ -182,7 +181,7 @@ def cells(study: Study, findings: Findings) -> Section:
         rate: Estimate | None = bounded(study, [record], RATE)
         now = several.values(record)
         rows.append((
-            run_name(record), ranks_word(record), _status(record), ", ".join(record.validity.codes),
+            run_name(record), _status(record), ", ".join(record.validity.codes),
             gpu_ids(record.cell.members), rate,
             now.get(EFFICIENCY), now.get(AT_EQUAL_CLOCKS), middle([record], CLOCK),
             bounded(study, [record], "comm/exchange_ms"),
@@ -196,7 +195,7 @@ def cells(study: Study, findings: Findings) -> Section:
         "cells", "Every single run, in the order of their start. Its efficiency is against all baselines that the study has now."
         f"{in_parentheses(study)} Times and record ids are in cells.csv.",
         (
-            Column("cell", "cell"), Column("ranks", "ranks"), Column("state", "state"), Column("codes", "codes"),
+            Column("cell", "cell"), Column("state", "state"), Column("codes", "codes"),
             Column("gpus", "GPUs", shown=False),
             metric_column("images_per_second", RATE, bounded=True, things=things_of(study)),
             metric_column("efficiency", "scaling/efficiency"),

@@ -80,7 +80,7 @@ def known(study: Study) -> StudyForecasts:
 
 
 def _of_study(study: Study) -> StudyForecasts:
-    of_cells = {record.record_id for runs in study.runs for record in runs.records}  # no drift run, no end of a pool
+    of_cells = {record.record_id for runs in study.runs for record in runs.records}  # no drift run
     fewest = 1 if ran_alone(study) else 2  # ranks: beside cells of several, those of one show nothing new
     several = (one for one in study.usable if one.record_id in of_cells and one.cell.world_size >= fewest)
     stated = tuple(found for one in several if (found := _stated(one)) is not None)

@@ -20,12 +20,14 @@ from benchmarks.record import Record
 
 # Parts that stand together in the figure, and for people in the table: their name, and the colour of their bar.
 STARTING = (
-    parts.START, parts.SETTLE, parts.SPAWN, parts.TAKE_OVER, parts.IMPORTS, parts.CONTEXT, parts.CONNECT, "build",
+    parts.START, parts.SETTLE, parts.SPAWN, parts.IMPORTS, parts.CONTEXT, parts.CONNECT, "build",
 )  # fmt: skip
+FORMER = {"take over": "start", "give back": "end"}  # of older ranks, which measured several cells
 TOGETHER = {
     **dict.fromkeys(STARTING, "start"),
     **{name: name for name in ("first step", "warm-up")},
-    **dict.fromkeys((parts.GIVE_BACK, parts.EXIT), "end"),
+    parts.EXIT: "end",
+    **FORMER,
 }
 MEASURED, OTHER = "measured", "checks and gaps"
 BARS = {"start": "grey", "first step": "orange", "warm-up": "green", MEASURED: "blue", OTHER: "brown", "end": "purple"}

@@ -1,1 +1,0 @@
-"""What warm ranks do to numbers: pools that drift, and the proof that warm equals cold."""
