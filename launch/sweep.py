@@ -25,7 +25,6 @@ from conf.options import Refused
 from conf.resolve import checked
 from conf.schema import Config
 from launch.display.closing import MEASURED_ELSEWHERE, MESSAGE_LENGTH, about_held, about_sweep, close, exit_status
-from launch.display.dry_run import print_plan
 from launch.display.lasting_output import LastingOutput
 from launch.display.screen import Screen
 from launch.engines.engine import CellEngine
@@ -48,7 +47,7 @@ from launch.study.forecasts import Forecasts
 from launch.study.identity import Sweep
 from launch.study.noise_floor import update_noise_floor
 from launch.study.report import StudyReport
-from launch.study.study import StudyFolder
+from launch.study.study import StudyFolder, study_folder
 from launch.study.surroundings import Surroundings
 from launch.supervision.progress import Watch
 from launch.supervision.stopping import Stopping
@@ -85,12 +84,23 @@ def run(
     for notice in [*planned.notices, *([about_small_form(small, planned.config.study)] if small else [])]:
         console.print(f"note: {notice}", markup=False)
     if planned.config.dry_run:
-        print_plan(planned, console)
+        _print_plan(planned, console)
         return 0
     words = [argument_without_secrets(text) for text in typed]
     cannot_write = f"output_dir={planned.config.output_dir}: cannot be written"
     with contextlib.closing(engine), stopping.listening(), _refused(cannot_write):
         return SweepRun(planned, words, at(began_s), engine, here, stopping, console).run()
+
+
+def _print_plan(planned: Plan, console: Console) -> None:
+    """Print the cells of a plan in their order, and the time that they will take."""
+    known, _ = records.read_study(study_folder(planned.config.output_dir, planned.config.study))
+    for number, entry in enumerate(planned.cells):
+        console.print(f"{number + 1:4d}  {entry.name}", markup=False)
+    if any(entry.drift for entry in planned.cells):
+        console.print("note: drift: the first cell once more at the end, to show what changed on the machine meanwhile")
+    about = worded(planned.cells, known)
+    console.print(f"{about}; nothing was started (dry_run=true)")
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from cells import make_cell
 
 from benchmarks.record import CellFolder, Lines
 from conf.schema import Engine
-from launch.engines.engine import ALONE, Lost
+from launch.engines.engine import Lost
 from launch.supervision import supervise
 
 ROOT = Path(__file__).parent.parent
@@ -42,15 +42,13 @@ class FakeEngine:
         self.steps, self.survivors, self.pause_s = list(steps), list(survivors), pause_s
         self.clock, self.jobs = FakeClock(), []
 
-    def start(self, cell, folder, environment, profiler=(), sampled=False, lives=ALONE):
+    def start(self, cell, folder, environment, profiler=(), sampled=False):
         self.jobs.append(FakeJob(self, folder, cell))
         return self.jobs[-1]
 
 
 class FakeJob:
     """Ranks and servers that exist as lines in the cell's folder; a pid is 100 + the number."""
-
-    went_on, kept = False, ()
 
     def __init__(self, engine, folder, cell):
         self.engine, self.folder, self.cell, self.clock = engine, folder, cell, engine.clock

@@ -16,7 +16,6 @@ import traceback
 from pathlib import Path
 
 import calibrating
-import cells_in_turn
 import measuring
 import planted_ranks
 import torch
@@ -304,8 +303,6 @@ def of_case(rank, name, case, folder):
         return calibrating.alone(folder / name)
     if name == "planted":
         return planted_ranks.measure(rank, folder / name)
-    if name == "cells_in_turn":
-        return cells_in_turn.measure(rank, folder / name)
     if name == "told":
         return told_by_ranks(rank)
     if name == "cells_on_hosts":

@@ -1,7 +1,7 @@
 """Whole studies for the fuzzing (tests/fuzz.py): forecasts, advice, seconds, the report's sections with one damaged record.
 
 The machine of the records is invented (tests/forecasting.py), so they hold everything that a record may hold: calibration,
-moments of steps, pools, seconds, and forecasts that were made before.
+moments of steps, seconds, and forecasts that were made before.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ def rows_of_steps(step_ms, ranks):
             yield {"rank": rank, "exchange": exchange, "steps": 8, "ready_ms": ready, **ends, **spreads}
 
 
-def enriched(record, place):
+def enriched(record):
     """Return a record with the tables and facts that the invented machine does not measure."""
     step, ranks = record.metrics["step/ms_median"], record.cell.world_size
     quantiles = {"rank": 0, "n": 40, "mean_ms": step, "quantiles_ms": [step - 1, step, step + 2], "acf": [0.2, 0.1]}
@@ -41,11 +41,6 @@ def enriched(record, place):
         "residuals": {"probabilities": [0.0, 0.5, 1.0], "rows": [quantiles]},
         "seconds": {"rows": [{"part": part, "seconds": 0.25} for part in ("spawn", "build", "timed", "exit")]},
     }
-    of_pool = (
-        [{**record.ranks[0], "pool": "1", "place": place}]
-        if record.ranks
-        else [{"rank": 0, "pool": "1", "place": place}]
-    )
     metrics = {
         "cell/seconds": 1.0,
         "cell/measuring_seconds": 0.5,
@@ -54,7 +49,7 @@ def enriched(record, place):
     }
     samples = {"phases": {"timed": {"sm_mhz": [1980.0 - 9 * ranks] * ranks}}}
     return dataclasses.replace(
-        record, tables=record.tables | tables, metrics=record.metrics | metrics, ranks=of_pool,
+        record, tables=record.tables | tables, metrics=record.metrics | metrics,
         checks=record.checks | {"gpu_samples": samples}, ended_at=record.started_at + 1.0,
     )  # fmt: skip
 
@@ -68,7 +63,7 @@ def study_files():
 
     machine = Machine().calibrate()
     known = [*machine.known, *(machine.measure(gpus, batch) for gpus in ((0, 2), (1, 3)) for batch in (64, 256))]
-    made = [enriched(record, place % 8) for place, record in enumerate(known)]
+    made = [enriched(record) for record in known]
     return {f"cell{place}/record.json": encoded(dataclasses.asdict(one), 1) for place, one in enumerate(made)}
 
 
@@ -122,9 +117,7 @@ def _no_constant(word):
 
 
 def read_study_by_sections(seed, folder, number):
-    """Make the report's sections on forecasts, losses and ranks that went on, with one damaged record."""
-    from analysis.report.sections.running.pools import pools
-
+    """Make the report's sections on forecasts, losses and costs, with one damaged record."""
     from analysis.findings.examine import findings_of
     from analysis.findings.predicted.stated import about_forecasts
     from analysis.findings.study import open_study
@@ -139,7 +132,7 @@ def read_study_by_sections(seed, folder, number):
     about_forecasts(study.records).encode()
     findings = findings_of(study)
     with style():
-        for make in (forecasts, cost_parts, clocks, costs, pools):
+        for make in (forecasts, cost_parts, clocks, costs):
             section = make(study, findings)
             for table in section.tables if section else ():
                 to_csv(table).encode()

@@ -2,7 +2,7 @@
 
 {workers, steps, strategy} trains; {workers, exchange, strategy} runs benchmark=exchange; {workers, benchmarks: [options, …]}
 runs benchmarks that train nothing, in the same ranks; {kernels} runs the kernel of jacobi; `measuring` is measuring.measure,
-`planted`, `calibrating` and `cells_in_turn` are those of the modules that rank_main names (`calibrating_alone`: with one rank),
+`planted` and `calibrating` are those of the modules that rank_main names (`calibrating_alone`: with one rank),
 `told` and `cells_on_hosts` functions of forked_ranks.
 """
 
@@ -233,6 +233,6 @@ P2P = {
 # test_told
 TOLD = {"told": {"workers": 3}}
 
-TRAINING = {name: {"workers": 2} for name in ("measuring", "planted", "calibrating", "cells_in_turn")}
+TRAINING = {name: {"workers": 2} for name in ("measuring", "planted", "calibrating")}
 TRAINING["calibrating_alone"] = {"workers": 1}
 CASES = {**TRAINING, **TOLD, **_kvstore(), **_across(), **EXCHANGE, **COLLECTIVE, **HOST_LINK, **JACOBI, **P2P}

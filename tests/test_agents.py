@@ -375,7 +375,7 @@ def test_an_agent_that_cannot_be_started_yet_is_told_by_a_cell(tmp_path, monkeyp
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     monkeypatch.setattr("launch.engines.local.Channel", full)
-    local = LocalEngine(HERE, AROUND, "warm", 1.0)
+    local = LocalEngine(HERE, AROUND, "auto", 1.0)
     local.open(make_cell())  # an error here ended the sweep: its folder could not be written, it said
     with pytest.raises(OSError, match="Too many open files"):
         local.start(make_cell(), CellFolder(tmp_path), {TOKEN: "t"})

@@ -1,14 +1,11 @@
-"""What torch.compile made: where it is kept, that equal cells find it in the same process, and what records say of it."""
+"""What torch.compile made: where it is kept, that equal cells find it there, and what records say of it."""
 
 import dataclasses
 import os
-from types import SimpleNamespace
 
 import pytest
 import torch
-from benchmarks.rank.giving_back.graphs import KeptGraphs, close_ends_of_workers
 from cells import make_cell
-from launch.engines.pool import Needs
 from own_user import QUIET, user
 from records import make_record
 from torch import nn
@@ -79,11 +76,9 @@ def test_torch_reads_the_folder_each_time_so_ranks_need_not_start_anew(tmp_path,
         places = [FxGraphCache._get_tmp_dir(), AOTAutogradCache._get_tmp_dir(), cache_dir_utils.triton_cache_dir(0)]
         assert all(place.startswith(f"{tmp_path}/{number}/") for place in places), places
     assert {INDUCTOR, TRITON} <= {*running_cell.READ_LATE}
-    needs = [Needs.of(compiled_cell(), {INDUCTOR: folder, TRITON: folder}) for folder in ("/a", "/b")]
-    assert needs[0] == needs[1]
 
 
-# --- graphs that are kept -----------------------------------------------------------------------------------------
+# --- equal graphs -------------------------------------------------------------------------------------------------
 
 
 def test_only_what_cannot_change_a_graph_may_differ():
@@ -114,49 +109,6 @@ class Small(nn.Module):
 
     def forward(self, inputs):
         return self.layer(inputs).relu()
-
-
-def made(batch):
-    """Build an equal model anew, compile it without inductor, and step. Return how many graphs that made."""
-    found = Compilation(True)
-    torch.compile(Small(), backend="eager")(torch.ones(batch, 4)).sum().backward()
-    return found.since()["graphs"]
-
-
-def test_ten_cells_in_a_process_compile_only_where_the_graph_is_another_one():
-    graphs = KeptGraphs()
-    torch.compiler.reset()
-    for batch, new in ((2, 1), (2, 0), (3, 1), (3, 0), (2, 1), (4, 1), (5, 1), (6, 1), (7, 1), (8, 1), (9, 1), (9, 0)):
-        graphs.begin(dataclasses.replace(compiled_cell(), batch_size=batch))
-        assert made(batch) == new, batch
-        graphs.begin(make_cell())  # not compiled: nothing is forgotten
-    assert graphs.any
-
-
-def test_the_graphs_of_another_cell_would_be_used_if_they_were_not_forgotten():
-    torch.compiler.reset()
-    assert [made(2), made(2)] == [1, 0]
-    graphs = KeptGraphs()
-    graphs.begin(compiled_cell())
-    graphs.begin(compiled_cell(strategy={**make_cell().strategy, "bucket_cap_mb": 1.0}))
-    assert made(2) == 1
-
-
-def test_ends_of_pipes_that_torch_leaves_open_are_closed_and_no_other_file_is(tmp_path):
-    (of_worker, to_worker), (from_worker, by_worker) = os.pipe(), os.pipe()
-    other = os.open(tmp_path / "another", os.O_CREAT)
-    with os.fdopen(to_worker, "wb") as write_pipe, os.fdopen(from_worker, "rb") as read_pipe:
-        pool = SimpleNamespace(write_pipe=write_pipe, read_pipe=read_pipe)
-        for number in (other, of_worker):  # where torch closed them itself, a number can name another file by now
-            pool.process = SimpleNamespace(
-                args=["python", f"--read-fd={number}", f"--write-fd={by_worker}", "--workers=2"]
-            )
-            close_ends_of_workers(pool)
-        assert os.fstat(other) and not write_pipe.closed and not read_pipe.closed
-        assert read_pipe.read() == b"", "nobody else can write to it"
-        with pytest.raises(BrokenPipeError):
-            os.write(to_worker, b"x")
-    os.close(other)
 
 
 def test_what_runs_compiled_leaves_a_part_in_autograds_graph():
@@ -194,7 +146,7 @@ def test_graphs_and_breaks_are_counted_and_a_compiler_that_does_nothing_is_seen(
         "from_cache": 0,
         "newly_made": 0,
     }
-    assert Compilation(True).found(Alone()) == {"graphs": 0, "code_from": "kept"}, "an earlier cell had some"
+    assert Compilation(True).found(Alone()) == {"graphs": 0, "code_from": "nowhere"}, "an earlier one had some"
     assert Compilation(False).since() == {} == Compilation(False).found(Alone())
 
 
@@ -205,18 +157,15 @@ def test_graphs_and_breaks_are_counted_and_a_compiler_that_does_nothing_is_seen(
         ({"graphs": 0}, True),
         ({"graphs": 1, "parts": 0}, True),
         ({"graphs": 1, "parts": 2, "code_from": "cache"}, False),
-        ({"graphs": 0, "parts": 2, "code_from": "kept", "started": "warm"}, False),
-        ({"graphs": 0, "parts": 0, "code_from": "kept", "started": "warm"}, True),
-        ({"graphs": 0, "parts": 2, "code_from": "kept", "started": "fork"}, True),
+        ({"graphs": 0, "parts": 2, "code_from": "nowhere"}, True),
         ({"graphs": 0, "parts": 0, "code_from": "nowhere"}, True),
     ],
 )
-def test_a_cell_is_compiled_if_compiled_parts_ran_and_were_made_in_it_or_kept(facts, is_fault):
+def test_a_cell_is_compiled_if_compiled_parts_ran_and_were_made_in_it(facts, is_fault):
     arithmetic = {"autocast": None, "tf32": False, "layers": {}}
     arithmetic |= {"compiled_parts": facts["parts"]} if "parts" in facts else {}
     checks = {name: facts[name] for name in ("graphs", "code_from") if name in facts}
-    ranks = [{"rank": 0, "started": facts.get("started", "fork")}]
-    record = make_record(checks={**checks, "arithmetic": arithmetic}, ranks=ranks, cell=compiled_cell())
+    record = make_record(checks={**checks, "arithmetic": arithmetic}, cell=compiled_cell())
     assert (not_compiled(record, ValidityLimits()) is not None) == is_fault
 
 
@@ -239,7 +188,7 @@ def build(classes, channels):
 
 
 @pytest.mark.needs("C++")
-def test_cells_that_go_on_in_ranks_run_what_was_compiled_before_and_a_new_study_finds_it(tmp_path, monkeypatch):
+def test_what_a_cell_compiled_is_found_by_the_next_one_and_by_a_new_study(tmp_path, monkeypatch):
     for name in (INDUCTOR, TRITON):
         monkeypatch.delenv(name, raising=False)  # torch has set it here, if another test imported the compiler
     monkeypatch.setenv("TORCHINDUCTOR_VEC_ISA_OK", "1")  # else torch compiles a program for each kind of vectors to see
@@ -248,22 +197,19 @@ def test_cells_that_go_on_in_ranks_run_what_was_compiled_before_and_a_new_study_
     short = (
         "-m", "device=cpu", "gpus=0,1", "optimize=compile", "model.library=python", "model.builder=layers:build",
         "model.name=layers",
-        "image_size=32", "batch_size=4", "engine.start=warm", "noise_pairs=0", *QUIET, "benchmark.min_iterations=3",
+        "image_size=32", "batch_size=4", "noise_pairs=0", *QUIET, "benchmark.min_iterations=3",
         "benchmark.exchange_iterations=3", "benchmark.limit_iterations=0", "benchmark.exposed_rounds=1",
         "benchmark.warmup_min_seconds=0",
     )  # fmt: skip
     launched = user(tmp_path)
-    done = launched(*short, "benchmark.max_seconds=0.1,0.2,0.3")
+    done = launched(*short, "benchmark.max_seconds=0.1,0.2")
     records, _ = read_study(tmp_path / "outputs" / "default")
-    assert len(records) == 4 and all(record.state == "finished" for record in records), done.stdout + done.stderr
-    by_place = {record.ranks[0]["place"]: record for record in records}
-    first, *others = (by_place[place] for place in range(4))
-    assert first.checks["code_from"] == "new" and first.checks["graphs"] == 1
-    for record in others:
-        assert record.ranks[0]["started"] == "warm"
-        assert (record.checks["code_from"], record.checks["graphs"], record.checks["timed_graphs"]) == ("kept", 0, 0)
-        assert record.metrics["step/first_ms"] < 1000 < first.metrics["step/first_ms"]
+    assert len(records) == 2 and all(record.state == "finished" for record in records), done.stdout + done.stderr
+    first, second = sorted(records, key=lambda record: record.started_at)
+    assert [one.checks["code_from"] for one in (first, second)] == ["new", "cache"]
+    assert second.checks["newly_made"] == 0 < second.checks["from_cache"]
     for record in records:
+        assert (record.checks["graphs"], record.checks["timed_graphs"]) == (1, 0)
         assert record.checks["arithmetic"]["compiled_parts"] == first.checks["arithmetic"]["compiled_parts"] > 0
         assert (
             record.checks["replicas_equal"] and record.checks["gradient_error"] <= record.checks["gradient_tolerance"]

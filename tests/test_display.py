@@ -12,7 +12,7 @@ from analysis.report.cell_numbers import COLUMNS, first_number
 from benchmarks.record import CellFolder, Failure, Validity, read_study
 from launch.display import screen
 from launch.display.closing import doubts
-from launch.display.columns import DISPENSABLE, RANKS, verdict
+from launch.display.columns import DISPENSABLE, verdict
 from launch.display.screen import Screen, duration
 from launch.plan.order import PlannedCell
 from launch.supervision.progress import Watch
@@ -360,7 +360,7 @@ def test_cpu_workers_are_not_called_gpus(width):
 
 
 def test_columns_that_can_be_left_out_are_columns():
-    assert set(DISPENSABLE) < {RANKS, *COLUMNS}
+    assert set(DISPENSABLE) < {*COLUMNS}
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ mark gpu the same tests capture real ones: python -m pytest -n 0 -m 'gpu or mult
 """
 
 import dataclasses
+import gc
 import multiprocessing
 import subprocess
 import sys
@@ -15,7 +16,6 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-from benchmarks.rank.giving_back.memory import drop_caches
 from cells import changed_cell, make_cell, strategy_of
 from hydra import compose
 from omegaconf import OmegaConf
@@ -229,7 +229,8 @@ def test_graphs_give_their_memory_and_the_default_stream_back():
         assert torch.cuda.current_stream(device) != torch.cuda.default_stream(device)
         training.close()
         del training
-        drop_caches(device, keep_compiled=False)
+        gc.collect()
+        torch.cuda.empty_cache()
         assert torch.cuda.current_stream(device) == torch.cuda.default_stream(device)
         found.append(torch.cuda.memory_reserved(device))
     assert found[1] == found[2] <= found[0]
@@ -237,13 +238,12 @@ def test_graphs_give_their_memory_and_the_default_stream_back():
 
 @pytest.mark.multi_gpu
 @pytest.mark.timeout(200)
-def test_warm_ranks_measure_graphs_one_after_the_other(tmp_path):
+def test_graphs_of_small_batches_are_twice_as_fast(tmp_path):
     asked = ["strategy=nccl_allreduce,kvstore_device", "optimize=eager,graph", "model=resnet18", "batch_size=16"]
     short = [
         "benchmark.max_seconds=0.5",
         "benchmark.exposed_rounds=1",
         "benchmark.warmup_min_seconds=0.3",
-        "engine.start=warm",
     ]
     done = subprocess.run(
         [sys.executable, "launch.py", "-m", "gpus=0,1", *asked, *short, "noise_pairs=0", "tracking=none", "report=false",
@@ -251,7 +251,6 @@ def test_warm_ranks_measure_graphs_one_after_the_other(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     records, _ = read_study(tmp_path / "default")
-    assert sum(record.cell.ends_pool for record in records) == 1, "the first cell once more, at the end of the pool"
     rates = {}
     for record in records:
         strategy, graphs = record.cell.strategy["name"], record.cell.graphed
@@ -260,7 +259,7 @@ def test_warm_ranks_measure_graphs_one_after_the_other(tmp_path):
         if graphs:
             assert "cpu_bound" not in record.validity.codes and record.metrics["gpu/idle_share"] < 0.05
             assert all(asked == done for asked, done in record.checks["replays"])
-    assert len(rates) == len(records) - 1 == 4
+    assert len(rates) == len(records) == 4
     for strategy in ("nccl_allreduce", "kvstore_device"):
         assert rates[strategy, True] > 2 * rates[strategy, False], rates
 

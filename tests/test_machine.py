@@ -12,8 +12,8 @@ import pytest
 
 import trainers.devices
 from analysis.validity.gpu_samples import summary
-from benchmarks.host.gpu_samples import Sampler, WaitingRanks
-from benchmarks.record import CellFolder, read_lines
+from benchmarks.host.gpu_samples import Sampler
+from benchmarks.record import CellFolder
 from conf import nccl, variables
 from conf.options import Refused
 from launch.machine import devices
@@ -129,7 +129,6 @@ def test_cores_are_counted_in_one_place():
         "conf/variables.py",
         "trainers/devices.py",  # which of them are near a GPU
         "benchmarks/host/cpu_load.py",  # whose load is counted
-        "benchmarks/rank/giving_back/process.py",  # what a cell left
     }
 
 
@@ -196,28 +195,6 @@ def test_what_cannot_be_sampled_is_not_known(driver, tmp_path):
     samples = checks["gpu_samples"]
     assert samples["before_memory_bytes"] is None and samples["before_busy_percent"] is None
     assert samples["processes_known"] is False and samples["samples"] == 0
-
-
-@pytest.mark.parametrize(
-    ("held", "others_gib"), [((3 << 30, None), [1.0, None]), ((5 << 30, 5 << 30), [0.0, 0.0]), ((), [None, None])]
-)
-def test_of_gpus_on_which_ranks_wait_only_what_others_use_counts(held, others_gib, driver, tmp_path):
-    driver.nvmlDeviceGetMemoryInfo = lambda handle, version: types.SimpleNamespace(used=4 << 30)
-    driver.nvmlDeviceGetUtilizationRates = lambda handle: types.SimpleNamespace(gpu=99)
-    with Sampler(CellFolder(tmp_path), ["GPU-0000", "GPU-1000"], "token", waiting=WaitingRanks("before", held)):
-        pass
-    before = next(read_lines(CellFolder(tmp_path).gpu_samples))
-    others = [gpu.get("memory_bytes") for gpu in before["gpus"]]
-    assert others == [gib if gib is None else gib * 2**30 for gib in others_gib]
-    assert not any("busy_percent" in gpu for gpu in before["gpus"]), "it was the ranks that wait"
-
-
-def test_what_waiting_ranks_hold_is_measured_after_their_first_cell(driver, tmp_path):
-    used = {"GPU-0000": [1 << 30, 3 << 30], "GPU-1000": [1 << 30, 2 << 30]}
-    driver.nvmlDeviceGetMemoryInfo = lambda handle, version: types.SimpleNamespace(used=used[handle].pop(0))
-    driver.nvmlDeviceGetUtilizationRates = lambda handle: types.SimpleNamespace(gpu=0)
-    with Sampler(CellFolder(tmp_path), [*used], "token") as sampler:
-        assert sampler.held_bytes() == (2 << 30, 1 << 30)
 
 
 def test_a_lost_gpu_is_not_sampled(driver, tmp_path):

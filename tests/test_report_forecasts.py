@@ -129,14 +129,12 @@ def test_a_cell_that_probed_its_own_exchange_is_modelled_by_that_and_not_by_its_
 
 
 def test_a_cell_measured_once_more_has_no_row_of_its_own():
-    """With predict=auto the ends of pools and the drift run have forecasts too: they ended the report with a KeyError."""
+    """With predict=auto the drift run has a forecast too: it ended the report with a KeyError."""
     machine = Machine().calibrate(batches=(64, 128))
     first = machine.measure((0, 2), 64)
     again = dataclasses.replace(first, started_at=first.started_at + 9, ended_at=first.ended_at + 9)
-    end = dataclasses.replace(first.cell, repeat=first.cell.at_pool_end().repeat)
     drift = dataclasses.replace(first.cell, repeat=-2)
     once_more = [
-        dataclasses.replace(again, record_id="e" * 32, cell=end, cell_key=end.key),
         dataclasses.replace(again, record_id="d" * 32, cell=drift, cell_key=drift.key, drift=True),
     ]
     found = known(Study.of([*machine.known, first, *once_more])).forecasts

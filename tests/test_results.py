@@ -7,7 +7,6 @@ from pathlib import Path
 from statistics import median
 
 import pytest
-from analysis.report.sections.running.warm_cold import verdicts
 
 from analysis.findings.examine import findings_of
 from analysis.findings.study import Study, open_study
@@ -282,16 +281,6 @@ def test_the_way_to_the_published_rate():
         assert same(printed, 512e3 / median(steps))
         if steps is not base:
             assert same(gain, sum(one / other - 1 for one, other in zip(base, steps, strict=True)) / len(base) * 100)
-
-
-def test_warm_ranks_of_one_gpu_measure_what_new_ones_do():
-    said = verdicts(open_study(DATA / "h200_x1" / "warm_cold"))[0].replace("\xa0", " ")
-    rows = [row for table in tables("What a cell costs") for row in table]
-    _, turns, of_rate, of_cost = next(row for row in rows if row[0] == "one H200, J")
-    for cell in (of_rate, of_cost):
-        numbers = cell.removesuffix(": **equivalent**").replace(" ms (", " (")
-        assert cell != numbers and numbers in said
-    assert f"{turns[0]} turns of A B B A): equivalent to new ranks within ±0.5 %" in said
 
 
 def test_blind_forecasts_of_one_gpu():

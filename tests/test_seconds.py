@@ -43,7 +43,6 @@ STARTS = {
     "anew": (
         {"started": "exec", "began": 11.0, "imported": 13.5}, None, {"spawn": 1.0, "imports": 2.5, "context": 0.5},
     ),
-    "warm": ({"started": "warm", "began": 11.0}, 10.5, {"settle": 0.5, "take over": 0.5, "context": 3.0}),
     "sampled while they start": ({"started": "fork", "began": 11.0}, 12.0, {"spawn": 1.0, "context": 3.0}),
     "of an earlier Ringside": ({"started": "fork"}, 12.0, {"settle": 2.0, "start": 2.0}),
 }  # fmt: skip
@@ -60,12 +59,6 @@ def test_parts_add_up_to_the_wall_time_however_ranks_start(start, settled_at, ex
 def test_on_cpu_workers_there_is_no_context():
     lines = [line("start", 14.0, device="cpu", started="fork", began=13.0), line("phase", 15.0, phase="build")]
     assert parts(lines, None, 10.0, 16.0) == {"spawn": 4.0, "connect": 1.0, "build": 1.0}
-
-
-def test_ranks_that_stay_give_back():
-    lines = [*rank_zero(started="warm", began=10.0)[:-1], line("given_back", 20.75), line("done", 20.8)]
-    found = parts(lines, None, 10.0, 21.0)
-    assert (found["give back"], found["exit"]) == (0.75, 0.25) and sum(found.values()) == 11.0
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,10 @@ import pytest
 from cells import make_cell
 from records import make_record
 
-from launch.plan.order import PlannedCell, PoolPart, ordered
+from launch.plan.order import PlannedCell
 from launch.plan.time_estimate import (
     COMPILE_SECONDS,
     FIRST_SECONDS,
-    START_SECONDS,
-    WARM_SECONDS,
     Beginning,
     estimates,
     rule_of_thumb,
@@ -83,8 +81,8 @@ def took(cell, seconds, **changes):
 
 
 def seconds_of(cells, known=(), **begun):
-    """The estimate of each of some cells that begin with new ranks, or of planned ones."""
-    planned = [one if isinstance(one, PlannedCell) else PlannedCell(one) for one in cells]
+    """The estimate of each of some cells."""
+    planned = [PlannedCell(one) for one in cells]
     return [one.seconds for one in estimates(planned, known, **begun)]
 
 
@@ -98,7 +96,7 @@ def test_no_estimate_rests_on_another_model():
 
 
 def test_a_clock_that_was_set_back_makes_no_estimate():
-    odd = took(make_cell(), -500.0, ranks=[{"rank": 0, "started": "warm", "pool": ["damaged"]}])
+    odd = took(make_cell(), -500.0)
     assert seconds_of([make_cell()], [odd]) == seconds_of([make_cell()])
 
 
@@ -117,21 +115,11 @@ def on_gpus(nccl=None, **changes):
     return dataclasses.replace(make_cell(), device="cuda", nccl=nccl or {}, **changes)
 
 
-def test_cells_take_what_their_ranks_and_their_graph_cost_them():
+def test_cells_take_what_the_first_of_a_sweep_and_their_graph_cost_them():
     cells = [on_gpus({"NCCL_ALGO": name} if name else {}) for name in ("", "Ring", "Tree")]
     new, after = seconds_of(cells[:2], begun=False)
     assert new - after == pytest.approx(FIRST_SECONDS["cuda"])
-    pool = ordered(cells, 1, 1, may_join=lambda cell: True)
-    assert [one.fresh for one in pool] == [True, False, False, False]
-    warm = START_SECONDS["cuda"] - WARM_SECONDS["cuda"]
-    assert seconds_of(pool) == pytest.approx([after, *[after - warm] * 3])
-
     compiled = [dataclasses.replace(cell, optimize="compile") for cell in cells]
-    costs = [COMPILE_SECONDS["cuda"][state] for state in ("new", "kept", "kept", "kept")]
-    pool = ordered(compiled, 1, 1, may_join=lambda cell: True)
-    assert seconds_of(pool) == pytest.approx(
-        [one + cost for one, cost in zip([after, *[after - warm] * 3], costs, strict=True)]
-    )
     assert seconds_of(compiled) == pytest.approx(
         [after + COMPILE_SECONDS["cuda"][state] for state in ("new", "cached", "cached")]
     )
@@ -139,13 +127,3 @@ def test_cells_take_what_their_ranks_and_their_graph_cost_them():
     assert seconds_of(compiled[:1], known) == seconds_of(compiled[:1]), "it compiled nothing for sure"
     known = [took(compiled[0], rule_of_thumb(compiled[0], Beginning(first=True)))]
     assert seconds_of(compiled[:1], known) == pytest.approx([after + COMPILE_SECONDS["cuda"]["cached"]])
-
-
-def test_a_warm_cell_takes_what_warm_ones_took():
-    cell = on_gpus()
-    first = took(cell, 40.0, record_id="1" * 32)
-    ranks = [{"rank": 0, "started": "warm", "pool": "p", "place": 1}]
-    going_on = dataclasses.replace(took(cell, 3.0), record_id="2" * 32, started_at=1100.0, ended_at=1103.0, ranks=ranks)
-    known = [first, going_on]
-    assert seconds_of([PlannedCell(cell, part=PoolPart.WARM)], known) == pytest.approx([3.0])
-    assert seconds_of([cell], known, begun=False) == pytest.approx([40.0])

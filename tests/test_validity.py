@@ -298,10 +298,6 @@ PLANTED = {
     ],
     "pauses": [steady("pauses", count=1.0, lost_share=0.0026)],
     "slow_rank": [steady("slowest_rank", share=0.031, noise=0.015)],
-    "pool_drift": [
-        lambda r, change=change: r.checks.update(pool_end={"first": "1" * 32, "change": change, "allowed": 0.005})
-        for change in (-0.0051, 0.0051, math.nan)
-    ],
     "unexplained": [forecast_of(low=0.9, high=0.99), forecast_of(low=1.01, high=1.02)],
     "input_bound": [loader(cost_share=0.021, low=0.001), loader(cost_share=0.5, low=3.0)],
     "samples_do_not_fill_window": [

@@ -13,7 +13,7 @@ for gpus in ${GPUS:-0,1 0}; do
   commas=${gpus//[^,]/}
   study=compiled_${model}_$((${#commas} + 1))
   cells 420 "$study" "gpus=$gpus" "model=$model" "optimize=$compile,$(small compile_graph eager)" "batch_size=$batches" \
-    "$(small benchmark.max_seconds=1 benchmark.max_seconds=0.3)" benchmark.exposed_rounds=1 "${short[@]}" engine.start=warm noise_pairs=0
+    "$(small benchmark.max_seconds=1 benchmark.max_seconds=0.3)" benchmark.exposed_rounds=1 "${short[@]}" noise_pairs=0
   studies+=("$study")
 done
 finish "${studies[@]}"

@@ -3,7 +3,7 @@
 # minutes.
 # Fills RESULTS "Forecasts", by size. Copy $out/forecasts_x8, packed, to tests/data/h200_x8/forecasts.
 . "$(dirname "$0")/eight.sh"
-brief=(predict=auto engine.start=warm noise_pairs=0 "$(small benchmark.max_seconds=0.6 benchmark.max_seconds=0.3)"
+brief=(predict=auto noise_pairs=0 "$(small benchmark.max_seconds=0.6 benchmark.max_seconds=0.3)"
   benchmark.exposed_rounds=1 "${short[@]}" study="forecasts_x$N")
 sizes="[$halves],[$all]"
 if [ "$N" = 4 ]; then sizes="[0,1,2],[$all]"; fi

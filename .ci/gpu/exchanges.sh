@@ -17,7 +17,7 @@ cells 70 exchange_server gpus=0 "${alone[@]}" strategy=kvstore_dist_sync_device,
   strategy.server_gpus=1
 if [ "${BUCKETS:-yes}" = yes ]; then
   cells 190 buckets gpus=0,1 "model=$model" "strategy.bucket_cap_mb=$(small 5,10,25,50,100,200 1,25)" "${windows[@]}" "${short[@]}" \
-    "$(again)" engine.start=warm
+    "$(again)"
 fi
 cells 110 staged gpus=0,1 "model=$model" strategy=cpu_staged,kvstore_dist_sync,kvstore_dist_async "${windows[@]}" "${short[@]}"
 finish exchange exchange_fp16 exchange_sharded exchange_server buckets staged

@@ -3,7 +3,7 @@
 # model, each forecast before its ranks start. 2 GPUs, about 9 minutes.
 # Fills RESULTS "Forecasts". Copy $out/forecasts, packed, to tests/data/h200_x2; predict_*.txt have the tables.
 . "$(dirname "$0")/common.sh"
-brief=(predict=auto engine.start=warm noise_pairs=0 "$(small benchmark.max_seconds=0.6 benchmark.max_seconds=0.3)"
+brief=(predict=auto noise_pairs=0 "$(small benchmark.max_seconds=0.6 benchmark.max_seconds=0.3)"
   benchmark.exposed_rounds=1 "${short[@]}")
 both=strategy=nccl_allreduce,kvstore_device
 forecast() { cells "$@" study=forecasts "${brief[@]}"; }  # all of one study, so that each sweep knows those before

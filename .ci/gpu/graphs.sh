@@ -8,7 +8,7 @@ studies=()
 for one_model in $models; do
   cells 270 "graphs_$one_model" 'gpus=[0],[0,1]' "model=$one_model" "optimize=eager,$graph" \
     "batch_size=$(small 256,128,64,32,16 16,8)" "$(small benchmark.max_seconds=1 benchmark.max_seconds=0.3)" \
-    benchmark.exposed_rounds=1 "${short[@]}" engine.start=warm noise_pairs=0
+    benchmark.exposed_rounds=1 "${short[@]}" noise_pairs=0
   studies+=("graphs_$one_model")
 done
 finish "${studies[@]}"

@@ -9,10 +9,8 @@ tests() {  # SECONDS NAME MARKS FILE
 }
 LINES_SHOWN=45
 tests 200 graphs multi_gpu test_graphs.py
-tests 120 second_group multi_gpu test_second_group.py
 tests 240 calibration multi_gpu test_calibration.py
 tests 150 fastest gpu test_fastest.py
 tests 300 far_gpus multi_gpu test_far_gpus.py
 tests 150 graphs_on_one gpu test_graphs.py
-tests 100 giving_back gpu test_giving_back.py
 finish
