@@ -323,7 +323,7 @@ def test_a_cell_of_hosts_has_ranks_by_host_and_keeps_its_key():
 
 
 def test_a_launcher_hears_at_once_that_a_cell_has_ended():
-    job, token = ServedJob(NO_TOKEN, None, None), {"cell": NO_TOKEN}
+    job, token = ServedJob(NO_TOKEN), {"cell": NO_TOKEN}
     threading.Timer(0.05, job.take, (Say.STARTED, {**token, "pid": 1})).start()
     threading.Timer(0.2, job.take, (Say.ENDED, {**token, "status": 0})).start()
     began = time.monotonic()

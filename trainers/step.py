@@ -119,7 +119,7 @@ class Training:
             self.batches = kept
 
     def close(self) -> None:
-        """Give back graphs, servers and shared memory, after the last measurement."""
+        """Release graphs and servers, after the last measurement."""
         if self.graphs:
             self.graphs.close()
         self.strategy.close()

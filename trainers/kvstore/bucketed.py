@@ -15,7 +15,6 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from trainers import comm_hooks, optimizers
 from trainers.kvstore.buckets import Array, Bucket, BucketLayout
@@ -46,7 +45,6 @@ class Bucketed(Strategy):
         self.parameters: list[nn.Parameter] = []
         self.optimizer: torch.optim.Optimizer | None = None
         self._names: dict[int, str] = {}
-        self._hooks: list[RemovableHandle] = []
         self._arrived: list[int] = []  # arrays, in this step
         self._buckets_of: dict[int, list[int]] | None = None  # of each array, once they are set up
         self._missing: list[int] = []  # of each bucket: parts that have not arrived in this step
@@ -82,8 +80,7 @@ class Bucketed(Strategy):
         named = {id(parameter): name for name, parameter in model.named_parameters()}
         self._names = {number: named.get(id(parameter), "") for number, parameter in enumerate(self.parameters)}
         for number, parameter in enumerate(self.parameters):
-            arrived = functools.partial(self._gradient_arrived, number)
-            self._hooks.append(parameter.register_post_accumulate_grad_hook(arrived))
+            parameter.register_post_accumulate_grad_hook(functools.partial(self._gradient_arrived, number))
         with torch.no_grad():
             for tensor in [*self.parameters, *model.buffers()]:
                 # Over the host: where gradients do not travel by NCCL, NCCL's log must not show any traffic.
@@ -163,11 +160,6 @@ class Bucketed(Strategy):
             self.apply_weights()
         else:
             optimizer.step()
-
-    def close(self) -> None:
-        """Let go of the model: Python's garbage collection does not see through a parameter's hook, and would keep both."""
-        for hook in self._hooks:
-            hook.remove()
 
     # For subclasses.
 

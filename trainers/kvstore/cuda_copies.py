@@ -3,7 +3,6 @@ for, page-locking of existing memory, and GPU memory that another process can ad
 """
 
 import ctypes
-from collections.abc import Iterable
 
 import torch
 from cuda.bindings import driver, runtime
@@ -28,17 +27,6 @@ def page_lock(address: int, size_bytes: int) -> None:
 def device_address(address: int) -> int:
     """Return the address at which GPUs see page-locked host memory."""
     return int(checked("cudaHostGetDevicePointer", runtime.cudaHostGetDevicePointer(address, 0)))
-
-
-def give_back(locked: int, imported_addresses: Iterable[int]) -> None:
-    """Undo `page_lock` of the memory at an address, which is still mapped, and each `imported`. Waits until copies have ended.
-
-    CUDA does neither by itself: it would keep the pages, and take another mapping at the same address for them.
-    """
-    torch.cuda.synchronize()
-    checked("cudaHostUnregister", runtime.cudaHostUnregister(locked))
-    for address in imported_addresses:
-        checked("cudaIpcCloseMemHandle", runtime.cudaIpcCloseMemHandle(address))
 
 
 class CopyStream:

@@ -147,7 +147,6 @@ class PushPull(Bucketed):
 
     def close(self) -> None:
         """End the servers. Collective."""
-        super().close()
         if self.worker:
             self.worker.close()
         elif self._servers and dist.get_rank() == 0:

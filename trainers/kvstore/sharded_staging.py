@@ -125,7 +125,6 @@ class ShardedStaging(Bucketed):
 
     def close(self) -> None:
         """End the server."""
-        super().close()
         if self.worker:
             self.worker.close()
         if self._host:

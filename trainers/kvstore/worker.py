@@ -61,7 +61,6 @@ class Worker:
         self._thread: threading.Thread | None = None
         self._number = 0  # of the last exchange that was waited for
         self._only_gradients = False
-        self._imported: list[int] = []  # addresses of GPU memory of servers
         self._place = config.places.host_of(peers.rank) if config.places else 0
         first = peers.rank == (config.places.ranks[self._place][0] if config.places else 0)  # of this host
         announced = shared_memory.named(peers.from_rank_zero(shared_memory.new_path().name))
@@ -164,7 +163,6 @@ class Worker:
             handles = self._control.handles[self.config.workers :]
             near = {bucket.server for number, bucket in enumerate(self.layout.buckets) if number not in self._far}
             bases = {server: self._cuda.imported(handles[server].tobytes()) for server in near}
-            self._imported = list(bases.values())
             # 0 where the server is on another host, and nothing is copied to it.
             self.push_to = [(a := bases.get(b.server, 0)) and a + start + b.push_offset for b in self.layout.buckets]
             self._weights_at = [bases.get(b.server, 0) + b.pull_offset for b in self.layout.buckets]
@@ -282,8 +280,6 @@ class Worker:
         self.elsewhere.close()
         if self._thread:
             self._thread.join()
-        if self.on_gpu:
-            self._cuda.give_back(self.shared.address, self._imported)
 
     def staleness(self) -> dict[str, float]:
         """Return the number of updates so far and their staleness in updates, as metrics. For asynchronous servers."""

@@ -121,6 +121,5 @@ class Hierarchical(Bucketed):
 
     def close(self) -> None:
         """Take the groups apart."""
-        super().close()
         if self._groups is not None:
             self._groups.close()
