@@ -6,7 +6,6 @@ import signal
 # <linux/prctl.h>
 PR_SET_PDEATHSIG = 1
 PR_SET_TIMERSLACK = 29
-PR_GET_TIMERSLACK = 30
 TIMER_SLACK_NS = 1000  # the default is 50,000: longer than the pauses of those who poll flags
 
 
@@ -20,15 +19,5 @@ def sleep_precisely() -> None:
     _prctl(PR_SET_TIMERSLACK, TIMER_SLACK_NS)
 
 
-def timer_slack_ns() -> int:
-    """Return by how much the kernel may let a sleep of this thread last longer."""
-    return _prctl(PR_GET_TIMERSLACK, 0)
-
-
-def sleep_within(slack_ns: int) -> None:
-    """Let this thread's sleeps last up to so much longer: what `timer_slack_ns` returned before `sleep_precisely`."""
-    _prctl(PR_SET_TIMERSLACK, slack_ns)
-
-
-def _prctl(option: int, value: int) -> int:
-    return int(ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0))
+def _prctl(option: int, value: int) -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)

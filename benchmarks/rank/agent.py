@@ -126,10 +126,13 @@ class WatchfulAgent(LocalElasticAgent):
 
     def _failed(self, ended: Sequence[int]) -> list[int]:
         """Return the ranks of these that should not have ended."""
-        return [rank for rank in ended if self._ends.statuses[rank] != 0 or not self._is_done(rank)]
-
-    def _is_done(self, rank: int) -> bool:
-        return any(line["kind"] == Kind.DONE for line in read_lines(self._folder.rank_lines(rank)))
+        failed = []
+        for rank in ended:
+            lines = read_lines(self._folder.rank_lines(rank))
+            done = any(line["kind"] == Kind.DONE for line in lines)
+            if self._ends.statuses[rank] != 0 or not done:
+                failed.append(rank)
+        return failed
 
 
 def _preloaded(folder: Path) -> bool:

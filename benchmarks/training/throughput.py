@@ -153,11 +153,9 @@ class TrainingBenchmark:
             has_cost = strategy.own_work_alone
         else:
             has_cost = self.options["exchange_iterations"] and type(strategy).exchange_alone != Strategy.exchange_alone
-        return bool(has_cost) and not self._gets_longer()
-
-    def _gets_longer(self) -> bool:
-        """Return whether steps may get longer under load, as at a GPU's power cap; all ranks return the same."""
-        return self.ranks.device.type == "cuda" and stopping.gets_longer(self.longest)
+        # All ranks see the same: steps get longer under load at a GPU's power cap.
+        longer = self.ranks.device.type == "cuda" and stopping.gets_longer(self.longest)
+        return bool(has_cost) and not longer
 
     def timed(self) -> None:
         """Time windows of steps until the interval of images/sec is narrow enough, or time or iterations run out."""
