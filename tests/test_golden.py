@@ -35,16 +35,14 @@ BY_HAND = {
     "advise": 2, "cells": 4, "compare": 6, "holdout": 5, "mlflow": 4, "nccl_log": 8, "nccl_tests": 8, "p2p": 7,
     "place": 2, "plans": 40, "predict": 6, "refusals": 80, "topology": 9, "trace": 4,
 }  # fmt: skip
-# They will be removed with the study or the feature that they are about.
-UNREPORTED = {"h200_x1/warm_cold"}
-UNREPORTED_TABLES = {"clocks", "forecasts", "pools", "warm_cold"}
+# They will be removed with the feature that they are about.
+UNREPORTED_TABLES = {"clocks", "forecasts"}
 # Names and notes that will change, ids that MLflow draws, and the process that writes.
 UNSTORED_TAGS = {
     "mlflow.note.content", "mlflow.parentRunId", "mlflow.runName", "mlflow.user", "ringside.boot_id", "ringside.host",
     "ringside.pid", "ringside.pid_started", "ringside.projected",
 }  # fmt: skip
-UNREPORTED_COLUMNS = {"ranks"}  # whether the ranks of a cell were new or warm
-REPORTS = {f"report/{study.replace('/', '-')}": study for study in STUDIES if study not in UNREPORTED}
+REPORTS = {f"report/{study.replace('/', '-')}": study for study in STUDIES}
 RELATIVE_TOLERANCE = 1e-12
 ABSOLUTE_TOLERANCE = 1e-15  # what is left where two equal numbers are subtracted
 NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[-+]?\d+)?(?![\w.])")
@@ -127,7 +125,7 @@ def table_lines(text):
     for number, row in enumerate(csv.DictReader(io.StringIO(text)), start=1):
         lines.append(f"row {number}")
         for column, value in row.items():
-            if value and column not in UNREPORTED_COLUMNS:
+            if value:
                 lines.append(f"  {column}: {value}")
     return lines
 
