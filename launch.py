@@ -64,7 +64,14 @@ def main() -> int:
         from launch.sweep import run  # half a second that help and the TAB key need not wait for
 
         return run(requests, typed, beginning.BEGAN_S, small)
-    except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
+    except (
+        HydraException,
+        OmegaConfBaseException,
+        yaml.YAMLError,
+        ValueError,
+        OverflowError,
+        RecursionError,
+    ) as error:
         print(told(f"launch.py: {hydra_errors.explain(error, arguments)}"), file=sys.stderr)
         return 2
     except BrokenPipeError:  # the reader of a help, such as head, has seen enough

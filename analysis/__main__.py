@@ -15,11 +15,20 @@ from benchmarks.record.visible import close_quietly, one_line
 INTERRUPTED = 130  # exit status, as shells have it for Ctrl-C
 # command: (module that holds configure() and run(), one line of help)
 COMMANDS: dict[str, tuple[str, str]] = {
-    "topology": ("analysis.commands.topology", "show the link classes between GPUs and NICs; --svg draws the machine"),
+    "topology": (
+        "analysis.commands.topology",
+        "show the link classes between GPUs and NICs; --svg draws the machine",
+    ),
     "subsets": ("analysis.commands.subsets", "group the GPU subsets by their wiring"),
     "place": ("analysis.commands.place", "say which GPUs to take, and in which ring order"),
-    "nccl-log": ("analysis.commands.nccl_log", "say what NCCL did: transports, channels, settings, choices, warnings"),
-    "trace": ("analysis.commands.trace", "say where communication time goes, in a trace of nsys or torch.profiler"),
+    "nccl-log": (
+        "analysis.commands.nccl_log",
+        "say what NCCL did: transports, channels, settings, choices, warnings",
+    ),
+    "trace": (
+        "analysis.commands.trace",
+        "say where communication time goes, in a trace of nsys or torch.profiler",
+    ),
     "nccl-tests": (
         "analysis.commands.nccl_tests",
         "read output of nccl-tests 2.0 to 2.19 (text or JSON); flag inconsistent tables",
@@ -32,8 +41,14 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "analysis.commands.report",
         "write the report of a study, or of several, with figures and tables; --bundle: an archive that others can check",
     ),
-    "verify": ("analysis.commands.verify", "derive every record again from the raw lines of its ranks, and compare"),
-    "seconds": ("analysis.commands.seconds", "say where the time of each cell went, and that of the sweep around them"),
+    "verify": (
+        "analysis.commands.verify",
+        "derive every record again from the raw lines of its ranks, and compare",
+    ),
+    "seconds": (
+        "analysis.commands.seconds",
+        "say where the time of each cell went, and that of the sweep around them",
+    ),
     "predict": (
         "analysis.commands.predict",
         "say what cells should give before they run; --holdout: how good such forecasts were",
@@ -42,7 +57,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "analysis.commands.predicted.advise",
         "say which GPUs, strategy and NCCL settings to take by forecast, and which cells are worth measuring to decide",
     ),
-    "compare": ("analysis.commands.compare", "say how two studies differ, or two outputs of nccl-tests or p2p"),
+    "compare": (
+        "analysis.commands.compare",
+        "say how two studies differ, or two outputs of nccl-tests or p2p",
+    ),
 }
 
 
@@ -55,7 +73,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         for name, (module, text) in COMMANDS.items():
             sub = commands.add_parser(name, help=text, description=text)
-            if arguments[:1] == [name]:  # import only the command asked for: numpy and matplotlib take a second
+            if arguments[:1] == [
+                name
+            ]:  # import only the command asked for: numpy and matplotlib take a second
                 modules[name] = importlib.import_module(module)
                 modules[name].configure(sub)
         parsed = parser.parse_args(arguments)

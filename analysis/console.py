@@ -23,7 +23,9 @@ class SafeConsole(Console):
         """Return a text as rich prints it; escaped here it has the width that a table makes room for."""
         return super().render_str(visible(text), **how)
 
-    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
         """Yield what rich would print; its own codes (colours, the cursor) are no text and stay."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(visible(segment.text), segment.style)

@@ -7,6 +7,11 @@ class UnreadableInput(ValueError):
 
 def said(error: Exception) -> str:
     """Return what an error says; of one of the operating system the file first, without the number."""
-    if isinstance(error, OSError) and error.filename and error.strerror and str(error).startswith("[Errno"):
+    if (
+        isinstance(error, OSError)
+        and error.filename
+        and error.strerror
+        and str(error).startswith("[Errno")
+    ):
         return f"{error.filename}: {error.strerror[:1].lower()}{error.strerror[1:]}"
     return str(error)

@@ -42,7 +42,9 @@ def read_bytes(file: str | Path, largest: int) -> bytes:
     with standard_input if str(file) == "-" else Path(file).open("rb") as stream:
         packed = stream.peek(len(GZIP))[: len(GZIP)] == GZIP
         try:
-            return b"".join(pieces(gzip.GzipFile(fileobj=stream) if packed else stream, str(file), largest))
+            return b"".join(
+                pieces(gzip.GzipFile(fileobj=stream) if packed else stream, str(file), largest)
+            )
         except CUT:
             raise UnreadableInput(f"{file}: cut or damaged gzip file") from None
 
@@ -53,7 +55,9 @@ def pieces(stream: BinaryIO | gzip.GzipFile, name: str, largest: int) -> Iterato
     while part := stream.read(PIECE):
         size += len(part)
         if size > largest:
-            raise UnreadableInput(f"{name}: more than {largest >> 20} MiB; no file of this kind is so large")
+            raise UnreadableInput(
+                f"{name}: more than {largest >> 20} MiB; no file of this kind is so large"
+            )
         yield part
 
 
@@ -69,7 +73,11 @@ def table_of(content: Mapping[str, Any], name: str) -> dict[str, Any]:
     table = tables.get(name) if isinstance(tables, dict) else None
     if not isinstance(table, dict):
         state = content.get("state")
-        why = f"the cell is {state}" if state not in (None, "finished") else f"it has no tables.{name}"
+        why = (
+            f"the cell is {state}"
+            if state not in (None, "finished")
+            else f"it has no tables.{name}"
+        )
         raise UnreadableInput(f"{_accepted(name)}; {why}")
     return table
 
@@ -80,7 +88,11 @@ def damage_told(name: str) -> Iterator[None]:
     try:
         yield
     except (AttributeError, IndexError, KeyError, TypeError, ValueError, OverflowError) as error:
-        what = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else f"a {type(error).__name__}"
+        what = (
+            f"{error.args[0]!r} is missing"
+            if isinstance(error, KeyError)
+            else f"a {type(error).__name__}"
+        )
         said = str(error) if isinstance(error, UnreadableInput) else what
         raise UnreadableInput(f"{_accepted(name)}; tables.{name} is damaged ({said})") from None
 

@@ -14,7 +14,9 @@ from conf.targets import locate_without_torch
 
 Line = Mapping[str, Any]
 RankLines = Mapping[int, Sequence[Line]]  # what each rank wrote, in its order
-WithinRun = dict[str, dict[str, float]]  # {metric: its 95 % interval inside the run: low, high, and how it was found}
+WithinRun = dict[
+    str, dict[str, float]
+]  # {metric: its 95 % interval inside the run: low, high, and how it was found}
 FIELDS = ("metrics", "within_run", "series", "tables", "model", "checks")  # of a `result` line
 
 
@@ -38,7 +40,9 @@ class Derived:
         """Return FIELDS as the record has them: these values, and the facts of rank 0's `result` line."""
         whole = {name: {**getattr(self, name), **result.get(name, {})} for name in FIELDS}
         whole["metrics"] = _floats(whole["metrics"])
-        whole["within_run"] = {name: _floats(interval) for name, interval in whole["within_run"].items()}
+        whole["within_run"] = {
+            name: _floats(interval) for name, interval in whole["within_run"].items()
+        }
         return whole
 
 
@@ -79,8 +83,13 @@ def complete(lines: RankLines, cell: Cell) -> dict[str, Any] | None:
         whole = _checked(derived, result)
     except IncompleteLines:
         raise
-    except (Exception, SystemExit) as error:  # a benchmark of the user may raise anything, and ends only its cell
-        raise IncompleteLines(f"the lines do not fit each other ({type(error).__name__}: {error})") from error
+    except (
+        Exception,
+        SystemExit,
+    ) as error:  # a benchmark of the user may raise anything, and ends only its cell
+        raise IncompleteLines(
+            f"the lines do not fit each other ({type(error).__name__}: {error})"
+        ) from error
     met = of_kind(lines[0], "peers", has="rows")
     if not met:
         return whole
@@ -107,7 +116,9 @@ def reported(lines: Sequence[Line]) -> Reported | None:
     start = next(iter(of_kind(lines, "start")), None)
     if start is None:
         return None
-    facts = {name: value for name, value in start.items() if name not in ("kind", "time", "versions")}
+    facts = {
+        name: value for name, value in start.items() if name not in ("kind", "time", "versions")
+    }
     return Reported({**facts, "done": bool(of_kind(lines, "done"))}, start["versions"])
 
 
@@ -119,7 +130,9 @@ def result_line(lines: RankLines) -> Line | None:
 def of_kind(lines: Iterable[Line], kind: str, has: str = "kind", **wanted: Any) -> list[Line]:
     """Return the lines of one kind that have the field `has` and in which these fields have these values."""
     chosen = [line for line in lines if line["kind"] == kind and has in line]
-    return [line for line in chosen if all(line.get(name) == value for name, value in wanted.items())]
+    return [
+        line for line in chosen if all(line.get(name) == value for name, value in wanted.items())
+    ]
 
 
 def together(lines: RankLines, kind: str, has: str = "kind", **wanted: Any) -> list[list[Line]]:
@@ -132,7 +145,9 @@ def together(lines: RankLines, kind: str, has: str = "kind", **wanted: Any) -> l
     for rank, own in enumerate(by_rank):
         if len(own) != len(by_rank[0]):
             what = " ".join([kind, *map(str, wanted.values())])
-            raise IncompleteLines(f"rank {rank} has {len(own)} lines `{what}`, rank 0 has {len(by_rank[0])}")
+            raise IncompleteLines(
+                f"rank {rank} has {len(own)} lines `{what}`, rank 0 has {len(by_rank[0])}"
+            )
     return [list(of_ranks) for of_ranks in zip(*by_rank, strict=True)]
 
 

@@ -31,12 +31,16 @@ def refuse(cell: Cell, room: Room) -> None:
     choice = groups.choice("benchmark", cell.benchmark["name"])
     code = choice.code
     if "derive" in code and not choice.is_ours:
-        locate_without_torch(code["derive"])  # a file of the user is tried before its cell is measured, not after
+        locate_without_torch(
+            code["derive"]
+        )  # a file of the user is tried before its cell is measured, not after
     if "refuse" in code:
         called(code["refuse"], cell, room)
 
 
-def refuse_too_little_shared(needed_bytes: int, free_bytes: int | None, who: str, instead: str) -> None:
+def refuse_too_little_shared(
+    needed_bytes: int, free_bytes: int | None, who: str, instead: str
+) -> None:
     """Refuse what needs more shared memory than is free on its host; None: not known. `who` begins the sentence.
 
     Raises:

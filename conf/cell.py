@@ -11,7 +11,10 @@ from typing import Any
 
 IMAGES, SAMPLES = "images", "samples"  # what a model is trained on, and what is counted
 # Values of `optimize`: those that compile the model, and those that replay a step as a CUDA graph.
-COMPILED, GRAPHED = ("compile", "max", "compile_graph", "max_graph"), ("graph", "compile_graph", "max_graph")
+COMPILED, GRAPHED = (
+    ("compile", "max", "compile_graph", "max_graph"),
+    ("graph", "compile_graph", "max_graph"),
+)
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,13 @@ ONLY_IF_SAID = ("inputs", "data", "hosts", "server_hosts", *OF_ADAMW)
 # What two cells with equal compiled graphs may differ in. Everything else decides, or could decide, what is compiled.
 NOT_COMPILED = ("nccl", "benchmark", "repeat", "labels", "profiler", "profiler_options", "declared")
 # What a benchmark's YAML says of how its cells are compared: the rule `compared`. Lists are of texts.
-COMPARED: dict[str, type] = {"metric": str, "less_is_better": bool, "rate": str, "may_differ": list, "work": list}
+COMPARED: dict[str, type] = {
+    "metric": str,
+    "less_is_better": bool,
+    "rate": str,
+    "may_differ": list,
+    "work": list,
+}
 
 
 @dataclass(frozen=True)
@@ -110,7 +119,9 @@ class Cell:
     labels: tuple[str, ...] = ()  # what differs from the defaults, for people; no part of the key
     server_gpus: tuple[int, ...] = ()  # one for each server that keeps weights on a GPU
     profiler_options: dict[str, Any] = field(default_factory=dict)  # empty without a profiler
-    data: dict[str, Any] = field(default_factory=dict)  # name, loader, options; empty: synthetic batches
+    data: dict[str, Any] = field(
+        default_factory=dict
+    )  # name, loader, options; empty: synthetic batches
     hosts: tuple[str, ...] = ()  # in rank order; empty: this machine
     server_hosts: tuple[str, ...] = ()  # one for each server, where the cell has hosts
     # By group, rules of its YAML: target, derive, section, exchange, compared; sha256 of a file of the user's own.
@@ -131,9 +142,15 @@ class Cell:
         """What decides what torch compiles, as text: equal for cells with equal graphs, empty for one that is not compiled."""
         if not self.compiled:
             return ""
-        alike = dataclasses.replace(self, optimize=self.optimize.removesuffix("_graph"))  # captured or not
-        deciding = {name: value for name, value in alike.to_dict().items() if name not in NOT_COMPILED}
-        deciding["declared"] = {group: rules for group, rules in self.declared.items() if group != "benchmark"}
+        alike = dataclasses.replace(
+            self, optimize=self.optimize.removesuffix("_graph")
+        )  # captured or not
+        deciding = {
+            name: value for name, value in alike.to_dict().items() if name not in NOT_COMPILED
+        }
+        deciding["declared"] = {
+            group: rules for group, rules in self.declared.items() if group != "benchmark"
+        }
         return json.dumps(deciding, sort_keys=True)
 
     @property
@@ -149,15 +166,24 @@ class Cell:
     @property
     def members(self) -> tuple[int | str, ...]:
         """The devices of the ranks, in rank order: ids on this machine; '<host>:<id>' where the cell has hosts."""
-        return tuple(f"{host}:{gpu}" for host in self.hosts for gpu in self.gpus) if self.hosts else self.gpus
+        return (
+            tuple(f"{host}:{gpu}" for host in self.hosts for gpu in self.gpus)
+            if self.hosts
+            else self.gpus
+        )
 
     @property
     def places(self) -> tuple[ProcessPlace, ...]:
         """Where each process runs, by its number: the ranks, all of one host after all of another, then the servers."""
-        ranks = [ProcessPlace("rank", host, gpu) for host in self.hosts or ("",) for gpu in self.gpus]
+        ranks = [
+            ProcessPlace("rank", host, gpu) for host in self.hosts or ("",) for gpu in self.gpus
+        ]
         hosts = self.server_hosts or ("",) * self.servers
         gpus = self.server_gpus or (None,) * self.servers
-        return (*ranks, *(ProcessPlace("server", host, gpu) for host, gpu in zip(hosts, gpus, strict=True)))
+        return (
+            *ranks,
+            *(ProcessPlace("server", host, gpu) for host, gpu in zip(hosts, gpus, strict=True)),
+        )
 
     @property
     def every_host(self) -> tuple[str, ...]:
@@ -205,7 +231,9 @@ class Cell:
         if self.benchmark["name"] != "throughput":
             parts.insert(0, self.benchmark["name"])
         parts += self.labels
-        parts += [f"{name.removeprefix('NCCL_')}={value}" for name, value in sorted(self.nccl.items())]
+        parts += [
+            f"{name.removeprefix('NCCL_')}={value}" for name, value in sorted(self.nccl.items())
+        ]
         return " · ".join(parts)
 
     @property
@@ -224,7 +252,9 @@ class Cell:
     def folder(self) -> str:
         """The name of the cell's folder: readable, safe, and unique by the key."""
         gpus = "-".join(map(str, self.gpus))
-        kind = f"{self.model.name}-{self.strategy['name']}" if self.trains else self.benchmark["name"]
+        kind = (
+            f"{self.model.name}-{self.strategy['name']}" if self.trains else self.benchmark["name"]
+        )
         hosts = f"{len(self.hosts)}x" if self.hosts else ""
         return f"{kind}-{hosts}gpus{gpus}-{self.key[:10]}"
 
@@ -233,14 +263,21 @@ class Cell:
 
         A report does this for thousands of records: dataclasses.asdict, which copies every value, would take far longer.
         """
-        nested: dict[str, dict[str, Any]] = {"model": dict(vars(self.model)), "optimizer": dict(vars(self.optimizer))}
+        nested: dict[str, dict[str, Any]] = {
+            "model": dict(vars(self.model)),
+            "optimizer": dict(vars(self.optimizer)),
+        }
         if self.model.inputs == IMAGES:
             del nested["model"]["inputs"]
         if self.optimizer.name == "sgd":
-            nested["optimizer"] = {one: value for one, value in nested["optimizer"].items() if one not in OF_ADAMW}
+            nested["optimizer"] = {
+                one: value for one, value in nested["optimizer"].items() if one not in OF_ADAMW
+            }
         plain = {**vars(self), **nested, **{name: list(getattr(self, name)) for name in LISTS}}
         said = {name: value for name, value in plain.items() if value or name not in ONLY_IF_SAID}
-        return said | ({"places": [list(vars(one).values()) for one in self.places]} if self.hosts else {})
+        return said | (
+            {"places": [list(vars(one).values()) for one in self.places]} if self.hosts else {}
+        )
 
     @staticmethod
     def from_dict(plain: Mapping[str, Any]) -> "Cell":
@@ -261,7 +298,9 @@ class Cell:
             raise TypeError(f"declared.benchmark.compared={compared!r:.100}")
         nested = {"model": Network(**plain["model"]), "optimizer": Optimizer(**plain["optimizer"])}
         lists = {name: tuple(plain[name]) for name in LISTS if name in plain}
-        said = {name: value for name, value in plain.items() if name != "places"}  # it follows from the hosts
+        said = {
+            name: value for name, value in plain.items() if name != "places"
+        }  # it follows from the hosts
         return Cell(**{**said, **nested, **lists})
 
 
@@ -270,9 +309,15 @@ def _check_hosts(plain: Mapping[str, Any], servers: int) -> None:
     for name in ("hosts", "server_hosts"):
         found = plain.get(name, ())
         is_list = isinstance(found, list | tuple)
-        if not is_list or not all(isinstance(one, str) and HOST_NAME.fullmatch(one) for one in found):
+        if not is_list or not all(
+            isinstance(one, str) and HOST_NAME.fullmatch(one) for one in found
+        ):
             raise TypeError(f"{name}={found!r:.100}")
-    hosts, on, gpus = plain.get("hosts", ()), plain.get("server_hosts", ()), plain.get("server_gpus", ())
+    hosts, on, gpus = (
+        plain.get("hosts", ()),
+        plain.get("server_hosts", ()),
+        plain.get("server_gpus", ()),
+    )
     if len(set(hosts)) < len(hosts) or len(hosts) * len(plain["gpus"]) > MOST_RANKS:
         raise TypeError(f"hosts={hosts!r:.100}")
     if len(on) != (servers if hosts else 0):
@@ -285,4 +330,9 @@ def _can_be_compared(rule: Mapping[str, Any]) -> bool:
     """Tell whether a rule has what COMPARED names, each of its type."""
     values = {name: rule[name] for name in COMPARED}
     typed = all(isinstance(values[name], kind) for name, kind in COMPARED.items())
-    return typed and all(isinstance(one, str) for value in values.values() if isinstance(value, list) for one in value)
+    return typed and all(
+        isinstance(one, str)
+        for value in values.values()
+        if isinstance(value, list)
+        for one in value
+    )

@@ -32,7 +32,17 @@ FLAGS = (
 )
 CONFIG_DIR = ("-cd", "--config-dir")
 FOLDERS = ("-cp", "--config-path", *CONFIG_DIR)
-VALUED = ("-c", "--cfg", "-p", "--package", "-cp", "--config-path", "-cn", "--config-name", *CONFIG_DIR)
+VALUED = (
+    "-c",
+    "--cfg",
+    "-p",
+    "--package",
+    "-cp",
+    "--config-path",
+    "-cn",
+    "--config-name",
+    *CONFIG_DIR,
+)
 LAUNCHER = re.compile(r"[+~]*hydra[/.]launcher\b")
 LONGEST_ARGUMENT = 20_000  # characters; every subset of 8 GPUs, written out, takes 2,000
 INFO = ("-i", "--info")
@@ -41,7 +51,17 @@ PREFIX = re.compile(r"(engine\.prefix=)\[([^'\"\[\]]+)\]")
 # An option of a group, with one value: a word, a list or a text in quotes.
 ONE_VALUE = re.compile(r"""((\w+)\.[\w.]+=)([\w.+-]+|\[[\w.,-]*\]|'[^'\\]*'|"[^"\\]*")""")
 QUOTED = re.compile(r"""(['"])[\w.+-]*\1""")
-INFORMING = ("-h", "--help", "--hydra-help", "--version", "-sc", "--shell-completion", "-c", "--cfg", *INFO)
+INFORMING = (
+    "-h",
+    "--help",
+    "--hydra-help",
+    "--version",
+    "-sc",
+    "--shell-completion",
+    "-c",
+    "--cfg",
+    *INFO,
+)
 # Paths are what they are: Hydra accepts letters beyond ASCII, `#`, `(` and others in quotes only.
 PATHS = re.compile(
     r"((?:output_dir|hosts|topology|tracking\.uri|engine\.(?:folder|python|ssh_config)|profiler\.nsys_path)=)"
@@ -49,7 +69,9 @@ PATHS = re.compile(
     re.ASCII,
 )
 # NCCL settings whose values may hold characters that Hydra accepts in quotes only.
-SELECTIONS = re.compile(r"(nccl\.(?:algo|proto|ib_hca|socket_ifname)=)([^'\",\[\](){}$]*[\^;=][^'\",\[\](){}$]*)")
+SELECTIONS = re.compile(
+    r"(nccl\.(?:algo|proto|ib_hca|socket_ifname)=)([^'\",\[\](){}$]*[\^;=][^'\",\[\](){}$]*)"
+)
 
 
 def normalise(arguments: Sequence[str]) -> list[str]:
@@ -81,7 +103,9 @@ def in_each_choice(arguments: Sequence[str]) -> list[str]:
     """
     if not {"-m", "--multirun"}.intersection(arguments):
         return [*arguments]
-    swept = {group for group in WITH_RULES if any(re.match(f"{group}=.*[,(]", one) for one in arguments)}
+    swept = {
+        group for group in WITH_RULES if any(re.match(f"{group}=.*[,(]", one) for one in arguments)
+    }
     return [
         f"{found[1]}choice({QUOTED.sub(_quoted_twice, found[3])})"
         if (found := ONE_VALUE.fullmatch(one)) and found[2] in swept
@@ -143,8 +167,12 @@ def separated(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
             waiting = "" if equals else name
             continue
         if waiting in VALUED and equals and waiting not in FOLDERS:
-            raise Refused(f"{waiting} {argument}: {waiting} has no value; {argument} would be taken for it")
-        (options if waiting in VALUED or (waiting in INFO and not equals) else overrides).append(argument)
+            raise Refused(
+                f"{waiting} {argument}: {waiting} has no value; {argument} would be taken for it"
+            )
+        (options if waiting in VALUED or (waiting in INFO and not equals) else overrides).append(
+            argument
+        )
         waiting = ""
     return list(_with_info(options)), overrides
 
@@ -161,14 +189,18 @@ def _rewritten(argument: str) -> str:
     """Return one override as Hydra shall read it. Raises Refused."""
     key, equals, _ = argument.partition("=")
     if not argument.startswith("~") and not (equals and key.strip("+")):
-        raise Refused(f"{argument!r}: accepted is option=value; python launch.py --help shows examples")
+        raise Refused(
+            f"{argument!r}: accepted is option=value; python launch.py --help shows examples"
+        )
     if LAUNCHER.match(argument):
         raise Refused(
             f"{argument}: Hydra's launchers run each cell by itself, and cells that are compared must be one sweep; accepted is "
             "engine=slurm, with engine.submit=true to submit the whole command, or engine=ssh"
         )
     if "${" in argument:
-        raise Refused(f"{argument}: a record would keep what it stands for; let the shell expand it, or write it out")
+        raise Refused(
+            f"{argument}: a record would keep what it stands for; let the shell expand it, or write it out"
+        )
     group, _, option = key.lstrip("+~").partition(".")
     if group in WITH_RULES and option.partition(".")[0] in RULES:
         raise Refused(

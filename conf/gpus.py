@@ -18,7 +18,9 @@ NUMBER = re.compile(r"0|[1-9][0-9]{0,3}")
 UUID = re.compile(r"(GPU|MIG)-[0-9A-Za-z-]{4,64}")
 BUS_ID = re.compile(r"([0-9A-Fa-f]{4,8}:)?[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]")
 PLAIN_WORDS = ("all", "each", "pairs", "scale")
-WORD = re.compile(r"all|each|pairs|scale|classes(:[1-9][0-9]{0,3})?|(best|worst|worst_order|advise):[1-9][0-9]{0,3}")
+WORD = re.compile(
+    r"all|each|pairs|scale|classes(:[1-9][0-9]{0,3})?|(best|worst|worst_order|advise):[1-9][0-9]{0,3}"
+)
 # One subset is `0+3`, `[0,3]` or `'0,3'`; quotes are also accepted around each device of a list.
 TOKEN = r"[0-9A-Za-z_:.-]+"
 ELEMENT = rf"(?:{TOKEN}|'{TOKEN}'|\"{TOKEN}\")"
@@ -47,7 +49,9 @@ FORMS = (
 
 def by_link(tokens: Sequence[str]) -> bool:
     """Return whether a `gpus` list is a word that needs the machine's topology."""
-    return len(tokens) == 1 and tokens[0] not in PLAIN_WORDS and WORD.fullmatch(tokens[0]) is not None
+    return (
+        len(tokens) == 1 and tokens[0] not in PLAIN_WORDS and WORD.fullmatch(tokens[0]) is not None
+    )
 
 
 @dataclass(frozen=True)
@@ -71,11 +75,17 @@ class Grammar:
             Refused: the text is no set, with the right form.
         """
         start = f"{self.option}="
-        return [start + self.canonical(text[len(start) :]) if text.startswith(start) else text for text in arguments]
+        return [
+            start + self.canonical(text[len(start) :]) if text.startswith(start) else text
+            for text in arguments
+        ]
 
     def canonical(self, text: str) -> str:
         """Return canonical Hydra text: `0,3` → `[0,3]`; `0+1,0+3` → `[0,1],[0,3]`; `pairs` → `[pairs]`. Raises Refused."""
-        sets = ((one if self.plain(one) else f"'{one}'" for one in members) for members in self._read(text))
+        sets = (
+            (one if self.plain(one) else f"'{one}'" for one in members)
+            for members in self._read(text)
+        )
         return ",".join("[" + ",".join(members) + "]" for members in sets)
 
     def one_set(self, members: Sequence[str], typed: str) -> list[str]:
@@ -84,21 +94,29 @@ class Grammar:
             if self.word.fullmatch(member):
                 if len(members) > 1:
                     kind = "number" if member.isdecimal() else "word"
-                    raise self._refused(typed, f"the {kind} {member} stands alone, not inside a {self.members}")
+                    raise self._refused(
+                        typed, f"the {kind} {member} stands alone, not inside a {self.members}"
+                    )
             elif not self.is_member(member):
                 raise self._refused(typed, self._unknown(member))
         repeated = next((member for member in members if members.count(member) > 1), None)
         if repeated is not None:
             twice = f"{self.member} {repeated} is named twice"
-            raise Refused(f"{self.option}={typed}: {twice}; each may appear once in a {self.members}")
+            raise Refused(
+                f"{self.option}={typed}: {twice}; each may appear once in a {self.members}"
+            )
         return [*members]
 
     def _read(self, text: str) -> list[list[str]]:
         """Return the sets that a text names; words are not expanded yet. Raises Refused."""
         if function := re.match(r"(range|interval|glob|shuffle|sort|tag)\(", text):
             raise self._refused(text, f"{function[1]}(…) is not accepted")
-        choice = re.fullmatch(r"choice\((.*)\)", text)  # Hydra's explicit sweep: each element is a set
-        inner = choice[1] if choice else text.replace("\\,", "+")  # an escaped comma joins, as `+` does
+        choice = re.fullmatch(
+            r"choice\((.*)\)", text
+        )  # Hydra's explicit sweep: each element is a set
+        inner = (
+            choice[1] if choice else text.replace("\\,", "+")
+        )  # an escaped comma joins, as `+` does
         if not PARTS.fullmatch(inner):
             raise self._refused(text, self._fault(inner))
         parts = [match[0] for match in PART.finditer(inner)]
@@ -108,7 +126,9 @@ class Grammar:
             return [self.one_set(bare, text)]
         sets = [self.one_set(re.findall(TOKEN, part), text) for part in parts]
         may_be_alone = choice or (self.alone_beside_sets and len(bare) < len(parts))
-        if members and not may_be_alone and (len(members) > 1 or len(bare) > 1):  # 0,1,2+3 and 0,all
+        if (
+            members and not may_be_alone and (len(members) > 1 or len(bare) > 1)
+        ):  # 0,1,2+3 and 0,all
             how = (
                 ""
                 if self.alone_beside_sets
@@ -127,7 +147,11 @@ class Grammar:
         if spaces := re.search(r"\s", text):
             return f"has a space or line break ({spaces[0]!r})"
         tokens = re.split(r"[,+\[\]'\"]", text)
-        wrong = [one for one in tokens if one and not self.is_member(one) and not self.word.fullmatch(one)]
+        wrong = [
+            one
+            for one in tokens
+            if one and not self.is_member(one) and not self.word.fullmatch(one)
+        ]
         return self._unknown(wrong[0]) if wrong else "has an empty or unclosed part"
 
     def _unknown(self, token: str) -> str:
@@ -142,7 +166,9 @@ def _is_plain(text: str) -> bool:
     return bool(NUMBER.fullmatch(text)) or text in (*PLAIN_WORDS, "classes")
 
 
-GPUS = Grammar("gpus", "GPU", "subset", "GPU id, UUID, PCI bus id or word", FORMS, _is_device, WORD, _is_plain)
+GPUS = Grammar(
+    "gpus", "GPU", "subset", "GPU id, UUID, PCI bus id or word", FORMS, _is_device, WORD, _is_plain
+)
 
 
 def expand(word: str, members: Sequence[T]) -> list[tuple[T, ...]]:
@@ -156,5 +182,7 @@ def expand(word: str, members: Sequence[T]) -> list[tuple[T, ...]]:
         return list(itertools.combinations(every, 2))
     if word == "scale":
         counts = [1 << power for power in range(len(every).bit_length())]
-        return [every[:count] for count in dict.fromkeys([*counts, len(every)]) if count <= len(every)]
+        return [
+            every[:count] for count in dict.fromkeys([*counts, len(every)]) if count <= len(every)
+        ]
     raise Refused(f"gpus={word}: accepted are a subset or {', '.join(PLAIN_WORDS)}")

@@ -87,7 +87,11 @@ class Choice:
     def why_no_graph(self, options: Mapping[str, Any]) -> str:
         """Return why no CUDA graph can hold a step of a strategy with these options, for people; empty: one can."""
         if not self.rules.get("graph", False):
-            able = [name for name in choices("strategy") if choice("strategy", name).rules.get("graph", False)]
+            able = [
+                name
+                for name in choices("strategy")
+                if choice("strategy", name).rules.get("graph", False)
+            ]
             return f"strategy={self.name} needs the host in each step (not so {', '.join(able)})"
         for name, limits in self.accepts.items():
             if options.get(name) in limits.get("not_in_graph", ()):
@@ -110,10 +114,15 @@ class Choice:
         """
         target = self.rules["_target_"]
         if not self.is_ours:  # tests hold our own files to what they name
-            for rule, dotted in (("_target_", target), *((f"code.{name}", one) for name, one in self.code.items())):
+            for rule, dotted in (
+                ("_target_", target),
+                *((f"code.{name}", one) for name, one in self.code.items()),
+            ):
                 source_file(f"{self.path}: {rule}", dotted)
         known: dict[str, Any] = {"target": target}
-        known |= {name: self.code[name] for name in ("derive", "section", "exchange") if name in self.code}
+        known |= {
+            name: self.code[name] for name in ("derive", "section", "exchange") if name in self.code
+        }
         if "compared" in self.rules:
             known["compared"] = self.rules["compared"]
         code_hash = sha256_of_foreign_code(f"{self.path}: _target_", target)
@@ -132,12 +141,16 @@ def search_also(folders: Iterable[Path]) -> None:
             for path in (*folder.glob("*.yaml"), *folder.glob("*/*.yaml")):
                 refuse_too_large(path)
     except OSError as error:
-        raise Refused(f"--config-dir: {error.filename}: cannot be read ({error.strerror})") from None
+        raise Refused(
+            f"--config-dir: {error.filename}: cannot be read ({error.strerror})"
+        ) from None
 
 
 def files(group: str) -> dict[str, Path]:
     """Return the YAML files of a group by their names, sorted."""
-    found = {path.stem: path for folder in reversed(_folders) for path in (folder / group).glob("*.yaml")}
+    found = {
+        path.stem: path for folder in reversed(_folders) for path in (folder / group).glob("*.yaml")
+    }
     return dict(sorted(found.items()))
 
 
@@ -155,7 +168,9 @@ def choice(group: str, name: Any) -> Choice:
     path = _file(group, name)
     if path is None:
         known = choices(group)
-        raise Refused(f"{group}.name={name}: accepted are {', '.join(known)}{closest(str(name), known)}")
+        raise Refused(
+            f"{group}.name={name}: accepted are {', '.join(known)}{closest(str(name), known)}"
+        )
     return _read(group, name, path)
 
 
@@ -169,7 +184,9 @@ def _file(group: str, name: Any) -> Path | None:
     """Return the YAML file of a choice; None where no folder has it."""
     if not isinstance(name, str) or not FILE_NAME.fullmatch(name):
         return None
-    return next((path for folder in _folders if (path := folder / group / f"{name}.yaml").exists()), None)
+    return next(
+        (path for folder in _folders if (path := folder / group / f"{name}.yaml").exists()), None
+    )
 
 
 @functools.cache
@@ -188,9 +205,13 @@ def _read(group: str, name: str, path: Path) -> Choice:
     rules = {rule: content.pop(rule) for rule in RULES if rule in content}
     check_rules(path, content, rules)
     if content.get("name") != name:
-        raise Refused(f"{path}: name is {content.get('name')!r}; accepted is {name}, the name of the file")
+        raise Refused(
+            f"{path}: name is {content.get('name')!r}; accepted is {name}, the name of the file"
+        )
     if group in WITH_TARGET and "_target_" not in rules:
-        raise Refused(f"{path}: has no _target_, the dotted name of the class or function that a rank calls")
+        raise Refused(
+            f"{path}: has no _target_, the dotted name of the class or function that a rank calls"
+        )
     return Choice(group, name, path, cast(dict[str, Any], content), rules)
 
 
@@ -209,7 +230,9 @@ def options(group: str, given: Any) -> dict[str, Any]:
         else:
             _check_option(one, name, value)
     if missing := [name for name in one.options if name not in given]:
-        raise Refused(f"{group}.{missing[0]}: has no value; accepted is for instance {one.options[missing[0]]}")
+        raise Refused(
+            f"{group}.{missing[0]}: has no value; accepted is for instance {one.options[missing[0]]}"
+        )
     for conflict in one.rules.get("conflicts", ()):
         if all(given[name] == value for name, value in conflict.items()):
             first, *others = (f"{group}.{name}={value}" for name, value in conflict.items())
@@ -231,7 +254,9 @@ def _check_option(one: Choice, name: str, value: Any) -> None:
     full = f"{one.group}.{name}"
     if name not in one.options:
         known = ", ".join(one.options)
-        raise Refused(f"{full}={value}: {one.name} has the options {known}{closest(str(name), one.options)}")
+        raise Refused(
+            f"{full}={value}: {one.name} has the options {known}{closest(str(name), one.options)}"
+        )
     default, limits = one.options[name], one.limits(name)
     if isinstance(default, bool) and not isinstance(value, bool):
         raise Refused(f"{full}={value}: accepted are true and false")
@@ -264,8 +289,13 @@ def resolved(group: str, given: Mapping[str, Any], device: str, ranks: int) -> d
             )
     if left := [name for name, value in values.items() if value == "auto"]:
         raise Refused(f"{group}.{left[0]}=auto: {one.path} does not say what it means on {device}")
-    usual = {name: meaning(one.rules["auto"][name], values, device) for name in one.rules.get("unsaid", ())}
-    return {name: value for name, value in values.items() if name not in usual or value != usual[name]}
+    usual = {
+        name: meaning(one.rules["auto"][name], values, device)
+        for name in one.rules.get("unsaid", ())
+    }
+    return {
+        name: value for name, value in values.items() if name not in usual or value != usual[name]
+    }
 
 
 def meaning(rule: Any, values: Mapping[str, Any], device: str) -> Any:
@@ -278,7 +308,11 @@ def meaning(rule: Any, values: Mapping[str, Any], device: str) -> Any:
     """
     if isinstance(rule, list):
         rule = next(
-            (case["value"] for case in rule if all(values[name] == one for name, one in case.get("where", {}).items())),
+            (
+                case["value"]
+                for case in rule
+                if all(values[name] == one for name, one in case.get("where", {}).items())
+            ),
             "auto",
         )
     if isinstance(rule, dict):

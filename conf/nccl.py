@@ -51,7 +51,9 @@ class Nccl:
     p2p_use_cuda_memcpy: int | None = switch("1: peer copies by the copy engine")
     p2p_nvl_chunksize: int | None = number("bytes of a send/recv chunk over NVLink", 1, 1 << 30)
     p2p_pci_chunksize: int | None = number("bytes of a send/recv chunk over PCIe", 1, 1 << 30)
-    p2p_net_chunksize: int | None = number("bytes of a send/recv chunk over the network", 1, 1 << 30)
+    p2p_net_chunksize: int | None = number(
+        "bytes of a send/recv chunk over the network", 1, 1 << 30
+    )
     shm_disable: int | None = switch("1: no shared-memory transport")
     shm_use_cuda_memcpy: int | None = switch("1: copy engine for shared memory")
     shm_memcpy_mode: int | None = number("1 sender, 2 receiver, 3 both", 1, 3)
@@ -59,7 +61,9 @@ class Nccl:
     nvb_disable: int | None = switch("1: no NVLink path through another GPU")
     # how
     algo: str | None = word("algorithms, e.g. Ring, or per function: allreduce:tree")
-    proto: str | None = word("protocols, e.g. LL,Simple or ^LL128, or per function: allreduce:ll128")
+    proto: str | None = word(
+        "protocols, e.g. LL,Simple or ^LL128, or per function: allreduce:ll128"
+    )
     min_nchannels: int | None = number("fewest channels", 1, 64)
     max_nchannels: int | None = number("most channels", 1, 64)
     min_ctas: int | None = number("fewest thread blocks", 1, 64)
@@ -67,7 +71,9 @@ class Nccl:
     min_p2p_nchannels: int | None = number("fewest channels of send/recv", 1, 64)
     max_p2p_nchannels: int | None = number("most channels of send/recv", 1, 64)
     nchannels_per_net_peer: int | None = number("channels of send/recv to each remote peer", 1, 64)
-    nthreads: int | None = option(None, "threads of a block: 64, 128, 256 or 512", words=("64", "128", "256", "512"))
+    nthreads: int | None = option(
+        None, "threads of a block: 64, 128, 256 or 512", words=("64", "128", "256", "512")
+    )
     buffsize: int | None = number("bytes of the buffer between two GPUs", 1024, 1 << 30)
     ll_buffsize: int | None = number("bytes of the LL buffer", 1024, 1 << 30)
     ll128_buffsize: int | None = number("bytes of the LL128 buffer", 1024, 1 << 30)
@@ -86,7 +92,9 @@ class Nccl:
     nvls_nchannels: int | None = number("channels of NVLink SHARP", 1, 64)
     collnet_enable: int | None = switch("1: in-network reduction (SHARP) through a plugin")
     collnet_node_threshold: int | None = number("fewest nodes for in-network reduction", 1, 1 << 20)
-    plugin_p2p: str | None = word("point-to-point layer of the SHARP plugin", "ib", "ucx", "ucx_rma")
+    plugin_p2p: str | None = word(
+        "point-to-point layer of the SHARP plugin", "ib", "ucx", "ucx_rma"
+    )
     sharp_max_comms: int | None = number("communicators that may use SHARP", 0, 2)
     # network
     net: str | None = word("network", "IB", "Socket")
@@ -96,7 +104,9 @@ class Nccl:
     net_shared_comms: int | None = switch("0: a connection for each channel")
     cross_nic: int | None = number("rings over different NICs: 0 never, 1 yes, 2 prefer not", 0, 2)
     pxn_disable: int | None = switch("1: no relay through another GPU of the node")
-    p2p_pxn_level: int | None = number("when send/recv is relayed: 0 never, 1 when needed, 2 always", 0, 2)
+    p2p_pxn_level: int | None = number(
+        "when send/recv is relayed: 0 never, 1 when needed, 2 always", 0, 2
+    )
     mnnvl_enable: int | None = number("NVLink between nodes; 2: when it can", 0, 2)
     dmabuf_enable: int | None = switch("0: no DMA-BUF for GPUDirect RDMA")
     ib_disable: int | None = switch("1: no InfiniBand or RoCE")
@@ -116,7 +126,9 @@ class Nccl:
     socket_family: str | None = word("address family", "AF_INET", "AF_INET6")
     socket_nthreads: int | None = number("helper threads of a connection", 1, 16)
     nsocks_perthread: int | None = number("sockets of a helper thread", 1, 16)
-    other: dict[str, Any] = option({}, "variables without a field, as NCCL_NAME: value; their effect is not checked")
+    other: dict[str, Any] = option(
+        {}, "variables without a field, as NCCL_NAME: value; their effect is not checked"
+    )
 
 
 # Values with which a variable that disables something disables nothing.
@@ -150,7 +162,9 @@ def settings(nccl: Nccl) -> tuple[dict[str, str], list[str]]:
             continue
         if field.metadata["words"] == LEVELS and _is_legacy_number(str(value)):
             word = level_word(str(value))
-            notices.append(f"nccl.{name}={value} is NCCL's legacy number for {word}; {word} is used")
+            notices.append(
+                f"nccl.{name}={value} is NCCL's legacy number for {word}; {word} is used"
+            )
             value = word
         _check_value(name, value, field)
         variables[f"NCCL_{name.upper()}"] = str(value)
@@ -159,7 +173,9 @@ def settings(nccl: Nccl) -> tuple[dict[str, str], list[str]]:
     others = _others(nccl.other)
     for name, value in others.items():
         known = (
-            "" if name in OTHERS else "; NCCL up to 2.30 has no such variable, and NCCL ignores what it does not know"
+            ""
+            if name in OTHERS
+            else "; NCCL up to 2.30 has no such variable, and NCCL ignores what it does not know"
         )
         notices.append(f"nccl.other.{name}={value}: its effect is not checked{known}")
     return variables | others, notices
@@ -172,8 +188,12 @@ def _is_legacy_number(text: str) -> bool:
 
 def _check_value(name: str, value: Any, field: "dataclasses.Field[Any]") -> None:
     """Refuse a value that its field does not accept, or a text that no environment variable should hold."""
-    if isinstance(value, str) and (not value or not value.isascii() or not value.isprintable() or len(value) > 500):
-        raise Refused(f"nccl.{name}={value!r}: accepted is printable ASCII text of 1 to 500 characters")
+    if isinstance(value, str) and (
+        not value or not value.isascii() or not value.isprintable() or len(value) > 500
+    ):
+        raise Refused(
+            f"nccl.{name}={value!r}: accepted is printable ASCII text of 1 to 500 characters"
+        )
     check(f"nccl.{name}", value, described(field))
 
 
@@ -197,11 +217,15 @@ def _others(given: Mapping[str, Any]) -> dict[str, str]:
             continue
         asked, name = f"nccl.other.{typed}={value}", variable_of(str(typed))
         if in_table(name):
-            raise Refused(f"{asked}: {name} has a setting of its own; write nccl.{_field_of(name)}={value}")
+            raise Refused(
+                f"{asked}: {name} has a setting of its own; write nccl.{_field_of(name)}={value}"
+            )
         if what := forbidden(name):
             raise Refused(f"{asked}: {name} {what}; accepted are other variables of NCCL's")
         if name not in OTHERS and not re.fullmatch(r"NCCL_[A-Z0-9_]{2,60}", name):
-            raise Refused(f"{asked}: accepted are names of NCCL's variables; they begin with NCCL_{_near(name, 0.6)}")
+            raise Refused(
+                f"{asked}: accepted are names of NCCL's variables; they begin with NCCL_{_near(name, 0.6)}"
+            )
         if name not in OTHERS and (near := _near(name, 0.85)):
             raise Refused(
                 f"{asked}: NCCL up to 2.30 has no such variable{near}. One of a later release can be set around launch.py: "
@@ -209,8 +233,12 @@ def _others(given: Mapping[str, Any]) -> dict[str, str]:
             )
         if name in found:
             raise Refused(f"{asked}: given twice; accepted is one value for {name}")
-        if type(value) not in (int, float, str) or not re.fullmatch(r"[\x20-\x7e]{1,200}", str(value)):
-            raise Refused(f"{asked}: accepted is a number or printable ASCII text of 1 to 200 characters")
+        if type(value) not in (int, float, str) or not re.fullmatch(
+            r"[\x20-\x7e]{1,200}", str(value)
+        ):
+            raise Refused(
+                f"{asked}: accepted is a number or printable ASCII text of 1 to 200 characters"
+            )
         found[name] = str(value)
     return found
 
@@ -250,7 +278,9 @@ def unknown_setting(typed: str, value: str) -> str:
     return f"{asked}: unknown; accepted are {', '.join(FIELDS)}{near}, and nccl.other.NCCL_NAME={value} for another variable"
 
 
-def with_configuration_files(surrounding: Mapping[str, str], texts: Iterable[str]) -> dict[str, str]:
+def with_configuration_files(
+    surrounding: Mapping[str, str], texts: Iterable[str]
+) -> dict[str, str]:
     """Return the surroundings with NCCL_NVLS_ENABLE of NCCL's configuration files, which a cell's own file would hide.
 
     `texts` are the files in the order in which NCCL reads them. A variable that is set counts before every file.
@@ -274,7 +304,9 @@ def forbidding_multicast(surroundings: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def refuse_multicast(variables: Mapping[str, str], surroundings: Mapping[str, str], whose: str = "environment") -> None:
+def refuse_multicast(
+    variables: Mapping[str, str], surroundings: Mapping[str, str], whose: str = "environment"
+) -> None:
     """Refuse NVLink multicast where the surrounding environment forbids it.
 
     Raises:

@@ -67,7 +67,9 @@ FORBIDDEN: Mapping[re.Pattern[str], str] = {
     re.compile(r"FILE|DUMP|_DIR(_|$)|_PATH(_|$)"): "makes NCCL read or write files",
     re.compile(r"COMM_ID|HOSTID|UUID|CLIQUE_ID|_ADDR$"): "makes ranks meet elsewhere",
     re.compile(r"^NCCL_(DEBUG|RAS)(_|$)"): "is set by Ringside itself, which reads NCCL's log",
-    re.compile(r"NVLS|MULTICAST|MULTIMEM"): "may switch NVLink multicast on, whose one switch is nccl.nvls_enable",
+    re.compile(
+        r"NVLS|MULTICAST|MULTIMEM"
+    ): "may switch NVLink multicast on, whose one switch is nccl.nvls_enable",
 }
 
 
@@ -112,10 +114,14 @@ def allowed(value: str, names: tuple[str, ...]) -> dict[str, set[str]]:
     for part in filter(None, value.split(";")):
         prefix, colon, rest = part.rpartition(":")
         if colon and prefix.lower() not in functions:
-            raise UnknownWord(f"{part!r}: {prefix!r} is none of {', '.join(FUNCTIONS)}", prefix, True)
+            raise UnknownWord(
+                f"{part!r}: {prefix!r} is none of {', '.join(FUNCTIONS)}", prefix, True
+            )
         words = rest.removeprefix("^").split(",")
         if unknown := [word for word in words if word.lower() not in known]:
-            raise UnknownWord(f"{part!r}: accepted is a list of {', '.join(names)}", unknown[0], False)
+            raise UnknownWord(
+                f"{part!r}: accepted is a list of {', '.join(names)}", unknown[0], False
+            )
         chosen = {known[word.lower()] for word in words}
         chosen = set(names) - chosen if rest.startswith("^") else chosen
         for function in [functions[prefix.lower()]] if colon else FUNCTIONS:
@@ -150,7 +156,9 @@ def _selected(name: str, text: str, words: tuple[str, ...]) -> dict[str, set[str
     except UnknownWord as error:
         if error.is_function:
             functions = ", ".join(function.lower() for function in FUNCTIONS)
-            raise Refused(f"nccl.{name}={text}: {error.word!r} is no collective; accepted are {functions}") from None
+            raise Refused(
+                f"nccl.{name}={text}: {error.word!r} is no collective; accepted are {functions}"
+            ) from None
         example = f"{words[1]}, or for one collective allreduce:{words[0].lower()}"
         raise Refused(
             f"nccl.{name}={text}: {error.word!r} is not one of {', '.join(words)}; write for instance {example}"

@@ -21,7 +21,10 @@ def checked_model(model: Model) -> Model:
     """
     if model.library == "python":
         source_file("model.builder", model.builder)
-        if model.name in groups.choices("model") and groups.of_model(model.name, "library") != "python":
+        if (
+            model.name in groups.choices("model")
+            and groups.of_model(model.name, "library") != "python"
+        ):
             model = dataclasses.replace(model, name=_named_after(model.builder))
     else:
         check_name("model.builder", model.builder)
@@ -34,7 +37,9 @@ def checked_data(data: Data) -> Data:
     if data.loader is None:
         if data.options or data.name != Data.name:
             typed = f"data.options={data.options}" if data.options else f"data.name={data.name}"
-            raise Refused(f"{typed}: accepted with data.loader, a function of your own (trainers/OWN.md)")
+            raise Refused(
+                f"{typed}: accepted with data.loader, a function of your own (trainers/OWN.md)"
+            )
         return data
     source_file("data.loader", data.loader)
     if data.name == Data.name:
@@ -68,7 +73,9 @@ def network(config: Config, sizes: Sizes, device: str) -> Network:
             f"model.{where}.image_size: has no value; accepted is a whole number of at least 8 and at most 4096"
         )
     if not model.least_image_size <= image_size <= model.most_image_size:
-        bounds = accepted({"least": model.least_image_size, "most": model.most_image_size, "whole": True})
+        bounds = accepted(
+            {"least": model.least_image_size, "most": model.most_image_size, "whole": True}
+        )
         raise Refused(f"image_size={image_size}: {model.name} accepts {bounds}")
     if model.library == "torchvision" and model.channels != 3:
         raise Refused(f"model.channels={model.channels}: torchvision's models accept 3")
@@ -93,7 +100,9 @@ def _of_samples(config: Config) -> Network:
                 f"model.{name}={getattr(model, name)}: accepted with model.inputs={IMAGES} only; what your own model takes "
                 f"stands in model.options"
             )
-    return Network(model.name, model.library, model.builder, 0, 0, 0, 0.0, dict(model.options), SAMPLES)
+    return Network(
+        model.name, model.library, model.builder, 0, 0, 0, 0.0, dict(model.options), SAMPLES
+    )
 
 
 def channels_last(config: Config, device: str) -> bool:

@@ -77,7 +77,9 @@ def listed_hosts(path: str) -> tuple[ListedHost, ...]:
             )
         found[host.name] = host
         if len(found) > MOST_HOSTS:
-            raise Refused(f"hosts={path}: line {number}: more than {MOST_HOSTS:,} hosts; accepted are fewer")
+            raise Refused(
+                f"hosts={path}: line {number}: more than {MOST_HOSTS:,} hosts; accepted are fewer"
+            )
     if not found:
         raise Refused(f"hosts={path}: names no host; {A_FILE}")
     return tuple(found.values())
@@ -108,11 +110,21 @@ def _host(where: str, words: Sequence[str], number: int) -> ListedHost:
     if not is_name(name):
         raise Refused(
             f"{where}: {name[:300]!r} is no name of a host; accepted are letters, digits, '.', '-' and '_', and not digits alone"
-            + ("; ports and users belong in the configuration of ssh" if re.search("[:@]", name) else "")
+            + (
+                "; ports and users belong in the configuration of ssh"
+                if re.search("[:@]", name)
+                else ""
+            )
         )
-    slots = re.fullmatch(r"slots=([1-9][0-9]{0,3})", options[0], re.ASCII) if len(options) == 1 else None
+    slots = (
+        re.fullmatch(r"slots=([1-9][0-9]{0,3})", options[0], re.ASCII)
+        if len(options) == 1
+        else None
+    )
     if options and not slots:
-        raise Refused(f"{where}: {' '.join(options)[:300]!r} behind host {name}; accepted is slots=N, or nothing")
+        raise Refused(
+            f"{where}: {' '.join(options)[:300]!r} behind host {name}; accepted is slots=N, or nothing"
+        )
     return ListedHost(name, int(slots[1]) if slots else None, number)
 
 
@@ -126,7 +138,11 @@ def host_sets(tokens: Sequence[str], names: Sequence[str]) -> list[tuple[str, ..
     members = NODES.one_set(tokens, typed)
     if members[0] in PLAIN_WORDS:
         return expand(members[0], names)
-    known = f"{len(names)} {'is' if len(names) == 1 else 'are'} known: {shown(names)}" if names else "none is known"
+    known = (
+        f"{len(names)} {'is' if len(names) == 1 else 'are'} known: {shown(names)}"
+        if names
+        else "none is known"
+    )
     if COUNT.fullmatch(members[0]):
         if int(members[0]) > len(names):
             raise Refused(f"nodes={typed}: wants {members[0]} hosts, and {known}")

@@ -29,7 +29,14 @@ def option(
 
     `whole` says that a number is whole where the type cannot say it: a field with `auto` is declared Any.
     """
-    metadata = {"help": help, "words": words, "least": least, "most": most, "auto": auto, "whole": whole}
+    metadata = {
+        "help": help,
+        "words": words,
+        "least": least,
+        "most": most,
+        "auto": auto,
+        "whole": whole,
+    }
     if isinstance(default, list | dict):
         return dataclasses.field(default_factory=lambda: type(default)(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -68,7 +75,9 @@ def check(name: str, value: Any, metadata: Mapping[str, Any]) -> None:
     if words and not has_bounds:
         close = next((word for word in words if str(word).lower() == str(value).lower()), None)
         hint = f" (case matters: write {close})" if close else ""
-        raise Refused(f"{name}={AS_TYPED.get(str(value), value)}: accepted are {accepted(metadata)}{hint}")
+        raise Refused(
+            f"{name}={AS_TYPED.get(str(value), value)}: accepted are {accepted(metadata)}{hint}"
+        )
     if has_bounds and not _fits(value, metadata):
         raise Refused(f"{name}={value}: accepted is {accepted(metadata)}")
 
@@ -79,7 +88,8 @@ def _fits(value: Any, metadata: Mapping[str, Any]) -> bool:
     return (
         isinstance(value, int | float)
         and not isinstance(value, bool)
-        and abs(value) <= sys.float_info.max  # neither NaN nor infinite, nor a whole number that no double holds
+        and abs(value)
+        <= sys.float_info.max  # neither NaN nor infinite, nor a whole number that no double holds
         and (least is None or value >= least)
         and (most is None or value <= most)
         and not (metadata.get("whole") and value != int(value))
@@ -90,8 +100,12 @@ def path_of(name: str, typed: str) -> Path:
     """Return the absolute path that an option names, with the home folder for `~`. Raises Refused: nobody knows that home."""
     try:
         return Path(typed).expanduser().absolute()
-    except RuntimeError:  # no such user; or a user without a name, as containers start them, and without HOME
-        raise Refused(f"{name}={typed}: the home folder is not known; accepted is a path without ~") from None
+    except (
+        RuntimeError
+    ):  # no such user; or a user without a name, as containers start them, and without HOME
+        raise Refused(
+            f"{name}={typed}: the home folder is not known; accepted is a path without ~"
+        ) from None
 
 
 def canonical(value: Any) -> str:
@@ -119,14 +133,19 @@ def check_names(prefix: str, config: Any) -> None:
     for name, value in vars(config).items():
         if name not in names:
             where = f"options of {prefix[:-1]}" if prefix else "options"
-            raise Refused(f"{prefix}{name}={value}: unknown; {where} are {', '.join(names)}{closest(name, names)}")
+            raise Refused(
+                f"{prefix}{name}={value}: unknown; {where} are {', '.join(names)}{closest(name, names)}"
+            )
         if dataclasses.is_dataclass(value):
             check_names(f"{prefix}{name}.", value)
 
 
 def described(field: "dataclasses.Field[Any]") -> Mapping[str, Any]:
     """Return a field's metadata, with `whole` where its type says so."""
-    return {**field.metadata, "whole": field.metadata.get("whole") or field.type in (int, int | None)}
+    return {
+        **field.metadata,
+        "whole": field.metadata.get("whole") or field.type in (int, int | None),
+    }
 
 
 def closest(word: str, candidates: Iterable[str]) -> str:

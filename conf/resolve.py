@@ -8,7 +8,15 @@ from typing import Any
 
 from conf import groups, nccl
 from conf.cell import GRAPHED, Cell, Network, Optimizer, folded
-from conf.networks import channels_last, check_name, checked_data, checked_model, data_of, declared_own, network
+from conf.networks import (
+    channels_last,
+    check_name,
+    checked_data,
+    checked_model,
+    data_of,
+    declared_own,
+    network,
+)
 from conf.options import Refused, canonical, check_fields, check_names
 from conf.schema import Config, OptimizerOptions, Sizes
 from conf.servers import server_gpus, server_hosts
@@ -31,10 +39,15 @@ def checked(config: Config) -> tuple[CheckedConfig, list[str]]:
     check_names("", config)
     config = dataclasses.replace(config, nccl=nccl.Nccl())
     check_fields("", config)
-    config = dataclasses.replace(config, model=checked_model(config.model), data=checked_data(config.data))
+    config = dataclasses.replace(
+        config, model=checked_model(config.model), data=checked_data(config.data)
+    )
     _check_names_of_folders(config)
     known = {one.name: getattr(config, one.name) for one in dataclasses.fields(Config)}
-    known |= {group: groups.options(group, known[group]) for group in ("strategy", "benchmark", "profiler")}
+    known |= {
+        group: groups.options(group, known[group])
+        for group in ("strategy", "benchmark", "profiler")
+    }
     return CheckedConfig(**known, nccl_variables=variables), notices
 
 
@@ -49,7 +62,9 @@ def _check_names_of_folders(config: Config) -> None:
         if path is not None and (not path.strip() or not path.isprintable() or len(path) > 1000):
             raise Refused(f"{name}={path!r}: accepted is printable text of 1 to 1000 characters")
     if any(len(part.encode()) > 255 for part in config.output_dir.split("/")):
-        raise Refused(f"output_dir={config.output_dir}: accepted are folders whose names have at most 255 bytes")
+        raise Refused(
+            f"output_dir={config.output_dir}: accepted are folders whose names have at most 255 bytes"
+        )
 
 
 def resolve(
@@ -73,7 +88,9 @@ def resolve(
     common = _Common(options, dict(config.nccl_variables), gpus, hosts, device, config.seed)
     if not benchmark.trains:
         return _without_training(config, benchmark, common)
-    return _training(config, benchmark, common, ranks, everyone or dict.fromkeys(hosts or ("",), gpus))
+    return _training(
+        config, benchmark, common, ranks, everyone or dict.fromkeys(hosts or ("",), gpus)
+    )
 
 
 def _calibrated(config: Config, benchmark: groups.Choice) -> dict[str, Any]:
@@ -132,7 +149,11 @@ def _training(
         data=data_of(config.data),
         server_gpus=server_gpus(options, gpus, device, everyone, hosts, on),
         server_hosts=on,
-        declared={"strategy": strategy.declared(), "benchmark": benchmark.declared(), **declared_own(config)},
+        declared={
+            "strategy": strategy.declared(),
+            "benchmark": benchmark.declared(),
+            **declared_own(config),
+        },
     )
     return labelled(cell, config)
 
@@ -143,38 +164,58 @@ def _global_batch_size(config: Config, sizes: Sizes, everyone: int) -> int | Non
     if images is None:
         return None
     if images == "auto":
-        shared = math.lcm(1 << (everyone.bit_length() - 1), everyone)  # 1, 2, 4, … and all GPUs divide it
+        shared = math.lcm(
+            1 << (everyone.bit_length() - 1), everyone
+        )  # 1, 2, 4, … and all GPUs divide it
         images = max(sizes.batch_size // shared, 1) * shared
     if config.batch_size != "auto":
-        raise Refused(f"global_batch_size={images}: accepted alone, not together with batch_size={config.batch_size}")
+        raise Refused(
+            f"global_batch_size={images}: accepted alone, not together with batch_size={config.batch_size}"
+        )
     return int(images)
 
 
-def _batch_size(config: Config, sizes: Sizes, global_batch_size: int | None, common: _Common, ranks: int) -> int:
+def _batch_size(
+    config: Config, sizes: Sizes, global_batch_size: int | None, common: _Common, ranks: int
+) -> int:
     """Return the images per rank and step. Raises Refused where the global batch cannot be divided."""
     if global_batch_size is None:
         return int(sizes.batch_size if config.batch_size == "auto" else config.batch_size)
     batch_size, rest = divmod(global_batch_size, ranks)
     if rest or not batch_size:
-        where = f"gpus={','.join(map(str, common.gpus))}" + (f" on {len(common.hosts)} hosts" if common.hosts else "")
-        raise Refused(f"global_batch_size={global_batch_size}: accepted is a multiple of the {ranks} ranks of {where}")
+        where = f"gpus={','.join(map(str, common.gpus))}" + (
+            f" on {len(common.hosts)} hosts" if common.hosts else ""
+        )
+        raise Refused(
+            f"global_batch_size={global_batch_size}: accepted is a multiple of the {ranks} ranks of {where}"
+        )
     return batch_size
 
 
 # What `auto` means for the settings that each optimizer has: torch's own, and for sgd those of the published recipes.
 OPTIMIZERS = {
     "sgd": {"learning_rate": 0.01, "weight_decay": 5e-5, "momentum": 0.9},
-    "adamw": {"learning_rate": 0.001, "weight_decay": 0.01, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8},
+    "adamw": {
+        "learning_rate": 0.001,
+        "weight_decay": 0.01,
+        "beta1": 0.9,
+        "beta2": 0.999,
+        "epsilon": 1e-8,
+    },
 }
 
 
 def _optimizer(options: OptimizerOptions) -> Optimizer:
     """Return the optimizer of a cell. Raises Refused for a setting that it does not have."""
     usual, found = OPTIMIZERS[options.name], Optimizer(name=options.name)
-    typed = {name: value for name, value in vars(options).items() if name != "name" and value != "auto"}
+    typed = {
+        name: value for name, value in vars(options).items() if name != "name" and value != "auto"
+    }
     for name, value in typed.items():
         if name not in usual:
-            others = " or ".join(other for other, settings in OPTIMIZERS.items() if name in settings)
+            others = " or ".join(
+                other for other, settings in OPTIMIZERS.items() if name in settings
+            )
             raise Refused(f"optimizer.{name}={value}: accepted with optimizer.name={others}")
     values: dict[str, Any] = {name: float(typed.get(name, value)) for name, value in usual.items()}
     return dataclasses.replace(found, **values)
@@ -192,7 +233,11 @@ def _precision(config: Config, device: str) -> str:
 
 
 def _optimize(
-    config: CheckedConfig, strategy: groups.Choice, options: Mapping[str, Any], precision: str, device: str
+    config: CheckedConfig,
+    strategy: groups.Choice,
+    options: Mapping[str, Any],
+    precision: str,
+    device: str,
 ) -> str:
     """Return how steps are made fast. Raises Refused where no CUDA graph can hold them."""
     if config.optimize not in GRAPHED:
@@ -201,18 +246,24 @@ def _optimize(
     if precision == "fp16":
         why = "the loss scaler of precision=fp16 leaves out some steps"
     if why:
-        raise Refused(f"optimize={config.optimize}: {why}; accepted here are eager, compile and max")
+        raise Refused(
+            f"optimize={config.optimize}: {why}; accepted here are eager, compile and max"
+        )
     return config.optimize
 
 
-def _check_together(strategy: groups.Choice, options: Mapping[str, Any], precision: str, common: _Common) -> None:
+def _check_together(
+    strategy: groups.Choice, options: Mapping[str, Any], precision: str, common: _Common
+) -> None:
     """Refuse what the strategy's YAML says does not go with it, or only on GPUs."""
     for name, value in (("precision", precision), ("benchmark", common.benchmark["name"])):
         if value in strategy.accepts.get(name, {}).get("refused", ()):
             raise Refused(f"{name}={value}: accepted with other strategies than {strategy.name}")
     for name, limits in strategy.accepts.items() if common.device == "cpu" else ():
         if options.get(name) in limits.get("gpu_only", ()):
-            raise Refused(f"strategy.{name}={options[name]}: accepted on GPUs only, not on CPU workers")
+            raise Refused(
+                f"strategy.{name}={options[name]}: accepted on GPUs only, not on CPU workers"
+            )
 
 
 def _without_training(config: CheckedConfig, benchmark: groups.Choice, common: _Common) -> Cell:
@@ -244,7 +295,10 @@ def without_effect(benchmark: str, overrides: Sequence[str]) -> list[str]:
     """Return the overrides of a request that do nothing because its benchmark trains nothing."""
     if groups.choice("benchmark", benchmark).trains:
         return []
-    typed = {text: text.lstrip("+").partition("=")[0].partition(".")[0].partition("@")[0] for text in overrides}
+    typed = {
+        text: text.lstrip("+").partition("=")[0].partition(".")[0].partition("@")[0]
+        for text in overrides
+    }
     return [text for text, group in typed.items() if group in TRAINING]
 
 
@@ -255,7 +309,9 @@ def _traced(profiler: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in profiler.items() if name not in ("name", "nsys_path")}
 
 
-def _typed_options(choice: groups.Choice, typed: Mapping[str, Any], resolved: Mapping[str, Any]) -> list[str]:
+def _typed_options(
+    choice: groups.Choice, typed: Mapping[str, Any], resolved: Mapping[str, Any]
+) -> list[str]:
     """Return 'name=value' for each option that differs from the default of its YAML."""
     defaults = choice.options
     return [
@@ -273,7 +329,9 @@ def labelled(cell: Cell, config: Config) -> Cell:
     """
     strategy = cell.strategy["name"]
     is_same_strategy = strategy == config.strategy["name"]
-    with_batch = config.batch_size != "auto" or (config.global_batch_size is not None and not cell.global_batch_size)
+    with_batch = config.batch_size != "auto" or (
+        config.global_batch_size is not None and not cell.global_batch_size
+    )
     labels = [
         f"global batch {cell.global_batch_size}" if cell.global_batch_size else "",
         f"batch {cell.batch_size}" if with_batch else "",
@@ -286,7 +344,9 @@ def labelled(cell: Cell, config: Config) -> Cell:
             if is_same_strategy
             else ()
         ),
-        f"servers on {folded(cell.server_hosts)}" if config.strategy.get(groups.SERVER_NODES, "auto") != "auto" else "",
+        f"servers on {folded(cell.server_hosts)}"
+        if config.strategy.get(groups.SERVER_NODES, "auto") != "auto"
+        else "",
         f"data={cell.data['name']}" if cell.data else "",
         f"profiler={cell.profiler}" if cell.profiler != "none" else "",
     ]

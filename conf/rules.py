@@ -31,7 +31,10 @@ DEEPEST = 50
 PLAIN_TAGS = (
     None,
     "!",
-    *(f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "float", "bool", "null", "seq", "map")),
+    *(
+        f"tag:yaml.org,2002:{kind}"
+        for kind in ("str", "int", "float", "bool", "null", "seq", "map")
+    ),
 )
 
 
@@ -44,13 +47,19 @@ def refuse_too_large(path: Path) -> None:
     if not path.is_file():
         return
     if path.stat().st_size > LARGEST_BYTES:
-        raise Refused(f"{path}: larger than {LARGEST_BYTES >> 20} MiB; accepted are the options of a study")
+        raise Refused(
+            f"{path}: larger than {LARGEST_BYTES >> 20} MiB; accepted are the options of a study"
+        )
     sizes: dict[str, int] = {}  # of each anchor
-    inside: list[tuple[str | None, int]] = [(None, 0)]  # of each value that is open: its anchor, and values so far
+    inside: list[tuple[str | None, int]] = [
+        (None, 0)
+    ]  # of each value that is open: its anchor, and values so far
     data = path.read_bytes()
     # The time for brackets inside each other grows with their square.
     if data.count(b"[") + data.count(b"{") > MOST_BRACKETS:
-        raise Refused(f"{path}: more than {MOST_BRACKETS} brackets; accepted are the options of a study")
+        raise Refused(
+            f"{path}: more than {MOST_BRACKETS} brackets; accepted are the options of a study"
+        )
     try:
         for event in yaml.parse(data, Loader=yaml.SafeLoader):
             tag = getattr(event, "tag", None)
@@ -59,12 +68,17 @@ def refuse_too_large(path: Path) -> None:
             if isinstance(event, yaml.CollectionStartEvent):
                 inside.append((event.anchor, 1))
                 if len(inside) > DEEPEST:
-                    raise Refused(f"{path}: deeper than {DEEPEST} levels; accepted are the options of a study")
+                    raise Refused(
+                        f"{path}: deeper than {DEEPEST} levels; accepted are the options of a study"
+                    )
                 continue
             if isinstance(event, yaml.CollectionEndEvent):
                 anchor, size = inside.pop()
             elif isinstance(event, yaml.AliasEvent):
-                anchor, size = None, sizes.get(event.anchor, MOST_VALUES)  # an open one holds itself
+                anchor, size = (
+                    None,
+                    sizes.get(event.anchor, MOST_VALUES),
+                )  # an open one holds itself
             elif isinstance(event, yaml.ScalarEvent):
                 anchor, size = event.anchor, 1
             else:
@@ -79,7 +93,9 @@ def refuse_too_large(path: Path) -> None:
     except yaml.YAMLError:
         return
     except RecursionError:
-        raise Refused(f"{path}: deeper than {DEEPEST} levels; accepted are the options of a study") from None
+        raise Refused(
+            f"{path}: deeper than {DEEPEST} levels; accepted are the options of a study"
+        ) from None
 
 
 def no_yaml(error: yaml.YAMLError, otherwise: str) -> str:
@@ -167,4 +183,5 @@ def _named(where: str, value: Any, options: Mapping[str, Any]) -> Iterator[str]:
 
 def _name(kind: type | tuple[type, ...]) -> str:
     """Return what a type is called in YAML."""
-    return {str: "a text", dict: "a mapping", list: "a list", bool: "true or false"}.get(kind, "a number")  # type: ignore[arg-type]
+    names = {str: "a text", dict: "a mapping", list: "a list", bool: "true or false"}
+    return names.get(kind, "a number")  # type: ignore[arg-type]

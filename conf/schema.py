@@ -34,10 +34,13 @@ class Model:
 
     name: str = MISSING
     library: str = option(
-        MISSING, "who builds it; python: your own module", words=("torchvision", "timm", "ringside", "python")
+        MISSING,
+        "who builds it; python: your own module",
+        words=("torchvision", "timm", "ringside", "python"),
     )
     builder: str = option(
-        MISSING, "its name in that library; python: a function of your own, my_package.my_module:build"
+        MISSING,
+        "its name in that library; python: a function of your own, my_package.my_module:build",
     )
     inputs: str = option(
         IMAGES,
@@ -46,13 +49,19 @@ class Model:
     )
     channels: int = option(3, "channels of an image", least=1, most=64)
     classes: int = option(1000, "classes of the last layer", least=2, most=1 << 20)
-    auxiliary_weight: float = option(0.0, "weight in the loss of each auxiliary head", least=0, most=1)
-    least_image_size: int = option(32, "smallest image that its layers accept, pixels of a side", least=1, most=4096)
+    auxiliary_weight: float = option(
+        0.0, "weight in the loss of each auxiliary head", least=0, most=1
+    )
+    least_image_size: int = option(
+        32, "smallest image that its layers accept, pixels of a side", least=1, most=4096
+    )
     most_image_size: int = option(4096, "largest", least=1, most=4096)
     gpu: Sizes = field(default_factory=Sizes)
     cpu: Sizes = field(default_factory=Sizes)
     gigaflop: float | None = option(
-        None, "10⁹ floating-point operations of the forward pass of one image of gpu.image_size, for estimates", least=0
+        None,
+        "10⁹ floating-point operations of the forward pass of one image of gpu.image_size, for estimates",
+        least=0,
     )
     options: dict[str, Any] = option({}, "further arguments of the builder")
 
@@ -62,7 +71,9 @@ class Data:
     """Where batches come from. Without a loader they are synthetic, and on the device before the clock starts."""
 
     name: str = "synthetic"
-    loader: str | None = option(None, "a function of your own that returns batches, my_module:load (trainers/OWN.md)")
+    loader: str | None = option(
+        None, "a function of your own that returns batches, my_module:load (trainers/OWN.md)"
+    )
     options: dict[str, Any] = option({}, "further arguments of that function")
 
 
@@ -71,13 +82,25 @@ class OptimizerOptions:
     """How gradients become new weights. Without `auto`: conf.cell.Optimizer."""
 
     name: str = option("sgd", "sgd (with momentum) or adamw", words=("sgd", "adamw"))
-    learning_rate: Any = option("auto", "step size; auto: 0.01, adamw 0.001", least=0, most=100, auto=True)
-    weight_decay: Any = option("auto", "L2 penalty; auto: 5e-5, adamw 0.01", least=0, most=1, auto=True)
+    learning_rate: Any = option(
+        "auto", "step size; auto: 0.01, adamw 0.001", least=0, most=100, auto=True
+    )
+    weight_decay: Any = option(
+        "auto", "L2 penalty; auto: 5e-5, adamw 0.01", least=0, most=1, auto=True
+    )
     momentum: Any = option("auto", "of sgd; auto: 0.9", least=0, most=1, auto=True)
-    beta1: Any = option("auto", "of adamw: decay of the mean gradient; auto: 0.9", least=0, most=0.999999, auto=True)
-    beta2: Any = option("auto", "of adamw: decay of the mean square; auto: 0.999", least=0, most=0.999999, auto=True)
+    beta1: Any = option(
+        "auto", "of adamw: decay of the mean gradient; auto: 0.9", least=0, most=0.999999, auto=True
+    )
+    beta2: Any = option(
+        "auto", "of adamw: decay of the mean square; auto: 0.999", least=0, most=0.999999, auto=True
+    )
     epsilon: Any = option(
-        "auto", "of adamw: added to the root of the mean square; auto: 1e-8", least=1e-15, most=1, auto=True
+        "auto",
+        "of adamw: added to the root of the mean square; auto: 1e-8",
+        least=1e-15,
+        most=1,
+        auto=True,
     )
 
 
@@ -85,7 +108,9 @@ class OptimizerOptions:
 class Tracking:
     """Where records are projected to."""
 
-    enabled: bool = option(True, "false: records only; python -m launch sync STUDY projects them later")
+    enabled: bool = option(
+        True, "false: records only; python -m launch sync STUDY projects them later"
+    )
     uri: str | None = option(None, "MLflow tracking URI; null: sqlite:///<output_dir>/mlflow.db")
     experiment: str | None = option(None, "MLflow experiment; null: ringside/<study>")
 
@@ -99,26 +124,40 @@ class Engine:
         "what starts an agent on each host; local: this machine only",
         words=("local", "ssh", "slurm", "command"),
     )
-    prefix: list[str] = option([], "of engine=command: the words before the agent's command; {host} is the host's name")
+    prefix: list[str] = option(
+        [], "of engine=command: the words before the agent's command; {host} is the host's name"
+    )
     interface: str | None = option(
-        None, "network interface of gloo and NCCL on every host; null: the one that reaches the first host"
+        None,
+        "network interface of gloo and NCCL on every host; null: the one that reaches the first host",
     )
     trusted_network: bool = option(
-        False, "hosts may meet at an address that is routed to the whole internet: nothing there is encrypted"
+        False,
+        "hosts may meet at an address that is routed to the whole internet: nothing there is encrypted",
     )
-    ssh_config: str | None = option(None, "of engine=ssh: a configuration file in place of ~/.ssh/config, as ssh -F")
+    ssh_config: str | None = option(
+        None, "of engine=ssh: a configuration file in place of ~/.ssh/config, as ssh -F"
+    )
     python: str | None = option(None, "the Python of the other hosts; null: the path of this one")
-    folder: str | None = option(None, "the folder of Ringside on the other hosts; null: the path of this one")
-    lost_after_s: float = option(15.0, "seconds without a sign of life before a host is lost", least=3)
+    folder: str | None = option(
+        None, "the folder of Ringside on the other hosts; null: the path of this one"
+    )
+    lost_after_s: float = option(
+        15.0, "seconds without a sign of life before a host is lost", least=3
+    )
     start: str = option(
         "auto",
         "how ranks start; auto: forked from an agent that has imported torch, where possible; exec: as new programs",
         words=("auto", "exec"),
     )
     start_timeout_s: float = option(300.0, "seconds until every rank must have reported", least=1)
-    silence_timeout_s: float = option(180.0, "seconds without a sign of life before a rank hangs", least=1)
+    silence_timeout_s: float = option(
+        180.0, "seconds without a sign of life before a rank hangs", least=1
+    )
     cell_timeout_s: float = option(1800.0, "seconds that a whole cell may take", least=1)
-    stop_grace_s: float = option(5.0, "seconds between asking a rank to stop and killing it", least=0)
+    stop_grace_s: float = option(
+        5.0, "seconds between asking a rank to stop and killing it", least=0
+    )
     submit: bool = option(
         False,
         "of engine=slurm: submit the whole command as a job, show its log and wait for it (needs submitit)",
@@ -129,8 +168,12 @@ class Engine:
     job_nodes: int | None = option(
         None, "hosts of the submitted job; null: as many as nodes= names", least=1, most=4096
     )
-    gpus_per_node: int | None = option(None, "GPUs of each host of the submitted job; null: none", least=1, most=64)
-    sbatch: dict[str, Any] = option({}, "further options of sbatch by their long names, as in +engine.sbatch.qos=high")
+    gpus_per_node: int | None = option(
+        None, "GPUs of each host of the submitted job; null: none", least=1, most=64
+    )
+    sbatch: dict[str, Any] = option(
+        {}, "further options of sbatch by their long names, as in +engine.sbatch.qos=high"
+    )
 
 
 @dataclass
@@ -138,19 +181,34 @@ class ValidityLimits:
     """Limits of the validity checks."""
 
     noise_limit: float = option(
-        0.05, "half-width of the 95 % interval within a run, as a share, above which its rate is noisy", least=0
+        0.05,
+        "half-width of the 95 % interval within a run, as a share, above which its rate is noisy",
+        least=0,
     )
     change_limit: float = option(
-        0.01, "share by which the step time may change while it is timed; 3 times that on CPU workers", least=0
+        0.01,
+        "share by which the step time may change while it is timed; 3 times that on CPU workers",
+        least=0,
     )
     pause_limit: float = option(
-        0.0025, "share of the time that pauses inside steps may take; 3 times that on CPU workers", least=0, most=1
+        0.0025,
+        "share of the time that pauses inside steps may take; 3 times that on CPU workers",
+        least=0,
+        most=1,
     )
-    slow_rank_limit: float = option(0.03, "share by which a rank may compute slower than the others", least=0)
+    slow_rank_limit: float = option(
+        0.03, "share by which a rank may compute slower than the others", least=0
+    )
     clock_limit: float = option(0.005, "share by which the two clocks may differ", least=0)
-    idle_limit: float = option(0.1, "share of a step that a GPU may idle because the CPU is late", least=0, most=1)
-    foreign_memory_gib: float = option(2.0, "GiB that others may hold on a GPU before a cell starts", least=0)
-    foreign_busy_percent: float = option(10.0, "percent that a GPU may be busy before a cell starts", least=0, most=100)
+    idle_limit: float = option(
+        0.1, "share of a step that a GPU may idle because the CPU is late", least=0, most=1
+    )
+    foreign_memory_gib: float = option(
+        2.0, "GiB that others may hold on a GPU before a cell starts", least=0
+    )
+    foreign_busy_percent: float = option(
+        10.0, "percent that a GPU may be busy before a cell starts", least=0, most=100
+    )
     foreign_cpu_limit: float = option(
         0.1, "share of its cores that others may use while a cell measures", least=0, most=1
     )
@@ -158,7 +216,9 @@ class ValidityLimits:
         0.01, "share by which the SM clock may differ from that of the cell's baseline", least=0
     )
     clock_spread_limit: float = option(
-        0.05, "share by which SM clocks may differ between the GPUs of a cell, or between its phases", least=0
+        0.05,
+        "share by which SM clocks may differ between the GPUs of a cell, or between its phases",
+        least=0,
     )
     strict: bool = option(False, "an invalid cell is a failed one: exit status 1")
 
@@ -178,15 +238,24 @@ class Config:
     engine: Engine = field(default_factory=Engine)
     validity: ValidityLimits = field(default_factory=ValidityLimits)
 
-    nodes: list[str] = option([], "an ordered set of hosts, or a word that names several; empty: this machine")
-    hosts: str | None = option(None, "a file of hosts, one a line, as MXNet's -H; null: those that nodes= names")
-    gpus: list[str] = option(["all"], "an ordered subset, on every host of nodes=, or a word that names several")
-    topology: str | None = option(None, "a file with the machine's topology; null: read it from the driver")
+    nodes: list[str] = option(
+        [], "an ordered set of hosts, or a word that names several; empty: this machine"
+    )
+    hosts: str | None = option(
+        None, "a file of hosts, one a line, as MXNet's -H; null: those that nodes= names"
+    )
+    gpus: list[str] = option(
+        ["all"], "an ordered subset, on every host of nodes=, or a word that names several"
+    )
+    topology: str | None = option(
+        None, "a file with the machine's topology; null: read it from the driver"
+    )
     second_member: bool = option(
         False, "gpus=classes: one more member of each class, to test that its members are equal"
     )
     sample_gpus: bool = option(
-        True, "read clocks, power, throttling and foreign load of the GPUs and the CPU, twice a second"
+        True,
+        "read clocks, power, throttling and foreign load of the GPUs and the CPU, twice a second",
     )
     tuning_pass: Any = option(
         "auto",
@@ -195,7 +264,12 @@ class Config:
     )
     device: str = option("auto", "what a rank runs on", words=("auto", "cpu", "cuda"))
     batch_size: Any = option(
-        "auto", "images or samples per rank and step (weak scaling)", least=1, most=1 << 20, auto=True, whole=True
+        "auto",
+        "images or samples per rank and step (weak scaling)",
+        least=1,
+        most=1 << 20,
+        auto=True,
+        whole=True,
     )
     global_batch_size: int | str | None = option(
         None,
@@ -206,14 +280,18 @@ class Config:
         whole=True,
     )
     image_size: Any = option("auto", "pixels of a side", least=8, most=4096, auto=True, whole=True)
-    precision: str = option("auto", "arithmetic; auto: bf16 on a GPU, fp32 on a CPU", words=PRECISIONS)
+    precision: str = option(
+        "auto", "arithmetic; auto: bf16 on a GPU, fp32 on a CPU", words=PRECISIONS
+    )
     optimize: str = option(
         "auto",
         "how steps are made fast; auto: eager; max: compiled, with our rewrites; graph: each step is one replay of a "
         "CUDA graph; compile_graph, max_graph: of compiled code",
         words=("auto", "eager", "compile", "max", "graph", "compile_graph", "max_graph"),
     )
-    channels_last: Any = option("auto", "NHWC tensors; auto: on a GPU", words=("auto", "True", "False"))
+    channels_last: Any = option(
+        "auto", "NHWC tensors; auto: on a GPU", words=("auto", "True", "False")
+    )
     seed: int = option(0, "of weights, batches and the order of repeats", least=0, most=1 << 31)
 
     study: str = option("default", "the name of the study: its records are read together")
@@ -225,24 +303,33 @@ class Config:
         "auto: say before each cell what it should give, and calibrate for that: up to 1.5 s a cell",
         words=("auto", "False"),
     )
-    waterfall: bool = option(False, "add the control cells that explain the efficiency of each cell")
+    waterfall: bool = option(
+        False, "add the control cells that explain the efficiency of each cell"
+    )
     report: Any = option(
         True,
         "write the study's report when the sweep ends; open: show it in a browser too; single, double: with figures as wide as "
         "one or two columns of a paper",
         words=("True", "False", "open", "single", "double"),
     )
-    on_cpu: dict[str, Any] = option({}, "of a named study: options of its small form, which CPU workers measure")
+    on_cpu: dict[str, Any] = option(
+        {}, "of a named study: options of its small form, which CPU workers measure"
+    )
     full: bool = option(False, "CPU workers measure a named study in its full form too")
-    repeats: int = option(1, "how often the whole list is measured, interleaved and shuffled", least=1, most=1000)
+    repeats: int = option(
+        1, "how often the whole list is measured, interleaved and shuffled", least=1, most=1000
+    )
     noise_pairs: Any = option(
         "auto",
         "cells that are measured a second time, for the noise floor; auto: one for each four in a list without repeats",
         least=0, most=1000, auto=True, whole=True,
     )  # fmt: skip
-    resume: bool = option(True, "leave out cells that are measured already; false: measure them again")
+    resume: bool = option(
+        True, "leave out cells that are measured already; false: measure them again"
+    )
     wait: bool = option(
-        True, "in the end for cells that another launcher is measuring; false: leave with exit status 3"
+        True,
+        "in the end for cells that another launcher is measuring; false: leave with exit status 3",
     )
     dry_run: bool = option(False, "print the cells and the time they take, start nothing")
 

@@ -10,7 +10,9 @@ from conf.nodes import is_name
 from conf.options import Refused
 
 
-def server_hosts(strategy: Mapping[str, Any], hosts: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
+def server_hosts(
+    strategy: Mapping[str, Any], hosts: Sequence[str], known: Sequence[str]
+) -> tuple[str, ...]:
     """Return the host of each server of a cell on `hosts`; empty for a strategy without servers.
 
     `server_nodes=auto` takes the cell's hosts in turn, as MXNet's launch.py does; named hosts are taken in turn too, and may have
@@ -23,7 +25,9 @@ def server_hosts(strategy: Mapping[str, Any], hosts: Sequence[str], known: Seque
     chosen = list(hosts) if asked == "auto" else named_hosts(asked)
     typed = f"strategy.{SERVER_NODES}={'+'.join(chosen)}"
     if unknown := next((name for name in chosen if name not in known), None):
-        raise Refused(f"{typed}: host {unknown} is not known; accepted are auto and hosts of {', '.join(known[:8])}")
+        raise Refused(
+            f"{typed}: host {unknown} is not known; accepted are auto and hosts of {', '.join(known[:8])}"
+        )
     if asked != "auto" and len(chosen) > servers:
         raise Refused(
             f"{typed}: names {len(chosen)} hosts; accepted with strategy.servers={servers} are at most {servers}"
@@ -35,9 +39,13 @@ def named_hosts(asked: Any) -> list[str]:
     """Return the hosts that `server_nodes` names, joined by + or as a list; none for auto. Raises Refused."""
     if asked == "auto":
         return []
-    names = [str(one) for one in asked] if isinstance(asked, list | tuple) else str(asked).split("+")
+    names = (
+        [str(one) for one in asked] if isinstance(asked, list | tuple) else str(asked).split("+")
+    )
     if not names or not all(map(is_name, names)):
-        raise Refused(f"strategy.{SERVER_NODES}={asked}: accepted are auto, or names of hosts joined by +")
+        raise Refused(
+            f"strategy.{SERVER_NODES}={asked}: accepted are auto, or names of hosts joined by +"
+        )
     return names
 
 
@@ -72,11 +80,18 @@ def server_gpus(
     for host, number in Counter(places).items():
         if number > len(everyone[host]):
             there = f"the GPUs of {f'host {host}' if host else 'this machine'}"
-            raise Refused(f"strategy.servers={servers}: accepted on GPUs is at most {len(everyone[host])}, {there}")
+            raise Refused(
+                f"strategy.servers={servers}: accepted on GPUs is at most {len(everyone[host])}, {there}"
+            )
     if wanted == "free":
         return tuple(_free(gpus, places, everyone, hosts or ("",)))
-    named = [str(gpu) for gpu in wanted] if isinstance(wanted, list | tuple) else str(wanted).split("+")
-    are_there = [gpu.isdecimal() and int(gpu) in everyone[host] for gpu, host in zip(named, places, strict=False)]
+    named = (
+        [str(gpu) for gpu in wanted] if isinstance(wanted, list | tuple) else str(wanted).split("+")
+    )
+    are_there = [
+        gpu.isdecimal() and int(gpu) in everyone[host]
+        for gpu, host in zip(named, places, strict=False)
+    ]
     if len(named) != servers or not all(are_there):
         ids = sorted({gpu for host in places for gpu in everyone[host]})
         raise Refused(
@@ -87,7 +102,10 @@ def server_gpus(
 
 
 def _free(
-    gpus: tuple[int, ...], places: Sequence[str], everyone: Mapping[str, tuple[int, ...]], hosts: Sequence[str]
+    gpus: tuple[int, ...],
+    places: Sequence[str],
+    everyone: Mapping[str, tuple[int, ...]],
+    hosts: Sequence[str],
 ) -> Iterator[int]:
     """Yield a GPU for each server: on its host one outside the subset, or one of the subset in turn if these are too few."""
     numbers: dict[str, int] = defaultdict(int)  # of servers that each host has so far

@@ -47,7 +47,9 @@ def locate_without_torch(dotted: str) -> Any:
     except (Exception, SystemExit) as error:
         raise Refused(f"{dotted}: cannot be imported ({type(error).__name__}: {error})") from None
     if not had_torch and "torch" in sys.modules:
-        raise Refused(f"{dotted}: imports torch; the launching process calls it, so put it in a module without torch")
+        raise Refused(
+            f"{dotted}: imports torch; the launching process calls it, so put it in a module without torch"
+        )
     return found
 
 
@@ -97,7 +99,9 @@ def source_file(field: str, dotted: str) -> Path:
     try:
         tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError) as error:
-        raise Refused(f"{field}={dotted}: {path} is no Python file that can be read ({error})") from None
+        raise Refused(
+            f"{field}={dotted}: {path} is no Python file that can be read ({error})"
+        ) from None
     if not defines(tree.body, name):
         raise Refused(f"{field}={dotted}: {path} defines no {name}")
     return path
@@ -120,7 +124,14 @@ def _spec(module: str) -> ModuleSpec | None:
         try:
             spec = _found(".".join(parts[: number + 1]), search)
         except KeyError:  # a folder without __init__.py inside another: its finder asks for the parent as if imported
-            spec, search = None, [str(Path(folder) / part) for folder in search or () if (Path(folder) / part).is_dir()]
+            spec, search = (
+                None,
+                [
+                    str(Path(folder) / part)
+                    for folder in search or ()
+                    if (Path(folder) / part).is_dir()
+                ],
+            )
             continue
         if spec is None:
             return None
@@ -148,9 +159,14 @@ def _statements(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
 def defines(body: Sequence[ast.stmt], name: str) -> bool:
     """Return whether a module binds a name; `import *` and a module's own `__getattr__` may bind any."""
     for node in _statements(body):
-        if isinstance(node, ast.alias) and (node.asname or node.name.partition(".")[0]) in (name, "*"):
+        if isinstance(node, ast.alias) and (node.asname or node.name.partition(".")[0]) in (
+            name,
+            "*",
+        ):
             return True
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.name in (
+        if isinstance(
+            node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+        ) and node.name in (
             name,
             "__getattr__",
         ):

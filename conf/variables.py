@@ -12,7 +12,9 @@ from pathlib import Path
 
 # Every process of a cell carries the cell's token in this variable: that is how those that outlive the cell are found.
 TOKEN = "RINGSIDE_TOKEN"
-NO_TOKEN = "0" * 32  # of an agent, which belongs to no cell; as long as a token, which takes its place
+NO_TOKEN = (
+    "0" * 32
+)  # of an agent, which belongs to no cell; as long as a token, which takes its place
 # Id of the process that started this one. A process whose parent ended before the kernel was told to kill it notices by it.
 STARTER = "RINGSIDE_STARTER"
 # Id of the launching process, where a profiler stands between it and the agent and may outlive it.
@@ -24,11 +26,18 @@ UMASK = "RINGSIDE_UMASK"
 SHARED_MEMORY_FOLDER = Path("/dev/shm")
 TOKEN_DIGITS = 16  # of the token in a file's name: 64 bits tell the cells of a machine apart
 MEMORY = Path("/proc/meminfo")
-GROUPS, MOUNTED = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")  # the control groups of this process
+GROUPS, MOUNTED = (
+    Path("/proc/self/cgroup"),
+    Path("/sys/fs/cgroup"),
+)  # the control groups of this process
 # Where a control group says how much memory its processes may have, and have; and the counts of what Linux takes back of it.
 OF_MEMORY = (
     ("memory.max", "memory.current", ("inactive_file", "active_file")),  # of version 2, and 1
-    ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")),
+    (
+        "memory.limit_in_bytes",
+        "memory.usage_in_bytes",
+        ("total_inactive_file", "total_active_file"),
+    ),
 )
 
 
@@ -61,8 +70,13 @@ def _left_in_groups() -> Iterator[int]:
     for folder in _around("memory"):
         for limit, used, freed in OF_MEMORY:
             with contextlib.suppress(OSError, ValueError):
-                most, now = (int((folder / name).read_text(encoding="ascii")) for name in (limit, used))
-                yield max(0, most - now + sum(kernel_count(folder / "memory.stat", name) for name in freed))
+                most, now = (
+                    int((folder / name).read_text(encoding="ascii")) for name in (limit, used)
+                )
+                yield max(
+                    0,
+                    most - now + sum(kernel_count(folder / "memory.stat", name) for name in freed),
+                )
 
 
 def usable_cores() -> int:
@@ -76,9 +90,14 @@ def usable_cores() -> int:
 def _limits_of_cores() -> Iterator[float]:
     """Yield the time of how many cores each control group around this process may use, where it is limited."""
     for folder in _around("cpu"):
-        for names in (["cpu.max"], ["cpu.cfs_quota_us", "cpu.cfs_period_us"]):  # of version 2, and 1
+        for names in (
+            ["cpu.max"],
+            ["cpu.cfs_quota_us", "cpu.cfs_period_us"],
+        ):  # of version 2, and 1
             with contextlib.suppress(OSError, ValueError):
-                quota, period = " ".join((folder / name).read_text(encoding="ascii") for name in names).split()
+                quota, period = " ".join(
+                    (folder / name).read_text(encoding="ascii") for name in names
+                ).split()
                 if quota not in ("max", "-1"):
                     yield max(1.0, int(quota) / int(period))
 

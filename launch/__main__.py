@@ -21,16 +21,24 @@ def main(arguments: list[str] | None = None) -> int:
         prog="python -m launch", description="Work with the records of a study after a sweep."
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    command = commands.add_parser("sync", help="write those records of a study to MLflow that it does not have yet")
-    other = commands.add_parser("compare", help="compare what MLflow has of a study with its records; one JSON object")
+    command = commands.add_parser(
+        "sync", help="write those records of a study to MLflow that it does not have yet"
+    )
+    other = commands.add_parser(
+        "compare", help="compare what MLflow has of a study with its records; one JSON object"
+    )
     for one in (command, other):
         one.add_argument("study_dir", type=Path, help="folder of the study: <output_dir>/<study>")
-        one.add_argument("--uri", help="MLflow tracking URI (default: sqlite:///<output_dir>/mlflow.db)")
+        one.add_argument(
+            "--uri", help="MLflow tracking URI (default: sqlite:///<output_dir>/mlflow.db)"
+        )
         one.add_argument("--experiment", help="MLflow experiment (default: ringside/<study>)")
     given = parser.parse_args(arguments)
     try:
         if given.command == "compare":
-            compared = compare(given.study_dir, Tracking(uri=given.uri, experiment=given.experiment))
+            compared = compare(
+                given.study_dir, Tracking(uri=given.uri, experiment=given.experiment)
+            )
             print(json.dumps(compared.as_json()))
             return 0 if compared.right else 1
         report = sync(given.study_dir, Tracking(uri=given.uri, experiment=given.experiment))
@@ -41,11 +49,16 @@ def main(arguments: list[str] | None = None) -> int:
         print(one_line(f"python -m launch {given.command}: {error}"), file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print(f"python -m launch {given.command}: interrupted; the same command continues from there", file=sys.stderr)
+        print(
+            f"python -m launch {given.command}: interrupted; the same command continues from there",
+            file=sys.stderr,
+        )
         return 130
     for sentence in report.unreadable:
         print(one_line(f"python -m launch sync: {sentence}"), file=sys.stderr)
-    print(f"{report.projected} projected, {report.already} there already, {len(report.unreadable)} unreadable")
+    print(
+        f"{report.projected} projected, {report.already} there already, {len(report.unreadable)} unreadable"
+    )
     return 1 if report.unreadable else 0
 
 

@@ -6,7 +6,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-BEGAN_S = time.monotonic()  # before all that takes time is imported: a sweep's seconds count from here
+BEGAN_S = (
+    time.monotonic()
+)  # before all that takes time is imported: a sweep's seconds count from here
 INTERRUPTED = 130  # exit status, as shells have it for Ctrl-C
 
 
@@ -14,7 +16,7 @@ def begin() -> Any:
     """Have Ctrl-C end the process without a traceback, and Python collect no garbage. Return what Ctrl-C did before.
 
     A job in the background goes on ignoring Ctrl-C. While all is imported and planned, Python would walk through it again and
-    again for garbage (launch.study.beside).
+    again for garbage (launch.study.background).
     """
     gc.disable()
     before = signal.getsignal(signal.SIGINT)

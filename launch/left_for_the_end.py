@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 
-from analysis.report.text import count
+from analysis.text import count
 from conf.cell import Cell
 from launch.display.screen import Screen
 from launch.engines.engine import CellEngine
@@ -44,7 +44,9 @@ class LeftForTheEnd:
                 else:
                     self.held.append(number)
 
-    def try_lost_hosts(self, engine: CellEngine, stopping: Callable[[], bool], measure: Callable[[int], None]) -> None:
+    def try_lost_hosts(
+        self, engine: CellEngine, stopping: Callable[[], bool], measure: Callable[[int], None]
+    ) -> None:
         """Measure the cells whose host was lost, if it answers again."""
         if not self.lost or stopping():
             return
@@ -62,4 +64,6 @@ class LeftForTheEnd:
             screen.settle(number, "measured elsewhere", None)
         for number in self.lost:
             screen.settle(number, "skipped: node_lost", None)
-            self._note(f"{self._cells[number].name} was not measured: {engine.lost(self._cells[number])}")
+            self._note(
+                f"{self._cells[number].name} was not measured: {engine.lost(self._cells[number])}"
+            )

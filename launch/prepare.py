@@ -5,14 +5,15 @@ from collections.abc import Mapping, Sequence
 from launch.engines.engine import CellEngine
 from launch.engines.hosts import HostsEngine
 from launch.engines.local import LocalEngine
-from launch.machine.preflight import compare
+from launch.machine.fleet import compare
 from launch.plan.nodes import wanted_hosts
 from launch.plan.plan import Plan, Request, plan, refuse_wrong_options
-from launch.study.hosts_around import HostsAround
-from launch.study.surroundings import Surroundings
+from launch.study.provenance import HostsAround, Surroundings
 
 
-def prepared(requests: Sequence[Request], surrounding: Mapping[str, str]) -> tuple[Plan, CellEngine, Surroundings]:
+def prepared(
+    requests: Sequence[Request], surrounding: Mapping[str, str]
+) -> tuple[Plan, CellEngine, Surroundings]:
     """Return the plan of a sweep, the engine that runs it, and what is around its cells. A dry run starts nothing.
 
     Raises:

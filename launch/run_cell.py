@@ -6,9 +6,9 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from analysis.findings.communication.exposed import disagreement
-from analysis.findings.communication.several_records import with_values
+from analysis.findings.communication import disagreement
 from analysis.findings.predicted.stated import with_forecast
+from analysis.findings.record_values import with_values
 from analysis.seconds.sweeps import PROFILED, TUNING
 from analysis.validity.checks import judged
 from analysis.validity.effective import observe
@@ -19,17 +19,16 @@ from benchmarks.record.clock import now
 from benchmarks.record.os_errors import because
 from conf.cell import Cell
 from conf.schema import Config
-from launch.engines import compile_caches
+from launch.engines import environment as compile_caches
 from launch.engines.engine import CellEngine
 from launch.engines.environment import NCCL_SUBSYSTEMS, scrubbed
 from launch.machine.shortage import Shortage
 from launch.plan.order import PlannedCell
 from launch.profile.nsys import Nsys
-from launch.study.assemble import assemble
 from launch.study.forecasts import NONE, Forecasts
 from launch.study.identity import Sweep
-from launch.study.study import StudyFolder, prepare
-from launch.study.surroundings import Surroundings
+from launch.study.provenance import Surroundings
+from launch.study.study import StudyFolder, assemble, prepare
 from launch.supervision import supervise
 from launch.supervision.progress import Watch
 from launch.supervision.supervise import Outcome
@@ -37,7 +36,7 @@ from launch.supervision.supervise import Outcome
 if TYPE_CHECKING:
     from launch.profile.profiled_pass import Profiled
 
-TUNING_PASS = "benchmarks.training.tuning_pass.run"
+TUNING_PASS = "benchmarks.training.passes.run"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +53,9 @@ class CellRunner:
     note: Callable[[str], None]  # prints a sentence for the user
     forecasts: Forecasts = NONE
 
-    def measure(self, planned: PlannedCell, known: list[Record], progress: Callable[[Watch], None]) -> Record:
+    def measure(
+        self, planned: PlannedCell, known: list[Record], progress: Callable[[Watch], None]
+    ) -> Record:
         """Run one cell and write its record, whatever happens in it. `known` are the study's records so far.
 
         Raises:
@@ -62,7 +63,9 @@ class CellRunner:
         """
         cell, folder = planned.cell, CellFolder(self.study.folder / planned.cell.folder)
         token = uuid.uuid4().hex
-        caches = compile_caches.variables(cell, self.study.folder.parent, self.here.surrounding)
+        caches = compile_caches.compile_caches_variables(
+            cell, self.study.folder.parent, self.here.surrounding
+        )
         variable = {**self.here.variables(cell, folder, token), **caches}
         environment = self.here.around(cell, variable)
         predicted = self.forecasts.before(cell, environment, known)
@@ -82,13 +85,19 @@ class CellRunner:
         ended_at = now()
         if outcome.immortal:
             held = "GPUs" if cell.device == "cuda" else "memory and cores"
-            self.note(f"processes {outcome.immortal} of {cell.name} survive SIGKILL and may still hold their {held}")
+            self.note(
+                f"processes {outcome.immortal} of {cell.name} survive SIGKILL and may still hold their {held}"
+            )
         if outcome.state == "finished" and self._wants_tuning(cell):
             with self.study.spending(token, TUNING):
                 self._tuning_pass(cell, folder, variable)
         try:
-            record = record_of(folder, outcome.state, outcome.failure, ended_at, known, self.study.folder_of)
-        except RecordError as error:  # the files that this launcher made are gone, or not what it wrote
+            record = record_of(
+                folder, outcome.state, outcome.failure, ended_at, known, self.study.folder_of
+            )
+        except (
+            RecordError
+        ) as error:  # the files that this launcher made are gone, or not what it wrote
             number = errno.EIO if folder.cell.exists() else errno.ENOENT
             raise OSError(number, str(error), str(folder.cell)) from None
         if outcome.state == "finished" and cell.profiler != "none":
@@ -97,7 +106,9 @@ class CellRunner:
             with self.study.spending(token, PROFILED):
                 trace = self._profiled(cell, folder, variable, progress)
             if trace:
-                record = dataclasses.replace(_with_trace(record, trace), raw_sha256=folder.raw_sha256())
+                record = dataclasses.replace(
+                    _with_trace(record, trace), raw_sha256=folder.raw_sha256()
+                )
         record = judged(record, self.config.validity)
         self.study.end(attempt, record)
         return record
@@ -115,7 +126,15 @@ class CellRunner:
         limits, shortage = self.config.engine, Shortage.watched()
         try:
             outcome = supervise.run(
-                cell, folder, variable, self.engine, limits, self.stopping, progress, profiler, sampled
+                cell,
+                folder,
+                variable,
+                self.engine,
+                limits,
+                self.stopping,
+                progress,
+                profiler,
+                sampled,
             )
         except OSError as error:  # the agent could not be started, or the disk is full
             failure = Failure("start", None, f"the cell could not be run: {because(error)}")
@@ -155,7 +174,11 @@ class CellRunner:
         if cell.device != "cuda" or cell.world_size == 1 or not cell.trains:
             return False
         asked = self.config.tuning_pass
-        return bool({"NCCL_ALGO", "NCCL_PROTO"} & cell.nccl.keys()) if asked == "auto" else asked in (True, "True")
+        return (
+            bool({"NCCL_ALGO", "NCCL_PROTO"} & cell.nccl.keys())
+            if asked == "auto"
+            else asked in (True, "True")
+        )
 
     def _tuning_pass(self, cell: Cell, folder: CellFolder, variable: Mapping[str, str]) -> None:
         """Run a few untimed steps in which NCCL logs each choice. A failure leaves checks unchecked and costs no number."""
@@ -187,7 +210,9 @@ def record_of(
     """
     record = assemble(folder, state, failure, ended_at)
     metrics, checks = summary(folder)
-    record = dataclasses.replace(record, metrics=record.metrics | metrics, checks=record.checks | checks)
+    record = dataclasses.replace(
+        record, metrics=record.metrics | metrics, checks=record.checks | checks
+    )
     record = dataclasses.replace(record, effective=observe(record, folder, known, folder_of))
     return with_forecast(with_values(record, known))
 

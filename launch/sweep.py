@@ -13,8 +13,8 @@ from typing import TextIO, cast
 from rich.console import Console
 
 from analysis.console import SafeConsole
-from analysis.findings.next_run.floor_file import of_other_studies
-from analysis.report.text import single_line
+from analysis.study.noise_floor import of_other_studies
+from analysis.text import single_line
 from benchmarks import record as records
 from benchmarks.record import CellFolder, Kind, Record
 from benchmarks.record.clock import at, now
@@ -24,15 +24,22 @@ from conf import nccl
 from conf.options import Refused
 from conf.resolve import checked
 from conf.schema import Config
-from launch.display.closing import MEASURED_ELSEWHERE, MESSAGE_LENGTH, about_held, about_sweep, close, exit_status
+from launch.display.closing import (
+    MEASURED_ELSEWHERE,
+    MESSAGE_LENGTH,
+    about_held,
+    about_sweep,
+    close,
+    exit_status,
+)
 from launch.display.lasting_output import LastingOutput
 from launch.display.screen import Screen
 from launch.engines.engine import CellEngine
 from launch.engines.submit import submit
 from launch.left_for_the_end import LeftForTheEnd
+from launch.machine.devices import refuse_several
 from launch.machine.facts import nccl_configuration
 from launch.machine.secrets import argument_without_secrets
-from launch.machine.started_by import refuse_several
 from launch.plan.order import rounds
 from launch.plan.plan import Plan, Request
 from launch.plan.small_form import about_small_form
@@ -41,21 +48,21 @@ from launch.plan.time_left import TimeLeft
 from launch.prepare import prepared
 from launch.refuse.engines import refuse_engines
 from launch.run_cell import CellRunner
-from launch.study.beside import BesideCells, look_for_garbage
-from launch.study.done_before import done_before
+from launch.study.background import BesideCells, StudyReport, look_for_garbage, update_noise_floor
 from launch.study.forecasts import Forecasts
 from launch.study.identity import Sweep
-from launch.study.noise_floor import update_noise_floor
-from launch.study.report import StudyReport
-from launch.study.study import StudyFolder, study_folder
-from launch.study.surroundings import Surroundings
+from launch.study.provenance import Surroundings
+from launch.study.study import StudyFolder, done_before, study_folder
 from launch.supervision.progress import Watch
 from launch.supervision.stopping import Stopping
 from launch.tracking.projector import Projector
 
 
 def run(
-    composed: Sequence[tuple[Config, list[str]]], typed: Sequence[str], began_s: float, small: Sequence[str] = ()
+    composed: Sequence[tuple[Config, list[str]]],
+    typed: Sequence[str],
+    began_s: float,
+    small: Sequence[str] = (),
 ) -> int:
     """Run the sweep that was asked for: of each cell its configuration and its overrides, and the command as it was typed.
 
@@ -68,7 +75,9 @@ def run(
         Refused: the request is wrong; nothing was started.
     """
     refuse_several(os.environ)
-    atexit.register(gc.freeze)  # or Python would search all that was imported for garbage as it ends: a second
+    atexit.register(
+        gc.freeze
+    )  # or Python would search all that was imported for garbage as it ends: a second
     console = SafeConsole(cast(TextIO, LastingOutput(sys.stdout)))
     # A file, a pipe or a dumb terminal has no known width to wrap at.
     console.soft_wrap = not console.is_terminal or console.is_dumb_terminal
@@ -81,7 +90,10 @@ def run(
     surrounding = nccl.with_configuration_files(os.environ, nccl_configuration(os.environ))
     with _refused("the request could not be planned"):
         planned, engine, here = prepared([Request(*one) for one in composed], surrounding)
-    for notice in [*planned.notices, *([about_small_form(small, planned.config.study)] if small else [])]:
+    for notice in [
+        *planned.notices,
+        *([about_small_form(small, planned.config.study)] if small else []),
+    ]:
         console.print(f"note: {notice}", markup=False)
     if planned.config.dry_run:
         _print_plan(planned, console)
@@ -98,7 +110,9 @@ def _print_plan(planned: Plan, console: Console) -> None:
     for number, entry in enumerate(planned.cells):
         console.print(f"{number + 1:4d}  {entry.name}", markup=False)
     if any(entry.drift for entry in planned.cells):
-        console.print("note: drift: the first cell once more at the end, to show what changed on the machine meanwhile")
+        console.print(
+            "note: drift: the first cell once more at the end, to show what changed on the machine meanwhile"
+        )
     about = worded(planned.cells, known)
     console.print(f"{about}; nothing was started (dry_run=true)")
 
@@ -119,15 +133,24 @@ class SweepRun:
         self, planned: Plan, typed: list[str], began_at: float, engine: CellEngine, here: Surroundings, stopping: Stopping,
         console: Console,
     ) -> None:  # fmt: skip
-        self.cells, self.config, self.stopping, self.console = planned.cells, planned.config, stopping, console
+        self.cells, self.config, self.stopping, self.console = (
+            planned.cells,
+            planned.config,
+            stopping,
+            console,
+        )
         self.study = StudyFolder(self.config.output_dir, self.config.study)
         self.sweep = Sweep.begin(self.config.study, typed, len(self.cells))
         self.began_at = began_at  # seconds since 1970: the first line of launch.py
         self.engine, self.here, self.beside = engine, here, BesideCells()
-        self.forecasts = Forecasts(self.config.predict, self.beside.do, of_other_studies(self.study.folder))
+        self.forecasts = Forecasts(
+            self.config.predict, self.beside.do, of_other_studies(self.study.folder)
+        )
         parts = self.study, self.sweep, engine, planned.nsys, stopping, self._note, self.forecasts
         self.runner = CellRunner(self.config, here, *parts)
-        self.projector = Projector(self.config.tracking, self.study, self.sweep, console, self.beside)
+        self.projector = Projector(
+            self.config.tracking, self.study, self.sweep, console, self.beside
+        )
         self.report = StudyReport(self.study.folder, self.config.report, self._note)
         self.time_left = TimeLeft(self.config.engine, here.surrounding, self._note)
         self.measured: list[Record] = []  # in this invocation
@@ -145,11 +168,21 @@ class SweepRun:
             OSError: the study's folder cannot be written; nothing was started.
         """
         cells = [one.cell for one in self.cells]
-        told = {"sweep_id": self.sweep.sweep_id, "overrides": self.sweep.overrides, "began": self.began_at}
+        told = {
+            "sweep_id": self.sweep.sweep_id,
+            "overrides": self.sweep.overrides,
+            "began": self.began_at,
+        }
         self.study.note("sweep", **told, order=[cell.folder for cell in cells])
         self._close_left()
-        if new := [cell for cell in cells if not CellFolder(self.study.folder / cell.folder).record.exists()]:
-            self.engine.open(new[0])  # imports torch while earlier records are compared and the store is opened
+        if new := [
+            cell
+            for cell in cells
+            if not CellFolder(self.study.folder / cell.folder).record.exists()
+        ]:
+            self.engine.open(
+                new[0]
+            )  # imports torch while earlier records are compared and the store is opened
         known, unreadable = records.read_study(self.study.folder)
         for one in unreadable:
             self._note(str(one))
@@ -173,7 +206,9 @@ class SweepRun:
                     lambda: self._writable and not self.stopping(),
                     lambda number: self._try_cell(number, known, screen),
                 )
-            self.left.try_lost_hosts(self.engine, self.stopping, lambda number: self._measure(number, known, screen))
+            self.left.try_lost_hosts(
+                self.engine, self.stopping, lambda number: self._measure(number, known, screen)
+            )
             self.left.settle(screen, self.engine)
         self.beside.do(self.engine.close)  # it waits for processes to end
         if self._writable:
@@ -181,7 +216,9 @@ class SweepRun:
         if self._writable:
             update_noise_floor(self.study.folder, known, self._note)
         page, finding = self.report.write() if self._writable else (None, ())
-        self.projector.close(self.measured, self.done.values(), known, self.stopping, page and page.parent)
+        self.projector.close(
+            self.measured, self.done.values(), known, self.stopping, page and page.parent
+        )
         spent = about_sweep(self.measured, now() - self.began_at)
         where = [*spent, *([f"report   {page}"] if page else []), *self.projector.where()]
         with contextlib.suppress(OSError):
@@ -193,7 +230,9 @@ class SweepRun:
         stopped = self.stopping() or self.time_left.too_short
         missing = bool(self._refused or self.left.lost) or not self._writable
         every = [*self.done.values(), *self.measured]
-        status = exit_status(every, stopped, missing, len(self.left.held), self.config.validity.strict)
+        status = exit_status(
+            every, stopped, missing, len(self.left.held), self.config.validity.strict
+        )
         if status == MEASURED_ELSEWHERE:
             self._note(about_held(len(self.left.held)))
         return status
@@ -208,18 +247,26 @@ class SweepRun:
             self._measure(left[0], known, screen)
         elif left:
             with ThreadPoolExecutor(len(left), "cell") as together:
-                for ended in [together.submit(self._measure, number, known, screen) for number in left]:
+                for ended in [
+                    together.submit(self._measure, number, known, screen) for number in left
+                ]:
                     ended.result()
 
     def _measure(self, number: int, known: list[Record], screen: Screen) -> None:
-        if not self.stopping() and self._writable and self.time_left.fits(self.cells[number], known):
+        if (
+            not self.stopping()
+            and self._writable
+            and self.time_left.fits(self.cells[number], known)
+        ):
             self._try_cell(number, known, screen)
 
     def _close_left(self) -> list[Record]:
         """Close what launchers left that died, and return their records."""
         closed = self.study.recover()
         for left in closed:
-            self._note(f"{left.name}: an earlier launcher died while it ran; what was measured is kept as interrupted")
+            self._note(
+                f"{left.name}: an earlier launcher died while it ran; what was measured is kept as interrupted"
+            )
         return closed
 
     def _try_cell(self, number: int, known: list[Record], screen: Screen) -> None:
@@ -247,7 +294,9 @@ class SweepRun:
     def _end_here(self, error: OSError) -> None:
         """Start no further cell: the study's folder can no longer be written."""
         self._writable = False
-        self._note(f"the sweep ends here: {self.study.folder} can no longer be written: {because(error)}")
+        self._note(
+            f"the sweep ends here: {self.study.folder} can no longer be written: {because(error)}"
+        )
 
     def _cell(self, number: int, known: list[Record], screen: Screen) -> None:
         """Measure a cell unless another launcher measures it or has finished it; show and project its record."""
@@ -267,7 +316,9 @@ class SweepRun:
                 known.append(earlier)
                 screen.settle(number, "done before", earlier)
                 return
-            record = self.runner.measure(planned, [*known], lambda watch: self._progress(number, watch, screen))
+            record = self.runner.measure(
+                planned, [*known], lambda watch: self._progress(number, watch, screen)
+            )
         with self._settling:
             known.append(record)
             self.measured.append(record)

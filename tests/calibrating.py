@@ -10,15 +10,15 @@ from derived_results import run_whole
 from measuring import case_folder
 from torch import device
 
-from benchmarks.rank.group import Ranks
-from benchmarks.rank.reporter import Reporter
+from benchmarks.rank.ranks import Ranks, Reporter
 from benchmarks.record import read_lines
 from benchmarks.timing.clock import Clock
 from benchmarks.timing.compilation import Compilation
+from benchmarks.training import calibration as measure
+from benchmarks.training import derive_calibration as derive
 from benchmarks.training import throughput
-from benchmarks.training.calibration import derive, measure
 from trainers.step import Training
-from trainers.strategies.nccl_allreduce import NcclAllreduce
+from trainers.strategies.ddp import NcclAllreduce
 from trainers.strategy import BucketExchange
 
 BUCKETS = {"bucket_cap_mb": 0.5}  # MiB: several buckets of the network of 4.8 MB
@@ -31,7 +31,10 @@ STRATEGIES = {
     "staged": {"name": "cpu_staged"},
 }
 QUICK = {"MOST_STEPS": 3, "EXCHANGES_MS": 5.0, "INTERFERENCE_MS": 0.0, "ALL_MS": 1e6}
-SHORT_OF_TIME = {"a timeline": 300.0, "no timeline": 100.0}  # ms: six and twenty steps of STEP_MS take 120 and 400
+SHORT_OF_TIME = {
+    "a timeline": 300.0,
+    "no timeline": 100.0,
+}  # ms: six and twenty steps of STEP_MS take 120 and 400
 SLEPT_MS, SLOW_MS = 60.0, 15.0  # a layer's backward, a collective
 STEP_MS, CALL_MS = 20.0, 12.0  # of steps that sleep, and of collectives that hold them up
 
@@ -59,7 +62,11 @@ def calibrate(rank, folder):
         found["slow"] = tables(cell, ranks, folder, "slow", a_collective_is_slow)
         for name, holds_up in (("held up", True), ("beside", False)):
             found[name] = tables(
-                cell, ranks, folder, name, lambda training, up=holds_up: steps_that_sleep(training, up)
+                cell,
+                ranks,
+                folder,
+                name,
+                lambda training, up=holds_up: steps_that_sleep(training, up),
             )
     return found
 
@@ -80,7 +87,9 @@ def tables(cell, ranks, folder, name, plant=lambda training: None):
         training.step()
     hooks = hooks_of(training)
     plant(training)
-    measure.Calibration(training, Clock(ranks), ranks, Reporter(lines, ranks.rank), STEP_MS, 1.0).run()
+    measure.Calibration(
+        training, Clock(ranks), ranks, Reporter(lines, ranks.rank), STEP_MS, 1.0
+    ).run()
     left = hooks_of(training) != hooks
     ranks.barrier()
     training.close()
@@ -100,7 +109,9 @@ def tables(cell, ranks, folder, name, plant=lambda training: None):
 
 def hooks_of(training):
     """How many hooks each parameter has, and what marks the stages of a step."""
-    return [len(one._post_accumulate_grad_hooks or ()) for one in training.parameters], training.mark
+    return [
+        len(one._post_accumulate_grad_hooks or ()) for one in training.parameters
+    ], training.mark
 
 
 def a_layer_sleeps(training):
@@ -115,7 +126,9 @@ def a_layer_sleeps(training):
 def a_collective_is_slow(training):
     """Let the largest size sleep."""
     usual = training.strategy.bucket_exchange
-    largest = measure.TIMES_THE_LARGEST * max(bucket.sent_bytes for bucket in training.strategy.buckets())
+    largest = measure.TIMES_THE_LARGEST * max(
+        bucket.sent_bytes for bucket in training.strategy.buckets()
+    )
 
     def slow(size_bytes, dtype):
         made = usual(size_bytes, dtype)

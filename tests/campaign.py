@@ -13,7 +13,9 @@ def record_outcomes(record_property, outcomes):
     """Hand outcomes to the process that prints and writes them; fail if one is not right."""
     record_property(PROPERTY, json.dumps([one.as_json() for one in outcomes]))
     wrong = [
-        f"{one.kind} of the {one.target} in {one.phase}: {'; '.join(one.wrong)}" for one in outcomes if not one.right
+        f"{one.kind} of the {one.target} in {one.phase}: {'; '.join(one.wrong)}"
+        for one in outcomes
+        if not one.right
     ]
     assert not wrong, "\n".join([f"{len(wrong)} of {len(outcomes)} are not right", *wrong])
 
@@ -21,7 +23,9 @@ def record_outcomes(record_property, outcomes):
 def reported(stats):
     """The outcomes that the tests of a session handed over, from pytest's reports."""
     reports = [report for kind in ("passed", "failed") for report in stats.get(kind, ())]
-    given = [value for report in reports for name, value in report.user_properties if name == PROPERTY]
+    given = [
+        value for report in reports for name, value in report.user_properties if name == PROPERTY
+    ]
     return [outcome for value in dict.fromkeys(given) for outcome in json.loads(value)]
 
 

@@ -95,12 +95,17 @@ def strategy_of(asked):
 def exchange_cell(case):
     """The cell of a case of benchmark=exchange."""
     benchmark = options_of(
-        "benchmark", {"name": "exchange", "iterations": 3, "limit_iterations": 2, **case["exchange"]}
+        "benchmark",
+        {"name": "exchange", "iterations": 3, "limit_iterations": 2, **case["exchange"]},
     )
     cell = make_cell(
-        tuple(range(case["workers"])), strategy_of(case["strategy"]), precision=case.get("precision", "fp32")
+        tuple(range(case["workers"])),
+        strategy_of(case["strategy"]),
+        precision=case.get("precision", "fp32"),
     )
-    return dataclasses.replace(cell, benchmark=benchmark, declared=declared(cell.strategy, benchmark))
+    return dataclasses.replace(
+        cell, benchmark=benchmark, declared=declared(cell.strategy, benchmark)
+    )
 
 
 def links_cell(workers, asked):
@@ -115,14 +120,26 @@ def links_cell(workers, asked):
 
 def several_hosts_cells(hosts, gpus):
     """Cells of every benchmark that works over several hosts, by name."""
-    staged, hierarchical = ({"strategy": strategy_of({"name": name})} for name in ("cpu_staged", "hierarchical"))
+    staged, hierarchical = (
+        {"strategy": strategy_of({"name": name})} for name in ("cpu_staged", "hierarchical")
+    )
     cells = {
         "throughput": make_cell(**hierarchical),
         "overhead": overhead_cell(),
         "exchange": exchange_cell({"workers": gpus, "exchange": {}, **staged}),
         "collectives": links_cell(
-            hosts * gpus, {"name": "collectives", "min_bytes": "1K", "max_bytes": "1KiB", "iterations": 2, "warmup": 1}
+            hosts * gpus,
+            {
+                "name": "collectives",
+                "min_bytes": "1K",
+                "max_bytes": "1KiB",
+                "iterations": 2,
+                "warmup": 1,
+            },
         ),
     }
-    placed = {"gpus": list(range(gpus)), "hosts": [chr(ord("a") + number) for number in range(hosts)]}
+    placed = {
+        "gpus": list(range(gpus)),
+        "hosts": [chr(ord("a") + number) for number in range(hosts)],
+    }
     return {name: changed_cell(cell, **placed) for name, cell in cells.items()}

@@ -66,7 +66,10 @@ def has_cpp_compiler():
 
 def has_strace():
     """Whether it is there and may trace: a container can forbid it."""
-    return shutil.which("strace") and subprocess.run(["strace", "-f", "true"], capture_output=True).returncode == 0
+    return (
+        shutil.which("strace")
+        and subprocess.run(["strace", "-f", "true"], capture_output=True).returncode == 0
+    )
 
 
 def has_mlflow_ui():
@@ -85,11 +88,19 @@ def has_slurm():
     """Whether the Slurm of .ci/slurm runs; never another, to which a test must not submit."""
     around = {**os.environ, "SLURM_CONF": f"{os.environ.get('RINGSIDE_TEST_SLURM')}/slurm.conf"}
     asked = "RINGSIDE_TEST_SLURM" in os.environ and shutil.which("scontrol")
-    return asked and subprocess.run(["scontrol", "ping"], env=around, capture_output=True, timeout=60).returncode == 0
+    return (
+        asked
+        and subprocess.run(
+            ["scontrol", "ping"], env=around, capture_output=True, timeout=60
+        ).returncode
+        == 0
+    )
 
 
 def has_namespaces():
-    return subprocess.run([IN_NAMESPACES, "1gbit", "--", "true"], capture_output=True).returncode == 0
+    return (
+        subprocess.run([IN_NAMESPACES, "1gbit", "--", "true"], capture_output=True).returncode == 0
+    )
 
 
 # What `@pytest.mark.needs(...)` accepts: how it is found, and what a skipped test says.
@@ -105,7 +116,10 @@ NEEDS = {
         lambda: shutil.which("latexmk") and shutil.which("pdflatex"),
         "needs LaTeX: apt install latexmk texlive-latex-recommended",
     ),
-    "slurm": (has_slurm, "needs the Slurm that .ci/slurm starts (as root), and its folder in RINGSIDE_TEST_SLURM"),
+    "slurm": (
+        has_slurm,
+        "needs the Slurm that .ci/slurm starts (as root), and its folder in RINGSIDE_TEST_SLURM",
+    ),
     "submitit": (lambda: has("submitit"), "needs submitit: pip install -e '.[slurm]'"),
     "namespaces": (
         has_namespaces,
@@ -115,7 +129,10 @@ NEEDS = {
     "mlflow-ui": (has_mlflow_ui, "needs the whole MLflow: pip install -e '.[ui]'"),
     "timm": (lambda: has("timm"), "needs timm: pip install -e '.[timm]'"),
     "pandas": (lambda: has("pandas"), "needs pandas: pip install -e '.[notebook]'"),
-    "jupyter": (lambda: has("nbclient", "ipykernel"), "needs what runs a notebook: pip install -e '.[notebook]'"),
+    "jupyter": (
+        lambda: has("nbclient", "ipykernel"),
+        "needs what runs a notebook: pip install -e '.[notebook]'",
+    ),
 }
 
 
@@ -129,18 +146,45 @@ def lacking(tool):
 def pytest_addoption(parser):
     group = parser.getgroup("ringside")
     group.addoption(
-        "--skipped-to", metavar="FILE", help="write the tests that were skipped for want of a tool, one a line"
-    )
-    group.addoption("--seed", type=int, default=1, metavar="N", help="what the campaign draws its order and ranks from")
-    group.addoption("--faults", type=int, metavar="N", help="take only so many faults of each table of the campaign")
-    group.addoption(
-        "--kills", type=int, default=200, metavar="N", help="how many launchers the campaign kills at random"
+        "--skipped-to",
+        metavar="FILE",
+        help="write the tests that were skipped for want of a tool, one a line",
     )
     group.addoption(
-        "--launchers", type=int, default=20, metavar="N", help="how often launchers share a study, and a store"
+        "--seed",
+        type=int,
+        default=1,
+        metavar="N",
+        help="what the campaign draws its order and ranks from",
     )
-    group.addoption("--campaign-to", metavar="FILE", help="write what came of every fault of the campaign, as JSON")
-    group.addoption("--nothing-skipped", action="store_true", help="a test that is skipped counts as failed")
+    group.addoption(
+        "--faults",
+        type=int,
+        metavar="N",
+        help="take only so many faults of each table of the campaign",
+    )
+    group.addoption(
+        "--kills",
+        type=int,
+        default=200,
+        metavar="N",
+        help="how many launchers the campaign kills at random",
+    )
+    group.addoption(
+        "--launchers",
+        type=int,
+        default=20,
+        metavar="N",
+        help="how often launchers share a study, and a store",
+    )
+    group.addoption(
+        "--campaign-to",
+        metavar="FILE",
+        help="write what came of every fault of the campaign, as JSON",
+    )
+    group.addoption(
+        "--nothing-skipped", action="store_true", help="a test that is skipped counts as failed"
+    )
 
 
 @pytest.hookimpl(tryfirst=True)  # before any fixture is made
@@ -155,7 +199,10 @@ def pytest_runtest_setup(item):
 def pytest_runtest_makereport(item):
     report = yield
     if report.skipped and item.config.getoption("nothing_skipped"):
-        report.outcome, report.longrepr = "failed", f"{report.longrepr[2]} (with --nothing-skipped this is a failure)"
+        report.outcome, report.longrepr = (
+            "failed",
+            f"{report.longrepr[2]} (with --nothing-skipped this is a failure)",
+        )
     return report
 
 
@@ -171,7 +218,9 @@ def pytest_terminal_summary(terminalreporter, config):
         Path(file).write_text(json.dumps(outcomes, indent=1) + "\n")
     if file := config.getoption("skipped_to"):
         skipped = terminalreporter.stats.get("skipped", [])
-        Path(file).write_text("".join(f"{report.nodeid}\n" for report in skipped if "needs" in report.keywords))
+        Path(file).write_text(
+            "".join(f"{report.nodeid}\n" for report in skipped if "needs" in report.keywords)
+        )
 
 
 # --- order, and what several files start from ---------------------------------------------------------------------
@@ -179,7 +228,11 @@ def pytest_terminal_summary(terminalreporter, config):
 
 def pytest_collection_modifyitems(items):
     """Modules that take minutes start first."""
-    items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
+    items.sort(
+        key=lambda item: (
+            LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST)
+        )
+    )
 
 
 def pytest_collection_finish():
@@ -214,11 +267,17 @@ def launch(monkeypatch, tmp_path):
         out, err = io.StringIO(), io.StringIO()
         handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
-            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as ended:
+            with (
+                contextlib.redirect_stdout(out),
+                contextlib.redirect_stderr(err),
+                pytest.raises(SystemExit) as ended,
+            ):
                 runpy.run_path(str(ROOT / "launch.py"), run_name="__main__")
         finally:
             for number, handler in handlers.items():
-                signal.signal(number, handler)  # a process that was interrupted ignores them while it ends
+                signal.signal(
+                    number, handler
+                )  # a process that was interrupted ignores them while it ends
             groups.search_also([])  # other tests know nothing of its --config-dir
         return ended.value.code, out.getvalue(), err.getvalue()
 
@@ -246,7 +305,11 @@ def forked(tmp_path_factory):
     with once_for_all(tmp_path_factory, "forked") as (folder, is_new):
         if is_new:
             (folder / "cases.json").write_text(json.dumps(CASES))
-            environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "1"}
+            environment = os.environ | {
+                "PYTHONPATH": str(ROOT),
+                "OMP_NUM_THREADS": "1",
+                "TRITON_INTERPRET": "1",
+            }
             done = subprocess.run(
                 [sys.executable, str(ROOT / "tests" / "forked_ranks.py"), str(folder)],
                 env=environment, capture_output=True, text=True, timeout=200,
@@ -279,7 +342,9 @@ def store_template(tmp_path_factory):
 @pytest.fixture
 def output_dir(tmp_path, store_template):
     """An output folder with an initialised store."""
-    folder = tmp_path / "out puts%20#1"  # a space, a percent sign and a hash: all three mean something in a URI
+    folder = (
+        tmp_path / "out puts%20#1"
+    )  # a space, a percent sign and a hash: all three mean something in a URI
     folder.mkdir()
     shutil.copy(store_template, folder / "mlflow.db")
     return folder

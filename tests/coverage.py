@@ -14,9 +14,15 @@ PARTS = ("within", "faults", "between", "across", "floor", "wires")
 
 def main(arguments=None):
     """Print the tables."""
-    parser = argparse.ArgumentParser(prog="python -m tests.coverage", description=__doc__.splitlines()[0])
-    parser.add_argument("--studies", type=int, help="simulated studies of each row; default: as each table says")
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"which tables: {', '.join(PARTS)}; default: all")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.coverage", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument(
+        "--studies", type=int, help="simulated studies of each row; default: as each table says"
+    )
+    parser.add_argument(
+        "parts", nargs="*", metavar="PART", help=f"which tables: {', '.join(PARTS)}; default: all"
+    )
     asked = parser.parse_args(arguments)
     if unknown := set(asked.parts) - set(PARTS):
         parser.error(f"PART={', '.join(sorted(unknown))}: accepted are {', '.join(PARTS)}")
@@ -29,5 +35,8 @@ def main(arguments=None):
 
 
 if __name__ == "__main__":
-    sys.path[:0] = [str(HERE.parent), str(HERE)]  # the helpers beside this file import each other by name, as tests do
+    sys.path[:0] = [
+        str(HERE.parent),
+        str(HERE),
+    ]  # the helpers beside this file import each other by name, as tests do
     main()

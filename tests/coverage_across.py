@@ -11,9 +11,8 @@ from pathlib import Path
 import numpy as np
 from simulated import STRATEGY, Simulator, Truth
 
-from analysis.findings.across.differences import FASTER, SLOWER, differences
-from analysis.findings.across.sides import Side
-from analysis.findings.study import Study
+from analysis.findings.between_studies import FASTER, SLOWER, Side, differences
+from analysis.study.study import Study
 
 STUDIES = 200
 REPEATS = (2, 3, 5)
@@ -34,7 +33,9 @@ def side(seed, repeats, factor=1.0, noise=NOISE):
 def compared(seed, repeats, factor=1.0, change=0.0):
     """The cells of two studies; `factor` is planted in the second, `change` is the deviation of the machine between them."""
     moved = math.exp(np.random.default_rng(seed).normal(0, change)) if change else 1.0
-    return differences([side(2 * seed, repeats)], [side(2 * seed + 1, repeats, factor * moved)]).cells
+    return differences(
+        [side(2 * seed, repeats)], [side(2 * seed + 1, repeats, factor * moved)]
+    ).cells
 
 
 def outcome(repeats, studies=STUDIES, factor=1.0, change=0.0):
@@ -50,7 +51,12 @@ def outcome(repeats, studies=STUDIES, factor=1.0, change=0.0):
 def tables(studies: int = STUDIES) -> Iterator[str]:
     """Yield the table, line by line."""
     yield f"Two studies of six cells, {studies} pairs of each; runs scatter by {NOISE:.1%}"
-    heads = ("equal: a verdict", "intervals hold 0", "1 % slower: seen", "machine changed 0.2 %: a verdict")
+    heads = (
+        "equal: a verdict",
+        "intervals hold 0",
+        "1 % slower: seen",
+        "machine changed 0.2 %: a verdict",
+    )
     yield f"{'repeats':>8}" + "".join(f"{name:>{len(name) + 3}}" for name in heads)
     for repeats in REPEATS:
         told, _, held = outcome(repeats, studies)

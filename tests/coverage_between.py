@@ -12,8 +12,7 @@ import numpy as np
 from scipy.stats import t as student
 
 from analysis.findings.comparisons import Tests, chances
-from analysis.statistics.holm import significant
-from analysis.statistics.turns import fitted
+from analysis.statistics.tests import fitted, significant
 
 STUDIES = 200
 REPEATS = (2, 3, 5, 10)
@@ -76,7 +75,9 @@ def _seen(difference, error, freedom):
 def wrong(seed, repeats, noise, surroundings, studies=STUDIES, seen=seen_in_turns):
     """Return the share of studies of equal cells with at least one verdict."""
     draw = np.random.default_rng(seed)
-    return float(np.mean([seen(sweep(draw, repeats, noise, surroundings))[0].any() for _ in range(studies)]))
+    return float(
+        np.mean([seen(sweep(draw, repeats, noise, surroundings))[0].any() for _ in range(studies)])
+    )
 
 
 def power(seed, repeats, noise, surroundings, planted, studies=STUDIES, seen=seen_in_turns):
@@ -95,18 +96,36 @@ def tables(studies: int = STUDIES) -> Iterator[str]:
     yield f"{'repeats':>8}{'noise':>8}" + "".join(f"{name:>18}" for name in SURROUNDINGS)
     for repeats, noise in itertools.product(REPEATS, NOISES):
         shares = (
-            [wrong(1, repeats, noise, name, studies, seen) for seen in (seen_in_turns, seen_unpaired)]
+            [
+                wrong(1, repeats, noise, name, studies, seen)
+                for seen in (seen_in_turns, seen_unpaired)
+            ]
             for name in SURROUNDINGS
         )
-        yield f"{repeats:>8}{noise:>8.2%}" + "".join(f"{ours:>10.1%} ({welch:5.1%})" for ours, welch in shares)
+        yield f"{repeats:>8}{noise:>8.2%}" + "".join(
+            f"{ours:>10.1%} ({welch:5.1%})" for ours, welch in shares
+        )
     yield ""
     yield f"Planted differences that are seen, of {studies} studies with six tests: in turns (Welch, unpaired)"
     columns = ("no drift", "drift")
-    yield f"{'noise':>8}{'planted':>9}" + "".join(f"{f'{n} repeats, {name}':>24}" for n in (3, 5) for name in columns)
-    for noise, planted in ((0.0013, 0.005), (0.0013, 0.01), (0.005, 0.01), (0.005, 0.02), (0.01, 0.03)):
+    yield f"{'noise':>8}{'planted':>9}" + "".join(
+        f"{f'{n} repeats, {name}':>24}" for n in (3, 5) for name in columns
+    )
+    for noise, planted in (
+        (0.0013, 0.005),
+        (0.0013, 0.01),
+        (0.005, 0.01),
+        (0.005, 0.02),
+        (0.01, 0.03),
+    ):
         shares = (
-            [power(2, repeats, noise, name, planted, studies, seen) for seen in (seen_in_turns, seen_unpaired)]
+            [
+                power(2, repeats, noise, name, planted, studies, seen)
+                for seen in (seen_in_turns, seen_unpaired)
+            ]
             for repeats in (3, 5)
             for name in columns
         )
-        yield f"{noise:>8.2%}{planted:>9.1%}" + "".join(f"{ours:>15.1%} ({welch:6.1%})" for ours, welch in shares)
+        yield f"{noise:>8.2%}{planted:>9.1%}" + "".join(
+            f"{ours:>15.1%} ({welch:6.1%})" for ours, welch in shares
+        )

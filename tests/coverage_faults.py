@@ -5,7 +5,15 @@ The steps of a cell are simulated from its first one, and go through the product
 """
 
 import numpy as np
-from coverage_within import LEAST_MS, MOST_WARM_UP_S, STEP_MS, STEPS, WARM_UP_ITERATIONS, timed, told
+from coverage_within import (
+    LEAST_MS,
+    MOST_WARM_UP_S,
+    STEP_MS,
+    STEPS,
+    WARM_UP_ITERATIONS,
+    timed,
+    told,
+)
 
 from benchmarks.timing import statistics
 
@@ -60,16 +68,25 @@ def run(fault, seed, flat):
     noise = 1 + np.random.default_rng(seed).normal(0, NOISE, SIZE)
     number = np.arange(SIZE)
     warm = STEP_MS * (1 + FAULTS[fault](number, np.full(SIZE, -1))) * noise
-    done = next((count for count in range(5, WARM_UP_STEPS, 9) if flat(warm[:count])), WARM_UP_STEPS)
+    done = next(
+        (count for count in range(5, WARM_UP_STEPS, 9) if flat(warm[:count])), WARM_UP_STEPS
+    )
     ms = STEP_MS * (1 + FAULTS[fault](number, number - done)) * noise
     return done, flat(warm[:done]), timed(ms[done : done + STEPS], before=flat is flat_before)
 
 
 def seen(fault, studies=STUDIES):
     """Return (seconds of warm-up, median error of the rate, share of each code) now, and the error before."""
-    now, before = ([run(fault, seed, flat) for seed in range(studies)] for flat in (flat_now, flat_before))
-    codes = [told(np.concatenate(one).tolist()) | (set() if flat else {"warmup_not_flat"}) for _, flat, one in now]
-    shares = {code: float(np.mean([code in one for one in codes])) for code in sorted(set().union(*codes))}
+    now, before = (
+        [run(fault, seed, flat) for seed in range(studies)] for flat in (flat_now, flat_before)
+    )
+    codes = [
+        told(np.concatenate(one).tolist()) | (set() if flat else {"warmup_not_flat"})
+        for _, flat, one in now
+    ]
+    shares = {
+        code: float(np.mean([code in one for one in codes])) for code in sorted(set().union(*codes))
+    }
     return {
         "warm_up_s": np.median([done for done, _, _ in now]) * STEP_MS / 1e3,
         "off": _off(now),

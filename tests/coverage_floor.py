@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
-from analysis.findings.estimates import Sample, next_run
-from analysis.findings.estimates import freedom as freedom_of
-from analysis.findings.estimates import slowest as slowest_of
-from analysis.findings.next_run.floors import Floor
-from analysis.findings.study import Study, open_study
+from analysis.study.draws import Sample, next_run
+from analysis.study.draws import freedom as freedom_of
+from analysis.study.draws import slowest as slowest_of
+from analysis.study.noise_floor import Floor
+from analysis.study.study import Study, open_study
 from benchmarks.record import metrics
 
 STUDIES = 2000
@@ -29,7 +29,9 @@ LEAST, MOST = 0.93, 0.97
 
 def floor(draw, freedom, name):
     """Return a noise floor as so many degrees of freedom give it."""
-    return Floor(DEVIATION * math.sqrt(draw.chisquare(freedom) / freedom), freedom, 2 * freedom, name)
+    return Floor(
+        DEVIATION * math.sqrt(draw.chisquare(freedom) / freedom), freedom, 2 * freedom, name
+    )
 
 
 def cell(draw, runs, of, name, noise=1.0):
@@ -40,14 +42,18 @@ def cell(draw, runs, of, name, noise=1.0):
 
 def rate(draw, runs, freedom, study, noise=1.0):
     """Return whether the interval of one cell's rate holds the next run."""
-    sample, following = cell(draw, runs, floor(draw, freedom, f"floor {study}"), f"cell {study}", noise)
+    sample, following = cell(
+        draw, runs, floor(draw, freedom, f"floor {study}"), f"cell {study}", noise
+    )
     shown = sample.next_run()
     return shown.low <= following <= shown.high
 
 
 def efficiency(draw, runs, freedom, study, gpus):
     """Return whether the interval of an efficiency holds that of a sweep which measures cell and baselines once more."""
-    together, next_together = cell(draw, runs, floor(draw, freedom, f"together {study}"), f"cell {study}")
+    together, next_together = cell(
+        draw, runs, floor(draw, freedom, f"together {study}"), f"cell {study}"
+    )
     of_alone = floor(draw, freedom, f"alone {study}")
     alone = [cell(draw, runs, of_alone, f"{gpu} {study}") for gpu in range(gpus)]
     value, draws = slowest_of([sample for sample, _ in alone])

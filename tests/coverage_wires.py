@@ -20,7 +20,10 @@ def held(studies=STUDIES):
         accused += any(point.verdict for line in lines.values() for point in line.points)
         for quantity, line in lines.items():
             share = line.share.low <= truth.share <= line.share.high
-            fixed = line.fixed_ms.low is not None and line.fixed_ms.low <= truth.fixed_ms <= line.fixed_ms.high
+            fixed = (
+                line.fixed_ms.low is not None
+                and line.fixed_ms.low <= truth.fixed_ms <= line.fixed_ms.high
+            )
             counts.setdefault(quantity, []).append((share, fixed))
     shares = {
         quantity: tuple(sum(column) / studies for column in zip(*found, strict=True))
@@ -31,10 +34,14 @@ def held(studies=STUDIES):
 
 def seen(lost_ms, studies=STUDIES // 5):
     """Return the share of studies in which the bad subset is told, and in which it alone is."""
-    found = [(bad, told(wired_study(seed, lost={bad: lost_ms}))) for bad in BAD for seed in range(studies)]
-    return sum(bad in said for bad, said in found) / len(found), sum({bad} == {*said} for bad, said in found) / len(
-        found
-    )
+    found = [
+        (bad, told(wired_study(seed, lost={bad: lost_ms})))
+        for bad in BAD
+        for seed in range(studies)
+    ]
+    return sum(bad in said for bad, said in found) / len(found), sum(
+        {bad} == {*said} for bad, said in found
+    ) / len(found)
 
 
 def tables(studies=STUDIES) -> Iterator[str]:
@@ -49,4 +56,6 @@ def tables(studies=STUDIES) -> Iterator[str]:
     yield f"A subset that loses more time than its links explain, {max(1, studies // 5)} studies of each of {len(BAD)} subsets"
     yield f"{'planted ms':>12}{'told':>8}{'alone':>8}"
     for lost_ms in LOST_MS:
-        yield f"{lost_ms:>12g}" + "".join(f"{share:>8.0%}" for share in seen(lost_ms, max(1, studies // 5)))
+        yield f"{lost_ms:>12g}" + "".join(
+            f"{share:>8.0%}" for share in seen(lost_ms, max(1, studies // 5))
+        )

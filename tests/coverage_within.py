@@ -15,13 +15,20 @@ from types import SimpleNamespace
 import numpy as np
 
 from analysis.validity import timing
-from benchmarks.timing import intervals, stationarity
-from benchmarks.training import costs, stopping
+from benchmarks.timing import statistics as intervals
+from benchmarks.timing import statistics as stationarity
+from benchmarks.training import costs
+from benchmarks.training import request as stopping
 from conf.schema import ValidityLimits
 
 STUDIES = 300
 STEP_MS = 55.0  # ResNet-50, batch 256, on one H200: 36 steps a window
-OPTIONS = {"min_iterations": 10, "max_iterations": 1000, "max_seconds": 20.0, "interval_target": 0.0025}  # of GPUs
+OPTIONS = {
+    "min_iterations": 10,
+    "max_iterations": 1000,
+    "max_seconds": 20.0,
+    "interval_target": 0.0025,
+}  # of GPUs
 LEAST_MS, MOST_WARM_UP_S, WARM_UP_ITERATIONS = 2000.0, 90.0, 10
 STEPS = 400  # the longest timed series: 20 s and a window
 ROUNDS, COST_STEPS, COST = 4, 9, 0.01  # A B B A: rounds, steps of a window, what is planted
@@ -46,7 +53,9 @@ def autoregressive(draw, size, correlation, deviation):
 
 def levels(draw, size, deviation):
     window = stopping.window_iterations(STEP_MS)
-    return np.repeat(draw.normal(0, deviation, size // window + 1), window)[:size] + white(draw, size, 0.001)
+    return np.repeat(draw.normal(0, deviation, size // window + 1), window)[:size] + white(
+        draw, size, 0.001
+    )
 
 
 def wander(draw, size):
@@ -128,7 +137,10 @@ def timed(ms, before=False):
         by_window.append([float(one) for one in ms[start : start + size]])
         total = float(ms[: start + size].sum())
         if before:
-            wide = len(by_window) < stopping.FEWEST_WINDOWS or half_width_before(by_window) > OPTIONS["interval_target"]
+            wide = (
+                len(by_window) < stopping.FEWEST_WINDOWS
+                or half_width_before(by_window) > OPTIONS["interval_target"]
+            )
             over = not wide or total >= 1e3 * OPTIONS["max_seconds"]
         else:
             over = stopping.enough(by_window, total, OPTIONS)
@@ -138,7 +150,11 @@ def timed(ms, before=False):
 
 def told(ms):
     """The codes that the checks of time give a run of these steps."""
-    checks = {"stationarity": stationarity.facts(ms), "pauses": stationarity.pauses(ms), "iterations": len(ms)}
+    checks = {
+        "stationarity": stationarity.facts(ms),
+        "pauses": stationarity.pauses(ms),
+        "iterations": len(ms),
+    }
     record = SimpleNamespace(checks=checks, cell=SimpleNamespace(device="cuda"))
     judges = {"not_stationary": timing.not_stationary, "pauses": timing.pauses}
     return {code for code, judge in judges.items() if judge(record, LIMITS) is not None}
@@ -178,16 +194,23 @@ def study(name, seed, held, before=True):
     ms = STEP_MS * (1 + SERIES[name](draw, STEPS))
     windows = timed(ms)
     low, high = intervals.mean_interval(windows)
-    held["mean", "after"].add(1, _mean(windows) / STEP_MS, low / STEP_MS, high / STEP_MS, len(windows))
+    held["mean", "after"].add(
+        1, _mean(windows) / STEP_MS, low / STEP_MS, high / STEP_MS, len(windows)
+    )
     if (middle := MEDIANS[name]) is not None:
         held["median", "after"].add(
             STEP_MS * (1 + middle), np.median(_ms(windows)), *intervals.median_interval(windows)
         )
     abba = STEP_MS * (1 + SERIES[name](draw, 4 * ROUNDS * COST_STEPS)).reshape(-1, COST_STEPS)
     places = np.arange(len(abba)) % 4
-    first, second = abba[(places == 0) | (places == 3)] + COST * STEP_MS, abba[(places == 1) | (places == 2)]
+    first, second = (
+        abba[(places == 0) | (places == 3)] + COST * STEP_MS,
+        abba[(places == 1) | (places == 2)],
+    )
     cost, blocks = costs.abba(first.tolist(), second.tolist())
-    held["difference", "after"].add(COST * STEP_MS, cost, *intervals.difference_interval(cost, blocks))
+    held["difference", "after"].add(
+        COST * STEP_MS, cost, *intervals.difference_interval(cost, blocks)
+    )
     if before:
         _study_before(ms, first, second, middle, held, draw)
     return told(_ms(windows)), not held["mean", "after"].holds[-1]
@@ -201,7 +224,12 @@ def _study_before(ms, first, second, middle, held, draw):
     if middle is not None:
         ends = bootstrap(lambda one: np.median(one, axis=1), draw, _ms(windows))
         held["median", "before"].add(STEP_MS * (1 + middle), np.median(_ms(windows)), *ends)
-    ends = bootstrap(lambda a, b: np.median(a, axis=1) - np.median(b, axis=1), draw, first.ravel(), second.ravel())
+    ends = bootstrap(
+        lambda a, b: np.median(a, axis=1) - np.median(b, axis=1),
+        draw,
+        first.ravel(),
+        second.ravel(),
+    )
     held["difference", "before"].add(COST * STEP_MS, np.median(first) - np.median(second), *ends)
 
 
@@ -215,9 +243,16 @@ def _mean(windows):
 
 def outcome(name, studies=STUDIES, before=True):
     """Return ({(what, when): Held}, share of runs with each code, share of the missed means that are told) of one series."""
-    held = {(what, when): Held() for what in ("mean", "median", "difference") for when in ("before", "after")}
+    held = {
+        (what, when): Held()
+        for what in ("mean", "median", "difference")
+        for when in ("before", "after")
+    }
     found = [study(name, seed, held, before) for seed in range(studies)]
-    codes = {code: float(np.mean([code in one for one, _ in found])) for code in ("not_stationary", "pauses")}
+    codes = {
+        code: float(np.mean([code in one for one, _ in found]))
+        for code in ("not_stationary", "pauses")
+    }
     misses = [bool(one) for one, missed in found if missed]
     return held, codes, float(np.mean(misses)) if misses else math.nan
 
@@ -244,9 +279,13 @@ def tables(studies: int = STUDIES) -> Iterator[str]:
             f"{name:27} {before.text:>10} {after.text:>10} {before.widths:>15} {after.widths:>15} "
             f"{np.mean(before.windows):5.1f} {np.mean(after.windows):5.1f} "
             + " ".join(
-                f"{held[what, when].text:>6}" for what in ("median", "difference") for when in ("before", "after")
+                f"{held[what, when].text:>6}"
+                for what in ("median", "difference")
+                for when in ("before", "after")
             )
-            + f" {codes['not_stationary']:8.1%} {codes['pauses']:8.1%} {misses:6.0%}".replace("nan%", "   –")
+            + f" {codes['not_stationary']:8.1%} {codes['pauses']:8.1%} {misses:6.0%}".replace(
+                "nan%", "   –"
+            )
         )
     yield (
         "\nWhere less than 90 % are held, what moves the mean did not happen in the run: a regime, a rare pause or a slow\n"
@@ -269,7 +308,10 @@ def between(ms, rounds=ROUNDS):
         place += 1 + steps
         return [float(one) + longer for one in ms[place - steps : place]]
 
-    size, least = stopping.timed_abba_iterations(STEP_MS, OPTIONS, rounds), stopping.abba_iterations(STEP_MS)
+    size, least = (
+        stopping.timed_abba_iterations(STEP_MS, OPTIONS, rounds),
+        stopping.abba_iterations(STEP_MS),
+    )
     while True:
         if len(timed) % 2 and len(timed) < 2 * rounds:
             without += [window(least, 0.0), window(least, 0.0)]
@@ -302,9 +344,14 @@ def outcomes_between(series, studies):
         )
         abba = ms[: 4 * ROUNDS * (COST_STEPS + 1)].reshape(-1, COST_STEPS + 1)[:, 1:]
         places = np.arange(len(abba)) % 4
-        first, second = abba[(places == 0) | (places == 3)] + COST * STEP_MS, abba[(places == 1) | (places == 2)]
+        first, second = (
+            abba[(places == 0) | (places == 3)] + COST * STEP_MS,
+            abba[(places == 1) | (places == 2)],
+        )
         cost, blocks = costs.abba(first.tolist(), second.tolist())
-        held["cost apart"].add(COST, cost / STEP_MS, *(np.array(intervals.difference_interval(cost, blocks)) / STEP_MS))
+        held["cost apart"].add(
+            COST, cost / STEP_MS, *(np.array(intervals.difference_interval(cost, blocks)) / STEP_MS)
+        )
     return held
 
 
@@ -329,9 +376,16 @@ def _real(studies):
     yield f"Windows on real steps of H200s (tests/data/raw_lines), drawn again in blocks of 9 steps: {studies} runs of each"
     yield f"{'cell':62} {'before':>6} {'after':>6}   share that ran to the end"
     for folder in sorted(DATA.glob("*/resnet50-*")):
-        ranks = [[json.loads(line) for line in path.open()] for path in sorted(folder.glob("ranks/*.jsonl"))]
-        timed_of = [[one["ms"] for one in lines if one.get("purpose") == "timed"] for lines in ranks]
-        windows = [np.max(window, axis=0) for window in zip(*(one for one in timed_of if one), strict=True)]
+        ranks = [
+            [json.loads(line) for line in path.open()]
+            for path in sorted(folder.glob("ranks/*.jsonl"))
+        ]
+        timed_of = [
+            [one["ms"] for one in lines if one.get("purpose") == "timed"] for lines in ranks
+        ]
+        windows = [
+            np.max(window, axis=0) for window in zip(*(one for one in timed_of if one), strict=True)
+        ]
         if not windows:
             continue
         ms = np.concatenate(windows)
@@ -346,4 +400,6 @@ def _real(studies):
 def _drawn_again(ms, seed):
     draw = np.random.default_rng(seed)
     starts = draw.integers(0, len(ms), STEPS // 9 + 1)
-    return np.concatenate([np.take(ms, np.arange(start, start + 9), mode="wrap") for start in starts])[:STEPS]
+    return np.concatenate(
+        [np.take(ms, np.arange(start, start + 9), mode="wrap") for start in starts]
+    )[:STEPS]

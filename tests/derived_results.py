@@ -8,7 +8,7 @@ import time
 from analysis.validity.checks import judged
 from benchmarks import record as records
 from benchmarks.derived import function_of
-from benchmarks.rank.reporter import Reporter
+from benchmarks.rank.ranks import Reporter
 from benchmarks.record import CellFolder, Lines, read_line
 from conf.schema import ValidityLimits
 from launch.run_cell import record_of
@@ -60,6 +60,9 @@ def write_record(folder, number):
     facts = {"study": "forked", "sweep_id": "", "overrides": [], "drift": False, "environment": {}}
     begun = {"record_id": f"{number:032x}", "started_at": 1e9 + number, **facts}
     folder.attempt.write_text(json.dumps(begun))
-    record = judged(record_of(folder, "finished", None, 1e9 + number + 1, [], lambda other: folder), ValidityLimits())
+    record = judged(
+        record_of(folder, "finished", None, 1e9 + number + 1, [], lambda other: folder),
+        ValidityLimits(),
+    )
     records.write(folder, record)
     return record

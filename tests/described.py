@@ -1,4 +1,4 @@
-"""Descriptions of hosts for tests: what `python -m launch.machine.describe` printed on one, with fields altered."""
+"""Descriptions of hosts for tests: what `python -m launch.machine.facts` printed on one, with fields altered."""
 
 import copy
 import functools
@@ -32,8 +32,10 @@ WITH_GPUS = {
 def printed():
     """What the command prints on this host, as text, whatever of what a record keeps is set around pytest."""
     around = {name: value for name, value in os.environ.items() if not name.startswith(RECORDED)}
-    command = [sys.executable, "-m", "launch.machine.describe", "cpu"]
-    return subprocess.run(command, cwd=ROOT, env=around, capture_output=True, check=True, timeout=60).stdout
+    command = [sys.executable, "-m", "launch.machine.facts", "cpu"]
+    return subprocess.run(
+        command, cwd=ROOT, env=around, capture_output=True, check=True, timeout=60
+    ).stdout
 
 
 def described(**changes):
@@ -52,7 +54,13 @@ def host(name, **changes):
 
 def interface(name, *addresses, mbit_per_s=1000, loopback=False, inner=False):
     """An interface as a description has it."""
-    return {"name": name, "addresses": list(addresses), "mbit_per_s": mbit_per_s, "loopback": loopback, "inner": inner}
+    return {
+        "name": name,
+        "addresses": list(addresses),
+        "mbit_per_s": mbit_per_s,
+        "loopback": loopback,
+        "inner": inner,
+    }
 
 
 def fleet(**changes_of):

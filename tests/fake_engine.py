@@ -14,7 +14,12 @@ from launch.engines.engine import Lost
 from launch.supervision import supervise
 
 ROOT = Path(__file__).parent.parent
-LIMITS = {"start_timeout_s": 300.0, "silence_timeout_s": 12.0, "cell_timeout_s": 1800.0, "stop_grace_s": 3.0}
+LIMITS = {
+    "start_timeout_s": 300.0,
+    "silence_timeout_s": 12.0,
+    "cell_timeout_s": 1800.0,
+    "stop_grace_s": 3.0,
+}
 LOST = "host n2 is lost: its agent gave no sign of life for 15 s"
 
 
@@ -96,11 +101,20 @@ class FakeJob:
 def supervised(tmp_path, engine, stopping=lambda: False, servers=0, ranks=2, **limits):
     """Supervise a job; returns (outcome, job, seconds on its clock)."""
     folder = CellFolder(tmp_path / "cell").make()
-    strategy = {"name": "kvstore_dist_sync", "bucket_cap_mb": 25, "servers": servers} if servers else None
+    strategy = (
+        {"name": "kvstore_dist_sync", "bucket_cap_mb": 25, "servers": servers} if servers else None
+    )
     cell = make_cell(gpus=tuple(range(ranks)), **({"strategy": strategy} if strategy else {}))
     began = engine.clock.now
     outcome = supervise.run(
-        cell, folder, {}, engine, Engine(**LIMITS | limits), stopping, lambda watch: None, clock=engine.clock
+        cell,
+        folder,
+        {},
+        engine,
+        Engine(**LIMITS | limits),
+        stopping,
+        lambda watch: None,
+        clock=engine.clock,
     )
     return outcome, engine.jobs[0], engine.clock.now - began
 
@@ -195,5 +209,7 @@ def dump(*threads):
             continue
         head = "Current thread" if number == len(threads) - 1 else "Thread"
         lines = [f'  File "{file}", line {line} in {function}' for file, line, function in frames]
-        texts.append("\n".join([f"{head} 0x00007f00000{number:05x} (most recent call first):", *lines, ""]))
+        texts.append(
+            "\n".join([f"{head} 0x00007f00000{number:05x} (most recent call first):", *lines, ""])
+        )
     return "\n".join(texts)

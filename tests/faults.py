@@ -25,11 +25,20 @@ PHASES = (
     "compose", "spawn", "build", "first step", "warm-up", "timed", "exchange", "limits", "exposed", "exit", "profile",
     "projection", "report",
 )  # fmt: skip
-OF_THE_LAUNCHER = ("compose", "spawn", "projection", "report")  # phases in which no rank of the cell runs
+OF_THE_LAUNCHER = (
+    "compose",
+    "spawn",
+    "projection",
+    "report",
+)  # phases in which no rank of the cell runs
 # What a cell of two ranks costs is the import of torch, and once more for training.
 CELL = ["model=fmnist_cnn", "batch_size=2", "tracking=none", "device=cpu", "engine.stop_grace_s=1"]
 # Environment that forbids NVLink multicast: it must reach every rank.
-NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
+NO_MULTICAST = {
+    "NCCL_NVLS_ENABLE": "0",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    "NVSHMEM_DISABLE_NVLS": "1",
+}
 
 
 @dataclass(frozen=True)
@@ -104,7 +113,9 @@ class PlantedSweep:
 
     def start(self, *overrides, caps=None):
         """Start a launcher, with cells of other `bucket_cap_mb` than the sweep's if `caps` are given."""
-        asked = [of_caps(caps) if caps and one == of_caps(self.caps) else one for one in self.overrides]
+        asked = [
+            of_caps(caps) if caps and one == of_caps(self.caps) else one for one in self.overrides
+        ]
         self._orphans, self._left = None, self.all_left() if self.processes else set()
         with self._said.open("ab") as said:
             self._told = said.tell()
@@ -152,7 +163,9 @@ class PlantedSweep:
 
     def tokens(self):
         """The tokens of every attempt that was begun."""
-        return set().union(*(tokens(path.parent) for path in self.output_dir.glob("*/journal.jsonl")))
+        return set().union(
+            *(tokens(path.parent) for path in self.output_dir.glob("*/journal.jsonl"))
+        )
 
     def struck(self, key):
         """What the plant of a fault wrote when it struck; None if it did not."""
@@ -192,6 +205,12 @@ class PlantedSweep:
     def all_left(self):
         """What all launchers left there, by name."""
         marks = {token[:16] for token in self.tokens()}
-        shared = {str(path) for path in Path("/dev/shm").iterdir() if any(mark in path.name for mark in marks)}
-        scratch = {f"TMPDIR/{path.name}" for path in self.scratch.iterdir() if not CACHES.match(path.name)}
+        shared = {
+            str(path)
+            for path in Path("/dev/shm").iterdir()
+            if any(mark in path.name for mark in marks)
+        }
+        scratch = {
+            f"TMPDIR/{path.name}" for path in self.scratch.iterdir() if not CACHES.match(path.name)
+        }
         return scratch | shared | set(temporaries(self.output_dir))

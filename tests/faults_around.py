@@ -85,7 +85,9 @@ def disk_fails(place, _):
     yield
     place.mount(f"mount -o remount,{'ro' if place.phase == 'start' else 'abort'} {place.out}")
     yield
-    place.mount(f"umount {place.out}; e2fsck -fy {image} >&2 || true; mount -o loop {image} {place.out}")
+    place.mount(
+        f"umount {place.out}; e2fsck -fy {image} >&2 || true; mount -o loop {image} {place.out}"
+    )
 
 
 def unmounted(place, _):
@@ -147,7 +149,12 @@ def limited(place, name, value):
         place.before = ["prlimit", f"--{name}={value}"]
     else:
         subprocess.run(
-            ["prlimit", f"--pid={(place.plant / 'arrived').read_text().strip()}", f"--{name}={value}"], check=True
+            [
+                "prlimit",
+                f"--pid={(place.plant / 'arrived').read_text().strip()}",
+                f"--{name}={value}",
+            ],
+            check=True,
         )
     yield
     place.before = []
@@ -161,7 +168,9 @@ def descriptors(place, count):
         yield
         pid = place.at_gate()
         highest = max(int(path.name) for path in Path(f"/proc/{pid}/fd").iterdir())
-        subprocess.run(["prlimit", f"--pid={pid}", f"--nofile={highest + 1 + count}:20000"], check=True)
+        subprocess.run(
+            ["prlimit", f"--pid={pid}", f"--nofile={highest + 1 + count}:20000"], check=True
+        )
         yield
 
 
@@ -379,7 +388,12 @@ def stream(place, redirection):
 def reader_gone(place, _):
     """Who reads the launcher's output leaves."""
     reading, writing = os.pipe()
-    place.before = ["bash", "-c", f'exec "$@" >&{writing} 2>&1', "bash"]  # sh has no descriptors above 9
+    place.before = [
+        "bash",
+        "-c",
+        f'exec "$@" >&{writing} 2>&1',
+        "bash",
+    ]  # sh has no descriptors above 9
     place.passed = (writing,)
     yield
     os.close(writing)
@@ -417,7 +431,11 @@ REPORT = ("report=true",)
 TORCH, BY_NSYS = ("profiler=torch",), ("profiler=nsys", "engine.start_timeout_s=60")
 CASES = (
     *(Case(disk_full, "start", NO_SPACE, (1, 2), value=kib) for kib in (0, 8, 24, 64)),
-    *(Case(disk_full, phase, NO_SPACE, value=kib) for phase in ("build", "timed") for kib in (0, 8)),
+    *(
+        Case(disk_full, phase, NO_SPACE, value=kib)
+        for phase in ("build", "timed")
+        for kib in (0, 8)
+    ),
     Case(disk_full, "exit", NO_SPACE, value=0),
     Case(disk_full, "projection", NO_SPACE, options=MLFLOW, value=0, finished=1),
     Case(disk_full, "report", NO_SPACE, (0,), MLFLOW + REPORT, value=0, finished=2),
@@ -427,7 +445,10 @@ CASES = (
     Case(file_size, "projection", "may not be larger|input/output error", (0,), MLFLOW, 64, 2),
     Case(file_size, "report", "may not be larger", (0,), REPORT, value=4, finished=2),
     Case(disk_fails, "start", READ_ONLY, (2,)),
-    *(Case(disk_fails, phase, f"{READ_ONLY}|input/output error") for phase in ("build", "timed", "exit")),
+    *(
+        Case(disk_fails, phase, f"{READ_ONLY}|input/output error")
+        for phase in ("build", "timed", "exit")
+    ),
     Case(disk_fails, "projection", f"{READ_ONLY}|input/output error", options=MLFLOW, finished=1),
     Case(disk_fails, "report", f"{READ_ONLY}|input/output error", (0,), REPORT, finished=2),
     *(Case(unmounted, phase, "is gone") for phase in ("timed", "exit")),
@@ -435,21 +456,46 @@ CASES = (
     Case(shared_memory_full, "start", "/dev/shm is full"),
     Case(shared_memory_full, "start", "0 MiB are free", (2,), KVSTORE, "staged"),
     Case(shared_memory_full, "build", "shared memory in /dev/shm", options=KVSTORE, value="staged"),
-    Case(oom_killed, "timed", "want of memory", options=("gpus=0+1",), rank=1, finished=1, cause="oom"),
-    *(Case(no_memory, phase, "raised MemoryError", finished=1, cause="oom") for phase in ("build", "timed")),
+    Case(
+        oom_killed,
+        "timed",
+        "want of memory",
+        options=("gpus=0+1",),
+        rank=1,
+        finished=1,
+        cause="oom",
+    ),
+    *(
+        Case(no_memory, phase, "raised MemoryError", finished=1, cause="oom")
+        for phase in ("build", "timed")
+    ),
     *(Case(address_space, "start", "ulimit -v", (2,), value=mib) for mib in (300, 3000)),
     *(Case(descriptors, "start", "ulimit -n", (2,), value=count) for count in (12, 64)),
     Case(descriptors, "timed", "", (0,), value=0, finished=2),
     Case(descriptors, "projection", "files open|cannot be", (0, 1), MLFLOW, 0, finished=1),
     *(
-        Case(processes, "start", "no further process or thread|start new thread", (1, 2), value=count)
+        Case(
+            processes, "start", "no further process or thread|start new thread", (1, 2), value=count
+        )
         for count in (2, 6)
     ),
     Case(processes, "timed", "", (0, 1), value=0),
-    Case(processes, "projection", "no further process or thread|start new thread", (0, 1), MLFLOW, 0, finished=1),
+    Case(
+        processes,
+        "projection",
+        "no further process or thread|start new thread",
+        (0, 1),
+        MLFLOW,
+        0,
+        finished=1,
+    ),
     *(
         Case(clock_step, phase, "", (0,), MLFLOW, f"{who}:{hours}", 2)
-        for phase, who, hours in (("build", "launcher", 1), ("timed", "everyone", -1), ("timed", "launcher", -1))
+        for phase, who, hours in (
+            ("build", "launcher", 1),
+            ("timed", "everyone", -1),
+            ("timed", "launcher", -1),
+        )
     ),
     Case(store_locked, "start", "", (0,), MLFLOW, 5, 2),
     Case(store_locked, "timed", "", (0,), MLFLOW, 5, 2),

@@ -51,7 +51,11 @@ def another_collective_of_nccl(pid):
 
 def stranger(pid):
     """Start a process that is not of the cell and computes on this rank's GPU for STRANGER_S."""
-    foreign = {name: value for name, value in os.environ.items() if not name.startswith(("RINGSIDE", "PYTHONPATH"))}
+    foreign = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("RINGSIDE", "PYTHONPATH"))
+    }
     visible = foreign["CUDA_VISIBLE_DEVICES"].split(",")
     foreign["CUDA_VISIBLE_DEVICES"] = visible[int(os.environ["LOCAL_RANK"])]
     subprocess.Popen([sys.executable, "-c", STRANGER], env=foreign, start_new_session=True)

@@ -69,7 +69,9 @@ class Namespaces:
         return left()
 
     def _pids(self):
-        said = subprocess.run(["ip", "netns", "pids", "b"], capture_output=True, text=True, check=True).stdout
+        said = subprocess.run(
+            ["ip", "netns", "pids", "b"], capture_output=True, text=True, check=True
+        ).stdout
         return [int(word) for word in said.split()]
 
     def _agent(self):
@@ -95,7 +97,9 @@ def reached(study, phase):
     if phase == "spawn":
         return bool(list(study.glob("*2x*/attempt.json")))
     return any(
-        f'"phase": "{phase}"'.encode() in text for path, text in lines(study, "*2x*").items() if path.stem == "1"
+        f'"phase": "{phase}"'.encode() in text
+        for path, text in lines(study, "*2x*").items()
+        if path.stem == "1"
     )
 
 
@@ -113,7 +117,9 @@ def broken(folder, fault, phase, hosts):
     out = (folder / "out").open("w")
     options = ["launch.py", "-m", *hosts.command, *SHORT]
     command = [sys.executable, *options, f"output_dir={folder}"]
-    launcher = subprocess.Popen(command, cwd=ROOT, env=hosts.around, stdout=out, stderr=subprocess.STDOUT)
+    launcher = subprocess.Popen(
+        command, cwd=ROOT, env=hosts.around, stdout=out, stderr=subprocess.STDOUT
+    )
     try:
         until(lambda: reached(study, phase), ENDS_S, launcher)
         before = lines(study)
@@ -134,18 +140,32 @@ def broken(folder, fault, phase, hosts):
         "said": failure.get("message"),
         "noticed_s": round(first["ended_at"] - struck, 1) if failure else None,
         "other_cell": [one["state"] for one in records if len(one["cell"]["hosts"]) == 1],
-        "lost_lines": sum(len(text) for path, text in before.items() if not now.get(path, b"").startswith(text)),
+        "lost_lines": sum(
+            len(text) for path, text in before.items() if not now.get(path, b"").startswith(text)
+        ),
         **after,
         "scratch": [path.name for path in Path(os.environ["TMPDIR"]).glob(SCRATCH)],
         **hosts.meanwhile(fault, [*options, f"output_dir={folder}/meanwhile"]),
     }
     hosts.mend()
     again = subprocess.run(
-        command, cwd=ROOT, env=hosts.around, capture_output=True, text=True, check=False, timeout=2 * ENDS_S
+        command,
+        cwd=ROOT,
+        env=hosts.around,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=2 * ENDS_S,
     )
     ended = [json.loads(path.read_text()) for path in study.glob("*/record.json")]
-    kept = {one["record_id"] for one in records if one["state"] == "finished"} <= {one["record_id"] for one in ended}
-    return seen | {"again": again.returncode, "finished": sorted(one["state"] for one in ended), "kept": kept}
+    kept = {one["record_id"] for one in records if one["state"] == "finished"} <= {
+        one["record_id"] for one in ended
+    }
+    return seen | {
+        "again": again.returncode,
+        "finished": sorted(one["state"] for one in ended),
+        "kept": kept,
+    }
 
 
 HEAD = ("fault", "phase", "state", "cause", "host", "noticed after s", "left running", "gone after s", "files left",
@@ -161,7 +181,9 @@ def table(seen):
             rows.append([*found, one["error"]])
             continue
         host = re.search(r"host (\w+) is lost", one["said"] or "")
-        again = f"{one['again']}, {'+'.join(one['finished'])}" + ("" if one["kept"] else ", measured twice")
+        again = f"{one['again']}, {'+'.join(one['finished'])}" + (
+            "" if one["kept"] else ", measured twice"
+        )
         rows.append([
             *found, one["state"] or "no record", one["cause"] or "–", host[1] if host else "–", one["noticed_s"] or "–",
             len(one["left"]), one["gone_s"], len(one["scratch"]), one["lost_lines"], *one["other_cell"], again,

@@ -17,7 +17,12 @@ from conf.schema import Tracking
 from launch.tracking.compare import compare
 from launch.tracking.sync import sync
 
-BRIEF = [*SHORT, "benchmark.exchange_iterations=0", "benchmark.exposed_rounds=0", "tracking.enabled=true"]
+BRIEF = [
+    *SHORT,
+    "benchmark.exchange_iterations=0",
+    "benchmark.exposed_rounds=0",
+    "tracking.enabled=true",
+]
 CELLS = 6  # of a study whose launchers are killed
 BURNER = "while True: pass"
 # Cells that a launcher may measure before it is killed, drawn from: a study is then good for many kills, of every part of a life.
@@ -31,7 +36,10 @@ class Killed:
     def __init__(self, folder, draw, template):
         """`draw` is a random.Random, `template` an initialised store."""
         self.folder, self.draw, self.template = folder, draw, template
-        self.overhead_s, self.cell_s = 4.0, 4.0  # of a launcher without cells, and of a cell; measured below
+        self.overhead_s, self.cell_s = (
+            4.0,
+            4.0,
+        )  # of a launcher without cells, and of a cell; measured below
 
     def run(self, kills):
         """Kill launchers until so many were hit. Return an Outcome for each."""
@@ -64,7 +72,9 @@ class Killed:
         with self._sweep(folder, range(CELLS)) as sweep:
             hits = []
             while True:
-                left = CELLS - len({one.cell_key for one in sweep.records() if one.state == "finished"})
+                left = CELLS - len(
+                    {one.cell_key for one in sweep.records() if one.state == "finished"}
+                )
                 launcher = sweep.start()
                 life_s = self.overhead_s + min(left, self.draw.choice(REACHED)) * self.cell_s
                 if len(hits) < most and self._kill(launcher, life_s):
@@ -74,9 +84,14 @@ class Killed:
                 break
             wrong = [] if status == 0 else [f"the last launcher ended with {status}"]
             wrong += measured_once(sweep, CELLS) + in_the_store(sweep.study_dir) + left_by(sweep)
-            kills = [outcome("random SIGKILL", phase, sweep, [], orphans) for phase, orphans in hits[:-1]]
+            kills = [
+                outcome("random SIGKILL", phase, sweep, [], orphans) for phase, orphans in hits[:-1]
+            ]
             last = hits[-1] if hits else ("undisturbed", 0)
-            return [*kills, outcome("random SIGKILL", last[0], sweep, wrong, last[1], sweep.all_left())]
+            return [
+                *kills,
+                outcome("random SIGKILL", last[0], sweep, wrong, last[1], sweep.all_left()),
+            ]
 
     def _kill(self, launcher, life_s):
         """Kill a launcher at a time that is drawn over its life; return whether it was still there."""
@@ -96,7 +111,9 @@ def where(sweep):
     for line in states.values():
         if line["kind"] == "begin" and line["process"]["pid"] == sweep.processes[-1].pid:
             written = read_lines(sweep.study_dir / line["cell"] / "ranks" / "0.jsonl")
-            return next((line["phase"] for line in reversed(list(written)) if "phase" in line), "spawn")
+            return next(
+                (line["phase"] for line in reversed(list(written)) if "phase" in line), "spawn"
+            )
     return "between cells"
 
 
@@ -120,13 +137,19 @@ def many(folder, draw, template, studies, launchers, cells):
             burner.kill()
         wrong = [] if not any(statuses) else [f"exit statuses {statuses}"]
         wrong += [
-            line for line in sweep.everything_said.splitlines() if "incomplete" in line or "without MLflow" in line
+            line
+            for line in sweep.everything_said.splitlines()
+            if "incomplete" in line or "without MLflow" in line
         ]
         for name in names:
             sweep.study_dir = sweep.output_dir / name
             wrong += measured_once(sweep, cells) + in_the_store(sweep.study_dir, synced=False)
         wrong += left_by(sweep)
-        kind = f"{launchers} launchers on one study" if studies == 1 else f"{studies} launchers on one store"
+        kind = (
+            f"{launchers} launchers on one study"
+            if studies == 1
+            else f"{studies} launchers on one store"
+        )
         return outcome(kind, "all", sweep, wrong, len(sweep.orphans()), sweep.all_left())
 
 
@@ -141,9 +164,13 @@ def measured_once(sweep, cells):
     if sorted(finished) != [11 + number for number in range(cells)]:
         wrong.append(f"finished were the cells {sorted(finished)}")
     journal = list(read_lines(sweep.study_dir / "journal.jsonl"))
-    begun, ended = ({line["token"] for line in journal if line["kind"] == kind} for kind in ("begin", "end"))
+    begun, ended = (
+        {line["token"] for line in journal if line["kind"] == kind} for kind in ("begin", "end")
+    )
     if begun != ended or not {one.record_id for one in records} <= begun:
-        wrong.append(f"{len(begun)} attempts began, {len(ended)} ended, {len(records)} have a record")
+        wrong.append(
+            f"{len(begun)} attempts began, {len(ended)} ended, {len(records)} have a record"
+        )
     return wrong
 
 
@@ -157,14 +184,20 @@ def in_the_store(study_dir, synced=True):
         wrong = [f"MLflow lacks the records {held.missing}"] if held.missing else []
         wrong += [f"MLflow has {held.differences} {held.unknown}"] if not held.right else []
         wrong += [f"a second sync wrote {again.projected} records"] if again.projected else []
-        changed = [name for name, rows in content(study_dir.parent / "mlflow.db").items() if rows != before.get(name)]
+        changed = [
+            name
+            for name, rows in content(study_dir.parent / "mlflow.db").items()
+            if rows != before.get(name)
+        ]
         return wrong + ([f"a second sync changed {changed}"] if changed else [])
 
 
 def content(database):
     """Every row of every table of a store."""
     with contextlib.closing(sqlite3.connect(database)) as store:
-        names = [name for (name,) in store.execute("select name from sqlite_master where type='table'")]
+        names = [
+            name for (name,) in store.execute("select name from sqlite_master where type='table'")
+        ]
         return {name: sorted(map(repr, store.execute(f'select * from "{name}"'))) for name in names}
 
 
@@ -177,7 +210,11 @@ def left_by(sweep):
 def outcome(kind, phase, sweep, wrong, orphans, left_files=()):
     """An Outcome of launchers, whose cells all finish."""
     traceback = bool(TRACEBACK.search(sweep.everything_said))
-    wrong = [*wrong, *(["a traceback"] if traceback else []), *(["processes were left"] if orphans else [])]
+    wrong = [
+        *wrong,
+        *(["a traceback"] if traceback else []),
+        *(["processes were left"] if orphans else []),
+    ]
     return Outcome(
         kind, phase, "launcher", expected_cause=None, cause=None, expected_rank=None, rank=None, noticed_s=None, goal_s=None,
         others_finished=not wrong, samples_lost=0, orphans=orphans, left_files=list(left_files), expected_status=0,

@@ -20,7 +20,11 @@ HERE = Path(__file__).parent
 # What ranks call a phase, and what servers do; a phase that is not here has its own name.
 NAMES = {"limits": "references", "profile": "profiled pass"}
 OF_SERVERS = {"build": "waiting for workers", "exchange": "serving"}
-ENTERED = ("build", "profile", "exit")  # phases that strike when they begin; the others after some iterations
+ENTERED = (
+    "build",
+    "profile",
+    "exit",
+)  # phases that strike when they begin; the others after some iterations
 
 # --- one function for each kind; it gets the process that it hits ------------------------------------------------
 
@@ -160,7 +164,9 @@ class Planted:
     def strikes(self):
         self.inside = False
         agent = os.getppid()
-        pid = {"agent": agent, "launcher": parent_of(parent_of(agent))}.get(self.plan["target"], os.getpid())
+        pid = {"agent": agent, "launcher": parent_of(parent_of(agent))}.get(
+            self.plan["target"], os.getpid()
+        )
         root = self.folder.parent if self.folder.name == "profile" else self.folder
         strike(self.key, self.plan, pid, root)
 
@@ -202,7 +208,7 @@ CALLED = {
     "compose": ("launch.compose.sweeper", "_Base.of_job", "before"),
     "spawn": ("launch.engines.local", "LocalEngine.start", "after"),
     "projection": ("launch.tracking.tracker", "Tracker.log", "before"),
-    "report": ("launch.study.report", "write_report", "before"),
+    "report": ("launch.study.background", "write_report", "before"),
 }
 
 
@@ -254,7 +260,7 @@ class AfterImport:
 def install():
     arguments = " ".join(sys.orig_argv)
     if "benchmarks.rank." in arguments:
-        sys.meta_path.insert(0, AfterImport("benchmarks.rank.reporter", plant_in_rank))
+        sys.meta_path.insert(0, AfterImport("benchmarks.rank.ranks", plant_in_rank))
     elif "launch.py" in arguments:
         plan = json.loads((HERE / "planted.json").read_text()).get("launcher")
         if plan:

@@ -13,7 +13,10 @@ from benchmarks.record import read_lines
 from benchmarks.record.raw_files import DAMAGED, read_text, sha256
 
 ORPHANS_S = 10.0  # after the launcher's end
-ENDED_S, BEYOND_DEADLINE_S = 5.0, 15.0  # goals: to notice an ended process, and a hang beyond its deadline
+ENDED_S, BEYOND_DEADLINE_S = (
+    5.0,
+    15.0,
+)  # goals: to notice an ended process, and a hang beyond its deadline
 CACHES = re.compile(r"torchinductor_")  # of torch, one for each user
 # Hidden files of ours that stay; every other is the temporary of a write.
 KEPT = re.compile(r"\.lock$")
@@ -33,7 +36,9 @@ class Outcome:
     cause: str | None
     expected_rank: int | None
     rank: int | None
-    noticed_s: float | None  # from the strike to the end of the cell; None where the cell does not end by it
+    noticed_s: (
+        float | None
+    )  # from the strike to the end of the cell; None where the cell does not end by it
     goal_s: float | None
     others_finished: bool
     samples_lost: int  # lines
@@ -72,7 +77,9 @@ def examine(fault, sweep, key=None, record=None, struck=None):
         "noticed_s": round(record.ended_at - struck["time"], 2) if timed else None,
         "goal_s": fault.deadline_s + BEYOND_DEADLINE_S if fault.deadline_s else ENDED_S,
         "others_finished": sweep.others_finished(key),
-        "samples_lost": samples_lost(struck, record, sweep.study_dir) if struck and struck["lines"] else 0,
+        "samples_lost": samples_lost(struck, record, sweep.study_dir)
+        if struck and struck["lines"]
+        else 0,
         "orphans": len(orphans),
         "left_files": sweep.left_files(),
         "status": sweep.status,
@@ -82,13 +89,23 @@ def examine(fault, sweep, key=None, record=None, struck=None):
     }
     if fault.may_finish and record is not None and record.state == "finished":
         fault = dataclasses.replace(fault, cause=None)
-    expected = {"expected_cause": fault.cause, "expected_rank": fault.rank, "expected_status": fault.status}
+    expected = {
+        "expected_cause": fault.cause,
+        "expected_rank": fault.rank,
+        "expected_status": fault.status,
+    }
     wrong = [] if struck else ["it did not strike"]
     for name, right in (("cause", fault.cause), ("rank", fault.rank), ("status", fault.status)):
         wrong += [f"{name} {seen[name]}, not {right}"] if seen[name] != right else []
-    wrong += [f"{name}: {seen[name]}" for name in ("samples_lost", "orphans", "left_files", "traceback") if seen[name]]
+    wrong += [
+        f"{name}: {seen[name]}"
+        for name in ("samples_lost", "orphans", "left_files", "traceback")
+        if seen[name]
+    ]
     wrong += ["control characters were printed"] if seen["control_characters"] else []
-    if fault.target != "launcher" and not seen["others_finished"]:  # that of a launcher is known after the next ones
+    if (
+        fault.target != "launcher" and not seen["others_finished"]
+    ):  # that of a launcher is known after the next ones
         wrong.append("another cell did not finish")
     return Outcome(fault.kind, fault.phase, fault.target, **expected, **seen, wrong=wrong)
 
@@ -103,7 +120,9 @@ def samples_lost(struck, record, study_dir):
             now = set(read_text(folder / name).splitlines())
         except DAMAGED:
             now = set()
-        counted = name.startswith("profile/") or record.raw_sha256.get(name) == sha256(folder / name)
+        counted = name.startswith("profile/") or record.raw_sha256.get(name) == sha256(
+            folder / name
+        )
         lost += sum(1 for line in before if line not in now or not counted)
     return lost
 
@@ -118,7 +137,11 @@ def attempt_folder(record, study_dir):
 
 def temporaries(output_dir):
     """Hidden files and folders in an output folder that no write should leave."""
-    return [str(path.relative_to(output_dir)) for path in output_dir.rglob(".*") if not KEPT.search(path.name)]
+    return [
+        str(path.relative_to(output_dir))
+        for path in output_dir.rglob(".*")
+        if not KEPT.search(path.name)
+    ]
 
 
 def until(condition, seconds, process=None):
@@ -146,7 +169,9 @@ def stepping(folder):
 
 def server_of(folder):
     """The process of a cell's first server."""
-    return next(line["pid"] for line in read_lines(folder / "ranks" / "2.jsonl") if line["kind"] == "start")
+    return next(
+        line["pid"] for line in read_lines(folder / "ranks" / "2.jsonl") if line["kind"] == "start"
+    )
 
 
 def cell_folders(output_dir):
@@ -159,7 +184,9 @@ def cell_folders(output_dir):
 
 
 def tokens(study):
-    return {line["token"] for line in read_lines(study / "journal.jsonl") if line["kind"] == "begin"}
+    return {
+        line["token"] for line in read_lines(study / "journal.jsonl") if line["kind"] == "begin"
+    }
 
 
 def alive(tokens):
@@ -178,5 +205,7 @@ def alive(tokens):
 
 
 def environment_of(pid):
-    pairs = (pair.partition(b"=") for pair in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
+    pairs = (
+        pair.partition(b"=") for pair in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    )
     return {name.decode(): value.decode() for name, _, value in pairs if name}

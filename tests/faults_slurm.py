@@ -25,7 +25,10 @@ class SlurmNodes:
 
     def __init__(self, folder, slurm):
         self._slurm, self._mark = Path(slurm), f"ringside-faults-{folder.name}"
-        self._outside = {**os.environ, "SLURM_CONF": f"{slurm}/slurm.conf"}  # where daemons and questions belong
+        self._outside = {
+            **os.environ,
+            "SLURM_CONF": f"{slurm}/slurm.conf",
+        }  # where daemons and questions belong
         self.around = self._outside | {"MARK": self._mark}
         self.faults = {
             "slurmd": lambda launcher: os.kill(self._slurmd(), signal.SIGKILL),
@@ -58,27 +61,43 @@ class SlurmNodes:
             check=False,
         )  # fmt: skip
         said = (done.stdout + done.stderr).strip().splitlines()
-        return seen | {"new_sweep": [done.returncode, round(time.monotonic() - began, 1), said[-1] if said else ""]}
+        return seen | {
+            "new_sweep": [
+                done.returncode,
+                round(time.monotonic() - began, 1),
+                said[-1] if said else "",
+            ]
+        }
 
     def mend(self):
         """Start the daemon of the node again where it is gone, and allocate again what was cancelled."""
         if not self._slurmd():
             self._said("slurmd", "-N", "n2")
-        if self._said("squeue", "--noheader", "--job", self._job, "--format=%T").strip() != "RUNNING":
+        if (
+            self._said("squeue", "--noheader", "--job", self._job, "--format=%T").strip()
+            != "RUNNING"
+        ):
             self.end()
             self.begin()
 
     def end(self):
         """Give the allocation back, and wait until both nodes are free."""
         self._said("scancel", self._job)
-        until(lambda: self._said("sinfo", "--noheader", "--states=idle", "--format=%D").strip() == "2", IDLE_S)
+        until(
+            lambda: (
+                self._said("sinfo", "--noheader", "--states=idle", "--format=%D").strip() == "2"
+            ),
+            IDLE_S,
+        )
 
     def left(self):
         """Processes with our mark."""
         return [" ".join(one.cmdline()) for one, _ in self._processes()]
 
     def _said(self, *words):
-        done = subprocess.run(words, env=self._outside, capture_output=True, text=True, timeout=ANSWER_S, check=False)
+        done = subprocess.run(
+            words, env=self._outside, capture_output=True, text=True, timeout=ANSWER_S, check=False
+        )
         return done.stdout + done.stderr
 
     def _slurmd(self):
@@ -100,5 +119,9 @@ class SlurmNodes:
 
     def _agent(self):
         """The agent of n2: the process there whose parent is not there."""
-        there = {one.pid: one for one, around in self._processes() if around.get("SLURMD_NODENAME") == "n2"}
+        there = {
+            one.pid: one
+            for one, around in self._processes()
+            if around.get("SLURMD_NODENAME") == "n2"
+        }
         return next(one for one in there.values() if one.ppid() not in there)

@@ -42,7 +42,9 @@ def launchers_of(folder, faults, template):
 
     `template` is an initialised store. A signal that lets the cell finish has a cell of its own.
     """
-    caps = [FIRST_CAP if fault.cause else FIRST_CAP + 1 + number for number, fault in enumerate(faults)]
+    caps = [
+        FIRST_CAP if fault.cause else FIRST_CAP + 1 + number for number, fault in enumerate(faults)
+    ]
     outcomes = []
     with PlantedSweep(folder, {}, *SHORT, *QUIET[1:], healthy=HEALTHY[:1]) as sweep:
         (sweep.output_dir / "mlflow.db").write_bytes(template.read_bytes())
@@ -52,22 +54,35 @@ def launchers_of(folder, faults, template):
             sweep.run(*of_phase(fault), caps=[cap, HEALTHY[0]], timeout_s=180)
             sweep.orphans()  # before anything ends them
             if fault.kind == "SIGKILL":
-                StudyFolder(str(sweep.output_dir), sweep.study_dir.name).recover()  # as the next launcher does at once
+                StudyFolder(
+                    str(sweep.output_dir), sweep.study_dir.name
+                ).recover()  # as the next launcher does at once
             outcomes.append(examine(fault, sweep, key, record=hit_record(sweep, cap)))
         sweep.replant({})
-        passes = sorted({cap for fault, cap in zip(faults, caps, strict=True) if fault.phase == "profile"})
+        passes = sorted(
+            {cap for fault, cap in zip(faults, caps, strict=True) if fault.phase == "profile"}
+        )
         others = sorted({*caps, HEALTHY[0]}.difference(passes))
         statuses = [sweep.run(caps=others, timeout_s=60 * len(faults))]
         if passes:
-            statuses.append(sweep.run(*WITH_PASS, caps=[*passes, HEALTHY[0]], timeout_s=60 * len(faults)))
+            statuses.append(
+                sweep.run(*WITH_PASS, caps=[*passes, HEALTHY[0]], timeout_s=60 * len(faults))
+            )
         finished = [one.cell_key for one in sweep.records() if one.state == "finished"]
     # A cell whose profiled pass was interrupted is measured anew, with its trace.
     again = {one.cell_key for one in sweep.records() if one.cell.profiler != "none"}
     twice = [key for key in set(finished) - again if finished.count(key) > 1]
-    if not any(statuses) and not twice and {one.cell_key for one in sweep.records()} == set(finished):
+    if (
+        not any(statuses)
+        and not twice
+        and {one.cell_key for one in sweep.records()} == set(finished)
+    ):
         return [dataclasses.replace(one, others_finished=True) for one in outcomes]
     wrong = f"the last launchers ended with {statuses}; finished twice: {twice}"
-    return [dataclasses.replace(one, others_finished=False, wrong=[*one.wrong, wrong]) for one in outcomes]
+    return [
+        dataclasses.replace(one, others_finished=False, wrong=[*one.wrong, wrong])
+        for one in outcomes
+    ]
 
 
 def hit_record(sweep, cap):

@@ -14,7 +14,10 @@ from dataclasses import replace
 
 from faults import OF_THE_LAUNCHER, PHASES, Fault
 
-SILENCE_S, START_S = 12.0, 40.0  # a busy machine may stop a process for seconds, and is slow to start ranks
+SILENCE_S, START_S = (
+    12.0,
+    40.0,
+)  # a busy machine may stop a process for seconds, and is slow to start ranks
 OF_RANKS = ("build", "first step", "warm-up", "timed", "exchange", "limits", "exposed", "exit")
 # Phases with a count of iterations behind them: a rank without one is given the time of a start (supervise._silent).
 STARTING = ("build", "first step")
@@ -39,7 +42,16 @@ def fault_of(kind, phase, target, process):
     if CAUSES[kind] == "hang":
         deadline = START_S if phase in STARTING else SILENCE_S
     after = 0 if phase == "first step" else 1 if phase in ("exchange", "limits") else 2
-    return Fault(kind, phase, target, CAUSES[kind], process, deadline_s=deadline, process=process, after=after)
+    return Fault(
+        kind,
+        phase,
+        target,
+        CAUSES[kind],
+        process,
+        deadline_s=deadline,
+        process=process,
+        after=after,
+    )
 
 
 def of_ranks(seed, ranks=2):
@@ -49,9 +61,13 @@ def of_ranks(seed, ranks=2):
     """
     draw = random.Random(seed)
     if ranks == 3:
-        pairs = [("wrong collective", phase) for phase in OF_RANKS if phase not in ("build", "exit")]
+        pairs = [
+            ("wrong collective", phase) for phase in OF_RANKS if phase not in ("build", "exit")
+        ]
     else:
-        pairs = [(kind, phase) for kind in CAUSES for phase in OF_RANKS if kind != "wrong collective"]
+        pairs = [
+            (kind, phase) for kind in CAUSES for phase in OF_RANKS if kind != "wrong collective"
+        ]
         pairs.remove(("exit 0", "exit"))
     draw.shuffle(pairs)
     return [fault_of(kind, phase, "rank", draw.randrange(ranks)) for kind, phase in pairs]
@@ -60,8 +76,15 @@ def of_ranks(seed, ranks=2):
 def of_servers(seed):
     """Faults of a server and, beside it, of ranks that need it."""
     draw = random.Random(seed)
-    faults = [fault_of(kind, phase, "server", SERVER) for kind in OF_SERVERS for phase in ("build", "exchange")]
-    faults += [fault_of(kind, "exchange", "rank", draw.randrange(2)) for kind in ("SIGKILL", "SIGSTOP", "exception")]
+    faults = [
+        fault_of(kind, phase, "server", SERVER)
+        for kind in OF_SERVERS
+        for phase in ("build", "exchange")
+    ]
+    faults += [
+        fault_of(kind, "exchange", "rank", draw.randrange(2))
+        for kind in ("SIGKILL", "SIGSTOP", "exception")
+    ]
     draw.shuffle(faults)
     return faults
 
@@ -71,7 +94,8 @@ def of_agents(seed):
     killed = [Fault("SIGKILL", phase, "agent", "killed", None) for phase in OF_RANKS]
     # Its ranks go on and end; that it does not is told after the time of a start.
     stopped = [
-        Fault("SIGSTOP", phase, "agent", "hang", None, deadline_s=START_S) for phase in ("build", "timed", "exit")
+        Fault("SIGSTOP", phase, "agent", "hang", None, deadline_s=START_S)
+        for phase in ("build", "timed", "exit")
     ]
     faults = [replace(one, after=0 if one.phase == "first step" else 1) for one in killed + stopped]
     faults = [replace(one, may_finish=True) if one.phase == "exit" else one for one in faults]

@@ -39,16 +39,28 @@ class Machine:
     """Four GPUs; measures one cell after the other, each with its forecast."""
 
     def __init__(self, seed=0):
-        self.known, self.scatter, self.simulator = [], random.Random(seed), Simulator(Truth(noise=0.0))
+        self.known, self.scatter, self.simulator = (
+            [],
+            random.Random(seed),
+            Simulator(Truth(noise=0.0)),
+        )
         self.forecasts = Forecasts("auto", lambda job: job())
 
     def measure(self, gpus, batch_size, strategy="nccl_allreduce", truths=SOUND):
         """Return the record of a cell with its forecast, judged by the check of that alone."""
         record = self._measured(gpus, batch_size, strategy, truths)
         predicted = self.forecasts.before(record.cell, record.environment, self.known)
-        record = with_forecast(dataclasses.replace(record, predicted=predicted, started_at=predicted["made_at"]))
-        codes = {code: said for code, said in judge(record, ValidityLimits()).codes.items() if code == "unexplained"}
-        validity = dataclasses.replace(record.validity, verdict="suspect" if codes else "valid", codes=codes)
+        record = with_forecast(
+            dataclasses.replace(record, predicted=predicted, started_at=predicted["made_at"])
+        )
+        codes = {
+            code: said
+            for code, said in judge(record, ValidityLimits()).codes.items()
+            if code == "unexplained"
+        }
+        validity = dataclasses.replace(
+            record.validity, verdict="suspect" if codes else "valid", codes=codes
+        )
         return dataclasses.replace(record, validity=validity)
 
     def calibrate(self, batches=(64, 128, 192, 256)):
@@ -66,7 +78,10 @@ class Machine:
         cell = Cell.from_dict(made.cell.to_dict() | {"strategy": chosen})
         compute = (10 + 0.2 * batch_size) * (truths.slow_rank if len(gpus) > 1 else 1.0)
         sizes = _sizes(truths.bucket_mib)
-        ready = [compute * (1 + 2 * sum(sizes[: place + 1]) / sum(sizes)) / 3 for place in range(len(sizes))]
+        ready = [
+            compute * (1 + 2 * sum(sizes[: place + 1]) / sum(sizes)) / 3
+            for place in range(len(sizes))
+        ]
         times = [_ms(size, len(gpus), truths.gb_per_s) for size in sizes]
         own = 0.0 if strategy == "none" else 0.5
         played = replay(
@@ -84,11 +99,18 @@ class Machine:
             metrics["strategy/cost_ms"] = step - compute + 0.02 * self.scatter.gauss(0, 1)
             metrics["comm/exchange_ms"] = sum(times)
         rows = [{"bytes": size} for size in sizes]
-        quiet = {"rank": 0, "exchange": False, "ready_ms": ready, "backward_ms": compute, "update_ms": compute}
+        quiet = {
+            "rank": 0,
+            "exchange": False,
+            "ready_ms": ready,
+            "backward_ms": compute,
+            "update_ms": compute,
+        }
         tables = {"buckets": {"rows": rows}, "timeline": {"rows": [quiet]}} if own else {}
         if own and len(gpus) > 1:
             measured = [
-                {"bytes": size, "ms": _ms(size, len(gpus), truths.gb_per_s)} for size in (64 << 10, MIB, *sizes)
+                {"bytes": size, "ms": _ms(size, len(gpus), truths.gb_per_s)}
+                for size in (64 << 10, MIB, *sizes)
             ]
             gammas = [{"rank": 0, "gamma": 0.1, "gamma_error": 0.01}]
             tables |= {

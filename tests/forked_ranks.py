@@ -25,14 +25,14 @@ from derived_results import run_whole
 from torch import nn
 
 from benchmarks.jacobi.grid import Rows, Slab, Tile, TorchStencil, TritonStencil
-from benchmarks.rank.group import Ranks
+from benchmarks.rank.ranks import Ranks
 from benchmarks.record import CellFolder
-from benchmarks.timing import intervals
+from benchmarks.timing import statistics as intervals
 from benchmarks.training import exchange
 from conf.targets import locate
+from trainers import collectives as told
 from trainers.hosts import Hosts
 from trainers.kvstore import server_process
-from trainers.peers import told
 from trainers.strategy import ExchangeAlone, load
 
 ROOT = Path(__file__).parent.parent
@@ -66,13 +66,17 @@ def train(rank, case):
     torch.manual_seed(0)
     model = Network()
     if case.get("optimizer") == "adamw":  # torch's own, not fused
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.1)
+        optimizer = torch.optim.AdamW(
+            model.parameters(), lr=0.05, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.1
+        )
     else:
         optimizer = torch.optim.SGD(
             model.parameters(), lr=case.get("learning_rate", 0.1), momentum=0.9, weight_decay=1e-3
         )
     hosts = hosts_of(case)
-    strategy = load(strategy_of(case["strategy"]), target_of("strategy", case["strategy"]["name"]), hosts)
+    strategy = load(
+        strategy_of(case["strategy"]), target_of("strategy", case["strategy"]["name"]), hosts
+    )
     prepared = strategy.prepare(model, optimizer)
     generator = torch.Generator().manual_seed(100 + rank)
     x = torch.randn(16, 7, generator=generator)
@@ -170,7 +174,10 @@ class Faulty(ExchangeAlone):
         if self.fault == "sums":
             return [mean * dist.get_world_size() for mean in found]
         if self.fault == "one bias":  # 32 of 1.2 million elements
-            return [own if mean.numel() == 32 else mean for own, mean in zip(self.local, found, strict=True)]
+            return [
+                own if mean.numel() == 32 else mean
+                for own, mean in zip(self.local, found, strict=True)
+            ]
         found[0].view(-1)[0] = float("nan")
         return found
 
@@ -179,8 +186,14 @@ def told_by_ranks(rank):
     """What ranks tell each other; two groups of them, too."""
     group = dist.new_group([0] if rank == 0 else [1, 2], use_local_synchronization=True)
     return {
-        "first": [told.by_first(value) for value in (str(rank), [rank, 1.5], {"from": rank, "bytes": b"\0\xff".hex()})],
-        "all": [list(pair) for pair in zip(told.by_all("x" * (1 + rank)), told.by_all({"from": rank}), strict=True)],
+        "first": [
+            told.by_first(value)
+            for value in (str(rank), [rank, 1.5], {"from": rank, "bytes": b"\0\xff".hex()})
+        ],
+        "all": [
+            list(pair)
+            for pair in zip(told.by_all("x" * (1 + rank)), told.by_all({"from": rank}), strict=True)
+        ],
         "of_two": told.by_first(str(rank), group),
     }
 
@@ -261,8 +274,11 @@ def kernel(nx, count):
         "rest_left_for_later": bool((edges[1:-1] == -1).all()),
         "right": torch.equal(slab.inner(1)[:, 1:-1], expected),
         "boundary_stays": torch.equal(slab.inner(1)[:, 0], slab.buffers[0][1:-1, 0]),
-        "halo_untouched": bool((slab.buffers[1][0] == -1).all() and (slab.buffers[1][-1] == -1).all()),
-        "change": float(stencil._edge_sums.double().sum() + stencil._rest_sums.double().sum()) / change,
+        "halo_untouched": bool(
+            (slab.buffers[1][0] == -1).all() and (slab.buffers[1][-1] == -1).all()
+        ),
+        "change": float(stencil._edge_sums.double().sum() + stencil._rest_sums.double().sum())
+        / change,
     }
 
 
@@ -274,7 +290,12 @@ def rank_main(folder, cases, rank):
         workers = cases[name]["workers"]
         if rank >= workers:
             server_process.serve(
-                rank - workers, torch.device("cpu"), "cpu", "share", lambda phase: None, lambda served: None
+                rank - workers,
+                torch.device("cpu"),
+                "cpu",
+                "share",
+                lambda phase: None,
+                lambda served: None,
             )
             os._exit(0)
         dist.init_process_group("gloo", rank=rank, world_size=workers)
@@ -348,7 +369,10 @@ def main(folder):
     for cases in in_turn(json.loads((folder / "cases.json").read_text())):
         if run(folder, cases) and len(cases) > 1:
             for name, case in cases.items():
-                if not any(folder.glob(f"{name}-*.error")) and len([*folder.glob(f"{name}-*.json")]) < case["workers"]:
+                if (
+                    not any(folder.glob(f"{name}-*.error"))
+                    and len([*folder.glob(f"{name}-*.json")]) < case["workers"]
+                ):
                     run(folder, {name: case})
 
 

@@ -27,8 +27,14 @@ from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # a thread for each core takes more addresses than a case may have
-sys.path[:0] = [one for one in (str(Path(__file__).parents[1]), str(Path(__file__).parent)) if one not in sys.path]
+os.environ.setdefault(
+    "OPENBLAS_NUM_THREADS", "1"
+)  # a thread for each core takes more addresses than a case may have
+sys.path[:0] = [
+    one
+    for one in (str(Path(__file__).parents[1]), str(Path(__file__).parent))
+    if one not in sys.path
+]
 
 from fuzz_calls import Refusal  # noqa: E402
 from fuzz_case import CASE_BYTES, GOOD, OUTCOMES, STARVED_SECONDS, Cases, damaged  # noqa: E402
@@ -68,7 +74,9 @@ def _limit_memory():
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmSize:"):
             most = (int(line.split()[1]) << 10) + CASE_BYTES + (CASE_BYTES >> 2)
-            resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
+            resource.setrlimit(
+                resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1])
+            )
 
 
 class Worker:
@@ -108,16 +116,22 @@ def chunks_of(readers, cases):
     for reader in readers:
         asked = max(reader.least, round(cases * reader.share))
         size = max(1, min(CHUNK, asked // 8)) if reader.share == 1 else 1
-        found += [(first / asked, (reader.name, first, min(asked, first + size))) for first in range(0, asked, size)]
+        found += [
+            (first / asked, (reader.name, first, min(asked, first + size)))
+            for first in range(0, asked, size)
+        ]
     return [chunk for _, chunk in sorted(found, reverse=True)]  # taken from the end
 
 
 def campaign(readers, cases, workers, seconds, seed):
     """Run cases of readers in processes; return the result by reader."""
     found = {
-        reader.name: {"cases": 0, **dict.fromkeys(OUTCOMES, 0), "seconds": 0.0, "failing": []} for reader in readers
+        reader.name: {"cases": 0, **dict.fromkeys(OUTCOMES, 0), "seconds": 0.0, "failing": []}
+        for reader in readers
     }
-    scratch = tempfile.tempdir = tempfile.mkdtemp(prefix="fuzz-of-")  # what a killed worker leaves goes with it
+    scratch = tempfile.tempdir = tempfile.mkdtemp(
+        prefix="fuzz-of-"
+    )  # what a killed worker leaves goes with it
     waiting, until = chunks_of(readers, cases), time.monotonic() + seconds
     crew = [Worker(seed) for _ in range(min(workers, len(waiting)))]
     try:
@@ -154,7 +168,11 @@ def _take(worker, found):
         hung, at = worker.stuck(), worker.at[0]
         worker.end()
         outcome = "hangs" if hung else "over_memory"
-        said = "no signal could end it" if hung else f"the process died with status {worker.process.exitcode}"
+        said = (
+            "no signal could end it"
+            if hung
+            else f"the process died with status {worker.process.exitcode}"
+        )
         own["cases"] += 1
         own[outcome] += 1
         own["failing"].append((at, outcome, said))
@@ -170,19 +188,31 @@ def _take(worker, found):
 
 def failed(found):
     """Return how many cases failed."""
-    return sum(own[outcome] for own in found.values() for outcome in OUTCOMES if outcome not in GOOD)
+    return sum(
+        own[outcome] for own in found.values() for outcome in OUTCOMES if outcome not in GOOD
+    )
 
 
 def main(arguments=None):
     """Run, print one line a reader, write the JSON. Return 0 if no case failed, else 1."""
-    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description="Damage real files and read them.")
-    parser.add_argument("--cases", type=int, default=500, help="of each reader (the report takes one in 200)")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.fuzz", description="Damage real files and read them."
+    )
+    parser.add_argument(
+        "--cases", type=int, default=500, help="of each reader (the report takes one in 200)"
+    )
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--seconds", type=float, default=1e9, help="start no further cases after that")
+    parser.add_argument(
+        "--seconds", type=float, default=1e9, help="start no further cases after that"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, help="write the result as JSON")
-    parser.add_argument("--only", action="append", choices=sorted(BY_NAME), metavar="READER", help="may be repeated")
-    parser.add_argument("--case", type=int, help="run one case of --only and show what it reads and says")
+    parser.add_argument(
+        "--only", action="append", choices=sorted(BY_NAME), metavar="READER", help="may be repeated"
+    )
+    parser.add_argument(
+        "--case", type=int, help="run one case of --only and show what it reads and says"
+    )
     asked = parser.parse_args(arguments)
     readers = [BY_NAME[name] for name in asked.only] if asked.only else list(READERS)
     without = {reader.name: reader.missing for reader in readers if reader.missing}
@@ -194,7 +224,10 @@ def main(arguments=None):
     for name, own in found.items():
         each = 1e3 * own["seconds"] / max(1, own["cases"])
         bad = ", ".join(f"{own[one]} {one}" for one in OUTCOMES[2:] if own[one]) or "none failed"
-        print(f"{name:16} {own['cases']:7} cases, {own['refused']:6} refused, {each:6.1f} ms each: {bad}", flush=True)
+        print(
+            f"{name:16} {own['cases']:7} cases, {own['refused']:6} refused, {each:6.1f} ms each: {bad}",
+            flush=True,
+        )
         for number, outcome, said in own["failing"][:3]:
             print(f"    --only {name} --case {number}: {outcome}: {said[:300]}")
     for name, modules in without.items():

@@ -126,7 +126,7 @@ def project_record(seed, folder, number):
 def recover_cell(seed, folder, number):
     """Start a launcher on a study with one damaged file: close the attempt, judge it, look whether it is finished."""
     from analysis.validity.gpu_samples import summary
-    from benchmarks.host import processes
+    from benchmarks.agent import processes
     from benchmarks.record import CellFolder, RecordError
     from benchmarks.record.files import read
     from launch.study.study import StudyFolder
@@ -140,7 +140,9 @@ def recover_cell(seed, folder, number):
         path = study / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(seed.data if name == damaged else data)
-    processes.end = lambda token, grace_s: []  # looking through every process takes longer than all the rest
+    processes.end = (
+        lambda token, grace_s: []
+    )  # looking through every process takes longer than all the rest
     study_folder = StudyFolder(str(folder), "study")
     study_folder.recover()
     study_folder.finished(cell)
@@ -153,7 +155,10 @@ def recover_cell(seed, folder, number):
         record = read(own.record)
     except RecordError as error:
         raise Refusal(str(error)) from None
-    return {name: getattr(record, name) for name in ("metrics", "within_run", "series", "tables", "model", "ranks")}
+    return {
+        name: getattr(record, name)
+        for name in ("metrics", "within_run", "series", "tables", "model", "ranks")
+    }
 
 
 def describe_host(seed, folder, number):
@@ -162,9 +167,7 @@ def describe_host(seed, folder, number):
 
     from benchmarks.record.encoding import encoded
     from conf.options import Refused
-    from launch.machine.fleet import Fleet, Host
-    from launch.machine.meeting import candidates
-    from launch.machine.preflight import compare
+    from launch.machine.fleet import Fleet, Host, candidates, compare
 
     try:
         other = Host.described("b", seed.data)
@@ -180,8 +183,7 @@ def describe_host(seed, folder, number):
 
 def read_floor(seed, folder, number):
     """Read noise_floor.json as the end of a sweep, and as a report of a study beside it does."""
-    from analysis.findings.next_run.floor_file import as_json, floors_of, of_other_studies
-    from analysis.findings.next_run.floors import NoiseFloors
+    from analysis.study.noise_floor import NoiseFloors, as_json, floors_of, of_other_studies
 
     (folder / "noise_floor.json").write_bytes(seed.data)
     shown = of_other_studies(folder / "study")
@@ -206,7 +208,11 @@ def verify_cell(seed, folder, number):
         told = json.loads(ran("verify", str(study), "--json"), parse_constant=_no_constant)
     except ValueError as error:
         raise Wrong(f"--json printed no JSON ({error})") from None
-    if told["right"] and seed.name.endswith(PACKED) and _unpacked(seed.data) != _unpacked(whole[seed.name]):
+    if (
+        told["right"]
+        and seed.name.endswith(PACKED)
+        and _unpacked(seed.data) != _unpacked(whole[seed.name])
+    ):
         raise Wrong("another content passes as what the record was derived from")
 
 
@@ -290,7 +296,13 @@ def read_yaml(seed, folder, number):
                 loaded.pop(name, None)
         merged = OmegaConf.merge(base, loaded if seed.name == "experiment" else {"model": loaded})
         checked(OmegaConf.to_object(merged))
-    except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, OverflowError) as error:
+    except (
+        HydraException,
+        OmegaConfBaseException,
+        yaml.YAMLError,
+        ValueError,
+        OverflowError,
+    ) as error:
         said = one_line(explain(error, []))
         if "\n" in said:
             raise Wrong(f"several lines: {said!r:.300}") from None

@@ -16,7 +16,9 @@ from fuzz_readers import others
 from fuzz_seeds import Seed
 
 CASE_SECONDS = 5.0
-STARVED_SECONDS = 40.0  # on a machine that is so busy that the case had less than CASE_SECONDS of it until then
+STARVED_SECONDS = (
+    40.0  # on a machine that is so busy that the case had less than CASE_SECONDS of it until then
+)
 CASE_BYTES = 1 << 30
 OUTCOMES = ("refused", "accepted", "tracebacks", "untyped", "hangs", "over_memory", "other_values")
 GOOD = OUTCOMES[:2]
@@ -38,7 +40,9 @@ def damaged(reader, seed, number, folder):
     if reader.removing and source.random() < 0.25:
         chosen = [source.choice(reader.removing)]
     else:
-        chosen = source.choices((*reader.damages, *reader.removing), k=source.choice((1, 1, 1, 2, 3)))
+        chosen = source.choices(
+            (*reader.damages, *reader.removing), k=source.choice((1, 1, 1, 2, 3))
+        )
     data = whole.data
     for one in chosen:
         data = one(source, data, folder if one is sql else same)
@@ -68,12 +72,17 @@ class Cases:
             if grown > CASE_BYTES:
                 outcome, said = "over_memory", f"{grown >> 20} MiB"
             if outcome == "accepted" and lost and said is not None:
-                different = list(others(said, self._of_whole(reader, whole, folder), reader.follows))
+                different = list(
+                    others(said, self._of_whole(reader, whole, folder), reader.follows)
+                )
                 if different:
                     outcome, said = "other_values", "; ".join(different[:3])
         finally:
             shutil.rmtree(folder / "case", ignore_errors=True)
-        return outcome, None if outcome in GOOD else f"{'+'.join(names)} of {whole.name or 'a file'}: {said}"
+        return (
+            outcome,
+            None if outcome in GOOD else f"{'+'.join(names)} of {whole.name or 'a file'}: {said}",
+        )
 
     def _limited(self, reader, part, folder, number):
         folder.mkdir()
@@ -95,7 +104,10 @@ class Cases:
         except (Exception, SystemExit) as error:
             where = traceback.extract_tb(error.__traceback__)
             place = [f"{Path(one.filename).name}:{one.lineno}" for one in where][-4:]
-            return "tracebacks", f"{type(error).__name__}: {str(error)[:200]} at {' > '.join(place)}"
+            return (
+                "tracebacks",
+                f"{type(error).__name__}: {str(error)[:200]} at {' > '.join(place)}",
+            )
 
     def _late(self, *_):
         """A case is late; where the machine was busy with others, wait on."""
@@ -103,7 +115,9 @@ class Cases:
         if had < CASE_SECONDS and time.monotonic() - self._began < STARVED_SECONDS:
             signal.setitimer(signal.ITIMER_REAL, CASE_SECONDS - had)
             return
-        signal.setitimer(signal.ITIMER_REAL, 0.2)  # once more: Python drops what is raised while it cleans up
+        signal.setitimer(
+            signal.ITIMER_REAL, 0.2
+        )  # once more: Python drops what is raised while it cleans up
         raise Hang
 
     def _of_whole(self, reader, whole, folder):

@@ -107,7 +107,9 @@ def moved_lines(random, data, others):
     if random.random() < 0.5:
         lines[a], lines[b] = lines[b], lines[a]
     else:
-        lines[a:a] = [lines[b]] * min(random.choice((1, 1, 2, 50)), 1 + (4 << 20) // (len(lines[b]) + 1))
+        lines[a:a] = [lines[b]] * min(
+            random.choice((1, 1, 2, 50)), 1 + (4 << 20) // (len(lines[b]) + 1)
+        )
     return b"".join(lines)
 
 
@@ -115,7 +117,8 @@ def foreign_line(random, data, others):
     """A line of another file stands between."""
     lines = data.splitlines(keepends=True)
     lines.insert(
-        random.randrange(len(lines) + 1), random.choice(random.choice(others).splitlines(keepends=True) or [b"\n"])
+        random.randrange(len(lines) + 1),
+        random.choice(random.choice(others).splitlines(keepends=True) or [b"\n"]),
     )
     return b"".join(lines)
 
@@ -123,7 +126,9 @@ def foreign_line(random, data, others):
 def long_line(random, data, others):
     """A line is very long: one byte, or one piece of the file, over and over."""
     at = random.randrange(len(data) + 1)
-    piece = random.choice((b"0", b" ", b"[", b"\t", b",", b"a", data[at : at + random.choice((1, 3, 10, 40))] or b"x"))
+    piece = random.choice(
+        (b"0", b" ", b"[", b"\t", b",", b"a", data[at : at + random.choice((1, 3, 10, 40))] or b"x")
+    )
     piece = piece.replace(b"\n", b" ")
     return data[:at] + piece * (random.choice((2_000, 20_000, 100_000)) // len(piece)) + data[at:]
 
@@ -141,7 +146,8 @@ def wrong_word(random, data, others):
 def other_digits(random, data, others):
     """Digits of another script, which Python's isdigit() takes for digits."""
     digits = str.maketrans(
-        "0123456789", random.choice(("٠١٢٣٤٥٦٧٨٩", "⁰¹²³⁴⁵⁶⁷⁸⁹", "０１２３４５６７８９", "①②③④⑤⑥⑦⑧⑨⑩"))
+        "0123456789",
+        random.choice(("٠١٢٣٤٥٦٧٨٩", "⁰¹²³⁴⁵⁶⁷⁸⁹", "０１２３４５６７８９", "①②③④⑤⑥⑦⑧⑨⑩")),
     )
     found = list(NUMBER.finditer(data))
     for match in random.sample(found, min(len(found), random.choice((1, 1, 3)))):
@@ -180,7 +186,9 @@ def _one(random, data, pattern, new):
 def wrong_value(random, data, others):
     """Up to three values of a JSON file, or of one of its lines, have another type."""
     for _ in range(random.choice((1, 1, 1, 2, 3))):
-        data = edited(random, data, lambda parent, key: parent.__setitem__(key, random.choice(VALUES)))
+        data = edited(
+            random, data, lambda parent, key: parent.__setitem__(key, random.choice(VALUES))
+        )
     return data
 
 
@@ -200,7 +208,9 @@ def renamed_entry(random, data, others):
 def deep(random, data, others):
     """A value is nested thousands of levels deep."""
     depth = random.choice((60, 300, 2_000, 100_000))
-    opened, closed = random.choice((("[", "]"), ('{"a":', "}"), ("<a>", "</a>"), ("- ", ""), ("{a: ", "}")))
+    opened, closed = random.choice(
+        (("[", "]"), ('{"a":', "}"), ("<a>", "</a>"), ("- ", ""), ("{a: ", "}"))
+    )
     middle = random.choice(("", "1", "null"))
     return _one(random, data, TOKEN, opened * depth + middle + closed * random.choice((depth, 0)))
 
@@ -229,12 +239,22 @@ def edited(random, data, edit):
         return data
     if len(text) > MOST_BYTES:
         return data
-    return text if lines is None else b"".join(line + b"\n" for line in [*lines[:at], text, *lines[at + 1 :]])
+    return (
+        text
+        if lines is None
+        else b"".join(line + b"\n" for line in [*lines[:at], text, *lines[at + 1 :]])
+    )
 
 
 def _places(value):
     """Yield (parent, key) of everything inside a JSON value."""
-    for key in list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
+    for key in (
+        list(value)
+        if isinstance(value, dict)
+        else range(len(value))
+        if isinstance(value, list)
+        else ()
+    ):
         yield value, key
         yield from _places(value[key])
 
@@ -247,18 +267,25 @@ def xml_part(random, data, others):
         return bomb + data.replace(b'"', b'"&d;', 3)
     if what == "element":
         return _one(
-            random, data, re.compile(rb"<\w+"), f"<{random.choice(('gpu', 'cpu', 'pci', 'nvlink', 'system', 'net'))}"
+            random,
+            data,
+            re.compile(rb"<\w+"),
+            f"<{random.choice(('gpu', 'cpu', 'pci', 'nvlink', 'system', 'net'))}",
         )
     values = re.compile(rb'(?<==")[^"]*(?=")')
     known = values.findall(data) or [b""]
-    new = random.choice((*HUGE, *(one.decode("utf-8", "replace") for one in known[:40]), "0,0,0", "f" * 2000))
+    new = random.choice(
+        (*HUGE, *(one.decode("utf-8", "replace") for one in known[:40]), "0,0,0", "f" * 2000)
+    )
     return _one(random, data, values, new)
 
 
 def yaml_part(random, data, others):
     """A YAML file has aliases that grow, a tag, a rule of Hydra's, or a value of another kind."""
     levels = random.choice((3, 8, 30))
-    bomb = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}, *a{n - 1}]\n" for n in range(1, levels))
+    bomb = "a0: &a0 [x, x]\n" + "".join(
+        f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}, *a{n - 1}]\n" for n in range(1, levels)
+    )
     new = random.choice((
         bomb, "x: &x [*x]\n", "<<: {study: y}\n", "a: &a {b: 1}\n<<: [*a, *a]\n", "seed: !!python/object/apply:os.getpid []\n",
         "seed: !!binary aGVsbG8=\n", "? [a, b]\n: 1\n", "? {a: b}\n: 1\n", "1: 2\n", "seed: ${seed}\n", "seed: ${oc.env:HOME}\n",
@@ -284,7 +311,10 @@ def sql(random, data, folder):
         connection.execute("PRAGMA journal_mode=OFF")
         for _ in range(random.choice((1, 1, 2, 4))):
             _statement(random, connection)
-    except (sqlite3.Error, UnicodeDecodeError):  # the second: Python cannot decode SQLite's own words
+    except (
+        sqlite3.Error,
+        UnicodeDecodeError,
+    ):  # the second: Python cannot decode SQLite's own words
         pass  # damaged before
     finally:
         connection.close()
@@ -293,7 +323,10 @@ def sql(random, data, folder):
 
 def _statement(random, connection):
     """Change one thing in a database."""
-    tables = [name.decode() for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+    tables = [
+        name.decode()
+        for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+    ]
     if not tables:
         return
     table = random.choice(tables)
@@ -314,7 +347,9 @@ def _statement(random, connection):
     elif what < 0.85:
         connection.execute(f'DROP TABLE "{table}"')
     elif what < 0.9:
-        connection.execute(f'ALTER TABLE "{table}" RENAME TO "{random.choice(("x", "NVTX_EVENTS", "StringIds"))}"')
+        connection.execute(
+            f'ALTER TABLE "{table}" RENAME TO "{random.choice(("x", "NVTX_EVENTS", "StringIds"))}"'
+        )
     elif what < 0.95:
         connection.execute(
             f'ALTER TABLE "{table}" RENAME COLUMN "{column}" TO "{random.choice(("x", "start", "name", "id"))}"'

@@ -19,7 +19,9 @@ class Reader:
 
     name: str
     seeds: Callable[[], list[seeds.Seed]]
-    read: Callable[[seeds.Seed, Path, int], Any]  # (damaged file, an empty folder, number of the case)
+    read: Callable[
+        [seeds.Seed, Path, int], Any
+    ]  # (damaged file, an empty folder, number of the case)
     damages: tuple[Callable[..., bytes], ...]
     # What only takes away, where the reader must notice or return less. Nobody can know what JSON lacks that is whole again.
     removing: tuple[Callable[..., bytes], ...] = (mutations.cut, mutations.cut_gzip)
@@ -54,7 +56,11 @@ def others(part, whole, follows=(), path=""):
             yield from others(value, whole.get(key), follows, f"{path}/{key}")
     elif isinstance(part, list) and isinstance(whole, list):
         if len(part) == len(whole):
-            found = [one for a, b in zip(part, whole, strict=True) for one in others(a, b, follows, f"{path}/*")]
+            found = [
+                one
+                for a, b in zip(part, whole, strict=True)
+                for one in others(a, b, follows, f"{path}/*")
+            ]
             if not found or not part:
                 return
         rest = list(whole)

@@ -39,7 +39,10 @@ def nccl_logs():
 def nccl_tests_texts():
     """Whole runs of a few kB."""
     text = (DATA / "nccl_tests_h200_x2.txt").read_bytes().splitlines(keepends=True)
-    return [Seed(b"".join(text[:60])), *files("nccl_tests_h200_x2_graph.txt", "nccl_tests_sharp_cluster.txt")()]
+    return [
+        Seed(b"".join(text[:60])),
+        *files("nccl_tests_h200_x2_graph.txt", "nccl_tests_sharp_cluster.txt")(),
+    ]
 
 
 def nccl_tests_documents():
@@ -49,7 +52,12 @@ def nccl_tests_documents():
     run = parse_nccl_tests((DATA / "nccl_tests_h200_x2_graph.txt").read_text())[0]
 
     def figures(one):
-        return {"time": one.time_us, "alg_bw": one.algbw, "bus_bw": one.busbw, "nwrong": one.wrong or 0}
+        return {
+            "time": one.time_us,
+            "alg_bw": one.algbw,
+            "bus_bw": one.busbw,
+            "nwrong": one.wrong or 0,
+        }
 
     rows = [
         {"size": row.bytes, "count": row.count, "type": row.dtype, "redop": row.redop or "none", "root": "    -1",
@@ -63,19 +71,26 @@ def nccl_tests_documents():
             {"rank": 0, "group": 0, "hostname": "a", "device": 0, "device_hex": "0x1", "device_info": "H200"}]},
         "results": rows, "out_of_bounds": {"count": 0}, "average_bus_bandwidth": {"bandwidth": 448.74}, "errors": [],
     }  # fmt: skip
-    return [Seed(json.dumps(whole).encode()), Seed(json.dumps({**whole, "results": rows[:3]}, indent=1).encode() * 2)]
+    return [
+        Seed(json.dumps(whole).encode()),
+        Seed(json.dumps({**whole, "results": rows[:3]}, indent=1).encode() * 2),
+    ]
 
 
 def p2p_records():
     """Records of benchmark=p2p."""
     names = ("p2p-gpus0-1-d8d7030d8f", "p2p-gpus0-1-9781131b4b")
-    return [Seed((DATA / "h200_x2" / "links" / name / "record.json").read_bytes()) for name in names]
+    return [
+        Seed((DATA / "h200_x2" / "links" / name / "record.json").read_bytes()) for name in names
+    ]
 
 
 def collectives_records():
     """Records of benchmark=collectives, of one collective with both placements and of one out of place alone."""
     names = ("collectives-gpus0-1-07a8cfe4cc", "collectives-gpus0-1-7841729728")
-    return [Seed((DATA / "h200_x4" / "links" / name / "record.json").read_bytes()) for name in names]
+    return [
+        Seed((DATA / "h200_x4" / "links" / name / "record.json").read_bytes()) for name in names
+    ]
 
 
 def topology_xmls():
@@ -87,9 +102,13 @@ def topology_xmls():
     )
     inside = [gpu.format(n=n, a=f"a{n}", b=f"b{n}", c=f"c{n}", peer=f"b{n ^ 1}") for n in range(4)]
     two = "".join(
-        f'<cpu numaid="{n}" affinity="0000000f,ffffffff">{"".join(inside[2 * n : 2 * n + 2])}</cpu>\n' for n in (0, 1)
+        f'<cpu numaid="{n}" affinity="0000000f,ffffffff">{"".join(inside[2 * n : 2 * n + 2])}</cpu>\n'
+        for n in (0, 1)
     )
-    return [*files("nccl_topo_h200_x4.xml")(), Seed(f'<system version="1">\n{two}</system>\n'.encode())]
+    return [
+        *files("nccl_topo_h200_x4.xml")(),
+        Seed(f'<system version="1">\n{two}</system>\n'.encode()),
+    ]
 
 
 def kineto_traces():
@@ -100,7 +119,9 @@ def kineto_traces():
         events = [one for one in whole["traceEvents"] if one.get("ph") == "X"]
         by_kind = {}
         for one in events:
-            by_kind.setdefault((one.get("cat"), "nccl" in one["name"] or "gloo" in one["name"]), []).append(one)
+            by_kind.setdefault(
+                (one.get("cat"), "nccl" in one["name"] or "gloo" in one["name"]), []
+            ).append(one)
         kept = [one for same in by_kind.values() for one in same[:8]]
         found.append(Seed(json.dumps({**whole, "traceEvents": kept}, indent=0).encode()))
     return found
@@ -120,7 +141,9 @@ def nsys_exports():
             connection = sqlite3.connect(small, isolation_level=None)
             connection.execute("PRAGMA page_size=512")
             connection.execute(f"ATTACH '{whole}' AS source")
-            tables = connection.execute("SELECT name FROM source.sqlite_master WHERE type = 'table'").fetchall()
+            tables = connection.execute(
+                "SELECT name FROM source.sqlite_master WHERE type = 'table'"
+            ).fetchall()
             for (table,) in tables:
                 if table.startswith("ENUM"):
                     continue
@@ -165,9 +188,13 @@ def cell_files(name):
     record = json.loads((CELLS / name / "record.json").read_text())
     cell = Cell.from_dict(record["cell"])
     attempt = {
-        name: record[name] for name in ("record_id", "started_at", "study", "sweep_id", "overrides", "environment")
+        name: record[name]
+        for name in ("record_id", "started_at", "study", "sweep_id", "overrides", "environment")
     }
-    found = {"cell.json": json.dumps(cell.to_dict()).encode(), "attempt.json": json.dumps(attempt).encode()}
+    found = {
+        "cell.json": json.dumps(cell.to_dict()).encode(),
+        "attempt.json": json.dumps(attempt).encode(),
+    }
     found["failures.json"] = b'{"1": -9}\n'
     found |= {f"ranks/{path.name}": path.read_bytes() for path in (CELLS / name).glob("ranks/*")}
     samples = next((DATA / "h200_x2" / "eager_a").glob("*gpus0-1*/gpus.jsonl.gz")).parent
@@ -188,12 +215,18 @@ def cell_files(name):
         begin | {"kind": "end", "token": "0" * 32},
     ]
     journal = b"".join(json.dumps(one).encode() + b"\n" for one in [*lines, begin])
-    return {f"{cell.folder}/{name}": data for name, data in found.items()} | {"journal.jsonl": journal}, cell
+    return {f"{cell.folder}/{name}": data for name, data in found.items()} | {
+        "journal.jsonl": journal
+    }, cell
 
 
 def cell_seeds():
     """Every file of such studies; `name` is that of the cell and the path in its study."""
-    return [Seed(data, f"{name}:{path}") for name in CELLS_READ for path, data in cell_files(name)[0].items()]
+    return [
+        Seed(data, f"{name}:{path}")
+        for name in CELLS_READ
+        for path, data in cell_files(name)[0].items()
+    ]
 
 
 def host_seeds():
@@ -206,7 +239,7 @@ def host_seeds():
 def floor_seeds():
     """A noise floor with two studies."""
     rows = []
-    from analysis.findings.next_run.floors import FloorGroup
+    from analysis.study.noise_floor import FloorGroup
 
     values = {"str": "x", "int": 2, "float": 1.0, "bool": False}
     group = {
@@ -215,7 +248,13 @@ def floor_seeds():
     }
     for number in range(6):
         rows.append(
-            {**group, "metric": f"m{number % 3}", "runs": 4 + number, "freedom": 2 + number, "squares": 0.001 * number}
+            {
+                **group,
+                "metric": f"m{number % 3}",
+                "runs": 4 + number,
+                "freedom": 2 + number,
+                "squares": 0.001 * number,
+            }
         )
     whole = {"version": 1, "studies": {"study": rows, "other": rows[:3]}}
     return [Seed(json.dumps(whole, indent=1).encode()), Seed(json.dumps(whole).encode())]
@@ -226,7 +265,9 @@ def raw_files():
     """A cell with its record and its packed raw files, whose SHA-256 the record has: {path: content}."""
     folder = next((DATA / "h200_x2" / "eager_a").glob("resnet50-kvstore_device-gpus1-*"))
     return {
-        path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
     }
 
 
@@ -256,7 +297,10 @@ def bundle_seeds():
 def report_files():
     """A study of four real cells: {path: record}."""
     source = DATA / "h200_x2" / "eager_a"
-    return {f"{path.parent.name}/record.json": path.read_bytes() for path in sorted(source.glob("*/record.json"))[:4]}
+    return {
+        f"{path.parent.name}/record.json": path.read_bytes()
+        for path in sorted(source.glob("*/record.json"))[:4]
+    }
 
 
 def report_seeds():
@@ -267,7 +311,12 @@ def report_seeds():
 def yaml_seeds():
     """Studies, strategies and benchmarks as users write them."""
     conf = HERE.parent / "conf"
-    found = [Seed(path.read_bytes(), "experiment") for path in sorted((conf / "experiment").glob("*.yaml"))]
+    found = [
+        Seed(path.read_bytes(), "experiment")
+        for path in sorted((conf / "experiment").glob("*.yaml"))
+    ]
     for group in ("strategy", "benchmark", "model"):
-        found += [Seed(path.read_bytes(), group) for path in sorted((conf / group).glob("*.yaml"))[:6]]
+        found += [
+            Seed(path.read_bytes(), group) for path in sorted((conf / group).glob("*.yaml"))[:6]
+        ]
     return found

@@ -28,18 +28,38 @@ def rows_of_steps(step_ms, ranks):
                 "update_ms": step_ms,
             }
             ready = [step_ms * share for share in (0.4, 0.5, 0.6, 0.7)]
-            spreads = {"ready_spread_ms": [0.1] * 4, **{name.replace("_ms", "_spread_ms"): 0.1 for name in ends}}
-            yield {"rank": rank, "exchange": exchange, "steps": 8, "ready_ms": ready, **ends, **spreads}
+            spreads = {
+                "ready_spread_ms": [0.1] * 4,
+                **{name.replace("_ms", "_spread_ms"): 0.1 for name in ends},
+            }
+            yield {
+                "rank": rank,
+                "exchange": exchange,
+                "steps": 8,
+                "ready_ms": ready,
+                **ends,
+                **spreads,
+            }
 
 
 def enriched(record):
     """Return a record with the tables and facts that the invented machine does not measure."""
     step, ranks = record.metrics["step/ms_median"], record.cell.world_size
-    quantiles = {"rank": 0, "n": 40, "mean_ms": step, "quantiles_ms": [step - 1, step, step + 2], "acf": [0.2, 0.1]}
+    quantiles = {
+        "rank": 0,
+        "n": 40,
+        "mean_ms": step,
+        "quantiles_ms": [step - 1, step, step + 2],
+        "acf": [0.2, 0.1],
+    }
     tables = {
         "timeline": {"rows": [*rows_of_steps(step, ranks)]},
         "residuals": {"probabilities": [0.0, 0.5, 1.0], "rows": [quantiles]},
-        "seconds": {"rows": [{"part": part, "seconds": 0.25} for part in ("spawn", "build", "timed", "exit")]},
+        "seconds": {
+            "rows": [
+                {"part": part, "seconds": 0.25} for part in ("spawn", "build", "timed", "exit")
+            ]
+        },
     }
     metrics = {
         "cell/seconds": 1.0,
@@ -62,9 +82,15 @@ def study_files():
     from benchmarks.record.encoding import encoded
 
     machine = Machine().calibrate()
-    known = [*machine.known, *(machine.measure(gpus, batch) for gpus in ((0, 2), (1, 3)) for batch in (64, 256))]
+    known = [
+        *machine.known,
+        *(machine.measure(gpus, batch) for gpus in ((0, 2), (1, 3)) for batch in (64, 256)),
+    ]
     made = [enriched(record) for record in known]
-    return {f"cell{place}/record.json": encoded(dataclasses.asdict(one), 1) for place, one in enumerate(made)}
+    return {
+        f"cell{place}/record.json": encoded(dataclasses.asdict(one), 1)
+        for place, one in enumerate(made)
+    }
 
 
 def study_seeds():
@@ -120,13 +146,13 @@ def read_study_by_sections(seed, folder, number):
     """Make the report's sections on forecasts, losses and costs, with one damaged record."""
     from analysis.findings.examine import findings_of
     from analysis.findings.predicted.stated import about_forecasts
-    from analysis.findings.study import open_study
     from analysis.report.sections.forecasts.cells import forecasts
     from analysis.report.sections.losses.clocks import clocks
     from analysis.report.sections.losses.exchange import cost_parts
     from analysis.report.sections.running.costs import costs
     from analysis.report.style import style
     from analysis.report.tables import to_csv
+    from analysis.study.study import open_study
 
     study = open_study(_placed(seed, folder))
     about_forecasts(study.records).encode()
@@ -140,8 +166,8 @@ def read_study_by_sections(seed, folder, number):
 
 def forecast_the_next_cell(seed, folder, number):
     """Estimate the time of a cell and forecast it, from a study with one damaged record, as a launcher does."""
-    from analysis.findings.study import Study
     from analysis.prediction.upcoming import scores_by_machine, upcoming
+    from analysis.study.study import Study
     from benchmarks.record import read_study
     from conf.cell import Cell
     from launch.plan.order import PlannedCell
@@ -150,7 +176,10 @@ def forecast_the_next_cell(seed, folder, number):
     records, _ = read_study(_placed(seed, folder))
     if not records:
         raise Refusal("no record")
-    cell, study = Cell.from_dict(json.loads(study_files()["cell21/record.json"])["cell"]), Study.of(records)
+    cell, study = (
+        Cell.from_dict(json.loads(study_files()["cell21/record.json"])["cell"]),
+        Study.of(records),
+    )
     machine = study.single(records[0]).provenance["machine"]
     found = upcoming(cell, study, machine, "NV18", scores_by_machine(study))
     json.dumps(found, allow_nan=False)
@@ -193,23 +222,43 @@ def read_hosts(seed, folder, number):
 
 def hosts_seeds():
     """Files of hosts as people write them."""
-    return [Seed(b"# ours\nnode01 slots=4\nnode02 slots=4\n\nnode03\n"), Seed(b"a\nb\nc.example.org slots=8  # far\n")]
+    return [
+        Seed(b"# ours\nnode01 slots=4\nnode02 slots=4\n\nnode03\n"),
+        Seed(b"a\nb\nc.example.org slots=8  # far\n"),
+    ]
 
 
 def journal_seeds():
     """A journal of a sweep with its costs, beside the study."""
     began = min(json.loads(data)["started_at"] for data in study_files().values())
     process = {"host": "a", "pid": 5, "started": began - 9.0, "boot_id": "b"}
-    lines = [{"kind": "sweep", "time": began - 3.0, "process": process, "sweep_id": "s", "began": began - 8.0}]
+    lines = [
+        {
+            "kind": "sweep",
+            "time": began - 3.0,
+            "process": process,
+            "sweep_id": "s",
+            "began": began - 8.0,
+        }
+    ]
     for place, data in enumerate(study_files().values()):
         record = json.loads(data)
         for kind, at in (("begin", record["started_at"]), ("end", record["ended_at"] + 0.2)):
             lines.append(
-                {"kind": kind, "time": at, "process": process, "token": record["record_id"], "cell": f"cell{place}"}
+                {
+                    "kind": kind,
+                    "time": at,
+                    "process": process,
+                    "token": record["record_id"],
+                    "cell": f"cell{place}",
+                }
             )
         lines.append({**lines[-1], "kind": "spent", "part": "projection", "seconds": 0.05})
     lines.append({"kind": "closed", "time": lines[-1]["time"] + 9.0, "process": process})
-    return [Seed(b"".join(json.dumps(one).encode() + b"\n" for one in lines[-count:])) for count in (30, len(lines))]
+    return [
+        Seed(b"".join(json.dumps(one).encode() + b"\n" for one in lines[-count:]))
+        for count in (30, len(lines))
+    ]
 
 
 def read_journal(seed, folder, number):
@@ -219,7 +268,9 @@ def read_journal(seed, folder, number):
     with contextlib.suppress(ValueError):
         told = json.loads(ran("seconds", str(study), "--json"), parse_constant=_no_constant)
         for one in (*told["cells"], *told["sweeps"]):
-            wrong = {name: value for name, value in one.items() if isinstance(value, float) and value < 0}
+            wrong = {
+                name: value for name, value in one.items() if isinstance(value, float) and value < 0
+            }
             wrong |= {name: value for name, value in one.get("beyond", {}).items() if value < 0}
             if wrong:
                 raise Wrong(f"seconds below 0: {wrong}")

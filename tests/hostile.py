@@ -107,7 +107,9 @@ accepts:
 auto:
   text: {cuda: a, cpu: a}
 """
-EXPERIMENT = "# @package _global_\ndefaults:\n  - override /strategy: none\nstudy: mine\ngpus: [0]\n"
+EXPERIMENT = (
+    "# @package _global_\ndefaults:\n  - override /strategy: none\nstudy: mine\ngpus: [0]\n"
+)
 
 
 def _bomb(random):
@@ -118,7 +120,9 @@ def _bomb(random):
 
 
 def _merges(random):
-    return "a0: &a0 {x: 1}\n" + "\n".join(f"a{n}: &a{n}\n  <<: [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12))
+    return "a0: &a0 {x: 1}\n" + "\n".join(
+        f"a{n}: &a{n}\n  <<: [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)
+    )
 
 
 SNIPPETS = [
@@ -161,8 +165,12 @@ RAW = [
 
 def _study(random):
     """A strategy, benchmark, model or experiment of its own, damaged by a snippet or two."""
-    group = random.choice(("strategy", "strategy", "experiment", "experiment", "benchmark", "model"))
-    name = random.choice(("mine", "mine", "mine", "mine", "nccl_allreduce", "\x1b[2J", "a b", "-x", ".x", "..", "é"))
+    group = random.choice(
+        ("strategy", "strategy", "experiment", "experiment", "benchmark", "model")
+    )
+    name = random.choice(
+        ("mine", "mine", "mine", "mine", "nccl_allreduce", "\x1b[2J", "a b", "-x", ".x", "..", "é")
+    )
     if random.random() < 0.12:
         content = random.choice(RAW)
     else:
@@ -171,9 +179,17 @@ def _study(random):
             snippet = random.choice(SNIPPETS)
             snippet = snippet(random) if callable(snippet) else snippet
             key = snippet.partition(":")[0]
-            kept = [line for line in base.splitlines() if not line.startswith(f"{key}:") or random.random() < 0.3]
-            base = "\n".join([*kept, snippet, ""] if random.random() < 0.8 else [snippet, *kept, ""])
-        content = base.encode("utf-8", "surrogateescape" if "\ud800" not in base else "surrogatepass")
+            kept = [
+                line
+                for line in base.splitlines()
+                if not line.startswith(f"{key}:") or random.random() < 0.3
+            ]
+            base = "\n".join(
+                [*kept, snippet, ""] if random.random() < 0.8 else [snippet, *kept, ""]
+            )
+        content = base.encode(
+            "utf-8", "surrogateescape" if "\ud800" not in base else "surrogatepass"
+        )
     sign = "+" if group == "experiment" and random.random() < 0.9 else ""
     arguments = ["--config-dir=study", f"{sign}{group}={name}"]
     if random.random() < 0.2:

@@ -8,8 +8,7 @@ import torch.distributed as dist
 from cells import DDP, make_cell, overhead_cell
 from derived_results import run_whole
 
-from benchmarks.rank.group import Ranks
-from benchmarks.rank.reporter import Reporter
+from benchmarks.rank.ranks import Ranks, Reporter
 from benchmarks.record import CellFolder, read_lines
 from benchmarks.training import correctness, derive, overhead, throughput
 from trainers.step import Training
@@ -22,7 +21,9 @@ CASES = {
     "bf16": make_cell(strategy=DDP | {"comm_hook": "bf16"}, exposed_rounds=0),
     "bf16_weights": make_cell(precision="bf16_weights", exposed_rounds=0),
     "overhead": overhead_cell(),
-    "small buckets": make_cell(strategy=DDP | {"bucket_cap_mb": 0.5, "static_graph": False}, exposed_rounds=0),
+    "small buckets": make_cell(
+        strategy=DDP | {"bucket_cap_mb": 0.5, "static_graph": False}, exposed_rounds=0
+    ),
 }
 
 
@@ -116,7 +117,9 @@ def case_folder(folder, name):
 
 def faulty_training(strategy, ranks, precision="fp32"):
     """A Training whose strategy is replaced before its first step."""
-    training = Training(make_cell(strategy={"name": "none"}, precision=precision), ranks.device, ranks.rank)
+    training = Training(
+        make_cell(strategy={"name": "none"}, precision=precision), ranks.device, ranks.rank
+    )
     strategy.prepare(training.model, training.optimizer)
     training.strategy = strategy
     return training
@@ -136,4 +139,6 @@ def slow_rank(ranks, folder):
     benchmark.step_ms = 200.0
     benchmark.timed()
     ranks.barrier()
-    return derive.timed({rank: list(read_lines(lines_folder.rank_lines(rank))) for rank in range(2)}).metrics
+    return derive.timed(
+        {rank: list(read_lines(lines_folder.rank_lines(rank))) for rank in range(2)}
+    ).metrics

@@ -9,9 +9,8 @@ import subprocess
 import sys
 import time
 
-from benchmarks.host.probe import Listening, reach
-from launch.machine.fleet import Host
-from launch.machine.meeting import candidates, chosen
+from benchmarks.agent.network import Listening, reach
+from launch.machine.fleet import Host, candidates, chosen
 
 NAMESPACES = """
 set -e
@@ -36,20 +35,25 @@ def listen(addresses):
     """Listen until the input ends, as an agent does from its loop."""
     listening, until = Listening(addresses, "word"), time.monotonic() + 30
     print(json.dumps(listening.ports), flush=True)
-    while sys.stdin not in select.select([sys.stdin, *listening.sockets], [], [], 1)[0] and time.monotonic() < until:
+    while (
+        sys.stdin not in select.select([sys.stdin, *listening.sockets], [], [], 1)[0]
+        and time.monotonic() < until
+    ):
         listening.answer()
 
 
 def main():
     """Print [candidates, what b reached, the address, the interfaces, the listeners of a]."""
     subprocess.run(["bash", "-c", NAMESPACES], check=True)
-    told = {name: on(name, "-m", "launch.machine.describe", "cpu").communicate()[0] for name in "ab"}
+    told = {name: on(name, "-m", "launch.machine.facts", "cpu").communicate()[0] for name in "ab"}
     first, other = (Host.described(name, text) for name, text in told.items())
     wanted = candidates(first, [other], None, False)
     listener = on("a", __file__, "listen", json.dumps(wanted))
     ports = listener.stdout.readline().decode()
     reached = json.loads(on("b", __file__, "reach", ports).communicate()[0])
-    sockets = subprocess.run(["ip", "netns", "exec", "a", "ss", "-Hltn"], capture_output=True, text=True, check=True)
+    sockets = subprocess.run(
+        ["ip", "netns", "exec", "a", "ss", "-Hltn"], capture_output=True, text=True, check=True
+    )
     listener.communicate()
     found = chosen(first, wanted, {}, {"b": reached})
     places = [line.split()[3].rpartition(":")[0] for line in sockets.stdout.splitlines()]

@@ -26,7 +26,9 @@ USER = "ringside"
 
 def hosts():
     """The names of the hosts, in the order of their addresses."""
-    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+    listed = subprocess.run(
+        ["ip", "netns", "list"], capture_output=True, text=True, check=True
+    ).stdout
     return sorted(line.split()[0] for line in listed.splitlines())
 
 
@@ -39,7 +41,9 @@ def watch(file, ended):
     everywhere = {"": [], **{host: ["ip", "netns", "exec", host] for host in hosts()}}
     while not ended.wait(EVERY_S):
         for host, prefix in everywhere.items():
-            said = subprocess.run([*prefix, "ss", "-Hltnp"], capture_output=True, text=True, check=True).stdout
+            said = subprocess.run(
+                [*prefix, "ss", "-Hltnp"], capture_output=True, text=True, check=True
+            ).stdout
             for line in said.splitlines():
                 _, _, _, local, _, *process = line.split()
                 program = re.search(r'\("([^"]*)",pid=(\d+)', " ".join(process))
@@ -57,11 +61,17 @@ def watch(file, ended):
 def sshd_everywhere(folder):
     """An sshd on each host, as a user who is not root: it needs a user namespace of its own, and a line in /etc/passwd."""
     for name in ("key", "host_key"):
-        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / name], check=True)
+        subprocess.run(
+            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / name], check=True
+        )
     users = Path("/etc/passwd").read_text() + f"{USER}:x:1000:1000::{folder}:/bin/sh\n"
     (folder / "passwd").write_text(users)
-    subprocess.run(["mount", "--bind", folder / "passwd", "/etc/passwd"], check=True)  # seen by nobody outside
-    (folder / "known_hosts").write_text("".join(f"[{address(host)}]:{PORT} {public(folder)}\n" for host in hosts()))
+    subprocess.run(
+        ["mount", "--bind", folder / "passwd", "/etc/passwd"], check=True
+    )  # seen by nobody outside
+    (folder / "known_hosts").write_text(
+        "".join(f"[{address(host)}]:{PORT} {public(folder)}\n" for host in hosts())
+    )
     everyone = f"""
 Host *
   Port {PORT}
@@ -82,7 +92,16 @@ Host *
                 f"ListenAddress {address(host)}\nPort {PORT}\nHostKey {folder}/host_key\nPidFile none\nUsePAM no\n"
                 f"AuthorizedKeysFile {folder}/key.pub\nStrictModes no\nPasswordAuthentication no\n"
             )
-            alone = ["ip", "netns", "exec", host, "unshare", "--user", "--map-user=1000", "--map-group=1000"]
+            alone = [
+                "ip",
+                "netns",
+                "exec",
+                host,
+                "unshare",
+                "--user",
+                "--map-user=1000",
+                "--map-group=1000",
+            ]
             running.append(subprocess.Popen([*alone, "/usr/sbin/sshd", "-D", "-q", "-f", config]))
         yield
     finally:
@@ -99,7 +118,11 @@ def left():
     deadline = time.monotonic() + LEFT_S
     while True:
         every = [one.info["cmdline"] or [] for one in psutil.process_iter(["cmdline"])]
-        found = [" ".join(words) for words in every if any(word.startswith("benchmarks.") for word in words)]
+        found = [
+            " ".join(words)
+            for words in every
+            if any(word.startswith("benchmarks.") for word in words)
+        ]
         if not found or time.monotonic() > deadline:
             return found
         time.sleep(0.1)

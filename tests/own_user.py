@@ -37,6 +37,11 @@ def records_of(own, done):
     records, unreadable = read_study(own.folder / "outputs" / "default")
     assert (done.returncode, unreadable) == (0, []), done.stdout + done.stderr
     assert files_with_auto(own.folder / "outputs") == []
-    contents = [json.loads(path.read_text()) for path in own.folder.glob("outputs/default/*/record.json")]
+    contents = [
+        json.loads(path.read_text()) for path in own.folder.glob("outputs/default/*/record.json")
+    ]
     by_id = {content["record_id"]: content for content in contents}
-    return [(record, by_id[record.record_id]) for record in sorted(records, key=lambda record: record.name)]
+    return [
+        (record, by_id[record.record_id])
+        for record in sorted(records, key=lambda record: record.name)
+    ]

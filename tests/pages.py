@@ -21,11 +21,24 @@ def widths(page, folder):
         "document.body.innerHTML = '<p id=said>' + said + '</p>'; }"
     )
     frames = "".join(framed(page, width) for width in (PHONE, SCREEN))
-    (folder / "frames.html").write_text(f"<!doctype html><body>{frames}<script>{script}</script>", encoding="utf-8")
-    command = [*COMMAND, f"--user-data-dir={folder}/profile", "--window-size=1800,1200", "--dump-dom"]
-    done = subprocess.run([*command, f"file://{folder}/frames.html"], capture_output=True, text=True, timeout=100)
-    found = [(int(a), int(b)) for a, b in re.findall(r"(\d+) of (\d+)", done.stdout.partition("id=")[2])]
-    assert len(found) == 2 and found[0][1] <= PHONE < found[1][1] <= SCREEN, done.stdout[-500:] + done.stderr[-500:]
+    (folder / "frames.html").write_text(
+        f"<!doctype html><body>{frames}<script>{script}</script>", encoding="utf-8"
+    )
+    command = [
+        *COMMAND,
+        f"--user-data-dir={folder}/profile",
+        "--window-size=1800,1200",
+        "--dump-dom",
+    ]
+    done = subprocess.run(
+        [*command, f"file://{folder}/frames.html"], capture_output=True, text=True, timeout=100
+    )
+    found = [
+        (int(a), int(b)) for a, b in re.findall(r"(\d+) of (\d+)", done.stdout.partition("id=")[2])
+    ]
+    assert len(found) == 2 and found[0][1] <= PHONE < found[1][1] <= SCREEN, (
+        done.stdout[-500:] + done.stderr[-500:]
+    )
     return found
 
 
@@ -43,11 +56,18 @@ def picture(page, name, folder, *, height=1600, phone=False, dark=False):
     shown, width = page, SCREEN
     if phone:
         shown, width = folder / f"{name}.html", 500  # the narrowest window of chromium
-        shown.write_text(f'<!doctype html><body style="margin:0">{framed(page, PHONE, height)}', encoding="utf-8")
+        shown.write_text(
+            f'<!doctype html><body style="margin:0">{framed(page, PHONE, height)}', encoding="utf-8"
+        )
     command = [*COMMAND, f"--user-data-dir={folder}/profile", f"--window-size={width},{height}"]
     command += ["--blink-settings=preferredColorScheme=0"] if dark else []
     path = folder / f"{name}.png"
-    subprocess.run([*command, f"--screenshot={path}", f"file://{shown}"], capture_output=True, timeout=100, check=True)
+    subprocess.run(
+        [*command, f"--screenshot={path}", f"file://{shown}"],
+        capture_output=True,
+        timeout=100,
+        check=True,
+    )
     if kept := os.environ.get("RINGSIDE_SCREENS"):
         Path(kept).mkdir(exist_ok=True)
         shutil.copy(path, kept)
@@ -57,6 +77,11 @@ def picture(page, name, folder, *, height=1600, phone=False, dark=False):
 def printed(page, folder):
     """The bytes of a page as it is printed."""
     path = folder / "printed.pdf"
-    command = [*COMMAND, f"--user-data-dir={folder}/profile", "--no-pdf-header-footer", f"--print-to-pdf={path}"]
+    command = [
+        *COMMAND,
+        f"--user-data-dir={folder}/profile",
+        "--no-pdf-header-footer",
+        f"--print-to-pdf={path}",
+    ]
     subprocess.run([*command, f"file://{page}"], capture_output=True, timeout=100, check=True)
     return path.read_bytes()

@@ -30,7 +30,9 @@ class Place(PlantedSweep):
 
     def __init__(self, folder, phase, *options, rank=0):
         fault = Fault("faults_gate.wait", phase, "surroundings", process=rank, after=0)
-        faults = {} if phase == "start" else {"launcher" if phase in OF_THE_LAUNCHER else FAULTY: fault}
+        faults = (
+            {} if phase == "start" else {"launcher" if phase in OF_THE_LAUNCHER else FAULTY: fault}
+        )
         healthy = [cap for cap in (FAULTY, OTHER) if cap not in faults]
         super().__init__(folder, faults, *OPTIONS, *options, healthy=healthy, also=(GATE,))
         self.folder, self.phase, self.out = folder, phase, self.output_dir
@@ -104,7 +106,11 @@ class Place(PlantedSweep):
 
     def inside(self):
         """The command that enters the place's mounts."""
-        return [] if self._holder is None else ["nsenter", f"--mount=/proc/{self._holder.pid}/ns/mnt", "--"]
+        return (
+            []
+            if self._holder is None
+            else ["nsenter", f"--mount=/proc/{self._holder.pid}/ns/mnt", "--"]
+        )
 
     def seen(self, path):
         """A path of the place as this process reaches it."""
@@ -129,5 +135,8 @@ class Place(PlantedSweep):
         """Every whole line that a rank has written."""
         files = self.study_dir.glob("*/**/ranks/*.jsonl")
         return {
-            line for path in files for line in path.read_bytes().split(b"\n") if line[:1] == b"{" and line[-1:] == b"}"
+            line
+            for path in files
+            for line in path.read_bytes().split(b"\n")
+            if line[:1] == b"{" and line[-1:] == b"}"
         }

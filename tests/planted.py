@@ -44,33 +44,61 @@ def gpu_cell(study, source=PAIR, cell=None, environment=None, name=None):
     for part in ("logs", "nccl"):
         (folder.path / part).mkdir()
     folder.cell.write_text(json.dumps(asked.to_dict()))
-    around = {key: value for key, value in before.environment.items() if key not in ("versions", "servers")}
-    begun = {key: getattr(before, key) for key in BEGUN} | {"environment": around | (environment or {})}
+    around = {
+        key: value
+        for key, value in before.environment.items()
+        if key not in ("versions", "servers")
+    }
+    begun = {key: getattr(before, key) for key in BEGUN} | {
+        "environment": around | (environment or {})
+    }
     folder.attempt.write_text(json.dumps(begun))
     several = len(asked.gpus) > 1
-    facts = {name: value for name, value in FACTS.items() if several or not name.startswith(OF_SEVERAL_RANKS)}
+    facts = {
+        name: value
+        for name, value in FACTS.items()
+        if several or not name.startswith(OF_SEVERAL_RANKS)
+    }
     edit_lines(folder, 0, lambda line: line["checks"].update(facts), kind="result")
     for rank in range(len(asked.gpus)):
         lengthen_warm_up(folder, rank)
     sample_gpus(folder, len(asked.gpus))
     sample_cpu(folder)
     if len(asked.gpus) > 1:
-        log_nccl(folder, asked, before.effective["nccl"]["settings"], before.effective["nccl"]["transports"]["0->1"][0])
+        log_nccl(
+            folder,
+            asked,
+            before.effective["nccl"]["settings"],
+            before.effective["nccl"]["transports"]["0->1"][0],
+        )
     return folder
 
 
 def lengthen_warm_up(folder, rank):
     """Repeat the last window of the warm-up: cells of then warmed up for 0.7 s."""
-    warm = [line for line in read_lines(folder.rank_lines(rank)) if line.get("purpose") == "warm-up"][-1]
-    edit_lines(folder, rank, lambda line: [line] * WARM_UP_BLOCKS, time=warm["time"], purpose="warm-up")
+    warm = [
+        line for line in read_lines(folder.rank_lines(rank)) if line.get("purpose") == "warm-up"
+    ][-1]
+    edit_lines(
+        folder, rank, lambda line: [line] * WARM_UP_BLOCKS, time=warm["time"], purpose="warm-up"
+    )
 
 
 def sample_gpus(folder, gpus, change=None):
     """Write samples of the GPUs, half a second apart; `change(phase, gpu, number)` returns what is otherwise in a sample."""
-    phases = [line for line in read_lines(folder.rank_lines(0)) if line["kind"] in ("phase", "result")]
+    phases = [
+        line for line in read_lines(folder.rank_lines(0)) if line["kind"] in ("phase", "result")
+    ]
     folder.gpu_samples.unlink(missing_ok=True)
     lines = Lines(folder.gpu_samples)
-    idle = {"sm_mhz": 345, "power_w": 77.0, "temperature_c": 30, "reasons": 1, "memory_bytes": 0, "busy_percent": 0}
+    idle = {
+        "sm_mhz": 345,
+        "power_w": 77.0,
+        "temperature_c": 30,
+        "reasons": 1,
+        "memory_bytes": 0,
+        "busy_percent": 0,
+    }
     busy = {
         "sm_mhz": 1980,
         "power_w": 600.0,
@@ -80,19 +108,25 @@ def sample_gpus(folder, gpus, change=None):
         "busy_percent": 99,
     }
     ends = [line["time"] for line in phases]
-    for number, (phase, begun, end) in enumerate([(None, ends[0] - 1, ends[0] - 1), *named(phases)]):
+    for number, (phase, begun, end) in enumerate(
+        [(None, ends[0] - 1, ends[0] - 1), *named(phases)]
+    ):
         at, sample = begun + 0.01, busy if phase else idle
         while at <= max(end, begun + 0.01):
             more = [change(phase, gpu, number) if change else {} for gpu in range(gpus)]
             lines.write(
-                "sample" if phase else "before", at, gpus=[{**sample, "foreign_pids": [], **one} for one in more]
+                "sample" if phase else "before",
+                at,
+                gpus=[{**sample, "foreign_pids": [], **one} for one in more],
             )
             at += 0.5
 
 
 def sample_cpu(folder, others=lambda phase: 0.0):
     """Write samples of the CPU, twice a second; `others(phase)` is the share of its cores that strangers use."""
-    phases = [line for line in read_lines(folder.rank_lines(0)) if line["kind"] in ("phase", "result")]
+    phases = [
+        line for line in read_lines(folder.rank_lines(0)) if line["kind"] in ("phase", "result")
+    ]
     folder.cpu_samples.unlink(missing_ok=True)
     lines, busy_s, own_s = Lines(folder.cpu_samples), 0.0, 0.0
     for phase, begun, end in named(phases):
@@ -104,7 +138,11 @@ def sample_cpu(folder, others=lambda phase: 0.0):
 
 def named(phases):
     """(Name, begin, end) of each phase of a rank, which ends with its result."""
-    return [(one["phase"], one["time"], after["time"]) for one, after in itertools.pairwise(phases) if "phase" in one]
+    return [
+        (one["phase"], one["time"], after["time"])
+        for one, after in itertools.pairwise(phases)
+        if "phase" in one
+    ]
 
 
 def log_nccl(folder, cell, announced, transport, channels=24, ranks=None):

@@ -38,7 +38,9 @@ class Fault:
 def exchange_uuids(folder):
     uuids = [next(read_lines(folder.rank_lines(rank)))["uuid"] for rank in (0, 1)]
     for rank in (0, 1):
-        edit_lines(folder, rank, lambda line, rank=rank: line.update(uuid=uuids[1 - rank]), kind="start")
+        edit_lines(
+            folder, rank, lambda line, rank=rank: line.update(uuid=uuids[1 - rank]), kind="start"
+        )
 
 
 def die(folder):
@@ -58,7 +60,9 @@ def by_rank_one(folder):
     logged({"NCCL_P2P_LEVEL": "LOC"}, "SHM/direct/direct", ranks=[0])(folder)
     path = folder.nccl_logs()[1]
     path.write_text(
-        path.read_text().replace("Channel 00 :", "Channel 00/0 :").replace("SHM/direct/direct", "P2P/CUMEM")
+        path.read_text()
+        .replace("Channel 00 :", "Channel 00/0 :")
+        .replace("SHM/direct/direct", "P2P/CUMEM")
     )
 
 
@@ -81,7 +85,11 @@ def before(**sample):
 def one_heat_sample(folder):
     """A single sample of one GPU in the timed window."""
     left = [{"reasons": HEAT}]
-    sample_gpus(folder, 2, lambda phase, gpu, number: left.pop() if phase == "timed" and gpu == 1 and left else {})
+    sample_gpus(
+        folder,
+        2,
+        lambda phase, gpu, number: left.pop() if phase == "timed" and gpu == 1 and left else {},
+    )
 
 
 def arrive(folder):
@@ -122,7 +130,9 @@ def windows(change, purpose="timed", ranks=(0, 1)):
                 ms = [change(one, done[0] + number) for number, one in enumerate(line["ms"])]
                 longer = math.fsum(ms) - math.fsum(line["ms"])
                 done[0] += len(ms)
-                line.update(ms=ms, device_ms=line["device_ms"] + longer, host_ms=line["host_ms"] + longer)
+                line.update(
+                    ms=ms, device_ms=line["device_ms"] + longer, host_ms=line["host_ms"] + longer
+                )
 
             edit_lines(folder, rank, stretch, kind="block", purpose=purpose)
 
@@ -158,7 +168,11 @@ def images(factor, ranks):
     def plant(folder):
         for rank in ranks:
             edit_lines(
-                folder, rank, lambda line: line.update(images=line["images"] * factor), kind="block", purpose="timed"
+                folder,
+                rank,
+                lambda line: line.update(images=line["images"] * factor),
+                kind="block",
+                purpose="timed",
             )
 
     return plant
@@ -178,7 +192,9 @@ def warm_up(excess, tau_s):
     def plant(folder):
         for rank in (0, 1):
             edit_lines(folder, rank, lambda line: [line] * 11, kind="block", purpose="warm-up")
-        windows(lambda ms, number: ms * (1 + excess * math.exp(-number * ms / 1e3 / tau_s)), "warm-up")(folder)
+        windows(
+            lambda ms, number: ms * (1 + excess * math.exp(-number * ms / 1e3 / tau_s)), "warm-up"
+        )(folder)
 
     return plant
 
@@ -194,7 +210,9 @@ def fact(**facts):
 
 
 def arithmetic(**facts):
-    return fact(arithmetic={"autocast": "bfloat16", "layers": {"bfloat16": 54}, "tf32": False} | facts)
+    return fact(
+        arithmetic={"autocast": "bfloat16", "layers": {"bfloat16": 54}, "tf32": False} | facts
+    )
 
 
 def still(arrays, share):
@@ -207,7 +225,10 @@ def stated_bytes(factor):
     def plant(folder):
         for rank in (0, 1):
             edit_lines(
-                folder, rank, lambda line: line.update(bytes_moved=line["bytes_moved"] * factor), kind="exchange"
+                folder,
+                rank,
+                lambda line: line.update(bytes_moved=line["bytes_moved"] * factor),
+                kind="exchange",
             )
 
     return plant
@@ -222,14 +243,18 @@ def scale(names, factor):
     def edit(folder):
         edit_json(
             folder.record,
-            lambda record: record["metrics"].update({name: record["metrics"][name] * factor for name in names}),
+            lambda record: record["metrics"].update(
+                {name: record["metrics"][name] * factor for name in names}
+            ),
         )
 
     return edit
 
 
 def halve(folder):
-    edit_lines(folder, 0, lambda line: line.update(ms=[one / 2 for one in line["ms"]]), kind="block")
+    edit_lines(
+        folder, 0, lambda line: line.update(ms=[one / 2 for one in line["ms"]]), kind="block"
+    )
 
 
 WORST = {"array": "fc.bias", "tolerance": 1e-7}
@@ -293,10 +318,16 @@ FAULTS = (
 # Those of 1b with real ranks (the test plants what the facts above state), and those that no raw file can hold.
 ELSEWHERE = {
     "no exchange in a cell of real ranks": ("test_measuring.py", "replicas_equal"),
-    "gradient faults of real ranks in fp32 and bf16": ("test_as_asked.py", "test_faults_of_the_exchange_are_found"),
+    "gradient faults of real ranks in fp32 and bf16": (
+        "test_as_asked.py",
+        "test_faults_of_the_exchange_are_found",
+    ),
     "host sleeps between iterations": ("test_as_asked.py", "time_between_steps"),
     "an exchange over gloo that is not awaited": ("test_as_asked.py", "exchange_wrong"),
-    "torch.compile that does nothing": ("test_compiled_cells.py", "a_compiler_that_does_nothing_is_seen"),
+    "torch.compile that does nothing": (
+        "test_compiled_cells.py",
+        "a_compiler_that_does_nothing_is_seen",
+    ),
     "a baseline 1.5 or 2 % too slow, where runs scatter by 0.13 %": (
         "test_validity.py",
         "test_an_efficiency_above_one_is_judged_by_the_scatter_between_runs",

@@ -12,13 +12,12 @@ from cells import make_cell
 from derived_results import run_whole
 from measuring import Exchanges, faulty_training
 
-from benchmarks.rank.group import Ranks
-from benchmarks.rank.reporter import Reporter
+from benchmarks.rank.ranks import Ranks, Reporter
 from benchmarks.record import CellFolder
 from benchmarks.training import correctness, throughput
 from trainers import models, step
 from trainers.step import Training
-from trainers.strategies import nccl_allreduce
+from trainers.strategies import ddp as nccl_allreduce
 from trainers.strategy import Strategy
 
 LOST = 0.001  # of all elements
@@ -40,14 +39,22 @@ class Planted(Exchanges):
         for number, array in enumerate(arrays):
             if self.fault == "a bucket dropped" and number < 2:
                 continue
-            sent = array.to({"fp16 hook": torch.float16, "bf16 hook": torch.bfloat16}.get(self.fault, array.dtype))
+            sent = array.to(
+                {"fp16 hook": torch.float16, "bf16 hook": torch.bfloat16}.get(
+                    self.fault, array.dtype
+                )
+            )
             dist.all_reduce(sent)
             array.copy_(sent / (1 if self.fault == "one array summed" and array is smallest else 2))
             if self.fault == "one array lost" and array is smallest:
                 array.zero_()
             if self.fault == "NaN on one rank" and array is smallest and dist.get_rank():
                 array.view(-1)[-1] = float("nan")
-            if self.fault == "one element wrong on one rank" and array is smallest and dist.get_rank():
+            if (
+                self.fault == "one element wrong on one rank"
+                and array is smallest
+                and dist.get_rank()
+            ):
                 array.view(-1)[-1] *= 1.5
             if self.fault == "elements lost":
                 array[torch.rand(array.shape, generator=self.chance) < LOST] = 0
@@ -72,7 +79,9 @@ def gradients(ranks):
         with unrepeatable(ranks.rank):
             for fault in ("none", "one array lost"):
                 training.strategy.fault = fault
-                found[precision][f"unrepeatable, {fault}"] = correctness.gradient(training, batch, ranks)
+                found[precision][f"unrepeatable, {fault}"] = correctness.gradient(
+                    training, batch, ranks
+                )
     return found
 
 
@@ -117,7 +126,12 @@ def counted_twice(parameters):
     return found | {"gradient_bytes": 2 * found["gradient_bytes"]}
 
 
-REAL_BATCHES, REAL_BEAT, REAL_BUILD, REAL_SIZES = step.synthetic, Reporter.beat, models.build, models.sizes
+REAL_BATCHES, REAL_BEAT, REAL_BUILD, REAL_SIZES = (
+    step.synthetic,
+    Reporter.beat,
+    models.build,
+    models.sizes,
+)
 REAL_BYTES = nccl_allreduce.NcclAllreduce.bytes_moved
 CELLS = {
     "clean": (make_cell(precision="bf16", exposed_rounds=0), []),

@@ -43,7 +43,15 @@ FAR = {
     "sync_4_far": ("sync_4_4", [[0, 1], [2, 3]], [1, 0, 2, 2]),
 }
 REFERENCE = {"name": "nccl_allreduce"}
-ADAMW = ("staged", "staged_gpu", "staged_sharded", "staged_gloo", "device", "device_owner", "sync_2_split")
+ADAMW = (
+    "staged",
+    "staged_gpu",
+    "staged_sharded",
+    "staged_gloo",
+    "device",
+    "device_owner",
+    "sync_2_split",
+)
 
 
 def _kvstore():
@@ -55,7 +63,10 @@ def _kvstore():
         cases[f"{name}_2"] = {"workers": 2, "strategy": strategy, "more": True}
     for name in ("staged", "staged_sharded", "device", "device_owner"):
         cases[f"{name}_4"] = {"workers": 4, "strategy": SYNCHRONOUS[name]}
-    cases["sync_4_4"] = {"workers": 4, "strategy": {"name": "kvstore_dist_sync", "servers": 4, "bigarray_bound": 60}}
+    cases["sync_4_4"] = {
+        "workers": 4,
+        "strategy": {"name": "kvstore_dist_sync", "servers": 4, "bigarray_bound": 60},
+    }
     for hook in ("fp16", "bf16"):
         cases[f"allreduce_{hook}"] = {"workers": 2, "strategy": {**REFERENCE, "comm_hook": hook}}
         for name, strategy in HALF.items():
@@ -68,10 +79,16 @@ def _kvstore():
         "workers": 1, "strategy": {"name": "kvstore_dist_async", **SMALL_BUCKETS}, "optimizer": "adamw"
     }  # fmt: skip
     cases["alone"] = {"workers": 1, "strategy": REFERENCE}
-    cases["async_alone"] = {"workers": 1, "strategy": {"name": "kvstore_dist_async", "servers": 2, **SMALL_BUCKETS}}
+    cases["async_alone"] = {
+        "workers": 1,
+        "strategy": {"name": "kvstore_dist_async", "servers": 2, **SMALL_BUCKETS},
+    }
     slow = {"workers": 2, "steps": 60, "slow_rank": 1, "learning_rate": 0.02}
     for bound in (None, 1, 3):
-        cases[f"async_{bound}"] = {**slow, "strategy": {"name": "kvstore_dist_async", "max_staleness": bound}}
+        cases[f"async_{bound}"] = {
+            **slow,
+            "strategy": {"name": "kvstore_dist_async", "max_staleness": bound},
+        }
     cases["async_far"] = {
         "workers": 2, "steps": 30, "learning_rate": 0.02, "ahead": 20,
         "strategy": {"name": "kvstore_dist_async", "servers": 2, "bigarray_bound": 60},
@@ -80,7 +97,11 @@ def _kvstore():
     cases["async_far_3"] = {
         **slow, "strategy": {"name": "kvstore_dist_async", "max_staleness": 3}, "hosts": [[0], [1]], "server_hosts": [1]
     }  # fmt: skip
-    cases["async_device"] = {**slow, "strategy": {"name": "kvstore_dist_async_device"}, "more": True}
+    cases["async_device"] = {
+        **slow,
+        "strategy": {"name": "kvstore_dist_async_device"},
+        "more": True,
+    }
     for name, (near, hosts, servers) in FAR.items():
         cases[name] = {**cases[near], "hosts": hosts, "server_hosts": servers}
     for case in cases.values():
@@ -122,7 +143,12 @@ def _across():
     for hook in ("fp16", "bf16"):
         for name in ("hierarchical", "staged"):
             half = {**ACROSS[name][0], "comm_hook": hook}
-            cases[f"across_{name}_{hook}"] = {"workers": 2, "hosts": HOSTS["2x1"], "strategy": half, "steps": STEPS}
+            cases[f"across_{name}_{hook}"] = {
+                "workers": 2,
+                "hosts": HOSTS["2x1"],
+                "strategy": half,
+                "steps": STEPS,
+            }
     cases["across_staged_adamw"] = {"workers": 2, "hosts": HOSTS["2x1"], "strategy": SYNCHRONOUS["staged"], "steps": STEPS,
                                     "optimizer": "adamw"}  # fmt: skip
     cases["cells_on_hosts"] = {"workers": 4, "hosts": HOSTS["2x2"]}
@@ -155,7 +181,10 @@ EXCHANGE = {
     f"exchange_{name}": {"workers": 2, "exchange": {}} | case
     for name, case in {
         **{
-            f"{name}_{per_key}": {"strategy": strategy, "exchange": {"per_key": per_key, "format": "mxnet"}}
+            f"{name}_{per_key}": {
+                "strategy": strategy,
+                "exchange": {"per_key": per_key, "format": "mxnet"},
+            }
             for name, strategy in STRATEGIES.items()
             for per_key in (False, True)
         },
@@ -165,7 +194,13 @@ EXCHANGE = {
 }
 
 # test_collectives
-SHORT = {"name": "collectives", "min_bytes": "1K", "max_bytes": "1KiB", "iterations": 2, "warmup": 1}
+SHORT = {
+    "name": "collectives",
+    "min_bytes": "1K",
+    "max_bytes": "1KiB",
+    "iterations": 2,
+    "warmup": 1,
+}
 TABLE = {**SHORT, "max_bytes": "16KiB", "factor": 4, "format": "nccl-tests"}
 OTHER_COLLECTIVES = [
     *({"op": op} for op in ("prod", "min", "max")),
@@ -180,8 +215,14 @@ OTHER_COLLECTIVES = [
     {"verify": False, "format": "nccl-tests"},
 ]
 COLLECTIVE = {
-    "collectives": {"workers": 2, "benchmarks": [{**TABLE, "collective": name} for name in COLLECTIVES]},
-    "collectives_other": {"workers": 2, "benchmarks": [{**SHORT, **other} for other in OTHER_COLLECTIVES]},
+    "collectives": {
+        "workers": 2,
+        "benchmarks": [{**TABLE, "collective": name} for name in COLLECTIVES],
+    },
+    "collectives_other": {
+        "workers": 2,
+        "benchmarks": [{**SHORT, **other} for other in OTHER_COLLECTIVES],
+    },
     "collectives_three": {
         "workers": 3,
         "benchmarks": [{**SHORT, "collective": name} for name in COLLECTIVES],
@@ -193,7 +234,10 @@ COLLECTIVE["collectives_idle"] = {
 
 # test_verify
 HOST_LINK = {
-    "host_link": {"workers": 2, "benchmarks": [{"name": "host_link", "bytes": 1 << 20, "iterations": 3}]},
+    "host_link": {
+        "workers": 2,
+        "benchmarks": [{"name": "host_link", "bytes": 1 << 20, "iterations": 3}],
+    },
 }
 
 # test_jacobi
@@ -205,7 +249,10 @@ ASKED = {
     "until_tolerance": {"tolerance": 2e-2, "niter": 5000, "solves": 2},
 }
 JACOBI = {
-    f"jacobi_{workers}": {"workers": workers, "benchmarks": [SMALL_GRID | asked for asked in ASKED.values()]}
+    f"jacobi_{workers}": {
+        "workers": workers,
+        "benchmarks": [SMALL_GRID | asked for asked in ASKED.values()],
+    }
     for workers in (1, 2, 3)
 }
 JACOBI["jacobi_deaf"] = {
@@ -226,7 +273,9 @@ P2P = {
     },
     "p2p_three": {
         "workers": 3,
-        "benchmarks": [{"name": "p2p", **SMALL_COPIES, "repeats": 1, "concurrent": True, "p2p": "required"}],
+        "benchmarks": [
+            {"name": "p2p", **SMALL_COPIES, "repeats": 1, "concurrent": True, "p2p": "required"}
+        ],
     },
 }
 
@@ -235,4 +284,14 @@ TOLD = {"told": {"workers": 3}}
 
 TRAINING = {name: {"workers": 2} for name in ("measuring", "planted", "calibrating")}
 TRAINING["calibrating_alone"] = {"workers": 1}
-CASES = {**TRAINING, **TOLD, **_kvstore(), **_across(), **EXCHANGE, **COLLECTIVE, **HOST_LINK, **JACOBI, **P2P}
+CASES = {
+    **TRAINING,
+    **TOLD,
+    **_kvstore(),
+    **_across(),
+    **EXCHANGE,
+    **COLLECTIVE,
+    **HOST_LINK,
+    **JACOBI,
+    **P2P,
+}

@@ -5,12 +5,14 @@ import dataclasses
 import json
 from pathlib import Path
 
-from analysis.findings.rates import IMAGES_PER_SECOND
+from analysis.study.rates import IMAGES_PER_SECOND
 from benchmarks.record import Failure, Record, Validity, metrics
 from conf.cell import Cell
 
 H200_X4 = Path(__file__).parent / "data" / "h200_x4"
-REAL = json.loads((H200_X4 / "scaling/resnet50-nccl_allreduce-gpus0-1-2-3-9176bc4a60/record.json").read_text())
+REAL = json.loads(
+    (H200_X4 / "scaling/resnet50-nccl_allreduce-gpus0-1-2-3-9176bc4a60/record.json").read_text()
+)
 REAL_IMAGES = REAL["metrics"]["throughput/images"]
 EVIL = "=cmd|' /C calc'!A0 <script>alert(1)</script> $x_{1}$ \\input{a} {{ 7*7 }} \"></svg> \u202e\x1b[2J *b* [l](http://x)"
 
@@ -45,18 +47,27 @@ def make_record(**changes):
 
 def record(number, gpus, rate, *, strategy="nccl_allreduce", **changes):
     """A record made from a real one; `changes` are fields of it, those of the cell and of metrics are merged."""
-    made = copy.deepcopy(REAL) | {"record_id": f"{number:032x}", "cell_key": f"{number:016x}", "series": {}}
+    made = copy.deepcopy(REAL) | {
+        "record_id": f"{number:032x}",
+        "cell_key": f"{number:016x}",
+        "series": {},
+    }
     cell = changes.pop("cell", {})
     model = made["cell"]["model"] | cell.get("model", {})
     made["cell"] |= {"gpus": gpus, "strategy": {"name": strategy}} | cell | {"model": model}
     made["name"] = f"{made['cell']['model']['name']} · {strategy} · gpus {','.join(map(str, gpus))}"
     made["started_at"] += 60 * number
     made["ended_at"] = made["started_at"] + 50
-    follows = {f"{IMAGES_PER_SECOND}_per_gpu": rate / len(gpus), "throughput/seconds": REAL_IMAGES / rate}
+    follows = {
+        f"{IMAGES_PER_SECOND}_per_gpu": rate / len(gpus),
+        "throughput/seconds": REAL_IMAGES / rate,
+    }
     made["metrics"] |= {IMAGES_PER_SECOND: rate} | follows | changes.pop("metrics", {})
     made["within_run"] = {IMAGES_PER_SECOND: {"low": 0.999 * rate, "high": 1.001 * rate}}
     uuids = {gpu["id"]: gpu["uuid"] for gpu in made["environment"]["gpu"]["gpus"]}
-    made["environment"] |= {"planned_uuids": [uuids[gpu] for gpu in gpus]} | changes.pop("environment", {})
+    made["environment"] |= {"planned_uuids": [uuids[gpu] for gpu in gpus]} | changes.pop(
+        "environment", {}
+    )
     return made | changes
 
 
@@ -84,9 +95,13 @@ def on_hosts(number, hosts, gpus, rate, **changes):
         "hosts": [facts_of(host) for host in hosts],
         "host": f"node-{hosts[0]}",
     } | changes.pop("environment", {})
-    metrics = {f"{IMAGES_PER_SECOND}_per_gpu": rate / len(gpus) / len(hosts)} | changes.pop("metrics", {})
+    metrics = {f"{IMAGES_PER_SECOND}_per_gpu": rate / len(gpus) / len(hosts)} | changes.pop(
+        "metrics", {}
+    )
     cell = {"hosts": list(hosts)} | changes.pop("cell", {})
-    made = record(number, gpus, rate, cell=cell, metrics=metrics, environment=environment, **changes)
+    made = record(
+        number, gpus, rate, cell=cell, metrics=metrics, environment=environment, **changes
+    )
     uuids = [f"GPU-{host}{gpu}" for host in hosts for gpu in gpus]
     of_rank = [made["ranks"][0] | {"rank": rank, "uuid": uuid} for rank, uuid in enumerate(uuids)]
     made["environment"] |= {"planned_uuids": uuids, "gpu": facts_of(hosts[0])["gpu"]}
@@ -95,7 +110,12 @@ def on_hosts(number, hosts, gpus, rate, **changes):
 
 def without_entry(records):
     """The names of metrics and series in records that the table of metrics does not have."""
-    return {name for one in records for name in (*one.metrics, *one.series) if metrics.known(name) is None}
+    return {
+        name
+        for one in records
+        for name in (*one.metrics, *one.series)
+        if metrics.known(name) is None
+    }
 
 
 def study(folder, records):

@@ -22,7 +22,9 @@ CLOCK_MHZ = 1980.0
 @functools.cache
 def template(strategy):
     """A real record of four H200s, of which cell and environment are taken."""
-    return next(record for record in records.read_study(REAL)[0] if record.cell.strategy["name"] == strategy)
+    return next(
+        record for record in records.read_study(REAL)[0] if record.cell.strategy["name"] == strategy
+    )
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,9 @@ class Truth:
 
     def step_ms(self, strategy, gpus):
         """Without any noise."""
-        computing = max(self.alone_ms[gpu] for gpu in gpus) + (self.overhead_ms if strategy != "none" else 0.0)
+        computing = max(self.alone_ms[gpu] for gpu in gpus) + (
+            self.overhead_ms if strategy != "none" else 0.0
+        )
         if len(gpus) == 1:
             return computing
         exchange = self.exposed_ms + self.unexplained_ms if strategy != "none" else 0.0
@@ -72,12 +76,18 @@ class Simulator:
         rate = truth.rate(strategy, gpus) * factor * cell.batch_size / truth.batch_size
         rate *= math.exp(self.generator.normal(0, truth.noise)) if truth.noise else 1.0
         metrics = {"throughput/images_per_second": rate, "gpu/sm_mhz": CLOCK_MHZ}
-        within_run = {"throughput/images_per_second": {"low": rate * (1 - 2e-4), "high": rate * (1 + 2e-4)}}
+        within_run = {
+            "throughput/images_per_second": {"low": rate * (1 - 2e-4), "high": rate * (1 + 2e-4)}
+        }
         if len(gpus) > 1:
             metrics["gpu/sm_mhz"] *= truth.clock_share
         if len(gpus) > 1 and strategy != "none":
             cost = truth.overhead_ms / truth.clock_share + truth.exposed_ms
-            cost += self.generator.normal(0, truth.noise * truth.step_ms(strategy, gpus)) if truth.noise else 0.0
+            cost += (
+                self.generator.normal(0, truth.noise * truth.step_ms(strategy, gpus))
+                if truth.noise
+                else 0.0
+            )
             metrics |= {
                 "strategy/cost_ms": cost,
                 "comm/busbw_gb_per_s": 270.0 * math.exp(self.generator.normal(0, truth.noise)),
@@ -104,7 +114,9 @@ class Simulator:
             model={"gradient_bytes": GRADIENT_BYTES},
             metrics=metrics if state == "finished" else {},
             within_run=within_run if state == "finished" else {},
-            effective={"link_class": "NV18", "transport": "P2P/CUMEM over NV18"} if len(gpus) > 1 else {},
+            effective={"link_class": "NV18", "transport": "P2P/CUMEM over NV18"}
+            if len(gpus) > 1
+            else {},
             drift=drift,
         )
 

@@ -15,7 +15,11 @@ def slower_study(source, target, factor, only=lambda record: True):
     """Copy a study with raw lines; every time of the cells that `only` chooses takes `factor` times as long."""
     shutil.copytree(source, target)
     known, _ = read_study(target)
-    folders = {one.record_id: CellFolder(path.parent) for path in record_paths(target) for one in [read(path)]}
+    folders = {
+        one.record_id: CellFolder(path.parent)
+        for path in record_paths(target)
+        for one in [read(path)]
+    }
     for record in known:
         if only(record):
             folder = folders[record.record_id]
@@ -34,6 +38,8 @@ def _plant(folder, rank, factor):
         for name in TIMES:
             if name in line:
                 value = line[name]
-                line[name] = [one * factor for one in value] if isinstance(value, list) else value * factor
+                line[name] = (
+                    [one * factor for one in value] if isinstance(value, list) else value * factor
+                )
     path.with_name(f"{path.name}.gz").unlink(missing_ok=True)
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))

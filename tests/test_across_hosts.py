@@ -9,7 +9,7 @@ from rank_cases import ACROSS, HOSTS
 from records import BUSY
 
 from analysis.validity.checks import judge
-from benchmarks.rank.group import Ranks
+from benchmarks.rank.ranks import Ranks
 from benchmarks.record import CellFolder
 from conf.groups import choice
 from conf.options import Refused
@@ -24,7 +24,9 @@ CASES = [(name, place) for name, (_, places) in ACROSS.items() for place in plac
 
 def distance(one, other):
     """Largest difference of two lists of weights, against the largest weight."""
-    first, second = (np.concatenate([np.asarray(array) for array in weights]) for weights in (one, other))
+    first, second = (
+        np.concatenate([np.asarray(array) for array in weights]) for weights in (one, other)
+    )
     return float(np.abs(first - second).max() / np.abs(second).max())
 
 
@@ -50,7 +52,9 @@ def test_gradients_only_and_the_exchange_alone_bring_the_mean_of_all_hosts(forke
 @pytest.mark.parametrize("name, place", CASES)
 def test_the_wire_between_hosts_is_a_reference(forked, name, place):
     for rank in forked(f"across_{name}_{place}"):
-        between = [share for probe, share, reference in rank["probes"] if probe == "net_link" and reference]
+        between = [
+            share for probe, share, reference in rank["probes"] if probe == "net_link" and reference
+        ]
         assert len(set(between)) == 1 and between[0] > 0
 
 
@@ -70,7 +74,10 @@ def test_servers_of_several_hosts_take_the_steps_of_adamw(forked):
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_hierarchical_on_one_host_is_an_all_reduce(forked, workers):
-    ranks, reference = forked(f"hierarchical_{workers}"), forked("alone" if workers == 1 else "allreduce_2")
+    ranks, reference = (
+        forked(f"hierarchical_{workers}"),
+        forked("alone" if workers == 1 else "allreduce_2"),
+    )
     for rank in ranks:
         assert distance(rank["weights"], reference[0]["weights"]) < 2e-6
         assert "net_link" not in [probe for probe, _, _ in rank["probes"]]
@@ -97,7 +104,9 @@ def test_the_host_with_the_most_shared_memory_counts():
 def test_every_check_of_a_cell_holds_on_several_hosts(forked, name):
     found = forked("cells_on_hosts")[0][name]
     cell = several_hosts_cells(2, 2)[name]
-    record = write_record(CellFolder(forked.folder / "cells_on_hosts" / name / "cells" / cell.key), 1)
+    record = write_record(
+        CellFolder(forked.folder / "cells_on_hosts" / name / "cells" / cell.key), 1
+    )
     assert not judge(record, ValidityLimits()).codes.keys() - BUSY - {"wrong_peers"}
     checks = found["checks"]
     if name == "throughput":
@@ -114,8 +123,13 @@ def test_benchmarks_with_shared_memory_of_all_ranks_keep_to_one_host():
     ranks = Ranks(0, 2, torch.device("cpu"), several_hosts=True)
     with pytest.raises(ValueError, match="ranks on several hosts share no memory"):
         ranks.map_shared(8)
-    kept = {name: choice("benchmark", name).several_hosts for name in ("p2p", "host_link", "jacobi", *several())}
-    assert kept == {"p2p": False, "host_link": False, "jacobi": False} | dict.fromkeys(several(), True)
+    kept = {
+        name: choice("benchmark", name).several_hosts
+        for name in ("p2p", "host_link", "jacobi", *several())
+    }
+    assert kept == {"p2p": False, "host_link": False, "jacobi": False} | dict.fromkeys(
+        several(), True
+    )
 
 
 def several():

@@ -14,7 +14,6 @@ from scipy.stats import norm
 
 from analysis.__main__ import main
 from analysis.commands.predicted.advice import print_advice
-from analysis.findings.study import Study, open_study
 from analysis.prediction.advice.advice import advise
 from analysis.prediction.advice.beliefs import Beliefs
 from analysis.prediction.advice.options import (
@@ -29,6 +28,7 @@ from analysis.prediction.calibration import calibrate
 from analysis.prediction.forecast import forecast
 from analysis.prediction.holdout import KnownScores
 from analysis.prediction.scatter import STEP, RunScatter
+from analysis.study.study import Study, open_study
 from analysis.topology.source import load_topology
 from benchmarks.record import write
 from benchmarks.record.cell_folder import CellFolder
@@ -77,7 +77,10 @@ def test_chances_where_runs_scatter_so_much_that_rates_may_lie_below_0():
 
 def test_equal_cells_share_their_chance():
     beliefs = believed([10, 10], [[1, 1], [1, 1]], [1, 1])
-    assert list(beliefs.chances()) == pytest.approx([0.5, 0.5]) and list(beliefs.as_fast_as(0)) == [1.0, 1.0]
+    assert list(beliefs.chances()) == pytest.approx([0.5, 0.5]) and list(beliefs.as_fast_as(0)) == [
+        1.0,
+        1.0,
+    ]
     assert beliefs.loss() == pytest.approx(0.0, abs=1e-9) and beliefs.next_cells() == []
 
 
@@ -85,7 +88,10 @@ def test_subsets_that_forecasts_tell_apart():
     calibration = calibrate(open_study(WATERFALL))
     assert len(subsets(calibration, load_topology(H200), 2)) == 6  # all four ran alone
     dgx1 = subsets(calibrate(open_study(SETTINGS)), load_topology(DGX1), 2)
-    assert dgx1[0] == (0, 3)  # the best links first; no GPU ran alone, so one pair of each kind of link
+    assert dgx1[0] == (
+        0,
+        3,
+    )  # the best links first; no GPU ran alone, so one pair of each kind of link
     assert {farthest(load_topology(DGX1), one) for one in dgx1} == {"NV2", "NV1", "SYS"}
     with pytest.raises(ValueError, match="has 4 GPUs; accepted are 1 to 4"):
         subsets(calibration, load_topology(H200), 5)
@@ -93,7 +99,14 @@ def test_subsets_that_forecasts_tell_apart():
 
 def test_a_measured_cell_counts_by_its_runs():
     calibration, topology = calibrate(open_study(SETTINGS)), load_topology(H200)
-    made = options(calibration, [((0, 3), "NV18"), ((0, 1), "NV18")], [{}, {"NCCL_P2P_LEVEL": "LOC"}], None, None, 4)
+    made = options(
+        calibration,
+        [((0, 3), "NV18"), ((0, 1), "NV18")],
+        [{}, {"NCCL_P2P_LEVEL": "LOC"}],
+        None,
+        None,
+        4,
+    )
     found = advise(calibration, next(iter(made.values())), KnownScores(calibration))
     assert len(topology.gpus) == 4 and len(found.ranked) == 4
     runs = {(one.option.question.members, bool(one.option.nccl)): one for one in found.ranked}
@@ -133,9 +146,15 @@ def test_no_upper_end_is_above_the_rate_of_compute_alone(capsys):
     known = FarOff(calibration)
     advice = advise(calibration, next(iter(made.values())), known)
     assert advice.first.bounded and advice.first.low < 0.5 * advice.first.rate
-    assert advice.first.high == pytest.approx(2 * 256e3 / 54.286, rel=0.006) and advice.first.high > advice.first.rate
+    assert (
+        advice.first.high == pytest.approx(2 * 256e3 / 54.286, rel=0.006)
+        and advice.first.high > advice.first.rate
+    )
     print_advice(study, advice, known)
-    assert "no upper end is above that of the same GPUs without any exchange" in capsys.readouterr().out
+    assert (
+        "no upper end is above that of the same GPUs without any exchange"
+        in capsys.readouterr().out
+    )
     sure = advise(calibration, next(iter(made.values())), KnownScores(calibration))
     assert not sure.first.bounded
 
@@ -148,8 +167,12 @@ def test_a_measured_rate_is_that_of_the_report_and_a_forecast_has_its_long_steps
     found = advise(calibration, next(iter(made.values())), KnownScores(calibration))
     rates = sorted(np.exp(one.median_log_rate) for one in study.timed if one.world_size == 4)
     shown = sorted(one.rate for one in found.ranked if one.runs)
-    assert len(shown) > 5 and all(any(np.isclose(one, rate, rtol=1e-9) for rate in rates) for one in shown)
-    staged = next(one.question for one in calibration.cells if one.question.strategy == "cpu_staged")
+    assert len(shown) > 5 and all(
+        any(np.isclose(one, rate, rtol=1e-9) for rate in rates) for one in shown
+    )
+    staged = next(
+        one.question for one in calibration.cells if one.question.strategy == "cpu_staged"
+    )
     asked = replace(staged, batch_size=128)
     step_rate = 4 * 128 * 1e3 / forecast(calibration, asked).step_ms
     assert forecast(calibration, asked).images_per_second < 0.99 * step_rate
@@ -160,7 +183,10 @@ def test_subsets_that_are_alike_to_a_forecast_stand_for_each_other():
     calibration = calibrate(open_study(DATA / "h200_x4" / "scaling"))
     placed = [(one, "NV18") for one in subsets(calibration, load_topology(H200), 2)]
     found = options(calibration, placed, [{}], None, None, 4)
-    members = {str(workload): [one.question.members for one in several] for workload, several in found.items()}
+    members = {
+        str(workload): [one.question.members for one in several]
+        for workload, several in found.items()
+    }
     assert len(members["resnet50"]) == 6 and members["resnet50 compile"] == [(0, 1), (0, 2)]
 
 
@@ -170,7 +196,9 @@ def of_two_machines():
     text = (DATA / "topo_dgx1_v100.txt").read_text()
     later = max(one.started_at for one in here) + 1
     there = [
-        replace(one, started_at=later, environment=one.environment | {"host": "other", "topology": text})
+        replace(
+            one, started_at=later, environment=one.environment | {"host": "other", "topology": text}
+        )
         for one in here
         if one.cell.world_size == 4
     ]
@@ -184,10 +212,14 @@ def test_an_advice_is_for_the_machine_of_most_cells(capsys):
     machine = advised_machine(calibration)
     topology = topology_of(study, machine)
     assert machine == "vm" and topology.gpus == (0, 1, 2, 3)
-    assert topology_of(study, "other").gpus == (0, 1, 2, 3, 4, 5, 6, 7) and topology_of(study, "nowhere") is None
+    assert (
+        topology_of(study, "other").gpus == (0, 1, 2, 3, 4, 5, 6, 7)
+        and topology_of(study, "nowhere") is None
+    )
     assert machine_gpus(calibration, None, machine) == (0, 1, 2, 3)
     with pytest.raises(
-        ValueError, match="--gpus 5: vm, where most cells of the study ran, has 4 GPUs; accepted are 1 to"
+        ValueError,
+        match="--gpus 5: vm, where most cells of the study ran, has 4 GPUs; accepted are 1 to",
     ):
         subsets(calibration, topology, 5, machine)
     assert len(subsets(calibration, topology, 2, machine)) == 6, "all four ran alone here"
@@ -195,29 +227,51 @@ def test_an_advice_is_for_the_machine_of_most_cells(capsys):
     made = options(calibration, [((0, 1, 2, 3), "NV18")], [{}], None, None, 4, machine)
     advice = advise(calibration, next(iter(made.values())), KnownScores(calibration))
     print_advice(study, advice, KnownScores(calibration))
-    assert "the study has cells of 2 machines: this is for vm, where most of them ran" in capsys.readouterr().out
+    assert (
+        "the study has cells of 2 machines: this is for vm, where most of them ran"
+        in capsys.readouterr().out
+    )
 
 
 def test_gpus_that_no_record_names_are_refused():
     study = open_study(DATA / "h200_net" / "waterfall")
-    with pytest.raises(ValueError, match=r"--gpus 1: no record of .+ names its GPUs; accepted are subsets, as 0\+1"):
+    with pytest.raises(
+        ValueError, match=r"--gpus 1: no record of .+ names its GPUs; accepted are subsets, as 0\+1"
+    ):
         subsets(calibrate(study), None, 1)
 
 
 def alone_on_the_cpu(folder, strategy="nccl_allreduce"):
     """A folder of cells of one CPU worker, one for each of two batch sizes, each twice."""
-    options = {"name": strategy} | ({"bucket_cap_mb": 25.0, "comm_hook": "none"} if strategy != "none" else {})
+    options = {"name": strategy} | (
+        {"bucket_cap_mb": 25.0, "comm_hook": "none"} if strategy != "none" else {}
+    )
     for number, (batch, step) in enumerate([(8, 10.0), (16, 16.0), (8, 10.2), (16, 16.4)]):
-        made = make_record(record_id=f"{number:032x}", started_at=1000.0 + number, failure=None, environment={})
-        cell = replace(
-            made.cell, gpus=(0,), nccl={}, device="cpu", strategy=options, batch_size=batch, repeat=number // 2
+        made = make_record(
+            record_id=f"{number:032x}", started_at=1000.0 + number, failure=None, environment={}
         )
-        metrics = {"step/ms_median": step, "step/ms_p95": step, "throughput/images_per_second": batch * 1e3 / step}
+        cell = replace(
+            made.cell,
+            gpus=(0,),
+            nccl={},
+            device="cpu",
+            strategy=options,
+            batch_size=batch,
+            repeat=number // 2,
+        )
+        metrics = {
+            "step/ms_median": step,
+            "step/ms_p95": step,
+            "throughput/images_per_second": batch * 1e3 / step,
+        }
         if strategy != "none":
             metrics["strategy/cost_ms"] = 0.2
         place = folder / cell.folder
         place.mkdir(parents=True)
-        write(CellFolder(place), replace(made, cell=cell, cell_key=cell.key, metrics=metrics, tables={}))
+        write(
+            CellFolder(place),
+            replace(made, cell=cell, cell_key=cell.key, metrics=metrics, tables={}),
+        )
     return folder
 
 
@@ -231,7 +285,10 @@ def test_a_study_of_one_worker_is_advised_and_forecast_without_words_on_wires(tm
     assert main(["predict", str(study), "--gpus", "0", "--batch", "32"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "gpus 0 " in said and "direct" not in said and "γ" not in said and "links" not in said
-    assert "no error is claimed: cells of one CPU worker, or without an exchange, are not held out" in said
+    assert (
+        "no error is claimed: cells of one CPU worker, or without an exchange, are not held out"
+        in said
+    )
     assert main(["predict", str(study), "--gpus", "0", "--json"]) == 0
     (found,) = json.loads(capsys.readouterr().out)["forecasts"]
     assert found["forecast"]["null_step_ms"] == found["forecast"]["step_ms"], "nothing changes"
@@ -269,7 +326,9 @@ def test_without_any_strategy_one_worker_is_forecast_and_advised_alone(tmp_path,
 def planned(*typed: str):
     schema.register()
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        config = OmegaConf.to_object(compose("config", normalise([*typed, f"topology={H200}", "dry_run=true"])))
+        config = OmegaConf.to_object(
+            compose("config", normalise([*typed, f"topology={H200}", "dry_run=true"]))
+        )
     return plan([Request(config, list(typed))], {})
 
 
@@ -282,21 +341,41 @@ def test_the_command_says_what_to_measure_and_how(capsys):
     python, launch, *typed = shlex.split(next_cell["command"])
     assert (python, launch) == ("python", "launch.py") and f"output_dir={DATA / 'h200_x4'}" in typed
     first = planned(*typed).cells[0].cell
-    assert list(first.gpus) == next_cell["gpus"] and first.nccl == next_cell["nccl"] and first.batch_size == 256
+    assert (
+        list(first.gpus) == next_cell["gpus"]
+        and first.nccl == next_cell["nccl"]
+        and first.batch_size == 256
+    )
     assert main(["advise", str(SETTINGS), *asked]) == 0
     said = capsys.readouterr().out
-    assert "cannot be told from it" in said and "Worth measuring first" in said and "python launch.py gpus=" in said
+    assert (
+        "cannot be told from it" in said
+        and "Worth measuring first" in said
+        and "python launch.py gpus=" in said
+    )
 
 
 def test_an_advice_on_one_cell_compares_it_with_nothing(capsys):
     assert (
-        main(["advise", str(DATA / "h200_x2" / "eager_a"), "--gpus", "0+1", "--nccl", "default", "--strategy", "none"])
+        main(
+            [
+                "advise",
+                str(DATA / "h200_x2" / "eager_a"),
+                "--gpus",
+                "0+1",
+                "--nccl",
+                "default",
+                "--strategy",
+                "none",
+            ]
+        )
         == 0
     )
     said = capsys.readouterr().out
     assert "There is nothing else to choose from." in said
     assert not any(
-        words in said for words in ("Every other cell", "chance that", "to choose it now", "No further cell")
+        words in said
+        for words in ("Every other cell", "chance that", "to choose it now", "No further cell")
     )
 
 
@@ -319,7 +398,9 @@ def test_a_wrong_request_is_one_sentence(name, capsys):
 
 def test_gpus_by_forecast():
     """GPU 0 is the slowest of the four, and all links are alike: forecasts leave it out, links would take it."""
-    sweep = planned("gpus=advise:3", "study=waterfall", f"output_dir={DATA / 'h200_x4'}", "device=cuda")
+    sweep = planned(
+        "gpus=advise:3", "study=waterfall", f"output_dir={DATA / 'h200_x4'}", "device=cuda"
+    )
     assert sweep.cells[0].cell.gpus == (1, 2, 3)
     assert any("gpus=advise:3 is 1,2,3: forecast to give" in one for one in sweep.notices)
 
@@ -327,7 +408,10 @@ def test_gpus_by_forecast():
 def test_gpus_without_a_forecast_are_those_of_the_best_links(tmp_path):
     sweep = planned("gpus=advise:2", "study=new", f"output_dir={tmp_path}", "device=cuda")
     assert sweep.cells[0].cell.gpus == (0, 1)
-    assert any("no forecast is possible (study new has no cell yet); taken as best:2" in one for one in sweep.notices)
+    assert any(
+        "no forecast is possible (study new has no cell yet); taken as best:2" in one
+        for one in sweep.notices
+    )
 
 
 def test_placement_on_one_machine_is_not_advised_by_a_study_of_another(capsys):
@@ -341,7 +425,20 @@ def test_placement_is_by_the_machine_of_a_study_that_has_this_topology(tmp_path,
         (tmp_path / "several" / name).mkdir(parents=True)
         write(CellFolder(tmp_path / "several" / name), record)
     for topology, machine in ((H200, "GPUs 2,3 are"), (DGX1, "GPUs 0,3 are")):
-        assert main(["place", "--gpus", "2", "--topology", topology, "--study", str(tmp_path / "several")]) == 0
+        assert (
+            main(
+                [
+                    "place",
+                    "--gpus",
+                    "2",
+                    "--topology",
+                    topology,
+                    "--study",
+                    str(tmp_path / "several"),
+                ]
+            )
+            == 0
+        )
         assert f"By forecasts of resnet50: {machine}" in capsys.readouterr().out
 
 

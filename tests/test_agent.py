@@ -1,4 +1,4 @@
-"""How the agent decides between forking its ranks and starting them anew (benchmarks.rank.agent); real cells are elsewhere."""
+"""How the agent decides between forking its ranks and starting them anew (benchmarks.rank.cell_process); real cells are elsewhere."""
 
 import gc
 import os
@@ -10,8 +10,10 @@ import tempfile
 import pytest
 import torch
 
-from benchmarks.rank import agent, ends, lifetime
-from trainers import devices
+from benchmarks.rank import cell_process as agent
+from benchmarks.rank import cell_process as ends
+from benchmarks.rank import worker as lifetime
+from trainers import process as devices
 
 
 @pytest.fixture(autouse=True)

@@ -18,20 +18,19 @@ import pytest
 from cells import make_cell
 from faults_seen import until
 
-from benchmarks.host import processes, scratch, signs_of_life
-from benchmarks.host.messages import MOST_BYTES, Do, Inbox, Outbox, Say
-from benchmarks.host.own_environ import show_in_environ
-from benchmarks.host.scratch import Scratch
-from benchmarks.host.wire_watch import WireWatch
+from benchmarks.agent import network as signs_of_life
+from benchmarks.agent import processes, scratch
+from benchmarks.agent.network import WireWatch
+from benchmarks.agent.processes import show_in_environ
+from benchmarks.agent.protocol import MOST_BYTES, Do, Inbox, Outbox, Say
+from benchmarks.agent.scratch import Scratch
 from benchmarks.record import CellFolder, read_lines
 from conf.schema import Engine
 from conf.variables import NO_TOKEN, TOKEN
-from launch.engines import channel as channel_module
-from launch.engines.channel import AgentGone, Channel
+from launch.engines import hosts as channel_module
 from launch.engines.environment import environment
-from launch.engines.hosts import HostsEngine
+from launch.engines.hosts import AgentGone, CellOnHost, Channel, HostsEngine, RemoteHost
 from launch.engines.local import LocalEngine, ServedJob
-from launch.engines.remote import CellOnHost, RemoteHost
 from launch.machine.devices import Machine
 from launch.study.study import prepare
 from launch.supervision import supervise
@@ -100,7 +99,9 @@ def test_an_agent_that_is_killed_ends_its_cell_with_that_cause(engine, tmp_path)
 def test_a_variable_that_torch_has_read_has_the_ranks_start_anew(engine, tmp_path):
     outcome, folder = run(engine, tmp_path, around={**AROUND, "TORCH_CPP_LOG_LEVEL": "ERROR"})
     assert outcome.state == "finished" and started(folder)["started"] == "exec"
-    assert "TORCH_CPP_LOG_LEVEL must be set before torch is imported" in folder.agent_log.read_text()
+    assert (
+        "TORCH_CPP_LOG_LEVEL must be set before torch is imported" in folder.agent_log.read_text()
+    )
 
 
 def test_the_end_of_its_input_ends_an_agent_and_its_cell(tmp_path):
@@ -160,7 +161,9 @@ def test_while_an_agent_imports_its_child_gives_signs_of_life():
 
 
 def test_an_agent_that_says_that_it_is_busy_is_not_silent_meanwhile():
-    channel = answers('import sys; print(\'{"say": "busy", "for_s": 100}\', flush=True); sys.stdin.read()')
+    channel = answers(
+        'import sys; print(\'{"say": "busy", "for_s": 100}\', flush=True); sys.stdin.read()'
+    )
     host = RemoteHost("a", channel)
     until(lambda: channel.heard > time.monotonic() + 50, 20)
     assert host.answers(3.0)
@@ -169,7 +172,7 @@ def test_an_agent_that_says_that_it_is_busy_is_not_silent_meanwhile():
 
 
 def test_messages_come_whole_whatever_the_pieces(monkeypatch):
-    monkeypatch.setattr("benchmarks.host.messages.MOST_BYTES", 100)
+    monkeypatch.setattr("benchmarks.agent.protocol.MOST_BYTES", 100)
     reading, writing = os.pipe()
     inbox, outbox = Inbox(reading), Outbox(writing)
     outbox.send({"say": "beat", "text": "ä\n"})
@@ -194,7 +197,7 @@ def test_what_the_kernel_shows_of_a_process_is_changed_in_its_fork_alone():
     token = uuid.uuid4().hex
     program = (
         "import os, sys, time\n"
-        "from benchmarks.host.own_environ import show_in_environ\n"
+        "from benchmarks.agent.processes import show_in_environ\n"
         "if os.fork() == 0:\n"
         f"    show_in_environ('{TOKEN}', '{token}')\n"
         "    if os.fork() == 0:\n"
@@ -223,7 +226,9 @@ def handed_on(tmp_path, monkeypatch):
         for chunk in made.news():
             part.take(Say.FILE, {"cell": "t", **json.loads(json.dumps(chunk))})
         return {
-            path.relative_to(here.path).as_posix(): path.read_text() for path in here.path.rglob("*") if path.is_file()
+            path.relative_to(here.path).as_posix(): path.read_text()
+            for path in here.path.rglob("*")
+            if path.is_file()
         }
 
     yield CellFolder(made.folder), part, bring
@@ -239,7 +244,12 @@ def test_files_of_a_host_grow_here_as_they_grow_there(handed_on):
     there.agent_log.write_text("a")
     (there.path / "nccl/host.5.log").write_text("n")
     (there.path / ".output.txt.x").write_text("half")
-    first = {"nccl/nccl.conf": "", "nccl/1-host.5.log": "n", "ranks/1.jsonl": "one\n", "logs/agent-1.log": "a"}
+    first = {
+        "nccl/nccl.conf": "",
+        "nccl/1-host.5.log": "n",
+        "ranks/1.jsonl": "one\n",
+        "logs/agent-1.log": "a",
+    }
     assert bring() == first | {"ranks/1.count": "  7"}
     with there.rank_lines(1).open("a") as file:
         file.write("two\n")
@@ -253,7 +263,8 @@ def test_files_of_a_host_grow_here_as_they_grow_there(handed_on):
 
 
 @pytest.mark.parametrize(
-    "name", ["../cell.json", "/etc/x", "ranks/../x", ".lock", "ranks/.x", "other/x", "", "a/b/c", "a\n"]
+    "name",
+    ["../cell.json", "/etc/x", "ranks/../x", ".lock", "ranks/.x", "other/x", "", "a/b/c", "a\n"],
 )
 def test_an_agent_writes_nowhere_else(handed_on, name):
     _, part, _ = handed_on
@@ -263,7 +274,12 @@ def test_an_agent_writes_nowhere_else(handed_on, name):
 
 def test_a_gap_in_a_file_is_no_sample(handed_on):
     _, part, _ = handed_on
-    line = {"cell": "t", "name": "ranks/1.jsonl", "at": 0, "data": base64.b64encode(b"x\n").decode()}
+    line = {
+        "cell": "t",
+        "name": "ranks/1.jsonl",
+        "at": 0,
+        "data": base64.b64encode(b"x\n").decode(),
+    }
     part.take(Say.FILE, line | {"cell": "the one before"})
     part.take(Say.FILE, line)
     with pytest.raises(ValueError, match="2 bytes are here, the next are from 9"):
@@ -273,11 +289,15 @@ def test_a_gap_in_a_file_is_no_sample(handed_on):
 
 
 def test_the_first_host_hears_the_others_until_a_wire_is_cut(monkeypatch):
-    first, second, stranger = WireWatch("t", 0, 0.3), WireWatch("t", 2, 0.3), WireWatch("other", 1, 0.3)
+    first, second, stranger = (
+        WireWatch("t", 0, 0.3),
+        WireWatch("t", 2, 0.3),
+        WireWatch("other", 1, 0.3),
+    )
     port = first.listen("127.0.0.1")
     for one in (second, stranger):
         one.connect("127.0.0.1", port, 5)
-    monkeypatch.setattr("benchmarks.host.wire_watch.BEAT_SECONDS", 0.05)
+    monkeypatch.setattr("benchmarks.agent.network.BEAT_SECONDS", 0.05)
     until(lambda: (second.look(), first.look(), [*first._others] == [2])[2], 5)
     deadline = time.monotonic() + 0.5
     while time.monotonic() < deadline:  # longer than a host may be silent
@@ -287,7 +307,9 @@ def test_the_first_host_hears_the_others_until_a_wire_is_cut(monkeypatch):
     silent = until(first.look, 5)  # nobody calls second.look any more
     assert silent.keys() == {2} and silent[2] > 0.3
     second.close()
-    until(lambda: (first.look(), first.sockets == [first._listener])[1], 5)  # one that leaves is not lost
+    until(
+        lambda: (first.look(), first.sockets == [first._listener])[1], 5
+    )  # one that leaves is not lost
     assert first.look() == {}
     first.close()
     stranger.close()
@@ -367,7 +389,10 @@ def test_a_host_that_is_lost_before_a_cell_has_begun_costs_no_other_host(tmp_pat
     job = engine.start(cell, CellFolder(tmp_path), {TOKEN: "t"})
     before = time.monotonic()
     assert job.stop(0.0) == [] and time.monotonic() - before < 1
-    assert job.lost().said == "host b is lost: its agent is gone, it ended with status 137" and hosts["a"].lost is None
+    assert (
+        job.lost().said == "host b is lost: its agent is gone, it ended with status 137"
+        and hosts["a"].lost is None
+    )
 
 
 def test_an_agent_that_cannot_be_started_yet_is_told_by_a_cell(tmp_path, monkeypatch):
@@ -376,7 +401,9 @@ def test_an_agent_that_cannot_be_started_yet_is_told_by_a_cell(tmp_path, monkeyp
 
     monkeypatch.setattr("launch.engines.local.Channel", full)
     local = LocalEngine(HERE, AROUND, "auto", 1.0)
-    local.open(make_cell())  # an error here ended the sweep: its folder could not be written, it said
+    local.open(
+        make_cell()
+    )  # an error here ended the sweep: its folder could not be written, it said
     with pytest.raises(OSError, match="Too many open files"):
         local.start(make_cell(), CellFolder(tmp_path), {TOKEN: "t"})
 

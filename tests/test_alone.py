@@ -18,7 +18,10 @@ def told(folder, records):
 
 def of_batches(**changes):
     """A record of one GPU for each of three batch sizes."""
-    return [record(place, [0], 900.0, cell={"batch_size": size}, **changes) for place, size in enumerate((16, 8, 32))]
+    return [
+        record(place, [0], 900.0, cell={"batch_size": size}, **changes)
+        for place, size in enumerate((16, 8, 32))
+    ]
 
 
 def test_no_section_asks_what_one_gpu_alone_cannot_answer(tmp_path):
@@ -26,9 +29,16 @@ def test_no_section_asks_what_one_gpu_alone_cannot_answer(tmp_path):
     assert not sections.keys() & {"waterfall", "wires", "strategies", "forecasts"}
     assert sections["scaling"].title == "Rates"
     (table,) = (one for one in sections["scaling"].tables if one.rows)
-    assert table.caption.startswith("Every cell that was measured, each on one GPU; none says how it scales.")
-    assert not {"scaling", "how many"} & {one.heading for one in table.columns if one.shown} and len(table.rows) == 3
-    assert [row[0] for row in table.rows] == ["batch 8", "batch 16", "batch 32"], "in whatever order they ran"
+    assert table.caption.startswith(
+        "Every cell that was measured, each on one GPU; none says how it scales."
+    )
+    assert (
+        not {"scaling", "how many"} & {one.heading for one in table.columns if one.shown}
+        and len(table.rows) == 3
+    )
+    assert [row[0] for row in table.rows] == ["batch 8", "batch 16", "batch 32"], (
+        "in whatever order they ran"
+    )
     assert [one.name for one in sections["scaling"].pictures] == ["by-option-1"], (
         "nothing is drawn against numbers of GPUs"
     )
@@ -39,7 +49,10 @@ def test_one_cell_of_several_gpus_asks_all_of_it_also_where_it_failed(tmp_path):
     why = {"cause": "oom", "rank": 1, "message": "out of memory", "log_tail": ""}
     failed = record(9, [0, 3], 1800.0, state="failed", failure=why)
     _, sections = told(tmp_path, [*of_batches(), failed])
-    assert sections.keys() >= {"waterfall", "wires", "strategies"} and sections["scaling"].title == "Scaling"
+    assert (
+        sections.keys() >= {"waterfall", "wires", "strategies"}
+        and sections["scaling"].title == "Scaling"
+    )
 
 
 def test_forecasts_made_before_cells_of_one_gpu_are_shown_without_a_cost_of_communication(tmp_path):
@@ -53,19 +66,28 @@ def test_forecasts_made_before_cells_of_one_gpu_are_shown_without_a_cost_of_comm
     )
     assert "communication" not in section.lines[0] and not section.pictures
     assert section.lines[1:] == ("No error is claimed: cells on one GPU are not held out.",)
-    assert not any("cost" in one.heading for one in section.tables[0].columns if one.shown), "none was measured"
-    assert len(section.tables[0].rows) == 3 and "interval" not in section.tables[0].caption.partition(".")[0]
+    assert not any("cost" in one.heading for one in section.tables[0].columns if one.shown), (
+        "none was measured"
+    )
+    assert (
+        len(section.tables[0].rows) == 3
+        and "interval" not in section.tables[0].caption.partition(".")[0]
+    )
 
 
 def test_every_model_of_one_gpu_has_its_rate_on_the_first_screen(tmp_path):
     found, _ = told(tmp_path, [record(0, [0], 900.0), record(1, [0], 300.0, cell=OTHER)])
     assert "vgg16 trains 300 images/s." in found.finding
-    several, _ = told(tmp_path / "more", [record(0, [0, 3], 900.0), record(1, [0, 3], 300.0, cell=OTHER)])
+    several, _ = told(
+        tmp_path / "more", [record(0, [0, 3], 900.0), record(1, [0, 3], 300.0, cell=OTHER)]
+    )
     assert not any(line.startswith("vgg16 trains") for line in several.finding)
 
 
 @pytest.mark.parametrize(("gpus", "offered"), [(1, False), (2, True)])
 def test_more_gpus_are_offered_where_the_machine_has_more(tmp_path, gpus, offered):
-    listed = [{"id": number, "uuid": f"GPU-{number}", "name": "NVIDIA H200"} for number in range(gpus)]
+    listed = [
+        {"id": number, "uuid": f"GPU-{number}", "name": "NVIDIA H200"} for number in range(gpus)
+    ]
     found, _ = told(tmp_path, [record(0, [0], 900.0, environment={"gpu": {"gpus": listed}})])
     assert any("gpus=scale" in line for line in found.finding) == offered

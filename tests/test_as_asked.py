@@ -10,11 +10,12 @@ from measuring import CASES
 from planted_ranks import CELLS, GRADIENT_FAULTS, PRECISIONS
 from records import BUSY, make_record
 
-from analysis.findings.study import Study
 from analysis.report.sections import conditions
+from analysis.study.study import Study
 from analysis.validity.checks import judge
 from benchmarks.record import CellFolder, Validity
-from benchmarks.training import as_asked, correctness
+from benchmarks.training import correctness
+from benchmarks.training import correctness as as_asked
 from conf.schema import ValidityLimits
 from launch.tracking.projection import project
 
@@ -25,7 +26,9 @@ SHORT = {"not_stationary", "foreign_cpu"}
 @pytest.fixture(scope="module")
 def validity(forked):
     """The validity of cells of planted_ranks and of a clean one of measuring, as the launching process finds it."""
-    cells = [("planted", name, cell) for name, (cell, _) in CELLS.items()] + [("measuring", "ddp", CASES["ddp"])]
+    cells = [("planted", name, cell) for name, (cell, _) in CELLS.items()] + [
+        ("measuring", "ddp", CASES["ddp"])
+    ]
     found = {}
     for number, (case, name, cell) in enumerate(cells):
         forked(case)
@@ -39,7 +42,12 @@ def test_a_clean_cell_of_cpu_workers_has_no_code_and_every_check_ran(validity, n
     found = validity[name]
     assert not found.codes.keys() - BUSY
     assert not found.unchecked.keys() - SHORT
-    assert {"wrong_gpu", "clocks_disagree", "cpu_bound", "not_compiled"} <= found.not_applicable.keys()
+    assert {
+        "wrong_gpu",
+        "clocks_disagree",
+        "cpu_bound",
+        "not_compiled",
+    } <= found.not_applicable.keys()
 
 
 @pytest.mark.parametrize(
@@ -63,7 +71,13 @@ def test_a_cell_that_does_not_run_as_asked_is_found(validity, name, code, words)
 
 
 def test_what_was_not_planted_is_not_found(validity):
-    faults = {"precision_not_used", "exchange_wrong", "gradient_not_mean", "replicas_differ", "not_compiled"}
+    faults = {
+        "precision_not_used",
+        "exchange_wrong",
+        "gradient_not_mean",
+        "replicas_differ",
+        "not_compiled",
+    }
     assert faults & validity["first"].codes.keys() == {"precision_not_used"}
     assert faults & validity["second"].codes.keys() == {"exchange_wrong"}
     assert "gradient_not_mean" in validity["first"].unchecked, "equal batches prove no exchange"
@@ -71,7 +85,10 @@ def test_what_was_not_planted_is_not_found(validity):
 
 def is_found(facts):
     worst = facts["gradient_worst"]
-    return not (facts["gradient_error"] <= facts["gradient_tolerance"] and worst["error"] <= worst["tolerance"])
+    return not (
+        facts["gradient_error"] <= facts["gradient_tolerance"]
+        and worst["error"] <= worst["tolerance"]
+    )
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -125,8 +142,13 @@ class Small:
 
     def __init__(self):
         self.cell = make_cell()
-        self.network = torch.nn.ParameterDict({"large": torch.ones(5), "tiny": torch.ones(5), "unused": torch.ones(5)})
-        self.network["large"].grad, self.network["tiny"].grad = torch.full((5,), 1e-3), torch.full((5,), 1e-12)
+        self.network = torch.nn.ParameterDict(
+            {"large": torch.ones(5), "tiny": torch.ones(5), "unused": torch.ones(5)}
+        )
+        self.network["large"].grad, self.network["tiny"].grad = (
+            torch.full((5,), 1e-3),
+            torch.full((5,), 1e-12),
+        )
         self.scaler = torch.amp.GradScaler("cpu", enabled=False)
 
 
@@ -144,9 +166,16 @@ def test_weights_whose_gradient_is_too_small_need_not_move(moves, still):
 
 
 def test_the_report_and_the_store_say_how_many_checks_could_not_run():
-    late = Validity("valid", {}, {"throttled": "the GPUs were not sampled"}, not_applicable={"wrong_gpu": "no GPU"})
+    late = Validity(
+        "valid",
+        {},
+        {"throttled": "the GPUs were not sampled"},
+        not_applicable={"wrong_gpu": "no GPU"},
+    )
     judged = enumerate((late, Validity()))
-    made = [make_record(validity=one, record_id=f"{n:032x}", cell_key=f"{n:016x}") for n, one in judged]
+    made = [
+        make_record(validity=one, record_id=f"{n:032x}", cell_key=f"{n:016x}") for n, one in judged
+    ]
     section = conditions.validity(Study.of(made), None)
     assert "In 1 cell not every check could run." in section.lines
     (table,) = [table for table in section.tables if table.name == "unchecked"]

@@ -37,17 +37,28 @@ def cell_of(*typed, gpus=(0, 1), device="cpu"):
 
 def typed_autos(group, name):
     """Overrides that type `auto` for every option of a choice that has such a default."""
-    return [f"{group}.{one}=auto" for one, value in groups.choice(group, name).options.items() if value == "auto"]
+    return [
+        f"{group}.{one}=auto"
+        for one, value in groups.choice(group, name).options.items()
+        if value == "auto"
+    ]
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("gpus", [(0,), (0, 1), (0, 1, 2)])
 @pytest.mark.parametrize(
-    ("group", "name"), [(group, name) for group in ("benchmark", "strategy", "model") for name in choices(group)]
+    ("group", "name"),
+    [(group, name) for group in ("benchmark", "strategy", "model") for name in choices(group)],
 )
 def test_no_cell_holds_auto(group, name, gpus, device):
-    typed = typed_autos(group, name) if group != "model" else ["batch_size=auto", "image_size=auto", "optimize=auto"]
-    cell = cell_of(f"{group}={name}", "precision=auto", "channels_last=auto", *typed, gpus=gpus, device=device)
+    typed = (
+        typed_autos(group, name)
+        if group != "model"
+        else ["batch_size=auto", "image_size=auto", "optimize=auto"]
+    )
+    cell = cell_of(
+        f"{group}={name}", "precision=auto", "channels_last=auto", *typed, gpus=gpus, device=device
+    )
     assert "auto" not in words(cell.to_dict())
     assert cell.key == cell_of(f"{group}={name}", gpus=gpus, device=device).key
     assert Cell.from_dict(json.loads(json.dumps(cell.to_dict()))) == cell
@@ -57,18 +68,28 @@ def test_no_cell_holds_auto(group, name, gpus, device):
 def test_a_typed_default_is_the_same_cell(name):
     cell = cell_of(f"benchmark={name}")
     for option in typed_autos("benchmark", name):
-        typed, rules = option.partition("=")[0].partition(".")[2], groups.choice("benchmark", name).rules
+        typed, rules = (
+            option.partition("=")[0].partition(".")[2],
+            groups.choice("benchmark", name).rules,
+        )
         value = rules["auto"][typed] if typed in rules.get("unsaid", ()) else cell.benchmark[typed]
         if value is not None:  # factor, beside a step
-            assert cell_of(f"benchmark={name}", f"{option.removesuffix('auto')}{value}").key == cell.key
+            assert (
+                cell_of(f"benchmark={name}", f"{option.removesuffix('auto')}{value}").key
+                == cell.key
+            )
 
 
 def own_benchmark(folder, cpu):
     """A benchmark YAML that differs from throughput's in one default."""
     text = (groups.ROOT / "benchmark" / "throughput.yaml").read_text()
-    changed = text.replace("exchange_iterations: {cuda: 50, cpu: 10}", f"exchange_iterations: {{cuda: 50, cpu: {cpu}}}")
+    changed = text.replace(
+        "exchange_iterations: {cuda: 50, cpu: 10}", f"exchange_iterations: {{cuda: 50, cpu: {cpu}}}"
+    )
     (folder / "benchmark").mkdir(parents=True)
-    (folder / "benchmark" / "mine.yaml").write_text(changed.replace("name: throughput", "name: mine"))
+    (folder / "benchmark" / "mine.yaml").write_text(
+        changed.replace("name: throughput", "name: mine")
+    )
     groups.search_also([folder])
     options = groups.options("benchmark", groups.choice("benchmark", "mine").options)
     config, _ = checked(configuration())
@@ -101,14 +122,21 @@ def test_the_smallest_message_can_be_shared_out():
         cell = cell_of("benchmark=collectives", f"benchmark.collective={collective}", gpus=gpus)
         return cell.benchmark["min_bytes"]
 
-    assert (least("all_reduce", (0, 1)), least("all_gather", (0, 1)), least("all_gather", (0, 1, 2))) == (8, 32, 64)
+    assert (
+        least("all_reduce", (0, 1)),
+        least("all_gather", (0, 1)),
+        least("all_gather", (0, 1, 2)),
+    ) == (8, 32, 64)
     stepped = cell_of("benchmark=collectives", "benchmark.step=1K").benchmark
     assert (stepped["factor"], stepped["step"]) == (None, "1K")
 
 
 def test_the_forms_of_a_rule():
     assert meaning(4.0, {}, "cpu") == 4.0
-    assert (meaning({"cuda": 50, "cpu": 10}, {}, "cuda"), meaning({"cuda": 50, "cpu": 10}, {}, "cpu")) == (50, 10)
+    assert (
+        meaning({"cuda": 50, "cpu": 10}, {}, "cuda"),
+        meaning({"cuda": 50, "cpu": 10}, {}, "cpu"),
+    ) == (50, 10)
     assert meaning({"as": "nx"}, {"nx": 7}, "cpu") == 7
     cases = [{"value": 1, "where": {"a": "x"}}, {"value": {"cuda": 2, "cpu": 3}}]
     assert [meaning(cases, {"a": word}, "cuda") for word in "xy"] == [1, 2]
@@ -121,7 +149,10 @@ def test_an_auto_without_a_meaning_is_refused(tmp_path):
     )
     groups.search_also([tmp_path])
     try:
-        with pytest.raises(Refused, match=re.escape("strategy.size=auto: ") + ".* does not say what it means on cpu"):
+        with pytest.raises(
+            Refused,
+            match=re.escape("strategy.size=auto: ") + ".* does not say what it means on cpu",
+        ):
             groups.resolved("strategy", {"name": "mine", "size": "auto"}, "cpu", 2)
     finally:
         groups.search_also([])
@@ -138,14 +169,20 @@ def test_resume_takes_no_record_of_another_resolved_request(tmp_path):
     folder.mkdir()
     for asked, schema_version, is_taken in ((unresolved, 2, False), (plain, 3, True)):
         content = dataclasses.asdict(make_record(state="finished", failure=None))
-        content |= {"cell": asked, "cell_key": Cell.from_dict(asked).key, "schema_version": schema_version}
+        content |= {
+            "cell": asked,
+            "cell_key": Cell.from_dict(asked).key,
+            "schema_version": schema_version,
+        }
         (folder / "record.json").write_text(json.dumps(content))
         assert read(folder / "record.json").schema_version == schema_version
         assert (study.finished(cell) is not None) == is_taken
     assert Cell.from_dict(unresolved).folder != cell.folder
 
 
-@pytest.mark.parametrize("path", sorted(DATA.glob("**/record.json"))[:40], ids=lambda path: path.parent.name)
+@pytest.mark.parametrize(
+    "path", sorted(DATA.glob("**/record.json"))[:40], ids=lambda path: path.parent.name
+)
 def test_an_old_record_keeps_the_key_that_it_was_written_with(path):
     content = json.loads(path.read_text())
     assert Cell.from_dict(content["cell"]).key == content["cell_key"]

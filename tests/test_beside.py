@@ -22,8 +22,7 @@ from omegaconf import OmegaConf
 from benchmarks.record import CellFolder, own_files, read_lines, read_study
 from conf.command_line import normalise
 from launch import sweep
-from launch.study.beside import BesideCells
-from launch.study.report import NEEDED, StudyReport
+from launch.study.background import NEEDED, BesideCells, StudyReport
 from launch.supervision.progress import Watch
 from launch.tracking import store, tracker
 
@@ -119,9 +118,14 @@ def test_a_cell_does_not_wait_for_the_store_and_its_run_is_written(run, output_d
         ranks_begin = (starts, lambda job: held.close())  # only now can the store be opened
         done = run(Engine(*ranks_begin, is_done, ends(0)), output_dir, 2, "report=false")
     assert done.states == ["finished", "finished"] and done.status == 0
-    assert done.stored() == ["FINISHED", "FINISHED"] and "note: " not in done.said.replace("note: no GPU", "")
+    assert done.stored() == ["FINISHED", "FINISHED"] and "note: " not in done.said.replace(
+        "note: no GPU", ""
+    )
     kinds = [line["kind"] for line in read_lines(done.study / "journal.jsonl")]
-    assert [kind for kind in kinds if kind in ("sweep", "begin", "end")] == ["sweep", *["begin", "end"] * 2]
+    assert [kind for kind in kinds if kind in ("sweep", "begin", "end")] == [
+        "sweep",
+        *["begin", "end"] * 2,
+    ]
 
 
 def test_a_store_that_cannot_be_opened_is_told_once_and_costs_no_record(run, tmp_path):
@@ -129,7 +133,12 @@ def test_a_store_that_cannot_be_opened_is_told_once_and_costs_no_record(run, tmp
     (tmp_path / "mlflow.db").write_bytes(damaged)
     done = run(Engine(starts, is_done, ends(0)), tmp_path, 2, "report=false")
     assert done.states == ["finished", "finished"] and done.status == 0
-    assert done.said.count("and the next sweep or sync makes it anew from the records; the sweep goes on without") == 1
+    assert (
+        done.said.count(
+            "and the next sweep or sync makes it anew from the records; the sweep goes on without"
+        )
+        == 1
+    )
     assert "python -m launch sync" in done.said
     assert (tmp_path / "mlflow.db").read_bytes() == damaged
 
@@ -147,7 +156,9 @@ def test_a_store_that_is_lost_meanwhile_is_told_and_every_record_is_kept(run, ou
 
 @pytest.mark.parametrize("broken", ["an import", "its folder"])
 def test_a_report_that_fails_is_told_in_the_end(run, output_dir, monkeypatch, broken):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})  # its imports are made beside the cell
+    monkeypatch.setattr(
+        os, "sched_getaffinity", lambda pid: {0, 1}
+    )  # its imports are made beside the cell
     if broken == "an import":
         monkeypatch.setitem(sys.modules, "jinja2", None)
     else:
@@ -159,7 +170,8 @@ def test_a_report_that_fails_is_told_in_the_end(run, output_dir, monkeypatch, br
 
 
 @pytest.mark.parametrize(
-    "phase", ["the store is opened", "a cell starts", "a cell runs", "a run is written", "the report"]
+    "phase",
+    ["the store is opened", "a cell starts", "a cell runs", "a run is written", "the report"],
 )
 def test_ctrl_c_in_each_phase_keeps_what_was_measured(run, output_dir, monkeypatch, phase):
     held, steps, opening = contextlib.ExitStack(), [starts, is_done, ends(0)], lambda first: None
@@ -173,7 +185,9 @@ def test_ctrl_c_in_each_phase_keeps_what_was_measured(run, output_dir, monkeypat
     elif phase == "a cell runs":
         steps.insert(1, interrupts)
     elif phase == "a run is written":
-        monkeypatch.setattr(tracker.Tracker, "log", lambda *arguments: interrupts() or real_log(*arguments))
+        monkeypatch.setattr(
+            tracker.Tracker, "log", lambda *arguments: interrupts() or real_log(*arguments)
+        )
         steps.append(lambda job: time.sleep(0.3))
     else:
         monkeypatch.setattr(StudyReport, "write", lambda self: interrupts() or real_write(self))
@@ -181,11 +195,17 @@ def test_ctrl_c_in_each_phase_keeps_what_was_measured(run, output_dir, monkeypat
     done = run(Engine(*steps, opening=opening), output_dir, 2, "report=false")
     assert done.status == 130 and time.monotonic() - began < 20
     assert done.said.count("stopping: ") == 1 and "sync" not in done.said
-    begun = {"the store is opened": 0, "a cell starts": 1, "a cell runs": 1, "a run is written": 2, "the report": 2}[
-        phase
-    ]
+    begun = {
+        "the store is opened": 0,
+        "a cell starts": 1,
+        "a cell runs": 1,
+        "a run is written": 2,
+        "the report": 2,
+    }[phase]
     assert len(done.records) in ({1, 2} if phase == "a run is written" else {begun})
-    assert sorted(done.stored()) == sorted({"interrupted": "KILLED"}.get(state, "FINISHED") for state in done.states)
+    assert sorted(done.stored()) == sorted(
+        {"interrupted": "KILLED"}.get(state, "FINISHED") for state in done.states
+    )
 
 
 def test_jobs_take_turns_on_one_thread_and_one_that_fails_stops_no_other():
@@ -225,7 +245,9 @@ def test_imports_for_the_report_stop_when_ranks_begin(tmp_path, monkeypatch, ask
     [([None, None], 4, False), (["first step", None], 4, False), (["first step", "warm-up"], 4, True),
      (["timed", "timed"], 64, True), (["connect", None], 3, True), ([None], 1, False), (["something"], 64, True)],
 )  # fmt: skip
-def test_quiet_is_for_ranks_that_measure_soon_or_leave_no_core_idle(tmp_path, monkeypatch, phases, cores, quiet):
+def test_quiet_is_for_ranks_that_measure_soon_or_leave_no_core_idle(
+    tmp_path, monkeypatch, phases, cores, quiet
+):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
     watch = Watch(CellFolder(tmp_path), len(phases))
     for rank, phase in zip(watch.ranks, phases, strict=True):
@@ -233,14 +255,29 @@ def test_quiet_is_for_ranks_that_measure_soon_or_leave_no_core_idle(tmp_path, mo
     assert watch.needs_quiet == quiet
 
 
-def test_torch_is_imported_while_earlier_records_are_compared_and_only_for_cells_to_measure(run, tmp_path, monkeypatch):
+def test_torch_is_imported_while_earlier_records_are_compared_and_only_for_cells_to_measure(
+    run, tmp_path, monkeypatch
+):
     happened, compared = [], sweep.done_before
-    monkeypatch.setattr(sweep, "done_before", lambda *asked: happened.append("compares") or compared(*asked))
+    monkeypatch.setattr(
+        sweep, "done_before", lambda *asked: happened.append("compares") or compared(*asked)
+    )
     for cells in (1, 2, 2):
         happened.append(cells)
         engine = Engine(starts, is_done, ends(0), opening=lambda first: happened.append("opens"))
         run(engine, tmp_path, cells, "report=false", "tracking=none")
-    assert happened == [1, "opens", "compares", "opens", 2, "opens", "compares", "opens", 2, "compares"]
+    assert happened == [
+        1,
+        "opens",
+        "compares",
+        "opens",
+        2,
+        "opens",
+        "compares",
+        "opens",
+        2,
+        "compares",
+    ]
 
 
 class LosesAHost(Engine):
@@ -263,7 +300,9 @@ class LosesAHost(Engine):
 
 
 @pytest.mark.parametrize(("tries", "status", "order"), [(1, 0, [2, [1], 1]), (2, 1, [2, [1]])])
-def test_a_cell_of_a_lost_host_is_tried_once_more_after_all_others(run, tmp_path, tries, status, order):
+def test_a_cell_of_a_lost_host_is_tried_once_more_after_all_others(
+    run, tmp_path, tries, status, order
+):
     engine = LosesAHost(tries)
     done = run(engine, tmp_path, 2, "report=false", "tracking=none", "noise_pairs=0")
     assert (done.status, engine.order, len(done.records)) == (status, order, 3 - tries)

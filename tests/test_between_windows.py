@@ -10,14 +10,15 @@ import torch
 from cells import DDP, make_cell
 
 from benchmarks.derived import together
-from benchmarks.rank.group import Ranks
+from benchmarks.rank.ranks import Ranks
 from benchmarks.record import CellFolder, Kind, read, read_lines
-from benchmarks.training import request, stopping
+from benchmarks.training import request
+from benchmarks.training import request as stopping
+from benchmarks.training.correctness import Kept
 from benchmarks.training.costs import slowest_ms, strategy_cost
-from benchmarks.training.kept import Kept
 from benchmarks.training.throughput import TrainingBenchmark
 from trainers.step import Training
-from trainers.strategies.nccl_allreduce import NcclAllreduce
+from trainers.strategies.ddp import NcclAllreduce
 
 CPU = torch.device("cpu")
 DATA = Path(__file__).parent / "data" / "h200_x2"
@@ -35,7 +36,11 @@ GPUS = {
 
 def training_of(optimizer):
     cell = make_cell((0,), strategy={"name": "none"})
-    return Training(dataclasses.replace(cell, optimizer=dataclasses.replace(cell.optimizer, name=optimizer)), CPU, 0)
+    return Training(
+        dataclasses.replace(cell, optimizer=dataclasses.replace(cell.optimizer, name=optimizer)),
+        CPU,
+        0,
+    )
 
 
 def state_of(training):
@@ -45,7 +50,10 @@ def state_of(training):
         for number, parameter in enumerate(training.parameters)
         for name, value in training.optimizer.state.get(parameter, {}).items()
     }
-    return {**{name: value.clone() for name, value in training.network.state_dict().items()}, **optimizer}
+    return {
+        **{name: value.clone() for name, value in training.network.state_dict().items()},
+        **optimizer,
+    }
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
@@ -60,7 +68,8 @@ def test_steps_in_between_leave_no_trace(optimizer, steps_before):
             training.step()
             training.step()
             assert any(
-                not torch.equal(value, before.get(name, value * 0 - 1)) for name, value in state_of(training).items()
+                not torch.equal(value, before.get(name, value * 0 - 1))
+                for name, value in state_of(training).items()
             )
         after = state_of(training)
         assert after.keys() == before.keys()
@@ -144,7 +153,10 @@ def test_when_steps_without_exchange_stand_between_the_timed_windows(given, may)
 
 def windows_of(folder, purpose):
     """The ms of a committed cell's windows of one purpose, on its slowest rank, by window."""
-    lines = {rank: list(read_lines(folder.rank_lines(rank))) for rank in range(len(read(folder.record).cell.gpus))}
+    lines = {
+        rank: list(read_lines(folder.rank_lines(rank)))
+        for rank in range(len(read(folder.record).cell.gpus))
+    }
     return [slowest_ms([window]) for window in together(lines, Kind.BLOCK, purpose=purpose)]
 
 
@@ -157,7 +169,9 @@ def test_a_power_cap_shows_in_two_seconds_of_steps_and_makes_short_windows_faste
         timed, short = windows_of(folder, "timed"), windows_of(folder, "with exchange")
         assert stopping.gets_longer(timed[0]) is capped
         faster = 1 - statistics.fmean(chain(*short)) / statistics.fmean(chain(*timed))
-        assert faster > 0.004 if capped else abs(faster) < 0.001, f"{folder.path.name}: {faster:.2%}"
+        assert faster > 0.004 if capped else abs(faster) < 0.001, (
+            f"{folder.path.name}: {faster:.2%}"
+        )
 
 
 # How long windows are, and when they are enough
@@ -175,17 +189,26 @@ def test_a_power_cap_shows_in_two_seconds_of_steps_and_makes_short_windows_faste
         (55.0, {"max_iterations": 24}, 4, 3),
     ],
 )
-def test_the_timed_windows_of_all_rounds_take_as_long_as_the_fewest_elsewhere(step_ms, options, rounds, steps):
+def test_the_timed_windows_of_all_rounds_take_as_long_as_the_fewest_elsewhere(
+    step_ms, options, rounds, steps
+):
     assert stopping.timed_abba_iterations(step_ms, GPUS | options, rounds) == steps
 
 
 def test_rounds_are_finished_before_time_or_iterations_or_a_narrow_interval_end_the_measurement():
     window, options = [55.0] * 14, GPUS | {"max_seconds": 1.0}
-    assert [stopping.enough([window] * count, 770.0 * count, options, 2) for count in (1, 2, 3, 4)] == [False] * 3 + [
-        True
+    assert [
+        stopping.enough([window] * count, 770.0 * count, options, 2) for count in (1, 2, 3, 4)
+    ] == [False] * 3 + [True]
+    assert [stopping.enough([window] * count, 770.0 * count, GPUS, 4) for count in (3, 7, 8)] == [
+        False,
+        False,
+        True,
     ]
-    assert [stopping.enough([window] * count, 770.0 * count, GPUS, 4) for count in (3, 7, 8)] == [False, False, True]
-    assert request.rounds_between(GPUS) == 4 and request.rounds_between(GPUS | {"max_iterations": 23}) == 0
+    assert (
+        request.rounds_between(GPUS) == 4
+        and request.rounds_between(GPUS | {"max_iterations": 23}) == 0
+    )
 
 
 # What they tell
@@ -205,7 +228,11 @@ def test_the_first_timed_windows_are_the_steps_with_exchange_and_a_trend_cancels
 
 
 def test_lines_of_before_have_their_own_steps_with_exchange():
-    windows = [("timed", [50.0] * 5), ("with exchange", [10.0] * 5), ("without exchange", [8.0] * 5)]
+    windows = [
+        ("timed", [50.0] * 5),
+        ("with exchange", [10.0] * 5),
+        ("without exchange", [8.0] * 5),
+    ]
     assert strategy_cost(lines_of(*windows)).metrics == {"strategy/cost_ms": 2.0}
     assert strategy_cost(lines_of(windows[0])).metrics == {}
 
@@ -213,4 +240,6 @@ def test_lines_of_before_have_their_own_steps_with_exchange():
 def test_the_estimate_has_no_second_time_of_steps_with_exchange():
     cell = make_cell(strategy=DDP, exposed_rounds=4, max_iterations=1000, max_seconds=6.0)
     loaded = dataclasses.replace(cell, data={"name": "mine"})
-    assert request.throughput(loaded) - request.throughput(cell) == pytest.approx(8 * request.ABBA_SECONDS, rel=0.5)
+    assert request.throughput(loaded) - request.throughput(cell) == pytest.approx(
+        8 * request.ABBA_SECONDS, rel=0.5
+    )

@@ -13,8 +13,8 @@ import pytest
 
 from analysis.__main__ import main
 from analysis.bundle.archive import bundle
-from analysis.findings.next_run.floor_file import as_json
-from analysis.findings.study import open_study
+from analysis.study.noise_floor import as_json
+from analysis.study.study import open_study
 from benchmarks.record import CellFolder, record_paths
 from launch.machine.secrets import secret_value
 
@@ -63,25 +63,42 @@ def verified(capsys, path):
 
 
 def files_in(folder):
-    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()
+    }
 
 
 def test_a_bundle_verifies_packed_and_unpacked(archive, original, capsys):
     for path in (archive, original):
         status, found = verified(capsys, path)
-        assert status == 0 and set(found) == {NAME, "links"} and not any(one["differences"] for one in found.values())
-        assert found[NAME]["records"] == found[NAME]["recomputed"] == len(record_paths(DATA / NAME)) > 3
-    sums = subprocess.run(["sha256sum", "--quiet", "-c", "SHA256SUMS"], cwd=original, capture_output=True, text=True)
+        assert (
+            status == 0
+            and set(found) == {NAME, "links"}
+            and not any(one["differences"] for one in found.values())
+        )
+        assert (
+            found[NAME]["records"]
+            == found[NAME]["recomputed"]
+            == len(record_paths(DATA / NAME))
+            > 3
+        )
+    sums = subprocess.run(
+        ["sha256sum", "--quiet", "-c", "SHA256SUMS"], cwd=original, capture_output=True, text=True
+    )
     assert (sums.returncode, sums.stdout) == (0, "")
 
 
-def test_the_report_made_from_a_bundle_is_the_one_in_it_and_the_studys_own(outputs, original, tmp_path, capsys):
+def test_the_report_made_from_a_bundle_is_the_one_in_it_and_the_studys_own(
+    outputs, original, tmp_path, capsys
+):
     assert main(["report", str(original / NAME), "-o", str(tmp_path / "again")]) == 0
     assert main(["report", str(outputs / NAME), "-o", str(tmp_path / "own")]) == 0
     inside = files_in(original / NAME / "report")
     assert inside == files_in(tmp_path / "again") == files_in(tmp_path / "own")
     page = inside[Path("index.html")].decode()
-    assert "for the next run, from" in page and "links" in {path.name for path in original.iterdir()}
+    assert "for the next run, from" in page and "links" in {
+        path.name for path in original.iterdir()
+    }
 
 
 def test_it_holds_what_others_need_and_nothing_else(outputs, original):
@@ -91,7 +108,9 @@ def test_it_holds_what_others_need_and_nothing_else(outputs, original):
     assert len(list(inside.glob("ranks/*.jsonl.gz"))) == len(cell.all_rank_lines()) == 2
     assert not list(original.rglob("logs")) and not list(folder.rglob("*.jsonl"))
     assert not list(original.glob("links/*/*/")), "of another study the records alone"
-    assert set(json.loads((original / "noise_floor.json").read_text())["studies"]) == {"other studies"}
+    assert set(json.loads((original / "noise_floor.json").read_text())["studies"]) == {
+        "other studies"
+    }
     assert "python launch.py" in (original / "commands.sh").read_text()
     versions = (original / "versions.csv").read_text()
     assert "machine,torch," in versions and "report,matplotlib," in versions
@@ -100,7 +119,10 @@ def test_it_holds_what_others_need_and_nothing_else(outputs, original):
 
 
 def test_no_secret_is_in_it(original):
-    contents = (gzip.decompress(text) if path.suffix == ".gz" else text for path, text in files_in(original).items())
+    contents = (
+        gzip.decompress(text) if path.suffix == ".gz" else text
+        for path, text in files_in(original).items()
+    )
     words = {word for text in contents for word in text.decode(errors="replace").split()}
     assert len(words) > 1000 and [word for word in words if secret_value(word)] == []
 
@@ -108,7 +130,9 @@ def test_no_secret_is_in_it(original):
 def test_nothing_of_when_and_where_it_was_made_is_in_it(outputs, archive):
     with zipfile.ZipFile(archive) as read:
         names = [entry.filename for entry in read.infolist()]
-        assert names == sorted(names) and {entry.date_time[0] for entry in read.infolist()} == {1980}
+        assert names == sorted(names) and {entry.date_time[0] for entry in read.infolist()} == {
+            1980
+        }
         assert not [name for name in names if str(outputs).encode() in read.read(name)]
     assert not [path for path in outputs.iterdir() if path.name.startswith(".")]
 
@@ -129,10 +153,15 @@ def test_a_changed_byte_of_a_sample_is_found(unpacked, capsys, forger_knows_the_
     if forger_knows_the_list:
         sums, name = unpacked / "SHA256SUMS", path.relative_to(unpacked).as_posix()
         lines = [line for line in sums.read_text().splitlines() if not line.endswith(name)]
-        sums.write_text("\n".join([*lines, f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {name}"]) + "\n")
+        sums.write_text(
+            "\n".join([*lines, f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {name}"]) + "\n"
+        )
     status, found = verified(capsys, unpacked)
     differing = [one["file"] for one in found[NAME]["differences"]]
-    assert status == 1 and (path.relative_to(unpacked).as_posix() in differing) != forger_knows_the_list
+    assert (
+        status == 1
+        and (path.relative_to(unpacked).as_posix() in differing) != forger_knows_the_list
+    )
     assert "ranks/0.jsonl" in differing  # the record has its hash too
 
 
@@ -147,11 +176,17 @@ def test_a_changed_missing_or_further_file_is_found(unpacked, capsys, what):
     (unpacked / "notes.txt").write_text("of the reader's own")
     status, found = verified(capsys, unpacked)
     named = {
-        one["file"]: (one["recorded"], one["recomputed"]) for result in found.values() for one in result["differences"]
+        one["file"]: (one["recorded"], one["recomputed"])
+        for result in found.values()
+        for one in result["differences"]
     }
     assert status == 1 and "notes.txt" not in named
     if what == "links":
-        assert named[gone.relative_to(unpacked).as_posix()][1] == named["links/p2p-further/record.json"][0] == "absent"
+        assert (
+            named[gone.relative_to(unpacked).as_posix()][1]
+            == named["links/p2p-further/record.json"][0]
+            == "absent"
+        )
     else:
         assert set(named) == {what}
 
@@ -174,7 +209,9 @@ def test_the_command_prints_where_it_is_and_the_same_study_gives_the_same_bytes(
     (study / "thesis.txt").write_text("of the user's own")
     for path in study.glob("*/record.json"):
         path.touch()
-    assert main(["report", str(study), "--bundle", "--json", "-o", str(tmp_path)]) == 0  # in place of the earlier one
+    assert (
+        main(["report", str(study), "--bundle", "--json", "-o", str(tmp_path)]) == 0
+    )  # in place of the earlier one
     assert json.loads(capsys.readouterr().out)["sha256"] == digest
     assert {path.name for path in tmp_path.iterdir()} == {"feet", "feet.bundle.zip"}
 
@@ -190,7 +227,10 @@ def test_what_is_no_bundle_is_left_as_it_is(outputs, tmp_path, capsys):
         assert (tmp_path / name).read_bytes() == before
         assert main(["verify", str(tmp_path / name)]) == 2
         assert len(capsys.readouterr().err.splitlines()) == 1
-    for folder, why in ((tmp_path, "holds no record"), (outputs, "--bundle takes one study, not 2: make one of each")):
+    for folder, why in (
+        (tmp_path, "holds no record"),
+        (outputs, "--bundle takes one study, not 2: make one of each"),
+    ):
         assert main(["report", str(folder), "--bundle"]) == 2
         assert why in capsys.readouterr().err
 
@@ -199,7 +239,9 @@ def test_a_damaged_archive_is_refused_in_one_line(archive, tmp_path, capsys):
     whole = archive.read_bytes()
     middle = len(whole) // 2
     flipped = whole[:middle] + bytes([whole[middle] ^ 255]) + whole[middle + 1 :]
-    for number, content in enumerate((whole[:-100], whole[1000:], flipped, b"", b"PK\x05\x06" + 18 * b"\0")):
+    for number, content in enumerate(
+        (whole[:-100], whole[1000:], flipped, b"", b"PK\x05\x06" + 18 * b"\0")
+    ):
         path = tmp_path / f"{number}.zip"
         path.write_bytes(content)
         assert main(["verify", str(path)]) in (1, 2)
@@ -214,4 +256,6 @@ def test_an_archive_writes_nothing_outside_of_its_own_folder(tmp_path, capsys):
     status, found = verified(capsys, tmp_path / "evil.zip")
     assert not (tmp_path.parent / "outside").exists() and not Path("/tmp/outside-ringside").exists()
     named = {one["file"]: one["recomputed"] for one in found["s"]["differences"]}
-    assert status == 1 and named["../../../etc/passwd"] == "absent", "what a list names elsewhere is not read"
+    assert status == 1 and named["../../../etc/passwd"] == "absent", (
+        "what a list names elsewhere is not read"
+    )

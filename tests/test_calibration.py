@@ -14,7 +14,7 @@ from derived_results import write_record
 
 from analysis.verification.verify import verify
 from benchmarks.record import CellFolder, read, read_lines, read_study
-from benchmarks.training.calibration import derive
+from benchmarks.training import derive_calibration as derive
 from conf.cell import Cell
 
 ROOT = Path(__file__).parent.parent
@@ -32,12 +32,19 @@ def found(forked):
 @pytest.mark.parametrize("case", STRATEGIES)
 def test_the_buckets_are_all_gradients_in_the_dtype_that_travels(found, case):
     rows, half = found[case]["buckets"]["rows"], STRATEGIES[case].get("comm_hook")
-    assert len(rows) > 1 and sum(row["gradient_bytes"] for row in rows) == found[case]["gradient_bytes"]
-    assert {row["dtype"] for row in rows} == {{"fp16": "float16", "bf16": "bfloat16", None: "float32"}[half]}
+    assert (
+        len(rows) > 1
+        and sum(row["gradient_bytes"] for row in rows) == found[case]["gradient_bytes"]
+    )
+    assert {row["dtype"] for row in rows} == {
+        {"fp16": "float16", "bf16": "bfloat16", None: "float32"}[half]
+    }
     for row in rows:
         sent = row["gradient_bytes"] // (2 if half else 1)
         assert sent <= row["bytes"] < sent + 4096, "shares are padded"
-    assert rows[0]["gradient_bytes"] >= CAP_BYTES > rows[-1]["gradient_bytes"], "they are those of bucket_cap_mb"
+    assert rows[0]["gradient_bytes"] >= CAP_BYTES > rows[-1]["gradient_bytes"], (
+        "they are those of bucket_cap_mb"
+    )
 
 
 @pytest.mark.parametrize("case", ["ddp", "ddp_fp16"])
@@ -49,20 +56,32 @@ def test_the_buckets_of_ddp_are_those_that_it_logs(found, case):
 def test_one_rank_has_buckets_and_moments_and_no_collectives(forked):
     ((found,), both) = forked("calibrating_alone"), forked("calibrating")[0]["ddp"]
     assert found["buckets"] == both["buckets"]
-    assert [(row["rank"], row["exchange"]) for row in found["timeline"]["rows"]] == [(0, False), (0, True)]
+    assert [(row["rank"], row["exchange"]) for row in found["timeline"]["rows"]] == [
+        (0, False),
+        (0, True),
+    ]
     assert all(None not in row["ready_ms"] for row in found["timeline"]["rows"])
     assert found["bucket_exchange"] == found["interference"] == {}
 
 
 @pytest.mark.parametrize("case", [*STRATEGIES, "slept"])
-def test_moments_of_a_step_come_in_their_order_on_each_rank_with_the_exchange_and_without(found, case):
+def test_moments_of_a_step_come_in_their_order_on_each_rank_with_the_exchange_and_without(
+    found, case
+):
     rows = found[case]["timeline"]["rows"]
-    assert [(row["rank"], row["exchange"]) for row in rows] == [(0, False), (0, True), (1, False), (1, True)]
+    assert [(row["rank"], row["exchange"]) for row in rows] == [
+        (0, False),
+        (0, True),
+        (1, False),
+        (1, True),
+    ]
     for row in rows:
         assert not row["unknown"] and row["steps"] == 3
         assert 0 < row["forward_ms"] < row["backward_ms"] <= row["exchange_ms"] <= row["update_ms"]
         assert len(row["ready_ms"]) == len(found[case]["buckets"]["rows"])
-        assert row["forward_ms"] < min(row["ready_ms"]) and row["ready_ms"] == sorted(row["ready_ms"])
+        assert row["forward_ms"] < min(row["ready_ms"]) and row["ready_ms"] == sorted(
+            row["ready_ms"]
+        )
         assert max(row["ready_ms"]) < row["backward_ms"]
 
 
@@ -75,28 +94,42 @@ def test_a_bucket_whose_layer_is_late_is_ready_late_and_those_before_it_are_not(
 
 def test_without_buckets_the_rest_of_a_step_is_observed_and_what_is_unknown_is_said(found):
     rows = found["none"]["timeline"]["rows"]
-    assert [(row["rank"], row["exchange"]) for row in rows] == [(0, False), (1, False)], "it has no other steps"
+    assert [(row["rank"], row["exchange"]) for row in rows] == [(0, False), (1, False)], (
+        "it has no other steps"
+    )
     assert all(
-        row["ready_ms"] == [] and row["unknown"] == {"ready_ms": "the strategy sends no buckets"} for row in rows
+        row["ready_ms"] == [] and row["unknown"] == {"ready_ms": "the strategy sends no buckets"}
+        for row in rows
     )
     assert all(row[moment] > 0 for row in rows for moment in MOMENTS)
     for case in ("none", "staged"):
         for table in ("bucket_exchange", "interference"):
-            assert found[case][table]["rows"] == [] and "collectives alone" in found[case][table]["unknown"]
+            assert (
+                found[case][table]["rows"] == []
+                and "collectives alone" in found[case][table]["unknown"]
+            )
 
 
 def test_steps_that_were_compiled_again_have_no_times(found):
     for row in found["recompiled"]["timeline"]["rows"]:
-        assert set(row["unknown"]) == {*MOMENTS, "ready_ms"} and "another graph" in row["unknown"]["ready_ms"]
+        assert (
+            set(row["unknown"]) == {*MOMENTS, "ready_ms"}
+            and "another graph" in row["unknown"]["ready_ms"]
+        )
         assert all(row[moment] is None for moment in MOMENTS) and row["ready_ms"] == []
 
 
 @pytest.mark.parametrize("case", SHORT_OF_TIME)
 def test_what_there_is_no_time_for_is_left_out_and_said(found, case):
-    assert found[case]["interference"]["rows"] == [] and "no time for enough" in found[case]["interference"]["unknown"]
+    assert (
+        found[case]["interference"]["rows"] == []
+        and "no time for enough" in found[case]["interference"]["unknown"]
+    )
     assert ("rows" in found[case]["timeline"]) == (case == "a timeline")
     of_buckets = {row["bytes"] for row in found[case]["buckets"]["rows"]}
-    assert {64 << 10, 1 << 20} | of_buckets <= {row["bytes"] for row in found[case]["bucket_exchange"]["rows"]}
+    assert {64 << 10, 1 << 20} | of_buckets <= {
+        row["bytes"] for row in found[case]["bucket_exchange"]["rows"]
+    }
 
 
 def test_nothing_stays_on_the_model(found):
@@ -108,7 +141,10 @@ def test_nothing_stays_on_the_model(found):
     ("device_owner", "reduce + broadcast"), ("two_hosts", "all_reduce"),
 ])  # fmt: skip
 def test_a_strategys_own_collectives_are_timed_at_the_sizes_of_its_buckets(found, case, operation):
-    table, buckets = found[case]["bucket_exchange"], {row["bytes"] for row in found[case]["buckets"]["rows"]}
+    table, buckets = (
+        found[case]["bucket_exchange"],
+        {row["bytes"] for row in found[case]["buckets"]["rows"]},
+    )
     assert table["operation"] == operation
     sizes = [row["bytes"] for row in table["rows"]]
     assert sizes == sorted({64 << 10, 1 << 20, 4 * max(buckets)} | buckets)
@@ -136,10 +172,18 @@ def test_a_calibration_comes_last_and_its_numbers_follow_from_the_lines(forked, 
     folder = forked.folder / "calibrating" / "whole"
     cells = [CellFolder(path) for path in (folder / "cells").iterdir()]
     assert len(cells) == 1
-    phases = [line["phase"] for line in read_lines(cells[0].rank_lines(0)) if line["kind"] == "phase"]
+    phases = [
+        line["phase"] for line in read_lines(cells[0].rank_lines(0)) if line["kind"] == "phase"
+    ]
     assert phases[-3:] == ["timeline", "bucket exchange", "interference"] and "references" in phases
     record = write_record(cells[0], 1)
-    assert set(record.tables) >= {"buckets", "timeline", "bucket_exchange", "interference", "residuals"}
+    assert set(record.tables) >= {
+        "buckets",
+        "timeline",
+        "bucket_exchange",
+        "interference",
+        "residuals",
+    }
     checked = verify(folder / "cells")
     assert checked.recomputed == 1 and checked.right
     content = json.loads(cells[0].record.read_text())
@@ -154,7 +198,12 @@ def test_a_calibration_comes_last_and_its_numbers_follow_from_the_lines(forked, 
 
 
 def timed(*windows):
-    return {0: [{"kind": "block", "time": 0.0, "purpose": "timed", "ms": list(window)} for window in windows]}
+    return {
+        0: [
+            {"kind": "block", "time": 0.0, "purpose": "timed", "ms": list(window)}
+            for window in windows
+        ]
+    }
 
 
 def test_residuals_tell_how_steps_scatter_and_how_long_they_remember():
@@ -166,7 +215,9 @@ def test_residuals_tell_how_steps_scatter_and_how_long_they_remember():
     table = derive.residuals(timed(steps[:2000], steps[2000:]), make_cell(gpus=(0,)))
     (row,) = table["rows"]
     assert table["purpose"] == "timed" and (row["rank"], row["n"]) == (0, 4001)
-    assert row["mean_ms"] == pytest.approx(50, abs=0.2) and row["sd_ms"] == pytest.approx(1.25, abs=0.05)
+    assert row["mean_ms"] == pytest.approx(50, abs=0.2) and row["sd_ms"] == pytest.approx(
+        1.25, abs=0.05
+    )
     assert row["acf"][:3] == pytest.approx([0.6, 0.36, 0.216], abs=0.06) and len(row["acf"]) == 10
     quantiles = dict(zip(table["probabilities"], row["quantiles_ms"], strict=True))
     assert quantiles[0.95] - quantiles[0.5] == pytest.approx(1.645 * 1.25, abs=0.12)
@@ -174,7 +225,9 @@ def test_residuals_tell_how_steps_scatter_and_how_long_they_remember():
 
 
 def test_neighbours_across_windows_are_no_pairs():
-    table = derive.residuals(timed([1.0, 1.0, 1.0, 1.0], [3.0, 3.0, 3.0, 3.0]), make_cell(gpus=(0,)))
+    table = derive.residuals(
+        timed([1.0, 1.0, 1.0, 1.0], [3.0, 3.0, 3.0, 3.0]), make_cell(gpus=(0,))
+    )
     assert table["rows"][0]["acf"] == [1.0, 1.0], "within a window all are alike"
 
 
@@ -183,8 +236,13 @@ def test_lines_of_older_records_give_residuals_of_steps_that_wait_for_nobody():
     lines = {rank: [*read_lines(folder.rank_lines(rank))] for rank in range(2)}
     record = read(folder.record)
     table = derive.residuals(lines, record.cell)
-    assert table["purpose"] == "without exchange" and [row["rank"] for row in table["rows"]] == [0, 1]
-    for row, middle in zip(table["rows"], record.tables.get("ranks/own_ms", [54.3, 54.3]), strict=True):
+    assert table["purpose"] == "without exchange" and [row["rank"] for row in table["rows"]] == [
+        0,
+        1,
+    ]
+    for row, middle in zip(
+        table["rows"], record.tables.get("ranks/own_ms", [54.3, 54.3]), strict=True
+    ):
         assert row["quantiles_ms"][5] == pytest.approx(middle, rel=0.01) and 0 < row["sd_ms"] < 0.3
     assert derive.tables(lines, record.cell).keys() == {"residuals"}
 
@@ -211,7 +269,12 @@ PHASES = ("timeline", "bucket exchange", "interference")
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("strategy", ["nccl_allreduce", "kvstore_device"])
 def test_two_gpus_calibrate_in_a_second_and_a_half(tmp_path, strategy):
-    asked = ["nccl.p2p_level=null,LOC", f"strategy={strategy}", "benchmark.max_seconds=2", "benchmark.calibrate=all"]
+    asked = [
+        "nccl.p2p_level=null,LOC",
+        f"strategy={strategy}",
+        "benchmark.max_seconds=2",
+        "benchmark.calibrate=all",
+    ]
     done = subprocess.run(
         [sys.executable, "launch.py", "-m", "gpus=0,1", "model=resnet50", "noise_pairs=0", "tracking=none", "report=false",
          f"output_dir={tmp_path}", *asked], cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, timeout=380,
@@ -221,14 +284,19 @@ def test_two_gpus_calibrate_in_a_second_and_a_half(tmp_path, strategy):
     assert len(records) == 2
     for record in records:
         calibrated_as_measured(record)
-    largest = {bool(one.cell.nccl): one.tables["bucket_exchange"]["rows"][-1]["ms"] for one in records}
+    largest = {
+        bool(one.cell.nccl): one.tables["bucket_exchange"]["rows"][-1]["ms"] for one in records
+    }
     assert largest[True] > 5 * largest[False], "LOC goes through host memory"
 
 
 def calibrated_as_measured(record):
     """Assert that a record's calibration fits its own timed windows and exchange, and took no longer than it may."""
     tables, step_ms = record.tables, record.metrics["step/ms_median"]
-    assert sum(row["seconds"] for row in tables["seconds"]["rows"] if row["part"] in PHASES) < MOST_SECONDS
+    assert (
+        sum(row["seconds"] for row in tables["seconds"]["rows"] if row["part"] in PHASES)
+        < MOST_SECONDS
+    )
     sent = sum(row["bytes"] for row in tables["buckets"]["rows"])
     assert sent == pytest.approx(record.model["gradient_bytes"], rel=0.001)
     for row in tables["timeline"]["rows"]:
@@ -237,7 +305,12 @@ def calibrated_as_measured(record):
         assert row["update_ms"] == pytest.approx(step_ms, rel=0.1 if row["exchange"] else 0.2)
     alone = {row["bytes"]: row["ms"] for row in tables["bucket_exchange"]["rows"]}
     one_after_the_other = sum(alone[row["bytes"]] for row in tables["buckets"]["rows"])
-    assert 0.5 < one_after_the_other / record.metrics["comm/exchange_ms"] < 2.5, "there the buckets overlap"
+    assert 0.5 < one_after_the_other / record.metrics["comm/exchange_ms"] < 2.5, (
+        "there the buckets overlap"
+    )
     for row in tables["interference"]["rows"]:
-        assert 0 < row["comm_alone_ms"] < row["alone_ms"] and row["comm_ms"] > 0.5 * row["comm_alone_ms"]
+        assert (
+            0 < row["comm_alone_ms"] < row["alone_ms"]
+            and row["comm_ms"] > 0.5 * row["comm_alone_ms"]
+        )
         assert -0.1 < row["gamma"] < 1.5

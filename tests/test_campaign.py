@@ -26,7 +26,9 @@ def seed(request):
 def some(request, seed):
     """Take as many faults of a table as were asked for."""
     most = request.config.getoption("faults")
-    return lambda faults: faults if most is None else random.Random(seed).sample(faults, min(most, len(faults)))
+    return lambda faults: (
+        faults if most is None else random.Random(seed).sample(faults, min(most, len(faults)))
+    )
 
 
 def at_once(jobs):
@@ -44,22 +46,35 @@ def test_faults_of_ranks_servers_and_agents(tmp_path, seed, some, record_propert
         "agent": (some(faults_table.of_agents(seed)),),
         "pass": (some(faults_table.of_profiled_passes(seed)), *WITH_PASS),
     }
-    jobs = [lambda name=name, asked=asked: sweep_of(tmp_path / name, *asked) for name, asked in sweeps.items()]
+    jobs = [
+        lambda name=name, asked=asked: sweep_of(tmp_path / name, *asked)
+        for name, asked in sweeps.items()
+    ]
     record_outcomes(record_property, at_once(jobs))
 
 
 def test_signals_to_the_launcher(tmp_path, seed, some, store_template, record_property):
     faults = some(faults_table.of_the_launcher(seed))
     shares = {str(number): faults[number::AT_ONCE] for number in range(AT_ONCE)}
-    jobs = [lambda n=n, share=share: launchers_of(tmp_path / n, share, store_template) for n, share in shares.items()]
+    jobs = [
+        lambda n=n, share=share: launchers_of(tmp_path / n, share, store_template)
+        for n, share in shares.items()
+    ]
     record_outcomes(record_property, at_once(jobs))
 
 
-def test_launchers_that_are_killed_at_random(tmp_path, request, seed, store_template, record_property):
+def test_launchers_that_are_killed_at_random(
+    tmp_path, request, seed, store_template, record_property
+):
     kills = request.config.getoption("kills")
-    shares = {number: kills * (number + 1) // AT_ONCE - kills * number // AT_ONCE for number in range(AT_ONCE)}
+    shares = {
+        number: kills * (number + 1) // AT_ONCE - kills * number // AT_ONCE
+        for number in range(AT_ONCE)
+    }
     jobs = [
-        lambda n=number, share=share: Killed(tmp_path / str(n), random.Random(f"{seed} {n}"), store_template).run(share)
+        lambda n=number, share=share: Killed(
+            tmp_path / str(n), random.Random(f"{seed} {n}"), store_template
+        ).run(share)
         for number, share in shares.items()
     ]
     record_outcomes(record_property, at_once(jobs))
@@ -72,5 +87,7 @@ def test_launchers_that_share_a_study_or_a_store(
     rounds = request.config.getoption("launchers")
     draw = random.Random(seed)
     asked = studies, launchers, cells
-    outcomes = [many(tmp_path / str(number), draw, store_template, *asked) for number in range(rounds)]
+    outcomes = [
+        many(tmp_path / str(number), draw, store_template, *asked) for number in range(rounds)
+    ]
     record_outcomes(record_property, outcomes)

@@ -52,7 +52,9 @@ def mlflow_server(tmp_path_factory):
 
 @pytest.mark.timeout(3 * LONGEST_S)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_fault_of_the_surroundings_costs_nothing_measured(case, tmp_path, request, record_property):
+def test_a_fault_of_the_surroundings_costs_nothing_measured(
+    case, tmp_path, request, record_property
+):
     options = [*case.options] if "report=true" in case.options else [*case.options, "report=false"]
     place = Place(tmp_path / re.sub(r"\W+", "-", case.name), case.phase, *options, rank=case.rank)
     if case.plant is server_gone:
@@ -95,7 +97,9 @@ def run(case, place):
     # A cell whose pass under a profiler was cut short is measured again, with its pass; the first record stays.
     every = Counter(one.cell_key for one in place.records() if one.state == "finished")
     kept = {one.record_id for one in records} <= {one.record_id for one in place.records()}
-    says = next((line for line in said.splitlines() if case.says and re.search(case.says, line, re.I)), "")
+    says = next(
+        (line for line in said.splitlines() if case.says and re.search(case.says, line, re.I)), ""
+    )
     traceback = bool(TRACEBACK.search(said + place.said))
     checks = {
         f"status {status}": status in case.status,
@@ -110,11 +114,18 @@ def run(case, place):
         f"again: status {again}: {place.said}": again == 0,
         f"cells were finished {[*every.values()]} times": sorted(every.values())
         in ([1, 1], [1, 1 + (case.phase == "profile")]),
-        "a cell ended before it began": all(one.ended_at >= one.started_at for one in place.records()),
+        "a cell ended before it began": all(
+            one.ended_at >= one.started_at for one in place.records()
+        ),
     }
     wrong = [what for what, right in checks.items() if not right]
     wrong += different(place) if "tracking=mlflow" in case.options else []
-    print(f"{case.name}: status {status} after {took:.0f} s: {says}", *wrong, said if wrong else "", sep="\n")
+    print(
+        f"{case.name}: status {status} after {took:.0f} s: {says}",
+        *wrong,
+        said if wrong else "",
+        sep="\n",
+    )
     value = "" if case.value is None else f" {case.value}"
     return Outcome(
         kind=case.plant.__name__.replace("_", " ") + value, phase=case.phase, target="surroundings",

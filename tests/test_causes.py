@@ -23,32 +23,50 @@ from fake_engine import (
 )
 
 from benchmarks import record as records
-from benchmarks.rank.asked import collective_as_stack, last_collectives
+from benchmarks.rank.stacks import collective_as_stack, last_collectives
 from benchmarks.record import CellFolder
-from launch.supervision import logs, stacks
+from launch.supervision import failure as logs
+from launch.supervision import failure as stacks
+from launch.supervision.failure import Standing
 from launch.supervision.progress import Watch
-from launch.supervision.stacks import Standing
 
 TORCH = "/env/lib/python3.12/site-packages/torch"
-WORKER = [(f"{ROOT}/benchmarks/rank/worker.py", 117, "_rank"), (f"{ROOT}/benchmarks/rank/worker.py", 64, "main")]
+WORKER = [
+    (f"{ROOT}/benchmarks/rank/worker.py", 117, "_rank"),
+    (f"{ROOT}/benchmarks/rank/worker.py", 64, "main"),
+]
 STEP = [(f"{ROOT}/trainers/step.py", 60, "step"), *WORKER]
 
 
 def collective(name):
     distributed = f"{TORCH}/distributed"
-    return [(f"{distributed}/distributed_c10d.py", 3000, name), (f"{distributed}/c10d_logger.py", 81, "wrapper"), *STEP]
+    return [
+        (f"{distributed}/distributed_c10d.py", 3000, name),
+        (f"{distributed}/c10d_logger.py", 81, "wrapper"),
+        *STEP,
+    ]
 
 
 BACKWARD = [
     (f"{TORCH}/autograd/graph.py", 900, "_engine_run_backward"), (f"{TORCH}/_tensor.py", 630, "backward"), *STEP,
 ]  # fmt: skip
 ON_GPU = [(f"{TORCH}/cuda/__init__.py", 1000, "synchronize"), *STEP]
-COMPUTES = [(f"{TORCH}/nn/modules/conv.py", 553, "_conv_forward"), ("/home/me/my_model.py", 3, "forward"), *STEP]
-IN_STORE = [(f"{TORCH}/distributed/rendezvous.py", 300, "_env_rendezvous_handler"), *collective("init_process_group")]
+COMPUTES = [
+    (f"{TORCH}/nn/modules/conv.py", 553, "_conv_forward"),
+    ("/home/me/my_model.py", 3, "forward"),
+    *STEP,
+]
+IN_STORE = [
+    (f"{TORCH}/distributed/rendezvous.py", 300, "_env_rendezvous_handler"),
+    *collective("init_process_group"),
+]
 WAITS_FOR_SERVERS = [(f"{ROOT}/trainers/kvstore/worker.py", 240, "wait_for_replies"), *STEP]
 SERVES = [(f"{ROOT}/trainers/kvstore/server.py", 164, "run"), *WORKER]
 SUMS = [(f"{ROOT}/trainers/kvstore/server.py", 60, "serve"), *SERVES]
-IMPORTS = [("<frozen importlib._bootstrap>", 241, "_call_with_frames_removed"), ("/home/me/my_model.py", 1, "load")]
+IMPORTS = [
+    ("<frozen importlib._bootstrap>", 241, "_call_with_frames_removed"),
+    ("/home/me/my_model.py", 1, "load"),
+]
 ASLEEP = "it is in forward (my_model.py:3: `time.sleep(600)`)"
 PEER = "[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1"
 
@@ -56,7 +74,10 @@ PEER = "[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1
 def add_collectives(job, *names):
     """Have ranks say which collective is not finished."""
     for number, name in enumerate(names):
-        callers = [("/usr/lib/python3.12/runpy.py", "_run_code"), ("/home/me/my_model.py", "forward")][: number + 1]
+        callers = [
+            ("/usr/lib/python3.12/runpy.py", "_run_code"),
+            ("/home/me/my_model.py", "forward"),
+        ][: number + 1]
         frames = [{"filename": file, "line": 1, "name": function} for file, function in callers]
         entries = [
             {"profiling_name": "nccl:all_gather", "state": "completed", "retired": True},
@@ -71,7 +92,11 @@ def record(job, *histories, foreign=()):
     for number, names in enumerate(histories):
         file = "/home/me/my_model.py" if number in foreign else f"{ROOT}/trainers/step.py"
         frames = [
-            {"filename": f"{TORCH}/distributed/distributed_c10d.py", "line": 3000, "name": "all_reduce"},
+            {
+                "filename": f"{TORCH}/distributed/distributed_c10d.py",
+                "line": 3000,
+                "name": "all_reduce",
+            },
             {"filename": file, "line": 1, "name": "forward"},
         ]
         job.stacks[number] += last_collectives(
@@ -214,7 +239,9 @@ def test_failures_of_a_former_agent_are_read(tmp_path):
     assert failure[:2] == ("exception", 1) and "left with status 7" in failure[2]
 
 
-@pytest.mark.parametrize("damaged", ["[[[", "[]", '{"1": []}', '{"x": 1}', '{"1": {"status": 1}}', '{"7": 1}'])
+@pytest.mark.parametrize(
+    "damaged", ["[[[", "[]", '{"1": []}', '{"x": 1}', '{"1": {"status": 1}}', '{"7": 1}']
+)
 def test_damaged_failures_are_passed_over(tmp_path, damaged):
     def breaks(job):
         job.folder.failures.write_text(damaged)
@@ -244,7 +271,10 @@ def test_the_cause_of_an_exception_is_told_by_what_it_says(tmp_path, kind, messa
 @pytest.mark.parametrize(
     ("said", "cause"),
     [
-        ("[Rank 1] watchdog of NCCL: CUDA error: an illegal memory access was encountered", "exception"),
+        (
+            "[Rank 1] watchdog of NCCL: CUDA error: an illegal memory access was encountered",
+            "exception",
+        ),
         ("NCCL error: remote process exited", "nccl"),
         (None, "killed"),
     ],
@@ -339,7 +369,9 @@ def test_the_rank_that_is_not_where_the_others_are_is_named(tmp_path, asleep, ca
     steps, (rank, said) = HUNG[case]
 
     def with_sleep(job):
-        job.stacks = {number: text.replace("SLEEP", dump(asleep)) for number, text in job.stacks.items()}
+        job.stacks = {
+            number: text.replace("SLEEP", dump(asleep)) for number, text in job.stacks.items()
+        }
 
     (cause, named, message), seconds = told(tmp_path, starts, *steps, with_sleep)
     assert (cause, named) == ("hang", rank), message
@@ -348,10 +380,15 @@ def test_the_rank_that_is_not_where_the_others_are_is_named(tmp_path, asleep, ca
 
 
 def test_of_many_ranks_the_one_that_waits_elsewhere_is_named(tmp_path):
-    steps = (lambda job: begins(job, (5, 5, 5)), stands(rank0=[BACKWARD], rank1=[IN_STORE], rank2=[BACKWARD]))
+    steps = (
+        lambda job: begins(job, (5, 5, 5)),
+        stands(rank0=[BACKWARD], rank1=[IN_STORE], rank2=[BACKWARD]),
+    )
     (_, rank, message), _ = told(tmp_path, starts, *steps, ranks=3)
     assert rank == 1
-    assert message.endswith("it waits in init_process_group, while each of rank 0, rank 2 waits in backward")
+    assert message.endswith(
+        "it waits in init_process_group, while each of rank 0, rank 2 waits in backward"
+    )
 
 
 WAITING = stands(rank0=[WAITS_FOR_SERVERS], rank1=[WAITS_FOR_SERVERS], server=[SERVES])
@@ -377,7 +414,9 @@ def test_a_server_is_named_when_the_others_wait_for_it(tmp_path, asleep, case):
     steps, rank, said = SERVERS[case]
 
     def with_sleep(job):
-        job.stacks = {number: text.replace("SLEEP", dump(asleep)) for number, text in job.stacks.items()}
+        job.stacks = {
+            number: text.replace("SLEEP", dump(asleep)) for number, text in job.stacks.items()
+        }
 
     (cause, named, message), seconds = told(tmp_path, starts, *steps, with_sleep, servers=1)
     assert (cause, named) == ("hang", rank), message
@@ -403,7 +442,9 @@ def test_the_first_step_of_a_rank_may_be_long(tmp_path):
 
 
 def test_a_rank_that_is_stopped_in_its_first_step_is_noticed_early(tmp_path):
-    (_, rank, _), seconds = told(tmp_path, starts, reaches("first step", 0, 0), becomes("stopped", 0))
+    (_, rank, _), seconds = told(
+        tmp_path, starts, reaches("first step", 0, 0), becomes("stopped", 0)
+    )
     assert rank == 0 and seconds < 15
 
 
@@ -418,12 +459,17 @@ def test_a_log_without_a_stack_has_no_place(tmp_path):
     assert stacks.place(log, before).standing == Standing.FOREIGN
 
 
-@pytest.mark.parametrize("folder", ["/usr/lib/python3.12", "/usr/lib64/python3.9", "/opt/conda/lib/python3.14"])
+@pytest.mark.parametrize(
+    "folder", ["/usr/lib/python3.12", "/usr/lib64/python3.9", "/opt/conda/lib/python3.14"]
+)
 def test_pythons_own_code_is_not_foreign_wherever_it_is_installed(tmp_path, folder):
     log = tmp_path / "rank0.log"
     log.write_text(dump([(f"{folder}/threading.py", 359, "wait"), *STEP]))
     found = stacks.place(log, 0)
-    assert (found.standing, found.called_from_foreign) == (Standing.BUSY, False) and "threading" not in found.words
+    assert (found.standing, found.called_from_foreign) == (
+        Standing.BUSY,
+        False,
+    ) and "threading" not in found.words
 
 
 def test_a_count_is_newer_than_the_last_line(tmp_path):
@@ -438,7 +484,9 @@ def test_a_count_is_newer_than_the_last_line(tmp_path):
 
 def test_a_torn_line_of_a_rank_is_passed_over(tmp_path):
     folder = CellFolder(tmp_path).make()
-    folder.rank_lines(0).write_bytes(b'{"kind": "be\n\xff\n{"kind": "beat", "time": 3.0, "iterations": 7}\n{"kind"')
+    folder.rank_lines(0).write_bytes(
+        b'{"kind": "be\n\xff\n{"kind": "beat", "time": 3.0, "iterations": 7}\n{"kind"'
+    )
     watch = Watch(folder, 1)
     assert watch.update() and watch.ranks[0].iterations == 7
 
@@ -452,9 +500,17 @@ def test_a_rank_is_not_silent_while_another_has_not_started(tmp_path):
     assert 300 < seconds < 301
 
 
-CRASH = ["Fatal Python error: Segmentation fault", "Current thread 0x2 (most recent call first):", "  the call"]
+CRASH = [
+    "Fatal Python error: Segmentation fault",
+    "Current thread 0x2 (most recent call first):",
+    "  the call",
+]
 CALLERS = [f"  caller {number}" for number in range(40)]
-ASKED_AND_RAISED = ["Current thread 0x2 (most recent call first):", "Traceback (most recent call last):", "  why"]
+ASKED_AND_RAISED = [
+    "Current thread 0x2 (most recent call first):",
+    "Traceback (most recent call last):",
+    "  why",
+]
 
 
 @pytest.mark.parametrize(

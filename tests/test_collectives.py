@@ -19,24 +19,26 @@ from omegaconf import OmegaConf
 from rank_cases import OTHER_COLLECTIVES, SHORT
 
 from analysis.nccl_tests.reader import parse_nccl_tests
-from benchmarks.collectives import nccl_tests_table
+from benchmarks.collectives import derive as nccl_tests_table
 from benchmarks.collectives.busbw import COLLECTIVES, ELEMENT_BYTES
 from benchmarks.collectives.calls import NCCL_TYPES, NcclCalls, loaded_library
 from benchmarks.collectives.measure import CollectiveBenchmark, Message
 from benchmarks.collectives.request import sizes
 from benchmarks.collectives.wrong_elements import fill, known, wrong_elements
-from benchmarks.rank.group import Ranks
-from benchmarks.rank.reporter import Reporter
+from benchmarks.rank.ranks import Ranks, Reporter
 from benchmarks.record import CellFolder, read_study
 from benchmarks.request import Room, refuse
 from benchmarks.timing import alpha_beta, c_calls
-from benchmarks.timing.spin_barrier import SpinBarrier
+from benchmarks.timing.clock import SpinBarrier
 from conf.options import Refused
 from conf.resolve import checked, resolve
 
 ROOT = Path(__file__).parent.parent
 DATA = Path(__file__).parent / "data"
-COMPILERS = [pytest.param(None, marks=pytest.mark.needs("compiler"), id="C"), pytest.param("/nowhere/cc", id="Python")]
+COMPILERS = [
+    pytest.param(None, marks=pytest.mark.needs("compiler"), id="C"),
+    pytest.param("/nowhere/cc", id="Python"),
+]
 PLACES = ("out_of_place", "in_place")
 
 
@@ -63,7 +65,9 @@ def test_a_real_collective_returns_what_it_should_and_counts_as_nccl_tests_does(
     run = run_of(one)
     assert (run["collective"], run["ranks"]) == (name, 2)
     assert [row["bytes"] for row in run["rows"]] == [1024, 4096, 16384]
-    factor = {"all_reduce": 1, "broadcast": 1, "reduce": 1, "send_recv": 1}.get(name, 0.5)  # of two ranks
+    factor = {"all_reduce": 1, "broadcast": 1, "reduce": 1, "send_recv": 1}.get(
+        name, 0.5
+    )  # of two ranks
     parts = 2 if COLLECTIVES[name].shares else 1
     for row in run["rows"]:
         assert row["count"] == row["bytes"] / 4 / parts
@@ -73,15 +77,26 @@ def test_a_real_collective_returns_what_it_should_and_counts_as_nccl_tests_does(
         assert figure["busbw"] == pytest.approx(figure["algbw"] * factor)
         assert 0 < figure["time_us"] <= figure["slowest_us"]
         spread = figure["per_iteration"]
-        assert 0 < spread["min_us"] <= spread["p50_us"] <= spread["p95_us"] <= spread["p99_us"] <= spread["max_us"]
-    assert run["avg_busbw"] == pytest.approx(sum(f["busbw"] for _, f in figures(run)) / len(figures(run)))
+        assert (
+            0
+            < spread["min_us"]
+            <= spread["p50_us"]
+            <= spread["p95_us"]
+            <= spread["p99_us"]
+            <= spread["max_us"]
+        )
+    assert run["avg_busbw"] == pytest.approx(
+        sum(f["busbw"] for _, f in figures(run)) / len(figures(run))
+    )
     assert one["metrics"]["collectives/avg_busbw_gb_per_s"] == run["avg_busbw"]
     assert one["checks"]["wrong_elements"] == 0
     assert {**one, "output": ""} == {**other, "output": ""}
 
 
 @pytest.mark.parametrize(
-    "number", range(len(OTHER_COLLECTIVES)), ids=["-".join(map(str, asked.values())) for asked in OTHER_COLLECTIVES]
+    "number",
+    range(len(OTHER_COLLECTIVES)),
+    ids=["-".join(map(str, asked.values())) for asked in OTHER_COLLECTIVES],
 )
 def test_other_forms_of_collectives_return_what_they_should(forked, number):
     found = forked("collectives_other")[0][number]
@@ -101,7 +116,9 @@ def test_three_ranks_share_out_whole_multiples_of_sixteen_bytes(forked, name):
 
 
 def test_cpu_workers_wait_over_sockets_and_take_no_shared_memory(monkeypatch):
-    monkeypatch.setattr(Ranks, "map_shared", lambda self, size_bytes: pytest.fail("there may be no /dev/shm"))
+    monkeypatch.setattr(
+        Ranks, "map_shared", lambda self, size_bytes: pytest.fail("there may be no /dev/shm")
+    )
     SpinBarrier(Ranks(0, 2, torch.device("cpu")))
 
 
@@ -118,10 +135,13 @@ def right_result(name, rank, op, root, size, share):
     """What a collective returns to a rank, from the definition alone: inputs of all ranks as lists."""
     whole = COLLECTIVES[name].shares and name not in ("all_gather", "gather")
     inputs = [
-        known(r, 0, share * size if whole else share, torch.float32, op, torch.device("cpu")) for r in range(size)
+        known(r, 0, share * size if whole else share, torch.float32, op, torch.device("cpu"))
+        for r in range(size)
     ]
     fold = {"sum": sum, "min": min, "max": max}.get(op)
-    reduced = torch.tensor([fold(column) for column in zip(*(i.tolist() for i in inputs), strict=True)])
+    reduced = torch.tensor(
+        [fold(column) for column in zip(*(i.tolist() for i in inputs), strict=True)]
+    )
     mine = slice(rank * share, (rank + 1) * share)
     return {
         "all_reduce": lambda: reduced,
@@ -139,7 +159,9 @@ def right_result(name, rank, op, root, size, share):
 @pytest.mark.parametrize("name", COLLECTIVES)
 @pytest.mark.parametrize("size", [1, 3])
 def test_wrong_elements_are_counted_and_right_ones_are_not(name, size):
-    for rank, op in itertools.product(range(size), ("sum", "min", "max") if COLLECTIVES[name].reduces else ("sum",)):
+    for rank, op in itertools.product(
+        range(size), ("sum", "min", "max") if COLLECTIVES[name].reduces else ("sum",)
+    ):
         ranks, root = Ranks(rank, size, torch.device("cpu")), size - 1
         result = right_result(name, rank, op, root, size, share=32)
         assert wrong_elements(name, result, op, root, ranks) == 0
@@ -159,15 +181,22 @@ def test_a_collective_that_does_nothing_is_noticed(forked):
 
 def test_a_rank_that_takes_anothers_part_is_noticed():
     ranks = Ranks(0, 2, torch.device("cpu"))
-    first, second = (known(rank, 0, 64, torch.float32, "sum", torch.device("cpu")) for rank in range(2))
-    assert wrong_elements("all_gather", torch.cat([second, first]), "sum", 0, ranks) > 64  # three in four differ
+    first, second = (
+        known(rank, 0, 64, torch.float32, "sum", torch.device("cpu")) for rank in range(2)
+    )
+    assert (
+        wrong_elements("all_gather", torch.cat([second, first]), "sum", 0, ranks) > 64
+    )  # three in four differ
     assert wrong_elements("all_reduce", first * 2, "sum", 0, ranks) > 32
     assert wrong_elements("broadcast", second, "sum", 0, ranks) > 32
 
 
 @pytest.mark.parametrize("size", [2, 7, 31])
 def test_a_mean_of_rounded_parts_is_right_and_half_of_it_is_not(size):
-    parts = [known(rank, 0, 4096, torch.bfloat16, "avg", torch.device("cpu")) / size for rank in range(size)]
+    parts = [
+        known(rank, 0, 4096, torch.bfloat16, "avg", torch.device("cpu")) / size
+        for rank in range(size)
+    ]
     ranks, mean = Ranks(0, size, torch.device("cpu")), torch.zeros(4096, dtype=torch.bfloat16)
     for part in parts:
         mean += part
@@ -177,10 +206,17 @@ def test_a_mean_of_rounded_parts_is_right_and_half_of_it_is_not(size):
 
 @pytest.mark.parametrize("size", [62, 63, 1024])
 def test_sums_over_many_ranks_are_exact_and_lack_no_rank(size):
-    parts = [known(rank, 0, 512, torch.bfloat16, "sum", torch.device("cpu"), size) for rank in range(size)]
-    total, ranks = torch.stack(parts).sum(0, dtype=torch.float64), Ranks(0, size, torch.device("cpu"))
+    parts = [
+        known(rank, 0, 512, torch.bfloat16, "sum", torch.device("cpu"), size)
+        for rank in range(size)
+    ]
+    total, ranks = (
+        torch.stack(parts).sum(0, dtype=torch.float64),
+        Ranks(0, size, torch.device("cpu")),
+    )
     assert (
-        wrong_elements("all_reduce", total.bfloat16(), "sum", 0, ranks) == 0 and 0 < total.min() <= total.max() <= 256
+        wrong_elements("all_reduce", total.bfloat16(), "sum", 0, ranks) == 0
+        and 0 < total.min() <= total.max() <= 256
     )
     for one in (parts[0], parts[-1]):
         lacking = int((one != 0).sum())
@@ -190,7 +226,9 @@ def test_sums_over_many_ranks_are_exact_and_lack_no_rank(size):
 
 def test_buffers_start_as_known_inputs_and_every_iteration_is_a_sign_of_life(hydra, tmp_path):
     (tmp_path / "ranks").mkdir()
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    torch.distributed.init_process_group(
+        "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+    )
     try:
         asked = [f"benchmark.{name}={SHORT[name]}" for name in SHORT if name != "name"]
         cell, ranks = cell_of(*asked, gpus=(0,), device="cpu"), Ranks(0, 1, torch.device("cpu"))
@@ -199,7 +237,9 @@ def test_buffers_start_as_known_inputs_and_every_iteration_is_a_sign_of_life(hyd
         benchmark.measure()
     finally:
         torch.distributed.destroy_process_group()
-    assert int((tmp_path / "ranks" / "0.count").read_text()) == (1 + 1) + 2 + (1 + 2)  # warm-up, window, one by one
+    assert int((tmp_path / "ranks" / "0.count").read_text()) == (1 + 1) + 2 + (
+        1 + 2
+    )  # warm-up, window, one by one
 
 
 # What a library is called with.
@@ -228,18 +268,27 @@ class OneRank:
             elif name == "ncclRecv":
                 self.awaited.append(tuple(values[:4]))
             elif name == "ncclGroupEnd":
-                for (source, *sent), (address, *awaited) in zip(self.sent, self.awaited, strict=True):
+                for (source, *sent), (address, *awaited) in zip(
+                    self.sent, self.awaited, strict=True
+                ):
                     assert sent == awaited  # count, ncclDataType_t, peer
                     ctypes.memmove(address, source, 4 * sent[0])
             elif name != "ncclGroupStart":
                 source, address, count, kind, *rest = values
-                assert kind == 7 and rest[-2:] == [11, 22]  # ncclFloat32, then communicator and stream
+                assert kind == 7 and rest[-2:] == [
+                    11,
+                    22,
+                ]  # ncclFloat32, then communicator and stream
                 if "educe" in name:
-                    assert rest[:-2] == ([2, 0] if name == "ncclReduce" else [2])  # ncclMax, and the root
+                    assert rest[:-2] == (
+                        [2, 0] if name == "ncclReduce" else [2]
+                    )  # ncclMax, and the root
                 ctypes.memmove(address, source, 4 * count)
             return 0
 
-        self.kept.append(ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_long] * ARGUMENTS[name])(function))
+        self.kept.append(
+            ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_long] * ARGUMENTS[name])(function)
+        )
         return self.kept[-1]
 
 
@@ -258,7 +307,9 @@ def made_by(compiler, monkeypatch):
     assert c_calls.made_by() == ("Python" if compiler else "C")
 
 
-@pytest.mark.parametrize("without", [(), ("ncclAlltoAll", "ncclGather", "ncclScatter")], ids=["2.28", "before"])
+@pytest.mark.parametrize(
+    "without", [(), ("ncclAlltoAll", "ncclGather", "ncclScatter")], ids=["2.28", "before"]
+)
 @pytest.mark.parametrize("name", COLLECTIVES)
 @pytest.mark.parametrize("compiler", COMPILERS)
 def test_ncclss_functions_get_the_arguments_of_its_header(name, without, compiler, monkeypatch):
@@ -274,7 +325,9 @@ def test_ncclss_functions_get_the_arguments_of_its_header(name, without, compile
 def test_prepared_calls_are_made_in_order_or_as_one_group():
     calls = one_rank(OneRank())
     send, receive = torch.arange(1.0, 65.0), torch.zeros(64)
-    several = [calls.prepare(name, send, receive) for name in ("all_reduce", "send_recv", "broadcast")]
+    several = [
+        calls.prepare(name, send, receive) for name in ("all_reduce", "send_recv", "broadcast")
+    ]
     calls.in_order(several)()
     assert calls._library.named == [
         "ncclAllReduce",
@@ -286,11 +339,18 @@ def test_prepared_calls_are_made_in_order_or_as_one_group():
     ]
     calls._library.named.clear()
     calls.together(several[::2])()
-    assert calls._library.named == ["ncclGroupStart", "ncclAllReduce", "ncclBroadcast", "ncclGroupEnd"]
+    assert calls._library.named == [
+        "ncclGroupStart",
+        "ncclAllReduce",
+        "ncclBroadcast",
+        "ncclGroupEnd",
+    ]
 
 
 @pytest.mark.parametrize("compiler", COMPILERS)
-def test_a_refusal_of_the_library_is_an_error_with_its_words_and_ends_the_calls(compiler, monkeypatch):
+def test_a_refusal_of_the_library_is_an_error_with_its_words_and_ends_the_calls(
+    compiler, monkeypatch
+):
     made_by(compiler, monkeypatch)
     made = []
 
@@ -365,7 +425,9 @@ def test_our_table_reads_back_as_nccl_tests_own(forked, name):
                 continue
             assert theirs[place]["wrong"] == 0
             for figure in ("time_us", "algbw", "busbw"):
-                assert theirs[place][figure] == pytest.approx(ours[place][figure], rel=1e-3, abs=0.0051)
+                assert theirs[place][figure] == pytest.approx(
+                    ours[place][figure], rel=1e-3, abs=0.0051
+                )
 
 
 def test_what_was_not_verified_is_not_said_to_be_right(forked):
@@ -396,7 +458,9 @@ def test_busbw_is_that_of_every_captured_row():
         factor = COLLECTIVES[run.collective].factor(run.ranks)
         for row in run.rows:
             for _, one in row.placements():
-                assert one.busbw == pytest.approx(one.algbw * factor, abs=0.005 * (1 + factor) + 1e-9, rel=1e-3)
+                assert one.busbw == pytest.approx(
+                    one.algbw * factor, abs=0.005 * (1 + factor) + 1e-9, rel=1e-3
+                )
                 checked_rows += 1
     assert checked_rows > 300
 
@@ -413,11 +477,18 @@ def test_busbw_is_that_of_every_captured_row():
          (0, 1), [32, 64]),
     ],
 )  # fmt: skip
-def test_sizes_are_those_asked_for_rounded_down_to_what_can_be_shared_out(hydra, asked, gpus, found):
+def test_sizes_are_those_asked_for_rounded_down_to_what_can_be_shared_out(
+    hydra, asked, gpus, found
+):
     assert sizes(cell_of(*asked, gpus=gpus)) == found
 
 
-@given(some.integers(1, 16), some.sampled_from(sorted(COLLECTIVES)), some.integers(0, 12), some.integers(2, 9))
+@given(
+    some.integers(1, 16),
+    some.sampled_from(sorted(COLLECTIVES)),
+    some.integers(0, 12),
+    some.integers(2, 9),
+)
 def test_every_size_can_be_shared_out_and_none_comes_twice(world, name, more, factor):
     benchmark = {"collective": name, "dtype": "float64", "min_bytes": 16 * world * 8, "max_bytes": 128 * world << more,
                  "factor": factor, "step": None}  # fmt: skip
@@ -497,7 +568,13 @@ SIZES = [8 << k for k in range(30)]
 
 def protocols(size):
     """µs of three lines that do not join."""
-    return 10 + size / 20e3 if size < 65536 else 14 + size / 100e3 if size < 1 << 22 else 25 + size / 345e3
+    return (
+        10 + size / 20e3
+        if size < 65536
+        else 14 + size / 100e3
+        if size < 1 << 22
+        else 25 + size / 345e3
+    )
 
 
 def test_one_line_is_found_as_one_line():
@@ -535,14 +612,25 @@ def test_times_that_do_not_grow_have_no_bandwidth():
 
 
 def test_the_command_leaves_a_record_with_its_table(launch, tmp_path):
-    asked = ["gpus=0,1", "benchmark=collectives", "benchmark.max_bytes=1K", "benchmark.iterations=2", "tracking=none"]
+    asked = [
+        "gpus=0,1",
+        "benchmark=collectives",
+        "benchmark.max_bytes=1K",
+        "benchmark.iterations=2",
+        "tracking=none",
+    ]
     asked.append("validity.foreign_cpu_limit=1")  # other tests run beside this one
     code, out, err = launch(*asked, "benchmark.format=nccl-tests", f"output_dir={tmp_path}")
     assert (code, err) == (0, ""), out + err
     ((record,), _) = read_study(tmp_path / "default")
-    assert record.validity.verdict == "valid" and record.tables["nccl-tests"]["runs"][0]["collective"] == "all_reduce"
+    assert (
+        record.validity.verdict == "valid"
+        and record.tables["nccl-tests"]["runs"][0]["collective"] == "all_reduce"
+    )
     assert record.tables["alpha_beta"]["pieces"]
-    (read,) = parse_nccl_tests((tmp_path / "default" / record_folder(tmp_path) / "output.txt").read_text())
+    (read,) = parse_nccl_tests(
+        (tmp_path / "default" / record_folder(tmp_path) / "output.txt").read_text()
+    )
     assert len(read.rows) == 8 and "# Avg bus bandwidth" in out
 
 
@@ -572,11 +660,17 @@ def test_gpus_return_what_they_should(tmp_path, name, calls):
 
 @pytest.mark.multi_gpu
 @pytest.mark.parametrize(
-    "asked", [["benchmark.cuda_graph=true"], ["benchmark.coalesced=4"], ["benchmark.op=avg"]], ids=str
+    "asked",
+    [["benchmark.cuda_graph=true"], ["benchmark.coalesced=4"], ["benchmark.op=avg"]],
+    ids=str,
 )
 @pytest.mark.parametrize("calls", ["nccl", "torch"])
 def test_gpus_return_what_they_should_in_other_forms(tmp_path, asked, calls):
     record = collectives_on_gpus(
-        tmp_path, *asked, f"benchmark.calls={calls}", "benchmark.max_bytes=1M", "benchmark.factor=16"
+        tmp_path,
+        *asked,
+        f"benchmark.calls={calls}",
+        "benchmark.max_bytes=1M",
+        "benchmark.factor=16",
     )
     assert record.checks["wrong_elements"] == 0

@@ -13,8 +13,14 @@ from analysis.errors import UnreadableInput
 DATA = Path(__file__).parent / "data"
 A100 = (DATA / "p2p_a100_pcie_x4.txt").read_text()
 H200 = (DATA / "nccl_tests_h200_x8.txt").read_text()
-DEFAULT = H200[H200.index("## all_reduce_perf -b 8 -e 4G -f 2 -g 8") : H200.index("## NCCL_P2P_LEVEL")]
-LOC = H200[H200.index("## NCCL_P2P_LEVEL=LOC all_reduce_perf -b 8 -e 1G -f 4 -g 8") : H200.index("## NCCL_ALGO=Tree")]
+DEFAULT = H200[
+    H200.index("## all_reduce_perf -b 8 -e 4G -f 2 -g 8") : H200.index("## NCCL_P2P_LEVEL")
+]
+LOC = H200[
+    H200.index("## NCCL_P2P_LEVEL=LOC all_reduce_perf -b 8 -e 1G -f 4 -g 8") : H200.index(
+        "## NCCL_ALGO=Tree"
+    )
+]
 
 
 def result(a, b, *tolerances):
@@ -43,7 +49,13 @@ def scaled(text, count, factor):
 def test_equal_files_do_not_differ():
     for text, count in ((A100, 128), (DEFAULT, 60), (H200, 334), (DEFAULT + A100, 188)):
         same = result(text, text)
-        assert (same.compared, same.differ, same.only_a, same.only_b, same.notes) == (count, [], [], [], [])
+        assert (same.compared, same.differ, same.only_a, same.only_b, same.notes) == (
+            count,
+            [],
+            [],
+            [],
+            [],
+        )
 
 
 def test_entries_of_a_matrix_differ_beyond_the_tolerance_of_their_kind():
@@ -75,7 +87,9 @@ def test_the_scatter_of_repetitions_is_no_difference():
     assert [one.entry.name for one in result(A100, low).differ] == ["unidirectional_enabled 0->1"]
     assert result(high + low, low).differ == []  # 250 to 300 has the 250 in it
     apart = result(high + A100, low + low)
-    assert [(one.entry.values, one.other.values) for one in apart.differ] == [([300.07, 275.07], [250.07, 250.07])]
+    assert [(one.entry.values, one.other.values) for one in apart.differ] == [
+        ([300.07, 275.07], [250.07, 250.07])
+    ]
 
 
 def test_a_setting_is_compared_with_its_absence_and_with_itself():
@@ -107,15 +121,25 @@ def test_notes_of_the_files_and_other_gpus_are_told():
 def test_a_zero_has_no_ratio():
     found = result(A100, A100.replace(" 275.07", "   0.00"))
     assert [(one.b, one.ratio) for one in found.differ] == [(0.0, 0.0)]
-    assert [(one.a, one.ratio) for one in result(A100.replace(" 275.07", "   0.00"), A100).differ] == [(0.0, None)]
+    assert [
+        (one.a, one.ratio) for one in result(A100.replace(" 275.07", "   0.00"), A100).differ
+    ] == [(0.0, None)]
 
 
 @pytest.mark.parametrize(
     ("a", "b", "sentence"),
     [
-        (A100, DEFAULT, "A holds matrices of p2p; B holds tables of nccl-tests (all_reduce on 8 ranks)"),
+        (
+            A100,
+            DEFAULT,
+            "A holds matrices of p2p; B holds tables of nccl-tests (all_reduce on 8 ranks)",
+        ),
         (DEFAULT, H200[H200.index("## sendrecv_perf") :], "nothing in common"),
-        (A100[: A100.index("Bidirectional")], (DATA / "p2p_dgx_a100_row0.txt").read_text(), "nothing in common"),
+        (
+            A100[: A100.index("Bidirectional")],
+            (DATA / "p2p_dgx_a100_row0.txt").read_text(),
+            "nothing in common",
+        ),
     ],
 )
 def test_nothing_in_common_is_a_sentence(a, b, sentence):
@@ -130,20 +154,35 @@ def test_a_tolerance_is_a_part_of_one(tolerance):
 
 
 def test_foreign_text_names_what_was_expected_of_both_kinds():
-    with pytest.raises(UnreadableInput, match=r"accepted is nccl-tests' output.*; or accepted is the output of p2p"):
+    with pytest.raises(
+        UnreadableInput, match=r"accepted is nccl-tests' output.*; or accepted is the output of p2p"
+    ):
         read_measurement("hello\n")
 
 
 def test_the_command_prints_differences_and_json(capsys, tmp_path):
-    files = {"a": A100, "b": A100.replace(" 275.07", " 300.07"), "default": DEFAULT, "loc": LOC, "empty": ""}
+    files = {
+        "a": A100,
+        "b": A100.replace(" 275.07", " 300.07"),
+        "default": DEFAULT,
+        "loc": LOC,
+        "empty": "",
+    }
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     a, b, default, loc, empty = (str(tmp_path / name) for name in files)
     assert main(["compare", a, b]) == 0
     out = capsys.readouterr().out
     assert "unidirectional_enabled 0->1" in out and "1.091" in out and "faster" in out
-    assert "1 of 128 entries differ by more than the tolerance (3 %, of latencies 10 %): B is faster in 1" in out
-    assert "These are single measurements" in out and "beyond noise" not in out and "bimodal" not in out
+    assert (
+        "1 of 128 entries differ by more than the tolerance (3 %, of latencies 10 %): B is faster in 1"
+        in out
+    )
+    assert (
+        "These are single measurements" in out
+        and "beyond noise" not in out
+        and "bimodal" not in out
+    )
     assert main(["compare", a, b, "--tolerance", "0.2"]) == 0
     assert "0 of 128 entries differ" in capsys.readouterr().out
     assert main(["compare", "--json", default, loc]) == 0
@@ -152,7 +191,12 @@ def test_the_command_prints_differences_and_json(capsys, tmp_path):
     assert whole["differ"][0]["ratio"] > 10 and not whole["differ"][0]["better"]
     assert main(["compare", default, loc]) == 0
     assert "busbw A" in capsys.readouterr().out
-    for wrong in ([a, default], [a, empty], [a, str(tmp_path / "absent")], [a, b, "--tolerance", "-1"]):
+    for wrong in (
+        [a, default],
+        [a, empty],
+        [a, str(tmp_path / "absent")],
+        [a, b, "--tolerance", "-1"],
+    ):
         assert main(["compare", *wrong]) == 2
         captured = capsys.readouterr()
         assert captured.out == "" and captured.err.startswith("python -m analysis compare: ")
@@ -165,7 +209,9 @@ def test_single_captures_are_told_as_such_and_latencies_by_the_cpu_as_bimodal():
     by_cpu = sum("latency_cpu" in one.entry.name for one in single.differ)
     assert single.single and by_cpu > 20
     (note,) = [note for note in single.notes if "bimodal" in note]
-    assert note.startswith(f"{by_cpu} of {len(single.differ)} differences: latencies by the CPU's clock")
+    assert note.startswith(
+        f"{by_cpu} of {len(single.differ)} differences: latencies by the CPU's clock"
+    )
     repeated = result(two, two)  # three runs each
     assert not repeated.single and not repeated.notes
 
@@ -177,11 +223,18 @@ def test_records_of_collectives_are_read_as_tables_of_nccl_tests(capsys):
     same = result(text, text)
     assert (same.compared, same.differ, same.notes) == (28, [], [])
     found = result(text, native)
-    assert found.compared == 26 and all("reduce_scatter on 2 ranks" in one.entry.name for one in found.differ)
+    assert found.compared == 26 and all(
+        "reduce_scatter on 2 ranks" in one.entry.name for one in found.differ
+    )
     assert main(["nccl-tests", str(path), "--json"]) == 0
     (run,) = json.loads(capsys.readouterr().out)["runs"]
     table = json.loads(text)["tables"]["nccl-tests"]["runs"][0]
-    assert (run["collective"], run["ranks"], run["nccl_version"], run["notes"]) == ("reduce_scatter", 2, "2.28.9", [])
+    assert (run["collective"], run["ranks"], run["nccl_version"], run["notes"]) == (
+        "reduce_scatter",
+        2,
+        "2.28.9",
+        [],
+    )
     assert [row["out_of_place"]["busbw"] for row in run["rows"]] == [
         row["out_of_place"]["busbw"] for row in table["rows"]
     ]

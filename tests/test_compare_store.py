@@ -47,7 +47,9 @@ def test_edits_of_the_store_and_of_records_are_found_and_named(output_dir, capsy
         for edit in EDITS.values():
             connection.execute(f"UPDATE {edit}")
     found = compare(study, Tracking())
-    assert {one.field for one in found.differences} == set(EDITS) and len(found.differences) == 2 * len(EDITS)
+    assert {one.field for one in found.differences} == set(EDITS) and len(
+        found.differences
+    ) == 2 * len(EDITS)
 
 
 def test_a_store_that_is_not_there_is_refused_and_not_made(tmp_path, capsys):

@@ -10,12 +10,15 @@ from records import record, study
 from slower import slower_study
 
 from analysis.__main__ import main
-from analysis.findings.across.sides import Asked, open_sides
-from analysis.findings.next_run.floor_file import FILE, as_json
-from analysis.findings.study import open_study
+from analysis.findings.between_studies import Asked, open_sides
+from analysis.study.noise_floor import FILE, as_json
+from analysis.study.study import open_study
 
 DATA = Path(__file__).parent / "data"
-FIRST, AGAIN = DATA / "h200_x2" / "eager_a", DATA / "h200_x2" / "eager_b"  # one command, measured twice
+FIRST, AGAIN = (
+    DATA / "h200_x2" / "eager_a",
+    DATA / "h200_x2" / "eager_b",
+)  # one command, measured twice
 CELLS = 6
 
 
@@ -34,8 +37,14 @@ def slower(tmp_path_factory):
 def test_one_command_measured_twice_shows_no_difference(capsys):
     """Two A/A pairs of real sweeps."""
     status, found = compared(capsys, FIRST, AGAIN)
-    assert (status, found["regressions"], found["verdicts"]) == (0, 0, {"no difference seen": CELLS})
-    assert found["differs"] == {} and not found["in_turn"] and found["only_a"] == found["only_b"] == []
+    assert (status, found["regressions"], found["verdicts"]) == (
+        0,
+        0,
+        {"no difference seen": CELLS},
+    )
+    assert (
+        found["differs"] == {} and not found["in_turn"] and found["only_a"] == found["only_b"] == []
+    )
     assert all(0.005 < one["smallest"] < 0.01 for one in found["cells"])
     status, found = compared(capsys, DATA / "h200_x2" / "scaling", DATA / "h200_x2" / "strategies")
     assert (status, found["verdicts"]) == (0, {"no difference seen": 2})
@@ -49,14 +58,19 @@ def test_a_planted_regression_of_3_percent_is_found(slower, capsys):
         change = one["change"]
         assert change["low"] < change["value"] < change["high"] < -0.02
         assert change["value"] == pytest.approx(1 / 1.03 - 1, abs=0.003)
-        real = one["b"]["throughput/images_per_second"]["value"] / one["a"]["throughput/images_per_second"]["value"]
+        real = (
+            one["b"]["throughput/images_per_second"]["value"]
+            / one["a"]["throughput/images_per_second"]["value"]
+        )
         assert change["value"] == pytest.approx(real - 1)
     assert compared(capsys, FIRST, slower, "--limit", "2%")[0] == 1
     assert compared(capsys, FIRST, slower, "--limit", "0.05")[0] == 0
     assert compared(capsys, slower, FIRST)[0] == 0, "what became faster is no regression"
 
 
-def test_a_regression_of_the_exchange_alone_shows_in_efficiency_and_not_on_one_gpu(tmp_path, capsys):
+def test_a_regression_of_the_exchange_alone_shows_in_efficiency_and_not_on_one_gpu(
+    tmp_path, capsys
+):
     several = slower_study(AGAIN, tmp_path / "slow", 1.03, lambda one: one.cell.world_size > 1)
     status, found = compared(capsys, FIRST, several)
     assert (status, found["regressions"]) == (1, 2)
@@ -86,7 +100,9 @@ def test_the_table_says_what_was_compared_and_what_it_may_claim(slower, capsys):
 def test_studies_keep_their_own_baselines_repeats_and_floors(capsys):
     """A study beside itself is twice the same cells, never cells with twice the runs."""
     ((one,), (other,)) = open_sides([Asked.of(str(FIRST)), Asked.of(str(AGAIN))])
-    floors = [side.study.runs[0].floor("throughput/images_per_second").runs for side in (one, other)]
+    floors = [
+        side.study.runs[0].floor("throughput/images_per_second").runs for side in (one, other)
+    ]
     assert [len(side.study.records) for side in (one, other)] == [9, 9] and floors == [6, 6]
     assert (one.name, other.name) == ("2 × H200 on vm · eager_a", "2 × H200 on vm · eager_b")
 
@@ -98,11 +114,16 @@ def test_other_studies_of_the_folder_lend_their_floor_but_not_those_compared(slo
     (tmp_path / FILE).write_text(json.dumps(as_json(rows)))
     sides = open_sides([Asked.of(str(tmp_path / name)) for name in ("a", "b")])
     studies = [side.study for (side,) in sides]
-    floors = [one.floors.of(one.runs[0].group.of_any_size, "throughput/images_per_second") for one in studies]
+    floors = [
+        one.floors.of(one.runs[0].group.of_any_size, "throughput/images_per_second")
+        for one in studies
+    ]
     assert [one.runs for one in floors] == [12, 12], "each its own six runs and the six of c"
 
 
-@pytest.mark.parametrize(("order", "expected"), [("AB", False), ("AABB", False), ("ABA", True), ("ABAB", True)])
+@pytest.mark.parametrize(
+    ("order", "expected"), [("AB", False), ("AABB", False), ("ABA", True), ("ABAB", True)]
+)
 def test_sweeps_that_took_turns_are_told(order, expected, tmp_path, capsys):
     made = {"A": [], "B": []}
     for place, letter in enumerate(order):
@@ -110,7 +131,13 @@ def test_sweeps_that_took_turns_are_told(order, expected, tmp_path, capsys):
         for repeat in range(2):
             cell = {"repeat": 2 * len(made[letter]) + repeat}
             made[letter].append(
-                record(number + repeat, [0], 1000.0 + number % 7 + repeat, sweep_id=f"{place}", cell=cell)
+                record(
+                    number + repeat,
+                    [0],
+                    1000.0 + number % 7 + repeat,
+                    sweep_id=f"{place}",
+                    cell=cell,
+                )
             )
     folders = [study(tmp_path / letter, records) for letter, records in made.items()]
     _, found = compared(capsys, *folders)
@@ -121,8 +148,13 @@ def test_single_runs_cannot_tell_and_that_is_no_success(capsys):
     x4 = DATA / "h200_x4"
     assert main(["compare", str(x4 / "settings"), str(x4 / "settings_again")]) == 2
     said = capsys.readouterr()
-    assert "4 cells compared, B against A: cannot tell in 4." in said.out and "GPU-43fb91ba" in said.out
-    assert said.err.startswith("python -m analysis compare: no cell can be told: how far runs differ is not known")
+    assert (
+        "4 cells compared, B against A: cannot tell in 4." in said.out
+        and "GPU-43fb91ba" in said.out
+    )
+    assert said.err.startswith(
+        "python -m analysis compare: no cell can be told: how far runs differ is not known"
+    )
     assert said.err.count("\n") == 1
 
 
@@ -137,11 +169,21 @@ def test_cells_match_by_what_was_asked_whatever_a_version_adds(tmp_path, capsys)
                 options = {"name": "nccl_allreduce", "bucket_cap_mb": 25.0}
                 if name == "new":
                     options["comm_hook"] = "none"
-                runs.append(record(10 * repeat + place, gpus, rate, cell={"repeat": repeat, "strategy": options}))
+                runs.append(
+                    record(
+                        10 * repeat + place,
+                        gpus,
+                        rate,
+                        cell={"repeat": repeat, "strategy": options},
+                    )
+                )
                 runs[-1]["cell_key"] = f"{name}{place}{repeat}"
         made[name] = study(tmp_path / name, runs)
     status, found = compared(capsys, made["old"], made["new"])
-    assert [one["gpus"] for one in found["cells"]] == [[0], [1]] and (found["only_a"], found["only_b"]) == ([], [])
+    assert [one["gpus"] for one in found["cells"]] == [[0], [1]] and (
+        found["only_a"],
+        found["only_b"],
+    ) == ([], [])
     assert {one["verdict"] for one in found["cells"]} == {"faster"} and status == 0
 
 
@@ -165,7 +207,12 @@ def test_a_cell_that_failed_in_one_study_is_named_with_the_reason(tmp_path, caps
         ("a", "b", (), "have no cell in common that is usable in both"),
         ("a", "a", (), "a: named twice; accepted are different studies"),
         ("a", "b/../a", (), "a: named twice; accepted are different studies"),
-        ("a", "a", ("--limit", "2"), "--limit 2: accepted is a share from 0 to below 100 %, such as 2% or 0.02"),
+        (
+            "a",
+            "a",
+            ("--limit", "2"),
+            "--limit 2: accepted is a share from 0 to below 100 %, such as 2% or 0.02",
+        ),
         ("a", "a", ("--limit", "two"), "--limit two: accepted is a share"),
     ],
 )

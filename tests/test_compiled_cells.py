@@ -11,13 +11,13 @@ from records import make_record
 from torch import nn
 
 from analysis.validity.as_asked import not_compiled
-from benchmarks.rank import running_cell
+from benchmarks.rank import cell_process as running_cell
 from benchmarks.record import read_study
 from benchmarks.timing import compilation
 from benchmarks.timing.compilation import Compilation
 from conf.schema import ValidityLimits
-from launch.engines import compile_caches
-from launch.engines.compile_caches import INDUCTOR, TRITON
+from launch.engines import environment as compile_caches
+from launch.engines.environment import INDUCTOR, TRITON
 
 
 def compiled_cell(**changes):
@@ -29,10 +29,12 @@ def compiled_cell(**changes):
 
 def test_all_studies_of_an_output_folder_have_one_folder_for_what_is_compiled(tmp_path):
     folder = tmp_path / ".compiled"
-    found = compile_caches.variables(compiled_cell(), tmp_path, {})
+    found = compile_caches.compile_caches_variables(compiled_cell(), tmp_path, {})
     assert found == {INDUCTOR: str(folder), TRITON: str(folder / "triton")}
     assert folder.stat().st_mode & 0o777 == 0o700, "torch runs what it finds there"
-    assert compile_caches.variables(compiled_cell(), tmp_path, {}) == found, "it may be there already"
+    assert compile_caches.compile_caches_variables(compiled_cell(), tmp_path, {}) == found, (
+        "it may be there already"
+    )
 
 
 @pytest.mark.parametrize(
@@ -46,23 +48,34 @@ def test_all_studies_of_an_output_folder_have_one_folder_for_what_is_compiled(tm
 )
 def test_other_cells_and_a_users_own_folder_stay_as_they_are(changes, around, tmp_path):
     cell = dataclasses.replace(make_cell(), **({"optimize": "compile"} | changes))
-    assert compile_caches.variables(cell, tmp_path, around) == {} and not list(tmp_path.iterdir())
+    assert compile_caches.compile_caches_variables(cell, tmp_path, around) == {} and not list(
+        tmp_path.iterdir()
+    )
 
 
 def test_a_users_folder_for_triton_stays(tmp_path):
-    assert compile_caches.variables(compiled_cell(), tmp_path, {TRITON: "/mine"}).keys() == {INDUCTOR}
+    assert compile_caches.compile_caches_variables(
+        compiled_cell(), tmp_path, {TRITON: "/mine"}
+    ).keys() == {INDUCTOR}
 
 
-def test_a_folder_that_others_may_write_to_or_the_compiler_cannot_name_is_not_used(tmp_path, monkeypatch):
+def test_a_folder_that_others_may_write_to_or_the_compiler_cannot_name_is_not_used(
+    tmp_path, monkeypatch
+):
     strange = tmp_path / "out puts%20#1"
-    assert compile_caches.variables(compiled_cell(), strange, {}) == {} and not strange.exists()
+    assert (
+        compile_caches.compile_caches_variables(compiled_cell(), strange, {}) == {}
+        and not strange.exists()
+    )
     (tmp_path / ".compiled").mkdir()
     (tmp_path / ".compiled").chmod(0o770)
-    assert compile_caches.variables(compiled_cell(), tmp_path, {}) == {}
+    assert compile_caches.compile_caches_variables(compiled_cell(), tmp_path, {}) == {}
     (tmp_path / ".compiled").chmod(0o700)
-    assert compile_caches.variables(compiled_cell(), tmp_path, {})
+    assert compile_caches.compile_caches_variables(compiled_cell(), tmp_path, {})
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    assert compile_caches.variables(compiled_cell(), tmp_path, {}) == {}, "another user's"
+    assert compile_caches.compile_caches_variables(compiled_cell(), tmp_path, {}) == {}, (
+        "another user's"
+    )
 
 
 def test_torch_reads_the_folder_each_time_so_ranks_need_not_start_anew(tmp_path, monkeypatch):
@@ -73,7 +86,11 @@ def test_torch_reads_the_folder_each_time_so_ranks_need_not_start_anew(tmp_path,
     for number in (1, 2):
         monkeypatch.setenv(INDUCTOR, str(tmp_path / str(number)))
         monkeypatch.setenv(TRITON, str(tmp_path / str(number) / "triton"))
-        places = [FxGraphCache._get_tmp_dir(), AOTAutogradCache._get_tmp_dir(), cache_dir_utils.triton_cache_dir(0)]
+        places = [
+            FxGraphCache._get_tmp_dir(),
+            AOTAutogradCache._get_tmp_dir(),
+            cache_dir_utils.triton_cache_dir(0),
+        ]
         assert all(place.startswith(f"{tmp_path}/{number}/") for place in places), places
     assert {INDUCTOR, TRITON} <= {*running_cell.READ_LATE}
 
@@ -84,7 +101,9 @@ def test_torch_reads_the_folder_each_time_so_ranks_need_not_start_anew(tmp_path,
 def test_only_what_cannot_change_a_graph_may_differ():
     cell = compiled_cell()
     for same in (
-        dataclasses.replace(cell, nccl={"NCCL_ALGO": "Ring"}, repeat=3, labels=("x",), profiler="torch"),
+        dataclasses.replace(
+            cell, nccl={"NCCL_ALGO": "Ring"}, repeat=3, labels=("x",), profiler="torch"
+        ),
         dataclasses.replace(cell, benchmark={**cell.benchmark, "max_seconds": 9.0}),
         cell.as_pass("tuning_pass", "somewhere.run"),
         dataclasses.replace(cell, optimize="compile_graph"),
@@ -146,7 +165,9 @@ def test_graphs_and_breaks_are_counted_and_a_compiler_that_does_nothing_is_seen(
         "from_cache": 0,
         "newly_made": 0,
     }
-    assert Compilation(True).found(Alone()) == {"graphs": 0, "code_from": "nowhere"}, "an earlier one had some"
+    assert Compilation(True).found(Alone()) == {"graphs": 0, "code_from": "nowhere"}, (
+        "an earlier one had some"
+    )
     assert Compilation(False).since() == {} == Compilation(False).found(Alone())
 
 
@@ -190,8 +211,12 @@ def build(classes, channels):
 @pytest.mark.needs("C++")
 def test_what_a_cell_compiled_is_found_by_the_next_one_and_by_a_new_study(tmp_path, monkeypatch):
     for name in (INDUCTOR, TRITON):
-        monkeypatch.delenv(name, raising=False)  # torch has set it here, if another test imported the compiler
-    monkeypatch.setenv("TORCHINDUCTOR_VEC_ISA_OK", "1")  # else torch compiles a program for each kind of vectors to see
+        monkeypatch.delenv(
+            name, raising=False
+        )  # torch has set it here, if another test imported the compiler
+    monkeypatch.setenv(
+        "TORCHINDUCTOR_VEC_ISA_OK", "1"
+    )  # else torch compiles a program for each kind of vectors to see
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "layers.py").write_text(LAYERS)
     short = (
@@ -204,21 +229,34 @@ def test_what_a_cell_compiled_is_found_by_the_next_one_and_by_a_new_study(tmp_pa
     launched = user(tmp_path)
     done = launched(*short, "benchmark.max_seconds=0.1,0.2")
     records, _ = read_study(tmp_path / "outputs" / "default")
-    assert len(records) == 2 and all(record.state == "finished" for record in records), done.stdout + done.stderr
+    assert len(records) == 2 and all(record.state == "finished" for record in records), (
+        done.stdout + done.stderr
+    )
     first, second = sorted(records, key=lambda record: record.started_at)
     assert [one.checks["code_from"] for one in (first, second)] == ["new", "cache"]
     assert second.checks["newly_made"] == 0 < second.checks["from_cache"]
     for record in records:
         assert (record.checks["graphs"], record.checks["timed_graphs"]) == (1, 0)
-        assert record.checks["arithmetic"]["compiled_parts"] == first.checks["arithmetic"]["compiled_parts"] > 0
         assert (
-            record.checks["replicas_equal"] and record.checks["gradient_error"] <= record.checks["gradient_tolerance"]
+            record.checks["arithmetic"]["compiled_parts"]
+            == first.checks["arithmetic"]["compiled_parts"]
+            > 0
         )
         assert (
-            not {"not_compiled", "weights_still", "gradient_not_mean", "exchange_wrong"} & record.validity.codes.keys()
+            record.checks["replicas_equal"]
+            and record.checks["gradient_error"] <= record.checks["gradient_tolerance"]
+        )
+        assert (
+            not {"not_compiled", "weights_still", "gradient_not_mean", "exchange_wrong"}
+            & record.validity.codes.keys()
         )
     launched(*short, "benchmark.max_seconds=0.1", "engine.start=exec", "study=another")
     (again,) = read_study(tmp_path / "outputs" / "another")[0]
-    assert {rank["started"] for rank in again.ranks} == {"exec"}, "they find what forked ranks have made"
-    assert again.checks["code_from"] == "cache" and again.checks["newly_made"] == 0 < again.checks["from_cache"]
+    assert {rank["started"] for rank in again.ranks} == {"exec"}, (
+        "they find what forked ranks have made"
+    )
+    assert (
+        again.checks["code_from"] == "cache"
+        and again.checks["newly_made"] == 0 < again.checks["from_cache"]
+    )
     assert {row["part"] for row in again.tables["compiling"]["rows"]}

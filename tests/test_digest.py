@@ -3,9 +3,18 @@
 import pytest
 import torch
 
-from benchmarks.training import correctness, digest
+from benchmarks.training import correctness
+from benchmarks.training import correctness as digest
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.uint8, torch.bool)
+DTYPES = (
+    torch.float32,
+    torch.bfloat16,
+    torch.float16,
+    torch.float64,
+    torch.int64,
+    torch.uint8,
+    torch.bool,
+)
 LONG = 2 * digest.PIECE + 3  # words: three pieces
 
 
@@ -21,14 +30,20 @@ def split_mix(number):
 
 def test_the_checksum_is_the_sum_that_it_claims_to_be():
     words = torch.tensor([3, -5, 2**31 - 1, -(2**31)], dtype=torch.int32)
-    wanted = sum(word * split_mix(place + 1) for place, word in enumerate(words.tolist())) % (1 << 64)
+    wanted = sum(word * split_mix(place + 1) for place, word in enumerate(words.tolist())) % (
+        1 << 64
+    )
     assert digest.of_each([words]) == [digest._hashed([wanted.to_bytes(8, "big")])]
     assert digest.of_each([words]) != digest.of_each([words.roll(1)])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_equal_tensors_have_equal_checksums_and_one_wrong_element_another(dtype):
-    values = torch.randn(7, 11).to(dtype) if dtype.is_floating_point else torch.randint(2, (7, 11)).to(dtype)
+    values = (
+        torch.randn(7, 11).to(dtype)
+        if dtype.is_floating_point
+        else torch.randint(2, (7, 11)).to(dtype)
+    )
     other = values.clone()
     assert digest.of_all([values]) == digest.of_all([other])
     other[3, 4] = 0 if other[3, 4] else 1
@@ -36,7 +51,9 @@ def test_equal_tensors_have_equal_checksums_and_one_wrong_element_another(dtype)
 
 
 def one_bit(values, place, bit):
-    values.view(torch.int32)[place] ^= torch.tensor(1 << bit if bit < 31 else -(1 << 31), dtype=torch.int32)
+    values.view(torch.int32)[place] ^= torch.tensor(
+        1 << bit if bit < 31 else -(1 << 31), dtype=torch.int32
+    )
 
 
 @pytest.mark.parametrize("bit", [0, 22, 31])
@@ -53,7 +70,10 @@ def test_faults_of_several_elements_do_not_cancel_each_other():
     values = torch.randn(LONG, generator=torch.Generator().manual_seed(2))
     swapped, pieces, signs, bent = (values.clone() for _ in range(4))
     swapped[[5, 6]] = values[[6, 5]]
-    pieces[: digest.PIECE], pieces[digest.PIECE : -3] = values[digest.PIECE : -3], values[: digest.PIECE]
+    pieces[: digest.PIECE], pieces[digest.PIECE : -3] = (
+        values[digest.PIECE : -3],
+        values[: digest.PIECE],
+    )
     signs[[10, 20]] *= -1
     bent.view(torch.int32)[30:33] += torch.tensor([1, -2, 1], dtype=torch.int32)
     found = {digest.of_all([one]) for one in (values, swapped, pieces, signs, bent)}

@@ -78,13 +78,20 @@ def test_a_wide_terminal_has_every_number():
     assert lines[0].startswith("GPUs  P2P_LEVEL  ALGO  state ")
     assert lines[0].endswith("images/s        ±  per GPU  exchange ms  exchange GB/s  validity")
     assert " ".join(lines[1].split()) == "0,3 LOC – finished 9,125 one run 4,563 3.84 26.6 valid"
-    assert " ".join(lines[4].split()) == "0,3 NVL – finished 9,352 one run 4,676 0.453 226 valid: setting_no_effect"
+    assert (
+        " ".join(lines[4].split())
+        == "0,3 NVL – finished 9,352 one run 4,676 0.453 226 valid: setting_no_effect"
+    )
     assert lines[-1] == "8 of 8 cells in 0 s"
 
 
 @pytest.mark.parametrize(
     ("study", "width"),
-    [(study, width) for study in ("settings", "scaling", "feet") for width in (60, 72, 80, 100, 120)],
+    [
+        (study, width)
+        for study in ("settings", "scaling", "feet")
+        for width in (60, 72, 80, 100, 120)
+    ],
 )
 def test_gpus_state_rate_and_verdict_are_whole_at_every_width(study, width):
     screen, lines = settled(study, width)
@@ -111,16 +118,25 @@ def test_columns_that_are_the_same_for_all_are_said_once_and_break_between_words
     with screen:
         pass
     text = screen.console.file.getvalue()
-    assert "model resnet50  benchmark throughput" in text and "batch 256" in text and "precision bf16" in text
+    assert (
+        "model resnet50  benchmark throughput" in text
+        and "batch 256" in text
+        and "precision bf16" in text
+    )
     assert all(len(line) <= 60 for line in text.splitlines() if "resnet50" in line)
     assert "optimize eager" in text
 
 
 def test_several_codes_are_shortened_before_a_number_is():
-    codes = {code: "a sentence" for code in ("setting_ignored", "transport_unexpected", "noisy", "throttled")}
+    codes = {
+        code: "a sentence"
+        for code in ("setting_ignored", "transport_unexpected", "noisy", "throttled")
+    }
 
     def change(measured):
-        return [dataclasses.replace(record, validity=Validity("invalid", codes)) for record in measured]
+        return [
+            dataclasses.replace(record, validity=Validity("invalid", codes)) for record in measured
+        ]
 
     _, wide = settled("settings", 200, change)
     _, narrow = settled("settings", 80, change)
@@ -133,8 +149,12 @@ def test_several_codes_are_shortened_before_a_number_is():
 
 def test_codes_of_cells_that_are_not_valid_are_explained_once():
     one, two, three = records("settings")[:3]
-    noisy = Validity("suspect", {"profiled": "a trace was recorded", "noisy": "the interval is wide: ±9%"})
-    worse = Validity("invalid", {"noisy": "the interval is wide: ±20%", "throttled": "the clocks were lowered"})
+    noisy = Validity(
+        "suspect", {"profiled": "a trace was recorded", "noisy": "the interval is wide: ±9%"}
+    )
+    worse = Validity(
+        "invalid", {"noisy": "the interval is wide: ±20%", "throttled": "the clocks were lowered"}
+    )
     profiled = Validity("valid", {"profiled": "a trace was recorded"})
     judged = [dataclasses.replace(one, validity=noisy), dataclasses.replace(two, validity=worse)]
     judged += [
@@ -158,13 +178,20 @@ def test_codes_of_cells_that_are_not_valid_are_explained_once():
 
 
 def test_a_verdict_says_how_many_checks_could_not_run_and_why():
-    skipped = {"throttled": "the GPUs were not sampled", "foreign_load": "the GPUs were not sampled"}
+    skipped = {
+        "throttled": "the GPUs were not sampled",
+        "foreign_load": "the GPUs were not sampled",
+    }
     beside = {"wrong_gpu": "CPU workers have no GPU"}
     valid = Validity("valid", {}, skipped, not_applicable=beside)
     noisy = Validity("suspect", {"noisy": "the interval is wide"}, skipped)
     judged = [dataclasses.replace(records("settings")[0], validity=one) for one in (valid, noisy)]
     judged.append(dataclasses.replace(judged[0], validity=Validity("valid", not_applicable=beside)))
-    assert [verdict(one) for one in judged] == ["valid, 2 unchecked", "suspect: noisy, 2 unchecked", "valid"]
+    assert [verdict(one) for one in judged] == [
+        "valid, 2 unchecked",
+        "suspect: noisy, 2 unchecked",
+        "valid",
+    ]
     assert doubts(judged)[1:] == [
         "  noisy: the interval is wide",
         "unchecked: throttled and foreign_load (the GPUs were not sampled)",
@@ -214,7 +241,13 @@ def test_a_failed_cell_names_its_cause():
     def change(measured):
         stopped = Failure("interrupted", None, "stopped by the user")
         return [
-            dataclasses.replace(measured[0], state="failed", failure=failure, metrics={}, validity=Validity("invalid")),
+            dataclasses.replace(
+                measured[0],
+                state="failed",
+                failure=failure,
+                metrics={},
+                validity=Validity("invalid"),
+            ),
             dataclasses.replace(measured[1], state="interrupted", failure=stopped, metrics={}),
             *measured[2:],
         ]
@@ -260,13 +293,17 @@ def test_repeats_and_drift_are_told_apart():
 def test_options_that_tell_cells_apart_have_a_column():
     first = records("settings")[1]
     cells = [
-        PlannedCell(changed_cell(first.cell, strategy={**first.cell.strategy, "bucket_cap_mb": size}))
+        PlannedCell(
+            changed_cell(first.cell, strategy={**first.cell.strategy, "bucket_cap_mb": size})
+        )
         for size in (1, 25)
     ]
     screen = Screen(cells, [], console(100))
     with screen:
         lines = drawn(screen)
-    assert "bucket_cap_mb" in lines[0] and lines[1].split()[1] == "1" and lines[2].split()[1] == "25"
+    assert (
+        "bucket_cap_mb" in lines[0] and lines[1].split()[1] == "1" and lines[2].split()[1] == "25"
+    )
 
 
 def overhead():
@@ -284,7 +321,9 @@ def test_another_benchmark_shows_its_first_number():
     assert first_number(record, next_run) == "overhead 0.12\xa0% (−0.05 to 0.30 for the next run)"
     assert first_number(record, {}) == "overhead 0.12\xa0%, one run"
     copy = dataclasses.replace(
-        record, cell=changed_cell(record.cell, benchmark={"name": "p2p"}), metrics={"p2p/write_gb_per_s": 377.25}
+        record,
+        cell=changed_cell(record.cell, benchmark={"name": "p2p"}),
+        metrics={"p2p/write_gb_per_s": 377.25},
     )
     assert first_number(copy, {}) == "write 377 GB/s, one run"
     assert first_number(dataclasses.replace(record, metrics={}), {}) == ""
@@ -292,7 +331,11 @@ def test_another_benchmark_shows_its_first_number():
     with screen:
         screen.settle(0, "finished", record)
     lines = drawn(screen)
-    assert "images/s" not in lines[0] and "result" in lines[0] and "overhead 0.12 %, one run" in lines[1]
+    assert (
+        "images/s" not in lines[0]
+        and "result" in lines[0]
+        and "overhead 0.12 %, one run" in lines[1]
+    )
 
 
 def test_an_efficiency_is_one_so_far_until_every_cell_is_settled():
@@ -310,7 +353,10 @@ def test_an_efficiency_is_one_so_far_until_every_cell_is_settled():
 def test_plain_lines_where_there_is_no_terminal():
     one, two = records("scaling")[0], records("scaling")[5]
     failed = dataclasses.replace(
-        records("settings")[0], state="failed", failure=Failure("oom", 1, "rank [1] ran out of memory"), metrics={}
+        records("settings")[0],
+        state="failed",
+        failure=Failure("oom", 1, "rank [1] ran out of memory"),
+        metrics={},
     )
     measured = [one, two, failed]
     screen = Screen(planned(measured), [], console(80, terminal=False))
@@ -349,13 +395,18 @@ def test_what_the_reference_is_stands_below_its_column(width):
 @pytest.mark.parametrize("width", [80, 180])
 def test_cpu_workers_are_not_called_gpus(width):
     def on_cpu(found):
-        return [dataclasses.replace(one, cell=changed_cell(one.cell, device="cpu", nccl={})) for one in found]
+        return [
+            dataclasses.replace(one, cell=changed_cell(one.cell, device="cpu", nccl={}))
+            for one in found
+        ]
 
     screen, lines = settled("scaling", width, on_cpu)
     assert "  CPU workers  " in lines[0] and not any("GPU " in line for line in lines)
     assert ("per CPU worker" in lines[0]) == (width == 180)
     assert any(
-        "images/s per CPU worker" in part for number in range(len(screen.cells)) for part in screen._line(number)
+        "images/s per CPU worker" in part
+        for number in range(len(screen.cells))
+        for part in screen._line(number)
     )
 
 
@@ -364,7 +415,8 @@ def test_columns_that_can_be_left_out_are_columns():
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(0.4, "0 s"), (48, "48 s"), (365, "6 min 05 s"), (3600, "1 h 00 min"), (4520, "1 h 15 min")]
+    ("seconds", "text"),
+    [(0.4, "0 s"), (48, "48 s"), (365, "6 min 05 s"), (3600, "1 h 00 min"), (4520, "1 h 15 min")],
 )
 def test_durations_read_well(seconds, text):
     assert duration(seconds) == text

@@ -6,19 +6,22 @@ from pathlib import Path
 
 import pytest
 
-from analysis.findings.provenance import INHERITED, inherited
-from analysis.findings.study import Study
+from analysis.study.provenance import INHERITED, inherited
+from analysis.study.study import Study
 from benchmarks import record as records
 from benchmarks.record import CellFolder
 from launch.machine import facts
 from launch.machine.devices import Device, Machine
-from launch.study import surroundings
-from launch.study.done_before import done_before
-from launch.study.study import StudyFolder
-from launch.study.surroundings import Surroundings
+from launch.study import provenance as surroundings
+from launch.study.provenance import Surroundings
+from launch.study.study import StudyFolder, done_before
 
 DATA = Path(__file__).parent / "data" / "h200_x2"
-REAL = next(one for one in records.read_study(DATA / "eager_a")[0] if one.cell.world_size == 2 and one.usable)
+REAL = next(
+    one
+    for one in records.read_study(DATA / "eager_a")[0]
+    if one.cell.world_size == 2 and one.usable
+)
 MEASURED = {"versions", "variables", "planned_uuids", INHERITED, "left_out"}
 
 
@@ -34,7 +37,9 @@ def here(monkeypatch):
     monkeypatch.setattr(surroundings.platform, "python_version", lambda: versions["python"])
     monkeypatch.setattr(Surroundings, "_versions_on_gpus", versions)
     devices = tuple(Device(gpu["id"], gpu["uuid"], gpu["bus_id"], gpu["name"]) for gpu in listed)
-    machine = Machine("cuda", devices, tuple(gpu["id"] for gpu in listed), environment["cpu"]["cores"])
+    machine = Machine(
+        "cuda", devices, tuple(gpu["id"] for gpu in listed), environment["cpu"]["cores"]
+    )
     return Surroundings(machine, inherited(REAL))
 
 
@@ -54,7 +59,9 @@ def planted(tmp_path, *made):
     for number, record in enumerate(made):
         folder.path.mkdir(parents=True, exist_ok=True)
         folder.set_aside()
-        records.write(folder, dataclasses.replace(record, started_at=REAL.started_at + 1000 * number))
+        records.write(
+            folder, dataclasses.replace(record, started_at=REAL.started_at + 1000 * number)
+        )
     return study
 
 
@@ -81,18 +88,30 @@ CHANGES = [
     ({"versions": {"nccl": "2.27.5"}}, "NCCL 2.27.5, now "),
     ({"versions": {"python": "3.10.1"}}, "Python 3.10, now "),
     ({"cpu": {"cores": 3}}, "3 cores, now "),
-    ({"variables": {"NCCL_P2P_LEVEL": "LOC"}, INHERITED: ["NCCL_P2P_LEVEL"]}, "NCCL_P2P_LEVEL LOC, now unset"),
-    ({"variables": {"OMP_NUM_THREADS": "3"}, INHERITED: ["OMP_NUM_THREADS"]}, "OMP_NUM_THREADS 3, now unset"),
+    (
+        {"variables": {"NCCL_P2P_LEVEL": "LOC"}, INHERITED: ["NCCL_P2P_LEVEL"]},
+        "NCCL_P2P_LEVEL LOC, now unset",
+    ),
+    (
+        {"variables": {"OMP_NUM_THREADS": "3"}, INHERITED: ["OMP_NUM_THREADS"]},
+        "OMP_NUM_THREADS 3, now unset",
+    ),
     ({"nccl_conf": "NCCL_ALGO=Tree\n"}, "/etc/nccl.conf has changed"),
 ]
 
 
 @pytest.mark.parametrize(("changes", "said"), CHANGES)
-def test_what_was_measured_elsewhere_is_measured_again_and_the_difference_is_named(tmp_path, here, changes, said):
+def test_what_was_measured_elsewhere_is_measured_again_and_the_difference_is_named(
+    tmp_path, here, changes, said
+):
     done, notes = found(planted(tmp_path, elsewhere(**changes)), here)
     assert done == []
     (note,) = notes
-    assert note.startswith("1 cell is measured again: ") and said in note and note.endswith(" before is kept")
+    assert (
+        note.startswith("1 cell is measured again: ")
+        and said in note
+        and note.endswith(" before is kept")
+    )
 
 
 @pytest.mark.parametrize(
@@ -110,7 +129,9 @@ def test_what_changes_no_result_leaves_a_cell_done(tmp_path, here, changes):
 def test_two_nodes_with_one_home_folder_keep_a_record_each(tmp_path, here):
     other = elsewhere(host="node2")
     study = planted(tmp_path, REAL, other)
-    assert found(study, here)[0] == [REAL.record_id], "the attempt of this host was set aside and counts"
+    assert found(study, here)[0] == [REAL.record_id], (
+        "the attempt of this host was set aside and counts"
+    )
     assert study.finished(REAL.cell).record_id == other.record_id
     (mine, its) = Study.of(records.read_study(study.folder)[0]).runs
     assert [len(one.records) for one in (mine, its)] == [1, 1], "no repeats of each other"
@@ -120,7 +141,9 @@ def test_two_nodes_with_one_home_folder_keep_a_record_each(tmp_path, here):
 def test_the_newest_attempt_of_these_surroundings_decides(tmp_path, here):
     failed = dataclasses.replace(elsewhere(), state="failed", metrics={})
     assert found(planted(tmp_path, REAL, failed), here) == ([], [])
-    assert found(planted(tmp_path / "2", failed, REAL, elsewhere(host="node2")), here)[0] == [REAL.record_id]
+    assert found(planted(tmp_path / "2", failed, REAL, elsewhere(host="node2")), here)[0] == [
+        REAL.record_id
+    ]
 
 
 def test_other_code_that_measures_is_told_and_decides_nothing(tmp_path, here):

@@ -24,7 +24,9 @@ NV = {f"{a}-{b}": "NV18" for a in range(8) for b in range(a + 1, 8)}
 def check_settings(requested, log, same_cell_without, link_classes, *, gpus=None, env_logged=None):
     """What each requested setting comes to by a cell's log; `same_cell_without` is that of the same cell without them all."""
     evidence = None if log is None else Evidence(requested, log, link_classes, gpus, env_logged)
-    results = [check_setting(name, value, evidence, same_cell_without) for name, value in requested.items()]
+    results = [
+        check_setting(name, value, evidence, same_cell_without) for name, value in requested.items()
+    ]
     return [one for of_setting in results for one in of_setting]
 
 
@@ -59,7 +61,10 @@ def made(
             *([(rank, body) for body in bodies] if rank in ranks else []),
             (rank, f"{count}, 2 p2p channels per peer"),
             (rank, f"{member} COMPLETE"),
-            (rank, f"Channel 00{slash} : {rank}[{gpus[rank]}] -> {peer}[{gpus[peer]}] via {transport}"),
+            (
+                rank,
+                f"Channel 00{slash} : {rank}[{gpus[rank]}] -> {peer}[{gpus[peer]}] via {transport}",
+            ),
         ]
     return parse_nccl_log("".join(f"vm:{rank + 1}:1 [0] NCCL INFO {body}\n" for rank, body in rows))
 
@@ -69,7 +74,9 @@ def says(name, value):
 
 
 def codes(findings, *severities):
-    return {(one.code, one.severity) for one in findings if not severities or one.severity in severities}
+    return {
+        (one.code, one.severity) for one in findings if not severities or one.severity in severities
+    }
 
 
 # --- setting_ignored --------------------------------------------------------------------------------------------
@@ -82,9 +89,17 @@ def test_captures_that_are_as_asked_give_nothing():
         ("h200_gpus_0_3_p2p_level_LOC", "LOC"),
     ):
         log = capture(name)
-        assert check_settings({"NCCL_P2P_LEVEL": level, "NCCL_NVLS_ENABLE": "0"}, log, None, NV) == []
-    assert check_settings({"NCCL_P2P_LEVEL": "LOC"}, capture("dgx1_gpus_0_3_p2p_level_0"), None, None) == []
-    assert check_settings({"NCCL_P2P_LEVEL": "0"}, capture("dgx1_gpus_0_3_p2p_level_0"), None, None) == []
+        assert (
+            check_settings({"NCCL_P2P_LEVEL": level, "NCCL_NVLS_ENABLE": "0"}, log, None, NV) == []
+        )
+    assert (
+        check_settings({"NCCL_P2P_LEVEL": "LOC"}, capture("dgx1_gpus_0_3_p2p_level_0"), None, None)
+        == []
+    )
+    assert (
+        check_settings({"NCCL_P2P_LEVEL": "0"}, capture("dgx1_gpus_0_3_p2p_level_0"), None, None)
+        == []
+    )
     assert check_settings({}, capture("h200_x8_default"), None, NV) == []
 
 
@@ -101,26 +116,44 @@ def test_another_value_than_asked_is_invalid():
     log = made(says("NCCL_P2P_LEVEL", "PIX"))
     (finding,) = check_settings({"NCCL_P2P_LEVEL": "NVL"}, log, None, NV)
     assert finding == SettingResult(
-        "setting_ignored", "NCCL_P2P_LEVEL=NVL was not used: NCCL says PIX", "invalid", "NCCL_P2P_LEVEL"
+        "setting_ignored",
+        "NCCL_P2P_LEVEL=NVL was not used: NCCL says PIX",
+        "invalid",
+        "NCCL_P2P_LEVEL",
     )
 
 
 def test_env_settings_need_the_env_subsystem():
     asked = {"NCCL_BUFFSIZE": "4194304"}
-    assert codes(check_settings(asked, made(env=True), None, NV)) == {("setting_ignored", "invalid")}
-    assert codes(check_settings(asked, made(env=False), None, NV)) == {("setting_ignored", "unchecked")}
-    assert codes(check_settings(asked, made(env=False), None, NV, env_logged=True)) == {("setting_ignored", "invalid")}
-    assert check_settings(asked, made(says("NCCL_BUFFSIZE", "4194304.")), None, NV) == []
-    assert check_settings({"NCCL_BUFFSIZE": "0x400000"}, made(says("NCCL_BUFFSIZE", "4194304.")), None, NV) == []
-    # what C reads from a word is 0, which is not what was asked
-    assert codes(check_settings({"NCCL_BUFFSIZE": "4M"}, made(says("NCCL_BUFFSIZE", "4.")), None, NV)) == {
+    assert codes(check_settings(asked, made(env=True), None, NV)) == {
         ("setting_ignored", "invalid")
     }
+    assert codes(check_settings(asked, made(env=False), None, NV)) == {
+        ("setting_ignored", "unchecked")
+    }
+    assert codes(check_settings(asked, made(env=False), None, NV, env_logged=True)) == {
+        ("setting_ignored", "invalid")
+    }
+    assert check_settings(asked, made(says("NCCL_BUFFSIZE", "4194304.")), None, NV) == []
+    assert (
+        check_settings(
+            {"NCCL_BUFFSIZE": "0x400000"}, made(says("NCCL_BUFFSIZE", "4194304.")), None, NV
+        )
+        == []
+    )
+    # what C reads from a word is 0, which is not what was asked
+    assert codes(
+        check_settings({"NCCL_BUFFSIZE": "4M"}, made(says("NCCL_BUFFSIZE", "4.")), None, NV)
+    ) == {("setting_ignored", "invalid")}
 
 
 def test_settings_announced_only_where_used_are_unchecked_when_absent():
-    assert codes(check_settings({"NCCL_SHM_DISABLE": "1"}, made(), None, NV)) == {("setting_ignored", "unchecked")}
-    assert codes(check_settings({"NCCL_P2P_DISABLE": "0"}, made(), None, NV)) == {("setting_ignored", "unchecked")}
+    assert codes(check_settings({"NCCL_SHM_DISABLE": "1"}, made(), None, NV)) == {
+        ("setting_ignored", "unchecked")
+    }
+    assert codes(check_settings({"NCCL_P2P_DISABLE": "0"}, made(), None, NV)) == {
+        ("setting_ignored", "unchecked")
+    }
 
 
 def test_p2p_disable_is_announced_as_a_level_up_to_2_22_and_goes_before_a_level():
@@ -135,7 +168,9 @@ def test_p2p_disable_is_announced_as_a_level_up_to_2_22_and_goes_before_a_level(
 
 def test_one_rank_without_the_announcement_is_suspect():
     log = made(says("NCCL_P2P_LEVEL", "NVL"), ranks=(0,))
-    assert codes(check_settings({"NCCL_P2P_LEVEL": "NVL"}, log, None, NV)) == {("setting_ignored", "suspect")}
+    assert codes(check_settings({"NCCL_P2P_LEVEL": "NVL"}, log, None, NV)) == {
+        ("setting_ignored", "suspect")
+    }
 
 
 def test_ranks_with_different_values_are_invalid():
@@ -154,8 +189,13 @@ def test_the_network_tells_what_became_of_nccl_net():
 
 
 def test_a_variable_that_no_rule_knows_is_never_passed():
-    (one,) = check_settings({"NCCL_WIN_ENABLE": "1"}, made(says("NCCL_WIN_ENABLE", "1.")), made(), NV)
-    assert (one.code, one.severity) == ("effect_not_checked", "unchecked") and "that it was read" in one.sentence
+    (one,) = check_settings(
+        {"NCCL_WIN_ENABLE": "1"}, made(says("NCCL_WIN_ENABLE", "1.")), made(), NV
+    )
+    assert (one.code, one.severity) == (
+        "effect_not_checked",
+        "unchecked",
+    ) and "that it was read" in one.sentence
     said = codes(check_settings({"NCCL_WIN_ENABLE": "1"}, made(), made(), NV))
     assert said == {("effect_not_checked", "unchecked"), ("setting_ignored", "unchecked")}
 
@@ -167,7 +207,9 @@ def test_without_a_log_everything_is_unchecked():
 
 
 def test_a_log_that_ends_before_the_connections_proves_nothing():
-    log = parse_nccl_log("vm:1:1 [0] NCCL INFO a\nvm:1:1 [0] NCCL INFO NCCL version 2.28.9+cuda13.0\n")
+    log = parse_nccl_log(
+        "vm:1:1 [0] NCCL INFO a\nvm:1:1 [0] NCCL INFO NCCL version 2.28.9+cuda13.0\n"
+    )
     assert codes(check_settings({"NCCL_P2P_LEVEL": "LOC"}, log, None, NV)) == {
         ("setting_ignored", "unchecked"),
         ("transport_unexpected", "unchecked"),
@@ -189,7 +231,9 @@ def test_a_log_that_ends_before_the_connections_proves_nothing():
     ],
 )
 def test_a_transport_that_the_setting_rules_out(name, value, announced, transport):
-    findings = check_settings({name: value}, made(says(name, announced), transport=transport), None, NV)
+    findings = check_settings(
+        {name: value}, made(says(name, announced), transport=transport), None, NV
+    )
     assert codes(findings) == {("transport_unexpected", "invalid")}
     assert transport in findings[0].sentence
 
@@ -197,7 +241,9 @@ def test_a_transport_that_the_setting_rules_out(name, value, announced, transpor
 def test_levels_against_link_classes():
     def found(level, link, transport="P2P/IPC"):
         log = made(says("NCCL_P2P_LEVEL", level), transport=transport)
-        return codes(check_settings({"NCCL_P2P_LEVEL": level}, log, None, {"0-1": link} if link else None))
+        return codes(
+            check_settings({"NCCL_P2P_LEVEL": level}, log, None, {"0-1": link} if link else None)
+        )
 
     assert found("NVL", "NV2") == set()
     assert found("NVL", "SYS") == {("transport_unexpected", "invalid")}
@@ -217,14 +263,18 @@ def test_levels_against_link_classes():
 
 def test_nvls_off_but_used():
     log = made(says("NCCL_NVLS_ENABLE", "0."), nvls=16)
-    assert codes(check_settings({"NCCL_NVLS_ENABLE": "0"}, log, None, NV)) == {("transport_unexpected", "invalid")}
+    assert codes(check_settings({"NCCL_NVLS_ENABLE": "0"}, log, None, NV)) == {
+        ("transport_unexpected", "invalid")
+    }
 
 
 # --- algorithm_unexpected, channels_unexpected ------------------------------------------------------------------
 
 
 def choice(function, algorithm, protocol, size=1024):
-    return f"{function}: {size} Bytes -> Algo {algorithm} proto {protocol} channel{{Lo..Hi}}={{0..3}}"
+    return (
+        f"{function}: {size} Bytes -> Algo {algorithm} proto {protocol} channel{{Lo..Hi}}={{0..3}}"
+    )
 
 
 def test_algorithms_against_tuning_lines():
@@ -235,7 +285,9 @@ def test_algorithms_against_tuning_lines():
     assert found("NCCL_ALGO", "Ring", ring) == set()
     assert found("NCCL_ALGO", "Tree", ring) == {("algorithm_unexpected", "invalid")}
     assert found("NCCL_ALGO", "^ring", ring) == {("algorithm_unexpected", "invalid")}
-    assert found("NCCL_ALGO", "allreduce:tree;broadcast:ring", ring) == {("algorithm_unexpected", "invalid")}
+    assert found("NCCL_ALGO", "allreduce:tree;broadcast:ring", ring) == {
+        ("algorithm_unexpected", "invalid")
+    }
     assert found("NCCL_ALGO", "allreduce:tree", choice("AllGather", "RING", "LL")) == set()
     # Broadcast has no tree: nothing else was possible
     assert found("NCCL_ALGO", "Tree", choice("Broadcast", "RING", "LL")) == set()
@@ -249,7 +301,11 @@ def test_algorithms_against_tuning_lines():
 
 def test_channels_against_their_limits():
     def found(name, value, channels):
-        return codes(check_settings({name: value}, made(says(name, f"{value}."), channels=channels), None, NV))
+        return codes(
+            check_settings(
+                {name: value}, made(says(name, f"{value}."), channels=channels), None, NV
+            )
+        )
 
     assert found("NCCL_MIN_NCHANNELS", "8", 4) == {("channels_unexpected", "invalid")}
     assert found("NCCL_MIN_NCHANNELS", "8", 24) == set()
@@ -271,12 +327,16 @@ def test_the_seeds_level_1_did_not_force_pcie():
         "NCCL_P2P_LEVEL=PIX changed nothing: NCCL used the same transports as without it (P2P/IPC, 4 channels)"
         in finding.sentence
     )
-    findings = check_settings({"NCCL_P2P_LEVEL": "LOC"}, capture("dgx1_gpus_0_3_p2p_level_0"), default, {}, gpus=[0, 3])
+    findings = check_settings(
+        {"NCCL_P2P_LEVEL": "LOC"}, capture("dgx1_gpus_0_3_p2p_level_0"), default, {}, gpus=[0, 3]
+    )
     assert findings == []
 
 
 def test_pix_on_nvlink_pairs_has_no_effect_and_is_not_invalid():
-    findings = check_settings({"NCCL_P2P_LEVEL": "PIX"}, made(says("NCCL_P2P_LEVEL", "PIX")), made(), NV)
+    findings = check_settings(
+        {"NCCL_P2P_LEVEL": "PIX"}, made(says("NCCL_P2P_LEVEL", "PIX")), made(), NV
+    )
     assert codes(findings) == {("setting_no_effect", "finding")}
 
 
@@ -284,17 +344,23 @@ def test_effect_is_seen_in_transport_channels_or_algorithm():
     name = "NCCL_ALGO"
     ring, tree = choice("AllReduce", "RING", "LL"), choice("AllReduce", "TREE", "LL")
     assert check_settings({name: "tree"}, made(says(name, "tree"), tree), made(ring), NV) == []
-    assert codes(check_settings({name: "ring"}, made(says(name, "ring"), ring), made(ring), NV)) == {
-        ("setting_no_effect", "finding")
-    }
+    assert codes(
+        check_settings({name: "ring"}, made(says(name, "ring"), ring), made(ring), NV)
+    ) == {("setting_no_effect", "finding")}
     assert codes(check_settings({name: "ring"}, made(says(name, "ring"), ring), made(), NV)) == {
         ("setting_no_effect", "unchecked")
     }
     limit = {"NCCL_MAX_NCHANNELS": "4"}
-    assert check_settings(limit, made(says("NCCL_MAX_NCHANNELS", "4."), channels=4), made(), NV) == []
+    assert (
+        check_settings(limit, made(says("NCCL_MAX_NCHANNELS", "4."), channels=4), made(), NV) == []
+    )
     # an ignored setting is ignored, not without effect; one that shows nowhere is not judged by an equal log
-    assert codes(check_settings({"NCCL_P2P_LEVEL": "pix"}, made(), made(), NV)) == {("setting_ignored", "invalid")}
-    assert check_settings({"NCCL_BUFFSIZE": "1"}, made(says("NCCL_BUFFSIZE", "1.")), made(), NV) == []
+    assert codes(check_settings({"NCCL_P2P_LEVEL": "pix"}, made(), made(), NV)) == {
+        ("setting_ignored", "invalid")
+    }
+    assert (
+        check_settings({"NCCL_BUFFSIZE": "1"}, made(says("NCCL_BUFFSIZE", "1.")), made(), NV) == []
+    )
 
 
 # --- transport and link -----------------------------------------------------------------------------------------
@@ -364,8 +430,19 @@ def test_lists_of_algorithms_as_nccl_parses_them():
 @settings(derandomize=True, max_examples=80, deadline=None)
 @given(
     st.dictionaries(
-        st.sampled_from(["NCCL_P2P_LEVEL", "NCCL_ALGO", "NCCL_BUFFSIZE", "NCCL_MAX_NCHANNELS", "NCCL_NET", "NCCL_Q"]),
-        st.one_of(st.text(max_size=8), st.sampled_from(["²", "9" * 5000, "0" * 5000, ":", ";", "^", "٣"])),
+        st.sampled_from(
+            [
+                "NCCL_P2P_LEVEL",
+                "NCCL_ALGO",
+                "NCCL_BUFFSIZE",
+                "NCCL_MAX_NCHANNELS",
+                "NCCL_NET",
+                "NCCL_Q",
+            ]
+        ),
+        st.one_of(
+            st.text(max_size=8), st.sampled_from(["²", "9" * 5000, "0" * 5000, ":", ";", "^", "٣"])
+        ),
     ),
     st.booleans(),
 )
@@ -401,7 +478,10 @@ def of_hosts(using, via, nodes=2, hosts=HOSTS):
             f"{member} START",
             f"comm 0x{rank}a rank {rank} nRanks 4 nNodes {nodes} localRanks 2 localRank {rank % 2} MNNVL 0",
             f"{member} COMPLETE",
-            *(f"Channel 00/0 : {rank}[{rank % 2}] -> {peer}[{peer % 2}] {end}via {word}" for end in ends),
+            *(
+                f"Channel 00/0 : {rank}[{rank % 2}] -> {peer}[{peer % 2}] {end}via {word}"
+                for end in ends
+            ),
         ]
         if rank % 2 == 0:  # the first of a host receives from the last of the other
             bodies.append(f"Channel 00/0 : {(rank + 3) % 4}[1] -> {rank}[0] [receive] via {via}")
@@ -437,7 +517,10 @@ def test_net_lines_name_the_network_devices_of_every_rank(using, via, named, sai
     assert (log.nranks, log.nodes, log.lost) == (4, 2, 0), log.notes
     assert log.nics == named
     assert describe_transport(log, INSIDE, ACROSS) == said
-    assert pair_class("1->2", log, INSIDE, ACROSS) == "NET" and pair_class("2->3", log, INSIDE, ACROSS) == "NV18"
+    assert (
+        pair_class("1->2", log, INSIDE, ACROSS) == "NET"
+        and pair_class("2->3", log, INSIDE, ACROSS) == "NV18"
+    )
     assert [device.host for device in log.communicators[0].devices.values()] == ["a", "a", "b", "b"]
     # What a level allows says nothing of hosts.
     found = check_settings({"NCCL_P2P_LEVEL": "NVL"}, log, None, INSIDE, gpus=ACROSS)
@@ -447,7 +530,9 @@ def test_net_lines_name_the_network_devices_of_every_rank(using, via, named, sai
 def test_nccl_that_sees_another_number_of_hosts_is_told():
     cell = dataclasses.replace(make_cell((0, 1)), device="cuda", hosts=HOSTS)
     record = make_record(cell=cell)
-    (found,) = hosts_seen(of_hosts(["NET/Socket : Using [0]eth0:10.0.0.1<0>"] * 2, "NET/Socket/0", nodes=1), record)
+    (found,) = hosts_seen(
+        of_hosts(["NET/Socket : Using [0]eth0:10.0.0.1<0>"] * 2, "NET/Socket/0", nodes=1), record
+    )
     assert (found.code, found.severity) == (
         "hosts_unexpected",
         "suspect",

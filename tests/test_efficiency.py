@@ -12,14 +12,14 @@ from rich.console import Console
 from simulated import Simulator, Truth
 
 from analysis.findings.baselines import BASELINES, EFFICIENCY, NOISE, Baselines, stated
-from analysis.findings.communication.exposed import EXPOSED, HIDDEN
-from analysis.findings.communication.several_records import again, rests_on, values_of, with_values
+from analysis.findings.communication import EXPOSED, HIDDEN
 from analysis.findings.examine import findings_of
-from analysis.findings.model import Efficiency
-from analysis.findings.study import Study, open_study
+from analysis.findings.record_values import again, rests_on, values_of, with_values
 from analysis.report.build import examine
 from analysis.report.cell_numbers import cell_numbers
 from analysis.report.numbers import number
+from analysis.study.estimates import Efficiency
+from analysis.study.study import Study, open_study
 from analysis.verification.verify import verify
 from benchmarks import record as records
 from benchmarks.record import CellFolder, read
@@ -39,7 +39,9 @@ def costing(record, ms, others=types.MappingProxyType({})):
     """The record with what its strategy costs a step."""
     ends = {"strategy/cost_ms": {"low": ms - 0.01, "high": ms + 0.01}}
     return dataclasses.replace(
-        record, metrics=record.metrics | {"strategy/cost_ms": ms, **others}, within_run=record.within_run | ends
+        record,
+        metrics=record.metrics | {"strategy/cost_ms": ms, **others},
+        within_run=record.within_run | ends,
     )
 
 
@@ -47,7 +49,11 @@ def costing(record, ms, others=types.MappingProxyType({})):
 def made():
     """A pair, and the one-GPU cells that are its baselines: measured later, in another sweep. GPU 1 ran twice."""
     simulator = Simulator(seed=3)
-    pair = costing(dataclasses.replace(simulator.record((0, 1)), sweep_id=EARLY), 0.7, {"comm/exchange_ms": 1.0})
+    pair = costing(
+        dataclasses.replace(simulator.record((0, 1)), sweep_id=EARLY),
+        0.7,
+        {"comm/exchange_ms": 1.0},
+    )
     alone = [simulator.record((0,)), simulator.record((1,)), simulator.record((1,), repeat=1)]
     alone = [costing(one, 0.5) for one in alone]
     return pair, [dataclasses.replace(one, sweep_id=LATE, cell_key=one.cell.key) for one in alone]
@@ -55,8 +61,20 @@ def made():
 
 def measure(study, sweep_id, own, known):
     """Write records and project them, as a sweep does that measures them."""
-    sweep = Sweep(sweep_id, study.name, [f"sweep={sweep_id[0]}"], own[0].started_at, len(own), ProcessIdentity.own())
-    study.note("sweep", sweep_id=sweep_id, overrides=sweep.overrides, order=[one.cell.folder for one in own])
+    sweep = Sweep(
+        sweep_id,
+        study.name,
+        [f"sweep={sweep_id[0]}"],
+        own[0].started_at,
+        len(own),
+        ProcessIdentity.own(),
+    )
+    study.note(
+        "sweep",
+        sweep_id=sweep_id,
+        overrides=sweep.overrides,
+        order=[one.cell.folder for one in own],
+    )
     projector = Projector(Tracking(), study, sweep, Console(file=io.StringIO()))
     projector.open()
     for record in own:
@@ -71,7 +89,11 @@ def measure(study, sweep_id, own, known):
 
 def efficiencies(records):
     """{record id: efficiency} of a study."""
-    return {one: values[EFFICIENCY] for one, values in values_of(records).items() if EFFICIENCY in values}
+    return {
+        one: values[EFFICIENCY]
+        for one, values in values_of(records).items()
+        if EFFICIENCY in values
+    }
 
 
 def in_mlflow(tracker, metric=EFFICIENCY):
@@ -86,7 +108,11 @@ def in_mlflow(tracker, metric=EFFICIENCY):
 
 def efficiency_of(tracker):
     """The GPUs that the only efficiency of the store is against."""
-    (run,) = [one for one in tracker._client.search_runs([tracker._experiment]) if EFFICIENCY in one.data.metrics]
+    (run,) = [
+        one
+        for one in tracker._client.search_runs([tracker._experiment])
+        if EFFICIENCY in one.data.metrics
+    ]
     return run.data.tags["efficiency.of"]
 
 
@@ -102,7 +128,10 @@ def on_terminal(every, column="efficiency"):
 def test_a_baseline_that_comes_later_gives_every_place_the_same_value(made, output_dir):
     pair, alone = made
     last = Simulator(seed=9).record((1,), repeat=-2, drift=True, factor=0.67)  # takes no part
-    alone = [*alone, dataclasses.replace(last, record_id="d" * 32, sweep_id=LATE, cell_key=last.cell.key)]
+    alone = [
+        *alone,
+        dataclasses.replace(last, record_id="d" * 32, sweep_id=LATE, cell_key=last.cell.key),
+    ]
     study = studies.StudyFolder(str(output_dir), "late")
     first = with_values(pair, [])
     assert first == pair, "without a baseline a record has no efficiency"
@@ -112,11 +141,14 @@ def test_a_baseline_that_comes_later_gives_every_place_the_same_value(made, outp
     tracker = measure(study, LATE, alone, [pair])
 
     slowest = math.sqrt(
-        alone[1].metrics["throughput/images_per_second"] * alone[2].metrics["throughput/images_per_second"]
+        alone[1].metrics["throughput/images_per_second"]
+        * alone[2].metrics["throughput/images_per_second"]
     )
     slowest = min(slowest, alone[0].metrics["throughput/images_per_second"])
     share = efficiencies([pair, *alone])[pair.record_id]
-    assert share == pytest.approx(pair.metrics["throughput/images_per_second"] / (2 * slowest), rel=1e-12)
+    assert share == pytest.approx(
+        pair.metrics["throughput/images_per_second"] / (2 * slowest), rel=1e-12
+    )
 
     shares, tables = in_mlflow(tracker)
     assert shares[pair.record_id] == share
@@ -132,19 +164,28 @@ def test_a_baseline_that_comes_later_gives_every_place_the_same_value(made, outp
     place = [column.key for column in table.columns].index("efficiency")
     assert [row[place] for row in table.rows] == [share, *[None] * 4]
     values = values_of([pair, *alone])[pair.record_id]
-    assert values["comm/exposed_ms"] == pytest.approx(0.2) and values["comm/hidden_share"] == pytest.approx(0.8)
+    assert values["comm/exposed_ms"] == pytest.approx(0.2) and values[
+        "comm/hidden_share"
+    ] == pytest.approx(0.8)
     for name, key, column, text in (
         ("comm/exposed_ms", "exposed_ms", "exposed ms", "0.200"), ("comm/hidden_share", "hidden_share", "hidden", "80 %"),
     ):  # fmt: skip
         assert in_mlflow(tracker, name)[0][pair.record_id] == values[name]
         place = [one.key for one in table.columns].index(key)
         assert [row[place] for row in table.rows] == [values[name], *[None] * 4]
-        assert on_terminal([pair, *alone], column) == text and text.replace(" ", "\N{NO-BREAK SPACE}") in tables[EARLY]
+        assert (
+            on_terminal([pair, *alone], column) == text
+            and text.replace(" ", "\N{NO-BREAK SPACE}") in tables[EARLY]
+        )
     shown = f"{100 * share:.1f} %"
     assert on_terminal([pair, *alone]) == shown
-    assert shown in tables[EARLY].replace("\N{NARROW NO-BREAK SPACE}", " ").replace("\N{NO-BREAK SPACE}", " ")
+    assert shown in tables[EARLY].replace("\N{NARROW NO-BREAK SPACE}", " ").replace(
+        "\N{NO-BREAK SPACE}", " "
+    )
 
-    assert read(CellFolder(study.folder / pair.cell.folder).record) == pair, "the record stays as it was written"
+    assert read(CellFolder(study.folder / pair.cell.folder).record) == pair, (
+        "the record stays as it was written"
+    )
 
 
 def test_sync_brings_a_store_up_to_date_and_twice_changes_nothing(made, output_dir):
@@ -158,7 +199,11 @@ def test_sync_brings_a_store_up_to_date_and_twice_changes_nothing(made, output_d
     assert sync(study.folder).projected == 3
     share = efficiencies([pair, *alone])[pair.record_id]
     assert in_mlflow(tracker)[0][pair.record_id] == share
-    (run,) = [one for one in tracker._client.search_runs([tracker._experiment]) if EFFICIENCY in one.data.metrics]
+    (run,) = [
+        one
+        for one in tracker._client.search_runs([tracker._experiment])
+        if EFFICIENCY in one.data.metrics
+    ]
     sync(study.folder)
     assert len(tracker._client.get_metric_history(run.info.run_id, EFFICIENCY)) == 1
 
@@ -188,7 +233,11 @@ def test_the_table_of_a_sweep_keeps_the_cells_that_were_done_before_it(made, out
     marks = [table.count("GPU\N{NO-BREAK SPACE}0") for table in (before[1][EARLY], after[1][EARLY])]
     assert marks == [1, 0], "until the other member was measured too"
     assert efficiency_of(projector._tracker) == "every GPU"
-    assert len(lines[0]) == len(lines[1]) == 4 and lines[0][:-1] == lines[1][:-1] and lines[0][-1] != lines[1][-1]
+    assert (
+        len(lines[0]) == len(lines[1]) == 4
+        and lines[0][:-1] == lines[1][:-1]
+        and lines[0][-1] != lines[1][-1]
+    )
 
 
 def test_a_record_names_the_baselines_of_its_efficiency(made, tmp_path):
@@ -210,7 +259,9 @@ def test_a_record_names_the_baselines_of_its_efficiency(made, tmp_path):
         assert [(one.recorded, one.recomputed) for one in found.differences] == differences
     for one in alone[:1]:
         CellFolder(study / one.record_id).record.unlink()
-    assert {f"metrics {name}" for name in (EFFICIENCY, EXPOSED, HIDDEN)} <= verify(study).not_compared.keys()
+    assert {f"metrics {name}" for name in (EFFICIENCY, EXPOSED, HIDDEN)} <= verify(
+        study
+    ).not_compared.keys()
 
 
 def test_a_record_that_is_invalid_or_replaced_has_an_efficiency_and_is_no_baseline():
@@ -228,8 +279,12 @@ def test_real_records_state_what_their_study_gave_them():
     folder = Path(__file__).parent / "data" / "h200_x4" / "scaling"
     measured = records.read_study(folder)[0]
     found = efficiencies(measured)
-    stated = {one.record_id: one.metrics[EFFICIENCY] for one in measured if EFFICIENCY in one.metrics}
-    assert len(stated) == 6 and {one: found[one] for one in stated} == pytest.approx(stated, rel=1e-12)
+    stated = {
+        one.record_id: one.metrics[EFFICIENCY] for one in measured if EFFICIENCY in one.metrics
+    }
+    assert len(stated) == 6 and {one: found[one] for one in stated} == pytest.approx(
+        stated, rel=1e-12
+    )
 
 
 # The slowest of noisy baselines.
@@ -237,7 +292,9 @@ def test_real_records_state_what_their_study_gave_them():
 
 def baseline_cells(draw, rates, noise, repeats):
     """Repeats of each GPU alone and of all together; the pair's rate is without noise, so its efficiency shows the baseline's."""
-    simulator = Simulator(Truth(alone_ms=(54.0,) * 8, overhead_ms=0, contention_ms=0, exposed_ms=0, noise=0.0))
+    simulator = Simulator(
+        Truth(alone_ms=(54.0,) * 8, overhead_ms=0, contention_ms=0, exposed_ms=0, noise=0.0)
+    )
     gpus = tuple(range(len(rates)))
     made = [
         simulator.record((gpu,), repeat=repeat, factor=rate * math.exp(draw.normal(0, noise)))
@@ -288,10 +345,15 @@ def test_a_record_states_what_verify_computes_again_with_the_noise_of_its_study(
     share = own.metrics[EFFICIENCY]
     assert share == values_of([*known, own])[own.record_id][EFFICIENCY]
     rates = [one.metrics["throughput/images_per_second"] for one in known if not one.drift]
-    assert min(rates) <= own.metrics["throughput/images_per_second"] / 2 / share <= max(rates), "without the drift run"
+    assert min(rates) <= own.metrics["throughput/images_per_second"] / 2 / share <= max(rates), (
+        "without the drift run"
+    )
     others = [one for one in known if one.record_id in rests_on(own)]
     assert len(others) == 6 and again(own, others)[EFFICIENCY] == share
-    assert again(dataclasses.replace(own, checks=own.checks | {NOISE: 0.0}), others)[EFFICIENCY] > share
+    assert (
+        again(dataclasses.replace(own, checks=own.checks | {NOISE: 0.0}), others)[EFFICIENCY]
+        > share
+    )
 
 
 def test_an_efficiency_of_some_members_says_of_which_wherever_it_is_shown(tmp_path):
@@ -302,7 +364,9 @@ def test_an_efficiency_of_some_members_says_of_which_wherever_it_is_shown(tmp_pa
     assert share.of == (0,) and stated(pair).of == (0,) and share == pair.metrics[EFFICIENCY]
     shown = f"{100 * share:.1f} % against GPU 0"
     assert on_terminal([pair, alone]) == shown
-    assert on_terminal([pair, alone, other]).endswith(" %"), "once the other is measured, the mark goes"
+    assert on_terminal([pair, alone, other]).endswith(" %"), (
+        "once the other is measured, the mark goes"
+    )
     assert [cell_numbers(pair, {})["efficiency"], number(share, "share")] == [
         shown.replace(" ", "\N{NO-BREAK SPACE}")
     ] * 2

@@ -30,14 +30,29 @@ SMALL = [
 SECRET = "planted-hunter2"
 UMASK = 0o027
 # Their names begin like those of settings, which a record keeps.
-LEFT_OUT = {"GLOO_COOKIE": SECRET, "NCCL_FAKE_SECRET": SECRET, "OMP_PLAIN": f"https://me:{SECRET}@host"}
+LEFT_OUT = {
+    "GLOO_COOKIE": SECRET,
+    "NCCL_FAKE_SECRET": SECRET,
+    "OMP_PLAIN": f"https://me:{SECRET}@host",
+}
 
 
 def command(*arguments: str, first: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
     """Run launch.py as a person would, without any GPU of this machine; `first`: what the shell does before, as in `a && b`."""
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PLANTED_API_KEY": SECRET, **LEFT_OUT, **variables}
+    environment = {
+        **os.environ,
+        "CUDA_VISIBLE_DEVICES": "",
+        "PLANTED_API_KEY": SECRET,
+        **LEFT_OUT,
+        **variables,
+    }
     return subprocess.run(
-        [*(["sh", "-c", f'{first}; exec "$0" "$@"'] if first else []), sys.executable, "launch.py", *arguments],
+        [
+            *(["sh", "-c", f'{first}; exec "$0" "$@"'] if first else []),
+            sys.executable,
+            "launch.py",
+            *arguments,
+        ],
         cwd=ROOT,
         env=environment,
         capture_output=True,
@@ -85,7 +100,9 @@ def test_the_main_job_leaves_one_parent_and_one_child(swept):
     params, metrics, tags = child.data.params, child.data.metrics, child.data.tags
     assert params["gpus"] == "0,3" and params["world_size"] == "2"
     assert (
-        params["nccl.p2p_level"] == "LOC" and params["model"] == "fmnist_cnn" and params["strategy"] == "nccl_allreduce"
+        params["nccl.p2p_level"] == "LOC"
+        and params["model"] == "fmnist_cnn"
+        and params["strategy"] == "nccl_allreduce"
     )
     assert {
         "throughput/images_per_second", "throughput/images_per_second_per_gpu",
@@ -115,9 +132,9 @@ def test_a_trace_tells_what_gloo_did_in_each_step_and_agrees_with_itself(swept, 
     folder, _, done = swept
     (record,), _ = read_study(folder / "default")
     metrics, table = record.metrics, record.tables["trace"]
-    assert metrics["trace/exposed_ms_per_step"] + metrics["trace/overlapped_ms_per_step"] == pytest.approx(
-        metrics["trace/comm_ms_per_step"]
-    )
+    assert metrics["trace/exposed_ms_per_step"] + metrics[
+        "trace/overlapped_ms_per_step"
+    ] == pytest.approx(metrics["trace/comm_ms_per_step"])
     assert 0 <= metrics["trace/wait_ms_per_step"] <= metrics["trace/comm_ms_per_step"]
     assert metrics["trace/gloo_avg_us"] > 0 and "trace/gpu_idle_share" not in metrics
     # The network's gradients fill one bucket of 25 MiB: one all-reduce in each of the three steps.
@@ -135,10 +152,16 @@ def test_a_profiled_cell_supplies_no_rate_from_its_trace_and_says_so(swept):
     folder, _, _ = swept
     (record,), _ = read_study(folder / "default")
     assert "which supplied no rate" in record.validity.codes["profiled"]
-    assert set(record.validity.codes) <= {"profiled", "foreign_cpu"} | BUSY  # a finding: the verdict is its own
+    assert (
+        set(record.validity.codes) <= {"profiled", "foreign_cpu"} | BUSY
+    )  # a finding: the verdict is its own
     timed = sum(line["images"] for rank in (0, 1) for line in lines(folder, rank, "timed"))
     assert record.metrics["throughput/images"] == timed
-    assert not any(line["kind"] == "block" for path in folder.glob("*/*/profile/ranks/*") for line in read_lines(path))
+    assert not any(
+        line["kind"] == "block"
+        for path in folder.glob("*/*/profile/ranks/*")
+        for line in read_lines(path)
+    )
 
 
 def lines(folder, rank, purpose):
@@ -151,17 +174,31 @@ def test_trace_and_timeline_are_artifacts_without_a_secret(swept):
     folder, _, _ = swept
     (child,) = runs(folder / "m.db")[1]
     assert child.data.params["profiler"] == "torch"
-    assert child.data.metrics["trace/exposed_ms_per_step"] > 0 and "profiled" in child.data.tags["validity.codes"]
+    assert (
+        child.data.metrics["trace/exposed_ms_per_step"] > 0
+        and "profiled" in child.data.tags["validity.codes"]
+    )
     kept = folder / "mlartifacts" / child.info.run_id / "artifacts" / "profile"
-    assert {path.name for path in kept.iterdir()} == {"rank0.json.gz", "rank1.json.gz", "timeline.svg"}
+    assert {path.name for path in kept.iterdir()} == {
+        "rank0.json.gz",
+        "rank1.json.gz",
+        "timeline.svg",
+    }
     for path in (one for one in folder.rglob("*") if one.is_file()):
         data = path.read_bytes()
-        assert SECRET.encode() not in (gzip.decompress(data) if path.suffix == ".gz" else data), path
+        assert SECRET.encode() not in (gzip.decompress(data) if path.suffix == ".gz" else data), (
+            path
+        )
     (record,) = read_study(folder / "default")[0]
     assert record.environment["left_out"] == list(LEFT_OUT)
-    assert all(name in (folder / "default" / "report" / "report.md").read_text().replace("\\", "") for name in LEFT_OUT)
+    assert all(
+        name in (folder / "default" / "report" / "report.md").read_text().replace("\\", "")
+        for name in LEFT_OUT
+    )
     words = (kept / "timeline.svg").read_text()
-    assert all(f">{word}<" in words for word in ("rank 0 · host", "rank 1 · host", "backward", "exposed"))
+    assert all(
+        f">{word}<" in words for word in ("rank 0 · host", "rank 1 · host", "backward", "exposed")
+    )
     assert ">exchange<" not in words  # it is within backward
 
 
@@ -206,21 +243,35 @@ def test_every_second_of_a_cell_and_of_its_sweep_is_told(swept, capsys):
     assert found >= {"spawn", "exit", *of_ranks}
     assert found.isdisjoint({"settle", "start", "imports", "context"})
     metrics = record.metrics
-    assert 0 < metrics["cell/measuring_seconds"] < metrics["cell/seconds"] == record.ended_at - record.started_at
+    assert (
+        0
+        < metrics["cell/measuring_seconds"]
+        < metrics["cell/seconds"]
+        == record.ended_at - record.started_at
+    )
     (child,) = runs(folder / "m.db")[1]
     stored = child.data.metrics
-    assert stored["cell/overhead_ratio"] == pytest.approx(metrics["cell/seconds"] / metrics["cell/measuring_seconds"])
-    assert re.search(r"^time     .* in 1 cell, \d+ s of that spent measuring$", done.stdout, re.MULTILINE)
-    assert "<h2>What the cells cost</h2>" in (folder / "default" / "report" / "index.html").read_text()
+    assert stored["cell/overhead_ratio"] == pytest.approx(
+        metrics["cell/seconds"] / metrics["cell/measuring_seconds"]
+    )
+    assert re.search(
+        r"^time     .* in 1 cell, \d+ s of that spent measuring$", done.stdout, re.MULTILINE
+    )
+    assert (
+        "<h2>What the cells cost</h2>" in (folder / "default" / "report" / "index.html").read_text()
+    )
     assert analysis(["seconds", str(folder / "default"), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     (cell,) = told["cells"]
     assert cell["parts"] == parts(record)
-    assert cell["beyond"].keys() == {"profiled pass", "record", "projection"} and cell["beyond"]["profiled pass"] > 0
-    sweep = told["sweeps"][0]
-    assert sum(value for name, value in sweep.items() if name not in ("sweep_id", "cells", "seconds")) == pytest.approx(
-        sweep["seconds"], abs=0.1
+    assert (
+        cell["beyond"].keys() == {"profiled pass", "record", "projection"}
+        and cell["beyond"]["profiled pass"] > 0
     )
+    sweep = told["sweeps"][0]
+    assert sum(
+        value for name, value in sweep.items() if name not in ("sweep_id", "cells", "seconds")
+    ) == pytest.approx(sweep["seconds"], abs=0.1)
     # A cell begins a moment before its line in the journal: a file is written to disk between.
     assert sweep["in cells"] > cell["seconds"] + cell["beyond"]["profiled pass"] - 0.5
 
@@ -246,7 +297,9 @@ def test_the_same_command_measures_nothing_twice(swept):
     again = command(*asked, first="sleep 0.4")
     assert again.returncode == 0 and "done before" in again.stdout
     sweep = journal(folder / "default").sweeps[-1]
-    assert asked_at + 0.4 <= sweep.began_at < sweep.planned_at  # what its process did before Python is not the sweep's
+    assert (
+        asked_at + 0.4 <= sweep.began_at < sweep.planned_at
+    )  # what its process did before Python is not the sweep's
     assert (folder / "default" / "journal.jsonl").read_text().count('"begin"') == before
     assert len(runs(folder / "m.db")[1]) == 1
 
@@ -256,7 +309,11 @@ def test_ranks_can_start_anew_and_a_cell_is_measured_again_under_other_variables
         "gpus=0", "benchmark=host_link", "benchmark.bytes=1048576", "benchmark.iterations=3", "engine.start=exec",
         "tracking=none", "report=false", f"output_dir={tmp_path}", "validity.foreign_cpu_limit=1",
     )  # fmt: skip
-    for variables, said in (({}, "finished"), ({"NCCL_ALGO": "Ring"}, "finished"), ({}, "done before")):
+    for variables, said in (
+        ({}, "finished"),
+        ({"NCCL_ALGO": "Ring"}, "finished"),
+        ({}, "done before"),
+    ):
         done = command(*asked, **variables)
         assert done.returncode == 0, done.stdout + done.stderr
         assert f"  {said}  " in done.stdout
@@ -298,7 +355,11 @@ def test_two_strategies_are_two_children(two):
     (_,), children = runs(folder / "mlflow.db")
     asked = sorted((run.data.params["gpus"], run.data.params["strategy"]) for run in children)
     assert asked == [("0,1", "kvstore_dist_async"), ("0,1", "none")]
-    assert all("comm/exchange_ms" not in run.data.metrics for run in children if run.data.params["strategy"] == "none")
+    assert all(
+        "comm/exchange_ms" not in run.data.metrics
+        for run in children
+        if run.data.params["strategy"] == "none"
+    )
     assert not {code for record in records for code in record.validity.codes} - BUSY
 
 
@@ -315,19 +376,28 @@ def test_a_cell_with_a_server_tells_its_staleness_and_its_servers(two):
     (server,) = record.environment["servers"]
     assert (server["rank"], server["done"], server["device"]) == (2, True, "cpu")
     assert {"comm/exchange_ms", "comm/busbw_gb_per_s"} <= metrics.keys()
-    (child,) = [run for run in runs(folder / "mlflow.db")[1] if run.data.params["strategy"] == "kvstore_dist_async"]
+    (child,) = [
+        run
+        for run in runs(folder / "mlflow.db")[1]
+        if run.data.params["strategy"] == "kvstore_dist_async"
+    ]
     assert "staleness/mean" in child.data.metrics
     assert "servers" not in other.environment
 
 
 def readme_commands():
     """Return every `python launch.py …` of README.md and RESULTS.md, without its remark; what asks for nsys needs it."""
-    texts = [(ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "benchmarks/RESULTS.md")]
+    texts = [
+        (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "benchmarks/RESULTS.md")
+    ]
     found = re.findall(r"python (launch\.py[^`\n]*)", "\n".join(texts))
     commands = sorted(
         {re.split(r"  +|`|;| && ", text)[0].strip() for text in found} - {"launch.py examples"}
     )  # no request
-    return [pytest.param(one, marks=[pytest.mark.needs("nsys")] * ("profiler=nsys" in one)) for one in commands]
+    return [
+        pytest.param(one, marks=[pytest.mark.needs("nsys")] * ("profiler=nsys" in one))
+        for one in commands
+    ]
 
 
 SCRIPTS = sorted(path for path in (ROOT / ".ci" / "gpu").glob("*.sh") if os.access(path, os.X_OK))
@@ -337,12 +407,18 @@ SCRIPTS = sorted(path for path in (ROOT / ".ci" / "gpu").glob("*.sh") if os.acce
 def test_every_command_of_the_scripts_for_gpus_is_a_right_request_there(script, launch, tmp_path):
     """None is tried on GPUs before it costs their time: a topology stands for a machine with eight of them."""
     done = subprocess.run(
-        [script, tmp_path], env=os.environ | {"SHOW": "1"}, capture_output=True, text=True, check=True
+        [script, tmp_path],
+        env=os.environ | {"SHOW": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
     )
     commands = [shlex.split(line) for line in done.stdout.splitlines()]
     assert commands and not done.stderr
     for words in commands:
-        assert not any("nvls" in word.lower() for word in words), "multicast stays as the surroundings set it"
+        assert not any("nvls" in word.lower() for word in words), (
+            "multicast stays as the surroundings set it"
+        )
         files = [word for word in words if word.endswith((".py", ".sh"))]
         assert all((ROOT / name).exists() for name in files), words
         if "launch.py" in words:
@@ -361,8 +437,12 @@ def test_every_command_of_the_readme_is_a_right_request(text, launch, tmp_path):
         or "gpus=classes" in arguments
         or any(word in text for word in ("peer", "graph", "optimize="))
     ):
-        arguments += [] if "--help" in arguments else [f"topology={ROOT}/tests/data/topo_dgx1_v100.txt"]
-    precision = ["precision=auto"] if any(word.startswith("precision=") for word in arguments) else []
+        arguments += (
+            [] if "--help" in arguments else [f"topology={ROOT}/tests/data/topo_dgx1_v100.txt"]
+        )
+    precision = (
+        ["precision=auto"] if any(word.startswith("precision=") for word in arguments) else []
+    )
     extra = [] if "--help" in arguments else ["dry_run=true", f"output_dir={tmp_path}", *precision]
     code, _, err = launch(*arguments, *extra)
     assert (code, err) == (0, "")

@@ -28,16 +28,26 @@ def hangs(job):
 )  # fmt: skip
 def test_a_failure_is_noticed_in_time(tmp_path, steps, limits, cause, rank, says, after_s):
     outcome, job, seconds = supervised(tmp_path, FakeEngine(*steps), **limits)
-    assert (outcome.state, outcome.failure.cause, outcome.failure.rank) == ("failed", cause, rank), outcome.failure
+    assert (outcome.state, outcome.failure.cause, outcome.failure.rank) == (
+        "failed",
+        cause,
+        rank,
+    ), outcome.failure
     assert says in outcome.failure.message
     assert len(job.stopped) == 1 and after_s <= seconds < after_s + 3.5
-    assert job.asked == ([[100, 101]] if says.startswith(("rank 1 gave", "was not", "each gave")) else [])
+    assert job.asked == (
+        [[100, 101]] if says.startswith(("rank 1 gave", "was not", "each gave")) else []
+    )
 
 
 def test_a_user_who_stops_gets_an_interrupted_cell_with_grace(tmp_path):
     engine = FakeEngine(starts, begins, survivors=[4711])
     outcome, job, _ = supervised(tmp_path, engine, stopping=lambda: not engine.steps)
-    assert (outcome.state, outcome.failure.message, outcome.immortal) == ("interrupted", "stopped by the user", [4711])
+    assert (outcome.state, outcome.failure.message, outcome.immortal) == (
+        "interrupted",
+        "stopped by the user",
+        [4711],
+    )
     assert job.stopped == [3.0]
 
 

@@ -9,9 +9,9 @@ from cells import make_cell
 from simulated import Simulator
 
 from analysis.findings.baselines import Baselines
-from analysis.findings.provenance import INHERITED, inherited
 from analysis.findings.scaling import curves
-from analysis.findings.study import Study
+from analysis.study.provenance import INHERITED, inherited
+from analysis.study.study import Study
 from benchmarks import record as records
 from benchmarks.record import Record
 from launch.engines.environment import environment
@@ -21,7 +21,9 @@ from launch.machine.devices import Device, Machine
 
 DATA = Path(__file__).parent / "data" / "h200_x2"
 PAIRS = [
-    record for record in records.read_study(DATA / "bootcamp_resnet50")[0] if not record.cell.nccl and record.usable
+    record
+    for record in records.read_study(DATA / "bootcamp_resnet50")[0]
+    if not record.cell.nccl and record.usable
 ]  # three runs of one cell
 
 
@@ -42,20 +44,30 @@ def test_clean_repeats_are_runs_of_one_cell():
     assert len(PAIRS) == 3 and runs_of(PAIRS) == [3]
     for study in DATA.glob("*"):
         found = Study.of(records.read_study(study)[0])
-        assert not {"connections", "threads", "CPU", "cuDNN", "Python"} & set(found.varied_provenance), study
+        assert not {"connections", "threads", "CPU", "cuDNN", "Python"} & set(
+            found.varied_provenance
+        ), study
 
 
 def test_a_setting_of_the_shell_is_no_repeat():
     """The audit's fault: LOC from the shell made 9,077 images/s a repeat of 9,297 and 9,301."""
     loc = {"NCCL_P2P_LEVEL": "LOC"}
-    slow = planted(PAIRS[0], variables=loc, settings=loc, transport="SHM/direct/direct, NV18 unused", channels=4)
+    slow = planted(
+        PAIRS[0],
+        variables=loc,
+        settings=loc,
+        transport="SHM/direct/direct, NV18 unused",
+        channels=4,
+    )
     study = Study.of([slow, *PAIRS[1:]])
     assert runs_of([slow, *PAIRS[1:]]) == [1, 2]
     (sentence,) = [one for one in curves(study).refusals if "asked alike" in one]
     assert "NCCL_P2P_LEVEL (LOC and unset)" in sentence
 
 
-@pytest.mark.parametrize("changes", [{"transport": "NET/Socket"}, {"channels": 4}, {"settings": {"NCCL_ALGO": "Tree"}}])
+@pytest.mark.parametrize(
+    "changes", [{"transport": "NET/Socket"}, {"channels": 4}, {"settings": {"NCCL_ALGO": "Tree"}}]
+)
 def test_ranks_that_were_connected_in_another_way_are_no_repeat(changes):
     made = [planted(PAIRS[0], **changes), *PAIRS[1:]]
     assert runs_of(made) == [1, 2]
@@ -70,29 +82,47 @@ def test_a_run_whose_log_is_lost_stays_with_the_others():
     )
 
 
-VERSIONS = {"torch": "2.11.0+cu130", "cuda": "13.0", "nccl": "2.28.9", "cudnn": "91900", "python": "3.12.3"}
+VERSIONS = {
+    "torch": "2.11.0+cu130",
+    "cuda": "13.0",
+    "nccl": "2.28.9",
+    "cudnn": "91900",
+    "python": "3.12.3",
+}
 CPU = {"model": "Intel(R) Xeon(R) Processor", "cores": 64}
 SURROUNDINGS = [
     ({"versions": VERSIONS | {"cudnn": "92000"}}, "cuDNN (92000, not 91900)"),
     ({"versions": VERSIONS | {"python": "3.13.0"}}, "Python (3.13, not 3.12)"),
-    ({"cpu": CPU | {"model": "AMD EPYC"}}, "CPU (AMD EPYC, 64 cores, not Intel(R) Xeon(R) Processor, 64 cores)"),
+    (
+        {"cpu": CPU | {"model": "AMD EPYC"}},
+        "CPU (AMD EPYC, 64 cores, not Intel(R) Xeon(R) Processor, 64 cores)",
+    ),
     ({"cpu": CPU | {"cores": 8}}, "8 cores, not"),
     ({"git": {"commit": "f" * 40}}, "Ringside (commit ffffffffffff, not commit 0754217c94b9)"),
     ({"code": "abcdef012345"}, "Ringside (code abcdef012345, not commit 0754217c94b9)"),
     ({"variables": {"NVIDIA_TF32_OVERRIDE": "1"}}, "NVIDIA_TF32_OVERRIDE (1, not unset)"),
     ({"variables": {"NCCL_P2P_LEVEL": "LOC"}}, "NCCL_P2P_LEVEL (LOC, not unset)"),
-    ({"variables": {"TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1"}}, "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE (1, not unset)"),
+    (
+        {"variables": {"TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1"}},
+        "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE (1, not unset)",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("changes", "named"), SURROUNDINGS)
 def test_a_baseline_of_other_surroundings_does_not_fit(changes, named):
     simulator, plain = Simulator(), {"versions": VERSIONS, "cpu": CPU, "variables": {}}
-    made = [simulator.record((0,), environment=plain | changes), simulator.record((0, 1), environment=plain)]
+    made = [
+        simulator.record((0,), environment=plain | changes),
+        simulator.record((0, 1), environment=plain),
+    ]
     assert Baselines(Study.of(made)).efficiency(made[1]) is None
     refusals = curves(Study.of(made)).refusals
     assert any(named in refusal for refusal in refusals), refusals
-    alike = [simulator.record((0,), environment=plain | changes), simulator.record((0, 1), environment=plain | changes)]
+    alike = [
+        simulator.record((0,), environment=plain | changes),
+        simulator.record((0, 1), environment=plain | changes),
+    ]
     assert Baselines(Study.of(alike)).efficiency(alike[1]) is not None
 
 
@@ -108,20 +138,33 @@ def test_a_baseline_of_other_surroundings_does_not_fit(changes, named):
                 "SLURM_JOB_ID": "7",
             }
         },
-        {"variables": {"NCCL_SOCKET_IFNAME": "lo", "NCCL_RAS_ENABLE": "0"}, INHERITED: ["NCCL_SOCKET_IFNAME"]},
+        {
+            "variables": {"NCCL_SOCKET_IFNAME": "lo", "NCCL_RAS_ENABLE": "0"},
+            INHERITED: ["NCCL_SOCKET_IFNAME"],
+        },
     ],
 )
 def test_what_changes_no_result_keeps_nothing_apart(changes):
     simulator, plain = Simulator(), {"versions": VERSIONS, "cpu": CPU, "variables": {}}
-    made = [simulator.record((0,), environment=plain | changes), simulator.record((0, 1), environment=plain)]
+    made = [
+        simulator.record((0,), environment=plain | changes),
+        simulator.record((0, 1), environment=plain),
+    ]
     assert Baselines(Study.of(made)).efficiency(made[1]) is not None
 
 
 def with_threads(simulator, gpus, threads, asked, cores=64, **environment):
     made = simulator.record(
-        gpus, environment={"cpu": {"cores": cores}, "variables": {"OMP_NUM_THREADS": asked}, **environment}
+        gpus,
+        environment={
+            "cpu": {"cores": cores},
+            "variables": {"OMP_NUM_THREADS": asked},
+            **environment,
+        },
     )
-    return dataclasses.replace(made, ranks=[{"rank": rank, "threads": threads} for rank in range(len(gpus))])
+    return dataclasses.replace(
+        made, ranks=[{"rank": rank, "threads": threads} for rank in range(len(gpus))]
+    )
 
 
 def test_threads_are_compared_where_somebody_else_set_them():
@@ -136,7 +179,10 @@ def test_threads_are_compared_where_somebody_else_set_them():
     ):
         found = Baselines(Study.of([alone, pair])).efficiency(pair)
         assert (found is not None) == fits, pair.ranks
-    both = [with_threads(simulator, gpus, 8, "8", **{INHERITED: ["OMP_NUM_THREADS"]}) for gpus in ((0,), (0, 1))]
+    both = [
+        with_threads(simulator, gpus, 8, "8", **{INHERITED: ["OMP_NUM_THREADS"]})
+        for gpus in ((0,), (0, 1))
+    ]
     assert Baselines(Study.of(both)).efficiency(both[1]) is not None
 
 
@@ -158,7 +204,9 @@ def test_the_launcher_notes_what_ranks_inherit_and_no_secret(tmp_path):
     }  # fmt: skip
     kept = facts.variables(of_ranks)
     assert "hunter2" not in repr(kept) and kept["NCCL_ALGO"] == "Ring" and "CUDA_HOME" not in kept
-    record = dataclasses.replace(PAIRS[0], cell=cell, environment={"variables": kept, INHERITED: names})
+    record = dataclasses.replace(
+        PAIRS[0], cell=cell, environment={"variables": kept, INHERITED: names}
+    )
     assert inherited(record) == {name: around[name] for name in names if name != "OMP_NUM_THREADS"}
 
 

@@ -17,16 +17,15 @@ from mxnet_lines import FORMS
 from omegaconf import OmegaConf
 from rank_cases import CASES, SERVERS, STRATEGIES
 
-from benchmarks.rank.reporter import Reporter
-from benchmarks.rank.result import Block
+from benchmarks.rank.ranks import Block, Reporter
 from benchmarks.record import CellFolder, read_lines
 from benchmarks.training import derive
+from benchmarks.training.derive import mxnet_lines
 from benchmarks.training.exchange import gradients_like, references
-from benchmarks.training.mxnet_lines import mxnet_lines
 from conf.resolve import checked, resolve
+from trainers import reference_probes as ring_probe
 from trainers.models import sizes
 from trainers.needed_memory import shared_bytes
-from trainers.peers import ring_probe
 from trainers.strategy import ReferenceProbe
 
 CAPTURED = (Path(__file__).parent / "data" / "mxnet_bandwidth.txt").read_text().splitlines()
@@ -44,7 +43,9 @@ CAPTURED = (Path(__file__).parent / "data" / "mxnet_bandwidth.txt").read_text().
 )
 def test_weights_are_the_arrays_that_mxnet_counts(hydra, asked, arrays, total_mb):
     config, _ = checked(
-        OmegaConf.to_object(compose("config", [*asked, "benchmark=exchange", "benchmark.keys=weights"]))
+        OmegaConf.to_object(
+            compose("config", [*asked, "benchmark=exchange", "benchmark.keys=weights"])
+        )
     )
     cell = resolve(config, (0, 1), "cuda")
     found = sizes(gradients_like(cell, "weights", torch.device("meta")))
@@ -60,7 +61,9 @@ def test_weights_are_the_arrays_that_mxnet_counts(hydra, asked, arrays, total_mb
 
 def captured_runs():
     """[head, arrays, iterations…] of each run of the capture."""
-    starts = [number for number, line in enumerate(CAPTURED) if "Namespace" in line] + [len(CAPTURED)]
+    starts = [number for number, line in enumerate(CAPTURED) if "Namespace" in line] + [
+        len(CAPTURED)
+    ]
     return [CAPTURED[start:stop] for start, stop in itertools.pairwise(starts)]
 
 
@@ -76,7 +79,9 @@ def parsed(lines):
 
 def test_our_lines_of_a_captured_run_are_those_that_measure_py_printed(hydra):
     config, _ = checked(
-        OmegaConf.to_object(compose("config", ["model=resnet200", "benchmark=exchange", "strategy=kvstore_device"]))
+        OmegaConf.to_object(
+            compose("config", ["model=resnet200", "benchmark=exchange", "strategy=kvstore_device"])
+        )
     )
     for lines in captured_runs()[:2]:
         head, _, iterations = parsed(lines)
@@ -85,7 +90,9 @@ def test_our_lines_of_a_captured_run_are_those_that_measure_py_printed(hydra):
         ours = mxnet_lines(cell, model, 0.0, [float(one["seconds"]) * 1e3 for one in iterations])
         assert ours[:2] == lines[:2]
         for mine, theirs in zip(parsed(ours)[2], iterations, strict=True):
-            assert float(mine["rate"]) == pytest.approx(float(theirs["rate"]), rel=1e-4)  # seconds are printed rounded
+            assert float(mine["rate"]) == pytest.approx(
+                float(theirs["rate"]), rel=1e-4
+            )  # seconds are printed rounded
             assert {**mine, "rate": ""} == {**theirs, "rate": ""}
 
 
@@ -122,7 +129,9 @@ def test_the_exchange_returns_the_mean_and_is_compared_with_a_reference(forked, 
         metrics["comm/bytes_moved"] / metrics["comm/exchange_ms"] / 1e6
     )
     assert metrics["comm/ideal_ms"] == metrics[f"reference/{facts['reference']}_ms"] > 0
-    assert metrics["comm/ideal_ratio"] == pytest.approx(metrics["comm/ideal_ms"] / metrics["comm/exchange_ms"])
+    assert metrics["comm/ideal_ratio"] == pytest.approx(
+        metrics["comm/ideal_ms"] / metrics["comm/exchange_ms"]
+    )
     if name != "cpu_staged":  # the others go through gloo, whose ring is no reference
         assert metrics["stage/ring_ms"] > 0 and facts["reference"] == "memory_copy"
     assert one["model"] == {"parameters": 1_199_882, "arrays": 8, "gradient_bytes": 4 * 1_199_882}
@@ -133,7 +142,12 @@ def test_the_exchange_returns_the_mean_and_is_compared_with_a_reference(forked, 
 def test_a_real_exchange_prints_measure_pys_lines(forked, name):
     found = forked(f"exchange_{name}_False")[0]
     head, arrays, iterations = parsed(found["output"].splitlines())
-    assert (head["gpus"], head["batches"], arrays["arrays"], arrays["mb"]) == ("0,1", "3", "8", "4.799528")
+    assert (head["gpus"], head["batches"], arrays["arrays"], arrays["mb"]) == (
+        "0,1",
+        "3",
+        "8",
+        "4.799528",
+    )
     assert [int(one["number"]) for one in iterations] == [1, 2, 3]
     series = [ms for _, ms in found["series"]["comm/exchange_ms"]]
     assert [float(one["seconds"]) for one in iterations] == [round(ms / 1e3, 6) for ms in series]
@@ -149,18 +163,32 @@ def test_the_exchange_with_servers(forked, name):
 
 
 def test_of_several_ways_the_fastest_is_the_reference(tmp_path):
-    times = {"ring": [4.0, 4.0], "ring gather": [3.0, 5.0], "ring reduce": [9.0, 9.0], "sum": [1.0, 1.0]}
+    times = {
+        "ring": [4.0, 4.0],
+        "ring gather": [3.0, 5.0],
+        "ring reduce": [9.0, 9.0],
+        "sum": [1.0, 1.0],
+    }
     ways = ((1.0, ""), (0.5, "gather"), (0.4, "reduce"))
     probes = [ReferenceProbe("ring", lambda: None, share, way=way) for share, way in ways]
     probes.append(ReferenceProbe("sum", lambda: None, 1.0, reference=False))
     spans = iter(times.values())
-    clock = SimpleNamespace(block=lambda run, iterations, beat: Block(next(spans), 1.0, 1.0, 10.0, 10.0))
+    clock = SimpleNamespace(
+        block=lambda run, iterations, beat: Block(next(spans), 1.0, 1.0, 10.0, 10.0)
+    )
     folder = CellFolder(tmp_path).make()
     references(SimpleNamespace(probes=lambda: probes), 2, clock, None, Reporter(folder, 0))
     lines = {0: list(read_lines(folder.rank_lines(0)))}
     metrics, binding = derive.references(lines, {"comm/exchange_ms": 8.0}, synchronous=True)
-    assert metrics == {"reference/ring_ms": 2.0, "stage/sum_ms": 1.0, "comm/ideal_ms": 2.0, "comm/ideal_ratio": 0.25}
-    assert binding == "ring" and [line["purpose"] for line in lines[0] if line["kind"] == "block"] == list(times)
+    assert metrics == {
+        "reference/ring_ms": 2.0,
+        "stage/sum_ms": 1.0,
+        "comm/ideal_ms": 2.0,
+        "comm/ideal_ratio": 0.25,
+    }
+    assert binding == "ring" and [
+        line["purpose"] for line in lines[0] if line["kind"] == "block"
+    ] == list(times)
 
 
 def test_each_way_around_the_ring_is_scaled_by_what_a_rank_sends(monkeypatch):

@@ -9,12 +9,21 @@ from cells import changed_cell
 from simulated import Simulator, Truth, changed
 
 from analysis.findings.baselines import EFFICIENCY
-from analysis.findings.communication.by_hosts import COMMUNICATION
-from analysis.findings.communication.cells import communication, not_claimed
-from analysis.findings.communication.exposed import ALONE, COST, DIFFERENCE, EXCHANGE, EXPOSED, HIDDEN, Exposures
-from analysis.findings.communication.several_records import again, rests_on, values_of, with_values
-from analysis.findings.study import Study
+from analysis.findings.communication import (
+    ALONE,
+    COST,
+    DIFFERENCE,
+    EXCHANGE,
+    EXPOSED,
+    HIDDEN,
+    Exposures,
+    communication,
+    not_claimed,
+)
+from analysis.findings.links import COMMUNICATION
+from analysis.findings.record_values import again, rests_on, values_of, with_values
 from analysis.findings.waterfall import waterfalls
+from analysis.study.study import Study
 from benchmarks.record import read_study
 
 H200 = Path(__file__).parent / "data" / "h200_x2"
@@ -35,7 +44,9 @@ def pair(simulator, cost_ms, exchange_ms=EXCHANGE_MS, **more):
 def alone(simulator, gpu, cost_ms, **fields):
     """A run on one GPU, with an A B B A where `cost_ms` is a number."""
     made = simulator.record((gpu,), **fields)
-    return made if cost_ms is None else changed_metrics(made, {COST: cost_ms}, within(COST, cost_ms))
+    return (
+        made if cost_ms is None else changed_metrics(made, {COST: cost_ms}, within(COST, cost_ms))
+    )
 
 
 def changed_metrics(record, metrics, ends):
@@ -89,9 +100,15 @@ def test_without_the_cost_on_one_gpu_nothing_is_claimed(simulator):
     first = pair(simulator, 0.8)
     for others, why in (
         ([], "the strategy was not measured on one of its GPUs"),
-        ([alone(simulator, 0, None)], "exchanges on one device too"),  # it does not say that it moves none
+        (
+            [alone(simulator, 0, None)],
+            "exchanges on one device too",
+        ),  # it does not say that it moves none
         ([own_work(alone(simulator, 0, None))], "was not measured"),
-        ([own_work(alone(simulator, 0, None)), alone(simulator, 0, None, strategy="none")], "too few runs on one GPU"),
+        (
+            [own_work(alone(simulator, 0, None)), alone(simulator, 0, None, strategy="none")],
+            "too few runs on one GPU",
+        ),
     ):
         told = exposure(first, *others)
         assert (told.exposed_ms, told.hidden_share) == (None, None) and why in told.why
@@ -118,7 +135,9 @@ def test_the_difference_with_and_without_the_strategy_serves_where_its_noise_is_
 
 def test_another_strategys_cost_on_one_gpu_is_not_subtracted(simulator):
     other = alone(simulator, 0, 0.2)
-    other = changed(other, cell=changed_cell(other.cell, strategy={**other.cell.strategy, "bucket_cap_mb": 1.0}))
+    other = changed(
+        other, cell=changed_cell(other.cell, strategy={**other.cell.strategy, "bucket_cap_mb": 1.0})
+    )
     assert exposure(pair(simulator, 0.8), other).exposed_ms is None
 
 
@@ -146,8 +165,12 @@ def test_the_waterfall_subtracts_the_same(simulator):
 def test_on_h200s_the_hidden_share_is_a_share_and_agrees_with_the_traces():
     """Two H200s with NVLink: −0.37 was shown. Traces are of other GPUs of the same kind; their one-GPU cost was not measured."""
     scaling, traced = (read_study(H200 / name)[0] for name in ("scaling", "traces"))
-    told = [one for record in scaling if (one := Exposures(Study.of(scaling)).of(record)) is not None]
-    assert len(told) == 3 and all(one.source == DIFFERENCE and 0 <= one.hidden_share <= 1 for one in told)
+    told = [
+        one for record in scaling if (one := Exposures(Study.of(scaling)).of(record)) is not None
+    ]
+    assert len(told) == 3 and all(
+        one.source == DIFFERENCE and 0 <= one.hidden_share <= 1 for one in told
+    )
     assert told[0].alone_ms == pytest.approx(0.59, abs=0.01), "of 0.54 to 0.64 ms"
     place = next(record.environment for record in scaling if record.cell.gpus == (0, 1))
     moved = [dataclasses.replace(one, environment=place) for one in traced]

@@ -57,11 +57,17 @@ def process(on, case, number, folder):
     if number == RANKS:
         server_process.serve(0, device, on, 1, lambda phase: None, lambda served: None)
         return
-    dist.init_process_group("cpu:gloo,cuda:nccl" if on == "cuda" else "gloo", rank=number, world_size=RANKS)
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if on == "cuda" else "gloo", rank=number, world_size=RANKS
+    )
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(500, 700), nn.Tanh(), nn.Linear(700, 500), nn.Tanh(), nn.Linear(500, 3)).to(device)
+    model = nn.Sequential(
+        nn.Linear(500, 700), nn.Tanh(), nn.Linear(700, 500), nn.Tanh(), nn.Linear(500, 3)
+    ).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    strategy = load(strategy_of({**given, "bucket_cap_mb": 0.5}), target_of("strategy", given["name"]), hosts)
+    strategy = load(
+        strategy_of({**given, "bucket_cap_mb": 0.5}), target_of("strategy", given["name"]), hosts
+    )
     prepared = strategy.prepare(model, optimizer)
     generator = torch.Generator().manual_seed(number)
     x, y = torch.randn(64, 500, generator=generator).to(device), torch.arange(64, device=device) % 3
@@ -77,7 +83,13 @@ def process(on, case, number, folder):
         alone = strategy.exchange_alone(list(model.parameters()))
         alone.fill([torch.full_like(p, number + 1.0) for p in model.parameters()])
         alone()
-        returned = sorted({value for array in alone.result() for value in (array.min().item(), array.max().item())})
+        returned = sorted(
+            {
+                value
+                for array in alone.result()
+                for value in (array.min().item(), array.max().item())
+            }
+        )
         if pipelined := alone.pipelined():
             for _ in range(5):
                 pipelined()
@@ -86,7 +98,9 @@ def process(on, case, number, folder):
             probe.run()
     weights = [round(weight.double().sum().item(), 9) for weight in model.state_dict().values()]
     found = {"losses": losses, "weights": weights, "returned": returned, "facts": strategy.facts()}
-    (folder / f"{case}-{number}.json").write_text(json.dumps(found | {"probes": [probe.name for probe in probes]}))
+    (folder / f"{case}-{number}.json").write_text(
+        json.dumps(found | {"probes": [probe.name for probe in probes]})
+    )
     strategy.close()
     dist.destroy_process_group()
 
@@ -95,7 +109,9 @@ def ran(folder, *cases, on="cuda"):
     """What both workers of each case found, by case. The cases run at the same time: most of each is to begin."""
     cases = list(dict.fromkeys(cases))
     started = [
-        one for case, port in zip(cases, free_ports(len(cases)), strict=True) for one in begun(folder, case, port, on)
+        one
+        for case, port in zip(cases, free_ports(len(cases)), strict=True)
+        for one in begun(folder, case, port, on)
     ]
     try:
         assert [one.wait(timeout=200) for one in started] == [0] * len(started)
@@ -103,13 +119,21 @@ def ran(folder, *cases, on="cuda"):
         for one in started:
             one.kill()
     return {
-        case: [json.loads((folder / f"{case}-{number}.json").read_text()) for number in range(RANKS)] for case in cases
+        case: [
+            json.loads((folder / f"{case}-{number}.json").read_text()) for number in range(RANKS)
+        ]
+        for case in cases
     }
 
 
 def begun(folder, case, port, on):
     """The processes of a case."""
-    known = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}
+    known = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        "GLOO_SOCKET_IFNAME": "lo",
+        "NCCL_SOCKET_IFNAME": "=lo",
+    }
     here = [str(Path(__file__).parent.parent), str(Path(__file__).parent)]
     path = os.pathsep.join([*here, *filter(None, [os.environ.get("PYTHONPATH")])])
     # As launch.engines.environment sets them.
@@ -153,7 +177,9 @@ def test_an_asynchronous_server_on_a_gpu_far_away_serves_each_worker(tmp_path):
 @pytest.mark.parametrize("name", WITHOUT_SERVERS)
 def test_gpus_of_two_hosts_train_as_those_of_one(tmp_path, name):
     found = ran(tmp_path, "allreduce_on_1", f"{name}_on_1", f"{name}_on_2")
-    (reference, _), one, two = (found[case] for case in ("allreduce_on_1", f"{name}_on_1", f"{name}_on_2"))
+    (reference, _), one, two = (
+        found[case] for case in ("allreduce_on_1", f"{name}_on_1", f"{name}_on_2")
+    )
     for near, far in zip(one, two, strict=True):
         assert near["weights"] == one[0]["weights"] and far["weights"] == two[0]["weights"]
         assert near["weights"] == pytest.approx(reference["weights"], rel=1e-3, abs=1e-3)

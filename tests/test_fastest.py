@@ -7,8 +7,9 @@ import torch
 from torch import nn
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
+from trainers import compile_passes as compiling
+from trainers import compile_passes as layers
 from trainers import models
-from trainers.fastest import compiling, layers
 
 aten = torch.ops.aten
 
@@ -17,7 +18,7 @@ aten = torch.ops.aten
 def rewrites(monkeypatch, tmp_path):
     """The module. Inductor, which it imports, names its cache in the environment, which later tests would hand on to cells."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    from trainers.fastest import rewrites
+    from trainers import compile_passes as rewrites
 
     return rewrites
 
@@ -43,11 +44,19 @@ def small():
 
 def trained(model, called=None, dtype=torch.float32):
     """Gradients and buffers after one backward, by name."""
-    images = torch.randn(4, 3, 9, 9, generator=torch.Generator().manual_seed(1)).to(dtype).requires_grad_()
+    images = (
+        torch.randn(4, 3, 9, 9, generator=torch.Generator().manual_seed(1))
+        .to(dtype)
+        .requires_grad_()
+    )
     outputs = (called or model)(images)
     (outputs.float() * outputs.float().sin()).sum().backward()
     state = {name: value.clone() for name, value in model.named_buffers()}
-    return state | {name: value.grad for name, value in model.named_parameters()} | {"images": images.grad}
+    return (
+        state
+        | {name: value.grad for name, value in model.named_parameters()}
+        | {"images": images.grad}
+    )
 
 
 def differing(one, other, allowed):
@@ -76,7 +85,12 @@ def partly_compiled(model, joint=(), split=()):
             return None
 
     def backend(traced, inputs):
-        return compile_fx(traced, inputs, inner_compile=lowered, config_patches={"joint_custom_post_pass": Joint()})
+        return compile_fx(
+            traced,
+            inputs,
+            inner_compile=lowered,
+            config_patches={"joint_custom_post_pass": Joint()},
+        )
 
     return torch.compile(model, backend=backend)
 
@@ -93,7 +107,9 @@ WIDENED = COUNTS | {"widened_by_each_reader": [5, 20]}
 
 
 @pytest.mark.parametrize(
-    ("dtype", "expected"), [(torch.float32, COUNTS), (torch.bfloat16, WIDENED)], ids=["float32", "bfloat16"]
+    ("dtype", "expected"),
+    [(torch.float32, COUNTS), (torch.bfloat16, WIDENED)],
+    ids=["float32", "bfloat16"],
 )
 def test_rewritten_graphs_train_as_the_model_does(dtype, expected, rewrites):
     def model():
@@ -167,16 +183,26 @@ def test_on_a_gpu_compiled_steps_train_as_before(monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # or the reference is no float32
     torch.manual_seed(0)
     with torch.device("cuda"):
-        stem = nn.Sequential(nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True))
-        plain = models.bf16_weights(nn.Sequential(stem, resnet.Bottleneck(64, 16), resnet.Bottleneck(64, 16)))
+        stem = nn.Sequential(
+            nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True)
+        )
+        plain = models.bf16_weights(
+            nn.Sequential(stem, resnet.Bottleneck(64, 16), resnet.Bottleneck(64, 16))
+        )
         images = torch.randn(32, 3, 64, 64, dtype=torch.bfloat16)
     plain, images = (one.to(memory_format=torch.channels_last) for one in (plain, images))
     fast = compiling.prepare(copy.deepcopy(plain))
     exact = copy.deepcopy(plain).float()
-    for model, called in ((plain, torch.compile(plain)), (fast, compiling.compiled(fast)), (exact, exact)):
+    for model, called in (
+        (plain, torch.compile(plain)),
+        (fast, compiling.compiled(fast)),
+        (exact, exact),
+    ):
         called(images.to(next(model.parameters()).dtype)).float().square().mean().backward()
     apart = [
-        torch.cat([(one.grad.float() - other.grad).flatten() for one, other in zip(*pair, strict=True)]).norm()
+        torch.cat(
+            [(one.grad.float() - other.grad).flatten() for one, other in zip(*pair, strict=True)]
+        ).norm()
         for pair in ((model.parameters(), exact.parameters()) for model in (fast, plain))
     ]
     assert apart[0] <= 1.5 * apart[1], "as near to float32 as the plain model in bfloat16"

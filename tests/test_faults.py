@@ -13,13 +13,12 @@ import pytest
 from cells import make_cell
 
 from benchmarks import record as records
-from benchmarks.host import processes
+from benchmarks.agent import processes
 from benchmarks.record import CellFolder, Lines
-from launch.study.assemble import assemble
-from launch.study.study import StudyFolder
+from launch.study.study import StudyFolder, assemble
 from trainers.kvstore.buckets import Array
-from trainers.kvstore.shared_regions import KvstoreConfig, SharedMapping
-from trainers.shared_memory import new_path
+from trainers.kvstore.shared_memory import KvstoreConfig, SharedMapping
+from trainers.memory import new_path
 
 ROOT = Path(__file__).parent.parent
 # What a launcher knows of an attempt before it starts.
@@ -35,7 +34,9 @@ def begun(tmp_path, gone=True):
     Lines(attempt.folder.rank_lines(0)).write("start", time.time() + 5, rank=0, pid=1, versions={})
     if gone:
         text = (study.folder / "journal.jsonl").read_text()
-        (study.folder / "journal.jsonl").write_text(text.replace(f'"pid": {os.getpid()},', '"pid": 4194304,'))
+        (study.folder / "journal.jsonl").write_text(
+            text.replace(f'"pid": {os.getpid()},', '"pid": 4194304,')
+        )
     return StudyFolder(str(tmp_path), "s"), cell, attempt
 
 
@@ -51,8 +52,12 @@ def test_what_a_dead_launcher_left_is_closed_once(tmp_path):
 
 def test_a_record_keeps_its_words_where_the_locale_is_not_utf_8(tmp_path, monkeypatch):
     study, _, attempt = begun(tmp_path)
-    attempt.folder.attempt.write_bytes(attempt.folder.attempt.read_bytes().replace(b'"s"', '"größe"'.encode()))
-    monkeypatch.setattr(io, "text_encoding", lambda encoding, level=2: encoding or "latin-1")  # what pathlib asks
+    attempt.folder.attempt.write_bytes(
+        attempt.folder.attempt.read_bytes().replace(b'"s"', '"größe"'.encode())
+    )
+    monkeypatch.setattr(
+        io, "text_encoding", lambda encoding, level=2: encoding or "latin-1"
+    )  # what pathlib asks
     (closed,) = study.recover()
     assert closed.study == "größe"
 
@@ -67,7 +72,9 @@ DAMAGE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "content"), [(name, one) for name, several in DAMAGE.items() for one in several])
+@pytest.mark.parametrize(
+    ("name", "content"), [(name, one) for name, several in DAMAGE.items() for one in several]
+)
 def test_a_damaged_file_of_a_study_costs_nothing_else(tmp_path, name, content):
     study, cell, attempt = begun(tmp_path)
     file = (study.folder if name == "journal.jsonl" else attempt.folder.path) / name
@@ -145,13 +152,18 @@ def test_a_launcher_that_died_between_record_and_journal_loses_nothing(tmp_path)
 
 
 def test_a_cell_is_not_done_before_its_profiled_pass_has_said_something(tmp_path):
-    study, cell = StudyFolder(str(tmp_path), "s"), dataclasses.replace(make_cell(), profiler="torch")
+    study, cell = (
+        StudyFolder(str(tmp_path), "s"),
+        dataclasses.replace(make_cell(), profiler="torch"),
+    )
     with study.lock(cell):
         attempt = study.begin(cell, "a" * 32, DETAILS)
     measured = assemble(attempt.folder, "finished", None, time.time())
     records.write(attempt.folder, measured)  # before the pass: it is safe whatever happens there
     assert study.recover() == [] and study.finished(cell) is None
-    said = dataclasses.replace(measured, validity=records.Validity(unchecked={"profiled": "gave no trace"}))
+    said = dataclasses.replace(
+        measured, validity=records.Validity(unchecked={"profiled": "gave no trace"})
+    )
     study.end(attempt, said)
     assert study.finished(cell) == said
 
@@ -176,11 +188,15 @@ def test_an_open_attempt_without_its_journal_is_closed_before_the_next(tmp_path)
 
 
 def test_a_process_whose_starter_has_ended_does_not_go_on():
-    program = "from benchmarks.rank.lifetime import die_with_parent; die_with_parent(); print('on')"
+    program = "from benchmarks.rank.worker import die_with_parent; die_with_parent(); print('on')"
     for starter, code in ((str(os.getpid()), 0), ("4194304", -signal.SIGKILL)):
         environment = {**os.environ, "RINGSIDE_STARTER": starter}
         run = subprocess.run(
-            [sys.executable, "-c", program], cwd=ROOT, env=environment, capture_output=True, check=False
+            [sys.executable, "-c", program],
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            check=False,
         )
         assert run.returncode == code
 

@@ -22,7 +22,11 @@ ON_ANY = {  # kind: what must come of it; the stranger first, since it outlives 
     "faults_gpu.illegal_access": {"cause": "exception"},
     "faults_gpu.out_of_gpu_memory": {"cause": "oom"},
 }
-BETWEEN_RANKS = {"wrong collective": HANG, "faults_gpu.message_that_nobody_sends": HANG, SHIFTED: {}}
+BETWEEN_RANKS = {
+    "wrong collective": HANG,
+    "faults_gpu.message_that_nobody_sends": HANG,
+    SHIFTED: {},
+}
 # What the cell of each kind that ends nothing must be told as.
 TOLD = {STRANGER: {"foreign_load"}, SHIFTED: {"replicas_differ", "exchange_wrong"}}
 HEALTHY = 50  # its bucket_cap_mb
@@ -36,10 +40,14 @@ OPTIONS = [
 def strike(folder, record_property, kinds, process, gpus):
     """Run a sweep with one faulty cell for each kind and a healthy one at the end; look at all of them."""
     faults = {
-        10 + number: Fault(kind, "timed", "rank", rank=process if expected else None, process=process, **expected)
+        10 + number: Fault(
+            kind, "timed", "rank", rank=process if expected else None, process=process, **expected
+        )
         for number, (kind, expected) in enumerate(kinds.items())
     }
-    sweep = PlantedSweep(folder, faults, *OPTIONS, f"gpus=[{gpus}]", healthy=(HEALTHY,), also=(KINDS,))
+    sweep = PlantedSweep(
+        folder, faults, *OPTIONS, f"gpus=[{gpus}]", healthy=(HEALTHY,), also=(KINDS,)
+    )
     try:
         sweep.run(timeout_s=560)
         outcomes = [examine(fault, sweep, cap) for cap, fault in faults.items()]

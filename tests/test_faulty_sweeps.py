@@ -12,7 +12,16 @@ import sys
 import psutil
 import pytest
 from faults import NO_MULTICAST, ROOT, Fault, PlantedSweep
-from faults_seen import alive, attempt_folder, cell_folders, environment_of, examine, server_of, stepping, until
+from faults_seen import (
+    alive,
+    attempt_folder,
+    cell_folders,
+    environment_of,
+    examine,
+    server_of,
+    stepping,
+    until,
+)
 
 from benchmarks import record as records
 from benchmarks.record import read_lines
@@ -77,7 +86,13 @@ def sweeps(tmp_path_factory, decoys):
     folder = tmp_path_factory.mktemp("faults")
     trained = PlantedSweep(folder / "trained", TRAINED, *COMMON, *TRAINING, healthy=[HEALTHY])
     served = PlantedSweep(
-        folder / "served", SERVED, *COMMON, *EXCHANGE, "strategy=kvstore_dist_sync", "strategy.servers=1", also=[GATE]
+        folder / "served",
+        SERVED,
+        *COMMON,
+        *EXCHANGE,
+        "strategy=kvstore_dist_sync",
+        "strategy.servers=1",
+        also=[GATE],
     )
     with trained, served:
         running = [sweep.start() for sweep in (trained, served)]
@@ -88,9 +103,15 @@ def sweeps(tmp_path_factory, decoys):
         for sweep, process in zip((trained, served), running, strict=True):
             sweep.wait(process, 150)
     # The rank that was looked at struck itself when it was told to.
-    went = {"time": (served.plant / "go").stat().st_mtime, "lines": served.struck(LOOKED_AT)["lines"]}
+    went = {
+        "time": (served.plant / "go").stat().st_mtime,
+        "lines": served.struck(LOOKED_AT)["lines"],
+    }
     outcomes = {
-        key: (examine(fault, sweep, key, struck=went if key == LOOKED_AT else None), sweep.records(key)[0])
+        key: (
+            examine(fault, sweep, key, struck=went if key == LOOKED_AT else None),
+            sweep.records(key)[0],
+        )
         for sweep in (trained, served)
         for key, fault in sweep.faults.items()
     }
@@ -117,7 +138,9 @@ def looked_at(sweep):
 def test_the_cause_and_the_rank_are_named_and_nothing_is_lost_or_left(sweeps, key):
     outcome, record = sweeps[0][key]
     assert outcome.right, outcome
-    assert outcome.noticed_s < (SILENCE_S + 15 if outcome.cause == "hang" else SILENCE_S)  # not by its silence
+    assert outcome.noticed_s < (
+        SILENCE_S + 15 if outcome.cause == "hang" else SILENCE_S
+    )  # not by its silence
     assert (record.state, record.validity.verdict) == ("failed", "invalid")
     (said,) = (sweep.said for sweep in sweeps[1:3] if key in sweep.faults)
     assert visible(record.failure.message) in said
@@ -144,7 +167,9 @@ def test_the_cell_without_a_fault_finishes(sweeps):
     assert record.state == "finished" and "throughput/images_per_second" in record.metrics
 
 
-@pytest.mark.parametrize(("key", "words"), [(14, "planted"), (15, "string_at"), (12, "most recent call first")])
+@pytest.mark.parametrize(
+    ("key", "words"), [(14, "planted"), (15, "string_at"), (12, "most recent call first")]
+)
 def test_the_end_of_the_log_is_told(sweeps, key, words):
     assert words in sweeps[0][key][1].failure.log_tail
 
@@ -152,7 +177,9 @@ def test_the_end_of_the_log_is_told(sweeps, key, words):
 def test_the_ranks_of_a_hang_write_where_they_stand(sweeps):
     folder = attempt_folder(sweeps[0][12][1], sweeps[1].study_dir)
     logs = [(folder / "logs" / f"rank{number}.log").read_text() for number in (0, 1)]
-    assert all("most recent call first" in log and "benchmarks/rank/worker.py" in log for log in logs)
+    assert all(
+        "most recent call first" in log and "benchmarks/rank/worker.py" in log for log in logs
+    )
 
 
 def test_what_a_rank_raises_gives_no_command_to_the_terminal(sweeps):
@@ -167,7 +194,9 @@ def test_the_record_of_a_failed_cell_names_its_server(sweeps):
 
 def test_no_process_of_ours_is_left_and_no_other_is_harmed(sweeps, decoys):
     sleeper = int((sweeps[2].plant / "sleeper").read_text())
-    assert not psutil.pid_exists(sleeper) or psutil.Process(sleeper).status() == psutil.STATUS_ZOMBIE
+    assert (
+        not psutil.pid_exists(sleeper) or psutil.Process(sleeper).status() == psutil.STATUS_ZOMBIE
+    )
     assert [decoy.poll() for decoy in decoys] == [None, None]
 
 
@@ -207,7 +236,9 @@ def test_a_killed_launcher_an_interrupted_one_and_one_that_goes_on(tmp_path, dec
         assert other.wait(timeout=30) == 3
         assert "measured elsewhere" in sweep.said and "exit status 3" in sweep.said
         until(lambda: f": process {launcher.pid} on " in sweep.everything_said, 30, waiting)
-        assert set(until(lambda: stepping(folder), 5).values()) <= {process.pid for process in alive({first_token})}
+        assert set(until(lambda: stepping(folder), 5).values()) <= {
+            process.pid for process in alive({first_token})
+        }
         launcher.kill()
         launcher.wait()
         # A grandchild of its own session has nobody who would end it before the next launcher looks.
@@ -216,7 +247,11 @@ def test_a_killed_launcher_an_interrupted_one_and_one_that_goes_on(tmp_path, dec
         # The one that waits closes what was left, measures it anew, and is interrupted there.
         until(lambda: (folder / "attempt-1" / "record.json").exists(), 60, waiting)
         left = records.read(folder / "attempt-1" / "record.json")
-        assert (left.state, left.failure.cause, left.record_id) == ("interrupted", "interrupted", first_token)
+        assert (left.state, left.failure.cause, left.record_id) == (
+            "interrupted",
+            "interrupted",
+            first_token,
+        )
         assert left.validity.verdict == "invalid"
         assert next(read_lines(folder / "attempt-1" / "ranks" / "0.jsonl"))["kind"] == "start"
         assert alive({first_token}) == []

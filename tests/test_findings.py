@@ -13,16 +13,15 @@ from simulated import REAL, STRATEGY, Simulator, Truth, changed, template
 from analysis.findings import comparisons as of_comparisons
 from analysis.findings import scaling as of_scaling
 from analysis.findings import waterfall as of_waterfall
-from analysis.findings.communication.by_hosts import COMMUNICATION
-from analysis.findings.communication.several_records import values_of
 from analysis.findings.control_cells import control_cells
 from analysis.findings.examine import findings_of
-from analysis.findings.losses.clocks import NAME as CLOCKS
-from analysis.findings.losses.subset import CONTENTION, OVERHEAD, WAIT, WAITING
-from analysis.findings.model import Findings
-from analysis.findings.next_run.floors import CLOCK
-from analysis.findings.study import Study
-from analysis.findings.waterfall import SPREAD
+from analysis.findings.links import COMMUNICATION
+from analysis.findings.record_values import values_of
+from analysis.findings.waterfall import CONTENTION, OVERHEAD, SPREAD, WAIT, WAITING
+from analysis.findings.waterfall import NAME as CLOCKS
+from analysis.study.estimates import Findings
+from analysis.study.noise_floor import CLOCK
+from analysis.study.study import Study
 from analysis.topology.source import load_topology
 from benchmarks import record as records
 
@@ -82,7 +81,9 @@ def efficiency_of(made):
 def test_intervals_hold_the_true_efficiency_as_often_as_they_say(alone_ms, repeats):
     truth = Truth(alone_ms)
     true = truth.rate(STRATEGY, FOUR) / (4 * min(truth.rate(STRATEGY, (gpu,)) for gpu in FOUR))
-    found = [efficiency_of(Simulator(truth, seed).explained(FOUR, repeats)) for seed in range(FEWER)]
+    found = [
+        efficiency_of(Simulator(truth, seed).explained(FOUR, repeats)) for seed in range(FEWER)
+    ]
     assert sum(not holds(one, true) for one in found) <= MOST_MISSED
     assert max(abs(one.value - true) for one in found) < 6 * truth.noise
 
@@ -103,21 +104,27 @@ def test_equal_records_give_equal_findings_in_any_order():
 def test_efficiency_is_against_the_slowest_members_median():
     simulator = Simulator(Truth(noise=0.0))
     made = [simulator.record((gpu,)) for gpu in (0, 1)]
-    made += [simulator.record((1,), repeat=repeat, factor=factor) for repeat, factor in ((1, 0.9), (2, 0.9), (3, 0.9))]
+    made += [
+        simulator.record((1,), repeat=repeat, factor=factor)
+        for repeat, factor in ((1, 0.9), (2, 0.9), (3, 0.9))
+    ]
     made.append(simulator.record((0, 1)))
     made = [one for one in made if one.cell.gpus != (1,) or one.cell.repeat]
     found = together(scaling(made).curves, (0, 1))
     slowest = simulator.truth.rate(STRATEGY, (1,)) * 0.9
     assert found.slowest == 1
     assert found.baseline.value == pytest.approx(slowest, rel=1e-9)
-    assert found.efficiency.value == pytest.approx(simulator.truth.rate(STRATEGY, (0, 1)) / (2 * slowest))
+    assert found.efficiency.value == pytest.approx(
+        simulator.truth.rate(STRATEGY, (0, 1)) / (2 * slowest)
+    )
 
 
 def test_weak_and_strong_scaling_never_mix():
     simulator = Simulator(Truth(noise=0.0))
     weak = [simulator.record(gpus) for gpus in ((0,), (0, 1))]
     strong = [
-        simulator.record(gpus, batch_size=1024 // len(gpus), global_batch_size=1024) for gpus in ((0,), (0, 1), FOUR)
+        simulator.record(gpus, batch_size=1024 // len(gpus), global_batch_size=1024)
+        for gpus in ((0,), (0, 1), FOUR)
     ]
     found = scaling(weak + strong)
     assert [(curve.kind, [one.gpus for one in curve.points]) for curve in found.curves] == [
@@ -129,18 +136,33 @@ def test_weak_and_strong_scaling_never_mix():
     )
     assert any("weak scaling" in one and "strong scaling" in one for one in found.refusals)
     (refusal,) = scaling([weak[0], strong[1]]).refusals[:1]
-    assert "differs in" in refusal and "the kind of batch (weak scaling, not 1024 images per step)" in refusal
+    assert (
+        "differs in" in refusal
+        and "the kind of batch (weak scaling, not 1024 images per step)" in refusal
+    )
 
 
 @pytest.mark.parametrize(
     ("environment", "named"),
     [
         ({"gpu": {"driver": "590"}}, "driver (590, not 580)"),
-        ({"versions": {"torch": "2.12.0", "cuda": "13.0", "nccl": "2.28.9"}}, "torch (2.12.0, not 2.11.0+cu130)"),
-        ({"versions": {"torch": "2.11.0+cu130", "cuda": "13.0", "nccl": "2.30.1"}}, "NCCL (2.30.1, not 2.28.9)"),
-        ({"versions": {"torch": "2.11.0+cu130", "cuda": "12.8", "nccl": "2.28.9"}}, "CUDA (12.8, not 13.0)"),
+        (
+            {"versions": {"torch": "2.12.0", "cuda": "13.0", "nccl": "2.28.9"}},
+            "torch (2.12.0, not 2.11.0+cu130)",
+        ),
+        (
+            {"versions": {"torch": "2.11.0+cu130", "cuda": "13.0", "nccl": "2.30.1"}},
+            "NCCL (2.30.1, not 2.28.9)",
+        ),
+        (
+            {"versions": {"torch": "2.11.0+cu130", "cuda": "12.8", "nccl": "2.28.9"}},
+            "CUDA (12.8, not 13.0)",
+        ),
         ({"host": "other"}, "machine (other, not vm)"),
-        ({"planned_uuids": ["GPU-of-another-machine"]}, "machine (GPUs on vm · GPU-of-anoth, not GPUs on vm · GPU-0)"),
+        (
+            {"planned_uuids": ["GPU-of-another-machine"]},
+            "machine (GPUs on vm · GPU-of-anoth, not GPUs on vm · GPU-0)",
+        ),
     ],
 )
 def test_other_surroundings_are_refused_with_the_difference_named(environment, named):
@@ -176,14 +198,18 @@ def test_laws_are_fitted_to_enough_points_only():
             usl = 1 / (1 + alpha * (size - 1) + beta * size * (size - 1))
             gpus = tuple(range(size))
             ideal = size * simulator.truth.rate(STRATEGY, (0,))
-            made.append(simulator.record(gpus, factor=usl * ideal / simulator.truth.rate(STRATEGY, gpus)))
+            made.append(
+                simulator.record(gpus, factor=usl * ideal / simulator.truth.rate(STRATEGY, gpus))
+            )
         (curve,) = scaling(made).curves
         return {fit.law: fit for fit in curve.fits}
 
     assert of(2) == {}
     assert set(of(2, 4)) == {"amdahl"}
     found = of(2, 4, 8)
-    assert found["usl"].parameters == pytest.approx({"contention": alpha, "coherency": beta}, rel=1e-6)
+    assert found["usl"].parameters == pytest.approx(
+        {"contention": alpha, "coherency": beta}, rel=1e-6
+    )
     assert found["usl"].error < 1e-9 < found["amdahl"].error
 
 
@@ -193,7 +219,9 @@ def test_laws_are_fitted_to_enough_points_only():
 def true_parts(truth, gpus):
     """Images per second of every part, from the truth's step times."""
     slowest, images = max(truth.alone_ms[gpu] for gpu in gpus), len(gpus) * truth.batch_size * 1e3
-    parts = {SPREAD: sum(truth.batch_size * 1e3 / truth.alone_ms[gpu] for gpu in gpus) - images / slowest}
+    parts = {
+        SPREAD: sum(truth.batch_size * 1e3 / truth.alone_ms[gpu] for gpu in gpus) - images / slowest
+    }
     spent = slowest
     for name, ms in (
         (OVERHEAD, truth.overhead_ms),
@@ -225,7 +253,9 @@ def test_every_part_of_the_waterfall_is_recovered_within_its_interval(unexplaine
 def closes(found):
     """Ideal, parts, residual and measured rate are one sum."""
     lost = sum(part.lost.value for part in found.parts if part.lost and not part.above_ideal)
-    return math.isclose(found.ideal.value - lost - found.residual, found.measured.value, rel_tol=1e-9)
+    return math.isclose(
+        found.ideal.value - lost - found.residual, found.measured.value, rel_tol=1e-9
+    )
 
 
 @pytest.mark.parametrize("clock_share", [1.0, 0.943, 1.02])
@@ -244,7 +274,9 @@ def test_a_missing_control_leaves_its_part_unknown_and_the_waterfall_closed():
     made = Simulator(Truth(noise=0.0)).explained(FOUR, repeats=1)
 
     def without(unwanted):
-        (found,), _ = waterfalls([one for one in made if not unwanted(one.cell.strategy["name"], one.cell.gpus)])
+        (found,), _ = waterfalls(
+            [one for one in made if not unwanted(one.cell.strategy["name"], one.cell.gpus)]
+        )
         assert closes(found)
         return {part.name: part for part in found.parts}
 
@@ -264,12 +296,18 @@ def test_a_missing_control_leaves_its_part_unknown_and_the_waterfall_closed():
     assert "waterfall=true" in waterfalls(bare)[1][0]
 
 
-@pytest.mark.parametrize(("waiting_ms", "known"), [(0.3, (True, True)), (2.0, (False, True)), (-0.1, (True, False))])
+@pytest.mark.parametrize(
+    ("waiting_ms", "known"), [(0.3, (True, True)), (2.0, (False, True)), (-0.1, (True, False))]
+)
 def test_a_trace_tells_waiting_from_communication(waiting_ms, known):
     truth = Truth(noise=0.0)
-    behind_ms = sum(max(truth.alone_ms) - ms for ms in truth.alone_ms) / 4  # the mean rank waits for the slowest GPU
+    behind_ms = (
+        sum(max(truth.alone_ms) - ms for ms in truth.alone_ms) / 4
+    )  # the mean rank waits for the slowest GPU
     made = [
-        changed(one, metrics=one.metrics | {WAIT: waiting_ms + behind_ms}) if len(one.cell.gpus) > 1 else one
+        changed(one, metrics=one.metrics | {WAIT: waiting_ms + behind_ms})
+        if len(one.cell.gpus) > 1
+        else one
         for one in Simulator(truth).explained(FOUR, repeats=1)
     ]
     (found,), _ = waterfalls(made)
@@ -293,7 +331,9 @@ def test_controls_are_the_cells_that_a_waterfall_uses():
         *((STRATEGY, (gpu,)) for gpu in FOUR),
         ("none", FOUR),
     ]
-    assert {(one.seed, one.batch_size, one.repeat, bool(one.nccl)) for one in made} == {(0, 256, 0, False)}
+    assert {(one.seed, one.batch_size, one.repeat, bool(one.nccl)) for one in made} == {
+        (0, 256, 0, False)
+    }
     assert len({one.key for one in made}) == 9
     asked = template("none")
     assert made[-1].key == asked.cell.key, "a user's own cell is the same cell"
@@ -308,12 +348,17 @@ def test_controls_are_the_cells_that_a_waterfall_uses():
 
 def test_controls_of_strong_scaling_keep_the_images_of_a_rank():
     cell = template(STRATEGY).cell
-    cell = dataclasses.replace(cell, batch_size=64, global_batch_size=256, labels=("global batch 256", "compile"))
+    cell = dataclasses.replace(
+        cell, batch_size=64, global_batch_size=256, labels=("global batch 256", "compile")
+    )
     assert {(one.batch_size, one.global_batch_size) for one in control_cells(cell)} == {(64, None)}
     simulator = Simulator(Truth(noise=0.0))
     ran = [
         simulator.record(
-            one.gpus, one.strategy["name"], batch_size=one.batch_size, global_batch_size=one.global_batch_size
+            one.gpus,
+            one.strategy["name"],
+            batch_size=one.batch_size,
+            global_batch_size=one.global_batch_size,
         )
         for one in (cell, *control_cells(cell))
     ]
@@ -329,7 +374,9 @@ def settings_study(seed, repeats, noise, planted=1.0):
     """Four NCCL settings, repeats interleaved; the last one's rate is multiplied."""
     simulator = Simulator(Truth(noise=noise), seed)
     return [
-        simulator.record((0, 3), repeat=repeat, nccl=nccl, factor=planted if nccl is SETTINGS[-1] else 1.0)
+        simulator.record(
+            (0, 3), repeat=repeat, nccl=nccl, factor=planted if nccl is SETTINGS[-1] else 1.0
+        )
         for repeat in range(repeats)
         for nccl in SETTINGS
     ]
@@ -348,7 +395,9 @@ def test_equal_cells_show_no_difference(repeats):
 def test_a_planted_difference_is_found_where_the_noise_allows_it():
     for seed in range(TRIALS):
         (found,) = [
-            one for one in comparisons(settings_study(seed, 5, noise=0.003, planted=0.97)) if "PROTO" in one.asked
+            one
+            for one in comparisons(settings_study(seed, 5, noise=0.003, planted=0.97))
+            if "PROTO" in one.asked
         ]
         assert found.verdict == "slower"
         assert found.smallest < 0.03
@@ -361,7 +410,9 @@ def test_the_same_difference_is_refused_where_the_noise_is_larger():
     refused = 0
     for seed in range(TRIALS):
         (found,) = [
-            one for one in comparisons(settings_study(seed, 5, noise=0.03, planted=0.97)) if "PROTO" in one.asked
+            one
+            for one in comparisons(settings_study(seed, 5, noise=0.03, planted=0.97))
+            if "PROTO" in one.asked
         ]
         refused += found.verdict == "no difference seen"
         assert found.smallest > 0.03
@@ -396,7 +447,9 @@ def test_runs_that_were_not_interleaved_are_qualified():
     (found,) = comparisons(made)
     assert found.verdict == "slower" and "one cell was measured before the other" in found.why
     assert not any(
-        one.why for one in comparisons(settings_study(0, 5, noise=0.001, planted=0.95)) if one.verdict == "slower"
+        one.why
+        for one in comparisons(settings_study(0, 5, noise=0.001, planted=0.95))
+        if one.verdict == "slower"
     )
 
 
@@ -412,17 +465,32 @@ def test_what_is_compared_differs_in_one_asked_thing_on_the_same_gpus():
             for repeat in (0, 1) for optimize in ("eager", "compile") for precision in ("bf16", "fp32")]  # fmt: skip
     made += [simulator.record((0, 2), optimize="compile", repeat=repeat) for repeat in (0, 1)]
     made += [simulator.record((0, 1), "none", repeat) for repeat in (0, 1)]
-    made += [simulator.record((0, 1), environment={"host": "other"}, repeat=repeat) for repeat in (0, 1)]
+    made += [
+        simulator.record((0, 1), environment={"host": "other"}, repeat=repeat) for repeat in (0, 1)
+    ]
     found = comparisons(made)
-    assert sorted(one.asked for one in found) == ["optimize", "optimize", "precision", "precision", "strategy"]
+    assert sorted(one.asked for one in found) == [
+        "optimize",
+        "optimize",
+        "precision",
+        "precision",
+        "strategy",
+    ]
     assert all(one.gpus == (0, 1) and one.runs == (2, 2) for one in found)
 
 
 def test_batches_are_compared_within_their_kind():
     simulator = Simulator()
     weak = [{"batch_size": 128}, {"batch_size": 256}]
-    strong = [{"batch_size": 128, "global_batch_size": 256}, {"batch_size": 256, "global_batch_size": 512}]
-    made = [simulator.record((0, 1), repeat=repeat, **batch) for repeat in (0, 1) for batch in (*weak, *strong)]
+    strong = [
+        {"batch_size": 128, "global_batch_size": 256},
+        {"batch_size": 256, "global_batch_size": 512},
+    ]
+    made = [
+        simulator.record((0, 1), repeat=repeat, **batch)
+        for repeat in (0, 1)
+        for batch in (*weak, *strong)
+    ]
     assert [one.asked for one in comparisons(made)] == ["batch_size", "batch_size"]
 
 
@@ -435,7 +503,12 @@ def test_options_are_compared_within_their_strategy_and_strategies_with_equal_op
             for repeat in (0, 1):
                 one = simulator.record((0, 1), strategy, repeat, labels=labels)
                 made.append(
-                    changed(one, cell=changed_cell(one.cell, strategy={**one.cell.strategy, "comm_hook": hook}))
+                    changed(
+                        one,
+                        cell=changed_cell(
+                            one.cell, strategy={**one.cell.strategy, "comm_hook": hook}
+                        ),
+                    )
                 )
     found = comparisons(made)
     assert sorted(one.asked for one in found) == ["comm_hook", "comm_hook", "strategy", "strategy"]
@@ -450,7 +523,10 @@ def test_the_noise_floor_is_that_of_equal_cells_and_the_drift_that_of_the_first(
     made = [simulator.record((gpu,), repeat=repeat) for repeat in range(10) for gpu in range(4)]
     first = made[0]
     made.append(
-        changed(simulator.record((0,), repeat=10, drift=True), metrics={k: v * 0.98 for k, v in first.metrics.items()})
+        changed(
+            simulator.record((0,), repeat=10, drift=True),
+            metrics={k: v * 0.98 for k, v in first.metrics.items()},
+        )
     )
     (found,) = study_findings(made).noises
     assert found.deviation == pytest.approx(0.01, rel=0.3)
@@ -463,7 +539,9 @@ def test_the_noise_floor_is_that_of_equal_cells_and_the_drift_that_of_the_first(
 def test_two_pairs_of_runs_are_no_noise_floor():
     """Of one pair it would be nine times the pair's difference: 106 % for runs that differ by 12 %."""
     simulator = Simulator(Truth(noise=0.01))
-    found = study_findings([simulator.record((gpu,), repeat=repeat) for repeat in range(2) for gpu in range(2)])
+    found = study_findings(
+        [simulator.record((gpu,), repeat=repeat) for repeat in range(2) for gpu in range(2)]
+    )
     (noise,) = found.noises
     assert (noise.floor, noise.pairs, noise.freedom) == (None, 2, 2)
     assert "how far runs differ: too few cells ran twice (repeats=5 does that)" in found.unsaid
@@ -475,13 +553,22 @@ def test_two_pairs_of_runs_are_no_noise_floor():
 def wired_machine(seed=0, slow=None, noise=0.002, repeats=3):
     """Every pair of a machine of four: 0-1 and 2-3 over NV2, the others over SYS with 20 % less bandwidth and 5 % less rate."""
     simulator = Simulator(Truth(alone_ms=(54.0,) * 4, noise=noise), seed)
-    links = {f"{a}-{b}": "NV2" if (a, b) in ((0, 1), (2, 3)) else "SYS" for a, b in combinations(range(4), 2)}
+    links = {
+        f"{a}-{b}": "NV2" if (a, b) in ((0, 1), (2, 3)) else "SYS"
+        for a, b in combinations(range(4), 2)
+    }
     made = []
     for repeat in range(repeats):
         for pair in combinations(range(4), 2):
             far = links["{}-{}".format(*pair)] == "SYS"
-            one = simulator.record(pair, repeat=repeat, factor=0.95 if far else 1.0, environment={"links": links})
-            busbw = one.metrics["comm/busbw_gb_per_s"] * (0.8 if far else 1.0) * (0.9 if pair == slow else 1.0)
+            one = simulator.record(
+                pair, repeat=repeat, factor=0.95 if far else 1.0, environment={"links": links}
+            )
+            busbw = (
+                one.metrics["comm/busbw_gb_per_s"]
+                * (0.8 if far else 1.0)
+                * (0.9 if pair == slow else 1.0)
+            )
             made.append(changed(one, metrics=one.metrics | {"comm/busbw_gb_per_s": busbw}))
     return made
 
@@ -511,23 +598,39 @@ def test_measured_links_stand_beside_the_exchange():
     p2p = changed(
         simulator.record((3, 0, 1), benchmark={"name": "p2p"}),
         metrics={},
-        tables={"p2p": {"matrices": {"unidirectional_enabled": matrix, "unidirectional_disabled": without}}},
+        tables={
+            "p2p": {
+                "matrices": {"unidirectional_enabled": matrix, "unidirectional_disabled": without}
+            }
+        },
     )
     staged = changed(simulator.record((0, 1)), effective={"transport": "SHM/direct/direct"})
-    made = [p2p, simulator.record((0, 3)), simulator.record((0, 1, 3)), staged, simulator.record((0, 2))]
+    made = [
+        p2p,
+        simulator.record((0, 3)),
+        simulator.record((0, 1, 3)),
+        staged,
+        simulator.record((0, 2)),
+    ]
     found = {one.gpus: one.p2p_gb_per_s for one in wires(made)}
-    assert found == {(0, 3): 38.0, (0, 1, 3): 20.0, (0, 1): 5.0, (0, 2): None}, "a ring of three runs both ways round"
+    assert found == {(0, 3): 38.0, (0, 1, 3): 20.0, (0, 1): 5.0, (0, 2): None}, (
+        "a ring of three runs both ways round"
+    )
 
 
 def test_a_member_that_stands_out_of_its_class_is_named():
     slow = (1, 2)
     for seed in range(10):
-        said = {one.gpus: one.stands_out for one in wires(wired_machine(seed, slow)) if one.stands_out}
+        said = {
+            one.gpus: one.stands_out for one in wires(wired_machine(seed, slow)) if one.stands_out
+        }
         assert set(said) == {slow}
         assert "slower than the median of the 4 subsets of 2 with SYS" in said[slow]
     clean = [any(one.stands_out for one in wires(wired_machine(seed))) for seed in range(FEWER)]
     assert sum(clean) <= MOST_MISSED
-    assert not any(one.stands_out for one in wires(wired_machine(0, slow, repeats=1))), "one run each"
+    assert not any(one.stands_out for one in wires(wired_machine(0, slow, repeats=1))), (
+        "one run each"
+    )
 
 
 def test_what_a_link_is_worth():
@@ -537,7 +640,12 @@ def test_what_a_link_is_worth():
     assert all(len(one) == 1 for one in found)
     assert sum(not holds(one[0].lost, true) for one in found) <= MOST_MISSED
     (one,) = found[0]
-    assert (one.strategy, one.link_class, one.gradient_bytes, one.batch_size) == (STRATEGY, "SYS", 102_228_128, 256)
+    assert (one.strategy, one.link_class, one.gradient_bytes, one.batch_size) == (
+        STRATEGY,
+        "SYS",
+        102_228_128,
+        256,
+    )
     assert "NV2 against SYS" in one.label
 
 
@@ -569,14 +677,19 @@ def test_a_later_attempt_supersedes_an_earlier_one():
     made = [simulator.record((0,), factor=0.5), simulator.record((0,))]
     found = study_findings(made)
     assert found.excluded == ((made[0].name, "a later attempt at the same cell counts instead"),)
-    assert together(found.scaling.curves, (0,)).rate.value == pytest.approx(simulator.truth.rate(STRATEGY, (0,)))
+    assert together(found.scaling.curves, (0,)).rate.value == pytest.approx(
+        simulator.truth.rate(STRATEGY, (0,))
+    )
 
 
 def test_two_machines_are_two_curves_and_a_sentence():
     first, second = Simulator(), Simulator()
     other = {"host": "other"}
     made = [first.record((0,)), first.record((0, 1))]
-    made += [changed(second.record(gpus, environment=other), record_id=f"b{gpus}") for gpus in ((0,), (0, 1))]
+    made += [
+        changed(second.record(gpus, environment=other), record_id=f"b{gpus}")
+        for gpus in ((0,), (0, 1))
+    ]
     found = study_findings(made)
     assert [len(curve.points) for curve in found.scaling.curves] == [2, 2]
     assert all(curve.points[1].efficiency for curve in found.scaling.curves)
@@ -590,7 +703,9 @@ def test_benchmarks_without_a_rate_take_part_where_they_can():
     simulator = Simulator()
     exchange = simulator.record((0, 1), benchmark={"name": "exchange"})
     exchange = changed(exchange, metrics={"comm/busbw_gb_per_s": 200.0})
-    overhead = changed(simulator.record((0,), benchmark={"name": "overhead"}), metrics={"overhead/share": 0.001})
+    overhead = changed(
+        simulator.record((0,), benchmark={"name": "overhead"}), metrics={"overhead/share": 0.001}
+    )
     found = study_findings([exchange, overhead])
     assert found.scaling.curves == () and [one.exchange_gb_per_s for one in found.wires] == [200.0]
     assert "no cell measured images per second" in found.unsaid[0]
@@ -616,7 +731,10 @@ def real(name):
 def test_real_records_give_the_table_of_the_results():
     found = study_findings(real("scaling"))
     shown = {
-        (curve.label, one.gpus): (round(one.rate.value), one.efficiency and round(100 * one.efficiency.value, 1))
+        (curve.label, one.gpus): (
+            round(one.rate.value),
+            one.efficiency and round(100 * one.efficiency.value, 1),
+        )
         for curve in found.scaling.curves
         for one in curve.points
     }
@@ -628,14 +746,23 @@ def test_real_records_give_the_table_of_the_results():
     assert shown["inception_v3 · compile", (0,)] == (4440, None)
     for record in real("scaling"):
         if share := record.metrics.get("scaling/efficiency"):
-            (mine,) = [one for c in found.scaling.curves for one in c.points if record.record_id in one.record_ids]
+            (mine,) = [
+                one
+                for c in found.scaling.curves
+                for one in c.points
+                if record.record_id in one.record_ids
+            ]
             assert mine.efficiency.value == pytest.approx(share)
     assert [name.split(" · ")[0] for name, _ in found.excluded] == ["inception_v3"]
 
 
 def test_real_records_of_settings_and_strategies():
     settings = study_findings(real("settings"))
-    level = {one.second: one.difference.value for one in settings.comparisons if "P2P_LEVEL untouched" in one.first}
+    level = {
+        one.second: one.difference.value
+        for one in settings.comparisons
+        if "P2P_LEVEL untouched" in one.first
+    }
     assert level["gpus 0,3 · P2P_LEVEL=LOC"] == pytest.approx(-0.025, abs=5e-4)
     assert {one.verdict for one in settings.comparisons} == {""}, "single runs"
     found = study_findings(real("strategies"))

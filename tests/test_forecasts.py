@@ -15,14 +15,19 @@ from records import make_record, without_entry
 from scipy import stats
 
 from analysis.__main__ import main as analysis
-from analysis.findings.predicted.stated import about_forecasts, doubted, stated_forecast, with_forecast
-from analysis.findings.study import Study
+from analysis.findings.predicted.stated import (
+    about_forecasts,
+    doubted,
+    stated_forecast,
+    with_forecast,
+)
 from analysis.prediction.calibration import calibrate
 from analysis.prediction.draws import deviation
 from analysis.prediction.forecast import FEWEST_HELD_OUT, LEVEL, conformal, interval
 from analysis.prediction.holdout import hold_out, scores
 from analysis.prediction.upcoming import VERSION, scores_by_machine
 from analysis.report.cell_numbers import cell_numbers, with_unit
+from analysis.study.study import Study
 from analysis.validity.checks import CHECKS, judge
 from benchmarks.record import FINDINGS, Validity, read, read_lines, read_study, write
 from benchmarks.record.cell_folder import CellFolder
@@ -64,7 +69,9 @@ def test_every_forecast_of_a_real_sweep_was_written_before_its_ranks_started(swe
         assert json.loads(folder.attempt.read_text())["predicted"] == record.predicted
         starts = [next(read_lines(path))["time"] for path in folder.all_rank_lines()]
         assert len(starts) == 2 and record.predicted["made_at"] <= record.started_at < min(starts)
-        assert record.cell.benchmark["calibrate"] == "all" and record.tables["bucket_exchange"]["rows"]
+        assert (
+            record.cell.benchmark["calibrate"] == "all" and record.tables["bucket_exchange"]["rows"]
+        )
         assert without_entry([record]) == set()
     first, second = records
     assert first.predicted["refused"] == "no cell of the study was measured before it"
@@ -77,7 +84,9 @@ def test_every_forecast_of_a_real_sweep_was_written_before_its_ranks_started(swe
 
 def test_a_forecast_is_a_part_of_the_record_that_verify_makes_again(sweep, capsys):
     assert analysis(["verify", str(sweep[0])]) == 0
-    path = max(sweep[0].glob("*/record.json"), key=lambda one: json.loads(one.read_text())["started_at"])
+    path = max(
+        sweep[0].glob("*/record.json"), key=lambda one: json.loads(one.read_text())["started_at"]
+    )
     content = json.loads(path.read_text())
     content["predicted"]["step_ms"] *= 1.01
     path.write_text(json.dumps(content))
@@ -91,7 +100,10 @@ def test_a_forecast_is_a_part_of_the_record_that_verify_makes_again(sweep, capsy
 
 def test_a_sweep_says_what_was_predicted(sweep):
     records, said = read_study(sweep[0])[0], sweep[1]
-    assert said.count("  predicted ") == 1 and "forecast 1 of 2 cells before they ran: mean error of the step " in said
+    assert (
+        said.count("  predicted ") == 1
+        and "forecast 1 of 2 cells before they ran: mean error of the step " in said
+    )
     projected = project(records[-1])
     assert projected.tags["predicted.basis"] == f"extrapolated, from 1 cell, model {VERSION}"
     found = {name: value for name, value, *_ in projected.metrics}
@@ -122,16 +134,26 @@ FAULTS = {
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_is_unexplained_and_its_sound_twin_is_not(calibrated, name, gpus):
     truths, word = FAULTS[name]
-    faulty, sound = (calibrated.measure(gpus, 160, truths=one) for one in (truths, Truths(noise=0.0)))
-    assert faulty.predicted["step_ms"] == sound.predicted["step_ms"], "what it was forecast from is the same"
+    faulty, sound = (
+        calibrated.measure(gpus, 160, truths=one) for one in (truths, Truths(noise=0.0))
+    )
+    assert faulty.predicted["step_ms"] == sound.predicted["step_ms"], (
+        "what it was forecast from is the same"
+    )
     assert sound.validity.codes == {} and faulty.validity.verdict == "suspect"
     assert f"{word} than forecast" in faulty.validity.codes["unexplained"]
-    assert "without a fault at most 1 cell in 10 lies outside" in faulty.validity.codes["unexplained"]
+    assert (
+        "without a fault at most 1 cell in 10 lies outside" in faulty.validity.codes["unexplained"]
+    )
     assert sound.predicted["low"] < sound.metrics["step/ms_median"] < sound.predicted["high"]
 
 
 def test_sound_cells_are_seldom_unexplained(calibrated):
-    made = [calibrated.measure(gpus, batch) for batch in range(72, 256, 8) for gpus in ((0, 1), (0, 1, 2, 3))]
+    made = [
+        calibrated.measure(gpus, batch)
+        for batch in range(72, 256, 8)
+        for gpus in ((0, 1), (0, 1, 2, 3))
+    ]
     fired = ["unexplained" in one.validity.codes for one in made]
     assert fired == [not stated_forecast(one).inside for one in made] and len(fired) == 46
     assert sum(fired) <= allowed(len(fired)), "at most the stated rate"
@@ -150,12 +172,19 @@ def test_clean_cells_of_h200s_are_unexplained_at_the_stated_rate():
     by_id, fired = {one.record_id: one for one in study.records}, []
     for one in held:
         others = scores(
-            other for other in held if other.cell.question.machine == one.cell.question.machine and other is not one
+            other
+            for other in held
+            if other.cell.question.machine == one.cell.question.machine and other is not one
         )
         if len(others) >= FEWEST_HELD_OUT:
             record = by_id[one.cell.record_ids[0]]
             low, high = interval(one.forecast, conformal(others))
-            said = one.forecast.to_json() | {"low": low, "high": high, "level": LEVEL, "made_at": 0.0}
+            said = one.forecast.to_json() | {
+                "low": low,
+                "high": high,
+                "level": LEVEL,
+                "made_at": 0.0,
+            }
             metrics = record.metrics | {"step/ms_median": one.step_ms}  # of all its runs
             judged = judge(dataclasses.replace(record, predicted=said, metrics=metrics), LIMITS)
             fired.append("unexplained" in judged.codes)
@@ -187,7 +216,10 @@ def scores_of(records):
 
 def test_errors_on_another_machine_or_of_a_new_model_are_no_errors_of_this_cell(calibrated):
     last = calibrated.known[-1]
-    other = [dataclasses.replace(one, environment={**one.environment, "host": "another"}) for one in calibrated.known]
+    other = [
+        dataclasses.replace(one, environment={**one.environment, "host": "another"})
+        for one in calibrated.known
+    ]
     forecasts = Forecasts("auto", lambda job: job())
     forecasts.learn(other)
     said = forecasts.before(last.cell, last.environment, other)
@@ -196,23 +228,35 @@ def test_errors_on_another_machine_or_of_a_new_model_are_no_errors_of_this_cell(
     said = forecasts.before(last.cell, last.environment, [*other, *calibrated.known])
     assert said["low"] is not None and said["held_out"] == 12
     alone = dataclasses.replace(calibrated.known[0].cell, precision="fp32")
-    made = dataclasses.replace(calibrated.known[0], cell=alone, cell_key=alone.key, record_id="f" * 32)
+    made = dataclasses.replace(
+        calibrated.known[0], cell=alone, cell_key=alone.key, record_id="f" * 32
+    )
     asked = dataclasses.replace(last.cell, precision="fp32", batch_size=alone.batch_size)
     said = calibrated.forecasts.before(asked, last.environment, [*calibrated.known, made])
-    assert said["step_ms"] > 0 and said["low"] is None, "nobody measured several GPUs that compute so"
+    assert said["step_ms"] > 0 and said["low"] is None, (
+        "nobody measured several GPUs that compute so"
+    )
 
 
 def test_a_cell_outside_its_interval_stays_among_the_scores(calibrated):
     """Else the next intervals would be those of cells that fitted."""
     made = calibrated.measure((0, 1), 160, truths=Truths(gb_per_s=5.0))
-    assert made.validity.verdict == "suspect" and len(scores_of([*calibrated.known, made])["condition"]) == 13
+    assert (
+        made.validity.verdict == "suspect"
+        and len(scores_of([*calibrated.known, made])["condition"]) == 13
+    )
     assert not doubted([made])
-    assert doubted([dataclasses.replace(made, validity=Validity("suspect", {"unexplained": "", "noisy": ""}))])
+    assert doubted(
+        [dataclasses.replace(made, validity=Validity("suspect", {"unexplained": "", "noisy": ""}))]
+    )
     assert {check.code for check in CHECKS if check.severity == "finding"} <= {*FINDINGS}
 
 
 def test_suspect_cells_are_scored_where_the_others_are_too_few(calibrated):
-    doubtful = [dataclasses.replace(one, validity=Validity("suspect", {"noisy": "wide"})) for one in calibrated.known]
+    doubtful = [
+        dataclasses.replace(one, validity=Validity("suspect", {"noisy": "wide"}))
+        for one in calibrated.known
+    ]
     assert scores_by_machine(Study.of(doubtful)) == scores_by_machine(Study.of(calibrated.known))
     few = [*doubtful[:-1], calibrated.known[-1]]
     assert len(scores_of(few)["condition"]) == 12
@@ -220,9 +264,15 @@ def test_suspect_cells_are_scored_where_the_others_are_too_few(calibrated):
 
 REFUSED = {
     "no model": ({"model": {"name": "none"}}, "trains nothing"),
-    "another model": ({"model": {"name": "alexnet"}}, "no cell of the study that trains alexnet like this"),
+    "another model": (
+        {"model": {"name": "alexnet"}},
+        "no cell of the study that trains alexnet like this",
+    ),
     "another strategy": ({"strategy": {"name": "mine"}}, "no forecast knows how it sends"),
-    "a wire that nobody measured": ({"nccl": {"NCCL_P2P_LEVEL": "LOC"}}, "over host memory was measured"),
+    "a wire that nobody measured": (
+        {"nccl": {"NCCL_P2P_LEVEL": "LOC"}},
+        "over host memory was measured",
+    ),
 }
 
 
@@ -234,7 +284,12 @@ def test_where_no_forecast_is_possible_one_sentence_says_why(calibrated, name):
         changes = {"model": dataclasses.replace(cell.model, **changes["model"])}
     asked = dataclasses.replace(cell, **changes)
     said = calibrated.forecasts.before(asked, calibrated.known[-1].environment, calibrated.known)
-    assert sentence in said["refused"] and "\n" not in said["refused"] and "step_ms" not in said and said["made_at"] > 0
+    assert (
+        sentence in said["refused"]
+        and "\n" not in said["refused"]
+        and "step_ms" not in said
+        and said["made_at"] > 0
+    )
     record = with_forecast(make_record(predicted=said))
     assert stated_forecast(record) is None and "unexplained" in judge(record, LIMITS).not_applicable
 
@@ -265,7 +320,9 @@ def test_a_run_that_scatters_much_contradicts_no_forecast(calibrated, share, fou
     step = made.metrics["step/ms_median"]
     within = {"step/ms_median": {"low": step * (1 - share), "high": step * (1 + share)}}
     record = dataclasses.replace(made, within_run=within)
-    assert ("unexplained" in judge(record, LIMITS).codes) == found and not stated_forecast(record).inside
+    assert ("unexplained" in judge(record, LIMITS).codes) == found and not stated_forecast(
+        record
+    ).inside
 
 
 @pytest.mark.parametrize(("share", "expected"), [(0.0, 0.003), (0.2, 0.2 / 1.96)])
@@ -308,7 +365,9 @@ def test_a_damaged_forecast_is_none(calibrated, damaged):
 
 
 def test_a_forecast_of_any_number_is_read_as_it_was_written(tmp_path):
-    record = make_record(predicted={"deviation_ms": math.inf, "low": None, "why": ["a"], "records": [], "cells": 3})
+    record = make_record(
+        predicted={"deviation_ms": math.inf, "low": None, "why": ["a"], "records": [], "cells": 3}
+    )
     assert read(write(CellFolder(tmp_path), record)) == record
     content = json.loads((tmp_path / "record.json").read_text())
     del content["predicted"]
@@ -317,14 +376,17 @@ def test_a_forecast_of_any_number_is_read_as_it_was_written(tmp_path):
 
 
 def test_tables_say_the_forecast_beside_what_was_measured(calibrated):
-    slow, sound = (calibrated.measure((0, 1), 160, truths=Truths(gb_per_s=one, noise=0.0)) for one in (10.0, 20.0))
+    slow, sound = (
+        calibrated.measure((0, 1), 160, truths=Truths(gb_per_s=one, noise=0.0))
+        for one in (10.0, 20.0)
+    )
     said = {
         name: cell_numbers(one, {})["predicted"].replace("\N{NARROW NO-BREAK SPACE}", " ")
         for name, one in (("slow", slow), ("sound", sound))
     }
-    assert said["slow"].endswith(" % longer") and with_unit("predicted", "9,341, step as long").endswith(
-        "d 9,341, step as long"
-    )
+    assert said["slow"].endswith(" % longer") and with_unit(
+        "predicted", "9,341, step as long"
+    ).endswith("d 9,341, step as long")
     predicted = sound.predicted | {
         "low": 0.0,
         "high": 0.999 * sound.metrics["step/ms_median"],

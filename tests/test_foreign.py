@@ -16,7 +16,14 @@ from analysis.topology.nccl_xml import cpu_list, parse_topology_xml
 from analysis.topology.smi_text import parse_topology_text
 
 DATA = Path(__file__).parent / "data"
-READERS = (["nccl-log"], ["nccl-tests"], ["p2p"], ["topology"], ["subsets"], ["compare", str(DATA / "p2p_h200_x2.txt")])
+READERS = (
+    ["nccl-log"],
+    ["nccl-tests"],
+    ["p2p"],
+    ["topology"],
+    ["subsets"],
+    ["compare", str(DATA / "p2p_h200_x2.txt")],
+)
 
 
 @pytest.fixture
@@ -72,17 +79,22 @@ P2P_RECORD = "h200_x2/links/p2p-gpus0-1-9781131b4b/record.json"
 def test_every_reader_takes_gzip(tmp_path, monkeypatch, capsys, command, file):
     command = [str(DATA / word) if (DATA / word).is_file() else word for word in command]
     source = next(path for path in (DATA / file, DATA / f"{file}.gz") if path.exists())
-    content = gzip.decompress(source.read_bytes()) if source.suffix == ".gz" else source.read_bytes()
+    content = (
+        gzip.decompress(source.read_bytes()) if source.suffix == ".gz" else source.read_bytes()
+    )
     plain, packed = tmp_path / Path(file).name, tmp_path / f"{Path(file).name}.gz"
     plain.write_bytes(content)
     packed.write_bytes(gzip.compress(content))
     told = []
     for path in (str(plain), str(packed), *(["-"] if command[0] != "trace" else [])):
         monkeypatch.setattr(
-            "sys.stdin", types.SimpleNamespace(buffer=io.BufferedReader(io.BytesIO(packed.read_bytes())))
+            "sys.stdin",
+            types.SimpleNamespace(buffer=io.BufferedReader(io.BytesIO(packed.read_bytes()))),
         )
         assert main([*command, path, "--json"]) == 0
-        told.append(capsys.readouterr().out.replace(f'"{path}"', '"FILE"').replace(f'({path})"', '(FILE)"'))
+        told.append(
+            capsys.readouterr().out.replace(f'"{path}"', '"FILE"').replace(f'({path})"', '(FILE)"')
+        )
     assert len(told[0]) > 100 and len(set(told)) == 1
 
 
@@ -97,11 +109,15 @@ def test_a_wide_mask_takes_linear_time():
 
 
 def test_tables_of_more_gpus_than_a_machine_has_are_refused():
-    gpus = "".join(f'<pci busid="{n}"><gpu dev="{n}" sm="90" rank="{n}"/></pci>' for n in range(3000))
+    gpus = "".join(
+        f'<pci busid="{n}"><gpu dev="{n}" sm="90" rank="{n}"/></pci>' for n in range(3000)
+    )
     columns = " ".join(map(str, range(1500)))
     for read in (
         lambda: parse_topology_xml(f'<system><cpu numaid="0">{gpus}</cpu></system>'),
-        lambda: parse_p2p(f"Unidirectional P2P=Disabled Bandwidth Matrix (GB/s)\n D\\D {columns}\n"),
+        lambda: parse_p2p(
+            f"Unidirectional P2P=Disabled Bandwidth Matrix (GB/s)\n D\\D {columns}\n"
+        ),
         lambda: parse_topology_text("\t".join(["", *(f"GPU{n}" for n in range(1500))]) + "\n"),
     ):
         with pytest.raises(UnreadableInput, match="no machine has more than 576"):

@@ -38,7 +38,9 @@ def test_no_damage_breaks_a_reader(tmp_path):
 @pytest.mark.timeout(0)
 def test_no_damage_of_a_hundred_thousand_breaks_a_reader(tmp_path, request):
     seed = request.config.getoption("seed")
-    found = fuzzed(tmp_path, "--cases=100000", f"--workers={os.cpu_count()}", f"--seed={seed}", timeout=None)
+    found = fuzzed(
+        tmp_path, "--cases=100000", f"--workers={os.cpu_count()}", f"--seed={seed}", timeout=None
+    )
     assert all(
         own["cases"] == max(reader.least, 100_000 * reader.share)
         for reader, own in zip(READERS, found.values(), strict=True)
@@ -95,7 +97,9 @@ BY_NAME["faulty"] = Reader("faulty", lambda: [Seed(b"a" * 100)], read, (fuzz_mut
 import json
 print(json.dumps(fuzz.campaign([BY_NAME["faulty"]], 4, 1, 60, 1)["faulty"]))
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, cwd=tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=100, cwd=tmp_path
+    )
     found = json.loads(done.stdout)
     assert found["cases"] == 4 and found[outcome] > 0, (found, done.stderr)
     assert not any(found[one] for one in OUTCOMES[2:] if one != outcome)

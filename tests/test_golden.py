@@ -30,7 +30,9 @@ from hydra.core.global_hydra import GlobalHydra
 ROOT = Path(__file__).parent.parent
 DATA = ROOT / "tests" / "data"
 GOLDEN = ROOT / "tests" / "golden"
-STUDIES = sorted(str(folder.relative_to(DATA)) for folder in DATA.glob("h200_*/*") if folder.is_dir())
+STUDIES = sorted(
+    str(folder.relative_to(DATA)) for folder in DATA.glob("h200_*/*") if folder.is_dir()
+)
 # Files of commands that are written by hand, with how many each holds at least.
 BY_HAND = {
     "advise": 2, "cells": 4, "compare": 6, "holdout": 5, "mlflow": 4, "nccl_log": 8, "nccl_tests": 8, "p2p": 7,
@@ -49,17 +51,33 @@ UNSTORED_KEYS = {
     "worth_measuring",
 }  # fmt: skip
 REPORTS = {f"report/{study.replace('/', '-')}": study for study in STUDIES}
-TOLERANCE = {"rel_tol": 1e-12, "abs_tol": 1e-15}  # absolute: what is left where two equal numbers are subtracted
+TOLERANCE = {
+    "rel_tol": 1e-12,
+    "abs_tol": 1e-15,
+}  # absolute: what is left where two equal numbers are subtracted
 # The ends of intervals and the smallest differences to be seen: releases of scipy differ by 2e-11 in Student's quantiles.
 INTERVAL = re.compile(r"(low|high|smallest)\"?: ")
 INTERVAL_TOLERANCE = {"rel_tol": 1e-9, "abs_tol": 1e-12}
 NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[-+]?\d+)?(?![\w.])")
-CORES = re.compile(r"gpus=all is [\d,]+ (here|on each) \(\d+ cores?\)")  # of the machine that runs the tests
+CORES = re.compile(
+    r"gpus=all is [\d,]+ (here|on each) \(\d+ cores?\)"
+)  # of the machine that runs the tests
 FEW_CORES = re.compile(r"note: \d+ CPU workers share 1 core.*\n")
 BORDER = re.compile("[\u2500-\u257f]+")
 DIFF_LINES = 80
 # What may change the answer of a command without being in it.
-OUTSIDE = ("NCCL_", "SLURM_", "MLFLOW_", "RANK", "LOCAL_RANK", "WORLD_SIZE", "RINGSIDE_", "TORCH_", "OMP_", "NSYS")
+OUTSIDE = (
+    "NCCL_",
+    "SLURM_",
+    "MLFLOW_",
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "RINGSIDE_",
+    "TORCH_",
+    "OMP_",
+    "NSYS",
+)
 
 
 # --- the stored texts ------------------------------------------------------------------------------------------------
@@ -105,7 +123,9 @@ def with_stored_digits(stored, lines):
         return lines
     kept = list(lines)
     masks = [[NUMBER.sub("0", line) for line in text] for text in (stored, lines)]
-    for start, other_start, length in difflib.SequenceMatcher(None, *masks, autojunk=False).get_matching_blocks():
+    for start, other_start, length in difflib.SequenceMatcher(
+        None, *masks, autojunk=False
+    ).get_matching_blocks():
         for offset in range(length):
             if is_same(stored[start + offset], lines[other_start + offset]):
                 kept[other_start + offset] = stored[start + offset]
@@ -154,7 +174,9 @@ def report_lines(folder):
 
 def cells_lines(study):
     """Return the table of a study's cells that notebooks get."""
-    return table_lines(importlib.import_module("analysis").open_study(study).cells().to_csv(index=False))
+    return table_lines(
+        importlib.import_module("analysis").open_study(study).cells().to_csv(index=False)
+    )
 
 
 def expanded(words):
@@ -192,7 +214,9 @@ def json_lines(text):
 
 def plain_lines(lines):
     """Return lines without the borders and the padding of tables; of outliers none is stored."""
-    unframed = [" ".join(BORDER.sub(" ", line).split()) for line in lines if not line.startswith("outlier ")]
+    unframed = [
+        " ".join(BORDER.sub(" ", line).split()) for line in lines if not line.startswith("outlier ")
+    ]
     return [line for line in unframed if line]
 
 
@@ -206,7 +230,9 @@ def answer(command):
         if words[:2] == ["python", "launch.py"]:
             status = run_launch([*words[2:], "output_dir=outputs", "dry_run=true"])
         elif words[2] == "launch":
-            shutil.copytree(words[4].replace("copy", "data", 1), words[4])  # it writes beside the study
+            shutil.copytree(
+                words[4].replace("copy", "data", 1), words[4]
+            )  # it writes beside the study
             status = importlib.import_module("launch.__main__").main(words[3:])
         else:
             status = importlib.import_module("analysis.__main__").main(expanded(words[3:]))
@@ -218,7 +244,9 @@ def answer(command):
     elif status == 0 and words[3:4] == ["report"]:
         lines += report_lines(Path("report"))
     elif status == 0 and words[3:4] == ["sync"]:
-        lines += mlflow_runs(words[words.index("--uri") + 1], words[words.index("--experiment") + 1])
+        lines += mlflow_runs(
+            words[words.index("--uri") + 1], words[words.index("--experiment") + 1]
+        )
     elif status == 0 and words[2] == "analysis":
         lines = plain_lines(lines)
     lines += err.getvalue().splitlines()
@@ -250,7 +278,9 @@ def test_commands_answer_as_before(name, around):
     for command in commands_of(name, stored):
         stored_lines = before.get(command, [])
         after[command] = with_stored_digits(stored_lines, answer(command))
-        changes = list(difflib.unified_diff(stored_lines, after[command], "stored", "now", lineterm="", n=2))
+        changes = list(
+            difflib.unified_diff(stored_lines, after[command], "stored", "now", lineterm="", n=2)
+        )
         if changes:
             differences.append("\n".join([f"$ {command}", *changes[:DIFF_LINES]]))
     if os.environ.get("RENEW_GOLDEN"):
@@ -261,7 +291,10 @@ def test_commands_answer_as_before(name, around):
     assert after, f"{path.name} is missing or holds no command"
     assert after.keys() == before.keys()
     if differences:
-        pytest.fail("\n\n".join([f"{path.name} differs; RENEW_GOLDEN=1 writes it anew", *differences]), pytrace=False)
+        pytest.fail(
+            "\n\n".join([f"{path.name} differs; RENEW_GOLDEN=1 writes it anew", *differences]),
+            pytrace=False,
+        )
 
 
 def test_the_net_has_all_its_files_and_no_others():

@@ -42,7 +42,14 @@ def composed(*arguments):
 # The field of the schema alone: merging all of it takes most of the time.
 FIELD = OmegaConf.structured(
     dataclasses.make_dataclass(
-        "Field", [("gpus", typing.get_type_hints(schema.Config)["gpus"], dataclasses.field(default_factory=list))]
+        "Field",
+        [
+            (
+                "gpus",
+                typing.get_type_hints(schema.Config)["gpus"],
+                dataclasses.field(default_factory=list),
+            )
+        ],
     )
 )
 
@@ -181,7 +188,13 @@ def test_what_is_no_subset_is_refused_with_the_right_form(typed, says):
 
 
 def test_only_gpus_is_rewritten():
-    others = ["model=resnet50,vgg16", "study=gpus", "nccl.socket_nthreads=1,2", "-m", "+gpus_per_node=0,3"]
+    others = [
+        "model=resnet50,vgg16",
+        "study=gpus",
+        "nccl.socket_nthreads=1,2",
+        "-m",
+        "+gpus_per_node=0,3",
+    ]
     assert normalise([*others, "gpus=0,3"]) == [*others, "gpus=[0,3]"]
 
 
@@ -190,7 +203,9 @@ def test_another_way_around_the_rewriting_is_left_to_the_schema(text):
     assert normalise([text]) == [text]
 
 
-@pytest.mark.parametrize("text", ["gpus=3", "++gpus=3", "gpus=all", "gpus='0,3'", "gpus=0+3", "gpus=1_3", "gpus=true"])
+@pytest.mark.parametrize(
+    "text", ["gpus=3", "++gpus=3", "gpus=all", "gpus='0,3'", "gpus=0+3", "gpus=1_3", "gpus=true"]
+)
 def test_a_value_that_bypasses_the_rewriting_is_no_list(text):
     with pytest.raises((HydraException, OmegaConfBaseException)) as raised:
         compose("config", overrides=[text])
@@ -208,13 +223,17 @@ DEVICES = (
     | some.from_regex(r"GPU-[0-9a-f]{8}-[0-9a-f]{4}", fullmatch=True)
     | some.from_regex(r"0000:[0-9a-f]{2}:[0-1][0-9a-f]\.[0-7]", fullmatch=True)
 )
-SUBSETS = some.lists(some.lists(DEVICES, min_size=1, max_size=8, unique=True), min_size=1, max_size=6)
+SUBSETS = some.lists(
+    some.lists(DEVICES, min_size=1, max_size=8, unique=True), min_size=1, max_size=6
+)
 RENDERINGS = (
     lambda subsets: ",".join("[" + ",".join(subset) + "]" for subset in subsets),
     lambda subsets: ",".join("'" + ",".join(subset) + "'" for subset in subsets),
     lambda subsets: ",".join('"' + "+".join(subset) + '"' for subset in subsets),
     lambda subsets: "choice(" + ",".join("+".join(subset) for subset in subsets) + ")",
-    lambda subsets: ",".join("\\,".join(subset) if len(subset) > 1 else f"[{subset[0]}]" for subset in subsets),
+    lambda subsets: ",".join(
+        "\\,".join(subset) if len(subset) > 1 else f"[{subset[0]}]" for subset in subsets
+    ),
 )
 
 
@@ -247,7 +266,8 @@ def test_any_other_text_is_refused_or_means_what_it_says(text):
 
 
 @pytest.mark.parametrize(
-    "text", ["[" * 10_000, "0," * 5_000, "0+" * 5_000 + "0", "'" * 10_001, "a" * 10_000, "[0]" * 3_000]
+    "text",
+    ["[" * 10_000, "0," * 5_000, "0+" * 5_000 + "0", "'" * 10_001, "a" * 10_000, "[0]" * 3_000],
 )
 def test_long_nonsense_is_refused_at_once(text):
     with pytest.raises(Refused):

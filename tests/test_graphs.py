@@ -21,13 +21,14 @@ from hydra import compose
 from omegaconf import OmegaConf
 from torch import nn
 
-from benchmarks.rank.group import Ranks
+from benchmarks.rank.ranks import Ranks
 from benchmarks.record import read_study
-from benchmarks.training.graphs import replays
-from benchmarks.training.kept import Kept
+from benchmarks.training import correctness as replays
+from benchmarks.training.correctness import Kept
 from conf.options import Refused
 from conf.resolve import checked, resolve
-from trainers import graphed_step, step
+from trainers import cuda_graph as graphed_step
+from trainers import step
 from trainers.step import Training
 
 ROOT = Path(__file__).parent.parent
@@ -68,7 +69,9 @@ def ranks(request):
     """The one rank of a process group."""
     backend = "gloo" if request.param == "cpu" else "cpu:gloo,cuda:nccl"
     dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-    with mock.patch.object(graphed_step, "WARM_UP", graphed_step.WARM_UP if request.param == "cuda" else 2):
+    with mock.patch.object(
+        graphed_step, "WARM_UP", graphed_step.WARM_UP if request.param == "cuda" else 2
+    ):
         yield Ranks(0, 1, torch.device(request.param, 0 if request.param == "cuda" else None))
     dist.destroy_process_group()
 
@@ -103,7 +106,12 @@ def test_replays_move_everything_as_the_same_steps_without_a_graph(strategy, opt
         for batch in (*first, drawn[1], drawn[0]):
             training.step(batch)
         moved = [*training.network.state_dict().values(), *training.strategy.state()]
-        found.append([one.clone() for one in (*moved, training.loss, *(one.grad for one in training.parameters))])
+        found.append(
+            [
+                one.clone()
+                for one in (*moved, training.loss, *(one.grad for one in training.parameters))
+            ]
+        )
         training.close()
     for one, other in zip(*found, strict=True):  # a step more or less moves them by 1e-2 and more
         assert (one - other).norm() <= 1e-3 * other.norm()
@@ -115,10 +123,14 @@ def test_a_healthy_graph_passes_and_is_left_as_it_was(strategy, ranks):
     for _ in range(2):
         training.step()
     before = state(training)
-    facts = replays.differences(training, [next(training.batches) for _ in range(2)], ranks)["replay"]
+    facts = replays.differences(training, [next(training.batches) for _ in range(2)], ranks)[
+        "replay"
+    ]
     assert facts["error"] <= facts["tolerance"]
     assert all(torch.equal(one, other) for one, other in zip(before, state(training), strict=True))
-    replayed = 2 + 2 * (1 if strategy == NONE else 2)  # with exchange and without: one captures, one compares
+    replayed = 2 + 2 * (
+        1 if strategy == NONE else 2
+    )  # with exchange and without: one captures, one compares
     assert replays.counted(training, ranks) == {"replays": [[replayed, replayed]]}
     capture = training.graphs._capture
     training.close()
@@ -138,7 +150,9 @@ def test_a_healthy_graph_passes_and_is_left_as_it_was(strategy, ranks):
     ],
 )
 def test_what_no_graph_can_hold_is_refused_before_anything_starts(overrides, said, hydra):
-    config, _ = checked(OmegaConf.to_object(compose("config", overrides=["optimize=graph", *overrides])))
+    config, _ = checked(
+        OmegaConf.to_object(compose("config", overrides=["optimize=graph", *overrides]))
+    )
     with pytest.raises(Refused) as refused:
         resolve(config, (0, 1), "cuda")
     assert str(refused.value).startswith(f"optimize=graph: {said}")
@@ -179,7 +193,9 @@ def test_a_graph_that_does_something_else_is_found(fault, ranks):
     training = graphed(ranks)
     fault(training)
     training.step()
-    facts = replays.differences(training, [next(training.batches) for _ in range(2)], ranks)["replay"]
+    facts = replays.differences(training, [next(training.batches) for _ in range(2)], ranks)[
+        "replay"
+    ]
     assert not facts["error"] <= facts["tolerance"], facts
     if fault is left_out:
         assert facts["array"] == training.names[2]
@@ -200,7 +216,9 @@ def test_a_batch_of_another_shape_is_refused(ranks):
     training = graphed(ranks, NONE)
     images, labels = next(training.batches)
     training.step((images, labels))
-    with pytest.raises(RuntimeError, match=r"\[1, 1, 28, 28\] where the first had \[2, 1, 28, 28\]"):
+    with pytest.raises(
+        RuntimeError, match=r"\[1, 1, 28, 28\] where the first had \[2, 1, 28, 28\]"
+    ):
         training.step((images[:1], labels[:1]))
 
 
@@ -209,7 +227,9 @@ def test_a_step_that_is_no_replay_shows_its_own_gradients(ranks):
     training.step()
     replayed = [one.grad for one in training.parameters]
     training.backward()
-    assert all(one.grad is not other for one, other in zip(training.parameters, replayed, strict=True))
+    assert all(
+        one.grad is not other for one, other in zip(training.parameters, replayed, strict=True)
+    )
     with training.without_exchange():
         training.step()
         alone = [one.grad for one in training.parameters]
@@ -239,7 +259,12 @@ def test_graphs_give_their_memory_and_the_default_stream_back():
 @pytest.mark.multi_gpu
 @pytest.mark.timeout(200)
 def test_graphs_of_small_batches_are_twice_as_fast(tmp_path):
-    asked = ["strategy=nccl_allreduce,kvstore_device", "optimize=eager,graph", "model=resnet18", "batch_size=16"]
+    asked = [
+        "strategy=nccl_allreduce,kvstore_device",
+        "optimize=eager,graph",
+        "model=resnet18",
+        "batch_size=16",
+    ]
     short = [
         "benchmark.max_seconds=0.5",
         "benchmark.exposed_rounds=1",
@@ -257,7 +282,9 @@ def test_graphs_of_small_batches_are_twice_as_fast(tmp_path):
         rates[strategy, graphs] = record.metrics["throughput/images_per_second"]
         assert record.validity.verdict != "invalid", record.validity.codes
         if graphs:
-            assert "cpu_bound" not in record.validity.codes and record.metrics["gpu/idle_share"] < 0.05
+            assert (
+                "cpu_bound" not in record.validity.codes and record.metrics["gpu/idle_share"] < 0.05
+            )
             assert all(asked == done for asked, done in record.checks["replays"])
     assert len(rates) == len(records) == 4
     for strategy in ("nccl_allreduce", "kvstore_device"):

@@ -6,10 +6,10 @@ from statistics import median
 import pytest
 
 from analysis.findings.examine import findings_of
-from analysis.findings.study import Study
 from analysis.nccl_tests.reader import parse_nccl_tests
 from analysis.p2p.source import read_p2p
 from analysis.report.build import examine
+from analysis.study.study import Study
 from analysis.trace.metrics import trace_metrics
 from analysis.trace.source import load_trace
 from analysis.trace.steps import within_steps
@@ -35,7 +35,15 @@ def of(study, **asked):
 
 
 def test_every_cell_that_ended_is_valid():
-    for study in ("links", "exchange", "scaling", "strategies", "bootcamp_resnet50", "hook", "traces"):
+    for study in (
+        "links",
+        "exchange",
+        "scaling",
+        "strategies",
+        "bootcamp_resnet50",
+        "hook",
+        "traces",
+    ):
         for record in records(study):
             assert record.validity.verdict == "valid" or record.state == "interrupted", record.name
 
@@ -43,11 +51,22 @@ def test_every_cell_that_ended_is_valid():
 def test_the_waterfall_closes_on_the_measured_rate():
     found = findings_of(Study.of(records("scaling")))
     (waterfall,) = found.waterfalls
-    lost = sum(part.lost.value for part in waterfall.parts if part.lost is not None and not part.above_ideal)
-    assert waterfall.ideal.value - lost - waterfall.residual == pytest.approx(waterfall.measured.value)
+    lost = sum(
+        part.lost.value
+        for part in waterfall.parts
+        if part.lost is not None and not part.above_ideal
+    )
+    assert waterfall.ideal.value - lost - waterfall.residual == pytest.approx(
+        waterfall.measured.value
+    )
     assert abs(waterfall.residual) < 0.002 * waterfall.ideal.value
-    assert waterfall.residual_low is None  # three runs of one cell are too few for an interval of the cost
-    largest = max((part for part in waterfall.parts if part.lost is not None), key=lambda part: part.lost.value)
+    assert (
+        waterfall.residual_low is None
+    )  # three runs of one cell are too few for an interval of the cost
+    largest = max(
+        (part for part in waterfall.parts if part.lost is not None),
+        key=lambda part: part.lost.value,
+    )
     assert largest.name == "strategy overhead on one GPU" and largest.lost.low > 0
     (point,) = [
         point for curve in found.scaling.curves for point in curve.points
@@ -69,12 +88,16 @@ def test_pix_changes_nothing_and_loc_costs():
     assert found[("P2P_LEVEL untouched", "P2P_LEVEL=PIX")] == "no difference seen"
     assert found[("P2P_LEVEL untouched", "P2P_LEVEL=LOC")] == "slower"
     for record in records("bootcamp_resnet50"):
-        assert ("setting_no_effect" in record.validity.codes) == (record.cell.nccl.get("NCCL_P2P_LEVEL") == "PIX")
+        assert ("setting_no_effect" in record.validity.codes) == (
+            record.cell.nccl.get("NCCL_P2P_LEVEL") == "PIX"
+        )
     told, _ = examine(DATA / "h200_x2" / "bootcamp_resnet50")
     (section,) = [section for section in told.sections if section.anchor == "strategies"]
     line, old = section.lines
     assert "of an older Ringside" in old
-    assert line.startswith("NCCL_P2P_LEVEL=PIX: level 1 (PIX) did not force PCIe: same transports as without it")
+    assert line.startswith(
+        "NCCL_P2P_LEVEL=PIX: level 1 (PIX) did not force PCIe: same transports as without it"
+    )
     assert line.endswith(" (3 cells).")
 
 
@@ -85,7 +108,10 @@ def test_the_bootcamps_network_waits_for_the_cpu_and_answers_nothing():
 
 def test_strategies_differ_where_the_results_say():
     found = verdicts("strategies", "strategy", 1)
-    assert len(found) == 28 and sum(verdict != "no difference seen" for verdict in found.values()) == 26
+    assert (
+        len(found) == 28
+        and sum(verdict != "no difference seen" for verdict in found.values()) == 26
+    )
     assert {pair for pair, verdict in found.items() if verdict == "no difference seen"} == {
         ("kvstore_device", "nccl_allreduce"), ("kvstore_dist_sync", "cpu_staged"),
     }  # fmt: skip
@@ -94,7 +120,10 @@ def test_strategies_differ_where_the_results_say():
 
 @pytest.mark.parametrize("placement", ["out_of_place", "in_place"])
 def test_large_messages_are_as_fast_as_nccl_tests_has_them(placement):
-    native = {run.collective: run for run in parse_nccl_tests((DATA / "nccl_tests_h200_x2.txt").read_text())}
+    native = {
+        run.collective: run
+        for run in parse_nccl_tests((DATA / "nccl_tests_h200_x2.txt").read_text())
+    }
     compared = 0
     for record in records("links"):
         for run in record.tables.get("nccl-tests", {}).get("runs", ()):
@@ -113,7 +142,9 @@ def test_a_graph_of_small_messages_takes_as_long_as_nccl_tests_has_it():
     theirs = {row.bytes: row for row in native.rows}
     for row in of("links", cuda_graph=True).tables["nccl-tests"]["runs"][0]["rows"]:
         for placement in ("out_of_place", "in_place"):
-            assert row[placement]["time_us"] <= 1.05 * getattr(theirs[row["bytes"]], placement).time_us
+            assert (
+                row[placement]["time_us"] <= 1.05 * getattr(theirs[row["bytes"]], placement).time_us
+            )
 
 
 def test_copies_between_gpus_are_as_fast_as_the_tool_has_them():
@@ -123,11 +154,16 @@ def test_copies_between_gpus_are_as_fast_as_the_tool_has_them():
     assert len(ours) == 10 and len(tool.samples) == 3
     for name, entries in ours[0].entries.items():
         for pair in entries:
-            mine, theirs = (median(one.entries[name][pair] for one in samples) for samples in (ours, tool.samples))
+            mine, theirs = (
+                median(one.entries[name][pair] for one in samples)
+                for samples in (ours, tool.samples)
+            )
             if name.startswith(("unidirectional", "bidirectional")):
                 assert mine == pytest.approx(theirs, rel=0.02), (name, pair)
             else:
-                assert mine == pytest.approx(theirs, rel=0.1 if name.startswith("latency_gpu") else 0.2), (name, pair)
+                assert mine == pytest.approx(
+                    theirs, rel=0.1 if name.startswith("latency_gpu") else 0.2
+                ), (name, pair)
 
 
 def test_the_stencil_is_bound_by_memory_and_two_gpus_share_it():
@@ -171,7 +207,13 @@ def test_two_profilers_agree_on_what_is_exposed_beyond_gaps():
     found = {}
     for profiler, source in (("nsys", "nsys_h200_x2.sqlite.gz"), ("torch", "kineto_h200_x2")):
         found[profiler] = trace_metrics(summarize(within_steps(load_trace(str(DATA / source)))))
-    gaps = {profiler: metrics["trace/exposed_in_gaps_ms_per_step"] for profiler, metrics in found.items()}
-    beyond = {profiler: metrics["trace/exposed_ms_per_step"] - gaps[profiler] for profiler, metrics in found.items()}
+    gaps = {
+        profiler: metrics["trace/exposed_in_gaps_ms_per_step"]
+        for profiler, metrics in found.items()
+    }
+    beyond = {
+        profiler: metrics["trace/exposed_ms_per_step"] - gaps[profiler]
+        for profiler, metrics in found.items()
+    }
     assert gaps["torch"] > 1.3 * gaps["nsys"]
     assert beyond["torch"] == pytest.approx(beyond["nsys"], rel=0.05)

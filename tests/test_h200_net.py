@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from analysis.findings.examine import findings_of
-from analysis.findings.study import Study
+from analysis.study.study import Study
 from analysis.validity.checks import judge
 from benchmarks.record import read_study
 from conf.schema import ValidityLimits
@@ -33,7 +33,10 @@ def test_a_cell_of_two_hosts_names_the_wire_and_its_share(study, transport, rate
     assert round(two.metrics["throughput/images_per_second"]) == rate
     assert two.metrics["comm/ideal_ratio"] == pytest.approx(ratio, abs=0.001)
     assert two.checks["reference"] == "net_link"
-    assert [one["node"] for one in two.ranks][:2] == ["a", "b"] and two.cell.members == ("a:0", "b:0")
+    assert [one["node"] for one in two.ranks][:2] == ["a", "b"] and two.cell.members == (
+        "a:0",
+        "b:0",
+    )
 
 
 def test_what_made_the_hosts_is_told_and_nothing_else():
@@ -58,7 +61,9 @@ def test_what_made_the_hosts_is_told_and_nothing_else():
 def test_the_efficiency_is_against_the_slowest_member_on_its_own_host():
     (curve,) = findings_of(Study.of(records("allreduce"))).scaling.curves
     (two,) = (point for point in curve.points if point.world_size == 2)
-    assert two.efficiency.value == pytest.approx(0.839, abs=0.001) and two.without_baseline == ("b:0",)
+    assert two.efficiency.value == pytest.approx(0.839, abs=0.001) and two.without_baseline == (
+        "b:0",
+    )
 
 
 def test_what_hosts_call_themselves_parts_no_cells():

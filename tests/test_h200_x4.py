@@ -6,9 +6,9 @@ from statistics import median
 import pytest
 
 from analysis.findings.examine import findings_of
-from analysis.findings.study import Study
 from analysis.nccl_tests.reader import parse_nccl_tests
 from analysis.p2p.source import read_p2p
+from analysis.study.study import Study
 from benchmarks.record import read_study
 
 DATA = Path(__file__).parent / "data"
@@ -30,12 +30,21 @@ def test_every_cell_is_valid_and_only_nvl_and_pix_have_no_effect():
 
 def test_the_waterfall_of_four_gpus_is_that_of_the_results():
     (waterfall,) = findings_of(Study.of(records("waterfall"))).waterfalls
-    lost = {part.name: part.lost.value for part in waterfall.parts if part.lost is not None and not part.above_ideal}
-    assert waterfall.ideal.value - sum(lost.values()) - waterfall.residual == pytest.approx(waterfall.measured.value)
+    lost = {
+        part.name: part.lost.value
+        for part in waterfall.parts
+        if part.lost is not None and not part.above_ideal
+    }
+    assert waterfall.ideal.value - sum(lost.values()) - waterfall.residual == pytest.approx(
+        waterfall.measured.value
+    )
     assert {name: round(value) for name, value in lost.items()} == {
         "strategy overhead on one GPU": 167, "other clocks than alone": 0, "contention": 2, "exposed communication": 69,
     }  # fmt: skip
-    assert round(waterfall.measured.value) == 18579 and abs(waterfall.residual) < 0.002 * waterfall.ideal.value
+    assert (
+        round(waterfall.measured.value) == 18579
+        and abs(waterfall.residual) < 0.002 * waterfall.ideal.value
+    )
 
 
 def test_large_messages_are_as_fast_as_nccl_tests_has_them():

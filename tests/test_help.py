@@ -18,7 +18,7 @@ from launch.help.completion import completions
 from launch.help.examples import described, examples
 from launch.help.options import about_choice, options, options_of
 from launch.machine import devices
-from launch.machine.started_by import refuse_several
+from launch.machine.devices import refuse_several
 from launch.plan.shared_options import refuse_several_values
 
 ROOT = Path(__file__).parent.parent
@@ -30,10 +30,18 @@ DGX1 = str(ROOT / "tests" / "data" / "topo_dgx1_v100.txt")
 
 
 def test_every_option_and_every_choice_has_a_meaning():
-    of_files = [one for group in groups.WITH_RULES for name in groups.choices(group) for one in options_of(group, name)]
+    of_files = [
+        one
+        for group in groups.WITH_RULES
+        for name in groups.choices(group)
+        for one in options_of(group, name)
+    ]
     assert [one.key for one in (*options({}), *of_files) if not one.meaning] == []
     assert [
-        f"{group}={name}" for group in GROUPS for name in groups.choices(group) if not about_choice(group, name)
+        f"{group}={name}"
+        for group in GROUPS
+        for name in groups.choices(group)
+        if not about_choice(group, name)
     ] == []
 
 
@@ -54,7 +62,10 @@ def test_an_option_has_its_meaning_what_it_accepts_and_its_default(launch, monke
         "shared or gloo shared" in lines  # fmt: skip
     assert "null: Ringside leaves the variable as it is" in lines
     assert any("a list, [one,two]" in line for line in explained(launch, "engine"))
-    assert any(line.startswith("optimizer.name ") and "sgd or adamw" in line for line in explained(launch, "optimizer"))
+    assert any(
+        line.startswith("optimizer.name ") and "sgd or adamw" in line
+        for line in explained(launch, "optimizer")
+    )
     assert any(line.startswith("scaling Weak scaling: 1, 2, 4, … all devices") for line in lines)
     assert not any(line.startswith("kvstore_local") for line in lines)
 
@@ -64,12 +75,20 @@ def test_a_typed_option_is_explained_and_an_unknown_one_refused(launch):
     assert code == 0 and "worst_order:4" in out and "per rank and step (weak scaling)" in out
     assert launch("--config-dir", ".", "-h", "strategy=none")[0] == 0  # a folder is no topic
     code, _, err = launch("-h", "nccl.p2p_levle")
-    assert code == 2 and err.startswith("launch.py: -h nccl.p2p_levle: no group or option") and "nccl.p2p_level?" in err
+    assert (
+        code == 2
+        and err.startswith("launch.py: -h nccl.p2p_levle: no group or option")
+        and "nccl.p2p_level?" in err
+    )
 
 
 @pytest.mark.parametrize("arguments", [["--info", "gpus=0"], ["gpus=0", "-i", "searchpath"]])
 def test_info_needs_no_value_and_takes_no_override_for_one(arguments):
-    command = [sys.executable, ROOT / "launch.py", *arguments]  # Hydra logs to the standard output that it first saw
+    command = [
+        sys.executable,
+        ROOT / "launch.py",
+        *arguments,
+    ]  # Hydra logs to the standard output that it first saw
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "") and "Config search path" in done.stdout
 
@@ -80,7 +99,18 @@ def test_info_needs_no_value_and_takes_no_override_for_one(arguments):
 def test_gpus_completes_ids_and_words(monkeypatch):
     four = devices.Machine("cuda", (), (0, 1, 2, 3), 8)
     monkeypatch.setattr(completion, "look", lambda asked, surrounding: four)
-    words = ["advise:2", "all", "best:2", "classes", "classes:2", "each", "pairs", "scale", "worst:2", "worst_order:4"]
+    words = [
+        "advise:2",
+        "all",
+        "best:2",
+        "classes",
+        "classes:2",
+        "each",
+        "pairs",
+        "scale",
+        "worst:2",
+        "worst_order:4",
+    ]
     assert completions("gpus=") == [f"gpus={text}" for text in ["0", "1", "2", "3", *words]]
     assert completions("-m gpus=0,2,") == ["gpus=0,2,1", "gpus=0,2,3"]
     assert completions("-m gpus=0+1,2+") == ["gpus=0+1,2+3"]
@@ -91,7 +121,9 @@ def test_values_and_lists_of_values_are_completed(tmp_path):
     assert completions("nccl.p2p_level=") == [
         f"nccl.p2p_level={word}" for word in ("LOC", "NVL", "PHB", "PIX", "PXB", "SYS")
     ]
-    assert completions("-m nccl.p2p_level=LOC,P") == [f"nccl.p2p_level=LOC,{word}" for word in ("PHB", "PIX", "PXB")]
+    assert completions("-m nccl.p2p_level=LOC,P") == [
+        f"nccl.p2p_level=LOC,{word}" for word in ("PHB", "PIX", "PXB")
+    ]
     assert completions("nccl.p2p_disable=") == ["nccl.p2p_disable=0", "nccl.p2p_disable=1"]
     assert completions("-m model=resnet50,vg") == ["model=resnet50,vgg16"]
     assert completions("waterfall=") == ["waterfall=false", "waterfall=true"]
@@ -129,12 +161,18 @@ def test_the_script_for_a_shell_asks_the_program_that_is_typed(shell, tmp_path):
     else:
         script = [f"{completion.FISH}\ncomplete -C '{line}'"]
         expected = [f"nccl.p2p_level=LOC,{word}" for word in ("PHB", "PIX", "PXB")]
-    done = subprocess.run([shell, "-c", *script], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [shell, "-c", *script], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
     assert done.stdout.split() == expected, done.stderr
 
 
 def test_hydras_option_prints_the_scripts(launch):
-    assert launch("-sc", "install=bash")[1].strip() == launch("-sc", "install=zsh")[1].strip() == completion.BASH
+    assert (
+        launch("-sc", "install=bash")[1].strip()
+        == launch("-sc", "install=zsh")[1].strip()
+        == completion.BASH
+    )
     assert launch("-sc", "install=fish")[1].strip() == completion.FISH
 
 
@@ -150,7 +188,9 @@ def planned(launch, arguments, *more):
 
 def test_the_examples_of_this_machine_are_right_requests(launch):
     code, out, err = launch("examples")
-    commands = [line.strip() for line in out.splitlines() if line.startswith("    python launch.py ")]
+    commands = [
+        line.strip() for line in out.splitlines() if line.startswith("    python launch.py ")
+    ]
     assert (code, err, len(commands)) == (0, "", 5)
     assert out.startswith("No GPU is used here: ")
     for command in commands:
@@ -159,18 +199,27 @@ def test_the_examples_of_this_machine_are_right_requests(launch):
 
 def gpus(number):
     return devices.Machine(
-        "cuda", tuple(devices.Device(one, name="V100") for one in range(number)), tuple(range(number)), 40
+        "cuda",
+        tuple(devices.Device(one, name="V100") for one in range(number)),
+        tuple(range(number)),
+        40,
     )
 
 
 def test_the_examples_of_a_dgx1_name_its_best_pair_and_its_links(launch):
     listed = examples(gpus(8), load_topology(DGX1))
     assert len(listed) == 5
-    assert ("How fast is each kind of link between two GPUs?", "-m gpus=classes:2 benchmark=p2p") in listed
+    assert (
+        "How fast is each kind of link between two GPUs?",
+        "-m gpus=classes:2 benchmark=p2p",
+    ) in listed
     for _, arguments in listed:
         assert planned(launch, arguments, f"topology={DGX1}")
     assert any("gpus=0,3 nccl.p2p_level=null,LOC" in arguments for _, arguments in listed)
-    assert described(gpus(8), load_topology(DGX1)) == "This machine has 8 × V100, joined by NV2+NV1+SYS."
+    assert (
+        described(gpus(8), load_topology(DGX1))
+        == "This machine has 8 × V100, joined by NV2+NV1+SYS."
+    )
 
 
 def test_the_examples_of_one_gpu_are_right_requests(launch, tmp_path):
@@ -188,8 +237,18 @@ def test_the_examples_of_one_gpu_are_right_requests(launch, tmp_path):
 
 def test_the_batch_script_starts_launch_py_in_the_clone_with_its_arguments(tmp_path):
     script = ROOT / "launch" / "recipes" / "slurm.sh"
-    of_the_job = {"SLURM_SUBMIT_DIR": str(ROOT), "SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "1"}
-    environment = {**os.environ, **of_the_job, "RINGSIDE_PYTHON": sys.executable, "CUDA_VISIBLE_DEVICES": ""}
+    of_the_job = {
+        "SLURM_SUBMIT_DIR": str(ROOT),
+        "SLURM_JOB_ID": "7",
+        "SLURM_PROCID": "0",
+        "SLURM_NTASKS": "1",
+    }
+    environment = {
+        **os.environ,
+        **of_the_job,
+        "RINGSIDE_PYTHON": sys.executable,
+        "CUDA_VISIBLE_DEVICES": "",
+    }
     done = subprocess.run(
         ["bash", str(script), "gpus=0,1", "model=fmnist_cnn", "dry_run=true"],
         cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60,
@@ -203,7 +262,10 @@ def test_the_recipes_build_on_one_image_whose_torch_is_new_enough():
     texts = [(folder / name).read_text() for name in ("Dockerfile", "ringside.def")]
     images = [re.search(r"^(?:FROM|From:) (\S+)$", text, re.MULTILINE)[1] for text in texts]
     assert images[0] == images[1]
-    of_image, least = re.search(r":(\d+)\.(\d+)", images[0]), re.search(r"torch>=(\d+)\.(\d+)", PYPROJECT)
+    of_image, least = (
+        re.search(r":(\d+)\.(\d+)", images[0]),
+        re.search(r"torch>=(\d+)\.(\d+)", PYPROJECT),
+    )
     assert tuple(map(int, of_image.groups())) >= tuple(map(int, least.groups()))
 
 
@@ -214,12 +276,18 @@ def test_the_recipes_build_on_one_image_whose_torch_is_new_enough():
     ("environment", "said"),
     [
         ({"RANK": "3", "LOCAL_RANK": "3", "WORLD_SIZE": "8"}, "launch.py was started by torchrun"),
-        ({"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}, "RANK=0, LOCAL_RANK=0, WORLD_SIZE=1: launch.py was"),
+        (
+            {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"},
+            "RANK=0, LOCAL_RANK=0, WORLD_SIZE=1: launch.py was",
+        ),
         (
             {"SLURM_PROCID": "7", "SLURM_NTASKS": "8"},
             "SLURM_PROCID=7: .* by srun, .* without srun, or with srun --ntasks=1",
         ),
-        ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "8"}, "SLURM_STEP_NUM_TASKS=8: launch.py was started by srun"),
+        (
+            {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "8"},
+            "SLURM_STEP_NUM_TASKS=8: launch.py was started by srun",
+        ),
         ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, "by mpirun"),
         ({"PMI_RANK": "0", "PMI_SIZE": "2"}, "by mpiexec"),
     ],
@@ -232,7 +300,11 @@ def test_a_program_that_starts_several_is_named(environment, said):
 @pytest.mark.parametrize(
     "environment",
     [
-        {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "1"},  # a batch script that asked for eight tasks
+        {
+            "SLURM_PROCID": "0",
+            "SLURM_NTASKS": "8",
+            "SLURM_JOB_ID": "1",
+        },  # a batch script that asked for eight tasks
         {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"},  # srun --ntasks=1
         {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"},
         {"WORLD_SIZE": "8", "RANK": "0", "MASTER_ADDR": "a"},  # a pod of a training operator
@@ -247,7 +319,11 @@ def test_torchrun_is_refused_by_the_command(launch, monkeypatch):
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
         monkeypatch.setenv(name, "1")
     code, out, err = launch("gpus=0", "dry_run=true")
-    assert (code, out) == (2, "") and "launch.py was started by torchrun" in err and err.count("\n") == 1
+    assert (
+        (code, out) == (2, "")
+        and "launch.py was started by torchrun" in err
+        and err.count("\n") == 1
+    )
     assert os.listdir() == []  # noqa: PTH208
 
 
@@ -257,13 +333,19 @@ def test_torchrun_is_refused_by_the_command(launch, monkeypatch):
 def test_a_sweep_over_what_cells_share_is_refused_as_typed():
     one, two = Config(), Config()
     two.validity.noise_limit = 0.2
-    said = "validity.noise_limit=0.1,0.2: a sweep has one validity.noise_limit; run one sweep for each"
+    said = (
+        "validity.noise_limit=0.1,0.2: a sweep has one validity.noise_limit; run one sweep for each"
+    )
     with pytest.raises(Refused, match=f"^{said}$"):
-        refuse_several_values([one, two], [["validity.noise_limit=0.1"], ["validity.noise_limit=0.2"]])
+        refuse_several_values(
+            [one, two], [["validity.noise_limit=0.1"], ["validity.noise_limit=0.2"]]
+        )
     two.tracking.enabled = False
     with pytest.raises(Refused, match=r"^tracking=mlflow,none: a sweep has one tracking"):
         refuse_several_values([one, two], [["tracking=mlflow"], ["tracking=none"]])
-    with pytest.raises(Refused, match=r"^tracking.enabled=True,False: a sweep has one tracking.enabled"):
+    with pytest.raises(
+        Refused, match=r"^tracking.enabled=True,False: a sweep has one tracking.enabled"
+    ):
         refuse_several_values([one, two], [[], []])  # from a study's file
     refuse_several_values([one, one], [["seed=1"], ["seed=2"]])
 
@@ -275,7 +357,13 @@ def test_a_reader_that_leaves_early_gets_no_traceback(command):
     """As in `python launch.py --help | head -1`."""
     reading, writing = os.pipe()
     os.close(reading)
-    words = command.replace("launch.py", f"{ROOT}/launch.py").replace("topo_", f"{ROOT}/tests/data/topo_").split()
-    done = subprocess.run([sys.executable, *words], stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+    words = (
+        command.replace("launch.py", f"{ROOT}/launch.py")
+        .replace("topo_", f"{ROOT}/tests/data/topo_")
+        .split()
+    )
+    done = subprocess.run(
+        [sys.executable, *words], stdout=writing, stderr=subprocess.PIPE, text=True, check=False
+    )
     os.close(writing)
     assert (done.returncode, done.stderr) == (0, "")

@@ -5,7 +5,7 @@ import sys
 
 ROUNDS = """
 import ctypes, resource, torch
-from trainers.devices import keep_freed_memory
+from trainers.process import keep_freed_memory
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(10):
@@ -24,5 +24,7 @@ print(given_back, faults())
 def test_freed_memory_stays_with_the_process():
     ran = subprocess.run([sys.executable, "-c", ROUNDS], capture_output=True, text=True, check=True)
     given_back, kept = map(int, ran.stdout.split())
-    assert given_back > 30_000  # of the 40,960 pages of these tensors: else this test could not fail
+    assert (
+        given_back > 30_000
+    )  # of the 40,960 pages of these tensors: else this test could not fail
     assert kept < 1_000

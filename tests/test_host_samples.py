@@ -17,15 +17,19 @@ from analysis.validity.checks import judge
 from analysis.validity.gpu_samples import summary
 from analysis.verification.rebuild import rebuilt
 from benchmarks import record as records
-from benchmarks.host.sample import SamplingProcess
-from benchmarks.host.waiting import ready
+from benchmarks.agent.protocol import ready
+from benchmarks.agent.sampler import SamplingProcess
 from benchmarks.record import CellFolder, clock, read_lines
 from conf.schema import ValidityLimits
 from launch.tracking.system_series import system_series
 
 ROOT = Path(__file__).parent.parent
-RAW = ROOT / "tests" / "data" / "raw_lines" / "h200_x2" / "resnet50-nccl_allreduce-gpus0-1-1320f9f3be"
-PHASES = [line for line in read_lines(RAW / "ranks" / "0.jsonl") if line["kind"] in ("phase", "result")]
+RAW = (
+    ROOT / "tests" / "data" / "raw_lines" / "h200_x2" / "resnet50-nccl_allreduce-gpus0-1-1320f9f3be"
+)
+PHASES = [
+    line for line in read_lines(RAW / "ranks" / "0.jsonl") if line["kind"] in ("phase", "result")
+]
 GIB = 2**30
 IDLE = {"sm_mhz": 1980, "reasons": 1, "memory_bytes": 0, "busy_percent": 0, "foreign_pids": []}
 
@@ -41,11 +45,20 @@ def sampled(tmp_path, *hosts):
     for number, (said, others) in enumerate(hosts):
         gpus, load = [{"kind": "before", "time": began, "gpus": [IDLE]}], []
         for moment in (began + part / 2 for part in range(int(2 * (ended - began)) + 1)):
-            busy = {**IDLE, "reasons": 0, "memory_bytes": 40 * GIB, **said} if moment >= steps else IDLE
+            busy = (
+                {**IDLE, "reasons": 0, "memory_bytes": 40 * GIB, **said}
+                if moment >= steps
+                else IDLE
+            )
             gpus.append({"kind": "sample", "time": moment + number / 10, "gpus": [busy]})
             used_s = 4 * others * (moment - began)
-            load.append({"kind": "sample", "time": moment, "cores": 4, "busy_s": used_s + 1, "own_s": 1.0})
-        for path, lines in ((folder.gpu_samples_of(number), gpus), (folder.cpu_samples_of(number), load)):
+            load.append(
+                {"kind": "sample", "time": moment, "cores": 4, "busy_s": used_s + 1, "own_s": 1.0}
+            )
+        for path, lines in (
+            (folder.gpu_samples_of(number), gpus),
+            (folder.cpu_samples_of(number), load),
+        ):
             path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     metrics, checks = summary(folder)
     record = records.read(folder.record)
@@ -59,7 +72,10 @@ def codes(record):
     """What the checks of samples say, and what they could not check."""
     judged = judge(record, ValidityLimits())
     names = ("throttled", "foreign_load", "foreign_cpu", "clocks_differ")
-    return [{name: text for name, text in part.items() if name in names} for part in (judged.codes, judged.unchecked)]
+    return [
+        {name: text for name, text in part.items() if name in names}
+        for part in (judged.codes, judged.unchecked)
+    ]
 
 
 def test_the_gpus_of_all_hosts_are_in_the_order_of_the_ranks(tmp_path):
@@ -72,7 +88,11 @@ def test_the_gpus_of_all_hosts_are_in_the_order_of_the_ranks(tmp_path):
     assert record.metrics["gpu/power_w"] == pytest.approx(550, abs=1)
     assert record.checks["cpu_samples"]["others_share"]["timed"] == pytest.approx(0.05)
     names = {row[0] for row in system_series(folder, record.cell)}
-    assert {"system/a/gpu_0_clock_mhz", "system/b/gpu_0_clock_mhz", "system/b/cpu_utilization_percentage"} <= names
+    assert {
+        "system/a/gpu_0_clock_mhz",
+        "system/b/gpu_0_clock_mhz",
+        "system/b/cpu_utilization_percentage",
+    } <= names
 
 
 @pytest.mark.parametrize(
@@ -80,7 +100,12 @@ def test_the_gpus_of_all_hosts_are_in_the_order_of_the_ranks(tmp_path):
     [
         ({"reasons": 0x40}, 0.0, "throttled", "0x40 on host b in the timed phase"),
         ({"foreign_pids": [77]}, 0.0, "foreign_load", "processes 77 on host b"),
-        ({"sm_mhz": 1200, "reasons": 4}, 0.0, "clocks_differ", "GPU b:0 1,200 MHz, GPU a:0 1,980 MHz"),
+        (
+            {"sm_mhz": 1200, "reasons": 4},
+            0.0,
+            "clocks_differ",
+            "GPU b:0 1,200 MHz, GPU a:0 1,980 MHz",
+        ),
         ({}, 0.5, "foreign_cpu", "50 % of 4 cores on host b"),
     ],
 )
@@ -106,15 +131,25 @@ def test_files_of_further_hosts_are_hashed_packed_set_aside_and_verified(tmp_pat
     record = dataclasses.replace(record, raw_sha256=folder.raw_sha256())
     assert names <= record.raw_sha256.keys()
     folder.pack()
-    assert folder.raw_sha256() == record.raw_sha256 and {path.name for path in folder.published()} >= names
-    alone = dataclasses.replace(record, cell=dataclasses.replace(record.cell, hosts=(), gpus=(0, 1)), schema_version=3)
+    assert (
+        folder.raw_sha256() == record.raw_sha256
+        and {path.name for path in folder.published()} >= names
+    )
+    alone = dataclasses.replace(
+        record, cell=dataclasses.replace(record.cell, hosts=(), gpus=(0, 1)), schema_version=3
+    )
 
     def again():
         return rebuilt(alone, folder, [], lambda one: folder)
 
-    assert again().record.metrics["gpu/power_w"] == record.metrics["gpu/power_w"] and again().unknown == set()
+    assert (
+        again().record.metrics["gpu/power_w"] == record.metrics["gpu/power_w"]
+        and again().unknown == set()
+    )
     (folder.path / "gpus-1.jsonl.gz").unlink()
-    assert {"metrics gpu/power_w", "checks gpu_samples"} <= again().unknown, "one host alone does not give these"
+    assert {"metrics gpu/power_w", "checks gpu_samples"} <= again().unknown, (
+        "one host alone does not give these"
+    )
     folder.set_aside()
     assert {path.name for path in folder.path.iterdir()} == {"attempt-1"}
 
@@ -122,8 +157,8 @@ def test_files_of_further_hosts_are_hashed_packed_set_aside_and_verified(tmp_pat
 BURN = "import time\nwhile time.process_time() < 0.3: pass"
 AGENT = """
 import os
-from benchmarks.host.sample import SamplingProcess
-from benchmarks.host.scratch import Scratch
+from benchmarks.agent.sampler import SamplingProcess
+from benchmarks.agent.scratch import Scratch
 from benchmarks.record import CellFolder
 scratch = Scratch.make("0" * 32, {"cell.json": "{}"})
 sampling = SamplingProcess(CellFolder(scratch.folder), "token", [], os.environ)
@@ -140,7 +175,9 @@ def test_another_process_samples_and_the_tree_of_its_parent_is_the_cells_own(tmp
     sampling.start(lambda: None)
     first = list(read_lines(folder.cpu_samples))
     assert first, "there is a sample before any rank starts"
-    subprocess.run([sys.executable, "-c", BURN], check=True)  # a rank: a child of what started the sampling
+    subprocess.run(
+        [sys.executable, "-c", BURN], check=True
+    )  # a rank: a child of what started the sampling
     sampling.end()
     lines = list(read_lines(folder.cpu_samples))
     assert lines[-1]["own_s"] - first[0]["own_s"] > 0.25
@@ -151,7 +188,9 @@ def test_another_process_samples_and_the_tree_of_its_parent_is_the_cells_own(tmp
 
 def test_sampling_ends_with_its_agent_however_that_ends_and_removes_what_the_agent_made(tmp_path):
     command, around = [sys.executable, "-c", AGENT], {**os.environ, "TMPDIR": str(tmp_path)}
-    agent = subprocess.Popen(command, cwd=ROOT, env=around, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    agent = subprocess.Popen(
+        command, cwd=ROOT, env=around, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
     sampler = psutil.Process(int(agent.stdout.readline()))
     (folder,) = tmp_path.iterdir()
     assert (folder / "cpu.jsonl").exists()

@@ -35,7 +35,9 @@ def _watch(event, arguments):
         and isinstance(arguments[2], int)
         and arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC)
     ):
-        watched.append((event, os.fspath(arguments[0]) if not isinstance(arguments[0], int) else arguments[0]))
+        watched.append(
+            (event, os.fspath(arguments[0]) if not isinstance(arguments[0], int) else arguments[0])
+        )
     elif event in (
         "os.rename",
         "os.remove",
@@ -47,7 +49,14 @@ def _watch(event, arguments):
         "os.chmod",
     ):
         watched.append((event, arguments[0]))
-    elif event in ("os.system", "os.exec", "os.posix_spawn", "subprocess.Popen", "socket.connect", "socket.bind"):
+    elif event in (
+        "os.system",
+        "os.exec",
+        "os.posix_spawn",
+        "subprocess.Popen",
+        "socket.connect",
+        "socket.bind",
+    ):
         watched.append((event, arguments[0] if event != "subprocess.Popen" else arguments[1]))
 
 
@@ -84,7 +93,11 @@ def _state(folder):
     found = {}
     for path in sorted(folder.rglob("*")):
         status = path.lstat()
-        content = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() and not path.is_symlink() else ""
+        content = (
+            hashlib.sha256(path.read_bytes()).hexdigest()
+            if path.is_file() and not path.is_symlink()
+            else ""
+        )
         found[str(path.relative_to(folder))] = (status.st_mode, status.st_mtime_ns, content)
     return found
 
@@ -144,7 +157,12 @@ def complaints(request, launch, world):
 
 def _is_allowed(event, what, scratch):
     if event in ("subprocess.Popen", "os.posix_spawn"):
-        return Path((what if isinstance(what, list) else [what])[0]).name in ("nvidia-smi", "nsys", "git", "uname")
+        return Path((what if isinstance(what, list) else [what])[0]).name in (
+            "nvidia-smi",
+            "nsys",
+            "git",
+            "uname",
+        )
     return isinstance(what, int) or str(what).startswith((str(scratch), "/dev/null"))
 
 
@@ -153,7 +171,13 @@ def _run(requests, launch, world):
     bad = []
     for request in requests:
         if wrong := complaints(request, launch, world):
-            bad.append((request.arguments, {name: data[:300] for name, data in request.files.items()}, wrong))
+            bad.append(
+                (
+                    request.arguments,
+                    {name: data[:300] for name, data in request.files.items()},
+                    wrong,
+                )
+            )
         for name in request.files:
             (world / "study" / name).unlink()
         sys.modules.pop("obey", None)

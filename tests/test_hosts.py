@@ -14,10 +14,19 @@ from benchmarks.record import read_study
 
 ROOT = Path(__file__).parent.parent
 ON_HOSTS = ROOT / "tests" / "on_hosts.py"
-NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups") if os.geteuid() == 0 else ()
+NOBODY = (
+    ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups") if os.geteuid() == 0 else ()
+)
 WIRE_GB_PER_S = 0.125
 OWN = {"a": "10.77.0.1", "b": "10.77.0.2"}
-COMMON = ("device=cpu", "model=fmnist_cnn", "batch_size=4", "tracking=none", "report=false", "noise_pairs=0")
+COMMON = (
+    "device=cpu",
+    "model=fmnist_cnn",
+    "batch_size=4",
+    "tracking=none",
+    "report=false",
+    "noise_pairs=0",
+)
 BY_COMMAND = ("engine=command", "engine.prefix=[ip,netns,exec,{host}]")
 BY_SSH = ("engine=ssh", "engine.ssh_config=ssh_config")
 STRATEGIES = (
@@ -50,12 +59,23 @@ class Measured:
     def __init__(self, folder, *options, hosts=2, ssh=()):
         launch = (sys.executable, str(ROOT / "launch.py"), "-m", *COMMON, *options)
         self.status, self.said = in_namespaces(
-            sys.executable, str(ON_HOSTS), str(folder), *ssh, "--", *launch, folder=folder, hosts=hosts
+            sys.executable,
+            str(ON_HOSTS),
+            str(folder),
+            *ssh,
+            "--",
+            *launch,
+            folder=folder,
+            hosts=hosts,
         )
         assert self.status == 0, self.said
         self.records, unreadable = read_study(folder / "outputs" / "default")
-        assert unreadable == [] and all(record.state == "finished" for record in self.records), self.said
-        self.listeners = [json.loads(line) for line in (folder / "listeners.jsonl").read_text().splitlines()]
+        assert unreadable == [] and all(record.state == "finished" for record in self.records), (
+            self.said
+        )
+        self.listeners = [
+            json.loads(line) for line in (folder / "listeners.jsonl").read_text().splitlines()
+        ]
         self.left = json.loads((folder / "left.json").read_text())
 
     def during(self, record):
@@ -69,7 +89,9 @@ def test_the_hosts_of_a_command_end_with_it(tmp_path):
     for folder in (tmp_path, *tmp_path.parents[:3]):
         folder.chmod(folder.stat().st_mode | 0o055)
     said = "ip netns list | wc -l; ip netns exec c ip -brief address show eth0; tc qdisc show dev port-c; sleep 4711 & exit 7"
-    status, text = in_namespaces("sh", "-c", said, folder="/", hosts=3, rate="20mbit", script=script, user=NOBODY)
+    status, text = in_namespaces(
+        "sh", "-c", said, folder="/", hosts=3, rate="20mbit", script=script, user=NOBODY
+    )
     assert (status, text.split()[0]) == (7, "3"), text
     assert "10.77.0.3/24" in text and "tbf" in text and "rate 20Mbit" in text
     assert subprocess.run(["pgrep", "-f", "sleep 4711"], check=False).returncode == 1
@@ -79,7 +101,9 @@ def test_the_hosts_of_a_command_end_with_it(tmp_path):
 @pytest.fixture(scope="module")
 def exchanged(tmp_path_factory):
     folder = tmp_path_factory.mktemp("exchanged")
-    return Measured(folder, *EXCHANGE, *BY_COMMAND, "gpus=0", "nodes=a+b", f"strategy={','.join(STRATEGIES)}")
+    return Measured(
+        folder, *EXCHANGE, *BY_COMMAND, "gpus=0", "nodes=a+b", f"strategy={','.join(STRATEGIES)}"
+    )
 
 
 @pytest.mark.needs("namespaces")
@@ -87,9 +111,14 @@ def test_every_strategy_exchanges_between_two_hosts(exchanged):
     found = {record.cell.strategy["name"]: record for record in exchanged.records}
     assert set(found) == set(STRATEGIES)
     for record in found.values():
-        assert record.cell.hosts == ("a", "b") and record.validity.verdict != "invalid", record.validity
+        assert record.cell.hosts == ("a", "b") and record.validity.verdict != "invalid", (
+            record.validity
+        )
         # A gradient crosses each wire at least once.
-        assert 0 < record.metrics["comm/algbw_gb_per_s"] < 1.05 * WIRE_GB_PER_S, (record.name, record.metrics)
+        assert 0 < record.metrics["comm/algbw_gb_per_s"] < 1.05 * WIRE_GB_PER_S, (
+            record.name,
+            record.metrics,
+        )
     assert found["nccl_allreduce"].metrics["comm/algbw_gb_per_s"] > 0.5 * WIRE_GB_PER_S
 
 
@@ -102,9 +131,13 @@ def test_hosts_listen_only_where_the_others_meet_them(exchanged):
     for record in exchanged.records:
         assert {one["host"] for one in exchanged.during(record)} == set(OWN), record.name
     cells = [(record.started_at, record.ended_at) for record in exchanged.records]
-    first = min(begun for begun, _ in cells)  # before it, hosts look for an address at which they meet
+    first = min(
+        begun for begun, _ in cells
+    )  # before it, hosts look for an address at which they meet
     later = [one for one in exchanged.listeners if one["time"] > first]
-    assert [one for one in later if not any(begun <= one["time"] <= ended for begun, ended in cells)] == []
+    assert [
+        one for one in later if not any(begun <= one["time"] <= ended for begun, ended in cells)
+    ] == []
 
 
 @pytest.mark.needs("namespaces")
@@ -125,8 +158,12 @@ def other_machines(folder):
 
 @pytest.mark.needs("namespaces")
 def test_two_hosts_alone_at_the_same_time_and_then_together(tmp_path):
-    trained = Measured(tmp_path, *TRAINING, "engine=command", other_machines(tmp_path), "gpus=0", "nodes=a,b,a+b")
-    one, other, two = sorted(trained.records, key=lambda record: (len(record.cell.hosts), record.cell.hosts))
+    trained = Measured(
+        tmp_path, *TRAINING, "engine=command", other_machines(tmp_path), "gpus=0", "nodes=a,b,a+b"
+    )
+    one, other, two = sorted(
+        trained.records, key=lambda record: (len(record.cell.hosts), record.cell.hosts)
+    )
     assert (one.cell.hosts, other.cell.hosts, two.cell.hosts) == (("a",), ("b",), ("a", "b"))
     assert max(one.started_at, other.started_at) < min(one.ended_at, other.ended_at)
     assert max(one.ended_at, other.ended_at) < two.started_at
@@ -137,7 +174,15 @@ def test_two_hosts_alone_at_the_same_time_and_then_together(tmp_path):
 
 @pytest.mark.needs("namespaces", "sshd")
 def test_the_same_over_ssh(tmp_path):
-    trained = Measured(tmp_path, *EXCHANGE, *BY_SSH, "gpus=0", "nodes=a+b", "strategy=nccl_allreduce", ssh=("--ssh",))
+    trained = Measured(
+        tmp_path,
+        *EXCHANGE,
+        *BY_SSH,
+        "gpus=0",
+        "nodes=a+b",
+        "strategy=nccl_allreduce",
+        ssh=("--ssh",),
+    )
     assert [record.cell.hosts for record in trained.records] == [("a", "b")]
     assert {one["program"] for one in trained.listeners} >= {"sshd"} and trained.left == []
     assert {one["address"] for one in trained.listeners} <= {*OWN.values(), "127.0.0.1"}
@@ -147,5 +192,7 @@ def test_the_same_over_ssh(tmp_path):
 @pytest.mark.needs("namespaces")
 def test_64_ranks_on_8_hosts_exchange(tmp_path):
     every = "a+b+c+d+e+f+g+h"
-    together = Measured(tmp_path, *EXCHANGE, *BY_COMMAND, "gpus=0,1,2,3,4,5,6,7", f"nodes={every}", hosts=8)
+    together = Measured(
+        tmp_path, *EXCHANGE, *BY_COMMAND, "gpus=0,1,2,3,4,5,6,7", f"nodes={every}", hosts=8
+    )
     assert [record.cell.world_size for record in together.records] == [64] and together.left == []

@@ -14,9 +14,8 @@ from benchmarks import record as records
 from benchmarks.record import CellFolder
 from conf.schema import ValidityLimits
 from launch.engines.environment import OnHost, asked
-from launch.study.done_before import done_before
-from launch.study.hosts_around import HostsAround
-from launch.study.study import StudyFolder
+from launch.study.provenance import HostsAround
+from launch.study.study import StudyFolder, done_before
 
 REAL = records.read_study(Path(__file__).parent / "data" / "h200_x2" / "eager_a")[0][0]
 CELL = dataclasses.replace(make_cell((1, 0)), device="cuda", hosts=("a", "b"))
@@ -26,7 +25,10 @@ OF_B = {
     **OF_A,
     "facts.host": "n2",
     "machine.devices": [{**one, "uuid": f"GPU-b{one['id']}"} for one in GPUS],
-    "facts.gpu": {"driver": "580.65.06", "gpus": [{**one, "uuid": f"GPU-b{one['id']}"} for one in GPUS]},
+    "facts.gpu": {
+        "driver": "580.65.06",
+        "gpus": [{**one, "uuid": f"GPU-b{one['id']}"} for one in GPUS],
+    },
     "variables": {"NCCL_ALGO": "Ring"},
 }
 
@@ -36,7 +38,13 @@ def here(**changes):
     hosts = fleet(a=OF_A, b={**OF_B, **changes})
 
     def variables(cell, name, token):
-        return asked(cell, hosts[name].machine, CellFolder(Path("{cell}")), token, OnHost(name, f"eth-{name}"))
+        return asked(
+            cell,
+            hosts[name].machine,
+            CellFolder(Path("{cell}")),
+            token,
+            OnHost(name, f"eth-{name}"),
+        )
 
     return HostsAround(hosts.hosts[0].machine, {}, hosts, variables)
 
@@ -45,9 +53,15 @@ def measured(around, **changes):
     """A record of the cell in these surroundings."""
     environment = around.around(CELL, {}) | {"versions": {"torch": "of the ranks"}}
     made = dataclasses.replace(
-        REAL, cell=CELL, cell_key=CELL.key, environment=json.loads(json.dumps(environment)), **changes
+        REAL,
+        cell=CELL,
+        cell_key=CELL.key,
+        environment=json.loads(json.dumps(environment)),
+        **changes,
     )
-    return dataclasses.replace(made, ranks=[{"rank": rank, "name": "NVIDIA H200"} for rank in range(4)])
+    return dataclasses.replace(
+        made, ranks=[{"rank": rank, "name": "NVIDIA H200"} for rank in range(4)]
+    )
 
 
 def test_a_record_has_the_facts_of_every_host_and_large_ones_once():
@@ -58,10 +72,16 @@ def test_a_record_has_the_facts_of_every_host_and_large_ones_once():
         and second["host"] == "n2"
         and (first["name"], second["name"]) == ("a", "b")
     )
-    assert environment["planned_uuids"] == ["GPU-1", "GPU-0", "GPU-b1", "GPU-b0"], "in the order of the ranks"
-    assert environment["topology"] == "GPU0 GPU1\n" and not {"topology", "links"} & (first.keys() | second.keys())
+    assert environment["planned_uuids"] == ["GPU-1", "GPU-0", "GPU-b1", "GPU-b0"], (
+        "in the order of the ranks"
+    )
+    assert environment["topology"] == "GPU0 GPU1\n" and not {"topology", "links"} & (
+        first.keys() | second.keys()
+    )
     assert (
-        second["variables"]["NCCL_ALGO"] == "Ring" and second["inherited"] == ["NCCL_ALGO"] and first["inherited"] == []
+        second["variables"]["NCCL_ALGO"] == "Ring"
+        and second["inherited"] == ["NCCL_ALGO"]
+        and first["inherited"] == []
     )
     assert (first["interface"], second["interface"]) == ("eth-a", "eth-b")
     assert first["interfaces"] and first["versions"]["torch"] and first["gpu"] != second["gpu"]
@@ -91,7 +111,9 @@ CHANGES = [
 @pytest.mark.parametrize(("changes", "said"), CHANGES)
 def test_what_is_otherwise_on_a_host_is_told_with_its_name(changes, said):
     found = here(**changes).differences(measured(here()))
-    assert len(found) == len(said) and all(one.startswith(words) for one, words in zip(found, said, strict=True)), found
+    assert len(found) == len(said) and all(
+        one.startswith(words) for one, words in zip(found, said, strict=True)
+    ), found
 
 
 def test_what_is_as_it_was_is_done_and_the_rest_is_measured_again(tmp_path):
@@ -102,8 +124,12 @@ def test_what_is_as_it_was_is_done_and_the_rest_is_measured_again(tmp_path):
     assert here().differences(measured(here())) == []
     notes = []
     assert list(done_before([CELL], study, here(), notes.append)) == [0] and notes == []
-    assert done_before([CELL], study, here(**{"facts.gpu": {"driver": "580.99"}}), notes.append) == {}
-    assert notes == ["1 cell is measured again: host b: driver 580.65.06, now 580.99. What was measured before is kept"]
+    assert (
+        done_before([CELL], study, here(**{"facts.gpu": {"driver": "580.99"}}), notes.append) == {}
+    )
+    assert notes == [
+        "1 cell is measured again: host b: driver 580.65.06, now 580.99. What was measured before is kept"
+    ]
 
 
 @pytest.mark.parametrize("hosts", [None, 7, [], [{}, 7], [{"name": "b"}], [{"name": ["b"]}]])
@@ -118,4 +144,7 @@ def test_the_interface_that_ringside_chose_on_a_host_is_no_foreign_setting():
     record.effective["nccl"] = {"settings": {"NCCL_SOCKET_IFNAME": "=eth-b"}}
     assert setting_not_asked(record, ValidityLimits()) is None
     record.environment["hosts"][1]["inherited"].append("NCCL_SOCKET_IFNAME")
-    assert "NCCL_SOCKET_IFNAME==eth-b from the environment" in setting_not_asked(record, ValidityLimits()).detail
+    assert (
+        "NCCL_SOCKET_IFNAME==eth-b from the environment"
+        in setting_not_asked(record, ValidityLimits()).detail
+    )

@@ -43,7 +43,10 @@ def cell_of(*asked, gpus=(0, 1), device="cuda"):
 
 def solved(nx, ny, iterations):
     """The grid after some iterations and the L2 norms of their changes, point by point from the definition in float64."""
-    grid = [[math.sin(2 * math.pi * y / (ny - 1)) if x in (0, nx - 1) else 0.0 for x in range(nx)] for y in range(ny)]
+    grid = [
+        [math.sin(2 * math.pi * y / (ny - 1)) if x in (0, nx - 1) else 0.0 for x in range(nx)]
+        for y in range(ny)
+    ]
     norms = []
     for _ in range(iterations):
         old, change = [row[:] for row in grid], 0.0
@@ -80,7 +83,9 @@ def test_the_norm_and_the_count_of_points_are_those_of_the_definition(forked):
     assert metrics["jacobi/iterations"] == 30
     assert metrics["jacobi/norm"] == pytest.approx(norms[29], rel=1e-4)
     points = 38 * 21 * 30
-    assert metrics["jacobi/stencil_gb_per_s"] == pytest.approx(8 * points / metrics["jacobi/one_gpu_seconds"] / 1e9)
+    assert metrics["jacobi/stencil_gb_per_s"] == pytest.approx(
+        8 * points / metrics["jacobi/one_gpu_seconds"] / 1e9
+    )
 
 
 def test_a_solve_ends_one_batch_after_the_tolerance_is_reached(forked):
@@ -99,7 +104,9 @@ def test_a_halo_that_never_arrives_is_noticed(forked):
 
 def test_one_rank_alone_has_no_efficiency(forked):
     (found,) = forked("jacobi_1")
-    assert "jacobi/efficiency" not in found[0]["metrics"] and found[0]["metrics"]["jacobi/seconds"] > 0
+    assert (
+        "jacobi/efficiency" not in found[0]["metrics"] and found[0]["metrics"]["jacobi/seconds"] > 0
+    )
     assert found[0]["checks"]["solution_difference"] == 0
 
 
@@ -145,7 +152,9 @@ def test_the_document_s_line_is_printed_as_it_stands(hydra):
 @given(some.integers(1, 400), some.integers(1, 16))
 def test_every_inner_row_has_one_rank(rows, ranks):
     found = split(rows + 2, ranks)
-    assert [number for one in found for number in range(one.start, one.start + one.count)] == list(range(1, rows + 1))
+    assert [number for one in found for number in range(one.start, one.start + one.count)] == list(
+        range(1, rows + 1)
+    )
     counts = [one.count for one in found]
     assert counts == sorted(counts) and counts[-1] - counts[0] <= 1
 
@@ -163,7 +172,9 @@ def test_plain_operators_are_the_definition():
     assert torch.allclose(slab.inner(5), expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("number", range(len(KERNELS)), ids=lambda number: "x".join(map(str, KERNELS[number])))
+@pytest.mark.parametrize(
+    "number", range(len(KERNELS)), ids=lambda number: "x".join(map(str, KERNELS[number]))
+)
 def test_the_kernel_computes_what_plain_operators_do(forked, number):
     pytest.importorskip("triton")
     found = forked("jacobi_kernel")[0][number]
@@ -172,7 +183,10 @@ def test_the_kernel_computes_what_plain_operators_do(forked, number):
 
 
 def test_whole_tiles_fit_into_every_row_of_a_gpu():
-    assert all(PITCH["cuda"] % tile.columns == 0 and tile.columns == 4 * 32 * tile.warps for tile in (*TILES, EDGE))
+    assert all(
+        PITCH["cuda"] % tile.columns == 0 and tile.columns == 4 * 32 * tile.warps
+        for tile in (*TILES, EDGE)
+    )
 
 
 def test_a_slab_is_cut_into_tiles_that_a_launch_can_count(hydra):
@@ -189,13 +203,33 @@ def test_a_slab_is_cut_into_tiles_that_a_launch_can_count(hydra):
 @pytest.mark.parametrize(
     ("asked", "device", "sentence"),
     [
-        ("benchmark.ny=3", "cuda", "benchmark.ny=3: has 1 inner rows for 2 ranks; accepted is at least 4"),
+        (
+            "benchmark.ny=3",
+            "cuda",
+            "benchmark.ny=3: has 1 inner rows for 2 ranks; accepted is at least 4",
+        ),
         ("benchmark.nx=3", "cpu", "2 ranks; accepted is at least 4; auto is benchmark.nx"),
-        ("benchmark.nx=2", "cuda", "benchmark.nx=2: accepted is auto or a whole number of at least 3"),
+        (
+            "benchmark.nx=2",
+            "cuda",
+            "benchmark.nx=2: accepted is auto or a whole number of at least 3",
+        ),
         ("benchmark.exchange=nvshmem", "cuda", "accepted are auto, peer, host, nccl or gloo"),
-        ("benchmark.exchange=gloo", "cuda", "benchmark.exchange=gloo: accepted on GPUs are peer and host and nccl"),
-        ("benchmark.exchange=peer", "cpu", "benchmark.exchange=peer: accepted on CPU workers are host and gloo"),
-        ("benchmark.exchange=nccl", "cpu", "benchmark.exchange=nccl: accepted on CPU workers are host and gloo"),
+        (
+            "benchmark.exchange=gloo",
+            "cuda",
+            "benchmark.exchange=gloo: accepted on GPUs are peer and host and nccl",
+        ),
+        (
+            "benchmark.exchange=peer",
+            "cpu",
+            "benchmark.exchange=peer: accepted on CPU workers are host and gloo",
+        ),
+        (
+            "benchmark.exchange=nccl",
+            "cpu",
+            "benchmark.exchange=nccl: accepted on CPU workers are host and gloo",
+        ),
         (
             "benchmark.nx=100000",
             "cuda",
@@ -220,7 +254,9 @@ def test_a_grid_that_fits_passes(hydra):
 
 @pytest.mark.parametrize("exchange, needed", [("host", 4096 + 8 * 4 * 100_000), ("gloo", 0)])
 def test_rows_that_do_not_fit_the_shared_memory_are_refused(hydra, exchange, needed):
-    asked = cell_of(f"benchmark.exchange={exchange}", "benchmark.nx=100000", "benchmark.ny=4", device="cpu")
+    asked = cell_of(
+        f"benchmark.exchange={exchange}", "benchmark.nx=100000", "benchmark.ny=4", device="cpu"
+    )
     refuse(asked, Room(shared_bytes=needed))
     if needed:
         said = r"^benchmark.exchange=host benchmark.nx=100000: .* needs 3.1 MiB of shared memory in /dev/shm, where 1.0 MiB are"
@@ -234,7 +270,9 @@ def test_rows_that_do_not_fit_the_shared_memory_are_refused(hydra, exchange, nee
 @pytest.mark.multi_gpu
 @pytest.mark.parametrize("exchange", ["peer", "host", "nccl"])
 @pytest.mark.parametrize(
-    "asked", [[], ["benchmark.nx=1000", "benchmark.ny=5"], ["benchmark.nx=3000", "benchmark.ny=777"]], ids=str
+    "asked",
+    [[], ["benchmark.nx=1000", "benchmark.ny=5"], ["benchmark.nx=3000", "benchmark.ny=777"]],
+    ids=str,
 )
 def test_gpus_find_the_solution_of_one(tmp_path, exchange, asked):
     done = subprocess.run(

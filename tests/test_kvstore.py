@@ -12,7 +12,9 @@ def found(forked):
 
 def _distance(one, other):
     """Largest difference of two lists of weights, against the largest weight."""
-    first, second = (np.concatenate([np.asarray(array) for array in weights]) for weights in (one, other))
+    first, second = (
+        np.concatenate([np.asarray(array) for array in weights]) for weights in (one, other)
+    )
     return float(np.abs(first - second).max() / np.abs(second).max())
 
 
@@ -43,11 +45,16 @@ def test_adamw_gives_the_weights_of_torchs_own_over_all_reduce(found, name):
     ranks, reference = found(f"{name}_adamw"), found("allreduce_adamw")
     assert ranks[0]["weights"] == ranks[1]["weights"]
     assert _distance(ranks[0]["weights"], reference[0]["weights"]) < 1e-5
-    assert _distance(found("allreduce_2")[0]["weights"], reference[0]["weights"]) > 0.01, "SGD's are others"
+    assert _distance(found("allreduce_2")[0]["weights"], reference[0]["weights"]) > 0.01, (
+        "SGD's are others"
+    )
 
 
 def test_an_asynchronous_server_counts_the_steps_of_adamw(found):
-    assert _distance(found("async_alone_adamw")[0]["weights"], found("alone_adamw")[0]["weights"]) < 1e-5
+    assert (
+        _distance(found("async_alone_adamw")[0]["weights"], found("alone_adamw")[0]["weights"])
+        < 1e-5
+    )
 
 
 @pytest.mark.parametrize("name", [f"{name}_2" for name in SYNCHRONOUS])
@@ -60,7 +67,9 @@ def test_gradients_only_and_the_exchange_alone_bring_the_mean(found, name):
         assert rank["probes"]
         assert all(share > 0 for _, share, _ in rank["probes"])
     first, second = found(name)
-    if not name.removesuffix("_2").endswith("_gpu"):  # there every rank goes on from its own weights
+    if not name.removesuffix("_2").endswith(
+        "_gpu"
+    ):  # there every rank goes on from its own weights
         assert first["after"] == second["after"]
 
 
@@ -68,7 +77,9 @@ def test_gradients_only_and_the_exchange_alone_bring_the_mean(found, name):
 def test_servers_on_other_hosts_give_what_servers_on_one_host_give(found, name):
     for far, reference in zip(found(name), found(FAR[name][0]), strict=True):
         assert far["losses"] == reference["losses"] and far["weights"] == reference["weights"]
-        assert far.get("after") == reference.get("after") and far.get("returned") == reference.get("returned")
+        assert far.get("after") == reference.get("after") and far.get("returned") == reference.get(
+            "returned"
+        )
         if "probes" in far:
             assert [name for name, _, reference in far["probes"] if reference] == ["net_link"] * 3
 

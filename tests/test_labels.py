@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 from simulated import Simulator, Truth
 
-from analysis.findings import comparisons, labels, link_value, scaling, waterfall
+from analysis.findings import comparisons, scaling, waterfall
+from analysis.findings import links as link_value
 from analysis.findings.baselines import Baselines
 from analysis.findings.examine import findings_of
-from analysis.findings.study import Study
 from analysis.report.finding.main_point import compared_with, main_point
+from analysis.study import names as labels
+from analysis.study.study import Study
 from benchmarks.record import read_study
 
 DATA = Path(__file__).parent / "data"
@@ -36,7 +38,10 @@ def simulated_gain(factor):
 
 
 CASES = {str(path.relative_to(DATA)): lambda path=path: read_study(path)[0] for path in STUDIES}
-CASES |= {"a setting gains": lambda: simulated_gain(1.02), "a setting shows no gain": lambda: simulated_gain(1.0001)}
+CASES |= {
+    "a setting gains": lambda: simulated_gain(1.02),
+    "a setting shows no gain": lambda: simulated_gain(1.0001),
+}
 CASES |= {"control cells": lambda: Simulator().explained((0, 1, 2, 3))}
 
 
@@ -46,20 +51,31 @@ def told(records):
     found = findings_of(study)
     main = main_point(study, found)
     baselines = Baselines(study)
-    against_none = main and compared_with(found, main[1], lambda one, other: other["strategy.name"] == "none")
+    against_none = main and compared_with(
+        found, main[1], lambda one, other: other["strategy.name"] == "none"
+    )
     return {
         "findings": without_texts(dataclasses.asdict(found)),
         "main point": main and (main[1].gpus, main[1].key, main[1].rate, main[1].efficiency),
-        "against none": against_none and (against_none[0].difference, against_none[0].verdict, against_none[1]),
-        "baselines": {one.record_id: (baselines.facts(one), baselines.efficiency(one)) for one in records},
+        "against none": against_none
+        and (against_none[0].difference, against_none[0].verdict, against_none[1]),
+        "baselines": {
+            one.record_id: (baselines.facts(one), baselines.efficiency(one)) for one in records
+        },
     }
 
 
 def without_texts(value):
     """Nested findings without what is for people; of a sentence, whether there is one."""
     if isinstance(value, dict):
-        value = {name: len(one) if name == "excluded" else one for name, one in value.items() if name != "details"}
-        return {name: bool(one) if name in TEXTS else without_texts(one) for name, one in value.items()}
+        value = {
+            name: len(one) if name == "excluded" else one
+            for name, one in value.items()
+            if name != "details"
+        }
+        return {
+            name: bool(one) if name in TEXTS else without_texts(one) for name, one in value.items()
+        }
     if isinstance(value, list | tuple):
         return [without_texts(one) for one in value]
     return value
@@ -80,7 +96,9 @@ def test_numbered_words_instead_of_labels_change_nothing(name, monkeypatch):
                 monkeypatch.setattr(module, function, words)
     monkeypatch.setattr(labels, "parts", lambda *arguments: [words()])
     renamed = [
-        dataclasses.replace(one, name=words(), cell=dataclasses.replace(one.cell, labels=(words(), words())))
+        dataclasses.replace(
+            one, name=words(), cell=dataclasses.replace(one.cell, labels=(words(), words()))
+        )
         for one in records
     ]
     after = told(renamed)
@@ -91,11 +109,16 @@ def test_numbered_words_instead_of_labels_change_nothing(name, monkeypatch):
 def test_the_cases_have_what_is_to_stay_the_same():
     """Verdicts, main points with a setting and without, baselines and waterfalls are among them."""
     gains, none = told(simulated_gain(1.02)), told(simulated_gain(1.0001))
-    assert gains["main point"][1]["nccl.NCCL_PROTO"] == "LL" and "nccl.NCCL_PROTO" not in none["main point"][1]
+    assert (
+        gains["main point"][1]["nccl.NCCL_PROTO"] == "LL"
+        and "nccl.NCCL_PROTO" not in none["main point"][1]
+    )
     assert none["against none"][1] in ("faster", "slower")
     real = [told(read_study(path)[0]) for path in STUDIES]
     verdicts = {one["verdict"] for each in real for one in each["findings"]["comparisons"]}
     assert verdicts == {"faster", "slower", "no difference seen", ""}
-    assert sum(bool(each["main point"]) for each in real) >= 8 and any(each["against none"] for each in real)
+    assert sum(bool(each["main point"]) for each in real) >= 8 and any(
+        each["against none"] for each in real
+    )
     assert any(each["findings"]["waterfalls"] for each in real)
     assert any(share for each in real for _, share in each["baselines"].values())

@@ -34,7 +34,9 @@ def test_the_null_model_by_hand():
     """DGX A100: 120.0 ms of 408 images, 19.47 ms of 51 on 64 GPUs; 35 images give 19.47 − 16 · 120.0 ÷ 408 = 14.76 ms."""
     found = {one.rung.nodes: one for one in climb([read("dgx_a100")])}
     assert found[128].null_ms == pytest.approx(14.76, abs=0.01)
-    assert [one.null_ms / one.step_ms - 1 for one in found.values()] == pytest.approx([-0.026, -0.003], abs=1e-3)
+    assert [one.null_ms / one.step_ms - 1 for one in found.values()] == pytest.approx(
+        [-0.026, -0.003], abs=1e-3
+    )
     (other,) = climb([read("dgx_h100_v4.0")])
     assert other.null_ms / other.step_ms - 1 == pytest.approx(-0.074, abs=1e-3)
 
@@ -62,7 +64,9 @@ def test_all_ladders_and_their_errors(capsys):
 
 
 def test_half_the_network_takes_longer():
-    ladder = json.loads(next(path for path in LADDERS if path.stem == "dell_r750xa_v1.1").read_text())
+    ladder = json.loads(
+        next(path for path in LADDERS if path.stem == "dell_r750xa_v1.1").read_text()
+    )
     assert ladder["network"] == "1x12.5GB/s,14us"
     fast, slow = read("dell_r750xa_v3.0_3_2xopa100"), read("dell_r750xa_v3.0_1_opa100")
     crossed = [one for one in climb([slow, fast]) if one.from_what == "opa100"]

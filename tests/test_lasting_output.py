@@ -79,7 +79,9 @@ class Interrupted(io.RawIOBase):
 
 def test_ctrl_c_while_something_is_printed_costs_neither():
     terminal = Interrupted()
-    console = Console(file=LastingOutput(io.TextIOWrapper(io.BufferedWriter(terminal), "utf-8")), width=80)
+    console = Console(
+        file=LastingOutput(io.TextIOWrapper(io.BufferedWriter(terminal), "utf-8")), width=80
+    )
     stopping = Stopping(console)
     with stopping.listening():
         console.print("one cell")
@@ -92,13 +94,17 @@ def test_a_plan_that_cannot_be_printed_ends_with_status_0(tmp_path, target):
     command = [sys.executable, str(ROOT / "launch.py"), *CELL, "dry_run=true"]
     close = "" if target else ">&-"
     line = f'"$@" {close or ">" + str(target)}'
-    done = subprocess.run(["sh", "-c", line, "sh", *command], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(
+        ["sh", "-c", line, "sh", *command], cwd=tmp_path, capture_output=True, text=True
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_sweep_goes_on_when_its_reader_and_its_terminal_are_gone(tmp_path):
     command = [sys.executable, str(ROOT / "launch.py"), *CELL]
-    sweep = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    sweep = subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     next(line for line in sweep.stdout if "started" in line)
     sweep.stdout.close()
     sweep.send_signal(signal.SIGHUP)
@@ -108,12 +114,16 @@ def test_a_sweep_goes_on_when_its_reader_and_its_terminal_are_gone(tmp_path):
 
 
 def test_ctrl_c_while_launch_py_is_imported_shows_no_traceback(tmp_path):
-    (tmp_path / "hydra.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\n", encoding="utf-8")
+    (tmp_path / "hydra.py").write_text(
+        "import signal\nsignal.raise_signal(signal.SIGINT)\n", encoding="utf-8"
+    )
     done = subprocess.run(
         [sys.executable, "launch.py", "gpus=0"],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background ignores it
+        preexec_fn=lambda: signal.signal(
+            signal.SIGINT, signal.SIG_DFL
+        ),  # a job in the background ignores it
         capture_output=True,
         text=True,
         check=False,
@@ -130,5 +140,7 @@ def test_ctrl_c_in_a_command_after_a_sweep_is_one_line(main, typed, tmp_path, mo
     finally:
         signal.signal(signal.SIGINT, before)
     out, err = capsys.readouterr()
-    assert out == "" and err.startswith(f"python -m {main.__module__.split('.')[0]} {typed}: interrupted")
+    assert out == "" and err.startswith(
+        f"python -m {main.__module__.split('.')[0]} {typed}: interrupted"
+    )
     assert err.count("\n") == 1

@@ -7,9 +7,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from trainers.kvstore.buckets import ALIGNMENT, ITEM_BYTES, Array, BucketLayout, aligned, mxnet, whole
+from trainers.kvstore.buckets import (
+    ALIGNMENT,
+    ITEM_BYTES,
+    Array,
+    BucketLayout,
+    aligned,
+    mxnet,
+    whole,
+)
 
-SENT = {"float32": ("float32", "float16", "bfloat16"), "bfloat16": ("bfloat16",), "float64": ("float64", "float16")}
+SENT = {
+    "float32": ("float32", "float16", "bfloat16"),
+    "bfloat16": ("bfloat16",),
+    "float64": ("float64", "float16"),
+}
 
 
 @some.composite
@@ -27,7 +39,12 @@ def arrays(draw):
 
 def elements_of(layout):
     """Every (array, element) of the buckets, in their order."""
-    return [(part.array, place) for b in layout.buckets for part in b.parts for place in range(part.start, part.stop)]
+    return [
+        (part.array, place)
+        for b in layout.buckets
+        for part in b.parts
+        for place in range(part.start, part.stop)
+    ]
 
 
 @given(some.integers(0, 300), some.integers(1, 64), some.integers(1, 1000))
@@ -49,7 +66,9 @@ def test_a_big_array_is_split_evenly_over_all_servers(key, servers, elements):
 # MXNet's own: size_t part = round(double(size) / servers * (i + 1)) - round(double(size) / servers * i), where C rounds a
 # half away from zero (src/kvstore/kvstore_dist.h, EncodeDefaultKey).
 @pytest.mark.parametrize("servers", [2, 3, 4, 7, 8])
-@pytest.mark.parametrize("elements", [1_000_000, 2_359_296, 102_760_448, pytest.param(1_002_001, id="odd")])
+@pytest.mark.parametrize(
+    "elements", [1_000_000, 2_359_296, 102_760_448, pytest.param(1_002_001, id="odd")]
+)
 def test_the_parts_are_mxnets(servers, elements):
     edges = [math.floor(elements / servers * number + 0.5) for number in range(servers + 1)]
     parts = mxnet(servers, 1_000_000)(5, elements)
@@ -60,19 +79,34 @@ def test_one_server_gets_everything_whole():
     assert mxnet(1, 10)(3, 1_000_000) == [(0, 0, 1_000_000)]
 
 
-@given(arrays(), some.sampled_from([0, 1, 300, 4096, 1e9]), some.integers(1, 5), some.integers(1, 6000))
+@given(
+    arrays(), some.sampled_from([0, 1, 300, 4096, 1e9]), some.integers(1, 5), some.integers(1, 6000)
+)
 def test_every_element_is_in_one_bucket_once(given_arrays, cap_bytes, servers, bound):
     found, order = given_arrays
     layout = BucketLayout.of(found, order, cap_bytes, mxnet(servers, bound))
     inside = elements_of(layout)
-    assert sorted(inside) == sorted((number, place) for number in order for place in range(found[number].elements))
+    assert sorted(inside) == sorted(
+        (number, place) for number in order for place in range(found[number].elements)
+    )
     for bucket in layout.buckets:
         assert bucket.elements == sum(part.stop - part.start for part in bucket.parts)
-        assert len({(found[part.array].weight_dtype, found[part.array].wire_dtype) for part in bucket.parts}) == 1
-        for part in bucket.parts:  # on the server that the placement gives it, cut where it is longer than a bucket
+        assert (
+            len(
+                {
+                    (found[part.array].weight_dtype, found[part.array].wire_dtype)
+                    for part in bucket.parts
+                }
+            )
+            == 1
+        )
+        for part in (
+            bucket.parts
+        ):  # on the server that the placement gives it, cut where it is longer than a bucket
             placed = mxnet(servers, bound)(part.array, found[part.array].elements)
             assert any(
-                bucket.server == server and start <= part.start <= part.stop <= stop for server, start, stop in placed
+                bucket.server == server and start <= part.start <= part.stop <= stop
+                for server, start, stop in placed
             )
             size = (part.stop - part.start) * ITEM_BYTES[found[part.array].weight_dtype]
             assert not cap_bytes or size < cap_bytes + ITEM_BYTES[found[part.array].weight_dtype]
@@ -89,7 +123,9 @@ def test_buckets_lie_apart_and_aligned(given_arrays, cap_bytes, dealt):
         assert bucket.push_offset % ALIGNMENT == bucket.pull_offset % ALIGNMENT == 0
         assert bucket.push_offset >= push and bucket.pull_offset >= pull
         push = bucket.push_offset + bucket.elements * ITEM_BYTES[kind.wire_dtype]
-        pull = bucket.pull_offset + bucket.elements * max(ITEM_BYTES[kind.wire_dtype], ITEM_BYTES[kind.weight_dtype])
+        pull = bucket.pull_offset + bucket.elements * max(
+            ITEM_BYTES[kind.wire_dtype], ITEM_BYTES[kind.weight_dtype]
+        )
         assert bucket.server == (loads.index(min(loads)) if dealt else 0)  # the least loaded
         if dealt:
             loads[bucket.server] += bucket.elements * ITEM_BYTES[kind.wire_dtype]
@@ -100,7 +136,10 @@ def test_buckets_lie_apart_and_aligned(given_arrays, cap_bytes, dealt):
 def test_a_bucket_is_closed_once_it_is_full(given_arrays, cap_bytes):
     found, order = given_arrays
     for bucket in BucketLayout.of(found, order, cap_bytes).buckets:
-        sizes = [(part.stop - part.start) * ITEM_BYTES[found[part.array].weight_dtype] for part in bucket.parts]
+        sizes = [
+            (part.stop - part.start) * ITEM_BYTES[found[part.array].weight_dtype]
+            for part in bucket.parts
+        ]
         assert sum(sizes[:-1]) < cap_bytes, "the last part was put into a full bucket"
     open_buckets = {}
     for bucket in BucketLayout.of(found, order, cap_bytes).buckets:
@@ -116,7 +155,9 @@ def test_a_cap_of_0_gives_every_part_its_bucket(given_arrays, servers, bound):
     assert all(len(bucket.parts) == 1 for bucket in layout.buckets)
     parts = [(b.server, b.parts[0].array, b.parts[0].start) for b in layout.buckets]
     asked = [(n, mxnet(servers, bound)(n, found[n].elements)) for n in order]
-    assert parts == [(server, number, start) for number, placed in asked for server, start, _ in placed]
+    assert parts == [
+        (server, number, start) for number, placed in asked for server, start, _ in placed
+    ]
 
 
 @given(arrays(), some.sampled_from([0, 300, 1e9]))
@@ -124,6 +165,11 @@ def test_the_buckets_of_an_array_are_those_that_hold_its_parts(given_arrays, cap
     found, order = given_arrays
     layout = BucketLayout.of(found, order, cap_bytes, mxnet(3, 1000))
     assert layout.buckets_of() == {
-        number: [place for place, bucket in enumerate(layout.buckets) for part in bucket.parts if part.array == number]
+        number: [
+            place
+            for place, bucket in enumerate(layout.buckets)
+            for part in bucket.parts
+            if part.array == number
+        ]
         for number in order
     }

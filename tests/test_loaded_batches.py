@@ -11,12 +11,12 @@ from cells import make_cell
 from derived_results import run_whole, write_record
 from torch import nn
 
-from benchmarks.rank.group import Ranks
+from benchmarks.rank.ranks import Ranks
 from benchmarks.record import CellFolder
-from benchmarks.training import stopping, throughput
+from benchmarks.training import request as stopping
+from benchmarks.training import throughput
 from conf.cell import Cell, Network
-from trainers.loaded_batches import LoadedBatches
-from trainers.own_model import OwnModel
+from trainers.batches import LoadedBatches, OwnModel
 
 CPU = torch.device("cpu")
 STEP_SECONDS = 0.01
@@ -61,7 +61,9 @@ def cell_of(loader, **options):
     """A cell of one rank whose batches come from a loader of this file."""
     network = Network("steady", "python", f"{__name__}:Steady", 0, 0, 0, 0.0, {}, "samples")
     data = {"name": loader, "loader": f"{__name__}:{loader}", "options": options}
-    return dataclasses.replace(make_cell((0,), batch_size=4, strategy={"name": "none"}), model=network, data=data)
+    return dataclasses.replace(
+        make_cell((0,), batch_size=4, strategy={"name": "none"}), model=network, data=data
+    )
 
 
 @pytest.fixture(scope="module")
@@ -78,11 +80,15 @@ def test_a_loader_that_sleeps_is_told_as_input_bound_with_its_share_and_a_fast_o
     alone, tmp_path, monkeypatch, seconds
 ):
     monkeypatch.setattr(stopping, "MOST_PER_ABBA_WINDOW", 5)
-    monkeypatch.setattr(gc, "collect", lambda *_: 0)  # before each of 30 windows, of a process with thousands of tests
+    monkeypatch.setattr(
+        gc, "collect", lambda *_: 0
+    )  # before each of 30 windows, of a process with thousands of tests
     cell, folder = cell_of("steady", seconds=seconds), CellFolder(tmp_path).make()
     run_whole(throughput.run, cell, alone, folder)
     record = write_record(CellFolder(tmp_path / "cells" / cell.key), 1)
-    share, cost_ms, wait_ms = (record.metrics[f"data/{name}"] for name in ("cost_share", "cost_ms", "wait_ms"))
+    share, cost_ms, wait_ms = (
+        record.metrics[f"data/{name}"] for name in ("cost_share", "cost_ms", "wait_ms")
+    )
     if seconds:
         assert 0.5 < share < 0.85, "two thirds, on an idle machine"
         assert cost_ms > 15 and wait_ms > 20
@@ -115,8 +121,14 @@ def no_loader(batch_size, rank, world_size, seed):
 @pytest.mark.parametrize(
     ("loader", "sentence"),
     [
-        ("empty", "gave no batch; accepted is what can be read again and again, such as torch's DataLoader"),
-        ("ends", "ended after 4 batches and did not begin again; accepted is what can be read again and again"),
+        (
+            "empty",
+            "gave no batch; accepted is what can be read again and again, such as torch's DataLoader",
+        ),
+        (
+            "ends",
+            "ended after 4 batches and did not begin again; accepted is what can be read again and again",
+        ),
         ("too_small", r"gave a batch of a tensor \[3, 3\]; accepted are batch_size=4 samples"),
         ("no_targets", r"gave list of a tensor \[4, 3\]; accepted is a tuple of tensors"),
         ("no_loader", "returned int; accepted is an iterable, such as torch's DataLoader"),
@@ -127,16 +139,25 @@ def test_a_loader_of_another_form_is_one_sentence(loader, sentence):
         batches = LoadedBatches(cell_of(loader), CPU, 0)
         return [next(batches) for _ in range(5)]
 
-    with pytest.raises((ValueError, TypeError), match=f"^data.loader={__name__}:{loader} {sentence}"):
+    with pytest.raises(
+        (ValueError, TypeError), match=f"^data.loader={__name__}:{loader} {sentence}"
+    ):
         draw()
 
 
 def pictures(batch_size, rank, world_size, seed, pixels=28):
-    return [(torch.zeros(batch_size, 1, pixels, pixels, dtype=torch.uint8), torch.zeros(batch_size, dtype=torch.int64))]
+    return [
+        (
+            torch.zeros(batch_size, 1, pixels, pixels, dtype=torch.uint8),
+            torch.zeros(batch_size, dtype=torch.int64),
+        )
+    ]
 
 
 def of_images(**options):
-    images = dataclasses.replace(make_cell((0,), batch_size=4, precision="bf16"), channels_last=True)
+    images = dataclasses.replace(
+        make_cell((0,), batch_size=4, precision="bf16"), channels_last=True
+    )
     return dataclasses.replace(images, data=cell_of("pictures", **options).data)
 
 
@@ -155,4 +176,7 @@ def test_images_of_another_size_are_one_sentence():
 def test_a_cell_with_a_loader_has_another_key_and_is_read_back():
     cell = cell_of("steady", seconds=1)
     assert Cell.from_dict(cell.to_dict()) == cell
-    assert len({cell.key, cell_of("steady", seconds=2).key, dataclasses.replace(cell, data={}).key}) == 3
+    assert (
+        len({cell.key, cell_of("steady", seconds=2).key, dataclasses.replace(cell, data={}).key})
+        == 3
+    )

@@ -7,12 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from analysis.findings.communication.by_hosts import COMMUNICATION
-from analysis.findings.losses.clocks import NAME, ClockPart
-from analysis.findings.losses.exchange import REST, SLOWED, TAIL
-from analysis.findings.losses.exponent import exponent
-from analysis.findings.study import Study, open_study
-from analysis.findings.waterfall import waterfalls
+from analysis.findings.links import COMMUNICATION
+from analysis.findings.waterfall import NAME, REST, SLOWED, TAIL, ClockPart, exponent, waterfalls
+from analysis.study.study import Study, open_study
 from tests.simulated import STRATEGY, Simulator, Truth, changed
 
 DATA = Path(__file__).parent / "data"
@@ -31,7 +28,8 @@ def test_how_far_steps_follow_clocks_is_found_although_both_are_measured_with_er
         generator = np.random.default_rng(seed)
         clocks = [generator.normal(0, 0.03, 6) for _ in range(8)]
         windows = [
-            (one + generator.normal(0, 0.008, 6), 4 - true * one + generator.normal(0, 0.002, 6)) for one in clocks
+            (one + generator.normal(0, 0.008, 6), 4 - true * one + generator.normal(0, 0.002, 6))
+            for one in clocks
         ]
         found = exponent(windows, str(seed))
         hits += found.estimate.low - 0.01 <= true <= found.estimate.high + 0.01
@@ -56,16 +54,22 @@ def test_the_power_cap_of_two_compiled_gpus_is_told_apart_from_the_wires():
     (member,) = part.members
     assert (member.gpu, round(member.alone_mhz), round(member.together_mhz)) == (0, 1950, 1877)
     step_ms = 2 * 256e3 / found.measured.value
-    assert part.ms.value == pytest.approx((1950 / 1877) ** part.exponent.value * step_ms - step_ms, rel=0.05)
+    assert part.ms.value == pytest.approx(
+        (1950 / 1877) ** part.exponent.value * step_ms - step_ms, rel=0.05
+    )
     assert part.at_equal_clocks.value == pytest.approx(512e3 / (step_ms - part.ms.value))
     exposed = next(one for one in found.parts if one.name == COMMUNICATION)
     assert part.lost.value > 2 * exposed.lost.value
-    assert part.lost.low < 0 < part.lost.high and "not told apart from 0" in part.why, "five samples a window"
+    assert part.lost.low < 0 < part.lost.high and "not told apart from 0" in part.why, (
+        "five samples a window"
+    )
     bound, _ = waterfalls(open_study(DATA / "h200_x4" / "scaling"))
     for one in bound:
         (part,) = [part for part in one.parts if part.name == NAME]
         assert not part.samples and "at most" in part.why and "not told apart from 0" in part.why
-        assert part.lost.value > one.ideal.value - one.measured.value, "all of the loss may be the clocks'"
+        assert part.lost.value > one.ideal.value - one.measured.value, (
+            "all of the loss may be the clocks'"
+        )
 
 
 def test_of_two_members_the_one_that_is_slowed_most_counts():
@@ -77,7 +81,10 @@ def test_of_two_members_the_one_that_is_slowed_most_counts():
     truth = Truth(alone_ms=(54.0, 54.3), noise=0.0)
     _, found = parts([sampled(one) for one in Simulator(truth).explained(TWO, repeats=1)])
     assert found[NAME].ms.value == pytest.approx(54.5 * 1900 / 1700 - 54.8)
-    assert [(one.gpu, one.together_mhz) for one in found[NAME].members] == [(0, 1700.0), (1, 1860.0)]
+    assert [(one.gpu, one.together_mhz) for one in found[NAME].members] == [
+        (0, 1700.0),
+        (1, 1860.0),
+    ]
 
 
 def moments(tail_ms, slowed_ms, spread_ms=0.01):
@@ -105,10 +112,14 @@ def test_exposed_communication_is_split_by_the_moments_of_a_step_and_the_rest_is
     made = []
     for one in Simulator(truth).explained(TWO, repeats=1):
         rows = moments(0.1, 0.2) if one.cell.world_size == 1 else moments(0.1 + 0.6, 0.2 + 0.5)
-        made.append(changed(one, tables=rows(one)) if one.cell.strategy["name"] == STRATEGY else one)
+        made.append(
+            changed(one, tables=rows(one)) if one.cell.strategy["name"] == STRATEGY else one
+        )
     found, split = parts(made)
     assert COMMUNICATION not in split
-    assert split[TAIL].ms.value == pytest.approx(0.6) and split[SLOWED].ms.value == pytest.approx(0.5)
+    assert split[TAIL].ms.value == pytest.approx(0.6) and split[SLOWED].ms.value == pytest.approx(
+        0.5
+    )
     assert split[REST].ms.value == pytest.approx(1.5 - 0.6 - 0.5), "nothing makes it 0"
     assert split[TAIL].ms.low < 0.6 < split[TAIL].ms.high < 0.65
     lost = sum(part.lost.value for part in found.parts if part.lost and not part.above_ideal)
@@ -135,4 +146,7 @@ def test_without_the_moments_of_every_rank_the_parts_stay_unknown(damaged):
     why = {"alone": "no GPU's steps were observed alone", "number": "a replay of a graph"}.get(
         damaged, "no step was observed"
     )
-    assert found[COMMUNICATION].lost is not None and f"its parts are not known: {why}" in found[COMMUNICATION].why
+    assert (
+        found[COMMUNICATION].lost is not None
+        and f"its parts are not known: {why}" in found[COMMUNICATION].why
+    )

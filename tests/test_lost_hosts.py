@@ -18,7 +18,7 @@ CELL = dataclasses.replace(make_cell((0,)), hosts=("b",))
 AGENT = """
 import json, os, pathlib, sys, time
 folder = pathlib.Path(sys.argv[1])
-if sys.argv[-1] == "benchmarks.host.scratch":
+if sys.argv[-1] == "benchmarks.agent.scratch":
     sys.exit((folder / "cleaned").touch())
 if (folder / "down").exists():
     sys.exit("no route to host")
@@ -51,7 +51,10 @@ def lost(tmp_path, monkeypatch):
     assert engine.lost(CELL) is None
     (tmp_path / "dies").touch()
     until(lambda: engine.lost(CELL), 10)
-    assert engine.lost(CELL) == "host b is lost: its agent is gone, it ended with status 1: the power is gone"
+    assert (
+        engine.lost(CELL)
+        == "host b is lost: its agent is gone, it ended with status 1: the power is gone"
+    )
     (tmp_path / "dies").unlink()
     yield engine, said
     engine.close()
@@ -59,7 +62,9 @@ def lost(tmp_path, monkeypatch):
 
 def test_a_host_that_answers_as_before_is_lost_no_more(lost, tmp_path):
     engine, said = lost
-    (tmp_path / "said.json").write_text(json.dumps({**said, "boot_id": "another", "shared_memory_bytes": 7}))
+    (tmp_path / "said.json").write_text(
+        json.dumps({**said, "boot_id": "another", "shared_memory_bytes": 7})
+    )
     engine.seek([CELL], lambda: False)
     assert engine.lost(CELL) is None
 
@@ -67,8 +72,14 @@ def test_a_host_that_answers_as_before_is_lost_no_more(lost, tmp_path):
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"kernel": "7.1", "versions": {}}, "; it answers again, but is not what it was (versions, kernel)"),
-        ({"form": 0}, "; tried again: host b: what it says of itself is no description by this Ringside "),
+        (
+            {"kernel": "7.1", "versions": {}},
+            "; it answers again, but is not what it was (versions, kernel)",
+        ),
+        (
+            {"form": 0},
+            "; tried again: host b: what it says of itself is no description by this Ringside ",
+        ),
         (None, "; tried again: it ended with status 1: no route to host"),
     ],
 )
@@ -79,7 +90,9 @@ def test_a_host_that_does_not_stays_lost_and_says_why(lost, tmp_path, change, wh
     else:
         (tmp_path / "said.json").write_text(json.dumps(said | change))
     engine.seek([CELL], lambda: False)
-    assert engine.lost(CELL).startswith("host b is lost: its agent is gone, ") and why in engine.lost(CELL)
+    assert engine.lost(CELL).startswith(
+        "host b is lost: its agent is gone, "
+    ) and why in engine.lost(CELL)
 
 
 @pytest.mark.parametrize(

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-import trainers.devices
+import trainers.process
 from analysis.validity.gpu_samples import summary
-from benchmarks.host.gpu_samples import Sampler
+from benchmarks.agent.sampler import Sampler
 from benchmarks.record import CellFolder
 from conf import nccl, variables
 from conf.options import Refused
 from launch.machine import devices
 from launch.machine.facts import _gpu_facts, nccl_configuration
-from launch.study.report import StudyReport
+from launch.study.background import StudyReport
 from launch.supervision.progress import Watch
 
 ROOT = Path(__file__).parent.parent
@@ -55,7 +55,9 @@ def driver(monkeypatch):
     fake.nvmlDeviceGetHandleByUUID = lambda uuid: uuid
     fake.nvmlDeviceGetUUID = lambda handle: f"GPU-{handle}000"
     fake.nvmlDeviceGetName = lambda handle: b"NVIDIA H200"
-    fake.nvmlDeviceGetPciInfo = lambda handle: types.SimpleNamespace(busId=f"00000000:0{6 + handle}:00.0")
+    fake.nvmlDeviceGetPciInfo = lambda handle: types.SimpleNamespace(
+        busId=f"00000000:0{6 + handle}:00.0"
+    )
     fake.nvmlSystemGetDriverVersion = lambda: "580.1"
     for name in ("MemoryInfo", "MaxClockInfo", "NvLinkState", "ClockInfo", "PowerUsage", "Temperature", "UtilizationRates",
                  "CurrentClocksEventReasons", "ComputeRunningProcesses"):  # fmt: skip
@@ -68,13 +70,20 @@ def driver(monkeypatch):
 def test_devices_are_found_by_number_uuid_and_bus_id(driver):
     here = devices.look("auto", {})
     assert here.kind == "cuda" and here.everyone == (0, 1)
-    assert here.device("1", "").id == here.device("GPU-1000", "").id == here.device("07:00.0", "").id == 1
+    assert (
+        here.device("1", "").id
+        == here.device("GPU-1000", "").id
+        == here.device("07:00.0", "").id
+        == 1
+    )
     assert here.device("0000:06:00.0", "").id == 0
     with pytest.raises(Refused, match="gpus=9: 9 is not here; this machine has GPUs 0, 1"):
         here.device("9", "9")
 
 
-@pytest.mark.parametrize(("visible", "left"), [("1", (1,)), ("GPU-0000,GPU-1000", (0, 1)), ("GPU-1", (1,))])
+@pytest.mark.parametrize(
+    ("visible", "left"), [("1", (1,)), ("GPU-0000,GPU-1000", (0, 1)), ("GPU-1", (1,))]
+)
 def test_the_surroundings_may_hide_gpus(driver, visible, left):
     assert devices.look("cuda", {"CUDA_VISIBLE_DEVICES": visible}).everyone == left
 
@@ -108,13 +117,15 @@ def test_a_limit_of_cpu_time_is_as_many_cores(tmp_path, monkeypatch, groups, fil
 def test_ranks_watches_and_the_report_count_the_cores_that_a_plan_counts(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)))
     in_control_groups(tmp_path, monkeypatch, "0::/\n", {"cpu.max": "100000 100000"})
-    code = Path(trainers.devices.__file__).read_text(encoding="utf-8")
-    exec(compile(code, "trainers/devices.py", "exec"), ranks := {"__name__": "devices"})
+    code = Path(trainers.process.__file__).read_text(encoding="utf-8")
+    exec(compile(code, "trainers/process.py", "exec"), ranks := {"__name__": "devices"})
     assert ranks["CORES"] == 1
     watch = Watch(CellFolder(tmp_path), 1)
     watch.ranks[0].pid = 1000
     assert watch.needs_quiet  # two threads, one core
-    monkeypatch.setattr("importlib.import_module", lambda name: pytest.fail(f"{name} takes time from the ranks"))
+    monkeypatch.setattr(
+        "importlib.import_module", lambda name: pytest.fail(f"{name} takes time from the ranks")
+    )
     StudyReport(tmp_path, True, print).prepare(may_go_on=lambda: True)
 
 
@@ -127,8 +138,8 @@ def test_cores_are_counted_in_one_place():
     }
     assert asks == {
         "conf/variables.py",
-        "trainers/devices.py",  # which of them are near a GPU
-        "benchmarks/host/cpu_load.py",  # whose load is counted
+        "trainers/process.py",  # which of them are near a GPU
+        "benchmarks/agent/sampler.py",  # whose load is counted
     }
 
 
@@ -156,7 +167,11 @@ OF_ONE = {
             0,
         ),  # seen from inside a container
         ("2:cpu:/m\n1:memory:/m\n0::/\n", OF_ONE, 460 * MIB),
-        ("1:memory:/m\n", {name: text for name, text in OF_ONE.items() if "/m/" not in name}, 32 << 30),
+        (
+            "1:memory:/m\n",
+            {name: text for name, text in OF_ONE.items() if "/m/" not in name},
+            32 << 30,
+        ),
     ],
 )
 def test_a_limit_of_memory_is_as_much_memory(tmp_path, monkeypatch, groups, files, free):
@@ -184,7 +199,9 @@ def test_a_gpu_that_the_driver_refuses_is_left_out(driver):
 
 def test_facts_hold_what_the_driver_tells(driver):
     facts = _gpu_facts()
-    assert facts["driver"] == "580.1" and [gpu["name"] for gpu in facts["gpus"]] == ["NVIDIA H200"] * 2
+    assert (
+        facts["driver"] == "580.1" and [gpu["name"] for gpu in facts["gpus"]] == ["NVIDIA H200"] * 2
+    )
     assert "memory_bytes" not in facts["gpus"][0] and facts["gpus"][0]["nvlinks"] == 0
 
 
@@ -252,8 +269,13 @@ def test_samples_of_the_timed_window_are_those_of_measuring_phases(tmp_path, pha
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
     end = 10 * len(phases)
-    said = [{"kind": "phase", "time": 10 * number, "phase": name} for number, name in enumerate(phases)]
-    write(tmp_path / "ranks" / "0.jsonl", [*said, {"kind": "result", "time": end}, {"kind": "done", "time": end + 9}])
+    said = [
+        {"kind": "phase", "time": 10 * number, "phase": name} for number, name in enumerate(phases)
+    ]
+    write(
+        tmp_path / "ranks" / "0.jsonl",
+        [*said, {"kind": "result", "time": end}, {"kind": "done", "time": end + 9}],
+    )
     write(tmp_path / "gpus.jsonl", [
         {"kind": "sample", "time": 10 * number + 5, "gpus": [{"temperature_c": number, "reasons": 0x40}]}
         for number in range(-1, len(phases) + 1)
@@ -273,7 +295,9 @@ def test_nccls_own_files_can_forbid_multicast(tmp_path):
     assert merged == {"HOME": "h", "NCCL_NVLS_ENABLE": "0"}
     with pytest.raises(Refused, match="forbids NVLink multicast"):
         nccl.refuse_multicast({"NCCL_NVLS_ENABLE": "1"}, merged)
-    assert nccl.with_configuration_files({"NCCL_NVLS_ENABLE": "1"}, texts)["NCCL_NVLS_ENABLE"] == "1"
+    assert (
+        nccl.with_configuration_files({"NCCL_NVLS_ENABLE": "1"}, texts)["NCCL_NVLS_ENABLE"] == "1"
+    )
 
 
 def test_the_users_own_file_is_in_the_home_that_the_system_knows(tmp_path, monkeypatch):

@@ -39,7 +39,12 @@ def test_every_metric_of_the_contract_is_there_and_finite(measured):
     metrics, within_run = measured[0]["ddp"]["metrics"], measured[0]["ddp"]["within_run"]
     assert set(metrics) >= METRICS
     assert all(math.isfinite(value) for value in metrics.values())
-    for name in ("throughput/images_per_second", "step/ms_median", "comm/exchange_ms", "strategy/cost_ms"):
+    for name in (
+        "throughput/images_per_second",
+        "step/ms_median",
+        "comm/exchange_ms",
+        "strategy/cost_ms",
+    ):
         assert within_run[name]["low"] <= metrics[name] <= within_run[name]["high"], name
     assert metrics["step/ms_median"] <= metrics["step/ms_p95"]
 
@@ -60,8 +65,14 @@ def test_images_are_those_of_the_timed_windows_and_nothing_else(measured, case):
     totals = [sum(sum(block["ms"]) for block in of_rank) for of_rank in timed]
     assert metrics["throughput/seconds"] == pytest.approx(max(totals) / 1e3)
     assert metrics["throughput/images_per_second"] == pytest.approx(images / (max(totals) / 1e3))
-    assert metrics["throughput/images_per_second_per_gpu"] * 2 == pytest.approx(images / (max(totals) / 1e3))
-    slowest = [max(pair) for a, b in zip(*timed, strict=True) for pair in zip(a["ms"], b["ms"], strict=True)]
+    assert metrics["throughput/images_per_second_per_gpu"] * 2 == pytest.approx(
+        images / (max(totals) / 1e3)
+    )
+    slowest = [
+        max(pair)
+        for a, b in zip(*timed, strict=True)
+        for pair in zip(a["ms"], b["ms"], strict=True)
+    ]
     assert metrics["step/ms_median"] == pytest.approx(sorted(slowest)[len(slowest) // 2], rel=0.5)
     assert min(slowest) <= metrics["step/ms_median"] <= max(slowest)
     series = measured[0][case]["series"]["throughput/images_per_second"]
@@ -71,11 +82,17 @@ def test_images_are_those_of_the_timed_windows_and_nothing_else(measured, case):
 def test_samples_outside_the_timed_windows_are_kept_and_not_counted(measured):
     said = lines(measured, "ddp")[0]
     assert blocks(said, "first") and blocks(said, "warm-up") and blocks(said, "exchange")
-    order = [line["purpose"] for line in said if line.get("purpose") in ("timed", "exchange", "without exchange")]
+    order = [
+        line["purpose"]
+        for line in said
+        if line.get("purpose") in ("timed", "exchange", "without exchange")
+    ]
     assert order == ["timed", "without exchange", "without exchange", "timed", "exchange"]
     phases = [line["phase"] for line in said if line["kind"] == "phase"]
     assert phases[3:8] == ["check", "timed", "exposed", "timed", "compare"]
-    assert measured[0]["ddp"]["checks"]["replicas_equal"] is True, "steps without exchange left no trace"
+    assert measured[0]["ddp"]["checks"]["replicas_equal"] is True, (
+        "steps without exchange left no trace"
+    )
     assert all(block["lead_in_ms"] > 0 for block in blocks(said, "timed"))
 
 
@@ -85,7 +102,9 @@ def test_the_bandwidth_is_that_of_the_whole_gradient(measured):
     assert model["gradient_bytes"] == 4 * PARAMETERS
     seconds = metrics["comm/exchange_ms"] / 1e3
     assert metrics["comm/algbw_gb_per_s"] == pytest.approx(4 * PARAMETERS / seconds / 1e9)
-    assert metrics["comm/busbw_gb_per_s"] == pytest.approx(metrics["comm/algbw_gb_per_s"] * 2 * (2 - 1) / 2)
+    assert metrics["comm/busbw_gb_per_s"] == pytest.approx(
+        metrics["comm/algbw_gb_per_s"] * 2 * (2 - 1) / 2
+    )
     assert metrics["comm/bytes_moved"] == 4 * PARAMETERS * 2 * (2 - 1) / 2
 
 
@@ -98,7 +117,9 @@ def test_a_hook_of_half_the_digits_moves_half_the_bytes(measured, hook):
 
 
 def test_a_hook_whose_size_is_not_known_says_so():
-    strategy = load(DDP | {"comm_hook": "powersgd"}, target_of("strategy", "nccl_allreduce"), Hosts(((0,),)))
+    strategy = load(
+        DDP | {"comm_hook": "powersgd"}, target_of("strategy", "nccl_allreduce"), Hosts(((0,),))
+    )
     assert math.isnan(strategy.bytes_moved(1e6, 2))
     assert not strategy.exact
 
@@ -116,7 +137,9 @@ def test_the_exchanged_gradient_is_the_mean(measured):
         assert len(facts["losses"]) == 2 and facts["losses"][0] != facts["losses"][1]
     for case in ("fp16", "bf16_weights"):
         facts = measured[0][case]["checks"]
-        assert facts["gradient_error"] < facts["gradient_tolerance"], f"{case}: {facts['gradient_error']}"
+        assert facts["gradient_error"] < facts["gradient_tolerance"], (
+            f"{case}: {facts['gradient_error']}"
+        )
 
 
 def test_the_rounding_of_a_hook_is_tolerated(measured):
@@ -137,7 +160,9 @@ def test_a_healthy_exchange_passes(measured):
     assert facts["equal"] is True
 
 
-@pytest.mark.parametrize(("fault", "equal"), [("skips", False), ("sums", True), ("skips one element", False)])
+@pytest.mark.parametrize(
+    ("fault", "equal"), [("skips", False), ("sums", True), ("skips one element", False)]
+)
 def test_a_faulty_exchange_is_found(measured, fault, equal):
     facts = measured[0][fault]
     assert facts["equal"] is equal
@@ -158,9 +183,15 @@ def test_the_slowest_rank_sets_the_rate(measured):
 @pytest.mark.parametrize(
     ("held", "metrics"),
     [
-        ([[8.0, 7.0, 9.0], [6.0, 8.5, 7.0]], {"gpu/busy_ms": 8.5, "gpu/idle_share": pytest.approx(0.15)}),
+        (
+            [[8.0, 7.0, 9.0], [6.0, 8.5, 7.0]],
+            {"gpu/busy_ms": 8.5, "gpu/idle_share": pytest.approx(0.15)},
+        ),
         ([[10.5, 10.5, 10.5], [9.0, 9.0, 9.0]], {"gpu/busy_ms": 10.5, "gpu/idle_share": 0.0}),
-        ([[12.0, 12.0, 12.0], [9.0, 9.0, 9.0]], {"gpu/busy_ms": 12.0}),  # the hold overfilled the launch queue
+        (
+            [[12.0, 12.0, 12.0], [9.0, 9.0, 9.0]],
+            {"gpu/busy_ms": 12.0},
+        ),  # the hold overfilled the launch queue
     ],
 )
 def test_a_gpu_is_idle_for_the_part_of_a_step_in_which_it_computes_nothing(held, metrics):

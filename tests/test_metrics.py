@@ -21,7 +21,9 @@ def test_the_table_has_every_metric_of_the_records_of_gpus():
 
 def test_a_metric_that_is_not_in_the_table_is_found(tmp_path):
     path = next(iter(sorted(DATA.rglob("record.json"))))
-    changed = re.sub(r'"metrics": \{', r'"metrics": {"throughput/made_up": 1.0, ', path.read_text(), count=1)
+    changed = re.sub(
+        r'"metrics": \{', r'"metrics": {"throughput/made_up": 1.0, ', path.read_text(), count=1
+    )
     (tmp_path / "record.json").write_text(changed)
     assert without_entry([read(tmp_path / "record.json")]) == {"throughput/made_up"}
 
@@ -32,7 +34,9 @@ def test_method_defines_every_metric(name):
     written = re.sub(r"(…_?)+…", "…", re.sub(r"\{[^}]*\}|<[^>]*>", "…", name))
     forms = [written, re.sub(r"…_(?=…)", "", written)]
     forms += [
-        name.replace(f"{{{words}}}", word) for words in re.findall(r"\{([^}]*)\}", name) for word in words.split("|")
+        name.replace(f"{{{words}}}", word)
+        for words in re.findall(r"\{([^}]*)\}", name)
+        for word in words.split("|")
     ]
     assert any(form in METHOD for form in forms), f"METHOD.md does not define {written}"
 
@@ -41,16 +45,24 @@ def test_every_entry_is_whole_and_names_are_found_by_one_entry():
     for name, one in METRICS.items():
         assert one.title and one.title == one.title.strip() and len(one.title) <= 70, name
         assert name == one.name and (re.search("[{<]", name) or metrics.place(name) < len(METRICS))
-    for name in ("reference/ring_ms", "stage/all_at_once_ms", "p2p/latency_cpu_enabled_reads_most_us"):
+    for name in (
+        "reference/ring_ms",
+        "stage/all_at_once_ms",
+        "p2p/latency_cpu_enabled_reads_most_us",
+    ):
         found = [one for pattern, one in metrics._patterns() if pattern.fullmatch(name)]
         assert len(found) == 1, (name, found)
-    assert metrics.known("reference/RING_ms") is None and metrics.known("p2p/made_up_gb_per_s") is None
+    assert (
+        metrics.known("reference/RING_ms") is None and metrics.known("p2p/made_up_gb_per_s") is None
+    )
 
 
 def test_a_metric_of_own_code_has_an_entry_from_its_name():
     mine = metrics.metric("mine/wasted_share")
     assert (mine.title, mine.unit, mine.less_is_better) == ("wasted", "%", None)
-    assert metrics.interval("mine/wasted_share", {"mine/wasted_share": {"low": 0.1, "high": 0.2}}) == (0.1, 0.2)
+    assert metrics.interval(
+        "mine/wasted_share", {"mine/wasted_share": {"low": 0.1, "high": 0.2}}
+    ) == (0.1, 0.2)
 
 
 def test_an_interval_has_two_ends():

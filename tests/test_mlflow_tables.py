@@ -42,7 +42,9 @@ def settings(tmp_path_factory, store_template):
 
 def names(settings, search, **more):
     client, experiment = settings
-    return [run.info.run_name for run in client.search_runs([experiment.experiment_id], search, **more)]
+    return [
+        run.info.run_name for run in client.search_runs([experiment.experiment_id], search, **more)
+    ]
 
 
 def test_names_say_only_what_differs(settings):
@@ -62,7 +64,12 @@ def test_names_of_repeats_seeds_and_a_single_cell():
         make_record(3, cell=dataclasses.replace(cell, repeat=-2), drift=True),
         make_record(4, cell=dataclasses.replace(cell, repeat=SECOND_RUN)),
     ]
-    assert list(siblings.names(several).values()) == ["first run", "repeat 1", "drift", "second run"]
+    assert list(siblings.names(several).values()) == [
+        "first run",
+        "repeat 1",
+        "drift",
+        "second run",
+    ]
     assert list(siblings.names(several[:1]).values()) == [several[0].name]
     seeds = [make_record(1), make_record(2, cell=dataclasses.replace(cell, seed=1, nccl={}))]
     assert list(siblings.names(seeds).values()) == ["P2P_LEVEL=LOC · seed=0", "seed=1"]
@@ -74,7 +81,9 @@ def test_what_a_run_leaves_alone_is_default_and_never_unknown(settings):
     client, experiment = settings
     params = [run.data.params for run in client.search_runs([experiment.experiment_id], CELL)]
     assert {one["nccl.p2p_level"] for one in params} == {"default", "NVL", "PIX", "LOC"}
-    assert {one["nccl.algo"] for one in params} == {"default", "Ring"} and len({frozenset(one) for one in params}) == 1
+    assert {one["nccl.algo"] for one in params} == {"default", "Ring"} and len(
+        {frozenset(one) for one in params}
+    ) == 1
     strategies = read_study(DATA / "h200_x4" / "strategies")[0]
     added = siblings.left_alone(strategies)
     staged = [added[one.record_id] for one in strategies if one.cell.strategy["name"] == "none"]
@@ -89,7 +98,9 @@ def test_a_parent_has_the_figures_of_its_best_cell_and_of_its_baseline():
     own = max(sweeps.values(), key=len)
     best = siblings.best(own)
     assert best.cell.gpus == (0, 1, 2, 3)
-    found = siblings.parent_metrics(own, {best.record_id: {"scaling/efficiency": 0.99, "comm/exposed_ms": 0.5}})
+    found = siblings.parent_metrics(
+        own, {best.record_id: {"scaling/efficiency": 0.99, "comm/exposed_ms": 0.5}}
+    )
     rate = best.metrics["throughput/images_per_second"]
     assert found["best/images_per_second"] == rate and found["best/exposed_ms"] == 0.5
     assert found["baseline/images_per_second"] * 4 * found["best/efficiency"] == pytest.approx(rate)
@@ -104,7 +115,11 @@ def test_cells_that_do_not_train_together_are_no_best_cells():
     records = read_study(DATA / "h200_x4" / "waterfall")[0]
     assert any(record.cell.strategy["name"] == "none" for record in records)
     assert siblings.best(records).cell.strategy["name"] == "nccl_allreduce"
-    links = [one for one in read_study(DATA / "h200_x4" / "links")[0] if one.cell.benchmark["name"] == "host_link"]
+    links = [
+        one
+        for one in read_study(DATA / "h200_x4" / "links")[0]
+        if one.cell.benchmark["name"] == "host_link"
+    ]
     rates = [one.metrics["host_link/all_both_gb_per_s"] for one in links if one.cell.world_size > 1]
     assert siblings.parent_metrics(links, {})["best/all_both_gb_per_s"] == max(rates)
 
@@ -137,8 +152,12 @@ def test_the_experiment_has_views_with_the_figures_and_a_description_with_the_un
     assert tags["mlflow.experimentKind"] == "custom_model_development"
     saved, state = state_of(tags["mlflow.sharedViewState.ringside-cells"])
     assert saved["name"] == "Ringside: cells, fastest first"
-    assert {name: saved[name] for name in state} == state, "pages before 3.16 read it beside the packed one"
-    assert names(settings, state["searchFilter"], order_by=[f"{state['orderByKey']} DESC"])[0].endswith("ALGO=Ring")
+    assert {name: saved[name] for name in state} == state, (
+        "pages before 3.16 read it beside the packed one"
+    )
+    assert names(settings, state["searchFilter"], order_by=[f"{state['orderByKey']} DESC"])[
+        0
+    ].endswith("ALGO=Ring")
     assert state["selectedColumns"] == [
         "metrics.`throughput/images_per_second`", "metrics.`comm/exchange_ms`", "metrics.`comm/busbw_gb_per_s`",
         "tags.`validity`", "params.`nccl.p2p_level`", "params.`nccl.algo`", "tags.`transport`",
@@ -155,13 +174,17 @@ def test_the_experiment_has_views_with_the_figures_and_a_description_with_the_un
 
 
 @pytest.mark.parametrize(
-    "study", sorted(path for path in DATA.glob("h200_x*/*") if path.is_dir()), ids=lambda one: one.name
+    "study",
+    sorted(path for path in DATA.glob("h200_x*/*") if path.is_dir()),
+    ids=lambda one: one.name,
 )
 def test_views_and_descriptions_of_every_committed_study_fit_a_tag(study):
     tags = experiment_page.tags(read_study(study)[0], {})
     assert len(tags) == 3 and all(len(text) <= experiment_page.TAG_LENGTH for text in tags.values())
     assert all(
-        "searchFilter" in json.loads(text) for name, text in tags.items() if name.startswith(experiment_page.VIEW)
+        "searchFilter" in json.loads(text)
+        for name, text in tags.items()
+        if name.startswith(experiment_page.VIEW)
     )
 
 
@@ -185,7 +208,10 @@ def test_samples_of_gpus_and_cpu_are_system_metrics(output_dir):
     )  # fmt: skip
     power = tracker._client.get_metric_history(run.info.run_id, "system/gpu_3_power_usage_watts")
     assert len(power) == 80 and {point.value for point in power} == {601.5}
-    assert [(one.step, one.timestamp) for one in power[:2]] == [(0, START * 1000), (3, START * 1000 + 1500)]
+    assert [(one.step, one.timestamp) for one in power[:2]] == [
+        (0, START * 1000),
+        (3, START * 1000 + 1500),
+    ]
     assert run.data.metrics["system/cpu_utilization_percentage"] == 50.0
     assert run.data.metrics["system/gpu_0_memory_usage_megabytes"] == 3000.0
 
@@ -195,7 +221,13 @@ def content(folder):
     tracker = Tracker.open(Tracking(), folder, "scaling")
     found = {}
     for run in tracker._client.search_runs([tracker._experiment]):
-        process = ("ringside.pid", "ringside.boot", "mlflow.parentRunId", "mlflow.note", "ringside.host")
+        process = (
+            "ringside.pid",
+            "ringside.boot",
+            "mlflow.parentRunId",
+            "mlflow.note",
+            "ringside.host",
+        )
         tags = {name: text for name, text in run.data.tags.items() if not name.startswith(process)}
         key = tags["ringside.kind"], tags.get("ringside.record_id")
         found[key] = run.info.run_name, run.info.status, run.data.params, run.data.metrics, tags
@@ -222,8 +254,12 @@ def test_a_sweep_writes_what_sync_writes(studied, tmp_path):
     copy = tmp_path / "copy" / "scaling"
     shutil.copytree(study, copy)
     shutil.copy(study.parent / "mlflow.db", copy.parent)
-    sweep = dataclasses.replace(make_sweep(3), started_at=made[0].started_at, overrides=made[0].overrides)
-    projector = Projector(Tracking(), StudyFolder(str(study.parent), "scaling"), sweep, Console(file=io.StringIO()))
+    sweep = dataclasses.replace(
+        make_sweep(3), started_at=made[0].started_at, overrides=made[0].overrides
+    )
+    projector = Projector(
+        Tracking(), StudyFolder(str(study.parent), "scaling"), sweep, Console(file=io.StringIO())
+    )
     projector._study.folder_of = lambda record: CellFolder(study / f"cell-{record.record_id[-6:]}")
     projector.open()
     for record in made:
@@ -242,11 +278,15 @@ def test_a_store_of_an_earlier_version_is_brought_up_to_date(studied):
         store.execute("UPDATE tags SET value = 'true' WHERE key = 'ringside.projected'")
         store.execute("UPDATE params SET value = '-3' WHERE key = 'repeat' AND run_uuid IN "
                       "(SELECT run_uuid FROM tags WHERE key = 'role' AND value = 'drift')")  # fmt: skip
-        store.execute("DELETE FROM tags WHERE key IN ('gpu', 'driver', 'torch', 'role', 'best.cell')")
+        store.execute(
+            "DELETE FROM tags WHERE key IN ('gpu', 'driver', 'torch', 'role', 'best.cell')"
+        )
         store.execute("DELETE FROM tags WHERE key = 'ringside.projected' AND run_uuid IN "
                       "(SELECT run_uuid FROM tags WHERE key = 'ringside.kind' AND value = 'sweep')")  # fmt: skip
         for table in ("latest_metrics", "metrics"):
-            store.execute(f"DELETE FROM {table} WHERE key LIKE 'best/%' OR key LIKE 'cells/%' OR key LIKE 'system/%'")
+            store.execute(
+                f"DELETE FROM {table} WHERE key LIKE 'best/%' OR key LIKE 'cells/%' OR key LIKE 'system/%'"
+            )
         store.execute("DELETE FROM params WHERE value = 'default'")
         store.execute("UPDATE runs SET name = 'long' WHERE name NOT LIKE '3 cells%'")
         store.execute("DELETE FROM experiment_tags")

@@ -58,7 +58,9 @@ class Study:
 def ui(tmp_path_factory):
     """A store with two studies, served: (address, settings, scaling). One cell of scaling has samples of the machine."""
     folder = tmp_path_factory.mktemp("store")
-    settings, scaling = (Path(shutil.copytree(DATA / name, folder / name)) for name in ("settings", "scaling"))
+    settings, scaling = (
+        Path(shutil.copytree(DATA / name, folder / name)) for name in ("settings", "scaling")
+    )
     report(settings, settings / "report")
     one = next(record for record in read_study(scaling)[0] if record.cell.gpus == (0, 1))
     write_samples(scaling / one.cell.folder, 30, one.started_at)
@@ -96,10 +98,14 @@ def shown(address, path, name, folder, height=HEIGHT, words=()):
     picture = folder / f"{name}.png"
 
     def browse(*asked):
-        shutil.rmtree(folder / "profile", ignore_errors=True)  # what the browser remembers would change the page
+        shutil.rmtree(
+            folder / "profile", ignore_errors=True
+        )  # what the browser remembers would change the page
         command = ["chromium", "--headless", "--no-sandbox", f"--window-size={WIDTH},{height}", "--virtual-time-budget=30000",
                    f"--user-data-dir={folder}/profile", *asked, address + path]  # fmt: skip
-        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=120, check=True
+        ).stdout
 
     for _ in range(TRIES):
         text = browse("--dump-dom")
@@ -110,7 +116,9 @@ def shown(address, path, name, folder, height=HEIGHT, words=()):
         browse(f"--screenshot={picture}")
         with Image.open(picture) as image:
             cut = image.crop((0, 0, PANEL, height))
-        ink = sum(count for count, colour in cut.convert("L").crop(CONTENT).getcolors(256) if colour < 100)
+        ink = sum(
+            count for count, colour in cut.convert("L").crop(CONTENT).getcolors(256) if colour < 100
+        )
         if ink > INK:
             break
     assert ink > INK, "a blank page"
@@ -129,7 +137,9 @@ def in_order(text, words):
 def test_the_printed_address_opens_the_cells_with_their_figures(ui, tmp_path):
     address, _, scaling = ui
     text = shown(address, scaling.page, "mlflow_cells", tmp_path)
-    assert "Ringside: cells, fastest first" in text and "14</strong> matching runs" in text.replace("<span>", "")
+    assert "Ringside: cells, fastest first" in text and "14</strong> matching runs" in text.replace(
+        "<span>", ""
+    )
     rates = ("25737.9", "18676.2", "12904.2", "9520.7")
     assert in_order(text, rates), "no click shows images/s, and the fastest comes first"
     for name in ("resnet50 · gpus 0,1,2,3 · compile", "scaling/efficiency", "0.9952968"):
@@ -138,22 +148,39 @@ def test_the_printed_address_opens_the_cells_with_their_figures(ui, tmp_path):
 
 def test_the_charts_are_those_that_matter(ui, tmp_path):
     address, _, scaling = ui
-    words = ("Within each run", "What each setting gives", "scaling/efficiency", "throughput/images_per_second/window")
-    text = shown(address, f"{scaling.page}&compareRunsMode=CHART", "mlflow_charts", tmp_path, 1500, words)
+    words = (
+        "Within each run",
+        "What each setting gives",
+        "scaling/efficiency",
+        "throughput/images_per_second/window",
+    )
+    text = shown(
+        address, f"{scaling.page}&compareRunsMode=CHART", "mlflow_charts", tmp_path, 1500, words
+    )
     assert in_order(text, words[:2])
 
 
 def test_the_view_of_sweeps_has_figures_of_the_best_cell_and_verdicts(ui, tmp_path):
     address, _, scaling = ui
-    text = shown(address, scaling.page.replace("ringside-cells", "ringside-sweeps"), "mlflow_sweeps", tmp_path)
+    text = shown(
+        address,
+        scaling.page.replace("ringside-cells", "ringside-sweeps"),
+        "mlflow_sweeps",
+        tmp_path,
+    )
     for name in ("6 cells · 2026-11-21", "best/images_per_second", "18676.2", "best.cell"):
         assert name in text
 
 
 def test_parallel_coordinates_compare_the_settings_of_a_sweep_at_once(ui, tmp_path):
     address, settings, _ = ui
-    asked = {"runs": json.dumps([*settings.cells.values()]), "experiments": json.dumps([settings.experiment])}
-    text = shown(address, f"/#/compare-runs?{urllib.parse.urlencode(asked)}", "mlflow_compare", tmp_path)
+    asked = {
+        "runs": json.dumps([*settings.cells.values()]),
+        "experiments": json.dumps([settings.experiment]),
+    }
+    text = shown(
+        address, f"/#/compare-runs?{urllib.parse.urlencode(asked)}", "mlflow_compare", tmp_path
+    )
     assert "Parallel Coordinates Plot" in text and "unknown" not in text
     for name in ("nccl.algo", "nccl.p2p_level", "throughput/images_per_second"):
         assert name in text
@@ -165,7 +192,12 @@ def test_the_parent_of_a_sweep_has_its_table_its_figures_and_its_report(ui, tmp_
     for name in ("P2P_LEVEL=LOC", "best/images_per_second", "cells/valid", "NVIDIA H200"):
         assert name in text
     assert 'href="#/compare-runs?' in text and "Compare these cells</a>" in text
-    text = shown(address, settings.run(settings.largest, "/artifacts/report/index.html"), "mlflow_report", tmp_path)
+    text = shown(
+        address,
+        settings.run(settings.largest, "/artifacts/report/index.html"),
+        "mlflow_report",
+        tmp_path,
+    )
     assert "report/index.html" in text
 
 
@@ -175,4 +207,11 @@ def test_a_cell_has_its_machine_and_its_system_metrics(ui, tmp_path):
     for name in ("NVIDIA H200", "580.159.04", "throughput/images_per_second"):
         assert name in text
     words = ("cpu_utilization_percentage", "gpu_0_clock_mhz", "gpu_0_power_usage_watts")
-    shown(address, scaling.run(scaling.sampled, "/system-metrics"), "mlflow_system", tmp_path, 1400, words)
+    shown(
+        address,
+        scaling.run(scaling.sampled, "/system-metrics"),
+        "mlflow_system",
+        tmp_path,
+        1400,
+        words,
+    )

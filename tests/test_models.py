@@ -49,7 +49,9 @@ def is_batch_norm(module):
 def without_batch_norm(model):
     """(name, parameter) of everything but batch norm: what MXNet's tools/bandwidth counts."""
     norms = {name for name, module in model.named_modules() if is_batch_norm(module)}
-    return [(name, p) for name, p in model.named_parameters() if name.rpartition(".")[0] not in norms]
+    return [
+        (name, p) for name, p in model.named_parameters() if name.rpartition(".")[0] not in norms
+    ]
 
 
 # torchvision's documentation gives these numbers for its weights; the last two columns count neither batch norm's arrays.
@@ -63,7 +65,11 @@ SIZES = {
     "resnet50": (25_557_032, 55, 25_503_912),
     "resnet101": (44_549_160, 106, 44_443_816),
     "resnet152": (60_192_808, 157, 60_041_384),
-    "resnet200": (64_673_832, 205, 64_497_832),  # MXNet's tools/bandwidth: 205 arrays, 257.991328 MB
+    "resnet200": (
+        64_673_832,
+        205,
+        64_497_832,
+    ),  # MXNet's tools/bandwidth: 205 arrays, 257.991328 MB
     "vgg16": (138_357_544, 32, 138_357_544),
 }
 
@@ -93,7 +99,9 @@ def test_resnet200_is_the_network_of_mxnet_s_bandwidth_tool(cells):
 
 def test_inception_without_its_auxiliary_head_is_mxnet_s(cells):
     main = [
-        p for name, p in without_batch_norm(on_meta(cells["inception_v3"].model)) if not name.startswith("AuxLogits")
+        p
+        for name, p in without_batch_norm(on_meta(cells["inception_v3"].model))
+        if not name.startswith("AuxLogits")
     ]
     assert (len(main), sum(p.numel() for p in main)) == (96, 23_800_136)
     assert sum(p.numel() for p in main) * 4 / 1e6 == 95.200544
@@ -102,7 +110,11 @@ def test_inception_without_its_auxiliary_head_is_mxnet_s(cells):
 def test_sizes_count_what_is_trained():
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 5))
     model[0].requires_grad_(False)
-    assert models.sizes(model.parameters()) == {"parameters": 25, "arrays": 2, "gradient_bytes": 100}
+    assert models.sizes(model.parameters()) == {
+        "parameters": 25,
+        "arrays": 2,
+        "gradient_bytes": 100,
+    }
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -114,13 +126,21 @@ def test_the_outputs_have_a_row_for_each_image_at_the_sizes_of_the_yaml(cells, n
         outputs = model(images)
     # Layers that see no pixels, AlexNet's last ones above all, keep their operations for small images.
     share = (network.image_size / groups.of_model(name, "gpu.image_size")) ** 2
-    assert 0.95 < counter.get_total_flops() / len(images) / (1e9 * groups.of_model(name, "gigaflop") * share) < 2.5
+    assert (
+        0.95
+        < counter.get_total_flops()
+        / len(images)
+        / (1e9 * groups.of_model(name, "gigaflop") * share)
+        < 2.5
+    )
     heads = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
     assert all(head.shape == (2, network.classes) for head in heads)
     assert len(heads) == {"inception_v3": 2, "googlenet": 3}.get(name, 1)
 
 
-@pytest.mark.parametrize(("name", "image_size"), [("fmnist_cnn", 28), ("resnet18", 32), ("googlenet", 64)])
+@pytest.mark.parametrize(
+    ("name", "image_size"), [("fmnist_cnn", 28), ("resnet18", 32), ("googlenet", 64)]
+)
 def test_forward_and_backward_give_every_parameter_a_finite_gradient(cells, name, image_size):
     cell = cells[name]
     network = dataclasses.replace(cell.model, image_size=image_size, classes=10)
@@ -140,19 +160,29 @@ def test_the_auxiliary_head_of_inception_learns_at_full_size(cells):
     assert (network.image_size, network.auxiliary_weight) == (299, 0.4)
     torch.manual_seed(0)
     model = models.build(network)
-    images, labels = next(synthetic(dataclasses.replace(cells["inception_v3"], model=network, batch_size=2), CPU, 0))
+    images, labels = next(
+        synthetic(dataclasses.replace(cells["inception_v3"], model=network, batch_size=2), CPU, 0)
+    )
     outputs = model(images)
     loss = models.loss(outputs, labels, network.auxiliary_weight)
-    expected = functional.cross_entropy(outputs[0], labels) + 0.4 * functional.cross_entropy(outputs[1], labels)
+    expected = functional.cross_entropy(outputs[0], labels) + 0.4 * functional.cross_entropy(
+        outputs[1], labels
+    )
     assert torch.allclose(loss, expected)
     loss.backward()
-    assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in model.parameters())
+    assert all(
+        parameter.grad is not None and parameter.grad.isfinite().all()
+        for parameter in model.parameters()
+    )
     assert model.AuxLogits.fc.weight.grad.any() and model.Conv2d_1a_3x3.conv.weight.grad.any()
 
 
 def test_auxiliary_heads_count_in_the_loss():
     labels = torch.tensor([0, 2])
-    heads = [torch.randn(2, 3, generator=torch.Generator().manual_seed(seed), requires_grad=True) for seed in range(3)]
+    heads = [
+        torch.randn(2, 3, generator=torch.Generator().manual_seed(seed), requires_grad=True)
+        for seed in range(3)
+    ]
     main, first, second = (functional.cross_entropy(head, labels) for head in heads)
     assert torch.allclose(models.loss(heads[0], labels, 0.3), main)
     assert torch.allclose(models.loss((heads[0],), labels, 0.3), main)
@@ -168,7 +198,10 @@ def test_auxiliary_heads_count_in_the_loss():
 def test_bf16_weights_halve_the_gradient_except_batch_norm(cells, name):
     model = on_meta(cells[name].model)
     norm = sum(
-        p.numel() for module in model.modules() if is_batch_norm(module) for p in module.parameters(recurse=False)
+        p.numel()
+        for module in model.modules()
+        if is_batch_norm(module)
+        for p in module.parameters(recurse=False)
     )
     before = models.sizes(model.parameters())
     after = models.sizes(models.bf16_weights(model).parameters())
@@ -182,7 +215,9 @@ def test_bf16_weights_halve_the_gradient_except_batch_norm(cells, name):
 
 def test_bf16_weights_have_bf16_gradients(cells):
     cell = dataclasses.replace(cells["resnet18"], precision="bf16_weights", batch_size=2)
-    cell = dataclasses.replace(cell, model=dataclasses.replace(cell.model, image_size=32, classes=10))
+    cell = dataclasses.replace(
+        cell, model=dataclasses.replace(cell.model, image_size=32, classes=10)
+    )
     model = models.bf16_weights(models.build(cell.model))
     images, labels = next(synthetic(cell, CPU, 0))
     models.loss(model(images), labels, 0.0).backward()
@@ -199,7 +234,11 @@ def test_batches_differ_between_ranks_and_are_equal_for_equal_seeds(cells):
     cell = dataclasses.replace(cells["fmnist_cnn"], batch_size=16)
     here = batches(cell, 0)
     again = batches(cell, 0)
-    assert all(torch.equal(a, b) for one, two in zip(here, again, strict=True) for a, b in zip(one, two, strict=True))
+    assert all(
+        torch.equal(a, b)
+        for one, two in zip(here, again, strict=True)
+        for a, b in zip(one, two, strict=True)
+    )
     others = [batches(cell, 1), batches(dataclasses.replace(cell, seed=1), 0), [here[1], here[0]]]
     for other in others:
         assert not torch.equal(here[0][0], other[0][0])
@@ -217,10 +256,17 @@ def test_batches_are_not_zero_and_fill_all_classes(cells):
 
 @pytest.mark.parametrize(
     ("precision", "dtype"),
-    [("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16), ("bf16_weights", torch.bfloat16)],
+    [
+        ("fp32", torch.float32),
+        ("bf16", torch.bfloat16),
+        ("fp16", torch.float16),
+        ("bf16_weights", torch.bfloat16),
+    ],
 )
 def test_batches_come_as_the_first_layer_computes(cells, precision, dtype):
-    cell = dataclasses.replace(cells["resnet18"], precision=precision, channels_last=True, batch_size=2)
+    cell = dataclasses.replace(
+        cells["resnet18"], precision=precision, channels_last=True, batch_size=2
+    )
     images, labels = next(synthetic(cell, CPU, 0))
     assert (images.dtype, labels.dtype) == (dtype, torch.int64)
     assert images.is_contiguous(memory_format=torch.channels_last)
@@ -229,6 +275,7 @@ def test_batches_come_as_the_first_layer_computes(cells, precision, dtype):
 def test_a_builder_of_ours_that_does_not_exist_is_named():
     network = Network("x", "ringside", "resnet201", 3, 10, 32, 0.0, {})
     with pytest.raises(
-        ValueError, match=r"model\.builder=resnet201: accepted with model\.library=ringside are resnet200, fmnist_cnn"
+        ValueError,
+        match=r"model\.builder=resnet201: accepted with model\.library=ringside are resnet200, fmnist_cnn",
     ):
         models.build(network)

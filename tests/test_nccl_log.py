@@ -58,17 +58,29 @@ def test_eight_h200():
     log = parse_nccl_log(capture("h200_x8_default"))
     assert (log.version, log.cuda, log.nranks, log.processes) == ("2.28.9", "13.0", 8, 8)
     assert log.transports == {f"{rank}->{(rank + 1) % 8}": ("P2P/CUMEM",) for rank in range(8)}
-    assert log.channels == {"collective": 24, "p2p": 32, "nvls": 0, "collnet": 24, "p2p_per_peer": 32}
+    assert log.channels == {
+        "collective": 24,
+        "p2p": 32,
+        "nvls": 0,
+        "collnet": 24,
+        "p2p_per_peer": 32,
+    }
     assert log.rings == {channel: tuple(range(8)) for channel in range(24)}
     assert len(log.trees) == 24
     assert log.trees[0] == {rank: rank - 1 for rank in range(8)}
-    assert {rank: device.nvml for rank, device in log.communicators[0].devices.items()} == {r: r for r in range(8)}
+    assert {rank: device.nvml for rank, device in log.communicators[0].devices.items()} == {
+        r: r for r in range(8)
+    }
     assert log.settings == {"NCCL_NVLS_ENABLE": "0"}
     assert log.announced_by == {"NCCL_NVLS_ENABLE": 8}
     assert log.network == "Socket"
     assert log.multicast is None
-    largest = [one for one in log.algorithms if (one.function, one.size) == ("AllReduce", 102228128)]
-    assert [(one.algorithm, one.protocol, one.channels, one.calls) for one in largest] == [("Ring", "Simple", 24, 2)]
+    largest = [
+        one for one in log.algorithms if (one.function, one.size) == ("AllReduce", 102228128)
+    ]
+    assert [(one.algorithm, one.protocol, one.channels, one.calls) for one in largest] == [
+        ("Ring", "Simple", 24, 2)
+    ]
     assert (log.notes, log.warnings, log.errors, log.truncated, log.lost) == ((), (), (), False, 0)
 
 
@@ -112,7 +124,18 @@ class Model:
     prefix: str
 
 
-VERSIONS = ["2.4.8", "2.7.8", "2.8.4", "2.12.12", "2.14.3", "2.18.3", "2.22.3", "2.23.4", "2.28.9", "2.30.7"]
+VERSIONS = [
+    "2.4.8",
+    "2.7.8",
+    "2.8.4",
+    "2.12.12",
+    "2.14.3",
+    "2.18.3",
+    "2.22.3",
+    "2.23.4",
+    "2.28.9",
+    "2.30.7",
+]
 ALGORITHMS = [("Tree", "TREE"), ("Ring", "RING"), ("CollNetDirect", "COLLNET_DIRECT")]
 PROTOCOLS = [("LL", "LL"), ("LL128", "LL128"), ("Simple", "SIMPLE")]
 INTEGERS = ["NCCL_BUFFSIZE", "NCCL_MIN_NCHANNELS", "NCCL_NTHREADS"]
@@ -142,14 +165,21 @@ def models(draw):
         nvml=tuple(draw(st.permutations(range(8)))[:size]),
         ring=(0, *draw(st.permutations(range(1, size)))),
         channels=draw(st.integers(1, 12)),
-        words=tuple(draw(st.lists(st.sampled_from(words_of(version)), min_size=size, max_size=size))),
+        words=tuple(
+            draw(st.lists(st.sampled_from(words_of(version)), min_size=size, max_size=size))
+        ),
         values=tuple(
             draw(
                 st.lists(
                     st.one_of(
                         st.tuples(st.sampled_from(INTEGERS), st.integers(-2, 2**22).map(str)),
-                        st.tuples(st.just("NCCL_P2P_LEVEL"), st.sampled_from(["LOC", "NVL", "SYS"])),
-                        st.tuples(st.just("NCCL_ALGO"), st.sampled_from(["Ring", "allreduce:tree;broadcast:ring"])),
+                        st.tuples(
+                            st.just("NCCL_P2P_LEVEL"), st.sampled_from(["LOC", "NVL", "SYS"])
+                        ),
+                        st.tuples(
+                            st.just("NCCL_ALGO"),
+                            st.sampled_from(["Ring", "allreduce:tree;broadcast:ring"]),
+                        ),
                     ),
                     max_size=3,
                     unique_by=lambda item: item[0],
@@ -175,7 +205,9 @@ def connection(model, channel, at):
     v = numbers(model.version)
     source, target, word = model.ring[at], model.ring[(at + 1) % len(model.ring)], model.words[at]
     word = "direct shared memory" if word == "SHM/direct" and v < (2, 13) else word
-    word = word.replace("P2P/indirect", "P2P/indirect/0[1]" if v >= (2, 18) else "P2P/indirect/0[b000]")
+    word = word.replace(
+        "P2P/indirect", "P2P/indirect/0[1]" if v >= (2, 18) else "P2P/indirect/0[b000]"
+    )
     net = word.startswith("NET")
     slash = (net and v >= (2, 12)) or (word.startswith("P2P") and v >= (2, 14))
     head = f"{'Ring' if v < (2, 7) else 'Channel'} {channel:02d}{'/0' if slash else ''} :"
@@ -251,10 +283,14 @@ def render(model):
         for function, size_, algorithm, protocol in model.choices:
             if v >= (2, 24):
                 names = f"Algo {ALGORITHMS[algorithm][1]} proto {PROTOCOLS[protocol][1]}"
-                lines[0].append(f"{function}: {size_} Bytes -> {names} channel{{Lo..Hi}}={{0..{model.channels - 1}}}")
+                lines[0].append(
+                    f"{function}: {size_} Bytes -> {names} channel{{Lo..Hi}}={{0..{model.channels - 1}}}"
+                )
             else:
                 head = f"{function}: " if v >= (2, 23) else ""
-                lines[0].append(f"{head}{size_} Bytes -> Algo {algorithm} proto {protocol} time 12.500000")
+                lines[0].append(
+                    f"{head}{size_} Bytes -> Algo {algorithm} proto {protocol} time 12.500000"
+                )
     return lines
 
 
@@ -293,7 +329,8 @@ def expected_transports(model):
 def expected_settings(model):
     v = numbers(model.version)
     return {
-        name: str(int(value) % 2**64) if v < (2, 12) and name in INTEGERS else value for name, value in model.values
+        name: str(int(value) % 2**64) if v < (2, 12) and name in INTEGERS else value
+        for name, value in model.values
     }
 
 
@@ -311,7 +348,9 @@ def expected_choices(model):
 
 
 def chosen(log):
-    return {(c.function, c.size, c.algorithm, c.protocol, c.channels): c.calls for c in log.algorithms}
+    return {
+        (c.function, c.size, c.algorithm, c.protocol, c.channels): c.calls for c in log.algorithms
+    }
 
 
 def check_whole(model, log):
@@ -332,7 +371,9 @@ def check_whole(model, log):
     devices = log.communicators[0].devices
     assert len(log.communicators) == 1
     if v >= (2, 18) or v < (2, 5):
-        assert {rank: device.nvml for rank, device in devices.items()} == dict(enumerate(model.nvml))
+        assert {rank: device.nvml for rank, device in devices.items()} == dict(
+            enumerate(model.nvml)
+        )
     if v >= (2, 5):
         assert {rank: device.bus_id for rank, device in devices.items()} == {
             rank: bus(index) for rank, index in enumerate(model.nvml)
@@ -345,7 +386,9 @@ def check_whole(model, log):
 def test_parse_of_render_is_the_model(model, seed):
     lines = prefixed(model, render(model))
     check_whole(model, parse_nccl_log("".join(f"{line}\n" for _, line in interleaved(lines, seed))))
-    check_whole(model, parse_nccl_log(*("".join(f"{line}\r\n" for line in own) for own in lines.values())))
+    check_whole(
+        model, parse_nccl_log(*("".join(f"{line}\r\n" for line in own) for own in lines.values()))
+    )
 
 
 def check_part(model, text):
@@ -359,7 +402,12 @@ def check_part(model, text):
         assert set(words) <= set(truth[pair])
     assert log.nranks in (None, len(model.ring))
     assert log.version in (None, model.version)
-    for kind, count in {"collective": model.channels, "p2p": model.channels, "nvls": 0, "p2p_per_peer": 2}.items():
+    for kind, count in {
+        "collective": model.channels,
+        "p2p": model.channels,
+        "nvls": 0,
+        "p2p_per_peer": 2,
+    }.items():
         assert log.channels[kind] in (None, count)
     assert all(ring == model.ring for ring in log.rings.values())
     for parents in log.trees.values():
@@ -404,7 +452,10 @@ def test_lines_torn_between_ranks_are_counted_and_never_half_read(model, seed, c
         one, two, three = [*rows[at : at + 3], "", "", ""][:3]
         if at + 2 < len(rows) and chance.random() < 0.1:
             # three writers: heads of the first and second, the third whole, then the tails
-            cut, other = chance.randrange(len("NCCL INFO "), len(one)), chance.randrange(len("NCCL INFO "), len(two))
+            cut, other = (
+                chance.randrange(len("NCCL INFO "), len(one)),
+                chance.randrange(len("NCCL INFO "), len(two)),
+            )
             if "NCCL INFO " in one[:cut] and "NCCL INFO " in two[:other]:
                 out += [one[:cut] + three, two[:other] + one[cut:], two[other:]]
                 at, tears = at + 3, tears + 1
@@ -413,7 +464,10 @@ def test_lines_torn_between_ranks_are_counted_and_never_half_read(model, seed, c
         at += 1
     check_part(model, "".join(f"{row}\n" for row in out))
     if tears:
-        assert any("torn between ranks" in note for note in parse_nccl_log("".join(f"{r}\n" for r in out)).notes)
+        assert any(
+            "torn between ranks" in note
+            for note in parse_nccl_log("".join(f"{r}\n" for r in out)).notes
+        )
 
 
 # --- single lines -----------------------------------------------------------------------------------------------
@@ -432,8 +486,12 @@ def test_two_communicators_the_largest_is_taken_and_the_other_listed():
 
     text = HEAD
     for gpu in range(4):
-        text += info(members("a", 4, gpu, gpu) + " START", members("a", 4, gpu, gpu) + " COMPLETE", pid=gpu)
-    text += info("24 coll channels, 24 collnet channels, 0 nvls channels, 32 p2p channels, 32 p2p channels per peer")
+        text += info(
+            members("a", 4, gpu, gpu) + " START", members("a", 4, gpu, gpu) + " COMPLETE", pid=gpu
+        )
+    text += info(
+        "24 coll channels, 24 collnet channels, 0 nvls channels, 32 p2p channels, 32 p2p channels per peer"
+    )
     for gpu in (2, 3):
         start, done = (members("b", 2, gpu - 2, gpu) + word for word in (" START", " COMPLETE"))
         few = "2 coll channels, 2 collnet channels, 0 nvls channels, 2 p2p channels, 2 p2p channels per peer"
@@ -461,7 +519,9 @@ def test_a_connection_that_fits_two_communicators_differently_is_not_used():
     log = parse_nccl_log(text + both)
     assert log.transports == {"0->1": ("P2P/CUMEM",)}
     assert any("fit several communicators and agree on the transport" in note for note in log.notes)
-    log = parse_nccl_log(text + both + info("Channel 01 : 0[0] -> 1[1] via SHM/direct/direct", pid=1))
+    log = parse_nccl_log(
+        text + both + info("Channel 01 : 0[0] -> 1[1] via SHM/direct/direct", pid=1)
+    )
     assert log.transports == {}
     assert any("differ in the transport: not used" in note for note in log.notes)
 
@@ -470,18 +530,26 @@ def test_split_communicators_without_commid():
     text = HEAD
     for rank in range(4):
         line = f"ncclCommInitRank comm 0xa{rank} rank {rank} nranks 4 cudaDev {rank} nvmlDev {rank} busId {rank}0"
-        text += info(f"{line} commId 0xa - Init START", f"{line} commId 0xa - Init COMPLETE", pid=rank + 1)
+        text += info(
+            f"{line} commId 0xa - Init START", f"{line} commId 0xa - Init COMPLETE", pid=rank + 1
+        )
     for rank in range(4):
         line = f"ncclCommSplit comm 0xb{rank} rank {rank % 2} nranks 2 cudaDev {rank} nvmlDev {rank} busId {rank}0"
         line += f" parent 0xa{rank} splitCount 1 color {rank // 2} key {rank}"
         text += info(f"{line}- Init START", f"{line} - Init COMPLETE", pid=rank + 1)
     log = parse_nccl_log(text)
     assert [one.nranks for one in log.communicators] == [4, 2, 2]
-    assert [[d.nvml for d in one.devices.values()] for one in log.communicators[1:]] == [[0, 1], [2, 3]]
+    assert [[d.nvml for d in one.devices.values()] for one in log.communicators[1:]] == [
+        [0, 1],
+        [2, 3],
+    ]
 
 
 def test_mixed_communicators_without_any_line_that_names_them_give_no_transport():
-    text = HEAD + info("Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM", "Channel 00 : 0[2] -> 1[3] via SHM/direct/direct")
+    text = HEAD + info(
+        "Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM",
+        "Channel 00 : 0[2] -> 1[3] via SHM/direct/direct",
+    )
     log = parse_nccl_log(text)
     assert log.transports == {}
     assert any("no line says which belong together" in note for note in log.notes)
@@ -500,8 +568,14 @@ def test_a_newer_version_is_read_and_noted():
 
 
 def test_warnings_errors_multicast_and_collnet():
-    text = HEAD + "\n[2026-01-02 03:04:05] vm:1:9 [0] misc/socket.cc:12 (ncclSocket) NCCL WARN Call to recv failed\n"
-    text += info("transport/net.cc:77 -> 6", "NVLS multicast support is not available on dev 0 (NVLS_NCHANNELS 0)")
+    text = (
+        HEAD
+        + "\n[2026-01-02 03:04:05] vm:1:9 [0] misc/socket.cc:12 (ncclSocket) NCCL WARN Call to recv failed\n"
+    )
+    text += info(
+        "transport/net.cc:77 -> 6",
+        "NVLS multicast support is not available on dev 0 (NVLS_NCHANNELS 0)",
+    )
     text += info("CollNet 00/0 : 0 [send] via COLLNET/SHARP/1/GDRDMA/Shared")
     log = parse_nccl_log(text)
     assert log.warnings == ("Call to recv failed",)
@@ -511,7 +585,9 @@ def test_warnings_errors_multicast_and_collnet():
 
 
 def test_ranks_that_disagree_on_a_setting_are_a_conflict_not_a_value():
-    text = info("NCCL_BUFFSIZE set by environment to 1.", pid=1) + info("NCCL_BUFFSIZE set by environment to 2.", pid=2)
+    text = info("NCCL_BUFFSIZE set by environment to 1.", pid=1) + info(
+        "NCCL_BUFFSIZE set by environment to 2.", pid=2
+    )
     log = parse_nccl_log(HEAD + text)
     assert log.settings == {}
     assert log.conflicts == {"NCCL_BUFFSIZE": ("1", "2")}
@@ -530,7 +606,9 @@ def test_a_cut_ring_or_tree_line_is_not_a_small_one():
 
 
 def test_nul_bytes_cost_the_line_they_are_in():
-    text = HEAD + info("NCCL_ALGO set by environment to Ri\0\0", "NCCL_PROTO set by environment to LL")
+    text = HEAD + info(
+        "NCCL_ALGO set by environment to Ri\0\0", "NCCL_PROTO set by environment to LL"
+    )
     log = parse_nccl_log(text)
     assert log.settings == {"NCCL_PROTO": "LL"}
     assert log.lost == 1
@@ -544,11 +622,17 @@ def test_the_writer_of_a_first_line_that_lost_its_front_is_not_a_process():
 
 def test_numbers_that_no_log_has_are_not_read():
     nines = "9" * 5000
-    text = HEAD + info(f"Channel {nines}/0 : 0[0] -> 1[1] via P2P/IPC", f"{nines} coll channels, 1 p2p channels, 1 x")
-    text += info(
-        f"AllReduce: {nines} Bytes -> Algo RING proto LL channel{{Lo..Hi}}={{0..0}}", f"NCCL version {nines}.1"
+    text = HEAD + info(
+        f"Channel {nines}/0 : 0[0] -> 1[1] via P2P/IPC",
+        f"{nines} coll channels, 1 p2p channels, 1 x",
     )
-    log = parse_nccl_log(text + info("AllReduce: 8 Bytes -> Algo ² proto LL channel{Lo..Hi}={0..0}"))
+    text += info(
+        f"AllReduce: {nines} Bytes -> Algo RING proto LL channel{{Lo..Hi}}={{0..0}}",
+        f"NCCL version {nines}.1",
+    )
+    log = parse_nccl_log(
+        text + info("AllReduce: 8 Bytes -> Algo ² proto LL channel{Lo..Hi}={0..0}")
+    )
     assert log.transports == {}
     assert log.version == "2.28.9"
 
@@ -569,7 +653,9 @@ def test_a_log_cut_inside_a_line_says_so_at_every_offset():
     assert untold == []
 
 
-@pytest.mark.parametrize("text", ["", "\0" * 1000, "Epoch 1/3\n", "GPU0\tGPU1\n X \tNV18\n", "NCCL INFO cut"])
+@pytest.mark.parametrize(
+    "text", ["", "\0" * 1000, "Epoch 1/3\n", "GPU0\tGPU1\n X \tNV18\n", "NCCL INFO cut"]
+)
 def test_foreign_text_is_refused_with_what_was_expected(text):
     with pytest.raises(UnreadableInput, match="NCCL_DEBUG=INFO"):
         parse_nccl_log(text)
@@ -591,7 +677,12 @@ def test_foreign_text_is_refused_with_what_was_expected(text):
         + "NCCL INFO \n"
         + "a:1:" * 2**18
         + " NCCL INFO z\n",
-        HEAD + info("Trees" + " [0] 1/-1/-1->0->-1" * 50_000, "Channel 00/04 :" + " 1" * 400_000, " " * 2**20 + "-> 3"),
+        HEAD
+        + info(
+            "Trees" + " [0] 1/-1/-1->0->-1" * 50_000,
+            "Channel 00/04 :" + " 1" * 400_000,
+            " " * 2**20 + "-> 3",
+        ),
     ],
     ids=["captured", "seed", "long lines", "long known lines"],
 )
@@ -621,29 +712,48 @@ def test_command_json_has_the_contracts_keys(capsys):
 
 
 def test_command_prints_a_table_and_says_which_setting_changed_nothing(capsys):
-    level, default = (str(DATA / f"nccl_dgx1_gpus_0_3_{name}.log") for name in ("p2p_level_1", "default"))
+    level, default = (
+        str(DATA / f"nccl_dgx1_gpus_0_3_{name}.log") for name in ("p2p_level_1", "default")
+    )
     assert main(["nccl-log", level, "--without", default]) == 0
     out = capsys.readouterr().out
     assert "P2P/IPC" in out
     assert "NCCL_P2P_LEVEL=PIX changed nothing: NCCL used the same transports as without it" in out
-    assert main(["nccl-log", str(DATA / "nccl_dgx1_gpus_0_3_p2p_level_0.log"), "--without", default]) == 0
+    assert (
+        main(["nccl-log", str(DATA / "nccl_dgx1_gpus_0_3_p2p_level_0.log"), "--without", default])
+        == 0
+    )
     assert "NCCL_P2P_LEVEL=LOC changed what the log shows" in capsys.readouterr().out
 
 
-NO_CAUSE = "transports differ (P2P/IPC and SHM/direct), and no setting that the logs announce explains it"
+NO_CAUSE = (
+    "transports differ (P2P/IPC and SHM/direct), and no setting that the logs announce explains it"
+)
 
 
 @pytest.mark.parametrize(
     ("log", "without", "said"),
     [
-        ("dgx1_gpus_0_3_p2p_level_0", "dgx1_gpus_0_3_default", "NCCL_P2P_LEVEL=LOC changed what the log shows"),
-        ("dgx1_gpus_0_3_default", "dgx1_gpus_0_3_p2p_level_0", "NCCL_P2P_LEVEL=LOC of the second log changed what "),
+        (
+            "dgx1_gpus_0_3_p2p_level_0",
+            "dgx1_gpus_0_3_default",
+            "NCCL_P2P_LEVEL=LOC changed what the log shows",
+        ),
+        (
+            "dgx1_gpus_0_3_default",
+            "dgx1_gpus_0_3_p2p_level_0",
+            "NCCL_P2P_LEVEL=LOC of the second log changed what ",
+        ),
         (
             "dgx1_gpus_0_3_default",
             "dgx1_gpus_0_3_p2p_level_1",
             "changed nothing: NCCL used the same transports as without it",
         ),
-        ("h200_x2_p2p_level_NVL", "h200_x2_p2p_level_LOC", "NCCL_P2P_LEVEL=NVL changed what the log shows"),
+        (
+            "h200_x2_p2p_level_NVL",
+            "h200_x2_p2p_level_LOC",
+            "NCCL_P2P_LEVEL=NVL changed what the log shows",
+        ),
         ("dgx1_gpus_0_3_default", "dgx1_gpus_1_7_default", NO_CAUSE),
         (
             "h200_x2_p2p_level_LOC",
@@ -656,15 +766,26 @@ NO_CAUSE = "transports differ (P2P/IPC and SHM/direct), and no setting that the 
 def test_two_logs_are_compared_both_ways(capsys, log, without, said):
     first, second = (str(DATA / f"nccl_{name}.log") for name in (log, without))
     assert main(["nccl-log", first, "--without", second]) == 0
-    told = [line for line in capsys.readouterr().out.partition("\nWithout: ")[2].splitlines()[1:] if line]
+    told = [
+        line
+        for line in capsys.readouterr().out.partition("\nWithout: ")[2].splitlines()[1:]
+        if line
+    ]
     assert len(told) == 1 and said in told[0]
 
 
 def test_runs_in_one_text_are_told_as_runs_and_one_is_shown():
     names = ("h200_x2_p2p_level_LOC", "h200_x2_p2p_level_NVL")
     for order in (names, names[::-1]):
-        whole, alone = parse_nccl_log("".join(map(capture, order))), parse_nccl_log(capture(order[0]))
-        assert (whole.transports, whole.settings, whole.channels) == (alone.transports, alone.settings, alone.channels)
+        whole, alone = (
+            parse_nccl_log("".join(map(capture, order))),
+            parse_nccl_log(capture(order[0])),
+        )
+        assert (whole.transports, whole.settings, whole.channels) == (
+            alone.transports,
+            alone.settings,
+            alone.channels,
+        )
         assert whole.conflicts == {} and whole.processes == alone.processes == 2
         (note,) = [note for note in whole.notes if "runs, one after" in note]
         assert note.startswith(

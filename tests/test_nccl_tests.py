@@ -40,19 +40,40 @@ def only(text, **more):
 
 def test_the_sharp_capture_has_7_7601_and_its_ratio_means_32_ranks():
     run = only(SHARP)
-    assert (run.collective, run.ranks, len(run.rows), run.avg_busbw) == ("all_reduce", None, 23, 7.7601)
-    assert run.mean_busbw == pytest.approx(7.7601, abs=0.002)  # its rows are rounded to two decimals
+    assert (run.collective, run.ranks, len(run.rows), run.avg_busbw) == (
+        "all_reduce",
+        None,
+        23,
+        7.7601,
+    )
+    assert run.mean_busbw == pytest.approx(
+        7.7601, abs=0.002
+    )  # its rows are rounded to two decimals
     assert run.implied_ranks() == (32, 32)
-    assert run.notes == ["busbw/algbw of all_reduce is 1.9375, which means 32 ranks; the text lists no ranks"]
+    assert run.notes == [
+        "busbw/algbw of all_reduce is 1.9375, which means 32 ranks; the text lists no ranks"
+    ]
     last = run.rows[-1]
-    assert (last.bytes, last.count, last.dtype, last.redop, last.root) == (536870912, 134217728, "float", "sum", None)
-    assert (last.in_place.time_us, last.in_place.algbw, last.in_place.busbw) == (49032, 10.95, 21.21)
+    assert (last.bytes, last.count, last.dtype, last.redop, last.root) == (
+        536870912,
+        134217728,
+        "float",
+        "sum",
+        None,
+    )
+    assert (last.in_place.time_us, last.in_place.algbw, last.in_place.busbw) == (
+        49032,
+        10.95,
+        21.21,
+    )
     assert (last.in_place.error, last.in_place.wrong) == (7e-07, None)
 
 
 def test_the_command_says_16_ranks_but_the_ratio_means_32():
     for run in (only(SHARP_COMMAND + SHARP), only(SHARP, ranks=16)):
-        assert run.notes == ["busbw/algbw of all_reduce is 1.9375, which means 32 ranks, although the command says 16"]
+        assert run.notes == [
+            "busbw/algbw of all_reduce is 1.9375, which means 32 ranks, although the command says 16"
+        ]
         assert run.ranks is None
     assert only(SHARP_COMMAND + SHARP).environment == {"NCCL_IB_HCA": "mlx5_0:1"}
     assert only(SHARP, ranks=32).notes == []
@@ -69,7 +90,9 @@ def test_h200_capture_holds_eleven_runs():
     assert [run.environment for run in runs[2:6]] == [
         {}, {"NCCL_P2P_LEVEL": "LOC"}, {"NCCL_P2P_LEVEL": "LOC"}, {"NCCL_ALGO": "Tree"}
     ]  # fmt: skip
-    assert all(run.notes == [] and run.out_of_bounds == 0 and run.nccl_version == "2.28.9" for run in runs)
+    assert all(
+        run.notes == [] and run.out_of_bounds == 0 and run.nccl_version == "2.28.9" for run in runs
+    )
     assert runs[0].settings["iters"] == 20 and runs[0].settings["warmup iters"] == 5
     assert runs[-1].rows[0].root == 0 and runs[-1].rows[0].redop is None
     largest = runs[0].rows[-1]
@@ -86,9 +109,15 @@ def test_h200_capture_holds_eleven_runs():
 
 def header(version, left, clock="time", iterations=False, stamp=False):
     last = "error" if version < (2, 13) else "#wrong"
-    one = [clock, "algbw", "busbw", last] + (["i_min", "i_max", "i_p99", "i_cv%"] if iterations else [])
+    one = [clock, "algbw", "busbw", last] + (
+        ["i_min", "i_max", "i_p99", "i_cv%"] if iterations else []
+    )
     words = ["size", "count", "type", *left, *one, *one] + (["timestamp"] if stamp else [])
-    return "#\n#      out-of-place      in-place\n#  " + "  ".join(words) + "\n#   (B)  (elements)  (us)  (GB/s)\n"
+    return (
+        "#\n#      out-of-place      in-place\n#  "
+        + "  ".join(words)
+        + "\n#   (B)  (elements)  (us)  (GB/s)\n"
+    )
 
 
 def row(left, size, count, times, last, factor=1.0, dtype="float", more=""):
@@ -100,7 +129,11 @@ def row(left, size, count, times, last, factor=1.0, dtype="float", more=""):
 
 
 def listed(count, old=False, group="Group  0 "):
-    line = "#   Rank {0:2d} Pid  9 on host device {0:2d} [0x07] Tesla" if old else "#  Rank {0:2d} " + group
+    line = (
+        "#   Rank {0:2d} Pid  9 on host device {0:2d} [0x07] Tesla"
+        if old
+        else "#  Rank {0:2d} " + group
+    )
     line += "" if old else "Pid  9 on host device {0:2d} [0000:07:00] NVIDIA H200"
     return "# Using devices\n" + "".join(line.format(rank) + "\n" for rank in range(count))
 
@@ -122,20 +155,31 @@ def listed(count, old=False, group="Group  0 "):
         ((2, 19), ["redop", "root"], "mulsum  3", 4, 1.0, "reduce"),
     ],
 )  # fmt: skip
-def test_the_collective_is_told_only_where_the_table_is_certain(version, columns, left, size, factor, collective):
+def test_the_collective_is_told_only_where_the_table_is_certain(
+    version, columns, left, size, factor, collective
+):
     last = "3e-06" if version < (2, 13) else "0"
-    lines = [row(left, size * count, count, (80.25, 81.5), last, factor) for count in (1024, 1 << 20)]
+    lines = [
+        row(left, size * count, count, (80.25, 81.5), last, factor) for count in (1024, 1 << 20)
+    ]
     run = only(listed(8, old=version < (2, 9)) + header(version, columns) + "\n".join(lines) + "\n")
     assert (run.collective, run.ranks) == (collective, 8)
     assert [one.bytes for one in run.rows] == [size * 1024, size << 20]
     first = run.rows[0].out_of_place
-    assert (first.time_us, first.wrong, first.error) == (80.25, *((None, 3e-06) if version < (2, 13) else (0, None)))
+    assert (first.time_us, first.wrong, first.error) == (
+        80.25,
+        *((None, 3e-06) if version < (2, 13) else (0, None)),
+    )
     assert run.notes == ["the output ends without an average of busbw: the run was cut or failed"]
     assert run.avg_busbw is None and run.mean_busbw is not None
 
 
 def test_unchecked_results_are_unknown_not_zero():
-    run = only(header((2, 13), ["redop", "root"]) + row("sum -1", 4096, 1024, (9.5, 9.25), "N/A", 1.75) + "\n")
+    run = only(
+        header((2, 13), ["redop", "root"])
+        + row("sum -1", 4096, 1024, (9.5, 9.25), "N/A", 1.75)
+        + "\n"
+    )
     assert run.rows[0].in_place.as_json() == {
         "time_us": 9.25,
         "algbw": 0.44,
@@ -148,19 +192,34 @@ def test_unchecked_results_are_unknown_not_zero():
 def test_cpu_time_iterations_timestamps_and_infinite_bandwidths():
     left = ["redop", "root"]
     text = header((2, 19), left, "cputime", True, True)
-    text += row("sum -1", 4096, 1024, (1.5, 1.25), "0", more="  8.00  9.50  9.25  3.10") + "  2026-07-01 10:11:12\n"
+    text += (
+        row("sum -1", 4096, 1024, (1.5, 1.25), "0", more="  8.00  9.50  9.25  3.10")
+        + "  2026-07-01 10:11:12\n"
+    )
     text += "           0             0     float     sum      -1    nan    nan    nan    N/A  1.00 2.00 3.00 4.00"
     text += "  0.00  inf  inf  0  1.00 2.00 3.00 4.00  2026-07-01 10:11:13\n"
     first, second = only(text).rows
     assert first.timestamp == "2026-07-01 10:11:12"
     assert (first.in_place.time_us, first.in_place.cputime_us) == (None, 1.25)
-    assert first.in_place.per_iteration == {"min_us": 8.0, "max_us": 9.5, "p99_us": 9.25, "cv_pct": 3.1}
-    assert (second.out_of_place.algbw, second.out_of_place.wrong, second.in_place.busbw) == (None, None, None)
+    assert first.in_place.per_iteration == {
+        "min_us": 8.0,
+        "max_us": 9.5,
+        "p99_us": 9.25,
+        "cv_pct": 3.1,
+    }
+    assert (second.out_of_place.algbw, second.out_of_place.wrong, second.in_place.busbw) == (
+        None,
+        None,
+        None,
+    )
 
 
 def test_wrong_results_and_failures_are_told():
     text = listed(2) + header((2, 17), ["redop", "root"])
-    text += row("sum -1", 4 << 20, 1 << 20, (50.0, 51.0), "1e+06") + "\n# Out of bounds values : 2 FAILED\n"
+    text += (
+        row("sum -1", 4 << 20, 1 << 20, (50.0, 51.0), "1e+06")
+        + "\n# Out of bounds values : 2 FAILED\n"
+    )
     text += "node: Test NCCL failure common.cu:1017 'unhandled cuda error'\n"
     run = only(text)
     assert (run.rows[0].out_of_place.wrong, run.out_of_bounds) == (1000000, 2)
@@ -170,10 +229,16 @@ def test_wrong_results_and_failures_are_told():
 
 def test_tags_of_mpirun_and_srun_and_log_lines_between_rows_change_nothing():
     rows = [one.as_json() for one in only(SHARP).rows]
-    noise = "host:12:34 [0] NCCL INFO Channel 00/24 : 0 1 2 3 4 5 6 7\nhost:12:34 [0] NCCL WARN 3 4 5\n"
+    noise = (
+        "host:12:34 [0] NCCL INFO Channel 00/24 : 0 1 2 3 4 5 6 7\nhost:12:34 [0] NCCL WARN 3 4 5\n"
+    )
     noisy = "".join(noise + line for line in SHARP.splitlines(keepends=True))
-    tagged = "".join(f"[1,0]<stdout>:{line}[1,7]<stderr>:a 128  32\n" for line in SHARP.splitlines(keepends=True))
-    spaced = "".join(f"    [prte-7@1,0]<stdout>: {line}" for line in SHARP.splitlines(keepends=True))
+    tagged = "".join(
+        f"[1,0]<stdout>:{line}[1,7]<stderr>:a 128  32\n" for line in SHARP.splitlines(keepends=True)
+    )
+    spaced = "".join(
+        f"    [prte-7@1,0]<stdout>: {line}" for line in SHARP.splitlines(keepends=True)
+    )
     srun = "".join(f" 0: {line} 3: 8 8\n" for line in SHARP.splitlines(keepends=True))
     for text in (noisy, tagged, spaced, srun, SHARP.replace("\n", "\r\n")):
         run = only(text)
@@ -185,8 +250,15 @@ def test_tags_of_mpirun_and_srun_and_log_lines_between_rows_change_nothing():
 
 
 def test_programs_without_mpi_are_seen():
-    one = listed(1) + header((2, 13), ["redop", "root"]) + row("sum -1", 4 << 20, 1 << 20, (50.0, 51.0), "0", 0) + "\n"
-    tagged = "".join(f"[1,{rank}]<stdout>:{line}\n" for line in one.splitlines() for rank in range(4))
+    one = (
+        listed(1)
+        + header((2, 13), ["redop", "root"])
+        + row("sum -1", 4 << 20, 1 << 20, (50.0, 51.0), "0", 0)
+        + "\n"
+    )
+    tagged = "".join(
+        f"[1,{rank}]<stdout>:{line}\n" for line in one.splitlines() for rank in range(4)
+    )
     runs = parse_nccl_tests(tagged)
     assert [(run.ranks, len(run.rows)) for run in runs] == [(1, 1)] * 4
     assert all("4 processes each printed a table" in run.notes[0] for run in runs)
@@ -198,7 +270,9 @@ def test_programs_without_mpi_are_seen():
 
 
 def test_a_cut_list_of_ranks_and_uneven_groups_give_no_number():
-    body = header((2, 13), ["redop", "root"]) + row("none -1", 32768, 1024, (50.0, 51.0), "0") + "\n"
+    body = (
+        header((2, 13), ["redop", "root"]) + row("none -1", 32768, 1024, (50.0, 51.0), "0") + "\n"
+    )
     assert only(listed(24) + "#  Rank 24 Group  0 Pid  9 on ho...\n" + body).ranks is None
     assert only(listed(8).replace("Rank  3", "Rank  9") + body).ranks is None
     split = listed(4) + listed(4, group="Group  1 ").partition("\n")[2]
@@ -220,7 +294,9 @@ def test_the_list_of_ranks_against_command_settings_and_ratio():
 
 def test_rows_that_fit_no_single_number_of_ranks():
     body = header((2, 13), ["redop", "root"])
-    body += "".join(row("sum -1", 4 << 20, 1 << 20, (50.0, 51.0), "0", factor) + "\n" for factor in (1.75, 1.9))
+    body += "".join(
+        row("sum -1", 4 << 20, 1 << 20, (50.0, 51.0), "0", factor) + "\n" for factor in (1.75, 1.9)
+    )
     run = only(body)
     assert any("fits no single number of ranks" in note for note in run.notes)
     assert run.as_json()["implied_ranks"] is None
@@ -230,7 +306,9 @@ def test_lost_rows_show_in_the_average():
     lines = SHARP.splitlines(keepends=True)
     run = only("".join(lines[:-8] + lines[-4:]))
     assert run.avg_busbw == 7.7601
-    assert any("the printed average of busbw is 7.7601, but the rows give " in note for note in run.notes)
+    assert any(
+        "the printed average of busbw is 7.7601, but the rows give " in note for note in run.notes
+    )
 
 
 @pytest.mark.parametrize(
@@ -284,13 +362,27 @@ def document(**changes):
 
 def test_json_names_one_rank_per_process_and_keeps_no_secret():
     run = only(json.dumps(document()))
-    assert (run.collective, run.ranks, run.nccl_version, run.avg_busbw) == ("all_reduce", 4, "2.28.9", 448.74)
+    assert (run.collective, run.ranks, run.nccl_version, run.avg_busbw) == (
+        "all_reduce",
+        4,
+        "2.28.9",
+        448.74,
+    )
     assert run.implied_ranks() == (4, 4)
     assert run.environment == {"NCCL_P2P_LEVEL": "LOC"}
     assert "SECRET" not in json.dumps(run.as_json())
     one = run.rows[0]
-    assert (one.root, one.out_of_place.wrong, one.in_place.wrong, one.in_place.time_us) == (None, 0, None, None)
-    assert one.out_of_place.per_iteration == {"p50_us": 14.0, "p95_us": 15.0, "times_us": [14.0, 15.0]}
+    assert (one.root, one.out_of_place.wrong, one.in_place.wrong, one.in_place.time_us) == (
+        None,
+        0,
+        None,
+        None,
+    )
+    assert one.out_of_place.per_iteration == {
+        "p50_us": 14.0,
+        "p95_us": 15.0,
+        "times_us": [14.0, 15.0],
+    }
     assert run.notes == []
 
 
@@ -300,10 +392,17 @@ def test_json_of_version_one_of_several_processes_and_several_documents():
     del first["average_bus_bandwidth"]
     first["config"] = {**first["config"], "devices": devices}
     every = document()
-    every["config"] = {**every["config"], "devices": [{"rank": rank, "group": 0} for rank in range(4)]}
+    every["config"] = {
+        **every["config"],
+        "devices": [{"rank": rank, "group": 0} for rank in range(4)],
+    }
     cut = document(results=None)
     runs = parse_nccl_tests("\n".join(map(json.dumps, (first, every, cut))))
-    assert [(run.line, run.ranks, run.avg_busbw) for run in runs] == [(1, 12, 448.74), (2, 4, 448.74), (3, 4, 448.74)]
+    assert [(run.line, run.ranks, run.avg_busbw) for run in runs] == [
+        (1, 12, 448.74),
+        (2, 4, 448.74),
+        (3, 4, 448.74),
+    ]
     assert runs[0].notes[0].endswith("means 4 ranks, although the list of ranks has 12")
     assert "no row: the run was cut or failed" in runs[2].notes
 
@@ -399,7 +498,8 @@ def test_random_text_is_refused(text):
 
 
 @pytest.mark.parametrize(
-    "piece", ["[1", "1 ", " ", "# ", "a\\\n", "x all_reduce_perf -n 1 ", "NCCL_A=1 ", "[1,0]<stdout>:"]
+    "piece",
+    ["[1", "1 ", " ", "# ", "a\\\n", "x all_reduce_perf -n 1 ", "NCCL_A=1 ", "[1,0]<stdout>:"],
 )
 def test_the_time_is_linear_in_the_length(piece):
     begin = time.process_time()
@@ -414,7 +514,10 @@ def test_the_time_is_linear_in_the_length(piece):
         ("hello\nworld\n", "line 1 begins 'hello'"),
         (SHARP[SHARP.index("         128") :], "line 1 looks like a row, but no header names"),
         (SHARP[: SHARP.index("         128")], "a run starts in line 3, but no row follows"),
-        (listed(2) + "x: Test CUDA failure common.cu:9\n", "no row follows: x: Test CUDA failure common.cu:9"),
+        (
+            listed(2) + "x: Test CUDA failure common.cu:9\n",
+            "no row follows: x: Test CUDA failure common.cu:9",
+        ),
         ("# size count type time\n 8 2 float 1\n", "line 2 looks like a row"),
         (header((2, 0), []) + " 8 2 float 1 1\n", "no row fits its table, the first is line 5"),
     ],
@@ -451,14 +554,25 @@ def test_the_command_prints_tables_and_json(capsys, tmp_path):
     assert main(["nccl-tests", "--ranks", "16", str(sharp)]) == 0
     out = capsys.readouterr().out
     assert "avg busbw: 7.7601 GB/s" in out
-    assert "note busbw/algbw of all_reduce is 1.9375, which means 32 ranks, although the command says 16" in out
+    assert (
+        "note busbw/algbw of all_reduce is 1.9375, which means 32 ranks, although the command says 16"
+        in out
+    )
     empty = tmp_path / "empty.txt"
     empty.write_text("")
-    for wrong in ([str(empty)], [str(tmp_path / "absent")], ["--ranks", "0", str(sharp)], [str(sharp), str(empty)]):
+    for wrong in (
+        [str(empty)],
+        [str(tmp_path / "absent")],
+        ["--ranks", "0", str(sharp)],
+        [str(sharp), str(empty)],
+    ):
         assert main(["nccl-tests", *wrong]) == 2
         captured = capsys.readouterr()
         assert captured.out == ""
-        assert captured.err.startswith("python -m analysis nccl-tests: ") and captured.err.count("\n") == 1
+        assert (
+            captured.err.startswith("python -m analysis nccl-tests: ")
+            and captured.err.count("\n") == 1
+        )
 
 
 def test_the_table_of_every_form_prints(capsys, tmp_path):
@@ -480,7 +594,9 @@ def test_the_table_of_every_form_prints(capsys, tmp_path):
 def said(text):
     """What is said of the tables of a text."""
     runs = parse_nccl_tests(text)
-    return between_tables([("FILE", one) for one in runs]), [line for one in runs for line in in_table(one)]
+    return between_tables([("FILE", one) for one in runs]), [
+        line for one in runs for line in in_table(one)
+    ]
 
 
 @pytest.mark.parametrize("path", sorted(DATA.glob("nccl_tests_*.txt")), ids=lambda path: path.stem)
@@ -493,7 +609,9 @@ def test_tables_with_one_title_and_other_numbers_are_named():
     text = H200.replace("NCCL_P2P_LEVEL=LOC", "")
     tables, rows = said(text)
     assert rows == [] and len(tables) == 2
-    assert tables[0].startswith("FILE:1 and FILE:153 have the same title, and busbw of the second is ")
+    assert tables[0].startswith(
+        "FILE:1 and FILE:153 have the same title, and busbw of the second is "
+    )
     assert 5 < float(re.search(r"is ([\d.e+]+) times lower", tables[0])[1]) < 40
 
 
@@ -503,13 +621,18 @@ def test_a_row_far_below_both_neighbours_is_named(capsys, tmp_path):
     dipped = SHARP.replace(whole, "sum   3107.7    2.70    5.23  7e-07")
     tables, rows = said(dipped)
     assert tables == [] and len(rows) == 1
-    assert rows[0] == "out of place, 8388608 B: busbw 5.23 GB/s, between 13.02 and 17.25 GB/s of its neighbours"
+    assert (
+        rows[0]
+        == "out of place, 8388608 B: busbw 5.23 GB/s, between 13.02 and 17.25 GB/s of its neighbours"
+    )
     (tmp_path / "dipped").write_text(dipped)
     assert main(["nccl-tests", str(tmp_path / "dipped")]) == 0
     assert "outlier out of place, 8388608 B" in capsys.readouterr().out
 
 
-def test_json_times_are_printed_with_two_decimals_and_an_image_s_variable_is_no_setting(capsys, tmp_path):
+def test_json_times_are_printed_with_two_decimals_and_an_image_s_variable_is_no_setting(
+    capsys, tmp_path
+):
     whole = document()
     whole["env"] = ["NCCL_VERSION=2.28.3-1", "NCCL_ALGO=Ring", "HOME=/root"]
     whole["results"][0]["out_of_place"]["time"] = 23.01325

@@ -40,7 +40,14 @@ from launch.tracking.projection import project
 DATA = Path(__file__).parent / "data"
 FIELD = OmegaConf.structured(
     dataclasses.make_dataclass(
-        "Field", [("nodes", typing.get_type_hints(schema.Config)["nodes"], dataclasses.field(default_factory=list))]
+        "Field",
+        [
+            (
+                "nodes",
+                typing.get_type_hints(schema.Config)["nodes"],
+                dataclasses.field(default_factory=list),
+            )
+        ],
     )
 )
 
@@ -51,8 +58,16 @@ FIELD = OmegaConf.structured(
 def sets(text):
     """What reaches the schema: through the rewriting, Hydra's parser, its sweep, and the typed field."""
     (override,) = OverridesParser.create().parse_overrides(normalise([f"nodes={text}"]))
-    jobs = [f"nodes={one}" for one in override.sweep_string_iterator()] if override.is_sweep_override() else None
-    values = [one.value() for one in OverridesParser.create().parse_overrides(jobs)] if jobs else [override.value()]
+    jobs = (
+        [f"nodes={one}" for one in override.sweep_string_iterator()]
+        if override.is_sweep_override()
+        else None
+    )
+    values = (
+        [one.value() for one in OverridesParser.create().parse_overrides(jobs)]
+        if jobs
+        else [override.value()]
+    )
     return [list(OmegaConf.merge(FIELD, {"nodes": value}).nodes) for value in values]
 
 
@@ -191,7 +206,10 @@ def test_a_file_of_hosts_is_read_as_mxnet_and_open_mpi_have_it(tmp_path):
         (b"a\nb\0\n", "line 2: 'b\\\\x00' is no name of a host"),
         (b"a" * 300, "line 1: 'a"),
         (b"\n" * (nodes.LARGEST_BYTES + 1), "larger than 1 MiB"),
-        (b"".join(b"n%d\n" % number for number in range(nodes.MOST_HOSTS + 1)), "line 4097: more than 4,096 hosts"),
+        (
+            b"".join(b"n%d\n" % number for number in range(nodes.MOST_HOSTS + 1)),
+            "line 4097: more than 4,096 hosts",
+        ),
     ],
 )
 def test_a_wrong_file_of_hosts_is_refused_by_its_line(tmp_path, text, says):
@@ -205,7 +223,9 @@ def test_a_wrong_file_of_hosts_is_refused_by_its_line(tmp_path, text, says):
 def test_what_is_no_file_of_hosts_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path, tmp_path / "pipe", tmp_path / "absent", "/dev/zero", "a\0b"):
-        with pytest.raises(Refused, match="there is no such file; accepted is a file with a host a line"):
+        with pytest.raises(
+            Refused, match="there is no such file; accepted is a file with a host a line"
+        ):
             listed_hosts(str(path))
 
 
@@ -217,8 +237,12 @@ def planned(hydra):
     """Plan a sweep of composed combinations, on a fleet or on hosts like this machine."""
 
     def run(*combinations, fleet=None, engine="ssh"):
-        typed = [["device=cpu", "model=fmnist_cnn", f"engine={engine}", *one] for one in combinations]
-        requests = [Request(OmegaConf.to_object(compose("config", normalise(one))), one) for one in typed]
+        typed = [
+            ["device=cpu", "model=fmnist_cnn", f"engine={engine}", *one] for one in combinations
+        ]
+        requests = [
+            Request(OmegaConf.to_object(compose("config", normalise(one))), one) for one in typed
+        ]
         return plan(requests, {}, fleet)
 
     return run
@@ -229,7 +253,9 @@ def where(sweep):
 
 
 def machine(gpus, kind="cuda"):
-    return Machine(kind, tuple(Device(one, f"GPU-{one}", memory_bytes=1 << 36) for one in gpus), tuple(gpus), 8)
+    return Machine(
+        kind, tuple(Device(one, f"GPU-{one}", memory_bytes=1 << 36) for one in gpus), tuple(gpus), 8
+    )
 
 
 def fleet_of(**machines):
@@ -243,13 +269,24 @@ def test_sets_of_hosts_times_subsets_are_cells(planned, tmp_path):
     hosts = tmp_path / "hosts"
     hosts.write_text("b slots=2\na\nc\n")
     sweep = planned(
-        *[[f"nodes={one}", f"hosts={hosts}", f"gpus={gpus}"] for one in ("1", "2") for gpus in ("0", "0,1")]
+        *[
+            [f"nodes={one}", f"hosts={hosts}", f"gpus={gpus}"]
+            for one in ("1", "2")
+            for gpus in ("0", "0,1")
+        ]
     )
-    assert where(sweep) == [(("b",), (0,)), (("b",), (0, 1)), (("b", "a"), (0,)), (("b", "a"), (0, 1))]
+    assert where(sweep) == [
+        (("b",), (0,)),
+        (("b",), (0, 1)),
+        (("b", "a"), (0,)),
+        (("b", "a"), (0, 1)),
+    ]
     last = sweep.cells[-1].cell
     assert last.world_size == 4 and last.members == ("b:0", "b:1", "a:0", "a:1")
     assert any("b, a are taken to be like this machine" in notice for notice in sweep.notices)
-    with pytest.raises(Refused, match="gpus=0,1,2: is 3 ranks on each host, and b has slots=2 in line 1 of hosts="):
+    with pytest.raises(
+        Refused, match="gpus=0,1,2: is 3 ranks on each host, and b has slots=2 in line 1 of hosts="
+    ):
         planned(["nodes=2", f"hosts={hosts}", "gpus=0,1,2"])
 
 
@@ -257,7 +294,9 @@ def test_one_rank_on_each_machine_is_measured_at_the_same_time():
     """Hosts b and c are one machine, d does not say which it is."""
     boots = {"a": "1", "b": "2", "c": "2", "d": ""}
     every = [
-        dataclasses.replace(make_cell(gpus), hosts=tuple(on)) for on in (*boots, "ab") for gpus in ((0,), (1,), (0, 1))
+        dataclasses.replace(make_cell(gpus), hosts=tuple(on))
+        for on in (*boots, "ab")
+        for gpus in ((0,), (1,), (0, 1))
     ]
     cells = side_by_side(ordered(every, 1, 0), boots)
     told = [[cells[place].cell.members for place in together] for together in rounds(cells)]
@@ -266,7 +305,9 @@ def test_one_rank_on_each_machine_is_measured_at_the_same_time():
     ]  # fmt: skip
     assert len(told) == len(every) - 2 and all(len(together) == 1 for together in told[6:])
     seconds = [one.seconds for one in estimates(cells, [], begun=False)]
-    assert worded(cells, []).startswith(f"15 cells, about {duration(sum(seconds) - seconds[1] - seconds[3])} ")
+    assert worded(cells, []).startswith(
+        f"15 cells, about {duration(sum(seconds) - seconds[1] - seconds[3])} "
+    )
     reads = [dataclasses.replace(one.cell, data={"name": "own"}) for one in cells[:2]]
     traced = [dataclasses.replace(one.cell, profiler="torch") for one in cells[:2]]
     for alone in (reads, traced):
@@ -275,14 +316,19 @@ def test_one_rank_on_each_machine_is_measured_at_the_same_time():
 
 def test_every_host_of_a_cell_has_its_subset(planned):
     fleet = fleet_of(a=machine((0, 1, 2, 3)), b=machine((0, 1)))
-    assert where(planned(["device=auto", "nodes=a,b", "gpus=1,0"], fleet=fleet)) == [(("a", "b"), (1, 0))]
+    assert where(planned(["device=auto", "nodes=a,b", "gpus=1,0"], fleet=fleet)) == [
+        (("a", "b"), (1, 0))
+    ]
     with pytest.raises(
-        Refused, match=r"gpus=all: means 0,1,2,3 on host a and 0,1 on host b; accepted is a subset that is the same"
+        Refused,
+        match=r"gpus=all: means 0,1,2,3 on host a and 0,1 on host b; accepted is a subset that is the same",
     ):
         planned(["device=auto", "nodes=a,b", "gpus=all"], fleet=fleet)
     with pytest.raises(Refused, match="host b: gpus=3: 3 is not here"):
         planned(["device=auto", "nodes=a,b", "gpus=3"], fleet=fleet)
-    with pytest.raises(Refused, match="host a: gpus=best:2: needs the machine's topology"):  # not that of this machine
+    with pytest.raises(
+        Refused, match="host a: gpus=best:2: needs the machine's topology"
+    ):  # not that of this machine
         planned(["device=auto", "nodes=a", "gpus=best:2"], fleet=fleet_of(a=machine((0, 1, 2))))
 
 
@@ -291,13 +337,18 @@ def test_the_memory_of_the_hosts_counts_and_not_that_of_the_launcher(planned, mo
     here = machine((0, 1), "cpu")
     hosts = {"a": 64 << 30, "b": 5 << 30, "c": None}
     fleet = Fleet(
-        tuple(dataclasses.replace(one, free_memory_bytes=hosts[one.name]) for one in fleet_of(a=here, b=here, c=here))
+        tuple(
+            dataclasses.replace(one, free_memory_bytes=hosts[one.name])
+            for one in fleet_of(a=here, b=here, c=here)
+        )
     )
     asked = ["device=cpu", "gpus=0,1", "benchmark=collectives", "benchmark.max_bytes=3G"]
     for on in ("a", "c", "a+c"):
         planned([*asked, f"nodes={on}"], fleet=fleet)
         planned([*asked, f"nodes={on}"])  # nobody was asked how much there is
-    with pytest.raises(Refused, match=r"each rank needs .* a share of the host's free memory among 2 is 2.5 GiB"):
+    with pytest.raises(
+        Refused, match=r"each rank needs .* a share of the host's free memory among 2 is 2.5 GiB"
+    ):
         planned([*asked, "nodes=a+b"], fleet=fleet)
 
 
@@ -314,7 +365,8 @@ def test_a_number_of_threads_that_no_rank_can_take_is_refused_by_its_host(planne
         return planned(["device=auto", "nodes=a+b+c", "gpus=0,1"], fleet=fleet)
 
     with pytest.raises(
-        Refused, match=r"^host c: OMP_NUM_THREADS=.* in the environment: accepted is a whole number from 1 to"
+        Refused,
+        match=r"^host c: OMP_NUM_THREADS=.* in the environment: accepted is a whole number from 1 to",
     ):
         asked(said)
     asked(" 16 ")
@@ -327,7 +379,11 @@ def test_threads_around_the_launcher_count_where_it_starts_the_ranks():
     draft = refusals.Draft([cell], machine((0,)), None, here, None, False)
     with pytest.raises(Refused, match=r"^OMP_NUM_THREADS=auto in the environment: "):
         refusals.threads(draft)
-    for other in ({"cells": [on_a]}, {"is_for_another_machine": True}, {"surroundings": {"OMP_NUM_THREADS": "3"}}):
+    for other in (
+        {"cells": [on_a]},
+        {"is_for_another_machine": True},
+        {"surroundings": {"OMP_NUM_THREADS": "3"}},
+    ):
         refusals.threads(dataclasses.replace(draft, **other))
 
 
@@ -335,15 +391,24 @@ def test_servers_are_on_the_hosts_of_the_ranks_in_turn_or_where_they_are_asked_t
     dist = ["nodes=a,b", "gpus=0", "strategy=kvstore_dist_sync", "strategy.servers=3"]
     (auto, named) = (one.cell for one in planned(dist, [*dist, "strategy.server_nodes=c+b"]).cells)
     assert auto.server_hosts == ("a", "b", "a") and named.server_hosts == ("c", "b", "c")
-    assert [place.host for place in named.places] == ["a", "b", "c", "b", "c"] and named.every_host == ("a", "b", "c")
+    assert [place.host for place in named.places] == [
+        "a",
+        "b",
+        "c",
+        "b",
+        "c",
+    ] and named.every_host == ("a", "b", "c")
     assert "server_nodes" not in auto.strategy and auto.key != named.key and auto.name != named.name
     with pytest.raises(Refused, match=r"strategy\.server_nodes=a: accepted together with nodes="):
         planned(["strategy=kvstore_dist_sync", "strategy.server_nodes=a"], engine="local")
     with pytest.raises(
-        Refused, match=r"strategy.server_nodes=a\+b\+c\+d: names 4 hosts; accepted with strategy.servers=3"
+        Refused,
+        match=r"strategy.server_nodes=a\+b\+c\+d: names 4 hosts; accepted with strategy.servers=3",
     ):
         planned([*dist, "strategy.server_nodes=a+b+c+d"])
-    with pytest.raises(Refused, match=r"strategy\.server_nodes=-x: accepted are auto, or names of hosts"):
+    with pytest.raises(
+        Refused, match=r"strategy\.server_nodes=-x: accepted are auto, or names of hosts"
+    ):
         planned([*dist, "strategy.server_nodes='-x'"])
 
 
@@ -361,8 +426,12 @@ def test_servers_take_gpus_of_their_own_host(on, asked_gpus, expected):
     everyone = {"a": (0, 1, 2, 3), "b": (0, 1, 2, 3), "c": (0, 1)}
     options = {"servers": len(on), "server_gpus": asked_gpus}
     assert server_gpus(options, (0, 1), "cuda", everyone, ("a", "b"), on) == expected
-    with pytest.raises(Refused, match=r"strategy\.servers=3: accepted on GPUs is at most 2, the GPUs of host c"):
-        server_gpus({"servers": 3, "server_gpus": "free"}, (0, 1), "cuda", everyone, ("a",), ("c", "c", "c"))
+    with pytest.raises(
+        Refused, match=r"strategy\.servers=3: accepted on GPUs is at most 2, the GPUs of host c"
+    ):
+        server_gpus(
+            {"servers": 3, "server_gpus": "free"}, (0, 1), "cuda", everyone, ("a",), ("c", "c", "c")
+        )
     with pytest.raises(Refused, match=r"strategy\.server_gpus=2: accepted are auto, or 1 of 0, 1"):
         server_gpus({"servers": 1, "server_gpus": "2"}, (0, 1), "cuda", everyone, ("a",), ("c",))
 
@@ -370,10 +439,16 @@ def test_servers_take_gpus_of_their_own_host(on, asked_gpus, expected):
 def test_the_images_per_step_are_shared_by_the_ranks_of_all_hosts(planned):
     four = fleet_of(a=machine(range(4)), b=machine(range(4)))
     strong = ["device=auto", "model=resnet50", "global_batch_size=auto", "gpus=all"]
-    cells = [one.cell for one in planned([*strong, "nodes=a"], [*strong, "nodes=a,b"], fleet=four).cells]
-    assert [(one.world_size, one.batch_size, one.global_batch_size) for one in cells] == [(4, 64, 256), (8, 32, 256)]
+    cells = [
+        one.cell for one in planned([*strong, "nodes=a"], [*strong, "nodes=a,b"], fleet=four).cells
+    ]
+    assert [(one.world_size, one.batch_size, one.global_batch_size) for one in cells] == [
+        (4, 64, 256),
+        (8, 32, 256),
+    ]
     with pytest.raises(
-        Refused, match="global_batch_size=6: accepted is a multiple of the 4 ranks of gpus=0,1 on 2 hosts"
+        Refused,
+        match="global_batch_size=6: accepted is a multiple of the 4 ranks of gpus=0,1 on 2 hosts",
     ):
         planned(["global_batch_size=6", "nodes=a,b", "gpus=0,1"])
 
@@ -384,9 +459,15 @@ def test_control_cells_are_each_member_each_host_and_all_without_exchange():
         strategy={"name": "kvstore_dist_sync", "servers": 3},
     )  # fmt: skip
     found = control_cells(cell)
-    told = [(one.strategy["name"], one.hosts, one.gpus, one.server_hosts, bool(one.nccl)) for one in found]
+    told = [
+        (one.strategy["name"], one.hosts, one.gpus, one.server_hosts, bool(one.nccl))
+        for one in found
+    ]
     alone = [((host,), (gpu,)) for host in "ab" for gpu in (0, 1)]
-    own = {"a": ("a", "a", "c"), "b": ("b", "b", "c")}  # what is on a host without ranks stays there
+    own = {
+        "a": ("a", "a", "c"),
+        "b": ("b", "b", "c"),
+    }  # what is on a host without ranks stays there
     assert told == [
         *(("none", hosts, gpus, (), False) for hosts, gpus in alone),
         *(("kvstore_dist_sync", hosts, gpus, own[hosts[0]], False) for hosts, gpus in alone),
@@ -395,7 +476,9 @@ def test_control_cells_are_each_member_each_host_and_all_without_exchange():
     ]
     assert all(Cell.from_dict(json.loads(json.dumps(one.to_dict()))) == one for one in found)
     one_host = control_cells(dataclasses.replace(make_cell((0, 1)), hosts=("a",)))
-    assert [(one.hosts, one.gpus) for one in one_host] == [(("a",), (0,)), (("a",), (1,))] * 2 + [(("a",), (0, 1))]
+    assert [(one.hosts, one.gpus) for one in one_host] == [(("a",), (0,)), (("a",), (1,))] * 2 + [
+        (("a",), (0, 1))
+    ]
 
 
 FABRIC = """SwitchName=leaf1 Level=0 LinkSpeed=1 Nodes=n[1-2]
@@ -409,9 +492,16 @@ def test_classes_are_one_set_for_each_way_in_which_switches_join_hosts(planned, 
     monkeypatch.setattr(nodes_of_plan, "host_names", lambda *_: ("n1", "n2", "n3"))
     monkeypatch.setattr(plans, "host_names", lambda *_: ("n1", "n2", "n3"))
     monkeypatch.setattr(plans.slurm, "fabric", lambda _: FABRIC)
-    assert [hosts for hosts, _ in where(planned(request))] == [("n1",), ("n1", "n2"), ("n1", "n3"), ("n1", "n2", "n3")]
+    assert [hosts for hosts, _ in where(planned(request))] == [
+        ("n1",),
+        ("n1", "n2"),
+        ("n1", "n3"),
+        ("n1", "n2", "n3"),
+    ]
     monkeypatch.setattr(plans.slurm, "fabric", lambda _: "")
-    assert [len(hosts) for hosts, _ in where(planned(request))] == [1, 2, 3], "nothing tells hosts apart"
+    assert [len(hosts) for hosts, _ in where(planned(request))] == [1, 2, 3], (
+        "nothing tells hosts apart"
+    )
 
 
 def test_cells_of_one_rank_and_of_one_host_come_first(planned):
@@ -438,7 +528,10 @@ def test_hosts_that_a_sweep_wants_are_those_of_its_cells(hydra, tmp_path):
     assert len(wanted("nodes=classes", f"hosts={hosts}")) == 9
     for typed, says in (
         (["nodes=2"], "nodes=2: no host is known; name them, as in nodes=a,b, or a file of them"),
-        (["nodes=2", f"hosts={hosts}", *dist[:2], "strategy.server_nodes=x"], "host x is not in hosts="),
+        (
+            ["nodes=2", f"hosts={hosts}", *dist[:2], "strategy.server_nodes=x"],
+            "host x is not in hosts=",
+        ),
     ):
         with pytest.raises(Refused, match=says):
             wanted(*typed)
@@ -458,10 +551,19 @@ COMMAND = ("engine=command", "engine.prefix=[ip,netns,exec,{host}]")
         ),
         (["engine=ssh"], "engine=ssh: accepted together with nodes="),
         (["hosts=x"], "hosts=x: accepted together with nodes="),
-        (["nodes=2", "hosts=x", "engine=slurm"], "hosts=x: accepted with engine=ssh and engine=command"),
+        (
+            ["nodes=2", "hosts=x", "engine=slurm"],
+            "hosts=x: accepted with engine=ssh and engine=command",
+        ),
         (["nodes=2", "engine=slurm"], "engine=slurm: this is no job of Slurm"),
-        (["nodes=a", "engine=command"], "engine.prefix=[]: accepted with engine=command are the words"),
-        (["nodes=a", "engine=command", "engine.prefix=[ssh,a]"], "engine.prefix=[ssh,a]: has no {host}"),
+        (
+            ["nodes=a", "engine=command"],
+            "engine.prefix=[]: accepted with engine=command are the words",
+        ),
+        (
+            ["nodes=a", "engine=command", "engine.prefix=[ssh,a]"],
+            "engine.prefix=[ssh,a]: has no {host}",
+        ),
         (
             ["nodes=a", "engine=command", "engine.prefix=[ip,,{host}]"],
             "engine.prefix=[ip,,{host}]: '' is no word; accepted are printable words",
@@ -486,22 +588,39 @@ COMMAND = ("engine=command", "engine.prefix=[ip,netns,exec,{host}]")
             ["nodes=a", *COMMAND, "engine.interface='eth0;x'"],
             "engine.interface='eth0;x': accepted is the name of one network",
         ),
-        (["nodes=a", *COMMAND, "engine.folder=ringside"], "engine.folder='ringside': accepted is a whole path there"),
+        (
+            ["nodes=a", *COMMAND, "engine.folder=ringside"],
+            "engine.folder='ringside': accepted is a whole path there",
+        ),
         (["nodes=a", *COMMAND, "profiler=nsys"], "profiler=nsys: accepted on this machine only"),
         (["nodes=a,b", *COMMAND, "benchmark=p2p"], "benchmark=p2p: works inside one host"),
-        (["nodes=a,b", *COMMAND, "benchmark=host_link"], "benchmark=host_link: works inside one host"),
+        (
+            ["nodes=a,b", *COMMAND, "benchmark=host_link"],
+            "benchmark=host_link: works inside one host",
+        ),
         (
             ["-m", "hydra/launcher=submitit_local", "gpus=0,1"],
             "hydra/launcher=submitit_local: Hydra's launchers run each cell",
         ),
-        (["hydra/launcher=basic"], "hydra/launcher=basic: Hydra's launchers run each cell by itself"),
-        (["+hydra/launcher@x=joblib"], "+hydra/launcher@x=joblib: Hydra's launchers run each cell by itself"),
-        (["-m", "hydra.launcher.partition=gpu", "gpus=0"], "hydra.launcher.partition=gpu: Hydra's launchers"),
+        (
+            ["hydra/launcher=basic"],
+            "hydra/launcher=basic: Hydra's launchers run each cell by itself",
+        ),
+        (
+            ["+hydra/launcher@x=joblib"],
+            "+hydra/launcher@x=joblib: Hydra's launchers run each cell by itself",
+        ),
+        (
+            ["-m", "hydra.launcher.partition=gpu", "gpus=0"],
+            "hydra.launcher.partition=gpu: Hydra's launchers",
+        ),
     ],
 )
 def test_what_does_not_fit_is_one_sentence(launch, tmp_path, arguments, says):
     code, out, err = launch(*arguments, "model=fmnist_cnn")
-    assert (code, out) == (2, "") and err.startswith(f"launch.py: {says}") and err.count("\n") == 1, err
+    assert (
+        (code, out) == (2, "") and err.startswith(f"launch.py: {says}") and err.count("\n") == 1
+    ), err
     assert not (tmp_path / "outputs").exists()
 
 
@@ -517,7 +636,10 @@ def test_every_committed_record_keeps_its_key():
 
 
 SERVED = dataclasses.replace(
-    make_cell((0, 1)), hosts=("a", "b"), server_hosts=("b",), strategy={"name": "kvstore_dist_sync", "servers": 1}
+    make_cell((0, 1)),
+    hosts=("a", "b"),
+    server_hosts=("b",),
+    strategy={"name": "kvstore_dist_sync", "servers": 1},
 )
 
 
@@ -556,11 +678,22 @@ def test_a_cell_with_hosts_has_its_places_and_one_without_them_none():
         ["rank", "a", 0], ["rank", "a", 1], ["rank", "b", 0], ["rank", "b", 1], ["server", "b", None],
     ]  # fmt: skip
     assert not {"hosts", "server_hosts", "places"} & make_cell().to_dict().keys()
-    assert len({one.key for one in (make_cell(), dataclasses.replace(make_cell(), hosts=("a",)), SERVED)}) == 3
+    assert (
+        len(
+            {
+                one.key
+                for one in (make_cell(), dataclasses.replace(make_cell(), hosts=("a",)), SERVED)
+            }
+        )
+        == 3
+    )
 
 
 def test_the_table_has_a_column_of_hosts_only_if_a_cell_has_some():
-    local, remote = PlannedCell(make_cell()), PlannedCell(dataclasses.replace(make_cell(), hosts=("a", "b")))
+    local, remote = (
+        PlannedCell(make_cell()),
+        PlannedCell(dataclasses.replace(make_cell(), hosts=("a", "b"))),
+    )
     assert "nodes" in asked([local, remote])[1] and "nodes" not in asked([local, local])[1]
     assert asked([remote, remote])[0]["nodes"] == "a+b"
     assert "nodes" not in {name for name, text in asked([local])[0].items() if text != "–"}
@@ -568,12 +701,17 @@ def test_the_table_has_a_column_of_hosts_only_if_a_cell_has_some():
 
 def test_mlflow_has_hosts_of_cells_with_hosts():
     local = make_record(1)
-    remote = dataclasses.replace(make_record(2), cell=dataclasses.replace(local.cell, hosts=("a", "b")))
+    remote = dataclasses.replace(
+        make_record(2), cell=dataclasses.replace(local.cell, hosts=("a", "b"))
+    )
     params = project(remote).params
     assert (params["nodes"], params["hosts"], params["world_size"]) == ("2", "a,b", "4")
     assert project(remote).tags["host"] == "a, b"
     assert not {"nodes", "hosts", "server_hosts"} & project(local).params.keys()
-    assert siblings.left_alone([local, remote])[local.record_id] == {"nodes": "1", "hosts": "this machine"}
+    assert siblings.left_alone([local, remote])[local.record_id] == {
+        "nodes": "1",
+        "hosts": "this machine",
+    }
     names = siblings.names([local, remote])
     assert "a+b" in names[remote.record_id] and "this machine" in names[local.record_id]
 
@@ -585,5 +723,7 @@ def test_help_and_completion_know_hosts(launch, tmp_path, monkeypatch):
     (tmp_path / "hosts").write_text("dgx1\ndgx2\n")
     assert completions(f"hosts={tmp_path / 'hosts'} nodes=d") == ["nodes=dgx1", "nodes=dgx2"]
     assert completions(f"hosts={tmp_path / 'hosts'} nodes=dgx1+") == ["nodes=dgx1+dgx2"]
-    assert completions(f"hosts={tmp_path / 'hosts'} strategy.server_nodes=dgx1+") == ["strategy.server_nodes=dgx1+dgx2"]
+    assert completions(f"hosts={tmp_path / 'hosts'} strategy.server_nodes=dgx1+") == [
+        "strategy.server_nodes=dgx1+dgx2"
+    ]
     assert completions("nodes=sc") == ["nodes=scale"] and completions("hosts=/absent nodes=d") == []

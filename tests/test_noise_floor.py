@@ -12,20 +12,19 @@ from rich.console import Console
 from scipy.stats import t as student
 from simulated import Simulator, Truth, changed
 
-from analysis.findings.estimates import Sample, freedom
 from analysis.findings.examine import findings_of
-from analysis.findings.next_run.floor_file import FILE, floors_of, of_other_studies
-from analysis.findings.next_run.floors import Floor, has_floor
-from analysis.findings.next_run.interval import half_width, interval, names_of, of_median, quantile
-from analysis.findings.study import Study
 from analysis.report.build import examine
+from analysis.study.draws import Sample, freedom
+from analysis.study.intervals import half_width, interval, names_of, of_median, quantile
+from analysis.study.noise_floor import FILE, Floor, floors_of, has_floor, of_other_studies
+from analysis.study.study import Study
 from benchmarks.record import CellFolder, read, write
 from benchmarks.record.metrics import interval as within_run
 from conf.cell import SECOND_RUN
 from conf.schema import Tracking
 from launch.display.screen import Screen
 from launch.plan.order import PlannedCell
-from launch.study.noise_floor import update_noise_floor
+from launch.study.background import update_noise_floor
 from launch.study.study import StudyFolder
 from launch.tracking.sync import sync
 from launch.tracking.tracker import Tracker
@@ -40,7 +39,9 @@ FLOOR = Floor(0.002, 6, 12, "one")
 @pytest.mark.parametrize("freedom", [1, 2, 3, 4, 7, 12, 45, 300])
 def test_students_t_needs_no_scipy(freedom):
     for level in (0.5, 0.95, 0.999):
-        assert quantile(freedom, level) == pytest.approx(student.ppf((1 + level) / 2, freedom), rel=1e-9)
+        assert quantile(freedom, level) == pytest.approx(
+            student.ppf((1 + level) / 2, freedom), rel=1e-9
+        )
 
 
 def test_the_variance_of_a_median_is_that_of_drawn_medians():
@@ -55,18 +56,29 @@ def test_the_interval_of_the_next_run_is_students():
     assert half_width(FLOOR, 1) == pytest.approx(half * math.sqrt(2))
     assert half_width(FLOOR, 2) == pytest.approx(half * math.sqrt(1.5))
     one = interval([100.0], RATE, FLOOR)
-    assert (one.low, one.high) == pytest.approx((100 * math.exp(-half * 2**0.5), 100 * math.exp(half * 2**0.5)))
+    assert (one.low, one.high) == pytest.approx(
+        (100 * math.exp(-half * 2**0.5), 100 * math.exp(half * 2**0.5))
+    )
     cost = interval([0.001], COST, FLOOR)
-    assert cost.low < 0 and cost.high - cost.value == pytest.approx(half * math.sqrt(2)), "a difference may be below 0"
+    assert cost.low < 0 and cost.high - cost.value == pytest.approx(half * math.sqrt(2)), (
+        "a difference may be below 0"
+    )
     assert interval([-3.0], RATE, FLOOR).low is None, "a rate may not"
-    assert interval([100.0, 102.0], RATE, None).low is None and interval([100.0, 102.0], RATE, None).value == 101.0
+    assert (
+        interval([100.0, 102.0], RATE, None).low is None
+        and interval([100.0, 102.0], RATE, None).value == 101.0
+    )
 
 
 def test_floors_together_have_the_degrees_of_freedom_of_satterthwaite():
     other = dataclasses.replace(FLOOR, name="two")
-    assert freedom([Sample(0.0, FLOOR), Sample(0.0, FLOOR)]) == pytest.approx(6), "one floor is known no better twice"
+    assert freedom([Sample(0.0, FLOOR), Sample(0.0, FLOOR)]) == pytest.approx(6), (
+        "one floor is known no better twice"
+    )
     assert freedom([Sample(0.0, FLOOR), Sample(0.0, other)]) == pytest.approx(12)
-    assert freedom([Sample(0.0, FLOOR), Sample(0.0, dataclasses.replace(other, deviation=1e-9))]) == pytest.approx(6)
+    assert freedom(
+        [Sample(0.0, FLOOR), Sample(0.0, dataclasses.replace(other, deviation=1e-9))]
+    ) == pytest.approx(6)
     assert math.isinf(freedom([Sample(0.0)]))
 
 
@@ -108,16 +120,26 @@ def test_a_floor_is_the_scatter_of_equal_cells_around_their_own_means():
     logs = [[math.log(one.metrics[RATE]) for one in cell] for cell in (first + drift, second)]
     squares = sum(np.var(values) * len(values) for values in logs)
     found = floor_of([*first, *second, *drift, simulator.record((1,), strategy="none")], (0,))
-    assert (found.freedom, found.runs) == (4, 6) and found.deviation == pytest.approx(math.sqrt(squares / 4))
+    assert (found.freedom, found.runs) == (4, 6) and found.deviation == pytest.approx(
+        math.sqrt(squares / 4)
+    )
     second_run = changed(simulator.record((1,), repeat=SECOND_RUN), cell_key="f" * 16)
     once = [simulator.record((1,)), second_run]
-    assert [len(runs.records) for runs in Study.of(once).runs] == [2], "a second run is a run of its cell"
+    assert [len(runs.records) for runs in Study.of(once).runs] == [2], (
+        "a second run is a run of its cell"
+    )
 
 
 def test_few_runs_are_pooled_over_the_numbers_of_gpus_and_fewer_are_no_floor():
     simulator = Simulator(seed=2)
-    two, one, once = repeated(simulator, (0, 1), 2), repeated(simulator, (0,), 3), [simulator.record((0, 1, 2, 3))]
-    assert floor_of(two + once, (0, 1)) is None and floor_of(one, (0,)) is None, "one and two degrees of freedom"
+    two, one, once = (
+        repeated(simulator, (0, 1), 2),
+        repeated(simulator, (0,), 3),
+        [simulator.record((0, 1, 2, 3))],
+    )
+    assert floor_of(two + once, (0, 1)) is None and floor_of(one, (0,)) is None, (
+        "one and two degrees of freedom"
+    )
     pooled = [floor_of(two + one + once, gpus) for gpus in ((0, 1), (0,), (0, 1, 2, 3))]
     assert pooled[0] == pooled[1] == pooled[2] and pooled[0].freedom == 3
     enough = repeated(simulator, (0,), 4)
@@ -126,9 +148,18 @@ def test_few_runs_are_pooled_over_the_numbers_of_gpus_and_fewer_are_no_floor():
         assert floor_of([*enough, simulator.record((1,), **other)], (1,)) is None, other
     elsewhere = changed(once[0], environment=once[0].environment | {"host": "another"})
     assert floor_of([*enough, elsewhere], (0, 1, 2, 3)) is None
-    steps = [changed(record, metrics=record.metrics | {COST: 0.1 * number}) for number, record in enumerate(enough)]
-    assert floor_of(steps, (0,), COST).deviation == pytest.approx(np.std([0, 0.1, 0.2, 0.3], ddof=1)), "in ms: one is 0"
-    assert not has_floor("scaling/efficiency") and not has_floor("step/iterations") and has_floor("my/own_number")
+    steps = [
+        changed(record, metrics=record.metrics | {COST: 0.1 * number})
+        for number, record in enumerate(enough)
+    ]
+    assert floor_of(steps, (0,), COST).deviation == pytest.approx(
+        np.std([0, 0.1, 0.2, 0.3], ddof=1)
+    ), "in ms: one is 0"
+    assert (
+        not has_floor("scaling/efficiency")
+        and not has_floor("step/iterations")
+        and has_floor("my/own_number")
+    )
 
 
 # The file beside the studies.
@@ -142,7 +173,11 @@ def test_a_study_is_in_the_file_once_and_reads_the_others(tmp_path):
     assert not path.exists()
     for name in ("one", "two", "one"):
         update_noise_floor(tmp_path / name, made[name], notes.append)
-    assert notes == [] and list(floors_of(path)) == ["two", "one"] and path.stat().st_mode & 0o077 == 0o044
+    assert (
+        notes == []
+        and list(floors_of(path)) == ["two", "one"]
+        and path.stat().st_mode & 0o077 == 0o044
+    )
     assert json.loads(path.read_text())["studies"]["one"][0]["runs"] == 3
     found = floor_of(made["one"], (0, 1), others=of_other_studies(tmp_path / "one"))
     assert (found.freedom, found.runs) == (4, 6)
@@ -151,7 +186,9 @@ def test_a_study_is_in_the_file_once_and_reads_the_others(tmp_path):
     assert list(floors_of(path)) == ["two"], "runs that are gone"
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"version": 2, "studies": {}}', '{"version": 1, "studies": 3}'])
+@pytest.mark.parametrize(
+    "content", ["{", "[]", '{"version": 2, "studies": {}}', '{"version": 1, "studies": 3}']
+)
 def test_a_file_that_cannot_be_read_stays_and_is_named(tmp_path, content):
     notes, made = [], repeated(Simulator(), (0, 1), 3)
     (tmp_path / FILE).write_text(content)
@@ -162,7 +199,15 @@ def test_a_file_that_cannot_be_read_stays_and_is_named(tmp_path, content):
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"squares": -1}, {"squares": None}, {"freedom": 3}, {"runs": "9"}, {"world_size": True}, {"metric": 1}, {"x": 1}],
+    [
+        {"squares": -1},
+        {"squares": None},
+        {"freedom": 3},
+        {"runs": "9"},
+        {"world_size": True},
+        {"metric": 1},
+        {"x": 1},
+    ],
 )
 def test_a_damaged_row_counts_for_nothing(tmp_path, wrong):
     update_noise_floor(tmp_path / "one", repeated(Simulator(), (0, 1), 3), print)
@@ -187,12 +232,18 @@ def test_every_place_shows_the_interval_as_soon_as_its_floor_is_known(tmp_path):
     tracker = Tracker.open(Tracking(), tmp_path, "late")
 
     def stored():
-        (run,) = [run for run in tracker._client.search_runs([tracker._experiment]) if "validity" in run.data.tags]
+        (run,) = [
+            run
+            for run in tracker._client.search_runs([tracker._experiment])
+            if "validity" in run.data.tags
+        ]
         return run.info.run_id, [run.data.metrics.get(name) for name in names_of(RATE)]
 
     def on_terminal():
         console = Console(file=io.StringIO(), width=200)
-        with Screen([PlannedCell(record.cell)], [], console, of_other_studies(study.folder)) as screen:
+        with Screen(
+            [PlannedCell(record.cell)], [], console, of_other_studies(study.folder)
+        ) as screen:
             screen.settle(0, "finished", record)
         return console.file.getvalue()
 
@@ -201,17 +252,32 @@ def test_every_place_shows_the_interval_as_soon_as_its_floor_is_known(tmp_path):
     for _ in range(2):
         sync(study.folder)
     run_id, (low, high, runs) = stored()
-    half = quantile(4) * floor_of([record], (0, 1), others=of_other_studies(study.folder)).deviation * math.sqrt(2)
+    half = (
+        quantile(4)
+        * floor_of([record], (0, 1), others=of_other_studies(study.folder)).deviation
+        * math.sqrt(2)
+    )
     rate = record.metrics[RATE]
-    assert (low, high, runs) == (pytest.approx(rate * math.exp(-half)), pytest.approx(rate * math.exp(half)), 5)
-    assert len(tracker._client.get_metric_history(run_id, names_of(RATE)[0])) == 1, "twice changes nothing"
+    assert (low, high, runs) == (
+        pytest.approx(rate * math.exp(-half)),
+        pytest.approx(rate * math.exp(half)),
+        5,
+    )
+    assert len(tracker._client.get_metric_history(run_id, names_of(RATE)[0])) == 1, (
+        "twice changes nothing"
+    )
     share = f"±{100 * (high - low) / 2 / rate:.1f}"
-    assert share in on_terminal() and "± for the next run (95 %), from 5 runs of equal cells" in on_terminal()
+    assert (
+        share in on_terminal()
+        and "± for the next run (95 %), from 5 runs of equal cells" in on_terminal()
+    )
     content, findings = examine(study.folder)
     (point,) = findings.scaling.curves[0].points
     assert (point.rate.low, point.rate.high) == (pytest.approx(low), pytest.approx(high))
     captions = [table.caption for section in content.sections for table in section.tables]
-    assert any("95 % intervals for the next run, from 5 runs of equal cells" in one for one in captions)
+    assert any(
+        "95 % intervals for the next run, from 5 runs of equal cells" in one for one in captions
+    )
     assert "noise_floor" in {table.name for section in content.sections for table in section.tables}
     assert read(folder.record) == record, "the record stays as it was written"
 
@@ -225,5 +291,7 @@ def test_no_interval_within_a_process_is_shown():
     points = [point for curve in found.scaling.curves for point in curve.points]
     assert len(points) == 3
     assert all(
-        one is None or one.low is None for point in points for one in (point.rate, point.efficiency, point.baseline)
+        one is None or one.low is None
+        for point in points
+        for one in (point.rate, point.efficiency, point.baseline)
     )

@@ -31,9 +31,20 @@ def scaling():
 @pytest.fixture
 def odd(tmp_path):
     """A cell with an interval in its run, one whose runs all failed, one that is invalid, and metrics of the user's own."""
-    bad = {"verdict": "invalid", "codes": {"wrong_sum": "x"}, "unchecked": {}, "limits": {}, "not_applicable": {}}
+    bad = {
+        "verdict": "invalid",
+        "codes": {"wrong_sum": "x"},
+        "unchecked": {},
+        "limits": {},
+        "not_applicable": {},
+    }
     failure = {"cause": "oom", "rank": 1, "message": "memory ran out", "log_tail": ""}
-    failed = {"state": "failed", "failure": failure, "validity": bad | {"codes": {"failed": "x"}}, "metrics": {}}
+    failed = {
+        "state": "failed",
+        "failure": failure,
+        "validity": bad | {"codes": {"failed": "x"}},
+        "metrics": {},
+    }
     own = {"verdict": 7.0, "a/b": 1.0, "a_b": 2.0}
     records = [
         record(1, [0], 100.0, metrics=own),
@@ -50,12 +61,16 @@ def test_a_row_for_each_cell_has_the_median_of_its_runs_and_the_interval_of_the_
     counted = runs[runs["counts"]]
     medians = counted.groupby("cell")[RATE].median()
     assert dict(medians) == dict(zip(cells["cell"], cells[RATE], strict=True))
-    assert (cells[f"{RATE}_low"] < cells[RATE]).all() and (cells[RATE] < cells[f"{RATE}_high"]).all()
+    assert (cells[f"{RATE}_low"] < cells[RATE]).all() and (
+        cells[RATE] < cells[f"{RATE}_high"]
+    ).all()
     points = scaling.table("points")
     pairs = {f"scaling_efficiency_share{end}": f"efficiency{end}" for end in ("", "_low", "_high")}
     pairs |= {f"{RATE}{end}": f"images_per_second{end}" for end in ("", "_low", "_high")}
     for mine, reported in pairs.items():
-        found, wanted = (sorted(table[name].dropna()) for table, name in ((cells, mine), (points, reported)))
+        found, wanted = (
+            sorted(table[name].dropna()) for table, name in ((cells, mine), (points, reported))
+        )
         assert found == pytest.approx(wanted, rel=1e-12) and found, mine
 
 
@@ -67,7 +82,9 @@ def test_a_row_for_each_run_is_its_record(scaling):
         assert list(runs[column]) == [one.metrics[metric] for one in scaling.records]
     (drift,) = runs[~runs["counts"]].to_dict("records")
     assert (
-        drift["run"].endswith("drift") and "drift" in drift["left_out"] and math.isnan(float(drift["repeat"] or "nan"))
+        drift["run"].endswith("drift")
+        and "drift" in drift["left_out"]
+        and math.isnan(float(drift["repeat"] or "nan"))
     )
     assert set(runs["cell"]) == set(scaling.cells()["cell"])
 
@@ -76,9 +93,14 @@ def test_a_row_for_each_run_is_its_record(scaling):
 def test_what_is_unknown_is_na_and_types_say_what_a_column_holds(scaling, odd):
     cells = scaling.cells()
     kinds = {name: str(kind) for name, kind in cells.dtypes.items()}
-    assert {kinds[name] for name in ("cell", "gpus", "verdict", "codes", "strategy", "driver")} == {"string"}
+    assert {kinds[name] for name in ("cell", "gpus", "verdict", "codes", "strategy", "driver")} == {
+        "string"
+    }
     assert {kinds[name] for name in ("world_size", "runs", "batch_size", "channels")} == {"Int64"}
-    assert kinds["channels_last"] == "boolean" and kinds["scaling_efficiency_share"] == kinds[RATE] == "float64"
+    assert (
+        kinds["channels_last"] == "boolean"
+        and kinds["scaling_efficiency_share"] == kinds[RATE] == "float64"
+    )
     assert str(scaling.runs()["started_at"].dtype) == "datetime64[us, UTC]"
     without = cells[cells["strategy"] == "none"]
     assert without["comm_exchange_ms"].isna().all() and without["strategy_comm_hook"].isna().all()
@@ -86,11 +108,20 @@ def test_what_is_unknown_is_na_and_types_say_what_a_column_holds(scaling, odd):
 
     cells = odd.cells().set_index("gpus")
     assert list(cells["runs"]) == [1, 0, 0] and list(cells["codes"]) == ["", "failed", "wrong_sum"]
-    assert cells.loc[["0,1", "0,1,2"], [RATE, "scaling_efficiency_share", "a_b"]].isna().all(axis=None)
+    assert (
+        cells.loc[["0,1", "0,1,2"], [RATE, "scaling_efficiency_share", "a_b"]].isna().all(axis=None)
+    )
     assert cells.loc["0", f"{RATE}_low" : f"{RATE}_high"].isna().all()  # one run
     runs = odd.runs().set_index("gpus")
-    assert list(runs["state"]) == ["finished", "failed", "finished"] and list(runs["counts"]) == [True, False, False]
-    assert "memory ran out" in runs.loc["0,1", "left_out"] and runs.loc["0,1,2", "codes"] == "wrong_sum"
+    assert list(runs["state"]) == ["finished", "failed", "finished"] and list(runs["counts"]) == [
+        True,
+        False,
+        False,
+    ]
+    assert (
+        "memory ran out" in runs.loc["0,1", "left_out"]
+        and runs.loc["0,1,2", "codes"] == "wrong_sum"
+    )
     assert runs.loc["0", f"{RATE}_within_run_low"] == pytest.approx(99.9)
 
 
@@ -108,9 +139,16 @@ def test_a_study_without_records_has_empty_tables(tmp_path):
 
 
 def test_every_metric_has_a_column_of_its_own_with_its_unit():
-    names = {name: columns.of_metric(name) for name in metrics.METRICS if not {"{", "<"} & set(name)}
-    assert len(set(names.values())) == len(names) and all(one.isidentifier() for one in names.values())
-    assert names["comm/exchange_ms"] == "comm_exchange_ms" and names["ranks/spread"] == "ranks_spread_share"
+    names = {
+        name: columns.of_metric(name) for name in metrics.METRICS if not {"{", "<"} & set(name)
+    }
+    assert len(set(names.values())) == len(names) and all(
+        one.isidentifier() for one in names.values()
+    )
+    assert (
+        names["comm/exchange_ms"] == "comm_exchange_ms"
+        and names["ranks/spread"] == "ranks_spread_share"
+    )
     units = {
         "%": "share ratio fraction",
         "GB/s": "gb_per_s",
@@ -123,21 +161,41 @@ def test_every_metric_has_a_column_of_its_own_with_its_unit():
     for name, column in names.items():
         words = units.get(metrics.METRICS[name].unit, "").split()
         assert not words or any(word in column for word in words), name
-    assert columns.of_option("nccl.NCCL_P2P_LEVEL") == "NCCL_P2P_LEVEL" and columns.of_option("model.name") == "model"
+    assert (
+        columns.of_option("nccl.NCCL_P2P_LEVEL") == "NCCL_P2P_LEVEL"
+        and columns.of_option("model.name") == "model"
+    )
 
 
 def test_numbers_beyond_pandas_whole_numbers_stay_numbers():
-    assert columns.kind_of([1, None], "string") == "Int64" and columns.kind_of([2**70], "string") == "float64"
-    assert columns.kind_of([None], "float64") == "float64" and columns.kind_of([1, "auto"], "float64") == "string"
+    assert (
+        columns.kind_of([1, None], "string") == "Int64"
+        and columns.kind_of([2**70], "string") == "float64"
+    )
+    assert (
+        columns.kind_of([None], "float64") == "float64"
+        and columns.kind_of([1, "auto"], "float64") == "string"
+    )
 
 
 def test_figures_and_sentences_are_those_of_the_report(scaling):
-    assert scaling.sentences == scaling.report.finding and any("99.5" in one for one in scaling.sentences)
-    pictures = {picture.name: picture for section in scaling.report.sections for picture in section.pictures}
-    assert set(scaling.figures) == set(pictures) == set(scaling.captions) >= {"scaling-1", "efficiency-1", "topology-1"}
+    assert scaling.sentences == scaling.report.finding and any(
+        "99.5" in one for one in scaling.sentences
+    )
+    pictures = {
+        picture.name: picture for section in scaling.report.sections for picture in section.pictures
+    }
+    assert (
+        set(scaling.figures)
+        == set(pictures)
+        == set(scaling.captions)
+        >= {"scaling-1", "efficiency-1", "topology-1"}
+    )
     assert scaling.figures["efficiency-1"].axes[0].get_ylabel() == "efficiency"
     with style():
-        scaling.figures["efficiency-1"].savefig(saved := io.BytesIO(), format="svg", metadata={"Date": None})
+        scaling.figures["efficiency-1"].savefig(
+            saved := io.BytesIO(), format="svg", metadata={"Date": None}
+        )
     assert saved.getvalue().decode() == pictures["efficiency-1"].svg
 
 
@@ -148,7 +206,9 @@ def test_an_unknown_table_is_named_with_those_that_there_are(scaling):
 
 def test_without_pandas_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(ImportError, match=r"tables need pandas, .* pip install -e '\.\[notebook\]'"):
+    with pytest.raises(
+        ImportError, match=r"tables need pandas, .* pip install -e '\.\[notebook\]'"
+    ):
         frame([], {})
 
 
@@ -164,14 +224,19 @@ def test_the_example_notebook_runs(tmp_path, monkeypatch):
 
     notebook = nbformat.read(EXAMPLE, 4)
     nbformat.validate(notebook)
-    assert not any(cell.outputs or cell.execution_count for cell in notebook.cells if cell.cell_type == "code")
+    assert not any(
+        cell.outputs or cell.execution_count for cell in notebook.cells if cell.cell_type == "code"
+    )
     monkeypatch.setenv("PYTHONPATH", str(EXAMPLE.parent.parent.parent))
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     where = {"metadata": {"path": str(tmp_path)}}
     NotebookClient(notebook, kernel_name="python3", timeout=200, resources=where).execute()
     outputs = [out for cell in notebook.cells if cell.cell_type == "code" for out in cell.outputs]
     shown = [out["data"] for out in outputs if "data" in out]
-    assert sum("image/png" in data for data in shown) == 2 and sum("text/html" in data for data in shown) == 3
+    assert (
+        sum("image/png" in data for data in shown) == 2
+        and sum("text/html" in data for data in shown) == 3
+    )
     assert not [out for out in outputs if out.output_type == "stream" and out.name == "stderr"]
     losses = statistics.fmean(float(line.split()[-1]) for line in _losses(shown))
     assert 0 < losses < 10

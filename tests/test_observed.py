@@ -30,7 +30,9 @@ def record(gpus=(0, 3), **nccl: str) -> Record:
 def folder(path: Path, capture: str, replaced: str = "", by: str = "") -> CellFolder:
     """A cell's folder with one captured NCCL log in it."""
     (path / "nccl").mkdir(parents=True)
-    (path / "nccl" / "vm.1.log").write_text((DATA / capture).read_text(errors="replace").replace(replaced or "\0", by))
+    (path / "nccl" / "vm.1.log").write_text(
+        (DATA / capture).read_text(errors="replace").replace(replaced or "\0", by)
+    )
     return CellFolder(path)
 
 
@@ -62,7 +64,10 @@ def test_a_setting_that_nccl_did_not_take_is_invalid(tmp_path):
 def test_a_setting_that_changed_nothing_is_a_finding(tmp_path):
     asked, plain = record(NCCL_P2P_LEVEL="SYS"), record()
     cell = folder(
-        tmp_path / "cell", LOC, "NCCL_P2P_LEVEL set by environment to LOC", "NCCL_P2P_LEVEL set by environment to SYS"
+        tmp_path / "cell",
+        LOC,
+        "NCCL_P2P_LEVEL set by environment to LOC",
+        "NCCL_P2P_LEVEL set by environment to SYS",
     )
     same = folder(tmp_path / "plain", LOC, "NCCL_P2P_LEVEL set by environment to LOC", "nothing")
     effective = observe(asked, cell, [plain], lambda _: same)
@@ -71,7 +76,8 @@ def test_a_setting_that_changed_nothing_is_a_finding(tmp_path):
     assert (
         "setting_no_effect"
         not in judge(
-            dataclasses.replace(asked, effective=observe(asked, cell, [], lambda _: same)), ValidityLimits()
+            dataclasses.replace(asked, effective=observe(asked, cell, [], lambda _: same)),
+            ValidityLimits(),
         ).codes
     )
 

@@ -9,7 +9,7 @@ from cells import make_cell
 from hydra import compose
 from omegaconf import OmegaConf
 
-from analysis.report.names import differing
+from analysis.study.names import differing
 from conf.cell import Cell, Optimizer
 from conf.options import Refused
 from conf.resolve import checked, resolve
@@ -18,11 +18,15 @@ from trainers.optimizers import FlatSteps, name_of, optimizer_of, settings
 RECORDS = sorted(Path(__file__).parent.glob("data/h200_x2/*/*/record.json"))[:20]
 ASKED = {
     "sgd": Optimizer(learning_rate=0.1, momentum=0.8, weight_decay=0.01),
-    "adamw": Optimizer(name="adamw", learning_rate=0.01, weight_decay=0.1, beta1=0.8, beta2=0.95, epsilon=1e-6),
+    "adamw": Optimizer(
+        name="adamw", learning_rate=0.01, weight_decay=0.1, beta1=0.8, beta2=0.95, epsilon=1e-6
+    ),
 }
 PLAIN = {
     "sgd": lambda weights: torch.optim.SGD([weights], 0.1, 0.8, weight_decay=0.01, foreach=False),
-    "adamw": lambda weights: torch.optim.AdamW([weights], 0.01, (0.8, 0.95), 1e-6, 0.1, foreach=False),
+    "adamw": lambda weights: torch.optim.AdamW(
+        [weights], 0.01, (0.8, 0.95), 1e-6, 0.1, foreach=False
+    ),
 }
 
 
@@ -70,7 +74,10 @@ def test_auto_is_each_optimizers_own(hydra):
             "optimizer.momentum=0.5: accepted with optimizer.name=sgd",
         ),
         (["optimizer.name=adam"], "optimizer.name=adam: accepted are sgd or adamw"),
-        (["optimizer.learning_rate=fast"], "optimizer.learning_rate=fast: accepted is auto or a number of at least 0"),
+        (
+            ["optimizer.learning_rate=fast"],
+            "optimizer.learning_rate=fast: accepted is auto or a number of at least 0",
+        ),
     ],
 )
 def test_what_an_optimizer_does_not_have_is_refused(hydra, overrides, said):

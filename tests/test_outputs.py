@@ -43,7 +43,10 @@ OCCUPIED = {
 @pytest.mark.parametrize("reason", OCCUPIED)
 def test_a_store_is_made_only_where_nothing_or_a_store_is(launch, tmp_path, reason):
     (tmp_path / "outputs").mkdir()
-    for place, option in (("outputs/mlflow.db", ()), ("own.db", (f"tracking.uri=sqlite:///{tmp_path}/own.db",))):
+    for place, option in (
+        ("outputs/mlflow.db", ()),
+        ("own.db", (f"tracking.uri=sqlite:///{tmp_path}/own.db",)),
+    ):
         file = tmp_path / place
         OCCUPIED[reason](file, tmp_path)
         before = state(file)
@@ -96,7 +99,9 @@ def test_what_mlflow_and_sqlite_write_beside_the_store_is_no_link(launch, tmp_pa
     assert "is a link" in refusal(launch)
     with pytest.raises(TrackingUnavailable, match="is a link"):  # python -m launch sync
         Tracker.open(Tracking(), tmp_path / "outputs", "s")
-    assert not any((tmp_path / "mine").iterdir()) and not (tmp_path / "outputs" / "mlflow.db").exists()
+    assert (
+        not any((tmp_path / "mine").iterdir()) and not (tmp_path / "outputs" / "mlflow.db").exists()
+    )
 
 
 def test_a_cell_that_becomes_a_link_after_the_plan_fails_alone(launch, tmp_path, monkeypatch):
@@ -130,7 +135,9 @@ def test_planning_writes_nothing(launch, monkeypatch):
     """No folder for temporary files, and any write would raise: a plan needs none."""
     monkeypatch.setattr(tempfile, "_mkstemp_inner", None)
     monkeypatch.setattr(tempfile, "mkdtemp", None)
-    monkeypatch.setattr(plan, "refuse_small_limits", lambda: None)  # it would refuse the limit itself
+    monkeypatch.setattr(
+        plan, "refuse_small_limits", lambda: None
+    )  # it would refuse the limit itself
     allowed = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, allowed[1]))
     try:
@@ -139,9 +146,15 @@ def test_planning_writes_nothing(launch, monkeypatch):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, allowed)
     assert [(status, said) for status, _, said in plans] == [(0, "")] * 2
-    assert code == 2 and err.startswith("launch.py: output_dir=outputs: cannot be written: ") and err.count("\n") == 1
+    assert (
+        code == 2
+        and err.startswith("launch.py: output_dir=outputs: cannot be written: ")
+        and err.count("\n") == 1
+    )
 
 
 @pytest.mark.parametrize("number", ["inf", "nan", "-inf"])
 def test_numbers_are_finite(launch, number):
-    assert f"engine.cell_timeout_s={number}: accepted is" in refusal(launch, f"engine.cell_timeout_s={number}")
+    assert f"engine.cell_timeout_s={number}: accepted is" in refusal(
+        launch, f"engine.cell_timeout_s={number}"
+    )

@@ -69,7 +69,7 @@ BENCHMARK = '''"""How long a barrier takes."""
 
 import time
 
-from benchmarks.rank.result import Result
+from benchmarks.rank.ranks import Result
 
 
 def run(cell, ranks, reporter):
@@ -137,10 +137,18 @@ FILES = {
     "src/my_package/models.py": MODEL,
     "src/my_package/with_torch.py": "import torch\n\n\ndef refuse(cell, room): ...\n",
     "conf/strategy/one_by_one.yaml": STRATEGY_YAML,
-    "conf/strategy/half.yaml": STRATEGY_YAML.replace("one_by_one\n", "half\n").replace("scale: 1.0 ", "scale: 0.5 "),
+    "conf/strategy/half.yaml": STRATEGY_YAML.replace("one_by_one\n", "half\n").replace(
+        "scale: 1.0 ", "scale: 0.5 "
+    ),
     "conf/benchmark/barrier.yaml": BENCHMARK_YAML,
 }
-BARRIER = ("--config-dir=conf", "gpus=0,1", "benchmark=barrier", "tracking=none", "validity.foreign_cpu_limit=1")
+BARRIER = (
+    "--config-dir=conf",
+    "gpus=0,1",
+    "benchmark=barrier",
+    "tracking=none",
+    "validity.foreign_cpu_limit=1",
+)
 
 
 def forget_package():
@@ -174,11 +182,29 @@ def trained(tmp_path_factory):
     """
     own = with_files(tmp_path_factory.mktemp("trained"))
     text = (ROOT / "conf" / "strategy" / "kvstore_device.yaml").read_text()
-    text = text.replace("name: kvstore_device", "name: owners").replace("reduce: sharded ", "reduce: owner ")
+    text = text.replace("name: kvstore_device", "name: owners").replace(
+        "reduce: sharded ", "reduce: owner "
+    )
     (own.folder / "conf" / "strategy" / "owners.yaml").write_text(text)
-    model = ("model.library=python", "model.builder=my_package.models:build", "+model.options.width=8")
-    done = own("-m", "--config-dir", "conf", "gpus=0,1", "strategy=one_by_one,half,owners", *SHORT, *model, *QUIET)
-    return own, {content["cell"]["strategy"]["name"]: (one, content) for one, content in records_of(own, done)}
+    model = (
+        "model.library=python",
+        "model.builder=my_package.models:build",
+        "+model.options.width=8",
+    )
+    done = own(
+        "-m",
+        "--config-dir",
+        "conf",
+        "gpus=0,1",
+        "strategy=one_by_one,half,owners",
+        *SHORT,
+        *model,
+        *QUIET,
+    )
+    return own, {
+        content["cell"]["strategy"]["name"]: (one, content)
+        for one, content in records_of(own, done)
+    }
 
 
 @pytest.fixture(scope="module")
@@ -207,7 +233,10 @@ def test_a_strategy_of_ones_own_trains(trained):
     assert record.checks["gradient_error"] <= record.checks["gradient_tolerance"]
     assert content["cell"]["strategy"] == {"name": "one_by_one", "scale": 1.0, "rounds": 2}
     declared = content["cell"]["declared"]["strategy"]
-    assert declared == {"target": "my_package.strategies.OneByOne", "sha256": hash_of(own, "strategies.py")}
+    assert declared == {
+        "target": "my_package.strategies.OneByOne",
+        "sha256": hash_of(own, "strategies.py"),
+    }
     assert content["schema_version"] == SCHEMA_VERSION
 
 
@@ -235,27 +264,39 @@ def report_again(own, monkeypatch, is_found=True):
     return (own.folder / "outputs" / "default" / "report" / "report.md").read_text()
 
 
-def test_a_benchmark_of_ones_own_brings_its_section_of_the_report(timed_barrier, copied, monkeypatch):
+def test_a_benchmark_of_ones_own_brings_its_section_of_the_report(
+    timed_barrier, copied, monkeypatch
+):
     own, (_, record, content) = copied, timed_barrier
-    assert content["cell"]["declared"]["benchmark"]["section"] == "my_package.barrier.section.section"
+    assert (
+        content["cell"]["declared"]["benchmark"]["section"] == "my_package.barrier.section.section"
+    )
     folder = own.folder / "outputs" / "default" / "report"
-    us, finding = record.metrics["barrier/us"], f"The shortest barrier took {record.metrics['barrier/us']:.9f} µs."
+    us, finding = (
+        record.metrics["barrier/us"],
+        f"The shortest barrier took {record.metrics['barrier/us']:.9f} µs.",
+    )
     assert (folder / "tables" / "barriers.csv").read_text() == f"us\n{us}\n"
     page = (folder / "index.html").read_text()
     places = [page.index(f'<section id="{anchor}">') for anchor in ("barrier", "validity", "cells")]
-    assert finding in page and places == sorted(places) and '<a href="#barrier">Barriers</a>' in page
+    assert (
+        finding in page and places == sorted(places) and '<a href="#barrier">Barriers</a>' in page
+    )
     written = (folder / "report.md").read_text()
     assert report_again(own, monkeypatch) == written
     text = report_again(own, monkeypatch, is_found=False)
     assert (
-        "This section cannot be made: my\\_package.barrier.section.section: cannot be imported (ModuleNotFound" in text
+        "This section cannot be made: my\\_package.barrier.section.section: cannot be imported (ModuleNotFound"
+        in text
     )
     assert "## Every cell" in text and not (folder / "tables" / "barriers.csv").exists()
     (own.folder / "src" / "my_package" / "barrier" / "section.py").write_text(
         "def section(study, findings):\n    return 1 / 0\n"
     )
     text = report_again(own, monkeypatch)
-    assert "my\\_package.barrier.section.section failed (ZeroDivisionError: division by zero)." in text
+    assert (
+        "my\\_package.barrier.section.section failed (ZeroDivisionError: division by zero)." in text
+    )
 
 
 def test_a_model_of_ones_own_trains(trained):
@@ -269,7 +310,9 @@ def test_a_model_of_ones_own_trains(trained):
 def test_a_builder_that_returns_no_module_says_so(own, monkeypatch):
     monkeypatch.syspath_prepend(str(own.folder / "src"))
     network = Network("mine", "python", "my_package.models:nothing", 1, 10, 28, 0.0, {"width": 8})
-    with pytest.raises(TypeError, match=r"models:nothing: returned str; accepted is a torch\.nn\.Module"):
+    with pytest.raises(
+        TypeError, match=r"models:nothing: returned str; accepted is a torch\.nn\.Module"
+    ):
         models.build(network)
 
 
@@ -323,20 +366,32 @@ def test_what_cannot_be_is_one_sentence(own, monkeypatch, launch, arguments, sen
 @pytest.mark.parametrize(
     ("yaml", "sentence"),
     [
-        ("name: mine\nsize: 1\n", "mine.yaml: has no _target_, the dotted name of the class or function"),
+        (
+            "name: mine\nsize: 1\n",
+            "mine.yaml: has no _target_, the dotted name of the class or function",
+        ),
         (
             "name: mine\n_target_: my_package.strategies.OneByTwo\n",
             "mine.yaml: _target_=my_package.strategies.OneByTwo: ",
         ),
-        ("name: mine\n_target_: my_package.absent.Strategy\n", "Python finds no module my_package.absent"),
-        ("name: mine\n_target_: x.y\naccepts: [size]\n", "mine.yaml: accepts is ['size']; accepted is a mapping"),
+        (
+            "name: mine\n_target_: my_package.absent.Strategy\n",
+            "Python finds no module my_package.absent",
+        ),
+        (
+            "name: mine\n_target_: x.y\naccepts: [size]\n",
+            "mine.yaml: accepts is ['size']; accepted is a mapping",
+        ),
         ("name: none_of_that\n_target_: x.y\n", "strategy.name=none_of_that: accepted are"),
         (
             f"name: mine\n_target_: x.y\nsize: 1\naccepts: {{size: {{least: 1{'0' * 400}}}}}\n",
             "accepts.size.least has 1329 bits",
         ),
         (f"name: mine\n_target_: x.y\nsize: {'[' * 60}\n", "mine.yaml: deeper than 50 levels"),
-        ("name: mine\n_target_: x.y\nsize: 1\naccepts: {size: {words: [1.5]}}\n", "strategy.size=1: accepted are 1.5"),
+        (
+            "name: mine\n_target_: x.y\nsize: 1\naccepts: {size: {words: [1.5]}}\n",
+            "strategy.size=1: accepted are 1.5",
+        ),
     ],
 )
 def test_a_wrong_yaml_is_one_sentence(own, monkeypatch, launch, yaml, sentence):
@@ -350,14 +405,18 @@ def test_a_wrong_yaml_is_one_sentence(own, monkeypatch, launch, yaml, sentence):
 
 def test_code_is_found_without_running_it(own, monkeypatch):
     monkeypatch.syspath_prepend(str(own.folder / "src"))
-    (own.folder / "src" / "my_package" / "models.py").write_text("raise SystemExit('run')\n\n\nclass Net: ...\n")
+    (own.folder / "src" / "my_package" / "models.py").write_text(
+        "raise SystemExit('run')\n\n\nclass Net: ...\n"
+    )
     (own.folder / "src" / "space").mkdir()
     (own.folder / "src" / "space" / "inner").mkdir()
     (own.folder / "src" / "space" / "inner" / "code.py").write_text(
         "try:\n    from json import dumps as build\nfinally: ...\n"
     )
     assert source_file("x", "my_package.models:Net").name == "models.py"
-    assert source_file("x", "space.inner.code.build").parent.name == "inner"  # packages without __init__.py
+    assert (
+        source_file("x", "space.inner.code.build").parent.name == "inner"
+    )  # packages without __init__.py
     assert "my_package" not in sys.modules
     assert sha256_of_foreign_code("x", "trainers.strategies.none.NoExchange") is None
     assert locate("conf.targets:locate") is locate
@@ -367,18 +426,24 @@ def test_code_is_found_without_running_it(own, monkeypatch):
 
 @pytest.mark.parametrize("rule", ["refuse", "derive"])
 def test_torch_in_the_launching_process_is_refused_before_a_start(own, rule):
-    text = BENCHMARK_YAML.replace("refuse: my_package.barrier.request.refuse", f"{rule}: my_package.with_torch.refuse")
+    text = BENCHMARK_YAML.replace(
+        "refuse: my_package.barrier.request.refuse", f"{rule}: my_package.with_torch.refuse"
+    )
     (own.folder / "conf" / "benchmark" / "barrier.yaml").write_text(text)
     done = own("--config-dir", "conf", "gpus=0,1", "benchmark=barrier", "dry_run=true")
     assert done.returncode == 2
-    assert "my_package.with_torch.refuse: imports torch; the launching process calls it" in done.stderr
+    assert (
+        "my_package.with_torch.refuse: imports torch; the launching process calls it" in done.stderr
+    )
 
 
 def test_a_variant_that_differs_in_options_is_a_yaml_alone(trained):
     record, content = trained[1]["owners"]
     assert record.state == "finished" and record.validity.verdict != "invalid"
     assert content["cell"]["strategy"]["reduce"] == "owner"
-    assert "sha256" not in content["cell"]["declared"]["strategy"], "Ringside's own code is known by its commit"
+    assert "sha256" not in content["cell"]["declared"]["strategy"], (
+        "Ringside's own code is known by its commit"
+    )
 
 
 def test_version_says_what_ringside_runs_on():
@@ -388,13 +453,28 @@ def test_version_says_what_ringside_runs_on():
         "except SystemExit as ended: print('status', ended.code, 'torch' in sys.modules)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", script],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
     )
     *lines, status = done.stdout.splitlines()
     assert status == "status 0 False"
     said = {line[:14].strip(): line[15:] for line in lines}
-    assert list(said) == ["Ringside", "commit", "record schema", "Python", "torch", "NCCL", "NVIDIA driver"]
-    assert said["record schema"] == str(SCHEMA_VERSION) and said["Python"] == ".".join(map(str, sys.version_info[:3]))
+    assert list(said) == [
+        "Ringside",
+        "commit",
+        "record schema",
+        "Python",
+        "torch",
+        "NCCL",
+        "NVIDIA driver",
+    ]
+    assert said["record schema"] == str(SCHEMA_VERSION) and said["Python"] == ".".join(
+        map(str, sys.version_info[:3])
+    )
     assert said["Ringside"] == "0.1.0" and all(said.values())
 
 
@@ -435,7 +515,9 @@ def test_a_wrong_file_of_a_benchmark_is_one_sentence(own, monkeypatch, launch, t
         )
     )
     monkeypatch.syspath_prepend(str(own.folder / "src"))
-    code, out, err = launch("--config-dir", str(tmp_path / "wrong"), "benchmark=wrong", "device=cpu", "dry_run=true")
+    code, out, err = launch(
+        "--config-dir", str(tmp_path / "wrong"), "benchmark=wrong", "device=cpu", "dry_run=true"
+    )
     assert (code, out) == (2, "") and err.startswith("launch.py: ") and err.count("\n") == 1
     assert WRONG_FILES[content] in err
 

@@ -11,18 +11,24 @@ import pytest
 from cells import make_cell
 
 from analysis.report.folder import write_folder
-from benchmarks.host import processes
-from benchmarks.rank.reporter import Reporter
+from benchmarks.agent import processes
+from benchmarks.rank.ranks import Reporter
 from benchmarks.record import CellFolder, Lines, RecordError, own_files, read, read_lines
 from benchmarks.record.own_files import NotOurs
 from conf.options import Refused
 from conf.variables import UMASK
-from launch.study.noise_floor import update_noise_floor
+from launch.study.background import update_noise_floor
 from launch.study.study import StudyFolder
 from launch.tracking.store import TrackingUnavailable, store_lock
 
 pytestmark = pytest.mark.timeout(20)  # a writer that waits for a pipe waits for ever
-DETAILS = {"environment": {"topology": "GPU0"}, "sweep_id": "s", "overrides": [], "drift": False, "study": "s"}
+DETAILS = {
+    "environment": {"topology": "GPU0"},
+    "sweep_id": "s",
+    "overrides": [],
+    "drift": False,
+    "study": "s",
+}
 
 
 def a_second_name(path, mine):
@@ -89,7 +95,13 @@ def seen(folder):
     found = {}
     for path in sorted(folder.rglob("*")):
         mode = path.lstat().st_mode
-        holds = path.read_bytes() if stat.S_ISREG(mode) else path.readlink() if stat.S_ISLNK(mode) else None
+        holds = (
+            path.read_bytes()
+            if stat.S_ISREG(mode)
+            else path.readlink()
+            if stat.S_ISLNK(mode)
+            else None
+        )
         found[str(path.relative_to(folder))] = stat.S_IFMT(mode), holds
     return found
 
@@ -145,7 +157,9 @@ def test_the_umask_decides_who_may_read(tmp_path, mask, sticky):
     finally:
         os.umask(before)
     for path in tmp_path.rglob("*"):
-        assert stat.S_IMODE(path.stat().st_mode) == (0o777 if path.is_dir() else 0o666) & ~mask, path
+        assert stat.S_IMODE(path.stat().st_mode) == (0o777 if path.is_dir() else 0o666) & ~mask, (
+            path
+        )
     assert {path.name for path in folder.iterdir()} == set(WRITERS), "nothing else is left"
 
 
@@ -196,12 +210,25 @@ def test_a_study_whose_journal_is_something_else_is_refused(tmp_path, mine, thin
     (tmp_path / "s").mkdir()
     IN_THE_WAY[thing](tmp_path / "s" / "journal.jsonl", mine)
     before = seen(tmp_path)
-    with pytest.raises(Refused, match=r"output_dir=.*: cannot be written \(.*journal.jsonl (is|has) (a|no) .*\)"):
+    with pytest.raises(
+        Refused, match=r"output_dir=.*: cannot be written \(.*journal.jsonl (is|has) (a|no) .*\)"
+    ):
         StudyFolder(str(tmp_path), "s")
     assert seen(tmp_path) == before
 
 
-PARTS = ("", ".lock", ".aside", "record.json", "attempt.json", "cell.json", "topology.txt", "ranks", "logs", "nccl")
+PARTS = (
+    "",
+    ".lock",
+    ".aside",
+    "record.json",
+    "attempt.json",
+    "cell.json",
+    "topology.txt",
+    "ranks",
+    "logs",
+    "nccl",
+)
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -286,7 +313,9 @@ def test_a_report_replaces_its_own_files_only(tmp_path, mine, name, thing):
         assert seen(tmp_path) == before
     else:  # an empty folder, or a second name of the user's file: its first name keeps what it held
         assert thing in ("folder", "second name")
-        assert seen(mine) == {name.removeprefix("mine/"): one for name, one in before.items() if "mine/" in name}
+        assert seen(mine) == {
+            name.removeprefix("mine/"): one for name, one in before.items() if "mine/" in name
+        }
 
 
 def test_readers_of_a_study_do_not_wait_for_a_pipe(tmp_path):
@@ -328,26 +357,26 @@ ALLOWED = {
         {"tempfile.TemporaryDirectory", "packed.open", "sqlite3.connect"}, "in a new folder of a random name, which is removed"
     ),
     "analysis/trace/source.py": ({"tempfile.TemporaryDirectory", "plain.open"}, "in a scratch folder, which is removed"),
-    "benchmarks/host/scratch.py": (
+    "benchmarks/agent/scratch.py": (
         {"folder.mkdir", "os.open"}, "mkdir fails where anything is; the lock of a folder of ours, never through a link"
     ),
-    "benchmarks/rank/serve.py": ({"os.open"}, "/dev/null"),
+    "benchmarks/rank/host_agent.py": ({"os.open"}, "/dev/null"),
     "benchmarks/record/cell_folder.py": (
         {"(self.path / part).mkdir", "path.rename", "aside.rename"}, "mkdir fails where anything is; moves inside a cell's folder"
     ),
     "benchmarks/timing/c_calls.py": (
         {"tempfile.TemporaryDirectory", "source.write_text"}, "in a scratch folder, which is removed"
     ),
-    "benchmarks/training/profiled_pass.py": ({"profiler.export_chrome_trace"}, "torch writes it, into a folder made anew"),
+    "benchmarks/training/passes.py": ({"profiler.export_chrome_trace"}, "torch writes it, into a folder made anew"),
     "benchmarks/record/visible.py": ({"os.open"}, "/dev/null"),
-    "launch/engines/remote.py": ({"open"}, "a descriptor that own_files opened"),
+    "launch/engines/hosts.py": ({"open"}, "a descriptor that own_files opened"),
     "launch/engines/submit.py": ({"folder.mkdir"}, "own_files then looks whether it is a folder, and no link"),
     "launch/profile/profiled_pass.py": ({"folder.profile.path.rename"}, "a folder of this attempt, inside the cell's"),
     "launch/tracking/store.py": (
         {"file.parent.mkdir", "path.parent.mkdir", "os.link", "sqlite3.connect"},
         "MLflow and SQLite write the store; its folder is the user's to name; os.link fails where anything is",
     ),
-    "trainers/shared_memory.py": ({"os.open"}, "in /dev/shm: made anew with O_EXCL, for this user alone"),
+    "trainers/memory.py": ({"os.open"}, "in /dev/shm: made anew with O_EXCL, for this user alone"),
 }  # fmt: skip
 
 
@@ -355,9 +384,17 @@ ALLOWED = {
 def calls():
     """{module: its calls} of everything that Ringside runs."""
     packages = ("conf", "trainers", "benchmarks", "launch", "analysis")
-    paths = [ROOT / "launch.py", *(path for package in packages for path in (ROOT / package).rglob("*.py"))]
-    trees = {str(path.relative_to(ROOT)): ast.walk(ast.parse(path.read_text(encoding="utf-8"))) for path in paths}
-    return {name: [node for node in tree if isinstance(node, ast.Call)] for name, tree in trees.items()}
+    paths = [
+        ROOT / "launch.py",
+        *(path for package in packages for path in (ROOT / package).rglob("*.py")),
+    ]
+    trees = {
+        str(path.relative_to(ROOT)): ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for path in paths
+    }
+    return {
+        name: [node for node in tree if isinstance(node, ast.Call)] for name, tree in trees.items()
+    }
 
 
 def made_by(module):
@@ -365,15 +402,25 @@ def made_by(module):
     for node in calls()[module]:
         name, given = ast.unparse(node.func), [*node.args, *(one.value for one in node.keywords)]
         last = name.rpartition(".")[2]
-        modes = [one.value for one in given if isinstance(one, ast.Constant) and isinstance(one.value, str)]
-        opens = any({*mode} & {*"wax+"} and {*mode} <= {*"rwaxbt+"} for mode in modes) or "os.O_" in ast.unparse(node)
-        moves = last == "replace" and len(node.args) == 1 and not node.keywords  # of a path; text has two arguments
+        modes = [
+            one.value
+            for one in given
+            if isinstance(one, ast.Constant) and isinstance(one.value, str)
+        ]
+        opens = any(
+            {*mode} & {*"wax+"} and {*mode} <= {*"rwaxbt+"} for mode in modes
+        ) or "os.O_" in ast.unparse(node)
+        moves = (
+            last == "replace" and len(node.args) == 1 and not node.keywords
+        )  # of a path; text has two arguments
         if last in MAKING or name == "sqlite3.connect" or moves or (last == "open" and opens):
             yield name
 
 
 def test_no_other_module_makes_files_by_itself():
-    found = {module: {*made_by(module)} for module in calls() if not module.endswith("/own_files.py")}
+    found = {
+        module: {*made_by(module)} for module in calls() if not module.endswith("/own_files.py")
+    }
     assert {module: made for module, made in found.items() if made} == {
         module: made for module, (made, _) in ALLOWED.items()
     }
@@ -387,4 +434,6 @@ def test_no_text_of_a_file_is_what_the_locale_makes_of_it():
         if isinstance(node.func, ast.Attribute) and node.func.attr in ("read_text", "write_text")
     ]
     named = [(module, node.lineno, {one.arg for one in node.keywords}) for module, node in in_files]
-    assert named and [(module, line) for module, line, words in named if "encoding" not in words] == []
+    assert (
+        named and [(module, line) for module, line, words in named if "encoding" not in words] == []
+    )

@@ -7,11 +7,10 @@ import torch
 from cells import make_cell
 from torch import nn
 
-from benchmarks.training import digest
+from benchmarks.training import correctness as digest
 from conf.cell import Cell, Network
 from trainers import models
-from trainers.batches import DISTINCT, synthetic
-from trainers.own_model import OwnModel
+from trainers.batches import DISTINCT, OwnModel, synthetic
 from trainers.step import Training
 
 CPU = torch.device("cpu")
@@ -25,7 +24,9 @@ class Tokens(OwnModel):
         self.length, self.scores = length, nn.Embedding(5, 5)
 
     def batch(self, samples, generator):
-        text = torch.randint(5, (samples, self.length + 1), generator=generator, device=generator.device)
+        text = torch.randint(
+            5, (samples, self.length + 1), generator=generator, device=generator.device
+        )
         return text[:, :-1], text[:, 1:]
 
     def forward(self, tokens):
@@ -41,7 +42,9 @@ class Tokens(OwnModel):
 def cell_of(builder, **options):
     """A cell of one rank with a model of this file."""
     network = Network("mine", "python", f"{__name__}:{builder}", 0, 0, 0, 0.0, options, "samples")
-    return dataclasses.replace(make_cell((0,), batch_size=4, strategy={"name": "none"}), model=network)
+    return dataclasses.replace(
+        make_cell((0,), batch_size=4, strategy={"name": "none"}), model=network
+    )
 
 
 def drawn(rank, **changed):
@@ -98,7 +101,10 @@ class OneTensor(Tokens):
 @pytest.mark.parametrize(
     ("builder", "sentence"),
     [
-        ("TooMany", r":TooMany\.batch gave a batch of a tensor \[5, 3\]; accepted are batch_size=4 samples"),
+        (
+            "TooMany",
+            r":TooMany\.batch gave a batch of a tensor \[5, 3\]; accepted are batch_size=4 samples",
+        ),
         (
             "NoTargets",
             r":NoTargets\.batch gave tuple of a tensor \[4, 3\]; accepted is a tuple of tensors: what forward takes",
@@ -116,7 +122,9 @@ def plain(length=3):
 
 
 def test_a_builder_of_samples_that_returns_another_module_is_named():
-    with pytest.raises(TypeError, match=r":plain: returned Linear; accepted is a trainers\.own_model\.OwnModel"):
+    with pytest.raises(
+        TypeError, match=r":plain: returned Linear; accepted is a trainers\.own_model\.OwnModel"
+    ):
         models.build(cell_of("plain").model)
 
 
@@ -135,7 +143,10 @@ SAMPLES = ("model.library=python", f"model.builder={__name__}:Tokens", "model.in
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["model.inputs=samples"], "model.inputs=samples: accepted with model.library=python, a model of your own"),
+        (
+            ["model.inputs=samples"],
+            "model.inputs=samples: accepted with model.library=python, a model of your own",
+        ),
         ([*SAMPLES, "image_size=64"], "image_size=64: accepted with model.inputs=images only"),
         ([*SAMPLES, "model.classes=7"], "model.classes=7: accepted with model.inputs=images only"),
         (["model.inputs=tokens"], "model.inputs=tokens: accepted are images or samples"),

@@ -10,11 +10,11 @@ import pytest
 from cells import make_cell
 from own_user import QUIET, SHORT, records_of, user
 
-from analysis.findings.study import Study
 from analysis.prediction.calibration import calibrate
 from analysis.prediction.draws import best, exactly
 from analysis.prediction.forecast import forecast
 from analysis.prediction.links.model import DIRECT, ExchangeWire, TimeCurve
+from analysis.study.study import Study
 from conf import groups
 from conf.cell import Network
 from conf.options import Refused
@@ -44,7 +44,14 @@ def ran(tmp_path_factory):
     own = user(folder, python_path=".")
     options = [one for one in SHORT if not one.startswith(("model=", "batch_size="))]
     done = own(
-        "--config-dir", "conf", "model=tiny_gpt", "gpus=0,1", "data=text", "strategy=one_by_one", *options, *QUIET
+        "--config-dir",
+        "conf",
+        "model=tiny_gpt",
+        "gpus=0,1",
+        "data=text",
+        "strategy=one_by_one",
+        *options,
+        *QUIET,
     )
     ((record, content),) = records_of(own, done)
     return record, content, done.stdout
@@ -57,20 +64,44 @@ def test_the_examples_are_short():
 
 def test_a_model_of_tokens_with_data_and_a_strategy_of_ones_own_holds_every_check(ran):
     record, content, _ = ran
-    assert (record.state, record.validity.verdict == "invalid") == ("finished", False), record.validity
+    assert (record.state, record.validity.verdict == "invalid") == ("finished", False), (
+        record.validity
+    )
     assert record.checks["replicas_equal"] is True and record.checks["batches_differ"] is True
-    assert record.checks["gradient_error"] <= record.checks["gradient_tolerance"] < record.checks["gradient_spread"]
+    assert (
+        record.checks["gradient_error"]
+        <= record.checks["gradient_tolerance"]
+        < record.checks["gradient_spread"]
+    )
     assert record.checks["sample"] == {"inputs": ["int64 [64]"], "targets": "int64 [64]"}
     metrics = record.metrics
-    assert metrics["throughput/tokens"] == 64 * metrics["throughput/images"] == 64 * 8 * 2 * metrics["step/iterations"]
-    assert metrics["throughput/tokens_per_second"] == pytest.approx(64 * metrics["throughput/images_per_second"])
-    assert metrics["data/wait_ms"] > 0 and {"low", "high"} <= record.within_run["data/cost_ms"].keys()
+    assert (
+        metrics["throughput/tokens"]
+        == 64 * metrics["throughput/images"]
+        == 64 * 8 * 2 * metrics["step/iterations"]
+    )
+    assert metrics["throughput/tokens_per_second"] == pytest.approx(
+        64 * metrics["throughput/images_per_second"]
+    )
+    assert (
+        metrics["data/wait_ms"] > 0 and {"low", "high"} <= record.within_run["data/cost_ms"].keys()
+    )
     declared = content["cell"]["declared"]
-    assert {group for group, rules in declared.items() if "sha256" in rules} == {"model", "data", "strategy"}
-    assert content["cell"]["data"] == {"name": "text", "loader": "my_data:load", "options": {"file": "my_text.txt"}}
+    assert {group for group, rules in declared.items() if "sha256" in rules} == {
+        "model",
+        "data",
+        "strategy",
+    }
+    assert content["cell"]["data"] == {
+        "name": "text",
+        "loader": "my_data:load",
+        "options": {"file": "my_text.txt"},
+    }
 
 
-def test_the_strategy_is_forecast_as_its_yaml_declares_and_no_other_is_disturbed(ran, monkeypatch, tmp_path):
+def test_the_strategy_is_forecast_as_its_yaml_declares_and_no_other_is_disturbed(
+    ran, monkeypatch, tmp_path
+):
     """It sums after backward, so all of its exchange is tail; a strategy without a declaration says why it has no forecast."""
     record, content, _ = ran
     assert content["cell"]["declared"]["strategy"]["exchange"] == "my_exchanges.one_by_one"
@@ -78,17 +109,28 @@ def test_the_strategy_is_forecast_as_its_yaml_declares_and_no_other_is_disturbed
     found = calibrate(Study.of([record]))
     cell = replace(found.cells[0], cost_ms=exactly(9.0))  # beside a loader it is not measured
     curve = TimeCurve(
-        "all_reduce", ExchangeWire(DIRECT), 2, 1, (1e3, 1e6, 1e8), (20.0, 120.0, 1e4), "measured beside it"
+        "all_reduce",
+        ExchangeWire(DIRECT),
+        2,
+        1,
+        (1e3, 1e6, 1e8),
+        (20.0, 120.0, 1e4),
+        "measured beside it",
     )
     links = replace(found.known.links, curves=(curve,))
     found = replace(found, cells=(cell,), known=replace(found.known, links=links))
     asked = replace(found.cells[0].question, gpus=4, members=())
     made = forecast(found, asked)
     alone_ms = best(found.known.links.time("all_reduce", asked.sent_bytes, 4, asked.wire).ms)
-    assert made.tail_ms == pytest.approx(alone_ms) and made.contention_ms == 0 and made.step_ms > made.tail_ms
+    assert (
+        made.tail_ms == pytest.approx(alone_ms)
+        and made.contention_ms == 0
+        and made.step_ms > made.tail_ms
+    )
     silent = replace(cell.question, options=(("name", "two_by_two"),), exchange="")
     with pytest.raises(
-        ValueError, match=r"strategy 'two_by_two': no forecast knows how it sends gradients: its YAML has no"
+        ValueError,
+        match=r"strategy 'two_by_two': no forecast knows how it sends gradients: its YAML has no",
     ):
         forecast(found, silent)
     beside = replace(found, cells=(cell, replace(cell, question=silent)))
@@ -99,7 +141,9 @@ def test_the_strategy_is_forecast_as_its_yaml_declares_and_no_other_is_disturbed
     "command",
     [
         pytest.param(
-            command, id=" ".join(command.split()[:4]), marks=pytest.mark.needs("timm") if "timm" in command else ()
+            command,
+            id=" ".join(command.split()[:4]),
+            marks=pytest.mark.needs("timm") if "timm" in command else (),
         )
         for command in COMMANDS
     ],
@@ -139,7 +183,9 @@ THROUGH_LAUNCH = {
 
 
 @pytest.mark.parametrize("mistake", THROUGH_LAUNCH)
-def test_a_likely_mistake_is_one_sentence_before_anything_starts(mistake, launch, monkeypatch, tmp_path):
+def test_a_likely_mistake_is_one_sentence_before_anything_starts(
+    mistake, launch, monkeypatch, tmp_path
+):
     file, text, instead, request, sentence = THROUGH_LAUNCH[mistake]
     folder = with_page(tmp_path)
     assert text in FILES[file]
@@ -157,8 +203,14 @@ def test_a_likely_mistake_is_one_sentence_before_anything_starts(mistake, launch
 
 def page_cell(**changed):
     """The cell that `ran` asks for, or another."""
-    network = Network("tiny_gpt", "python", "my_models:TinyGpt", 0, 0, 0, 0.0, {"length": 64}, "samples")
-    own = {"model": "my_models:TinyGpt", "data": "my_data:load", "strategy": "my_strategies.OneByOne"}
+    network = Network(
+        "tiny_gpt", "python", "my_models:TinyGpt", 0, 0, 0, 0.0, {"length": 64}, "samples"
+    )
+    own = {
+        "model": "my_models:TinyGpt",
+        "data": "my_data:load",
+        "strategy": "my_strategies.OneByOne",
+    }
     cell = replace(
         make_cell(), strategy={"name": "one_by_one"}, model=network,
         data={"name": "text", "loader": "my_data:load", "options": {"file": "my_text.txt"}},
@@ -198,7 +250,7 @@ READ = {
     ),
     "a model of torch": (
         "my_models.py", "class TinyGpt(OwnModel)", "class TinyGpt(nn.Module)", {},
-        "model.builder=my_models:TinyGpt: TinyGpt is no OwnModel; accepted is a subclass of trainers.own_model.OwnModel",
+        "model.builder=my_models:TinyGpt: TinyGpt is no OwnModel; accepted is a subclass of trainers.batches.OwnModel",
     ),
     "no loss": ("my_models.py", "def loss", "def cost", {}, "TinyGpt has no loss; a subclass of OwnModel defines batch, loss"),
     "an option too few": (
@@ -232,7 +284,9 @@ def test_what_the_text_of_a_file_shows_is_refused_and_nothing_else(mistake, monk
     folder = with_page(tmp_path)
     (folder / file).write_text(FILES[file].replace(text, instead) if text else FILES[file])
     if "seam" in instead:
-        (folder / file).write_text((folder / file).read_text().replace("(Strategy)", "(seam.Strategy)"))
+        (folder / file).write_text(
+            (folder / file).read_text().replace("(Strategy)", "(seam.Strategy)")
+        )
     monkeypatch.syspath_prepend(str(folder))
     if sentence is None:
         refuse_wrong_code([page_cell(**changed)])
@@ -251,15 +305,27 @@ MAINTAINED = {
 
 @pytest.mark.parametrize("target", MAINTAINED)
 def test_a_strategy_that_a_maintainer_adds_is_held_to_the_same(target):
-    cell = replace(make_cell(), strategy={"name": "mine"}, declared={"strategy": {"target": target}})
+    cell = replace(
+        make_cell(), strategy={"name": "mine"}, declared={"strategy": {"target": target}}
+    )
     with pytest.raises(Refused, match=re.escape(MAINTAINED[target])):
         refuse_wrong_code([cell])
-    declared = {"target": "trainers.strategies.none.NoExchange", "exchange": "analysis.prediction.strategies.absent"}
-    with pytest.raises(Refused, match=r"strategy=mine: code\.exchange=\S+: \S+strategies\.py defines no absent"):
+    declared = {
+        "target": "trainers.strategies.none.NoExchange",
+        "exchange": "analysis.prediction.strategies.absent",
+    }
+    with pytest.raises(
+        Refused, match=r"strategy=mine: code\.exchange=\S+: \S+strategies\.py defines no absent"
+    ):
         refuse_wrong_code([replace(cell, declared={"strategy": declared})])
 
 
 def test_every_strategy_of_ringside_passes():
     for one in (groups.choice("strategy", name) for name in groups.choices("strategy")):
-        strategy = {"name": one.name, **groups.resolved("strategy", {"name": one.name, **one.options}, "cpu", 2)}
-        refuse_wrong_code([replace(make_cell(), strategy=strategy, declared={"strategy": one.declared()})])
+        strategy = {
+            "name": one.name,
+            **groups.resolved("strategy", {"name": one.name, **one.options}, "cpu", 2),
+        }
+        refuse_wrong_code(
+            [replace(make_cell(), strategy=strategy, declared={"strategy": one.declared()})]
+        )

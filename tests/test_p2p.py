@@ -45,7 +45,16 @@ def test_eight_h200():
     assert all(len(matrix) == 8 and None not in matrix[7] for matrix in whole["matrices"].values())
     assert whole["matrices"]["unidirectional_enabled"][1][0] == 392.37
     assert whole["matrices"]["bidirectional_disabled"][0][0] == 4118.79
-    assert whole["matrices"]["latency_gpu_enabled"][7] == [2.30, 2.25, 2.26, 2.26, 2.23, 2.27, 2.26, 1.73]
+    assert whole["matrices"]["latency_gpu_enabled"][7] == [
+        2.30,
+        2.25,
+        2.26,
+        2.26,
+        2.23,
+        2.27,
+        2.26,
+        1.73,
+    ]
     assert whole["matrices"]["latency_cpu_enabled"][0][1] == 1.31
     assert whole["devices"][4] == {"id": 4, "name": "NVIDIA H200", "bus_id": "0000:00:0a"}
     assert len(whole["access"]) == 28 and all(whole["access"].values())
@@ -54,7 +63,14 @@ def test_eight_h200():
 
 def test_pairs_without_access():
     whole = only(A100).as_json()
-    assert whole["access"] == {"0-1": True, "0-2": False, "0-3": False, "1-2": False, "1-3": False, "2-3": True}
+    assert whole["access"] == {
+        "0-1": True,
+        "0-2": False,
+        "0-3": False,
+        "1-2": False,
+        "1-3": False,
+        "2-3": True,
+    }
     assert whole["devices"][3]["bus_id"] == "0004:00:00"
     assert whole["matrices"]["unidirectional_enabled"][1] == [275.51, 1521.42, 21.69, 21.50]
     assert whole["matrices"]["latency_cpu_disabled"][3] == [6.64, 6.49, 5.61, 2.30]
@@ -80,13 +96,23 @@ def test_row_zero_alone_leaves_the_rest_null(name, first, last):
 
 def matrix(title, word, *rows):
     columns = "".join(f"{column:6d} " for column in range(len(rows[0])))
-    lines = ["".join([f"{number:6d} ", *(f"{value:6.2f} " for value in row)]) for number, row in enumerate(rows)]
+    lines = [
+        "".join([f"{number:6d} ", *(f"{value:6.2f} " for value in row)])
+        for number, row in enumerate(rows)
+    ]
     return f"{title}\n   {word}{columns}\n" + "\n".join(lines) + "\n"
 
 
 def test_titles_of_2014_and_of_p2p_read():
-    text = matrix("Unidirectional P2P=Enabled Bandwidth Matrix (GB/s)", "D\\D", (900, 1.5), (1.25, 900))
-    text += matrix("Unidirectional P2P=Enabled Bandwidth (P2P Reads) Matrix (GB/s)", "D\\D", (900, 2.5), (2.25, 900))
+    text = matrix(
+        "Unidirectional P2P=Enabled Bandwidth Matrix (GB/s)", "D\\D", (900, 1.5), (1.25, 900)
+    )
+    text += matrix(
+        "Unidirectional P2P=Enabled Bandwidth (P2P Reads) Matrix (GB/s)",
+        "D\\D",
+        (900, 2.5),
+        (2.25, 900),
+    )
     text += matrix("P2P=Enabled Latency Matrix (us)", "D\\D", (3, 4), (5, 6))
     text += matrix("P2P=Enabled Latency (P2P Reads) Matrix (us)", "GPU", (7, 8), (9, 10))
     assert only(text).as_json()["matrices"] == {
@@ -123,13 +149,24 @@ def test_unknown_figures_are_null_and_devices_may_be_a_selection():
 
 def test_contradictions_about_access_are_told():
     run = only(A100.replace("     0\t     1     1", "     0\t     1     0"))
-    assert run.notes == ["line 24: access of 0 to 1 contradicts an earlier line; the earlier one is kept"]
-    assert only(A100.replace("Device=1 CAN Access", "Device=1 CANNOT Access")).as_json()["access"]["0-1"] is False
+    assert run.notes == [
+        "line 24: access of 0 to 1 contradicts an earlier line; the earlier one is kept"
+    ]
+    assert (
+        only(A100.replace("Device=1 CAN Access", "Device=1 CANNOT Access")).as_json()["access"][
+            "0-1"
+        ]
+        is False
+    )
 
 
 # --- damage -----------------------------------------------------------------------------------------------------
 
-TRUE = {(name, *pair, value) for name, entries in only(A100).entries.items() for pair, value in entries.items()}
+TRUE = {
+    (name, *pair, value)
+    for name, entries in only(A100).entries.items()
+    for pair, value in entries.items()
+}
 
 
 def entries(text):
@@ -140,7 +177,12 @@ def entries(text):
         assert str(error).startswith("accepted is the output of p2pBandwidthLatencyTest")
         return set()
     json.dumps([run.as_json() for run in runs], allow_nan=False)
-    return {(name, *pair, value) for run in runs for name, some in run.entries.items() for pair, value in some.items()}
+    return {
+        (name, *pair, value)
+        for run in runs
+        for name, some in run.entries.items()
+        for pair, value in some.items()
+    }
 
 
 @BUDGET
@@ -184,22 +226,34 @@ def test_random_text_is_refused(text):
 
 
 def test_a_matrix_whose_head_is_lost_joins_no_other():
-    first, second = matrix("P2P=Disabled Latency Matrix (us)", "GPU", (1, 2), (3, 4)), "     0   9.00   8.00 \n"
+    first, second = (
+        matrix("P2P=Disabled Latency Matrix (us)", "GPU", (1, 2), (3, 4)),
+        "     0   9.00   8.00 \n",
+    )
     run = only(first + second)
-    assert run.entries == {"latency_gpu_disabled": {(0, 0): 1.0, (0, 1): 2.0, (1, 0): 3.0, (1, 1): 4.0}}
-    assert run.notes[0] == "line 5: row 0 has no header of its own; it and the rows after it are left out"
+    assert run.entries == {
+        "latency_gpu_disabled": {(0, 0): 1.0, (0, 1): 2.0, (1, 0): 3.0, (1, 1): 4.0}
+    }
+    assert (
+        run.notes[0]
+        == "line 5: row 0 has no header of its own; it and the rows after it are left out"
+    )
 
 
 def test_short_long_and_cut_rows_are_told():
-    text = matrix("Bidirectional P2P=Enabled Bandwidth Matrix (GB/s)", "D\\D", *[(1.0, 2.0, 3.0, 4.0)] * 4)
+    text = matrix(
+        "Bidirectional P2P=Enabled Bandwidth Matrix (GB/s)", "D\\D", *[(1.0, 2.0, 3.0, 4.0)] * 4
+    )
     text = (
-        text.replace("     1   1.00 ", "     1 ").replace("     2   1.00", "     2   1.0").replace("     3 ", "     7 ")
+        text.replace("     1   1.00 ", "     1 ")
+        .replace("     2   1.00", "     2   1.0")
+        .replace("     3 ", "     7 ")
     )
     text = text.replace("     7 \n", "     3 \n")  # the header's last column
     run = only(text)
-    assert [pair for pair, _ in zip(run.entries["bidirectional_enabled"], range(9), strict=False)] == [
-        (0, n) for n in range(4)
-    ]
+    assert [
+        pair for pair, _ in zip(run.entries["bidirectional_enabled"], range(9), strict=False)
+    ] == [(0, n) for n in range(4)]
     assert run.notes[:2] == [
         "3 cut or torn row(s) left out, the first in line 4", "bidirectional_enabled has no row 1, 2, 3"
     ]  # fmt: skip
@@ -217,7 +271,9 @@ def test_a_text_cut_anywhere_has_every_value_or_says_what_it_lacks(name):
             run = only(text[:cut])
         except UnreadableInput:
             continue
-        assert all(values.items() <= whole.entries[of].items() for of, values in run.entries.items())
+        assert all(
+            values.items() <= whole.entries[of].items() for of, values in run.entries.items()
+        )
         if run.entries != whole.entries and not run.notes:
             silent.append(cut)
     assert silent == []
@@ -231,14 +287,19 @@ def test_a_text_cut_anywhere_has_every_value_or_says_what_it_lacks(name):
         ("", "the text is empty"),
         ("\n \n", "the text is empty"),
         ("hello\n", "line 1 begins 'hello'"),
-        (A100[: A100.index("Unidirectional P2P=D")], "line 1 looks like this output, but no matrix follows"),
+        (
+            A100[: A100.index("Unidirectional P2P=D")],
+            "line 1 looks like this output, but no matrix follows",
+        ),
         (A100[: A100.index("     0 1508")], "the matrix unidirectional_disabled has no whole row"),
     ],
 )
 def test_a_refusal_says_what_and_where(text, sentence):
     with pytest.raises(UnreadableInput) as raised:
         parse_p2p(text)
-    assert str(raised.value).startswith("accepted is the output of p2pBandwidthLatencyTest: a title such as")
+    assert str(raised.value).startswith(
+        "accepted is the output of p2pBandwidthLatencyTest: a title such as"
+    )
     assert sentence in str(raised.value)
 
 
@@ -251,7 +312,11 @@ def test_the_command_prints_matrices_and_json(capsys, tmp_path):
     assert whole == only(A100).as_json()
     assert main(["p2p", str(DATA / "p2p_a100_pcie_x4.txt")]) == 0
     out = capsys.readouterr().out
-    assert "no peer access: 0-2, 0-3, 1-2, 1-3" in out and "275.07" in out and "latency_cpu_enabled, µs" in out
+    assert (
+        "no peer access: 0-2, 0-3, 1-2, 1-3" in out
+        and "275.07" in out
+        and "latency_cpu_enabled, µs" in out
+    )
     twice = tmp_path / "twice.txt"
     twice.write_text(A100 * 2)
     assert main(["p2p", "--json", str(twice)]) == 0
@@ -265,7 +330,9 @@ def test_the_command_prints_matrices_and_json(capsys, tmp_path):
         assert main(["p2p", str(wrong)]) == 2
         captured = capsys.readouterr()
         assert (
-            captured.out == "" and captured.err.startswith("python -m analysis p2p: ") and captured.err.count("\n") == 1
+            captured.out == ""
+            and captured.err.startswith("python -m analysis p2p: ")
+            and captured.err.count("\n") == 1
         )
 
 
@@ -291,21 +358,30 @@ def test_a_gpu_whose_copies_are_slower_is_named():
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["a100_pcie_x4", "dgx1_v100_row0", "dgx_a100_row0", "h200_x2", "h200_x2_sm"])
+@pytest.mark.parametrize(
+    "name", ["a100_pcie_x4", "dgx1_v100_row0", "dgx_a100_row0", "h200_x2", "h200_x2_sm"]
+)
 def test_nothing_sticks_out_of_the_other_captures(name):
     """Levels of links are no outliers, nor are latencies that scatter; two GPUs and one row have no majority."""
-    topology = load_topology(str(DATA / "topo_a100_pcie_x4.txt")) if name.startswith("a100") else None
+    topology = (
+        load_topology(str(DATA / "topo_a100_pcie_x4.txt")) if name.startswith("a100") else None
+    )
     for run in parse_p2p(capture(name)):
         assert outliers(run) == outliers(run, topology) == []
 
 
-def planted(*, row=None, column=None, pair=None, both=None, factor=0.5, name="unidirectional_enabled"):
+def planted(
+    *, row=None, column=None, pair=None, both=None, factor=0.5, name="unidirectional_enabled"
+):
     """What is said of the four A100 after a fault was planted into one matrix."""
     run = only(A100)
     for (a, b), value in run.entries[name].items():
         if a != b and (a == row or b == column or (a, b) == pair or both in (a, b)):
             run.entries[name][a, b] = value * factor
-    return [outliers(run, topology) for topology in (None, load_topology(str(DATA / "topo_a100_pcie_x4.txt")))]
+    return [
+        outliers(run, topology)
+        for topology in (None, load_topology(str(DATA / "topo_a100_pcie_x4.txt")))
+    ]
 
 
 def test_planted_faults_are_named_with_a_topology_and_without():
@@ -320,8 +396,12 @@ def test_planted_faults_are_named_with_a_topology_and_without():
     for said in planted(pair=(1, 2), factor=0.8):
         assert len(said) == 1 and said[0].startswith("unidirectional_enabled, 1->2: 17.35 GB/s is ")
     for said in planted(row=1, factor=10.0, name="latency_gpu_disabled"):
-        assert len(said) == 1 and said[0].startswith("latency_gpu_disabled, row 1: copies that GPU 1 runs are ")
-    assert planted(row=2, factor=0.98) == planted(pair=(1, 2), factor=0.95) == [[], []], "the scatter of the tool"
+        assert len(said) == 1 and said[0].startswith(
+            "latency_gpu_disabled, row 1: copies that GPU 1 runs are "
+        )
+    assert planted(row=2, factor=0.98) == planted(pair=(1, 2), factor=0.95) == [[], []], (
+        "the scatter of the tool"
+    )
     assert planted(row=1, factor=10.0, name="latency_cpu_disabled") == [[], []], "bimodal by itself"
 
 
@@ -329,7 +409,9 @@ def test_the_command_prints_what_sticks_out(capsys):
     file = str(DATA / "p2p_h200_x8.txt")
     assert main(["p2p", file]) == 0
     told = [
-        line.removeprefix("outlier ") for line in capsys.readouterr().out.splitlines() if line.startswith("outlier")
+        line.removeprefix("outlier ")
+        for line in capsys.readouterr().out.splitlines()
+        if line.startswith("outlier")
     ]
     assert told == OUT_OF_EIGHT
     assert main(["p2p", file, "--json"]) == 0

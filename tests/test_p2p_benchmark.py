@@ -29,11 +29,19 @@ from analysis.errors import UnreadableInput
 from analysis.p2p.heat_map import _readable, _shade
 from analysis.p2p.matrices import parse_p2p
 from analysis.p2p.source import read_p2p
-from benchmarks.p2p import derive, measure, tool_output
-from benchmarks.p2p.concurrent import matchings
-from benchmarks.p2p.copies import Copy, CopyMethod, CopyTimes, Latency, differing, write_opposite, write_pattern
-from benchmarks.rank.reporter import Reporter
-from benchmarks.rank.result import Result
+from benchmarks.p2p import derive, measure
+from benchmarks.p2p import derive as tool_output
+from benchmarks.p2p.copies import (
+    Copy,
+    CopyMethod,
+    CopyTimes,
+    Latency,
+    differing,
+    matchings,
+    write_opposite,
+    write_pattern,
+)
+from benchmarks.rank.ranks import Reporter, Result
 from benchmarks.record import CellFolder, read_lines
 from benchmarks.request import Room, refuse
 from conf.options import Refused
@@ -82,7 +90,9 @@ def test_without_shared_memory_no_buffer_of_a_cpu_worker_fits(hydra):
         refuse(cell("cpu"), Room(shared_bytes=0))
 
 
-@pytest.mark.parametrize("asked", ["p2p=on", "copy=dma", "direction=both", "format=csv", "iterations=0", "bytes=15"])
+@pytest.mark.parametrize(
+    "asked", ["p2p=on", "copy=dma", "direction=both", "format=csv", "iterations=0", "bytes=15"]
+)
 def test_unknown_words_and_numbers_are_refused(hydra, asked):
     with pytest.raises(Refused, match=f"^benchmark.{asked}: accepted"):
         cell("cuda", f"benchmark.{asked}")
@@ -90,7 +100,9 @@ def test_unknown_words_and_numbers_are_refused(hydra, asked):
 
 @pytest.mark.parametrize("asked", ["direction=read", "copy=sm"])
 def test_what_peer_access_alone_does_is_refused_without_it(hydra, asked):
-    with pytest.raises(Refused, match=f"^benchmark.p2p=disabled: accepted without benchmark.{asked}$"):
+    with pytest.raises(
+        Refused, match=f"^benchmark.p2p=disabled: accepted without benchmark.{asked}$"
+    ):
         cell("cuda", "benchmark.p2p=disabled", f"benchmark.{asked}")
 
 
@@ -101,12 +113,22 @@ def test_the_largest_buffers_that_fit_pass(hydra):
 
 
 def test_a_pair_without_peer_access_is_refused_before_any_process(hydra, monkeypatch):
-    machine = Machine("cuda", tuple(Device(one, uuid=f"GPU-{one}") for one in range(4)), (0, 1, 2, 3), 1)
-    monkeypatch.setattr(peer_access, "_refused", lambda a, b: (a, b) in (("GPU-0", "GPU-2"), ("GPU-1", "GPU-2")))
-    peer_access.refuse_without_peers(cell("cuda", "benchmark.p2p=required", gpus=(0, 1, 3)), machine)
+    machine = Machine(
+        "cuda", tuple(Device(one, uuid=f"GPU-{one}") for one in range(4)), (0, 1, 2, 3), 1
+    )
+    monkeypatch.setattr(
+        peer_access, "_refused", lambda a, b: (a, b) in (("GPU-0", "GPU-2"), ("GPU-1", "GPU-2"))
+    )
+    peer_access.refuse_without_peers(
+        cell("cuda", "benchmark.p2p=required", gpus=(0, 1, 3)), machine
+    )
     peer_access.refuse_without_peers(cell("cuda", gpus=(2, 0)), machine)
-    with pytest.raises(Refused, match=r"^benchmark.p2p=required: the driver gives GPUs 0-2, 1-2 no peer access"):
-        peer_access.refuse_without_peers(cell("cuda", "benchmark.p2p=required", gpus=(2, 1, 0)), machine)
+    with pytest.raises(
+        Refused, match=r"^benchmark.p2p=required: the driver gives GPUs 0-2, 1-2 no peer access"
+    ):
+        peer_access.refuse_without_peers(
+            cell("cuda", "benchmark.p2p=required", gpus=(2, 1, 0)), machine
+        )
 
 
 # --- what is counted: wires whose times are known ---------------------------------------------------------------
@@ -119,7 +141,9 @@ class Known:
     late, enqueued_by = 0, None
 
     def __init__(self, count, without=(), wrong=()):
-        self.devices = [{"name": "NVIDIA H200", "bus_id": f"0000:0{one}:1a"} for one in range(count)]
+        self.devices = [
+            {"name": "NVIDIA H200", "bus_id": f"0000:0{one}:1a"} for one in range(count)
+        ]
         self.without, self.wrong, self.asked = without, wrong, []
 
     def can_access(self, a, b):
@@ -171,9 +195,15 @@ def test_the_counting_is_the_tools(tmp_path):
     # 1 MB in 2 ms; within one member it is read and written, in 1 ms.
     assert matrices["unidirectional_enabled"] == [[2.0, 0.5], [0.5, 2.0]]
     # 2 MB in 3 ms; within one member 4 MB in 2 ms.
-    assert matrices["bidirectional_disabled"] == [[2.0, pytest.approx(2 / 3)], [pytest.approx(2 / 3), 2.0]]
+    assert matrices["bidirectional_disabled"] == [
+        [2.0, pytest.approx(2 / 3)],
+        [pytest.approx(2 / 3), 2.0],
+    ]
     assert matrices["latency_gpu_enabled"] == [[1.0, 1.0], [2.0, 2.0]]  # the row copies
-    assert matrices["latency_gpu_enabled_reads"] == [[1.0, 2.0], [1.0, 2.0]]  # … and fetches from the column
+    assert matrices["latency_gpu_enabled_reads"] == [
+        [1.0, 2.0],
+        [1.0, 2.0],
+    ]  # … and fetches from the column
     measured = [line for line in lines if line["kind"] == "p2p"]
     assert len(measured) == 2 * len(matrices)  # every repeat of every matrix
     assert result.checks == {"copies_compared": 24, "copies_wrong": {}, "measured_late": 0}
@@ -191,29 +221,45 @@ def test_both_directions_are_two_writes_and_a_read_is_made_by_its_target(tmp_pat
         [Copy(1, 0)], [Copy(0, 1)],
         [Copy(0, 1), Copy(1, 0)], [Copy(1, 0), Copy(0, 1)],
     ]  # fmt: skip
-    assert [[how.runner(copy) for copy in copies] for copies, how in between] == [[0], [1], [0], [1], [0, 1], [1, 0]]
+    assert [[how.runner(copy) for copy in copies] for copies, how in between] == [
+        [0],
+        [1],
+        [0],
+        [1],
+        [0, 1],
+        [1, 0],
+    ]
 
 
 def test_one_member_alone_has_a_diagonal(tmp_path):
     result, _ = known((4,), Known(1), tmp_path, concurrent=True)
     assert result.metrics["p2p/local_unidirectional_enabled_gb_per_s"] == 2.0
     assert "p2p_concurrent" not in result.tables
-    assert tool_output.output_lines(result.tables, result.checks["measured_late"], "none")[-1].startswith(
-        "One member alone"
-    )
+    assert tool_output.output_lines(result.tables, result.checks["measured_late"], "none")[
+        -1
+    ].startswith("One member alone")
 
 
 def test_a_required_pair_without_access_ends_the_cell_with_a_sentence(tmp_path):
     wires = Known(3, without=[(2, 0)])
-    with pytest.raises(ValueError, match=r"^benchmark.p2p=required: no peer access between GPUs 1-9;"):
+    with pytest.raises(
+        ValueError, match=r"^benchmark.p2p=required: no peer access between GPUs 1-9;"
+    ):
         known((9, 4, 1), wires, tmp_path, p2p="required")
     assert not wires.asked
-    assert known((9, 4, 1), wires, tmp_path)[0].tables["p2p"]["access"] == {"4-9": True, "1-9": False, "1-4": True}
+    assert known((9, 4, 1), wires, tmp_path)[0].tables["p2p"]["access"] == {
+        "4-9": True,
+        "1-9": False,
+        "1-4": True,
+    }
 
 
 def test_elements_that_did_not_arrive_are_counted(tmp_path):
     result, _ = known((3, 5), Known(2, wrong=[(0, 1, True)]), tmp_path)
-    assert result.checks["copies_wrong"] == {"3->5 enabled, 1000000 bytes": 7, "3->5 enabled, 16 bytes": 7}
+    assert result.checks["copies_wrong"] == {
+        "3->5 enabled, 1000000 bytes": 7,
+        "3->5 enabled, 16 bytes": 7,
+    }
 
 
 def test_a_pattern_belongs_to_one_pair():
@@ -245,7 +291,12 @@ def test_patterns_of_four(tmp_path):
     rows = result.tables["p2p_concurrent"]["rows"]
     assert [row["pattern"] for row in rows] == ["matching"] * 3 + ["one_to_all", "all_to_one"] * 4
     first, outward, inward = rows[0], rows[3], rows[4]
-    assert [(copy["from"], copy["to"]) for copy in first["copies"]] == [(0, 3), (3, 0), (1, 2), (2, 1)]
+    assert [(copy["from"], copy["to"]) for copy in first["copies"]] == [
+        (0, 3),
+        (3, 0),
+        (1, 2),
+        (2, 1),
+    ]
     # 5 × 4800 bytes in 25 ms at once (four copies), in 15 ms alone (a pair both ways).
     assert first["copies"][0]["gb_per_s"] == pytest.approx(4800 / 5e6)
     assert first["copies"][0]["alone_gb_per_s"] == pytest.approx(4800 / 3e6)
@@ -254,9 +305,15 @@ def test_patterns_of_four(tmp_path):
     assert {(copy["from"], copy["to"]) for copy in inward["copies"]} == {(1, 0), (2, 0), (3, 0)}
     assert result.metrics["p2p/matching_share"] == pytest.approx(3 / 5)
     # All that write to one member at once have places of their own in its buffer.
-    together = next(copies for copies, _ in wires.asked if len({copy.source for copy in copies}) == 3 == len(copies))
+    together = next(
+        copies
+        for copies, _ in wires.asked
+        if len({copy.source for copy in copies}) == 3 == len(copies)
+    )
     assert [copy.target_offset for copy in together] == [0, 1600, 3200]
-    text = "\n".join(tool_output.output_lines(result.tables, result.checks["measured_late"], "none"))
+    text = "\n".join(
+        tool_output.output_lines(result.tables, result.checks["measured_late"], "none")
+    )
     assert "round 0: total 0.0  0->3 0.0 (0.0)" in text and "disjoint pairs at once" in text
 
 
@@ -268,10 +325,15 @@ def test_two_workers_measure_every_matrix(forked):
     found, _ = one
     table = found["tables"]["p2p"]
     assert list(table["matrices"]) == NAMES
-    assert table["words"] == {"enabled": "shared memory", "disabled": "gloo messages"} and table["access"] == {
-        "0-1": True
-    }
-    assert all(0 < value < math.inf for square in table["matrices"].values() for row in square for value in row)
+    assert table["words"] == {"enabled": "shared memory", "disabled": "gloo messages"} and table[
+        "access"
+    ] == {"0-1": True}
+    assert all(
+        0 < value < math.inf
+        for square in table["matrices"].values()
+        for row in square
+        for value in row
+    )
     for name, squares in table["samples"].items():
         for a, b in itertools.product(range(2), repeat=2):
             both = [square[a][b] for square in squares]
@@ -286,13 +348,17 @@ def test_what_workers_print_reads_back_as_the_same_numbers(forked):
     told = read.as_json()
     assert read.notes == [] and told["access"] == {"0-1": True} and list(told["matrices"]) == NAMES
     for name, square in found["tables"]["p2p"]["matrices"].items():
-        assert told["matrices"][name] == [[float(f"{value:.2f}") for value in row] for row in square]
+        assert told["matrices"][name] == [
+            [float(f"{value:.2f}") for value in row] for row in square
+        ]
     assert "P2P=Enabled here: shared memory" in found["output"]
 
 
 def test_only_what_is_asked_is_measured(forked):
     found = forked("p2p_two")[0][1]
-    assert list(found["tables"]["p2p"]["matrices"]) == [name for name in NAMES if name.endswith("_disabled")]
+    assert list(found["tables"]["p2p"]["matrices"]) == [
+        name for name in NAMES if name.endswith("_disabled")
+    ]
     assert not any("enabled" in name or "spread" in name for name in found["metrics"])
     assert "P2P disabled: gloo messages" in found["output"]
 
@@ -301,8 +367,15 @@ def test_three_workers_copy_all_at_once(forked):
     (found,) = forked("p2p_three")[0]
     rows = found["tables"]["p2p_concurrent"]["rows"]
     assert len(rows) == 3 + 2 * 3 and all(len(row["copies"]) == 2 for row in rows)
-    assert all(copy[key] > 0 for row in rows for copy in row["copies"] for key in ("gb_per_s", "alone_gb_per_s"))
-    assert {"p2p/matching_gb_per_s", "p2p/one_to_all_share", "p2p/all_to_one_share"} <= set(found["metrics"])
+    assert all(
+        copy[key] > 0
+        for row in rows
+        for copy in row["copies"]
+        for key in ("gb_per_s", "alone_gb_per_s")
+    )
+    assert {"p2p/matching_gb_per_s", "p2p/one_to_all_share", "p2p/all_to_one_share"} <= set(
+        found["metrics"]
+    )
     assert found["checks"]["copies_wrong"] == {}
     raw = read_lines(forked.folder / "p2p_three" / "ranks" / "0.jsonl")
     assert sum(line["kind"] == "p2p" for line in raw) == 6 + len(rows)
@@ -326,13 +399,16 @@ def test_a_capture_laid_out_again_is_the_capture():
 def test_gpus_read_back(tmp_path, without):
     result, _ = known((6, 1, 3), Known(3, without), tmp_path, direction="read")
     told = parse_p2p(
-        "\n".join(tool_output.output_lines(result.tables, result.checks["measured_late"], "cuda-samples"))
+        "\n".join(
+            tool_output.output_lines(result.tables, result.checks["measured_late"], "cuda-samples")
+        )
     )[0].as_json()
     table = result.tables["p2p"]
     assert told["access"] == {"1-6": True, "3-6": not without, "1-3": True}
     assert sorted(told["devices"], key=str) == sorted(table["devices"], key=str)
     assert told["matrices"] == {
-        name: [[round(value, 2) for value in row] for row in square] for name, square in table["matrices"].items()
+        name: [[round(value, 2) for value in row] for row in square]
+        for name, square in table["matrices"].items()
     }
 
 
@@ -363,7 +439,11 @@ def test_a_record_is_read_as_the_tools_text_is(tmp_path, capsys):
     table["words"] = {"enabled": "peer access", "disabled": "copies that the driver stages"}
     for can, words, said in (
         (False, table["words"], "no peer access: 0-1"),
-        (True, {"enabled": "shared memory", "disabled": "gloo messages"}, "every pair has shared memory"),
+        (
+            True,
+            {"enabled": "shared memory", "disabled": "gloo messages"},
+            "every pair has shared memory",
+        ),
     ):
         table["access"], table["words"] = {name: can for name in table["access"]}, words
         file.write_text(json.dumps(record))
@@ -425,12 +505,25 @@ def test_a_damaged_record_is_unreadable_or_has_numbers_of_its_own(undamaged, dat
 
 def test_a_heat_map_has_values_and_link_classes(tmp_path):
     out, topology = tmp_path / "map.svg", DATA / "topo_a100_pcie_x4.txt"
-    asked = ["p2p", str(DATA / "p2p_a100_pcie_x4.txt"), "--svg", str(out), "--topology", str(topology)]
+    asked = [
+        "p2p",
+        str(DATA / "p2p_a100_pcie_x4.txt"),
+        "--svg",
+        str(out),
+        "--topology",
+        str(topology),
+    ]
     assert main(asked) == 0
     drawn = out.read_text()
     texts = [part.partition("</text>")[0].rpartition(">")[2] for part in drawn.split("<text")[1:]]
-    assert texts.count("NV12") == 8 * 4 and texts.count("SYS") == 8 * 8  # eight matrices; the diagonal has no link
-    assert texts.count("276") == 1 and "Unidirectional, GB/s, P2P on" in texts and "4 GPUs (NVIDIA A100" in drawn
+    assert (
+        texts.count("NV12") == 8 * 4 and texts.count("SYS") == 8 * 8
+    )  # eight matrices; the diagonal has no link
+    assert (
+        texts.count("276") == 1
+        and "Unidirectional, GB/s, P2P on" in texts
+        and "4 GPUs (NVIDIA A100" in drawn
+    )
 
 
 def test_a_record_brings_its_own_topology_and_words_and_is_drawn_alike_again(undamaged, tmp_path):
@@ -452,27 +545,37 @@ def test_maps_of_one_unit_share_their_colours(tmp_path):
     rates = [
         {*squares[16 * place : 16 * place + 16]} - {"#eef0f2"} for place in range(4)
     ]  # those of a GPU with itself are grey
-    assert "#fee838" in rates[0] and "#00224e" in rates[3]  # the slowest copy without P2P, the fastest both ways
+    assert (
+        "#fee838" in rates[0] and "#00224e" in rates[3]
+    )  # the slowest copy without P2P, the fastest both ways
     assert not rates[0] & rates[1] and not rates[2] & rates[3] and "#00224e" not in rates[1]
 
 
 def test_a_format_that_nobody_draws_is_refused(tmp_path, capsys):
-    assert main(["p2p", str(DATA / "p2p_a100_pcie_x4.txt"), "--svg", str(tmp_path / "map.docx")]) == 2
+    assert (
+        main(["p2p", str(DATA / "p2p_a100_pcie_x4.txt"), "--svg", str(tmp_path / "map.docx")]) == 2
+    )
     assert "docx" in capsys.readouterr().err
 
 
 def test_shades_and_inks():
-    assert _shade(400, 100, 400, latency=False) == 0 == _shade(2, 2, 20, latency=True)  # the better end is dark
+    assert (
+        _shade(400, 100, 400, latency=False) == 0 == _shade(2, 2, 20, latency=True)
+    )  # the better end is dark
     assert _shade(100, 100, 400, latency=False) == 1 == _shade(20, 2, 20, latency=True)
     assert _shade(392, 390, 393, latency=False) < 0.02  # noise is no contrast
-    assert [_readable(fill) for fill in ("#00224e", "#7d7c78", "#fee838")] == ["#ffffff", "#000000", "#000000"]
+    assert [_readable(fill) for fill in ("#00224e", "#7d7c78", "#fee838")] == [
+        "#ffffff",
+        "#000000",
+        "#000000",
+    ]
 
 
 # --- GPUs -------------------------------------------------------------------------------------------------------
 
 
 def test_the_copy_kernel_compiles():
-    from benchmarks.p2p.kernel import compiled
+    from benchmarks.p2p.gpus import compiled
 
     assert compiled("sm_90").startswith(b"\x7fELF")
     with pytest.raises(RuntimeError, match=r"^nvrtcCompileProgram for sm_1 \(.+\): NVRTC_ERROR"):
@@ -490,12 +593,20 @@ class Driver:
     def cudaDeviceEnablePeerAccess(self, b, flags):
         before = (self.current, b) in self.enabled
         self.enabled.add((self.current, b))
-        return (self.cudaError_t.cudaErrorPeerAccessAlreadyEnabled if before else self.cudaError_t.cudaSuccess,)
+        return (
+            self.cudaError_t.cudaErrorPeerAccessAlreadyEnabled
+            if before
+            else self.cudaError_t.cudaSuccess,
+        )
 
     def cudaDeviceDisablePeerAccess(self, b):
         before = (self.current, b) in self.enabled
         self.enabled.discard((self.current, b))
-        return (self.cudaError_t.cudaSuccess if before else self.cudaError_t.cudaErrorPeerAccessNotEnabled,)
+        return (
+            self.cudaError_t.cudaSuccess
+            if before
+            else self.cudaError_t.cudaErrorPeerAccessNotEnabled,
+        )
 
     def cudaGetLastError(self):
         return (self.cudaError_t.cudaSuccess,)
@@ -508,7 +619,9 @@ def gpus(monkeypatch):
 
     driver = Driver({(1, 0)})  # as torch may leave it
     monkeypatch.setattr(gpus, "runtime", driver)
-    monkeypatch.setattr(gpus.Gpus, "_select", lambda self, number: setattr(driver, "current", number))
+    monkeypatch.setattr(
+        gpus.Gpus, "_select", lambda self, number: setattr(driver, "current", number)
+    )
     found = object.__new__(gpus.Gpus)
     found._names, found._own, found._waits, found.late = ["GPU 4", "GPU 2", "GPU 7"], 0, set(), 0
     found._access = {(a, b): {a, b} != {0, 2} for a in range(3) for b in range(3) if a != b}
@@ -516,7 +629,9 @@ def gpus(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("wanted", "inside"), [(True, {(0, 1), (1, 0), (1, 2), (2, 1)}), (False, set())], ids=["enabled", "disabled"]
+    ("wanted", "inside"),
+    [(True, {(0, 1), (1, 0), (1, 2), (2, 1)}), (False, set())],
+    ids=["enabled", "disabled"],
 )
 def test_peer_access_is_as_it_was_afterwards(gpus, wanted, inside):
     found, driver = gpus
@@ -542,7 +657,9 @@ def test_a_hold_that_ends_early_is_made_longer_but_not_for_ever(gpus, monkeypatc
     found._timed([Copy(0, 1)], small)
     assert holds == [10_000_000, 40_000_000] and found.late == 0
     del lasting[0]
-    assert found._timed([Copy(0, 1)], large)[1] == 0.01  # the first try: longer holds are waited for
+    assert (
+        found._timed([Copy(0, 1)], large)[1] == 0.01
+    )  # the first try: longer holds are waited for
     found._timed([Copy(0, 1)], large)  # the driver waits: one hold is enough to know
     assert holds[2:] == [10_000_000, 40_000_000, 160_000_000, 10_000_000] and found.late == 2
 
@@ -557,7 +674,9 @@ def test_the_loop_in_c_makes_every_copy_with_its_own_addresses(gpus):
         return 0
 
     found._copy, found._kernels = ctypes.cast(function, ctypes.c_void_p).value, []
-    found._buffers = [tuple(SimpleNamespace(address=100 * gpu + side) for side in (10, 50)) for gpu in range(3)]
+    found._buffers = [
+        tuple(SimpleNamespace(address=100 * gpu + side) for side in (10, 50)) for gpu in range(3)
+    ]
     lane = SimpleNamespace(handle=7)
     seconds = found._enqueuer(lane, Copy(0, 2, target_offset=4), CopyMethod(False, 16, 3))()
     assert made == [(254, 2, 10, 0, 16, 7)] * 3 and 0 < seconds < 1
@@ -584,7 +703,10 @@ def check_real_copies(copy, enabled):
         torch.cuda.set_device(0)
         runtime.cudaSetDevice(0)
         if wires.can_access(0, 1):
-            assert runtime.cudaDeviceEnablePeerAccess(1, 0)[0] in (runtime.cudaError_t.cudaSuccess, already)
+            assert runtime.cudaDeviceEnablePeerAccess(1, 0)[0] in (
+                runtime.cudaError_t.cudaSuccess,
+                already,
+            )
         for read in (False, True):
             how = CopyMethod(enabled, 16 << 20, 5, read)
             for one in (Copy(0, 1), Copy(1, 0), Copy(1, 1)):

@@ -25,7 +25,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 # Modules of benchmarks that processes without torch use.
 WITHOUT_RANKS = (
     "benchmarks.record",
-    "benchmarks.host",
+    "benchmarks.agent",
     "benchmarks.request",
     "benchmarks.derived",
     "benchmarks.*.request",
@@ -68,7 +68,12 @@ FOLDER_ARROWS = {
     "analysis.nccl_tests": (),
     "launch.__main__": ("launch.tracking",),
     "launch.prepare": ("launch.plan",),
-    "launch.sweep": ("launch.prepare", "launch.left_for_the_end", "launch.run_cell", "launch.tracking"),
+    "launch.sweep": (
+        "launch.prepare",
+        "launch.left_for_the_end",
+        "launch.run_cell",
+        "launch.tracking",
+    ),
     "launch.left_for_the_end": ("launch.display",),
     "launch.display": ("launch.plan",),
     "launch.help": ("launch.compose", "launch.machine"),
@@ -88,11 +93,11 @@ FOLDER_ARROWS = {
     "benchmarks.p2p": ("benchmarks.timing",),
     "benchmarks.training": ("benchmarks.timing",),
     "benchmarks.timing": ("benchmarks.rank",),
-    "benchmarks.rank": ("benchmarks.host",),
-    "benchmarks.host": ("benchmarks.record",),
+    "benchmarks.rank": ("benchmarks.agent",),
+    "benchmarks.agent": ("benchmarks.record",),
     "benchmarks.record": (),
-    "trainers.step": ("trainers.fastest",),
-    "trainers.fastest": (),
+    "trainers.step": ("trainers.compile_passes",),
+    "trainers.compile_passes": (),
     "trainers.strategies": ("trainers.kvstore",),
     "trainers.kvstore": ("trainers.peers",),
     "trainers.peers": (),
@@ -136,7 +141,11 @@ TOP = {
     "LICENSE",
     "CITATION.cff",
 }
-MADE = {"outputs", "__pycache__", "ringside.egg-info"}  # by runs and by an editable installation; ignored by git
+MADE = {
+    "outputs",
+    "__pycache__",
+    "ringside.egg-info",
+}  # by runs and by an editable installation; ignored by git
 MODULES = sorted(path for package in ARROWS for path in (ROOT / package).rglob("*.py"))
 
 
@@ -171,10 +180,15 @@ def test_imports_follow_the_arrows(path):
     package = path.relative_to(ROOT).parts[0]
     for name in imported(path):
         if name.split(".")[0] in ARROWS or name == "launch":
-            seen = any(fnmatch.fnmatchcase(name, allowed) or within(name, allowed) for allowed in ARROWS[package])
+            seen = any(
+                fnmatch.fnmatchcase(name, allowed) or within(name, allowed)
+                for allowed in ARROWS[package]
+            )
             assert seen, f"{package} may not import {name}"
         if package in WITHOUT_TORCH:
-            assert name.split(".")[0] not in ("torch", "torchvision", "timm"), f"{package} may not import {name}"
+            assert name.split(".")[0] not in ("torch", "torchvision", "timm"), (
+                f"{package} may not import {name}"
+            )
         assert name.split(".")[0] != "tests"
 
 
@@ -185,7 +199,9 @@ def module_name(path):
 def import_graph():
     """{module: modules of ours that it imports}."""
     ours = {module_name(path) for path in MODULES}
-    return {module_name(path): {name for name in imported(path) if name in ours} for path in MODULES}
+    return {
+        module_name(path): {name for name in imported(path) if name in ours} for path in MODULES
+    }
 
 
 def folder_of(name):
@@ -210,13 +226,19 @@ def test_folders_of_a_package_import_only_those_below_them():
     wrong = set()
     for module, names in import_graph().items():
         folder, package = folder_of(module), module.split(".")[0]
-        others = {name for name in names if within(name, package) and folder_of(name) not in (folder, package)}
+        others = {
+            name
+            for name in names
+            if within(name, package) and folder_of(name) not in (folder, package)
+        }
         wrong |= {(module, name) for name in others if not allowed(folder, folder_of(name))}
     assert wrong == set(), "these imports go against FOLDER_ARROWS"
 
 
 def test_the_arrows_name_every_folder_and_nothing_else():
-    folders = {folder_of(module_name(path)) for path in MODULES if len(path.relative_to(ROOT).parts) > 2}
+    folders = {
+        folder_of(module_name(path)) for path in MODULES if len(path.relative_to(ROOT).parts) > 2
+    }
     assert folders <= set(FOLDER_ARROWS), "a new folder has a line in FOLDER_ARROWS"
     assert all(is_module(name) for name in FOLDER_ARROWS), "what is gone has none"
 
@@ -227,13 +249,21 @@ def test_no_modules_import_each_other_in_a_circle():
 
 def test_what_processes_without_torch_use_never_leads_to_torch():
     graph, paths = import_graph(), {module_name(path): path for path in MODULES}
-    free = {name for name in graph for pattern in WITHOUT_RANKS if fnmatch.fnmatchcase(name, pattern)}
+    free = {
+        name for name in graph for pattern in WITHOUT_RANKS if fnmatch.fnmatchcase(name, pattern)
+    }
     reached, ahead = set(), set(free)
     while ahead:
         reached |= ahead
         ahead = {name for module in ahead for name in graph[module]} - reached
-    foreign = {(module, name.split(".")[0]) for module in reached for name in imported(paths[module])}
-    assert not {(module, name) for module, name in foreign if name in ("torch", "torchvision", "timm", "trainers")}
+    foreign = {
+        (module, name.split(".")[0]) for module in reached for name in imported(paths[module])
+    }
+    assert not {
+        (module, name)
+        for module, name in foreign
+        if name in ("torch", "torchvision", "timm", "trainers")
+    }
 
 
 def lines_of(path):
@@ -244,8 +274,14 @@ def test_files_are_neither_long_nor_tiny():
     files = {str(path.relative_to(ROOT)): lines_of(path) for path in MODULES}
     long = {name for name, lines in files.items() if lines > MOST_LINES}
     assert long == set(), f"a file has at most {MOST_LINES} lines"
-    tiny = {name for name, lines in files.items() if lines < FEWEST_LINES and not name.endswith("__init__.py")}
-    assert tiny - set(SHORT) == set(), f"a file has at least {FEWEST_LINES} lines, or a reason in SHORT"
+    tiny = {
+        name
+        for name, lines in files.items()
+        if lines < FEWEST_LINES and not name.endswith("__init__.py")
+    }
+    assert tiny - set(SHORT) == set(), (
+        f"a file has at least {FEWEST_LINES} lines, or a reason in SHORT"
+    )
     assert set(SHORT) - tiny == set(), "these are long enough or gone: remove them from SHORT"
 
 
@@ -265,7 +301,11 @@ def test_a_class_name_has_one_meaning():
 
 def test_the_record_needs_only_the_standard_library():
     own = ("benchmarks.record", "conf.cell", "conf.options")  # a record holds its cell
-    paths = [*(ROOT / "benchmarks" / "record").glob("*.py"), ROOT / "conf" / "cell.py", ROOT / "conf" / "options.py"]
+    paths = [
+        *(ROOT / "benchmarks" / "record").glob("*.py"),
+        ROOT / "conf" / "cell.py",
+        ROOT / "conf" / "options.py",
+    ]
     for path in paths:
         names = {name for name in imported(path) if not any(within(name, one) for one in own)}
         assert {name.split(".")[0] for name in names} <= set(sys.stdlib_module_names), path
@@ -296,13 +336,29 @@ def loaded(statement, *names):
 def test_the_supervising_process_never_loads_torch():
     ours = "launch.sweep, launch.__main__, launch.compose.hydra_errors, analysis.__main__, conf.cell, conf.command_line"
     statement = f"import {ours}"
-    assert loaded(statement, "torch", "torchvision", "numpy", "trainers", "benchmarks.rank.worker", "launch.sweep") == [
-        "launch.sweep"
-    ]
+    assert loaded(
+        statement,
+        "torch",
+        "torchvision",
+        "numpy",
+        "trainers",
+        "benchmarks.rank.worker",
+        "launch.sweep",
+    ) == ["launch.sweep"]
 
 
 def test_the_interface_for_notebooks_loads_nothing_before_it_is_used():
-    names = ("numpy", "scipy", "pandas", "matplotlib", "jinja2", "rich", "torch", "analysis.report", "analysis")
+    names = (
+        "numpy",
+        "scipy",
+        "pandas",
+        "matplotlib",
+        "jinja2",
+        "rich",
+        "torch",
+        "analysis.report",
+        "analysis",
+    )
     assert loaded("from analysis import open_study", *names) == ["analysis"]
 
 
@@ -332,15 +388,27 @@ def test_tests_are_flat():
 
 def test_no_test_file_imports_another():
     for path in (ROOT / "tests").glob("*.py"):
-        written = path.read_text(encoding="utf-8")  # also in the programs that a test hands to another process
-        assert not re.search(r"^\s*(from|import) +test_", written, re.MULTILINE), f"{path.name} imports a test file"
+        written = path.read_text(
+            encoding="utf-8"
+        )  # also in the programs that a test hands to another process
+        assert not re.search(r"^\s*(from|import) +test_", written, re.MULTILINE), (
+            f"{path.name} imports a test file"
+        )
 
 
 def test_the_package_list_is_explicit_and_complete():
     find = PROJECT["tool"]["setuptools"]["packages"]["find"]
     assert find["namespaces"] is False
-    have = {str(path.parent.relative_to(ROOT)).replace("/", ".") for path in MODULES if path.name == "__init__.py"}
-    listed = {name for name in have if any(fnmatch.fnmatchcase(name, pattern) for pattern in find["include"])}
+    have = {
+        str(path.parent.relative_to(ROOT)).replace("/", ".")
+        for path in MODULES
+        if path.name == "__init__.py"
+    }
+    listed = {
+        name
+        for name in have
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in find["include"])
+    }
     assert listed == have >= set(ARROWS)
     assert all(pattern.split(".")[0] in ARROWS for pattern in find["include"])
     # A folder of modules without __init__.py would be left out of an installation without a word.
@@ -350,10 +418,18 @@ def test_the_package_list_is_explicit_and_complete():
 def test_package_data_holds_every_yaml_of_the_configuration():
     data = PROJECT["tool"]["setuptools"]["package-data"]
     for package in ARROWS:
-        held = {path for pattern in data.get(package, []) for path in (ROOT / package).glob(pattern)}
-        others = {p for p in (ROOT / package).rglob("*") if p.is_file() and p.suffix not in (".py", ".pyc", ".md")}
+        held = {
+            path for pattern in data.get(package, []) for path in (ROOT / package).glob(pattern)
+        }
+        others = {
+            p
+            for p in (ROOT / package).rglob("*")
+            if p.is_file() and p.suffix not in (".py", ".pyc", ".md")
+        }
         assert others <= held
-    assert ROOT / "conf" / "config.yaml" in {path for pattern in data["conf"] for path in (ROOT / "conf").glob(pattern)}
+    assert ROOT / "conf" / "config.yaml" in {
+        path for pattern in data["conf"] for path in (ROOT / "conf").glob(pattern)
+    }
 
 
 def test_the_project_is_an_application_with_its_extras():
@@ -368,13 +444,17 @@ def test_the_citation_is_valid_and_of_this_version():
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     asked = {"cff-version", "message", "title", "authors"}  # by version 1.2.0 of the schema
     assert (
-        asked | {"version", "license"} <= set(cited) <= asked | {"version", "license", "type", "abstract", "keywords"}
+        asked | {"version", "license"}
+        <= set(cited)
+        <= asked | {"version", "license", "type", "abstract", "keywords"}
     )
     assert cited["cff-version"] == "1.2.0" and cited["type"] == "software"
     assert cited["authors"] and all(one.get("name") for one in cited["authors"])
     project = PROJECT["project"]
     assert (cited["version"], cited["license"]) == (project["version"], project["license"])
-    assert cited["title"].lower() == project["name"] and len(set(cited["keywords"])) == len(cited["keywords"])
+    assert cited["title"].lower() == project["name"] and len(set(cited["keywords"])) == len(
+        cited["keywords"]
+    )
 
 
 def test_every_third_party_import_is_a_dependency():
@@ -388,9 +468,16 @@ def test_every_third_party_import_is_a_dependency():
         "triton": "torch",  # its own dependency where there is CUDA
     }
     extras = PROJECT["project"]["optional-dependencies"]
-    declared = [*PROJECT["project"]["dependencies"], *extras["timm"], *extras["notebook"], *extras["slurm"]]
+    declared = [
+        *PROJECT["project"]["dependencies"],
+        *extras["timm"],
+        *extras["notebook"],
+        *extras["slurm"],
+    ]
     declared = {re.split(r"[<>=!~\[; ]", text)[0].lower() for text in declared}
-    used = {name.split(".")[0] for path in [*MODULES, ROOT / "launch.py"] for name in imported(path)}
+    used = {
+        name.split(".")[0] for path in [*MODULES, ROOT / "launch.py"] for name in imported(path)
+    }
     foreign = used - set(sys.stdlib_module_names) - set(ARROWS)
     assert {names.get(name, name) for name in foreign} <= declared
 
@@ -402,5 +489,9 @@ def test_every_module_says_what_it_is():
 
 def test_every_refusal_has_the_same_word_for_what_is_accepted():
     other = re.compile(r"[\"(;:] ?expected (is |are |the |an? |such |--|[A-Z{'`])")
-    lines = [(path.name, line) for path in MODULES for line in path.read_text(encoding="utf-8").splitlines()]
+    lines = [
+        (path.name, line)
+        for path in MODULES
+        for line in path.read_text(encoding="utf-8").splitlines()
+    ]
     assert [one for one in lines if other.search(one[1])] == []

@@ -15,7 +15,8 @@ from analysis.topology.wires import MachineWires, set_bandwidth
 
 DATA = Path(__file__).parent / "data"
 DGX1, PCIE, H200 = (
-    parse_topology_text((DATA / f"topo_{name}.txt").read_text()) for name in ("dgx1_v100", "a100_pcie_x4", "h200_x8")
+    parse_topology_text((DATA / f"topo_{name}.txt").read_text())
+    for name in ("dgx1_v100", "a100_pcie_x4", "h200_x8")
 )
 
 
@@ -87,14 +88,22 @@ def test_rings_over_pcie_have_no_nominal_speed():
     found = set_bandwidth(DGX1, (0, 5))
     assert (found.over_nvlink, found.shown_gb_per_s, found.to_json()) == (False, None, {})
     assert found.describe() == "over PCIe"
-    measured = set_bandwidth(PCIE, (0, 1, 2), [[0, 270, 20, 20], [270, 0, 20, 20], [20, 20, 0, 270], [20, 20, 270, 0]])
+    measured = set_bandwidth(
+        PCIE, (0, 1, 2), [[0, 270, 20, 20], [270, 0, 20, 20], [20, 20, 0, 270], [20, 20, 270, 0]]
+    )
     assert measured.to_json() == {"rings_gb_per_s": 20.0, "rings_are": "measured"}
 
 
 def test_a_switch_gives_a_gpu_its_port_and_a_mesh_every_wire():
     assert set_bandwidth(H200, range(8)).gb_per_s == 450
     links = {frozenset(pair): "NV4" for pair in combinations(range(4), 2)}
-    mesh = Topology(tuple(Gpu(gpu) for gpu in range(4)), (), links, None, "four A100s that NVLinks join directly")
+    mesh = Topology(
+        tuple(Gpu(gpu) for gpu in range(4)),
+        (),
+        links,
+        None,
+        "four A100s that NVLinks join directly",
+    )
     assert set_bandwidth(mesh, range(4)).gb_per_s == 300
     one_slow = [[0.0 if a == b else 390.0 for b in range(8)] for a in range(8)]
     one_slow[0][1] = one_slow[1][0] = 100.0

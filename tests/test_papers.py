@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from records import EVIL
 
-from analysis.findings.model import Estimate
 from analysis.report.build import examine, write
 from analysis.report.page import Report
 from analysis.report.papers.latex import latex
@@ -16,6 +15,7 @@ from analysis.report.papers.table import to_latex
 from analysis.report.papers.widths import width_em
 from analysis.report.section import Section
 from analysis.report.tables import Column, Table
+from analysis.study.estimates import Estimate
 
 DATA = Path(__file__).parent / "data"
 # Links measured alone, settings with notes and remarks, and the table of cells with most columns.
@@ -26,9 +26,17 @@ OVERFULL_PT = 5.0  # what may stand out of its box
 def hostile():
     """Tables with what a record may hold: every block of Unicode, long words, many columns, many rows."""
     letters = "".join(chr(code) for code in range(32, 0x2FFF, 7) if chr(code).isprintable())
-    texts = [EVIL, "日本 αβγ ÄÖÜ éñ ß 50% #1 _x_ ^ ~ \\ -- <a> \udc80", "x" * 300, "/a/long/path/" * 20, letters[:380]]
+    texts = [
+        EVIL,
+        "日本 αβγ ÄÖÜ éñ ß 50% #1 _x_ ^ ~ \\ -- <a> \udc80",
+        "x" * 300,
+        "/a/long/path/" * 20,
+        letters[:380],
+    ]
     texts += [letters[place : place + 380] for place in range(380, len(letters), 380)]
-    wide = tuple(Column(f"c{place}", f"heading {place}, GB/s", "rate", bounded=True) for place in range(14))
+    wide = tuple(
+        Column(f"c{place}", f"heading {place}, GB/s", "rate", bounded=True) for place in range(14)
+    )
     words = tuple(Column(f"t{place}", f"text_{place} & more") for place in range(9))
     number = Estimate(18579.0, 18523.5, 18634.5)
     return (
@@ -42,7 +50,9 @@ def hostile():
 def compiled(folder):
     """Compile the document of a report and return LaTeX's log."""
     command = ["latexmk", "-pdf", "-interaction=nonstopmode", "-halt-on-error", "paper.tex"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, errors="replace", timeout=200)
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, errors="replace", timeout=200
+    )
     log = (folder / "paper.log").read_text(encoding="utf-8", errors="replace")
     assert done.returncode == 0, log[-3000:]
     return log
@@ -50,8 +60,14 @@ def compiled(folder):
 
 def assert_fits(log):
     overfull = [line for line in log.splitlines() if line.startswith("Overfull")]
-    assert [line for line in overfull if float(re.findall(r"([0-9.]+)pt too", line)[0]) > OVERFULL_PT] == []
-    assert "Float too large" not in log and "multiply defined" not in log and "Missing character" not in log
+    assert [
+        line for line in overfull if float(re.findall(r"([0-9.]+)pt too", line)[0]) > OVERFULL_PT
+    ] == []
+    assert (
+        "Float too large" not in log
+        and "multiply defined" not in log
+        and "Missing character" not in log
+    )
 
 
 @pytest.mark.needs("latexmk")
@@ -97,15 +113,26 @@ def test_figures_have_the_width_that_was_asked_with_their_numbers_and_caption(tm
     figures = tmp_path / "out" / "figures"
     for pdf in figures.glob("*.pdf"):
         text = pdf.read_bytes()
-        assert b"/Subtype /Type3" not in text and b"/FontFile2" in text, f"{pdf.name}: fonts are embedded as TrueType"
+        assert b"/Subtype /Type3" not in text and b"/FontFile2" in text, (
+            f"{pdf.name}: fonts are embedded as TrueType"
+        )
         (width,) = re.findall(rb"/MediaBox \[ 0 0 ([0-9.]+) ", text)
         assert pdf.stem.startswith("topology") or float(width) == pytest.approx(3.3 * 72)
-        assert rf"{{{pdf.stem}.pdf}}" in pdf.with_suffix(".tex").read_text() and pdf.with_suffix(".svg").exists()
+        assert (
+            rf"{{{pdf.stem}.pdf}}" in pdf.with_suffix(".tex").read_text()
+            and pdf.with_suffix(".svg").exists()
+        )
         assert pdf.with_suffix(".csv").read_text().count("\n") > 1
     rows = list(csv.DictReader((figures / "efficiency-1.csv").open(encoding="utf-8")))
-    points = [point for curve in found.scaling.curves for point in curve.points if point.world_size > 1]
-    assert [float(row["efficiency"]) for row in rows] == [point.efficiency.value for point in points]
-    assert [float(row["efficiency_low"]) for row in rows] == [point.efficiency.low for point in points]
+    points = [
+        point for curve in found.scaling.curves for point in curve.points if point.world_size > 1
+    ]
+    assert [float(row["efficiency"]) for row in rows] == [
+        point.efficiency.value for point in points
+    ]
+    assert [float(row["efficiency_low"]) for row in rows] == [
+        point.efficiency.low for point in points
+    ]
     first = f"{100 * points[0].efficiency.value:.1f}"
     assert first in (figures / "efficiency-1.tex").read_text(), "the caption says the numbers"
 
@@ -121,7 +148,10 @@ def test_text_is_ascii_and_says_what_it_said():
 
 def test_a_table_too_wide_says_once_what_all_its_rows_share():
     columns = (Column("cell", "cell"), *(Column(f"c{n}", f"column {n}", "text") for n in range(9)))
-    rows = tuple((f"resnet50 · gpus {n}", *["the same text everywhere"] * 8, f"text {n} of its own") for n in range(3))
+    rows = tuple(
+        (f"resnet50 · gpus {n}", *["the same text everywhere"] * 8, f"text {n} of its own")
+        for n in range(3)
+    )
     tex = to_latex(Table("t", "All.", columns, rows))
     assert "In every row: cell resnet50; column 0 the same text everywhere; column 1" in tex
     assert r"\begin{tabular}{@{}ll@{}}" in tex and r"gpus 1 & text 1 of its own \\" in tex
@@ -131,4 +161,6 @@ def test_a_table_too_wide_says_once_what_all_its_rows_share():
 
 def test_widths_are_those_of_computer_modern():
     """A digit is half an em (Knuth, Computer Modern Typefaces: cmr10)."""
-    assert width_em("1234567890") == pytest.approx(5.0, abs=0.01) and width_em("m") == pytest.approx(0.833, abs=0.01)
+    assert width_em("1234567890") == pytest.approx(5.0, abs=0.01) and width_em(
+        "m"
+    ) == pytest.approx(0.833, abs=0.01)

@@ -54,7 +54,9 @@ def test_best_and_worst_equal_brute_force(seed, count):
         assert (ring.slowest_gb_per_s, ring.sum_gb_per_s) == expected[1]
         assert len(set(ring.order)) == count
     assert set(placement.worst_order.order) == set(placement.best.order)
-    assert ring_values(matrix, placement.worst_order.order) == min(every[tuple(sorted(placement.best.order))][1])
+    assert ring_values(matrix, placement.worst_order.order) == min(
+        every[tuple(sorted(placement.best.order))][1]
+    )
 
 
 def test_sets_are_ranked_by_all_rings_that_fit():
@@ -65,7 +67,15 @@ def test_sets_are_ranked_by_all_rings_that_fit():
     assert set_bandwidth(DGX1, (0, 1, 4, 5, 6, 7)).gb_per_s == 50
     placements = [place(DGX1, count) for count in range(2, 9)]
     assert [one.best.bandwidth.gb_per_s for one in placements] == [50, 50, 100, 50, 100, 100, 150]
-    assert [one.worst.bandwidth.shown_gb_per_s for one in placements] == [None, None, None, None, 50, 100, 150]
+    assert [one.worst.bandwidth.shown_gb_per_s for one in placements] == [
+        None,
+        None,
+        None,
+        None,
+        50,
+        100,
+        150,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -127,13 +137,17 @@ def test_of_more_than_eight_gpus_the_order_is_the_dynamic_programmes():
     for at in range(8):
         matrix[8][at] = matrix[at][8] = 30.0
     placement = place(None, 9, matrix)
-    every = [ring_values(matrix, (8, *order)) for order in permutations(range(8)) if order[0] < order[-1]]
+    every = [
+        ring_values(matrix, (8, *order)) for order in permutations(range(8)) if order[0] < order[-1]
+    ]
     assert ring_values(matrix, placement.best.order) == max(every)
     assert ring_values(matrix, placement.worst_order.order) == min(every)
 
 
 def test_a_larger_machine_is_ranked_by_a_bound():
-    matrix = [[0.0 if a == b else 10.0 if a < 4 and b < 4 else 50.0 for b in range(10)] for a in range(10)]
+    matrix = [
+        [0.0 if a == b else 10.0 if a < 4 and b < 4 else 50.0 for b in range(10)] for a in range(10)
+    ]
     placement = place(None, 4, matrix)
     assert placement.worst.order == (0, 1, 2, 3)
     assert (placement.best.bandwidth.gb_per_s, placement.worst.bandwidth.gb_per_s) == (50, 30)
@@ -141,14 +155,20 @@ def test_a_larger_machine_is_ranked_by_a_bound():
 
 @pytest.mark.parametrize("count", [0, 9, -2])
 def test_impossible_counts_are_refused(count):
-    with pytest.raises(ValueError, match=f"--gpus {count}: accepted are 1 to 8, the GPUs of this machine"):
+    with pytest.raises(
+        ValueError, match=f"--gpus {count}: accepted are 1 to 8, the GPUs of this machine"
+    ):
         place(DGX1, count)
 
 
 def test_p2p_json_at_any_depth_or_bare():
     matrix = [[1500.0, 392.0], [391.0, 1500.0]]
     expected = [[0.0, 392.0], [391.0, 0.0]]
-    contract = {"devices": ["a", "b"], "access": {"0-1": True}, "matrices": {"unidirectional_enabled": matrix}}
+    contract = {
+        "devices": ["a", "b"],
+        "access": {"0-1": True},
+        "matrices": {"unidirectional_enabled": matrix},
+    }
     for document in (contract, {"result": {"p2p": contract}}, matrix):
         assert read_matrix(json.dumps(document), "file") == expected
 
@@ -163,7 +183,10 @@ def test_p2p_json_at_any_depth_or_bare():
         ("[[1, null], [2, 1]]", "GPU 0 to GPU 1 is None"),
         ("[[1, 0], [2, 1]]", "GPU 0 to GPU 1 is 0"),
         ("[[1, NaN], [2, 1]]", "GPU 0 to GPU 1 is nan"),
-        ('{"matrices": {"bidirectional_enabled": [[1, 2], [2, 1]]}}', "no matrices.unidirectional_enabled"),
+        (
+            '{"matrices": {"bidirectional_enabled": [[1, 2], [2, 1]]}}',
+            "no matrices.unidirectional_enabled",
+        ),
     ],
 )
 def test_unreadable_p2p(text, message):
@@ -176,16 +199,25 @@ def test_command(tmp_path, capsys):
     assert main(["place", "--gpus", "4", "--topology", file, "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     links = {"links": {"NV2": 3, "NV1": 1}}
-    assert shown["best"] == {"gpus": [0, 1, 2, 3], "rings_gb_per_s": 100.0, "rings_are": "nominal"} | links
+    assert (
+        shown["best"]
+        == {"gpus": [0, 1, 2, 3], "rings_gb_per_s": 100.0, "rings_are": "nominal"} | links
+    )
     assert shown["worst"] == {"gpus": [0, 1, 2, 7], "links": {"NV2": 1, "NV1": 1, "SYS": 2}}
     assert shown["worst_order"]["links"] == {"NV2": 1, "NV1": 3}
     assert main(["place", "--gpus", "4", "--topology", file]) == 0
     out = capsys.readouterr().out
     assert "0,1,2,3" in out and "100 GB/s nominal" in out and "worst order" in out
     (tmp_path / "p2p.json").write_text(json.dumps(symmetric(8, 3, [10, 20])))
-    assert main(["place", "--gpus", "3", "--topology", file, "--p2p", str(tmp_path / "p2p.json")]) == 0
+    assert (
+        main(["place", "--gpus", "3", "--topology", file, "--p2p", str(tmp_path / "p2p.json")]) == 0
+    )
     assert "sum GB/s" in capsys.readouterr().out
     (tmp_path / "p2p.json").write_text(json.dumps(symmetric(4, 3, [10, 20])))
-    assert main(["place", "--gpus", "3", "--topology", file, "--p2p", str(tmp_path / "p2p.json")]) == 2
-    assert "a matrix of 4 GPUs; accepted is one of 8, as the topology has" in capsys.readouterr().err
+    assert (
+        main(["place", "--gpus", "3", "--topology", file, "--p2p", str(tmp_path / "p2p.json")]) == 2
+    )
+    assert (
+        "a matrix of 4 GPUs; accepted is one of 8, as the topology has" in capsys.readouterr().err
+    )
     assert main(["place", "--gpus", "9", "--topology", file]) == 2

@@ -23,7 +23,11 @@ def test_a_planted_fault_is_found_by_its_code(fault, tmp_path):
     if fault.edit is not None:
         assert (record.validity.verdict, record.validity.codes) == ("valid", {}), "before the edit"
         fault.edit(folder)
-        (left_out,) = next(one for one in examine(tmp_path)[0].sections if one.anchor == "validity").tables[0].rows
+        (left_out,) = (
+            next(one for one in examine(tmp_path)[0].sections if one.anchor == "validity")
+            .tables[0]
+            .rows
+        )
         assert left_out[1] == fault.verdict and fault.codes == ("does_not_verify",)
         return
     assert set(fault.codes) <= record.validity.codes.keys(), record.validity
@@ -37,7 +41,8 @@ def test_clean_twins_have_no_code_and_every_check_ran(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("lost", "unchecked"), [("gpus.jsonl", {"throttled", "foreign_load"}), ("nccl/*.log", {"setting_ignored"})]
+    ("lost", "unchecked"),
+    [("gpus.jsonl", {"throttled", "foreign_load"}), ("nccl/*.log", {"setting_ignored"})],
 )
 def test_what_was_lost_before_the_record_was_made_is_unchecked(lost, unchecked, tmp_path):
     folder = gpu_cell(tmp_path, cell={"nccl": {"NCCL_P2P_LEVEL": "LOC"}})
@@ -49,7 +54,9 @@ def test_what_was_lost_before_the_record_was_made_is_unchecked(lost, unchecked, 
 
 
 def version(**changed):
-    return lambda folder: edit_lines(folder, 0, lambda line: line["versions"].update(changed), kind="start")
+    return lambda folder: edit_lines(
+        folder, 0, lambda line: line["versions"].update(changed), kind="start"
+    )
 
 
 def around(change):
@@ -61,7 +68,9 @@ OTHERS = {
     "driver": around(lambda known: known["gpu"].update(driver="570.1")),
     "UUID": around(lambda known: known.update(planned_uuids=["GPU-1"])),
     # Another model is another GPU, with an identity of its own.
-    "GPU model": around(lambda known: known["gpu"]["gpus"][1].update(name="NVIDIA H100", uuid="GPU-2")),
+    "GPU model": around(
+        lambda known: known["gpu"]["gpus"][1].update(name="NVIDIA H100", uuid="GPU-2")
+    ),
     "CPU": around(lambda known: known["cpu"].update(model="AMD EPYC 9654")),
     "OMP_NUM_THREADS": around(lambda known: known["variables"].update(OMP_NUM_THREADS="1")),
     "Ringside's commit": around(lambda known: known["git"].update(commit="0" * 40)),
@@ -70,7 +79,11 @@ OTHERS = {
     "Python": version(python="3.11.7"),
     "nothing": lambda folder: None,
 }
-ASKED = {"batch size": {"batch_size": 128}, "precision": {"precision": "fp32"}, "optimize": {"optimize": "compile"}}
+ASKED = {
+    "batch size": {"batch_size": 128},
+    "precision": {"precision": "fp32"},
+    "optimize": {"optimize": "compile"},
+}
 
 
 @pytest.mark.parametrize("other", [*OTHERS, *ASKED])
@@ -87,7 +100,9 @@ def test_a_baseline_that_is_too_slow_is_seen_by_its_efficiency(slower, tmp_path)
     folder = gpu_cell(tmp_path, ALONE, name="alone")
     windows(lambda ms, number: ms * (1 + slower), ranks=(0,))(folder)
     pair = made(gpu_cell(tmp_path, PAIR_OF_FOUR, name="pair"), [made(folder)])
-    assert list(pair.validity.codes) == ["efficiency_above_one"] and pair.validity.verdict == "suspect"
+    assert (
+        list(pair.validity.codes) == ["efficiency_above_one"] and pair.validity.verdict == "suspect"
+    )
 
 
 # The whole campaign
@@ -109,7 +124,10 @@ def test_every_code_has_a_planted_fault():
 
 
 CPU_BOUND = "bootcamp_pairs"  # a tiny network: its GPUs idle for half of a step, and its rate scatters by 7 %
-NOISY = ("compiled_a", ["noisy"])  # steps of up to 1.27 times the median: its rate is 3.5 % below its twin's
+NOISY = (
+    "compiled_a",
+    ["noisy"],
+)  # steps of up to 1.27 times the median: its rate is 3.5 % below its twin's
 # Small batches wait for the CPU; at 512 and 1,024 images a window of 1 s has few steps. Each cell says so, and nothing else.
 SMALL_OR_SHORT = {("h200_x1", "graphs"), ("h200_x1", "fastest")}
 TOLD_OF_THESE = {"noisy", "cpu_bound", "too_few_iterations", "not_stationary"}
@@ -122,7 +140,9 @@ def test_clean_records_of_h200s_are_neither_invalid_nor_suspect():
 
     What a check needs and older records lack leaves it unchecked.
     """
-    folders = {path.parent.parent for path in DATA.glob("**/record.json") if ON_SOCKETS not in path.parts}
+    folders = {
+        path.parent.parent for path in DATA.glob("**/record.json") if ON_SOCKETS not in path.parts
+    }
     found = []
     for folder in sorted(one for one in folders if one.parts[-2:] not in SMALL_OR_SHORT):
         for record in read_study(folder)[0]:
@@ -134,7 +154,9 @@ def test_clean_records_of_h200s_are_neither_invalid_nor_suspect():
     waiting = [one for one in suspect if one[0] == CPU_BOUND]
     assert waiting and all("cpu_bound" in one[2].codes for one in waiting)
     assert not [
-        one for one in waiting if one[2].codes.keys() - {"cpu_bound", "efficiency_above_one", "setting_no_effect"}
+        one
+        for one in waiting
+        if one[2].codes.keys() - {"cpu_bound", "efficiency_above_one", "setting_no_effect"}
     ]
     busy = [one for one in suspect if one[0] != CPU_BOUND]
     assert [(folder, list(validity.codes)) for folder, _, validity in busy] == [NOISY]
@@ -142,10 +164,16 @@ def test_clean_records_of_h200s_are_neither_invalid_nor_suspect():
 
 
 def test_records_of_small_batches_and_short_windows_of_an_h200_are_suspect_for_that_alone():
-    records = [record for place in SMALL_OR_SHORT for record in read_study(DATA.joinpath(*place))[0]]
+    records = [
+        record for place in SMALL_OR_SHORT for record in read_study(DATA.joinpath(*place))[0]
+    ]
     judged = [(one.cell.optimize, judge(one, ValidityLimits())) for one in records]
     suspect = [(how, one) for how, one in judged if one.verdict == "suspect"]
-    assert len(judged) == 48 and len(suspect) == 21 and all(one.verdict != "invalid" for _, one in judged)
+    assert (
+        len(judged) == 48
+        and len(suspect) == 21
+        and all(one.verdict != "invalid" for _, one in judged)
+    )
     assert all(one.codes.keys() <= TOLD_OF_THESE for _, one in suspect)
     graphs = [[*one.codes] for how, one in suspect if how in ("graph", "compile_graph")]
     assert graphs == [["not_stationary"]], "a graph waits for no CPU"

@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analysis.__main__ import main
-from analysis.findings.study import Study, open_study
 from analysis.prediction import tables
 from analysis.prediction.asked import Subset, questions, read_nccl, read_subsets, refuse_absent
 from analysis.prediction.calibration import Calibrated, calibrate, exchange_curve
@@ -44,6 +43,7 @@ from analysis.prediction.replay import replay
 from analysis.prediction.scores import collective_errors, mean_error, summary
 from analysis.prediction.strategies import as_in_a_step, by_collective, refuse_unknown_names
 from analysis.prediction.waiting import expected_largest, largest_normal, wait_of_residuals
+from analysis.study.study import Study, open_study
 from benchmarks.record import read_study
 from conf import groups
 
@@ -70,14 +70,18 @@ def replayed(ready, exchange, end, own=0.0, gamma=0.0):
 def test_the_default_case_by_hand():
     """ResNet-50 on two H200s over NVLink: buckets ready at 26.5, 27.5, 31.7 and 54.8 of 54.8 ms, 0.08 ms each."""
     found = replayed([26.5, 27.5, 31.7, 54.8], [0.14, 0.13, 0.14, 0.08], 54.8, own=0.55)
-    assert best(found.exposed_ms) == pytest.approx(0.63) and best(found.tail_ms) == pytest.approx(0.08)
+    assert best(found.exposed_ms) == pytest.approx(0.63) and best(found.tail_ms) == pytest.approx(
+        0.08
+    )
 
 
 def test_the_case_through_host_memory_by_hand():
     """The same with P2P_LEVEL=LOC: 1.14, 1.02, 1.06 and 0.66 ms; γ = 0.22 of the 3.2 ms that overlap explains the rest."""
     times = [1.14, 1.02, 1.06, 0.66]
     without = replayed([26.5, 27.5, 31.7, 54.8], times, 54.8, own=0.55)
-    assert best(without.exposed_ms) == pytest.approx(1.21) and best(without.overlap_ms) == pytest.approx(3.22)
+    assert best(without.exposed_ms) == pytest.approx(1.21) and best(
+        without.overlap_ms
+    ) == pytest.approx(3.22)
     slowed = replayed([26.5, 27.5, 31.7, 54.8], times, 54.8, own=0.55, gamma=0.22)
     assert best(slowed.contention_ms) == pytest.approx(0.22 * 3.22)
     assert best(slowed.exposed_ms) == pytest.approx(1.21 + 0.22 * 3.22)
@@ -125,7 +129,9 @@ def test_a_replay_equals_a_simulation_of_its_events(parts, after, gamma):
     assert best(found.tail_ms) == pytest.approx(max(0.0, last - backward_end), abs=1e-9)
 
 
-@pytest.mark.parametrize(("ranks", "expected"), [(2, 0.5642), (8, 1.4236), (64, 2.3437), (1024, 3.2497)])
+@pytest.mark.parametrize(
+    ("ranks", "expected"), [(2, 0.5642), (8, 1.4236), (64, 2.3437), (1024, 3.2497)]
+)
 def test_the_largest_of_normal_numbers(ranks, expected, monkeypatch):
     """Known values (Harter 1961); √(2 ln n) would say 1.18, 2.04, 2.88 and 3.72. With numpy 1.26 too, which may be installed."""
     monkeypatch.delattr(np, "trapezoid", raising=False)
@@ -136,12 +142,17 @@ def test_the_largest_of_normal_numbers(ranks, expected, monkeypatch):
 def test_the_largest_of_unlike_normal_numbers():
     assert expected_largest([1.0, 5.0], 0.0) == 5.0
     assert expected_largest([0.0, 0.0], 2.0) == pytest.approx(2 * 0.5642, abs=1e-3)
-    assert expected_largest([0.0, 100.0], 1.0) == pytest.approx(100.0, abs=1e-3)  # the slow one decides
+    assert expected_largest([0.0, 100.0], 1.0) == pytest.approx(
+        100.0, abs=1e-3
+    )  # the slow one decides
 
 
 def test_a_heavy_tail_waits_longer_than_a_normal_one():
     normal = np.random.default_rng(1).standard_normal(500)
-    light, heavy = wait_of_residuals(normal, 64), wait_of_residuals(normal * (1 + 4 * (normal > 1.5)), 64)
+    light, heavy = (
+        wait_of_residuals(normal, 64),
+        wait_of_residuals(normal * (1 + 4 * (normal > 1.5)), 64),
+    )
     assert light.ms == pytest.approx(2.34, rel=0.15) and not light.beyond
     assert heavy.ms > 2 * light.ms and heavy.bound_ms >= heavy.ms and light.bound_ms > light.ms
     assert wait_of_residuals(normal, 1024).beyond
@@ -150,22 +161,30 @@ def test_a_heavy_tail_waits_longer_than_a_normal_one():
 
 
 def test_a_collective_between_measured_sizes_and_on_more_ranks():
-    curve = TimeCurve("all_reduce", ExchangeWire(DIRECT), 2, 1, (1e3, 1e6, 1e8), (10.0, 14.0, 510.0), "a")
+    curve = TimeCurve(
+        "all_reduce", ExchangeWire(DIRECT), 2, 1, (1e3, 1e6, 1e8), (10.0, 14.0, 510.0), "a"
+    )
     links = KnownLinks((curve,), nccl="2.28.9")
     inside = links.time("all_reduce", 1e6, 2, ExchangeWire(DIRECT))
     assert best(inside.ms) == pytest.approx(0.014) and inside.source == MEASURED
     more = links.time("all_reduce", 1e8, 4, ExchangeWire(DIRECT))
-    assert more.source == SCALED and best(more.ms) == pytest.approx(0.510 * 1.5, rel=0.03)  # 2(n − 1) ÷ n: 1 to 1.5
+    assert more.source == SCALED and best(more.ms) == pytest.approx(
+        0.510 * 1.5, rel=0.03
+    )  # 2(n − 1) ÷ n: 1 to 1.5
     with pytest.raises(NoLink, match="host memory was measured"):
         links.time("all_reduce", 1e6, 2, ExchangeWire(HOST_MEMORY))
     copies = KnownLinks((curve,), {DIRECT: 400.0, HOST_MEMORY: 40.0})
-    assert best(copies.time("all_reduce", 1e8, 2, ExchangeWire(HOST_MEMORY)).ms) == pytest.approx(5.0, rel=0.05)
+    assert best(copies.time("all_reduce", 1e8, 2, ExchangeWire(HOST_MEMORY)).ms) == pytest.approx(
+        5.0, rel=0.05
+    )
 
 
 def test_a_ring_on_more_ranks_keeps_what_a_share_takes_beyond_the_wire():
     """NV18 of H200s: 370.8 GB/s each way by NCCL. 1 GB on two ranks takes 2,697 µs of wire and 500 of something else."""
     links = NvLinks(370.8, 141.0)
-    two = TimeCurve("all_reduce", ExchangeWire(DIRECT), 2, 1, (5e8, 1e9, 2e9), (1598.5, 3197.0, 6394.0), "a")
+    two = TimeCurve(
+        "all_reduce", ExchangeWire(DIRECT), 2, 1, (5e8, 1e9, 2e9), (1598.5, 3197.0, 6394.0), "a"
+    )
     known = KnownLinks((two,), nccl="2.28.9", nvlinks=links)
     four = best(known.time("all_reduce", 1e9, 4, ExchangeWire(DIRECT)).ms)
     assert four == pytest.approx(
@@ -173,16 +192,22 @@ def test_a_ring_on_more_ranks_keeps_what_a_share_takes_beyond_the_wire():
     )  # half as large a share: 250 µs
     without = best(replace(known, nvlinks=None).time("all_reduce", 1e9, 4, ExchangeWire(DIRECT)).ms)
     assert without == pytest.approx(3.197 * 1.5, rel=0.01)  # all of it grows
-    assert modelled_us("all_reduce", 64, 4, links, constants("2.28.9")[0]) == pytest.approx(6.6 + 6 * 0.6, abs=0.01)
+    assert modelled_us("all_reduce", 64, 4, links, constants("2.28.9")[0]) == pytest.approx(
+        6.6 + 6 * 0.6, abs=0.01
+    )
     assert nvlink("NVIDIA H200") == (20.6, 141.0) and nvlink("NVIDIA L40S") is None
 
 
 def test_a_network_that_was_described():
-    curve = TimeCurve("all_reduce", ExchangeWire(DIRECT), 8, 1, (1e3, 1e6, 1e9), (15.0, 25.0, 4900.0), "a")
+    curve = TimeCurve(
+        "all_reduce", ExchangeWire(DIRECT), 8, 1, (1e3, 1e6, 1e9), (15.0, 25.0, 4900.0), "a"
+    )
     network = read_network("8x50GB/s,5us")
     assert (network.host_gb_per_s, network.latency_us) == (400.0, 5.0)
     links = KnownLinks((curve,), nccl="2.28.9")
-    two, many = (links.time("all_reduce", 1e8, 8 * n, ExchangeWire(NETWORK), n, network) for n in (2, 128))
+    two, many = (
+        links.time("all_reduce", 1e8, 8 * n, ExchangeWire(NETWORK), n, network) for n in (2, 128)
+    )
     assert best(two.ms) > 2 * 1e8 * 15 / 16 / 400 / 1e6  # no faster than its slowest wire
     assert best(many.ms) < 3 * best(two.ms)  # a tree: 7 hops of 5 µs each way, not 254
     slow = links.time("all_reduce", 1e8, 16, ExchangeWire(NETWORK), 2, read_network("1x10GB/s,5us"))
@@ -201,7 +226,9 @@ def test_the_wire_of_every_measured_cell_is_said_before_it_runs():
         cell, transport = record.cell, record.effective.get("transport")
         if cell.trains and cell.strategy["name"] == "nccl_allreduce" and transport:
             asked = asked_wire(cell.nccl, record.effective.get("link_class"), len(cell.hosts) or 1)
-            assert (used_wire(transport, asked) == asked) == ("setting_ignored" not in record.validity.codes)
+            assert (used_wire(transport, asked) == asked) == (
+                "setting_ignored" not in record.validity.codes
+            )
             seen.add(asked.transport)
     assert seen == {DIRECT, HOST_MEMORY, NETWORK}
     assert asked_wire({}, "SYS").transport == HOST_MEMORY
@@ -227,12 +254,16 @@ def invented(sizes=(2, 4, 8), batches=(64, 128, 192, 256)):
     """A calibration of a machine with 10 GB/s, whose steps scatter by 0.1 %."""
     generator, cells = np.random.default_rng(3), []
     for batch in batches:
-        alone = Question(WORKLOAD, batch, (("name", "none"),), ExchangeWire(DIRECT), 1, members=(0,))
+        alone = Question(
+            WORKLOAD, batch, (("name", "none"),), ExchangeWire(DIRECT), 1, members=(0,)
+        )
         one = about(10.0 + 0.2 * batch, 0.001, f"alone {batch}")
         cells.append(MeasuredCell(alone, (f"alone {batch}",), one, None, None, 0.0, 0.0, 0.001))
         own = near(0.5, 0.01, f"own {batch}")
         with_it = replace(alone, options=OPTIONS)
-        cells.append(MeasuredCell(with_it, (f"own {batch}",), one + own, own, None, 0.0, 0.0, 0.001))
+        cells.append(
+            MeasuredCell(with_it, (f"own {batch}",), one + own, own, None, 0.0, 0.0, 0.001)
+        )
         for ranks in sizes:
             step, cost, exchange = truth(ranks, batch, 10.0, 0.001 * generator.standard_normal())
             question = Question(WORKLOAD, batch, OPTIONS, ExchangeWire(DIRECT), ranks)
@@ -241,7 +272,10 @@ def invented(sizes=(2, 4, 8), batches=(64, 128, 192, 256)):
             cells.append(MeasuredCell(question, (name,), *values, 0.0, 0.0, 0.001))
     measured = (1e3, 1e6, 1e8)
     times = {n: tuple(20 + size * 2 * (n - 1) / n / 1e4 for size in measured) for n in sizes}
-    curves = tuple(TimeCurve("all_reduce", ExchangeWire(DIRECT), n, 1, measured, times[n], str(n)) for n in sizes)
+    curves = tuple(
+        TimeCurve("all_reduce", ExchangeWire(DIRECT), n, 1, measured, times[n], str(n))
+        for n in sizes
+    )
     return Calibrated(tuple(cells), Known(KnownLinks(curves, nccl="2.28.9"), HostLink()))
 
 
@@ -249,12 +283,16 @@ def test_a_link_at_half_its_bandwidth_is_outside_the_interval_and_a_sound_one_in
     calibration = invented()
     known = scores(hold_out(calibration, "condition"))
     assert len(known) == 12
-    asked = Question(WORKLOAD, 160, OPTIONS, ExchangeWire(DIRECT), 4)  # a batch that nobody measured
+    asked = Question(
+        WORKLOAD, 160, OPTIONS, ExchangeWire(DIRECT), 4
+    )  # a batch that nobody measured
     said = forecast(calibration, asked, known)
     assert said.low is not None and said.low < truth(4, 160, 10.0)[0] < said.high
     assert not said.low < truth(4, 160, 5.0)[0] < said.high
     assert said.cost_ms == pytest.approx(truth(4, 160, 10.0)[1], rel=0.1)
-    assert said.tail_ms + said.contention_ms + said.own_work_ms == pytest.approx(said.cost_ms, abs=1e-6)
+    assert said.tail_ms + said.contention_ms + said.own_work_ms == pytest.approx(
+        said.cost_ms, abs=1e-6
+    )
     more = forecast(calibration, replace(asked, gpus=64), known)
     assert more.basis == "extrapolated" and more.growth == pytest.approx(1 + math.log(8))
 
@@ -265,17 +303,24 @@ def test_no_interval_goes_below_compute_alone():
     alone, hardly = 10.0 + 0.2 * 128, forecast(calibration, asked, [30.0] * 12)
     assert 0.8 * alone < hardly.low < alone and hardly.high > 2 * hardly.step_ms
     well = forecast(calibration, replace(asked, gpus=4), [1.0] * 12)
-    assert well.step_ms - well.low == pytest.approx(well.high - well.step_ms), "nothing is cut where it is known"
+    assert well.step_ms - well.low == pytest.approx(well.high - well.step_ms), (
+        "nothing is cut where it is known"
+    )
 
 
 def test_gpus_that_were_not_measured_widen_the_interval():
     calibration = invented()
     asked = Question(WORKLOAD, 128, OPTIONS, ExchangeWire(DIRECT), 4)
-    narrow, wide = forecast(calibration, asked), forecast(calibration, replace(asked, gpu_spread=0.02))
+    narrow, wide = (
+        forecast(calibration, asked),
+        forecast(calibration, replace(asked, gpu_spread=0.02)),
+    )
     assert wide.waiting_ms == pytest.approx(
         0.02 * 35.6 * 1.03, rel=0.02
     )  # E of the largest of 4: 1.03 σ, σ = 2 % of a step
-    assert wide.deviation_ms > 0.02 * 35.6 * 0.7 * 0.9 and narrow.deviation_ms < 0.2  # its deviation: 0.70 σ
+    assert (
+        wide.deviation_ms > 0.02 * 35.6 * 0.7 * 0.9 and narrow.deviation_ms < 0.2
+    )  # its deviation: 0.70 σ
     measured = forecast(calibration, replace(asked, gpus=1, members=(0,), gpu_spread=0.02))
     assert measured.deviation_ms < 0.1  # GPU 0 ran alone
 
@@ -301,14 +346,20 @@ def test_clocks_at_the_power_cap_slow_what_follows_them():
     assert said.cost_ms == pytest.approx(before.cost_ms, rel=0.1)  # a difference at equal clocks
     alone = tuple(one for one in slow.cells if one.ranks == 1)
     unknown = forecast(replace(slow, cells=alone, memo={}), asked)
-    assert unknown.step_ms == pytest.approx(forecast(replace(plain, cells=alone, memo={}), asked).step_ms, rel=1e-6)
-    assert unknown.deviation_ms > 0.01 * unknown.step_ms and "no cell shows it" in " ".join(unknown.why)
+    assert unknown.step_ms == pytest.approx(
+        forecast(replace(plain, cells=alone, memo={}), asked).step_ms, rel=1e-6
+    )
+    assert unknown.deviation_ms > 0.01 * unknown.step_ms and "no cell shows it" in " ".join(
+        unknown.why
+    )
 
 
 def test_a_batch_size_from_the_others():
     held = hold_out(invented(), "batch")
     assert {one.cell.question.batch_size for one in held} == {64, 128, 192, 256}
-    assert all(abs(one.forecast.step_ms / one.step_ms - 1) < 0.02 for one in held)  # a line through two other sizes
+    assert all(
+        abs(one.forecast.step_ms / one.step_ms - 1) < 0.02 for one in held
+    )  # a line through two other sizes
 
 
 @pytest.mark.parametrize(("small", "large"), [(20.0, 18.0), (20.0, 90.0)])
@@ -316,15 +367,31 @@ def test_scatter_of_two_batch_sizes_takes_no_step_below_nothing(small, large):
     """A line through two noisy steps fell: a step of −44 ms, or of 0, by which the rate was divided."""
     alone = Question(WORKLOAD, 8, (("name", "none"),), ExchangeWire(DIRECT), 1, members=(0,))
     measured = [(alone, small, None), (replace(alone, batch_size=16), large, None)]
-    measured.append((replace(alone, batch_size=16, options=OPTIONS, gpus=2, members=(0, 1)), large + 4, -2 * large))
+    measured.append(
+        (
+            replace(alone, batch_size=16, options=OPTIONS, gpus=2, members=(0, 1)),
+            large + 4,
+            -2 * large,
+        )
+    )
     cells = [
-        MeasuredCell(asked, (str(at),), exactly(step), None if cost is None else exactly(cost), exactly(3.0), 0.0, 0.0)
+        MeasuredCell(
+            asked,
+            (str(at),),
+            exactly(step),
+            None if cost is None else exactly(cost),
+            exactly(3.0),
+            0.0,
+            0.0,
+        )
         for at, (asked, step, cost) in enumerate(measured)
     ]
     calibration = Calibrated(tuple(cells), invented().known)
     for batch, nearest, step in ((1, 8, small), (4, 8, small), (64, 16, large), (4096, 16, large)):
         said = forecast(calibration, replace(alone, batch_size=batch))
-        assert min(step, step * batch / nearest) <= said.step_ms <= max(step, step * batch / nearest)
+        assert (
+            min(step, step * batch / nearest) <= said.step_ms <= max(step, step * batch / nearest)
+        )
     several = forecast(calibration, replace(measured[2][0], batch_size=8))
     assert several.null_step_ms > 0 and several.null_cost_ms < 0
 
@@ -332,7 +399,10 @@ def test_scatter_of_two_batch_sizes_takes_no_step_below_nothing(small, large):
 def test_a_wrong_bucket_size_is_outside_the_interval():
     calibration = invented()
     known = scores(hold_out(calibration, "condition"))
-    small = tuple(("bucket_cap_mb", "0.1") if name == "bucket_cap_mb" else (name, value) for name, value in OPTIONS)
+    small = tuple(
+        ("bucket_cap_mb", "0.1") if name == "bucket_cap_mb" else (name, value)
+        for name, value in OPTIONS
+    )
     said = forecast(calibration, Question(WORKLOAD, 128, OPTIONS, ExchangeWire(DIRECT), 4), known)
     wrong = replace(Question(WORKLOAD, 128, OPTIONS, ExchangeWire(DIRECT), 4), options=small)
     assert not said.low < forecast(calibration, wrong).step_ms < said.high
@@ -347,57 +417,90 @@ def hooked(name, workload=WORKLOAD):
 def test_powersgd_is_forecast_only_where_its_exchange_was_measured():
     """It sends matrices whose sizes no record holds: what two ranks took says nothing of four, nor of whole gradients."""
     calibration, asked = invented(), hooked("powersgd")
-    with pytest.raises(ValueError, match=r"comm_hook=powersgd sends rank × .* add such a cell on 2 ranks over"):
+    with pytest.raises(
+        ValueError, match=r"comm_hook=powersgd sends rank × .* add such a cell on 2 ranks over"
+    ):
         forecast(calibration, asked)
-    measured = MeasuredCell(asked, ("low rank",), exactly(39.6), exactly(4.0), exactly(0.4), 0.0, 0.0, 0.001)
+    measured = MeasuredCell(
+        asked, ("low rank",), exactly(39.6), exactly(4.0), exactly(0.4), 0.0, 0.0, 0.001
+    )
     known = replace(calibration, cells=(*calibration.cells, measured), memo={})
     assert sum(map(best, exchange(known, asked).during)) == pytest.approx(0.4)
     assert forecast(known, asked).step_ms == pytest.approx(39.6, rel=0.005)
     for other in (replace(asked, gpus=4), replace(asked, wire=ExchangeWire(HOST_MEMORY))):
-        with pytest.raises(ValueError, match=f"add such a cell on {other.ranks} ranks over {other.wire}"):
+        with pytest.raises(
+            ValueError, match=f"add such a cell on {other.ranks} ranks over {other.wire}"
+        ):
             forecast(known, other)
     plain = Question(WORKLOAD, 128, OPTIONS, ExchangeWire(DIRECT), 2)
-    assert forecast(known, plain).step_ms == pytest.approx(forecast(calibration, plain).step_ms, rel=1e-6)
-    assert exchange_curve(measured) is None and exchange_curve(replace(measured, question=plain)) is not None
+    assert forecast(known, plain).step_ms == pytest.approx(
+        forecast(calibration, plain).step_ms, rel=1e-6
+    )
+    assert (
+        exchange_curve(measured) is None
+        and exchange_curve(replace(measured, question=plain)) is not None
+    )
 
 
 def test_a_half_precision_hook_halves_no_gradients_in_2_bytes():
     in_2_bytes = replace(WORKLOAD, rest=(("precision", "bf16_weights"),))
     assert [hooked(name).sent_bytes for name in ("none", "fp16", "bf16")] == [100e6, 50e6, 50e6]
-    assert hooked("bf16", in_2_bytes).sent_bytes == sum(hooked("bf16", in_2_bytes).assumed_buckets) == 100e6
+    assert (
+        hooked("bf16", in_2_bytes).sent_bytes
+        == sum(hooked("bf16", in_2_bytes).assumed_buckets)
+        == 100e6
+    )
 
 
 def on_gpus(hook, workload=WORKLOAD):
     """The question of kvstore_device, which brings weights back, on two GPUs."""
-    options = (("bucket_cap_mb", "25.0"), ("comm_hook", hook), ("name", "kvstore_device"), ("reduce", "sharded"))
+    options = (
+        ("bucket_cap_mb", "25.0"),
+        ("comm_hook", hook),
+        ("name", "kvstore_device"),
+        ("reduce", "sharded"),
+    )
     return Question(workload, 128, options, ExchangeWire(DIRECT), 2)
 
 
-@pytest.mark.parametrize(("hook", "alone_ms", "there", "back"), [("none", 1.6, 0.8, 0.8), ("bf16", 0.8, 0.4, 0.8)])
+@pytest.mark.parametrize(
+    ("hook", "alone_ms", "there", "back"), [("none", 1.6, 0.8, 0.8), ("bf16", 0.8, 0.4, 0.8)]
+)
 def test_weights_come_back_unhalved_and_once_all_gradients_are_there(hook, alone_ms, there, back):
     """Alone, gradients go both ways, halved by the hook; in a step weights of 4 bytes come back after the last gradient."""
     asked, calibration = on_gpus(hook), invented()
-    cell = MeasuredCell(asked, ("a",), exactly(38.0), exactly(2.0), exactly(alone_ms), 0.0, 0.0, 0.001)
-    links = replace(calibration.known.links, curves=(*calibration.known.links.curves, exchange_curve(cell)))
+    cell = MeasuredCell(
+        asked, ("a",), exactly(38.0), exactly(2.0), exactly(alone_ms), 0.0, 0.0, 0.001
+    )
+    links = replace(
+        calibration.known.links, curves=(*calibration.known.links.curves, exchange_curve(cell))
+    )
     known = replace(calibration, cells=(*calibration.cells, cell), known=Known(links), memo={})
     found = exchange(known, asked)
     assert best(sum(found.during)) == pytest.approx(there, rel=0.02)
     assert best(found.after) == pytest.approx(back, rel=0.02)
     assert forecast(known, asked).tail_ms == pytest.approx(back + best(found.during[-1]), rel=0.02)
     in_2_bytes = replace(WORKLOAD, rest=(("precision", "bf16_weights"),))
-    assert as_in_a_step(on_gpus("bf16", in_2_bytes)).back == as_in_a_step(on_gpus("none")).back == 1.0
+    assert (
+        as_in_a_step(on_gpus("bf16", in_2_bytes)).back == as_in_a_step(on_gpus("none")).back == 1.0
+    )
 
 
 @pytest.mark.parametrize(
-    ("optimize", "overlap"), [("eager", True), ("graph", True), ("compile", False), ("max_graph", False)]
+    ("optimize", "overlap"),
+    [("eager", True), ("graph", True), ("compile", False), ("max_graph", False)],
 )
 def test_gradients_of_a_compiled_backward_leave_at_its_end_but_for_those_of_ddp(optimize, overlap):
     workload = replace(WORKLOAD, rest=(("optimize", optimize),))
     calibration = invented()
-    cells = tuple(replace(one, question=replace(one.question, workload=workload)) for one in calibration.cells)
+    cells = tuple(
+        replace(one, question=replace(one.question, workload=workload)) for one in calibration.cells
+    )
     asked = on_gpus("none", workload)
     cell = MeasuredCell(asked, ("a",), exactly(40.0), exactly(4.0), exactly(1.6), 0.0, 0.0, 0.001)
-    links = replace(calibration.known.links, curves=(*calibration.known.links.curves, exchange_curve(cell)))
+    links = replace(
+        calibration.known.links, curves=(*calibration.known.links.curves, exchange_curve(cell))
+    )
     known = replace(calibration, cells=(*cells, cell), known=Known(links), memo={})
     found, times = forecast(known, asked), exchange(known, asked)
     hidden = best(times.whole_ms) - found.tail_ms
@@ -423,39 +526,73 @@ def test_strategies_say_whether_weights_or_gradients_come_back(name, more, back)
 
 
 def test_weights_come_back_by_the_second_of_two_collectives():
-    with pytest.raises(ValueError, match="'all_reduce' with brings_weights: accepted are two collectives, such as"):
+    with pytest.raises(
+        ValueError, match="'all_reduce' with brings_weights: accepted are two collectives, such as"
+    ):
         by_collective("all_reduce", brings_weights=True)
 
 
 def test_a_bucket_that_was_timed_with_unhalved_weights_is_one_of_more_bytes():
     """bf16: 1 MB to the ranks and 2 MB back are timed in the cell as a bucket of 1 MB."""
-    (record,) = (one for one in read_study(DATA / "h200_x4" / "strategies")[0] if one.cell.strategy == BF16_ON_GPUS)
-    table = {"bucket_exchange": {"operation": "reduce_scatter + all_gather", "rows": [{"bytes": 1e6, "ms": 0.1}]}}
+    (record,) = (
+        one
+        for one in read_study(DATA / "h200_x4" / "strategies")[0]
+        if one.cell.strategy == BF16_ON_GPUS
+    )
+    table = {
+        "bucket_exchange": {
+            "operation": "reduce_scatter + all_gather",
+            "rows": [{"bytes": 1e6, "ms": 0.1}],
+        }
+    }
     (curve,) = (
-        one for one in calibrate(Study.of([replace(record, tables=table)])).known.links.curves if not one.of_gradients
+        one
+        for one in calibrate(Study.of([replace(record, tables=table)])).known.links.curves
+        if not one.of_gradients
     )
     assert curve.sizes_bytes == (1.5e6,) and curve.times_us == (100.0,)
 
 
-BF16_ON_GPUS = {"name": "kvstore_device", "bucket_cap_mb": 25.0, "reduce": "sharded", "comm_hook": "bf16"}
+BF16_ON_GPUS = {
+    "name": "kvstore_device",
+    "bucket_cap_mb": 25.0,
+    "reduce": "sharded",
+    "comm_hook": "bf16",
+}
 
 
 def test_what_is_missing_is_named_where_a_strategy_ran_on_one_gpu_without_a_control():
     calibration = invented(sizes=(), batches=(64,))
-    (with_it,) = (replace(one, cost_ms=None) for one in calibration.cells if one.question.strategy != "none")
-    with pytest.raises(ValueError, match=r"it ran on one GPU, but no GPU ran without it.*strategy=none"):
-        forecast(replace(calibration, cells=(with_it,), memo={}), replace(with_it.question, gpus=2, members=(0, 1)))
+    (with_it,) = (
+        replace(one, cost_ms=None) for one in calibration.cells if one.question.strategy != "none"
+    )
+    with pytest.raises(
+        ValueError, match=r"it ran on one GPU, but no GPU ran without it.*strategy=none"
+    ):
+        forecast(
+            replace(calibration, cells=(with_it,), memo={}),
+            replace(with_it.question, gpus=2, members=(0, 1)),
+        )
 
 
 def test_cpu_workers_are_not_called_gpus():
-    on_cpu, calibration = replace(WORKLOAD, rest=(("device", "cpu"),)), invented(sizes=(2, 4), batches=(64, 128))
-    cells = tuple(replace(one, question=replace(one.question, workload=on_cpu)) for one in calibration.cells)
-    known, asked = replace(calibration, cells=cells, memo={}), Question(on_cpu, 128, OPTIONS, ExchangeWire(DIRECT), 8)
+    on_cpu, calibration = (
+        replace(WORKLOAD, rest=(("device", "cpu"),)),
+        invented(sizes=(2, 4), batches=(64, 128)),
+    )
+    cells = tuple(
+        replace(one, question=replace(one.question, workload=on_cpu)) for one in calibration.cells
+    )
+    known, asked = (
+        replace(calibration, cells=cells, memo={}),
+        Question(on_cpu, 128, OPTIONS, ExchangeWire(DIRECT), 8),
+    )
     said = forecast(known, asked)
     assert "CPU workers that were not measured scatter as those that were" in said.why
     assert not any("GPU" in one for one in (*said.why, said.widest))
     with pytest.raises(
-        ValueError, match=r"nothing says what it adds to a step; add a cell with strategy=.+ on one CPU worker"
+        ValueError,
+        match=r"nothing says what it adds to a step; add a cell with strategy=.+ on one CPU worker",
     ):
         forecast(known, replace(asked, options=(("name", "kvstore_device"),)))
 
@@ -463,9 +600,13 @@ def test_cpu_workers_are_not_called_gpus():
 @pytest.mark.parametrize(("device", "shortest"), [("cuda", 99.0), ("cpu", 0.0)])
 def test_no_step_is_shorter_than_its_launches_and_a_cpu_worker_has_none(device, shortest):
     """A forecast on CPU workers was as long as the lead-in of another batch: 7.6 ms, measured 5.4."""
-    there, calibration = replace(WORKLOAD, rest=(("device", device),)), invented(sizes=(2,), batches=(64, 128))
+    there, calibration = (
+        replace(WORKLOAD, rest=(("device", device),)),
+        invented(sizes=(2,), batches=(64, 128)),
+    )
     cells = tuple(
-        replace(one, question=replace(one.question, workload=there), launch_ms=99.0) for one in calibration.cells
+        replace(one, question=replace(one.question, workload=there), launch_ms=99.0)
+        for one in calibration.cells
     )
     asked = Question(there, 64, OPTIONS, ExchangeWire(DIRECT), 1, members=(0,))
     found = forecast(replace(calibration, cells=cells, memo={}), asked)
@@ -475,28 +616,59 @@ def test_no_step_is_shorter_than_its_launches_and_a_cpu_worker_has_none(device, 
 def test_few_cells_claim_no_error():
     calibration = invented(sizes=(2, 4))  # eight can be held out
     held = hold_out(calibration, "condition")
-    said = forecast(calibration, Question(WORKLOAD, 128, OPTIONS, ExchangeWire(DIRECT), 4), scores(held))
+    said = forecast(
+        calibration, Question(WORKLOAD, 128, OPTIONS, ExchangeWire(DIRECT), 4), scores(held)
+    )
     assert said.low is None and "not enough to state an error: 8 cells" in " ".join(said.why)
     assert all(one.inside is None for one in held) and summary(held).coverage is None
 
 
 def test_the_conformal_factor_holds_nine_of_ten():
-    assert conformal([1.0] * 9 + [7.0]) == 7.0 and conformal([float(one) for one in range(1, 100)]) == 90.0
+    assert (
+        conformal([1.0] * 9 + [7.0]) == 7.0
+        and conformal([float(one) for one in range(1, 100)]) == 90.0
+    )
 
 
 CALIBRATED = {
     "buckets": {"rows": [{"bytes": 6e7}, {"bytes": 4e7}]},
     "timeline": {
         "rows": [
-            {"rank": 0, "exchange": False, "ready_ms": [20.0, 58.0], "backward_ms": 58.0, "update_ms": 60.0},
-            {"rank": 0, "exchange": True, "ready_ms": [20.0, 60.0], "backward_ms": 61.0, "update_ms": 63.0},
+            {
+                "rank": 0,
+                "exchange": False,
+                "ready_ms": [20.0, 58.0],
+                "backward_ms": 58.0,
+                "update_ms": 60.0,
+            },
+            {
+                "rank": 0,
+                "exchange": True,
+                "ready_ms": [20.0, 60.0],
+                "backward_ms": 61.0,
+                "update_ms": 63.0,
+            },
         ]
     },
-    "bucket_exchange": {"operation": "all_reduce", "rows": [{"bytes": 6e7, "ms": 6.0}, {"bytes": 4e7, "ms": 4.0}]},
-    "interference": {"operation": "all_reduce", "rows": [{"rank": 0, "gamma": 0.3, "gamma_error": 0.01}]},
+    "bucket_exchange": {
+        "operation": "all_reduce",
+        "rows": [{"bytes": 6e7, "ms": 6.0}, {"bytes": 4e7, "ms": 4.0}],
+    },
+    "interference": {
+        "operation": "all_reduce",
+        "rows": [{"rank": 0, "gamma": 0.3, "gamma_error": 0.01}],
+    },
     "residuals": {
         "probabilities": [0.0, 0.5, 1.0],
-        "rows": [{"rank": 0, "n": 100, "mean_ms": 60.0, "quantiles_ms": [59.0, 60.0, 61.0], "acf": [0.5, 0.4, 0.01]}],
+        "rows": [
+            {
+                "rank": 0,
+                "n": 100,
+                "mean_ms": 60.0,
+                "quantiles_ms": [59.0, 60.0, 61.0],
+                "acf": [0.5, 0.4, 0.01],
+            }
+        ],
     },
 }
 
@@ -506,9 +678,13 @@ def test_tables_of_a_calibration_are_read_and_count():
     assert tables.moments(CALIBRATED) == tables.StepMoments((20.0, 58.0), 58.0, 60.0)
     assert tables.exchange_curve(CALIBRATED) == ("all_reduce", (4e7, 6e7), (4000.0, 6000.0))
     assert tables.slowed(CALIBRATED) == tables.Slowed(0.3, 0.01)
-    assert len(tables.residuals_ms(CALIBRATED)) == 100 and tables.together_for(CALIBRATED) == pytest.approx(2.8)
+    assert len(tables.residuals_ms(CALIBRATED)) == 100 and tables.together_for(
+        CALIBRATED
+    ) == pytest.approx(2.8)
     calibration = invented()
-    cells = tuple(replace(one, tables=CALIBRATED) if one.ranks == 4 else one for one in calibration.cells)
+    cells = tuple(
+        replace(one, tables=CALIBRATED) if one.ranks == 4 else one for one in calibration.cells
+    )
     with_them = replace(calibration, cells=cells, memo={})
     asked = Question(WORKLOAD, 256, OPTIONS, ExchangeWire(DIRECT), 4)
     assert buckets(with_them, asked) == (6e7, 4e7)
@@ -533,12 +709,16 @@ def test_every_condition_from_the_others(conditions):
     found = summary(conditions)
     assert (found.cells, found.not_forecast, found.cost_cells) == (52, 2, 50)
     assert (found.covered, found.with_interval) == (45, 50)
-    assert (found.cost, found.null_cost) == pytest.approx((0.105, 0.140), abs=1e-3)  # near twins are in the studies
+    assert (found.cost, found.null_cost) == pytest.approx(
+        (0.105, 0.140), abs=1e-3
+    )  # near twins are in the studies
     assert found.cost_floor == pytest.approx(0.044, abs=1e-3)
     assert (found.step, found.null_step) == pytest.approx((0.0039, 0.0033), abs=1e-4)
     assert [one.tau for one in found.rankings] == pytest.approx([0.86, 0.71, 0.33], abs=5e-3)
     assert [one.pairs for one in found.rankings] == [27, 37, 2]
-    assert [one.tau_of_pairs for one in found.rankings] == pytest.approx([0.93, 0.95, 0.0], abs=5e-3)
+    assert [one.tau_of_pairs for one in found.rankings] == pytest.approx(
+        [0.93, 0.95, 0.0], abs=5e-3
+    )
 
 
 @pytest.fixture(scope="module")
@@ -570,7 +750,9 @@ def test_a_batch_that_waits_for_the_cpu_says_nothing_of_others():
     cells = tuple(replace(one, cpu_bound=True) for one in calibration.cells)
     asked = Question(WORKLOAD, 512, OPTIONS, ExchangeWire(DIRECT), 4)
     forecast(calibration, asked)
-    with pytest.raises(ValueError, match=r"batch_size=512: every batch size that was measured waits for the CPU"):
+    with pytest.raises(
+        ValueError, match=r"batch_size=512: every batch size that was measured waits for the CPU"
+    ):
         forecast(replace(calibration, cells=cells, memo={}), asked)
 
 
@@ -589,7 +771,9 @@ def test_pairs_that_no_measurement_can_order_count_for_no_order():
     held = [costs(1.1, 1.0, 0.1), costs(1.0, 1.1, 0.1), costs(2.5, 2.0, 0.1), costs(2.2, 3.0, 0.1)]
     (found,) = summary(held).rankings
     assert (found.cells, found.pairs) == (4, 5)
-    assert found.tau == pytest.approx((4 - 2) / 6) and found.tau_of_pairs == pytest.approx((4 - 1) / 5)
+    assert found.tau == pytest.approx((4 - 2) / 6) and found.tau_of_pairs == pytest.approx(
+        (4 - 1) / 5
+    )
     assert held[0].floor == pytest.approx(0.8 * 0.1 / 1.0, rel=0.15)  # E|x| is 0.8 σ
     assert held[2].floor == pytest.approx(0.8 * 0.1 / 2.0, rel=0.15)
 
@@ -606,14 +790,22 @@ NO_FORECAST = {
 
 
 @pytest.mark.parametrize("dotted", NO_FORECAST)
-def test_a_strategy_that_declares_nothing_usable_has_no_forecast_and_hides_no_other(dotted, monkeypatch, tmp_path):
+def test_a_strategy_that_declares_nothing_usable_has_no_forecast_and_hides_no_other(
+    dotted, monkeypatch, tmp_path
+):
     of_tests = "from analysis.prediction.strategies import Exchange, by_collective\n"
     typo = 'typo = by_collective("allreduce")' if "typo" in dotted else ""
     broken = "broken = Exchange(lambda question, size, known: [1 / 0])"
-    backwards = 'backwards = Exchange(lambda question, size, known: [Timed(exactly(-1.0), "measured")])'
-    unsure = "unsure = Exchange(lambda question, size, known: [], brings_weights=lambda question: 1 / 0)"
+    backwards = (
+        'backwards = Exchange(lambda question, size, known: [Timed(exactly(-1.0), "measured")])'
+    )
+    unsure = (
+        "unsure = Exchange(lambda question, size, known: [], brings_weights=lambda question: 1 / 0)"
+    )
     of_tests += "from analysis.prediction.draws import exactly\nfrom analysis.prediction.links.model import Timed\n"
-    (tmp_path / "exchanges_of_tests.py").write_text(f"{of_tests}{broken}\n{unsure}\n{backwards}\n{typo}\n")
+    (tmp_path / "exchanges_of_tests.py").write_text(
+        f"{of_tests}{broken}\n{unsure}\n{backwards}\n{typo}\n"
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "exchanges_of_tests", raising=False)
     plain, asked = invented(), Question(WORKLOAD, 160, OPTIONS, ExchangeWire(DIRECT), 4)
@@ -636,7 +828,9 @@ def test_a_torn_file_of_another_strategy_costs_no_forecast(tmp_path):
     groups.search_also([tmp_path])
     try:
         refuse_unknown_names(["nccl_allreduce"], [])
-        with pytest.raises(ValueError, match=r"'torn': no forecast knows it; accepted are .*nccl_allreduce"):
+        with pytest.raises(
+            ValueError, match=r"'torn': no forecast knows it; accepted are .*nccl_allreduce"
+        ):
             refuse_unknown_names(["torn"], [])
         with pytest.raises(groups.Refused, match=r"torn.yaml, line 2: is no YAML \(expected"):
             groups.choice("strategy", "torn")
@@ -654,7 +848,11 @@ def test_buckets_by_nccls_log_are_those_of_later_steps():
     found = tables.logged_buckets(rows, 102228128.0, 25.0 * 2**20)
     assert found == (30257056, 28366848, 26255360, 17348864)
     assert tables.logged_buckets(rows, 102228128.0 + 4, 25.0 * 2**20) == ()
-    assert tables.logged_buckets([{"bytes": "x"}, 3], 1.0, 1.0) == tables.logged_buckets(None, 1.0, 1.0) == ()
+    assert (
+        tables.logged_buckets([{"bytes": "x"}, 3], 1.0, 1.0)
+        == tables.logged_buckets(None, 1.0, 1.0)
+        == ()
+    )
 
 
 def test_a_strategy_that_fills_its_buckets_alike_has_those_of_the_log(h200):
@@ -663,7 +861,9 @@ def test_a_strategy_that_fills_its_buckets_alike_has_those_of_the_log(h200):
     assert buckets(h200, asked) == (30257056, 28366848, 26255360, 17348864)
     half = tuple((name, "bf16" if name == "comm_hook" else value) for name, value in asked.options)
     assert buckets(h200, replace(asked, options=half)) == (15128528, 14183424, 13127680, 8674432)
-    small = tuple((name, "4.0" if name == "bucket_cap_mb" else value) for name, value in asked.options)
+    small = tuple(
+        (name, "4.0" if name == "bucket_cap_mb" else value) for name, value in asked.options
+    )
     assert len(buckets(h200, replace(asked, options=small))) == 24
 
 
@@ -675,9 +875,12 @@ def test_contention_with_another_setting_is_that_of_the_same_transport(condition
 
 
 def test_contention_over_a_network_follows_that_of_host_memory_by_their_traffic(h200):
-    asked = next(one for one in hold_out(h200, "transport") if one.cell.question.strategy == "hierarchical")
-    assert 0 < asked.forecast.contention_ms < 1.0 and "by the bytes that pass in a second" in " ".join(
-        asked.forecast.why
+    asked = next(
+        one for one in hold_out(h200, "transport") if one.cell.question.strategy == "hierarchical"
+    )
+    assert (
+        0 < asked.forecast.contention_ms < 1.0
+        and "by the bytes that pass in a second" in " ".join(asked.forecast.why)
     )
 
 
@@ -687,7 +890,9 @@ def test_four_gpus_from_one_and_two(h200):
     assert {one.cell.ranks for one in held} == {3, 4}
     found = summary(held)
     assert (found.cells, found.not_forecast, found.covered, found.with_interval) == (18, 3, 14, 15)
-    assert (found.cost, found.null_cost, found.cost_floor) == pytest.approx((0.114, 0.164, 0.053), abs=1e-3)
+    assert (found.cost, found.null_cost, found.cost_floor) == pytest.approx(
+        (0.114, 0.164, 0.053), abs=1e-3
+    )
     assert (found.step, found.null_step) == pytest.approx((0.0030, 0.0032), abs=1e-4)
     assert all(one.forecast.basis == "extrapolated" for one in held if one.forecast)
 
@@ -696,9 +901,15 @@ def test_host_memory_and_a_network_from_nvlink(h200):
     """The steps over other wires, whose exchange alone is known. The figures of RESULTS.md."""
     held = hold_out(h200, "transport")
     memory = summary([one for one in held if one.cell.question.wire.transport == HOST_MEMORY])
-    assert memory.cells == 5 and memory.cost == pytest.approx(0.118, abs=1e-3) and memory.null_cost > 0.6
+    assert (
+        memory.cells == 5
+        and memory.cost == pytest.approx(0.118, abs=1e-3)
+        and memory.null_cost > 0.6
+    )
     found = summary(held)
-    assert (found.cost, found.cost_floor) == pytest.approx((0.170, 0.020), abs=1e-3) and found.step < 0.006
+    assert (found.cost, found.cost_floor) == pytest.approx(
+        (0.170, 0.020), abs=1e-3
+    ) and found.step < 0.006
 
 
 def test_inception_and_others_from_another_model(h200):
@@ -709,22 +920,37 @@ def test_inception_and_others_from_another_model(h200):
 
 def test_collectives_on_four_ranks_from_two(h200):
     errors = collective_errors(h200.known.links)
-    assert len(errors) == 56 and {one.ranks for one in errors} == {4} and {one.from_ranks for one in errors} == {2}
-    assert (mean_error(errors, True), mean_error(errors, False)) == pytest.approx((0.055, 0.129), abs=1e-3)
+    assert (
+        len(errors) == 56
+        and {one.ranks for one in errors} == {4}
+        and {one.from_ranks for one in errors} == {2}
+    )
+    assert (mean_error(errors, True), mean_error(errors, False)) == pytest.approx(
+        (0.055, 0.129), abs=1e-3
+    )
 
 
 def test_a_forecast_to_a_thousand_gpus_is_quick():
     """With what it rests on: the records are read, links and held-out cells too."""
     before = time.process_time()
-    folders = [DATA / "h200_x4" / name for name in ("links", "settings", "settings_again", "strategies", "waterfall")]
-    calibration = calibrate(Study.of(record for folder in folders for record in open_study(folder).records))
+    folders = [
+        DATA / "h200_x4" / name
+        for name in ("links", "settings", "settings_again", "strategies", "waterfall")
+    ]
+    calibration = calibrate(
+        Study.of(record for folder in folders for record in open_study(folder).records)
+    )
     known = scores(hold_out(calibration, "condition"))
     subsets, network = read_subsets("16,64,256,1024", 8), read_network("8x50GB/s,5us")
     asked = questions(calibration, subsets, {}, ["nccl_allreduce"], None, network)
     said = [forecast(calibration, one, known) for one in asked]
     assert time.process_time() - before < 5
     steps = [one.step_ms for one in said]
-    assert steps == sorted(steps) and said[0].basis == "assumed_network" and said[3].low < steps[3] < said[3].high
+    assert (
+        steps == sorted(steps)
+        and said[0].basis == "assumed_network"
+        and said[3].low < steps[3] < said[3].high
+    )
 
 
 def test_servers_on_gpus_share_those_of_ranks_where_the_machine_has_no_other(capsys):
@@ -750,14 +976,23 @@ WRONG = {
     "no number": (["STUDY", "--gpus", "all"], "accepted are GPUs of this machine"),
     "no multiple": (["STUDY", "--gpus", "12", "--per-node", "8"], "no multiple of --per-node 8"),
     "hosts without a network": (["STUDY", "--gpus", "16", "--per-node", "8"], "say --net"),
-    "a network without hosts": (["STUDY", "--net", "8x50GB/s,5us"], "accepted together with --gpus and --per-node"),
-    "a network that is none": (["STUDY", "--gpus", "16", "--per-node", "8", "--net", "fast"], "accepted is <NICs"),
+    "a network without hosts": (
+        ["STUDY", "--net", "8x50GB/s,5us"],
+        "accepted together with --gpus and --per-node",
+    ),
+    "a network that is none": (
+        ["STUDY", "--gpus", "16", "--per-node", "8", "--net", "fast"],
+        "accepted is <NICs",
+    ),
     "a word of NCCL's": (["STUDY", "--nccl", "P2P_LEVEL=loc"], "LOC"),
     "a strategy": (["STUDY", "--strategy", "magic"], "accepted are nccl_allreduce"),
     "an unmeasured strategy": (["STUDY", "--strategy", "kvstore_dist_sync"], "kvstore_dist_sync"),
     "a batch": (["STUDY", "--batch", "0"], "accepted are images per GPU"),
     "a spread": (["STUDY", "--gpu-spread", "2x"], "such as 2%"),
-    "no setting of NCCL's": (["STUDY", "--nccl", "__class__=x"], "--nccl '__class__=x': nccl.__class__=x: unknown"),
+    "no setting of NCCL's": (
+        ["STUDY", "--nccl", "__class__=x"],
+        "--nccl '__class__=x': nccl.__class__=x: unknown",
+    ),
     "a setting twice": (["STUDY", "--nccl", "ALGO=Ring,algo=Tree"], "algo stands there twice"),
     "no GPUs": (["STUDY", "--gpus", ""], "--gpus '': accepted are GPUs of this machine"),
     "GPUs that are not there": (
@@ -785,15 +1020,29 @@ def test_the_command_says_what_it_rests_on(capsys):
     asked = ["--gpus", "4", "--per-node", "4", "--nccl", "P2P_LEVEL=LOC"]
     assert main(["predict", str(DATA / "h200_x2" / "bootcamp_resnet50"), *asked]) == 0
     said = capsys.readouterr().out
-    assert "host memory" in said and "extrapolated" in said and "not enough to state an error" in said
+    assert (
+        "host memory" in said and "extrapolated" in said and "not enough to state an error" in said
+    )
 
 
 @pytest.mark.parametrize(
     ("without", "device", "said"),
     [
-        (("topology",), "cuda", "the machine of the study has no GPU 9; accepted are 0, 1$"),  # by the driver's list
-        (("topology", "gpu"), "cuda", "the machine of the study has no GPU 9; accepted are 0, 1$"),  # by its cells
-        (("topology", "gpu"), "cpu", "the machine of the study has no CPU worker 9; accepted are 0, 1, 2, .*, 7$"),
+        (
+            ("topology",),
+            "cuda",
+            "the machine of the study has no GPU 9; accepted are 0, 1$",
+        ),  # by the driver's list
+        (
+            ("topology", "gpu"),
+            "cuda",
+            "the machine of the study has no GPU 9; accepted are 0, 1$",
+        ),  # by its cells
+        (
+            ("topology", "gpu"),
+            "cpu",
+            "the machine of the study has no CPU worker 9; accepted are 0, 1, 2, .*, 7$",
+        ),
     ],
 )
 def test_gpus_that_are_not_there_are_refused_whatever_tells_of_them(without, device, said):
@@ -801,7 +1050,9 @@ def test_gpus_that_are_not_there_are_refused_whatever_tells_of_them(without, dev
         replace(
             one,
             cell=replace(one.cell, device=device),
-            environment={name: value for name, value in one.environment.items() if name not in without},
+            environment={
+                name: value for name, value in one.environment.items() if name not in without
+            },
         )
         for one in open_study(DATA / "h200_x2" / "bootcamp_resnet50").records
     )
@@ -810,11 +1061,14 @@ def test_gpus_that_are_not_there_are_refused_whatever_tells_of_them(without, dev
 
 
 def test_gpus_of_another_machine_of_the_study_are_not_there():
-    here, there = (open_study(DATA / name / "strategies").records for name in ("h200_x2", "h200_x4"))
+    here, there = (
+        open_study(DATA / name / "strategies").records for name in ("h200_x2", "h200_x4")
+    )
     fewer = [replace(one, environment=one.environment | {"host": "other"}) for one in there[:4]]
     study = Study.of([*here, *fewer])
     with pytest.raises(
-        ValueError, match=r"'2,3': .+, where most cells of the study ran, has no GPU 2; accepted are 0, 1$"
+        ValueError,
+        match=r"'2,3': .+, where most cells of the study ran, has no GPU 2; accepted are 0, 1$",
     ):
         refuse_absent("2,3", read_subsets("2,3", None), study, calibrate(study))
     refuse_absent("1,0", read_subsets("1,0", None), study, calibrate(study))

@@ -14,31 +14,34 @@ import pytest
 from cells import make_cell
 from described import GPUS, ROOT, WITH_GPUS, described, fleet, host, interface
 
-from benchmarks.host import probe
-from benchmarks.host.environment import CELL_FOLDER, Variables, merged, with_absolute_path
-from benchmarks.host.interfaces import interfaces
-from benchmarks.host.probe import Listening, reach
+from benchmarks.agent import network as probe
+from benchmarks.agent.network import Listening, interfaces, reach
+from benchmarks.agent.processes import CELL_FOLDER, Variables, merged, with_absolute_path
 from benchmarks.record import CellFolder, clock
 from conf.options import Refused
 from conf.variables import usable_cores
 from launch.engines.environment import FOREIGN, NCCL_SUBSYSTEMS, OnHost, asked, environment
-from launch.machine import describe
-from launch.machine.fleet import Host
-from launch.machine.meeting import candidates, chosen
-from launch.machine.preflight import compare
+from launch.machine import facts as describe
+from launch.machine.fleet import Host, candidates, chosen, compare
 
 # The description.
 
 
 def test_a_host_describes_itself_in_one_line_without_torch_and_without_secrets():
     around = {**os.environ, "NCCL_TOKEN_X": "hush", "NCCL_ALGO": "Ring"}
-    command = [sys.executable, "-X", "importtime", "-m", "launch.machine.describe", "cpu"]
-    done = subprocess.run(command, cwd=ROOT, env=around, capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout.count("\n") == 1 and "hush" not in done.stdout and "| torch" not in done.stderr
+    command = [sys.executable, "-X", "importtime", "-m", "launch.machine.facts", "cpu"]
+    done = subprocess.run(
+        command, cwd=ROOT, env=around, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert (
+        done.stdout.count("\n") == 1 and "hush" not in done.stdout and "| torch" not in done.stderr
+    )
     here = Host.described("a", done.stdout)
     assert here.machine.kind == "cpu" and here.machine.cores == usable_cores()
     assert here.variables["NCCL_ALGO"] == "Ring" and "NCCL_TOKEN_X" in here.left_out
-    assert here.versions["python"].startswith("3.") and here.versions["torch"] and here.facts["code"]
+    assert (
+        here.versions["python"].startswith("3.") and here.versions["torch"] and here.facts["code"]
+    )
     assert here.kernel == os.uname().release and here.shared_memory_bytes > 0
     assert any(one.loopback and "127.0.0.1/8" in one.addresses for one in here.interfaces)
 
@@ -96,7 +99,10 @@ def test_what_is_no_description_is_one_sentence(said):
 
 def test_the_description_of_another_commit_names_both():
     plain = described(**WITH_GPUS, **{"facts.git": {"commit": 40 * "f"}}) | {"new": 1}
-    with pytest.raises(Refused, match=r"\(it is of commit ffffffffffff, and this is [0-9a-f]{12}\); accepted is the"):
+    with pytest.raises(
+        Refused,
+        match=r"\(it is of commit ffffffffffff, and this is [0-9a-f]{12}\); accepted is the",
+    ):
         Host.described("b", plain)
 
 
@@ -107,16 +113,31 @@ REFUSED = [
         {"facts.code": "0123456789ab"},
         r"measuring code is \w+ here and 0123456789ab on b. What to do: bring the same commit",
     ),
-    ({"versions.python": "3.1.4"}, "differ in Python: a has 3.*; b has 3.1. What to do: use the same Python"),
-    ({"versions.torch": "2.8.0"}, "differ in torch: a has 2.*; b has 2.8.0. What to do: install the same torch"),
+    (
+        {"versions.python": "3.1.4"},
+        "differ in Python: a has 3.*; b has 3.1. What to do: use the same Python",
+    ),
+    (
+        {"versions.torch": "2.8.0"},
+        "differ in torch: a has 2.*; b has 2.8.0. What to do: install the same torch",
+    ),
     ({"versions.nccl": "2.18.1"}, "differ in NCCL: a has .*; b has 2.18.1"),
-    ({"machine": described()["machine"]}, r"^a has GPUs and b has none \(device=cpu\). What to do: write"),
-    ({"machine.devices": [{**one, "name": "NVIDIA B200"} for one in GPUS]}, r"b has 2 × NVIDIA B200 \(0,1\)"),
+    (
+        {"machine": described()["machine"]},
+        r"^a has GPUs and b has none \(device=cpu\). What to do: write",
+    ),
+    (
+        {"machine.devices": [{**one, "name": "NVIDIA B200"} for one in GPUS]},
+        r"b has 2 × NVIDIA B200 \(0,1\)",
+    ),
     (
         {"machine.devices": [GPUS[0], {**GPUS[1], "id": 3}], "machine.everyone": [0, 3]},
         r"b has 2 × NVIDIA H200 \(0,3\)",
     ),
-    ({"facts.gpu": {"driver": "570.1"}}, "driver's branch: a has 580; b has 570. What to do: leave hosts out"),
+    (
+        {"facts.gpu": {"driver": "570.1"}},
+        "driver's branch: a has 580; b has 570. What to do: leave hosts out",
+    ),
     ({"too_small": ["ulimit -n is 64 here"]}, "^host b: ulimit -n is 64 here"),
 ]
 NOTED = [
@@ -155,13 +176,19 @@ def test_what_may_differ_is_noted_by_name(changes, said):
 
 
 def test_a_host_of_many_is_named_and_the_others_are_counted():
-    many = fleet(**{f"n{number}": {"kernel": "5.4" if number == 7 else "6.1"} for number in range(12)})
-    assert compare(many) == ["hosts differ in the kernel: n0, n1, n2, n3 and 7 more have 6.1; n7 has 5.4"]
+    many = fleet(
+        **{f"n{number}": {"kernel": "5.4" if number == 7 else "6.1"} for number in range(12)}
+    )
+    assert compare(many) == [
+        "hosts differ in the kernel: n0, n1, n2, n3 and 7 more have 6.1; n7 has 5.4"
+    ]
 
 
 def test_a_host_that_forbids_multicast_forbids_it_for_all():
     some = fleet(a={}, b={"variables": {"NCCL_NVLS_ENABLE": "0"}})
-    with pytest.raises(Refused, match=r"the environment of host b forbids NVLink multicast \(NCCL_NVLS_ENABLE=0\)"):
+    with pytest.raises(
+        Refused, match=r"the environment of host b forbids NVLink multicast \(NCCL_NVLS_ENABLE=0\)"
+    ):
         some.refuse_multicast({"NCCL_NVLS_ENABLE": "1"})
     some.refuse_multicast({"NCCL_NVLS_ENABLE": "0"})
     assert some.forbidding_multicast({}) == {"NCCL_NVLS_ENABLE": "0"}
@@ -176,7 +203,14 @@ def test_a_host_that_forbids_multicast_forbids_it_for_all():
 
 def around(**changes):
     """What might be set around a launcher."""
-    return {"PATH": "/bin", "RANK": "3", "TORCHELASTIC_RUN_ID": "x", "PYTHONPATH": "here", "HOME": "/h", **changes}
+    return {
+        "PATH": "/bin",
+        "RANK": "3",
+        "TORCHELASTIC_RUN_ID": "x",
+        "PYTHONPATH": "here",
+        "HOME": "/h",
+        **changes,
+    }
 
 
 def as_before(cell, machine, folder, token, surrounding):
@@ -204,39 +238,66 @@ def as_before(cell, machine, folder, token, surrounding):
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-@pytest.mark.parametrize("said", [{}, {"OMP_NUM_THREADS": "3", "NCCL_SOCKET_IFNAME": "ib0", "NCCL_DEBUG": "WARN"}])
+@pytest.mark.parametrize(
+    "said", [{}, {"OMP_NUM_THREADS": "3", "NCCL_SOCKET_IFNAME": "ib0", "NCCL_DEBUG": "WARN"}]
+)
 def test_the_environment_of_one_machine_is_what_it_was(tmp_path, device, said):
     cell = dataclasses.replace(
-        make_cell((1, 0), {"name": "none", "servers": 1}), device=device, nccl={"NCCL_ALGO": "Ring"}, server_gpus=(1,)
+        make_cell((1, 0), {"name": "none", "servers": 1}),
+        device=device,
+        nccl={"NCCL_ALGO": "Ring"},
+        server_gpus=(1,),
     )
-    machine, folder = host("a", **(WITH_GPUS if device == "cuda" else {})).machine, CellFolder(tmp_path)
+    machine, folder = (
+        host("a", **(WITH_GPUS if device == "cuda" else {})).machine,
+        CellFolder(tmp_path),
+    )
     surrounding = around(**said)
     now = environment(cell, machine, folder, "t", surrounding)
     assert now == as_before(cell, machine, folder, "t", surrounding)
-    travelled = Variables.from_dict(json.loads(json.dumps(asked(cell, machine, folder, "t").to_dict())))
+    travelled = Variables.from_dict(
+        json.loads(json.dumps(asked(cell, machine, folder, "t").to_dict()))
+    )
     assert merged(travelled, surrounding) == now
 
 
 def test_each_host_gets_the_interface_the_gpus_and_the_threads_of_its_own():
     some = fleet(
         a=WITH_GPUS,
-        b={**WITH_GPUS, "machine.cores": 4, "machine.devices": [{**one, "uuid": f"GPU-b{one['id']}"} for one in GPUS]},
+        b={
+            **WITH_GPUS,
+            "machine.cores": 4,
+            "machine.devices": [{**one, "uuid": f"GPU-b{one['id']}"} for one in GPUS],
+        },
     )
     cell = make_cell((1,), {"name": "none", "servers": 2})
-    cell = dataclasses.replace(cell, device="cuda", hosts=("a", "b"), server_gpus=(0, 1), server_hosts=("b", "b"))
+    cell = dataclasses.replace(
+        cell, device="cuda", hosts=("a", "b"), server_gpus=(0, 1), server_hosts=("b", "b")
+    )
     forbidden = {"NCCL_NVLS_ENABLE": "0"}
 
     def on(name, typed=False):
         where = OnHost(name, f"eth-{name}", typed, forbidden)
         return asked(cell, some[name].machine, CellFolder(Path(CELL_FOLDER)), "t", where)
 
-    first, second = merged(on("a"), {}), merged(on("b"), {"NCCL_SOCKET_IFNAME": "ib0", "NCCL_NVLS_ENABLE": "1"})
+    first, second = (
+        merged(on("a"), {}),
+        merged(on("b"), {"NCCL_SOCKET_IFNAME": "ib0", "NCCL_NVLS_ENABLE": "1"}),
+    )
     assert (first["GLOO_SOCKET_IFNAME"], first["NCCL_SOCKET_IFNAME"]) == ("eth-a", "=eth-a")
     assert (second["GLOO_SOCKET_IFNAME"], second["NCCL_SOCKET_IFNAME"]) == ("eth-b", "ib0")
-    assert merged(on("b", typed=True), {"NCCL_SOCKET_IFNAME": "ib0"})["NCCL_SOCKET_IFNAME"] == "=eth-b"
+    assert (
+        merged(on("b", typed=True), {"NCCL_SOCKET_IFNAME": "ib0"})["NCCL_SOCKET_IFNAME"] == "=eth-b"
+    )
     empty = merged(on("a"), {"OMP_NUM_THREADS": "", "NCCL_SOCKET_IFNAME": ""})
-    assert int(empty["OMP_NUM_THREADS"]) > 0 and empty["NCCL_SOCKET_IFNAME"] == first["NCCL_SOCKET_IFNAME"]
-    assert (first["CUDA_VISIBLE_DEVICES"], second["CUDA_VISIBLE_DEVICES"]) == ("GPU-1", "GPU-b1,GPU-b0")
+    assert (
+        int(empty["OMP_NUM_THREADS"]) > 0
+        and empty["NCCL_SOCKET_IFNAME"] == first["NCCL_SOCKET_IFNAME"]
+    )
+    assert (first["CUDA_VISIBLE_DEVICES"], second["CUDA_VISIBLE_DEVICES"]) == (
+        "GPU-1",
+        "GPU-b1,GPU-b0",
+    )
     assert (first["OMP_NUM_THREADS"], second["OMP_NUM_THREADS"]) == ("4", "2")
     assert first["NCCL_NVLS_ENABLE"] == second["NCCL_NVLS_ENABLE"] == "0"
     assert merged(on("a"), {}, "/scratch")["NCCL_DEBUG_FILE"] == "/scratch/nccl/%h.%p.log"
@@ -244,33 +305,49 @@ def test_each_host_gets_the_interface_the_gpus_and_the_threads_of_its_own():
 
 # Where hosts meet.
 
-ETH, IB = interface("eth0", "10.0.0.1/24", "fd01::1/64"), interface("ib0", "10.1.0.1/24", mbit_per_s=200_000)
+ETH, IB = (
+    interface("eth0", "10.0.0.1/24", "fd01::1/64"),
+    interface("ib0", "10.1.0.1/24", mbit_per_s=200_000),
+)
 PUBLIC = interface("wan0", "8.8.4.4/24", mbit_per_s=400_000)
 DOCKER = interface("docker0", "172.17.0.1/16", inner=True, mbit_per_s=999_999)
 LO = interface("lo", "127.0.0.1/8", "::1/128", loopback=True)
 
 
-def wanted(*first, others=(("10.0.0.2/24", "10.1.0.2/24", "fd01::2/64"),), interface_name=None, trusted=False):
-    beside = [host(f"b{number}", interfaces=[interface("x", *one)]) for number, one in enumerate(others)]
+def wanted(
+    *first,
+    others=(("10.0.0.2/24", "10.1.0.2/24", "fd01::2/64"),),
+    interface_name=None,
+    trusted=False,
+):
+    beside = [
+        host(f"b{number}", interfaces=[interface("x", *one)]) for number, one in enumerate(others)
+    ]
     return candidates(host("a", interfaces=list(first)), beside, interface_name, trusted)
 
 
 def test_addresses_of_a_shared_network_come_first_the_faster_before_and_ipv4():
     assert wanted(LO, ETH, IB, DOCKER) == ["10.1.0.1", "10.0.0.1", "fd01::1"]
-    assert wanted(LO, ETH, IB, others=[("10.0.0.2/24",), ("10.0.0.3/24",)]) == ["10.0.0.1", "10.1.0.1", "fd01::1"]
+    assert wanted(LO, ETH, IB, others=[("10.0.0.2/24",), ("10.0.0.3/24",)]) == [
+        "10.0.0.1",
+        "10.1.0.1",
+        "fd01::1",
+    ]
     assert wanted(LO, ETH, IB, interface_name="eth0") == ["10.0.0.1", "fd01::1"]
     assert wanted(LO, DOCKER) == ["172.17.0.1"]
 
 
 def test_an_address_that_the_internet_reaches_is_refused_unless_the_network_is_trusted():
     with pytest.raises(
-        Refused, match=r"host a has no address but 8.8.4.4, which is routed to the whole internet.*trusted"
+        Refused,
+        match=r"host a has no address but 8.8.4.4, which is routed to the whole internet.*trusted",
     ):
         wanted(LO, PUBLIC)
     assert wanted(LO, PUBLIC, ETH) == ["10.0.0.1", "fd01::1"]
     assert wanted(LO, PUBLIC, trusted=True) == ["8.8.4.4"]
     with pytest.raises(
-        Refused, match=r"engine\.interface=ib7: host a has none of this name that is up; it has lo, eth0"
+        Refused,
+        match=r"engine\.interface=ib7: host a has none of this name that is up; it has lo, eth0",
     ):
         wanted(LO, ETH, interface_name="ib7")
     with pytest.raises(Refused, match="host a has no interface"):
@@ -282,10 +359,18 @@ def test_the_first_address_that_all_reach_is_chosen_and_the_interfaces_are_named
     slow = {"10.1.0.1": {"why": "no answer within 3 s"}, "10.0.0.1": {"interface": "eno1"}}
     both = {"10.1.0.1": {"interface": "ib1"}, "10.0.0.1": {"interface": "eno2"}}
     found = chosen(first, ["10.1.0.1", "10.0.0.1"], {}, {"b": slow, "c": both})
-    assert found.address == "10.0.0.1" and found.interfaces == {"a": "eth0", "b": "eno1", "c": "eno2"}
-    assert chosen(first, ["10.1.0.1", "10.0.0.1"], {}, {"c": both}).interfaces == {"a": "ib0", "c": "ib1"}
+    assert found.address == "10.0.0.1" and found.interfaces == {
+        "a": "eth0",
+        "b": "eno1",
+        "c": "eno2",
+    }
+    assert chosen(first, ["10.1.0.1", "10.0.0.1"], {}, {"c": both}).interfaces == {
+        "a": "ib0",
+        "c": "ib1",
+    }
     with pytest.raises(
-        Refused, match=r"b does not reach a at 10.1.0.1: no answer within 3 s\. What.*engine.interface="
+        Refused,
+        match=r"b does not reach a at 10.1.0.1: no answer within 3 s\. What.*engine.interface=",
     ):
         chosen(first, ["10.1.0.1"], {}, {"b": slow, "c": both})
     with pytest.raises(Refused, match=r"a cannot listen at 10.1.0.1: no; b does not reach"):
@@ -294,14 +379,25 @@ def test_the_first_address_that_all_reach_is_chosen_and_the_interfaces_are_named
 
 def test_who_listens_answers_with_the_word_and_nobody_else_does():
     listening = Listening(["127.0.0.1", "::1", "203.0.113.7"], "word")
-    assert set(listening.ports) == {"127.0.0.1", "::1"} and "assign" in listening.refused["203.0.113.7"]
-    command = [sys.executable, str(ROOT / "tests" / "meeting_hosts.py"), "reach", json.dumps(listening.ports)]
+    assert (
+        set(listening.ports) == {"127.0.0.1", "::1"}
+        and "assign" in listening.refused["203.0.113.7"]
+    )
+    command = [
+        sys.executable,
+        str(ROOT / "tests" / "meeting_hosts.py"),
+        "reach",
+        json.dumps(listening.ports),
+    ]
     around = {**os.environ, "PYTHONPATH": str(ROOT)}
     other = subprocess.Popen(command, cwd=ROOT, env=around, stdout=subprocess.PIPE)
     while other.poll() is None:
         select.select(listening.sockets, [], [], 0.05)
         listening.answer()
-    assert json.loads(other.stdout.read()) == {"127.0.0.1": {"interface": "lo"}, "::1": {"interface": "lo"}}
+    assert json.loads(other.stdout.read()) == {
+        "127.0.0.1": {"interface": "lo"},
+        "::1": {"interface": "lo"},
+    }
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         silent = reach({"127.0.0.1": stranger.getsockname()[1]}, "word", 0.2)
     ports = listening.ports
@@ -326,7 +422,9 @@ def test_two_hosts_find_the_interface_that_joins_them():
     """Host a has two networks, and b reaches one of them."""
     command = ["unshare", "-Urnm", sys.executable, str(ROOT / "tests" / "meeting_hosts.py")]
     around = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=ROOT, env=around, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, env=around, capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 0, done.stderr
     wanted, reached, address, names, listening = json.loads(done.stdout)
     assert wanted == ["10.9.0.1", "10.8.0.1"], "the network that they share comes first"

@@ -21,12 +21,12 @@ import pytest
 from cells import make_cell
 from traces import GEMM, REDUCE, make_export, two_ranks
 
-from analysis.findings.communication.exposed import disagreement
+from analysis.findings.communication import disagreement
 from analysis.trace.metrics import trace_metrics
 from analysis.trace.source import load_trace
 from analysis.trace.steps import within_steps
 from analysis.trace.summary import summarize
-from benchmarks.host import processes
+from benchmarks.agent import processes
 from benchmarks.record import CellFolder, read
 from conf.cell import Cell
 from conf.groups import options
@@ -38,7 +38,7 @@ from launch.machine.devices import Machine
 from launch.profile import profiled_pass
 from launch.profile.nsys import Nsys, find
 from launch.run_cell import CellRunner
-from launch.study.surroundings import Surroundings
+from launch.study.provenance import Surroundings
 
 ROOT = Path(__file__).parent.parent
 TOKEN = "b" * 32
@@ -50,7 +50,11 @@ PLANTED = {
     "TORCH_URL": f"https://me:{SECRET}@x",
     "PLAIN": SECRET,
 }
-KEPT = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
+KEPT = {
+    "NCCL_NVLS_ENABLE": "0",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    "NVSHMEM_DISABLE_NVLS": "1",
+}
 OPTIONS = {"steps": 3, "warmup_steps": 2}
 
 # What a fake has of the command: $report, the folder of the pass, and the function that plays ranks that are done.
@@ -81,14 +85,18 @@ def one_pass(tmp_path, nsys, device="cpu", profiler="nsys", **engine):
     notes = []
     surrounding = {**os.environ, **PLANTED, **KEPT}
     local = LocalEngine(machine, surrounding, "auto", config.engine.stop_grace_s)
-    runner = CellRunner(config, Surroundings(machine, {}), None, None, local, nsys, lambda: False, notes.append)
+    runner = CellRunner(
+        config, Surroundings(machine, {}), None, None, local, nsys, lambda: False, notes.append
+    )
     variable = environment(cell, machine, CellFolder(tmp_path), TOKEN, surrounding)
     found = runner._profiled(
         dataclasses.replace(cell, device=device), CellFolder(tmp_path), variable, lambda watch: None
     )
     local.close()
     assert processes.of(TOKEN) == []
-    assert notes == ([f"{cell.name}: {found.finding.sentence}"] if found.finding.severity == "unchecked" else [])
+    assert notes == (
+        [f"{cell.name}: {found.finding.sentence}"] if found.finding.severity == "unchecked" else []
+    )
     return found
 
 
@@ -109,9 +117,15 @@ def test_a_cell_without_a_profiler_keeps_its_key_and_one_with_it_has_another():
     ("given", "says"),
     [
         ({"nsys_path": 3}, "profiler.nsys_path=3: accepted is a text"),
-        ({"steps": 0}, "profiler.steps=0: accepted is a whole number of at least 1 and at most 1000"),
+        (
+            {"steps": 0},
+            "profiler.steps=0: accepted is a whole number of at least 1 and at most 1000",
+        ),
         ({"steps": None}, "profiler.steps=null: accepted is a whole number"),
-        ({"stepps": 3}, "profiler.stepps=3: nsys has the options name, steps, warmup_steps, nsys_path"),
+        (
+            {"stepps": 3},
+            "profiler.stepps=3: nsys has the options name, steps, warmup_steps, nsys_path",
+        ),
         ({"name": "dlprof"}, "profiler.name=dlprof: accepted are auto, none, nsys, torch"),
     ],
 )
@@ -143,7 +157,10 @@ def test_auto_is_nsys_where_there_is_one_and_else_torch(launch, monkeypatch, tmp
 @pytest.mark.parametrize(
     ("script", "says"),
     [
-        ("echo 'NVIDIA Nsight Systems version 2021.5.1.77'", "version 2021.5.1.77; accepted is 2022.4 or newer"),
+        (
+            "echo 'NVIDIA Nsight Systems version 2021.5.1.77'",
+            "version 2021.5.1.77; accepted is 2022.4 or newer",
+        ),
         ("echo hello", "does not say a version"),
         ("exit 3", "does not say a version"),
     ],
@@ -160,14 +177,21 @@ def test_the_command_of_nsys():
     nsys = Nsys(Path("/x/nsys"), "2025.3")
     command = nsys.command(Path("/r/trace"), on_gpu=True, graphs=True, capture_range=True)
     assert command[:3] == ["/x/nsys", "profile", "--output=/r/trace"]
-    assert {"--sample=none", "--cpuctxsw=none", "--trace=cuda,nvtx", "--cuda-graph-trace=node"} <= set(command)
+    assert {
+        "--sample=none",
+        "--cpuctxsw=none",
+        "--trace=cuda,nvtx",
+        "--cuda-graph-trace=node",
+    } <= set(command)
     assert command[-2:] == ["--capture-range=cudaProfilerApi", "--capture-range-end=stop"]
     bare = nsys.command(Path("/r/trace"), on_gpu=False, graphs=False, capture_range=False)
     assert "--trace=nvtx" in bare and not any("graph" in word or "capture" in word for word in bare)
 
 
 def test_an_environment_for_nsys_has_what_ranks_need_and_no_secret():
-    found = scrubbed({**PLANTED, **KEPT, "PATH": "/bin:/opt/x@1", "RINGSIDE_TOKEN": TOKEN, "AWS_PROFILE": "x"})
+    found = scrubbed(
+        {**PLANTED, **KEPT, "PATH": "/bin:/opt/x@1", "RINGSIDE_TOKEN": TOKEN, "AWS_PROFILE": "x"}
+    )
     assert found == {**KEPT, "PATH": "/bin:/opt/x@1", "RINGSIDE_TOKEN": TOKEN}
 
 
@@ -177,16 +201,30 @@ def test_an_environment_for_nsys_has_what_ranks_need_and_no_secret():
 @pytest.mark.parametrize(
     ("lines", "says", "kept"),
     [
-        (["echo 'out of memory'; exit 3"], "ended with status 3 before any rank failed: out of memory", ()),
-        (["ranks"], "nsys 2025.3 ended and left no report", ()),
-        (["ranks; echo x > $report.qdstrm"], "QdstrmImporter is missing; what it recorded is kept", ("trace.qdstrm",)),
         (
-            ['if [ "$1" = export ]; then echo "not a report" >&2; exit 1; fi', "ranks; echo x > $report.nsys-rep"],
+            ["echo 'out of memory'; exit 3"],
+            "ended with status 3 before any rank failed: out of memory",
+            (),
+        ),
+        (["ranks"], "nsys 2025.3 ended and left no report", ()),
+        (
+            ["ranks; echo x > $report.qdstrm"],
+            "QdstrmImporter is missing; what it recorded is kept",
+            ("trace.qdstrm",),
+        ),
+        (
+            [
+                'if [ "$1" = export ]; then echo "not a report" >&2; exit 1; fi',
+                "ranks; echo x > $report.nsys-rep",
+            ],
             "failed with status 1: not a report; the report is kept",
             ("trace.nsys-rep",),
         ),
         (
-            ['if [ "$1" = export ]; then echo "SQLite format 3" > $made; exit; fi', "ranks; echo x > $report.nsys-rep"],
+            [
+                'if [ "$1" = export ]; then echo "SQLite format 3" > $made; exit; fi',
+                "ranks; echo x > $report.nsys-rep",
+            ],
             "not an SQLite file, so not an export of nsys",
             ("trace.nsys-rep",),
         ),
@@ -196,13 +234,18 @@ def test_an_environment_for_nsys_has_what_ranks_need_and_no_secret():
 def test_a_pass_that_fails_is_a_sentence_and_its_report_is_kept(tmp_path, lines, says, kept):
     found = one_pass(tmp_path, Nsys(fake(tmp_path, *lines), "2025.3"))
     assert found.finding.code == "profiled" and found.finding.severity == "unchecked"
-    assert found.finding.sentence.startswith("the profiled pass gave no trace: ") and says in found.finding.sentence
+    assert (
+        found.finding.sentence.startswith("the profiled pass gave no trace: ")
+        and says in found.finding.sentence
+    )
     assert (found.metrics, found.tables, found.effective) == ({}, {}, {})
     assert {path.name for path in (tmp_path / "profile").glob("trace*")} == set(kept)
 
 
 def test_a_nsys_that_ignores_signals_is_ended_with_all_it_started(tmp_path):
-    nsys = fake(tmp_path, "trap '' TERM INT; ranks", "setsid sleep 600 &", "while :; do sleep 0.1; done")
+    nsys = fake(
+        tmp_path, "trap '' TERM INT; ranks", "setsid sleep 600 &", "while :; do sleep 0.1; done"
+    )
     found = one_pass(tmp_path, Nsys(nsys, "2025.3"), start_timeout_s=1.0)
     assert "what started them did not end within 1 s" in found.finding.sentence
 
@@ -233,9 +276,15 @@ def test_a_first_try_without_kernels_is_followed_by_one_without_a_capture_range(
         "trace/comm_ms_per_step": 3, "trace/exposed_ms_per_step": 2, "trace/overlapped_ms_per_step": 1,
         "trace/exposed_in_gaps_ms_per_step": 0, "trace/wait_ms_per_step": 1, "trace/nccl_avg_us": 6000, "trace/gpu_idle_share": 0,
     })  # fmt: skip
-    assert found.tables["trace"] == summarize(within_steps(load_trace(str(tmp_path / "profile")))).as_json()
+    assert (
+        found.tables["trace"]
+        == summarize(within_steps(load_trace(str(tmp_path / "profile")))).as_json()
+    )
     assert (tmp_path / "profile" / "timeline.svg").read_text().startswith("<svg")
-    assert {path.name for path in (tmp_path / "profile").glob("trace*")} == {"trace.nsys-rep", "trace.sqlite.gz"}
+    assert {path.name for path in (tmp_path / "profile").glob("trace*")} == {
+        "trace.nsys-rep",
+        "trace.sqlite.gz",
+    }
     assert (CellFolder(tmp_path).profile_in_vain.path / "trace.nsys-rep").exists()
     seen = (tmp_path / "env.txt").read_text()
     assert SECRET not in seen and all(f"{name}={value}" in seen for name, value in KEPT.items())
@@ -251,7 +300,9 @@ def test_two_tries_in_vain_are_both_said(tmp_path):
 
 
 def test_ranges_without_any_kernel_are_no_trace_of_a_gpu(tmp_path):
-    with closing(sqlite3.connect(make_export(tmp_path / "a.sqlite", [], ranges=[(10, 0, 1, "step")]))) as made:
+    with closing(
+        sqlite3.connect(make_export(tmp_path / "a.sqlite", [], ranges=[(10, 0, 1, "step")]))
+    ) as made:
         for table in ("KERNEL", "MEMCPY", "MEMSET"):
             made.execute(f"DROP TABLE CUPTI_ACTIVITY_KIND_{table}")
         made.commit()
@@ -289,12 +340,18 @@ def test_what_belongs_to_no_step_counts_nowhere(tmp_path):
         "trace/exposed_in_gaps_ms_per_step": 0, "trace/nccl_avg_us": 4000, "trace/gpu_idle_share": 0,
     })  # fmt: skip
     assert disagreement(metrics) == {}
-    assert disagreement(metrics | {"comm/exposed_ms": 2.5}) == {"trace/exposed_disagreement_ms": -0.5}
+    assert disagreement(metrics | {"comm/exposed_ms": 2.5}) == {
+        "trace/exposed_disagreement_ms": -0.5
+    }
 
 
 def test_without_communication_or_steps_nothing_is_zero(tmp_path):
-    path = make_export(tmp_path / "a.sqlite", [(10, 0, 7, 0, 4, GEMM, 1), (10, 0, 7, 5, 10, GEMM, 2)])
-    assert trace_metrics(summarize(load_trace(str(path)))) == {"trace/gpu_idle_share": pytest.approx(0.1)}
+    path = make_export(
+        tmp_path / "a.sqlite", [(10, 0, 7, 0, 4, GEMM, 1), (10, 0, 7, 5, 10, GEMM, 2)]
+    )
+    assert trace_metrics(summarize(load_trace(str(path)))) == {
+        "trace/gpu_idle_share": pytest.approx(0.1)
+    }
 
 
 def test_a_process_without_a_mark_beside_marked_ones_is_no_rank(tmp_path):
@@ -315,22 +372,35 @@ def test_a_real_nsys_traces_the_ranges_of_two_gloo_ranks(tmp_path):
     ranks = found.tables["trace"]["ranks"]
     assert [(rank["rank"], rank["steps"]["count"]) for rank in ranks] == [(0, 3), (1, 3)]
     assert any("only step times" in note for note in found.tables["trace"]["notes"])
-    assert found.metrics == {}  # gloo's calls leave no range: nothing is known of them, and nothing is 0
+    assert (
+        found.metrics == {}
+    )  # gloo's calls leave no range: nothing is known of them, and nothing is 0
     inside = tmp_path / "profile"
     trace = load_trace(str(inside / "trace.sqlite.gz"))
     for rank in trace.ranks:
         names = [trace.names[number] for number in rank.ranges.name.tolist()]
         assert {name: names.count(name) for name in set(names) - {f"rank {rank.rank}"}} == {
             name: 3
-            for name in ("step", "forward", "backward", "optimizer")  # DDP's exchange is within backward
+            for name in (
+                "step",
+                "forward",
+                "backward",
+                "optimizer",
+            )  # DDP's exchange is within backward
         }
-    assert all(SECRET.encode() not in path.read_bytes() for path in inside.rglob("*") if path.is_file())
+    assert all(
+        SECRET.encode() not in path.read_bytes() for path in inside.rglob("*") if path.is_file()
+    )
     assert SECRET.encode() not in gzip.decompress((inside / "trace.sqlite.gz").read_bytes())
     export = subprocess.run(
         [nsys.path, "export", "--type=sqlite", f"--output={tmp_path}/all", inside / "trace.nsys-rep"],
         capture_output=True, check=False,
     )  # fmt: skip
     everything = (tmp_path / "all").read_bytes()
-    assert export.returncode == 0 and TOKEN.encode() in everything and SECRET.encode() not in everything
+    assert (
+        export.returncode == 0
+        and TOKEN.encode() in everything
+        and SECRET.encode() not in everything
+    )
     assert not any(path.stat().st_mode & 0o022 for path in (inside / "ranks").iterdir())
     assert json.loads((inside / "cell.json").read_text())["benchmark"]["name"] == "profiled_pass"

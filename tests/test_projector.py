@@ -27,7 +27,9 @@ def sweep(output_dir, monkeypatch):
     study = StudyFolder(str(output_dir), "s")
     measured = []
     for number in (1, 2):
-        record = dataclasses.replace(make_record(), record_id=f"{number:032x}", name=f"cell {number}", study="s")
+        record = dataclasses.replace(
+            make_record(), record_id=f"{number:032x}", name=f"cell {number}", study="s"
+        )
         record = dataclasses.replace(record, cell=dataclasses.replace(record.cell, seed=number))
         folder = CellFolder(study.folder / record.cell.folder)
         folder.path.mkdir()

@@ -39,11 +39,18 @@ def verified(capsys, *arguments):
 def test_a_study_that_was_not_edited_is_right_plain_and_packed(copy, capsys):
     study, _ = copy
     status, found = verified(capsys, study)
-    assert (status, found["right"], found["differences"], found["not_recomputed"]) == (0, True, [], [])
+    assert (status, found["right"], found["differences"], found["not_recomputed"]) == (
+        0,
+        True,
+        [],
+        [],
+    )
     assert found["recomputed"] == found["records"] == 2 and found["files"] == 16
     status, packed = verified(capsys, study, "--pack")
     assert status == 0 and packed.pop("bytes_saved") > 0 and packed == found
-    assert not list(study.rglob("ranks/*.jsonl")) and len(list(study.rglob("ranks/*.jsonl.gz"))) == 4
+    assert (
+        not list(study.rglob("ranks/*.jsonl")) and len(list(study.rglob("ranks/*.jsonl.gz"))) == 4
+    )
     assert verified(capsys, study) == (0, found)
     assert main(["verify", str(study)]) == 0
     assert capsys.readouterr().out.splitlines()[-1].startswith("2 of 2 records recomputed, ")
@@ -65,22 +72,37 @@ RATES = (RATE, f"{RATE}_per_gpu")
     ("change", "fields"),
     [
         (scaled([RATE], 1.5), {f"metrics {RATE}"}),
-        (scaled([*RATES, "throughput/images"], 1.1), {f"metrics {RATE}", "metrics throughput/images"}),
+        (
+            scaled([*RATES, "throughput/images"], 1.1),
+            {f"metrics {RATE}", "metrics throughput/images"},
+        ),
         (scaled(["throughput/seconds"], 2 / 3), {"metrics throughput/seconds"}),
         (scaled(["comm/busbw_gb_per_s"], 1000**3 / 1024**3), {"metrics comm/busbw_gb_per_s"}),
         (scaled(["comm/busbw_gb_per_s"], 2), {"metrics comm/busbw_gb_per_s"}),
         (scaled(["gpu/sm_mhz"], 1.02), {"metrics gpu/sm_mhz"}),
         (lambda r: r["metrics"].update({"comm/hidden_share": 0.9}), {"metrics comm/hidden_share"}),
         (lambda r: r["validity"].update(verdict="suspect"), {"validity verdict"}),
-        (lambda r: r["validity"]["not_applicable"].clear(), {"validity not_applicable.not_compiled"}),
+        (
+            lambda r: r["validity"]["not_applicable"].clear(),
+            {"validity not_applicable.not_compiled"},
+        ),
         (lambda r: r["effective"].update(channels=12), {"effective channels"}),
-        (lambda r: r["effective"]["nccl"]["settings"].clear(), {"effective nccl.settings.NCCL_NVLS_ENABLE"}),
+        (
+            lambda r: r["effective"]["nccl"]["settings"].clear(),
+            {"effective nccl.settings.NCCL_NVLS_ENABLE"},
+        ),
         (lambda r: r["environment"]["planned_uuids"].reverse(), {"environment planned_uuids.0"}),
-        (lambda r: r["environment"]["versions"].update(torch="2.12"), {"environment versions.torch"}),
+        (
+            lambda r: r["environment"]["versions"].update(torch="2.12"),
+            {"environment versions.torch"},
+        ),
         (lambda r: r["ranks"].reverse(), {"ranks 0.uuid", "ranks 1.uuid"}),
         (lambda r: r["cell"].update(gpus=[1, 0]), {"cell_key"}),
         (lambda r: r["cell"].update(batch_size=128), {"cell_key"}),
-        (lambda r: r["checks"]["gpu_samples"].update(foreign_pids=[7]), {"checks gpu_samples.foreign_pids.length"}),
+        (
+            lambda r: r["checks"]["gpu_samples"].update(foreign_pids=[7]),
+            {"checks gpu_samples.foreign_pids.length"},
+        ),
     ],
 )
 def test_a_record_that_was_edited_is_found_and_the_field_is_named(copy, capsys, change, fields):
@@ -97,13 +119,19 @@ def test_a_sentence_may_have_other_words_and_no_other_number(copy, capsys):
     study, folder = copy
 
     def told(sentence):
-        edit_json(folder.record, lambda record: record["validity"]["not_applicable"].update(not_compiled=sentence))
+        edit_json(
+            folder.record,
+            lambda record: record["validity"]["not_applicable"].update(not_compiled=sentence),
+        )
         status, found = verified(capsys, study)
         return status, [one["field"] for one in found["differences"]]
 
     assert told("in the words of another version") == (0, [])
     assert told("of 24 channels") == (1, ["validity not_applicable.not_compiled"])
-    one, other = "P2P_LEVEL=PIX: level 1 is ±8.8%, 24 channels", "24 channels at P2P_LEVEL=PIX, level 1 (±8.8%)"
+    one, other = (
+        "P2P_LEVEL=PIX: level 1 is ±8.8%, 24 channels",
+        "24 channels at P2P_LEVEL=PIX, level 1 (±8.8%)",
+    )
     assert same_sentence(one, other) and not same_sentence(one, other.replace("8.8", "8.9"))
 
 
@@ -155,7 +183,10 @@ def one_bit(path):
         (lambda folder: one_bit(folder.cell), {"cell.json"}),
         (lambda folder: folder.gpu_samples.unlink(), {"gpus.jsonl"}),
         (lambda folder: folder.nccl_logs()[1].unlink(), {"nccl/vm.601.log"}),
-        (lambda folder: (folder.path / "nccl" / "vm.7.log").write_text("NCCL INFO\n"), {"nccl/vm.7.log"}),
+        (
+            lambda folder: (folder.path / "nccl" / "vm.7.log").write_text("NCCL INFO\n"),
+            {"nccl/vm.7.log"},
+        ),
     ],
 )
 @pytest.mark.parametrize("packed", [False, True])
@@ -177,7 +208,9 @@ def test_a_packed_file_that_is_damaged_is_found(copy, capsys):
     path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()))[:-9])
     status, found = verified(capsys, study)
     assert status == 1
-    assert ("ranks/0.jsonl", "unreadable") in {(one["file"], one["recomputed"]) for one in found["differences"]}
+    assert ("ranks/0.jsonl", "unreadable") in {
+        (one["file"], one["recomputed"]) for one in found["differences"]
+    }
 
 
 def test_what_differs_is_not_packed(copy, capsys):
@@ -194,12 +227,18 @@ def test_a_study_published_without_samples_is_counted_and_proves_nothing(copy, c
         path.unlink()
     status, found = verified(capsys, study)
     assert (status, found["recomputed"], found["records"]) == (0, 1, 2)
-    assert found["not_recomputed"] == [{"record": folder.path.name, "reason": "no raw samples", "wrong": False}]
+    assert found["not_recomputed"] == [
+        {"record": folder.path.name, "reason": "no raw samples", "wrong": False}
+    ]
     edit_json(folder.record, scaled(RATES, 1.5))  # and yet images ÷ seconds is the rate
     status, found = verified(capsys, study)
     assert status == 1 and found["differences"][0]["recorded"] == read(folder.record).metrics[RATE]
     assert main(["verify", str(study)]) == 1
-    assert capsys.readouterr().out.splitlines()[-1].endswith("1 differ, in 1 record; 1 record cannot be checked")
+    assert (
+        capsys.readouterr()
+        .out.splitlines()[-1]
+        .endswith("1 differ, in 1 record; 1 record cannot be checked")
+    )
 
 
 def test_what_was_asked_may_be_left_out_of_a_publication(copy, capsys):
@@ -245,7 +284,10 @@ def test_the_report_marks_what_does_not_verify_and_leaves_it_out(copy, change, w
         folder.pack()
     told, found = examine(study)
     validity = section(told, "validity")
-    assert "Compared with their raw samples: every cell that has them here; 1 do not agree with them." in validity.lines
+    assert (
+        "Compared with their raw samples: every cell that has them here; 1 do not agree with them."
+        in validity.lines
+    )
     (left_out,) = validity.tables[0].rows
     assert left_out[1] == "invalid" and left_out[2].startswith(why)
     assert [row[3] for row in section(told, "cells").tables[0].rows] == ["does_not_verify", ""]
@@ -256,7 +298,10 @@ def test_the_report_marks_what_does_not_verify_and_leaves_it_out(copy, change, w
 def test_the_report_says_how_many_cells_it_compared(copy, monkeypatch):
     study, _ = copy
     lines = section(examine(study)[0], "validity").lines
-    assert "Compared with their raw samples: every cell that has them here; all agree with them." in lines
+    assert (
+        "Compared with their raw samples: every cell that has them here; all agree with them."
+        in lines
+    )
     monkeypatch.setattr(quick, "MOST_FILES", 1)
     lines = section(examine(study)[0], "validity").lines
     more = "1 of 2 cells that have them here (`python -m analysis verify` compares all)"

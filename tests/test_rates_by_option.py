@@ -7,11 +7,11 @@ import pytest
 from records import EVIL, record, study
 
 from analysis.findings.examine import findings_of
-from analysis.findings.study import Study, open_study
 from analysis.report.build import report
 from analysis.report.finding.sentences import sentences
 from analysis.report.sections.rates.by_option import by_option
 from analysis.report.style import style
+from analysis.study.study import Study, open_study
 
 GRAPHS = Path(__file__).parent / "data" / "h200_x1" / "graphs"
 
@@ -23,7 +23,9 @@ def section(found):
 
 def cells(tmp_path, *rows):
     """Return a study of single runs: (GPUs, images per second, what else the cell asks for)."""
-    made = [record(number, gpus, rate, cell=asked) for number, (gpus, rate, asked) in enumerate(rows)]
+    made = [
+        record(number, gpus, rate, cell=asked) for number, (gpus, rate, asked) in enumerate(rows)
+    ]
     return open_study(study(tmp_path, made))
 
 
@@ -34,7 +36,9 @@ def batches(*sizes, gpus=(0,), **asked):
 def test_ways_of_making_steps_fast_by_batch_size():
     found = Study.of(open_study(GRAPHS).records)
     inception, resnet = section(found).pictures
-    assert resnet.caption.startswith("Images per second by batch size, resnet50 on gpus 0. Hollow: suspect. Highest: ")
+    assert resnet.caption.startswith(
+        "Images per second by batch size, resnet50 on gpus 0. Hollow: suspect. Highest: "
+    )
     assert "eager 4,683 (batch 256); graph 4,782 (batch 256)" in resnet.caption
     rows = [row for row in resnet.data.rows if row[0].endswith("· eager")]
     assert [(row[2], round(row[3].value)) for row in rows] == [
@@ -44,20 +48,32 @@ def test_ways_of_making_steps_fast_by_batch_size():
         (128, 4275),
         (256, 4683),
     ]
-    assert len(resnet.data.rows) == len(inception.data.rows) == 20 and resnet.svg.count("compile_graph") == 1
+    assert (
+        len(resnet.data.rows) == len(inception.data.rows) == 20
+        and resnet.svg.count("compile_graph") == 1
+    )
     low, high = resnet.figure.axes[0].get_xlim()
     assert 8 < low < 16 and 256 < high < 512, "the curves fill the axes"
     said = sentences(found, findings_of(found), {})
-    assert "The highest rate of single runs is 6,623 images/s: resnet50 (batch 256, compile_graph)." in said
+    assert (
+        "The highest rate of single runs is 6,623 images/s: resnet50 (batch 256, compile_graph)."
+        in said
+    )
 
 
 @pytest.mark.parametrize(
     "rows",
     [
         batches(8, 16),  # two values make no line
-        [([0], rate, {"optimize": how}) for how, rate in (("eager", 1.0), ("compile", 2.0), ("max", 3.0))],  # words
+        [
+            ([0], rate, {"optimize": how})
+            for how, rate in (("eager", 1.0), ("compile", 2.0), ("max", 3.0))
+        ],  # words
         [([0], 10.0, {"seed": seed, "batch_size": 8 + seed}) for seed in (1, 2)],
-        [([0, 1], 10.0 * size, {"batch_size": size, "global_batch_size": 2 * size}) for size in (8, 16, 32)],
+        [
+            ([0, 1], 10.0 * size, {"batch_size": size, "global_batch_size": 2 * size})
+            for size in (8, 16, 32)
+        ],
     ],
 )
 def test_what_is_no_number_or_asks_nothing_has_no_figure(rows, tmp_path):
@@ -66,7 +82,9 @@ def test_what_is_no_number_or_asks_nothing_has_no_figure(rows, tmp_path):
 
 def test_lines_are_of_the_gpus_with_most_cells_and_the_rest_is_told(tmp_path):
     several = [
-        one for px in range(7) for one in batches(8, 16, 32, gpus=(0, 1), channels_last=px % 2 == 0, precision=f"p{px}")
+        one
+        for px in range(7)
+        for one in batches(8, 16, 32, gpus=(0, 1), channels_last=px % 2 == 0, precision=f"p{px}")
     ]
     found = section(cells(tmp_path, *batches(8, 16, 32), *several))
     (picture,) = found.pictures
@@ -78,9 +96,13 @@ def test_two_options_have_a_figure_each_and_names_stay_text(tmp_path):
     asked = [(size, cap) for size in (8, 16, 32) for cap in (1.0, 2.0, 25.0)]
     strategy = {"name": EVIL}
     rows = [
-        ([0], size + cap, {"batch_size": size, "strategy": {**strategy, "bucket_cap_mb": cap}}) for size, cap in asked
+        ([0], size + cap, {"batch_size": size, "strategy": {**strategy, "bucket_cap_mb": cap}})
+        for size, cap in asked
     ]
-    folder = study(tmp_path / "study", [record(n, gpus, rate, cell=one) for n, (gpus, rate, one) in enumerate(rows)])
+    folder = study(
+        tmp_path / "study",
+        [record(n, gpus, rate, cell=one) for n, (gpus, rate, one) in enumerate(rows)],
+    )
     report(folder, tmp_path / "out")
     of_files = sorted((tmp_path / "out" / "figures").glob("by-option-*.csv"))
     keys = [next(csv.reader(path.read_text(encoding="utf-8").splitlines()))[2] for path in of_files]

@@ -78,7 +78,9 @@ def test_numbers_that_are_not_finite_come_back_as_numbers(tmp_path, value):
     ]  # fmt: skip
     assert all(type(one) is float and repr(one) == repr(value) for one in found)
     # Strict JSON all the same: a reader that is not Python's must accept it.
-    json.loads((tmp_path / "record.json").read_text(), parse_constant=lambda word: pytest.fail(word))
+    json.loads(
+        (tmp_path / "record.json").read_text(), parse_constant=lambda word: pytest.fail(word)
+    )
 
 
 def test_bytes_that_are_no_utf8_come_back(tmp_path):
@@ -91,8 +93,13 @@ def test_bytes_that_are_no_utf8_come_back(tmp_path):
 
 
 def test_a_newer_schema_is_refused_with_both_versions(tmp_path):
-    with pytest.raises(RecordError, match=f"schema_version={SCHEMA_VERSION + 1} is newer than {SCHEMA_VERSION}"):
-        damaged(tmp_path, lambda content: content.update(schema_version=SCHEMA_VERSION + 1, something="new"))
+    with pytest.raises(
+        RecordError, match=f"schema_version={SCHEMA_VERSION + 1} is newer than {SCHEMA_VERSION}"
+    ):
+        damaged(
+            tmp_path,
+            lambda content: content.update(schema_version=SCHEMA_VERSION + 1, something="new"),
+        )
 
 
 @pytest.mark.parametrize(
@@ -153,7 +160,9 @@ REQUIRED = [
 ]
 
 
-@pytest.mark.parametrize("field", [*REQUIRED, "validity", "metrics", "series", "checks", "schema_version"])
+@pytest.mark.parametrize(
+    "field", [*REQUIRED, "validity", "metrics", "series", "checks", "schema_version"]
+)
 def test_a_missing_field_is_a_record_error(tmp_path, field):
     with pytest.raises(RecordError):
         damaged(tmp_path, lambda content: content.pop(field))
@@ -177,7 +186,10 @@ def test_a_missing_file_or_a_folder_is_a_record_error(tmp_path):
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
 JSON = st.recursive(
-    LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    LEAVES,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
 )
 
 
@@ -188,7 +200,11 @@ def test_any_damage_gives_a_record_that_can_be_used_or_a_record_error(tmp_path_f
     text = write(CellFolder(folder), make_record()).read_bytes()
     if data.draw(st.booleans()):  # bytes
         start = data.draw(st.integers(0, len(text)))
-        text = text[:start] + data.draw(st.binary(max_size=8)) + text[data.draw(st.integers(start, len(text))) :]
+        text = (
+            text[:start]
+            + data.draw(st.binary(max_size=8))
+            + text[data.draw(st.integers(start, len(text))) :]
+        )
     else:  # values
         content = json.loads(text)
         for name in data.draw(st.lists(st.sampled_from(sorted(content)), min_size=1, max_size=3)):
@@ -266,7 +282,10 @@ def test_a_torn_last_line_is_dropped_and_the_next_one_is_not_lost(tmp_path):
         expected = 2 if cut == len(whole) - 1 else 1  # only the newline is missing
         assert [line["kind"] for line in read_lines(path)] == ["start", "beat"][:expected]
         Lines(path).write("begin", 3.0, cell="c")
-        assert [line["kind"] for line in read_lines(path)] == [*["start", "beat"][:expected], "begin"]
+        assert [line["kind"] for line in read_lines(path)] == [
+            *["start", "beat"][:expected],
+            "begin",
+        ]
 
 
 def test_a_line_torn_by_a_full_disk_does_not_take_the_next_one_along(tmp_path):
@@ -291,7 +310,9 @@ def test_foreign_lines_are_passed_over(tmp_path):
     foreign = [b"", b"null", b"[1]", b"{}", b'{"kind": 1, "time": 1}', b'{"kind": "x"}', b'{"kind": "x", "time": "now"}',
                b"\xff\xfe", b"\0" * 8, b"[" * 50_000,
                b'{"kind": "deep", "time": 1, "a": ' + b"[" * 70 + b"]" * 70 + b"}"]  # fmt: skip
-    path.write_bytes(b"\n".join([*foreign, b'{"kind": "good", "time": 1.5}', b'{"kind": "torn", "ti']))
+    path.write_bytes(
+        b"\n".join([*foreign, b'{"kind": "good", "time": 1.5}', b'{"kind": "torn", "ti'])
+    )
     assert list(read_lines(path)) == [{"kind": "good", "time": 1.5}]
     assert list(read_lines(tmp_path / "absent.jsonl")) == []
 
@@ -320,7 +341,10 @@ def test_two_writers_of_one_journal_never_mix_their_lines(tmp_path):
 def test_a_study_is_read_in_order_of_start_with_earlier_attempts(tmp_path):
     for number, folder in enumerate(["b", "a/attempt-1", "a", "c"]):
         (tmp_path / folder).mkdir(parents=True, exist_ok=True)
-        write(CellFolder(tmp_path / folder), make_record(record_id=f"{number:032x}", started_at=100.0 - number))
+        write(
+            CellFolder(tmp_path / folder),
+            make_record(record_id=f"{number:032x}", started_at=100.0 - number),
+        )
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "record.json").write_text("{")
     (tmp_path / "record.json").write_text("{")  # not in a cell
@@ -343,6 +367,8 @@ def test_the_module_needs_only_the_standard_library():
         "new = {name.split('.')[0] for name in set(sys.modules) - before}; "
         "print(sorted(new - set(sys.stdlib_module_names) - {'benchmarks', 'conf'}))"
     )
-    said = subprocess.run([sys.executable, "-c", program, str(ROOT)], capture_output=True, text=True, check=True)
+    said = subprocess.run(
+        [sys.executable, "-c", program, str(ROOT)], capture_output=True, text=True, check=True
+    )
     assert said.stdout.strip() == "[]"
     assert CellFolder(Path("cell")).record == Path("cell/record.json")

@@ -21,14 +21,11 @@ from simulated import Simulator, Truth
 
 from analysis.__main__ import main
 from analysis.findings.examine import findings_of
-from analysis.findings.model import Comparison, Estimate, Findings, Noise, Point, Waterfall, WaterfallPart
-from analysis.findings.study import Study, open_study
 from analysis.report.build import examine, report
 from analysis.report.curves import DrawnCurve, rates_figure
 from analysis.report.finding.loss import loss
 from analysis.report.finding.main_point import main_point
 from analysis.report.finding.sentences import sentences
-from analysis.report.names import shared_name, short_names
 from analysis.report.numbers import estimate, number
 from analysis.report.page import PAGE_ROWS, POLICY, Report, markdown_page, page
 from analysis.report.papers.table import to_latex
@@ -37,6 +34,17 @@ from analysis.report.sections.comparisons import differences
 from analysis.report.sections.waterfall import Level, waterfall_figures, waterfall_rows
 from analysis.report.style import colours, spread, style
 from analysis.report.tables import Column, Table, to_csv, to_markdown
+from analysis.study.estimates import (
+    Comparison,
+    Estimate,
+    Findings,
+    Noise,
+    Point,
+    Waterfall,
+    WaterfallPart,
+)
+from analysis.study.names import shared_name, short_names
+from analysis.study.study import Study, open_study
 
 ROOT = Path(__file__).parent.parent
 H200 = ROOT / "tests" / "data" / "h200_x4"
@@ -50,16 +58,32 @@ def everything():
         for strategy, factor in (("nccl_allreduce", 1.0), ("none", 1.02), (EVIL, 0.9)):
             for gpus, rate in rates.items():
                 measured = rate * factor * (1 + 0.001 * repeat)
-                made.append(record(len(made), list(gpus), measured, strategy=strategy, cell={"repeat": repeat}))
+                made.append(
+                    record(
+                        len(made), list(gpus), measured, strategy=strategy, cell={"repeat": repeat}
+                    )
+                )
     matrix = [[900.0, 380.5, 19.0], [380.0, 910.0, None], [18.0, 21.5, 905.0]]
     made.append(record(len(made), [0, 1, 2], 1.0, cell={"benchmark": {"name": "p2p"}}))
     tables = {"p2p": {"matrices": {"unidirectional_enabled": matrix, "broken": [[1], 2]}}}
     made[-1] |= {"metrics": {}, "tables": tables, "schema_version": 2}
     failure = {"cause": "exception", "rank": 1, "message": f"{EVIL} \udc80", "log_tail": EVIL}
     made.append(
-        record(len(made), [0, 1], 1.0, state="failed", failure=failure, overrides=["-m", EVIL], sweep_id="f" * 32)
+        record(
+            len(made),
+            [0, 1],
+            1.0,
+            state="failed",
+            failure=failure,
+            overrides=["-m", EVIL],
+            sweep_id="f" * 32,
+        )
     )
-    bad = {"verdict": "invalid", "codes": {"foreign_load": f"something else used these GPUs: {EVIL}"}, "unchecked": {}}
+    bad = {
+        "verdict": "invalid",
+        "codes": {"foreign_load": f"something else used these GPUs: {EVIL}"},
+        "unchecked": {},
+    }
     made.append(record(len(made), [0], 5.0, validity=bad))
     made.append(record(len(made), [1], 5.0, schema_version=99))
     return made
@@ -121,7 +145,10 @@ def test_the_page_is_whole_in_itself_and_well_formed(written):
     assert len(ids) == len(set(ids)) and {link[1:] for link in links} <= set(ids)
     drawings = re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL)
     assert len(drawings) == len(list(written.glob("figures/*.svg")))
-    for drawing in [*drawings, *(path.read_text(encoding="utf-8") for path in written.glob("figures/*.svg"))]:
+    for drawing in [
+        *drawings,
+        *(path.read_text(encoding="utf-8") for path in written.glob("figures/*.svg")),
+    ]:
         ET.fromstring(drawing.replace("<svg ", '<svg xmlns:xlink="http://www.w3.org/1999/xlink" ', 1)
                       if "xmlns:xlink" not in drawing else drawing)  # fmt: skip
     open_tags = []
@@ -139,16 +166,27 @@ def test_the_page_is_whole_in_itself_and_well_formed(written):
 
 
 def test_names_and_failures_stay_text(written):
-    texts = {path: path.read_text(encoding="utf-8") for path in written.rglob("*") if path.suffix in (".html", ".md")}
-    texts = {path: re.sub(r"(?m)^    .*$", "", text) for path, text in texts.items()}  # a command in Markdown is code
+    texts = {
+        path: path.read_text(encoding="utf-8")
+        for path in written.rglob("*")
+        if path.suffix in (".html", ".md")
+    }
+    texts = {
+        path: re.sub(r"(?m)^    .*$", "", text) for path, text in texts.items()
+    }  # a command in Markdown is code
     for text in texts.values():
         assert "<script>" not in text and "&lt;script&gt;" in text
-        assert "{{ 7*7 }}" in text.replace("\\*", "*") and "\x1b" not in text and "\u202e" not in text
+        assert (
+            "{{ 7*7 }}" in text.replace("\\*", "*") and "\x1b" not in text and "\u202e" not in text
+        )
     assert not re.search(r"(?<!\\)\]\(http", texts[written / "report.md"])
     for path in written.glob("tables/*.csv"):
         for row in csv.reader(path.open(encoding="utf-8")):
             for cell in row:
-                assert not re.match(r"\s*[=+@|%\t]", cell) and not re.match(r"-(?!\d)", cell), (path, cell)
+                assert not re.match(r"\s*[=+@|%\t]", cell) and not re.match(r"-(?!\d)", cell), (
+                    path,
+                    cell,
+                )
     for path in written.glob("tables/*.tex"):
         text = path.read_text(encoding="utf-8")
         assert text.isascii() and "\\input{a}" not in text and not re.search(r"(?<!\\)[$#&_](?![^&]*\\\\|.*&)", "".join(
@@ -159,9 +197,18 @@ def test_names_and_failures_stay_text(written):
 def test_the_same_records_give_the_same_bytes(folder, written, tmp_path):
     """From another place, in another process with other hashes."""
     shutil.copytree(folder, tmp_path / "elsewhere" / folder.name)
-    command = [sys.executable, "-m", "analysis", "report", str(tmp_path / "elsewhere" / folder.name), "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "analysis",
+        "report",
+        str(tmp_path / "elsewhere" / folder.name),
+        "--json",
+    ]
     environment = {**os.environ, "PYTHONHASHSEED": "7"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100
+    )
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
     again = Path(said["report"]).parent
@@ -187,9 +234,15 @@ def test_what_was_left_out_is_listed_with_the_reason(written):
 def test_numbers_of_the_tables_are_those_of_the_records(written):
     rows = list(csv.DictReader((written / "tables" / "points.csv").open(encoding="utf-8")))
     (pair,) = [row for row in rows if row["curve"] == "nccl_allreduce" and row["gpus"] == "0,1"]
-    assert float(pair["images_per_second"]) == pytest.approx(1900.95, rel=1e-4) and pair["runs"] == "2"
-    assert pair["slowest"] == "1" and float(pair["efficiency"]) == pytest.approx(1900.95 / (2 * 990.495), rel=1e-4)
-    assert float(pair["efficiency_low"]) < float(pair["efficiency"]) < float(pair["efficiency_high"])
+    assert (
+        float(pair["images_per_second"]) == pytest.approx(1900.95, rel=1e-4) and pair["runs"] == "2"
+    )
+    assert pair["slowest"] == "1" and float(pair["efficiency"]) == pytest.approx(
+        1900.95 / (2 * 990.495), rel=1e-4
+    )
+    assert (
+        float(pair["efficiency_low"]) < float(pair["efficiency"]) < float(pair["efficiency_high"])
+    )
     (row,) = [
         row
         for row in csv.DictReader((written / "tables" / "strategies.csv").open(encoding="utf-8"))
@@ -205,7 +258,11 @@ def small(number, gpus, rate, **changes):
     return record(number, gpus, rate, **({"environment": {"topology": "", "links": {}}} | changes))
 
 
-INVALID = {"verdict": "invalid", "codes": {"loss_not_finite": "the loss is not finite on rank 0"}, "unchecked": {}}
+INVALID = {
+    "verdict": "invalid",
+    "codes": {"loss_not_finite": "the loss is not finite on rank 0"},
+    "unchecked": {},
+}
 OTHER = {"topology": "", "links": {}, "host": "other", "versions": {"torch": "2.12"}}
 CASES = {
     "empty": ([], "no record that can be read"),
@@ -230,11 +287,15 @@ def test_the_report_comes_whatever_the_study_holds(case, tmp_path):
     folder.mkdir(exist_ok=True)
     text = report(folder, tmp_path / "out").read_text(encoding="utf-8")
     assert said in text.replace("\u00a0", " ")
-    assert (tmp_path / "out" / "report.md").exists() and (tmp_path / "out" / "tables" / "cells.csv").exists()
+    assert (tmp_path / "out" / "report.md").exists() and (
+        tmp_path / "out" / "tables" / "cells.csv"
+    ).exists()
 
 
 def test_a_study_of_collectives_has_no_heading_alone_and_small_rates_in_full(tmp_path):
-    folder = shutil.copytree(Path(__file__).parent / "data" / "h200_x2" / "links_again", tmp_path / "links")
+    folder = shutil.copytree(
+        Path(__file__).parent / "data" / "h200_x2" / "links_again", tmp_path / "links"
+    )
     for path in folder.glob("collectives-*/record.json"):
         made = json.loads(path.read_text(encoding="utf-8"))
         for row in made["tables"]["nccl-tests"]["runs"][0]["rows"][:3]:
@@ -250,7 +311,9 @@ def test_the_last_usable_attempt_on_each_machine_counts(tmp_path):
     """A later failure erases nothing, and the same command on another machine is no attempt at the same cell."""
     other = {"topology": "", "host": "other"}
     finished, invalid = small(1, [0], 100.0), small(2, [0], 7.0, validity=INVALID)
-    failed = small(3, [0], 1.0, state="failed", metrics={}, environment={"topology": "", "versions": {}})
+    failed = small(
+        3, [0], 1.0, state="failed", metrics={}, environment={"topology": "", "versions": {}}
+    )
     elsewhere = small(4, [0], 200.0, environment=other)
     only_invalid = small(5, [1], 7.0, validity=INVALID)
     later = small(6, [1], 1.0, state="failed")
@@ -259,11 +322,17 @@ def test_the_last_usable_attempt_on_each_machine_counts(tmp_path):
     later["cell_key"] = only_invalid["cell_key"]
     made = [finished, invalid, failed, elsewhere, only_invalid, later]
     known = open_study(study(tmp_path / "study", made))
-    assert [one.record_id for one in known.records] == [one["record_id"] for one in (finished, elsewhere, only_invalid)]
-    assert [len(one.records) for one in known.runs] == [1, 1], "two machines are no repeats of each other"
+    assert [one.record_id for one in known.records] == [
+        one["record_id"] for one in (finished, elsewhere, only_invalid)
+    ]
+    assert [len(one.records) for one in known.runs] == [1, 1], (
+        "two machines are no repeats of each other"
+    )
     told, found = examine(tmp_path / "study")
     points = [point for curve in found.scaling.curves for point in curve.points]
-    assert {one for point in points for one in point.record_ids} == {one.record_id for one in known.usable}
+    assert {one for point in points for one in point.record_ids} == {
+        one.record_id for one in known.usable
+    }
     (section,) = [one for one in told.sections if one.anchor == "validity"]
     assert "3 other attempts at the same cells are not counted." in section.lines
 
@@ -276,7 +345,9 @@ def finding(tmp_path, records):
 
 def test_a_point_with_every_baseline_is_the_finding(tmp_path):
     alone = [small(gpu, [gpu], 100.0) for gpu in (0, 1)]
-    what, answer, *_ = finding(tmp_path, [*alone, small(5, [0, 1], 190.0), small(6, [0, 1, 2, 3], 300.0)])
+    what, answer, *_ = finding(
+        tmp_path, [*alone, small(5, [0, 1], 190.0), small(6, [0, 1, 2, 3], 300.0)]
+    )
     assert what == (
         "resnet50 was trained with nccl_allreduce on 1, 2 and 4 GPUs of 4 × NVIDIA H200, with 256 images per GPU and step."
     )
@@ -309,7 +380,13 @@ def repeated(gpus, rate, start, *, scatter=0.003, nccl=(), strategy="nccl_allred
     rates = [rate * (1 - scatter), rate, rate * (1 + scatter)]
     rates = rates[start % 3 :] + rates[: start % 3]
     return [
-        small(start + 10 * repeat, gpus, one, strategy=strategy, cell={"repeat": repeat, "nccl": dict(nccl)})
+        small(
+            start + 10 * repeat,
+            gpus,
+            one,
+            strategy=strategy,
+            cell={"repeat": repeat, "nccl": dict(nccl)},
+        )
         for repeat, one in enumerate(rates)
     ]
 
@@ -348,11 +425,17 @@ def test_a_part_is_named_as_the_cause_only_where_its_interval_excludes_0():
 
 def test_no_single_run_chooses_the_headline(tmp_path):
     """Of strategies, arithmetics and subsets without a verdict the first is told, whichever was faster this once."""
-    made = [small(1, [0, 1], 200), small(2, [0, 1], 230, strategy="kvstore_device"), small(3, [2, 3], 240)]
+    made = [
+        small(1, [0, 1], 200),
+        small(2, [0, 1], 230, strategy="kvstore_device"),
+        small(3, [2, 3], 240),
+    ]
     assert "nccl_allreduce trains 200" in finding(tmp_path, made)[1]
 
 
-LOSES = "It loses 10.0 % (9.4 to 10.6) of what the same GPUs train without any exchange (strategy none)"
+LOSES = (
+    "It loses 10.0 % (9.4 to 10.6) of what the same GPUs train without any exchange (strategy none)"
+)
 NOT_SEEN = "Without any exchange (strategy none) the same GPUs are not seen to be faster"
 COSTS = "he strategy adds 0.673 ms to a step of 54.8 ms."
 
@@ -385,7 +468,9 @@ def test_without_controls_the_loss_is_told_beside_none(ratio, none_first, expect
 
 
 def test_workers_of_a_cpu_are_not_called_gpus(tmp_path):
-    made = [small(n, gpus, 100.0, cell={"device": "cpu"}) for n, gpus in enumerate(([0], [1], [0, 1]))]
+    made = [
+        small(n, gpus, 100.0, cell={"device": "cpu"}) for n, gpus in enumerate(([0], [1], [0, 1]))
+    ]
     told, _ = examine(study(tmp_path / "study", made))
     assert "images per CPU worker and step" in told.finding[0]
     assert not any("GPU" in line for line in (*told.finding, *told.unsaid))
@@ -394,14 +479,27 @@ def test_workers_of_a_cpu_are_not_called_gpus(tmp_path):
     said = [*headings, *(line for section in told.sections for line in section.lines)]
     said += [picture.caption for section in told.sections for picture in section.pictures]
     said += [table.caption for table in told.tables]
-    said += [cell for table in told.tables for row in table.for_people.rows for cell in row if isinstance(cell, str)]
+    said += [
+        cell
+        for table in told.tables
+        for row in table.for_people.rows
+        for cell in row
+        if isinstance(cell, str)
+    ]
     assert [text for text in said if re.search(r"\bGPUs?\b", text)] == []
     assert any("enough numbers of CPU workers" in text for text in said)
 
 
 def test_ids_of_gpus_may_be_anything(tmp_path):
-    gpus = [{"id": [0], "uuid": "GPU-x", "name": "a"}, {"id": {}, "uuid": "GPU-y"}, {"uuid": "GPU-z"}]
-    folder = study(tmp_path / "study", [small(1, [0], 100.0, environment={"topology": "", "gpu": {"gpus": gpus}})])
+    gpus = [
+        {"id": [0], "uuid": "GPU-x", "name": "a"},
+        {"id": {}, "uuid": "GPU-y"},
+        {"uuid": "GPU-z"},
+    ]
+    folder = study(
+        tmp_path / "study",
+        [small(1, [0], 100.0, environment={"topology": "", "gpu": {"gpus": gpus}})],
+    )
     assert "trains 100" in report(folder, tmp_path / "out").read_text(encoding="utf-8")
 
 
@@ -415,7 +513,11 @@ def test_a_wrong_folder_is_one_sentence_and_status_2(tmp_path, capsys):
 
 
 def contents(folder):
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def test_an_earlier_report_is_replaced_and_files_of_the_user_stay(written, tmp_path):
@@ -430,8 +532,12 @@ def test_an_earlier_report_is_replaced_and_files_of_the_user_stay(written, tmp_p
     report(tmp_path / "study", out)
     again = report(tmp_path / "study", tmp_path / "fresh").parent
     assert contents(out) == contents(again) | mine and (out / "link").readlink() == Path("nowhere")
-    assert "figures/waterfall-1.svg" in contents(written) and "figures/waterfall-1.svg" not in contents(out)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["fresh", "out", "study"], "nothing is left beside"
+    assert "figures/waterfall-1.svg" in contents(
+        written
+    ) and "figures/waterfall-1.svg" not in contents(out)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["fresh", "out", "study"], (
+        "nothing is left beside"
+    )
     assert out.stat().st_mode == again.stat().st_mode
 
 
@@ -440,10 +546,15 @@ def test_a_report_of_an_older_version_is_replaced(written, tmp_path):
     out = tmp_path / "out"
     shutil.copytree(written, out)
     page = out / "index.html"
-    page.write_text(re.sub(r'<meta name="(generator|ringside-files)"[^>]*>\n', "", page.read_text()))
+    page.write_text(
+        re.sub(r'<meta name="(generator|ringside-files)"[^>]*>\n', "", page.read_text())
+    )
     (tmp_path / "study").mkdir()
     report(tmp_path / "study", out)
-    assert b"no record that can be read" in page.read_bytes() and (out / "figures" / "waterfall-1.svg").exists()
+    assert (
+        b"no record that can be read" in page.read_bytes()
+        and (out / "figures" / "waterfall-1.svg").exists()
+    )
 
 
 @pytest.mark.parametrize("kept", ["thesis.tex", "index.html", "report.md"])
@@ -453,7 +564,10 @@ def test_a_folder_with_something_else_is_not_touched(kept, tmp_path, capsys):
     (out / kept).write_text("<title>Mine</title>")
     assert main(["report", str(folder), "-o", str(out)]) == 2
     said = capsys.readouterr().err
-    assert f"{out}: holds files, and no report of Ringside; nothing was written" in said and said.count("\n") == 1
+    assert (
+        f"{out}: holds files, and no report of Ringside; nothing was written" in said
+        and said.count("\n") == 1
+    )
     assert contents(out) == {kept: b"<title>Mine</title>"}
 
 
@@ -463,8 +577,12 @@ def test_a_file_of_the_user_is_not_overwritten(tmp_path):
     (out / "figures").mkdir(exist_ok=True)
     (out / "figures" / "scaling-1.svg").write_text("drawn by hand")
     before = contents(out)
-    made = study(tmp_path / "later", [small(n, gpus, 100.0) for n, gpus in enumerate(([0], [1], [0, 1]))])
-    with pytest.raises(FileExistsError, match=r"figures/scaling-1\.svg: is not of the earlier report"):
+    made = study(
+        tmp_path / "later", [small(n, gpus, 100.0) for n, gpus in enumerate(([0], [1], [0, 1]))]
+    )
+    with pytest.raises(
+        FileExistsError, match=r"figures/scaling-1\.svg: is not of the earlier report"
+    ):
         report(made, out)
     assert contents(out) == before
 
@@ -511,22 +629,28 @@ def test_a_traced_cell_shows_its_step_and_what_the_trace_says_of_exposure(tmp_pa
     (drawn,) = re.findall(r"<svg[^>]*><image[^>]*/></svg>", page)
     for text in (page, file):
         (data,) = re.findall(
-            r'<image width="100" height="50" xlink:href="data:image/svg\+xml;base64,([^"]*)"/></svg>', text
+            r'<image width="100" height="50" xlink:href="data:image/svg\+xml;base64,([^"]*)"/></svg>',
+            text,
         )
         assert base64.b64decode(data).decode() == HOSTILE, "a browser runs nothing in an image"
         assert text.count("data:image") == 1
         for word in ("http://x", "alert", "onload", "foreignObject", "<script", "@import"):
             assert word not in text
     ET.fromstring(file)
-    assert not (tmp_path / "out" / "figures" / "timeline-1.pdf").exists(), "it was edited, and is no timeline"
+    assert not (tmp_path / "out" / "figures" / "timeline-1.pdf").exists(), (
+        "it was edited, and is no timeline"
+    )
     assert re.match(r'<svg [^>]*style="max-width: 165px"', drawn)
     for name in ("strategies", "cells"):
-        row = list(csv.DictReader((tmp_path / "out" / "tables" / f"{name}.csv").open(encoding="utf-8")))[-1]
+        row = list(
+            csv.DictReader((tmp_path / "out" / "tables" / f"{name}.csv").open(encoding="utf-8"))
+        )[-1]
         assert row["exposed_by_trace_ms"] == "0.5"
 
 
 @pytest.mark.parametrize(
-    "drawing", ["<svg", "<html/>", '<!DOCTYPE svg><svg xmlns="http://www.w3.org/2000/svg"/>', "\x00"]
+    "drawing",
+    ["<svg", "<html/>", '<!DOCTYPE svg><svg xmlns="http://www.w3.org/2000/svg"/>', "\x00"],
 )
 def test_what_is_no_drawing_is_left_out(drawing, tmp_path):
     folder = study(tmp_path / "study", [small(1, [0], 100.0)])
@@ -567,9 +691,13 @@ def test_hatches_are_seen_on_the_page_too():
 
 def test_the_loss_of_another_subset_says_whose_it_is():
     one = make_record(cell=dataclasses.replace(make_record().cell, gpus=(0,)))
-    one = dataclasses.replace(one, metrics={"throughput/images_per_second": 1900.0}, environment={}, ranks=[])
+    one = dataclasses.replace(
+        one, metrics={"throughput/images_per_second": 1900.0}, environment={}, ranks=[]
+    )
     known = Study.of([one])
-    found = dataclasses.replace(findings_of(known), waterfalls=(FALL,), noises=(Noise(0.002, 3, None),))
+    found = dataclasses.replace(
+        findings_of(known), waterfalls=(FALL,), noises=(Noise(0.002, 3, None),)
+    )
     said = loss(known, found, main_point(known, found)).replace("\u00a0", " ")
     assert said == (
         "resnet50 on 0,1: 5.0 % of 2,000 images/s (2 × the slowest GPU alone without a strategy) is lost; "
@@ -579,7 +707,10 @@ def test_the_loss_of_another_subset_says_whose_it_is():
 
 def test_a_long_table_is_cut_on_the_page_and_whole_in_its_file():
     table = Table(
-        "cells", "all", (Column("cell", "cell"), Column("n", "n", "count")), tuple((f"c{i}", i) for i in range(1000))
+        "cells",
+        "all",
+        (Column("cell", "cell"), Column("n", "n", "count")),
+        tuple((f"c{i}", i) for i in range(1000)),
     )
     told = Report("s", "", (), (), (Section("cells", "Every cell", tables=(table,)),))
     left = f"{1000 - PAGE_ROWS} more rows in tables/cells.csv"
@@ -589,10 +720,21 @@ def test_a_long_table_is_cut_on_the_page_and_whole_in_its_file():
 
 
 def test_tables_escape_in_every_form():
-    columns = (Column("a", "a_b"), Column("x", "x", "share", bounded=True), Column("empty", "empty"))
-    table = Table("t", "50% & more\n\\evil", columns, (("@sum", Estimate(0.5, 0.4, 0.6), ""), ("a|b\r\nc", None, None)))
+    columns = (
+        Column("a", "a_b"),
+        Column("x", "x", "share", bounded=True),
+        Column("empty", "empty"),
+    )
+    table = Table(
+        "t",
+        "50% & more\n\\evil",
+        columns,
+        (("@sum", Estimate(0.5, 0.4, 0.6), ""), ("a|b\r\nc", None, None)),
+    )
     assert to_csv(table) == "a,x,x_low,x_high,empty\n'@sum,0.5,0.4,0.6,\na|b  c,,,,\n"
-    assert r"a\_b & x \\" in to_latex(table) and r"50\% \& more \textbackslash{}evil" in to_latex(table)
+    assert r"a\_b & x \\" in to_latex(table) and r"50\% \& more \textbackslash{}evil" in to_latex(
+        table
+    )
     assert to_markdown(table, 9).splitlines()[3] == "| a\\|b  c | – |"
 
 
@@ -613,13 +755,18 @@ def test_numbers_are_rounded_to_what_is_known(value, kind, text):
 
 
 def test_no_difference_seen_claims_no_more_than_every_comparison_could_have_shown():
-    judged = [Comparison("a", "b", Estimate(0.0), smallest, "no difference seen") for smallest in (0.01, 0.3)]
+    judged = [
+        Comparison("a", "b", Estimate(0.0), smallest, "no difference seen")
+        for smallest in (0.01, 0.3)
+    ]
     said = differences(Findings(comparisons=tuple(judged))).replace("\u00a0", " ")
     assert said == "No difference is seen in 2 comparisons; each could have shown one of 30.0 %."
 
 
 def test_a_rate_of_less_than_three_images_is_written_as_a_rate():
-    points = tuple(Point(gpus, {}, Estimate(rate), 1, 1) for gpus, rate in (((0,), 0.8), ((0, 1), 1.5)))
+    points = tuple(
+        Point(gpus, {}, Estimate(rate), 1, 1) for gpus, rate in (((0,), 0.8), ((0, 1), 1.5))
+    )
     with style():
         drawing = rates_figure(
             [DrawnCurve("one", points, "#000000", "o")], "CPU workers", "images", "name", "Rates."
@@ -631,14 +778,29 @@ def test_labels_move_apart_and_stay_in_order():
     wanted = [5.0, 5.1, 1.0, 5.05, 9.0]
     places = spread(wanted, 1.0)
     assert sorted(range(5), key=places.__getitem__) == sorted(range(5), key=wanted.__getitem__)
-    assert all(b - a >= 1.0 - 1e-9 for a, b in zip(sorted(places), sorted(places)[1:], strict=False))
+    assert all(
+        b - a >= 1.0 - 1e-9 for a, b in zip(sorted(places), sorted(places)[1:], strict=False)
+    )
     assert places[2] == 1.0 and places[4] == 9.0 and spread([], 1.0) == []
 
 
 def test_a_strategy_keeps_its_colour_and_names_lose_what_all_share():
-    assert colours(["none", "nccl_allreduce"])["nccl_allreduce"] == colours(["nccl_allreduce", "zzz"])["nccl_allreduce"]
-    assert len(set(colours(["nccl_allreduce", "none", "kvstore_device", "cpu_staged", "mine"]).values())) == 5
-    assert short_names(["m · a · gpus 0", "m · b · gpus 0"]) == {"m · a · gpus 0": "a", "m · b · gpus 0": "b"}
+    assert (
+        colours(["none", "nccl_allreduce"])["nccl_allreduce"]
+        == colours(["nccl_allreduce", "zzz"])["nccl_allreduce"]
+    )
+    assert (
+        len(
+            set(
+                colours(["nccl_allreduce", "none", "kvstore_device", "cpu_staged", "mine"]).values()
+            )
+        )
+        == 5
+    )
+    assert short_names(["m · a · gpus 0", "m · b · gpus 0"]) == {
+        "m · a · gpus 0": "a",
+        "m · b · gpus 0": "b",
+    }
     assert short_names(["m · a"]) == {"m · a": "m · a"}
     assert shared_name(["m · a · gpus 0", "m · b · gpus 0"]) == "m · gpus 0"
     assert shared_name(["m · a", "m · a"]) == "" == shared_name(["m", "n"]) == shared_name([])
@@ -648,7 +810,9 @@ def test_a_strategy_keeps_its_colour_and_names_lose_what_all_share():
 @pytest.mark.parametrize("source", ["hostile", "scaling", "strategies"])
 def test_nothing_scrolls_sideways(source, written, tmp_path):
     """In frames as wide as a phone and as a screen: chromium's own window is never as narrow as a phone."""
-    made = written / "index.html" if source == "hostile" else report(H200 / source, tmp_path / "out")
+    made = (
+        written / "index.html" if source == "hostile" else report(H200 / source, tmp_path / "out")
+    )
     for wide, room in widths(made, tmp_path):
         assert wide <= room
 
@@ -658,8 +822,12 @@ def test_a_page_with_a_planted_script_runs_and_fetches_nothing(written, tmp_path
     text = (written / "index.html").read_text(encoding="utf-8")
     head, _, _ = text.partition("Content-Security-Policy")
     assert POLICY in html.unescape(text) and "<style" not in head and "<title" not in head
-    planted = "<script>document.title = 'run'</script><img src=file:///nowhere.png><p onclick=''></p>"
-    (tmp_path / "page.html").write_text(text.replace("</main>", f"{planted}</main>"), encoding="utf-8")
+    planted = (
+        "<script>document.title = 'run'</script><img src=file:///nowhere.png><p onclick=''></p>"
+    )
+    (tmp_path / "page.html").write_text(
+        text.replace("</main>", f"{planted}</main>"), encoding="utf-8"
+    )
     command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}/profile",
                "--enable-logging=stderr", "--dump-dom", f"file://{tmp_path}/page.html"]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)

@@ -9,9 +9,7 @@ import pytest
 from forecasting import Machine
 
 from analysis.findings.examine import findings_of
-from analysis.findings.model import Estimate
 from analysis.findings.predicted.stated import about_forecasts
-from analysis.findings.study import Study, open_study
 from analysis.prediction.calibration import calibrate
 from analysis.prediction.holdout import CONDITION, hold_out
 from analysis.report.sections.forecasts.cells import forecasts
@@ -20,6 +18,8 @@ from analysis.report.sections.losses import exchange
 from analysis.report.sections.losses.exchange import cost_parts
 from analysis.report.style import style
 from analysis.report.tables import to_csv
+from analysis.study.estimates import Estimate
+from analysis.study.study import Study, open_study
 from benchmarks.record import read_study
 
 DATA = Path(__file__).parent / "data"
@@ -43,16 +43,23 @@ def test_cells_held_out_stand_beside_what_was_measured_and_are_called_hindsight(
     found = section(settings)
     held = hold_out(calibrate(settings), CONDITION)
     (table,) = found.tables
-    assert [float(row["forecast_ms"]) for row in rows(table)] == [one.forecast.step_ms for one in held]
+    assert [float(row["forecast_ms"]) for row in rows(table)] == [
+        one.forecast.step_ms for one in held
+    ]
     assert [float(row["step_ms"]) for row in rows(table)] == [one.step_ms for one in held]
     assert {row["made"] for row in rows(table)} == {"afterwards, from the other cells"}
-    assert "8 cells on several GPUs were forecast afterwards, each from the other cells" in found.lines[0]
+    assert (
+        "8 cells on several GPUs were forecast afterwards, each from the other cells"
+        in found.lines[0]
+    )
     assert "No error is claimed: 8 cells could be held out, 10 are needed." in found.lines
     cost, *curves = found.pictures
     assert len(rows(cost.data)) == 8 and "forecast afterwards" in cost.caption
     assert [one.name for one in curves] == ["forecast-curve-1"] and "No band" in curves[0].caption
     drawn = rows(curves[0].data)
-    assert [row["gpus"] for row in drawn] == ["1", "2", "4", "8"] and float(drawn[0]["null_efficiency"]) == 1.0
+    assert [row["gpus"] for row in drawn] == ["1", "2", "4", "8"] and float(
+        drawn[0]["null_efficiency"]
+    ) == 1.0
     assert float(drawn[3]["efficiency"]) < 1.0 and drawn[3]["basis"] == "extrapolated"
 
 
@@ -62,9 +69,9 @@ def test_modelled_parts_stand_beside_the_measured_cost_where_no_step_was_observe
     whole = [row for row in told if row["part"] == "all that it costs"]
     assert len(whole) == 8 and all(row["measured_ms"] and row["modelled_ms"] for row in whole)
     tails = [row for row in told if row["part"] == "exchange after the last gradient"]
-    assert len(tails) == 8 and all(row["modelled_ms"] and not row["measured_ms"] for row in tails), (
-        "unknown stays unknown"
-    )
+    assert len(tails) == 8 and all(
+        row["modelled_ms"] and not row["measured_ms"] for row in tails
+    ), "unknown stays unknown"
     assert "own work on one GPU" in found.pictures[0].svg
 
 
@@ -87,17 +94,30 @@ def test_forecasts_made_before_a_cell_ran_come_first_and_are_told_apart_from_hin
         one = after.get(record.record_id)
         if one is not None and place % 2:
             late = place == 1  # written when the cell had begun: it is none
-            said = {"step_ms": one.step_ms, "low": 10.0, "high": 20.0, "level": 0.9, "null_step_ms": one.null_step_ms}
-            said |= {"cost_ms": one.cost_ms, "tail_ms": "x", "made_at": record.started_at + (1 if late else -1)}
+            said = {
+                "step_ms": one.step_ms,
+                "low": 10.0,
+                "high": 20.0,
+                "level": 0.9,
+                "null_step_ms": one.null_step_ms,
+            }
+            said |= {
+                "cost_ms": one.cost_ms,
+                "tail_ms": "x",
+                "made_at": record.started_at + (1 if late else -1),
+            }
             record = dataclasses.replace(record, predicted=said)
         made.append(record)
     told = section(Study.of(made))
     table = rows(told.tables[0])
     before = [row["made"] == "before it ran" for row in table]
     assert before == sorted(before, reverse=True) and 2 <= sum(before) < len(after) == len(table)
-    assert all(row["inside"] == "no" for row in table[: sum(before)]) and len(told.tables[0].marked) == sum(before)
+    assert all(row["inside"] == "no" for row in table[: sum(before)]) and len(
+        told.tables[0].marked
+    ) == sum(before)
     assert (
-        f"{sum(before)} cells on several GPUs were forecast before their ranks started" in told.lines[0]
+        f"{sum(before)} cells on several GPUs were forecast before their ranks started"
+        in told.lines[0]
         and "forecast afterwards" in told.lines[1]
     )
     assert "0 of" in told.lines[0] and "Filled" in told.pictures[0].caption
@@ -105,26 +125,46 @@ def test_forecasts_made_before_a_cell_ran_come_first_and_are_told_apart_from_hin
 
 def test_a_cell_that_probed_its_own_exchange_is_modelled_by_that_and_not_by_its_steps(settings):
     records = read_study(DATA / "h200_x4" / "settings")[0]
-    place = next(at for at, one in enumerate(records) if one.cell.nccl.get("NCCL_P2P_LEVEL") == "LOC" and one.usable)
+    place = next(
+        at
+        for at, one in enumerate(records)
+        if one.cell.nccl.get("NCCL_P2P_LEVEL") == "LOC" and one.usable
+    )
 
     def modelled(gamma, slower=1.0):
         tables = {
-            "interference": {"rows": [{"rank": rank, "gamma": gamma, "gamma_error": 0.001} for rank in (0, 1)]},
+            "interference": {
+                "rows": [{"rank": rank, "gamma": gamma, "gamma_error": 0.001} for rank in (0, 1)]
+            },
             "bucket_exchange": {
                 "operation": "all_reduce",
-                "rows": [{"bytes": size, "ms": size / 30e6} for size in (2**16, 2**20, 26 * 2**20, 104 * 2**20)],
+                "rows": [
+                    {"bytes": size, "ms": size / 30e6}
+                    for size in (2**16, 2**20, 26 * 2**20, 104 * 2**20)
+                ],
             },
         }
-        metrics = {name: value * slower for name, value in records[place].metrics.items() if "step/" in name}
+        metrics = {
+            name: value * slower
+            for name, value in records[place].metrics.items()
+            if "step/" in name
+        }
         planted = dataclasses.replace(
-            records[place], tables={**records[place].tables, **tables}, metrics={**records[place].metrics, **metrics}
+            records[place],
+            tables={**records[place].tables, **tables},
+            metrics={**records[place].metrics, **metrics},
         )
         found = known(Study.of([*records[:place], planted, *records[place + 1 :]]))
         return of_own_parts(found, [planted.record_id])
 
     little, much = modelled(0.1), modelled(0.3)
-    assert much.contention_ms == pytest.approx(3 * little.contention_ms, rel=0.1) and little.tail_ms > 0
-    assert modelled(0.1, slower=1.5).step_ms == pytest.approx(little.step_ms), "its own steps say nothing"
+    assert (
+        much.contention_ms == pytest.approx(3 * little.contention_ms, rel=0.1)
+        and little.tail_ms > 0
+    )
+    assert modelled(0.1, slower=1.5).step_ms == pytest.approx(little.step_ms), (
+        "its own steps say nothing"
+    )
     assert of_own_parts(known(settings), [records[place].record_id]) is None
 
 
@@ -145,5 +185,7 @@ def test_a_cell_measured_once_more_has_no_row_of_its_own():
         .startswith("1 cell on several GPUs was forecast")
     )
     assert about_forecasts([first, *once_more]).startswith("1 of 1 cells before they ran")
-    late = dataclasses.replace(first, predicted={**first.predicted, "made_at": first.started_at + 1})
+    late = dataclasses.replace(
+        first, predicted={**first.predicted, "made_at": first.started_at + 1}
+    )
     assert about_forecasts([late]) == "", "what was written afterwards is no forecast"

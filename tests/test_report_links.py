@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from records import EVIL, record, study
 
-from analysis.findings.model import Findings
-from analysis.findings.study import open_study
 from analysis.report.build import examine, report
 from analysis.report.contents import benchmark_sections
 from analysis.report.finding import sentences as finding
 from analysis.report.sections import p2p
 from analysis.report.style import style, within
+from analysis.study.estimates import Findings
+from analysis.study.study import open_study
 
 DATA = Path(__file__).parent / "data"
 UNTRAINED = {"model": {"name": "none"}, "strategy": {"name": "none"}, "nccl": {}, "labels": []}
@@ -32,10 +32,17 @@ def sentences(known):
 
 def run(ranks, busbws):
     rows = [
-        {"bytes": 4**place * 1024, "out_of_place": {"time_us": 10.0 * place + 5, "algbw": b, "busbw": b, "wrong": 0}}
+        {
+            "bytes": 4**place * 1024,
+            "out_of_place": {"time_us": 10.0 * place + 5, "algbw": b, "busbw": b, "wrong": 0},
+        }
         for place, b in enumerate(busbws)
     ]
-    return {"nccl-tests": {"runs": [{"collective": "all_reduce", "ranks": ranks, "rows": rows, "avg_busbw": 3.5}]}}
+    return {
+        "nccl-tests": {
+            "runs": [{"collective": "all_reduce", "ranks": ranks, "rows": rows, "avg_busbw": 3.5}]
+        }
+    }
 
 
 LINK = {"rows": [
@@ -44,7 +51,9 @@ LINK = {"rows": [
 ]}  # fmt: skip
 COPIES = [{"gb_per_s": 30.0, "alone_gb_per_s": 40.0}, {"gb_per_s": 39.0, "alone_gb_per_s": 40.0}]
 TOGETHER = {
-    "p2p_concurrent": {"rows": [{"pattern": "matching", "number": 0, "total_gb_per_s": 69.0, "copies": COPIES}]}
+    "p2p_concurrent": {
+        "rows": [{"pattern": "matching", "number": 0, "total_gb_per_s": 69.0, "copies": COPIES}]
+    }
 }
 
 
@@ -81,14 +90,20 @@ def test_the_first_numbers_are_the_finding(written):
 
 
 def said(folder, records):
-    what, *found = [line.replace("\u00a0", " ") for line in sentences(open_study(study(folder, records)))]
+    what, *found = [
+        line.replace("\u00a0", " ") for line in sentences(open_study(study(folder, records)))
+    ]
     assert what.endswith(" of 4 × NVIDIA H200.") and found[-1].startswith("To ")
     return found[:-1]
 
 
 def test_each_benchmark_of_links_has_a_sentence_with_the_spread_of_its_runs(tmp_path):
-    words = {"p2p": {"words": {"enabled": "peer access", "disabled": "copies that the driver stages"}}}
-    one_way, small = (f"p2p/{name}" for name in ("unidirectional_disabled_gb_per_s", "latency_cpu_disabled_us"))
+    words = {
+        "p2p": {"words": {"enabled": "peer access", "disabled": "copies that the driver stages"}}
+    }
+    one_way, small = (
+        f"p2p/{name}" for name in ("unidirectional_disabled_gb_per_s", "latency_cpu_disabled_us")
+    )
     made = [
         *(of(n, "jacobi", [0, 1], {"jacobi/seconds": s, "jacobi/speedup": 1 / s, "jacobi/efficiency": 0.5 / s}, {})
           for n, s in ((1, 0.5), (2, 0.52), (3, 0.51), (6, 0.51))),
@@ -111,7 +126,10 @@ def test_each_benchmark_of_links_has_a_sentence_with_the_spread_of_its_runs(tmp_
 
 def exchange(number, strategy, gpus, ms, busbw):
     made = record(number, gpus, 1.0, strategy=strategy, cell={"benchmark": {"name": "exchange"}})
-    return made | {"metrics": {"comm/exchange_ms": ms, "comm/busbw_gb_per_s": busbw}, "schema_version": 2}
+    return made | {
+        "metrics": {"comm/exchange_ms": ms, "comm/busbw_gb_per_s": busbw},
+        "schema_version": 2,
+    }
 
 
 def test_the_exchange_alone_tells_every_strategy_from_the_fastest_on(tmp_path):
@@ -132,10 +150,18 @@ def test_the_exchange_alone_tells_every_strategy_from_the_fastest_on(tmp_path):
 
 def test_every_table_has_its_numbers_and_no_other(written):
     both, other = table(written, "host_links")
-    assert (both["slowest_gb_per_s"], both["fastest_gb_per_s"], both["sum_gb_per_s"]) == ("30.0", "31.0", "60.0")
+    assert (both["slowest_gb_per_s"], both["fastest_gb_per_s"], both["sum_gb_per_s"]) == (
+        "30.0",
+        "31.0",
+        "60.0",
+    )
     assert (other["slowest_gb_per_s"], other["sum_gb_per_s"]) == ("5.0", "")
     first, ring = table(written, "collectives")
-    assert (first["smallest_us"], first["largest_bytes"], first["largest_busbw"]) == ("5.0", "16384.0", "4.0")
+    assert (first["smallest_us"], first["largest_bytes"], first["largest_busbw"]) == (
+        "5.0",
+        "16384.0",
+        "4.0",
+    )
     assert (first["alpha_us"], ring["alpha_us"]) == ("5.0", "")
     (together,) = table(written, "contention")
     assert (together["copies"], together["kept"]) == ("2", "0.75")
@@ -159,7 +185,9 @@ JSON = st.recursive(
 
 @settings(derandomize=True, max_examples=60)
 @given(
-    st.sampled_from([("host_link", "host_link"), ("collectives", "nccl-tests"), ("p2p", "p2p_concurrent")]),
+    st.sampled_from(
+        [("host_link", "host_link"), ("collectives", "nccl-tests"), ("p2p", "p2p_concurrent")]
+    ),
     st.dictionaries(st.sampled_from(["rows", "runs"]), JSON, max_size=2),
 )
 def test_any_table_gives_a_section(tmp_path_factory, kind, content):
@@ -184,7 +212,10 @@ def test_an_axis_shows_every_value_and_intervals_that_do_not_dwarf_them(values, 
 
 def test_the_report_names_a_gpu_whose_copies_are_slower():
     """GPU 0 of the four H200s; nothing sticks out of two."""
-    four, two = (p2p.section(open_study(DATA / name / "links"), Findings()) for name in ("h200_x4", "h200_x2"))
+    four, two = (
+        p2p.section(open_study(DATA / name / "links"), Findings())
+        for name in ("h200_x4", "h200_x2")
+    )
     (said,) = [line for line in four.lines if "sticks out" in line]
     assert said.startswith(
         "What sticks out: Unidirectional, GB/s, P2P on, row 0: copies that GPU 0 runs are 4 to 8 % slower"

@@ -12,13 +12,12 @@ from pages import picture, printed, widths
 from records import EVIL, record, study
 
 from analysis.__main__ import main
-from analysis.findings.across.sides import Asked, open_sides
-from analysis.findings.across.surroundings import differing
+from analysis.findings.between_studies import Asked, differing, open_sides
 from analysis.findings.examine import findings_of
-from analysis.findings.study import open_study
 from analysis.report.build import write
-from analysis.report.names import legend_names
 from analysis.report.several.build import default_folder, examine_several
+from analysis.study.names import legend_names
+from analysis.study.study import open_study
 
 DATA = Path(__file__).parent / "data"
 TWO, FOUR = DATA / "h200_x2" / "scaling", DATA / "h200_x4" / "waterfall"
@@ -51,10 +50,16 @@ def test_what_differs_comes_first_and_then_curves_and_cells(written):
     )
     assert one["date"] == "2026-11-21" and "driver" not in one and "driver 580.159.04" in text
     finding = text[text.index("## The finding") : text.index("## What differs")]
-    assert "99.5 % (99.0 to 99.9) with 2 GPUs on 2 × H200 on vm" in finding and "slower in 4" in finding
+    assert (
+        "99.5 % (99.0 to 99.9) with 2 GPUs on 2 × H200 on vm" in finding
+        and "slower in 4" in finding
+    )
     assert "not measured in turn" in finding
     for name in ("efficiency-1", "efficiency-2", "cells", "differences"):
-        assert ET.parse(written / "figures" / f"{name}.svg") and (written / "figures" / f"{name}.pdf").exists()
+        assert (
+            ET.parse(written / "figures" / f"{name}.svg")
+            and (written / "figures" / f"{name}.pdf").exists()
+        )
 
 
 def test_every_number_is_that_of_its_own_study(written):
@@ -65,14 +70,18 @@ def test_every_number_is_that_of_its_own_study(written):
         own = open_study(folder)
         for curve in findings_of(own).scaling.curves:
             for point in curve.points:
-                row = found[name, f"resnet50 · {point.key['strategy.name']}", ",".join(map(str, point.gpus))]
+                row = found[
+                    name, f"resnet50 · {point.key['strategy.name']}", ",".join(map(str, point.gpus))
+                ]
                 assert float(row["images_per_second"]) == point.rate.value
                 assert float(row["images_per_second_low"]) == point.rate.low
                 if point.efficiency is not None:
                     assert float(row["efficiency"]) == point.efficiency.value
                     assert float(row["efficiency_high"]) == point.efficiency.high
     cells = rows(written, "cells")
-    assert [row["verdict"] for row in cells] == ["", "slower"] * 4 and {row["runs"] for row in cells} == {"3"}
+    assert [row["verdict"] for row in cells] == ["", "slower"] * 4 and {
+        row["runs"] for row in cells
+    } == {"3"}
     assert all(float(row["difference_high"]) < 0 for row in cells if row["verdict"])
 
 
@@ -101,16 +110,29 @@ def test_machines_have_telling_names_and_borrow_no_baseline(tmp_path):
     new = of("a100", A100, "2.28.9", [([0, 1], 2000.0)])
     first, second = study(tmp_path / "old", old), study(tmp_path / "new", new)
     told, sides = examine_several([Asked.of(str(first)), Asked.of(str(second))])
-    assert [side.name for side in sides] == ["8 × Tesla V100-SXM2-32GB on dgx1", "8 × A100-SXM4-40GB on a100"]
+    assert [side.name for side in sides] == [
+        "8 × Tesla V100-SXM2-32GB on dgx1",
+        "8 × A100-SXM4-40GB on a100",
+    ]
     (cells,) = [one for section in told.sections for one in section.tables if one.name == "cells"]
     efficiencies = [row[5] for row in cells.rows]
     assert efficiencies[0] == pytest.approx(760 / 800) and efficiencies[1] is None
     assert [row[10] for row in cells.rows] == ["", "cannot tell"], "single runs: no verdict"
-    (differs,) = [one for section in told.sections for one in section.tables if one.name == "differs"]
-    assert [column.heading for column in differs.columns] == ["machine or study", "GPUs", "NCCL", "host", "GPU UUIDs"]
+    (differs,) = [
+        one for section in told.sections for one in section.tables if one.name == "differs"
+    ]
+    assert [column.heading for column in differs.columns] == [
+        "machine or study",
+        "GPUs",
+        "NCCL",
+        "host",
+        "GPU UUIDs",
+    ]
     # The same records copied into one folder are split again.
     both = study(tmp_path / "both", [*old, *new])
-    assert {side.name for side in open_sides([Asked.of(str(both))])[0]} == {side.name for side in sides}
+    assert {side.name for side in open_sides([Asked.of(str(both))])[0]} == {
+        side.name for side in sides
+    }
 
 
 def test_two_studies_of_cpu_workers_have_no_gpus(tmp_path):
@@ -118,38 +140,60 @@ def test_two_studies_of_cpu_workers_have_no_gpus(tmp_path):
     asked = []
     for name in ("a", "b"):
         cells = [([0], 100.0), ([1], 101.0), ([0, 1], 180.0)]
-        made = [record(n, *cell, cell={"device": "cpu"}, environment=no_gpu) for n, cell in enumerate(cells, 1)]
+        made = [
+            record(n, *cell, cell={"device": "cpu"}, environment=no_gpu)
+            for n, cell in enumerate(cells, 1)
+        ]
         asked.append(Asked.of(str(study(tmp_path / name, made))))
     told, sides = examine_several(asked)
     apart, shared = differing(sides)
     assert shared["GPUs"] == "none" and "CPU worker" not in f"{apart}{shared}"
-    headings = {column.heading for section in told.sections for table in section.tables for column in table.columns}
+    headings = {
+        column.heading
+        for section in told.sections
+        for table in section.tables
+        for column in table.columns
+    }
     captions = [one.caption for section in told.sections for one in section.pictures]
-    assert "CPU workers" in headings and any("of all CPU workers of the cell" in one for one in captions)
+    assert "CPU workers" in headings and any(
+        "of all CPU workers of the cell" in one for one in captions
+    )
 
 
 def test_labels_of_the_user_name_the_sides_and_an_output_dir_gives_its_studies(tmp_path, capsys):
     for name in ("eager_a", "eager_b"):
         shutil.copytree(DATA / "h200_x2" / name, tmp_path / "outputs" / name)
     cell = next((tmp_path / "outputs" / "eager_a").glob("*/record.json")).parent
-    shutil.copytree(cell, tmp_path / "outputs" / "mlartifacts" / ("a" * 32) / "artifacts")  # MLflow's copy of a record
+    shutil.copytree(
+        cell, tmp_path / "outputs" / "mlartifacts" / ("a" * 32) / "artifacts"
+    )  # MLflow's copy of a record
     before, after = (
-        f"{label}={tmp_path / 'outputs' / name}" for label, name in (("before", "eager_a"), ("after", "eager_b"))
+        f"{label}={tmp_path / 'outputs' / name}"
+        for label, name in (("before", "eager_a"), ("after", "eager_b"))
     )
     assert main(["report", before, after, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert [side["name"] for side in told["sides"]] == ["before", "after"]
-    assert any("Against before, 6 cells: no difference seen in 6." in one for one in told["finding"])
+    assert any(
+        "Against before, 6 cells: no difference seen in 6." in one for one in told["finding"]
+    )
     page = Path(told["report"])
-    assert page.parent.parent == tmp_path / "outputs" and page.parent.name.startswith("report-eager_a-eager_b-")
+    assert page.parent.parent == tmp_path / "outputs" and page.parent.name.startswith(
+        "report-eager_a-eager_b-"
+    )
     folder = Asked.of(str(tmp_path / "outputs"))
-    assert [side.name for side in open_sides([folder])[0]] == ["2 × H200 on vm · eager_a", "2 × H200 on vm · eager_b"]
+    assert [side.name for side in open_sides([folder])[0]] == [
+        "2 × H200 on vm · eager_a",
+        "2 × H200 on vm · eager_b",
+    ]
     assert default_folder([folder]).parent == (tmp_path / "outputs").resolve()
 
 
 def test_the_default_folder_is_of_these_studies_alone(tmp_path):
     """Equal names, other folders: another report."""
-    made = [study(tmp_path / where / "scaling", [record(1, [0], 100.0)]) for where in ("a", "b", "c")]
+    made = [
+        study(tmp_path / where / "scaling", [record(1, [0], 100.0)]) for where in ("a", "b", "c")
+    ]
     asked = [Asked.of(str(one)) for one in made]
     first, other = default_folder(asked[:2]), default_folder([asked[0], asked[2]])
     assert first.parent == other.parent == (tmp_path / "a").resolve() and first != other
@@ -157,12 +201,18 @@ def test_the_default_folder_is_of_these_studies_alone(tmp_path):
 
 
 def test_a_legend_cuts_what_is_common_and_not_what_tells_apart():
-    machines = [f"resnet50 · eager · machine 2 × H200 on vm · {gpu}" for gpu in ("GPU-bee7a704", "GPU-709d8bee")]
+    machines = [
+        f"resnet50 · eager · machine 2 × H200 on vm · {gpu}"
+        for gpu in ("GPU-bee7a704", "GPU-709d8bee")
+    ]
     assert [*legend_names(machines, 24).values()] == ["GPU-bee7a704", "GPU-709d8bee"]
     mixed = [*machines, "resnet50 · compile · machine 2 × H200 on vm · GPU-bee7a704"]
     found = legend_names(mixed, 24)
     assert len(set(found.values())) == 3 and found[mixed[2]].startswith("compile")
-    alike = ["a very long name that is the same up to here 1", "a very long name that is the same up to here 2"]
+    alike = [
+        "a very long name that is the same up to here 1",
+        "a very long name that is the same up to here 2",
+    ]
     assert len(set(legend_names(alike, 24).values())) == 2
 
 
@@ -189,7 +239,8 @@ def test_wrong_input_is_one_line_and_status_2(arguments, said, tmp_path, capsys)
 def test_studies_with_nothing_in_common_and_hostile_names_give_a_page(tmp_path):
     one = study(tmp_path / "one", [record(1, [0], 100.0, strategy=EVIL)])
     other = study(
-        tmp_path / "other", [record(1, [1], 5.0, validity={"verdict": "invalid", "codes": {}, "unchecked": {}})]
+        tmp_path / "other",
+        [record(1, [1], 5.0, validity={"verdict": "invalid", "codes": {}, "unchecked": {}})],
     )
     told, _ = examine_several([Asked(EVIL, one), Asked(EVIL + " again", other)])
     page = write(told, tmp_path / "out").read_text(encoding="utf-8")
@@ -209,4 +260,7 @@ def test_the_page_fits_a_phone_a_dark_screen_and_paper(written, tmp_path):
     for one, name in ((light, "light"), (dark, "dark"), (phone, "phone")):
         ink = len(one.getcolors(1 << 24))
         assert ink > 200, f"{name}: a blank page"
-    assert printed(page, tmp_path).startswith(b"%PDF") and printed(page, tmp_path).count(b"/Type /Page\n") < 12
+    assert (
+        printed(page, tmp_path).startswith(b"%PDF")
+        and printed(page, tmp_path).count(b"/Type /Page\n") < 12
+    )

@@ -25,9 +25,15 @@ from conf.nccl import FIELDS
 from conf.resolve import checked, resolve
 
 ROOT = Path(__file__).parent.parent
-CHOICES = {group: sorted(path.stem for path in (ROOT / "conf" / group).glob("*.yaml")) for group in GROUPS}
+CHOICES = {
+    group: sorted(path.stem for path in (ROOT / "conf" / group).glob("*.yaml")) for group in GROUPS
+}
 STRATEGIES = ", ".join(CHOICES["strategy"])
-FORBIDDING = [("NCCL_NVLS_ENABLE", "0"), ("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1"), ("NVSHMEM_DISABLE_NVLS", "1")]
+FORBIDDING = [
+    ("NCCL_NVLS_ENABLE", "0"),
+    ("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1"),
+    ("NVSHMEM_DISABLE_NVLS", "1"),
+]
 
 
 @pytest.fixture
@@ -73,57 +79,121 @@ ID_FORM = "write one subset as gpus=0,3, several as gpus=0+1,0+3"
         (["gpus=1_3"], "gpus=1_3: '1_3' is no GPU id", ID_FORM),
         (["gpus=range(0,3)"], "gpus=range(0,3): range(…) is not accepted", ID_FORM),
         (["gpus="], "gpus=: names no GPU", ID_FORM),
-        (["nccl.p2p_level=loc"], "nccl.p2p_level=loc:", "LOC, NVL, PIX, PXB, PHB or SYS (case matters: write LOC)"),
-        (["nccl.p2p_level=FOO"], "nccl.p2p_level=FOO:", "accepted are LOC, NVL, PIX, PXB, PHB or SYS"),
+        (
+            ["nccl.p2p_level=loc"],
+            "nccl.p2p_level=loc:",
+            "LOC, NVL, PIX, PXB, PHB or SYS (case matters: write LOC)",
+        ),
+        (
+            ["nccl.p2p_level=FOO"],
+            "nccl.p2p_level=FOO:",
+            "accepted are LOC, NVL, PIX, PXB, PHB or SYS",
+        ),
         (["nccl.algo=Tree"], "nccl.algo=Tree: leaves allgather", "nccl.algo=allreduce:tree"),
         (
             ["model=resnet51"],
             "model=resnet51:",
             "resnet18, resnet200, resnet34, resnet50, vgg16 (did you mean resnet50?)",
         ),
-        (["batch_size=0"], "batch_size=0:", "accepted is auto or a whole number of at least 1 and at most 1048576"),
-        (["global_batch_size=7", "gpus=0,1"], "global_batch_size=7:", "a multiple of the 2 ranks of gpus=0,1"),
+        (
+            ["batch_size=0"],
+            "batch_size=0:",
+            "accepted is auto or a whole number of at least 1 and at most 1048576",
+        ),
+        (
+            ["global_batch_size=7", "gpus=0,1"],
+            "global_batch_size=7:",
+            "a multiple of the 2 ranks of gpus=0,1",
+        ),
         (["device=cuda"], "device=cuda: ", "accepted here are auto and cpu"),
         # subsets under -m, and what goes around the grammar
         (["-m", "gpus=0+1,0+9"], "gpus=0,9: 9 is not here", "CPU worker slots"),
         (["-m", "gpus=glob(*)"], "gpus=glob(*): glob(…) is not accepted", ID_FORM),
         (["-m", "++gpus=0,3"], "gpus=0,3: accepted is a list of GPU ids", ID_FORM),
-        (["gpus=classes:99"], "gpus=classes:99: accepted is a size of 1 to", "the CPU workers of this machine"),
+        (
+            ["gpus=classes:99"],
+            "gpus=classes:99: accepted is a size of 1 to",
+            "the CPU workers of this machine",
+        ),
         (["gpus=GPU-8932f937"], "gpus=GPU-8932f937: GPU-8932f937 is not here", "CPU worker slots"),
         # unknown keys, level by level
-        (["bacth_size=8"], "bacth_size=8: unknown; options are model, data, strategy,", "(did you mean batch_size?)"),
-        (["model.chanels=3"], "model.chanels=3: unknown; options of model are name,", "(did you mean channels?)"),
-        (["model.gpu.image=3"], "model.gpu.image=3: unknown; options of model.gpu are", "(did you mean image_size?)"),
+        (
+            ["bacth_size=8"],
+            "bacth_size=8: unknown; options are model, data, strategy,",
+            "(did you mean batch_size?)",
+        ),
+        (
+            ["model.chanels=3"],
+            "model.chanels=3: unknown; options of model are name,",
+            "(did you mean channels?)",
+        ),
+        (
+            ["model.gpu.image=3"],
+            "model.gpu.image=3: unknown; options of model.gpu are",
+            "(did you mean image_size?)",
+        ),
         (
             ["strategy.comm_hok=fp16"],
             "strategy.comm_hok=fp16: unknown; options of strategy",
             "(did you mean comm_hook?)",
         ),
-        (["benchmark.max_second=3"], "benchmark.max_second=3: unknown; options of ben", "(did you mean max_seconds?)"),
+        (
+            ["benchmark.max_second=3"],
+            "benchmark.max_second=3: unknown; options of ben",
+            "(did you mean max_seconds?)",
+        ),
         (
             ["nccl.p2p_levl=LOC"],
             "nccl.p2p_levl=LOC: unknown; accepted are p2p_disable",
             "(did you mean p2p_level?)",
         ),
-        (["tracking.url=x"], "tracking.url=x: unknown; options of tracking are enabled, uri", "(did you mean uri?)"),
-        (["engine.stop_grace=1"], "engine.stop_grace=1: unknown; options of engine", "(did you mean stop_grace_s?)"),
+        (
+            ["tracking.url=x"],
+            "tracking.url=x: unknown; options of tracking are enabled, uri",
+            "(did you mean uri?)",
+        ),
+        (
+            ["engine.stop_grace=1"],
+            "engine.stop_grace=1: unknown; options of engine",
+            "(did you mean stop_grace_s?)",
+        ),
         (
             ["optimize=graph", "full=true"],
             "optimize=graph: CUDA graphs need GPUs",
             "accepted here are eager, compile and max",
         ),
-        (["optimizer.momentun=1"], "optimizer.momentun=1: unknown; options of optimizer", "(did you mean momentum?)"),
-        (["validity.strikt=1"], "validity.strikt=1: unknown; options of validity", "(did you mean strict?)"),
+        (
+            ["optimizer.momentun=1"],
+            "optimizer.momentun=1: unknown; options of optimizer",
+            "(did you mean momentum?)",
+        ),
+        (
+            ["validity.strikt=1"],
+            "validity.strikt=1: unknown; options of validity",
+            "(did you mean strict?)",
+        ),
         (["strateg=none"], "strateg=none: unknown; options are", "(did you mean strategy?)"),
         (["+bacth_size=8"], "bacth_size=8: unknown; options are", "(did you mean batch_size?)"),
-        (["+strategy.rank=4"], "strategy.rank=4: nccl_allreduce has the options", "comm_hook, powersgd_rank"),
+        (
+            ["+strategy.rank=4"],
+            "strategy.rank=4: nccl_allreduce has the options",
+            "comm_hook, powersgd_rank",
+        ),
         # unknown choices of groups
-        (["strategy=nccl_alreduce"], f"strategy=nccl_alreduce: accepted are {STRATEGIES}", "nccl_allreduce?)"),
+        (
+            ["strategy=nccl_alreduce"],
+            f"strategy=nccl_alreduce: accepted are {STRATEGIES}",
+            "nccl_allreduce?)",
+        ),
         (["nccl=shap"], "nccl=shap: accepted are default, sharp", "(did you mean sharp?)"),
         (["+experiment=scalin"], "experiment=scalin: accepted are ", "(did you mean scaling?)"),
         (["experiment=scaling"], "experiment=scaling:", "accepted is +experiment=scaling"),
         (["model=vgg16", "strategy=null"], "strategy=null:", f"accepted are {STRATEGIES}"),
-        (["strategy=[none,nccl_allreduce]"], "strategy=[none,nccl_allreduce]:", "accepted is one choice"),
+        (
+            ["strategy=[none,nccl_allreduce]"],
+            "strategy=[none,nccl_allreduce]:",
+            "accepted is one choice",
+        ),
         (["strategy.name=../x"], "strategy.name=../x:", f"accepted are {STRATEGIES}"),
         (["profiler.name=x"], "profiler.name=x:", "accepted are "),
         (["~strategy"], "~strategy: has no value;", f"strategy={'|'.join(CHOICES['strategy'])}"),
@@ -138,10 +208,26 @@ ID_FORM = "write one subset as gpus=0,3, several as gpus=0+1,0+3"
         (["repeats=0"], "repeats=0:", "a whole number of at least 1 and at most 1000"),
         (["repeats=1.5"], "repeats=1.5:", "a whole number of at least 1 and at most 1000"),
         (["seed=-1"], "seed=-1:", "a whole number of at least 0"),
-        (["nccl.p2p_disable=true"], "nccl.p2p_disable=true:", "a whole number of at least 0 and at most 1"),
-        (["nccl.min_nchannels=x"], "nccl.min_nchannels=x:", "a whole number of at least 1 and at most 64"),
-        (["nccl.other.NCCL_NET_PLUGIN=x"], "nccl.other.NCCL_NET_PLUGIN=x:", "makes NCCL load a library"),
-        (["nccl.env.NCCL_NET_PLUGIN=x"], "nccl.other.NCCL_NET_PLUGIN=x:", "makes NCCL load a library"),
+        (
+            ["nccl.p2p_disable=true"],
+            "nccl.p2p_disable=true:",
+            "a whole number of at least 0 and at most 1",
+        ),
+        (
+            ["nccl.min_nchannels=x"],
+            "nccl.min_nchannels=x:",
+            "a whole number of at least 1 and at most 64",
+        ),
+        (
+            ["nccl.other.NCCL_NET_PLUGIN=x"],
+            "nccl.other.NCCL_NET_PLUGIN=x:",
+            "makes NCCL load a library",
+        ),
+        (
+            ["nccl.env.NCCL_NET_PLUGIN=x"],
+            "nccl.other.NCCL_NET_PLUGIN=x:",
+            "makes NCCL load a library",
+        ),
         (
             ["nccl.win_enable=1"],
             "nccl.win_enable=1: has no setting of its own;",
@@ -154,17 +240,37 @@ ID_FORM = "write one subset as gpus=0,3, several as gpus=0+1,0+3"
         ),
         (["dry_run=maybe"], "dry_run=maybe:", "true or false"),
         (["model.options=[1]"], "model.options=[1]:", "a mapping"),
-        (["optimizer.learning_rate=nan"], "optimizer.learning_rate=nan:", "a number of at least 0 and at most 100"),
-        (["strategy.bucket_cap_mb=abc"], "strategy.bucket_cap_mb=abc:", "a number of at least 0.01"),
-        (["strategy.bucket_cap_mb=null"], "strategy.bucket_cap_mb=null:", "a number of at least 0.01"),
+        (
+            ["optimizer.learning_rate=nan"],
+            "optimizer.learning_rate=nan:",
+            "a number of at least 0 and at most 100",
+        ),
+        (
+            ["strategy.bucket_cap_mb=abc"],
+            "strategy.bucket_cap_mb=abc:",
+            "a number of at least 0.01",
+        ),
+        (
+            ["strategy.bucket_cap_mb=null"],
+            "strategy.bucket_cap_mb=null:",
+            "a number of at least 0.01",
+        ),
         (["strategy.static_graph=1"], "strategy.static_graph=1:", "true and false"),
-        (["strategy.powersgd_rank=1.5"], "strategy.powersgd_rank=1.5:", "a whole number of at least 1"),
+        (
+            ["strategy.powersgd_rank=1.5"],
+            "strategy.powersgd_rank=1.5:",
+            "a whole number of at least 1",
+        ),
         (
             ["strategy.comm_hook=FP16"],
             "strategy.comm_hook=FP16:",
             "none, fp16, bf16 or powersgd (case matters: write fp16)",
         ),
-        (["benchmark.exposed_rounds=1.5"], "benchmark.exposed_rounds=1.5:", "auto or a whole number of at least 0"),
+        (
+            ["benchmark.exposed_rounds=1.5"],
+            "benchmark.exposed_rounds=1.5:",
+            "auto or a whole number of at least 0",
+        ),
         # words and combinations
         (["device=tpu"], "device=tpu:", "auto, cpu or cuda"),
         (["precision=fp8"], "precision=fp8:", "auto, fp32, tf32, bf16, fp16 or bf16_weights"),
@@ -174,16 +280,32 @@ ID_FORM = "write one subset as gpus=0,3, several as gpus=0+1,0+3"
             "global_batch_size=8:",
             "accepted alone, not together with batch_size=8",
         ),
-        (["strategy=nccl_allreduce,none"], "strategy=nccl_allreduce,none:", "several values are a sweep; add -m"),
+        (
+            ["strategy=nccl_allreduce,none"],
+            "strategy=nccl_allreduce,none:",
+            "several values are a sweep; add -m",
+        ),
         (["gpus=0+1,0+3"], "gpus=[0,1],[0,3]:", "several values are a sweep; add -m"),
         (["-m", "study=a,b"], "study=a,b:", "a sweep has one study"),
-        (["-m", "+experiment=scaling,strategies"], "+experiment=scaling,strategies:", "a sweep has one study"),
-        (["-m", "+experiment=nccl_sweep,scaling"], "+experiment=nccl_sweep,scaling:", "a sweep has one study"),
+        (
+            ["-m", "+experiment=scaling,strategies"],
+            "+experiment=scaling,strategies:",
+            "a sweep has one study",
+        ),
+        (
+            ["-m", "+experiment=nccl_sweep,scaling"],
+            "+experiment=nccl_sweep,scaling:",
+            "a sweep has one study",
+        ),
         (["dry_run=maybe", "dry_run=true"], "dry_run=maybe:", "accepted is true or false"),
         (["repeats=3", "repeats=x", "repeats=4"], "repeats=x:", "accepted is a whole number"),
         (["-m", "strategy=glob(x*)"], "-m strategy=glob(x*): names no cell", "needs a value"),
         # servers and exchanges
-        (["strategy=kvstore_dist_sync", "strategy.servers=0"], "strategy.servers=0:", "of at least 1 and at most 64"),
+        (
+            ["strategy=kvstore_dist_sync", "strategy.servers=0"],
+            "strategy.servers=0:",
+            "of at least 1 and at most 64",
+        ),
         (
             ["strategy=kvstore_dist_async", "strategy.servers=1.5"],
             "strategy.servers=1.5:",
@@ -214,19 +336,31 @@ ID_FORM = "write one subset as gpus=0,3, several as gpus=0+1,0+3"
             "strategy.servers=2: accepted is",  # as of one strategy: what stands in quotes is a text
             "a whole number of at least 1",
         ),
-        (["strategy=none", "+strategy.comm_hook=fp16"], "strategy.comm_hook=fp16: none has the options name", ""),
+        (
+            ["strategy=none", "+strategy.comm_hook=fp16"],
+            "strategy.comm_hook=fp16: none has the options name",
+            "",
+        ),
         (
             ["strategy=cpu_staged", "strategy.staging=sharded", "strategy.transport=gloo"],
             "strategy.staging=sharded: accepted without",
             "strategy.transport=gloo",
         ),
-        (["strategy.comm_hook=powersgd"], "strategy.comm_hook=powersgd: accepted on GPUs only", "not on CPU workers"),
+        (
+            ["strategy.comm_hook=powersgd"],
+            "strategy.comm_hook=powersgd: accepted on GPUs only",
+            "not on CPU workers",
+        ),
         (
             ["benchmark=exchange", "strategy=none"],
             "benchmark=exchange: accepted with other strategies than none",
             "",
         ),
-        (["benchmark=exchange", "benchmark.keys=biases"], "benchmark.keys=biases:", "accepted are all or weights"),
+        (
+            ["benchmark=exchange", "benchmark.keys=biases"],
+            "benchmark.keys=biases:",
+            "accepted are all or weights",
+        ),
         (
             ["benchmark=exchange", "benchmark.iterations=1"],
             "benchmark.iterations=1:",
@@ -243,17 +377,37 @@ ID_FORM = "write one subset as gpus=0,3, several as gpus=0+1,0+3"
         (["output_dir=" + "a" * 256], "output_dir=aaa", "names have at most 255 bytes"),
         (["output_dir='~nobody.here/x'"], "output_dir=~nobody.here/x:", "home folder is not known"),
         (["tracking.uri='  '"], "tracking.uri='  ':", "printable text"),
-        (["study=${oc.env:HOME}"], "study=${oc.env:HOME}:", "let the shell expand it, or write it out"),
-        (["study=${ oc.env:HOME}"], "study=${ oc.env:HOME}:", "let the shell expand it, or write it out"),
+        (
+            ["study=${oc.env:HOME}"],
+            "study=${oc.env:HOME}:",
+            "let the shell expand it, or write it out",
+        ),
+        (
+            ["study=${ oc.env:HOME}"],
+            "study=${ oc.env:HOME}:",
+            "let the shell expand it, or write it out",
+        ),
         (["model.builder='${oc.env:HOME}'"], "model.builder='${oc.env:HOME}':", "or write it out"),
         # arguments that are no option
         (["resnet50"], "'resnet50':", "accepted is option=value"),
         (["=1"], "'=1':", "accepted is option=value"),
         ([""], "'':", "accepted is option=value"),
         (["--gpus", "0"], "--gpus: unknown;", "write options without dashes, as in gpus=0,1"),
-        (["nccl.socket_ifname=eth,^docker"], "nccl.socket_ifname=eth,^docker: not in Hydra's grammar", "in quotes"),
-        (["model=resnet50,"], "model=resnet50,: a value is missing beside a comma", "write model=A,B"),
-        (["batch_size=8,,16"], "batch_size=8,,16: a value is missing beside a comma", "write batch_size=A,B"),
+        (
+            ["nccl.socket_ifname=eth,^docker"],
+            "nccl.socket_ifname=eth,^docker: not in Hydra's grammar",
+            "in quotes",
+        ),
+        (
+            ["model=resnet50,"],
+            "model=resnet50,: a value is missing beside a comma",
+            "write model=A,B",
+        ),
+        (
+            ["batch_size=8,,16"],
+            "batch_size=8,,16: a value is missing beside a comma",
+            "write batch_size=A,B",
+        ),
         (['study="a'], "study=\"a: not in Hydra's grammar", "in quotes"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -270,7 +424,9 @@ def test_multicast_against_the_environment_is_refused(refused, monkeypatch, name
         monkeypatch.delenv(other, raising=False)
     monkeypatch.setenv(name, value)
     line = refused("nccl.nvls_enable=1")
-    assert line.startswith(f"nccl.nvls_enable=1: the environment forbids NVLink multicast ({name}={value})")
+    assert line.startswith(
+        f"nccl.nvls_enable=1: the environment forbids NVLink multicast ({name}={value})"
+    )
 
 
 def test_multicast_without_such_an_environment_is_planned(planned, monkeypatch):
@@ -281,7 +437,11 @@ def test_multicast_without_such_an_environment_is_planned(planned, monkeypatch):
 
 def test_a_library_that_is_not_installed_is_named_with_its_extra(refused, monkeypatch):
     find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "timm" else find(name, *rest))
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, *rest: None if name == "timm" else find(name, *rest),
+    )
     line = refused("model.library=timm")
     assert line.startswith("model.library=timm: not installed")
     assert "pip install '.[timm]'" in line
@@ -298,7 +458,13 @@ def test_an_output_folder_that_cannot_be_written(launch, tmp_path, inside):
 
 
 def test_a_tracking_store_that_does_not_answer_costs_no_measurement_and_no_output(launch, tmp_path):
-    request = ["gpus=0,1", "model=fmnist_cnn", "benchmark=exchange", "benchmark.format=mxnet", "benchmark.iterations=3"]
+    request = [
+        "gpus=0,1",
+        "model=fmnist_cnn",
+        "benchmark=exchange",
+        "benchmark.format=mxnet",
+        "benchmark.iterations=3",
+    ]
     code, out, err = launch(*request, "tracking.uri=http://127.0.0.1:9", f"output_dir={tmp_path}/o")
     assert (code, err) == (0, "")
     assert f"python -m launch sync {tmp_path}/o/default --uri http://127.0.0.1:9" in out
@@ -323,7 +489,10 @@ KEYS = ["gpus", "study", "model", "strategy", "batch_size", "nccl.algo", "nccl.p
 @pytest.mark.parametrize("text", HOSTILE, ids=lambda text: ascii(text)[:12])
 def test_hostile_text_is_never_a_traceback(launch, tmp_path, text):
     number = HOSTILE.index(text)
-    for argument in (f"{KEYS[number % len(KEYS)]}={text}", f"{KEYS[-1 - number % len(KEYS)]}='{text}'"):
+    for argument in (
+        f"{KEYS[number % len(KEYS)]}={text}",
+        f"{KEYS[-1 - number % len(KEYS)]}='{text}'",
+    ):
         code, out, err = launch("--run", "dry_run=true", argument)
         assert code in (0, 2)
         assert err.count("\n") == (code == 2) and len(err) < 5_000
@@ -332,7 +501,12 @@ def test_hostile_text_is_never_a_traceback(launch, tmp_path, text):
     assert list(tmp_path.iterdir()) == []
 
 
-@settings(derandomize=True, max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    derandomize=True,
+    max_examples=20,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(some.sampled_from(KEYS), some.text(max_size=12))
 def test_any_text_ends_with_0_or_one_line(launch, key, text):
     code, _, err = launch("--run", "dry_run=true", f"{key}={text}")
@@ -347,7 +521,11 @@ def test_right_requests_are_planned_in_any_order_of_arguments(planned):
     assert planned("gpus=0,3", "nccl.algo=^Tree") == [f"{cell} · ALGO=^Tree"]
     assert len(planned("-m", "gpus=0+1,0+3", "strategy=nccl_allreduce,none")) == 4
     # One value for several choices of a group, of which the default one has no such option.
-    for value in ("strategy.staging=sharded", "strategy.staging='sharded'", '++strategy.staging="sharded"'):
+    for value in (
+        "strategy.staging=sharded",
+        "strategy.staging='sharded'",
+        '++strategy.staging="sharded"',
+    ):
         several = planned("-m", "gpus=0,1", "strategy=cpu_staged,kvstore_local", value)
         assert len(several) == 2 and all(name.endswith(" · staging=sharded") for name in several)
     assert planned("gpus=best:2", f"topology={ROOT}/tests/data/topo_dgx1_v100.txt") == [cell]
@@ -367,7 +545,9 @@ def test_help_reads_well(launch):
         assert f"{group}: {', '.join(choices)}" in listed
     assert "ringside" not in listed and "schema" not in listed
     examples = [
-        line.strip() for line in out.split("Examples")[1].splitlines() if line.strip().startswith("python launch.py")
+        line.strip()
+        for line in out.split("Examples")[1].splitlines()
+        if line.strip().startswith("python launch.py")
     ]
     assert len(examples) == 11
     assert examples[1].startswith("python launch.py -m gpus=0,3 nccl.p2p_level=LOC")
@@ -400,19 +580,25 @@ def hydra():
     return str(ROOT / "conf")
 
 
-@pytest.mark.parametrize("choice", [f"{group}={choice}" for group in GROUPS for choice in CHOICES[group]])
+@pytest.mark.parametrize(
+    "choice", [f"{group}={choice}" for group in GROUPS for choice in CHOICES[group]]
+)
 def test_every_choice_of_every_group_is_a_cell(hydra, choice):
     prefix = "+" if choice.startswith("experiment=") else ""
     GlobalHydra.instance().clear()
     with initialize_config_dir(hydra, version_base="1.3"):
-        config, notices = checked(OmegaConf.to_object(compose("config", overrides=[prefix + choice])))
+        config, notices = checked(
+            OmegaConf.to_object(compose("config", overrides=[prefix + choice]))
+        )
     group, name = choice.split("=")
     if group in ("model", "strategy", "benchmark", "profiler"):
         found = getattr(config, group)
         assert (found["name"] if isinstance(found, dict) else found.name) == name
     assert notices == [] or choice == "nccl=sharp"  # whose SHARP_COLL_ENABLE_SAT no rule knows
     for device in ("cpu", "cuda"):
-        on_cpu = {"optimize": config.on_cpu.get("optimize", config.optimize)} if device == "cpu" else {}
+        on_cpu = (
+            {"optimize": config.on_cpu.get("optimize", config.optimize)} if device == "cpu" else {}
+        )
         cell = resolve(dataclasses.replace(config, **on_cpu), (0, 1), device)
         assert Cell.from_dict(cell.to_dict()) == cell
         assert cell.world_size == 2 and cell.batch_size >= cell.trains and cell.device == device
@@ -447,15 +633,21 @@ def test_every_experiment_plans_cells(launch, name):
 def test_a_wrong_study_file_is_one_sentence(launch, tmp_path, content, said):
     (tmp_path / "mine" / "experiment").mkdir(parents=True)
     (tmp_path / "mine" / "experiment" / "mine.yaml").write_text(f"# @package _global_\n{content}\n")
-    code, out, err = launch("--config-dir", str(tmp_path / "mine"), "+experiment=mine", "dry_run=true")
+    code, out, err = launch(
+        "--config-dir", str(tmp_path / "mine"), "+experiment=mine", "dry_run=true"
+    )
     assert (code, out) == (2, "") and err.startswith(f"launch.py: {said}") and err.count("\n") == 1
 
 
-@pytest.mark.parametrize("typed", ["Müller (copy) #1/a=b", "~/it's here", "~", "/my studies/100%", "a;b&c"])
+@pytest.mark.parametrize(
+    "typed", ["Müller (copy) #1/a=b", "~/it's here", "~", "/my studies/100%", "a;b&c"]
+)
 def test_a_path_needs_no_quotes_of_hydras(hydra, typed):
     GlobalHydra.instance().clear()
     with initialize_config_dir(hydra, version_base="1.3"):
-        config = compose("config", normalise([f"output_dir={typed}", f"tracking.uri={typed}", "topology=null"]))
+        config = compose(
+            "config", normalise([f"output_dir={typed}", f"tracking.uri={typed}", "topology=null"])
+        )
     assert (config.output_dir, config.tracking.uri, config.topology) == (typed, typed, None)
 
 
@@ -466,7 +658,13 @@ def test_the_same_request_has_the_same_key_and_another_one_another(hydra):
 
     GlobalHydra.instance().clear()
     with initialize_config_dir(hydra, version_base="1.3"):
-        assert key() == key("study=other") == key("batch_size=8") == key("precision=fp32") == key("nccl.p2p_level=null")
+        assert (
+            key()
+            == key("study=other")
+            == key("batch_size=8")
+            == key("precision=fp32")
+            == key("nccl.p2p_level=null")
+        )
         assert key("nccl.p2p_level=0") == key("nccl.p2p_level=LOC")
         others = [
             key(),
@@ -490,7 +688,10 @@ def command(*arguments, folder):
 def test_the_command_itself_refuses_with_one_line(tmp_path):
     done = command("-m", "gpus=0,0", folder=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("launch.py: gpus=0,0: GPU 0 is named twice") and done.stderr.count("\n") == 1
+    assert (
+        done.stderr.startswith("launch.py: gpus=0,0: GPU 0 is named twice")
+        and done.stderr.count("\n") == 1
+    )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -504,7 +705,11 @@ def test_a_current_folder_that_was_deleted_is_told(launch, tmp_path):
     (tmp_path / "gone").mkdir()
     os.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
-    assert launch("gpus=0") == (2, "", "launch.py: the current folder was deleted; change to another one\n")
+    assert launch("gpus=0") == (
+        2,
+        "",
+        "launch.py: the current folder was deleted; change to another one\n",
+    )
 
 
 def test_the_command_itself_plans(tmp_path):

@@ -9,7 +9,7 @@ from statistics import median
 import pytest
 
 from analysis.findings.examine import findings_of
-from analysis.findings.study import Study, open_study
+from analysis.study.study import Study, open_study
 from benchmarks.record import read_study
 
 ROOT = Path(__file__).parent.parent
@@ -23,7 +23,8 @@ def sections():
     for text in re.split(r"^## ", TEXT, flags=re.MULTILINE)[1:]:
         groups = re.findall(r"(?:^\|.*\n)+", text, flags=re.MULTILINE)
         rows = [
-            [[cell.strip() for cell in line.strip("|\n").split("|")] for line in one.splitlines()] for one in groups
+            [[cell.strip() for cell in line.strip("|\n").split("|")] for line in one.splitlines()]
+            for one in groups
         ]
         found[text.splitlines()[0]] = [table[2:] for table in rows]
     return found
@@ -35,7 +36,10 @@ def tables(heading):
 
 
 def records(study):
-    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted((DATA / study).rglob("record.json"))]
+    return [
+        json.loads(path.read_text(encoding="utf-8"))
+        for path in sorted((DATA / study).rglob("record.json"))
+    ]
 
 
 def number(cell):
@@ -76,12 +80,21 @@ def headings(path):
     """Return the anchors that GitHub gives the headings of a page."""
     lines = path.read_text(encoding="utf-8").splitlines()
     return {
-        re.sub(r"[^\w -]", "", line.lstrip("# ").lower()).replace(" ", "-") for line in lines if line.startswith("#")
+        re.sub(r"[^\w -]", "", line.lstrip("# ").lower()).replace(" ", "-")
+        for line in lines
+        if line.startswith("#")
     }
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", "benchmarks/METHOD.md", "benchmarks/RESULTS.md", "trainers/OWN.md", ".github/CHANGELOG.md"]
+    "page",
+    [
+        "README.md",
+        "benchmarks/METHOD.md",
+        "benchmarks/RESULTS.md",
+        "trainers/OWN.md",
+        ".github/CHANGELOG.md",
+    ],
 )
 def test_links_lead_to_files_and_headings(page):
     path = ROOT / page
@@ -106,10 +119,18 @@ def test_settings():
     assert len(table) == len(rows) == 8
     for row in table:
         record = rows[row[0], row[1]]
-        names = ("throughput/images_per_second", "comm/exchange_ms", "comm/busbw_gb_per_s", "comm/exposed_ms")
+        names = (
+            "throughput/images_per_second",
+            "comm/exchange_ms",
+            "comm/busbw_gb_per_s",
+            "comm/exposed_ms",
+        )
         holds(row[2:6], record, *names)
         effective = record["effective"]
-        assert row[6] == effective["transport"] and int(row[7]) == effective["nccl"]["channels"]["collective"]
+        assert (
+            row[6] == effective["transport"]
+            and int(row[7]) == effective["nccl"]["channels"]["collective"]
+        )
         assert row[8] == ": ".join([record["validity"]["verdict"], *record["validity"]["codes"]])
 
 
@@ -125,11 +146,20 @@ def test_strategies_on_four_gpus(table):
         option = "" if word == strategy or word.startswith("threads") else f" · {word}"
         gpus = "0,1,2,3" if table == 0 else "0,1,2"
         record = by_name[f"resnet50 · {strategy} · gpus {gpus}{option}"]
-        names = ("throughput/images_per_second", "comm/exchange_ms", None, None, None, "comm/exposed_ms")
+        names = (
+            "throughput/images_per_second",
+            "comm/exchange_ms",
+            None,
+            None,
+            None,
+            "comm/exposed_ms",
+        )
         holds(row[1:], record, *names)
         if row[4] != "–":
             limit = record["metrics"][f"limit/{row[4].split('`')[1]}_ms"]
-            assert same(row[4], limit) and same(row[5], 100 * limit / record["metrics"]["comm/exchange_ms"])
+            assert same(row[4], limit) and same(
+                row[5], 100 * limit / record["metrics"]["comm/exchange_ms"]
+            )
         compared += 1
     assert compared == (12, 2)[table]
 
@@ -146,7 +176,14 @@ def test_strategies_on_two_gpus():
         assert len(repeats) == 3
         medians = {name: median(one[name] for one in repeats) for name in repeats[0]}
         record = {"name": row[0], "metrics": medians}
-        names = ("throughput/images_per_second", None, "comm/exchange_ms", None, "comm/ideal_ratio", "comm/exposed_ms")
+        names = (
+            "throughput/images_per_second",
+            None,
+            "comm/exchange_ms",
+            None,
+            "comm/ideal_ratio",
+            "comm/exposed_ms",
+        )
         holds(row[1:], record, *names, scale={"comm/ideal_ratio": 100})
 
 
@@ -154,8 +191,15 @@ def test_exchanges_on_two_gpus():
     found = {}
     for record in records("h200_x2/exchange"):
         strategy, level = record["cell"]["strategy"], record["cell"]["nccl"].get("NCCL_P2P_LEVEL")
-        untouched = {"comm_hook": "none", "transport": "shared", "staging": "full", "nccl.p2p_level": None}
-        asked = {name: strategy.get(name, value) for name, value in untouched.items()} | {"nccl.p2p_level": level}
+        untouched = {
+            "comm_hook": "none",
+            "transport": "shared",
+            "staging": "full",
+            "nccl.p2p_level": None,
+        }
+        asked = {name: strategy.get(name, value) for name, value in untouched.items()} | {
+            "nccl.p2p_level": level
+        }
         changed = [f"{name}={value}" for name, value in asked.items() if value != untouched[name]]
         found[(strategy["name"], *changed)] = record
     (table,) = tables("The exchange alone")
@@ -192,25 +236,39 @@ def test_the_next_run():
 def timed(name):
     """Return the timed runs of a study by strategy and GPUs."""
     found = open_study(DATA / "h200_x2" / name).timed
-    return {(one.records[0].cell.strategy["name"], ",".join(map(str, one.gpus))): one for one in found}
+    return {
+        (one.records[0].cell.strategy["name"], ",".join(map(str, one.gpus))): one for one in found
+    }
 
 
 def test_traces():
     found = {}
     for record in records("h200_x2/traces"):
-        found[record["cell"]["nccl"].get("NCCL_P2P_LEVEL", "–"), record["cell"]["profiler"]] = record
+        found[record["cell"]["nccl"].get("NCCL_P2P_LEVEL", "–"), record["cell"]["profiler"]] = (
+            record
+        )
     table, _ = tables("Traces")
     assert len(table) == len(found) == 4
     for row in table:
         names = ("comm", "wait", "overlapped", "exposed", "exposed_in_gaps")
         names = tuple(f"trace/{name}_ms_per_step" for name in names)
-        holds([row[2], *row[4:]], found[row[0], row[1].split()[0]], "trace/nccl_avg_us", *names, "comm/exposed_ms")
+        holds(
+            [row[2], *row[4:]],
+            found[row[0], row[1].split()[0]],
+            "trace/nccl_avg_us",
+            *names,
+            "comm/exposed_ms",
+        )
 
 
 def test_parts_of_the_waterfall():
     """Each part, its interval and its share of the ideal rate are what the findings say today."""
     (waterfall,) = findings_of(Study.of(read_study(DATA / "h200_x2" / "scaling")[0])).waterfalls
-    found = {part.name: part.lost for part in waterfall.parts if part.lost is not None and not part.above_ideal}
+    found = {
+        part.name: part.lost
+        for part in waterfall.parts
+        if part.lost is not None and not part.above_ideal
+    }
     (table,) = tables("Where the rate goes")
     names = {"DDP's own work, which one GPU pays too": "strategy overhead on one GPU"}
     *rows, whole = table
@@ -220,13 +278,18 @@ def test_parts_of_the_waterfall():
         assert same(images, lost.value) and same(share, 100 * lost.value / waterfall.ideal.value)
         if lost.low is not None:
             ends = re.search(r"\((−?\d+) to (\d+)\)", images).groups()
-            assert [int(end.replace("−", "-")) for end in ends] == [round(lost.low), round(lost.high)]
+            assert [int(end.replace("−", "-")) for end in ends] == [
+                round(lost.low),
+                round(lost.high),
+            ]
     assert same(whole[1], waterfall.ideal.value - waterfall.measured.value)
 
 
 def test_intervals_of_strategies_are_for_the_next_run_and_of_the_difference():
     found = findings_of(Study.of(read_study(DATA / "h200_x2" / "strategies")[0]))
-    points = {one.key["strategy.name"]: one.rate for curve in found.scaling.curves for one in curve.points}
+    points = {
+        one.key["strategy.name"]: one.rate for curve in found.scaling.curves for one in curve.points
+    }
     against = {
         one.second.split(" · ")[1]: one.difference
         for one in found.comparisons
@@ -235,7 +298,10 @@ def test_intervals_of_strategies_are_for_the_next_run_and_of_the_difference():
     (table,) = tables("Strategies on two GPUs")
     for row in table:
         name = row[0].strip("`")
-        low, high = (Decimal(end.replace(",", "")) for end in re.search(r"\(([\d,]+) to ([\d,]+)\)", row[1]).groups())
+        low, high = (
+            Decimal(end.replace(",", ""))
+            for end in re.search(r"\(([\d,]+) to ([\d,]+)\)", row[1]).groups()
+        )
         assert (low, high) == (round(points[name].low), round(points[name].high))
         if name != "none":
             value, near, far = re.findall(r"\d+\.?\d*", row[2])
@@ -271,7 +337,9 @@ def rate(record):
 def test_the_way_to_the_published_rate():
     best, gains = tables("The way to the published rate")
     for optimize, batch, printed, clock in best:
-        (record,) = one_gpu("fastest_long", optimize=optimize.strip("`"), batch_size=int(batch.replace(",", "")))
+        (record,) = one_gpu(
+            "fastest_long", optimize=optimize.strip("`"), batch_size=int(batch.replace(",", ""))
+        )
         assert printed == rate(record) and record["validity"]["verdict"] == "valid"
         assert same(clock, record["metrics"]["gpu/sm_mhz"])
     of_steps = json.loads((DATA / "gains_h200.json").read_text(encoding="utf-8"))["step_ms"]
@@ -280,7 +348,12 @@ def test_the_way_to_the_published_rate():
     for (_, printed, gain), steps in zip(gains, of_steps.values(), strict=True):
         assert same(printed, 512e3 / median(steps))
         if steps is not base:
-            assert same(gain, sum(one / other - 1 for one, other in zip(base, steps, strict=True)) / len(base) * 100)
+            assert same(
+                gain,
+                sum(one / other - 1 for one, other in zip(base, steps, strict=True))
+                / len(base)
+                * 100,
+            )
 
 
 def test_blind_forecasts_of_one_gpu():
@@ -291,5 +364,7 @@ def test_blind_forecasts_of_one_gpu():
             one for one in one_gpu("forecasts", batch_size=int(number(batch)))
             if one["cell"]["strategy"]["name"] == strategy.strip("`")
         )  # fmt: skip
-        assert measured == rate(record) and same(forecast, record["metrics"]["predicted/images_per_second"])
+        assert measured == rate(record) and same(
+            forecast, record["metrics"]["predicted/images_per_second"]
+        )
         assert same(error, abs(record["metrics"]["prediction/error"]) * 100)

@@ -51,13 +51,19 @@ STARTS = {
 @pytest.mark.parametrize(("start", "settled_at", "expected"), STARTS.values(), ids=STARTS)
 def test_parts_add_up_to_the_wall_time_however_ranks_start(start, settled_at, expected):
     found = parts(rank_zero(**start), settled_at, 10.0, 21.0)
-    assert found == expected | REST and list(found) == [*expected, *REST]  # both phases of one name together
+    assert found == expected | REST and list(found) == [
+        *expected,
+        *REST,
+    ]  # both phases of one name together
     assert sum(found.values()) == 11.0
     assert tells(rank_zero(**start)) == ("began" in start)
 
 
 def test_on_cpu_workers_there_is_no_context():
-    lines = [line("start", 14.0, device="cpu", started="fork", began=13.0), line("phase", 15.0, phase="build")]
+    lines = [
+        line("start", 14.0, device="cpu", started="fork", began=13.0),
+        line("phase", 15.0, phase="build"),
+    ]
     assert parts(lines, None, 10.0, 16.0) == {"spawn": 4.0, "connect": 1.0, "build": 1.0}
 
 
@@ -67,7 +73,14 @@ def test_on_cpu_workers_there_is_no_context():
         ([], {"start": 11.0}),
         (
             rank_zero(started="fork", began=13.0)[:4],
-            {"spawn": 3.0, "context": 1.0, "connect": 0.5, "build": 0.5, "first step": 1.0, "timed": 5.0},
+            {
+                "spawn": 3.0,
+                "context": 1.0,
+                "connect": 0.5,
+                "build": 0.5,
+                "first step": 1.0,
+                "timed": 5.0,
+            },
         ),
         (
             [*rank_zero(started="fork", began=13.0)[:2], line("error", 14.75)],
@@ -89,15 +102,33 @@ def block(time, ms, purpose="timed"):
 
 
 def test_windows_count_once_on_whatever_rank_and_not_before_measuring_begins():
-    first = [block(1, 900, "first"), block(2, 500, "warm-up"), block(4, 1000), block(6, 500, "with exchange")]
-    other = [block(1, 900, "first"), block(2, 500, "warm-up"), block(4.25, 1000), block(7, 250, "add host")]
+    first = [
+        block(1, 900, "first"),
+        block(2, 500, "warm-up"),
+        block(4, 1000),
+        block(6, 500, "with exchange"),
+    ]
+    other = [
+        block(1, 900, "first"),
+        block(2, 500, "warm-up"),
+        block(4.25, 1000),
+        block(7, 250, "add host"),
+    ]
     assert measuring_seconds({0: first, 1: other}) == pytest.approx(1.25 + 0.5 + 0.25)
-    others = [line("held", 8, ms=[100, 150]), line("solves", 10, seconds=[0.5, 0.25]), line("bare", 12, window_ms=125)]
+    others = [
+        line("held", 8, ms=[100, 150]),
+        line("solves", 10, seconds=[0.5, 0.25]),
+        line("bare", 12, window_ms=125),
+    ]
     assert measuring_seconds({0: others}) == pytest.approx(0.25 + 0.75 + 0.125)
     calibration = [
         line("timeline", 2, update_ms=[50, 60], ready_ms=[[1, 2], [3, 4]]),
         line("bucket_exchange", 4, rows=[{"ms": [10, 20], "bytes": 8}, {"ms": [70], "bytes": 64}]),
-        line("interference", 6, rows=[{"alone_ms": [100, 100], "beside_ms": [125, 125], "comm_ms": [9, 9]}]),
+        line(
+            "interference",
+            6,
+            rows=[{"alone_ms": [100, 100], "beside_ms": [125, 125], "comm_ms": [9, 9]}],
+        ),
     ]
     assert measuring_seconds({0: calibration}) == pytest.approx(0.11 + 0.1 + 0.45)
     assert measuring_seconds({0: first[:2]}) is None
@@ -107,8 +138,15 @@ def test_windows_whose_length_no_line_tells_are_not_known():
     old, new = line("window", 4, us=12.5), line("window", 4, us=12.5, window_ms=250)
     assert measuring_seconds({0: [new, block(6, 500)]}) == pytest.approx(0.75)
     assert measuring_seconds({0: [old, block(6, 500)]}) is None
-    strange = [block(4, value) for value in (None, "5", [5], -5, float("nan"), float("inf"), 10**400, True)]
-    assert measuring_seconds({0: [*strange, line("held", 5, ms="x"), line("solves", 6, seconds=[1e308] * 9)]}) is None
+    strange = [
+        block(4, value) for value in (None, "5", [5], -5, float("nan"), float("inf"), 10**400, True)
+    ]
+    assert (
+        measuring_seconds(
+            {0: [*strange, line("held", 5, ms="x"), line("solves", 6, seconds=[1e308] * 9)]}
+        )
+        is None
+    )
 
 
 def seconds(capsys, study):
@@ -126,15 +164,23 @@ def test_a_recorded_study_is_told_as_far_as_its_lines_go(capsys):
         "settle": 0.21, "start": 0.81, "connect": 0.03, "build": 0.17, "first step": 3.36, "warm-up": 2.60, "check": 0.61,
         "timed": 4.10, "compare": 0.14, "held": 0.33, "exchange": 1.36, "references": 1.92, "exposed": 4.34, "exit": 0.44,
     }  # fmt: skip
-    assert cell["parts"] == pytest.approx(by_hand, abs=0.006) and list(cell["parts"]) == list(by_hand)
+    assert cell["parts"] == pytest.approx(by_hand, abs=0.006) and list(cell["parts"]) == list(
+        by_hand
+    )
     # Two timed windows, the exchange, two references, eight windows of A B B A, and three held steps.
     in_windows = (2044.9 + 2043.2) + 1258.5 + (1066.2 + 662.2) + (4 * 543.5 + 4 * 490.1) + 181.5
     assert cell["measuring_seconds"] == pytest.approx(in_windows / 1e3, abs=0.01)
     assert cell["overhead_ratio"] == pytest.approx(20.413 / 11.391, abs=0.01)
-    assert set(cell["beyond"]) == {"record"} and cell["beyond"]["record"] == pytest.approx(0.02, abs=0.005)
+    assert set(cell["beyond"]) == {"record"} and cell["beyond"]["record"] == pytest.approx(
+        0.02, abs=0.005
+    )
     (sweep,) = found["sweeps"]
-    assert sweep["cells"] == 9 and {"after the last cell", "seconds"}.isdisjoint(sweep)  # its journal has no such line
-    assert sweep["plan"] == pytest.approx(5.06, abs=0.006) and sweep["in cells"] == pytest.approx(136.81, abs=0.006)
+    assert sweep["cells"] == 9 and {"after the last cell", "seconds"}.isdisjoint(
+        sweep
+    )  # its journal has no such line
+    assert sweep["plan"] == pytest.approx(5.06, abs=0.006) and sweep["in cells"] == pytest.approx(
+        136.81, abs=0.006
+    )
     for one in found["cells"]:
         assert sum(one["parts"].values()) == pytest.approx(one["seconds"], abs=0.001)
 
@@ -153,10 +199,26 @@ def test_the_table_has_a_row_a_cell_and_the_parts_of_each_benchmark_apart(capsys
     assert main(["seconds", str(DATA / "raw_lines" / "h200_x2")]) == 0
     out = capsys.readouterr().out
     heads = [text.split() for text in out.splitlines() if text.startswith(" cell")]
-    assert ["cell", "start", "connect", "one", "rank", "all", "ranks", "exit", "total", "measured", "ratio"] in heads
-    assert "every cell: jacobi · gpus 0,1\n" in out and sum("warm-up" in head for head in heads) == 1
+    assert [
+        "cell",
+        "start",
+        "connect",
+        "one",
+        "rank",
+        "all",
+        "ranks",
+        "exit",
+        "total",
+        "measured",
+        "ratio",
+    ] in heads
+    assert (
+        "every cell: jacobi · gpus 0,1\n" in out and sum("warm-up" in head for head in heads) == 1
+    )
     rows = [line.split()[0] for line in out.splitlines() if line.startswith(" exchange=")]
-    assert rows == ["exchange=peer", "exchange=host", "exchange=nccl"], "a row says what its cell alone has"
+    assert rows == ["exchange=peer", "exchange=host", "exchange=nccl"], (
+        "a row says what its cell alone has"
+    )
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])
@@ -175,7 +237,10 @@ def test_no_number_is_cut_on_a_narrow_terminal(width, capsys, monkeypatch):
         (DATA / "nowhere", "no such folder"),
         (DATA / "topo_h200_x4.txt", "is no folder"),
         (DATA / "screens", "holds no record"),
-        (DATA / "h200_net", "holds 3 studies (allreduce, servers and waterfall); accepted is one of them"),
+        (
+            DATA / "h200_net",
+            "holds 3 studies (allreduce, servers and waterfall); accepted is one of them",
+        ),
     ],
 )
 def test_what_is_no_study_is_one_line_and_status_2(study, said, capsys):
@@ -196,10 +261,17 @@ def test_damaged_tables_and_lines_cost_only_what_they_told(tmp_path, capsys):
         line("sweep", 1.0, process=3),
         line("sweep", 1e300, process=own),
         line("sweep", 1.0, process=own | {"started": "1"}),
-        line("spent", 1.0, process=own, token=content["record_id"], part="projection", seconds=1e300),
+        line(
+            "spent", 1.0, process=own, token=content["record_id"], part="projection", seconds=1e300
+        ),
     ]
     (study / "journal.jsonl").write_text("".join(json.dumps(each) + "\n" for each in strange))
-    for rows in ([{"part": "spawn"}], [{"part": "spawn", "seconds": 1.0}], [{"part": "a", "seconds": 10**400}], 5):
+    for rows in (
+        [{"part": "spawn"}],
+        [{"part": "spawn", "seconds": 1.0}],
+        [{"part": "a", "seconds": 10**400}],
+        5,
+    ):
         content["tables"]["seconds"] = {"rows": rows}
         (first / "record.json").write_text(json.dumps(content))
         found = seconds(capsys, study)
@@ -227,20 +299,38 @@ def test_the_journal_tells_sweeps_and_launchers_apart(tmp_path):
         line("sweep", 150.0, sweep_id="d", process=one, began=148.5),
         line("sweep", 160.0, sweep_id="e", process=other | {"pid": 3}, began="148.5"),
     ]
-    (tmp_path / "journal.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines) + "torn")
+    (tmp_path / "journal.jsonl").write_text(
+        "".join(json.dumps(each) + "\n" for each in lines) + "torn"
+    )
     found = journal(tmp_path)
     first, second, third, fourth, fifth = found.sweeps
-    assert (first.plan, first.before, first.of_cells, first.between, first.after) == (4.0, 2.0, 20.0, 1.5, 2.5)
-    assert first.total == 30.0 == sum((first.plan, first.before, first.of_cells, first.between, first.after))
+    assert (first.plan, first.before, first.of_cells, first.between, first.after) == (
+        4.0,
+        2.0,
+        20.0,
+        1.5,
+        2.5,
+    )
+    assert (
+        first.total
+        == 30.0
+        == sum((first.plan, first.before, first.of_cells, first.between, first.after))
+    )
     assert (second.plan, second.before, second.total) == (6.0, None, None)
     assert third.plan is None  # of its process an earlier sweep was
-    assert (fourth.plan, fifth.plan) == (1.5, None)  # by what launch.py took as it began, not by its process
+    assert (fourth.plan, fifth.plan) == (
+        1.5,
+        None,
+    )  # by what launch.py took as it began, not by its process
     assert found.beyond == {"x": {"projection": 0.75}, "y": {"tuning pass": 4.0}}
 
 
 def test_a_clock_that_was_set_back_makes_no_seconds_below_0(tmp_path):
     launcher = {"host": "h", "pid": 1, "started": 120.0, "boot_id": ""}
-    lines = [line("sweep", 105.0, process=launcher), line("begin", 99.0, token="x", process=launcher)]
+    lines = [
+        line("sweep", 105.0, process=launcher),
+        line("begin", 99.0, token="x", process=launcher),
+    ]
     lines += [
         line("spent", 98.0, token="x", part="projection", seconds=-3.0, process=launcher),
         line("end", 97.0, token="x", process=launcher),
@@ -249,12 +339,18 @@ def test_a_clock_that_was_set_back_makes_no_seconds_below_0(tmp_path):
     (tmp_path / "journal.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
     found = journal(tmp_path)
     (sweep,) = found.sweeps
-    assert [sweep.plan, sweep.before, sweep.of_cells, sweep.between, sweep.after, sweep.total] == [None] * 6
-    assert found.beyond == {} and CellSeconds(-2.0, {}, 1.0).metrics == {"cell/measuring_seconds": 1.0}
+    assert [sweep.plan, sweep.before, sweep.of_cells, sweep.between, sweep.after, sweep.total] == [
+        None
+    ] * 6
+    assert found.beyond == {} and CellSeconds(-2.0, {}, 1.0).metrics == {
+        "cell/measuring_seconds": 1.0
+    }
 
 
 def test_what_stands_together_in_the_report_adds_up_too():
-    cost = CellSeconds(11.0, parts(rank_zero(started="exec", began=11.0, imported=13.5), None, 10.0, 21.0), 2.5)
+    cost = CellSeconds(
+        11.0, parts(rank_zero(started="exec", began=11.0, imported=13.5), None, 10.0, 21.0), 2.5
+    )
     assert together(cost) == {
         "start": 6.0, "first step": 1.0, "measured": 2.5, "checks and gaps": 0.5, "end": 1.0,
     }  # fmt: skip
@@ -264,7 +360,11 @@ def test_what_stands_together_in_the_report_adds_up_too():
 
 
 def test_names_come_in_the_order_of_every_row():
-    rows = [("spawn", "build", "exit"), ("spawn", "imports", "build", "timed", "exit"), ("settle", "spawn")]
+    rows = [
+        ("spawn", "build", "exit"),
+        ("spawn", "imports", "build", "timed", "exit"),
+        ("settle", "spawn"),
+    ]
     order = named_in_order([dict.fromkeys(row, 1.0) for row in rows])
     assert order == ["settle", "spawn", "imports", "build", "timed", "exit"]
     for row in rows:

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from records import make_record
 
-from analysis.findings.provenance import LEFT_OUT
-from analysis.findings.study import Study
 from analysis.report.sections.conditions import environment as section_of_environment
+from analysis.study.provenance import LEFT_OUT
+from analysis.study.study import Study
 from conf.nccl import FIELDS
 from conf.nccl_vocabulary import OTHERS
 from launch.engines.environment import scrubbed
@@ -43,10 +43,14 @@ SETTINGS = {
 @pytest.mark.parametrize("value", VALUES)
 def test_a_value_that_looks_like_a_secret_is_left_out_whatever_its_name(value):
     around = {"NCCL_DEBUG_HARMLESS": value, "NCCL_P2P_LEVEL": "LOC"}
-    assert variables(around) == {"NCCL_P2P_LEVEL": "LOC"} and left_out(around) == ["NCCL_DEBUG_HARMLESS"]
+    assert variables(around) == {"NCCL_P2P_LEVEL": "LOC"} and left_out(around) == [
+        "NCCL_DEBUG_HARMLESS"
+    ]
     assert "NCCL_DEBUG_HARMLESS" not in scrubbed(around)
     for text in (f"strategy.x={value}", f"a sentence with {value}, which ends"):
-        assert "***" in without_secrets(text) and not secret_value(without_secrets(text).replace("***@", "")), text
+        assert "***" in without_secrets(text) and not secret_value(
+            without_secrets(text).replace("***@", "")
+        ), text
 
 
 @pytest.mark.parametrize(
@@ -87,7 +91,10 @@ def test_nothing_that_was_ever_measured_is_taken_for_a_secret():
         ("model.options.api_key=plain", "model.options.api_key=***"),
         ("+model.options.token=plain", "+model.options.token=***"),
         ("benchmark.keys=weights", "benchmark.keys=weights"),
-        ("gpus=GPU-8a1f8c2e-31cd-7c6a-96b4-1c0a4f0e63d9", "gpus=GPU-8a1f8c2e-31cd-7c6a-96b4-1c0a4f0e63d9"),
+        (
+            "gpus=GPU-8a1f8c2e-31cd-7c6a-96b4-1c0a4f0e63d9",
+            "gpus=GPU-8a1f8c2e-31cd-7c6a-96b4-1c0a4f0e63d9",
+        ),
     ],
 )
 def test_a_record_keeps_the_command_line_without_secrets(typed, kept):
@@ -96,11 +103,16 @@ def test_a_record_keeps_the_command_line_without_secrets(typed, kept):
 
 def test_a_configuration_file_of_nccl_is_kept_without_secrets():
     text = f"NCCL_P2P_LEVEL=LOC\n# a comment\nNCCL_SECRET=x\nNCCL_X={RANDOM}"
-    assert configuration_without_secrets(text) == "NCCL_P2P_LEVEL=LOC\n# a comment\nNCCL_SECRET=***\nNCCL_X=***\n"
+    assert (
+        configuration_without_secrets(text)
+        == "NCCL_P2P_LEVEL=LOC\n# a comment\nNCCL_SECRET=***\nNCCL_X=***\n"
+    )
 
 
 def test_the_report_names_what_was_left_out():
-    record = make_record(environment={"variables": {"NCCL_ALGO": "Ring"}, LEFT_OUT: ["NCCL_FAKE_SECRET"]})
+    record = make_record(
+        environment={"variables": {"NCCL_ALGO": "Ring"}, LEFT_OUT: ["NCCL_FAKE_SECRET"]}
+    )
     (table,) = section_of_environment(Study.of([record]), None).tables
     assert ("variable", "NCCL_FAKE_SECRET", "left out: it looks like a secret") in table.rows
 

@@ -15,7 +15,15 @@ from launch.machine.devices import Device, Machine
 EVERYONE = (0, 1, 2, 3)
 SYNC, ASYNC = "kvstore_dist_sync_device", "kvstore_dist_async_device"
 # Strategies whose optimizer is not each rank's own.
-SERVED = ("cpu_staged", "kvstore_local", "kvstore_device", "kvstore_dist_sync", "kvstore_dist_async", SYNC, ASYNC)
+SERVED = (
+    "cpu_staged",
+    "kvstore_local",
+    "kvstore_device",
+    "kvstore_dist_sync",
+    "kvstore_dist_async",
+    SYNC,
+    ASYNC,
+)
 
 
 def asked(*overrides, gpus=(0, 1), device="cuda"):
@@ -35,16 +43,25 @@ def asked(*overrides, gpus=(0, 1), device="cuda"):
     ],
 )
 def test_auto_takes_gpus_outside_the_subset_first(gpus, servers, expected):
-    assert server_gpus({"servers": servers, "server_gpus": "free"}, gpus, "cuda", {"": EVERYONE}) == expected
+    assert (
+        server_gpus({"servers": servers, "server_gpus": "free"}, gpus, "cuda", {"": EVERYONE})
+        == expected
+    )
 
 
 def test_servers_run_where_they_are_asked_to(hydra):
-    assert asked(f"strategy={SYNC}", "strategy.servers=2", "strategy.server_gpus=3+1").server_gpus == (3, 1)
-    assert asked(f"strategy={SYNC}", "strategy.servers=2", "strategy.server_gpus=[2,2]").server_gpus == (2, 2)
+    assert asked(
+        f"strategy={SYNC}", "strategy.servers=2", "strategy.server_gpus=3+1"
+    ).server_gpus == (3, 1)
+    assert asked(
+        f"strategy={SYNC}", "strategy.servers=2", "strategy.server_gpus=[2,2]"
+    ).server_gpus == (2, 2)
     assert asked(f"strategy={SYNC}", "strategy.server_gpus=0").server_gpus == (0,)
 
 
-@pytest.mark.parametrize("strategy", [SYNC, ASYNC, "kvstore_dist_sync", "kvstore_dist_async", "nccl_allreduce"])
+@pytest.mark.parametrize(
+    "strategy", [SYNC, ASYNC, "kvstore_dist_sync", "kvstore_dist_async", "nccl_allreduce"]
+)
 def test_cpu_workers_and_other_strategies_have_no_gpu_servers(hydra, strategy):
     assert asked(f"strategy={strategy}", device="cpu").server_gpus == ()
     assert bool(asked(f"strategy={strategy}").server_gpus) == strategy.endswith("_device")
@@ -87,10 +104,16 @@ def test_servers_are_processes_of_the_cell_and_see_their_gpus_behind_the_ranks(h
     machine = Machine("cuda", tuple(Device(n, f"GPU-{n}") for n in EVERYONE), EVERYONE, 8)
     cell = asked(f"strategy={SYNC}", "strategy.servers=2", "strategy.server_gpus=3+0", gpus=(1, 0))
     assert arguments(CellFolder(tmp_path), cell, "exec")[-2] == str(2 + 2)
-    assert environment(cell, machine, CellFolder(tmp_path), "t", {})["CUDA_VISIBLE_DEVICES"] == "GPU-1,GPU-0,GPU-3"
+    assert (
+        environment(cell, machine, CellFolder(tmp_path), "t", {})["CUDA_VISIBLE_DEVICES"]
+        == "GPU-1,GPU-0,GPU-3"
+    )
     host = asked("strategy=kvstore_dist_sync", "strategy.servers=3", gpus=(1, 0))
     assert arguments(CellFolder(tmp_path), host, "exec")[-2] == str(2 + 3)
-    assert environment(host, machine, CellFolder(tmp_path), "t", {})["CUDA_VISIBLE_DEVICES"] == "GPU-1,GPU-0"
+    assert (
+        environment(host, machine, CellFolder(tmp_path), "t", {})["CUDA_VISIBLE_DEVICES"]
+        == "GPU-1,GPU-0"
+    )
 
 
 def test_where_servers_run_is_part_of_what_was_asked(hydra):

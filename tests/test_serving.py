@@ -9,7 +9,7 @@ from hypothesis import strategies as some
 
 from trainers.kvstore.buckets import Array
 from trainers.kvstore.server import Arithmetic, Server
-from trainers.kvstore.shared_regions import REDUCE, UPDATE, Control, KvstoreConfig
+from trainers.kvstore.shared_memory import REDUCE, UPDATE, Control, KvstoreConfig
 
 BUCKETS, PUSHES = 3, 16
 
@@ -49,17 +49,27 @@ def drive(workers, synchronous, bound, seed, pushes=PUSHES, ask=UPDATE):
     server = Server(config, control, 0, list(range(BUCKETS)), arithmetic)
     number = [0] * workers  # the exchange in hand
     left = [[] for _ in range(workers)]  # buckets that it has still to push
-    speed = [chance.choice([1, 1, 4, 16]) for _ in range(workers)]  # some are much slower than others
+    speed = [
+        chance.choice([1, 1, 4, 16]) for _ in range(workers)
+    ]  # some are much slower than others
     idle = 0
     for _ in range(20_000):
         (worker,) = chance.choices(range(workers), speed)
-        if not left[worker] and number[worker] < pushes and (control.done[worker] == number[worker]).all():
+        if (
+            not left[worker]
+            and number[worker] < pushes
+            and (control.done[worker] == number[worker]).all()
+        ):
             number[worker] += 1
             left[worker] = chance.sample(range(BUCKETS), BUCKETS)
         if left[worker]:
             control.pushed[worker, left[worker].pop()] = number[worker]
         if not left[worker] or chance.random() < 0.3:  # a worker that waits lets the server look
-            idle = 0 if server.turn() or any(left) or not finished(control, number, pushes) else idle + 1
+            idle = (
+                0
+                if server.turn() or any(left) or not finished(control, number, pushes)
+                else idle + 1
+            )
         if idle == 3:
             return control, arithmetic
     raise AssertionError("workers or server never come to an end")
@@ -71,17 +81,26 @@ def test_no_update_is_staler_than_the_bound_and_every_push_is_served(data, worke
     bound = data.draw(some.integers(workers - 1, 3 * workers))
     control, arithmetic = drive(workers, synchronous=False, bound=bound, seed=seed)
     everyone = [
-        (w, bucket, number) for w in range(workers) for bucket in range(BUCKETS) for number in range(1, PUSHES + 1)
+        (w, bucket, number)
+        for w in range(workers)
+        for bucket in range(BUCKETS)
+        for number in range(1, PUSHES + 1)
     ]
     assert sorted(arithmetic.served) == everyone
     assert max(arithmetic.staleness) <= bound
     assert control.staleness_max[0] == max(arithmetic.staleness)
-    assert control.staleness_counts[0].tolist() == np.bincount(arithmetic.staleness, minlength=64).tolist()
+    assert (
+        control.staleness_counts[0].tolist()
+        == np.bincount(arithmetic.staleness, minlength=64).tolist()
+    )
 
 
 @pytest.mark.parametrize("workers", [2, 3, 4, 5])
 def test_without_a_bound_some_schedule_breaks_those_above(workers):
-    worst = [drive(workers, synchronous=False, bound=None, seed=seed)[0].staleness_max[0] for seed in range(40)]
+    worst = [
+        drive(workers, synchronous=False, bound=None, seed=seed)[0].staleness_max[0]
+        for seed in range(40)
+    ]
     assert max(worst) > 3 * workers
 
 
@@ -99,7 +118,9 @@ def test_synchronous_exchanges_wait_for_every_worker(workers, seed):
     control, arithmetic = drive(workers, synchronous=True, bound=None, seed=seed)
     served = arithmetic.served
     assert [worker for worker, _, _ in served] == list(range(workers)) * (PUSHES * BUCKETS)
-    assert sorted(served) == [(w, b, n) for w in range(workers) for b in range(BUCKETS) for n in range(1, PUSHES + 1)]
+    assert sorted(served) == [
+        (w, b, n) for w in range(workers) for b in range(BUCKETS) for n in range(1, PUSHES + 1)
+    ]
     assert control.staleness_counts.sum() == 0
 
 

@@ -6,10 +6,10 @@ import pytest
 from simulated import Simulator, Truth
 
 from analysis.findings.examine import findings_of
-from analysis.findings.study import Study, open_study
 from analysis.report.finding.main_point import main_point
 from analysis.report.finding.sentences import sentences
 from analysis.report.finding.settings import told_settings
+from analysis.study.study import Study, open_study
 
 DATA = Path(__file__).parent / "data"
 
@@ -41,8 +41,13 @@ def test_single_runs_crown_no_winner(name, alike):
     """The fastest cell of `settings` has ALGO=Ring with P2P_LEVEL=PIX, by chance; LOC is what changed something."""
     study = open_study(DATA / "h200_x4" / name)
     first, second = told(study)
-    assert first.startswith("P2P_LEVEL=LOC was 2.") and "slower than untouched in single runs: NCCL used SHM" in first
-    assert second.startswith(alike) and second.endswith("NCCL used the same transport, and an exchange took as long.")
+    assert (
+        first.startswith("P2P_LEVEL=LOC was 2.")
+        and "slower than untouched in single runs: NCCL used SHM" in first
+    )
+    assert second.startswith(alike) and second.endswith(
+        "NCCL used the same transport, and an exchange took as long."
+    )
     said = sentences(study, findings_of(study), {})
     assert first.replace(" %", "\u00a0%") in said and len(said) <= 5
 
@@ -52,7 +57,9 @@ def test_only_cells_with_nothing_else_set_are_the_untouched_ones():
     study = open_study(DATA / "h200_x4" / "settings")
     found = findings_of(study)
     assert len(found.settings) == 3 + 3 + 4 and len(told(study)) == 2
-    assert all(one.compared.first_key.keys() < one.compared.second_key.keys() for one in found.settings)
+    assert all(
+        one.compared.first_key.keys() < one.compared.second_key.keys() for one in found.settings
+    )
 
 
 def test_cpu_workers_have_no_settings_of_nccl():

@@ -7,15 +7,14 @@ import json
 import pytest
 from records import facts_of, on_hosts, record, study
 
-from analysis.findings.across.asked import cell_id
-from analysis.findings.across.sides import Asked, open_sides
-from analysis.findings.communication.several_records import SeveralRecords, rests_on, with_values
+from analysis.findings.between_studies import Asked, cell_id, open_sides
 from analysis.findings.examine import findings_of
-from analysis.findings.labels import gpu_ids, gpu_list
-from analysis.findings.study import open_study
-from analysis.findings.wires.between_hosts import host_wires
+from analysis.findings.links import host_wires
+from analysis.findings.record_values import SeveralRecords, rests_on, with_values
 from analysis.report.build import examine
 from analysis.report.tables import to_csv
+from analysis.study.names import gpu_ids, gpu_list
+from analysis.study.study import open_study
 from analysis.topology.fabric import Switches, between_hosts, hosts_of, placement_classes, rails
 from analysis.topology.source import parse_topology
 from analysis.validity.checks import judge
@@ -34,11 +33,24 @@ def cells():
     rows = [(hosts, gpus, "none", 2500 - 10 * (hosts == ("b",)), {}) for hosts, gpus in EACH]
     rows += [(hosts, gpus, "nccl_allreduce", 2480, {COST: 2.0}) for hosts, gpus in EACH]
     rows += [
-        ((host,), [0, 1], "nccl_allreduce", 4900 - 50 * (host == "b"), {COST: 4.0, EXCHANGE: 5.0}) for host in BOTH
+        ((host,), [0, 1], "nccl_allreduce", 4900 - 50 * (host == "b"), {COST: 4.0, EXCHANGE: 5.0})
+        for host in BOTH
     ]
     rows += [(BOTH, [0, 1], "none", 9900, {})]
-    rows += [(BOTH, [0, 1], "nccl_allreduce", 8000, {COST: 24.0, EXCHANGE: 30.0, LINK: 27.0, "comm/ideal_ratio": 0.9})]
-    used = {"transport": "NET/Socket", "link_class": "NV18+NET", "nccl": {"nics": {"a": ["eth0"], "b": ["eth1"]}}}
+    rows += [
+        (
+            BOTH,
+            [0, 1],
+            "nccl_allreduce",
+            8000,
+            {COST: 24.0, EXCHANGE: 30.0, LINK: 27.0, "comm/ideal_ratio": 0.9},
+        )
+    ]
+    used = {
+        "transport": "NET/Socket",
+        "link_class": "NV18+NET",
+        "nccl": {"nics": {"a": ["eth0"], "b": ["eth1"]}},
+    }
     for repeat in range(3):
         for place, (hosts, gpus, strategy, rate, metrics) in enumerate(rows):
             noise = 1 + 0.0005 * repeat
@@ -62,28 +74,44 @@ def found(folder):
 
 def of_both(found):
     """The record of the cell on both hosts that exchanges."""
-    return next(one for one in found[0].records if one.cell.hosts == BOTH and one.cell.strategy["name"] != "none")
+    return next(
+        one
+        for one in found[0].records
+        if one.cell.hosts == BOTH and one.cell.strategy["name"] != "none"
+    )
 
 
 def test_a_host_alone_is_the_baseline_of_several(found):
     opened, _ = found
     whole, several = of_both(found), SeveralRecords(opened)
-    assert {one.provenance["machine"] for one in opened.runs} == {"a+b"} and opened.varied_provenance == ()
+    assert {one.provenance["machine"] for one in opened.runs} == {
+        "a+b"
+    } and opened.varied_provenance == ()
     values = several.values(whole)
     assert values["scaling/efficiency"] == pytest.approx(8000 / (4 * 2480), rel=1e-3)
     assert values["scaling/node_efficiency"] == pytest.approx(8000 / (2 * 4850), rel=1e-3)
     facts = several.facts(whole)
-    assert list(facts["baselines"]) == ["a:0", "a:1", "b:0", "b:1"] and list(facts["host_baselines"]) == ["a", "b"]
+    assert list(facts["baselines"]) == ["a:0", "a:1", "b:0", "b:1"] and list(
+        facts["host_baselines"]
+    ) == ["a", "b"]
     # What a record states can be computed again from the records that it names.
     stated = with_values(whole, [one for one in opened.records if one is not whole])
     assert stated.metrics["scaling/node_efficiency"] == values["scaling/node_efficiency"]
     assert {one for ids in facts["host_baselines"].values() for one in ids} <= rests_on(stated)
-    alone = next(one for one in opened.records if one.cell.hosts == ("a",) and len(one.cell.gpus) == 2)
-    assert "scaling/node_efficiency" not in several.values(alone) and "scaling/efficiency" in several.values(alone)
+    alone = next(
+        one for one in opened.records if one.cell.hosts == ("a",) and len(one.cell.gpus) == 2
+    )
+    assert "scaling/node_efficiency" not in several.values(
+        alone
+    ) and "scaling/efficiency" in several.values(alone)
 
 
 def test_a_host_that_was_not_measured_alone_gives_no_node_efficiency(tmp_path):
-    some = [one for one in cells() if not (one["cell"]["hosts"] == ["b"] and len(one["cell"]["gpus"]) == 2)]
+    some = [
+        one
+        for one in cells()
+        if not (one["cell"]["hosts"] == ["b"] and len(one["cell"]["gpus"]) == 2)
+    ]
     opened = open_study(study(tmp_path / "study", some))
     values = SeveralRecords(opened).values(of_both((opened, None)))
     assert "scaling/node_efficiency" not in values and "scaling/efficiency" in values
@@ -109,7 +137,9 @@ def test_what_is_exposed_between_hosts_is_no_part_of_a_step_that_was_observed(tm
     (waterfall,) = [one for one in found[1].waterfalls if one.hosts]
     opened = open_study(study(tmp_path / "study", map(observed, cells())))
     (with_moments,) = [one for one in findings_of(opened).waterfalls if one.hosts]
-    assert {part.name: part.lost for part in with_moments.parts} == {part.name: part.lost for part in waterfall.parts}
+    assert {part.name: part.lost for part in with_moments.parts} == {
+        part.name: part.lost for part in waterfall.parts
+    }
 
 
 def test_hosts_that_changed_are_other_machines(tmp_path):
@@ -117,13 +147,21 @@ def test_hosts_that_changed_are_other_machines(tmp_path):
     swapped = facts_of("a")
     swapped["gpu"]["gpus"][0]["uuid"] = "GPU-new"
     alone = on_hosts(1, ("a",), [0], 2480.0)
-    alone["environment"] |= {"hosts": [swapped], "planned_uuids": ["GPU-new"], "gpu": swapped["gpu"]}
+    alone["environment"] |= {
+        "hosts": [swapped],
+        "planned_uuids": ["GPU-new"],
+        "gpu": swapped["gpu"],
+    }
     opened = open_study(study(tmp_path / "gpu", [alone, on_hosts(2, BOTH, [0], 4000.0)]))
     assert len({one.provenance["machine"] for one in opened.runs}) == 2
     older = on_hosts(1, BOTH, [0], 4000.0)
     for facts in older["environment"]["hosts"]:
         facts["gpu"] = facts["gpu"] | {"driver": "1.0"}
-    newer = [on_hosts(2, ("a",), [0], 2480.0), on_hosts(3, ("b",), [0], 2480.0), on_hosts(4, BOTH, [0], 4000.0)]
+    newer = [
+        on_hosts(2, ("a",), [0], 2480.0),
+        on_hosts(3, ("b",), [0], 2480.0),
+        on_hosts(4, BOTH, [0], 4000.0),
+    ]
     rows = [older, *(one | {"sweep_id": "f" * 32} for one in newer)]
     opened = open_study(study(tmp_path / "driver", rows))
     assert opened.varied_provenance == ("driver",)
@@ -134,7 +172,11 @@ def test_hosts_that_changed_are_other_machines(tmp_path):
 
 
 def test_hosts_with_different_drivers_are_named_and_keep_their_baselines(tmp_path):
-    rows = [on_hosts(1, ("a",), [0], 2480.0), on_hosts(2, ("b",), [0], 2480.0), on_hosts(3, BOTH, [0], 4000.0)]
+    rows = [
+        on_hosts(1, ("a",), [0], 2480.0),
+        on_hosts(2, ("b",), [0], 2480.0),
+        on_hosts(3, BOTH, [0], 4000.0),
+    ]
     for one in rows:
         for facts in one["environment"]["hosts"]:
             facts["gpu"] = facts["gpu"] | {"driver": "1.0" if facts["name"] == "a" else "2.0"}
@@ -148,10 +190,20 @@ def test_the_waterfall_tells_what_is_lost_inside_hosts_from_what_is_lost_between
     assert waterfall.hosts == BOTH and waterfall.gpus == ("a:0", "a:1", "b:0", "b:1")
     parts = {one.name: one.lost for one in waterfall.parts}
     assert list(parts)[-3:-1] == ["communication inside hosts", "communication between hosts"]
-    inside, between = (parts[f"communication {where} hosts"].value for where in ("inside", "between"))
-    assert 5 < between / inside < 12  # 20 ms of 22 are between hosts; each ms costs less of a longer step
-    known = sum(lost.value for name, lost in parts.items() if lost is not None and name != "spread between GPUs")
-    assert waterfall.ideal.value - known - waterfall.residual == pytest.approx(waterfall.measured.value)
+    inside, between = (
+        parts[f"communication {where} hosts"].value for where in ("inside", "between")
+    )
+    assert (
+        5 < between / inside < 12
+    )  # 20 ms of 22 are between hosts; each ms costs less of a longer step
+    known = sum(
+        lost.value
+        for name, lost in parts.items()
+        if lost is not None and name != "spread between GPUs"
+    )
+    assert waterfall.ideal.value - known - waterfall.residual == pytest.approx(
+        waterfall.measured.value
+    )
 
 
 def test_the_control_cells_of_strong_scaling_have_as_many_images_per_rank(tmp_path):
@@ -160,14 +212,22 @@ def test_the_control_cells_of_strong_scaling_have_as_many_images_per_rank(tmp_pa
         if one["cell"]["hosts"] == [*BOTH] and one["cell"]["strategy"]["name"] != "none":
             one["cell"]["global_batch_size"] = 4 * one["cell"]["batch_size"]
     waterfall = findings_of(open_study(study(tmp_path / "study", rows))).waterfalls[0]
-    assert {"communication inside hosts", "communication between hosts"} < {one.name for one in waterfall.parts}
+    assert {"communication inside hosts", "communication between hosts"} < {
+        one.name for one in waterfall.parts
+    }
 
 
 def test_the_wire_between_hosts_is_named_with_what_it_carries(found):
-    runs = next(one for one in found[0].runs if one.gpus == ("a:0", "a:1", "b:0", "b:1") and one.strategy != "none")
+    runs = next(
+        one
+        for one in found[0].runs
+        if one.gpus == ("a:0", "a:1", "b:0", "b:1") and one.strategy != "none"
+    )
     wires = host_wires(runs)
     assert wires.worded == "a's eth0 ↔ b's eth1" and wires.share == pytest.approx(0.9)
-    assert wires.nominal_gb_per_s == 0.125 and wires.gb_per_s is None  # of several ranks on a host not known
+    assert (
+        wires.nominal_gb_per_s == 0.125 and wires.gb_per_s is None
+    )  # of several ranks on a host not known
     (links,) = (one for one in found[1].wires if one.key == runs.key and one.gpus == runs.gpus)
     assert (links.link_class, links.transport) == ("NET", "NET/Socket")
 
@@ -175,14 +235,19 @@ def test_the_wire_between_hosts_is_named_with_what_it_carries(found):
 def test_the_rate_of_a_wire_is_told_where_all_that_a_rank_sends_crosses_it(tmp_path):
     def rate(number, gpus, moved, **cell):
         metrics = {EXCHANGE: 30.0, "comm/bytes_moved": moved, "comm/busbw_gb_per_s": moved / 30e6}
-        made = on_hosts(number, BOTH, gpus, 100.0, metrics=metrics, cell=cell) | {"model": {"gradient_bytes": 3e6}}
+        made = on_hosts(number, BOTH, gpus, 100.0, metrics=metrics, cell=cell) | {
+            "model": {"gradient_bytes": 3e6}
+        }
         (runs,) = open_study(study(tmp_path / str(number), [made])).runs
         return host_wires(runs).gb_per_s
 
     assert rate(1, [0], 3e6) == pytest.approx(0.1)
     assert rate(2, [0, 1], 4.5e6) is None  # of a ring of four ranks
     assert rate(3, [0], 6e6) is None  # to the host's memory too
-    assert rate(4, [0], 3e6, strategy={"name": "kvstore_dist_sync", "servers": 1}, server_hosts=["a"]) is None
+    assert (
+        rate(4, [0], 3e6, strategy={"name": "kvstore_dist_sync", "servers": 1}, server_hosts=["a"])
+        is None
+    )
 
 
 def test_the_report_says_which_wire_limits_and_shows_the_hosts(folder):
@@ -203,15 +268,24 @@ def test_a_study_without_hosts_has_nothing_of_them(tmp_path):
     rows = [record(1, [0], 2480.0), record(2, [1], 2480.0), record(3, [0, 1], 4900.0)]
     content, _ = examine(study(tmp_path / "study", rows))
     tables = {one.name: to_csv(one) for one in content.tables}
-    assert "hosts" not in tables and "node_efficiency" not in tables["points"] and "hosts" not in tables["environment"]
+    assert (
+        "hosts" not in tables
+        and "node_efficiency" not in tables["points"]
+        and "hosts" not in tables["environment"]
+    )
 
 
 def test_studies_on_other_hosts_are_compared_by_the_places_of_their_hosts(tmp_path):
     rows = [on_hosts(1, ("a",), [0], 2480.0), on_hosts(2, ("a", "b"), [0], 4000.0)]
     others = json.loads(json.dumps(rows).replace('"a"', '"n1"').replace('"b"', '"n2"'))
-    folders = [study(tmp_path / name, made) for name, made in (("one", rows), ("two", others), ("three", rows))]
+    folders = [
+        study(tmp_path / name, made)
+        for name, made in (("one", rows), ("two", others), ("three", rows))
+    ]
     (one,), (two,) = (open_sides([Asked.of(str(folder))])[0] for folder in folders[:2])
-    assert cell_id(one.study.records[1].cell, one.hosts) != cell_id(two.study.records[1].cell, two.hosts)
+    assert cell_id(one.study.records[1].cell, one.hosts) != cell_id(
+        two.study.records[1].cell, two.hosts
+    )
     (one,), (two,) = open_sides([Asked.of(str(folder)) for folder in folders[:2]])
     assert [cell_id(left.cell, one.hosts) for left in one.study.records] == [
         cell_id(right.cell, two.hosts) for right in two.study.records
@@ -271,9 +345,18 @@ def test_the_switches_between_hosts_tell_how_far_they_are():
         ("dev10", "gpu1"): "NET-leaf",
     }
     assert {pair: between_hosts(tree, *pair) for pair in far} == far
-    blocks = Switches.read("".join(f"BlockName=b{n} BlockIndex={n} Nodes=g[{n}1-{n}8] BlockSize=8\n" for n in (1, 2)))
-    assert [between_hosts(blocks, "g11", other) for other in ("g18", "g21")] == ["NET-leaf", "NET-other"]
-    assert between_hosts(tree, "dev0", "stranger") == "NET" == between_hosts(Switches.read(""), "dev0", "dev1")
+    blocks = Switches.read(
+        "".join(f"BlockName=b{n} BlockIndex={n} Nodes=g[{n}1-{n}8] BlockSize=8\n" for n in (1, 2))
+    )
+    assert [between_hosts(blocks, "g11", other) for other in ("g18", "g21")] == [
+        "NET-leaf",
+        "NET-other",
+    ]
+    assert (
+        between_hosts(tree, "dev0", "stranger")
+        == "NET"
+        == between_hosts(Switches.read(""), "dev0", "dev1")
+    )
 
 
 @pytest.mark.parametrize(
@@ -305,7 +388,9 @@ def test_placements_are_classes_by_their_switches_and_by_what_each_host_is():
     kinds = {host: host == "dev7" for host in eight}
     assert sorted(one.members for one in placement_classes(eight, 2, tree, kinds)) == [3, 4, 9, 12]
     unknown = placement_classes(["a", "b", "c"], 2, Switches.read(""))
-    assert [(one.representative, one.members, dict(one.links)) for one in unknown] == [(("a", "b"), 3, {"NET": 1})]
+    assert [(one.representative, one.members, dict(one.links)) for one in unknown] == [
+        (("a", "b"), 3, {"NET": 1})
+    ]
     with pytest.raises(ValueError, match="accepted are 1 to 8"):
         placement_classes(eight, 9, tree)
     many = [f"x{number}" for number in range(200)]
@@ -337,7 +422,12 @@ def test_cpu_workers_on_several_hosts_name_the_wire_too(tmp_path):
     assert gloo_between_hosts(one) == {"link_class": "NV18+NET", "transport": "TCP/eth0↔eth1"}
     made["environment"]["fabric"] = "SwitchName=s0 Level=0 LinkSpeed=1 Nodes=a,b\n"
     assert class_between(read_again(tmp_path, made)) == "NV18+NET-leaf"
-    assert gloo_between_hosts(read_again(tmp_path, on_hosts(2, ("a",), [0], 1.0, cell={"device": "cpu"}))) == {}
+    assert (
+        gloo_between_hosts(
+            read_again(tmp_path, on_hosts(2, ("a",), [0], 1.0, cell={"device": "cpu"}))
+        )
+        == {}
+    )
 
 
 def read_again(tmp_path, made) -> Record:

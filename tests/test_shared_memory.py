@@ -13,7 +13,7 @@ from conf.cell import Network
 from conf.options import Refused
 from conf.variables import SHARED_MEMORY_FOLDER as FOLDER
 from launch.refuse.shared_memory import PLENTY_BYTES, refuse_too_little
-from trainers import shared_memory
+from trainers import memory as shared_memory
 from trainers.needed_memory import shared_bytes
 
 LITTLE = make_cell(strategy=strategy_of({"name": "cpu_staged"}))
@@ -22,10 +22,14 @@ MUCH = make_cell((0, 1, 2, 3), strategy=strategy_of({"name": "kvstore_dist_sync"
 
 def test_every_worker_adds_its_gradients():
     bytes_of = {
-        workers: shared_bytes(make_cell(tuple(range(workers)), strategy=LITTLE.strategy)) for workers in (1, 2, 4)
+        workers: shared_bytes(make_cell(tuple(range(workers)), strategy=LITTLE.strategy))
+        for workers in (1, 2, 4)
     }
     gradient_bytes = 4 * 1_199_882
-    for workers, found in bytes_of.items():  # and an answer for each, beside the weights; on GPUs one answer for all
+    for (
+        workers,
+        found,
+    ) in bytes_of.items():  # and an answer for each, beside the weights; on GPUs one answer for all
         assert found == pytest.approx((2 * workers + 1) * gradient_bytes, rel=0.01)
 
 
@@ -33,7 +37,10 @@ def test_a_strategy_that_takes_none_needs_none():
     for name in ("nccl_allreduce", "none", "kvstore_device"):
         assert shared_bytes(make_cell(strategy=strategy_of({"name": name}))) == 0
         refuse_too_little([make_cell(strategy=strategy_of({"name": name}))], free_bytes=0)
-    assert shared_bytes(make_cell(strategy=strategy_of({"name": "cpu_staged", "transport": "gloo"}))) == 0
+    assert (
+        shared_bytes(make_cell(strategy=strategy_of({"name": "cpu_staged", "transport": "gloo"})))
+        == 0
+    )
 
 
 def test_what_does_not_fit_is_refused_with_how_much_is_needed_and_where():
@@ -45,7 +52,10 @@ def test_what_does_not_fit_is_refused_with_how_much_is_needed_and_where():
     assert sentence.startswith(
         f"strategy=kvstore_dist_sync: {MUCH.name} needs {much / 2**20:.1f} MiB of shared memory in "
     )
-    assert f"in {FOLDER}, where {(much - 1) / 2**20:.1f} MiB are free" in sentence and "\n" not in sentence
+    assert (
+        f"in {FOLDER}, where {(much - 1) / 2**20:.1f} MiB are free" in sentence
+        and "\n" not in sentence
+    )
 
 
 def test_what_a_model_of_the_users_own_prints_is_not_the_answer(tmp_path, monkeypatch):
@@ -53,7 +63,9 @@ def test_what_a_model_of_the_users_own_prints_is_not_the_answer(tmp_path, monkey
         "from torch import nn\n\n\ndef build(**sizes):\n    print(sizes)\n    return nn.Linear(9, 9)\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    cell = dataclasses.replace(LITTLE, model=Network("mine", "python", "talks:build", 1, 10, 28, 0.0, {}))
+    cell = dataclasses.replace(
+        LITTLE, model=Network("mine", "python", "talks:build", 1, 10, 28, 0.0, {})
+    )
     refuse_too_little([cell], free_bytes=100_000)
     with pytest.raises(Refused, match=r"needs 0.0 MiB of shared memory"):
         refuse_too_little([cell], free_bytes=100)
@@ -90,7 +102,8 @@ def test_what_one_process_writes_into_a_mapping_another_reads():
 def test_a_file_that_does_not_fit_is_removed_and_says_how_much_it_needed():
     path, size = shared_memory.new_path(), shutil.disk_usage(FOLDER).total + 2**20
     with pytest.raises(
-        OSError, match=f"{size / 2**20:.0f} MiB of shared memory in {FOLDER}: there is not that much"
+        OSError,
+        match=f"{size / 2**20:.0f} MiB of shared memory in {FOLDER}: there is not that much",
     ) as error:
         shared_memory.create(path, size)
     assert error.value.errno == errno.ENOSPC

@@ -16,13 +16,13 @@ from rich.console import Console
 from tracked import make_record
 
 from analysis.validity.gpu_samples import summary
-from benchmarks.host.gpu_samples import Sampler
+from benchmarks.agent.sampler import Sampler
 from benchmarks.record import CellFolder, Failure, clock
 from benchmarks.record.os_errors import because
 from conf.options import Refused
 from conf.schema import Tracking
 from launch.machine import shortage
-from launch.machine.limits import refuse_small_limits
+from launch.machine.devices import refuse_small_limits
 from launch.machine.shortage import Shortage
 from launch.study.identity import Sweep
 from launch.study.study import StudyFolder
@@ -60,24 +60,34 @@ def test_a_file_size_limit_is_told_before_any_start(tmp_path):
         "with sweep._refused('output_dir=out: cannot be written'): StudyFolder(sys.argv[1], 's').note('sweep')"
     )
     done = subprocess.run([sys.executable, "-c", program, tmp_path], capture_output=True, text=True)
-    said = "output_dir=out: cannot be written: a file may not be larger than 0 bytes here (ulimit -f)"
+    said = (
+        "output_dir=out: cannot be written: a file may not be larger than 0 bytes here (ulimit -f)"
+    )
     assert done.stderr.splitlines()[-1] == f"conf.options.Refused: {said}"
 
 
 def test_a_failure_says_what_the_machine_lacked(tmp_path, monkeypatch):
     before = Shortage.watched()
     assert before.explain(ENDED, tmp_path) == ENDED
-    assert "is gone: removed, or no longer mounted" in before.explain(ENDED, tmp_path / "nowhere").message
+    assert (
+        "is gone: removed, or no longer mounted"
+        in before.explain(ENDED, tmp_path / "nowhere").message
+    )
     killed = Shortage(before.oom_kills - 1, before.pids_refused).explain(ENDED, tmp_path)
     assert (killed.cause, killed.rank) == ("oom", 1)
-    assert killed.message == f"{ENDED.message}; the kernel killed a process for want of memory meanwhile"
+    assert (
+        killed.message
+        == f"{ENDED.message}; the kernel killed a process for want of memory meanwhile"
+    )
     hang = Failure("hang", 1, "rank 1 gave no sign")
     assert Shortage(before.oom_kills - 1, 0).explain(hang, tmp_path).cause == "hang"
     refused = Shortage(before.oom_kills, before.pids_refused - 1).explain(ENDED, tmp_path)
     assert refused.cause == "killed" and refused.message.endswith("(pids.max of the control group)")
     monkeypatch.setattr(shortage, "FULL_BYTES", 1 << 60)
     full = before.explain(ENDED, tmp_path).message
-    assert full.endswith(f"; there is no space left on the file system of {tmp_path}; /dev/shm is full")
+    assert full.endswith(
+        f"; there is no space left on the file system of {tmp_path}; /dev/shm is full"
+    )
 
 
 @pytest.mark.parametrize(
@@ -99,10 +109,14 @@ def test_an_error_of_the_studys_files_costs_only_mlflow(tmp_path):
         raise OSError(errno.EMFILE, "Too many open files")
 
     out = io.StringIO()
-    projector = Projector(Tracking(), StudyFolder(str(tmp_path), "s"), Sweep.begin("s", [], 1), Console(file=out))
+    projector = Projector(
+        Tracking(), StudyFolder(str(tmp_path), "s"), Sweep.begin("s", [], 1), Console(file=out)
+    )
     projector._tracker = SimpleNamespace(log=refuse)
     projector.log(make_record())
-    assert "files open here (ulimit -n); the sweep goes on without it" in out.getvalue().replace("\n", " ")
+    assert "files open here (ulimit -n); the sweep goes on without it" in out.getvalue().replace(
+        "\n", " "
+    )
 
 
 def test_without_a_thread_nothing_is_sampled_and_nothing_fails(tmp_path, monkeypatch):
@@ -120,8 +134,12 @@ def test_without_a_thread_nothing_is_sampled_and_nothing_fails(tmp_path, monkeyp
 def test_a_limit_that_no_cell_could_bear_is_refused(name, value, monkeypatch):
     refuse_small_limits()
     real, kind = resource.getrlimit, getattr(resource, f"RLIMIT_{name.upper()}")
-    monkeypatch.setattr(resource, "getrlimit", lambda asked: (value, value) if asked == kind else real(asked))
-    with pytest.raises(Refused, match=r"ulimit -. is \d+ here .*; accepted is \d+ or more, or unlimited"):
+    monkeypatch.setattr(
+        resource, "getrlimit", lambda asked: (value, value) if asked == kind else real(asked)
+    )
+    with pytest.raises(
+        Refused, match=r"ulimit -. is \d+ here .*; accepted is \d+ or more, or unlimited"
+    ):
         refuse_small_limits()
 
 
@@ -137,7 +155,9 @@ def test_the_time_of_day_may_be_set_while_a_sweep_runs(monkeypatch):
 
 def test_every_process_of_a_sweep_has_the_launchers_clock():
     program = "from benchmarks.record import clock; print(clock.BEGINNING)"
-    said = subprocess.check_output([sys.executable, "-c", program], env={**os.environ, "RINGSIDE_CLOCK": "1234.5"})
+    said = subprocess.check_output(
+        [sys.executable, "-c", program], env={**os.environ, "RINGSIDE_CLOCK": "1234.5"}
+    )
     assert float(said) == 1234.5
 
 
@@ -149,6 +169,9 @@ def test_samples_of_a_clock_that_was_set_back_say_nothing(tmp_path):
         {"kind": "result", "time": -3399.0}
     ]
     folder.rank_lines(0).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    load = [{"kind": "sample", "time": at, "cores": 2, "busy_s": 1.0, "own_s": 1.0} for at in (99, 102, -3399, -3398)]
+    load = [
+        {"kind": "sample", "time": at, "cores": 2, "busy_s": 1.0, "own_s": 1.0}
+        for at in (99, 102, -3399, -3398)
+    ]
     folder.cpu_samples.write_text("".join(json.dumps(line) + "\n" for line in load))
     assert summary(folder)[1] == {"cpu_samples": {"cores": 2, "others_share": {}}}

@@ -16,7 +16,8 @@ import pytest
 from benchmarks.record import read_lines, read_study
 from conf.options import Refused
 from conf.schema import Config, Engine
-from launch.engines import slurm, words
+from launch.engines import hosts as words
+from launch.engines import slurm
 from launch.engines.submit import job_parameters
 from launch.plan import time_left
 from launch.plan.time_left import TimeLeft
@@ -59,7 +60,10 @@ def test_hosts_and_cores_are_those_of_the_allocation(scontrol):
 @pytest.mark.parametrize(
     "script, said",
     [
-        ("echo 'scontrol: error: Invalid hostlist' >&2; exit 1", "scontrol: scontrol: error: Invalid hostlist"),
+        (
+            "echo 'scontrol: error: Invalid hostlist' >&2; exit 1",
+            "scontrol: scontrol: error: Invalid hostlist",
+        ),
         ("exit 3", "scontrol: exit status 3"),
         ("sleep 9", "scontrol did not answer in 0 s"),
     ],
@@ -68,11 +72,16 @@ def test_a_slurm_that_does_not_answer_is_one_sentence(scontrol, script, said, mo
     monkeypatch.setattr(slurm, "ANSWER_S", 0.3)
     with pytest.raises(Refused) as refused:
         slurm.host_names(scontrol(script))
-    assert str(refused.value) == f"engine=slurm: the hosts of SLURM_JOB_NODELIST=n[1-2],m7 are not known: {said}"
+    assert (
+        str(refused.value)
+        == f"engine=slurm: the hosts of SLURM_JOB_NODELIST=n[1-2],m7 are not known: {said}"
+    )
 
 
 def test_outside_an_allocation_the_way_in_is_named():
-    with pytest.raises(Refused, match=r"no job of Slurm .* inside salloc or sbatch, or add engine.submit=true"):
+    with pytest.raises(
+        Refused, match=r"no job of Slurm .* inside salloc or sbatch, or add engine.submit=true"
+    ):
         slurm.host_names({})
     assert slurm.time_left_s({}) is None
 
@@ -87,33 +96,64 @@ def test_the_time_left_is_asked_of_slurm_and_else_read_from_the_environment(scon
 
 def test_a_cell_that_does_not_fit_is_told_once(monkeypatch):
     said = []
-    monkeypatch.setattr(time_left, "estimates", lambda cells, known: [type("Estimate", (), {"seconds": cells[0].name})])
+    monkeypatch.setattr(
+        time_left,
+        "estimates",
+        lambda cells, known: [type("Estimate", (), {"seconds": cells[0].name})],
+    )
     monkeypatch.setattr(slurm, "time_left_s", lambda around: 100.0 if around else None)
     cells = [type("Cell", (), {"name": seconds}) for seconds in (39, 41, 42, 40)]
     of_job = TimeLeft(Engine(name="slurm"), ALLOCATION, said.append)
     assert [of_job.fits(cell, []) for cell in cells] == [True, False, False, True]
-    assert of_job.too_short and len(said) == 1 and "takes about 41 s, the job has 1 min 40 s left" in said[0]
+    assert (
+        of_job.too_short
+        and len(said) == 1
+        and "takes about 41 s, the job has 1 min 40 s left" in said[0]
+    )
     elsewhere = TimeLeft(Engine(name="ssh"), ALLOCATION, said.append)
     assert all(elsewhere.fits(cell, []) for cell in cells) and not elsewhere.too_short
 
 
 def test_an_agent_starts_by_srun_in_a_step_of_its_own(scontrol):
     around = scontrol('printf "n1\\nn2\\nm7\\n"')
-    found = words.command(Engine(name="slurm", python="/opt/py thon", folder="/opt/ring side"), "m7", around)
-    assert found[0] == "srun" and {"--overlap", "--nodes=1", "--ntasks=1", "--nodelist=m7"} < set(found)
-    assert found[-4:] == ["--chdir=/opt/ring side", "/opt/py thon", "-m", "benchmarks.rank.serve"]
+    found = words.command(
+        Engine(name="slurm", python="/opt/py thon", folder="/opt/ring side"), "m7", around
+    )
+    assert found[0] == "srun" and {"--overlap", "--nodes=1", "--ntasks=1", "--nodelist=m7"} < set(
+        found
+    )
+    assert found[-4:] == [
+        "--chdir=/opt/ring side",
+        "/opt/py thon",
+        "-m",
+        "benchmarks.rank.host_agent",
+    ]
     assert "--cpus-per-task=36" in found and "--unbuffered" not in found
 
 
 def test_the_words_of_any_engine_keep_arguments_apart():
-    found = words.command(Engine(name="command", prefix=["kubectl", "exec", "-i", "pod-{host}", "--"]), "a; rm", {})
+    found = words.command(
+        Engine(name="command", prefix=["kubectl", "exec", "-i", "pod-{host}", "--"]), "a; rm", {}
+    )
     assert found[:5] == ["kubectl", "exec", "-i", "pod-a; rm", "--"]
-    assert found[5:] == ["env", f"--chdir={ROOT}", sys.executable, "-m", "benchmarks.rank.serve"]
+    assert found[5:] == [
+        "env",
+        f"--chdir={ROOT}",
+        sys.executable,
+        "-m",
+        "benchmarks.rank.host_agent",
+    ]
     found = words.command(Engine(name="ssh", folder="/o'ne", python="/p y"), "a", {})
-    assert found[-3:] == ["--", "a", """cd '/o'"'"'ne' && exec '/p y' -m benchmarks.rank.serve"""]
+    assert found[-3:] == [
+        "--",
+        "a",
+        """cd '/o'"'"'ne' && exec '/p y' -m benchmarks.rank.host_agent""",
+    ]
     assert {"BatchMode=yes", "StrictHostKeyChecking=yes"} < set(found) and "-F" not in found
     found = words.command(Engine(name="ssh", ssh_config="mine"), "a", {})
-    assert found[found.index("-F") + 1] == str(Path("mine").absolute())  # ssh starts in another folder
+    assert found[found.index("-F") + 1] == str(
+        Path("mine").absolute()
+    )  # ssh starts in another folder
 
 
 def of(nodes, **engine):
@@ -124,11 +164,25 @@ def of(nodes, **engine):
 
 def test_a_job_has_as_many_hosts_as_its_cells_need():
     asked = job_parameters(
-        of([["1"], ["2"]], time_minutes=90, partition="gpu", gpus_per_node=8, sbatch={"qos": "high"})
+        of(
+            [["1"], ["2"]],
+            time_minutes=90,
+            partition="gpu",
+            gpus_per_node=8,
+            sbatch={"qos": "high"},
+        )
     )
-    assert (asked["nodes"], asked["time"], asked["partition"], asked["gpus_per_node"]) == (2, 90, "gpu", 8)
+    assert (asked["nodes"], asked["time"], asked["partition"], asked["gpus_per_node"]) == (
+        2,
+        90,
+        "gpu",
+        8,
+    )
     assert (
-        asked["exclusive"] is True and asked["use_srun"] is False and "account" not in asked and "nodelist" not in asked
+        asked["exclusive"] is True
+        and asked["use_srun"] is False
+        and "account" not in asked
+        and "nodelist" not in asked
     )
     assert asked["additional_parameters"] == {"requeue": True, "signal": "B:TERM@60", "qos": "high"}
     asked = job_parameters(of([["a"], ["a", "b"], ["c", "b"]]))
@@ -139,7 +193,9 @@ def test_a_job_has_as_many_hosts_as_its_cells_need():
 
 
 def test_a_job_can_be_planned_before_its_hosts_are_known(launch):
-    status, said, _ = launch("-m", "engine=slurm", "engine.submit=true", "nodes=1,2", *SHORT, "dry_run=true")
+    status, said, _ = launch(
+        "-m", "engine=slurm", "engine.submit=true", "nodes=1,2", *SHORT, "dry_run=true"
+    )
     assert status == 0 and "host1+host2" in said and "nothing was started" in said
     status, _, said = launch("engine=slurm", "nodes=pairs", *SHORT, "dry_run=true")
     assert status == 2 and "accepted is engine.job_nodes=N" in said
@@ -153,11 +209,21 @@ class Cluster:
 
     def __init__(self, folder):
         self.folder, self.mark = folder, f"ringside-test-{folder.name}"
-        self.around = {**os.environ, "SLURM_CONF": f"{os.environ['RINGSIDE_TEST_SLURM']}/slurm.conf", "MARK": self.mark}
+        self.around = {
+            **os.environ,
+            "SLURM_CONF": f"{os.environ['RINGSIDE_TEST_SLURM']}/slurm.conf",
+            "MARK": self.mark,
+        }
 
     def slurm(self, *words):
         done = subprocess.run(
-            words, cwd=self.folder, env=self.around, capture_output=True, text=True, timeout=200, check=False
+            words,
+            cwd=self.folder,
+            env=self.around,
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=False,
         )
         return done.returncode, done.stdout + done.stderr
 
@@ -209,10 +275,14 @@ def finished(record):
 def test_a_sweep_inside_an_allocation_runs_on_its_hosts(cluster):
     words = [sys.executable, ROOT / "launch.py", "-m", "engine=slurm", "nodes=1,2", *SHORT]
     command = f"exec {shlex.join(map(str, words))}"
-    status, said = cluster.slurm("sbatch", "--wait", "--nodes=2", "--exclusive", "--output=log", f"--wrap={command}")
+    status, said = cluster.slurm(
+        "sbatch", "--wait", "--nodes=2", "--exclusive", "--output=log", f"--wrap={command}"
+    )
     assert status == 0, said + (cluster.folder / "log").read_text()
     records = sorted(cluster.records(), key=lambda record: len(record.cell.hosts))
-    assert [record.cell.hosts for record in records] == [("n1",), ("n1", "n2")] and all(map(finished, records))
+    assert [record.cell.hosts for record in records] == [("n1",), ("n1", "n2")] and all(
+        map(finished, records)
+    )
     assert cluster.left() == []
 
 
@@ -235,8 +305,14 @@ def test_a_requeued_job_goes_on_and_measures_nothing_twice(cluster):
     lines = list(read_lines(cluster.folder / "outputs" / "default" / "journal.jsonl"))
     begun = [line["cell"] for line in lines if line["kind"] == "begin"]
     assert [begun.count(cell) for cell in dict.fromkeys(begun)] == [1, 2, 1], "".join(said)
-    assert sorted(record.cell.batch_size for record in cluster.records() if finished(record)) == [4, 8, 16]
-    assert not any(record.state == "failed" for record in cluster.records()) and "Traceback" not in "".join(said)
+    assert sorted(record.cell.batch_size for record in cluster.records() if finished(record)) == [
+        4,
+        8,
+        16,
+    ]
+    assert not any(
+        record.state == "failed" for record in cluster.records()
+    ) and "Traceback" not in "".join(said)
     assert cluster.left() == []
 
 
@@ -249,7 +325,9 @@ def test_a_cancelled_job_closes_its_cell_and_leaves_nothing(cluster, how):
         job = job or line.split()[1]
         if line.startswith("[1/1]") and "started" in line:
             time.sleep(5)
-            launcher.send_signal(signal.SIGINT) if how == "Ctrl-C" else cluster.slurm("scancel", job)
+            launcher.send_signal(signal.SIGINT) if how == "Ctrl-C" else cluster.slurm(
+                "scancel", job
+            )
     assert launcher.wait() == 130 and f"job {job} has ended" in said[-1], "".join(said)
     assert said[-1].endswith("; the same command continues from there\n")
     assert [record.state for record in cluster.records()] == ["interrupted"], "".join(said)
@@ -261,11 +339,17 @@ def test_no_cell_is_started_that_does_not_fit_into_the_job(cluster):
     launcher = cluster.submit("nodes=1", "engine.time_minutes=2", "benchmark.max_seconds=100")
     said, _ = launcher.communicate(timeout=150)
     assert launcher.returncode == 130, said
-    assert "is not started, nor any other cell that does not fit: it takes about" in said and cluster.records() == []
+    assert (
+        "is not started, nor any other cell that does not fit: it takes about" in said
+        and cluster.records() == []
+    )
 
 
 @pytest.mark.needs("slurm", "submitit")
 def test_what_slurm_does_not_accept_is_one_sentence(cluster):
     said, _ = cluster.submit("nodes=1", "engine.partition=nowhere").communicate(timeout=60)
-    assert said.startswith("launch.py: engine.submit=true: Slurm did not take the job: ") and said.count("\n") == 1
+    assert (
+        said.startswith("launch.py: engine.submit=true: Slurm did not take the job: ")
+        and said.count("\n") == 1
+    )
     assert "partition" in said

@@ -38,7 +38,8 @@ def dry_run(launch, two_cores):
         assert (code, err) == (0, "")
         *lines, last = out.splitlines()
         found = re.match(
-            r"(\d+) cells?, about (?:(\d+) min )?(\d+) s by a rule of thumb for an idle machine; nothing", last
+            r"(\d+) cells?, about (?:(\d+) min )?(\d+) s by a rule of thumb for an idle machine; nothing",
+            last,
         )
         notes = [line for line in lines if line.startswith("note: ")]
         cells = [line.split(maxsplit=1)[1] for line in lines if line not in notes]
@@ -57,11 +58,15 @@ def test_every_study_ends_in_minutes_on_two_cores(dry_run, name):
 
 
 def test_what_is_typed_counts_and_the_full_form_is_to_be_had(dry_run):
-    notes, cells, _ = dry_run("+experiment=scaling", "repeats=1", "benchmark=overhead", "noise_pairs=0")
+    notes, cells, _ = dry_run(
+        "+experiment=scaling", "repeats=1", "benchmark=overhead", "noise_pairs=0"
+    )
     assert "(model=fmnist_cnn)" in notes and all("overhead" in cell for cell in cells), (
         "its options are of another benchmark"
     )
-    notes, cells, _ = dry_run("+experiment=scaling", "model=resnet18", "repeats=1", "waterfall=false")
+    notes, cells, _ = dry_run(
+        "+experiment=scaling", "model=resnet18", "repeats=1", "waterfall=false"
+    )
     assert "(benchmark.max_seconds=2" in notes and "resnet18" in cells[0]
     notes, cells, _ = dry_run("+experiment=scaling", "repeats=1", "full=true", "waterfall=false")
     assert SMALL not in notes and "resnet50" in cells[0]
@@ -72,8 +77,12 @@ def test_what_is_typed_counts_and_the_full_form_is_to_be_had(dry_run):
 def test_cpu_workers_measure_one_of_the_cells_that_differ_in_nccls_settings(dry_run):
     notes, cells, _ = dry_run("-m", "gpus=0,1", "nccl.algo=Ring,null", "seed=0,1", "noise_pairs=0")
     assert "NCCL settings have no effect on CPU workers" in notes
-    assert cells == [f"resnet50 · nccl_allreduce · gpus 0,1 · seed={seed}" for seed in (0, 1)], "the plainest"
-    assert dry_run("-m", "gpus=0,1", "nccl.algo=Ring")[1] == ["resnet50 · nccl_allreduce · gpus 0,1 · ALGO=Ring"]
+    assert cells == [f"resnet50 · nccl_allreduce · gpus 0,1 · seed={seed}" for seed in (0, 1)], (
+        "the plainest"
+    )
+    assert dry_run("-m", "gpus=0,1", "nccl.algo=Ring")[1] == [
+        "resnet50 · nccl_allreduce · gpus 0,1 · ALGO=Ring"
+    ]
 
 
 def took(cell, seconds, **changes):
@@ -88,9 +97,13 @@ def seconds_of(cells, known=(), **begun):
 
 def test_no_estimate_rests_on_another_model():
     cell = make_cell()
-    slow = dataclasses.replace(cell, model=dataclasses.replace(cell.model, name="resnet50", builder="resnet50"))
+    slow = dataclasses.replace(
+        cell, model=dataclasses.replace(cell.model, name="resnet50", builder="resnet50")
+    )
     known = [took(slow, 500.0, record_id="5" * 32, sweep_id="another")]
-    assert seconds_of([cell], known) == seconds_of([cell]), "a slow model says nothing of a fast one"
+    assert seconds_of([cell], known) == seconds_of([cell]), (
+        "a slow model says nothing of a fast one"
+    )
     assert seconds_of([cell], [took(cell, 21.0), *known], begun=False) == pytest.approx([21.0])
     assert rule_of_thumb(slow) > rule_of_thumb(cell)
 
@@ -103,7 +116,9 @@ def test_a_clock_that_was_set_back_makes_no_estimate():
 def test_an_estimate_is_scaled_from_the_same_model_and_says_so():
     one, two = make_cell((0,), max_seconds=2.0), make_cell((0, 1), max_seconds=2.0)
     known = [took(one, 2 * rule_of_thumb(one, Beginning(first=True)))]
-    assert seconds_of([two], known) == pytest.approx([2 * rule_of_thumb(two)]), "the machine is half as fast"
+    assert seconds_of([two], known) == pytest.approx([2 * rule_of_thumb(two)]), (
+        "the machine is half as fast"
+    )
     assert worded([PlannedCell(two)], known).endswith("by what the same model took in this study")
     other = make_cell(max_seconds=3.0)
     assert worded([PlannedCell(two), PlannedCell(other)], known).endswith(
@@ -124,6 +139,10 @@ def test_cells_take_what_the_first_of_a_sweep_and_their_graph_cost_them():
         [after + COMPILE_SECONDS["cuda"][state] for state in ("new", "cached", "cached")]
     )
     known = [took(compiled[0], 100.0, state="failed")]
-    assert seconds_of(compiled[:1], known) == seconds_of(compiled[:1]), "it compiled nothing for sure"
+    assert seconds_of(compiled[:1], known) == seconds_of(compiled[:1]), (
+        "it compiled nothing for sure"
+    )
     known = [took(compiled[0], rule_of_thumb(compiled[0], Beginning(first=True)))]
-    assert seconds_of(compiled[:1], known) == pytest.approx([after + COMPILE_SECONDS["cuda"]["cached"]])
+    assert seconds_of(compiled[:1], known) == pytest.approx(
+        [after + COMPILE_SECONDS["cuda"]["cached"]]
+    )

@@ -14,12 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import t
 
-from benchmarks.rank.group import Ranks
-from benchmarks.rank.reporter import Reporter
+from benchmarks.rank.ranks import Ranks, Reporter
 from benchmarks.record import CellFolder, read_lines
-from benchmarks.timing import intervals, statistics
-from benchmarks.timing.student import two_sided_quantile
-from benchmarks.training import derive, stopping
+from benchmarks.timing import statistics
+from benchmarks.timing import statistics as intervals
+from benchmarks.timing.statistics import two_sided_quantile
+from benchmarks.training import derive
+from benchmarks.training import request as stopping
 from benchmarks.training.throughput import TrainingBenchmark
 
 TRIALS = 200
@@ -39,7 +40,10 @@ def skewed(generator, size):
 def test_the_intervals_of_the_mean_and_the_median_cover_them(size):
     def covers(generator):
         ms = generator.normal(100, 3, size)
-        return [low <= 100 <= high for low, high in (intervals.mean_interval([ms]), intervals.median_interval([ms]))]
+        return [
+            low <= 100 <= high
+            for low, high in (intervals.mean_interval([ms]), intervals.median_interval([ms]))
+        ]
 
     held = np.mean([covers(np.random.default_rng(seed)) for seed in range(300)], axis=0)
     assert (held >= 0.91).all() and (held <= 0.99).all()
@@ -59,8 +63,12 @@ def test_correlated_steps_widen_an_interval():
         alone, correlated = (autocorrelated(generator, 400, share) for share in (0.0, 0.8))
         return [intervals.mean_half_width([ms]) for ms in (alone, correlated)]
 
-    alone, correlated = np.median([widths(np.random.default_rng(seed)) for seed in range(40)], axis=0)
-    assert 2 * alone < correlated < 4 * alone, "three times as wide: the square root of (1 + 0.8) ÷ (1 − 0.8)"
+    alone, correlated = np.median(
+        [widths(np.random.default_rng(seed)) for seed in range(40)], axis=0
+    )
+    assert 2 * alone < correlated < 4 * alone, (
+        "three times as wide: the square root of (1 + 0.8) ÷ (1 − 0.8)"
+    )
 
 
 def test_levels_of_windows_widen_both_intervals():
@@ -70,12 +78,17 @@ def test_levels_of_windows_widen_both_intervals():
     needed = 4.303 / math.sqrt(3)  # Student's t of three windows whose levels deviate by 1
     for low, high in (intervals.mean_interval(windows), intervals.median_interval(windows)):
         assert 0.98 * needed < (high - low) / 2 < 1.6 * needed
-    assert intervals.mean_half_width([*windows, [150.0]]) < 5, "a last window of one step has no level"
+    assert intervals.mean_half_width([*windows, [150.0]]) < 5, (
+        "a last window of one step has no level"
+    )
 
 
 def test_the_interval_of_a_difference_is_students():
     generator = np.random.default_rng(0)
-    held = sum(abs(mean) <= high for mean, high in (_difference(generator.normal(0, 1, 4)) for _ in range(400)))
+    held = sum(
+        abs(mean) <= high
+        for mean, high in (_difference(generator.normal(0, 1, 4)) for _ in range(400))
+    )
     assert 0.92 <= held / 400 <= 0.98
     assert intervals.difference_interval(2.0, [2.0, 2.0, 2.0]) == (2.0, 2.0)
 
@@ -90,7 +103,9 @@ def _difference(values):
 @pytest.mark.parametrize("share", [0.05, 0.0005])
 def test_quantiles_of_students_t_are_those_of_scipy(share):
     for freedom in (1, 2, 2.5, 3, 4, 7.3, 30, 1000):
-        assert two_sided_quantile(share, freedom) == pytest.approx(t.isf(share / 2, freedom), rel=2e-5)
+        assert two_sided_quantile(share, freedom) == pytest.approx(
+            t.isf(share / 2, freedom), rel=2e-5
+        )
 
 
 def test_more_samples_give_a_narrower_interval():
@@ -111,7 +126,10 @@ def test_constants_have_an_interval_without_width_and_one_value_has_none():
 @given(st.lists(st.lists(st.floats(0.01, 1e5), min_size=1, max_size=10), min_size=2, max_size=4))
 def test_intervals_hold_their_number_stay_positive_and_repeat_themselves(windows):
     ms = [one for window in windows for one in window]
-    for of, middle in ((intervals.mean_interval, np.mean(ms)), (intervals.median_interval, np.median(ms))):
+    for of, middle in (
+        (intervals.mean_interval, np.mean(ms)),
+        (intervals.median_interval, np.median(ms)),
+    ):
         low, high = of(windows)
         assert 0 <= low <= middle * (1 + 1e-9) and middle <= high * (1 + 1e-9)
         assert of(windows) == (low, high)
@@ -134,7 +152,9 @@ def warm_up_of(excess, tau_s, noise, seed, step_ms=55.0):
     generator = np.random.default_rng(seed)
     times = np.arange(2000) * step_ms / 1e3
     ms = step_ms * (1 + excess * np.exp(-times / tau_s)) * (1 + generator.normal(0, noise, 2000))
-    return next(times[count] for count in range(9, 1600, 9) if statistics.flat(ms[:count], 10, 2000.0))
+    return next(
+        times[count] for count in range(9, 1600, 9) if statistics.flat(ms[:count], 10, 2000.0)
+    )
 
 
 def test_two_percent_that_decay_over_ten_seconds_hold_up_a_warm_up():
@@ -147,7 +167,9 @@ def test_two_percent_that_decay_over_ten_seconds_hold_up_a_warm_up():
 
 def test_a_warm_up_takes_the_least_time_and_three_windows_that_agree():
     assert not statistics.flat([10.0] * 199, 4, 2000.0) and statistics.flat([10.0] * 200, 4, 2000.0)
-    assert not statistics.flat([10.1] * 40 + [10.0] * 20, 4) and statistics.flat([10.1] * 40 + [10.0] * 50, 4)
+    assert not statistics.flat([10.1] * 40 + [10.0] * 20, 4) and statistics.flat(
+        [10.1] * 40 + [10.0] * 50, 4
+    )
 
 
 def test_noise_is_flat_most_of_the_time_and_a_rise_does_not_hold_up():
@@ -157,7 +179,9 @@ def test_noise_is_flat_most_of_the_time_and_a_rise_does_not_hold_up():
 
 
 def test_a_fall_that_noise_does_not_hide_is_not_flat():
-    falling = share(lambda generator: statistics.flat(np.linspace(200, 100, 40) + generator.normal(0, 2, 40), 4))
+    falling = share(
+        lambda generator: statistics.flat(np.linspace(200, 100, 40) + generator.normal(0, 2, 40), 4)
+    )
     assert falling <= 0.05
 
 
@@ -181,7 +205,9 @@ def test_throughput_is_total_images_over_total_time(alone, tmp_path):
     """19 steps of 0.1 s and one of 1 s at batch 32 are 220.7 images/s, and 305.6 as a mean of rates: here at a tenth."""
     options = {"min_iterations": 20, "max_iterations": 20, "exposed_rounds": 0, "max_seconds": 60.0}
     folder = CellFolder(tmp_path).make()
-    benchmark = TrainingBenchmark(make_cell((0,), batch_size=32, **options), alone, Reporter(folder, 0))
+    benchmark = TrainingBenchmark(
+        make_cell((0,), batch_size=32, **options), alone, Reporter(folder, 0)
+    )
     training, steps = benchmark.training, []
 
     def step():
@@ -209,7 +235,11 @@ def test_on_one_rank_the_own_work_of_ddp_is_timed(alone, tmp_path, monkeypatch):
     result = TrainingBenchmark(cell, alone, Reporter(folder, 0)).run()
     assert result.checks["own_work_alone"] is True
     lines = list(read_lines(folder.rank_lines(0)))
-    order = [line["purpose"].split()[0] for line in lines if line.get("purpose", "").endswith(" exchange")]
+    order = [
+        line["purpose"].split()[0]
+        for line in lines
+        if line.get("purpose", "").endswith(" exchange")
+    ]
     assert order == ["with", "without", "without", "with"]
     found = derive.throughput({0: lines}, cell)
     assert "strategy/cost_ms" in found.metrics and "strategy/cost_ms" in found.within_run

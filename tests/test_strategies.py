@@ -9,7 +9,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from conf.groups import choice, options
 from trainers import comm_hooks
 from trainers.hosts import Hosts
-from trainers.strategies.nccl_allreduce import HookBucket, bucket_members
+from trainers.strategies.ddp import HookBucket, bucket_members
 from trainers.strategy import load
 
 
@@ -23,12 +23,23 @@ def one_rank():
 
 @pytest.mark.parametrize("cap", [25.0, 4.0])
 def test_exchange_alone_has_ddps_buckets(one_rank, cap):
-    asked = {"bucket_cap_mb": cap, "gradient_as_bucket_view": True, "static_graph": True, "broadcast_buffers": False}
+    asked = {
+        "bucket_cap_mb": cap,
+        "gradient_as_bucket_view": True,
+        "static_graph": True,
+        "broadcast_buffers": False,
+    }
     given = {"name": "nccl_allreduce", **asked, "comm_hook": "none", "powersgd_rank": 4}
-    strategy = load(options("strategy", given), choice("strategy", "nccl_allreduce").rules["_target_"], Hosts(((0,),)))
+    strategy = load(
+        options("strategy", given),
+        choice("strategy", "nccl_allreduce").rules["_target_"],
+        Hosts(((0,),)),
+    )
     model = torchvision.models.resnet18()
     prepared = strategy.prepare(model, torch.optim.SGD(model.parameters()))
-    for _ in range(12):  # DDP groups gradients anew once it has seen in which order they come, and logs it later
+    for _ in range(
+        12
+    ):  # DDP groups gradients anew once it has seen in which order they come, and logs it later
         prepared(torch.randn(2, 3, 32, 32)).sum().backward()
         model.zero_grad(set_to_none=True)
     by_ddp = prepared._get_ddp_logging_data()["rebuilt_bucket_sizes"]
@@ -45,11 +56,21 @@ def test_the_half_precision_hook_gives_what_torchs_hook_gives_and_keeps_its_buff
     ours = comm_hooks.HalfPrecision(name)
     kept = None
     for seed in (1, 2):  # the second step sends other gradients from the same buffers
-        flats = [torch.randn(300, generator=torch.Generator().manual_seed(seed + number)) for number in range(3)]
-        flats.append(flats[0].to(getattr(torch, comm_hooks.SENT[name])))  # weights in half precision
-        buckets = [HookBucket(flat.clone(), [flat.shape], number, number == 3) for number, flat in enumerate(flats)]
+        flats = [
+            torch.randn(300, generator=torch.Generator().manual_seed(seed + number))
+            for number in range(3)
+        ]
+        flats.append(
+            flats[0].to(getattr(torch, comm_hooks.SENT[name]))
+        )  # weights in half precision
+        buckets = [
+            HookBucket(flat.clone(), [flat.shape], number, number == 3)
+            for number, flat in enumerate(flats)
+        ]
         futures = [ours.reduce(None, bucket) for bucket in buckets]
-        wanted = [theirs(None, HookBucket(flat.clone(), [flat.shape], 0, False)).wait() for flat in flats]
+        wanted = [
+            theirs(None, HookBucket(flat.clone(), [flat.shape], 0, False)).wait() for flat in flats
+        ]
         for future, bucket, want in zip(futures, buckets, wanted, strict=True):
             assert future.wait() is bucket.flat and bucket.flat.equal(want)
         assert not buckets[0].flat.equal(flats[0])
@@ -59,9 +80,18 @@ def test_the_half_precision_hook_gives_what_torchs_hook_gives_and_keeps_its_buff
 
 
 def test_ddp_takes_the_means_of_the_half_precision_hook(one_rank):
-    asked = {"bucket_cap_mb": 0.01, "gradient_as_bucket_view": False, "static_graph": True, "broadcast_buffers": False}
+    asked = {
+        "bucket_cap_mb": 0.01,
+        "gradient_as_bucket_view": False,
+        "static_graph": True,
+        "broadcast_buffers": False,
+    }
     given = {"name": "nccl_allreduce", **asked, "comm_hook": "bf16", "powersgd_rank": 4}
-    strategy = load(options("strategy", given), choice("strategy", "nccl_allreduce").rules["_target_"], Hosts(((0,),)))
+    strategy = load(
+        options("strategy", given),
+        choice("strategy", "nccl_allreduce").rules["_target_"],
+        Hosts(((0,),)),
+    )
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 64))
     prepared = strategy.prepare(model, torch.optim.SGD(model.parameters()))

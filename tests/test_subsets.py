@@ -27,12 +27,24 @@ def machine(count, word):
 def test_dgx1_has_56_classes():
     found = classes(DGX1)
     assert sum(one.members for one in found) == 247
-    assert [sum(one.size == size for one in found) for size in range(2, 9)] == [3, 7, 19, 14, 10, 2, 1]
+    assert [sum(one.size == size for one in found) for size in range(2, 9)] == [
+        3,
+        7,
+        19,
+        14,
+        10,
+        2,
+        1,
+    ]
 
 
 def test_dgx1_pairs_are_sorted_best_links_first():
     pairs = classes(DGX1, 2)
-    assert [(one.links, one.members) for one in pairs] == [({"NV2": 1}, 8), ({"NV1": 1}, 8), ({"SYS": 1}, 12)]
+    assert [(one.links, one.members) for one in pairs] == [
+        ({"NV2": 1}, 8),
+        ({"NV1": 1}, 8),
+        ({"SYS": 1}, 12),
+    ]
     assert pairs[0].representative == (0, 3)
     assert pairs[0].second_member == (0, 4)
 
@@ -75,9 +87,13 @@ def test_classes_agree_with_networkx(seed, count):
         known: list[tuple[networkx.Graph, int]] = []
         for subset in combinations(range(count), size):
             graph = networkx.Graph()
-            graph.add_edges_from((a, b, {"word": topology.link_between(a, b)}) for a, b in combinations(subset, 2))
+            graph.add_edges_from(
+                (a, b, {"word": topology.link_between(a, b)}) for a, b in combinations(subset, 2)
+            )
             for at, (other, members) in enumerate(known):
-                if networkx.is_isomorphic(graph, other, edge_match=lambda one, two: one["word"] == two["word"]):
+                if networkx.is_isomorphic(
+                    graph, other, edge_match=lambda one, two: one["word"] == two["word"]
+                ):
                     known[at] = (other, members + 1)
                     break
             else:
@@ -90,7 +106,11 @@ def test_classes_agree_with_networkx(seed, count):
 def test_classes_that_colour_refinement_cannot_tell_apart():
     """A ring of six and two triangles: every GPU sees the same words, yet they are different machines."""
     ring = {frozenset((a, (a + 1) % 6)) for a in range(6)}
-    triangles = {frozenset((6 + a, 6 + b)) for group in ((0, 1, 2), (3, 4, 5)) for a, b in combinations(group, 2)}
+    triangles = {
+        frozenset((6 + a, 6 + b))
+        for group in ((0, 1, 2), (3, 4, 5))
+        for a, b in combinations(group, 2)
+    }
     topology = machine(12, lambda a, b: "NV1" if frozenset((a, b)) in ring | triangles else "SYS")
     by_representative = {one.representative: one for one in classes(topology, 6)}
     assert by_representative[0, 1, 2, 3, 4, 5].members == 1
@@ -143,7 +163,9 @@ def test_command(capsys):
         "size": 2, "links": {"NV2": 1}, "representative": [0, 3], "members": 8,
         "rings_gb_per_s": 50.0, "rings_are": "nominal",
     }  # fmt: skip
-    assert "rings_gb_per_s" not in shown["classes"][2], "a path between sockets has no nominal speed"
+    assert "rings_gb_per_s" not in shown["classes"][2], (
+        "a path between sockets has no nominal speed"
+    )
     assert main(["subsets", file, "--size", "2", "--second-member", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["classes"][0]["second_member"] == [0, 4]
     assert main(["subsets", file]) == 0

@@ -14,19 +14,18 @@ import pytest
 from simulated import Simulator, Truth
 
 from analysis.findings.baselines import AT_EQUAL_CLOCKS, EFFICIENCY
-from analysis.findings.communication.several_records import with_values
 from analysis.findings.examine import findings_of
-from analysis.findings.next_run.floors import CLOCK
-from analysis.findings.provenance import INHERITED
-from analysis.findings.study import open_study
+from analysis.findings.record_values import with_values
 from analysis.report.numbers import THIN
 from analysis.report.sections.conditions import environment as environment_section
 from analysis.report.sections.rates.scaling import scaling
+from analysis.study.noise_floor import CLOCK
+from analysis.study.provenance import INHERITED
+from analysis.study.study import open_study
 from analysis.validity.checks import judge
 from analysis.validity.gpu_samples import summary
 from benchmarks import record as records
-from benchmarks.host.cpu_load import CpuLoad
-from benchmarks.host.gpu_samples import SampledGpus
+from benchmarks.agent.sampler import CpuLoad, SampledGpus
 from benchmarks.record import CellFolder, read_lines
 from conf.schema import ValidityLimits
 
@@ -41,12 +40,18 @@ THERMAL, POWER_CAP, IDLE = 0x40, 0x04, 0x01
 
 def phases():
     """{phase: (begin, end)} of rank 0 in the real cell, s."""
-    lines = [line for line in read_lines(RAW / "ranks" / "0.jsonl") if line["kind"] in ("phase", "result")]
+    lines = [
+        line
+        for line in read_lines(RAW / "ranks" / "0.jsonl")
+        if line["kind"] in ("phase", "result")
+    ]
     return {one["phase"]: (one["time"], two["time"]) for one, two in pairwise(lines)}
 
 
 PHASES = phases()
-MEASURED = [name for name in PHASES if name not in ("build", "first step", "warm-up", "check", "compare")]
+MEASURED = [
+    name for name in PHASES if name not in ("build", "first step", "warm-up", "check", "compare")
+]
 
 
 def during(*names):
@@ -63,20 +68,39 @@ def sampled(tmp_path, gpu=lambda moment, rank: {}, others=0.0, where="timed", co
     shutil.copytree(RAW, tmp_path / "cell")
     folder = CellFolder(tmp_path / "cell")
     began, ended = PHASES["build"][0] - 2, PHASES["exposed"][1] + 2
-    idle = {"sm_mhz": 1980, "reasons": IDLE, "memory_bytes": 0, "busy_percent": 0, "foreign_pids": []}
+    idle = {
+        "sm_mhz": 1980,
+        "reasons": IDLE,
+        "memory_bytes": 0,
+        "busy_percent": 0,
+        "foreign_pids": [],
+    }
     steps = {**idle, "reasons": 0, "memory_bytes": OWN_GIB * GIB}
     lines, load = [{"kind": "before", "time": began, "gpus": [idle, idle]}], []
     for moment in (began + number / 2 for number in range(int((ended - began) * 2) + 1)):
         plain = steps if PHASES["first step"][0] <= moment <= PHASES["exposed"][1] else idle
-        lines.append({"kind": "sample", "time": moment, "gpus": [{**plain, **gpu(moment, rank)} for rank in (0, 1)]})
-        own, inside = moment - began, min(max(moment - PHASES[where][0], 0), PHASES[where][1] - PHASES[where][0])
+        lines.append(
+            {
+                "kind": "sample",
+                "time": moment,
+                "gpus": [{**plain, **gpu(moment, rank)} for rank in (0, 1)],
+            }
+        )
+        own, inside = (
+            moment - began,
+            min(max(moment - PHASES[where][0], 0), PHASES[where][1] - PHASES[where][0]),
+        )
         busy = own + others * cores * inside
-        load.append({"kind": "sample", "time": moment, "cores": cores, "busy_s": busy, "own_s": own})
+        load.append(
+            {"kind": "sample", "time": moment, "cores": cores, "busy_s": busy, "own_s": own}
+        )
     for path, content in ((folder.gpu_samples, lines), (folder.cpu_samples, load)):
         path.write_text("".join(json.dumps(line) + "\n" for line in content))
     metrics, checks = summary(folder)
     record = records.read(folder.record)
-    return dataclasses.replace(record, metrics=record.metrics | metrics, checks=record.checks | checks)
+    return dataclasses.replace(
+        record, metrics=record.metrics | metrics, checks=record.checks | checks
+    )
 
 
 def found(record, limits=LIMITS):
@@ -101,49 +125,73 @@ def test_a_clean_cell_has_no_code_and_its_phases_are_told(tmp_path):
 @pytest.mark.parametrize("where", MEASURED)
 def test_heat_is_seen_in_every_phase_and_the_phase_is_named(tmp_path, where):
     hot = during(where)
-    codes, verdict = found(sampled(tmp_path, lambda moment, rank: {"reasons": THERMAL} if rank and hot(moment) else {}))
+    codes, verdict = found(
+        sampled(tmp_path, lambda moment, rank: {"reasons": THERMAL} if rank and hot(moment) else {})
+    )
     assert set(codes) == {"throttled"} and verdict == "invalid"
     assert f"0x40 in the {where} phase" in codes["throttled"]
 
 
 def test_heat_before_anything_is_measured_says_nothing(tmp_path):
     hot = during("build", "first step")
-    assert found(sampled(tmp_path, lambda moment, rank: {"reasons": THERMAL} if hot(moment) else {})) == ({}, "valid")
+    assert found(
+        sampled(tmp_path, lambda moment, rank: {"reasons": THERMAL} if hot(moment) else {})
+    ) == ({}, "valid")
 
 
 @pytest.mark.parametrize(("gib", "code"), [(20, True), (2.5, True), (1.5, False), (0, False)])
 def test_a_stranger_that_the_driver_does_not_name_is_seen_by_memory(tmp_path, gib, code):
     """+20 GiB from the middle of the timed window on, as the audit planted it."""
     middle, grown = sum(PHASES["timed"]) / 2, {"memory_bytes": int((OWN_GIB + gib) * GIB)}
-    codes, _ = found(sampled(tmp_path, lambda moment, rank: grown if rank and moment > middle else {}))
+    codes, _ = found(
+        sampled(tmp_path, lambda moment, rank: grown if rank and moment > middle else {})
+    )
     assert set(codes) == ({"foreign_load"} if code else set())
     if code:
-        assert f"grew by {gib:.1f} GiB after the warm-up, in the timed phase" in codes["foreign_load"]
+        assert (
+            f"grew by {gib:.1f} GiB after the warm-up, in the timed phase" in codes["foreign_load"]
+        )
 
 
-@pytest.mark.parametrize(("gib", "own_gib", "code"), [(2.5, 0, True), (1.5, 0, False), (2.5, 2.5, False)])
-def test_where_the_driver_tells_whose_memory_it_is_that_of_others_counts_in_every_phase(tmp_path, gib, own_gib, code):
+@pytest.mark.parametrize(
+    ("gib", "own_gib", "code"), [(2.5, 0, True), (1.5, 0, False), (2.5, 2.5, False)]
+)
+def test_where_the_driver_tells_whose_memory_it_is_that_of_others_counts_in_every_phase(
+    tmp_path, gib, own_gib, code
+):
     """What grows by 2.5 GiB in A B B A is a stranger's, or, in the last case, the ranks' own."""
     more = {"memory_bytes": int((OWN_GIB + gib) * GIB), "own_bytes": int((OWN_GIB + own_gib) * GIB)}
     late = during("exposed")
 
     def gpu(moment, rank):
-        return more if late(moment) else {"own_bytes": OWN_GIB * GIB} if moment > PHASES["first step"][0] else {}
+        return (
+            more
+            if late(moment)
+            else {"own_bytes": OWN_GIB * GIB}
+            if moment > PHASES["first step"][0]
+            else {}
+        )
 
     codes, _ = found(sampled(tmp_path, gpu))
     assert set(codes) == ({"foreign_load"} if code else set())
     if code:
-        assert codes["foreign_load"].endswith("other programs grew by 2.5 GiB after the warm-up, in the exposed phase")
+        assert codes["foreign_load"].endswith(
+            "other programs grew by 2.5 GiB after the warm-up, in the exposed phase"
+        )
 
 
 def test_buffers_of_the_exchange_are_no_strangers(tmp_path):
     """An exchange alone needs buffers beside the model's: 0.1 GB of gradients, 8 times."""
     own, inside = {"memory_bytes": int((OWN_GIB + 2.5) * GIB)}, during("exchange")
-    assert found(sampled(tmp_path, lambda moment, rank: own if inside(moment) else {})) == ({}, "valid")
+    assert found(sampled(tmp_path, lambda moment, rank: own if inside(moment) else {})) == (
+        {},
+        "valid",
+    )
 
 
 @pytest.mark.parametrize(
-    ("share", "cores", "code"), [(0.5, 2, True), (0.12, 32, True), (0.08, 32, False), (0.03, 2, False)]
+    ("share", "cores", "code"),
+    [(0.5, 2, True), (0.12, 32, True), (0.08, 32, False), (0.03, 2, False)],
 )
 @pytest.mark.parametrize("where", ["timed", "exposed"])
 def test_others_on_the_cores_are_seen(tmp_path, share, cores, code, where):
@@ -167,7 +215,9 @@ def test_a_cell_without_samples_of_the_cpu_is_unchecked(tmp_path):
 @pytest.mark.parametrize(("mhz", "code"), [(1200, True), (1870, True), (1910, False)])
 def test_one_gpu_at_a_power_cap_is_seen(tmp_path, mhz, code):
     slow, steps = {"sm_mhz": mhz, "reasons": POWER_CAP}, during("timed", "exposed")
-    codes, verdict = found(sampled(tmp_path, lambda moment, rank: slow if rank and steps(moment) else {}))
+    codes, verdict = found(
+        sampled(tmp_path, lambda moment, rank: slow if rank and steps(moment) else {})
+    )
     assert (set(codes), verdict) == (({"clocks_differ"}, "suspect") if code else (set(), "valid"))
     if code:
         assert f"GPU 1 {mhz:,} MHz, GPU 0 1,980 MHz in the timed phase" in codes["clocks_differ"]
@@ -191,7 +241,9 @@ def test_a_clock_on_its_way_from_a_power_cap_is_no_fault(tmp_path):
     slow = [{"sm_mhz": 1794, "reasons": POWER_CAP}, {"sm_mhz": 1830, "reasons": 0}]
 
     def gpu(moment, rank):
-        return slow[int(2 * moment) % 4 == 0] if steps(moment) else slow[1] if behind(moment) else {}
+        return (
+            slow[int(2 * moment) % 4 == 0] if steps(moment) else slow[1] if behind(moment) else {}
+        )
 
     assert found(sampled(tmp_path, gpu)) == ({}, "valid")
 
@@ -199,20 +251,30 @@ def test_a_clock_on_its_way_from_a_power_cap_is_no_fault(tmp_path):
 @pytest.mark.parametrize("where", ["timed", "exposed"])
 def test_a_clock_that_falls_without_a_reason_is_seen(tmp_path, where):
     inside = during(where)
-    codes, verdict = found(sampled(tmp_path, lambda moment, rank: {"sm_mhz": 1200} if inside(moment) else {}))
+    codes, verdict = found(
+        sampled(tmp_path, lambda moment, rank: {"sm_mhz": 1200} if inside(moment) else {})
+    )
     assert set(codes) == {"clocks_differ"} and verdict == "suspect"
-    assert f"in the {where} phase" in codes["clocks_differ"] and "the driver gives no reason" in codes["clocks_differ"]
+    assert (
+        f"in the {where} phase" in codes["clocks_differ"]
+        and "the driver gives no reason" in codes["clocks_differ"]
+    )
 
 
 @pytest.mark.parametrize("reasons", [POWER_CAP, IDLE])
 def test_a_clock_that_falls_for_power_or_in_idleness_is_no_fault(tmp_path, reasons):
     slow, steps = {"sm_mhz": 1700, "reasons": reasons}, during("timed", "exposed")
-    assert found(sampled(tmp_path, lambda moment, rank: slow if steps(moment) else {})) == ({}, "valid")
+    assert found(sampled(tmp_path, lambda moment, rank: slow if steps(moment) else {})) == (
+        {},
+        "valid",
+    )
 
 
 def test_clocks_that_differ_from_the_baselines_are_a_finding_with_the_efficiency_without_them():
     """Study comp of the audit: one GPU at 1,902 MHz, two at 1,794; 97.3 % are 103 % per MHz."""
-    simulator = Simulator(Truth(noise=0.0, alone_ms=(54.0, 54.0), exposed_ms=0.0, contention_ms=0.0))
+    simulator = Simulator(
+        Truth(noise=0.0, alone_ms=(54.0, 54.0), exposed_ms=0.0, contention_ms=0.0)
+    )
 
     def clocked(gpus, mhz, factor=1.0):
         made = simulator.record(gpus, factor=factor)
@@ -223,9 +285,14 @@ def test_clocks_that_differ_from_the_baselines_are_a_finding_with_the_efficiency
     assert pair.metrics[EFFICIENCY] == pytest.approx(0.973)
     assert pair.metrics[AT_EQUAL_CLOCKS] == pytest.approx(0.973 * 1902 / 1794)
     said = judge(pair, LIMITS).codes["clocks_differ"]
-    assert "the cell ran at 1,794 MHz, its baseline 1,902 MHz; at equal clocks the efficiency is 103.2 %" in said
+    assert (
+        "the cell ran at 1,794 MHz, its baseline 1,902 MHz; at equal clocks the efficiency is 103.2 %"
+        in said
+    )
     for mhz, code in ((1882.0, True), (1884.0, False), (1902.0, False), (1922.0, True)):
-        assert ("clocks_differ" in judge(with_values(clocked((0, 1), mhz), alone), LIMITS).codes) == code, mhz
+        assert (
+            "clocks_differ" in judge(with_values(clocked((0, 1), mhz), alone), LIMITS).codes
+        ) == code, mhz
     plain = judge(with_values(clocked((0, 1), 1902.0), alone), LIMITS)
     assert plain.verdict == judge(pair, LIMITS).verdict  # the finding leaves it as it is
 
@@ -244,7 +311,9 @@ REAL = [
     record for study in sorted(DATA.glob("h200_x*/*")) for record in records.read_study(study)[0]
     if record.state == "finished"
 ]  # fmt: skip
-PLAIN = next(record for record in REAL if record.effective.get("transport") and not record.cell.nccl)
+PLAIN = next(
+    record for record in REAL if record.effective.get("transport") and not record.cell.nccl
+)
 
 
 def with_setting(name, value, variables=None, inherited=None):
@@ -264,29 +333,44 @@ def with_setting(name, value, variables=None, inherited=None):
             with_setting("NCCL_P2P_LEVEL", "LOC", inherited=["NCCL_P2P_LEVEL"]),
             "NCCL_P2P_LEVEL=LOC from the environment",
         ),
-        (with_setting("NCCL_ALGO", "Tree", variables={}), "NCCL_ALGO=Tree from a configuration file of NCCL"),
-        (with_setting("NCCL_SOCKET_IFNAME", "eth0"), "NCCL_SOCKET_IFNAME=eth0 from the environment"),
+        (
+            with_setting("NCCL_ALGO", "Tree", variables={}),
+            "NCCL_ALGO=Tree from a configuration file of NCCL",
+        ),
+        (
+            with_setting("NCCL_SOCKET_IFNAME", "eth0"),
+            "NCCL_SOCKET_IFNAME=eth0 from the environment",
+        ),
         (with_setting("NCCL_NVLS_ENABLE", "1"), "NCCL_NVLS_ENABLE=1 from the environment"),
     ],
 )
 def test_a_setting_that_nobody_asked_for_is_suspect_and_named(record, said):
     codes, verdict = found(record)
     assert (
-        codes == {"setting_not_asked": f"NCCL used a setting that was not asked for: {said}"} and verdict == "suspect"
+        codes == {"setting_not_asked": f"NCCL used a setting that was not asked for: {said}"}
+        and verdict == "suspect"
     )
 
 
 def test_settings_that_were_asked_or_are_ringsides_or_keep_safe_are_not():
-    assert found(with_setting("NCCL_NVLS_ENABLE", "0"))[0] == found(with_setting("NCCL_RAS_ENABLE", "0"))[0] == {}
+    assert (
+        found(with_setting("NCCL_NVLS_ENABLE", "0"))[0]
+        == found(with_setting("NCCL_RAS_ENABLE", "0"))[0]
+        == {}
+    )
     asked = with_setting("NCCL_P2P_LEVEL", "LOC")
-    asked = dataclasses.replace(asked, cell=dataclasses.replace(asked.cell, nccl={"NCCL_P2P_LEVEL": "LOC"}))
+    asked = dataclasses.replace(
+        asked, cell=dataclasses.replace(asked.cell, nccl={"NCCL_P2P_LEVEL": "LOC"})
+    )
     assert found(asked)[0] == {}
 
 
 def test_without_nccls_log_an_inherited_setting_is_unchecked():
     lost = dataclasses.replace(with_setting("NCCL_P2P_LEVEL", "LOC"), effective={})
     assert "NCCL_P2P_LEVEL" in judge(lost, LIMITS).unchecked["setting_not_asked"]
-    assert "setting_not_asked" not in judge(dataclasses.replace(PLAIN, effective={}), LIMITS).unchecked
+    assert (
+        "setting_not_asked" not in judge(dataclasses.replace(PLAIN, effective={}), LIMITS).unchecked
+    )
 
 
 def test_clean_records_of_h200s_are_free_of_these_codes():
@@ -306,20 +390,24 @@ def burn(seconds):
 def test_the_load_of_our_processes_is_told_from_that_of_others():
     load = CpuLoad()
     first = load.read()
-    subprocess.run([sys.executable, "-c", burn(0.4)], check=True)  # ended and waited for, as ranks are
-    child = subprocess.Popen([sys.executable, "-c", f"{burn(0.4)}\nprint(flush=True)\ninput()"], stdin=-1, stdout=-1)
+    subprocess.run(
+        [sys.executable, "-c", burn(0.4)], check=True
+    )  # ended and waited for, as ranks are
+    child = subprocess.Popen(
+        [sys.executable, "-c", f"{burn(0.4)}\nprint(flush=True)\ninput()"], stdin=-1, stdout=-1
+    )
     child.stdout.readline()
     second = load.read()
     child.communicate(b"\n")
     assert second["own_s"] - first["own_s"] >= 0.75
     # A stranger: its parent has ended, and it belongs to init.
-    stranger = (
-        f"import os\nif os.fork() == 0:\n os.setsid()\n {burn(0.4).replace(chr(10), chr(10) + ' ')}\n print(flush=True)"
-    )
+    stranger = f"import os\nif os.fork() == 0:\n os.setsid()\n {burn(0.4).replace(chr(10), chr(10) + ' ')}\n print(flush=True)"
     out = subprocess.run([sys.executable, "-c", stranger], stdout=-1, check=True)
     third = load.read()
     assert out.stdout and third["busy_s"] - second["busy_s"] >= 0.3
-    assert third["own_s"] - second["own_s"] < 0.35 and third["cores"] == len(os.sched_getaffinity(0))
+    assert third["own_s"] - second["own_s"] < 0.35 and third["cores"] == len(
+        os.sched_getaffinity(0)
+    )
 
 
 NOBODY_WAITS = """
@@ -365,13 +453,18 @@ class Process:
 
 def test_memory_of_the_cells_own_processes_is_told_where_the_driver_says_it(monkeypatch):
     monkeypatch.setenv("RINGSIDE_TOKEN", "t" * 32)
-    own = subprocess.Popen([sys.executable, "-c", "print(flush=True)\ninput()"], stdin=-1, stdout=-1)
+    own = subprocess.Popen(
+        [sys.executable, "-c", "print(flush=True)\ninput()"], stdin=-1, stdout=-1
+    )
     monkeypatch.delenv("RINGSIDE_TOKEN")
     own.stdout.readline()
     gpus, gone = SampledGpus(None, [], "t" * 32), 2**22 + 1
     stranger = os.getppid()
     try:
-        assert gpus._processes([Process(own.pid, 5), Process(gone, 7)]) == {"foreign_pids": [], "own_bytes": 5}
+        assert gpus._processes([Process(own.pid, 5), Process(gone, 7)]) == {
+            "foreign_pids": [],
+            "own_bytes": 5,
+        }
         assert gpus._processes([Process(own.pid, None)]) == {"foreign_pids": []}
         assert gpus._processes([Process(gone, 7)]) == {"foreign_pids": []}, (
             "its own are not among them: nothing is known"
@@ -390,11 +483,14 @@ def test_the_report_tells_the_efficiency_at_equal_clocks_and_what_was_inherited(
     findings = findings_of(study)
     (section,) = [section for section in (scaling(study, findings),) if section]
     (sentence,) = [line for line in section.lines if "SM clock" in line]
-    assert "would be 100.8 % instead of 97.6 % against GPU 0 (resnet50 · compile on gpus 0,1); " in sentence.replace(
-        THIN, " "
+    assert (
+        "would be 100.8 % instead of 97.6 % against GPU 0 (resnet50 · compile on gpus 0,1); "
+        in sentence.replace(THIN, " ")
     )
     assert "eager" not in sentence
-    (column,) = [one for one in section.tables[0].columns if one.key == "efficiency_at_equal_clocks"]
+    (column,) = [
+        one for one in section.tables[0].columns if one.key == "efficiency_at_equal_clocks"
+    ]
     assert column.shown
     (line,) = environment_section(study, findings).lines
     assert "NCCL_NVLS_ENABLE=0" in line and "NCCL_RAS_ENABLE" not in line

@@ -23,7 +23,12 @@ BASIC = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 # Where Hydra has what reads and merges files: the place, its name, their own, ours.
 REMEMBERED = (
     (ConfigRepository, "load_config", remembered.HYDRAS_LOAD, remembered.load_config),
-    (ConfigLoaderImpl, "_compose_config_from_defaults_list", remembered.HYDRAS_COMPOSE, remembered.compose),
+    (
+        ConfigLoaderImpl,
+        "_compose_config_from_defaults_list",
+        remembered.HYDRAS_COMPOSE,
+        remembered.compose,
+    ),
 )
 SWEEPS = (
     "gpus=0,3 seed=1 global_batch_size=8",
@@ -78,12 +83,15 @@ def test_composing_cheaply_gives_what_hydra_gives(jobs, command):
 
 
 @pytest.mark.parametrize(
-    ("command", "count"), [("gpus=0,3", 1), ("-m gpus=0,3", 1), ("+experiment=scaling full=true", 2)]
+    ("command", "count"),
+    [("gpus=0,3", 1), ("-m gpus=0,3", 1), ("+experiment=scaling full=true", 2)],
 )
 def test_the_mode_costs_no_composition_where_nothing_sets_it(launch, monkeypatch, command, count):
     composed, own = [], hydras_own.Hydra.compose_config
     monkeypatch.setattr(
-        hydras_own.Hydra, "compose_config", lambda *given, **named: composed.append(1) or own(*given, **named)
+        hydras_own.Hydra,
+        "compose_config",
+        lambda *given, **named: composed.append(1) or own(*given, **named),
     )
     assert launch(*command.split(), "dry_run=true")[0] == 0
     assert len(composed) == count
@@ -95,7 +103,9 @@ def test_ctrl_c_while_planning_ends_with_one_line(launch, monkeypatch):
             signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(sweeper, "_tell", pressed)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores SIGINT
+    before = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a job in the background ignores SIGINT
     try:
         ended = launch("-m", "seed=range(0,4)", "dry_run=true")
     finally:
@@ -109,7 +119,9 @@ def test_a_file_that_changed_is_read_again_and_one_that_did_not_gives_the_same(l
     cells = []
     for gpu in (0, 1, 1):
         study.write_text(f"# @package _global_\ngpus: ['{gpu}']\n")
-        code, out, err = launch("--config-dir", str(tmp_path / "mine"), "+experiment=own", "dry_run=true")
+        code, out, err = launch(
+            "--config-dir", str(tmp_path / "mine"), "+experiment=own", "dry_run=true"
+        )
         assert (code, err) == (0, "")
         cells += [line.rpartition(" · ")[2] for line in out.splitlines() if " · " in line]
     assert cells == ["gpus 0", "gpus 1", "gpus 1"]

@@ -24,8 +24,14 @@ OTHER = "b" * 32
 def study_dir(output_dir):
     """Two sweeps of a study, one with a failed cell; nothing of them in the store."""
     folder = output_dir / "scaling"
-    failed = make_record(3, sweep_id=OTHER, state="failed", failure=Failure("hang", 1, "rank 1 went silent"))
-    for record in (make_record(1), make_record(2, validity=Validity("invalid", {"noisy": "noise"})), failed):
+    failed = make_record(
+        3, sweep_id=OTHER, state="failed", failure=Failure("hang", 1, "rank 1 went silent")
+    )
+    for record in (
+        make_record(1),
+        make_record(2, validity=Validity("invalid", {"noisy": "noise"})),
+        failed,
+    ):
         make_folder(folder, record)
     return folder
 
@@ -36,7 +42,11 @@ def open_store(study_dir):
 
 def parents(tracker):
     found = tracker._client.search_runs([tracker._experiment])
-    return {run.data.tags["ringside.sweep_id"]: run for run in found if "mlflow.parentRunId" not in run.data.tags}
+    return {
+        run.data.tags["ringside.sweep_id"]: run
+        for run in found
+        if "mlflow.parentRunId" not in run.data.tags
+    }
 
 
 def test_everything_is_projected_once(study_dir):
@@ -46,7 +56,10 @@ def test_everything_is_projected_once(study_dir):
     assert rows(study_dir.parent / "mlflow.db") == before
     tracker = open_store(study_dir)
     found = parents(tracker)
-    assert {sweep: run.info.status for sweep, run in found.items()} == {"a" * 32: "FINISHED", OTHER: "FAILED"}
+    assert {sweep: run.info.status for sweep, run in found.items()} == {
+        "a" * 32: "FINISHED",
+        OTHER: "FAILED",
+    }
     assert found["a" * 32].data.tags["cells"] == "2 finished (1 of them invalid)"
     assert found["a" * 32].info.run_name.startswith("2 cells · ")
     assert "**failed**: hang" in found[OTHER].data.tags["mlflow.note.content"]
@@ -62,12 +75,20 @@ def test_a_sweep_that_was_logged_is_left_as_it_is(study_dir):
     tracker.start_sweep(make_sweep())
     for record in own:
         tracker.log(record, CellFolder(study_dir / f"cell-{record.record_id[-6:]}"))
-    earlier = dataclasses.replace(own[0], sweep_id=OTHER)  # a cell that the sweep resumed: in its table, not its own
+    earlier = dataclasses.replace(
+        own[0], sweep_id=OTHER
+    )  # a cell that the sweep resumed: in its table, not its own
     tracker.finish_sweep(make_sweep(), [*own, earlier], "interrupted", "the table")
     update_values(tracker, study_dir, read_study(study_dir)[0], {})
-    before = {run.info.run_id: (run.info.to_proto(), run.data.to_dictionary()) for run in runs(tracker).values()}
+    before = {
+        run.info.run_id: (run.info.to_proto(), run.data.to_dictionary())
+        for run in runs(tracker).values()
+    }
     assert sync(study_dir) == SyncReport(projected=1, already=2, unreadable=[])
-    after = {run.info.run_id: (run.info.to_proto(), run.data.to_dictionary()) for run in runs(tracker).values()}
+    after = {
+        run.info.run_id: (run.info.to_proto(), run.data.to_dictionary())
+        for run in runs(tracker).values()
+    }
     assert before.items() <= after.items()
 
 
@@ -115,7 +136,9 @@ def test_a_damaged_record_does_not_stop_the_others(study_dir, capsys):
         out, err = capsys.readouterr()
         assert out == f"{projected} projected, {already} there already, 4 unreadable\n"
         assert len(err.splitlines()) == 4 and "Traceback" not in err
-    (study_dir / "journal.jsonl").write_text(json.dumps({"kind": "sweep", "time": 1.0, "sweep_id": "a" * 32}) + "\n")
+    (study_dir / "journal.jsonl").write_text(
+        json.dumps({"kind": "sweep", "time": 1.0, "sweep_id": "a" * 32}) + "\n"
+    )
     efficiency = {f"{1:032x}": {"scaling/efficiency": 0.9}}
     update_values(
         open_store(study_dir), study_dir, read_study(study_dir)[0], efficiency
@@ -142,8 +165,16 @@ def test_the_command_writes_elsewhere_when_asked(study_dir):
     command = [sys.executable, "-m", "launch", "sync", study_dir, "--experiment", "elsewhere"]
     uri = f"sqlite:///{study_dir.parent}/mlflow.db".replace("%", "%25").replace("#", "%23")
     done = subprocess.run(
-        [*command, "--uri", uri], cwd=Path(__file__).parent.parent, capture_output=True, text=True, check=False
+        [*command, "--uri", uri],
+        cwd=Path(__file__).parent.parent,
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "3 projected, 0 there already, 0 unreadable\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (
+        0,
+        "3 projected, 0 there already, 0 unreadable\n",
+        "",
+    )
     tracker = Tracker.open(Tracking(experiment="elsewhere"), study_dir.parent, "scaling")
     assert len(tracker._client.search_runs([tracker._experiment])) == 5

@@ -14,12 +14,14 @@ import pytest
 from analysis.validity.checks import judge
 from benchmarks.derived import complete
 from benchmarks.record import CellFolder, read, read_lines
-from benchmarks.timing import stationarity
+from benchmarks.timing import statistics as stationarity
 from conf.schema import ValidityLimits
 
 DATA = Path(__file__).parent / "data" / "raw_lines"
 TRAINED = sorted(
-    path for path in DATA.glob("*/resnet50-*") if "throughput/seconds" in read(path / "record.json").metrics
+    path
+    for path in DATA.glob("*/resnet50-*")
+    if "throughput/seconds" in read(path / "record.json").metrics
 )
 PAIR = DATA / "h200_x4" / "resnet50-nccl_allreduce-gpus0-1-1320f9f3be"
 CODES = {"not_stationary", "pauses", "slow_rank", "samples_do_not_fill_window", "rate_inconsistent"}
@@ -29,14 +31,17 @@ def lines_of(folder):
     """The cell of a folder, and the lines of its ranks."""
     record = read(folder / "record.json")
     return record, {
-        rank: list(read_lines(CellFolder(folder).rank_lines(rank))) for rank in range(record.cell.world_size)
+        rank: list(read_lines(CellFolder(folder).rank_lines(rank)))
+        for rank in range(record.cell.world_size)
     }
 
 
 def codes(record, lines):
     """The codes of time that a record of these lines has."""
     values = complete(lines, record.cell)
-    made = dataclasses.replace(record, metrics=values["metrics"], checks=values["checks"], effective={})
+    made = dataclasses.replace(
+        record, metrics=values["metrics"], checks=values["checks"], effective={}
+    )
     return CODES & set(judge(made, ValidityLimits()).codes)
 
 
@@ -57,7 +62,9 @@ def plant(lines, purpose, longer, ranks=(0, 1)):
     return lines
 
 
-@pytest.mark.parametrize("folder", TRAINED, ids=lambda path: f"{path.parent.name}-{path.name[-10:]}")
+@pytest.mark.parametrize(
+    "folder", TRAINED, ids=lambda path: f"{path.parent.name}-{path.name[-10:]}"
+)
 def test_clean_cells_of_h200s_have_no_code_of_time(folder):
     assert codes(*lines_of(folder)) == set()
 
@@ -67,9 +74,17 @@ def test_every_strategy_has_a_clean_cell():
 
 
 PLANTED = {
-    "a step of 5 % from the middle on": ("not_stationary", "timed", lambda place: 0.05 * (place >= 36)),
+    "a step of 5 % from the middle on": (
+        "not_stationary",
+        "timed",
+        lambda place: 0.05 * (place >= 36),
+    ),
     "a trend of 2 %": ("not_stationary", "timed", lambda place: 0.02 * place / 71),
-    "a pause of 0.25 s in every 25th step": ("pauses", "timed", lambda place: 250 / 55 * (place % 25 == 24)),
+    "a pause of 0.25 s in every 25th step": (
+        "pauses",
+        "timed",
+        lambda place: 250 / 55 * (place % 25 == 24),
+    ),
     "one step in 72 of +500 %": ("pauses", "timed", lambda place: 5.0 * (place == 50)),
     "one step in 72 of +50 %": ("pauses", "timed", lambda place: 0.5 * (place == 5)),
 }
@@ -87,8 +102,13 @@ def test_a_strategy_without_an_exchange_alone_is_not_said_to_be_of_an_older_vers
     record, lines = lines_of(PAIR)
     values = complete(lines, record.cell)
     checks = {name: value for name, value in values["checks"].items() if name != "slowest_rank"}
-    metrics = {name: value for name, value in values["metrics"].items() if name != "strategy/cost_ms"}
-    for known, why in ((metrics, "the strategy has no exchange alone"), (values["metrics"], "did not look")):
+    metrics = {
+        name: value for name, value in values["metrics"].items() if name != "strategy/cost_ms"
+    }
+    for known, why in (
+        (metrics, "the strategy has no exchange alone"),
+        (values["metrics"], "did not look"),
+    ):
         made = dataclasses.replace(record, metrics=known, checks=checks, effective={})
         assert why in judge(made, ValidityLimits()).unchecked["slow_rank"]
 
@@ -101,7 +121,9 @@ def test_a_rank_that_computes_five_percent_slower_is_named():
     assert values["checks"]["slowest_rank"]["rank"] == 1
     alone, slowed = values["tables"]["ranks/own_ms"]
     assert slowed / alone == pytest.approx(1.05, abs=0.005)
-    assert values["metrics"]["ranks/spread"] < 1e-4, "steps with the exchange wait for the slowest rank"
+    assert values["metrics"]["ranks/spread"] < 1e-4, (
+        "steps with the exchange wait for the slowest rank"
+    )
 
 
 @pytest.mark.parametrize("purpose", ["timed", "exchange", "with exchange"])
@@ -121,7 +143,13 @@ def test_samples_that_leave_out_a_thousandth_of_their_window_are_seen(purpose):
 def test_few_steps_have_no_facts_of_a_change_and_constants_none_that_matter():
     assert stationarity.facts([1.0] * 11) == {}
     steady = stationarity.facts([1.0] * 12)
-    assert steady["change"] == steady["drift"] == steady["change_beyond"] == steady["drift_beyond"] == 0
+    assert (
+        steady["change"]
+        == steady["drift"]
+        == steady["change_beyond"]
+        == steady["drift_beyond"]
+        == 0
+    )
     jumped = stationarity.facts([1.0] * 20 + [1.05] * 20)
     assert (jumped["change_at"], jumped["change_beyond"]) == (20, stationarity.MOST_BEYOND)
     assert stationarity.facts(np.linspace(1, 2, 30).tolist())["drift"] == pytest.approx(2 / 3)
@@ -141,7 +169,13 @@ def test_intervals_hold_the_truth_and_clean_series_have_no_code(name):
 
 
 @pytest.mark.parametrize(
-    "fault", ["none", "step +5% from iteration 60", "spell of 30 steps, +5%", "warm-up: 2% decaying over 10 s"]
+    "fault",
+    [
+        "none",
+        "step +5% from iteration 60",
+        "spell of 30 steps, +5%",
+        "warm-up: 2% decaying over 10 s",
+    ],
 )
 def test_a_cell_is_told_what_time_did_to_it_from_its_first_step_on(fault):
     found = coverage_faults.seen(fault, studies=10)

@@ -15,7 +15,12 @@ from analysis.__main__ import main
 from analysis.errors import UnreadableInput
 from analysis.topology.drawing import draw_topology
 from analysis.topology.layout import lay_out
-from analysis.topology.link_classes import distinct_classes, is_known, nvlink_gb_per_s, pcie_gb_per_s
+from analysis.topology.link_classes import (
+    distinct_classes,
+    is_known,
+    nvlink_gb_per_s,
+    pcie_gb_per_s,
+)
 from analysis.topology.model import Gpu, Topology, infer_nvswitch
 from analysis.topology.nccl_xml import parse_topology_xml
 from analysis.topology.nvml import NoDriver, pci_class, read_live_topology
@@ -117,7 +122,9 @@ def test_one_gpu_in_old_dialects(text):
 
 
 def test_old_word_for_a_path_between_sockets():
-    topology = parse_topology_text("\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tSOC\t0-7\nGPU1\tSOC\t X \t8-15\n")
+    topology = parse_topology_text(
+        "\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tSOC\t0-7\nGPU1\tSOC\t X \t8-15\n"
+    )
     assert topology.link_between(0, 1) == "SYS"
 
 
@@ -135,7 +142,9 @@ def test_an_affinity_that_the_end_of_the_text_may_have_cut_is_unknown():
 
 def test_prose_around_the_table_is_skipped():
     text = (
-        "$ nvidia-smi topo -m\n```\n" + capture("dgx1_v100") + "```\nLooking at the matrix, GPU0 and GPU1 are near.\n"
+        "$ nvidia-smi topo -m\n```\n"
+        + capture("dgx1_v100")
+        + "```\nLooking at the matrix, GPU0 and GPU1 are near.\n"
     )
     assert parse_topology_text(text) == parse_topology_text(capture("dgx1_v100"))
 
@@ -148,14 +157,26 @@ DGX1 = capture("dgx1_v100")
     [
         ("", "no header line"),
         ("hello\n", "no header line"),
-        ("\n".join(line for line in DGX1.split("\n") if not line.startswith("GPU5")), "no row for GPU5"),
-        (DGX1.replace("GPU1    NV1 ", "GPU1    NV2 "), "line 3: GPU1 to GPU0 is NV2, but GPU0 to GPU1 is NV1"),
+        (
+            "\n".join(line for line in DGX1.split("\n") if not line.startswith("GPU5")),
+            "no row for GPU5",
+        ),
+        (
+            DGX1.replace("GPU1    NV1 ", "GPU1    NV2 "),
+            "line 3: GPU1 to GPU0 is NV2, but GPU0 to GPU1 is NV1",
+        ),
         (DGX1 + DGX1, "line 24: a second table"),
         ("\tGPU0\nGPU0\t X \nGPU1\tSYS\t X \n", "line 3: a row for GPU1, which has no column"),
         (DGX1.replace("\nGPU3 ", "\nGPU2 "), "line 5: a second row for GPU2"),
         (DGX1.replace("GPU0     X ", "GPU0    SYS"), "line 2: GPU0 to GPU0 reads 'SYS'"),
-        (DGX1.replace("GPU0     X      NV1 ", "GPU0     X      25.3"), "line 2: GPU0 to GPU1 reads '25.3'"),
-        ("\tGPU0\tGPU1\nGPU0\t X \tSYS\nGPU1\tSYS\n", "line 3: 1 links in the row of GPU1; accepted are 2"),
+        (
+            DGX1.replace("GPU0     X      NV1 ", "GPU0     X      25.3"),
+            "line 2: GPU0 to GPU1 reads '25.3'",
+        ),
+        (
+            "\tGPU0\tGPU1\nGPU0\t X \tSYS\nGPU1\tSYS\n",
+            "line 3: 1 links in the row of GPU1; accepted are 2",
+        ),
         ("\tGPU0\tGPU1\nGPU0\t X \tSYS\t0-7\nGPU1\tSYS\t X \t0-7\n", "line 2: 1 more cells"),
         ("\tGPU0\tGPU0\nGPU0\t X \tSYS\n", "a device twice"),
         (capture("h200_x8_p2p_read"), "topo -p2p"),
@@ -175,11 +196,15 @@ WORDS = ["NV1", "NV2", "NV12", "NV18", "PIX", "PXB", "PHB", "NODE", "SYS", "XLIN
 def topologies(draw_value):
     gpus, nics = draw_value(st.integers(1, 5)), draw_value(st.integers(0, 3))
     devices = [*range(gpus), *(f"mlx5_{nic}" for nic in range(nics))]
-    links = {frozenset(pair): draw_value(st.sampled_from(WORDS)) for pair in combinations(devices, 2)}
+    links = {
+        frozenset(pair): draw_value(st.sampled_from(WORDS)) for pair in combinations(devices, 2)
+    }
     cpus = st.sampled_from([None, "0-19,40-59", "20-39,60-79", "0-127"])
     nodes = st.sampled_from([None, "0", "1", "12"])
     found = tuple(Gpu(gpu, draw_value(cpus), draw_value(nodes)) for gpu in range(gpus))
-    return Topology(found, tuple(devices[gpus:]), links, infer_nvswitch(range(gpus), links), "generated")
+    return Topology(
+        found, tuple(devices[gpus:]), links, infer_nvswitch(range(gpus), links), "generated"
+    )
 
 
 @st.composite
@@ -202,7 +227,9 @@ def render(topology, dialect):
         labels |= {nic: f"NIC{number}" for number, nic in enumerate(topology.nics)}
     rows = [[*labels.values(), *headings]]
     for device in devices:
-        cells = [" X " if other == device else topology.link_between(device, other) for other in devices]
+        cells = [
+            " X " if other == device else topology.link_between(device, other) for other in devices
+        ]
         if isinstance(device, int):
             gpu = topology.gpu(device)
             cells += [gpu.cpu_affinity or "N/A", gpu.numa_affinity or "N/A", "N/A"][: len(headings)]
@@ -215,7 +242,14 @@ def render(topology, dialect):
         lines = ["        " + "    ".join(rows[0]), *("    ".join(row) for row in rows[1:])]
     if dialect["ansi"]:
         lines[0] = f"\x1b[4m{lines[0]}\x1b[0m"
-    lines += ["", "Legend:", "", "  X    = Self", "  NV#  = Connection traversing a bonded set of # NVLinks", ""]
+    lines += [
+        "",
+        "Legend:",
+        "",
+        "  X    = Self",
+        "  NV#  = Connection traversing a bonded set of # NVLinks",
+        "",
+    ]
     if dialect["legend"]:
         lines += ["NIC Legend:", "", *(f"  {labels[nic]}: {nic}" for nic in topology.nics), ""]
     kept = tuple(
@@ -241,7 +275,11 @@ def damage(text, data):
     """Drop, repeat or cut something; or change, drop or repeat one word of one line."""
     lines = text.split("\n")
     at = data.draw(st.integers(0, len(lines) - 1))
-    kind = data.draw(st.sampled_from(["drop line", "repeat line", "cut text", "cut line", "word", "drop", "repeat"]))
+    kind = data.draw(
+        st.sampled_from(
+            ["drop line", "repeat line", "cut text", "cut line", "word", "drop", "repeat"]
+        )
+    )
     if kind == "drop line":
         del lines[at]
     elif kind == "repeat line":
@@ -250,13 +288,21 @@ def damage(text, data):
         return text[: data.draw(st.integers(0, len(text)))]
     elif kind == "cut line":
         # Not inside an affinity, which is written once: no reader could tell "0-1" from a cut "0-127".
-        affinity = re.search(r"\d[\d,-]*(\s+\d*)?(\s*N/A)*\s*$", lines[at]) if lines[at].startswith("GPU") else None
-        lines[at] = lines[at][: data.draw(st.integers(0, affinity.start() if affinity else len(lines[at])))]
+        affinity = (
+            re.search(r"\d[\d,-]*(\s+\d*)?(\s*N/A)*\s*$", lines[at])
+            if lines[at].startswith("GPU")
+            else None
+        )
+        lines[at] = lines[at][
+            : data.draw(st.integers(0, affinity.start() if affinity else len(lines[at])))
+        ]
     else:
         separator = "\t" if "\t" in lines[at] else " "
         words = lines[at].split(separator)
         which = data.draw(st.integers(0, len(words) - 1))
-        affinity = kind == "word" and words[which][:1].isdigit()  # written once: no reader could tell
+        affinity = (
+            kind == "word" and words[which][:1].isdigit()
+        )  # written once: no reader could tell
         if kind == "word" and not affinity:
             words[which] = data.draw(st.sampled_from([*WORDS, "X", "N/A", "", "GPU1"]))
         elif kind == "drop":
@@ -288,7 +334,10 @@ def test_damage_never_gives_a_wrong_value(topology, dialect, data):
 
 # ---- NCCL XML -------------------------------------------------------------------------------------------------------
 
-BUS = {gpu: f"0000:{bus}:00.0" for gpu, bus in enumerate(["06", "07", "0a", "0b", "85", "86", "89", "8a"])}
+BUS = {
+    gpu: f"0000:{bus}:00.0"
+    for gpu, bus in enumerate(["06", "07", "0a", "0b", "85", "86", "89", "8a"])
+}
 
 
 def dgx1_xml():
@@ -296,19 +345,29 @@ def dgx1_xml():
     text = parse_topology_text(DGX1)
     lines = ['<system version="1">']
     for node, affinity in enumerate(["00000fff,ff00000f,ffff", "fffff,00000000,000fffff,f0000000"]):
-        lines.append(f'<cpu numaid="{node}" affinity="{affinity}" arch="x86_64" vendor="GenuineIntel">')
+        lines.append(
+            f'<cpu numaid="{node}" affinity="{affinity}" arch="x86_64" vendor="GenuineIntel">'
+        )
         for switch in range(2):
-            lines.append(f'<pci busid="0000:{node}{switch}:00.0" class="0x060400" link_speed="8 GT/s" link_width="16">')
+            lines.append(
+                f'<pci busid="0000:{node}{switch}:00.0" class="0x060400" link_speed="8 GT/s" link_width="16">'
+            )
             for gpu in range(node * 4 + switch * 2, node * 4 + switch * 2 + 2):
-                lines.append(f'<pci busid="{BUS[gpu]}" class="0x030200" link_speed="8 GT/s" link_width="16">')
+                lines.append(
+                    f'<pci busid="{BUS[gpu]}" class="0x030200" link_speed="8 GT/s" link_width="16">'
+                )
                 lines.append(f'<gpu dev="{gpu}" sm="70" rank="{gpu}" gdr="1">')
                 for other in range(8):
                     word = text.link_between(gpu, other) if other != gpu else "X"
                     if word.startswith("NV"):
-                        lines.append(f'<nvlink target="{BUS[other]}" count="{word[2:]}" tclass="0x030200"/>')
+                        lines.append(
+                            f'<nvlink target="{BUS[other]}" count="{word[2:]}" tclass="0x030200"/>'
+                        )
                 lines.append("</gpu></pci>")
             lines.append(f'<pci busid="0000:{node}{switch}:09.0" class="0x020700"><nic>')
-            lines.append(f'<net name="mlx5_{node * 2 + switch}" dev="0" speed="100000" port="1"/></nic></pci></pci>')
+            lines.append(
+                f'<net name="mlx5_{node * 2 + switch}" dev="0" speed="100000" port="1"/></nic></pci></pci>'
+            )
         lines.append("</cpu>")
     return "\n".join([*lines, "</system>", ""])
 
@@ -357,11 +416,20 @@ def test_xml_links_to_switches_add_up_even_when_the_switches_are_invisible():
 def test_xml_paths_without_nvlink():
     plain = "\n".join(line for line in dgx1_xml().split("\n") if "<nvlink" not in line)
     topology = parse_topology_xml(plain)
-    assert [topology.link_between(0, gpu) for gpu in range(1, 8)] == ["PIX", "PHB", "PHB", "SYS", "SYS", "SYS", "SYS"]
+    assert [topology.link_between(0, gpu) for gpu in range(1, 8)] == [
+        "PIX",
+        "PHB",
+        "PHB",
+        "SYS",
+        "SYS",
+        "SYS",
+        "SYS",
+    ]
     deep = SWITCHED.replace(' <pci busid="0000:98:00.0"', ' <pci busid="0000:16:01.0"')
     deep = "\n".join(line for line in deep.split("\n") if "<nvlink" not in line)
     deep = deep.replace(
-        '<cpu host_hash="0x1" numaid="-1" affinity="0000ffff">', '<cpu numaid="0"><pci busid="0:1:0.0">'
+        '<cpu host_hash="0x1" numaid="-1" affinity="0000ffff">',
+        '<cpu numaid="0"><pci busid="0:1:0.0">',
     )
     assert parse_topology_xml(deep.replace("</cpu>", "</pci></cpu>")).link_between(0, 3) == "PXB"
 
@@ -376,7 +444,10 @@ BOMB = '<!DOCTYPE a [<!ENTITY b "x"><!ENTITY c "&b;&b;&b;">]>\n<system><cpu>&c;<
         (dgx1_xml()[:900], "accepted is whole XML"),
         ("<system/>", "no <gpu"),
         ("<graphs><gpu dev='0'/></graphs>", "root element is 'graphs'"),
-        (SWITCHED.replace('dev="3"', 'dev="0"'), r"line 13: a second <gpu dev=0>, the first in line 5"),
+        (
+            SWITCHED.replace('dev="3"', 'dev="0"'),
+            r"line 13: a second <gpu dev=0>, the first in line 5",
+        ),
         (SWITCHED.replace('count="5"', 'count="many"'), "line 6: <nvlink> has count='many'"),
         (SWITCHED.replace('count="5"', 'count="0"'), "line 6: <nvlink> has count='0'"),
         (SWITCHED.replace('dev="3"', ""), "line 13: <gpu> has dev=''"),
@@ -529,7 +600,12 @@ def test_live_nics_from_sysfs(tmp_path):
     far = sysfs_device(tmp_path, ["pci0000:80", "0000:80:02.0", "0000:88:00.0"], 1)
     (tmp_path / "bus/pci/devices").mkdir(parents=True)
     (tmp_path / "bus/pci/devices" / BUS[0]).symlink_to(gpu)
-    for name, device in {"mlx5_0": near, "mlx5_1": same_root, "mlx5_2": other_root, "mlx5_10": far}.items():
+    for name, device in {
+        "mlx5_0": near,
+        "mlx5_1": same_root,
+        "mlx5_2": other_root,
+        "mlx5_10": far,
+    }.items():
         (tmp_path / "class/infiniband" / name).mkdir(parents=True)
         (tmp_path / "class/infiniband" / name / "device").symlink_to(device)
     topology = read_live_topology(FakeNvml([[]]), tmp_path)
@@ -556,7 +632,13 @@ def test_drawing_is_the_same_every_time_and_names_everything(tmp_path):
     svg = (tmp_path / "one.svg").read_text()
     assert svg == (tmp_path / "two.svg").read_text()
     assert "dc:date" not in svg
-    for label in [*(f"GPU{gpu}" for gpu in range(8)), "mlx5_3", "PCIe switch", "CPUs 0-19,40-59", "NV2 (8 pairs)"]:
+    for label in [
+        *(f"GPU{gpu}" for gpu in range(8)),
+        "mlx5_3",
+        "PCIe switch",
+        "CPUs 0-19,40-59",
+        "NV2 (8 pairs)",
+    ]:
         assert label in svg
 
 
@@ -575,7 +657,12 @@ def test_drawing_of_other_machines(name, tmp_path):
 
 def test_drawing_bends_links_over_gpus_in_their_way():
     rows = ["\tGPU0\tGPU1\tGPU2\tCPU Affinity\tNUMA Affinity"]
-    rows += ["GPU0\t X \tNV6\tNV6\t0-7\t0", "GPU1\tNV6\t X \tNV6\t8-15\t1", "GPU2\tNV6\tNV6\t X \t16-23\t2", ""]
+    rows += [
+        "GPU0\t X \tNV6\tNV6\t0-7\t0",
+        "GPU1\tNV6\t X \tNV6\t8-15\t1",
+        "GPU2\tNV6\tNV6\t X \t16-23\t2",
+        "",
+    ]
     assert set(lay_out(parse_topology_text("\n".join(rows))).arcs) == {frozenset((0, 2))}
 
 
@@ -589,7 +676,19 @@ def test_command_prints_json_table_and_drawing(tmp_path, capsys):
     assert main(["topology", file, "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert (shown["gpus"], shown["nics"], shown["links"]["2-3"]) == ([0, 1, 2, 3], [], "NV12")
-    assert main(["topology", file, "--gpu-name", "NVIDIA A100 80GB PCIe", "--svg", str(tmp_path / "a.svg")]) == 0
+    assert (
+        main(
+            [
+                "topology",
+                file,
+                "--gpu-name",
+                "NVIDIA A100 80GB PCIe",
+                "--svg",
+                str(tmp_path / "a.svg"),
+            ]
+        )
+        == 0
+    )
     assert "NV12: 2 pairs of GPUs, 300.0 GB/s in theory" in capsys.readouterr().out
     assert (tmp_path / "a.svg").stat().st_size > 0
 
@@ -619,6 +718,10 @@ def test_command_reads_standard_input():
 def test_importing_the_topology_loads_nothing_heavy():
     code = "import sys, analysis.topology.model, analysis.topology.source; print(*sys.modules)"
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=DATA.parent.parent, check=True
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=DATA.parent.parent,
+        check=True,
     )
     assert not {"numpy", "networkx", "matplotlib", "torch", "pynvml"} & set(done.stdout.split())

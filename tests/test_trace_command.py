@@ -29,7 +29,13 @@ SVG = "{http://www.w3.org/2000/svg}"
 def test_tables(capsys):
     assert main(["trace", str(NVL), "--kernels"]) == 0
     out = capsys.readouterr().out
-    for words in ("rank 1 came last in 27 of 33 collectives", "2895.1", "AllGather", "[CUDA memset]", "86,921,997"):
+    for words in (
+        "rank 1 came last in 27 of 33 collectives",
+        "2895.1",
+        "AllGather",
+        "[CUDA memset]",
+        "86,921,997",
+    ):
         assert words in out
 
 
@@ -55,9 +61,12 @@ def test_comparison_is_the_dlprof_table(capsys):
 
 
 def test_comparison_says_what_is_in_one_trace_only(tmp_path):
-    one = make_export(tmp_path / "a.sqlite", [(10, 0, 17, 0, 2, REDUCE, 1), (10, 0, 17, 5, 7, REDUCE, 2)])
+    one = make_export(
+        tmp_path / "a.sqlite", [(10, 0, 17, 0, 2, REDUCE, 1), (10, 0, 17, 5, 7, REDUCE, 2)]
+    )
     found = compare_traces(
-        summarize(load_trace(str(one))), summarize(load_trace(str(two_ranks(tmp_path / "b.sqlite"))))
+        summarize(load_trace(str(one))),
+        summarize(load_trace(str(two_ranks(tmp_path / "b.sqlite")))),
     )
     assert found.notes == [
         "ranks 1 are in one trace only",
@@ -70,7 +79,11 @@ def test_comparison_says_what_is_in_one_trace_only(tmp_path):
 
 
 def test_requests_that_contradict_themselves(tmp_path, capsys):
-    for arguments in (["--step", "1"], [str(LOC), "--svg", "x.svg"], ["--svg", str(tmp_path / "x.svg"), "--step", "1"]):
+    for arguments in (
+        ["--step", "1"],
+        [str(LOC), "--svg", "x.svg"],
+        ["--svg", str(tmp_path / "x.svg"), "--step", "1"],
+    ):
         assert main(["trace", str(NVL), *arguments]) == 2
     assert "no range named step" in capsys.readouterr().err
 
@@ -97,15 +110,32 @@ def test_a_drawing_for_a_paper_is_pdf_with_text_of_eight_points(tmp_path):
     assert timeline_pdf(drawing) == target.read_bytes()
     assert b"/Subtype /Type3" not in target.read_bytes() and b"/FontFile2" in target.read_bytes()
     (width,) = re.findall(rb"/MediaBox \[ 0 0 ([0-9.]+) ", target.read_bytes())
-    assert float(width) == 504 and 504 / float(re.findall(r'viewBox="0 0 (\d+) ', drawing)[0]) * 11 >= 8
-    for damaged in ("<svg", "<svg/>", drawing.replace("</svg>", '<rect width="x" height="1"/></svg>')):
+    assert (
+        float(width) == 504
+        and 504 / float(re.findall(r'viewBox="0 0 (\d+) ', drawing)[0]) * 11 >= 8
+    )
+    for damaged in (
+        "<svg",
+        "<svg/>",
+        drawing.replace("</svg>", '<rect width="x" height="1"/></svg>'),
+    ):
         with pytest.raises((ValueError, ElementTree.ParseError)):
             timeline_pdf(damaged)
 
 
 def test_the_drawing_shows_the_step_its_waits_and_what_was_exposed(tmp_path):
-    ranges = [(pid, start, end, name) for pid in (10, 11) for start, end, name in ((0, 17, "step"), (1, 9, "forward"))]
-    calls = [(10, 0, 1), (10, 1, 3), (10, 18, 2), (11, 1, 1), (11, 2, 2)]  # rank 0's second gemm is of no step
+    ranges = [
+        (pid, start, end, name)
+        for pid in (10, 11)
+        for start, end, name in ((0, 17, "step"), (1, 9, "forward"))
+    ]
+    calls = [
+        (10, 0, 1),
+        (10, 1, 3),
+        (10, 18, 2),
+        (11, 1, 1),
+        (11, 2, 2),
+    ]  # rank 0's second gemm is of no step
     trace = load_trace(str(two_ranks(tmp_path / "a.sqlite", ranges=ranges, calls=calls)))
     text = draw_timeline(trace, choose_window(trace))
     words = [one.text for one in ElementTree.fromstring(text).iter(f"{SVG}text")]
@@ -113,7 +143,9 @@ def test_the_drawing_shows_the_step_its_waits_and_what_was_exposed(tmp_path):
     assert "communication 8.000 ms, exposed 4.000 ms, waiting 4.000 ms" in words
     assert "communication 4.000 ms, exposed 4.000 ms, waiting 0.000 ms" in words
     assert words.count("forward") == 2
-    boxes = {(one.get("fill"), one.get("d")) for one in ElementTree.fromstring(text).iter(f"{SVG}path")}
+    boxes = {
+        (one.get("fill"), one.get("d")) for one in ElementTree.fromstring(text).iter(f"{SVG}path")
+    }
     wait = [path for fill, path in boxes if fill == "url(#wait)" and path.startswith("M")]
     assert len(wait) == 1
     assert wait[0].startswith("M390.00 ")  # 8 of 16 ms
@@ -161,7 +193,13 @@ SECRET = "hunter2-planted-secret"
 def planted(path):
     """An export with a secret wherever nsys puts the environment and the command line, and in places it might."""
     calls = [(10, 0, 1), (10, 1, 2)]
-    two_ranks(path, ranges=[(10, 0, 30, "step")], calls=calls, gpus=[(0, "H200", "0000:06")], cuda=[(0, 0, 10)])
+    two_ranks(
+        path,
+        ranges=[(10, 0, 30, "step")],
+        calls=calls,
+        gpus=[(0, "H200", "0000:06")],
+        cuda=[(0, 0, 10)],
+    )
     with closing(sqlite3.connect(path)) as made:
         for statement in (
             f"INSERT INTO StringIds VALUES (900, 'TOKEN={SECRET}')",
@@ -206,7 +244,10 @@ def test_a_planted_secret_is_gone_and_the_numbers_are_the_same(tmp_path, suffix)
 
 def test_scrubbing_a_packed_capture_and_what_is_none(tmp_path):
     scrub(LOC, tmp_path / "a.sqlite")
-    assert summarize(load_trace(str(tmp_path / "a.sqlite"))).ranks == summarize(load_trace(str(LOC))).ranks
+    assert (
+        summarize(load_trace(str(tmp_path / "a.sqlite"))).ranks
+        == summarize(load_trace(str(LOC))).ranks
+    )
     foreign = tmp_path / "x.json"
     foreign.write_text("{}")
     (tmp_path / "cut.gz").write_bytes(LOC.read_bytes()[:9000])

@@ -21,7 +21,9 @@ def moments(some):
 
 def is_set(some):
     flat = some.ravel()
-    return some.shape[1] == 2 and bool((np.diff(flat) > 0).all())  # sorted, none empty, none touching the next
+    return some.shape[1] == 2 and bool(
+        (np.diff(flat) > 0).all()
+    )  # sorted, none empty, none touching the next
 
 
 @BUDGET

@@ -38,7 +38,16 @@ def kernel(name, start, length, stream=7, device=0, correlation=0, **args):
 
 
 def host(cat, name, start, length, thread=1, **args):
-    return {"ph": "X", "cat": cat, "name": name, "pid": 99, "tid": thread, "ts": start, "dur": length, "args": args}
+    return {
+        "ph": "X",
+        "cat": cat,
+        "name": name,
+        "pid": 99,
+        "tid": thread,
+        "ts": start,
+        "dur": length,
+        "args": args,
+    }
 
 
 def nccl(start, length, name="ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", **more):
@@ -46,8 +55,17 @@ def nccl(start, length, name="ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", **mor
 
 
 def write(path, events, rank=None, world_size=None, host_name=None, base=BASE_NS):
-    info = {key: value for key, value in (("rank", rank), ("world_size", world_size)) if value is not None}
-    whole = {"schemaVersion": 1, "distributedInfo": info, "baseTimeNanoseconds": base, "traceEvents": events}
+    info = {
+        key: value
+        for key, value in (("rank", rank), ("world_size", world_size))
+        if value is not None
+    }
+    whole = {
+        "schemaVersion": 1,
+        "distributedInfo": info,
+        "baseTimeNanoseconds": base,
+        "traceEvents": events,
+    }
     path.write_text(json.dumps(whole | ({"host_name": host_name} if host_name else {})))
     return path
 
@@ -58,10 +76,22 @@ def two(tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
     at = 4_412_273_548_867.822  # µs: as far from the base as in a real file
-    copy = host("gpu_memcpy", "Memcpy DtoH (Device -> Pinned)", at + 20_000, 1000, device=0, stream=8, bytes=4_000_000)
+    copy = host(
+        "gpu_memcpy",
+        "Memcpy DtoH (Device -> Pinned)",
+        at + 20_000,
+        1000,
+        device=0,
+        stream=8,
+        bytes=4_000_000,
+    )
     write(folder / "a.json", [kernel("gemm", at, 10_000), nccl(at + 8000, 8000), copy], 0, 2, "vm")
     write(
-        folder / "b.json", [kernel("gemm", at + 2000, 10_000, device=1), nccl(at + 12_000, 4000, device=1)], 1, 2, "vm"
+        folder / "b.json",
+        [kernel("gemm", at + 2000, 10_000, device=1), nccl(at + 12_000, 4000, device=1)],
+        1,
+        2,
+        "vm",
     )
     (folder / "record.json").write_text('{"cell": "not a trace"}')
     return folder
@@ -70,16 +100,27 @@ def two(tmp_path):
 def test_a_folder_of_ranks_is_one_trace_with_known_times(two):
     found = summarize(load_trace(str(two)))
     first, second = found.ranks
-    assert [(one.rank, one.device, one.backend) for one in found.ranks] == [(0, 0, "nccl"), (1, 1, "nccl")]
+    assert [(one.rank, one.device, one.backend) for one in found.ranks] == [
+        (0, 0, "nccl"),
+        (1, 1, "nccl"),
+    ]
     assert [first.comm_ms, first.overlapped_ms, first.exposed_ms, first.wait_ms] == pytest.approx(
         [8, 2, 6, 4], abs=1e-5
     )
     assert [second.comm_ms, second.exposed_ms, second.wait_ms] == pytest.approx([4, 4, 0], abs=1e-5)
     assert first.gpu_idle_share == pytest.approx(4 / 21, abs=1e-6)
     (copy,) = first.memcpy
-    assert (copy.kind, copy.calls, copy.bytes, copy.gb_per_s) == ("DtoH", 1, 4_000_000, pytest.approx(4))
+    assert (copy.kind, copy.calls, copy.bytes, copy.gb_per_s) == (
+        "DtoH",
+        1,
+        4_000_000,
+        pytest.approx(4),
+    )
     (across,) = found.collectives
-    assert (across.transfer_ms, across.wait_ms) == (pytest.approx(4, abs=1e-5), pytest.approx(2, abs=1e-5))
+    assert (across.transfer_ms, across.wait_ms) == (
+        pytest.approx(4, abs=1e-5),
+        pytest.approx(2, abs=1e-5),
+    )
     assert found.notes == ["no range named step: time per step is not known"]
 
 
@@ -91,8 +132,13 @@ def test_files_joined_by_commas_are_one_trace(two):
 def test_times_are_exact_to_the_nanosecond(tmp_path):
     events = [kernel("gemm", 4_412_273_548_867.823, 0.001), nccl(1_682_725_898_082_228, 30_669)]
     (rank,) = load_trace(str(write(tmp_path / "a.json", events, base=0))).ranks
-    assert (rank.compute.start.tolist(), rank.compute.duration.tolist()) == ([4_412_273_548_867_823], [1])
-    assert rank.collectives.spans.tolist() == [[1_682_725_898_082_228_000, 1_682_725_898_112_897_000]]
+    assert (rank.compute.start.tolist(), rank.compute.duration.tolist()) == (
+        [4_412_273_548_867_823],
+        [1],
+    )
+    assert rank.collectives.spans.tolist() == [
+        [1_682_725_898_082_228_000, 1_682_725_898_112_897_000]
+    ]
 
 
 def test_clocks_of_two_hosts_are_not_compared(two):
@@ -112,16 +158,28 @@ def test_clocks_of_two_hosts_are_not_compared(two):
 def test_process_groups_are_matched_apart(two):
     """The same name in two groups: by order alone, rank 0's first call would meet rank 1's first of the other group."""
     for rank, (first, second) in enumerate((("0", "1"), ("1", "0"))):
-        groups = {"0": {"Process Group Name": "0"}, "1": {"Process Group Name": "1", "Process Group Ranks": "[0, 1]"}}
-        events = [nccl(10, 100 + rank, device=rank, **groups[first]), nccl(200, 50, device=rank, **groups[second])]
+        groups = {
+            "0": {"Process Group Name": "0"},
+            "1": {"Process Group Name": "1", "Process Group Ranks": "[0, 1]"},
+        }
+        events = [
+            nccl(10, 100 + rank, device=rank, **groups[first]),
+            nccl(200, 50, device=rank, **groups[second]),
+        ]
         write(two / f"{'ab'[rank]}.json", events, rank, 2, "vm")
     found = summarize(load_trace(str(two)))
     assert found.collectives == []
     assert sum("of process group" in note for note in found.notes) == 2
     for rank in range(2):
-        events = [nccl(10, 100 + rank, device=rank, **groups["0"]), nccl(200, 50, device=rank, **groups["1"])]
+        events = [
+            nccl(10, 100 + rank, device=rank, **groups["0"]),
+            nccl(200, 50, device=rank, **groups["1"]),
+        ]
         write(two / f"{'ab'[rank]}.json", events, rank, 2, "vm")
-    assert [one.communicator for one in summarize(load_trace(str(two))).collectives] == ["0", "1 [0, 1]"]
+    assert [one.communicator for one in summarize(load_trace(str(two))).collectives] == [
+        "0",
+        "1 [0, 1]",
+    ]
 
 
 def test_steps_by_launch_and_the_profilers_own_steps(tmp_path):
@@ -134,7 +192,12 @@ def test_steps_by_launch_and_the_profilers_own_steps(tmp_path):
         host("user_annotation", "ProfilerStep#4", 20, 20),
     ]
     steps = summarize(load_trace(str(write(tmp_path / "a.json", events)))).ranks[0].steps
-    assert (steps.source, steps.count, steps.by, steps.comm_ms) == ("ProfilerStep", 2, "launch", 0.02)
+    assert (steps.source, steps.count, steps.by, steps.comm_ms) == (
+        "ProfilerStep",
+        2,
+        "launch",
+        0.02,
+    )
     named = [*events, host("user_annotation", "step", 0, 40)]
     steps = summarize(load_trace(str(write(tmp_path / "b.json", named)))).ranks[0].steps
     assert (steps.source, steps.count, steps.comm_ms) == ('range "step"', 1, 0.04)
@@ -143,7 +206,9 @@ def test_steps_by_launch_and_the_profilers_own_steps(tmp_path):
 def test_the_gloo_ranks_of_torch_profiler():
     found = summarize(load_trace(str(GLOO)))
     for rank in found.ranks:
-        events = json.loads(gzip.decompress((GLOO / f"rank{rank.rank}.json.gz").read_bytes()))["traceEvents"]
+        events = json.loads(gzip.decompress((GLOO / f"rank{rank.rank}.json.gz").read_bytes()))[
+            "traceEvents"
+        ]
         times = [event["dur"] for event in events if event["name"] == "gloo:all_reduce"]
         reduce = next(one for one in rank.nccl if one.name == "AllReduce")
         assert (rank.backend, rank.device, rank.gpu_idle_share) == ("gloo", None, None)
@@ -164,7 +229,12 @@ def test_operators_inside_a_call_of_gloo_are_not_compute(tmp_path):
         host("cpu_op", "aten::copy_", 6, 15, thread=2),
     ]
     (rank,) = summarize(load_trace(str(write(tmp_path / "rank3.json", events)))).ranks
-    assert (rank.rank, rank.compute_ms, rank.overlapped_ms, rank.exposed_ms) == (3, 0.01, 0.005, 0.015)
+    assert (rank.rank, rank.compute_ms, rank.overlapped_ms, rank.exposed_ms) == (
+        3,
+        0.01,
+        0.005,
+        0.015,
+    )
 
 
 def test_gloo_beside_gpu_kernels(tmp_path):
@@ -191,7 +261,9 @@ def test_events_without_a_usable_time_are_counted_and_left_out(tmp_path):
         kernel("d", 1e300, 1),
         kernel(5, 0, 1),
     ]
-    trace = load_trace(str(write(tmp_path / "a.json", [*odd, kernel("gemm", 0, 1), "no event", {"ph": "X"}])))
+    trace = load_trace(
+        str(write(tmp_path / "a.json", [*odd, kernel("gemm", 0, 1), "no event", {"ph": "X"}]))
+    )
     assert len(trace.ranks[0].compute) == 1
     assert any("5 events without a usable time" in note for note in trace.notes)
 
@@ -239,17 +311,29 @@ def test_a_part_of_the_ranks_is_said(two):
 
 def test_exposed_time_between_kernels_that_follow_each_other_is_told_apart(tmp_path):
     step = host("user_annotation", "step", 0, 100)
-    launches = [host("cuda_runtime", "cudaLaunchKernel", 1, 1, correlation=number) for number in (1, 2, 3, 4)]
+    launches = [
+        host("cuda_runtime", "cudaLaunchKernel", 1, 1, correlation=number)
+        for number in (1, 2, 3, 4)
+    ]
     kernels = [
         kernel("gemm", start, 10, correlation=n) for n, start in ((1, 10), (2, 26), (3, 47))
     ]  # 6 and 11 µs apart
     write(tmp_path / "a.json", [step, *launches, *kernels, nccl(15, 55, correlation=4)], 0, 1)
     (rank,) = summarize(load_trace(str(tmp_path / "a.json"))).ranks
     exposed = rank.steps.exposed_ms, rank.steps.exposed_in_gaps_ms
-    assert exposed == (pytest.approx(0.030), pytest.approx(0.006)) and rank.gap_us == pytest.approx(6)
-    kernels = [kernel("gemm", start, 10, correlation=n) for n, start in ((1, 10), (2, 22), (3, 36))]  # 2 and 4 µs apart
+    assert exposed == (pytest.approx(0.030), pytest.approx(0.006)) and rank.gap_us == pytest.approx(
+        6
+    )
+    kernels = [
+        kernel("gemm", start, 10, correlation=n) for n, start in ((1, 10), (2, 22), (3, 36))
+    ]  # 2 and 4 µs apart
     write(tmp_path / "b.json", [step, *launches, *kernels], 1, 2)
-    write(tmp_path / "a.json", [step, *launches, *kernels[:1], kernel("gemm", 26, 10, correlation=2)], 0, 2)
+    write(
+        tmp_path / "a.json",
+        [step, *launches, *kernels[:1], kernel("gemm", 26, 10, correlation=2)],
+        0,
+        2,
+    )
     both = load_trace(f"{tmp_path / 'a.json'},{tmp_path / 'b.json'}")
     assert trace_metrics(summarize(both))["trace/gap_us"] == pytest.approx((6 + 3) / 2)
 
@@ -258,9 +342,13 @@ def test_the_times_of_two_gpus_are_those_of_their_kernels():
     summary = summarize(load_trace(str(H200)))
     durations = []
     for rank, found in enumerate(summary.ranks):
-        events = json.loads(gzip.decompress((H200 / f"rank{rank}.json.gz").read_bytes()))["traceEvents"]
+        events = json.loads(gzip.decompress((H200 / f"rank{rank}.json.gz").read_bytes()))[
+            "traceEvents"
+        ]
         kernels = [one for one in events if one.get("cat") == "kernel"]
-        calls = sorted((one for one in kernels if one["name"].startswith("nccl")), key=lambda one: one["ts"])
+        calls = sorted(
+            (one for one in kernels if one["name"].startswith("nccl")), key=lambda one: one["ts"]
+        )
         durations.append([one["dur"] for one in calls])
         (reduces,) = found.nccl
         assert (found.rank, found.device, found.backend, reduces.name, reduces.calls) == (
@@ -278,7 +366,8 @@ def test_the_times_of_two_gpus_are_those_of_their_kernels():
             until = max(until, end)
         assert found.compute_ms == pytest.approx(busy_us / 1e3, rel=1e-6)
         assert (
-            found.steps.count == 2 and 0 < found.steps.exposed_in_gaps_ms < found.steps.exposed_ms < found.steps.comm_ms
+            found.steps.count == 2
+            and 0 < found.steps.exposed_in_gaps_ms < found.steps.exposed_ms < found.steps.comm_ms
         )
     (across,) = summary.collectives
     assert across.matched == 8

@@ -61,9 +61,13 @@ def test_copies_are_those_that_sql_sums(capture):
     trace, connection = capture
     query = "SELECT deviceId, copyKind, count(*), sum(bytes), sum(end - start) FROM CUPTI_ACTIVITY_KIND_MEMCPY GROUP BY 1, 2"
     kinds = {1: "HtoD", 2: "DtoH", 8: "DtoD"}
-    wanted = {(device, kinds[kind]): tuple(rest) for device, kind, *rest in connection.execute(query)}
+    wanted = {
+        (device, kinds[kind]): tuple(rest) for device, kind, *rest in connection.execute(query)
+    }
     found = {(rank.device, one.kind): one for rank in summarize(trace).ranks for one in rank.memcpy}
-    assert {key: (one.calls, one.bytes, round(one.total_ms * 1e6)) for key, one in found.items()} == wanted
+    assert {
+        key: (one.calls, one.bytes, round(one.total_ms * 1e6)) for key, one in found.items()
+    } == wanted
     for one in found.values():
         assert one.gb_per_s == pytest.approx(one.bytes / 1e9 / (one.total_ms / 1e3))
 
@@ -98,12 +102,21 @@ def test_kernel_and_memory_tables_are_those_of_nsys_stats(capture):
     for rows, groups in ((kernel_rows(trace), kernels), (memory_rows(trace), memory)):
         wanted = reference(groups)
         assert {row.name for row in rows} == set(wanted)
-        assert [row.total_ns for row in rows] == sorted((one[0] for one in wanted.values()), reverse=True)
+        assert [row.total_ns for row in rows] == sorted(
+            (one[0] for one in wanted.values()), reverse=True
+        )
         whole = sum(one[0] for one in wanted.values())
         for row in rows:
             exact = wanted[row.name]
-            assert (row.total_ns, row.instances, row.min_ns, row.max_ns) == (exact[0], exact[1], exact[4], exact[5])
-            for shown, value in zip((row.avg_ns, row.median_ns, row.stddev_ns), (*exact[2:4], exact[6]), strict=True):
+            assert (row.total_ns, row.instances, row.min_ns, row.max_ns) == (
+                exact[0],
+                exact[1],
+                exact[4],
+                exact[5],
+            )
+            for shown, value in zip(
+                (row.avg_ns, row.median_ns, row.stddev_ns), (*exact[2:4], exact[6]), strict=True
+            ):
                 assert shown == pytest.approx(value, abs=0.0501)
                 assert shown == round(shown, 1)
             assert row.share_percent == pytest.approx(100 * exact[0] / whole, abs=0.0501)
@@ -121,15 +134,27 @@ def test_one_line_of_a_published_report_is_reproduced(tmp_path):
         )
         made.commit()
     (row,) = kernel_rows(load_trace(str(path)))
-    assert (row.total_ns, row.instances, row.avg_ns, row.median_ns) == (335_987_431, 2, 167_993_715.5, 167_993_715.5)
-    assert (row.min_ns, row.max_ns, row.stddev_ns, row.share_percent) == (2_971_823, 333_015_608, 233_376_198.5, 100.0)
+    assert (row.total_ns, row.instances, row.avg_ns, row.median_ns) == (
+        335_987_431,
+        2,
+        167_993_715.5,
+        167_993_715.5,
+    )
+    assert (row.min_ns, row.max_ns, row.stddev_ns, row.share_percent) == (
+        2_971_823,
+        333_015_608,
+        233_376_198.5,
+        100.0,
+    )
 
 
 def test_the_transfer_of_an_all_reduce_is_eight_times_longer_without_p2p():
     """What the averages per rank hide: rank 0 spends less time in NCCL's kernels over shared memory than over NVLink."""
     nvl, loc = (summarize(load_trace(str(path))) for path in (NVL, LOC))
     assert loc.ranks[0].comm_ms < nvl.ranks[0].comm_ms
-    reduce = [next(one for one in each.collectives if one.name == "AllReduce") for each in (nvl, loc)]
+    reduce = [
+        next(one for one in each.collectives if one.name == "AllReduce") for each in (nvl, loc)
+    ]
     assert [one.matched for one in reduce] == [28, 28]
     assert reduce[1].transfer_avg_us / reduce[0].transfer_avg_us == pytest.approx(8.47, abs=0.01)
     assert (nvl.stragglers[0].rank, nvl.stragglers[0].last, nvl.stragglers[0].of) == (1, 27, 33)
@@ -169,20 +194,58 @@ def test_exposed_overlapped_wait_and_transfer(tmp_path):
     assert (second.comm_ms, second.overlapped_ms, second.exposed_ms, second.wait_ms) == (4, 0, 4, 0)
     assert (first.compute_ms, first.gpu_idle_share, first.window_ms) == (16, 0, 20)
     (across,) = found.collectives
-    assert (across.name, across.matched, across.wait_ms, across.transfer_ms) == ("AllReduce", 1, 2, 4)
-    assert [(one.rank, one.last, one.of, one.others_waited_ms) for one in found.stragglers] == [(1, 1, 1, 4)]
+    assert (across.name, across.matched, across.wait_ms, across.transfer_ms) == (
+        "AllReduce",
+        1,
+        2,
+        4,
+    )
+    assert [(one.rank, one.last, one.of, one.others_waited_ms) for one in found.stragglers] == [
+        (1, 1, 1, 4)
+    ]
     assert first.steps is None
     assert any("no range named step" in note for note in found.notes)
 
 
 def test_the_contracts_json(tmp_path, capsys):
-    assert main(["trace", str(two_ranks(tmp_path / "a.sqlite", copies=[(10, 0, 7, 20, 22, 1, 4 * MS)])), "--json"]) == 0
+    assert (
+        main(
+            [
+                "trace",
+                str(two_ranks(tmp_path / "a.sqlite", copies=[(10, 0, 7, 20, 22, 1, 4 * MS)])),
+                "--json",
+            ]
+        )
+        == 0
+    )
     said = json.loads(capsys.readouterr().out)
     rank = said["ranks"][0]
-    assert list(rank)[:7] == ["rank", "device", "comm_ms", "exposed_ms", "overlapped_ms", "nccl", "memcpy"]
-    one = {"name": "AllReduce", "calls": 1, "avg_us": 8000, "median_us": 8000, "min_us": 8000, "max_us": 8000}
+    assert list(rank)[:7] == [
+        "rank",
+        "device",
+        "comm_ms",
+        "exposed_ms",
+        "overlapped_ms",
+        "nccl",
+        "memcpy",
+    ]
+    one = {
+        "name": "AllReduce",
+        "calls": 1,
+        "avg_us": 8000,
+        "median_us": 8000,
+        "min_us": 8000,
+        "max_us": 8000,
+    }
     assert rank["nccl"] == [one | {"total_ms": 8}]
-    copy = {"kind": "HtoD", "calls": 1, "bytes": 4_000_000, "total_ms": 2, "gb_per_s": 2, "exposed_ms": 2}
+    copy = {
+        "kind": "HtoD",
+        "calls": 1,
+        "bytes": 4_000_000,
+        "total_ms": 2,
+        "gb_per_s": 2,
+        "exposed_ms": 2,
+    }
     assert rank["memcpy"] == [copy]
     assert said["ranks"][1]["memcpy"] == []
     assert rank["steps"] is None
@@ -190,7 +253,9 @@ def test_the_contracts_json(tmp_path, capsys):
 
 def test_copies_between_gpus_are_communication_and_host_copies_are_not(tmp_path):
     copies = [(10, 0, 20, 4, 6, 10, 100), (10, 0, 21, 30, 31, 2, 100)]
-    found = summarize(load_trace(str(make_export(tmp_path / "a.sqlite", [(10, 0, 7, 0, 5, GEMM, 1)], copies))))
+    found = summarize(
+        load_trace(str(make_export(tmp_path / "a.sqlite", [(10, 0, 7, 0, 5, GEMM, 1)], copies)))
+    )
     (rank,) = found.ranks
     assert (rank.comm_ms, rank.overlapped_ms, rank.exposed_ms, rank.nccl) == (2, 1, 1, [])
     assert {one.kind: one.exposed_ms for one in rank.memcpy} == {"PtoP": 1, "DtoH": 1}
@@ -201,7 +266,9 @@ def test_no_communication_is_unknown_and_not_zero(tmp_path, capsys):
     path = make_export(tmp_path / "a.sqlite", [(10, 0, 7, 0, 5, GEMM, 1)])
     found = summarize(load_trace(str(path)))
     (rank,) = found.ranks
-    assert (rank.comm_ms, rank.exposed_ms, rank.overlapped_ms, rank.wait_ms, rank.backend) == (None,) * 5
+    assert (rank.comm_ms, rank.exposed_ms, rank.overlapped_ms, rank.wait_ms, rank.backend) == (
+        None,
+    ) * 5
     assert any("no kernel of NCCL on any rank" in note for note in found.notes)
     assert any("only one rank" in note for note in found.notes)
     assert main(["trace", str(path)]) == 0
@@ -245,7 +312,11 @@ def test_cuda_visible_devices_is_undone_and_marks_number_the_ranks(tmp_path):
 
 
 def test_a_stray_context_is_no_rank(tmp_path):
-    kernels = [(10, 0, 17, 0, 1, REDUCE, 1), (11, 1, 17, 0, 1, REDUCE, 1), (11, 0, 7, 0, 1, GEMM, 2)]
+    kernels = [
+        (10, 0, 17, 0, 1, REDUCE, 1),
+        (11, 1, 17, 0, 1, REDUCE, 1),
+        (11, 0, 7, 0, 1, GEMM, 2),
+    ]
     trace = load_trace(str(make_export(tmp_path / "a.sqlite", kernels)))
     assert [rank.pid for rank in trace.ranks] == [10, 11]
     assert any("process 11 also ran 1 kernels on CUDA device 0" in note for note in trace.notes)
@@ -291,22 +362,37 @@ def test_schema_two_with_fewer_columns(tmp_path):
             "correlationId INT, globalPid INT, shortName INT)"
         )
         old.execute("CREATE TABLE StringIds (id INTEGER PRIMARY KEY, value TEXT)")
-        old.execute("INSERT INTO StringIds VALUES (1, 'ncclAllReduceRingLLKernel_sum_f32'), (2, 'gemm'), (3, 'step')")
-        old.execute("CREATE TABLE NVTX_EVENTS (start INT, end INT, eventType INT, textId INT, globalTid INT)")
-        old.execute("INSERT INTO NVTX_EVENTS VALUES (0, 9000000, 59, 3, ?), (0, 0, 75, 3, ?)", [process(5)] * 2)
+        old.execute(
+            "INSERT INTO StringIds VALUES (1, 'ncclAllReduceRingLLKernel_sum_f32'), (2, 'gemm'), (3, 'step')"
+        )
+        old.execute(
+            "CREATE TABLE NVTX_EVENTS (start INT, end INT, eventType INT, textId INT, globalTid INT)"
+        )
+        old.execute(
+            "INSERT INTO NVTX_EVENTS VALUES (0, 9000000, 59, 3, ?), (0, 0, 75, 3, ?)",
+            [process(5)] * 2,
+        )
         for row in ((0, 4 * MS, 2), (3 * MS, 6 * MS, 1)):
             old.execute(
-                "INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?, ?, 0, 7, 1, ?, ?)", (*row[:2], process(5), row[2])
+                "INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?, ?, 0, 7, 1, ?, ?)",
+                (*row[:2], process(5), row[2]),
             )
         old.execute(
             "CREATE TABLE CUPTI_ACTIVITY_KIND_MEMCPY (start INT, end INT, deviceId INT, streamId INT, "
             "globalPid INT, copyKind INT)"
         )
-        old.execute("INSERT INTO CUPTI_ACTIVITY_KIND_MEMCPY VALUES (0, 1000, 0, 7, ?, 1)", [process(5)])
+        old.execute(
+            "INSERT INTO CUPTI_ACTIVITY_KIND_MEMCPY VALUES (0, 1000, 0, 7, ?, 1)", [process(5)]
+        )
         old.commit()
     trace = load_trace(str(path))
     (rank,) = summarize(trace).ranks
-    assert (rank.comm_ms, rank.overlapped_ms, rank.nccl[0].name, rank.steps.times_ms) == (3, 1, "AllReduce", [9])
+    assert (rank.comm_ms, rank.overlapped_ms, rank.nccl[0].name, rank.steps.times_ms) == (
+        3,
+        1,
+        "AllReduce",
+        [9],
+    )
     assert (rank.memcpy[0].bytes, rank.memcpy[0].gb_per_s) == (None, None)
     assert "unknown version" in trace.source
 
@@ -324,7 +410,9 @@ def test_ranges_alone_are_step_times(tmp_path):
         (0, None, [2, 2]),
         (1, None, [2, 2]),
     ]
-    assert [(rank.comm_ms, rank.compute_ms, rank.gpu_idle_share) for rank in found.ranks] == [(None, None, None)] * 2
+    assert [(rank.comm_ms, rank.compute_ms, rank.gpu_idle_share) for rank in found.ranks] == [
+        (None, None, None)
+    ] * 2
     assert any("only step times" in note for note in found.notes)
 
 
@@ -353,8 +441,12 @@ def test_graphs_traced_as_a_whole(tmp_path, capsys):
         "CREATE TABLE CUPTI_ACTIVITY_KIND_GRAPH_TRACE (start, end)",
         "INSERT INTO CUPTI_ACTIVITY_KIND_GRAPH_TRACE VALUES (1, 2)",
     ]
-    assert "--cuda-graph-trace=node" in refused(make_export(tmp_path / "a.sqlite", [], extra=graphs), capsys)
-    trace = load_trace(str(make_export(tmp_path / "b.sqlite", [(1, 0, 7, 0, 1, GEMM, 1)], extra=graphs)))
+    assert "--cuda-graph-trace=node" in refused(
+        make_export(tmp_path / "a.sqlite", [], extra=graphs), capsys
+    )
+    trace = load_trace(
+        str(make_export(tmp_path / "b.sqlite", [(1, 0, 7, 0, 1, GEMM, 1)], extra=graphs))
+    )
     assert any("--cuda-graph-trace=node" in note for note in trace.notes)
 
 
@@ -387,14 +479,20 @@ def test_another_schema(tmp_path, capsys):
         made.execute("CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (begin, finish)")
         made.commit()
     assert "CUPTI_ACTIVITY_KIND_KERNEL has no column start, end" in refused(path, capsys)
-    text = two_ranks(tmp_path / "text.sqlite", extra=["UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET start = 'soon'"])
+    text = two_ranks(
+        tmp_path / "text.sqlite", extra=["UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET start = 'soon'"]
+    )
     assert "holds text where numbers belong" in refused(text, capsys)
 
 
 @settings(derandomize=True, max_examples=60, deadline=None)
 @given(at=st.integers(0, 60_000), byte=st.integers(0, 255), length=st.integers(0, 60_000))
 def test_damaged_bytes_end_in_a_sentence_or_a_summary(tmp_path_factory, at, byte, length):
-    path = two_ranks(tmp_path_factory.mktemp("fuzz") / "a.sqlite", ranges=[(10, 0, 3, "step")], calls=[(10, 1, 1)])
+    path = two_ranks(
+        tmp_path_factory.mktemp("fuzz") / "a.sqlite",
+        ranges=[(10, 0, 3, "step")],
+        calls=[(10, 1, 1)],
+    )
     content = bytearray(path.read_bytes())
     content[at % len(content)] = byte
     path.write_bytes(content if length % 2 else content[: length % len(content)])

@@ -37,11 +37,19 @@ def tracker(output_dir):
 
 def test_a_sweep_is_a_parent_with_its_cells(tracker, output_dir):
     good = make_record(1)
-    repeated = make_record(2, drift=True, cell=changed_cell(good.cell, repeat=-3, global_batch_size=512, nccl={}))
-    failed = make_record(
-        3, name="bad", state="failed", failure=Failure("oom", 1, "rank 1 ran out of memory"), metrics={}
+    repeated = make_record(
+        2, drift=True, cell=changed_cell(good.cell, repeat=-3, global_batch_size=512, nccl={})
     )
-    stopped = make_record(4, name="stopped", state="interrupted", validity=Validity("invalid", {"noisy": "noise"}))
+    failed = make_record(
+        3,
+        name="bad",
+        state="failed",
+        failure=Failure("oom", 1, "rank 1 ran out of memory"),
+        metrics={},
+    )
+    stopped = make_record(
+        4, name="stopped", state="interrupted", validity=Validity("invalid", {"noisy": "noise"})
+    )
     everything = [good, repeated, failed, stopped]
     tracker.start_sweep(make_sweep(4))
     (parent,) = runs(tracker).values()
@@ -51,11 +59,17 @@ def test_a_sweep_is_a_parent_with_its_cells(tracker, output_dir):
     tracker.finish_sweep(make_sweep(4), everything, "failed", summary_markdown(everything))
     tracker.describe(everything)
 
-    found = {run.data.tags.get("ringside.record_id", "parent"): run for run in tracker._client.search_runs(["1"])}
+    found = {
+        run.data.tags.get("ringside.record_id", "parent"): run
+        for run in tracker._client.search_runs(["1"])
+    }
     assert len(found) == 5
     child, repeat, bad, cut_short = (found[one.record_id] for one in everything)
     names = {one: run.info.run_name for one, run in found.items() if one != "parent"}
-    assert names == siblings.names(everything) and names[repeated.record_id] == "global batch 512 · drift"
+    assert (
+        names == siblings.names(everything)
+        and names[repeated.record_id] == "global batch 512 · drift"
+    )
     assert child.data.params == {
         "model": "resnet50", "strategy": "nccl_allreduce", "benchmark": "throughput", "gpus": "0,3", "world_size": "2",
         "batch_size": "256", "precision": "bf16", "optimize": "eager", "device": "cuda", "seed": "0", "repeat": "0",
@@ -80,10 +94,15 @@ def test_a_sweep_is_a_parent_with_its_cells(tracker, output_dir):
     assert listed == {"record.json", "topology.txt", "ranks/0.jsonl", "logs/0.log", "nccl/0.log"}
     assert (output_dir / "mlartifacts" / child.info.run_id / "artifacts" / "record.json").is_file()
 
-    assert repeat.data.params["global_batch_size"] == "512" and repeat.data.params["nccl.p2p_level"] == "default"
+    assert (
+        repeat.data.params["global_batch_size"] == "512"
+        and repeat.data.params["nccl.p2p_level"] == "default"
+    )
     assert (repeat.data.params["repeat"], repeat.data.tags["role"]) == ("0", "drift")
     assert (bad.info.status, cut_short.info.status) == ("FAILED", "KILLED")
-    assert bad.data.tags["failure.cause"] == "oom" and cut_short.data.tags["validity.codes"] == "noisy"
+    assert (
+        bad.data.tags["failure.cause"] == "oom" and cut_short.data.tags["validity.codes"] == "noisy"
+    )
     assert "ran out of memory" in bad.data.tags["mlflow.note.content"]
     parent = tracker._client.get_run(parent.info.run_id)
     assert parent.info.status == "FAILED" and "| 5,000 |" in parent.data.tags["mlflow.note.content"]
@@ -169,11 +188,13 @@ def test_only_a_dead_launcher_s_runs_are_closed(output_dir):
 def test_launchers_that_meet_on_a_fresh_store_both_succeed(tmp_path):
     processes = [launcher(tmp_path / "out") for _ in range(2)]
     ended = [process.communicate(timeout=100) for process in processes]
-    assert [(process.returncode, out, err) for process, (out, err) in zip(processes, ended, strict=True)] == [
-        (0, "ready\n", "")
-    ] * 2
+    assert [
+        (process.returncode, out, err) for process, (out, err) in zip(processes, ended, strict=True)
+    ] == [(0, "ready\n", "")] * 2
     file = tmp_path / "out" / "mlflow.db"
-    assert file.stat().st_mode == (file.parent / ".mlflow.db.lock").stat().st_mode  # what the umask leaves
+    assert (
+        file.stat().st_mode == (file.parent / ".mlflow.db.lock").stat().st_mode
+    )  # what the umask leaves
     assert len(rows(file)["runs"]) == 2
     assert {path.name for path in file.parent.iterdir()} == {"mlflow.db", ".mlflow.db.lock"}
 
@@ -187,7 +208,9 @@ def test_a_process_is_known_by_more_than_its_pid():
 
 
 def test_numbers_that_are_not_finite_are_named_not_logged(tracker, output_dir):
-    record = make_record(1, metrics={"a": math.nan, "b": math.inf, "c": 1.0}, series={"d": [[0, "nan"], [1, 2.0]]})
+    record = make_record(
+        1, metrics={"a": math.nan, "b": math.inf, "c": 1.0}, series={"d": [[0, "nan"], [1, 2.0]]}
+    )
     tracker.log(record, CellFolder(make_folder(output_dir / "scaling", record)))
     run = runs(tracker)[record.name]
     assert run.data.metrics == {"c": 1.0, "d": 2.0}
@@ -201,9 +224,19 @@ def test_a_series_does_not_hide_the_metric_of_its_name():
 
 
 def test_the_numbers_of_the_contract_come_before_the_others():
-    metrics = {"step/first_ms": 1.0, "warmup/iterations": 10.0, "comm/busbw_gb_per_s": 12.0, "throughput/images": 9.0}
+    metrics = {
+        "step/first_ms": 1.0,
+        "warmup/iterations": 10.0,
+        "comm/busbw_gb_per_s": 12.0,
+        "throughput/images": 9.0,
+    }
     order = [row[0] for row in project(make_record(1, metrics=metrics, series={})).metrics]
-    assert order == ["throughput/images", "comm/busbw_gb_per_s", "step/first_ms", "warmup/iterations"]
+    assert order == [
+        "throughput/images",
+        "comm/busbw_gb_per_s",
+        "step/first_ms",
+        "warmup/iterations",
+    ]
 
 
 HOSTILE = "a\nb|c`d`<script>alert(1)</script>\x1b[31m" + "x" * 10_000
@@ -234,9 +267,14 @@ def test_hostile_strings_are_kept_harmless(tracker, output_dir):
     tracker.log(record, CellFolder(folder))
     tracker.finish_sweep(sweep, [record], "failed", summary_markdown([record] * 50))
     found = tracker._client.search_runs([tracker._experiment])
-    assert len(found) == 2 and all(run.info.run_name.isprintable() and len(run.info.run_name) <= 250 for run in found)
+    assert len(found) == 2 and all(
+        run.info.run_name.isprintable() and len(run.info.run_name) <= 250 for run in found
+    )
     child, parent = sorted(found, key=lambda run: "mlflow.parentRunId" not in run.data.tags)
-    assert sorted(child.data.metrics.values()) == [1.0, 2.0] and child.data.tags["ringside.left_out"] == "large.log"
+    assert (
+        sorted(child.data.metrics.values()) == [1.0, 2.0]
+        and child.data.tags["ringside.left_out"] == "large.log"
+    )
     kept = {item.path for item in tracker._client.list_artifacts(child.info.run_id)}
     assert kept == {"record.json", "topology.txt", "ranks", "logs"}
     for run in found:
@@ -253,13 +291,32 @@ def test_the_summary_is_one_row_for_each_record():
         "comm/exchange_ms": 2.5, "comm/ideal_ratio": 0.912,
         "strategy/cost_ms": 0.1234,
     }  # fmt: skip
-    next_run = {f"{1:032x}": {"throughput/ci_low": 4640.0, "throughput/ci_high": 4671.0, "throughput/ci_runs": 12.0}}
-    bad = make_record(2, name="a|b<c", state="failed", failure=Failure("hang", 1, "rank 1 was `silent`"), metrics={})
+    next_run = {
+        f"{1:032x}": {
+            "throughput/ci_low": 4640.0,
+            "throughput/ci_high": 4671.0,
+            "throughput/ci_runs": 12.0,
+        }
+    }
+    bad = make_record(
+        2,
+        name="a|b<c",
+        state="failed",
+        failure=Failure("hang", 1, "rank 1 was `silent`"),
+        metrics={},
+    )
     *lines, empty, below, other, reference = summary_markdown(
         [make_record(1, metrics=metrics), bad], next_run
     ).splitlines()
-    assert (empty, below, other) == ("", "± for the next run (95 %), from 12 runs of equal cells", "")
-    assert reference == "reference: the exchange's own bytes in the largest pieces, without any waiting"
+    assert (empty, below, other) == (
+        "",
+        "± for the next run (95 %), from 12 runs of equal cells",
+        "",
+    )
+    assert (
+        reference
+        == "reference: the exchange's own bytes in the largest pieces, without any waiting"
+    )
     assert len(lines) == 4 and all(line.replace("\\|", "").count("|") == 13 for line in lines)
     assert lines[2] == (
         "| resnet50 · nccl_allreduce · gpus 0,3 · P2P_LEVEL=LOC | 4,652 | ±\xa00.33\xa0% | 2,326 | 98.1\xa0% | 2.50 "
@@ -273,11 +330,20 @@ def test_the_summary_is_one_row_for_each_record():
 
 def test_the_summary_says_once_what_all_names_begin_with():
     base = make_record().cell
-    names = ["resnet50 · nccl_allreduce · gpus 0,3", "resnet50 · nccl_allreduce · gpus 0,3 · ALGO=Ring"]
-    lines = summary_markdown([make_record(i, name=name) for i, name in enumerate(names)]).splitlines()
+    names = [
+        "resnet50 · nccl_allreduce · gpus 0,3",
+        "resnet50 · nccl_allreduce · gpus 0,3 · ALGO=Ring",
+    ]
+    lines = summary_markdown(
+        [make_record(i, name=name) for i, name in enumerate(names)]
+    ).splitlines()
     assert lines[:2] == ["Every cell: resnet50 · nccl_allreduce", ""]
     assert [line.split(" | ")[0] for line in lines[4:]] == ["| gpus 0,3", "| gpus 0,3 · ALGO=Ring"]
-    same = [make_record(0), make_record(1, cell=changed_cell(base, repeat=1)), make_record(2, name="resnet18 · none")]
+    same = [
+        make_record(0),
+        make_record(1, cell=changed_cell(base, repeat=1)),
+        make_record(2, name="resnet18 · none"),
+    ]
     assert (
         summary_markdown(same)
         .splitlines()[3]
@@ -290,11 +356,15 @@ def test_the_summary_has_the_headline_of_another_benchmark():
     cell = changed_cell(make_record().cell, benchmark={"name": "overhead"})
     metrics = {"step/first_ms": 2.0, "overhead/share": 0.0012}
     ends = {f"{1:032x}": {"overhead/share_ci_low": -0.0005, "overhead/share_ci_high": 0.003}}
-    lines = summary_markdown([make_record(1, cell=cell, metrics=metrics), make_record(2, name="x")], ends).splitlines()
-    assert lines[0].startswith("| cell | result | images/s |") and all(line.count("|") == 9 for line in lines)
-    assert "| overhead 0.12\xa0% (−0.05 to 0.30 for the next run) | – |" in lines[2] and lines[3].startswith(
-        "| x | – | 5,000 |"
+    lines = summary_markdown(
+        [make_record(1, cell=cell, metrics=metrics), make_record(2, name="x")], ends
+    ).splitlines()
+    assert lines[0].startswith("| cell | result | images/s |") and all(
+        line.count("|") == 9 for line in lines
     )
+    assert "| overhead 0.12\xa0% (−0.05 to 0.30 for the next run) | – |" in lines[2] and lines[
+        3
+    ].startswith("| x | – | 5,000 |")
 
 
 @pytest.mark.parametrize(
@@ -394,7 +464,10 @@ def test_a_locked_store_is_given_up_and_written_later(tracker, output_dir, monke
 def test_waiting_is_bounded_by_default_and_by_the_user(monkeypatch):
     monkeypatch.setattr(os, "environ", {"MLFLOW_HTTP_REQUEST_TIMEOUT": "77", "DO_NOT_TRACK": "0"})
     store.silence_mlflow()
-    assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "77" and os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "1"
+    assert (
+        os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "77"
+        and os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "1"
+    )
     assert "MLFLOW_DISABLE_TELEMETRY" not in os.environ
     assert store.LOCK_WAIT_S == 20 and store.QUIET["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "10"
 
@@ -454,7 +527,9 @@ def test_a_store_that_cannot_be_is_given_up_soon(tmp_path):
     refused(Tracking(uri=f"sqlite:///{tmp_path}/file/m.db"), tmp_path, 5)
     assert "is no SQLite file" in refused(Tracking(uri=f"sqlite:///{tmp_path}/file"), tmp_path, 5)
     refused(Tracking(), tmp_path / "file", 5)
-    assert "***@" in refused(Tracking(uri=f"postgresql+nodriver://me:{SECRET}@host/db"), tmp_path, 5)
+    assert "***@" in refused(
+        Tracking(uri=f"postgresql+nodriver://me:{SECRET}@host/db"), tmp_path, 5
+    )
 
 
 def test_a_store_that_vanished_is_not_made_anew(tracker, output_dir):

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from analysis.findings.baselines import AT_EQUAL_CLOCKS, EFFICIENCY
-from analysis.findings.communication.exposed import EXCHANGE, EXPOSED, HIDDEN
-from analysis.findings.communication.several_records import values_of
-from analysis.findings.study import Study
+from analysis.findings.communication import EXCHANGE, EXPOSED, HIDDEN
+from analysis.findings.record_values import values_of
+from analysis.study.study import Study
 from analysis.validity.checks import judge
 from benchmarks.record import read_study
 from conf.schema import ValidityLimits
@@ -31,14 +31,19 @@ def seen(studies, shift=1.0):
     """
     cells, singles, within = [], [], []
     for first, second in (EAGER, EAGER[::-1]):
-        others = {(one.gpus, tuple(sorted(one.request.items()))): one for one in studies[second].timed}
+        others = {
+            (one.gpus, tuple(sorted(one.request.items()))): one for one in studies[second].timed
+        }
         for runs in studies[first].timed:
             other = others[runs.gpus, tuple(sorted(runs.request.items()))]
             for name in (RATE, STEP):
                 values = [shift * value for value in other.values(name)]
                 cells += [holds(runs.next_run(name), value) for value in values]
                 for record in runs.records:
-                    shown, inside = studies[first].single(record).next_run(name), record.within_run[name]
+                    shown, inside = (
+                        studies[first].single(record).next_run(name),
+                        record.within_run[name],
+                    )
                     singles += [holds(shown, value) for value in values]
                     within += [inside["low"] <= value <= inside["high"] for value in values]
     return cells, singles, within
@@ -53,10 +58,13 @@ def test_what_is_shown_holds_the_other_sweep_and_the_interval_within_a_run_does_
     assert (sum(cells), len(cells)) == (33, 36) and sum(cells) >= 0.9 * len(cells)
     assert (sum(singles), len(singles)) == (54, 56)
     assert (sum(within), len(within)) == (16, 56)
-    assert sum(seen(studies, shift=1.01)[0]) < 0.1 * len(cells), "an interval that holds anything says nothing"
+    assert sum(seen(studies, shift=1.01)[0]) < 0.1 * len(cells), (
+        "an interval that holds anything says nothing"
+    )
     own = {name: study.floors.own() for name, study in studies.items()}
     pooled = {
-        name: Study.of(studies[name].records, others=own[other]) for name, other in zip(EAGER, EAGER[::-1], strict=True)
+        name: Study.of(studies[name].records, others=own[other])
+        for name, other in zip(EAGER, EAGER[::-1], strict=True)
     }
     assert all(seen(pooled)[0]), "as Ringside shows them with both sweeps side by side"
 
@@ -70,15 +78,28 @@ def test_a_sweep_of_too_few_cells_shows_no_interval(studies):
 
 def test_one_of_26_clean_records_is_suspect_and_none_is_invalid(studies):
     every = [record for study in studies.values() for record in study.records]
-    found = {(one.study, one.cell.folder): (one.validity, judge(one, ValidityLimits())) for one in every}
+    found = {
+        (one.study, one.cell.folder): (one.validity, judge(one, ValidityLimits())) for one in every
+    }
     assert len(found) == 26
     for recorded, today in found.values():
-        assert (recorded.verdict, [*recorded.codes]) == (today.verdict, [*today.codes])  # the words may be others today
+        assert (recorded.verdict, [*recorded.codes]) == (
+            today.verdict,
+            [*today.codes],
+        )  # the words may be others today
         assert recorded.unchecked.keys() == today.unchecked.keys()
-    assert Counter(recorded.verdict for recorded, _ in found.values()) == {"valid": 25, "suspect": 1}
+    assert Counter(recorded.verdict for recorded, _ in found.values()) == {
+        "valid": 25,
+        "suspect": 1,
+    }
     noisy, _ = found["compiled_a", "resnet50-nccl_allreduce-gpus0-280ce4a52f"]
     assert list(noisy.codes) == ["noisy"]
-    codes = {(study, code) for (study, _), (one, _) in found.items() if one is not noisy for code in one.codes}
+    codes = {
+        (study, code)
+        for (study, _), (one, _) in found.items()
+        if one is not noisy
+        for code in one.codes
+    }
     assert codes == {(study, "clocks_differ") for study in COMPILED}
 
 
@@ -97,7 +118,9 @@ def test_most_of_the_exchange_is_hidden(studies):
             values = shown[record.record_id]
             if record.cell.gpus == (0, 1) and record.cell.strategy["name"] == "nccl_allreduce":
                 shares.append(round(100 * values[HIDDEN]))
-                assert values[HIDDEN] == pytest.approx(1 - values[EXPOSED] / record.metrics[EXCHANGE])
+                assert values[HIDDEN] == pytest.approx(
+                    1 - values[EXPOSED] / record.metrics[EXCHANGE]
+                )
                 assert values[HIDDEN] == record.metrics[HIDDEN]
             else:  # what kvstore_device adds on one GPU was not measured with an A B B A
                 assert EXPOSED not in values and HIDDEN not in values
@@ -105,13 +128,29 @@ def test_most_of_the_exchange_is_hidden(studies):
 
 
 def test_compiled_cells_draw_more_power_on_two_gpus_and_their_clocks_fall(studies):
-    pairs = [record for name in COMPILED for record in studies[name].records if record.cell.gpus == (0, 1)]
+    pairs = [
+        record
+        for name in COMPILED
+        for record in studies[name].records
+        if record.cell.gpus == (0, 1)
+    ]
     assert len(pairs) == 4
     for record in pairs:
-        assert (record.validity.verdict, list(record.validity.codes)) == ("valid", ["clocks_differ"])
+        assert (record.validity.verdict, list(record.validity.codes)) == (
+            "valid",
+            ["clocks_differ"],
+        )
         plain, equal = record.metrics[EFFICIENCY], record.metrics[AT_EQUAL_CLOCKS]
-        assert f"at equal clocks the efficiency is {equal:.1%}" in record.validity.codes["clocks_differ"]
+        assert (
+            f"at equal clocks the efficiency is {equal:.1%}"
+            in record.validity.codes["clocks_differ"]
+        )
         assert 0.979 <= plain < equal - 0.01 and plain < 1.017
-    assert sorted(round(100 * record.metrics[EFFICIENCY], 1) for record in pairs) == [97.9, 98.1, 99.7, 101.6]
+    assert sorted(round(100 * record.metrics[EFFICIENCY], 1) for record in pairs) == [
+        97.9,
+        98.1,
+        99.7,
+        101.6,
+    ]
     eager = [record for name in EAGER for record in studies[name].records]
     assert {record.metrics["gpu/sm_mhz"] for record in eager} == {1980.0}

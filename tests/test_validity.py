@@ -12,17 +12,28 @@ import pytest
 from cells import changed_cell
 
 from analysis.findings.baselines import Baselines
-from analysis.findings.rates import IMAGES_PER_SECOND
-from analysis.findings.study import Study
+from analysis.study.rates import IMAGES_PER_SECOND
+from analysis.study.study import Study
 from analysis.validity.checks import CHECKS, judge, judged
 from benchmarks import record as records
 from benchmarks.record import CellFolder, Record, Validity
 from conf.schema import ValidityLimits
 
 DATA = Path(__file__).parent / "data" / "h200_x4"
-REAL = [record for study in sorted(DATA.iterdir()) if study.is_dir() for record in records.read_study(study)[0]]
+REAL = [
+    record
+    for study in sorted(DATA.iterdir())
+    if study.is_dir()
+    for record in records.read_study(study)[0]
+]
 STEADY = {
-    "stationarity": {"drift": 0.0, "drift_beyond": 0.0, "change": 0.0, "change_beyond": 0.0, "change_at": 30.0},
+    "stationarity": {
+        "drift": 0.0,
+        "drift_beyond": 0.0,
+        "change": 0.0,
+        "change_beyond": 0.0,
+        "change_at": 30.0,
+    },
     "pauses": {"count": 0.0, "lost_share": 0.0, "longest_ms": 55.0},
     "slowest_rank": {"rank": 1, "share": 0.0, "noise": 0.0},
     "unaccounted_share": 0.0,
@@ -53,7 +64,10 @@ PAIR = with_facts(
     next(
         r
         for r in REAL
-        if r.cell.trains and r.state == "finished" and r.cell.gpus == (0, 1) and "gpu_samples" in r.checks
+        if r.cell.trains
+        and r.state == "finished"
+        and r.cell.gpus == (0, 1)
+        and "gpu_samples" in r.checks
     )
 )
 
@@ -71,17 +85,31 @@ def test_real_records_of_clean_cells_have_no_code_of_a_check():
     for record in finished:
         found = judge(dataclasses.replace(record, effective={}), LIMITS)
         # An early version took for the reference of CPU staging what is now its stage all_at_once.
-        beaten = record.metrics.get("comm/ideal_ratio", 0) > 1.05 and record.checks["reference"] == "host_memory"
-        assert (found.verdict, set(found.codes)) == ("valid", {"reference_exceeded"} if beaten else set()), record.name
+        beaten = (
+            record.metrics.get("comm/ideal_ratio", 0) > 1.05
+            and record.checks["reference"] == "host_memory"
+        )
+        assert (found.verdict, set(found.codes)) == (
+            "valid",
+            {"reference_exceeded"} if beaten else set(),
+        ), record.name
         alone = len(record.cell.gpus) == 1
         no_baseline = not alone and "scaling/efficiency" not in record.metrics
         apart = alone or record.cell.strategy["name"] == "none"
         drifting = apart or "async" in record.cell.strategy["name"]
-        exchanged, compared = (f"comm/{name}" in record.metrics for name in ("exchange_ms", "ideal_ratio"))
+        exchanged, compared = (
+            f"comm/{name}" in record.metrics for name in ("exchange_ms", "ideal_ratio")
+        )
         wires = {"exchange_wrong", "faster_than_reference"}
-        beside = {"not_compiled", "compiled_while_timed"} if record.cell.optimize == "eager" else set()
-        beside |= {"time_between_steps"} | ({"replicas_differ", "gradient_not_mean"} if drifting else set())
-        beside |= {"slow_rank"} if alone or not record.cell.benchmark.get("exposed_rounds", 1) else set()
+        beside = (
+            {"not_compiled", "compiled_while_timed"} if record.cell.optimize == "eager" else set()
+        )
+        beside |= {"time_between_steps"} | (
+            {"replicas_differ", "gradient_not_mean"} if drifting else set()
+        )
+        beside |= (
+            {"slow_rank"} if alone or not record.cell.benchmark.get("exposed_rounds", 1) else set()
+        )
         beside |= (wires if apart else set()) | ({"efficiency_above_one"} if no_baseline else set())
         assert set(found.not_applicable) == beside
         late = {"faster_than_reference"} if exchanged and not compared else set()
@@ -108,7 +136,9 @@ def loader(cost_share, low):
 
     def change(record):
         asked(record, data={"name": "mine", "loader": "my_data:load", "options": {}})
-        record.metrics.update({"data/cost_ms": 5.0, "data/cost_share": cost_share, "data/wait_ms": 6.0})
+        record.metrics.update(
+            {"data/cost_ms": 5.0, "data/cost_share": cost_share, "data/wait_ms": 6.0}
+        )
         record.within_run["data/cost_ms"] = {"low": low, "high": 10.0 - low, "groups": 3}
 
     return change
@@ -118,7 +148,13 @@ def asked(record, **fields):
     object.__setattr__(record, "cell", changed_cell(record.cell, **fields))
 
 
-REPLAY = {"what": "gradient", "exchange": True, "array": "conv1.weight", "error": 0.0, "tolerance": 1e-6}
+REPLAY = {
+    "what": "gradient",
+    "exchange": True,
+    "array": "conv1.weight",
+    "error": 0.0,
+    "tolerance": 1e-6,
+}
 
 
 def graphed(**facts):
@@ -154,7 +190,10 @@ def met(fault):
         asked(record, gpus=(0,), hosts=("a", "b"))
         for number, rank in enumerate(record.ranks):
             rank.update(node="ab"[number], pid=100 + number)
-        rows = [[number, rank["node"], rank["pid"], rank["uuid"]] for number, rank in enumerate(record.ranks)]
+        rows = [
+            [number, rank["node"], rank["pid"], rank["uuid"]]
+            for number, rank in enumerate(record.ranks)
+        ]
         record.checks["peers"] = rows
         fault(rows)
 
@@ -181,7 +220,9 @@ PLANTED = {
         met(lambda rows: rows.append([2, "c", 9, None])),  # a stranger
         met(lambda rows: rows.pop()),
         met(lambda rows: rows[0].__setitem__(0, 1)),  # two of one number
-        lambda r: met(lambda rows: rows[1].__setitem__(1, "a"))(r) or r.ranks[1].update(node="a"),  # not as planned
+        lambda r: (
+            met(lambda rows: rows[1].__setitem__(1, "a"))(r) or r.ranks[1].update(node="a")
+        ),  # not as planned
     ],
     "missing_rank": [
         lambda r: r.ranks.pop(),
@@ -218,23 +259,39 @@ PLANTED = {
         lambda r: r.checks["arithmetic"].update(layers={"bfloat16": 26, "float32": 28}),
         lambda r: r.checks["arithmetic"].update(tf32=True),
     ],
-    "not_compiled": [lambda r: asked(r, optimize="compile") or r.checks.update(graphs=0, timed_graphs=0)],
-    "compiled_while_timed": [lambda r: asked(r, optimize="compile") or r.checks.update(graphs=5, timed_graphs=1)],
+    "not_compiled": [
+        lambda r: asked(r, optimize="compile") or r.checks.update(graphs=0, timed_graphs=0)
+    ],
+    "compiled_while_timed": [
+        lambda r: asked(r, optimize="compile") or r.checks.update(graphs=5, timed_graphs=1)
+    ],
     "graph_differs": [
         graphed(replay={**REPLAY, **found})
-        for found in ({"error": 1.1e-6}, {"error": math.nan}, {"what": "weights", "exchange": False, "error": 1.0})
+        for found in (
+            {"error": 1.1e-6},
+            {"error": math.nan},
+            {"what": "weights", "exchange": False, "error": 1.0},
+        )
     ],
     "replays_miscounted": [
         graphed(replays=counts)
-        for counts in ([[90, 91], [90, 90]], [[90, 90], [91, 91]], [[0, 0], [0, 0]], [[9, 9], [9, 8]])
+        for counts in (
+            [[90, 91], [90, 90]],
+            [[90, 90], [91, 91]],
+            [[0, 0], [0, 0]],
+            [[9, 9], [9, 8]],
+        )
     ],
     "weights_still": [
-        lambda r: r.checks.update(weights_still=1, weights_still_share=1e-5, weights_still_first="fc.bias")
+        lambda r: r.checks.update(
+            weights_still=1, weights_still_share=1e-5, weights_still_first="fc.bias"
+        )
     ],
     "faster_than_reference": [lambda r: r.metrics.update({"comm/ideal_ratio": 1.21})],
     "time_between_steps": [
         lambda r, share=share: (
-            asked(r, device="cpu") or r.checks.update(between_steps_share=share, between_steps_ms=share * 50)
+            asked(r, device="cpu")
+            or r.checks.update(between_steps_share=share, between_steps_ms=share * 50)
         )
         for share in (0.021, -0.021)
     ],
@@ -243,9 +300,13 @@ PLANTED = {
         lambda r: r.checks.update(exchange_error=math.nan, exchange_tolerance=1e-4),
         lambda r: r.checks.update(exchange_error=math.inf, exchange_tolerance=8e-3),
     ],
-    "copy_wrong": [lambda r: r.checks.update(copies_compared=4, copies_wrong={"0->1 enabled, 16 bytes": 3})],
+    "copy_wrong": [
+        lambda r: r.checks.update(copies_compared=4, copies_wrong={"0->1 enabled, 16 bytes": 3})
+    ],
     "entry_not_positive": [
-        lambda r, value=value: r.tables.update(p2p={"matrices": {"latency_gpu_enabled": [[1.0, value], [2.0, 3.0]]}})
+        lambda r, value=value: r.tables.update(
+            p2p={"matrices": {"latency_gpu_enabled": [[1.0, value], [2.0, 3.0]]}}
+        )
         for value in (0.0, -1.0, math.nan, math.inf)
     ],
     "wrong_elements": [lambda r: r.checks.update(wrong_elements=1, wrong_bytes=[1024])],
@@ -265,7 +326,8 @@ PLANTED = {
         lambda r: r.metrics.update(
             {
                 "throughput/images": r.metrics["throughput/images"] - 1,
-                IMAGES_PER_SECOND: (r.metrics["throughput/images"] - 1) / r.metrics["throughput/seconds"],
+                IMAGES_PER_SECOND: (r.metrics["throughput/images"] - 1)
+                / r.metrics["throughput/seconds"],
                 f"{IMAGES_PER_SECOND}_per_gpu": (r.metrics["throughput/images"] - 1)
                 / r.metrics["throughput/seconds"]
                 / 2,
@@ -281,16 +343,21 @@ PLANTED = {
     ],
     "throttled": [samples(throttle_reasons=["0x40"])],
     "foreign_cpu": [
-        lambda r: r.checks.update(cpu_samples={"cores": 32, "others_share": {"timed": 0.11, "exposed": 0.0}})
+        lambda r: r.checks.update(
+            cpu_samples={"cores": 32, "others_share": {"timed": 0.11, "exposed": 0.0}}
+        )
     ],
-    "setting_not_asked": [lambda r: r.effective.update(nccl={"settings": {"NCCL_P2P_LEVEL": "LOC"}})],
+    "setting_not_asked": [
+        lambda r: r.effective.update(nccl={"settings": {"NCCL_P2P_LEVEL": "LOC"}})
+    ],
     "clocks_differ": [samples(phases={"timed": PHASE | {"sm_mhz": [1980.0, 1880.0]}})],
     "noisy": [lambda r: r.checks.update(half_width=0.06)],
     "cpu_bound": [lambda r: r.metrics.update({"gpu/idle_share": 0.3})],
     "too_few_iterations": [lambda r: r.checks.update(iterations=1)],
     "warmup_not_flat": [lambda r: r.checks.update(warmup_flat=False)],
     "reference_exceeded": [
-        lambda r, ratio=ratio: r.metrics.update({"comm/ideal_ratio": ratio}) for ratio in (1.06, 1.2)
+        lambda r, ratio=ratio: r.metrics.update({"comm/ideal_ratio": ratio})
+        for ratio in (1.06, 1.2)
     ],
     "not_stationary": [
         steady("stationarity", change=0.011, change_beyond=1.1),
@@ -324,7 +391,9 @@ PLANTED = {
         (None, 1, 1.01, False),
     ],
 )
-def test_an_efficiency_above_one_is_judged_by_the_scatter_between_runs(noise, baselines, share, found):
+def test_an_efficiency_above_one_is_judged_by_the_scatter_between_runs(
+    noise, baselines, share, found
+):
     def change(record):
         record.metrics["scaling/efficiency"] = share
         record.checks["baselines"] = {gpu: ["a"] * baselines for gpu in ("0", "1")}
@@ -334,7 +403,9 @@ def test_an_efficiency_above_one_is_judged_by_the_scatter_between_runs(noise, ba
     assert ("efficiency_above_one" in judge(changed(change), LIMITS).codes) == found
 
 
-SEVERITY = {check.code: "valid" if check.severity == "finding" else check.severity for check in CHECKS}
+SEVERITY = {
+    check.code: "valid" if check.severity == "finding" else check.severity for check in CHECKS
+}
 
 
 def test_an_efficiency_that_noise_explains_is_no_finding():
@@ -342,7 +413,10 @@ def test_an_efficiency_that_noise_explains_is_no_finding():
 
     def change(record):
         record.metrics["scaling/efficiency"] = 1.03
-        record.within_run["throughput/images_per_second"] = {"low": 0.98 * rate, "high": 1.02 * rate}
+        record.within_run["throughput/images_per_second"] = {
+            "low": 0.98 * rate,
+            "high": 1.02 * rate,
+        }
 
     assert not judge(changed(change), LIMITS).codes
 
@@ -391,9 +465,14 @@ def test_what_is_just_below_a_limit_is_no_fault(number):
 def test_the_sentence_names_what_was_found():
     said = judge(changed(PLANTED["wrong_gpu"][0]), LIMITS).codes["wrong_gpu"]
     assert "rank 1 ran on GPU-other" in said and PAIR.environment["planned_uuids"][1] in said
-    assert "rank 1 wrote" in judge(changed(lambda r: r.ranks[1].update(done=False)), LIMITS).codes["missing_rank"]
     assert (
-        judge(changed(lambda r: r.checks.update(losses=[1.0, math.nan])), LIMITS).codes["loss_not_finite"].endswith("1")
+        "rank 1 wrote"
+        in judge(changed(lambda r: r.ranks[1].update(done=False)), LIMITS).codes["missing_rank"]
+    )
+    assert (
+        judge(changed(lambda r: r.checks.update(losses=[1.0, math.nan])), LIMITS)
+        .codes["loss_not_finite"]
+        .endswith("1")
     )
 
 
@@ -470,7 +549,9 @@ def test_gpus_that_were_not_sampled_leave_checks_unchecked():
 
 
 def test_gradients_that_are_alike_prove_no_exchange():
-    found = judge(changed(lambda r: r.checks.update(gradient_spread=1e-6, gradient_error=1e-9)), LIMITS)
+    found = judge(
+        changed(lambda r: r.checks.update(gradient_spread=1e-6, gradient_error=1e-9)), LIMITS
+    )
     assert "gradient_not_mean" in found.unchecked and "gradient_not_mean" not in found.codes
 
 
@@ -496,10 +577,14 @@ def test_findings_about_settings_join_the_verdict(severity, verdict):
         "severity": severity,
         "setting": "x",
     }
-    record = dataclasses.replace(PAIR, effective={"findings": [finding, {**finding, "sentence": "and again"}]})
+    record = dataclasses.replace(
+        PAIR, effective={"findings": [finding, {**finding, "sentence": "and again"}]}
+    )
     found = judge(record, LIMITS)
     assert found.verdict == verdict
-    where = {"unchecked": found.unchecked, "not applicable": found.not_applicable}.get(severity, found.codes)
+    where = {"unchecked": found.unchecked, "not applicable": found.not_applicable}.get(
+        severity, found.codes
+    )
     assert where["setting_ignored"] == "NCCL_ALGO=Ring was ignored; and again"
     # A finding never takes back what a check said.
     assert judge(changed(PLANTED["replicas_differ"][0], record), LIMITS).verdict == "invalid"
@@ -551,11 +636,15 @@ def baselines(record, others):
     """{GPU: images per second alone} of a record's subset."""
     study = Study.of([record, *others])
     found = Baselines(study).of(study.single(record))
-    return {gpu: pytest.approx(math.exp(runs.log_rate.value), rel=1e-12) for gpu, runs in found.items()}
+    return {
+        gpu: pytest.approx(math.exp(runs.log_rate.value), rel=1e-12) for gpu, runs in found.items()
+    }
 
 
 def efficiency(record, others):
-    return Baselines(Study.of([record, *(other for other in others if other is not record)])).efficiency(record)
+    return Baselines(
+        Study.of([record, *(other for other in others if other is not record)])
+    ).efficiency(record)
 
 
 def test_efficiency_is_against_the_slowest_member():
@@ -563,11 +652,16 @@ def test_efficiency_is_against_the_slowest_member():
     assert baselines(cell_of([0, 1], 144.0), alone) == {0: 100.0, 1: 80.0}
     assert efficiency(cell_of([0, 1], 144.0), alone) == pytest.approx(144 / (2 * 80))
     assert efficiency(cell_of([1, 0], 144.0), alone) == pytest.approx(144 / (2 * 80))
-    assert efficiency(cell_of([0, 3], 144.0), alone) == pytest.approx(144 / (2 * 100)), "the members that are known"
+    assert efficiency(cell_of([0, 3], 144.0), alone) == pytest.approx(144 / (2 * 100)), (
+        "the members that are known"
+    )
 
 
 def test_a_baseline_is_the_median_of_its_runs():
-    alone = [cell_of([0], rate, number, repeat=number) for number, rate in enumerate([90.0, 100.0, 500.0])]
+    alone = [
+        cell_of([0], rate, number, repeat=number)
+        for number, rate in enumerate([90.0, 100.0, 500.0])
+    ]
     assert baselines(cell_of([0, 1], 1.0), alone) == {0: 100.0}
 
 
@@ -592,7 +686,9 @@ def test_only_usable_cells_are_baselines():
         cell_of([0, 1], 50.0),
     ):
         assert baselines(cell_of([0, 1], 1.0), [unusable]) == {}
-        assert baselines(cell_of([0, 1], 1.0), [unusable, cell_of([0], 100.0, number=1)]) == {0: 100.0}
+        assert baselines(cell_of([0, 1], 1.0), [unusable, cell_of([0], 100.0, number=1)]) == {
+            0: 100.0
+        }
     assert baselines(cell_of([0, 1], 1.0), [cell_of([0], 70.0, verdict="suspect")]) == {0: 70.0}
 
 
@@ -618,16 +714,20 @@ def test_only_cells_of_the_same_condition_are_baselines(other):
     "other", [{"nccl": {"NCCL_P2P_LEVEL": "LOC"}}, {"seed": 7}, {"repeat": 3}, {"profiler": "nsys"}]
 )
 def test_what_one_gpu_cannot_feel_does_not_matter(other):
-    assert efficiency(cell_of([0, 1], 150.0, **other), [cell_of([0], 100.0)]) == pytest.approx(0.75, rel=1e-12)
+    assert efficiency(cell_of([0, 1], 150.0, **other), [cell_of([0], 100.0)]) == pytest.approx(
+        0.75, rel=1e-12
+    )
 
 
 def test_strong_scaling_keeps_the_images_per_step():
     alone = [cell_of([0], 100.0, batch_size=512, global_batch_size=512)]
-    assert efficiency(cell_of([0, 1], 150.0, batch_size=256, global_batch_size=512), alone) == pytest.approx(
-        0.75, rel=1e-12
-    )
+    assert efficiency(
+        cell_of([0, 1], 150.0, batch_size=256, global_batch_size=512), alone
+    ) == pytest.approx(0.75, rel=1e-12)
     assert efficiency(cell_of([0, 1], 150.0, batch_size=512, global_batch_size=1024), alone) is None
-    assert efficiency(cell_of([0, 1], 150.0, batch_size=512), alone) is None, "weak and strong are never mixed"
+    assert efficiency(cell_of([0, 1], 150.0, batch_size=512), alone) is None, (
+        "weak and strong are never mixed"
+    )
 
 
 def test_one_gpu_or_no_baseline_or_no_rate_has_no_efficiency():
@@ -638,7 +738,11 @@ def test_one_gpu_or_no_baseline_or_no_rate_has_no_efficiency():
 
 
 def test_efficiency_of_real_records():
-    weak = [r for r in REAL if r.state == "finished" and len(r.cell.gpus) > 1 and "scaling/efficiency" in r.metrics]
+    weak = [
+        r
+        for r in REAL
+        if r.state == "finished" and len(r.cell.gpus) > 1 and "scaling/efficiency" in r.metrics
+    ]
     assert weak
     for record in weak:
         share = efficiency(record, [other for other in REAL if other.study == record.study])

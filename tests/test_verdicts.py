@@ -13,11 +13,10 @@ from simulated import STRATEGY, Simulator, Truth, changed
 
 from analysis.findings import comparisons as of_comparisons
 from analysis.findings.comparisons import noises
-from analysis.findings.rates import primary_rate
-from analysis.findings.study import Study
 from analysis.report.build import examine
-from analysis.statistics.holm import significant
-from analysis.statistics.turns import fitted
+from analysis.statistics.tests import fitted, significant
+from analysis.study.rates import primary_rate
+from analysis.study.study import Study
 
 EXCHANGE = {"name": "exchange", "keys": "all", "per_key": False}
 COLLECTIVES = {
@@ -40,7 +39,11 @@ class Laboratory:
     """Makes runs of benchmarks that count no images; equal seeds make equal records."""
 
     def __init__(self, seed=0, noise=0.005):
-        self.noise, self.draw, self.simulator = noise, np.random.default_rng(seed), Simulator(Truth(noise=0.002), seed)
+        self.noise, self.draw, self.simulator = (
+            noise,
+            np.random.default_rng(seed),
+            Simulator(Truth(noise=0.002), seed),
+        )
 
     def run(self, benchmark, repeat=0, *, factor=1.0, strategy=STRATEGY, **cell):
         """One run on GPUs 0 and 1; its metric is multiplied by `factor`."""
@@ -48,7 +51,9 @@ class Laboratory:
         value = VALUES[name] * factor * math.exp(self.draw.normal(0, self.noise))
         asked = cell if name == "exchange" else UNTRAINED | cell
         made = self.simulator.record((0, 1), strategy, repeat, benchmark=benchmark, **asked)
-        cell = changed_cell(made.cell, strategy={"name": strategy if name == "exchange" else "none"})
+        cell = changed_cell(
+            made.cell, strategy={"name": strategy if name == "exchange" else "none"}
+        )
         return changed(made, cell=cell, metrics={primary_rate(cell).metric: value})
 
     def runs(self, *cells, repeats=5):
@@ -57,7 +62,11 @@ class Laboratory:
 
 
 def exchanges(factor):
-    return {"benchmark": EXCHANGE}, {"benchmark": EXCHANGE, "strategy": "kvstore_device", "factor": factor}
+    return {"benchmark": EXCHANGE}, {
+        "benchmark": EXCHANGE,
+        "strategy": "kvstore_device",
+        "factor": factor,
+    }
 
 
 @pytest.mark.parametrize("factor", [1.05, 1 / 1.05])
@@ -66,7 +75,12 @@ def test_a_planted_difference_of_exchange_times_is_found_and_less_time_is_faster
         (found,) = comparisons(Laboratory(seed).runs(*exchanges(factor)))
         assert found.verdict == ("slower" if factor > 1 else "faster"), seed
         assert found.difference.value == pytest.approx(1 / factor - 1, abs=0.02)
-        assert (found.asked, found.rate, found.gpus, found.runs) == ("strategy", "exchanges/s", (0, 1), (5, 5))
+        assert (found.asked, found.rate, found.gpus, found.runs) == (
+            "strategy",
+            "exchanges/s",
+            (0, 1),
+            (5, 5),
+        )
 
 
 def test_equal_exchanges_show_no_difference():
@@ -82,21 +96,37 @@ LOC = {"nccl": {"NCCL_P2P_LEVEL": "LOC"}}
     [
         ({"benchmark": EXCHANGE | {"per_key": True}}, "per_key", "slower", "exchanges/s"),
         ({"benchmark": EXCHANGE} | LOC, "NCCL_P2P_LEVEL", "slower", "exchanges/s"),
-        ({"benchmark": COLLECTIVES} | LOC, "NCCL_P2P_LEVEL", "faster", "busbw of the largest message"),
-        ({"benchmark": COLLECTIVES | {"calls": "torch"}}, "calls", "faster", "busbw of the largest message"),
+        (
+            {"benchmark": COLLECTIVES} | LOC,
+            "NCCL_P2P_LEVEL",
+            "faster",
+            "busbw of the largest message",
+        ),
+        (
+            {"benchmark": COLLECTIVES | {"calls": "torch"}},
+            "calls",
+            "faster",
+            "busbw of the largest message",
+        ),
         ({"benchmark": JACOBI | {"exchange": "host"}}, "exchange", "slower", "solves/s"),
         ({"benchmark": JACOBI} | LOC, "NCCL_P2P_LEVEL", "slower", "solves/s"),
     ],
 )
 def test_what_may_differ_and_whether_more_of_the_metric_is_faster(other, asked, verdict, rate):
-    benchmark = next(one for one in (EXCHANGE, COLLECTIVES, JACOBI) if one["name"] == other["benchmark"]["name"])
+    benchmark = next(
+        one for one in (EXCHANGE, COLLECTIVES, JACOBI) if one["name"] == other["benchmark"]["name"]
+    )
     (found,) = comparisons(Laboratory().runs({"benchmark": benchmark}, other | {"factor": 1.1}))
     assert (found.asked, found.verdict, found.rate) == (asked, verdict, rate)
     assert "none" not in found.second, "a cell without a model has no strategy to name"
 
 
 def test_another_amount_of_work_or_another_benchmark_is_never_compared():
-    cells = [{"benchmark": EXCHANGE}, {"benchmark": EXCHANGE, "precision": "bf16_weights"}, {"benchmark": JACOBI}]
+    cells = [
+        {"benchmark": EXCHANGE},
+        {"benchmark": EXCHANGE, "precision": "bf16_weights"},
+        {"benchmark": JACOBI},
+    ]
     cells += [{"benchmark": EXCHANGE | {"keys": "weights"}}, {"benchmark": JACOBI | {"nx": 512}}]
     for option in ({}, {"collective": "all_gather"}, {"max_bytes": "64K"}, {"dtype": "bfloat16"}):
         cells.append({"benchmark": COLLECTIVES | option})
@@ -112,7 +142,10 @@ def test_settings_of_a_preset_are_one_thing():
     cells = [{"benchmark": COLLECTIVES}, {"benchmark": COLLECTIVES, "nccl": sharp, "factor": 0.9}]
     (found,) = comparisons(Laboratory().runs(*cells))
     assert (found.asked, found.verdict) == ("NCCL_COLLNET_ENABLE and 2 more", "slower")
-    assert found.first.endswith("COLLNET_ENABLE and 2 more untouched") and "untouched" not in found.second
+    assert (
+        found.first.endswith("COLLNET_ENABLE and 2 more untouched")
+        and "untouched" not in found.second
+    )
     cells.append({"benchmark": COLLECTIVES, "nccl": {"NCCL_COLLNET_ENABLE": "1"}})
     found = [one.asked for one in comparisons(Laboratory().runs(*cells))]
     assert found == ["NCCL_COLLNET_ENABLE", "NCCL_SHARP_MAX_COMMS and 1 more"]
@@ -137,10 +170,16 @@ def test_all_comparisons_of_a_study_are_one_family_and_noise_is_told_for_each_ra
 
 
 def test_cells_without_a_model_are_named_by_what_they_measure():
-    found = comparisons(Laboratory().runs({"benchmark": EXCHANGE}, {"benchmark": JACOBI}, {"benchmark": JACOBI} | LOC))
+    found = comparisons(
+        Laboratory().runs(
+            {"benchmark": EXCHANGE}, {"benchmark": JACOBI}, {"benchmark": JACOBI} | LOC
+        )
+    )
     assert [(one.first, one.second) for one in found] == [
         ("gpus 0,1 · jacobi · P2P_LEVEL untouched", "gpus 0,1 · jacobi · P2P_LEVEL=LOC")
-    ], "neither the model that others have, nor their batch, nor an option that follows from the benchmark"
+    ], (
+        "neither the model that others have, nor their batch, nor an option that follows from the benchmark"
+    )
 
 
 def test_the_drift_of_a_time_is_that_of_its_rate():
@@ -164,7 +203,9 @@ def in_turns(seed, drift=0.0, planted=0.0, noise=0.0013, repeats=3, without=(), 
     for repeat in range(repeats):
         for at in order.permutation(len(cells)):
             gpus, setting = cells[at]
-            factor = (1 + planted * (at == 0)) * (1 + drift * len(made) / (repeats * len(cells) - 1))
+            factor = (1 + planted * (at == 0)) * (
+                1 + drift * len(made) / (repeats * len(cells) - 1)
+            )
             made.append(simulator.record(gpus, repeat=repeat, factor=factor, **setting))
     return [one for number, one in enumerate(made) if number not in without]
 
@@ -172,11 +213,16 @@ def in_turns(seed, drift=0.0, planted=0.0, noise=0.0013, repeats=3, without=(), 
 def test_the_turn_is_a_block_so_that_a_drift_hides_no_difference():
     """0.5 % at 0.13 % noise, while the machine drifts by 1 %: unpaired, one study in twenty shows it."""
     against = [
-        one for seed in range(12) for one in comparisons(in_turns(seed, 0.01, 0.005)) if "untouched" in one.first
+        one
+        for seed in range(12)
+        for one in comparisons(in_turns(seed, 0.01, 0.005))
+        if "untouched" in one.first
     ]
     assert len(against) == 36 and sum(one.verdict == "slower" for one in against) >= 26
     assert not any(one.why for one in against if one.verdict == "slower"), "a block needs no excuse"
-    equal = [any(one.verdict != NONE for one in comparisons(in_turns(seed, 0.01))) for seed in range(25)]
+    equal = [
+        any(one.verdict != NONE for one in comparisons(in_turns(seed, 0.01))) for seed in range(25)
+    ]
     assert sum(equal) <= 3
 
 
@@ -199,20 +245,27 @@ def test_missing_and_extra_runs_and_another_sweep_leave_the_difference_right():
     )
     found = comparisons([*(one for one in made if one not in gone), extra])
     assert len(found) == 6 and {one.verdict for one in found} == {NONE}
-    assert all(abs(one.difference.value) < 0.002 for one in found), "neither its turn nor a run of another sweep counts"
+    assert all(abs(one.difference.value) < 0.002 for one in found), (
+        "neither its turn nor a run of another sweep counts"
+    )
     assert {one.runs for one in found} == {(4, 2), (4, 3), (3, 2), (3, 3)}
 
 
 def test_cells_of_different_sweeps_are_tested_unpaired_and_the_note_says_so():
     simulator = Simulator(Truth(noise=0.001))
     made = [
-        dataclasses.replace(simulator.record((0, 1), repeat=repeat, **setting), sweep_id=f"{repeat}{setting}")
+        dataclasses.replace(
+            simulator.record((0, 1), repeat=repeat, **setting), sweep_id=f"{repeat}{setting}"
+        )
         for repeat in range(3)
         for setting in SETTINGS[:2]
     ]
     (found,) = comparisons(made)
     assert found.verdict == NONE and found.why.startswith("no sweep measured both cells in turn")
-    rates = [[math.log(one.metrics["throughput/images_per_second"]) for one in made[at::2]] for at in (0, 1)]
+    rates = [
+        [math.log(one.metrics["throughput/images_per_second"]) for one in made[at::2]]
+        for at in (0, 1)
+    ]
     welch = ttest_ind(*rates[::-1], equal_var=False).confidence_interval()
     assert (found.difference.low, found.difference.high) == pytest.approx(
         (math.expm1(welch.low), math.expm1(welch.high))
@@ -220,7 +273,9 @@ def test_cells_of_different_sweeps_are_tested_unpaired_and_the_note_says_so():
 
 
 def test_two_cells_in_turns_are_the_paired_test():
-    made = [one for one in in_turns(3, 0.02, repeats=5) if one.cell.nccl.get("NCCL_PROTO", "LL") == "LL"]
+    made = [
+        one for one in in_turns(3, 0.02, repeats=5) if one.cell.nccl.get("NCCL_PROTO", "LL") == "LL"
+    ]
     made = [one for one in made if len(one.cell.gpus) == 2]
     (found,) = comparisons(made)
     rates = {name: [math.log(one.metrics["throughput/images_per_second"]) for one in made if bool(one.cell.nccl) == name]
@@ -238,8 +293,12 @@ def test_a_cell_that_scatters_grossly_is_judged_by_its_own_scatter():
         draw = np.random.default_rng(seed)
         values = draw.normal(0, 0.0013, (5, 6)) * np.array([10, 1, 1, 1, 1, 1])
         cells, turns = np.tile(np.arange(6), 5), np.repeat(np.arange(5), 6)
-        made = fitted(values.ravel(), cells, turns, np.zeros(30)).contrasts(np.zeros(5, int), np.arange(1, 6))
-        wrong += bool((np.abs(made.difference) > student.ppf(0.995, made.freedom) * made.error).any())
+        made = fitted(values.ravel(), cells, turns, np.zeros(30)).contrasts(
+            np.zeros(5, int), np.arange(1, 6)
+        )
+        wrong += bool(
+            (np.abs(made.difference) > student.ppf(0.995, made.freedom) * made.error).any()
+        )
     assert wrong <= 3
 
 
@@ -247,7 +306,9 @@ def test_the_tests_after_the_first_count_how_many_pairs_can_still_be_equal():
     """Four cells, six pairs: after one difference three pairs at most are equal, after four differences two."""
     chances = np.array([0.008, 0.016, 0.0165, 0.0166, 0.024, 0.9])
     assert significant(chances, [4], 0.05).tolist() == [True] * 5 + [False]
-    assert significant(chances, [2] * 6, 0.05).tolist() == [True] + [False] * 5, "six pairs that share no cell: Holm's"
+    assert significant(chances, [2] * 6, 0.05).tolist() == [True] + [False] * 5, (
+        "six pairs that share no cell: Holm's"
+    )
     assert significant(np.array([0.0084, 1e-9]), [2, 2], 0.05).tolist() == [True, True]
     assert not significant(np.array([0.0084] * 6), [4], 0.05).any()
 
@@ -256,7 +317,10 @@ def written(number, benchmark, metrics, repeat=0, strategy="none"):
     cell = {"benchmark": benchmark, "repeat": repeat, "nccl": {}} | (
         UNTRAINED if benchmark["name"] != "exchange" else {}
     )
-    return record(number, [0, 1], 1.0, strategy=strategy, cell=cell) | {"metrics": metrics, "schema_version": 2}
+    return record(number, [0, 1], 1.0, strategy=strategy, cell=cell) | {
+        "metrics": metrics,
+        "schema_version": 2,
+    }
 
 
 def shown(folder, records):
@@ -266,7 +330,8 @@ def shown(folder, records):
     (table,) = [one.for_people for one in section.tables]
     headings = [column.heading for column in table.columns]
     finding, lines = (
-        [line.replace("\u00a0", " ") for line in found] for found in (told.finding, [*section.lines, table.caption])
+        [line.replace("\u00a0", " ") for line in found]
+        for found in (told.finding, [*section.lines, table.caption])
     )
     return finding, lines, [dict(zip(headings, row, strict=True)) for row in table.rows]
 
@@ -274,14 +339,21 @@ def shown(folder, records):
 def test_the_finding_of_an_exchange_study_is_a_verdict(tmp_path):
     made = [
         written(
-            2 * repeat + slow, EXCHANGE, {"comm/exchange_ms": ms * (1 + 0.001 * (repeat - slow) ** 2)}, repeat, strategy
+            2 * repeat + slow,
+            EXCHANGE,
+            {"comm/exchange_ms": ms * (1 + 0.001 * (repeat - slow) ** 2)},
+            repeat,
+            strategy,
         )
         for repeat in range(3)
         for slow, (strategy, ms) in enumerate((("nccl_allreduce", 0.87), ("kvstore_device", 1.0)))
     ]
     finding, lines, rows = shown(tmp_path / "study", made)
     assert finding[-2] == "kvstore_device is 12.9 % (12.5 to 13.3) slower than nccl_allreduce."
-    assert lines[0] == finding[-2] and lines[1] == "Compared: exchanges/s (1 ÷ comm/exchange_ms); more is faster."
+    assert (
+        lines[0] == finding[-2]
+        and lines[1] == "Compared: exchanges/s (1 ÷ comm/exchange_ms); more is faster."
+    )
     assert "rate" not in rows[0], "one rate needs no column"
 
 
@@ -307,9 +379,13 @@ def test_a_study_without_a_model_shows_its_comparisons_and_several_rates_are_a_c
         (COLLECTIVES, {"collectives/busbw_gb_per_s": 300.0}),
         (COLLECTIVES | {"calls": "torch"}, {"collectives/busbw_gb_per_s": 290.0}),
     ]
-    finding, lines, rows = shown(tmp_path / "study", [written(number, *cell) for number, cell in enumerate(cells)])
+    finding, lines, rows = shown(
+        tmp_path / "study", [written(number, *cell) for number, cell in enumerate(cells)]
+    )
     assert sorted(row["rate"] for row in rows) == ["busbw of the largest message", "solves/s"]
     assert "No pair has a verdict: a single run gives no verdict (repeats=5 does)." in lines[-1]
-    assert rows[0].keys().isdisjoint({"verdict", "note", "runs of the first"}), "what all rows would say is said once"
+    assert rows[0].keys().isdisjoint({"verdict", "note", "runs of the first"}), (
+        "what all rows would say is said once"
+    )
     assert not any(" than " in line for line in finding), "single runs give no verdict"
     assert finding[-1] == "To learn which differences are real, run with repeats=5."

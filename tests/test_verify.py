@@ -12,7 +12,7 @@ from records import files_with_auto, without_entry
 from analysis.__main__ import main
 from benchmarks.record import CellFolder, read, read_lines, write
 from conf import groups
-from launch.study.assemble import assemble
+from launch.study.study import assemble
 
 DATA = Path(__file__).parent / "data"
 
@@ -31,7 +31,11 @@ def study(forked, tmp_path_factory):
 @pytest.fixture
 def one(study, tmp_path):
     """A study of one cell of benchmark=throughput: (its folder, the study's)."""
-    source = next(path.parent for path in study.glob("*/record.json") if "strategy/cost_ms" in read(path).metrics)
+    source = next(
+        path.parent
+        for path in study.glob("*/record.json")
+        if "strategy/cost_ms" in read(path).metrics
+    )
     return shutil.copytree(source, tmp_path / "study" / "cell"), tmp_path / "study"
 
 
@@ -58,7 +62,12 @@ def test_records_of_every_benchmark_and_strategy_are_what_their_lines_give(study
     }  # fmt: skip
     assert without_entry(made) == set()
     status, found = verified(capsys, study)
-    assert (status, found["differences"], found["not_recomputed"], found["not_compared"]) == (0, [], [], {})
+    assert (status, found["differences"], found["not_recomputed"], found["not_compared"]) == (
+        0,
+        [],
+        [],
+        {},
+    )
     assert found["recomputed"] == found["records"] == len(made) > 50
     assert found["values"] > 10 * len(made)
 
@@ -77,10 +86,22 @@ def test_tables_from_another_source_are_no_difference(one, capsys):
 @pytest.mark.parametrize(
     ("change", "value", "recorded"),
     [
-        (lambda r: r["within_run"]["step/ms_median"].update(low=7.0), "within_run step/ms_median.low", 7.0),
-        (lambda r: r["metrics"].update({"strategy/cost_ms": "nan"}), "metrics strategy/cost_ms", "nan"),
+        (
+            lambda r: r["within_run"]["step/ms_median"].update(low=7.0),
+            "within_run step/ms_median.low",
+            7.0,
+        ),
+        (
+            lambda r: r["metrics"].update({"strategy/cost_ms": "nan"}),
+            "metrics strategy/cost_ms",
+            "nan",
+        ),
         (lambda r: r["metrics"].pop("step/ms_p95"), "metrics step/ms_p95", "absent"),
-        (lambda r: r["series"]["step/ms_median"][0].__setitem__(1, 1.5), "series step/ms_median.0.1", 1.5),
+        (
+            lambda r: r["series"]["step/ms_median"][0].__setitem__(1, 1.5),
+            "series step/ms_median.0.1",
+            1.5,
+        ),
         (lambda r: r["model"].update(arrays=9), "model arrays", 9),
         (lambda r: r["checks"].update(replicas_equal=False), "checks replicas_equal", False),
     ],
@@ -128,18 +149,25 @@ def test_a_line_that_is_lost_within_a_file_is_told(one, capsys):
     folder, study = one
     path = folder / "ranks" / "1.jsonl"
     texts = path.read_text().splitlines(keepends=True)
-    texts.remove(next(text for text in texts if json.loads(text).get("purpose") == "without exchange"))
+    texts.remove(
+        next(text for text in texts if json.loads(text).get("purpose") == "without exchange")
+    )
     path.write_text("".join(texts))
     status, found = verified(capsys, study)
     assert status == 1
-    assert found["not_recomputed"][0]["reason"] == "rank 1 has 1 lines `block without exchange`, rank 0 has 2"
+    assert (
+        found["not_recomputed"][0]["reason"]
+        == "rank 1 has 1 lines `block without exchange`, rank 0 has 2"
+    )
     assert assemble(CellFolder(folder), "finished", None, 2e9).failure.message.endswith(
         found["not_recomputed"][0]["reason"]
     )
     assert assemble(CellFolder(folder), "finished", None, 2e9).state == "failed"
 
 
-def test_what_has_no_lines_or_no_derive_function_is_named_and_not_counted_as_equal(one, study, capsys):
+def test_what_has_no_lines_or_no_derive_function_is_named_and_not_counted_as_equal(
+    one, study, capsys
+):
     folder, of_one = one
     shutil.copytree(folder, of_one / "without")
     shutil.rmtree(of_one / "without" / "ranks")
@@ -154,15 +182,21 @@ def test_what_has_no_lines_or_no_derive_function_is_named_and_not_counted_as_equ
         ("users", "benchmark=throughput declares no derive function"),
     }
     shutil.rmtree(folder)
-    assert main(["verify", str(of_one)]) == 0  # nothing differs; the last line says what is not proved
+    assert (
+        main(["verify", str(of_one)]) == 0
+    )  # nothing differs; the last line says what is not proved
     printed = capsys.readouterr().out.splitlines()
     assert "cannot be checked: 1 record: no raw samples" in printed
-    assert printed[-1].startswith("0 of 2 records recomputed") and printed[-1].endswith("; 2 records cannot be checked")
+    assert printed[-1].startswith("0 of 2 records recomputed") and printed[-1].endswith(
+        "; 2 records cannot be checked"
+    )
 
 
 def test_a_folder_without_records_is_refused_with_a_sentence(tmp_path, capsys):
     assert main(["verify", str(tmp_path)]) == 2
-    assert capsys.readouterr().err.startswith(f"python -m analysis verify: {tmp_path}: holds no record")
+    assert capsys.readouterr().err.startswith(
+        f"python -m analysis verify: {tmp_path}: holds no record"
+    )
     assert main(["verify", str(tmp_path / "nowhere")]) == 2
     assert "nowhere: no such folder; accepted is" in capsys.readouterr().err
 
@@ -178,7 +212,9 @@ def test_a_derive_function_that_fails_ends_its_cell_only(one):
         assert "the lines of the ranks are incomplete" in record.failure.message
     cell["declared"]["benchmark"].pop("derive")
     (folder / "cell.json").write_text(json.dumps(cell))
-    facts = next(line for line in read_lines(folder / "ranks" / "0.jsonl") if line["kind"] == "result")
+    facts = next(
+        line for line in read_lines(folder / "ranks" / "0.jsonl") if line["kind"] == "result"
+    )
     assert assemble(CellFolder(folder), "finished", None, 2e9).checks == facts["checks"]
 
 
@@ -207,7 +243,11 @@ def test_what_no_record_can_hold_ends_its_cell_only(one, monkeypatch, derive, sa
     cell["declared"]["benchmark"]["derive"] = "users_derive.derive"
     (folder / "cell.json").write_text(json.dumps(cell))
     record = assemble(CellFolder(folder), "finished", None, 2e9)
-    assert read(write(CellFolder(folder), record)).state == record.state == ("failed" if said else "finished")
+    assert (
+        read(write(CellFolder(folder), record)).state
+        == record.state
+        == ("failed" if said else "finished")
+    )
     assert said in (record.failure.message if said else "")
     assert (folder / "ranks" / "0.jsonl").exists()
 

@@ -16,7 +16,7 @@ from analysis.console import SafeConsole
 from analysis.p2p.heat_map import draw_heat_maps
 from analysis.p2p.matrices import Matrices
 from analysis.report.papers.latex import latex
-from analysis.report.text import markdown, single_line
+from analysis.text import markdown, single_line
 from analysis.topology.drawing import draw_topology
 from analysis.topology.source import load_topology
 from analysis.trace.drawing.timeline import _text
@@ -38,7 +38,14 @@ INJECTED = {
 }
 DROPPED = "\a\b\r\v\f"  # rich leaves them out by itself
 OBEYED = {
-    chr(code) for code in (*range(9), *range(11, 32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+    chr(code)
+    for code in (
+        *range(9),
+        *range(11, 32),
+        *range(127, 160),
+        *range(0x202A, 0x202F),
+        *range(0x2066, 0x206A),
+    )
 }
 
 
@@ -107,7 +114,8 @@ vm:1:1 [0] NCCL INFO NCCL_IB_HCA set by environment to {HOSTILE.replace(chr(0), 
 
 
 @pytest.mark.parametrize(
-    ("command", "text"), [("p2p", P2P), ("nccl-log", LOG), ("topology", HOSTILE), ("trace", HOSTILE)]
+    ("command", "text"),
+    [("p2p", P2P), ("nccl-log", LOG), ("topology", HOSTILE), ("trace", HOSTILE)],
 )
 def test_a_command_prints_nothing_that_a_terminal_obeys(tmp_path, capsys, command, text):
     file = tmp_path / "a\x1b[31m.txt"
@@ -119,9 +127,13 @@ def test_a_command_prints_nothing_that_a_terminal_obeys(tmp_path, capsys, comman
 
 
 def test_drawings_of_hostile_names_are_xml(tmp_path):
-    matrices = Matrices(1, {0: {"name": HOSTILE, "bus_id": ""}}, ids={"unidirectional_disabled": (0,)})
+    matrices = Matrices(
+        1, {0: {"name": HOSTILE, "bus_id": ""}}, ids={"unidirectional_disabled": (0,)}
+    )
     matrices.entries["unidirectional_disabled"] = {(0, 0): 1.0}
-    draw_heat_maps(matrices, None, tmp_path / "p2p.svg", HOSTILE, {"enabled": HOSTILE, "disabled": HOSTILE})
+    draw_heat_maps(
+        matrices, None, tmp_path / "p2p.svg", HOSTILE, {"enabled": HOSTILE, "disabled": HOSTILE}
+    )
     topology = load_topology("tests/data/topo_dgx1_v100.txt")
     named = [dataclasses.replace(one, name=HOSTILE) for one in topology.devices]
     draw_topology(dataclasses.replace(topology, devices=tuple(named)), tmp_path / "topology.svg")
@@ -138,5 +150,7 @@ def test_what_mlflow_shows_of_a_record_is_harmless():
         effective={"transport": [HOSTILE]},
     )
     shown = project(record)
-    assert_harmless(json.dumps(dataclasses.asdict(shown), ensure_ascii=False) + summary_markdown([record]))
+    assert_harmless(
+        json.dumps(dataclasses.asdict(shown), ensure_ascii=False) + summary_markdown([record])
+    )
     assert r"\x1b" in shown.tags["failure.message"]

@@ -13,10 +13,10 @@ from simulated import changed
 from wired import DGX1, SUBSETS, WiredTruth, lines_of, told, wire_ms, wired_study
 
 from analysis.findings.examine import findings_of
-from analysis.findings.study import Study, open_study
-from analysis.findings.wires.fit import fit, outliers
+from analysis.findings.links import fit, outliers
 from analysis.report.sections.wires import wire_lines
 from analysis.report.style import style
+from analysis.study.study import Study, open_study
 from analysis.topology.subsets import classes
 
 DATA = Path(__file__).parent / "data"
@@ -56,13 +56,18 @@ def test_points_off_the_line_are_found_and_others_are_not(count, bad):
         outside = outliers(list(zip(xs, ys, strict=True)), 1 - 0.05 / count, 4)
         accused += any(place >= bad for place in outside)
         found += {*range(bad)} <= {*outside}
-    assert accused <= 8 and found >= 57  # 3 are expected; 9 or more of 60 come by chance in 1 of 300 tests
+    assert (
+        accused <= 8 and found >= 57
+    )  # 3 are expected; 9 or more of 60 come by chance in 1 of 300 tests
 
 
 def test_the_planted_line_is_found():
     lines, _ = lines_of(wired_study(3, WiredTruth(fixed_ms=0.8, share=0.25)))
     cost, efficiency = lines[COST], lines[EFFICIENCY]
-    assert cost.fixed_ms.low <= 0.8 <= cost.fixed_ms.high and cost.fixed_ms.high - cost.fixed_ms.low < 0.2
+    assert (
+        cost.fixed_ms.low <= 0.8 <= cost.fixed_ms.high
+        and cost.fixed_ms.high - cost.fixed_ms.low < 0.2
+    )
     for line in (cost, efficiency):
         assert line.share.low <= 0.25 <= line.share.high and line.share.high - line.share.low < 0.03
         assert line.r_squared > 0.98 and line.source == "p2p" and len(line.points) == len(SUBSETS)
@@ -70,7 +75,9 @@ def test_the_planted_line_is_found():
     assert efficiency.points[0].efficiency == pytest.approx(
         54 / (54 + 0.8 + 0.25 * efficiency.points[0].wire_ms), abs=0.01
     )
-    assert cost.points[0].gpus == tuple(range(8)) and cost.points[0].gb_per_s == pytest.approx(150, rel=0.03)
+    assert cost.points[0].gpus == tuple(range(8)) and cost.points[0].gb_per_s == pytest.approx(
+        150, rel=0.03
+    )
 
 
 def test_peer_copies_of_another_study_of_the_same_machine_count(tmp_path):
@@ -78,7 +85,10 @@ def test_peer_copies_of_another_study_of_the_same_machine_count(tmp_path):
     found = findings_of(study)
     assert found.links_from == ("links",)
     assert {line.source for line in found.wire_lines} == {"p2p"}
-    elsewhere = [changed(record, environment=record.environment | {"host": "another"}) for record in study.records]
+    elsewhere = [
+        changed(record, environment=record.environment | {"host": "another"})
+        for record in study.records
+    ]
     found = findings_of(Study.of(elsewhere, folder=tmp_path / "training"))
     assert (found.links_from, {line.source for line in found.wire_lines}) == ((), {"exchange"})
 
@@ -90,7 +100,9 @@ def test_all_reduces_alone_count_where_subset_and_settings_are_the_same():
         changed(
             record,
             cell_key=f"{record.cell_key} alone",
-            cell=changed_cell(record.cell, benchmark={"name": "collectives", "collective": "all_reduce"}),
+            cell=changed_cell(
+                record.cell, benchmark={"name": "collectives", "collective": "all_reduce"}
+            ),
             metrics={"collectives/busbw_gb_per_s": 2 * record.metrics["comm/busbw_gb_per_s"]},
         )
         for record in cells
@@ -115,12 +127,15 @@ def test_a_subset_that_loses_more_than_its_wires_explain_is_told():
     assert told(wired_study(5, lost={(0, 1, 2, 3): 0.6})) == {(0, 1, 2, 3): "more"}
     study = wired_study(5, lost={(0, 3): 0.6})
     found = findings_of(study)
-    assert {point.gpus for line in found.wire_lines for point in line.points if point.verdict} == {(0, 3)}
+    assert {point.gpus for line in found.wire_lines for point in line.points if point.verdict} == {
+        (0, 3)
+    }
     few = dataclasses.replace(found, wire_lines=found.wire_lines[:1])
     with style():
         section = wire_lines(study, few)
     assert any(
-        line.startswith("GPUs 0,3: this subset loses more time than its link speed explains") for line in section.lines
+        line.startswith("GPUs 0,3: this subset loses more time than its link speed explains")
+        for line in section.lines
     )
     assert ">0,3<" in section.pictures[0].svg and "Hollow" in section.pictures[0].caption
 
@@ -148,19 +163,30 @@ def test_settings_of_nccl_are_cells_of_one_line():
     assert line.share.value == pytest.approx(0.395, abs=0.002)
     assert line.r_squared > 0.999
     assert not any(point.verdict for point in line.points)
-    said = json.loads(json.dumps(dataclasses.asdict(found)))["wire_lines"][0]  # as `python -m analysis report --json`
-    assert said["share"]["low"] < said["share"]["value"] < said["share"]["high"] and said["points"][0]["gb_per_s"] > 200
+    said = json.loads(json.dumps(dataclasses.asdict(found)))["wire_lines"][
+        0
+    ]  # as `python -m analysis report --json`
+    assert (
+        said["share"]["low"] < said["share"]["value"] < said["share"]["high"]
+        and said["points"][0]["gb_per_s"] > 200
+    )
     with style():
         section = wire_lines(study, found)
     assert any("only two speeds here" in text for text in section.lines)
     assert [picture.name for picture in section.pictures] == ["wire-line-1"]
-    assert ">0,3 · P2P_LEVEL=LOC<" in section.pictures[0].svg and ">measured GB/s<" in section.pictures[0].svg
+    assert (
+        ">0,3 · P2P_LEVEL=LOC<" in section.pictures[0].svg
+        and ">measured GB/s<" in section.pictures[0].svg
+    )
 
 
 @pytest.mark.parametrize(
     ("study", "why"),
     [
-        ("bootcamp_resnet50", "nccl_allreduce has 3 cells with measured links, and 4 with different GB/s are needed"),
+        (
+            "bootcamp_resnet50",
+            "nccl_allreduce has 3 cells with measured links, and 4 with different GB/s are needed",
+        ),
         ("strategies", "1 cell with measured links"),  # across strategies there is no line
     ],
 )
@@ -198,9 +224,14 @@ def test_measured_gb_per_s_of_one_source_and_never_nominal_ones():
     )
     study = wired_study(2, peers=False)
     partly = [
-        changed(record, metrics=record.metrics | {"comm/ideal_ms": 0.5 * record.metrics["comm/exchange_ms"]})
+        changed(
+            record,
+            metrics=record.metrics | {"comm/ideal_ms": 0.5 * record.metrics["comm/exchange_ms"]},
+        )
         if place % 3 and "comm/exchange_ms" in record.metrics
         else record
         for place, record in enumerate(study.records)
     ]
-    assert lines_of(Study.of(partly))[0][COST].source == "exchange", "the source that knows most cells, for all of them"
+    assert lines_of(Study.of(partly))[0][COST].source == "exchange", (
+        "the source that knows most cells, for all of them"
+    )

@@ -51,7 +51,10 @@ def changed(trace):
     """The paths that a file of strace says were opened for writing, made, renamed or removed."""
     for line in trace.read_text(errors="replace").splitlines():
         call = re.match(r"(\w+)\((.*)\) = (\d+)(?:<(.*)>)?$", line)
-        if call is None or (call[1].startswith("open") and not re.search(r"O_WRONLY|O_RDWR|O_CREAT|O_TRUNC", call[2])):
+        if call is None or (
+            call[1].startswith("open")
+            and not re.search(r"O_WRONLY|O_RDWR|O_CREAT|O_TRUNC", call[2])
+        ):
             continue  # it failed, or only reads
         if call[4]:
             yield (
@@ -67,13 +70,19 @@ def changed(trace):
 def traced(tmp_path_factory):
     """The folders of a sweep, the paths that it changed, and what was in them before."""
     base = tmp_path_factory.mktemp("traced").resolve()
-    folders = {name: base / name for name in ("out", "tmp", "home", "here", "beside", "caches", "trace")}
+    folders = {
+        name: base / name for name in ("out", "tmp", "home", "here", "beside", "caches", "trace")
+    }
     for folder in folders.values():
         folder.mkdir()
     (folders["home"] / ".netrc").write_text("secret")
     (folders["beside"] / "thesis.tex").write_text("text")
     before = contents(folders["home"], folders["here"], folders["beside"])
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("XDG_", "MLFLOW_"))}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("XDG_", "MLFLOW_"))
+    }
     environment = kept | dict.fromkeys(CACHES, str(folders["caches"])) | {
         "CUDA_VISIBLE_DEVICES": "", "TMPDIR": str(folders["tmp"]), "HOME": str(folders["home"]),
         "PYTHONDONTWRITEBYTECODE": "1",  # __pycache__ of the checkout
@@ -122,6 +131,10 @@ def test_a_sweep_leaves_nothing_elsewhere(traced):
 @pytest.mark.needs("strace")
 def test_no_file_has_a_right_that_the_umask_takes(traced):
     out = traced[0]["out"]
-    wrong = {path: oct(stat.S_IMODE(path.lstat().st_mode)) for path in out.rglob("*") if path.lstat().st_mode & UMASK}
+    wrong = {
+        path: oct(stat.S_IMODE(path.lstat().st_mode))
+        for path in out.rglob("*")
+        if path.lstat().st_mode & UMASK
+    }
     assert wrong == {}
     assert stat.S_IMODE((out / "mlflow.db").stat().st_mode) == 0o600

@@ -5,8 +5,13 @@ from contextlib import closing
 from pathlib import Path
 
 MS = 1_000_000
-KERNEL_COLUMNS = "start, end, deviceId, streamId, correlationId, globalPid, demangledName, shortName"
-NVL, LOC = (Path(__file__).parent / "data" / f"nsys_h200_x2_p2p_level_{level}.sqlite.gz" for level in ("NVL", "LOC"))
+KERNEL_COLUMNS = (
+    "start, end, deviceId, streamId, correlationId, globalPid, demangledName, shortName"
+)
+NVL, LOC = (
+    Path(__file__).parent / "data" / f"nsys_h200_x2_p2p_level_{level}.sqlite.gz"
+    for level in ("NVL", "LOC")
+)
 GLOO = Path(__file__).parent / "data" / "kineto_gloo_x2"  # two ranks on the host, by torch.profiler
 
 
@@ -26,29 +31,56 @@ def make_export(path, kernels, copies=(), ranges=(), calls=(), sets=(), gpus=(),
         made.execute("INSERT INTO META_DATA_EXPORT VALUES ('EXPORT_PRODUCT_VERSION', '2025.3.2')")
         made.execute(f"CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL ({KERNEL_COLUMNS})")
         for pid, device, stream, start, end, name, correlation in kernels:
-            row = (start * MS, end * MS, device, stream, correlation, process(pid), number(name), number(name))
-            made.execute("INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+            row = (
+                start * MS,
+                end * MS,
+                device,
+                stream,
+                correlation,
+                process(pid),
+                number(name),
+                number(name),
+            )
+            made.execute(
+                "INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row
+            )
         made.execute(
             "CREATE TABLE CUPTI_ACTIVITY_KIND_MEMCPY (start, end, deviceId, streamId, correlationId, globalPid, bytes, "
             "copyKind, srcDeviceId, dstDeviceId)"
         )
         for pid, device, stream, start, end, kind, size in copies:
             row = (start * MS, end * MS, device, stream, 0, process(pid), size, kind, None, None)
-            made.execute("INSERT INTO CUPTI_ACTIVITY_KIND_MEMCPY VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
-        made.execute("CREATE TABLE CUPTI_ACTIVITY_KIND_MEMSET (start, end, deviceId, streamId, globalPid)")
+            made.execute(
+                "INSERT INTO CUPTI_ACTIVITY_KIND_MEMCPY VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row
+            )
+        made.execute(
+            "CREATE TABLE CUPTI_ACTIVITY_KIND_MEMSET (start, end, deviceId, streamId, globalPid)"
+        )
         for pid, device, stream, start, end in sets:
             row = (start * MS, end * MS, device, stream, process(pid))
             made.execute("INSERT INTO CUPTI_ACTIVITY_KIND_MEMSET VALUES (?, ?, ?, ?, ?)", row)
         if ranges:
-            made.execute("CREATE TABLE NVTX_EVENTS (start, end, eventType, text TEXT, textId, globalTid)")
+            made.execute(
+                "CREATE TABLE NVTX_EVENTS (start, end, eventType, text TEXT, textId, globalTid)"
+            )
         for at, (pid, start, end, name) in enumerate(ranges):
-            text, text_id = (name, None) if at % 2 else (None, number(name))  # both ways in which nsys stores it
+            text, text_id = (
+                (name, None) if at % 2 else (None, number(name))
+            )  # both ways in which nsys stores it
             row = (start * MS, end * MS, 59, text, text_id, process(pid) | pid)
             made.execute("INSERT INTO NVTX_EVENTS VALUES (?, ?, ?, ?, ?, ?)", row)
         if calls:
-            made.execute("CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME (start, end, globalTid, correlationId, nameId)")
+            made.execute(
+                "CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME (start, end, globalTid, correlationId, nameId)"
+            )
         for pid, start, correlation in calls:
-            row = (start * MS, start * MS + 1000, process(pid) | pid, correlation, number("cudaLaunchKernel_v7000"))
+            row = (
+                start * MS,
+                start * MS + 1000,
+                process(pid) | pid,
+                correlation,
+                number("cudaLaunchKernel_v7000"),
+            )
             made.execute("INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (?, ?, ?, ?, ?)", row)
         if gpus:
             made.execute("CREATE TABLE TARGET_INFO_GPU (id, name, busLocation)")
@@ -58,12 +90,18 @@ def make_export(path, kernels, copies=(), ranges=(), calls=(), sets=(), gpus=(),
         for statement in extra:
             made.execute(statement)
         made.execute("CREATE TABLE StringIds (id INTEGER PRIMARY KEY, value TEXT)")
-        made.executemany("INSERT INTO StringIds VALUES (?, ?)", [(at, text) for text, at in strings.items()])
+        made.executemany(
+            "INSERT INTO StringIds VALUES (?, ?)", [(at, text) for text, at in strings.items()]
+        )
         made.commit()
     return path
 
 
-REDUCE, GATHER, GEMM = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", "ncclDevKernel_AllGather_RING_LL(x)", "gemm(int)"
+REDUCE, GATHER, GEMM = (
+    "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)",
+    "ncclDevKernel_AllGather_RING_LL(x)",
+    "gemm(int)",
+)
 
 
 def two_ranks(path, **more):

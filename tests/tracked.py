@@ -79,8 +79,14 @@ def make_sweep(cells=2):
 def rows(file):
     """Every row of every table: what 'changes nothing' means."""
     with sqlite3.connect(f"file:{file}?mode=ro", uri=True) as connection:
-        tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type='table'")]
-        return {name: sorted(map(repr, connection.execute(f'SELECT * FROM "{name}"'))) for name in tables}
+        tables = [
+            name
+            for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type='table'")
+        ]
+        return {
+            name: sorted(map(repr, connection.execute(f'SELECT * FROM "{name}"')))
+            for name in tables
+        }
 
 
 def runs(tracker):
@@ -92,9 +98,12 @@ def write_samples(folder, seconds, began=START):
     gpus, cpu = Lines(CellFolder(folder).gpu_samples), Lines(CellFolder(folder).cpu_samples)
     for number in range(2 * seconds):
         of_gpus = [
-            {"sm_mhz": 1980, "power_w": 600.5 + gpu, "memory_bytes": 3 * 10**9, "busy_percent": 99} for gpu in (0, 1)
+            {"sm_mhz": 1980, "power_w": 600.5 + gpu, "memory_bytes": 3 * 10**9, "busy_percent": 99}
+            for gpu in (0, 1)
         ]
         gpus.write(Kind.SAMPLE, began + number / 2, gpus=of_gpus)
         if number % 2 == 0:
-            cpu.write(Kind.SAMPLE, began + number / 2, cores=4, busy_s=number * 1.0, own_s=number * 0.5)
+            cpu.write(
+                Kind.SAMPLE, began + number / 2, cores=4, busy_s=number * 1.0, own_s=number * 0.5
+            )
     gpus.write(Kind.SAMPLE, began, gpus="damaged")

@@ -7,7 +7,7 @@ import numpy as np
 from simulated import GRADIENT_BYTES, Simulator, Truth, changed
 
 from analysis.findings.examine import findings_of
-from analysis.findings.study import Study
+from analysis.study.study import Study
 from analysis.topology.smi_text import parse_topology_text
 from analysis.topology.subsets import classes
 from analysis.topology.wires import MachineWires, set_bandwidth
@@ -41,9 +41,13 @@ def wired_study(seed=0, truth=None, subsets=SUBSETS, lost=None, peers=True, repe
     With a folder the peer copies are a record of another study, beside it.
     """
     truth, chance = truth or WiredTruth(), np.random.default_rng(seed)
-    simulator = Simulator(Truth(alone_ms=(54.0,) * 8, overhead_ms=0.0, contention_ms=0.0, noise=truth.noise), seed)
+    simulator = Simulator(
+        Truth(alone_ms=(54.0,) * 8, overhead_ms=0.0, contention_ms=0.0, noise=truth.noise), seed
+    )
     around = {"environment": {"links": LINKS}}
-    matrix = np.array(MachineWires.of(DGX1).every.gb_per_s) * (1 + 0.01 * chance.standard_normal((8, 8)))
+    matrix = np.array(MachineWires.of(DGX1).every.gb_per_s) * (
+        1 + 0.01 * chance.standard_normal((8, 8))
+    )
     peer_copies = changed(
         simulator.record(range(8), benchmark={"name": "p2p"}, **around),
         metrics={},
@@ -60,9 +64,13 @@ def wired_study(seed=0, truth=None, subsets=SUBSETS, lost=None, peers=True, repe
         made += [changed(record, metrics=record.metrics | cost) for record in alone]
         for gpus in subsets:
             carried = set_bandwidth(DGX1, gpus, matrix.tolist()).gb_per_s
-            cost = truth.fixed_ms + truth.share * wire_ms(gpus, carried) + (lost or {}).get(gpus, 0.0)
+            cost = (
+                truth.fixed_ms + truth.share * wire_ms(gpus, carried) + (lost or {}).get(gpus, 0.0)
+            )
             record = simulator.record(gpus, repeat=repeat, **around)
-            rate = record.metrics["throughput/images_per_second"] * simulator.truth.step_ms("nccl_allreduce", gpus)
+            rate = record.metrics["throughput/images_per_second"] * simulator.truth.step_ms(
+                "nccl_allreduce", gpus
+            )
             busbw = truth.efficiency_of_nccl * carried * (1 + 0.002 * chance.standard_normal())
             metrics = {
                 "throughput/images_per_second": rate / (54.0 + cost),
@@ -70,7 +78,9 @@ def wired_study(seed=0, truth=None, subsets=SUBSETS, lost=None, peers=True, repe
                 "comm/exchange_ms": wire_ms(gpus, busbw),
                 "strategy/cost_ms": cost + 54.0 * truth.noise * chance.standard_normal(),
             }
-            made.append(changed(record, metrics=metrics, effective={"transport": "P2P/direct pointer"}))
+            made.append(
+                changed(record, metrics=metrics, effective={"transport": "P2P/direct pointer"})
+            )
     return Study.of(made, folder=folder)
 
 
@@ -83,4 +93,9 @@ def lines_of(study):
 def told(study):
     """The subsets that lose more or less than their wires explain: {subset: which}."""
     lines, _ = lines_of(study)
-    return {point.gpus: point.verdict for line in lines.values() for point in line.points if point.verdict}
+    return {
+        point.gpus: point.verdict
+        for line in lines.values()
+        for point in line.points
+        if point.verdict
+    }

@@ -1,13 +1,46 @@
 """Synthetic batches that are on the device before the clock starts, and the form that every batch must have."""
 
 import itertools
-from collections.abc import Iterator
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from conf.cell import IMAGES, SAMPLES, Cell
-from trainers.own_model import Batch, OwnModel
+from conf.targets import locate
+
+# The seam of a model that is trained on something else than images: it makes its own batches and has its own loss.
+
+
+Batch = tuple[Tensor, ...]  # what forward takes, in its order, and last the targets
+
+
+class OwnModel(nn.Module, ABC):
+    """A network, its batches and its loss. `forward` takes the tensors of a batch but the last."""
+
+    @abstractmethod
+    def batch(self, samples: int, generator: torch.Generator) -> Batch:
+        """Return one batch: what forward takes, in its order, and last the targets of `loss`.
+
+        The first dimension of the first tensor is `samples`. Draw random numbers from `generator` and make tensors on
+        `generator.device`; each rank has a generator of its own. Called before the clock starts. Shapes and dtypes are yours;
+        only `precision=bf16_weights` asks for inputs in the dtype of the weights.
+        """
+
+    @abstractmethod
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the loss of a batch, a scalar; `outputs` is what forward returned. Runs under autocast, like forward."""
+
+    def tokens(self, *batch: Tensor) -> int:
+        """Return how many tokens a batch has; 0: its samples have none.
+
+        Called in every step: look at shapes only, because reading a value makes the host wait for the GPU.
+        """
+        return 0
+
 
 # Batches that take turns: more than one, so that no cache holds the input of the next step.
 DISTINCT = 2
@@ -15,7 +48,9 @@ DISTINCT = 2
 SEED_STRIDE = 1_000_003
 
 
-def synthetic(cell: Cell, device: torch.device, rank: int, model: nn.Module | None = None) -> Iterator[Batch]:
+def synthetic(
+    cell: Cell, device: torch.device, rank: int, model: nn.Module | None = None
+) -> Iterator[Batch]:
     """Yield batches for ever: (images, labels), or what a model of the user's own makes.
 
     Images are (batch, channels, pixels, pixels), normally distributed; labels are (batch,). They differ between ranks, or equal
@@ -37,7 +72,9 @@ def synthetic(cell: Cell, device: torch.device, rank: int, model: nn.Module | No
     batches = []
     for _ in range(DISTINCT):
         images = torch.randn(shape, generator=generator, device=device)
-        labels = torch.randint(network.classes, (cell.batch_size,), generator=generator, device=device)
+        labels = torch.randint(
+            network.classes, (cell.batch_size,), generator=generator, device=device
+        )
         batches.append(as_computed(cell, (images, labels)))
     return itertools.cycle(batches)
 
@@ -61,7 +98,11 @@ def checked(cell: Cell, source: str, batch: object) -> Batch:
         ValueError: it is no tuple of tensors, or has another number of samples than the cell asks for.
     """
     form = "accepted is a tuple of tensors: what forward takes, and last the targets"
-    if not isinstance(batch, tuple | list) or not all(isinstance(one, torch.Tensor) for one in batch) or len(batch) < 2:
+    if (
+        not isinstance(batch, tuple | list)
+        or not all(isinstance(one, torch.Tensor) for one in batch)
+        or len(batch) < 2
+    ):
         raise ValueError(f"{source} gave {_described(batch)}; {form}")
     first = batch[0]
     if not first.dim() or len(first) != cell.batch_size:
@@ -85,3 +126,66 @@ def _described(value: object) -> str:
     if isinstance(value, tuple | list):
         return f"{type(value).__name__} of {', '.join(map(_described, value)) or 'nothing'}"
     return type(value).__name__
+
+
+# Batches of a data loader of the user's own, and how long the host waits for each. OWN.md has an example.
+
+
+class LoadedBatches:
+    """The batches of `data.loader`, again and again, on the device, as an iterator.
+
+    `waited_ms` has the host's ms for each that was drawn: until its copy to the device is enqueued.
+    """
+
+    def __init__(self, cell: Cell, device: torch.device, rank: int) -> None:
+        """Call the user's function: `load(batch_size=…, rank=…, world_size=…, seed=…, **data.options)`."""
+        self._cell, self._device = cell, device
+        self._of = f"data.loader={cell.data['loader']}"
+        place = {
+            "batch_size": cell.batch_size,
+            "rank": rank,
+            "world_size": cell.world_size,
+            "seed": cell.seed,
+        }
+        loader: Iterable[Any] = locate(cell.data["loader"])(**place, **cell.data["options"])
+        if not hasattr(loader, "__iter__"):
+            raise TypeError(
+                f"{self._of} returned {type(loader).__name__}; accepted is an iterable, such as torch's DataLoader"
+            )
+        # A DataLoader has batches ready in its workers.
+        self.ready = getattr(loader, "num_workers", 0) * (
+            getattr(loader, "prefetch_factor", 0) or 0
+        )
+        self._source = self._for_ever(loader)
+        self.waited_ms: list[float] = []
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Return itself."""
+        return self
+
+    def __next__(self) -> Batch:
+        """Return the next batch, on the device. Raises ValueError where the loader gives none, or one of another form."""
+        began = time.perf_counter()
+        batch = checked(self._cell, self._of, next(self._source))
+        on_device = as_computed(
+            self._cell, tuple(one.to(self._device, non_blocking=True) for one in batch)
+        )
+        self.waited_ms.append((time.perf_counter() - began) * 1e3)
+        return on_device
+
+    def _for_ever(self, loader: Iterable[Any]) -> Iterator[Any]:
+        given = 0
+        while True:
+            before = given
+            for batch in loader:
+                given += 1
+                yield batch
+            if given == before:
+                what = (
+                    f"ended after {given} batches and did not begin again"
+                    if given
+                    else "gave no batch"
+                )
+                raise ValueError(
+                    f"{self._of} {what}; accepted is what can be read again and again, such as torch's DataLoader"
+                )

@@ -24,7 +24,9 @@ def share(tensors: Iterable[Tensor], comm_hook: str) -> float:
         return 1.0
     sizes = [(tensor.numel(), tensor.element_size()) for tensor in tensors]
     whole = sum(elements * size for elements, size in sizes)
-    return sum(elements * min(size, SENT_BYTES) for elements, size in sizes) / whole if whole else 1.0
+    return (
+        sum(elements * min(size, SENT_BYTES) for elements, size in sizes) / whole if whole else 1.0
+    )
 
 
 class HalfPrecision:

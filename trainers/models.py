@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from conf.cell import IMAGES, Network
 from conf.targets import locate
-from trainers.own_model import OwnModel
+from trainers.batches import OwnModel
 
 
 def build(network: Network) -> nn.Module:
@@ -31,7 +31,9 @@ def build(network: Network) -> nn.Module:
     if network.library == "timm":
         import timm
 
-        model = timm.create_model(network.builder, pretrained=False, in_chans=network.channels, **arguments)
+        model = timm.create_model(
+            network.builder, pretrained=False, in_chans=network.channels, **arguments
+        )
     else:
         import torchvision
 
@@ -51,9 +53,13 @@ def _own(network: Network) -> nn.Module:
     of_images = network.inputs == IMAGES
     sizes = {"classes": network.classes, "channels": network.channels} if of_images else {}
     model = locate(network.builder)(**sizes, **network.options)
-    expected, name = (nn.Module, "torch.nn.Module") if of_images else (OwnModel, "trainers.own_model.OwnModel")
+    expected, name = (
+        (nn.Module, "torch.nn.Module") if of_images else (OwnModel, "trainers.batches.OwnModel")
+    )
     if not isinstance(model, expected):
-        raise TypeError(f"model.builder={network.builder}: returned {type(model).__name__}; accepted is a {name}")
+        raise TypeError(
+            f"model.builder={network.builder}: returned {type(model).__name__}; accepted is a {name}"
+        )
     return model
 
 
@@ -94,7 +100,9 @@ def _fmnist_cnn(num_classes: int) -> nn.Module:
     )
 
 
-def loss(outputs: Tensor | tuple[Tensor | None, ...], labels: Tensor, auxiliary_weight: float) -> Tensor:
+def loss(
+    outputs: Tensor | tuple[Tensor | None, ...], labels: Tensor, auxiliary_weight: float
+) -> Tensor:
     """Return the cross-entropy of the main head plus `auxiliary_weight` × that of each auxiliary head, a scalar.
 
     `outputs` is (batch, classes), or a tuple of such tensors, the main head first (torchvision's Inception, GoogLeNet).
@@ -102,7 +110,9 @@ def loss(outputs: Tensor | tuple[Tensor | None, ...], labels: Tensor, auxiliary_
     """
     if isinstance(outputs, Tensor):
         return functional.cross_entropy(outputs, labels)
-    main, *auxiliary = [functional.cross_entropy(head, labels) for head in outputs if head is not None]
+    main, *auxiliary = [
+        functional.cross_entropy(head, labels) for head in outputs if head is not None
+    ]
     return main + auxiliary_weight * torch.stack(auxiliary).sum() if auxiliary else main
 
 
@@ -121,5 +131,7 @@ def sizes(parameters: Iterable[nn.Parameter]) -> dict[str, float]:
     return {
         "parameters": sum(parameter.numel() for parameter in trained),
         "arrays": len(trained),
-        "gradient_bytes": sum(parameter.numel() * parameter.element_size() for parameter in trained),
+        "gradient_bytes": sum(
+            parameter.numel() * parameter.element_size() for parameter in trained
+        ),
     }

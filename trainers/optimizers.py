@@ -24,16 +24,26 @@ def optimizer_of(
     if asked.name == "adamw":
         betas = (asked.beta1, asked.beta2)
         adamw = torch.optim.AdamW(
-            parameters, asked.learning_rate, betas, asked.epsilon, asked.weight_decay, fused=True, capturable=in_a_graph
+            parameters,
+            asked.learning_rate,
+            betas,
+            asked.epsilon,
+            asked.weight_decay,
+            fused=True,
+            capturable=in_a_graph,
         )
-        for parameter in parameters if in_a_graph else ():  # where a graph finds it, from the start, as for SGD
+        for parameter in (
+            parameters if in_a_graph else ()
+        ):  # where a graph finds it, from the start, as for SGD
             adamw.state[parameter] = {
                 "step": torch.zeros((), device=parameter.device),
                 "exp_avg": torch.zeros_like(parameter),
                 "exp_avg_sq": torch.zeros_like(parameter),
             }
         return adamw
-    sgd = torch.optim.SGD(parameters, asked.learning_rate, asked.momentum, weight_decay=asked.weight_decay, fused=True)
+    sgd = torch.optim.SGD(
+        parameters, asked.learning_rate, asked.momentum, weight_decay=asked.weight_decay, fused=True
+    )
     # torch's fused SGD leaves fresh momentum uninitialised when the loss scaler skips the first step (seen: NaN under fp16);
     # zeros are what the first step would start from anyway.
     for parameter in parameters:
@@ -51,7 +61,11 @@ def settings(optimizer: torch.optim.Optimizer | None) -> tuple[float, ...]:
     if optimizer is None:
         return (0.0,) * SETTINGS
     group = optimizer.param_groups[0]
-    more = (*group["betas"], group["eps"]) if name_of(optimizer) == "adamw" else (group["momentum"], 0.0, 0.0)
+    more = (
+        (*group["betas"], group["eps"])
+        if name_of(optimizer) == "adamw"
+        else (group["momentum"], 0.0, 0.0)
+    )
     return group["lr"], group["weight_decay"], *more
 
 
@@ -65,7 +79,9 @@ class FlatSteps:
         """`weights` is (elements,); the state is zeros of its dtype, as torch's optimizers have it."""
         self._name, self._weights = name, weights
         self._state = [torch.zeros_like(weights) for _ in range(STATES[name])]
-        self._steps = torch.zeros((), device=weights.device)  # so far; AdamW divides by what its means still lack
+        self._steps = torch.zeros(
+            (), device=weights.device
+        )  # so far; AdamW divides by what its means still lack
 
     @property
     def state(self) -> list[Tensor]:

@@ -8,14 +8,12 @@ import torch
 from torch import Tensor
 
 from conf.cell import SAMPLES, Cell
+from trainers import compile_passes as compiling
 from trainers import models
-from trainers.batches import synthetic
-from trainers.fastest import compiling
-from trainers.graphed_step import CudaCapture, GraphedStep
+from trainers.batches import Batch, LoadedBatches, OwnModel, synthetic
+from trainers.cuda_graph import CudaCapture, GraphedStep
 from trainers.hosts import Hosts
-from trainers.loaded_batches import LoadedBatches
 from trainers.optimizers import optimizer_of
-from trainers.own_model import Batch, OwnModel
 from trainers.strategy import Strategy, load
 
 REWRITTEN = ("max", "max_graph")  # ways to be fast that compile with our rewrites
@@ -38,7 +36,9 @@ class Training:
         self.device = device
         set_arithmetic(cell.precision)
         capture = CudaCapture(device) if cell.graphed else None
-        torch.manual_seed(cell.seed)  # the same weights on every rank; batches have their own generator
+        torch.manual_seed(
+            cell.seed
+        )  # the same weights on every rank; batches have their own generator
         with device:
             model = models.build(cell.model)
         if cell.precision == "bf16_weights":
@@ -50,7 +50,11 @@ class Training:
             model = compiling.prepare(model)
         self.network = model  # what was built, without what the strategy wraps around it
         self._own = model if cell.model.inputs == SAMPLES and isinstance(model, OwnModel) else None
-        trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+        trained = {
+            name: parameter
+            for name, parameter in model.named_parameters()
+            if parameter.requires_grad
+        }
         self.names, self.parameters = list(trained), list(trained.values())
         self.optimizer = optimizer_of(cell.optimizer, self.parameters, cell.graphed)
         self.strategy: Strategy = load(cell.strategy, cell.target("strategy"), Hosts.of(cell))
@@ -60,14 +64,20 @@ class Training:
             self.model = compiling.compiled(self.model) if rewritten else torch.compile(self.model)
         self.scaler = torch.amp.GradScaler(device.type, enabled=cell.precision == "fp16")
         self.batches: Iterator[Batch] = (
-            LoadedBatches(cell, device, rank) if cell.data else synthetic(cell, device, rank, self.network)
+            LoadedBatches(cell, device, rank)
+            if cell.data
+            else synthetic(cell, device, rank, self.network)
         )
-        self.images = self.tokens = 0  # counted from the batches, never computed; an image is a sample
+        self.images = self.tokens = (
+            0  # counted from the batches, never computed; an image is a sample
+        )
         self.loss: Tensor | None = None  # of the last step, on the device
         # Opens a profiler's range around each stage of a step: forward, backward, exchange, optimizer.
         self.mark: Mark = unmarked
         self._exchanges = True
-        self.graphs = GraphedStep(self.uncaptured_step, self.parameters, capture) if capture else None
+        self.graphs = (
+            GraphedStep(self.uncaptured_step, self.parameters, capture) if capture else None
+        )
 
     def backward(self, batch: Batch | None = None) -> None:
         """Run forward, backward and exchange on the next batch, or on the one given. Leaves the gradients in place.
@@ -93,7 +103,9 @@ class Training:
         with self.mark("optimizer"):
             # Only with strategies that leave the update to every rank (their YAML's `accepts`).
             if self.scaler.is_enabled():
-                self.scaler.step(self.optimizer)  # fused optimizers unscale on the device, without a synchronisation
+                self.scaler.step(
+                    self.optimizer
+                )  # fused optimizers unscale on the device, without a synchronisation
                 self.scaler.update()
             else:
                 self.strategy.update(self.optimizer)

@@ -50,7 +50,9 @@ class ReferenceProbe:
     name: str  # 'ring', 'host_link', 'host_memory', … ; METHOD.md defines each
     run: Callable[[], None]  # enqueued on the current stream
     share: float  # bytes of one exchange ÷ bytes of one run: the exchange needs at least this share of the run's time
-    reference: bool = True  # whether the exchange is compared with it; otherwise it is one stage of the exchange
+    reference: bool = (
+        True  # whether the exchange is compared with it; otherwise it is one stage of the exchange
+    )
     way: str = ""  # tells apart the samples of several probes with the same name
 
 
@@ -69,7 +71,9 @@ class BucketExchange:
     """The collectives that exchange one bucket, in a buffer of their own."""
 
     operation: str  # their names, as torch has them: all_reduce, reduce_scatter + all_gather, …
-    run: Callable[[], None]  # enqueued on the current stream; on CPU workers it ends before `run` returns
+    run: Callable[
+        [], None
+    ]  # enqueued on the current stream; on CPU workers it ends before `run` returns
 
 
 class Strategy(ABC):
@@ -186,6 +190,8 @@ def load(options: Mapping[str, Any], target: str, hosts: Hosts) -> Strategy:
     """
     strategy = locate(target)(**{name: value for name, value in options.items() if name != "name"})
     if not isinstance(strategy, Strategy):
-        raise TypeError(f"{target} returned {type(strategy).__name__}; accepted is a trainers.strategy.Strategy")
+        raise TypeError(
+            f"{target} returned {type(strategy).__name__}; accepted is a trainers.strategy.Strategy"
+        )
     strategy.hosts = hosts
     return strategy

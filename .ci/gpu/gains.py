@@ -24,8 +24,9 @@ from composed import cell_of
 from scipy.special import stdtrit
 from torch import nn
 
+from trainers import compile_passes as compiling
+from trainers import compile_passes as rewrites
 from trainers import models
-from trainers.fastest import compiling, rewrites
 from trainers.step import Training
 
 ROUNDS, STEPS, WARM_UP, PROFILED = 8, 15, 3, 3
@@ -46,7 +47,9 @@ class Variant:
     def compiled(self, model: Callable[..., Any]) -> Callable[..., Any]:
         """Return the model as inductor compiles it with the changes."""
         passes = {"joint_custom_post_pass": self.joint, "post_grad_custom_post_pass": self.split}
-        options = {name: rewrites.Rewrites(*changes) for name, changes in passes.items() if changes} | self.options
+        options = {
+            name: rewrites.Rewrites(*changes) for name, changes in passes.items() if changes
+        } | self.options
         return COMPILE(model, options=options or None)
 
 
@@ -59,7 +62,9 @@ VARIANTS = {
     "first convolution": Variant(compiling.prepare),
     "sums in batch norm": Variant(joint=(SUMS,)),
     "widened by readers": Variant(split=(rewrites.widened_by_each_reader,)),
-    "sums written once": Variant(split=(rewrites.widened_by_each_reader, rewrites.sums_written_once)),
+    "sums written once": Variant(
+        split=(rewrites.widened_by_each_reader, rewrites.sums_written_once)
+    ),
     "masks from inputs": Variant(joint=MASKS, split=READERS),
     "max": MAX,
     "max_graph": replace(MAX, optimize="max_graph"),
@@ -77,7 +82,9 @@ def built(name: str, overrides: list[str], device: torch.device) -> tuple[Traini
     variant = VARIANTS[name]
     on_gpu = device.type == "cuda"
     cell = cell_of(
-        [*overrides, "strategy=none", f"optimize={variant.optimize if on_gpu else 'max'}"], (0,), device.type
+        [*overrides, "strategy=none", f"optimize={variant.optimize if on_gpu else 'max'}"],
+        (0,),
+        device.type,
     )
     compiled = variant.compiled if on_gpu else lambda model: model
     build = models.build
@@ -91,7 +98,9 @@ def built(name: str, overrides: list[str], device: torch.device) -> tuple[Traini
     training.step()
     wait(device)
     if on_gpu:
-        torch.cuda.set_stream(torch.cuda.default_stream(device))  # which a training with a graph leaves
+        torch.cuda.set_stream(
+            torch.cuda.default_stream(device)
+        )  # which a training with a graph leaves
     return training, time.perf_counter() - began
 
 
@@ -116,7 +125,11 @@ def step_ms(training: Training, steps: int, warm_up: int) -> float:
 
 def in_its_stream(training: Training) -> AbstractContextManager[Any]:
     """Let a step with a graph run where it was captured; the others run on the default stream."""
-    return nullcontext() if training.graphs is None else torch.cuda.stream(training.graphs._capture._stream)
+    return (
+        nullcontext()
+        if training.graphs is None
+        else torch.cuda.stream(training.graphs._capture._stream)
+    )
 
 
 def kernels(training: Training) -> dict[str, float]:
@@ -151,11 +164,15 @@ def main(folder: Path, overrides: list[str]) -> None:
         gains = [(base / one - 1) * 100 for base, one in zip(found[names[0]], ms, strict=True)]
         half = float(stdtrit(rounds - 1, 0.975)) * statistics.stdev(gains) / math.sqrt(rounds)
         rate = images / statistics.median(ms)
-        print(f"{name}: {rate:,.0f} images/s, {statistics.mean(gains):+.2f} % ± {half:.2f} (95 %, {rounds} rounds)")
+        print(
+            f"{name}: {rate:,.0f} images/s, {statistics.mean(gains):+.2f} % ± {half:.2f} (95 %, {rounds} rounds)"
+        )
     if device.type == "cuda":
         content["gpu"] = torch.cuda.get_device_name(device)
         content["kernels_ms"] = {name: kernels(trainings[name]) for name in (names[0], names[-1])}
-    (folder / "gains.json").write_text(json.dumps(content, indent=1) + "\n")  # before what is only shown
+    (folder / "gains.json").write_text(
+        json.dumps(content, indent=1) + "\n"
+    )  # before what is only shown
     for name, of_step in content.get("kernels_ms", {}).items():
         print(f"{name}: {sum(of_step.values()):.2f} ms of kernels in a step")
         for kernel, ms in list(of_step.items())[:KERNELS]:

@@ -13,12 +13,25 @@ from analysis.bundle.stage import REPORT, SUMS, lay_out, named, sums
 from analysis.errors import UnreadableInput
 from analysis.verification.comparison import ABSENT, Difference
 from benchmarks.record import record_paths
-from benchmarks.record.own_files import NotOurs, make_folder, open_to_read, put_in_place, refuse_other
+from benchmarks.record.own_files import (
+    NotOurs,
+    make_folder,
+    open_to_read,
+    put_in_place,
+    refuse_other,
+)
 from benchmarks.record.raw_files import PACKED
 
 SUFFIX = ".bundle.zip"
 MARK = b"Ringside bundle"  # the comment of the archive
-EARLIEST = (1980, 1, 1, 0, 0, 0)  # the first time that a zip can hold: when it was made changes nothing
+EARLIEST = (
+    1980,
+    1,
+    1,
+    0,
+    0,
+    0,
+)  # the first time that a zip can hold: when it was made changes nothing
 MODE = 0o100644 << 16
 CUT = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, UnicodeError)
 
@@ -70,7 +83,9 @@ def pack(root: Path, file: Path) -> None:
         archive.comment = MARK
         for path in sorted(path for path in root.rglob("*") if path.is_file()):
             entry = zipfile.ZipInfo(path.relative_to(root.parent).as_posix(), EARLIEST)
-            entry.compress_type = zipfile.ZIP_STORED if path.suffix == PACKED else zipfile.ZIP_DEFLATED
+            entry.compress_type = (
+                zipfile.ZIP_STORED if path.suffix == PACKED else zipfile.ZIP_DEFLATED
+            )
             entry.external_attr, entry.create_system = MODE, 3  # Unix, wherever it is made
             entry.file_size = path.stat().st_size  # of more than 2 GiB zipfile must know it before
             with path.open("rb") as source, archive.open(entry, "w") as target:
@@ -98,7 +113,10 @@ def _unpacked(file: Path, to: Path) -> Path:
     """Unpack an archive, and return the folder of its bundle. Raises UnreadableInput."""
     try:
         with open_to_read(file) as stream, zipfile.ZipFile(stream) as archive:
-            needed, free = sum(entry.file_size for entry in archive.infolist()), shutil.disk_usage(to).free
+            needed, free = (
+                sum(entry.file_size for entry in archive.infolist()),
+                shutil.disk_usage(to).free,
+            )
             if needed > free:
                 raise OSError(
                     f"{file}: holds {needed / 1e9:,.1f} GB unpacked, and {to.parent} has room for {free / 1e9:,.1f}"
@@ -132,8 +150,13 @@ def changed(root: Path) -> tuple[int, list[Difference]]:
     except ValueError:
         raise UnreadableInput(f"{root / SUMS}: no list of hashes, as sha256sum writes it") from None
     there, folders = dict(sums(root)), {name.split("/")[0] for name in listed if "/" in name}
-    found = {name: digest for name, digest in there.items() if name in listed or name.split("/")[0] in folders}
+    found = {
+        name: digest
+        for name, digest in there.items()
+        if name in listed or name.split("/")[0] in folders
+    }
     names = sorted(name for name in {*listed, *found} if listed.get(name) != found.get(name))
     return len(listed), [
-        Difference("", name, "SHA-256", listed.get(name, ABSENT), found.get(name, ABSENT)) for name in names
+        Difference("", name, "SHA-256", listed.get(name, ABSENT), found.get(name, ABSENT))
+        for name in names
     ]

@@ -8,15 +8,20 @@ import subprocess
 from dataclasses import replace
 from pathlib import Path
 
-from analysis.findings.study import Study
 from analysis.report.page import TEXT_LENGTH, Report
 from analysis.report.tables import to_csv
-from analysis.report.text import markdown, single_line
+from analysis.study.study import Study
+from analysis.text import markdown, single_line
 from analysis.verification.verify import Verification
 from benchmarks.record.visible import visible
 
 CLONE = Path(__file__).parent.parent.parent
-DRAWN_BY = ("numpy", "scipy", "matplotlib", "jinja2")  # another version of these may draw or round otherwise
+DRAWN_BY = (
+    "numpy",
+    "scipy",
+    "matplotlib",
+    "jinja2",
+)  # another version of these may draw or round otherwise
 
 
 def readme(report: Report, study: str, checked: Verification, beside: bool) -> str:
@@ -30,14 +35,22 @@ def readme(report: Report, study: str, checked: Verification, beside: bool) -> s
     environment.filters["markdown"] = lambda text: markdown(text, TEXT_LENGTH)
     name = single_line(study).replace("`", "'")
     return environment.get_template("README.md.j2").render(
-        report=report, study=name, folder=f"BUNDLE/{shlex.quote(name)}", checked=checked, beside=beside, made=made_by()
+        report=report,
+        study=name,
+        folder=f"BUNDLE/{shlex.quote(name)}",
+        checked=checked,
+        beside=beside,
+        made=made_by(),
     )
 
 
 def commands(study: Study) -> str:
     """Return the command of each sweep of a study as it was typed, one a line."""
     sweeps = {record.sweep_id: tuple(record.overrides) for record in study.records}
-    lines = [visible(shlex.join(["python", "launch.py", *typed]), kept="") for typed in dict.fromkeys(sweeps.values())]
+    lines = [
+        visible(shlex.join(["python", "launch.py", *typed]), kept="")
+        for typed in dict.fromkeys(sweeps.values())
+    ]
     return "\n".join(["# What was typed in Ringside's clone.", *lines, ""])
 
 
@@ -47,7 +60,9 @@ def versions(report: Report) -> str:
     made = {f"Ringside {name}": text for name, text in made_by().items()}
     made |= {name: importlib.metadata.version(name) for name in DRAWN_BY}
     made["python"] = platform.python_version()
-    return to_csv(replace(table, rows=(*table.rows, *(("report", name, text) for name, text in made.items()))))
+    return to_csv(
+        replace(table, rows=(*table.rows, *(("report", name, text) for name, text in made.items())))
+    )
 
 
 def made_by() -> dict[str, str]:
@@ -64,6 +79,8 @@ def _git(*arguments: str) -> str:
     """Return what git says of this clone; empty without git or a clone. It writes nothing into the clone."""
     command = ["git", "--no-optional-locks", "-C", str(CLONE), *arguments]
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=20, check=True
+        ).stdout.strip()
     except (subprocess.SubprocessError, OSError):
         return ""

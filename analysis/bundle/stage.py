@@ -15,11 +15,11 @@ from pathlib import Path
 
 from analysis.bundle.readme import commands, readme, versions
 from analysis.errors import UnreadableInput
-from analysis.findings.next_run.floor_file import FILE as NOISE_FLOOR
-from analysis.findings.next_run.floor_file import as_json, of_other_studies
-from analysis.findings.study import Study, open_study
-from analysis.findings.wires.beside import BENCHMARKS, measured_beside
+from analysis.findings.links import BENCHMARKS, measured_beside
 from analysis.report.build import examine, write
+from analysis.study.noise_floor import FILE as NOISE_FLOOR
+from analysis.study.noise_floor import as_json, of_other_studies
+from analysis.study.study import Study, open_study
 from analysis.verification.verify import is_sample, verify
 from benchmarks.record import CellFolder, RecordError, encoded, read, record_paths
 from benchmarks.record.raw_files import PACKED, packed_bytes, sha256, stored
@@ -45,7 +45,9 @@ def lay_out(study: Path, root: Path) -> None:
     for path in record_paths(folder):
         _copy_cell(CellFolder(path.parent), inside / path.parent.relative_to(folder))
     if not inside.exists():
-        raise UnreadableInput(f"{study}: holds no record; accepted is the folder of a study (<output_dir>/<study>)")
+        raise UnreadableInput(
+            f"{study}: holds no record; accepted is the folder of a study (<output_dir>/<study>)"
+        )
     checked = verify(inside)
     if not checked.right:
         raise WrongStudy(
@@ -89,11 +91,17 @@ def _from_beside(study: Study) -> Iterator[tuple[str, bytes]]:
     """Yield (path in the bundle, content) of what the report takes from other studies of the same output_dir."""
     assert study.folder is not None
     groups = {runs.group.of_any_size for runs in study.runs}
-    rows = {key: one for key, one in of_other_studies(study.folder).items() if key[0].of_any_size in groups}
+    rows = {
+        key: one
+        for key, one in of_other_studies(study.folder).items()
+        if key[0].of_any_size in groups
+    }
     if rows:
         yield NOISE_FLOOR, encoded(as_json({"other studies": rows}), indent=1)
     wanted = {record.record_id for record in measured_beside(study)}
-    places = (path for name in BENCHMARKS for path in study.folder.parent.glob(f"*/{name}-*/record.json"))
+    places = (
+        path for name in BENCHMARKS for path in study.folder.parent.glob(f"*/{name}-*/record.json")
+    )
     for path in sorted(places) if wanted else ():
         try:
             record = read(path)

@@ -92,20 +92,44 @@ def _print(result: NativeDifference, arguments: argparse.Namespace) -> None:
         for one in result.differ[:_SHOWN]:
             ratio = "" if one.ratio is None else f"{one.ratio:.3f}"
             pair = (
-                [f"{median(side.busbw):.2f}" if side.busbw else "" for side in (one.entry, one.other)] if tables else []
+                [
+                    f"{median(side.busbw):.2f}" if side.busbw else ""
+                    for side in (one.entry, one.other)
+                ]
+                if tables
+                else []
             )
             word = "faster" if one.better else "slower"
-            table.add_row(escape(one.entry.name), f"{one.a:.7g}", f"{one.b:.7g}", one.entry.unit, ratio, *pair, word)
+            table.add_row(
+                escape(one.entry.name),
+                f"{one.a:.7g}",
+                f"{one.b:.7g}",
+                one.entry.unit,
+                ratio,
+                *pair,
+                word,
+            )
         out.print(table)
         if len(result.differ) > _SHOWN:
             out.print(f"… {len(result.differ) - _SHOWN} more (--json has all)")
     faster = sum(one.better for one in result.differ)
-    tolerance = f"{100 * arguments.tolerance:g} %, of latencies {100 * arguments.latency_tolerance:g} %"
-    beyond = "more than the tolerance" if result.single else "more than the tolerance and the scatter of repetitions"
+    tolerance = (
+        f"{100 * arguments.tolerance:g} %, of latencies {100 * arguments.latency_tolerance:g} %"
+    )
+    beyond = (
+        "more than the tolerance"
+        if result.single
+        else "more than the tolerance and the scatter of repetitions"
+    )
     head = f"{len(result.differ)} of {result.compared} entries differ by {beyond} ({tolerance})"
-    out.print(f"{head}: B is faster in {faster}, slower in {len(result.differ) - faster}", soft_wrap=True)
+    out.print(
+        f"{head}: B is faster in {faster}, slower in {len(result.differ) - faster}", soft_wrap=True
+    )
     if result.single:
-        out.print("These are single measurements: how far two runs of one machine differ is not known.", soft_wrap=True)
+        out.print(
+            "These are single measurements: how far two runs of one machine differ is not known.",
+            soft_wrap=True,
+        )
     for side, names in (("A", result.only_a), ("B", result.only_b)):
         if names:
             more = f", … {len(names) - 3} more" if len(names) > 3 else ""

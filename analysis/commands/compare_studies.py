@@ -16,24 +16,36 @@ from rich.markup import escape
 from rich.table import Table
 
 from analysis.console import console
-from analysis.findings.across.differences import (
+from analysis.findings.baselines import EFFICIENCY
+from analysis.findings.between_studies import (
     EQUAL,
     FASTER,
     SLOWER,
     UNKNOWN,
+    Asked,
     CellDifference,
     Differences,
+    MeasuredNumber,
+    Side,
     differences,
+    differing,
+    open_sides,
+    same_machine,
 )
-from analysis.findings.across.measured import MeasuredNumber
-from analysis.findings.across.sides import Asked, Side, open_sides
-from analysis.findings.across.surroundings import differing, same_machine
-from analysis.findings.baselines import EFFICIENCY
-from analysis.findings.communication.exposed import EXCHANGE, EXPOSED
-from analysis.findings.model import Estimate
-from analysis.report.names import short_names
-from analysis.report.numbers import ABSENT, KINDS, NumberFormat, central, estimate, interval, number, of_metric
-from analysis.report.text import count, single_line
+from analysis.findings.communication import EXCHANGE, EXPOSED
+from analysis.report.numbers import (
+    ABSENT,
+    KINDS,
+    NumberFormat,
+    central,
+    estimate,
+    interval,
+    number,
+    of_metric,
+)
+from analysis.study.estimates import Estimate
+from analysis.study.names import short_names
+from analysis.text import count, single_line
 from analysis.verification.quick import QuickCheck
 from benchmarks.record.metrics import metric as entry_of
 
@@ -60,11 +72,15 @@ def run(arguments: argparse.Namespace) -> int:
     asked = [Asked.of(text) for text in (arguments.a, arguments.b)]
     for one in asked:
         if one.folder.is_file():
-            raise ValueError(f"{one.folder}: is a file; accepted are two folders of studies, or two files")
+            raise ValueError(
+                f"{one.folder}: is a file; accepted are two folders of studies, or two files"
+            )
     first, second = open_sides(asked, QuickCheck().marked)
     found = differences(first, second)
     if not found.cells:
-        raise ValueError(f"{arguments.a} and {arguments.b} have no cell in common that is usable in both")
+        raise ValueError(
+            f"{arguments.a} and {arguments.b} have no cell in common that is usable in both"
+        )
     if arguments.json:
         print(json.dumps(as_json(first, second, found, limit)))
     else:
@@ -74,7 +90,10 @@ def run(arguments: argparse.Namespace) -> int:
     if all(one.verdict == UNKNOWN for one in found.cells):
         reasons = dict.fromkeys(one.why for one in found.cells)
         print(
-            single_line(f"python -m analysis compare: no cell can be told: {next(iter(reasons))}", 600), file=sys.stderr
+            single_line(
+                f"python -m analysis compare: no cell can be told: {next(iter(reasons))}", 600
+            ),
+            file=sys.stderr,
         )
         return 2
     return 0
@@ -85,15 +104,22 @@ def _limit(text: str | None) -> float:
     found = _LIMIT.fullmatch((text or "0").strip())
     share = float(found[1]) / (100 if found[2] else 1) if found else -1.0
     if not 0 <= share < 1:
-        raise ValueError(f"--limit {text}: accepted is a share from 0 to below 100 %, such as 2% or 0.02")
+        raise ValueError(
+            f"--limit {text}: accepted is a share from 0 to below 100 %, such as 2% or 0.02"
+        )
     return share
 
 
-def as_json(first: Sequence[Side], second: Sequence[Side], found: Differences, limit: float) -> dict[str, Any]:
+def as_json(
+    first: Sequence[Side], second: Sequence[Side], found: Differences, limit: float
+) -> dict[str, Any]:
     """Return everything in plain JSON types. Shares are parts of one; a difference is the second minus the first."""
     apart, shared = differing([*first, *second])
     sides = {
-        name: [{"name": side.name, "study": side.study.name, "folder": str(side.folder)} for side in of_one]
+        name: [
+            {"name": side.name, "study": side.study.name, "folder": str(side.folder)}
+            for side in of_one
+        ]
         for name, of_one in (("a", first), ("b", second))
     }
     return {
@@ -124,7 +150,10 @@ def _cell_json(one: CellDifference, limit: float) -> dict[str, Any]:
         "a": _values(one.first),
         "b": _values(one.second),
         "differences": {
-            name: {**(_ends(step.estimate()) or {}), "unit": "share of a" if step.logarithm else _unit(name)}
+            name: {
+                **(_ends(step.estimate()) or {}),
+                "unit": "share of a" if step.logarithm else _unit(name),
+            }
             for name, step in one.steps.items()
         },
     }
@@ -148,7 +177,9 @@ def _print(first: Sequence[Side], second: Sequence[Side], found: Differences, li
     for letter, sides in (("A", first), ("B", second)):
         for side in sides:
             cells = count(len(side.study.runs), "cell")
-            told = f"[bold]{letter}[/bold]  {escape(side.name)}  ({escape(str(side.folder))}, {cells})"
+            told = (
+                f"[bold]{letter}[/bold]  {escape(side.name)}  ({escape(str(side.folder))}, {cells})"
+            )
             out.print(told, soft_wrap=True)
     _print_surroundings(first, second)
     _print_rates(found)
@@ -176,7 +207,11 @@ def _print_rates(found: Differences) -> None:
 
 def _print_beside(found: Differences) -> None:
     """Print efficiency, exposed communication and exchange of the cells that have them."""
-    metrics = [name for name in BESIDE if any(name in one.steps and name != one.metric for one in found.cells)]
+    metrics = [
+        name
+        for name in BESIDE
+        if any(name in one.steps and name != one.metric for one in found.cells)
+    ]
     if not metrics:
         return
     names = short_names(one.name for one in found.cells)
@@ -201,7 +236,8 @@ def _print_surroundings(first: Sequence[Side], second: Sequence[Side]) -> None:
     apart, _ = differing(sides)
     if not apart:
         out.print(
-            "What differs: nothing that the records tell of the machine, the software and the code.", soft_wrap=True
+            "What differs: nothing that the records tell of the machine, the software and the code.",
+            soft_wrap=True,
         )
         return
     letters = [letter for letter, of_one in (("A", first), ("B", second)) for _ in of_one]
@@ -242,15 +278,25 @@ def _step(metric: str, one: CellDifference) -> str:
 
 def _points(metric: str) -> NumberFormat:
     entry = entry_of(metric)
-    return NumberFormat(100.0, "points", 1, sign=True) if entry.unit == "%" else NumberFormat(sign=True)
+    return (
+        NumberFormat(100.0, "points", 1, sign=True)
+        if entry.unit == "%"
+        else NumberFormat(sign=True)
+    )
 
 
 def _lines(found: Differences, limit: float, is_same_machine: bool) -> list[str]:
     """Return what the table says in sentences, and what a difference may claim."""
     verdicts = Counter(one.verdict for one in found.cells)
-    told = ", ".join(f"{word} in {verdicts[word]}" for word in (SLOWER, FASTER, EQUAL, UNKNOWN) if verdicts[word])
+    told = ", ".join(
+        f"{word} in {verdicts[word]}" for word in (SLOWER, FASTER, EQUAL, UNKNOWN) if verdicts[word]
+    )
     lines = [f"{count(len(found.cells), 'cell')} compared, B against A: {told}."]
-    slower = [(one.change.value, one) for one in found.cells if one.is_regression(limit) and one.change is not None]
+    slower = [
+        (one.change.value, one)
+        for one in found.cells
+        if one.is_regression(limit) and one.change is not None
+    ]
     size = f" by {number(limit, 'share')} or more" if limit else ""
     if slower:
         _, worst = min(slower, key=lambda pair: pair[0])
@@ -265,9 +311,16 @@ def _lines(found: Differences, limit: float, is_same_machine: bool) -> list[str]
                 f"The limit is below what {count(len(blind), 'cell')} could show (up to {number(max(blind), 'share')}): "
                 "a smaller regression there can stay unseen. More repeats show more."
             )
-    lines.append(IN_TURN if found.in_turn else f"{NOT_IN_TURN} {ONCE_MORE}" if is_same_machine else NOT_IN_TURN)
+    lines.append(
+        IN_TURN
+        if found.in_turn
+        else f"{NOT_IN_TURN} {ONCE_MORE}"
+        if is_same_machine
+        else NOT_IN_TURN
+    )
     lines += [
-        f"{count(cells, 'cell')}: {why}." for why, cells in Counter(one.why for one in found.cells if one.why).items()
+        f"{count(cells, 'cell')}: {why}."
+        for why, cells in Counter(one.why for one in found.cells if one.why).items()
     ]
     lines += [f"{one.name}: {one.doubts}." for one in found.cells if one.doubts][:3]
     for letter, names in (("A", found.only_first), ("B", found.only_second)):

@@ -23,10 +23,16 @@ def log_differences(log: NcclLog, other: NcclLog) -> list[SettingResult]:
             findings.append(nothing)
         elif name in VISIBLE:
             explain.append((name, said))
-    together = "" if len(explain) == 1 else f"; which of these {len(explain)} settings did it, the logs cannot tell"
+    together = (
+        ""
+        if len(explain) == 1
+        else f"; which of these {len(explain)} settings did it, the logs cannot tell"
+    )
     for name, said in explain:
         findings.append(
-            SettingResult("setting_effective", f"{said} changed what the log shows{together}", "finding", name)
+            SettingResult(
+                "setting_effective", f"{said} changed what the log shows{together}", "finding", name
+            )
         )
     if not explain and (unlike := _unlike(log, other)):
         text = f"{unlike}, and no setting that the logs announce explains it"
@@ -48,7 +54,11 @@ def _unlike(log: NcclLog, other: NcclLog) -> str:
     """Return how connections or channels differ, in words; '' where they do not, or a log does not show them."""
     if log.transports and other.transports and log.transports != other.transports:
         ways = [describe_transport(one, None) for one in (log, other)]
-        return f"transports differ ({ways[0]} and {ways[1]})" if ways[0] != ways[1] else "transports differ by pair"
+        return (
+            f"transports differ ({ways[0]} and {ways[1]})"
+            if ways[0] != ways[1]
+            else "transports differ by pair"
+        )
     kinds = [
         f"{kind}: {count} and {other.channels[kind]}"
         for kind, count in log.channels.items()

@@ -21,7 +21,9 @@ from analysis.p2p.source import read_p2p
 
 TOLERANCE, LATENCY_TOLERANCE = 0.03, 0.10
 _SMALL = 65536  # bytes
-_TWO_SPEEDS = 2.0  # what launches take at the slower of their two speeds, at most (benchmarks/RESULTS.md)
+_TWO_SPEEDS = (
+    2.0  # what launches take at the slower of their two speeds, at most (benchmarks/RESULTS.md)
+)
 EntryKey = tuple[Any, ...]
 
 
@@ -49,7 +51,9 @@ class NativeMeasurement:
         """Describe the contents of the file."""
         tables = [*self.variants][:4] + ["…"] * (len(self.variants) > 4)
         kinds = ["matrices of p2p"] if self.matrices else []
-        return " and ".join(kinds + ([f"tables of nccl-tests ({', '.join(tables)})"] if tables else []))
+        return " and ".join(
+            kinds + ([f"tables of nccl-tests ({', '.join(tables)})"] if tables else [])
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +73,12 @@ class EntryDifference:
 
     def as_json(self) -> dict[str, Any]:
         """Return the medians, their ratio, and their values."""
-        whole: dict[str, Any] = {"entry": self.entry.name, "unit": self.entry.unit, "a": self.a, "b": self.b}
+        whole: dict[str, Any] = {
+            "entry": self.entry.name,
+            "unit": self.entry.unit,
+            "a": self.a,
+            "b": self.b,
+        }
         whole |= {
             "ratio": self.ratio,
             "better": self.better,
@@ -86,7 +95,9 @@ class NativeDifference:
     """The result: `differ` has the greatest ratios first; `only_a` and `only_b` name entries without a partner."""
 
     compared: int = 0
-    single: bool = True  # no entry was measured more than once in both files: the scatter is not known
+    single: bool = (
+        True  # no entry was measured more than once in both files: the scatter is not known
+    )
     differ: list[EntryDifference] = field(default_factory=list)
     only_a: list[str] = field(default_factory=list)
     only_b: list[str] = field(default_factory=list)
@@ -133,7 +144,9 @@ def _add_run(found: NativeMeasurement, run: Run) -> None:
         kind = " ".join(str(part) for part in (row.dtype, row.redop) if part is not None)
         kind += "" if row.root is None else f" root {row.root}"
         for placement, one in row.placements():
-            value, what = (one.cputime_us, ", CPU time") if one.cputime_us is not None else (one.time_us, "")
+            value, what = (
+                (one.cputime_us, ", CPU time") if one.cputime_us is not None else (one.time_us, "")
+            )
             if value is None:
                 continue
             name = f"{table}, {row.bytes} B {kind}, {placement.replace('_', ' ')}{what}"
@@ -160,7 +173,9 @@ def compare_measurements(
     result = NativeDifference()
     _compare_entries(a.matrices, b.matrices, result, tolerance, latency_tolerance)
     for table in dict.fromkeys([*a.variants, *b.variants]):
-        for left, right in _pair(a.variants.get(table, {}), b.variants.get(table, {}), table, result):
+        for left, right in _pair(
+            a.variants.get(table, {}), b.variants.get(table, {}), table, result
+        ):
             _compare_entries(left, right, result, tolerance, latency_tolerance)
     if not result.compared:
         raise ValueError(f"nothing in common: A holds {a.what()}; B holds {b.what()}")
@@ -176,7 +191,11 @@ def compare_measurements(
 
 def _bimodal(result: NativeDifference) -> list[str]:
     """Return a note on differences that are no greater than those of the two speeds at which CPUs launch such work."""
-    near = [one.entry for one in result.differ if one.ratio and 1 / _TWO_SPEEDS < one.ratio < _TWO_SPEEDS]
+    near = [
+        one.entry
+        for one in result.differ
+        if one.ratio and 1 / _TWO_SPEEDS < one.ratio < _TWO_SPEEDS
+    ]
     found = (
         (sum("latency_cpu" in entry.name for entry in near), "latencies by the CPU's clock"),
         (sum(bool(entry.busbw) and entry.latency for entry in near), "messages of at most 64 KiB"),
@@ -190,16 +209,23 @@ def _bimodal(result: NativeDifference) -> list[str]:
 
 
 def _pair(
-    a: dict[str, dict[EntryKey, Entry]], b: dict[str, dict[EntryKey, Entry]], table: str, result: NativeDifference
+    a: dict[str, dict[EntryKey, Entry]],
+    b: dict[str, dict[EntryKey, Entry]],
+    table: str,
+    result: NativeDifference,
 ) -> list[tuple[dict[EntryKey, Entry], dict[EntryKey, Entry]]]:
     """Pair the runs of a table: the only one of each file, else those with the same NCCL settings."""
     if len(a) == 1 and len(b) == 1:
         (settings_a, left), (settings_b, right) = *a.items(), *b.items()
         if settings_a != settings_b:
-            result.notes.append(f"{table}: {settings_a or 'no setting'} against {settings_b or 'no setting'}")
+            result.notes.append(
+                f"{table}: {settings_a or 'no setting'} against {settings_b or 'no setting'}"
+            )
         return [(left, right)]
     if a and b and not a.keys() & b.keys():
-        result.notes.append(f"{table}: several runs with different settings, and no setting is in both files")
+        result.notes.append(
+            f"{table}: several runs with different settings, and no setting is in both files"
+        )
     return [(a.get(settings, {}), b.get(settings, {})) for settings in dict.fromkeys([*a, *b])]
 
 
@@ -220,4 +246,6 @@ def _compare_entries(
         allowed = (latency_tolerance if left.latency else tolerance) * abs(before)
         apart = min(left.values) > max(right.values) or min(right.values) > max(left.values)
         if apart and abs(after - before) > allowed:
-            result.differ.append(EntryDifference(left, before, after, right, after / before if before else None))
+            result.differ.append(
+                EntryDifference(left, before, after, right, after / before if before else None)
+            )

@@ -22,9 +22,14 @@ _CHOICES_SHOWN = 20
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("files", nargs="+", metavar="FILE", help="one log of all ranks, or one log per rank")
     parser.add_argument(
-        "--without", nargs="+", metavar="FILE", help="a log of the same cell without the setting, or with another one"
+        "files", nargs="+", metavar="FILE", help="one log of all ranks, or one log per rank"
+    )
+    parser.add_argument(
+        "--without",
+        nargs="+",
+        metavar="FILE",
+        help="a log of the same cell without the setting, or with another one",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -41,7 +46,12 @@ def run(arguments: argparse.Namespace) -> int:
         whole = log.as_json()
         if findings is not None:
             whole["findings"] = [
-                {"code": one.code, "setting": one.setting, "severity": one.severity, "sentence": one.sentence}
+                {
+                    "code": one.code,
+                    "setting": one.setting,
+                    "severity": one.severity,
+                    "sentence": one.sentence,
+                }
                 for one in findings
             ]
         print(json.dumps(whole, indent=2))
@@ -53,7 +63,9 @@ def run(arguments: argparse.Namespace) -> int:
         for one in findings:
             out.print(escape(one.sentence), soft_wrap=True)
         if not findings:
-            out.print("No setting that shows in transports, channels or algorithms differs between the two logs.")
+            out.print(
+                "No setting that shows in transports, channels or algorithms differs between the two logs."
+            )
     return 0
 
 
@@ -76,7 +88,9 @@ def _ranks_of_devices(log: NcclLog) -> dict[str, str]:
 
 
 def _print(log: NcclLog, out: SafeConsole) -> None:
-    channels = ", ".join(f"{count} {kind}" for kind, count in log.channels.items() if count is not None)
+    channels = ", ".join(
+        f"{count} {kind}" for kind, count in log.channels.items() if count is not None
+    )
     source = " (from the rings)" if log.channels_from == "rings" else ""
     settings = ", ".join(f"{name}={value}" for name, value in log.settings.items())
     conflicts = ", ".join(f"{name}: {' / '.join(values)}" for name, values in log.conflicts.items())
@@ -98,7 +112,10 @@ def _print(log: NcclLog, out: SafeConsole) -> None:
         ("settings", settings or "none announced"),
         ("several values", conflicts),
         ("network", log.network or ""),
-        ("network devices", ", ".join(f"{name} of {many}" for name, many in _ranks_of_devices(log).items())),
+        (
+            "network devices",
+            ", ".join(f"{name} of {many}" for name, many in _ranks_of_devices(log).items()),
+        ),
         ("hosts", str(log.nodes) if (log.nodes or 1) > 1 else ""),
         ("NVLS multicast", multicast),
     ):
@@ -109,9 +126,17 @@ def _print(log: NcclLog, out: SafeConsole) -> None:
     if log.algorithms:
         table = Table(title="choices", title_justify="left")
         for name in ("function", "bytes", "algorithm", "protocol", "channels", "calls"):
-            table.add_column(name, justify="left" if name in ("function", "algorithm", "protocol") else "right")
+            table.add_column(
+                name, justify="left" if name in ("function", "algorithm", "protocol") else "right"
+            )
         for one in log.algorithms[:_CHOICES_SHOWN]:
-            cells = (one.function or "", str(one.size), one.algorithm, one.protocol, _count(one.channels))
+            cells = (
+                one.function or "",
+                str(one.size),
+                one.algorithm,
+                one.protocol,
+                _count(one.channels),
+            )
             table.add_row(*map(escape, cells), str(one.calls))
         out.print(table)
         if len(log.algorithms) > _CHOICES_SHOWN:

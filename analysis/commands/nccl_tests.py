@@ -17,10 +17,16 @@ from analysis.nccl_tests.run import Measured
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument(
-        "files", nargs="+", metavar="FILE", help="output of nccl-tests 2.0 to 2.19, its -J file or a record.json"
+        "files",
+        nargs="+",
+        metavar="FILE",
+        help="output of nccl-tests 2.0 to 2.19, its -J file or a record.json",
     )
     parser.add_argument(
-        "--ranks", type=int, metavar="N", help="how many ranks the command started, if the file lacks the command"
+        "--ranks",
+        type=int,
+        metavar="N",
+        help="how many ranks the command started, if the file lacks the command",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -67,13 +73,19 @@ def _cells(one: Measured | None, iterations: bool) -> list[str]:
 
 def _print(one: Run, file: str) -> None:
     """Print one run: what it is, its rows, its notes."""
-    ranks = "ranks not said" if one.ranks is None else f"{one.ranks} {'rank' if one.ranks == 1 else 'ranks'}"
+    ranks = (
+        "ranks not said"
+        if one.ranks is None
+        else f"{one.ranks} {'rank' if one.ranks == 1 else 'ranks'}"
+    )
     names = dict.fromkeys(str(device["name"]) for device in one.devices if device.get("name"))
     settings = [f"{name}={value}" for name, value in one.environment.items()]
     said = [one.collective or "collective not said", ranks, *names, *settings]
     said += [f"NCCL {one.nccl_version}"] if one.nccl_version else []
     out = console()
-    out.print(f"[bold]{escape(f'{file}:{one.line}')}[/bold] {escape(', '.join(said))}", soft_wrap=True)
+    out.print(
+        f"[bold]{escape(f'{file}:{one.line}')}[/bold] {escape(', '.join(said))}", soft_wrap=True
+    )
     table = Table()
     placements = [measured for row in one.rows for _, measured in row.placements()]
     iterations = any(measured.per_iteration for measured in placements)

@@ -25,7 +25,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="output of p2pBandwidthLatencyTest, whole or in part; or a record.json of benchmark=p2p",
     )
     parser.add_argument(
-        "--svg", metavar="OUT", help="draw heat maps into this SVG file; of several runs, the first one"
+        "--svg",
+        metavar="OUT",
+        help="draw heat maps into this SVG file; of several runs, the first one",
     )
     parser.add_argument(
         "--topology",
@@ -87,17 +89,24 @@ def _print(one: Matrices, prefix: str, access: str) -> None:
     refused = sorted({(min(pair), max(pair)) for pair, can in one.access.items() if not can})
     if one.access:
         pairs = ", ".join(f"{a}-{b}" for a, b in refused)
-        out.print(escape(f"no {access}: {pairs}" if refused else f"every pair has {access}"), soft_wrap=True)
+        out.print(
+            escape(f"no {access}: {pairs}" if refused else f"every pair has {access}"),
+            soft_wrap=True,
+        )
     for name, columns in one.ids.items():
         unit = "µs" if name.startswith("latency") else "GB/s"
-        out.print(f"[italic]{prefix}{name}, {unit}[/italic]", soft_wrap=True)  # a table's own title is cut to its width
+        out.print(
+            f"[italic]{prefix}{name}, {unit}[/italic]", soft_wrap=True
+        )  # a table's own title is cut to its width
         table = Table()
         for heading in ("", *map(str, columns)):
             table.add_column(heading, justify="right")
         for row in columns:
             values = [one.entries[name].get((row, column)) for column in columns]
             if any(value is not None for value in values):
-                table.add_row(str(row), *("" if value is None else f"{value:.2f}" for value in values))
+                table.add_row(
+                    str(row), *("" if value is None else f"{value:.2f}" for value in values)
+                )
         out.print(table)
     for line in one.notes:
         out.print(f"[bold]note[/bold] {escape(line)}", soft_wrap=True)

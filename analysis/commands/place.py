@@ -10,7 +10,6 @@ from rich.table import Table
 
 from analysis.console import console
 from analysis.errors import UnreadableInput
-from analysis.findings.study import Study, open_study
 from analysis.foreign import read_text
 from analysis.prediction.advice.advice import advise
 from analysis.prediction.advice.options import (
@@ -24,6 +23,7 @@ from analysis.prediction.advice.options import (
 from analysis.prediction.advice.placement import why_first
 from analysis.prediction.calibration import Calibrated, calibrate
 from analysis.prediction.holdout import KnownScores
+from analysis.study.study import Study, open_study
 from analysis.topology.link_classes import describe_counts
 from analysis.topology.model import Topology
 from analysis.topology.nvml import NoDriver
@@ -36,38 +36,56 @@ _MATRIX = "unidirectional_enabled"  # what a ring step does: one direction, with
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("--gpus", type=int, required=True, metavar="K", help="how many GPUs to choose")
+    parser.add_argument(
+        "--gpus", type=int, required=True, metavar="K", help="how many GPUs to choose"
+    )
     parser.add_argument(
         "--topology",
         metavar="FILE",
         help="`nvidia-smi topo -m` or NCCL's topology XML; - is stdin; default: this machine",
     )
     parser.add_argument(
-        "--p2p", metavar="FILE", help="measured bandwidths: JSON of `python -m analysis p2p`, a record or a matrix"
+        "--p2p",
+        metavar="FILE",
+        help="measured bandwidths: JSON of `python -m analysis p2p`, a record or a matrix",
     )
     parser.add_argument(
-        "--study", metavar="FOLDER", help="say too what the forecasts of this study put first, and how sure that is"
+        "--study",
+        metavar="FOLDER",
+        help="say too what the forecasts of this study put first, and how sure that is",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the best set, the worst set, the worst order of the best set, and the reason."""
-    measured = None if arguments.p2p is None else read_matrix(read_text(arguments.p2p), arguments.p2p)
+    measured = (
+        None if arguments.p2p is None else read_matrix(read_text(arguments.p2p), arguments.p2p)
+    )
     try:
         topology = load_topology(arguments.topology)
     except NoDriver as error:
         if measured is None:
-            raise NoDriver(f"{error}; name a capture of `nvidia-smi topo -m` with --topology FILE") from None
+            raise NoDriver(
+                f"{error}; name a capture of `nvidia-smi topo -m` with --topology FILE"
+            ) from None
         topology = None
     placement = place(topology, arguments.gpus, measured)
-    forecasts = by_forecasts(Path(arguments.study), topology, arguments.gpus) if arguments.study else []
+    forecasts = (
+        by_forecasts(Path(arguments.study), topology, arguments.gpus) if arguments.study else []
+    )
     if arguments.json:
-        print(json.dumps(to_json(placement) | ({"forecasts": forecasts} if arguments.study else {})))
+        print(
+            json.dumps(to_json(placement) | ({"forecasts": forecasts} if arguments.study else {}))
+        )
     else:
         _print(placement)
         for one in forecasts:
-            said = f"GPUs {one['why']}." if "why" in one else f"no forecast is possible ({one['refused']})."
+            said = (
+                f"GPUs {one['why']}."
+                if "why" in one
+                else f"no forecast is possible ({one['refused']})."
+            )
             console().print(f"By forecasts of {one['model']}: {said}", soft_wrap=True, markup=False)
     return 0
 
@@ -81,10 +99,24 @@ def by_forecasts(folder: Path, topology: Topology | None, count: int) -> list[di
         topology = topology_of(study, machine)
     else:
         machine = _machine_with(topology, study, calibration, machine)
-    placed = [(one, farthest(topology, one)) for one in subsets(calibration, topology, count, machine)]
-    several = [one.question.strategy for one in calibration.cells if one.timed and one.question.strategy != "none"]
+    placed = [
+        (one, farthest(topology, one)) for one in subsets(calibration, topology, count, machine)
+    ]
+    several = [
+        one.question.strategy
+        for one in calibration.cells
+        if one.timed and one.question.strategy != "none"
+    ]
     usual = [statistics.mode(several)] if several else None
-    found = options(calibration, placed, [{}], usual, None, len(machine_gpus(calibration, topology, machine)), machine)
+    found = options(
+        calibration,
+        placed,
+        [{}],
+        usual,
+        None,
+        len(machine_gpus(calibration, topology, machine)),
+        machine,
+    )
     known = KnownScores(calibration)
     said: list[dict[str, Any]] = []
     for workload, of_model in found.items():
@@ -95,15 +127,30 @@ def by_forecasts(folder: Path, topology: Topology | None, count: int) -> list[di
             continue
         gpus = [*advice.first.option.question.members]
         why = f"{','.join(map(str, gpus))} are {why_first(advice, len(calibration.cells))}"
-        said.append({"model": str(workload), "gpus": gpus, "images_per_second": advice.first.rate, "why": why})
+        said.append(
+            {
+                "model": str(workload),
+                "gpus": gpus,
+                "images_per_second": advice.first.rate,
+                "why": why,
+            }
+        )
     return said
 
 
 def _machine_with(topology: Topology, study: Study, calibration: Calibrated, usual: str) -> str:
     """Return the machine of a study that has a topology, the usual one first; it where no record has any. Raises ValueError."""
-    others = (one.question.machine for one in calibration.cells if one.timed and one.question.hosts == 1)
-    known = {one: own for one in dict.fromkeys([usual, *others]) if (own := topology_of(study, one))}
-    alike = [one for one, own in known.items() if (own.gpus, own.links) == (topology.gpus, topology.links)]
+    others = (
+        one.question.machine for one in calibration.cells if one.timed and one.question.hosts == 1
+    )
+    known = {
+        one: own for one in dict.fromkeys([usual, *others]) if (own := topology_of(study, one))
+    }
+    alike = [
+        one
+        for one, own in known.items()
+        if (own.gpus, own.links) == (topology.gpus, topology.links)
+    ]
     if known and not alike:
         raise ValueError(
             f"--study {study.folder}: was measured on a machine with other GPUs or links than this topology has"
@@ -130,18 +177,29 @@ def read_matrix(text: str, where: str) -> list[list[float]]:
     try:
         document = json.loads(text)
     except (ValueError, RecursionError):
-        raise UnreadableInput(f"{where}: not JSON; accepted is that of `python -m analysis p2p`, or a matrix") from None
+        raise UnreadableInput(
+            f"{where}: not JSON; accepted is that of `python -m analysis p2p`, or a matrix"
+        ) from None
     matrix = document if isinstance(document, list) else _find(document)
     if matrix is None:
-        raise UnreadableInput(f"{where}: no matrices.{_MATRIX}; accepted is the JSON of `python -m analysis p2p`")
+        raise UnreadableInput(
+            f"{where}: no matrices.{_MATRIX}; accepted is the JSON of `python -m analysis p2p`"
+        )
     size = len(matrix)
     if not size or not all(isinstance(row, list) and len(row) == size for row in matrix):
-        raise UnreadableInput(f"{where}: the matrix is not square; accepted are a row and a column for each GPU")
+        raise UnreadableInput(
+            f"{where}: the matrix is not square; accepted are a row and a column for each GPU"
+        )
     for a, row in enumerate(matrix):
         for b, cell in enumerate(row):
             if a != b and not (finite(cell) or 0.0) > 0:
-                raise UnreadableInput(f"{where}: GPU {a} to GPU {b} is {cell!r:.100}; accepted are GB/s above 0")
-    return [[float(cell) if a != b else 0.0 for b, cell in enumerate(row)] for a, row in enumerate(matrix)]
+                raise UnreadableInput(
+                    f"{where}: GPU {a} to GPU {b} is {cell!r:.100}; accepted are GB/s above 0"
+                )
+    return [
+        [float(cell) if a != b else 0.0 for b, cell in enumerate(row)]
+        for a, row in enumerate(matrix)
+    ]
 
 
 def _find(document: Any) -> Any:

@@ -12,8 +12,6 @@ from pathlib import Path
 
 from analysis.commands.predicted import forecasts, held_out, ladders
 from analysis.commands.predicted.notes import print_notes
-from analysis.findings.labels import of_unit
-from analysis.findings.study import Study, open_study
 from analysis.prediction.asked import (
     Subset,
     add_arguments,
@@ -33,6 +31,8 @@ from analysis.prediction.holdout import WAYS, KnownScores, hold_out
 from analysis.prediction.ladders import climb, read_ladder
 from analysis.prediction.links.network import FORM, read_network
 from analysis.prediction.scores import collective_errors
+from analysis.study.names import of_unit
+from analysis.study.study import Study, open_study
 
 _NUMBERS = "a number of GPUs needs --per-node too, such as --gpus 16 --per-node 8"
 _ALONE = f"--gpus {{0}} is GPU {{0}} alone; {_NUMBERS}"
@@ -41,13 +41,20 @@ _ALONE = f"--gpus {{0}} is GPU {{0}} alone; {_NUMBERS}"
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument(
-        "study", metavar="STUDY", nargs="+", help="the folder of a study; several are read as one; or files of ladders"
+        "study",
+        metavar="STUDY",
+        nargs="+",
+        help="the folder of a study; several are read as one; or files of ladders",
     )
     parser.add_argument(
-        "--gpus", metavar="LIST", help="ids of GPUs: 0,1,2,3 is one subset; with --per-node numbers of GPUs: 16,64,256"
+        "--gpus",
+        metavar="LIST",
+        help="ids of GPUs: 0,1,2,3 is one subset; with --per-node numbers of GPUs: 16,64,256",
     )
     parser.add_argument("--per-node", type=int, metavar="N", help="GPUs of a host")
-    parser.add_argument("--net", metavar="NET", help=f"the network between hosts that were not measured: {FORM}")
+    parser.add_argument(
+        "--net", metavar="NET", help=f"the network between hosts that were not measured: {FORM}"
+    )
     parser.add_argument("--nccl", metavar="SETTINGS", help="such as P2P_LEVEL=LOC,ALGO=Ring")
     add_arguments(parser)
     parser.add_argument("--holdout", choices=WAYS, help="forecast measured cells from the others")
@@ -61,7 +68,9 @@ def run(arguments: argparse.Namespace) -> int:
         _refuse_of_ladders(arguments)
         climbed = climb([read_ladder(Path(one)) for one in arguments.study])
         if not climbed:
-            raise ValueError(f"{arguments.study[0]}: a forecast needs three points of a ladder, the first on one host")
+            raise ValueError(
+                f"{arguments.study[0]}: a forecast needs three points of a ladder, the first on one host"
+            )
         if arguments.json:
             print(json.dumps(ladders.to_json(climbed)))
         else:
@@ -115,16 +124,26 @@ def _refuse(arguments: argparse.Namespace) -> None:
         raise ValueError(
             f"--net {arguments.net}: accepted together with --gpus and --per-node, such as --gpus 16,64 --per-node 8"
         )
-    asked = [one for one in ("gpus", "net", "nccl", "strategy", "batch", "gpu-spread") if _given(arguments, one)]
+    asked = [
+        one
+        for one in ("gpus", "net", "nccl", "strategy", "batch", "gpu-spread")
+        if _given(arguments, one)
+    ]
     if arguments.holdout and asked:
         raise ValueError(f"--holdout forecasts the study's own cells; --{asked[0]} asks for others")
 
 
 def _refuse_of_ladders(arguments: argparse.Namespace) -> None:
     """Refuse what asks for cells of a study. Raises ValueError."""
-    asked = [one for one in ("gpus", "nccl", "strategy", "batch", "gpu-spread", "holdout") if _given(arguments, one)]
+    asked = [
+        one
+        for one in ("gpus", "nccl", "strategy", "batch", "gpu-spread", "holdout")
+        if _given(arguments, one)
+    ]
     if asked:
-        raise ValueError(f"--{asked[0]} needs the folder of a study; {arguments.study[0]} is a file")
+        raise ValueError(
+            f"--{asked[0]} needs the folder of a study; {arguments.study[0]} is a file"
+        )
 
 
 def _given(arguments: argparse.Namespace, option: str) -> bool:
@@ -139,7 +158,9 @@ def _study(folders: Sequence[str]) -> Study:
     return Study.of(record for one in opened for record in (*one.records, *one.replaced))
 
 
-def _refuse_absent(text: str, subsets: Sequence[Subset], study: Study, calibration: Calibrated) -> None:
+def _refuse_absent(
+    text: str, subsets: Sequence[Subset], study: Study, calibration: Calibrated
+) -> None:
     """Refuse GPUs that the machine does not have, and say how one asks for a number of them. Raises ValueError."""
     try:
         refuse_absent(text, subsets, study, calibration)
@@ -147,7 +168,9 @@ def _refuse_absent(text: str, subsets: Sequence[Subset], study: Study, calibrati
         raise ValueError(f"{error}; {of_unit(_NUMBERS, calibration.unit)}") from None
 
 
-def _forecast(calibration: Calibrated, question: Question, known: KnownScores) -> tuple[Forecast | None, str]:
+def _forecast(
+    calibration: Calibrated, question: Question, known: KnownScores
+) -> tuple[Forecast | None, str]:
     try:
         return forecast(calibration, question, known.of(question)), ""
     except ValueError as error:

@@ -12,7 +12,7 @@ from rich.markup import escape
 from analysis.bundle.archive import bundle
 from analysis.bundle.stage import WrongStudy
 from analysis.console import console
-from analysis.findings.across.sides import Asked, studies_in
+from analysis.findings.between_studies import Asked, studies_in
 from analysis.report.build import examine, write
 from analysis.report.several.build import as_labelled, default_folder, examine_several
 from analysis.report.style import ON_PAGE, WIDTHS_IN
@@ -33,7 +33,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     text = "write one archive instead, with records, raw samples and report, that others can check (STUDY.bundle.zip)"
     parser.add_argument("--bundle", action="store_true", help=text)
-    text = "of figures: page (4.6 in), or a paper's one column (single, 3.3 in) or two (double, 7 in)"
+    text = (
+        "of figures: page (4.6 in), or a paper's one column (single, 3.3 in) or two (double, 7 in)"
+    )
     parser.add_argument("--width", choices=WIDTHS_IN, default=ON_PAGE, help=text)
     parser.add_argument("--json", action="store_true", help="print the findings as one JSON object")
 
@@ -45,8 +47,12 @@ def run(arguments: argparse.Namespace) -> int:
     asked = [Asked.of(text) for text in arguments.studies]
     if len(asked) > 1 or len(several := _studies(asked[0].folder)) > 1:
         told, sides = examine_several(asked, arguments.width)
-        index = write(told, arguments.output.resolve() if arguments.output else default_folder(asked))
-        beside: dict[str, Any] = {"sides": [{"name": one.name, "folder": str(one.folder)} for one in sides]}
+        index = write(
+            told, arguments.output.resolve() if arguments.output else default_folder(asked)
+        )
+        beside: dict[str, Any] = {
+            "sides": [{"name": one.name, "folder": str(one.folder)} for one in sides]
+        }
     else:
         folder = several[0] if several else asked[0].folder
         told, found = examine(folder, arguments.width)
@@ -55,7 +61,12 @@ def run(arguments: argparse.Namespace) -> int:
         index = write(told, arguments.output.resolve() if arguments.output else folder / "report")
         beside = {"findings": dataclasses.asdict(found)}
     if arguments.json:
-        said = {"report": str(index), "study": told.study, "finding": told.finding, "unsaid": told.unsaid}
+        said = {
+            "report": str(index),
+            "study": told.study,
+            "finding": told.finding,
+            "unsaid": told.unsaid,
+        }
         print(json.dumps(said | beside))
         return 0
     out = console()
@@ -87,8 +98,13 @@ def _bundle(arguments: argparse.Namespace) -> int:
     out = console()
     large = f"{size / 1e6:,.1f} MB" if size >= 1e6 else f"{size / 1e3:,.0f} kB"
     out.print(f"bundle: {escape(str(place))} ({large})", soft_wrap=True)
-    out.print(f"SHA-256: {digest} (publish it with the paper: it shows that the bundle is this one)", soft_wrap=True)
-    out.print(f"anyone can check it: python -m analysis verify {escape(place.name)}", soft_wrap=True)
+    out.print(
+        f"SHA-256: {digest} (publish it with the paper: it shows that the bundle is this one)",
+        soft_wrap=True,
+    )
+    out.print(
+        f"anyone can check it: python -m analysis verify {escape(place.name)}", soft_wrap=True
+    )
     return 0
 
 

@@ -12,13 +12,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from analysis.console import SafeConsole, console
-from analysis.findings.across.sides import studies_in
-from analysis.findings.runs import named
-from analysis.report.names import run_name, shared_name, short_names
+from analysis.findings.between_studies import studies_in
 from analysis.report.numbers import ABSENT
-from analysis.report.text import join_words
 from analysis.seconds.cell import SECONDS, named_in_order
 from analysis.seconds.study import CellCost, StudyCost, cost_of, sweep_parts
+from analysis.study.names import run_name, shared_name, short_names
+from analysis.study.study import named
+from analysis.text import join_words
 
 LEAST_NAME = 16  # characters of a column of names
 OF_HEADING = 12  # characters of a line of a heading, unless a word is longer
@@ -35,7 +35,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _HELP
-    parser.add_argument("study", metavar="STUDY", type=Path, help="the folder of a study: <output_dir>/<study>")
+    parser.add_argument(
+        "study", metavar="STUDY", type=Path, help="the folder of a study: <output_dir>/<study>"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -48,13 +50,17 @@ def run(arguments: argparse.Namespace) -> int:
     studies = studies_in(arguments.study)
     if len(studies) > 1:
         names = join_words([study.name for study in studies])
-        raise ValueError(f"{arguments.study}: holds {len(studies)} studies ({names}); accepted is one of them")
+        raise ValueError(
+            f"{arguments.study}: holds {len(studies)} studies ({names}); accepted is one of them"
+        )
     found = cost_of(studies[0])
     if arguments.json:
         print(json.dumps(found.to_json()))
         return 0
     out = console()
-    for benchmark in dict.fromkeys(named(one.record, "benchmark") for one in found.cells):  # each has phases of its own
+    for benchmark in dict.fromkeys(
+        named(one.record, "benchmark") for one in found.cells
+    ):  # each has phases of its own
         cells = [one for one in found.cells if named(one.record, "benchmark") == benchmark]
         if shared := shared_name(map(_name, cells)):
             out.print(f"every cell: {escape(shared)}")
@@ -74,8 +80,15 @@ def _cells(cells: Sequence[CellCost]) -> Rows:
     short = short_names(map(_name, cells))
     for one in cells:
         cost = one.seconds
-        name = short[_name(one)] + ("" if one.record.state == "finished" else f" ({one.record.state})")
-        values = [*(cost.parts.get(part) for part in parts), cost.metrics.get(SECONDS), cost.measuring, cost.ratio]
+        name = short[_name(one)] + (
+            "" if one.record.state == "finished" else f" ({one.record.state})"
+        )
+        values = [
+            *(cost.parts.get(part) for part in parts),
+            cost.metrics.get(SECONDS),
+            cost.measuring,
+            cost.ratio,
+        ]
         rows.append([name, *map(_text, [*values, *(one.beyond.get(part) for part in beyond)])])
     return rows
 
@@ -127,7 +140,11 @@ def _table(rows: Rows) -> Table:
     """Return a table whose first column is of words, and whose others are of numbers."""
     first, *others = rows[0]
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, GAP - 1, 0, 0))
-    table.add_column(escape(first), overflow="fold", min_width=min(LEAST_NAME, max(cell_len(row[0]) for row in rows)))
+    table.add_column(
+        escape(first),
+        overflow="fold",
+        min_width=min(LEAST_NAME, max(cell_len(row[0]) for row in rows)),
+    )
     for name in others:
         table.add_column(escape("\n".join(_lines(name))), justify="right", no_wrap=True)
     for row in rows[1:]:

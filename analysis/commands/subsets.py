@@ -20,10 +20,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         help="text of `nvidia-smi topo -m` or NCCL's topology XML; - is stdin; without a file: this machine",
     )
-    parser.add_argument("--size", type=int, metavar="K", help="only subsets of K GPUs (default: of two and more)")
-    parser.add_argument("--affinity", action="store_true", help="distinguish pairs on one NUMA node from pairs on two")
-    parser.add_argument("--nics", action="store_true", help="distinguish GPUs that have other links to the NICs")
-    parser.add_argument("--second-member", action="store_true", help="show another member of each class")
+    parser.add_argument(
+        "--size", type=int, metavar="K", help="only subsets of K GPUs (default: of two and more)"
+    )
+    parser.add_argument(
+        "--affinity",
+        action="store_true",
+        help="distinguish pairs on one NUMA node from pairs on two",
+    )
+    parser.add_argument(
+        "--nics", action="store_true", help="distinguish GPUs that have other links to the NICs"
+    )
+    parser.add_argument(
+        "--second-member", action="store_true", help="show another member of each class"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -35,14 +45,19 @@ def run(arguments: argparse.Namespace) -> int:
 
     def bandwidth(one: SubsetClass) -> SetBandwidth:
         places = [topology.gpus.index(gpu) for gpu in one.representative]
-        return wires.bandwidth(places, quick=len(topology.gpus) > EXACT_GPUS)  # of 16 GPUs there may be 2,000 classes
+        return wires.bandwidth(
+            places, quick=len(topology.gpus) > EXACT_GPUS
+        )  # of 16 GPUs there may be 2,000 classes
 
     if arguments.json:
         print(
             json.dumps(
                 {
                     "subsets": total,
-                    "classes": [one.to_json(arguments.second_member) | bandwidth(one).to_json() for one in found],
+                    "classes": [
+                        one.to_json(arguments.second_member) | bandwidth(one).to_json()
+                        for one in found
+                    ],
                 }
             )
         )
@@ -56,7 +71,11 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.second_member:
         table.add_column("second member")
     for one in found:
-        row = [str(one.size), describe_counts(one.links), bandwidth(one).describe() if one.size > 1 else ""]
+        row = [
+            str(one.size),
+            describe_counts(one.links),
+            bandwidth(one).describe() if one.size > 1 else "",
+        ]
         row += [str(one.members), ",".join(map(str, one.representative))]
         if arguments.second_member:
             row.append(",".join(map(str, one.second_member or ())) or "none")

@@ -22,8 +22,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="text of `nvidia-smi topo -m` or NCCL's topology XML; - is stdin; without a file: this machine",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--svg", metavar="OUT", type=Path, help="draw the machine into this SVG file")
-    parser.add_argument("--gpu-name", metavar="NAME", help="product name of the GPUs, for theoretical bandwidths")
+    parser.add_argument(
+        "--svg", metavar="OUT", type=Path, help="draw the machine into this SVG file"
+    )
+    parser.add_argument(
+        "--gpu-name", metavar="NAME", help="product name of the GPUs, for theoretical bandwidths"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -52,7 +56,9 @@ def _print(topology: Topology) -> None:
     for heading in ("", *map(_label, everything), "CPU affinity", "NUMA"):
         table.add_column(heading)
     for device in everything:
-        links = ["X" if other == device else topology.link_between(device, other) for other in everything]
+        links = [
+            "X" if other == device else topology.link_between(device, other) for other in everything
+        ]
         gpu = topology.gpu(device) if isinstance(device, int) else None
         affinity = (gpu.cpu_affinity or "", gpu.numa_affinity or "") if gpu else ("", "")
         table.add_row(_label(device), *links, *affinity)
@@ -70,7 +76,9 @@ def _print(topology: Topology) -> None:
         note += "" if is_known(word) else ", not a known link class"
         out.print(f"{word}: {pairs[word]} {'pair' if pairs[word] == 1 else 'pairs'} of GPUs{note}")
     out.print(
-        {True: "GPUs meet in NVSwitches", False: "no NVSwitch", None: "NVSwitch or direct NVLinks: not known"}[
-            topology.nvswitch
-        ]
+        {
+            True: "GPUs meet in NVSwitches",
+            False: "no NVSwitch",
+            None: "NVSwitch or direct NVLinks: not known",
+        }[topology.nvswitch]
     )

@@ -17,7 +17,14 @@ from analysis.trace.steps import within_steps
 from analysis.trace.summary import TraceSummary, summarize
 from benchmarks.record.own_files import write_named
 
-_RANK_HEADINGS: tuple[str, ...] = ("communication ms", "exposed ms", "overlapped ms", "wait ms", "compute ms", "idle %")
+_RANK_HEADINGS: tuple[str, ...] = (
+    "communication ms",
+    "exposed ms",
+    "overlapped ms",
+    "wait ms",
+    "compute ms",
+    "idle %",
+)
 _RANK_HEADINGS += ("gap µs", "step ms", "exposed ms/step", "… in gaps")
 _MEETING_HEADINGS = ("wait ms", "transfer ms", "average transfer µs", "median transfer µs")
 _NAME_SHOWN = 90  # characters of a kernel's name
@@ -40,20 +47,34 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _HELP
-    parser.add_argument("a", metavar="TRACE", help="file, folder with one file per rank, or FILE,FILE,…")
-    parser.add_argument("b", metavar="TRACE", nargs="?", help="a second trace, to compare with the first")
+    parser.add_argument(
+        "a", metavar="TRACE", help="file, folder with one file per rank, or FILE,FILE,…"
+    )
+    parser.add_argument(
+        "b", metavar="TRACE", nargs="?", help="a second trace, to compare with the first"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument(
-        "--within-steps", action="store_true", help="count only what belongs to a step, as a record does"
+        "--within-steps",
+        action="store_true",
+        help="count only what belongs to a step, as a record does",
     )
     parser.add_argument(
-        "--kernels", action="store_true", help="print nsys' tables cuda_gpu_kern_sum and cuda_gpu_mem_time_sum"
+        "--kernels",
+        action="store_true",
+        help="print nsys' tables cuda_gpu_kern_sum and cuda_gpu_mem_time_sum",
     )
     parser.add_argument(
-        "--svg", metavar="OUT", type=Path, help="draw one step into this file (.svg, or .pdf for papers)"
+        "--svg",
+        metavar="OUT",
+        type=Path,
+        help="draw one step into this file (.svg, or .pdf for papers)",
     )
     parser.add_argument(
-        "--step", metavar="N", type=int, help="number of the step to draw, from 0 (default: one of median time)"
+        "--step",
+        metavar="N",
+        type=int,
+        help="number of the step to draw, from 0 (default: one of median time)",
     )
 
 
@@ -75,7 +96,9 @@ def run(arguments: argparse.Namespace) -> int:
         drawing = draw_timeline(trace, choose_window(trace, arguments.step))
         as_pdf = arguments.svg.suffix == ".pdf"
         write_named(arguments.svg, timeline_pdf(drawing) if as_pdf else drawing.encode())
-    tables = {"kernels": kernel_rows(trace), "memory": memory_rows(trace)} if arguments.kernels else {}
+    tables = (
+        {"kernels": kernel_rows(trace), "memory": memory_rows(trace)} if arguments.kernels else {}
+    )
     if arguments.json:
         rows = {name: [asdict(row) for row in table] for name, table in tables.items()}
         print(json.dumps(summary.as_json() | rows))
@@ -106,34 +129,68 @@ def _compare(arguments: argparse.Namespace, first: TraceSummary) -> int:
     _print_changes(comparison, out)
     for name, summary in (("A", first), ("B", second)):
         _print_stragglers(summary, out, f"{name}: ")
-    for note in [*comparison.notes, *(f"A: {one}" for one in first.notes), *(f"B: {one}" for one in second.notes)]:
+    for note in [
+        *comparison.notes,
+        *(f"A: {one}" for one in first.notes),
+        *(f"B: {one}" for one in second.notes),
+    ]:
         out.print(f"[bold]note[/bold] {escape(note)}", soft_wrap=True)
     return 0
 
 
 def _print(summary: TraceSummary, out: SafeConsole) -> None:
     ranks = _table(f"ranks ({summary.source})", "rank", "ran on", *_RANK_HEADINGS)
-    calls = _table("collectives per rank", "rank", "collective", "calls", "average µs", "median µs", "total ms")
-    copies = _table("copies per rank", "rank", "copies", "calls", "bytes", "total ms", "GB/s", "exposed ms")
+    calls = _table(
+        "collectives per rank", "rank", "collective", "calls", "average µs", "median µs", "total ms"
+    )
+    copies = _table(
+        "copies per rank", "rank", "copies", "calls", "bytes", "total ms", "GB/s", "exposed ms"
+    )
     for one in summary.ranks:
         idle = None if one.gpu_idle_share is None else 100 * one.gpu_idle_share
         steps = one.steps
-        per_step = (steps.median_ms, steps.exposed_ms, steps.exposed_in_gaps_ms) if steps else (None, None, None)
-        times = _numbers(3, one.comm_ms, one.exposed_ms, one.overlapped_ms, one.wait_ms, one.compute_ms)
+        per_step = (
+            (steps.median_ms, steps.exposed_ms, steps.exposed_in_gaps_ms)
+            if steps
+            else (None, None, None)
+        )
+        times = _numbers(
+            3, one.comm_ms, one.exposed_ms, one.overlapped_ms, one.wait_ms, one.compute_ms
+        )
         device = "the host" if one.device is None else f"GPU {one.device}"
-        ranks.add_row(str(one.rank), device, *times, _number(idle, 1), _number(one.gap_us, 2), *_numbers(3, *per_step))
+        ranks.add_row(
+            str(one.rank),
+            device,
+            *times,
+            _number(idle, 1),
+            _number(one.gap_us, 2),
+            *_numbers(3, *per_step),
+        )
         for call in one.nccl:
             typical = _numbers(1, call.avg_us, call.median_us)
-            calls.add_row(str(one.rank), call.name, str(call.calls), *typical, _number(call.total_ms, 3))
+            calls.add_row(
+                str(one.rank), call.name, str(call.calls), *typical, _number(call.total_ms, 3)
+            )
         for copy in one.memcpy:
             size = "?" if copy.bytes is None else str(copy.bytes)
-            speed = (_number(copy.total_ms, 3), _number(copy.gb_per_s, 1), _number(copy.exposed_ms, 3))
+            speed = (
+                _number(copy.total_ms, 3),
+                _number(copy.gb_per_s, 1),
+                _number(copy.exposed_ms, 3),
+            )
             copies.add_row(str(one.rank), escape(copy.kind), str(copy.calls), size, *speed)
-    across = _table("across ranks (wait: average over ranks)", "collective", "matched", *_MEETING_HEADINGS)
+    across = _table(
+        "across ranks (wait: average over ranks)", "collective", "matched", *_MEETING_HEADINGS
+    )
     for meeting in summary.collectives:
         spent = _numbers(3, meeting.wait_ms, meeting.transfer_ms)
         typical = _numbers(1, meeting.transfer_avg_us, meeting.transfer_median_us)
-        across.add_row(escape(_title(meeting.name, meeting.communicator)), str(meeting.matched), *spent, *typical)
+        across.add_row(
+            escape(_title(meeting.name, meeting.communicator)),
+            str(meeting.matched),
+            *spent,
+            *typical,
+        )
     for table in (ranks, calls, across, copies):
         if table.row_count:
             out.print(table)
@@ -152,10 +209,25 @@ def _print_stragglers(summary: TraceSummary, out: SafeConsole, prefix: str = "")
 
 
 def _print_rows(title: str, rows: list[StatsRow], out: SafeConsole) -> None:
-    table = _table(f"{title} (ns)", "time %", "total", "instances", "average", "median", "min", "max", "deviation")
+    table = _table(
+        f"{title} (ns)",
+        "time %",
+        "total",
+        "instances",
+        "average",
+        "median",
+        "min",
+        "max",
+        "deviation",
+    )
     table.add_column("name", no_wrap=True)
     for row in rows:
-        counts = (f"{row.total_ns:,}", f"{row.instances:,}", f"{row.avg_ns:,.1f}", f"{row.median_ns:,.1f}")
+        counts = (
+            f"{row.total_ns:,}",
+            f"{row.instances:,}",
+            f"{row.avg_ns:,.1f}",
+            f"{row.median_ns:,.1f}",
+        )
         ends = (f"{row.min_ns:,}", f"{row.max_ns:,}", f"{row.stddev_ns:,.1f}")
         name = row.name if len(row.name) <= _NAME_SHOWN else row.name[: _NAME_SHOWN - 1] + "…"
         table.add_row(f"{row.share_percent:.1f}", *counts, *ends, escape(name))
@@ -167,10 +239,18 @@ def _print_changes(comparison: TraceDifference, out: SafeConsole) -> None:
     ranks = _table("ranks", "rank", "quantity", "A", "B", "B / A")
     for one in comparison.changes:
         if one.collective is None:
-            ranks.add_row(str(one.rank), one.quantity, *_numbers(3, one.a, one.b), _number(one.ratio, 2))
-    calls = _table("collectives per rank", "rank", "collective", "calls A", "calls B", *_pair("average µs"))
-    met = _table("across ranks", "collective", *_pair("average wait µs"), *_pair("average transfer µs"))
-    for rank, name, group in dict.fromkeys((one.rank, one.collective, one.communicator) for one in comparison.changes):
+            ranks.add_row(
+                str(one.rank), one.quantity, *_numbers(3, one.a, one.b), _number(one.ratio, 2)
+            )
+    calls = _table(
+        "collectives per rank", "rank", "collective", "calls A", "calls B", *_pair("average µs")
+    )
+    met = _table(
+        "across ranks", "collective", *_pair("average wait µs"), *_pair("average transfer µs")
+    )
+    for rank, name, group in dict.fromkeys(
+        (one.rank, one.collective, one.communicator) for one in comparison.changes
+    ):
         if name is None:
             continue
         found = {one.quantity: one for one in comparison.of(rank, name, group)}
@@ -178,7 +258,9 @@ def _print_changes(comparison: TraceDifference, out: SafeConsole) -> None:
         if rank is None:
             met.add_row(escape(_title(name, group)), *cells[1], *cells[2])
         else:
-            calls.add_row(str(rank), name, *_numbers(0, found["calls"].a, found["calls"].b), *cells[0])
+            calls.add_row(
+                str(rank), name, *_numbers(0, found["calls"].a, found["calls"].b), *cells[0]
+            )
     for table in (ranks, calls, met):
         if table.row_count:
             out.print(table)
@@ -189,7 +271,11 @@ def _pair(heading: str) -> tuple[str, str, str]:
 
 
 def _cells(change: Change | None) -> list[str]:
-    return ["?", "?", "?"] if change is None else [*_numbers(1, change.a, change.b), _number(change.ratio, 2)]
+    return (
+        ["?", "?", "?"]
+        if change is None
+        else [*_numbers(1, change.a, change.b), _number(change.ratio, 2)]
+    )
 
 
 def _table(title: str, *headings: str) -> Table:

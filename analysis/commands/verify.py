@@ -26,10 +26,20 @@ _SHOWN = 40
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("studies", metavar="STUDY", nargs="+", help="the folder of a study, or a bundle")
-    parser.add_argument("--pack", action="store_true", help="then pack the raw samples of a study that is right (.gz)")
     parser.add_argument(
-        "--mlflow", metavar="URI", nargs="?", const="", help="compare MLflow's runs too (default: OUTPUT_DIR/mlflow.db)"
+        "studies", metavar="STUDY", nargs="+", help="the folder of a study, or a bundle"
+    )
+    parser.add_argument(
+        "--pack",
+        action="store_true",
+        help="then pack the raw samples of a study that is right (.gz)",
+    )
+    parser.add_argument(
+        "--mlflow",
+        metavar="URI",
+        nargs="?",
+        const="",
+        help="compare MLflow's runs too (default: OUTPUT_DIR/mlflow.db)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -52,7 +62,11 @@ def run(arguments: argparse.Namespace) -> int:
     for study, result in results.items():
         if arguments.mlflow is not None:
             _compare_store(study, arguments.mlflow, result)
-    saved = {study: _pack(Path(study)) for study, result in results.items() if arguments.pack and result.right}
+    saved = {
+        study: _pack(Path(study))
+        for study, result in results.items()
+        if arguments.pack and result.right
+    }
     if arguments.json:
         several = [_as_json(study, result, saved.get(study)) for study, result in results.items()]
         print(json.dumps(several[0] if len(several) == 1 else {"studies": several}))
@@ -95,11 +109,16 @@ def _compare_store(study: str, uri: str, result: Verification) -> None:
         raise UnreadableInput(lines[-1].removeprefix("python -m launch compare: ")) from None
     result.values += told["values"]
     result.differences += [
-        Difference(one["record"], "MLflow", one["field"], one["stored"], one["recorded"]) for one in told["differences"]
+        Difference(one["record"], "MLflow", one["field"], one["stored"], one["recorded"])
+        for one in told["differences"]
     ]
-    result.differences += [Difference(one, "MLflow", "run", "there", "no record") for one in told["unknown"]]
+    result.differences += [
+        Difference(one, "MLflow", "run", "there", "no record") for one in told["unknown"]
+    ]
     if told["missing"]:
-        result.not_compared["MLflow has no run of the record (python -m launch sync writes it)"] += len(told["missing"])
+        result.not_compared[
+            "MLflow has no run of the record (python -m launch sync writes it)"
+        ] += len(told["missing"])
 
 
 def _pack(study: Path) -> int:
@@ -136,11 +155,19 @@ def _print(study: str, result: Verification, saved: int | None, pack: bool) -> N
     """Print the table of differences, what could not be checked, and the count."""
     out = console()
     if result.differences:
-        table = Table(title=f"{escape(study)} does not say what its samples say".strip(), title_justify="left")
+        table = Table(
+            title=f"{escape(study)} does not say what its samples say".strip(), title_justify="left"
+        )
         for name in ("record", "file", "field", "recorded", "recomputed"):
-            table.add_column(name, justify="right" if name in ("recorded", "recomputed") else "left")
+            table.add_column(
+                name, justify="right" if name in ("recorded", "recomputed") else "left"
+            )
         for one in result.differences[:_SHOWN]:
-            table.add_row(*map(escape, (one.record, one.file, one.field)), _text(one.recorded), _text(one.recomputed))
+            table.add_row(
+                *map(escape, (one.record, one.file, one.field)),
+                _text(one.recorded),
+                _text(one.recomputed),
+            )
         out.print(table)
         if len(result.differences) > _SHOWN:
             out.print(f"… {len(result.differences) - _SHOWN} more (--json has all)")
@@ -167,7 +194,11 @@ def _summary(result: Verification) -> str:
     """Return the last line: what was checked, what differs, and what nobody can check."""
     several = len({one.record for one in result.differences})
     said = f"{result.recomputed} of {_records(result.records)} recomputed, {result.values} values compared: "
-    said += f"{len(result.differences)} differ, in {_records(several)}" if result.differences else "0 differ"
+    said += (
+        f"{len(result.differences)} differ, in {_records(several)}"
+        if result.differences
+        else "0 differ"
+    )
     wrong = sum(one.wrong for one in result.omissions)
     left = len(result.omissions) - wrong
     said += f"; {_records(wrong)} damaged" if wrong else ""

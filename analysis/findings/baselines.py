@@ -14,13 +14,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from analysis.findings.labels import unit
-from analysis.findings.model import Efficiency, Member
-from analysis.findings.next_run.interval import of_median
-from analysis.findings.provenance import CONNECTIONS
-from analysis.findings.rates import IMAGES_PER_SECOND
-from analysis.findings.runs import Runs, between_runs, merged
-from analysis.findings.study import Study
+from analysis.study.estimates import Efficiency, Member
+from analysis.study.intervals import of_median
+from analysis.study.names import unit
+from analysis.study.provenance import CONNECTIONS
+from analysis.study.rates import IMAGES_PER_SECOND
+from analysis.study.study import Runs, Study, between_runs, merged
 from benchmarks.record import Record
 from conf.cell import Cell
 
@@ -54,10 +53,19 @@ class Baselines:
                 hosts[_condition_of_host(runs)][runs.cell.hosts[0]].append(runs)
             if runs.world_size == 1:
                 together[_condition(runs)][runs.gpus[0]].append(runs)
-        self._known = {key: {gpu: merged(one) for gpu, one in members.items()} for key, members in together.items()}
-        self._hosts = {key: {host: merged(one) for host, one in found.items()} for key, found in hosts.items()}
-        scatters = {kind: between_runs(members, IMAGES_PER_SECOND) for kind, members in alike.items()}
-        self._noise = {kind: noise for kind, (noise, freedom) in scatters.items() if freedom >= FEWEST_FREEDOM}
+        self._known = {
+            key: {gpu: merged(one) for gpu, one in members.items()}
+            for key, members in together.items()
+        }
+        self._hosts = {
+            key: {host: merged(one) for host, one in found.items()} for key, found in hosts.items()
+        }
+        scatters = {
+            kind: between_runs(members, IMAGES_PER_SECOND) for kind, members in alike.items()
+        }
+        self._noise = {
+            kind: noise for kind, (noise, freedom) in scatters.items() if freedom >= FEWEST_FREEDOM
+        }
         # A study may have thousands of records with equal baselines: what these give is computed once.
         self._members: dict[int, dict[Member, Runs]] = {}
         self._log_slowest: dict[tuple[object, ...], float] = {}
@@ -111,19 +119,31 @@ class Baselines:
         """
         one = self._study.single(record)
         ratio = clock_ratio(one, self.of(one).values())
-        return None if share is None or ratio is None else Efficiency(share * ratio, share.of, share.unit)
+        return (
+            None
+            if share is None or ratio is None
+            else Efficiency(share * ratio, share.of, share.unit)
+        )
 
     def facts(self, record: Record) -> dict[str, object]:
         """Return what the efficiency of a record rests on: ids of the records of its baselines, and the noise if it is known."""
         one = self._study.single(record)
-        ids = {str(gpu): [record.record_id for record in runs.records] for gpu, runs in self.of(one).items()}
-        hosts = {host: [record.record_id for record in runs.records] for host, runs in self.of_hosts(one).items()}
+        ids = {
+            str(gpu): [record.record_id for record in runs.records]
+            for gpu, runs in self.of(one).items()
+        }
+        hosts = {
+            host: [record.record_id for record in runs.records]
+            for host, runs in self.of_hosts(one).items()
+        }
         noise = self.noise(one)
         found: dict[str, object] = {BASELINES: ids, HOST_BASELINES: hosts, NOISE: noise}
         return {name: value for name, value in found.items() if value or name == BASELINES}
 
 
-def efficiency(log_rate: float, log_alone: float, cell: Cell, alone: Iterable[Member]) -> Efficiency:
+def efficiency(
+    log_rate: float, log_alone: float, cell: Cell, alone: Iterable[Member]
+) -> Efficiency:
     """Return rate ÷ (N × slowest alone), of the logarithms of both rates, and which members were measured alone."""
     return _marked(math.exp(log_rate - log_alone) * (1 / cell.world_size), cell, alone)
 
@@ -153,9 +173,15 @@ def log_slowest(members: Mapping[Member, Runs], noise: float | None) -> float:
     least, mean = min(rates), statistics.fmean(rates)
     if noise is None or len(rates) == 1:
         return least
-    errors = noise**2 * statistics.fmean(of_median(len(runs.values(IMAGES_PER_SECOND))) for runs in members.values())
+    errors = noise**2 * statistics.fmean(
+        of_median(len(runs.values(IMAGES_PER_SECOND))) for runs in members.values()
+    )
     variance = statistics.variance(rates)
-    return mean if variance <= DIFFER * errors else mean + math.sqrt(1 - DIFFER * errors / variance) * (least - mean)
+    return (
+        mean
+        if variance <= DIFFER * errors
+        else mean + math.sqrt(1 - DIFFER * errors / variance) * (least - mean)
+    )
 
 
 def _kind(runs: Runs) -> Any:
@@ -175,8 +201,12 @@ def clock_ratio(runs: Runs, alone: Iterable[Runs]) -> float | None:
 def _condition(runs: Runs) -> Any:
     """Return a key that is equal for a subset and its baselines."""
     follows = follows_from_gpus(runs)
-    asked = frozenset(item for item in runs.request.items() if not is_irrelevant_alone(item[0], follows))
-    around = frozenset(item for item in runs.provenance.items() if not is_irrelevant_alone(item[0], follows))
+    asked = frozenset(
+        item for item in runs.request.items() if not is_irrelevant_alone(item[0], follows)
+    )
+    around = frozenset(
+        item for item in runs.provenance.items() if not is_irrelevant_alone(item[0], follows)
+    )
     return asked, around
 
 
@@ -189,7 +219,8 @@ def _condition_of_host(runs: Runs) -> Any:
         return runs.cell.gpus, _condition(runs)
     left_out = (*follows_from_gpus(runs), CONNECTIONS)
     return runs.cell.gpus, *(
-        frozenset(item for item in one.items() if item[0] not in left_out) for one in (runs.request, runs.provenance)
+        frozenset(item for item in one.items() if item[0] not in left_out)
+        for one in (runs.request, runs.provenance)
     )
 
 

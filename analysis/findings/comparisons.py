@@ -2,7 +2,7 @@
 
 Two cells are compared if they belong to the same benchmark, do the same amount of work and differ in exactly one asked
 thing on the same GPUs. The test is on the logarithms of the benchmark's primary rate in whole runs, with the turns as blocks
-(analysis.statistics.turns); where no turns connect two cells it is Welch's, unpaired. All tests of a study are one family,
+(analysis.statistics.tests); where no turns connect two cells it is Welch's, unpaired. All tests of a study are one family,
 held at 5 % by Holm's method (1979).
 """
 
@@ -15,17 +15,15 @@ from itertools import combinations, pairwise
 import numpy as np
 from scipy.special import stdtr, stdtrit
 
-from analysis.findings import labels
-from analysis.findings.estimates import Draws, quantile
-from analysis.findings.model import Comparison, Estimate, Noise
-from analysis.findings.next_run.floors import FEWEST
-from analysis.findings.next_run.interval import LEVEL, WIDEST
-from analysis.findings.rates import Rate
-from analysis.findings.runs import Runs, between_runs
-from analysis.findings.strategy_options import chosen_options
-from analysis.findings.study import Study
-from analysis.statistics.holm import Flags, significant
-from analysis.statistics.turns import NO_TURN, TurnModel, fitted
+from analysis.findings.links import transport_of
+from analysis.statistics.tests import NO_TURN, Flags, TurnModel, fitted, significant
+from analysis.study import names as labels
+from analysis.study.draws import Draws, quantile
+from analysis.study.estimates import Comparison, Estimate, Noise, SettingEffect
+from analysis.study.intervals import LEVEL, WIDEST
+from analysis.study.noise_floor import FEWEST
+from analysis.study.rates import Rate
+from analysis.study.study import Runs, Study, between_runs, chosen_options, middle
 from benchmarks.record import Record
 
 POWER = 0.8  # a difference as large as `smallest` is seen in four studies of five
@@ -33,7 +31,17 @@ POWER = 0.8  # a difference as large as `smallest` is seen in four studies of fi
 MOST_VALUES = 8
 BATCH = ("batch_size", "global_batch_size")  # one follows from the other and the GPUs: one thing
 # Asked things that are no choice between equals, or that are compared in their own way.
-NOT_COMPARED = ("model.", "optimizer.", "profiler", "device", "strategy.", "nccl.", "server_gpus", "data", *BATCH)
+NOT_COMPARED = (
+    "model.",
+    "optimizer.",
+    "profiler",
+    "device",
+    "strategy.",
+    "nccl.",
+    "server_gpus",
+    "data",
+    *BATCH,
+)
 SINGLE = "a single run gives no verdict (repeats=5 does)"
 CHANCE = "its interval excludes 0, but among so many comparisons that can be chance"
 NO_SCATTER = 1e-9  # of a logarithm: what rounding leaves of none
@@ -80,18 +88,30 @@ def comparisons(study: Study) -> tuple[Comparison, ...]:
 
 
 def _comparison(
-    study: Study, pair: Pair, difference: float, half: float, smallest: float, tested: bool, seen: bool, in_turns: bool
+    study: Study,
+    pair: Pair,
+    difference: float,
+    half: float,
+    smallest: float,
+    tested: bool,
+    seen: bool,
+    in_turns: bool,
 ) -> Comparison:
     difference = min(max(difference, -WIDEST), WIDEST)
     estimate, least, verdict, why = Estimate(math.expm1(difference)), None, "", SINGLE
     if tested:
-        estimate = Estimate(estimate.value, math.expm1(difference - half), math.expm1(difference + half))
+        estimate = Estimate(
+            estimate.value, math.expm1(difference - half), math.expm1(difference + half)
+        )
         least = float(smallest)
         verdict = ("faster" if difference > 0 else "slower") if seen else "no difference seen"
         unpaired = "" if in_turns else SEPARATE if seen and _separate(pair) else UNPAIRED
         by_chance = CHANCE if not seen and 0 < half < abs(difference) else ""
         why = "; ".join(one for one in (by_chance, unpaired) if one)
-    first, second = (labels.side_label(study, runs, pair.differing, pair.asked) for runs in (pair.first, pair.second))
+    first, second = (
+        labels.side_label(study, runs, pair.differing, pair.asked)
+        for runs in (pair.first, pair.second)
+    )
     return Comparison(
         first=first,
         second=second,
@@ -111,7 +131,9 @@ def _comparison(
 
 def _separate(pair: Pair) -> bool:
     """Tell whether the runs of two cells were not interleaved."""
-    one, two = ([record.started_at for record in runs.records] for runs in (pair.first, pair.second))
+    one, two = (
+        [record.started_at for record in runs.records] for runs in (pair.first, pair.second)
+    )
     return max(one) < min(two) or max(two) < min(one)
 
 
@@ -124,10 +146,18 @@ def _tests(study: Study, found: Sequence[Pair]) -> Tests:
         by_family[family(pair.first)].append(at)
     for name, members in by_family.items():
         numbers, model = models[name]
-        sides = (np.array([numbers[id(side(found[at]))] for at in members]) for side in (_first, _second))
+        sides = (
+            np.array([numbers[id(side(found[at]))] for at in members]) for side in (_first, _second)
+        )
         made = model.contrasts(*sides)
-        difference[members], error[members], freedom[members] = made.difference, made.error, made.freedom
-    runs = np.array([min(len(pair.first.log_rates), len(pair.second.log_rates)) for pair in found], dtype=int)
+        difference[members], error[members], freedom[members] = (
+            made.difference,
+            made.error,
+            made.freedom,
+        )
+    runs = np.array(
+        [min(len(pair.first.log_rates), len(pair.second.log_rates)) for pair in found], dtype=int
+    )
     in_turns = np.isfinite(error) & (runs > 1)
     error[~in_turns] = math.nan
     for at in map(int, np.flatnonzero(~in_turns)):
@@ -173,7 +203,10 @@ def turn_models(study: Study) -> dict[Hashable, tuple[dict[int, int], TurnModel]
             for number, runs in enumerate(members)
             for record, value in zip(runs.rated_records, runs.log_rates, strict=True)
         ]
-        models[name] = {id(runs): number for number, runs in enumerate(members)}, fitted(*zip(*known, strict=True))
+        models[name] = (
+            {id(runs): number for number, runs in enumerate(members)},
+            fitted(*zip(*known, strict=True)),
+        )
     return models
 
 
@@ -190,7 +223,9 @@ def _turns(records: Iterable[Record]) -> dict[int, int]:
     number = 0
     for turns in sweeps.values():
         times = sorted(
-            (min(starts), max(starts)) for turn in turns.values() if (starts := [r.started_at for r in turn])
+            (min(starts), max(starts))
+            for turn in turns.values()
+            if (starts := [r.started_at for r in turn])
         )
         if any(last >= first for (_, last), (first, _) in pairwise(times)):
             continue
@@ -226,11 +261,17 @@ def pairs(study: Study) -> Iterator[Pair]:
     every = [name for name in study.varied if name.startswith("strategy.")]
     if "strategy.name" in study.varied:
         # Two strategies with the same options beside their defaults.
-        left_out = ("strategy.name", *(name for name in every if name != "strategy.name"), "server_gpus")
+        left_out = (
+            "strategy.name",
+            *(name for name in every if name != "strategy.name"),
+            "server_gpus",
+        )
         yield from _pairs(study, "strategy", left_out, lambda runs: chosen_options(runs.cell))
     for name in every:
         if name != "strategy.name":
-            yield from _pairs(study, name.removeprefix("strategy."), (name,), lambda runs: runs.strategy)
+            yield from _pairs(
+                study, name.removeprefix("strategy."), (name,), lambda runs: runs.strategy
+            )
     for first, *others in _presets(study, settings):
         asked = first.removeprefix("nccl.") + (f" and {len(others)} more" if others else "")
         yield from _pairs(study, asked, (first, *others))
@@ -253,7 +294,10 @@ def _presets(study: Study, settings: Sequence[str]) -> list[list[str]]:
 
 
 def _pairs(
-    study: Study, asked: str, left_out: Sequence[str], also: Callable[[Runs], Hashable] = lambda runs: None
+    study: Study,
+    asked: str,
+    left_out: Sequence[str],
+    also: Callable[[Runs], Hashable] = lambda runs: None,
 ) -> Iterator[Pair]:
     """Yield pairs of one benchmark that differ in the first of the names left out and are equal in all that is not left out."""
     name = left_out[0]
@@ -264,10 +308,16 @@ def _pairs(
         key = (runs.gpus, also(runs), *study.condition(runs, left_out))
         alike[key].setdefault(runs.request.get(name), runs)
     for condition, values in alike.items():
-        ordered = sorted(values.values(), key=lambda runs: (name in runs.request, runs.records[0].started_at))
+        ordered = sorted(
+            values.values(), key=lambda runs: (name in runs.request, runs.records[0].started_at)
+        )
         each = len(ordered) <= MOST_VALUES
-        for first, second in combinations(ordered, 2) if each else ((ordered[0], one) for one in ordered[1:]):
-            yield Pair(asked, tuple(left_out), first, second, (name, condition, 0 if each else id(second)))
+        for first, second in (
+            combinations(ordered, 2) if each else ((ordered[0], one) for one in ordered[1:])
+        ):
+            yield Pair(
+                asked, tuple(left_out), first, second, (name, condition, 0 if each else id(second))
+            )
 
 
 def noises(study: Study) -> tuple[Noise, ...]:
@@ -292,3 +342,53 @@ def _noise(study: Study, rate: Rate) -> Noise:
     floor = math.expm1(quantile(freedom) * math.sqrt(2) * deviation) if freedom >= FEWEST else None
     pairs_of_runs = sum(math.comb(len(runs.log_rates), 2) for runs in members)
     return Noise(floor, pairs_of_runs, change, deviation, freedom, rate.name)
+
+
+# What every NCCL setting changed, against the same cell in which it was left alone: the transport, the exchange, the rate.
+
+
+PREFIX = "nccl."  # of the names of settings in a key
+EXCHANGE = "comm/exchange_ms"
+
+
+def setting_effects(study: Study, compared: Sequence[Comparison]) -> tuple[SettingEffect, ...]:
+    """Return the effect of every setting that one of the compared cells has and the other one leaves alone."""
+    runs_of = {(runs.gpus, frozenset(runs.key.items())): runs for runs in study.rated}
+    found = []
+    for one in compared:
+        settings = [
+            name for name in one.differing if name.startswith(PREFIX) and name in one.second_key
+        ]
+        if not settings or any(name in one.first_key for name in one.differing):
+            continue
+        without, with_it = (
+            runs_of[one.gpus, frozenset(key.items())] for key in (one.first_key, one.second_key)
+        )
+        words = [labels.worded(name, one.second_key[name]) for name in settings]
+        found.append(
+            SettingEffect(
+                " ".join(words),
+                one,
+                (_transport(without), _transport(with_it)),
+                (middle(without.records, EXCHANGE), middle(with_it.records, EXCHANGE)),
+            )
+        )
+    return tuple(found)
+
+
+def _transport(runs: Runs) -> str:
+    """Return `P2P/CUMEM` or `SHM`: the transport without the links that it runs over or leaves unused."""
+    return (
+        (transport_of(runs) or "")
+        .partition(" over ")[0]
+        .partition(",")[0]
+        .removesuffix("/direct/direct")
+    )
+
+
+def unused_on_cpu_workers(study: Study) -> str:
+    """Return a sentence where cells of CPU workers were asked with different NCCL settings; else nothing."""
+    asked = {
+        tuple(sorted(one.cell.nccl.items())) for one in study.usable if one.cell.device == "cpu"
+    }
+    return "what NCCL settings change: CPU workers do not use NCCL" if len(asked) > 1 else ""

@@ -1,16 +1,23 @@
 """Everything that a study says, in one call: what the report prints."""
 
-from analysis.findings.communication.cells import communication, not_claimed
-from analysis.findings.communication.settings import setting_effects, unused_on_cpu_workers
-from analysis.findings.comparisons import comparisons, noises
-from analysis.findings.link_value import link_values, subset_links
-from analysis.findings.model import Findings
+from analysis.findings.communication import communication, not_claimed
+from analysis.findings.comparisons import (
+    comparisons,
+    noises,
+    setting_effects,
+    unused_on_cpu_workers,
+)
+from analysis.findings.links import (
+    link_values,
+    machine_links,
+    measured_beside,
+    subset_links,
+    wire_lines,
+)
 from analysis.findings.scaling import curves
-from analysis.findings.study import Study
 from analysis.findings.waterfall import waterfalls
-from analysis.findings.wires.beside import measured_beside
-from analysis.findings.wires.lines import wire_lines
-from analysis.findings.wires.measured import machine_links
+from analysis.study.estimates import Findings
+from analysis.study.study import Study
 
 
 def findings_of(study: Study) -> Findings:

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from analysis.findings import labels, provenance
 from analysis.findings.baselines import (
     DIFFER,
     Baselines,
@@ -18,12 +17,13 @@ from analysis.findings.baselines import (
     log_slowest,
 )
 from analysis.findings.control_cells import WITHOUT
-from analysis.findings.estimates import Draws, Sample, exponential, freedom, next_run, scaled
-from analysis.findings.labels import gpu_list, several, worded
-from analysis.findings.model import Curve, Estimate, Member, Point, Scaling, ScalingLaw
-from analysis.findings.next_run.interval import of_median
-from analysis.findings.runs import Runs
-from analysis.findings.study import Study
+from analysis.study import names as labels
+from analysis.study import provenance
+from analysis.study.draws import Draws, Sample, exponential, freedom, next_run, scaled
+from analysis.study.estimates import Curve, Estimate, Member, Point, Scaling, ScalingLaw
+from analysis.study.intervals import of_median
+from analysis.study.names import gpu_list, several, worded
+from analysis.study.study import Runs, Study
 from conf.cell import counted
 
 # A law is fitted where the curve has this many different numbers of GPUs, one GPU counted. Both laws go through N = 1; with
@@ -45,20 +45,41 @@ def curves(study: Study) -> Scaling:
         follows = follows_from_gpus(members[0])
         label = labels.label(study, members[0], follows)
         points = tuple(point(runs, baselines) for runs in sorted(members, key=_by_size))
-        spoken = f"strategy {label}" if label.split(" ")[0] == WITHOUT else label  # "none on gpus 0,1" is a riddle
+        spoken = (
+            f"strategy {label}" if label.split(" ")[0] == WITHOUT else label
+        )  # "none on gpus 0,1" is a riddle
         settings = len(study.distinguishing(members[0], follows))
         details = tuple(labels.parts(study, members[0], (*follows, *NAMES)))
-        found.append(Curve(label, "strong" if members[0].strong else "weak", points, fits(points), settings, details))
+        found.append(
+            Curve(
+                label,
+                "strong" if members[0].strong else "weak",
+                points,
+                fits(points),
+                settings,
+                details,
+            )
+        )
         together = [one for one in points if one.world_size > 1]
         bare = [one.gpus for one in together if one.efficiency is None]
         if bare:
-            without[_difference(study, bare[0], members[0])] += [f"{spoken} on {gpu_list(gpus)}" for gpus in bare]
-        partly += [f"{spoken} on {gpu_list(one.gpus)}" for one in together if one.efficiency and one.without_baseline]
+            without[_difference(study, bare[0], members[0])] += [
+                f"{spoken} on {gpu_list(gpus)}" for gpus in bare
+            ]
+        partly += [
+            f"{spoken} on {gpu_list(one.gpus)}"
+            for one in together
+            if one.efficiency and one.without_baseline
+        ]
     refusals = [f"{several(cells)}: no efficiency, because {why}" for why, cells in without.items()]
     if partly:
-        refusals.append(f"{several(partly)}: not every member was measured alone, and the others may be slower")
+        refusals.append(
+            f"{several(partly)}: not every member was measured alone, and the others may be slower"
+        )
     if len({curve.kind for curve in found}) > 1:
-        refusals.append("weak scaling (batch_size) and strong scaling (global_batch_size) are not compared")
+        refusals.append(
+            "weak scaling (batch_size) and strong scaling (global_batch_size) are not compared"
+        )
     return Scaling(tuple(found), (*refusals, *incomparable(study)))
 
 
@@ -89,7 +110,9 @@ def point(runs: Runs, baselines: Baselines) -> Point:
     value = efficiency(found.rate.value, found.slowest, runs.cell, found.alone)
     return replace(
         made,
-        baseline=exponential(next_run(found.slowest, found.slowest_draws, freedom(found.alone.values()))),
+        baseline=exponential(
+            next_run(found.slowest, found.slowest_draws, freedom(found.alone.values()))
+        ),
         slowest=min(found.alone, key=lambda gpu: found.alone[gpu].value),
         speedup=speedup,
         efficiency=replace(scaled(speedup, 1 / size), value=value),
@@ -101,7 +124,11 @@ def _of_hosts(runs: Runs, baselines: Baselines) -> Estimate | None:
     """Return rate ÷ (hosts × slowest host alone) of a cell on several hosts; None where one was not measured alone."""
     hosts = baselines.of_hosts(runs)
     found = _log_speedup(runs, hosts, baselines.noise(runs))
-    return scaled(exponential(next_run(found.value, found.draws, found.freedom)), 1 / len(hosts)) if found else None
+    return (
+        scaled(exponential(next_run(found.value, found.draws, found.freedom)), 1 / len(hosts))
+        if found
+        else None
+    )
 
 
 @dataclass(frozen=True)
@@ -136,7 +163,9 @@ def log_speedup(runs: Runs, baselines: Baselines) -> LogSpeedup | None:
     return _log_speedup(runs, members, baselines.noise(runs))
 
 
-def _log_speedup(runs: Runs, members: Mapping[Member, Runs], noise: float | None) -> LogSpeedup | None:
+def _log_speedup(
+    runs: Runs, members: Mapping[Member, Runs], noise: float | None
+) -> LogSpeedup | None:
     alone = {member: one.log_rate for member, one in members.items() if one.log_rate is not None}
     if runs.log_rate is None or not alone:
         return None
@@ -155,7 +184,9 @@ def _draws_of_slowest(members: Sequence[Sample], noise: float | None) -> Draws |
     of_rows = np.array([[1.0], [sum(of_median(member.runs) for member in members) / len(members)]])
     mean: Draws = np.mean(drawn, axis=0)
     with np.errstate(divide="ignore"):
-        kept = np.sqrt(np.clip(1 - DIFFER * noise**2 * of_rows / np.var(drawn, axis=0, ddof=1), 0, 1))
+        kept = np.sqrt(
+            np.clip(1 - DIFFER * noise**2 * of_rows / np.var(drawn, axis=0, ddof=1), 0, 1)
+        )
     found: Draws = mean + kept * (least - mean)
     return found
 
@@ -168,7 +199,9 @@ def fits(points: Sequence[Point]) -> tuple[ScalingLaw, ...]:
     """
     from scipy.optimize import nnls  # takes as long to import as the rest of a small study's report
 
-    known = np.array([(one.world_size, one.speedup.value) for one in points if one.speedup], dtype=float).reshape(-1, 2)
+    known = np.array(
+        [(one.world_size, one.speedup.value) for one in points if one.speedup], dtype=float
+    ).reshape(-1, 2)
     size, speedup = known.T
     different = len({*size, 1.0})
     fitted = []
@@ -194,7 +227,8 @@ def _difference(study: Study, gpus: Sequence[Member], runs: Runs) -> str:
         return [
             name
             for name in names
-            if not is_irrelevant_alone(name, follows_from_gpus(runs)) and runs.key.get(name) != other.key.get(name)
+            if not is_irrelevant_alone(name, follows_from_gpus(runs))
+            and runs.key.get(name) != other.key.get(name)
         ]
 
     nearest = min(alone, key=lambda other: (other.gpus[0] not in gpus, len(differing(other))))
@@ -204,11 +238,17 @@ def _difference(study: Study, gpus: Sequence[Member], runs: Runs) -> str:
         f"{_name(name)} ({_worded(study, nearest, name)}, not {_worded(study, runs, name)})"
         for name in differing(nearest)
     ]
-    return f"their cell on one GPU differs in {' and '.join(differences[:4]) or 'the kind of batch'}"
+    return (
+        f"their cell on one GPU differs in {' and '.join(differences[:4]) or 'the kind of batch'}"
+    )
 
 
 def _name(name: str) -> str:
-    return "the kind of batch" if name == "global_batch_size" else name.removesuffix(".name").removeprefix("nccl.")
+    return (
+        "the kind of batch"
+        if name == "global_batch_size"
+        else name.removesuffix(".name").removeprefix("nccl.")
+    )
 
 
 def _worded(study: Study, runs: Runs, name: str) -> str:
@@ -216,7 +256,11 @@ def _worded(study: Study, runs: Runs, name: str) -> str:
         return provenance.worded(runs.provenance.get(name))
     value = runs.request.get(name)
     if name == "global_batch_size":
-        return "weak scaling" if value is None else f"{value} {counted(one.cell for one in study.records)} per step"
+        return (
+            "weak scaling"
+            if value is None
+            else f"{value} {counted(one.cell for one in study.records)} per step"
+        )
     return "none" if value is None else worded(name, value)
 
 
@@ -229,7 +273,10 @@ def incomparable(study: Study) -> tuple[str, ...]:
     for members in by_request.values():
         first = members[0].provenance
         for other in members[1:]:
-            values = ((name, first.get(name), other.provenance.get(name)) for name in study.varied_provenance)
+            values = (
+                (name, first.get(name), other.provenance.get(name))
+                for name in study.varied_provenance
+            )
             named = tuple(
                 f"{name} ({provenance.worded(one)} and {provenance.worded(two)})"
                 for name, one, two in values

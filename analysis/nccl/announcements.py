@@ -36,10 +36,36 @@ _STRINGS = {"NCCL_ALGO", "NCCL_PROTO", "NCCL_SOCKET_IFNAME", "NCCL_LAUNCH_MODE"}
 
 # Variables whose effect shows in transports, channels or algorithms: only for these an equal log means "no effect".
 VISIBLE = {
-    *("NCCL_P2P_LEVEL", "NCCL_P2P_DISABLE", "NCCL_P2P_DIRECT_DISABLE", "NCCL_SHM_DISABLE", "NCCL_NVB_DISABLE"),
-    *("NCCL_ALGO", "NCCL_PROTO", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS", "NCCL_MIN_CTAS", "NCCL_MAX_CTAS"),
-    *("NCCL_NVLS_ENABLE", "NCCL_CUMEM_ENABLE", "NCCL_PXN_DISABLE", "NCCL_CROSS_NIC", "NCCL_NET", "NCCL_IB_DISABLE"),
-    *("NCCL_IB_HCA", "NCCL_NET_GDR_LEVEL", "NCCL_COLLNET_ENABLE", "NCCL_MNNVL_ENABLE", "NCCL_PAT_ENABLE"),
+    *(
+        "NCCL_P2P_LEVEL",
+        "NCCL_P2P_DISABLE",
+        "NCCL_P2P_DIRECT_DISABLE",
+        "NCCL_SHM_DISABLE",
+        "NCCL_NVB_DISABLE",
+    ),
+    *(
+        "NCCL_ALGO",
+        "NCCL_PROTO",
+        "NCCL_MIN_NCHANNELS",
+        "NCCL_MAX_NCHANNELS",
+        "NCCL_MIN_CTAS",
+        "NCCL_MAX_CTAS",
+    ),
+    *(
+        "NCCL_NVLS_ENABLE",
+        "NCCL_CUMEM_ENABLE",
+        "NCCL_PXN_DISABLE",
+        "NCCL_CROSS_NIC",
+        "NCCL_NET",
+        "NCCL_IB_DISABLE",
+    ),
+    *(
+        "NCCL_IB_HCA",
+        "NCCL_NET_GDR_LEVEL",
+        "NCCL_COLLNET_ENABLE",
+        "NCCL_MNNVL_ENABLE",
+        "NCCL_PAT_ENABLE",
+    ),
 }
 
 

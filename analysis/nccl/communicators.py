@@ -10,7 +10,16 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from analysis.nccl.events import ChannelCounts, CollNet, Connection, Event, LogProcess, Membership, RingLine, Trees
+from analysis.nccl.events import (
+    ChannelCounts,
+    CollNet,
+    Connection,
+    Event,
+    LogProcess,
+    Membership,
+    RingLine,
+    Trees,
+)
 
 Owned = Connection | CollNet | RingLine | Trees | ChannelCounts
 
@@ -81,7 +90,9 @@ class _Sorter:
         self._finder = _Finder()
         self._open: dict[LogProcess, list[Group]] = defaultdict(list)  # started and not complete
         self._completed: set[LogProcess] = set()  # processes that completed a communicator
-        self._waiting: dict[LogProcess, list[Owned]] = defaultdict(list)  # lines since the last membership line
+        self._waiting: dict[LogProcess, list[Owned]] = defaultdict(
+            list
+        )  # lines since the last membership line
         self._loose: list[Owned] = []
 
     def read_membership(self, event: Membership) -> None:
@@ -121,7 +132,9 @@ class _Sorter:
         known = {process for group in groups for process in group.members}
         result = Sorted(groups, [], 0, self._finder.confused)
         for item in loose:
-            fitting = [group for group in groups if _fits(group, item, self._kind, item.process in known)]
+            fitting = [
+                group for group in groups if _fits(group, item, self._kind, item.process in known)
+            ]
             if len(fitting) == 1:
                 fitting[0].events.append(item)
             elif fitting:

@@ -3,7 +3,13 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-CHANNELS = ("collective", "p2p", "nvls", "collnet", "p2p_per_peer")  # kinds of channels, in the order shown
+CHANNELS = (
+    "collective",
+    "p2p",
+    "nvls",
+    "collnet",
+    "p2p_per_peer",
+)  # kinds of channels, in the order shown
 
 
 class LogProcess(NamedTuple):

@@ -26,7 +26,9 @@ def connections_of(found: Sorted, largest: Group, notes: list[str]) -> list[Conn
     own = [event for event in largest.events if isinstance(event, Connection)]
     if largest.nranks is None:
         if _of_several_communicators(own):
-            notes.append("connections of several communicators, and no line says which belong together: none is used")
+            notes.append(
+                "connections of several communicators, and no line says which belong together: none is used"
+            )
             return []
         return own
     shared: dict[tuple[int, int], list[Connection]] = defaultdict(list)
@@ -48,7 +50,9 @@ def connections_of(found: Sorted, largest: Group, notes: list[str]) -> list[Conn
             f"{len(kept)} connection line(s) fit several communicators and agree on the transport: counted for the largest"
         )
     if dropped:
-        notes.append(f"{dropped} connection line(s) fit several communicators and differ in the transport: not used")
+        notes.append(
+            f"{dropped} connection line(s) fit several communicators and differ in the transport: not used"
+        )
     return own + kept
 
 
@@ -70,13 +74,19 @@ def transports_of(connections: list[Connection]) -> dict[str, tuple[str, ...]]:
     return {pair: tuple(sorted(words)) for pair, words in transports.items()}
 
 
-def nics_of(connections: Iterable[Connection], events: Iterable[Event]) -> dict[int, tuple[str, ...]]:
+def nics_of(
+    connections: Iterable[Connection], events: Iterable[Event]
+) -> dict[int, tuple[str, ...]]:
     """Return {rank: the network devices that its connections use}, sorted; `NET/IB/0` for one that no line names.
 
     Both ends of a connection announce it, each with a device of its own host.
     """
     # What is made of several devices is announced after these, and has the index that connections name.
-    named = {(one.process, one.network, one.index): one.name for one in events if isinstance(one, NetworkDevice)}
+    named = {
+        (one.process, one.network, one.index): one.name
+        for one in events
+        if isinstance(one, NetworkDevice)
+    }
     found: dict[int, set[str]] = defaultdict(set)
     for one in connections:
         if (words := re.match(r"NET/([^/]+)/(\d+)", one.transport)) and one.end is not None:
@@ -99,7 +109,9 @@ def rings_of(group: Group, notes: list[str]) -> dict[int, tuple[int, ...]]:
         if not isinstance(event, RingLine):
             continue
         size = group.nranks if group.nranks is not None else len(event.ranks)
-        whole = not event.cut and len(event.ranks) == size and sorted(event.ranks) == list(range(size))
+        whole = (
+            not event.cut and len(event.ranks) == size and sorted(event.ranks) == list(range(size))
+        )
         if whole and rings.setdefault(event.channel, event.ranks) == event.ranks:
             continue
         left_out += 1
@@ -139,17 +151,23 @@ def channels_of(group: Group, notes: list[str]) -> tuple[dict[str, int | None], 
                 stated[name].add(count)
     source = "summary" if stated else None
     if not stated:
-        stated["collective"] = {e.count for e in group.events if isinstance(e, RingLine) and e.count is not None}
+        stated["collective"] = {
+            e.count for e in group.events if isinstance(e, RingLine) and e.count is not None
+        }
         source = "rings" if stated["collective"] else None
     for name, values in stated.items():
         if len(values) > 1:
-            notes.append(f"ranks report different numbers of {name} channels: {', '.join(map(str, sorted(values)))}")
+            notes.append(
+                f"ranks report different numbers of {name} channels: {', '.join(map(str, sorted(values)))}"
+            )
         elif values:
             counts[name] = next(iter(values))
     return counts, source
 
 
-def devices_of(group: Group, kind: str | None = None, connections: Iterable[Connection] = ()) -> dict[int, RankGpu]:
+def devices_of(
+    group: Group, kind: str | None = None, connections: Iterable[Connection] = ()
+) -> dict[int, RankGpu]:
     """Return the GPU of each rank: from the communicator's own lines, else from the brackets of its `connections`.
 
     `kind` is that of `bracket_kind`; None: the brackets say nothing.

@@ -12,7 +12,9 @@ from analysis.nccl.messages import read_message
 # The last line of a torn pair arrives within a few lines; until then a line could be one rank's head, another's tail.
 _TORN_WINDOW = 8
 _PREFIX = re.compile(r"(\S+?):(\d+):\d+ (?:\[-?\d+\] )?(?:\S+:\d+ (?:\(\w*\) )?)?$")
-_VERSION_ROW = re.compile(r"(?:\[[^\]]*\] )?NCCL version (\d{1,4}(?:\.\d{1,4})+)\S*\+cuda(\d+\.\d+)\s*$")
+_VERSION_ROW = re.compile(
+    r"(?:\[[^\]]*\] )?NCCL version (\d{1,4}(?:\.\d{1,4})+)\S*\+cuda(\d+\.\d+)\s*$"
+)
 _SGR = re.compile(r"\x1b\[[0-9;]*m")
 
 

@@ -39,7 +39,10 @@ def parse_nccl_log(*texts: str, hosts: Sequence[str] = ()) -> NcclLog:
 
     `hosts` are those of the texts, where they are known: machines in containers may all have one name and one process id.
     """
-    read = [read_events(text, number, hosts[number] if hosts else "") for number, text in enumerate(texts)]
+    read = [
+        read_events(text, number, hosts[number] if hosts else "")
+        for number, text in enumerate(texts)
+    ]
     if not any(one.nccl for one in read):
         raise UnreadableInput(
             "no line from NCCL found; accepted are whole lines with 'NCCL INFO …', which a run with NCCL_DEBUG=INFO writes"
@@ -61,7 +64,10 @@ def parse_nccl_log(*texts: str, hosts: Sequence[str] = ()) -> NcclLog:
     channels, channels_from = channels_of(largest, notes)
     settings, conflicts, announced_by = _settings(events)
     multicast = _multicast(events, notes)
-    others = sorted((group for group in found.groups if group is not largest), key=lambda group: -(group.nranks or 0))
+    others = sorted(
+        (group for group in found.groups if group is not largest),
+        key=lambda group: -(group.nranks or 0),
+    )
     communicators = [Communicator(largest.name, nranks, devices_of(largest, kind, connections))]
     communicators += [Communicator(group.name, group.nranks, devices_of(group)) for group in others]
     return NcclLog(
@@ -93,16 +99,25 @@ def parse_nccl_log(*texts: str, hosts: Sequence[str] = ()) -> NcclLog:
     )
 
 
-def _note_newer_release(version: str | None, numbers: tuple[int, ...] | None, notes: list[str]) -> None:
+def _note_newer_release(
+    version: str | None, numbers: tuple[int, ...] | None, notes: list[str]
+) -> None:
     if numbers is not None and numbers[:2] > NEWEST:
         known = ".".join(map(str, NEWEST))
-        notes.append(f"NCCL {version} is newer than the newest release known here ({known}): its lines may differ")
+        notes.append(
+            f"NCCL {version} is newer than the newest release known here ({known}): its lines may differ"
+        )
 
 
 def _brackets(events: list[Event]) -> set[str]:
     """Return what stands in the brackets of `0[1a] -> 1[1b]`."""
     connections = [event for event in events if isinstance(event, Connection)]
-    return {bracket for one in connections for bracket in (one.source_bracket, one.target_bracket) if bracket}
+    return {
+        bracket
+        for one in connections
+        for bracket in (one.source_bracket, one.target_bracket)
+        if bracket
+    }
 
 
 def _size(group: Group) -> tuple[int, int]:
@@ -117,7 +132,11 @@ def _ranks_of(rings: dict[int, tuple[int, ...]]) -> int | None:
 
 
 def _multicast(events: list[Event], notes: list[str]) -> bool | None:
-    values = {event.value for event in events if isinstance(event, Statement) and event.kind == "multicast"}
+    values = {
+        event.value
+        for event in events
+        if isinstance(event, Statement) and event.kind == "multicast"
+    }
     if len(values) > 1:
         notes.append("ranks disagree on whether NVLS multicast is available")
     return values == {"yes"} if len(values) == 1 else None
@@ -135,7 +154,11 @@ def _reading_notes(read: list[LogEvents]) -> list[str]:
     for count, what in (
         (sum(one.damaged for one in read), "with NUL bytes, not used"),
         (sum(one.torn for one in read), "torn between ranks, not used"),
-        (len(unparsed), "of a known kind in an unknown form, not used; the first: " + "".join(unparsed[:1])[:120]),
+        (
+            len(unparsed),
+            "of a known kind in an unknown form, not used; the first: "
+            + "".join(unparsed[:1])[:120],
+        ),
     ):
         if count:
             notes.append(f"{count} line(s) {what}")
@@ -144,13 +167,17 @@ def _reading_notes(read: list[LogEvents]) -> list[str]:
 
 def _only(events: Iterable[Event], kind: str, notes: list[str], plural: str) -> str | None:
     """Return the value that all statements of a kind agree on, else None."""
-    values = sorted({event.value for event in events if isinstance(event, Statement) and event.kind == kind})
+    values = sorted(
+        {event.value for event in events if isinstance(event, Statement) and event.kind == kind}
+    )
     if len(values) > 1:
         notes.append(f"ranks report different {plural}: {', '.join(values)}")
     return values[0] if len(values) == 1 else None
 
 
-def _keep_known(events: list[Event], version: tuple[int, ...] | None, notes: list[str]) -> list[Event]:
+def _keep_known(
+    events: list[Event], version: tuple[int, ...] | None, notes: list[str]
+) -> list[Event]:
     """Drop connections with transports that no known release has, unless the release is newer."""
     strange = sorted({e.transport for e in events if isinstance(e, Connection) and not e.known})
     if not strange:
@@ -165,15 +192,21 @@ def _keep_known(events: list[Event], version: tuple[int, ...] | None, notes: lis
 def _grouping_notes(found: Sorted, largest: Group, notes: list[str]) -> None:
     if len(found.groups) > 1:
         sizes = Counter(g.nranks for g in found.groups if g is not largest)
-        others = ", ".join(f"{count} of {size} ranks" for size, count in sorted(sizes.items(), key=str))
-        notes.append(f"{len(found.groups)} communicators; this is the largest, the others: {others}")
+        others = ", ".join(
+            f"{count} of {size} ranks" for size, count in sorted(sizes.items(), key=str)
+        )
+        notes.append(
+            f"{len(found.groups)} communicators; this is the largest, the others: {others}"
+        )
     if found.confused:
         notes.append("communicators of equal size without a name: ranks and GPUs may be mixed up")
     if found.strange:
         notes.append(f"{found.strange} line(s) fit no communicator, not used")
 
 
-def _settings(events: list[Event]) -> tuple[dict[str, str], dict[str, tuple[str, ...]], dict[str, int]]:
+def _settings(
+    events: list[Event],
+) -> tuple[dict[str, str], dict[str, tuple[str, ...]], dict[str, int]]:
     values: dict[str, set[str]] = defaultdict(set)
     writers: dict[str, set[LogProcess]] = defaultdict(set)
     for event in events:
@@ -182,7 +215,9 @@ def _settings(events: list[Event]) -> tuple[dict[str, str], dict[str, tuple[str,
             if event.process.host:
                 writers[event.name].add(event.process)
     settings = {name: min(said) for name, said in sorted(values.items()) if len(said) == 1}
-    conflicts = {name: tuple(sorted(said)) for name, said in sorted(values.items()) if len(said) > 1}
+    conflicts = {
+        name: tuple(sorted(said)) for name, said in sorted(values.items()) if len(said) > 1
+    }
     return settings, conflicts, {name: len(who) for name, who in sorted(writers.items())}
 
 
@@ -211,7 +246,10 @@ def _choices(events: list[Event]) -> tuple[AlgorithmChoice, ...]:
         for event in events
         if isinstance(event, Tuning)
     )
-    ordered = sorted(counted.items(), key=lambda item: (item[0][0] or "", item[0][1], item[0][2:4], item[0][4] or 0))
+    ordered = sorted(
+        counted.items(),
+        key=lambda item: (item[0][0] or "", item[0][1], item[0][2:4], item[0][4] or 0),
+    )
     return tuple(AlgorithmChoice(*key, calls=calls) for key, calls in ordered)
 
 
@@ -222,7 +260,9 @@ def _name(word: str, names: tuple[str, ...]) -> str:
 
 
 def _distinct(events: list[Event], kind: str, notes: list[str]) -> tuple[str, ...]:
-    found = list(dict.fromkeys(e.value for e in events if isinstance(e, Statement) and e.kind == kind))
+    found = list(
+        dict.fromkeys(e.value for e in events if isinstance(e, Statement) and e.kind == kind)
+    )
     if len(found) > _KEPT:
         notes.append(f"{len(found)} distinct {kind}s, the first {_KEPT} kept")
     return tuple(found[:_KEPT])

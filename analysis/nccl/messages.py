@@ -30,16 +30,22 @@ _TREES_FULL = 1000
 
 _VERSION = re.compile(r"NCCL version (\d{1,4}(?:\.\d{1,4})+)[^+ ]*(?:\+cuda(\d+\.\d+))?")
 _END = r"(\d+)(?:\[([0-9a-f]+)\])?"
-_CONNECTION = re.compile(rf"(?:Channel|Ring) (\d+)(?:/\d+)? : {_END} -> {_END} (?:\[(send|receive)\] )?via (\S.*)")
+_CONNECTION = re.compile(
+    rf"(?:Channel|Ring) (\d+)(?:/\d+)? : {_END} -> {_END} (?:\[(send|receive)\] )?via (\S.*)"
+)
 _TRANSPORT = re.compile(
     r"P2P/(?:IPC|CUMEM|MNNVL|direct pointer|common device|indirect/\d+\[[0-9a-f]+\])(?:/read)?(?:/CE)?"
     r"|direct shared memory|SHM/(?:direct|CE)(?:/(?:direct|CE))?"
     r"|NET/[^/]+/\d+(?:\(\d+\))?(?:/GDRDMA(?:\(\w+\))?)?(?:/Shared)?"
 )
 _LIKE_TRANSPORT = re.compile(r"[A-Z0-9]{2,}/[\w()/-]+")  # a newer release's word
-_COLLNET = re.compile(r"Coll(?:Net)? (\d+)(?:/\d+)? : (\d+) \[(?:send|receive)\] via (COLLNET/[^/]+/\d+\S*)")
+_COLLNET = re.compile(
+    r"Coll(?:Net)? (\d+)(?:/\d+)? : (\d+) \[(?:send|receive)\] via (COLLNET/[^/]+/\d+\S*)"
+)
 _RING = re.compile(r"Channel (\d+)(?:/(\d+))? :((?: +\d+)+)(\.\.\.|\.\.|\.)? *")
-_NEIGHBOURS = re.compile(r"(?:Ring|Tree) \d+ : -?\d+ -> -?\d+ -> -?\d+(?:/-?\d+/-?\d+)?")  # said by rings and trees
+_NEIGHBOURS = re.compile(
+    r"(?:Ring|Tree) \d+ : -?\d+ -> -?\d+ -> -?\d+(?:/-?\d+/-?\d+)?"
+)  # said by rings and trees
 _TREE = re.compile(
     r" \[(\d+)\] (?:-?\d+/-?\d+/-?\d+->(-?\d+)->(-?\d+)(?:\|-?\d+->-?\d+->-?\d+/-?\d+/-?\d+)?"
     r"|(-?\d+)->(-?\d+)->-?\d+/-?\d+/-?\d+)"  # 2.4: parent, rank, children
@@ -94,7 +100,12 @@ def transport_word(text: str) -> str:
 def _channel(body: str, process: LogProcess) -> Events:
     """Read a line about connections, rings or trees."""
     stripped = body.rstrip()
-    readers: tuple[Callable[[str, LogProcess], Event | None], ...] = (_connection, _ring, _trees, _collnet)
+    readers: tuple[Callable[[str, LogProcess], Event | None], ...] = (
+        _connection,
+        _ring,
+        _trees,
+        _collnet,
+    )
     for read in readers:
         event = read(stripped, process)
         if event is not None:
@@ -167,7 +178,9 @@ def _channel_counts(body: str, process: LogProcess) -> Events:
         return None
     names = ("collective", "collnet", "nvls", "p2p", "p2p_per_peer")
     counts = zip(names, found.groups(), strict=True)
-    return [ChannelCounts(process, {name: int(count) for name, count in counts if count is not None})]
+    return [
+        ChannelCounts(process, {name: int(count) for name, count in counts if count is not None})
+    ]
 
 
 def _tuning(body: str, process: LogProcess) -> Events:
@@ -198,7 +211,9 @@ def _network_devices(body: str, process: LogProcess) -> Events:
     if found is None:
         return []
     return [
-        NetworkDevice(process, found[1], int(index), one or "+".join(re.findall(r"\] ?([^:\s]+):", joined)))
+        NetworkDevice(
+            process, found[1], int(index), one or "+".join(re.findall(r"\] ?([^:\s]+):", joined))
+        )
         for index, joined, one in _DEVICE.findall(found[2])
     ]
 

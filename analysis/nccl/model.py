@@ -81,7 +81,10 @@ class NcclLog:
         for choice in everything["algorithms"]:
             choice["bytes"] = choice.pop("size")
         first = ("version", "nranks", "transports", "channels", "settings", "warnings")
-        return {key: everything[key] for key in (*first, *(key for key in everything if key not in first))}
+        return {
+            key: everything[key]
+            for key in (*first, *(key for key in everything if key not in first))
+        }
 
 
 def version_numbers(version: str | None) -> tuple[int, ...] | None:

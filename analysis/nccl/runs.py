@@ -50,7 +50,9 @@ def of_one_run(events: list[Event], notes: list[str]) -> tuple[list[Event], set[
 
 def _announced(events: list[Event], run: LogRun) -> str:
     """Return the settings that a run announced, in words."""
-    of_run = (event for event in events if isinstance(event, Setting) and event.process in run.processes)
+    of_run = (
+        event for event in events if isinstance(event, Setting) and event.process in run.processes
+    )
     return " ".join(sorted({f"{event.name}={event.value}" for event in of_run})) or "nothing"
 
 

@@ -10,7 +10,10 @@ NET = "NET"  # the class of a link between hosts
 
 
 def pair_class(
-    pair: str, log: NcclLog, link_classes: Mapping[str, str] | None, gpus: Sequence[int | str] | None = None
+    pair: str,
+    log: NcclLog,
+    link_classes: Mapping[str, str] | None,
+    gpus: Sequence[int | str] | None = None,
 ) -> str | None:
     """Return the link class of the connection `a->b`; None if GPUs, host or class are not known.
 
@@ -19,10 +22,17 @@ def pair_class(
     """
     ranks = [int(rank) for rank in pair.split("->")]
     devices = [log.communicators[0].devices.get(rank) for rank in ranks]
-    places = [str(gpus[rank]) for rank in ranks] if gpus is not None and max(ranks) < len(gpus) else []
+    places = (
+        [str(gpus[rank]) for rank in ranks] if gpus is not None and max(ranks) < len(gpus) else []
+    )
     if places and ":" in places[0]:
-        return _between_members(places, [device.nvml if device else None for device in devices], link_classes or {})
-    if len({device.host for device in devices if device is not None and device.host is not None}) > 1:
+        return _between_members(
+            places, [device.nvml if device else None for device in devices], link_classes or {}
+        )
+    if (
+        len({device.host for device in devices if device is not None and device.host is not None})
+        > 1
+    ):
         return None  # link classes are those of one machine
     ids: list[int] = []
     for rank, device in zip(ranks, devices, strict=True):
@@ -35,11 +45,15 @@ def pair_class(
     return link_classes.get(f"{min(ids)}-{max(ids)}")
 
 
-def _between_members(places: Sequence[str], known: Sequence[int | None], link_classes: Mapping[str, str]) -> str | None:
+def _between_members(
+    places: Sequence[str], known: Sequence[int | None], link_classes: Mapping[str, str]
+) -> str | None:
     (host, _, first), (far, _, second) = (place.rpartition(":") for place in places)
     if host != far:
         return NET
-    ids = [int(gpu) if nvml is None else nvml for gpu, nvml in zip((first, second), known, strict=True)]
+    ids = [
+        int(gpu) if nvml is None else nvml for gpu, nvml in zip((first, second), known, strict=True)
+    ]
     return link_classes.get(f"{host}:{min(ids)}-{max(ids)}")
 
 

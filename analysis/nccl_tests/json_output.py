@@ -12,7 +12,9 @@ from analysis.errors import UnreadableInput
 from analysis.nccl_tests.run import PROGRAMS, Measured, Row, Run, nccl_version
 
 _ACCEPTED = "accepted is the JSON of nccl-tests (`-J file.json`): an object with `args`, `config` and `results`"
-_PROGRAM = re.compile("(" + "|".join(sorted(PROGRAMS, key=len, reverse=True)) + r")_perf(?:[_-]\w+)?(?:\.exe)?")
+_PROGRAM = re.compile(
+    "(" + "|".join(sorted(PROGRAMS, key=len, reverse=True)) + r")_perf(?:[_-]\w+)?(?:\.exe)?"
+)
 _SETTINGS = {
     "nthreads": "nThread", "ngpus": "nGpus", "minimum_bytes": "minBytes", "maximum_bytes": "maxBytes",
     "step_factor": "step", "step_bytes": "step", "warmup_iters": "warmup iters", "iterations": "iters",
@@ -75,15 +77,24 @@ def _run(whole: Any, line: int) -> Run:
     if not isinstance(whole, dict) or not {"results", "config"} & whole.keys():
         raise ValueError("no `results`")
     run = Run(line, digits=5e-7)
-    program = next((found for word in whole.get("args") or [] if (found := _PROGRAM.fullmatch(_base(word)))), None)
+    program = next(
+        (found for word in whole.get("args") or [] if (found := _PROGRAM.fullmatch(_base(word)))),
+        None,
+    )
     run.program = None if program is None else program[1]
-    run.nccl_version = nccl_version(int(whole["nccl_version"])) if whole.get("nccl_version") is not None else None
+    run.nccl_version = (
+        nccl_version(int(whole["nccl_version"])) if whole.get("nccl_version") is not None else None
+    )
     pairs = [str(word).partition("=") for word in whole.get("env") or []]
     run.environment = {
-        name: value for name, _, value in pairs if re.fullmatch(r"NCCL_[A-Z0-9_]+", name) and name not in _OF_IMAGES
+        name: value
+        for name, _, value in pairs
+        if re.fullmatch(r"NCCL_[A-Z0-9_]+", name) and name not in _OF_IMAGES
     }
     config = whole.get("config") or {}
-    run.settings = {name: whole_number(config[key]) for key, name in _SETTINGS.items() if key in config}
+    run.settings = {
+        name: whole_number(config[key]) for key, name in _SETTINGS.items() if key in config
+    }
     _devices(run, config.get("devices") or [])
     run.rows = [_row(one) for one in whole.get("results") or []]
     bounds = whole.get("out_of_bounds") or {}
@@ -109,7 +120,8 @@ def _devices(run: Run, devices: list[dict[str, Any]]) -> None:
     for (group, rank), one in zip(named, devices, strict=True):
         device: dict[str, Any] = {"rank": rank, "group": group}
         run.devices.append(
-            device | {name: one[key] for key, name in names.items() if isinstance(one.get(key), str | int)}
+            device
+            | {name: one[key] for key, name in names.items() if isinstance(one.get(key), str | int)}
         )
     firsts = set(named)
     if any((group, rank + 1) in firsts for group, rank in named):
@@ -119,7 +131,10 @@ def _devices(run: Run, devices: list[dict[str, Any]]) -> None:
 
 def _row(one: dict[str, Any]) -> Row:
     root, redop = whole_number(one["root"]), one.get("redop")
-    out, within = (_measured(one.get(name), one.get(f"{name}_per_iter")) for name in ("out_of_place", "in_place"))
+    out, within = (
+        _measured(one.get(name), one.get(f"{name}_per_iter"))
+        for name in ("out_of_place", "in_place")
+    )
     named = None if redop in (None, "", "none") else str(redop)
     return Row(
         whole_number(one["size"]),
@@ -136,8 +151,14 @@ def _measured(one: dict[str, Any] | None, iterations: dict[str, Any] | None) -> 
     if one is None:
         return None
     wrong = number(one.get("nwrong"))
-    time, algbw, busbw, cpu_time = (number(one.get(name)) for name in ("time", "alg_bw", "bus_bw", "cpu_time"))
-    kept = {name: _numbers(iterations[name]) for name in _ITERATION if name in iterations} if iterations else None
+    time, algbw, busbw, cpu_time = (
+        number(one.get(name)) for name in ("time", "alg_bw", "bus_bw", "cpu_time")
+    )
+    kept = (
+        {name: _numbers(iterations[name]) for name in _ITERATION if name in iterations}
+        if iterations
+        else None
+    )
     return Measured(time, algbw, busbw, None if wrong is None else int(wrong), None, cpu_time, kept)
 
 

@@ -56,7 +56,9 @@ def _triples(run: Run) -> Iterator[tuple[str, float, int, float, float]]:
         series.setdefault(tuple(kind), []).append((size, rate))
     for (placement, *_), points in series.items():
         ordered = sorted(points)
-        for (_, before), (size, rate), (_, after) in zip(ordered, ordered[1:], ordered[2:], strict=False):
+        for (_, before), (size, rate), (_, after) in zip(
+            ordered, ordered[1:], ordered[2:], strict=False
+        ):
             yield placement, before, size, rate, after
 
 
@@ -71,6 +73,16 @@ def _rates(run: Run) -> Rates:
 
 def _title(run: Run) -> tuple[Any, ...]:
     """Return what a table says of its request and its GPUs: equal for tables that nobody can tell apart."""
-    devices = tuple(str([device.get(what) for what in ("name", "host", "device", "bus_id")]) for device in run.devices)
+    devices = tuple(
+        str([device.get(what) for what in ("name", "host", "device", "bus_id")])
+        for device in run.devices
+    )
     options = tuple(run.settings.get(name) for name in CHANGING)
-    return run.collective, run.ranks, run.nccl_version, devices, tuple(sorted(run.environment.items())), options
+    return (
+        run.collective,
+        run.ranks,
+        run.nccl_version,
+        devices,
+        tuple(sorted(run.environment.items())),
+        options,
+    )

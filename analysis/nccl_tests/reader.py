@@ -17,7 +17,13 @@ def parse_nccl_tests(text: str, ranks: int | None = None) -> list[Run]:
     """
     is_json = text.lstrip().startswith("{")
     record = record_in(text) if is_json else None
-    runs = read_record(record) if record is not None else read_json(text) if is_json else read_tables(text)
+    runs = (
+        read_record(record)
+        if record is not None
+        else read_json(text)
+        if is_json
+        else read_tables(text)
+    )
     for run in runs:
         if ranks is not None:
             run.command_ranks = ranks

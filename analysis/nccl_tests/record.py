@@ -38,12 +38,18 @@ def _run(one: Mapping[str, Any], content: Mapping[str, Any]) -> Run:
     versions = (content.get("environment") or {}).get("versions") or {}
     run.nccl_version = str(versions["nccl"]) if versions.get("nccl") else None
     run.environment = {
-        str(name): str(value) for name, value in cell["nccl"].items() if re.fullmatch(r"NCCL_[A-Z0-9_]+", name)
+        str(name): str(value)
+        for name, value in cell["nccl"].items()
+        if re.fullmatch(r"NCCL_[A-Z0-9_]+", name)
     }
     gpus = cell["gpus"] * max(1, len(cell.get("hosts", ())))
     run.listed = [(0, rank) for rank in range(len(gpus))]
     run.devices = [
-        {"rank": place, "device": whole_number(gpu), **({"name": str(rank["name"])} if "name" in rank else {})}
+        {
+            "rank": place,
+            "device": whole_number(gpu),
+            **({"name": str(rank["name"])} if "name" in rank else {}),
+        }
         for place, (gpu, rank) in enumerate(zip(gpus, content["ranks"], strict=False))
     ]
     run.rows = [_row(row) for row in one["rows"]]
@@ -57,7 +63,13 @@ def _row(row: Mapping[str, Any]) -> Row:
     named = None if redop is None else str(redop)
     kind, count = str(row["dtype"]), whole_number(row["count"])
     return Row(
-        whole_number(row["bytes"]), count, kind, named, None if root is None else whole_number(root), out, within
+        whole_number(row["bytes"]),
+        count,
+        kind,
+        named,
+        None if root is None else whole_number(root),
+        out,
+        within,
     )
 
 
@@ -67,5 +79,11 @@ def _measured(one: Mapping[str, Any] | None) -> Measured | None:
     wrong = one.get("wrong")
     time, algbw, busbw = (number(one[name]) for name in ("time_us", "algbw", "busbw"))
     iterations = one.get("per_iteration")
-    kept = {name: number(iterations[name]) for name in _ITERATION if name in iterations} if iterations else None
-    return Measured(time, algbw, busbw, None if wrong is None else whole_number(wrong), per_iteration=kept)
+    kept = (
+        {name: number(iterations[name]) for name in _ITERATION if name in iterations}
+        if iterations
+        else None
+    )
+    return Measured(
+        time, algbw, busbw, None if wrong is None else whole_number(wrong), per_iteration=kept
+    )

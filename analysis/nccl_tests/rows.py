@@ -46,7 +46,9 @@ def read_header(text: str) -> TableHeader | None:
         if not groups or word not in _MEASURED or word in groups[-1]:
             return None
         groups[-1].append(word)
-    complete = all({"algbw", "busbw"} < set(group) and {"error", "#wrong"} & set(group) for group in groups)
+    complete = all(
+        {"algbw", "busbw"} < set(group) and {"error", "#wrong"} & set(group) for group in groups
+    )
     if len(groups) != 2 or not complete or groups[0] != groups[1]:
         return None
     return TableHeader("redop" in left, "root" in left, tuple(map(tuple, groups)), stamp)
@@ -85,7 +87,17 @@ def read_row(text: str, table: TableHeader, number: int, program: str | None) ->
             return None
         measured.append(one)
     named = None if redop == "none" else redop
-    return Row(size, count, dtype, named, None if root == -1 else root, measured[0], measured[1], stamp, number)
+    return Row(
+        size,
+        count,
+        dtype,
+        named,
+        None if root == -1 else root,
+        measured[0],
+        measured[1],
+        stamp,
+        number,
+    )
 
 
 def _figures(words: dict[str, str]) -> Measured | None:
@@ -101,9 +113,16 @@ def _figures(words: dict[str, str]) -> Measured | None:
     wrong = values.get("#wrong")
     if wrong is not None and not wrong.is_integer():
         return None
-    one = Measured(values.get("time"), values["algbw"], values["busbw"], None if wrong is None else int(wrong))
+    one = Measured(
+        values.get("time"), values["algbw"], values["busbw"], None if wrong is None else int(wrong)
+    )
     iterations = {key: values[name] for name, key in _ITERATION.items() if name in values}
-    return replace(one, error=values.get("error"), cputime_us=values.get("cputime"), per_iteration=iterations or None)
+    return replace(
+        one,
+        error=values.get("error"),
+        cputime_us=values.get("cputime"),
+        per_iteration=iterations or None,
+    )
 
 
 def _half(word: str) -> float:

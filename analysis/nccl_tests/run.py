@@ -31,7 +31,9 @@ class Measured:
 
     def as_json(self) -> dict[str, Any]:
         """Return the fields as JSON; CPU time and iterations only if the output has them."""
-        fields = {name: getattr(self, name) for name in ("time_us", "algbw", "busbw", "wrong", "error")}
+        fields = {
+            name: getattr(self, name) for name in ("time_us", "algbw", "busbw", "wrong", "error")
+        }
         more = {name: getattr(self, name) for name in ("cputime_us", "per_iteration")}
         return fields | {name: value for name, value in more.items() if value is not None}
 
@@ -58,7 +60,9 @@ class Row:
 
     def as_json(self) -> dict[str, Any]:
         """Return the row as JSON."""
-        whole: dict[str, Any] = {name: getattr(self, name) for name in ("bytes", "count", "dtype", "redop", "root")}
+        whole: dict[str, Any] = {
+            name: getattr(self, name) for name in ("bytes", "count", "dtype", "redop", "root")
+        }
         for name in ("out_of_place", "in_place"):
             one = getattr(self, name)
             whole[name] = None if one is None else one.as_json()
@@ -102,7 +106,10 @@ class Run:
         if factors is not None and factors[0] > 1:  # only all_reduce's factor exceeds 1
             return "all_reduce"
         # all_reduce, send_recv and broadcast count all bytes, reduce_scatter, gather and scatter those of one rank
-        if any(row.bytes > row.count * NCCL_TESTS_ELEMENT_BYTES.get(row.dtype, math.inf) > 0 for row in named):
+        if any(
+            row.bytes > row.count * NCCL_TESTS_ELEMENT_BYTES.get(row.dtype, math.inf) > 0
+            for row in named
+        ):
             return "reduce_scatter"
         rooted = [row for row in self.rows if row.root is not None and row.bytes]
         if (self.ranks or 0) > 1 and any(
@@ -135,7 +142,9 @@ class Run:
     @property
     def mean_busbw(self) -> float | None:
         """Average busbw over the rows found and both placements, unweighted, as nccl-tests does; None without rows."""
-        values = [one.busbw for row in self.rows for _, one in row.placements() if one.busbw is not None]
+        values = [
+            one.busbw for row in self.rows for _, one in row.placements() if one.busbw is not None
+        ]
         return sum(values) / len(values) if values else None
 
     @property
@@ -155,7 +164,8 @@ class Run:
                 if not one.algbw or one.busbw is None:
                     continue
                 half = [
-                    self.digits if value < 999 else max(self.digits, value * 1e-4) for value in (one.algbw, one.busbw)
+                    self.digits if value < 999 else max(self.digits, value * 1e-4)
+                    for value in (one.algbw, one.busbw)
                 ]
                 low = max(low, (one.busbw - half[1]) / (one.algbw + half[0]))
                 if one.algbw > half[0]:
@@ -189,7 +199,9 @@ class Run:
         return {
             "collective": self.collective,
             "ranks": self.ranks,
-            "implied_ranks": implied[0] if implied is not None and implied[0] == implied[1] else None,
+            "implied_ranks": implied[0]
+            if implied is not None and implied[0] == implied[1]
+            else None,
             "rows": [row.as_json() for row in self.rows],
             "avg_busbw": self.avg_busbw,
             "mean_busbw": None if mean is None else round(mean, 6),
@@ -227,9 +239,13 @@ def annotate(run: Run) -> None:
             "NCCL_TESTS_SPLIT), and their rows cannot be told apart"
         )
     if run.listed and ranks is None:
-        note("the list of ranks is cut or its groups differ in size: the number of ranks is not known")
+        note(
+            "the list of ranks is cut or its groups differ in size: the number of ranks is not known"
+        )
     if ranks is not None and ranks % run.of_a_process:
-        note(f"{ranks} ranks are listed, but one process has {run.of_a_process} GPUs: not a multiple")
+        note(
+            f"{ranks} ranks are listed, but one process has {run.of_a_process} GPUs: not a multiple"
+        )
     _annotate_ratio(run, ranks)
     mean = run.mean_busbw
     if mean is not None and run.avg_busbw is not None and run.rows_missing:
@@ -264,7 +280,11 @@ def _annotate_ratio(run: Run, ranks: int | None) -> None:
     if implied is None:
         return
     fewest, most = implied
-    outside = [(number, who) for number, who in stated if number < fewest or (most is not None and number > most)]
+    outside = [
+        (number, who)
+        for number, who in stated
+        if number < fewest or (most is not None and number > most)
+    ]
     if stated and not outside:
         return
     if fewest == most:
@@ -273,4 +293,6 @@ def _annotate_ratio(run: Run, ranks: int | None) -> None:
     else:
         meaning = f"busbw/algbw of {name} means {fewest} {'or more' if most is None else f'to {most}'} ranks"
     against = " and ".join(f"{who} {number}" for number, who in outside)
-    run.notes.append(f"{meaning}, although {against}" if against else f"{meaning}; the text lists no ranks")
+    run.notes.append(
+        f"{meaning}, although {against}" if against else f"{meaning}; the text lists no ranks"
+    )

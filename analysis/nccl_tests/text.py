@@ -15,13 +15,17 @@ _LONGEST_COMMAND = 8000  # characters
 _ACCEPTED = "accepted is nccl-tests' output: a line `# size count type … time algbw busbw …` and rows below it"
 
 # `[1,0]<stdout>:` and `[host@1,0]<stdout>: ` (mpirun --tag-output), `0: ` (srun --label)
-_TAG = re.compile(r"[ \t]*(?:\[[^\]\s]{0,200}?\d{1,10},(\d{1,7})\]<std(?:out|err)>:? ?|(\d{1,6}): )", re.ASCII)
+_TAG = re.compile(
+    r"[ \t]*(?:\[[^\]\s]{0,200}?\d{1,10},(\d{1,7})\]<std(?:out|err)>:? ?|(\d{1,6}): )", re.ASCII
+)
 _PROGRAM = "(" + "|".join(sorted(PROGRAMS, key=len, reverse=True)) + r")_perf(?:[_-]\w+)?"
 _STARTING = re.compile(rf"# Collective test starting: {_PROGRAM}\s*", re.ASCII)
 _COMMAND = re.compile(rf"(?:^|[\s/'\"]){_PROGRAM}(?=\s+-)", re.ASCII)
 _LAUNCHER = re.compile(r"(?:^|[\s/])(?:mpirun|mpiexec|srun|orterun|prterun)\s", re.ASCII)
 _PROCESSES = re.compile(r"\s(?:--?np|-n|--ntasks)[ =](\d{1,7})(?=\s)", re.ASCII)
-_VERSION = re.compile(r"# nccl-tests version (\S+) nccl-headers=\d+ nccl-library=(\d{1,9})\s*", re.ASCII)
+_VERSION = re.compile(
+    r"# nccl-tests version (\S+) nccl-headers=\d+ nccl-library=(\d{1,9})\s*", re.ASCII
+)
 _NCCL = re.compile(r"NCCL version (\d{1,4}(?:\.\d{1,4}){1,3})\S*\+cuda", re.ASCII)
 _SETTINGS = re.compile(
     r"(nThread|nGpus|minBytes|maxBytes|step|warmup iters|agg iters|iters|validation|graph|unalign):? (\d{1,18})",
@@ -32,9 +36,12 @@ _RANK = re.compile(
 )
 _BOUNDS = re.compile(r"# Out of bounds values\s*: (\d{1,18}) (?:OK|FAILED)\s*", re.ASCII)
 _AVERAGE = re.compile(
-    r"# Avg bus bandwidth\s*: (\d{1,19}(?:\.\d{1,10})?(?:e[+-]\d\d)?)(?: (?:OK|FAILED)?)?\s*", re.ASCII
+    r"# Avg bus bandwidth\s*: (\d{1,19}(?:\.\d{1,10})?(?:e[+-]\d\d)?)(?: (?:OK|FAILED)?)?\s*",
+    re.ASCII,
 )
-_FAILURE = re.compile(r"Test (?:NCCL |CUDA |CPU )?failure|# error: |: Test timeout |Out of memory", re.ASCII)
+_FAILURE = re.compile(
+    r"Test (?:NCCL |CUDA |CPU )?failure|# error: |: Test timeout |Out of memory", re.ASCII
+)
 
 
 class _Line(NamedTuple):
@@ -46,7 +53,9 @@ class _Line(NamedTuple):
 def read_tables(text: str) -> list[Run]:
     """Read every run of one text, in order, not yet annotated. Raises UnreadableInput if it holds no row."""
     lines = list(_lines(text))
-    heads = {line.tag for line in lines if line.tag is not None and read_header(line.text) is not None}
+    heads = {
+        line.tag for line in lines if line.tag is not None and read_header(line.text) is not None
+    }
     streams = [lines]
     if len(heads) > 1:  # several programs, one per process: each tag is a text of its own
         ordered = sorted(heads, key=lambda tag: (len(tag), tag))
@@ -74,7 +83,11 @@ def _lines(text: str) -> Iterator[_Line]:
     for number, row in enumerate(rows, 1):
         row = row.rstrip("\r")
         found = _TAG.match(row)
-        yield _Line(number, found[1] or found[2], row[found.end() :]) if found else _Line(number, None, row)
+        yield (
+            _Line(number, found[1] or found[2], row[found.end() :])
+            if found
+            else _Line(number, None, row)
+        )
 
 
 def _nothing(lines: Sequence[_Line], runs: Sequence[Run], reader: "_RunReader") -> str:
@@ -87,9 +100,7 @@ def _nothing(lines: Sequence[_Line], runs: Sequence[Run], reader: "_RunReader") 
         return f"{_ACCEPTED}; line {reader.headless[0]} looks like a row, but no header names its columns"
     if runs:
         failures = [f": {run.errors[0]}" for run in runs if run.errors]
-        return (
-            f"{_ACCEPTED}; a run starts in line {runs[-1].line}, but no row follows{failures[-1] if failures else ''}"
-        )
+        return f"{_ACCEPTED}; a run starts in line {runs[-1].line}, but no row follows{failures[-1] if failures else ''}"
     return f"{_ACCEPTED}; line 1 begins {lines[0].text[:60]!r}"
 
 
@@ -118,7 +129,9 @@ class _RunReader:
         self._close()
         if self.runs and self.headless:
             count, first = len(self.headless), self.headless[0]
-            self.runs[0].notes.append(f"{count} row(s) without a header left out, the first in line {first}")
+            self.runs[0].notes.append(
+                f"{count} row(s) without a header left out, the first in line {first}"
+            )
 
     def _line(self, number: int, text: str, body: str) -> None:
         marked = text.lstrip()
@@ -135,12 +148,16 @@ class _RunReader:
                 self.run.nccl_version = self.run.nccl_version or said[1]
         elif (columns := read_header(marked)) is not None:
             if self.table is not None and not self._done and self.run is not None:
-                self.run.notes.append(f"a second header in line {number}: several programs wrote into this text")
+                self.run.notes.append(
+                    f"a second header in line {number}: several programs wrote into this text"
+                )
             self._head(number)
             self.table = columns
         elif "Rank" in marked and marked.startswith("#  "):
             _rank(self._head(number, anew=self.table is not None), marked)
-        elif marked.startswith(("# nThread", "# nccl-tests version", "# Collective test starting", "# Using devices")):
+        elif marked.startswith(
+            ("# nThread", "# nccl-tests version", "# Collective test starting", "# Using devices")
+        ):
             listed = self.run is not None and bool(self.run.listed)
             _preamble(self._head(number, anew=self.table is not None or listed), marked)
         elif self.run is not None and self.table is not None:
@@ -170,7 +187,9 @@ class _RunReader:
     def _close(self) -> None:
         torn = self.torn[self._noted :]
         if self.run is not None and torn:
-            self.run.notes.append(f"{len(torn)} cut or torn row(s) left out, the first in line {torn[0]}")
+            self.run.notes.append(
+                f"{len(torn)} cut or torn row(s) left out, the first in line {torn[0]}"
+            )
         self._noted = len(self.torn)
 
 
@@ -192,7 +211,12 @@ def _rank(run: Run, text: str) -> None:
         return
     rank, group = int(found[1]), int(found[2] or 0)
     run.listed.append((group, rank))
-    device: dict[str, Any] = {"rank": rank, "group": group, "host": found[3], "device": int(found[4])}
+    device: dict[str, Any] = {
+        "rank": rank,
+        "group": group,
+        "host": found[3],
+        "device": int(found[4]),
+    }
     run.devices.append(device | {"bus_id": found[5], "name": found[6]})
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from analysis.findings.runs import request_of
+from analysis.study.study import request_of
 from benchmarks.record.metrics import metric as entry_of
 from conf.cell import Cell
 from conf.options import canonical
@@ -55,7 +55,9 @@ def asked(cell: Cell) -> dict[str, Any]:
         elif option:
             value = text  # of a file of the user's own
         if value not in ({}, [], ()):
-            found[of_option(name)] = value if isinstance(value, str | int | float) else canonical(value)
+            found[of_option(name)] = (
+                value if isinstance(value, str | int | float) else canonical(value)
+            )
     return found
 
 

@@ -3,14 +3,16 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from analysis.findings.model import Estimate
 from analysis.notebook.columns import as_kind, kind_of
 from analysis.report.tables import Table
+from analysis.study.estimates import Estimate
 
 if TYPE_CHECKING:
     import pandas as pd
 
-MISSING = "tables need pandas, which is not installed: pip install -e '.[notebook]' in Ringside's clone"
+MISSING = (
+    "tables need pandas, which is not installed: pip install -e '.[notebook]' in Ringside's clone"
+)
 ENDS = ("low", "high")
 NUMBER, INTEGER, TEXT = "float64", "Int64", "string"
 
@@ -37,7 +39,11 @@ def with_ends(column: str, value: float | Estimate | None) -> dict[str, float | 
     """Return a number and the ends of its 95 % interval: {column, column_low, column_high}; what is not known is None."""
     low, high = (value.low, value.high) if isinstance(value, Estimate) else (None, None)
     known = value.value if isinstance(value, Estimate) else value
-    return {column: None if known is None else float(known), f"{column}_low": low, f"{column}_high": high}
+    return {
+        column: None if known is None else float(known),
+        f"{column}_low": low,
+        f"{column}_high": high,
+    }
 
 
 def of_table(table: Table) -> "pd.DataFrame":
@@ -56,5 +62,7 @@ def of_table(table: Table) -> "pd.DataFrame":
             if column.bounded and not isinstance(value, str):
                 row |= with_ends(column.key, value)
             else:
-                row[column.key] = value.value if isinstance(value, Estimate) else None if value == "" else value
+                row[column.key] = (
+                    value.value if isinstance(value, Estimate) else None if value == "" else value
+                )
     return frame(rows, columns)

@@ -11,19 +11,16 @@ from datetime import datetime, timezone
 from typing import Any
 
 from analysis.findings.baselines import AT_EQUAL_CLOCKS, EFFICIENCY
-from analysis.findings.communication.exposed import EXPOSED, HIDDEN
-from analysis.findings.communication.several_records import SeveralRecords
-from analysis.findings.labels import BETWEEN, gpu_ids, gpu_list, label
-from analysis.findings.machines.hosts import hardware
-from analysis.findings.model import Efficiency, Findings
-from analysis.findings.next_run.floors import OF_SEVERAL_RECORDS, has_floor
-from analysis.findings.next_run.interval import names_of
-from analysis.findings.provenance import CONNECTIONS, PROVENANCE
-from analysis.findings.runs import Runs, merged
-from analysis.findings.study import Study
+from analysis.findings.communication import EXPOSED, HIDDEN
+from analysis.findings.record_values import SeveralRecords
 from analysis.notebook.columns import asked, of_metric
 from analysis.notebook.frames import INTEGER, NUMBER, TEXT, with_ends
-from analysis.report.names import run_name
+from analysis.study.estimates import Efficiency, Findings
+from analysis.study.intervals import names_of
+from analysis.study.names import BETWEEN, gpu_ids, gpu_list, label, run_name
+from analysis.study.noise_floor import OF_SEVERAL_RECORDS, has_floor
+from analysis.study.provenance import CONNECTIONS, PROVENANCE, hardware
+from analysis.study.study import Runs, Study, merged
 from benchmarks.record import VERDICTS, Record, finite, metrics
 
 IS_DRIFT = "the first cell once more at the end, which shows the drift"
@@ -49,9 +46,17 @@ class StudyRow:
 
 def columns(rows: Sequence[StudyRow]) -> dict[str, str]:
     """Return {column: its type where no value is known} of all rows, in their order."""
-    names = [name for part in ("head", "measured", "asked", "found") for row in rows for name in getattr(row, part)]
+    names = [
+        name
+        for part in ("head", "measured", "asked", "found")
+        for row in rows
+        for name in getattr(row, part)
+    ]
     numbers = {name for row in rows for name in row.measured}
-    return {name: INTEGER if name in INTEGERS else NUMBER if name in numbers else TEXT for name in dict.fromkeys(names)}
+    return {
+        name: INTEGER if name in INTEGERS else NUMBER if name in numbers else TEXT
+        for name in dict.fromkeys(names)
+    }
 
 
 def cell_rows(study: Study, findings: Findings) -> Iterator[StudyRow]:
@@ -64,7 +69,11 @@ def cell_rows(study: Study, findings: Findings) -> Iterator[StudyRow]:
         measured: dict[str, float | None] = {}
         for name, column in names.items():
             if name in OF_SEVERAL_RECORDS:
-                values = [value for record in runs.records if (value := several.values(record).get(name)) is not None]
+                values = [
+                    value
+                    for record in runs.records
+                    if (value := several.values(record).get(name)) is not None
+                ]
                 known = drawn.get((ids, name), statistics.median(values) if values else None)
                 measured |= with_ends(column, known) if name == EFFICIENCY else {column: known}
             else:
@@ -73,7 +82,10 @@ def cell_rows(study: Study, findings: Findings) -> Iterator[StudyRow]:
         yield StudyRow(head, measured, asked(runs.cell), found)
     for runs in _without_usable(study):
         yield StudyRow(
-            _head(study, runs, runs) | {"runs": 0} | _verdict(runs.records), {}, asked(runs.cell), _found(runs)
+            _head(study, runs, runs) | {"runs": 0} | _verdict(runs.records),
+            {},
+            asked(runs.cell),
+            _found(runs),
         )
 
 
@@ -97,9 +109,21 @@ def run_rows(study: Study) -> Iterator[StudyRow]:
                 measured |= _measured(single, name, column)
             if name in within:
                 inside = metrics.interval(name, record.within_run) or (None, None)
-                measured |= dict(zip((f"{column}_within_run_low", f"{column}_within_run_high"), inside, strict=True))
-        repeat = record.cell.repeat if record.cell.repeat >= 0 else None  # `run` names what is no repeat
-        head = _head(study, cell, single) | {"run": run_name(record), "repeat": repeat} | _verdict([record])
+                measured |= dict(
+                    zip(
+                        (f"{column}_within_run_low", f"{column}_within_run_high"),
+                        inside,
+                        strict=True,
+                    )
+                )
+        repeat = (
+            record.cell.repeat if record.cell.repeat >= 0 else None
+        )  # `run` names what is no repeat
+        head = (
+            _head(study, cell, single)
+            | {"run": run_name(record), "repeat": repeat}
+            | _verdict([record])
+        )
         why = left_out.get(id(record))
         head |= {"state": record.state, "counts": why is None, "left_out": why}
         when = {
@@ -115,15 +139,22 @@ def run_rows(study: Study) -> Iterator[StudyRow]:
 
 def every_record(study: Study) -> list[Record]:
     """Return the record of every run in order of their start, also of those that a later attempt replaced."""
-    return sorted([*study.records, *study.replaced], key=lambda one: (one.started_at, one.record_id))
+    return sorted(
+        [*study.records, *study.replaced], key=lambda one: (one.started_at, one.record_id)
+    )
 
 
 def metric_columns(study: Study) -> dict[str, str]:
     """Return {metric: column} of every metric that a study has, in the order of their table. No two have one column."""
-    every = {name for record in every_record(study) for name in record.metrics} | set(OF_SEVERAL_RECORDS)
+    every = {name for record in every_record(study) for name in record.metrics} | set(
+        OF_SEVERAL_RECORDS
+    )
     ends = {end for name in every for end in names_of(name)}  # which other columns have
     found: dict[str, str] = {}
-    taken = {name for record in every_record(study) for name in asked(record.cell)} | {*FIRST, *INTEGERS}
+    taken = {name for record in every_record(study) for name in asked(record.cell)} | {
+        *FIRST,
+        *INTEGERS,
+    }
     for name in sorted(every - ends, key=lambda name: (metrics.place(name), name)):
         column = of_metric(name)
         while column in taken:
@@ -147,8 +178,12 @@ def _verdict(records: Sequence[Record]) -> dict[str, Any]:
     """Return the worst verdict of some runs, and every code."""
     return {
         "verdict": max((record.validity.verdict for record in records), key=VERDICTS.index),
-        "codes": ", ".join(dict.fromkeys(code for record in records for code in record.validity.codes)),
-        "unchecked": ", ".join(dict.fromkeys(code for record in records for code in record.validity.unchecked)),
+        "codes": ", ".join(
+            dict.fromkeys(code for record in records for code in record.validity.codes)
+        ),
+        "unchecked": ", ".join(
+            dict.fromkeys(code for record in records for code in record.validity.unchecked)
+        ),
     }
 
 
@@ -169,13 +204,19 @@ def _of_cells(findings: Findings) -> dict[tuple[tuple[str, ...], str], Any]:
         if point.efficiency is not None:
             found[point.record_ids, WITHOUT] = gpu_ids(point.without_baseline)
     for one in findings.communication:
-        found[one.record_ids, EXPOSED], found[one.record_ids, HIDDEN] = one.exposed_ms, one.hidden_share
+        found[one.record_ids, EXPOSED], found[one.record_ids, HIDDEN] = (
+            one.exposed_ms,
+            one.hidden_share,
+        )
     return found
 
 
 def _found(runs: Runs) -> dict[str, Any]:
     """Return what was really used and where it ran: NCCL's transport, the machine, the software, variables from around."""
-    used = {name: _first(record.effective.get(name) for record in runs.records) for name in ("transport", "link_class")}
+    used = {
+        name: _first(record.effective.get(name) for record in runs.records)
+        for name in ("transport", "link_class")
+    }
     channels = _first(finite(record.effective.get("channels")) for record in runs.records)
     around = {
         name if name in PROVENANCE else f"inherited_{name}": value or None

@@ -5,14 +5,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from analysis.findings.examine import findings_of
-from analysis.findings.model import Findings
-from analysis.findings.study import Study
 from analysis.gc_pause import gc_paused
 from analysis.notebook.columns import of_option
 from analysis.notebook.frames import frame, of_table
 from analysis.notebook.rows import StudyRow, cell_rows, columns, every_record, run_rows
 from analysis.report.build import checked_study, report_of
 from analysis.report.page import Report
+from analysis.study.estimates import Findings
+from analysis.study.study import Study
 from benchmarks.record import Record
 
 if TYPE_CHECKING:
@@ -111,7 +111,11 @@ class OpenedStudy:
     @property
     def captions(self) -> dict[str, str]:
         """Return what each figure shows, by its name."""
-        return {picture.name: picture.caption for section in self.report.sections for picture in section.pictures}
+        return {
+            picture.name: picture.caption
+            for section in self.report.sections
+            for picture in section.pictures
+        }
 
     @property
     def tables(self) -> tuple[str, ...]:

@@ -48,15 +48,23 @@ def draw_heat_maps(
     count = max(len(matrices.ids[name]) for name in names)
     # A row for each kind of matrix: without and with peer access side by side.
     scales = {
-        unit: scale_of(matrices.entries[name] for name in names if unit_of(name) == unit) for unit in ("GB/s", "µs")
+        unit: scale_of(matrices.entries[name] for name in names if unit_of(name) == unit)
+        for unit in ("GB/s", "µs")
     }
-    rows = [row for kind in ("uni", "bi", "latency_gpu", "latency_cpu") if (row := _of(names, kind))]
+    rows = [
+        row for kind in ("uni", "bi", "latency_gpu", "latency_cpu") if (row := _of(names, kind))
+    ]
     columns = max(map(len, rows))
     left, right, below, above = _MARGINS
     side = max(_SQUARE * count, 2.6)  # a small matrix still has room for its title
     width, height = left + side + right, above + side + below
     with matplotlib.rc_context(
-        {"svg.hashsalt": "ringside", "svg.fonttype": "none", "pdf.fonttype": 42, "font.family": "sans-serif"}
+        {
+            "svg.hashsalt": "ringside",
+            "svg.fonttype": "none",
+            "pdf.fonttype": 42,
+            "font.family": "sans-serif",
+        }
     ):
         head = 1.2
         size = (columns * width, len(rows) * height + head)
@@ -65,16 +73,32 @@ def draw_heat_maps(
             for number, row in enumerate(rows):
                 for place, name in enumerate(row):
                     low = size[1] - head - (number + 1) * height + below
-                    box = ((place * width + left) / size[0], low / size[1], side / size[0], side / size[1])
+                    box = (
+                        (place * width + left) / size[0],
+                        low / size[1],
+                        side / size[0],
+                        side / size[1],
+                    )
                     _paint(figure.add_axes(box), matrices, name, topology, scales[unit_of(name)])
             lines = [title or _devices(matrices), "row: who copies; dark: better; grey: within one"]
-            lines += ["all maps in GB/s have one scale of colours, all in µs another"] if len(names) > 1 else []
+            lines += (
+                ["all maps in GB/s have one scale of colours, all in µs another"]
+                if len(names) > 1
+                else []
+            )
             lines += [f"P2P on: {words['enabled']}; off: {words['disabled']}"] if words else []
             for number, line in enumerate(lines):
                 style: dict[str, Any] = {"fontsize": 8, "color": _SOFT}
                 style = style if number else {"fontsize": 12, "color": _INK, "weight": "bold"}
                 y = 1 - (0.3 + 0.22 * number) / size[1]
-                figure.text(left / size[0], y, visible(line, kept=""), va="center", parse_math=False, **style)
+                figure.text(
+                    left / size[0],
+                    y,
+                    visible(line, kept=""),
+                    va="center",
+                    parse_math=False,
+                    **style,
+                )
             metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(
                 path.suffix.removeprefix(".") or "svg"
             )
@@ -103,11 +127,15 @@ def unit_of(name: str) -> str:
 
 def scale_of(matrices: Iterable[Mapping[tuple[D, D], float]]) -> tuple[float, float]:
     """Return the least and the greatest value between two GPUs: maps of one unit that stand side by side share their colours."""
-    between = [value for entries in matrices for (a, b), value in entries.items() if a != b and value > 0]
+    between = [
+        value for entries in matrices for (a, b), value in entries.items() if a != b and value > 0
+    ]
     return (min(between), max(between)) if between else (1.0, 1.0)
 
 
-def _paint(axes: Any, matrices: Matrices, name: str, topology: Topology | None, scale: tuple[float, float]) -> None:
+def _paint(
+    axes: Any, matrices: Matrices, name: str, topology: Topology | None, scale: tuple[float, float]
+) -> None:
     squares(axes, matrices.ids[name], matrices.entries[name], unit_of(name), topology, scale)
     axes.set_title(title_of(name), fontsize=10, color=_INK, loc="left", pad=18)
 
@@ -146,7 +174,13 @@ def squares(
             ink = _readable(fill)
             word = _link(topology, a, b)
             axes.text(
-                x + 0.5, y + (0.4 if word else 0.5), _number(value), ha="center", va="center", fontsize=8, color=ink
+                x + 0.5,
+                y + (0.4 if word else 0.5),
+                _number(value),
+                ha="center",
+                va="center",
+                fontsize=8,
+                color=ink,
             )
             if word:
                 axes.text(x + 0.5, y + 0.74, word, ha="center", va="center", fontsize=6, color=ink)
@@ -164,7 +198,11 @@ def title_of(name: str) -> str:
     """Return a matrix's title: `GPU latency, µs, P2P on, reads` for `latency_gpu_enabled_reads`."""
     words = name.split("_")
     state = "P2P on" if "enabled" in words else "P2P off"
-    what = f"{_NAMES[words[1]]} latency, µs" if words[0] == "latency" else f"{words[0].capitalize()}, GB/s"
+    what = (
+        f"{_NAMES[words[1]]} latency, µs"
+        if words[0] == "latency"
+        else f"{words[0].capitalize()}, GB/s"
+    )
     return f"{what}, {state}" + (", reads" if words[-1] == "reads" else "")
 
 
@@ -183,7 +221,10 @@ def _readable(fill: str) -> str:
     """Return black or white, whichever has the higher contrast by relative luminance (WCAG 2)."""
     from matplotlib.colors import to_rgb
 
-    linear = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in to_rgb(fill))
+    linear = (
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4
+        for part in to_rgb(fill)
+    )
     red, green, blue = linear
     luminance = 0.2126 * red + 0.7152 * green + 0.0722 * blue
     return "#000000" if (luminance + 0.05) / 0.05 > 1.05 / (luminance + 0.05) else "#ffffff"
@@ -191,7 +232,9 @@ def _readable(fill: str) -> str:
 
 def _number(value: float) -> str:
     """Write a number with at least three significant digits: 392, 38.6, 2.31."""
-    return f"{value:.0f}" if value >= 99.95 else f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
+    return (
+        f"{value:.0f}" if value >= 99.95 else f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
+    )
 
 
 def _link(topology: Topology | None, a: Device, b: Device) -> str:

@@ -28,12 +28,14 @@ _ROW_OF_BITS = re.compile(r"\s*(\d{1,4})((?:\s+[01])+)\s*", re.ASCII)
 _ROW_HEAD = re.compile(r"\s*(\d{1,4})\s+\d{1,15}(?:\.\d|\s)", re.ASCII)
 # a piece of a torn title or column line: the rows after it may belong to any matrix
 _PIECE = re.compile(
-    r"directional|P2P=|Bandwidth|Latency|Matrix|D\\D|(?:^|\s)[GC]PU(?:\s|$)|^\S{0,3}(?:\s+\d{1,4})+$", re.ASCII
+    r"directional|P2P=|Bandwidth|Latency|Matrix|D\\D|(?:^|\s)[GC]PU(?:\s|$)|^\S{0,3}(?:\s+\d{1,4})+$",
+    re.ASCII,
 )
 _BANNER = re.compile(r"\s*\[P2P \(Peer-to-Peer\) GPU Bandwidth Latency Test\]\s*")
 _HEX = r"([0-9a-fA-F]{1,8})"
 _DEVICE = re.compile(
-    rf"\s*Device: (\d{{1,4}}), (.+), pciBusID: {_HEX}, pciDeviceID: {_HEX}, pciDomainID: ?{_HEX}\s*", re.ASCII
+    rf"\s*Device: (\d{{1,4}}), (.+), pciBusID: {_HEX}, pciDeviceID: {_HEX}, pciDomainID: ?{_HEX}\s*",
+    re.ASCII,
 )
 _WORKER = re.compile(r"CPU worker \d{1,4}\s*", re.ASCII)
 _ACCESS = re.compile(r"\s*Device=(\d{1,4}) (CAN|CANNOT) Access Peer Device=(\d{1,4})\s*", re.ASCII)
@@ -64,7 +66,9 @@ class Matrices:
     def as_json(self) -> dict[str, Any]:
         """Return the object of `python -m analysis p2p --json`: square matrices over their columns, null for a missing entry."""
         ids = sorted({*self.devices, *(one for columns in self.ids.values() for one in columns)})
-        named = [{"id": one, "name": None, "bus_id": None} | self.devices.get(one, {}) for one in ids]
+        named = [
+            {"id": one, "name": None, "bus_id": None} | self.devices.get(one, {}) for one in ids
+        ]
         access: dict[str, bool] = {}
         for a, b in self.access:
             if a < b or (b, a) not in self.access:
@@ -101,7 +105,9 @@ class _MatrixReader:
 
     def __init__(self) -> None:
         self.runs: list[Matrices] = []
-        self._title: tuple[str, str] | None = None  # "bandwidth" or "latency", and what the title says of the name
+        self._title: tuple[str, str] | None = (
+            None  # "bandwidth" or "latency", and what the title says of the name
+        )
         self._name: str | None = None  # the matrix whose rows follow; "" is the connectivity
         self._columns: tuple[int, ...] = ()
         self._titled: set[str] = set()  # titles of this run
@@ -162,7 +168,9 @@ class _MatrixReader:
         if len(set(columns)) != len(columns) or columns != (self._common or columns):
             return
         run, self._name = self._run(number), None
-        name = {"access": "", "bandwidth": rest}.get(kind, f"latency_{'cpu' if word == 'CPU' else 'gpu'}_{rest}")
+        name = {"access": "", "bandwidth": rest}.get(
+            kind, f"latency_{'cpu' if word == 'CPU' else 'gpu'}_{rest}"
+        )
         if name in run.ids:
             run.notes.append(f"line {number}: a matrix without its own title, left out")
             return
@@ -252,4 +260,8 @@ def _not_printed(run: Matrices, workers: bool) -> list[str]:
     if any(name.endswith("_reads") for name in run.ids):
         wanted += ["unidirectional_enabled_reads", "latency_gpu_enabled_reads"]
         wanted += ["latency_cpu_enabled_reads"] if "latency_cpu_disabled" in run.ids else []
-    return [name for name in wanted if name not in run.ids and not (workers and name.startswith("latency_gpu"))]
+    return [
+        name
+        for name in wanted
+        if name not in run.ids and not (workers and name.startswith("latency_gpu"))
+    ]

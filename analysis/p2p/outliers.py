@@ -35,7 +35,9 @@ def outliers(matrices: Matrices, topology: Topology | None = None) -> list[str]:
     ]
 
 
-def _of_matrix(name: str, entries: Mapping[Pair, float], topology: Topology | None) -> Iterator[str]:
+def _of_matrix(
+    name: str, entries: Mapping[Pair, float], topology: Topology | None
+) -> Iterator[str]:
     logs = {(a, b): math.log(value) for (a, b), value in entries.items() if a != b and value > 0}
     if len({a for a, _ in logs}) < FEWEST_GPUS:
         return
@@ -51,7 +53,9 @@ def _of_matrix(name: str, entries: Mapping[Pair, float], topology: Topology | No
             yield f"{name}, {word} {gpu}: {what} are {far_off} than the others, whose median is {usual:.4g} {unit}"
             rest |= {pair: rest[pair] - off for pair in pairs}
     limit = max(math.log1p(LATENCY if is_latency else PAIR), DEVIATIONS * _scatter(rest.values()))
-    far = sorted((pair for pair in rest if abs(rest[pair]) > limit), key=lambda pair: -abs(rest[pair]))
+    far = sorted(
+        (pair for pair in rest if abs(rest[pair]) > limit), key=lambda pair: -abs(rest[pair])
+    )
     for a, b in far[:MOST_PAIRS]:
         usual = math.exp(logs[a, b] - rest[a, b])
         far_off = _far_off([rest[a, b]], is_latency)
@@ -112,7 +116,11 @@ def _level(logs: Logs) -> Callable[[Pair], object]:
         if not levels or best[pair] - best[levels[-1][-1]] > math.log(LEVELS_APART):
             levels.append([])
         levels[-1].append(pair)
-    real = [number for number, level in enumerate(levels) if not set.intersection(*({*pair} for pair in level))]
+    real = [
+        number
+        for number, level in enumerate(levels)
+        if not set.intersection(*({*pair} for pair in level))
+    ]
     of = {
         pair: min(real, key=lambda one: abs(one - number), default=0)
         for number, level in enumerate(levels)

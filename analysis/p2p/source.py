@@ -38,7 +38,9 @@ def read_p2p(text: str) -> P2p:
         medians = matrices_of(table, table["matrices"])
         repeats = max((len(squares) for squares in table["samples"].values()), default=0)
         samples = [
-            matrices_of(table, {name: squares[number] for name, squares in table["samples"].items()})
+            matrices_of(
+                table, {name: squares[number] for name, squares in table["samples"].items()}
+            )
             for number in range(repeats)
         ]
         words = {str(state): str(word) for state, word in table["words"].items()}
@@ -64,7 +66,10 @@ def matrices_of(table: Mapping[str, Any], squares: Mapping[str, Any]) -> Matrice
     ids = tuple(int(device["id"]) for device in table["devices"])
     for device in table["devices"]:
         if device["name"]:
-            found.devices[int(device["id"])] = {"name": str(device["name"]), "bus_id": str(device["bus_id"])}
+            found.devices[int(device["id"])] = {
+                "name": str(device["name"]),
+                "bus_id": str(device["bus_id"]),
+            }
     for pair, can in table["access"].items():
         a, b = map(int, pair.split("-"))
         found.access[a, b] = found.access[b, a] = bool(can)

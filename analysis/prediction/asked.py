@@ -8,14 +8,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from analysis.errors import UnreadableInput
-from analysis.findings.machines.hosts import facts_of_hosts, gpus_of
-from analysis.findings.runs import request_of
-from analysis.findings.study import Study
 from analysis.prediction.calibration import Calibrated
 from analysis.prediction.cells import MeasuredCell, Question, Workload, workload_of
 from analysis.prediction.links.network import HostNetwork
 from analysis.prediction.links.wires import asked_wire
 from analysis.prediction.strategies import refuse_unknown_names, shares_gpu
+from analysis.study.provenance import facts_of_hosts, gpus_of
+from analysis.study.study import Study, request_of
 from analysis.topology.source import parse_topology
 from benchmarks.record import Record
 from conf.cell import Cell
@@ -23,17 +22,19 @@ from conf.gpus import CPU_SLOTS
 from conf.nccl import FIELDS, Nccl, settings, unknown_setting
 
 MOST_GPUS, MOST_BATCH, MOST_SPREAD = 1 << 20, 1 << 24, 0.5
-_FORM = (
-    "GPUs of this machine as 0,1,2,3 (several subsets: 0+1,0+1+2+3), or with --per-node numbers of GPUs as 16,64,256"
-)
+_FORM = "GPUs of this machine as 0,1,2,3 (several subsets: 0+1,0+1+2+3), or with --per-node numbers of GPUs as 16,64,256"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare --strategy, --batch and --gpu-spread: what else than the study's own is forecast."""
     parser.add_argument(
-        "--strategy", metavar="NAMES", help="such as nccl_allreduce,kvstore_device (default: the study's)"
+        "--strategy",
+        metavar="NAMES",
+        help="such as nccl_allreduce,kvstore_device (default: the study's)",
     )
-    parser.add_argument("--batch", metavar="SIZES", help="images per GPU, such as 128,256 (default: the study's)")
+    parser.add_argument(
+        "--batch", metavar="SIZES", help="images per GPU, such as 128,256 (default: the study's)"
+    )
     parser.add_argument(
         "--gpu-spread",
         metavar="SHARE",
@@ -55,14 +56,20 @@ def read_subsets(text: str, per_node: int | None) -> list[Subset]:
     parts = [part.strip() for part in text.split(",")]
     if per_node is None:
         named = [part.split("+") for part in parts] if "+" in text else [parts]
-        if not all(one.isascii() and one.isdigit() and len(one) < 8 for part in named for one in part):
+        if not all(
+            one.isascii() and one.isdigit() and len(one) < 8 for part in named for one in part
+        ):
             raise ValueError(f"--gpus {text!r}: accepted are {_FORM}")
         subsets = [tuple(int(one) for one in part) for part in named]
         if any(len(set(one)) < len(one) for one in subsets):
-            raise ValueError(f"--gpus {text!r}: a GPU stands twice in a subset; accepted are {_FORM}")
+            raise ValueError(
+                f"--gpus {text!r}: a GPU stands twice in a subset; accepted are {_FORM}"
+            )
         return [Subset(len(one), members=one) for one in subsets]
     if not 1 <= per_node <= MOST_GPUS:
-        raise ValueError(f"--per-node {per_node}: accepted is a number of GPUs from 1 to {MOST_GPUS}")
+        raise ValueError(
+            f"--per-node {per_node}: accepted is a number of GPUs from 1 to {MOST_GPUS}"
+        )
     found = []
     for part in parts:
         count = int(part) if part.isascii() and part.isdigit() and len(part) < 8 else 0
@@ -100,7 +107,9 @@ def refuse_absent(
 def worded_machine(machine: str, machines: Iterable[str]) -> str:
     """Return what a sentence calls the machine of most cells: its name, where the study has several."""
     several = len({*machines}) > 1
-    return f"{machine}, where most cells of the study ran," if several else "the machine of the study"
+    return (
+        f"{machine}, where most cells of the study ran," if several else "the machine of the study"
+    )
 
 
 def machine_of(calibration: Calibrated) -> str:
@@ -116,7 +125,9 @@ def _ids(records: Sequence[Record]) -> set[int]:
         found |= {*record.cell.gpus, *(range(CPU_SLOTS) if record.cell.device == "cpu" else ())}
         for facts in facts_of_hosts(record).values():
             found |= {gpu["id"] for gpu in gpus_of(facts) if isinstance(gpu.get("id"), int)}
-            topologies |= {text for text in [facts.get("topology")] if text and isinstance(text, str)}
+            topologies |= {
+                text for text in [facts.get("topology")] if text and isinstance(text, str)
+            }
     for text in topologies:
         with contextlib.suppress(UnreadableInput):
             found |= {*parse_topology(text).gpus}
@@ -134,17 +145,26 @@ def read_nccl(text: str) -> dict[str, str]:
         if setting not in FIELDS:
             raise ValueError(f"--nccl {part!r}: {unknown_setting(setting, value)}")
         if setting in typed:
-            raise ValueError(f"--nccl {text!r}: {name} stands there twice; accepted is each setting once")
+            raise ValueError(
+                f"--nccl {text!r}: {name} stands there twice; accepted is each setting once"
+            )
         typed[setting] = value
     nccl = Nccl()
     for name, value in typed.items():
-        setattr(nccl, name, int(value) if value.isascii() and value.isdigit() and len(value) < 12 else value)
+        setattr(
+            nccl,
+            name,
+            int(value) if value.isascii() and value.isdigit() and len(value) < 12 else value,
+        )
     return settings(nccl)[0]
 
 
 def read_batches(text: str) -> list[int]:
     """Read --batch. Raises ValueError."""
-    found = [int(part) if part.isascii() and part.isdigit() and len(part) < 10 else 0 for part in text.split(",")]
+    found = [
+        int(part) if part.isascii() and part.isdigit() and len(part) < 10 else 0
+        for part in text.split(",")
+    ]
     if not all(1 <= one <= MOST_BATCH for one in found):
         raise ValueError(f"--batch {text!r}: accepted are images per GPU, such as 128,256")
     return found
@@ -184,7 +204,9 @@ def questions(
     if subsets is not None and network is None and any(one.hosts > 1 for one in subsets):
         measured = any(one.hosts > 1 for one in calibration.known.links.curves)
         if not measured:
-            raise ValueError("--gpus on several hosts: no cell was measured between hosts; say --net 8x50GB/s,5us")
+            raise ValueError(
+                "--gpus on several hosts: no cell was measured between hosts; say --net 8x50GB/s,5us"
+            )
     timed = [one for one in calibration.cells if one.timed]
     machine = machine_of(calibration)
     most = max(one.question.gpus for one in timed)
@@ -192,16 +214,24 @@ def questions(
     found = []
     for workload in dict.fromkeys(one.question.workload for one in timed):
         of_workload = [one for one in timed if one.question.workload == workload]
-        sizes = list(batches) if batches else [statistics.mode(one.question.batch_size for one in of_workload)]
+        sizes = (
+            list(batches)
+            if batches
+            else [statistics.mode(one.question.batch_size for one in of_workload)]
+        )
         known = dict.fromkeys(one.question.strategy for one in of_workload)
         names = strategies or [name for name in known if name != "none"] or ["none"]
         for alike in (like(timed, of_workload, name) for name in names):
             for batch in sizes:
                 for subset in wanted:
                     wire = asked_wire(nccl, calibration.link_class, subset.hosts)
-                    placed = replace(alike, batch_size=batch, wire=wire, gpus=subset.gpus, hosts=subset.hosts)
+                    placed = replace(
+                        alike, batch_size=batch, wire=wire, gpus=subset.gpus, hosts=subset.hosts
+                    )
                     crossing = network if subset.hosts > 1 else None
-                    placed = replace(placed, members=subset.members, network=crossing, machine=machine)
+                    placed = replace(
+                        placed, members=subset.members, network=crossing, machine=machine
+                    )
                     placed = replace(placed, workload=workload, gpu_spread=gpu_spread)
                     if gpus_of_host is not None:
                         placed = replace(placed, shares_gpu=shares_gpu(placed, gpus_of_host))
@@ -215,7 +245,9 @@ def like(timed: Sequence[MeasuredCell], of_workload: Sequence[MeasuredCell], nam
         one for one in timed if one.question.strategy == name
     ]
     if not cells:
-        return replace(of_workload[0].question, options=(("name", name),), shares_gpu=False, exchange="")
+        return replace(
+            of_workload[0].question, options=(("name", name),), shares_gpu=False, exchange=""
+        )
     common = statistics.mode(one.question.options for one in cells)
     return next(one.question for one in cells if one.question.options == common)
 
@@ -226,5 +258,7 @@ def workload_here(calibration: Calibrated, cell: Cell) -> Workload:
     known = (one.question.workload for one in calibration.cells if one.timed)
     alike = [one for one in known if (one.model, one.rest) == (asked.model, asked.rest)]
     if not alike:
-        raise ValueError(f"no cell of the study that trains {asked} like this was measured before it")
+        raise ValueError(
+            f"no cell of the study that trains {asked} like this was measured before it"
+        )
     return max(alike, key=lambda one: one.gradient_bytes)

@@ -14,7 +14,14 @@ from analysis.prediction import tables
 from analysis.prediction.calibration import Calibrated
 from analysis.prediction.cells import Question
 from analysis.prediction.draws import Values, about, best, deviation, exactly, near
-from analysis.prediction.parts.base import StepPart, base, between_gpus_ms, of_members, scatter_ms, waited_ranks
+from analysis.prediction.parts.base import (
+    StepPart,
+    base,
+    between_gpus_ms,
+    of_members,
+    scatter_ms,
+    waited_ranks,
+)
 from analysis.prediction.parts.costs import own_work, slowed
 from analysis.prediction.parts.exchange import exchange, replay_with
 from analysis.prediction.parts.nearest import refuse_unknown_sizes
@@ -88,7 +95,13 @@ class Assembled:
         return replay_with(self.calibration, self.question, bare, times, own, gamma)
 
     def _step(
-        self, bare: Values, times: BucketTimes, gamma: Values, own: Values, waiting: Values, noise: Values
+        self,
+        bare: Values,
+        times: BucketTimes,
+        gamma: Values,
+        own: Values,
+        waiting: Values,
+        noise: Values,
     ) -> Values:
         """Return the step with all parts as they are given."""
         return self._step_of(self._play(bare, times, gamma, own), times, waiting) + noise
@@ -96,7 +109,9 @@ class Assembled:
     def _step_of(self, played: Replayed, times: BucketTimes, waiting: Values) -> Values:
         """Return the step of a replay with its waiting: no shorter than its launches, or than its servers take."""
         whole = played.step_ms + waiting
-        if not exchange_of(self.question).waits:  # a server answers the pushes of all ranks, one after the other
+        if not exchange_of(
+            self.question
+        ).waits:  # a server answers the pushes of all ranks, one after the other
             whole = np.maximum(whole, times.whole_ms)
         return np.maximum(whole, self.launch_ms)
 
@@ -119,17 +134,32 @@ def _waiting(calibration: Calibrated, question: Question) -> tuple[Values, str]:
     """Return what a step takes longer than that of the mean GPU, or of the slowest member where all were measured, in ms."""
     if question.ranks < 2 or not exchange_of(question).waits:
         return exactly(0.0), ""
-    ranks, inside, spread, why = question.ranks, scatter_ms(calibration, question), _WAITING_SPREAD, ""
+    ranks, inside, spread, why = (
+        question.ranks,
+        scatter_ms(calibration, question),
+        _WAITING_SPREAD,
+        "",
+    )
     if found := _wait_of_records(calibration, question):
         wait, effective = found
-        inside = wait.ms / largest_normal(ranks)  # as if the residuals were normal and waited as long
-        spread = max((wait.bound_ms / wait.ms - 1) / 2, 1 / math.sqrt(effective)) if wait.ms > 0 else 0.0
-        why = f"waiting for {ranks} ranks is at most {wait.bound_ms:.2f} ms by its tail" if wait.beyond else ""
+        inside = wait.ms / largest_normal(
+            ranks
+        )  # as if the residuals were normal and waited as long
+        spread = (
+            max((wait.bound_ms / wait.ms - 1) / 2, 1 / math.sqrt(effective)) if wait.ms > 0 else 0.0
+        )
+        why = (
+            f"waiting for {ranks} ranks is at most {wait.bound_ms:.2f} ms by its tail"
+            if wait.beyond
+            else ""
+        )
     means = of_members(calibration, question)
     if means:
         return about(expected_largest(means, inside) - max(means), spread, "waiting"), why
     both = math.hypot(inside, between_gpus_ms(calibration, question))
-    already = largest_normal(waited_ranks(calibration, question))  # a step of several ranks has waited for some
+    already = largest_normal(
+        waited_ranks(calibration, question)
+    )  # a step of several ranks has waited for some
     said = "GPUs that were not measured scatter as those that were"
     ms = about(both * max(largest_normal(ranks) - already, 0.0), spread, "waiting")
     return ms, f"{said}; {why}" if why else said
@@ -147,7 +177,11 @@ def _wait_of_records(calibration: Calibrated, question: Question) -> tuple[Waiti
     if key not in calibration.memo:
         calibration.memo[key] = None
         for one in calibration.cells:
-            residuals = tables.residuals_ms(one.tables) if one.question.workload == question.workload else None
+            residuals = (
+                tables.residuals_ms(one.tables)
+                if one.question.workload == question.workload
+                else None
+            )
             if residuals is not None:
                 wait = _wait_of(tuple(residuals), question.ranks)
                 calibration.memo[key] = wait, len(residuals) / tables.together_for(one.tables)
@@ -158,7 +192,9 @@ def _wait_of_records(calibration: Calibrated, question: Question) -> tuple[Waiti
 
 def between_runs_ms(calibration: Calibrated, question: Question) -> float:
     """Return the standard deviation of a step between runs of equal cells, in ms."""
-    found = [one for one in calibration.cells if one.timed and one.question.workload == question.workload]
+    found = [
+        one for one in calibration.cells if one.timed and one.question.workload == question.workload
+    ]
     shares = [one.between_runs * best(one.step_ms) for one in found if one.step_ms is not None]
     return float(np.median(shares)) if shares else 0.0
 
@@ -173,6 +209,8 @@ def _launch_ms(calibration: Calibrated, question: Question) -> float:
     found = [
         one.launch_ms
         for one in calibration.cells
-        if one.question.workload == question.workload and one.question.strategy == question.strategy and one.launch_ms
+        if one.question.workload == question.workload
+        and one.question.strategy == question.strategy
+        and one.launch_ms
     ]
     return min(found, default=0.0)

@@ -8,10 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from analysis.findings.machines.hosts import gpus_of, mapping
 from analysis.findings.predicted.stated import doubted
-from analysis.findings.runs import Runs, request_of
-from analysis.findings.study import Study
 from analysis.prediction import strategies, tables
 from analysis.prediction.cells import MIB, MeasuredCell, question_of, workload_of
 from analysis.prediction.draws import best
@@ -21,6 +18,8 @@ from analysis.prediction.links.nccl_constants import constants, nvlink
 from analysis.prediction.links.ring import TOGETHER, NvLinks
 from analysis.prediction.links.wires import asked_wire, used_wire
 from analysis.prediction.scatter import COST, EXCHANGE, STEP, RunScatter, run_workload
+from analysis.study.provenance import gpus_of, mapping
+from analysis.study.study import Runs, Study, request_of
 from analysis.topology.link_classes import nvlink_count
 from benchmarks.collectives.busbw import COLLECTIVES
 from benchmarks.record import Record, finite
@@ -38,9 +37,13 @@ class Calibrated:
     known: Known
     notes: tuple[str, ...] = ()
     link_class: str | None = None  # the farthest between its GPUs
-    memo: dict[Any, Any] = field(default_factory=dict, compare=False)  # what several forecasts look up alike
+    memo: dict[Any, Any] = field(
+        default_factory=dict, compare=False
+    )  # what several forecasts look up alike
 
-    def without(self, left_out: Callable[[MeasuredCell], bool], most_ranks: int | None = None) -> "Calibrated":
+    def without(
+        self, left_out: Callable[[MeasuredCell], bool], most_ranks: int | None = None
+    ) -> "Calibrated":
         """Return the same without some cells and the collectives that were timed in their ranks.
 
         `most_ranks`: nor anything of more ranks, links included.
@@ -52,7 +55,9 @@ class Calibrated:
         if most_ranks is not None:
             kept = tuple(one for one in kept if one.ranks <= most_ranks)
             curves = tuple(one for one in curves if one.ranks <= most_ranks)
-            host = HostLink({gpus: rate for gpus, rate in host.sums_gb_per_s.items() if gpus <= most_ranks})
+            host = HostLink(
+                {gpus: rate for gpus, rate in host.sums_gb_per_s.items() if gpus <= most_ranks}
+            )
         return replace(self, cells=kept, known=Known(replace(links, curves=curves), host), memo={})
 
     @property
@@ -68,7 +73,11 @@ class Calibrated:
     @functools.cached_property
     def with_buckets(self) -> tuple[tuple[MeasuredCell, tuple[float, ...]], ...]:
         """The cells whose records have their bucket plan, with the bytes of each bucket."""
-        return tuple((one, found) for one in self.cells if (found := tables.buckets(one.tables) or one.logged_buckets))
+        return tuple(
+            (one, found)
+            for one in self.cells
+            if (found := tables.buckets(one.tables) or one.logged_buckets)
+        )
 
     @functools.cached_property
     def with_moments(self) -> tuple[tuple[MeasuredCell, tables.StepMoments], ...]:
@@ -88,14 +97,22 @@ def calibrate(study: Study) -> Calibrated:
     cells = tuple(_cell(one, scatter) for one in runs if one.values(STEP) or one.values(EXCHANGE))
     if not any(cell.timed for cell in cells):
         where = study.folder or study.name
-        raise ValueError(f"{where}: no cell has a step time; accepted is the folder of a study with training cells")
+        raise ValueError(
+            f"{where}: no cell has a step time; accepted is the folder of a study with training cells"
+        )
     device = statistics.mode(one.cell.device for one in runs)
-    records = [record for one in study.runs for record in one.records if record.cell.device == device]
+    records = [
+        record for one in study.runs for record in one.records if record.cell.device == device
+    ]
     nccl = next((version for one in records if (version := _nccl(one))), None)
     curves = (*_curves(records), *(made for one in cells if (made := exchange_curve(one))))
-    known = Known(KnownLinks(curves, _copies(records), nccl, _nvlinks(records)), _host_link(records))
+    known = Known(
+        KnownLinks(curves, _copies(records), nccl, _nvlinks(records)), _host_link(records)
+    )
     calibration = Calibrated(cells, known, (), _link_class(records))
-    return replace(calibration, notes=_notes(calibration, cells, nccl if device == "cuda" else "2.28"))
+    return replace(
+        calibration, notes=_notes(calibration, cells, nccl if device == "cuda" else "2.28")
+    )
 
 
 def _cell(runs: Runs, scatter: RunScatter) -> MeasuredCell:
@@ -104,12 +121,16 @@ def _cell(runs: Runs, scatter: RunScatter) -> MeasuredCell:
     merged: dict[str, Any] = {}
     for one in reversed(runs.records):
         merged |= one.tables
-    question = question_of(cell, run_workload(runs), _class_of(record), runs.provenance.get("machine", ""))
+    question = question_of(
+        cell, run_workload(runs), _class_of(record), runs.provenance.get("machine", "")
+    )
     step, p95 = runs.values(STEP), runs.values(P95)
     launch = runs.values(LAUNCH)
     sent = question.sent_bytes
     full = question.cap_mib * MIB * (0.5 if question.halves else 1.0)
-    logged = (tables.logged_buckets(one.effective.get("choices"), sent, full) for one in runs.records)
+    logged = (
+        tables.logged_buckets(one.effective.get("choices"), sent, full) for one in runs.records
+    )
     return MeasuredCell(
         question=replace(question, wire=used_wire(record.effective.get("transport"), question.wire))
         if question.ranks > 1 and question.hosts == 1 and strategies.exchange_of(question).by_nccl
@@ -118,7 +139,9 @@ def _cell(runs: Runs, scatter: RunScatter) -> MeasuredCell:
         step_ms=scatter.drawn(runs, STEP),
         cost_ms=scatter.drawn(runs, COST),
         exchange_ms=scatter.drawn(runs, EXCHANGE),
-        scatter_ms=max(0.0, statistics.median(p95) - statistics.median(step)) / _SIGMA_AT_P95 if step and p95 else 0.0,
+        scatter_ms=max(0.0, statistics.median(p95) - statistics.median(step)) / _SIGMA_AT_P95
+        if step and p95
+        else 0.0,
         launch_ms=statistics.median(launch) if launch else 0.0,
         between_runs=scatter.share(runs, STEP),
         valid=not doubted(runs.records),
@@ -143,7 +166,9 @@ def exchange_curve(cell: MeasuredCell) -> TimeCurve | None:
     if size <= 0:
         return None
     wire, source = question.wire, cell.record_ids[0]
-    return TimeCurve(kind, wire, question.ranks, question.hosts, (size,), (us,), source, of_gradients=True)
+    return TimeCurve(
+        kind, wire, question.ranks, question.hosts, (size,), (us,), source, of_gradients=True
+    )
 
 
 def _curves(records: Iterable[Record]) -> list[TimeCurve]:
@@ -151,26 +176,40 @@ def _curves(records: Iterable[Record]) -> list[TimeCurve]:
     found = []
     for record in records:
         cell, hosts = record.cell, max(1, len(record.cell.hosts))
-        wire = used_wire(record.effective.get("transport"), asked_wire(cell.nccl, _class_of(record), hosts))
+        wire = used_wire(
+            record.effective.get("transport"), asked_wire(cell.nccl, _class_of(record), hosts)
+        )
         if cell.trains:
             if (made := tables.exchange_curve(record.tables)) and _are_collectives(made[0]):
                 sizes = tuple(size * _both_ways(record) for size in made[1])
-                found.append(TimeCurve(made[0], wire, cell.world_size, hosts, sizes, made[2], record.record_id))
+                found.append(
+                    TimeCurve(
+                        made[0], wire, cell.world_size, hosts, sizes, made[2], record.record_id
+                    )
+                )
             continue
         options = cell.benchmark
-        if options["name"] != "collectives" or options.get("cuda_graph") or options.get("coalesced", 1) != 1:
+        if (
+            options["name"] != "collectives"
+            or options.get("cuda_graph")
+            or options.get("coalesced", 1) != 1
+        ):
             continue
         kind, rows = options.get("collective"), _rows_of(record)
         if kind in COLLECTIVES and rows:
             sizes, times = zip(*sorted(rows.items()), strict=True)
-            found.append(TimeCurve(kind, wire, cell.world_size, hosts, sizes, times, record.record_id))
+            found.append(
+                TimeCurve(kind, wire, cell.world_size, hosts, sizes, times, record.record_id)
+            )
     return found
 
 
 def _both_ways(record: Record) -> float:
     """Return the mean of what went there and came back of a bucket in a record, as a share of what went there."""
     question = question_of(record.cell, workload_of(request_of(record.cell), record.model))
-    with contextlib.suppress(ValueError):  # the user's own exchange; the forecast of such a cell says it
+    with contextlib.suppress(
+        ValueError
+    ):  # the user's own exchange; the forecast of such a cell says it
         question = strategies.as_in_a_step(question)
     return (1 + question.back) / 2
 
@@ -247,7 +286,9 @@ def _link_class(records: Iterable[Record]) -> str | None:
     return statistics.mode(found) if found else None
 
 
-def _notes(calibration: Calibrated, cells: Sequence[MeasuredCell], nccl: str | None) -> tuple[str, ...]:
+def _notes(
+    calibration: Calibrated, cells: Sequence[MeasuredCell], nccl: str | None
+) -> tuple[str, ...]:
     """Return a sentence for each thing that the records do not hold."""
     timed = [one for one in cells if one.timed]
     if not calibration.several:  # of one GPU alone, whose forecasts need none of this
@@ -256,11 +297,17 @@ def _notes(calibration: Calibrated, cells: Sequence[MeasuredCell], nccl: str | N
     if not calibration.with_buckets:
         notes.append("no record has its bucket plan: buckets are taken as full, by bucket_cap_mb")
     if not any(tables.moments(one.tables) for one in timed):
-        notes.append("no record has the moments of a step: buckets are taken as ready evenly over the last two thirds")
+        notes.append(
+            "no record has the moments of a step: buckets are taken as ready evenly over the last two thirds"
+        )
     if not any(tables.slowed(one.tables) for one in timed):
         notes.append("no record has an interference probe: γ comes from the cost of measured cells")
     if not any(tables.residuals_ms(one.tables) is not None for one in timed):
-        notes.append("no record has residuals of its steps: waiting is taken as normal, from their 95th percentile")
+        notes.append(
+            "no record has residuals of its steps: waiting is taken as normal, from their 95th percentile"
+        )
     if all(one.of_gradients for one in calibration.known.links.curves):
-        notes.append("no collective was measured by itself: links come from the exchange of whole gradients")
+        notes.append(
+            "no collective was measured by itself: links come from the exchange of whole gradients"
+        )
     return tuple(one for one in notes if one)

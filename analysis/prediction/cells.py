@@ -5,19 +5,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from analysis.findings.labels import unit
-from analysis.findings.model import Member
 from analysis.prediction.draws import Values, best
 from analysis.prediction.links.model import ExchangeWire
 from analysis.prediction.links.network import HostNetwork
 from analysis.prediction.links.wires import asked_wire
+from analysis.study.estimates import Member
+from analysis.study.names import unit
 from conf.cell import COMPILED, Cell
 from conf.options import canonical
 
 MIB = float(2**20)
 # Hooks that send gradients in 2 bytes, and one that sends two matrices of low rank in place of each.
 HALVING, LOW_RANK = ("fp16", "bf16"), "powersgd"
-IN_2_BYTES = ("precision", "bf16_weights")  # gradients are so without a hook, but for those of batch norm
+IN_2_BYTES = (
+    "precision",
+    "bf16_weights",
+)  # gradients are so without a hook, but for those of batch norm
 _CAP_WITHOUT_OPTION = 25.0  # MiB, of every strategy but those through host memory
 _MOST_BYTES = 1e13  # of gradients; a record that says more is damaged
 _CAPS = (0.01, 100_000.0)  # MiB, that the YAML files of the strategies accept
@@ -35,7 +38,12 @@ class Workload:
 
     def __str__(self) -> str:
         words = dict(self.rest)
-        return " ".join([self.model, *(words[name] for name in ("optimize",) if words.get(name, "eager") != "eager")])
+        return " ".join(
+            [
+                self.model,
+                *(words[name] for name in ("optimize",) if words.get(name, "eager") != "eager"),
+            ]
+        )
 
 
 @dataclass(frozen=True)
@@ -52,8 +60,12 @@ class Question:
     shares_gpu: bool = False  # a server keeps weights on the GPU of a rank
     network: HostNetwork | None = None  # between hosts that were not measured
     machine: str = ""  # whose cells count first; empty: any
-    gpu_spread: float | None = None  # standard deviation of GPUs as a share of a step; None: as the study shows
-    back: float = field(default=1.0, compare=False)  # bytes that come back, of those sent (strategies.as_in_a_step)
+    gpu_spread: float | None = (
+        None  # standard deviation of GPUs as a share of a step; None: as the study shows
+    )
+    back: float = field(
+        default=1.0, compare=False
+    )  # bytes that come back, of those sent (strategies.as_in_a_step)
     exchange: str = field(
         default="", compare=False
     )  # dotted name that the record has; empty: that of the strategy's YAML
@@ -115,7 +127,10 @@ class Question:
             cap = 0.0
         if _CAPS[0] <= cap <= _CAPS[1]:
             return cap
-        small = self.option("staging", "full") == "full" and self.option("transport", "shared") == "shared"
+        small = (
+            self.option("staging", "full") == "full"
+            and self.option("transport", "shared") == "shared"
+        )
         return _SMALL_CAP if small else _CAP_WITHOUT_OPTION
 
     def fills_alike(self, other: "Question") -> bool:
@@ -124,7 +139,9 @@ class Question:
         Torch's DDP and all strategies of Ringside do so. Several servers have buckets of their own.
         """
         here, there = ((one.gradient_bytes, one.arrays) for one in (self.workload, other.workload))
-        return here == there and self.cap_mib == other.cap_mib and max(self.servers, other.servers) < 2
+        return (
+            here == there and self.cap_mib == other.cap_mib and max(self.servers, other.servers) < 2
+        )
 
     @functools.cached_property
     def assumed_buckets(self) -> tuple[float, ...]:
@@ -144,13 +161,17 @@ class MeasuredCell:
     question: Question
     record_ids: tuple[str, ...]
     step_ms: Values | None
-    cost_ms: Values | None  # steps with the strategy minus steps without, in turn (strategy/cost_ms)
+    cost_ms: (
+        Values | None
+    )  # steps with the strategy minus steps without, in turn (strategy/cost_ms)
     exchange_ms: Values | None  # alone
     scatter_ms: float  # of the steps of a run: (95th percentile − median) ÷ 1.645
     launch_ms: float  # host time to enqueue a step; 0: not measured
     between_runs: float = 0.0  # standard deviation of the step between runs, as a share
     valid: bool = True  # no check cast doubt on it
-    cpu_bound: bool = False  # in every run GPUs waited for the CPU: its step says nothing of other batch sizes
+    cpu_bound: bool = (
+        False  # in every run GPUs waited for the CPU: its step says nothing of other batch sizes
+    )
     tables: Mapping[str, Any] = field(default_factory=dict)
     logged_buckets: tuple[float, ...] = ()  # bytes of each, by NCCL's log of its calls
     label: str = ""
@@ -163,7 +184,11 @@ class MeasuredCell:
         """Images per second, of those that its median step would give: long steps make it less than 1; None if not known."""
         if self.step_ms is None or not self.images_per_second or not self.question.batch_size:
             return None
-        return self.images_per_second * best(self.step_ms) / (self.ranks * self.question.batch_size * 1e3)
+        return (
+            self.images_per_second
+            * best(self.step_ms)
+            / (self.ranks * self.question.batch_size * 1e3)
+        )
 
     @property
     def ranks(self) -> int:
@@ -182,9 +207,12 @@ def workload_of(request: Mapping[str, str], model: Mapping[str, float]) -> Workl
     rest = tuple(
         (name, value)
         for name, value in sorted(request.items())
-        if name not in left_out and not name.startswith(("strategy.", "nccl.", "benchmark.", "declared"))
+        if name not in left_out
+        and not name.startswith(("strategy.", "nccl.", "benchmark.", "declared"))
     )
-    gradient_bytes, arrays = (_at_most(model.get(name), _MOST_BYTES) for name in ("gradient_bytes", "arrays"))
+    gradient_bytes, arrays = (
+        _at_most(model.get(name), _MOST_BYTES) for name in ("gradient_bytes", "arrays")
+    )
     return Workload(request["model.name"], gradient_bytes, int(arrays), rest)
 
 
@@ -195,10 +223,14 @@ def _at_most(value: object, most: float) -> float:
 
 def options_of(strategy: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     """Return the options of a strategy as texts, in order of their names."""
-    return tuple((name, canonical(value)) for name, value in sorted(strategy.items()) if value is not None)
+    return tuple(
+        (name, canonical(value)) for name, value in sorted(strategy.items()) if value is not None
+    )
 
 
-def question_of(cell: Cell, workload: Workload, link_class: str | None = None, machine: str = "") -> Question:
+def question_of(
+    cell: Cell, workload: Workload, link_class: str | None = None, machine: str = ""
+) -> Question:
     """Return the question that a cell is, before it runs. `link_class` is the farthest between its GPUs."""
     hosts = max(1, len(cell.hosts))
     shares = set(cell.server_gpus) & set(cell.gpus) and not set(cell.server_hosts) - set(cell.hosts)

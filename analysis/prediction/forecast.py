@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from analysis.findings.labels import of_unit
 from analysis.prediction.assembled import Assembled, assemble
 from analysis.prediction.calibration import Calibrated
 from analysis.prediction.cells import Question
@@ -22,6 +21,7 @@ from analysis.prediction.draws import best, deviation
 from analysis.prediction.links.model import ASSUMED, BY_COPIES, MEASURED
 from analysis.prediction.parts.base import LEAST_STEP, StepPart
 from analysis.prediction.parts.nearest import distance, rate_share
+from analysis.study.names import of_unit
 
 LEVEL = 0.9  # of an interval
 FEWEST_HELD_OUT = 10
@@ -36,9 +36,7 @@ class Forecast:
     step_ms: float
     low: float | None
     high: float | None
-    images_per_second: (
-        float  # as a run gives them, whose mean step is longer than its median (parts.nearest.rate_share)
-    )
+    images_per_second: float  # as a run gives them, whose mean step is longer than its median (parts.nearest.rate_share)
     efficiency: float  # against one GPU with the same strategy
     cost_ms: float  # the step minus that of the same GPUs without exchange
     exposed_ms: float  # tail, contention and waiting: what one GPU with this strategy does not have
@@ -48,15 +46,15 @@ class Forecast:
     waiting_ms: float
     null_step_ms: float
     null_cost_ms: float
-    compute_ms: (
-        float  # a step of the same GPUs without any exchange, alone: no interval goes below it, but for its scatter
-    )
+    compute_ms: float  # a step of the same GPUs without any exchange, alone: no interval goes below it, but for its scatter
     compute_deviation_ms: float
     deviation_ms: float  # of the step, by the draws
     growth: float  # of the interval, outside what was measured
     basis: str  # interpolated, extrapolated, assumed_network
     widest: str  # the part that most of the deviation comes from
-    why: tuple[str, ...]  # a sentence for each part that was not measured, and for a missing interval
+    why: tuple[
+        str, ...
+    ]  # a sentence for each part that was not measured, and for a missing interval
     records: tuple[str, ...]  # of the calibration
 
     def to_json(self) -> dict[str, Any]:
@@ -81,15 +79,27 @@ def forecast_of(made: Assembled, scores: Sequence[float] = ()) -> Forecast:
     cost = best(steps) - without
     own_ms = min(best(own), max(cost, 0.0))
     null_cost = max(_null_cost(calibration, question), (LEAST_STEP - 1) * without)
-    basis, why = _basis(calibration, question, (made.bare, made.gamma, made.own), made.times.sources)
+    basis, why = _basis(
+        calibration, question, (made.bare, made.gamma, made.own), made.times.sources
+    )
     spread, growth = deviation(steps), growth_of(calibration, question)
-    sentence = NOT_SCORED if not is_scored(question) else too_few(len(scores)) if len(scores) < FEWEST_HELD_OUT else ""
+    sentence = (
+        NOT_SCORED
+        if not is_scored(question)
+        else too_few(len(scores))
+        if len(scores) < FEWEST_HELD_OUT
+        else ""
+    )
     compute_ms, ms = max(best(bare), launch), best(steps)
     found = Forecast(
         step_ms=ms,
         low=None,
         high=None,
-        images_per_second=rate_share(calibration, question) * question.ranks * question.batch_size * 1e3 / ms,
+        images_per_second=rate_share(calibration, question)
+        * question.ranks
+        * question.batch_size
+        * 1e3
+        / ms,
         efficiency=(compute_ms + own_ms) / ms,
         cost_ms=cost,
         exposed_ms=cost - own_ms + best(waiting),
@@ -118,7 +128,9 @@ def interval(made: Forecast, factor: float) -> tuple[float, float]:
     """Return the ends of the interval of a step: ± factor · deviation · growth, but not below what compute alone may take."""
     wide = factor * made.growth
     least = min(made.compute_ms - wide * made.compute_deviation_ms, made.step_ms)
-    return max(made.step_ms - wide * made.deviation_ms, least, 0.0), made.step_ms + wide * made.deviation_ms
+    return max(
+        made.step_ms - wide * made.deviation_ms, least, 0.0
+    ), made.step_ms + wide * made.deviation_ms
 
 
 def is_scored(question: Question) -> bool:
@@ -139,7 +151,11 @@ def _null_cost(calibration: Calibrated, question: Question) -> float:
     """
     if question.strategy == "none":
         return 0.0
-    alike = [one for one in calibration.cells if one.ranks == 1 and one.question.strategy == question.strategy]
+    alike = [
+        one
+        for one in calibration.cells
+        if one.ranks == 1 and one.question.strategy == question.strategy
+    ]
     cells = calibration.several if question.ranks > 1 else alike
     found = [one for one in cells if one.cost_ms is not None and one.question.strategy != "none"]
     nearest = min(found, key=lambda one: _unlike(one.question, question), default=None)
@@ -148,7 +164,11 @@ def _null_cost(calibration: Calibrated, question: Question) -> float:
 
 def _unlike(one: Question, other: Question) -> tuple[object, ...]:
     """Return a sort key: how unlike two cells are for the null model, workload and places before strategy."""
-    places = one.workload != other.workload, (one.hosts > 1) != (other.hosts > 1), one.shares_gpu != other.shares_gpu
+    places = (
+        one.workload != other.workload,
+        (one.hosts > 1) != (other.hosts > 1),
+        one.shares_gpu != other.shares_gpu,
+    )
     return (*places, one.strategy != other.strategy, distance(one, other))
 
 
@@ -158,7 +178,9 @@ def _basis(
     """Return how well founded a forecast is, and a sentence for each part that was not measured."""
     why = [one.why for one in parts]
     if BY_COPIES in sources:
-        why.append(f"no collective {question.wire.way} was measured: it is in proportion to peer copies")
+        why.append(
+            f"no collective {question.wire.way} was measured: it is in proportion to peer copies"
+        )
     if ASSUMED in sources or (question.hosts > 1 and question.network is not None):
         return ASSUMED_NETWORK, (*why, "the network between hosts was described, not measured")
     inside = question.ranks <= _most_ranks(calibration, question)
@@ -168,7 +190,11 @@ def _basis(
 
 def _most_ranks(calibration: Calibrated, question: Question) -> int:
     """Return the largest number of ranks whose steps were timed with this workload."""
-    found = (one.ranks for one in calibration.cells if one.timed and one.question.workload == question.workload)
+    found = (
+        one.ranks
+        for one in calibration.cells
+        if one.timed and one.question.workload == question.workload
+    )
     return max(found, default=1)
 
 

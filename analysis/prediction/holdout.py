@@ -14,11 +14,18 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from analysis.findings.labels import of_unit
 from analysis.prediction.calibration import Calibrated
 from analysis.prediction.cells import MeasuredCell, Question
 from analysis.prediction.draws import best, deviation
-from analysis.prediction.forecast import FEWEST_HELD_OUT, LEVEL, Forecast, conformal, forecast, interval
+from analysis.prediction.forecast import (
+    FEWEST_HELD_OUT,
+    LEVEL,
+    Forecast,
+    conformal,
+    forecast,
+    interval,
+)
+from analysis.study.names import of_unit
 
 CONDITION, SIZE, TRANSPORT, BATCH, MODEL = "condition", "size", "transport", "batch", "model"
 WAYS = (CONDITION, SIZE, TRANSPORT, BATCH, MODEL)
@@ -63,7 +70,9 @@ class HeldOut:
     @property
     def inside(self) -> bool | None:
         """Whether the measured step lies in the interval; None without one."""
-        return None if self.low is None or self.high is None else self.low <= self.step_ms <= self.high
+        return (
+            None if self.low is None or self.high is None else self.low <= self.step_ms <= self.high
+        )
 
 
 def hold_out(calibration: Calibrated, way: str, suspect: bool = False) -> list[HeldOut]:
@@ -71,10 +80,16 @@ def hold_out(calibration: Calibrated, way: str, suspect: bool = False) -> list[H
 
     Raises ValueError for a way that the study has no cells for.
     """
-    targets = [one for one in calibration.several if one.question.strategy != "none" and (suspect or one.valid)]
+    targets = [
+        one
+        for one in calibration.several
+        if one.question.strategy != "none" and (suspect or one.valid)
+    ]
     groups = _GROUPS[way](calibration, targets) if targets else []
     if not groups:
-        raise ValueError(f"--holdout {way}: {of_unit(_NEEDS[way if targets else CONDITION], calibration.unit)}")
+        raise ValueError(
+            f"--holdout {way}: {of_unit(_NEEDS[way if targets else CONDITION], calibration.unit)}"
+        )
     found: dict[int, HeldOut] = {}
     for cells, others in groups:
         for cell in cells:
@@ -133,7 +148,14 @@ def _conditions(calibration: Calibrated, targets: Sequence[MeasuredCell]) -> lis
 def _condition(cell: MeasuredCell) -> tuple[Any, ...]:
     """Return what cells of one condition share."""
     question = cell.question
-    return (question.workload, question.batch_size, question.options, question.wire, question.gpus, question.hosts)
+    return (
+        question.workload,
+        question.batch_size,
+        question.options,
+        question.wire,
+        question.gpus,
+        question.hosts,
+    )
 
 
 def _sizes(calibration: Calibrated, targets: Sequence[MeasuredCell]) -> list[Group]:
@@ -195,7 +217,9 @@ def _equals(of: Callable[[MeasuredCell], Any], key: Any) -> Callable[[MeasuredCe
     return lambda one: of(one) == key
 
 
-def _by(cells: Iterable[MeasuredCell], key: Callable[[MeasuredCell], Any]) -> list[tuple[Any, list[MeasuredCell]]]:
+def _by(
+    cells: Iterable[MeasuredCell], key: Callable[[MeasuredCell], Any]
+) -> list[tuple[Any, list[MeasuredCell]]]:
     """Return cells in groups of equal keys, in the order of their first."""
     groups: dict[Any, list[MeasuredCell]] = defaultdict(list)
     for one in cells:

@@ -85,10 +85,19 @@ def read_ladder(path: Path) -> Ladder:
 def _ladder(found: Any) -> Ladder:
     """Return the ladder of a JSON object. Raises ValueError."""
     points = found.get("points") if isinstance(found, Mapping) else None
-    if not isinstance(points, list) or len(points) < 2 or not all(isinstance(one, Mapping) for one in points):
+    if (
+        not isinstance(points, list)
+        or len(points) < 2
+        or not all(isinstance(one, Mapping) for one in points)
+    ):
         raise ValueError("points is no list of two objects or more")
-    sizes = [(_whole(one, "nodes", MOST_GPUS), _whole(one, "batch_size", MOST_BATCH)) for one in points]
-    rungs = [Rung(*size, _number(one, "images_per_second", _MOST)) for size, one in zip(sizes, points, strict=True)]
+    sizes = [
+        (_whole(one, "nodes", MOST_GPUS), _whole(one, "batch_size", MOST_BATCH)) for one in points
+    ]
+    rungs = [
+        Rung(*size, _number(one, "images_per_second", _MOST))
+        for size, one in zip(sizes, points, strict=True)
+    ]
     words = {name: found.get(name, "" if name == "same_hosts" else None) for name in _WORDS}
     if wrong := next((name for name, word in words.items() if not isinstance(word, str)), None):
         raise ValueError(f"{wrong} is no text")
@@ -103,7 +112,9 @@ def _number(found: Mapping[str, Any], name: str, most: float) -> float:
     """Return a number of an object. Raises ValueError."""
     value = finite(found.get(name))
     if value is None or not 1 / most <= value <= most:
-        raise ValueError(f"{name} is {found.get(name)!r:.60}; accepted is a number above 0, at most {most:g}")
+        raise ValueError(
+            f"{name} is {found.get(name)!r:.60}; accepted is a number above 0, at most {most:g}"
+        )
     return value
 
 
@@ -128,13 +139,19 @@ def _climbed(ladder: Ladder) -> list[RungForecast]:
     """Return a forecast of the points of a ladder after the first two, which say how a step grows. Raises ValueError."""
     first, second, *others = ladder.rungs
     if first.nodes == 1:
-        slope = (ladder.step_ms(first) - _together(ladder, first, ladder.step_ms(first))) / first.batch_size
+        slope = (
+            ladder.step_ms(first) - _together(ladder, first, ladder.step_ms(first))
+        ) / first.batch_size
         null_slope = ladder.step_ms(first) / first.batch_size
     elif len({one.batch_size for one in ladder.rungs}) == 1:
         slope = null_slope = 0.0
     else:
         return []
-    fixed = ladder.step_ms(second) - slope * second.batch_size - _together(ladder, second, ladder.step_ms(second))
+    fixed = (
+        ladder.step_ms(second)
+        - slope * second.batch_size
+        - _together(ladder, second, ladder.step_ms(second))
+    )
     null_fixed = ladder.step_ms(second) - null_slope * second.batch_size
     found = []
     for one in others:
@@ -145,7 +162,11 @@ def _climbed(ladder: Ladder) -> list[RungForecast]:
             raise ValueError(
                 f"{ladder.system}: by its first two points a step of {one.batch_size} images takes no time"
             )
-        found.append(RungForecast(ladder, one, f"{first.nodes}, {second.nodes}", ladder.step_ms(one), said, null))
+        found.append(
+            RungForecast(
+                ladder, one, f"{first.nodes}, {second.nodes}", ladder.step_ms(one), said, null
+            )
+        )
     return found
 
 
@@ -158,7 +179,11 @@ def _crossed(alike: Sequence[Ladder]) -> list[RungForecast]:
             if there is not None and there.batch_size == one.batch_size:
                 step = base.step_ms(there)
                 said = step - _exchange_ms(base, there) + _exchange_ms(other, one)
-                found.append(RungForecast(other, one, base.system.rpartition(", ")[2], other.step_ms(one), said, step))
+                found.append(
+                    RungForecast(
+                        other, one, base.system.rpartition(", ")[2], other.step_ms(one), said, step
+                    )
+                )
     return found
 
 
@@ -172,11 +197,15 @@ def _exchange_ms(ladder: Ladder, rung: Rung) -> float:
     """Return one all-reduce of all gradients."""
     ranks = ladder.gpus_per_node
     time_us = _LARGE * 2 * (ranks - 1) / ranks / ladder.gpu_link_gb_per_s / 1e3
-    inside = TimeCurve("all_reduce", ExchangeWire(DIRECT), ranks, 1, (_LARGE,), (time_us,), ladder.system)
+    inside = TimeCurve(
+        "all_reduce", ExchangeWire(DIRECT), ranks, 1, (_LARGE,), (time_us,), ladder.system
+    )
     wire = ExchangeWire(DIRECT if rung.nodes == 1 else NETWORK)
     links = KnownLinks((inside,))
     whole = rung.nodes * ranks
-    return best(links.time("all_reduce", ladder.gradient_bytes, whole, wire, rung.nodes, ladder.network).ms)
+    return best(
+        links.time("all_reduce", ladder.gradient_bytes, whole, wire, rung.nodes, ladder.network).ms
+    )
 
 
 def mean_errors(found: Sequence[RungForecast]) -> tuple[float, float]:

@@ -60,13 +60,22 @@ def replay(
     last = ends[-1] if ends else end
     tail = np.maximum(last - end, 0.0) + after_ms
     contention = end - backward_end_ms
-    overlap = sum((np.clip(np.minimum(b, end) - a, 0.0, None) for a, b in zip(starts, ends, strict=True)), 0.0 * end)
+    overlap = sum(
+        (np.clip(np.minimum(b, end) - a, 0.0, None) for a, b in zip(starts, ends, strict=True)),
+        0.0 * end,
+    )
     return Replayed(
-        end + tail + update_ms + own_work_ms, tail, contention, own_work_ms + 0.0 * end, np.asarray(overlap)
+        end + tail + update_ms + own_work_ms,
+        tail,
+        contention,
+        own_work_ms + 0.0 * end,
+        np.asarray(overlap),
     )
 
 
-def _reached(work_ms: Values, starts: Sequence[Values], ends: Sequence[Values], slowed: Values) -> Values:
+def _reached(
+    work_ms: Values, starts: Sequence[Values], ends: Sequence[Values], slowed: Values
+) -> Values:
     """Return when compute has done `work_ms` of its work, if it is slowed during the exchanges so far, which do not overlap."""
     work_ms = np.asarray(work_ms, dtype=float)
     if not slowed.any():

@@ -4,9 +4,9 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 
-from analysis.findings.runs import Runs, between_runs, pooled
 from analysis.prediction.cells import Workload, workload_of
 from analysis.prediction.draws import Values, about, near
+from analysis.study.study import Runs, between_runs, pooled
 from benchmarks.record.metrics import interval
 
 STEP, COST, EXCHANGE = "step/ms_median", "strategy/cost_ms", "comm/exchange_ms"
@@ -55,7 +55,9 @@ class RunScatter:
         if metric == COST:
             one_run = max(self.cost_ms(runs), _within_ms(runs))
             return near(statistics.median(values), one_run / math.sqrt(len(values)), name)
-        return about(statistics.median(values), self.share(runs, metric) / math.sqrt(len(values)), name)
+        return about(
+            statistics.median(values), self.share(runs, metric) / math.sqrt(len(values)), name
+        )
 
 
 def _between_ms(alike: Iterable[Runs]) -> float | None:
@@ -66,7 +68,11 @@ def _between_ms(alike: Iterable[Runs]) -> float | None:
 
 def _believed(runs: Runs, metric: str) -> list[float]:
     """Return the values of a metric in ms that are no damage."""
-    return [one for one in runs.values(metric) if abs(one) <= _LONGEST_MS and (one > 0 or metric == COST)]
+    return [
+        one
+        for one in runs.values(metric)
+        if abs(one) <= _LONGEST_MS and (one > 0 or metric == COST)
+    ]
 
 
 def _within_ms(runs: Runs) -> float:
@@ -90,7 +96,11 @@ def _inside(runs: Runs, metric: str) -> list[tuple[float, float]]:
 
 def _error(widths: Sequence[float]) -> float:
     """Return the standard error that widths of 95 % intervals tell; 0 without any."""
-    return math.sqrt(statistics.fmean(width**2 for width in widths)) / 2 / SIGMAS_AT_95 if widths else 0.0
+    return (
+        math.sqrt(statistics.fmean(width**2 for width in widths)) / 2 / SIGMAS_AT_95
+        if widths
+        else 0.0
+    )
 
 
 def run_workload(runs: Runs) -> Workload:

@@ -36,7 +36,9 @@ class Ranking:
     cells: int
     tau: float  # Kendall's, of the costs
     pairs: int  # whose measured costs differ by more than runs do
-    tau_of_pairs: float | None  # of these alone: (in the measured order − against it) ÷ pairs; None without any
+    tau_of_pairs: (
+        float | None
+    )  # of these alone: (in the measured order − against it) ÷ pairs; None without any
 
 
 @dataclass(frozen=True)
@@ -58,13 +60,19 @@ class Summary:
     @property
     def coverage(self) -> float | None:
         """The share of cells inside their intervals."""
-        return self.covered / self.with_interval if self.covered is not None and self.with_interval else None
+        return (
+            self.covered / self.with_interval
+            if self.covered is not None and self.with_interval
+            else None
+        )
 
 
 def summary(held: Sequence[HeldOut]) -> Summary:
     """Return the summary of held-out cells."""
     made = [(one, one.forecast) for one in held if one.forecast is not None]
-    costs = [(one.cost_ms, found) for one, found in made if one.cost_ms is not None and one.cost_ms > 0]
+    costs = [
+        (one.cost_ms, found) for one, found in made if one.cost_ms is not None and one.cost_ms > 0
+    ]
     inside = [one.inside for one, _ in made if one.inside is not None]
     return Summary(
         cells=len(held),
@@ -72,7 +80,9 @@ def summary(held: Sequence[HeldOut]) -> Summary:
         cost_cells=len(costs),
         cost=_mape((measured, found.cost_ms) for measured, found in costs),
         null_cost=_mape((measured, found.null_cost_ms) for measured, found in costs),
-        cost_floor=fmean(floors) if (floors := [one.floor for one, _ in made if one.floor is not None]) else None,
+        cost_floor=fmean(floors)
+        if (floors := [one.floor for one, _ in made if one.floor is not None])
+        else None,
         step=_mape((one.step_ms, found.step_ms) for one, found in made),
         null_step=_mape((one.step_ms, found.null_step_ms) for one, found in made),
         covered=sum(inside) if inside else None,
@@ -92,7 +102,9 @@ def rankings(held: Iterable[HeldOut]) -> tuple[Ranking, ...]:
             groups[where][question.options].append(one)
     found = []
     for (workload, many, *_), strategies in groups.items():
-        if len(strategies) >= FEWEST_STRATEGIES and (made := _ranking(f"{workload} on {many}", strategies.values())):
+        if len(strategies) >= FEWEST_STRATEGIES and (
+            made := _ranking(f"{workload} on {many}", strategies.values())
+        ):
             found.append(made)
     return tuple(found)
 
@@ -105,7 +117,13 @@ def _ranking(name: str, strategies: Iterable[Sequence[HeldOut]]) -> Ranking | No
     for cells in strategies:
         measured = [one.cell.cost_ms for one in cells if one.cell.cost_ms is not None]
         said = fmean(one.forecast.cost_ms for one in cells if one.forecast)
-        rows.append((said, fmean(map(best, measured)), math.hypot(*map(deviation, measured)) / len(measured)))
+        rows.append(
+            (
+                said,
+                fmean(map(best, measured)),
+                math.hypot(*map(deviation, measured)) / len(measured),
+            )
+        )
     tau = float(kendalltau([said for said, *_ in rows], [ms for _, ms, _ in rows]).statistic)
     if not math.isfinite(tau):
         return None
@@ -154,7 +172,9 @@ def _errors(curve: TimeCurve, fewer: KnownLinks) -> list[CollectiveError]:
 
 def mean_error(errors: Iterable[CollectiveError], large: bool) -> float | None:
     """Return the MAPE of collectives from 1 MiB, or below it."""
-    return _mape((one.measured_us, one.said_us) for one in errors if (one.size_bytes >= MIB) == large)
+    return _mape(
+        (one.measured_us, one.said_us) for one in errors if (one.size_bytes >= MIB) == large
+    )
 
 
 def _mape(pairs: Iterable[tuple[float, float]]) -> float | None:

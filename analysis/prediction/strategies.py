@@ -30,7 +30,9 @@ from conf.groups import choice, choices
 from conf.options import Refused
 from conf.targets import locate_without_torch
 
-Parts = Callable[[Question, float, Known], Sequence[Timed]]  # of a bucket of so many bytes: one after the other
+Parts = Callable[
+    [Question, float, Known], Sequence[Timed]
+]  # of a bucket of so many bytes: one after the other
 
 
 @dataclass(frozen=True)
@@ -38,15 +40,21 @@ class Exchange:
     """How the gradients of a strategy travel. What comes back has `question.back` times the bytes that were sent."""
 
     times: Parts
-    after: Parts = lambda question, size, known: ()  # what follows once backward and all buckets have ended
+    after: Parts = (
+        lambda question, size, known: ()
+    )  # what follows once backward and all buckets have ended
     # The collective of a bucket, such as reduce_scatter + all_gather; None: none that goes over one kind of wire alone.
     collective: Callable[[Question], str | None] = lambda question: None
     by_nccl: bool = False  # NCCL's settings reach it; its log says the wire
     gpu_servers: bool = False  # servers keep weights on a GPU
     occupies: bool = True  # the multiprocessors of the ranks' GPUs, and so slows compute by γ; copy engines do not
     waits: bool = True  # each step, for all other ranks
-    during_backward: bool = True  # each bucket from when its gradients are there; else all of them after backward
-    splits_graphs: bool = False  # where backward is compiled to one graph too, as torch does for its own DDP
+    during_backward: bool = (
+        True  # each bucket from when its gradients are there; else all of them after backward
+    )
+    splits_graphs: bool = (
+        False  # where backward is compiled to one graph too, as torch does for its own DDP
+    )
     # Whether weights come back in a step, in full precision whatever a hook leaves of gradients. Alone, gradients come back.
     brings_weights: Callable[[Question], bool] = lambda question: False
 
@@ -67,7 +75,11 @@ class BucketTimes:
     @property
     def best(self) -> "BucketTimes":
         """The best values alone."""
-        return replace(self, during=[exactly(best(one)) for one in self.during], after=exactly(best(self.after)))
+        return replace(
+            self,
+            during=[exactly(best(one)) for one in self.during],
+            after=exactly(best(self.after)),
+        )
 
     def times(self, ratio: Values) -> "BucketTimes":
         """Return all times that many times as long."""
@@ -75,7 +87,9 @@ class BucketTimes:
 
 
 def by_collective(
-    kind: str | Callable[[Question], str], during_backward: bool = True, brings_weights: bool = False
+    kind: str | Callable[[Question], str],
+    during_backward: bool = True,
+    brings_weights: bool = False,
 ) -> Exchange:
     """Return the Exchange of buckets that NCCL's collectives carry, such as `reduce_scatter + all_gather`.
 
@@ -88,7 +102,9 @@ def by_collective(
     def of(question: Question) -> str:
         return kind if isinstance(kind, str) else kind(question)
 
-    if isinstance(kind, str) and (unknown := [one for one in kind.split(TOGETHER) if one not in COLLECTIVES]):
+    if isinstance(kind, str) and (
+        unknown := [one for one in kind.split(TOGETHER) if one not in COLLECTIVES]
+    ):
         raise ValueError(f"{unknown[0]!r} is no collective; accepted are {', '.join(COLLECTIVES)}")
     if brings_weights and isinstance(kind, str) and kind.count(TOGETHER) != 1:
         raise ValueError(
@@ -97,7 +113,9 @@ def by_collective(
     if brings_weights:
         return Exchange(
             lambda question, size, known: [one_of_two(question, of(question), 0, size, known)],
-            lambda question, size, known: [one_of_two(question, of(question), 1, question.back * size, known)],
+            lambda question, size, known: [
+                one_of_two(question, of(question), 1, question.back * size, known)
+            ],
             collective=of,
             by_nccl=True,
             during_backward=during_backward,
@@ -141,8 +159,12 @@ def refuse_unknown_names(names: Sequence[str], study: Sequence[Question]) -> Non
         if name in of_study:
             refuse_unknown(of_study[name])
         elif name not in ours:
-            known = dict.fromkeys([*(one for one in of_study if exchange_of(of_study[one]) is not NOT_KNOWN), *ours])
-            raise ValueError(f"--strategy {name!r}: no forecast knows it; accepted are {', '.join(known)}")
+            known = dict.fromkeys(
+                [*(one for one in of_study if exchange_of(of_study[one]) is not NOT_KNOWN), *ours]
+            )
+            raise ValueError(
+                f"--strategy {name!r}: no forecast knows it; accepted are {', '.join(known)}"
+            )
 
 
 @functools.cache
@@ -183,7 +205,11 @@ def overlaps(question: Question) -> bool:
 def occupies(question: Question) -> bool:
     """Tell whether the exchange takes multiprocessors from backward: a server on a GPU of its own does not."""
     exchange = exchange_of(question)
-    return exchange.occupies and overlaps(question) and (question.shares_gpu or not exchange.gpu_servers)
+    return (
+        exchange.occupies
+        and overlaps(question)
+        and (question.shares_gpu or not exchange.gpu_servers)
+    )
 
 
 @contextlib.contextmanager
@@ -206,7 +232,11 @@ def as_in_a_step(question: Question) -> Question:
     if not question.halves:
         return question
     with _told(question):
-        return replace(question, back=2.0) if exchange_of(question).brings_weights(question) else question
+        return (
+            replace(question, back=2.0)
+            if exchange_of(question).brings_weights(question)
+            else question
+        )
 
 
 def bucket_times(question: Question, buckets: tuple[float, ...], known: Known) -> BucketTimes:
@@ -219,12 +249,17 @@ def bucket_times(question: Question, buckets: tuple[float, ...], known: Known) -
         return BucketTimes([exactly(0.0) for _ in buckets], exactly(0.0), {MEASURED})
     with _told(question):
         of = exchange_of(question)
-        found = {size: (of.times(question, size, known), of.after(question, size, known)) for size in set(buckets)}
+        found = {
+            size: (of.times(question, size, known), of.after(question, size, known))
+            for size in set(buckets)
+        }
         during = [sum((one.ms for one in found[size][0]), exactly(0.0)) for size in buckets]
         after = sum((one.ms for size in buckets for one in found[size][1]), exactly(0.0))
         sources = {one.source for both in found.values() for several in both for one in several}
     if wrong := [ms for ms in map(best, (*during, after)) if not 0 <= ms < math.inf]:
-        raise ValueError(f"strategy {question.strategy!r}: by its exchange a bucket takes {wrong[0]:g} ms")
+        raise ValueError(
+            f"strategy {question.strategy!r}: by its exchange a bucket takes {wrong[0]:g} ms"
+        )
     return BucketTimes(during, after, sources)
 
 
@@ -238,10 +273,16 @@ def _updated_on_host(question: Question) -> bool:
 
 
 def _of_reduce(question: Question) -> str:
-    return "reduce + broadcast" if question.option("reduce", "sharded") == "owner" else "reduce_scatter + all_gather"
+    return (
+        "reduce + broadcast"
+        if question.option("reduce", "sharded") == "owner"
+        else "reduce_scatter + all_gather"
+    )
 
 
-NOT_KNOWN = Exchange(_nothing, occupies=False)  # of a strategy that declares none: its cells say nothing of others
+NOT_KNOWN = Exchange(
+    _nothing, occupies=False
+)  # of a strategy that declares none: its cells say nothing of others
 
 all_reduce = replace(by_collective("all_reduce"), splits_graphs=True)
 reduced_on_gpus = by_collective(_of_reduce, brings_weights=True)

@@ -54,12 +54,16 @@ def logged_buckets(choices: Any, gradient_bytes: float, cap_bytes: float) -> tup
     """
     rows = [row for row in choices if isinstance(row, Mapping)] if isinstance(choices, list) else []
     known = {finite(row.get("bytes")) for row in rows if row.get("function") == "AllReduce"}
-    sizes = sorted((size for size in known if size and 0 < size < gradient_bytes), reverse=True)[:_MOST_SIZES]
+    sizes = sorted((size for size in known if size and 0 < size < gradient_bytes), reverse=True)[
+        :_MOST_SIZES
+    ]
     made = (
         (*full, last)
         for last in sizes
         for count in range(1, len(sizes))
-        for full in itertools.combinations([size for size in sizes if size >= max(cap_bytes, last)], count)
+        for full in itertools.combinations(
+            [size for size in sizes if size >= max(cap_bytes, last)], count
+        )
     )
     plans = {plan for plan in made if sum(plan) == gradient_bytes and len(set(plan)) == len(plan)}
     return plans.pop() if len(plans) == 1 else ()
@@ -70,18 +74,31 @@ def moments(tables: Mapping[str, Any]) -> StepMoments | None:
     found = []
     for row in _rows(tables, "timeline"):
         ready = _numbers(row.get("ready_ms"), 0.0, _LONGEST_MS)
-        backward, update = (_within(row.get(f"{name}_ms"), 0.0, _LONGEST_MS) for name in ("backward", "update"))
-        if not row.get("exchange") and ready and backward is not None and update and backward <= update:
+        backward, update = (
+            _within(row.get(f"{name}_ms"), 0.0, _LONGEST_MS) for name in ("backward", "update")
+        )
+        if (
+            not row.get("exchange")
+            and ready
+            and backward is not None
+            and update
+            and backward <= update
+        ):
             found.append(StepMoments(ready, backward, update))
     return max(found, key=lambda one: one.update_ms, default=None)
 
 
-def exchange_curve(tables: Mapping[str, Any]) -> tuple[str, tuple[float, ...], tuple[float, ...]] | None:
+def exchange_curve(
+    tables: Mapping[str, Any],
+) -> tuple[str, tuple[float, ...], tuple[float, ...]] | None:
     """Return the operation, sizes in bytes and times in µs of collectives alone; None where they were not timed."""
     operation = _table(tables, "bucket_exchange").get("operation")
     points = {}
     for row in _rows(tables, "bucket_exchange"):
-        size, ms = _within(row.get("bytes"), 1, _MOST_BYTES), _within(row.get("ms"), 0.0, _LONGEST_MS)
+        size, ms = (
+            _within(row.get("bytes"), 1, _MOST_BYTES),
+            _within(row.get("ms"), 0.0, _LONGEST_MS),
+        )
         if size and ms:
             points[size] = 1e3 * ms
     if not points or not isinstance(operation, str):
@@ -105,7 +122,10 @@ def residuals_ms(tables: Mapping[str, Any]) -> Values | None:
     probabilities = _numbers(_table(tables, "residuals").get("probabilities"), 0.0, 1.0)
     found = []
     for row in _rows(tables, "residuals"):
-        quantiles, mean = _numbers(row.get("quantiles_ms"), 0.0, _LONGEST_MS), finite(row.get("mean_ms"))
+        quantiles, mean = (
+            _numbers(row.get("quantiles_ms"), 0.0, _LONGEST_MS),
+            finite(row.get("mean_ms")),
+        )
         count = finite(row.get("n"))
         if not quantiles or len(quantiles) != len(probabilities) or mean is None:
             continue

@@ -15,15 +15,17 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from analysis.findings.study import Study
 from analysis.prediction.asked import workload_here
 from analysis.prediction.calibration import Calibrated, calibrate
 from analysis.prediction.cells import Question, question_of
 from analysis.prediction.forecast import FEWEST_HELD_OUT, LEVEL, forecast, is_scored
 from analysis.prediction.holdout import BATCH, CONDITION, HeldOut, hold_out, scores
+from analysis.study.study import Study
 from conf.cell import Cell
 
-VERSION = 6  # another model has another number: a forecast of the same records may then be another one
+VERSION = (
+    6  # another model has another number: a forecast of the same records may then be another one
+)
 
 
 # The scores of held-out cells, by the way of holding out (analysis.prediction.holdout), the machine and the device: errors of
@@ -32,7 +34,9 @@ ScoreKey = tuple[str, str, str]
 Scores = Mapping[ScoreKey, Sequence[float]]
 
 
-def upcoming(cell: Cell, study: Study, machine: str, link_class: str | None, known: Scores) -> dict[str, Any]:
+def upcoming(
+    cell: Cell, study: Study, machine: str, link_class: str | None, known: Scores
+) -> dict[str, Any]:
     """Return the forecast of a cell; `known` is what `scores_by_machine` returned, `link_class` is the farthest between its GPUs.
 
     `machine` is the one it will run on, as the study names it.
@@ -67,7 +71,10 @@ def scores_by_machine(study: Study) -> Scores:
             for one in hold_out(calibration, way, suspect=True):
                 found[_key(way, one.cell.question)].append(one)
     sound = {key: scores(one for one in held if one.cell.valid) for key, held in found.items()}
-    return {key: sound[key] if len(sound[key]) >= FEWEST_HELD_OUT else scores(held) for key, held in found.items()}
+    return {
+        key: sound[key] if len(sound[key]) >= FEWEST_HELD_OUT else scores(held)
+        for key, held in found.items()
+    }
 
 
 def _key(way: str, question: Question) -> ScoreKey:
@@ -77,7 +84,11 @@ def _key(way: str, question: Question) -> ScoreKey:
 
 def _way(calibration: Calibrated, asked: Question) -> str:
     """Return the way of holding out that leaves as much unknown as a question does; empty where none does."""
-    same = [one.question for one in calibration.cells if one.timed and one.question.workload == asked.workload]
+    same = [
+        one.question
+        for one in calibration.cells
+        if one.timed and one.question.workload == asked.workload
+    ]
     if not any(one.ranks > 1 for one in same):
         return ""
     return CONDITION if any(one.batch_size == asked.batch_size for one in same) else BATCH

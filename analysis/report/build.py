@@ -14,20 +14,21 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from analysis.findings.examine import findings_of
-from analysis.findings.model import Findings
-from analysis.findings.study import Study, open_study
 from analysis.gc_pause import gc_paused
 from analysis.report.contents import benchmark_sections, contents
 from analysis.report.finding.sentences import sentences
 from analysis.report.folder import PAGE, write_folder
-from analysis.report.names import of_unit, unit_of
 from analysis.report.page import Report, markdown_page, page
 from analysis.report.papers.document import document
 from analysis.report.papers.figure import to_figure
 from analysis.report.papers.table import to_latex
 from analysis.report.style import ON_PAGE, style
 from analysis.report.tables import to_csv
-from analysis.report.text import count, first_lines, sentence, single_line
+from analysis.study.estimates import Findings
+from analysis.study.names import names_of_unit as of_unit
+from analysis.study.names import unit_of
+from analysis.study.study import Study, open_study
+from analysis.text import count, first_lines, sentence, single_line
 from analysis.verification.quick import QuickCheck
 
 
@@ -60,7 +61,9 @@ def report_of(study: Study, findings: Findings, width: str = ON_PAGE) -> Report:
     """Return the report of a study and of its findings."""
     unsaid = [of_unit(line, unit_of(study)) for line in findings.unsaid] if study.trains else []
     if study.unreadable:
-        unsaid.append(f"{count(len(study.unreadable), 'file')} could not be read: {study.unreadable[0]}")
+        unsaid.append(
+            f"{count(len(study.unreadable), 'file')} could not be read: {study.unreadable[0]}"
+        )
     with style(width):
         of_benchmarks = benchmark_sections(study, findings)
         sections = contents(study, findings, of_benchmarks.values())
@@ -80,7 +83,9 @@ def _setting(study: Study) -> str:
     ]
     when = " to ".join(dict.fromkeys(days))
     runs, usable = len(study.records), len(study.usable)
-    used = count(runs, "run") if usable == runs else f"{count(runs, 'run')}, {usable:,} of them usable"
+    used = (
+        count(runs, "run") if usable == runs else f"{count(runs, 'run')}, {usable:,} of them usable"
+    )
     return single_line(f"{used} · {when} (UTC)", 600)
 
 

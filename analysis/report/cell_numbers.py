@@ -4,24 +4,29 @@ import math
 from collections.abc import Container, Iterable, Mapping
 
 from analysis.findings.baselines import EFFICIENCY, stated
-from analysis.findings.model import AGAINST
-from analysis.findings.next_run.interval import WORDS, ends_of, rests_on
 from analysis.findings.predicted.stated import stated_forecast
-from analysis.findings.rates import primary_rate
-from analysis.report.names import of_unit
 from analysis.report.numbers import ABSENT, THIN, number, of_metric
+from analysis.study.estimates import AGAINST
+from analysis.study.intervals import WORDS, ends_of, rests_on
+from analysis.study.names import names_of_unit as of_unit
+from analysis.study.rates import primary_rate
 from analysis.trace.metrics import TRACE_EXPOSED
 from benchmarks.record import Record, metrics
 
 MARGIN = "±"  # half the 95 % interval of the next run, as a share of images per second
-NOT_SEEN = "none seen"  # stands for an exposed time of 0 or less: steps without the exchange were as slow
+NOT_SEEN = (
+    "none seen"  # stands for an exposed time of 0 or less: steps without the exchange were as slow
+)
 ONE_RUN = "one run"  # stands there where it is not known
 RESULT = "result"  # of benchmarks whose metrics have no column
 TRANSPORT = "transport"
 EXPOSED, IDEAL = "comm/exposed_ms", "comm/ideal_ratio"
 PREDICTED = "predicted"  # images per second by the forecast, and the measured step against it
 RATE = "throughput/images_per_second"
-OF_SEVERAL_GPUS = ("throughput/images_per_second_per_gpu", EFFICIENCY)  # on one GPU they say nothing new
+OF_SEVERAL_GPUS = (
+    "throughput/images_per_second_per_gpu",
+    EFFICIENCY,
+)  # on one GPU they say nothing new
 LEAST_MARGIN = 0.00005  # a smaller one would be rounded to 0.00 %
 # Columns of tables of cells in their order; the trace's exposed ms stand in the column of the exposed ms.
 _METRICS = {one.name: one.column for one in metrics.COLUMNS if not one.name.startswith("trace/")}
@@ -33,21 +38,31 @@ def cell_numbers(record: Record, of_several: Mapping[str, float]) -> dict[str, s
     """Return {column: number} of a finished cell, without the unit if the column's heading has it; what is unknown is absent.
 
     `of_several` are the values that need other records, as they are now, and the intervals that are known
-    (analysis.findings.communication.several_records, `shown`).
+    (analysis.findings.record_values, `shown`).
     """
     own = {} if (share := stated(record)) is None else {EFFICIENCY: share}
     values = record.metrics | own | dict(of_several)
     several = record.cell.world_size > 1
-    names = [name for name in _METRICS if name in values and (several or name not in OF_SEVERAL_GPUS)]
+    names = [
+        name for name in _METRICS if name in values and (several or name not in OF_SEVERAL_GPUS)
+    ]
     found = {_METRICS[name]: number(values[name], of_metric(name)) for name in names}
     if values.get(EXPOSED, 1.0) <= 0:
         found[_METRICS[EXPOSED]] = NOT_SEEN
     if TRACE_EXPOSED in values:
-        found[_METRICS[EXPOSED]] = f"{found.get(_METRICS[EXPOSED], ABSENT)} (trace {number(values[TRACE_EXPOSED])})"
+        found[_METRICS[EXPOSED]] = (
+            f"{found.get(_METRICS[EXPOSED], ABSENT)} (trace {number(values[TRACE_EXPOSED])})"
+        )
     if (said := stated_forecast(record)) is not None:
         found[PREDICTED] = f"{found.get(PREDICTED, ABSENT)}, {said.compared}"
-    found |= {MARGIN: margin(values), RESULT: first_number(record, values), TRANSPORT: transport(record)}
-    return {column: found[column] for column in COLUMNS if found.get(column, ABSENT) not in ("", ABSENT)}
+    found |= {
+        MARGIN: margin(values),
+        RESULT: first_number(record, values),
+        TRANSPORT: transport(record),
+    }
+    return {
+        column: found[column] for column in COLUMNS if found.get(column, ABSENT) not in ("", ABSENT)
+    }
 
 
 def heading(column: str, things: str, unit: str) -> str:
@@ -71,7 +86,9 @@ def with_unit(column: str, text: str, things: str = "images", units: str = "GPUs
         return f"±{text} {WORDS}" if column == MARGIN and text != ONE_RUN else text
     unit, column = "" if entry.unit == "%" else entry.of(things).unit, entry.of(things).column
     words = of_unit(column.removesuffix(unit).strip(), units)
-    text, against, members = text.partition(f" {AGAINST} ")  # of an efficiency: its GPUs that were measured alone
+    text, against, members = text.partition(
+        f" {AGAINST} "
+    )  # of an efficiency: its GPUs that were measured alone
     return " ".join(part for part in (text, unit, words, against.strip(), members) if part)
 
 
@@ -81,12 +98,20 @@ def margin(values: Mapping[str, float]) -> str:
     if not rate:
         return ""
     half = (ends[1] - ends[0]) / 2 / rate if ends else math.nan
-    return f"<0.01{THIN}%" if 0 <= half < LEAST_MARGIN else number(half, "share") if math.isfinite(half) else ONE_RUN
+    return (
+        f"<0.01{THIN}%"
+        if 0 <= half < LEAST_MARGIN
+        else number(half, "share")
+        if math.isfinite(half)
+        else ONE_RUN
+    )
 
 
 def about_margins(values: Iterable[Mapping[str, float]]) -> str:
     """Return what ± and the intervals of cells are: `± for the next run, from 12 runs of equal cells`; empty without any."""
-    known = rests_on(value for of_cell in values for name, value in of_cell.items() if name.endswith("ci_runs"))
+    known = rests_on(
+        value for of_cell in values for name, value in of_cell.items() if name.endswith("ci_runs")
+    )
     return f"± {WORDS} (95 %), {known} of equal cells" if known else ""
 
 

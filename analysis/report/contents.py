@@ -9,22 +9,24 @@ import pkgutil
 from collections.abc import Iterable
 from dataclasses import replace
 
-from analysis.findings.model import Findings
-from analysis.findings.runs import named
-from analysis.findings.study import Study
 from analysis.report import sections as folder
 from analysis.report.measured_values import first_records
-from analysis.report.names import of_unit, unit_of
 from analysis.report.section import Section, SectionFunction
 from analysis.report.tables import Table
-from analysis.report.text import single_line
+from analysis.study.estimates import Findings
+from analysis.study.names import names_of_unit as of_unit
+from analysis.study.names import unit_of
+from analysis.study.study import Study, named
+from analysis.text import single_line
 from benchmarks.record import Record
 from conf.groups import choice
 from conf.options import Refused
 from conf.targets import locate_without_torch
 
 
-def contents(study: Study, findings: Findings, of_benchmarks: Iterable[Section]) -> tuple[Section, ...]:
+def contents(
+    study: Study, findings: Findings, of_benchmarks: Iterable[Section]
+) -> tuple[Section, ...]:
     """Return the sections of a report in their order, without empty ones."""
     general = [function(study, findings) for function in section_functions()]
     own = [_of_unit(section, unit_of(study)) for section in general if section is not None]
@@ -44,13 +46,18 @@ def _of_unit(section: Section, unit: str) -> Section:
 
     def of_table(table: Table) -> Table:
         columns = tuple(replace(one, heading=of_unit(one.heading, unit)) for one in table.columns)
-        rows = tuple(tuple(of_unit(one, unit) if isinstance(one, str) else one for one in row) for row in table.rows)
+        rows = tuple(
+            tuple(of_unit(one, unit) if isinstance(one, str) else one for one in row)
+            for row in table.rows
+        )
         return replace(table, caption=of_unit(table.caption, unit), columns=columns, rows=rows)
 
     return replace(
         section,
         lines=tuple(of_unit(line, unit) for line in section.lines),
-        pictures=tuple(replace(one, caption=of_unit(one.caption, unit)) for one in section.pictures),
+        pictures=tuple(
+            replace(one, caption=of_unit(one.caption, unit)) for one in section.pictures
+        ),
         tables=tuple(map(of_table, section.tables)),
     )
 
@@ -68,15 +75,26 @@ def _joined(first: Section, second: Section) -> Section:
 
 def section_functions() -> list[SectionFunction]:
     """Return the functions that the modules of the folder `sections`, and of folders in it, list in `SECTIONS`."""
-    names = sorted(module.name for module in pkgutil.walk_packages(folder.__path__, f"{folder.__name__}."))
-    return [function for name in names for function in getattr(importlib.import_module(name), "SECTIONS", ())]
+    names = sorted(
+        module.name for module in pkgutil.walk_packages(folder.__path__, f"{folder.__name__}.")
+    )
+    return [
+        function
+        for name in names
+        for function in getattr(importlib.import_module(name), "SECTIONS", ())
+    ]
 
 
 def benchmark_sections(study: Study, findings: Findings) -> dict[str, Section]:
     """Return {benchmark: its section} of the benchmarks that bring one, in the order in which they first ran."""
-    dotted_names = {benchmark: _dotted_name(record) for benchmark, record in first_records(study.records).items()}
+    dotted_names = {
+        benchmark: _dotted_name(record)
+        for benchmark, record in first_records(study.records).items()
+    }
     return {
-        benchmark: _section(benchmark, dotted, study, findings) for benchmark, dotted in dotted_names.items() if dotted
+        benchmark: _section(benchmark, dotted, study, findings)
+        for benchmark, dotted in dotted_names.items()
+        if dotted
     }
 
 
@@ -87,7 +105,9 @@ def _dotted_name(record: Record) -> str:
     """
     declared = record.cell.declared.get("benchmark", {}).get("section")
     try:
-        return str(declared or choice("benchmark", named(record, "benchmark")).code.get("section", ""))
+        return str(
+            declared or choice("benchmark", named(record, "benchmark")).code.get("section", "")
+        )
     except Refused:  # a benchmark that is not in this installation
         return ""
 

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from analysis.findings.model import Estimate
 from analysis.report.style import COLOURS, INK, MUTED, RULE, figure_width, for_width, new_figure
-from analysis.report.text import count, single_line
+from analysis.study.estimates import Estimate
+from analysis.text import count, single_line
 
 ROW = 0.4  # inches of a row with its label above
 ROW_LENGTH = 66  # characters of that label in a figure of the page
@@ -49,7 +49,13 @@ def rows_figure(count: int) -> tuple[Any, Any]:
     bare(axes)
     axes.grid(visible=False)
     axes.hlines(
-        [y + 0.08 for y in range(count)], 0, 1, transform=axes.get_yaxis_transform(), color=RULE, lw=0.7, zorder=0
+        [y + 0.08 for y in range(count)],
+        0,
+        1,
+        transform=axes.get_yaxis_transform(),
+        color=RULE,
+        lw=0.7,
+        zorder=0,
     )
     return figure, axes
 

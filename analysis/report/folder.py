@@ -34,7 +34,9 @@ def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
     place = folder.resolve()
     users_own = _users_files(folder, place, files)
     make_folder(place.parent)
-    new, old = (place.with_name(f".{place.name}.{uuid.uuid4().hex}.{end}") for end in ("new", "old"))
+    new, old = (
+        place.with_name(f".{place.name}.{uuid.uuid4().hex}.{end}") for end in ("new", "old")
+    )
     try:
         for name, content in files.items():
             (new / name).parent.mkdir(parents=True, exist_ok=True)
@@ -67,7 +69,11 @@ def _users_files(folder: Path, place: Path, files: Mapping[str, bytes]) -> list[
             f"{folder}: holds files, and no report of Ringside; nothing was written (-o names another folder)"
         )
     # A report has no links and no pipes: one with the name of its file is the user's.
-    own = {name for name in {*present} & {*(earlier or files)} if stat.S_ISREG((place / name).lstat().st_mode)}
+    own = {
+        name
+        for name in {*present} & {*(earlier or files)}
+        if stat.S_ISREG((place / name).lstat().st_mode)
+    }
     kept = [name for name in present if name not in own]
     if both := [name for name in kept if name in files]:
         raise FileExistsError(
@@ -92,7 +98,9 @@ def _files_in(folder: Path) -> Iterator[str]:
     """Yield every file and link below a folder, as a path from it."""
     for where, folders, names in os.walk(folder):
         links = [name for name in folders if (Path(where) / name).is_symlink()]
-        yield from (str((Path(where) / name).relative_to(folder)) for name in sorted([*names, *links]))
+        yield from (
+            str((Path(where) / name).relative_to(folder)) for name in sorted([*names, *links])
+        )
 
 
 def _take_along(source: Path, target: Path) -> None:

@@ -4,11 +4,10 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from analysis.findings.model import Estimate
-from analysis.findings.next_run.interval import WORDS, interval, rests_on
-from analysis.findings.runs import named
-from analysis.findings.study import Study
 from analysis.report.numbers import estimate, of_metric
+from analysis.study.estimates import Estimate
+from analysis.study.intervals import WORDS, interval, rests_on
+from analysis.study.study import Study, named
 from benchmarks.record import Record, finite
 
 RATE = "throughput/images_per_second"
@@ -62,7 +61,11 @@ def mappings(table: object) -> Iterator[Mapping[str, Any]]:
 
 def numbers(values: object) -> list[float]:
     """Return the finite numbers of a list."""
-    return [one for value in values if (one := finite(value)) is not None] if isinstance(values, list) else []
+    return (
+        [one for value in values if (one := finite(value)) is not None]
+        if isinstance(values, list)
+        else []
+    )
 
 
 def median_and_interval(study: Study, group: Group, metric: str) -> str:

@@ -3,13 +3,13 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
-from analysis.findings.study import Study
 from analysis.report.measured_values import Group, records_of
-from analysis.report.names import short_names, spoken, unit_of
 from analysis.report.section import Section
 from analysis.report.style import Picture
 from analysis.report.tables import Table
-from analysis.report.text import join_words, single_line
+from analysis.study.names import short_names, spoken, unit_of
+from analysis.study.study import Study
+from analysis.text import join_words, single_line
 from benchmarks.record import Record
 
 NAMED = 4  # cells of one sentence
@@ -17,12 +17,21 @@ DEFAULTS = "the default"  # name of a cell in which no setting differs from the 
 
 
 def links_alone(
-    place: int, sentences: Iterable[str], tables: Sequence[Table] = (), pictures: Iterable[Picture] = ()
+    place: int,
+    sentences: Iterable[str],
+    tables: Sequence[Table] = (),
+    pictures: Iterable[Picture] = (),
 ) -> Section:
     """Return the part of the section on links that one benchmark fills."""
     filled = tuple(table for table in tables if table.rows)
     return Section(
-        "measured", "Links measured alone", (), tuple(pictures), filled, finding=tuple(sentences), place=place
+        "measured",
+        "Links measured alone",
+        (),
+        tuple(pictures),
+        filled,
+        finding=tuple(sentences),
+        place=place,
     )
 
 
@@ -36,7 +45,9 @@ def largest_cells(study: Study, benchmark: str) -> tuple[list[Group], str]:
 
 
 def ranking(
-    what: str, rows: Sequence[tuple[float, Group, str]], defaults: Mapping[int, str] = MappingProxyType({})
+    what: str,
+    rows: Sequence[tuple[float, Group, str]],
+    defaults: Mapping[int, str] = MappingProxyType({}),
 ) -> Iterator[str]:
     """Yield `what: A; then B and C` of rows (sort key, runs of a cell, text), each with what only this cell has.
 

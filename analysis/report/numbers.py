@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from analysis.findings.model import Efficiency, Estimate
+from analysis.study.estimates import Efficiency, Estimate
 from benchmarks.record import metrics
 
 ABSENT = "–"
@@ -36,10 +36,16 @@ MOST_SHARE = 1000  # %; what two runs of each could have shown may be beyond all
 def of_metric(name: str) -> NumberFormat:
     """Return how a metric is written, by the table of metrics; only % is written with the number, other units are in headings."""
     entry = metrics.metric(name)
-    return NumberFormat(100.0, "%", entry.decimals) if entry.unit == "%" else NumberFormat(decimals=entry.decimals)
+    return (
+        NumberFormat(100.0, "%", entry.decimals)
+        if entry.unit == "%"
+        else NumberFormat(decimals=entry.decimals)
+    )
 
 
-def number(value: float | None, kind: str | NumberFormat = "number", width: float | None = None) -> str:
+def number(
+    value: float | None, kind: str | NumberFormat = "number", width: float | None = None
+) -> str:
     """Return a number as text: `4,652`, `98.1 %`, `0.123`; a narrow interval (its `width`) gives it one more decimal.
 
     An efficiency against some of its members says so: `98.1 % against GPU 0`.
@@ -47,7 +53,9 @@ def number(value: float | None, kind: str | NumberFormat = "number", width: floa
     if value is None or not math.isfinite(value):
         return ABSENT
     how = _how(kind)
-    mark = THIN + value.mark.replace(" ", THIN) if isinstance(value, Efficiency) and value.mark else ""
+    mark = (
+        THIN + value.mark.replace(" ", THIN) if isinstance(value, Efficiency) and value.mark else ""
+    )
     value *= how.factor
     if how == KINDS["share"] and abs(value) > MOST_SHARE:
         return f"{MINUS if value < 0 else ''}over {MOST_SHARE:,}{THIN}%"
@@ -78,7 +86,10 @@ def interval(value: float | Estimate | None, kind: str | NumberFormat = "number"
     if not (math.isfinite(value.low) and math.isfinite(value.high)):
         return ""
     unit = THIN + _how(kind).unit if _how(kind).unit else ""
-    low, high = (number(end, kind, value.high - value.low).removesuffix(unit) for end in (value.low, value.high))
+    low, high = (
+        number(end, kind, value.high - value.low).removesuffix(unit)
+        for end in (value.low, value.high)
+    )
     return f"{low} to {high}"
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from analysis.report.section import Section
 from analysis.report.style import COLOURS
 from analysis.report.tables import Table, to_markdown
-from analysis.report.text import count, markdown, single_line
+from analysis.text import count, markdown, single_line
 
 # No script runs and nothing is fetched, whatever a record holds. Drawings have styles inside and may hold images.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
@@ -36,7 +36,9 @@ class Report:
 
 def page(report: Report, files: Sequence[str] = ()) -> str:
     """Return the HTML page; `files` are those that are written with it, which analysis.report.folder reads."""
-    return _rendered("report.html.j2", escape=True, report=report, colours=COLOURS, files=files, policy=POLICY)
+    return _rendered(
+        "report.html.j2", escape=True, report=report, colours=COLOURS, files=files, policy=POLICY
+    )
 
 
 def markdown_page(report: Report) -> str:
@@ -65,6 +67,8 @@ def _rendered(name: str, escape: bool, **values: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        finalize=(lambda value: single_line(value, TEXT_LENGTH) if type(value) is str else value) if escape else None,
+        finalize=(lambda value: single_line(value, TEXT_LENGTH) if type(value) is str else value)
+        if escape
+        else None,
     )
     return environment.get_template(name).render(rows=PAGE_ROWS, left=_left, **values)

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from analysis.findings.model import Findings
-from analysis.findings.study import Study
 from analysis.report.style import Picture
 from analysis.report.tables import Table
+from analysis.study.estimates import Findings
+from analysis.study.study import Study
 
 OF_BENCHMARKS = 59  # place of a benchmark's section: after the machine, before strategies
 
@@ -21,7 +21,9 @@ class Section:
     pictures: tuple[Picture, ...] = ()
     tables: tuple[Table, ...] = ()
     commands: tuple[str, ...] = ()
-    finding: tuple[str, ...] = ()  # sentences for the first screen of a study in which no cell counts images
+    finding: tuple[
+        str, ...
+    ] = ()  # sentences for the first screen of a study in which no cell counts images
     place: int = OF_BENCHMARKS  # sections stand in this order
 
 

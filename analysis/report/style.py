@@ -14,8 +14,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from analysis.findings.model import Estimate
 from analysis.report.tables import Column, Table, Value
+from analysis.study.estimates import Estimate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,7 +36,14 @@ _FAMILIES = (
 )  # fmt: skip
 _OTHERS = ("sky", "brown", "green", "purple")
 # Lines are told apart in grey too: (points drawn, left out, …).
-_LINES: tuple[Any, ...] = ("-", (0, (5, 1.6)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)), (0, (3, 1)), (0, (8, 2)))
+_LINES: tuple[Any, ...] = (
+    "-",
+    (0, (5, 1.6)),
+    (0, (1.2, 1.2)),
+    (0, (6, 1.5, 1.2, 1.5)),
+    (0, (3, 1)),
+    (0, (8, 2)),
+)
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "h")
 TEXT_PT = 8
 OF_LAYOUT = ("GSUB", "GPOS", "GDEF")  # tables of a font
@@ -56,7 +63,10 @@ ON_PAGE = "page"
 WIDTHS_IN = {ON_PAGE: 4.6, "single": 3.3, "double": 7.0}
 LABEL_PT = 10.7  # from one label beside the axes to the next: one line of text
 AROUND_IN = 0.5  # of a figure's height, above and below its axes
-LABEL_PLACE, SAMPLE = 1.03, 0.09  # of these labels, and of the piece of line before them, as shares of the axes' width
+LABEL_PLACE, SAMPLE = (
+    1.03,
+    0.09,
+)  # of these labels, and of the piece of line before them, as shares of the axes' width
 
 
 @dataclass(frozen=True)
@@ -69,8 +79,12 @@ class Picture:
     pdf: bytes  # empty: there is no such file
     card: bool = False  # keeps the colours of paper on the page too
     wide: bool = False  # takes the whole width of the page
-    figure: "Figure | None" = field(default=None, compare=False, repr=False)  # what it was saved from, for notebooks
-    data: Table | None = field(default=None, compare=False, repr=False)  # the numbers that are drawn
+    figure: "Figure | None" = field(
+        default=None, compare=False, repr=False
+    )  # what it was saved from, for notebooks
+    data: Table | None = field(
+        default=None, compare=False, repr=False
+    )  # the numbers that are drawn
 
     @property
     def inline(self) -> str:
@@ -78,7 +92,9 @@ class Picture:
         svg = self.svg[self.svg.index("<svg") :]
         svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
         width = float(re.findall(r'viewBox="0 0 ([0-9.]+)', svg)[0]) * SCALE
-        svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', rf'\1 style="max-width: {width:.0f}px"', svg, count=1)
+        svg = re.sub(
+            r'(<svg[^>]*?) width="[^"]*"', rf'\1 style="max-width: {width:.0f}px"', svg, count=1
+        )
         svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)
         svg = re.sub(r'\bid="', f'id="{self.name}-', svg)
         svg = re.sub(r'(url\(|xlink:href=")#', rf"\1#{self.name}-", svg)
@@ -108,7 +124,9 @@ def colours(strategies: Iterable[str]) -> dict[str, str]:
     """Return {strategy: colour}; strategies that are not Ringside's take the colours that are left, by name."""
     found, others = {}, 0
     for name in sorted(set(strategies)):
-        colour = next((colour for family, colour in _FAMILIES if name in (family, f"{family}_device")), None)
+        colour = next(
+            (colour for family, colour in _FAMILIES if name in (family, f"{family}_device")), None
+        )
         if colour is None:
             colour, others = _OTHERS[others % len(_OTHERS)], others + 1
         found[name] = COLOURS[colour][0]
@@ -125,9 +143,24 @@ def curve_label(axes: Any, text: str, y: float, place: int, look: dict[str, Any]
     at = {"transform": axes.transAxes, "clip_on": False}
     length = SAMPLE * WIDTHS_IN[ON_PAGE] / figure_width()
     middle, end = LABEL_PLACE + length / 2, LABEL_PLACE + length
-    axes.plot([LABEL_PLACE, middle, end], [y] * 3, ls=line_style(place), lw=1.4, markevery=[1], **at, **look)
+    axes.plot(
+        [LABEL_PLACE, middle, end],
+        [y] * 3,
+        ls=line_style(place),
+        lw=1.4,
+        markevery=[1],
+        **at,
+        **look,
+    )
     beside = (end + 0.02, y)
-    axes.annotate(text, beside, xycoords="axes fraction", va="center", color=look["color"], annotation_clip=False)
+    axes.annotate(
+        text,
+        beside,
+        xycoords="axes fraction",
+        va="center",
+        color=look["color"],
+        annotation_clip=False,
+    )
 
 
 def marker(strategy: str) -> str:
@@ -193,7 +226,9 @@ def new_figure(width: float, height: float) -> "tuple[Figure, Any]":
 def rendered(figure: "Figure", name: str, caption: str, data: Table) -> Picture:
     """Return a figure as SVG and PDF, without a date and without the name of the program that wrote them."""
     if engine := figure.get_layout_engine():
-        engine.execute(figure)  # once for both files: each would lay out anew, and draw twice for it
+        engine.execute(
+            figure
+        )  # once for both files: each would lay out anew, and draw twice for it
         figure.set_layout_engine(None)
     files = {}
     with _fonts_without_layout():
@@ -247,6 +282,12 @@ def spread(wanted: Sequence[float], least: float) -> list[float]:
 
     order = sorted(range(len(wanted)), key=lambda place: (wanted[place], place))
     steps = [number * least for number in range(len(order))]
-    rising = isotonic_regression([wanted[place] - step for place, step in zip(order, steps, strict=True)]).x
-    places = dict(zip(order, (float(one) + step for one, step in zip(rising, steps, strict=True)), strict=True))
+    rising = isotonic_regression(
+        [wanted[place] - step for place, step in zip(order, steps, strict=True)]
+    ).x
+    places = dict(
+        zip(
+            order, (float(one) + step for one, step in zip(rising, steps, strict=True)), strict=True
+        )
+    )
     return [places[place] for place in range(len(wanted))]

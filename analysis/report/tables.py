@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from analysis.findings.model import Estimate
 from analysis.report.numbers import NumberFormat, central, estimate, interval, of_metric
-from analysis.report.text import markdown, single_line
+from analysis.study.estimates import Estimate
+from analysis.text import markdown, single_line
 from benchmarks.record import metrics
 
 Value = str | int | float | Estimate | None
@@ -28,10 +28,12 @@ class Column:
     shown: bool = True  # to people; what another column says already is for CSV alone
 
 
-def metric_column(key: str, metric: str, *, heading: str = "", bounded: bool = False, things: str = "images") -> Column:
+def metric_column(
+    key: str, metric: str, *, heading: str = "", bounded: bool = False, things: str = "images"
+) -> Column:
     """Return the column of a metric, as the table of metrics (benchmarks.record.metrics) has it: its heading, its decimals.
 
-    `things` are what the cells count (analysis.report.names.things_of).
+    `things` are what the cells count (analysis.study.names.things_of).
     """
     entry = metrics.metric(metric).of(things)
     return Column(key, heading or entry.column or entry.title, of_metric(metric), bounded)
@@ -45,7 +47,9 @@ class Table:
     caption: str
     columns: tuple[Column, ...]
     rows: tuple[tuple[Value, ...], ...]
-    marked: frozenset[int] = field(default_factory=frozenset)  # rows whose numbers are suspect or invalid
+    marked: frozenset[int] = field(
+        default_factory=frozenset
+    )  # rows whose numbers are suspect or invalid
 
     @cached_property
     def for_people(self) -> "Table":
@@ -53,15 +57,23 @@ class Table:
         kept = [
             place
             for place, column in enumerate(self.columns)
-            if column.shown and (not self.rows or any(row[place] not in (None, "") for row in self.rows))
+            if column.shown
+            and (not self.rows or any(row[place] not in (None, "") for row in self.rows))
         ]
         columns = tuple(self.columns[place] for place in kept)
-        return replace(self, columns=columns, rows=tuple(tuple(row[place] for place in kept) for row in self.rows))
+        return replace(
+            self,
+            columns=columns,
+            rows=tuple(tuple(row[place] for place in kept) for row in self.rows),
+        )
 
     def head(self, most: int) -> Iterator[tuple[bool, list[tuple[str, str, bool]]]]:
         """Yield the first rows: (marked, [(text, interval, is a number)])."""
         for number, row in enumerate(self.rows[:most]):
-            yield number in self.marked, [_parts(value, c) for value, c in zip(row, self.columns, strict=True)]
+            yield (
+                number in self.marked,
+                [_parts(value, c) for value, c in zip(row, self.columns, strict=True)],
+            )
 
 
 def _parts(value: Value, column: Column) -> tuple[str, str, bool]:
@@ -74,7 +86,9 @@ def to_csv(table: Table) -> str:
     """Return every row, with numbers unrounded and without units; an interval is two more columns. Shares are parts of one."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    heads = [(c.key, f"{c.key}_low", f"{c.key}_high") if c.bounded else (c.key,) for c in table.columns]
+    heads = [
+        (c.key, f"{c.key}_low", f"{c.key}_high") if c.bounded else (c.key,) for c in table.columns
+    ]
     writer.writerow([name for names in heads for name in names])
     for row in table.rows:
         cells: list[object] = []
@@ -82,7 +96,10 @@ def to_csv(table: Table) -> str:
             ends = value if isinstance(value, Estimate) else None
             cells.append(_csv_cell(ends.value if ends else value))
             if column.bounded:
-                cells += ["" if one is None else one for one in ((ends.low, ends.high) if ends else (None, None))]
+                cells += [
+                    "" if one is None else one
+                    for one in ((ends.low, ends.high) if ends else (None, None))
+                ]
         writer.writerow(cells)
     return out.getvalue()
 
@@ -107,5 +124,10 @@ def to_markdown(table: Table, most: int) -> str:
     lines = [[markdown(column.heading) for column in table.columns]]
     lines.append(["---" if column.kind == "text" else "---:" for column in table.columns])
     for row in table.rows[:most]:
-        lines.append([markdown(_joined(value, column)) for value, column in zip(row, table.columns, strict=True)])
+        lines.append(
+            [
+                markdown(_joined(value, column))
+                for value, column in zip(row, table.columns, strict=True)
+            ]
+        )
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -31,23 +31,35 @@ class CellSeconds:
     @property
     def metrics(self) -> dict[str, float]:
         """The metrics of a finished cell."""
-        known = {SECONDS: self.total if self.total >= 0 else None, MEASURING: self.measuring, RATIO: self.ratio}
+        known = {
+            SECONDS: self.total if self.total >= 0 else None,
+            MEASURING: self.measuring,
+            RATIO: self.ratio,
+        }
         return {name: value for name, value in known.items() if value is not None}
 
     @property
     def tables(self) -> dict[str, Any]:
         """The table of a record."""
-        return {TABLE: {"rows": [{"part": part, "seconds": seconds} for part, seconds in self.parts.items()]}}
+        return {
+            TABLE: {
+                "rows": [{"part": part, "seconds": seconds} for part, seconds in self.parts.items()]
+            }
+        }
 
 
-def from_lines(folder: CellFolder, lines: RankLines, started_at: float, ended_at: float) -> CellSeconds:
+def from_lines(
+    folder: CellFolder, lines: RankLines, started_at: float, ended_at: float
+) -> CellSeconds:
     """Return what a cell cost by its raw files: the lines of its ranks and the samples of its GPUs."""
     of_first: Sequence[Line] = lines.get(0, ())
     known = parts(of_first, settled(folder), started_at, ended_at) if of_first else {}
     return CellSeconds(ended_at - started_at, known, measuring_seconds(lines))
 
 
-def to_record(folder: CellFolder, lines: RankLines, started_at: float, ended_at: float) -> CellSeconds | None:
+def to_record(
+    folder: CellFolder, lines: RankLines, started_at: float, ended_at: float
+) -> CellSeconds | None:
     """Return what the record of a cell states of its cost; None where its lines do not tell every part."""
     return from_lines(folder, lines, started_at, ended_at) if tells(lines.get(0, ())) else None
 
@@ -59,9 +71,14 @@ def from_record(record: Record) -> CellSeconds | None:
         stated = {str(row["part"]): float(row["seconds"]) for row in record.tables[TABLE]["rows"]}
     except (KeyError, TypeError, ValueError, OverflowError):
         return None
-    if not all(0 <= seconds < math.inf for seconds in stated.values()) or abs(sum(stated.values()) - total) > SLACK_S:
+    if (
+        not all(0 <= seconds < math.inf for seconds in stated.values())
+        or abs(sum(stated.values()) - total) > SLACK_S
+    ):
         return None
-    return CellSeconds(total, stated, measuring if measuring is not None and 0 < measuring < math.inf else None)
+    return CellSeconds(
+        total, stated, measuring if measuring is not None and 0 < measuring < math.inf else None
+    )
 
 
 def named_in_order(rows: Iterable[Mapping[str, float]]) -> list[str]:

@@ -19,7 +19,9 @@ CONNECT = "connect"  # until the ranks had met
 EXIT = "exit"  # from the result until the launcher had seen the end
 
 
-def parts(lines: Sequence[Line], settled_at: float | None, started_at: float, ended_at: float) -> dict[str, float]:
+def parts(
+    lines: Sequence[Line], settled_at: float | None, started_at: float, ended_at: float
+) -> dict[str, float]:
     """Return {part: seconds} of a cell from the lines of its rank 0. They add up to `ended_at` − `started_at`.
 
     Times are seconds since 1970; at `settled_at` the GPUs had been sampled for the first time.
@@ -41,10 +43,15 @@ def tells(lines: Sequence[Line]) -> bool:
 
 def settled(folder: CellFolder) -> float | None:
     """Return when the GPUs of a cell had been sampled for the first time, in seconds since 1970; None without samples."""
-    return next((line["time"] for line in read_lines(folder.gpu_samples) if line["kind"] == Kind.BEFORE), None)
+    return next(
+        (line["time"] for line in read_lines(folder.gpu_samples) if line["kind"] == Kind.BEFORE),
+        None,
+    )
 
 
-def _begun(lines: Sequence[Line], settled_at: float | None, started_at: float) -> Iterator[tuple[float, str]]:
+def _begun(
+    lines: Sequence[Line], settled_at: float | None, started_at: float
+) -> Iterator[tuple[float, str]]:
     """Yield when each part begins, and its name."""
     if (start := next(iter(of_kind(lines, Kind.START)), None)) is None:
         return

@@ -21,7 +21,9 @@ class CellCost:
 
     record: Record
     seconds: CellSeconds
-    beyond: Mapping[str, float]  # {part: seconds after its wall time}: passes, the record, MLflow; absent: not known
+    beyond: Mapping[
+        str, float
+    ]  # {part: seconds after its wall time}: passes, the record, MLflow; absent: not known
 
     def to_json(self) -> dict[str, Any]:
         """Return it in plain JSON types; what is not known is absent."""
@@ -76,7 +78,10 @@ def _seconds(record: Record, folder: CellFolder) -> CellSeconds:
     if stated := from_record(record):
         return stated
     try:
-        lines = {rank: list(read_lines(folder.rank_lines(rank))) for rank in range(record.cell.world_size)}
+        lines = {
+            rank: list(read_lines(folder.rank_lines(rank)))
+            for rank in range(record.cell.world_size)
+        }
         return from_lines(folder, lines, record.started_at, record.ended_at)
     except DAMAGED:
         return CellSeconds(record.ended_at - record.started_at, {}, None)
@@ -88,14 +93,24 @@ def _beyond(record: Record, said: Journal) -> dict[str, float]:
     passes = {part: seconds for part, seconds in spent.items() if part != PROJECTION}
     projection = {part: seconds for part, seconds in spent.items() if part == PROJECTION}
     written_at = said.written.get(record.record_id)
-    if written_at is None or written_at < record.ended_at:  # closed later by another launcher: not this cell's time
+    if (
+        written_at is None or written_at < record.ended_at
+    ):  # closed later by another launcher: not this cell's time
         return passes | projection
-    return passes | {RECORD: max(0.0, written_at - record.ended_at - sum(passes.values()))} | projection
+    return (
+        passes
+        | {RECORD: max(0.0, written_at - record.ended_at - sum(passes.values()))}
+        | projection
+    )
 
 
 def sweep_to_json(sweep: SweepSeconds) -> dict[str, Any]:
     """Return a sweep in plain JSON types; what is not known is absent."""
-    told = {"sweep_id": sweep.sweep_id, "cells": len(sweep.begun)} | dict(sweep_parts(sweep)) | {"seconds": sweep.total}
+    told = (
+        {"sweep_id": sweep.sweep_id, "cells": len(sweep.begun)}
+        | dict(sweep_parts(sweep))
+        | {"seconds": sweep.total}
+    )
     return {name: value for name, value in told.items() if value is not None}
 
 

@@ -20,11 +20,15 @@ class SweepSeconds:
     """One sweep of a study. Times are seconds since 1970."""
 
     sweep_id: str
-    began_at: float | None  # when launch.py began, or in older journals its process; None: an earlier sweep ran in that
+    began_at: (
+        float | None
+    )  # when launch.py began, or in older journals its process; None: an earlier sweep ran in that
     planned_at: float  # when the cells were known, and were about to be measured
     begun: dict[str, float] = field(default_factory=dict)  # {token: when the attempt began}
     ended: dict[str, float] = field(default_factory=dict)  # {token: when its record was written}
-    closed_at: float | None = None  # when the report was written and the tracking closed; None: not known
+    closed_at: float | None = (
+        None  # when the report was written and the tracking closed; None: not known
+    )
 
     @property
     def plan(self) -> float | None:
@@ -68,13 +72,19 @@ class Journal:
     """What the journal of a study says of time."""
 
     sweeps: tuple[SweepSeconds, ...]
-    beyond: Mapping[str, Mapping[str, float]]  # {token of an attempt: {part: seconds beyond its wall time}}
+    beyond: Mapping[
+        str, Mapping[str, float]
+    ]  # {token of an attempt: {part: seconds beyond its wall time}}
     written: Mapping[str, float]  # {token of an attempt: when its record was written}
 
 
 def journal(folder: Path) -> Journal:
     """Return what the journal in the folder of a study says; a study without one has neither. Damaged lines are passed over."""
-    lines = [line for line in read_lines(folder / JOURNAL) if _is_number(line["time"]) and _process(line) is not None]
+    lines = [
+        line
+        for line in read_lines(folder / JOURNAL)
+        if _is_number(line["time"]) and _process(line) is not None
+    ]
     beyond: dict[str, dict[str, float]] = {}
     for token, part, seconds in _spent(lines):
         of_cell = beyond.setdefault(token, {})
@@ -91,7 +101,9 @@ def _sweeps(lines: Iterable[Line]) -> list[SweepSeconds]:
         process = _process(line)
         sweep = newest.get(process)
         if line["kind"] == Kind.SWEEP:
-            newest[process] = SweepSeconds(str(line.get("sweep_id", "")), _began(line, sweep is not None), line["time"])
+            newest[process] = SweepSeconds(
+                str(line.get("sweep_id", "")), _began(line, sweep is not None), line["time"]
+            )
             sweeps.append(newest[process])
         elif sweep and _is_of_attempt(line, Kind.BEGIN):
             sweep.begun[line["token"]] = line["time"]

@@ -38,7 +38,9 @@ def measuring_seconds(lines: RankLines) -> float | None:
 
 def open_seconds(spans: Iterable[tuple[float, float]]) -> float:
     """Return the seconds in which at least one of some spans (from, to) was open."""
-    edges = sorted(edge for first, last in spans if last > first for edge in ((first, 1), (last, -1)))
+    edges = sorted(
+        edge for first, last in spans if last > first for edge in ((first, 1), (last, -1))
+    )
     total, depth = 0.0, 0
     for (moment, change), (following, _) in pairwise(edges):
         depth += change
@@ -54,7 +56,11 @@ def _windows(line: Line) -> Iterator[float]:
     if stated is None and line["kind"] in SAMPLES:
         names, unit_ms = SAMPLES[line["kind"]]
         rows = line.get("rows")
-        holders = [line, *(row for row in rows if isinstance(row, Mapping))] if isinstance(rows, list) else [line]
+        holders = (
+            [line, *(row for row in rows if isinstance(row, Mapping))]
+            if isinstance(rows, list)
+            else [line]
+        )
         stated = math.fsum(unit_ms * _sum(holder.get(name)) for holder in holders for name in names)
     if _is_number(stated) and stated > 0:
         yield stated / 1e3

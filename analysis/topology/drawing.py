@@ -23,7 +23,12 @@ _BOX: Point = (0.96, 0.56)
 _GREENS = ("#0b5d1e", "#4caf50", "#9ccc65", "#c5e1a5")  # most links first
 _WIDEST, _NARROWEST = 6.5, 1.6  # points
 _INCHES = 0.95  # of one unit of the layout
-_STYLE: Any = {"svg.hashsalt": "ringside", "svg.fonttype": "none", "pdf.fonttype": 42, "font.family": "sans-serif"}
+_STYLE: Any = {
+    "svg.hashsalt": "ringside",
+    "svg.fonttype": "none",
+    "pdf.fonttype": 42,
+    "font.family": "sans-serif",
+}
 
 
 def draw_topology(topology: Topology, path: Path) -> None:
@@ -64,8 +69,13 @@ def saved(figure: "Figure", form: str) -> bytes:
 
 
 def _title(topology: Topology) -> str:
-    models = [visible(name, kept="") for name in best_first(gpu.name for gpu in topology.devices if gpu.name)]
-    parts = [f"{len(topology.gpus)} GPU{'s' * (len(topology.gpus) != 1)}{f' ({models[0]})' if models else ''}"]
+    models = [
+        visible(name, kept="")
+        for name in best_first(gpu.name for gpu in topology.devices if gpu.name)
+    ]
+    parts = [
+        f"{len(topology.gpus)} GPU{'s' * (len(topology.gpus) != 1)}{f' ({models[0]})' if models else ''}"
+    ]
     if topology.nics:
         parts.append(f"{len(topology.nics)} NIC{'s' * (len(topology.nics) != 1)}")
     return ", ".join(parts)
@@ -76,7 +86,10 @@ def _styles(topology: Topology) -> dict[str, tuple[str, float]]:
     words = [word for word in best_first(topology.links.values()) if nvlink_count(word)]
     most = max((nvlink_count(word) or 0 for word in words), default=1)
     return {
-        word: (_GREENS[min(rank, len(_GREENS) - 1)], max(_NARROWEST, _WIDEST * (nvlink_count(word) or 0) / most))
+        word: (
+            _GREENS[min(rank, len(_GREENS) - 1)],
+            max(_NARROWEST, _WIDEST * (nvlink_count(word) or 0) / most),
+        )
         for rank, word in enumerate(words)
     }
 
@@ -103,17 +116,39 @@ def _paint(axes: Any, topology: Topology, layout: DrawingLayout) -> None:
             words = [word for word in best_first(link_words(topology, [gpu])) if word in styles]
             colour, width = styles[words[0]] if words else ("#9aa3ad", _NARROWEST)
             x, bottom = layout.places[gpu]
-            axes.plot([x, x], [bottom, y], color=colour, linewidth=width, zorder=2, solid_capstyle="butt")
-        _named_box(axes, ((left + right) / 2, y), (right - left, 0.5), "NVSwitch", "#0b3d1e", "#0b3d1e", 10, "white")
+            axes.plot(
+                [x, x], [bottom, y], color=colour, linewidth=width, zorder=2, solid_capstyle="butt"
+            )
+        _named_box(
+            axes,
+            ((left + right) / 2, y),
+            (right - left, 0.5),
+            "NVSwitch",
+            "#0b3d1e",
+            "#0b3d1e",
+            10,
+            "white",
+        )
     else:
         for a, b in combinations(topology.gpus, 2):
             style = styles.get(topology.link_between(a, b))
             if style:
                 (xa, ya), (xb, yb) = layout.places[a], layout.places[b]
-                peak = 2 * layout.arcs.get(frozenset((a, b)), 0.0)  # a parabola reaches half of its control point
-                curve = Curve([(xa, ya), ((xa + xb) / 2, (ya + yb) / 2 + peak), (xb, yb)], [1, 3, 3])
+                peak = 2 * layout.arcs.get(
+                    frozenset((a, b)), 0.0
+                )  # a parabola reaches half of its control point
+                curve = Curve(
+                    [(xa, ya), ((xa + xb) / 2, (ya + yb) / 2 + peak), (xb, yb)], [1, 3, 3]
+                )
                 axes.add_patch(
-                    PathPatch(curve, fill=False, edgecolor=style[0], linewidth=style[1], zorder=2, capstyle="round")
+                    PathPatch(
+                        curve,
+                        fill=False,
+                        edgecolor=style[0],
+                        linewidth=style[1],
+                        zorder=2,
+                        capstyle="round",
+                    )
                 )
     for device, at in layout.places.items():
         if isinstance(device, int):
@@ -132,27 +167,51 @@ def _paint(axes: Any, topology: Topology, layout: DrawingLayout) -> None:
         if word not in styles
     ]
     if handles:
-        axes.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, 0.0), ncol=4, frameon=False, fontsize=9)
+        axes.legend(
+            handles=handles,
+            loc="upper center",
+            bbox_to_anchor=(0.5, 0.0),
+            ncol=4,
+            frameon=False,
+            fontsize=9,
+        )
 
 
 def _pairs(count: int) -> str:
     return "1 pair" if count == 1 else f"{count} pairs"
 
 
-def _rectangle(axes: Any, low: Point, high: Point, fill: str, edge: str, order: int, rounding: float = 0.06) -> None:
+def _rectangle(
+    axes: Any, low: Point, high: Point, fill: str, edge: str, order: int, rounding: float = 0.06
+) -> None:
     from matplotlib.patches import FancyBboxPatch
 
     style = f"round,pad=0,rounding_size={rounding}"
     axes.add_patch(
         FancyBboxPatch(
-            low, high[0] - low[0], high[1] - low[1], boxstyle=style, facecolor=fill, edgecolor=edge, zorder=order
+            low,
+            high[0] - low[0],
+            high[1] - low[1],
+            boxstyle=style,
+            facecolor=fill,
+            edgecolor=edge,
+            zorder=order,
         )
     )
 
 
 def _named_box(
-    axes: Any, at: Point, size: Point, label: str, fill: str, edge: str, font: float, ink: str = "#20262d"
+    axes: Any,
+    at: Point,
+    size: Point,
+    label: str,
+    fill: str,
+    edge: str,
+    font: float,
+    ink: str = "#20262d",
 ) -> None:
     (x, y), (width, height) = at, size
-    _rectangle(axes, (x - width / 2, y - height / 2), (x + width / 2, y + height / 2), fill, edge, 3)
+    _rectangle(
+        axes, (x - width / 2, y - height / 2), (x + width / 2, y + height / 2), fill, edge, 3
+    )
     axes.text(x, y, label, ha="center", va="center", fontsize=font, color=ink, zorder=4)

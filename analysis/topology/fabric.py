@@ -38,13 +38,18 @@ class Switches:
         for line in text.splitlines():
             said = dict(re.findall(r"(\w+)=(\S+)", line))
             name = said.get("SwitchName") or said.get("BlockName")
-            level = re.fullmatch(r"[0-9]{1,4}", said.get("Level", "0" if "BlockName" in said else ""))
+            level = re.fullmatch(
+                r"[0-9]{1,4}", said.get("Level", "0" if "BlockName" in said else "")
+            )
             if name is None or level is None:
                 continue
             for host in hosts_of(said.get("Nodes", "")):
                 above.setdefault(host, {}).setdefault(int(level[0]), set()).add(name)
         return Switches(
-            {host: {level: frozenset(names) for level, names in own.items()} for host, own in above.items()}
+            {
+                host: {level: frozenset(names) for level, names in own.items()}
+                for host, own in above.items()
+            }
         )
 
 
@@ -67,7 +72,8 @@ def hosts_of(text: str) -> list[str]:
         return found
     for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text):
         pieces = [
-            [*_numbers(inside)] if inside else [plain] for plain, inside in re.findall(r"([^\[]+)|\[([^\]]*)\]", part)
+            [*_numbers(inside)] if inside else [plain]
+            for plain, inside in re.findall(r"([^\[]+)|\[([^\]]*)\]", part)
         ]
         if len(found) + prod(map(len, pieces)) > MOST_HOSTS:
             return []
@@ -86,9 +92,15 @@ def _numbers(inside: str) -> Iterator[str]:
 def rails(topology: Topology) -> dict[int, tuple[str, ...]]:
     """Return {GPU: the NICs that it reaches through PCIe switches alone}: what the GPU sends to other hosts goes through them."""
     near = ("PIX", "PXB")
-    best = {gpu: [nic for nic in topology.nics if topology.link_between(gpu, nic) in near] for gpu in topology.gpus}
+    best = {
+        gpu: [nic for nic in topology.nics if topology.link_between(gpu, nic) in near]
+        for gpu in topology.gpus
+    }
     # Of several the nearest: one behind the same switch before those behind several.
-    pix = {gpu: [nic for nic in nics if topology.link_between(gpu, nic) == near[0]] for gpu, nics in best.items()}
+    pix = {
+        gpu: [nic for nic in nics if topology.link_between(gpu, nic) == near[0]]
+        for gpu, nics in best.items()
+    }
     return {gpu: tuple(pix[gpu] or nics) for gpu, nics in best.items()}
 
 
@@ -110,7 +122,9 @@ def placement_classes(
     hosts are of one kind. Best links first. Raises ValueError for a size that there is not, or too many sets to sort.
     """
     if not 1 <= size <= len(hosts):
-        raise ValueError(f"classes of {size} hosts: there are {len(hosts)}; accepted are 1 to {len(hosts)}")
+        raise ValueError(
+            f"classes of {size} hosts: there are {len(hosts)}; accepted are 1 to {len(hosts)}"
+        )
     groups: dict[Hashable, list[str]] = {}  # hosts under the same switches, of one kind, are alike
     for host in hosts:
         above = frozenset(switches.above.get(host, {}).items())
@@ -123,14 +137,18 @@ def placement_classes(
     for counts in _shares(size, [len(group) for group in groups.values()]):
         taken = zip(groups.values(), counts, strict=True)
         chosen = sorted((host for group, many in taken for host in group[:many]), key=hosts.index)
-        sets = prod(comb(len(group), many) for group, many in zip(groups.values(), counts, strict=True))
+        sets = prod(
+            comb(len(group), many) for group, many in zip(groups.values(), counts, strict=True)
+        )
         of_kinds = Counter((kinds or {}).get(host) for host in chosen)
         key = frozenset(_links(chosen, switches).items()), frozenset(of_kinds.items())
         alike.setdefault(key, []).append((tuple(chosen), sets))
     found = [
         PlacementClass(first, sum(sets for _, sets in same), _links(first, switches))
         for same in alike.values()
-        for first in [min((one for one, _ in same), key=lambda one: [hosts.index(host) for host in one])]
+        for first in [
+            min((one for one, _ in same), key=lambda one: [hosts.index(host) for host in one])
+        ]
     ]
     return sorted(found, key=lambda one: [-one.links.get(word, 0) for word in NET_CLASSES])
 

@@ -37,9 +37,13 @@ class DrawingLayout:
 
     places: dict[Device, Point] = field(default_factory=dict)
     switches: list[tuple[Point, tuple[Device, ...], str]] = field(default_factory=list)
-    boxes: list[tuple[Point, Point, str, bool]] = field(default_factory=list)  # corners, label, label at the top
+    boxes: list[tuple[Point, Point, str, bool]] = field(
+        default_factory=list
+    )  # corners, label, label at the top
     nvswitch: tuple[float, float, float] | None = None  # left, right, y
-    arcs: dict[Pair, float] = field(default_factory=dict)  # NVLinks that must bend over a GPU in their way: by how much
+    arcs: dict[Pair, float] = field(
+        default_factory=dict
+    )  # NVLinks that must bend over a GPU in their way: by how much
 
 
 def _sockets(topology: Topology) -> list[Socket]:
@@ -84,8 +88,18 @@ def lay_out(topology: Topology) -> DrawingLayout:
     layout = DrawingLayout()
     sockets = _sockets(topology)
     homes = [socket for socket in sockets if socket.gpus]
-    faces = any(nvlink_count(topology.link_between(a, b)) for a in homes[0].gpus for b in homes[-1].gpus if a != b)
-    stacked = len(homes) == 2 and faces and not topology.nvswitch and all(len(socket.gpus) > 1 for socket in homes)
+    faces = any(
+        nvlink_count(topology.link_between(a, b))
+        for a in homes[0].gpus
+        for b in homes[-1].gpus
+        if a != b
+    )
+    stacked = (
+        len(homes) == 2
+        and faces
+        and not topology.nvswitch
+        and all(len(socket.gpus) > 1 for socket in homes)
+    )
     edge = 0.0
     for number, socket in enumerate(homes):
         _place_gpus(topology, layout, socket, -4.6 if stacked and number else 0.0)
@@ -112,7 +126,11 @@ def _arcs(topology: Topology, layout: DrawingLayout) -> dict[Pair, float]:
     for a, b in combinations(topology.gpus, 2):
         (xa, ya), (xb, yb) = layout.places[a], layout.places[b]
         row = [layout.places[gpu][0] for gpu in topology.gpus if layout.places[gpu][1] == ya]
-        if ya == yb and nvlink_count(topology.link_between(a, b)) and any(min(xa, xb) < x < max(xa, xb) for x in row):
+        if (
+            ya == yb
+            and nvlink_count(topology.link_between(a, b))
+            and any(min(xa, xb) < x < max(xa, xb) for x in row)
+        ):
             heights[frozenset((a, b))] = 0.3 + 0.14 * abs(xa - xb)
     return heights
 
@@ -135,14 +153,19 @@ def _shift(layout: DrawingLayout, socket: Socket, edge: float) -> None:
 def _place_gpus(topology: Topology, layout: DrawingLayout, socket: Socket, y: float) -> None:
     """Put a socket's GPUs on a face, or in a row where no NVLinks need one."""
     count = len(socket.gpus)
-    if topology.nvswitch or not any(nvlink_count(word) for word in link_words(topology, socket.gpus)):
+    if topology.nvswitch or not any(
+        nvlink_count(word) for word in link_words(topology, socket.gpus)
+    ):
         face: list[Point] = [(1.25 * number, 0.0) for number in range(count)]
     else:
         face = _FACES.get(count) or _rim(count)
     places = [(dx, y + dy) for dx, dy in face]
     order = tuple(socket.gpus)
     if layout.places and 1 < count <= _MOST_TRIED and not topology.nvswitch:
-        order = min(permutations(socket.gpus), key=lambda way: (_stretch(topology, layout, way, places), way))
+        order = min(
+            permutations(socket.gpus),
+            key=lambda way: (_stretch(topology, layout, way, places), way),
+        )
     layout.places.update(zip(order, places, strict=True))
 
 
@@ -158,10 +181,13 @@ def _rim(count: int) -> list[Point]:
     return [(radius * (1 - cos(turn)), 0.8 * radius * sin(turn)) for turn in turns]
 
 
-def _stretch(topology: Topology, layout: DrawingLayout, order: tuple[int, ...], places: list[Point]) -> float:
+def _stretch(
+    topology: Topology, layout: DrawingLayout, order: tuple[int, ...], places: list[Point]
+) -> float:
     """Sum how far NVLinks to the sockets already placed would run sideways, weighted by their count."""
     return sum(
-        (nvlink_count(topology.link_between(gpu, other)) or 0) * (at[0] - layout.places[other][0]) ** 2
+        (nvlink_count(topology.link_between(gpu, other)) or 0)
+        * (at[0] - layout.places[other][0]) ** 2
         for gpu, at in zip(order, places, strict=True)
         for other in topology.gpus
         if other in layout.places
@@ -176,10 +202,13 @@ def _place_rest(topology: Topology, layout: DrawingLayout, socket: Socket, up: b
     middle = sum(layout.places[gpu][0] for gpu in socket.gpus) / len(socket.gpus)
     groups = _pcie_switches(topology, socket)
     held = {device for members, _ in groups for device in members}
-    loose: list[tuple[tuple[Device, ...], str]] = [((nic,), "") for nic in socket.nics if nic not in held]
+    loose: list[tuple[tuple[Device, ...], str]] = [
+        ((nic,), "") for nic in socket.nics if nic not in held
+    ]
     blocks = sorted(groups, key=lambda group: _middle(layout, group[0], middle)) + loose
     widths = [
-        max(1.7 if label else 1.15, 1.15 * sum(isinstance(one, str) for one in members)) for members, label in blocks
+        max(1.7 if label else 1.15, 1.15 * sum(isinstance(one, str) for one in members))
+        for members, label in blocks
     ]
     x = middle - sum(widths) / 2
     for (members, label), width in zip(blocks, widths, strict=True):
@@ -191,7 +220,9 @@ def _place_rest(topology: Topology, layout: DrawingLayout, socket: Socket, up: b
         if label:
             layout.switches.append(((centre, edge + side * 1.1), members, label))
         x += width
-    switches = [at for at, members, _ in layout.switches if members[0] in (*socket.gpus, *socket.nics)]
+    switches = [
+        at for at, members, _ in layout.switches if members[0] in (*socket.gpus, *socket.nics)
+    ]
     layout.boxes.append(_around(layout, [*socket.gpus, *socket.nics], socket.label, up, switches))
 
 
@@ -201,7 +232,11 @@ def _middle(layout: DrawingLayout, members: tuple[Device, ...], default: float) 
 
 
 def _around(
-    layout: DrawingLayout, devices: list[Device], label: str, up: bool, switches: list[Point] | None = None
+    layout: DrawingLayout,
+    devices: list[Device],
+    label: str,
+    up: bool,
+    switches: list[Point] | None = None,
 ) -> tuple[Point, Point, str, bool]:
     """Return a box with room for its label at the outer side, where no NVLink passes."""
     points = [layout.places[device] for device in devices] + (switches or [])

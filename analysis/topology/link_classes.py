@@ -36,7 +36,16 @@ _NVLINK_BY_NAME = (
     (r"\b(?:B100|B200|B300|GB200|GB300)\b", 50.0),
 )
 # CUDA compute capability x 10 (the `sm` of NCCL's XML) -> GB/s per NVLink; absent: no NVLink, or not known.
-_NVLINK_BY_SM = {60: 20.0, 70: 25.0, 75: 25.0, 80: 25.0, 86: 14.0625, 90: 25.0, 100: 50.0, 103: 50.0}
+_NVLINK_BY_SM = {
+    60: 20.0,
+    70: 25.0,
+    75: 25.0,
+    80: 25.0,
+    86: 14.0625,
+    90: 25.0,
+    100: 50.0,
+    103: 50.0,
+}
 
 
 def current_word(word: str) -> str:

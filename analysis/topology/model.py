@@ -15,7 +15,9 @@ from analysis.topology.link_classes import nvlink_count
 Device = int | str  # a GPU id, or the name of a NIC
 Pair = frozenset[Device]
 
-_MOST_NVLINKS = 36  # of one GPU (NVML_NVLINK_MAX_LINKS); more than this in direct links is impossible
+_MOST_NVLINKS = (
+    36  # of one GPU (NVML_NVLINK_MAX_LINKS); more than this in direct links is impossible
+)
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,9 @@ class Topology:
         for gpu in self.devices:
             if gpu.index == index:
                 return gpu
-        raise ValueError(f"no GPU {index} in this topology, which has {', '.join(map(str, self.gpus)) or 'none'}")
+        raise ValueError(
+            f"no GPU {index} in this topology, which has {', '.join(map(str, self.gpus)) or 'none'}"
+        )
 
     def link_between(self, a: Device, b: Device) -> str:
         """Return the link class of two different devices; a word that is no class means the source does not know it.
@@ -63,7 +67,9 @@ class Topology:
             return self.links[frozenset((a, b))]
         except KeyError:
             known = ", ".join(map(str, (*self.gpus, *self.nics)))
-            raise ValueError(f"no link between {a} and {b} in this topology, whose devices are {known}") from None
+            raise ValueError(
+                f"no link between {a} and {b} in this topology, whose devices are {known}"
+            ) from None
 
     def theoretical_gb_per_s(self, a: int, b: int) -> float | None:
         """Return the GB/s per direction that class and hardware allow between two GPUs; None if either is not known.
@@ -76,7 +82,11 @@ class Topology:
             if first.nvlink_gb_per_s is None or second.nvlink_gb_per_s is None:
                 return None
             return count * min(first.nvlink_gb_per_s, second.nvlink_gb_per_s)
-        if word not in ("PIX", "PXB", "PHB") or first.pcie_gb_per_s is None or second.pcie_gb_per_s is None:
+        if (
+            word not in ("PIX", "PXB", "PHB")
+            or first.pcie_gb_per_s is None
+            or second.pcie_gb_per_s is None
+        ):
             return None
         return min(first.pcie_gb_per_s, second.pcie_gb_per_s)
 
@@ -101,4 +111,6 @@ def infer_nvswitch(gpus: Iterable[int], links: Mapping[Pair, str]) -> bool | Non
     counts = {nvlink_count(links[frozenset(pair)]) for pair in combinations(ids, 2)}
     if len(counts) > 1 or counts == {None}:
         return False
-    return True if any(count and count * (len(ids) - 1) > _MOST_NVLINKS for count in counts) else None
+    return (
+        True if any(count and count * (len(ids) - 1) > _MOST_NVLINKS for count in counts) else None
+    )

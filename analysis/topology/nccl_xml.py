@@ -46,7 +46,9 @@ def parse_topology_xml(text: str) -> Topology:
     """Read one dump. Raises UnreadableInput, with the line, for broken XML, entities, missing or contradictory values."""
     root = _parse(text)
     if root.name != "system":
-        raise UnreadableInput(f"line {root.line}: the root element is {root.name!r}; accepted is NCCL's <system>")
+        raise UnreadableInput(
+            f"line {root.line}: the root element is {root.name!r}; accepted is NCCL's <system>"
+        )
     gpus: dict[int, tuple[Gpu, _Element]] = {}
     nics: dict[str, _Element] = {}
     for element in root.walk():
@@ -62,12 +64,20 @@ def parse_topology_xml(text: str) -> Topology:
         elif element.name == "net" and element.attributes.get("name"):
             nics.setdefault(element.attributes["name"], element)  # one NIC may have several ports
     if not gpus:
-        raise UnreadableInput("no <gpu dev=…> element; accepted is the file that NCCL_TOPO_DUMP_FILE names")
+        raise UnreadableInput(
+            "no <gpu dev=…> element; accepted is the file that NCCL_TOPO_DUMP_FILE names"
+        )
     refuse_too_many(len(gpus))
     ordered = sorted(gpus.items())
-    places: dict[Device, _Element] = {index: element for index, (_, element) in ordered} | dict(nics.items())
-    links: dict[Pair, str] = {frozenset((a, b)): _pci_class(places[a], places[b]) for a, b in combinations(places, 2)}
-    nvlinks, nvswitch = _nvlinks([gpu for _, (gpu, _) in ordered], {index: element for index, (_, element) in ordered})
+    places: dict[Device, _Element] = {index: element for index, (_, element) in ordered} | dict(
+        nics.items()
+    )
+    links: dict[Pair, str] = {
+        frozenset((a, b)): _pci_class(places[a], places[b]) for a, b in combinations(places, 2)
+    }
+    nvlinks, nvswitch = _nvlinks(
+        [gpu for _, (gpu, _) in ordered], {index: element for index, (_, element) in ordered}
+    )
     devices = tuple(gpu for _, (gpu, _) in ordered)
     return Topology(devices, tuple(nics), links | nvlinks, nvswitch, "NCCL topology XML")
 
@@ -75,7 +85,9 @@ def parse_topology_xml(text: str) -> Topology:
 def _parse(text: str) -> _Element:
     """Parse elements with their line numbers. Refuse declarations of types and entities: NCCL writes none."""
     if len(text) > LARGEST_TOPOLOGY_BYTES:
-        raise UnreadableInput(f"{len(text)} characters; accepted is a topology of at most {LARGEST_TOPOLOGY_BYTES}")
+        raise UnreadableInput(
+            f"{len(text)} characters; accepted is a topology of at most {LARGEST_TOPOLOGY_BYTES}"
+        )
     parser = expat.ParserCreate()
     open_elements: list[_Element] = []
     roots: list[_Element] = []
@@ -102,7 +114,9 @@ def _parse(text: str) -> _Element:
     try:
         parser.Parse(text, True)
     except expat.ExpatError as error:
-        raise UnreadableInput(f"line {error.lineno}: {expat.ErrorString(error.code)}; accepted is whole XML") from None
+        raise UnreadableInput(
+            f"line {error.lineno}: {expat.ErrorString(error.code)}; accepted is whole XML"
+        ) from None
     return roots[0]
 
 
@@ -124,7 +138,9 @@ def _gpu(element: _Element) -> Gpu:
     if cpu is None:
         raise UnreadableInput(f"line {element.line}: <gpu> outside of any <cpu>")
     sm = element.attributes.get("sm", "")
-    speed = re.match(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) GT/s", pci.attributes.get("link_speed", "") if pci else "")
+    speed = re.match(
+        r"([0-9]{1,9}(?:\.[0-9]{1,9})?) GT/s", pci.attributes.get("link_speed", "") if pci else ""
+    )
     width = pci.attributes.get("link_width", "") if pci else ""
     numa = cpu.attributes.get("numaid", "")
     return Gpu(
@@ -133,7 +149,9 @@ def _gpu(element: _Element) -> Gpu:
         numa_affinity=numa if _digits(numa) else None,  # -1: the kernel does not know
         bus_id=_bus_id(pci.attributes.get("busid", "")) if pci else None,
         nvlink_gb_per_s=nvlink_gb_per_s(sm=int(sm)) if _digits(sm) else None,
-        pcie_gb_per_s=pcie_gb_per_s(float(speed[1]), int(width)) if speed and _digits(width) else None,
+        pcie_gb_per_s=pcie_gb_per_s(float(speed[1]), int(width))
+        if speed and _digits(width)
+        else None,
     )
 
 
@@ -201,7 +219,8 @@ def _nvlinks(gpus: list[Gpu], elements: dict[int, _Element]) -> tuple[dict[Pair,
                 switched[index] = switched.get(index, 0) + count
             # anything else ends in a CPU or in a GPU outside of the communicator
     links: dict[Pair, str] = {
-        frozenset((a, b)): f"NV{min(switched[a], switched[b])}" for a, b in combinations(switched, 2)
+        frozenset((a, b)): f"NV{min(switched[a], switched[b])}"
+        for a, b in combinations(switched, 2)
     }
     for (a, b), (count, line) in direct.items():
         back, back_line = direct.get((b, a), (0, line))

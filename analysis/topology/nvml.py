@@ -21,8 +21,18 @@ from analysis.topology.link_classes import UNKNOWN, nvlink_gb_per_s, pcie_gb_per
 from analysis.topology.model import Device, Gpu, Pair, Topology
 from analysis.topology.nccl_xml import cpu_list
 
-_ANCESTOR = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}  # 0: two GPUs on one board
-_REMOTE_GPU, _REMOTE_CPU = 0x00, 0x01  # NVML_NVLINK_DEVICE_TYPE_*; the rest is a switch, or cannot be told
+_ANCESTOR = {
+    0: "PIX",
+    10: "PIX",
+    20: "PXB",
+    30: "PHB",
+    40: "NODE",
+    50: "SYS",
+}  # 0: two GPUs on one board
+_REMOTE_GPU, _REMOTE_CPU = (
+    0x00,
+    0x01,
+)  # NVML_NVLINK_DEVICE_TYPE_*; the rest is a switch, or cannot be told
 _P2P_NVLINK = 2  # NVML_P2P_CAPS_INDEX_NVLINK
 _P2P_OK = 0
 _GIGATRANSFERS = {1: 2.5, 2: 5.0, 3: 8.0, 4: 16.0, 5: 32.0, 6: 64.0}  # PCIe generation -> GT/s
@@ -46,7 +56,9 @@ def read_live_topology(nvml: Any = None, sysfs: Path = Path("/sys")) -> Topology
         try:
             nvml = import_module("pynvml")
         except ImportError:
-            raise NoDriver("nvidia-ml-py is not installed, so the topology of this machine cannot be read") from None
+            raise NoDriver(
+                "nvidia-ml-py is not installed, so the topology of this machine cannot be read"
+            ) from None
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
@@ -54,22 +66,33 @@ def read_live_topology(nvml: Any = None, sysfs: Path = Path("/sys")) -> Topology
     try:
         return _read(nvml, sysfs)
     except nvml.NVMLError as error:
-        raise UnreadableInput(f"NVML stopped answering while the topology was read ({error})") from None
+        raise UnreadableInput(
+            f"NVML stopped answering while the topology was read ({error})"
+        ) from None
     finally:
         nvml.nvmlShutdown()
 
 
 def _read(nvml: Any, sysfs: Path) -> Topology:
-    handles = {index: nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())}
+    handles = {
+        index: nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())
+    }
     if not handles:
         raise NoDriver("NVML sees no GPU on this machine")
     gpus = {index: _gpu(nvml, index, handle, sysfs) for index, handle in handles.items()}
     ends = {index: _nvlink_ends(nvml, handle) for index, handle in handles.items()}
     links: dict[Pair, str] = {}
     for a, b in combinations(handles, 2):
-        links[frozenset((a, b))] = _gpu_link(nvml, (handles[a], handles[b]), (gpus[a], gpus[b]), (ends[a], ends[b]))
-    nics = {path.name: path / "device" for path in sorted((sysfs / "class/infiniband").glob("*"), key=_natural)}
-    places: dict[Device, Path] = {index: _pci_device(sysfs, gpu.bus_id or "") for index, gpu in gpus.items()}
+        links[frozenset((a, b))] = _gpu_link(
+            nvml, (handles[a], handles[b]), (gpus[a], gpus[b]), (ends[a], ends[b])
+        )
+    nics = {
+        path.name: path / "device"
+        for path in sorted((sysfs / "class/infiniband").glob("*"), key=_natural)
+    }
+    places: dict[Device, Path] = {
+        index: _pci_device(sysfs, gpu.bus_id or "") for index, gpu in gpus.items()
+    }
     places |= dict(nics.items())
     for first, second in combinations(places, 2):
         if isinstance(second, str):  # NICs come last
@@ -136,12 +159,18 @@ def _nvlink_ends(nvml: Any, handle: Any) -> _Ends:
         if kind == _REMOTE_GPU and bus_id is not None:
             ends.gpus[bus_id] = ends.gpus.get(bus_id, 0) + 1
         elif kind != _REMOTE_CPU:
-            ends.switches += 1  # NCCL, too, takes an active link to something without a name for a switch
+            ends.switches += (
+                1  # NCCL, too, takes an active link to something without a name for a switch
+            )
     return ends
 
 
-def _gpu_link(nvml: Any, handles: tuple[Any, Any], gpus: tuple[Gpu, Gpu], ends: tuple[_Ends, _Ends]) -> str:
-    direct = min(ends[0].gpus.get(gpus[1].bus_id or "", 0), ends[1].gpus.get(gpus[0].bus_id or "", 0))
+def _gpu_link(
+    nvml: Any, handles: tuple[Any, Any], gpus: tuple[Gpu, Gpu], ends: tuple[_Ends, _Ends]
+) -> str:
+    direct = min(
+        ends[0].gpus.get(gpus[1].bus_id or "", 0), ends[1].gpus.get(gpus[0].bus_id or "", 0)
+    )
     if direct:
         return f"NV{direct}"
     # Switches may be partitioned between tenants: then NVML answers "not supported" for the pair.
@@ -192,5 +221,7 @@ def _pci_chain(device: Path) -> list[str]:
     """Return root complex, bridges and device: [`pci0000:16`, `0000:16:01.0`, …]."""
     parts = device.resolve().parts
     return [
-        part for part in parts if re.fullmatch(r"pci[0-9a-f]+:[0-9a-f]+|[0-9a-f]+:[0-9a-f]+:[0-9a-f]+\.[0-7]", part)
+        part
+        for part in parts
+        if re.fullmatch(r"pci[0-9a-f]+:[0-9a-f]+|[0-9a-f]+:[0-9a-f]+:[0-9a-f]+\.[0-7]", part)
     ]

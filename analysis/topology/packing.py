@@ -47,8 +47,14 @@ def packed_gb_per_s(wires: Wires) -> float:
     """
     size = len(wires.gb_per_s)
     most = bound_gb_per_s(wires)
-    alike = {(wires.gb_per_s[a][b], wires.through_port[a][b]) for a, b in combinations(range(size), 2)}
-    if not most or not 2 < size <= EXACT_GPUS or (len(alike) == 1 and len(set(wires.port_gb_per_s)) == 1):
+    alike = {
+        (wires.gb_per_s[a][b], wires.through_port[a][b]) for a, b in combinations(range(size), 2)
+    }
+    if (
+        not most
+        or not 2 < size <= EXACT_GPUS
+        or (len(alike) == 1 and len(set(wires.port_gb_per_s)) == 1)
+    ):
         return most
     return round(min(2 * _most_rings(wires), most), _DECIMALS)
 
@@ -65,11 +71,15 @@ def bound_gb_per_s(wires: Wires) -> float:
         return 0.0
     if size == 2:
         speed = wires.gb_per_s[0][1]
-        return round(min(speed, *wires.port_gb_per_s) if wires.through_port[0][1] else speed, _DECIMALS)
+        return round(
+            min(speed, *wires.port_gb_per_s) if wires.through_port[0][1] else speed, _DECIMALS
+        )
     least = float("inf")
     for a in range(size):
         speeds = [speed for b, speed in enumerate(wires.gb_per_s[a]) if b != a]
-        ported = sum(wires.gb_per_s[a][b] for b in range(size) if b != a and wires.through_port[a][b])
+        ported = sum(
+            wires.gb_per_s[a][b] for b in range(size) if b != a and wires.through_port[a][b]
+        )
         total = sum(speeds) - max(0.0, ported - wires.port_gb_per_s[a])
         least = min(least, total, 2 * (sum(speeds) - max(speeds)))
     groups = _groups(wires)
@@ -82,7 +92,11 @@ def _groups(wires: Wires) -> list[set[int]]:
     """Return the GPUs that wires outside the ports join, as groups."""
     groups: list[set[int]] = []
     for a in range(len(wires.gb_per_s)):
-        peers = {b for b, speed in enumerate(wires.gb_per_s[a]) if speed > 0 and not wires.through_port[a][b]} | {a}
+        peers = {
+            b
+            for b, speed in enumerate(wires.gb_per_s[a])
+            if speed > 0 and not wires.through_port[a][b]
+        } | {a}
         touching = [group for group in groups if group & peers]
         groups = [group for group in groups if not group & peers] + [peers.union(*touching)]
     return groups
@@ -134,7 +148,9 @@ def _crossed(size: int) -> tuple[tuple[int, ...], ...]:
     """Return the numbers of the pairs (as combinations lists them) that each ring crosses."""
     numbers = {pair: at for at, pair in enumerate(combinations(range(size), 2))}
     return tuple(
-        tuple(numbers[min(a, b), max(a, b)] for a, b in zip(ring, (*ring[1:], ring[0]), strict=True))
+        tuple(
+            numbers[min(a, b), max(a, b)] for a, b in zip(ring, (*ring[1:], ring[0]), strict=True)
+        )
         for ring in rings(size)
     )
 
@@ -148,19 +164,32 @@ def _most_rings(wires: Wires) -> float:
     size = len(wires.gb_per_s)
     pairs = list(combinations(range(size), 2))
     limits = [wires.gb_per_s[a][b] for a, b in pairs]
-    ported = [a for a in range(size) if any(wires.through_port[a][b] for b in range(size) if b != a)]
+    ported = [
+        a for a in range(size) if any(wires.through_port[a][b] for b in range(size) if b != a)
+    ]
     rows_of_pair = [
-        (at, *(len(pairs) + ported.index(end) for end in pair if wires.through_port[pair[0]][pair[1]]))
+        (
+            at,
+            *(
+                len(pairs) + ported.index(end)
+                for end in pair
+                if wires.through_port[pair[0]][pair[1]]
+            ),
+        )
         for at, pair in enumerate(pairs)
     ]
     limits += [wires.port_gb_per_s[a] for a in ported]
     columns = [ring for ring in _crossed(size) if all(limits[at] > 0 for at in ring)]
-    rates = [limit * (1 + _PERTURBATION * at) for at, limit in enumerate(limits)]  # of the basis; slacks at first
+    rates = [
+        limit * (1 + _PERTURBATION * at) for at, limit in enumerate(limits)
+    ]  # of the basis; slacks at first
     count = len(limits)
     inverse = [[1.0 if a == b else 0.0 for b in range(count)] for a in range(count)]
     worth = [0.0] * count  # of the variables in the basis: a ring 1, a slack 0
     while True:
-        prices = [sum(inverse[row][at] for row in range(count) if worth[row]) for at in range(count)]
+        prices = [
+            sum(inverse[row][at] for row in range(count) if worth[row]) for at in range(count)
+        ]
         slack = min(range(count), key=prices.__getitem__)
         if prices[slack] < -_TINY:  # a wire that need not be full
             entering, gain = [row[slack] for row in inverse], 0.0
@@ -180,6 +209,8 @@ def _most_rings(wires: Wires) -> float:
         for row in range(count):
             factor = entering[row]
             if row != leaving and factor:
-                inverse[row] = [a - factor * b for a, b in zip(inverse[row], inverse[leaving], strict=True)]
+                inverse[row] = [
+                    a - factor * b for a, b in zip(inverse[row], inverse[leaving], strict=True)
+                ]
                 rates[row] -= factor * rates[leaving]
         worth[leaving] = gain

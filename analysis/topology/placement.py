@@ -45,7 +45,9 @@ class Ring:
         """Describe the ring: `0-1-2-3 (3 x NV2 + 1 x NV1)`, with measured numbers if there are any."""
         parts = [describe_counts(self.links)] if self.links else []
         if self.slowest_gb_per_s is not None:
-            parts.append(f"slowest link {self.slowest_gb_per_s:.1f} GB/s, sum {self.sum_gb_per_s:.1f} GB/s")
+            parts.append(
+                f"slowest link {self.slowest_gb_per_s:.1f} GB/s, sum {self.sum_gb_per_s:.1f} GB/s"
+            )
         return "-".join(map(str, self.order)) + (f" ({'; '.join(parts)})" if parts else "")
 
     def to_json(self) -> dict[str, Any]:
@@ -66,7 +68,9 @@ class Placement:
     reason: str  # one sentence that says why
 
 
-def place(topology: Topology | None, count: int, matrix: Sequence[Sequence[float]] | None = None) -> Placement:
+def place(
+    topology: Topology | None, count: int, matrix: Sequence[Sequence[float]] | None = None
+) -> Placement:
     """Find the best and the worst set of `count` GPUs, and the worst order of the best.
 
     Args:
@@ -82,9 +86,13 @@ def place(topology: Topology | None, count: int, matrix: Sequence[Sequence[float
         raise ValueError("no machine to place on; accepted are a topology and a measured matrix")
     names = topology.gpus if topology else tuple(range(len(matrix or ())))
     if matrix is not None and len(matrix) != len(names):
-        raise ValueError(f"a matrix of {len(matrix)} GPUs; accepted is one of {len(names)}, as the topology has")
+        raise ValueError(
+            f"a matrix of {len(matrix)} GPUs; accepted is one of {len(names)}, as the topology has"
+        )
     if not 1 <= count <= len(names):
-        raise ValueError(f"--gpus {count}: accepted are 1 to {len(names)}, the GPUs of this machine")
+        raise ValueError(
+            f"--gpus {count}: accepted are 1 to {len(names)}, the GPUs of this machine"
+        )
     if len(names) > MOST_GPUS:
         raise ValueError(
             f"a machine of {len(names)} GPUs; accepted are at most {MOST_GPUS}, for which the search is short"
@@ -94,7 +102,9 @@ def place(topology: Topology | None, count: int, matrix: Sequence[Sequence[float
 
     def ring(members: Sequence[int], in_worst_order: bool = False) -> Ring:
         order = [names[at] for at in ring_order(weights, members, in_worst_order)]
-        return _ring(topology, matrix, names, order, wires.bandwidth(members) if count > 1 else None)
+        return _ring(
+            topology, matrix, names, order, wires.bandwidth(members) if count > 1 else None
+        )
 
     best = ring(best_set)
     worst = best if worst_set == best_set else ring(worst_set)
@@ -136,8 +146,14 @@ def _best_and_worst(
     if len(weights) <= EXACT_GPUS:
         value = {one: wires.bandwidth(one).gb_per_s for one in sets}
         high, low = max(value.values()), min(value.values())
-        rank = {one: ring_value(weights, ring_order(weights, one)) for one in sets if value[one] in (high, low)}
-        best = max((one for one in sets if value[one] == high), key=rank.__getitem__)  # of equals the first
+        rank = {
+            one: ring_value(weights, ring_order(weights, one))
+            for one in sets
+            if value[one] in (high, low)
+        }
+        best = max(
+            (one for one in sets if value[one] == high), key=rank.__getitem__
+        )  # of equals the first
         return best, min((one for one in sets if value[one] == low), key=rank.__getitem__)
     bound = {one: wires.bandwidth(one, quick=True).gb_per_s for one in sets}
     high_first = sorted(sets, key=lambda one: (-bound[one], one))[:_REFINED]
@@ -163,7 +179,13 @@ def _ring(
         at = {name: position for position, name in enumerate(names)}
         measured = [min(matrix[at[a]][at[b]], matrix[at[b]][at[a]]) for a, b in steps]
     counts = {word: words.count(word) for word in best_first(words)}
-    return Ring(tuple(order), counts, min(measured, default=None), math.fsum(measured) if measured else None, bandwidth)
+    return Ring(
+        tuple(order),
+        counts,
+        min(measured, default=None),
+        math.fsum(measured) if measured else None,
+        bandwidth,
+    )
 
 
 def _reason(best: Ring, worst: Ring, count: int) -> str:
@@ -177,9 +199,7 @@ def _reason(best: Ring, worst: Ring, count: int) -> str:
     if high == low and (best.links, best.slowest_gb_per_s) == (worst.links, worst.slowest_gb_per_s):
         return f"Every {kind} of this machine is as good as {one}."
     if high == low:
-        return (
-            f"Every {kind} can pack rings of the same bandwidth{_of(high)}; {one} has the best ring, {other} the worst."
-        )
+        return f"Every {kind} can pack rings of the same bandwidth{_of(high)}; {one} has the best ring, {other} the worst."
     return f"{one} is the best {kind}: its rings carry most{_of(high)}; the worst, {other}, carries least{_of(low)}."
 
 

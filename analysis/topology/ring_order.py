@@ -29,7 +29,9 @@ def ring_order(weights: Weights, members: Sequence[int], worst: bool = False) ->
     if len(links) < 2:  # every ring is as good
         return list(members)
     if len(members) <= EXACT_GPUS:
-        best = (min if worst else max)(rings(len(members)), key=lambda ring: ring_value(inside, ring))
+        best = (min if worst else max)(
+            rings(len(members)), key=lambda ring: ring_value(inside, ring)
+        )
         return [members[at] for at in best]
     if worst:
         # Any link can be in a ring, so the lowest bottleneck is the lowest link; at least one such link must be in it.
@@ -39,7 +41,9 @@ def ring_order(weights: Weights, members: Sequence[int], worst: bool = False) ->
         low, high = 0, len(links) - 1
         while low < high:
             middle = (low + high + 1) // 2
-            low, high = (middle, high) if _longest(inside, links[middle], None) else (low, middle - 1)
+            low, high = (
+                (middle, high) if _longest(inside, links[middle], None) else (low, middle - 1)
+            )
         found = _longest(inside, links[low], None)
     assert found is not None  # every complete graph has a ring
     return [members[at] for at in found]
@@ -78,12 +82,16 @@ def _longest(weights: Weights, floor: int | None, must: int | None) -> list[int]
             )
             value[0, grow | 1 << to, to] = np.where(is_must[:, to], impossible, before).max(axis=1)
     full = (1 << size) - 1
-    closed = np.maximum(add(value[1, full], link[0]), np.where(is_must[0], add(value[0, full], link[0]), impossible))
+    closed = np.maximum(
+        add(value[1, full], link[0]), np.where(is_must[0], add(value[0, full], link[0]), impossible)
+    )
     top = int(closed.max())
     return None if top == impossible else _retrace(value, link, is_must, full, top, impossible)
 
 
-def _retrace(value: Any, link: Any, is_must: Any, mask: int, total: int, impossible: int) -> list[int]:
+def _retrace(
+    value: Any, link: Any, is_must: Any, mask: int, total: int, impossible: int
+) -> list[int]:
     """Walk one best ring backwards, taking the smallest position that still reaches the total.
 
     A ring reads the same both ways, so the walk from the start over the closing link gives the ring itself.

@@ -9,7 +9,9 @@ from analysis.foreign import refuse_too_many
 from analysis.topology.link_classes import UNKNOWN, current_word, nvlink_gb_per_s
 from analysis.topology.model import Device, Gpu, Pair, Topology, infer_nvswitch
 
-_SGR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")  # nvidia-smi underlines the header even when it writes to a pipe
+_SGR = re.compile(
+    r"\x1b\[[0-9;]*[A-Za-z]"
+)  # nvidia-smi underlines the header even when it writes to a pipe
 _AFFINITY_COLUMN = re.compile(r"CPU Affinity|NUMA Affinity|GPU NUMA ID")
 _GPU = re.compile(r"GPU(\d+)")
 _DEVICE = re.compile(r"GPU\d+|NIC\d+|mlx\d\S*")
@@ -39,16 +41,22 @@ def parse_topology_text(text: str, *, gpu_names: Mapping[int, str] | None = None
         label = cells[0] if cells else ""
         if label not in labels:
             if _DEVICE.fullmatch(label):
-                raise UnreadableInput(f"line {at}: a row for {label}, which has no column in the header, line {number}")
+                raise UnreadableInput(
+                    f"line {at}: a row for {label}, which has no column in the header, line {number}"
+                )
             continue
         if label in rows:
-            raise UnreadableInput(f"line {at}: a second row for {label}; the first is line {rows[label][0]}")
+            raise UnreadableInput(
+                f"line {at}: a second row for {label}; the first is line {rows[label][0]}"
+            )
         rows[label] = (at, _links(cells[1:], label, labels, at))
         unfinished = at == len(lines)  # no newline after it: the last cell may be cut
         affinity[label] = _affinity(cells[1 + len(labels) :], columns, at, unfinished)
     for label in labels:
         if label not in rows:
-            raise UnreadableInput(f"no row for {label}, which the header in line {number} names: the table is cut")
+            raise UnreadableInput(
+                f"no row for {label}, which the header in line {number} names: the table is cut"
+            )
     ids = _devices(labels, _legend(lines[number:]))
     links = _pairs(labels, ids, rows)
     names = gpu_names or {}
@@ -69,7 +77,9 @@ def parse_topology_text(text: str, *, gpu_names: Mapping[int, str] | None = None
             f"line {number}: a table of peer access (`nvidia-smi topo -p2p`); accepted are link classes (`topo -m`)"
         )
     nics = tuple(name for name in ids.values() if isinstance(name, str))
-    return Topology(gpus, nics, links, infer_nvswitch((gpu.index for gpu in gpus), links), "nvidia-smi topo -m")
+    return Topology(
+        gpus, nics, links, infer_nvswitch((gpu.index for gpu in gpus), links), "nvidia-smi topo -m"
+    )
 
 
 def _header(lines: list[str]) -> tuple[int, list[str], list[str]]:
@@ -84,7 +94,9 @@ def _header(lines: list[str]) -> tuple[int, list[str], list[str]]:
                 continue  # a bare "GPU0" at the margin is a row whose cells were cut
             found.append((number, labels, columns))
     if not found:
-        raise UnreadableInput("no header line with GPU0, GPU1, …; accepted is the text of `nvidia-smi topo -m`")
+        raise UnreadableInput(
+            "no header line with GPU0, GPU1, …; accepted is the text of `nvidia-smi topo -m`"
+        )
     if len(found) > 1:
         raise UnreadableInput(
             f"line {found[1][0]}: a second table begins here, the first in line {found[0][0]}; accepted is one table"
@@ -103,7 +115,9 @@ def _cells(line: str) -> list[str]:
 def _links(cells: list[str], label: str, labels: list[str], at: int) -> list[str]:
     words = [current_word(cell) for cell in cells[: len(labels)]]
     if len(words) < len(labels):
-        raise UnreadableInput(f"line {at}: {len(words)} links in the row of {label}; accepted are {len(labels)}")
+        raise UnreadableInput(
+            f"line {at}: {len(words)} links in the row of {label}; accepted are {len(labels)}"
+        )
     for other, word in zip(labels, words, strict=True):
         if (word == "X") != (other == label):
             raise UnreadableInput(
@@ -120,15 +134,21 @@ def _affinity(cells: list[str], columns: list[str], at: int, unfinished: bool) -
     """Read the affinity columns of one row. Doubled tabs leave empty cells, so only a full row is read by position."""
     filled = [cell for cell in cells if cell]
     if len(filled) > len(columns):
-        raise UnreadableInput(f"line {at}: {len(filled) - len(columns)} more cells than the header has columns")
+        raise UnreadableInput(
+            f"line {at}: {len(filled) - len(columns)} more cells than the header has columns"
+        )
     values: dict[str, str] = {}
     if len(filled) == len(columns):
         values = dict(zip(columns, filled, strict=True))
         if unfinished and columns:
             del values[columns[-1]]
     elif cells and not cells[0].isdigit() and not unfinished:
-        values = {columns[0]: cells[0]}  # next to the links; a single number could be a later column, moved up
-    return {column: value for column, value in values.items() if _LIST.fullmatch(value)}  # else N/A, or damaged
+        values = {
+            columns[0]: cells[0]
+        }  # next to the links; a single number could be a later column, moved up
+    return {
+        column: value for column, value in values.items() if _LIST.fullmatch(value)
+    }  # else N/A, or damaged
 
 
 def _legend(lines: list[str]) -> dict[str, str]:
@@ -142,10 +162,15 @@ def _devices(labels: list[str], legend: Mapping[str, str]) -> dict[str, Device]:
     named = {label: legend.get(label, label) for label in labels}
     if len(set(named.values())) != len(named):  # a damaged legend: keep the column labels
         named = {label: label for label in labels}
-    return {label: int(match[1]) if (match := _GPU.fullmatch(label)) else named[label] for label in labels}
+    return {
+        label: int(match[1]) if (match := _GPU.fullmatch(label)) else named[label]
+        for label in labels
+    }
 
 
-def _pairs(labels: list[str], ids: Mapping[str, Device], rows: Mapping[str, tuple[int, list[str]]]) -> dict[Pair, str]:
+def _pairs(
+    labels: list[str], ids: Mapping[str, Device], rows: Mapping[str, tuple[int, list[str]]]
+) -> dict[Pair, str]:
     """Return the link of each unordered pair; both rows that state it must agree."""
     links: dict[Pair, str] = {}
     for (i, a), (j, b) in combinations(enumerate(labels), 2):

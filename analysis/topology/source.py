@@ -14,7 +14,9 @@ def parse_topology(text: str, gpu_name: str | None = None) -> Topology:
     """
     if is_topology_xml(text):
         return parse_topology_xml(text)
-    return parse_topology_text(text, gpu_names=dict.fromkeys(range(1024), gpu_name) if gpu_name else None)
+    return parse_topology_text(
+        text, gpu_names=dict.fromkeys(range(1024), gpu_name) if gpu_name else None
+    )
 
 
 def load_topology(file: str | None, gpu_name: str | None = None) -> Topology:

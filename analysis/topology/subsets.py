@@ -20,7 +20,9 @@ from analysis.topology.link_classes import best_first, quality
 from analysis.topology.model import Topology
 from analysis.topology.placement import place
 
-MOST_SUBSETS = 500_000  # of one question: more would not be measured, and would take minutes to sort
+MOST_SUBSETS = (
+    500_000  # of one question: more would not be measured, and would take minutes to sort
+)
 _MIX = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # the constants of splitmix64
 LabelMatrix = tuple[tuple[int, ...], ...]
 
@@ -44,7 +46,9 @@ class SubsetClass:
             "members": self.members,
         }
         if second_member:
-            shown["second_member"] = None if self.second_member is None else list(self.second_member)
+            shown["second_member"] = (
+                None if self.second_member is None else list(self.second_member)
+            )
         return shown
 
 
@@ -61,7 +65,9 @@ def classes(
     sizes = range(2, count + 1) if size is None else (size,)
     asked = sum(comb(count, k) for k in sizes)
     if asked > MOST_SUBSETS:
-        raise ValueError(f"{asked} subsets of {count} GPUs are too many to sort; accepted is one small --size")
+        raise ValueError(
+            f"{asked} subsets of {count} GPUs are too many to sort; accepted is one small --size"
+        )
     labels = _labels(topology, affinity=affinity, nics=nics)
     found = [one for k in sizes for one in _classes_of_size(topology, labels, k)]
     return sorted(found, key=_best_links_first)
@@ -96,16 +102,24 @@ def _labels(topology: Topology, *, affinity: bool, nics: bool) -> LabelMatrix:
         parts: list[object] = ["self" if a == b else topology.link_between(a, b)]
         if affinity and a != b:
             # The relation, not the node's number: sockets 0 and 1 are alike.
-            nodes = {(topology.gpu(gpu).numa_affinity, topology.gpu(gpu).cpu_affinity) for gpu in (a, b)}
+            nodes = {
+                (topology.gpu(gpu).numa_affinity, topology.gpu(gpu).cpu_affinity) for gpu in (a, b)
+            }
             parts.append("unknown" if (None, None) in nodes else len(nodes))
         if nics:
             parts.append(
-                sorted((topology.link_between(a, nic), topology.link_between(b, nic)) for nic in topology.nics)
+                sorted(
+                    (topology.link_between(a, nic), topology.link_between(b, nic))
+                    for nic in topology.nics
+                )
             )
         return tuple(parts)
 
     texts = [[repr(label(a, b)) for b in topology.gpus] for a in topology.gpus]
-    numbers = {text: number for number, text in enumerate(sorted({text for row in texts for text in row}), start=1)}
+    numbers = {
+        text: number
+        for number, text in enumerate(sorted({text for row in texts for text in row}), start=1)
+    }
     return tuple(tuple(numbers[text] for text in row) for row in texts)
 
 
@@ -114,7 +128,9 @@ def _classes_of_size(topology: Topology, labels: LabelMatrix, size: int) -> Iter
     positions = list(combinations(range(len(topology.gpus)), size))
     values, ordered = _refine(labels, positions)
     first_with: dict[bytes, int] = {}  # matrix -> class
-    rivals: dict[int, list[tuple[int, LabelMatrix, tuple[int, ...]]]] = {}  # value -> classes: number, matrix, colours
+    rivals: dict[
+        int, list[tuple[int, LabelMatrix, tuple[int, ...]]]
+    ] = {}  # value -> classes: number, matrix, colours
     members: list[list[Any]] = []  # per class: first member, second, count
     for subset, value, (key, matrix, colours) in zip(positions, values, ordered, strict=True):
         number = first_with.get(key)
@@ -122,7 +138,9 @@ def _classes_of_size(topology: Topology, labels: LabelMatrix, size: int) -> Iter
             plain = tuple(map(tuple, matrix.tolist()))
             shades = tuple(colours.tolist())
             known = rivals.setdefault(value, [])
-            number = next((at for at, other, shade in known if _isomorphic(plain, shades, other, shade)), None)
+            number = next(
+                (at for at, other, shade in known if _isomorphic(plain, shades, other, shade)), None
+            )
             if number is None:
                 number = len(members)
                 known.append((number, plain, shades))
@@ -134,7 +152,9 @@ def _classes_of_size(topology: Topology, labels: LabelMatrix, size: int) -> Iter
             entry[entry[2] - 1] = tuple(topology.gpus[at] for at in subset)
     for first, second, count in members:
         words = [topology.link_between(a, b) for a, b in combinations(first, 2)]
-        yield SubsetClass(size, {word: words.count(word) for word in best_first(words)}, first, count, second)
+        yield SubsetClass(
+            size, {word: words.count(word) for word in best_first(words)}, first, count, second
+        )
 
 
 def _refine(
@@ -155,18 +175,24 @@ def _refine(
 
     pairs = mix(matrix)
     colours = mix(np.einsum("sii->si", matrix))
-    for _ in range(min(3, chosen.shape[1])):  # three rounds separate nearly all; the search separates the rest
+    for _ in range(
+        min(3, chosen.shape[1])
+    ):  # three rounds separate nearly all; the search separates the rest
         both = mix(pairs ^ (colours[:, None, :] * np.uint64(_MIX[1])))
         colours = mix(colours * np.uint64(_MIX[2]) + both.sum(axis=2, dtype=np.uint64))
     order = np.argsort(colours, axis=1, kind="stable")
     rows = np.arange(len(positions))[:, None, None]
-    ordered = np.ascontiguousarray(matrix[rows, order[:, :, None], order[:, None, :]].astype(np.uint16))
+    ordered = np.ascontiguousarray(
+        matrix[rows, order[:, :, None], order[:, None, :]].astype(np.uint16)
+    )
     shades = np.take_along_axis(colours, order, axis=1)
     values = mix(colours).sum(axis=1, dtype=np.uint64).tolist()
     return values, ((one.tobytes(), one, shade) for one, shade in zip(ordered, shades, strict=True))
 
 
-def _isomorphic(a: LabelMatrix, colours_a: tuple[int, ...], b: LabelMatrix, colours_b: tuple[int, ...]) -> bool:
+def _isomorphic(
+    a: LabelMatrix, colours_a: tuple[int, ...], b: LabelMatrix, colours_b: tuple[int, ...]
+) -> bool:
     """Tell whether some permutation that keeps colours turns matrix a into matrix b."""
     if colours_a != colours_b:  # both sorted: other colours, other graph
         return False
@@ -178,9 +204,16 @@ def _isomorphic(a: LabelMatrix, colours_a: tuple[int, ...], b: LabelMatrix, colo
         if at == size:
             return True
         for candidate in range(size):
-            if colours_b[candidate] != colours_a[at] or candidate in image or a[at][at] != b[candidate][candidate]:
+            if (
+                colours_b[candidate] != colours_a[at]
+                or candidate in image
+                or a[at][at] != b[candidate][candidate]
+            ):
                 continue
-            if all(a[at][k] == b[candidate][to] and a[k][at] == b[to][candidate] for k, to in enumerate(image)):
+            if all(
+                a[at][k] == b[candidate][to] and a[k][at] == b[to][candidate]
+                for k, to in enumerate(image)
+            ):
                 image.append(candidate)
                 if extend():
                     return True

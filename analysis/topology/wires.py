@@ -14,9 +14,18 @@ from typing import Any
 
 from analysis.topology.link_classes import NVLINK_GB_PER_S, nvlink_count, quality
 from analysis.topology.model import Topology
-from analysis.topology.packing import EXACT_GPUS, Matrix, Wires, bound_gb_per_s, has_ring, packed_gb_per_s
+from analysis.topology.packing import (
+    EXACT_GPUS,
+    Matrix,
+    Wires,
+    bound_gb_per_s,
+    has_ring,
+    packed_gb_per_s,
+)
 
-_MOST_NVLINKS = 18  # of any GPU before Blackwell: where equal pairs would need more, they meet in a switch
+_MOST_NVLINKS = (
+    18  # of any GPU before Blackwell: where equal pairs would need more, they meet in a switch
+)
 
 
 @dataclass(frozen=True)
@@ -37,7 +46,11 @@ class SetBandwidth:
         """Return `100 GB/s nominal`, `at most 372.1 GB/s measured`, or `over PCIe` where no number is known."""
         if self.shown_gb_per_s is None:
             return "over PCIe"
-        number = f"{self.gb_per_s:g} GB/s nominal" if self.nominal else f"{self.gb_per_s:.1f} GB/s measured"
+        number = (
+            f"{self.gb_per_s:g} GB/s nominal"
+            if self.nominal
+            else f"{self.gb_per_s:.1f} GB/s measured"
+        )
         return number if self.exact else f"at most {number}"
 
     def to_json(self) -> dict[str, Any]:
@@ -60,23 +73,33 @@ class MachineWires:
     nominal: bool
 
     @staticmethod
-    def of(topology: Topology | None, matrix: Sequence[Sequence[float]] | None = None) -> "MachineWires":
+    def of(
+        topology: Topology | None, matrix: Sequence[Sequence[float]] | None = None
+    ) -> "MachineWires":
         """Return wires with the measured GB/s of a matrix, in the topology's order; without one, with nominal GB/s.
 
         A matrix alone does not say which pairs share a port: each GPU then sends no more than to its fastest peer.
         """
         if topology is None:
             speeds = _slower_direction(matrix or ())
-            return MachineWires(None, _wires(speeds, [[True] * len(speeds) for _ in speeds]), nominal=False)
-        words = [[topology.link_between(a, b) if a != b else "" for b in topology.gpus] for a in topology.gpus]
+            return MachineWires(
+                None, _wires(speeds, [[True] * len(speeds) for _ in speeds]), nominal=False
+            )
+        words = [
+            [topology.link_between(a, b) if a != b else "" for b in topology.gpus]
+            for a in topology.gpus
+        ]
         direct = [[nvlink_count(word) is not None for word in row] for row in words]
         speeds = _nominal(topology, words) if matrix is None else _slower_direction(matrix)
         switch = _meet_in_switch(topology, words)
         every = _wires(speeds, [[switch or not one for one in row] for row in direct])
         only = [
-            [gb if one else 0.0 for gb, one in zip(*rows, strict=True)] for rows in zip(speeds, direct, strict=True)
+            [gb if one else 0.0 for gb, one in zip(*rows, strict=True)]
+            for rows in zip(speeds, direct, strict=True)
         ]
-        nvlinks = _wires(only, [[switch] * len(words) for _ in words]) if any(map(any, direct)) else None
+        nvlinks = (
+            _wires(only, [[switch] * len(words) for _ in words]) if any(map(any, direct)) else None
+        )
         return MachineWires(nvlinks, every, nominal=matrix is None)
 
     def bandwidth(self, members: Sequence[int], quick: bool = False) -> SetBandwidth:
@@ -113,7 +136,9 @@ def _wires(speeds: Sequence[Sequence[float]], shared: Sequence[Sequence[bool]]) 
 
 def _slower_direction(matrix: Sequence[Sequence[float]]) -> Matrix:
     places = range(len(matrix))
-    return tuple(tuple(min(matrix[a][b], matrix[b][a]) if a != b else 0.0 for b in places) for a in places)
+    return tuple(
+        tuple(min(matrix[a][b], matrix[b][a]) if a != b else 0.0 for b in places) for a in places
+    )
 
 
 def _nominal(topology: Topology, words: Sequence[Sequence[str]]) -> Matrix:
@@ -123,7 +148,11 @@ def _nominal(topology: Topology, words: Sequence[Sequence[str]]) -> Matrix:
         count = nvlink_count(words[a][b])
         if count is None:
             return quality(words[a][b]) if a != b else 0.0
-        known = [gpu.nvlink_gb_per_s for gpu in (topology.devices[a], topology.devices[b]) if gpu.nvlink_gb_per_s]
+        known = [
+            gpu.nvlink_gb_per_s
+            for gpu in (topology.devices[a], topology.devices[b])
+            if gpu.nvlink_gb_per_s
+        ]
         return count * min(known, default=NVLINK_GB_PER_S)
 
     return tuple(tuple(speed(a, b) for b in range(len(words))) for a in range(len(words)))
@@ -133,5 +162,7 @@ def _meet_in_switch(topology: Topology, words: Sequence[Sequence[str]]) -> bool:
     """Tell whether the NVLinks of a GPU lead into a switch. Where the source cannot tell, the number of links does."""
     if topology.nvswitch is not None:
         return topology.nvswitch
-    counts = [nvlink_count(word) for a, row in enumerate(words) for b, word in enumerate(row) if a != b]
+    counts = [
+        nvlink_count(word) for a, row in enumerate(words) for b, word in enumerate(row) if a != b
+    ]
     return len(set(counts)) == 1 and (counts[0] or 0) * (len(words) - 1) > _MOST_NVLINKS

@@ -50,10 +50,14 @@ class TraceDifference:
     changes: list[Change]
     notes: list[str]
 
-    def of(self, rank: int | None, collective: str | None = None, communicator: str | None = None) -> list[Change]:
+    def of(
+        self, rank: int | None, collective: str | None = None, communicator: str | None = None
+    ) -> list[Change]:
         """Return the changes of one rank or of all ranks together, of one collective or of all together."""
         wanted = (rank, collective, communicator)
-        return [one for one in self.changes if (one.rank, one.collective, one.communicator) == wanted]
+        return [
+            one for one in self.changes if (one.rank, one.collective, one.communicator) == wanted
+        ]
 
     def as_json(self) -> dict[str, Any]:
         """Return the object of `--json`."""
@@ -75,7 +79,9 @@ def compare_traces(a: TraceSummary, b: TraceSummary) -> TraceDifference:
     changes, counts = [], set()
     for rank in common:
         one, other = first[rank], second[rank]
-        changes += [_change((rank, None, None), what, of(one), of(other)) for what, of in _OF_RANK.items()]
+        changes += [
+            _change((rank, None, None), what, of(one), of(other)) for what, of in _OF_RANK.items()
+        ]
         calls, others = ({call.name: call for call in of.nccl} for of in (one, other))
         for name in dict.fromkeys((*calls, *others)):
             mine, theirs = calls.get(name), others.get(name)
@@ -83,21 +89,34 @@ def compare_traces(a: TraceSummary, b: TraceSummary) -> TraceDifference:
             if (mine and mine.calls) != (theirs and theirs.calls):
                 counts.add(name)
     if counts:
-        notes.append(f"the traces differ in the number of calls ({_words(counts)}): compare averages, not totals")
+        notes.append(
+            f"the traces differ in the number of calls ({_words(counts)}): compare averages, not totals"
+        )
     met, meeting = ({(one.name, one.communicator): one for one in of.collectives} for of in (a, b))
     for key in dict.fromkeys((*met, *meeting)):
         changes += _of_meetings((None, *key), met.get(key), meeting.get(key))
-    return TraceDifference([one for one in changes if one.a is not None or one.b is not None], notes)
+    return TraceDifference(
+        [one for one in changes if one.a is not None or one.b is not None], notes
+    )
 
 
-def _of_calls(rank: int, name: str, a: CollectiveCalls | None, b: CollectiveCalls | None) -> list[Change]:
+def _of_calls(
+    rank: int, name: str, a: CollectiveCalls | None, b: CollectiveCalls | None
+) -> list[Change]:
     quantities = ("calls", "avg_us", "median_us", "total_ms")
-    return [_change((rank, name, None), what, getattr(a, what, None), getattr(b, what, None)) for what in quantities]
+    return [
+        _change((rank, name, None), what, getattr(a, what, None), getattr(b, what, None))
+        for what in quantities
+    ]
 
 
-def _of_meetings(key: ChangeKey, a: MatchedCollective | None, b: MatchedCollective | None) -> list[Change]:
+def _of_meetings(
+    key: ChangeKey, a: MatchedCollective | None, b: MatchedCollective | None
+) -> list[Change]:
     quantities = ("matched", "transfer_avg_us", "transfer_median_us")
-    found = [_change(key, what, getattr(a, what, None), getattr(b, what, None)) for what in quantities]
+    found = [
+        _change(key, what, getattr(a, what, None), getattr(b, what, None)) for what in quantities
+    ]
     waits = (None if one is None else 1e3 * one.wait_ms / one.matched for one in (a, b))
     return [*found, _change(key, "wait_avg_us", *waits)]
 

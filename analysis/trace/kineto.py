@@ -18,7 +18,17 @@ from numpy.typing import NDArray
 from analysis.errors import UnreadableInput
 from analysis.gc_pause import gc_paused
 from analysis.trace.intervals import Times, covers, union
-from analysis.trace.model import Collectives, Copies, Events, Names, RankTrace, TraceFile, column, no_copies, no_events
+from analysis.trace.model import (
+    Collectives,
+    Copies,
+    Events,
+    Names,
+    RankTrace,
+    TraceFile,
+    column,
+    no_copies,
+    no_events,
+)
 from analysis.trace.names import copy_kind, gloo_collective, nccl_collective
 
 _CATEGORIES = {  # category, by its newer name and the names of torch 1.8 to 1.11
@@ -77,12 +87,16 @@ def _read(file: str, whole: JsonEvent, names: Names) -> TraceFile:
     elif found["operator"] or len(gloo):
         ranks = [_host_rank(found["operator"], base, names, ranges, gloo)]
     else:
-        raise UnreadableInput("a Chrome trace without GPU kernels and operators: empty, or not from torch.profiler")
+        raise UnreadableInput(
+            "a Chrome trace without GPU kernels and operators: empty, or not from torch.profiler"
+        )
     info = whole.get("distributedInfo")
     info = info if isinstance(info, dict) else {}
     in_name = _RANK_IN_NAME.search(file)
     rank = info.get("rank", int(in_name[1]) if in_name else None)
-    rank, size = (value if isinstance(value, int) else None for value in (rank, info.get("world_size")))
+    rank, size = (
+        value if isinstance(value, int) else None for value in (rank, info.get("world_size"))
+    )
     if rank is None:
         notes.append(f"{file} does not say its rank")
     host = whole.get("host_name")
@@ -101,7 +115,9 @@ def _parse(text: str) -> JsonEvent:
     try:
         whole = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UnreadableInput(f"cut or damaged JSON ({error}): did the profiler end before it had written?") from None
+        raise UnreadableInput(
+            f"cut or damaged JSON ({error}): did the profiler end before it had written?"
+        ) from None
     if isinstance(whole, list):  # the other form of the Chrome trace format
         whole = {"traceEvents": whole}
     if not isinstance(whole, dict) or not isinstance(whole.get("traceEvents"), list):
@@ -141,32 +157,51 @@ def _gpu_ranks(
     """Make one rank per device with NCCL kernels; without NCCL, one per device with kernels."""
     launches = _launches(found["launch"], base)
     kernels, copied, sets = (
-        replace(_events(found[kind], base, names, _stream), launch=_launched(found[kind], launches)) for kind in _ON_GPU
+        replace(_events(found[kind], base, names, _stream), launch=_launched(found[kind], launches))
+        for kind in _ON_GPU
     )
-    labels = {name: _number(nccl_collective(names.table[name]), names) for name in set(kernels.name.tolist())}
+    labels = {
+        name: _number(nccl_collective(names.table[name]), names)
+        for name in set(kernels.name.tolist())
+    }
     label = column([labels[name] for name in kernels.name.tolist()])
     group = column(
-        [_number(_group(event), names) if said >= 0 else -1 for event, said in _both(found["kernel"], label)]
+        [
+            _number(_group(event), names) if said >= 0 else -1
+            for event, said in _both(found["kernel"], label)
+        ]
     )
     kinds = column([names.number(copy_kind(event["name"])) for event in found["memcpy"]])
     size = column([_whole(event, "bytes") for event in found["memcpy"]])
     peer = kinds == names.number("PtoP")
-    devices, of_copies, of_sets = (column([_device(event) for event in found[kind]]) for kind in _ON_GPU)
+    devices, of_copies, of_sets = (
+        column([_device(event) for event in found[kind]]) for kind in _ON_GPU
+    )
     nccl = label >= 0
     chosen = np.unique(devices[nccl] if nccl.any() else devices).tolist()
     stray = int((~np.isin(devices, chosen)).sum())
     if stray:
-        notes.append(f"{file}: {stray} kernels on another device than the rank's, without NCCL: not counted")
+        notes.append(
+            f"{file}: {stray} kernels on another device than the rank's, without NCCL: not counted"
+        )
     if len(gloo):
-        both = "not counted: NCCL's kernels are" if nccl.any() else "counted as communication: no NCCL kernel"
+        both = (
+            "not counted: NCCL's kernels are"
+            if nccl.any()
+            else "counted as communication: no NCCL kernel"
+        )
         notes.append(f"{file}: {len(gloo)} calls of gloo on the host, {both}")
     ranks = []
     for device in chosen:
         here = devices == device
         calls = Collectives(
-            **vars(kernels.where(here & nccl)), label=label[here & nccl], communicator=group[here & nccl]
+            **vars(kernels.where(here & nccl)),
+            label=label[here & nccl],
+            communicator=group[here & nccl],
         )
-        copies = Copies(**vars(replace(copied, name=kinds)), bytes=size, peer=peer).where(of_copies == device)
+        copies = Copies(**vars(replace(copied, name=kinds)), bytes=size, peer=peer).where(
+            of_copies == device
+        )
         ranks.append(
             RankTrace(
                 0,
@@ -181,13 +216,21 @@ def _gpu_ranks(
     return ranks
 
 
-def _host_rank(operators: list[JsonEvent], base: int, names: Names, ranges: Events, gloo: Collectives) -> RankTrace:
+def _host_rank(
+    operators: list[JsonEvent], base: int, names: Names, ranges: Events, gloo: Collectives
+) -> RankTrace:
     """Make a rank whose operators compute, except those inside a call of gloo on its own thread."""
-    work = _events([one for one in operators if not one["name"].startswith(_NOT_WORK)], base, names, _thread)
+    work = _events(
+        [one for one in operators if not one["name"].startswith(_NOT_WORK)], base, names, _thread
+    )
     inside = np.zeros(len(work), dtype=np.bool_)
     for thread in np.unique(gloo.lane):
-        inside |= (work.lane == thread) & covers(union(gloo.where(gloo.lane == thread).spans), work.start)
-    return RankTrace(0, None, work.where(~inside), gloo, no_copies(), no_events(), ranges, on_host=True)
+        inside |= (work.lane == thread) & covers(
+            union(gloo.where(gloo.lane == thread).spans), work.start
+        )
+    return RankTrace(
+        0, None, work.where(~inside), gloo, no_copies(), no_events(), ranges, on_host=True
+    )
 
 
 def _gloo(events: list[JsonEvent], ranges: Events, names: Names) -> Collectives:
@@ -196,13 +239,17 @@ def _gloo(events: list[JsonEvent], ranges: Events, names: Names) -> Collectives:
     return whole.where(label >= 0)
 
 
-def _events(events: list[JsonEvent], base: int, names: Names, lane: Callable[[JsonEvent], int]) -> Events:
+def _events(
+    events: list[JsonEvent], base: int, names: Names, lane: Callable[[JsonEvent], int]
+) -> Events:
     start = np.array([event["ts"] for event in events], dtype=np.float64)
     length = np.array([event["dur"] for event in events], dtype=np.float64)
     begin = base + _ns(start)
     name = column([names.number(event["name"]) for event in events])
     unknown = np.full(len(events), -1)
-    return Events(begin, begin + _ns(length), column([lane(event) for event in events]), name, unknown)
+    return Events(
+        begin, begin + _ns(length), column([lane(event) for event in events]), name, unknown
+    )
 
 
 def _ns(microseconds: NDArray[np.float64]) -> Times:
@@ -240,7 +287,9 @@ def _group(event: JsonEvent) -> str | None:
     args = event.get("args")
     if not isinstance(args, dict) or args.get("Process Group Name") in (None, ""):
         return None
-    return " ".join(str(args[one]) for one in ("Process Group Name", "Process Group Ranks") if args.get(one))
+    return " ".join(
+        str(args[one]) for one in ("Process Group Name", "Process Group Ranks") if args.get(one)
+    )
 
 
 def _whole(event: JsonEvent, field: str) -> int:

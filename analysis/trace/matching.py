@@ -20,7 +20,13 @@ from analysis.trace.model import Collectives, RankTrace, Trace
 _CLOCK_TOLERANCE_NS = 20_000
 # No rank can leave these before the last has come. In the others the root may hand its data to a buffer and leave.
 _MUTUAL = {"AllReduce", "ReduceScatter", "AllGather", "AllToAll", "Barrier"}
-_PAIRED = {"SendRecv", "Send", "Recv", "Generic", "other"}  # the trace does not say which ranks take part
+_PAIRED = {
+    "SendRecv",
+    "Send",
+    "Recv",
+    "Generic",
+    "other",
+}  # the trace does not say which ranks take part
 _SHIFTS = 1000  # tried if one rank has more calls
 
 
@@ -84,7 +90,11 @@ class Meetings:
                 last[rank] += int((one.last == row).sum())
                 of[rank] += one.calls
         order = sorted(waited, key=lambda rank: (-waited[rank], rank))
-        return [Straggler(rank, last[rank], of[rank], waited[rank]) for rank in order if waited[rank] > 0]
+        return [
+            Straggler(rank, last[rank], of[rank], waited[rank])
+            for rank in order
+            if waited[rank] > 0
+        ]
 
 
 def match(trace: Trace) -> Meetings:
@@ -100,10 +110,14 @@ def match(trace: Trace) -> Meetings:
         # If some calls do not name their communicator, all are matched by name and order.
         known = bool((calls.communicator >= 0).all()) and len(calls) > 0
         for label in np.unique(calls.label).tolist():
-            for communicator in np.unique(calls.communicator[calls.label == label]).tolist() if known else [-1]:
+            for communicator in (
+                np.unique(calls.communicator[calls.label == label]).tolist() if known else [-1]
+            ):
                 mine = (calls.label == label) & ((calls.communicator == communicator) | (not known))
                 index = np.flatnonzero(mine)
-                groups[communicator, label][rank.rank] = index[np.argsort(calls.start[index], kind="stable")]
+                groups[communicator, label][rank.rank] = index[
+                    np.argsort(calls.start[index], kind="stable")
+                ]
     by_number = {rank.rank: rank.collectives for rank in trace.ranks}
     found = []
     for (communicator, label), members in groups.items():
@@ -134,7 +148,11 @@ def _can_match(
 
 
 def _meet(
-    title: str, calls: dict[int, Collectives], members: dict[int, Times], mutual: bool, notes: list[str]
+    title: str,
+    calls: dict[int, Collectives],
+    members: dict[int, Times],
+    mutual: bool,
+    notes: list[str],
 ) -> tuple[Times, Times, NDArray[np.intp], Times] | None:
     """Return wait, transfer, last and index of a `Meeting`; None without a matched call."""
     ranks = sorted(members)
@@ -142,7 +160,9 @@ def _meet(
     count = len(members[fewest])
     if any(len(members[rank]) != count for rank in ranks):
         told = ", ".join(f"{len(members[rank])} on rank {rank}" for rank in ranks)
-        notes.append(f"{title}: {told}; the {count} calls that fit best in time are matched, the others left out")
+        notes.append(
+            f"{title}: {told}; the {count} calls that fit best in time are matched, the others left out"
+        )
         reference = calls[fewest].where(members[fewest])
         members = {rank: _best_run(members[rank], calls[rank], reference) for rank in ranks}
     index = np.stack([members[rank] for rank in ranks])
@@ -171,7 +191,9 @@ def _best_run(index: Times, calls: Collectives, reference: Collectives) -> Times
 
     def overlaps(shift: int) -> int:
         run = index[shift : shift + count]
-        return int(((calls.start[run] <= reference.end) & (reference.start <= calls.end[run])).sum())
+        return int(
+            ((calls.start[run] <= reference.end) & (reference.start <= calls.end[run])).sum()
+        )
 
     best = max(shifts, key=overlaps)
     return index[best : best + count]

@@ -21,13 +21,16 @@ def trace_metrics(summary: "TraceSummary") -> dict[str, float]:
         TRACE_EXPOSED: _mean(one.exposed_ms for one in steps),
         "trace/exposed_in_gaps_ms_per_step": _mean(one.exposed_in_gaps_ms for one in steps),
         "trace/overlapped_ms_per_step": _mean(
-            None if one.comm_ms is None or one.exposed_ms is None else one.comm_ms - one.exposed_ms for one in steps
+            None if one.comm_ms is None or one.exposed_ms is None else one.comm_ms - one.exposed_ms
+            for one in steps
         ),
         "trace/wait_ms_per_step": _mean(one.wait_ms for one in steps),
     }
     found = found if every else {}
     for backend in ("nccl", "gloo"):
-        found[f"trace/{backend}_avg_us"] = _average_us([one for one in summary.ranks if one.backend == backend])
+        found[f"trace/{backend}_avg_us"] = _average_us(
+            [one for one in summary.ranks if one.backend == backend]
+        )
     found["trace/gpu_idle_share"] = _mean(one.gpu_idle_share for one in summary.ranks)
     found["trace/gap_us"] = _mean(one.gap_us for one in summary.ranks)
     return {name: value for name, value in found.items() if value is not None}

@@ -104,7 +104,12 @@ class RankTrace:
     @cached_property
     def activity(self) -> Spans:
         """Return the set of times at which anything ran."""
-        return union(*(events.spans for events in (self.compute, self.collectives, self.copies, self.memsets)))
+        return union(
+            *(
+                events.spans
+                for events in (self.compute, self.collectives, self.copies, self.memsets)
+            )
+        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,7 +8,14 @@ of calls in one kernel carries the name of one of them.
 import re
 
 # Longest first: AllReduce and ReduceScatter contain Reduce.
-_COLLECTIVES: tuple[str, ...] = ("AllReduce", "ReduceScatter", "AllGather", "AllToAll", "Broadcast", "SendRecv")
+_COLLECTIVES: tuple[str, ...] = (
+    "AllReduce",
+    "ReduceScatter",
+    "AllGather",
+    "AllToAll",
+    "Broadcast",
+    "SendRecv",
+)
 _COLLECTIVES += ("Scatter", "Gather", "Reduce", "Generic")
 _NCCL = re.compile(r"(?:void )?nccl\w*", re.IGNORECASE)
 _COPY = re.compile(r"memcpy (\w+)", re.IGNORECASE)
@@ -48,7 +55,11 @@ def nccl_collective(kernel: str) -> str | None:
 def gloo_collective(call: str) -> str | None:
     """Return "AllReduce" for `gloo:all_reduce`; None for names that are not gloo's."""
     prefix, colon, rest = call.partition(":")
-    return "".join(word.capitalize() for word in rest.split("_")) if colon and prefix == "gloo" else None
+    return (
+        "".join(word.capitalize() for word in rest.split("_"))
+        if colon and prefix == "gloo"
+        else None
+    )
 
 
 def copy_kind(activity: str) -> str:

@@ -63,8 +63,12 @@ def read_nsys(path: Path, names: Names) -> TraceFile:
             ranks, numbered = _host_ranks(ranges, names)
             notes.append("no CUDA activity was traced: only step times are known")
         if not numbered and len(ranks) > 1:
-            notes.append("the report does not number the ranks: they are ordered by device, else by process id")
-        return TraceFile(path.name, version, ranks, f"nsys session of {path}", numbered, notes=tuple(notes))
+            notes.append(
+                "the report does not number the ranks: they are ordered by device, else by process id"
+            )
+        return TraceFile(
+            path.name, version, ranks, f"nsys session of {path}", numbered, notes=tuple(notes)
+        )
 
 
 def _explain_no_kernels(export: Export, version: str) -> None:
@@ -101,7 +105,9 @@ def _read_ranges(export: Export) -> list[_Range]:
     if not {"start", "end", "eventType"} <= set(have) or not {"text", "textId"} & set(have):
         return []
     strings = export.strings()
-    text, number, thread = (one if one in have else "NULL" for one in ("text", "textId", "globalTid"))
+    text, number, thread = (
+        one if one in have else "NULL" for one in ("text", "textId", "globalTid")
+    )
     kinds = ", ".join(map(str, _RANGES + _MARKS))
     query = f'SELECT "start", "end", eventType, {text}, {number}, {thread} FROM {NVTX} WHERE eventType IN ({kinds})'
     found = []
@@ -115,7 +121,9 @@ def _read_ranges(export: Export) -> list[_Range]:
             and isinstance(last, int)
             and start <= last < LATEST
         ):
-            process, number_of_thread = (tid >> 24, tid & 0xFFFFFF) if isinstance(tid, int) else (_NO_PROCESS, 0)
+            process, number_of_thread = (
+                (tid >> 24, tid & 0xFFFFFF) if isinstance(tid, int) else (_NO_PROCESS, 0)
+            )
             found.append(_Range(start, last, process, number_of_thread, name))
     return found
 
@@ -130,7 +138,9 @@ def _gpu_ranks(
             "record with --cuda-graph-trace=node"
         )
     text = export.strings()
-    copies = export.read(MEMCPY, ("start", "end"), (*_ACTIVITY, "copyKind", "bytes", "srcDeviceId", "dstDeviceId"))
+    copies = export.read(
+        MEMCPY, ("start", "end"), (*_ACTIVITY, "copyKind", "bytes", "srcDeviceId", "dstDeviceId")
+    )
     sets = export.read(MEMSET, ("start", "end"), _ACTIVITY)
     launched = _launches(export, text) if any(is_step(one.name) for one in ranges) else None
     for table in (kernels, copies, sets):
@@ -139,9 +149,13 @@ def _gpu_ranks(
     full = np.where(kernels["demangledName"] >= 0, kernels["demangledName"], kernels["shortName"])
     kernels["name"] = _mapped(full, lambda number: names.number(text.get(number, "unnamed kernel")))
     kernels["label"] = _mapped(kernels["name"], lambda number: _label(names, number))
-    copies["name"] = _mapped(copies["copyKind"], lambda kind: names.number(COPY_KINDS.get(kind, COPY_KINDS[0])[0]))
+    copies["name"] = _mapped(
+        copies["copyKind"], lambda kind: names.number(COPY_KINDS.get(kind, COPY_KINDS[0])[0])
+    )
     source, target = copies["srcDeviceId"], copies["dstDeviceId"]
-    copies["peer"] = (copies["copyKind"] == _PEER) | ((source >= 0) & (target >= 0) & (source != target))
+    copies["peer"] = (copies["copyKind"] == _PEER) | (
+        (source >= 0) & (target >= 0) & (source != target)
+    )
     sets["name"] = np.full(len(sets["start"]), names.number("memset"))
     gpu_of, described = _devices(export)
     units, numbered = _order(_units(kernels, notes), ranges)
@@ -161,7 +175,11 @@ def _gpu_ranks(
                     label=kernels["label"][nccl],
                     communicator=np.full(int(nccl.sum()), -1),
                 ),
-                Copies(**vars(_events(copies, copied)), bytes=copies["bytes"][copied], peer=copies["peer"][copied] > 0),
+                Copies(
+                    **vars(_events(copies, copied)),
+                    bytes=copies["bytes"][copied],
+                    peer=copies["peer"][copied] > 0,
+                ),
                 _events(sets, _of(sets, process, device)),
                 _range_events(ranges, process, names),
                 pid=None if process == _NO_PROCESS else process & 0xFFFFFF,
@@ -178,16 +196,27 @@ def _host_ranks(ranges: list[_Range], names: Names) -> tuple[tuple[RankTrace, ..
     units, numbered = _order(sorted({(one.process, 0) for one in chosen}), ranges)
     empty = (no_events(), no_collectives(), no_copies(), no_events())
     ranks = (
-        RankTrace(number, None, *empty, _range_events(ranges, process, names), on_host=True, pid=process & 0xFFFFFF)
+        RankTrace(
+            number,
+            None,
+            *empty,
+            _range_events(ranges, process, names),
+            on_host=True,
+            pid=process & 0xFFFFFF,
+        )
         for number, process, _ in units
     )
     return tuple(ranks), numbered
 
 
-def _order(units: Sequence[tuple[int, int]], ranges: list[_Range]) -> tuple[list[tuple[int, int, int]], bool]:
+def _order(
+    units: Sequence[tuple[int, int]], ranges: list[_Range]
+) -> tuple[list[tuple[int, int, int]], bool]:
     """Return (rank, process, CUDA device) in rank order, and whether marks number the ranks."""
     said = {one.process: mark for one in ranges if (mark := rank_mark(one.name)) is not None}
-    marked = sorted((said[process], process, device) for process, device in units if process in said)
+    marked = sorted(
+        (said[process], process, device) for process, device in units if process in said
+    )
     if marked and len({mark for mark, _, _ in marked}) == len(marked):
         return marked, True  # another process without a mark is not a rank but a parameter server
     own_device = len({device for _, device in units}) == len(units)
@@ -201,9 +230,13 @@ def _units(kernels: Columns, notes: list[str]) -> list[tuple[int, int]]:
     A process that uses NCCL on one device and touches another (a context made by accident, usually on GPU 0) is one
     rank. What it ran elsewhere is noted and not counted.
     """
-    pairs, counts = np.unique(np.column_stack((kernels["process"], kernels["deviceId"])), axis=0, return_counts=True)
+    pairs, counts = np.unique(
+        np.column_stack((kernels["process"], kernels["deviceId"])), axis=0, return_counts=True
+    )
     nccl = kernels["label"] >= 0
-    with_nccl = set(zip(kernels["process"][nccl].tolist(), kernels["deviceId"][nccl].tolist(), strict=True))
+    with_nccl = set(
+        zip(kernels["process"][nccl].tolist(), kernels["deviceId"][nccl].tolist(), strict=True)
+    )
     found = []
     for (process, device), count in zip(pairs.tolist(), counts.tolist(), strict=True):
         if (process, device) in with_nccl or not any(process == other for other, _ in with_nccl):
@@ -238,7 +271,9 @@ def _events(table: Columns, chosen: Flags) -> Events:
 
 def _range_events(ranges: list[_Range], process: int, names: Names) -> Events:
     rows = sorted(
-        (one.start, one.end, one.thread, names.number(one.name), -1) for one in ranges if one.process == process
+        (one.start, one.end, one.thread, names.number(one.name), -1)
+        for one in ranges
+        if one.process == process
     )
     return Events(*np.array(rows, dtype=np.int64).reshape(-1, 5).T)
 
@@ -248,7 +283,9 @@ def _launches(export: Export, text: dict[int, str]) -> Callable[[Columns], Times
     calls = [str(number) for number, name in text.items() if name.startswith(_LAUNCHERS)]
     if not calls or not export.has(RUNTIME, "start", "correlationId", "globalTid", "nameId"):
         return None
-    rows = export.read(RUNTIME, ("start", "correlationId", "globalTid"), where=f"nameId IN ({', '.join(calls)})")
+    rows = export.read(
+        RUNTIME, ("start", "correlationId", "globalTid"), where=f"nameId IN ({', '.join(calls)})"
+    )
     rows["process"] = rows["globalTid"] >> 24
     processes = np.unique(rows["process"])
 
@@ -260,7 +297,9 @@ def _launches(export: Export, text: dict[int, str]) -> Callable[[Columns], Times
 
     if not len(processes):
         return None
-    order = np.lexsort((rows["start"], keys(rows)))  # a call into the runtime calls the driver: the first counts
+    order = np.lexsort(
+        (rows["start"], keys(rows))
+    )  # a call into the runtime calls the driver: the first counts
     sorted_keys, first = np.unique(keys(rows)[order], return_index=True)
     times = rows["start"][order][first]
 
@@ -278,9 +317,17 @@ def _devices(export: Export) -> tuple[dict[tuple[int, int], int], dict[int, tupl
     gpu_of: dict[tuple[int, int], int] = {}
     described: dict[int, tuple[str, str]] = {}
     if export.has("TARGET_INFO_CUDA_DEVICE", "pid", "cudaId", "gpuId"):
-        rows = export.connection.execute("SELECT pid, cudaId, gpuId FROM TARGET_INFO_CUDA_DEVICE").fetchall()
+        rows = export.connection.execute(
+            "SELECT pid, cudaId, gpuId FROM TARGET_INFO_CUDA_DEVICE"
+        ).fetchall()
         gpu_of = {(pid, device): gpu for pid, device, gpu in rows if isinstance(gpu, int)}
     if export.has("TARGET_INFO_GPU", "id", "name", "busLocation"):
-        rows = export.connection.execute("SELECT id, name, busLocation FROM TARGET_INFO_GPU").fetchall()
-        described = {gpu: (name, bus) for gpu, name, bus in rows if isinstance(name, str) and isinstance(bus, str)}
+        rows = export.connection.execute(
+            "SELECT id, name, busLocation FROM TARGET_INFO_GPU"
+        ).fetchall()
+        described = {
+            gpu: (name, bus)
+            for gpu, name, bus in rows
+            if isinstance(name, str) and isinstance(bus, str)
+        }
     return gpu_of, described

@@ -35,10 +35,17 @@ class StatsRow:
 
 def kernel_rows(trace: Trace) -> list[StatsRow]:
     """Return cuda_gpu_kern_sum: every GPU kernel, NCCL's too. Ranks on the host have no rows."""
-    events = [table for rank in trace.ranks if not rank.on_host for table in (rank.compute, rank.collectives)]
+    events = [
+        table
+        for rank in trace.ranks
+        if not rank.on_host
+        for table in (rank.compute, rank.collectives)
+    ]
     gloo = [number for number, name in enumerate(trace.names) if name.startswith("gloo:")]
     events = [table.where(~np.isin(table.name, gloo)) for table in events]
-    return _rows(trace.names, [table.name for table in events], [table.duration for table in events])
+    return _rows(
+        trace.names, [table.name for table in events], [table.duration for table in events]
+    )
 
 
 def memory_rows(trace: Trace) -> list[StatsRow]:
@@ -52,7 +59,9 @@ def _operation(name: str) -> str:
     return f"[CUDA memcpy {COPY_LABELS[name]}]" if name in COPY_LABELS else "[CUDA memset]"
 
 
-def _rows(names: Sequence[str], numbers: Sequence[Times], durations: Sequence[Times]) -> list[StatsRow]:
+def _rows(
+    names: Sequence[str], numbers: Sequence[Times], durations: Sequence[Times]
+) -> list[StatsRow]:
     if not sum(len(some) for some in numbers):
         return []
     texts = sorted({names[number] for some in numbers for number in np.unique(some).tolist()})
@@ -69,9 +78,18 @@ def _rows(names: Sequence[str], numbers: Sequence[Times], durations: Sequence[Ti
             some = time[first:end]
             spent, count = int(some.sum()), len(some)
             spread = float(some.std(ddof=1)) if count > 1 else 0.0
-            exact = (100 * spent / whole if whole else 0.0, spent / count, float(np.median(some)), spread)
+            exact = (
+                100 * spent / whole if whole else 0.0,
+                spent / count,
+                float(np.median(some)),
+                spread,
+            )
             share, mean, median, spread = connection.execute(
                 f"SELECT {', '.join(['round(?, 1)'] * 4)}", exact
             ).fetchone()
-            found.append(StatsRow(text, share, spent, count, mean, median, int(some[0]), int(some[-1]), spread))
+            found.append(
+                StatsRow(
+                    text, share, spent, count, mean, median, int(some[0]), int(some[-1]), spread
+                )
+            )
     return sorted(found, key=lambda one: (-one.total_ns, one.instances, one.name))

@@ -38,7 +38,9 @@ class Export:
         connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
         self.columns: dict[str, list[str]] = {
             table: [row[1] for row in connection.execute(f"PRAGMA table_info({quoted(table)})")]
-            for (table,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+            for (table,) in connection.execute(
+                "SELECT name FROM sqlite_master WHERE type = 'table'"
+            ).fetchall()
             if isinstance(table, str)  # a damaged one may be anything
         }
 
@@ -57,8 +59,14 @@ class Export:
         known: dict[str, str] = {}
         for table in VERSIONS:
             if self.has(table, "name", "value"):
-                rows = self.connection.execute(f"SELECT name, value FROM {quoted(table)}").fetchall()
-                known |= {name: value for name, value in rows if isinstance(name, str) and isinstance(value, str)}
+                rows = self.connection.execute(
+                    f"SELECT name, value FROM {quoted(table)}"
+                ).fetchall()
+                known |= {
+                    name: value
+                    for name, value in rows
+                    if isinstance(name, str) and isinstance(value, str)
+                }
         product = f"Nsight Systems {known.get('EXPORT_PRODUCT_VERSION', 'of an unknown version')}"
         schema = known.get("EXPORT_SCHEMA_VERSION")
         return f"{product} (schema {schema})" if schema else product
@@ -68,9 +76,15 @@ class Export:
         if not self.has("StringIds", "id", "value"):
             return {}
         rows = self.connection.execute("SELECT id, value FROM StringIds").fetchall()
-        return {number: value for number, value in rows if isinstance(number, int) and isinstance(value, str)}
+        return {
+            number: value
+            for number, value in rows
+            if isinstance(number, int) and isinstance(value, str)
+        }
 
-    def read(self, table: str, needed: Sequence[str], optional: Sequence[str] = (), where: str = "1") -> Columns:
+    def read(
+        self, table: str, needed: Sequence[str], optional: Sequence[str] = (), where: str = "1"
+    ) -> Columns:
         """Return columns of a table as arrays; -1 stands for no value. A missing table has no rows.
 
         Rows that end before they start are left out: nsys writes them for events that were cut. Raises
@@ -82,15 +96,25 @@ class Export:
         have = self.columns[table]
         missing = [one for one in needed if one not in have]
         if missing:
-            raise UnreadableInput(f"table {table} has no column {', '.join(missing)}: a schema not known here")
-        chosen = ", ".join(f"coalesce({quoted(one)}, -1)" if one in have else "-1" for one in wanted)
+            raise UnreadableInput(
+                f"table {table} has no column {', '.join(missing)}: a schema not known here"
+            )
+        chosen = ", ".join(
+            f"coalesce({quoted(one)}, -1)" if one in have else "-1" for one in wanted
+        )
         present = " AND ".join(f"{quoted(one)} IS NOT NULL" for one in needed)
-        rows = self.connection.execute(f"SELECT {chosen} FROM {quoted(table)} WHERE {present} AND {where}")
+        rows = self.connection.execute(
+            f"SELECT {chosen} FROM {quoted(table)} WHERE {present} AND {where}"
+        )
         try:
             data = np.fromiter(rows, dtype=np.dtype([(one, np.int64) for one in wanted]))
         except (ValueError, TypeError, OverflowError):
-            raise UnreadableInput(f"table {table} holds text where numbers belong: a schema not known here") from None
-        if len(data) and any((data[one] >= LATEST).any() or (data[one] < 0).any() for one in needed if one in TIMES):
+            raise UnreadableInput(
+                f"table {table} holds text where numbers belong: a schema not known here"
+            ) from None
+        if len(data) and any(
+            (data[one] >= LATEST).any() or (data[one] < 0).any() for one in needed if one in TIMES
+        ):
             raise UnreadableInput(f"table {table} holds times that no clock has: a damaged file")
         if "end" in wanted:
             data = data[data["end"] >= data["start"]]
@@ -105,14 +129,22 @@ def open_export(path: Path) -> Iterator[Export]:
         export = Export(connection)
         if not any(table in export.columns for table in _OF_NSYS):
             tables = ", ".join(sorted(export.columns)[:5]) or "none"
-            raise UnreadableInput(f"an SQLite file, but not an export of Nsight Systems (its tables: {tables})")
+            raise UnreadableInput(
+                f"an SQLite file, but not an export of Nsight Systems (its tables: {tables})"
+            )
         yield export
     except (
         sqlite3.Error,
         UnicodeDecodeError,
     ) as error:  # UnicodeDecodeError: SQLite quotes damaged bytes in its message
-        said = " ".join(str(error).split()) if isinstance(error, sqlite3.Error) else "its schema is not text"
-        raise UnreadableInput(f"a damaged or cut SQLite file ({said}): export the report again") from None
+        said = (
+            " ".join(str(error).split())
+            if isinstance(error, sqlite3.Error)
+            else "its schema is not text"
+        )
+        raise UnreadableInput(
+            f"a damaged or cut SQLite file ({said}): export the report again"
+        ) from None
     finally:
         connection.close()
 

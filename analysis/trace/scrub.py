@@ -39,9 +39,23 @@ _KEPT: dict[str, tuple[str, ...]] = {
     "ENUM_NSYS_EVENT_TYPE": ("name", "label"),
     "ENUM_CUDA_KERNEL_LAUNCH_TYPE": ("name", "label"),
 }
-_REFERENCES = ("demangledName", "shortName", "mangledName", "nameId", "textId")  # columns that point into StringIds
-_PROFILER: tuple[str, ...] = ("EXPORT_PRODUCT_NAME", "EXPORT_PRODUCT_VERSION", "EXPORT_SCHEMA_VERSION")
-_PROFILER += ("EXPORT_SCHEMA_VERSION_MAJOR", "EXPORT_SCHEMA_VERSION_MINOR", "EXPORT_SCHEMA_VERSION_MICRO")
+_REFERENCES = (
+    "demangledName",
+    "shortName",
+    "mangledName",
+    "nameId",
+    "textId",
+)  # columns that point into StringIds
+_PROFILER: tuple[str, ...] = (
+    "EXPORT_PRODUCT_NAME",
+    "EXPORT_PRODUCT_VERSION",
+    "EXPORT_SCHEMA_VERSION",
+)
+_PROFILER += (
+    "EXPORT_SCHEMA_VERSION_MAJOR",
+    "EXPORT_SCHEMA_VERSION_MINOR",
+    "EXPORT_SCHEMA_VERSION_MICRO",
+)
 _VERSIONS = ("META_DATA_EXPORT", "EXPORT_META_DATA")
 
 
@@ -53,7 +67,10 @@ def scrub(source: Path, target: Path) -> None:
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".scrub-") as scratch:
         made = Path(scratch) / "scrubbed.sqlite"
         try:
-            with open_export(plain_export(source, Path(scratch))) as export, closing(sqlite3.connect(made)) as fresh:
+            with (
+                open_export(plain_export(source, Path(scratch))) as export,
+                closing(sqlite3.connect(made)) as fresh,
+            ):
                 _copy(export, fresh)
                 fresh.commit()
         except UnreadableInput as error:
@@ -79,7 +96,9 @@ def _copy(export: Export, fresh: sqlite3.Connection) -> None:
             continue
         _copy_rows(export, fresh, table, columns, texts)
         for column in set(columns) & set(_REFERENCES):
-            found = fresh.execute(f"SELECT DISTINCT {quoted(column)} FROM {quoted(table)}").fetchall()
+            found = fresh.execute(
+                f"SELECT DISTINCT {quoted(column)} FROM {quoted(table)}"
+            ).fetchall()
             used |= {number for (number,) in found if number is not None}
     strings = [(number, text) for number, text in export.strings().items() if number in used]
     fresh.execute("CREATE TABLE StringIds (id INTEGER NOT NULL PRIMARY KEY, value TEXT NOT NULL)")
@@ -96,7 +115,11 @@ def _copy(export: Export, fresh: sqlite3.Connection) -> None:
 
 
 def _copy_rows(
-    export: Export, fresh: sqlite3.Connection, table: str, columns: list[str], texts: tuple[str, ...]
+    export: Export,
+    fresh: sqlite3.Connection,
+    table: str,
+    columns: list[str],
+    texts: tuple[str, ...],
 ) -> None:
     types = ", ".join(f"{quoted(one)} {'TEXT' if one in texts else 'INTEGER'}" for one in columns)
     fresh.execute(f"CREATE TABLE {quoted(table)} ({types})")
@@ -114,5 +137,7 @@ def _copy_processes(export: Export, fresh: sqlite3.Connection) -> None:
     """Copy ids only: a process's name can be its command line, and the table lists every process of the machine."""
     if export.has("PROCESSES", "globalPid", "pid"):
         fresh.execute("CREATE TABLE PROCESSES (globalPid INTEGER, pid INTEGER)")
-        rows = export.connection.execute("SELECT globalPid, pid FROM PROCESSES WHERE typeof(pid) = 'integer'")
+        rows = export.connection.execute(
+            "SELECT globalPid, pid FROM PROCESSES WHERE typeof(pid) = 'integer'"
+        )
         fresh.executemany("INSERT INTO PROCESSES VALUES (?, ?)", rows)

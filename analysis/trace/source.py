@@ -29,9 +29,13 @@ def load_trace(source: str) -> Trace:
     """Load the trace of one run. Raises OSError if it cannot be opened, UnreadableInput if it is not a trace."""
     names = Names()
     files, of_folder = _files(source)
-    parts = [part for file in files if (part := _read(file, names, skip_foreign=of_folder)) is not None]
+    parts = [
+        part for file in files if (part := _read(file, names, skip_foreign=of_folder)) is not None
+    ]
     if not parts:
-        raise UnreadableInput(f"{source}: no trace in this folder; accepted are files named …{', …'.join(_SUFFIXES)}")
+        raise UnreadableInput(
+            f"{source}: no trace in this folder; accepted are files named …{', …'.join(_SUFFIXES)}"
+        )
     return _joined(source, parts, names)
 
 
@@ -39,7 +43,9 @@ def _files(source: str) -> tuple[list[Path], bool]:
     """Return the files, and whether they were found in a folder (which may hold other files)."""
     path = Path(source)
     if path.is_dir():
-        found = sorted(one for one in path.iterdir() if one.name.endswith(_SUFFIXES) and one.is_file())
+        found = sorted(
+            one for one in path.iterdir() if one.name.endswith(_SUFFIXES) and one.is_file()
+        )
         exported = {one.name.split(".sqlite")[0] for one in found if ".sqlite" in one.name}
         return [one for one in found if not (one.suffix in _REPORTS and one.stem in exported)], True
     if path.exists() or "," not in source:
@@ -52,13 +58,21 @@ def _read(path: Path, names: Names, skip_foreign: bool) -> TraceFile | None:
     try:
         if path.suffix in _REPORTS:
             with tempfile.TemporaryDirectory() as scratch:
-                return replace(read_nsys(exported(path, Path(scratch)), names), file=path.name, clock=str(path))
+                return replace(
+                    read_nsys(exported(path, Path(scratch)), names), file=path.name, clock=str(path)
+                )
         head = _start(path)
         if head.startswith(_SQLITE):
             with tempfile.TemporaryDirectory() as scratch:
-                return replace(read_nsys(plain_export(path, Path(scratch)), names), file=path.name, clock=str(path))
+                return replace(
+                    read_nsys(plain_export(path, Path(scratch)), names),
+                    file=path.name,
+                    clock=str(path),
+                )
         if head.lstrip()[:1] not in (b"{", b"["):
-            raise UnreadableInput("accepted are an SQLite export of nsys and the JSON of torch.profiler")
+            raise UnreadableInput(
+                "accepted are an SQLite export of nsys and the JSON of torch.profiler"
+            )
         text = _bytes(path).decode("utf-8", "replace")
         if skip_foreign and not is_kineto(text):
             return None
@@ -118,9 +132,18 @@ def exported(path: Path, scratch: Path, nsys: str | None = None) -> Path:
             f"NSYS; on a machine with nsys: nsys export --type=sqlite {path.name}"
         )
     target = scratch / "export.sqlite"
-    command = [nsys, "export", "--type=sqlite", "--force-overwrite=true", f"--output={target}", str(path)]
+    command = [
+        nsys,
+        "export",
+        "--type=sqlite",
+        "--force-overwrite=true",
+        f"--output={target}",
+        str(path),
+    ]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_EXPORT_SECONDS)
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=_EXPORT_SECONDS
+        )
     except subprocess.TimeoutExpired:
         raise UnreadableInput(f"`{nsys} export` did not end within {_EXPORT_SECONDS} s") from None
     except OSError as error:
@@ -143,7 +166,9 @@ def _joined(source: str, parts: list[TraceFile], names: Names) -> Trace:
     """Join the files to one trace: number the ranks, collect the notes, decide about the clock."""
     kinds = {part.source.split(" ")[0] for part in parts}
     if len(kinds) > 1:
-        raise UnreadableInput(f"{source}: traces of torch.profiler and of nsys together; name one of them")
+        raise UnreadableInput(
+            f"{source}: traces of torch.profiler and of nsys together; name one of them"
+        )
     notes = [note for part in parts for note in part.notes]
     ranks = _numbered(source, parts, notes)
     clocks = {part.clock for part in parts}
@@ -151,15 +176,21 @@ def _joined(source: str, parts: list[TraceFile], names: Names) -> Trace:
     if len(parts) > 1 and clocks == {None}:
         notes.append("the files do not name their host: one host and one clock are assumed")
     elif not one_clock:
-        notes.append("the files come from several hosts or reports, whose clocks differ: waiting times are not known")
+        notes.append(
+            "the files come from several hosts or reports, whose clocks differ: waiting times are not known"
+        )
     sizes = {part.world_size for part in parts if part.world_size is not None}
     if len(sizes) > 1:
-        raise UnreadableInput(f"{source}: ranks of runs with {' and '.join(map(str, sorted(sizes)))} ranks together")
+        raise UnreadableInput(
+            f"{source}: ranks of runs with {' and '.join(map(str, sorted(sizes)))} ranks together"
+        )
     size = sizes.pop() if sizes else None
     if size is not None and size > len(ranks):
         notes.append(f"{len(ranks)} of {size} ranks are given: waiting times cover only these")
     sources = dict.fromkeys(part.source for part in parts)
-    return Trace(", ".join(sources), names.table, ranks, one_clock, size, tuple(dict.fromkeys(notes)))
+    return Trace(
+        ", ".join(sources), names.table, ranks, one_clock, size, tuple(dict.fromkeys(notes))
+    )
 
 
 def _numbered(source: str, parts: list[TraceFile], notes: list[str]) -> tuple[RankTrace, ...]:
@@ -170,7 +201,9 @@ def _numbered(source: str, parts: list[TraceFile], notes: list[str]) -> tuple[Ra
         for part in parts:
             for rank in part.ranks:
                 if rank.rank in seen:
-                    raise UnreadableInput(f"{source}: {seen[rank.rank]} and {part.file} are both rank {rank.rank}")
+                    raise UnreadableInput(
+                        f"{source}: {seen[rank.rank]} and {part.file} are both rank {rank.rank}"
+                    )
                 seen[rank.rank] = part.file
         return tuple(ranks)
     if len(parts) > 1:

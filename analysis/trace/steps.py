@@ -25,8 +25,12 @@ class Window:
 def step_ranges(rank: RankTrace, trace: Trace) -> tuple[str, Events] | None:
     """Return what the step ranges are called, and the ranges in order; None if there are none."""
     for what, wanted in (('range "step"', is_step), ("ProfilerStep", is_profiler_step)):
-        names = [number for number in np.unique(rank.ranges.name).tolist() if wanted(trace.names[number])]
-        found = rank.ranges.where(np.isin(rank.ranges.name, names) & (rank.ranges.end > rank.ranges.start))
+        names = [
+            number for number in np.unique(rank.ranges.name).tolist() if wanted(trace.names[number])
+        ]
+        found = rank.ranges.where(
+            np.isin(rank.ranges.name, names) & (rank.ranges.end > rank.ranges.start)
+        )
         if len(found):
             return what, found.where(np.argsort(found.start, kind="stable"))
     return None
@@ -65,7 +69,9 @@ def choose_window(trace: Trace, step: int | None = None) -> Window:
     Without step ranges it is one period of the kernels' repeating sequence, else the last 100 ms. Raises ValueError for
     a step that does not exist and for an empty trace.
     """
-    named = [(rank, found[1]) for rank in trace.ranks if (found := step_ranges(rank, trace)) is not None]
+    named = [
+        (rank, found[1]) for rank in trace.ranks if (found := step_ranges(rank, trace)) is not None
+    ]
     if named:
         steps = named[0][1]
         fewest = min(len(of_rank) for _, of_rank in named)

@@ -140,11 +140,17 @@ def summarize(trace: Trace) -> TraceSummary:
     silent = [rank.rank for rank in trace.ranks if not len(rank.collectives)]
     if silent:
         which = "any rank" if len(silent) == len(ranks) else f"rank {', '.join(map(str, silent))}"
-        notes.append(f"no kernel of NCCL on {which}: one GPU, another way to communicate, or hidden in CUDA graphs")
+        notes.append(
+            f"no kernel of NCCL on {which}: one GPU, another way to communicate, or hidden in CUDA graphs"
+        )
     if not any(rank.steps for rank in ranks):
         notes.append("no range named step: time per step is not known")
     return TraceSummary(
-        trace.source, ranks, [_across(meeting) for meeting in meetings.matched], meetings.stragglers(), notes
+        trace.source,
+        ranks,
+        [_across(meeting) for meeting in meetings.matched],
+        meetings.stragglers(),
+        notes,
     )
 
 
@@ -166,7 +172,9 @@ def _rank(rank: RankTrace, trace: Trace, meetings: Meetings) -> RankSummary:
         wait_ms=_ms(float(np.nansum(waits))) if waits is not None else None,
         compute_ms=_ms(total(work)) if len(rank.compute) else None,
         gpu_idle_share=1 - total(activity) / window if window else None,
-        gap_us=float(np.median(gaps[:, 1] - gaps[:, 0])) / 1e3 if len(gaps) and not rank.on_host else None,
+        gap_us=float(np.median(gaps[:, 1] - gaps[:, 0])) / 1e3
+        if len(gaps) and not rank.on_host
+        else None,
         window_ms=_ms(window) if window else None,
         steps=_steps(rank, trace, waits),
         backend=_backend(rank, trace),
@@ -189,7 +197,14 @@ def _calls(rank: RankTrace, trace: Trace) -> list[CollectiveCalls]:
         spent, middle = int(time.sum()), float(np.median(time))
         ends = int(time.min()) / 1e3, int(time.max()) / 1e3
         found.append(
-            CollectiveCalls(trace.names[label], len(time), spent / len(time) / 1e3, middle / 1e3, *ends, _ms(spent))
+            CollectiveCalls(
+                trace.names[label],
+                len(time),
+                spent / len(time) / 1e3,
+                middle / 1e3,
+                *ends,
+                _ms(spent),
+            )
         )
     return sorted(found, key=lambda one: -one.total_ms)
 
@@ -202,7 +217,9 @@ def _copied(rank: RankTrace, trace: Trace) -> list[CopySummary]:
         moved = int(some.bytes.sum()) if (some.bytes >= 0).all() else None
         speed = moved / time if moved is not None and time else None  # bytes per ns are GB/s
         exposed = total(subtract(union(some.spans), work))
-        found.append(CopySummary(trace.names[kind], len(some), moved, _ms(time), speed, _ms(exposed)))
+        found.append(
+            CopySummary(trace.names[kind], len(some), moved, _ms(time), speed, _ms(exposed))
+        )
     return sorted(found, key=lambda one: -one.total_ms)
 
 
@@ -230,7 +247,9 @@ def _steps(rank: RankTrace, trace: Trace, waits: NDArray[np.float64] | None) -> 
         by="launch" if launched else "start",
         comm_ms=_ms(total(communication)) / count if known else None,
         exposed_ms=_ms(total(exposed)) / count if known else None,
-        exposed_in_gaps_ms=_ms(total(intersect(exposed, rank.gaps))) / count if known and not rank.on_host else None,
+        exposed_in_gaps_ms=_ms(total(intersect(exposed, rank.gaps))) / count
+        if known and not rank.on_host
+        else None,
         wait_ms=_ms(float(np.nansum(waited))) / count if waited is not None else None,
     )
 

@@ -24,12 +24,18 @@ def announced(name: str, evidence: Evidence) -> SettingResult | None:
         answer = _never_announced(name, value, log)
     else:
         answer = _cannot_show(when, evidence) or _not_announced(name, evidence)
-    return None if answer is None else SettingResult("setting_ignored", f"{name}={value} {answer[0]}", answer[1], name)
+    return (
+        None
+        if answer is None
+        else SettingResult("setting_ignored", f"{name}={value} {answer[0]}", answer[1], name)
+    )
 
 
 def _other_value(name: str, value: str, log: NcclLog) -> Answer | None:
     found = log.settings[name]
-    return None if same_value(name, value, found) else (f"was not used: NCCL says {found}", "invalid")
+    return (
+        None if same_value(name, value, found) else (f"was not used: NCCL says {found}", "invalid")
+    )
 
 
 def _missing_writers(name: str, when: str, log: NcclLog) -> Answer | None:
@@ -37,7 +43,11 @@ def _missing_writers(name: str, when: str, log: NcclLog) -> Answer | None:
     writers = log.announced_by.get(name, 0)
     if when != "always" or not 0 < writers < log.processes:
         return None
-    severity, why = ("unchecked", "; lines are missing in the log") if (log.lost or log.truncated) else ("suspect", "")
+    severity, why = (
+        ("unchecked", "; lines are missing in the log")
+        if (log.lost or log.truncated)
+        else ("suspect", "")
+    )
     return f"was used by {writers} of {log.processes} processes, by NCCL's log{why}", severity
 
 
@@ -57,7 +67,10 @@ def _cannot_show(when: str, evidence: Evidence) -> Answer | None:
     for applies, why in (
         (when == "used", "NCCL's log names it only where it is used, and does not"),
         (log.nranks == 1, "one rank has no connections"),
-        (when == "env" and not env_logged, "NCCL's log was written without ENV in NCCL_DEBUG_SUBSYS"),
+        (
+            when == "env" and not env_logged,
+            "NCCL's log was written without ENV in NCCL_DEBUG_SUBSYS",
+        ),
         (
             bool(log.lost) or not (log.transports or log.channels_from),
             "it may be in the missing lines of NCCL's log",
@@ -69,7 +82,10 @@ def _cannot_show(when: str, evidence: Evidence) -> Answer | None:
 
 
 def _not_announced(name: str, evidence: Evidence) -> Answer:
-    disabled = "1" in (evidence.requested.get("NCCL_P2P_DISABLE"), evidence.log.settings.get("NCCL_P2P_DISABLE"))
+    disabled = "1" in (
+        evidence.requested.get("NCCL_P2P_DISABLE"),
+        evidence.log.settings.get("NCCL_P2P_DISABLE"),
+    )
     if name == "NCCL_P2P_LEVEL" and disabled:
         return "was ignored: NCCL_P2P_DISABLE=1 overrides it", "invalid"
     return "was ignored: the log has no 'set by environment' line for it", "invalid"

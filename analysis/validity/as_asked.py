@@ -20,8 +20,16 @@ MOST_OF_REFERENCE = 1.2
 MOST_BETWEEN, MOST_BETWEEN_MS = 0.02, 0.1
 ROUNDING = 1e-9  # of a number that is computed another way
 # Strategies whose bytes METHOD.md's table states: those that send the whole gradient once; the others as a ring does.
-WHOLE = ("kvstore_dist_sync", "kvstore_dist_async", "kvstore_dist_sync_device", "kvstore_dist_async_device")
-STAGED = ("cpu_staged", "kvstore_local")  # these too; where there are several hosts, a share of it between them as well
+WHOLE = (
+    "kvstore_dist_sync",
+    "kvstore_dist_async",
+    "kvstore_dist_sync_device",
+    "kvstore_dist_async_device",
+)
+STAGED = (
+    "cpu_staged",
+    "kvstore_local",
+)  # these too; where there are several hosts, a share of it between them as well
 RING = ("nccl_allreduce", "kvstore_device")
 HALF = ("fp16", "bf16")
 
@@ -33,7 +41,9 @@ def batches_not_distinct(record: Record, _: ValidityLimits) -> CheckResult | Non
     if not record.checks["batches_differ"]:
         return CheckResult(f"several ranks have the same {record.cell.model.inputs}")
     in_turn = record.checks["batches_in_turn"]
-    return CheckResult(f"every step has the same {record.cell.model.inputs}") if in_turn < 2 else None
+    return (
+        CheckResult(f"every step has the same {record.cell.model.inputs}") if in_turn < 2 else None
+    )
 
 
 def precision_not_used(record: Record, _: ValidityLimits) -> CheckResult | None:
@@ -50,7 +60,9 @@ def precision_not_used(record: Record, _: ValidityLimits) -> CheckResult | None:
     wanted = LAYERS.get(asked, "float32")
     right, every = layers.get(wanted, 0), sum(layers.values())
     if 2 * right < every:
-        return CheckResult(f"precision={asked}, and {every - right} of {every} layers returned another dtype")
+        return CheckResult(
+            f"precision={asked}, and {every - right} of {every} layers returned another dtype"
+        )
     return None
 
 
@@ -61,7 +73,9 @@ def not_compiled(record: Record, _: ValidityLimits) -> CheckResult | None:
     graphs, arithmetic = record.checks.get("graphs"), record.checks.get("arithmetic")
     if graphs is None:
         return unless_training(record)
-    if not (arithmetic or {}).get("compiled_parts", graphs):  # an older record does not say what ran
+    if not (arithmetic or {}).get(
+        "compiled_parts", graphs
+    ):  # an older record does not say what ran
         return CheckResult("")
     return None if graphs else CheckResult("")
 
@@ -101,7 +115,9 @@ def replays_miscounted(record: Record, _: ValidityLimits) -> CheckResult | None:
         return unless_training(record)
     asked = {asked for asked, _ in replays}
     wrong = [
-        f"rank {rank} {done} of {asked}" for rank, (asked, done) in enumerate(replays) if asked != done or not asked
+        f"rank {rank} {done} of {asked}"
+        for rank, (asked, done) in enumerate(replays)
+        if asked != done or not asked
     ]
     if len(asked) > 1:
         wrong = [f"rank {rank} {asked}" for rank, (asked, _) in enumerate(replays)]
@@ -116,7 +132,9 @@ def weights_still(record: Record, _: ValidityLimits) -> CheckResult | None:
     if not arrays:
         return None
     share, first = record.checks["weights_still_share"], record.checks["weights_still_first"]
-    return CheckResult(f"{arrays} arrays with {100 * share:.1f} % of the elements, the first is {first}")
+    return CheckResult(
+        f"{arrays} arrays with {100 * share:.1f} % of the elements, the first is {first}"
+    )
 
 
 def bytes_miscounted(record: Record, _: ValidityLimits) -> CheckResult | None:
@@ -124,7 +142,9 @@ def bytes_miscounted(record: Record, _: ValidityLimits) -> CheckResult | None:
     trained, metrics = record.checks.get("trained_bytes"), record.metrics
     if trained is None:
         return unless_training(record) if "comm/exchange_ms" not in metrics else unchecked(OLDER)
-    counted: dict[str, Any] = {"the model's gradient_bytes": (record.model.get("gradient_bytes"), trained)}
+    counted: dict[str, Any] = {
+        "the model's gradient_bytes": (record.model.get("gradient_bytes"), trained)
+    }
     counted["what came back from the exchange"] = (record.checks.get("exchanged_bytes"), trained)
     seconds = metrics.get("comm/exchange_ms", math.nan) / 1e3
     moved = metrics.get("comm/bytes_moved")
@@ -134,7 +154,9 @@ def bytes_miscounted(record: Record, _: ValidityLimits) -> CheckResult | None:
     wrong = [
         f"{name} is {found:,.0f} bytes instead of {right:,.0f}"
         for name, (found, right) in counted.items()
-        if found is not None and right is not None and not math.isclose(found, right, rel_tol=ROUNDING)
+        if found is not None
+        and right is not None
+        and not math.isclose(found, right, rel_tol=ROUNDING)
     ]
     return CheckResult("; ".join(wrong)) if wrong else None
 
@@ -173,7 +195,11 @@ def faster_than_reference(record: Record, _: ValidityLimits) -> CheckResult | No
     if share is None:
         return _no_reference(record)
     name = record.checks.get("reference")
-    return CheckResult(f"{share:.2f} times as fast as its reference {name}") if not share <= MOST_OF_REFERENCE else None
+    return (
+        CheckResult(f"{share:.2f} times as fast as its reference {name}")
+        if not share <= MOST_OF_REFERENCE
+        else None
+    )
 
 
 def _no_reference(record: Record) -> CheckResult:

@@ -76,7 +76,9 @@ def judge(record: Record, limits: ValidityLimits) -> Validity:
     """Run every check on one record. A cell that is not finished is invalid and has no numbers to judge."""
     asked = {name: float(value) for name, value in vars(limits).items() if name != "strict"}
     if record.state != "finished":
-        return Validity("invalid", {}, {check.code: f"the cell is {record.state}" for check in CHECKS}, asked)
+        return Validity(
+            "invalid", {}, {check.code: f"the cell is {record.state}" for check in CHECKS}, asked
+        )
     codes: dict[str, str] = {}
     skipped: dict[str, str] = {}
     without_object: dict[str, str] = {}
@@ -91,9 +93,13 @@ def judge(record: Record, limits: ValidityLimits) -> Validity:
         codes[check.code] = check.sentence.format(result.detail)
         verdict = _worse(verdict, result.severity or check.severity)
     for finding in record.effective.get("findings", []):
-        sentences = {"unchecked": skipped, "not applicable": without_object}.get(finding["severity"], codes)
+        sentences = {"unchecked": skipped, "not applicable": without_object}.get(
+            finding["severity"], codes
+        )
         before = sentences.get(finding["code"])
-        sentences[finding["code"]] = f"{before}; {finding['sentence']}" if before else finding["sentence"]
+        sentences[finding["code"]] = (
+            f"{before}; {finding['sentence']}" if before else finding["sentence"]
+        )
         verdict = _worse(verdict, finding["severity"])
     return Validity(verdict, codes, skipped, asked, without_object)
 

@@ -6,7 +6,7 @@ Each function returns None for a record that passes.
 import math
 
 from analysis.findings.baselines import BASELINES, EFFICIENCY, NOISE
-from analysis.findings.next_run.interval import of_median
+from analysis.study.intervals import of_median
 from analysis.validity.as_asked import MOST_OF_REFERENCE
 from analysis.validity.check import CheckResult, not_applicable, unless_cpu, unless_training
 from benchmarks.record import Record
@@ -54,12 +54,20 @@ def cpu_bound(record: Record, limits: ValidityLimits) -> CheckResult | None:
     share = record.metrics.get("gpu/idle_share")
     if share is None:
         why = "the idle share of the GPU was not measured"
-        return unless_training(record, why) if record.cell.device == "cuda" else unless_cpu(record, why)
+        return (
+            unless_training(record, why)
+            if record.cell.device == "cuda"
+            else unless_cpu(record, why)
+        )
     if share <= limits.idle_limit:
         return None
     graph = {"compile": "compile_graph", "max": "max_graph"}.get(record.cell.optimize, "graph")
-    way_out = f"; optimize={graph} launches each step at once" if _could_be_a_graph(record.cell) else ""
-    return CheckResult(f"{100 * share:.0f} % of a step, allowed {100 * limits.idle_limit:.0f} %{way_out}")
+    way_out = (
+        f"; optimize={graph} launches each step at once" if _could_be_a_graph(record.cell) else ""
+    )
+    return CheckResult(
+        f"{100 * share:.0f} % of a step, allowed {100 * limits.idle_limit:.0f} %{way_out}"
+    )
 
 
 def _could_be_a_graph(cell: Cell) -> bool:
@@ -68,7 +76,9 @@ def _could_be_a_graph(cell: Cell) -> bool:
         strategy = groups.choice("strategy", cell.strategy["name"])
     except Refused:  # somebody's own, which is not here
         return False
-    return not cell.graphed and cell.precision != "fp16" and not strategy.why_no_graph(cell.strategy)
+    return (
+        not cell.graphed and cell.precision != "fp16" and not strategy.why_no_graph(cell.strategy)
+    )
 
 
 def too_few_iterations(record: Record, _: ValidityLimits) -> CheckResult | None:
@@ -82,7 +92,9 @@ def too_few_iterations(record: Record, _: ValidityLimits) -> CheckResult | None:
 def reference_exceeded(record: Record, _: ValidityLimits) -> CheckResult | None:
     """Tell whether the exchange was faster than its reference."""
     share = record.metrics.get("comm/ideal_ratio")
-    if share is None or not EXPECTED_OF_REFERENCE < share <= MOST_OF_REFERENCE:  # above it: faster_than_reference
+    if (
+        share is None or not EXPECTED_OF_REFERENCE < share <= MOST_OF_REFERENCE
+    ):  # above it: faster_than_reference
         return None
     return CheckResult(f"{record.checks.get('reference')}, {100 * share:.0f} %")
 
@@ -102,7 +114,11 @@ def efficiency_above_one(record: Record, _: ValidityLimits) -> CheckResult | Non
     if share is None:
         return not_applicable("no efficiency is stated: there is no baseline")
     most = _most(record)
-    return CheckResult(f"{100 * share:.1f} %, and noise explains at most {100 * most:.1f} %") if share > most else None
+    return (
+        CheckResult(f"{100 * share:.1f} %, and noise explains at most {100 * most:.1f} %")
+        if share > most
+        else None
+    )
 
 
 def _most(record: Record) -> float:
@@ -110,6 +126,9 @@ def _most(record: Record) -> float:
     noise, ids = record.checks.get(NOISE), record.checks.get(BASELINES)
     if isinstance(noise, float) and isinstance(ids, dict) and ids:
         runs = min(len(of_gpu) for of_gpu in ids.values())
-        return max(LEAST_MOST_EFFICIENCY, math.exp(MOST_DEVIATIONS * noise * math.sqrt(1 + of_median(max(1, runs)))))
+        return max(
+            LEAST_MOST_EFFICIENCY,
+            math.exp(MOST_DEVIATIONS * noise * math.sqrt(1 + of_median(max(1, runs)))),
+        )
     rate, ends = record.metrics.get(RATE), interval(RATE, record.within_run)
     return MOST_EFFICIENCY * (rate / ends[0] if rate and ends and ends[0] > 0 else 1.0)

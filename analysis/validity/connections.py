@@ -18,7 +18,10 @@ _RULED_OUT = {
     "NCCL_IB_DISABLE": ("1", "NET/IB"),
     "NCCL_CUMEM_ENABLE": ("0", "P2P/CUMEM"),
 }
-_DEVICES = {"NCCL_IB_HCA": "NET/IB", "NCCL_SOCKET_IFNAME": "NET/Socket"}  # variables that name the devices of a network
+_DEVICES = {
+    "NCCL_IB_HCA": "NET/IB",
+    "NCCL_SOCKET_IFNAME": "NET/Socket",
+}  # variables that name the devices of a network
 _NEED_CONNECTIONS = ("NCCL_P2P_LEVEL", "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE")
 
 
@@ -32,18 +35,28 @@ def connections(name: str, evidence: Evidence) -> Iterator[SettingResult]:
     elif name == "NCCL_P2P_LEVEL":
         yield from _level(value, evidence)
     elif name == "NCCL_NVLS_ENABLE" and value == "0":
-        chosen = sorted({one.algorithm for one in log.algorithms if one.algorithm.startswith("NVLS")})
+        chosen = sorted(
+            {one.algorithm for one in log.algorithms if one.algorithm.startswith("NVLS")}
+        )
         if chosen or log.channels.get("nvls"):
-            yield _unexpected(evidence, name, f"NCCL used {' and '.join(chosen) or 'NVLS channels'}")
+            yield _unexpected(
+                evidence, name, f"NCCL used {' and '.join(chosen) or 'NVLS channels'}"
+            )
     elif name == "NCCL_NET":
-        networks = {word for words in log.transports.values() for word in words if word.startswith("NET/")}
-        if others := sorted(word for word in networks if word.split("/")[1].lower() != value.lower()):
+        networks = {
+            word for words in log.transports.values() for word in words if word.startswith("NET/")
+        }
+        if others := sorted(
+            word for word in networks if word.split("/")[1].lower() != value.lower()
+        ):
             yield _unexpected(evidence, name, f"NCCL used {list_some(others)}")
     elif name == "NCCL_NET_GDR_LEVEL" and level_word(value) == "LOC":
         if used_directly := _used(log, "NET/", "GDRDMA"):
             yield _unexpected(evidence, name, f"NCCL used {used_directly}")
     elif name in _DEVICES:
-        others = sorted({nic for nics in log.nics.values() for nic in nics if not _is_among(nic, value)})
+        others = sorted(
+            {nic for nics in log.nics.values() for nic in nics if not _is_among(nic, value)}
+        )
         if others and _used(log, _DEVICES[name]):
             yield _unexpected(evidence, name, f"NCCL used {list_some(others)}")
     elif name in _RULED_OUT:
@@ -60,7 +73,10 @@ def _is_among(nic: str, value: str) -> bool:
     """
     excluded, exact = value.startswith("^"), "=" in value[:2]
     names = [one.partition(":")[0] for one in value.lstrip("^=").split(",")]
-    named = (any(part == one if exact else part.startswith(one) for one in names) for part in nic.split("+"))
+    named = (
+        any(part == one if exact else part.startswith(one) for one in names)
+        for part in nic.split("+")
+    )
     return "/" in nic or all(one != excluded for one in named)  # a device without a name may be any
 
 
@@ -71,12 +87,18 @@ def _used(log: NcclLog, kind: str, having: str = "") -> str:
         for word in words:
             used[word].append(pair)
     return ", ".join(
-        f"{word} on {list_some(pairs)}" for word, pairs in used.items() if word.startswith(kind) and having in word
+        f"{word} on {list_some(pairs)}"
+        for word, pairs in used.items()
+        if word.startswith(kind) and having in word
     )
 
 
-def _unexpected(evidence: Evidence, name: str, what: str, severity: str = "invalid") -> SettingResult:
-    return SettingResult("transport_unexpected", f"{name}={evidence.requested[name]}, but {what}", severity, name)
+def _unexpected(
+    evidence: Evidence, name: str, what: str, severity: str = "invalid"
+) -> SettingResult:
+    return SettingResult(
+        "transport_unexpected", f"{name}={evidence.requested[name]}, but {what}", severity, name
+    )
 
 
 @dataclass
@@ -109,7 +131,12 @@ def _level(value: str, evidence: Evidence) -> Iterator[SettingResult]:
         severity = "invalid" if level in ("NVL", "NVB") else "suspect"
         yield _unexpected(evidence, name, f"NCCL used {list_some(judged.beyond)}", severity)
     if judged.unused:
-        yield _unexpected(evidence, name, f"NCCL did not use P2P where it may: {list_some(judged.unused)}", "suspect")
+        yield _unexpected(
+            evidence,
+            name,
+            f"NCCL did not use P2P where it may: {list_some(judged.unused)}",
+            "suspect",
+        )
     if judged.unknown:
         pairs = list_some(list(dict.fromkeys(judged.unknown)))
         text = f"the link class of {pairs} is not known, so the use of P2P was not checked"

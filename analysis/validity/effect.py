@@ -7,7 +7,9 @@ from analysis.nccl.model import NcclLog
 from analysis.validity.evidence import SettingResult
 from conf.nccl_vocabulary import DISTANCES, legacy_number, level_word
 
-Choices = dict[tuple[str | None, int], set[tuple[str, str, int | None]]]  # (function, bytes): what NCCL chose
+Choices = dict[
+    tuple[str | None, int], set[tuple[str, str, int | None]]
+]  # (function, bytes): what NCCL chose
 
 
 def no_effect(name: str, value: str, log: NcclLog, other: NcclLog) -> SettingResult | None:
@@ -17,9 +19,14 @@ def no_effect(name: str, value: str, log: NcclLog, other: NcclLog) -> SettingRes
         return SettingResult("setting_no_effect", f"{name}={value}{sentence}", severity, name)
 
     if name in other.settings and same_value(name, value, other.settings[name]):
-        return result(" has an unknown effect: the cell without it has the same setting in its NCCL log", "unchecked")
+        return result(
+            " has an unknown effect: the cell without it has the same setting in its NCCL log",
+            "unchecked",
+        )
     if not (log.transports and other.transports):
-        return result(" has an unknown effect: one of the two NCCL logs shows no connection", "unchecked")
+        return result(
+            " has an unknown effect: one of the two NCCL logs shows no connection", "unchecked"
+        )
     channels = _common_channels(log, other)
     here, there = _choices(log), _choices(other)
     common = here.keys() & there.keys()
@@ -28,7 +35,9 @@ def no_effect(name: str, value: str, log: NcclLog, other: NcclLog) -> SettingRes
     if any(here[key] != there[key] for key in common):
         return None
     if name in ("NCCL_ALGO", "NCCL_PROTO") and not common:
-        return result(" has an unknown effect: the two NCCL logs have no message size in common", "unchecked")
+        return result(
+            " has an unknown effect: the two NCCL logs have no message size in common", "unchecked"
+        )
     return result(_what_stayed(name, value, log, bool(channels), bool(common)), "finding")
 
 
@@ -42,7 +51,11 @@ def _what_stayed(name: str, value: str, log: NcclLog, channels: bool, algorithms
         same.append("the same algorithms")
     said = f"NCCL used the same transports as without it ({', '.join(same)})"
     word = level_word(value)
-    if name != "NCCL_P2P_LEVEL" or word not in DISTANCES or DISTANCES.index(word) < DISTANCES.index("PIX"):
+    if (
+        name != "NCCL_P2P_LEVEL"
+        or word not in DISTANCES
+        or DISTANCES.index(word) < DISTANCES.index("PIX")
+    ):
         return f" changed nothing: {said}"
     if not transports.startswith("P2P/"):
         return f" changed nothing: {said}"

@@ -9,14 +9,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from analysis.errors import UnreadableInput
-from analysis.findings.model import Member
-from analysis.findings.runs import request_of
-from analysis.findings.study import Study
 from analysis.nccl.log import parse_nccl_log
 from analysis.nccl.model import NcclLog
 from analysis.nccl.transports import describe_transport
+from analysis.study.estimates import Member
+from analysis.study.study import Study, request_of
 from analysis.validity.evidence import Evidence, SettingResult
-from analysis.validity.hosts import class_between, gloo_between_hosts, hosts_seen, links_of, nics_of_hosts
+from analysis.validity.hosts import (
+    class_between,
+    gloo_between_hosts,
+    hosts_seen,
+    links_of,
+    nics_of_hosts,
+)
 from analysis.validity.settings import check_setting
 from benchmarks.record import CellFolder, Record
 from benchmarks.record.cell_folder import ONCE
@@ -30,7 +35,11 @@ def read_logs(folder: CellFolder, hosts: Sequence[str] = ()) -> NcclLog | None:
     """
     try:
         found = folder.nccl_logs()
-        once = {path.name.removesuffix(ONCE): read_text(path) for path in found if path.name.endswith(ONCE)}
+        once = {
+            path.name.removesuffix(ONCE): read_text(path)
+            for path in found
+            if path.name.endswith(ONCE)
+        }
         paths = [path for path in found if not path.name.endswith(ONCE)]
         of_files = [_host_of(path.name, hosts) for path in paths] if hosts else ()
         texts = [once.get(path.stem.rpartition(".")[2], "") + read_text(path) for path in paths]
@@ -45,7 +54,10 @@ def _host_of(name: str, hosts: Sequence[str]) -> str:
 
 
 def observe(
-    record: Record, folder: CellFolder, known: Iterable[Record], folder_of: Callable[[Record], CellFolder]
+    record: Record,
+    folder: CellFolder,
+    known: Iterable[Record],
+    folder_of: Callable[[Record], CellFolder],
 ) -> dict[str, Any]:
     """Return the `effective` part of a record: `transport`, `link_class`, `nccl`, `findings`, …
 
@@ -67,10 +79,17 @@ def observe(
             effective["nccl"] |= {"nodes": log.nodes, "nics": nics_of_hosts(log, record)}
     if tuning is not None and tuning.algorithms:
         effective["choices"] = [
-            {"function": c.function, "bytes": c.size, "algorithm": c.algorithm, "protocol": c.protocol}
+            {
+                "function": c.function,
+                "bytes": c.size,
+                "algorithm": c.algorithm,
+                "protocol": c.protocol,
+            }
             for c in tuning.algorithms
         ]
-    evidence = None if log is None else Evidence(record.cell.nccl, log, links, gpus, env_logged=True)
+    evidence = (
+        None if log is None else Evidence(record.cell.nccl, log, links, gpus, env_logged=True)
+    )
     findings: list[SettingResult] = []
     study = Study.of(known if record.cell.nccl else ())
     for name, value in record.cell.nccl.items():
@@ -82,7 +101,12 @@ def observe(
     findings += hosts_seen(log, record)
     if findings:
         effective["findings"] = [
-            {"code": one.code, "sentence": one.sentence, "severity": one.severity, "setting": one.setting}
+            {
+                "code": one.code,
+                "sentence": one.sentence,
+                "severity": one.severity,
+                "setting": one.setting,
+            }
             for one in findings
         ]
     return effective
@@ -108,12 +132,19 @@ def _used(log: NcclLog, links: Mapping[str, str], gpus: Sequence[Member]) -> dic
 
 def _not_applicable(name: str, value: str) -> dict[str, str]:
     sentence = f"{name}={value}: not applicable, CPU workers communicate through gloo"
-    return {"code": "setting_ignored", "sentence": sentence, "severity": "not applicable", "setting": name}
+    return {
+        "code": "setting_ignored",
+        "sentence": sentence,
+        "severity": "not applicable",
+        "setting": name,
+    }
 
 
 def without(record: Record, setting: str, study: Study) -> Record | None:
     """Return the newest finished record of a study with the same cell without one NCCL setting; None if there is none."""
-    wanted = {name: value for name, value in request_of(record.cell).items() if name != f"nccl.{setting}"}
+    wanted = {
+        name: value for name, value in request_of(record.cell).items() if name != f"nccl.{setting}"
+    }
     same = [
         other
         for other in study.records

@@ -22,11 +22,23 @@ PREPARING_PHASES = ("imports", "connect", "build", "first step", "warm-up", "che
 NOT_MEASURED = (*PREPARING_PHASES, "compare")
 # A phase that is shorter than the time between two samples has none inside: the next one, so many seconds later, counts.
 PERIOD_SECONDS = 0.6
-FEWEST_OF_A_MEAN = 3  # samples of a phase: the clock of one may still be on its way from the phase before
-LEAST_CPU_SECONDS = 1.0  # shorter phases tell too little of the CPU: the kernel counts hundredths of a second
+FEWEST_OF_A_MEAN = (
+    3  # samples of a phase: the clock of one may still be on its way from the phase before
+)
+LEAST_CPU_SECONDS = (
+    1.0  # shorter phases tell too little of the CPU: the kernel counts hundredths of a second
+)
 
 OF_CPU = ("busy_s", "own_s", "cores")  # the numbers of a sample
-OF_GPU = {"busy_percent", "memory_bytes", "own_bytes", "power_w", "reasons", "sm_mhz", "temperature_c"}
+OF_GPU = {
+    "busy_percent",
+    "memory_bytes",
+    "own_bytes",
+    "power_w",
+    "reasons",
+    "sm_mhz",
+    "temperature_c",
+}
 # Of a phase, in the order of the ranks.
 OF_EACH_GPU = ("power_capped_share", "sm_mhz", "free_sm_mhz", "most_free_sm_mhz", "power_w")
 MOST = 2**63  # of bytes or anything else that a sample counts
@@ -54,7 +66,9 @@ class Phase:
     def samples(self, lines: Sequence[Sample]) -> list[Sample]:
         """Return the lines inside the phase; of a short one without any the next."""
         inside = [line for line in lines if self.holds(line)]
-        near = (line for line in lines if self.closed < line["time"] <= self.closed + PERIOD_SECONDS)
+        near = (
+            line for line in lines if self.closed < line["time"] <= self.closed + PERIOD_SECONDS
+        )
         return inside or [line for line in (next(near, None),) if line is not None]
 
 
@@ -64,7 +78,9 @@ def summary(folder: CellFolder) -> tuple[dict[str, float], dict[str, Any]]:
     A line that the sampler did not write so is passed over.
     """
     phases, hosts = _phases(folder), folder.sampled_hosts()
-    metrics, facts = _gpus([list(filter(is_of_gpus, read_lines(folder.gpu_samples_of(one)))) for one in hosts], phases)
+    metrics, facts = _gpus(
+        [list(filter(is_of_gpus, read_lines(folder.gpu_samples_of(one)))) for one in hosts], phases
+    )
     loads = [list(filter(is_of_cpu, read_lines(folder.cpu_samples_of(one)))) for one in hosts]
     if cpu := _cpus([_cpu(lines, phases) for lines in loads]):
         facts["cpu_samples"] = cpu
@@ -92,27 +108,41 @@ def has_numbers(sample: Sample, names: Iterable[str]) -> bool:
     """Tell whether a sample has a number of each of these names; bits and counts are whole."""
     kinds = {"reasons": int, "cores": int}
     return all(
-        isinstance(sample.get(name), kinds.get(name, (int, float))) and abs(sample[name]) < MOST for name in names
+        isinstance(sample.get(name), kinds.get(name, (int, float))) and abs(sample[name]) < MOST
+        for name in names
     )
 
 
-def _gpus(hosts: Sequence[Sequence[Sample]], phases: Sequence[Phase]) -> tuple[dict[str, float], dict[str, Any]]:
+def _gpus(
+    hosts: Sequence[Sequence[Sample]], phases: Sequence[Phase]
+) -> tuple[dict[str, float], dict[str, Any]]:
     """Return the metrics and facts of the GPUs from the lines of each host."""
     lines = [line for own in hosts for line in own]
     if not lines:
         return {}, {}
     timed = _timed_window(phases)
-    inside = [gpu for line in lines if any(one.holds(line) for one in timed) for gpu in line["gpus"]]
+    inside = [
+        gpu for line in lines if any(one.holds(line) for one in timed) for gpu in line["gpus"]
+    ]
     before = [gpu for line in lines if line["kind"] == Kind.BEFORE for gpu in line["gpus"]]
     facts: dict[str, Any] = {
-        "before_memory_bytes": max((gpu["memory_bytes"] for gpu in before if "memory_bytes" in gpu), default=None),
-        "before_busy_percent": max((gpu["busy_percent"] for gpu in before if "busy_percent" in gpu), default=None),
+        "before_memory_bytes": max(
+            (gpu["memory_bytes"] for gpu in before if "memory_bytes" in gpu), default=None
+        ),
+        "before_busy_percent": max(
+            (gpu["busy_percent"] for gpu in before if "busy_percent" in gpu), default=None
+        ),
         "processes_known": any("foreign_pids" in gpu for line in lines for gpu in line["gpus"]),
-        "foreign_pids": sorted({pid for line in lines for gpu in line["gpus"] for pid in gpu.get("foreign_pids", [])}),
+        "foreign_pids": sorted(
+            {pid for line in lines for gpu in line["gpus"] for pid in gpu.get("foreign_pids", [])}
+        ),
         "samples": len(inside),
         "phases": {
             name: _joined(
-                [_of_phase([line for one in same for line in one.samples(own)], own, phases) for own in hosts]
+                [
+                    _of_phase([line for one in same for line in one.samples(own)], own, phases)
+                    for own in hosts
+                ]
             )
             for name, same in _measured(phases).items()
         },
@@ -122,7 +152,9 @@ def _gpus(hosts: Sequence[Sequence[Sample]], phases: Sequence[Phase]) -> tuple[d
     if not inside:
         return {}, {"gpu_samples": facts}
     reasons = [gpu["reasons"] for gpu in inside if "reasons" in gpu]
-    facts["throttle_reasons"] = sorted({hex(reason & THROTTLED) for reason in reasons if reason & THROTTLED})
+    facts["throttle_reasons"] = sorted(
+        {hex(reason & THROTTLED) for reason in reasons if reason & THROTTLED}
+    )
     facts["reasons_known"] = bool(reasons)
     metrics = {
         "gpu/sm_mhz": _mean(inside, "sm_mhz"),
@@ -130,10 +162,14 @@ def _gpus(hosts: Sequence[Sequence[Sample]], phases: Sequence[Phase]) -> tuple[d
         "gpu/temperature_c": _mean(inside, "temperature_c"),
         "gpu/power_capped_share": _capped_share(inside),
     }
-    return {name: value for name, value in metrics.items() if value is not None}, {"gpu_samples": facts}
+    return {name: value for name, value in metrics.items() if value is not None}, {
+        "gpu_samples": facts
+    }
 
 
-def _of_phase(inside: Sequence[Sample], lines: Sequence[Sample], phases: Sequence[Phase]) -> dict[str, Any]:
+def _of_phase(
+    inside: Sequence[Sample], lines: Sequence[Sample], phases: Sequence[Phase]
+) -> dict[str, Any]:
     """Return what one measured phase shows; lists have an entry for each GPU, None where the samples do not say.
 
     `free_sm_mhz` is the mean clock of a GPU that nothing hinders in the phase, `most_free_sm_mhz` the highest of samples in
@@ -144,10 +180,14 @@ def _of_phase(inside: Sequence[Sample], lines: Sequence[Sample], phases: Sequenc
     every = [gpu for line in inside for gpu in line["gpus"]]
     reasons = [gpu["reasons"] for gpu in every if "reasons" in gpu]
     free = [[one for one in own if one.get("reasons") == 0 and "sm_mhz" in one] for own in of_gpus]
-    unhindered = [all(one.get("reasons", POWER_CAPPED) in (0, IDLE) for one in own) for own in of_gpus]
+    unhindered = [
+        all(one.get("reasons", POWER_CAPPED) in (0, IDLE) for one in own) for own in of_gpus
+    ]
     return {
         "samples": len(inside),
-        "throttle_reasons": sorted({hex(reason & THROTTLED) for reason in reasons if reason & THROTTLED}),
+        "throttle_reasons": sorted(
+            {hex(reason & THROTTLED) for reason in reasons if reason & THROTTLED}
+        ),
         "power_capped_share": [_capped_share(own) for own in of_gpus],
         "sm_mhz": [_mean(own, "sm_mhz") for own in of_gpus],
         "free_sm_mhz": [
@@ -173,7 +213,10 @@ def _joined(hosts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {
         "samples": sum(own["samples"] for own in hosts),
         "throttle_reasons": sorted({reason for own in hosts for reason in own["throttle_reasons"]}),
-        **{name: [value for own in hosts for value in own[name] or [None] * gpus] for name in OF_EACH_GPU},
+        **{
+            name: [value for own in hosts for value in own[name] or [None] * gpus]
+            for name in OF_EACH_GPU
+        },
         "grown_bytes": most("grown_bytes"),
         "foreign_bytes": most("foreign_bytes"),
     }
@@ -181,7 +224,9 @@ def _joined(hosts: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def _capped_share(samples: Sequence[Sample]) -> float | None:
     reasons = [one["reasons"] for one in samples if "reasons" in one]
-    return sum(bool(reason & POWER_CAPPED) for reason in reasons) / len(reasons) if reasons else None
+    return (
+        sum(bool(reason & POWER_CAPPED) for reason in reasons) / len(reasons) if reasons else None
+    )
 
 
 def _used(sample: Sample) -> int | None:
@@ -214,7 +259,10 @@ def _grown(
         return max((value for one in samples if (value := held(one)) is not None), default=None)
 
     both = ((most(own), most(before)) for own, before in zip(of_gpus, earlier, strict=False))
-    return max((now - before for now, before in both if now is not None and before is not None), default=None)
+    return max(
+        (now - before for now, before in both if now is not None and before is not None),
+        default=None,
+    )
 
 
 def _mean(samples: Iterable[Sample], name: str) -> float | None:
@@ -231,7 +279,10 @@ def _cpu(lines: Sequence[Sample], phases: Sequence[Phase]) -> dict[str, Any]:
         name: [(one, used) for one in same if (used := _between(others, one)) is not None]
         for name, same in _measured(phases).items()
     }
-    seconds = {name: math.fsum(one.closed - one.opened for one, _ in parts) for name, parts in known.items()}
+    seconds = {
+        name: math.fsum(one.closed - one.opened for one, _ in parts)
+        for name, parts in known.items()
+    }
     cores = max(1, lines[0]["cores"])
     shares = {
         name: max(0.0, math.fsum(used for _, used in known[name]) / (cores * duration))
@@ -265,7 +316,11 @@ def _between(others: Sequence[tuple[float, float]], phase: Phase) -> float | Non
 
 def _phases(folder: CellFolder) -> list[Phase]:
     """Return the phases of rank 0 in order. The last ends when the rank has its result."""
-    lines = [line for line in read_lines(folder.rank_lines(0)) if line["kind"] in (Kind.PHASE, Kind.RESULT)]
+    lines = [
+        line
+        for line in read_lines(folder.rank_lines(0))
+        if line["kind"] in (Kind.PHASE, Kind.RESULT)
+    ]
     ends = [line["time"] for line in lines[1:]] + [math.inf]
     return [
         Phase(str(line["phase"]), line["time"], end)
@@ -285,4 +340,6 @@ def _measured(phases: Iterable[Phase]) -> dict[str, list[Phase]]:
 
 def _timed_window(phases: Sequence[Phase]) -> list[Phase]:
     """Return the phases that form the timed window; steps without exchange may stand between them."""
-    return [one for one in phases if one.timed] or [one for one in phases if one.name not in PREPARING_PHASES]
+    return [one for one in phases if one.timed] or [
+        one for one in phases if one.name not in PREPARING_PHASES
+    ]

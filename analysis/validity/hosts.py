@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from itertools import combinations
 from typing import Any
 
-from analysis.findings.machines.hosts import facts_of_hosts, interface_of, mapping
 from analysis.nccl.model import NcclLog
+from analysis.study.provenance import facts_of_hosts, interface_of, mapping
 from analysis.topology.fabric import Switches, between_hosts
 from analysis.topology.link_classes import best_first, distinct_classes
 from analysis.validity.evidence import SettingResult
@@ -36,7 +36,9 @@ def class_between(record: Record) -> str:
     inside = [distinct_classes(cell.gpus, mapping(facts[host].get("links"))) for host in cell.hosts]
     switches = Switches.read(str(record.environment.get("fabric") or ""))
     across = [between_hosts(switches, one, other) for one, other in combinations(cell.hosts, 2)]
-    return "+".join(best_first(word for words in (*inside, *across) for word in words.split("+") if word))
+    return "+".join(
+        best_first(word for words in (*inside, *across) for word in words.split("+") if word)
+    )
 
 
 def gloo_between_hosts(record: Record) -> dict[str, Any]:
@@ -51,7 +53,9 @@ def gloo_between_hosts(record: Record) -> dict[str, Any]:
     if not all(names.values()):
         return found
     ways = {f"{GLOO}/{name}" for name in names.values()}
-    return found | {"transport": ways.pop() if len(ways) == 1 else f"{GLOO}/{'↔'.join(names.values())}"}
+    return found | {
+        "transport": ways.pop() if len(ways) == 1 else f"{GLOO}/{'↔'.join(names.values())}"
+    }
 
 
 def nics_of_hosts(log: NcclLog, record: Record) -> dict[str, list[str]]:
@@ -66,7 +70,12 @@ def nics_of_hosts(log: NcclLog, record: Record) -> dict[str, list[str]]:
 def hosts_seen(log: NcclLog | None, record: Record) -> list[SettingResult]:
     """Tell whether NCCL sees another number of hosts than the cell has: then it connects ranks otherwise than hosts must."""
     hosts = len(record.cell.hosts)
-    if log is None or not hosts or log.nodes in (None, hosts) or log.nranks != record.cell.world_size:
+    if (
+        log is None
+        or not hosts
+        or log.nodes in (None, hosts)
+        or log.nranks != record.cell.world_size
+    ):
         return []
     sees = f"NCCL sees the ranks on {log.nodes} host{'' if log.nodes == 1 else 's'}, and the cell has {hosts}"
     return [SettingResult(HOSTS_UNEXPECTED, sees, "suspect")]

@@ -23,7 +23,11 @@ def wrong_gpu(record: Record, _: ValidityLimits) -> CheckResult | None:
     planned = record.environment.get("planned_uuids")
     if not planned:
         on_gpu = record.cell.device == "cuda"
-        return unchecked("no UUID was planned") if on_gpu else not_applicable("CPU workers have no GPU UUID")
+        return (
+            unchecked("no UUID was planned")
+            if on_gpu
+            else not_applicable("CPU workers have no GPU UUID")
+        )
     reported = {rank["rank"]: rank.get("uuid", "unknown") for rank in record.ranks}
     wrong = [
         f"rank {number} ran on {reported[number]} instead of {uuid}"
@@ -44,7 +48,11 @@ def wrong_peers(record: Record, _: ValidityLimits) -> CheckResult | None:
         return None
     if not isinstance(rows, list):
         several = len(cell.every_host) > 1
-        return unchecked("no rank wrote whom it met") if several else not_applicable("all ranks are on one host")
+        return (
+            unchecked("no rank wrote whom it met")
+            if several
+            else not_applicable("all ranks are on one host")
+        )
     planned = record.environment.get("planned_uuids") or []
     own = {rank.get("rank"): rank for rank in record.ranks}
     wrong = []
@@ -52,8 +60,12 @@ def wrong_peers(record: Record, _: ValidityLimits) -> CheckResult | None:
         met = [row[1:] for row in rows if isinstance(row, list) and row[:1] == [number]]
         started = [own.get(number, {}).get(name) for name in ("node", "pid", "uuid")]
         if len(met) != 1 or met[0] != started:
-            wrong.append(f"rank {number} is {_told(met[0] if met else [])}, and {_told(started)} was started")
-        elif met[0][0] != place.host or (number < len(planned) and planned[number] not in (None, met[0][2])):
+            wrong.append(
+                f"rank {number} is {_told(met[0] if met else [])}, and {_told(started)} was started"
+            )
+        elif met[0][0] != place.host or (
+            number < len(planned) and planned[number] not in (None, met[0][2])
+        ):
             wrong.append(f"rank {number} is {_told(met[0])}, and host {place.host} was planned")
     if len(rows) != cell.world_size:
         wrong.append(f"{len(rows)} ranks met, and {cell.world_size} were started")
@@ -63,7 +75,9 @@ def wrong_peers(record: Record, _: ValidityLimits) -> CheckResult | None:
 def _told(of_rank: Sequence[object]) -> str:
     """Return what a rank is in words; nobody where nothing is known of it."""
     host, pid, uuid = (*of_rank, None, None, None)[:3]
-    parts = [f"host {host}"] * bool(host) + [f"process {pid}"] * bool(pid) + [str(uuid)] * bool(uuid)
+    parts = (
+        [f"host {host}"] * bool(host) + [f"process {pid}"] * bool(pid) + [str(uuid)] * bool(uuid)
+    )
     return ", ".join(parts) or "nobody"
 
 
@@ -79,12 +93,16 @@ def gradient_not_mean(record: Record, _: ValidityLimits) -> CheckResult | None:
     facts = record.checks
     if "gradient_error" not in facts:
         return _not_compared(record)
-    error, spread, tolerance = (float(facts[f"gradient_{name}"]) for name in ("error", "spread", "tolerance"))
+    error, spread, tolerance = (
+        float(facts[f"gradient_{name}"]) for name in ("error", "spread", "tolerance")
+    )
     if not error <= tolerance:  # also NaN
         return CheckResult(f"relative error {error:.2g}, allowed {tolerance:.2g}")
     worst = facts.get("gradient_worst")  # since schema 4
     if worst is not None and not worst["error"] <= worst["tolerance"]:
-        return CheckResult(f"relative error of {worst['array']} {worst['error']:.2g}, allowed {worst['tolerance']:.2g}")
+        return CheckResult(
+            f"relative error of {worst['array']} {worst['error']:.2g}, allowed {worst['tolerance']:.2g}"
+        )
     if not spread > 2 * max(error, tolerance):
         return unchecked("the ranks' gradients are too similar to tell their mean from one of them")
     return None
@@ -110,7 +128,9 @@ def exchange_wrong(record: Record, _: ValidityLimits) -> CheckResult | None:
             return unchecked(OLDER)
         return not_applicable("its compression loses precision")
     return (
-        None if error <= tolerance else CheckResult(f"relative error {error:.2g}, allowed {tolerance:.2g}")
+        None
+        if error <= tolerance
+        else CheckResult(f"relative error {error:.2g}, allowed {tolerance:.2g}")
     )  # also NaN
 
 
@@ -129,9 +149,13 @@ def entry_not_positive(record: Record, _: ValidityLimits) -> CheckResult | None:
     """Find matrices of benchmark=p2p with an entry that is not a positive number."""
     matrices = record.tables.get("p2p", {}).get("matrices")
     if not matrices:
-        return unchecked("no matrix was measured") if record.cell.benchmark["name"] == "p2p" else None
+        return (
+            unchecked("no matrix was measured") if record.cell.benchmark["name"] == "p2p" else None
+        )
     bad = [
-        name for name, rows in matrices.items() if not all(0 < float(value) < math.inf for row in rows for value in row)
+        name
+        for name, rows in matrices.items()
+        if not all(0 < float(value) < math.inf for row in rows for value in row)
     ]
     return CheckResult(", ".join(bad)) if bad else None
 
@@ -141,12 +165,18 @@ def wrong_elements(record: Record, _: ValidityLimits) -> CheckResult | None:
     if record.cell.benchmark["name"] == "collectives" and "wrong_elements" not in record.checks:
         return unchecked("benchmark.verify=false switched the check off")
     count, sizes = record.checks.get("wrong_elements"), record.checks.get("wrong_bytes", [])
-    return CheckResult(f"{count}, in messages of {', '.join(map(str, sizes[:5]))} bytes") if count else None
+    return (
+        CheckResult(f"{count}, in messages of {', '.join(map(str, sizes[:5]))} bytes")
+        if count
+        else None
+    )
 
 
 def solution_differs(record: Record, _: ValidityLimits) -> CheckResult | None:
     """Tell whether the solution of benchmark=jacobi differs from that of one GPU."""
-    difference, tolerance = (record.checks.get(f"solution_{name}") for name in ("difference", "tolerance"))
+    difference, tolerance = (
+        record.checks.get(f"solution_{name}") for name in ("difference", "tolerance")
+    )
     if difference is None or difference <= tolerance:
         return None
     return CheckResult(f"by up to {difference:.2g}, allowed {tolerance:.2g}")  # also NaN
@@ -167,4 +197,8 @@ def images_miscounted(record: Record, _: ValidityLimits) -> CheckResult | None:
     if counted is None or steps is None:
         return unless_training(record, "the ranks counted no images")
     expected = steps * record.cell.batch_size * record.cell.world_size
-    return CheckResult(f"{counted:.0f} counted, {expected:.0f} expected") if counted != expected else None
+    return (
+        CheckResult(f"{counted:.0f} counted, {expected:.0f} expected")
+        if counted != expected
+        else None
+    )

@@ -16,13 +16,19 @@ from analysis.validity.evidence import Evidence, SettingResult, list_some
 from conf.nccl import in_table
 from conf.nccl_vocabulary import ALGORITHMS, AVAILABLE, PROTOCOLS, allowed
 
-_FEWEST_OF_MAXIMUM = 32  # NCCL's own upper limit of channels (64 in later releases): a larger minimum is capped
+_FEWEST_OF_MAXIMUM = (
+    32  # NCCL's own upper limit of channels (64 in later releases): a larger minimum is capped
+)
 _WORDS = {"NCCL_ALGO": ALGORITHMS, "NCCL_PROTO": PROTOCOLS}
 _CHANNEL_LIMITS = ("NCCL_MIN_NCHANNELS", "NCCL_MIN_CTAS", "NCCL_MAX_NCHANNELS", "NCCL_MAX_CTAS")
 
 
 def check_setting(
-    name: str, value: str, evidence: Evidence | None, same_cell_without: NcclLog | None, tuning: NcclLog | None = None
+    name: str,
+    value: str,
+    evidence: Evidence | None,
+    same_cell_without: NcclLog | None,
+    tuning: NcclLog | None = None,
 ) -> list[SettingResult]:
     """Check one setting of a cell; `evidence` is None without a log.
 
@@ -66,7 +72,9 @@ def _algorithms(name: str, value: str, log: NcclLog) -> Iterator[SettingResult]:
     try:
         may = allowed(value, _WORDS[name])
     except ValueError as error:
-        yield SettingResult("algorithm_unexpected", f"{what} was not checked: {error}", "unchecked", name)
+        yield SettingResult(
+            "algorithm_unexpected", f"{what} was not checked: {error}", "unchecked", name
+        )
         return
     wrong = []
     for one in log.algorithms:
@@ -75,7 +83,9 @@ def _algorithms(name: str, value: str, log: NcclLog) -> Iterator[SettingResult]:
         if choices is not None and word not in choices:
             wrong.append(f"{one.function or 'a collective'} of {one.size} bytes used {word}")
     if wrong:
-        yield SettingResult("algorithm_unexpected", f"{what}, but {list_some(wrong)}", "invalid", name)
+        yield SettingResult(
+            "algorithm_unexpected", f"{what}, but {list_some(wrong)}", "invalid", name
+        )
 
 
 def _choices_of(one: AlgorithmChoice, may: Mapping[str, set[str]], name: str) -> set[str] | None:
@@ -99,4 +109,9 @@ def _channels(name: str, value: str, log: NcclLog) -> Iterator[SettingResult]:
         text = f"{name}={limit} was not checked: NCCL's log has no number of channels"
         yield SettingResult("channels_unexpected", text, "unchecked", name)
     elif (count < min(limit, _FEWEST_OF_MAXIMUM)) if "_MIN_" in name else (0 < limit < count):
-        yield SettingResult("channels_unexpected", f"{name}={limit}, but NCCL used {count} channels", "invalid", name)
+        yield SettingResult(
+            "channels_unexpected",
+            f"{name}={limit}, but NCCL used {count} channels",
+            "invalid",
+            name,
+        )

@@ -7,9 +7,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from analysis.findings.baselines import AT_EQUAL_CLOCKS, EFFICIENCY
-from analysis.findings.machines.hosts import facts_of_hosts, mapping
-from analysis.findings.next_run.floors import CLOCK
-from analysis.findings.provenance import INHERITED, SAFETY, SET_BY_RINGSIDE, inherited, variables
+from analysis.study.noise_floor import CLOCK
+from analysis.study.provenance import (
+    INHERITED,
+    SAFETY,
+    SET_BY_RINGSIDE,
+    facts_of_hosts,
+    inherited,
+    mapping,
+    variables,
+)
 from analysis.validity.check import CheckResult, not_applicable, unchecked, unless_cpu
 from analysis.validity.evidence import list_some
 from benchmarks.record import Record
@@ -32,9 +39,15 @@ def setting_not_asked(record: Record, _: ValidityLimits) -> CheckResult | None:
     announced = mapping(mapping(record.effective.get("nccl")).get("settings"))
     if not announced:
         around = [
-            name for name, value in inherited(record).items() if name.startswith("NCCL_") and SAFETY.get(name) != value
+            name
+            for name, value in inherited(record).items()
+            if name.startswith("NCCL_") and SAFETY.get(name) != value
         ]
-        return unchecked(f"no NCCL log shows whether NCCL used {list_some(around)}") if around else None
+        return (
+            unchecked(f"no NCCL log shows whether NCCL used {list_some(around)}")
+            if around
+            else None
+        )
     known = variables(record)
     found = [
         f"{name}={value} from {'the environment' if name in known else 'a configuration file of NCCL'}"
@@ -80,7 +93,9 @@ def clocks_differ(record: Record, limits: ValidityLimits) -> CheckResult | None:
     return None
 
 
-def _between_gpus(record: Record, phases: Mapping[str, Mapping[str, Any]], limits: ValidityLimits) -> Iterator[str]:
+def _between_gpus(
+    record: Record, phases: Mapping[str, Mapping[str, Any]], limits: ValidityLimits
+) -> Iterator[str]:
     """Yield a sentence for each phase of training in which one GPU runs slower than another.
 
     Where both are at their power cap, clocks of equal GPUs differ by themselves, and twice the limit is allowed.
@@ -94,11 +109,16 @@ def _between_gpus(record: Record, phases: Mapping[str, Mapping[str, Any]], limit
         slow, fast = min(clocks, key=clocks.__getitem__), max(clocks, key=clocks.__getitem__)
         capped = all((phase["power_capped_share"][place] or 0) > MOSTLY for place in (slow, fast))
         if clocks[fast] / clocks[slow] - 1 > limits.clock_spread_limit * (2 if capped else 1):
-            one, other = (f"GPU {record.cell.members[place]} {clocks[place]:,.0f} MHz" for place in (slow, fast))
+            one, other = (
+                f"GPU {record.cell.members[place]} {clocks[place]:,.0f} MHz"
+                for place in (slow, fast)
+            )
             yield f"{one}, {other} in the {name} phase"
 
 
-def _between_phases(record: Record, phases: Mapping[str, Mapping[str, Any]], limits: ValidityLimits) -> Iterator[str]:
+def _between_phases(
+    record: Record, phases: Mapping[str, Mapping[str, Any]], limits: ValidityLimits
+) -> Iterator[str]:
     """Yield a sentence for each GPU whose mean clock in a phase is below its highest although nothing lowers it."""
     for place, gpu in enumerate(record.cell.members):
         own = {name: phase for name, phase in phases.items() if place < len(phase["free_sm_mhz"])}
@@ -126,10 +146,17 @@ def _throttled(samples: Mapping[str, Any], on: str) -> CheckResult | None:
     if not samples["reasons_known"]:
         return unchecked(f"the driver{on} does not report why it lowers clocks")
     phases = mapping(samples.get("phases")).items()
-    by_phase = {name: phase["throttle_reasons"] for name, phase in phases if phase["throttle_reasons"]}
+    by_phase = {
+        name: phase["throttle_reasons"] for name, phase in phases if phase["throttle_reasons"]
+    }
     if by_phase:
         return CheckResult(
-            list_some([f"{' '.join(reasons)}{on} in the {name} phase" for name, reasons in by_phase.items()])
+            list_some(
+                [
+                    f"{' '.join(reasons)}{on} in the {name} phase"
+                    for name, reasons in by_phase.items()
+                ]
+            )
         )
     reasons = samples["throttle_reasons"]
     return CheckResult(f"{', '.join(reasons)}{on} in the timed window") if reasons else None
@@ -195,7 +222,9 @@ def _foreign_cpu(samples: Mapping[str, Any], on: str, limits: ValidityLimits) ->
     )
 
 
-def _of_hosts(record: Record, kind: str, hosts: Sequence[str]) -> list[tuple[str, Mapping[str, Any]]]:
+def _of_hosts(
+    record: Record, kind: str, hosts: Sequence[str]
+) -> list[tuple[str, Mapping[str, Any]]]:
     """Return (" on host a", what its samples show) for each of these hosts; ("", …) for one machine; [] without any samples."""
     samples = record.checks.get(kind)
     if samples is None:

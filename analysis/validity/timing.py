@@ -7,9 +7,9 @@ Each function returns None for a record that passes.
 from collections.abc import Mapping
 from typing import Any
 
-from analysis.findings.communication.exposed import COST
-from analysis.findings.labels import unit
+from analysis.findings.communication import COST
 from analysis.findings.predicted.stated import stated_forecast
+from analysis.study.names import unit
 from analysis.validity.check import OLDER, CheckResult, not_applicable, unchecked, unless_training
 from benchmarks.record import Record
 from benchmarks.record.metrics import interval
@@ -35,9 +35,13 @@ def not_stationary(record: Record, limits: ValidityLimits) -> CheckResult | None
         return unless_training(record) if facts is None else unchecked("too few steps were timed")
     found, allowed = [], _allowed(record, limits.change_limit)
     if abs(facts["change"]) > allowed and facts["change_beyond"] > 1:
-        found.append(f"it changed by {100 * facts['change']:+.1f} % at iteration {facts['change_at']:.0f}")
+        found.append(
+            f"it changed by {100 * facts['change']:+.1f} % at iteration {facts['change_at']:.0f}"
+        )
     if abs(facts["drift"]) > allowed and facts["drift_beyond"] > 1:
-        found.append(f"it drifted by {100 * facts['drift']:+.1f} % from the first to the last iteration")
+        found.append(
+            f"it drifted by {100 * facts['drift']:+.1f} % from the first to the last iteration"
+        )
     return CheckResult(f"{' and '.join(found)}, allowed {100 * allowed:.1f} %") if found else None
 
 
@@ -50,7 +54,9 @@ def pauses(record: Record, limits: ValidityLimits) -> CheckResult | None:
     if lost <= allowed:
         return None
     steps = f"{facts['count']:.0f} of {record.checks['iterations']} steps, up to {facts['longest_ms']:.4g} ms"
-    return CheckResult(f"{steps}; they lost {100 * lost:.2f} % of the time, allowed {100 * allowed:.2f} %")
+    return CheckResult(
+        f"{steps}; they lost {100 * lost:.2f} % of the time, allowed {100 * allowed:.2f} %"
+    )
 
 
 def slow_rank(record: Record, limits: ValidityLimits) -> CheckResult | None:
@@ -59,7 +65,9 @@ def slow_rank(record: Record, limits: ValidityLimits) -> CheckResult | None:
     if facts is None:
         alone = record.cell.world_size == 1
         if not record.cell.benchmark.get("exposed_rounds", 1):
-            return not_applicable("benchmark.exposed_rounds=0: no steps without exchange were asked for")
+            return not_applicable(
+                "benchmark.exposed_rounds=0: no steps without exchange were asked for"
+            )
         if alone:
             return not_applicable("there is only one rank")
         untimed = "no steps without exchange were timed: the strategy has no exchange alone"
@@ -81,7 +89,9 @@ def input_bound(record: Record, _: ValidityLimits) -> CheckResult | None:
     """Tell whether a data loader limits the rate."""
     if not record.cell.data:
         return None
-    cost_ms, share, wait_ms = (record.metrics.get(f"data/{name}") for name in ("cost_ms", "cost_share", "wait_ms"))
+    cost_ms, share, wait_ms = (
+        record.metrics.get(f"data/{name}") for name in ("cost_ms", "cost_share", "wait_ms")
+    )
     ends = interval("data/cost_ms", record.within_run)
     if cost_ms is None or share is None or ends is None:
         return unless_training(record, "no steps without the loader were timed")
@@ -100,7 +110,9 @@ def samples_do_not_fill_window(record: Record, _: ValidityLimits) -> CheckResult
         return unless_training(record)
     if share <= MOST_UNACCOUNTED:
         return None
-    return CheckResult(f"{100 * share:.1f} % of it differs, allowed {100 * MOST_UNACCOUNTED:.1f} %")  # also NaN
+    return CheckResult(
+        f"{100 * share:.1f} % of it differs, allowed {100 * MOST_UNACCOUNTED:.1f} %"
+    )  # also NaN
 
 
 def unexplained(record: Record, _: ValidityLimits) -> CheckResult | None:
@@ -115,7 +127,9 @@ def unexplained(record: Record, _: ValidityLimits) -> CheckResult | None:
     if said.inside is None:
         if record.cell.world_size == 1 or record.cell.strategy["name"] == "none":
             one = unit(record.cell.device)
-            return not_applicable(f"no error was claimed: cells of one {one}, or without an exchange, are not held out")
+            return not_applicable(
+                f"no error was claimed: cells of one {one}, or without an exchange, are not held out"
+            )
         return not_applicable("no error was claimed: too few cells of this kind could be held out")
     return CheckResult(said.missed) if said.unexplained else None
 

@@ -32,7 +32,9 @@ def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
         yield f"{inside}length", len(value)
         for number, inner in enumerate(value):
             yield from leaves(inner, f"{inside}{number}")
-    elif key or not isinstance(value, Mapping | list | tuple):  # an empty part of a record has no value
+    elif key or not isinstance(
+        value, Mapping | list | tuple
+    ):  # an empty part of a record has no value
         yield key, _empty(value)
 
 
@@ -45,7 +47,9 @@ def same(one: Any, other: Any) -> bool:
     ):
         try:
             return (
-                one == other or (math.isnan(one) and math.isnan(other)) or math.isclose(one, other, rel_tol=TOLERANCE)
+                one == other
+                or (math.isnan(one) and math.isnan(other))
+                or math.isclose(one, other, rel_tol=TOLERANCE)
             )
         except OverflowError:  # a whole number beyond every double
             return False

@@ -35,18 +35,25 @@ class QuickCheck:
         if reason is None:
             return record
         self.wrong += 1
-        codes = {**record.validity.codes, CODE: f"{reason} (`python -m analysis verify` names all that differs)"}
+        codes = {
+            **record.validity.codes,
+            CODE: f"{reason} (`python -m analysis verify` names all that differs)",
+        }
         return dataclasses.replace(
             record, validity=dataclasses.replace(record.validity, verdict="invalid", codes=codes)
         )
 
     def _reasons(self, record: Record, folder: CellFolder) -> Iterator[str]:
-        readable = record.state == "finished" and bool(record.raw_sha256) and folder.rank_files_exist()
+        readable = (
+            record.state == "finished" and bool(record.raw_sha256) and folder.rank_files_exist()
+        )
         within = self._files < MOST_FILES and self._bytes < MOST_BYTES
         self.with_samples += readable
         self.compared += readable and within
         for metric in QUOTIENTS:
-            if (value := quotient(record, metric)) is not None and not same(record.metrics[metric], value):
+            if (value := quotient(record, metric)) is not None and not same(
+                record.metrics[metric], value
+            ):
                 yield f"{metric} is {record.metrics[metric]:g}, and {value:g} by other metrics of the same record"
         if not (readable and within):
             return
@@ -62,7 +69,11 @@ class QuickCheck:
     def sentence(self) -> str:
         """Return what was compared, for the report; empty where no record has raw samples."""
         if not self.with_samples:
-            return "No cell has its raw samples here, so none was compared with them." if not self.wrong else ""
+            return (
+                "No cell has its raw samples here, so none was compared with them."
+                if not self.wrong
+                else ""
+            )
         if self.compared == self.with_samples:
             said, rest = "every cell that has them here", ""
         else:
@@ -78,7 +89,11 @@ def _other_sums(metrics: Mapping[str, float], folder: CellFolder, ranks: int) ->
     try:
         for rank in range(ranks):
             with open_raw(folder.rank_lines(rank)) as file:
-                lines = [line for text in file if b'"timed"' in text and (line := read_line(text)) and "ms" in line]
+                lines = [
+                    line
+                    for text in file
+                    if b'"timed"' in text and (line := read_line(text)) and "ms" in line
+                ]
             images += sum(int(line["images"]) for line in lines)
             ms.append(math.fsum(math.fsum(line["ms"]) for line in lines))
     except (*DAMAGED, TypeError, ValueError, KeyError):

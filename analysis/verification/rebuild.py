@@ -7,10 +7,10 @@ from typing import Any
 
 from analysis.errors import UnreadableInput
 from analysis.findings.baselines import BASELINES, HOST_BASELINES, NOISE
-from analysis.findings.communication.several_records import COST_ALONE
-from analysis.findings.next_run.floors import OF_SEVERAL_RECORDS
 from analysis.findings.predicted.stated import with_forecast
+from analysis.findings.record_values import COST_ALONE
 from analysis.seconds.cell import TABLE, to_record
+from analysis.study.noise_floor import OF_SEVERAL_RECORDS
 from analysis.trace.metrics import trace_metrics
 from analysis.trace.source import load_trace, of_cell
 from analysis.trace.steps import within_steps
@@ -39,11 +39,16 @@ class Rebuilt:
 
     record: Record
     parts: tuple[str, ...]  # the fields that were made again
-    unknown: set[str] = field(default_factory=set)  # values that stay as recorded: their source is not in the folder
+    unknown: set[str] = field(
+        default_factory=set
+    )  # values that stay as recorded: their source is not in the folder
 
 
 def rebuilt(
-    record: Record, folder: CellFolder, known: Sequence[Record], folder_of: Callable[[Record], CellFolder]
+    record: Record,
+    folder: CellFolder,
+    known: Sequence[Record],
+    folder_of: Callable[[Record], CellFolder],
 ) -> Rebuilt:
     """Return a record as its raw files give it. `known` are the records of its study that ended before it.
 
@@ -73,8 +78,12 @@ def _lines(folder: CellFolder, record: Record) -> dict[int, list[dict[str, Any]]
     if not folder.all_rank_lines():
         raise NotRecomputable("no raw samples")
     if record.schema_version < FIRST_SCHEMA:
-        raise NotRecomputable(f"its lines are of schema {record.schema_version}, which does not hold every sample")
-    lines = {rank: list(read_lines(folder.rank_lines(rank))) for rank in range(record.cell.world_size)}
+        raise NotRecomputable(
+            f"its lines are of schema {record.schema_version}, which does not hold every sample"
+        )
+    lines = {
+        rank: list(read_lines(folder.rank_lines(rank))) for rank in range(record.cell.world_size)
+    }
     if record.state == "finished":
         for rank, own in lines.items():
             if not own or own[-1]["kind"] != Kind.DONE:
@@ -85,7 +94,9 @@ def _lines(folder: CellFolder, record: Record) -> dict[int, list[dict[str, Any]]
 def _values(lines: RankLines, record: Record) -> Mapping[str, Any]:
     """Return FIELDS of a record from its lines. Raises as `rebuilt`."""
     if function_of(record.cell) is None:
-        raise NotRecomputable(f"benchmark={record.cell.benchmark['name']} declares no derive function")
+        raise NotRecomputable(
+            f"benchmark={record.cell.benchmark['name']} declares no derive function"
+        )
     values = complete(lines, record.cell)
     if values is None:
         raise NotRecomputable(f"it has no result: the cell is {record.state}")
@@ -97,12 +108,17 @@ def _with_samples(own: Record, folder: CellFolder, made: Rebuilt) -> Record:
     before, (metrics, checks) = made.record, summary(folder)
     lost = folder.lost_samples(own.raw_sha256)
     if lost.gpus:  # of one host: what the others show is not what the record states
-        metrics, checks = {}, {name: value for name, value in checks.items() if name != "gpu_samples"}
+        metrics, checks = (
+            {},
+            {name: value for name, value in checks.items() if name != "gpu_samples"},
+        )
     if lost.cpu:
         checks = {name: value for name, value in checks.items() if name != "cpu_samples"}
     own = dataclasses.replace(own, metrics=own.metrics | metrics, checks=own.checks | checks)
     if lost.gpus:
-        names = {name for name in before.metrics if name.startswith("gpu/") and name not in own.metrics}
+        names = {
+            name for name in before.metrics if name.startswith("gpu/") and name not in own.metrics
+        }
         own = _as_recorded(own, made, metrics=names, checks={"gpu_samples"} & before.checks.keys())
     if lost.cpu:
         own = _as_recorded(own, made, checks={"cpu_samples"} & before.checks.keys())
@@ -114,7 +130,9 @@ def _with_seconds(own: Record, folder: CellFolder, lines: RankLines, made: Rebui
     cost = to_record(folder, lines, own.started_at, own.ended_at)
     if cost is None:
         return own
-    own = dataclasses.replace(own, metrics=own.metrics | (cost.metrics if own.state == "finished" else {}))
+    own = dataclasses.replace(
+        own, metrics=own.metrics | (cost.metrics if own.state == "finished" else {})
+    )
     if folder.gpu_samples.name in own.raw_sha256 and stored(folder.gpu_samples) is None:
         return _as_recorded(own, made, tables={TABLE} & made.record.tables.keys())
     return dataclasses.replace(own, tables=own.tables | cost.tables)
@@ -135,17 +153,23 @@ def _with_trace(own: Record, folder: CellFolder, made: Rebuilt) -> Record:
     except UnreadableInput as error:
         raise IncompleteLines(f"the trace cannot be read: {error}") from None
     return dataclasses.replace(
-        own, metrics=own.metrics | trace_metrics(told), tables=own.tables | {"trace": told.as_json()}
+        own,
+        metrics=own.metrics | trace_metrics(told),
+        tables=own.tables | {"trace": told.as_json()},
     )
 
 
 def _with_reports(own: Record, folder: CellFolder, made: Rebuilt) -> Record:
     """Add what was written when the attempt began, and what ranks and servers said of themselves."""
     ranks, every = own.cell.world_size, own.cell.world_size + own.cell.servers
-    told = {number: reported(list(read_lines(folder.rank_lines(number)))) for number in range(every)}
+    told = {
+        number: reported(list(read_lines(folder.rank_lines(number)))) for number in range(every)
+    }
     started = {number: one for number, one in told.items() if one is not None}
     begun: dict[str, Any] = {
-        "environment": {name: value for name, value in own.environment.items() if name != "versions"}
+        "environment": {
+            name: value for name, value in own.environment.items() if name != "versions"
+        }
     }
     if folder.attempt.exists():
         begun = decoded(folder.attempt.read_bytes())
@@ -154,7 +178,9 @@ def _with_reports(own: Record, folder: CellFolder, made: Rebuilt) -> Record:
         begun["environment"].setdefault("versions", next(iter(started.values())).versions)
     if servers := [one.facts for number, one in started.items() if number >= ranks]:
         begun["environment"]["servers"] = servers
-    return dataclasses.replace(own, ranks=[one.facts for number, one in started.items() if number < ranks], **begun)
+    return dataclasses.replace(
+        own, ranks=[one.facts for number, one in started.items() if number < ranks], **begun
+    )
 
 
 def _effective(
@@ -174,14 +200,18 @@ def _effective(
     traced = {"trace": before["trace"]} if "trace" in before else {}  # how the profiler was run
     profiled = [one for one in before.get("findings", []) if one["code"] == PROFILED]
     findings = [*effective.get("findings", []), *profiled]
-    return effective | traced | ({"findings": findings} if findings or "findings" in effective else {})
+    return (
+        effective | traced | ({"findings": findings} if findings or "findings" in effective else {})
+    )
 
 
 def _with_baselines(own: Record, record: Record) -> Record:
     """Add what the record states against its baselines: `verify` compares it, with samples and without."""
     stated = {name: record.metrics[name] for name in OF_SEVERAL_RECORDS if name in record.metrics}
     named = {
-        name: record.checks[name] for name in (BASELINES, HOST_BASELINES, NOISE, COST_ALONE) if name in record.checks
+        name: record.checks[name]
+        for name in (BASELINES, HOST_BASELINES, NOISE, COST_ALONE)
+        if name in record.checks
     }
     return dataclasses.replace(own, metrics=own.metrics | stated, checks=own.checks | named)
 

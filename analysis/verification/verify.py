@@ -7,8 +7,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from analysis.findings.communication.several_records import again, rests_on
-from analysis.findings.next_run.floors import OF_SEVERAL_RECORDS
+from analysis.findings.record_values import again, rests_on
+from analysis.study.noise_floor import OF_SEVERAL_RECORDS
 from analysis.verification.comparison import ABSENT, Difference, leaves, same, same_sentence
 from analysis.verification.rebuild import WHOLE_SCHEMA, NotRecomputable, Rebuilt, rebuilt
 from benchmarks.derived import IncompleteLines
@@ -22,7 +22,12 @@ RECORD = "record.json"
 # What raw files that hold something else than Ringside wrote may raise.
 DAMAGED = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 # What people read; the codes beside them are compared as they are.
-SENTENCES = ("validity codes.*", "validity unchecked.*", "validity not_applicable.*", "effective findings.*.sentence")
+SENTENCES = (
+    "validity codes.*",
+    "validity unchecked.*",
+    "validity not_applicable.*",
+    "effective findings.*.sentence",
+)
 # {metric: (it is this metric, divided by that one)}; None: by the number of ranks. True of every record, also without samples.
 QUOTIENTS = {
     "throughput/images_per_second": ("throughput/images", "throughput/seconds"),
@@ -52,7 +57,9 @@ class Verification:
     not_compared: Counter[str] = field(
         default_factory=Counter
     )  # values whose source is not in the folder: of how many records
-    former: set[str] = field(default_factory=set)  # what older schemas computed otherwise, and was not compared
+    former: set[str] = field(
+        default_factory=set
+    )  # what older schemas computed otherwise, and was not compared
 
     @property
     def right(self) -> bool:
@@ -81,11 +88,15 @@ def verify(study: Path) -> Verification:
     for name, record in records.items():
         folder = CellFolder(study / name)
         if ids[record.record_id] > 1:
-            result.omissions.append(Omission(name, f"{ids[record.record_id]} records have its id", wrong=True))
+            result.omissions.append(
+                Omission(name, f"{ids[record.record_id]} records have its id", wrong=True)
+            )
         _check_quotients(name, record, result)
         _check_files(name, record, folder, result)
         _check_against_baselines(name, record, records.values(), result)
-        known = [one for one in records.values() if one is not record and one.ended_at <= record.ended_at]
+        known = [
+            one for one in records.values() if one is not record and one.ended_at <= record.ended_at
+        ]
         try:
             made = rebuilt(record, folder, known, lambda one: folders[one.record_id])
         except IncompleteLines as error:
@@ -93,7 +104,9 @@ def verify(study: Path) -> Verification:
         except NotRecomputable as error:
             result.omissions.append(Omission(name, str(error), wrong=False))
         except DAMAGED as error:
-            said = f"its raw files do not hold what Ringside wrote ({type(error).__name__}: {error})"
+            said = (
+                f"its raw files do not hold what Ringside wrote ({type(error).__name__}: {error})"
+            )
             result.omissions.append(Omission(name, said, wrong=True))
         else:
             _compare(name, record, made, result)
@@ -116,7 +129,9 @@ def _check_quotients(name: str, record: Record, result: Verification) -> None:
             result.compare(name, RECORD, how, record.metrics[metric], value)
 
 
-def _check_against_baselines(name: str, record: Record, records: Iterable[Record], result: Verification) -> None:
+def _check_against_baselines(
+    name: str, record: Record, records: Iterable[Record], result: Verification
+) -> None:
     """Compare what a record states against the one-GPU records that it names; it needs them, and no samples."""
     named = rests_on(record)
     stated = [metric for metric in OF_SEVERAL_RECORDS if metric in record.metrics]
@@ -126,7 +141,13 @@ def _check_against_baselines(name: str, record: Record, records: Iterable[Record
     elif named or record.schema_version >= WHOLE_SCHEMA:
         values = again(record, alone) if named else {}
         for metric in stated:
-            result.compare(name, RECORD, f"metrics {metric}", record.metrics[metric], values.get(metric, ABSENT))
+            result.compare(
+                name,
+                RECORD,
+                f"metrics {metric}",
+                record.metrics[metric],
+                values.get(metric, ABSENT),
+            )
 
 
 def _check_files(name: str, record: Record, folder: CellFolder, result: Verification) -> None:
@@ -140,7 +161,9 @@ def _check_files(name: str, record: Record, folder: CellFolder, result: Verifica
     for file, before in record.raw_sha256.items():
         now = wrong.get(file, before)
         if now == NOT_THERE and not is_sample(file):
-            result.not_compared[file] += 1  # the record holds what it says, and a trace may be too large to publish
+            result.not_compared[file] += (
+                1  # the record holds what it says, and a trace may be too large to publish
+            )
             continue
         result.files += 1
         result.compare(name, file, "SHA-256", before, now)
@@ -162,16 +185,25 @@ def _compare(name: str, record: Record, made: Rebuilt, result: Verification) -> 
     for one in made.unknown:
         result.not_compared[one] += 1
     for part in made.parts:
-        recorded, again = (dict(leaves(_plain(getattr(one, part)))) for one in (record, made.record))
+        recorded, again = (
+            dict(leaves(_plain(getattr(one, part)))) for one in (record, made.record)
+        )
         for key in again if not whole else {**again, **recorded}:
-            if (said := computed_otherwise(record.schema_version, f"{part} {key}", record.ranks)) is not None:
+            if (
+                said := computed_otherwise(record.schema_version, f"{part} {key}", record.ranks)
+            ) is not None:
                 result.former.add(said)
             elif key in recorded or whole:
                 _compare_leaf(name, part, key, recorded, again, result)
 
 
 def _compare_leaf(
-    name: str, part: str, key: str, recorded: Mapping[str, Any], again: Mapping[str, Any], result: Verification
+    name: str,
+    part: str,
+    key: str,
+    recorded: Mapping[str, Any],
+    again: Mapping[str, Any],
+    result: Verification,
 ) -> None:
     field, one, other = f"{part} {key}".strip(), recorded.get(key, ABSENT), again.get(key, ABSENT)
     told = any(fnmatchcase(field, pattern) for pattern in SENTENCES) and ABSENT not in (one, other)

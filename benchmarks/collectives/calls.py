@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from benchmarks.rank.group import Ranks
+from benchmarks.rank.ranks import Ranks
 from benchmarks.timing.c_calls import CCall, InOrder, address
 
 Call = Callable[[], object]
@@ -61,9 +61,13 @@ class TorchCalls:
         if name == "all_to_all":
             return partial(dist.all_to_all_single, receive, send)
         if name == "gather":
-            return partial(dist.gather, send, list(receive.chunk(size)) if rank == root else None, root)
+            return partial(
+                dist.gather, send, list(receive.chunk(size)) if rank == root else None, root
+            )
         if name == "scatter":
-            return partial(dist.scatter, receive, list(send.chunk(size)) if rank == root else None, root)
+            return partial(
+                dist.scatter, receive, list(send.chunk(size)) if rank == root else None, root
+            )
         to_next = dist.P2POp(dist.isend, send, (rank + 1) % size)
         from_last = dist.P2POp(dist.irecv, receive, (rank - 1) % size)
 
@@ -157,15 +161,24 @@ class NcclCalls:
         if name == "send_recv":
             return [("ncclSend", send, (rank + 1) % size), ("ncclRecv", receive, (rank - 1) % size)]
         if name == "all_to_all":
-            outward = [("ncclSend", part, peer) for peer, part in zip(everyone, send.chunk(size), strict=True)]
+            outward = [
+                ("ncclSend", part, peer)
+                for peer, part in zip(everyone, send.chunk(size), strict=True)
+            ]
             return outward + [
-                ("ncclRecv", part, peer) for peer, part in zip(everyone, receive.chunk(size), strict=True)
+                ("ncclRecv", part, peer)
+                for peer, part in zip(everyone, receive.chunk(size), strict=True)
             ]
         whole, mine = (receive, send) if name == "gather" else (send, receive)
-        at_root, elsewhere = ("ncclRecv", "ncclSend") if name == "gather" else ("ncclSend", "ncclRecv")
+        at_root, elsewhere = (
+            ("ncclRecv", "ncclSend") if name == "gather" else ("ncclSend", "ncclRecv")
+        )
         messages = [(elsewhere, mine, root)]
         if rank == root:
-            messages += [(at_root, part, peer) for peer, part in zip(everyone, whole.chunk(size), strict=True)]
+            messages += [
+                (at_root, part, peer)
+                for peer, part in zip(everyone, whole.chunk(size), strict=True)
+            ]
         return messages
 
     def exchange(self, messages: Sequence[PointToPoint]) -> InOrder:

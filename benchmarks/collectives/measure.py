@@ -19,18 +19,17 @@ from benchmarks.collectives.busbw import ELEMENT_BYTES
 from benchmarks.collectives.calls import Call, Calls, NcclCalls, TorchCalls
 from benchmarks.collectives.request import largest_bytes, placements, sizes
 from benchmarks.collectives.wrong_elements import fill, wrong_elements
-from benchmarks.rank.group import Ranks
-from benchmarks.rank.reporter import Reporter
-from benchmarks.rank.result import Block, Result
+from benchmarks.rank.ranks import Block, Ranks, Reporter, Result
 from benchmarks.record import Kind
 from benchmarks.timing.c_calls import made_by
-from benchmarks.timing.clock import Clock
-from benchmarks.timing.spin_barrier import SpinBarrier
+from benchmarks.timing.clock import Clock, SpinBarrier
 from conf.cell import Cell
-from trainers.devices import bus_id
+from trainers.process import bus_id
 
 SETTLING = 20  # calls at most, just before the window: the first calls after a barrier are slow
-GRAPH_LAUNCHES = 10  # of a CUDA graph in a window (nccl-tests -G 10): one alone would measure its launch, too
+GRAPH_LAUNCHES = (
+    10  # of a CUDA graph in a window (nccl-tests -G 10): one alone would measure its launch, too
+)
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,9 @@ class Message:
     size_bytes: int  # S
     in_place: bool
 
-    def views(self, out: Tensor, into: Tensor, place: int, rank: int, world_size: int) -> tuple[Tensor, Tensor]:
+    def views(
+        self, out: Tensor, into: Tensor, place: int, rank: int, world_size: int
+    ) -> tuple[Tensor, Tensor]:
         """Return (send, receive) of a rank at a place of the rotation; both are views of one dimension."""
         whole = self.size_bytes // out.element_size()
         start = place * whole
@@ -52,7 +53,9 @@ class Message:
         if self.name in ("all_gather", "gather"):
             return (into[mine] if self.in_place else out[first]), into[everything]
         if self.name in ("reduce_scatter", "scatter"):
-            return (into if self.in_place else out)[everything], into[mine if self.in_place else first]
+            return (into if self.in_place else out)[everything], into[
+                mine if self.in_place else first
+            ]
         return (into if self.in_place else out)[everything], into[everything]
 
 
@@ -63,8 +66,15 @@ class CollectiveBenchmark:
         self._ranks, self._reporter = ranks, reporter
         self._asked = asked = cell.benchmark
         self._name = asked["collective"]
-        self._iterations, self._warmup = int(cell.benchmark["iterations"]), int(cell.benchmark["warmup"])
-        self._placements, self._sizes, self._largest = placements(cell), sizes(cell), largest_bytes(cell)
+        self._iterations, self._warmup = (
+            int(cell.benchmark["iterations"]),
+            int(cell.benchmark["warmup"]),
+        )
+        self._placements, self._sizes, self._largest = (
+            placements(cell),
+            sizes(cell),
+            largest_bytes(cell),
+        )
         reporter.phase("connect")
         self._barrier, self._clock = SpinBarrier(ranks), Clock(ranks)
         self._stream = torch.cuda.Stream(ranks.device) if ranks.device.type == "cuda" else None
@@ -75,7 +85,9 @@ class CollectiveBenchmark:
             else TorchCalls(ranks, asked["op"], asked["root"])
         )
         elements = self._largest // ELEMENT_BYTES[asked["dtype"]]
-        self._into = torch.empty(elements, dtype=getattr(torch, asked["dtype"]), device=ranks.device)
+        self._into = torch.empty(
+            elements, dtype=getattr(torch, asked["dtype"]), device=ranks.device
+        )
         fill(self._into, ranks.rank, asked["op"], ranks.world_size)
         self._out = self._into.clone() if "out_of_place" in self._placements else self._into
 
@@ -103,15 +115,24 @@ class CollectiveBenchmark:
 
     def _schedule(self, message: Message) -> list[Any]:
         """Return a call for every iteration, on the part of the buffers where nccl-tests would make it."""
-        coalesced, places = int(self._asked["coalesced"]), max(1, self._largest // message.size_bytes)
-        calls = [self._prepared(message, place) for place in range(min(places, self._iterations * coalesced))]
+        coalesced, places = (
+            int(self._asked["coalesced"]),
+            max(1, self._largest // message.size_bytes),
+        )
+        calls = [
+            self._prepared(message, place)
+            for place in range(min(places, self._iterations * coalesced))
+        ]
         firsts = range(0, self._iterations * coalesced, coalesced)
         return [
-            self._joined([calls[number % len(calls)] for number in range(first, first + coalesced)]) for first in firsts
+            self._joined([calls[number % len(calls)] for number in range(first, first + coalesced)])
+            for first in firsts
         ]
 
     def _prepared(self, message: Message, place: int) -> Any:
-        send, receive = message.views(self._out, self._into, place, self._ranks.rank, self._ranks.world_size)
+        send, receive = message.views(
+            self._out, self._into, place, self._ranks.rank, self._ranks.world_size
+        )
         return self._calls.prepare(self._name, send, receive)
 
     def _joined(self, calls: list[Any]) -> Any:
@@ -123,7 +144,11 @@ class CollectiveBenchmark:
 
         The first is the second divided by the number of collectives.
         """
-        launch, settle, launches = self._calls.in_order(schedule), self._calls.in_order(schedule[:SETTLING]), 1
+        launch, settle, launches = (
+            self._calls.in_order(schedule),
+            self._calls.in_order(schedule[:SETTLING]),
+            1,
+        )
         if self._asked["cuda_graph"]:
             launch = settle = self._graph(launch).replay  # the first launch uploads it
             launches = GRAPH_LAUNCHES
@@ -137,7 +162,9 @@ class CollectiveBenchmark:
                 while not self._stream.query():
                     pass
             seconds = time.perf_counter() - opened
-            return seconds * 1e6 / (launches * self._iterations * int(self._asked["coalesced"])), seconds * 1e3
+            return seconds * 1e6 / (
+                launches * self._iterations * int(self._asked["coalesced"])
+            ), seconds * 1e3
         finally:
             gc.enable()
             self._reporter.beat(launches * self._iterations)
@@ -204,6 +231,8 @@ def _device(ranks: Ranks) -> dict[str, Any]:
     }  # fmt: skip
     if ranks.device.type == "cuda":
         properties: Any = torch.cuda.get_device_properties(ranks.device)
-        bus = str(bus_id(ranks.device)).removesuffix(".0")  # without the function, as nccl-tests prints it
+        bus = str(bus_id(ranks.device)).removesuffix(
+            ".0"
+        )  # without the function, as nccl-tests prints it
         facts |= {"device": ranks.device.index, "bus_id": bus, "name": properties.name}
     return facts

@@ -32,7 +32,9 @@ def size_bytes(field: str, value: Any) -> int:
     number = float(found[1]) * UNITS[(found[2] or "").upper()] if found else value
     fits = isinstance(number, int | float) and not isinstance(number, bool)
     if not fits or not 1 <= number <= 1 << 50 or number != int(number):
-        raise Refused(f"{field}={value}: accepted are whole bytes of at least 1, as 65536, 64K, 64KiB, 1M or 4G")
+        raise Refused(
+            f"{field}={value}: accepted are whole bytes of at least 1, as 65536, 64K, 64KiB, 1M or 4G"
+        )
     return int(number)
 
 
@@ -58,7 +60,10 @@ def placements(cell: Cell) -> tuple[str, ...]:
     """Return which of out_of_place and in_place the cell measures."""
     collective, asked = COLLECTIVES[cell.benchmark["collective"]], cell.benchmark["placement"]
     separate = not (collective.overwrites and cell.benchmark["calls"] == "torch")
-    wanted = (("out_of_place", asked != "in" and separate), ("in_place", asked != "out" and collective.in_place))
+    wanted = (
+        ("out_of_place", asked != "in" and separate),
+        ("in_place", asked != "out" and collective.in_place),
+    )
     return tuple(name for name, want in wanted if want)
 
 
@@ -81,11 +86,17 @@ def sizes(cell: Cell) -> list[int]:
     Raises:
         Refused: names the field, the value and what is accepted.
     """
-    asked, unit, most = cell.benchmark, unit_bytes(cell.benchmark, cell.world_size), largest_bytes(cell)
+    asked, unit, most = (
+        cell.benchmark,
+        unit_bytes(cell.benchmark, cell.world_size),
+        largest_bytes(cell),
+    )
     element = ELEMENT_BYTES[asked["dtype"]]
     least = size_bytes("benchmark.min_bytes", asked["min_bytes"])
     if least > most:
-        raise Refused(f"benchmark.min_bytes={asked['min_bytes']}: accepted is at most max_bytes, {most}; it is {least}")
+        raise Refused(
+            f"benchmark.min_bytes={asked['min_bytes']}: accepted is at most max_bytes, {most}; it is {least}"
+        )
     if least < unit:
         raise Refused(
             f"benchmark.min_bytes={asked['min_bytes']}: {asked['collective']} over {cell.world_size} ranks moves multiples "
@@ -132,7 +143,9 @@ def seconds(cell: Cell) -> float:
     """Return how long the cell measures, by a rule of thumb."""
     options = cell.benchmark
     windows = len(placements(cell)) * (1 + bool(options["percentiles"]))
-    calls = windows * (int(options["warmup"]) + int(options["iterations"])) * int(options["coalesced"])
+    calls = (
+        windows * (int(options["warmup"]) + int(options["iterations"])) * int(options["coalesced"])
+    )
     return calls * sum(CALL_SECONDS[cell.device] + size / RATE[cell.device] for size in sizes(cell))
 
 
@@ -143,7 +156,9 @@ def _refuse_operator(cell: Cell) -> None:
         others = ", ".join(name for name, one in COLLECTIVES.items() if one.reduces)
         raise Refused(f"benchmark.op={op}: {name} reduces nothing; accepted with {others}")
     if op == "avg" and "int" in dtype:
-        raise Refused(f"benchmark.op=avg: {dtype} cannot hold a mean; accepted with floating-point dtypes")
+        raise Refused(
+            f"benchmark.op=avg: {dtype} cannot hold a mean; accepted with floating-point dtypes"
+        )
     if op == "avg" and cell.device == "cpu":
         raise Refused("benchmark.op=avg: accepted on GPUs only, gloo has sum, prod, min and max")
 
@@ -161,8 +176,14 @@ def _refuse_placement(cell: Cell) -> None:
     """Refuse a placement that the collective does not have."""
     name, placement = cell.benchmark["collective"], cell.benchmark["placement"]
     if not placements(cell):
-        why = "has no form in place" if placement == "in" else "overwrites its input in torch.distributed"
-        raise Refused(f"benchmark.placement={placement}: {name} {why}; accepted is the other, or both")
+        why = (
+            "has no form in place"
+            if placement == "in"
+            else "overwrites its input in torch.distributed"
+        )
+        raise Refused(
+            f"benchmark.placement={placement}: {name} {why}; accepted is the other, or both"
+        )
 
 
 def _refuse_calls(cell: Cell) -> None:
@@ -172,9 +193,13 @@ def _refuse_calls(cell: Cell) -> None:
     if cell.device == "cpu":
         for field, wrong in (("calls", "nccl"), ("cuda_graph", True)):
             if options[field] == wrong:
-                raise Refused(f"benchmark.{field}={str(wrong).lower()}: accepted on GPUs only, not on CPU workers")
+                raise Refused(
+                    f"benchmark.{field}={str(wrong).lower()}: accepted on GPUs only, not on CPU workers"
+                )
     if cell.world_size == 1 and name == "send_recv" and calls == "torch":
-        raise Refused("benchmark.collective=send_recv: one rank has no other to send to; accepted are two or more")
+        raise Refused(
+            "benchmark.collective=send_recv: one rank has no other to send to; accepted are two or more"
+        )
     if options["coalesced"] > 1 and calls == "torch" and name not in COALESCED:
         raise Refused(
             f"benchmark.coalesced={options['coalesced']}: torch.distributed joins {', '.join(COALESCED)}; {name} is accepted "

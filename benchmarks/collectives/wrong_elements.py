@@ -10,11 +10,13 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from benchmarks.rank.group import Ranks
+from benchmarks.rank.ranks import Ranks
 
 # Elements compared at once: bounds the memory that comparing takes.
 CHUNK = {"cuda": 1 << 24, "cpu": 1 << 20}
-MOST_SUMMED = 62  # numbers of 1 to 4: their sum is at most 256, up to which bfloat16 has every whole number
+MOST_SUMMED = (
+    62  # numbers of 1 to 4: their sum is at most 256, up to which bfloat16 has every whole number
+)
 
 
 def mean_units(size: int) -> int:
@@ -25,7 +27,15 @@ def mean_units(size: int) -> int:
     return max(2, min(size, MOST_SUMMED) // 2 + 1)
 
 
-def known(rank: int, start: int, stop: int, dtype: torch.dtype, op: str, device: torch.device, size: int = 1) -> Tensor:
+def known(
+    rank: int,
+    start: int,
+    stop: int,
+    dtype: torch.dtype,
+    op: str,
+    device: torch.device,
+    size: int = 1,
+) -> Tensor:
     """Return elements start to stop of the input of one of `size` ranks: 1 to 4; for products 1, and 2 at one in sixteen."""
     places = torch.arange(start, stop, device=device)
     mixed = ((places + (rank + 1) * 7919) * 2654435761).bitwise_right_shift_(16)
@@ -44,7 +54,9 @@ def fill(tensor: Tensor, rank: int, op: str, size: int) -> None:
 
 def _chunks(tensor: Tensor) -> Iterator[tuple[int, int]]:
     step = CHUNK[tensor.device.type]
-    yield from ((start, min(start + step, tensor.numel())) for start in range(0, tensor.numel(), step))
+    yield from (
+        (start, min(start + step, tensor.numel())) for start in range(0, tensor.numel(), step)
+    )
 
 
 def wrong_elements(name: str, received: Tensor, op: str, root: int, ranks: Ranks) -> int:
@@ -53,13 +65,20 @@ def wrong_elements(name: str, received: Tensor, op: str, root: int, ranks: Ranks
     `received` is the whole result. Of gather and reduce only the root has one; other ranks return 0.
     """
     rank, size = ranks.rank, ranks.world_size
-    share = received.numel() // size if name in ("all_gather", "all_to_all", "gather") else received.numel()
+    share = (
+        received.numel() // size
+        if name in ("all_gather", "all_to_all", "gather")
+        else received.numel()
+    )
     if name in ("gather", "reduce") and rank != root:
         return 0
     first = rank * share if name in ("reduce_scatter", "scatter", "all_to_all") else 0
     if name in ("all_reduce", "reduce", "reduce_scatter"):
         return _differing(
-            received, lambda start, stop: _reduced(first + start, first + stop, received, op, size), op, size
+            received,
+            lambda start, stop: _reduced(first + start, first + stop, received, op, size),
+            op,
+            size,
         )
     if name in ("broadcast", "scatter", "send_recv"):
         sources = [(rank - 1) % size if name == "send_recv" else root]
@@ -69,7 +88,9 @@ def wrong_elements(name: str, received: Tensor, op: str, root: int, ranks: Ranks
     for part, source in zip(received.split(share), sources, strict=True):
 
         def expected(start: int, stop: int, source: int = source) -> Tensor:
-            return known(source, first + start, first + stop, received.dtype, op, received.device, size)
+            return known(
+                source, first + start, first + stop, received.dtype, op, received.device, size
+            )
 
         wrong += _differing(part, expected, op, size)
     return wrong

@@ -6,7 +6,8 @@ from typing import Any
 
 from benchmarks.derived import Derived, Line, RankLines, together
 from benchmarks.record import Kind
-from benchmarks.timing import intervals, statistics
+from benchmarks.timing import statistics
+from benchmarks.timing import statistics as intervals
 from conf.cell import Cell
 
 LABELS = {
@@ -16,7 +17,11 @@ LABELS = {
     "copy": "copy (reads and writes)",
     "add": "sum of two arrays",
 }
-MEMORIES = {"pinned": "", "pageable": "_pageable", "host": "_host"}  # memory: what it adds to a metric's name
+MEMORIES = {
+    "pinned": "",
+    "pageable": "_pageable",
+    "host": "_host",
+}  # memory: what it adds to a metric's name
 
 
 def derive(lines: RankLines, cell: Cell) -> Derived:
@@ -29,7 +34,9 @@ def derive(lines: RankLines, cell: Cell) -> Derived:
     # A CPU worker has one clock, and short copies between signs of life.
     if cell.device == "cuda" and found:
         checks["clock_disagreement"] = max(found)
-    return Derived(metrics(rows), tables={"host_link": table}, checks=checks, output=text(table, cell.device))
+    return Derived(
+        metrics(rows), tables={"host_link": table}, checks=checks, output=text(table, cell.device)
+    )
 
 
 def row(window: Sequence[Line]) -> dict[str, Any]:
@@ -71,14 +78,20 @@ def metrics(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         how = "one" if one["at_once"] == 1 else "all"
         value = min(one["gb_per_s"]) if one["sum_gb_per_s"] is None else one["sum_gb_per_s"]
         found[f"host_link/{how}{MEMORIES[one['memory']]}_{one['operation']}_gb_per_s"] = value
-    first = [name for name in ("host_link/all_both_gb_per_s", "host_link/one_both_gb_per_s") if name in found][:1]
+    first = [
+        name
+        for name in ("host_link/all_both_gb_per_s", "host_link/one_both_gb_per_s")
+        if name in found
+    ][:1]
     return {name: found[name] for name in [*first, *found]}
 
 
 def text(table: Mapping[str, Any], device: str) -> str:
     """Return the table for people: a line for each measurement, GB/s of one rank and of all."""
     ranks = "GPUs" if device == "cuda" else "CPU workers"
-    lines = [f"{'GB/s':32s}{'at once':>9s}{'threads':>9s}{'slowest':>10s}{'fastest':>10s}{'sum':>10s}"]
+    lines = [
+        f"{'GB/s':32s}{'at once':>9s}{'threads':>9s}{'slowest':>10s}{'fastest':>10s}{'sum':>10s}"
+    ]
     for memory, head in (("pinned", "pinned"), ("pageable", "pageable"), ("host", "host memory")):
         rows = [one for one in table["rows"] if one["memory"] == memory]
         lines += [f"{head}"] if rows else []
@@ -90,5 +103,8 @@ def text(table: Mapping[str, Any], device: str) -> str:
             )
     if device == "cpu":
         lines.append("CPU workers have no link between host and device.")
-    lines.insert(0, f"{ranks} {','.join(map(str, table['gpus']))}, {table['bytes'] / 2**20:g} MiB a copy and array")
+    lines.insert(
+        0,
+        f"{ranks} {','.join(map(str, table['gpus']))}, {table['bytes'] / 2**20:g} MiB a copy and array",
+    )
     return "\n".join(lines)

@@ -12,13 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.rank.group import Ranks
-from benchmarks.rank.reporter import Reporter
-from benchmarks.rank.result import Result
+from benchmarks.rank.ranks import Ranks, Reporter, Result
 from benchmarks.timing.clock import Clock
 from conf.cell import Cell
 from conf.variables import usable_cores
-from trainers.devices import CORES, on_threads
+from trainers.process import CORES, on_threads
 
 
 @dataclass(frozen=True)
@@ -39,10 +37,16 @@ def run(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
     clock = Clock(ranks)
     for operation in _operations(ranks.device, size, bool(asked["pageable"])):
         for together in (False, True) if ranks.world_size > 1 else (False,):
-            reporter.phase(f"{operation.name} {operation.memory}{' all at once' if together else ''}")
+            reporter.phase(
+                f"{operation.name} {operation.memory}{' all at once' if together else ''}"
+            )
             # Alone in the host's memory a rank may have every core: one copy engine needs none.
             threads = int(given) if given != "share" else share if together else usable_cores()
-            facts = {"bytes": size, "at_once": ranks.world_size if together else 1, "threads": threads}
+            facts = {
+                "bytes": size,
+                "at_once": ranks.world_size if together else 1,
+                "threads": threads,
+            }
             with on_threads(threads):
                 _time(operation, together, facts, iterations, clock, ranks, reporter)
     return Result()
@@ -51,7 +55,9 @@ def run(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
 def _operations(device: torch.device, size: int, pageable: bool) -> Iterator[Operation]:
     """Yield every operation with buffers of its own, whose pages exist before the first call."""
     if device.type == "cuda":
-        there, back = (torch.empty(size, dtype=torch.uint8, device=device).random_() for _ in range(2))
+        there, back = (
+            torch.empty(size, dtype=torch.uint8, device=device).random_() for _ in range(2)
+        )
         for memory in ("pinned", "pageable") if pageable else ("pinned",):
             source, target = (_filled(size, memory == "pinned") for _ in range(2))
             up, down = torch.cuda.Stream(device), torch.cuda.Stream(device)
@@ -72,7 +78,9 @@ def _operations(device: torch.device, size: int, pageable: bool) -> Iterator[Ope
 
             yield Operation("to_device", memory, to_device, size)
             yield Operation("to_host", memory, to_host, size)
-            if memory == "pinned":  # pageable copies hold the calling thread: one thread has no two of them at once
+            if (
+                memory == "pinned"
+            ):  # pageable copies hold the calling thread: one thread has no two of them at once
                 yield Operation("both", memory, both, size)
     first, second, third = (_filled(size, False).view(torch.float32) for _ in range(3))
     # STREAM's counting: what a line of the program reads and writes, not what the cache fetches to write.
@@ -80,9 +88,14 @@ def _operations(device: torch.device, size: int, pageable: bool) -> Iterator[Ope
     yield Operation("add", "host", lambda: _done(torch.add(first, second, out=third)), 3 * size)
 
 
-def _at_once(timed: torch.cuda.Stream, lanes: Sequence[tuple[torch.cuda.Stream, Callable[[], None]]]) -> None:
+def _at_once(
+    timed: torch.cuda.Stream, lanes: Sequence[tuple[torch.cuda.Stream, Callable[[], None]]]
+) -> None:
     """Make each call on its own stream, after the work queued on `timed`; `timed` goes on when all calls have ended."""
-    for stream, _ in lanes:  # all before the first join: a lane forked after it would wait for the other's end
+    for (
+        stream,
+        _,
+    ) in lanes:  # all before the first join: a lane forked after it would wait for the other's end
         stream.wait_stream(timed)
     for stream, call in lanes:
         with torch.cuda.stream(stream):
@@ -123,7 +136,12 @@ def _time(
         ours = turn is None or turn == ranks.rank
         block = clock.block(operation.run if ours else _wait, iterations, reporter.beat)
         if ours:
-            reporter.block(f"{operation.name} {operation.memory}{' all' if together else ''}", block, 0, **facts)
+            reporter.block(
+                f"{operation.name} {operation.memory}{' all' if together else ''}",
+                block,
+                0,
+                **facts,
+            )
 
 
 def _wait() -> None:

@@ -17,7 +17,12 @@ COPIES = 20  # kinds of copies and sums, alone and at once
 
 def seconds(cell: Cell) -> float:
     """Return how long the cell measures, by a rule of thumb."""
-    return COPIES * int(cell.benchmark["iterations"]) * int(cell.benchmark["bytes"]) / RATE[cell.device]
+    return (
+        COPIES
+        * int(cell.benchmark["iterations"])
+        * int(cell.benchmark["bytes"])
+        / RATE[cell.device]
+    )
 
 
 def refuse(cell: Cell, room: Room) -> None:

@@ -35,17 +35,27 @@ def derive(lines: RankLines, cell: Cell) -> Derived:
     }
     series = {
         name: [[number + 1, value] for number, value in enumerate(values)]
-        for name, values in (("jacobi/solve_seconds", all_seconds), ("jacobi/one_gpu_solve_seconds", one_seconds))
+        for name, values in (
+            ("jacobi/solve_seconds", all_seconds),
+            ("jacobi/one_gpu_solve_seconds", one_seconds),
+        )
     }
     checks: dict[str, Any] = {}
     if cell.device == "cuda" and seconds * 1e3 >= statistics.COMPARABLE_MS:
         checks["clock_disagreement"] = _disagreement(lines)
-    return Derived(metrics, series, checks=checks, output="\n".join(output_lines(cell, nx, ny, one_second, seconds)))
+    return Derived(
+        metrics,
+        series,
+        checks=checks,
+        output="\n".join(output_lines(cell, nx, ny, one_second, seconds)),
+    )
 
 
 def _disagreement(lines: RankLines) -> float:
     """Return the largest disagreement of a rank's two clocks over a solve that is long enough to compare them; 0 without any."""
-    every = [line for own in lines.values() for line in of_kind(own, Kind.SOLVES, has="device_seconds")]
+    every = [
+        line for own in lines.values() for line in of_kind(own, Kind.SOLVES, has="device_seconds")
+    ]
     times = [
         times
         for line in every

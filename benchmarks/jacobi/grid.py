@@ -61,12 +61,18 @@ def tiles(count: int) -> list[Tile]:
 class Slab:
     """Two buffers of shape (rows.count + 2, pitch) in float32; the first and last row of each are the halo."""
 
-    def __init__(self, nx: int, ny: int, rows: Rows, device: torch.device, base: Tensor | None = None) -> None:
+    def __init__(
+        self, nx: int, ny: int, rows: Rows, device: torch.device, base: Tensor | None = None
+    ) -> None:
         """`base` is memory for both buffers (uint8, of `size_bytes`); None: torch's own."""
         self.nx, self.ny, self.rows, self.device = nx, ny, rows, device
         self.pitch = pitch(nx, device.type)
         shape = (2, rows.count + 2, self.pitch)
-        whole = torch.empty(shape, device=device) if base is None else base.view(torch.float32).view(shape)
+        whole = (
+            torch.empty(shape, device=device)
+            if base is None
+            else base.view(torch.float32).view(shape)
+        )
         self.buffers: tuple[Tensor, Tensor] = (whole[0], whole[1])
         self.reset()
 
@@ -77,7 +83,9 @@ class Slab:
 
     def reset(self) -> None:
         """Set both buffers to the start: zero, and the boundary."""
-        numbers = torch.arange(self.rows.start - 1, self.rows.start + self.rows.count + 1, dtype=torch.float64)
+        numbers = torch.arange(
+            self.rows.start - 1, self.rows.start + self.rows.count + 1, dtype=torch.float64
+        )
         edge = torch.sin(2 * math.pi * numbers / (self.ny - 1)).float().to(self.device)
         for buffer in self.buffers:
             buffer.zero_()
@@ -125,10 +133,15 @@ class TritonStencil:
         self._slab, self._sweep = slab, sweep
         edge_programs = 2 * (slab.pitch // EDGE.columns)
         possible = tiles(slab.rows.count)
-        most = max(-(-slab.rows.count // tile.rows) * (slab.pitch // tile.columns) for tile in possible)
+        most = max(
+            -(-slab.rows.count // tile.rows) * (slab.pitch // tile.columns) for tile in possible
+        )
         self._sums = torch.zeros(edge_programs + most, device=slab.device)
         self._edge_sums, self._rest_sums = self._sums[:edge_programs], self._sums[edge_programs:]
-        self._landed = [(torch.empty(1, dtype=torch.float64, pin_memory=True), torch.cuda.Event()) for _ in range(2)]
+        self._landed = [
+            (torch.empty(1, dtype=torch.float64, pin_memory=True), torch.cuda.Event())
+            for _ in range(2)
+        ]
         self._turn = 0
         self.tile = min(possible, key=self._tile_ms)
         for part in (self.edges, self.rest):
@@ -152,17 +165,29 @@ class TritonStencil:
     def edges(self, number: int, norm: bool) -> None:
         """Compute the first and last row of iteration `number`."""
         count = self._slab.rows.count
-        self._launch(number, norm, 1, count + 1, max(1, count - 1), EDGE, min(2, count), self._edge_sums)
+        self._launch(
+            number, norm, 1, count + 1, max(1, count - 1), EDGE, min(2, count), self._edge_sums
+        )
 
     def rest(self, number: int, norm: bool) -> None:
         """Compute all other rows."""
         rows = self._slab.rows.count - 2
         if rows > 0:
             tile = self.tile
-            self._launch(number, norm, 2, rows + 2, tile.rows, tile, -(-rows // tile.rows), self._rest_sums)
+            self._launch(
+                number, norm, 2, rows + 2, tile.rows, tile, -(-rows // tile.rows), self._rest_sums
+            )
 
     def _launch(
-        self, number: int, norm: bool, first: int, last: int, stride: int, tile: Tile, down: int, sums: Tensor
+        self,
+        number: int,
+        norm: bool,
+        first: int,
+        last: int,
+        stride: int,
+        tile: Tile,
+        down: int,
+        sums: Tensor,
     ) -> None:
         slab = self._slab
         new, old = slab.buffers[number % 2], slab.buffers[(number + 1) % 2]

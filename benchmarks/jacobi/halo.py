@@ -15,8 +15,8 @@ from torch import Tensor
 
 from benchmarks.jacobi.grid import Slab
 from benchmarks.jacobi.request import FLAGS_BYTES, shared_bytes
-from benchmarks.rank.group import Ranks
-from trainers.peers import told
+from benchmarks.rank.ranks import Ranks
+from trainers import collectives as told
 
 FLAG_BYTES = 4
 PAUSE_SECONDS = 20e-6
@@ -95,12 +95,18 @@ class SharedRows:
     def __init__(self, ranks: Ranks, row_bytes: int) -> None:
         """Map rows of `row_bytes`; 0: flags only. Collective."""
         count = 2 * ranks.world_size
-        raw = np.frombuffer(ranks.map_shared(shared_bytes(ranks.world_size, row_bytes)), dtype=np.uint8)
+        raw = np.frombuffer(
+            ranks.map_shared(shared_bytes(ranks.world_size, row_bytes)), dtype=np.uint8
+        )
         assert count * FLAG_BYTES <= FLAGS_BYTES
         self.size_bytes = len(raw)
         self.address = int(raw.__array_interface__["data"][0])
         self.flags = raw[: count * FLAG_BYTES].view(np.int32).reshape(ranks.world_size, 2)
-        self.rows = torch.from_numpy(raw[FLAGS_BYTES:]).view(torch.float32).view(2, ranks.world_size, 2, row_bytes // 4)
+        self.rows = (
+            torch.from_numpy(raw[FLAGS_BYTES:])
+            .view(torch.float32)
+            .view(2, ranks.world_size, 2, row_bytes // 4)
+        )
 
     def flag(self, rank: int, side: int) -> int:
         """Return the offset in bytes of a flag, which holds the last iteration whose row a rank has sent to that side."""
@@ -161,7 +167,9 @@ class HostOnGpu(GpuHalo):
         # For each of the two buffers: (flag, to, from) of the rows that go out, and of those that come in.
         self._outward, self._inward = [], []
         for turn, buffer in enumerate(slab.buffers):
-            slots = addresses((shared.rows[turn, ranks.rank, BEFORE], shared.rows[turn, ranks.rank, AFTER]))
+            slots = addresses(
+                (shared.rows[turn, ranks.rank, BEFORE], shared.rows[turn, ranks.rank, AFTER])
+            )
             self._outward.append(list(zip(mine, slots, self._outer[turn], strict=True)))
             slots = addresses((shared.rows[turn, before, AFTER], shared.rows[turn, after, BEFORE]))
             self._inward.append(list(zip(theirs, addresses(halo_rows(buffer)), slots, strict=True)))
@@ -204,12 +212,19 @@ class Peer(GpuHalo):
                 )
         everyone = told.by_all({"handle": handle.hex(), "rows": slab.rows.count + 2})
         rows = [int(one["rows"]) for one in everyone]
-        bases = {rank: cuda_copies.imported(bytes.fromhex(everyone[rank]["handle"])) for rank in {before, after}}
+        bases = {
+            rank: cuda_copies.imported(bytes.fromhex(everyone[rank]["handle"]))
+            for rank in {before, after}
+        }
         # My first row becomes the last one, a halo, of the rank before; my last row the first one of the rank after.
         self._targets = []
         for turn in range(2):
-            first = {rank: base + turn * rows[rank] * self._row_bytes for rank, base in bases.items()}
-            self._targets.append((first[before] + (rows[before] - 1) * self._row_bytes, first[after]))
+            first = {
+                rank: base + turn * rows[rank] * self._row_bytes for rank, base in bases.items()
+            }
+            self._targets.append(
+                (first[before] + (rows[before] - 1) * self._row_bytes, first[after])
+            )
         self._shared = shared = SharedRows(ranks, 0)
         cuda_copies.page_lock(shared.address, shared.size_bytes)
         flags = cuda_copies.device_address(shared.address)
@@ -223,7 +238,9 @@ class Peer(GpuHalo):
     def send(self, number: int) -> None:
         """Copy both rows, and write a flag after each."""
         self._after_the_rows()
-        for flag, target, source in zip(self._mine, self._targets[number % 2], self._outer[number % 2], strict=True):
+        for flag, target, source in zip(
+            self._mine, self._targets[number % 2], self._outer[number % 2], strict=True
+        ):
             self._lane.copy(target, source, self._row_bytes)
             self._lane.write_flag(flag, number)
 

@@ -76,9 +76,16 @@ def sweep(
         new_c = tl.where(columns + 2 < nx - 1, new_c, c[row + 1])
         new_d = tl.where(columns + 3 < nx - 1, new_d, d[row + 1])
         whole = tl.reshape(tl.join(tl.join(new_a, new_c), tl.join(new_b, new_d)), (THREADS, 4))
-        tl.store(target[:, None] + row * pitch + tl.arange(0, 4)[None, :], whole, mask=inside[:, None])
+        tl.store(
+            target[:, None] + row * pitch + tl.arange(0, 4)[None, :], whole, mask=inside[:, None]
+        )
         if NORM:
-            in_a, in_b, in_c, in_d = new_a - a[row + 1], new_b - b[row + 1], new_c - c[row + 1], new_d - d[row + 1]
+            in_a, in_b, in_c, in_d = (
+                new_a - a[row + 1],
+                new_b - b[row + 1],
+                new_c - c[row + 1],
+                new_d - d[row + 1],
+            )
             changed += tl.where(inside, in_a * in_a + in_b * in_b + in_c * in_c + in_d * in_d, 0.0)
     if NORM:
         tl.store(sums + tl.program_id(1) * tl.num_programs(0) + tl.program_id(0), tl.sum(changed))

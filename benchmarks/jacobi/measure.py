@@ -9,10 +9,16 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.jacobi.grid import Slab, TorchStencil, TritonStencil, split
-from benchmarks.jacobi.halo import GlooHalo, Halo, HostOnCpu, HostOnGpu, NcclRows, OwnNeighbour, Peer
-from benchmarks.rank.group import Ranks
-from benchmarks.rank.reporter import Reporter
-from benchmarks.rank.result import Result
+from benchmarks.jacobi.halo import (
+    GlooHalo,
+    Halo,
+    HostOnCpu,
+    HostOnGpu,
+    NcclRows,
+    OwnNeighbour,
+    Peer,
+)
+from benchmarks.rank.ranks import Ranks, Reporter, Result
 from benchmarks.record import Kind
 from benchmarks.timing.c_calls import made_by
 from conf.cell import Cell
@@ -38,13 +44,19 @@ class Solver:
 
     def __init__(self, cell: Cell, slab: Slab, halo: Halo, beat: Callable[[int], None]) -> None:
         self._slab, self._halo, self._beat = slab, halo, beat
-        self._niter, self._norm_every = int(cell.benchmark["niter"]), int(cell.benchmark["norm_every"])
+        self._niter, self._norm_every = (
+            int(cell.benchmark["niter"]),
+            int(cell.benchmark["norm_every"]),
+        )
         self._tolerance = float(cell.benchmark["tolerance"])
         self.stencil = TritonStencil(slab) if slab.device.type == "cuda" else TorchStencil(slab)
         self._total = 0  # iterations of all solves: flags only grow
 
     def solve(
-        self, everybody: Callable[[], None], over_ranks: Callable[[float], float], most: int | None = None
+        self,
+        everybody: Callable[[], None],
+        over_ranks: Callable[[float], float],
+        most: int | None = None,
     ) -> Solved:
         """Solve from the start to the tolerance, or for `niter` (or `most`) iterations.
 
@@ -54,7 +66,11 @@ class Solver:
         self._slab.reset()  # the start lies in both buffers
         done, norm, niter = 0, math.inf, most or self._niter
         pending: Callable[[], float] | None = None
-        events = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if self._slab.device.type == "cuda" else []
+        events = (
+            [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+            if self._slab.device.type == "cuda"
+            else []
+        )
         everybody()
         opened = time.perf_counter()
         if events:
@@ -75,7 +91,9 @@ class Solver:
         seconds = time.perf_counter() - opened
         assert pending is not None
         norm = math.sqrt(over_ranks(pending()))
-        return Solved(done, norm, seconds, events[0].elapsed_time(events[1]) / 1e3 if events else None)
+        return Solved(
+            done, norm, seconds, events[0].elapsed_time(events[1]) / 1e3 if events else None
+        )
 
     def _iterate(self, norm: bool) -> None:
         self._total += 1
@@ -119,7 +137,11 @@ def _measured(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
     reporter.phase("all ranks")
     difference = _together(cell, ranks, found[0] if found else None, reporter)
     result = Result()
-    result.checks = {"solution_difference": difference, "solution_tolerance": TOLERANCE, "exchange": exchange}
+    result.checks = {
+        "solution_difference": difference,
+        "solution_tolerance": TOLERANCE,
+        "exchange": exchange,
+    }
     if exchange == "nccl" and ranks.world_size > 1:  # one rank sends nothing
         result.checks["enqueued_by"] = made_by()
     return result
@@ -165,7 +187,9 @@ def _together(cell: Cell, ranks: Ranks, whole: torch.Tensor | None, reporter: Re
     if exchange == "peer" and ranks.world_size > 1:
         from trainers.kvstore.cuda_copies import Exported
 
-        exported = Exported(Slab.size_bytes(nx, rows, ranks.device), ranks.device)  # stays until the process ends
+        exported = Exported(
+            Slab.size_bytes(nx, rows, ranks.device), ranks.device
+        )  # stays until the process ends
         handle, base = exported.handle(), exported.bytes
     slab = Slab(nx, ny, rows, ranks.device, base)
     solver = Solver(cell, slab, _halo(exchange, slab, ranks, handle), reporter.beat)

@@ -48,7 +48,9 @@ def refuse(cell: Cell, room: Room) -> None:
         )
     if exchange not in KINDS[cell.device]:
         where = "GPUs" if cell.device == "cuda" else "CPU workers"
-        raise Refused(f"benchmark.exchange={exchange}: accepted on {where} are {' and '.join(KINDS[cell.device])}")
+        raise Refused(
+            f"benchmark.exchange={exchange}: accepted on {where} are {' and '.join(KINDS[cell.device])}"
+        )
     # Rank 0 holds the whole grid twice, the solution to compare with, and its own rows twice.
     rows = 3 * ny + 2 * (-(-(ny - 2) // cell.world_size) + 2)
     needed = rows * pitch(nx, cell.device) * ELEMENT_BYTES + OWN_BYTES[cell.device]
@@ -56,4 +58,6 @@ def refuse(cell: Cell, room: Room) -> None:
     row_bytes = {"host": pitch(nx, cell.device) * ELEMENT_BYTES, "peer": 0}.get(exchange)
     if row_bytes is not None and cell.world_size > 1:
         who = f"benchmark.exchange={exchange} benchmark.nx={nx}: {cell.name}"
-        refuse_too_little_shared(shared_bytes(cell.world_size, row_bytes), room.shared_bytes, who, "fewer columns")
+        refuse_too_little_shared(
+            shared_bytes(cell.world_size, row_bytes), room.shared_bytes, who, "fewer columns"
+        )

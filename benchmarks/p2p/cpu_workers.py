@@ -11,8 +11,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from benchmarks.p2p.copies import Copy, CopyMethod, CopyTimes, Latency, differing, write_opposite, write_pattern
-from benchmarks.rank.group import Ranks
+from benchmarks.p2p.copies import (
+    Copy,
+    CopyMethod,
+    CopyTimes,
+    Latency,
+    differing,
+    write_opposite,
+    write_pattern,
+)
+from benchmarks.rank.ranks import Ranks
 
 FLAG_BYTES = 64  # after each worker's buffer: a cache line of its own
 WAITED_FOR = 1 << 30  # a tag that no iteration has
@@ -49,7 +57,11 @@ class Workers:
         """Time copies that start together; one rank's own copies take turns."""
         outside = [copy for copy in copies if copy.source != copy.target]
         within = [copy for copy in copies if copy.source == copy.target == self._ranks.rank]
-        mine = [copy for copy in outside if how.runner(copy) == self._ranks.rank] if how.enabled else []
+        mine = (
+            [copy for copy in outside if how.runner(copy) == self._ranks.rank]
+            if how.enabled
+            else []
+        )
         self._ranks.barrier()
         opened = time.perf_counter()
         for _ in range(how.iterations):
@@ -99,7 +111,10 @@ class Workers:
 
     def _copy(self, copy: Copy, how: CopyMethod) -> None:
         """Copy into or out of a peer's shared memory, or within one worker between its two buffers."""
-        here, there = self._first[: how.size_bytes], self._second[copy.target][copy.target_offset :][: how.size_bytes]
+        here, there = (
+            self._first[: how.size_bytes],
+            self._second[copy.target][copy.target_offset :][: how.size_bytes],
+        )
         if copy.source == copy.target:
             source, target = (there, here) if copy.backwards else (here, there)
         elif how.read:  # what the source holds for others lies in its shared buffer
@@ -126,7 +141,9 @@ class Workers:
         ]
         _finish(messages)
         answers = [dist.isend(answer, copy.source, tag=WAITED_FOR) for copy in incoming]
-        answers += [dist.irecv(torch.empty_like(answer), copy.target, tag=WAITED_FOR) for copy in outgoing]
+        answers += [
+            dist.irecv(torch.empty_like(answer), copy.target, tag=WAITED_FOR) for copy in outgoing
+        ]
         _finish(answers)
 
     def _shared_trip(self, copy: Copy, how: CopyMethod, number: int) -> None:

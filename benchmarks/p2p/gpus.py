@@ -14,13 +14,20 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from cuda.bindings import driver, runtime
+from cuda.bindings import driver, nvrtc, runtime
 
-from benchmarks.p2p.copies import Copy, CopyMethod, CopyTimes, Latency, differing, write_opposite, write_pattern
-from benchmarks.p2p.kernel import loaded
+from benchmarks.p2p.copies import (
+    Copy,
+    CopyMethod,
+    CopyTimes,
+    Latency,
+    differing,
+    write_opposite,
+    write_pattern,
+)
 from benchmarks.timing.c_calls import CCall, InOrder, address, made_by
-from trainers.cuda_memory import GpuMemory, checked
-from trainers.devices import bus_id
+from trainers.memory import GpuMemory, checked
+from trainers.process import bus_id
 
 HOLD_CYCLES = 10_000_000  # of the GPU's clock, as in the tool: 5 ms at 2 GHz
 LONGEST_HOLD_CYCLES = 16 * HOLD_CYCLES
@@ -32,7 +39,8 @@ def copy_function() -> int | None:
     """Return the address of cudaMemcpyPeerAsync in torch's CUDA runtime; None where that is no library of its own."""
     try:
         library = ctypes.CDLL(
-            f"libcudart.so.{str(torch.version.cuda).split('.')[0]}", mode=os.RTLD_NOW | os.RTLD_NOLOAD
+            f"libcudart.so.{str(torch.version.cuda).split('.')[0]}",
+            mode=os.RTLD_NOW | os.RTLD_NOLOAD,
         )
     except OSError:
         return None
@@ -46,7 +54,9 @@ def _words(status: int) -> str:
         return f"CUDA error {status}"
 
 
-def _one_by_one(call: Callable[..., tuple[Any, ...]], name: str, given: tuple[Any, ...], iterations: int) -> None:
+def _one_by_one(
+    call: Callable[..., tuple[Any, ...]], name: str, given: tuple[Any, ...], iterations: int
+) -> None:
     for _ in range(iterations):
         answer = call(*given)
         if answer[0]:
@@ -60,7 +70,9 @@ class PairStream:
         self.device = device
         self.stream = torch.cuda.Stream(torch.device("cuda", device))
         self.handle = runtime.cudaStream_t(self.stream.cuda_stream)
-        self.start, self.stop, self.all_done = (torch.cuda.Event(enable_timing=True) for _ in range(3))
+        self.start, self.stop, self.all_done = (
+            torch.cuda.Event(enable_timing=True) for _ in range(3)
+        )
 
 
 class Gpus:
@@ -99,7 +111,9 @@ class Gpus:
         for number, name in enumerate(self._names):
             self._select(number)
             device = torch.device("cuda", number)
-            self._buffers.append((GpuMemory(size_bytes, device, name), GpuMemory(size_bytes, device, name)))
+            self._buffers.append(
+                (GpuMemory(size_bytes, device, name), GpuMemory(size_bytes, device, name))
+            )
             found: Any = torch.cuda.get_device_properties(number)
             bus = str(bus_id(device)).removesuffix(".0")
             self.devices.append({"name": found.name, "bus_id": bus})
@@ -160,7 +174,11 @@ class Gpus:
         the first try counts: behind a longer hold the host only waits longer for room.
         """
         tries = []
-        for cycles in (HOLD_CYCLES,) if how in self._waits else (HOLD_CYCLES, 4 * HOLD_CYCLES, LONGEST_HOLD_CYCLES):
+        for cycles in (
+            (HOLD_CYCLES,)
+            if how in self._waits
+            else (HOLD_CYCLES, 4 * HOLD_CYCLES, LONGEST_HOLD_CYCLES)
+        ):
             timed, seconds, held = self._held(copies, how, cycles)
             if held:
                 return timed, seconds
@@ -169,7 +187,9 @@ class Gpus:
         self.late += 1
         return tries[0]
 
-    def _held(self, copies: Sequence[Copy], how: CopyMethod, hold_cycles: int) -> tuple[CopyTimes, float, bool]:
+    def _held(
+        self, copies: Sequence[Copy], how: CopyMethod, hold_cycles: int
+    ) -> tuple[CopyTimes, float, bool]:
         used: dict[int, int] = {}
         lanes = []
         for copy in copies:
@@ -183,7 +203,9 @@ class Gpus:
             lane.stream.synchronize()
         self._select(first.device)
         # Ready before the hold: making a list of calls takes longer than they do.
-        enqueue, *enqueue_others = (self._enqueuer(lane, copy, how) for lane, copy in zip(lanes, copies, strict=True))
+        enqueue, *enqueue_others = (
+            self._enqueuer(lane, copy, how) for lane, copy in zip(lanes, copies, strict=True)
+        )
         with torch.cuda.stream(first.stream):
             torch.cuda._sleep(hold_cycles)
         first.start.record(first.stream)
@@ -211,7 +233,10 @@ class Gpus:
     def _enqueuer(self, lane: PairStream, copy: Copy, how: CopyMethod) -> Callable[[], float]:
         """Return a function that enqueues a copy `how.iterations` times on `lane` and returns the host's seconds."""
         what = f"of {self._names[copy.source]} to {self._names[copy.target]}"
-        source, target = (self._buffers[copy.source][0].address, self._buffers[copy.target][1].address)
+        source, target = (
+            self._buffers[copy.source][0].address,
+            self._buffers[copy.target][1].address,
+        )
         if copy.backwards:
             source, target = (memory.address for memory in reversed(self._buffers[copy.source]))
         target += copy.target_offset
@@ -226,9 +251,13 @@ class Gpus:
             name = f"cudaMemcpyPeerAsync {what}"
             given = (target, copy.target, source, copy.source, how.size_bytes, lane.handle)
             if self._copy is None:
-                make = functools.partial(_one_by_one, runtime.cudaMemcpyPeerAsync, name, given, how.iterations)
+                make = functools.partial(
+                    _one_by_one, runtime.cudaMemcpyPeerAsync, name, given, how.iterations
+                )
             else:
-                make = InOrder([CCall(name, self._copy, tuple(map(int, given)))] * how.iterations, _words)
+                make = InOrder(
+                    [CCall(name, self._copy, tuple(map(int, given)))] * how.iterations, _words
+                )
 
         def timed() -> float:
             opened = time.perf_counter()
@@ -237,11 +266,16 @@ class Gpus:
 
         return timed
 
-    def _launch(self, lane: PairStream, target: int, source: int, size_bytes: int) -> tuple[Any, ...]:
+    def _launch(
+        self, lane: PairStream, target: int, source: int, size_bytes: int
+    ) -> tuple[Any, ...]:
         """Return the arguments of cuLaunchKernel, for as many threads as the GPU holds at once."""
         found: Any = torch.cuda.get_device_properties(lane.device)
         blocks = found.multi_processor_count * (found.max_threads_per_multi_processor // THREADS)
-        values = ((target, source, size_bytes // 16), (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_ulonglong))
+        values = (
+            (target, source, size_bytes // 16),
+            (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_ulonglong),
+        )
         stream = driver.CUstream(lane.stream.cuda_stream)
         return (self._kernels[lane.device], blocks, 1, 1, THREADS, 1, 1, 0, stream, values, 0)
 
@@ -288,3 +322,37 @@ class Gpus:
     def _finish(self) -> None:
         for number in range(len(self._names)):
             torch.cuda.synchronize(number)
+
+
+# The copy kernel of `copy=sm`, compiled when it is needed.
+
+
+KERNEL = """
+extern "C" __global__ void copy(int4* target, const int4* source, unsigned long long count) {
+    for (unsigned long long i = blockIdx.x * (unsigned long long)blockDim.x + threadIdx.x; i < count;
+         i += (unsigned long long)gridDim.x * blockDim.x)
+        target[i] = source[i];
+}
+"""
+
+
+def compiled(architecture: str) -> bytes:
+    """The copy kernel for an architecture such as sm_90. Raises RuntimeError with the compiler's log."""
+    program = checked(
+        "nvrtcCreateProgram", nvrtc.nvrtcCreateProgram(KERNEL.encode(), b"copy.cu", 0, [], [])
+    )
+    answer = nvrtc.nvrtcCompileProgram(program, 1, [f"--gpu-architecture={architecture}".encode()])
+    if int(answer[0]) != 0:
+        log = b" " * checked("nvrtcGetProgramLogSize", nvrtc.nvrtcGetProgramLogSize(program))
+        checked("nvrtcGetProgramLog", nvrtc.nvrtcGetProgramLog(program, log))
+        said = log.decode(errors="replace").strip(" \n\0")
+        checked(f"nvrtcCompileProgram for {architecture} ({said})", answer)
+    binary: bytes = b" " * checked("nvrtcGetCUBINSize", nvrtc.nvrtcGetCUBINSize(program))
+    checked("nvrtcGetCUBIN", nvrtc.nvrtcGetCUBIN(program, binary))
+    return binary
+
+
+def loaded(name: str, architecture: str) -> Any:
+    """The copy kernel in the current context."""
+    module = checked(f"cuModuleLoadData on {name}", driver.cuModuleLoadData(compiled(architecture)))
+    return checked(f"cuModuleGetFunction on {name}", driver.cuModuleGetFunction(module, b"copy"))

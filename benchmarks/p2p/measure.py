@@ -10,12 +10,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.p2p import concurrent
+from benchmarks.p2p import copies as concurrent
 from benchmarks.p2p.copies import Copy, CopyMethod, Links
 from benchmarks.p2p.derive import Matrix, rates
-from benchmarks.rank.group import Ranks
-from benchmarks.rank.reporter import Reporter
-from benchmarks.rank.result import Result
+from benchmarks.rank.ranks import Ranks, Reporter, Result
 from benchmarks.record import Kind
 from conf.cell import Cell
 
@@ -53,7 +51,9 @@ def run(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
     return result
 
 
-def measure(ids: Sequence[int], links: Links, asked: dict[str, Any], result: Result, reporter: Reporter) -> None:
+def measure(
+    ids: Sequence[int], links: Links, asked: dict[str, Any], result: Result, reporter: Reporter
+) -> None:
     """Measure every matrix: samples become lines, and what is known of the copies becomes checks of the result.
 
     Raises:
@@ -61,13 +61,20 @@ def measure(ids: Sequence[int], links: Links, asked: dict[str, Any], result: Res
     """
     everyone = range(len(ids))
     pairs = [(a, b) for a in everyone for b in everyone if a < b]
-    access = {f"{min(ids[a], ids[b])}-{max(ids[a], ids[b])}": _both_ways(links, a, b) for a, b in pairs}
-    if asked["p2p"] == "required" and (without := [pair for pair, can in access.items() if not can]):
+    access = {
+        f"{min(ids[a], ids[b])}-{max(ids[a], ids[b])}": _both_ways(links, a, b) for a, b in pairs
+    }
+    if asked["p2p"] == "required" and (
+        without := [pair for pair, can in access.items() if not can]
+    ):
         raise ValueError(
             f"benchmark.p2p=required: no peer access between GPUs {', '.join(without)}; "
             "accepted there are both, enabled and disabled"
         )
-    devices = [{"id": one, "name": None, "bus_id": None} | found for one, found in zip(ids, links.devices, strict=True)]
+    devices = [
+        {"id": one, "name": None, "bus_id": None} | found
+        for one, found in zip(ids, links.devices, strict=True)
+    ]
     sizes = {"bytes": int(asked["bytes"]), "latency_bytes": asked["latency_bytes"]}
     reporter.line(Kind.MEMBERS, devices=devices, access=access, words=links.words, **sizes)
     matrices = list(_matrices(asked))
@@ -78,7 +85,9 @@ def measure(ids: Sequence[int], links: Links, asked: dict[str, Any], result: Res
         for matrix in matrices:
             opened = time.perf_counter()
             found = _measured(matrix, len(ids), links, reporter)
-            window_ms = (time.perf_counter() - opened) * 1e3  # of the matrices together: latencies are two
+            window_ms = (
+                time.perf_counter() - opened
+            ) * 1e3  # of the matrices together: latencies are two
             for name, values in found.items():
                 reporter.line(Kind.P2P, matrix=name, repeat=repeat, window_ms=window_ms, **values)
     result.checks |= {"measured_late": links.late}
@@ -107,7 +116,9 @@ def _matrices(asked: dict[str, Any]) -> Iterator[MatrixKind]:
                 yield MatrixKind(kind, CopyMethod(enabled, size, iterations, read=True))
 
 
-def _verified(ids: Sequence[int], links: Links, matrices: Sequence[MatrixKind], reporter: Reporter) -> dict[str, Any]:
+def _verified(
+    ids: Sequence[int], links: Links, matrices: Sequence[MatrixKind], reporter: Reporter
+) -> dict[str, Any]:
     """Compare what arrives, once for every ordered pair and kind of copy. This also warms them up."""
     wrong, count = {}, 0
     for matrix in matrices:
@@ -118,12 +129,16 @@ def _verified(ids: Sequence[int], links: Links, matrices: Sequence[MatrixKind], 
                 elements = links.wrong_elements(Copy(a, b), matrix.how)
                 count += 1
                 if elements:
-                    wrong[f"{source}->{target} {matrix.access}, {matrix.how.size_bytes} bytes"] = elements
+                    wrong[f"{source}->{target} {matrix.access}, {matrix.how.size_bytes} bytes"] = (
+                        elements
+                    )
                 reporter.beat()
     return {"copies_compared": count, "copies_wrong": wrong}
 
 
-def _measured(matrix: MatrixKind, count: int, links: Links, reporter: Reporter) -> dict[str, dict[str, Matrix]]:
+def _measured(
+    matrix: MatrixKind, count: int, links: Links, reporter: Reporter
+) -> dict[str, dict[str, Matrix]]:
     """Measure every entry once. The row makes the copy.
 
     Returns {name of a matrix: fields of its line}: `values` in GB/s, or µs where latency_…; of a bandwidth also the `ms` of all
@@ -134,12 +149,17 @@ def _measured(matrix: MatrixKind, count: int, links: Links, reporter: Reporter) 
     for a in range(count):
         for b in range(count):
             for name, value in _entry(matrix, a, b, links):
-                square = times.setdefault(f"{name}_{matrix.access}", [[math.nan] * count for _ in range(count)])
+                square = times.setdefault(
+                    f"{name}_{matrix.access}", [[math.nan] * count for _ in range(count)]
+                )
                 square[a][b] = value
             reporter.beat()
     if matrix.kind == "latency":
         return {name: {"values": us} for name, us in times.items()}
-    return {name: {"values": rates(counted, ms), "ms": ms, "counted_bytes": counted} for name, ms in times.items()}
+    return {
+        name: {"values": rates(counted, ms), "ms": ms, "counted_bytes": counted}
+        for name, ms in times.items()
+    }
 
 
 def _entry(matrix: MatrixKind, a: int, b: int, links: Links) -> Iterator[tuple[str, float]]:

@@ -19,7 +19,14 @@ def seconds(cell: Cell) -> float:
     """Return how long the cell measures, by a rule of thumb."""
     options, ranks = cell.benchmark, cell.world_size
     matrices = MATRICES * int(options["repeats"]) * (2 if options["concurrent"] else 1)
-    return matrices * ranks * ranks * int(options["iterations"]) * int(options["bytes"]) / RATE[cell.device]
+    return (
+        matrices
+        * ranks
+        * ranks
+        * int(options["iterations"])
+        * int(options["bytes"])
+        / RATE[cell.device]
+    )
 
 
 def refuse(cell: Cell, room: Room) -> None:
@@ -31,7 +38,9 @@ def refuse(cell: Cell, room: Room) -> None:
     asked = cell.benchmark
     for name in ("bytes", "latency_bytes"):
         if asked[name] % GRAIN_BYTES:
-            raise Refused(f"benchmark.{name}={asked[name]}: accepted are multiples of {GRAIN_BYTES}")
+            raise Refused(
+                f"benchmark.{name}={asked[name]}: accepted are multiples of {GRAIN_BYTES}"
+            )
     if cell.device == "cpu" and asked["copy"] == "sm":
         raise Refused("benchmark.copy=sm: needs a GPU; accepted on CPU workers is engine")
     limits = {}

@@ -1,30 +1,39 @@
-"""One process of a cell: `python -m benchmarks.rank.worker CELL_DIR NUMBERS`, or forked (benchmarks.rank.agent).
+"""One process of a cell: `python -m benchmarks.rank.worker CELL_DIR NUMBERS`, or forked (benchmarks.rank.cell_process).
 
 It reads `cell.json`, measures, and writes lines to `ranks/<rank>.jsonl`; the launching process makes the record from them.
 Processes beyond the cell's ranks are the servers of its strategy.
 """
 
+import ctypes
 import datetime
+import importlib.metadata
+import json
 import os
+import platform
 import signal
 import socket
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.rank import asked, lifetime
+from benchmarks.rank import stacks as asked
 from benchmarks.record import CellFolder, Kind, own_files
 from benchmarks.record.clock import now
-from conf.variables import CLOCK_BOUND
+from conf.variables import CLOCK_BOUND, STARTER
+from trainers import process as prctl
 
-# torch and what needs it are imported in `_measure`: what their import prints or raises belongs to the log of the rank.
 if TYPE_CHECKING:
     import torch
 
-    from benchmarks.rank.reporter import Reporter
+    from benchmarks.rank.ranks import Reporter
     from conf.cell import Cell
+
+
+# torch and what needs it are imported in `_measure`: what their import prints or raises belongs to the log of the rank.
 
 # Our own deadlines end a hang; this one ends ranks whose launching process is gone.
 TIMEOUT = datetime.timedelta(hours=2)
@@ -37,8 +46,12 @@ def main(folder: Path, numbers: Sequence[int], started: str = "exec") -> int:
     `numbers` are those of all of them; LOCAL_RANK says which is this one. `started` is how it began, for the record.
     """
     began = now()
-    lifetime.die_with_parent()
-    for name in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):  # a forked rank has its agent's handlers
+    die_with_parent()
+    for name in (
+        signal.SIGTERM,
+        signal.SIGHUP,
+        signal.SIGQUIT,
+    ):  # a forked rank has its agent's handlers
         signal.signal(name, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     number = numbers[int(os.environ["LOCAL_RANK"])]
@@ -47,7 +60,7 @@ def main(folder: Path, numbers: Sequence[int], started: str = "exec") -> int:
     asked.answer()
     reporter = None
     try:
-        from benchmarks.rank.reporter import Reporter  # after the log is where errors go
+        from benchmarks.rank.ranks import Reporter  # after the log is where errors go
 
         reporter = Reporter(cell_folder, number)
         _measure(cell_folder, number, {"started": started, "began": began}, reporter)
@@ -57,7 +70,9 @@ def main(folder: Path, numbers: Sequence[int], started: str = "exec") -> int:
             traceback.print_exc()
             sys.stderr.flush()
             if reporter is not None:
-                reporter.line(Kind.ERROR, type=type(error).__name__, message=str(error)[:MOST_CHARACTERS])
+                reporter.line(
+                    Kind.ERROR, type=type(error).__name__, message=str(error)[:MOST_CHARACTERS]
+                )
         finally:
             # Not the ordinary exit: the destructors of a broken process group can wait for ever, and for an exception that
             # leaves this function torch keeps a file in TMPDIR.
@@ -82,14 +97,18 @@ def _measure(folder: CellFolder, number: int, how: dict[str, object], reporter: 
 
     from conf.cell import Cell
     from conf.targets import locate
-    from trainers.devices import keep_freed_memory, stay_near
+    from trainers.process import keep_freed_memory, stay_near
 
     anew = how["started"] == "exec"  # else the imports were there before the process was
     if anew:
         how |= {"imported": now()}
     cell = Cell.from_dict(json.loads(folder.cell.read_bytes()))
     place = _gpu_index(cell, number)
-    device = torch.device("cuda", place) if place is not None and cell.device == "cuda" else torch.device("cpu")
+    device = (
+        torch.device("cuda", place)
+        if place is not None and cell.device == "cuda"
+        else torch.device("cpu")
+    )
     if device.type == "cuda":
         torch.cuda.set_device(device)
         stay_near(device)
@@ -99,7 +118,10 @@ def _measure(folder: CellFolder, number: int, how: dict[str, object], reporter: 
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"].partition(",")[0]))
     here: dict[str, object] = {"host": socket.gethostname(), "pid": os.getpid(), **how}
     if cell.hosts:
-        here |= {"node": cell.places[number].host, "clock_bound_ms": 1e3 * float(os.environ[CLOCK_BOUND])}
+        here |= {
+            "node": cell.places[number].host,
+            "clock_bound_ms": 1e3 * float(os.environ[CLOCK_BOUND]),
+        }
     identity = _identity(device)
     reporter.line(Kind.START, rank=number, **here, **identity)
     if number < cell.world_size:
@@ -116,13 +138,17 @@ def _measure(folder: CellFolder, number: int, how: dict[str, object], reporter: 
         from trainers.kvstore import server_process
 
         threads = cell.strategy.get("threads", 1)
-        server_process.serve(number - cell.world_size, device, cell.device, threads, reporter.phase, reporter.beat)
+        server_process.serve(
+            number - cell.world_size, device, cell.device, threads, reporter.phase, reporter.beat
+        )
 
 
 def _gpu_index(cell: "Cell", number: int) -> int | None:
     """Return which of the GPUs that its host shows a process uses; None: it uses the host's memory."""
     place = cell.places[number]
-    here = dict.fromkeys(one.gpu for one in cell.places if one.host == place.host and one.gpu is not None)
+    here = dict.fromkeys(
+        one.gpu for one in cell.places if one.host == place.host and one.gpu is not None
+    )
     return None if place.gpu is None else list(here).index(place.gpu)
 
 
@@ -137,18 +163,22 @@ def _join(cell: "Cell", rank: int) -> None:
     dist.init_process_group(backend, timeout=TIMEOUT, rank=rank, world_size=cell.world_size)
 
 
-def _rank(cell: "Cell", rank: int, device: "torch.device", reporter: "Reporter", me: list[object]) -> None:
+def _rank(
+    cell: "Cell", rank: int, device: "torch.device", reporter: "Reporter", me: list[object]
+) -> None:
     """Run the benchmark, and write the result as a line if this is rank 0.
 
     `me` is what this rank tells those of other hosts about itself.
     """
     import dataclasses
 
-    from benchmarks.rank.group import Ranks
+    from benchmarks.rank.ranks import Ranks
     from conf.targets import locate
-    from trainers.peers import told
+    from trainers import collectives as told
 
-    if cell.hosts:  # who met there is compared with the plan and with what each rank said to its own agent
+    if (
+        cell.hosts
+    ):  # who met there is compared with the plan and with what each rank said to its own agent
         peers = told.by_all([rank, *me])
         if rank == 0:
             reporter.line(Kind.PEERS, rows=peers)
@@ -162,14 +192,14 @@ def _identity(device: "torch.device") -> dict[str, object]:
     """Return which device this rank really has, and the versions of what it runs."""
     import torch
 
-    from benchmarks.rank.versions import versions
+    pass
 
     on_gpu = device.type == "cuda"
     facts: dict[str, object] = {
         "versions": versions(on_gpu), "device": str(device), "threads": torch.get_num_threads()
     }  # fmt: skip
     if on_gpu:
-        from trainers.devices import bus_id
+        from trainers.process import bus_id
 
         properties: Any = torch.cuda.get_device_properties(device)
         facts |= {
@@ -183,3 +213,65 @@ def _identity(device: "torch.device") -> dict[str, object]:
 
 if __name__ == "__main__":
     sys.exit(main(Path(sys.argv[1]), [int(number) for number in sys.argv[2].split(",")]))
+
+
+# What a process of a cell does so that it does not outlive the cell, and whether it may be forked. Linux.
+
+
+POLL_SECONDS = 1.0  # between two looks for the launching process
+CUDA_NOT_INITIALISED = 3  # CUDA_ERROR_NOT_INITIALIZED, cuda.h
+
+
+def die_with_parent() -> None:
+    """End this process when the process that started it ends, however it ends."""
+    prctl.die_with_parent()
+    if os.environ.get(STARTER, str(os.getppid())) != str(os.getppid()):
+        os.kill(
+            os.getpid(), signal.SIGKILL
+        )  # the parent ended before the kernel had the request above
+
+
+def cuda_initialised() -> bool:
+    """Return whether this process has initialised CUDA's driver. A process forked from it could not use CUDA."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOW | os.RTLD_NOLOAD)
+    except OSError:
+        return False  # not even loaded
+    return int(driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int()))) != CUDA_NOT_INITIALISED
+
+
+def die_with_launcher(launcher: int) -> None:
+    """End this process when the launching process (its id; not the parent) is gone. A thread of its own watches."""
+
+    def watch() -> None:
+        while Path(f"/proc/{launcher}").exists():
+            time.sleep(POLL_SECONDS)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+# The versions of what a rank runs. Run as a module, it prints those of a process on GPUs as JSON, for the launcher to read.
+
+
+def versions(on_gpus: bool) -> dict[str, str]:
+    """Return {"torch": "2.11.0+cu130", …} of this process; CUDA, cuDNN and NCCL only where GPUs are used."""
+    import torch
+
+    # torchvision by its metadata: an import takes seconds, and not every model is from there.
+    found = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "torchvision": importlib.metadata.version("torchvision"),
+    }
+    if on_gpus:
+        found |= {
+            "cuda": str(torch.version.cuda),
+            "cudnn": str(torch.backends.cudnn.version()),
+            "nccl": ".".join(map(str, torch.cuda.nccl.version())),
+        }
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps(versions(on_gpus=True)))

@@ -5,7 +5,16 @@ from benchmarks.record.encoding import decoded, encoded, finite, restored
 from benchmarks.record.field_types import check_types
 from benchmarks.record.files import read, read_study, write, write_json
 from benchmarks.record.lines import Kind, Lines, read_line, read_lines
-from benchmarks.record.model import FINDINGS, SCHEMA_VERSION, STATES, VERDICTS, Failure, Record, RecordError, Validity
+from benchmarks.record.model import (
+    FINDINGS,
+    SCHEMA_VERSION,
+    STATES,
+    VERDICTS,
+    Failure,
+    Record,
+    RecordError,
+    Validity,
+)
 
 __all__ = [
     "FINDINGS",

@@ -194,20 +194,32 @@ class CellFolder:
         """
         paths = {path for pattern in (*RAW, *PUBLISHED) for path in found(self.path, pattern)}
         real = self.path.resolve()
-        places = {path: place for path in paths if (place := stored(path)) is not None and place.is_file()}
-        return sorted(path for path, place in places.items() if place.resolve() == real / place.relative_to(self.path))
+        places = {
+            path: place for path in paths if (place := stored(path)) is not None and place.is_file()
+        }
+        return sorted(
+            path
+            for path, place in places.items()
+            if place.resolve() == real / place.relative_to(self.path)
+        )
 
     def artifacts(self) -> list[Path]:
         """Return the regular files of this folder that go with its record; links are not followed."""
         files = {path for pattern in ARTIFACTS for path in self.path.glob(pattern)}
         real = self.path.resolve()
-        return sorted(path for path in files if path.is_file() and path.resolve() == real / path.relative_to(self.path))
+        return sorted(
+            path
+            for path in files
+            if path.is_file() and path.resolve() == real / path.relative_to(self.path)
+        )
 
     def make(self) -> "CellFolder":
         """Make the folders that ranks write to, and the empty nccl.conf. Returns this folder. Raises OSError."""
         own_files.make_folder(self.path)
         for part in ("ranks", "logs", "nccl"):
-            (self.path / part).mkdir()  # new: nothing of an earlier attempt is in it, and it is no link
+            (
+                self.path / part
+            ).mkdir()  # new: nothing of an earlier attempt is in it, and it is no link
         own_files.write_whole(self.nccl_conf, b"")
         return self
 
@@ -225,7 +237,9 @@ class CellFolder:
         """
         aside = self.path / ASIDE
         there = sorted(self.path.iterdir()) if self.path.is_dir() else []
-        left = [path for path in there if any(fnmatch.fnmatchcase(path.name, part) for part in PARTS)]
+        left = [
+            path for path in there if any(fnmatch.fnmatchcase(path.name, part) for part in PARTS)
+        ]
         if not left and not os.path.lexists(aside):
             return
         for path in left:
@@ -290,4 +304,8 @@ COPIES = "mlartifacts"
 
 def record_paths(study: Path) -> list[Path]:
     """Return the paths of every record of a study, earlier attempts too; in an output_dir those of all its studies."""
-    return sorted(path for path in study.glob("*/**/record.json") if COPIES not in path.relative_to(study).parts)
+    return sorted(
+        path
+        for path in study.glob("*/**/record.json")
+        if COPIES not in path.relative_to(study).parts
+    )

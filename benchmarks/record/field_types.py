@@ -29,7 +29,9 @@ def check_types(instance: Any, prefix: str = "") -> None:
 @functools.cache
 def _checks(cls: type) -> list[tuple[str, Check]]:
     """Return each field's name and check; made once, since a study may have thousands of records."""
-    return [(name, _check(hint)) for name, hint in typing.get_type_hints(cls).items() if hint is not Any]
+    return [
+        (name, _check(hint)) for name, hint in typing.get_type_hints(cls).items() if hint is not Any
+    ]
 
 
 def _check(hint: Any) -> Check:

@@ -11,7 +11,14 @@ from benchmarks.record.cell_folder import CellFolder, record_paths
 from benchmarks.record.encoding import encoded, refuse_deep, restored
 from benchmarks.record.field_types import check_types
 from benchmarks.record.former import LAST_OLD_NAMES, LATER_FIELDS, LATER_TABLES, renewed
-from benchmarks.record.model import LAST_TIME, SCHEMA_VERSION, Failure, Record, RecordError, Validity
+from benchmarks.record.model import (
+    LAST_TIME,
+    SCHEMA_VERSION,
+    Failure,
+    Record,
+    RecordError,
+    Validity,
+)
 from conf.cell import ONLY_IF_SAID, Cell, Network, Optimizer
 
 
@@ -40,10 +47,19 @@ def read(path: Path) -> Record:
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
         raise RecordError(f"{path}: no record (schema_version={version!r})")
     if version > SCHEMA_VERSION:
-        raise RecordError(f"{path}: schema_version={version} is newer than {SCHEMA_VERSION}, the newest known here")
+        raise RecordError(
+            f"{path}: schema_version={version} is newer than {SCHEMA_VERSION}, the newest known here"
+        )
     try:
         return _record(content)
-    except (TypeError, KeyError, ValueError, AttributeError, OverflowError, RecursionError) as error:
+    except (
+        TypeError,
+        KeyError,
+        ValueError,
+        AttributeError,
+        OverflowError,
+        RecursionError,
+    ) as error:
         raise RecordError(f"{path}: a damaged record ({error})") from None
 
 
@@ -52,8 +68,12 @@ def _record(content: dict[str, Any]) -> Record:
     content = renewed(content)
     for name in ("model", "metrics", "within_run", "series", "checks", "tables", "predicted"):
         content[name] = restored(content.get(name, {}) if name in LATER_TABLES else content[name])
-    refuse_deep({name: value for name, value in content.items() if name not in ("series", "tables")})
-    if lost := list(_lost(content)):  # what is lost must not become a default: valid, no repeat, no failure
+    refuse_deep(
+        {name: value for name, value in content.items() if name not in ("series", "tables")}
+    )
+    if lost := list(
+        _lost(content)
+    ):  # what is lost must not become a default: valid, no repeat, no failure
         raise KeyError(", ".join(lost))
     content["failure"] = Failure(**content["failure"]) if content["failure"] is not None else None
     content["validity"] = Validity(**content["validity"])
@@ -73,7 +93,9 @@ def _lost(content: Mapping[str, Any]) -> Iterator[str]:
     parts += [(Network, cell["model"]), (Optimizer, cell["optimizer"])]
     for kind, part in [*parts, (Failure, failure)] if isinstance(failure, Mapping) else parts:
         yield from (
-            field.name for field in dataclasses.fields(kind) if field.name not in (*part, *later, *ONLY_IF_SAID)
+            field.name
+            for field in dataclasses.fields(kind)
+            if field.name not in (*part, *later, *ONLY_IF_SAID)
         )
 
 

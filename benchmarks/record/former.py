@@ -13,7 +13,11 @@ LAST_OLD_NAMES = 3  # the last schema with these names
 # Fields that not every record of these schemas has.
 LATER_FIELDS = ("within_run", "tables", "raw_sha256", "limits", "not_applicable", "labels", "server_gpus", "profiler_options",
                 "declared")  # fmt: skip
-LATER_TABLES = ("within_run", "tables", "predicted")  # without one a record of any schema has an empty one
+LATER_TABLES = (
+    "within_run",
+    "tables",
+    "predicted",
+)  # without one a record of any schema has an empty one
 RENAMED = {"comm/exposed_ms": "strategy/cost_ms"}
 # Made of the renamed metric as if it were exposed communication alone: they mean nothing.
 DROPPED = ("comm/overlap_fraction", "trace/exposed_disagreement_ms")
@@ -52,7 +56,9 @@ COMPUTED_OTHERWISE: Mapping[int, Mapping[str, str]] = {
 OF_SHARED_RANKS = ("checks given_back", "tables seconds")
 
 
-def translated(metrics: Mapping[str, float]) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
+def translated(
+    metrics: Mapping[str, float],
+) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
     """Return metrics of a record of schema 1 to 3 as (metrics, within_run) of today."""
     now: dict[str, float] = {}
     within_run: dict[str, dict[str, float]] = {}
@@ -112,7 +118,11 @@ def renewed(content: dict[str, Any]) -> dict[str, Any]:
     if content["schema_version"] > LAST_OLD_NAMES:
         return content
     metrics, within_run = translated(content["metrics"])
-    validity = split(content["validity"], content["cell"]) if content["state"] == "finished" else content["validity"]
+    validity = (
+        split(content["validity"], content["cell"])
+        if content["state"] == "finished"
+        else content["validity"]
+    )
     checks = dict(content["checks"])
     if _LIMIT in checks:
         checks[_REFERENCE] = checks.pop(_LIMIT)
@@ -124,7 +134,9 @@ def renewed(content: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def computed_otherwise(schema: int, value: str, ranks: Iterable[Mapping[str, Any]] = ()) -> str | None:
+def computed_otherwise(
+    schema: int, value: str, ranks: Iterable[Mapping[str, Any]] = ()
+) -> str | None:
     """Return what changed since a record in how a value (`metrics step/ms_median`) is computed; None: nothing.
 
     `schema` is that of the record, and `ranks` are what its ranks said of themselves.

@@ -26,7 +26,9 @@ class Kind(str, Enum):
     PHASE = "phase"  # a phase begins
     BEAT = "beat"  # a sign of life inside a phase
     BLOCK = "block"  # one timed window, every sample
-    EXCHANGE = "exchange"  # facts of the exchange alone: its bytes, and whether ranks wait for each other
+    EXCHANGE = (
+        "exchange"  # facts of the exchange alone: its bytes, and whether ranks wait for each other
+    )
     HELD = "held"  # steps whose launches were held back until all were enqueued
     BARE = "bare"  # a window without our instruments
     BUCKETS = "buckets"  # what the exchange sends, bucket by bucket (these four: benchmarks/training/calibration)
@@ -50,7 +52,9 @@ class Kind(str, Enum):
     BEGIN = "begin"
     END = "end"
     SWEEP = "sweep"
-    SPENT = "spent"  # seconds of the launcher for a cell, beyond those between its start and its end
+    SPENT = (
+        "spent"  # seconds of the launcher for a cell, beyond those between its start and its end
+    )
     CLOSED = "closed"  # the sweep has ended
 
 
@@ -67,7 +71,9 @@ class Lines:
 
     def write(self, kind: str, time: float, **content: Any) -> None:
         """Append one line; readers see it at once, it is on disk after `sync`. Raises OSError."""
-        data = encoded({"kind": str(kind.value) if isinstance(kind, Kind) else kind, "time": time, **content})
+        data = encoded(
+            {"kind": str(kind.value) if isinstance(kind, Kind) else kind, "time": time, **content}
+        )
         if self._torn:  # by a crash or a full disk: a line of its own for what comes next
             data = b"\n" + data
         self._torn = True

@@ -33,7 +33,10 @@ class Metric:
 
     def of(self, counted: str) -> "Metric":
         """Return the entry in the words of what cells count (conf.cell.counted): a model of tokens has samples, no images."""
-        told = {name: getattr(self, name).replace("images", counted) for name in ("title", "unit", "column")}
+        told = {
+            name: getattr(self, name).replace("images", counted)
+            for name in ("title", "unit", "column")
+        }
         return replace(self, **told)
 
 
@@ -172,7 +175,12 @@ def _patterns() -> list[tuple[re.Pattern[str], Metric]]:
     """Return a pattern for each entry whose name has several forms."""
     several = [one for one in METRICS.values() if re.search(r"[{<]", one.name)]
     return [
-        (re.compile(re.sub(r"<\w+>", "[a-z0-9_]+", one.name).replace("{", "(").replace("}", ")")), one)
+        (
+            re.compile(
+                re.sub(r"<\w+>", "[a-z0-9_]+", one.name).replace("{", "(").replace("}", ")")
+            ),
+            one,
+        )
         for one in several
     ]
 
@@ -192,7 +200,9 @@ def metric(name: str) -> Metric:
     label = name.rpartition("/")[2]
     ending = next((ending for ending in UNITS if f"_{label}".endswith(ending)), "")
     words = label.removesuffix(ending).replace("_", " ")
-    return Metric(name, words, UNITS.get(ending, ""), decimals=2 if UNITS.get(ending) == "%" else None)
+    return Metric(
+        name, words, UNITS.get(ending, ""), decimals=2 if UNITS.get(ending) == "%" else None
+    )
 
 
 @functools.cache
@@ -202,7 +212,9 @@ def place(name: str) -> int:
     return len(METRICS) if entry is None else list(METRICS).index(entry.name)
 
 
-def interval(name: str, within_run: Mapping[str, Mapping[str, float]]) -> tuple[float, float] | None:
+def interval(
+    name: str, within_run: Mapping[str, Mapping[str, float]]
+) -> tuple[float, float] | None:
     """Return the ends of a metric's 95 % interval inside its run, of a record's `within_run`; None where it has not both."""
     low, high = (within_run.get(name, {}).get(end) for end in ("low", "high"))
     return None if low is None or high is None else (low, high)

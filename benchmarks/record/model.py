@@ -44,14 +44,22 @@ class Validity:
 
     verdict: str = "valid"  # VERDICTS
     codes: dict[str, str] = field(default_factory=dict)  # code: sentence
-    unchecked: dict[str, str] = field(default_factory=dict)  # code: why it could not run, although it should have
-    limits: dict[str, float] = field(default_factory=dict)  # validity.* as asked: what the checks judged by
-    not_applicable: dict[str, str] = field(default_factory=dict)  # code: why such a cell has nothing to check
+    unchecked: dict[str, str] = field(
+        default_factory=dict
+    )  # code: why it could not run, although it should have
+    limits: dict[str, float] = field(
+        default_factory=dict
+    )  # validity.* as asked: what the checks judged by
+    not_applicable: dict[str, str] = field(
+        default_factory=dict
+    )  # code: why such a cell has nothing to check
 
     @property
     def said(self) -> str:
         """Return the verdict as people read it: it tells how many checks could not run."""
-        return f"{self.verdict}, {len(self.unchecked)} unchecked" if self.unchecked else self.verdict
+        return (
+            f"{self.verdict}, {len(self.unchecked)} unchecked" if self.unchecked else self.verdict
+        )
 
     @property
     def against(self) -> dict[str, str]:
@@ -75,18 +83,28 @@ class Record:
     ended_at: float
     failure: Failure | None = None
     validity: Validity = field(default_factory=Validity)
-    environment: dict[str, Any] = field(default_factory=dict)  # versions, hardware, variables, git commit
+    environment: dict[str, Any] = field(
+        default_factory=dict
+    )  # versions, hardware, variables, git commit
     model: dict[str, float] = field(default_factory=dict)  # parameters, gradient_bytes, arrays
     # name: value; METHOD.md defines each. scaling/efficiency is against the baselines of that time, in checks.baselines
     metrics: dict[str, float] = field(default_factory=dict)
     # The 95 % interval of a metric inside this run, {metric: {low, high, and how it was found}}: it says nothing of the next run.
     within_run: dict[str, dict[str, float]] = field(default_factory=dict)
-    series: dict[str, list[list[float]]] = field(default_factory=dict)  # name: [[step, value], …], one per window
+    series: dict[str, list[list[float]]] = field(
+        default_factory=dict
+    )  # name: [[step, value], …], one per window
     # matrices and rows, in the JSON shapes of `python -m analysis`
     tables: dict[str, Any] = field(default_factory=dict)
-    effective: dict[str, Any] = field(default_factory=dict)  # what was really used: settings, transport, link_class, …
-    checks: dict[str, Any] = field(default_factory=dict)  # facts that analysis.validity.checks judges
-    ranks: list[dict[str, Any]] = field(default_factory=list)  # rank, host, pid, device of each that reported
+    effective: dict[str, Any] = field(
+        default_factory=dict
+    )  # what was really used: settings, transport, link_class, …
+    checks: dict[str, Any] = field(
+        default_factory=dict
+    )  # facts that analysis.validity.checks judges
+    ranks: list[dict[str, Any]] = field(
+        default_factory=list
+    )  # rank, host, pid, device of each that reported
     # SHA-256 of each raw file, unpacked, by its path in the cell's folder: `python -m analysis verify` compares them
     raw_sha256: dict[str, str] = field(default_factory=dict)
     # Of predict=auto, written before the ranks started: what the cell should give, or why that cannot be said
@@ -100,7 +118,9 @@ class Record:
         if self.state not in STATES:
             raise ValueError(f"state={self.state!r}: accepted are {', '.join(STATES)}")
         if self.validity.verdict not in VERDICTS:
-            raise ValueError(f"verdict={self.validity.verdict!r}: accepted are {', '.join(VERDICTS)}")
+            raise ValueError(
+                f"verdict={self.validity.verdict!r}: accepted are {', '.join(VERDICTS)}"
+            )
 
     @property
     def marks(self) -> list[str]:

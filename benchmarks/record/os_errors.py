@@ -13,11 +13,15 @@ def because(error: OSError) -> str:
     if isinstance(error, NotOurs):
         return f"{error.filename} {error.strerror}"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return "there is no space left" + (" for this user (a quota)" if error.errno == errno.EDQUOT else "")
+        return "there is no space left" + (
+            " for this user (a quota)" if error.errno == errno.EDQUOT else ""
+        )
     if error.errno == errno.EROFS:
         return "its file system is read-only"
     if error.errno == errno.EFBIG:
-        return f"a file may not be larger than {_limit(resource.RLIMIT_FSIZE)} bytes here (ulimit -f)"
+        return (
+            f"a file may not be larger than {_limit(resource.RLIMIT_FSIZE)} bytes here (ulimit -f)"
+        )
     if error.errno == errno.EMFILE:
         return f"a process may have no more than {_limit(resource.RLIMIT_NOFILE)} files open here (ulimit -n)"
     if error.errno == errno.EAGAIN:

@@ -49,7 +49,9 @@ def refuse_other(path: Path, kind: int = stat.S_IFREG, folder: int | None = None
     `folder` is a descriptor of the folder in which to look for the path's name.
     """
     try:
-        mode = os.stat(path if folder is None else path.name, dir_fd=folder, follow_symlinks=False).st_mode
+        mode = os.stat(
+            path if folder is None else path.name, dir_fd=folder, follow_symlinks=False
+        ).st_mode
     except FileNotFoundError:
         return
     if stat.S_IFMT(mode) != kind:
@@ -65,10 +67,16 @@ def open_own(path: Path, append: bool = True) -> int:
         NotOurs: it is a link or no regular file, or a hard link gives it a second name, whose content would change too.
         OSError: it cannot be opened.
     """
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe without a reader is no reason to wait
+    flags = (
+        os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+    )  # a pipe without a reader is no reason to wait
     with _folder_of(path) as folder:
-        refuse_other(path, folder=folder)  # before it is opened: to open a device may do something already
-        descriptor = os.open(path.name, flags | (os.O_APPEND if append else 0), 0o666, dir_fd=folder)
+        refuse_other(
+            path, folder=folder
+        )  # before it is opened: to open a device may do something already
+        descriptor = os.open(
+            path.name, flags | (os.O_APPEND if append else 0), 0o666, dir_fd=folder
+        )
     try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
@@ -102,7 +110,9 @@ def write_whole(path: Path, data: bytes) -> Path:
     with _folder_of(path) as folder:
         refuse_other(path, folder=folder)
         try:
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=folder)
+            descriptor = os.open(
+                temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=folder
+            )
             with os.fdopen(descriptor, "wb") as file:
                 file.write(data)
                 file.flush()
@@ -171,7 +181,9 @@ def _folder_of(path: Path) -> Iterator[int]:
     try:
         folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except NotADirectoryError:  # what a link is too
-        raise NotOurs(path.parent, "is a link" if path.parent.is_symlink() else "is no folder") from None
+        raise NotOurs(
+            path.parent, "is a link" if path.parent.is_symlink() else "is no folder"
+        ) from None
     try:
         yield folder
     except NotOurs:

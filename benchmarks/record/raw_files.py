@@ -28,7 +28,9 @@ def stored(path: Path) -> Path | None:
 
 def found(folder: Path, pattern: str) -> list[Path]:
     """Return the plain paths of the raw files that a pattern names, packed ones too, by name."""
-    packed = (path.with_name(path.name.removesuffix(PACKED)) for path in folder.glob(pattern + PACKED))
+    packed = (
+        path.with_name(path.name.removesuffix(PACKED)) for path in folder.glob(pattern + PACKED)
+    )
     return sorted({*folder.glob(pattern), *packed})
 
 

@@ -31,7 +31,9 @@ class Piece:
 
     def time_us(self, size_bytes: float) -> float:
         """Return the time of a message."""
-        return self.alpha_us + (size_bytes / self.beta_gb_per_s / 1e3 if self.beta_gb_per_s else 0.0)
+        return self.alpha_us + (
+            size_bytes / self.beta_gb_per_s / 1e3 if self.beta_gb_per_s else 0.0
+        )
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,9 @@ def fit(sizes_bytes: Sequence[int], times_us: Sequence[float]) -> AlphaBetaFit |
     spans = list(itertools.pairwise(best[1]))
     found = [_piece(sizes[start:stop], times[start:stop]) for start, stop in spans]
     squares = math.fsum(cost[span] for span in spans)
-    return AlphaBetaFit(tuple(found), math.sqrt(squares / count), max(piece.worst_error for piece in found))
+    return AlphaBetaFit(
+        tuple(found), math.sqrt(squares / count), max(piece.worst_error for piece in found)
+    )
 
 
 def _line(sizes: Any, times: Any) -> tuple[float, float, float]:
@@ -79,7 +83,9 @@ def _line(sizes: Any, times: Any) -> tuple[float, float, float]:
     from scipy.optimize import nnls  # takes as long to import as the rest of a small study's report
 
     scale = sizes.max()  # of like magnitude, or nnls loses digits
-    (alpha, slope), residual = nnls(np.column_stack([1 / times, sizes / scale / times]), np.ones(len(sizes)))
+    (alpha, slope), residual = nnls(
+        np.column_stack([1 / times, sizes / scale / times]), np.ones(len(sizes))
+    )
     return float(alpha), float(slope / scale), float(residual**2)
 
 
@@ -88,7 +94,9 @@ def _cut(cost: dict[tuple[int, int], float], count: int, pieces: int) -> tuple[f
     inner = itertools.combinations(range(FEWEST_SIZES, count - FEWEST_SIZES + 1), pieces - 1)
     options = [[0, *cuts, count] for cuts in inner]
     allowed = [cuts for cuts in options if all(pair in cost for pair in itertools.pairwise(cuts))]
-    return min((math.fsum(cost[pair] for pair in itertools.pairwise(cuts)), cuts) for cuts in allowed)
+    return min(
+        (math.fsum(cost[pair] for pair in itertools.pairwise(cuts)), cuts) for cuts in allowed
+    )
 
 
 def _piece(sizes: Any, times: Any) -> Piece:

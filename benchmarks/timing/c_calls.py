@@ -54,7 +54,9 @@ class InOrder:
         loop = compiled_loop()
         made = [_Call(one.function, (ctypes.c_long * ARGUMENTS)(*one.arguments)) for one in calls]
         if loop is not None:
-            self._make = functools.partial(loop, (_Call * len(made))(*made), len(made), ctypes.byref(self._status))
+            self._make = functools.partial(
+                loop, (_Call * len(made))(*made), len(made), ctypes.byref(self._status)
+            )
         else:
             self._make = functools.partial(
                 self._from_python, [(_FUNCTION(one.function), tuple(one.given)) for one in made]
@@ -93,7 +95,9 @@ def made_by() -> str:
 @functools.cache
 def compiled_loop() -> Any:
     """Return `make` of SOURCE; None if it cannot be compiled."""
-    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    compiler = (
+        os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    )
     if not compiler:
         return None
     with tempfile.TemporaryDirectory() as folder:

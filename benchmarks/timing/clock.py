@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable
 
 import torch
+import torch.distributed as dist
 
-from benchmarks.rank.group import Ranks
-from benchmarks.rank.result import Block
+from benchmarks.rank.ranks import Block, Ranks
 
 # Generations of garbage that steps make. To look through the oldest too takes 24 ms of a rank with torch, before each window.
 YOUNG = 1
@@ -26,7 +26,12 @@ class Clock:
         self._ranks = ranks
         self._events: list[torch.cuda.Event] = []
 
-    def block(self, iterate: Callable[[], None], iterations: int, between: Callable[[], None] = lambda: None) -> Block:
+    def block(
+        self,
+        iterate: Callable[[], None],
+        iterations: int,
+        between: Callable[[], None] = lambda: None,
+    ) -> Block:
         """Time `iterations` calls of `iterate` after one lead-in. Collective: every rank calls it alike.
 
         Calls `between` on the host after each iteration. Python's garbage collector is off inside the window.
@@ -55,7 +60,9 @@ class Clock:
         torch.cuda.synchronize(self._ranks.device)
         return float(first.elapsed_time(last))
 
-    def _cuda_block(self, iterate: Callable[[], None], calls: int, between: Callable[[], None]) -> Block:
+    def _cuda_block(
+        self, iterate: Callable[[], None], calls: int, between: Callable[[], None]
+    ) -> Block:
         while len(self._events) <= calls:
             self._events.append(torch.cuda.Event(enable_timing=True))
         events = self._events[: calls + 1]
@@ -71,9 +78,13 @@ class Clock:
         torch.cuda.synchronize(self._ranks.device)
         host_ms = (time.perf_counter() - opened) * 1e3
         ms = [start.elapsed_time(end) for start, end in itertools.pairwise(events)]
-        return Block(ms[1:], ms[0], (launched - opened) * 1e3, events[0].elapsed_time(events[-1]), host_ms)
+        return Block(
+            ms[1:], ms[0], (launched - opened) * 1e3, events[0].elapsed_time(events[-1]), host_ms
+        )
 
-    def _host_block(self, iterate: Callable[[], None], calls: int, between: Callable[[], None]) -> Block:
+    def _host_block(
+        self, iterate: Callable[[], None], calls: int, between: Callable[[], None]
+    ) -> Block:
         opened = time.perf_counter()
         ms = []
         for _ in range(calls):
@@ -82,3 +93,41 @@ class Clock:
             ms.append((time.perf_counter() - start) * 1e3)
             between()
         return Block(ms[1:], ms[0], ms[0], sum(ms), (time.perf_counter() - opened) * 1e3)
+
+
+# A barrier that ranks leave at nearly the same time, for windows timed by the host's clock.
+
+
+COUNTER_BYTES = 8  # an int64 for each rank
+
+
+class SpinBarrier:
+    """A barrier that can be passed any number of times."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        """Map the counters of GPUs on one host. Collective."""
+        self._ranks = ranks
+        self._passed = 0
+        if ranks.several_hosts:
+            self._number = torch.zeros(1, device=ranks.device)
+        elif ranks.device.type == "cuda":
+            self._counters = memoryview(ranks.map_shared(COUNTER_BYTES * ranks.world_size)).cast(
+                "q"
+            )
+
+    def wait(self, settle: Callable[[], object]) -> None:
+        """Call `settle`; return when all ranks have done so and their devices are idle. Collective."""
+        if self._ranks.device.type == "cpu":
+            settle()
+            self._ranks.barrier()
+            return
+        self._ranks.barrier()
+        settle()
+        if self._ranks.several_hosts:
+            dist.all_reduce(self._number)
+            torch.cuda.current_stream().synchronize()
+            return
+        self._passed += 1
+        self._counters[self._ranks.rank] = self._passed
+        while min(self._counters) < self._passed:
+            pass

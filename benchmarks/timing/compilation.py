@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.rank.group import Ranks
+from benchmarks.rank.ranks import Ranks
 
 # The autograd node that torch's AOTAutograd leaves behind a compiled part of forward: one for each.
 COMPILED = "CompiledFunctionBackward"
@@ -30,7 +30,11 @@ class Compilation:
         """Return the graphs and graph breaks since the last call, by name; nothing in a cell that does not compile."""
         now, before = self._counted(), self._before
         self._before = now
-        return {name: now[name] - before[name] for name in ("graphs", "graph_breaks")} if self._compiles else {}
+        return (
+            {name: now[name] - before[name] for name in ("graphs", "graph_breaks")}
+            if self._compiles
+            else {}
+        )
 
     def found(self, ranks: Ranks) -> dict[str, Any]:
         """Return the graphs and graph breaks since the beginning, and where their code came from, on all ranks. Collective.
@@ -53,9 +57,16 @@ class Compilation:
 
     def seconds(self) -> list[dict[str, Any]]:
         """Return where this rank's seconds of compiling went, by torch's names, the longest first. One contains another."""
-        spent = {name: total - self._seconds_before.get(name, 0.0) for name, total in self._seconds().items()}
+        spent = {
+            name: total - self._seconds_before.get(name, 0.0)
+            for name, total in self._seconds().items()
+        }
         longest = sorted(spent, key=lambda name: -spent[name])[:MOST_ROWS]
-        return [{"part": name, "seconds": spent[name]} for name in longest if spent[name] >= LEAST_SECONDS]
+        return [
+            {"part": name, "seconds": spent[name]}
+            for name in longest
+            if spent[name] >= LEAST_SECONDS
+        ]
 
     def _counted(self) -> dict[str, int]:
         if not self._compiles:

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from benchmarks.derived import Derived, Line, RankLines, slowest, together
 from benchmarks.record import Kind
-from benchmarks.timing import intervals, statistics
+from benchmarks.timing import statistics
+from benchmarks.timing import statistics as intervals
 
 FEWEST_ROUNDS = 3  # of A B B A, of which each is a block of its own
 
@@ -38,24 +39,36 @@ def slowest_ms(windows: Sequence[Sequence[Line]]) -> list[float]:
     return [ms for window in windows for ms in slowest(block["ms"] for block in window)]
 
 
-def abba(first: Sequence[Sequence[float]], second: Sequence[Sequence[float]]) -> tuple[float, list[float]]:
+def abba(
+    first: Sequence[Sequence[float]], second: Sequence[Sequence[float]]
+) -> tuple[float, list[float]]:
     """Return median(first) − median(second) of windows in the order A B B A, and the difference in each block.
 
     A whole round is a block, in which drift cancels; of few rounds each half is one.
     """
-    differences = [statistics.median(one) - statistics.median(other) for one, other in zip(first, second, strict=True)]
+    differences = [
+        statistics.median(one) - statistics.median(other)
+        for one, other in zip(first, second, strict=True)
+    ]
     if len(differences) >= 2 * FEWEST_ROUNDS:
-        differences = [(one + other) / 2 for one, other in zip(differences[::2], differences[1::2], strict=True)]
+        differences = [
+            (one + other) / 2
+            for one, other in zip(differences[::2], differences[1::2], strict=True)
+        ]
     return _median_of(first) - _median_of(second), differences
 
 
-def _cost(with_it: Sequence[Sequence[float]], without_it: Sequence[Sequence[float]], name: str) -> Derived:
+def _cost(
+    with_it: Sequence[Sequence[float]], without_it: Sequence[Sequence[float]], name: str
+) -> Derived:
     """Return how much longer steps take with something than without it, as a metric with its interval."""
     if not without_it:
         return Derived()
     cost_ms, blocks = abba(with_it, without_it)
     low, high = intervals.difference_interval(cost_ms, blocks)
-    return Derived({name: cost_ms}, within_run={name: {"low": low, "high": high, "groups": len(blocks)}})
+    return Derived(
+        {name: cost_ms}, within_run={name: {"low": low, "high": high, "groups": len(blocks)}}
+    )
 
 
 def _windows(lines: RankLines, purpose: str) -> list[list[float]]:

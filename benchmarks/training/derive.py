@@ -1,18 +1,20 @@
 """The numbers of `benchmark=throughput`, `exchange` and `overhead`, from the raw lines of the ranks. METHOD.md defines them."""
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.derived import Derived, Line, RankLines, WithinRun, of_kind, slowest, together
 from benchmarks.record import Kind
 from benchmarks.record.former import is_reference
-from benchmarks.timing import intervals, stationarity, statistics
-from benchmarks.training import stopping
-from benchmarks.training.calibration import derive as calibration
+from benchmarks.timing import statistics
+from benchmarks.timing import statistics as intervals
+from benchmarks.timing import statistics as stationarity
+from benchmarks.training import derive_calibration as calibration
+from benchmarks.training import request as stopping
 from benchmarks.training.costs import data_cost, slowest_ms, strategy_cost
-from benchmarks.training.mxnet_lines import mxnet_lines
 from benchmarks.training.steadiness import steadiness
 from conf.cell import Cell
 
@@ -29,7 +31,10 @@ def throughput(lines: RankLines, cell: Cell) -> Derived:
     windows = timed(lines)
     metrics = warm_up(lines) | windows.metrics | busy(lines, windows.metrics)
     steady = steadiness(lines, cell, slowest_ms(together(lines, Kind.BLOCK, purpose="timed")))
-    within_run, checks = windows.within_run, windows.checks | steady.checks | warm_up_checks(lines, cell)
+    within_run, checks = (
+        windows.within_run,
+        windows.checks | steady.checks | warm_up_checks(lines, cell),
+    )
     if cell.device != "cuda":
         checks |= between_steps(lines)
     exchanged = exchange_alone(lines)
@@ -48,14 +53,20 @@ def warm_up(lines: RankLines) -> Metrics:
     """Return the time of the first step, which compiles and connects, and the number of warm-up iterations."""
     (first,) = together(lines, Kind.BLOCK, purpose="first")
     iterations = len(slowest_ms(together(lines, Kind.BLOCK, purpose="warm-up")))
-    return {"step/first_ms": max(block["lead_in_ms"] for block in first), "warmup/iterations": iterations}
+    return {
+        "step/first_ms": max(block["lead_in_ms"] for block in first),
+        "warmup/iterations": iterations,
+    }
 
 
 def warm_up_checks(lines: RankLines, cell: Cell) -> dict[str, Any]:
     """Return whether the step time had stopped falling when the warm-up ended."""
     windows = together(lines, Kind.BLOCK, purpose="warm-up")
     asked_ms = 1e3 * float(cell.benchmark.get("warmup_min_seconds", 0.0))
-    least_ms = min((float(block.get("least_ms", asked_ms)) for window in windows for block in window), default=asked_ms)
+    least_ms = min(
+        (float(block.get("least_ms", asked_ms)) for window in windows for block in window),
+        default=asked_ms,
+    )
     return {"warmup_flat": warmed_up(slowest_ms(windows), cell, least_ms)}
 
 
@@ -79,7 +90,10 @@ def timed(lines: RankLines) -> Derived:
         totals = [total + one for total, one in zip(totals, own, strict=True)]
         disagreement = max(
             disagreement,
-            *(statistics.clock_disagreement(block["device_ms"], block["host_ms"]) for block in window),
+            *(
+                statistics.clock_disagreement(block["device_ms"], block["host_ms"])
+                for block in window
+            ),
         )
         launch_ms.append(max(block["launch_ms"] for block in window))
         window_images = sum(int(block["images"]) for block in window)
@@ -102,13 +116,21 @@ def timed(lines: RankLines) -> Derived:
         "ranks/spread": max(totals) / min(totals) - 1,
     }
     if tokens:
-        metrics |= {"throughput/tokens_per_second": tokens / (max(totals) / 1e3), "throughput/tokens": tokens}
+        metrics |= {
+            "throughput/tokens_per_second": tokens / (max(totals) / 1e3),
+            "throughput/tokens": tokens,
+        }
     facts = _facts(by_window)
     within_run = {
-        "throughput/images_per_second": _ends(rate * mean_ms / high_ms, rate * mean_ms / low_ms) | facts,
+        "throughput/images_per_second": _ends(rate * mean_ms / high_ms, rate * mean_ms / low_ms)
+        | facts,
         "step/ms_median": _ends(*intervals.median_interval(by_window)) | facts,
     }
-    checks = {"clock_disagreement": disagreement, "half_width": stopping.half_width(by_window), "iterations": len(ms)}
+    checks = {
+        "clock_disagreement": disagreement,
+        "half_width": stopping.half_width(by_window),
+        "iterations": len(ms),
+    }
     series = {"throughput/images_per_second": rates, "step/ms_median": medians}
     return Derived(metrics, series, checks=checks, within_run=within_run)
 
@@ -122,7 +144,9 @@ def between_steps(lines: RankLines) -> Metrics:
     for window in together(lines, Kind.BLOCK, purpose="timed"):
         of_ranks = [(block["host_ms"] - block["device_ms"], block) for block in window]
         between_ms, block = max(of_ranks, key=lambda one: abs(one[0]) / one[1]["host_ms"])
-        windows.append((between_ms / block["host_ms"], between_ms / (len(block["ms"]) + 1)))  # with the lead-in
+        windows.append(
+            (between_ms / block["host_ms"], between_ms / (len(block["ms"]) + 1))
+        )  # with the lead-in
     share, ms = min(windows, key=lambda one: abs(one[0]))
     return {"between_steps_share": share, "between_steps_ms": ms}
 
@@ -216,7 +240,10 @@ def references(lines: RankLines, measured: Metrics, synchronous: bool) -> tuple[
         return metrics, ""
     binding = max(found, key=lambda name: found[name])
     ideal_ms = found[binding]
-    metrics |= {"comm/ideal_ms": ideal_ms, "comm/ideal_ratio": ideal_ms / measured["comm/exchange_ms"]}
+    metrics |= {
+        "comm/ideal_ms": ideal_ms,
+        "comm/ideal_ratio": ideal_ms / measured["comm/exchange_ms"],
+    }
     if "comm/pipelined_ms" in measured:
         metrics["comm/pipelined_ratio"] = ideal_ms / measured["comm/pipelined_ms"]
     return metrics, binding.removeprefix("reference/").removesuffix("_ms")
@@ -230,9 +257,13 @@ def exchange(lines: RankLines, cell: Cell) -> Derived:
     output = ""
     if cell.benchmark["format"] == "mxnet":
         facts: Any = of_kind(lines[0], Kind.RESULT)[0]
-        output = "\n".join(mxnet_lines(cell, facts["model"], facts["metrics"]["comm/error"], exchanged.ms))
+        output = "\n".join(
+            mxnet_lines(cell, facts["model"], facts["metrics"]["comm/error"], exchanged.ms)
+        )
     checks = {"reference": exchanged.reference}
-    return Derived(exchanged.metrics, series, checks=checks, output=output, within_run=exchanged.within_run)
+    return Derived(
+        exchanged.metrics, series, checks=checks, output=output, within_run=exchanged.within_run
+    )
 
 
 # benchmark=overhead
@@ -241,17 +272,55 @@ def exchange(lines: RankLines, cell: Cell) -> Derived:
 def overhead(lines: RankLines, cell: Cell) -> Derived:
     """Return every derived value of `benchmark=overhead`: an instrumented step against a bare one."""
     instrumented = [
-        [block["host_ms"] / (len(block["ms"]) + 1) for block in blocks]  # the lead-in is part of the window
+        [
+            block["host_ms"] / (len(block["ms"]) + 1) for block in blocks
+        ]  # the lead-in is part of the window
         for blocks in together(lines, Kind.BLOCK, purpose="instrumented")
     ]
     slow = [max(of_ranks) for of_ranks in instrumented]
     fast = [max(line["ms"] for line in of_ranks) for of_ranks in together(lines, Kind.BARE)]
     step_ms = statistics.median(fast)
     more_ms = statistics.median(slow) - step_ms
-    low, high = intervals.difference_interval(more_ms, [one - other for one, other in zip(slow, fast, strict=True)])
+    low, high = intervals.difference_interval(
+        more_ms, [one - other for one, other in zip(slow, fast, strict=True)]
+    )
     metrics = warm_up(lines) | {
         "overhead/share": more_ms / step_ms,
         "overhead/bare_step_ms": step_ms,
     }
     within_run = {"overhead/share": _ends(low / step_ms, high / step_ms) | {"groups": len(slow)}}
     return Derived(metrics, checks=warm_up_checks(lines, cell), within_run=within_run)
+
+
+# The lines of MXNet's tools/bandwidth/measure.py, for scripts that read them.
+
+
+# Our strategies by measure.py's names of its stores.
+MXNET_NAMES = {"nccl_allreduce": "nccl", "cpu_staged": "local"}
+
+
+def mxnet_lines(
+    cell: Cell, model: Mapping[str, float], error: float, exchange_ms: Sequence[float]
+) -> list[str]:
+    """Return what measure.py prints. GB/s is size · 2(n−1)/n ÷ time; `error` is that of one exchange, of every line."""
+    count, name = cell.world_size, cell.strategy["name"]
+    numbered = re.fullmatch(r"([a-z]+)(\d+)", cell.model.name)  # resnet, 200; but inception_v3
+    kind, layers = numbered.groups() if numbered else (cell.model.name, "0")
+    size_mb = model["gradient_bytes"] / 1e6
+    shape = f"{cell.model.channels},{cell.model.image_size},{cell.model.image_size}"
+    head = (
+        f"INFO:root:Namespace(disp_batches=1, gpus='{','.join(map(str, cell.gpus))}', image_shape='{shape}', "
+        f"kv_store='{MXNET_NAMES.get(name, name.removeprefix('kvstore_'))}', network='{kind}', "
+        f"num_batches={len(exchange_ms)}, num_classes={cell.model.classes}, num_layers={layers}, "
+        f"optimizer='None', test_results=1)"
+    )
+    lines = [
+        head,
+        f"INFO:root:num of arrays = {model['arrays']:.0f}, total size = {size_mb:.6f} MB",
+    ]
+    for number, ms in enumerate(exchange_ms):
+        rate = size_mb * 2 * (count - 1) / count / ms  # MB per ms is GB/s
+        lines.append(
+            f"INFO:root:iter {number + 1}, {ms / 1e3:.6f} sec, {rate:.6f} GB/sec per gpu, error {error:.6f}"
+        )
+    return lines

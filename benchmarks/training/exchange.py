@@ -9,9 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from benchmarks.rank.group import Ranks
-from benchmarks.rank.reporter import Reporter
-from benchmarks.rank.result import Result
+from benchmarks.rank.ranks import Ranks, Reporter, Result
 from benchmarks.record import Kind
 from benchmarks.timing.clock import Clock
 from conf.cell import Cell
@@ -56,7 +54,11 @@ def in_a_stream(exchange: ExchangeAlone, iterations: int, clock: Clock, reporter
 
 
 def once_more(
-    strategy: Strategy, exchange: ExchangeAlone, parameters: Sequence[nn.Parameter], used: Sequence[bool], ranks: Ranks
+    strategy: Strategy,
+    exchange: ExchangeAlone,
+    parameters: Sequence[nn.Parameter],
+    used: Sequence[bool],
+    ranks: Ranks,
 ) -> dict[str, float]:
     """Exchange small whole numbers right after the timed exchanges. Return facts about what came back. Collective.
 
@@ -67,7 +69,9 @@ def once_more(
     def known(rank: int, number: int) -> float:
         return 1.0 + rank + number % PATTERNS
 
-    exchange.fill([torch.full_like(p, known(ranks.rank, number)) for number, p in enumerate(parameters)])
+    exchange.fill(
+        [torch.full_like(p, known(ranks.rank, number)) for number, p in enumerate(parameters)]
+    )
     exchange()
     returned = exchange.result()
     found = {"exchanged_bytes": float(sum(array.nbytes for array in returned))}
@@ -79,22 +83,36 @@ def once_more(
         if used[number]:
             mean = sum(known(rank, number) for rank in everyone) / len(everyone)
             errors.append((array - mean).abs().max().double() / mean)
-    worst = torch.tensor(ranks.gather([torch.stack(errors).max().item()])).max().item()  # torch's max keeps NaN
+    worst = (
+        torch.tensor(ranks.gather([torch.stack(errors).max().item()])).max().item()
+    )  # torch's max keeps NaN
     digits = max(torch.finfo(parameter.dtype).eps for parameter in parameters)
-    return found | {"exchange_error": worst, "exchange_tolerance": max(strategy.rounding, ranks.world_size * digits)}
+    return found | {
+        "exchange_error": worst,
+        "exchange_tolerance": max(strategy.rounding, ranks.world_size * digits),
+    }
 
 
-def references(strategy: Strategy, iterations: int, clock: Clock, ranks: Ranks, reporter: Reporter) -> None:
+def references(
+    strategy: Strategy, iterations: int, clock: Clock, ranks: Ranks, reporter: Reporter
+) -> None:
     """Time by the same clock what the machine allows the strategy. Collective."""
     if not iterations:
         return
     reporter.phase("references")
     for probe in strategy.probes():
-        if not probe.share:  # one rank alone moves nothing between ranks, and gloo does not send to itself
+        if (
+            not probe.share
+        ):  # one rank alone moves nothing between ranks, and gloo does not send to itself
             continue
         probe.run()  # connects, allocates
         block = clock.block(probe.run, iterations, reporter.beat)
-        facts = {"name": probe.name, "way": probe.way, "share": probe.share, "reference": probe.reference}
+        facts = {
+            "name": probe.name,
+            "way": probe.way,
+            "share": probe.share,
+            "reference": probe.reference,
+        }
         reporter.block(f"{probe.name} {probe.way}".strip(), block, 0, probe=facts)
 
 
@@ -120,13 +138,19 @@ def run(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
             )
         reporter.phase("check")
         error, worst = _errors(cell, strategy, exchange, parameters, ranks)
-        timed(strategy, exchange, gradient_bytes, int(options["iterations"]), clock, ranks, reporter)
+        timed(
+            strategy, exchange, gradient_bytes, int(options["iterations"]), clock, ranks, reporter
+        )
         result.checks |= once_more(strategy, exchange, parameters, [True] * len(parameters), ranks)
         in_a_stream(exchange, int(options["iterations"]), clock, reporter)
         result.checks["trained_bytes"] = sum(parameter.nbytes for parameter in parameters)
-        if strategy.exact or not strategy.synchronous:  # a lossy compression does not return the mean
+        if (
+            strategy.exact or not strategy.synchronous
+        ):  # a lossy compression does not return the mean
             digits = max(torch.finfo(parameter.dtype).eps for parameter in parameters)
-            tolerance = max(TOLERANCE, strategy.rounding, 2 * digits)  # four units in the last place of what comes back
+            tolerance = max(
+                TOLERANCE, strategy.rounding, 2 * digits
+            )  # four units in the last place of what comes back
             both = torch.tensor([worst, result.checks["exchange_error"]], dtype=torch.float64)
             result.checks |= {"exchange_error": both.max().item(), "exchange_tolerance": tolerance}
         references(strategy, int(options["limit_iterations"]), clock, ranks, reporter)
@@ -154,7 +178,11 @@ def gradients_like(cell: Cell, keys: str, device: torch.device) -> list[nn.Param
         if keys == "weights" and isinstance(module, nn.modules.batchnorm._BatchNorm)
         for parameter in module.parameters(recurse=False)
     }
-    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad and id(p) not in without]
+    named = [
+        (name, p)
+        for name, p in model.named_parameters()
+        if p.requires_grad and id(p) not in without
+    ]
     if keys == "weights":  # MXNet asks for these words in the name
         named = [(name, p) for name, p in named if "weight" in name or "bias" in name]
     return [nn.Parameter(torch.zeros(p.shape, dtype=p.dtype, device=device)) for _, p in named]
@@ -162,7 +190,9 @@ def gradients_like(cell: Cell, keys: str, device: torch.device) -> list[nn.Param
 
 def _known(cell: Cell, rank: int, number: int, like: Tensor) -> Tensor:
     """Return the known gradient of a rank, uniform between −1 and 1 as in MXNet; every rank can make every rank's."""
-    generator = torch.Generator(device=like.device).manual_seed((cell.seed << 32) + (number << 12) + rank)
+    generator = torch.Generator(device=like.device).manual_seed(
+        (cell.seed << 32) + (number << 12) + rank
+    )
     return (
         torch.rand(like.shape, generator=generator, device=like.device, dtype=torch.float32)
         .mul_(2)
@@ -172,7 +202,11 @@ def _known(cell: Cell, rank: int, number: int, like: Tensor) -> Tensor:
 
 
 def _errors(
-    cell: Cell, strategy: Strategy, exchange: ExchangeAlone, parameters: list[nn.Parameter], ranks: Ranks
+    cell: Cell,
+    strategy: Strategy,
+    exchange: ExchangeAlone,
+    parameters: list[nn.Parameter],
+    ranks: Ranks,
 ) -> tuple[float, float]:
     """Compare what comes back with the mean in float64; of asynchronous ranks with each rank's own. Collective.
 
@@ -185,7 +219,10 @@ def _errors(
     by_array: list[float] = []
     everyone = range(ranks.world_size) if strategy.synchronous else [ranks.rank]
     for number, (parameter, returned) in enumerate(zip(parameters, exchange.result(), strict=True)):
-        mean, size = (torch.zeros(parameter.shape, dtype=torch.float64, device=parameter.device) for _ in range(2))
+        mean, size = (
+            torch.zeros(parameter.shape, dtype=torch.float64, device=parameter.device)
+            for _ in range(2)
+        )
         for rank in everyone:
             known = _known(cell, rank, number, parameter).double()
             mean += known / len(everyone)
@@ -194,6 +231,8 @@ def _errors(
         difference += wrong
         reference += mean.abs().sum().item()
         by_array.append(wrong / size.sum().item())
-    gathered = ranks.gather([difference, torch.tensor(by_array).max().item()])  # torch's max keeps NaN
+    gathered = ranks.gather(
+        [difference, torch.tensor(by_array).max().item()]
+    )  # torch's max keeps NaN
     total, worst = torch.tensor(gathered, dtype=torch.float64).T
     return total.sum().item() / reference, worst.max().item()

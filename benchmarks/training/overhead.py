@@ -9,9 +9,7 @@ import time
 
 import torch
 
-from benchmarks.rank.group import Ranks
-from benchmarks.rank.reporter import Reporter
-from benchmarks.rank.result import Result
+from benchmarks.rank.ranks import Ranks, Reporter, Result
 from benchmarks.record import Kind
 from benchmarks.training.throughput import TrainingBenchmark
 from conf.cell import Cell
@@ -40,7 +38,9 @@ def run(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
     benchmark = TrainingBenchmark(cell, ranks, reporter)
     benchmark.warm_up()
     reporter.phase("overhead")
-    iterations = max(FEWEST_ITERATIONS, round(1e3 * cell.benchmark["window_seconds"] / benchmark.step_ms))
+    iterations = max(
+        FEWEST_ITERATIONS, round(1e3 * cell.benchmark["window_seconds"] / benchmark.step_ms)
+    )
     for _ in range(cell.benchmark["rounds"]):
         benchmark.block("instrumented", iterations - 1)  # and its lead-in
         window_ms = _bare(benchmark, iterations, ranks)

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 
 from benchmarks.derived import Derived, Line, RankLines, of_kind, together
 from benchmarks.record import Kind
-from benchmarks.timing import intervals, stationarity, statistics
+from benchmarks.timing import statistics
+from benchmarks.timing import statistics as intervals
+from benchmarks.timing import statistics as stationarity
 from conf.cell import Cell
 
 OWN_MS = "ranks/own_ms"  # in tables: ms of a step without waiting for others, by rank
@@ -24,13 +26,18 @@ def steadiness(lines: RankLines, cell: Cell, ms: Sequence[float]) -> Derived:
     if not own:
         return Derived(checks=checks)
     table = [statistics.median([ms for block in blocks for ms in block]) for blocks in own]
-    return Derived(tables={OWN_MS: table}, checks=checks | {"slowest_rank": slowest_rank(own, table)})
+    return Derived(
+        tables={OWN_MS: table}, checks=checks | {"slowest_rank": slowest_rank(own, table)}
+    )
 
 
 def unaccounted_share(lines: RankLines) -> float:
     """Return the largest share of a window that its samples and its lead-in leave out, or count too much."""
     blocks = [block for own in lines.values() for block in of_kind(own, Kind.BLOCK)]
-    return max(abs(math.fsum([block["lead_in_ms"], *block["ms"]]) / float(block["device_ms"]) - 1) for block in blocks)
+    return max(
+        abs(math.fsum([block["lead_in_ms"], *block["ms"]]) / float(block["device_ms"]) - 1)
+        for block in blocks
+    )
 
 
 def own_ms(lines: RankLines, cell: Cell) -> list[list[list[float]]]:
@@ -42,10 +49,15 @@ def own_ms(lines: RankLines, cell: Cell) -> list[list[list[float]]]:
         return []
     purpose = "timed" if cell.strategy["name"] == "none" else "without exchange"
     windows: list[list[Line]] = together(lines, Kind.BLOCK, purpose=purpose)
-    return [list(of_rank) for of_rank in zip(*([block["ms"] for block in window] for window in windows), strict=True)]
+    return [
+        list(of_rank)
+        for of_rank in zip(*([block["ms"] for block in window] for window in windows), strict=True)
+    ]
 
 
-def slowest_rank(own: Sequence[Sequence[Sequence[float]]], table: Sequence[float]) -> dict[str, float]:
+def slowest_rank(
+    own: Sequence[Sequence[Sequence[float]]], table: Sequence[float]
+) -> dict[str, float]:
     """Return which rank is slowest alone, by what share of the median of the others, and the noise of that share.
 
     The noise is the half-width of the 95 % interval from window to window; nan for a single window.

@@ -4,19 +4,19 @@ import itertools
 import math
 from typing import Any
 
-from benchmarks.rank.group import Ranks
-from benchmarks.rank.reporter import Reporter
-from benchmarks.rank.result import Block, Result
+from benchmarks.rank.ranks import Block, Ranks, Reporter, Result
 from benchmarks.record import Kind
 from benchmarks.timing import compilation, statistics
 from benchmarks.timing.clock import Clock
-from benchmarks.training import as_asked, correctness, derive, exchange, request, stopping
-from benchmarks.training.calibration.measure import Calibration
-from benchmarks.training.graphs import replays
-from benchmarks.training.kept import Kept
+from benchmarks.training import correctness, derive, exchange, request
+from benchmarks.training import correctness as as_asked
+from benchmarks.training import correctness as replays
+from benchmarks.training import request as stopping
+from benchmarks.training.calibration import Calibration
+from benchmarks.training.correctness import Kept
 from conf.cell import Cell
 from trainers import batches, models
-from trainers.loaded_batches import LoadedBatches
+from trainers.batches import LoadedBatches
 from trainers.step import Training
 from trainers.strategy import Strategy
 
@@ -49,7 +49,9 @@ class TrainingBenchmark:
         self.on_device = self.training.batches  # those of a loader are drawn in the check
         self.step_ms = self.launch_ms = 0.0  # the medians that sizes of later windows follow
         self.longest: list[float] = []  # ms of the steps of the longest window of the warm-up
-        self.kept: Kept | None = None  # steps without exchange stand between the timed windows, and leave no trace
+        self.kept: Kept | None = (
+            None  # steps without exchange stand between the timed windows, and leave no trace
+        )
 
     def run(self) -> Result:
         """Run every phase, in an order in which none disturbs a later one. Return what only the ranks know."""
@@ -62,16 +64,24 @@ class TrainingBenchmark:
         self.reporter.phase("compare")
         self.result.checks |= weights.still(self.ranks)
         self.result.checks |= replays.counted(self.training, self.ranks)
-        self.result.checks |= {f"timed_{name}": count for name, count in self.compilation.since().items()}
+        self.result.checks |= {
+            f"timed_{name}": count for name, count in self.compilation.since().items()
+        }
         if self.ranks.world_size > 1 and self.training.strategy.synchronous:
-            self.result.checks["replicas_equal"] = correctness.replicas_equal(self.training, self.ranks)
-        losses = self.ranks.gather([self.training.loss.item() if self.training.loss is not None else float("nan")])
+            self.result.checks["replicas_equal"] = correctness.replicas_equal(
+                self.training, self.ranks
+            )
+        losses = self.ranks.gather(
+            [self.training.loss.item() if self.training.loss is not None else float("nan")]
+        )
         self.result.checks["losses"] = [loss for (loss,) in losses]
         self.result.metrics |= self.training.strategy.facts()
         self.result.checks |= exchange.words_used(self.training.strategy)
         if self.cell.data:
             self.data_cost()
-        with self.training.with_batches(self.on_device):  # the rest is about compute and exchange, not about the loader
+        with self.training.with_batches(
+            self.on_device
+        ):  # the rest is about compute and exchange, not about the loader
             self.without_data()
         self.training.close()
         return self.result
@@ -87,7 +97,9 @@ class TrainingBenchmark:
             self.result.checks["own_work_alone"] = self.training.strategy.own_work_alone
             if self.training.strategy.own_work_alone:
                 self.strategy_cost()  # what several GPUs pay beyond it is exposed communication
-        Calibration(self.training, self.clock, self.ranks, self.reporter, self.step_ms, self.launch_ms).run()
+        Calibration(
+            self.training, self.clock, self.ranks, self.reporter, self.step_ms, self.launch_ms
+        ).run()
 
     def block(self, purpose: str, iterations: int, **facts: Any) -> tuple[Block, list[float]]:
         """Time a window of steps and write its samples, and `facts`, at once. Return (this rank's, the slowest rank's ms)."""
@@ -101,7 +113,9 @@ class TrainingBenchmark:
         images, tokens = (last - first for first, last in zip(counted[0], counted[-1], strict=True))
         facts |= {"tokens": tokens} if tokens else {}
         if isinstance(self.training.batches, LoadedBatches):
-            facts["wait_ms"] = self.training.batches.waited_ms[-iterations:]  # every step draws one batch
+            facts["wait_ms"] = self.training.batches.waited_ms[
+                -iterations:
+            ]  # every step draws one batch
         self.reporter.block(purpose, block, images, **facts)
         return block, self.ranks.slowest(block.ms)
 
@@ -113,11 +127,16 @@ class TrainingBenchmark:
         fewest, seconds = max(2, int(self.options["warmup_iterations"]) // 2), 0.0
         least_ms = 1e3 * self.options["warmup_min_seconds"]
         slowest: list[float] = []
-        while not derive.warmed_up(slowest, self.cell, least_ms) and seconds < self.options["warmup_max_seconds"]:
+        while (
+            not derive.warmed_up(slowest, self.cell, least_ms)
+            and seconds < self.options["warmup_max_seconds"]
+        ):
             window_ms = max(least_ms - math.fsum(slowest), least_ms / WARM_UP_WINDOWS)
             # By the shortest step, so that the second window is not a step short of the least time.
             fitting = math.ceil(window_ms / min(slowest[-fewest:])) if slowest else fewest
-            block, ms = self.block("warm-up", min(MOST_WARMING, max(fewest, fitting)), least_ms=least_ms)
+            block, ms = self.block(
+                "warm-up", min(MOST_WARMING, max(fewest, fitting)), least_ms=least_ms
+            )
             slowest += ms
             seconds += self.ranks.slowest([block.host_ms])[0] / 1e3
             self.longest = max(self.longest, ms, key=len)
@@ -135,7 +154,11 @@ class TrainingBenchmark:
         checks |= as_asked.batches(drawn, self.ranks)
         checks |= replays.differences(training, drawn, self.ranks)
         with as_asked.arithmetic(training) as arithmetic:
-            if self.ranks.world_size > 1 and training.strategy.synchronous and training.strategy.exact:
+            if (
+                self.ranks.world_size > 1
+                and training.strategy.synchronous
+                and training.strategy.exact
+            ):
                 checks |= correctness.gradient(training, drawn[0], self.ranks)
             else:
                 with training.without_exchange():
@@ -152,7 +175,10 @@ class TrainingBenchmark:
         if self.ranks.world_size == 1:
             has_cost = strategy.own_work_alone
         else:
-            has_cost = self.options["exchange_iterations"] and type(strategy).exchange_alone != Strategy.exchange_alone
+            has_cost = (
+                self.options["exchange_iterations"]
+                and type(strategy).exchange_alone != Strategy.exchange_alone
+            )
         # All ranks see the same: steps get longer under load at a GPU's power cap.
         longer = self.ranks.device.type == "cuda" and stopping.gets_longer(self.longest)
         return bool(has_cost) and not longer
@@ -211,8 +237,12 @@ class TrainingBenchmark:
             if alone is None:
                 return False
             used = [parameter.grad is not None for parameter in self.training.parameters]
-            exchange.timed(strategy, alone, self.result.model["gradient_bytes"], iterations, *common)
-            self.result.checks |= exchange.once_more(strategy, alone, self.training.parameters, used, self.ranks)
+            exchange.timed(
+                strategy, alone, self.result.model["gradient_bytes"], iterations, *common
+            )
+            self.result.checks |= exchange.once_more(
+                strategy, alone, self.training.parameters, used, self.ranks
+            )
             exchange.in_a_stream(alone, iterations, self.clock, self.reporter)
             exchange.references(strategy, int(self.options["limit_iterations"]), *common)
         return True

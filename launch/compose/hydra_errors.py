@@ -32,7 +32,9 @@ UNKNOWN_KEY = re.compile(r"Could not override '([^']+)'")
 SEVERAL_VALUES = re.compile(r"Ambiguous value for argument '(.*)'")
 WRONG_VALUE = re.compile(r"Value '(.*?)' ")
 NO_GROUP_CHOICE = "Config group override must be"
-WRONG_FILE = re.compile(r"In '([^']*)': \w+ raised while composing config:\n(.*)\n\s*full_key: ?(\S*)")
+WRONG_FILE = re.compile(
+    r"In '([^']*)': \w+ raised while composing config:\n(.*)\n\s*full_key: ?(\S*)"
+)
 NOT_A_KEY = re.compile(r"Key '[^']*' not in '\w+'")
 NO_SUCH_FILE = re.compile(r"Could not find '([^']+)'|In '[^']*': (.*)")
 
@@ -44,7 +46,11 @@ def explain(error: Exception, arguments: Sequence[str]) -> str:
     sentences = (one(error, arguments) for one in EXPLANATIONS)
     return next(
         (sentence for sentence in sentences if sentence),
-        " ".join(line.strip() for line in str(error).splitlines() if line.strip() and "HYDRA_FULL_ERROR" not in line),
+        " ".join(
+            line.strip()
+            for line in str(error).splitlines()
+            if line.strip() and "HYDRA_FULL_ERROR" not in line
+        ),
     )
 
 
@@ -65,7 +71,9 @@ def _no_such_choice(error: Exception, arguments: Sequence[str]) -> str | None:
     if not (isinstance(error, MissingConfigException) and error.options and error.missing_cfg_file):
         return None
     group, _, choice = error.missing_cfg_file.rpartition("/")
-    return f"{group}={choice}: accepted are {', '.join(error.options)}{closest(choice, error.options)}"
+    return (
+        f"{group}={choice}: accepted are {', '.join(error.options)}{closest(choice, error.options)}"
+    )
 
 
 def _unknown_key(error: Exception, arguments: Sequence[str]) -> str | None:
@@ -82,7 +90,9 @@ def _wrong_value(error: Exception, arguments: Sequence[str]) -> str | None:
         found = WRONG_VALUE.search(str(cause))
         return f"{_typed(key, arguments, found[1] if found else '')}: accepted is {_accepts(key) or 'another type'}"
     group = key.removesuffix(".name")
-    values = f"{group}={'|'.join(choices(group))}" if group in GROUPS else _accepts(key) or "a value"
+    values = (
+        f"{group}={'|'.join(choices(group))}" if group in GROUPS else _accepts(key) or "a value"
+    )
     return f"{_typed(key, arguments)}: has no value; accepted is {values}"
 
 
@@ -112,12 +122,20 @@ def _wrong_file(error: Exception, arguments: Sequence[str]) -> str | None:
 
 def _no_such_file(error: Exception, arguments: Sequence[str]) -> str | None:
     missing = NO_SUCH_FILE.search(str(error))
-    return f"{(missing[1] or missing[2]).splitlines()[0]}: no such group or choice" if missing else None
+    return (
+        f"{(missing[1] or missing[2]).splitlines()[0]}: no such group or choice"
+        if missing
+        else None
+    )
 
 
 def _too_deep(error: Exception, arguments: Sequence[str]) -> str | None:
     deep = isinstance(error, RecursionError)
-    return "an argument has too many brackets inside each other; accepted is option=value" if deep else None
+    return (
+        "an argument has too many brackets inside each other; accepted is option=value"
+        if deep
+        else None
+    )
 
 
 # The first that applies gives the sentence.
@@ -143,7 +161,9 @@ def _cause(error: Exception) -> BaseException | None:
 def _typed(key: str, arguments: Sequence[str], value: str = "") -> str:
     """Return the argument that gave a key its value, or the key. Of several it is that with `value`, else the last."""
     typed = [one.lstrip("+") for one in arguments if one.lstrip("+~").partition("=")[0] == key]
-    return next((one for one in typed if one.partition("=")[2] == value), typed[-1] if typed else key)
+    return next(
+        (one for one in typed if one.partition("=")[2] == value), typed[-1] if typed else key
+    )
 
 
 def _in_file(name: str, said: str, key: str) -> str:
@@ -171,7 +191,11 @@ def _unknown(key: str, cause: BaseException | None, arguments: Sequence[str]) ->
         known = [str(child) for child in node if child not in (*RULES, "hydra")]
         parent += f"={node['name']}" if parent in WITH_RULES else ""
     elif kind := getattr(cause, "object_type", None):
-        known = [field.name for field in dataclasses.fields(kind)] if dataclasses.is_dataclass(kind) else []
+        known = (
+            [field.name for field in dataclasses.fields(kind)]
+            if dataclasses.is_dataclass(kind)
+            else []
+        )
     if not known:
         return f"{typed}: {parent} has no option {name}; a new one is added with +{full_key}=value"
     where = f"options of {parent} are" if parent else "options are"
@@ -184,7 +208,9 @@ def _options_of(key: str) -> list[str]:
     for part in filter(None, key.split(".")):
         fields = dataclasses.fields(node) if dataclasses.is_dataclass(node) else ()
         node = next((field.type for field in fields if field.name == part), None)
-    return [field.name for field in dataclasses.fields(node)] if dataclasses.is_dataclass(node) else []
+    return (
+        [field.name for field in dataclasses.fields(node)] if dataclasses.is_dataclass(node) else []
+    )
 
 
 def _accepts(key: str) -> str:

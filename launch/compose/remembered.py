@@ -41,10 +41,13 @@ def load_config(repository: ConfigRepository, config_path: str) -> ConfigResult 
     return copy.copy(_read[key])
 
 
-def compose(loader: ConfigLoaderImpl, defaults: list[ResultDefault], repo: IConfigRepository) -> DictConfig:
+def compose(
+    loader: ConfigLoaderImpl, defaults: list[ResultDefault], repo: IConfigRepository
+) -> DictConfig:
     """Return the files of a list of choices, merged, in place of Hydra's own method; before any value of the command line."""
     key = tuple(
-        (one.config_path, one.package, one.is_self, one.primary, *_key(repo, str(one.config_path))) for one in defaults
+        (one.config_path, one.package, one.is_self, one.primary, *_key(repo, str(one.config_path)))
+        for one in defaults
     )
     if key not in _composed:
         if len(_composed) >= MOST_COMPOSED:

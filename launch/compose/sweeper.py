@@ -52,12 +52,19 @@ def sweep(sweeper: BasicSweeper, arguments: list[str]) -> None:
     _refuse_too_many(asked)
     (jobs,) = sweeper.split_arguments(asked, None)
     overrides = {text: parse([text])[0] for text in dict.fromkeys(itertools.chain(*jobs))}
-    of_all = _Base(sweeper.config) if not sweeper._parse_config() and _differ_in_values(asked, loader) else None
+    of_all = (
+        _Base(sweeper.config)
+        if not sweeper._parse_config() and _differ_in_values(asked, loader)
+        else None
+    )
     bases: dict[tuple[str, ...], _Base] = {}
     for number, job in enumerate(jobs):
         every = [overrides[text] for text in job]
         if of_all:  # Hydra has applied all but the swept ones
-            base, values = of_all, [own for own, one in zip(every, asked, strict=True) if one.is_sweep_override()]
+            base, values = (
+                of_all,
+                [own for own, one in zip(every, asked, strict=True) if one.is_sweep_override()],
+            )
         else:
             choices = tuple(text for text in job if _is_composed(overrides[text], loader))
             if choices not in bases:
@@ -78,7 +85,9 @@ def _differ_in_values(asked: Sequence[Override], loader: ConfigLoaderImpl) -> bo
     swept = [one for one in asked if one.is_sweep_override()]
     keys = [f"{one.key_or_group}." for one in swept]
     others = [f"{one.key_or_group}." for one in asked if not one.is_sweep_override()]
-    apart = not any(key.startswith(other) or other.startswith(key) for key in keys for other in others)
+    apart = not any(
+        key.startswith(other) or other.startswith(key) for key in keys for other in others
+    )
     return apart and not any(_is_composed(one, loader) for one in swept)
 
 
@@ -93,7 +102,9 @@ def _refuse_too_many(overrides: Sequence[Override]) -> None:
             step, span = value.step or 0, (value.stop or 0) - (value.start or 0)
             jobs *= max(1, span // step) if step else MOST_JOBS + 1
         if not jobs <= MOST_JOBS:  # also of a number that is none
-            raise Refused(f"{override.input_line}: a sweep of more than {MOST_JOBS:,} cells; accepted are fewer")
+            raise Refused(
+                f"{override.input_line}: a sweep of more than {MOST_JOBS:,} cells; accepted are fewer"
+            )
 
 
 def run_one(task_function: TaskFunction, config: DictConfig, **_: Any) -> JobReturn:
@@ -105,7 +116,11 @@ def run_one(task_function: TaskFunction, config: DictConfig, **_: Any) -> JobRet
 def mode(hydra: hydras_own.Hydra, config_name: str | None, overrides: list[str]) -> Any:
     """Return `hydra.mode` as the files and the overrides set it, in place of Hydra's own method; None leaves it to `-m`."""
     search_path = hydra.config_loader.get_search_path().get_path()
-    files = {one.path.removeprefix("file://") for one in search_path if one.provider not in ("hydra", "schema")}
+    files = {
+        one.path.removeprefix("file://")
+        for one in search_path
+        if one.provider not in ("hydra", "schema")
+    }
     if any(map(MAY_SET_MODE.match, overrides)) or files != {str(ROOT)} or config_name != "config":
         return HYDRAS_OWN_MODE(hydra, config_name, overrides)
     return None
@@ -123,7 +138,9 @@ class _Base:
         self.config = config
 
     @contextlib.contextmanager
-    def of_job(self, overrides: Sequence[Override], values: Sequence[Override]) -> Iterator[DictConfig]:
+    def of_job(
+        self, overrides: Sequence[Override], values: Sequence[Override]
+    ) -> Iterator[DictConfig]:
         """Yield the configuration with the values of one job, and make all its overrides known to HydraConfig.
 
         Only the parts that the values change are copied: a copy of all of them takes most of the time of a job.
@@ -136,7 +153,9 @@ class _Base:
             ConfigLoaderImpl._apply_overrides_to_config([*values], self.config)
             known: Any = HydraConfig.instance().cfg
             with read_write(known.hydra):
-                known.hydra.overrides.task = [one.input_line for one in overrides if not one.is_hydra_override()]
+                known.hydra.overrides.task = [
+                    one.input_line for one in overrides if not one.is_hydra_override()
+                ]
             yield self.config
         finally:
             parts.clear()
@@ -147,12 +166,17 @@ class Objects:
     """Configurations as objects of their classes. Parts that jobs have in common are made once."""
 
     def __init__(self) -> None:
-        self._made: dict[str, tuple[Any, Any]] = {}  # by name, a part of a configuration and its object
+        self._made: dict[
+            str, tuple[Any, Any]
+        ] = {}  # by name, a part of a configuration and its object
 
     def of(self, config: DictConfig) -> Any:
         """Return what OmegaConf.to_object gives. Raises what it raises."""
         names = [str(name) for name in config]
-        if any(OmegaConf.is_missing(config, name) or OmegaConf.is_interpolation(config, name) for name in names):
+        if any(
+            OmegaConf.is_missing(config, name) or OmegaConf.is_interpolation(config, name)
+            for name in names
+        ):
             return OmegaConf.to_object(config)
         values = {name: self._of_part(name, config[name]) for name in names}
         kind: Any = OmegaConf.get_type(config)
@@ -175,13 +199,22 @@ class Objects:
 def _is_composed(override: Override, loader: ConfigLoaderImpl) -> bool:
     """Tell whether an override takes part in the composition: it chooses from a group, or is Hydra's own."""
     key = override.key_or_group
-    return override.package is not None or override.is_hydra_override() or loader.repository.group_exists(key)
+    return (
+        override.package is not None
+        or override.is_hydra_override()
+        or loader.repository.group_exists(key)
+    )
 
 
 def _tell(done: int, jobs: int) -> None:
     """Show on a terminal how far a long sweep is composed."""
     if jobs >= 2 * TOLD_EVERY and sys.stderr.isatty() and (done % TOLD_EVERY == 0 or done == jobs):
-        print(f"\rplanning: {done} of {jobs}", end="\r\x1b[K" if done == jobs else "", file=sys.stderr, flush=True)
+        print(
+            f"\rplanning: {done} of {jobs}",
+            end="\r\x1b[K" if done == jobs else "",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def register() -> None:

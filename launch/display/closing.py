@@ -10,13 +10,13 @@ from rich.text import Text
 
 from analysis.findings.predicted.stated import about_forecasts
 from analysis.report.numbers import THIN
-from analysis.report.text import count, first_lines, join_words, single_line
 from analysis.seconds.cell import MEASURING
 from analysis.seconds.windows import open_seconds
+from analysis.text import count, first_lines, join_words, single_line
 from benchmarks.record import Record
 from launch.plan.time_estimate import duration
 from launch.study.study import StudyFolder
-from launch.supervision.logs import few_lines
+from launch.supervision.failure import few_lines
 
 MESSAGE_LENGTH = 2000  # characters of a sentence on the screen; the record has it whole
 MOST_CODES = 3  # of one verdict; the report explains all
@@ -48,7 +48,11 @@ def close(
         _print(console, line.lstrip(), len(line) - len(line.lstrip()))
     for record in measured:
         if record.state == "failed" and record.failure:
-            _print(console, f"failed: {record.name}: {single_line(record.failure.message, MESSAGE_LENGTH)}", 0)
+            _print(
+                console,
+                f"failed: {record.name}: {single_line(record.failure.message, MESSAGE_LENGTH)}",
+                0,
+            )
             for line in few_lines(record.failure.log_tail, LOG_LINES):
                 console.print(f"    {line}", markup=False, style="dim")
             folder, rank = study.folder_of(record), record.failure.rank
@@ -59,14 +63,20 @@ def close(
         console.print(line, markup=False, soft_wrap=True)  # to be copied whole
 
 
-def exit_status(records: Sequence[Record], stopped: bool, missing: bool, held: int, strict: bool) -> int:
+def exit_status(
+    records: Sequence[Record], stopped: bool, missing: bool, held: int, strict: bool
+) -> int:
     """Return the exit status of a sweep: 0 done, 1 a cell failed or is missing, 130 it was stopped, 3 only others hold cells.
 
     With `strict` an invalid cell is a failed one.
     """
     if stopped:
         return 130
-    bad = [one for one in records if one.state != "finished" or (strict and one.validity.verdict == "invalid")]
+    bad = [
+        one
+        for one in records
+        if one.state != "finished" or (strict and one.validity.verdict == "invalid")
+    ]
     return 1 if missing or bad else MEASURED_ELSEWHERE if held else 0
 
 
@@ -89,7 +99,10 @@ def about_sweep(measured: Sequence[Record], seconds: float) -> list[str]:
     spans = [(record.started_at, record.ended_at) for record in measured]
     together = ", some at the same time" if open_seconds(spans) < in_cells - 1 else ""
     where = f"{duration(in_cells)} in {count(len(measured), 'cell')}{together}"
-    return [*lines, f"time     {duration(seconds)}: {where}, {duration(sum(told))} of that spent measuring"]
+    return [
+        *lines,
+        f"time     {duration(seconds)}: {where}, {duration(sum(told))} of that spent measuring",
+    ]
 
 
 def doubts(records: Sequence[Record]) -> list[str]:
@@ -102,7 +115,10 @@ def doubts(records: Sequence[Record]) -> list[str]:
     for word, meaning in VERDICTS.items():
         codes = [*_gathered([one.against for one in finished if one.verdict == word])]
         if codes:
-            lines += [f"{word}: {meaning}", *(f"  {line}" for line in first_lines(codes, MOST_CODES))]
+            lines += [
+                f"{word}: {meaning}",
+                *(f"  {line}" for line in first_lines(codes, MOST_CODES)),
+            ]
     missing = dict.fromkeys(code for one in finished for code in one.unchecked)
     reasons = dict.fromkeys(reason for one in finished for reason in one.unchecked.values())
     if missing:
@@ -116,7 +132,9 @@ def _gathered(found: Sequence[Mapping[str, str]]) -> Iterator[str]:
     """Yield a line for each code."""
     for code in dict.fromkeys(code for codes in found for code in codes):
         said = [codes[code] for codes in found if code in codes]
-        yield f"{code}: {said[0]}" + (f" (and {count(len(said) - 1, 'more cell')})" if len(said) > 1 else "")
+        yield f"{code}: {said[0]}" + (
+            f" (and {count(len(said) - 1, 'more cell')})" if len(said) > 1 else ""
+        )
 
 
 def _next(folder: Path, unfinished: int, is_told: bool) -> Iterator[str]:

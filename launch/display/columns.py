@@ -6,8 +6,8 @@ from types import MappingProxyType
 from rich.cells import cell_len
 
 from analysis.report.cell_numbers import COLUMNS, MARGIN, PREDICTED, TRANSPORT
-from analysis.report.names import KIND, NCCL, differing
 from analysis.report.numbers import ABSENT
+from analysis.study.names import KIND, NCCL, differing
 from benchmarks.record import Record
 from conf.cell import Cell, folded
 from launch.plan.order import PlannedCell
@@ -17,8 +17,13 @@ COST, EXPOSED, EFFICIENCY = "cost ms", "exposed ms", "efficiency"
 # A narrow terminal leaves these columns out, in this order.
 DISPENSABLE = (TRANSPORT, COST, PREDICTED, EXPOSED, "hidden", "of reference speed", "exchange ms", "per GPU",
                "exchange GB/s", MARGIN, EFFICIENCY)  # fmt: skip
-REPEAT, RUN = "repeat", "run"  # which of several measurements of a cell it is: asked repeats, or a second run
-STATE_WIDTH = 12  # of "interrupted" and one more, where there is room: the columns behind it keep their place
+REPEAT, RUN = (
+    "repeat",
+    "run",
+)  # which of several measurements of a cell it is: asked repeats, or a second run
+STATE_WIDTH = (
+    12  # of "interrupted" and one more, where there is room: the columns behind it keep their place
+)
 LEAST_WIDTH = 5  # of a column of words that is cut, when nothing is left to leave out
 MOST_SETTINGS = 3  # of NCCL's that have a column each
 GAP = 2  # between columns
@@ -26,7 +31,9 @@ GAP = 2  # between columns
 
 def _settings(cell: Cell, names: Container[str] = ()) -> str:
     """Return NCCL's settings of a cell but those with a column of their own."""
-    listed = (f"{_short(name)}={value}" for name, value in sorted(cell.nccl.items()) if name not in names)
+    listed = (
+        f"{_short(name)}={value}" for name, value in sorted(cell.nccl.items()) if name not in names
+    )
     return " ".join(listed) or ABSENT
 
 
@@ -54,19 +61,28 @@ def asked(cells: Sequence[PlannedCell]) -> tuple[dict[str, str], dict[str, list[
     """Return what is the same for all cells, by name, and the columns in which cells differ, with a text for each cell."""
     columns = {name: [text(planned.cell) for planned in cells] for name, text in _ASKED.items()}
     columns |= _of_settings([planned.cell for planned in cells])
-    same = {name: texts[0] for name, texts in columns.items() if name != GPUS and len(set(texts)) == 1}
+    same = {
+        name: texts[0] for name, texts in columns.items() if name != GPUS and len(set(texts)) == 1
+    }
     columns |= _options([planned.cell for planned in cells])
     repeated = any(planned.cell.repeat > 0 for planned in cells)
     runs = [
-        str(planned.cell.repeat) if repeated and not planned.drift else " ".join(planned.marks) for planned in cells
+        str(planned.cell.repeat) if repeated and not planned.drift else " ".join(planned.marks)
+        for planned in cells
     ]
     columns[REPEAT if repeated else RUN] = runs
-    return same, {name: texts for name, texts in columns.items() if name == GPUS or len(set(texts)) > 1}
+    return same, {
+        name: texts for name, texts in columns.items() if name == GPUS or len(set(texts)) > 1
+    }
 
 
 def _of_settings(cells: Sequence[Cell]) -> dict[str, list[str]]:
     """Return a column for each setting of NCCL in which cells differ, as long as these are few, and one for the others."""
-    values = {name: [cell.nccl.get(name, ABSENT) for cell in cells] for cell in cells for name in sorted(cell.nccl)}
+    values = {
+        name: [cell.nccl.get(name, ABSENT) for cell in cells]
+        for cell in cells
+        for name in sorted(cell.nccl)
+    }
     apart = {_short(name): texts for name, texts in values.items() if len(set(texts)) > 1}
     if len(apart) > MOST_SETTINGS:  # a preset sets many at once
         return {}
@@ -79,7 +95,9 @@ def _options(cells: Sequence[Cell]) -> dict[str, list[str]]:
     told = differing(cells)
     every = dict.fromkeys(name for options in told for name in options)
     names = [name for name in every if name not in _HAVE_COLUMNS and not name.startswith(NCCL)]
-    return {name.rpartition(".")[2]: [options.get(name, ABSENT) for options in told] for name in names}
+    return {
+        name.rpartition(".")[2]: [options.get(name, ABSENT) for options in told] for name in names
+    }
 
 
 def measured(numbers: Sequence[Mapping[str, str]], rows: Sequence[int]) -> dict[str, list[str]]:
@@ -127,7 +145,10 @@ def fit(
     """
 
     def widths() -> dict[str, int]:
-        return {name: max(map(cell_len, [headings.get(name, name), *texts])) for name, texts in columns.items()}
+        return {
+            name: max(map(cell_len, [headings.get(name, name), *texts]))
+            for name, texts in columns.items()
+        }
 
     def excess(found: Mapping[str, int]) -> int:
         return sum(found.values()) + GAP * (len(found) - 1) - width
@@ -148,7 +169,11 @@ def fit(
         if excess(reserved()) > 0:
             shorten(codes)
     found = reserved() if excess(reserved()) <= 0 else widths()
-    while words and excess(found) > 0 and found[longest := max(words, key=lambda name: found[name])] > LEAST_WIDTH:
+    while (
+        words
+        and excess(found) > 0
+        and found[longest := max(words, key=lambda name: found[name])] > LEAST_WIDTH
+    ):
         found[longest] -= 1
     return found
 

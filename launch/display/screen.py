@@ -14,9 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from analysis.console import SafeConsole
-from analysis.findings.communication.several_records import SeveralRecords
-from analysis.findings.next_run.floors import Scatters
-from analysis.findings.study import Study
+from analysis.findings.record_values import SeveralRecords
 from analysis.report.cell_numbers import (
     COLUMNS,
     TRANSPORT,
@@ -26,12 +24,25 @@ from analysis.report.cell_numbers import (
     heading,
     with_unit,
 )
-from analysis.report.names import unit_of_cells
 from analysis.report.numbers import ABSENT, THIN
-from analysis.report.text import count, single_line
+from analysis.study.names import unit_of_cells
+from analysis.study.noise_floor import Scatters
+from analysis.study.study import Study
+from analysis.text import count, single_line
 from benchmarks.record import Record
 from conf.cell import counted
-from launch.display.columns import COST, EFFICIENCY, GPUS, STATE, VALIDITY, asked, filled, fit, measured, verdict
+from launch.display.columns import (
+    COST,
+    EFFICIENCY,
+    GPUS,
+    STATE,
+    VALIDITY,
+    asked,
+    filled,
+    fit,
+    measured,
+    verdict,
+)
 from launch.plan.order import PlannedCell, rounds
 from launch.plan.time_estimate import duration, estimates
 from launch.supervision.progress import Watch
@@ -74,7 +85,9 @@ class Screen:
         self.records: list[Record | None] = [None] * len(cells)
         self._known = list(known)
         self._values: list[dict[str, float]] = [{}] * len(cells)  # that need other records
-        self._numbers: list[dict[str, str]] = [{}] * len(cells)  # by column; what a record does not have is absent
+        self._numbers: list[dict[str, str]] = [{}] * len(
+            cells
+        )  # by column; what a record does not have is absent
         self._same, self._asked = asked(cells)
         self._things = counted(planned.cell for planned in cells)
         self._unit = unit_of_cells(planned.cell for planned in cells)
@@ -98,7 +111,10 @@ class Screen:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         """Draw every cell that was begun a last time, and stop."""
         self._running, self._last = {}, True
@@ -106,7 +122,9 @@ class Screen:
         if self._live:
             self._live.__exit__(kind, error, trace)
         else:
-            for line in filter(None, (about_margins(self._values), about_reference(self._shown()), self._summary())):
+            for line in filter(
+                None, (about_margins(self._values), about_reference(self._shown()), self._summary())
+            ):
                 self.console.print(line)
 
     def progress(self, number: int, watch: Watch) -> None:
@@ -138,7 +156,9 @@ class Screen:
                 self.console.print(Text(f"{self._head(number)}  {'  '.join(self._line(number))}"))
                 if record and record.failure:
                     self.console.print(
-                        Text(f"    {record.failure.cause}: {single_line(record.failure.message, MESSAGE_LENGTH)}")
+                        Text(
+                            f"    {record.failure.cause}: {single_line(record.failure.message, MESSAGE_LENGTH)}"
+                        )
                     )
 
     def _head(self, number: int) -> str:
@@ -150,11 +170,17 @@ class Screen:
             with_unit(column, text, self._things, self._unit) + self._so_far(column)
             for column, text in self._numbers[number].items()
         ]
-        return [part for part in (self.states[number], *numbers, verdict(self.records[number])) if part]
+        return [
+            part for part in (self.states[number], *numbers, verdict(self.records[number])) if part
+        ]
 
     def _so_far(self, column: str) -> str:
         """Return words for a number that a cell to come may change: an efficiency, by another run of its baseline."""
-        return " so far" if column == EFFICIENCY and any(state not in SETTLED for state in self.states) else ""
+        return (
+            " so far"
+            if column == EFFICIENCY and any(state not in SETTLED for state in self.states)
+            else ""
+        )
 
     def _measure(self, rows: Sequence[int]) -> None:
         """Take the numbers of finished cells; a baseline that came later changes those of earlier cells."""
@@ -164,8 +190,12 @@ class Screen:
             if record is not None and record.state == "finished":
                 self._values[number] = several.shown(record)
                 found = cell_numbers(record, self._values[number])
-                found.pop(COST, None)  # a terminal has little room, and exposed communication says more
-                self._numbers[number] = {column: text.replace(THIN, " ") for column, text in found.items()}
+                found.pop(
+                    COST, None
+                )  # a terminal has little room, and exposed communication says more
+                self._numbers[number] = {
+                    column: text.replace(THIN, " ") for column, text in found.items()
+                }
 
     def _draw(self) -> Group:
         rows = self._rows()
@@ -184,11 +214,18 @@ class Screen:
             head = headings[name] + self._so_far(name).replace(" so", "\nso")
             table.add_column(head, justify=justify, no_wrap=True, width=widths[name])  # type: ignore[arg-type]
         for place, number in enumerate(rows):
-            table.add_row(*(Text(texts[place], self._style(name, number)) for name, texts in columns.items()))
+            table.add_row(
+                *(Text(texts[place], self._style(name, number)) for name, texts in columns.items())
+            )
         # Each a line of its own, cut and not wrapped: the table keeps its place.
         below = [
             Text(line, "dim", no_wrap=True, overflow="ellipsis")
-            for line in (about_margins(self._values), about_reference(columns), self._summary(), self._now())
+            for line in (
+                about_margins(self._values),
+                about_reference(columns),
+                self._summary(),
+                self._now(),
+            )
             if line
         ]
         return Group(table, *below) if rows else Group(*below)
@@ -196,7 +233,9 @@ class Screen:
     def _style(self, column: str, number: int) -> str:
         if column == VALIDITY:
             record = self.records[number]
-            return STYLES.get(record.validity.verdict if record and record.state == "finished" else "failed", "")
+            return STYLES.get(
+                record.validity.verdict if record and record.state == "finished" else "failed", ""
+            )
         return str(self._state(number).style) if column == STATE else ""
 
     def _state(self, number: int) -> Text:
@@ -211,11 +250,15 @@ class Screen:
             return [number for number, state in enumerate(self.states) if state != WAITING]
         shown = self._shown()
         # An efficiency so far has a second line in its heading.
-        more = bool(about_margins(self._values)) + bool(about_reference(shown)) + (EFFICIENCY in shown)
+        more = (
+            bool(about_margins(self._values)) + bool(about_reference(shown)) + (EFFICIENCY in shown)
+        )
         room = max(FEWEST_ROWS, (self.console.height or 24) - AROUND - more)
         if len(self.cells) <= room:
             return range(len(self.cells))
-        current = next((n for n, state in enumerate(self.states) if state not in SETTLED), len(self.cells) - 1)
+        current = next(
+            (n for n, state in enumerate(self.states) if state not in SETTLED), len(self.cells) - 1
+        )
         first = min(max(0, current - room // 2), len(self.cells) - room)
         return range(first, first + room)
 
@@ -231,10 +274,14 @@ class Screen:
         settled = sum(state in SETTLED for state in self.states)
         bad = {state: self.states.count(state) for state in ("failed", "interrupted")}
         done = settled - sum(bad.values())
-        parts = [f"{done} of {count(len(self.cells), 'cell')} in {duration(time.monotonic() - self._opened)}"]
+        parts = [
+            f"{done} of {count(len(self.cells), 'cell')} in {duration(time.monotonic() - self._opened)}"
+        ]
         parts += [f"{number} {state}" for state, number in bad.items() if number]
         if self._last:
-            parts += [f"{len(self.cells) - settled} not started"] if settled < len(self.cells) else []
+            parts += (
+                [f"{len(self.cells) - settled} not started"] if settled < len(self.cells) else []
+            )
         else:
             left = self._left()
             parts += [f"about {duration(left)} left"] if left else []
@@ -244,17 +291,26 @@ class Screen:
 
     def _now(self) -> str:
         """Return what the running cells do."""
-        return "; ".join(f"cell {number + 1}: {does}" for number, (_, does) in sorted(self._running.copy().items()))
+        return "; ".join(
+            f"cell {number + 1}: {does}"
+            for number, (_, does) in sorted(self._running.copy().items())
+        )
 
     def _estimate(self) -> None:
         """Estimate the time of each cell that is not settled."""
-        open_cells = [one for one, state in zip(self.cells, self.states, strict=True) if state not in SETTLED]
+        open_cells = [
+            one for one, state in zip(self.cells, self.states, strict=True) if state not in SETTLED
+        ]
         found = iter(estimates(open_cells, self._known))
-        self._estimates = [0.0 if state in SETTLED else next(found).seconds for state in self.states]
+        self._estimates = [
+            0.0 if state in SETTLED else next(found).seconds for state in self.states
+        ]
 
     def _left(self) -> int:
         """Return the seconds until the last cell is done, in steps of five; 0 where the estimate is over."""
         left = list(self._estimates)
         for number, (since, _) in self._running.copy().items():
             left[number] -= min(left[number], time.monotonic() - since)
-        return 5 * round(sum(max(left[place] for place in together) for together in rounds(self.cells)) / 5)
+        return 5 * round(
+            sum(max(left[place] for place in together) for together in rounds(self.cells)) / 5
+        )

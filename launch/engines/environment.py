@@ -1,12 +1,15 @@
 """Make the command and the environment of a cell's processes."""
 
+import os
+import re
+import stat
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.host.environment import Variables, merged
-from benchmarks.record import CellFolder, clock
+from benchmarks.agent.processes import Variables, merged
+from benchmarks.record import CellFolder, clock, own_files
 from conf.cell import Cell
 from conf.variables import TOKEN
 from launch.machine.devices import Machine
@@ -56,13 +59,21 @@ def scrubbed(variable: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in variable.items()
-        if (name in NEEDED or name.startswith(NEEDED_PREFIXES)) and (name == TOKEN or not is_secret(name, value))
+        if (name in NEEDED or name.startswith(NEEDED_PREFIXES))
+        and (name == TOKEN or not is_secret(name, value))
     }
 
 
 def arguments(folder: CellFolder, cell: Cell, start: str) -> list[str]:
     """Return the command of the agent, which starts the ranks and the servers as `engine.start` says."""
-    return [sys.executable, "-m", "benchmarks.rank.agent", str(folder.path), str(cell.world_size + cell.servers), start]
+    return [
+        sys.executable,
+        "-m",
+        "benchmarks.rank.cell_process",
+        str(folder.path),
+        str(cell.world_size + cell.servers),
+        start,
+    ]
 
 
 def of_every_cell(machine: Machine, surrounding: Mapping[str, str]) -> dict[str, str]:
@@ -71,7 +82,11 @@ def of_every_cell(machine: Machine, surrounding: Mapping[str, str]) -> dict[str,
 
 
 def _ours(machine: Machine) -> dict[str, str]:
-    own = {clock.VARIABLE: repr(clock.BEGINNING), "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
+    own = {
+        clock.VARIABLE: repr(clock.BEGINNING),
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONFAULTHANDLER": "1",
+    }
     if machine.kind == "cpu":
         # The same in every cell, or a baseline would run on more cores.
         own |= {"OMP_NUM_THREADS": str(machine.threads), "CUDA_VISIBLE_DEVICES": ""}
@@ -92,10 +107,14 @@ class OnHost:
     name: str = ""  # as the cell has it; '' is this machine
     interface: str = LOOPBACK  # through which its processes meet those of other hosts
     typed: bool = False  # the user named the interface
-    forbidden: Mapping[str, str] = field(default_factory=dict)  # variables by which some host forbids NVLink multicast
+    forbidden: Mapping[str, str] = field(
+        default_factory=dict
+    )  # variables by which some host forbids NVLink multicast
 
 
-def asked(cell: Cell, machine: Machine, folder: CellFolder, token: str, where: OnHost | None = None) -> Variables:
+def asked(
+    cell: Cell, machine: Machine, folder: CellFolder, token: str, where: OnHost | None = None
+) -> Variables:
     """Return what a cell asks for in the environment of its processes on one machine, which has these devices.
 
     `folder` is where they write: on another host CellFolder(Path(CELL_FOLDER)), which its agent replaces. Variables that
@@ -109,7 +128,9 @@ def asked(cell: Cell, machine: Machine, folder: CellFolder, token: str, where: O
         return Variables(own, {}, FOREIGN)
     uuids = {device.id: device.uuid for device in machine.devices}
     # Servers' GPUs last: a rank's index is its place in the subset.
-    gpus = dict.fromkeys(one.gpu for one in cell.places if one.host == where.name and one.gpu is not None)
+    gpus = dict.fromkeys(
+        one.gpu for one in cell.places if one.host == where.name and one.gpu is not None
+    )
     own |= {
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": ",".join(uuids[gpu] for gpu in gpus),
@@ -126,7 +147,11 @@ def asked(cell: Cell, machine: Machine, folder: CellFolder, token: str, where: O
         # loading of another kernel, which waits for those that run. Two H200s stood still otherwise.
         own |= {"CUDA_DEVICE_MAX_CONNECTIONS": "32", "CUDA_MODULE_LOADING": "EAGER"}
     # One machine: nothing listens to the network. NCCL takes a name after `=` as the whole name, not as its beginning.
-    sockets = {"NCCL_SOCKET_IFNAME": where.interface if where.interface == LOOPBACK else f"={where.interface}"}
+    sockets = {
+        "NCCL_SOCKET_IFNAME": where.interface
+        if where.interface == LOOPBACK
+        else f"={where.interface}"
+    }
     own |= sockets if where.typed else {}
     defaults = {**sockets, "OMP_NUM_THREADS": str(max(1, machine.cores // (2 * len(cell.gpus))))}
     return Variables(own | cell.nccl, defaults, FOREIGN)
@@ -141,3 +166,49 @@ def inherited(of_ranks: Mapping[str, str], cell: Cell, surrounding: Mapping[str,
         and name not in cell.nccl
         and (cell.device == "cuda" or name != "OMP_NUM_THREADS")
     ]
+
+
+# The folder in which torch.compile keeps what it made, for all cells of all studies of an output folder.
+
+
+NAME = ".compiled"  # no study has such a name
+INDUCTOR, TRITON = "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"
+# torch puts the path into commands for the C++ compiler, unquoted.
+PLAIN = re.compile(r"[A-Za-z0-9_./+-]+")
+
+
+def compile_caches_variables(
+    cell: Cell, output_dir: Path, surrounding: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the variables that name the folder; none where a cell is not compiled here or the user names a folder.
+
+    None also where the folder cannot serve; torch then takes its own one in TMPDIR. The folder is made.
+    """
+    if not cell.compiled or cell.hosts or INDUCTOR in surrounding:
+        return {}
+    folder = output_dir / NAME
+    if not _serves(folder):
+        return {}
+    # Without a folder of its own Triton would get one for each GPU from torch, with the same kernels.
+    triton = {} if TRITON in surrounding else {TRITON: str(folder / "triton")}
+    return {INDUCTOR: str(folder), **triton}
+
+
+def _serves(folder: Path) -> bool:
+    """Return whether code may be kept in a folder, which is made where it is missing: torch runs what it finds there.
+
+    So it must be the user's own, and nobody else may write to it.
+    """
+    if not PLAIN.fullmatch(str(folder)):
+        return False
+    try:
+        own_files.make_folder(folder, mode=0o700)
+        found, system = folder.stat(), os.statvfs(folder)
+    except OSError:
+        return False
+    others = stat.S_IWGRP | stat.S_IWOTH
+    return (
+        found.st_uid == os.geteuid()
+        and not found.st_mode & others
+        and not system.f_flag & os.ST_NOEXEC
+    )

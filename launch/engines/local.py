@@ -9,16 +9,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from benchmarks.host import processes
-from benchmarks.host.environment import Variables
-from benchmarks.host.gpu_samples import Sampler
-from benchmarks.host.messages import Do, Say
+from benchmarks.agent import processes
+from benchmarks.agent.processes import Variables
+from benchmarks.agent.protocol import Do, Say
+from benchmarks.agent.sampler import Sampler
 from benchmarks.record import CellFolder, own_files
 from conf.cell import Cell
 from conf.variables import NO_TOKEN, TOKEN
-from launch.engines.channel import AgentGone, Channel
 from launch.engines.environment import ROOT, arguments, of_every_cell
-from launch.engines.words import AGENT
+from launch.engines.hosts import AGENT, AgentGone, Channel
 from launch.machine.devices import Machine
 
 LAST_WAIT_S = 5.0  # for what started the ranks, after every process of its cell was ended
@@ -28,7 +27,9 @@ STUCK = ("stopped", "tracing-stop", "disk-sleep")
 class LocalEngine:
     """Has ranks forked by an agent on this machine."""
 
-    def __init__(self, machine: Machine, surrounding: Mapping[str, str], how: str, profiler_grace_s: float) -> None:
+    def __init__(
+        self, machine: Machine, surrounding: Mapping[str, str], how: str, profiler_grace_s: float
+    ) -> None:
         """`how` ranks start: `engine.start`; `profiler_grace_s` for a profiler to write what it recorded."""
         self._environment = of_every_cell(machine, surrounding) | {TOKEN: NO_TOKEN}
         self._machine, self._how, self._profiler_grace_s = machine, how, profiler_grace_s
@@ -58,7 +59,10 @@ class LocalEngine:
         """Start the processes of a cell. A profiler follows new programs, not forks."""
         if profiler:
             return ProfiledJob(
-                [*profiler, *arguments(folder, cell, "exec")], folder, environment, self._profiler_grace_s
+                [*profiler, *arguments(folder, cell, "exec")],
+                folder,
+                environment,
+                self._profiler_grace_s,
             )
         job = ServedJob(environment[TOKEN])
         with contextlib.ExitStack() as sampling:
@@ -85,7 +89,9 @@ class LocalEngine:
             self._agent.close()
             self._agent = None
 
-    def _serve(self, job: "ServedJob", cell: Cell, folder: CellFolder, environment: Mapping[str, str]) -> None:
+    def _serve(
+        self, job: "ServedJob", cell: Cell, folder: CellFolder, environment: Mapping[str, str]
+    ) -> None:
         """Have the agent start the processes of a job. Raises AgentGone."""
         self._begin(cell)
         assert self._agent is not None
@@ -176,7 +182,12 @@ class ServedJob(_Here):
         """End every process. Return the ids of those that survive SIGKILL."""
         survivors = self._end_all(grace_s)
         deadline = time.monotonic() + LAST_WAIT_S
-        while self._status is None and not self._why and self.agent.ended() is None and time.monotonic() < deadline:
+        while (
+            self._status is None
+            and not self._why
+            and self.agent.ended() is None
+            and time.monotonic() < deadline
+        ):
             time.sleep(0.005)
         if self._status is None:  # the next cell gets another agent
             self.agent.close()
@@ -188,7 +199,11 @@ class ProfiledJob(_Here):
     """A job that a profiler starts."""
 
     def __init__(
-        self, command: Sequence[str], folder: CellFolder, environment: Mapping[str, str], profiler_grace_s: float
+        self,
+        command: Sequence[str],
+        folder: CellFolder,
+        environment: Mapping[str, str],
+        profiler_grace_s: float,
     ) -> None:
         super().__init__(environment[TOKEN])
         self._profiler_grace_s = profiler_grace_s

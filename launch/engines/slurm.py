@@ -53,7 +53,9 @@ def host_names(surrounding: Mapping[str, str]) -> tuple[str, ...]:
     try:
         return _names(surrounding[NODES], tuple(surrounding.items()))
     except SlurmSilent as error:
-        raise Refused(f"engine=slurm: the hosts of {NODES}={surrounding[NODES]} are not known: {error}") from None
+        raise Refused(
+            f"engine=slurm: the hosts of {NODES}={surrounding[NODES]} are not known: {error}"
+        ) from None
 
 
 @functools.lru_cache(maxsize=1)

@@ -38,7 +38,10 @@ ENDED = {
 
 
 def submit(
-    configs: Sequence[Config], typed: Sequence[str], surrounding: Mapping[str, str], console: Console
+    configs: Sequence[Config],
+    typed: Sequence[str],
+    surrounding: Mapping[str, str],
+    console: Console,
 ) -> "Followed":
     """Submit the command `typed`, whose checked configurations these are, and return its job.
 
@@ -50,22 +53,35 @@ def submit(
             f"engine.submit=true: this is inside job {inside} of Slurm; accepted here is the command without it"
         )
     if not shutil.which("sbatch"):
-        raise Refused("engine.submit=true: there is no program sbatch; accepted is a host that has Slurm's commands")
+        raise Refused(
+            "engine.submit=true: there is no program sbatch; accepted is a host that has Slurm's commands"
+        )
     try:
         import submitit
     except ImportError:
-        raise Refused("engine.submit=true: needs submitit; accepted after pip install '.[slurm]'") from None
+        raise Refused(
+            "engine.submit=true: needs submitit; accepted after pip install '.[slurm]'"
+        ) from None
     config, parameters = configs[0], job_parameters(configs)
     folder = _own_folder(config.output_dir)
     python = config.engine.python or sys.executable
-    command = [python, str(Path(config.engine.folder or ROOT) / "launch.py"), *typed, "engine.submit=false"]
+    command = [
+        python,
+        str(Path(config.engine.folder or ROOT) / "launch.py"),
+        *typed,
+        "engine.submit=false",
+    ]
     try:
         executor = submitit.SlurmExecutor(folder, python=f"exec {shlex.quote(python)}")
         executor.update_parameters(**parameters)
         # The command takes the place of the job's own process, so that Slurm's signals and its exit status are the command's.
         with redirect_stderr(io.StringIO()):  # submitit prints there what sbatch says
             job: Any = executor.submit(os.execv, python, command)
-    except (RuntimeError, ValueError, OSError) as error:  # submitit has what sbatch said in the last line
+    except (
+        RuntimeError,
+        ValueError,
+        OSError,
+    ) as error:  # submitit has what sbatch said in the last line
         said = str(error).strip().splitlines() or [type(error).__name__]
         raise Refused(f"engine.submit=true: Slurm did not take the job: {said[-1]}") from None
     return Followed(str(job.job_id), Path(job.paths.stdout), surrounding, console)
@@ -97,7 +113,9 @@ def hosts_of_job(configs: Sequence[Config]) -> int:
     if most := configs[0].engine.job_nodes or max([len(_named(configs)), *counts]):
         return most
     typed = ",".join(configs[0].nodes)
-    raise Refused(f"nodes={typed}: does not say how many hosts the job needs; accepted is engine.job_nodes=N beside it")
+    raise Refused(
+        f"nodes={typed}: does not say how many hosts the job needs; accepted is engine.job_nodes=N beside it"
+    )
 
 
 def _named(configs: Sequence[Config]) -> list[str]:
@@ -116,14 +134,18 @@ def _own_folder(output_dir: str) -> Path:
     except OSError as error:
         raise Refused(f"output_dir={output_dir}: cannot be written: {because(error)}") from None
     if found.st_uid != os.geteuid() or found.st_mode & 0o022:
-        raise Refused(f"output_dir={output_dir}: others may write {folder}; accepted is a folder that is yours alone")
+        raise Refused(
+            f"output_dir={output_dir}: others may write {folder}; accepted is a folder that is yours alone"
+        )
     return folder
 
 
 class Followed:
     """A job whose log is shown until it ends."""
 
-    def __init__(self, job: str, log: Path, surrounding: Mapping[str, str], console: Console) -> None:
+    def __init__(
+        self, job: str, log: Path, surrounding: Mapping[str, str], console: Console
+    ) -> None:
         self._job, self._log, self._surrounding, self._console = job, log, surrounding, console
         self._shown = 0  # bytes of the log
         self._told = ""
@@ -147,7 +169,9 @@ class Followed:
                 reason = f" ({known['Reason']})" if known.get("Reason", "None") != "None" else ""
                 self._tell(f"waits{again}{reason}")
             elif state == "RUNNING" and cancelled_at is None:
-                self._tell(f"runs on {known.get('NodeList')}, until {_clock(known.get('EndTime', ''))} at most")
+                self._tell(
+                    f"runs on {known.get('NodeList')}, until {_clock(known.get('EndTime', ''))} at most"
+                )
             self._show_log()
             if state in ENDED:
                 return self._ended(state, known["ExitCode"], cancelled_at is not None)
@@ -166,8 +190,16 @@ class Followed:
     def _ended(self, state: str, exit_code: str, was_cancelled: bool) -> int:
         """Say how the job ended; return the exit status."""
         own, _, signal_number = exit_code.partition(":")
-        asked_to_end = was_cancelled or signal_number == str(int(signal.SIGTERM))  # the latter before it had begun
-        status = int(own) if own.isdecimal() and own != "0" else INTERRUPTED if asked_to_end else ENDED[state]
+        asked_to_end = was_cancelled or signal_number == str(
+            int(signal.SIGTERM)
+        )  # the latter before it had begun
+        status = (
+            int(own)
+            if own.isdecimal() and own != "0"
+            else INTERRUPTED
+            if asked_to_end
+            else ENDED[state]
+        )
         on = "; the same command continues from there" if status == INTERRUPTED else ""
         how = "" if state in ("COMPLETED", "FAILED") else f"{state.lower().replace('_', ' ')}, "
         self._tell(f"has ended ({how}exit status {status}){on}")
@@ -180,7 +212,9 @@ class Followed:
             text = file.read()
             whole = text[: text.rfind(b"\n") + 1]
             self._shown += len(whole)
-            self._console.print(whole.decode(errors="replace"), markup=False, soft_wrap=True, end="")
+            self._console.print(
+                whole.decode(errors="replace"), markup=False, soft_wrap=True, end=""
+            )
 
     def _tell(self, what: str) -> None:
         """Say something new of the job."""
@@ -191,4 +225,8 @@ class Followed:
 
 def _clock(seconds: str) -> str:
     """Return a time of Slurm's, in seconds since 1970, as people read it."""
-    return time.strftime("%H:%M", time.localtime(int(seconds))) if seconds.isdecimal() else "an unknown time"
+    return (
+        time.strftime("%H:%M", time.localtime(int(seconds)))
+        if seconds.isdecimal()
+        else "an unknown time"
+    )

@@ -20,7 +20,9 @@ from launch.help.options import Option, options
 from launch.machine.devices import look
 
 SETS = ("gpus", "nodes", "strategy.server_nodes")  # of which `+` joins members
-_CHOSEN = [group for group in GROUPS if group != "experiment"]  # it has no default and is added with +
+_CHOSEN = [
+    group for group in GROUPS if group != "experiment"
+]  # it has no default and is added with +
 # The words up to launch.py are how it is called: with any Python, from any folder. zsh reads this one too, by bashcompinit.
 BASH = r"""_ringside() {
     local line="${COMP_LINE:0:$COMP_POINT}" last=-1 n
@@ -60,7 +62,9 @@ def register() -> None:
     """Have Hydra's `--shell-completion` print these scripts and these completions."""
     names = Plugins.instance().class_name_to_class  # as in launch.compose.sweeper
     for shell, script in (("Bash", BASH), ("Fish", FISH)):  # zsh's plugin calls bash's
-        plugin: Any = names[f"hydra._internal.core_plugins.{shell.lower()}_completion.{shell}Completion"]
+        plugin: Any = names[
+            f"hydra._internal.core_plugins.{shell.lower()}_completion.{shell}Completion"
+        ]
         plugin.install = lambda plugin, script=script: print(script)
         plugin.query = lambda plugin, config_name: print(
             "\n".join(completions(os.environ["COMP_LINE"].partition(" ")[2]))
@@ -107,7 +111,10 @@ def _values(text: str, before: Sequence[str]) -> Iterator[str]:
 
 def _hosts(before: Sequence[str]) -> Sequence[str]:
     """Return the names of the hosts in the file that the line names; none where it cannot be read."""
-    path = next((word.removeprefix("hosts=") for word in reversed(before) if word.startswith("hosts=")), None)
+    path = next(
+        (word.removeprefix("hosts=") for word in reversed(before) if word.startswith("hosts=")),
+        None,
+    )
     with contextlib.suppress(Refused):
         return [host.name for host in listed_hosts(path)] if path else []
     return []
@@ -117,6 +124,8 @@ def _options(before: Sequence[str]) -> Sequence[Option]:
     """Return every option, with those of the strategy, benchmark and profiler that the line names."""
     pairs = (word.partition("=") for word in before)
     chosen = {
-        group: value for group, _, value in pairs if group in groups.WITH_RULES and value in groups.choices(group)
+        group: value
+        for group, _, value in pairs
+        if group in groups.WITH_RULES and value in groups.choices(group)
     }
     return list(options(chosen))

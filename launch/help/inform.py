@@ -15,7 +15,7 @@ def inform(typed: Sequence[str]) -> bool:
     """
     forgive(sys.stdout)  # for all that follows, also what Hydra prints
     if "--version" in typed:
-        from launch.machine.versions import version_lines  # the TAB key need not wait for it
+        from launch.machine.facts import version_lines  # the TAB key need not wait for it
 
         print(*version_lines(), sep="\n")
         return True

@@ -41,14 +41,20 @@ def options_of(group: str, name: str) -> Iterator[Option]:
     for option, default in choice.options.items():
         if option != "name":
             limits = choice.limits(option)
-            yield _option(f"{group}.{option}", comments.get(option, ""), limits, default, type(default))
+            yield _option(
+                f"{group}.{option}", comments.get(option, ""), limits, default, type(default)
+            )
 
 
 @functools.cache
 def default_choices() -> dict[str, str]:
     """Return the choice of each group in a request that names none, from conf/config.yaml."""
-    listed = cast(dict[str, Any], OmegaConf.to_container(OmegaConf.load(groups.ROOT / "config.yaml")))["defaults"]
-    return {group: name for entry in listed if isinstance(entry, dict) for group, name in entry.items()}
+    listed = cast(
+        dict[str, Any], OmegaConf.to_container(OmegaConf.load(groups.ROOT / "config.yaml"))
+    )["defaults"]
+    return {
+        group: name for entry in listed if isinstance(entry, dict) for group, name in entry.items()
+    }
 
 
 def about_choice(group: str, name: str) -> str:
@@ -71,7 +77,9 @@ def _of(kind: Any, prefix: str, chosen: Mapping[str, str]) -> Iterator[Option]:
             yield from options_of(key, chosen[key])
         elif dataclasses.is_dataclass(field.type):
             yield from _of(field.type, f"{key}.", chosen)
-        elif field.name != "name" or prefix.rstrip(".") not in default_choices():  # else `group=NAME` gives it
+        elif (
+            field.name != "name" or prefix.rstrip(".") not in default_choices()
+        ):  # else `group=NAME` gives it
             yield _of_field(key, field)
 
 
@@ -79,7 +87,13 @@ def _of_field(key: str, field: "dataclasses.Field[Any]") -> Option:
     limits = described(field)
     meaning = limits.get("help", "")
     if key == "gpus":
-        return Option(key, meaning, "one subset, gpus=0,3; several, gpus=0+1,0+3; or a word", "all", tuple(gpus.WORDS))
+        return Option(
+            key,
+            meaning,
+            "one subset, gpus=0,3; several, gpus=0+1,0+3; or a word",
+            "all",
+            tuple(gpus.WORDS),
+        )
     if key == "nodes":
         forms = "one set of hosts, nodes=a,b; several, nodes=a+b,a+c; a number; or a word"
         return Option(key, meaning, forms, "this machine", tuple(nodes.WORDS))
@@ -96,7 +110,9 @@ def _option(key: str, meaning: str, limits: Mapping[str, Any], default: Any, kin
     if kind is bool:
         words = ["true", "false"]
     said = accepted({**limits, "words": words}) or KINDS.get(kind, "")
-    if (limits.get("least"), limits.get("most")) == (0, 1) and limits.get("whole"):  # a switch of NCCL's
+    if (limits.get("least"), limits.get("most")) == (0, 1) and limits.get(
+        "whole"
+    ):  # a switch of NCCL's
         said, words = "0 or 1", ["0", "1"]
     return Option(key, meaning, said, _typed(default), tuple(words))
 
@@ -105,4 +121,10 @@ def _typed(default: Any) -> str:
     """Return a default as it is typed."""
     if default == MISSING:
         return ""
-    return str(default).lower() if isinstance(default, bool) else "null" if default is None else str(default)
+    return (
+        str(default).lower()
+        if isinstance(default, bool)
+        else "null"
+        if default is None
+        else str(default)
+    )

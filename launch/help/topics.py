@@ -34,7 +34,9 @@ def show(topic: str) -> None:
     chosen = value if key in GROUPS and value in groups.choices(key) else ""
     if key in GROUPS:
         names = [chosen] if chosen else groups.choices(key)
-        out.print(_table([f"{key}=", "meaning"], ((name, about_choice(key, name)) for name in names)))
+        out.print(
+            _table([f"{key}=", "meaning"], ((name, about_choice(key, name)) for name in names))
+        )
     for option, words in (("gpus", gpus.WORDS), ("nodes", nodes.WORDS)):
         if key == option:
             out.print(_table([f"{option}=", "meaning"], words.items()))
@@ -46,7 +48,9 @@ def show(topic: str) -> None:
             out.print("null: Ringside leaves the variable as it is", markup=False)
     elif key in groups.WITH_RULES and not chosen:
         out.print(
-            f"Options of one of them: python launch.py -h {key}={default_choices()[key]}", markup=False, soft_wrap=True
+            f"Options of one of them: python launch.py -h {key}={default_choices()[key]}",
+            markup=False,
+            soft_wrap=True,
         )
 
 
@@ -57,11 +61,17 @@ def _listed(key: str, chosen: str) -> list[Option]:
     group = key.partition(".")[0]
     known = list(options({}))
     if group in groups.WITH_RULES:  # every option that some choice has
-        known = list({one.key: one for name in groups.choices(group) for one in options_of(group, name)}.values())
+        known = list(
+            {
+                one.key: one for name in groups.choices(group) for one in options_of(group, name)
+            }.values()
+        )
     found = [one for one in known if one.key == key or one.key.startswith(f"{key}.")]
     if not found and key not in GROUPS:
         names = [*GROUPS, *(one.key for one in known)]
-        raise Refused(f"-h {key}: no group or option; the groups are {', '.join(GROUPS)}{closest(key, names)}")
+        raise Refused(
+            f"-h {key}: no group or option; the groups are {', '.join(GROUPS)}{closest(key, names)}"
+        )
     return found
 
 

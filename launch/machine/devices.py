@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import resource
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,7 +53,9 @@ class Machine:
     def device(self, text: str, typed: str) -> Device:
         """Return the device that a number, a UUID or a PCI bus id names. Raises Refused."""
         for device in self.devices:
-            if text == str(device.id) or (device.uuid and device.uuid.lower().startswith(text.lower())):
+            if text == str(device.id) or (
+                device.uuid and device.uuid.lower().startswith(text.lower())
+            ):
                 return device
             if BUS_ID.fullmatch(text) and device.bus_id and _bus(device.bus_id) == _bus(text):
                 return device
@@ -93,7 +96,10 @@ def _gpus(surrounding: Mapping[str, str]) -> tuple[tuple[Device, ...], str]:
     for number in range(count):
         try:
             handle = pynvml.nvmlDeviceGetHandleByIndex(number)
-            uuid, name = nvml_text(pynvml.nvmlDeviceGetUUID(handle)), nvml_text(pynvml.nvmlDeviceGetName(handle))
+            uuid, name = (
+                nvml_text(pynvml.nvmlDeviceGetUUID(handle)),
+                nvml_text(pynvml.nvmlDeviceGetName(handle)),
+            )
             bus_id = nvml_text(pynvml.nvmlDeviceGetPciInfo(handle).busId).lower()
             found.append(Device(number, uuid, bus_id, name, _memory_bytes(handle)))
         except pynvml.NVMLError as error:  # lost, or not ours
@@ -101,7 +107,9 @@ def _gpus(surrounding: Mapping[str, str]) -> tuple[tuple[Device, ...], str]:
     visible = surrounding.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         names = [name.strip() for name in visible.split(",") if name.strip()]
-        found = [d for d in found if any(str(d.id) == name or d.uuid.startswith(name) for name in names)]
+        found = [
+            d for d in found if any(str(d.id) == name or d.uuid.startswith(name) for name in names)
+        ]
         return tuple(found), f"CUDA_VISIBLE_DEVICES={visible} leaves no GPU"
     return tuple(found), refused or "this machine has no NVIDIA GPU"
 
@@ -133,7 +141,9 @@ def _torch_about_itself() -> str:
     if spec is None or spec.origin is None:
         return ""
     try:
-        return Path(spec.origin).with_name("version.py").read_text(encoding="utf-8", errors="replace")
+        return (
+            Path(spec.origin).with_name("version.py").read_text(encoding="utf-8", errors="replace")
+        )
     except OSError:
         return ""
 
@@ -148,3 +158,96 @@ def _bus(text: str) -> tuple[int, ...]:
     head, function = text.rsplit(".", 1)
     *domain, bus, device = head.split(":")
     return (int(domain[0], 16) if domain else 0, int(bus, 16), int(device, 16), int(function))
+
+
+# Refuse cells where a limit of this process leaves no room for theirs: torch would wait for minutes, or die without a word.
+
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A limit of the kernel, which the processes of a cell inherit, and how little of it is too little."""
+
+    kind: int  # RLIMIT_…
+    fewest: int
+    command: str  # that shows and sets it, in `unit`
+    unit: int
+    what: str
+
+
+LIMITS = (
+    Limit(resource.RLIMIT_NOFILE, 128, "ulimit -n", 1, "files that a process may have open"),
+    Limit(
+        resource.RLIMIT_AS,
+        4096 * MIB,
+        "ulimit -v",
+        1024,
+        "KiB of addresses that a process may have",
+    ),  # torch alone: 3.4 GB
+    Limit(
+        resource.RLIMIT_FSIZE, 4 * MIB, "ulimit -f", 1024, "KiB that a file may have"
+    ),  # the store of MLflow: 1 MB
+)
+
+
+def too_small() -> list[str]:
+    """Return a sentence for each limit of this process that is too small for any cell: its value and what is accepted."""
+    found = ((limit, resource.getrlimit(limit.kind)[0]) for limit in LIMITS)
+    return [
+        f"{limit.command} is {value // limit.unit} here ({limit.what}), too little for the processes of a cell; "
+        f"accepted is {limit.fewest // limit.unit} or more, or unlimited"
+        for limit, value in found
+        if value != resource.RLIM_INFINITY and value < limit.fewest
+    ]
+
+
+def refuse_small_limits() -> None:
+    """Refuse to start any cell under a limit that is too small for it.
+
+    Raises:
+        Refused: names the limit, its value and what is accepted.
+    """
+    for sentence in too_small():
+        raise Refused(sentence)
+
+
+# Who started this process: under torchrun, srun -n 8 or mpirun every rank would start the whole study.
+
+
+# What of each program says which of several processes this is, how many there are, and what to write in its place.
+_COUNTED = {
+    # A batch script has no step, and one task of a step may launch.
+    "srun": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "without srun, or with srun --ntasks=1"),
+    "mpirun": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "without mpirun"),
+    "mpiexec": ("PMI_RANK", "PMI_SIZE", "without mpiexec"),
+}
+_TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+
+
+def refuse_several(environment: Mapping[str, str]) -> None:
+    """Refuse to be one of several processes that one program started. Raises Refused.
+
+    Launchers that people start one by one may share a study.
+    """
+    if all(name in environment for name in _TORCHRUN):
+        _refuse("torchrun", _TORCHRUN, "without torchrun", environment)
+    for program, (rank, size, instead) in _COUNTED.items():
+        if _number(environment, rank) > 0 or _number(environment, size) > 1:
+            _refuse(program, (rank, size), instead, environment)
+
+
+def _refuse(
+    program: str, names: tuple[str, ...], instead: str, environment: Mapping[str, str]
+) -> None:
+    said = ", ".join(f"{name}={environment[name]}" for name in names if name in environment)
+    raise Refused(
+        f"{said}: launch.py was started by {program}, and starts the processes on the GPUs itself; write python launch.py gpus=… "
+        f"{instead}"
+    )
+
+
+def _number(environment: Mapping[str, str], name: str) -> int:
+    text = environment.get(name, "")
+    return int(text) if text.isascii() and text.isdigit() else 0

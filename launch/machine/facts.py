@@ -1,14 +1,17 @@
 """The facts of machine and software that a record keeps: host, CPU, GPUs, links, packages, commit, variables. Without torch."""
 
+import dataclasses
 import functools
 import hashlib
 import importlib.metadata
 import os
 import platform
 import pwd
+import re
 import shutil
 import socket
 import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,8 +20,14 @@ import psutil
 
 from analysis.errors import UnreadableInput
 from analysis.topology.source import load_topology
-from conf.variables import usable_cores
-from launch.machine.devices import nvml_text
+from benchmarks.agent.network import interfaces
+from benchmarks.record import SCHEMA_VERSION
+from benchmarks.record.encoding import encoded
+from benchmarks.record.visible import one_line
+from conf import nccl
+from conf.options import Refused
+from conf.variables import free_memory, free_shared_memory, usable_cores
+from launch.machine.devices import look, nvml_text, too_small, torch_version
 from launch.machine.secrets import configuration_without_secrets, is_secret, names_of_secrets
 
 # Environment variables that can change a result. Nothing else of the environment is kept: it holds secrets.
@@ -47,7 +56,8 @@ def facts() -> dict[str, Any]:
         },
         "numa_nodes": len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or None,
         "packages": {
-            name: _version(name) for name in ("torch", "torchvision", "timm", "hydra-core", "mlflow-skinny", "numpy")
+            name: _version(name)
+            for name in ("torch", "torchvision", "timm", "hydra-core", "mlflow-skinny", "numpy")
         },
         "git": _git(),
         "code": measuring_code(),
@@ -105,7 +115,10 @@ def measuring_code() -> str:
     """Return a hash of the code that measures: 12 hexadecimal digits, equal for equal files whatever the commit."""
     found = hashlib.sha256()
     for path in sorted(path for part in MEASURING for path in (ROOT / part).rglob("*.py")):
-        found.update(f"{path.relative_to(ROOT).as_posix()}\0{path.stat().st_size}\0".encode() + path.read_bytes())
+        found.update(
+            f"{path.relative_to(ROOT).as_posix()}\0{path.stat().st_size}\0".encode()
+            + path.read_bytes()
+        )
     return found.hexdigest()[:12]
 
 
@@ -130,17 +143,24 @@ def _gpu_facts() -> dict[str, Any]:
         handle = answer(pynvml.nvmlDeviceGetHandleByIndex, number)
         if handle is None:
             continue
-        memory, pci = answer(pynvml.nvmlDeviceGetMemoryInfo, handle), answer(pynvml.nvmlDeviceGetPciInfo, handle)
+        memory, pci = (
+            answer(pynvml.nvmlDeviceGetMemoryInfo, handle),
+            answer(pynvml.nvmlDeviceGetPciInfo, handle),
+        )
         answers = {
             "uuid": answer(pynvml.nvmlDeviceGetUUID, handle),
             "name": answer(pynvml.nvmlDeviceGetName, handle),
             "bus_id": nvml_text(pci.busId).lower() if pci else None,
             "memory_bytes": int(memory.total) if memory else None,
             "max_sm_mhz": answer(pynvml.nvmlDeviceGetMaxClockInfo, handle, pynvml.NVML_CLOCK_SM),
-            "max_memory_mhz": answer(pynvml.nvmlDeviceGetMaxClockInfo, handle, pynvml.NVML_CLOCK_MEM),
+            "max_memory_mhz": answer(
+                pynvml.nvmlDeviceGetMaxClockInfo, handle, pynvml.NVML_CLOCK_MEM
+            ),
             "nvlinks": _nvlinks(pynvml, handle),
         }
-        gpus.append({"id": number, **{name: value for name, value in answers.items() if value is not None}})
+        gpus.append(
+            {"id": number, **{name: value for name, value in answers.items() if value is not None}}
+        )
     return {"driver": answer(pynvml.nvmlSystemGetDriverVersion), "gpus": gpus}
 
 
@@ -158,7 +178,11 @@ def _nvlinks(pynvml: Any, handle: Any) -> int:
 def _cpu_model() -> str:
     text = _read("/proc/cpuinfo") or ""
     return next(
-        (line.split(":", 1)[1].strip() for line in text.splitlines() if line.startswith("model name")),
+        (
+            line.split(":", 1)[1].strip()
+            for line in text.splitlines()
+            if line.startswith("model name")
+        ),
         platform.machine(),
     )
 
@@ -192,7 +216,120 @@ def _output(command: list[str]) -> str | None:
     if shutil.which(command[0]) is None:
         return None
     try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=20, check=True)
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=20, check=True
+        )
     except (subprocess.SubprocessError, OSError):
         return None
     return done.stdout
+
+
+# Describe the host that this runs on, as one JSON object that the launcher of a sweep reads (launch.machine.fleet).
+
+
+FORM = 1  # of the description: an agent of another Ringside is told by it
+INFINIBAND = Path("/sys/class/infiniband")
+
+
+def description(device: str, surrounding: Mapping[str, str]) -> dict[str, Any]:
+    """Return what a launcher must know of this host, as plain JSON types; {"refused": …} where `device=` cannot be had here."""
+    surrounding = nccl.with_configuration_files(surrounding, nccl_configuration(surrounding))
+    try:
+        machine = look(device, surrounding)
+    except Refused as error:
+        return {"form": FORM, "refused": str(error)}
+    versions = {
+        "python": platform.python_version(),
+        "torch": torch_version(),
+        "nccl": nccl_version() or "",
+    }
+    return {
+        "form": FORM,
+        "machine": dataclasses.asdict(machine),
+        "facts": facts(),
+        "variables": variables(surrounding),
+        "left_out": left_out(surrounding),
+        "versions": {name: value for name, value in versions.items() if value},
+        "kernel": platform.release(),
+        "boot_id": boot_id(),
+        "interfaces": [one.to_dict() for one in interfaces()],
+        "infiniband": infiniband(),
+        "free_memory_bytes": free_memory(),
+        "shared_memory_bytes": free_shared_memory(),
+        "too_small": too_small(),
+    }
+
+
+def infiniband(folder: Path = INFINIBAND) -> list[dict[str, str]]:
+    """Return {"device", "port", "rate", "state"} of every InfiniBand port of this host, as the kernel has it."""
+    found = []
+    for port in sorted(folder.glob("*/ports/*")):
+        texts = {name: _text(port / name) for name in ("rate", "state")}
+        found.append({"device": port.parent.parent.name, "port": port.name, **texts})
+    return found
+
+
+def _text(path: Path) -> str:
+    try:
+        return one_line(path.read_text(encoding="utf-8", errors="replace").strip())
+    except OSError:
+        return ""
+
+
+def main(arguments: list[str]) -> int:
+    """Print the description. Returns the exit status."""
+    if len(arguments) != 1 or arguments[0] not in ("auto", "cpu", "cuda"):
+        print("usage: python -m launch.machine.facts auto|cpu|cuda", file=sys.stderr)
+        return 2
+    sys.stdout.buffer.write(encoded(description(arguments[0], os.environ)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
+
+
+# What `python launch.py --version` prints: Ringside and what it runs on. Without torch, whose import takes seconds.
+
+
+PYPROJECT = Path(__file__).parent.parent.parent / "pyproject.toml"
+# The package that brings NCCL, by the version of CUDA that torch was built for; the newest first.
+NCCL_PACKAGES = ("nvidia-nccl-cu14", "nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11")
+ABSENT = "not found"
+
+
+def version_lines() -> list[str]:
+    """Return one line for each: Ringside, its commit, the schema of its records, Python, torch, NCCL, the driver."""
+    known = facts()
+    git = known.get("git", {})
+    commit = git.get("commit", ABSENT) + (" with changes" if git.get("modified") else "")
+    return [
+        f"Ringside       {_ringside()}",
+        f"commit         {commit}",
+        f"record schema  {SCHEMA_VERSION}",
+        f"Python         {platform.python_version()}",
+        f"torch          {_installed('torch') or ABSENT}",
+        f"NCCL           {nccl_version() or ABSENT}",
+        f"NVIDIA driver  {known.get('gpu', {}).get('driver') or ABSENT}",
+    ]
+
+
+def nccl_version() -> str | None:
+    """Return the version of the package that brings NCCL; None without one."""
+    return next((found for name in NCCL_PACKAGES if (found := _installed(name))), None)
+
+
+def _ringside() -> str:
+    """Return the version of this source tree; of an installation without one, that of the package."""
+    if PYPROJECT.exists():
+        found = re.search(r'^version = "(.+)"', PYPROJECT.read_text(encoding="utf-8"), re.MULTILINE)
+        if found:
+            return found[1]
+    return _installed("ringside") or ABSENT
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None

@@ -22,7 +22,8 @@ _NAME = re.compile(
 _SETTINGS = frozenset((*(f"NCCL_{name.upper()}" for name in FIELDS), *OTHERS))
 # Words of an option's name; `benchmark.keys` is an option of ours.
 _OPTION = re.compile(
-    r"(?:^|[._-])(?:token|secret|password|passwd|passphrase|api_?key|key|credentials?|cookie)$", re.IGNORECASE
+    r"(?:^|[._-])(?:token|secret|password|passwd|passphrase|api_?key|key|credentials?|cookie)$",
+    re.IGNORECASE,
 )
 _ADDRESS = re.compile(r"://[^/\s]*@")
 _TOKEN = re.compile(
@@ -42,7 +43,9 @@ def secret_name(name: str) -> bool:
 
 def secret_value(value: str) -> bool:
     """Tell whether a value looks like a secret, by its form."""
-    return any(form.search(value) for form in (_ADDRESS, _TOKEN)) or any(map(_is_random, _WORD.findall(value)))
+    return any(form.search(value) for form in (_ADDRESS, _TOKEN)) or any(
+        map(_is_random, _WORD.findall(value))
+    )
 
 
 def is_secret(name: str, value: str) -> bool:
@@ -78,16 +81,23 @@ def configuration_without_secrets(text: str) -> str:
     """Return a configuration file of NCCL's, lines NAME=value, with `***` for every value that looks like a secret."""
     lines = (line.partition("=") for line in text.splitlines(keepends=True))
     return "".join(
-        f"{name}=***\n" if is_secret(name.strip(), value) else f"{name}{equals}{value}" for name, equals, value in lines
+        f"{name}=***\n" if is_secret(name.strip(), value) else f"{name}{equals}{value}"
+        for name, equals, value in lines
     )
 
 
 def names_of_secrets(environment: Mapping[str, str], prefixes: tuple[str, ...]) -> list[str]:
     """Return the names of variables with one of these prefixes that look like secrets, sorted."""
-    return sorted(name for name, value in environment.items() if name.startswith(prefixes) and is_secret(name, value))
+    return sorted(
+        name
+        for name, value in environment.items()
+        if name.startswith(prefixes) and is_secret(name, value)
+    )
 
 
 def _is_random(word: str) -> bool:
-    kinds = ["capital" if char.isupper() else "small" if char.islower() else "digit" for char in word]
+    kinds = [
+        "capital" if char.isupper() else "small" if char.islower() else "digit" for char in word
+    ]
     changes = sum(one != other for one, other in itertools.pairwise(kinds))
     return len(set(kinds)) == 3 and changes > 0.4 * (len(word) - 1)

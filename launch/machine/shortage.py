@@ -29,12 +29,16 @@ class Shortage:
         now = Shortage.watched()
         lacked = [_of_disk(folder), "/dev/shm is full" if _full(SHARED_MEMORY_FOLDER) else ""]
         if now.pids_refused > self.pids_refused:
-            lacked.append("no further process or thread may be started here (pids.max of the control group)")
+            lacked.append(
+                "no further process or thread may be started here (pids.max of the control group)"
+            )
         cause = failure.cause
         if now.oom_kills > self.oom_kills and cause in ("killed", "start"):
             cause = "oom"
             lacked.append("the kernel killed a process for want of memory meanwhile")
-        return dataclasses.replace(failure, cause=cause, message="; ".join([failure.message, *filter(None, lacked)]))
+        return dataclasses.replace(
+            failure, cause=cause, message="; ".join([failure.message, *filter(None, lacked)])
+        )
 
 
 def _of_disk(folder: Path) -> str:

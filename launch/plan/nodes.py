@@ -30,7 +30,10 @@ class PlannedHost:
 
 def planned_hosts(fleet: Fleet) -> dict[str, PlannedHost]:
     """Return hosts that have told what they have, by name."""
-    return {one.name: PlannedHost(one.name, one.machine, str(one.facts.get("topology", ""))) for one in fleet}
+    return {
+        one.name: PlannedHost(one.name, one.machine, str(one.facts.get("topology", "")))
+        for one in fleet
+    }
 
 
 def host_names(configs: Sequence[Config], surroundings: Mapping[str, str]) -> tuple[str, ...]:
@@ -44,7 +47,9 @@ def host_names(configs: Sequence[Config], surroundings: Mapping[str, str]) -> tu
     if (listed := _listed(configs[0], surroundings)) is not None:
         return listed
     named = dict.fromkeys(name for config in configs for name in config.nodes if is_name(name))
-    if not named and configs[0].engine.name == "slurm":  # a dry run; which hosts the job will have is not known yet
+    if (
+        not named and configs[0].engine.name == "slurm"
+    ):  # a dry run; which hosts the job will have is not known yet
         named = dict.fromkeys(f"host{number + 1}" for number in range(hosts_of_job(configs)))
     if not named:
         raise Refused(
@@ -109,8 +114,16 @@ def placements(
     Raises:
         Refused: a subset that not every host of its set has, or more ranks than the slots of a host.
     """
-    slots = {one.name: one for one in listed_hosts(config.hosts) if one.slots} if config.hosts is not None else {}
-    for chosen in _classes(hosts, names, fabric) if config.nodes == [CLASSES] else host_sets(config.nodes, names):
+    slots = (
+        {one.name: one for one in listed_hosts(config.hosts) if one.slots}
+        if config.hosts is not None
+        else {}
+    )
+    for chosen in (
+        _classes(hosts, names, fabric)
+        if config.nodes == [CLASSES]
+        else host_sets(config.nodes, names)
+    ):
         for subset in _alike(config, [hosts[name] for name in chosen]):
             for listed in (slots[name] for name in chosen if name in slots):
                 if len(subset) > (listed.slots or 0):
@@ -121,11 +134,15 @@ def placements(
             yield chosen, subset
 
 
-def _classes(hosts: Mapping[str, PlannedHost], names: Sequence[str], fabric: str) -> list[tuple[str, ...]]:
+def _classes(
+    hosts: Mapping[str, PlannedHost], names: Sequence[str], fabric: str
+) -> list[tuple[str, ...]]:
     """Return one set for each way in which switches join hosts, of every size. Raises Refused."""
     switches, kinds = Switches.read(fabric), {name: hosts[name].topology for name in names}
     try:
-        found = [placement_classes(names, size, switches, kinds) for size in range(1, len(names) + 1)]
+        found = [
+            placement_classes(names, size, switches, kinds) for size in range(1, len(names) + 1)
+        ]
     except ValueError as error:
         raise Refused(f"nodes=classes: {error}") from None
     return [one.representative for of_size in found for one in of_size]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, groupby
 
-from analysis.findings.labels import BETWEEN
+from analysis.study.names import BETWEEN
 from conf.cell import Cell
 from launch.plan.second_runs import with_second_runs
 
@@ -17,7 +17,9 @@ class PlannedCell:
 
     cell: Cell
     drift: bool = False  # the first cell once more, at the end of a repeated list
-    round: int = 0  # cells that follow each other with the same number run at the same time; 0: alone
+    round: int = (
+        0  # cells that follow each other with the same number run at the same time; 0: alone
+    )
 
     @property
     def name(self) -> str:
@@ -32,11 +34,17 @@ class PlannedCell:
 
 def without_settings_alone(cells: Sequence[Cell]) -> list[Cell]:
     """Return the cells without one-GPU cells that differ from another only in NCCL's settings: one GPU does not use NCCL."""
-    plain = {dataclasses.replace(cell, nccl={}).key for cell in cells if cell.world_size == 1 and not cell.nccl}
+    plain = {
+        dataclasses.replace(cell, nccl={}).key
+        for cell in cells
+        if cell.world_size == 1 and not cell.nccl
+    }
     return [
         cell
         for cell in cells
-        if not (cell.world_size == 1 and cell.nccl and dataclasses.replace(cell, nccl={}).key in plain)
+        if not (
+            cell.world_size == 1 and cell.nccl and dataclasses.replace(cell, nccl={}).key in plain
+        )
     ]
 
 
@@ -71,7 +79,9 @@ def ordered(
     """
     first = _calibrating_first if calibrating else _baselines_first
     if repeats == 1:
-        return [PlannedCell(cell) for cell in with_second_runs(sorted(cells, key=first), twice, seed)]
+        return [
+            PlannedCell(cell) for cell in with_second_runs(sorted(cells, key=first), twice, seed)
+        ]
     order: list[PlannedCell] = []
     for repeat in range(repeats):
         turn = [dataclasses.replace(cell, repeat=repeat) for cell in cells]
@@ -92,7 +102,9 @@ def side_by_side(order: Iterable[PlannedCell], machines: Mapping[str, str]) -> l
     def may(one: PlannedCell) -> bool:
         cell = one.cell
         lone = cell.world_size == 1 and len(cell.every_host) == 1
-        return lone and not cell.data and cell.profiler == "none" and bool(machines.get(cell.hosts[0]))
+        return (
+            lone and not cell.data and cell.profiler == "none" and bool(machines.get(cell.hosts[0]))
+        )
 
     numbers = count(1)
     found: list[PlannedCell] = []
@@ -112,7 +124,9 @@ def side_by_side(order: Iterable[PlannedCell], machines: Mapping[str, str]) -> l
 
 def rounds(cells: Iterable[PlannedCell]) -> list[list[int]]:
     """Return the places of cells, those together that run at the same time."""
-    together = groupby(enumerate(cells), lambda pair: (pair[1].round, 0 if pair[1].round else pair[0]))
+    together = groupby(
+        enumerate(cells), lambda pair: (pair[1].round, 0 if pair[1].round else pair[0])
+    )
     return [[place for place, _ in group] for _, group in together]
 
 

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from analysis.findings.control_cells import control_cells
-from analysis.findings.next_run.floor_file import of_other_studies
-from analysis.report.names import with_what_differs
-from analysis.report.text import count
+from analysis.study.names import with_what_differs
+from analysis.study.noise_floor import of_other_studies
+from analysis.text import count
 from benchmarks.record import CellFolder
 from benchmarks.record.visible import one_line
 from conf.cell import Cell
@@ -15,11 +15,17 @@ from conf.nodes import shown
 from conf.resolve import CheckedConfig, checked, labelled, resolve, without_effect
 from conf.schema import Config
 from launch.engines import slurm
-from launch.machine.devices import Machine, look
+from launch.machine.devices import Machine, look, refuse_small_limits
 from launch.machine.fleet import Fleet
-from launch.machine.limits import refuse_small_limits
 from launch.plan.advised import with_advice
-from launch.plan.nodes import CLASSES, PlannedHost, host_names, placements, planned_hosts, wanted_hosts
+from launch.plan.nodes import (
+    CLASSES,
+    PlannedHost,
+    host_names,
+    placements,
+    planned_hosts,
+    wanted_hosts,
+)
 from launch.plan.order import (
     PlannedCell,
     once_each,
@@ -51,14 +57,18 @@ class Request:
 class Plan:
     """The cells of one invocation, in the order they will run, and what the user should know."""
 
-    config: Config  # of the first request: study, folders, deadlines and tracking are the same for all
+    config: (
+        Config  # of the first request: study, folders, deadlines and tracking are the same for all
+    )
     machine: Machine
     cells: list[PlannedCell]
     notices: list[str] = field(default_factory=list)
     nsys: Nsys | None = None
 
 
-def plan(requests: Sequence[Request], surroundings: Mapping[str, str], fleet: Fleet | None = None) -> Plan:
+def plan(
+    requests: Sequence[Request], surroundings: Mapping[str, str], fleet: Fleet | None = None
+) -> Plan:
     """Return the cells of a sweep, in order. `fleet` are the hosts of `wanted_hosts`, once they have told what they have.
 
     Without it hosts are taken to be like this machine, or like that of a topology file.
@@ -76,11 +86,20 @@ def plan(requests: Sequence[Request], surroundings: Mapping[str, str], fleet: Fl
     if fleet is not None:
         hosts, machine = planned_hosts(fleet), fleet.hosts[0].machine
     else:
-        machine = machine_of_topology(first) if is_for_another_machine else look(first.device, surroundings)
+        machine = (
+            machine_of_topology(first)
+            if is_for_another_machine
+            else look(first.device, surroundings)
+        )
         hosts = {name: PlannedHost(name, machine) for name in wanted_hosts(configs, surroundings)}
         if hosts:
             notices.append(
-                _assumed(hosts, f"that of topology={first.topology}" if is_for_another_machine else "this machine")
+                _assumed(
+                    hosts,
+                    f"that of topology={first.topology}"
+                    if is_for_another_machine
+                    else "this machine",
+                )
             )
     configs, about_subsets = with_advice(configs, machine)
     notices += about_subsets
@@ -115,7 +134,9 @@ def refuse_wrong_options(requests: Sequence[Request]) -> tuple[list[CheckedConfi
     Raises:
         Refused: names the field, the value and what is accepted.
     """
-    refuse_several_values([request.config for request in requests], [request.overrides for request in requests])
+    refuse_several_values(
+        [request.config for request in requests], [request.overrides for request in requests]
+    )
     configs: list[CheckedConfig] = []
     notices: list[str] = []
     for request in requests:
@@ -124,7 +145,9 @@ def refuse_wrong_options(requests: Sequence[Request]) -> tuple[list[CheckedConfi
         notices += found
         benchmark = config.benchmark["name"]
         if idle := without_effect(benchmark, request.overrides):
-            notices.append(f"benchmark={benchmark} trains nothing: {', '.join(idle)} changes nothing in it")
+            notices.append(
+                f"benchmark={benchmark} trains nothing: {', '.join(idle)} changes nothing in it"
+            )
     refuse_engines(configs)
     refuse_outputs(requests[0].config)
     return configs, notices
@@ -138,8 +161,12 @@ def _expand(
 ) -> list[Cell]:
     """Return a cell for every subset of every configuration, each after its control cells. Raises Refused."""
     names = host_names(configs, surroundings) if hosts else ()
-    fabric = slurm.fabric(surroundings) if any(config.nodes == [CLASSES] for config in configs) else ""
-    everyone = {name: host.machine.everyone for name, host in hosts.items()} or {"": machine.everyone}
+    fabric = (
+        slurm.fabric(surroundings) if any(config.nodes == [CLASSES] for config in configs) else ""
+    )
+    everyone = {name: host.machine.everyone for name, host in hosts.items()} or {
+        "": machine.everyone
+    }
     cells: list[Cell] = []
     for config in configs:
         alone = (((), subset) for subset in (() if config.nodes else subsets(config, machine)))
@@ -160,7 +187,9 @@ def _second_runs(cells: Sequence[Cell], config: Config) -> list[Cell]:
     """Return the cells that run a second time, the same in every launch of a sweep. Raises Refused."""
     folder = study_folder(config.output_dir, config.study)
     known = known_freedom(of_other_studies(folder))
-    return measured_twice(cells, config, known, lambda cell: CellFolder(folder / cell.folder).record.exists())
+    return measured_twice(
+        cells, config, known, lambda cell: CellFolder(folder / cell.folder).record.exists()
+    )
 
 
 def _about_machine(
@@ -175,7 +204,9 @@ def _about_machine(
         yield f"planned for the machine of topology={configs[0].topology}, not for this one"
     elif machine.kind == "cpu":
         cores = "1 core" if machine.cores == 1 else f"{machine.cores} cores"
-        on_hosts, there = (" on the hosts", "on each") if any(cell.hosts for cell in cells) else ("", "here")
+        on_hosts, there = (
+            (" on the hosts", "on each") if any(cell.hosts for cell in cells) else ("", "here")
+        )
         yield (
             f"no GPU is used{on_hosts}: {machine.why}. Cells run on CPU workers instead, over gloo and with small images; "
             f"gpus=all is {','.join(map(str, machine.everyone))} {there} ({cores})"
@@ -196,15 +227,21 @@ def _about_machine(
             yield "strategy.server_gpus has no effect on CPU workers: servers keep weights in host memory there"
 
 
-def _about_cells(configs: Sequence[Config], cells: Sequence[Cell], used: Sequence[Cell]) -> Iterator[str]:
+def _about_cells(
+    configs: Sequence[Config], cells: Sequence[Cell], used: Sequence[Cell]
+) -> Iterator[str]:
     """Yield notices about listed cells that do not run, and about control cells that there are none of."""
     if any(config.waterfall for config in configs) and not any(map(control_cells, cells)):
         yield (
             "waterfall=true adds no cell: it explains the speed of several GPUs or CPU workers that exchange gradients, with "
             "benchmark=throughput"
         )
-    if len(used) < len(cells) and any(cell.device == "cuda" for cell in cells):  # for CPU workers another one says it
+    if len(used) < len(cells) and any(
+        cell.device == "cuda" for cell in cells
+    ):  # for CPU workers another one says it
         yield "NCCL settings do not reach a GPU alone: each is measured once, without them"
     twice = len(used) - len(once_each(used))
-    if twice and not any(config.waterfall for config in configs):  # one control cell explains several cells
+    if twice and not any(
+        config.waterfall for config in configs
+    ):  # one control cell explains several cells
         yield f"{twice} {'cell was' if twice == 1 else 'cells were'} asked for twice and measured once"

@@ -28,15 +28,22 @@ def with_profilers(
     Raises:
         Refused: two configurations name different programs.
     """
-    configs = [_chosen(one, Profiler()) if one.nodes and one.profiler["name"] == "auto" else one for one in configs]
+    configs = [
+        _chosen(one, Profiler()) if one.nodes and one.profiler["name"] == "auto" else one
+        for one in configs
+    ]
     traced = [config for config in configs if _may_need_nsys(config)]
     if not traced:
         return [*configs], Profiler()
     paths = list(dict.fromkeys(config.profiler["nsys_path"] for config in traced))
     if len(paths) > 1:
-        raise Refused(f"profiler.nsys_path={','.join(map(str, paths))}: a sweep has one; run one sweep for each")
+        raise Refused(
+            f"profiler.nsys_path={','.join(map(str, paths))}: a sweep has one; run one sweep for each"
+        )
     profiler = _found(traced, paths[0], surroundings)
-    return [_chosen(config, profiler) if config in traced else config for config in configs], profiler
+    return [
+        _chosen(config, profiler) if config in traced else config for config in configs
+    ], profiler
 
 
 def _may_need_nsys(config: CheckedConfig) -> bool:
@@ -44,12 +51,16 @@ def _may_need_nsys(config: CheckedConfig) -> bool:
     return trains and config.profiler["name"] in ("auto", "nsys")
 
 
-def _found(traced: Sequence[CheckedConfig], path: str | None, surroundings: Mapping[str, str]) -> Profiler:
+def _found(
+    traced: Sequence[CheckedConfig], path: str | None, surroundings: Mapping[str, str]
+) -> Profiler:
     """Look for nsys. It is missing where one asks for nsys itself, or names the program, and this machine is to run it."""
     try:
         return Profiler(find(path, surroundings))
     except Refused as error:
-        is_required = path is not None or any(config.profiler["name"] == "nsys" for config in traced)
+        is_required = path is not None or any(
+            config.profiler["name"] == "nsys" for config in traced
+        )
         is_for_another_machine = traced[0].topology is not None and traced[0].dry_run
         return Profiler(missing=error if is_required and not is_for_another_machine else None)
 

@@ -72,7 +72,9 @@ def missing_library(draft: Draft) -> None:
     """Refuse a model whose library is not installed."""
     for library in dict.fromkeys(cell.model.library for cell in draft.cells):
         if library not in ("ringside", "python") and importlib.util.find_spec(library) is None:
-            raise Refused(f"model.library={library}: not installed; accepted here after `pip install '.[{library}]'`")
+            raise Refused(
+                f"model.library={library}: not installed; accepted here after `pip install '.[{library}]'`"
+            )
 
 
 def own_code(draft: Draft) -> None:
@@ -117,8 +119,16 @@ def benchmark_request(draft: Draft) -> None:
 
 def room_on(hosts: Iterable[Host]) -> Room:
     """Return how much memory a cell on some hosts finds."""
-    memory = [(host.machine.memory_bytes, host.free_memory_bytes, host.shared_memory_bytes) for host in hosts]
-    return Room(*(min((one for one in of if one is not None), default=None) for of in zip(*memory, strict=True)))
+    memory = [
+        (host.machine.memory_bytes, host.free_memory_bytes, host.shared_memory_bytes)
+        for host in hosts
+    ]
+    return Room(
+        *(
+            min((one for one in of if one is not None), default=None)
+            for of in zip(*memory, strict=True)
+        )
+    )
 
 
 def threads(draft: Draft) -> None:
@@ -133,7 +143,12 @@ def threads(draft: Draft) -> None:
             )
         for where, variables in around.items():
             said = variables.get(THREADS, "")
-            if cell.device == "cuda" and said and not draft.is_for_another_machine and not _is_threads(said):
+            if (
+                cell.device == "cuda"
+                and said
+                and not draft.is_for_another_machine
+                and not _is_threads(said)
+            ):
                 raise Refused(
                     f"{where}{THREADS}={one_line(said, LONGEST)} in the environment: accepted is a whole number from 1 to "
                     f"{MOST_THREADS}, or none: ranks then share the cores"
@@ -143,7 +158,10 @@ def threads(draft: Draft) -> None:
 def _is_threads(said: str) -> bool:
     """Return whether OpenMP and torch take it: a number, or one for each level of nested parallel regions."""
     first = said.partition(",")[0].strip()
-    return bool(re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*", said, re.ASCII)) and 1 <= int(first[:9]) <= MOST_THREADS
+    return (
+        bool(re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*", said, re.ASCII))
+        and 1 <= int(first[:9]) <= MOST_THREADS
+    )
 
 
 def peer_access(draft: Draft) -> None:

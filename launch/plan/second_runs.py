@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from analysis.findings.next_run.floors import Scatters, group_of_cell
-from analysis.findings.rates import primary_rate
+from analysis.study.noise_floor import Scatters, group_of_cell
+from analysis.study.rates import primary_rate
 from conf.cell import SECOND_RUN, Cell
 from conf.options import Refused
 from conf.schema import Config
@@ -34,7 +34,9 @@ def known_freedom(scatters: Scatters) -> Known:
     return found
 
 
-def measured_twice(cells: Sequence[Cell], config: Config, known: Known, was: Callable[[Cell], bool]) -> list[Cell]:
+def measured_twice(
+    cells: Sequence[Cell], config: Config, known: Known, was: Callable[[Cell], bool]
+) -> list[Cell]:
     """Return the cells that run a second time: those that `was` says did, then those of which least is known.
 
     Raises:
@@ -61,7 +63,11 @@ def measured_twice(cells: Sequence[Cell], config: Config, known: Known, was: Cal
     again = sum(was(second_run(cell)) for cell, _ in left)
     freedom, chosen = Counter(known), list[Cell]()
     while len(chosen) < most:
-        at = 0 if len(chosen) < again else min(range(len(left)), key=lambda place: freedom[left[place][1]])
+        at = (
+            0
+            if len(chosen) < again
+            else min(range(len(left)), key=lambda place: freedom[left[place][1]])
+        )
         cell, group = left[at]
         if chosen and len(chosen) >= again and asked == "auto" and freedom[group] >= ENOUGH:
             break

@@ -39,7 +39,9 @@ def refuse_several_values(configs: Sequence[Config], overrides: Sequence[Sequenc
             for option, one in ((key, key), (name, name), ("+experiment", key)):
                 typed = dict.fromkeys(value for left, _, value in pairs if left == option)
                 if len(typed) > 1:
-                    raise Refused(f"{option}={','.join(typed)}: a sweep has one {one}; run one sweep for each")
+                    raise Refused(
+                        f"{option}={','.join(typed)}: a sweep has one {one}; run one sweep for each"
+                    )
             shown = dict.fromkeys(map(str, values))
             raise Refused(f"{key}={','.join(shown)}: a sweep has one {key}; run one sweep for each")
 

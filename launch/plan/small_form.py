@@ -7,11 +7,15 @@ from conf.schema import Config
 from launch.machine.devices import look
 from launch.plan.shared_options import refuse_several_values
 
-NEED_GPUS = ("optimize",)  # options of `on_cpu` that the full form has too: GPUs alone have what they replace
+NEED_GPUS = (
+    "optimize",
+)  # options of `on_cpu` that the full form has too: GPUs alone have what they replace
 
 
 def small_form(
-    requests: Sequence[tuple[Config, list[str]]], typed: Sequence[str], surroundings: Mapping[str, str]
+    requests: Sequence[tuple[Config, list[str]]],
+    typed: Sequence[str],
+    surroundings: Mapping[str, str],
 ) -> list[str]:
     """Return what `on_cpu` adds to a command on a machine without GPUs; nothing elsewhere and with nodes=.
 
@@ -25,7 +29,11 @@ def small_form(
     """
     config = requests[0][0]
     is_for_another_machine = bool(config.nodes) or (config.topology is not None and config.dry_run)
-    if not config.on_cpu or is_for_another_machine or look(config.device, surroundings).kind != "cpu":
+    if (
+        not config.on_cpu
+        or is_for_another_machine
+        or look(config.device, surroundings).kind != "cpu"
+    ):
         return []
     refuse_several_values([one for one, _ in requests], [overrides for _, overrides in requests])
     chosen = [text.lstrip("+~").partition("=")[0] for text in typed if not text.startswith("-")]

@@ -3,7 +3,7 @@
 import dataclasses
 
 from analysis.errors import UnreadableInput, said
-from analysis.findings.labels import unit
+from analysis.study.names import unit
 from analysis.topology.model import Topology
 from analysis.topology.source import load_topology, parse_topology
 from analysis.topology.subsets import best, classes, worst, worst_order
@@ -33,7 +33,9 @@ def subsets(config: Config, machine: Machine, told: str | None = None) -> list[t
         return _by_link(config, machine, told)
     subset = tuple(machine.device(token, typed).id for token in tokens)
     if not subset or len(set(subset)) < len(subset):
-        raise Refused(f"gpus={typed}: names no {unit(machine.kind)}, or one twice; each may appear once in a subset")
+        raise Refused(
+            f"gpus={typed}: names no {unit(machine.kind)}, or one twice; each may appear once in a subset"
+        )
     return [subset]
 
 
@@ -70,7 +72,9 @@ def topology_of(config: Config, machine: Machine, told: str | None) -> Topology:
     """Return the links between the machine's GPUs: CUDA_VISIBLE_DEVICES may hide some of the topology's. Raises Refused."""
     topology = _topology(config, told)
     ours = {device.id for device in machine.devices}
-    topology = dataclasses.replace(topology, devices=tuple(gpu for gpu in topology.devices if gpu.index in ours))
+    topology = dataclasses.replace(
+        topology, devices=tuple(gpu for gpu in topology.devices if gpu.index in ours)
+    )
     if set(topology.gpus) != ours:
         here = ", ".join(str(device.id) for device in machine.devices)
         raise Refused(
@@ -82,7 +86,13 @@ def topology_of(config: Config, machine: Machine, told: str | None) -> Topology:
 def _topology(config: Config, told: str | None) -> Topology:
     """Return the topology of the file that was named, else that of a text, else of this machine. Raises Refused."""
     try:
-        return parse_topology(told) if told is not None and config.topology is None else load_topology(config.topology)
+        return (
+            parse_topology(told)
+            if told is not None and config.topology is None
+            else load_topology(config.topology)
+        )
     except (UnreadableInput, OSError) as error:
-        typed = f"topology={config.topology}" if config.topology else f"gpus={','.join(config.gpus)}"
+        typed = (
+            f"topology={config.topology}" if config.topology else f"gpus={','.join(config.gpus)}"
+        )
         raise Refused(f"{typed}: needs the machine's topology; {said(error)}") from None

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from analysis.report.text import count
+from analysis.text import count
 from benchmarks.record import Record
 from conf import groups
 from conf.cell import Cell
@@ -22,7 +22,10 @@ from launch.plan.order import PlannedCell, rounds
 # sweep (20 to 32 s), and compiled ones (69 s the first, 25 s with its graph in the study's folder). CPU workers: 2 cores;
 # compiling took ResNet-50 154 and 20 s there.
 START_SECONDS = {"cpu": 3.0, "cuda": 8.0}  # of ranks: to begin, meet, make a first step, and end
-FIRST_SECONDS = {"cpu": 2.0, "cuda": 7.0}  # more in the first cell of a sweep: the agent imports torch
+FIRST_SECONDS = {
+    "cpu": 2.0,
+    "cuda": 7.0,
+}  # more in the first cell of a sweep: the agent imports torch
 SERVERS_SECONDS = 3.0  # more where servers start
 COMPILE_SECONDS = {  # more where the graph is new, and where the study's folder has it
     "cpu": {"new": 150.0, "cached": 20.0},
@@ -61,7 +64,9 @@ class Taken:
     of_rule: float  # its seconds ÷ those of the rule of thumb
 
 
-def estimates(cells: Sequence[PlannedCell], known: Sequence[Record], begun: bool = True) -> list[TimeEstimate]:
+def estimates(
+    cells: Sequence[PlannedCell], known: Sequence[Record], begun: bool = True
+) -> list[TimeEstimate]:
     """Return the estimate of each cell of a sweep, in their order; similar cells share one.
 
     `known` are records of the same study. `begun`: cells of this sweep ran already.
@@ -92,7 +97,9 @@ def _text(cell: Cell, names: Sequence[str]) -> str:
     return json.dumps([getattr(cell, name) for name in names], sort_keys=True, default=str)
 
 
-def _of_cells(cells: Iterable[PlannedCell], known: Iterable[Record], begun: bool) -> Iterator[Beginning]:
+def _of_cells(
+    cells: Iterable[PlannedCell], known: Iterable[Record], begun: bool
+) -> Iterator[Beginning]:
     """Yield what each of the cells that follow each other will find."""
     cached = {one.cell.graph for one in known if one.state == "finished"}
     for planned in cells:
@@ -166,7 +173,13 @@ def _measuring(cell: Cell) -> float:
     try:
         seconds = float(called(rule, cell)) if rule else UNKNOWN_SECONDS[cell.device]
         return seconds if 0 <= seconds < math.inf else UNKNOWN_SECONDS[cell.device]
-    except (Refused, TypeError, ValueError, LookupError, ArithmeticError):  # the options of a damaged record
+    except (
+        Refused,
+        TypeError,
+        ValueError,
+        LookupError,
+        ArithmeticError,
+    ):  # the options of a damaged record
         return UNKNOWN_SECONDS[cell.device]
 
 

@@ -15,7 +15,9 @@ RESERVE_S = 60.0
 class TimeLeft:
     """Tells of each cell whether it fits, and says the first time that one does not."""
 
-    def __init__(self, engine: Engine, surrounding: Mapping[str, str], note: Callable[[str], None]) -> None:
+    def __init__(
+        self, engine: Engine, surrounding: Mapping[str, str], note: Callable[[str], None]
+    ) -> None:
         """`note` prints a sentence for the user. Only engine=slurm asks Slurm."""
         self._surrounding, self._note = (surrounding if engine.name == "slurm" else {}), note
         self.too_short = False  # for some cell

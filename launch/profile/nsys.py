@@ -29,7 +29,13 @@ class Nsys:
 
     def command(self, report: Path, on_gpu: bool, graphs: bool, capture_range: bool) -> list[str]:
         """Return the command that comes before the agent's; `report` is the path of the report without its suffix."""
-        options = [f"--output={report}", "--force-overwrite=true", "--sample=none", "--cpuctxsw=none", "--wait=primary"]
+        options = [
+            f"--output={report}",
+            "--force-overwrite=true",
+            "--sample=none",
+            "--cpuctxsw=none",
+            "--wait=primary",
+        ]
         options.append(f"--trace={'cuda,nvtx' if on_gpu else 'nvtx'}")
         if graphs:
             options.append("--cuda-graph-trace=node")
@@ -52,7 +58,9 @@ class Nsys:
         if not whole.exists() and partial.exists():
             self._import(partial)
         if not whole.exists():
-            raise UnreadableInput(f"nsys {self.version} ended and left no report: nothing was recorded")
+            raise UnreadableInput(
+                f"nsys {self.version} ended and left no report: nothing was recorded"
+            )
         from analysis.trace.source import exported  # with numpy, which a plan does not need
 
         try:
@@ -70,10 +78,14 @@ class Nsys:
                 f"what it recorded is kept: {partial}"
             )
         try:
-            subprocess.run([importer, "-i", partial], capture_output=True, timeout=IMPORT_SECONDS, check=True)
+            subprocess.run(
+                [importer, "-i", partial], capture_output=True, timeout=IMPORT_SECONDS, check=True
+            )
             partial.unlink(missing_ok=True)
         except (OSError, subprocess.SubprocessError) as error:
-            raise UnreadableInput(f"{importer} failed ({error}); what nsys recorded is kept: {partial}") from None
+            raise UnreadableInput(
+                f"{importer} failed ({error}); what nsys recorded is kept: {partial}"
+            ) from None
 
     def _importer(self) -> Path | None:
         """Return the path of QdstrmImporter: next to the folder of nsys, followed through symbolic links; None without one."""
@@ -82,7 +94,10 @@ class Nsys:
         while place.is_symlink():
             place = place.parent / place.readlink()
             places.append(place)
-        return next((path for place in places for path in place.parent.parent.glob("*/QdstrmImporter")), None)
+        return next(
+            (path for place in places for path in place.parent.parent.glob("*/QdstrmImporter")),
+            None,
+        )
 
 
 def find(asked: str | None, surrounding: Mapping[str, str]) -> Nsys:
@@ -92,7 +107,9 @@ def find(asked: str | None, surrounding: Mapping[str, str]) -> Nsys:
         Refused: there is none, it does not print its version, or it is too old.
     """
     named = asked or surrounding.get("NSYS")
-    given = f"profiler.nsys_path={asked}" if asked else f"NSYS={named}" if named else "profiler=nsys"
+    given = (
+        f"profiler.nsys_path={asked}" if asked else f"NSYS={named}" if named else "profiler=nsys"
+    )
     path = shutil.which(named or "nsys", path=surrounding.get("PATH"))
     if path is None:
         why = "is no program" if named else "nsys is not on PATH"
@@ -101,13 +118,21 @@ def find(asked: str | None, surrounding: Mapping[str, str]) -> Nsys:
         )
     try:
         done = subprocess.run(
-            [path, "--version"], capture_output=True, text=True, errors="replace", timeout=ANSWER_SECONDS
+            [path, "--version"],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=ANSWER_SECONDS,
         )
     except (OSError, subprocess.TimeoutExpired):
-        raise Refused(f"{given}: {path} --version gives no answer; accepted is a working Nsight Systems") from None
+        raise Refused(
+            f"{given}: {path} --version gives no answer; accepted is a working Nsight Systems"
+        ) from None
     said = re.search(r"version (\d+(?:\.\d+)+)", done.stdout)
     if done.returncode or not said:
-        raise Refused(f"{given}: {path} --version does not say a version; accepted is a working Nsight Systems")
+        raise Refused(
+            f"{given}: {path} --version does not say a version; accepted is a working Nsight Systems"
+        )
     if tuple(map(int, said[1].split(".")[:2])) < OLDEST:
         raise Refused(
             f"{given}: version {said[1]}; accepted is {'.'.join(map(str, OLDEST))} or newer, or profiler=torch"

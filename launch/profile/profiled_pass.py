@@ -51,12 +51,18 @@ def profiled(cell: Cell, folder: CellFolder, nsys: Nsys | None, run: Run) -> Pro
         trace, facts = _recorded(cell, folder, nsys, run)
         trace = of_cell(trace, len(cell.every_host))
         summary = summarize(within_steps(trace))
-        own_files.write_whole(folder.profile.timeline, draw_timeline(trace, choose_window(trace)).encode())
+        own_files.write_whole(
+            folder.profile.timeline, draw_timeline(trace, choose_window(trace)).encode()
+        )
     except Exception as error:  # whatever a trace holds: the timed pass is measured already
-        return Profiled(SettingResult(PROFILED, f"the profiled pass gave no trace: {error}", "unchecked"))
+        return Profiled(
+            SettingResult(PROFILED, f"the profiled pass gave no trace: {error}", "unchecked")
+        )
     steps = cell.profiler_options["steps"]
     sentence = f"a trace of {steps} {'step' if steps == 1 else 'steps'} was recorded in a pass of its own, which supplied no rate"
-    sentence += "; how long ranks wait for those of other hosts is not known" * (len(cell.every_host) > 1)
+    sentence += "; how long ranks wait for those of other hosts is not known" * (
+        len(cell.every_host) > 1
+    )
     return Profiled(
         SettingResult(PROFILED, sentence, "finding"),
         trace_metrics(summary),
@@ -65,7 +71,9 @@ def profiled(cell: Cell, folder: CellFolder, nsys: Nsys | None, run: Run) -> Pro
     )
 
 
-def _recorded(cell: Cell, folder: CellFolder, nsys: Nsys | None, run: Run) -> tuple[Trace, dict[str, Any]]:
+def _recorded(
+    cell: Cell, folder: CellFolder, nsys: Nsys | None, run: Run
+) -> tuple[Trace, dict[str, Any]]:
     """Return the trace, and how it was recorded. Raises PassFailed, UnreadableInput, OSError."""
     if cell.profiler == "torch":
         _passed(run(*_prepared(cell, folder, capture_range=False), ()))
@@ -90,7 +98,9 @@ def _by_nsys(cell: Cell, folder: CellFolder, nsys: Nsys, run: Run, capture_range
     asked, inside = _prepared(cell, folder, capture_range)
     graphs, on_gpu = cell.compiled or cell.graphed, cell.device == "cuda"
     outcome = run(asked, inside, nsys.command(inside.path / REPORT, on_gpu, graphs, capture_range))
-    if not (_complains(outcome) and nsys.left(inside.path / REPORT)):  # of its importer, which export() looks for
+    if not (
+        _complains(outcome) and nsys.left(inside.path / REPORT)
+    ):  # of its importer, which export() looks for
         _passed(outcome)
     export = nsys.export(inside.path / REPORT)
     kept = inside.path / f"{REPORT}.sqlite.gz"
@@ -103,7 +113,9 @@ def _by_nsys(cell: Cell, folder: CellFolder, nsys: Nsys, run: Run, capture_range
 
 def _prepared(cell: Cell, folder: CellFolder, capture_range: bool) -> tuple[Cell, CellFolder]:
     """Return the cell that the ranks of the pass read, and its prepared folder. Raises OSError."""
-    asked = cell.as_pass("profiled_pass", "benchmarks.training.profiled_pass.run", capture_range=capture_range)
+    asked = cell.as_pass(
+        "profiled_pass", "benchmarks.training.passes.run", capture_range=capture_range
+    )
     return asked, prepare(folder.profile, asked)
 
 
@@ -119,7 +131,11 @@ def _passed(outcome: Outcome) -> None:
 
 def _complains(outcome: Outcome) -> bool:
     """Return whether nsys failed and no rank did."""
-    return outcome.failure is not None and outcome.failure.cause == "start" and outcome.failure.rank is None
+    return (
+        outcome.failure is not None
+        and outcome.failure.cause == "start"
+        and outcome.failure.rank is None
+    )
 
 
 def _checked(cell: Cell, trace: Trace) -> Trace:

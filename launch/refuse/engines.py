@@ -13,7 +13,8 @@ READ_BY = {
     "prefix": ("command",),
     "ssh_config": ("ssh",),
     **dict.fromkeys(
-        ("submit", "time_minutes", "partition", "account", "job_nodes", "gpus_per_node", "sbatch"), ("slurm",)
+        ("submit", "time_minutes", "partition", "account", "job_nodes", "gpus_per_node", "sbatch"),
+        ("slurm",),
     ),
     "interface": REMOTE,
     "trusted_network": REMOTE,
@@ -35,7 +36,9 @@ def refuse_engines(configs: Sequence[Config]) -> None:
 def _refuse_one_without_the_other(config: Config) -> None:
     typed, engine = ",".join(config.nodes), config.engine.name
     if config.nodes and engine not in REMOTE:
-        raise Refused(f"nodes={typed}: accepted together with an engine that starts agents there, {_engines()}")
+        raise Refused(
+            f"nodes={typed}: accepted together with an engine that starts agents there, {_engines()}"
+        )
     if engine in REMOTE and not config.nodes:
         raise Refused(
             f"engine={engine}: accepted together with nodes=, which says on which hosts; nodes=1 is one host, nodes=a,b are two"
@@ -48,9 +51,13 @@ def _refuse_one_without_the_other(config: Config) -> None:
         raise Refused(
             f"hosts={config.hosts}: accepted with engine=ssh and engine=command; the hosts of Slurm are its allocation"
         )
-    servers = config.strategy.get("server_nodes", "auto") if isinstance(config.strategy, dict) else "auto"
+    servers = (
+        config.strategy.get("server_nodes", "auto") if isinstance(config.strategy, dict) else "auto"
+    )
     if servers != "auto" and not config.nodes:
-        raise Refused(f"strategy.server_nodes={servers}: accepted together with nodes=, which says where the ranks are")
+        raise Refused(
+            f"strategy.server_nodes={servers}: accepted together with nodes=, which says where the ranks are"
+        )
     profiler = config.profiler["name"] if isinstance(config.profiler, dict) else ""
     if config.nodes and profiler == "nsys":
         raise Refused(
@@ -85,7 +92,10 @@ def _wrong_options(engine: Engine) -> Iterator[str]:
             f"engine.interface={engine.interface!r}: accepted is the name of one network interface, at most 15 letters, digits, "
             "'.', '_', ':' and '-'"
         )
-    if engine.ssh_config is not None and not path_of("engine.ssh_config", engine.ssh_config).is_file():
+    if (
+        engine.ssh_config is not None
+        and not path_of("engine.ssh_config", engine.ssh_config).is_file()
+    ):
         yield f"engine.ssh_config={engine.ssh_config!r}: is no file; accepted is one of this machine, as ssh -F has it"
     for name in ("python", "folder"):
         value = getattr(engine, name)

@@ -3,12 +3,19 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from analysis.findings.next_run import floor_file
+from analysis.study import noise_floor as floor_file
 from conf.cell import Cell
 from conf.options import Refused
 from conf.schema import Config
 from launch.study.study import study_folder
-from launch.tracking.store import ARTIFACTS, DEFAULT_STORE, WrongUri, not_a_store, sqlite_file, store_uri
+from launch.tracking.store import (
+    ARTIFACTS,
+    DEFAULT_STORE,
+    WrongUri,
+    not_a_store,
+    sqlite_file,
+    store_uri,
+)
 
 # What Ringside itself keeps in output_dir, beside the studies.
 OURS = (DEFAULT_STORE, ARTIFACTS, floor_file.FILE)
@@ -34,7 +41,9 @@ def refuse_outputs(config: Config) -> None:
         raise _link(config, artifacts)
     file = _store_file(config.tracking.uri, study.parent)
     if file is not None and (reason := not_a_store(file)):
-        raise Refused(f"tracking.uri={file}: {reason}; accepted is a new file or a store of MLflow's")
+        raise Refused(
+            f"tracking.uri={file}: {reason}; accepted is a new file or a store of MLflow's"
+        )
 
 
 def _store_file(uri: str | None, output_dir: Path) -> Path | None:
@@ -56,4 +65,6 @@ def refuse_links(config: Config, cells: Iterable[Cell]) -> None:
 
 
 def _link(config: Config, path: Path) -> Refused:
-    return Refused(f"output_dir={config.output_dir}: {path} is a link; accepted are folders (output_dir may be a link)")
+    return Refused(
+        f"output_dir={config.output_dir}: {path} is a link; accepted are folders (output_dir may be a link)"
+    )

@@ -13,8 +13,14 @@ from conf.options import Refused, closest
 from conf.rules import RULES
 from conf.targets import OURS, defines, is_there, locate_without_torch, source_file, split
 
-STRATEGY, OWN_MODEL = "trainers.strategy.Strategy", "trainers.own_model.OwnModel"
-OF_EVERYONE = ("torch", "abc", "typing", "object", "builtins")  # where a class ends that is none of ours
+STRATEGY, OWN_MODEL = "trainers.strategy.Strategy", "trainers.batches.OwnModel"
+OF_EVERYONE = (
+    "torch",
+    "abc",
+    "typing",
+    "object",
+    "builtins",
+)  # where a class ends that is none of ours
 WITHOUT_INIT = ("abc", "object")
 NO_ARGUMENTS = cast(ast.FunctionDef, ast.parse("def __init__(self): ...").body[0])
 Definition = ast.FunctionDef | ast.ClassDef
@@ -58,7 +64,9 @@ def _called(cell: Cell) -> Iterator[Called]:
     if "model" in own:
         samples = cell.model.inputs == SAMPLES
         words = (*(() if samples else ("classes", "channels")), *cell.model.options)
-        yield Called("model.builder", own["model"], words, OWN_MODEL if samples else "", "model.options")
+        yield Called(
+            "model.builder", own["model"], words, OWN_MODEL if samples else "", "model.options"
+        )
     if "data" in own:
         words = ("batch_size", "rank", "world_size", "seed", *cell.data["options"])
         yield Called("data.loader", own["data"], words, more="data.options")
@@ -88,10 +96,17 @@ def _refuse_exchange(field: str, dotted: str) -> None:
 def _refuse_imports(field: str, dotted: str) -> None:
     """Refuse code that imports from Ringside what is not there; of other modules only a rank knows."""
     for one in _tree(field, dotted).body:
-        if isinstance(one, ast.ImportFrom) and one.module and one.module.partition(".")[0] in OURS and not one.level:
+        if (
+            isinstance(one, ast.ImportFrom)
+            and one.module
+            and one.module.partition(".")[0] in OURS
+            and not one.level
+        ):
             names = [name.name for name in one.names if name.name != "*"]
             if missing := [name for name in names if not is_there(f"{one.module}.{name}")]:
-                raise Refused(f"{field}={dotted}: imports {missing[0]} from {one.module}, which has no such name")
+                raise Refused(
+                    f"{field}={dotted}: imports {missing[0]} from {one.module}, which has no such name"
+                )
 
 
 def _refuse_call(one: Called, found: Definition, called: ast.FunctionDef | None) -> None:
@@ -106,7 +121,9 @@ def _refuse_call(one: Called, found: Definition, called: ast.FunctionDef | None)
         hint = closest(unknown[0], RULES)
         if "classes" in unknown:
             hint = "; a model that makes its own batches is asked for with model.inputs=samples"
-        raise Refused(f"{one.field}={one.dotted}: takes no {unknown[0]}, and is called as {as_called}{hint}")
+        raise Refused(
+            f"{one.field}={one.dotted}: takes no {unknown[0]}, and is called as {as_called}{hint}"
+        )
     if missing:
         raise Refused(
             f"{one.field}={one.dotted}: needs {missing[0]}, and is called as {as_called}; add it to {one.more}"
@@ -117,7 +134,9 @@ def _init(family: dict[str, ast.ClassDef], ends: list[str]) -> ast.FunctionDef |
     """Return the __init__ of a class, its own or an inherited one; None where the text does not say."""
     if any(made.decorator_list or made.keywords for made in family.values()):
         return None
-    inherited = (method for made in family.values() for method in _methods(made) if method.name == "__init__")
+    inherited = (
+        method for made in family.values() for method in _methods(made) if method.name == "__init__"
+    )
     found = next(inherited, None)
     if found is None and all(end.partition(".")[0] in WITHOUT_INIT for end in ends):
         return NO_ARGUMENTS
@@ -129,7 +148,9 @@ def _arguments(called: ast.FunctionDef, skipped: int) -> tuple[list[str], list[s
     arguments = called.args
     names = [one.arg for one in arguments.args][skipped:]
     plain = len(names) - min(len(arguments.defaults), len(names))
-    keyword_only = list(zip((one.arg for one in arguments.kwonlyargs), arguments.kw_defaults, strict=True))
+    keyword_only = list(
+        zip((one.arg for one in arguments.kwonlyargs), arguments.kw_defaults, strict=True)
+    )
     needed = names[:plain] + [name for name, default in keyword_only if default is None]
     optional = names[plain:] + [name for name, default in keyword_only if default is not None]
     return needed, optional, arguments.kwarg is not None
@@ -147,7 +168,12 @@ def _refuse_class(one: Called, family: dict[str, ast.ClassDef], ends: list[str])
                 "returns one"
             )
         return
-    has = {method.name for made in family.values() for method in _methods(made) if not _is_abstract(method)}
+    has = {
+        method.name
+        for made in family.values()
+        for method in _methods(made)
+        if not _is_abstract(method)
+    }
     demanded = [method.name for method in _methods(family[one.base]) if _is_abstract(method)]
     if lacks := [method for method in demanded if method not in has]:
         raise Refused(
@@ -172,7 +198,9 @@ def _lineage(dotted: str, family: dict[str, ast.ClassDef]) -> Iterator[str]:
         for base in found.bases:
             head, _, rest = ast.unparse(base).partition(".")
             elsewhere = head if head == "object" or defines(tree.body, head) else f"builtins.{head}"
-            full = imported.get(head, f"{module}.{head}" if _last(tree, head) is not None else elsewhere)
+            full = imported.get(
+                head, f"{module}.{head}" if _last(tree, head) is not None else elsewhere
+            )
             yield from _end_or_lineage(f"{full}.{rest}" if rest else full, family)
     elif name in imported:
         yield from _end_or_lineage(imported[name], family)
@@ -197,7 +225,11 @@ def _definition(field: str, dotted: str) -> Definition | None:
 
 
 def _last(tree: ast.Module, name: str) -> Definition | None:
-    found = [one for one in tree.body if isinstance(one, ast.FunctionDef | ast.ClassDef) and one.name == name]
+    found = [
+        one
+        for one in tree.body
+        if isinstance(one, ast.FunctionDef | ast.ClassDef) and one.name == name
+    ]
     return found[0] if len(found) == 1 else None
 
 
@@ -219,4 +251,6 @@ def _methods(found: ast.ClassDef) -> list[ast.FunctionDef]:
 
 
 def _is_abstract(method: ast.FunctionDef) -> bool:
-    return any(ast.unparse(one).rpartition(".")[2] == "abstractmethod" for one in method.decorator_list)
+    return any(
+        ast.unparse(one).rpartition(".")[2] == "abstractmethod" for one in method.decorator_list
+    )

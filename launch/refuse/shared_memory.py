@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from benchmarks.host.environment import with_absolute_path
+from benchmarks.agent.processes import with_absolute_path
 from benchmarks.request import refuse_too_little_shared
 from conf.cell import Cell
 from conf.groups import choice
@@ -18,13 +18,19 @@ from launch.engines.environment import ROOT
 PLENTY_BYTES = 3_000_000_000
 
 
-def refuse_too_little(cells: Sequence[Cell], free_bytes: int | None = None, where: str = "") -> None:
+def refuse_too_little(
+    cells: Sequence[Cell], free_bytes: int | None = None, where: str = ""
+) -> None:
     """Refuse cells that need more shared memory than is free now, here or on a host that `where` names.
 
     Raises:
         Refused: says how much is needed and where.
     """
-    sharing = [cell for cell in cells if choice("strategy", cell.strategy["name"]).rules.get("shared_memory")]
+    sharing = [
+        cell
+        for cell in cells
+        if choice("strategy", cell.strategy["name"]).rules.get("shared_memory")
+    ]
     if not sharing:
         return
     free = free_shared_memory() if free_bytes is None else free_bytes

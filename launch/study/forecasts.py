@@ -12,13 +12,13 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from analysis.findings.next_run.floors import Scatters
-from analysis.findings.study import Study
+from analysis.study.noise_floor import Scatters
+from analysis.study.study import Study
 from analysis.validity.hosts import class_between
 from benchmarks.record import Record
 from benchmarks.record.clock import now
 from conf.cell import Cell
-from launch.study.beside import Job
+from launch.study.background import Job
 
 MODEL = "analysis.prediction.upcoming"
 
@@ -26,7 +26,9 @@ MODEL = "analysis.prediction.upcoming"
 class Forecasts:
     """Says what the cells of one sweep should give, from the records of their study so far."""
 
-    def __init__(self, asked: object, beside: Callable[[Job], None], others: Scatters | None = None) -> None:
+    def __init__(
+        self, asked: object, beside: Callable[[Job], None], others: Scatters | None = None
+    ) -> None:
         """`asked` is predict=, `beside` does a job while cells run, `others` is what other studies showed of the scatter."""
         self.wanted = str(asked) == "auto"
         self._beside, self._others = beside, others
@@ -45,7 +47,9 @@ class Forecasts:
             self._newest.append(list(known))
             self._beside(self._hold_out)
 
-    def before(self, cell: Cell, environment: Mapping[str, Any], known: Sequence[Record]) -> dict[str, Any]:
+    def before(
+        self, cell: Cell, environment: Mapping[str, Any], known: Sequence[Record]
+    ) -> dict[str, Any]:
         """Return what attempt.json says of a cell that is about to run: its forecast, or in `refused` why there is none.
 
         It never raises: whatever the model makes of the records, the cell is measured. Without predict=auto it is empty.
@@ -59,7 +63,9 @@ class Forecasts:
             found = {"refused": f"the forecast failed ({type(error).__name__}: {error})"}
         return {"made_at": now(), "took_ms": 1e3 * (time.perf_counter() - began), **found}
 
-    def _forecast(self, cell: Cell, environment: Mapping[str, Any], known: Sequence[Record]) -> dict[str, Any]:
+    def _forecast(
+        self, cell: Cell, environment: Mapping[str, Any], known: Sequence[Record]
+    ) -> dict[str, Any]:
         if not cell.trains:
             return {"refused": f"benchmark={cell.benchmark['name']} trains nothing"}
         if not _trained(known):
@@ -79,8 +85,12 @@ class Forecasts:
             known = self._newest.pop()
         except IndexError:  # the job before took them along: short cells may end faster than a large study is held out
             return
-        with contextlib.suppress(Exception):  # fewer scores: the next interval is wider, or there is none
-            self._scores = importlib.import_module(MODEL).scores_by_machine(Study.of(known, others=self._others))
+        with contextlib.suppress(
+            Exception
+        ):  # fewer scores: the next interval is wider, or there is none
+            self._scores = importlib.import_module(MODEL).scores_by_machine(
+                Study.of(known, others=self._others)
+            )
 
     @staticmethod
     def _import() -> None:

@@ -14,7 +14,9 @@ from benchmarks.record.clock import now
 from launch.machine.facts import boot_id
 
 MOST_PID = 1 << 22  # Linux gives none above
-CLOCK_SLACK_S = 5.0  # a start time read twice may differ by this much when the host's clock was stepped
+CLOCK_SLACK_S = (
+    5.0  # a start time read twice may differ by this much when the host's clock was stepped
+)
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,9 @@ class ProcessIdentity:
     @staticmethod
     def own() -> "ProcessIdentity":
         """Return the identity of the calling process."""
-        return ProcessIdentity(platform.node(), os.getpid(), psutil.Process().create_time(), boot_id())
+        return ProcessIdentity(
+            platform.node(), os.getpid(), psutil.Process().create_time(), boot_id()
+        )
 
     @property
     def gone(self) -> bool:
@@ -90,4 +94,11 @@ def sweep_of(records: Sequence[Record]) -> Sweep:
         TypeError: a record's time is no number.
     """
     first = min(records, key=lambda record: record.started_at)
-    return Sweep(first.sweep_id, first.study, first.overrides, first.started_at, len(records), ProcessIdentity.own())
+    return Sweep(
+        first.sweep_id,
+        first.study,
+        first.overrides,
+        first.started_at,
+        len(records),
+        ProcessIdentity.own(),
+    )

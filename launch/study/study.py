@@ -7,30 +7,50 @@
 import contextlib
 import dataclasses
 import errno
+import json
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from analysis.seconds.cell import to_record
+from analysis.text import count
 from analysis.validity.checks import judged
 from benchmarks import record as records
-from benchmarks.host import processes
-from benchmarks.record import CellFolder, Failure, Kind, Lines, Record, RecordError, own_files, read_lines, write_json
+from benchmarks.agent import processes
+from benchmarks.derived import FIELDS, Derived, IncompleteLines, complete, reported
+from benchmarks.record import (
+    CellFolder,
+    Failure,
+    Kind,
+    Lines,
+    Record,
+    RecordError,
+    check_types,
+    decoded,
+    encoded,
+    own_files,
+    read_lines,
+    restored,
+    write_json,
+)
 from benchmarks.record.clock import now
 from benchmarks.record.os_errors import because
 from benchmarks.record.own_files import NotOurs
 from conf.cell import Cell
 from conf.options import Refused, path_of
 from conf.schema import ValidityLimits
-from launch.study.assemble import assemble
 from launch.study.identity import ProcessIdentity, identity_of
-from launch.study.surroundings import Surroundings
+from launch.study.provenance import Surroundings
 
 # What a file of an attempt that holds something else than Ringside wrote may raise.
 DAMAGED = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
-PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,254}")  # of a folder of ours: it cannot lead elsewhere
+PLAIN_NAME = re.compile(
+    r"[A-Za-z0-9_][A-Za-z0-9._-]{0,254}"
+)  # of a folder of ours: it cannot lead elsewhere
 PROFILED = "profiled"  # the code of validity that says what the profiled pass gave
 
 
@@ -68,7 +88,9 @@ class StudyFolder:
             self._folder_id = _id_of(self.folder)
             self._journal = Lines(self.folder / "journal.jsonl")
         except OSError as error:
-            raise Refused(f"output_dir={output_dir}: cannot be written ({because(error)})") from None
+            raise Refused(
+                f"output_dir={output_dir}: cannot be written ({because(error)})"
+            ) from None
 
     def finished(self, cell: Cell, here: Surroundings | None = None) -> Record | None:
         """Return the record of a cell that was finished before, whatever its validity; None if it must be measured.
@@ -79,7 +101,9 @@ class StudyFolder:
         for record in self._attempts(cell):
             if here is None or not here.differences(record):
                 codes = record.validity.codes.keys() | record.validity.unchecked.keys()
-                answers = record.state == "finished" and (cell.profiler == "none" or PROFILED in codes)
+                answers = record.state == "finished" and (
+                    cell.profiler == "none" or PROFILED in codes
+                )
                 return record if answers else None
         return None
 
@@ -107,7 +131,9 @@ class StudyFolder:
         folder = CellFolder(self.folder / record.cell.folder)
         for earlier in folder.earlier_attempts():
             with contextlib.suppress(FileNotFoundError):
-                if record.record_id in earlier.attempt.read_text(encoding="utf-8", errors="replace"):
+                if record.record_id in earlier.attempt.read_text(
+                    encoding="utf-8", errors="replace"
+                ):
                     return earlier
         return folder
 
@@ -119,7 +145,9 @@ class StudyFolder:
             same = False
         if not same:
             raise OSError(
-                errno.ENOENT, "the folder is gone; was it moved, or its file system unmounted?", str(self.folder)
+                errno.ENOENT,
+                "the folder is gone; was it moved, or its file system unmounted?",
+                str(self.folder),
             )
 
     def lock(self, cell: Cell) -> contextlib.AbstractContextManager[bool]:
@@ -132,10 +160,17 @@ class StudyFolder:
 
     def who_holds(self, cell: Cell) -> str:
         """Return which process measures a cell by the journal, and since when, as a sentence."""
-        begun = [one for one in self._open_attempts().values() if one.folder == cell.folder and not one.process.gone]
+        begun = [
+            one
+            for one in self._open_attempts().values()
+            if one.folder == cell.folder and not one.process.gone
+        ]
         if not begun:
             return "another launcher holds it"
-        process, since = begun[-1].process, time.strftime("%H:%M:%S", time.localtime(begun[-1].since))
+        process, since = (
+            begun[-1].process,
+            time.strftime("%H:%M:%S", time.localtime(begun[-1].since)),
+        )
         return f"process {process.pid} on {process.host} has measured it since {since}"
 
     def begin(self, cell: Cell, token: str, details: Mapping[str, Any]) -> Attempt:
@@ -187,7 +222,12 @@ class StudyFolder:
             token, cell = line.get("token"), line.get("cell")
             if line["kind"] == Kind.BEGIN:
                 process = identity_of(line.get("process"))
-                if isinstance(token, str) and isinstance(cell, str) and PLAIN_NAME.fullmatch(cell) and process:
+                if (
+                    isinstance(token, str)
+                    and isinstance(cell, str)
+                    and PLAIN_NAME.fullmatch(cell)
+                    and process
+                ):
                     begun[token] = _Begun(cell, process, line["time"])
             elif line["kind"] == Kind.END:
                 begun.pop(str(token), None)
@@ -225,7 +265,9 @@ class StudyFolder:
         self._line(kind, **content)
 
     def _line(self, kind: str, **content: Any) -> None:
-        self._journal.write(kind, now(), process=dataclasses.asdict(ProcessIdentity.own()), **content)
+        self._journal.write(
+            kind, now(), process=dataclasses.asdict(ProcessIdentity.own()), **content
+        )
         self._journal.sync()
 
 
@@ -259,5 +301,107 @@ def _started(record: Record) -> float:
 
 def _last_sign(folder: CellFolder) -> float:
     """Return when a rank last wrote a line, or else when the attempt was begun; seconds since 1970."""
-    times: list[float] = [line["time"] for path in folder.all_rank_lines() for line in read_lines(path)]
+    times: list[float] = [
+        line["time"] for path in folder.all_rank_lines() for line in read_lines(path)
+    ]
     return max([*times, folder.attempt.stat().st_mtime])
+
+
+# Make the record of an attempt from the files of its folder: cell.json, attempt.json and the lines of the ranks.
+
+
+def assemble(folder: CellFolder, state: str, failure: Failure | None, ended_at: float) -> Record:
+    """Return the record, not yet judged, and write what the benchmark prints. The same folder gives the same record.
+
+    Raises:
+        RecordError: the folder holds no begun attempt.
+    """
+    try:
+        cell = Cell.from_dict(decoded(folder.cell.read_bytes()))
+        attempt = decoded(folder.attempt.read_bytes())
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise RecordError(f"{folder.path}: no attempt was begun here ({error})") from None
+    lines_of_ranks = {}
+    ranks: list[dict[str, Any]] = []
+    servers: list[dict[str, Any]] = []
+    for number in range(cell.world_size + cell.servers):
+        lines = list(read_lines(folder.rank_lines(number)))
+        if number < cell.world_size:
+            lines_of_ranks[number] = lines
+        if (told := reported(lines)) is None:
+            continue
+        (ranks if number < cell.world_size else servers).append(told.facts)
+        attempt["environment"].setdefault("versions", told.versions)
+    if servers:
+        attempt["environment"]["servers"] = servers
+    values: dict[str, Any] = {}
+    try:
+        values = _readable(complete(lines_of_ranks, cell) or {})
+    except IncompleteLines as error:
+        failure = failure or Failure(
+            "exception", None, f"the lines of the ranks are incomplete: {error}"
+        )
+        state = "failed" if state == "finished" else state
+    ended_at = max(ended_at, attempt["started_at"])
+    if cost := to_record(folder, lines_of_ranks, attempt["started_at"], ended_at):
+        values["tables"] = values.get("tables", {}) | cost.tables
+        values["metrics"] = values.get("metrics", {}) | (
+            cost.metrics if state == "finished" else {}
+        )
+    if output := values.get("output"):
+        own_files.write_whole(folder.output, f"{output}\n".encode())
+    return Record(
+        cell_key=cell.key,
+        name=cell.name,
+        cell=cell,
+        state=state,
+        failure=failure,
+        ended_at=ended_at,
+        **{name: values.get(name, {}) for name in FIELDS},
+        ranks=ranks,
+        raw_sha256=folder.raw_sha256(),
+        **attempt,
+    )
+
+
+def _readable(values: dict[str, Any]) -> dict[str, Any]:
+    """Return values as a reader of the record will have them. Raises IncompleteLines where a record cannot hold them."""
+    try:
+        written: dict[str, Any] = restored(json.loads(encoded(values)))
+        check_types(Derived(**written))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise IncompleteLines(
+            f"a record cannot hold what was derived ({type(error).__name__}: {error})"
+        ) from None
+    return written
+
+
+# Find the cells of a sweep that an earlier invocation finished here, and say why others are measured again.
+
+
+def done_before(
+    cells: Sequence[Cell], study: StudyFolder, here: Surroundings, note: Callable[[str], None]
+) -> dict[int, Record]:
+    """Return the records of cells that were finished in the surroundings of `here`, by their place in the order.
+
+    `note` gets a sentence on each difference for which cells are measured again.
+    """
+    found: dict[int, Record] = {}
+    again = Counter[str]()
+    for number, cell in enumerate(cells):
+        if record := study.finished(cell, here):
+            found[number] = record
+        elif why := "; ".join(study.elsewhere(cell, here)):
+            again[why] += 1
+    for why, cells_again in again.items():
+        are = "is" if cells_again == 1 else "are"
+        note(
+            f"{count(cells_again, 'cell')} {are} measured again: {why}. What was measured before is kept"
+        )
+    if others := sum(map(here.other_code, found.values())):
+        were = "was" if others == 1 else "were"
+        note(
+            f"{count(others, 'cell')} {were} measured by other code of Ringside's, and the report compares this with nothing "
+            "that is measured now (resume=false measures all cells again)"
+        )
+    return found

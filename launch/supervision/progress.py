@@ -41,7 +41,9 @@ class Rank:
 class Watch:
     """Reads the lines that ranks and servers append, each file from where it was last read."""
 
-    def __init__(self, folder: CellFolder, world_size: int, servers: int = 0, clock: WallClock = time) -> None:
+    def __init__(
+        self, folder: CellFolder, world_size: int, servers: int = 0, clock: WallClock = time
+    ) -> None:
         self.ranks = [Rank(number, f"rank {number}") for number in range(world_size)]
         self.servers = [Rank(world_size + number, f"server {number}") for number in range(servers)]
         self.everyone = [*self.ranks, *self.servers]  # by number
@@ -55,7 +57,9 @@ class Watch:
     def needs_quiet(self) -> bool:
         """Whether processes have begun that measure soon, or that leave no core idle: each has two busy threads."""
         begun = [rank for rank in self.everyone if rank.pid]
-        return bool(begun) and (self._few_cores or any(rank.phase not in BEFORE_WARM_UP for rank in begun))
+        return bool(begun) and (
+            self._few_cores or any(rank.phase not in BEFORE_WARM_UP for rank in begun)
+        )
 
     def update(self) -> bool:
         """Read the new lines; return whether there were any."""

@@ -21,7 +21,9 @@ class Stopping:
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
         """Have signals set the mark instead of ending this process. A terminal that goes away (SIGHUP) ends nothing."""
-        before = {number: signal.signal(number, self._ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {
+            number: signal.signal(number, self._ask) for number in (signal.SIGINT, signal.SIGTERM)
+        }
         before[signal.SIGHUP] = signal.signal(signal.SIGHUP, signal.SIG_IGN)
         try:
             yield
@@ -35,4 +37,6 @@ class Stopping:
         # While this thread prints something else, Python forbids a second.
         with contextlib.suppress(RuntimeError):
             if first:
-                self._console.print("stopping: no further cell is started; what was measured is kept")
+                self._console.print(
+                    "stopping: no further cell is started; what was measured is kept"
+                )

@@ -5,22 +5,21 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmarks.host.processes import ENDED
+from benchmarks.agent.processes import ENDED
 from benchmarks.record import CellFolder, Failure
 from conf import schema
 from conf.cell import Cell
 from launch.engines.engine import CellEngine, Job, Lost
-from launch.supervision import stacks
-from launch.supervision.deadlines import Hang, overdue
-from launch.supervision.failure import End, ends, first_cause
-from launch.supervision.hang import STUCK, hang
-from launch.supervision.logs import with_log
+from launch.supervision import failure as stacks
+from launch.supervision.failure import STUCK, End, Hang, ends, first_cause, hang, overdue, with_log
 from launch.supervision.progress import Rank, WallClock, Watch
 
 POLL_SECONDS = 0.1
 STACKS_SECONDS = 2.0  # at most, for the ranks of a hang to write their stacks
 REST_SECONDS = 0.5  # without another line: they have written all
-SIGNAL_SECONDS = 2.0  # at most, between the end of an agent and the signal to this process that came with it
+SIGNAL_SECONDS = (
+    2.0  # at most, between the end of an agent and the signal to this process that came with it
+)
 AGENT_SECONDS = 3.0  # at most, for the agent to say how a rank ended; it takes milliseconds, but for a GPU's memory
 
 
@@ -111,7 +110,9 @@ def _vanished(watch: Watch, job: Job) -> list[Rank]:
 
     def found() -> list[Rank]:
         left = [rank for rank in watch.everyone if not rank.done]
-        return [rank for rank in left if rank.pid and job.process_state(rank.number, rank.pid) in ENDED]
+        return [
+            rank for rank in left if rank.pid and job.process_state(rank.number, rank.pid) in ENDED
+        ]
 
     if not found():
         return []
@@ -123,7 +124,9 @@ def _named(found: Hang, watch: Watch, folder: CellFolder, job: Job, clock: WallC
     """Return a hang with the rank that is at fault, after asking every process where it stands."""
     if (does := job.agent_state()) in STUCK:
         return Failure(
-            "hang", None, f"the agent, which starts the ranks and serves their store, is {does}; each rank waits"
+            "hang",
+            None,
+            f"the agent, which starts the ranks and serves their store, is {does}; each rank waits",
         )
     # As they are now: what a process is asked may wake it up.
     pids = {rank.number: rank.pid for rank in watch.everyone if rank.pid}
@@ -135,7 +138,9 @@ def _named(found: Hang, watch: Watch, folder: CellFolder, job: Job, clock: WallC
     def written() -> dict[int, int]:
         return {number: stacks.size(folder.rank_log(number)) for number in asked}
 
-    _until(lambda: all(written()[number] > sizes[number] for number in asked), STACKS_SECONDS, clock)
+    _until(
+        lambda: all(written()[number] > sizes[number] for number in asked), STACKS_SECONDS, clock
+    )
     deadline, before = clock.monotonic() + STACKS_SECONDS, sizes
     while written() != before and clock.monotonic() < deadline:  # until nothing more comes
         before = written()
@@ -152,7 +157,11 @@ def _until(condition: Callable[[], bool], seconds: float, clock: WallClock) -> N
 
 
 def _cause(
-    watch: Watch, folder: CellFolder, status: int | None, vanished: Mapping[int, End], lost: Lost | None
+    watch: Watch,
+    folder: CellFolder,
+    status: int | None,
+    vanished: Mapping[int, End],
+    lost: Lost | None,
 ) -> Failure | None:
     """Return why a job failed that was not ended by a deadline; None if it did not fail.
 

@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from analysis.findings.communication.several_records import values_of
-from analysis.findings.next_run.floors import OF_SEVERAL_RECORDS
-from analysis.report.text import single_line
+from analysis.findings.record_values import values_of
+from analysis.study.noise_floor import OF_SEVERAL_RECORDS
+from analysis.text import single_line
 from benchmarks.record import read_study
 from conf.schema import Tracking
 from launch.machine.secrets import without_credentials
@@ -79,7 +79,9 @@ def compare(study_dir: Path, tracking: Tracking) -> StoreComparison:
     uri = store_uri(tracking.uri, study_dir.parent)
     file, shown = sqlite_file(uri), without_credentials(uri)
     if file is not None and not file.exists():
-        raise WrongUri(f"{shown}: there is no such store; give its URI, or write it by python -m launch sync")
+        raise WrongUri(
+            f"{shown}: there is no such store; give its URI, or write it by python -m launch sync"
+        )
     several = values_of(records.values())
     result = StoreComparison(shown)
     with tracking_errors(uri):
@@ -91,8 +93,14 @@ def compare(study_dir: Path, tracking: Tracking) -> StoreComparison:
         experiment = client.get_experiment_by_name(name)
         if experiment is None:
             raise WrongUri(f"{shown}: has no experiment {name}")
-        runs = found_runs(client, [experiment.experiment_id], f"tags.`{KIND}` = 'cell'", ACTIVE_ONLY)
-        found = {run.data.tags.get(RECORD, ""): run for run in runs if run.data.tags.get(PROJECTED) == COMPLETE}
+        runs = found_runs(
+            client, [experiment.experiment_id], f"tags.`{KIND}` = 'cell'", ACTIVE_ONLY
+        )
+        found = {
+            run.data.tags.get(RECORD, ""): run
+            for run in runs
+            if run.data.tags.get(PROJECTED) == COMPLETE
+        }
         sound = siblings.sound(records.values())
         names, left_alone = siblings.names(sound), siblings.left_alone(sound)
         for record_id, run in found.items():
@@ -103,7 +111,11 @@ def compare(study_dir: Path, tracking: Tracking) -> StoreComparison:
             expected = project(records[record_id])
             if run.info.run_name != expected.name:  # the whole name, until a sweep ends
                 expected = replace(expected, name=names[record_id])
-            added = {name: text for name, text in left_alone[record_id].items() if name in run.data.params}
+            added = {
+                name: text
+                for name, text in left_alone[record_id].items()
+                if name in run.data.params
+            }
             expected = replace(expected, params=expected.params | added)
             _compare_run(record_id, expected, several.get(record_id, {}), run, client, result)
     result.missing = [record_id for record_id in records if record_id not in found]
@@ -125,15 +137,24 @@ def _compare_run(
     for name, value, _, step in expected.metrics:
         points.setdefault(name, {})[step] = value
     points |= {
-        name: {0: float(several[name])} for name in OF_SEVERAL_RECORDS if math.isfinite(several.get(name, math.nan))
+        name: {0: float(several[name])}
+        for name in OF_SEVERAL_RECORDS
+        if math.isfinite(several.get(name, math.nan))
     }
     for name, values in points.items():
         stored = run.data.metrics.get(name, ABSENT)
         result.compare(own, f"metrics {name}", stored, values[max(values)])
         if len(values) > 1:
-            history = {one.step: one.value for one in client.get_metric_history(run.info.run_id, name)}
+            history = {
+                one.step: one.value for one in client.get_metric_history(run.info.run_id, name)
+            }
             for step in sorted(values.keys() | history.keys()):
-                result.compare(own, f"series {name} step {step}", history.get(step, ABSENT), values.get(step, ABSENT))
+                result.compare(
+                    own,
+                    f"series {name} step {step}",
+                    history.get(step, ABSENT),
+                    values.get(step, ABSENT),
+                )
     for name in sorted(run.data.metrics.keys() - points.keys()):
         # Of the next run: by the noise floor of every study at that time. Of the system: no record has its samples.
         if not name.startswith(("throughput/ci_", "system/")):
@@ -141,7 +162,12 @@ def _compare_run(
     for name in sorted(expected.params.keys() | run.data.params.keys()):
         if name == "repeat" and not run.data.params.get(name, "0").isdigit():
             continue  # of a drift or second run by an earlier version: MLflow changes no parameter
-        result.compare(own, f"params {name}", run.data.params.get(name, ABSENT), expected.params.get(name, ABSENT))
+        result.compare(
+            own,
+            f"params {name}",
+            run.data.params.get(name, ABSENT),
+            expected.params.get(name, ABSENT),
+        )
     for name, text in expected.tags.items():
         if name != NOTE:  # a user may write there
             result.compare(own, f"tags {name}", run.data.tags.get(name, ABSENT), text)

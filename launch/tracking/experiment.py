@@ -27,15 +27,21 @@ class Experiment:
         found = client.get_experiment_by_name(name)
         if found is None:
             try:
-                found = client.get_experiment(client.create_experiment(name, artifact_location=location))
+                found = client.get_experiment(
+                    client.create_experiment(name, artifact_location=location)
+                )
             except Exception:  # another machine may have made it since
                 found = client.get_experiment_by_name(name)
                 if found is None:
                     raise
         if found.lifecycle_stage != "active":
-            raise ValueError(f"experiment {name!r} is deleted there: restore it or choose another tracking.experiment")
+            raise ValueError(
+                f"experiment {name!r} is deleted there: restore it or choose another tracking.experiment"
+            )
         self.id = str(found.experiment_id)
-        self.set_tags({key: word for key, word in KIND_OF_EXPERIMENT.items() if key not in found.tags})
+        self.set_tags(
+            {key: word for key, word in KIND_OF_EXPERIMENT.items() if key not in found.tags}
+        )
 
     def tags(self) -> dict[str, str]:
         """Return the experiment's tags."""
@@ -59,20 +65,28 @@ class Experiment:
 
     def close_stale(self) -> None:
         """Set runs to KILLED that dead launchers of this host left RUNNING, in every study of the store."""
-        ours = self._client.search_experiments(filter_string="name LIKE 'ringside/%'", max_results=PAGE)
+        ours = self._client.search_experiments(
+            filter_string="name LIKE 'ringside/%'", max_results=PAGE
+        )
         every = list({self.id, *(one.experiment_id for one in ours)})
         now = round(time.time() * 1000)
-        for run in list(found_runs(self._client, every, "attributes.status = 'RUNNING'", ACTIVE_ONLY)):
+        for run in list(
+            found_runs(self._client, every, "attributes.status = 'RUNNING'", ACTIVE_ONLY)
+        ):
             process = run_tags.process_of(run)
             if process is not None and process.gone:
                 self._client.set_terminated(run.info.run_id, "KILLED", now)
 
 
-def found_runs(client: "MlflowClient", experiments: Sequence[str], filter_string: str, view: int) -> "Iterator[Run]":
+def found_runs(
+    client: "MlflowClient", experiments: Sequence[str], filter_string: str, view: int
+) -> "Iterator[Run]":
     """Yield the runs of experiments that a filter finds, oldest first, page by page."""
     token = None
     while True:
-        page = client.search_runs(list(experiments), filter_string, view, PAGE, ["attributes.start_time"], token)
+        page = client.search_runs(
+            list(experiments), filter_string, view, PAGE, ["attributes.start_time"], token
+        )
         yield from page
         token = page.token
         if not token:

@@ -22,10 +22,18 @@ from launch.tracking.siblings import BEST_CELL, OF_BEST
 
 CELLS, SWEEPS = "ringside-cells", "ringside-sweeps"  # ids of the views
 VIEW = "mlflow.sharedViewState."
-MOST_COLUMNS, MOST_CHARTS = 6, 6  # parameters that have a column, charts of a section: a tag takes 5000 characters
+MOST_COLUMNS, MOST_CHARTS = (
+    6,
+    6,
+)  # parameters that have a column, charts of a section: a tag takes 5000 characters
 NAME_WIDTH = 290  # pixels: `resnet50 · nccl_allreduce · gpus 0,1` fits
 OF_CELLS = (*OF_BEST, "comm/busbw_gb_per_s")
-OF_SWEEPS = ("best/images_per_second", "best/efficiency", "best/exposed_ms", "baseline/images_per_second")
+OF_SWEEPS = (
+    "best/images_per_second",
+    "best/efficiency",
+    "best/exposed_ms",
+    "baseline/images_per_second",
+)
 COUNTS = ("cells/valid", "cells/suspect", "cells/invalid", "cells/failed")
 MACHINE = ("gpu", "driver", "nccl", "torch", "commit", "host")
 # What follows from other parameters, or from the machine: no column of its own.
@@ -74,7 +82,10 @@ def cells_view(records: Sequence[Record]) -> State:
         *(_column("params", name) for name in varied),
         _column("tags", "transport"),
     ]
-    charts = {"Cells": [_bar(name) for name in figures], "Within each run": [_line(name) for name in series]}
+    charts = {
+        "Cells": [_bar(name) for name in figures],
+        "Within each run": [_line(name) for name in series],
+    }
     if varied:
         charts["What each setting gives"] = [_parallel(varied, figures[:3])]
     return _state("cell", _column("metrics", figures[0]), columns, charts)
@@ -88,14 +99,18 @@ def sweeps_view() -> State:
         *(_column("metrics", name) for name in (*OF_SWEEPS[3:], *COUNTS)),
         *(_column("tags", name) for name in MACHINE),
     ]
-    return _state("sweep", "attributes.start_time", columns, {"Sweeps": [_bar(name) for name in OF_SWEEPS]})
+    return _state(
+        "sweep", "attributes.start_time", columns, {"Sweeps": [_bar(name) for name in OF_SWEEPS]}
+    )
 
 
 def description(records: Iterable[Record]) -> str:
     """Return what the metrics of these records are, in Markdown: title, unit, and which way is better."""
     records = list(records)
     things = counted(record.cell for record in records)
-    names = sorted({name for record in records for name in (*record.metrics, *record.series)}, key=place)
+    names = sorted(
+        {name for record in records for name in (*record.metrics, *record.series)}, key=place
+    )
     better = {None: "", True: "less is better", False: "more is better"}
     lines = [ABOUT, "", "| metric | what it is | unit | |", "| --- | --- | --- | --- |"]
     for name in names:
@@ -121,8 +136,12 @@ def compare_link(experiment: str, runs: Sequence[str]) -> str:
 def _varied(records: Sequence[Record]) -> list[str]:
     """Return the names of the parameters in which the records differ; one that a record lacks is another value."""
     params = [project(record).params for record in records]
-    every = dict.fromkeys(name for of_run in params for name in of_run if not name.startswith(FOLLOWING))
-    return [name for name in every if len({of_run.get(name) for of_run in params}) > 1][:MOST_COLUMNS]
+    every = dict.fromkeys(
+        name for of_run in params for name in of_run if not name.startswith(FOLLOWING)
+    )
+    return [name for name in every if len({of_run.get(name) for of_run in params}) > 1][
+        :MOST_COLUMNS
+    ]
 
 
 def _column(kind: str, name: str) -> str:
@@ -130,9 +149,16 @@ def _column(kind: str, name: str) -> str:
     return f"{kind}.`{name}`"
 
 
-def _state(kind: str, order: str, columns: Sequence[str], charts: Mapping[str, Sequence[State]]) -> State:
-    shown = list(enumerate((title, cards[:MOST_CHARTS]) for title, cards in charts.items() if cards))
-    names = [{"uuid": f"s{place}", "name": title, "columns": min(2, len(cards))} for place, (title, cards) in shown]
+def _state(
+    kind: str, order: str, columns: Sequence[str], charts: Mapping[str, Sequence[State]]
+) -> State:
+    shown = list(
+        enumerate((title, cards[:MOST_CHARTS]) for title, cards in charts.items() if cards)
+    )
+    names = [
+        {"uuid": f"s{place}", "name": title, "columns": min(2, len(cards))}
+        for place, (title, cards) in shown
+    ]
     run_name = _column("attributes", "Run Name")
     return {
         "searchFilter": f"tags.`{KIND}` = '{kind}'",
@@ -163,11 +189,22 @@ def _bar(metric: str) -> State:
 
 
 def _line(metric: str) -> State:
-    return {"type": "LINE", "metricKey": metric, "xAxisKey": "step", "yAxisKey": "metric", "range": {}}
+    return {
+        "type": "LINE",
+        "metricKey": metric,
+        "xAxisKey": "step",
+        "yAxisKey": "metric",
+        "range": {},
+    }
 
 
 def _parallel(params: Sequence[str], metrics: Sequence[str]) -> State:
-    return {"type": "PARALLEL", "selectedParams": list(params), "selectedMetrics": list(metrics), "showAllRuns": True}
+    return {
+        "type": "PARALLEL",
+        "selectedParams": list(params),
+        "selectedMetrics": list(metrics),
+        "showAllRuns": True,
+    }
 
 
 def _saved(name: str, state: State, created: int) -> str:

@@ -13,7 +13,10 @@ from launch.tracking.tracker import Tracker
 
 
 def update_values(
-    tracker: Tracker, study: Path, records: Sequence[Record], values: Mapping[str, Mapping[str, float]]
+    tracker: Tracker,
+    study: Path,
+    records: Sequence[Record],
+    values: Mapping[str, Mapping[str, float]],
 ) -> None:
     """Write what a study's records say together to the runs that have it otherwise; tables and figures of their sweeps follow.
 
@@ -26,7 +29,9 @@ def update_values(
     for sweep_id, runs in tracker.outdated(values).items():
         rows = _rows(study, sweep_id, records)
         own = [record for record in records if record.sweep_id == sweep_id]
-        tracker.write_values(sweep_id, runs, summary_markdown(rows, values), parent_metrics(own, values))
+        tracker.write_values(
+            sweep_id, runs, summary_markdown(rows, values), parent_metrics(own, values)
+        )
     tracker.describe(records)
 
 
@@ -38,7 +43,9 @@ def _rows(study: Path, sweep_id: str, records: Sequence[Record]) -> list[Record]
     finished: Mapping[str, Record] = {
         record.cell.folder: record
         for record in sorted(records, key=lambda one: one.ended_at)
-        if record.state == "finished" and record.ended_at <= began and record.cell_key not in own_cells
+        if record.state == "finished"
+        and record.ended_at <= began
+        and record.cell_key not in own_cells
     }
     return [*(finished[folder] for folder in order if folder in finished), *own]
 
@@ -47,6 +54,10 @@ def _planned(study: Path, sweep_id: str) -> tuple[list[str], float]:
     """Return the folders of a sweep's cells in order, and when it began, by the study's journal; ([], 0.0) without it."""
     for line in read_lines(study / "journal.jsonl"):
         order = line.get("order")  # a damaged line may lack it
-        if line["kind"] == Kind.SWEEP and line.get("sweep_id") == sweep_id and isinstance(order, list):
+        if (
+            line["kind"] == Kind.SWEEP
+            and line.get("sweep_id") == sweep_id
+            and isinstance(order, list)
+        ):
             return [folder for folder in order if isinstance(folder, str)], float(line["time"])
     return [], 0.0

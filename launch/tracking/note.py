@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
-from analysis.findings.labels import BETWEEN
 from analysis.report.cell_numbers import (
     COLUMNS,
     MARGIN,
@@ -15,8 +14,8 @@ from analysis.report.cell_numbers import (
     cell_numbers,
     heading,
 )
-from analysis.report.names import unit_of_cells
 from analysis.report.numbers import ABSENT, THIN
+from analysis.study.names import BETWEEN, unit_of_cells
 from benchmarks.record import Record
 from conf.cell import counted
 from launch.tracking.projection import escaped, run_name
@@ -41,13 +40,24 @@ def summary_markdown(
     columns = [RESULT, *(name for name in COLUMNS if name != RESULT), LINK_CLASS, VALIDITY]
     rows = [_row(record, columns, values.get(record.record_id, {})) for record in records]
     kept = [place for place in range(len(columns)) if any(row[place] != ABSENT for row in rows)]
-    columns, rows = [columns[place] for place in kept], [[row[place] for place in kept] for row in rows]
-    things, unit = counted(record.cell for record in records), unit_of_cells(record.cell for record in records)
+    columns, rows = (
+        [columns[place] for place in kept],
+        [[row[place] for place in kept] for row in rows],
+    )
+    things, unit = (
+        counted(record.cell for record in records),
+        unit_of_cells(record.cell for record in records),
+    )
     lines = [["cell", *(heading(name, things, unit) for name in columns)]]
     lines += [["---", *("---" if name in WORDS else "---:" for name in columns)]]
-    lines += [[_cell(BETWEEN.join(name[common:])), *row] for name, row in zip(names, rows, strict=True)]
+    lines += [
+        [_cell(BETWEEN.join(name[common:])), *row] for name, row in zip(names, rows, strict=True)
+    ]
     above = f"Every cell: {_cell(BETWEEN.join(names[0][:common]))}\n\n" if common else ""
-    below = [about_margins(values.get(record.record_id, {}) for record in records), about_reference(columns)]
+    below = [
+        about_margins(values.get(record.record_id, {}) for record in records),
+        about_reference(columns),
+    ]
     table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
     return above + table + "".join(f"\n{line}\n" for line in below if line)
 
@@ -74,7 +84,10 @@ def _row(record: Record, columns: Sequence[str], values: Mapping[str, float]) ->
     if (margin := found.get(MARGIN, ONE_RUN)) != ONE_RUN:
         found[MARGIN] = f"±{THIN}{margin}"
     found |= {name: _cell(found[name]) for name in (RESULT, TRANSPORT) if name in found}
-    found |= {LINK_CLASS: _cell(_words(record.effective.get("link_class"))), VALIDITY: _validity(record)}
+    found |= {
+        LINK_CLASS: _cell(_words(record.effective.get("link_class"))),
+        VALIDITY: _validity(record),
+    }
     return [found.get(name, ABSENT) for name in columns]
 
 
@@ -94,4 +107,6 @@ def _validity(record: Record) -> str:
     if record.failure is None:
         return f"**{record.state}**"
     where = f" of rank {record.failure.rank}" if record.failure.rank is not None else ""
-    return f"**{record.state}**: {_cell(record.failure.cause)}{where}, {_cell(record.failure.message)}"
+    return (
+        f"**{record.state}**: {_cell(record.failure.cause)}{where}, {_cell(record.failure.message)}"
+    )

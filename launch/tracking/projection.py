@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from analysis.findings.baselines import stated
-from analysis.findings.labels import BETWEEN
-from analysis.findings.machines.hosts import mapping
-from analysis.findings.machines.identity import gpu_names
-from analysis.report.text import count, single_line
+from analysis.study.names import BETWEEN
+from analysis.study.provenance import identity_gpu_names as gpu_names
+from analysis.study.provenance import mapping
+from analysis.text import count, single_line
 from benchmarks.record import Record, finite
 from benchmarks.record.metrics import place
 from conf.cell import IMAGES, SAMPLES
@@ -29,8 +29,21 @@ LAST_STEP = 2**53  # whole numbers up to here are exact in JSON; a store has 64 
 STATUS = {"finished": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
 WINDOW = "/window"  # what a series adds to the name of a metric that the record has too
 # Parameters for which a benchmark that trains nothing has no value.
-UNTRAINED = ("model", "strategy", "batch_size", "global_batch_size", "image_size", "precision", "optimize")
-DAMAGED = (ValueError, TypeError, AttributeError, KeyError)  # raised by a record with a field of another type
+UNTRAINED = (
+    "model",
+    "strategy",
+    "batch_size",
+    "global_batch_size",
+    "image_size",
+    "precision",
+    "optimize",
+)
+DAMAGED = (
+    ValueError,
+    TypeError,
+    AttributeError,
+    KeyError,
+)  # raised by a record with a field of another type
 IDENTIFIER = re.compile(r"[\w-]{1,100}")  # goes into the store's filter strings
 
 
@@ -84,7 +97,8 @@ def project(record: Record) -> Projection:
         params={_key(name): _text(value) for name, value in _params(record).items()},
         metrics=metrics,
         tags={
-            name: value if len(value) <= TAG_LENGTH else value[: TAG_LENGTH - 1] + "…" for name, value in tags.items()
+            name: value if len(value) <= TAG_LENGTH else value[: TAG_LENGTH - 1] + "…"
+            for name, value in tags.items()
         },
     )
 
@@ -121,16 +135,30 @@ def _params(record: Record) -> dict[str, Any]:
         params |= {"nodes": len(cell.hosts), "hosts": cell.hosts}
     if cell.server_hosts:
         params["server_hosts"] = cell.server_hosts
-    plainly = ("batch_size", "global_batch_size", "precision", "optimize", "device", "seed", "repeat")
+    plainly = (
+        "batch_size",
+        "global_batch_size",
+        "precision",
+        "optimize",
+        "device",
+        "seed",
+        "repeat",
+    )
     params |= {name: getattr(cell, name) for name in plainly}
-    params["repeat"] = max(0, cell.repeat)  # a drift or second run measures a cell again: the tag `role` says so
+    params["repeat"] = max(
+        0, cell.repeat
+    )  # a drift or second run measures a cell again: the tag `role` says so
     if cell.profiler != "none":
         params["profiler"] = cell.profiler
     params["image_size"] = cell.model.image_size
     if not cell.trains:
         params = {name: value for name, value in params.items() if name not in UNTRAINED}
-        params |= {f"benchmark.{name}": value for name, value in cell.benchmark.items() if name != "name"}
-    params |= {f"nccl.{name.removeprefix('NCCL_').lower()}": value for name, value in cell.nccl.items()}
+        params |= {
+            f"benchmark.{name}": value for name, value in cell.benchmark.items() if name != "name"
+        }
+    params |= {
+        f"nccl.{name.removeprefix('NCCL_').lower()}": value for name, value in cell.nccl.items()
+    }
     params |= {f"strategy.{name}": value for name, value in cell.strategy.items() if name != "name"}
     params |= {f"model.{name}": record.model.get(name) for name in ("parameters", "gradient_bytes")}
     return {name: value for name, value in params.items() if value is not None}
@@ -144,8 +172,12 @@ def _metrics(record: Record) -> tuple[list[tuple[str, float, int, int]], list[st
     """
     started, ended = milliseconds(record.started_at), milliseconds(record.ended_at)
     values = dict(record.metrics)
-    if record.cell.model.inputs == SAMPLES:  # the metric's name says images: its rate has a name of its own as well
-        values |= {name.replace(IMAGES, SAMPLES): value for name, value in values.items() if IMAGES in name}
+    if (
+        record.cell.model.inputs == SAMPLES
+    ):  # the metric's name says images: its rate has a name of its own as well
+        values |= {
+            name.replace(IMAGES, SAMPLES): value for name, value in values.items() if IMAGES in name
+        }
     rows = [(_key(name), float(value), ended, 0) for name, value in values.items()]
     taken = {name for name, _, _, _ in rows}
     for name, points in record.series.items():
@@ -154,7 +186,9 @@ def _metrics(record: Record) -> tuple[list[tuple[str, float, int, int]], list[st
             time = started + (ended - started) * number // len(points)
             rows.append((key, float(value), max(0, time), _step(name, step)))
     finite = [row for row in rows if math.isfinite(row[1])]
-    finite.sort(key=lambda row: place(row[0].removesuffix(WINDOW)))  # MLflow's pages keep the order of writing
+    finite.sort(
+        key=lambda row: place(row[0].removesuffix(WINDOW))
+    )  # MLflow's pages keep the order of writing
     return finite, _unique(name for name, value, _, _ in rows if not math.isfinite(value))
 
 
@@ -179,7 +213,9 @@ def _verdict_tags(record: Record) -> dict[str, str]:
     }
     sentences = [record.failure.message] if record.failure else []
     sentences += [f"{code}: {sentence}" for code, sentence in record.validity.codes.items()]
-    return tags | ({"mlflow.note.content": "\n\n".join(map(escaped, sentences))} if sentences else {})
+    return tags | (
+        {"mlflow.note.content": "\n\n".join(map(escaped, sentences))} if sentences else {}
+    )
 
 
 def _tags(record: Record) -> dict[str, str]:
@@ -194,7 +230,9 @@ def _tags(record: Record) -> dict[str, str]:
     )
     if (share := stated(record)) is not None:
         tags[EFFICIENCY_OF] = share.members
-    if (basis := record.predicted.get("basis")) and (cells := finite(record.predicted.get("cells"))) is not None:
+    if (basis := record.predicted.get("basis")) and (
+        cells := finite(record.predicted.get("cells"))
+    ) is not None:
         said = f"{basis}, from {count(int(cells), 'cell')}, model {record.predicted.get('version')}"
         tags["predicted.basis"] = single_line(said, TAG_LENGTH)
     for name in ("transport", "link_class", "channels"):
@@ -218,7 +256,10 @@ def machine_tags(record: Record) -> dict[str, str]:
     """
     environment, on_gpus = record.environment, record.cell.device == "cuda"
     driver = mapping(environment.get("gpu")).get("driver")
-    versions, commit = mapping(environment.get("versions")), mapping(environment.get("git")).get("commit")
+    versions, commit = (
+        mapping(environment.get("versions")),
+        mapping(environment.get("git")).get("commit"),
+    )
     tags = {
         "gpu": ", ".join(gpu_names(record)) if on_gpus else None,
         "cpu": mapping(environment.get("cpu")).get("model"),

@@ -7,14 +7,14 @@ from shlex import quote
 
 from rich.console import Console
 
-from analysis.findings.communication.several_records import values_of
-from analysis.findings.next_run.floor_file import of_other_studies
+from analysis.findings.record_values import values_of
 from analysis.seconds.sweeps import PROJECTION
+from analysis.study.noise_floor import of_other_studies
 from benchmarks.record import Record
 from benchmarks.record.os_errors import because
 from conf.schema import Tracking
 from launch.machine.secrets import without_credentials
-from launch.study.beside import BesideCells
+from launch.study.background import BesideCells
 from launch.study.identity import Sweep
 from launch.study.study import StudyFolder
 from launch.tracking.later_values import update_values
@@ -88,7 +88,9 @@ class Projector:
         def finish() -> None:
             tracker = self._open()
             for record in measured:
-                tracker.log(record, self._study.folder_of(record))  # those that are complete are left as they are
+                tracker.log(
+                    record, self._study.folder_of(record)
+                )  # those that are complete are left as they are
             failed = any(record.state == "failed" for record in measured)
             state = "interrupted" if interrupted else "failed" if failed else "finished"
             values = values_of(known, of_other_studies(self._study.folder))
@@ -110,13 +112,19 @@ class Projector:
         if not self._tracking.enabled:
             return [f"MLflow   not written (tracking=none); to write it later: {sync}"]
         try:
-            uri = quote(without_credentials(store_uri(self._tracking.uri, self._study.folder.parent)))
+            uri = quote(
+                without_credentials(store_uri(self._tracking.uri, self._study.folder.parent))
+            )
         except WrongUri:
             uri = "URI"
         if self._failed:
             return [f"MLflow   incomplete; to complete it: {sync} --uri {uri}"]
         lines = [f"MLflow   mlflow ui --backend-store-uri {uri}   (needs: pip install '.[ui]')"]
-        return [*lines, f"         then open http://127.0.0.1:5000{self._tracker.page}"] if self._tracker else lines
+        return (
+            [*lines, f"         then open http://127.0.0.1:5000{self._tracker.page}"]
+            if self._tracker
+            else lines
+        )
 
     def _later(self, action: Callable[[], object]) -> None:
         if self._beside:
@@ -135,7 +143,9 @@ class Projector:
             self._tell(f"{error}; the sweep goes on without MLflow")
         except OSError as error:  # of the study's own files
             self._failed = True
-            self._tell(f"runs cannot be written to MLflow: {because(error)}; the sweep goes on without it")
+            self._tell(
+                f"runs cannot be written to MLflow: {because(error)}; the sweep goes on without it"
+            )
 
     def _tell(self, sentence: str) -> None:
         """Print a note, once: what is tried again in the end may fail again."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from analysis.findings.baselines import EFFICIENCY
-from analysis.findings.model import Efficiency
+from analysis.study.estimates import Efficiency
 from launch.study.identity import ProcessIdentity
 
 if TYPE_CHECKING:
@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 PROJECTED, KIND = "ringside.projected", "ringside.kind"
 COMPLETE = "2"  # the value of PROJECTED; a run that an earlier version wrote ("true") lacks tags that this one writes
 RECORD, SWEEP = "ringside.record_id", "ringside.sweep_id"
-NOTE, TABLED = "mlflow.note.content", "ringside.records"  # a sweep's table, and the number of its own records in it
+NOTE, TABLED = (
+    "mlflow.note.content",
+    "ringside.records",
+)  # a sweep's table, and the number of its own records in it
 
 EFFICIENCY_OF = "efficiency.of"  # the GPUs that the efficiency is against: GPU 0, or every GPU
 
@@ -25,7 +28,9 @@ class Written:
 
     status: str  # MLflow's word
     planned: int | None  # cells
-    records: int | None  # that its table counts; None while it has no table, or one of an earlier version
+    records: (
+        int | None
+    )  # that its table counts; None while it has no table, or one of an earlier version
     at_work: bool  # another process that may live is writing it
 
 
@@ -34,7 +39,11 @@ def written(run: "Run") -> Written:
     counts = [run.data.tags.get(name, "") for name in ("ringside.cells", TABLED)]
     planned, records = (int(count) if count.isdigit() else None for count in counts)
     process = process_of(run)
-    at_work = run.info.status == "RUNNING" and process not in (None, ProcessIdentity.own()) and not process.gone
+    at_work = (
+        run.info.status == "RUNNING"
+        and process not in (None, ProcessIdentity.own())
+        and not process.gone
+    )
     return Written(run.info.status, planned, records if is_complete(run) else None, at_work)
 
 
@@ -45,7 +54,9 @@ def is_complete(run: "Run") -> bool:
 
 def has(run: "Run", name: str, value: float) -> bool:
     """Tell whether a run has a value of a metric; of an efficiency, also against the same GPUs."""
-    same = run.data.tags.get(EFFICIENCY_OF) == value.members if isinstance(value, Efficiency) else True
+    same = (
+        run.data.tags.get(EFFICIENCY_OF) == value.members if isinstance(value, Efficiency) else True
+    )
     return same and run.data.metrics.get(name) == value
 
 

@@ -8,23 +8,41 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from analysis.findings.baselines import EFFICIENCY
-from analysis.findings.communication.exposed import EXPOSED
-from analysis.findings.labels import BETWEEN, worded
-from analysis.findings.rates import IMAGES_PER_SECOND
+from analysis.findings.communication import EXPOSED
 from analysis.report.cell_numbers import first_metric
-from analysis.report.names import UNTOUCHED, differing
-from analysis.report.text import single_line
+from analysis.study.names import BETWEEN, UNTOUCHED, differing, worded
+from analysis.study.rates import IMAGES_PER_SECOND
+from analysis.text import single_line
 from benchmarks.record import Record
 from benchmarks.record.metrics import metric, place
 from benchmarks.record.model import STATES, VERDICTS
-from launch.tracking.projection import DAMAGED, NAME_LENGTH, PARAM_LENGTH, machine_tags, project, run_name
+from launch.tracking.projection import (
+    DAMAGED,
+    NAME_LENGTH,
+    PARAM_LENGTH,
+    machine_tags,
+    project,
+    run_name,
+)
 
-LEFT_ALONE = (UNTOUCHED, "null")  # values of an option that a cell leaves alone and another one changes
+LEFT_ALONE = (
+    UNTOUCHED,
+    "null",
+)  # values of an option that a cell leaves alone and another one changes
 FIRST = "first run"  # of a cell that is measured again
-WITHOUT = {"profiler": "none", "nodes": "1", "hosts": "this machine"}  # of a parameter that a run does not have
+WITHOUT = {
+    "profiler": "none",
+    "nodes": "1",
+    "hosts": "this machine",
+}  # of a parameter that a run does not have
 NOT_THERE = "n/a"  # of an option that its strategy or benchmark does not have
 SEVERAL = " | "  # between the values that the cells of a sweep have
-OF_BEST = (IMAGES_PER_SECOND, EFFICIENCY, EXPOSED, "comm/exchange_ms")  # what a parent says of its best cell
+OF_BEST = (
+    IMAGES_PER_SECOND,
+    EFFICIENCY,
+    EXPOSED,
+    "comm/exchange_ms",
+)  # what a parent says of its best cell
 BEST_CELL = "best.cell"  # a tag of a parent: the name of that cell
 
 
@@ -48,7 +66,11 @@ def names(records: Sequence[Record]) -> dict[str, str]:
         return {record.record_id: run_name(record) for record in records}
     told = differing([record.cell for record in records])
     brief = [
-        {name: value for name, value in one.items() if not (record.cell.trains and _of_benchmark(name))}
+        {
+            name: value
+            for name, value in one.items()
+            if not (record.cell.trains and _of_benchmark(name))
+        }
         for record, one in zip(records, told, strict=True)
     ]
     for options in (brief, told):
@@ -76,7 +98,9 @@ def left_alone(records: Sequence[Record]) -> dict[str, dict[str, str]]:
     own = {record.record_id: project(record).params for record in records}
     every: dict[str, dict[str, None]] = defaultdict(dict)
     for params in own.values():
-        every[params["benchmark"]] |= dict.fromkeys(name for name in params if not name.startswith("model."))
+        every[params["benchmark"]] |= dict.fromkeys(
+            name for name in params if not name.startswith("model.")
+        )
     return {
         one: {name: _without(name) for name in every[params["benchmark"]] if name not in params}
         for one, params in own.items()
@@ -98,7 +122,9 @@ def best(records: Iterable[Record]) -> Record | None:
     usable = [record for record in records if record.usable]
     rated = [record for record in usable if IMAGES_PER_SECOND in record.metrics]
     if not rated:
-        name = min((name for record in usable if (name := first_metric(record))), key=place, default="")
+        name = min(
+            (name for record in usable if (name := first_metric(record))), key=place, default=""
+        )
         sign = 1 if name and metric(name).less_is_better else -1
         rated = [record for record in usable if name in record.metrics]
         return min(rated, key=lambda one: sign * one.metrics[name], default=None)
@@ -106,19 +132,29 @@ def best(records: Iterable[Record]) -> Record | None:
     return max(together or rated, key=lambda one: one.metrics[IMAGES_PER_SECOND])
 
 
-def parent_metrics(records: Sequence[Record], values: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+def parent_metrics(
+    records: Sequence[Record], values: Mapping[str, Mapping[str, float]]
+) -> dict[str, float]:
     """Return the metrics of a parent run: how many cells have which verdict, and the figures of the best cell and its baseline.
 
     `values` are those that need several records, by record id, as the study is now.
     """
     finished = [record for record in records if record.state == "finished"]
-    found = {f"cells/{word}": sum(one.validity.verdict == word for one in finished) for word in VERDICTS}
-    found |= {f"cells/{word}": sum(one.state == word for one in records) for word in STATES if word != "finished"}
+    found = {
+        f"cells/{word}": sum(one.validity.verdict == word for one in finished) for word in VERDICTS
+    }
+    found |= {
+        f"cells/{word}": sum(one.state == word for one in records)
+        for word in STATES
+        if word != "finished"
+    }
     counts = {name: float(count) for name, count in found.items()}
     if (chosen := best(records)) is None:
         return counts
     known = chosen.metrics | dict(values.get(chosen.record_id, {}))
-    shown = [name for name in OF_BEST if name in known] or [name for name in [first_metric(chosen)] if name]
+    shown = [name for name in OF_BEST if name in known] or [
+        name for name in [first_metric(chosen)] if name
+    ]
     figures = {f"best/{name.partition('/')[2]}": float(known[name]) for name in shown}
     if EFFICIENCY in known:  # efficiency = rate ÷ (N × rate of the slowest member alone)
         alone = known[IMAGES_PER_SECOND] / known[EFFICIENCY] / chosen.cell.world_size

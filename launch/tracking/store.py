@@ -159,7 +159,9 @@ def tracking_errors(uri: str) -> Iterator[None]:
     except TrackingUnavailable:
         raise
     except Exception as error:
-        raise TrackingUnavailable(f"the tracking store {without_credentials(uri)} {_reason(error)}") from None
+        raise TrackingUnavailable(
+            f"the tracking store {without_credentials(uri)} {_reason(error)}"
+        ) from None
 
 
 def _reason(error: Exception) -> str:
@@ -172,9 +174,15 @@ def _reason(error: Exception) -> str:
         return f"cannot be used: {because(error)}"
     if isinstance(error, ImportError):
         return f"needs a package that is not installed: {text}"
-    if cause := re.search(r"\(Caused by \w+\(['\"](?:\w+\(.*?\): )?(.*)['\"]\)\)", text):  # requests' way to say why
-        return f"does not answer: {cause[1].split(chr(39))[-1]}"  # of one inside another the inner one
-    return f"cannot be used: {type(error).__name__}: {text if len(text) <= 400 else text[:399] + '…'}"
+    if cause := re.search(
+        r"\(Caused by \w+\(['\"](?:\w+\(.*?\): )?(.*)['\"]\)\)", text
+    ):  # requests' way to say why
+        return (
+            f"does not answer: {cause[1].split(chr(39))[-1]}"  # of one inside another the inner one
+        )
+    return (
+        f"cannot be used: {type(error).__name__}: {text if len(text) <= 400 else text[:399] + '…'}"
+    )
 
 
 @contextlib.contextmanager
@@ -243,7 +251,9 @@ def refuse_gone(file: Path) -> None:
 def check_writable(file: Path) -> None:
     """Take and give back SQLite's write lock. Raises sqlite3.Error: locked for LOCK_WAIT_S, read-only, no database."""
     refuse_gone(file)  # connecting would make an empty one
-    with contextlib.closing(sqlite3.connect(file, timeout=LOCK_WAIT_S, isolation_level=None)) as connection:
+    with contextlib.closing(
+        sqlite3.connect(file, timeout=LOCK_WAIT_S, isolation_level=None)
+    ) as connection:
         connection.execute("BEGIN IMMEDIATE")
         connection.execute("ROLLBACK")
 

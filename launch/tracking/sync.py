@@ -5,12 +5,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from analysis.findings.communication.several_records import values_of
-from analysis.findings.next_run.floor_file import of_other_studies
+from analysis.findings.record_values import values_of
+from analysis.study.noise_floor import of_other_studies
 from benchmarks.record import CellFolder, Record, RecordError, read, read_study, record_paths
 from conf.schema import Tracking
+from launch.study.background import REPORT
 from launch.study.identity import sweep_of
-from launch.study.report import REPORT
 from launch.tracking.later_values import update_values
 from launch.tracking.note import summary_markdown
 from launch.tracking.projection import DAMAGED
@@ -52,17 +52,23 @@ def sync(study_dir: Path, tracking: Tracking | None = None) -> SyncReport:
                 tracker.start_sweep(sweep_of(own))
             for record in own:
                 try:
-                    new = record.record_id not in written and tracker.log(record, folders[record.record_id])
+                    new = record.record_id not in written and tracker.log(
+                        record, folders[record.record_id]
+                    )
                     projected, already = projected + new, already + (not new)
                 except DAMAGED as error:
-                    unreadable.append(f"{folders[record.record_id].record}: a damaged record ({error})")
+                    unreadable.append(
+                        f"{folders[record.record_id].record}: a damaged record ({error})"
+                    )
         with contextlib.suppress(*DAMAGED):
             _close(tracker, own, study_dir / REPORT, values)
     update_values(tracker, study_dir, records, values)
     return SyncReport(projected, already, unreadable)
 
 
-def _close(tracker: Tracker, records: list[Record], report: Path, values: Mapping[str, Mapping[str, float]]) -> None:
+def _close(
+    tracker: Tracker, records: list[Record], report: Path, values: Mapping[str, Mapping[str, float]]
+) -> None:
     """Write the table of a sweep and the study's report, unless the store has them or another process is writing them."""
     sweep = sweep_of(records)
     found = tracker.find_sweep(sweep.sweep_id)
@@ -70,7 +76,11 @@ def _close(tracker: Tracker, records: list[Record], report: Path, values: Mappin
         return
     state = "failed" if any(record.state == "failed" for record in records) else "finished"
     cut_short = found.planned is not None and found.planned > len(records)
-    if cut_short or found.status == "KILLED" or any(record.state == "interrupted" for record in records):
+    if (
+        cut_short
+        or found.status == "KILLED"
+        or any(record.state == "interrupted" for record in records)
+    ):
         state = "interrupted"
     tracker.finish_sweep(sweep, records, state, summary_markdown(records, values), report, values)
 

@@ -28,9 +28,14 @@ def system_series(folder: CellFolder, cell: Cell) -> list[Row]:
     """
     rows: list[Row] = []
     for number in folder.sampled_hosts():
-        prefix = f"system/{cell.every_host[number]}/" if number < len(cell.every_host) else "system/"
+        prefix = (
+            f"system/{cell.every_host[number]}/" if number < len(cell.every_host) else "system/"
+        )
         gpus = _lines(folder.gpu_samples_of(number), is_of_gpus)
-        rows += [*_of_gpus(prefix, gpus, cell.gpus), *_of_cpu(prefix, _lines(folder.cpu_samples_of(number), is_of_cpu))]
+        rows += [
+            *_of_gpus(prefix, gpus, cell.gpus),
+            *_of_cpu(prefix, _lines(folder.cpu_samples_of(number), is_of_cpu)),
+        ]
     return [row for row in rows if math.isfinite(row[1])]
 
 
@@ -38,12 +43,19 @@ def _lines(path: Path, fits: Callable[[Sample], bool]) -> list[tuple[int, Sample
     return _thinned([line for line in read_lines(path) if fits(line)])
 
 
-def _of_gpus(prefix: str, lines: Sequence[tuple[int, Sample]], gpus: Sequence[int]) -> Iterator[Row]:
+def _of_gpus(
+    prefix: str, lines: Sequence[tuple[int, Sample]], gpus: Sequence[int]
+) -> Iterator[Row]:
     for step, line in lines:
         for gpu, sample in zip(gpus, line["gpus"], strict=False):
             for what, (name, times) in OF_GPU.items():
                 if what in sample:
-                    yield f"{prefix}gpu_{gpu}_{name}", float(sample[what]) * times, round(line["time"] * 1000), step
+                    yield (
+                        f"{prefix}gpu_{gpu}_{name}",
+                        float(sample[what]) * times,
+                        round(line["time"] * 1000),
+                        step,
+                    )
 
 
 def _of_cpu(prefix: str, lines: Sequence[tuple[int, Sample]]) -> Iterator[Row]:

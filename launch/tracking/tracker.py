@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from analysis.report.text import single_line
+from analysis.text import single_line
 from benchmarks.record import CellFolder, Record
 from conf.cell import Cell
 from conf.schema import Tracking
@@ -46,7 +46,9 @@ from launch.tracking.system_series import Row, system_series
 if TYPE_CHECKING:
     from mlflow.entities import Run
 
-ARTIFACT_LIMIT = 16 << 20  # bytes of one file; a larger one stays in the cell's folder and is named in a tag
+ARTIFACT_LIMIT = (
+    16 << 20
+)  # bytes of one file; a larger one stays in the cell's folder and is named in a tag
 BATCH = 800  # metrics that are written at once: MLflow takes 1000 of metrics, parameters and tags together
 
 
@@ -59,7 +61,11 @@ class Tracker:
         self._parents: dict[str, str] = {}  # sweep_id: run_id
         artifacts = output_dir.absolute() / ARTIFACTS
         # The lock lies beside the store: launchers with other output folders share it.
-        self._lock = self._file.with_name(f".{self._file.name}.lock") if self._file else output_dir / ".mlflow.lock"
+        self._lock = (
+            self._file.with_name(f".{self._file.name}.lock")
+            if self._file
+            else output_dir / ".mlflow.lock"
+        )
         with tracking_errors(uri), store_lock(self._lock):
             self._client = connect(uri, artifacts)
             served = uri.lower().startswith(("http", "databricks"))
@@ -77,7 +83,9 @@ class Tracker:
                 holds the lock); the message is one sentence without credentials.
         """
         uri = store_uri(tracking.uri, output_dir)
-        return Tracker(uri, output_dir, single_line(tracking.experiment or f"ringside/{study}", 500))
+        return Tracker(
+            uri, output_dir, single_line(tracking.experiment or f"ringside/{study}", 500)
+        )
 
     @property
     def uri(self) -> str:
@@ -158,7 +166,9 @@ class Tracker:
             PROJECTED: COMPLETE,
             "state": state,
         }
-        figures = [(name, value, ended, 0) for name, value in siblings.parent_metrics(own, values).items()]
+        figures = [
+            (name, value, ended, 0) for name, value in siblings.parent_metrics(own, values).items()
+        ]
         with self._writing():
             parent = self._parent(sweep)
             run_id = parent.info.run_id
@@ -169,7 +179,9 @@ class Tracker:
             self._log(parent, figures, siblings.parent_params(own), tags)
             self._client.set_terminated(run_id, STATUS[state], ended)
 
-    def outdated(self, values: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, dict[str, float]]]:
+    def outdated(
+        self, values: Mapping[str, Mapping[str, float]]
+    ) -> dict[str, dict[str, dict[str, float]]]:
         """Return the complete child runs that lack a value of `values`, {record_id: {metric: value}}, or have another.
 
         Returns {sweep_id: {run_id: {metric: value}}} with the values to write.
@@ -178,28 +190,47 @@ class Tracker:
         with tracking_errors(self._uri):
             for run in self._own.runs(f"tags.`{KIND}` = 'cell'", ACTIVE_ONLY):
                 wanted = values.get(run.data.tags.get(RECORD, ""), {})
-                new = {name: value for name, value in wanted.items() if not run_tags.has(run, name, value)}
+                new = {
+                    name: value
+                    for name, value in wanted.items()
+                    if not run_tags.has(run, name, value)
+                }
                 if new and PROJECTED in run.data.tags:
                     found.setdefault(run.data.tags.get(SWEEP, ""), {})[run.info.run_id] = new
         return found
 
     def write_values(
-        self, sweep_id: str, values: Mapping[str, Mapping[str, float]], note_markdown: str, figures: Mapping[str, float]
+        self,
+        sweep_id: str,
+        values: Mapping[str, Mapping[str, float]],
+        note_markdown: str,
+        figures: Mapping[str, float],
     ) -> None:
         """Give child runs of a sweep other values, {run_id: {metric: value}}; a closed parent run gets this table and figures."""
         from mlflow.entities import Metric
 
         identifier(sweep_id)
-        now = round(time.time() * 1000)  # later than the value that the run has: MLflow shows the latest
+        now = round(
+            time.time() * 1000
+        )  # later than the value that the run has: MLflow shows the latest
         with self._writing():
             parent = self._own.find(SWEEP, sweep_id, "sweep", ACTIVE_ONLY)
             if parent is not None and TABLED in parent.data.tags:
                 self._client.log_text(parent.info.run_id, note_markdown, "summary.md")
-                new = [(name, one, now, 0) for name, one in figures.items() if parent.data.metrics.get(name) != one]
+                new = [
+                    (name, one, now, 0)
+                    for name, one in figures.items()
+                    if parent.data.metrics.get(name) != one
+                ]
                 self._log(parent, new, {}, self._note(sweep_id, note_markdown))
-            for run_id, of_run in values.items():  # last: a run that has its values is not visited again
+            for (
+                run_id,
+                of_run,
+            ) in values.items():  # last: a run that has its values is not visited again
                 metrics = [Metric(name, float(value), now, 0) for name, value in of_run.items()]
-                self._client.log_batch(run_id, metrics, tags=run_tags.entities(run_tags.of_values(of_run)))
+                self._client.log_batch(
+                    run_id, metrics, tags=run_tags.entities(run_tags.of_values(of_run))
+                )
 
     def written(self) -> set[str]:
         """Return the ids of the records whose runs are complete."""
@@ -234,13 +265,19 @@ class Tracker:
             "ringside.overrides": single_line(shlex.join(sweep.overrides), TAG_LENGTH),
             **run_tags.process_tags(sweep.process),
         }
-        return self._create(single_line(sweep.name, NAME_LENGTH), milliseconds(sweep.started_at), tags)
+        return self._create(
+            single_line(sweep.name, NAME_LENGTH), milliseconds(sweep.started_at), tags
+        )
 
     def _create(self, name: str, started: int, tags: Mapping[str, str]) -> "Run":
         tags = {**tags, "mlflow.source.name": "launch.py"}
-        return self._client.create_run(self._experiment, start_time=started, tags=tags, run_name=name)
+        return self._client.create_run(
+            self._experiment, start_time=started, tags=tags, run_name=name
+        )
 
-    def _write(self, run: "Run | None", projection: Projection, parent: str, folder: CellFolder, cell: Cell) -> None:
+    def _write(
+        self, run: "Run | None", projection: Projection, parent: str, folder: CellFolder, cell: Cell
+    ) -> None:
         """Make or complete a child run; the tag that says so is written last."""
         if run is None:
             ids = {name: projection.tags[name] for name in (RECORD, SWEEP)}
@@ -261,7 +298,9 @@ class Tracker:
                 continue
             below = path.relative_to(folder.path).parent.as_posix()
             self._client.log_artifact(run_id, str(path), None if below == "." else below)
-        tags = projection.tags | ({"ringside.left_out": ",".join(left_out)[:TAG_LENGTH]} if left_out else {})
+        tags = projection.tags | (
+            {"ringside.left_out": ",".join(left_out)[:TAG_LENGTH]} if left_out else {}
+        )
         rows = [*projection.metrics, *system_series(folder, cell)]
         self._log(run, rows, projection.params, tags)
         self._client.set_terminated(run_id, projection.status, projection.ended)
@@ -269,16 +308,22 @@ class Tracker:
 
     def _note(self, sweep_id: str, markdown: str) -> dict[str, str]:
         """Return a sweep's note with a link above its table to the page that compares its cells."""
-        cells = self._own.runs(f"tags.`{SWEEP}` = '{identifier(sweep_id)}' AND tags.`{KIND}` = 'cell'")
+        cells = self._own.runs(
+            f"tags.`{SWEEP}` = '{identifier(sweep_id)}' AND tags.`{KIND}` = 'cell'"
+        )
         link = experiment_page.compare_link(self._experiment, [run.info.run_id for run in cells])
         return {NOTE: cut_to(link + markdown, TAG_LENGTH)}
 
-    def _log(self, run: "Run", rows: Sequence[Row], params: Mapping[str, str], tags: Mapping[str, str]) -> None:
+    def _log(
+        self, run: "Run", rows: Sequence[Row], params: Mapping[str, str], tags: Mapping[str, str]
+    ) -> None:
         """Write rows of metrics, tags, and the parameters that a run does not have: MLflow changes none."""
         from mlflow.entities import Metric, Param
 
         params = {name: value for name, value in params.items() if name not in run.data.params}
         metrics, known = [Metric(*row) for row in rows], run_tags.entities(tags)
-        self._client.log_batch(run.info.run_id, metrics[:BATCH], [Param(*item) for item in params.items()], known)
+        self._client.log_batch(
+            run.info.run_id, metrics[:BATCH], [Param(*item) for item in params.items()], known
+        )
         for start in range(BATCH, len(metrics), BATCH):
             self._client.log_batch(run.info.run_id, metrics[start : start + BATCH])

@@ -16,10 +16,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from trainers import collectives as told
 from trainers import comm_hooks, optimizers
 from trainers.kvstore.buckets import Array, Bucket, BucketLayout
+from trainers.kvstore.shared_memory import DTYPES
 from trainers.optimizers import FlatSteps
-from trainers.peers import told
 from trainers.strategy import ExchangeAlone, SentBucket, Strategy
 
 NAMED = 5  # parameters that an error names at most
@@ -76,11 +77,17 @@ class Bucketed(Strategy):
     def prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> nn.Module:
         """Broadcast rank 0's weights, and have every parameter report its gradient. Returns the model as it is."""
         self.optimizer = optimizer
-        self.parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        self.parameters = [
+            parameter for group in optimizer.param_groups for parameter in group["params"]
+        ]
         named = {id(parameter): name for name, parameter in model.named_parameters()}
-        self._names = {number: named.get(id(parameter), "") for number, parameter in enumerate(self.parameters)}
+        self._names = {
+            number: named.get(id(parameter), "") for number, parameter in enumerate(self.parameters)
+        }
         for number, parameter in enumerate(self.parameters):
-            parameter.register_post_accumulate_grad_hook(functools.partial(self._gradient_arrived, number))
+            parameter.register_post_accumulate_grad_hook(
+                functools.partial(self._gradient_arrived, number)
+            )
         with torch.no_grad():
             for tensor in [*self.parameters, *model.buffers()]:
                 # Over the host: where gradients do not travel by NCCL, NCCL's log must not show any traffic.
@@ -130,7 +137,11 @@ class Bucketed(Strategy):
         for bucket, flat in zip(self.layout.buckets, self.flat_sent, strict=True):
             parameters = tuple(self.parameters[part.array] for part in bucket.parts)
             gradient_bytes = bucket.elements * parameters[0].element_size()
-            found.append(SentBucket(parameters, gradient_bytes, flat.nbytes, str(flat.dtype).removeprefix("torch.")))
+            found.append(
+                SentBucket(
+                    parameters, gradient_bytes, flat.nbytes, str(flat.dtype).removeprefix("torch.")
+                )
+            )
         return found
 
     def exchange(self) -> None:
@@ -148,7 +159,9 @@ class Bucketed(Strategy):
                 self._gather_and_start(bucket)
         elif len(arrived) != len(self._buckets_of):
             absent = [self._names[number] for number in self._buckets_of if number not in arrived]
-            raise RuntimeError(f"this step gave no gradient for {', '.join(absent[:NAMED])}, but the first step did")
+            raise RuntimeError(
+                f"this step gave no gradient for {', '.join(absent[:NAMED])}, but the first step did"
+            )
         self._missing, self._next = list(self._parts), 0
         self.finish_buckets()
         if self.only_gradients:
@@ -165,7 +178,10 @@ class Bucketed(Strategy):
 
     def gradients(self) -> list[Tensor]:
         """Return every `.grad`, by number of its array; an empty tensor where there is none."""
-        return [parameter.new_empty(0) if parameter.grad is None else parameter.grad for parameter in self.parameters]
+        return [
+            parameter.new_empty(0) if parameter.grad is None else parameter.grad
+            for parameter in self.parameters
+        ]
 
     def settings(self) -> tuple[float, ...]:
         """Return what says how a step of the optimizer is taken (trainers.optimizers.settings)."""
@@ -192,7 +208,9 @@ class Bucketed(Strategy):
         if self._buckets_of is None:
             return
         if number not in self._buckets_of:
-            raise RuntimeError(f"{self._names[number]} has a gradient in this step, but had none in the first step")
+            raise RuntimeError(
+                f"{self._names[number]} has a gradient in this step, but had none in the first step"
+            )
         for bucket in self._buckets_of[number]:
             self._missing[bucket] -= 1
         # In order on every rank: collectives must match, whatever order gradients come in.
@@ -209,11 +227,17 @@ class Bucketed(Strategy):
         order = told.by_first(list(arrived))
         odd = {number for number in order if isinstance(number, int)} ^ set(arrived)
         if odd or len(order) != len(arrived):
-            names = ", ".join(self._names.get(number, str(number)) for number in sorted(odd)[:NAMED])
-            raise RuntimeError(f"rank {dist.get_rank()} and rank 0 have gradients for different parameters: {names}")
+            names = ", ".join(
+                self._names.get(number, str(number)) for number in sorted(odd)[:NAMED]
+            )
+            raise RuntimeError(
+                f"rank {dist.get_rank()} and rank 0 have gradients for different parameters: {names}"
+            )
         self.set_up(order)
         self._buckets_of = self.layout.buckets_of()
-        self._parts = [0] * (1 + max((b for found in self._buckets_of.values() for b in found), default=-1))
+        self._parts = [0] * (
+            1 + max((b for found in self._buckets_of.values() for b in found), default=-1)
+        )
         for found in self._buckets_of.values():
             for bucket in found:
                 self._parts[bucket] += 1
@@ -227,7 +251,9 @@ class _BucketsAlone(ExchangeAlone):
 
     def fill(self, gradients: Sequence[Tensor]) -> None:
         """Copy gradients into the flat buckets."""
-        for bucket, flat in zip(self._strategy.layout.buckets, self._strategy.flat_sent, strict=True):
+        for bucket, flat in zip(
+            self._strategy.layout.buckets, self._strategy.flat_sent, strict=True
+        ):
             gather(bucket, gradients, flat)
 
     def __call__(self) -> None:
@@ -274,7 +300,9 @@ def gather(bucket: Bucket, tensors: Sequence[Tensor], flat: Tensor) -> None:
 def scatter(buckets: Sequence[Bucket], flats: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
     """Copy flat buckets, one for each of `buckets`, back to `tensors`, one for each array: the inverse of gather."""
     targets = [part for bucket in buckets for part in _parts(bucket, tensors)]
-    torch._foreach_copy_(targets, [part for b, flat in zip(buckets, flats, strict=True) for part in _split(b, flat)])
+    torch._foreach_copy_(
+        targets, [part for b, flat in zip(buckets, flats, strict=True) for part in _split(b, flat)]
+    )
 
 
 def _split(bucket: Bucket, flat: Tensor) -> list[Tensor]:
@@ -284,3 +312,84 @@ def _split(bucket: Bucket, flat: Tensor) -> list[Tensor]:
 
 def _parts(bucket: Bucket, tensors: Sequence[Tensor]) -> list[Tensor]:
     return [dense(tensors[part.array])[part.start : part.stop] for part in bucket.parts]
+
+
+# Buckets that collectives move: flat tensors, padded so that every rank owns an equal share of each.
+
+
+# A share is a multiple of this many elements: 512 bytes of half precision, so that every share starts at an aligned address.
+SHARE_ELEMENTS = 256
+
+
+def share_of(bucket: Bucket, world_size: int) -> int:
+    """Return the elements of a bucket that each rank owns, with the padding of the last rank."""
+    return -(-bucket.elements // (world_size * SHARE_ELEMENTS)) * SHARE_ELEMENTS
+
+
+def padded(
+    layout: BucketLayout, world_size: int, in_weight_dtype: bool, device: torch.device
+) -> list[Tensor]:
+    """Return zeros (world_size × share,) for each bucket, in the weights' dtype or the one that travels."""
+    found = []
+    for bucket in layout.buckets:
+        array = layout.arrays[bucket.parts[0].array]
+        dtype = DTYPES[array.weight_dtype if in_weight_dtype else array.wire_dtype]
+        found.append(
+            torch.zeros(share_of(bucket, world_size) * world_size, dtype=dtype, device=device)
+        )
+    return found
+
+
+def shares(flats: Sequence[Tensor], rank: int, world_size: int) -> list[Tensor]:
+    """Return a view (share,) of a rank's share of each flat tensor."""
+    return [flat.chunk(world_size)[rank] for flat in flats]
+
+
+def start_mean(share: Tensor, flat: Tensor, group: dist.ProcessGroup | None = None) -> dist.Work:
+    """Reduce-scatter `flat` (ranks × share,): `share` has the mean over a group once `end_mean` was called too.
+
+    Without a group, here and below: over all ranks.
+    """
+    work = dist.reduce_scatter_tensor(share, flat, mean_operation(flat), group, async_op=True)
+    assert work is not None
+    return work
+
+
+def end_mean(work: dist.Work, share: Tensor, group: dist.ProcessGroup | None = None) -> None:
+    """Make the current stream wait for the mean."""
+    work.wait()
+    if not share.is_cuda:
+        share.div_(dist.get_world_size(group))
+
+
+def all_shares(
+    flats: Sequence[Tensor], own: Sequence[Tensor], group: dist.ProcessGroup | None = None
+) -> None:
+    """All-gather the shares (share,) of a group's ranks into the flat tensors (ranks × share,)."""
+    if flats and flats[0].is_cuda:
+        # NCCL sends them in one kernel, as fast as one tensor of all bytes: on its own a small one does not fill the links.
+        with dist.distributed_c10d._coalescing_manager(group, async_ops=True) as together:
+            for flat, share in zip(flats, own, strict=True):
+                dist.all_gather_into_tensor(flat, share, group)
+        together.wait()
+        return
+    works = [
+        dist.all_gather_into_tensor(flat, share, group, async_op=True)
+        for flat, share in zip(flats, own, strict=True)
+    ]
+    for work in works:
+        assert work is not None
+        work.wait()
+
+
+def ring_bytes(sent_bytes: float, world_size: int) -> float:
+    """Return the bytes that each rank sends when a ring reduce-scatters and gathers `sent_bytes`: 2(n−1)/n of them.
+
+    Source: nccl-tests, doc/PERFORMANCE.md.
+    """
+    return sent_bytes * 2 * (world_size - 1) / world_size
+
+
+def mean_operation(tensor: Tensor) -> "dist.ReduceOp.RedOpType":
+    """Return the mean on GPUs. Return the sum on CPUs, since gloo has no mean: the caller divides."""
+    return dist.ReduceOp.AVG if tensor.is_cuda else dist.ReduceOp.SUM

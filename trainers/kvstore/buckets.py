@@ -61,7 +61,9 @@ def mxnet(servers: int, bigarray_bound: int) -> Placement:
     def place(key: int, elements: int) -> list[tuple[int, int, int]]:
         if servers == 1 or elements < bigarray_bound:
             return [((key * HASH_PRIME) % servers, 0, elements)]
-        edges = [math.floor(elements / servers * number + 0.5) for number in range(servers + 1)]  # C rounds halves up
+        edges = [
+            math.floor(elements / servers * number + 0.5) for number in range(servers + 1)
+        ]  # C rounds halves up
         return [(server, edges[server], edges[server + 1]) for server in range(servers)]
 
     return place
@@ -78,7 +80,11 @@ class BucketLayout:
 
     @staticmethod
     def of(
-        arrays: Sequence[Array], order: Sequence[int], cap_bytes: float, place: Placement = whole, dealt: int = 0
+        arrays: Sequence[Array],
+        order: Sequence[int],
+        cap_bytes: float,
+        place: Placement = whole,
+        dealt: int = 0,
     ) -> "BucketLayout":
         """Fill buckets with the arrays of `order` (numbers of arrays). Each has one dtype and one server, full at `cap_bytes`.
 
@@ -90,7 +96,9 @@ class BucketLayout:
         current: dict[tuple[int, str], tuple[list[Part], int]] = {}
         for number in order:
             array = arrays[number]
-            for server, start, stop in _cut(place(number, array.elements), cap_bytes / ITEM_BYTES[array.weight_dtype]):
+            for server, start, stop in _cut(
+                place(number, array.elements), cap_bytes / ITEM_BYTES[array.weight_dtype]
+            ):
                 key = (server, array.weight_dtype)
                 parts, size = current.get(key, ([], 0))
                 if not parts:

@@ -7,8 +7,8 @@ import ctypes
 import torch
 from cuda.bindings import driver, runtime
 
-from trainers.cuda_memory import GpuMemory, checked
-from trainers.kvstore.shared_regions import HANDLE_BYTES
+from trainers.kvstore.shared_memory import HANDLE_BYTES
+from trainers.memory import GpuMemory, checked
 
 # cuda_runtime_api.h: cudaHostRegisterPortable | cudaHostRegisterMapped; cudaIpcMemLazyEnablePeerAccess.
 PORTABLE_AND_MAPPED = 3
@@ -20,7 +20,8 @@ AT_LEAST = int(driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ)
 def page_lock(address: int, size_bytes: int) -> None:
     """Let every GPU read and write this host memory directly."""
     checked(
-        f"cudaHostRegister of {size_bytes} bytes", runtime.cudaHostRegister(address, size_bytes, PORTABLE_AND_MAPPED)
+        f"cudaHostRegister of {size_bytes} bytes",
+        runtime.cudaHostRegister(address, size_bytes, PORTABLE_AND_MAPPED),
     )
 
 
@@ -34,19 +35,30 @@ class CopyStream:
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self.stream = stream
-        self._runtime, self._driver = runtime.cudaStream_t(stream.cuda_stream), driver.CUstream(stream.cuda_stream)
+        self._runtime, self._driver = (
+            runtime.cudaStream_t(stream.cuda_stream),
+            driver.CUstream(stream.cuda_stream),
+        )
 
     def copy(self, target: int, source: int, size_bytes: int) -> None:
         """Enqueue a copy."""
-        checked("cudaMemcpyAsync", runtime.cudaMemcpyAsync(target, source, size_bytes, ANY_KIND, self._runtime))
+        checked(
+            "cudaMemcpyAsync",
+            runtime.cudaMemcpyAsync(target, source, size_bytes, ANY_KIND, self._runtime),
+        )
 
     def write_flag(self, address: int, value: int) -> None:
         """Enqueue the writing of a flag. Whoever sees the flag also sees what the stream wrote before it."""
-        checked("cuStreamWriteValue32", driver.cuStreamWriteValue32(self._driver, address, value, 0))
+        checked(
+            "cuStreamWriteValue32", driver.cuStreamWriteValue32(self._driver, address, value, 0)
+        )
 
     def wait_flag(self, address: int, value: int) -> None:
         """Make the stream wait until a flag is at least `value`. The host does not wait."""
-        checked("cuStreamWaitValue32", driver.cuStreamWaitValue32(self._driver, address, value, AT_LEAST))
+        checked(
+            "cuStreamWaitValue32",
+            driver.cuStreamWaitValue32(self._driver, address, value, AT_LEAST),
+        )
 
 
 class Exported(GpuMemory):
@@ -65,7 +77,11 @@ def imported(handle: bytes) -> int:
         ValueError: the handle has another length.
     """
     if len(handle) != HANDLE_BYTES:
-        raise ValueError(f"a handle of GPU memory has {len(handle)} bytes; accepted are {HANDLE_BYTES}")
+        raise ValueError(
+            f"a handle of GPU memory has {len(handle)} bytes; accepted are {HANDLE_BYTES}"
+        )
     opaque = runtime.cudaIpcMemHandle_t()
     ctypes.memmove(opaque.getPtr(), handle, HANDLE_BYTES)
-    return int(checked("cudaIpcOpenMemHandle", runtime.cudaIpcOpenMemHandle(opaque, LAZY_PEER_ACCESS)))
+    return int(
+        checked("cudaIpcOpenMemHandle", runtime.cudaIpcOpenMemHandle(opaque, LAZY_PEER_ACCESS))
+    )

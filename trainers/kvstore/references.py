@@ -7,12 +7,12 @@ import threading
 
 import torch
 
-from trainers.devices import on_threads
-from trainers.kvstore import cpu_sums
-from trainers.kvstore.remote.messages import NO_SETTINGS, Demand
+from trainers import reference_probes as net_probe
+from trainers.kvstore import server as cpu_sums
+from trainers.kvstore.remote import NO_SETTINGS, Demand
 from trainers.kvstore.worker import Worker
-from trainers.peers import net_probe
-from trainers.peers.ring_probe import TIMES
+from trainers.process import on_threads
+from trainers.reference_probes import TIMES
 from trainers.strategy import ReferenceProbe
 
 # STREAM's add (McCalpin 1995): two float32 read and one written for each element.
@@ -25,21 +25,32 @@ def probes(worker: Worker) -> list[ReferenceProbe]:
     found = []
     places = worker.config.places
     if places:
-        found = [ReferenceProbe(net_probe.NAME, lambda: send_far(worker), 1.0, way=time) for time in TIMES]
+        found = [
+            ReferenceProbe(net_probe.NAME, lambda: send_far(worker), 1.0, way=time)
+            for time in TIMES
+        ]
     if worker.config.server_gpu:
-        if not places or any(host < len(places.ranks) for host in places.server_hosts):  # some are beside workers
+        if not places or any(
+            host < len(places.ranks) for host in places.server_hosts
+        ):  # some are beside workers
             found.append(ReferenceProbe("server_link", lambda: copy_all(worker, back=False), 1.0))
         return found
     if worker.on_gpu:
         found += [
             host_link(worker),
-            ReferenceProbe("device_to_host", lambda: copy_all(worker, back=False), 1.0, reference=False),
-            ReferenceProbe("host_to_device", lambda: copy_all(worker, out=False), 1.0, reference=False),
+            ReferenceProbe(
+                "device_to_host", lambda: copy_all(worker, back=False), 1.0, reference=False
+            ),
+            ReferenceProbe(
+                "host_to_device", lambda: copy_all(worker, out=False), 1.0, reference=False
+            ),
         ]
     if summed_bytes(worker) and not places:  # the sums are on the servers' hosts
         found.append(ReferenceProbe("host_memory", HostMemory(worker, linked=False), 1.0))
         if worker.on_gpu:
-            found.append(ReferenceProbe("all_at_once", HostMemory(worker, linked=True), 1.0, reference=False))
+            found.append(
+                ReferenceProbe("all_at_once", HostMemory(worker, linked=True), 1.0, reference=False)
+            )
     if not worker.config.servers:
         found.append(ReferenceProbe("sum", lambda: sum_alone(worker), 1.0, reference=False))
     return found
@@ -57,11 +68,21 @@ def send_far(worker: Worker) -> None:
         worker.pushing.stream.wait_stream(current)
         for bucket, on_gpu in sorted(worker.elsewhere.on_gpus.items()):
             sent, reply = worker.sent[bucket], worker.means[bucket]
-            current.wait_stream(on_gpu.exchange(Demand.PROBE, bucket, sent, reply, NO_SETTINGS, worker.pushing.stream))
+            current.wait_stream(
+                on_gpu.exchange(
+                    Demand.PROBE, bucket, sent, reply, NO_SETTINGS, worker.pushing.stream
+                )
+            )
         return
     back = threading.Semaphore(0)
     for bucket, server in sorted(worker.elsewhere.by_bucket.items()):
-        server.push(Demand.PROBE, bucket, worker.sent_on_host[bucket], worker.means_on_host[bucket], back.release)
+        server.push(
+            Demand.PROBE,
+            bucket,
+            worker.sent_on_host[bucket],
+            worker.means_on_host[bucket],
+            back.release,
+        )
     for _ in worker.elsewhere.by_bucket:
         while not back.acquire(timeout=CHECK_SECONDS):
             worker.elsewhere.check()
@@ -70,7 +91,11 @@ def send_far(worker: Worker) -> None:
 def copy_all(worker: Worker, out: bool = True, back: bool = True) -> None:
     """Copy the bytes of an exchange in the largest possible copies: gradients out, means back, or both at once. GPUs only."""
     current = torch.cuda.current_stream()
-    streams = [copies.stream for copies, wanted in ((worker.pushing, out), (worker.pulling, back)) if wanted]
+    streams = [
+        copies.stream
+        for copies, wanted in ((worker.pushing, out), (worker.pulling, back))
+        if wanted
+    ]
     for stream in streams:
         stream.wait_stream(current)
     if out and worker.config.server_gpu:
@@ -80,7 +105,9 @@ def copy_all(worker: Worker, out: bool = True, back: bool = True) -> None:
     elif out:
         worker.pushing.copy(worker.push_to[0], worker.staging.data_ptr(), len(worker.staging))
     if back:
-        worker.pulling.copy(worker.means[0].data_ptr(), worker.means_from[0], worker.layout.push_bytes)
+        worker.pulling.copy(
+            worker.means[0].data_ptr(), worker.means_from[0], worker.layout.push_bytes
+        )
     for stream in streams:
         current.wait_stream(stream)
 
@@ -94,7 +121,9 @@ def sum_alone(worker: Worker) -> None:
         for number in worker.own_buckets():
             if not worker.config.replies_own_gradient:
                 pushed = [of_worker[number] for of_worker in regions.pushed.values()]
-                cpu_sums.mean(pushed, [copy[number] for copy in regions.gradient_replies.values()], space)
+                cpu_sums.mean(
+                    pushed, [copy[number] for copy in regions.gradient_replies.values()], space
+                )
 
 
 def summed_bytes(worker: Worker) -> float:

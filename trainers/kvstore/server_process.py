@@ -1,7 +1,6 @@
 """A server in a process of its own: it waits for the workers' config, maps their memory and serves until they are done."""
 
 import json
-import os
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -9,32 +8,26 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from trainers.kvstore import cpu_sums, server
-from trainers.kvstore.remote.workers import Answering, workers_elsewhere
+from trainers.kvstore import server
+from trainers.kvstore import server as cpu_sums
+from trainers.kvstore.remote import Answering, rendezvous_store, workers_elsewhere
 from trainers.kvstore.server import Arithmetic, CpuArithmetic, GpuArithmetic, Server
-from trainers.kvstore.shared_regions import KvstoreConfig, Regions, SharedMapping, path_on
+from trainers.kvstore.shared_memory import KvstoreConfig, Regions, SharedMapping, path_on
 
 Met = TypeVar("Met")
 KEY = "config"
 PAUSE_SECONDS = 0.02  # between two looks while the cell starts
 
 
-def store() -> PrefixStore:
-    """Return the store where the cell's processes met (torchrun's variables)."""
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    return PrefixStore("ringside/kvstore", TCPStore(address, port, is_master=False))
-
-
 def announce(path: Path, config: KvstoreConfig) -> None:
     """Give the servers the config and the path of the shared memory."""
-    store().set(KEY, json.dumps({"path": str(path), "config": config.to_dict()}))
+    rendezvous_store().set(KEY, json.dumps({"path": str(path), "config": config.to_dict()}))
 
 
 def dismiss() -> None:
     """Let the servers end without work."""
-    store().set(KEY, json.dumps(None))
+    rendezvous_store().set(KEY, json.dumps(None))
 
 
 def serve(
@@ -56,8 +49,12 @@ def serve(
     path, config = announced
     layout = config.layout()
     host = config.places.server_hosts[number] if config.places else 0
-    together = not config.places or host < len(config.places.ranks)  # with workers, whose memory this is
-    shared = SharedMapping(path_on(path, config, host) if together else None, config, layout, host=host)
+    together = not config.places or host < len(
+        config.places.ranks
+    )  # with workers, whose memory this is
+    shared = SharedMapping(
+        path_on(path, config, host) if together else None, config, layout, host=host
+    )
     own_buckets = [place for place, bucket in enumerate(layout.buckets) if bucket.server == number]
     row = config.workers + number  # in the control block, behind those of the workers
     arithmetic: Arithmetic
@@ -66,16 +63,18 @@ def serve(
         here = [worker for worker in range(config.workers) if worker not in config.elsewhere(host)]
         arithmetic = on_gpu = _on_gpu(row, here, device, config, shared, own_buckets, beat)
         if config.elsewhere(host):
-            from trainers.kvstore.remote.gpus import gpu_workers_elsewhere
+            from trainers.kvstore.remote import gpu_workers_elsewhere
 
-            met = (store(), number, shared, on_gpu.regions, own_buckets, device)
+            met = (rendezvous_store(), number, shared, on_gpu.regions, own_buckets, device)
             on_gpu.elsewhere = elsewhere = _while_beating(lambda: gpu_workers_elsewhere(*met), beat)
     else:
         torch.set_num_threads(cpu_sums.thread_count(threads, config.servers_together))
         arithmetic = CpuArithmetic(config, shared, own_buckets)
         shared.control.attached[row] = 1
         if config.elsewhere(host):
-            elsewhere = _while_beating(lambda: workers_elsewhere(store(), number, shared, own_buckets), beat)
+            elsewhere = _while_beating(
+                lambda: workers_elsewhere(rendezvous_store(), number, shared, own_buckets), beat
+            )
             arithmetic = Answering(arithmetic, elsewhere)
     shared.control.attached[row] = 2
     phase("serving")
@@ -83,7 +82,9 @@ def serve(
     def stopped() -> bool:
         for worker in elsewhere.values():
             worker.check()
-        return (not together or bool(shared.control.stop[0])) and all(one.stopped for one in elsewhere.values())
+        return (not together or bool(shared.control.stop[0])) and all(
+            one.stopped for one in elsewhere.values()
+        )
 
     Server(config, shared.control, number, own_buckets, arithmetic).run(
         stopped, beat, server.PAUSE_SECONDS[worker_device]
@@ -102,7 +103,7 @@ def _while_beating(meet: Callable[[], Met], beat: Callable[[int], None]) -> Met:
 
 def _wait_for_workers(beat: Callable[[int], None]) -> tuple[Path, KvstoreConfig] | None:
     """Return what the workers announce; None where they have no work."""
-    meeting = store()
+    meeting = rendezvous_store()
     while not meeting.check([KEY]):
         beat(0)
         time.sleep(PAUSE_SECONDS)
@@ -132,4 +133,6 @@ def _on_gpu(
         beat(0)
         time.sleep(PAUSE_SECONDS)
     replies = {worker: cuda_copies.imported(control.handles[worker].tobytes()) for worker in here}
-    return GpuArithmetic(config, shared, Regions(exported.bytes, config, shared.layout), replies, own_buckets)
+    return GpuArithmetic(
+        config, shared, Regions(exported.bytes, config, shared.layout), replies, own_buckets
+    )

@@ -15,17 +15,28 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainers import shared_memory
-from trainers.devices import on_threads
-from trainers.kvstore import cpu_sums, server_process
-from trainers.kvstore.across_hosts import ServerAcrossHosts
-from trainers.kvstore.remote.meeting import ServersElsewhere
-from trainers.kvstore.remote.messages import Demand
-from trainers.kvstore.remote.servers import AfterCopies
-from trainers.kvstore.server import FLAG_BYTES, PAUSE_SECONDS, CpuArithmetic, Server
-from trainers.kvstore.shared_regions import REDUCE, UPDATE, KvstoreConfig, Regions, SharedMapping, path_on, views
-from trainers.peers.groups import HostGroups, Peers
-from trainers.prctl import sleep_precisely
+from trainers import memory as shared_memory
+from trainers.collectives import HostGroups, Peers
+from trainers.kvstore import server as cpu_sums
+from trainers.kvstore import server_process
+from trainers.kvstore.remote import AfterCopies, Demand, ServersElsewhere
+from trainers.kvstore.server import (
+    FLAG_BYTES,
+    PAUSE_SECONDS,
+    CpuArithmetic,
+    Server,
+    ServerAcrossHosts,
+)
+from trainers.kvstore.shared_memory import (
+    REDUCE,
+    UPDATE,
+    KvstoreConfig,
+    Regions,
+    SharedMapping,
+    path_on,
+    views,
+)
+from trainers.process import on_threads, sleep_precisely
 
 # Stages of the start (Control.attached).
 MAPPED, READY = 1, 2
@@ -56,13 +67,17 @@ class Worker:
         self.on_gpu = device.type == "cuda"
         # Where servers are processes, their threads sum; ours then only measure the memory (trainers.kvstore.references).
         ranks = host.here if host else dist.get_world_size() if dist.is_initialized() else 1
-        self.threads = cpu_sums.thread_count(threads, ranks, cpu_sums.SPARE_CORES if self.on_gpu else 0)
+        self.threads = cpu_sums.thread_count(
+            threads, ranks, cpu_sums.SPARE_CORES if self.on_gpu else 0
+        )
         self._server: Server | None = None
         self._thread: threading.Thread | None = None
         self._number = 0  # of the last exchange that was waited for
         self._only_gradients = False
         self._place = config.places.host_of(peers.rank) if config.places else 0
-        first = peers.rank == (config.places.ranks[self._place][0] if config.places else 0)  # of this host
+        first = peers.rank == (
+            config.places.ranks[self._place][0] if config.places else 0
+        )  # of this host
         announced = shared_memory.named(peers.from_rank_zero(shared_memory.new_path().name))
         path = path_on(announced, config, self._place)
         if first:
@@ -84,7 +99,9 @@ class Worker:
             self._host_buffers()
         if self.on_gpu:
             self._connect()
-            self._leaving = AfterCopies(PAUSE_SECONDS["cuda"]) if self._far and not config.server_gpu else None
+            self._leaving = (
+                AfterCopies(PAUSE_SECONDS["cuda"]) if self._far and not config.server_gpu else None
+            )
 
     def begin(self, weights: Sequence[Tensor], settings: tuple[float, ...]) -> None:
         """Give the servers rank 0's weights, a flat tensor for each bucket, and start those of this worker. Collective.
@@ -127,9 +144,15 @@ class Worker:
         regions = self.shared.regions
         assert regions is not None
         self.sent_on_host = regions.pushed[self.peers.rank]
-        self.means_on_host, self.weights_on_host = regions.replies_to(self.peers.rank, self.config, self._far)
+        self.means_on_host, self.weights_on_host = regions.replies_to(
+            self.peers.rank, self.config, self._far
+        )
         if not self.on_gpu:
-            self.sent, self.means, self.weights = self.sent_on_host, self.means_on_host, self.weights_on_host
+            self.sent, self.means, self.weights = (
+                self.sent_on_host,
+                self.means_on_host,
+                self.weights_on_host,
+            )
 
     def _gpu_buffers(self) -> None:
         """Make buffers, streams and events on this worker's GPU, and page-lock the shared memory."""
@@ -149,8 +172,12 @@ class Worker:
         self.means = views(inbox, layout, in_weight_dtype=False)
         self.weights = views(inbox, layout, in_weight_dtype=True)
         self.pushing, self.pulling = (cuda_copies.CopyStream(torch.cuda.Stream()) for _ in range(2))
-        self._staged, self._fetched = ([torch.cuda.Event() for _ in layout.buckets] for _ in range(2))
-        self._all_fetched = [torch.cuda.Event() for _ in range(2)]  # of exchanges with even and odd numbers
+        self._staged, self._fetched = (
+            [torch.cuda.Event() for _ in layout.buckets] for _ in range(2)
+        )
+        self._all_fetched = [
+            torch.cuda.Event() for _ in range(2)
+        ]  # of exchanges with even and odd numbers
 
     def _connect(self) -> None:
         """Find the addresses, as this GPU sees them, of flags, of where buckets are pushed and of where replies lie."""
@@ -161,10 +188,17 @@ class Worker:
         if self.config.server_gpu:
             start = Regions.pushed_start(self.config, self.layout, rank)
             handles = self._control.handles[self.config.workers :]
-            near = {bucket.server for number, bucket in enumerate(self.layout.buckets) if number not in self._far}
+            near = {
+                bucket.server
+                for number, bucket in enumerate(self.layout.buckets)
+                if number not in self._far
+            }
             bases = {server: self._cuda.imported(handles[server].tobytes()) for server in near}
             # 0 where the server is on another host, and nothing is copied to it.
-            self.push_to = [(a := bases.get(b.server, 0)) and a + start + b.push_offset for b in self.layout.buckets]
+            self.push_to = [
+                (a := bases.get(b.server, 0)) and a + start + b.push_offset
+                for b in self.layout.buckets
+            ]
             self._weights_at = [bases.get(b.server, 0) + b.pull_offset for b in self.layout.buckets]
             return
         assert regions is not None
@@ -173,7 +207,10 @@ class Worker:
             return [view.data_ptr() + offset for view in region]
 
         self.push_to, self._weights_at = addresses(self.sent_on_host), addresses(regions.weights)
-        self.means_from, self._weights_from = addresses(self.means_on_host), addresses(self.weights_on_host)
+        self.means_from, self._weights_from = (
+            addresses(self.means_on_host),
+            addresses(self.weights_on_host),
+        )
 
     def _start_own_server(self) -> None:
         """Start this worker's own server.
@@ -194,8 +231,12 @@ class Worker:
     def _serve(self) -> None:
         assert self._server is not None
         try:
-            torch.set_num_threads(self.threads)  # of this thread; the process is near its GPU already
-            self._server.run(lambda: bool(self._control.stop[0]), lambda served: None, PAUSE_SECONDS["cuda"])
+            torch.set_num_threads(
+                self.threads
+            )  # of this thread; the process is near its GPU already
+            self._server.run(
+                lambda: bool(self._control.stop[0]), lambda served: None, PAUSE_SECONDS["cuda"]
+            )
         except BaseException:
             traceback.print_exc()  # to the rank's log
             os._exit(1)  # nothing else would notice, and every worker would wait
@@ -203,7 +244,11 @@ class Worker:
     def own_buckets(self) -> list[int]:
         """Return the buckets that this worker's own server serves."""
         buckets = enumerate(self.layout.buckets)
-        return [] if self.config.servers else [number for number, b in buckets if b.server == self.peers.rank]
+        return (
+            []
+            if self.config.servers
+            else [number for number, b in buckets if b.server == self.peers.rank]
+        )
 
     # An exchange.
 
@@ -226,14 +271,21 @@ class Worker:
         reply = (self.means if self._only_gradients else self.weights)[bucket]
         if bucket in self.elsewhere.on_gpus:
             far, settings = self.elsewhere.on_gpus[bucket], self._settings(self._only_gradients)
-            self.pulling.stream.wait_stream(far.exchange(Demand.PUSH, bucket, sent, reply, settings, copies.stream))
+            self.pulling.stream.wait_stream(
+                far.exchange(Demand.PUSH, bucket, sent, reply, settings, copies.stream)
+            )
             self._fetched[bucket].record(self.pulling.stream)
             return
         copies.copy(self.push_to[bucket], sent.data_ptr(), sent.nbytes)
         copies.write_flag(self._push_flag + FLAG_BYTES * bucket, number)
         if self._leaving and bucket in self._far:
-            flags, send = self._control.pushed[self.peers.rank], functools.partial(self._push_far, bucket, number)
-            self._leaving.call(lambda: flags[bucket] >= number, functools.partial(send, self._only_gradients))
+            flags, send = (
+                self._control.pushed[self.peers.rank],
+                functools.partial(self._push_far, bucket, number),
+            )
+            self._leaving.call(
+                lambda: flags[bucket] >= number, functools.partial(send, self._only_gradients)
+            )
         self.pulling.wait_flag(self._done_flag + FLAG_BYTES * bucket, number)
         if not self.config.server_gpu:  # such a server writes into our memory itself
             source = (self.means_from if self._only_gradients else self._weights_from)[bucket]
@@ -245,7 +297,9 @@ class Worker:
         reply = (self.means_on_host if only_gradients else self.weights_on_host)[bucket]
         arrived = functools.partial(self._control.done[self.peers.rank].__setitem__, bucket, number)
         settings = self._settings(only_gradients)
-        self._far[bucket].push(Demand.PUSH, bucket, self.sent_on_host[bucket], reply, arrived, settings)
+        self._far[bucket].push(
+            Demand.PUSH, bucket, self.sent_on_host[bucket], reply, arrived, settings
+        )
 
     def _settings(self, only_gradients: bool) -> list[float]:
         return [REDUCE if only_gradients else UPDATE, *self._control.settings[self.peers.rank, 1:]]
@@ -257,7 +311,10 @@ class Worker:
         """
         self._number += 1
         if self.on_gpu:
-            last, before = self._all_fetched[self._number % 2], self._all_fetched[1 - self._number % 2]
+            last, before = (
+                self._all_fetched[self._number % 2],
+                self._all_fetched[1 - self._number % 2],
+            )
             last.record(self.pulling.stream)
             torch.cuda.current_stream().wait_event(before if one_behind else last)
             if self._far and self._number > 1:
@@ -284,7 +341,15 @@ class Worker:
     def staleness(self) -> dict[str, float]:
         """Return the number of updates so far and their staleness in updates, as metrics. For asynchronous servers."""
         control = self._control
-        here = [control.staleness_counts.sum(), control.staleness_sum.sum(), control.staleness_max.max()]
+        here = [
+            control.staleness_counts.sum(),
+            control.staleness_sum.sum(),
+            control.staleness_max.max(),
+        ]
         updates, total, worst = zip(map(float, here), *self.elsewhere.counts(), strict=True)
         mean = sum(total) / sum(updates) if sum(updates) else float("nan")
-        return {"staleness/mean": mean, "staleness/max": max(worst), "staleness/updates": sum(updates)}
+        return {
+            "staleness/mean": mean,
+            "staleness/max": max(worst),
+            "staleness/updates": sum(updates),
+        }

@@ -7,11 +7,13 @@ not for every rank (Goyal et al. 2017, arXiv:1706.02677, section 4; torch's FSDP
 import torch
 import torch.distributed as dist
 
-from trainers.kvstore import sharding
+from trainers import collectives as one_bucket
+from trainers import reference_probes as net_probe
+from trainers import reference_probes as ring_probe
+from trainers.collectives import HostGroups
+from trainers.kvstore import bucketed as sharding
 from trainers.kvstore.bucketed import Bucketed, arrays_of
 from trainers.kvstore.buckets import BucketLayout
-from trainers.peers import net_probe, one_bucket, ring_probe
-from trainers.peers.groups import HostGroups
 from trainers.strategy import BucketExchange, ReferenceProbe
 
 
@@ -32,8 +34,12 @@ class Hierarchical(Bucketed):
         """Make the groups and the flat buckets. Collective."""
         self._groups = groups = HostGroups(self.hosts)
         device = self.parameters[0].device
-        self.layout = BucketLayout.of(arrays_of(self.parameters, self.comm_hook), order, self.cap_bytes)
-        self.flat_sent = sharding.padded(self.layout, groups.here, in_weight_dtype=False, device=device)
+        self.layout = BucketLayout.of(
+            arrays_of(self.parameters, self.comm_hook), order, self.cap_bytes
+        )
+        self.flat_sent = sharding.padded(
+            self.layout, groups.here, in_weight_dtype=False, device=device
+        )
         self.flat_means = self.flat_sent
         self._shares = sharding.shares(self.flat_sent, groups.place, groups.here)
         self._stream = torch.cuda.Stream() if device.type == "cuda" else None
@@ -51,7 +57,9 @@ class Hierarchical(Bucketed):
         if self._groups.here == 1:
             return None
         if flat.is_cuda:
-            return dist.reduce_scatter_tensor(self._shares[bucket], flat, dist.ReduceOp.AVG, group, async_op=True)
+            return dist.reduce_scatter_tensor(
+                self._shares[bucket], flat, dist.ReduceOp.AVG, group, async_op=True
+            )
         # gloo's own reduce-scatter is an all-reduce of a copy, and does not tell when it has ended.
         return dist.all_reduce(flat, group=group, async_op=True)
 
@@ -59,7 +67,9 @@ class Hierarchical(Bucketed):
         """Begin to reduce shares on their rail, in order, as far as the buckets are reduced inside the host; or all of them."""
         assert self._groups is not None
         if self._stream is not None:
-            self._stream.wait_stream(torch.cuda.current_stream())  # for a rank that is alone on its host
+            self._stream.wait_stream(
+                torch.cuda.current_stream()
+            )  # for a rank that is alone on its host
         with torch.cuda.stream(self._stream):
             for bucket, work in list(self._inside.items()):
                 if work is not None:
@@ -70,7 +80,10 @@ class Hierarchical(Bucketed):
                 if self._groups.rail is not None:
                     share = self._shares[bucket]
                     begun = dist.all_reduce(
-                        share, sharding.mean_operation(share), group=self._groups.rail, async_op=True
+                        share,
+                        sharding.mean_operation(share),
+                        group=self._groups.rail,
+                        async_op=True,
                     )
                     assert begun is not None
                     self._crossing.append(begun)
@@ -89,7 +102,11 @@ class Hierarchical(Bucketed):
             if not share.is_cuda:
                 share.div_(dist.get_world_size())  # gloo has no mean
             if self._groups.here > 1:
-                gathering.append(dist.all_gather_into_tensor(flat, share, group=self._groups.inside, async_op=True))
+                gathering.append(
+                    dist.all_gather_into_tensor(
+                        flat, share, group=self._groups.inside, async_op=True
+                    )
+                )
         for work in gathering:
             assert work is not None
             work.wait()
@@ -100,7 +117,9 @@ class Hierarchical(Bucketed):
     def bytes_moved(self, gradient_bytes: float, world_size: int) -> float:
         """Return 2(m−1)/m of the bytes inside a host of m ranks, and 2(h−1)/h of a share's bytes between h hosts."""
         sent, here = self.sent_bytes(gradient_bytes), len(self.hosts.ranks[0])
-        return sharding.ring_bytes(sent, here) + sharding.ring_bytes(sent / here, len(self.hosts.ranks))
+        return sharding.ring_bytes(sent, here) + sharding.ring_bytes(
+            sent / here, len(self.hosts.ranks)
+        )
 
     def probes(self) -> list[ReferenceProbe]:
         """Return the references: the links between neighbours of a host, and the wire between hosts."""
@@ -109,7 +128,7 @@ class Hierarchical(Bucketed):
         sent = sum(flat.nbytes for flat in self.flat_sent)
         inside = ring_probe.probes(device, sharding.ring_bytes(sent, groups.here), groups.inside)
         between = sharding.ring_bytes(sent, groups.hosts)
-        return [*inside, *net_probe.probes(self.hosts, device, between, groups.rail)]
+        return [*inside, *net_probe.net_probe_probes(self.hosts, device, between, groups.rail)]
 
     def bucket_exchange(self, size_bytes: int, dtype: str) -> BucketExchange:
         """Return the three steps of one bucket."""

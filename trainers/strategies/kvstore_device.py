@@ -11,10 +11,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainers.kvstore import sharding
+from trainers import collectives as one_bucket
+from trainers import reference_probes as net_probe
+from trainers import reference_probes as ring_probe
+from trainers.kvstore import bucketed as sharding
 from trainers.kvstore.bucketed import Bucketed, arrays_of, gather, scatter
 from trainers.kvstore.buckets import BucketLayout
-from trainers.peers import net_probe, one_bucket, ring_probe
 from trainers.strategy import BucketExchange, ReferenceProbe, Strategy
 
 
@@ -29,11 +31,16 @@ class _OnDevices(Bucketed):
     def set_up(self, order: list[int]) -> None:
         """Make flat buckets with the first weights. Collective."""
         device, world_size = self.parameters[0].device, dist.get_world_size()
-        self.layout = BucketLayout.of(arrays_of(self.parameters, self.comm_hook), order, self.cap_bytes)
-        self.flat_sent, self.flat_means = (
-            sharding.padded(self.layout, world_size, in_weight_dtype=False, device=device) for _ in range(2)
+        self.layout = BucketLayout.of(
+            arrays_of(self.parameters, self.comm_hook), order, self.cap_bytes
         )
-        self.flat_weights = sharding.padded(self.layout, world_size, in_weight_dtype=True, device=device)
+        self.flat_sent, self.flat_means = (
+            sharding.padded(self.layout, world_size, in_weight_dtype=False, device=device)
+            for _ in range(2)
+        )
+        self.flat_weights = sharding.padded(
+            self.layout, world_size, in_weight_dtype=True, device=device
+        )
         for bucket, flat in zip(self.layout.buckets, self.flat_weights, strict=True):
             gather(bucket, self.parameters, flat)
         self.works: dict[int, dist.Work] = {}
@@ -79,7 +86,9 @@ class _OnDevices(Bucketed):
         """Return the references: the links between neighbours, and the wire between hosts."""
         sent, device = sum(flat.nbytes for flat in self.flat_sent), self.parameters[0].device
         found = ring_probe.probes(device, sharding.ring_bytes(sent, dist.get_world_size()))
-        return found + net_probe.probes(self.hosts, device, sharding.ring_bytes(sent, len(self.hosts.ranks)))
+        return found + net_probe.net_probe_probes(
+            self.hosts, device, sharding.ring_bytes(sent, len(self.hosts.ranks))
+        )
 
 
 class Sharded(_OnDevices):
@@ -89,11 +98,15 @@ class Sharded(_OnDevices):
         """Own this rank's shares of the flat buckets."""
         rank, world_size = dist.get_rank(), dist.get_world_size()
         self.owned_weights = sharding.shares(self.flat_weights, rank, world_size)
-        self.owned_gradients = [torch.zeros_like(share) for share in sharding.shares(self.flat_sent, rank, world_size)]
+        self.owned_gradients = [
+            torch.zeros_like(share) for share in sharding.shares(self.flat_sent, rank, world_size)
+        ]
 
     def start_bucket(self, bucket: int) -> None:
         """Begin to reduce-scatter a bucket."""
-        self.works[bucket] = sharding.start_mean(self.owned_gradients[bucket], self.flat_sent[bucket])
+        self.works[bucket] = sharding.start_mean(
+            self.owned_gradients[bucket], self.flat_sent[bucket]
+        )
 
     def wait_for_owned(self) -> None:
         """Wait for the means of this rank's shares."""
@@ -118,7 +131,9 @@ class Owned(_OnDevices):
         """Deal the buckets, the largest first, each to the least loaded rank."""
         loads = [0] * dist.get_world_size()
         self._owner: dict[int, int] = {}
-        for number in sorted(range(len(self.flat_weights)), key=lambda number: -self.flat_weights[number].nbytes):
+        for number in sorted(
+            range(len(self.flat_weights)), key=lambda number: -self.flat_weights[number].nbytes
+        ):
             self._owner[number] = loads.index(min(loads))
             loads[self._owner[number]] += self.flat_weights[number].nbytes
         own = [number for number, owner in sorted(self._owner.items()) if owner == dist.get_rank()]

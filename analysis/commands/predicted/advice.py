@@ -9,8 +9,6 @@ from rich.table import Table
 
 from analysis.commands.predicted.notes import print_notes
 from analysis.console import console
-from analysis.findings.labels import of_unit
-from analysis.findings.study import Study
 from analysis.prediction.advice.advice import Advice, RankedCell
 from analysis.prediction.advice.beliefs import WORTH
 from analysis.prediction.advice.overrides import command
@@ -18,7 +16,9 @@ from analysis.prediction.forecast import FEWEST_HELD_OUT, LEVEL, NOT_SCORED, is_
 from analysis.prediction.holdout import KnownScores
 from analysis.prediction.strategies import exchange_of
 from analysis.report.numbers import ABSENT, number
-from analysis.report.text import count
+from analysis.study.names import of_unit
+from analysis.study.study import Study
+from analysis.text import count
 
 _MOST = 10  # cells that are listed
 
@@ -65,8 +65,15 @@ def print_advice(study: Study, advice: Advice, known: KnownScores) -> None:
     if advice.next_cells:
         out.print("Worth measuring first, the cell that narrows the choice most:")
         for one in advice.next_cells:
-            out.print(f"  {escape(command(study, one.cell.option, one.cell.runs))}", soft_wrap=True, highlight=False)
-            out.print(f"    The choice then loses {number(one.loss, 'rate')} images/s on average.", soft_wrap=True)
+            out.print(
+                f"  {escape(command(study, one.cell.option, one.cell.runs))}",
+                soft_wrap=True,
+                highlight=False,
+            )
+            out.print(
+                f"    The choice then loses {number(one.loss, 'rate')} images/s on average.",
+                soft_wrap=True,
+            )
     for why, option in {why: option for option, why in reversed(advice.refused)}.items():
         out.print(f"Not ranked: {escape(why)}:", soft_wrap=True)
         out.print(f"  {escape(command(study, option, 0))}", soft_wrap=True, highlight=False)
@@ -84,8 +91,14 @@ def _table(advice: Advice) -> Table:
     for place, one in enumerate(advice.ranked[:_MOST]):
         question = one.option.question
         shown = ", ".join(f"{name}={value}" for name, value in question.options if name in options)
-        settings = ", ".join(f"{name.removeprefix('NCCL_')}={value}" for name, value in one.option.nccl)
-        interval = ABSENT if one.low is None else f"{number(one.low, 'rate')} to {number(one.high, 'rate')}"
+        settings = ", ".join(
+            f"{name.removeprefix('NCCL_')}={value}" for name, value in one.option.nccl
+        )
+        interval = (
+            ABSENT
+            if one.low is None
+            else f"{number(one.low, 'rate')} to {number(one.high, 'rate')}"
+        )
         table.add_row(
             str(place + 1), _gpus(one), escape(" ".join(filter(None, [question.strategy, shown]))),
             str(question.batch_size), escape(settings) or "default", number(one.rate, "rate"), interval,
@@ -127,7 +140,9 @@ def sentences(advice: Advice) -> list[str]:
         if len({one.option.question.batch_size for one in advice.ranked}) > 1
         else ""
     )
-    lines.append(f"First is {question.strategy} on {on}{batch}: {number(first.rate, 'rate')} images/s, {said}.")
+    lines.append(
+        f"First is {question.strategy} on {on}{batch}: {number(first.rate, 'rate')} images/s, {said}."
+    )
     if len(advice.ranked) == 1:
         return [*lines, "There is nothing else to choose from."]
     lines[-1] += f" The chance that nothing else is faster is {number(first.fastest, 'share')}."
@@ -160,14 +175,17 @@ def _machine_note(study: Study, advice: Advice) -> list[str]:
 def _notes(advice: Advice, known: KnownScores) -> Sequence[str]:
     notes = []
     shown = advice.ranked[:_MOST]
-    if any(not exchange_of(one.option.question).waits and one.option.question.strategy != "none" for one in shown):
-        notes.append("with an asynchronous strategy ranks do not wait for each other: it trains with older weights")
+    if any(
+        not exchange_of(one.option.question).waits and one.option.question.strategy != "none"
+        for one in shown
+    ):
+        notes.append(
+            "with an asynchronous strategy ranks do not wait for each other: it trains with older weights"
+        )
     if any(_has_own_gpu(one) for one in shown):
         notes.append("a server has a GPU of its own beside those of the ranks")
     if any(one.bounded for one in shown):
-        of_compute = (
-            f"that of the same {advice.first.option.question.unit}s without any exchange, as measured with its scatter"
-        )
+        of_compute = f"that of the same {advice.first.option.question.unit}s without any exchange, as measured with its scatter"
         notes.append(f"no upper end is above {of_compute}, nor above twice the rate of its cell")
     said = [
         one.option.question for one in advice.ranked if not one.runs

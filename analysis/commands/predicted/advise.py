@@ -11,8 +11,6 @@ from pathlib import Path
 
 from analysis.commands.predicted import advice
 from analysis.console import console
-from analysis.findings.model import Member
-from analysis.findings.study import Study, open_study
 from analysis.prediction.advice.advice import Advice, advise
 from analysis.prediction.advice.options import (
     Settings,
@@ -24,9 +22,18 @@ from analysis.prediction.advice.options import (
     subsets,
     topology_of,
 )
-from analysis.prediction.asked import add_arguments, read_batches, read_nccl, read_spread, read_subsets, refuse_absent
+from analysis.prediction.asked import (
+    add_arguments,
+    read_batches,
+    read_nccl,
+    read_spread,
+    read_subsets,
+    refuse_absent,
+)
 from analysis.prediction.calibration import Calibrated, calibrate
 from analysis.prediction.holdout import KnownScores
+from analysis.study.estimates import Member
+from analysis.study.study import Study, open_study
 
 UNTOUCHED = "default"  # of --nccl: no setting at all
 
@@ -35,7 +42,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("study", metavar="STUDY", help="the folder of a study with training cells")
     parser.add_argument(
-        "--gpus", metavar="K", required=True, help="how many GPUs; or subsets to choose from, such as 0+1,0+3"
+        "--gpus",
+        metavar="K",
+        required=True,
+        help="how many GPUs; or subsets to choose from, such as 0+1,0+3",
     )
     add_arguments(parser)
     parser.add_argument(
@@ -56,7 +66,10 @@ def run(arguments: argparse.Namespace) -> int:
     known = KnownScores(calibration)
     found = options(
         calibration,
-        [(one, farthest(topology, one)) for one in _subsets(arguments.gpus, study, calibration, machine)],
+        [
+            (one, farthest(topology, one))
+            for one in _subsets(arguments.gpus, study, calibration, machine)
+        ],
         [_settings(text) for text in arguments.nccl] if arguments.nccl else studied_settings(study),
         None if arguments.strategy is None else arguments.strategy.split(","),
         None if arguments.batch is None else read_batches(arguments.batch),
@@ -84,14 +97,18 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _subsets(text: str, study: Study, calibration: Calibrated, machine: str) -> Sequence[tuple[Member, ...]]:
+def _subsets(
+    text: str, study: Study, calibration: Calibrated, machine: str
+) -> Sequence[tuple[Member, ...]]:
     """Return the subsets to choose from. Raises ValueError."""
     if text.isascii() and text.isdigit() and len(text) < 8:
         return subsets(calibration, topology_of(study, machine), int(text), machine)
     chosen = read_subsets(text, None)
     refuse_absent(text, chosen, study, calibration, machine)
     if len({one.gpus for one in chosen}) > 1:
-        raise ValueError(f"--gpus {text!r}: accepted are subsets of one size, so that their rates can be compared")
+        raise ValueError(
+            f"--gpus {text!r}: accepted are subsets of one size, so that their rates can be compared"
+        )
     return [one.members for one in chosen]
 
 

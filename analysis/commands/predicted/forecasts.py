@@ -28,7 +28,11 @@ def to_json(calibration: Calibrated, made: Made, held_out: int) -> dict[str, Any
             "wire": str(question.wire),
         }  # fmt: skip
         rows.append(asked | ({"forecast": found.to_json()} if found else {"refused": why}))
-    cells = {"cells": len(calibration.cells), "held_out": held_out, "notes": list(calibration.notes)}
+    cells = {
+        "cells": len(calibration.cells),
+        "held_out": held_out,
+        "notes": list(calibration.notes),
+    }
     return {"calibration": cells, "level": LEVEL, "forecasts": rows}
 
 
@@ -61,8 +65,18 @@ def print_forecasts(calibration: Calibrated, made: Made) -> None:
             table.add_row(escape(name), place, *[ABSENT] * 10, "no forecast", ABSENT)
             notes.append(f"no forecast of {question.strategy}: {why}")
             continue
-        interval = ABSENT if found.low is None or found.high is None else f"{found.low:.2f} to {found.high:.2f}"
-        parts = (found.cost_ms, found.tail_ms, found.contention_ms, found.own_work_ms, found.waiting_ms)
+        interval = (
+            ABSENT
+            if found.low is None or found.high is None
+            else f"{found.low:.2f} to {found.high:.2f}"
+        )
+        parts = (
+            found.cost_ms,
+            found.tail_ms,
+            found.contention_ms,
+            found.own_work_ms,
+            found.waiting_ms,
+        )
         table.add_row(
             escape(name), place, f"{found.step_ms:.2f}", interval, number(found.images_per_second, "rate"),
             number(found.efficiency, "share"), *(f"{part:.2f}" for part in parts), f"{found.null_step_ms:.2f}",

@@ -12,7 +12,14 @@ from analysis.console import console
 from analysis.prediction.calibration import Calibrated
 from analysis.prediction.forecast import FEWEST_HELD_OUT, LEVEL
 from analysis.prediction.holdout import HeldOut
-from analysis.prediction.scores import AIMS, FEWEST_FOR_COVERAGE, CollectiveError, Summary, mean_error, summary
+from analysis.prediction.scores import (
+    AIMS,
+    FEWEST_FOR_COVERAGE,
+    CollectiveError,
+    Summary,
+    mean_error,
+    summary,
+)
 from analysis.report.numbers import ABSENT
 
 
@@ -27,15 +34,22 @@ def to_json(way: str, held: Sequence[HeldOut], errors: Sequence[CollectiveError]
         for one in held
     ]  # fmt: skip
     found = summary(held)
-    said = {name: getattr(found, name) for name in ("cells", "not_forecast", "cost_cells", "cost", "null_cost", "step")}
+    said = {
+        name: getattr(found, name)
+        for name in ("cells", "not_forecast", "cost_cells", "cost", "null_cost", "step")
+    }
     said |= {"cost_floor": found.cost_floor, "null_step": found.null_step}
     said |= {"covered": found.covered, "with_interval": found.with_interval}
     said["rankings"] = [vars(one) for one in found.rankings]
-    said |= {f"collectives_{size}": mean_error(errors, size == "large") for size in ("large", "small")}
+    said |= {
+        f"collectives_{size}": mean_error(errors, size == "large") for size in ("large", "small")
+    }
     return {"holdout": way, "level": LEVEL, "cells": cells, "summary": said}
 
 
-def print_held_out(held: Sequence[HeldOut], errors: Sequence[CollectiveError], calibration: Calibrated) -> None:
+def print_held_out(
+    held: Sequence[HeldOut], errors: Sequence[CollectiveError], calibration: Calibrated
+) -> None:
     """Print the table, the summary and the notes."""
     table = Table(box=SIMPLE_HEAD)
     table.add_column("held-out cell")
@@ -65,7 +79,10 @@ def print_held_out(held: Sequence[HeldOut], errors: Sequence[CollectiveError], c
         cost = [ABSENT] * 5
         if one.cost_ms:
             cost = [f"{one.cost_ms:.2f}", f"{found.cost_ms:.2f}", error(found.cost_ms, one.cost_ms)]
-            cost += [error(found.null_cost_ms, one.cost_ms), ABSENT if one.floor is None else share(one.floor)]
+            cost += [
+                error(found.null_cost_ms, one.cost_ms),
+                ABSENT if one.floor is None else share(one.floor),
+            ]
         table.add_row(
             escape(one.cell.label), f"{one.step_ms:.2f}", f"{found.step_ms:.2f}", error(found.step_ms, one.step_ms),
             error(found.null_step_ms, one.step_ms), interval, inside, *cost,
@@ -92,10 +109,14 @@ def _sentences(found: Summary, errors: Sequence[CollectiveError]) -> list[str]:
             f"step: {share(found.step)} (aim: {share(AIMS['step'])}), the null model's {share(found.null_step)}"
         )
     if found.coverage is None:
-        lines.append(f"intervals: not enough to state an error; {FEWEST_HELD_OUT + 1} held-out cells are needed")
+        lines.append(
+            f"intervals: not enough to state an error; {FEWEST_HELD_OUT + 1} held-out cells are needed"
+        )
     else:
         enough = (
-            "" if found.with_interval >= FEWEST_FOR_COVERAGE else f"; {FEWEST_FOR_COVERAGE} are needed to judge that"
+            ""
+            if found.with_interval >= FEWEST_FOR_COVERAGE
+            else f"; {FEWEST_FOR_COVERAGE} are needed to judge that"
         )
         least, most = AIMS["coverage"]
         inside = f"{found.covered} of {found.with_interval} cells inside ({share(found.coverage)}"
@@ -109,5 +130,7 @@ def _sentences(found: Summary, errors: Sequence[CollectiveError]) -> list[str]:
     for large, words in ((True, "from 1 MiB"), (False, "below 1 MiB")):
         if (mean := mean_error(errors, large)) is not None:
             aim = AIMS["large" if large else "small"]
-            lines.append(f"collectives {words}, from fewer ranks: mean error {share(mean)} (aim: {share(aim)})")
+            lines.append(
+                f"collectives {words}, from fewer ranks: mean error {share(mean)} (aim: {share(aim)})"
+            )
     return lines

@@ -53,7 +53,11 @@ class BesideForecast:
     @property
     def inside(self) -> bool | None:
         """Whether the measured step lies in the interval; None without one."""
-        return None if self.low is None or self.high is None else self.low <= self.measured_ms <= self.high
+        return (
+            None
+            if self.low is None or self.high is None
+            else self.low <= self.measured_ms <= self.high
+        )
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,11 @@ class StatedForecast(BesideForecast):
     @property
     def unexplained(self) -> bool:
         """Whether the measured step lies outside, and its own interval too: a run that scatters much contradicts nothing."""
-        return self.low is not None and self.high is not None and (self.least_ms > self.high or self.most_ms < self.low)
+        return (
+            self.low is not None
+            and self.high is not None
+            and (self.least_ms > self.high or self.most_ms < self.low)
+        )
 
     @property
     def compared(self) -> str:
@@ -114,7 +122,10 @@ def stated_forecast(record: Record) -> StatedForecast | None:
     if not 0 < level < 1 or low is None or high is None or low > high:
         low = high = None
     in_time = made_at is not None and made_at <= record.started_at
-    of_run = [measured, *(one for one in interval(STEP, record.within_run) or () if math.isfinite(one))]
+    of_run = [
+        measured,
+        *(one for one in interval(STEP, record.within_run) or () if math.isfinite(one)),
+    ]
     return StatedForecast(step, null, measured, low, high, level, in_time, min(of_run), max(of_run))
 
 
@@ -140,10 +151,16 @@ def about_forecasts(records: Iterable[Record]) -> str:
     said += f"of the null model {100 * errors[1]:.1f} %"
     judged = [one for one in made if one.inside is not None]
     outside = sum(not one.inside for one in judged)
-    beyond = f"; {outside} of {len(judged)} outside {100 * judged[0].level:.0f} % intervals" if judged else ""
+    beyond = (
+        f"; {outside} of {len(judged)} outside {100 * judged[0].level:.0f} % intervals"
+        if judged
+        else ""
+    )
     return said + beyond
 
 
 def doubted(records: Iterable[Record]) -> bool:
     """Tell whether a check casts doubt on one of some records, but for what FAIR names."""
-    return any(one.validity.verdict == "suspect" and one.validity.codes.keys() - {*FAIR} for one in records)
+    return any(
+        one.validity.verdict == "suspect" and one.validity.codes.keys() - {*FAIR} for one in records
+    )

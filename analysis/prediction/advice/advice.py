@@ -40,7 +40,9 @@ class RankedCell:
     runs: int  # that were measured; 0: it is a forecast
     fastest: float = 0.0  # the chance that no other cell is faster
     as_fast_as_first: float = 0.0  # the chance to be as fast as the first, or faster
-    bounded: bool = False  # the upper end of its interval is that of compute alone, or MOST_RATE of its rate
+    bounded: bool = (
+        False  # the upper end of its interval is that of compute alone, or MOST_RATE of its rate
+    )
 
     @property
     def as_fast(self) -> bool:
@@ -89,47 +91,75 @@ def advise(calibration: Calibrated, options: Sequence[Candidate], known: KnownSc
         rates.append(rate)
     if not cells:
         raise ValueError(
-            refused[0][1] if refused else "the study has no strategy to advise on; accepted with --strategy"
+            refused[0][1]
+            if refused
+            else "the study has no strategy to advise on; accepted with --strategy"
         )
     order = sorted(range(len(cells)), key=lambda place: -round(cells[place].rate, 6))
     near, rest = order[:MOST_CONTENDERS], order[MOST_CONTENDERS:]
-    beliefs = Beliefs.of([rates[place] for place in near], [_of_a_run(calibration, cells[place]) for place in near])
+    beliefs = Beliefs.of(
+        [rates[place] for place in near], [_of_a_run(calibration, cells[place]) for place in near]
+    )
     chances, faster = beliefs.chances(), beliefs.as_fast_as(0)
     ranked = [
         replace(cells[place], fastest=float(chance), as_fast_as_first=float(as_fast))
         for place, chance, as_fast in zip(near, chances, faster, strict=True)
     ]
     next_cells = tuple(WorthMeasuring(ranked[place], loss) for place, loss in beliefs.next_cells())
-    return Advice((*ranked, *(cells[place] for place in rest)), tuple(refused), beliefs.loss(), next_cells)
+    return Advice(
+        (*ranked, *(cells[place] for place in rest)), tuple(refused), beliefs.loss(), next_cells
+    )
 
 
-def _believed(calibration: Calibrated, option: Candidate, known: KnownScores) -> tuple[RankedCell, Values]:
+def _believed(
+    calibration: Calibrated, option: Candidate, known: KnownScores
+) -> tuple[RankedCell, Values]:
     """Return a cell and draws of its rate over many runs. Raises NoLink, ValueError."""
     question = option.question
     images = rate_share(calibration, question) * question.ranks * question.batch_size * 1e3
-    measured = [one for one in calibration.cells if one.step_ms is not None and same_cell(one.question, question)]
+    measured = [
+        one
+        for one in calibration.cells
+        if one.step_ms is not None and same_cell(one.question, question)
+    ]
     if measured:
         runs = sum(len(one.record_ids) for one in measured)
-        steps = sum((one.step_ms for one in measured if one.step_ms is not None), exactly(0.0)) / len(measured)
-        step, half = best(steps), OF_NORMAL * math.sqrt(1 + 1 / runs) * between_runs_ms(calibration, question)
-        images = step * fmean(one.images_per_second for one in measured) or images  # the rate of the report
+        steps = sum(
+            (one.step_ms for one in measured if one.step_ms is not None), exactly(0.0)
+        ) / len(measured)
+        step, half = (
+            best(steps),
+            OF_NORMAL * math.sqrt(1 + 1 / runs) * between_runs_ms(calibration, question),
+        )
+        images = (
+            step * fmean(one.images_per_second for one in measured) or images
+        )  # the rate of the report
         least = _shortest_ms(calibration, question, step, base(calibration, question).values)
         ends = images / (step + half), images / max(step - half, least)
         cell = RankedCell(option, images / step, *ends, runs, bounded=step - half < least)
         return cell, images / np.maximum(steps, least)
     made, scores = assemble(calibration, question), known.of(question)
-    enough, growth = is_scored(question) and len(scores) >= FEWEST_HELD_OUT, growth_of(calibration, question)
+    enough, growth = (
+        is_scored(question) and len(scores) >= FEWEST_HELD_OUT,
+        growth_of(calibration, question),
+    )
     factor = conformal(scores) if enough else OF_NORMAL
     step = best(made.steps())
     half = factor * growth * deviation(made.steps())
     least = _shortest_ms(calibration, question, step, made.bare.values)
-    low, high = (images / (step + half), images / max(step - half, least)) if enough else (None, None)
+    low, high = (
+        (images / (step + half), images / max(step - half, least)) if enough else (None, None)
+    )
     steps = made.steps(next_run=False)
     steps = np.maximum(step + growth * factor / OF_NORMAL * (steps - step), least)
-    return RankedCell(option, images / step, low, high, 0, bounded=enough and step - half < least), images / steps
+    return RankedCell(
+        option, images / step, low, high, 0, bounded=enough and step - half < least
+    ), images / steps
 
 
-def _shortest_ms(calibration: Calibrated, question: Question, step_ms: float, bare: Values) -> float:
+def _shortest_ms(
+    calibration: Calibrated, question: Question, step_ms: float, bare: Values
+) -> float:
     """Return the shortest step that is believed in: that without any exchange, less its scatter (OF_NORMAL, 90 %).
 
     It is at least the step ÷ MOST_RATE, and at most the step.
@@ -141,7 +171,15 @@ def _shortest_ms(calibration: Calibrated, question: Question, step_ms: float, ba
 def same_cell(one: Question, other: Question) -> bool:
     """Tell whether two questions are one cell, but for the order of its ranks."""
     here, there = (
-        (each.workload, each.batch_size, each.options, each.wire, each.hosts, each.machine, each.shares_gpu)
+        (
+            each.workload,
+            each.batch_size,
+            each.options,
+            each.wire,
+            each.hosts,
+            each.machine,
+            each.shares_gpu,
+        )
         for each in (one, other)
     )
     return here == there and frozenset(one.members) == frozenset(other.members)
@@ -150,5 +188,7 @@ def same_cell(one: Question, other: Question) -> bool:
 def _of_a_run(calibration: Calibrated, cell: RankedCell) -> float:
     """Return the variance of the rate of one run."""
     question = cell.option.question
-    step_ms = rate_share(calibration, question) * question.ranks * question.batch_size * 1e3 / cell.rate
+    step_ms = (
+        rate_share(calibration, question) * question.ranks * question.batch_size * 1e3 / cell.rate
+    )
     return (cell.rate * between_runs_ms(calibration, question) / step_ms) ** 2

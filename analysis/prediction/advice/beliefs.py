@@ -55,7 +55,9 @@ class Beliefs:
 
     def loss(self, measured: Sequence[int] = ()) -> float:
         """Return how far the choice lies below the fastest cell on average, once some cells have been measured."""
-        return max(0.0, float((self._drawn.max(axis=1) - self._expected(measured).max(axis=1)).mean()))
+        return max(
+            0.0, float((self._drawn.max(axis=1) - self._expected(measured).max(axis=1)).mean())
+        )
 
     def _expected(self, measured: Sequence[int]) -> Values:
         """Return the expected rates after each possible measurement."""
@@ -75,7 +77,11 @@ class Beliefs:
         enough = max(ENOUGH * left, WORTH * float(self.mean.max()))
         while len(found) < min(MOST_NEXT, len(self.mean)) and left > enough:
             so_far = [place for place, _ in found]
-            after = {place: self.loss([*so_far, place]) for place in range(len(self.mean)) if place not in so_far}
+            after = {
+                place: self.loss([*so_far, place])
+                for place in range(len(self.mean))
+                if place not in so_far
+            }
             place = min(after, key=lambda one: after[one])
             if left - after[place] < ENOUGH * left:
                 break

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from analysis.errors import UnreadableInput
-from analysis.findings.model import Member
-from analysis.findings.study import Study
 from analysis.prediction.asked import like, worded_machine
 from analysis.prediction.calibration import Calibrated
 from analysis.prediction.cells import MeasuredCell, Question, Workload
 from analysis.prediction.links.wires import asked_wire
 from analysis.prediction.strategies import exchange_of, refuse_unknown_names, shares_gpu
+from analysis.study.estimates import Member
+from analysis.study.study import Study
 from analysis.topology.link_classes import quality
 from analysis.topology.model import Topology
 from analysis.topology.source import parse_topology
@@ -55,7 +55,9 @@ def topology_of(study: Study, machine: str) -> Topology | None:
     return None
 
 
-def machine_gpus(calibration: Calibrated, topology: Topology | None, machine: str) -> tuple[int, ...]:
+def machine_gpus(
+    calibration: Calibrated, topology: Topology | None, machine: str
+) -> tuple[int, ...]:
     """Return the GPUs of a machine; without a topology those of its cells."""
     here = [one.question for one in calibration.cells if one.question.machine == machine]
     seen = {member for one in here for member in one.members if isinstance(member, int)}
@@ -82,7 +84,11 @@ def subsets(
         has = f"{len(everyone)} {calibration.unit}s; accepted are 1 to {len(everyone)}"
         has = has if len(everyone) > 1 else f"1 {calibration.unit}; accepted is 1"
         raise ValueError(f"--gpus {count}: {where} has {has}")
-    here = [one.question.members for one in calibration.cells if one.timed and one.question.machine == machine]
+    here = [
+        one.question.members
+        for one in calibration.cells
+        if one.timed and one.question.machine == machine
+    ]
     alone = {members[0] for members in here if len(members) == 1}
     together = {frozenset(members) for members in here}
     known: list[tuple[int, ...]] = []
@@ -92,7 +98,9 @@ def subsets(
         known = [one for one in every if alone.issuperset(one) or frozenset(one) in together]
     by_links = best(topology, count) if topology else sorted(everyone)[:count]
     kinds = classes(topology, count) if topology and count > 1 and len(known) < of_all else ()
-    return list(dict.fromkeys([tuple(sorted(by_links)), *known, *(one.representative for one in kinds)]))
+    return list(
+        dict.fromkeys([tuple(sorted(by_links)), *known, *(one.representative for one in kinds)])
+    )
 
 
 def farthest(topology: Topology | None, members: Sequence[Member]) -> str | None:
@@ -100,7 +108,9 @@ def farthest(topology: Topology | None, members: Sequence[Member]) -> str | None
     gpus = [one for one in members if isinstance(one, int)]
     if topology is None or len(gpus) < 2 or not set(gpus) <= set(topology.gpus):
         return None
-    return min((topology.link_between(*pair) for pair in itertools.combinations(gpus, 2)), key=quality)
+    return min(
+        (topology.link_between(*pair) for pair in itertools.combinations(gpus, 2)), key=quality
+    )
 
 
 def options(
@@ -130,11 +140,19 @@ def options(
         if strategies:
             kinds = [like(timed, here, name) for name in strategies]
         else:
-            known = {one.question.options: one.question for one in here if one.question.strategy != "none"}
+            known = {
+                one.question.options: one.question
+                for one in here
+                if one.question.strategy != "none"
+            }
             kinds = list(known.values()) or _without_exchange(here, placed)
         made: dict[Question, Candidate] = {}
-        for kind, batch, (members, links), typed in itertools.product(kinds, sizes, placed, settings):
-            nccl = typed if exchange_of(kind).by_nccl and len(members) > 1 else {}  # it reaches no other
+        for kind, batch, (members, links), typed in itertools.product(
+            kinds, sizes, placed, settings
+        ):
+            nccl = (
+                typed if exchange_of(kind).by_nccl and len(members) > 1 else {}
+            )  # it reaches no other
             question = replace(
                 kind, workload=workload, batch_size=batch, wire=asked_wire(nccl, links), gpus=len(members), hosts=1,
                 members=members, network=None, machine=machine, gpu_spread=gpu_spread,
@@ -149,7 +167,11 @@ def _without_exchange(
     cells: Sequence[MeasuredCell], placed: Sequence[tuple[tuple[Member, ...], str | None]]
 ) -> list[Question]:
     """Return the question of strategy=none, where a study has no other and one GPU is asked for: several train apart."""
-    return [one.question for one in cells][:1] if all(len(members) == 1 for members, _ in placed) else []
+    return (
+        [one.question for one in cells][:1]
+        if all(len(members) == 1 for members, _ in placed)
+        else []
+    )
 
 
 def told_apart(calibration: Calibrated, candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -160,7 +182,11 @@ def told_apart(calibration: Calibrated, candidates: Sequence[Candidate]) -> list
     found: dict[object, Candidate] = {}
     for one in candidates:
         question = one.question
-        same = [each.question.members for each in calibration.cells if each.timed and _alike(each.question, question)]
+        same = [
+            each.question.members
+            for each in calibration.cells
+            if each.timed and _alike(each.question, question)
+        ]
         alone = {members[0] for members in same if len(members) == 1}
         is_known = alone.issuperset(question.members) or set(question.members) in map(set, same)
         found.setdefault(question if is_known else (replace(question, members=()), one.links), one)
@@ -168,7 +194,11 @@ def told_apart(calibration: Calibrated, candidates: Sequence[Candidate]) -> list
 
 
 def _alike(one: Question, other: Question) -> bool:
-    return (one.workload, one.batch_size, one.machine) == (other.workload, other.batch_size, other.machine)
+    return (one.workload, one.batch_size, one.machine) == (
+        other.workload,
+        other.batch_size,
+        other.machine,
+    )
 
 
 def studied_settings(study: Study) -> list[Settings]:

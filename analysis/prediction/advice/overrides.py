@@ -3,10 +3,9 @@
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
-from analysis.findings.runs import Runs
-from analysis.findings.study import Study
 from analysis.prediction.advice.options import Candidate
 from analysis.prediction.cells import options_of, workload_of
+from analysis.study.study import Runs, Study
 
 # What an option says itself, or what changes no cell: not copied from another cell's command.
 _SAID = ("gpus", "nodes", "batch_size", "global_batch_size", "study", "output_dir", "repeats", "seed", "resume", "dry_run",
@@ -24,7 +23,11 @@ def overrides(study: Study, option: Candidate, runs_so_far: int) -> list[str]:
     question = option.question
     like = _likest(study, option)
     found = [f"gpus={','.join(map(str, question.members))}", f"model={question.workload.model}"]
-    found += [f"strategy={question.strategy}", *_options(like, option), f"batch_size={question.batch_size}"]
+    found += [
+        f"strategy={question.strategy}",
+        *_options(like, option),
+        f"batch_size={question.batch_size}",
+    ]
     found += [f"nccl.{name.removeprefix('NCCL_').lower()}={value}" for name, value in option.nccl]
     found += _kept(like)
     if runs_so_far:
@@ -41,7 +44,14 @@ def _likest(study: Study, option: Candidate) -> Runs:
         for one in study.runs
         if one.trains and workload_of(one.request, one.records[0].model) == option.question.workload
     ]
-    return next((one for one in reversed(alike) if options_of(one.cell.strategy) == option.question.options), alike[-1])
+    return next(
+        (
+            one
+            for one in reversed(alike)
+            if options_of(one.cell.strategy) == option.question.options
+        ),
+        alike[-1],
+    )
 
 
 def _typed(runs: Runs) -> Iterator[tuple[str, str]]:
@@ -66,5 +76,7 @@ def _options(like: Runs, option: Candidate) -> list[str]:
 
 
 def _kept(like: Runs) -> Sequence[str]:
-    kept = [one for one in _typed(like) if one[0] not in _SAID and not one[0].startswith(_SAID_GROUPS)]
+    kept = [
+        one for one in _typed(like) if one[0] not in _SAID and not one[0].startswith(_SAID_GROUPS)
+    ]
     return [f"{name}={value}" for name, value in kept]

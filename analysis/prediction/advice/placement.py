@@ -2,14 +2,14 @@
 
 from collections.abc import Callable
 
-from analysis.findings.model import Member
-from analysis.findings.study import Study
 from analysis.prediction.advice.advice import Advice, advise
 from analysis.prediction.advice.options import Candidate, farthest, subsets, told_apart
 from analysis.prediction.asked import workload_here
 from analysis.prediction.calibration import calibrate
 from analysis.prediction.cells import question_of
 from analysis.prediction.holdout import KnownScores
+from analysis.study.estimates import Member
+from analysis.study.study import Study
 from analysis.topology.model import Topology
 from benchmarks.record import Record
 from conf.cell import Cell
@@ -32,13 +32,18 @@ def placement(
         raise ValueError("the cells of the study are of another machine")
     made = []
     for members in subsets(calibration, topology, size, min(machines)):
-        cell, links = cell_on(tuple(one for one in members if isinstance(one, int))), farthest(topology, members)
+        cell, links = (
+            cell_on(tuple(one for one in members if isinstance(one, int))),
+            farthest(topology, members),
+        )
         question = question_of(cell, workload_here(calibration, cell), links, min(machines))
         made.append(Candidate(question, tuple(sorted(cell.nccl.items())), links))
     made = told_apart(calibration, made)
     found = advise(calibration, made, KnownScores(calibration))
     members = found.first.option.question.members
-    return tuple(one for one in members if isinstance(one, int)), why_first(found, len(calibration.cells))
+    return tuple(one for one in members if isinstance(one, int)), why_first(
+        found, len(calibration.cells)
+    )
 
 
 def why_first(found: Advice, cells: int) -> str:
@@ -47,7 +52,11 @@ def why_first(found: Advice, cells: int) -> str:
     question = first.option.question
     interval = f" ({first.low:,.0f} to {first.high:,.0f})" if first.low and first.high else ""
     how = "measured to give" if first.runs else "forecast to give"
-    alike = [_named(one.option.question.members) for one in found.ranked if one is not first and one.as_fast]
+    alike = [
+        _named(one.option.question.members)
+        for one in found.ranked
+        if one is not first and one.as_fast
+    ]
     said = f"{how} {first.rate:,.0f} images/s{interval} with {question.strategy}, by {cells} cells of the study"
     if not alike:
         return f"{said}; every other subset is slower" if len(found.ranked) > 1 else said

@@ -42,6 +42,8 @@ class Known:
 
         Host memory is then taken as shared by all GPUs.
         """
-        copies = {transport: 1.0 for transport in (DIRECT, HOST_MEMORY)} | {**self.links.copies_gb_per_s}
+        copies = {transport: 1.0 for transport in (DIRECT, HOST_MEMORY)} | {
+            **self.links.copies_gb_per_s
+        }
         host = self.host if self.host.sums_gb_per_s else HostLink({1: 1.0, 2: 1.0})
         return Known(replace(self.links, copies_gb_per_s=copies), host)

@@ -21,13 +21,20 @@ from analysis.prediction.links.ring import TOGETHER, NvLinks, factor, is_ring, m
 from benchmarks.timing.alpha_beta import FEWEST_SIZES, Piece, fit
 
 DIRECT, HOST_MEMORY, NETWORK = "direct", "host memory", "network"
-WAYS = {DIRECT: "directly between ranks", HOST_MEMORY: "over host memory", NETWORK: "over the network"}
-MEASURED, SCALED, BY_COPIES, ASSUMED = "measured", "other number of ranks", "by peer copies", "assumed network"
+WAYS = {
+    DIRECT: "directly between ranks",
+    HOST_MEMORY: "over host memory",
+    NETWORK: "over the network",
+}
+MEASURED, SCALED, BY_COPIES, ASSUMED = (
+    "measured",
+    "other number of ranks",
+    "by peer copies",
+    "assumed network",
+)
 SOURCES = (MEASURED, SCALED, BY_COPIES, ASSUMED)  # from the best known to the least
 SCATTER = 0.02  # of a collective between runs, where it was measured once
-OF_STRUCTURE = (
-    0.08  # error of NCCL's structure from one number of ranks to another: the goal for collectives, no measurement
-)
+OF_STRUCTURE = 0.08  # error of NCCL's structure from one number of ranks to another: the goal for collectives, no measurement
 OF_COPIES = 0.25  # how far wires differ in what a collective makes of them
 OF_NETWORK = 0.25  # how far a network is from its description
 
@@ -41,7 +48,9 @@ class ExchangeWire:
     """What carries the exchange."""
 
     transport: str  # DIRECT, HOST_MEMORY or NETWORK
-    settings: tuple[tuple[str, str], ...] = ()  # of NCCL, that choose what runs over it: ALGO, PROTO, channels
+    settings: tuple[
+        tuple[str, str], ...
+    ] = ()  # of NCCL, that choose what runs over it: ALGO, PROTO, channels
 
     def __str__(self) -> str:
         return " ".join([self.transport, *self._set()])
@@ -66,7 +75,9 @@ class TimeCurve:
     sizes_bytes: tuple[float, ...]
     times_us: tuple[float, ...]
     source: str  # the record
-    of_gradients: bool = False  # of the exchange of whole gradients: it counts where nothing else is known
+    of_gradients: bool = (
+        False  # of the exchange of whole gradients: it counts where nothing else is known
+    )
 
 
 @dataclass(frozen=True)
@@ -83,7 +94,9 @@ class KnownLinks:
     """The links of a machine as far as they are known."""
 
     curves: tuple[TimeCurve, ...] = ()
-    copies_gb_per_s: Mapping[str, float] = field(default_factory=dict)  # {transport: peer copy one way}
+    copies_gb_per_s: Mapping[str, float] = field(
+        default_factory=dict
+    )  # {transport: peer copy one way}
     nccl: str | None = None
     nvlinks: NvLinks | None = None  # None: not alike between every two GPUs, or not known
 
@@ -101,21 +114,35 @@ class KnownLinks:
             return Timed(exactly(0.0), MEASURED)
         if hosts > 1 and network is not None:
             return self._over(network, kind, size_bytes, ranks, wire, hosts)
-        if TOGETHER in kind and not self.has(kind, wire) and all(self.has(one, wire) for one in kind.split(TOGETHER)):
+        if (
+            TOGETHER in kind
+            and not self.has(kind, wire)
+            and all(self.has(one, wire) for one in kind.split(TOGETHER))
+        ):
             parts = [self.time(one, size_bytes, ranks, wire, hosts) for one in kind.split(TOGETHER)]
             whole = sum((one.ms for one in parts), exactly(0.0))
-            return Timed(whole, max((one.source for one in parts), key=SOURCES.index), parts[0].record)
+            return Timed(
+                whole, max((one.source for one in parts), key=SOURCES.index), parts[0].record
+            )
         curve, source = self._nearest(kind, ranks, wire, hosts)
         share = SCATTER
         if (curve.ranks, curve.hosts) == (ranks, hosts):
             fixed, growing = self._split(curve, size_bytes)
         else:
             fixed, growing = self._on_other_ranks(curve, size_bytes, ranks)
-            share = math.hypot(share, OF_STRUCTURE * math.log2(max(ranks, curve.ranks) / min(ranks, curve.ranks)))
+            share = math.hypot(
+                share, OF_STRUCTURE * math.log2(max(ranks, curve.ranks) / min(ranks, curve.ranks))
+            )
         if source == BY_COPIES:
-            growing *= self.copies_gb_per_s[curve.wire.transport] / self.copies_gb_per_s[wire.transport]
+            growing *= (
+                self.copies_gb_per_s[curve.wire.transport] / self.copies_gb_per_s[wire.transport]
+            )
             share = math.hypot(share, OF_COPIES)
-        return Timed(about((fixed + growing) / 1e3, share, f"{kind} {curve.source} {source}"), source, curve.source)
+        return Timed(
+            about((fixed + growing) / 1e3, share, f"{kind} {curve.source} {source}"),
+            source,
+            curve.source,
+        )
 
     @functools.cached_property
     def joined(self) -> tuple[TimeCurve, ...]:
@@ -125,10 +152,13 @@ class KnownLinks:
     def has(self, kind: str, wire: ExchangeWire) -> bool:
         """Tell whether a collective was measured on a wire, apart from gradients."""
         return any(
-            one.kind == kind and one.wire.transport == wire.transport and not one.of_gradients for one in self.curves
+            one.kind == kind and one.wire.transport == wire.transport and not one.of_gradients
+            for one in self.curves
         )
 
-    def _nearest(self, kind: str, ranks: int, wire: ExchangeWire, hosts: int) -> tuple[TimeCurve, str]:
+    def _nearest(
+        self, kind: str, ranks: int, wire: ExchangeWire, hosts: int
+    ) -> tuple[TimeCurve, str]:
         """Return the curve that is nearest to what is asked, and how it must be used."""
         alike = [one for one in self.joined if one.kind == kind and (one.hosts > 1) == (hosts > 1)]
         for found in (
@@ -137,7 +167,9 @@ class KnownLinks:
         ):
             found = [one for one in found if not one.of_gradients] or found
             if found:
-                curve = min(found, key=lambda one: (abs(math.log(one.ranks / ranks)), -len(one.sizes_bytes)))
+                curve = min(
+                    found, key=lambda one: (abs(math.log(one.ranks / ranks)), -len(one.sizes_bytes))
+                )
                 same = (curve.ranks, curve.hosts) == (ranks, hosts) and curve.wire == wire
                 return curve, MEASURED if same else SCALED
         if wire.transport in self.copies_gb_per_s:
@@ -152,7 +184,13 @@ class KnownLinks:
         raise NoLink(f"no {kind} {wire.way} was measured{between}")
 
     def _over(
-        self, network: HostNetwork, kind: str, size_bytes: float, ranks: int, wire: ExchangeWire, hosts: int
+        self,
+        network: HostNetwork,
+        kind: str,
+        size_bytes: float,
+        ranks: int,
+        wire: ExchangeWire,
+        hosts: int,
     ) -> Timed:
         """Return the time over hosts that nobody measured: the faster of a ring and a tree, by NCCL's model."""
         inside = ranks // hosts
@@ -180,15 +218,24 @@ class KnownLinks:
         """Return the time of a curve's collective at a size in parts, fixed and growing with the size, in µs."""
         return _split(curve, size_bytes, self._hop_us(curve.wire), self._base_us())
 
-    def _on_other_ranks(self, curve: TimeCurve, size_bytes: float, ranks: int) -> tuple[float, float]:
+    def _on_other_ranks(
+        self, curve: TimeCurve, size_bytes: float, ranks: int
+    ) -> tuple[float, float]:
         """Return the parts of the time of a curve's collective on another number of ranks, in µs."""
         kind, there = curve.kind, curve.ranks
-        if self.nvlinks and is_ring(kind) and curve.wire == ExchangeWire(DIRECT) and curve.hosts == 1:
+        if (
+            self.nvlinks
+            and is_ring(kind)
+            and curve.wire == ExchangeWire(DIRECT)
+            and curve.hosts == 1
+        ):
             known = constants(self.nccl)[0]
             alike = size_bytes * there / ranks  # what gives every rank an equal share
             fixed, growing = self._split(curve, alike)
             more = modelled_us(kind, size_bytes, ranks, self.nvlinks, known)
-            return fixed, max(growing + more - modelled_us(kind, alike, there, self.nvlinks, known), 0.0)
+            return fixed, max(
+                growing + more - modelled_us(kind, alike, there, self.nvlinks, known), 0.0
+            )
         fixed, growing = self._split(curve, size_bytes)
         more = self._hop_us(curve.wire) * (steps(kind, ranks) - steps(kind, there))
         return max(fixed + more, 0.0), growing * factor(kind, ranks) / factor(kind, there)
@@ -201,7 +248,12 @@ class KnownLinks:
         """Return the latency of a step: from the smallest messages of two numbers of ranks if there are, else NCCL's own."""
         least: dict[int, list[float]] = {}
         for one in self.curves:
-            if one.kind == "all_reduce" and one.hosts == 1 and one.wire == wire and one.sizes_bytes[0] <= 4096:
+            if (
+                one.kind == "all_reduce"
+                and one.hosts == 1
+                and one.wire == wire
+                and one.sizes_bytes[0] <= 4096
+            ):
                 least.setdefault(one.ranks, []).append(min(one.times_us))
         if len(least) > 1:
             few, many = min(least), max(least)
@@ -211,7 +263,9 @@ class KnownLinks:
         return constants(self.nccl)[0].hop_us[(wire.transport, RING, LL)]
 
 
-def _split(curve: TimeCurve, size_bytes: float, hop_us: float, base_us: float) -> tuple[float, float]:
+def _split(
+    curve: TimeCurve, size_bytes: float, hop_us: float, base_us: float
+) -> tuple[float, float]:
     """Return what of a time does not depend on size, and what does, in µs.
 
     One or two sizes cannot tell them apart: then the first is NCCL's latency.
@@ -248,7 +302,9 @@ def joined(curves: Iterable[TimeCurve]) -> tuple[TimeCurve, ...]:
     """Return curves of one collective, wire and ranks as one each, with the median time of every size."""
     alike: dict[tuple[str, ExchangeWire, int, int, bool], list[TimeCurve]] = {}
     for one in curves:
-        alike.setdefault((one.kind, one.wire, one.ranks, one.hosts, one.of_gradients), []).append(one)
+        alike.setdefault((one.kind, one.wire, one.ranks, one.hosts, one.of_gradients), []).append(
+            one
+        )
     made = []
     for (kind, wire, ranks, hosts, of_gradients), several in alike.items():
         times: dict[float, list[float]] = {}
@@ -257,5 +313,7 @@ def joined(curves: Iterable[TimeCurve]) -> tuple[TimeCurve, ...]:
                 times.setdefault(size, []).append(time)
         sizes = tuple(sorted(times))
         medians = tuple(float(np.median(times[size])) for size in sizes)
-        made.append(TimeCurve(kind, wire, ranks, hosts, sizes, medians, several[0].source, of_gradients))
+        made.append(
+            TimeCurve(kind, wire, ranks, hosts, sizes, medians, several[0].source, of_gradients)
+        )
     return tuple(made)

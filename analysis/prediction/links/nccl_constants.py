@@ -17,7 +17,9 @@ class Constants:
 
     version: str
     base_us: dict[tuple[str, str], float]  # (algorithm, protocol)
-    hop_us: dict[tuple[str, str, str], float]  # (wire, algorithm, protocol); wire: direct, host memory, network
+    hop_us: dict[
+        tuple[str, str, str], float
+    ]  # (wire, algorithm, protocol); wire: direct, host memory, network
     tree_share: float  # of a ring's bandwidth
     ll128_share: float  # of a wire's bandwidth: what is left beside the flags of protocol LL128
 

@@ -28,6 +28,10 @@ def read_network(text: str) -> HostNetwork:
     if not found:
         raise ValueError(f"--net {text!r}: accepted is {FORM}")
     network = HostNetwork(int(found[1]), float(found[2]), float(found[3]))
-    if not (network.nics and 0 < network.gb_per_s <= _MOST_RATE and network.latency_us <= _MOST_LATENCY):
-        raise ValueError(f"--net {text!r}: at least one NIC, above 0 and at most {_MOST_RATE:g} GB/s, at most 0.1 s")
+    if not (
+        network.nics and 0 < network.gb_per_s <= _MOST_RATE and network.latency_us <= _MOST_LATENCY
+    ):
+        raise ValueError(
+            f"--net {text!r}: at least one NIC, above 0 and at most {_MOST_RATE:g} GB/s, at most 0.1 s"
+        )
     return network

@@ -38,12 +38,20 @@ def is_ring(kind: str) -> bool:
     return all(one in _RINGS for one in kind.split(TOGETHER))
 
 
-def modelled_us(kind: str, size_bytes: float, ranks: int, links: NvLinks, known: Constants) -> float:
+def modelled_us(
+    kind: str, size_bytes: float, ranks: int, links: NvLinks, known: Constants
+) -> float:
     """Return the time of a ring on one host by NCCL's model, in µs, with the protocol that is fastest by it."""
     full = links.gb_per_s
-    rates = {LL: min(full / 2, links.most_ll_gb_per_s), LL128: full * known.ll128_share, SIMPLE: full}
+    rates = {
+        LL: min(full / 2, links.most_ll_gb_per_s),
+        LL128: full * known.ll128_share,
+        SIMPLE: full,
+    }
     hops, sent = steps(kind, ranks), size_bytes * factor(kind, ranks)
     return min(
-        known.base_us[RING, protocol] + hops * known.hop_us["direct", RING, protocol] + sent / rate / 1e3
+        known.base_us[RING, protocol]
+        + hops * known.hop_us["direct", RING, protocol]
+        + sent / rate / 1e3
         for protocol, rate in rates.items()
     )

@@ -5,7 +5,16 @@ from dataclasses import replace
 from analysis.prediction.cells import Question
 from analysis.prediction.draws import about
 from analysis.prediction.links.host import HOST_SCATTER, Known
-from analysis.prediction.links.model import ASSUMED, DIRECT, MEASURED, OF_NETWORK, WAYS, ExchangeWire, NoLink, Timed
+from analysis.prediction.links.model import (
+    ASSUMED,
+    DIRECT,
+    MEASURED,
+    OF_NETWORK,
+    WAYS,
+    ExchangeWire,
+    NoLink,
+    Timed,
+)
 from analysis.prediction.links.ring import TOGETHER
 
 
@@ -19,7 +28,10 @@ def reduced_in_hosts(question: Question, size: float, known: Known) -> list[Time
         rate = network.host_gb_per_s / question.gpus
         network = type(network)(1, rate, network.latency_us)
     share = size / question.gpus
-    return [inside, links.time("all_reduce", share, question.hosts, question.wire, question.hosts, network)]
+    return [
+        inside,
+        links.time("all_reduce", share, question.hosts, question.wire, question.hosts, network),
+    ]
 
 
 def gathered_in_hosts(question: Question, size: float, known: Known) -> list[Timed]:
@@ -49,7 +61,11 @@ def staged(question: Question, size: float, known: Known) -> list[Timed]:
 
 def gathered_shares(question: Question, size: float, known: Known) -> list[Timed]:
     """Return the all-gather of shares that were staged, which waits for all of them."""
-    return [one_collective(question, "all_gather", question.back * size, known)] if _sharded(question) else []
+    return (
+        [one_collective(question, "all_gather", question.back * size, known)]
+        if _sharded(question)
+        else []
+    )
 
 
 def _sharded(question: Question) -> bool:
@@ -69,14 +85,20 @@ def by_gpu_servers(question: Question, size: float, known: Known) -> list[Timed]
         return [_over_network(question, size)]
     rate = known.links.copies_gb_per_s.get(question.wire.transport)
     if rate is None:
-        raise NoLink(f"no peer copy {WAYS[question.wire.transport]} was measured; add a cell of benchmark=p2p")
+        raise NoLink(
+            f"no peer copy {WAYS[question.wire.transport]} was measured; add a cell of benchmark=p2p"
+        )
     into = question.ranks * size / max(1, question.servers) / rate / 1e6
-    return [Timed(about(ms, HOST_SCATTER, "server"), MEASURED) for ms in (into, question.back * into)]
+    return [
+        Timed(about(ms, HOST_SCATTER, "server"), MEASURED) for ms in (into, question.back * into)
+    ]
 
 
 def one_collective(question: Question, kind: str, size: float, known: Known) -> Timed:
     """Return the time of one collective over the wire of a question. Raises NoLink."""
-    return known.links.time(kind, size, question.ranks, question.wire, question.hosts, question.network)
+    return known.links.time(
+        kind, size, question.ranks, question.wire, question.hosts, question.network
+    )
 
 
 def one_of_two(question: Question, kinds: str, place: int, size: float, known: Known) -> Timed:
@@ -96,7 +118,9 @@ def _through_host(question: Question, moved_bytes: float, known: Known) -> Timed
         raise NoLink("the host link was not measured; add a cell of benchmark=host_link")
     rate, source = found
     name = f"host {question.gpus if source != MEASURED else ''}"
-    return Timed(about(moved_bytes / rate / 1e6, HOST_SCATTER if source != MEASURED else 0.02, name), source)
+    return Timed(
+        about(moved_bytes / rate / 1e6, HOST_SCATTER if source != MEASURED else 0.02, name), source
+    )
 
 
 def _between_hosts(question: Question, size: float) -> Timed:

@@ -9,7 +9,13 @@ LEVELS = {"LOC": 0, "NVL": 1, "PIX": 2, "PXB": 3, "PHB": 4, "NODE": 5, "SYS": 6}
 _BY_DEFAULT = "PXB"  # up to which GPUs copy to each other (src/graph/paths.cc)
 # Settings that choose the transport, and those that change no time: they are no part of what runs over a wire.
 _OF_TRANSPORT = ("NCCL_P2P_LEVEL", "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE")
-_WITHOUT_EFFECT = ("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE", "NCCL_SOCKET_IFNAME", "NCCL_RAS_ENABLE")
+_WITHOUT_EFFECT = (
+    "NCCL_DEBUG",
+    "NCCL_DEBUG_SUBSYS",
+    "NCCL_DEBUG_FILE",
+    "NCCL_SOCKET_IFNAME",
+    "NCCL_RAS_ENABLE",
+)
 
 
 def asked_wire(nccl: Mapping[str, str], link_class: str | None, hosts: int = 1) -> ExchangeWire:
@@ -22,7 +28,9 @@ def asked_wire(nccl: Mapping[str, str], link_class: str | None, hosts: int = 1) 
     allowed = LEVELS.get(level, LEVELS[_BY_DEFAULT]) >= LEVELS.get(word, LEVELS["SYS"])
     if allowed and str(nccl.get("NCCL_P2P_DISABLE", "0")) != "1":
         return ExchangeWire(DIRECT, settings)
-    return ExchangeWire(NETWORK if str(nccl.get("NCCL_SHM_DISABLE", "0")) == "1" else HOST_MEMORY, settings)
+    return ExchangeWire(
+        NETWORK if str(nccl.get("NCCL_SHM_DISABLE", "0")) == "1" else HOST_MEMORY, settings
+    )
 
 
 def used_wire(transport: object, asked: ExchangeWire) -> ExchangeWire:

@@ -16,9 +16,14 @@ from analysis.prediction.parts.nearest import of_nearest_size
 from analysis.prediction.strategies import exchange_of
 from analysis.prediction.waiting import largest_deviation
 
-_SPREAD_OF_GPUS = 0.003  # of the steps of equal GPUs where fewer than two were measured: what four H200s showed
+_SPREAD_OF_GPUS = (
+    0.003  # of the steps of equal GPUs where fewer than two were measured: what four H200s showed
+)
 LEAST_STEP = 0.05  # of a step: below it no scatter of a cost takes one
-_OF_BATCH, _OF_ARRAYS = 0.1, 0.2  # errors of a step in proportion to the batch, of own work in proportion to the arrays
+_OF_BATCH, _OF_ARRAYS = (
+    0.1,
+    0.2,
+)  # errors of a step in proportion to the batch, of own work in proportion to the arrays
 
 
 @dataclass(frozen=True)
@@ -54,7 +59,9 @@ def _which_gpus(calibration: Calibrated, question: Question) -> Values:
     """Return how far GPUs that were not measured alone may lie from their expected step, in ms."""
     count = question.ranks
     share = largest_deviation(count) if exchange_of(question).waits else 1 / math.sqrt(count)
-    return near(0.0, share * between_gpus_ms(calibration, question), f"GPUs {question.members or count}")
+    return near(
+        0.0, share * between_gpus_ms(calibration, question), f"GPUs {question.members or count}"
+    )
 
 
 def of_members(calibration: Calibrated, question: Question) -> list[float]:
@@ -79,16 +86,21 @@ def between_gpus_ms(calibration: Calibrated, question: Question) -> float:
 
 def _bare(calibration: Calibrated, question: Question) -> tuple[list[tuple[object, Values]], str]:
     """Return (GPU, its step without the strategy in ms), and a sentence where that was not measured by itself."""
-    of_workload = [one for one in calibration.cells if one.timed and one.question.workload == question.workload]
+    of_workload = [
+        one for one in calibration.cells if one.timed and one.question.workload == question.workload
+    ]
     if not of_workload:
-        raise ValueError(f"model {question.workload}: no cell of the study trains it so, and nothing says its step")
+        raise ValueError(
+            f"model {question.workload}: no cell of the study trains it so, and nothing says its step"
+        )
     sizes = {one.question.batch_size for one in of_workload}
     if question.batch_size in sizes:
         of_size = [one for one in of_workload if one.question.batch_size == question.batch_size]
         return _bare_at(calibration, question, of_size)
     of_workload = [one for one in of_workload if not one.cpu_bound]
     nearest = sorted(
-        {one.question.batch_size for one in of_workload}, key=lambda size: abs(math.log(size / question.batch_size))
+        {one.question.batch_size for one in of_workload},
+        key=lambda size: abs(math.log(size / question.batch_size)),
     )[:2]
     if not nearest:
         raise ValueError(
@@ -107,15 +119,21 @@ def _bare(calibration: Calibrated, question: Question) -> tuple[list[tuple[objec
     slope = (steps[1] - steps[0]) / (nearest[1] - nearest[0])
     between = min(nearest) < question.batch_size < max(nearest)
     why = f"batch {question.batch_size} lies {'between' if between else 'beyond'} {min(nearest)} and {max(nearest)}"
-    share = question.batch_size / nearest[0]  # more images take no less time, and at most as much more as they are more
+    share = (
+        question.batch_size / nearest[0]
+    )  # more images take no less time, and at most as much more as they are more
     least, most = steps[0] * min(share, 1.0), steps[0] * max(share, 1.0)
     return [("", np.clip(steps[0] + slope * (question.batch_size - nearest[0]), least, most))], why
 
 
 def waited_ranks(calibration: Calibrated, question: Question) -> int:
     """Return how many ranks the steps of `base` waited for each other in: 1 where GPUs ran alone."""
-    of_workload = [one for one in calibration.cells if one.timed and one.question.workload == question.workload]
-    of_size = [one for one in of_workload if one.question.batch_size == question.batch_size] or of_workload
+    of_workload = [
+        one for one in calibration.cells if one.timed and one.question.workload == question.workload
+    ]
+    of_size = [
+        one for one in of_workload if one.question.batch_size == question.batch_size
+    ] or of_workload
     return max(one.ranks for one in _chosen(question, of_size)[0])
 
 
@@ -142,7 +160,10 @@ def _chosen(question: Question, cells: Sequence[MeasuredCell]) -> tuple[list[Mea
             [one for one in here if one.cost_ms is not None],
             "no GPU ran alone: a step is that of several without their cost",
         ),
-        (here, "the strategy's own work on one GPU was not measured: it is that of another model, by its arrays"),
+        (
+            here,
+            "the strategy's own work on one GPU was not measured: it is that of another model, by its arrays",
+        ),
     )
     return next(way for way in ways if way[0])
 
@@ -159,7 +180,9 @@ def _without_strategy(calibration: Calibrated, cell: MeasuredCell) -> Values:
 
 def scatter_ms(calibration: Calibrated, question: Question) -> float:
     """Return the standard deviation of one rank's steps inside a run, in ms, at the nearest batch size."""
-    cells = [one for one in calibration.cells if one.timed and one.question.workload == question.workload]
+    cells = [
+        one for one in calibration.cells if one.timed and one.question.workload == question.workload
+    ]
     here = of_nearest_size(cells, question)
     alone = [one for one in here if one.ranks == 1] or here
     return statistics.median(one.scatter_ms for one in alone) if alone else 0.0
@@ -168,10 +191,14 @@ def scatter_ms(calibration: Calibrated, question: Question) -> float:
 def own_of_another_model(calibration: Calibrated, question: Question) -> StepPart | None:
     """Return the own work of another model, in proportion to its arrays: a strategy enqueues one kernel for each."""
     known = [one for one in calibration.cells if one.ranks == 1 and one.cost_ms is not None]
-    for one in of_nearest_size([one for one in known if one.question.options == question.options], question):
+    for one in of_nearest_size(
+        [one for one in known if one.question.options == question.options], question
+    ):
         if one.cost_ms is not None:
             why = f"own work is that of {one.label}, by the number of arrays"
-            return StepPart(one.cost_ms * in_proportion_to_arrays(question, one.question), SCALED, why)
+            return StepPart(
+                one.cost_ms * in_proportion_to_arrays(question, one.question), SCALED, why
+            )
     return None
 
 

@@ -26,7 +26,9 @@ _LEAST_APART = 0.004  # of logarithms of clocks: half of an H200's smallest step
 
 def slower_together(calibration: Calibrated, question: Question) -> tuple[Values, str]:
     """Return the factor on a step of GPUs that were measured alone, and a sentence where their clock together is assumed."""
-    here = [one for one in calibration.cells if one.timed and one.question.workload == question.workload]
+    here = [
+        one for one in calibration.cells if one.timed and one.question.workload == question.workload
+    ]
     clocked = [one for one in here if one.sm_mhz]
     alone = [one for one in clocked if one.ranks == 1]
     if question.ranks < 2 or not alone or max(one.capped_share for one in clocked) < CAPPED:
@@ -37,13 +39,18 @@ def slower_together(calibration: Calibrated, question: Question) -> tuple[Values
         return np.exp(
             _follows([]) * drop
         ), "at the power cap the clock together may be lower than alone: no cell shows it"
-    nearest = min(together, key=lambda one: (one.question.machine != question.machine, _away(one, question)))
+    nearest = min(
+        together, key=lambda one: (one.question.machine != question.machine, _away(one, question))
+    )
     below, pairs = _below(nearest, alone), _pairs(together, alone)
     if pairs:
         return np.exp(_follows(pairs) * below), ""
     factor = np.exp(_follows([]) * below)
     factor[0] = 1.0
-    return factor, "no pair of cells, alone and together, says how far a step follows its clock at the power cap"
+    return (
+        factor,
+        "no pair of cells, alone and together, says how far a step follows its clock at the power cap",
+    )
 
 
 def _away(one: MeasuredCell, question: Question) -> float:
@@ -60,7 +67,9 @@ def _below(cell: MeasuredCell, alone: Sequence[MeasuredCell]) -> float:
     return math.log(statistics.fmean(one.sm_mhz for one in same) / cell.sm_mhz)
 
 
-def _pairs(together: Sequence[MeasuredCell], alone: Sequence[MeasuredCell]) -> list[tuple[float, float]]:
+def _pairs(
+    together: Sequence[MeasuredCell], alone: Sequence[MeasuredCell]
+) -> list[tuple[float, float]]:
     """Return (logarithm of the steps' ratio, of the clocks') of cells of one machine and batch, without their strategy."""
     found = []
     for one in together:
@@ -87,7 +96,9 @@ def _follows(pairs: Sequence[tuple[float, float]]) -> Values:
     if not pairs:
         return np.clip(before, 0.0, 1.0)
     said = sum(y * x for y, x in pairs) / sum(x * x for _, x in pairs)
-    scatter = 0.005 / math.sqrt(sum(x * x for _, x in pairs) / len(pairs))  # 0.5 %: two steps, each ± 0.3 %
+    scatter = 0.005 / math.sqrt(
+        sum(x * x for _, x in pairs) / len(pairs)
+    )  # 0.5 %: two steps, each ± 0.3 %
     seen, weight = near(said, scatter, "e seen"), 1 / scatter**2
     prior = 1 / FOLLOWS_SPREAD**2
     return np.clip((seen * weight + before * prior) / (weight + prior), 0.0, 1.0)

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from analysis.findings.labels import of_unit
 from analysis.prediction import tables
 from analysis.prediction.calibration import Calibrated
 from analysis.prediction.cells import MeasuredCell, Question
@@ -19,6 +18,7 @@ from analysis.prediction.parts.base import StepPart, in_proportion_to_arrays, ow
 from analysis.prediction.parts.exchange import exchange, play
 from analysis.prediction.parts.nearest import alike, distance, of_nearest_size
 from analysis.prediction.strategies import occupies
+from analysis.study.names import of_unit
 
 # Mean and spread of γ before anything was measured: overlap slows compute by 18.9 % on average (arXiv 2507.03114).
 SLOWED_BEFORE, SLOWED_SPREAD = 0.189, 0.189
@@ -29,7 +29,14 @@ def slowed(calibration: Calibrated, question: Question) -> StepPart:
     """Return γ on this wire: by probes, else by measured costs whose own work is known, drawn to what was published."""
     if not occupies(question) or question.ranks < 2:
         return StepPart(exactly(0.0), MEASURED)
-    key = slowed, question.workload, question.wire, question.shares_gpu, question.low_rank, question.network is None
+    key = (
+        slowed,
+        question.workload,
+        question.wire,
+        question.shares_gpu,
+        question.low_rank,
+        question.network is None,
+    )
     if key not in calibration.memo:
         calibration.memo[key] = _slowed(calibration, question)
     found: StepPart = calibration.memo[key]
@@ -42,8 +49,14 @@ def _slowed(calibration: Calibrated, question: Question) -> StepPart:
     same = [one for one in together if one.question.workload == question.workload]
     seen = _seen(calibration, same) or _seen(calibration, together)
     why = ""
-    alike = [one for one in calibration.cells if _same_occupation(one.question, question, settings=False)]
-    if not seen and (seen := _seen(calibration, [one for one in alike if one.question.workload == question.workload])):
+    alike = [
+        one for one in calibration.cells if _same_occupation(one.question, question, settings=False)
+    ]
+    if not seen and (
+        seen := _seen(
+            calibration, [one for one in alike if one.question.workload == question.workload]
+        )
+    ):
         why = f"γ {question.wire.way} was not measured: that {WAYS[question.wire.transport]} with other settings"
     elif not seen and (seen := _seen_with_more_traffic(calibration, question)):
         why = f"γ {question.wire.way} was not measured: that over {HOST_MEMORY}, by the bytes that pass in a second"
@@ -87,7 +100,10 @@ def _seen(calibration: Calibrated, cells: Sequence[MeasuredCell]) -> list[Values
     """Return γ of cells by their probes; where there is none, by their costs."""
     probes = [(one, found) for one in cells if (found := tables.slowed(one.tables))]
     if probes:
-        return [near(found.gamma, max(found.error, 1e-3), f"probe {one.record_ids[0]}") for one, found in probes]
+        return [
+            near(found.gamma, max(found.error, 1e-3), f"probe {one.record_ids[0]}")
+            for one, found in probes
+        ]
     return [made for one in cells if (made := _slowed_by_cost(calibration, one)) is not None]
 
 
@@ -98,7 +114,13 @@ def _same_occupation(one: Question, other: Question, settings: bool = True) -> b
     """
     wire = one.wire == other.wire if settings else one.wire.transport == other.wire.transport
     alike = wire and one.shares_gpu == other.shares_gpu
-    return one.ranks > 1 and occupies(one) and alike and one.low_rank == other.low_rank and other.network is None
+    return (
+        one.ranks > 1
+        and occupies(one)
+        and alike
+        and one.low_rank == other.low_rank
+        and other.network is None
+    )
 
 
 def _slowed_by_cost(calibration: Calibrated, cell: MeasuredCell) -> Values | None:
@@ -122,16 +144,25 @@ def own_work(calibration: Calibrated, question: Question, gamma: Values) -> Step
             return found
     if found := own_of_another_model(calibration, question):
         return found
-    if any(one.ranks == 1 and one.timed for one in alike(calibration.cells, question, options=True)):
-        why, add = "it ran on one GPU, but no GPU ran without it", "strategy=none on the same GPU (waterfall=true)"
+    if any(
+        one.ranks == 1 and one.timed for one in alike(calibration.cells, question, options=True)
+    ):
+        why, add = (
+            "it ran on one GPU, but no GPU ran without it",
+            "strategy=none on the same GPU (waterfall=true)",
+        )
     else:
-        placed = {one.question.shares_gpu for one in calibration.cells if one.question.strategy == question.strategy}
-        why = "its cells do not show what it costs a step" if placed else "no cell of it was measured"
+        placed = {
+            one.question.shares_gpu
+            for one in calibration.cells
+            if one.question.strategy == question.strategy
+        }
+        why = (
+            "its cells do not show what it costs a step" if placed else "no cell of it was measured"
+        )
         add = f"strategy={question.strategy} on one GPU"
         if placed == {not question.shares_gpu}:
-            why = (
-                f"no cell of it was measured with servers on GPUs of {'ranks' if question.shares_gpu else 'their own'}"
-            )
+            why = f"no cell of it was measured with servers on GPUs of {'ranks' if question.shares_gpu else 'their own'}"
             add = f"strategy={question.strategy} on {question.ranks} GPUs"
     said = f"strategy {question.strategy}: {why}, so nothing says what it adds to a step; add a cell with {add}"
     raise ValueError(of_unit(said, question.unit))
@@ -139,21 +170,42 @@ def own_work(calibration: Calibrated, question: Question, gamma: Values) -> Step
 
 def _own_alone(calibration: Calibrated, question: Question) -> StepPart | None:
     """Return the cost that a GPU alone showed, in turn with steps without, else between cells."""
-    alone = [one for one in alike(calibration.cells, question, options=True) if one.ranks == 1 and one.timed]
+    alone = [
+        one
+        for one in alike(calibration.cells, question, options=True)
+        if one.ranks == 1 and one.timed
+    ]
     alone = of_nearest_size(alone, question)
     costs = [one.cost_ms for one in alone if one.cost_ms is not None]
     if costs:
         # A window of few steps may say nothing: the cost of one with compiled code was 0.1 ± 6.6 ms.
-        return StepPart(np.maximum(weighted([(one, _variance(one)) for one in costs]), 0.0), MEASURED)
+        return StepPart(
+            np.maximum(weighted([(one, _variance(one)) for one in costs]), 0.0), MEASURED
+        )
     bare = [one for one in calibration.cells if one.question.strategy == "none" and one.timed]
-    pairs = [(one.step_ms, other.step_ms) for one in alone for other in bare if _same_gpu(one.question, other.question)]
-    steps = [with_it - without for with_it, without in pairs if with_it is not None and without is not None]
-    return StepPart(np.maximum(sum(steps, exactly(0.0)) / len(steps), 0.0), MEASURED) if steps else None
+    pairs = [
+        (one.step_ms, other.step_ms)
+        for one in alone
+        for other in bare
+        if _same_gpu(one.question, other.question)
+    ]
+    steps = [
+        with_it - without
+        for with_it, without in pairs
+        if with_it is not None and without is not None
+    ]
+    return (
+        StepPart(np.maximum(sum(steps, exactly(0.0)) / len(steps), 0.0), MEASURED)
+        if steps
+        else None
+    )
 
 
 def _same_gpu(one: Question, other: Question) -> bool:
     """Tell whether two cells train the same on the same GPUs, whatever their strategy."""
-    here, there = ((each.workload, each.batch_size, each.members, each.machine) for each in (one, other))
+    here, there = (
+        (each.workload, each.batch_size, each.members, each.machine) for each in (one, other)
+    )
     return here == there
 
 
@@ -161,12 +213,20 @@ def _likest_first(question: Question) -> list[Callable[[Question], bool]]:
     """Return which cells may show the own work of a question, the likest first: of several hosts and of other models last."""
     rules = itertools.product((True, False), repeat=3)
     return [
-        functools.partial(_may_show, other=question, same_hosts=hosts, same_workload=workload, same_strategy=strategy)
+        functools.partial(
+            _may_show,
+            other=question,
+            same_hosts=hosts,
+            same_workload=workload,
+            same_strategy=strategy,
+        )
         for hosts, workload, strategy in rules
     ]
 
 
-def _may_show(one: Question, other: Question, same_hosts: bool, same_workload: bool, same_strategy: bool) -> bool:
+def _may_show(
+    one: Question, other: Question, same_hosts: bool, same_workload: bool, same_strategy: bool
+) -> bool:
     """Tell whether a cell may show the own work of another, by rules that are kept or given up."""
     alike = one.strategy == other.strategy if same_strategy else _alike_in_kind(one, other)
     return (
@@ -182,7 +242,9 @@ def _own_left_over(
     calibration: Calibrated, question: Question, gamma: Values, allowed: Callable[[Question], bool]
 ) -> StepPart | None:
     """Return what tail and contention leave of the cost of the nearest cell that is allowed."""
-    found = [one for one in calibration.several if one.cost_ms is not None and allowed(one.question)]
+    found = [
+        one for one in calibration.several if one.cost_ms is not None and allowed(one.question)
+    ]
     if not found:
         return None
     nearest = min(found, key=lambda one: distance(one.question, question))
@@ -194,7 +256,11 @@ def _own_left_over(
     same_workload = there.workload == question.workload
     if not same_workload:
         left = left * in_proportion_to_arrays(question, there)
-    why = "" if same_workload and there.options == question.options else f"own work is that of {nearest.label}"
+    why = (
+        ""
+        if same_workload and there.options == question.options
+        else f"own work is that of {nearest.label}"
+    )
     return StepPart(left, MEASURED if not why else SCALED, why)
 
 

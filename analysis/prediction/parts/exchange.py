@@ -38,7 +38,9 @@ def exchange(calibration: Calibrated, question: Question) -> BucketTimes:
         return found
     there = bucket_times(near_one.question, buckets(calibration, near_one.question), known)
     ratio = near_one.exchange_ms / best(there.whole_ms)
-    if near_one.ranks == question.ranks and near_one.question.wire == question.wire:  # the links' own error cancels
+    if (
+        near_one.ranks == question.ranks and near_one.question.wire == question.wire
+    ):  # the links' own error cancels
         as_measured = near_one.question.options == question.options
         measured = replace(found.best, sources={MEASURED} if as_measured else found.sources)
         return measured.times(ratio)
@@ -60,11 +62,18 @@ def buckets(calibration: Calibrated, question: Question) -> tuple[float, ...]:
 def play(calibration: Calibrated, question: Question, own_ms: Values, gamma: Values) -> Replayed:
     """Replay one step of a question with this own work and γ. Raises NoLink, ValueError."""
     times = exchange(calibration, question)
-    return replay_with(calibration, question, base(calibration, question).values, times, own_ms, gamma)
+    return replay_with(
+        calibration, question, base(calibration, question).values, times, own_ms, gamma
+    )
 
 
 def replay_with(
-    calibration: Calibrated, question: Question, bare: Values, times: BucketTimes, own: Values, gamma: Values
+    calibration: Calibrated,
+    question: Question,
+    bare: Values,
+    times: BucketTimes,
+    own: Values,
+    gamma: Values,
 ) -> Replayed:
     """Replay one step of a question with these parts."""
     ready, ended = _moments(calibration, question, bare, len(times.during))
@@ -73,7 +82,9 @@ def replay_with(
     return replay(*_in_groups(ready, times.during), ended, bare - ended, own, gamma, times.after)
 
 
-def _moments(calibration: Calibrated, question: Question, bare: Values, count: int) -> tuple[list[Values], Values]:
+def _moments(
+    calibration: Calibrated, question: Question, bare: Values, count: int
+) -> tuple[list[Values], Values]:
     """Return when each of `count` buckets is ready in a step of `bare` ms, and when its backward pass ends."""
     known = {id(one): found for one, found in calibration.with_moments}
     for one in alike((one for one, _ in calibration.with_moments), question, options=False):
@@ -86,7 +97,9 @@ def _moments(calibration: Calibrated, question: Question, bare: Values, count: i
     return [bare * (FORWARD_SHARE + (1 - FORWARD_SHARE) * share) for share in shares], bare
 
 
-def _in_groups(ready: Sequence[Values], times: Sequence[Values]) -> tuple[list[Values], list[Values]]:
+def _in_groups(
+    ready: Sequence[Values], times: Sequence[Values]
+) -> tuple[list[Values], list[Values]]:
     """Return at most MOST_BUCKETS buckets: of more, neighbours together, but for the last ones."""
     count, kept = len(times), MOST_BUCKETS // 2
     if count <= MOST_BUCKETS:
@@ -96,4 +109,6 @@ def _in_groups(ready: Sequence[Values], times: Sequence[Values]) -> tuple[list[V
         *range(count - kept + 1, count + 1),
     ]
     spans = list(itertools.pairwise(ends))
-    return [ready[stop - 1] for _, stop in spans], [sum(times[start:stop], exactly(0.0)) for start, stop in spans]
+    return [ready[stop - 1] for _, stop in spans], [
+        sum(times[start:stop], exactly(0.0)) for start, stop in spans
+    ]

@@ -41,7 +41,10 @@ def rate_share(calibration: Calibrated, question: Question) -> float:
     if key not in calibration.memo:
         same = [one for one in calibration.cells if one.question.workload == question.workload]
         of_strategy = [one for one in same if one.question.strategy == question.strategy]
-        found = ([share for one in cells if (share := one.rate_share) is not None] for cells in (of_strategy, same))
+        found = (
+            [share for one in cells if (share := one.rate_share) is not None]
+            for cells in (of_strategy, same)
+        )
         calibration.memo[key] = statistics.median(next(filter(None, found), [1.0]))
     return float(calibration.memo[key])
 

@@ -3,16 +3,14 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from analysis.findings.communication.settings import PREFIX
+from analysis.findings.comparisons import PREFIX
 from analysis.findings.control_cells import WITHOUT
-from analysis.findings.labels import gpu_ids
-from analysis.findings.model import Comparison, Findings, Point
-from analysis.findings.runs import named
-from analysis.findings.study import Study
 from analysis.report.finding.main_point import MainPoint, comparisons_of
-from analysis.report.names import ran_alone, short_names, spoken, things_of, unit_of
 from analysis.report.numbers import central, number
-from analysis.report.text import count, join_words, single_line
+from analysis.study.estimates import Comparison, Findings, Point
+from analysis.study.names import gpu_ids, ran_alone, short_names, spoken, things_of, unit_of
+from analysis.study.study import Study, named
+from analysis.text import count, join_words, single_line
 
 SAME = "no difference seen"  # a verdict
 NAMED = 4  # other models
@@ -26,11 +24,22 @@ def answer(study: Study, main: MainPoint) -> str:
     of_strategies = {named(record, "strategy") for record in study.usable if record.cell.trains}
     of_models = {named(record, "model") for record in study.usable if record.cell.trains}
     model, strategy = point.key["model.name"], point.key["strategy.name"]
-    told = " with ".join([model] * (len(of_models) > 1) + [strategy] * (len(of_strategies - {WITHOUT}) > 1)) or "it"
+    told = (
+        " with ".join(
+            [model] * (len(of_models) > 1) + [strategy] * (len(of_strategies - {WITHOUT}) > 1)
+        )
+        or "it"
+    )
     told += f" ({', '.join(curve.details)})" if curve.details else ""
-    in_brackets = _is_one_of_several(study, point) or isinstance(point.gpus[0], str)  # by host and id
-    on = f"On {count(point.world_size, unit)}" + (f" ({gpu_ids(point.gpus)})" if in_brackets else "")
-    said = f"{on} {single_line(told, 120)} trains {central(point.rate, 'rate')} {things_of(study)}/s"
+    in_brackets = _is_one_of_several(study, point) or isinstance(
+        point.gpus[0], str
+    )  # by host and id
+    on = f"On {count(point.world_size, unit)}" + (
+        f" ({gpu_ids(point.gpus)})" if in_brackets else ""
+    )
+    said = (
+        f"{on} {single_line(told, 120)} trains {central(point.rate, 'rate')} {things_of(study)}/s"
+    )
     if point.efficiency is None:
         return f"{said}."
     whole, alone = f"{point.world_size} × the slowest {unit} alone", ""
@@ -46,14 +55,22 @@ def answer(study: Study, main: MainPoint) -> str:
 def of_other_models(study: Study, findings: Findings, main: MainPoint) -> str:
     """Return the rates of the other models of a study of one GPU alone, each as like the main point as there is; else ''."""
     point, found = main[1], dict[str, Point]()
-    alike = [one for curve in findings.scaling.curves for one in curve.points if one.gpus == point.gpus]
+    alike = [
+        one for curve in findings.scaling.curves for one in curve.points if one.gpus == point.gpus
+    ]
     for one in sorted(alike, key=lambda one: len(one.key.items() ^ point.key.items())):
         found.setdefault(one.key["model.name"], one)
     found.pop(point.key["model.name"], None)
     if not found or not ran_alone(study):
         return ""
-    told = [f"{single_line(name, 80)} trains {central(one.rate, 'rate')}" for name, one in found.items()][:NAMED]
-    more = f" ({count(len(found) - NAMED, 'more model')} in the table below)" if len(found) > NAMED else ""
+    told = [
+        f"{single_line(name, 80)} trains {central(one.rate, 'rate')}" for name, one in found.items()
+    ][:NAMED]
+    more = (
+        f" ({count(len(found) - NAMED, 'more model')} in the table below)"
+        if len(found) > NAMED
+        else ""
+    )
     return f"{join_words(told)} {things_of(study)}/s{more}."
 
 
@@ -65,7 +82,9 @@ def highest(study: Study, findings: Findings, main: MainPoint) -> str:
         (curve, point)
         for curve in findings.scaling.curves
         for point in curve.points
-        if point.gpus == main[1].gpus and not point.suspect and point.key["strategy.name"] != WITHOUT
+        if point.gpus == main[1].gpus
+        and not point.suspect
+        and point.key["strategy.name"] != WITHOUT
     ]
     curve, point = max(alike, key=lambda one: one[1].rate.value, default=main)
     if point.rate.value < MUCH * main[1].rate.value:
@@ -90,7 +109,10 @@ def others(findings: Findings, main: MainPoint) -> str:
         if key["strategy.name"] != WITHOUT and not one.differing[0].startswith(PREFIX)
     ]
     real = [one for one in judged if one.verdict != SAME]
-    sides = {word: [one for one in real if (one.change > 0) == (word == "faster")] for word in ("faster", "slower")}
+    sides = {
+        word: [one for one in real if (one.change > 0) == (word == "faster")]
+        for word in ("faster", "slower")
+    }
     if len(judged) == 1:
         (one,) = judged
         if real:
@@ -100,7 +122,11 @@ def others(findings: Findings, main: MainPoint) -> str:
     same = len(judged) - len(real)
     parts += [f"{same} {'shows' if same == 1 else 'show'} no difference"] if same else []
     none = "none is faster; " if sides["slower"] and not sides["faster"] else ""
-    return f"Of {len(judged):,} other cells on the same devices, {none}{', '.join(parts)}." if judged else ""
+    return (
+        f"Of {len(judged):,} other cells on the same devices, {none}{', '.join(parts)}."
+        if judged
+        else ""
+    )
 
 
 class _Other(NamedTuple):
@@ -136,5 +162,7 @@ def _side(side: Sequence[_Other], word: str) -> str:
     most = max(side, key=lambda one: abs(one.change))
     by = number(abs(most.change), "share")
     return (
-        f"{most.name} is {by} {word}" if len(side) == 1 else f"{len(side)} are {word} ({most.name} the most, by {by})"
+        f"{most.name} is {by} {word}"
+        if len(side) == 1
+        else f"{len(side)} are {word} ({most.name} the most, by {by})"
     )

@@ -1,10 +1,10 @@
 """How sure the answer is: what the next run would give, and which checks cast doubt on it."""
 
-from analysis.findings.model import Findings, Point
-from analysis.findings.study import Study
-from analysis.report.names import things_of
 from analysis.report.numbers import interval
-from analysis.report.text import single_line
+from analysis.study.estimates import Findings, Point
+from analysis.study.names import things_of
+from analysis.study.study import Study
+from analysis.text import single_line
 
 REASON_LENGTH = 60  # characters of a reason; a longer one is told by its code
 REASONS = 3

@@ -1,14 +1,13 @@
 """Why the devices train less together than alone: the waterfall, the strategy `none` beside it, or the cost of the strategy."""
 
-from analysis.findings.labels import gpu_ids
-from analysis.findings.model import Estimate, Findings, Point, Waterfall
-from analysis.findings.runs import middle
-from analysis.findings.study import Study
 from analysis.report.finding.main_point import MainPoint, compared_with
 from analysis.report.measured_values import bounded
-from analysis.report.names import of_unit, things_of, unit_of
 from analysis.report.numbers import estimate, interval, number
-from analysis.report.text import single_line
+from analysis.study.estimates import Estimate, Findings, Point, Waterfall
+from analysis.study.names import gpu_ids, things_of, unit_of
+from analysis.study.names import names_of_unit as of_unit
+from analysis.study.study import Study, middle
+from analysis.text import single_line
 
 
 def loss(study: Study, findings: Findings, main: MainPoint) -> str:
@@ -29,7 +28,11 @@ def explained(findings: Findings, main: MainPoint) -> bool:
 
 def _closing(findings: Findings, main: MainPoint) -> Waterfall | None:
     """Return the waterfall of the main point; without one, that of the largest subset."""
-    return max(findings.waterfalls, key=lambda one: (_is_main(one, main), len(one.gpus), one.ideal.value), default=None)
+    return max(
+        findings.waterfalls,
+        key=lambda one: (_is_main(one, main), len(one.gpus), one.ideal.value),
+        default=None,
+    )
 
 
 def _is_main(one: Waterfall, main: MainPoint) -> bool:
@@ -38,20 +41,26 @@ def _is_main(one: Waterfall, main: MainPoint) -> bool:
 
 def _lost(study: Study, one: Waterfall, main: MainPoint) -> str:
     """Return what is lost of the ideal rate, and the largest part whose interval excludes 0."""
-    gap, ideal, unit = one.ideal.value - one.measured.value, number(one.ideal.value, "rate"), unit_of(study)
+    gap, ideal, unit = (
+        one.ideal.value - one.measured.value,
+        number(one.ideal.value, "rate"),
+        unit_of(study),
+    )
     where = "" if _is_main(one, main) else f"{single_line(one.label)} on {gpu_ids(one.gpus)}: "
     how = "with the strategy" if one.with_strategy else "without a strategy"
     alone = f"{len(one.gpus)} × the slowest {unit.removesuffix('s')} alone {how}"
     if gap <= 0:
         return f"{where}Nothing is lost of {ideal} {things_of(study)}/s ({alone})."
     said = f"{where}{number(gap / one.ideal.value, 'share')} of {ideal} {things_of(study)}/s ({alone}) is lost"
-    parts = [(part.lost, part.name) for part in one.parts if part.lost is not None and not part.above_ideal]
+    parts = [
+        (part.lost, part.name)
+        for part in one.parts
+        if part.lost is not None and not part.above_ideal
+    ]
     seen = [(lost, name) for lost, name in parts if lost.low is not None and lost.low > 0]
     if seen:
         lost, name = max(seen, key=lambda pair: pair[0].value)
-        return (
-            f"{said}; the largest sure cause is {of_unit(name, unit)}: {estimate(lost, 'rate')} {things_of(study)}/s."
-        )
+        return f"{said}; the largest sure cause is {of_unit(name, unit)}: {estimate(lost, 'rate')} {things_of(study)}/s."
     if any(lost.low is not None for lost, _ in parts):
         return f"{said}; no single cause stands out from the noise."
     return f"{said}; single runs do not show to what."
@@ -60,7 +69,9 @@ def _lost(study: Study, one: Waterfall, main: MainPoint) -> str:
 def _beside_none(findings: Findings, main: MainPoint, unit: str) -> str:
     """Return the loss against the same devices without any exchange; empty where that was not compared, or is slower."""
     judged = compared_with(
-        findings, main[1], lambda one, other: "strategy.name" in one.differing and other["strategy.name"] == "none"
+        findings,
+        main[1],
+        lambda one, other: "strategy.name" in one.differing and other["strategy.name"] == "none",
     )
     if judged is None:
         return ""

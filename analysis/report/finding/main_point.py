@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Iterator, Mapping
 
-from analysis.findings.model import Comparison, Curve, Findings, Key, Point
-from analysis.findings.rates import is_of_training
-from analysis.findings.study import Study
+from analysis.study.estimates import Comparison, Curve, Findings, Key, Point
+from analysis.study.rates import is_of_training
+from analysis.study.study import Study
 
 MainPoint = tuple[Curve, Point]
 DEFAULTS = {"strategy.name": "nccl_allreduce", "optimize": "eager"}  # of conf/
@@ -25,7 +25,9 @@ def main_point(study: Study, findings: Findings) -> MainPoint | None:
 
     def default_first(pair: MainPoint) -> tuple[bool, int, int]:
         asked = pair[1].key
-        plainer = any(one.gpus == pair[1].gpus and one.key.items() < asked.items() for _, one in equals)
+        plainer = any(
+            one.gpus == pair[1].gpus and one.key.items() < asked.items() for _, one in equals
+        )
         return (
             plainer,
             sum(asked.get(name) != value for name, value in DEFAULTS.items()),

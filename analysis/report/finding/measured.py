@@ -3,35 +3,44 @@
 from collections.abc import Sequence
 
 from analysis.findings.control_cells import WITHOUT
-from analysis.findings.machines.hosts import hardware
-from analysis.findings.runs import named
-from analysis.findings.study import Study
 from analysis.report.measured_values import RATE
-from analysis.report.names import things_of, unit_of
-from analysis.report.text import count, join_words, single_line
+from analysis.study.names import things_of, unit_of
+from analysis.study.provenance import hardware
+from analysis.study.study import Study, named
+from analysis.text import count, join_words, single_line
 from benchmarks.record import Record
 from conf.cell import folded
 
-NAMED = 3  # models, strategies, benchmarks or machines that are named; of more only the number is told
+NAMED = (
+    3  # models, strategies, benchmarks or machines that are named; of more only the number is told
+)
 
 
 def measured(study: Study) -> str:
     """Return what was measured and on how many devices of which machine."""
     records = study.usable or study.records
     done = any(one.state == "finished" for one in records)
-    trained = [one for one in records if RATE in one.metrics or named(one, "benchmark") == "throughput"]
+    trained = [
+        one for one in records if RATE in one.metrics or named(one, "benchmark") == "throughput"
+    ]
     if not trained:
         names = list(dict.fromkeys(named(record, "benchmark") for record in records))
         models = _names(records, "model")
         of = f" ({_several(models, 'model')})" if models else ""
         which = _several(names, "benchmark")
-        which = which if len(names) > NAMED else f"The benchmark{'' if len(names) == 1 else 's'} {which}"
+        which = (
+            which
+            if len(names) > NAMED
+            else f"The benchmark{'' if len(names) == 1 else 's'} {which}"
+        )
         verb = "ran" if done else "was to run" if len(names) == 1 else "were to run"
         return f"{which}{of} {verb} on {_devices(study, records)}."
     models, strategies = (_names(trained, group) for group in ("model", "strategy"))
     with_exchange = [name for name in strategies if name != WITHOUT]
     how = f"with {_several(with_exchange, 'strategy', 'strategies')}" if with_exchange else ""
-    how += " and " * (0 < len(with_exchange) < len(strategies)) + "without any exchange" * (WITHOUT in strategies)
+    how += " and " * (0 < len(with_exchange) < len(strategies)) + "without any exchange" * (
+        WITHOUT in strategies
+    )
     verb = ("was" if len(models) == 1 else "were") + " to be" * (not done)
     return f"{_several(models, 'model')} {verb} trained {how} on {_devices(study, trained)}{_batch(study, trained)}."
 
@@ -67,7 +76,9 @@ def _on_most_hosts(records: Sequence[Record]) -> list[Record]:
 def _place(record: Record) -> str:
     """Return the hardware that a record ran on, and the hosts where the cell names them."""
     hosts = sorted(record.cell.every_host)
-    return hardware(record).removeprefix("CPU workers on ") + (f" ({folded(hosts)})" if hosts else "")
+    return hardware(record).removeprefix("CPU workers on ") + (
+        f" ({folded(hosts)})" if hosts else ""
+    )
 
 
 def _batch(study: Study, records: Sequence[Record]) -> str:
@@ -77,5 +88,7 @@ def _batch(study: Study, records: Sequence[Record]) -> str:
     if steps == {None} and len(each) == 1:
         return f", with {each.pop():,} {things_of(study)} per {unit_of(study).removesuffix('s')} and step"
     if None not in steps and len(steps) == 1:
-        return f", with {steps.pop():,} {things_of(study)} per step on all {unit_of(study)} together"
+        return (
+            f", with {steps.pop():,} {things_of(study)} per step on all {unit_of(study)} together"
+        )
     return ""

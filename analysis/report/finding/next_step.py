@@ -1,10 +1,10 @@
 """What to do next: the options that would tell what a study leaves open."""
 
-from analysis.findings.machines.hosts import gpus_of
-from analysis.findings.model import Findings
-from analysis.findings.study import Study
 from analysis.report.finding.loss import explained
 from analysis.report.finding.main_point import MainPoint
+from analysis.study.estimates import Findings
+from analysis.study.provenance import gpus_of
+from analysis.study.study import Study
 
 OFFERED = 2  # of one sentence
 COMPARE = "To compare it with another machine, version or date, run python -m analysis compare THIS_STUDY OTHER_STUDY."
@@ -21,7 +21,11 @@ def next_step(study: Study, findings: Findings, main: MainPoint | None) -> str:
     if not offers:
         return COMPARE
     (aim, option), *more = offers
-    return f"To {aim}, run with {option}" + "".join(f"; to {aim}, with {option}" for aim, option in more) + "."
+    return (
+        f"To {aim}, run with {option}"
+        + "".join(f"; to {aim}, with {option}" for aim, option in more)
+        + "."
+    )
 
 
 def _has_more(study: Study, main: MainPoint) -> bool:
@@ -34,13 +38,22 @@ def _offers(study: Study, findings: Findings, main: MainPoint | None) -> list[tu
     offers = []
     if main is not None:
         point = main[1]
-        codes = {code for one in study.records_of(point) for code in one.validity.codes} if point.suspect else set()
+        codes = (
+            {code for one in study.records_of(point) for code in one.validity.codes}
+            if point.suspect
+            else set()
+        )
         offers += [offer for names, offer in REMEDIES.items() if codes & {*names}][:1]
         if point.world_size == 1:
             offers += [("see how it scales", "gpus=scale")] * _has_more(study, main)
         elif not explained(findings, main):
             unknown = "see the efficiency and where the loss comes from"
-            offers.append((unknown if point.efficiency is None else "see where the loss comes from", "waterfall=true"))
+            offers.append(
+                (
+                    unknown if point.efficiency is None else "see where the loss comes from",
+                    "waterfall=true",
+                )
+            )
     if findings.comparisons and not any(one.verdict for one in findings.comparisons):
         offers.append(("learn which differences are real", "repeats=5"))
     elif study.timed and all(one.floor is None for one in findings.noises):

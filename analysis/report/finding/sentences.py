@@ -2,8 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 
-from analysis.findings.model import Findings
-from analysis.findings.study import Study
 from analysis.report.cell_numbers import first_metric
 from analysis.report.finding.answer import answer, highest, of_other_models, others
 from analysis.report.finding.certainty import certainty, doubt
@@ -15,10 +13,12 @@ from analysis.report.finding.settings import told_settings
 from analysis.report.finding.wire import wire
 from analysis.report.measured_values import first_records, median_and_interval
 from analysis.report.microbenchmarks import largest_cells
-from analysis.report.names import run_name
 from analysis.report.section import Section
 from analysis.report.sections.comparisons import differences
-from analysis.report.text import single_line
+from analysis.study.estimates import Findings
+from analysis.study.names import run_name
+from analysis.study.study import Study
+from analysis.text import single_line
 from benchmarks.record import metrics
 
 SENTENCES = 5
@@ -58,7 +58,12 @@ def _of_training(study: Study, findings: Findings, main: MainPoint) -> list[str]
     # The last ones are left out where there are more than a screen has room for.
     by_weight = [measured(study), *answers[:2], doubt(study, point), *settings[:1]]
     by_weight += [following] if following != COMPARE else []
-    by_weight += [*answers[2:], certainty(study, findings, point), loss(study, findings, main), following]
+    by_weight += [
+        *answers[2:],
+        certainty(study, findings, point),
+        loss(study, findings, main),
+        following,
+    ]
     kept = [text for text in dict.fromkeys(by_weight) if text][:SENTENCES]
     order = [measured(study), *answers, certainty(study, findings, point), doubt(study, point)]
     order += [loss(study, findings, main), following]

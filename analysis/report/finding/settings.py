@@ -3,12 +3,12 @@
 import math
 from collections.abc import Sequence
 
-from analysis.findings.communication.settings import PREFIX
-from analysis.findings.estimates import scaled
-from analysis.findings.model import Findings, Key, SettingEffect
+from analysis.findings.comparisons import PREFIX
 from analysis.report.finding.main_point import MainPoint
 from analysis.report.numbers import estimate, number
-from analysis.report.text import count, join_words, single_line
+from analysis.study.draws import scaled
+from analysis.study.estimates import Findings, Key, SettingEffect
+from analysis.text import count, join_words, single_line
 
 NAMED = 2  # settings that have a sentence of their own
 LISTED = 4  # settings that are named together
@@ -18,7 +18,11 @@ ALIKE = 0.05  # an exchange that takes longer or shorter by less than this share
 def told_settings(findings: Findings, main: MainPoint | None) -> list[str]:
     """Return sentences on the settings of the main point's GPUs: first on those that changed something, then on the others."""
     effects = _of_main(findings.settings, main)
-    changing = [one for one in effects if one.compared.verdict in ("faster", "slower") or one.other_transport]
+    changing = [
+        one
+        for one in effects
+        if one.compared.verdict in ("faster", "slower") or one.other_transport
+    ]
     changing.sort(key=lambda one: -abs(one.compared.difference.value))
     rest = [one for one in effects if one not in changing]
     said = [_changed(one) for one in changing[:NAMED]]
@@ -32,16 +36,26 @@ def _of_main(effects: Sequence[SettingEffect], main: MainPoint | None) -> list[S
     if not effects:
         return []
     most = max(len(one.compared.gpus) for one in effects)
-    gpus = main[1].gpus if main else next(one.compared.gpus for one in effects if len(one.compared.gpus) == most)
+    gpus = (
+        main[1].gpus
+        if main
+        else next(one.compared.gpus for one in effects if len(one.compared.gpus) == most)
+    )
     here = [one for one in effects if one.compared.gpus == gpus]
-    asked = _without_settings(main[1].key) if main else _without_settings(here[0].compared.first_key)
+    asked = (
+        _without_settings(main[1].key) if main else _without_settings(here[0].compared.first_key)
+    )
     plain = [one for one in here if _without_settings(one.compared.first_key) == asked]
     fewest = min((_settings(one.compared.first_key) for one in plain), default=0)
     return [one for one in plain if _settings(one.compared.first_key) == fewest]
 
 
 def _without_settings(key: Key) -> dict[str, str]:
-    return {name: value for name, value in key.items() if not name.startswith(PREFIX) and name != "connections"}
+    return {
+        name: value
+        for name, value in key.items()
+        if not name.startswith(PREFIX) and name != "connections"
+    }
 
 
 def _settings(key: Key) -> int:
@@ -69,7 +83,9 @@ def _how(one: SettingEffect) -> str:
     parts = []
     if without and with_it:
         parts.append(
-            f"NCCL used {with_it} instead of {without}" if one.other_transport else f"NCCL used {without} as before"
+            f"NCCL used {with_it} instead of {without}"
+            if one.other_transport
+            else f"NCCL used {without} as before"
         )
     if one.exchange_ratio is not None:
         parts.append(f"an exchange took {_times(one.exchange_ratio, one.exchange_ratio)}")

@@ -2,7 +2,7 @@
 
 from analysis.report.page import Report
 from analysis.report.papers.latex import latex
-from analysis.report.text import single_line
+from analysis.text import single_line
 
 _BEGINNING = r"""% Every figure and table of this report, each a file to be \input. To compile: latexmk -pdf paper.tex
 \documentclass[10pt]{article}
@@ -14,7 +14,10 @@ _BEGINNING = r"""% Every figure and table of this report, each a file to be \inp
 
 def document(report: Report) -> str:
     """Return the text of the document; tables without rows are left out."""
-    lines = [_BEGINNING, rf"\begin{{center}}\Large {latex(single_line(report.study))}\end{{center}}"]
+    lines = [
+        _BEGINNING,
+        rf"\begin{{center}}\Large {latex(single_line(report.study))}\end{{center}}",
+    ]
     for section in report.sections:
         figures = [f"figures/{picture.name}" for picture in section.pictures if picture.pdf]
         tables = [f"tables/{table.name}" for table in section.tables if table.rows]

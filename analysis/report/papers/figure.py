@@ -2,7 +2,7 @@
 
 from analysis.report.papers.latex import latex
 from analysis.report.style import WIDTHS_IN, Picture
-from analysis.report.text import single_line
+from analysis.text import single_line
 
 NEEDS = r"% needs \usepackage{graphicx} and \graphicspath, which names the folder of the PDF"
 
@@ -12,7 +12,11 @@ def to_figure(picture: Picture) -> str:
 
     Drawings of machines and timelines are as wide as the line, or as high as half a page.
     """
-    narrow = picture.figure is not None and not picture.card and picture.figure.get_figwidth() <= WIDTHS_IN["single"]
+    narrow = (
+        picture.figure is not None
+        and not picture.card
+        and picture.figure.get_figwidth() <= WIDTHS_IN["single"]
+    )
     kind = "figure" if narrow else "figure*"
     size = r"[width=\linewidth,height=0.55\textheight,keepaspectratio]" if picture.card else ""
     caption = latex(single_line(picture.caption, 1500))

@@ -33,9 +33,16 @@ def latex(text: str, breakable: bool = False) -> str:
     printed, since = [], 0
     for place, letter in enumerate(text):
         # Two hyphens are two hyphens, and no dash.
-        printed.append("{}-" if letter == "-" and text[place - 1 : place] == "-" else _letter(letter))
+        printed.append(
+            "{}-" if letter == "-" and text[place - 1 : place] == "-" else _letter(letter)
+        )
         since = 0 if letter in BREAKS_AFTER else since + 1
-        if breakable and letter != " " and (not since or since == LONGEST_WORD) and place + 1 < len(text):
+        if (
+            breakable
+            and letter != " "
+            and (not since or since == LONGEST_WORD)
+            and place + 1 < len(text)
+        ):
             printed.append(r"\allowbreak{}")
             since = 0
     return "".join(printed)

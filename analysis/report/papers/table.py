@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from analysis.report.names import BETWEEN, short_names
 from analysis.report.numbers import central, interval
 from analysis.report.papers.latex import LONGEST_WORD, latex
 from analysis.report.papers.widths import widest_word_em, width_em
 from analysis.report.tables import Column, Table, Value
-from analysis.report.text import single_line
+from analysis.study.names import NAMES_BETWEEN as BETWEEN
+from analysis.study.names import short_names
+from analysis.text import single_line
 
 PAGE_EM = 17 / 2.54 * 72.27 / 8.5  # 17 cm of \footnotesize
 COLUMN_EM = 3.3 * 72.27 / 8.5  # one of a paper's two columns
@@ -45,7 +46,11 @@ class _TexColumn:
     @cached_property
     def least_em(self) -> float:
         """Return the width without which a word would stick out, or a text be hard to read."""
-        words = [widest_word_em(line) if self.text else width_em(line) for lines in self.cells for line in lines]
+        words = [
+            widest_word_em(line) if self.text else width_em(line)
+            for lines in self.cells
+            for line in lines
+        ]
         least = SPARE * max([max(map(width_em, self.heading.split(" "))), *words])
         return max(least, min(self.natural_em, READABLE_EM)) if self.text else least
 
@@ -53,7 +58,10 @@ class _TexColumn:
 def to_latex(table: Table) -> str:
     r"""Return a float to be \input, with caption and label; numbers are rounded as on the page."""
     table = table.for_people
-    columns = [_column(column, [row[place] for row in table.rows]) for place, column in enumerate(table.columns)]
+    columns = [
+        _column(column, [row[place] for row in table.rows])
+        for place, column in enumerate(table.columns)
+    ]
     caption = [table.caption]
     if _wide(columns):
         same = [column for column in columns[1:] if _says_the_same(column)]
@@ -67,7 +75,13 @@ def to_latex(table: Table) -> str:
     widths = [_widths(part) for part in parts]
     long = sum(map(_height, parts, widths)) > LINES
     written = [_tabular(part, width, long) for part, width in zip(parts, widths, strict=True)]
-    return _float(table.name, latex(single_line(" ".join(caption), 1500)), written, long, max(map(_total, widths)))
+    return _float(
+        table.name,
+        latex(single_line(" ".join(caption), 1500)),
+        written,
+        long,
+        max(map(_total, widths)),
+    )
 
 
 def _column(column: Column, values: Sequence[Value]) -> _TexColumn:
@@ -100,7 +114,10 @@ def _without_shared(columns: list[_TexColumn]) -> tuple[list[_TexColumn], list[s
 
 
 def _marked(column: _TexColumn, rows: frozenset[int]) -> _TexColumn:
-    cells = ((*lines[:-1], lines[-1] + DOUBTFUL * (row in rows)) for row, lines in enumerate(column.cells))
+    cells = (
+        (*lines[:-1], lines[-1] + DOUBTFUL * (row in rows))
+        for row, lines in enumerate(column.cells)
+    )
     return replace(column, cells=tuple(cells))
 
 
@@ -117,13 +134,16 @@ def _parts(columns: list[_TexColumn]) -> list[list[_TexColumn]]:
     if _total([column.least_em for column in columns]) <= PAGE_EM:
         return [columns]
     naming = 1
-    while naming < min(NAMING, len(columns)) and len(set(zip(*(c.cells for c in columns[:naming]), strict=True))) < len(
-        columns[0].cells
-    ):
+    while naming < min(NAMING, len(columns)) and len(
+        set(zip(*(c.cells for c in columns[:naming]), strict=True))
+    ) < len(columns[0].cells):
         naming += 1
     names, parts = columns[:naming], [columns[:naming]]
     for column in columns[naming:]:
-        if len(parts[-1]) > naming and _total([one.least_em for one in (*parts[-1], column)]) > PAGE_EM:
+        if (
+            len(parts[-1]) > naming
+            and _total([one.least_em for one in (*parts[-1], column)]) > PAGE_EM
+        ):
             parts.append([*names])
         parts[-1].append(column)
     return parts
@@ -136,7 +156,9 @@ def _widths(columns: Sequence[_TexColumn]) -> list[float]:
     widths = [column.least_em for column in columns]
     left = max(0.0, PAGE_EM - _total(widths))
     # Numbers come first, as they are compared down the column; texts share the rest.
-    order = sorted(range(len(columns)), key=lambda place: (columns[place].text, columns[place].natural_em))
+    order = sorted(
+        range(len(columns)), key=lambda place: (columns[place].text, columns[place].natural_em)
+    )
     for asked, place in enumerate(order):
         wanted = columns[place].natural_em - widths[place]
         if columns[place].text:
@@ -165,14 +187,24 @@ def _tabular(columns: Sequence[_TexColumn], widths: Sequence[float], long: bool)
     for column, width in zip(columns, widths, strict=True):
         narrow = width < column.natural_em - 1e-6
         side = r"\raggedright" if column.text else r"\raggedleft"
-        forms.append(rf">{{{side}\arraybackslash}}p{{{width:.2f}em}}" if narrow else "l" if column.text else "r")
+        forms.append(
+            rf">{{{side}\arraybackslash}}p{{{width:.2f}em}}"
+            if narrow
+            else "l"
+            if column.text
+            else "r"
+        )
         bounded.append(narrow)
     head = _row([(column.heading,) for column in columns], bounded)
     rows = [_row(row, bounded) for row in zip(*(column.cells for column in columns), strict=True)]
     form = f"@{{}}{''.join(forms)}@{{}}"
     name = "longtable" if long else "tabular"
     ruled = [r"\toprule", head, r"\midrule"]
-    above = [CAPTION, *ruled, r"\endfirsthead", *ruled, r"\endhead", r"\bottomrule", r"\endfoot"] if long else ruled
+    above = (
+        [CAPTION, *ruled, r"\endfirsthead", *ruled, r"\endhead", r"\bottomrule", r"\endfoot"]
+        if long
+        else ruled
+    )
     below = [] if long else [r"\bottomrule"]
     return "\n".join([rf"\begin{{{name}}}{{{form}}}", *above, *rows, *below, rf"\end{{{name}}}"])
 
@@ -199,8 +231,22 @@ def _float(name: str, caption: str, tabulars: Sequence[str], long: bool, width: 
     size = r"\footnotesize\setlength{\tabcolsep}{0.375em}\setlength{\belowcaptionskip}{4pt}\setlength{\LTcapwidth}{\textwidth}"
     if long:
         first, *others = tabulars
-        body = [first.replace(CAPTION, rf"{told}\\"), *(one.replace(f"{CAPTION}\n", "") for one in others)]
+        body = [
+            first.replace(CAPTION, rf"{told}\\"),
+            *(one.replace(f"{CAPTION}\n", "") for one in others),
+        ]
         return "\n".join([NEEDS, rf"{{{size}", *body, "}", ""])
     kind = "table" if width <= COLUMN_EM else "table*"
     body = ["\n\\par\\medskip\n".join(tabulars)]
-    return "\n".join([NEEDS, rf"\begin{{{kind}}}[htbp]", r"\centering", size, told, *body, rf"\end{{{kind}}}", ""])
+    return "\n".join(
+        [
+            NEEDS,
+            rf"\begin{{{kind}}}[htbp]",
+            r"\centering",
+            size,
+            told,
+            *body,
+            rf"\end{{{kind}}}",
+            "",
+        ]
+    )

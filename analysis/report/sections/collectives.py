@@ -4,14 +4,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from analysis.findings.labels import gpu_ids
-from analysis.findings.machines.hosts import mapping
-from analysis.findings.model import Findings
-from analysis.findings.runs import middle
-from analysis.findings.study import Study
 from analysis.report.measured_values import Group, mappings, median_and_interval, records_of
 from analysis.report.microbenchmarks import DEFAULTS, largest_cells, links_alone, ranking
-from analysis.report.names import BETWEEN, run_name, short_names
 from analysis.report.section import Section
 from analysis.report.style import (
     COLOURS,
@@ -30,7 +24,12 @@ from analysis.report.style import (
     spread,
 )
 from analysis.report.tables import Column, Table, metric_column
-from analysis.report.text import count, single_line
+from analysis.study.estimates import Findings
+from analysis.study.names import NAMES_BETWEEN as BETWEEN
+from analysis.study.names import gpu_ids, run_name, short_names
+from analysis.study.provenance import mapping
+from analysis.study.study import Study, middle
+from analysis.text import count, single_line
 from benchmarks.record import Record, finite
 
 CURVES = 6  # of the figure of collectives
@@ -48,11 +47,20 @@ def _sentences(study: Study, groups: Sequence[Group], devices: str) -> Iterator[
     rows = []
     for group in groups:
         busbw, small = (
-            median_and_interval(study, group, f"collectives/{name}") for name in ("busbw_gb_per_s", "latency_us")
+            median_and_interval(study, group, f"collectives/{name}")
+            for name in ("busbw_gb_per_s", "latency_us")
         )
         if busbw:
-            also = f", and {small} µs for the smallest message" if small and len(groups) == 1 else ""
-            rows.append((-(middle(group, "collectives/busbw_gb_per_s") or 0.0), group, f"{busbw} GB/s{also}"))
+            also = (
+                f", and {small} µs for the smallest message" if small and len(groups) == 1 else ""
+            )
+            rows.append(
+                (
+                    -(middle(group, "collectives/busbw_gb_per_s") or 0.0),
+                    group,
+                    f"{busbw} GB/s{also}",
+                )
+            )
     kinds = {_collective(group[0]) for group in groups}
     (kind,) = kinds if len(kinds) == 1 else ("",)
     what = f"{kind} " if kind else ""
@@ -107,7 +115,10 @@ def _figure(study: Study) -> Iterator[Picture]:
     """Yield busbw against the size of the message, a curve for each cell."""
     curves: list[tuple[str, list[tuple[float, float]]]] = []
     for record, run in _runs(study):
-        found = [(finite(row.get("bytes")), finite(_placed(row).get("busbw"))) for row in mappings(run.get("rows"))]
+        found = [
+            (finite(row.get("bytes")), finite(_placed(row).get("busbw")))
+            for row in mappings(run.get("rows"))
+        ]
         known = [(size, rate) for size, rate in found if size and rate and size > 0 and rate > 0]
         if len(known) > 1:
             curves.append((_curve(record, str(run.get("collective"))), known))
@@ -118,12 +129,19 @@ def _figure(study: Study) -> Iterator[Picture]:
     shown, ends = curves[:CURVES], []
     for place, (_, points) in enumerate(shown):
         sizes, rates = zip(*points, strict=True)
-        look = {"color": palette[place], "marker": MARKERS[place], "markersize": 3, "ls": line_style(place)}
+        look = {
+            "color": palette[place],
+            "marker": MARKERS[place],
+            "markersize": 3,
+            "ls": line_style(place),
+        }
         axes.plot(sizes, rates, **look)
         ends.append((math.log10(rates[-1]), palette[place]))
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    low, high = (math.log2(end(size for _, points in shown for size, _ in points)) for end in (min, max))
+    low, high = (
+        math.log2(end(size for _, points in shown for size, _ in points)) for end in (min, max)
+    )
     apart = max(1, math.ceil((high - low) / for_width(SIZES)))
     axes.set_xticks([2.0**power for power in range(math.ceil(low), math.floor(high) + 1, apart)])
     axes.xaxis.set_major_formatter(lambda value, _: _size(value))
@@ -140,15 +158,29 @@ def _figure(study: Study) -> Iterator[Picture]:
         if len(shown) > 1:
             look = {"color": colour, "marker": MARKERS[place], "markersize": 3}
             curve_label(axes, own[-24:], (y - low) / (high - low), place, look)
-    more = f" {count(len(curves) - CURVES, 'more cell')} in collectives.csv." if len(curves) > CURVES else ""
-    data = drawn(("cell", "bytes", "busbw_gb_per_s"), [(name, *point) for name, points in shown for point in points])
-    yield rendered(figure, "collectives", f"Bus bandwidth by message size, as nccl-tests defines it.{more}", data)
+    more = (
+        f" {count(len(curves) - CURVES, 'more cell')} in collectives.csv."
+        if len(curves) > CURVES
+        else ""
+    )
+    data = drawn(
+        ("cell", "bytes", "busbw_gb_per_s"),
+        [(name, *point) for name, points in shown for point in points],
+    )
+    yield rendered(
+        figure,
+        "collectives",
+        f"Bus bandwidth by message size, as nccl-tests defines it.{more}",
+        data,
+    )
 
 
 def _curve(record: Record, collective: str) -> str:
     """Return a run's name with its collective first, the default one too."""
     _, *others = run_name(record).split(BETWEEN)
-    return single_line(BETWEEN.join([collective, *(part for part in others if not part.startswith("collective="))]))
+    return single_line(
+        BETWEEN.join([collective, *(part for part in others if not part.startswith("collective="))])
+    )
 
 
 def _size(value: float) -> str:

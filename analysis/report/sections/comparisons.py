@@ -3,17 +3,18 @@
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from analysis.findings.estimates import scaled
-from analysis.findings.model import Comparison, Estimate, Findings, Noise
-from analysis.findings.rates import is_of_training
-from analysis.findings.study import Study
 from analysis.report.figures import REST, ROW_LENGTH, ROWS, dot, more_in, row_label, rows_figure
-from analysis.report.names import BETWEEN, short_names
 from analysis.report.numbers import estimate, number
 from analysis.report.section import Section
 from analysis.report.style import COLOURS, MUTED, RULE, Picture, drawn, for_width, rendered, window
 from analysis.report.tables import Column, Table
-from analysis.report.text import count, join_words, single_line
+from analysis.study.draws import scaled
+from analysis.study.estimates import Comparison, Estimate, Findings, Noise
+from analysis.study.names import NAMES_BETWEEN as BETWEEN
+from analysis.study.names import short_names
+from analysis.study.rates import is_of_training
+from analysis.study.study import Study
+from analysis.text import count, join_words, single_line
 
 AGAINST = " against "
 CUT = " …"
@@ -25,7 +26,9 @@ def comparison_figure(
 ) -> Iterator[Picture]:
     """Yield differences with intervals, largest first, over the band in which equal cells of the study differ."""
     judged = [one for one in comparisons if one.verdict]
-    shown = sorted(judged, key=lambda one: (-abs(one.difference.value), one.first, one.second))[:ROWS]
+    shown = sorted(judged, key=lambda one: (-abs(one.difference.value), one.first, one.second))[
+        :ROWS
+    ]
     if not shown:
         return
     rates = {one.rate for one in shown}
@@ -35,8 +38,16 @@ def comparison_figure(
         if floor := floors.get(one.rate):
             axes.barh(y + 0.08, 2 * floor, left=-floor, height=0.34, color=RULE, zorder=1)
         axes.plot([0, 0], [y - 0.09, y + 0.25], color=MUTED, lw=0.9, zorder=1)
-        colour = {"faster": COLOURS["blue"][0], "slower": COLOURS["vermillion"][0]}.get(one.verdict, REST)
-        dot(axes, y, one.difference, colour, {"faster": ">", "slower": "<"}.get(one.verdict or "", "o"))
+        colour = {"faster": COLOURS["blue"][0], "slower": COLOURS["vermillion"][0]}.get(
+            one.verdict, REST
+        )
+        dot(
+            axes,
+            y,
+            one.difference,
+            colour,
+            {"faster": ">", "slower": "<"}.get(one.verdict or "", "o"),
+        )
         size = number(one.difference.value, "change") + (
             f", {one.verdict}" if for_width(ROW_LENGTH) >= ROW_LENGTH else ""
         )
@@ -46,7 +57,11 @@ def comparison_figure(
     axes.set_xlabel(f"difference in {rates.pop() if len(rates) == 1 else 'the rate'}")
     axes.locator_params(axis="x", nbins=6)
     axes.xaxis.set_major_formatter(
-        lambda value, _: f"{100 * value:{'+.3g' if abs(value) < 1 else '+,.0f'}} %".replace("-", "−") if value else "0"
+        lambda value, _: (
+            f"{100 * value:{'+.3g' if abs(value) < 1 else '+,.0f'}} %".replace("-", "−")
+            if value
+            else "0"
+        )
     )
     band = "; band: how far equal cells of this study differ" if floors else ""
     yield rendered(
@@ -69,12 +84,15 @@ def _pair(one: Comparison, names: Mapping[str, str], length: int) -> str:
     shared = [part for part in second if part in first]
     sides = [[part for part in parts if part not in shared] for parts in (second, first)]
     setting = one.asked.removeprefix("NCCL_").partition(" ")[0]
-    if all(any(setting in part for part in parts) for parts in sides):  # LOC against untouched: no more is needed
+    if all(
+        any(setting in part for part in parts) for parts in sides
+    ):  # LOC against untouched: no more is needed
         sides = [[part for part in parts if setting in part] for parts in sides]
     mine, other = (BETWEEN.join(parts) or "the default" for parts in sides)
     room = length - len(AGAINST)
     text = AGAINST.join(
-        _cut(name, max(room // 2, room - len(beside))) for name, beside in ((mine, other), (other, mine))
+        _cut(name, max(room // 2, room - len(beside)))
+        for name, beside in ((mine, other), (other, mine))
     )
     whole = BETWEEN.join([text, *shared])
     return single_line(whole, length) if len(text) < length - LEAST_LEFT else text
@@ -107,10 +125,18 @@ def differences(findings: Findings) -> str:
     one = max(real, key=lambda item: abs(item.difference.value))
     pair = short_names(dict.fromkeys((one.first, one.second)))
     first, second = (single_line(pair[name], 80) for name in (one.first, one.second))
-    every = short_names(dict.fromkeys(name for each in findings.comparisons for name in (each.first, each.second)))
-    shared = [part for part in every[one.second].split(BETWEEN) if part in every[one.first].split(BETWEEN)]
+    every = short_names(
+        dict.fromkeys(name for each in findings.comparisons for name in (each.first, each.second))
+    )
+    shared = [
+        part for part in every[one.second].split(BETWEEN) if part in every[one.first].split(BETWEEN)
+    ]
     where = single_line(f" ({', '.join(shared)})", 120) if shared else ""
-    of = f"; {len(real):,} of {len(judged):,} comparisons show a difference" if len(judged) > 1 else ""
+    of = (
+        f"; {len(real):,} of {len(judged):,} comparisons show a difference"
+        if len(judged) > 1
+        else ""
+    )
     return f"{second} is {_than(one)} {first}{where}{of}."
 
 
@@ -120,7 +146,9 @@ def _than(one: Comparison) -> str:
     if value >= 1:
         ends = (end for end in (one.difference.low, one.difference.high) if end is not None)
         return f"{estimate(Estimate(1 + value, *(1 + end for end in ends)))} times as fast as"
-    return f"{estimate(scaled(one.difference, math.copysign(1, value)), 'share')} {one.verdict} than"
+    return (
+        f"{estimate(scaled(one.difference, math.copysign(1, value)), 'share')} {one.verdict} than"
+    )
 
 
 def _in(rate: str, noises: Sequence[Noise]) -> str:
@@ -133,13 +161,19 @@ def _compared(study: Study, findings: Findings) -> str:
     rates = {one.rate for one in findings.comparisons}
     if all(map(is_of_training, rates)):
         return ""
-    told = [f"{one.name} ({'1 ÷ ' if one.is_time else ''}{one.metric})" for one in study.rates if one.name in rates]
+    told = [
+        f"{one.name} ({'1 ÷ ' if one.is_time else ''}{one.metric})"
+        for one in study.rates
+        if one.name in rates
+    ]
     return f"Compared: {join_words(told)}; more is faster."
 
 
 def comparisons(study: Study, findings: Findings) -> Section | None:
     """Return the verdicts, and the noise that they are based on; None where there is nothing to compare."""
-    names = short_names(dict.fromkeys(name for one in findings.comparisons for name in (one.first, one.second)))
+    names = short_names(
+        dict.fromkeys(name for one in findings.comparisons for name in (one.first, one.second))
+    )
     rows = tuple(
         (
             names[one.first], names[one.second], one.asked, one.rate, *one.runs, one.difference, one.smallest,
@@ -147,7 +181,10 @@ def comparisons(study: Study, findings: Findings) -> Section | None:
         )
         for one in findings.comparisons
     )  # fmt: skip
-    judged, whys = any(one.verdict for one in findings.comparisons), {one.why for one in findings.comparisons}
+    judged, whys = (
+        any(one.verdict for one in findings.comparisons),
+        {one.why for one in findings.comparisons},
+    )
     single = all(one.runs == (1, 1) for one in findings.comparisons)
     table = Table(
         "comparisons",
@@ -175,7 +212,9 @@ def comparisons(study: Study, findings: Findings) -> Section | None:
             )
         if noise.drift is not None:
             drift = number(noise.drift, "change")
-            lines.append(f"The first cell ran once more at the end: its rate changed by {drift}{rate}.")
+            lines.append(
+                f"The first cell ran once more at the end: its rate changed by {drift}{rate}."
+            )
     if study.trains or rows:
         lines.insert(0, differences(findings))
     if not lines:

@@ -8,21 +8,18 @@ from datetime import datetime, timezone
 from typing import Any
 
 from analysis.findings.baselines import AT_EQUAL_CLOCKS, EFFICIENCY
-from analysis.findings.communication.exposed import COST, DISAGREEMENT, EXPOSED, HIDDEN, TRACE_EXPOSED
-from analysis.findings.communication.several_records import SeveralRecords
-from analysis.findings.labels import gpu_ids
-from analysis.findings.machines.hosts import hardware, mapping
-from analysis.findings.model import Estimate, Findings
-from analysis.findings.next_run.floors import CLOCK
-from analysis.findings.next_run.interval import half_width
-from analysis.findings.provenance import LEFT_OUT, inherited
-from analysis.findings.runs import middle, named
-from analysis.findings.study import Study
+from analysis.findings.communication import COST, DISAGREEMENT, EXPOSED, HIDDEN, TRACE_EXPOSED
+from analysis.findings.record_values import SeveralRecords
 from analysis.report.measured_values import RATE, bounded, in_parentheses
-from analysis.report.names import run_name, things_of, unit_of
 from analysis.report.section import Section
 from analysis.report.tables import Column, Table, Value, metric_column
-from analysis.report.text import count, join_words, single_line
+from analysis.study.estimates import Estimate, Findings
+from analysis.study.intervals import half_width
+from analysis.study.names import gpu_ids, run_name, things_of, unit_of
+from analysis.study.noise_floor import CLOCK
+from analysis.study.provenance import LEFT_OUT, hardware, inherited, mapping
+from analysis.study.study import Study, middle, named
+from analysis.text import count, join_words, single_line
 from benchmarks.record import Record
 from benchmarks.record.metrics import metric
 from conf.cell import folded
@@ -36,10 +33,16 @@ def validity(study: Study, findings: Findings) -> Section:
     verdicts = Counter(record.validity.verdict for record in finished)
     states = Counter(record.state for record in study.records if record.state != "finished")
     said = [
-        f"{n:,} {word}" for word, n in [*sorted(verdicts.items(), key=lambda item: -item[1]), *sorted(states.items())]
+        f"{n:,} {word}"
+        for word, n in [
+            *sorted(verdicts.items(), key=lambda item: -item[1]),
+            *sorted(states.items()),
+        ]
     ]
     lines = [
-        f"{count(len(study.records), 'cell')}: {join_words(said)}." if study.records else "No record could be read."
+        f"{count(len(study.records), 'cell')}: {join_words(said)}."
+        if study.records
+        else "No record could be read."
     ]
     if study.compared:
         lines.append(study.compared)
@@ -56,13 +59,17 @@ def validity(study: Study, findings: Findings) -> Section:
             f"The records come from {len(study.installations)} machines or installations, and are not compared with each other: "
             f"{single_line('; '.join(each), 900)}."
         )
-    excluded = tuple((run_name(record), _status(record), _reason(record)) for record in study.excluded)
+    excluded = tuple(
+        (run_name(record), _status(record), _reason(record)) for record in study.excluded
+    )
     excluded += tuple(("", "unreadable", text) for text in study.unreadable)
     remarks = tuple(
         (run_name(record), record.validity.verdict, code, sentence)
         for record in study.usable for code, sentence in record.validity.codes.items()
     )  # fmt: skip
-    skipped = Counter((code, why) for record in study.usable for code, why in record.validity.unchecked.items())
+    skipped = Counter(
+        (code, why) for record in study.usable for code, why in record.validity.unchecked.items()
+    )
     return Section(
         "validity", "Validity, and what was left out", tuple(single_line(line, 1200) for line in lines), place=90,
         tables=(
@@ -114,8 +121,13 @@ def environment(study: Study, findings: Findings) -> Section:
 
 def _inherited(study: Study) -> tuple[str, ...]:
     """Return a sentence on the variables that came from around the launcher and may change results."""
-    found = Counter(f"{name}={value}" for record in study.records for name, value in inherited(record).items())
-    words = [one if cells == len(study.records) else f"{one} ({count(cells, 'cell')})" for one, cells in found.items()]
+    found = Counter(
+        f"{name}={value}" for record in study.records for name, value in inherited(record).items()
+    )
+    words = [
+        one if cells == len(study.records) else f"{one} ({count(cells, 'cell')})"
+        for one, cells in found.items()
+    ]
     if not words:
         return ()
     return (
@@ -128,7 +140,9 @@ def _inherited(study: Study) -> tuple[str, ...]:
 
 def _facts(record: Record) -> dict[str, Any]:
     known = record.environment
-    cpu, gpu, versions, git = (mapping(known.get(name)) for name in ("cpu", "gpu", "versions", "git"))
+    cpu, gpu, versions, git = (
+        mapping(known.get(name)) for name in ("cpu", "gpu", "versions", "git")
+    )
     hosts = record.cell.every_host
     memory = cpu.get("memory_bytes")
     facts = {
@@ -147,7 +161,10 @@ def _facts(record: Record) -> dict[str, Any]:
 
 def _variables(record: Record) -> Mapping[str, Any]:
     names = record.environment.get(LEFT_OUT)
-    left_out = {str(name): "left out: it looks like a secret" for name in (names if isinstance(names, list) else ())}
+    left_out = {
+        str(name): "left out: it looks like a secret"
+        for name in (names if isinstance(names, list) else ())
+    }
     return {**mapping(record.environment.get("variables")), **left_out}
 
 
@@ -169,7 +186,9 @@ def commands(study: Study, findings: Findings) -> Section:
         + (f", {n} invocations" if n > 1 else "")
         for overrides, n in typed.items()
     ]
-    shown = lines[:40] + ([f"# {len(lines) - 40:,} more commands are in the records"] if len(lines) > 40 else [])
+    shown = lines[:40] + (
+        [f"# {len(lines) - 40:,} more commands are in the records"] if len(lines) > 40 else []
+    )
     return Section("commands", "The exact commands", commands=tuple(shown), place=110)
 
 
@@ -217,7 +236,9 @@ def cells(study: Study, findings: Findings) -> Section:
 
 def noise(study: Study, findings: Findings) -> Section | None:
     """Return the noise floors that the intervals of the study rest on."""
-    names = dict.fromkeys([rate.metric for rate in study.rates] + ["strategy/cost_ms", "comm/exchange_ms"])
+    names = dict.fromkeys(
+        [rate.metric for rate in study.rates] + ["strategy/cost_ms", "comm/exchange_ms"]
+    )
     rows: list[tuple[Value, ...]] = []
     for name in names:
         of_group = {runs.group: runs for runs in study.runs if runs.values(name)}

@@ -2,15 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 
-from analysis.findings.model import Findings
-from analysis.findings.runs import middle, named
-from analysis.findings.study import Study
 from analysis.report.measured_values import Group
 from analysis.report.microbenchmarks import NAMED, largest_cells, links_alone
-from analysis.report.names import short_names, spoken
 from analysis.report.numbers import number
 from analysis.report.section import Section
-from analysis.report.text import join_words, single_line
+from analysis.study.estimates import Findings
+from analysis.study.names import short_names, spoken
+from analysis.study.study import Study, middle, named
+from analysis.text import join_words, single_line
 
 
 def section(study: Study, findings: Findings) -> Section:
@@ -20,9 +19,14 @@ def section(study: Study, findings: Findings) -> Section:
 
 def _sentences(groups: Sequence[Group], devices: str) -> Iterator[str]:
     """Yield a sentence for each model: its strategies, the fastest first."""
-    timed = [(ms, group) for group in groups if (ms := middle(group, "comm/exchange_ms")) is not None]
+    timed = [
+        (ms, group) for group in groups if (ms := middle(group, "comm/exchange_ms")) is not None
+    ]
     for model in sorted({named(group[0], "model") for _, group in timed}):
-        cells = sorted((pair for pair in timed if named(pair[1][0], "model") == model), key=lambda pair: pair[0])
+        cells = sorted(
+            (pair for pair in timed if named(pair[1][0], "model") == model),
+            key=lambda pair: pair[0],
+        )
         names = short_names(group[0].name for _, group in cells)
         parts = []
         for ms, group in cells:

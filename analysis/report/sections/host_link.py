@@ -2,16 +2,21 @@
 
 from collections.abc import Iterator, Sequence
 
-from analysis.findings.labels import gpu_ids
-from analysis.findings.machines.hosts import mapping
-from analysis.findings.model import Findings
-from analysis.findings.study import Study
-from analysis.report.measured_values import Group, mappings, median_and_interval, numbers, records_of
+from analysis.report.measured_values import (
+    Group,
+    mappings,
+    median_and_interval,
+    numbers,
+    records_of,
+)
 from analysis.report.microbenchmarks import largest_cells, links_alone
-from analysis.report.names import unit_of
 from analysis.report.section import Section
 from analysis.report.tables import Column, Table
-from analysis.report.text import single_line
+from analysis.study.estimates import Findings
+from analysis.study.names import gpu_ids, unit_of
+from analysis.study.provenance import mapping
+from analysis.study.study import Study
+from analysis.text import single_line
 from benchmarks.record import finite
 
 OPERATIONS = {
@@ -40,7 +45,9 @@ def _sentences(study: Study, groups: Sequence[Group], devices: str) -> Iterator[
                     ("to_host", f"from the {unit}"),
                     ("both", "each way at once"),
                 )
-                if (rate := median_and_interval(study, group, f"host_link/{prefix}_{name}_gb_per_s"))
+                if (
+                    rate := median_and_interval(study, group, f"host_link/{prefix}_{name}_gb_per_s")
+                )
             ]
             parts += [f"{words} {', '.join(rates)}"] if rates else []
     if parts:

@@ -3,16 +3,14 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from analysis.findings.labels import gpu_ids
-from analysis.findings.model import Findings
-from analysis.findings.runs import middle
-from analysis.findings.study import Study
 from analysis.report.measured_values import Group, bounded, median_and_interval, records_of
 from analysis.report.microbenchmarks import largest_cells, links_alone, ranking
-from analysis.report.names import run_name
 from analysis.report.section import Section
 from analysis.report.tables import Column, Table, metric_column
-from analysis.report.text import single_line
+from analysis.study.estimates import Findings
+from analysis.study.names import gpu_ids, run_name
+from analysis.study.study import Study, middle
+from analysis.text import single_line
 from benchmarks.record import Record
 
 
@@ -26,8 +24,14 @@ def _sentences(study: Study, groups: Sequence[Group], devices: str) -> Iterator[
     rows = []
     for group in groups:
         names = ("seconds", "speedup", "efficiency", "copy_share")
-        seconds, speedup, efficiency, copy = (median_and_interval(study, group, f"jacobi/{name}") for name in names)
-        also = f", {speedup} times as fast as one, efficiency {efficiency}" if speedup and efficiency else ""
+        seconds, speedup, efficiency, copy = (
+            median_and_interval(study, group, f"jacobi/{name}") for name in names
+        )
+        also = (
+            f", {speedup} times as fast as one, efficiency {efficiency}"
+            if speedup and efficiency
+            else ""
+        )
         also = also or (f", the stencil at {copy} of a copy's rate" if copy else "")
         if seconds:
             rows.append((middle(group, "jacobi/seconds") or 0.0, group, f"{seconds} s{also}"))

@@ -2,16 +2,15 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from analysis.findings.labels import gpu_ids
-from analysis.findings.model import Findings, SubsetLinks
-from analysis.findings.study import Study
 from analysis.report.figures import ROWS, more_in, row_label, rows_figure
-from analysis.report.names import ran_alone, short_names, things_of, unit_of
 from analysis.report.numbers import ABSENT, number
 from analysis.report.section import Section
 from analysis.report.style import INK, Picture, colours, drawn, marker, rendered
 from analysis.report.tables import Column, Table
-from analysis.report.text import count, first_lines, join_words, sentence, single_line
+from analysis.study.estimates import Findings, SubsetLinks
+from analysis.study.names import gpu_ids, ran_alone, short_names, things_of, unit_of
+from analysis.study.study import Study
+from analysis.text import count, first_lines, join_words, sentence, single_line
 from analysis.topology.link_classes import NET, best_first
 
 BETWEEN_HOSTS = " Between hosts: by the reference net_link, and by the rate of the interface."
@@ -86,7 +85,13 @@ def wire_figure(wires: Sequence[SubsetLinks], names: Mapping[str, str]) -> Itera
     groups: dict[tuple[int, str, str, str, tuple[tuple[str, str], ...]], list[SubsetLinks]] = {}
     for wire in with_rate:
         name, cell = names[wire.label], tuple(sorted(wire.key.items()))
-        key = (order.index(wire.link_class or ABSENT), wire.strategy, name, wire.transport or "", cell)
+        key = (
+            order.index(wire.link_class or ABSENT),
+            wire.strategy,
+            name,
+            wire.transport or "",
+            cell,
+        )
         groups.setdefault(key, []).append(wire)
     if not groups:
         return
@@ -98,8 +103,23 @@ def wire_figure(wires: Sequence[SubsetLinks], names: Mapping[str, str]) -> Itera
         members = groups[key]
         rates = [wire.exchange_gb_per_s for wire in members if wire.exchange_gb_per_s is not None]
         limits = [wire.p2p_gb_per_s for wire in members if wire.p2p_gb_per_s is not None]
-        axes.plot(rates, [y + 0.08] * len(rates), marker(key[1]), color=palette[key[1]], alpha=0.85, zorder=3)
-        axes.plot(limits, [y + 0.08] * len(limits), "|", color=INK, markersize=9, markeredgewidth=1.4, zorder=2)
+        axes.plot(
+            rates,
+            [y + 0.08] * len(rates),
+            marker(key[1]),
+            color=palette[key[1]],
+            alpha=0.85,
+            zorder=3,
+        )
+        axes.plot(
+            limits,
+            [y + 0.08] * len(limits),
+            "|",
+            color=INK,
+            markersize=9,
+            markeredgewidth=1.4,
+            zorder=2,
+        )
         told = (order[key[0]], key[2], key[3] if len(transports) > 1 else "")
         words = [word for word in told if word and word != ABSENT]
         least, most = (number(end(rates)) for end in (min, max))
@@ -111,14 +131,19 @@ def wire_figure(wires: Sequence[SubsetLinks], names: Mapping[str, str]) -> Itera
         caption += f", all of them {single_line(next(iter(transports)))}"
     if any(wire.p2p_gb_per_s for wire in wires):
         caption += "; vertical strokes: what all rings carry at the measured peer copies"
-        caption += ", between hosts what the network carries" * any(is_between_hosts(wire) for wire in wires)
+        caption += ", between hosts what the network carries" * any(
+            is_between_hosts(wire) for wire in wires
+        )
     rows = [
         (order[key[0]], key[2], gpu_ids(one.gpus), one.transport, one.exchange_gb_per_s, one.p2p_gb_per_s)
         for key in shown for one in groups[key]
     ]  # fmt: skip
     keys = ("link_class", "cell", "gpus", "transport", "exchange_gb_per_s", "peer_copies_gb_per_s")
     yield rendered(
-        figure, "wires", f"{caption}.{more_in(list(groups), ROWS, 'more row', 'wires.csv')}", drawn(keys, rows)
+        figure,
+        "wires",
+        f"{caption}.{more_in(list(groups), ROWS, 'more row', 'wires.csv')}",
+        drawn(keys, rows),
     )
 
 

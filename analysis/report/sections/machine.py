@@ -6,16 +6,16 @@ from itertools import combinations
 from typing import Any
 
 from analysis.errors import UnreadableInput
-from analysis.findings.machines.hosts import facts_of_hosts, gpu_names, gpus_of, mapping
-from analysis.findings.model import Findings, Member
-from analysis.findings.study import Study
-from analysis.findings.wires.between_hosts import HostWire, wires_of
+from analysis.findings.links import HostWire, wires_of
 from analysis.p2p.heat_map import scale_of, squares
-from analysis.report.names import run_name, unit_of
 from analysis.report.section import Section
 from analysis.report.style import MUTED, Picture, drawn, figure_width, new_figure, rendered
 from analysis.report.tables import Column, Table
-from analysis.report.text import single_line
+from analysis.study.estimates import Findings, Member
+from analysis.study.names import run_name, unit_of
+from analysis.study.provenance import facts_of_hosts, gpu_names, gpus_of, mapping
+from analysis.study.study import Study
+from analysis.text import single_line
 from analysis.topology.fabric import rails
 from benchmarks.record import Record, finite
 
@@ -27,7 +27,10 @@ MATRICES = {
     "latency_gpu": "Latency by the GPU's clock",
     "latency_cpu": "Latency by the host's clock",
 }
-STATES = {"enabled": "P2P enabled", "disabled": "P2P disabled"}  # where a record has no words of its own
+STATES = {
+    "enabled": "P2P enabled",
+    "disabled": "P2P disabled",
+}  # where a record has no words of its own
 
 
 def heat_map(
@@ -55,9 +58,13 @@ def machine(study: Study, findings: Findings) -> Section:
     lines: list[str] = []
     pictures, hosts = [*_drawings(study, lines), *_maps(study, findings)], hosts_table(study)
     if not pictures and not hosts.rows and unit_of(study) == "GPUs":
-        lines.append("No record has the machine's links, and no matrix of pairs was measured (add benchmark=p2p).")
+        lines.append(
+            "No record has the machine's links, and no matrix of pairs was measured (add benchmark=p2p)."
+        )
     tables = (hosts,) if hosts.rows else ()
-    return Section("links", "The machine and its links", tuple(lines), tuple(pictures), tables, place=40)
+    return Section(
+        "links", "The machine and its links", tuple(lines), tuple(pictures), tables, place=40
+    )
 
 
 def hosts_table(study: Study) -> Table:
@@ -65,7 +72,9 @@ def hosts_table(study: Study) -> Table:
     newest: dict[str, tuple[Mapping[str, Any], HostWire]] = {}
     for record in study.records:
         wires = wires_of(record)
-        newest |= {host: (facts, wires[host]) for host, facts in facts_of_hosts(record).items() if host}
+        newest |= {
+            host: (facts, wires[host]) for host, facts in facts_of_hosts(record).items() if host
+        }
     rows = []
     for host, (facts, wire) in sorted(newest.items()):
         cpu, driver = mapping(facts.get("cpu")), mapping(facts.get("gpu")).get("driver")
@@ -113,12 +122,18 @@ def _drawings(study: Study, lines: list[str]) -> Iterator[Picture]:
         try:
             topology = parse_topology(text, name if isinstance(name, str) else None)
         except UnreadableInput as error:
-            lines.append(f"The topology of {single_line(run_name(record))} cannot be drawn: {single_line(error)}.")
+            lines.append(
+                f"The topology of {single_line(run_name(record))} cannot be drawn: {single_line(error)}."
+            )
             continue
         figure = topology_figure(topology)
         links = [(a, b, topology.link_between(a, b)) for a, b in combinations(topology.gpus, 2)]
         svg, pdf = saved(figure, "svg").decode(), saved(figure, "pdf")
-        more = f", in {single_line(run_name(record))} ({len(texts)} descriptions differ)" if len(texts) > 1 else ""
+        more = (
+            f", in {single_line(run_name(record))} ({len(texts)} descriptions differ)"
+            if len(texts) > 1
+            else ""
+        )
         what = "A host" if record.cell.hosts else "The machine"
         yield Picture(
             f"topology-{place}", f"{what}, from {single_line(topology.source)}{more}.", svg, pdf, card=True,
@@ -137,7 +152,11 @@ def _maps(study: Study, findings: Findings) -> Iterator[Picture]:
             if (cells := _square(rows)) is not None:
                 known = record.cell.world_size == len(cells)
                 ids: list[Member] = list(record.cell.members if known else range(len(cells)))
-                matrices[str(name), p2p.get("copy") == "sm"] = ids, cells, _matrix(str(name), mapping(p2p.get("words")))
+                matrices[str(name), p2p.get("copy") == "sm"] = (
+                    ids,
+                    cells,
+                    _matrix(str(name), mapping(p2p.get("words"))),
+                )
     pairs: dict[frozenset[tuple[str, str]], dict[tuple[Member, ...], float]] = defaultdict(dict)
     names: dict[frozenset[tuple[str, str]], str] = {}
     for links in findings.wires:
@@ -152,16 +171,19 @@ def _maps(study: Study, findings: Findings) -> Iterator[Picture]:
     ):
         unit = "µs" if "latency" in name else "GB/s"
         copied = ", copied by a kernel" if kernel else ""
-        words = (
-            f"{what}{copied}, {unit}, from row to column; dark is better, with one scale for each unit (benchmark=p2p)."
-        )
+        words = f"{what}{copied}, {unit}, from row to column; dark is better, with one scale for each unit (benchmark=p2p)."
         maps.append((ids, cells, words, unit))
     for cell, rates in pairs.items():
         if len(rates) > 2:
             ids = sorted({gpu for pair in rates for gpu in pair})
             cells = [[rates.get((a, b), rates.get((b, a))) for b in ids] for a in ids]
             maps.append(
-                (ids, cells, f"Exchange of every pair, busbw GB/s of all buckets: {single_line(names[cell])}.", "GB/s")
+                (
+                    ids,
+                    cells,
+                    f"Exchange of every pair, busbw GB/s of all buckets: {single_line(names[cell])}.",
+                    "GB/s",
+                )
             )
     maps = maps[:MAPS]
     scales = {
@@ -172,7 +194,9 @@ def _maps(study: Study, findings: Findings) -> Iterator[Picture]:
         yield heat_map(ids, cells, f"pairs-{place}", caption, unit, scales[unit])
 
 
-def _pairs(ids: Sequence[Member], cells: Sequence[Sequence[float | None]]) -> dict[tuple[Member, Member], float]:
+def _pairs(
+    ids: Sequence[Member], cells: Sequence[Sequence[float | None]]
+) -> dict[tuple[Member, Member], float]:
     """Return {(row, column): value} of a square; a missing value is absent."""
     return {
         (a, b): value
@@ -187,13 +211,19 @@ def _matrix(name: str, states: Mapping[str, Any]) -> str:
     for start, words in MATRICES.items():
         state, _, reads = name.removeprefix(f"{start}_").partition("_")
         if name.startswith(start) and state in STATES and reads in ("", "reads"):
-            return single_line(f"{words}, {states.get(state, STATES[state])}" + (", reads" if reads else ""))
+            return single_line(
+                f"{words}, {states.get(state, STATES[state])}" + (", reads" if reads else "")
+            )
     return single_line(name.replace("_", " "))
 
 
 def _square(rows: object) -> list[list[float | None]] | None:
     """Return a square matrix of numbers; None for anything else."""
-    if not isinstance(rows, list) or not rows or not all(isinstance(r, list) and len(r) == len(rows) for r in rows):
+    if (
+        not isinstance(rows, list)
+        or not rows
+        or not all(isinstance(r, list) and len(r) == len(rows) for r in rows)
+    ):
         return None
     return [[finite(value) for value in row] for row in rows]
 

@@ -7,19 +7,18 @@ import dataclasses
 import re
 from collections.abc import Iterator
 
-from analysis.findings.labels import gpu_ids
-from analysis.findings.machines.hosts import mapping
-from analysis.findings.model import Findings
-from analysis.findings.study import Study
 from analysis.p2p.heat_map import title_of
 from analysis.p2p.outliers import outliers
 from analysis.p2p.source import medians_of
 from analysis.report.measured_values import Group, mappings, median_and_interval, records_of
 from analysis.report.microbenchmarks import largest_cells, links_alone
-from analysis.report.names import unit_of
 from analysis.report.section import Section
 from analysis.report.tables import Column, Table
-from analysis.report.text import single_line
+from analysis.study.estimates import Findings
+from analysis.study.names import gpu_ids, unit_of
+from analysis.study.provenance import mapping
+from analysis.study.study import Study
+from analysis.text import single_line
 from benchmarks.record import finite
 
 KNOWN = re.compile(
@@ -44,14 +43,20 @@ def _pairs(study: Study, group: Group, devices: str) -> Iterator[str]:
     for state in ("enabled", "disabled"):
         directions = {"one way": "unidirectional", "both ways": "bidirectional"}
         rates = {
-            way: median_and_interval(study, group, f"p2p/{name}_{state}_gb_per_s") for way, name in directions.items()
+            way: median_and_interval(study, group, f"p2p/{name}_{state}_gb_per_s")
+            for way, name in directions.items()
         }
         values = [f"{rate} GB/s {way}" for way, rate in rates.items() if rate]
-        latencies = (median_and_interval(study, group, f"p2p/latency_{clock}_{state}_us") for clock in ("gpu", "cpu"))
+        latencies = (
+            median_and_interval(study, group, f"p2p/latency_{clock}_{state}_us")
+            for clock in ("gpu", "cpu")
+        )
         small = next(filter(None, latencies), "")
         if values:
             values += [f"{small} µs for a small copy"] if small else []
-            parts.append(f"{single_line(str(words.get(state, f'P2P {state}')), 80)} {', '.join(values)}")
+            parts.append(
+                f"{single_line(str(words.get(state, f'P2P {state}')), 80)} {', '.join(values)}"
+            )
     if parts:
         yield f"Copies between {devices}, the median of pairs: {'; '.join(parts)}."
 
@@ -61,7 +66,11 @@ def _stick_out(group: Group) -> Iterator[str]:
     matrices = medians_of(mapping(group[-1].tables))
     found = [_titled(one) for one in outliers(matrices)] if matrices else []
     if found:
-        more = f" ({len(found) - SHOWN} more: python -m analysis p2p record.json)" if len(found) > SHOWN else ""
+        more = (
+            f" ({len(found) - SHOWN} more: python -m analysis p2p record.json)"
+            if len(found) > SHOWN
+            else ""
+        )
         yield f"What sticks out: {single_line('; '.join(found[:SHOWN]), 600)}{more}."
 
 
@@ -91,7 +100,8 @@ def _table(study: Study) -> Table:
             copies = [
                 (together, alone)
                 for copy in mappings(row.get("copies"))
-                if (together := finite(copy.get("gb_per_s"))) and (alone := finite(copy.get("alone_gb_per_s")))
+                if (together := finite(copy.get("gb_per_s")))
+                and (alone := finite(copy.get("alone_gb_per_s")))
             ]
             if copies:
                 pattern = str(row.get("pattern"))

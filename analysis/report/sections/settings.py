@@ -1,12 +1,12 @@
 """What each NCCL setting changed, against the same cell with the setting untouched: a table."""
 
-from analysis.findings.labels import gpu_ids
-from analysis.findings.model import Findings
-from analysis.findings.study import Study
-from analysis.report.names import BETWEEN, unit_of
 from analysis.report.section import Section
 from analysis.report.tables import Column, Table
-from analysis.report.text import single_line
+from analysis.study.estimates import Findings
+from analysis.study.names import NAMES_BETWEEN as BETWEEN
+from analysis.study.names import gpu_ids, unit_of
+from analysis.study.study import Study
+from analysis.text import single_line
 
 ABOVE = 55  # place of the section: before the strategies
 
@@ -38,7 +38,9 @@ def settings(study: Study, findings: Findings) -> Section | None:
     )  # fmt: skip
     lines = ("The verdict needs repeats: a single run does not show how far runs differ.",)
     missing = all(one.compared.verdict for one in findings.settings)
-    return Section("settings", "NCCL settings", () if missing else lines, tables=(table,), place=ABOVE)
+    return Section(
+        "settings", "NCCL settings", () if missing else lines, tables=(table,), place=ABOVE
+    )
 
 
 def _others(label: str) -> str:

@@ -4,19 +4,24 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from analysis.findings.communication.exposed import COST, DISAGREEMENT, EXPOSED, HIDDEN, TRACE_EXPOSED, disagreement
-from analysis.findings.labels import gpu_ids, gpu_list
-from analysis.findings.model import Communication, Estimate, Findings, Point
-from analysis.findings.runs import Runs, middle, named
-from analysis.findings.study import Study
+from analysis.findings.communication import (
+    COST,
+    DISAGREEMENT,
+    EXPOSED,
+    HIDDEN,
+    TRACE_EXPOSED,
+    disagreement,
+)
 from analysis.report.figures import ROWS, dot, more_in, row_label, rows_figure
 from analysis.report.measured_values import RATE, bars, bounded, in_parentheses
-from analysis.report.names import ran_alone, short_names, things_of, unit_of
 from analysis.report.numbers import estimate, of_metric
 from analysis.report.section import Section
 from analysis.report.style import Picture, colours, drawn, marker, rendered, window
 from analysis.report.tables import Column, Table, metric_column
-from analysis.report.text import count, first_lines, single_line
+from analysis.study.estimates import Communication, Estimate, Findings, Point
+from analysis.study.names import gpu_ids, gpu_list, ran_alone, short_names, things_of, unit_of
+from analysis.study.study import Runs, Study, middle, named
+from analysis.text import count, first_lines, single_line
 from benchmarks.record import Record
 from benchmarks.record.former import LAST_OLD_NAMES
 
@@ -29,12 +34,18 @@ def strategies(study: Study, findings: Findings) -> Section | None:
     """Return every set of equal cells: its rate, its exchange against what the machine allows, and the exposed part."""
     if not study.trains or (study.records and ran_alone(study)):
         return None
-    curves = {one: (curve, p) for curve in findings.scaling.curves for p in curve.points for one in p.record_ids}
+    curves = {
+        one: (curve, p)
+        for curve in findings.scaling.curves
+        for p in curve.points
+        for one in p.record_ids
+    }
     cells = [runs for runs in study.runs if runs.world_size > 1 and _measured(runs.records)]
     cells.sort(key=lambda runs: (-runs.world_size, -(middle(runs.records, RATE) or 0.0)))
     groups = [runs.records for runs in cells]
     labels = [
-        curves[group[0].record_id][0].label if group[0].record_id in curves else group[0].name for group in groups
+        curves[group[0].record_id][0].label if group[0].record_id in curves else group[0].name
+        for group in groups
     ]
     names = short_names(dict.fromkeys(labels))
     exposed = {one.record_ids[0]: one for one in findings.communication}
@@ -75,21 +86,35 @@ def strategies(study: Study, findings: Findings) -> Section | None:
     lines = _without_effect(study) if rows else (f"No cell that counts ran on several {unit}.",)
     lines += _former(study)
     return Section(
-        "strategies", "Strategies and settings", lines, tuple(_strategy_figures(study, cells, rows)), (table,), place=60
+        "strategies",
+        "Strategies and settings",
+        lines,
+        tuple(_strategy_figures(study, cells, rows)),
+        (table,),
+        place=60,
     )
 
 
 def _without_effect(study: Study) -> tuple[str, ...]:
     """Return the settings that had no effect by NCCL's log, and in how many cells."""
     told = Counter(
-        str(record.validity.codes[WITHOUT_EFFECT]) for record in study.usable if WITHOUT_EFFECT in record.validity.codes
+        str(record.validity.codes[WITHOUT_EFFECT])
+        for record in study.usable
+        if WITHOUT_EFFECT in record.validity.codes
     )
-    return tuple(first_lines(f"{single_line(said, 300)} ({count(cells, 'cell')})." for said, cells in told.items()))
+    return tuple(
+        first_lines(
+            f"{single_line(said, 300)} ({count(cells, 'cell')})." for said, cells in told.items()
+        )
+    )
 
 
 def _former(study: Study) -> tuple[str, ...]:
     """Return a sentence where records are shown that were written with another meaning of a name."""
-    cells = sum(record.schema_version <= LAST_OLD_NAMES and COST in record.metrics for record in study.usable)
+    cells = sum(
+        record.schema_version <= LAST_OLD_NAMES and COST in record.metrics
+        for record in study.usable
+    )
     if not cells:
         return ()
     return (
@@ -102,31 +127,47 @@ def _measured(group: Sequence[Record]) -> bool:
     return any(middle(group, metric) is not None for metric in (RATE, "comm/exchange_ms"))
 
 
-def _strategy_figures(study: Study, cells: Sequence[Runs], rows: Sequence[tuple[Any, ...]]) -> Iterator[Picture]:
+def _strategy_figures(
+    study: Study, cells: Sequence[Runs], rows: Sequence[tuple[Any, ...]]
+) -> Iterator[Picture]:
     """Yield a figure for each model that has several settings on its largest number of GPUs; a row for each cell."""
     place = 0
     for model in dict.fromkeys(runs.cell.model.name for runs in cells):
-        timed = [pair for pair in zip(cells, rows, strict=True) if pair[0].cell.model.name == model and pair[1][5]]
+        timed = [
+            pair
+            for pair in zip(cells, rows, strict=True)
+            if pair[0].cell.model.name == model and pair[1][5]
+        ]
         most = max((runs.world_size for runs, _ in timed), default=0)
         largest = [(runs, row) for runs, row in timed if runs.world_size == most]
-        if len({frozenset(runs.key.items()) for runs, _ in largest}) < 2 or place == STRATEGY_FIGURES:
+        if (
+            len({frozenset(runs.key.items()) for runs, _ in largest}) < 2
+            or place == STRATEGY_FIGURES
+        ):
             continue
         place += 1
         labels = short_names(dict.fromkeys(row[0] for _, row in largest))
         subsets = len({runs.gpus for runs, _ in largest}) > 1
         drawn = [
-            (labels[row[0]] + (f" · {gpu_list(runs.gpus)}" if subsets else ""), row[2], row[5]) for runs, row in largest
+            (labels[row[0]] + (f" · {gpu_list(runs.gpus)}" if subsets else ""), row[2], row[5])
+            for runs, row in largest
         ]
         what = f"{model} on {most} {unit_of(study)}"
         yield strategy_figure(drawn, f"strategies-{place}", what, bars(study), things_of(study))
 
 
 def _strategy_row(
-    study: Study, group: Sequence[Record], label: str, point: Point | None, told: Communication | None
+    study: Study,
+    group: Sequence[Record],
+    label: str,
+    point: Point | None,
+    told: Communication | None,
 ) -> tuple[Any, ...]:
     first = group[0]
     exposed = {} if told is None or told.exposed_ms is None else {EXPOSED: told.exposed_ms}
-    traced, hidden, communicated = (middle(group, name) for name in (TRACE_EXPOSED, TRACE_HIDDEN, TRACE_ALL))
+    traced, hidden, communicated = (
+        middle(group, name) for name in (TRACE_EXPOSED, TRACE_HIDDEN, TRACE_ALL)
+    )
     by_trace = {} if traced is None else {TRACE_EXPOSED: traced}
     ranks, exchange = first.cell.world_size, bounded(study, group, "comm/exchange_ms")
     size = first.model.get("gradient_bytes")
@@ -144,7 +185,9 @@ def _strategy_row(
     )  # fmt: skip
 
 
-def strategy_figure(rows: Sequence[tuple[str, str, Estimate]], name: str, what: str, bars: str, things: str) -> Picture:
+def strategy_figure(
+    rows: Sequence[tuple[str, str, Estimate]], name: str, what: str, bars: str, things: str
+) -> Picture:
     """Return images per second of (label, strategy, rate) rows as a figure, best first."""
     palette = colours(strategy for _, strategy, _ in rows)
     shown = sorted(rows, key=lambda row: (-row[2].value, row[0]))[:ROWS]
@@ -155,7 +198,9 @@ def strategy_figure(rows: Sequence[tuple[str, str, Estimate]], name: str, what: 
     axes.set_xlim(*window([rate for _, _, rate in shown]))
     axes.set_xlabel(f"{things}/s")
     axes.locator_params(axis="x", nbins=6)
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if abs(value) >= 100 else f"{value:g}")
+    axes.xaxis.set_major_formatter(
+        lambda value, _: f"{value:,.0f}" if abs(value) >= 100 else f"{value:g}"
+    )
     caption = f"{things.capitalize()} per second, {single_line(what)}.{bars} The axis does not begin at 0."
     return rendered(
         figure,

@@ -9,13 +9,13 @@ import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from pathlib import Path
 
-from analysis.findings.model import Findings
-from analysis.findings.study import Study
 from analysis.report.finding.main_point import main_point
-from analysis.report.names import run_name
 from analysis.report.section import Section
 from analysis.report.style import Picture
-from analysis.report.text import single_line
+from analysis.study.estimates import Findings
+from analysis.study.names import run_name
+from analysis.study.study import Study
+from analysis.text import single_line
 from analysis.trace.drawing.timeline_pdf import timeline_pdf
 from benchmarks.record import CellFolder, Record, RecordError, read, record_paths
 

@@ -5,15 +5,9 @@ from dataclasses import dataclass
 from textwrap import fill
 from typing import Any
 
-from analysis.findings.estimates import scaled
-from analysis.findings.labels import gpu_ids
-from analysis.findings.losses.clocks import NOT_TOLD
-from analysis.findings.model import Estimate, Findings, Waterfall, WaterfallPart
-from analysis.findings.runs import middle
-from analysis.findings.study import Study
+from analysis.findings.waterfall import NOT_TOLD
 from analysis.report.figures import REST, bare, more_in, text_right_of
 from analysis.report.measured_values import RATE, in_parentheses
-from analysis.report.names import of_unit, ran_alone, short_names, things_of, unit_of
 from analysis.report.numbers import NumberFormat, number
 from analysis.report.section import Section
 from analysis.report.style import (
@@ -30,7 +24,12 @@ from analysis.report.style import (
     within,
 )
 from analysis.report.tables import Column, Table
-from analysis.report.text import single_line
+from analysis.study.draws import scaled
+from analysis.study.estimates import Estimate, Findings, Waterfall, WaterfallPart
+from analysis.study.names import gpu_ids, ran_alone, short_names, things_of, unit_of
+from analysis.study.names import names_of_unit as of_unit
+from analysis.study.study import Study, middle
+from analysis.text import single_line
 
 WATERFALLS = 3
 PALE = 0.4
@@ -75,7 +74,9 @@ def waterfall(study: Study, findings: Findings) -> Section | None:
     if not rows:
         rates = middle(study.usable, RATE) is not None or not study.usable
         known = "To see where the loss comes from, run with waterfall=true." if rates else ""
-        lines.append(known or f"Not known: no cell that counts measured {things_of(study)} per second.")
+        lines.append(
+            known or f"Not known: no cell that counts measured {things_of(study)} per second."
+        )
     return Section(
         "waterfall",
         "Where the rate goes",
@@ -99,7 +100,9 @@ def waterfall_rows(one: Waterfall) -> list[Level | WaterfallPart]:
     above = [part for part in one.parts if part.above_ideal]
     spread = sum(part.lost.value for part in above if part.lost is not None)
     known = any(part.lost is not None for part in above)
-    top: list[Level | WaterfallPart] = [Level("all members alone", Estimate(one.ideal.value + spread))] if known else []
+    top: list[Level | WaterfallPart] = (
+        [Level("all members alone", Estimate(one.ideal.value + spread))] if known else []
+    )
     residual = Estimate(one.residual, one.residual_low, one.residual_high)
     return [
         *top,
@@ -116,13 +119,21 @@ def waterfall_figures(
 ) -> Iterator[Picture]:
     """Yield a figure for each waterfall: from the ideal rate down to the measured one, a bar for each known part."""
     for place, one in enumerate(waterfalls[:WATERFALLS], 1):
-        more = more_in(waterfalls, WATERFALLS, "more waterfall", "waterfall.csv") if place == WATERFALLS else ""
+        more = (
+            more_in(waterfalls, WATERFALLS, "more waterfall", "waterfall.csv")
+            if place == WATERFALLS
+            else ""
+        )
         how = " with the strategy" if one.with_strategy else ""
         slowest = f"{len(one.gpus)} × the slowest {unit.removesuffix('s')} alone{how}"
         caption = f"{single_line(names[one.label])}, {unit} {gpu_ids(one.gpus)}: from {slowest} to the measured rate."
         pale = " Pale: not told apart from 0." if any(map(_not_told_from_0, one.parts)) else ""
         yield _waterfall(
-            one, f"waterfall-{place}", f"{caption} The axis does not begin at 0.{pale}{more}", unit, things
+            one,
+            f"waterfall-{place}",
+            f"{caption} The axis does not begin at 0.{pale}{more}",
+            unit,
+            things,
         )
 
 
@@ -141,15 +152,28 @@ def _waterfall(one: Waterfall, name: str, caption: str, unit: str, things: str) 
             axes.plot([row.rate.low, row.rate.high], [y, y], color=INK, lw=1.2, zorder=3)
         text_right_of(axes, max(at, row.rate.high or at), y, number(at, "rate"))
     axes.set_yticks(
-        range(len(rows)), [fill(of_unit(single_line(row.name, 34), unit), max(18, for_width(34) - 6)) for row in rows]
+        range(len(rows)),
+        [
+            fill(of_unit(single_line(row.name, 34), unit), max(18, for_width(34) - 6))
+            for row in rows
+        ],
     )
     axes.invert_yaxis()
     axes.set_xlabel(f"{things}/s")
     axes.locator_params(axis="x", nbins=4 if for_width(4) >= 4 else 2)
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 100 else f"{value:g}")
+    axes.xaxis.set_major_formatter(
+        lambda value, _: f"{value:,.0f}" if value >= 100 else f"{value:g}"
+    )
     bare(axes)
-    keys = ("part", f"lost_{things.replace(' ', '_')}_per_second", f"{things.replace(' ', '_')}_per_second")
-    numbers = [(row.name, *((row.lost, None) if isinstance(row, WaterfallPart) else (None, row.rate))) for row in rows]
+    keys = (
+        "part",
+        f"lost_{things.replace(' ', '_')}_per_second",
+        f"{things.replace(' ', '_')}_per_second",
+    )
+    numbers = [
+        (row.name, *((row.lost, None) if isinstance(row, WaterfallPart) else (None, row.rate)))
+        for row in rows
+    ]
     return rendered(figure, name, caption, drawn(keys, numbers))
 
 
@@ -177,7 +201,18 @@ def _step(axes: Any, y: int, at: float, part: WaterfallPart, ideal: float) -> fl
     colour = REST if part.name == "residual" else LOSS if lost >= 0 else GAIN
     hatch = HATCHES.get(colour, "")
     alpha = PALE if _not_told_from_0(part) else 1.0
-    axes.barh(y, -lost, left=at, height=0.58, color=colour, hatch=hatch, edgecolor=HATCH, lw=0, alpha=alpha, zorder=2)
+    axes.barh(
+        y,
+        -lost,
+        left=at,
+        height=0.58,
+        color=colour,
+        hatch=hatch,
+        edgecolor=HATCH,
+        lw=0,
+        alpha=alpha,
+        zorder=2,
+    )
     ends = [at, at - lost]
     if part.lost.low is not None and part.lost.high is not None:
         axes.plot([at - part.lost.high, at - part.lost.low], [y, y], color=INK, lw=1.0, zorder=3)

@@ -4,13 +4,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from analysis.findings.baselines import EFFICIENCY
-from analysis.findings.communication.exposed import EXPOSED
-from analysis.findings.estimates import scaled
-from analysis.findings.model import Findings, WireLine, WirePoint
-from analysis.findings.study import Study
-from analysis.findings.wires.lines import SOURCES, efficiency_of, line_of
+from analysis.findings.communication import EXPOSED
+from analysis.findings.links import SOURCES, efficiency_of, line_of
 from analysis.report.figures import more_in
-from analysis.report.names import short_names, unit_of
 from analysis.report.numbers import NumberFormat, estimate, interval, number
 from analysis.report.section import Section
 from analysis.report.style import (
@@ -28,15 +24,25 @@ from analysis.report.style import (
     rendered,
 )
 from analysis.report.tables import Column, Table
-from analysis.report.text import count, first_lines, sentence, single_line
+from analysis.study.draws import scaled
+from analysis.study.estimates import Findings, WireLine, WirePoint
+from analysis.study.names import short_names, unit_of
+from analysis.study.study import Study
+from analysis.text import count, first_lines, sentence, single_line
 
 FIGURES = 4
 HEIGHT = 3.0  # inches, on the page
 BAND = 60  # points of a drawn band
-LETTER_IN, LINE_IN, AXIS_IN = 0.07, 0.15, 0.6  # of a label; and between the edges of figure and axes
+LETTER_IN, LINE_IN, AXIS_IN = (
+    0.07,
+    0.15,
+    0.6,
+)  # of a label; and between the edges of figure and axes
 # GB/s that the upper axis may name.
 SPEEDS = (1, 2, 3, 5, 7, 10, 15, 20, 30, 50, 70, 100, 150, 200, 300, 500, 700, 1000)
-PLACES = tuple((side, up) for up in (0, 1, -1, 2, -2) for side in (1, -1))  # of a label around its point, nearest first
+PLACES = tuple(
+    (side, up) for up in (0, 1, -1, 2, -2) for side in (1, -1)
+)  # of a label around its point, nearest first
 TOLD = COLOURS["vermillion"][0]
 MS = NumberFormat(decimals=2)
 
@@ -100,13 +106,18 @@ def wire_lines(study: Study, findings: Findings) -> Section | None:
 
 
 def _lost(line: WireLine) -> str:
-    return {EFFICIENCY: "against one GPU", EXPOSED: "to communication"}.get(line.quantity, "to the strategy")
+    return {EFFICIENCY: "against one GPU", EXPOSED: "to communication"}.get(
+        line.quantity, "to the strategy"
+    )
 
 
 def _sentences(line: WireLine, name: str) -> list[str]:
     share = estimate(line.share, "share")
     told = [point for point in line.points if point.verdict]
-    words = {EFFICIENCY: "a step takes longer than alone by", EXPOSED: "of communication a step does not hide"}
+    words = {
+        EFFICIENCY: "a step takes longer than alone by",
+        EXPOSED: "of communication a step does not hide",
+    }
     begins = words.get(line.quantity, "the strategy costs a step")
     takes = "takes alone" if line.source == "exchange" else "needs on its links"
     text = (
@@ -119,7 +130,9 @@ def _sentences(line: WireLine, name: str) -> list[str]:
             "The links have only two speeds here, and a line goes through any two points: no cell between them tests it."
         )
     if line.bends:
-        said.append("Its cells bend away from the line, so it says little of speeds between them: look at the figure.")
+        said.append(
+            "Its cells bend away from the line, so it says little of speeds between them: look at the figure."
+        )
     return said + first_lines(sentence(_told(point)) for point in told)
 
 
@@ -128,7 +141,9 @@ def _told(point: WirePoint) -> str:
         expected = interval(point.expected_efficiency, "share")
         measured = f"efficiency {number(point.efficiency, 'share')}, expected {expected}"
     else:
-        measured = f"{number(point.lost_ms, MS)} ms a step, expected {interval(point.expected_ms, MS)}"
+        measured = (
+            f"{number(point.lost_ms, MS)} ms a step, expected {interval(point.expected_ms, MS)}"
+        )
     return f"GPUs {point.label}: this subset loses {point.verdict} time than its link speed explains ({measured})"
 
 
@@ -142,7 +157,14 @@ def wire_line_figures(study: Study, lines: Sequence[WireLine]) -> Iterator[Pictu
         _draw_line(axes, line, colour)
         for point in line.points:
             look = {"color": TOLD, "markerfacecolor": PAPER} if point.verdict else {"color": colour}
-            axes.plot(point.wire_ms, _value(line, point), marker(line.strategy), zorder=3, markeredgewidth=1.4, **look)
+            axes.plot(
+                point.wire_ms,
+                _value(line, point),
+                marker(line.strategy),
+                zorder=3,
+                markeredgewidth=1.4,
+                **look,
+            )
         _finish(axes, line)
         _label(axes, line)
         what = {EFFICIENCY: "Efficiency", EXPOSED: "Exposed communication"}.get(
@@ -185,7 +207,14 @@ def _draw_line(axes: Any, line: WireLine, colour: str) -> None:
     if line.quantity == EFFICIENCY and line.alone_ms is not None:
         expected = [scaled(efficiency_of(line.alone_ms, one), 100.0) for one in expected]
     axes.plot(xs, [one.value for one in expected], color=colour, lw=1.4, zorder=2)
-    axes.fill_between(xs, [one.low for one in expected], [one.high for one in expected], color=colour, alpha=0.16, lw=0)
+    axes.fill_between(
+        xs,
+        [one.low for one in expected],
+        [one.high for one in expected],
+        color=colour,
+        alpha=0.16,
+        lw=0,
+    )
     axes.set_xlim(0, most)
     values = [_value(line, point) for point in line.points]
     ends = [one.value for one in expected]
@@ -207,7 +236,9 @@ def _finish(axes: Any, line: WireLine) -> None:
     ticks: list[tuple[float, int]] = []
     for speed in reversed(SPEEDS):
         at = megabytes[0] / speed
-        if 0.7 * line.points[0].wire_ms <= at <= most and (not ticks or at - ticks[-1][0] > 0.09 * most):
+        if 0.7 * line.points[0].wire_ms <= at <= most and (
+            not ticks or at - ticks[-1][0] > 0.09 * most
+        ):
             ticks.append((at, speed))
     above = axes.twiny()
     above.set_xlim(axes.get_xlim())
@@ -223,7 +254,10 @@ def _label(axes: Any, line: WireLine) -> None:
     letter = LETTER_IN / (figure_width() - AXIS_IN)
     line_height = LINE_IN / (axes.figure.get_figheight() - AXIS_IN)
     spots = {
-        id(point): ((point.wire_ms - left) / (right - left), (_value(line, point) - low) / (high - low))
+        id(point): (
+            (point.wire_ms - left) / (right - left),
+            (_value(line, point) - low) / (high - low),
+        )
         for point in line.points
     }
     taken: list[tuple[float, float, float, float]] = [
@@ -237,7 +271,9 @@ def _label(axes: Any, line: WireLine) -> None:
             up = lines * line_height
             box = (start, start + width, y + up - line_height / 2, y + up + line_height / 2)
             inside = box[0] >= 0 and box[1] <= 1.0 and box[2] >= 0 and box[3] <= 1
-            if inside and not any(box[0] < b and box[1] > a and box[2] < d and box[3] > c for a, b, c, d in taken):
+            if inside and not any(
+                box[0] < b and box[1] > a and box[2] < d and box[3] > c for a, b, c, d in taken
+            ):
                 taken.append(box)
                 axes.text(
                     start, y + up, single_line(point.label, 40), transform=axes.transAxes, va="center", fontsize=8,

@@ -5,10 +5,8 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from analysis.findings.across.differences import side_by_side
-from analysis.findings.across.sides import Asked, Side, open_sides, studies_in
+from analysis.findings.between_studies import Asked, Side, open_sides, side_by_side, studies_in
 from analysis.findings.examine import findings_of
-from analysis.findings.model import Findings
 from analysis.gc_pause import gc_paused
 from analysis.report.contents import benchmark_sections
 from analysis.report.finding.sentences import sentences as of_one_study
@@ -19,7 +17,8 @@ from analysis.report.several.machines import machines, studies
 from analysis.report.several.scaling import scaling, shared_curves
 from analysis.report.several.sentences import sentences
 from analysis.report.style import ON_PAGE, style
-from analysis.report.text import count, join_words, sentence, single_line
+from analysis.study.estimates import Findings
+from analysis.text import count, join_words, sentence, single_line
 from analysis.verification.quick import QuickCheck
 
 NAMES = 3  # of studies in the title and in the name of the folder
@@ -43,12 +42,16 @@ def examine_several(asked: Sequence[Asked], width: str = ON_PAGE) -> tuple[Repor
             )
     few = len(sides) <= NAMES
     names = join_words(
-        [side.name for side in sides] if few else [one.label or one.folder.resolve().name for one in asked]
+        [side.name for side in sides]
+        if few
+        else [one.label or one.folder.resolve().name for one in asked]
     )
     records = sum(len(side.study.records) for side in sides)
     kept = "each with its own baselines, repeats and noise floor"
     setting = f"{count(len({side.folder for side in sides}), 'study', 'studies')} · {count(records, 'run')} · {kept}"
-    return Report(single_line(names, 200), setting, tuple(sentences(sides, shared, curves)), (), sections), sides
+    return Report(
+        single_line(names, 200), setting, tuple(sentences(sides, shared, curves)), (), sections
+    ), sides
 
 
 def _each(sides: Sequence[Side], findings: dict[str, Findings]) -> Section:
@@ -56,7 +59,9 @@ def _each(sides: Sequence[Side], findings: dict[str, Findings]) -> Section:
     lines = []
     for side in sides:
         with style():
-            said = of_one_study(side.study, findings[side.name], benchmark_sections(side.study, findings[side.name]))
+            said = of_one_study(
+                side.study, findings[side.name], benchmark_sections(side.study, findings[side.name])
+            )
         lines.append(sentence(f"{side.name}: {' '.join(said[:OWN])}"))
     return Section("each", "Each by itself", tuple(lines))
 
@@ -66,7 +71,9 @@ def default_folder(asked: Sequence[Asked]) -> Path:
     folders = [folder for one in asked for folder in studies_in(one.folder)]
     first = asked[0].folder.resolve()
     parent = first.parent if folders[0].resolve() == first else first
-    digest = hashlib.sha256("\n".join(str(folder.resolve()) for folder in folders).encode()).hexdigest()[:6]
+    digest = hashlib.sha256(
+        "\n".join(str(folder.resolve()) for folder in folders).encode()
+    ).hexdigest()[:6]
     names = "-".join(one.folder.resolve().name for one in asked[:NAMES])
     return parent / f"report-{names}-{digest}"
 

@@ -3,13 +3,18 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from analysis.findings.across.differences import FASTER, SLOWER, UNKNOWN, CellDifference, CellOnSide, SharedCell
-from analysis.findings.across.sides import Side
 from analysis.findings.baselines import EFFICIENCY
-from analysis.findings.communication.exposed import EXCHANGE, EXPOSED
-from analysis.findings.rates import IMAGES_PER_SECOND
+from analysis.findings.between_studies import (
+    FASTER,
+    SLOWER,
+    UNKNOWN,
+    CellDifference,
+    CellOnSide,
+    SharedCell,
+    Side,
+)
+from analysis.findings.communication import EXCHANGE, EXPOSED
 from analysis.report.figures import REST, ROWS, bare, dot, more_in, row_label, rows_figure
-from analysis.report.names import short_names, unit_of_cells
 from analysis.report.numbers import central, number, of_metric
 from analysis.report.section import Section
 from analysis.report.several.look import Look, looks
@@ -26,7 +31,9 @@ from analysis.report.style import (
     window,
 )
 from analysis.report.tables import Column, Table, Value, metric_column
-from analysis.report.text import count, first_lines, single_line
+from analysis.study.names import short_names, unit_of_cells
+from analysis.study.rates import IMAGES_PER_SECOND
+from analysis.text import count, first_lines, single_line
 from benchmarks.record.metrics import metric as entry_of
 from conf.cell import counted
 
@@ -42,15 +49,26 @@ def cells(sides: Sequence[Side], shared: Sequence[SharedCell]) -> Section:
         return Section("cells", "The same cells beside each other", (line,))
     look = looks(sides)
     pictures = (*_bars(shared, look), *_differences(shared, look))
-    return Section("cells", "The same cells beside each other", _notes(shared), pictures, (_table(shared),))
+    return Section(
+        "cells", "The same cells beside each other", _notes(shared), pictures, (_table(shared),)
+    )
 
 
 def _notes(shared: Sequence[SharedCell]) -> tuple[str, ...]:
     """Return why cells have no verdict, or what qualifies it, and what checks said of their runs."""
-    against = [(cell, one.against) for cell in shared for one in cell.places if one.against is not None]
+    against = [
+        (cell, one.against) for cell in shared for one in cell.places if one.against is not None
+    ]
     reasons = Counter(one.why for _, one in against if one.why)
     doubts = [f"{cell.name}: {one.doubts}." for cell, one in against if one.doubts]
-    return tuple(first_lines([*(f"{count(number, 'difference')}: {why}." for why, number in reasons.items()), *doubts]))
+    return tuple(
+        first_lines(
+            [
+                *(f"{count(number, 'difference')}: {why}." for why, number in reasons.items()),
+                *doubts,
+            ]
+        )
+    )
 
 
 def _table(shared: Sequence[SharedCell]) -> Table:
@@ -68,7 +86,9 @@ def _table(shared: Sequence[SharedCell]) -> Table:
                 *_against(one.against), first.side.name if one.against else "", one.runs.cell.benchmark["name"],
             ))  # fmt: skip
     doubtful = frozenset(
-        place for place, one in enumerate(one for cell in shared for one in cell.places) if one.runs.suspect
+        place
+        for place, one in enumerate(one for cell in shared for one in cell.places)
+        if one.runs.suspect
     )
     return Table(
         "cells",
@@ -93,7 +113,12 @@ def _plain(one: CellOnSide, metric: str, main: str) -> Value:
 def _against(one: CellDifference | None) -> tuple[Value, ...]:
     if one is None:
         return None, None, "", ""
-    return one.change, one.smallest, one.verdict, "; ".join(text for text in (one.why, one.doubts) if text)
+    return (
+        one.change,
+        one.smallest,
+        one.verdict,
+        "; ".join(text for text in (one.why, one.doubts) if text),
+    )
 
 
 def unit_of(metric: str, cells: Iterable[SharedCell]) -> str:
@@ -137,7 +162,10 @@ def _bars(shared: Sequence[SharedCell], look: Mapping[str, Look]) -> Iterator[Pi
     bare(axes)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axes.locator_params(axis="x", nbins=5)
-    things, unit = _things(shown), unit_of_cells(one.runs.cell for cell in shown for one in cell.places)
+    things, unit = (
+        _things(shown),
+        unit_of_cells(one.runs.cell for cell in shown for one in cell.places),
+    )
     axes.set_xlabel(f"{things}/s per {unit.removesuffix('s')}")
     yield rendered(
         figure, "cells",
@@ -166,16 +194,26 @@ def _differences(shared: Sequence[SharedCell], look: Mapping[str, Look]) -> Iter
     firsts = {cell.places[0].side.name for cell, *_ in shown}
     for y, (cell, one, against, change) in enumerate(shown):
         axes.plot([0, 0], [y - 0.09, y + 0.25], color=MUTED, lw=0.9, zorder=1)
-        colour = {FASTER: COLOURS["blue"][0], SLOWER: COLOURS["vermillion"][0]}.get(against.verdict, REST)
+        colour = {FASTER: COLOURS["blue"][0], SLOWER: COLOURS["vermillion"][0]}.get(
+            against.verdict, REST
+        )
         dot(axes, y, change, colour, "o")
-        told = _pair(one.side.name, cell.places[0].side.name, look) if len(firsts) > 1 else look[one.side.name].name
+        told = (
+            _pair(one.side.name, cell.places[0].side.name, look)
+            if len(firsts) > 1
+            else look[one.side.name].name
+        )
         verdict = f", {against.verdict}" if against.verdict in (FASTER, SLOWER) else ""
-        row_label(axes, y, f"{told}: {names[cell.name]}", f"{number(change.value, 'change')}{verdict}")
+        row_label(
+            axes, y, f"{told}: {names[cell.name]}", f"{number(change.value, 'change')}{verdict}"
+        )
     axes.set_xlim(*window([change for *_, change in shown], [0.0]))
     axes.set_xlabel("difference of the rate")
     against_what = f"to {firsts.pop()}" if len(firsts) == 1 else "to the first that has the cell"
     axes.locator_params(axis="x", nbins=6)
-    axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:+.3g} %".replace("-", "−") if value else "0")
+    axes.xaxis.set_major_formatter(
+        lambda value, _: f"{100 * value:+.3g} %".replace("-", "−") if value else "0"
+    )
     yield rendered(
         figure, "differences", f"Differences {against_what} with 95 % intervals, the largest first. Grey: no difference seen."
         + more_in(judged, ROWS, "more difference", "cells.csv"),

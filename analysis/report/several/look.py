@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from analysis.findings.across.sides import Side
-from analysis.report.names import legend_names
+from analysis.findings.between_studies import Side
 from analysis.report.style import COLOURS, MARKERS
+from analysis.study.names import legend_names
 
 _ORDER = ("blue", "vermillion", "green", "purple", "orange", "sky", "brown", "grey")
 LEGEND_LENGTH = 24  # characters
@@ -24,6 +24,8 @@ def looks(sides: Sequence[Side]) -> dict[str, Look]:
     """Return {name of a side: how it looks}."""
     short = legend_names([side.name for side in sides], LEGEND_LENGTH)
     return {
-        side.name: Look(short[side.name], COLOURS[_ORDER[place % len(_ORDER)]][0], MARKERS[place % len(MARKERS)])
+        side.name: Look(
+            short[side.name], COLOURS[_ORDER[place % len(_ORDER)]][0], MARKERS[place % len(MARKERS)]
+        )
         for place, side in enumerate(sides)
     }

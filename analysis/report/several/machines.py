@@ -3,29 +3,42 @@
 from collections.abc import Sequence
 from datetime import datetime, timezone
 
-from analysis.findings.across.sides import Side
-from analysis.findings.across.surroundings import differing
+from analysis.findings.between_studies import Side, differing
 from analysis.report.section import Section
 from analysis.report.tables import Column, Table, Value
-from analysis.report.text import count, first_lines, single_line
+from analysis.text import count, first_lines, single_line
 
 
 def machines(sides: Sequence[Side]) -> Section:
     """Return what differs, a row for each side, and what they share in a sentence."""
     apart, shared = differing(sides)
-    lines = [] if apart else ["The records tell of no difference between the machines, the software and the code."]
+    lines = (
+        []
+        if apart
+        else ["The records tell of no difference between the machines, the software and the code."]
+    )
     if shared:
-        lines.append(f"The same in all: {'; '.join(f'{name} {value}' for name, value in shared.items())}.")
+        lines.append(
+            f"The same in all: {'; '.join(f'{name} {value}' for name, value in shared.items())}."
+        )
     table = Table(
         "differs",
         "What differs.",
-        (Column("side", "machine or study"), *(Column(name.replace(" ", "_"), name) for name in apart)),
-        tuple((side.name, *(apart[name][place] for name in apart)) for place, side in enumerate(sides))
+        (
+            Column("side", "machine or study"),
+            *(Column(name.replace(" ", "_"), name) for name in apart),
+        ),
+        tuple(
+            (side.name, *(apart[name][place] for name in apart)) for place, side in enumerate(sides)
+        )
         if apart
         else (),
     )
     return Section(
-        "machines", "What differs between them", tuple(single_line(line, 1500) for line in lines), tables=(table,)
+        "machines",
+        "What differs between them",
+        tuple(single_line(line, 1500) for line in lines),
+        tables=(table,),
     )
 
 
@@ -37,7 +50,9 @@ def studies(sides: Sequence[Side]) -> Section:
         study = side.study
         times = [record.started_at for record in study.records]
         days = dict.fromkeys(
-            datetime.fromtimestamp(at, timezone.utc).strftime("%Y-%m-%d") for at in (min(times), max(times)) if times
+            datetime.fromtimestamp(at, timezone.utc).strftime("%Y-%m-%d")
+            for at in (min(times), max(times))
+            if times
         )
         suspect = sum(record.validity.verdict == "suspect" for record in study.usable)
         rows.append((

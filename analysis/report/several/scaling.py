@@ -3,17 +3,15 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from analysis.findings.across.asked import CellId, curve_id, names
-from analysis.findings.across.sides import Side
-from analysis.findings.labels import gpu_ids
-from analysis.findings.model import Curve, Scaling
+from analysis.findings.between_studies import CellId, Side, curve_id, names
 from analysis.report.curves import DrawnCurve, efficiencies, efficiency_figure
-from analysis.report.names import things_of, unit_of
 from analysis.report.section import Section
 from analysis.report.several.look import Look, looks
 from analysis.report.style import Picture
 from analysis.report.tables import Column, Table
-from analysis.report.text import count, single_line
+from analysis.study.estimates import Curve, Scaling
+from analysis.study.names import gpu_ids, things_of, unit_of
+from analysis.text import count, single_line
 
 PANELS = 3  # figures
 CURVES = 8  # of one figure
@@ -27,7 +25,9 @@ class SharedCurve:
     places: tuple[tuple[Side, Curve], ...]
 
 
-def shared_curves(sides: Sequence[Side], scalings: Mapping[str, Scaling]) -> tuple[SharedCurve, ...]:
+def shared_curves(
+    sides: Sequence[Side], scalings: Mapping[str, Scaling]
+) -> tuple[SharedCurve, ...]:
     """Return the curves with an efficiency that two sides or more have; `scalings` are those of the sides, by name."""
     found: dict[CellId, dict[str, tuple[Side, Curve]]] = {}
     for side in sides:
@@ -37,7 +37,9 @@ def shared_curves(sides: Sequence[Side], scalings: Mapping[str, Scaling]) -> tup
                 continue
             asked = curve_id(records[0].cell)
             known = found.setdefault(asked, {}).get(side.name)
-            if known is None or len(known[1].points) < len(curve.points):  # of two versions the longer curve
+            if known is None or len(known[1].points) < len(
+                curve.points
+            ):  # of two versions the longer curve
                 found[asked][side.name] = side, curve
     shared = [asked for asked, of_sides in found.items() if len(of_sides) > 1]
     named = names(shared)
@@ -48,9 +50,7 @@ def scaling(sides: Sequence[Side], shared: Sequence[SharedCurve]) -> Section:
     """Return the curves together, as figures and a table."""
     title = "Efficiency on each"
     if not shared:
-        line = (
-            "No curve of efficiency is of two of them: it needs the same model, strategy and settings, and a baseline."
-        )
+        line = "No curve of efficiency is of two of them: it needs the same model, strategy and settings, and a baseline."
         return Section("scaling", title, (line,))
     units = dict.fromkeys(unit_of(side.study) for curve in shared for side, _ in curve.places)
     rows = tuple(
@@ -81,11 +81,15 @@ def _figures(shared: Sequence[SharedCurve], look: Mapping[str, Look]) -> Iterato
     panels = sorted(shared, key=lambda curve: -len(curve.places))[:PANELS]
     for place, curve in enumerate(panels, 1):
         drawn = [
-            DrawnCurve(look[side.name].name, one.points, look[side.name].colour, look[side.name].marker)
+            DrawnCurve(
+                look[side.name].name, one.points, look[side.name].colour, look[side.name].marker
+            )
             for side, one in curve.places[:CURVES]
         ]
         units = dict.fromkeys(unit_of(side.study) for side, _ in curve.places)
-        more = f" {count(len(curve.places) - CURVES, 'more curve')} in points.csv." * (len(curve.places) > CURVES)
+        more = f" {count(len(curve.places) - CURVES, 'more curve')} in points.csv." * (
+            len(curve.places) > CURVES
+        )
         kinds = " and ".join(dict.fromkeys(one.kind for _, one in curve.places))
         yield efficiency_figure(
             drawn, " or ".join(units), f"efficiency-{place}",

@@ -69,7 +69,9 @@ def draw_timeline(trace: Trace, window: Window) -> str:
         y += _GAP
     axis = _axis(window, y)
     if len(drawn) < len(trace.ranks):
-        parts.append(_text(_LEFT, y + 12, f"{len(drawn)} of {len(trace.ranks)} ranks drawn", "soft"))
+        parts.append(
+            _text(_LEFT, y + 12, f"{len(drawn)} of {len(trace.ranks)} ranks drawn", "soft")
+        )
         y += 18
     width, height = _LEFT + _PLOT + _RIGHT, y + _BOTTOM
     length = (window.end - window.start) / 1e6
@@ -102,7 +104,9 @@ def _lanes(rank: RankTrace, trace: Trace, meetings: Meetings, window: Window) ->
             found = intersect(union(spans[inside & (lane == stream)]), here)
             of_stream = boxes.setdefault(stream, {})
             of_stream[kind] = union(of_stream.get(kind, NOTHING), found)
-    busy = sorted(boxes, key=lambda stream: (-sum(total(spans) for spans in boxes[stream].values()), stream))
+    busy = sorted(
+        boxes, key=lambda stream: (-sum(total(spans) for spans in boxes[stream].values()), stream)
+    )
     what = "thread" if rank.on_host else "stream"
     apart = busy if len(busy) <= _LANES else busy[: _LANES - 1]
     lanes = [_Lane(f"{what} {stream}", boxes[stream]) for stream in sorted(apart)]
@@ -112,12 +116,18 @@ def _lanes(rank: RankTrace, trace: Trace, meetings: Meetings, window: Window) ->
         lanes.append(_Lane(f"{len(rest)} other {what}s", kinds))
     exposed = intersect(subtract(rank.communication, rank.work), here)
     lanes.append(_Lane("exposed", {"exposed": exposed}))
-    named = [number for number in np.unique(rank.ranges.name).tolist() if trace.names[number].lower() in _ON_HOST]
+    named = [
+        number
+        for number in np.unique(rank.ranges.name).tolist()
+        if trace.names[number].lower() in _ON_HOST
+    ]
     ranges = rank.ranges.where(np.isin(rank.ranges.name, named) & (rank.ranges.end > window.start))
     ranges = ranges.where(ranges.start < window.end)
     if len(ranges):
         rows = zip(ranges.start.tolist(), ranges.end.tolist(), ranges.name.tolist(), strict=True)
-        texts = tuple((max(a, window.start), min(b, window.end), trace.names[name]) for a, b, name in rows)
+        texts = tuple(
+            (max(a, window.start), min(b, window.end), trace.names[name]) for a, b, name in rows
+        )
         lanes.insert(0, _Lane("host", {}, texts))
     return lanes
 
@@ -142,7 +152,9 @@ def _rank_header(rank: RankTrace, meetings: Meetings, window: Window, y: int) ->
         bare = total(intersect(subtract(rank.communication, rank.work), here)) / 1e6
         said = f"communication {spent:.3f} ms, exposed {bare:.3f} ms"
         if meetings.waits(rank) is not None:
-            said += f", waiting {total(intersect(union(_split(rank, meetings)[0]), here)) / 1e6:.3f} ms"
+            said += (
+                f", waiting {total(intersect(union(_split(rank, meetings)[0]), here)) / 1e6:.3f} ms"
+            )
     return _text(16, y + 20, name, "rank") + _text(_LEFT + _PLOT, y + 20, said, "soft end")
 
 
@@ -184,7 +196,9 @@ def _axis(window: Window, bottom: int) -> str:
     for number in range(int(length / step) + 1):
         x = _LEFT + number * step / length * _PLOT
         unit = " ms" if number == 0 else ""
-        parts.append(f'<path d="M{x:.2f} {_TOP - 4}V{bottom}" stroke="#c9ced4" stroke-width="0.6"/>')
+        parts.append(
+            f'<path d="M{x:.2f} {_TOP - 4}V{bottom}" stroke="#c9ced4" stroke-width="0.6"/>'
+        )
         parts.append(_text(x, _TOP - 9, f"{number * step:.{digits}f}{unit}", "mid soft"))
     return "\n".join(parts)
 
@@ -195,14 +209,18 @@ def _legend(y: int) -> str:
         needed = 28 + _LETTER * len(words)
         if x + needed > _LEFT + _PLOT:
             x, y = float(_LEFT), y + 18
-        parts.append(f'<rect x="{x:.0f}" y="{y - 10}" width="22" height="12" fill="{fill}" stroke="{outline}"/>')
+        parts.append(
+            f'<rect x="{x:.0f}" y="{y - 10}" width="22" height="12" fill="{fill}" stroke="{outline}"/>'
+        )
         parts.append(_text(x + 28, y, words))
         x += needed + 16
     return "\n".join(parts)
 
 
 def _text(x: float, y: float, words: str, style: str = "") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}"{f" class={style!r}" if style else ""}>{_safe(words)}</text>'
+    return (
+        f'<text x="{x:.1f}" y="{y:.1f}"{f" class={style!r}" if style else ""}>{_safe(words)}</text>'
+    )
 
 
 def _safe(words: str) -> str:

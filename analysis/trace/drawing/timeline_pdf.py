@@ -18,7 +18,10 @@ WIDTH_IN = 7.0
 _ELEMENTS = 20_000  # more than 16 ranks have
 _SVG = "{http://www.w3.org/2000/svg}"
 _FONT_PX = {"title": (15, "bold"), "rank": (12, "bold"), "": (11, "normal")}
-_PATTERNS = {"url(#copy)": ("#cfe8da", "||||||", "#2e6b4a"), "url(#wait)": ("#fdf0e4", "//////", "#d9641e")}
+_PATTERNS = {
+    "url(#copy)": ("#cfe8da", "||||||", "#2e6b4a"),
+    "url(#wait)": ("#fdf0e4", "//////", "#d9641e"),
+}
 _COLOUR = re.compile(r"#[0-9a-f]{6}")
 _STEP = re.compile(r"([MVhvz])([-0-9. ]*)")
 _STYLE: Any = {

@@ -3,19 +3,18 @@
 from collections.abc import Sequence
 from statistics import fmean
 
-from analysis.findings import labels
-from analysis.findings.labels import gpu_ids
-from analysis.findings.model import Estimate, Findings
-from analysis.findings.study import Study
 from analysis.prediction.forecast import FEWEST_HELD_OUT, LEVEL
-from analysis.report.names import ran_alone, short_names, unit_of
 from analysis.report.numbers import NumberFormat, number
 from analysis.report.section import Section
 from analysis.report.sections.forecasts.curve import curves
 from analysis.report.sections.forecasts.known import MOST_CELLS, CellForecast, StudyForecasts, known
 from analysis.report.sections.forecasts.scatter import scatter
 from analysis.report.tables import Column, Table, Value
-from analysis.report.text import count
+from analysis.study import names as labels
+from analysis.study.estimates import Estimate, Findings
+from analysis.study.names import gpu_ids, ran_alone, short_names, unit_of
+from analysis.study.study import Study
+from analysis.text import count
 
 PLACE = 33  # after the wires
 MS = NumberFormat(decimals=2)
@@ -50,13 +49,20 @@ def forecasts(study: Study, findings: Findings) -> Section | None:
         frozenset(place for place, one in enumerate(found.forecasts) if one.inside is False),
     )  # fmt: skip
     return Section(
-        "forecasts", "Forecast and measured", tuple(_lines(found, on, alone)), pictures, (table,), place=PLACE
+        "forecasts",
+        "Forecast and measured",
+        tuple(_lines(found, on, alone)),
+        pictures,
+        (table,),
+        place=PLACE,
     )
 
 
 def _names(study: Study, told: Sequence[CellForecast]) -> dict[str, tuple[str, str]]:
     """Return {record_id: (name of its cell, its GPUs)}; a run with a forecast of its own says which of the cell's runs it is."""
-    of_records = {record.record_id: (runs, record) for runs in study.runs for record in runs.records}
+    of_records = {
+        record.record_id: (runs, record) for runs in study.runs for record in runs.records
+    }
     found = {one.record_id: of_records[one.record_id] for one in told}
     said = {name: labels.label(study, runs) for name, (runs, _) in found.items()}
     short = short_names(dict.fromkeys(said.values()))

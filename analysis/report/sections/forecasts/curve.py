@@ -4,14 +4,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.findings.model import Estimate
-from analysis.findings.study import Study
 from analysis.prediction.asked import Subset, questions
 from analysis.prediction.calibration import Calibrated
 from analysis.prediction.cells import Question, Workload
 from analysis.prediction.draws import best
 from analysis.prediction.forecast import LEVEL, Forecast, forecast
-from analysis.report.names import things_of, unit_of
 from analysis.report.numbers import estimate, number
 from analysis.report.sections.forecasts.known import StudyForecasts
 from analysis.report.style import (
@@ -31,7 +28,10 @@ from analysis.report.style import (
     spread,
     within,
 )
-from analysis.report.text import count, single_line
+from analysis.study.estimates import Estimate
+from analysis.study.names import things_of, unit_of
+from analysis.study.study import Study
+from analysis.text import count, single_line
 
 FIGURES = 3
 # The curve goes to twice as many GPUs as were measured, at least to 8: no machine that we know holds many more.
@@ -52,7 +52,11 @@ class ForecastCurve:
 def curves(study: Study, found: StudyForecasts) -> Iterator[Picture]:
     """Yield a figure for each of the first workloads and strategies that can be forecast on more GPUs than were measured."""
     calibration = found.calibration
-    if calibration is None or not calibration.several or any(one.question.hosts > 1 for one in calibration.several):
+    if (
+        calibration is None
+        or not calibration.several
+        or any(one.question.hosts > 1 for one in calibration.several)
+    ):
         return
     most = max(one.ranks for one in calibration.several)
     sizes = _sizes(max(TIMES_MEASURED * most, FEWEST_GPUS))
@@ -70,11 +74,15 @@ def _sizes(most: int) -> list[int]:
     return [size for size in (2**power for power in range(20)) if size <= most]
 
 
-def _curves(calibration: Calibrated, scores: Sequence[float], asked: Sequence[Question]) -> Iterator[ForecastCurve]:
+def _curves(
+    calibration: Calibrated, scores: Sequence[float], asked: Sequence[Question]
+) -> Iterator[ForecastCurve]:
     """Yield a curve for each workload and strategy of some questions; sizes without a forecast are left out."""
     for workload, strategy in dict.fromkeys((one.workload, one.strategy) for one in asked):
         points, measured = [], []
-        for question in (one for one in asked if (one.workload, one.strategy) == (workload, strategy)):
+        for question in (
+            one for one in asked if (one.workload, one.strategy) == (workload, strategy)
+        ):
             try:
                 made = forecast(calibration, question, scores)
             except ValueError:  # a wire, or the strategy's own work, is not known
@@ -91,7 +99,10 @@ def _curves(calibration: Calibrated, scores: Sequence[float], asked: Sequence[Qu
 
 def _same(one: Question, other: Question) -> bool:
     """Tell whether two cells differ in their GPUs alone."""
-    here, there = ((each.workload, each.batch_size, each.options, each.wire, each.ranks) for each in (one, other))
+    here, there = (
+        (each.workload, each.batch_size, each.options, each.wire, each.ranks)
+        for each in (one, other)
+    )
     return here == there
 
 
@@ -105,7 +116,11 @@ def _band(made: Forecast) -> Estimate:
 
 def _null(size: int, made: Forecast) -> float:
     """Return the efficiency that the null model says; one GPU has all of it."""
-    return made.efficiency * made.step_ms / made.null_step_ms if made.null_step_ms and size > 1 else 1.0
+    return (
+        made.efficiency * made.step_ms / made.null_step_ms
+        if made.null_step_ms and size > 1
+        else 1.0
+    )
 
 
 def _figure(study: Study, curve: ForecastCurve, most: int, name: str, more: str) -> Picture:
@@ -117,15 +132,33 @@ def _figure(study: Study, curve: ForecastCurve, most: int, name: str, more: str)
     axes.axvspan(1, most, color=RULE, alpha=0.45, lw=0, zorder=0)
     axes.axhline(1.0, color=MUTED, lw=0.9, ls=(0, (4, 3)), zorder=1)
     axes.plot(sizes, [one.value for one in bands], color=colour, lw=1.8, zorder=3)
-    _fill(axes, [(size, one) for size, one in zip(sizes, bands, strict=True) if one.low is not None], colour)
+    _fill(
+        axes,
+        [(size, one) for size, one in zip(sizes, bands, strict=True) if one.low is not None],
+        colour,
+    )
     axes.plot(sizes, nulls, color=INK, lw=1.2, ls=(0, (1.2, 1.6)), zorder=2)
     if curve.measured:
-        axes.plot(*zip(*curve.measured, strict=True), marker(curve.strategy), color=colour, zorder=4)
+        axes.plot(
+            *zip(*curve.measured, strict=True), marker(curve.strategy), color=colour, zorder=4
+        )
     ends = [end for one in bands for end in (one.low, one.high) if end is not None]
-    axes.set_ylim(*within([*(one.value for one in bands), *nulls, *(value for _, value in curve.measured), 1.0], ends))
+    axes.set_ylim(
+        *within(
+            [*(one.value for one in bands), *nulls, *(value for _, value in curve.measured), 1.0],
+            ends,
+        )
+    )
     _set_axes(axes, sizes, unit_of(study))
     _label_ends(axes, (("forecast", bands[-1].value, colour), ("null model", nulls[-1], INK)))
-    keys = ("strategy", "gpus", "efficiency", "null_efficiency", f"{things_of(study)}_per_second", "basis")
+    keys = (
+        "strategy",
+        "gpus",
+        "efficiency",
+        "null_efficiency",
+        f"{things_of(study)}_per_second",
+        "basis",
+    )
     rows = [
         (curve.strategy, size, band, null, one.images_per_second, one.basis)
         for (size, one), band, null in zip(curve.points, bands, nulls, strict=True)
@@ -137,7 +170,9 @@ def _fill(axes: Any, bands: Sequence[tuple[int, Estimate]], colour: str) -> None
     """Fill the band between the ends of the intervals."""
     if len(bands) > 1:
         lows, highs = ([getattr(one, end) for _, one in bands] for end in ("low", "high"))
-        axes.fill_between([size for size, _ in bands], lows, highs, color=colour, alpha=0.16, lw=0, zorder=1)
+        axes.fill_between(
+            [size for size, _ in bands], lows, highs, color=colour, alpha=0.16, lw=0, zorder=1
+        )
 
 
 def _set_axes(axes: Any, sizes: Sequence[int], unit: str) -> None:
@@ -171,7 +206,11 @@ def _label_ends(axes: Any, lines: Sequence[tuple[str, float, str]]) -> None:
 def _caption(study: Study, curve: ForecastCurve, most: int) -> str:
     last, one = curve.points[-1]
     has_band = any(point.low is not None for _, point in curve.points)
-    band = f" Band: {100 * LEVEL:.0f} % interval." if has_band else " No band: too few cells could be held out."
+    band = (
+        f" Band: {100 * LEVEL:.0f} % interval."
+        if has_band
+        else " No band: too few cells could be held out."
+    )
     marks = " Marks: measured." if curve.measured else ""
     rate = f"{number(one.images_per_second, 'rate')} {things_of(study)}/s"
     return (

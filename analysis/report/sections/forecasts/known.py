@@ -11,13 +11,13 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from analysis.findings.predicted.stated import BesideForecast, stated_forecast
-from analysis.findings.study import Study
 from analysis.prediction import tables
 from analysis.prediction.calibration import Calibrated, calibrate
 from analysis.prediction.forecast import FEWEST_HELD_OUT, forecast
 from analysis.prediction.holdout import CONDITION, HeldOut, hold_out, scores
-from analysis.report.names import ran_alone
-from analysis.report.text import single_line
+from analysis.study.names import ran_alone
+from analysis.study.study import Study
+from analysis.text import single_line
 from benchmarks.record import Record, finite
 
 MOST_CELLS = 60  # of several GPUs: holding each out takes time that grows with their square
@@ -81,8 +81,12 @@ def known(study: Study) -> StudyForecasts:
 
 def _of_study(study: Study) -> StudyForecasts:
     of_cells = {record.record_id for runs in study.runs for record in runs.records}  # no drift run
-    fewest = 1 if ran_alone(study) else 2  # ranks: beside cells of several, those of one show nothing new
-    several = (one for one in study.usable if one.record_id in of_cells and one.cell.world_size >= fewest)
+    fewest = (
+        1 if ran_alone(study) else 2
+    )  # ranks: beside cells of several, those of one show nothing new
+    several = (
+        one for one in study.usable if one.record_id in of_cells and one.cell.world_size >= fewest
+    )
     stated = tuple(found for one in several if (found := _stated(one)) is not None)
     try:
         calibration = calibrate(study)
@@ -91,24 +95,38 @@ def _of_study(study: Study) -> StudyForecasts:
     if len(calibration.several) > MOST_CELLS:
         return StudyForecasts(calibration, (), stated, too_many=True)
     held: list[HeldOut] = []
-    for suspect in (False, True):  # cells that a check casts doubt on count where the others are too few
+    for suspect in (
+        False,
+        True,
+    ):  # cells that a check casts doubt on count where the others are too few
         if len(scores(held)) < FEWEST_HELD_OUT:
             with contextlib.suppress(ValueError):  # there is no such cell
                 held = hold_out(calibration, CONDITION, suspect)
     own = {one.record_id for one in stated}
-    after = (found for one in held if not own & set(one.cell.record_ids) and (found := _held(one)) is not None)
+    after = (
+        found
+        for one in held
+        if not own & set(one.cell.record_ids) and (found := _held(one)) is not None
+    )
     return StudyForecasts(calibration, tuple(scores(held)), (*stated, *after))
 
 
 def of_own_parts(found: StudyForecasts, record_ids: Iterable[str]) -> CellForecast | None:
     """Return what a cell's own buckets, collectives and γ give, without its steps; None where the cell did not measure them."""
     calibration, wanted = found.calibration, set(record_ids)
-    cell = next((one for one in calibration.cells if wanted & set(one.record_ids)), None) if calibration else None
+    cell = (
+        next((one for one in calibration.cells if wanted & set(one.record_ids)), None)
+        if calibration
+        else None
+    )
     if calibration is None or cell is None or cell.step_ms is None:
         return None
     if tables.slowed(cell.tables) is None or tables.exchange_curve(cell.tables) is None:
         return None
-    blinded = (replace(one, step_ms=None, cost_ms=None) if one is cell else one for one in calibration.cells)
+    blinded = (
+        replace(one, step_ms=None, cost_ms=None) if one is cell else one
+        for one in calibration.cells
+    )
     try:
         made = forecast(replace(calibration, cells=tuple(blinded), memo={}), cell.question)
     except ValueError:  # no other cell says the step without exchange
@@ -134,7 +152,10 @@ def _stated(record: Record) -> CellForecast | None:
         return None
     parts: dict[str, Any] = {name: finite(record.predicted.get(name)) for name in _COSTS}
     parts |= {name: single_line(record.predicted.get(name, ""), 60) for name in ("basis", "widest")}
-    strategy, cost = str(record.cell.strategy["name"]), finite(record.metrics.get("strategy/cost_ms"))
+    strategy, cost = (
+        str(record.cell.strategy["name"]),
+        finite(record.metrics.get("strategy/cost_ms")),
+    )
     return CellForecast(
         record.record_id, record.cell.world_size, strategy, True, found.measured_ms, cost, found.step_ms,
         low=found.low, high=found.high, null_step_ms=found.null_step_ms, **parts,

@@ -48,12 +48,36 @@ def scatter(told: Sequence[CellForecast], unit: str) -> list[Picture]:
     axes.xaxis.label.set_color(INK)
     axes.yaxis.label.set_color(INK)
     _legend(axes, palette)
-    keys = ("strategy", "gpus", "before", "measured_ms", "forecast_ms", "low_ms", "high_ms", "null_ms")
+    keys = (
+        "strategy",
+        "gpus",
+        "before",
+        "measured_ms",
+        "forecast_ms",
+        "low_ms",
+        "high_ms",
+        "null_ms",
+    )
     rows = [
-        (one.strategy, one.gpus, int(one.before), measured, said, *_ends(one, said), one.null_cost_ms)
+        (
+            one.strategy,
+            one.gpus,
+            int(one.before),
+            measured,
+            said,
+            *_ends(one, said),
+            one.null_cost_ms,
+        )
         for one, measured, said in points
     ]
-    return [rendered(figure, "forecast-cost", _caption([one for one, _, _ in points], unit), drawn(keys, rows))]
+    return [
+        rendered(
+            figure,
+            "forecast-cost",
+            _caption([one for one, _, _ in points], unit),
+            drawn(keys, rows),
+        )
+    ]
 
 
 def _ends(one: CellForecast, said: float) -> tuple[float | None, float | None]:
@@ -64,7 +88,11 @@ def _ends(one: CellForecast, said: float) -> tuple[float | None, float | None]:
 
 def _set_scale(axes: Any, points: Sequence[Point]) -> tuple[float, float]:
     """Make both axes logarithmic where costs differ much, and return their limits."""
-    values = [value for one, measured, said in points for value in (measured, said, one.null_cost_ms or said)]
+    values = [
+        value
+        for one, measured, said in points
+        for value in (measured, said, one.null_cost_ms or said)
+    ]
     least, most = min(values), max(values)
     if least > 0 and most / least > LOGARITHMIC:
         axes.set_xscale("log")
@@ -78,14 +106,35 @@ def _draw(axes: Any, point: Point, colour: str, bottom: float) -> None:
     """Draw one cell, its interval down to the bottom of the axes, and what the null model says of it."""
     one, measured, said = point
     if one.null_cost_ms is not None:
-        axes.plot(measured, one.null_cost_ms, "x", color=MUTED, markersize=4.5, markeredgewidth=1.0, zorder=2)
+        axes.plot(
+            measured,
+            one.null_cost_ms,
+            "x",
+            color=MUTED,
+            markersize=4.5,
+            markeredgewidth=1.0,
+            zorder=2,
+        )
     low, high = _ends(one, said)
     if low is not None and high is not None:
         axes.plot(
-            [measured, measured], [max(low, bottom), max(high, bottom)], color=colour, lw=0.8, alpha=0.7, zorder=2
+            [measured, measured],
+            [max(low, bottom), max(high, bottom)],
+            color=colour,
+            lw=0.8,
+            alpha=0.7,
+            zorder=2,
         )
     face = colour if one.before else PAPER
-    axes.plot(measured, said, marker(one.strategy), color=colour, markerfacecolor=face, markeredgewidth=1.3, zorder=3)
+    axes.plot(
+        measured,
+        said,
+        marker(one.strategy),
+        color=colour,
+        markerfacecolor=face,
+        markeredgewidth=1.3,
+        zorder=3,
+    )
 
 
 def _set_limits(axes: Any, limits: tuple[float, float]) -> None:
@@ -107,9 +156,21 @@ def _legend(axes: Any, palette: dict[str, str]) -> None:
     step = label_step(axes) * 1.15
     for place, (name, colour) in enumerate(palette.items()):
         y = 0.97 - place * step
-        axes.plot([LABEL_PLACE + 0.015], [y], marker(name), color=colour, transform=axes.transAxes, clip_on=False)
+        axes.plot(
+            [LABEL_PLACE + 0.015],
+            [y],
+            marker(name),
+            color=colour,
+            transform=axes.transAxes,
+            clip_on=False,
+        )
         axes.annotate(
-            name, (LABEL_PLACE + 0.05, y), xycoords="axes fraction", va="center", color=colour, annotation_clip=False
+            name,
+            (LABEL_PLACE + 0.05, y),
+            xycoords="axes fraction",
+            va="center",
+            color=colour,
+            annotation_clip=False,
         )
 
 
@@ -120,7 +181,11 @@ def _caption(shown: Sequence[CellForecast], unit: str) -> str:
         how = "All were forecast afterwards, each from the other cells."
     else:
         how = "Filled: forecast before its ranks started; hollow: forecast afterwards, from the other cells."
-    bars = f" Bars: {100 * LEVEL:.0f} % intervals." if any(one.low is not None for one in shown) else ""
+    bars = (
+        f" Bars: {100 * LEVEL:.0f} % intervals."
+        if any(one.low is not None for one in shown)
+        else ""
+    )
     return (
         f"What communication costs a step on several {unit}, as forecast and as measured; on the dashed line both are equal. "
         f"{how}{bars} Crosses: the null model, for which nothing changes."

@@ -2,16 +2,14 @@
 
 from collections.abc import Iterator
 
-from analysis.findings.labels import gpu_ids, gpu_list
-from analysis.findings.losses.clocks import NOT_TOLD, ClockPart
-from analysis.findings.model import Findings, Waterfall
-from analysis.findings.runs import middle
-from analysis.findings.study import Study
-from analysis.report.names import short_names, spoken, things_of, unit_of
+from analysis.findings.waterfall import NOT_TOLD, ClockPart
 from analysis.report.numbers import KINDS, NumberFormat, estimate, number
 from analysis.report.section import Section
 from analysis.report.tables import Column, Table
-from analysis.report.text import first_lines, single_line
+from analysis.study.estimates import Findings, Waterfall
+from analysis.study.names import gpu_ids, gpu_list, short_names, spoken, things_of, unit_of
+from analysis.study.study import Study, middle
+from analysis.text import first_lines, single_line
 
 CAPPED = "gpu/power_capped_share"
 MEASURED, BOUND = "samples beside steps", "not measured: the most it can be"
@@ -23,14 +21,27 @@ def clocks(study: Study, findings: Findings) -> Section | None:
     if not found:
         return None
     names = short_names(dict.fromkeys(one.label for one in findings.waterfalls))
-    capped = {(runs.gpus, tuple(sorted(runs.key.items()))): middle(runs.records, CAPPED) for runs in study.timed}
+    capped = {
+        (runs.gpus, tuple(sorted(runs.key.items()))): middle(runs.records, CAPPED)
+        for runs in study.timed
+    }
     rows = []
     for one, part in found:
         share = capped.get((one.gpus, tuple(sorted(one.key.items()))))
         for at, member in enumerate(part.members or [None]):
-            mhz = (member.gpu, member.alone_mhz, member.together_mhz) if member else (None, None, None)
+            mhz = (
+                (member.gpu, member.alone_mhz, member.together_mhz)
+                if member
+                else (None, None, None)
+            )
             of_cell = (
-                (share, part.exponent, MEASURED if part.samples else BOUND, part.samples or None, part.at_equal_clocks)
+                (
+                    share,
+                    part.exponent,
+                    MEASURED if part.samples else BOUND,
+                    part.samples or None,
+                    part.at_equal_clocks,
+                )
                 if not at
                 else (None,) * 5
             )

@@ -7,18 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.findings import labels
-from analysis.findings.communication.exposed import COST
-from analysis.findings.communication.steps import Step, mean_step, step_of
+from analysis.findings.communication import COST
 from analysis.findings.control_cells import WITHOUT, ControlRuns
-from analysis.findings.estimates import next_run
-from analysis.findings.labels import gpu_ids
-from analysis.findings.losses.exchange import SLOWED, TAIL, beyond, observed
-from analysis.findings.model import Estimate, Findings
-from analysis.findings.runs import Runs
-from analysis.findings.study import Study
+from analysis.findings.step_differences import Step, mean_step, step_of
+from analysis.findings.waterfall import SLOWED, TAIL, beyond, observed
 from analysis.report.figures import REST, bare, more_in, text_right_of
-from analysis.report.names import of_unit, short_names, unit_of
 from analysis.report.numbers import NumberFormat, number
 from analysis.report.section import Section
 from analysis.report.sections.forecasts.known import CellForecast, known, of_own_parts
@@ -35,9 +28,19 @@ from analysis.report.style import (
     rendered,
 )
 from analysis.report.tables import Column, Table, Value
-from analysis.report.text import single_line
+from analysis.study import names as labels
+from analysis.study.draws import next_run
+from analysis.study.estimates import Estimate, Findings
+from analysis.study.names import gpu_ids, short_names, unit_of
+from analysis.study.names import names_of_unit as of_unit
+from analysis.study.study import Runs, Study
+from analysis.text import single_line
 
-OWN, BOTH, WAITING = "own work on one GPU", "backward slowed, and own work", "waiting for slower ranks"
+OWN, BOTH, WAITING = (
+    "own work on one GPU",
+    "backward slowed, and own work",
+    "waiting for slower ranks",
+)
 UNEXPLAINED, WHOLE = "not explained", "all that it costs"
 OWN_TABLES = "by its own buckets, collectives and γ"
 FIGURE_CELLS = 5
@@ -63,18 +66,28 @@ class CostParts:
 def cost_parts(study: Study, findings: Findings) -> Section | None:
     """Return the costs of each cell on several GPUs in parts; None where no cell's are known, measured or modelled."""
     controls, forecasts = ControlRuns(study), known(study)
-    cells = [runs for runs in study.timed if runs.world_size > 1 and runs.strategy != WITHOUT and runs.difference(COST)]
+    cells = [
+        runs
+        for runs in study.timed
+        if runs.world_size > 1 and runs.strategy != WITHOUT and runs.difference(COST)
+    ]
     names = short_names(dict.fromkeys(labels.label(study, runs) for runs in cells))
     found = []
     for runs in cells:
-        measured = _measured(runs, [one for gpu, one in controls.alone(runs).items() if gpu in runs.gpus])
+        measured = _measured(
+            runs, [one for gpu, one in controls.alone(runs).items() if gpu in runs.gpus]
+        )
         ids = [record.record_id for record in runs.records]
         own_parts = of_own_parts(forecasts, ids)
         modelled = own_parts or forecasts.of(ids)
         if len(measured) > 1 or modelled:
             parts = _modelled(modelled, BOTH in measured) if modelled else {}
             made = OWN_TABLES if own_parts else modelled.made if modelled else ""
-            found.append(CostParts(names[labels.label(study, runs)], gpu_ids(runs.gpus), measured, parts, made))
+            found.append(
+                CostParts(
+                    names[labels.label(study, runs)], gpu_ids(runs.gpus), measured, parts, made
+                )
+            )
     if not any(TAIL in one.measured or TAIL in one.modelled for one in found):
         return None  # the waterfall says as much
     ways = [*{one.made for one in found if one.modelled}]
@@ -92,7 +105,14 @@ def cost_parts(study: Study, findings: Findings) -> Section | None:
         ),
         tuple(_rows(found)),
     )  # fmt: skip
-    return Section("waterfall", "Where the rate goes", (), (_figure(found, unit_of(study)),), (table,), place=22)
+    return Section(
+        "waterfall",
+        "Where the rate goes",
+        (),
+        (_figure(found, unit_of(study)),),
+        (table,),
+        place=22,
+    )
 
 
 def _measured(runs: Runs, alone: Sequence[Runs]) -> dict[str, Estimate]:
@@ -130,13 +150,22 @@ def _rows(found: Iterable[CostParts]) -> Iterable[tuple[Value, ...]]:
         for name in (OWN, BOTH, SLOWED, TAIL, WAITING, UNEXPLAINED, WHOLE):
             if name in one.measured or name in one.modelled:
                 made = one.made if name in one.modelled else ""
-                yield (one.name, one.gpus, name, one.measured.get(name), one.modelled.get(name), made)
+                yield (
+                    one.name,
+                    one.gpus,
+                    name,
+                    one.measured.get(name),
+                    one.modelled.get(name),
+                    made,
+                )
 
 
 def _figure(found: Sequence[CostParts], unit: str) -> Picture:
     """Return the figure of the first cells: a bar of measured parts, and below it one of modelled parts."""
     shown = sorted(found, key=lambda one: TAIL not in one.measured)[:FIGURE_CELLS]
-    figure, axes = new_figure(figure_width(), KEY_IN / max(1, for_width(2)) + 0.45 + 0.62 * len(shown))
+    figure, axes = new_figure(
+        figure_width(), KEY_IN / max(1, for_width(2)) + 0.45 + 0.62 * len(shown)
+    )
     ticks = []
     for place, one in enumerate(shown):
         y = 3.0 * place
@@ -156,7 +185,15 @@ def _figure(found: Sequence[CostParts], unit: str) -> Picture:
     axes.set_xlabel("ms of a step")
     axes.set_xlim(left=min(0.0, axes.get_xlim()[0]))
     bare(axes)
-    _key(axes, [name for name in LOOKS if any(name in one.measured or name in one.modelled for one in shown)], unit)
+    _key(
+        axes,
+        [
+            name
+            for name in LOOKS
+            if any(name in one.measured or name in one.modelled for one in shown)
+        ],
+        unit,
+    )
     keys = ("cell", "gpus", "part", "measured_ms", "modelled_ms")
     rows = [row[:5] for row in _rows(shown)]
     return rendered(
@@ -174,7 +211,17 @@ def _bar(axes: Any, y: float, parts: Mapping[str, float], whole: Estimate | None
     for name, (colour, hatch) in LOOKS.items():
         ms = parts.get(name, 0.0)
         if ms > 0 and name != UNEXPLAINED:
-            axes.barh(y, ms, left=at, height=0.72, color=colour, hatch=hatch, edgecolor=HATCH, lw=0, zorder=2)
+            axes.barh(
+                y,
+                ms,
+                left=at,
+                height=0.72,
+                color=colour,
+                hatch=hatch,
+                edgecolor=HATCH,
+                lw=0,
+                zorder=2,
+            )
             at += ms
     if whole is not None:
         if whole.low is not None and whole.high is not None:
@@ -189,7 +236,13 @@ def _key(axes: Any, names: Sequence[str], unit: str) -> None:
     from matplotlib.patches import Patch
 
     patches = [
-        Patch(facecolor=LOOKS[name][0], hatch=LOOKS[name][1], edgecolor=HATCH, lw=0, label=of_unit(name, unit))
+        Patch(
+            facecolor=LOOKS[name][0],
+            hatch=LOOKS[name][1],
+            edgecolor=HATCH,
+            lw=0,
+            label=of_unit(name, unit),
+        )
         for name in names
         if name != UNEXPLAINED
     ]

@@ -6,12 +6,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.findings.labels import BETWEEN, gpu_ids, gpu_list, worded
-from analysis.findings.model import Findings, Member, Point
-from analysis.findings.study import Study
-from analysis.report.curves import HEIGHT, DrawnCurve, axis_of_rates, draw_curve, label_ends, limit_x
+from analysis.report.curves import (
+    HEIGHT,
+    DrawnCurve,
+    axis_of_rates,
+    draw_curve,
+    label_ends,
+    limit_x,
+)
 from analysis.report.measured_values import bars
-from analysis.report.names import short_names, things_of
 from analysis.report.numbers import estimate
 from analysis.report.section import Section
 from analysis.report.style import (
@@ -25,7 +28,10 @@ from analysis.report.style import (
     new_figure,
     rendered,
 )
-from analysis.report.text import count, single_line
+from analysis.study.estimates import Findings, Member, Point
+from analysis.study.names import BETWEEN, gpu_ids, gpu_list, short_names, things_of, worded
+from analysis.study.study import Study
+from analysis.text import count, single_line
 
 FEWEST = 3  # values of an option that make a line
 FIGURES, LINES = 3, 6  # of a report; of one figure
@@ -68,7 +74,12 @@ def _panels(findings: Findings) -> Iterator[tuple[str, str, tuple[Member, ...], 
         varied = len({point.key.get(name) for _, point in here}) >= FEWEST
         lines = _lines(name, here) if varied and name not in NO_QUESTION else []
         for model in dict.fromkeys(line.points[0][1].key["model.name"] for line in lines):
-            yield name, model, gpus, [one for one in lines if one.points[0][1].key["model.name"] == model]
+            yield (
+                name,
+                model,
+                gpus,
+                [one for one in lines if one.points[0][1].key["model.name"] == model],
+            )
 
 
 def _lines(name: str, points: Sequence[tuple[str, Point]]) -> list[Line]:
@@ -100,32 +111,53 @@ def _number(text: str) -> float | None:
 def _without(name: str, label: str, point: Point) -> str:
     """Return a cell's label without an option."""
     part = worded(name, point.key[name])
-    return BETWEEN.join(one for one in label.split(BETWEEN) if one != part) or point.key["model.name"]
+    return (
+        BETWEEN.join(one for one in label.split(BETWEEN) if one != part) or point.key["model.name"]
+    )
 
 
 def _figure(
-    study: Study, name: str, model: str, gpus: tuple[Member, ...], lines: Sequence[Line], place: int, left: str
+    study: Study,
+    name: str,
+    model: str,
+    gpus: tuple[Member, ...],
+    lines: Sequence[Line],
+    place: int,
+    left: str,
 ) -> Picture:
     """Return the figure of one model and option."""
     shown, things = _most_telling(lines), things_of(study)
     palette = colours(line.strategy for line in shown)
     curves = [
-        DrawnCurve(line.label, tuple(point for _, point in line.points), palette[line.strategy], MARKERS[number])
+        DrawnCurve(
+            line.label,
+            tuple(point for _, point in line.points),
+            palette[line.strategy],
+            MARKERS[number],
+        )
         for number, line in enumerate(shown)
     ]
     figure, axes = new_figure(figure_width(), curve_height(HEIGHT))
     ends = [
-        draw_curve(axes, [(x, point.rate, point.suspect) for x, point in line.points], curve, number)
+        draw_curve(
+            axes, [(x, point.rate, point.suspect) for x, point in line.points], curve, number
+        )
         for number, (line, curve) in enumerate(zip(shown, curves, strict=True))
     ]
     axis_of_rates(axes, curves, things)
     _x_axis(axes, sorted({value for line in shown for value, _ in line.points}), _words(name))
     label_ends(axes, curves, ends, "rate")
-    more = f" {count(len(lines) - len(shown), 'more line')} in points.csv." * (len(lines) > len(shown))
+    more = f" {count(len(lines) - len(shown), 'more line')} in points.csv." * (
+        len(lines) > len(shown)
+    )
     more += f" {left} in points.csv." * bool(left)
     marked = " Hollow: suspect." * any(point.suspect for line in shown for _, point in line.points)
     told = f"{things.capitalize()} per second by {_words(name)}, {single_line(model)} on {gpu_list(gpus)}."
-    rows = [(line.label, gpu_ids(gpus), value, point.rate) for line in shown for value, point in line.points]
+    rows = [
+        (line.label, gpu_ids(gpus), value, point.rate)
+        for line in shown
+        for value, point in line.points
+    ]
     keys = ("line", "gpus", name, f"{things.replace(' ', '_')}_per_second")
     caption = f"{told}{bars(study)}{marked}{more} {_best(shown, name)}"
     return rendered(figure, f"by-option-{place}", caption, drawn(keys, rows))

@@ -3,18 +3,16 @@
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
-from analysis.findings.labels import gpu_ids, gpu_list
-from analysis.findings.model import Curve, Findings
-from analysis.findings.runs import named
-from analysis.findings.study import Study
 from analysis.report.curves import DrawnCurve, efficiencies, efficiency_figure, rates_figure
 from analysis.report.measured_values import bars, in_parentheses
-from analysis.report.names import ran_alone, short_names, things_of, unit_of
 from analysis.report.numbers import number
 from analysis.report.section import Section
 from analysis.report.style import MARKERS, Picture, colours
 from analysis.report.tables import Column, Table
-from analysis.report.text import count, first_lines, sentence, single_line
+from analysis.study.estimates import Curve, Findings
+from analysis.study.names import gpu_ids, gpu_list, ran_alone, short_names, things_of, unit_of
+from analysis.study.study import Study, named
+from analysis.text import count, first_lines, sentence, single_line
 
 OTHER_CLOCKS = 0.01  # share of the SM clock from which on the efficiency at equal clocks is told
 PANELS = 3  # figures of each sort: a page is read, the tables hold the rest
@@ -66,24 +64,33 @@ def scaling(study: Study, findings: Findings) -> Section | None:
         f"if steps followed the SM clock, the efficiency at that of the slowest GPU alone would be {'; '.join(slowed)}; "
         "steps that wait for memory follow it less"
     ]
-    lines = first_lines([sentence(text) for text in (*(told if slowed else ()), *findings.scaling.refusals)])
+    lines = first_lines(
+        [sentence(text) for text in (*(told if slowed else ()), *findings.scaling.refusals)]
+    )
     if not curves:
         lines.insert(0, f"No cell that counts measured {things_of(study)} per second.")
     pictures = tuple(scaling_figures(study, curves))
     title = "Rates" if alone else "Scaling"
-    return Section("scaling", title, tuple(lines), pictures, (table, _fits(curves, names)), place=10)
+    return Section(
+        "scaling", title, tuple(lines), pictures, (table, _fits(curves, names)), place=10
+    )
 
 
 def _by_batch(curves: Sequence[Curve]) -> tuple[Curve, ...]:
     """Return curves of one size with those that differ in their batch alone together, in order of the batch."""
 
     def asked(curve: Curve) -> frozenset[tuple[str, str]]:
-        return frozenset(one for point in curve.points for one in point.key.items() if one[0] != "batch_size")
+        return frozenset(
+            one for point in curve.points for one in point.key.items() if one[0] != "batch_size"
+        )
 
     place: dict[frozenset[tuple[str, str]], int] = {}
     for curve in curves:
         place.setdefault(asked(curve), len(place))
-    least = {curve.label: min((point.batch_size for point in curve.points), default=0) for curve in curves}
+    least = {
+        curve.label: min((point.batch_size for point in curve.points), default=0)
+        for curve in curves
+    }
     return tuple(sorted(curves, key=lambda curve: (place[asked(curve)], least[curve.label])))
 
 
@@ -97,7 +104,10 @@ def _caption(unit: str, alone: bool, of_hosts: bool) -> str:
 
 def _fits(curves: Sequence[Curve], names: Mapping[str, str]) -> Table:
     def shares(parameters: Mapping[str, float]) -> str:
-        return ", ".join(f"{name.replace('_', ' ')} {number(value, 'share')}" for name, value in parameters.items())
+        return ", ".join(
+            f"{name.replace('_', ' ')} {number(value, 'share')}"
+            for name, value in parameters.items()
+        )
 
     laws = {"amdahl": "Amdahl", "usl": "universal scalability law"}
     return Table(
@@ -116,10 +126,14 @@ def scaling_figures(study: Study, curves: Sequence[Curve]) -> Iterator[Picture]:
     left, unit, things = len(panels) - PANELS, unit_of(study), things_of(study)
     for place, ((model, kind), members) in enumerate(list(panels.items())[:PANELS], 1):
         drawn = _most_telling(members)
-        more = f" {count(len(members) - len(drawn), 'more curve')} in points.csv." * (len(members) > len(drawn))
+        more = f" {count(len(members) - len(drawn), 'more curve')} in points.csv." * (
+            len(members) > len(drawn)
+        )
         more += f" {count(left, 'more model')} in points.csv." * (left > 0 and place == PANELS)
         about = f"{single_line(model)}, {kind} scaling"
-        marked = " Hollow: suspect." * any(point.suspect for curve in drawn for point in curve.points)
+        marked = " Hollow: suspect." * any(
+            point.suspect for curve in drawn for point in curve.points
+        )
         curves_drawn = _drawn(study, drawn)
         yield rates_figure(
             curves_drawn, unit, things, f"scaling-{place}",
@@ -142,7 +156,10 @@ def _panels(study: Study, curves: Sequence[Curve]) -> dict[tuple[str, str], list
 
 def _of(study: Study, curve: Curve, group: str) -> str:
     """Return the name of the model or strategy of a curve's cells."""
-    return next((named(record, group) for point in curve.points for record in study.records_of(point)), "unknown")
+    return next(
+        (named(record, group) for point in curve.points for record in study.records_of(point)),
+        "unknown",
+    )
 
 
 def _most_telling(curves: Sequence[Curve]) -> list[Curve]:
@@ -161,7 +178,9 @@ def _drawn(study: Study, curves: Sequence[Curve]) -> list[DrawnCurve]:
     palette = colours(named(record, "strategy") for record in study.records) | colours(strategies)
     drawn = []
     for place, (curve, strategy) in enumerate(zip(curves, strategies, strict=True)):
-        drawn.append(DrawnCurve(curve.label, curve.points, palette[strategy], MARKERS[place % len(MARKERS)]))
+        drawn.append(
+            DrawnCurve(curve.label, curve.points, palette[strategy], MARKERS[place % len(MARKERS)])
+        )
     return drawn
 
 

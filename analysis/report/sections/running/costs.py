@@ -5,17 +5,17 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from analysis.findings.model import Findings
-from analysis.findings.study import Study
 from analysis.report.figures import ROWS, more_in, row_label, rows_figure
-from analysis.report.names import run_name
 from analysis.report.numbers import NumberFormat, number
 from analysis.report.section import Section
 from analysis.report.style import COLOURS, PAPER, Picture, drawn, for_width, rendered
 from analysis.report.tables import Column, Table
-from analysis.report.text import count, single_line
 from analysis.seconds import parts
 from analysis.seconds.cell import CellSeconds, from_record, named_in_order
+from analysis.study.estimates import Findings
+from analysis.study.names import run_name
+from analysis.study.study import Study
+from analysis.text import count, single_line
 from benchmarks.record import Record
 
 # Parts that stand together in the figure, and for people in the table: their name, and the colour of their bar.
@@ -30,7 +30,14 @@ TOGETHER = {
     **FORMER,
 }
 MEASURED, OTHER = "measured", "checks and gaps"
-BARS = {"start": "grey", "first step": "orange", "warm-up": "green", MEASURED: "blue", OTHER: "brown", "end": "purple"}
+BARS = {
+    "start": "grey",
+    "first step": "orange",
+    "warm-up": "green",
+    MEASURED: "blue",
+    OTHER: "brown",
+    "end": "purple",
+}
 HUNDREDTHS = NumberFormat(decimals=2)  # of a second
 HEIGHT = 0.3  # of a bar, where a row is 1
 MOST_IN_LEGEND = 3  # names side by side on the page
@@ -38,7 +45,9 @@ MOST_IN_LEGEND = 3  # names side by side on the page
 
 def costs(study: Study, findings: Findings) -> Section | None:
     """Return where the wall time of every cell went; None where no record tells."""
-    known = [(record, cost) for record in study.records if (cost := from_record(record)) and cost.parts]
+    known = [
+        (record, cost) for record in study.records if (cost := from_record(record)) and cost.parts
+    ]
     if not known:
         return None
     names = named_in_order(cost.parts for _, cost in known)
@@ -99,11 +108,18 @@ def _figure(known: Sequence[tuple[Record, CellSeconds]]) -> Picture:
         _bar(axes, y, bars[y])
         row_label(axes, y, run_name(record), f"{number(cost.total)} s")
     handles = [axes.barh(0, 0, color=COLOURS[BARS[name]][0], label=name) for name in names]
-    figure.legend(handles=handles, loc="outside upper left", ncols=max(2, for_width(MOST_IN_LEGEND)), frameon=False)
+    figure.legend(
+        handles=handles,
+        loc="outside upper left",
+        ncols=max(2, for_width(MOST_IN_LEGEND)),
+        frameon=False,
+    )
     axes.set_xlim(0, max(cost.total for _, cost in shown))
     axes.set_xlabel("seconds")
     axes.locator_params(axis="x", nbins=6)
-    caption = f"Where the wall time of each cell went.{more_in(known, ROWS, 'more cell', 'costs.csv')}"
+    caption = (
+        f"Where the wall time of each cell went.{more_in(known, ROWS, 'more cell', 'costs.csv')}"
+    )
     keys = ("cell", *(f"{_key(name)}_seconds" for name in names), "seconds")
     numbers: list[tuple[Any, ...]] = [
         (run_name(record), *(bar.get(name) for name in names), cost.total)
@@ -117,7 +133,16 @@ def _bar(axes: Any, y: int, seconds: Mapping[str, float]) -> None:
     at = 0.0
     for name, colour in BARS.items():
         width = seconds.get(name, 0.0)
-        axes.barh(y + 0.08, width, left=at, height=HEIGHT, color=COLOURS[colour][0], edgecolor=PAPER, lw=0.4, zorder=2)
+        axes.barh(
+            y + 0.08,
+            width,
+            left=at,
+            height=HEIGHT,
+            color=COLOURS[colour][0],
+            edgecolor=PAPER,
+            lw=0.4,
+            zorder=2,
+        )
         at += width
 
 

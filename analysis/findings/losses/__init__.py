@@ -1,1 +1,0 @@
-"""Parts of a loss: those that control cells, clocks and the moments of a step tell."""

@@ -1,0 +1,51 @@
+"""Text of records on the page and in files: on one line, cut to a length, escaped for Markdown (LaTeX: papers).
+
+Anybody may have edited a record, so no text of one is trusted. launch writes MLflow's notes with these functions too.
+"""
+
+import re
+from collections.abc import Iterable
+
+from benchmarks.record.visible import LINE_BREAKS, visible
+
+_BREAKS = re.compile(f"[\t{LINE_BREAKS}]")
+TEXT_LENGTH = 400  # characters of a text in a table
+
+
+def single_line(text: object, length: int = TEXT_LENGTH) -> str:
+    """Return text on one line, with its control characters as escapes, cut to a length."""
+    line = visible(_BREAKS.sub(" ", str(text)), kept="")
+    return line if len(line) <= length else line[: length - 1] + "…"
+
+
+def markdown(text: object, length: int = TEXT_LENGTH) -> str:
+    """Return text that Markdown shows as it is: it ends no table cell and holds no tag, code, link or emphasis."""
+    safe = single_line(text, length).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return re.sub(r"([\\|`*_\[\]~#!])", r"\\\1", safe)
+
+
+def sentence(text: str) -> str:
+    """Return text that begins with a capital and ends in a full stop; a name at the beginning stays as it is."""
+    first = text.split(" ", 1)[0]
+    text = text[:1].upper() + text[1:] if first.isalpha() else text
+    return text if text.endswith((".", "!", "?")) else f"{text}."
+
+
+def first_lines(lines: Iterable[str], most: int = 8) -> list[str]:
+    """Return the first lines, each once, and a line that counts the others."""
+    each = list(dict.fromkeys(lines))
+    return each[:most] + (
+        [f"… and {len(each) - most:,} more of this kind."] if len(each) > most else []
+    )
+
+
+def count(items: int, noun: str, plural: str = "") -> str:
+    """Return a number with its noun: `1 cell`, `2,000 cells`."""
+    return f"{items:,} {noun if items == 1 else plural or noun + 's'}"
+
+
+def join_words(words: list[str], most: int = 6) -> str:
+    """Return `a, b and c`; of many the first, and how many more."""
+    if len(words) > most:
+        return f"{', '.join(words[:most])} and {len(words) - most:,} more"
+    return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)

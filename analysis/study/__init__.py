@@ -1,0 +1,1 @@
+"""What a study is: its records, its runs, names, provenance, intervals and the noise floor."""

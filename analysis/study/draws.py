@@ -1,0 +1,127 @@
+"""Numbers that are made of several cells, with their intervals: the draws that every finding shares.
+
+A rate is judged on a logarithmic scale, where the scatter is a share of the rate. A Sample holds the median of the runs of
+one cell and the noise floor of its group (analysis.study.noise_floor); without a floor it has no draws. A quantity made
+of several samples (an efficiency, a part of a waterfall) is computed on draws of each sample, twice: as one more run of
+every cell would give it, and as the runs at hand may have given it. What lies between the two is the interval of the next
+run, as wide as Student's t has it with the degrees of freedom of all floors together (Satterthwaite 1946). Runs are not
+resampled: three runs have ten different resamples.
+"""
+
+import functools
+import math
+import zlib
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.special import stdtrit
+
+from analysis.study.estimates import Estimate
+from analysis.study.intervals import LEVEL, WIDEST, half_width, of_median
+from analysis.study.noise_floor import Floor
+
+DRAWS = 1000
+# The standard error of a median over that of a mean, for normal values: 1 for two values, π/2 under the root for many.
+MEDIAN = math.sqrt(math.pi / 2)
+
+Draws = np.ndarray[Any, np.dtype[np.float64]]  # in the unit of the sample: of a rate its logarithm
+NEXT, MEASURED = 0, 1  # rows of a sample's draws: one more run, and the median of the runs at hand
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The median over the runs of one cell."""
+
+    value: float
+    floor: Floor | None = None  # of single runs; None: not known
+    runs: int = 1
+    name: str = ""  # seeds the draws, so that equal records give equal intervals
+
+    @functools.cached_property
+    def draws(self) -> Draws | None:
+        """Values that it could have, (2, DRAWS): rows NEXT and MEASURED. None where the scatter is not known."""
+        if self.floor is None:
+            return None
+        normal = _generator(self.name).standard_normal((2, DRAWS))
+        errors = np.array([[1.0], [math.sqrt(of_median(self.runs))]]) * self.floor.deviation
+        drawn: Draws = self.value + np.clip(normal * errors, -WIDEST, WIDEST)
+        return drawn
+
+    def next_run(self) -> Estimate:
+        """Return the value with the interval of the next run; without one where the scatter is not known."""
+        if self.floor is None:
+            return Estimate(self.value)
+        half = half_width(self.floor, self.runs)
+        return Estimate(self.value, self.value - half, self.value + half)
+
+
+def _generator(name: str) -> np.random.Generator:
+    return np.random.default_rng(zlib.crc32(name.encode()))
+
+
+def freedom(samples: Iterable[Sample]) -> float:
+    """Return the degrees of freedom of a sum of samples, each floor with the variances of its samples; infinite without."""
+    variances: dict[Floor, float] = defaultdict(float)
+    for one in samples:
+        if one.floor is not None:
+            variances[one.floor] += one.floor.deviation**2 * (1 + of_median(one.runs))
+    uncertainty = sum(variance**2 / floor.freedom for floor, variance in variances.items())
+    return sum(variances.values()) ** 2 / uncertainty if uncertainty else math.inf
+
+
+def next_run(value: float, draws: Draws | None, freedom: float) -> Estimate:
+    """Return a value with the interval of the next run that its draws give, (2, DRAWS); `freedom` is that of its samples."""
+    if draws is None:
+        return Estimate(value)
+    wider = quantile(freedom) / quantile(math.inf)
+    low, high = _ends(draws[NEXT] - draws[MEASURED])
+    return Estimate(value, value + wider * low, value + wider * high)
+
+
+def estimate(value: float, draws: Draws | None) -> Estimate:
+    """Return an effect with its confidence interval, from draws of it (DRAWS,), reversed: 2 · value − quantile.
+
+    It says where the true value lies, not where the next run falls: for what is asked of many runs together.
+    The minimum of noisy values is biased low. Reversing the interval removes that bias, a plain interval doubles it.
+    """
+    if draws is None:
+        return Estimate(value)
+    low, high = _ends(draws)
+    return Estimate(value, 2 * value - high, 2 * value - low)
+
+
+def _ends(draws: Draws) -> tuple[float, float]:
+    """Return the ends of the interval that holds LEVEL of the draws, (DRAWS,)."""
+    ends = [round((DRAWS - 1) * share) for share in ((1 - LEVEL) / 2, (1 + LEVEL) / 2)]
+    low, high = np.partition(draws, ends)[ends]
+    return float(low), float(high)
+
+
+def slowest(members: Iterable[Sample]) -> tuple[float, Draws | None]:
+    """Return the logarithm of the slowest of several rates, and draws of it; None where one member's scatter is not known."""
+    listed = list(members)
+    value = min(member.value for member in listed)
+    drawn = [member.draws for member in listed if member.draws is not None]
+    return value, np.min(drawn, axis=0) if len(drawn) == len(listed) else None
+
+
+def scaled(value: Estimate, factor: float) -> Estimate:
+    """Return an estimate times a number; the ends of its interval change places where that is negative."""
+    ends = (value.low, value.high) if factor > 0 else (value.high, value.low)
+    return Estimate(value.value * factor, *(None if end is None else end * factor for end in ends))
+
+
+def exponential(value: Estimate) -> Estimate:
+    """Return the estimate of a number from that of its logarithm."""
+    most = value.value + WIDEST
+    ends = (None if end is None else math.exp(min(end, most)) for end in (value.low, value.high))
+    return Estimate(math.exp(value.value), *ends)
+
+
+@functools.lru_cache(maxsize=1024)
+def quantile(freedom: float, level: float = LEVEL) -> float:
+    """Return the number of standard errors on each side of a two-sided interval, by Student's t."""
+    return float(stdtrit(freedom, (1 + level) / 2))

@@ -1,0 +1,151 @@
+"""What a launcher and the agent of a host say to each other: one JSON object a line, over the agent's standard input and output.
+
+Launcher                                    Agent
+                                            ready    torch is imported; cells can be run
+time     what time is it?                   time     the host's monotonic clock; from now on both give signs of life
+prepare  import what a cell needs
+run      fork the ranks of a cell           meeting  the port where the ranks of all hosts meet (the first host only)
+                                            started  the process of the cell; or failed: why there is none
+                                            silent   hosts that the first one does not hear, over the wire of the ranks
+                                            file     new bytes of a file (of a host that writes to a scratch folder)
+                                            states   what processes do that do something else now
+beat     a sign of life
+stacks   ask ranks where they stand
+stop     end every process of the cell      stopped  those that survive SIGKILL
+                                            ended    exit status of the cell's process, after its last file
+                                            beat     a sign of life
+                                            busy     for how many seconds at most there will be none
+look     describe the host                  looked   the description
+listen   listen at addresses                listening  the ports
+reach    connect to addresses               reached  which of them could be reached, and from which interface
+
+The end of the agent's input means: end every process of mine, and leave.
+"""
+
+import os
+import selectors
+from collections.abc import Iterable, Mapping
+from enum import Enum
+from typing import Any
+
+from benchmarks.record.encoding import decoded, encoded
+
+CHUNK_BYTES = 1 << 20  # of a file in one message
+MOST_BYTES = 1 << 26  # of one message: more is no message of ours
+LONGEST_SILENCE_S = 30.0  # of a launcher that gives signs of life: it is gone, or a wire is cut, and its agent leaves
+MOST_WAITING_BYTES = (
+    1 << 23
+)  # before an agent reads no further files: its launcher is slower than its ranks
+
+
+class Do(str, Enum):
+    """What a launcher asks."""
+
+    TIME = "time"
+    BEAT = "beat"
+    PREPARE = "prepare"
+    RUN = "run"
+    STACKS = "stacks"
+    STOP = "stop"
+    LOOK = "look"
+    LISTEN = "listen"
+    REACH = "reach"
+
+
+class Say(str, Enum):
+    """What an agent answers."""
+
+    READY = "ready"
+    TIME = "time"
+    MEETING = "meeting"
+    STARTED = "started"
+    FAILED = "failed"
+    SILENT = "silent"
+    FILE = "file"
+    STATES = "states"
+    STOPPED = "stopped"
+    ENDED = "ended"
+    BEAT = "beat"
+    BUSY = "busy"
+    LOOKED = "looked"
+    LISTENING = "listening"
+    REACHED = "reached"
+
+
+class Inbox:
+    """Reads messages from a descriptor, as they come."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self._rest = b""
+
+    def receive(self) -> list[dict[str, Any]] | None:
+        """Return the messages that have come whole; wait for some bytes. None: the other side is gone.
+
+        Raises:
+            ValueError: a line is no message, or too long.
+        """
+        found = os.read(self.descriptor, CHUNK_BYTES)
+        if not found:
+            return None
+        *lines, self._rest = (self._rest + found).split(b"\n")
+        if len(self._rest) > MOST_BYTES:
+            raise ValueError("a line without end")
+        return [_message(line) for line in lines]
+
+
+def _message(line: bytes) -> dict[str, Any]:
+    message = decoded(line)
+    if not isinstance(message, dict):
+        raise ValueError(f"no message: {line[:100]!r}")
+    return message
+
+
+class Outbox:
+    """Writes messages to a descriptor without waiting for the reader: what cannot be written yet is kept."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self._waiting = bytearray()
+        os.set_blocking(descriptor, False)
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Return how much is kept."""
+        return len(self._waiting)
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Write a message after those that are kept. Raises BrokenPipeError: the reader is gone."""
+        self._waiting += encoded(message)
+        self.flush()
+
+    def flush(self) -> None:
+        """Write as much as can be written now. Raises BrokenPipeError: the reader is gone."""
+        try:
+            while self._waiting:
+                del self._waiting[: os.write(self.descriptor, bytes(self._waiting[:CHUNK_BYTES]))]
+        except BlockingIOError:
+            return
+
+
+# Wait for descriptors. select.select cannot take those from 1,024 on, which a process with many files open has.
+
+
+def ready(
+    reading: Iterable[Any], timeout_s: float | None, writing: Iterable[Any] = ()
+) -> list[Any]:
+    """Return which of `reading` can be read once one of all can be used; none after so many seconds.
+
+    A pipe whose other end is closed can be read: that is how its end is seen.
+
+    Raises:
+        ValueError: one of them is closed.
+    """
+    with selectors.PollSelector() as waiting:
+        for one in reading:
+            waiting.register(one, selectors.EVENT_READ)
+        for one in writing:
+            waiting.register(one, selectors.EVENT_WRITE)
+        return [
+            key.fileobj for key, _ in waiting.select(timeout_s) if key.events & selectors.EVENT_READ
+        ]

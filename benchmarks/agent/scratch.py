@@ -1,0 +1,127 @@
+"""The folder to which ranks write on another host than the launcher's, and what is new in it.
+
+The launcher appends what it is sent to the cell's folder, so hosts need no shared file system.
+
+    python -m benchmarks.agent.scratch       removes what killed agents left on this host
+"""
+
+import base64
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.agent.protocol import CHUNK_BYTES, MOST_BYTES
+from benchmarks.record import CellFolder, own_files
+
+PREFIX = "ringside-"
+# What ranks, their agent and the sampler write; a launcher takes nothing else.
+HANDED_ON = re.compile(
+    r"(?:ranks|logs|nccl)/(?!\.)[A-Za-z0-9_.-]{1,200}|(?:gpus|cpu)(?:-\d+)?\.jsonl|failures\.json|output\.txt|"
+    r"rank\d+\.json(?:\.gz)?"
+)
+LOCK = ".agent"  # held by the agent while it lives: a folder without its agent is removed by the next one
+MOST_WHOLE = MOST_BYTES // 2  # of a file in one message, as base64
+# Files that are written again instead of growing.
+REPLACED = (".count", "failures.json", "output.txt")
+
+
+class Scratch:
+    """The folder of one cell on this host."""
+
+    def __init__(self, folder: Path, lock: int) -> None:
+        self.folder, self._lock = folder, lock
+        self._sent: dict[str, int] = {}  # bytes of each file
+        self._seen: dict[
+            str, tuple[int, int]
+        ] = {}  # inode and time of change of each file that is replaced
+
+    @staticmethod
+    def make(token: str, files: Mapping[str, str]) -> "Scratch":
+        """Make the folder with the files that ranks read, by their names in it. Raises OSError."""
+        remove_left()
+        folder = (
+            Path(tempfile.gettempdir()).resolve() / f"{PREFIX}{token}-{os.getpid()}"
+        )  # hosts may share a folder
+        folder.mkdir(mode=0o700)  # new: nobody else's
+        try:
+            scratch = Scratch(folder, own_files.open_own(folder / LOCK))
+        except OSError:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        try:
+            fcntl.flock(scratch._lock, fcntl.LOCK_EX)
+            CellFolder(folder).make()
+            for name, text in files.items():
+                own_files.write_whole(folder / name, text.encode())
+        except OSError:
+            scratch.remove()
+            raise
+        scratch._sent = {
+            path: (folder / path).stat().st_size for path in scratch._names()
+        }  # the launcher has these
+        return scratch
+
+    def news(self) -> Iterator[dict[str, Any]]:
+        """Yield what is new since the last call: {"name", "at", "data"} with bytes as base64; "at" is null for a whole file."""
+        for name in self._names():
+            with contextlib.suppress(FileNotFoundError):
+                yield from self._replaced(name) if name.endswith(REPLACED) else self._grown(name)
+
+    def remove(self) -> None:
+        """Remove the folder."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        os.close(self._lock)
+
+    def _names(self) -> list[str]:
+        """Return the names of the files in it, without temporary ones."""
+        found = (
+            path for path in self.folder.rglob("*") if path.is_file() and not path.is_symlink()
+        )
+        names = (
+            path.relative_to(self.folder).as_posix()
+            for path in found
+            if not path.name.startswith(".")
+        )
+        return sorted(name for name in names if HANDED_ON.fullmatch(name))
+
+    def _grown(self, name: str) -> Iterator[dict[str, Any]]:
+        sent = self._sent.get(name, 0)
+        with own_files.open_to_read(self.folder / name) as file:
+            file.seek(sent)
+            while data := file.read(CHUNK_BYTES):
+                yield {"name": name, "at": sent, "data": base64.b64encode(data).decode()}
+                sent = self._sent[name] = sent + len(data)
+
+    def _replaced(self, name: str) -> Iterator[dict[str, Any]]:
+        with own_files.open_to_read(self.folder / name) as file:
+            found = os.fstat(file.fileno())
+            state = found.st_ino, found.st_mtime_ns
+            if self._seen.get(name) != state:
+                yield {
+                    "name": name,
+                    "at": None,
+                    "data": base64.b64encode(file.read(MOST_WHOLE)).decode(),
+                }
+                self._seen[name] = state
+
+
+def remove_left() -> None:
+    """Remove the folders of agents that ended without removing them (SIGKILL)."""
+    for lock in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{LOCK}"):
+        with contextlib.suppress(OSError):
+            descriptor = os.open(lock, os.O_RDWR | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(lock.parent, ignore_errors=True)
+            finally:
+                os.close(descriptor)
+
+
+if __name__ == "__main__":
+    remove_left()

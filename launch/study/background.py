@@ -1,0 +1,170 @@
+"""What the launching process does beside the cells: jobs that take turns on one thread, so that no cell waits for them.
+
+They come where no rank measures yet: the store of MLflow's is opened while the agent imports torch, and the run of a cell is
+written while the ranks of the next one start. The thread has the priority of any other: a low one would take the same seconds
+of a busy core from the ranks, later, in windows that count.
+"""
+
+import contextlib
+import gc
+import importlib
+import os
+import queue
+import threading
+import webbrowser
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from shlex import quote
+
+from analysis.gc_pause import gc_paused
+from analysis.study.noise_floor import FILE, as_json, floors_of
+from analysis.study.study import Study
+from benchmarks.record import Record, own_files, write_json
+from benchmarks.record.os_errors import because
+from conf.variables import usable_cores
+
+Job = Callable[[], object]
+
+
+class BesideCells:
+    """Does jobs in the order in which they come. Its thread starts with the first one, and ends with the process."""
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._error: Exception | None = None
+
+    def do(self, job: Job) -> None:
+        """Have a job done soon, or do it now where no further thread may be started."""
+        if self._thread is None:
+            thread = threading.Thread(target=self._run, name="beside", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:
+                job()
+                return
+            self._thread = thread
+        self._jobs.put(job)
+
+    def finish(self) -> None:
+        """Wait until every job is done. Raises what the first one raised that failed."""
+        if self._thread:
+            self._jobs.put(None)
+            self._thread.join()
+            self._thread = None
+        if self._error:
+            raise self._error
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                job()
+            except Exception as error:
+                self._error = self._error or error
+
+
+def look_for_garbage() -> None:
+    """Have Python look for garbage again where launch.py put it off: among what is made from now on."""
+    if not gc.isenabled():
+        gc.freeze()
+        gc.enable()
+
+
+# Keep `noise_floor.json` in output_dir: what each study showed of the scatter between runs of equal cells.
+
+
+LOCK_WAIT_S = 10.0
+
+
+def update_noise_floor(
+    study_folder: Path, records: Sequence[Record], note: Callable[[str], None]
+) -> None:
+    """Write what a study's records show in place of what they showed before; `note` gets the reason where that fails.
+
+    A study that shows nothing makes no file. A file that cannot be read is left as it is.
+    """
+    path = study_folder.parent.resolve() / FILE  # output_dir may be a link
+    shown = Study.of(records).floors.own()
+    try:
+        with own_files.locked(path.with_name(f".{FILE}.lock"), LOCK_WAIT_S) as ours:
+            if not ours:
+                raise OSError(f"another launcher has held its lock for {LOCK_WAIT_S:.0f} s")
+            known = floors_of(path)
+            others = {study: rows for study, rows in known.items() if study != study_folder.name}
+            if shown or study_folder.name in known:
+                write_json(path, as_json(others | ({study_folder.name: shown} if shown else {})))
+    except (OSError, ValueError) as error:
+        reason = because(error) if isinstance(error, OSError) else error
+        note(f"the noise floor of this study was not added to {path}: {reason}")
+
+
+# Write the report of a study when a sweep ends, next to the records, and open it on a desktop.
+
+
+REPORT = "report"  # the folder in a study's
+# What takes more than a second to import, in parts of a few tenths.
+NEEDED = ("scipy.special", "scipy.optimize", "analysis.report.build", "matplotlib.figure",
+          "matplotlib.backends.backend_svg", "matplotlib.backends.backend_pdf", "jinja2")  # fmt: skip
+
+
+class StudyReport:
+    """The report of a study, as `report=` asks for it."""
+
+    def __init__(self, study_folder: Path, asked: object, note: Callable[[str], None]) -> None:
+        """`note` gets the reason where it cannot be written."""
+        self._study_folder, self._asked, self._note = study_folder, str(asked), note
+
+    @property
+    def wanted(self) -> bool:
+        """Whether there is to be one."""
+        return self._asked != "False"
+
+    def prepare(self, may_go_on: Callable[[], bool]) -> None:
+        """Import what it needs, part by part as long as `may_go_on`: before ranks measure another core has time.
+
+        What fails is told when it is written.
+        """
+        if not self.wanted or usable_cores() < 2:
+            return
+        with contextlib.suppress(Exception):
+            for name in NEEDED:
+                if may_go_on():
+                    importlib.import_module(name)
+
+    def write(self) -> tuple[Path | None, Sequence[str]]:
+        """Write it, and open it if that was asked; return its page, None without one, and its finding."""
+        if not self.wanted:
+            return None, ()
+        page, finding = write_report(self._study_folder, self._note, self._asked)
+        if page and self._asked == "open":
+            show(page)
+        return page, finding
+
+
+def write_report(
+    study_folder: Path, note: Callable[[str], None], asked: str = ""
+) -> tuple[Path | None, Sequence[str]]:
+    """Write `<study>/report` and return its page and its finding; None and nothing if that fails, and `note` gets the reason.
+
+    `asked` may name the width of figures (analysis.report.style.WIDTHS_IN).
+    """
+    try:
+        with gc_paused():
+            from analysis.report.build import examine, write  # a second to import
+            from analysis.report.style import ON_PAGE, WIDTHS_IN
+
+            content, _ = examine(study_folder, asked if asked in WIDTHS_IN else ON_PAGE)
+            return write(content, study_folder / REPORT), content.finding
+    except Exception as error:  # a full disk, a font, a record that nobody thought of: every record is safe already
+        reason = (
+            because(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+        )
+        later = f"python -m analysis report {quote(str(study_folder))}"
+        note(f"the report could not be written: {reason}; to write it later: {later}")
+        return None, ()
+
+
+def show(page: Path) -> None:
+    """Open a page in the user's browser if there is a desktop: a browser in the terminal would hide the sweep's table."""
+    if os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
+        webbrowser.open(page.absolute().as_uri())

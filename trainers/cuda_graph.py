@@ -1,0 +1,150 @@
+"""A training step that is captured once as a CUDA graph for each way of exchanging, with and without, and replayed since.
+
+A graph holds kernels with the addresses that they had. So batches are copied into tensors that stay, and gradients and loss lie
+where the capture left them. All work of a graphed cell runs on one stream that is not the default one, from the first tensor on:
+only such a stream can be captured, and a gradient is added up on the stream on which its place was made (torch's page "CUDA
+semantics", "CUDA Graphs").
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from trainers.batches import Batch
+
+# Uncaptured steps before each capture. torch's page "CUDA semantics" asks for 11 with DDP, whose logger reads clocks in the first
+# 10; they also connect, compile, tune, and make what stays allocated.
+WARM_UP = 11
+# Other threads may ask about events meanwhile, as NCCL's watchdog does; what this thread may not do is an error all the same.
+MODE = "thread_local"
+
+
+class CudaCapture:
+    """Captures calls. Its graphs share memory, so no two of them may run at the same time."""
+
+    def __init__(self, device: torch.device) -> None:
+        """Leave the default stream of a GPU, before anything is built there."""
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
+        self._stream.wait_stream(torch.cuda.current_stream(device))
+        torch.cuda.set_stream(self._stream)
+        self._pool = torch.cuda.graph_pool_handle()
+        self._graphs: list[torch.cuda.CUDAGraph] = []
+
+    def __call__(self, run: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+        """Capture what `run` enqueues, without running it. Return what enqueues it all again, and the tensor that `run` gave.
+
+        Raises:
+            RuntimeError: `run` waits for the device, or does something else that no graph can hold.
+        """
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode=MODE):
+            given = run()
+        self._graphs.append(graph)
+        return graph.replay, given
+
+    def close(self) -> None:
+        """Give the graphs back and return to the default stream. Before the process group ends: graphs hold its communicators."""
+        torch.cuda.synchronize(self._device)
+        for graph in self._graphs:
+            graph.reset()
+        self._graphs.clear()
+        torch.cuda.set_stream(torch.cuda.default_stream(self._device))
+
+
+@dataclass(frozen=True)
+class CapturedStep:
+    """A graph, and what it leaves."""
+
+    replay: Callable[[], None]
+    loss: Tensor
+    gradients: list[Tensor | None]  # of each parameter
+
+    def show(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Let every parameter have the gradient that a replay fills, where another step has left others there."""
+        places = list(zip(parameters, self.gradients, strict=True))
+        if any(parameter.grad is not gradient for parameter, gradient in places):
+            for parameter, gradient in places:
+                parameter.grad = gradient
+
+
+class GraphedStep:
+    """The graphs of one training. A graph is captured when its way of exchanging is first stepped in."""
+
+    def __init__(
+        self,
+        step: Callable[[Batch], Tensor],
+        parameters: Sequence[nn.Parameter],
+        capture: CudaCapture,
+    ) -> None:
+        """`step` runs a step on a batch and returns its loss."""
+        self._step, self._parameters, self._capture = step, parameters, capture
+        self._batch: Batch = ()
+        self._captured: dict[bool, CapturedStep] = {}  # by whether it exchanges
+        # Steps that were replayed: asked for by the host, and done as the device counts them.
+        self.asked, self._done = 0, torch.zeros((), dtype=torch.int64, device=parameters[0].device)
+
+    def __call__(self, batch: Batch, exchanges: bool) -> Tensor:
+        """Replay a step on a batch. Return its loss, which the next replay overwrites.
+
+        Raises:
+            RuntimeError: the step cannot be captured, or the batch has another shape than the first.
+        """
+        captured = self._captured.get(exchanges)
+        if captured is None:
+            captured = self._captured[exchanges] = self._capture_step(batch)
+        self._load(batch)
+        captured.replay()
+        self.asked += 1
+        captured.show(self._parameters)
+        return captured.loss
+
+    @property
+    def done(self) -> int:
+        """The replays that the device has counted. Waits for it."""
+        return int(self._done)
+
+    def holds(self, batch: Batch) -> bool:
+        """Tell whether this batch lies where the graphs read it. Waits for the device."""
+        return all(
+            torch.equal(place, tensor) for place, tensor in zip(self._batch, batch, strict=True)
+        )
+
+    def close(self) -> None:
+        """Give the graphs and their memory back."""
+        self._captured.clear()
+        for parameter in self._parameters:
+            parameter.grad = None
+        self._capture.close()
+
+    def _capture_step(self, batch: Batch) -> CapturedStep:
+        """Step a few times, then capture a step."""
+        for _ in range(WARM_UP):
+            self._step(batch)
+        if not self._batch:
+            self._batch = tuple(tensor.clone() for tensor in batch)
+
+        def run() -> Tensor:
+            self._done.add_(1)
+            return self._step(self._batch)
+
+        try:
+            replay, loss = self._capture(run)
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"this step cannot be captured in a CUDA graph ({str(error).splitlines()[0]}); accepted with it are "
+                "optimize=eager and optimize=compile"
+            ) from error
+        return CapturedStep(replay, loss, [parameter.grad for parameter in self._parameters])
+
+    def _load(self, batch: Batch) -> None:
+        """Copy a batch to where the graphs read it."""
+        for place, tensor in zip(self._batch, batch, strict=True):
+            if tensor.shape != place.shape:  # copy_ would spread a smaller one
+                raise RuntimeError(
+                    f"a batch has a tensor {list(tensor.shape)} where the first had {list(place.shape)}; accepted with a CUDA "
+                    "graph are batches of one shape"
+                )
+            place.copy_(tensor, non_blocking=True)

@@ -1,1 +1,0 @@
-"""What `optimize=max` does beyond torch.compile."""

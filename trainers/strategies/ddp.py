@@ -1,0 +1,266 @@
+"""All-reduce of gradient buckets while backward runs: torch's DistributedDataParallel.
+
+Li et al. 2020, "PyTorch Distributed", arXiv:2006.15704. On GPUs NCCL reduces; on CPU workers gloo does.
+"""
+
+import inspect
+import itertools
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from trainers import collectives as one_bucket
+from trainers import comm_hooks
+from trainers import reference_probes as net_probe
+from trainers import reference_probes as ring_probe
+from trainers.strategy import BucketExchange, ExchangeAlone, ReferenceProbe, SentBucket, Strategy
+
+# torch 2.15 renamed the argument and warns of the old name.
+_ARGUMENTS = inspect.signature(DistributedDataParallel).parameters
+SYNC_BUFFERS = (
+    "forward_sync_buffers" if "forward_sync_buffers" in _ARGUMENTS else "broadcast_buffers"
+)
+CACHES = 4  # of the L2 cache that the copies of a gradient fill together
+# Random gradients start this small where gloo sums: each exchange multiplies them by the number of ranks, without overflow.
+SUMMED_SCALE = 1e-30
+
+Hook = Callable[[Any, Any], torch.futures.Future[Tensor]]
+
+
+@dataclass
+class HookBucket:
+    """The part of dist.GradBucket that torch's communication hooks read. Python cannot construct a GradBucket."""
+
+    flat: Tensor  # (elements,)
+    shapes: list[torch.Size]  # of the gradients in it
+    number: int
+    last: bool
+
+    def buffer(self) -> Tensor:
+        """Return the flat gradient of the bucket."""
+        return self.flat
+
+    def set_buffer(self, flat: Tensor) -> None:
+        """Replace the flat gradient."""
+        self.flat = flat
+
+    def gradients(self) -> list[Tensor]:
+        """Return views of the buffer, one for each parameter."""
+        parts = self.flat.split([shape.numel() for shape in self.shapes])
+        return [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
+
+    def index(self) -> int:
+        """Return the position in the order of exchange."""
+        return self.number
+
+    def is_last(self) -> bool:
+        """Return whether no bucket follows."""
+        return self.last
+
+
+class NcclAllreduce(Strategy):
+    """DDP with its own options; `comm_hook` compresses what is sent."""
+
+    own_work_alone = (
+        True  # buckets and hook are the same, and NCCL and gloo send nothing to oneself
+    )
+
+    def __init__(
+        self,
+        bucket_cap_mb: float,
+        gradient_as_bucket_view: bool,
+        static_graph: bool,
+        broadcast_buffers: bool,
+        comm_hook: str,
+        powersgd_rank: int,
+    ) -> None:
+        self._arguments: dict[str, Any] = {
+            "bucket_cap_mb": bucket_cap_mb,
+            "gradient_as_bucket_view": gradient_as_bucket_view,
+            "static_graph": static_graph,
+            SYNC_BUFFERS: broadcast_buffers,
+        }
+        self._comm_hook = comm_hook
+        self._powersgd_rank = powersgd_rank
+        self.exact = comm_hook != "powersgd"
+        self.rounding = comm_hooks.ROUNDING.get(comm_hook, 0.0)
+        self.smallest_step = comm_hooks.SMALLEST_STEP.get(comm_hook, 0.0)
+        self._ddp: DistributedDataParallel | None = None
+        # Of the bytes of float32; exact once the parameters are known.
+        self._share = 0.5 if comm_hook in comm_hooks.SENT else 1.0
+
+    def _hook(self) -> tuple[object, Hook] | None:
+        """Return a fresh (state, hook); None for DDP's own all-reduce."""
+        if self._comm_hook == "powersgd":
+            state = powerSGD_hook.PowerSGDState(
+                process_group=None,
+                matrix_approximation_rank=self._powersgd_rank,
+                start_powerSGD_iter=2,
+            )
+            return state, powerSGD_hook.powerSGD_hook
+        return (
+            (None, comm_hooks.HalfPrecision(self._comm_hook).reduce)
+            if self._comm_hook in comm_hooks.SENT
+            else None
+        )
+
+    def prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> nn.Module:
+        """Wrap the model in DDP, which broadcasts rank 0's weights."""
+        device = next(model.parameters()).device
+        self._ddp = DistributedDataParallel(
+            model, device_ids=[device.index] if device.type == "cuda" else None, **self._arguments
+        )
+        if hook := self._hook():
+            self._ddp.register_comm_hook(*hook)
+        return self._ddp
+
+    def without_exchange(self) -> AbstractContextManager[None]:
+        """Return DDP's no_sync: neither buckets nor all-reduce."""
+        assert self._ddp is not None
+        context: AbstractContextManager[None] = self._ddp.no_sync()
+        return context
+
+    def bytes_moved(self, gradient_bytes: float, world_size: int) -> float:
+        """Return 2(n−1)/n of the bytes that are sent, as a ring moves them (nccl-tests, PERFORMANCE.md); NaN for PowerSGD."""
+        share = float("nan") if self._comm_hook == "powersgd" else self._share
+        return gradient_bytes * share * 2 * (world_size - 1) / world_size
+
+    def buckets(self) -> list[SentBucket]:
+        """Return the buckets of DDP's reducer, which rebuilds them in the order of arrival in the first steps."""
+        assert self._ddp is not None
+        found = []
+        for bucket in self._ddp.reducer._get_zeros_like_grad_buckets():
+            flat = bucket.buffer()
+            dtype = comm_hooks.SENT.get(self._comm_hook, str(flat.dtype).removeprefix("torch."))
+            sent_bytes = flat.numel() * getattr(torch, dtype).itemsize
+            is_known = self._comm_hook != "powersgd"
+            found.append(
+                SentBucket(
+                    tuple(bucket.parameters()), flat.nbytes, sent_bytes if is_known else None, dtype
+                )
+            )
+        return found
+
+    def bucket_exchange(self, size_bytes: int, dtype: str) -> BucketExchange | None:
+        """Return an all-reduce; None for PowerSGD, which sends matrices that depend on the layers."""
+        if self._comm_hook == "powersgd":
+            return None
+        assert self._ddp is not None
+        return one_bucket.all_reduce(size_bytes, dtype, next(self._ddp.parameters()).device)
+
+    def exchange_alone(self, parameters: list[nn.Parameter]) -> ExchangeAlone:
+        """Start all-reduces of all buckets one after the other, then wait for them, as DDP does at the end of backward."""
+        self._gradient_bytes = sum(
+            parameter.numel() * parameter.element_size() for parameter in parameters
+        )
+        self._share = comm_hooks.share(parameters, self._comm_hook)
+        self._device = parameters[0].device
+        return _DdpAlone(parameters, self._arguments["bucket_cap_mb"] * (1 << 20), self._hook())
+
+    def probes(self) -> list[ReferenceProbe]:
+        """Return the references: the links between neighbours, and the wire between hosts; none for PowerSGD."""
+        moved = self.bytes_moved(self._gradient_bytes, dist.get_world_size())
+        if moved != moved:
+            return []
+        # gloo has one ring of all ranks, which leaves each host once; NCCL's trees need only pass hosts as a ring of hosts does.
+        ring = dist.get_world_size() if self._device.type == "cpu" else len(self.hosts.ranks)
+        of_host = self.bytes_moved(self._gradient_bytes, ring)
+        return [
+            *ring_probe.probes(self._device, moved),
+            *net_probe.net_probe_probes(self.hosts, self._device, of_host),
+        ]
+
+
+class _DdpAlone(ExchangeAlone):
+    """All-reduce of DDP's buckets.
+
+    On a GPU several copies of the gradient take turns, so that together they are larger than the L2 cache.
+    """
+
+    def __init__(
+        self, parameters: list[nn.Parameter], cap_bytes: float, hook: tuple[object, Hook] | None
+    ) -> None:
+        self._parameters, self._hook = parameters, hook
+        self._groups = bucket_members(parameters, cap_bytes)
+        gradient_bytes = sum(
+            parameter.numel() * parameter.element_size() for parameter in parameters
+        )
+        copies = 1
+        if parameters[0].is_cuda:
+            cache_bytes = torch.cuda.get_device_properties(parameters[0].device).L2_cache_size
+            copies = 1 + int(CACHES * cache_bytes // gradient_bytes)
+        scale = 1.0 if parameters[0].is_cuda else SUMMED_SCALE
+        self._copies = [
+            self._buckets([torch.randn_like(parameter).mul_(scale) for parameter in parameters])
+            for _ in range(copies)
+        ]
+        self._turns = itertools.cycle(self._copies)
+
+    def _buckets(self, gradients: Sequence[Tensor]) -> list[HookBucket]:
+        last = len(self._groups) - 1
+        return [
+            HookBucket(
+                torch.cat([gradients[member].flatten() for member in group]),
+                [gradients[member].shape for member in group],
+                number,
+                number == last,
+            )
+            for number, group in enumerate(self._groups)
+        ]
+
+    def fill(self, gradients: Sequence[Tensor]) -> None:
+        """Fill the copy that is exchanged next."""
+        self._copies[0] = self._buckets(gradients)
+        self._turns = itertools.cycle(self._copies)
+
+    def __call__(self) -> None:
+        """Start all buckets, then wait for all."""
+        buckets = next(self._turns)
+        if self._hook:
+            for future in [self._hook[1](self._hook[0], bucket) for bucket in buckets]:
+                future.wait()
+            return
+        # DDP needs the mean; gloo can only sum.
+        operation = dist.ReduceOp.AVG if buckets[0].flat.is_cuda else dist.ReduceOp.SUM
+        for work in [dist.all_reduce(bucket.flat, operation, async_op=True) for bucket in buckets]:
+            assert work is not None
+            work.wait()
+
+    def result(self) -> list[Tensor]:
+        """Return copies in the parameters' shapes."""
+        # gloo has summed, unless a half-precision hook has divided.
+        divisor = 1 if self._hook or self._parameters[0].is_cuda else dist.get_world_size()
+        found: dict[int, Tensor] = {}
+        for group, bucket in zip(self._groups, self._copies[0], strict=True):
+            found |= {
+                member: gradient / divisor
+                for member, gradient in zip(group, bucket.gradients(), strict=True)
+            }
+        return [found[number] for number in range(len(self._parameters))]
+
+
+def bucket_members(parameters: Sequence[Tensor], cap_bytes: float) -> list[list[int]]:
+    """Return DDP's buckets as numbers of parameters: last parameters first, one dtype each, full at `cap_bytes`.
+
+    DDP has its small first bucket only if the cap is torch's default; ours is always given.
+    """
+    groups: list[list[int]] = []
+    current: dict[torch.dtype, list[int]] = {}
+    for number, parameter in reversed(list(enumerate(parameters))):
+        group = current.setdefault(parameter.dtype, [])
+        if not group:
+            groups.append(group)
+        group.append(number)
+        if (
+            sum(parameters[member].numel() * parameter.element_size() for member in group)
+            >= cap_bytes
+        ):
+            del current[parameter.dtype]
+    return groups
