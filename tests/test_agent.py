@@ -1,4 +1,4 @@
-"""How the agent decides between forking its ranks and starting them anew (benchmarks.rank.cell_process); real cells are elsewhere."""
+"""How the agent decides between forking its ranks and starting them anew; real cells are elsewhere."""
 
 import gc
 import os

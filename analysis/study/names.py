@@ -1,19 +1,23 @@
 """Labels: what findings and reports call cells. Nothing decides by a label; keys decide (Runs.key), labels are made last."""
 
+from __future__ import annotations
+
 import dataclasses
 import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from analysis.study import provenance
 from analysis.study.estimates import Member
-from analysis.study.study import Runs, Study
 from analysis.text import single_line
 from benchmarks.record import Record
 from conf.cell import Cell, counted, folded
 from conf.options import canonical
+
+if TYPE_CHECKING:
+    from analysis.study.study import Runs, Study
 
 BETWEEN = " · "  # the parts of a name
 _GPU = re.compile(r"\bGPU(?=s?\b)")

@@ -18,7 +18,6 @@ import psutil
 
 from benchmarks.agent.protocol import Outbox, Say
 from benchmarks.record.os_errors import because
-from trainers import process as prctl
 
 # Bridges and tunnels inside a host, of containers and virtual machines, as their programs name them.
 INNER = (
@@ -231,7 +230,6 @@ def given(outbox: Outbox, every_s: float = EVERY_S) -> Iterator[None]:
     mine = os.getpid()
     if (child := os.fork()) == 0:
         with contextlib.suppress(OSError):  # the launcher is gone
-            prctl.die_with_parent()
             while os.getppid() == mine:
                 outbox.send({"say": Say.BEAT.value})
                 time.sleep(every_s)

@@ -1,4 +1,4 @@
-"""The forked process of a cell: its environment, its files, its end. The agent of a host holds one (benchmarks.rank.host_agent)."""
+"""The forked process of a cell: its environment, files and end; the host agent holds one."""
 
 import contextlib
 import datetime

@@ -217,8 +217,8 @@ def chosen(
 ) -> MeetingAddress:
     """Return the first of the wanted addresses that every other host reached.
 
-    `refused` says why the first host cannot listen at an address; `answers` is what benchmarks.agent.network.reach returned on each
-    other host, by its name.
+    `refused` says why the first host cannot listen at an address; `answers` is what
+    benchmarks.agent.network.reach returned on each other host, by its name.
 
     Raises:
         Refused: none was reached by all; names the pairs of hosts and the reasons.
@@ -238,7 +238,8 @@ def chosen(
         f"{first.name} cannot listen at {address}: {why}" for address, why in refused.items()
     ]
     reasons += [
-        f"{name} does not reach {first.name} at {address}: {one_line(str(told[address].get('why', 'no answer')), MEETING_LONGEST)}"
+        f"{name} does not reach {first.name} at {address}: "
+        + one_line(str(told[address].get("why", "no answer")), MEETING_LONGEST)
         for name, told in answers.items()
         for address in wanted
         if address in told and "interface" not in told[address]
