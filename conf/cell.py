@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
+import msgspec
+
 IMAGES, SAMPLES = "images", "samples"  # what a model is trained on, and what is counted
 # Values of `optimize`: those that compile the model, and those that replay a step as a CUDA graph.
 COMPILED, GRAPHED = (
@@ -87,6 +89,7 @@ OF_ADAMW = ("name", "beta1", "beta2", "epsilon")
 ONLY_IF_SAID = ("inputs", "data", "hosts", "server_hosts", *OF_ADAMW)
 # What two cells with equal compiled graphs may differ in. Everything else decides, or could decide, what is compiled.
 NOT_COMPILED = ("nccl", "benchmark", "repeat", "labels", "profiler", "profiler_options", "declared")
+
 # What a benchmark's YAML says of how its cells are compared: the rule `compared`. Lists are of texts.
 COMPARED: dict[str, type] = {
     "metric": str,
@@ -284,55 +287,43 @@ class Cell:
         """Return the cell that `to_dict` wrote.
 
         Raises:
-            TypeError, KeyError, AttributeError: a field is missing or unknown, or holds something else.
+            ValueError: a field is missing or holds something else.
         """
-        for group in ("strategy", "benchmark"):
-            if not isinstance(plain[group]["name"], str):
-                raise TypeError(f"{group}.name={plain[group]['name']!r}")
-        servers = plain["strategy"].get("servers", 0)
-        if type(servers) is not int or not 0 <= servers <= MOST_SERVERS:
-            raise TypeError(f"strategy.servers={servers!r:.100}")
-        _check_hosts(plain, servers)
-        compared = plain.get("declared", {}).get("benchmark", {}).get("compared")
-        if compared and not _can_be_compared(compared):
-            raise TypeError(f"declared.benchmark.compared={compared!r:.100}")
-        nested = {"model": Network(**plain["model"]), "optimizer": Optimizer(**plain["optimizer"])}
-        lists = {name: tuple(plain[name]) for name in LISTS if name in plain}
-        said = {
-            name: value for name, value in plain.items() if name != "places"
-        }  # it follows from the hosts
-        return Cell(**{**said, **nested, **lists})
+        cell = msgspec.convert(plain, Cell)
+        # msgspec leaves defaults on the class, where vars() does not see them.
+        cell = dataclasses.replace(
+            cell,
+            model=dataclasses.replace(cell.model),
+            optimizer=dataclasses.replace(cell.optimizer),
+        )
+        _refuse_wrong_places(cell)
+        return cell
 
 
-def _check_hosts(plain: Mapping[str, Any], servers: int) -> None:
-    """Refuse hosts from which the places of a cell's processes cannot be told. Raises TypeError."""
+def _refuse_wrong_places(cell: Cell) -> None:
+    """Refuse a cell that was read if the places of its processes, or how it is compared, cannot be told. Raises ValueError."""
+    for group in ("strategy", "benchmark"):
+        if not isinstance(getattr(cell, group).get("name"), str):
+            raise ValueError(f"{group}.name={getattr(cell, group).get('name')!r:.100}")
+    servers = cell.strategy.get("servers", 0)
+    if type(servers) is not int or not 0 <= servers <= MOST_SERVERS:
+        raise ValueError(f"strategy.servers={servers!r:.100}")
     for name in ("hosts", "server_hosts"):
-        found = plain.get(name, ())
-        is_list = isinstance(found, list | tuple)
-        if not is_list or not all(
-            isinstance(one, str) and HOST_NAME.fullmatch(one) for one in found
-        ):
-            raise TypeError(f"{name}={found!r:.100}")
-    hosts, on, gpus = (
-        plain.get("hosts", ()),
-        plain.get("server_hosts", ()),
-        plain.get("server_gpus", ()),
-    )
-    if len(set(hosts)) < len(hosts) or len(hosts) * len(plain["gpus"]) > MOST_RANKS:
-        raise TypeError(f"hosts={hosts!r:.100}")
-    if len(on) != (servers if hosts else 0):
-        raise TypeError(f"server_hosts={on!r:.100}, strategy.servers={servers}")
-    if len(gpus) not in (0, servers):
-        raise TypeError(f"server_gpus={gpus!r:.100}, strategy.servers={servers}")
-
-
-def _can_be_compared(rule: Mapping[str, Any]) -> bool:
-    """Tell whether a rule has what COMPARED names, each of its type."""
-    values = {name: rule[name] for name in COMPARED}
-    typed = all(isinstance(values[name], kind) for name, kind in COMPARED.items())
-    return typed and all(
-        isinstance(one, str)
-        for value in values.values()
-        if isinstance(value, list)
-        for one in value
-    )
+        if not all(map(HOST_NAME.fullmatch, getattr(cell, name))):
+            raise ValueError(f"{name}={getattr(cell, name)!r:.100}")
+    if len(set(cell.hosts)) < len(cell.hosts) or len(cell.hosts) * len(cell.gpus) > MOST_RANKS:
+        raise ValueError(f"hosts={cell.hosts!r:.100}")
+    if len(cell.server_hosts) != (servers if cell.hosts else 0):
+        raise ValueError(f"server_hosts={cell.server_hosts!r:.100}, strategy.servers={servers}")
+    if len(cell.server_gpus) not in (0, servers):
+        raise ValueError(f"server_gpus={cell.server_gpus!r:.100}, strategy.servers={servers}")
+    compared = cell.declared.get("benchmark", {}).get("compared")
+    if not compared:
+        return
+    for name, kind in COMPARED.items():
+        value: Any = compared.get(name)
+        is_right = type(value) is kind
+        if is_right and kind is list:
+            is_right = all(isinstance(text, str) for text in value)
+        if not is_right:
+            raise ValueError(f"declared.benchmark.compared.{name}={value!r:.100}")

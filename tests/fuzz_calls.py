@@ -83,8 +83,7 @@ def _no_constant(word):
 
 def read_record(seed, folder, number):
     """Read one record.json as every command does."""
-    from benchmarks.record import RecordError
-    from benchmarks.record.files import read
+    from benchmarks.record import RecordError, read
 
     path = folder / "record.json"
     path.write_bytes(seed.data)
@@ -96,8 +95,7 @@ def read_record(seed, folder, number):
 
 def project_record(seed, folder, number):
     """Read a record and make what MLflow gets of it, and its rows in the notes of a sweep."""
-    from benchmarks.record import RecordError
-    from benchmarks.record.files import read
+    from benchmarks.record import RecordError, read
     from launch.study.identity import sweep_of
     from launch.tracking.note import summary_markdown
     from launch.tracking.projection import project
@@ -127,8 +125,7 @@ def recover_cell(seed, folder, number):
     """Start a launcher on a study with one damaged file: close the attempt, judge it, look whether it is finished."""
     from analysis.validity.gpu_samples import summary
     from benchmarks.agent import processes
-    from benchmarks.record import CellFolder, RecordError
-    from benchmarks.record.files import read
+    from benchmarks.record import CellFolder, RecordError, read
     from launch.study.study import StudyFolder
     from launch.supervision.failure import ends, first_cause
     from launch.supervision.progress import Watch

@@ -161,7 +161,7 @@ def nsys_exports():
 
 @functools.cache
 def record_seeds():
-    """Records of a training cell, of an older schema, of a benchmark with tables, a failed one, and one of two hosts."""
+    """Records of a training cell, of a migrated one, of a benchmark with tables, a failed one, and one of two hosts."""
     from records import make_record, on_hosts
 
     paths = [

@@ -11,7 +11,6 @@ from hydra import compose
 from omegaconf import OmegaConf
 from records import make_record, words
 
-from benchmarks.record import read
 from conf import groups
 from conf.cell import Cell
 from conf.command_line import normalise
@@ -159,23 +158,17 @@ def test_an_auto_without_a_meaning_is_refused(tmp_path):
 
 
 def test_resume_takes_no_record_of_another_resolved_request(tmp_path):
-    """A record of schema 2 whose file lies in the cell's own folder: its request held `auto`, so its key is another."""
+    """A record whose file lies in the cell's own folder, although its request held `auto`, so its key is another."""
     cell = cell_of("model=resnet18")
     plain = json.loads(json.dumps(cell.to_dict()))
     unresolved = plain | {"benchmark": plain["benchmark"] | {"exchange_iterations": "auto"}}
-    del unresolved["declared"]
     study = StudyFolder(str(tmp_path), "default")
     folder = study.folder / cell.folder
     folder.mkdir()
-    for asked, schema_version, is_taken in ((unresolved, 2, False), (plain, 3, True)):
+    for asked, is_taken in ((unresolved, False), (plain, True)):
         content = dataclasses.asdict(make_record(state="finished", failure=None))
-        content |= {
-            "cell": asked,
-            "cell_key": Cell.from_dict(asked).key,
-            "schema_version": schema_version,
-        }
+        content |= {"cell": asked, "cell_key": Cell.from_dict(asked).key}
         (folder / "record.json").write_text(json.dumps(content))
-        assert read(folder / "record.json").schema_version == schema_version
         assert (study.finished(cell) is not None) == is_taken
     assert Cell.from_dict(unresolved).folder != cell.folder
 

@@ -372,7 +372,7 @@ def test_a_forecast_of_any_number_is_read_as_it_was_written(tmp_path):
     content = json.loads((tmp_path / "record.json").read_text())
     del content["predicted"]
     (tmp_path / "record.json").write_text(json.dumps(content | {"schema_version": 5}))
-    assert read(tmp_path / "record.json").predicted == {}, "until schema 5 there was none"
+    assert read(tmp_path / "record.json").predicted == {}, "schema 5 had none"
 
 
 def test_tables_say_the_forecast_beside_what_was_measured(calibrated):

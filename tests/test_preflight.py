@@ -81,7 +81,7 @@ def damaged(path, value):
         b"", b"bash: python: command not found\n", b"[]", b"{}", b"{" * 100_000, b"\xff\xfe", 7, None,
         *(damaged(*one) for one in [
             ("form", 2), ("machine", None), ("machine", []), ("machine.devices", 7), ("machine.devices.0.id", "0"),
-            ("machine.devices.0.extra", 1), ("machine.everyone", [9]), ("machine.kind", "tpu"), ("machine.cores", None),
+            ("machine.everyone", [9]), ("machine.kind", "tpu"), ("machine.cores", None),
             ("facts", []), ("variables", {"A": 1}), ("versions", None), ("kernel", 6), ("interfaces", [{}]),
             ("interfaces", [interface("eth0", "10.0.0.300/24")]), ("interfaces", [interface("eth0", "there")]),
             ("infiniband", {}), ("too_small", "none"), ("shared_memory_bytes", "1"), ("more", 1),

@@ -97,7 +97,7 @@ def test_a_fault_in_the_timed_steps_has_its_code(name):
     assert codes(record, plant(lines, purpose, longer)) == {code}
 
 
-def test_a_strategy_without_an_exchange_alone_is_not_said_to_be_of_an_older_version():
+def test_a_slow_rank_is_unchecked_where_no_steps_without_exchange_were_timed():
     """Its steps without exchange are not timed, so nothing says how fast each rank is alone."""
     record, lines = lines_of(PAIR)
     values = complete(lines, record.cell)
@@ -107,7 +107,7 @@ def test_a_strategy_without_an_exchange_alone_is_not_said_to_be_of_an_older_vers
     }
     for known, why in (
         (metrics, "the strategy has no exchange alone"),
-        (values["metrics"], "did not look"),
+        (values["metrics"], "did not report it"),
     ):
         made = dataclasses.replace(record, metrics=known, checks=checks, effective={})
         assert why in judge(made, ValidityLimits()).unchecked["slow_rank"]

@@ -317,10 +317,7 @@ def written(number, benchmark, metrics, repeat=0, strategy="none"):
     cell = {"benchmark": benchmark, "repeat": repeat, "nccl": {}} | (
         UNTRAINED if benchmark["name"] != "exchange" else {}
     )
-    return record(number, [0, 1], 1.0, strategy=strategy, cell=cell) | {
-        "metrics": metrics,
-        "schema_version": 2,
-    }
+    return record(number, [0, 1], 1.0, strategy=strategy, cell=cell) | {"metrics": metrics}
 
 
 def shown(folder, records):

@@ -138,7 +138,6 @@ def _as_json(study: str, result: Verification, saved: int | None) -> dict[str, A
         "differences": [_plain(dataclasses.asdict(one)) for one in result.differences],
         "not_recomputed": [dataclasses.asdict(one) for one in result.omissions],
         "not_compared": dict(result.not_compared),
-        "otherwise_in_older_schemas": sorted(result.former),
     }
     return told if saved is None else told | {"bytes_saved": saved}
 
@@ -177,7 +176,6 @@ def _print(study: str, result: Verification, saved: int | None, pack: bool) -> N
     for name, cells in sorted(result.not_compared.items()):
         why = "" if name.startswith("MLflow") else " (a file that this needs is not in the folder)"
         lines.append(f"not compared in {_records(cells)}: {name}{why}")
-    lines += [f"not compared in records of older schemas: {said}" for said in sorted(result.former)]
     if pack:
         told = (
             "nothing was packed, because the study is not right"

@@ -23,7 +23,7 @@ from analysis.study.intervals import of_median, quantile
 from analysis.study.names import gpu_list, several
 from analysis.study.rates import IMAGES_PER_SECOND
 from analysis.study.study import Runs, Study, merged
-from benchmarks.record import Record, former, metrics
+from benchmarks.record import Record, metrics
 
 COST, EXPOSED, HIDDEN, EXCHANGE = (
     "strategy/cost_ms",
@@ -167,10 +167,7 @@ class Exposures:
 
 def own_work_alone(record: Record) -> bool:
     """Tell whether the strategy of a one-GPU record moves nothing there, so that its cost is its own work."""
-    told = record.checks.get(OWN_WORK)
-    if told is None and record.schema_version <= former.LAST_OLD_NAMES:
-        return str(record.cell.strategy["name"]) in former.OWN_WORK_ALONE
-    return told is True
+    return record.checks.get(OWN_WORK) is True
 
 
 def disagreement(values: Mapping[str, float]) -> dict[str, float]:

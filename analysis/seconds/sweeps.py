@@ -8,7 +8,7 @@ from typing import Any
 from analysis.seconds.windows import open_seconds
 from benchmarks.derived import Line
 from benchmarks.record import Kind, read_lines
-from benchmarks.record.model import LAST_TIME
+from benchmarks.record.record import LAST_TIME
 
 JOURNAL = "journal.jsonl"
 # What the launcher does for one cell beyond its wall time.

@@ -7,7 +7,13 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from analysis.validity.check import OLDER, CheckResult, not_applicable, unchecked, unless_training
+from analysis.validity.check import (
+    NOT_REPORTED,
+    CheckResult,
+    not_applicable,
+    unchecked,
+    unless_training,
+)
 from benchmarks.record import Record
 from conf.schema import ValidityLimits
 
@@ -141,7 +147,11 @@ def bytes_miscounted(record: Record, _: ValidityLimits) -> CheckResult | None:
     """Tell whether the bytes of the gradient, of the exchange and of its rates are not the same."""
     trained, metrics = record.checks.get("trained_bytes"), record.metrics
     if trained is None:
-        return unless_training(record) if "comm/exchange_ms" not in metrics else unchecked(OLDER)
+        return (
+            unless_training(record)
+            if "comm/exchange_ms" not in metrics
+            else unchecked(NOT_REPORTED)
+        )
     counted: dict[str, Any] = {
         "the model's gradient_bytes": (record.model.get("gradient_bytes"), trained)
     }

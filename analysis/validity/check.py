@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from benchmarks.record import Record
 from conf.schema import ValidityLimits
 
-OLDER = "the version that measured it did not look"
+NOT_REPORTED = "the ranks did not report it"
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def not_applicable(why: str) -> CheckResult:
     return CheckResult(why, checked=False, applies=False)
 
 
-def unless_training(record: Record, why: str = OLDER) -> CheckResult:
+def unless_training(record: Record, why: str = NOT_REPORTED) -> CheckResult:
     """Return that a check of training steps could not run; other benchmarks than `throughput` have nothing to check."""
     trains = record.cell.benchmark["name"] == "throughput"
     return unchecked(why) if trains else not_applicable("only benchmark=throughput has it")

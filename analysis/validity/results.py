@@ -6,7 +6,13 @@ Each function returns None for a record that passes.
 import math
 from collections.abc import Sequence
 
-from analysis.validity.check import OLDER, CheckResult, not_applicable, unchecked, unless_training
+from analysis.validity.check import (
+    NOT_REPORTED,
+    CheckResult,
+    not_applicable,
+    unchecked,
+    unless_training,
+)
 from benchmarks.record import Record
 from conf.schema import ValidityLimits
 
@@ -125,7 +131,7 @@ def exchange_wrong(record: Record, _: ValidityLimits) -> CheckResult | None:
         if "comm/exchange_ms" not in record.metrics:
             return not_applicable("no exchange was timed")
         if record.cell.benchmark["name"] != "exchange" and "exchanged_bytes" not in record.checks:
-            return unchecked(OLDER)
+            return unchecked(NOT_REPORTED)
         return not_applicable("its compression loses precision")
     return (
         None

@@ -10,7 +10,13 @@ from typing import Any
 from analysis.findings.communication import COST
 from analysis.findings.predicted.stated import stated_forecast
 from analysis.study.names import unit
-from analysis.validity.check import OLDER, CheckResult, not_applicable, unchecked, unless_training
+from analysis.validity.check import (
+    NOT_REPORTED,
+    CheckResult,
+    not_applicable,
+    unchecked,
+    unless_training,
+)
 from benchmarks.record import Record
 from benchmarks.record.metrics import interval
 from conf.schema import ValidityLimits
@@ -71,7 +77,7 @@ def slow_rank(record: Record, limits: ValidityLimits) -> CheckResult | None:
         if alone:
             return not_applicable("there is only one rank")
         untimed = "no steps without exchange were timed: the strategy has no exchange alone"
-        return unless_training(record, OLDER if COST in record.metrics else untimed)
+        return unless_training(record, NOT_REPORTED if COST in record.metrics else untimed)
     share, noise = float(facts["share"]), float(facts["noise"])
     if not share > limits.slow_rank_limit:
         return None

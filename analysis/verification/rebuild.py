@@ -22,10 +22,6 @@ from benchmarks.derived import FIELDS, IncompleteLines, RankLines, complete, fun
 from benchmarks.record import CellFolder, Kind, Record, decoded, read_lines
 from benchmarks.record.raw_files import found, stored
 
-# Records of this version and later have lines that hold everything that is derived.
-FIRST_SCHEMA = 3
-# Records of this version and later state only what can be computed again.
-WHOLE_SCHEMA = 4
 PROFILED = "profiled"  # the code of the finding that a profiled pass leaves
 
 
@@ -58,15 +54,11 @@ def rebuilt(
     """
     lines = _lines(folder, record)
     values = _values(lines, record)
-    made = Rebuilt(record, FIELDS)
+    made = Rebuilt(record, (*FIELDS, "ranks", "effective", "validity"))
     changes: dict[str, Any] = {name: dict(values[name]) for name in FIELDS}
     own = dataclasses.replace(record, **changes)
     own = _with_seconds(_with_samples(own, folder, made), folder, lines, made)
     own = _with_baselines(_with_trace(own, folder, made), record)
-    if record.schema_version < WHOLE_SCHEMA:
-        made.record = own
-        return made
-    made = Rebuilt(record, (*FIELDS, "ranks", "effective", "validity"), made.unknown)
     own = _with_reports(own, folder, made)
     own = dataclasses.replace(own, effective=_effective(own, folder, known, folder_of, made))
     made.record = judged(with_forecast(own), limits_of(record))
@@ -77,10 +69,8 @@ def _lines(folder: CellFolder, record: Record) -> dict[int, list[dict[str, Any]]
     """Return the lines of every rank. Raises as `rebuilt`."""
     if not folder.all_rank_lines():
         raise NotRecomputable("no raw samples")
-    if record.schema_version < FIRST_SCHEMA:
-        raise NotRecomputable(
-            f"its lines are of schema {record.schema_version}, which does not hold every sample"
-        )
+    if not record.raw_sha256:
+        raise NotRecomputable("it names no raw file")
     lines = {
         rank: list(read_lines(folder.rank_lines(rank))) for rank in range(record.cell.world_size)
     }

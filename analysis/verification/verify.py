@@ -10,11 +10,11 @@ from typing import Any
 from analysis.findings.record_values import again, rests_on
 from analysis.study.noise_floor import OF_SEVERAL_RECORDS
 from analysis.verification.comparison import ABSENT, Difference, leaves, same, same_sentence
-from analysis.verification.rebuild import WHOLE_SCHEMA, NotRecomputable, Rebuilt, rebuilt
+from analysis.verification.rebuild import NotRecomputable, Rebuilt, rebuilt
 from benchmarks.derived import IncompleteLines
 from benchmarks.record import CellFolder, Record, RecordError, read, record_paths
 from benchmarks.record.cell_folder import SAMPLES
-from benchmarks.record.former import computed_otherwise
+from benchmarks.record.metrics import since
 from benchmarks.record.raw_files import ABSENT as NOT_THERE
 from benchmarks.record.raw_files import changed
 
@@ -28,6 +28,8 @@ SENTENCES = (
     "validity not_applicable.*",
     "effective findings.*.sentence",
 )
+# What ranks that measured several cells gave back, and the parts of what such a cell cost.
+OF_SHARED_RANKS = ("checks given_back", "tables seconds")
 # {metric: (it is this metric, divided by that one)}; None: by the number of ranks. True of every record, also without samples.
 QUOTIENTS = {
     "throughput/images_per_second": ("throughput/images", "throughput/seconds"),
@@ -57,9 +59,6 @@ class Verification:
     not_compared: Counter[str] = field(
         default_factory=Counter
     )  # values whose source is not in the folder: of how many records
-    former: set[str] = field(
-        default_factory=set
-    )  # what older schemas computed otherwise, and was not compared
 
     @property
     def right(self) -> bool:
@@ -138,7 +137,7 @@ def _check_against_baselines(
     alone = [one for one in records if one.record_id in named]
     if named and {one.record_id for one in alone} != named:
         result.not_compared.update(f"metrics {metric}" for metric in stated)
-    elif named or record.schema_version >= WHOLE_SCHEMA:
+    elif named or record.raw_sha256:
         values = again(record, alone) if named else {}
         for metric in stated:
             result.compare(
@@ -152,8 +151,8 @@ def _check_against_baselines(
 
 def _check_files(name: str, record: Record, folder: CellFolder, result: Verification) -> None:
     """Compare the hashes of the raw files, and what was asked with what the record says was asked."""
-    if record.schema_version < WHOLE_SCHEMA:
-        return  # it names no hash
+    if not record.raw_sha256:
+        return
     present = {path.relative_to(folder.path).as_posix() for path in folder.raw_files()}
     if not any(is_sample(one) for one in present):
         return  # published without samples
@@ -179,22 +178,24 @@ def is_sample(file: str) -> bool:
 def _compare(name: str, record: Record, made: Rebuilt, result: Verification) -> None:
     """Compare one record with what its files give."""
     result.recomputed += 1
-    whole = record.schema_version >= WHOLE_SCHEMA
-    if whole:
-        result.compare(name, RECORD, "cell_key", record.cell_key, record.cell.key)
+    result.compare(name, RECORD, "cell_key", record.cell_key, record.cell.key)
     for one in made.unknown:
         result.not_compared[one] += 1
     for part in made.parts:
         recorded, again = (
             dict(leaves(_plain(getattr(one, part)))) for one in (record, made.record)
         )
-        for key in again if not whole else {**again, **recorded}:
-            if (
-                said := computed_otherwise(record.schema_version, f"{part} {key}", record.ranks)
-            ) is not None:
-                result.former.add(said)
-            elif key in recorded or whole:
+        for key in {**again, **recorded}:
+            is_younger = since(part, key.partition(".")[0]) > record.schema_version
+            if not (is_younger and key not in recorded) and not _is_of_shared_ranks(
+                record, f"{part} {key}"
+            ):
                 _compare_leaf(name, part, key, recorded, again, result)
+
+
+def _is_of_shared_ranks(record: Record, field: str) -> bool:
+    """Tell whether a value is one that ranks which measured several cells had otherwise: until 2026-11-23 some did."""
+    return field.startswith(OF_SHARED_RANKS) and any("pool" in rank for rank in record.ranks)
 
 
 def _compare_leaf(

@@ -46,11 +46,6 @@ class Interface:
     loopback: bool
     inner: bool  # it leads to containers or virtual machines of the host, as far as its name and the kernel tell
 
-    @staticmethod
-    def from_dict(plain: dict[str, Any]) -> "Interface":
-        """Return the interface that dataclasses.asdict wrote. Raises TypeError, KeyError."""
-        return Interface(**{**plain, "addresses": tuple(plain["addresses"])})
-
     def refuse_wrong_addresses(self) -> None:
         """Refuse what is no address with a prefix. Raises ValueError."""
         for address in self.addresses:

@@ -1,11 +1,9 @@
-"""The record of a cell and the lines of its ranks: the face that other packages import. Standard library only."""
+"""The record of a cell and the lines of its ranks: the face that other packages import."""
 
 from benchmarks.record.cell_folder import CellFolder, record_paths
 from benchmarks.record.encoding import decoded, encoded, finite, restored
-from benchmarks.record.field_types import check_types
-from benchmarks.record.files import read, read_study, write, write_json
 from benchmarks.record.lines import Kind, Lines, read_line, read_lines
-from benchmarks.record.model import (
+from benchmarks.record.record import (
     FINDINGS,
     SCHEMA_VERSION,
     STATES,
@@ -14,6 +12,11 @@ from benchmarks.record.model import (
     Record,
     RecordError,
     Validity,
+    as_read,
+    read,
+    read_study,
+    write,
+    write_json,
 )
 
 __all__ = [
@@ -28,7 +31,7 @@ __all__ = [
     "Record",
     "RecordError",
     "Validity",
-    "check_types",
+    "as_read",
     "decoded",
     "encoded",
     "finite",

@@ -11,6 +11,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from benchmarks.record.record import OLDEST_SCHEMA
+
 # What a name ends in, and its unit.
 UNITS = {
     "_gb_per_s": "GB/s", "_per_second": "/s", "_ms_per_step": "ms", "_ms": "ms", "_us": "µs", "_seconds": "s", "_share": "%",
@@ -30,6 +32,7 @@ class Metric:
     column: str = ""  # heading of its column where cells are listed; empty: it has none
     signed: bool = False  # a difference: it may be 0 or less, and its scatter is no share of it
     first: bool = False  # shown for a benchmark without columns, if its YAML names no metric that is `compared`
+    since: int = OLDEST_SCHEMA  # the schema version from which records have it: `verify` misses it in no older one
 
     def of(self, counted: str) -> "Metric":
         """Return the entry in the words of what cells count (conf.cell.counted): a model of tokens has samples, no images."""
@@ -60,14 +63,14 @@ _TABLE = (
     Metric("throughput/tokens", "tokens that were counted", "tokens", decimals=0),
     Metric("throughput/seconds", "time of the slowest rank", "s"),
     # Said before the cell was measured (predict=auto): no run of it scatters, and neither way is better.
-    Metric("predicted/step_ms", "step, as forecast", "ms"),
-    Metric("predicted/step_ms_low", "step, as forecast: low end of the 90 % interval", "ms"),
-    Metric("predicted/step_ms_high", "step, as forecast: high end of the 90 % interval", "ms"),
-    Metric("predicted/images_per_second", "images per second, as forecast", "images/s", column="predicted"),
-    Metric("predicted/efficiency", "efficiency, as forecast", "%", decimals=1),
-    Metric("predicted/exposed_ms", "exposed communication, as forecast", "ms", signed=True),
-    Metric("predicted/null_step_ms", "step, as the null model has it", "ms"),
-    Metric("prediction/error", "measured step against its forecast", "%", decimals=1, signed=True),
+    Metric("predicted/step_ms", "step, as forecast", "ms", since=6),
+    Metric("predicted/step_ms_low", "step, as forecast: low end of the 90 % interval", "ms", since=6),
+    Metric("predicted/step_ms_high", "step, as forecast: high end of the 90 % interval", "ms", since=6),
+    Metric("predicted/images_per_second", "images per second, as forecast", "images/s", column="predicted", since=6),
+    Metric("predicted/efficiency", "efficiency, as forecast", "%", decimals=1, since=6),
+    Metric("predicted/exposed_ms", "exposed communication, as forecast", "ms", signed=True, since=6),
+    Metric("predicted/null_step_ms", "step, as the null model has it", "ms", since=6),
+    Metric("prediction/error", "measured step against its forecast", "%", decimals=1, signed=True, since=6),
     _higher_is_better("scaling/efficiency", "efficiency", "%", decimals=1, column="efficiency"),
     _higher_is_better("scaling/node_efficiency", "efficiency against whole hosts", "%", decimals=1),
     _higher_is_better("scaling/efficiency_at_equal_clocks", "efficiency at equal clocks", "%", decimals=1),
@@ -167,6 +170,8 @@ _TABLE = (
 
 
 METRICS: Mapping[str, Metric] = {one.name: one for one in _TABLE}
+# Tables of a record that came later than the oldest schema, likewise.
+TABLES_SINCE = {"residuals": 5}
 COLUMNS = tuple(one for one in _TABLE if one.column)
 
 
@@ -210,6 +215,13 @@ def place(name: str) -> int:
     """Return a metric's place in the order of the table; those that are not in it come last."""
     entry = known(name)
     return len(METRICS) if entry is None else list(METRICS).index(entry.name)
+
+
+def since(part: str, name: str) -> int:
+    """Return the schema version from which a part of a record (metrics, tables, …) may have an entry of this name."""
+    if part in ("metrics", "within_run", "series"):
+        return metric(name).since
+    return TABLES_SINCE.get(name, OLDEST_SCHEMA) if part == "tables" else OLDEST_SCHEMA
 
 
 def interval(

@@ -8,7 +8,6 @@ from typing import Any
 
 from benchmarks.derived import Derived, Line, RankLines, WithinRun, of_kind, slowest, together
 from benchmarks.record import Kind
-from benchmarks.record.former import is_reference
 from benchmarks.timing import statistics
 from benchmarks.timing import statistics as intervals
 from benchmarks.timing import statistics as stationarity
@@ -232,7 +231,10 @@ def references(lines: RankLines, measured: Metrics, synchronous: bool) -> tuple[
     metrics: Metrics = {}
     for blocks in together(lines, Kind.BLOCK, has="probe"):
         probe = blocks[0]["probe"]
-        name = f"{'reference' if is_reference(probe) else 'stage'}/{probe['name']}_ms"
+        is_reference = probe.get(
+            "reference", probe.get("limit")
+        )  # which lines of schema 3 call a limit
+        name = f"{'reference' if is_reference else 'stage'}/{probe['name']}_ms"
         ms = statistics.median(exchange_ms(blocks, synchronous)) * probe["share"]
         metrics[name] = min(ms, metrics.get(name, ms))  # the fastest way tells what is possible
     found = {name: value for name, value in metrics.items() if name.startswith("reference/")}

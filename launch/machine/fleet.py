@@ -7,15 +7,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+import msgspec
+
 from analysis.study.provenance import NO_EFFECT, OF_A_HOST
 from analysis.text import join_words
 from benchmarks.agent.network import Interface, interface_of
 from benchmarks.record.encoding import decoded
-from benchmarks.record.field_types import check_types
 from benchmarks.record.visible import one_line
 from conf.nccl import forbidding_multicast, refuse_multicast
 from conf.options import Refused
-from launch.machine.devices import Device, Machine
+from launch.machine.devices import Machine
 from launch.machine.facts import FORM, facts, measuring_code
 
 # Of a host: other containers come and go, and where it can be reached is tried anew.
@@ -88,21 +89,17 @@ def _other_commit(plain: Any) -> str:
 
 
 def _host(name: str, plain: Mapping[str, Any]) -> Host:
-    """Return a host. Raises TypeError, ValueError, LookupError or AttributeError for what `describe` does not write so."""
-    machine = dict(plain["machine"])
-    machine["devices"] = tuple(Device(**one) for one in machine["devices"])
-    machine["everyone"] = tuple(machine["everyone"])
-    interfaces = tuple(Interface.from_dict(one) for one in plain["interfaces"])
-    made = Host(name, **{**plain, "machine": Machine(**machine), "interfaces": interfaces})
-    for part in (made, *made.machine.devices, *made.interfaces):
-        check_types(part)
-    if made.machine.kind not in ("cuda", "cpu") or not {*made.machine.everyone} <= {
-        one.id for one in made.machine.devices
-    }:
+    """Return a host. Raises ValueError for what `describe` does not write so."""
+    host = msgspec.convert({**plain, "name": name}, Host)
+    unknown = plain.keys() - {one.name for one in fields(Host)}
+    if unknown:
+        raise ValueError(f"{', '.join(map(str, unknown))} is no field of it")
+    ids = {device.id for device in host.machine.devices}
+    if host.machine.kind not in ("cuda", "cpu") or not ids.issuperset(host.machine.everyone):
         raise ValueError(f"machine={plain['machine']!r:.100}")
-    for one in made.interfaces:
-        one.refuse_wrong_addresses()
-    return made
+    for interface in host.interfaces:
+        interface.refuse_wrong_addresses()
+    return host
 
 
 @dataclass(frozen=True)

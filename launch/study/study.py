@@ -7,7 +7,6 @@
 import contextlib
 import dataclasses
 import errno
-import json
 import re
 import time
 from collections import Counter
@@ -21,7 +20,7 @@ from analysis.text import count
 from analysis.validity.checks import judged
 from benchmarks import record as records
 from benchmarks.agent import processes
-from benchmarks.derived import FIELDS, Derived, IncompleteLines, complete, reported
+from benchmarks.derived import FIELDS, IncompleteLines, complete, reported
 from benchmarks.record import (
     CellFolder,
     Failure,
@@ -29,12 +28,10 @@ from benchmarks.record import (
     Lines,
     Record,
     RecordError,
-    check_types,
+    as_read,
     decoded,
-    encoded,
     own_files,
     read_lines,
-    restored,
     write_json,
 )
 from benchmarks.record.clock import now
@@ -336,8 +333,9 @@ def assemble(folder: CellFolder, state: str, failure: Failure | None, ended_at: 
         attempt["environment"]["servers"] = servers
     values: dict[str, Any] = {}
     try:
-        values = _readable(complete(lines_of_ranks, cell) or {})
-    except IncompleteLines as error:
+        derived = complete(lines_of_ranks, cell)
+        values = {} if derived is None else as_read(derived)
+    except (IncompleteLines, TypeError, ValueError) as error:
         failure = failure or Failure(
             "exception", None, f"the lines of the ranks are incomplete: {error}"
         )
@@ -362,18 +360,6 @@ def assemble(folder: CellFolder, state: str, failure: Failure | None, ended_at: 
         raw_sha256=folder.raw_sha256(),
         **attempt,
     )
-
-
-def _readable(values: dict[str, Any]) -> dict[str, Any]:
-    """Return values as a reader of the record will have them. Raises IncompleteLines where a record cannot hold them."""
-    try:
-        written: dict[str, Any] = restored(json.loads(encoded(values)))
-        check_types(Derived(**written))
-    except (TypeError, ValueError, RecursionError) as error:
-        raise IncompleteLines(
-            f"a record cannot hold what was derived ({type(error).__name__}: {error})"
-        ) from None
-    return written
 
 
 # Find the cells of a sweep that an earlier invocation finished here, and say why others are measured again.

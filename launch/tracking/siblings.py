@@ -15,7 +15,7 @@ from analysis.study.rates import IMAGES_PER_SECOND
 from analysis.text import single_line
 from benchmarks.record import Record
 from benchmarks.record.metrics import metric, place
-from benchmarks.record.model import STATES, VERDICTS
+from benchmarks.record.record import STATES, VERDICTS
 from launch.tracking.projection import (
     DAMAGED,
     NAME_LENGTH,

@@ -23,7 +23,6 @@ from analysis.study.names import gpu_ids, gpu_list, ran_alone, short_names, thin
 from analysis.study.study import Runs, Study, middle, named
 from analysis.text import count, first_lines, single_line
 from benchmarks.record import Record
-from benchmarks.record.former import LAST_OLD_NAMES
 
 STRATEGY_FIGURES = 2
 TRACE_HIDDEN, TRACE_ALL = "trace/overlapped_ms_per_step", "trace/comm_ms_per_step"
@@ -84,7 +83,6 @@ def strategies(study: Study, findings: Findings) -> Section | None:
         tuple(rows), frozenset(place for place, row in enumerate(rows) if row[-1]),
     )  # fmt: skip
     lines = _without_effect(study) if rows else (f"No cell that counts ran on several {unit}.",)
-    lines += _former(study)
     return Section(
         "strategies",
         "Strategies and settings",
@@ -106,20 +104,6 @@ def _without_effect(study: Study) -> tuple[str, ...]:
         first_lines(
             f"{single_line(said, 300)} ({count(cells, 'cell')})." for said, cells in told.items()
         )
-    )
-
-
-def _former(study: Study) -> tuple[str, ...]:
-    """Return a sentence where records are shown that were written with another meaning of a name."""
-    cells = sum(
-        record.schema_version <= LAST_OLD_NAMES and COST in record.metrics
-        for record in study.usable
-    )
-    if not cells:
-        return ()
-    return (
-        f"{count(cells, 'cell')} of an older Ringside used other names for the cost of the strategy and for the reference. "
-        "They are shown with today's names, without the overlap that was computed from them.",
     )
 
 

@@ -1,0 +1,265 @@
+"""The record of an attempt at a cell: what was asked, used and measured, and whether it may be believed.
+
+A Record can be rebuilt from the files of its cell's folder (cell_folder.py). MLflow is only ever a projection of Records.
+
+Versions of the schema (`.ci/migrate_records` gives older records the form of 4):
+    4  the oldest that is read
+    5  tables.residuals
+    6  predicted
+"""
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, TypedDict
+
+import msgspec
+from msgspec import Meta
+
+from benchmarks.record import own_files
+from benchmarks.record.cell_folder import CellFolder, record_paths
+from benchmarks.record.encoding import NOT_FINITE, encoded, refuse_deep, restored
+from benchmarks.record.shapes import Checks, Effective, Environment, Predicted, RankFacts
+from benchmarks.record.table_shapes import Number, Tables
+from conf.cell import ONLY_IF_SAID, Cell, Network, Optimizer
+
+SCHEMA_VERSION = 6
+OLDEST_SCHEMA = 4
+LATER_FIELDS = ("predicted",)  # that the oldest schema lacks
+LAST_TIME = 253402300800  # the year 10000, in seconds since 1970
+STATES = ("finished", "failed", "interrupted")
+VERDICTS = ("valid", "suspect", "invalid")
+# Codes that say something of a cell, and nothing against its numbers. (clocks_differ may be such a finding too.)
+FINDINGS = ("profiled", "reference_exceeded", "input_bound", "setting_no_effect")
+
+
+# Seconds since 1970.
+Time = Annotated[float, Meta(ge=0, lt=LAST_TIME)]
+
+
+class RecordError(ValueError):
+    """A file that is no record this version can read; the message names the file and the reason."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a cell did not finish."""
+
+    cause: str  # hang, oom, killed, nccl, exception, start, node_lost, interrupted
+    rank: int | None  # the first failing rank, where one is known
+    message: str  # one sentence
+    log_tail: str = ""  # the last lines of that rank's log
+
+
+@dataclass(frozen=True)
+class Validity:
+    """What the checks said. A check that did not run is never passed: the reason is in `unchecked` or `not_applicable`."""
+
+    verdict: str = "valid"  # VERDICTS
+    codes: dict[str, str] = field(default_factory=dict)  # code: sentence
+    unchecked: dict[str, str] = field(
+        default_factory=dict
+    )  # code: why it could not run, although it should have
+    limits: dict[str, float] = field(
+        default_factory=dict
+    )  # validity.* as asked: what the checks judged by
+    not_applicable: dict[str, str] = field(
+        default_factory=dict
+    )  # code: why such a cell has nothing to check
+
+    @property
+    def said(self) -> str:
+        """Return the verdict as people read it: it tells how many checks could not run."""
+        return (
+            f"{self.verdict}, {len(self.unchecked)} unchecked" if self.unchecked else self.verdict
+        )
+
+    @property
+    def against(self) -> dict[str, str]:
+        """Return the codes that speak against the numbers, with their sentences."""
+        return {code: sentence for code, sentence in self.codes.items() if code not in FINDINGS}
+
+
+@dataclass(frozen=True)
+class Record:
+    """One attempt at one cell."""
+
+    record_id: str  # unique for every attempt, 32 hexadecimal digits
+    cell_key: str  # hash of what was asked; equal for every attempt at a cell
+    name: str  # for people
+    cell: Cell  # what was asked
+    study: str
+    sweep_id: str
+    overrides: list[str]  # the command line as typed, credentials removed
+    state: str  # STATES
+    started_at: Time
+    ended_at: Time
+    failure: Failure | None = None
+    validity: Validity = field(default_factory=Validity)
+    environment: dict[str, Any] = field(
+        default_factory=dict
+    )  # versions, hardware, variables, git commit
+    model: dict[str, Number] = field(default_factory=dict)  # parameters, gradient_bytes, arrays
+    # name: value; METHOD.md defines each. scaling/efficiency is against the baselines of that time, in checks.baselines
+    metrics: dict[str, float] = field(default_factory=dict)
+    # The 95 % interval of a metric inside this run, {metric: {low, high, and how it was found}}: it says nothing of the next run.
+    within_run: dict[str, dict[str, float]] = field(default_factory=dict)
+    series: dict[str, list[list[Number]]] = field(
+        default_factory=dict
+    )  # name: [[step, value], …], one per window
+    # matrices and rows, in the JSON shapes of `python -m analysis`
+    tables: dict[str, Any] = field(default_factory=dict)
+    effective: dict[str, Any] = field(
+        default_factory=dict
+    )  # what was really used: settings, transport, link_class, …
+    checks: dict[str, Any] = field(
+        default_factory=dict
+    )  # facts that analysis.validity.checks judges
+    ranks: list[dict[str, Any]] = field(
+        default_factory=list
+    )  # rank, host, pid, device of each that reported
+    # SHA-256 of each raw file, unpacked, by its path in the cell's folder: `python -m analysis verify` compares them
+    raw_sha256: dict[str, str] = field(default_factory=dict)
+    # Of predict=auto, written before the ranks started: what the cell should give, or why that cannot be said
+    # (analysis.prediction.upcoming)
+    predicted: dict[str, Any] = field(default_factory=dict)
+    drift: bool = False  # the first cell of a repeated list, measured once more at the end
+    schema_version: int = SCHEMA_VERSION
+
+    def __post_init__(self) -> None:
+        """Raises ValueError where a word is not one of the accepted."""
+        if self.state not in STATES:
+            raise ValueError(f"state={self.state!r}: accepted are {', '.join(STATES)}")
+        if self.validity.verdict not in VERDICTS:
+            raise ValueError(
+                f"verdict={self.validity.verdict!r}: accepted are {', '.join(VERDICTS)}"
+            )
+
+    @property
+    def marks(self) -> list[str]:
+        """Which of several measurements of the same cell it is, for people; empty for the first."""
+        return self.cell.marks(self.drift)
+
+    @property
+    def usable(self) -> bool:
+        """Whether its numbers may enter a baseline or a plot unmarked."""
+        return self.state == "finished" and self.validity.verdict != "invalid"
+
+
+class OpenFields(TypedDict, total=False):
+    """The fields to which benchmarks and strategies of the user's own may add something."""
+
+    tables: Tables
+    effective: Effective
+    checks: Checks
+    environment: Environment
+    predicted: Predicted
+    ranks: list[RankFacts]
+
+
+class Values(TypedDict):
+    """What a benchmark derives from the lines of its ranks."""
+
+    metrics: dict[str, float]
+    within_run: dict[str, dict[str, float]]
+    series: dict[str, list[list[Number]]]
+    tables: Tables
+    checks: Checks
+    model: dict[str, Number]
+    output: str
+
+
+# Fields whose numbers may be written as text, because JSON has no word for them.
+NUMERIC = ("model", "metrics", "within_run", "series", "checks", "tables", "predicted")
+
+
+def write(folder: CellFolder, record: Record) -> Path:
+    """Write `record.json` in a cell's folder: whole or not at all, on disk when this returns. Raises OSError."""
+    return write_json(folder.record, dataclasses.asdict(record))
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> Path:
+    """Write one JSON object whole or not at all; return its path. Raises OSError."""
+    return own_files.write_whole(path, encoded(content, indent=1))
+
+
+def read(path: Path) -> Record:
+    """Read one `record.json`. Every value has the type that Record, Cell or benchmarks.record.shapes gives it.
+
+    Raises:
+        RecordError: unreadable, no record, damaged, or of a schema that is not read here.
+    """
+    try:
+        with own_files.open_to_read(path) as file:
+            text = file.read().decode("utf-8")
+        content = json.loads(text)
+    except (OSError, ValueError, RecursionError) as error:
+        raise RecordError(f"{path}: no readable record ({error})") from None
+    version = content.get("schema_version") if isinstance(content, dict) else None
+    if type(version) is not int or version < 1:
+        raise RecordError(f"{path}: no record (schema_version={version!r})")
+    if version > SCHEMA_VERSION:
+        raise RecordError(
+            f"{path}: schema_version={version} is newer than {SCHEMA_VERSION}, the newest known here"
+        )
+    if version < OLDEST_SCHEMA:
+        raise RecordError(
+            f"{path}: schema_version={version} is older than {OLDEST_SCHEMA}, the oldest known here; "
+            "`.ci/migrate_records FOLDER` brings the records of a folder to it"
+        )
+    try:
+        if any(f'"{word}"' in text for word in NOT_FINITE):
+            content |= {name: restored(content[name]) for name in NUMERIC if name in content}
+        return _record(content)
+    except (TypeError, KeyError, ValueError, RecursionError) as error:
+        raise RecordError(f"{path}: a damaged record ({error})") from None
+
+
+def _record(content: dict[str, Any]) -> Record:
+    """Return the record that a JSON object holds. Raises TypeError, KeyError, ValueError or RecursionError."""
+    refuse_deep(content)
+    # A field that is lost must not become its default: valid, no repeat, no failure.
+    lost = list(_lost(content))
+    if lost:
+        raise KeyError(", ".join(lost))
+    msgspec.convert(content, OpenFields)
+    return msgspec.convert({**content, "cell": Cell.from_dict(content["cell"])}, Record)
+
+
+def _lost(content: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the fields that a record has and this one does not."""
+    cell = content["cell"]
+    parts = [(Record, content), (Validity, content["validity"]), (Cell, cell)]
+    parts += [(Network, cell["model"]), (Optimizer, cell["optimizer"])]
+    if content["failure"] is not None:
+        parts.append((Failure, content["failure"]))
+    for kind, part in parts:
+        for one in dataclasses.fields(kind):
+            if one.name not in part and one.name not in (*LATER_FIELDS, *ONLY_IF_SAID):
+                yield one.name
+
+
+def as_read(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return derived values as a reader of the record will have them. Raises TypeError or ValueError: no record can hold them."""
+    written: dict[str, Any] = restored(json.loads(encoded(values)))
+    msgspec.convert(written, Values)
+    return written
+
+
+def read_study(
+    folder: Path, check: Callable[[Record, CellFolder], Record] | None = None
+) -> tuple[list[Record], list[RecordError]]:
+    """Return every record of a study, earlier attempts too, in order of their start; and what could not be read.
+
+    `check` returns the record to take instead of one, and may read its folder.
+    """
+    records, unreadable = [], []
+    for path in record_paths(folder):
+        try:
+            record = read(path)
+            records.append(check(record, CellFolder(path.parent)) if check else record)
+        except RecordError as error:
+            unreadable.append(error)
+    return sorted(records, key=lambda record: (record.started_at, record.record_id)), unreadable
