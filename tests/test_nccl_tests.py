@@ -474,6 +474,20 @@ def test_the_table_of_every_form_prints(capsys, tmp_path):
         assert "32768" in capsys.readouterr().out
 
 
+def test_a_record_of_collectives_is_read_as_a_table(capsys):
+    path = DATA / "h200_x4" / "links" / "collectives-gpus0-1-07a8cfe4cc" / "record.json"
+    record = json.loads(path.read_text())
+    assert main(["nccl-tests", str(path), "--json"]) == 0
+    (run,) = json.loads(capsys.readouterr().out)["runs"]
+    table = record["tables"]["nccl-tests"]["runs"][0]
+    assert (run["collective"], run["ranks"], run["nccl_version"], run["notes"]) == ("reduce_scatter", 2, "2.28.9", [])
+    for placement in ("out_of_place", "in_place"):
+        assert [row[placement]["busbw"] for row in run["rows"]] == [row[placement]["busbw"] for row in table["rows"]]
+    del table["rows"][3]["count"]
+    with pytest.raises(UnreadableInput, match=r"tables\.nccl-tests is damaged"):
+        parse_nccl_tests(json.dumps(record))
+
+
 # --- what sticks out --------------------------------------------------------------------------------------------
 
 

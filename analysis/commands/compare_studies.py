@@ -49,9 +49,17 @@ ONCE_MORE = "To see what a sweep changes by itself, measure A once more under an
 IN_TURN = f"Their sweeps were measured in turn. {INSIDE}"
 
 
-def is_folder(text: str) -> bool:
-    """Tell whether an argument names a folder, with a label or without."""
-    return Asked.of(text).folder.is_dir()
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    for name in ("a", "b"):
+        parser.add_argument(name, metavar=name.upper(), help="the folder of a study; LABEL=FOLDER gives it a name")
+    parser.add_argument(
+        "--limit",
+        metavar="SHARE",
+        help="a cell that is slower by less, such as 2%%, is no regression (default: any that runs show). "
+        "Exit status: 0 no regression, 1 a regression was found, 2 wrong input, or no cell can be told",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -60,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
     asked = [Asked.of(text) for text in (arguments.a, arguments.b)]
     for one in asked:
         if one.folder.is_file():
-            raise ValueError(f"{one.folder}: is a file; accepted are two folders of studies, or two files")
+            raise ValueError(f"{one.folder}: is a file; accepted are two folders of studies")
     first, second = open_sides(asked, QuickCheck().marked)
     found = differences(first, second)
     if not found.cells:
