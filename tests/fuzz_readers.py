@@ -37,7 +37,6 @@ class Reader:
 
 SAID = (
     ".*/notes",
-    ".*/outliers",
     "/truncated",
     "/lost",
     ".*/file",

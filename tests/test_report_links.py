@@ -13,7 +13,6 @@ from analysis.findings.study import open_study
 from analysis.report.build import examine, report
 from analysis.report.contents import benchmark_sections
 from analysis.report.finding import sentences as finding
-from analysis.report.sections import p2p
 from analysis.report.style import style, within
 
 DATA = Path(__file__).parent / "data"
@@ -180,13 +179,3 @@ def test_any_table_gives_a_section(tmp_path_factory, kind, content):
 )
 def test_an_axis_shows_every_value_and_intervals_that_do_not_dwarf_them(values, ends, expected):
     assert within(values, ends) == pytest.approx(expected)
-
-
-def test_the_report_names_a_gpu_whose_copies_are_slower():
-    """GPU 0 of the four H200s; nothing sticks out of two."""
-    four, two = (p2p.section(open_study(DATA / name / "links"), Findings()) for name in ("h200_x4", "h200_x2"))
-    (said,) = [line for line in four.lines if "sticks out" in line]
-    assert said.startswith(
-        "What sticks out: Unidirectional, GB/s, P2P on, row 0: copies that GPU 0 runs are 4 to 8 % slower"
-    )
-    assert not any("sticks out" in line for line in two.lines)

@@ -139,7 +139,7 @@ def _gpu_ranks(
     full = np.where(kernels["demangledName"] >= 0, kernels["demangledName"], kernels["shortName"])
     kernels["name"] = _mapped(full, lambda number: names.number(text.get(number, "unnamed kernel")))
     kernels["label"] = _mapped(kernels["name"], lambda number: _label(names, number))
-    copies["name"] = _mapped(copies["copyKind"], lambda kind: names.number(COPY_KINDS.get(kind, COPY_KINDS[0])[0]))
+    copies["name"] = _mapped(copies["copyKind"], lambda kind: names.number(COPY_KINDS.get(kind, COPY_KINDS[0])))
     source, target = copies["srcDeviceId"], copies["dstDeviceId"]
     copies["peer"] = (copies["copyKind"] == _PEER) | ((source >= 0) & (target >= 0) & (source != target))
     sets["name"] = np.full(len(sets["start"]), names.number("memset"))

@@ -3,17 +3,12 @@
 The matrices of pairs stand in the section on the machine.
 """
 
-import dataclasses
-import re
 from collections.abc import Iterator
 
 from analysis.findings.labels import gpu_ids
 from analysis.findings.machines.hosts import mapping
 from analysis.findings.model import Findings
 from analysis.findings.study import Study
-from analysis.p2p.heat_map import title_of
-from analysis.p2p.outliers import outliers
-from analysis.p2p.source import medians_of
 from analysis.report.measured_values import Group, mappings, median_and_interval, records_of
 from analysis.report.microbenchmarks import largest_cells, links_alone
 from analysis.report.names import unit_of
@@ -22,10 +17,6 @@ from analysis.report.tables import Column, Table
 from analysis.report.text import single_line
 from benchmarks.record import finite
 
-KNOWN = re.compile(
-    r"(?:unidirectional|bidirectional|latency_[cg]pu)_(?:en|dis)abled(?:_reads)?(?=[,:])"
-)  # names of matrices
-SHOWN = 3  # sentences on what sticks out
 PATTERNS = {"matching": "separate pairs", "one_to_all": "one to all", "all_to_one": "all to one"}
 
 
@@ -33,8 +24,7 @@ def section(study: Study, findings: Findings) -> Section:
     """Return what pairs reach, and what copies at the same time cost each other."""
     groups, devices = largest_cells(study, "p2p")
     sentences = [*_pairs(study, groups[0], devices), *_at_once(study, groups[0])] if groups else []
-    found = links_alone(52, sentences, [_table(study)])
-    return dataclasses.replace(found, lines=tuple(_stick_out(groups[0]))) if groups else found
+    return links_alone(52, sentences, [_table(study)])
 
 
 def _pairs(study: Study, group: Group, devices: str) -> Iterator[str]:
@@ -54,21 +44,6 @@ def _pairs(study: Study, group: Group, devices: str) -> Iterator[str]:
             parts.append(f"{single_line(str(words.get(state, f'P2P {state}')), 80)} {', '.join(values)}")
     if parts:
         yield f"Copies between {devices}, the median of pairs: {'; '.join(parts)}."
-
-
-def _stick_out(group: Group) -> Iterator[str]:
-    """Yield what sticks out of the newest matrices."""
-    matrices = medians_of(mapping(group[-1].tables))
-    found = [_titled(one) for one in outliers(matrices)] if matrices else []
-    if found:
-        more = f" ({len(found) - SHOWN} more: python -m analysis p2p record.json)" if len(found) > SHOWN else ""
-        yield f"What sticks out: {single_line('; '.join(found[:SHOWN]), 600)}{more}."
-
-
-def _titled(sentence: str) -> str:
-    """Return a sentence on a matrix with its title instead of its name."""
-    name = KNOWN.match(sentence)
-    return f"{title_of(name[0])}{sentence[name.end() :]}" if name else sentence
 
 
 def _at_once(study: Study, group: Group) -> Iterator[str]:

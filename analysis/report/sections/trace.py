@@ -16,7 +16,6 @@ from analysis.report.names import run_name
 from analysis.report.section import Section
 from analysis.report.style import Picture
 from analysis.report.text import single_line
-from analysis.trace.drawing.timeline_pdf import timeline_pdf
 from benchmarks.record import CellFolder, Record, RecordError, read, record_paths
 
 NAME = "timeline-1"
@@ -36,7 +35,7 @@ def traces(study: Study, findings: Findings) -> Section | None:
         text = _drawing(path)
         if text is not None:
             caption = f"One step of {single_line(run_name(record))}, recorded in a separate pass that gives no rate."
-            picture = Picture(NAME, caption, _as_image(text), _pdf(text), card=True, wide=True)
+            picture = Picture(NAME, caption, _as_image(text), b"", card=True, wide=True)
             return Section("traces", "One step, traced", pictures=(picture,), place=70)
     return None
 
@@ -68,14 +67,6 @@ def _drawing(path: Path) -> str | None:
     except (OSError, ValueError, ET.ParseError):
         return None
     return text if root.tag == f"{{{SVG}}}svg" and SIZE.fullmatch(root.get("viewBox", "")) else None
-
-
-def _pdf(text: str) -> bytes:
-    """Return a drawing as PDF; nothing where it was edited so that it is no timeline of ours."""
-    try:
-        return timeline_pdf(text)
-    except Exception:  # whatever the file's numbers, sizes and letters make of matplotlib
-        return b""
 
 
 def _as_image(text: str) -> str:
