@@ -14,7 +14,7 @@ import analysis
 from analysis import open_study
 from analysis.notebook import columns
 from analysis.notebook.frames import frame
-from analysis.report.style import style
+from analysis.report.figure import style
 from benchmarks.record import metrics
 
 DATA = Path(__file__).parent / "data" / "h200_x2"
@@ -133,7 +133,7 @@ def test_numbers_beyond_pandas_whole_numbers_stay_numbers():
 
 def test_figures_and_sentences_are_those_of_the_report(scaling):
     assert scaling.sentences == scaling.report.finding and any("99.5" in one for one in scaling.sentences)
-    pictures = {picture.name: picture for section in scaling.report.sections for picture in section.pictures}
+    pictures = {picture.name: picture for section in scaling.report.sections for picture in section.figures}
     assert set(scaling.figures) == set(pictures) == set(scaling.captions) >= {"scaling-1", "efficiency-1", "topology-1"}
     assert scaling.figures["efficiency-1"].axes[0].get_ylabel() == "efficiency"
     with style():

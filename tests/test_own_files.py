@@ -314,7 +314,7 @@ ALLOWED = {
     ),
     "analysis/bundle/stage.py": ({"path.parent.mkdir", "path.write_bytes"}, "in that new folder"),
     "analysis/p2p/heat_map.py": ({"figure.savefig"}, "into memory"),
-    "analysis/report/style.py": ({"figure.savefig"}, "into memory"),
+    "analysis/report/figure.py": ({"figure.savefig"}, "into memory"),
     "analysis/topology/drawing.py": ({"figure.savefig"}, "into memory"),
     "analysis/report/folder.py": (
         {"(new / name).parent.mkdir", "(new / name).write_bytes", "target.parent.mkdir", "os.link", "shutil.copy2",

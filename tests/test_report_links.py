@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from records import EVIL, record, study
 
-from analysis.findings.model import Findings
+from analysis.findings.model import Estimate, Findings
 from analysis.findings.study import open_study
-from analysis.report.build import examine, report
-from analysis.report.contents import benchmark_sections
+from analysis.report.build import benchmark_sections, examine, report
+from analysis.report.charts import window
+from analysis.report.figure import style
 from analysis.report.finding import sentences as finding
-from analysis.report.style import style, within
 
 DATA = Path(__file__).parent / "data"
 UNTRAINED = {"model": {"name": "none"}, "strategy": {"name": "none"}, "nccl": {}, "labels": []}
@@ -170,12 +170,12 @@ def test_any_table_gives_a_section(tmp_path_factory, kind, content):
 
 
 @pytest.mark.parametrize(
-    ("values", "ends", "expected"),
+    ("estimates", "expected"),
     [
-        ([10.0, 20.0], [9.0, 22.0], (8.35, 22.65)),
-        ([10.0, 20.0], [-1e9, 1e9], (-7.0, 37.0)),
-        ([0.0], [], (-1.0, 1.0)),
+        ([Estimate(10.0, 9.0, 10.5), Estimate(20.0, 19.0, 22.0)], (8.35, 22.65)),
+        ([Estimate(10.0, -1e9, 1e9), Estimate(20.0)], (-7.0, 37.0)),
+        ([Estimate(0.0)], (-1.0, 1.0)),
     ],
 )
-def test_an_axis_shows_every_value_and_intervals_that_do_not_dwarf_them(values, ends, expected):
-    assert within(values, ends) == pytest.approx(expected)
+def test_an_axis_shows_every_value_and_intervals_that_do_not_dwarf_them(estimates, expected):
+    assert window(estimates) == pytest.approx(expected)

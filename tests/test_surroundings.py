@@ -21,7 +21,7 @@ from analysis.findings.provenance import INHERITED
 from analysis.findings.study import open_study
 from analysis.report.numbers import THIN
 from analysis.report.sections.conditions import environment as environment_section
-from analysis.report.sections.rates.scaling import scaling
+from analysis.report.sections.scaling import scaling
 from analysis.validity.checks import judge
 from analysis.validity.gpu_samples import summary
 from benchmarks import record as records

@@ -12,6 +12,7 @@ from analysis.findings.machines.identity import Machines
 from benchmarks.record import Record
 
 CONNECTIONS = "connections"  # set by Study.of where runs of one cell were connected in different ways
+STUDY = "study"  # of records of several studies that are read as one
 PROVENANCE = (
     "machine",
     "driver",

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from analysis.findings.model import Estimate
 from analysis.notebook.columns import as_kind, kind_of
-from analysis.report.tables import Table
+from analysis.report.table import Table
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from analysis.seconds.cell import to_record
+from analysis.cost import to_record
 from benchmarks.derived import FIELDS, Derived, IncompleteLines, complete, reported
 from benchmarks.record import (
     CellFolder,

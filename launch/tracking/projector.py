@@ -9,7 +9,6 @@ from rich.console import Console
 
 from analysis.findings.communication.several_records import values_of
 from analysis.findings.next_run.floor_file import of_other_studies
-from analysis.seconds.sweeps import PROJECTION
 from benchmarks.record import Record
 from benchmarks.record.os_errors import because
 from conf.schema import Tracking
@@ -61,7 +60,7 @@ class Projector:
 
         def write() -> None:
             if self._tracker and not self._failed and not self._busy:
-                with self._study.spending(record.record_id, PROJECTION):
+                with self._study.spending(record.record_id, "projection"):
                     self._tracker.log(record, self._study.folder_of(record))
 
         self._later(write)

@@ -14,9 +14,9 @@ from analysis.report.finding.next_step import COMPARE, next_step
 from analysis.report.finding.settings import told_settings
 from analysis.report.finding.wire import wire
 from analysis.report.measured_values import first_records, median_and_interval
-from analysis.report.microbenchmarks import largest_cells
 from analysis.report.names import run_name
 from analysis.report.section import Section
+from analysis.report.sections.benchmarks import largest_cells
 from analysis.report.sections.comparisons import differences
 from analysis.report.text import single_line
 from benchmarks.record import metrics

@@ -13,8 +13,7 @@ from analysis.prediction.draws import best
 from analysis.prediction.forecast import LEVEL, Forecast, forecast
 from analysis.report.names import things_of, unit_of
 from analysis.report.numbers import estimate, number
-from analysis.report.sections.forecasts.known import StudyForecasts
-from analysis.report.style import (
+from analysis.report.sections.forecasts.drawing import (
     INK,
     LABEL_PLACE,
     MUTED,
@@ -31,6 +30,7 @@ from analysis.report.style import (
     spread,
     within,
 )
+from analysis.report.sections.forecasts.known import StudyForecasts
 from analysis.report.text import count, single_line
 
 FIGURES = 3
