@@ -94,9 +94,6 @@ def spread(wanted: Sequence[float], least: float) -> list[float]:
     return positions
 
 
-# ---- Curves -------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class DrawnCurve:
     """A curve of a figure and its look."""
@@ -248,9 +245,6 @@ def _label_ends(axes: Any, curves: Sequence[DrawnCurve], ends: Sequence[float], 
         axes.annotate(words[name], at, color=curve.colour, **beside)
 
 
-# ---- Dots in rows -------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class DotRow:
     """A row of dots, with its name above it on the left and a number on the right."""
@@ -330,9 +324,6 @@ def _label_row(axes: Any, y: float, text: str, right: str) -> None:
 def _text_right_of(axes: Any, x: float, y: float, text: str) -> None:
     beside = {"xytext": (6, 0), "textcoords": "offset points", "va": "center", "annotation_clip": False}
     axes.annotate(text, (min(x, axes.get_xlim()[1]), y), fontsize=TEXT_PT, **beside)
-
-
-# ---- Stacked bars and waterfalls ----------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -489,9 +480,6 @@ def _waterfall_limits(steps: Sequence[WaterfallStep], start: float) -> tuple[flo
     return window(estimates, [start])
 
 
-# ---- Scatter with a line ------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class ScatterPoint:
     """A point of a scatter."""
@@ -576,9 +564,6 @@ def _is_free(box: Box, taken: Sequence[Box]) -> bool:
     if box[0] < 0 or box[1] > 1 or box[2] < 0 or box[3] > 1:
         return False
     return not any(box[0] < b and box[1] > a and box[2] < d and box[3] > c for a, b, c, d in taken)
-
-
-# ---- Heat maps ----------------------------------------------------------------------------------
 
 
 def heat_map_figure(
