@@ -57,10 +57,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "analysis.commands.predicted.advise",
         "say which GPUs, strategy and NCCL settings to take by forecast, and which cells are worth measuring to decide",
     ),
-    "compare": (
-        "analysis.commands.compare",
-        "say how two studies differ, or two outputs of nccl-tests or p2p",
-    ),
+    "compare": ("analysis.commands.compare_studies", "say how two studies differ"),
 }
 
 

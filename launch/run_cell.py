@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from analysis.findings.communication import disagreement
 from analysis.findings.predicted.stated import with_forecast
 from analysis.findings.record_values import with_values
-from analysis.seconds.sweeps import PROFILED, TUNING
 from analysis.validity.checks import judged
 from analysis.validity.effective import observe
 from analysis.validity.gpu_samples import summary
@@ -89,7 +88,7 @@ class CellRunner:
                 f"processes {outcome.immortal} of {cell.name} survive SIGKILL and may still hold their {held}"
             )
         if outcome.state == "finished" and self._wants_tuning(cell):
-            with self.study.spending(token, TUNING):
+            with self.study.spending(token, "tuning pass"):
                 self._tuning_pass(cell, folder, variable)
         try:
             record = record_of(
@@ -103,7 +102,7 @@ class CellRunner:
         if outcome.state == "finished" and cell.profiler != "none":
             # The record is written first: whatever happens in the pass, what was measured is safe.
             records.write(folder, judged(record, self.config.validity))
-            with self.study.spending(token, PROFILED):
+            with self.study.spending(token, "profiled pass"):
                 trace = self._profiled(cell, folder, variable, progress)
             if trace:
                 record = dataclasses.replace(

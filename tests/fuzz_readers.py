@@ -39,7 +39,6 @@ class Reader:
 
 SAID = (
     ".*/notes",
-    ".*/outliers",
     "/truncated",
     "/lost",
     ".*/file",
@@ -124,7 +123,6 @@ READERS = (
            needs=("numpy", "scipy"), share=0.2, least=1),
     Reader("sections", studies.study_seeds, studies.read_study_by_sections, mutations.JSON, removing=(),
            needs=("matplotlib", "numpy", "scipy"), share=0.02, least=1),
-    Reader("journal", studies.journal_seeds, studies.read_journal, WITH_JSON, removing=(mutations.cut, mutations.lost_lines)),
     Reader("ladder", studies.ladder_seeds, studies.read_ladder, WITH_JSON, needs=("numpy", "rich", "scipy")),
     Reader("hosts", studies.hosts_seeds, studies.read_hosts, TEXT, removing=(), needs=("hydra",)),
     Reader("report", seeds.report_seeds, calls.read_report, mutations.JSON, removing=(), share=0.005, least=2,

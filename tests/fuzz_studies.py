@@ -4,7 +4,6 @@ The machine of the records is invented (tests/forecasting.py), so they hold ever
 moments of steps, seconds, and forecasts that were made before.
 """
 
-import contextlib
 import dataclasses
 import functools
 import json
@@ -146,12 +145,10 @@ def read_study_by_sections(seed, folder, number):
     """Make the report's sections on forecasts, losses and costs, with one damaged record."""
     from analysis.findings.examine import findings_of
     from analysis.findings.predicted.stated import about_forecasts
+    from analysis.report.figure import style
     from analysis.report.sections.forecasts.cells import forecasts
-    from analysis.report.sections.losses.clocks import clocks
-    from analysis.report.sections.losses.exchange import cost_parts
-    from analysis.report.sections.running.costs import costs
-    from analysis.report.style import style
-    from analysis.report.tables import to_csv
+    from analysis.report.sections.losses import clocks, cost_parts
+    from analysis.report.sections.running import costs
     from analysis.study.study import open_study
 
     study = open_study(_placed(seed, folder))
@@ -161,7 +158,7 @@ def read_study_by_sections(seed, folder, number):
         for make in (forecasts, cost_parts, clocks, costs):
             section = make(study, findings)
             for table in section.tables if section else ():
-                to_csv(table).encode()
+                table.to_csv().encode()
 
 
 def forecast_the_next_cell(seed, folder, number):
@@ -226,53 +223,3 @@ def hosts_seeds():
         Seed(b"# ours\nnode01 slots=4\nnode02 slots=4\n\nnode03\n"),
         Seed(b"a\nb\nc.example.org slots=8  # far\n"),
     ]
-
-
-def journal_seeds():
-    """A journal of a sweep with its costs, beside the study."""
-    began = min(json.loads(data)["started_at"] for data in study_files().values())
-    process = {"host": "a", "pid": 5, "started": began - 9.0, "boot_id": "b"}
-    lines = [
-        {
-            "kind": "sweep",
-            "time": began - 3.0,
-            "process": process,
-            "sweep_id": "s",
-            "began": began - 8.0,
-        }
-    ]
-    for place, data in enumerate(study_files().values()):
-        record = json.loads(data)
-        for kind, at in (("begin", record["started_at"]), ("end", record["ended_at"] + 0.2)):
-            lines.append(
-                {
-                    "kind": kind,
-                    "time": at,
-                    "process": process,
-                    "token": record["record_id"],
-                    "cell": f"cell{place}",
-                }
-            )
-        lines.append({**lines[-1], "kind": "spent", "part": "projection", "seconds": 0.05})
-    lines.append({"kind": "closed", "time": lines[-1]["time"] + 9.0, "process": process})
-    return [
-        Seed(b"".join(json.dumps(one).encode() + b"\n" for one in lines[-count:]))
-        for count in (30, len(lines))
-    ]
-
-
-def read_journal(seed, folder, number):
-    """Say the seconds of a study with a damaged journal: no second may be below 0."""
-    study = _placed(Seed(b"", ""), folder)
-    (study / "journal.jsonl").write_bytes(seed.data)
-    with contextlib.suppress(ValueError):
-        told = json.loads(ran("seconds", str(study), "--json"), parse_constant=_no_constant)
-        for one in (*told["cells"], *told["sweeps"]):
-            wrong = {
-                name: value for name, value in one.items() if isinstance(value, float) and value < 0
-            }
-            wrong |= {name: value for name, value in one.get("beyond", {}).items() if value < 0}
-            if wrong:
-                raise Wrong(f"seconds below 0: {wrong}")
-        return None
-    raise Wrong("--json printed no JSON")

@@ -39,7 +39,7 @@ def test_no_section_asks_what_one_gpu_alone_cannot_answer(tmp_path):
     assert [row[0] for row in table.rows] == ["batch 8", "batch 16", "batch 32"], (
         "in whatever order they ran"
     )
-    assert [one.name for one in sections["scaling"].pictures] == ["by-option-1"], (
+    assert [one.name for one in sections["scaling"].figures] == ["by-option-1"], (
         "nothing is drawn against numbers of GPUs"
     )
     assert not any("waterfall=true" in line for one in found.sections for line in one.lines)
@@ -64,7 +64,7 @@ def test_forecasts_made_before_cells_of_one_gpu_are_shown_without_a_cost_of_comm
     assert section.lines[0].startswith(
         "3 cells on one GPU were forecast before their ranks started: the step is off by"
     )
-    assert "communication" not in section.lines[0] and not section.pictures
+    assert "communication" not in section.lines[0] and not section.figures
     assert section.lines[1:] == ("No error is claimed: cells on one GPU are not held out.",)
     assert not any("cost" in one.heading for one in section.tables[0].columns if one.shown), (
         "none was measured"

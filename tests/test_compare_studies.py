@@ -203,7 +203,7 @@ def test_a_cell_that_failed_in_one_study_is_named_with_the_reason(tmp_path, caps
     [
         ("a", "nowhere", (), "nowhere: no such folder"),
         ("a", "empty", (), "holds no record; accepted is the folder of a study"),
-        ("a", "file", (), "is a file; accepted are two folders of studies, or two files"),
+        ("a", "file", (), "is a file; accepted are two folders of studies"),
         ("a", "b", (), "have no cell in common that is usable in both"),
         ("a", "a", (), "a: named twice; accepted are different studies"),
         ("a", "b/../a", (), "a: named twice; accepted are different studies"),

@@ -8,14 +8,12 @@ import shlex
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from records import BUSY, files_with_auto, without_entry
 
 from analysis.__main__ import main as analysis
-from analysis.seconds.sweeps import journal
 from benchmarks.record import read_lines, read_study
 
 ROOT = Path(__file__).parent.parent
@@ -223,7 +221,7 @@ def parts(record):
     return found
 
 
-def test_every_second_of_a_cell_and_of_its_sweep_is_told(swept, capsys):
+def test_every_second_of_a_cell_is_told(swept, capsys):
     folder, _, done = swept
     (record,), _ = read_study(folder / "default")
     of_ranks = {
@@ -264,16 +262,6 @@ def test_every_second_of_a_cell_and_of_its_sweep_is_told(swept, capsys):
     told = json.loads(capsys.readouterr().out)
     (cell,) = told["cells"]
     assert cell["parts"] == parts(record)
-    assert (
-        cell["beyond"].keys() == {"profiled pass", "record", "projection"}
-        and cell["beyond"]["profiled pass"] > 0
-    )
-    sweep = told["sweeps"][0]
-    assert sum(
-        value for name, value in sweep.items() if name not in ("sweep_id", "cells", "seconds")
-    ) == pytest.approx(sweep["seconds"], abs=0.1)
-    # A cell begins a moment before its line in the journal: a file is written to disk between.
-    assert sweep["in cells"] > cell["seconds"] + cell["beyond"]["profiled pass"] - 0.5
 
 
 def test_verify_cuts_the_seconds_of_a_cell_again(swept, capsys, tmp_path):
@@ -293,13 +281,8 @@ def test_verify_cuts_the_seconds_of_a_cell_again(swept, capsys, tmp_path):
 def test_the_same_command_measures_nothing_twice(swept):
     folder, asked, _ = swept
     before = (folder / "default" / "journal.jsonl").read_text().count('"begin"')
-    asked_at = time.time()
-    again = command(*asked, first="sleep 0.4")
+    again = command(*asked)
     assert again.returncode == 0 and "done before" in again.stdout
-    sweep = journal(folder / "default").sweeps[-1]
-    assert (
-        asked_at + 0.4 <= sweep.began_at < sweep.planned_at
-    )  # what its process did before Python is not the sweep's
     assert (folder / "default" / "journal.jsonl").read_text().count('"begin"') == before
     assert len(runs(folder / "m.db")[1]) == 1
 

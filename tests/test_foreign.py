@@ -16,14 +16,7 @@ from analysis.topology.nccl_xml import cpu_list, parse_topology_xml
 from analysis.topology.smi_text import parse_topology_text
 
 DATA = Path(__file__).parent / "data"
-READERS = (
-    ["nccl-log"],
-    ["nccl-tests"],
-    ["p2p"],
-    ["topology"],
-    ["subsets"],
-    ["compare", str(DATA / "p2p_h200_x2.txt")],
-)
+READERS = (["nccl-log"], ["nccl-tests"], ["p2p"], ["topology"], ["subsets"])
 
 
 @pytest.fixture
@@ -61,7 +54,6 @@ P2P_RECORD = "h200_x2/links/p2p-gpus0-1-9781131b4b/record.json"
 @pytest.mark.parametrize(
     ("command", "file"),
     [
-        (["nccl-log", LOG, "--without"], "nccl_dgx1_gpus_0_3_p2p_level_0.log"),
         (["nccl-log"], LOG),
         (["nccl-tests"], "nccl_tests_sharp_cluster.txt"),
         (["p2p"], "p2p_a100_pcie_x4.txt"),
@@ -71,7 +63,6 @@ P2P_RECORD = "h200_x2/links/p2p-gpus0-1-9781131b4b/record.json"
         (["topology"], "nccl_topo_h200_x4.xml"),
         (["subsets"], "topo_a100_pcie_x4.txt"),
         (["place", "--gpus", "2", "--topology"], "topo_a100_pcie_x4.txt"),
-        (["compare", "p2p_h200_x2.txt"], "p2p_h200_x4.txt"),
         (["trace"], "kineto_h200_x2/rank0.json"),
     ],
     ids=str,

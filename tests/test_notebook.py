@@ -14,7 +14,7 @@ import analysis
 from analysis import open_study
 from analysis.notebook import columns
 from analysis.notebook.frames import frame
-from analysis.report.style import style
+from analysis.report.figure import style
 from benchmarks.record import metrics
 
 DATA = Path(__file__).parent / "data" / "h200_x2"
@@ -183,7 +183,7 @@ def test_figures_and_sentences_are_those_of_the_report(scaling):
         "99.5" in one for one in scaling.sentences
     )
     pictures = {
-        picture.name: picture for section in scaling.report.sections for picture in section.pictures
+        picture.name: picture for section in scaling.report.sections for picture in section.figures
     }
     assert (
         set(scaling.figures)

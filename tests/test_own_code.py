@@ -95,7 +95,7 @@ def refuse(cell, room):
 SECTION = '''"""What the report says of barriers."""
 
 from analysis.report.section import Section
-from analysis.report.tables import Column, Table
+from analysis.report.table import Column, Table
 
 
 def section(study, findings):

@@ -343,15 +343,13 @@ ALLOWED = {
     ),
     "analysis/bundle/stage.py": ({"path.parent.mkdir", "path.write_bytes"}, "in that new folder"),
     "analysis/p2p/heat_map.py": ({"figure.savefig"}, "into memory"),
-    "analysis/report/style.py": ({"figure.savefig"}, "into memory"),
-    "analysis/trace/drawing/timeline_pdf.py": ({"figure.savefig"}, "into memory"),
+    "analysis/report/figure.py": ({"figure.savefig"}, "into memory"),
     "analysis/topology/drawing.py": ({"figure.savefig"}, "into memory"),
     "analysis/report/folder.py": (
         {"(new / name).parent.mkdir", "(new / name).write_bytes", "target.parent.mkdir", "os.link", "shutil.copy2",
          "place.rename", "new.rename", "old.rename"},
         "a report appears as a whole: into a new folder of a random name, which is then swapped with the earlier report's",
     ),
-    "analysis/trace/nsys_stats.py": ({"sqlite3.connect"}, "into memory"),
     "analysis/trace/nsys_tables.py": ({"sqlite3.connect"}, "mode=ro"),
     "analysis/trace/scrub.py": (
         {"tempfile.TemporaryDirectory", "packed.open", "sqlite3.connect"}, "in a new folder of a random name, which is removed"

@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 from analysis.__main__ import main
 from analysis.errors import UnreadableInput
 from analysis.p2p.matrices import parse_p2p
-from analysis.p2p.outliers import outliers
-from analysis.topology.source import load_topology
 
 DATA = Path(__file__).parent / "data"
 BUDGET = settings(derandomize=True, max_examples=40, deadline=None, database=None)
@@ -334,85 +332,3 @@ def test_the_command_prints_matrices_and_json(capsys, tmp_path):
             and captured.err.startswith("python -m analysis p2p: ")
             and captured.err.count("\n") == 1
         )
-
-
-# --- what sticks out --------------------------------------------------------------------------------------------
-
-OUT_OF_EIGHT = [
-    "unidirectional_enabled, row 0: copies that GPU 0 runs are 4 to 8 % slower than the others, whose median is 392.1 GB/s",
-    "bidirectional_disabled, 6->5: 46.97 GB/s is 11 % slower than pairs like it, whose median is 52.61 GB/s",
-    "bidirectional_disabled, 2->0: 47.09 GB/s is 10 % slower than pairs like it, whose median is 52.61 GB/s",
-    "bidirectional_disabled, 0->2: 47.32 GB/s is 10 % slower than pairs like it, whose median is 52.61 GB/s",
-    "bidirectional_disabled, 5->6: 47.43 GB/s is 10 % slower than pairs like it, whose median is 52.61 GB/s",
-    *(
-        f"bidirectional_enabled, row {gpu}: copies that GPU {gpu} runs are 4 % slower than the others, whose median is 771.6 GB/s"
-        for gpu in (0, 5, 6)
-    ),
-]
-
-
-def test_a_gpu_whose_copies_are_slower_is_named():
-    assert outliers(only(capture("h200_x8"))) == OUT_OF_EIGHT
-    assert [one.partition(":")[0] for one in outliers(only(capture("h200_x4")))] == [
-        "unidirectional_enabled, row 0", "bidirectional_enabled, row 0"
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "name", ["a100_pcie_x4", "dgx1_v100_row0", "dgx_a100_row0", "h200_x2", "h200_x2_sm"]
-)
-def test_nothing_sticks_out_of_the_other_captures(name):
-    """Levels of links are no outliers, nor are latencies that scatter; two GPUs and one row have no majority."""
-    topology = (
-        load_topology(str(DATA / "topo_a100_pcie_x4.txt")) if name.startswith("a100") else None
-    )
-    for run in parse_p2p(capture(name)):
-        assert outliers(run) == outliers(run, topology) == []
-
-
-def planted(
-    *, row=None, column=None, pair=None, both=None, factor=0.5, name="unidirectional_enabled"
-):
-    """What is said of the four A100 after a fault was planted into one matrix."""
-    run = only(A100)
-    for (a, b), value in run.entries[name].items():
-        if a != b and (a == row or b == column or (a, b) == pair or both in (a, b)):
-            run.entries[name][a, b] = value * factor
-    return [
-        outliers(run, topology)
-        for topology in (None, load_topology(str(DATA / "topo_a100_pcie_x4.txt")))
-    ]
-
-
-def test_planted_faults_are_named_with_a_topology_and_without():
-    for said in planted(row=2, factor=0.93):
-        assert [one.split(" than ")[0] for one in said] == [
-            "unidirectional_enabled, row 2: copies that GPU 2 runs are 6 to 7 % slower"
-        ]
-    for said in planted(column=3, factor=0.93):
-        assert [one.split(" than ")[0] for one in said] == [
-            "unidirectional_enabled, column 3: copies to GPU 3 are 7 % slower"
-        ]
-    for said in planted(pair=(1, 2), factor=0.8):
-        assert len(said) == 1 and said[0].startswith("unidirectional_enabled, 1->2: 17.35 GB/s is ")
-    for said in planted(row=1, factor=10.0, name="latency_gpu_disabled"):
-        assert len(said) == 1 and said[0].startswith(
-            "latency_gpu_disabled, row 1: copies that GPU 1 runs are "
-        )
-    assert planted(row=2, factor=0.98) == planted(pair=(1, 2), factor=0.95) == [[], []], (
-        "the scatter of the tool"
-    )
-    assert planted(row=1, factor=10.0, name="latency_cpu_disabled") == [[], []], "bimodal by itself"
-
-
-def test_the_command_prints_what_sticks_out(capsys):
-    file = str(DATA / "p2p_h200_x8.txt")
-    assert main(["p2p", file]) == 0
-    told = [
-        line.removeprefix("outlier ")
-        for line in capsys.readouterr().out.splitlines()
-        if line.startswith("outlier")
-    ]
-    assert told == OUT_OF_EIGHT
-    assert main(["p2p", file, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["outliers"] == OUT_OF_EIGHT

@@ -24,7 +24,6 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from analysis.__main__ import main
-from analysis.commands.native_difference import compare_measurements, read_measurement
 from analysis.errors import UnreadableInput
 from analysis.p2p.heat_map import _readable, _shade
 from analysis.p2p.matrices import parse_p2p
@@ -449,17 +448,6 @@ def test_a_record_is_read_as_the_tools_text_is(tmp_path, capsys):
         file.write_text(json.dumps(record))
         assert main(["p2p", str(file)]) == 0
         assert said in capsys.readouterr().out
-
-
-def test_a_record_is_compared_with_the_tools_text_by_all_its_repeats(tmp_path):
-    record = a_record(tmp_path)
-    text = "\n".join(tool_output.cuda_samples(record["tables"]["p2p"]))
-    entry = record["tables"]["p2p"]["samples"]["unidirectional_enabled"]
-    entry[0][0][1], entry[1][0][1] = 0.4, 0.6  # scatter around what the tool says
-    entry[0][1][0] = entry[1][1][0] = 0.6
-    found = compare_measurements(read_measurement(json.dumps(record)), read_measurement(text))
-    assert [one.entry.name for one in found.differ] == ["unidirectional_enabled 1->0"]
-    assert found.differ[0].entry.values == [0.6, 0.6] and not found.only_a and not found.only_b
 
 
 @pytest.mark.parametrize(

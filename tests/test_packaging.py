@@ -55,7 +55,7 @@ FOLDER_ARROWS = {
         "analysis.prediction",
     ),
     "analysis.report": ("analysis.verification", "analysis.p2p", "analysis.prediction"),
-    "analysis.verification": ("analysis.validity", "analysis.trace", "analysis.seconds"),
+    "analysis.verification": ("analysis.validity", "analysis.trace"),
     "analysis.validity": ("analysis.nccl", "analysis.findings"),
     "analysis.prediction": ("analysis.findings",),
     "analysis.findings": ("analysis.study", "analysis.topology", "analysis.statistics"),
@@ -64,7 +64,6 @@ FOLDER_ARROWS = {
     "analysis.topology": (),
     "analysis.statistics": (),
     "analysis.trace": (),
-    "analysis.seconds": (),
     "analysis.nccl": (),
     "analysis.nccl_tests": (),
     "launch.__main__": ("launch.tracking",),
@@ -104,7 +103,7 @@ FOLDER_ARROWS = {
 }
 # Modules beside the folders that every folder of their package may import; they import no folder.
 FOR_ALL = {
-    "analysis": ("console", "errors", "foreign", "gc_pause", "text"),
+    "analysis": ("console", "cost", "errors", "foreign", "gc_pause", "text"),
     "benchmarks": ("request", "memory", "derived"),
     "trainers": (
         "batches",

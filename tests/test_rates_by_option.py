@@ -8,9 +8,9 @@ from records import EVIL, record, study
 
 from analysis.findings.examine import findings_of
 from analysis.report.build import report
+from analysis.report.figure import style
 from analysis.report.finding.sentences import sentences
-from analysis.report.sections.rates.by_option import by_option
-from analysis.report.style import style
+from analysis.report.sections.scaling import rates_by_option as by_option
 from analysis.study.study import Study, open_study
 
 GRAPHS = Path(__file__).parent / "data" / "h200_x1" / "graphs"
@@ -35,7 +35,7 @@ def batches(*sizes, gpus=(0,), **asked):
 
 def test_ways_of_making_steps_fast_by_batch_size():
     found = Study.of(open_study(GRAPHS).records)
-    inception, resnet = section(found).pictures
+    inception, resnet = section(found).figures
     assert resnet.caption.startswith(
         "Images per second by batch size, resnet50 on gpus 0. Hollow: suspect. Highest: "
     )
@@ -87,8 +87,8 @@ def test_lines_are_of_the_gpus_with_most_cells_and_the_rest_is_told(tmp_path):
         for one in batches(8, 16, 32, gpus=(0, 1), channels_last=px % 2 == 0, precision=f"p{px}")
     ]
     found = section(cells(tmp_path, *batches(8, 16, 32), *several))
-    (picture,) = found.pictures
-    assert "on gpus 0,1." in picture.caption and "1 more line in points.csv." in picture.caption
+    (picture,) = found.figures
+    assert "on gpus 0,1." in picture.caption and "1 more line is in points.csv." in picture.caption
     assert len({row[0] for row in picture.data.rows}) == 6
 
 

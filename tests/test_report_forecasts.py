@@ -12,12 +12,10 @@ from analysis.findings.examine import findings_of
 from analysis.findings.predicted.stated import about_forecasts
 from analysis.prediction.calibration import calibrate
 from analysis.prediction.holdout import CONDITION, hold_out
+from analysis.report.figure import style
 from analysis.report.sections.forecasts.cells import forecasts
 from analysis.report.sections.forecasts.known import known, of_own_parts
-from analysis.report.sections.losses import exchange
-from analysis.report.sections.losses.exchange import cost_parts
-from analysis.report.style import style
-from analysis.report.tables import to_csv
+from analysis.report.sections.losses import OWN, CostParts, cost_figure, cost_parts
 from analysis.study.estimates import Estimate
 from analysis.study.study import Study, open_study
 from benchmarks.record import read_study
@@ -31,7 +29,7 @@ def section(study, of=forecasts):
 
 
 def rows(table):
-    return list(csv.DictReader(io.StringIO(to_csv(table))))
+    return list(csv.DictReader(io.StringIO(table.to_csv())))
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +51,7 @@ def test_cells_held_out_stand_beside_what_was_measured_and_are_called_hindsight(
         in found.lines[0]
     )
     assert "No error is claimed: 8 cells could be held out, 10 are needed." in found.lines
-    cost, *curves = found.pictures
+    cost, *curves = found.figures
     assert len(rows(cost.data)) == 8 and "forecast afterwards" in cost.caption
     assert [one.name for one in curves] == ["forecast-curve-1"] and "No band" in curves[0].caption
     drawn = rows(curves[0].data)
@@ -72,13 +70,13 @@ def test_modelled_parts_stand_beside_the_measured_cost_where_no_step_was_observe
     assert len(tails) == 8 and all(
         row["modelled_ms"] and not row["measured_ms"] for row in tails
     ), "unknown stays unknown"
-    assert "own work on one GPU" in found.pictures[0].svg
+    assert "own work on one GPU" in found.figures[0].svg
 
 
 def test_the_key_of_the_parts_says_cpu_worker_where_there_is_no_gpu():
-    one = exchange.CostParts("cell", "0,1", {exchange.OWN: Estimate(1.0)}, {}, "")
+    one = CostParts("cell", "0,1", {OWN: Estimate(1.0)}, {}, "")
     with style():
-        said = exchange._figure([one], "CPU workers").svg
+        said = cost_figure([one], "CPU workers").svg
     assert "own work on one CPU worker" in said and "GPU" not in said
 
 
@@ -120,7 +118,7 @@ def test_forecasts_made_before_a_cell_ran_come_first_and_are_told_apart_from_hin
         in told.lines[0]
         and "forecast afterwards" in told.lines[1]
     )
-    assert "0 of" in told.lines[0] and "Filled" in told.pictures[0].caption
+    assert "0 of" in told.lines[0] and "Filled" in told.figures[0].caption
 
 
 def test_a_cell_that_probed_its_own_exchange_is_modelled_by_that_and_not_by_its_steps(settings):

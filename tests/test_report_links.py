@@ -8,12 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from records import EVIL, record, study
 
-from analysis.report.build import examine, report
-from analysis.report.contents import benchmark_sections
+from analysis.report.build import benchmark_sections, examine, report
+from analysis.report.charts import window
+from analysis.report.figure import style
 from analysis.report.finding import sentences as finding
-from analysis.report.sections import p2p
-from analysis.report.style import style, within
-from analysis.study.estimates import Findings
+from analysis.study.estimates import Estimate, Findings
 from analysis.study.study import open_study
 
 DATA = Path(__file__).parent / "data"
@@ -201,25 +200,12 @@ def test_any_table_gives_a_section_or_a_damaged_record(tmp_path_factory, kind, c
 
 
 @pytest.mark.parametrize(
-    ("values", "ends", "expected"),
+    ("estimates", "expected"),
     [
-        ([10.0, 20.0], [9.0, 22.0], (8.35, 22.65)),
-        ([10.0, 20.0], [-1e9, 1e9], (-7.0, 37.0)),
-        ([0.0], [], (-1.0, 1.0)),
+        ([Estimate(10.0, 9.0, 10.5), Estimate(20.0, 19.0, 22.0)], (8.35, 22.65)),
+        ([Estimate(10.0, -1e9, 1e9), Estimate(20.0)], (-7.0, 37.0)),
+        ([Estimate(0.0)], (-1.0, 1.0)),
     ],
 )
-def test_an_axis_shows_every_value_and_intervals_that_do_not_dwarf_them(values, ends, expected):
-    assert within(values, ends) == pytest.approx(expected)
-
-
-def test_the_report_names_a_gpu_whose_copies_are_slower():
-    """GPU 0 of the four H200s; nothing sticks out of two."""
-    four, two = (
-        p2p.section(open_study(DATA / name / "links"), Findings())
-        for name in ("h200_x4", "h200_x2")
-    )
-    (said,) = [line for line in four.lines if "sticks out" in line]
-    assert said.startswith(
-        "What sticks out: Unidirectional, GB/s, P2P on, row 0: copies that GPU 0 runs are 4 to 8 % slower"
-    )
-    assert not any("sticks out" in line for line in two.lines)
+def test_an_axis_shows_every_value_and_intervals_that_do_not_dwarf_them(estimates, expected):
+    assert window(estimates) == pytest.approx(expected)

@@ -12,7 +12,6 @@ from analysis.findings.examine import findings_of
 from analysis.findings.links import host_wires
 from analysis.findings.record_values import SeveralRecords, rests_on, with_values
 from analysis.report.build import examine
-from analysis.report.tables import to_csv
 from analysis.study.names import gpu_ids, gpu_list
 from analysis.study.study import open_study
 from analysis.topology.fabric import Switches, between_hosts, hosts_of, placement_classes, rails
@@ -257,7 +256,7 @@ def test_the_report_says_which_wire_limits_and_shows_the_hosts(folder):
     assert said.startswith("Two hosts train 1.65 × the slowest of them alone: an exchange takes 30")
     assert "a's eth0 ↔ b's eth1" in said and "this network limits it" in said and "1 Gbit/s" in said
     assert "(a+b)" in content.finding[0] and "a+b · 2 × 0,1" in content.finding[1]
-    tables = {one.name: list(csv.DictReader(io.StringIO(to_csv(one)))) for one in content.tables}
+    tables = {one.name: list(csv.DictReader(io.StringIO(one.to_csv()))) for one in content.tables}
     interfaces = [(one["host"], one["interface"], one["gbit_per_s"]) for one in tables["hosts"]]
     assert interfaces == [("a", "eth0", "1.0"), ("b", "eth1", "1.0")]
     points = [one for one in tables["points"] if one["gpus"] == "a+b · 2 × 0,1"]
@@ -267,7 +266,7 @@ def test_the_report_says_which_wire_limits_and_shows_the_hosts(folder):
 def test_a_study_without_hosts_has_nothing_of_them(tmp_path):
     rows = [record(1, [0], 2480.0), record(2, [1], 2480.0), record(3, [0, 1], 4900.0)]
     content, _ = examine(study(tmp_path / "study", rows))
-    tables = {one.name: to_csv(one) for one in content.tables}
+    tables = {one.name: one.to_csv() for one in content.tables}
     assert (
         "hosts" not in tables
         and "node_efficiency" not in tables["points"]

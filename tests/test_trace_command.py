@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import re
 import shutil
 import sqlite3
 import stat
@@ -16,8 +15,6 @@ from analysis.__main__ import main
 from analysis.errors import UnreadableInput
 from analysis.trace.difference import compare_traces
 from analysis.trace.drawing.timeline import draw_timeline
-from analysis.trace.drawing.timeline_pdf import timeline_pdf
-from analysis.trace.nsys_stats import kernel_rows
 from analysis.trace.scrub import scrub
 from analysis.trace.source import load_trace
 from analysis.trace.steps import choose_window
@@ -27,15 +24,9 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def test_tables(capsys):
-    assert main(["trace", str(NVL), "--kernels"]) == 0
+    assert main(["trace", str(NVL)]) == 0
     out = capsys.readouterr().out
-    for words in (
-        "rank 1 came last in 27 of 33 collectives",
-        "2895.1",
-        "AllGather",
-        "[CUDA memset]",
-        "86,921,997",
-    ):
+    for words in ("rank 1 came last in 27 of 33 collectives", "2895.1", "AllGather"):
         assert words in out
 
 
@@ -100,27 +91,6 @@ def test_drawing(tmp_path, capsys):
     assert "rank 1 · GPU 1 (NVIDIA H200)" in words
     assert words.count("exposed") == 2
     assert "stream 17" in words
-
-
-def test_a_drawing_for_a_paper_is_pdf_with_text_of_eight_points(tmp_path):
-    target = tmp_path / "timeline.pdf"
-    assert main(["trace", str(NVL), "--svg", str(target)]) == 0
-    trace = load_trace(str(NVL))
-    drawing = draw_timeline(trace, choose_window(trace))
-    assert timeline_pdf(drawing) == target.read_bytes()
-    assert b"/Subtype /Type3" not in target.read_bytes() and b"/FontFile2" in target.read_bytes()
-    (width,) = re.findall(rb"/MediaBox \[ 0 0 ([0-9.]+) ", target.read_bytes())
-    assert (
-        float(width) == 504
-        and 504 / float(re.findall(r'viewBox="0 0 (\d+) ', drawing)[0]) * 11 >= 8
-    )
-    for damaged in (
-        "<svg",
-        "<svg/>",
-        drawing.replace("</svg>", '<rect width="x" height="1"/></svg>'),
-    ):
-        with pytest.raises((ValueError, ElementTree.ParseError)):
-            timeline_pdf(damaged)
 
 
 def test_the_drawing_shows_the_step_its_waits_and_what_was_exposed(tmp_path):
@@ -237,7 +207,6 @@ def test_a_planted_secret_is_gone_and_the_numbers_are_the_same(tmp_path, suffix)
     assert b"train" not in content
     before, after = load_trace(str(source)), load_trace(str(target))
     assert summarize(after).as_json() == summarize(before).as_json()
-    assert kernel_rows(after) == kernel_rows(before)
     assert after.ranks[0].compute.launch.tolist()[0] == 0
     assert not list(tmp_path.glob(".scrub*"))
 

@@ -21,7 +21,6 @@ from traces import GATHER, GEMM, LOC, MS, NVL, REDUCE, make_export, process, two
 from analysis.__main__ import main
 from analysis.errors import UnreadableInput
 from analysis.trace.matching import match
-from analysis.trace.nsys_stats import kernel_rows, memory_rows
 from analysis.trace.source import load_trace
 from analysis.trace.steps import choose_window
 from analysis.trace.summary import summarize
@@ -70,82 +69,6 @@ def test_copies_are_those_that_sql_sums(capture):
     } == wanted
     for one in found.values():
         assert one.gb_per_s == pytest.approx(one.bytes / 1e9 / (one.total_ms / 1e3))
-
-
-def reference(groups):
-    """The lines of `nsys stats`, with Python's statistics: name: (total, count, mean, median, min, max, deviation)."""
-    return {
-        name: (
-            sum(times),
-            len(times),
-            statistics.fmean(times),
-            statistics.median(times),
-            min(times),
-            max(times),
-            statistics.stdev(times) if len(times) > 1 else 0.0,
-        )
-        for name, times in groups.items()
-    }
-
-
-def test_kernel_and_memory_tables_are_those_of_nsys_stats(capture):
-    trace, connection = capture
-    kernels, memory = defaultdict(list), defaultdict(list)
-    query = 'SELECT value, "end" - start FROM CUPTI_ACTIVITY_KIND_KERNEL JOIN StringIds ON id = demangledName'
-    for name, time in connection.execute(query):
-        kernels[name].append(time)
-    query = 'SELECT label, "end" - start FROM CUPTI_ACTIVITY_KIND_MEMCPY JOIN ENUM_CUDA_MEMCPY_OPER ON id = copyKind'
-    for label, time in connection.execute(query):
-        memory[f"[CUDA memcpy {label}]"].append(time)
-    for (time,) in connection.execute('SELECT "end" - start FROM CUPTI_ACTIVITY_KIND_MEMSET'):
-        memory["[CUDA memset]"].append(time)
-    for rows, groups in ((kernel_rows(trace), kernels), (memory_rows(trace), memory)):
-        wanted = reference(groups)
-        assert {row.name for row in rows} == set(wanted)
-        assert [row.total_ns for row in rows] == sorted(
-            (one[0] for one in wanted.values()), reverse=True
-        )
-        whole = sum(one[0] for one in wanted.values())
-        for row in rows:
-            exact = wanted[row.name]
-            assert (row.total_ns, row.instances, row.min_ns, row.max_ns) == (
-                exact[0],
-                exact[1],
-                exact[4],
-                exact[5],
-            )
-            for shown, value in zip(
-                (row.avg_ns, row.median_ns, row.stddev_ns), (*exact[2:4], exact[6]), strict=True
-            ):
-                assert shown == pytest.approx(value, abs=0.0501)
-                assert shown == round(shown, 1)
-            assert row.share_percent == pytest.approx(100 * exact[0] / whole, abs=0.0501)
-
-
-def test_one_line_of_a_published_report_is_reproduced(tmp_path):
-    """Two times and their line as `nsys stats` printed it (335,987,431  2  167,993,715.5 … 233,376,198.5)."""
-    path = tmp_path / "two.sqlite"
-    make_export(path, [(1, 0, 7, 0, 0, "sem_wait", 1)])
-    with closing(sqlite3.connect(path)) as made:
-        made.execute("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET end = 2971823")
-        made.execute(
-            "INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL SELECT 0, 333015608, deviceId, streamId, 2, globalPid, "
-            "demangledName, shortName FROM CUPTI_ACTIVITY_KIND_KERNEL"
-        )
-        made.commit()
-    (row,) = kernel_rows(load_trace(str(path)))
-    assert (row.total_ns, row.instances, row.avg_ns, row.median_ns) == (
-        335_987_431,
-        2,
-        167_993_715.5,
-        167_993_715.5,
-    )
-    assert (row.min_ns, row.max_ns, row.stddev_ns, row.share_percent) == (
-        2_971_823,
-        333_015_608,
-        233_376_198.5,
-        100.0,
-    )
 
 
 def test_the_transfer_of_an_all_reduce_is_eight_times_longer_without_p2p():

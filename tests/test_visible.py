@@ -15,7 +15,7 @@ from analysis.__main__ import main as analysis
 from analysis.console import SafeConsole
 from analysis.p2p.heat_map import draw_heat_maps
 from analysis.p2p.matrices import Matrices
-from analysis.report.papers.latex import latex
+from analysis.report.latex import latex
 from analysis.text import markdown, single_line
 from analysis.topology.drawing import draw_topology
 from analysis.topology.source import load_topology

@@ -14,8 +14,8 @@ from wired import DGX1, SUBSETS, WiredTruth, lines_of, told, wire_ms, wired_stud
 
 from analysis.findings.examine import findings_of
 from analysis.findings.links import fit, outliers
-from analysis.report.sections.wires import wire_lines
-from analysis.report.style import style
+from analysis.report.figure import style
+from analysis.report.sections.links import wire_lines
 from analysis.study.study import Study, open_study
 from analysis.topology.subsets import classes
 
@@ -137,7 +137,7 @@ def test_a_subset_that_loses_more_than_its_wires_explain_is_told():
         line.startswith("GPUs 0,3: this subset loses more time than its link speed explains")
         for line in section.lines
     )
-    assert ">0,3<" in section.pictures[0].svg and "Hollow" in section.pictures[0].caption
+    assert ">0,3<" in section.figures[0].svg and "Hollow" in section.figures[0].caption
 
 
 def test_cells_that_bend_together_accuse_nobody():
@@ -173,10 +173,10 @@ def test_settings_of_nccl_are_cells_of_one_line():
     with style():
         section = wire_lines(study, found)
     assert any("only two speeds here" in text for text in section.lines)
-    assert [picture.name for picture in section.pictures] == ["wire-line-1"]
+    assert [picture.name for picture in section.figures] == ["wire-line-1"]
     assert (
-        ">0,3 · P2P_LEVEL=LOC<" in section.pictures[0].svg
-        and ">measured GB/s<" in section.pictures[0].svg
+        ">0,3 · P2P_LEVEL=LOC<" in section.figures[0].svg
+        and ">measured GB/s<" in section.figures[0].svg
     )
 
 

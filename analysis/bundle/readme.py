@@ -8,8 +8,8 @@ import subprocess
 from dataclasses import replace
 from pathlib import Path
 
-from analysis.report.page import TEXT_LENGTH, Report
-from analysis.report.tables import to_csv
+from analysis.report.page import Report
+from analysis.report.table import TEXT_LENGTH
 from analysis.study.study import Study
 from analysis.text import markdown, single_line
 from analysis.verification.verify import Verification
@@ -60,9 +60,8 @@ def versions(report: Report) -> str:
     made = {f"Ringside {name}": text for name, text in made_by().items()}
     made |= {name: importlib.metadata.version(name) for name in DRAWN_BY}
     made["python"] = platform.python_version()
-    return to_csv(
-        replace(table, rows=(*table.rows, *(("report", name, text) for name, text in made.items())))
-    )
+    rows = (*table.rows, *(("report", name, text) for name, text in made.items()))
+    return replace(table, rows=rows).to_csv()
 
 
 def made_by() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""`python -m analysis nccl-log FILE… [--without FILE…] [--json]`: what NCCL did, and which settings changed nothing."""
+"""`python -m analysis nccl-log FILE… [--json]`: what NCCL did."""
 
 import argparse
 import json
@@ -8,14 +8,11 @@ from collections.abc import Sequence
 from rich.markup import escape
 from rich.table import Table
 
-from analysis.commands.log_difference import log_differences
 from analysis.console import SafeConsole, console
 from analysis.errors import UnreadableInput
 from analysis.foreign import read_text
 from analysis.nccl.log import parse_nccl_log
 from analysis.nccl.model import NcclLog
-from analysis.nccl.transports import describe_transport
-from analysis.validity.evidence import SettingResult
 
 _CHOICES_SHOWN = 20
 
@@ -25,47 +22,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "files", nargs="+", metavar="FILE", help="one log of all ranks, or one log per rank"
     )
-    parser.add_argument(
-        "--without",
-        nargs="+",
-        metavar="FILE",
-        help="a log of the same cell without the setting, or with another one",
-    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the log's facts. Raises OSError for a file that cannot be read, UnreadableInput for a foreign one."""
     log = _read(arguments.files)
-    findings: list[SettingResult] | None = None
-    if arguments.without:
-        other = _read(arguments.without)
-        findings = log_differences(log, other)
-        without = describe_transport(other, None)
     if arguments.json:
-        whole = log.as_json()
-        if findings is not None:
-            whole["findings"] = [
-                {
-                    "code": one.code,
-                    "setting": one.setting,
-                    "severity": one.severity,
-                    "sentence": one.sentence,
-                }
-                for one in findings
-            ]
-        print(json.dumps(whole, indent=2))
-        return 0
-    out = console()
-    _print(log, out)
-    if findings is not None:
-        out.print(f"\nWithout: {escape(without)}, {_count(other.channels['collective'])} channels")
-        for one in findings:
-            out.print(escape(one.sentence), soft_wrap=True)
-        if not findings:
-            out.print(
-                "No setting that shows in transports, channels or algorithms differs between the two logs."
-            )
+        print(json.dumps(log.as_json(), indent=2))
+    else:
+        _print(log, console())
     return 0
 
 

@@ -1,4 +1,4 @@
-"""`python -m analysis nccl-tests FILE… [--ranks N] [--json]`: the tables of nccl-tests, text or JSON, and their notes."""
+"""`python -m analysis nccl-tests FILE… [--json]`: the tables of nccl-tests, text or JSON, and their notes."""
 
 import argparse
 import json
@@ -9,7 +9,6 @@ from rich.table import Table
 from analysis.console import console
 from analysis.errors import UnreadableInput
 from analysis.foreign import read_text
-from analysis.nccl_tests.outliers import between_tables, in_table
 from analysis.nccl_tests.reader import Run, parse_nccl_tests
 from analysis.nccl_tests.run import Measured
 
@@ -22,39 +21,24 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="output of nccl-tests 2.0 to 2.19, its -J file or a record.json",
     )
-    parser.add_argument(
-        "--ranks",
-        type=int,
-        metavar="N",
-        help="how many ranks the command started, if the file lacks the command",
-    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print every run. Raises OSError for a file that cannot be read, UnreadableInput for a foreign one."""
-    if arguments.ranks is not None and arguments.ranks < 1:
-        raise ValueError(f"--ranks {arguments.ranks}: accepted is at least 1")
     runs: list[tuple[str, Run]] = []
     for file in arguments.files:
         try:
             text = read_text(file)
-            runs += [(file, one) for one in parse_nccl_tests(text, arguments.ranks)]
+            runs += [(file, one) for one in parse_nccl_tests(text)]
         except UnreadableInput as error:
             raise UnreadableInput(f"{file}: {error}") from None
     if arguments.json:
-        whole = [one.as_json() | {"file": file} | _outliers(in_table(one)) for file, one in runs]
-        print(json.dumps({"runs": whole} | _outliers(between_tables(runs))))
+        print(json.dumps({"runs": [one.as_json() | {"file": file} for file, one in runs]}))
         return 0
     for file, one in runs:
         _print(one, file)
-    for line in between_tables(runs):
-        console().print(f"[bold]outlier[/bold] {escape(line)}", soft_wrap=True)
     return 0
-
-
-def _outliers(sentences: list[str]) -> dict[str, list[str]]:
-    return {"outliers": sentences} if sentences else {}
 
 
 def _figure(value: float | None, form: str = ".2f") -> str:
@@ -107,7 +91,7 @@ def _print(one: Run, file: str) -> None:
     out.print(
         f"columns: out of place, then in place. avg busbw: {average}; mean of the rows{there}: {_figure(mean, '.4f')} GB/s"
     )
-    for title, lines in (("error", one.errors), ("outlier", in_table(one)), ("note", one.notes)):
+    for title, lines in (("error", one.errors), ("note", one.notes)):
         for line in lines:
             out.print(f"[bold]{title}[/bold] {escape(line)}", soft_wrap=True)
     out.print()

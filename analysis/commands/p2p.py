@@ -11,7 +11,6 @@ from analysis.console import console
 from analysis.errors import UnreadableInput
 from analysis.foreign import read_text
 from analysis.p2p.matrices import Matrices
-from analysis.p2p.outliers import outliers
 from analysis.p2p.source import P2p, read_p2p
 from analysis.topology.model import Topology
 from analysis.topology.source import load_topology, parse_topology
@@ -47,16 +46,20 @@ def run(arguments: argparse.Namespace) -> int:
         found = read_p2p(read_text(arguments.file))
     except UnreadableInput as error:
         raise UnreadableInput(f"{arguments.file}: {error}") from None
-    runs, topology = found.shown, _topology(found, arguments.topology)
+    runs = found.shown
     if arguments.svg:
         from analysis.p2p.heat_map import draw_heat_maps
 
-        draw_heat_maps(runs[0], topology, Path(arguments.svg), found.title, found.words)
+        draw_heat_maps(
+            runs[0],
+            _topology(found, arguments.topology),
+            Path(arguments.svg),
+            found.title,
+            found.words,
+        )
     if arguments.json:
         others = found.samples if found.words else runs[1:]
         more: dict[str, object] = {"repeats": [one.as_json() for one in others]} if others else {}
-        if sentences := outliers(runs[0], topology):
-            more |= {"outliers": sentences}
         print(json.dumps(runs[0].as_json() | more))
         return 0
     for state, words in (found.words or {}).items():
@@ -64,8 +67,6 @@ def run(arguments: argparse.Namespace) -> int:
     for number, one in enumerate(runs, 1):
         prefix = f"run {number} of {len(runs)}: " if len(runs) > 1 else ""
         _print(one, prefix, (found.words or {}).get("enabled", "peer access"))
-        for line in outliers(one, topology):
-            console().print(f"[bold]outlier[/bold] {prefix}{escape(line)}", soft_wrap=True)
     return 0
 
 

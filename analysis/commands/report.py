@@ -5,7 +5,6 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 from rich.markup import escape
 
@@ -13,9 +12,9 @@ from analysis.bundle.archive import bundle
 from analysis.bundle.stage import WrongStudy
 from analysis.console import console
 from analysis.findings.between_studies import Asked, studies_in
-from analysis.report.build import examine, write
-from analysis.report.several.build import as_labelled, default_folder, examine_several
-from analysis.report.style import ON_PAGE, WIDTHS_IN
+from analysis.report.build import default_folder, examine, examine_several, write
+from analysis.report.figure import ON_PAGE, WIDTHS_IN
+from analysis.text import single_line
 from benchmarks.record.raw_files import sha256
 from benchmarks.record.visible import one_line
 
@@ -45,32 +44,29 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.bundle:
         return _bundle(arguments)
     asked = [Asked.of(text) for text in arguments.studies]
-    if len(asked) > 1 or len(several := _studies(asked[0].folder)) > 1:
-        told, sides = examine_several(asked, arguments.width)
-        index = write(
-            told, arguments.output.resolve() if arguments.output else default_folder(asked)
-        )
-        beside: dict[str, Any] = {
-            "sides": [{"name": one.name, "folder": str(one.folder)} for one in sides]
-        }
+    inside = _studies(asked[0].folder)
+    if len(asked) > 1 or len(inside) > 1:
+        content, findings = examine_several(asked, arguments.width)
+        folder = default_folder(asked)
     else:
-        folder = several[0] if several else asked[0].folder
-        told, found = examine(folder, arguments.width)
-        told = as_labelled(told, asked[0].label)
-        # What the user names may be a link; in a study nothing of ours is one.
-        index = write(told, arguments.output.resolve() if arguments.output else folder / "report")
-        beside = {"findings": dataclasses.asdict(found)}
+        study = inside[0] if inside else asked[0].folder
+        content, findings = examine(study, arguments.width)
+        if asked[0].label:
+            content = dataclasses.replace(content, study=single_line(asked[0].label))
+        folder = study / "report"
+    # What the user names may be a link; in a study nothing of ours is one.
+    index = write(content, arguments.output.resolve() if arguments.output else folder)
     if arguments.json:
-        said = {
+        summary = {
             "report": str(index),
-            "study": told.study,
-            "finding": told.finding,
-            "unsaid": told.unsaid,
+            "study": content.study,
+            "finding": content.finding,
+            "unsaid": content.unsaid,
         }
-        print(json.dumps(said | beside))
+        print(json.dumps(summary | {"findings": dataclasses.asdict(findings)}))
         return 0
     out = console()
-    for sentence in told.finding:
+    for sentence in content.finding:
         out.print(escape(sentence), soft_wrap=True)
     out.print(f"report: {escape(str(index))}", soft_wrap=True)
     return 0
@@ -87,23 +83,23 @@ def _bundle(arguments: argparse.Namespace) -> int:
     if len(several) > 1:
         raise ValueError(f"--bundle takes one study, not {len(several)}: make one of each")
     try:
-        place = bundle(several[0], arguments.output)
+        archive = bundle(several[0], arguments.output)
     except WrongStudy as error:
         print(one_line(f"python -m analysis report: {error}"), file=sys.stderr)
         return 1
-    digest, size = sha256(place), place.stat().st_size
+    digest, size = sha256(archive), archive.stat().st_size
     if arguments.json:
-        print(json.dumps({"bundle": str(place), "bytes": size, "sha256": digest}))
+        print(json.dumps({"bundle": str(archive), "bytes": size, "sha256": digest}))
         return 0
     out = console()
     large = f"{size / 1e6:,.1f} MB" if size >= 1e6 else f"{size / 1e3:,.0f} kB"
-    out.print(f"bundle: {escape(str(place))} ({large})", soft_wrap=True)
+    out.print(f"bundle: {escape(str(archive))} ({large})", soft_wrap=True)
     out.print(
         f"SHA-256: {digest} (publish it with the paper: it shows that the bundle is this one)",
         soft_wrap=True,
     )
     out.print(
-        f"anyone can check it: python -m analysis verify {escape(place.name)}", soft_wrap=True
+        f"anyone can check it: python -m analysis verify {escape(archive.name)}", soft_wrap=True
     )
     return 0
 

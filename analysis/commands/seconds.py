@@ -1,40 +1,33 @@
-"""`python -m analysis seconds STUDY [--json]`: where the wall time of every cell went, and that of the sweep around them."""
+"""`python -m analysis seconds STUDY [--json]`: where the wall time of every cell went."""
 
 import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from textwrap import wrap
+from typing import Any
 
-from rich.box import SIMPLE_HEAD
-from rich.cells import cell_len
 from rich.markup import escape
-from rich.table import Table
 
-from analysis.console import SafeConsole, console
+from analysis.console import console
+from analysis.cost import SECONDS, CellCost, from_lines, from_record
+from analysis.errors import UnreadableInput
 from analysis.findings.between_studies import studies_in
-from analysis.report.numbers import ABSENT
-from analysis.seconds.cell import SECONDS, named_in_order
-from analysis.seconds.study import CellCost, StudyCost, cost_of, sweep_parts
-from analysis.study.names import run_name, shared_name, short_names
-from analysis.study.study import named
+from analysis.report.sections.running import costs_table
 from analysis.text import join_words
+from benchmarks.record import CellFolder, Record, RecordError, read_lines, read_study
 
-LEAST_NAME = 16  # characters of a column of names
-OF_HEADING = 12  # characters of a line of a heading, unless a word is longer
-GAP = 2  # characters between columns
-Rows = list[list[str]]
-_HELP = """\
-A row for each attempt at a cell, in seconds: the parts of its wall time in their order, their sum (total), the seconds inside
-windows whose samples count (measured), and total ÷ measured (ratio). Behind the ratio: what the launcher did for the cell
-after its end. The last table has what each sweep took around its cells. What is not known is "–", and absent in JSON.
+# What raw files that hold something else than Ringside wrote may raise.
+DAMAGED = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
+HELP = """\
+A row for each attempt at a cell, in seconds: the parts of its wall time, their sum (total), and total ÷ measured (ratio);
+measured are the seconds inside windows whose samples count. What is not known is "–". --json has every part.
 benchmarks/METHOD.md, "What a cell costs", says what each part is."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = _HELP
+    parser.epilog = HELP
     parser.add_argument(
         "study", metavar="STUDY", type=Path, help="the folder of a study: <output_dir>/<study>"
     )
@@ -42,7 +35,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the tables.
+    """Print the table.
 
     Raises:
         UnreadableInput, ValueError, OSError: it is not the folder of one study.
@@ -53,104 +46,63 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError(
             f"{arguments.study}: holds {len(studies)} studies ({names}); accepted is one of them"
         )
-    found = cost_of(studies[0])
+    cells, unreadable = costs_of(studies[0])
     if arguments.json:
-        print(json.dumps(found.to_json()))
+        print(json.dumps({"cells": [_as_json(record, cost) for record, cost in cells]}))
         return 0
     out = console()
-    for benchmark in dict.fromkeys(
-        named(one.record, "benchmark") for one in found.cells
-    ):  # each has phases of its own
-        cells = [one for one in found.cells if named(one.record, "benchmark") == benchmark]
-        if shared := shared_name(map(_name, cells)):
-            out.print(f"every cell: {escape(shared)}")
-        _show(out, _cells(cells))
-    if found.sweeps:
-        _show(out, _sweeps(found))
-    for sentence in found.unreadable:
-        out.print(f"note: {escape(sentence)}", soft_wrap=True)
+    out.print(costs_table(cells, whole="--json has").to_rich())
+    for error in unreadable:
+        out.print(f"note: {escape(str(error))}", soft_wrap=True)
     return 0
 
 
-def _cells(cells: Sequence[CellCost]) -> Rows:
-    """Return the heading and a row for each cell."""
-    parts = named_in_order(one.seconds.parts for one in cells)
-    beyond = named_in_order(one.beyond for one in cells)
-    rows = [["cell", *parts, "total", "measured", "ratio", *beyond]]
-    short = short_names(map(_name, cells))
-    for one in cells:
-        cost = one.seconds
-        name = short[_name(one)] + (
-            "" if one.record.state == "finished" else f" ({one.record.state})"
+def costs_of(study: Path) -> tuple[list[tuple[Record, CellCost]], Sequence[RecordError]]:
+    """Return the cost of every attempt, as its record states it, else by its raw files; and what cannot be read.
+
+    Raises:
+        UnreadableInput: the folder holds no record that can be read.
+    """
+    folders: dict[str, CellFolder] = {}
+
+    def placed(record: Record, folder: CellFolder) -> Record:
+        folders[record.record_id] = folder
+        return record
+
+    records, unreadable = read_study(study, placed)
+    if not records:
+        why = f"; {unreadable[0]}" if unreadable else ""
+        raise UnreadableInput(
+            f"{study}: holds no record that can be read; accepted is the folder of a study (<output_dir>/<study>){why}"
         )
-        values = [
-            *(cost.parts.get(part) for part in parts),
-            cost.metrics.get(SECONDS),
-            cost.measuring,
-            cost.ratio,
-        ]
-        rows.append([name, *map(_text, [*values, *(one.beyond.get(part) for part in beyond)])])
-    return rows
+    return [(record, _cost(record, folders[record.record_id])) for record in records], unreadable
 
 
-def _name(cell: CellCost) -> str:
-    return run_name(cell.record)
+def _cost(record: Record, folder: CellFolder) -> CellCost:
+    if stated := from_record(record):
+        return stated
+    try:
+        lines = {
+            rank: list(read_lines(folder.rank_lines(rank)))
+            for rank in range(record.cell.world_size)
+        }
+        return from_lines(folder, lines, record.started_at, record.ended_at)
+    except DAMAGED:
+        return CellCost(record.ended_at - record.started_at, {}, None)
 
 
-def _sweeps(found: StudyCost) -> Rows:
-    """Return the heading and a row for each sweep."""
-    rows = [["sweep", "cells", *(name for name, _ in sweep_parts(found.sweeps[0])), "total"]]
-    for number, sweep in enumerate(found.sweeps, 1):
-        parts = [seconds for _, seconds in sweep_parts(sweep)]
-        rows.append([str(number), str(len(sweep.begun)), *map(_text, [*parts, sweep.total])])
-    return rows
-
-
-def _show(out: SafeConsole, rows: Rows) -> None:
-    """Print rows, the first as heading: as they are, or where the terminal is too narrow with rows and columns exchanged."""
-    if _width(rows) <= out.width:
-        out.print(_table(rows))
-        return
-    heading, *others = rows
-    while others:
-        fitting = len(others)
-        while fitting > 1 and _width(_turned(heading, others[:fitting])) > out.width:
-            fitting -= 1
-        out.print(_table(_turned(heading, others[:fitting])))
-        others = others[fitting:]
-
-
-def _turned(heading: list[str], rows: Rows) -> Rows:
-    return [list(column) for column in zip(heading, *rows, strict=True)]
-
-
-def _lines(heading: str) -> list[str]:
-    """Return the lines of a heading; no word is broken."""
-    return wrap(heading, OF_HEADING, break_long_words=False)
-
-
-def _width(rows: Rows) -> int:
-    """Return how many characters a table of these rows needs: names are folded, numbers and headings are not."""
-    first, *others = zip(*rows, strict=True)
-    widths = [max(map(cell_len, [*_lines(head), *texts])) for head, *texts in others]
-    return min(LEAST_NAME, max(map(cell_len, first))) + sum(widths) + GAP * (len(widths) + 1)
-
-
-def _table(rows: Rows) -> Table:
-    """Return a table whose first column is of words, and whose others are of numbers."""
-    first, *others = rows[0]
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, GAP - 1, 0, 0))
-    table.add_column(
-        escape(first),
-        overflow="fold",
-        min_width=min(LEAST_NAME, max(cell_len(row[0]) for row in rows)),
-    )
-    for name in others:
-        table.add_column(escape("\n".join(_lines(name))), justify="right", no_wrap=True)
-    for row in rows[1:]:
-        table.add_row(*map(escape, row))
-    return table
-
-
-def _text(value: float | None) -> str:
-    return ABSENT if value is None else f"{value:.2f}"
+def _as_json(record: Record, cost: CellCost) -> dict[str, Any]:
+    """Return a cell in plain JSON types; what is not known is absent."""
+    values = {
+        "cell": record.name,
+        "marks": record.marks,
+        "record_id": record.record_id,
+        "sweep_id": record.sweep_id,
+        "state": record.state,
+        "started_at": record.started_at,
+        "seconds": cost.metrics.get(SECONDS),
+        "parts": dict(cost.parts),
+        "measuring_seconds": cost.measuring,
+        "overhead_ratio": cost.ratio,
+    }
+    return {name: value for name, value in values.items() if value not in (None, {}, [])}

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-from dataclasses import asdict
 from pathlib import Path
 
 from rich.markup import escape
@@ -11,7 +10,6 @@ from rich.table import Table
 from analysis.console import SafeConsole, console
 from analysis.trace.difference import Change, TraceDifference, compare_traces
 from analysis.trace.model import Trace
-from analysis.trace.nsys_stats import StatsRow, kernel_rows, memory_rows
 from analysis.trace.source import load_trace
 from analysis.trace.steps import within_steps
 from analysis.trace.summary import TraceSummary, summarize
@@ -27,7 +25,6 @@ _RANK_HEADINGS: tuple[str, ...] = (
 )
 _RANK_HEADINGS += ("gap µs", "step ms", "exposed ms/step", "… in gaps")
 _MEETING_HEADINGS = ("wait ms", "transfer ms", "average transfer µs", "median transfer µs")
-_NAME_SHOWN = 90  # characters of a kernel's name
 _HELP = """\
 TRACE is one run, as one of these (all may end in .gz):
   an SQLite export of Nsight Systems (.sqlite), with every rank of the node
@@ -59,17 +56,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="count only what belongs to a step, as a record does",
     )
-    parser.add_argument(
-        "--kernels",
-        action="store_true",
-        help="print nsys' tables cuda_gpu_kern_sum and cuda_gpu_mem_time_sum",
-    )
-    parser.add_argument(
-        "--svg",
-        metavar="OUT",
-        type=Path,
-        help="draw one step into this file (.svg, or .pdf for papers)",
-    )
+    parser.add_argument("--svg", metavar="OUT", type=Path, help="draw one step into this SVG file")
     parser.add_argument(
         "--step",
         metavar="N",
@@ -80,8 +67,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the numbers, and draw if asked. Raises OSError or UnreadableInput for a trace that cannot be read."""
-    if arguments.b is not None and (arguments.kernels or arguments.svg):
-        raise ValueError("--kernels and --svg need one trace; give one TRACE")
+    if arguments.b is not None and arguments.svg is not None:
+        raise ValueError("--svg needs one trace; give one TRACE")
     if arguments.step is not None and arguments.svg is None:
         raise ValueError("--step chooses the step to draw: give --svg too")
     trace = _load(arguments.a, arguments)
@@ -90,23 +77,15 @@ def run(arguments: argparse.Namespace) -> int:
         return _compare(arguments, summary)
     if arguments.svg is not None:
         from analysis.trace.drawing.timeline import draw_timeline
-        from analysis.trace.drawing.timeline_pdf import timeline_pdf
         from analysis.trace.steps import choose_window
 
         drawing = draw_timeline(trace, choose_window(trace, arguments.step))
-        as_pdf = arguments.svg.suffix == ".pdf"
-        write_named(arguments.svg, timeline_pdf(drawing) if as_pdf else drawing.encode())
-    tables = (
-        {"kernels": kernel_rows(trace), "memory": memory_rows(trace)} if arguments.kernels else {}
-    )
+        write_named(arguments.svg, drawing.encode())
     if arguments.json:
-        rows = {name: [asdict(row) for row in table] for name, table in tables.items()}
-        print(json.dumps(summary.as_json() | rows))
+        print(json.dumps(summary.as_json()))
         return 0
     out = console()
     _print(summary, out)
-    for title, table in tables.items():
-        _print_rows(title, table, out)
     if arguments.svg is not None:
         out.print(f"drawn: {escape(str(arguments.svg))}", soft_wrap=True)
     return 0
@@ -206,32 +185,6 @@ def _print_stragglers(summary: TraceSummary, out: SafeConsole, prefix: str = "")
             f"the others waited {one.others_waited_ms:.3f} ms for it",
             soft_wrap=True,
         )
-
-
-def _print_rows(title: str, rows: list[StatsRow], out: SafeConsole) -> None:
-    table = _table(
-        f"{title} (ns)",
-        "time %",
-        "total",
-        "instances",
-        "average",
-        "median",
-        "min",
-        "max",
-        "deviation",
-    )
-    table.add_column("name", no_wrap=True)
-    for row in rows:
-        counts = (
-            f"{row.total_ns:,}",
-            f"{row.instances:,}",
-            f"{row.avg_ns:,.1f}",
-            f"{row.median_ns:,.1f}",
-        )
-        ends = (f"{row.min_ns:,}", f"{row.max_ns:,}", f"{row.stddev_ns:,.1f}")
-        name = row.name if len(row.name) <= _NAME_SHOWN else row.name[: _NAME_SHOWN - 1] + "…"
-        table.add_row(f"{row.share_percent:.1f}", *counts, *ends, escape(name))
-    out.print(table)
 
 
 def _print_changes(comparison: TraceDifference, out: SafeConsole) -> None:

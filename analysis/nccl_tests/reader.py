@@ -8,12 +8,14 @@ from analysis.nccl_tests.text import read_tables
 __all__ = ["Run", "parse_nccl_tests"]
 
 
-def parse_nccl_tests(text: str, ranks: int | None = None) -> list[Run]:
+def parse_nccl_tests(text: str) -> list[Run]:
     """Read every run of one text, in order, with notes on contradictions.
 
-    `ranks` is the number of ranks that the command started, if the text does not hold the command. Raises
-    UnreadableInput, which says what is accepted and where, if the text holds no row. Source: the format strings of
-    nccl-tests 2.0 to 2.19 (src/common.cu, each collective's print_header; from 2.17.3 src/util.cu).
+    Source: the format strings of nccl-tests 2.0 to 2.19 (src/common.cu, each collective's print_header; from 2.17.3
+    src/util.cu).
+
+    Raises:
+        UnreadableInput: the text holds no row; it says what is accepted and where.
     """
     is_json = text.lstrip().startswith("{")
     record = record_in(text) if is_json else None
@@ -25,7 +27,5 @@ def parse_nccl_tests(text: str, ranks: int | None = None) -> list[Run]:
         else read_tables(text)
     )
     for run in runs:
-        if ranks is not None:
-            run.command_ranks = ranks
         annotate(run)
     return runs

@@ -1,4 +1,4 @@
-"""One run of nccl-tests as a reader found it, and the number of ranks that its numbers imply.
+"""One run of nccl-tests as a reader found it.
 
 Bandwidths are GB/s with GB = 1e9 bytes, times µs. What the output does not say is None.
 """
@@ -172,36 +172,13 @@ class Run:
                     high = min(high, (one.busbw + half[1]) / (one.algbw - half[0]))
         return None if math.isinf(high) else (low, high)
 
-    def implied_ranks(self) -> tuple[int, int | None] | None:
-        """Return the fewest and most ranks that busbw/algbw allows (most None: no limit); None if it says nothing.
-
-        Raises ValueError if no number of ranks gives these numbers.
-        """
-        factors = self.factors()
-        collective = NCCL_TESTS_COLLECTIVES.get(self.collective or "")
-        if factors is None or collective is None or not collective.trips:
-            return None
-        low, high = (bound / collective.trips for bound in factors)  # of (n-1)/n
-        fewest = math.ceil(1 / (1 - low) - 1e-9) if low < 1 else None
-        most = math.floor(1 / (1 - high) + 1e-9) if high < 1 else None
-        if fewest is None or (most is not None and fewest > most):
-            raise ValueError("no number of ranks")
-        return max(1, fewest), most
-
     def as_json(self) -> dict[str, Any]:
         """Return the run as JSON: `collective`, `ranks`, `rows`, `avg_busbw`, and what else the output says."""
-        try:
-            implied = self.implied_ranks()
-        except ValueError:
-            implied = None
         # The average of some rows is another number than that of all.
         mean = None if self.rows_missing else self.mean_busbw
         return {
             "collective": self.collective,
             "ranks": self.ranks,
-            "implied_ranks": implied[0]
-            if implied is not None and implied[0] == implied[1]
-            else None,
             "rows": [row.as_json() for row in self.rows],
             "avg_busbw": self.avg_busbw,
             "mean_busbw": None if mean is None else round(mean, 6),
@@ -246,7 +223,8 @@ def annotate(run: Run) -> None:
         note(
             f"{ranks} ranks are listed, but one process has {run.of_a_process} GPUs: not a multiple"
         )
-    _annotate_ratio(run, ranks)
+    if None not in (ranks, run.command_ranks) and ranks != run.command_ranks:
+        note(f"the list has {ranks} ranks, but the command says {run.command_ranks}")
     mean = run.mean_busbw
     if mean is not None and run.avg_busbw is not None and run.rows_missing:
         note(
@@ -261,38 +239,3 @@ def annotate(run: Run) -> None:
         note(
             f"wrong results: {_times(wrong, 'row')} with wrong elements, {run.out_of_bounds or 0} values out of bounds"
         )
-
-
-def _annotate_ratio(run: Run, ranks: int | None) -> None:
-    """Note what busbw/algbw implies for the number of ranks, if that is news."""
-    name = run.collective
-    try:
-        implied = run.implied_ranks()
-    except ValueError:
-        run.notes.append(
-            f"busbw/algbw of the rows fits no single number of ranks of {name}: rows of several runs are mixed"
-        )
-        return
-    said = [(ranks, "the list of ranks has"), (run.command_ranks, "the command says")]
-    stated = [(number, who) for number, who in said if number is not None]
-    if len({number for number, _ in stated}) == 2:
-        run.notes.append(f"the list has {ranks} ranks, but the command says {run.command_ranks}")
-    if implied is None:
-        return
-    fewest, most = implied
-    outside = [
-        (number, who)
-        for number, who in stated
-        if number < fewest or (most is not None and number > most)
-    ]
-    if stated and not outside:
-        return
-    if fewest == most:
-        factor = NCCL_TESTS_COLLECTIVES[name or ""].factor(fewest)
-        meaning = f"busbw/algbw of {name} is {factor:.5g}, which means {_times(fewest, 'rank')}"
-    else:
-        meaning = f"busbw/algbw of {name} means {fewest} {'or more' if most is None else f'to {most}'} ranks"
-    against = " and ".join(f"{who} {number}" for number, who in outside)
-    run.notes.append(
-        f"{meaning}, although {against}" if against else f"{meaning}; the text lists no ranks"
-    )

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from analysis.notebook.columns import as_kind, kind_of
-from analysis.report.tables import Table
+from analysis.report.table import Table
 from analysis.study.estimates import Estimate
 
 if TYPE_CHECKING:

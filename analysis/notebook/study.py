@@ -105,16 +105,16 @@ class OpenedStudy:
 
         Save one with `savefig(file, bbox_inches="tight")`. The timeline of a traced step is a file of the study, and not here.
         """
-        pictures = [picture for section in self.report.sections for picture in section.pictures]
-        return {picture.name: picture.figure for picture in pictures if picture.figure is not None}
+        figures = [figure for section in self.report.sections for figure in section.figures]
+        return {figure.name: figure.figure for figure in figures if figure.figure is not None}
 
     @property
     def captions(self) -> dict[str, str]:
         """Return what each figure shows, by its name."""
         return {
-            picture.name: picture.caption
+            figure.name: figure.caption
             for section in self.report.sections
-            for picture in section.pictures
+            for figure in section.figures
         }
 
     @property

@@ -10,26 +10,69 @@ The same records give the same bytes. The report names what a study cannot answe
 """
 
 import dataclasses
+import hashlib
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
+from analysis.findings.between_studies import Asked, differences, differing, open_sides, studies_in
 from analysis.findings.examine import findings_of
 from analysis.gc_pause import gc_paused
-from analysis.report.contents import benchmark_sections, contents
-from analysis.report.finding.sentences import sentences
+from analysis.report.figure import ON_PAGE, style
+from analysis.report.finding.sentences import SENTENCES, sentences
 from analysis.report.folder import PAGE, write_folder
-from analysis.report.page import Report, markdown_page, page
-from analysis.report.papers.document import document
-from analysis.report.papers.figure import to_figure
-from analysis.report.papers.table import to_latex
-from analysis.report.style import ON_PAGE, style
-from analysis.report.tables import to_csv
+from analysis.report.measured_values import first_records
+from analysis.report.page import Report, markdown_page, page, paper
+from analysis.report.section import Section, SectionFunction
+from analysis.report.sections import (
+    comparisons,
+    conditions,
+    links,
+    losses,
+    machine,
+    running,
+    scaling,
+    trace,
+)
+from analysis.report.sections.benchmarks import ORDER
+from analysis.report.sections.forecasts.cells import forecasts
+from analysis.report.sections.studies import studies
 from analysis.study.estimates import Findings
 from analysis.study.names import names_of_unit as of_unit
 from analysis.study.names import unit_of
-from analysis.study.study import Study, open_study
-from analysis.text import count, first_lines, sentence, single_line
+from analysis.study.study import Study, named, open_study
+from analysis.text import count, first_lines, join_words, sentence, single_line
 from analysis.verification.quick import QuickCheck
+from benchmarks.record import Record
+from conf.groups import choice
+from conf.options import Refused
+from conf.targets import locate_without_torch
+
+# The page from top to bottom. The sections of benchmarks stand between the two.
+FIRST_SECTIONS: tuple[SectionFunction, ...] = (
+    scaling.scaling,
+    scaling.rates_by_option,
+    losses.waterfall,
+    losses.clocks,
+    losses.cost_parts,
+    links.links,
+    links.wire_lines,
+    forecasts,
+    machine.machine,
+)
+LAST_SECTIONS: tuple[SectionFunction, ...] = (
+    comparisons.settings,
+    comparisons.strategies,
+    trace.traces,
+    comparisons.comparisons,
+    comparisons.noise,
+    conditions.validity,
+    conditions.environment,
+    running.costs,
+    conditions.commands,
+    conditions.cells,
+)
+MOST_NAMES = 3  # of studies in a title and in the name of a folder
 
 
 def report(study_folder: Path, out_folder: Path) -> Path:
@@ -39,7 +82,7 @@ def report(study_folder: Path, out_folder: Path) -> Path:
 
 
 def examine(study_folder: Path, width: str = ON_PAGE) -> tuple[Report, Findings]:
-    """Read a study and return its report and findings; `width` is that of its figures (style.WIDTHS_IN).
+    """Read a study and return its report and findings; `width` is that of its figures (figure.WIDTHS_IN).
 
     Raises:
         OSError: the folder cannot be read.
@@ -57,36 +100,145 @@ def checked_study(study_folder: Path) -> Study:
     return dataclasses.replace(study, compared=check.sentence())
 
 
+def examine_several(asked: Sequence[Asked], width: str = ON_PAGE) -> tuple[Report, Findings]:
+    """Return the report of several studies as one: each keeps its own baselines and repeats.
+
+    Raises:
+        OSError, ValueError: a folder holds no study.
+    """
+    with gc_paused():
+        check = QuickCheck()
+        by_folder = open_sides(asked, check.marked)
+        sides = [side for of_folder in by_folder for side in of_folder]
+        records = []
+        for side in sides:
+            attempts = (*side.study.records, *side.study.replaced)
+            records += [dataclasses.replace(record, study=side.name) for record in attempts]
+        study = Study.of(records, by_study=True)
+        names = [side.name for side in sides]
+        if len(names) > MOST_NAMES:
+            names = [each.label or each.folder.resolve().name for each in asked]
+        study = dataclasses.replace(
+            study, name=single_line(join_words(names), 200), compared=check.sentence()
+        )
+        compared = {side.name: differences(sides[:1], [side]) for side in sides[1:]}
+        beside = studies(differing(sides)[0], sides, compared)
+        findings = findings_of(study)
+        content = report_of(study, findings, width)
+    first, *rest = content.finding
+    finding = (first, *beside.lines[: len(compared)][:2], *rest)[:SENTENCES]
+    return dataclasses.replace(
+        content, finding=finding, sections=(beside, *content.sections)
+    ), findings
+
+
+def default_folder(asked: Sequence[Asked]) -> Path:
+    """Return where the report of several studies is written: beside the first, under a name that no other studies have."""
+    folders = [folder for each in asked for folder in studies_in(each.folder)]
+    first = asked[0].folder.resolve()
+    parent = first.parent if folders[0].resolve() == first else first
+    digest = hashlib.sha256(
+        "\n".join(str(folder.resolve()) for folder in folders).encode()
+    ).hexdigest()[:6]
+    names = "-".join(each.folder.resolve().name for each in asked[:MOST_NAMES])
+    return parent / f"report-{names}-{digest}"
+
+
 def report_of(study: Study, findings: Findings, width: str = ON_PAGE) -> Report:
     """Return the report of a study and of its findings."""
-    unsaid = [of_unit(line, unit_of(study)) for line in findings.unsaid] if study.trains else []
+    unit = unit_of(study)
+    unsaid = [of_unit(line, unit) for line in findings.unsaid] if study.trains else []
     if study.unreadable:
         unsaid.append(
             f"{count(len(study.unreadable), 'file')} could not be read: {study.unreadable[0]}"
         )
     with style(width):
         of_benchmarks = benchmark_sections(study, findings)
-        sections = contents(study, findings, of_benchmarks.values())
+        sections = _sections(study, findings, of_benchmarks.values())
     return Report(
-        single_line(study.name), _setting(study), tuple(sentences(study, findings, of_benchmarks)),
-        tuple(first_lines(sentence(single_line(line, 1000)) for line in unsaid)), sections,
-    )  # fmt: skip
+        single_line(study.name),
+        _setting(study),
+        tuple(sentences(study, findings, of_benchmarks)),
+        tuple(first_lines(sentence(single_line(line, 1000)) for line in unsaid)),
+        sections,
+    )
 
 
 def _setting(study: Study) -> str:
     """Return how many runs the study has, and when they were measured."""
     if not study.records:
         return "no record"
-    days = [
-        datetime.fromtimestamp(at, timezone.utc).strftime("%Y-%m-%d")
-        for at in (study.records[0].started_at, study.records[-1].ended_at)
-    ]
-    when = " to ".join(dict.fromkeys(days))
+    days = []
+    for at in (study.records[0].started_at, study.records[-1].ended_at):
+        days.append(datetime.fromtimestamp(at, timezone.utc).strftime("%Y-%m-%d"))
     runs, usable = len(study.records), len(study.usable)
     used = (
         count(runs, "run") if usable == runs else f"{count(runs, 'run')}, {usable:,} of them usable"
     )
-    return single_line(f"{used} · {when} (UTC)", 600)
+    return single_line(f"{used} · {' to '.join(dict.fromkeys(days))} (UTC)", 600)
+
+
+def _sections(
+    study: Study, findings: Findings, of_benchmarks: Iterable[Section]
+) -> tuple[Section, ...]:
+    """Return the sections of a report in their order, without empty ones."""
+    unit = unit_of(study)
+
+    def made(functions: Sequence[SectionFunction]) -> list[Section]:
+        sections = [
+            section for function in functions if (section := function(study, findings)) is not None
+        ]
+        return [section.translated(lambda text: of_unit(text, unit)) for section in sections]
+
+    by_anchor: dict[str, Section] = {}
+    for section in (*made(FIRST_SECTIONS), *of_benchmarks, *made(LAST_SECTIONS)):
+        if not section.is_empty:
+            before = by_anchor.get(section.anchor)
+            by_anchor[section.anchor] = before.joined(section) if before else section
+    return tuple(by_anchor.values())
+
+
+def benchmark_sections(study: Study, findings: Findings) -> dict[str, Section]:
+    """Return {benchmark: its section} of the benchmarks that bring one: Ringside's, then others in the order of their runs."""
+    first = first_records(study.records)
+    order = [name for name in ORDER if name in first] + [
+        name for name in first if name not in ORDER
+    ]
+    dotted_names = {benchmark: _dotted_name(first[benchmark]) for benchmark in order}
+    return {
+        name: _benchmark_section(name, dotted, study, findings)
+        for name, dotted in dotted_names.items()
+        if dotted
+    }
+
+
+def _dotted_name(record: Record) -> str:
+    """Return the name of the function that makes the section of a record's benchmark; empty where it has none.
+
+    The YAML of this installation names it, and where that has no such benchmark the record.
+    """
+    declared = record.cell.declared.get("benchmark", {}).get("section")
+    try:
+        return str(
+            choice("benchmark", named(record, "benchmark")).code.get("section") or declared or ""
+        )
+    except Refused:  # a benchmark that is not in this installation
+        return str(declared or "")
+
+
+def _benchmark_section(benchmark: str, dotted: str, study: Study, findings: Findings) -> Section:
+    """Return the section of a benchmark; where its code cannot make one, a section that says why."""
+    try:
+        section = locate_without_torch(dotted)(study, findings)
+        if not isinstance(section, Section):
+            raise TypeError(f"it returned {type(section).__name__}, accepted is a Section")
+        return section
+    except Refused as error:
+        why = str(error)
+    except Exception as error:  # code of a user may raise anything, and ends only its section
+        why = f"{dotted} failed ({type(error).__name__}: {error})"
+    line = single_line(f"This section cannot be made: {why}.", 600)
+    return Section(benchmark, f"Benchmark {single_line(benchmark, 80)}", (line,))
 
 
 def write(content: Report, folder: Path) -> Path:
@@ -95,23 +247,17 @@ def write(content: Report, folder: Path) -> Path:
     Raises:
         OSError: the folder cannot be written, or holds something else than a report.
     """
-    files = _files(content)
-    write_folder(folder, files | {PAGE: page(content, sorted(files)).encode()})
-    return folder / PAGE
-
-
-def _files(content: Report) -> dict[str, bytes]:
-    """Return the content of every file but the page."""
-    files = {"report.md": markdown_page(content).encode(), "paper.tex": document(content).encode()}
+    files = {"report.md": markdown_page(content).encode(), "paper.tex": paper(content).encode()}
     for section in content.sections:
         for table in section.tables:
-            files[f"tables/{table.name}.csv"] = to_csv(table).encode()
-            files[f"tables/{table.name}.tex"] = to_latex(table).encode()
-        for picture in section.pictures:
-            files[f"figures/{picture.name}.svg"] = picture.svg.encode()
-            if picture.pdf:
-                files[f"figures/{picture.name}.pdf"] = picture.pdf
-                files[f"figures/{picture.name}.tex"] = to_figure(picture).encode()
-            if picture.data:
-                files[f"figures/{picture.name}.csv"] = to_csv(picture.data).encode()
-    return files
+            files[f"tables/{table.name}.csv"] = table.to_csv().encode()
+            files[f"tables/{table.name}.tex"] = table.to_latex().encode()
+        for figure in section.figures:
+            files[f"figures/{figure.name}.svg"] = figure.svg.encode()
+            if figure.pdf:
+                files[f"figures/{figure.name}.pdf"] = figure.pdf
+                files[f"figures/{figure.name}.tex"] = figure.to_latex().encode()
+            if figure.data:
+                files[f"figures/{figure.name}.csv"] = figure.data.to_csv().encode()
+    write_folder(folder, files | {PAGE: page(content, sorted(files)).encode()})
+    return folder / PAGE

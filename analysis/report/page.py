@@ -1,4 +1,4 @@
-"""Write a report as one HTML page and as Markdown, with templates (jinja2) around the sections.
+"""Write a report as one HTML page, as Markdown and as a LaTeX document, with templates (jinja2) around the sections.
 
 The page is whole in itself: drawings inside, no script, nothing fetched. jinja2 escapes every text of a record.
 """
@@ -7,14 +7,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from analysis.report.figure import COLOURS
+from analysis.report.latex import latex
 from analysis.report.section import Section
-from analysis.report.style import COLOURS
-from analysis.report.tables import Table, to_markdown
+from analysis.report.table import TEXT_LENGTH, Table
 from analysis.text import count, markdown, single_line
 
 # No script runs and nothing is fetched, whatever a record holds. Drawings have styles inside and may hold images.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
-TEXT_LENGTH = 3000  # characters of any one text on the page
+PAPER = r"""% Every figure and table of this report, each a file to be \input. To compile: latexmk -pdf paper.tex
+\documentclass[10pt]{article}
+\usepackage[a4paper,margin=2cm]{geometry}
+\usepackage{adjustbox,booktabs,longtable,graphicx}
+\graphicspath{{figures/}}
+\begin{document}"""
 PAGE_ROWS = 60  # of a table on the page and in Markdown; the CSV has all
 
 
@@ -30,7 +36,7 @@ class Report:
 
     @property
     def tables(self) -> list[Table]:
-        """Return the tables of all sections."""
+        """The tables of all sections."""
         return [table for section in self.sections for table in section.tables]
 
 
@@ -43,17 +49,28 @@ def page(report: Report, files: Sequence[str] = ()) -> str:
 
 def markdown_page(report: Report) -> str:
     """Return the report as Markdown; its figures are files of the folder `figures`."""
-    return _rendered("report.md.j2", escape=False, report=report, table=to_markdown, text=_text)
+    return _rendered(
+        "report.md.j2", escape=False, report=report, text=lambda text: markdown(text, TEXT_LENGTH)
+    )
 
 
-def _left(table: Table) -> str:
+def paper(report: Report) -> str:
+    """Return the LaTeX document that shows every figure and table; tables without rows are left out."""
+    lines = [PAPER, rf"\begin{{center}}\Large {latex(report.study)}\end{{center}}"]
+    for section in report.sections:
+        files = [f"figures/{figure.name}" for figure in section.figures if figure.pdf]
+        files += [f"tables/{table.name}" for table in section.tables if table.rows]
+        if files:
+            lines.append(rf"\section*{{{latex(section.title)}}}")
+            lines += [rf"\input{{{file}.tex}}" for file in files]
+            lines.append(r"\clearpage")
+    return "\n".join([*lines, r"\end{document}", ""])
+
+
+def _rows_left(table: Table) -> str:
     """Return `40 more rows in tables/cells.csv`; empty if all are shown."""
-    more = len(table.rows) - PAGE_ROWS
-    return f"{count(more, 'more row')} in tables/{table.name}.csv" if more > 0 else ""
-
-
-def _text(text: str) -> str:
-    return markdown(text, TEXT_LENGTH)
+    left = len(table.rows) - PAGE_ROWS
+    return f"{count(left, 'more row')} in tables/{table.name}.csv" if left > 0 else ""
 
 
 def _rendered(name: str, escape: bool, **values: Any) -> str:
@@ -67,8 +84,10 @@ def _rendered(name: str, escape: bool, **values: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        finalize=(lambda value: single_line(value, TEXT_LENGTH) if type(value) is str else value)
-        if escape
-        else None,
+        finalize=_on_one_line if escape else None,
     )
-    return environment.get_template(name).render(rows=PAGE_ROWS, left=_left, **values)
+    return environment.get_template(name).render(rows=PAGE_ROWS, left=_rows_left, **values)
+
+
+def _on_one_line(value: Any) -> Any:
+    return single_line(value, TEXT_LENGTH) if type(value) is str else value

@@ -34,10 +34,10 @@ def label(study: Study, runs: Runs, without: Sequence[str] = ()) -> str:
 def parts(study: Study, runs: Runs, without: Sequence[str] = ()) -> list[str]:
     """Return the parts of a label: the options in which runs differ from others of the study, then where they ran."""
     options = [worded(name, runs.request[name]) for name in study.distinguishing(runs, without)]
-    around = (
-        (name, provenance.worded(runs.provenance.get(name))) for name in study.varied_provenance
-    )
-    return options + [f"{name} {value}" for name, value in around]
+    for name in study.telling_provenance:
+        value = provenance.worded(runs.provenance.get(name))
+        options.append(value if name == provenance.STUDY else f"{name} {value}")
+    return options
 
 
 def side_label(study: Study, runs: Runs, differing: Sequence[str], worded_difference: str) -> str:

@@ -266,6 +266,7 @@ def identity_gpu_names(record: Record) -> list[str]:
 CONNECTIONS = (
     "connections"  # set by Study.of where runs of one cell were connected in different ways
 )
+STUDY = "study"  # of records of several studies that are read as one
 PROVENANCE = (
     "machine",
     "driver",

@@ -29,6 +29,7 @@ from analysis.study.noise_floor import (
 from analysis.study.provenance import (
     CONNECTIONS,
     PROVENANCE,
+    STUDY,
     Machines,
     connections,
     installation,
@@ -294,23 +295,21 @@ class Study:
         unreadable: Sequence[str] = (),
         folder: Path | None = None,
         others: Scatters | None = None,
+        by_study: bool = False,
     ) -> "Study":
         """Choose the attempt that counts of every cell and put runs of equal cells together.
 
-        `others` is what other studies of the machine showed of the scatter between runs.
+        `others` is what other studies of the machine showed of the scatter between runs. `by_study`: records of several
+        studies, told apart by their name.
         """
         listed = sorted(records, key=_start)
         machines, floors = Machines(listed), NoiseFloors(others)
-        singles = [
-            Runs(
-                (record,),
-                record.cell.members,
-                request_of(record.cell),
-                provenance(record, machines),
-                floors,
+        singles = []
+        for record in listed:
+            origin = provenance(record, machines) | ({STUDY: record.study} if by_study else {})
+            singles.append(
+                Runs((record,), record.cell.members, request_of(record.cell), origin, floors)
             )
-            for record in listed
-        ]
         chosen = _chosen(singles)
         counting = [one.records[0] for one in chosen]
         ids = {id(record) for record in counting}
@@ -445,6 +444,20 @@ class Study:
             name for name in names if len({runs.provenance.get(name) for runs in self.runs}) > 1
         )
 
+    @functools.cached_property
+    def telling_provenance(self) -> tuple[str, ...]:
+        """The names of a provenance that differ, without those that follow from the study where there are several."""
+        names = self.varied_provenance
+        if STUDY not in names:
+            return names
+        studies = {runs.provenance[STUDY] for runs in self.runs}
+        telling = []
+        for name in names:
+            pairs = {(runs.provenance[STUDY], runs.provenance.get(name)) for runs in self.runs}
+            if name == STUDY or len(pairs) > len(studies):
+                telling.append(name)
+        return tuple(telling)
+
     def condition(self, runs: Runs, without: Iterable[str] = ()) -> tuple[str | None, ...]:
         """Return a key that is equal for runs that may be compared: all that varies, without the GPUs and the names left out."""
         left_out = set(without)
@@ -496,7 +509,7 @@ def _chosen(singles: Sequence[Runs]) -> list[Runs]:
     measured: set[tuple[Any, ...]] = set()
     for one in singles:
         record = one.records[0]
-        cell = (record.cell_key, record.drift, one.provenance["machine"])
+        cell = (record.cell_key, record.drift, one.provenance["machine"], one.provenance.get(STUDY))
         if record.usable:
             usable[cell, frozenset(one.provenance.items())] = one
             measured.add(cell)

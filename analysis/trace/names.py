@@ -23,24 +23,23 @@ _STEP = re.compile(r"step(?:[ _:#/-]?\d+)?", re.IGNORECASE)
 _PROFILER_STEP = re.compile(r"ProfilerStep#\d+")  # torch.profiler's own, made by its step()
 _RANK = re.compile(r"rank[ _:=]?(\d{1,6})", re.IGNORECASE)
 
-# CUPTI's memcpy kinds, as nsys stores them in copyKind: short name, and the label that `nsys stats` prints.
-COPY_KINDS: dict[int, tuple[str, str]] = {
-    0: ("Unknown", "Unknown"),
-    1: ("HtoD", "Host-to-Device"),
-    2: ("DtoH", "Device-to-Host"),
-    3: ("HtoA", "Host-to-Array"),
-    4: ("AtoH", "Array-to-Host"),
-    5: ("AtoA", "Array-to-Array"),
-    6: ("AtoD", "Array-to-Device"),
-    7: ("DtoA", "Device-to-Array"),
-    8: ("DtoD", "Device-to-Device"),
-    9: ("HtoH", "Host-to-Host"),
-    10: ("PtoP", "Peer-to-Peer"),
-    11: ("UVM HtoD", "Unified Host-to-Device"),
-    12: ("UVM DtoH", "Unified Device-to-Host"),
-    13: ("UVM DtoD", "Unified Device-to-Device"),
+# CUPTI's memcpy kinds, as nsys stores them in copyKind.
+COPY_KINDS = {
+    0: "Unknown",
+    1: "HtoD",
+    2: "DtoH",
+    3: "HtoA",
+    4: "AtoH",
+    5: "AtoA",
+    6: "AtoD",
+    7: "DtoA",
+    8: "DtoD",
+    9: "HtoH",
+    10: "PtoP",
+    11: "UVM HtoD",
+    12: "UVM DtoH",
+    13: "UVM DtoD",
 }
-COPY_LABELS = dict(COPY_KINDS.values())
 
 
 def nccl_collective(kernel: str) -> str | None:

@@ -150,7 +150,7 @@ def _gpu_ranks(
     kernels["name"] = _mapped(full, lambda number: names.number(text.get(number, "unnamed kernel")))
     kernels["label"] = _mapped(kernels["name"], lambda number: _label(names, number))
     copies["name"] = _mapped(
-        copies["copyKind"], lambda kind: names.number(COPY_KINDS.get(kind, COPY_KINDS[0])[0])
+        copies["copyKind"], lambda kind: names.number(COPY_KINDS.get(kind, COPY_KINDS[0]))
     )
     source, target = copies["srcDeviceId"], copies["dstDeviceId"]
     copies["peer"] = (copies["copyKind"] == _PEER) | (

@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from analysis.cost import TABLE, to_record
 from analysis.errors import UnreadableInput
 from analysis.findings.baselines import BASELINES, HOST_BASELINES, NOISE
 from analysis.findings.predicted.stated import with_forecast
 from analysis.findings.record_values import COST_ALONE
-from analysis.seconds.cell import TABLE, to_record
 from analysis.study.noise_floor import OF_SEVERAL_RECORDS
 from analysis.trace.metrics import trace_metrics
 from analysis.trace.source import load_trace, of_cell

@@ -8,10 +8,9 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
+from analysis.cost import MEASURING, union_seconds
 from analysis.findings.predicted.stated import about_forecasts
 from analysis.report.numbers import THIN
-from analysis.seconds.cell import MEASURING
-from analysis.seconds.windows import open_seconds
 from analysis.text import count, first_lines, join_words, single_line
 from benchmarks.record import Record
 from launch.plan.time_estimate import duration
@@ -97,7 +96,7 @@ def about_sweep(measured: Sequence[Record], seconds: float) -> list[str]:
         return lines
     in_cells = sum(record.ended_at - record.started_at for record in measured)
     spans = [(record.started_at, record.ended_at) for record in measured]
-    together = ", some at the same time" if open_seconds(spans) < in_cells - 1 else ""
+    together = ", some at the same time" if union_seconds(spans) < in_cells - 1 else ""
     where = f"{duration(in_cells)} in {count(len(measured), 'cell')}{together}"
     return [
         *lines,

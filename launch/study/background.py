@@ -146,12 +146,12 @@ def write_report(
 ) -> tuple[Path | None, Sequence[str]]:
     """Write `<study>/report` and return its page and its finding; None and nothing if that fails, and `note` gets the reason.
 
-    `asked` may name the width of figures (analysis.report.style.WIDTHS_IN).
+    `asked` may name the width of figures (analysis.report.figure.WIDTHS_IN).
     """
     try:
         with gc_paused():
             from analysis.report.build import examine, write  # a second to import
-            from analysis.report.style import ON_PAGE, WIDTHS_IN
+            from analysis.report.figure import ON_PAGE, WIDTHS_IN
 
             content, _ = examine(study_folder, asked if asked in WIDTHS_IN else ON_PAGE)
             return write(content, study_folder / REPORT), content.finding

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from analysis.seconds.cell import to_record
+from analysis.cost import to_record
 from analysis.text import count
 from analysis.validity.checks import judged
 from benchmarks import record as records

@@ -8,7 +8,6 @@ from shlex import quote
 from rich.console import Console
 
 from analysis.findings.record_values import values_of
-from analysis.seconds.sweeps import PROJECTION
 from analysis.study.noise_floor import of_other_studies
 from benchmarks.record import Record
 from benchmarks.record.os_errors import because
@@ -61,7 +60,7 @@ class Projector:
 
         def write() -> None:
             if self._tracker and not self._failed and not self._busy:
-                with self._study.spending(record.record_id, PROJECTION):
+                with self._study.spending(record.record_id, "projection"):
                     self._tracker.log(record, self._study.folder_of(record))
 
         self._later(write)

@@ -12,8 +12,8 @@ from analysis.report.finding.next_step import COMPARE, next_step
 from analysis.report.finding.settings import told_settings
 from analysis.report.finding.wire import wire
 from analysis.report.measured_values import first_records, median_and_interval
-from analysis.report.microbenchmarks import largest_cells
 from analysis.report.section import Section
+from analysis.report.sections.benchmarks import largest_cells
 from analysis.report.sections.comparisons import differences
 from analysis.study.estimates import Findings
 from analysis.study.names import run_name

@@ -1,101 +1,533 @@
-"""Which differences are real: verdicts and the noise floor, as a sentence, a figure and a table."""
+"""Cells against each other: strategies on the most GPUs, NCCL settings, which differences are real, and the noise floor."""
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
-from analysis.report.figures import REST, ROW_LENGTH, ROWS, dot, more_in, row_label, rows_figure
-from analysis.report.numbers import estimate, number
+from analysis.findings.communication import (
+    COST,
+    DISAGREEMENT,
+    EXPOSED,
+    HIDDEN,
+    TRACE_EXPOSED,
+    disagreement,
+)
+from analysis.report.charts import (
+    MOST_ROWS,
+    ROW_LENGTH,
+    DotRow,
+    rows_figure,
+    truncation_note,
+)
+from analysis.report.figure import (
+    COLOURS,
+    GREY,
+    HIGHLIGHT,
+    Figure,
+    colours,
+    for_width,
+    marker,
+)
+from analysis.report.measured_values import RATE, bars, bounded, in_parentheses
+from analysis.report.numbers import estimate, number, of_metric
 from analysis.report.section import Section
-from analysis.report.style import COLOURS, MUTED, RULE, Picture, drawn, for_width, rendered, window
-from analysis.report.tables import Column, Table
+from analysis.report.table import Column, Table, metric_column, numbers_table
 from analysis.study.draws import scaled
-from analysis.study.estimates import Comparison, Estimate, Findings, Noise
+from analysis.study.estimates import Communication, Comparison, Estimate, Findings, Noise
+from analysis.study.intervals import half_width
 from analysis.study.names import NAMES_BETWEEN as BETWEEN
-from analysis.study.names import short_names
+from analysis.study.names import gpu_ids, gpu_list, ran_alone, short_names, things_of, unit_of
 from analysis.study.rates import is_of_training
-from analysis.study.study import Study
-from analysis.text import count, join_words, single_line
+from analysis.study.study import Runs, Study, middle, named
+from analysis.text import count, first_lines, join_words, single_line
+from benchmarks.record import Record
+from benchmarks.record.metrics import metric as entry_of
 
+MOST_STRATEGY_FIGURES = 2
+EXCHANGE_MS, EXCHANGE_SHARE = "comm/exchange_ms", "comm/ideal_ratio"
+TRACE_HIDDEN, TRACE_ALL = "trace/overlapped_ms_per_step", "trace/comm_ms_per_step"
+NO_EFFECT = "setting_no_effect"  # a code of analysis.validity.checks
 AGAINST = " against "
 CUT = " …"
-LEAST_LEFT = 8  # characters, for what two names share; less would tell nothing
+LEAST_SHARED_LENGTH = 8  # characters, for what two names share; less would tell nothing
+VERDICT_LOOKS = {"faster": (COLOURS["blue"][0], ">"), "slower": (HIGHLIGHT, "<")}
 
 
-def comparison_figure(
-    comparisons: Sequence[Comparison], noises: Sequence[Noise], names: Mapping[str, str]
-) -> Iterator[Picture]:
+# ---- Strategies ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StrategyCell:
+    """Equal cells on several GPUs, and what the findings say of them."""
+
+    runs: Runs
+    label: str
+    rate: Estimate | None
+    communication: Communication | None
+
+    @property
+    def record(self) -> Record:
+        """The record of the first run."""
+        return self.runs.records[0]
+
+    @property
+    def exposed_ms(self) -> float | None:
+        """The exposed communication of a step."""
+        return self.communication.exposed_ms if self.communication else None
+
+    def middle(self, metric: str) -> float | None:
+        """Return the median of a metric over the runs."""
+        return middle(self.runs.records, metric)
+
+    @property
+    def hidden_by_trace(self) -> float | None:
+        """The share of the exchange that the trace saw beside compute."""
+        hidden, total = self.middle(TRACE_HIDDEN), self.middle(TRACE_ALL)
+        return hidden / total if hidden is not None and total else None
+
+    @property
+    def disagreement_ms(self) -> float | None:
+        """By how much the exposed communication of steps and of the trace differ."""
+        values = {EXPOSED: self.exposed_ms, TRACE_EXPOSED: self.middle(TRACE_EXPOSED)}
+        return disagreement(
+            {name: value for name, value in values.items() if value is not None}
+        ).get(DISAGREEMENT)
+
+    @property
+    def references(self) -> str:
+        """What the exchange was compared with."""
+        return ", ".join(
+            sorted(
+                {
+                    str(name)
+                    for record in self.runs.records
+                    if (name := record.checks.get("reference"))
+                }
+            )
+        )
+
+
+def strategies(study: Study, findings: Findings) -> Section | None:
+    """Return every set of equal cells: its rate, its exchange against what the machine allows, and the exposed part."""
+    if not study.trains or (study.records and ran_alone(study)):
+        return None
+    cells = _strategy_cells(study, findings)
+    names = short_names(dict.fromkeys(cell.label for cell in cells))
+    unit, things = unit_of(study), things_of(study)
+    member = unit.removesuffix("s")
+
+    def gb_per_s(cell: StrategyCell) -> float | None:
+        exchange, size = (
+            bounded(study, cell.runs.records, EXCHANGE_MS),
+            cell.record.model.get("gradient_bytes"),
+        )
+        if not size or exchange is None or exchange.value <= 0:
+            return None
+        ranks = cell.runs.world_size
+        return float(size) * 2 * (ranks - 1) / ranks / (exchange.value / 1000) / 1e9
+
+    def of_runs(metric: str) -> Callable[[StrategyCell], Estimate | None]:
+        return lambda cell: bounded(study, cell.runs.records, metric)
+
+    columns = (
+        Column("cell", "cell", lambda cell: names[cell.label]),
+        Column("model", "model", lambda cell: named(cell.record, "model"), shown=False),
+        Column("strategy", "strategy", lambda cell: named(cell.record, "strategy"), shown=False),
+        Column("gpus", unit, lambda cell: gpu_ids(cell.record.cell.members)),
+        Column("runs", "runs", lambda cell: len(cell.runs.records), "count"),
+        metric_column("images_per_second", RATE, lambda cell: cell.rate, bounded=True, things=things),
+        metric_column("exchange_ms", EXCHANGE_MS, of_runs(EXCHANGE_MS), bounded=True),
+        # Of hosts the section on links has the GB/s.
+        Column(
+            "gb_per_second_per_gpu", f"GB/s per {member}", gb_per_s, "number",
+            shown=not any(cell.runs.cell.hosts for cell in cells),
+        ),
+        metric_column("of_reference", EXCHANGE_SHARE, lambda cell: cell.middle(EXCHANGE_SHARE)),
+        Column("reference", "reference", lambda cell: cell.references),
+        metric_column("cost_ms", COST, of_runs(COST), bounded=True),
+        metric_column("exposed_ms", EXPOSED, lambda cell: cell.exposed_ms),
+        metric_column("hidden_share", HIDDEN, lambda cell: cell.communication and cell.communication.hidden_share),
+        Column("hidden_by_trace", "hidden by trace", lambda cell: cell.hidden_by_trace, of_metric(HIDDEN)),
+        metric_column("exposed_by_trace_ms", TRACE_EXPOSED, lambda cell: cell.middle(TRACE_EXPOSED)),
+        metric_column("difference_ms", DISAGREEMENT, lambda cell: cell.disagreement_ms),
+        Column("mark", "verdict", lambda cell: "suspect" if cell.runs.suspect else ""),
+    )  # fmt: skip
+    table = Table.of(
+        "strategies",
+        f"Cells on several {unit}; numbers are medians over the runs of a cell. GB/s per {member}: gradient bytes · "
+        "2(n−1)/n ÷ the time of an exchange. Cost: what the strategy adds to a step. Exposed: what it adds beyond its cost on "
+        f"one {member}. Hidden: the share of the exchange that is not exposed."
+        f"{in_parentheses(study)}",
+        columns,
+        cells,
+        marked=lambda cell: cell.runs.suspect,
+    )
+    lines = (
+        _settings_without_effect(study)
+        if cells
+        else [f"No cell that counts ran on several {unit}."]
+    )
+    figures = tuple(_strategy_figures(study, cells, names))
+    return Section("strategies", "Strategies and settings", tuple(lines), figures, (table,))
+
+
+def _strategy_cells(study: Study, findings: Findings) -> list[StrategyCell]:
+    """Return the cells on several GPUs that have a rate or an exchange, the largest and fastest first."""
+    points: dict[str, tuple[str, Estimate | None]] = {}
+    for curve in findings.scaling.curves:
+        for point in curve.points:
+            points |= dict.fromkeys(point.record_ids, (curve.label, point.rate))
+    communication = {cell.record_ids[0]: cell for cell in findings.communication}
+    cells = []
+    for runs in study.runs:
+        if runs.world_size == 1 or not any(
+            middle(runs.records, name) is not None for name in (RATE, EXCHANGE_MS)
+        ):
+            continue
+        first = runs.records[0]
+        label, rate = points.get(first.record_id) or (
+            first.name,
+            bounded(study, runs.records, RATE),
+        )
+        cells.append(StrategyCell(runs, label, rate, communication.get(first.record_id)))
+    return sorted(cells, key=lambda cell: (-cell.runs.world_size, -(cell.middle(RATE) or 0.0)))
+
+
+def _settings_without_effect(study: Study) -> list[str]:
+    """Return the settings that had no effect by NCCL's log, and in how many cells."""
+    sentences = [
+        record.validity.codes[NO_EFFECT]
+        for record in study.usable
+        if NO_EFFECT in record.validity.codes
+    ]
+    return first_lines(
+        f"{single_line(text, 300)} ({count(cells, 'cell')})."
+        for text, cells in Counter(sentences).items()
+    )
+
+
+def _strategy_figures(
+    study: Study, cells: Sequence[StrategyCell], names: Mapping[str, str]
+) -> Iterator[Figure]:
+    """Yield a figure for each model that has several settings on its largest number of GPUs; a row for each cell."""
+    figures = 0
+    for model in dict.fromkeys(cell.runs.cell.model.name for cell in cells):
+        rated = [
+            (cell, cell.rate) for cell in cells if cell.runs.cell.model.name == model and cell.rate
+        ]
+        most = max((cell.runs.world_size for cell, _ in rated), default=0)
+        largest = [(cell, rate) for cell, rate in rated if cell.runs.world_size == most]
+        if (
+            len({frozenset(cell.runs.key.items()) for cell, _ in largest}) < 2
+            or figures == MOST_STRATEGY_FIGURES
+        ):
+            continue
+        figures += 1
+        what = f"{model} on {most} {unit_of(study)}"
+        yield _strategy_figure(study, f"strategies-{figures}", what, largest, names)
+
+
+def _strategy_figure(
+    study: Study,
+    name: str,
+    what: str,
+    cells: Sequence[tuple[StrategyCell, Estimate]],
+    names: Mapping[str, str],
+) -> Figure:
+    """Return images per second, best first."""
+    things = things_of(study)
+    labels = short_names(dict.fromkeys(names[cell.label] for cell, _ in cells))
+    palette = colours(named(cell.record, "strategy") for cell, _ in cells)
+    several_subsets = len({cell.runs.gpus for cell, _ in cells}) > 1
+    values = []
+    for cell, rate in cells:
+        label = labels[names[cell.label]]
+        if several_subsets:
+            label += f" · {gpu_list(cell.runs.gpus)}"
+        values.append((label, named(cell.record, "strategy"), rate))
+    values = sorted(values, key=lambda value: (-value[2].value, value[0]))[:MOST_ROWS]
+    caption = f"{things.capitalize()} per second, {single_line(what)}.{bars(study)} The axis does not begin at 0."
+    return rows_figure(
+        name,
+        caption + truncation_note(cells, MOST_ROWS, "more row", "strategies.csv"),
+        [
+            DotRow(label, estimate(rate, "rate"), [rate], palette[strategy], marker(strategy))
+            for label, strategy, rate in values
+        ],
+        f"{things}/s",
+        numbers_table(("cell", "strategy", f"{things.replace(' ', '_')}_per_second"), values),
+        format_tick=lambda value: f"{value:,.0f}" if abs(value) >= 100 else f"{value:g}",
+    )
+
+
+# ---- NCCL settings ------------------------------------------------------------------------------
+
+
+def settings(study: Study, findings: Findings) -> Section | None:
+    """Return the transport, the time of an exchange and the rate with each setting and without it; None without settings."""
+    if not findings.settings:
+        return None
+    rates = {effect.compared.rate for effect in findings.settings}
+    table = Table.of(
+        "settings",
+        "Each NCCL setting against the same cell in which it is untouched; the rate with its 95 % interval.",
+        (
+            Column("setting", "setting", lambda effect: single_line(effect.setting)),
+            Column("cell", "untouched cell", lambda effect: _untouched_name(effect.compared.first)),
+            Column("gpus", unit_of(study), lambda effect: gpu_ids(effect.compared.gpus)),
+            Column(
+                "transport_untouched", "transport untouched", lambda effect: effect.transports[0]
+            ),
+            Column("transport", "transport with it", lambda effect: effect.transports[1]),
+            Column(
+                "exchange_ms_untouched",
+                "exchange ms untouched",
+                lambda effect: effect.exchange_ms[0],
+                "number",
+            ),
+            Column("exchange_ms", "with it", lambda effect: effect.exchange_ms[1], "number"),
+            Column(
+                "exchange_ratio", "times as long", lambda effect: effect.exchange_ratio, "ratio"
+            ),
+            Column("rate", "rate", lambda effect: effect.compared.rate, shown=len(rates) > 1),
+            Column(
+                "difference",
+                "rate changes by",
+                lambda effect: effect.compared.difference,
+                "change",
+                True,
+            ),
+            Column("verdict", "verdict", lambda effect: effect.compared.verdict or "no verdict"),
+        ),
+        findings.settings,
+    )
+    lines: tuple[str, ...] = ()
+    if not all(effect.compared.verdict for effect in findings.settings):
+        lines = ("The verdict needs repeats: a single run does not show how far runs differ.",)
+    return Section("settings", "NCCL settings", lines, tables=(table,))
+
+
+def _untouched_name(label: str) -> str:
+    """Return the untouched cell's label without its GPUs, which have a column, and without the word that the table says."""
+    parts = [part for part in label.split(BETWEEN)[1:] if not part.endswith(" untouched")]
+    return single_line(BETWEEN.join(parts))
+
+
+# ---- Which differences are real -----------------------------------------------------------------
+
+
+def comparisons(study: Study, findings: Findings) -> Section | None:
+    """Return the verdicts, and the noise that they are based on; None where there is nothing to compare."""
+    pairs = findings.comparisons
+    lines = _comparison_lines(study, findings)
+    if not lines:
+        return None
+    names = short_names(dict.fromkeys(name for pair in pairs for name in (pair.first, pair.second)))
+    judged = any(pair.verdict for pair in pairs)
+    reasons = {pair.why for pair in pairs}
+    single = all(pair.runs == (1, 1) for pair in pairs)
+    table = Table.of(
+        "comparisons",
+        _comparison_caption(judged, reasons),
+        (
+            Column("first", "first cell", lambda pair: names[pair.first]),
+            Column("second", "second cell", lambda pair: names[pair.second]),
+            Column("asked", "differ in", lambda pair: pair.asked),
+            Column("rate", "rate", lambda pair: pair.rate, shown=len(findings.noises) > 1),
+            Column(
+                "first_runs",
+                "runs of the first",
+                lambda pair: pair.runs[0],
+                "count",
+                shown=not single,
+            ),
+            Column(
+                "second_runs",
+                "runs of the second",
+                lambda pair: pair.runs[1],
+                "count",
+                shown=not single,
+            ),
+            Column("difference", "difference", lambda pair: pair.difference, "change", True),
+            Column("smallest", "visible from", lambda pair: pair.smallest, "share"),
+            Column("verdict", "verdict", lambda pair: pair.verdict or "no verdict", shown=judged),
+            Column("why", "note", lambda pair: pair.why, shown=judged or len(reasons) > 1),
+        ),
+        pairs,
+    )
+    figures = tuple(_comparison_figure(pairs, findings.noises, names))
+    return Section(
+        "comparisons",
+        "Which differences are real",
+        tuple(map(single_line, lines)),
+        figures,
+        (table,),
+    )
+
+
+def _comparison_lines(study: Study, findings: Findings) -> list[str]:
+    lines = []
+    if study.trains or findings.comparisons:
+        lines.append(differences(findings))
+    rates = {pair.rate for pair in findings.comparisons}
+    if not all(map(is_of_training, rates)):
+        metrics = [
+            f"{rate.name} ({'1 ÷ ' if rate.is_time else ''}{rate.metric})"
+            for rate in study.rates
+            if rate.name in rates
+        ]
+        lines.append(f"Compared: {join_words(metrics)}; more is faster.")
+    for noise in findings.noises:
+        in_rate = f" in {noise.rate}" if len(findings.noises) > 1 else ""
+        if noise.floor is not None:
+            floor, pairs = number(noise.floor, "share"), count(noise.pairs, "pair")
+            lines.append(
+                f"The noise floor{in_rate} is {floor}: 19 of 20 pairs of single runs of equal cells differ by less "
+                f"({pairs} of runs measured)."
+            )
+        if noise.drift is not None:
+            drift = number(noise.drift, "change")
+            lines.append(
+                f"The first cell ran once more at the end: its rate changed by {drift}{in_rate}."
+            )
+    return lines
+
+
+def _comparison_caption(judged: bool, reasons: Collection[str]) -> str:
+    """Return what a table of comparisons shows; what all its rows would say is said once, before it."""
+    against = "The second cell against the first"
+    if judged:
+        visible = "“Visible from” is the smallest difference that these runs could have shown."
+        return f"{against}, with the 95 % interval of the difference. {visible}"
+    reason = f": {next(iter(reasons))}" if len(reasons) == 1 and any(reasons) else ""
+    return f"{against}. No pair has a verdict{reason}."
+
+
+def differences(findings: Findings) -> str:
+    """Return the largest difference that is seen, and of how many; or that none is."""
+    judged = [pair for pair in findings.comparisons if pair.verdict]
+    real = [pair for pair in judged if pair.verdict in VERDICT_LOOKS]
+    if not findings.comparisons:
+        return "No two cells of this study differ in one thing alone."
+    if not judged:
+        pairs = count(len(findings.comparisons), "pair of cells differs", "pairs of cells differ")
+        return f"{pairs} in one thing alone, but single runs give no verdict."
+    if not real:
+        least = [pair.smallest for pair in judged if pair.smallest is not None]
+        could = f"; each could have shown one of {number(max(least), 'share')}" if least else ""
+        return f"No difference is seen in {count(len(judged), 'comparison')}{could}."
+    largest = max(real, key=lambda pair: abs(pair.difference.value))
+    short = short_names(dict.fromkeys((largest.first, largest.second)))
+    first, second = (single_line(short[name], 80) for name in (largest.first, largest.second))
+    every = short_names(
+        dict.fromkeys(name for pair in findings.comparisons for name in (pair.first, pair.second))
+    )
+    shared = [
+        part
+        for part in every[largest.second].split(BETWEEN)
+        if part in every[largest.first].split(BETWEEN)
+    ]
+    where = single_line(f" ({', '.join(shared)})", 120) if shared else ""
+    of = (
+        f"; {len(real):,} of {len(judged):,} comparisons show a difference"
+        if len(judged) > 1
+        else ""
+    )
+    return f"{second} is {_size(largest)} {first}{where}{of}."
+
+
+def _size(pair: Comparison) -> str:
+    """Return `13.0 % (11.2 to 14.8) slower than`, or from twice as fast on `2.51 (2.47 to 2.55) times as fast as`."""
+    value = pair.difference.value
+    if value >= 1:
+        ends = (end for end in (pair.difference.low, pair.difference.high) if end is not None)
+        return f"{estimate(Estimate(1 + value, *(1 + end for end in ends)))} times as fast as"
+    return (
+        f"{estimate(scaled(pair.difference, math.copysign(1, value)), 'share')} {pair.verdict} than"
+    )
+
+
+def _comparison_figure(
+    pairs: Sequence[Comparison], noises: Sequence[Noise], names: Mapping[str, str]
+) -> Iterator[Figure]:
     """Yield differences with intervals, largest first, over the band in which equal cells of the study differ."""
-    judged = [one for one in comparisons if one.verdict]
-    shown = sorted(judged, key=lambda one: (-abs(one.difference.value), one.first, one.second))[
-        :ROWS
+    judged = [pair for pair in pairs if pair.verdict]
+    shown = sorted(judged, key=lambda pair: (-abs(pair.difference.value), pair.first, pair.second))[
+        :MOST_ROWS
     ]
     if not shown:
         return
-    rates = {one.rate for one in shown}
-    floors = {one.rate: one.floor for one in noises if one.floor and one.rate in rates}
-    figure, axes = rows_figure(len(shown))
-    for y, one in enumerate(shown):
-        if floor := floors.get(one.rate):
-            axes.barh(y + 0.08, 2 * floor, left=-floor, height=0.34, color=RULE, zorder=1)
-        axes.plot([0, 0], [y - 0.09, y + 0.25], color=MUTED, lw=0.9, zorder=1)
-        colour = {"faster": COLOURS["blue"][0], "slower": COLOURS["vermillion"][0]}.get(
-            one.verdict, REST
+    rates = {pair.rate for pair in shown}
+    floors = {noise.rate: noise.floor for noise in noises if noise.floor and noise.rate in rates}
+    length = for_width(ROW_LENGTH)
+    rows, data = [], []
+    for pair in shown:
+        colour, form = VERDICT_LOOKS.get(pair.verdict, (GREY, "o"))
+        size = number(pair.difference.value, "change")
+        if length >= ROW_LENGTH:
+            size += f", {pair.verdict}"
+        label = _pair_name(pair, names, length - len(size))
+        rows.append(
+            DotRow(label, size, [pair.difference], colour, form, band=floors.get(pair.rate, 0.0))
         )
-        dot(
-            axes,
-            y,
-            one.difference,
-            colour,
-            {"faster": ">", "slower": "<"}.get(one.verdict or "", "o"),
+        data.append(
+            (
+                pair.first,
+                pair.second,
+                pair.rate,
+                pair.difference,
+                pair.verdict,
+                floors.get(pair.rate),
+            )
         )
-        size = number(one.difference.value, "change") + (
-            f", {one.verdict}" if for_width(ROW_LENGTH) >= ROW_LENGTH else ""
-        )
-        row_label(axes, y, _pair(one, names, for_width(ROW_LENGTH) - len(size)), size)
-    bands = [0.0, *(end for floor in floors.values() for end in (-floor, floor))]
-    axes.set_xlim(*window([one.difference for one in shown], bands))
-    axes.set_xlabel(f"difference in {rates.pop() if len(rates) == 1 else 'the rate'}")
-    axes.locator_params(axis="x", nbins=6)
-    axes.xaxis.set_major_formatter(
-        lambda value, _: (
-            f"{100 * value:{'+.3g' if abs(value) < 1 else '+,.0f'}} %".replace("-", "−")
-            if value
-            else "0"
-        )
-    )
     band = "; band: how far equal cells of this study differ" if floors else ""
-    yield rendered(
-        figure, "comparisons",
+    yield rows_figure(
+        "comparisons",
         f"Differences with 95 % intervals{band}. Arrows: faster, slower; dots: no difference seen."
-        + more_in(judged, ROWS, "more comparison", "comparisons.csv"),
-        drawn(
-            ("first_cell", "second_cell", "rate", "difference", "verdict", "noise_floor"),
-            [(one.first, one.second, one.rate, one.difference, one.verdict, floors.get(one.rate)) for one in shown],
+        f"{truncation_note(judged, MOST_ROWS, 'more comparison', 'comparisons.csv')}",
+        rows,
+        f"difference in {rates.pop() if len(rates) == 1 else 'the rate'}",
+        numbers_table(
+            ("first_cell", "second_cell", "rate", "difference", "verdict", "noise_floor"), data
         ),
-    )  # fmt: skip
+        format_tick=_change_tick,
+        around_zero=True,
+    )
 
 
-def _pair(one: Comparison, names: Mapping[str, str], length: int) -> str:
+def _change_tick(value: float) -> str:
+    if not value:
+        return "0"
+    text = f"{100 * value:+.3g} %" if abs(value) < 1 else f"{100 * value:+,.0f} %"
+    return text.replace("-", "−")
+
+
+def _pair_name(pair: Comparison, names: Mapping[str, str], length: int) -> str:
     """Return `LOC against NVL · gpus 0,3`: what differs, then what these two share and other comparisons do not.
 
     Of two long names the shorter keeps what it needs.
     """
-    first, second = (names[name].split(BETWEEN) for name in (one.first, one.second))
+    first, second = (names[name].split(BETWEEN) for name in (pair.first, pair.second))
     shared = [part for part in second if part in first]
     sides = [[part for part in parts if part not in shared] for parts in (second, first)]
-    setting = one.asked.removeprefix("NCCL_").partition(" ")[0]
+    setting = pair.asked.removeprefix("NCCL_").partition(" ")[0]
     if all(
         any(setting in part for part in parts) for parts in sides
     ):  # LOC against untouched: no more is needed
         sides = [[part for part in parts if setting in part] for parts in sides]
-    mine, other = (BETWEEN.join(parts) or "the default" for parts in sides)
+    left, right = (BETWEEN.join(parts) or "the default" for parts in sides)
     room = length - len(AGAINST)
-    text = AGAINST.join(
-        _cut(name, max(room // 2, room - len(beside)))
-        for name, beside in ((mine, other), (other, mine))
+    cut = [
+        _cut(left, max(room // 2, room - len(right))),
+        _cut(right, max(room // 2, room - len(left))),
+    ]
+    text = AGAINST.join(cut)
+    return (
+        single_line(BETWEEN.join([text, *shared]), length)
+        if len(text) < length - LEAST_SHARED_LENGTH
+        else text
     )
-    whole = BETWEEN.join([text, *shared])
-    return single_line(whole, length) if len(text) < length - LEAST_LEFT else text
 
 
 def _cut(name: str, length: int) -> str:
@@ -109,134 +541,48 @@ def _cut(name: str, length: int) -> str:
     return left + CUT if len(left + CUT) <= length else single_line(left, length)
 
 
-def differences(findings: Findings) -> str:
-    """Return the largest difference that is seen, and of how many; or that none is."""
-    judged = [one for one in findings.comparisons if one.verdict]
-    real = [one for one in judged if one.verdict in ("faster", "slower")]
-    if not findings.comparisons:
-        return "No two cells of this study differ in one thing alone."
-    if not judged:
-        pairs = count(len(findings.comparisons), "pair of cells differs", "pairs of cells differ")
-        return f"{pairs} in one thing alone, but single runs give no verdict."
-    if not real:
-        least = [one.smallest for one in judged if one.smallest is not None]
-        could = f"; each could have shown one of {number(max(least), 'share')}" if least else ""
-        return f"No difference is seen in {count(len(judged), 'comparison')}{could}."
-    one = max(real, key=lambda item: abs(item.difference.value))
-    pair = short_names(dict.fromkeys((one.first, one.second)))
-    first, second = (single_line(pair[name], 80) for name in (one.first, one.second))
-    every = short_names(
-        dict.fromkeys(name for each in findings.comparisons for name in (each.first, each.second))
-    )
-    shared = [
-        part for part in every[one.second].split(BETWEEN) if part in every[one.first].split(BETWEEN)
-    ]
-    where = single_line(f" ({', '.join(shared)})", 120) if shared else ""
-    of = (
-        f"; {len(real):,} of {len(judged):,} comparisons show a difference"
-        if len(judged) > 1
-        else ""
-    )
-    return f"{second} is {_than(one)} {first}{where}{of}."
+# ---- The noise floor ----------------------------------------------------------------------------
 
 
-def _than(one: Comparison) -> str:
-    """`13.0 % (11.2 to 14.8) slower than`; `2.51 (2.47 to 2.55) times as fast as` from twice as fast on."""
-    value = one.difference.value
-    if value >= 1:
-        ends = (end for end in (one.difference.low, one.difference.high) if end is not None)
-        return f"{estimate(Estimate(1 + value, *(1 + end for end in ends)))} times as fast as"
-    return (
-        f"{estimate(scaled(one.difference, math.copysign(1, value)), 'share')} {one.verdict} than"
-    )
-
-
-def _in(rate: str, noises: Sequence[Noise]) -> str:
-    """Return ` in exchanges/s` if a study has several rates, else nothing."""
-    return f" in {rate}" if len(noises) > 1 else ""
-
-
-def _compared(study: Study, findings: Findings) -> str:
-    """Return which rates are compared, and the metric of each; empty for images per second alone."""
-    rates = {one.rate for one in findings.comparisons}
-    if all(map(is_of_training, rates)):
-        return ""
-    told = [
-        f"{one.name} ({'1 ÷ ' if one.is_time else ''}{one.metric})"
-        for one in study.rates
-        if one.name in rates
-    ]
-    return f"Compared: {join_words(told)}; more is faster."
-
-
-def comparisons(study: Study, findings: Findings) -> Section | None:
-    """Return the verdicts, and the noise that they are based on; None where there is nothing to compare."""
-    names = short_names(
-        dict.fromkeys(name for one in findings.comparisons for name in (one.first, one.second))
-    )
-    rows = tuple(
-        (
-            names[one.first], names[one.second], one.asked, one.rate, *one.runs, one.difference, one.smallest,
-            one.verdict or "no verdict", one.why,
-        )
-        for one in findings.comparisons
-    )  # fmt: skip
-    judged, whys = (
-        any(one.verdict for one in findings.comparisons),
-        {one.why for one in findings.comparisons},
-    )
-    single = all(one.runs == (1, 1) for one in findings.comparisons)
-    table = Table(
-        "comparisons",
-        _caption(judged, whys),
-        (
-            Column("first", "first cell"), Column("second", "second cell"), Column("asked", "differ in"),
-            Column("rate", "rate", shown=len(findings.noises) > 1),
-            Column("first_runs", "runs of the first", "count", shown=not single),
-            Column("second_runs", "runs of the second", "count", shown=not single),
-            Column("difference", "difference", "change", True), Column("smallest", "visible from", "share"),
-            Column("verdict", "verdict", shown=judged), Column("why", "note", shown=judged or len(whys) > 1),
-        ),
-        rows,
-    )  # fmt: skip
-    lines = []
-    if compared := _compared(study, findings):
-        lines.append(compared)
-    for noise in findings.noises:
-        rate = _in(noise.rate, findings.noises)
-        if noise.floor is not None:
-            floor, pairs = number(noise.floor, "share"), count(noise.pairs, "pair")
-            lines.append(
-                f"The noise floor{rate} is {floor}: 19 of 20 pairs of single runs of equal cells differ by less ({pairs} of runs "
-                "measured)."
-            )
-        if noise.drift is not None:
-            drift = number(noise.drift, "change")
-            lines.append(
-                f"The first cell ran once more at the end: its rate changed by {drift}{rate}."
-            )
-    if study.trains or rows:
-        lines.insert(0, differences(findings))
-    if not lines:
+def noise(study: Study, findings: Findings) -> Section | None:
+    """Return the noise floors that the intervals of the study rest on."""
+    rows = []
+    for metric in dict.fromkeys([*(rate.metric for rate in study.rates), COST, EXCHANGE_MS]):
+        by_group = {runs.group: runs for runs in study.runs if runs.values(metric)}
+        rows += [(runs, metric) for _, runs in sorted(by_group.items()) if runs.floor(metric)]
+    if not rows:
         return None
-    pictures = tuple(comparison_figure(findings.comparisons, findings.noises, names))
-    return Section(
-        "comparisons",
-        "Which differences are real",
-        tuple(single_line(line) for line in lines),
-        pictures,
-        (table,),
-        place=80,
+
+    def half(row: tuple[Runs, str], signed: bool) -> float | None:
+        """Return how far one more run may lie from a single run: in the unit of a signed metric, else as a share."""
+        runs, metric = row
+        floor = runs.floor(metric)
+        assert floor is not None  # else there is no such row
+        width = half_width(floor, 1)
+        if entry_of(metric).signed:
+            return width if signed else None
+        return None if signed else math.expm1(width)
+
+    columns = (
+        Column(
+            "model",
+            "model",
+            lambda row: named(row[0].records[0], "model" if row[0].trains else "benchmark"),
+        ),
+        Column("batch_size", "batch", lambda row: row[0].group.batch_size or None, "count"),
+        Column("precision", "precision", lambda row: row[0].group.precision),
+        Column("optimize", "optimize", lambda row: row[0].group.optimize),
+        Column("world_size", unit_of(study), lambda row: row[0].group.world_size, "count"),
+        Column("metric", "metric", lambda row: single_line(entry_of(row[1]).title)),
+        Column("half_share", "±", lambda row: half(row, signed=False), "part"),
+        Column("half", "± in its unit", lambda row: half(row, signed=True), "number"),
+        Column(
+            "unit", "unit", lambda row: entry_of(row[1]).unit if entry_of(row[1]).signed else ""
+        ),
+        Column("runs", "runs", lambda row: row[0].floor(row[1]).runs, "count"),
+        Column("freedom", "degrees of freedom", lambda row: row[0].floor(row[1]).freedom, "count"),
     )
-
-
-def _caption(judged: bool, whys: Collection[str]) -> str:
-    """Return what a table of comparisons shows; what all its rows would say is said once, before it."""
-    against = "The second cell against the first"
-    if judged:
-        visible = "“Visible from” is the smallest difference that these runs could have shown."
-        return f"{against}, with the 95 % interval of the difference. {visible}"
-    return f"{against}. No pair has a verdict{f': {next(iter(whys))}' if len(whys) == 1 and any(whys) else ''}."
-
-
-SECTIONS = (comparisons,)
+    caption = "How far one more run may lie from a single run, 95 times in 100, by runs of equal cells here."
+    return Section(
+        "noise", "The noise floor", tables=(Table.of("noise_floor", caption, columns, rows),)
+    )

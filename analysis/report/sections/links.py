@@ -1,150 +1,348 @@
-"""Bandwidth of the exchange by link, and what a link is worth: figure and tables."""
+"""Bandwidth of the exchange by link, what a link is worth, and what cells lose against what their links carry."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from analysis.report.figures import ROWS, more_in, row_label, rows_figure
-from analysis.report.numbers import ABSENT, number
+from analysis.findings.baselines import EFFICIENCY
+from analysis.findings.communication import EXPOSED
+from analysis.findings.links import SOURCES, efficiency_of, line_of
+from analysis.report.charts import (
+    MOST_ROWS,
+    DotRow,
+    ScatterPoint,
+    rows_figure,
+    scatter_figure,
+    truncation_note,
+)
+from analysis.report.figure import Figure, colours, marker
+from analysis.report.numbers import ABSENT, NumberFormat, estimate, interval, number
 from analysis.report.section import Section
-from analysis.report.style import INK, Picture, colours, drawn, marker, rendered
-from analysis.report.tables import Column, Table
-from analysis.study.estimates import Findings, SubsetLinks
+from analysis.report.table import Column, Table, numbers_table
+from analysis.study.draws import scaled
+from analysis.study.estimates import Estimate, Findings, SubsetLinks, WireLine, WirePoint
 from analysis.study.names import gpu_ids, ran_alone, short_names, things_of, unit_of
 from analysis.study.study import Study
 from analysis.text import count, first_lines, join_words, sentence, single_line
 from analysis.topology.link_classes import NET, best_first
 
-BETWEEN_HOSTS = " Between hosts: by the reference net_link, and by the rate of the interface."
+MS = NumberFormat(decimals=2)
+SIGNED_MS = NumberFormat(decimals=2, sign=True)
+MOST_LINES = 4  # figures
+LINE_STEPS = 60  # of a drawn line
+# GB/s that the upper axis may name.
+SPEEDS = (1000, 700, 500, 300, 200, 150, 100, 70, 50, 30, 20, 15, 10, 7, 5, 3, 2, 1)
 
 
-def is_between_hosts(links: SubsetLinks) -> bool:
-    """Tell whether a subset is on several hosts."""
-    return (links.link_class or "").startswith(NET)
-
-
-def wires(study: Study, findings: Findings) -> Section | None:
+def links(study: Study, findings: Findings) -> Section | None:
     """Return the bandwidth of each subset's exchange with its links, and what a link is worth; one GPU alone has none."""
     if not study.trains or (study.records and ran_alone(study)):
         return None
-    names = short_names(dict.fromkeys(w.label for w in findings.wires))
-    of_hosts = any(is_between_hosts(w) for w in findings.wires)
-    rows = tuple(
-        (
-            names[w.label], w.strategy, gpu_ids(w.gpus), w.link_class, w.transport, w.exchange_gb_per_s,
-            w.p2p_gb_per_s, w.nominal_gb_per_s, w.efficiency, w.stands_out,
-        )
-        for w in findings.wires
-    )  # fmt: skip
-    table = Table(
-        "wires",
-        "The exchange of each subset (busbw), its slowest link, and what its links carry by measured copies and by data sheets."
-        + BETWEEN_HOSTS * of_hosts,
-        (
-            Column("cell", "cell"), Column("strategy", "strategy", shown=False), Column("gpus", unit_of(study)),
-            Column("link_class", "link class"), Column("transport", "transport"),
-            Column("exchange_gb_per_s", "exchange GB/s", "number"),
-            Column("p2p_gb_per_s", "links alone GB/s" if of_hosts else "peer copies GB/s", "number"),
-            Column("nominal_gb_per_s", "nominal GB/s", "number"), Column("efficiency", "efficiency", "share"),
-            Column("stands_out", "stands out"),
-        ),
-        rows, frozenset(place for place, row in enumerate(rows) if row[-1]),
-    )  # fmt: skip
-    one = unit_of(study).removesuffix("s")
-    worth = Table(
-        "worth",
-        f"What a link is worth: {things_of(study)} per second that each {one} loses with a link class, against the best class.",
-        (
-            Column("cell", "cell"), Column("strategy", "strategy"), Column("link_class", "link class"),
-            Column("lost", f"lost {things_of(study)}/s per {one}", "number", True),
-            Column("gradient_bytes", "gradient bytes", "count"),
-            Column("batch_size", "batch", "count"),
-        ),
-        tuple((w.label, w.strategy, w.link_class, w.lost, w.gradient_bytes, w.batch_size) for w in findings.worth),
-    )  # fmt: skip
-    lines = first_lines(sentence(w.stands_out) for w in findings.wires if w.stands_out)
-    if findings.links_from:
-        lines.append(
-            f"Links of this machine were also measured in {count(len(findings.links_from), 'other study', 'other studies')}: "
-            f"{single_line(join_words(list(findings.links_from)))}."
-        )
-    if not rows:
-        lines.append(f"No cell of several {unit_of(study)} with known links measured its exchange.")
-    return Section(
-        "wires",
-        "Bandwidth and links",
-        tuple(lines),
-        tuple(wire_figure(findings.wires, names)),
-        (table, worth),
-        place=30,
+    names = short_names(dict.fromkeys(subset.label for subset in findings.wires))
+    of_hosts = any(is_between_hosts(subset) for subset in findings.wires)
+    caption = (
+        "The exchange of each subset (busbw), its slowest link, and what its links carry by measured copies and by data "
+        "sheets."
     )
+    if of_hosts:
+        caption += " Between hosts: by the reference net_link, and by the rate of the interface."
+    table = Table.of(
+        "wires",
+        caption,
+        (
+            Column("cell", "cell", lambda subset: names[subset.label]),
+            Column("strategy", "strategy", lambda subset: subset.strategy, shown=False),
+            Column("gpus", unit_of(study), lambda subset: gpu_ids(subset.gpus)),
+            Column("link_class", "link class", lambda subset: subset.link_class),
+            Column("transport", "transport", lambda subset: subset.transport),
+            Column("exchange_gb_per_s", "exchange GB/s", lambda subset: subset.exchange_gb_per_s, "number"),
+            Column(
+                "p2p_gb_per_s", "links alone GB/s" if of_hosts else "peer copies GB/s",
+                lambda subset: subset.p2p_gb_per_s, "number",
+            ),
+            Column("nominal_gb_per_s", "nominal GB/s", lambda subset: subset.nominal_gb_per_s, "number"),
+            Column("efficiency", "efficiency", lambda subset: subset.efficiency, "share"),
+            Column("stands_out", "stands out", lambda subset: subset.stands_out),
+        ),
+        findings.wires,
+        marked=lambda subset: subset.stands_out,
+    )  # fmt: skip
+    member, things = unit_of(study).removesuffix("s"), things_of(study)
+    worth = Table.of(
+        "worth",
+        f"What a link is worth: {things} per second that each {member} loses with a link class, against the best class.",
+        (
+            Column("cell", "cell", lambda value: value.label),
+            Column("strategy", "strategy", lambda value: value.strategy),
+            Column("link_class", "link class", lambda value: value.link_class),
+            Column(
+                "lost", f"lost {things}/s per {member}", lambda value: value.lost, "number", True
+            ),
+            Column("gradient_bytes", "gradient bytes", lambda value: value.gradient_bytes, "count"),
+            Column("batch_size", "batch", lambda value: value.batch_size, "count"),
+        ),
+        findings.worth,
+    )
+    lines = first_lines(
+        sentence(subset.stands_out) for subset in findings.wires if subset.stands_out
+    )
+    if findings.links_from:
+        studies = count(len(findings.links_from), "other study", "other studies")
+        from_studies = single_line(join_words(list(findings.links_from)))
+        lines.append(f"Links of this machine were also measured in {studies}: {from_studies}.")
+    if not findings.wires:
+        lines.append(f"No cell of several {unit_of(study)} with known links measured its exchange.")
+    figures = tuple(_links_figure(findings.wires, names))
+    return Section("wires", "Bandwidth and links", tuple(lines), figures, (table, worth))
 
 
-def wire_figure(wires: Sequence[SubsetLinks], names: Mapping[str, str]) -> Iterator[Picture]:
+def is_between_hosts(subset: SubsetLinks) -> bool:
+    """Return whether a subset is on several hosts."""
+    return (subset.link_class or "").startswith(NET)
+
+
+def _links_figure(subsets: Sequence[SubsetLinks], names: Mapping[str, str]) -> Iterator[Figure]:
     """Yield bandwidth of the exchange by link class and strategy, with that of a peer copy."""
-    with_rate = [wire for wire in wires if wire.exchange_gb_per_s is not None]
-    order = best_first(wire.link_class or ABSENT for wire in with_rate)
+    timed = [subset for subset in subsets if subset.exchange_gb_per_s is not None]
+    order = best_first(subset.link_class or ABSENT for subset in timed)
     groups: dict[tuple[int, str, str, str, tuple[tuple[str, str], ...]], list[SubsetLinks]] = {}
-    for wire in with_rate:
-        name, cell = names[wire.label], tuple(sorted(wire.key.items()))
-        key = (
-            order.index(wire.link_class or ABSENT),
-            wire.strategy,
-            name,
-            wire.transport or "",
-            cell,
-        )
-        groups.setdefault(key, []).append(wire)
+    for subset in timed:
+        cell = tuple(sorted(subset.key.items()))
+        class_order = order.index(subset.link_class or ABSENT)
+        key = (class_order, subset.strategy, names[subset.label], subset.transport or "", cell)
+        groups.setdefault(key, []).append(subset)
     if not groups:
         return
-    palette = colours(wire.strategy for wire in wires)
-    shown = sorted(groups)[:ROWS]
-    transports = {transport for *_, transport, _ in groups}
-    figure, axes = rows_figure(len(shown))
-    for y, key in enumerate(shown):
-        members = groups[key]
-        rates = [wire.exchange_gb_per_s for wire in members if wire.exchange_gb_per_s is not None]
-        limits = [wire.p2p_gb_per_s for wire in members if wire.p2p_gb_per_s is not None]
-        axes.plot(
-            rates,
-            [y + 0.08] * len(rates),
-            marker(key[1]),
-            color=palette[key[1]],
-            alpha=0.85,
-            zorder=3,
-        )
-        axes.plot(
-            limits,
-            [y + 0.08] * len(limits),
-            "|",
-            color=INK,
-            markersize=9,
-            markeredgewidth=1.4,
-            zorder=2,
-        )
-        told = (order[key[0]], key[2], key[3] if len(transports) > 1 else "")
-        words = [word for word in told if word and word != ABSENT]
-        least, most = (number(end(rates)) for end in (min, max))
-        row_label(axes, y, " · ".join(words), least if least == most else f"{least} to {most}")
-    axes.set_xlim(0, 1.04 * axes.get_xlim()[1])
-    axes.set_xlabel("exchange of all buckets, busbw GB/s")
+    palette = colours(subset.strategy for subset in subsets)
+    transports = {transport for _, _, _, transport, _ in groups}
+    rows, data = [], []
+    for key in sorted(groups)[:MOST_ROWS]:
+        class_order, strategy, name, transport, _ = key
+        rates = [
+            subset.exchange_gb_per_s
+            for subset in groups[key]
+            if subset.exchange_gb_per_s is not None
+        ]
+        limits = [subset.p2p_gb_per_s for subset in groups[key] if subset.p2p_gb_per_s is not None]
+        words = [order[class_order], name, transport if len(transports) > 1 else ""]
+        label = " · ".join(word for word in words if word and word != ABSENT)
+        right = " to ".join(dict.fromkeys((number(min(rates)), number(max(rates)))))
+        dots = [Estimate(rate) for rate in rates]
+        rows.append(DotRow(label, right, dots, palette[strategy], marker(strategy), limits))
+        for subset in groups[key]:
+            wires = (subset.transport, subset.exchange_gb_per_s, subset.p2p_gb_per_s)
+            data.append((order[class_order], name, gpu_ids(subset.gpus), *wires))
     caption = "Bandwidth of the exchange by link class, a dot for each subset"
     if len(transports) == 1 and any(transports):
         caption += f", all of them {single_line(next(iter(transports)))}"
-    if any(wire.p2p_gb_per_s for wire in wires):
+    if any(subset.p2p_gb_per_s for subset in subsets):
         caption += "; vertical strokes: what all rings carry at the measured peer copies"
-        caption += ", between hosts what the network carries" * any(
-            is_between_hosts(wire) for wire in wires
-        )
-    rows = [
-        (order[key[0]], key[2], gpu_ids(one.gpus), one.transport, one.exchange_gb_per_s, one.p2p_gb_per_s)
-        for key in shown for one in groups[key]
-    ]  # fmt: skip
-    keys = ("link_class", "cell", "gpus", "transport", "exchange_gb_per_s", "peer_copies_gb_per_s")
-    yield rendered(
-        figure,
+        if any(is_between_hosts(subset) for subset in subsets):
+            caption += ", between hosts what the network carries"
+    yield rows_figure(
         "wires",
-        f"{caption}.{more_in(list(groups), ROWS, 'more row', 'wires.csv')}",
-        drawn(keys, rows),
+        f"{caption}.{truncation_note(list(groups), MOST_ROWS, 'more row', 'wires.csv')}",
+        rows,
+        "exchange of all buckets, busbw GB/s",
+        numbers_table(
+            (
+                "link_class",
+                "cell",
+                "gpus",
+                "transport",
+                "exchange_gb_per_s",
+                "peer_copies_gb_per_s",
+            ),
+            data,
+        ),
+        format_tick=lambda value: f"{value:g}",
+        from_zero=True,
     )
 
 
-SECTIONS = (wires,)
+# ---- Lost time against the speed of the links ---------------------------------------------------
+
+
+def wire_lines(study: Study, findings: Findings) -> Section | None:
+    """Return a line for each mechanism with its cells, and the cells that it does not explain; without one, what is missing."""
+    lines = findings.wire_lines
+    if not lines and not findings.no_wire_line:
+        return None
+    names = short_names(dict.fromkeys(line.label for line in lines))
+    texts = []
+    for line in lines:
+        texts += _line_sentences(line, names[line.label])
+    if findings.no_wire_line:
+        texts.append(sentence(findings.no_wire_line))
+    table = Table.of(
+        "wire_lines",
+        "What a cell loses per step: a fixed time, and a share of the time that its exchange needs on its links.",
+        (
+            Column("cells", "cells", lambda line: names[line.label]),
+            Column("strategy", "strategy", lambda line: line.strategy, shown=False),
+            Column("lost", "lost", _lost_words),
+            Column("source", "GB/s from", lambda line: SOURCES[line.source]),
+            Column("fixed_ms", "fixed ms", lambda line: line.fixed_ms, MS, True),
+            Column("share", "share", lambda line: line.share, "share", True),
+            Column("r_squared", "R²", lambda line: line.r_squared, "ratio"),
+            Column("deviation_ms", "residuals ms", lambda line: line.deviation_ms, MS),
+            Column("count", "cells used", lambda line: len(line.points), "count"),
+            Column("speeds", "different times", lambda line: line.speeds, "count"),
+        ),
+        lines,
+    )
+    cells = Table.of(
+        "wire_cells",
+        "Every cell beside its line, with what the line through the others lets expect of it: it loses more, or less.",
+        (
+            Column("line", "line", lambda row: names[row[0].label], shown=len(names) > 1),
+            Column("lost", "lost", lambda row: _lost_words(row[0]), shown=len(lines) > 1),
+            Column("cell", unit_of(study), lambda row: row[1].label),
+            Column("gb_per_s", "measured GB/s", lambda row: row[1].gb_per_s, "number"),
+            Column("wire_ms", "ms on links", lambda row: row[1].wire_ms, MS),
+            Column("lost_ms", "lost ms", lambda row: row[1].lost_ms, MS),
+            Column("expected_ms", "expected ms", lambda row: row[1].expected_ms, MS, True),
+            Column("residual_ms", "difference ms", lambda row: row[1].residual_ms, SIGNED_MS),
+            Column("efficiency", "efficiency", lambda row: row[1].efficiency, "share"),
+            Column(
+                "expected_efficiency",
+                "expected",
+                lambda row: row[1].expected_efficiency,
+                "share",
+                True,
+            ),
+            Column("verdict", "loses", lambda row: row[1].verdict),
+        ),
+        [(line, point) for line in lines for point in line.points],
+        marked=lambda row: row[1].verdict,
+    )
+    figures = tuple(
+        _line_figure(line, lines, names, panel) for panel, line in enumerate(lines[:MOST_LINES], 1)
+    )
+    tables = (table, cells) if lines else ()
+    return Section(
+        "wire-lines", "Lost time and the speed of the links", tuple(texts), figures, tables
+    )
+
+
+def _lost_words(line: WireLine) -> str:
+    return {EFFICIENCY: "against one GPU", EXPOSED: "to communication"}.get(
+        line.quantity, "to the strategy"
+    )
+
+
+def _line_sentences(line: WireLine, name: str) -> list[str]:
+    share = estimate(line.share, "share")
+    outliers = [point for point in line.points if point.verdict]
+    words = {
+        EFFICIENCY: "a step takes longer than alone by",
+        EXPOSED: "of communication a step does not hide",
+    }
+    begins = words.get(line.quantity, "the strategy costs a step")
+    takes = "takes alone" if line.source == "exchange" else "needs on its links"
+    texts = [
+        sentence(
+            f"{name}: {begins} {estimate(line.fixed_ms, MS)} ms, and {share} of the time that the exchange {takes} "
+            f"(R² {number(line.r_squared, 'ratio')}, {len(line.points) - len(outliers)} cells; "
+            f"GB/s from {SOURCES[line.source]})"
+        )
+    ]
+    if line.speeds == 2:
+        texts.append(
+            "The links have only two speeds here, and a line goes through any two points: no cell between them tests it."
+        )
+    if line.bends:
+        texts.append(
+            "Its cells bend away from the line, so it says little of speeds between them: look at the figure."
+        )
+    return texts + first_lines(sentence(_outlier_sentence(point)) for point in outliers)
+
+
+def _outlier_sentence(point: WirePoint) -> str:
+    if point.expected_efficiency is not None:
+        expected = interval(point.expected_efficiency, "share")
+        measured = f"efficiency {number(point.efficiency, 'share')}, expected {expected}"
+    else:
+        measured = (
+            f"{number(point.lost_ms, MS)} ms a step, expected {interval(point.expected_ms, MS)}"
+        )
+    return f"GPUs {point.label}: this subset loses {point.verdict} time than its link speed explains ({measured})"
+
+
+def _line_figure(
+    line: WireLine, lines: Sequence[WireLine], names: Mapping[str, str], panel: int
+) -> Figure:
+    """Return the cells of a line with the line and the band in which 95 % of further cells fall."""
+    is_efficiency = line.quantity == EFFICIENCY
+    what = {EFFICIENCY: "Efficiency", EXPOSED: "Exposed communication"}.get(
+        line.quantity, "What the strategy costs a step"
+    )
+    cells = count(len(line.points), "cell")
+    caption = (
+        f"{what}, {single_line(names[line.label])}, against the time that the exchange needs on its links. Band: 95 % of "
+        f"further cells. Labels where they fit; {cells} in wire_cells.csv."
+    )
+    if any(point.verdict for point in line.points):
+        caption += " Hollow: loses more or less time than link speed explains."
+    if panel == MOST_LINES:
+        caption += truncation_note(lines, MOST_LINES, "more line", "wire_lines.csv")
+    points, data = [], []
+    for point in line.points:
+        y = _y_value(line, point)
+        points.append(
+            ScatterPoint(point.wire_ms, y, point.label, bool(point.verdict), abs(point.residual_ms))
+        )
+        expected = point.expected_ms
+        if is_efficiency and point.expected_efficiency:
+            expected = scaled(point.expected_efficiency, 100.0)
+        data.append((point.label, point.wire_ms, point.gb_per_s, y, expected, point.verdict))
+    quantity = "efficiency_percent" if is_efficiency else "lost_ms"
+    y_label = "efficiency, %" if is_efficiency else "lost ms per step"
+    return scatter_figure(
+        f"wire-line-{panel}",
+        caption,
+        points,
+        _drawn_line(line),
+        (colours(each.strategy for each in lines)[line.strategy], marker(line.strategy)),
+        ("ms that the exchange needs on its links", y_label),
+        numbers_table(
+            ("cell", "wire_ms", "gb_per_s", quantity, f"expected_{quantity}", "loses"), data
+        ),
+        ("measured GB/s", _speed_ticks(line)),
+    )
+
+
+def _y_value(line: WireLine, point: WirePoint) -> float:
+    if line.quantity == EFFICIENCY and point.efficiency is not None:
+        return 100 * point.efficiency
+    return point.lost_ms
+
+
+def _drawn_line(line: WireLine) -> list[tuple[float, Estimate]]:
+    """Return (ms on the links, expected value with its band) along the line."""
+    fitted = line_of(line)
+    if fitted is None:
+        return []
+    most = 1.06 * max(point.wire_ms for point in line.points)
+    drawn = []
+    for step in range(LINE_STEPS + 1):
+        x = most * step / LINE_STEPS
+        expected = fitted.expected(x)
+        if line.quantity == EFFICIENCY and line.alone_ms is not None:
+            expected = scaled(efficiency_of(line.alone_ms, expected), 100.0)
+        drawn.append((x, expected))
+    return drawn
+
+
+def _speed_ticks(line: WireLine) -> dict[float, str]:
+    """Return {ms on the links: GB/s}; empty where subsets move other amounts, and one time stands for several GB/s."""
+    megabytes = [point.wire_ms * point.gb_per_s for point in line.points]
+    if max(megabytes) > 1.01 * min(megabytes):
+        return {}
+    most = 1.06 * max(point.wire_ms for point in line.points)
+    ticks: dict[float, str] = {}
+    last = -most
+    for speed in SPEEDS:
+        at = megabytes[0] / speed
+        if 0.7 * line.points[0].wire_ms <= at <= most and at - last > 0.09 * most:
+            ticks[at] = str(speed)
+            last = at
+    return ticks

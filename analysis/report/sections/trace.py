@@ -6,21 +6,19 @@ Anybody may have edited the drawing. It is shown as an image: a browser runs not
 import base64
 import re
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator
 from pathlib import Path
 
+from analysis.report.figure import Figure
 from analysis.report.finding.main_point import main_point
 from analysis.report.section import Section
-from analysis.report.style import Picture
 from analysis.study.estimates import Findings
 from analysis.study.names import run_name
 from analysis.study.study import Study
 from analysis.text import single_line
-from analysis.trace.drawing.timeline_pdf import timeline_pdf
-from benchmarks.record import CellFolder, Record, RecordError, read, record_paths
+from benchmarks.record import CellFolder, RecordError, read, record_paths
 
 NAME = "timeline-1"
-LARGEST = 4 * 2**20  # bytes of a drawing on the page
+MOST_BYTES = 4 * 2**20  # of a drawing on the page
 SVG = "http://www.w3.org/2000/svg"
 SIZE = re.compile(r"0 0 ([0-9.]+) ([0-9.]+)")
 
@@ -31,35 +29,34 @@ def traces(study: Study, findings: Findings) -> Section | None:
         return None
     headline = main_point(study, findings)
     wanted = headline[1].record_ids if headline else ()
-    traced = sorted(_timelines(study), key=lambda pair: pair[0].record_id not in wanted)
-    for record, path in traced:
-        text = _drawing(path)
+    timelines = _timelines(study)
+    traced = [record for record in study.usable if record.record_id in timelines]
+    for record in sorted(traced, key=lambda record: record.record_id not in wanted):
+        text = _drawing(timelines[record.record_id])
         if text is not None:
             caption = f"One step of {single_line(run_name(record))}, recorded in a separate pass that gives no rate."
-            picture = Picture(NAME, caption, _as_image(text), _pdf(text), card=True, wide=True)
-            return Section("traces", "One step, traced", pictures=(picture,), place=70)
+            figure = Figure(NAME, caption, _as_image(text), b"", card=True, wide=True)
+            return Section("traces", "One step, traced", figures=(figure,))
     return None
 
 
-def _timelines(study: Study) -> Iterator[tuple[Record, Path]]:
-    """Yield usable records that have a timeline, in order of their start, with its path."""
-    beside: dict[str, Path] = {}
+def _timelines(study: Study) -> dict[str, Path]:
+    """Return {record_id: path of its timeline}."""
+    timelines: dict[str, Path] = {}
     for path in record_paths(study.folder) if study.folder else ():
         timeline = CellFolder(path.parent).profile.timeline
         try:
             if timeline.exists():
-                beside.setdefault(read(path).record_id, timeline)
+                timelines.setdefault(read(path).record_id, timeline)
         except RecordError:
             continue  # open_study lists it
-    for record in study.usable:
-        if record.record_id in beside:
-            yield record, beside[record.record_id]
+    return timelines
 
 
 def _drawing(path: Path) -> str | None:
     """Return the text of a drawing; None where the file holds no drawing."""
     try:
-        if path.stat().st_size > LARGEST:
+        if path.stat().st_size > MOST_BYTES:
             return None
         text = path.read_text(encoding="utf-8")
         if "<!" in text:  # entities may grow without bound
@@ -67,15 +64,8 @@ def _drawing(path: Path) -> str | None:
         root = ET.fromstring(text)
     except (OSError, ValueError, ET.ParseError):
         return None
-    return text if root.tag == f"{{{SVG}}}svg" and SIZE.fullmatch(root.get("viewBox", "")) else None
-
-
-def _pdf(text: str) -> bytes:
-    """Return a drawing as PDF; nothing where it was edited so that it is no timeline of ours."""
-    try:
-        return timeline_pdf(text)
-    except Exception:  # whatever the file's numbers, sizes and letters make of matplotlib
-        return b""
+    is_drawing = root.tag == f"{{{SVG}}}svg" and SIZE.fullmatch(root.get("viewBox", ""))
+    return text if is_drawing else None
 
 
 def _as_image(text: str) -> str:
@@ -86,6 +76,3 @@ def _as_image(text: str) -> str:
         f'<svg xmlns="{SVG}" xmlns:xlink="http://www.w3.org/1999/xlink" viewBox="0 0 {width} {height}" width="{width}" '
         f'height="{height}"><image width="{width}" height="{height}" xlink:href="data:image/svg+xml;base64,{data}"/></svg>\n'
     )
-
-
-SECTIONS = (traces,)

@@ -9,14 +9,13 @@ from analysis.report.section import Section
 from analysis.report.sections.forecasts.curve import curves
 from analysis.report.sections.forecasts.known import MOST_CELLS, CellForecast, StudyForecasts, known
 from analysis.report.sections.forecasts.scatter import scatter
-from analysis.report.tables import Column, Table, Value
+from analysis.report.table import Column, Table, Value
 from analysis.study import names as labels
 from analysis.study.estimates import Estimate, Findings
 from analysis.study.names import gpu_ids, ran_alone, short_names, unit_of
 from analysis.study.study import Study
 from analysis.text import count
 
-PLACE = 33  # after the wires
 MS = NumberFormat(decimals=2)
 CHANGE = NumberFormat(100.0, "%", 2, sign=True)
 
@@ -38,23 +37,18 @@ def forecasts(study: Study, findings: Findings) -> Section | None:
         f"{' Cost: what the strategy adds to a step, by steps with and without it in turn.' * with_cost}",
         (
             Column("cell", "cell"), Column("gpus", unit), Column("made", "made"),
-            Column("step_ms", "step ms", MS), Column("forecast_ms", "forecast ms", MS, True),
-            Column("error", "measured against it", CHANGE), Column("null_error", "against null model", CHANGE),
-            Column("inside", "in interval"), Column("cost_ms", "cost ms", MS, shown=with_cost),
-            Column("forecast_cost_ms", "cost forecast ms", MS, shown=with_cost),
-            Column("null_cost_ms", "cost by null model ms", MS, shown=with_cost),
+            Column("step_ms", "step ms", kind=MS), Column("forecast_ms", "forecast ms", kind=MS, bounded=True),
+            Column("error", "measured against it", kind=CHANGE), Column("null_error", "against null model", kind=CHANGE),
+            Column("inside", "in interval"), Column("cost_ms", "cost ms", kind=MS, shown=with_cost),
+            Column("forecast_cost_ms", "cost forecast ms", kind=MS, shown=with_cost),
+            Column("null_cost_ms", "cost by null model ms", kind=MS, shown=with_cost),
             Column("basis", "basis"), Column("widest", "least sure part"),
         ),
         rows,
         frozenset(place for place, one in enumerate(found.forecasts) if one.inside is False),
     )  # fmt: skip
     return Section(
-        "forecasts",
-        "Forecast and measured",
-        tuple(_lines(found, on, alone)),
-        pictures,
-        (table,),
-        place=PLACE,
+        "forecasts", "Forecast and measured", tuple(_lines(found, on, alone)), pictures, (table,)
     )
 
 
@@ -125,6 +119,3 @@ def _errors(told: Sequence[CellForecast], alone: bool) -> str:
         said += f"; {sum(judged)} of {len(judged)} lie in their {100 * LEVEL:.0f} % intervals "
         said += f"(without a fault at most 1 in {round(1 / (1 - LEVEL))} is meant to lie outside)"
     return said
-
-
-SECTIONS = (forecasts,)

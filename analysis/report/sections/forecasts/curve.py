@@ -10,8 +10,7 @@ from analysis.prediction.cells import Question, Workload
 from analysis.prediction.draws import best
 from analysis.prediction.forecast import LEVEL, Forecast, forecast
 from analysis.report.numbers import estimate, number
-from analysis.report.sections.forecasts.known import StudyForecasts
-from analysis.report.style import (
+from analysis.report.sections.forecasts.drawing import (
     INK,
     LABEL_PLACE,
     MUTED,
@@ -28,6 +27,7 @@ from analysis.report.style import (
     spread,
     within,
 )
+from analysis.report.sections.forecasts.known import StudyForecasts
 from analysis.study.estimates import Estimate
 from analysis.study.names import things_of, unit_of
 from analysis.study.study import Study

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from analysis.prediction.forecast import LEVEL
-from analysis.report.sections.forecasts.known import CellForecast
-from analysis.report.style import (
+from analysis.report.sections.forecasts.drawing import (
     INK,
     LABEL_PLACE,
     MUTED,
@@ -20,6 +19,7 @@ from analysis.report.style import (
     new_figure,
     rendered,
 )
+from analysis.report.sections.forecasts.known import CellForecast
 
 HEIGHT = 2.9  # inches, on the page
 LOGARITHMIC = 6.0  # between the largest and the smallest, from here on

@@ -1,0 +1,186 @@
+"""A figure of a report: its look, its files, and its form on the page.
+
+Text stays text: it can be searched and takes the page's font. On the page, colours are the page's variables, so that a figure
+follows a dark scheme; its files keep the colours of paper. The same figure always gives the same bytes.
+"""
+
+import contextlib
+import importlib
+import io
+import re
+import warnings
+from collections.abc import Iterable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+from analysis.report.latex import latex
+from analysis.report.table import Table
+
+INK, MUTED, RULE, PAPER = "#1b1f24", "#5c6670", "#d5dae0", "#fffffe"
+HATCH = "#ffffff"  # lines over a colour: on the page PAPER is transparent
+# Okabe and Ito's colours without black and yellow, for paper and for dark pages: told apart with any colour vision.
+COLOURS = {
+    "blue": ("#0072b2", "#56a8e0"), "orange": ("#b86e00", "#e69f00"), "green": ("#008060", "#2cc295"),
+    "vermillion": ("#c9530a", "#ff8a4c"), "purple": ("#a8527f", "#d98bb5"), "sky": ("#2c86b8", "#7cc4ee"),
+    "grey": ("#6b7480", "#a3acb6"), "brown": ("#7d5a3c", "#c29b78"),
+}  # fmt: skip
+GREY, HIGHLIGHT = COLOURS["grey"][0], COLOURS["vermillion"][0]
+# The colour of a strategy in every figure of every report; `NAME_device` has that of NAME, and another marker.
+STRATEGIES = {
+    "nccl_allreduce": "blue", "none": "grey", "kvstore_device": "green", "kvstore_dist_sync": "purple",
+    "kvstore_dist_async": "vermillion", "cpu_staged": "orange", "kvstore_local": "orange",
+}  # fmt: skip
+OTHER_STRATEGIES = ("sky", "brown", "green", "purple")
+ON_PAGE = "page"
+WIDTHS_IN = {
+    ON_PAGE: 4.6,
+    "single": 3.3,
+    "double": 7.0,
+}  # readable on a phone; a paper's one or two columns
+PIXELS_PER_PT = 1.65  # of a wide screen: text is as large as that of the page
+TEXT_PT = 8
+_STYLE: Any = {
+    "svg.hashsalt": "ringside", "svg.fonttype": "none", "pdf.fonttype": 42, "text.parse_math": False,
+    "font.family": "sans-serif", "font.sans-serif": ["DejaVu Sans"], "font.size": TEXT_PT,
+    "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": MUTED, "axes.labelcolor": MUTED,
+    "axes.labelsize": TEXT_PT, "axes.grid": True, "axes.axisbelow": True, "grid.color": RULE, "grid.linewidth": 0.7,
+    "xtick.color": MUTED, "ytick.color": MUTED, "text.color": INK, "figure.facecolor": PAPER, "axes.facecolor": "none",
+    "savefig.facecolor": PAPER, "lines.linewidth": 1.8, "lines.markersize": 5, "axes.unicode_minus": True,
+}  # fmt: skip
+_PAGE_COLOURS = {INK: "var(--ink)", MUTED: "var(--muted)", RULE: "var(--rule)", PAPER: "none"}
+_PAGE_COLOURS |= {light: f"var(--{name})" for name, (light, _) in COLOURS.items()}
+_width_in: ContextVar[float] = ContextVar("width_in", default=WIDTHS_IN[ON_PAGE])
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure of the report: the names of its files, what it shows, and the drawing."""
+
+    name: str
+    caption: str
+    svg: str  # a file of its own
+    pdf: bytes  # empty: there is no such file
+    card: bool = False  # keeps the colours of paper on the page too
+    wide: bool = False  # takes the whole width of the page
+    figure: Any = field(default=None, compare=False, repr=False)  # of matplotlib, for notebooks
+    data: Table | None = field(
+        default=None, compare=False, repr=False
+    )  # the numbers that are drawn
+
+    def to_latex(self) -> str:
+        r"""Return a float to be \input: over two columns where the figure is wider than one."""
+        is_narrow = (
+            self.figure is not None
+            and not self.card
+            and self.figure.get_figwidth() <= WIDTHS_IN["single"]
+        )
+        environment = "figure" if is_narrow else "figure*"
+        size = r"[width=\linewidth,height=0.55\textheight,keepaspectratio]" if self.card else ""
+        lines = [
+            r"% needs \usepackage{graphicx} and \graphicspath, which names the folder of the PDF",
+            rf"\begin{{{environment}}}[htbp]",
+            r"\centering",
+            rf"\includegraphics{size}{{{self.name}.pdf}}",
+            rf"\caption{{{latex(self.caption)}}}\label{{fig:{self.name}}}",
+            rf"\end{{{environment}}}",
+        ]
+        return "\n".join([*lines, ""])
+
+    @property
+    def inline(self) -> str:
+        """The drawing as an element of the page: with its own identifiers and the page's colours."""
+        svg = self.svg[self.svg.index("<svg") :]
+        svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+        width = float(re.findall(r'viewBox="0 0 ([0-9.]+)', svg)[0]) * PIXELS_PER_PT
+        svg = re.sub(
+            r'(<svg[^>]*?) width="[^"]*"', rf'\1 style="max-width: {width:.0f}px"', svg, count=1
+        )
+        svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)
+        svg = re.sub(r'\bid="', f'id="{self.name}-', svg)
+        svg = re.sub(r'(url\(|xlink:href=")#', rf"\1#{self.name}-", svg)
+        # Colours are replaced in styles only, which matplotlib makes: a text may hold anything.
+        svg = re.sub(r'style="[^"]*"', lambda style: self._page_style(style[0]), svg)
+        return svg.replace("<svg ", '<svg role="img" aria-hidden="true" ', 1).strip()
+
+    def _page_style(self, style: str) -> str:
+        style = re.sub(r"'DejaVu Sans'[^;\"]*", "var(--font), sans-serif", style)
+        if not self.card:
+            for colour, variable in _PAGE_COLOURS.items():
+                style = style.replace(colour, variable)
+        return style
+
+
+def colours(strategies: Iterable[str]) -> dict[str, str]:
+    """Return {strategy: colour}; strategies that are not Ringside's take the colours that are left, by name."""
+    chosen: dict[str, str] = {}
+    unknown = 0
+    for name in sorted(set(strategies)):
+        colour = STRATEGIES.get(name) or STRATEGIES.get(name.removesuffix("_device"))
+        if colour is None:
+            colour = OTHER_STRATEGIES[unknown % len(OTHER_STRATEGIES)]
+            unknown += 1
+        chosen[name] = COLOURS[colour][0]
+    return chosen
+
+
+def marker(strategy: str) -> str:
+    """Return the marker of a strategy; strategies of one colour differ in it."""
+    if strategy.endswith("_device") and strategy != "kvstore_device":
+        return "s"
+    return "D" if strategy == "kvstore_local" else "o"
+
+
+@contextlib.contextmanager
+def style(width: str = ON_PAGE) -> Iterator[None]:
+    """Give figures that are made inside the look of the report, and a width of WIDTHS_IN."""
+    import matplotlib
+
+    before = _width_in.set(WIDTHS_IN[width])
+    try:
+        with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+            yield
+    finally:
+        _width_in.reset(before)
+
+
+def figure_width() -> float:
+    """Return the width of the current figures, in inches."""
+    return _width_in.get()
+
+
+def for_width(amount: float) -> int:
+    """Scale a count of characters or ticks from the width of the page to that of the current figures."""
+    return round(amount * _width_in.get() / WIDTHS_IN[ON_PAGE])
+
+
+def as_figure(figure: Any, name: str, caption: str, data: Table) -> Figure:
+    """Return a figure as SVG and PDF, without a date and without the name of the program that wrote them."""
+    if engine := figure.get_layout_engine():
+        engine.execute(
+            figure
+        )  # once for both files: each would lay out anew, and draw twice for it
+        figure.set_layout_engine(None)
+    files = {}
+    with _fonts_without_layout():
+        for form, metadata in (("svg", {"Date": None}), ("pdf", {"CreationDate": None})):
+            out = io.BytesIO()
+            figure.savefig(out, format=form, metadata=metadata)
+            files[form] = out.getvalue()
+    return Figure(name, caption, files["svg"].decode(), files["pdf"], figure=figure, data=data)
+
+
+@contextlib.contextmanager
+def _fonts_without_layout() -> Iterator[None]:
+    """Have fonts cut for a PDF without the tables by which programs lay out text.
+
+    The text of a PDF is laid out, and to cut those tables takes a third of its time. matplotlib has no option for it.
+    """
+    options = importlib.import_module("fontTools.subset").Options
+    before = options._drop_tables_default
+    options._drop_tables_default = [*before, "GSUB", "GPOS", "GDEF"]
+    try:
+        yield
+    finally:
+        options._drop_tables_default = before

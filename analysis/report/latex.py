@@ -1,0 +1,77 @@
+"""Text and tables as LaTeX for papers: pandas' Styler writes the tables (booktabs), texts hold what pdflatex prints."""
+
+import unicodedata
+from collections.abc import Collection, Sequence
+
+from analysis.text import single_line
+
+SYMBOLS = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
+    "|": r"\textbar{}", "[": "{[}", "]": "{]}", "\N{MINUS SIGN}": "$-$", "\N{NO-BREAK SPACE}": "~", "→": r"$\rightarrow$",
+    "×": r"$\times$", "÷": r"$\div$", "±": r"$\pm$", "·": r"$\cdot$", "≤": r"$\leq$", "≥": r"$\geq$", "≈": r"$\approx$",
+    "²": "$^2$", "°": r"$^\circ$", "†": r"$^\dagger$", "–": "--", "—": "---", "…": r"\ldots{}", "“": "``", "”": "''",
+    "’": "'", "µ": r"$\mu$", "α": r"$\alpha$", "β": r"$\beta$", "γ": r"$\gamma$",
+}  # fmt: skip
+ONE_PAGE = 45  # rows; what is longer is a longtable
+DOUBTFUL = "†"
+
+
+def latex(text: str) -> str:
+    """Return text that pdflatex prints as it is, on one line; a letter that it lacks becomes its code, `U+4E2D`."""
+    printed = ""
+    for letter in single_line(text, 1500):
+        base = unicodedata.normalize("NFD", letter)[0]
+        if letter in SYMBOLS:
+            printed += SYMBOLS[letter]
+        elif letter == "-" and printed.endswith("-"):
+            printed += "{}-"  # two hyphens are no dash
+        elif " " <= letter <= "~":
+            printed += letter
+        else:
+            printed += base if "A" <= base <= "z" else f"U+{ord(letter):04X}"
+    return printed
+
+
+def table_float(
+    name: str,
+    caption: str,
+    headings: Sequence[str],
+    formats: str,
+    rows: Sequence[Sequence[str]],
+    marked: Collection[int],
+) -> str:
+    r"""Return a float to be \input, with caption and label. `formats` has `l` or `r` for each column.
+
+    A table that is wider than the text is made smaller; a row of `marked` is doubtful.
+    """
+    import pandas as pd
+
+    cells = [[latex(text) for text in row] for row in rows]
+    caption = latex(caption)
+    if marked:
+        caption += f" {SYMBOLS[DOUBTFUL]} a check doubts these numbers."
+        for number in marked:
+            cells[number][0] += SYMBOLS[DOUBTFUL]
+    styler = pd.DataFrame(cells, columns=[latex(heading) for heading in headings]).style.hide(
+        axis="index"
+    )
+    if len(rows) > ONE_PAGE:
+        text = styler.to_latex(
+            hrules=True,
+            column_format=formats,
+            caption=caption,
+            label=f"tab:{name}",
+            environment="longtable",
+        )
+        return f"% needs \\usepackage{{booktabs,longtable}}\n{{\\scriptsize\n{text}}}\n"
+    tabular = styler.to_latex(hrules=True, column_format=formats).strip()
+    lines = [
+        r"% needs \usepackage{adjustbox,booktabs}",
+        r"\begin{table*}[htbp]",
+        r"\centering\footnotesize",
+        rf"\caption{{{caption}}}\label{{tab:{name}}}",
+        rf"\begin{{adjustbox}}{{max width=\textwidth}}{tabular}\end{{adjustbox}}",
+        r"\end{table*}",
+    ]
+    return "\n".join([*lines, ""])

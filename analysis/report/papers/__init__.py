@@ -1,1 +1,0 @@
-"""A report's tables and figures as LaTeX for papers: floats to be \\input, and a document that shows them all."""

@@ -1,0 +1,452 @@
+"""Where the rate goes: the waterfall, what the clocks take, and what the strategy costs a step, part by part."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from analysis.findings.communication import COST
+from analysis.findings.control_cells import WITHOUT, ControlRuns
+from analysis.findings.step_differences import Step, mean_step, step_of
+from analysis.findings.waterfall import NOT_TOLD, SLOWED, TAIL, ClockPart, beyond, observed
+from analysis.report.charts import (
+    Bar,
+    BarGroup,
+    WaterfallStep,
+    bars_figure,
+    truncation_note,
+    waterfall_figure,
+)
+from analysis.report.figure import COLOURS, GREY, HIGHLIGHT, Figure
+from analysis.report.measured_values import RATE, in_parentheses
+from analysis.report.numbers import NumberFormat, estimate, number
+from analysis.report.section import Section
+from analysis.report.sections.forecasts.known import CellForecast, known, of_own_parts
+from analysis.report.table import Column, Table, Value, numbers_table
+from analysis.study.draws import next_run, scaled
+from analysis.study.estimates import Estimate, Findings, Waterfall, WaterfallPart
+from analysis.study.names import (
+    gpu_ids,
+    gpu_list,
+    label,
+    ran_alone,
+    short_names,
+    spoken,
+    things_of,
+    unit_of,
+)
+from analysis.study.names import names_of_unit as of_unit
+from analysis.study.study import Runs, Study, middle
+from analysis.text import first_lines, single_line
+
+TITLE = "Where the rate goes"
+MOST_WATERFALLS = 3  # figures
+MS = NumberFormat(decimals=2)
+GAIN = COLOURS["green"][0]
+HATCHES = {GAIN: "////", GREY: "\\\\\\\\"}  # tells them apart in grey
+CAPPED = "gpu/power_capped_share"
+FROM_SAMPLES, FROM_BOUND = "samples beside steps", "not measured: the most it can be"
+
+OWN, BOTH, WAITING = (
+    "own work on one GPU",
+    "backward slowed, and own work",
+    "waiting for slower ranks",
+)
+UNEXPLAINED, WHOLE = "not explained", "all that it costs"
+OWN_TABLES = "by its own buckets, collectives and γ"
+MOST_COST_CELLS = 5  # of the figure
+PART_LOOKS = {  # colour and hatch, told apart in grey too
+    OWN: (COLOURS["sky"][0], ""), BOTH: (COLOURS["orange"][0], "\\\\\\\\"), SLOWED: (COLOURS["orange"][0], ""),
+    TAIL: (COLOURS["blue"][0], "////"), WAITING: (COLOURS["purple"][0], ""),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class WaterfallRow:
+    """A row of a waterfall: a rate between its parts, or a part."""
+
+    name: str
+    rate: Estimate | None = None
+    part: WaterfallPart | None = None
+
+    @property
+    def change(self) -> Estimate | None:
+        """The rate, or what the part adds to it; None: not known."""
+        if self.part is None:
+            return self.rate
+        return scaled(self.part.lost, -1.0) if self.part.lost else None
+
+
+def waterfall(study: Study, findings: Findings) -> Section | None:
+    """Return where the rate goes, part by part, down to the residual. One GPU alone loses nothing to others."""
+    if not study.trains or (study.records and ran_alone(study)):
+        return None
+    unit, things = unit_of(study), things_of(study)
+    names = short_names(dict.fromkeys(fall.label for fall in findings.waterfalls))
+    rows = [(fall, row) for fall in findings.waterfalls for row in waterfall_rows(fall)]
+    table = Table.of(
+        "waterfall",
+        f"From the ideal rate to the measured one; parts and residual add up to the gap.{in_parentheses(study)}",
+        (
+            Column("cell", "cell", lambda row: names[row[0].label]),
+            Column("gpus", unit, lambda row: gpu_ids(row[0].gpus)),
+            Column("part", "part", lambda row: of_unit(row[1].name, unit)),
+            Column("images_per_second", f"{things}/s", lambda row: row[1].change, "rate", True),
+            Column(
+                "share", "of ideal", lambda row: _share(row[1].change, row[0].ideal.value), "part"
+            ),
+            Column("ms", "ms of a step", lambda row: row[1].part and row[1].part.ms, MS, True),
+            Column("why", "note", lambda row: row[1].part.why if row[1].part else ""),
+        ),
+        rows,
+    )
+    lines = []
+    if not rows and (middle(study.usable, RATE) is not None or not study.usable):
+        lines.append("To see where the loss comes from, run with waterfall=true.")
+    elif not rows:
+        lines.append(f"Not known: no cell that counts measured {things} per second.")
+    figures = waterfall_figures(findings.waterfalls, names, unit, things)
+    return Section("waterfall", TITLE, tuple(lines), tuple(figures), (table,))
+
+
+def _share(value: Estimate | None, ideal: float) -> float | None:
+    return value.value / ideal if value is not None and ideal else None
+
+
+def waterfall_rows(fall: Waterfall) -> list[WaterfallRow]:
+    """Return the rows from the top: all members alone if the spread is known, the ideal, what is lost, the measured rate."""
+    above = [part for part in fall.parts if part.above_ideal]
+    spread = [part.lost.value for part in above if part.lost is not None]
+    rows = []
+    if spread:
+        rows.append(WaterfallRow("all members alone", Estimate(fall.ideal.value + sum(spread))))
+    rows += [WaterfallRow(part.name, part=part) for part in above]
+    rows.append(WaterfallRow(f"ideal, {len(fall.gpus)} × slowest", fall.ideal))
+    rows += [WaterfallRow(part.name, part=part) for part in fall.parts if not part.above_ideal]
+    residual = Estimate(fall.residual, fall.residual_low, fall.residual_high)
+    rows.append(
+        WaterfallRow("residual", part=WaterfallPart("residual", residual, "what no part explains"))
+    )
+    return [*rows, WaterfallRow("measured", fall.measured)]
+
+
+def waterfall_figures(
+    waterfalls: Sequence[Waterfall], names: Mapping[str, str], unit: str, things: str
+) -> Iterator[Figure]:
+    """Yield a figure for each waterfall: from the ideal rate down to the measured one, a bar for each known part."""
+    rate = f"{things.replace(' ', '_')}_per_second"
+    for panel, fall in enumerate(waterfalls[:MOST_WATERFALLS], 1):
+        how = " with the strategy" if fall.with_strategy else ""
+        slowest = f"{len(fall.gpus)} × the slowest {unit.removesuffix('s')} alone{how}"
+        caption = f"{single_line(names[fall.label])}, {unit} {gpu_ids(fall.gpus)}: from {slowest} to the measured rate."
+        caption += " The axis does not begin at 0."
+        if any(_is_insignificant(part) for part in fall.parts):
+            caption += " Pale: not told apart from 0."
+        if panel == MOST_WATERFALLS:
+            caption += truncation_note(
+                waterfalls, MOST_WATERFALLS, "more waterfall", "waterfall.csv"
+            )
+        rows = waterfall_rows(fall)
+        steps = [_step(row, fall.ideal.value, unit) for row in rows]
+        data = [(row.name, row.part.lost if row.part else None, row.rate) for row in rows]
+        keys = ("part", f"lost_{rate}", rate)
+        yield waterfall_figure(
+            f"waterfall-{panel}",
+            caption,
+            steps,
+            fall.ideal.value,
+            f"{things}/s",
+            numbers_table(keys, data),
+        )
+
+
+def _step(row: WaterfallRow, ideal: float, unit: str) -> WaterfallStep:
+    name = of_unit(single_line(row.name, 34), unit)
+    if row.part is None:
+        return WaterfallStep(
+            name, level=row.rate, text=number(row.rate.value if row.rate else None, "rate")
+        )
+    if row.part.lost is None:
+        return WaterfallStep(name, text="not known")
+    lost = row.part.lost.value
+    text = number(abs(lost), "rate")
+    if lost:
+        text = ("−" if lost > 0 else "+") + text
+    if ideal:
+        text += f" ({number(abs(lost) / ideal, 'share')})"
+    colour = HIGHLIGHT if lost >= 0 else GAIN
+    if row.part.name == "residual":
+        colour = GREY
+    return WaterfallStep(
+        name,
+        None,
+        row.part.lost,
+        text,
+        colour,
+        HATCHES.get(colour, ""),
+        _is_insignificant(row.part),
+    )
+
+
+def _is_insignificant(part: WaterfallPart) -> bool:
+    """Return whether an interval holds 0, or whether only a bound is known."""
+    if NOT_TOLD in part.why:
+        return True
+    if part.lost is None or part.lost.low is None or part.lost.high is None:
+        return False
+    return part.lost.low <= 0 <= part.lost.high
+
+
+# ---- Clocks -------------------------------------------------------------------------------------
+
+
+def clocks(study: Study, findings: Findings) -> Section | None:
+    """Return the clocks of each waterfall in which they differ; None where there is none."""
+    differing = []
+    for fall in findings.waterfalls:
+        for part in fall.parts:
+            if isinstance(part, ClockPart) and part.lost is not None and part.lost.value:
+                differing.append((fall, part))
+    if not differing:
+        return None
+    names = short_names(dict.fromkeys(fall.label for fall in findings.waterfalls))
+    capped = {
+        (runs.gpus, frozenset(runs.key.items())): middle(runs.records, CAPPED)
+        for runs in study.timed
+    }
+    things = things_of(study)
+    rows: list[dict[str, Value]] = []
+    for fall, part in differing:
+        rows.append(
+            {
+                "power_capped_share": capped.get((fall.gpus, frozenset(fall.key.items()))),
+                "exponent": part.exponent,
+                "exponent_from": FROM_SAMPLES if part.samples else FROM_BOUND,
+                "samples": part.samples or None,
+                "images_per_second_at_equal_clocks": part.at_equal_clocks,
+            }
+        )
+        rows += [{} for _ in part.members[1:]]  # what is of the cell stands in its first row
+        for row, member in zip(
+            rows[-max(1, len(part.members)) :], part.members or [None], strict=True
+        ):
+            row |= {"cell": names[fall.label], "gpus": gpu_ids(fall.gpus)}
+            if member:
+                row |= {
+                    "gpu": member.gpu,
+                    "alone_mhz": member.alone_mhz,
+                    "together_mhz": member.together_mhz,
+                }
+    caption = (
+        "A step takes as long as clock to the power of −e: e is 0 for a step that waits for memory, 1 for one that computes. "
+        "At equal clocks: the rate if each member had the clock that it has alone."
+    )
+    if any(part.members for _, part in differing):
+        caption = f"SM clock of each member that ran alone, in the timed windows. {caption}"
+    columns = (
+        Column("cell", "cell"),
+        Column("gpus", unit_of(study)),
+        Column("gpu", "GPU", kind="count"),
+        Column("alone_mhz", "MHz alone", kind="count"),
+        Column("together_mhz", "together", kind="count"),
+        Column("power_capped_share", "at the power cap", kind="share"),
+        Column("exponent", "e", kind=MS, bounded=True),
+        Column("exponent_from", "e from"),
+        Column("samples", "samples", kind="count"),
+        Column(
+            "images_per_second_at_equal_clocks",
+            f"{things}/s at equal clocks",
+            kind="rate",
+            bounded=True,
+        ),
+    )
+    table = Table.of("clocks", caption, columns, rows)
+    lines = first_lines(
+        _clock_sentence(fall, part, names[fall.label], things) for fall, part in differing
+    )
+    return Section("waterfall", TITLE, tuple(lines), (), (table,))
+
+
+def _clock_sentence(fall: Waterfall, part: ClockPart, name: str, things: str) -> str:
+    """Return the rate at equal clocks, and what the clocks take, in a sentence."""
+    assert part.lost is not None
+    where = f"{spoken(single_line(name))} on {gpu_list(fall.gpus)}"
+    lost = estimate(part.lost, "rate")
+    if not part.samples:
+        return (
+            f"{where}: clocks are lower than alone. If steps followed them, which nothing measured here, that would take "
+            f"{lost} {things}/s; steps that wait for memory follow them less. It is {NOT_TOLD}."
+        )
+    equal = ""
+    if part.at_equal_clocks is not None:
+        share = number(fall.measured.value / fall.ideal.value, "share")
+        equal = (
+            f": at the clocks that its members have alone it would train {estimate(part.at_equal_clocks, 'rate')} "
+            f"{things}/s, {number(part.at_equal_clocks.value / fall.ideal.value, 'share')} of the ideal instead of {share}"
+        )
+    doubt = f", {NOT_TOLD}" if NOT_TOLD in part.why else ""
+    return f"{where}{equal}. So other clocks take {lost} {things}/s{doubt}."
+
+
+# ---- What the strategy costs a step -------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CostParts:
+    """One cell: {part: ms} as measured and as modelled; a part that is not known is absent."""
+
+    name: str
+    gpus: str
+    measured: Mapping[str, Estimate]
+    modelled: Mapping[str, float]
+    made: str  # how the model came to them
+
+
+def cost_parts(study: Study, findings: Findings) -> Section | None:
+    """Return the costs of each cell on several GPUs in parts; None where no cell's are known, measured or modelled.
+
+    Measured parts come from observed steps, modelled ones from the cell's forecast. Neither is made to add up.
+    """
+    controls, forecasts = ControlRuns(study), known(study)
+    cells = [
+        runs
+        for runs in study.timed
+        if runs.world_size > 1 and runs.strategy != WITHOUT and runs.difference(COST)
+    ]
+    names = short_names(dict.fromkeys(label(study, runs) for runs in cells))
+    costs = []
+    for runs in cells:
+        measured = _measured_parts(
+            runs, [alone for gpu, alone in controls.alone(runs).items() if gpu in runs.gpus]
+        )
+        ids = [record.record_id for record in runs.records]
+        own_parts = of_own_parts(forecasts, ids)
+        modelled = own_parts or forecasts.of(ids)
+        if modelled:
+            made = OWN_TABLES if own_parts else modelled.made
+            parts = _modelled_parts(modelled, BOTH in measured)
+            costs.append(
+                CostParts(names[label(study, runs)], gpu_ids(runs.gpus), measured, parts, made)
+            )
+        elif len(measured) > 1:
+            costs.append(CostParts(names[label(study, runs)], gpu_ids(runs.gpus), measured, {}, ""))
+    if not any(TAIL in cost.measured or TAIL in cost.modelled for cost in costs):
+        return None  # the waterfall says as much
+    ways = list({cost.made for cost in costs if cost.modelled})
+    how = "Modelled: from its own buckets, else from its forecast. " if ways else ""
+    if len(ways) == 1:
+        how = f"Every cell is modelled {ways[0]}. "
+    table = Table.of(
+        "cost_parts",
+        "What the strategy adds to a step, in ms. Measured parts are from steps that were observed with the exchange and without "
+        "it; what one GPU takes too is own work. “All that it costs” is from steps with and without the strategy in turn. "
+        f"{how}Parts need not add up: the rest is unexplained.",
+        (
+            Column("cell", "cell", lambda row: row[0].name),
+            Column("gpus", unit_of(study), lambda row: row[0].gpus),
+            Column("part", "part", lambda row: row[1]),
+            Column("measured_ms", "measured ms", lambda row: row[0].measured.get(row[1]), MS, True),
+            Column("modelled_ms", "modelled ms", lambda row: row[0].modelled.get(row[1]), MS),
+            Column(
+                "modelled_from", "modelled how", lambda row: row[0].made if row[1] in row[0].modelled else "",
+                shown=len(ways) > 1,
+            ),
+        ),
+        _part_rows(costs),
+    )  # fmt: skip
+    return Section("waterfall", TITLE, (), (cost_figure(costs, unit_of(study)),), (table,))
+
+
+def _measured_parts(runs: Runs, alone: Sequence[Runs]) -> dict[str, Estimate]:
+    """Return the measured parts; own work apart where the steps of one GPU were observed too."""
+    whole, seen = step_of(runs, COST), observed(runs)
+    assert whole is not None  # only such cells are asked
+    own = mean_step(
+        [step for step in (step_of(single, COST) for single in alone) if step is not None]
+    )
+    seen_alone = [seen_one for seen_one in map(observed, alone) if seen_one is not None]
+    parts: dict[str, Step] = {}
+    if seen and seen_alone and own:
+        slowed = beyond(seen.slowed, [single.slowed for single in seen_alone])
+        parts = {
+            OWN: own,
+            SLOWED: slowed,
+            TAIL: beyond(seen.tail, [single.tail for single in seen_alone]),
+        }
+    elif seen:
+        parts = {BOTH: seen.slowed + seen.after, TAIL: seen.tail}
+    elif own:
+        parts = {OWN: own}
+    rest = whole
+    for step in parts.values():
+        rest = rest - step
+    if parts:
+        parts[UNEXPLAINED] = rest
+    parts[WHOLE] = whole
+    return {name: next_run(step.ms, step.draws, float("inf")) for name, step in parts.items()}
+
+
+def _modelled_parts(forecast: CellForecast, both: bool) -> dict[str, float]:
+    """Return the modelled parts; `both`: slower backward and own work are one part."""
+    own, slowed = forecast.own_work_ms, forecast.contention_ms
+    parts = {TAIL: forecast.tail_ms, WAITING: forecast.waiting_ms, WHOLE: forecast.cost_ms}
+    if both:
+        parts[BOTH] = None if own is None or slowed is None else own + slowed
+    else:
+        parts |= {OWN: own, SLOWED: slowed}
+    return {name: ms for name, ms in parts.items() if ms is not None}
+
+
+def _part_rows(costs: Sequence[CostParts]) -> list[tuple[CostParts, str]]:
+    rows = []
+    for cost in costs:
+        for part in (*PART_LOOKS, UNEXPLAINED, WHOLE):
+            if part in cost.measured or part in cost.modelled:
+                rows.append((cost, part))
+    return rows
+
+
+def cost_figure(costs: Sequence[CostParts], unit: str) -> Figure:
+    """Return the figure of the first cells: a bar of measured parts, and below it one of modelled parts."""
+    shown = sorted(costs, key=lambda cost: TAIL not in cost.measured)[:MOST_COST_CELLS]
+    groups = []
+    for cost in shown:
+        whole = cost.measured.get(WHOLE)
+        measured = {
+            of_unit(part, unit): ms.value
+            for part, ms in cost.measured.items()
+            if part in PART_LOOKS
+        }
+        bars = [
+            Bar(
+                measured,
+                "measured",
+                whole,
+                number(whole.value if whole else sum(measured.values()), MS),
+            )
+        ]
+        if cost.modelled:
+            modelled = {
+                of_unit(part, unit): ms for part, ms in cost.modelled.items() if part in PART_LOOKS
+            }
+            modelled_ms = cost.modelled.get(WHOLE)
+            end = (
+                sum(ms for ms in modelled.values() if ms > 0)
+                if modelled_ms is None
+                else modelled_ms
+            )
+            diamond = None if modelled_ms is None else Estimate(modelled_ms)
+            bars.append(Bar(modelled, "modelled", diamond, number(end, MS)))
+        groups.append(BarGroup(f"{cost.name}, {unit} {cost.gpus}", "", bars))
+    rows = [
+        (cost.name, cost.gpus, part, cost.measured.get(part), cost.modelled.get(part))
+        for cost, part in _part_rows(shown)
+    ]
+    return bars_figure(
+        "cost-parts",
+        "What the strategy adds to a step, in parts. Diamonds: all that it costs, from steps with and without it in turn. What "
+        "lies between the end of a bar and its diamond is not explained."
+        f"{truncation_note(costs, len(shown), 'more cell', 'cost_parts.csv')}",
+        groups,
+        {of_unit(part, unit): look for part, look in PART_LOOKS.items()},
+        "ms of a step",
+        numbers_table(("cell", "gpus", "part", "measured_ms", "modelled_ms"), rows),
+    )

@@ -1,1 +1,0 @@
-"""Images per second: against the number of GPUs, and against an option that is a number."""

@@ -1,1 +1,0 @@
-"""Sections on how a study was run."""

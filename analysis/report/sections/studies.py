@@ -1,0 +1,125 @@
+"""Several studies: what differs between their machines, software and dates, and how the same cells differ."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from analysis.findings.between_studies import (
+    EQUAL,
+    FASTER,
+    SLOWER,
+    UNKNOWN,
+    CellDifference,
+    Differences,
+    MeasuredNumber,
+    Side,
+)
+from analysis.report.numbers import ABSENT, number, of_metric
+from analysis.report.section import Section
+from analysis.report.table import Column, Table
+from analysis.study.names import short_names
+from analysis.text import count, first_lines, single_line
+from benchmarks.record.metrics import metric as entry_of
+
+INSIDE = "the intervals hold what differs between runs inside each study"
+IN_TURN = f"They were measured in turn; {INSIDE}."
+NOT_IN_TURN = f"They were not measured in turn, so what changes on a machine between sweeps would look the same; {INSIDE}."
+
+
+def studies(
+    differing: Mapping[str, Sequence[str]],
+    sides: Sequence[Side],
+    compared: Mapping[str, Differences],
+) -> Section:
+    """Return what differs between studies, and their cells; `compared` are the differences of each from the first, by name."""
+    tables = [facts_table(differing, [side.name for side in sides])]
+    lines = []
+    for name, differences in compared.items():
+        lines.append(verdict_sentence(sides[0].name, name, differences))
+        tables.append(
+            differences_table(
+                differences,
+                f"cells-{len(tables)}",
+                f"The same cells, {name} against {sides[0].name}",
+            )
+        )
+    for side in sides:
+        if side.study.unreadable:
+            files = count(len(side.study.unreadable), "file")
+            lines.append(f"{side.name}: {files} could not be read: {side.study.unreadable[0]}.")
+    return Section(
+        "studies", "The studies beside each other", tuple(first_lines(lines)), tables=tuple(tables)
+    )
+
+
+def facts_table(differing: Mapping[str, Sequence[str]], names: Sequence[str]) -> Table:
+    """Return a row for each fact that differs, with its value in each study."""
+    columns = [Column("fact", "")]
+    columns += [Column(f"study_{number}", name) for number, name in enumerate(names, 1)]
+    rows = []
+    for fact, values in differing.items():
+        rows.append(
+            {"fact": fact} | {f"study_{number}": value for number, value in enumerate(values, 1)}
+        )
+    return Table.of("differs", "What differs", columns, rows)
+
+
+def differences_table(differences: Differences, name: str, caption: str) -> Table:
+    """Return both rates of every cell that two studies have, their difference and the verdict."""
+    units = {unit_of(cell.metric) for cell in differences.cells if cell.metric}
+    unit = units.pop() if len(units) == 1 else ""
+    names = short_names(cell.name for cell in differences.cells)
+
+    def value(cell: CellDifference, numbers: Mapping[str, MeasuredNumber]) -> str:
+        own_unit = "" if unit else unit_of(cell.metric)
+        return f"{plain_number(cell.metric, numbers.get(cell.metric))} {own_unit}".strip()
+
+    def runs(cell: CellDifference) -> str:
+        measured = (numbers.get(cell.metric) for numbers in (cell.first, cell.second))
+        return ", ".join(str(each.runs) for each in measured if each)
+
+    return Table.of(
+        name,
+        f"{caption}, with 95 % intervals",
+        (
+            Column("cell", "cell", lambda cell: names[cell.name]),
+            Column("runs", "runs", runs, "count"),
+            Column("a", f"A {unit}".strip(), lambda cell: value(cell, cell.first), "number"),
+            Column("b", f"B {unit}".strip(), lambda cell: value(cell, cell.second), "number"),
+            Column("difference", "difference", lambda cell: cell.change, "change", True),
+            Column("smallest", "visible from", lambda cell: cell.smallest, "share"),
+            Column("verdict", "verdict on B", lambda cell: cell.verdict),
+        ),
+        differences.cells,
+    )
+
+
+def plain_number(metric: str, measured: MeasuredNumber | None) -> str:
+    """Return a number as its metric is written."""
+    return ABSENT if measured is None else number(measured.plain, of_metric(metric))
+
+
+def unit_of(metric: str) -> str:
+    """Return the unit of a metric for people."""
+    unit = entry_of(metric).unit
+    return "share" if unit == "%" else unit
+
+
+def verdict_words(cells: Sequence[CellDifference]) -> str:
+    """Return `slower in 4, no difference seen in 2`."""
+    verdicts = Counter(cell.verdict for cell in cells)
+    return ", ".join(
+        f"{word} in {verdicts[word]:,}"
+        for word in (SLOWER, FASTER, EQUAL, UNKNOWN)
+        if verdicts[word]
+    )
+
+
+def verdict_sentence(first: str, second: str, differences: Differences) -> str:
+    """Return how the cells of a study compare with those of the first, and what that may claim."""
+    if not differences.cells:
+        return f"{second} and {first} have no cell in common."
+    claim = IN_TURN if differences.in_turn else NOT_IN_TURN
+    words = verdict_words(differences.cells)
+    return single_line(
+        f"{second} against {first}, {count(len(differences.cells), 'cell')}: {words}. {claim}", 700
+    )

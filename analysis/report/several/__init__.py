@@ -1,1 +1,0 @@
-"""The report of several studies: machines, dates or versions beside each other, never merged."""

@@ -1,1 +1,0 @@
-"""Where the wall time of cells and of sweeps went."""
