@@ -334,6 +334,14 @@ class Config:
     dry_run: bool = option(False, "print the cells and the time they take, start nothing")
 
 
+@dataclass(frozen=True)
+class Request:
+    """One combination of a sweep as Hydra composed it."""
+
+    config: Config
+    overrides: list[str]
+
+
 @functools.cache
 def register() -> None:
     """Make the schema known to Hydra under the name that conf/config.yaml begins with.

@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 
+from conf.schema import Request
 from launch.engines.engine import CellEngine
 from launch.engines.hosts import HostsEngine
 from launch.engines.local import LocalEngine
 from launch.machine.fleet import compare
 from launch.plan.nodes import wanted_hosts
-from launch.plan.plan import Plan, Request, plan, refuse_wrong_options
+from launch.plan.plan import Plan, plan, refuse_wrong_options
 from launch.study.provenance import HostsAround, Surroundings
 
 

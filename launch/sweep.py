@@ -23,7 +23,8 @@ from benchmarks.record.own_files import NotOurs
 from conf import nccl
 from conf.options import Refused
 from conf.resolve import checked
-from conf.schema import Config
+from conf.schema import Request
+from launch.cli.compose import cpu_preset_note
 from launch.display.closing import (
     MEASURED_ELSEWHERE,
     MESSAGE_LENGTH,
@@ -41,8 +42,7 @@ from launch.machine.devices import refuse_several
 from launch.machine.facts import nccl_configuration
 from launch.machine.secrets import argument_without_secrets
 from launch.plan.order import rounds
-from launch.plan.plan import Plan, Request
-from launch.plan.small_form import about_small_form
+from launch.plan.plan import Plan
 from launch.plan.time_estimate import worded
 from launch.plan.time_left import TimeLeft
 from launch.prepare import prepared
@@ -59,14 +59,11 @@ from launch.tracking.projector import Projector
 
 
 def run(
-    composed: Sequence[tuple[Config, list[str]]],
-    typed: Sequence[str],
-    began_s: float,
-    small: Sequence[str] = (),
+    requests: Sequence[Request], typed: Sequence[str], began_s: float, preset: Sequence[str] = ()
 ) -> int:
-    """Run the sweep that was asked for: of each cell its configuration and its overrides, and the command as it was typed.
+    """Run the sweep of some requests; `typed` is the command as it was typed.
 
-    `began_s` is what the monotonic clock said as launch.py began; `small` made the study its small form for CPU workers.
+    `began_s` is what the monotonic clock said as launch.py began; `preset` are the options of the study's CPU preset.
 
     Exit status: 0 done, 1 a cell failed, 3 other launchers are measuring cells of it (wait=false), 130 interrupted or out of
     the job's time.
@@ -82,17 +79,17 @@ def run(
     # A file, a pipe or a dumb terminal has no known width to wrap at.
     console.soft_wrap = not console.is_terminal or console.is_dumb_terminal
     stopping = Stopping(console)
-    if composed[0][0].engine.submit and not composed[0][0].dry_run:
+    if requests[0].config.engine.submit and not requests[0].config.dry_run:
         with stopping.listening():
-            configs = [checked(config)[0] for config, _ in composed]
+            configs = [checked(request.config)[0] for request in requests]
             refuse_engines(configs)
             return submit(configs, typed, os.environ, console).to_its_end(stopping)
     surrounding = nccl.with_configuration_files(os.environ, nccl_configuration(os.environ))
     with _refused("the request could not be planned"):
-        planned, engine, here = prepared([Request(*one) for one in composed], surrounding)
+        planned, engine, here = prepared(requests, surrounding)
     for notice in [
         *planned.notices,
-        *([about_small_form(small, planned.config.study)] if small else []),
+        *([cpu_preset_note(preset, planned.config.study)] if preset else []),
     ]:
         console.print(f"note: {notice}", markup=False)
     if planned.config.dry_run:

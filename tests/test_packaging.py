@@ -74,11 +74,11 @@ FOLDER_ARROWS = {
         "launch.left_for_the_end",
         "launch.run_cell",
         "launch.tracking",
+        "launch.cli",
     ),
     "launch.left_for_the_end": ("launch.display",),
     "launch.display": ("launch.plan",),
-    "launch.help": ("launch.compose", "launch.machine"),
-    "launch.compose": (),
+    "launch.cli": ("launch.machine",),
     "launch.run_cell": ("launch.plan",),
     "launch.plan": ("launch.profile", "launch.refuse"),
     "launch.refuse": ("launch.tracking",),
@@ -333,7 +333,7 @@ def loaded(statement, *names):
 
 
 def test_the_supervising_process_never_loads_torch():
-    ours = "launch.sweep, launch.__main__, launch.compose.hydra_errors, analysis.__main__, conf.cell, conf.command_line"
+    ours = "launch.sweep, launch.__main__, launch.cli.errors, analysis.__main__, conf.cell, conf.command_line"
     statement = f"import {ours}"
     assert loaded(
         statement,

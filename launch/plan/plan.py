@@ -13,7 +13,7 @@ from conf.cell import Cell
 from conf.gpus import by_link
 from conf.nodes import shown
 from conf.resolve import CheckedConfig, checked, labelled, resolve, without_effect
-from conf.schema import Config
+from conf.schema import Config, Request
 from launch.engines import slurm
 from launch.machine.devices import Machine, look, refuse_small_limits
 from launch.machine.fleet import Fleet
@@ -43,14 +43,6 @@ from launch.profile.nsys import Nsys
 from launch.refuse.engines import refuse_engines
 from launch.refuse.outputs import refuse_links, refuse_outputs
 from launch.study.study import study_folder
-
-
-@dataclass(frozen=True)
-class Request:
-    """One combination of a sweep as Hydra composed it."""
-
-    config: Config
-    overrides: list[str]
 
 
 @dataclass(frozen=True)

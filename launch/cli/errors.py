@@ -40,18 +40,13 @@ NO_SUCH_FILE = re.compile(r"Could not find '([^']+)'|In '[^']*': (.*)")
 
 
 def explain(error: Exception, arguments: Sequence[str]) -> str:
-    """Return the sentence for an error of a request; `arguments` are the overrides as Hydra read them."""
+    """Return the sentence for an error of a request; `arguments` are those of launch.py."""
     if isinstance(error, Refused):
         return str(error)
-    sentences = (one(error, arguments) for one in EXPLANATIONS)
-    return next(
-        (sentence for sentence in sentences if sentence),
-        " ".join(
-            line.strip()
-            for line in str(error).splitlines()
-            if line.strip() and "HYDRA_FULL_ERROR" not in line
-        ),
-    )
+    for explanation in EXPLANATIONS:
+        if sentence := explanation(error, arguments):
+            return sentence
+    return " ".join(str(error).split())
 
 
 def _not_in_grammar(error: Exception, arguments: Sequence[str]) -> str | None:
