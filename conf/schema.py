@@ -160,7 +160,7 @@ class Engine:
     )
     submit: bool = option(
         False,
-        "of engine=slurm: submit the whole command as a job, show its log and wait for it (needs submitit)",
+        "of engine=slurm: submit the whole command as a job and print its id (needs submitit)",
     )
     time_minutes: int = option(60, "minutes that the submitted job may take", least=1, most=1 << 20)
     partition: str | None = option(None, "partition of the submitted job; null: Slurm's default")

@@ -80,10 +80,10 @@ def run(
     console.soft_wrap = not console.is_terminal or console.is_dumb_terminal
     stopping = Stopping(console)
     if requests[0].config.engine.submit and not requests[0].config.dry_run:
-        with stopping.listening():
-            configs = [checked(request.config)[0] for request in requests]
-            refuse_engines(configs)
-            return submit(configs, typed, os.environ, console).to_its_end(stopping)
+        configs = [checked(request.config)[0] for request in requests]
+        refuse_engines(configs)
+        console.print(submit(configs, typed, os.environ), markup=False, soft_wrap=True)
+        return 0
     surrounding = nccl.with_configuration_files(os.environ, nccl_configuration(os.environ))
     with _refused("the request could not be planned"):
         planned, engine, here = prepared(requests, surrounding)
