@@ -16,8 +16,8 @@ from launch.machine.devices import Machine
 from launch.machine.fleet import Fleet, Host
 from launch.machine.secrets import secret_value
 from launch.plan.order import once_each
+from launch.plan.own_code import refuse_wrong_code
 from launch.plan.profilers import Profiler
-from launch.refuse.own_code import refuse_wrong_code
 from launch.refuse.peer_access import refuse_without_peers
 from launch.refuse.shared_memory import refuse_too_little
 
