@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from conf.gpus import GPUS
-from conf.groups import ROOT, WITH_RULES
-from conf.nodes import NODES
+from conf.groups import ROOT, RULES, WITH_RULES
 from conf.options import Refused
-from conf.rules import RULES
+from conf.subsets import GPUS, NODES
 
 GROUPS = sorted(path.name for path in ROOT.iterdir() if path.is_dir() and any(path.glob("*.yaml")))
 LAUNCHER = re.compile(r"[+~]*hydra[/.]launcher\b")

@@ -207,8 +207,8 @@ def ladder_seeds():
 
 def read_hosts(seed, folder, number):
     """Read a damaged file of hosts."""
-    from conf.nodes import listed_hosts
     from conf.options import Refused
+    from conf.subsets import listed_hosts
 
     path = folder / "hosts"
     path.write_bytes(seed.data)

@@ -17,12 +17,12 @@ from tracked import make_record
 
 from analysis.findings.control_cells import control_cells
 from benchmarks.record import RecordError, read
-from conf import nodes, schema
+from conf import schema, subsets
 from conf.cell import Cell
 from conf.command_line import normalise
-from conf.nodes import NODES, host_sets, listed_hosts
 from conf.options import Refused
-from conf.servers import server_gpus
+from conf.resolve import server_gpus
+from conf.subsets import NODES, host_sets, listed_hosts
 from launch.display.columns import asked
 from launch.machine.devices import Device, Machine
 from launch.machine.fleet import Fleet, Host
@@ -137,7 +137,7 @@ def test_what_names_no_hosts_is_refused_with_the_right_form(typed, says):
     assert "twice" in says or "nodes=a+b,a+c" in message
 
 
-NAMES = some.from_regex(r"[a-z_][a-z0-9._-]{0,8}", fullmatch=True).filter(nodes.is_name)
+NAMES = some.from_regex(r"[a-z_][a-z0-9._-]{0,8}", fullmatch=True).filter(subsets.is_name)
 SETS = some.lists(some.lists(NAMES, min_size=1, max_size=4, unique=True), min_size=1, max_size=4)
 PIECES = ["a", "b1", "2", "03", "all", "classes", "choice(", ")", "[", "]", "'", '"', ",", "+", "\\,", " ", ":", "-", "_", ".",
           "\0", "\n", "$", "{", "}", "=", "null", "1e1", "@"]  # fmt: skip
@@ -204,9 +204,9 @@ def test_a_file_of_hosts_is_read_as_mxnet_and_open_mpi_have_it(tmp_path):
         (b"a\n\xff\n", "line 2: is no text in UTF-8"),
         (b"a\nb\0\n", "line 2: 'b\\\\x00' is no name of a host"),
         (b"a" * 300, "line 1: 'a"),
-        (b"\n" * (nodes.LARGEST_BYTES + 1), "larger than 1 MiB"),
+        (b"\n" * (subsets.LARGEST_BYTES + 1), "larger than 1 MiB"),
         (
-            b"".join(b"n%d\n" % number for number in range(nodes.MOST_HOSTS + 1)),
+            b"".join(b"n%d\n" % number for number in range(subsets.MOST_HOSTS + 1)),
             "line 4097: more than 4,096 hosts",
         ),
     ],
@@ -718,4 +718,4 @@ def test_mlflow_has_hosts_of_cells_with_hosts():
 def test_help_knows_the_words_of_nodes(launch, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     code, out, _ = launch("-h", "nodes")
-    assert code == 0 and all(word in out for word in nodes.WORDS)
+    assert code == 0 and all(word in out for word in subsets.NODE_WORDS)

@@ -16,8 +16,8 @@ from analysis.topology.subsets import best, classes, worst_order
 from benchmarks.record import CellFolder
 from conf import schema
 from conf.command_line import normalise
+from conf.host_limits import usable_cores
 from conf.options import Refused
-from conf.variables import usable_cores
 from launch.engines.environment import environment
 from launch.machine.devices import Device, Machine, look
 from launch.plan.order import PlannedCell, ordered

@@ -4,13 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
+from conf.nccl_vocabulary import OTHERS
 from records import make_record
 
 from analysis.report.sections.conditions import environment as section_of_environment
 from analysis.study.provenance import LEFT_OUT
 from analysis.study.study import Study
 from conf.nccl import FIELDS
-from conf.nccl_vocabulary import OTHERS
 from launch.engines.environment import scrubbed
 from launch.machine.facts import left_out, variables
 from launch.machine.secrets import (

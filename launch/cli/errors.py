@@ -9,16 +9,15 @@ from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from yaml import YAMLError
 
-from conf import gpus, nodes
+from conf import subsets
 from conf.command_line import GROUPS
-from conf.groups import WITH_RULES, choices
+from conf.groups import RULES, WITH_RULES, choices, no_yaml
 from conf.nccl import unknown_setting
 from conf.options import Refused, accepted, closest, described
-from conf.rules import RULES, no_yaml
 from conf.schema import Config
 
 # What a field accepts by its type.
-SETS = {"gpus": f"GPU ids; {gpus.FORMS}", "nodes": f"hosts; {nodes.FORMS}"}
+SETS = {"gpus": f"GPU ids; {subsets.GPU_FORMS}", "nodes": f"hosts; {subsets.NODE_FORMS}"}
 KINDS: dict[Any, str] = {
     bool: "true or false",
     str: "a text",

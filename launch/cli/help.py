@@ -13,7 +13,7 @@ from rich.table import Table
 
 from analysis.console import console
 from benchmarks.record.visible import forgive
-from conf import gpus, groups, nodes
+from conf import groups, subsets
 from conf.command_line import GROUPS, CommandLine
 from conf.options import Refused, accepted, closest, described
 from conf.schema import Config
@@ -61,7 +61,7 @@ def _print_topic(topic: str) -> None:
     if group in groups.WITH_RULES or key in GROUPS:
         choices = [(name, about_choice(group, name)) for name in groups.choices(group)]
         out.print(_table([f"{group}=", "meaning"], choices))
-    for option, words in (("gpus", gpus.WORDS), ("nodes", nodes.WORDS)):
+    for option, words in (("gpus", subsets.GPU_WORDS), ("nodes", subsets.NODE_WORDS)):
         if key == option:
             out.print(_table([f"{option}=", "meaning"], words.items()))
     every = list(option_rows(Config, ""))

@@ -15,9 +15,9 @@ from typing import Any
 
 from benchmarks.record.os_errors import because
 from benchmarks.record.own_files import make_folder
-from conf.nodes import COUNT, is_name
 from conf.options import Refused, path_of
 from conf.schema import Config
+from conf.subsets import COUNT, is_name
 from launch.engines import slurm
 from launch.engines.environment import ROOT
 

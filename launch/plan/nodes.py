@@ -1,14 +1,14 @@
-"""Which hosts a sweep may use, which it wants, and what `gpus=` means on each of them (conf.nodes has the grammar)."""
+"""Which hosts a sweep may use, which it wants, and what `gpus=` means on each of them (conf.subsets has the grammar)."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from analysis.topology.fabric import Switches, placement_classes
 from conf.groups import SERVER_NODES
-from conf.nodes import host_sets, is_name, listed_hosts
 from conf.options import Refused
+from conf.resolve import named_hosts
 from conf.schema import Config
-from conf.servers import named_hosts
+from conf.subsets import host_sets, is_name, listed_hosts
 from launch.engines import slurm
 from launch.engines.submit import hosts_of_job
 from launch.machine.devices import Machine

@@ -17,8 +17,8 @@ from typing import Any
 from benchmarks.agent.processes import with_absolute_path
 from conf import groups
 from conf.cell import SAMPLES, Cell
+from conf.groups import RULES
 from conf.options import Refused, closest
-from conf.rules import RULES
 from conf.targets import locate, locate_without_torch, source_file, split
 from launch.engines.environment import ROOT
 

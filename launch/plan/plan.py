@@ -10,10 +10,9 @@ from analysis.text import count
 from benchmarks.record import CellFolder
 from benchmarks.record.visible import one_line
 from conf.cell import Cell
-from conf.gpus import by_link
-from conf.nodes import shown
 from conf.resolve import CheckedConfig, checked, labelled, resolve, without_effect
 from conf.schema import Config, Request
+from conf.subsets import by_link, shown
 from launch.engines import slurm
 from launch.machine.devices import Machine, look, refuse_small_limits
 from launch.machine.fleet import Fleet

@@ -10,8 +10,8 @@ from benchmarks.record.visible import one_line
 from benchmarks.request import Room, refuse
 from conf import nccl
 from conf.cell import Cell
+from conf.host_limits import free_memory, free_shared_memory
 from conf.options import Refused
-from conf.variables import free_memory, free_shared_memory
 from launch.machine.devices import Machine
 from launch.machine.fleet import Fleet, Host
 from launch.machine.secrets import secret_value

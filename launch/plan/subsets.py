@@ -7,9 +7,9 @@ from analysis.study.names import unit
 from analysis.topology.model import Topology
 from analysis.topology.source import load_topology, parse_topology
 from analysis.topology.subsets import best, classes, worst, worst_order
-from conf.gpus import GPUS, PLAIN_WORDS, WORD, expand
 from conf.options import Refused
 from conf.schema import Config
+from conf.subsets import GPU_WORD, GPUS, PLAIN_WORDS, expand
 from launch.machine.devices import Device, Machine
 
 
@@ -27,7 +27,7 @@ def subsets(config: Config, machine: Machine, told: str | None = None) -> list[t
     """
     typed = ",".join(config.gpus)
     tokens = GPUS.one_set(config.gpus, typed)
-    if len(tokens) == 1 and WORD.fullmatch(tokens[0]):
+    if len(tokens) == 1 and GPU_WORD.fullmatch(tokens[0]):
         if tokens[0] in PLAIN_WORDS:
             return expand(tokens[0], machine.everyone)
         return _by_link(config, machine, told)

@@ -10,7 +10,7 @@ from benchmarks.agent.processes import with_absolute_path
 from benchmarks.request import refuse_too_little_shared
 from conf.cell import Cell
 from conf.groups import choice
-from conf.variables import free_shared_memory
+from conf.host_limits import free_shared_memory
 from launch.engines.environment import ROOT
 
 # Gradients of the largest torchvision model (vit_h_14, 632 million parameters), rounded up. Where this is free for every
