@@ -170,8 +170,8 @@ def forecast_the_next_cell(seed, folder, number):
     from analysis.study.study import Study
     from benchmarks.record import read_study
     from conf.cell import Cell
+    from launch.plan.estimate import estimates
     from launch.plan.order import PlannedCell
-    from launch.plan.time_estimate import estimates
 
     records, _ = read_study(_placed(seed, folder))
     if not records:

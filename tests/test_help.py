@@ -14,7 +14,7 @@ from conf.options import Refused
 from conf.schema import Config
 from launch.cli.help import about_choice, option_rows
 from launch.machine.devices import refuse_several
-from launch.plan.shared_options import refuse_several_values
+from launch.plan.refusals import refuse_several_values
 
 ROOT = Path(__file__).parent.parent
 PYPROJECT = (ROOT / "pyproject.toml").read_text()

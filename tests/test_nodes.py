@@ -26,13 +26,12 @@ from conf.subsets import NODES, host_sets, listed_hosts
 from launch.display.columns import asked
 from launch.machine.devices import Device, Machine
 from launch.machine.fleet import Fleet, Host
-from launch.plan import nodes as nodes_of_plan
+from launch.plan import expand, refusals
 from launch.plan import plan as plans
-from launch.plan import refusals
-from launch.plan.nodes import wanted_hosts
+from launch.plan.estimate import duration, estimates, worded
+from launch.plan.expand import wanted_hosts
 from launch.plan.order import PlannedCell, ordered, rounds, side_by_side
 from launch.plan.plan import Request, plan
-from launch.plan.time_estimate import duration, estimates, worded
 from launch.tracking import siblings
 from launch.tracking.projection import project
 
@@ -488,7 +487,7 @@ SwitchName=pod Level=1 LinkSpeed=1 Nodes=n[1-3] Switches=leaf[1-2]
 
 def test_classes_are_one_set_for_each_way_in_which_switches_join_hosts(planned, monkeypatch):
     request = ["nodes=classes", "gpus=0", "noise_pairs=0", "benchmark=collectives"]
-    monkeypatch.setattr(nodes_of_plan, "host_names", lambda *_: ("n1", "n2", "n3"))
+    monkeypatch.setattr(expand, "host_names", lambda *_: ("n1", "n2", "n3"))
     monkeypatch.setattr(plans, "host_names", lambda *_: ("n1", "n2", "n3"))
     monkeypatch.setattr(plans.slurm, "fabric", lambda _: FABRIC)
     assert [hosts for hosts, _ in where(planned(request))] == [

@@ -20,9 +20,8 @@ from conf.host_limits import usable_cores
 from conf.options import Refused
 from launch.engines.environment import environment
 from launch.machine.devices import Device, Machine, look
-from launch.plan.order import PlannedCell, ordered
+from launch.plan.order import PlannedCell, known_freedom, measured_twice, ordered
 from launch.plan.plan import Request, plan
-from launch.plan.second_runs import known_freedom, measured_twice
 
 ROOT = Path(__file__).parent.parent
 DGX1 = str(ROOT / "tests" / "data" / "topo_dgx1_v100.txt")

@@ -12,7 +12,7 @@ from cells import make_cell, strategy_of
 from conf.cell import Network
 from conf.options import Refused
 from conf.process_env import SHARED_MEMORY_FOLDER as FOLDER
-from launch.refuse.shared_memory import PLENTY_BYTES, refuse_too_little
+from launch.plan.refusals import PLENTY_BYTES, refuse_too_little
 from trainers import memory as shared_memory
 from trainers.needed_memory import shared_bytes
 

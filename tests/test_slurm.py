@@ -19,8 +19,8 @@ from conf.schema import Config, Engine
 from launch.engines import hosts as words
 from launch.engines import slurm
 from launch.engines.submit import job_parameters
-from launch.plan import time_left
-from launch.plan.time_left import TimeLeft
+from launch.plan import estimate
+from launch.plan.estimate import TimeLeft
 
 ROOT = Path(__file__).parent.parent
 ALLOCATION = {slurm.JOB: "12", slurm.NODES: "n[1-2],m7", slurm.CORES: "72(x2),36"}
@@ -97,7 +97,7 @@ def test_the_time_left_is_asked_of_slurm_and_else_read_from_the_environment(scon
 def test_a_cell_that_does_not_fit_is_told_once(monkeypatch):
     said = []
     monkeypatch.setattr(
-        time_left,
+        estimate,
         "estimates",
         lambda cells, known: [type("Estimate", (), {"seconds": cells[0].name})],
     )

@@ -14,7 +14,7 @@ from analysis.seconds.cell import MEASURING
 from analysis.seconds.windows import open_seconds
 from analysis.text import count, first_lines, join_words, single_line
 from benchmarks.record import Record
-from launch.plan.time_estimate import duration
+from launch.plan.estimate import duration
 from launch.study.study import StudyFolder
 from launch.supervision.failure import few_lines
 
