@@ -493,6 +493,5 @@ def _named(where: str, value: Any, options: Mapping[str, Any]) -> Iterator[str]:
 
 def _name(kind: type | tuple[type, ...]) -> str:
     """Return what a type is called in YAML."""
-    return {str: "a text", dict: "a mapping", list: "a list", bool: "true or false"}.get(
-        kind, "a number"
-    )  # type: ignore[arg-type]
+    names = {str: "a text", dict: "a mapping", list: "a list", bool: "true or false"}
+    return names.get(kind, "a number")  # type: ignore[arg-type]
