@@ -3,67 +3,47 @@
 import os
 import sys
 
-from launch import beginning
+from launch import startup
 
 if __name__ == "__main__":
-    before = beginning.begin()
+    sigint_handler = startup.begin()
 
 import hydra
 import yaml
-from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
-from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from conf import groups, schema
-from conf.command_line import config_dirs, hydras_options, in_each_choice, normalise, refuse_no_cell
-from launch.compose import hydra_errors, sweeper
+from conf import command_line, groups, schema
+from conf.options import Refused
+from launch.cli import compose, errors, help
 from launch.display.lasting_output import close_quietly
-from launch.help import completion
-from launch.help.inform import inform
 from launch.machine.secrets import told
-from launch.plan.small_form import small_form
-
-objects = sweeper.Objects()
-composed: list[tuple[schema.Config, list[str]]] = []
-
-
-@hydra.main(version_base="1.3", config_path="conf", config_name="config")
-def collect(config: DictConfig) -> None:
-    """Keep one combination of the sweep: Hydra calls this for each, and nothing runs before all are composed."""
-    composed.append((objects.of(config), list(HydraConfig.get().overrides.task)))
-
-
-def compose(arguments: list[str]) -> list[tuple[schema.Config, list[str]]]:
-    """Return the configuration and the overrides of every combination that Hydra makes of the arguments."""
-    composed.clear()
-    sys.argv[1:] = in_each_choice(arguments)
-    with hydras_options():
-        collect()
-    return list(composed)
 
 
 def main() -> int:
     """Return the exit status: 0 done, 1 a cell failed, 2 wrong request, 3 others still measure, 130 interrupted or no time."""
     typed = sys.argv[1:]
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come to us, not as Hydra's own print and exit 1
-    arguments: list[str] = []
     try:
-        schema.register()
-        sweeper.register()
-        completion.register()
-        groups.search_also(config_dirs(typed))
-        if inform(typed):
+        line = command_line.read(typed)
+        groups.search_also([line.config_dir] if line.config_dir else [])
+        if line.completion:
+            schema.register()
+            hydra.main(version_base="1.3", config_path=str(groups.ROOT), config_name="config")(
+                print
+            )()
             return 0
-        requests = compose(arguments := normalise(typed))
+        if line.help or line.version:
+            help.answer(line)
+            return 0
+        if line.config:
+            print(compose.composed_yaml(line))
+            return 0
+        requests, preset = compose.requests_of(line, os.environ)
         if not requests:
-            refuse_no_cell(typed)
-            return 0
-        if small := small_form(requests, typed, os.environ):
-            requests = compose(arguments := normalise([*small, *typed]))
-        from launch.sweep import run  # half a second that help and the TAB key need not wait for
+            raise Refused(f"{' '.join(typed)}: names no cell; each option of a sweep needs a value")
+        from launch.sweep import run  # half a second that help need not wait for
 
-        return run(requests, typed, beginning.BEGAN_S, small)
+        return run(requests, typed, startup.BEGAN_S, preset)
     except (
         HydraException,
         OmegaConfBaseException,
@@ -72,16 +52,16 @@ def main() -> int:
         OverflowError,
         RecursionError,
     ) as error:
-        print(told(f"launch.py: {hydra_errors.explain(error, arguments)}"), file=sys.stderr)
+        print(told(f"launch.py: {errors.explain(error, typed)}"), file=sys.stderr)
         return 2
     except BrokenPipeError:  # the reader of a help, such as head, has seen enough
         return 0
     except KeyboardInterrupt:  # while it plans; a sweep that has begun ends itself
         print("launch.py: interrupted, nothing was started", file=sys.stderr)
-        return beginning.INTERRUPTED
+        return startup.INTERRUPTED
 
 
 if __name__ == "__main__":
-    status = beginning.answered(main, before)
-    close_quietly(interrupted=status == beginning.INTERRUPTED)
+    status = startup.run_with_sigint(main, sigint_handler)
+    close_quietly(interrupted=status == startup.INTERRUPTED)
     sys.exit(status)

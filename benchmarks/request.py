@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from conf import groups
 from conf.cell import Cell
 from conf.options import Refused
+from conf.process_env import SHARED_MEMORY_FOLDER
 from conf.targets import called, locate_without_torch
-from conf.variables import SHARED_MEMORY_FOLDER
 
 
 @dataclass(frozen=True)

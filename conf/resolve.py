@@ -1,25 +1,21 @@
 """From a composed configuration to a cell: check every option, then resolve every `auto` for a GPU subset."""
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from conf import groups, nccl
-from conf.cell import GRAPHED, Cell, Network, Optimizer, folded
-from conf.networks import (
-    channels_last,
-    check_name,
-    checked_data,
-    checked_model,
-    data_of,
-    declared_own,
-    network,
-)
-from conf.options import Refused, canonical, check_fields, check_names
-from conf.schema import Config, OptimizerOptions, Sizes
-from conf.servers import server_gpus, server_hosts
+from conf.cell import GRAPHED, IMAGES, SAMPLES, Cell, Network, Optimizer, folded
+from conf.groups import SERVER_NODES
+from conf.options import Refused, accepted, canonical, check_fields, check_names
+from conf.schema import Config, Data, Model, OptimizerOptions, Sizes
+from conf.subsets import is_name
+from conf.targets import sha256_of_foreign_code, source_file
 
 
 @dataclass
@@ -351,3 +347,229 @@ def labelled(cell: Cell, config: Config) -> Cell:
         f"profiler={cell.profiler}" if cell.profiler != "none" else "",
     ]
     return dataclasses.replace(cell, labels=tuple(label for label in labels if label))
+
+
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
+
+
+def checked_model(model: Model) -> Model:
+    """Return the model; one of the user's own module is named after it where it still has the name of a model of ours.
+
+    Raises:
+        Refused: a name that no library can have, or a builder that Python does not find.
+    """
+    if model.library == "python":
+        source_file("model.builder", model.builder)
+        if (
+            model.name in groups.choices("model")
+            and groups.of_model(model.name, "library") != "python"
+        ):
+            model = dataclasses.replace(model, name=_named_after(model.builder))
+    else:
+        check_name("model.builder", model.builder)
+    check_name("model.name", model.name)
+    return model
+
+
+def checked_data(data: Data) -> Data:
+    """Return the data; a loader without a name is named after its function. Raises Refused: Python does not find it."""
+    if data.loader is None:
+        if data.options or data.name != Data.name:
+            typed = f"data.options={data.options}" if data.options else f"data.name={data.name}"
+            raise Refused(
+                f"{typed}: accepted with data.loader, a function of your own (trainers/OWN.md)"
+            )
+        return data
+    source_file("data.loader", data.loader)
+    if data.name == Data.name:
+        data = dataclasses.replace(data, name=_named_after(data.loader))
+    check_name("data.name", data.name)
+    return data
+
+
+def _named_after(dotted: str) -> str:
+    """Return `module.name` of a dotted name."""
+    return ".".join(dotted.replace(":", ".").split(".")[-2:])
+
+
+def check_name(option: str, text: str) -> None:
+    """Refuse a text that cannot become the name of a folder or of a builder."""
+    if not NAME.fullmatch(text):
+        raise Refused(
+            f"{option}={text!r}: accepted are 1 to 100 ASCII letters, digits, '.', '_' and '-', not first '.' or '-'"
+        )
+
+
+def network(config: Config, sizes: Sizes, device: str) -> Network:
+    """Return the model with its image size. Raises Refused where its layers do not accept the images."""
+    model = config.model
+    if model.inputs == SAMPLES:
+        return _of_samples(config)
+    image_size = sizes.image_size if config.image_size == "auto" else config.image_size
+    if image_size is None:
+        where = "gpu" if device == "cuda" else "cpu"
+        raise Refused(
+            f"model.{where}.image_size: has no value; accepted is a whole number of at least 8 and at most 4096"
+        )
+    if not model.least_image_size <= image_size <= model.most_image_size:
+        bounds = accepted(
+            {"least": model.least_image_size, "most": model.most_image_size, "whole": True}
+        )
+        raise Refused(f"image_size={image_size}: {model.name} accepts {bounds}")
+    if model.library == "torchvision" and model.channels != 3:
+        raise Refused(f"model.channels={model.channels}: torchvision's models accept 3")
+    return Network(
+        model.name, model.library, model.builder, model.channels, model.classes, int(image_size),
+        model.auxiliary_weight, dict(model.options),
+    )  # fmt: skip
+
+
+def _of_samples(config: Config) -> Network:
+    """Return a model that makes its own batches. Raises Refused where the request says something about images."""
+    model, without = config.model, Model()
+    if model.library != "python":
+        raise Refused(
+            f"model.inputs={SAMPLES}: accepted with model.library=python, a model of your own (trainers/OWN.md)"
+        )
+    if config.image_size != "auto":
+        raise Refused(f"image_size={config.image_size}: accepted with model.inputs={IMAGES} only")
+    for name in ("channels", "classes", "auxiliary_weight"):
+        if getattr(model, name) != getattr(without, name):
+            raise Refused(
+                f"model.{name}={getattr(model, name)}: accepted with model.inputs={IMAGES} only; what your own model takes "
+                f"stands in model.options"
+            )
+    return Network(
+        model.name, model.library, model.builder, 0, 0, 0, 0.0, dict(model.options), SAMPLES
+    )
+
+
+def channels_last(config: Config, device: str) -> bool:
+    """Return whether tensors are NHWC."""
+    if config.channels_last == "auto":
+        return device == "cuda" and config.model.inputs == IMAGES
+    return config.channels_last in (True, "True")
+
+
+def data_of(data: Data) -> dict[str, Any]:
+    """Return the data as a cell has it; empty without a loader."""
+    return dataclasses.asdict(data) if data.loader is not None else {}
+
+
+def declared_own(config: Config) -> dict[str, dict[str, Any]]:
+    """Return the hashes of the files that define the user's own model and loader, by group; empty where there are none."""
+    own = {"model": config.model.builder} if config.model.library == "python" else {}
+    own |= {} if config.data.loader is None else {"data": config.data.loader}
+    fields = {"model": "model.builder", "data": "data.loader"}
+    declared = {}
+    for group, dotted in own.items():
+        code_hash = sha256_of_foreign_code(fields[group], dotted)
+        declared[group] = {"target": dotted} | ({"sha256": code_hash} if code_hash else {})
+    return declared
+
+
+def server_hosts(
+    strategy: Mapping[str, Any], hosts: Sequence[str], known: Sequence[str]
+) -> tuple[str, ...]:
+    """Return the host of each server of a cell on `hosts`; empty for a strategy without servers.
+
+    `server_nodes=auto` takes the cell's hosts in turn, as MXNet's launch.py does; named hosts are taken in turn too, and may have
+    servers only. `known` are all hosts that the sweep may use.
+
+    Raises:
+        Refused: text that names no hosts, an unknown host, or more hosts than servers.
+    """
+    servers, asked = int(strategy.get("servers", 0)), strategy.get(SERVER_NODES, "auto")
+    chosen = list(hosts) if asked == "auto" else named_hosts(asked)
+    typed = f"strategy.{SERVER_NODES}={'+'.join(chosen)}"
+    if unknown := next((name for name in chosen if name not in known), None):
+        raise Refused(
+            f"{typed}: host {unknown} is not known; accepted are auto and hosts of {', '.join(known[:8])}"
+        )
+    if asked != "auto" and len(chosen) > servers:
+        raise Refused(
+            f"{typed}: names {len(chosen)} hosts; accepted with strategy.servers={servers} are at most {servers}"
+        )
+    return tuple(itertools.islice(itertools.cycle(chosen), servers))
+
+
+def named_hosts(asked: Any) -> list[str]:
+    """Return the hosts that `server_nodes` names, joined by + or as a list; none for auto. Raises Refused."""
+    if asked == "auto":
+        return []
+    names = (
+        [str(one) for one in asked] if isinstance(asked, list | tuple) else str(asked).split("+")
+    )
+    if not names or not all(map(is_name, names)):
+        raise Refused(
+            f"strategy.{SERVER_NODES}={asked}: accepted are auto, or names of hosts joined by +"
+        )
+    return names
+
+
+def server_gpus(
+    strategy: Mapping[str, Any],
+    gpus: tuple[int, ...],
+    device: str,
+    everyone: Mapping[str, tuple[int, ...]],
+    hosts: Sequence[str] = (),
+    on: Sequence[str] = (),
+) -> tuple[int, ...]:
+    """Return the GPU of each server; empty for a strategy without GPU servers, and on CPU workers.
+
+    `everyone` are the ids of all GPUs of each host ('' is this machine), `hosts` the hosts of the ranks, `on` the host of each
+    server; the last two are empty on this machine. `server_gpus=free` takes GPUs outside the subset, in order. Where a host has
+    too few of them, its servers share the subset's own.
+
+    Raises:
+        Refused: more GPU servers than GPUs, an unknown GPU, or a bound on staleness that no order of updates can keep.
+    """
+    bound, workers = strategy.get("max_staleness"), len(gpus) * max(1, len(hosts))
+    if bound is not None and bound < workers - 1:
+        raise Refused(
+            f"strategy.max_staleness={bound}: accepted is at least {workers - 1}: where {workers} workers push in turn, "
+            f"each sees {workers - 1} updates of the others"
+        )
+    wanted = strategy.get("server_gpus")
+    if wanted is None or device != "cuda":
+        return ()
+    servers = int(strategy["servers"])
+    places = [*on] or [""] * servers
+    for host, number in Counter(places).items():
+        if number > len(everyone[host]):
+            there = f"the GPUs of {f'host {host}' if host else 'this machine'}"
+            raise Refused(
+                f"strategy.servers={servers}: accepted on GPUs is at most {len(everyone[host])}, {there}"
+            )
+    if wanted == "free":
+        return tuple(_free(gpus, places, everyone, hosts or ("",)))
+    named = (
+        [str(gpu) for gpu in wanted] if isinstance(wanted, list | tuple) else str(wanted).split("+")
+    )
+    are_there = [
+        gpu.isdecimal() and int(gpu) in everyone[host]
+        for gpu, host in zip(named, places, strict=False)
+    ]
+    if len(named) != servers or not all(are_there):
+        ids = sorted({gpu for host in places for gpu in everyone[host]})
+        raise Refused(
+            f"strategy.server_gpus={'+'.join(named)}: accepted are auto, or {servers} of {', '.join(map(str, ids))} "
+            f"joined by +, one for each of strategy.servers={servers}"
+        )
+    return tuple(int(name) for name in named)
+
+
+def _free(
+    gpus: tuple[int, ...],
+    places: Sequence[str],
+    everyone: Mapping[str, tuple[int, ...]],
+    hosts: Sequence[str],
+) -> Iterator[int]:
+    """Yield a GPU for each server: on its host one outside the subset, or one of the subset in turn if these are too few."""
+    numbers: dict[str, int] = defaultdict(int)  # of servers that each host has so far
+    wanted = Counter(places)
+    for host in places:
+        free = [gpu for gpu in everyone[host] if host not in hosts or gpu not in gpus]
+        chosen = free if len(free) >= wanted[host] else gpus
+        yield chosen[numbers[host] % len(chosen)]
+        numbers[host] += 1

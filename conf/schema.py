@@ -160,7 +160,7 @@ class Engine:
     )
     submit: bool = option(
         False,
-        "of engine=slurm: submit the whole command as a job, show its log and wait for it (needs submitit)",
+        "of engine=slurm: submit the whole command as a job and print its id (needs submitit)",
     )
     time_minutes: int = option(60, "minutes that the submitted job may take", least=1, most=1 << 20)
     partition: str | None = option(None, "partition of the submitted job; null: Slurm's default")
@@ -332,6 +332,14 @@ class Config:
         "in the end for cells that another launcher is measuring; false: leave with exit status 3",
     )
     dry_run: bool = option(False, "print the cells and the time they take, start nothing")
+
+
+@dataclass(frozen=True)
+class Request:
+    """One combination of a sweep as Hydra composed it."""
+
+    config: Config
+    overrides: list[str]
 
 
 @functools.cache

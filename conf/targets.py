@@ -3,12 +3,11 @@
 A launcher finds such code without importing it, because it may import torch; a rank imports it.
 """
 
-import ast
 import hashlib
 import importlib
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,6 @@ from typing import Any
 from conf.options import Refused
 
 DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*[.:][A-Za-z_]\w*", re.ASCII)
-# Syntax whose names are not those of the module around it.
-SCOPES = (
-    ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp,
-)  # fmt: skip
 OURS = ("analysis", "benchmarks", "conf", "launch", "trainers")
 
 
@@ -80,39 +75,24 @@ def sha256_of_foreign_code(field: str, dotted: str) -> str | None:
 
 
 def source_file(field: str, dotted: str) -> Path:
-    """Return the Python file that defines a name, found as an import would find it but without running any code.
+    """Return the Python file of a dotted name's module, found as an import would find it but without running any code.
+
+    Whether it defines the name is known once it is imported (trainers.own_code).
 
     Raises:
-        Refused: no such module, or the module defines no such name; begins with `field`, where the name was read.
+        Refused: no such module; begins with `field`, where the name was read.
     """
     if not DOTTED.fullmatch(dotted):
         raise Refused(
             f"{field}={dotted}: accepted is a name that Python can import, such as my_package.my_module:build"
         )
-    module, name = split(dotted)
+    module, _ = split(dotted)
     spec = _spec(module)
     if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
         raise Refused(
             f"{field}={dotted}: Python finds no module {module}; put its folder on PYTHONPATH, or install its package"
         )
-    path = Path(spec.origin)
-    try:
-        tree = ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError) as error:
-        raise Refused(
-            f"{field}={dotted}: {path} is no Python file that can be read ({error})"
-        ) from None
-    if not defines(tree.body, name):
-        raise Refused(f"{field}={dotted}: {path} defines no {name}")
-    return path
-
-
-def is_there(dotted: str) -> bool:
-    """Return whether a name is that of a module, or a module's file defines it; no code is run."""
-    try:
-        return source_file("", dotted).exists()
-    except Refused:
-        return _spec(dotted) is not None
+    return Path(spec.origin)
 
 
 def _spec(module: str) -> ModuleSpec | None:
@@ -146,31 +126,3 @@ def _found(module: str, search: Sequence[str] | None) -> ModuleSpec | None:
     finders = (finder for finder in sys.meta_path if hasattr(finder, "find_spec"))
     specs = (finder.find_spec(module, search) for finder in finders)
     return next((spec for spec in specs if spec is not None), None)
-
-
-def _statements(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
-    """Yield the nodes of a module outside its functions, classes and comprehensions, whose names are their own."""
-    for node in nodes:
-        yield node
-        if not isinstance(node, SCOPES):
-            yield from _statements(ast.iter_child_nodes(node))
-
-
-def defines(body: Sequence[ast.stmt], name: str) -> bool:
-    """Return whether a module binds a name; `import *` and a module's own `__getattr__` may bind any."""
-    for node in _statements(body):
-        if isinstance(node, ast.alias) and (node.asname or node.name.partition(".")[0]) in (
-            name,
-            "*",
-        ):
-            return True
-        if isinstance(
-            node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-        ) and node.name in (
-            name,
-            "__getattr__",
-        ):
-            return True
-        if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store):
-            return True
-    return False

@@ -6,7 +6,7 @@ import gc
 import os
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TextIO, cast
 
@@ -23,7 +23,9 @@ from benchmarks.record.own_files import NotOurs
 from conf import nccl
 from conf.options import Refused
 from conf.resolve import checked
-from conf.schema import Config
+from conf.schema import Request
+from launch.cli.compose import cpu_preset_note
+from launch.deferred_cells import DeferredCells
 from launch.display.closing import (
     MEASURED_ELSEWHERE,
     MESSAGE_LENGTH,
@@ -35,23 +37,23 @@ from launch.display.closing import (
 from launch.display.lasting_output import LastingOutput
 from launch.display.screen import Screen
 from launch.engines.engine import CellEngine
+from launch.engines.hosts import HostsEngine
+from launch.engines.local import LocalEngine
 from launch.engines.submit import submit
-from launch.left_for_the_end import LeftForTheEnd
 from launch.machine.devices import refuse_several
 from launch.machine.facts import nccl_configuration
+from launch.machine.fleet import compare
 from launch.machine.secrets import argument_without_secrets
+from launch.plan.estimate import TimeLeft, worded
+from launch.plan.expand import wanted_hosts
 from launch.plan.order import rounds
-from launch.plan.plan import Plan, Request
-from launch.plan.small_form import about_small_form
-from launch.plan.time_estimate import worded
-from launch.plan.time_left import TimeLeft
-from launch.prepare import prepared
-from launch.refuse.engines import refuse_engines
+from launch.plan.plan import Plan, plan, refuse_wrong_options
+from launch.plan.refusals import refuse_engines
 from launch.run_cell import CellRunner
 from launch.study.background import BesideCells, StudyReport, look_for_garbage, update_noise_floor
 from launch.study.forecasts import Forecasts
 from launch.study.identity import Sweep
-from launch.study.provenance import Surroundings
+from launch.study.provenance import HostsAround, Surroundings
 from launch.study.study import StudyFolder, done_before, study_folder
 from launch.supervision.progress import Watch
 from launch.supervision.stopping import Stopping
@@ -59,14 +61,11 @@ from launch.tracking.projector import Projector
 
 
 def run(
-    composed: Sequence[tuple[Config, list[str]]],
-    typed: Sequence[str],
-    began_s: float,
-    small: Sequence[str] = (),
+    requests: Sequence[Request], typed: Sequence[str], began_s: float, preset: Sequence[str] = ()
 ) -> int:
-    """Run the sweep that was asked for: of each cell its configuration and its overrides, and the command as it was typed.
+    """Run the sweep of some requests; `typed` is the command as it was typed.
 
-    `began_s` is what the monotonic clock said as launch.py began; `small` made the study its small form for CPU workers.
+    `began_s` is what the monotonic clock said as launch.py began; `preset` are the options of the study's CPU preset.
 
     Exit status: 0 done, 1 a cell failed, 3 other launchers are measuring cells of it (wait=false), 130 interrupted or out of
     the job's time.
@@ -82,17 +81,17 @@ def run(
     # A file, a pipe or a dumb terminal has no known width to wrap at.
     console.soft_wrap = not console.is_terminal or console.is_dumb_terminal
     stopping = Stopping(console)
-    if composed[0][0].engine.submit and not composed[0][0].dry_run:
-        with stopping.listening():
-            configs = [checked(config)[0] for config, _ in composed]
-            refuse_engines(configs)
-            return submit(configs, typed, os.environ, console).to_its_end(stopping)
+    if requests[0].config.engine.submit and not requests[0].config.dry_run:
+        configs = [checked(request.config)[0] for request in requests]
+        refuse_engines(configs)
+        console.print(submit(configs, typed, os.environ), markup=False, soft_wrap=True)
+        return 0
     surrounding = nccl.with_configuration_files(os.environ, nccl_configuration(os.environ))
     with _refused("the request could not be planned"):
-        planned, engine, here = prepared([Request(*one) for one in composed], surrounding)
+        planned, engine, here = prepared(requests, surrounding)
     for notice in [
         *planned.notices,
-        *([about_small_form(small, planned.config.study)] if small else []),
+        *([cpu_preset_note(preset, planned.config.study)] if preset else []),
     ]:
         console.print(f"note: {notice}", markup=False)
     if planned.config.dry_run:
@@ -115,6 +114,35 @@ def _print_plan(planned: Plan, console: Console) -> None:
         )
     about = worded(planned.cells, known)
     console.print(f"{about}; nothing was started (dry_run=true)")
+
+
+def prepared(
+    requests: Sequence[Request], surrounding: Mapping[str, str]
+) -> tuple[Plan, CellEngine, Surroundings]:
+    """Return the plan of a sweep, the engine that runs it, and what is around its cells. A dry run starts nothing.
+
+    Raises:
+        Refused: the request is wrong, or a host cannot do its part. No process of ours is left.
+    """
+    first = requests[0].config
+    limits = first.engine
+    if first.dry_run or not any(request.config.nodes for request in requests):
+        planned = plan(requests, surrounding)
+        local = LocalEngine(planned.machine, surrounding, limits.start, limits.stop_grace_s)
+        return planned, local, Surroundings(planned.machine, surrounding)
+    refuse_wrong_options(requests)  # before any host is asked
+    names = wanted_hosts([request.config for request in requests], surrounding)
+    engine = HostsEngine(limits, surrounding)
+    try:
+        fleet = engine.open_on(names, first.device)
+        notices = compare(fleet)
+        planned = plan(requests, surrounding, fleet)
+        engine.meet([one.cell for one in planned.cells])
+    except BaseException:
+        engine.close()
+        raise
+    planned.notices[:0] = notices
+    return planned, engine, HostsAround(planned.machine, surrounding, fleet, engine.variables)
 
 
 @contextlib.contextmanager
@@ -155,7 +183,7 @@ class SweepRun:
         self.time_left = TimeLeft(self.config.engine, here.surrounding, self._note)
         self.measured: list[Record] = []  # in this invocation
         self.done: dict[int, Record] = {}  # earlier, or by others; by the cell's place in the order
-        self.left = LeftForTheEnd([one.cell for one in self.cells], self._note)
+        self.left = DeferredCells([one.cell for one in self.cells], self._note)
         self._settling = threading.Lock()  # for cells that run at the same time
         self._quiet = False  # ranks need it: nothing further is imported
         self._writable = True

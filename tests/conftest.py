@@ -25,21 +25,19 @@ from rank_cases import CASES
 
 from conf import groups, schema
 from conf.options import Refused
-from launch.compose import remembered
 from launch.profile.nsys import find
 
 ROOT = Path(__file__).parent.parent
 IN_NAMESPACES = ROOT / "tests" / "in_namespaces.sh"
 hypothesis.settings.register_profile("ringside", deadline=None)  # a busy machine is no failure
 hypothesis.settings.load_profile("ringside")
-remembered.register()  # tests that compose without launch.py do it as launch.py does
 # Else hundreds of processes would compile all of Ringside anew; pytest-xdist's processes inherit it.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 LONGEST = (  # test_measuring waits for the ranks of `forked`; nobody else should
     "test_measuring", "test_compiled_cells", "test_faulty_sweeps", "test_end_to_end", "test_own_code", "test_requests",
     "test_report", "test_tracking", "test_agents", "test_forecasts",
-    "test_own_page", "test_hosts", "test_written_paths", "test_mlflow_ui", "test_fuzz", "test_lasting_output", "test_sweeper",
+    "test_own_page", "test_hosts", "test_written_paths", "test_mlflow_ui", "test_fuzz", "test_lasting_output", "test_compose",
     "test_compare_store", "test_sync", "test_planted",
 )  # fmt: skip
 

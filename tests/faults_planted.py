@@ -205,7 +205,7 @@ def plant_in_rank(module):
 
 # Phases of the launcher alone: what it calls there, and whether the fault strikes before or after the call.
 CALLED = {
-    "compose": ("launch.compose.sweeper", "_Base.of_job", "before"),
+    "compose": ("launch.cli.compose", "requests_of", "before"),
     "spawn": ("launch.engines.local", "LocalEngine.start", "after"),
     "projection": ("launch.tracking.tracker", "Tracker.log", "before"),
     "report": ("launch.study.background", "write_report", "before"),

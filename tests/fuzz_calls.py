@@ -267,7 +267,7 @@ def read_yaml(seed, folder, number):
     from benchmarks.record.visible import one_line
     from conf import groups
     from conf.resolve import checked
-    from launch.compose.hydra_errors import explain
+    from launch.cli.errors import explain
 
     path = folder / seed.name / "fuzzed.yaml"
     path.parent.mkdir()

@@ -167,8 +167,8 @@ def forecast_the_next_cell(seed, folder, number):
     from analysis.study.study import Study
     from benchmarks.record import read_study
     from conf.cell import Cell
+    from launch.plan.estimate import estimates
     from launch.plan.order import PlannedCell
-    from launch.plan.time_estimate import estimates
 
     records, _ = read_study(_placed(seed, folder))
     if not records:
@@ -204,8 +204,8 @@ def ladder_seeds():
 
 def read_hosts(seed, folder, number):
     """Read a damaged file of hosts."""
-    from conf.nodes import listed_hosts
     from conf.options import Refused
+    from conf.subsets import listed_hosts
 
     path = folder / "hosts"
     path.write_bytes(seed.data)

@@ -14,7 +14,7 @@ from benchmarks.record import CellFolder
 from conf.groups import choice
 from conf.options import Refused
 from conf.schema import ValidityLimits
-from launch.refuse.shared_memory import refuse_too_little
+from launch.plan.refusals import refuse_too_little
 from trainers.needed_memory import shared_bytes
 
 RANKS = {place: sum(map(len, hosts)) for place, hosts in HOSTS.items()}

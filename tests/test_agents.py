@@ -25,8 +25,8 @@ from benchmarks.agent.processes import show_in_environ
 from benchmarks.agent.protocol import MOST_BYTES, Do, Inbox, Outbox, Say
 from benchmarks.agent.scratch import Scratch
 from benchmarks.record import CellFolder, read_lines
+from conf.process_env import NO_TOKEN, TOKEN
 from conf.schema import Engine
-from conf.variables import NO_TOKEN, TOKEN
 from launch.engines import hosts as channel_module
 from launch.engines.environment import environment
 from launch.engines.hosts import AgentGone, CellOnHost, Channel, HostsEngine, RemoteHost

@@ -15,7 +15,7 @@ from analysis.nccl.transports import describe_transport, pair_class
 from analysis.validity.evidence import Evidence, SettingResult
 from analysis.validity.hosts import hosts_seen
 from analysis.validity.settings import check_setting
-from conf.nccl_vocabulary import ALGORITHMS, allowed, level_word
+from conf.nccl import ALGORITHMS, allowed, level_word
 
 DATA = Path(__file__).parent / "data"
 NV = {f"{a}-{b}": "NV18" for a in range(8) for b in range(a + 1, 8)}

@@ -13,9 +13,9 @@ from hypothesis import strategies as some
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from conf import gpus, schema
-from conf.gpus import GPUS, expand
+from conf import schema, subsets
 from conf.options import Refused
+from conf.subsets import GPUS, expand
 
 ROOT = Path(__file__).parent.parent
 canonical, normalise = GPUS.canonical, GPUS.normalise
@@ -287,5 +287,5 @@ def test_words_name_ordered_subsets():
 
 
 def test_every_word_of_the_sentence_is_accepted():
-    listed = gpus.FORMS.split("a word: ")[1].split(", ")
+    listed = subsets.GPU_FORMS.split("a word: ")[1].split(", ")
     assert [read(word) for word in listed] == [[[word]] for word in listed]

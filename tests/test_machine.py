@@ -14,7 +14,7 @@ import trainers.process
 from analysis.validity.gpu_samples import summary
 from benchmarks.agent.sampler import Sampler
 from benchmarks.record import CellFolder
-from conf import nccl, variables
+from conf import host_limits, nccl
 from conf.options import Refused
 from launch.machine import devices
 from launch.machine.facts import _gpu_facts, nccl_configuration
@@ -29,8 +29,8 @@ def in_control_groups(folder, monkeypatch, groups, files):
     for name, text in {**files, "groups": groups}.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
-    monkeypatch.setattr("conf.variables.GROUPS", folder / "groups")
-    monkeypatch.setattr("conf.variables.MOUNTED", folder)
+    monkeypatch.setattr("conf.host_limits.GROUPS", folder / "groups")
+    monkeypatch.setattr("conf.host_limits.MOUNTED", folder)
 
 
 class NVMLError(Exception):
@@ -137,7 +137,7 @@ def test_cores_are_counted_in_one_place():
         if "sched_getaffinity" in path.read_text(encoding="utf-8")
     }
     assert asks == {
-        "conf/variables.py",
+        "conf/host_limits.py",
         "trainers/process.py",  # which of them are near a GPU
         "benchmarks/agent/sampler.py",  # whose load is counted
     }
@@ -176,12 +176,12 @@ OF_ONE = {
 )
 def test_a_limit_of_memory_is_as_much_memory(tmp_path, monkeypatch, groups, files, free):
     in_control_groups(tmp_path, monkeypatch, groups, {**files, **MEMORY})
-    monkeypatch.setattr("conf.variables.MEMORY", tmp_path / "meminfo")
-    assert variables.free_memory() == free
+    monkeypatch.setattr("conf.host_limits.MEMORY", tmp_path / "meminfo")
+    assert host_limits.free_memory() == free
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: types.SimpleNamespace(free=1 << 40))
-    assert variables.free_shared_memory() == free  # what lies there is memory too
-    monkeypatch.setattr("conf.variables.MEMORY", tmp_path / "nothing")
-    assert variables.free_memory() is None and variables.free_shared_memory() == 1 << 40
+    assert host_limits.free_shared_memory() == free  # what lies there is memory too
+    monkeypatch.setattr("conf.host_limits.MEMORY", tmp_path / "nothing")
+    assert host_limits.free_memory() is None and host_limits.free_shared_memory() == 1 << 40
 
 
 def test_no_visible_gpu_is_a_reason(driver):

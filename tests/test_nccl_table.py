@@ -10,9 +10,19 @@ from hypothesis import strategies as some
 from omegaconf import OmegaConf
 
 from conf.command_line import normalise
-from conf.nccl import FIELDS, Nccl, in_table, refuse_multicast, unknown_setting
+from conf.nccl import (
+    ALGORITHMS,
+    FIELDS,
+    FUNCTIONS,
+    LEVELS,
+    OTHERS,
+    PROTOCOLS,
+    Nccl,
+    in_table,
+    refuse_multicast,
+    unknown_setting,
+)
 from conf.nccl import settings as nccl_settings
-from conf.nccl_vocabulary import ALGORITHMS, FUNCTIONS, LEVELS, OTHERS, PROTOCOLS
 from conf.options import Refused
 
 ROOT = Path(__file__).parent.parent

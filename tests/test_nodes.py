@@ -17,23 +17,21 @@ from tracked import make_record
 
 from analysis.findings.control_cells import control_cells
 from benchmarks.record import RecordError, read
-from conf import nodes, schema
+from conf import schema, subsets
 from conf.cell import Cell
 from conf.command_line import normalise
-from conf.nodes import NODES, host_sets, listed_hosts
 from conf.options import Refused
-from conf.servers import server_gpus
+from conf.resolve import server_gpus
+from conf.subsets import NODES, host_sets, listed_hosts
 from launch.display.columns import asked
-from launch.help.completion import completions
 from launch.machine.devices import Device, Machine
 from launch.machine.fleet import Fleet, Host
-from launch.plan import nodes as nodes_of_plan
+from launch.plan import expand, refusals
 from launch.plan import plan as plans
-from launch.plan import refusals
-from launch.plan.nodes import wanted_hosts
+from launch.plan.estimate import duration, estimates, worded
+from launch.plan.expand import wanted_hosts
 from launch.plan.order import PlannedCell, ordered, rounds, side_by_side
 from launch.plan.plan import Request, plan
-from launch.plan.time_estimate import duration, estimates, worded
 from launch.tracking import siblings
 from launch.tracking.projection import project
 
@@ -138,7 +136,7 @@ def test_what_names_no_hosts_is_refused_with_the_right_form(typed, says):
     assert "twice" in says or "nodes=a+b,a+c" in message
 
 
-NAMES = some.from_regex(r"[a-z_][a-z0-9._-]{0,8}", fullmatch=True).filter(nodes.is_name)
+NAMES = some.from_regex(r"[a-z_][a-z0-9._-]{0,8}", fullmatch=True).filter(subsets.is_name)
 SETS = some.lists(some.lists(NAMES, min_size=1, max_size=4, unique=True), min_size=1, max_size=4)
 PIECES = ["a", "b1", "2", "03", "all", "classes", "choice(", ")", "[", "]", "'", '"', ",", "+", "\\,", " ", ":", "-", "_", ".",
           "\0", "\n", "$", "{", "}", "=", "null", "1e1", "@"]  # fmt: skip
@@ -205,9 +203,9 @@ def test_a_file_of_hosts_is_read_as_mxnet_and_open_mpi_have_it(tmp_path):
         (b"a\n\xff\n", "line 2: is no text in UTF-8"),
         (b"a\nb\0\n", "line 2: 'b\\\\x00' is no name of a host"),
         (b"a" * 300, "line 1: 'a"),
-        (b"\n" * (nodes.LARGEST_BYTES + 1), "larger than 1 MiB"),
+        (b"\n" * (subsets.LARGEST_BYTES + 1), "larger than 1 MiB"),
         (
-            b"".join(b"n%d\n" % number for number in range(nodes.MOST_HOSTS + 1)),
+            b"".join(b"n%d\n" % number for number in range(subsets.MOST_HOSTS + 1)),
             "line 4097: more than 4,096 hosts",
         ),
     ],
@@ -489,7 +487,7 @@ SwitchName=pod Level=1 LinkSpeed=1 Nodes=n[1-3] Switches=leaf[1-2]
 
 def test_classes_are_one_set_for_each_way_in_which_switches_join_hosts(planned, monkeypatch):
     request = ["nodes=classes", "gpus=0", "noise_pairs=0", "benchmark=collectives"]
-    monkeypatch.setattr(nodes_of_plan, "host_names", lambda *_: ("n1", "n2", "n3"))
+    monkeypatch.setattr(expand, "host_names", lambda *_: ("n1", "n2", "n3"))
     monkeypatch.setattr(plans, "host_names", lambda *_: ("n1", "n2", "n3"))
     monkeypatch.setattr(plans.slurm, "fabric", lambda _: FABRIC)
     assert [hosts for hosts, _ in where(planned(request))] == [
@@ -716,14 +714,7 @@ def test_mlflow_has_hosts_of_cells_with_hosts():
     assert "a+b" in names[remote.record_id] and "this machine" in names[local.record_id]
 
 
-def test_help_and_completion_know_hosts(launch, tmp_path, monkeypatch):
+def test_help_knows_the_words_of_nodes(launch, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     code, out, _ = launch("-h", "nodes")
-    assert code == 0 and all(word in out for word in nodes.WORDS) and "nodes=a+b,a+c" in out
-    (tmp_path / "hosts").write_text("dgx1\ndgx2\n")
-    assert completions(f"hosts={tmp_path / 'hosts'} nodes=d") == ["nodes=dgx1", "nodes=dgx2"]
-    assert completions(f"hosts={tmp_path / 'hosts'} nodes=dgx1+") == ["nodes=dgx1+dgx2"]
-    assert completions(f"hosts={tmp_path / 'hosts'} strategy.server_nodes=dgx1+") == [
-        "strategy.server_nodes=dgx1+dgx2"
-    ]
-    assert completions("nodes=sc") == ["nodes=scale"] and completions("hosts=/absent nodes=d") == []
+    assert code == 0 and all(word in out for word in subsets.NODE_WORDS)

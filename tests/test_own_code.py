@@ -358,6 +358,7 @@ def test_a_changed_file_is_another_cell(copied):
 def test_what_cannot_be_is_one_sentence(own, monkeypatch, launch, arguments, sentence):
     monkeypatch.chdir(own.folder)
     monkeypatch.syspath_prepend(str(own.folder / "src"))
+    monkeypatch.setenv("PYTHONPATH", str(own.folder / "src"))
     code, out, err = launch(*arguments, "device=cpu", "dry_run=true")
     assert (code, out) == (2, "") and err.startswith("launch.py: ") and err.count("\n") == 1
     assert sentence in err
@@ -372,7 +373,7 @@ def test_what_cannot_be_is_one_sentence(own, monkeypatch, launch, arguments, sen
         ),
         (
             "name: mine\n_target_: my_package.strategies.OneByTwo\n",
-            "mine.yaml: _target_=my_package.strategies.OneByTwo: ",
+            "strategies.py defines no OneByTwo",
         ),
         (
             "name: mine\n_target_: my_package.absent.Strategy\n",
@@ -398,6 +399,7 @@ def test_a_wrong_yaml_is_one_sentence(own, monkeypatch, launch, yaml, sentence):
     (own.folder / "conf" / "strategy" / "mine.yaml").write_text(yaml)
     monkeypatch.chdir(own.folder)
     monkeypatch.syspath_prepend(str(own.folder / "src"))
+    monkeypatch.setenv("PYTHONPATH", str(own.folder / "src"))
     code, out, err = launch("--config-dir", "conf", "strategy=mine", "device=cpu", "dry_run=true")
     assert (code, out) == (2, "") and err.startswith("launch.py: ") and err.count("\n") == 1
     assert sentence in err
@@ -515,6 +517,7 @@ def test_a_wrong_file_of_a_benchmark_is_one_sentence(own, monkeypatch, launch, t
         )
     )
     monkeypatch.syspath_prepend(str(own.folder / "src"))
+    monkeypatch.setenv("PYTHONPATH", str(own.folder / "src"))
     code, out, err = launch(
         "--config-dir", str(tmp_path / "wrong"), "benchmark=wrong", "device=cpu", "dry_run=true"
     )
@@ -530,19 +533,6 @@ def test_every_name_in_a_yaml_of_ours_is_there():
             for dotted in (one.rules["_target_"], *one.code.values()):
                 assert callable(locate(dotted)) or isinstance(locate(dotted), Exchange)
             assert group != "strategy" or "exchange" in one.code, f"{name} cannot be forecast"
-
-
-def test_only_names_of_the_module_itself_are_found(tmp_path, monkeypatch):
-    (tmp_path / "of_module.py").write_text(
-        "def made():\n    inner = 3\n    return [item for item in range(inner)]\n\n\nif made():\n    late = 3\n"
-    )
-    (tmp_path / "lazy.py").write_text("def __getattr__(name):\n    return name\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    for name in ("of_module:made", "of_module:late", "lazy:anything"):
-        assert source_file("model.builder", name).parent == tmp_path
-    for name in ("inner", "item"):
-        with pytest.raises(Refused, match=f"of_module.py defines no {name}"):
-            source_file("model.builder", f"of_module:{name}")
 
 
 def test_a_file_that_is_no_yaml_is_one_sentence(launch, tmp_path):

@@ -16,7 +16,7 @@ from benchmarks.rank.ranks import Reporter
 from benchmarks.record import CellFolder, Lines, RecordError, own_files, read, read_lines
 from benchmarks.record.own_files import NotOurs
 from conf.options import Refused
-from conf.variables import UMASK
+from conf.process_env import UMASK
 from launch.study.background import update_noise_floor
 from launch.study.study import StudyFolder
 from launch.tracking.store import TrackingUnavailable, store_lock

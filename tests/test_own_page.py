@@ -17,8 +17,8 @@ from analysis.prediction.links.model import DIRECT, ExchangeWire, TimeCurve
 from analysis.study.study import Study
 from conf import groups
 from conf.cell import Network
-from conf.options import Refused
-from launch.refuse.own_code import refuse_wrong_code
+from launch.plan import own_code
+from launch.plan.own_code import STRATEGY, Call, own_calls
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "trainers" / "OWN.md").read_text(encoding="utf-8")
@@ -148,13 +148,8 @@ def test_the_strategy_is_forecast_as_its_yaml_declares_and_no_other_is_disturbed
         for command in COMMANDS
     ],
 )
-def test_the_commands_of_the_page_can_be_asked(command, launch, monkeypatch, tmp_path):
-    monkeypatch.chdir(with_page(tmp_path))
-    monkeypatch.syspath_prepend(str(tmp_path))
-    try:
-        code, out, err = launch(*shlex.split(command), "device=cpu", "dry_run=true")
-    finally:
-        groups.search_also([])
+def test_the_commands_of_the_page_can_be_asked(command, launch, page):
+    code, out, err = launch(*shlex.split(command), "device=cpu", "dry_run=true")
     assert (code, err) == (0, ""), err
     assert " · " in out
 
@@ -183,20 +178,11 @@ THROUGH_LAUNCH = {
 
 
 @pytest.mark.parametrize("mistake", THROUGH_LAUNCH)
-def test_a_likely_mistake_is_one_sentence_before_anything_starts(
-    mistake, launch, monkeypatch, tmp_path
-):
+def test_a_likely_mistake_is_one_sentence_before_anything_starts(mistake, launch, page):
     file, text, instead, request, sentence = THROUGH_LAUNCH[mistake]
-    folder = with_page(tmp_path)
     assert text in FILES[file]
-    (folder / file).write_text(FILES[file].replace(text, instead))
-    monkeypatch.delitem(sys.modules, "my_exchanges", raising=False)  # that of another test
-    monkeypatch.chdir(folder)
-    monkeypatch.syspath_prepend(str(folder))
-    try:
-        code, out, err = launch("--config-dir", "conf", request, "device=cpu", "dry_run=true")
-    finally:
-        groups.search_also([])
+    (page / file).write_text(FILES[file].replace(text, instead))
+    code, out, err = launch("--config-dir", "conf", request, "device=cpu", "dry_run=true")
     assert (code, out) == (2, ""), out + err
     assert err.startswith("launch.py: ") and err.count("\n") == 1 and sentence in err, err
 
@@ -231,15 +217,22 @@ READ = {
     ),
     "an import that is forgotten": (
         "my_strategies.py", "from trainers.strategy import Strategy", "", {},
-        "OneByOne is no Strategy; accepted is a subclass of trainers.strategy.Strategy, or a function that returns one",
+        "_target_=my_strategies.OneByOne: cannot be imported (NameError: name 'Strategy' is not defined)",
     ),
     "an import from Ringside that is not there": (
         "my_strategies.py", "from trainers.strategy import", "from trainers.strategies import", {},
-        "_target_=my_strategies.OneByOne: imports Strategy from trainers.strategies, which has no such name",
+        "_target_=my_strategies.OneByOne: cannot be imported (ImportError: cannot import name 'Strategy' from ",
     ),
-    "an import that may fail, of Ringside and of others": (
-        "my_data.py", "import torch\n", "import torch, absent\ntry:\n    from trainers import absent\nexcept ImportError: ...\n",
-        {}, None,
+    "an import that fails": (
+        "my_data.py", "import torch\n", "import torch, absent\n", {},
+        "data.loader=my_data:load: cannot be imported (ModuleNotFoundError: No module named 'absent')",
+    ),
+    "a module that ends the process": (
+        "my_data.py", "import torch\n", "import torch\nraise SystemExit(3)\n", {},
+        "data.loader=my_data:load: cannot be imported (SystemExit: 3)",
+    ),
+    "a name that is not there": (
+        "my_data.py", "def load(", "def lode(", {}, "data.loader=my_data:load: ",
     ),
     "an abstract class of the user's between": (
         "my_strategies.py", "class OneByOne(Strategy):", "class Base(Strategy): ...\n\n\nclass OneByOne(Base):", {}, None,
@@ -268,8 +261,9 @@ READ = {
         "my_data.py", "", "", {"data": {"name": "text", "loader": "my_data:load", "options": {}}},
         "data.loader=my_data:load: needs file, and is called as load(batch_size=…, rank=…, world_size=…, seed=…); add it to",
     ),
-    "a decorator may change what a function takes": (
-        "my_data.py", "def load(batch_size, rank", "@staticmethod\ndef load(rank", {}, None,
+    "a decorator that changes what a function takes": (
+        "my_data.py", "def load(", "def any_keyword(function):\n    return lambda **given: function(**given)\n\n\n@any_keyword\n"
+        "def load(", {"data": {"name": "text", "loader": "my_data:load", "options": {"more": 3}}}, None,
     ),
     "a base by the name of its module": (
         "my_strategies.py", "from trainers.strategy import Strategy", "from trainers import strategy as seam", {},
@@ -278,25 +272,37 @@ READ = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("mistake", READ)
-def test_what_the_text_of_a_file_shows_is_refused_and_nothing_else(mistake, monkeypatch, tmp_path):
-    file, text, instead, changed, sentence = READ[mistake]
+@pytest.fixture
+def page(tmp_path, monkeypatch):
+    """A folder with the page's files, on Python's path, of which nothing is imported yet."""
     folder = with_page(tmp_path)
-    (folder / file).write_text(FILES[file].replace(text, instead) if text else FILES[file])
-    if "seam" in instead:
-        (folder / file).write_text(
-            (folder / file).read_text().replace("(Strategy)", "(seam.Strategy)")
-        )
+    monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(str(folder))
-    if sentence is None:
-        refuse_wrong_code([page_cell(**changed)])
-        return
-    with pytest.raises(Refused, match=re.escape(sentence)):
-        refuse_wrong_code([page_cell(**changed)])
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    groups.search_also([folder / "conf"])
+    for name in MODULES:
+        sys.modules.pop(name, None)  # that of another test
+    yield folder
+    for name in MODULES:
+        sys.modules.pop(name, None)
+    groups.search_also([])
+
+
+@pytest.mark.parametrize("mistake", READ)
+def test_code_that_cannot_be_called_is_refused_and_nothing_else(mistake, page):
+    file, text, instead, changed, sentence = READ[mistake]
+    (page / file).write_text(FILES[file].replace(text, instead) if text else FILES[file])
+    if "seam" in instead:
+        (page / file).write_text((page / file).read_text().replace("(Strategy)", "(seam.Strategy)"))
+    reasons = [
+        reason for call in own_calls(page_cell(**changed)) if (reason := own_code.refusal(call))
+    ]
+    assert [sentence in reason for reason in reasons] == ([] if sentence is None else [True]), (
+        reasons
+    )
 
 
 MAINTAINED = {
-    "trainers.strategies.absent.Mine": "Mine: Python finds no module trainers.strategies.absent",
     "trainers.strategies.none.Nothing": "none.py defines no Nothing",
     "trainers.strategy.ExchangeAlone": "ExchangeAlone is no Strategy; accepted is a subclass of trainers.strategy.Strategy",
     "trainers.strategies.hierarchical.Hierarchical": "needs bucket_cap_mb, and is called as Hierarchical(); add it to",
@@ -305,27 +311,15 @@ MAINTAINED = {
 
 @pytest.mark.parametrize("target", MAINTAINED)
 def test_a_strategy_that_a_maintainer_adds_is_held_to_the_same(target):
-    cell = replace(
-        make_cell(), strategy={"name": "mine"}, declared={"strategy": {"target": target}}
-    )
-    with pytest.raises(Refused, match=re.escape(MAINTAINED[target])):
-        refuse_wrong_code([cell])
-    declared = {
-        "target": "trainers.strategies.none.NoExchange",
-        "exchange": "analysis.prediction.strategies.absent",
-    }
-    with pytest.raises(
-        Refused, match=r"strategy=mine: code\.exchange=\S+: \S+strategies\.py defines no absent"
-    ):
-        refuse_wrong_code([replace(cell, declared={"strategy": declared})])
+    assert MAINTAINED[target] in own_code.refusal(strategy_call(target, []))
+
+
+def strategy_call(target, keywords):
+    return Call("_target_", target, tuple(keywords), "its YAML", STRATEGY)
 
 
 def test_every_strategy_of_ringside_passes():
     for one in (groups.choice("strategy", name) for name in groups.choices("strategy")):
-        strategy = {
-            "name": one.name,
-            **groups.resolved("strategy", {"name": one.name, **one.options}, "cpu", 2),
-        }
-        refuse_wrong_code(
-            [replace(make_cell(), strategy=strategy, declared={"strategy": one.declared()})]
-        )
+        options = groups.resolved("strategy", {"name": one.name, **one.options}, "cpu", 2)
+        keywords = [name for name in options if name != "name"]
+        assert own_code.refusal(strategy_call(one.rules["_target_"], keywords)) == ""

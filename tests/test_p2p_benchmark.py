@@ -46,7 +46,7 @@ from benchmarks.request import Room, refuse
 from conf.options import Refused
 from conf.resolve import checked, resolve
 from launch.machine.devices import Device, Machine
-from launch.refuse import peer_access
+from launch.plan import refusals
 
 DATA = Path(__file__).parent / "data"
 NAMES = [
@@ -116,16 +116,16 @@ def test_a_pair_without_peer_access_is_refused_before_any_process(hydra, monkeyp
         "cuda", tuple(Device(one, uuid=f"GPU-{one}") for one in range(4)), (0, 1, 2, 3), 1
     )
     monkeypatch.setattr(
-        peer_access, "_refused", lambda a, b: (a, b) in (("GPU-0", "GPU-2"), ("GPU-1", "GPU-2"))
+        refusals,
+        "_has_no_peer_access",
+        lambda a, b: (a, b) in (("GPU-0", "GPU-2"), ("GPU-1", "GPU-2")),
     )
-    peer_access.refuse_without_peers(
-        cell("cuda", "benchmark.p2p=required", gpus=(0, 1, 3)), machine
-    )
-    peer_access.refuse_without_peers(cell("cuda", gpus=(2, 0)), machine)
+    refusals.refuse_without_peers(cell("cuda", "benchmark.p2p=required", gpus=(0, 1, 3)), machine)
+    refusals.refuse_without_peers(cell("cuda", gpus=(2, 0)), machine)
     with pytest.raises(
         Refused, match=r"^benchmark.p2p=required: the driver gives GPUs 0-2, 1-2 no peer access"
     ):
-        peer_access.refuse_without_peers(
+        refusals.refuse_without_peers(
             cell("cuda", "benchmark.p2p=required", gpus=(2, 1, 0)), machine
         )
 

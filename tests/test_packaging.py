@@ -67,20 +67,12 @@ FOLDER_ARROWS = {
     "analysis.nccl": (),
     "analysis.nccl_tests": (),
     "launch.__main__": ("launch.tracking",),
-    "launch.prepare": ("launch.plan",),
-    "launch.sweep": (
-        "launch.prepare",
-        "launch.left_for_the_end",
-        "launch.run_cell",
-        "launch.tracking",
-    ),
-    "launch.left_for_the_end": ("launch.display",),
+    "launch.sweep": ("launch.deferred_cells", "launch.run_cell", "launch.tracking", "launch.cli"),
+    "launch.deferred_cells": ("launch.display",),
     "launch.display": ("launch.plan",),
-    "launch.help": ("launch.compose", "launch.machine"),
-    "launch.compose": (),
+    "launch.cli": ("launch.machine",),
     "launch.run_cell": ("launch.plan",),
-    "launch.plan": ("launch.profile", "launch.refuse"),
-    "launch.refuse": ("launch.tracking",),
+    "launch.plan": ("launch.profile", "launch.tracking"),
     "launch.profile": ("launch.supervision", "launch.study"),
     "launch.tracking": ("launch.study",),
     "launch.supervision": ("launch.engines",),
@@ -332,7 +324,7 @@ def loaded(statement, *names):
 
 
 def test_the_supervising_process_never_loads_torch():
-    ours = "launch.sweep, launch.__main__, launch.compose.hydra_errors, analysis.__main__, conf.cell, conf.command_line"
+    ours = "launch.sweep, launch.__main__, launch.cli.errors, analysis.__main__, conf.cell, conf.command_line"
     statement = f"import {ours}"
     assert loaded(
         statement,

@@ -16,13 +16,12 @@ from analysis.topology.subsets import best, classes, worst_order
 from benchmarks.record import CellFolder
 from conf import schema
 from conf.command_line import normalise
+from conf.host_limits import usable_cores
 from conf.options import Refused
-from conf.variables import usable_cores
 from launch.engines.environment import environment
 from launch.machine.devices import Device, Machine, look
-from launch.plan.order import PlannedCell, ordered
+from launch.plan.order import PlannedCell, known_freedom, measured_twice, ordered
 from launch.plan.plan import Request, plan
-from launch.plan.second_runs import known_freedom, measured_twice
 
 ROOT = Path(__file__).parent.parent
 DGX1 = str(ROOT / "tests" / "data" / "topo_dgx1_v100.txt")

@@ -18,8 +18,8 @@ from benchmarks.agent import network as probe
 from benchmarks.agent.network import Listening, interfaces, reach
 from benchmarks.agent.processes import CELL_FOLDER, Variables, merged, with_absolute_path
 from benchmarks.record import CellFolder, clock
+from conf.host_limits import usable_cores
 from conf.options import Refused
-from conf.variables import usable_cores
 from launch.engines.environment import FOREIGN, NCCL_SUBSYSTEMS, OnHost, asked, environment
 from launch.machine import facts as describe
 from launch.machine.fleet import Host, candidates, chosen, compare

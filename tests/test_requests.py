@@ -493,7 +493,7 @@ def test_hostile_text_is_never_a_traceback(launch, tmp_path, text):
         f"{KEYS[number % len(KEYS)]}={text}",
         f"{KEYS[-1 - number % len(KEYS)]}='{text}'",
     ):
-        code, out, err = launch("--run", "dry_run=true", argument)
+        code, out, err = launch("dry_run=true", argument)
         assert code in (0, 2)
         assert err.count("\n") == (code == 2) and len(err) < 5_000
         assert all(char.isprintable() for char in err.rstrip("\n"))
@@ -509,7 +509,7 @@ def test_hostile_text_is_never_a_traceback(launch, tmp_path, text):
 )
 @given(some.sampled_from(KEYS), some.text(max_size=12))
 def test_any_text_ends_with_0_or_one_line(launch, key, text):
-    code, _, err = launch("--run", "dry_run=true", f"{key}={text}")
+    code, _, err = launch("dry_run=true", f"{key}={text}")
     assert (code, err.count("\n")) in ((0, 0), (2, 1))
 
 

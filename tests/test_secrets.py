@@ -9,8 +9,7 @@ from records import make_record
 from analysis.report.sections.conditions import environment as section_of_environment
 from analysis.study.provenance import LEFT_OUT
 from analysis.study.study import Study
-from conf.nccl import FIELDS
-from conf.nccl_vocabulary import OTHERS
+from conf.nccl import FIELDS, OTHERS
 from launch.engines.environment import scrubbed
 from launch.machine.facts import left_out, variables
 from launch.machine.secrets import (
@@ -119,7 +118,7 @@ def test_the_report_names_what_was_left_out():
 
 @pytest.mark.parametrize("option", ["nccl.ib_hca", "+model.options.x", "tracking.uri"])
 def test_a_request_with_a_secret_is_refused_without_repeating_it(launch, option):
-    code, out, err = launch("--run", f"{option}={RANDOM}", "dry_run=true")
+    code, out, err = launch(f"{option}={RANDOM}", "dry_run=true")
     assert code == 2 and RANDOM not in out + err and err.count("\n") == 1
     assert "secret" in err or "tracking.uri=***" in err
 

@@ -7,8 +7,7 @@ from omegaconf import OmegaConf
 from benchmarks.record import CellFolder
 from conf.command_line import normalise
 from conf.options import Refused
-from conf.resolve import checked, resolve
-from conf.servers import server_gpus
+from conf.resolve import checked, resolve, server_gpus
 from launch.engines.environment import arguments, environment
 from launch.machine.devices import Device, Machine
 

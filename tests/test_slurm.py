@@ -2,8 +2,8 @@
 
 import contextlib
 import os
+import re
 import shlex
-import signal
 import stat
 import subprocess
 import sys
@@ -19,8 +19,8 @@ from conf.schema import Config, Engine
 from launch.engines import hosts as words
 from launch.engines import slurm
 from launch.engines.submit import job_parameters
-from launch.plan import time_left
-from launch.plan.time_left import TimeLeft
+from launch.plan import estimate
+from launch.plan.estimate import TimeLeft
 
 ROOT = Path(__file__).parent.parent
 ALLOCATION = {slurm.JOB: "12", slurm.NODES: "n[1-2],m7", slurm.CORES: "72(x2),36"}
@@ -97,7 +97,7 @@ def test_the_time_left_is_asked_of_slurm_and_else_read_from_the_environment(scon
 def test_a_cell_that_does_not_fit_is_told_once(monkeypatch):
     said = []
     monkeypatch.setattr(
-        time_left,
+        estimate,
         "estimates",
         lambda cells, known: [type("Estimate", (), {"seconds": cells[0].name})],
     )
@@ -228,11 +228,38 @@ class Cluster:
         return done.returncode, done.stdout + done.stderr
 
     def submit(self, *options):
-        """Start a launch.py that submits itself."""
-        return subprocess.Popen(
-            [sys.executable, ROOT / "launch.py", "-m", "engine=slurm", "engine.submit=true", *SHORT, *options],
-            cwd=self.folder, env=self.around, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )  # fmt: skip
+        """Submit a sweep; return its job and what launch.py printed."""
+        words = [
+            sys.executable,
+            ROOT / "launch.py",
+            "-m",
+            "engine=slurm",
+            "engine.submit=true",
+            *SHORT,
+            *options,
+        ]
+        status, printed = self.slurm(*words)
+        assert status in (0, 2)
+        return printed.split()[1], printed
+
+    def log(self, job):
+        return "".join(
+            path.read_text()
+            for path in (self.folder / "outputs" / ".slurm").glob(f"{job}*_log.out")
+        )
+
+    def wait(self, job, until, seconds=150):
+        """Wait for something of a job."""
+        deadline = time.monotonic() + seconds
+        while not until():
+            assert time.monotonic() < deadline, self.log(job)
+            time.sleep(0.2)
+
+    def end_of(self, job):
+        """Wait for the end of a job; return its exit status."""
+        self.wait(job, lambda: job not in self._jobs())
+        fields = self.slurm("scontrol", "--oneliner", "show", "job", job)[1]
+        return int(re.search(r"ExitCode=(\d+):", fields)[1])
 
     def records(self):
         found, unreadable = read_study(self.folder / "outputs" / "default")
@@ -288,68 +315,52 @@ def test_a_sweep_inside_an_allocation_runs_on_its_hosts(cluster):
 
 @pytest.mark.needs("slurm", "submitit")
 def test_a_requeued_job_goes_on_and_measures_nothing_twice(cluster):
-    launcher, said, job, requeued = (
-        cluster.submit("nodes=1", "batch_size=4,8,16", "engine.time_minutes=5"),
-        [],
-        "",
-        False,
+    job, printed = cluster.submit("nodes=1", "batch_size=4,8,16", "engine.time_minutes=5")
+    assert printed.startswith(f"job {job} is submitted; its log is ")
+    cluster.wait(job, lambda: "[2/3]" in cluster.log(job))
+    assert cluster.slurm("scontrol", "requeue", job)[0] == 0
+    cluster.wait(
+        job, lambda: cluster.slurm("scontrol", "update", f"JobId={job}", "StartTime=now")[0] == 0
     )
-    for line in launcher.stdout:
-        said.append(line)
-        job = job or line.split()[1]
-        if line.startswith("[2/3]") and not requeued:
-            requeued = cluster.slurm("scontrol", "requeue", job)[0] == 0
-        elif "requeued it" in line:  # Slurm waits for two minutes
-            cluster.slurm("scontrol", "update", f"JobId={job}", "StartTime=now")
-    assert launcher.wait() == 0 and requeued, "".join(said)
+    assert cluster.end_of(job) == 0, cluster.log(job)
     lines = list(read_lines(cluster.folder / "outputs" / "default" / "journal.jsonl"))
     begun = [line["cell"] for line in lines if line["kind"] == "begin"]
-    assert [begun.count(cell) for cell in dict.fromkeys(begun)] == [1, 2, 1], "".join(said)
+    assert [begun.count(cell) for cell in dict.fromkeys(begun)] == [1, 2, 1], cluster.log(job)
     assert sorted(record.cell.batch_size for record in cluster.records() if finished(record)) == [
         4,
         8,
         16,
     ]
-    assert not any(
-        record.state == "failed" for record in cluster.records()
-    ) and "Traceback" not in "".join(said)
-    assert cluster.left() == []
+    assert not any(record.state == "failed" for record in cluster.records())
+    assert "Traceback" not in cluster.log(job) and cluster.left() == []
 
 
 @pytest.mark.needs("slurm", "submitit")
-@pytest.mark.parametrize("how", ["Ctrl-C", "scancel"])
-def test_a_cancelled_job_closes_its_cell_and_leaves_nothing(cluster, how):
-    launcher, said, job = cluster.submit("nodes=2", "benchmark.max_seconds=60"), [], ""
-    for line in launcher.stdout:
-        said.append(line)
-        job = job or line.split()[1]
-        if line.startswith("[1/1]") and "started" in line:
-            time.sleep(5)
-            launcher.send_signal(signal.SIGINT) if how == "Ctrl-C" else cluster.slurm(
-                "scancel", job
-            )
-    assert launcher.wait() == 130 and f"job {job} has ended" in said[-1], "".join(said)
-    assert said[-1].endswith("; the same command continues from there\n")
-    assert [record.state for record in cluster.records()] == ["interrupted"], "".join(said)
+def test_a_cancelled_job_closes_its_cell_and_leaves_nothing(cluster):
+    job, _ = cluster.submit("nodes=2", "benchmark.max_seconds=60")
+    cluster.wait(job, lambda: "[1/1]" in cluster.log(job) and "started" in cluster.log(job))
+    time.sleep(5)
+    cluster.slurm("scancel", "--batch", "--signal=TERM", job)
+    assert cluster.end_of(job) == 130, cluster.log(job)
+    assert [record.state for record in cluster.records()] == ["interrupted"], cluster.log(job)
     assert cluster.left() == []
 
 
 @pytest.mark.needs("slurm", "submitit")
 def test_no_cell_is_started_that_does_not_fit_into_the_job(cluster):
-    launcher = cluster.submit("nodes=1", "engine.time_minutes=2", "benchmark.max_seconds=100")
-    said, _ = launcher.communicate(timeout=150)
-    assert launcher.returncode == 130, said
-    assert (
-        "is not started, nor any other cell that does not fit: it takes about" in said
-        and cluster.records() == []
+    job, _ = cluster.submit("nodes=1", "engine.time_minutes=2", "benchmark.max_seconds=100")
+    assert cluster.end_of(job) == 130
+    assert "is not started, nor any other cell that does not fit: it takes about" in cluster.log(
+        job
     )
+    assert cluster.records() == []
 
 
 @pytest.mark.needs("slurm", "submitit")
 def test_what_slurm_does_not_accept_is_one_sentence(cluster):
-    said, _ = cluster.submit("nodes=1", "engine.partition=nowhere").communicate(timeout=60)
+    _, printed = cluster.submit("nodes=1", "engine.partition=nowhere")
     assert (
-        said.startswith("launch.py: engine.submit=true: Slurm did not take the job: ")
-        and said.count("\n") == 1
+        printed.startswith("launch.py: engine.submit=true: Slurm did not take the job: ")
+        and printed.count("\n") == 1
     )
-    assert "partition" in said
+    assert "partition" in printed

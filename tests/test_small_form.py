@@ -8,8 +8,7 @@ import pytest
 from cells import make_cell
 from records import make_record
 
-from launch.plan.order import PlannedCell
-from launch.plan.time_estimate import (
+from launch.plan.estimate import (
     COMPILE_SECONDS,
     FIRST_SECONDS,
     Beginning,
@@ -17,6 +16,7 @@ from launch.plan.time_estimate import (
     rule_of_thumb,
     worded,
 )
+from launch.plan.order import PlannedCell
 
 ROOT = Path(__file__).parent.parent
 STUDIES = sorted(path.stem for path in (ROOT / "conf" / "experiment").glob("*.yaml"))

@@ -17,8 +17,8 @@ import torch
 from cuda.bindings import runtime
 from torch import Tensor
 
-from conf.variables import SHARED_MEMORY_FOLDER as FOLDER
-from conf.variables import TOKEN, shared_memory_prefix
+from conf.process_env import SHARED_MEMORY_FOLDER as FOLDER
+from conf.process_env import TOKEN, shared_memory_prefix
 
 
 def new_path() -> Path:

@@ -6,7 +6,7 @@ a variable whose code is never reached (NCCL_SHM_DISABLE where P2P carries every
 
 import re
 
-from conf.nccl_vocabulary import level_word
+from conf.nccl import level_word
 
 _LEVEL_SETTINGS = {"NCCL_P2P_LEVEL", "NCCL_NET_GDR_LEVEL"}
 

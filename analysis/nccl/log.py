@@ -25,7 +25,7 @@ from analysis.nccl.lines import LogEvents, read_events
 from analysis.nccl.messages import NEWEST
 from analysis.nccl.model import AlgorithmChoice, Communicator, NcclLog, version_numbers
 from analysis.nccl.runs import of_one_run
-from conf.nccl_vocabulary import ALGORITHMS, PROTOCOLS
+from conf.nccl import ALGORITHMS, PROTOCOLS
 
 # Announced with any NCCL_DEBUG_SUBSYS, so they do not prove that the ENV subsystem was logged.
 _ALWAYS_LOGGED = {"NCCL_P2P_LEVEL", "NCCL_P2P_DISABLE", "NCCL_NET_GDR_LEVEL", "NCCL_COLLNET_ENABLE"}

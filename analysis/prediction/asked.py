@@ -18,8 +18,8 @@ from analysis.study.study import Study, request_of
 from analysis.topology.source import parse_topology
 from benchmarks.record import Record
 from conf.cell import Cell
-from conf.gpus import CPU_SLOTS
 from conf.nccl import FIELDS, Nccl, settings, unknown_setting
+from conf.subsets import CPU_SLOTS
 
 MOST_GPUS, MOST_BATCH, MOST_SPREAD = 1 << 20, 1 << 24, 0.5
 _FORM = "GPUs of this machine as 0,1,2,3 (several subsets: 0+1,0+1+2+3), or with --per-node numbers of GPUs as 16,64,256"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from analysis.nccl.model import NcclLog
 from analysis.nccl.transports import NET, pair_class
 from analysis.validity.evidence import Evidence, SettingResult, list_some
-from conf.nccl_vocabulary import DISTANCES, level_word
+from conf.nccl import DISTANCES, level_word
 
 # The nearest NCCL level that includes a link class of nvidia-smi; NV# is NVL. NODE is one CPU, as NCCL's PHB.
 _NEEDED_LEVEL = {"PIX": "PIX", "PXB": "PXB", "PHB": "PHB", "NODE": "PHB", "SYS": "SYS"}

@@ -5,7 +5,7 @@ from collections import defaultdict
 from analysis.nccl.announcements import same_value
 from analysis.nccl.model import NcclLog
 from analysis.validity.evidence import SettingResult
-from conf.nccl_vocabulary import DISTANCES, legacy_number, level_word
+from conf.nccl import DISTANCES, legacy_number, level_word
 
 Choices = dict[
     tuple[str | None, int], set[tuple[str, str, int | None]]

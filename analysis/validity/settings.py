@@ -13,8 +13,7 @@ from analysis.validity.announced import announced
 from analysis.validity.connections import connections
 from analysis.validity.effect import no_effect
 from analysis.validity.evidence import Evidence, SettingResult, list_some
-from conf.nccl import in_table
-from conf.nccl_vocabulary import ALGORITHMS, AVAILABLE, PROTOCOLS, allowed
+from conf.nccl import ALGORITHMS, AVAILABLE, PROTOCOLS, allowed, in_table
 
 _FEWEST_OF_MAXIMUM = (
     32  # NCCL's own upper limit of channels (64 in later releases): a larger minimum is capped

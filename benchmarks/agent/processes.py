@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 
-from conf.variables import (
+from conf.process_env import (
     LAUNCHER,
     SHARED_MEMORY_FOLDER,
     STARTER,

@@ -21,7 +21,7 @@ from benchmarks.agent.protocol import ready
 from benchmarks.agent.scratch import remove_left
 from benchmarks.record import CellFolder, Kind, Lines
 from benchmarks.record.clock import now
-from conf.variables import TOKEN
+from conf.process_env import TOKEN
 
 PERIOD_SECONDS = 0.5
 CPU_EVERY = 2  # periods between two looks at the CPU: these count up, and each reads every process of the machine

@@ -15,7 +15,7 @@ from torch import Tensor
 from benchmarks.rank.ranks import Ranks, Reporter, Result
 from benchmarks.timing.clock import Clock
 from conf.cell import Cell
-from conf.variables import usable_cores
+from conf.host_limits import usable_cores
 from trainers.process import CORES, on_threads
 
 

@@ -3,7 +3,7 @@
 from benchmarks.request import Room
 from conf.cell import Cell
 from conf.options import Refused
-from conf.variables import SHARED_MEMORY_FOLDER
+from conf.process_env import SHARED_MEMORY_FOLDER
 
 BUFFERS = 2  # of one GPU or CPU worker: one to send, one that others write into; a worker's second is shared memory
 ROOM_BYTES = 2 << 30  # left free on a GPU, for CUDA itself and to compare what arrived

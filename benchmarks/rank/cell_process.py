@@ -38,8 +38,8 @@ from benchmarks.rank.worker import write_to
 from benchmarks.record import CellFolder, Kind, clock, read_lines, write_json
 from benchmarks.record.clock import now
 from conf.cell import Cell
+from conf.process_env import LAUNCHER, STARTER, TOKEN, UMASK
 from conf.targets import locate
-from conf.variables import LAUNCHER, STARTER, TOKEN, UMASK
 from trainers.hosts import Hosts
 from trainers.strategy import load
 

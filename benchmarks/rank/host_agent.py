@@ -35,8 +35,8 @@ from benchmarks.rank import worker as lifetime
 from benchmarks.rank.cell_process import RunningCell
 from benchmarks.record.os_errors import because
 from conf.cell import Cell
+from conf.process_env import NO_TOKEN, STARTER, TOKEN
 from conf.targets import locate
-from conf.variables import NO_TOKEN, STARTER, TOKEN
 
 PAUSE_SECONDS = 0.1  # between two looks at the files and the ends of processes, while a cell runs
 BEAT_SECONDS = 1.0  # between two signs of life

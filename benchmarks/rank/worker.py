@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.rank import stacks as asked
 from benchmarks.record import CellFolder, Kind, own_files
 from benchmarks.record.clock import now
-from conf.variables import CLOCK_BOUND, STARTER
+from conf.process_env import CLOCK_BOUND, STARTER
 from trainers import process as prctl
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from analysis.findings.predicted.stated import about_forecasts
 from analysis.report.numbers import THIN
 from analysis.text import count, first_lines, join_words, single_line
 from benchmarks.record import Record
-from launch.plan.time_estimate import duration
+from launch.plan.estimate import duration
 from launch.study.study import StudyFolder
 from launch.supervision.failure import few_lines
 

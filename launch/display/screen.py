@@ -43,8 +43,8 @@ from launch.display.columns import (
     measured,
     verdict,
 )
+from launch.plan.estimate import duration, estimates
 from launch.plan.order import PlannedCell, rounds
-from launch.plan.time_estimate import duration, estimates
 from launch.supervision.progress import Watch
 
 STYLES = {

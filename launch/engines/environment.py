@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks.agent.processes import Variables, merged
 from benchmarks.record import CellFolder, clock, own_files
 from conf.cell import Cell
-from conf.variables import TOKEN
+from conf.process_env import TOKEN
 from launch.machine.devices import Machine
 from launch.machine.facts import RECORDED, variables
 from launch.machine.secrets import is_secret

@@ -28,8 +28,8 @@ from benchmarks.record.encoding import decoded, encoded
 from conf import schema
 from conf.cell import Cell
 from conf.options import Refused, path_of
+from conf.process_env import CLOCK_BOUND, TOKEN
 from conf.schema import Engine
-from conf.variables import CLOCK_BOUND, TOKEN
 from launch.engines import slurm
 from launch.engines.engine import Lost
 from launch.engines.environment import LOOPBACK, ROOT, OnHost, asked

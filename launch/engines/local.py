@@ -15,7 +15,7 @@ from benchmarks.agent.protocol import Do, Say
 from benchmarks.agent.sampler import Sampler
 from benchmarks.record import CellFolder, own_files
 from conf.cell import Cell
-from conf.variables import NO_TOKEN, TOKEN
+from conf.process_env import NO_TOKEN, TOKEN
 from launch.engines.environment import ROOT, arguments, of_every_cell
 from launch.engines.hosts import AGENT, AgentGone, Channel
 from launch.machine.devices import Machine

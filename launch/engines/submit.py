@@ -1,4 +1,4 @@
-"""Submit the whole command as one job of Slurm, show its log, and wait for its end. submitit writes the job and hands it in.
+"""Submit the whole command as one job of Slurm. submitit writes the job and hands it in.
 
 The job runs the same command with engine.submit=false. Where Slurm requeues it, the command goes on from the journal.
 """
@@ -7,43 +7,26 @@ import io
 import os
 import shlex
 import shutil
-import signal
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr, suppress
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from benchmarks.record.os_errors import because
-from benchmarks.record.own_files import make_folder, open_to_read
-from conf.nodes import COUNT, is_name
+from benchmarks.record.own_files import make_folder
 from conf.options import Refused, path_of
 from conf.schema import Config
+from conf.subsets import COUNT, is_name
 from launch.engines import slurm
 from launch.engines.environment import ROOT
 
 FOLDER = ".slurm"  # in output_dir: the jobs' scripts, commands and logs
 WARNED_S = 60  # before the job's limit, or before another job takes its place: time to close a cell
-POLL_S = 2.0  # between two questions to Slurm
-GRACE_S = 60.0  # for a job that is asked to stop
-INTERRUPTED = 130
-# States after which a job does not run again, and the exit status where the job's own says nothing.
-ENDED = {
-    "COMPLETED": 0, "FAILED": 1, "TIMEOUT": INTERRUPTED, "CANCELLED": INTERRUPTED, "PREEMPTED": INTERRUPTED, "NODE_FAIL": 1,
-    "OUT_OF_MEMORY": 1, "BOOT_FAIL": 1, "DEADLINE": INTERRUPTED, "REVOKED": INTERRUPTED,
-}  # fmt: skip
 
 
-def submit(
-    configs: Sequence[Config],
-    typed: Sequence[str],
-    surrounding: Mapping[str, str],
-    console: Console,
-) -> "Followed":
-    """Submit the command `typed`, whose checked configurations these are, and return its job.
+def submit(configs: Sequence[Config], typed: Sequence[str], surrounding: Mapping[str, str]) -> str:
+    """Submit the command `typed`, whose checked configurations these are; return a sentence with the job's id and its log.
 
     Raises:
         Refused: Slurm or submitit is not there, or Slurm does not accept the job.
@@ -84,7 +67,7 @@ def submit(
     ) as error:  # submitit has what sbatch said in the last line
         said = str(error).strip().splitlines() or [type(error).__name__]
         raise Refused(f"engine.submit=true: Slurm did not take the job: {said[-1]}") from None
-    return Followed(str(job.job_id), Path(job.paths.stdout), surrounding, console)
+    return f"job {job.job_id} is submitted; its log is {job.paths.stdout}; scancel {job.job_id} cancels it"
 
 
 def job_parameters(configs: Sequence[Config]) -> dict[str, Any]:
@@ -138,95 +121,3 @@ def _own_folder(output_dir: str) -> Path:
             f"output_dir={output_dir}: others may write {folder}; accepted is a folder that is yours alone"
         )
     return folder
-
-
-class Followed:
-    """A job whose log is shown until it ends."""
-
-    def __init__(
-        self, job: str, log: Path, surrounding: Mapping[str, str], console: Console
-    ) -> None:
-        self._job, self._log, self._surrounding, self._console = job, log, surrounding, console
-        self._shown = 0  # bytes of the log
-        self._told = ""
-        self._tell(f"is submitted; Ctrl-C cancels it; its log is {log}")
-
-    def to_its_end(self, stopping: Callable[[], bool]) -> int:
-        """Show the log until the job ends; return the exit status. Cancel the job when the user asks to stop."""
-        cancelled_at: float | None = None  # seconds of the monotonic clock
-        while True:
-            try:
-                known = slurm.fields(self._job, self._surrounding)
-            except slurm.SlurmSilent as error:
-                if "Invalid job id" in str(error):  # minutes after its end
-                    self._tell(f"is not known to Slurm any more; how it ended is in {self._log}")
-                    return 1
-                self._tell(f"is not heard of: {error}")
-                known = {}
-            state = known.get("JobState", "")
-            if state == "PENDING":
-                again = ", as Slurm has requeued it" if known.get("Restarts", "0") != "0" else ""
-                reason = f" ({known['Reason']})" if known.get("Reason", "None") != "None" else ""
-                self._tell(f"waits{again}{reason}")
-            elif state == "RUNNING" and cancelled_at is None:
-                self._tell(
-                    f"runs on {known.get('NodeList')}, until {_clock(known.get('EndTime', ''))} at most"
-                )
-            self._show_log()
-            if state in ENDED:
-                return self._ended(state, known["ExitCode"], cancelled_at is not None)
-            if stopping() and (cancelled_at is None or time.monotonic() > cancelled_at + GRACE_S):
-                self._cancel(asking=state == "RUNNING" and cancelled_at is None)
-                cancelled_at = time.monotonic()
-            time.sleep(POLL_S)
-
-    def _cancel(self, asking: bool) -> None:
-        """Cancel the job, or ask it first to close its cell."""
-        how = ["--batch", "--signal=TERM"] if asking else []
-        self._tell("is asked to stop" if asking else "is cancelled")
-        with suppress(slurm.SlurmSilent):
-            slurm.ask(("scancel", *how, self._job), self._surrounding)
-
-    def _ended(self, state: str, exit_code: str, was_cancelled: bool) -> int:
-        """Say how the job ended; return the exit status."""
-        own, _, signal_number = exit_code.partition(":")
-        asked_to_end = was_cancelled or signal_number == str(
-            int(signal.SIGTERM)
-        )  # the latter before it had begun
-        status = (
-            int(own)
-            if own.isdecimal() and own != "0"
-            else INTERRUPTED
-            if asked_to_end
-            else ENDED[state]
-        )
-        on = "; the same command continues from there" if status == INTERRUPTED else ""
-        how = "" if state in ("COMPLETED", "FAILED") else f"{state.lower().replace('_', ' ')}, "
-        self._tell(f"has ended ({how}exit status {status}){on}")
-        return status
-
-    def _show_log(self) -> None:
-        """Print what the log has got since the last look, in whole lines."""
-        with suppress(OSError), open_to_read(self._log) as file:  # it is made when the job starts
-            file.seek(self._shown)
-            text = file.read()
-            whole = text[: text.rfind(b"\n") + 1]
-            self._shown += len(whole)
-            self._console.print(
-                whole.decode(errors="replace"), markup=False, soft_wrap=True, end=""
-            )
-
-    def _tell(self, what: str) -> None:
-        """Say something new of the job."""
-        if what != self._told:
-            self._told = what
-            self._console.print(f"job {self._job} {what}", markup=False, soft_wrap=True)
-
-
-def _clock(seconds: str) -> str:
-    """Return a time of Slurm's, in seconds since 1970, as people read it."""
-    return (
-        time.strftime("%H:%M", time.localtime(int(seconds)))
-        if seconds.isdecimal()
-        else "an unknown time"
-    )

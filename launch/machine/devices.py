@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from conf.gpus import BUS_ID, CPU_SLOTS, NUMBER, UUID
+from conf.host_limits import usable_cores
 from conf.options import Refused
-from conf.variables import usable_cores
+from conf.subsets import BUS_ID, CPU_SLOTS, NUMBER, UUID
 
 
 @dataclass(frozen=True)

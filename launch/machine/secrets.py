@@ -11,8 +11,7 @@ import re
 from collections.abc import Mapping
 
 from benchmarks.record.visible import one_line
-from conf.nccl import FIELDS
-from conf.nccl_vocabulary import OTHERS
+from conf.nccl import FIELDS, OTHERS
 
 # InfiniBand's partition key (NCCL_IB_PKEY, UCX_IB_PKEY) is a setting.
 _NAME = re.compile(

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.record import Failure
-from conf.variables import SHARED_MEMORY_FOLDER, control_groups, kernel_count
+from conf.host_limits import control_groups, kernel_count
+from conf.process_env import SHARED_MEMORY_FOLDER
 
 FULL_BYTES = 64 << 10  # less is no room: a rank's line may be larger
 

@@ -10,24 +10,27 @@ from analysis.text import count
 from benchmarks.record import CellFolder
 from benchmarks.record.visible import one_line
 from conf.cell import Cell
-from conf.gpus import by_link
-from conf.nodes import shown
 from conf.resolve import CheckedConfig, checked, labelled, resolve, without_effect
-from conf.schema import Config
+from conf.schema import Config, Request
+from conf.subsets import by_link, shown
 from launch.engines import slurm
 from launch.machine.devices import Machine, look, refuse_small_limits
 from launch.machine.fleet import Fleet
-from launch.plan.advised import with_advice
-from launch.plan.nodes import (
+from launch.plan.expand import (
     CLASSES,
     PlannedHost,
     host_names,
+    machine_of_topology,
     placements,
     planned_hosts,
+    subsets,
     wanted_hosts,
+    with_advice,
 )
 from launch.plan.order import (
     PlannedCell,
+    known_freedom,
+    measured_twice,
     once_each,
     one_of_each_set,
     ordered,
@@ -35,22 +38,18 @@ from launch.plan.order import (
     without_settings_alone,
 )
 from launch.plan.profilers import with_profilers
-from launch.plan.refusals import LONGEST, THREADS, Draft, refuse_draft
-from launch.plan.second_runs import known_freedom, measured_twice
-from launch.plan.shared_options import refuse_several_values
-from launch.plan.subsets import machine_of_topology, subsets
+from launch.plan.refusals import (
+    LONGEST,
+    THREADS,
+    Draft,
+    refuse_draft,
+    refuse_engines,
+    refuse_links,
+    refuse_outputs,
+    refuse_several_values,
+)
 from launch.profile.nsys import Nsys
-from launch.refuse.engines import refuse_engines
-from launch.refuse.outputs import refuse_links, refuse_outputs
 from launch.study.study import study_folder
-
-
-@dataclass(frozen=True)
-class Request:
-    """One combination of a sweep as Hydra composed it."""
-
-    config: Config
-    overrides: list[str]
 
 
 @dataclass(frozen=True)

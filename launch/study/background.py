@@ -21,7 +21,7 @@ from analysis.study.noise_floor import FILE, as_json, floors_of
 from analysis.study.study import Study
 from benchmarks.record import Record, own_files, write_json
 from benchmarks.record.os_errors import because
-from conf.variables import usable_cores
+from conf.host_limits import usable_cores
 
 Job = Callable[[], object]
 

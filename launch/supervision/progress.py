@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from benchmarks.record import CellFolder, Kind, read_line
-from conf.variables import usable_cores
+from conf.host_limits import usable_cores
 
 BEFORE_WARM_UP = ("", "connect", "build", "first step")  # phases of a rank
 

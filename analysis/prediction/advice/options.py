@@ -18,7 +18,7 @@ from analysis.topology.link_classes import quality
 from analysis.topology.model import Topology
 from analysis.topology.source import parse_topology
 from analysis.topology.subsets import best, classes
-from conf.gpus import CPU_SLOTS
+from conf.subsets import CPU_SLOTS
 
 MOST_SUBSETS = 512  # that are told apart by their GPUs: of more, one of each kind of wiring counts
 Settings = dict[str, str]

@@ -6,7 +6,7 @@ What the same model took corrects it: the rule's ratio between the two cells is 
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -15,7 +15,9 @@ from benchmarks.record import Record
 from conf import groups
 from conf.cell import Cell
 from conf.options import Refused
+from conf.schema import Engine
 from conf.targets import called
+from launch.engines import slurm
 from launch.plan.order import PlannedCell, rounds
 
 # Seconds beside what is measured. GPUs: ResNet-50 on two H200s, 2026-11-22 and 23, 10 cells (13 to 17 s), 3 first ones of a
@@ -189,3 +191,34 @@ def duration(seconds: float) -> str:
     if minutes >= 60:
         return f"{minutes // 60} h {minutes % 60:02d} min"
     return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+
+
+# Kept for the report and the store, and for a cell that takes longer than estimated; a submitted job is asked to stop then.
+RESERVE_S = 60.0
+
+
+class TimeLeft:
+    """Tells of each cell whether it fits, and says the first time that one does not."""
+
+    def __init__(
+        self, engine: Engine, surrounding: Mapping[str, str], note: Callable[[str], None]
+    ) -> None:
+        """`note` prints a sentence for the user. Only engine=slurm asks Slurm."""
+        self._surrounding, self._note = (surrounding if engine.name == "slurm" else {}), note
+        self.too_short = False  # for some cell
+
+    def fits(self, cell: PlannedCell, known: Sequence[Record]) -> bool:
+        """Return whether a cell can end before the job does. `known` are records of the same study."""
+        if (left_s := slurm.time_left_s(self._surrounding)) is None:
+            return True
+        needed_s = estimates([cell], known)[0].seconds
+        if needed_s + RESERVE_S <= left_s:
+            return True
+        if not self.too_short:
+            self._note(
+                f"{cell.name} is not started, nor any other cell that does not fit: it takes about {duration(needed_s)}, the job "
+                f"has {duration(max(0.0, left_s))} left, and {RESERVE_S:.0f} s of that are kept for the report; the same "
+                "command in another job continues from here (exit status 130)"
+            )
+        self.too_short = True
+        return False

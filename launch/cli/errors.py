@@ -9,16 +9,15 @@ from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from yaml import YAMLError
 
-from conf import gpus, nodes
+from conf import subsets
 from conf.command_line import GROUPS
-from conf.groups import WITH_RULES, choices
+from conf.groups import RULES, WITH_RULES, choices, no_yaml
 from conf.nccl import unknown_setting
 from conf.options import Refused, accepted, closest, described
-from conf.rules import RULES, no_yaml
 from conf.schema import Config
 
 # What a field accepts by its type.
-SETS = {"gpus": f"GPU ids; {gpus.FORMS}", "nodes": f"hosts; {nodes.FORMS}"}
+SETS = {"gpus": f"GPU ids; {subsets.GPU_FORMS}", "nodes": f"hosts; {subsets.NODE_FORMS}"}
 KINDS: dict[Any, str] = {
     bool: "true or false",
     str: "a text",
@@ -40,18 +39,13 @@ NO_SUCH_FILE = re.compile(r"Could not find '([^']+)'|In '[^']*': (.*)")
 
 
 def explain(error: Exception, arguments: Sequence[str]) -> str:
-    """Return the sentence for an error of a request; `arguments` are the overrides as Hydra read them."""
+    """Return the sentence for an error of a request; `arguments` are those of launch.py."""
     if isinstance(error, Refused):
         return str(error)
-    sentences = (one(error, arguments) for one in EXPLANATIONS)
-    return next(
-        (sentence for sentence in sentences if sentence),
-        " ".join(
-            line.strip()
-            for line in str(error).splitlines()
-            if line.strip() and "HYDRA_FULL_ERROR" not in line
-        ),
-    )
+    for explanation in EXPLANATIONS:
+        if sentence := explanation(error, arguments):
+            return sentence
+    return " ".join(str(error).split())
 
 
 def _not_in_grammar(error: Exception, arguments: Sequence[str]) -> str | None:

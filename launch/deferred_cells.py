@@ -12,7 +12,7 @@ from launch.study.study import StudyFolder
 HELD_POLL_S = 1.0  # between two looks at the cells that other launchers hold
 
 
-class LeftForTheEnd:
+class DeferredCells:
     """Places of such cells in the order of a sweep."""
 
     def __init__(self, cells: Sequence[Cell], note: Callable[[str], None]) -> None:

@@ -1,0 +1,256 @@
+"""Compose the requests of a command line with Hydra's compose API.
+
+Hydra merges all YAML files for each composition, which takes 0.1 s. So each combination of group choices (`model=`,
+`strategy=`) is composed once, and the values of its jobs are set in it.
+"""
+
+import copy
+import itertools
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from hydra import compose, initialize_config_dir
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import ChoiceSweep, Override, RangeSweep
+from hydra.core.plugins import Plugins
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+
+from conf import schema
+from conf.command_line import GROUPS, CommandLine, normalise
+from conf.groups import ROOT
+from conf.options import Refused, canonical
+from conf.schema import Config, Request
+from launch.machine.devices import look
+
+MOST_JOBS = 20_000
+NEED_GPUS = (
+    "optimize",
+)  # options of `on_cpu` that the full form has too: what they replace needs GPUs
+UNSET = object()
+
+
+class ConfigDir(SearchPathPlugin):
+    """Has Hydra look for YAML files in the folder of --config-dir too."""
+
+    folders: ClassVar[list[Path]] = []
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        """Append the folder: of two files with the same name Ringside's own counts."""
+        for folder in self.folders:
+            search_path.append("command-line", f"file://{folder}")
+
+
+Plugins.instance().register(ConfigDir)
+
+
+def requests_of(
+    line: CommandLine, surroundings: Mapping[str, str]
+) -> tuple[list[Request], list[str]]:
+    """Return the requests of a command line in the order of its jobs, and the options of its CPU preset.
+
+    Raises:
+        HydraException, OmegaConfBaseException: options that do not compose.
+        Refused: too many jobs, a sweep without a list of values, or `device=cuda` without a GPU.
+    """
+    with _hydra(line.config_dir):
+        overrides = normalise(line.overrides)
+        shared = shared_base(overrides, line.multirun)
+        preset = cpu_preset(shared.config, line.overrides, surroundings)
+        if preset:
+            overrides = normalise([*preset, *line.overrides])
+            shared = shared_base(overrides, line.multirun)
+        if line.multirun or shared.is_sweep:
+            return sweep(overrides, shared), preset
+        # Without -m Hydra refuses an option with several values.
+        base = shared if shared.overrides == overrides else Base(overrides)
+        return [Request(base.config, _without_hydra(overrides))], preset
+
+
+def composed_yaml(line: CommandLine) -> str:
+    """Return the composed configuration of a command line as YAML."""
+    with _hydra(line.config_dir):
+        return OmegaConf.to_yaml(Base(normalise(line.overrides)).composed)
+
+
+def _hydra(config_dir: Path | None) -> initialize_config_dir:
+    schema.register()
+    ConfigDir.folders = [config_dir] if config_dir else []
+    return initialize_config_dir(str(ROOT), version_base="1.3")
+
+
+def cpu_preset(
+    config: Config, overrides: Sequence[str], surroundings: Mapping[str, str]
+) -> list[str]:
+    """Return the options of `on_cpu` of a named study on a machine without GPUs; none elsewhere, and none with nodes=.
+
+    With `full=true` only what needs GPUs is replaced. An option that was typed, or whose group was chosen, stays as typed.
+
+    Raises:
+        Refused: `device=cuda`, and this machine has no usable GPU.
+    """
+    is_for_another_machine = bool(config.nodes) or (config.topology is not None and config.dry_run)
+    if not config.on_cpu or is_for_another_machine:
+        return []
+    if look(config.device, surroundings).kind != "cpu":
+        return []
+    typed = [text.lstrip("+~").partition("=")[0] for text in overrides]
+    preset = []
+    for name, value in config.on_cpu.items():
+        is_typed = any(name == key or name.startswith(f"{key}.") for key in typed)
+        if not is_typed and (not config.full or name in NEED_GPUS):
+            preset.append(f"{name}={canonical(value)}")
+    return preset
+
+
+def cpu_preset_note(preset: Sequence[str], study: str) -> str:
+    """Return the sentence that says what a study is on CPU workers, and how to have it in full."""
+    if all(text.partition("=")[0] in NEED_GPUS for text in preset):
+        return (
+            f"study {study} has {' '.join(preset)} on CPU workers: what it has instead needs GPUs"
+        )
+    return f"study {study} runs in its small form for CPU workers ({' '.join(preset)}); full=true measures it in full"
+
+
+class Base:
+    """One composition of Hydra's, in which values can be set."""
+
+    def __init__(self, overrides: Sequence[str]) -> None:
+        """Compose all YAML files with some overrides. Raises HydraException and OmegaConfBaseException."""
+        self.overrides = list(overrides)
+        self.composed = compose("config", self.overrides, return_hydra_config=True)
+        self.is_sweep = self.composed.hydra.mode == RunMode.MULTIRUN
+        self.sweep_params = dict(self.composed.hydra.sweeper.params or {})
+        with open_dict(self.composed):
+            del self.composed["hydra"]
+        self.config: Config = OmegaConf.to_object(self.composed)  # type: ignore[assignment]
+        plain = OmegaConf.to_container(self.composed, resolve=False)
+        self._has_references = "${" in str(plain)  # to values that may be set later
+        self._parts: dict[tuple[str, ...], Any] = {}
+
+    def with_values(self, overrides: Sequence[Override]) -> Config | None:
+        """Return the configuration with other values; None where Hydra has to compose it anew."""
+        if self._has_references:
+            return None
+        by_part: dict[str, list[Override]] = defaultdict(list)
+        for override in overrides:
+            by_part[override.key_or_group.partition(".")[0]].append(override)
+        config = copy.copy(self.config)
+        for name, values in by_part.items():
+            key = tuple(str(override.input_line) for override in values)
+            if key not in self._parts:
+                self._parts[key] = self._part(name, values)
+            if self._parts[key] is UNSET:
+                return None
+            setattr(config, name, self._parts[key])
+        return config
+
+    def _part(self, name: str, overrides: Sequence[Override]) -> Any:
+        """Return a part of the configuration with other values, UNSET where one of them is wrong or a whole group."""
+        before = {}
+        try:
+            for override in overrides:
+                key = override.key_or_group
+                value = OmegaConf.select(self.composed, key)
+                if isinstance(value, DictConfig):
+                    return UNSET
+                before[key] = copy.deepcopy(value)
+                OmegaConf.update(self.composed, key, override.value())
+            part = self.composed[name]
+            return OmegaConf.to_object(part) if OmegaConf.is_config(part) else part
+        except OmegaConfBaseException:
+            return UNSET
+        finally:
+            for key, value in before.items():
+                OmegaConf.update(self.composed, key, value)
+
+
+def shared_base(texts: Sequence[str], multirun: bool) -> Base:
+    """Return the composition of what all jobs have in common. Of a swept group it has the default choice."""
+    overrides = _parsed(texts)
+    swept = [override.key_or_group for override in overrides if override.is_sweep_override()]
+    shared = []
+    for override in overrides:
+        if (
+            override.key_or_group.partition(".")[0] not in swept
+            and override.key_or_group not in swept
+        ):
+            shared.append(str(override.input_line))
+    return Base(shared)
+
+
+def sweep(texts: Sequence[str], shared: Base) -> list[Request]:
+    """Return the requests of all jobs, in the order of Hydra's own sweeper. Raises as `requests_of`."""
+    params = [f"{name}={value}" for name, value in shared.sweep_params.items()]
+    overrides = _parsed([*params, *texts])
+    _refuse_too_many(overrides)
+    texts_of: dict[str, list[str]] = {}  # of an option that is named twice the last one counts
+    values: dict[str, Override] = {}  # those that are set in a composition, by text
+    for override in overrides:
+        key = override.get_key_element()
+        if not override.is_sweep_override():
+            texts_of[key] = [str(override.input_line)]
+            continue
+        if not override.is_discrete_sweep():
+            raise Refused(
+                f"{override.input_line}: accepted in a sweep are lists, choice(), range() and glob()"
+            )
+        texts_of[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
+        if _is_value(override, overrides):
+            values |= zip(texts_of[key], _parsed(texts_of[key]), strict=True)
+    bases = {tuple(shared.overrides): shared}
+    requests = []
+    for job in itertools.product(*texts_of.values()):
+        composed = tuple(text for text in job if text not in values)
+        if composed not in bases:
+            bases[composed] = Base(composed)
+        config = bases[composed].with_values([values[text] for text in job if text in values])
+        if config is None:
+            config = Base(job).config
+        requests.append(Request(config, _without_hydra(job)))
+    return requests
+
+
+def _is_value(override: Override, overrides: Sequence[Override]) -> bool:
+    """Return whether an override sets one option that no other override touches, and chooses from no group."""
+    key = override.key_or_group
+    if key in GROUPS or override.get_key_element() != key or override.is_hydra_override():
+        return False
+    for other in overrides:
+        if other is override or other.key_or_group in GROUPS:
+            continue
+        touched = f"{other.key_or_group}."
+        if touched.startswith(f"{key}.") or f"{key}.".startswith(touched):
+            return False
+    return True
+
+
+def _refuse_too_many(overrides: Sequence[Override]) -> None:
+    """Refuse a sweep of more than MOST_JOBS jobs before they are listed."""
+    jobs: float = 1
+    for override in overrides:
+        value = override.value()
+        if isinstance(value, ChoiceSweep):
+            jobs *= len(value.list)
+        elif isinstance(value, RangeSweep):
+            step, span = value.step or 0, (value.stop or 0) - (value.start or 0)
+            jobs *= max(1, span // step) if step else MOST_JOBS + 1
+        if not jobs <= MOST_JOBS:  # also where a number is NaN
+            raise Refused(
+                f"{override.input_line}: a sweep of more than {MOST_JOBS:,} cells; accepted are fewer"
+            )
+
+
+def _parsed(texts: Sequence[str]) -> list[Override]:
+    loader = GlobalHydra.instance().config_loader()
+    return OverridesParser.create(config_loader=loader).parse_overrides(list(texts))
+
+
+def _without_hydra(texts: Sequence[str]) -> list[str]:
+    return [text for text in texts if not text.lstrip("+~").startswith(("hydra.", "hydra/"))]

@@ -1,0 +1,113 @@
+"""Answer `--help`, `--help TOPIC` and `--version` without composing a request."""
+
+import dataclasses
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, get_origin
+
+import yaml
+from omegaconf import MISSING
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+
+from analysis.console import console
+from benchmarks.record.visible import forgive
+from conf import groups, subsets
+from conf.command_line import GROUPS, CommandLine
+from conf.options import Refused, accepted, closest, described
+from conf.schema import Config
+from launch.cli.errors import KINDS
+
+
+def answer(line: CommandLine) -> None:
+    """Print the version, the whole help, or the help of each topic.
+
+    Raises:
+        Refused: there is no such group, choice or option.
+    """
+    forgive(sys.stdout)
+    if line.version:
+        from launch.machine.facts import version_lines  # imports what help need not wait for
+
+        print(*version_lines(), sep="\n")
+    elif not line.overrides:
+        print(*_help_lines(), sep="\n")
+    for topic in line.overrides if line.help else ():
+        _print_topic(topic.lstrip("+~"))
+
+
+def _help_lines() -> Iterator[str]:
+    """Yield the text of conf/config.yaml with the choices of each group in its middle."""
+    text = yaml.safe_load((groups.ROOT / "config.yaml").read_text(encoding="utf-8"))["hydra"][
+        "help"
+    ]
+    yield text["header"]
+    yield "Groups (group=choice)"
+    for group in GROUPS:
+        yield f"  {group}: {', '.join(groups.choices(group))}"
+    yield ""
+    yield text["footer"].rstrip()
+
+
+def _print_topic(topic: str) -> None:
+    """Print the help of a group (`nccl`), a choice (`strategy=none`) or an option (`nccl.algo`)."""
+    out = console()
+    key, _, value = topic.partition("=")
+    group = key.partition(".")[0]
+    if key in GROUPS and value in groups.choices(key):
+        out.print(groups.files(key)[value].read_text(encoding="utf-8").rstrip(), markup=False)
+        return
+    if group in groups.WITH_RULES or key in GROUPS:
+        choices = [(name, about_choice(group, name)) for name in groups.choices(group)]
+        out.print(_table([f"{group}=", "meaning"], choices))
+    for option, words in (("gpus", subsets.GPU_WORDS), ("nodes", subsets.NODE_WORDS)):
+        if key == option:
+            out.print(_table([f"{option}=", "meaning"], words.items()))
+    every = list(option_rows(Config, ""))
+    rows = [row for row in every if row[0] == key or row[0].startswith(f"{key}.")]
+    if rows:
+        out.print(_table(["option", "meaning", "accepted", "default"], rows))
+    if group in groups.WITH_RULES:
+        out.print(f"Options of one of them: python launch.py -h {group}=NAME", markup=False)
+    elif not rows and key not in GROUPS:
+        near = closest(key, [*GROUPS, *(row[0] for row in every)])
+        raise Refused(f"-h {key}: no group or option; the groups are {', '.join(GROUPS)}{near}")
+
+
+def option_rows(kind: Any, prefix: str) -> Iterator[tuple[str, str, str, str]]:
+    """Yield (option, meaning, accepted, default) of each field of a dataclass, and of those inside it."""
+    for field in dataclasses.fields(kind):
+        key = f"{prefix}{field.name}"
+        if dataclasses.is_dataclass(field.type):
+            yield from option_rows(field.type, f"{key}.")
+        elif key not in groups.WITH_RULES and field.metadata:
+            limits = described(field)
+            accepts = accepted(limits) or KINDS.get(get_origin(field.type) or field.type, "")
+            yield key, limits["help"], accepts, _as_yaml(field)
+
+
+def _as_yaml(field: "dataclasses.Field[Any]") -> str:
+    if field.default in (dataclasses.MISSING, MISSING):
+        return ""
+    return str(yaml.safe_dump(field.default, allow_unicode=True).splitlines()[0])
+
+
+def about_choice(group: str, name: str) -> str:
+    """Return the first comment in the YAML file of a choice; empty where it has none."""
+    words: list[str] = []
+    for line in groups.files(group)[name].read_text(encoding="utf-8").splitlines():
+        if line.startswith("# @package"):
+            continue
+        if not line.startswith("# ") or line.startswith("#  "):  # the end, or an indented command
+            break
+        words.append(line.removeprefix("# ").strip())
+    return " ".join(words)
+
+
+def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    table = Table(*headings, box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    for row in rows:
+        table.add_row(*map(escape, row))
+    table.columns[0].no_wrap = True
+    return table

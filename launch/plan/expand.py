@@ -1,0 +1,335 @@
+"""What `nodes=` and `gpus=` mean on the hosts that there are: the ordered subsets of each cell (conf.subsets has the grammar).
+
+`gpus=advise:4` becomes the four GPUs that forecasts put first, by the records of the study so far; else those of best:4. One
+subset is chosen for a whole sweep, by its first cell that asks for so many GPUs: cells can then be compared.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from analysis.errors import UnreadableInput, said
+from analysis.study.names import unit
+from analysis.topology.fabric import Switches, placement_classes
+from analysis.topology.model import Topology
+from analysis.topology.source import load_topology, parse_topology
+from analysis.topology.subsets import best, classes, worst, worst_order
+from benchmarks.record import Record
+from conf.cell import Cell
+from conf.groups import SERVER_NODES
+from conf.options import Refused
+from conf.resolve import CheckedConfig, named_hosts, resolve
+from conf.schema import Config
+from conf.subsets import GPU_WORD, GPUS, PLAIN_WORDS, expand, host_sets, is_name, listed_hosts
+from launch.engines import slurm
+from launch.engines.submit import hosts_of_job
+from launch.machine.devices import Device, Machine
+from launch.machine.fleet import Fleet
+from launch.plan.refusals import refuse_one_host_only
+from launch.study.study import study_folder
+
+
+def machine_of_topology(config: Config) -> Machine:
+    """Return the machine of a topology file, to plan for it without being on it. Raises Refused."""
+    gpus = _topology(config, None).gpus
+    return Machine("cuda", tuple(Device(gpu) for gpu in gpus), gpus, 1)
+
+
+def subsets(config: Config, machine: Machine, told: str | None = None) -> list[tuple[int, ...]]:
+    """Return the ordered subsets that a request's `gpus` means on a machine; another host has `told` its topology as text.
+
+    Raises:
+        Refused: names a GPU that the machine does not have, or needs a topology that cannot be read.
+    """
+    typed = ",".join(config.gpus)
+    tokens = GPUS.one_set(config.gpus, typed)
+    if len(tokens) == 1 and GPU_WORD.fullmatch(tokens[0]):
+        if tokens[0] in PLAIN_WORDS:
+            return expand(tokens[0], machine.everyone)
+        return _by_link(config, machine, told)
+    subset = tuple(machine.device(token, typed).id for token in tokens)
+    if not subset or len(set(subset)) < len(subset):
+        raise Refused(
+            f"gpus={typed}: names no {unit(machine.kind)}, or one twice; each may appear once in a subset"
+        )
+    return [subset]
+
+
+def _by_link(config: Config, machine: Machine, told: str | None) -> list[tuple[int, ...]]:
+    """Return what classes, classes:K, best:K, worst:K and worst_order:K mean; `classes` starts with one GPU alone, the baseline.
+
+    advise:K is best:K here: launch.plan.expand asks the forecasts first.
+
+    CPU workers are all alike: the first K are the best, the worst and the only class.
+    """
+    word, _, number = config.gpus[0].partition(":")
+    size = int(number) if number else None
+    everyone = machine.everyone
+    if size is not None and not 1 <= size <= len(everyone):
+        raise Refused(
+            f"gpus={config.gpus[0]}: accepted is a size of 1 to {len(everyone)}, the {unit(machine.kind)}s of this machine"
+        )
+    if machine.kind == "cpu":
+        return [everyone[:count] for count in ([size] if size else range(1, len(everyone) + 1))]
+    topology = topology_of(config, machine, told)
+    chosen = {"best": best, "advise": best, "worst": worst, "worst_order": worst_order}.get(word)
+    if chosen is not None and size is not None:
+        return [chosen(topology, size)]
+    if size == 1 or len(everyone) == 1:
+        return [everyone[:1]]
+    found = classes(topology, size)
+    members = [one.representative for one in found]
+    if config.second_member:
+        members += [one.second_member for one in found if one.second_member]
+    return members if size else [everyone[:1], *members]
+
+
+def topology_of(config: Config, machine: Machine, told: str | None) -> Topology:
+    """Return the links between the machine's GPUs: CUDA_VISIBLE_DEVICES may hide some of the topology's. Raises Refused."""
+    topology = _topology(config, told)
+    ours = {device.id for device in machine.devices}
+    topology = dataclasses.replace(
+        topology, devices=tuple(gpu for gpu in topology.devices if gpu.index in ours)
+    )
+    if set(topology.gpus) != ours:
+        here = ", ".join(str(device.id) for device in machine.devices)
+        raise Refused(
+            f"gpus={config.gpus[0]}: the topology has GPUs {', '.join(map(str, topology.gpus))}, the machine {here}"
+        )
+    return topology
+
+
+def _topology(config: Config, told: str | None) -> Topology:
+    """Return the topology of the file that was named, else that of a text, else of this machine. Raises Refused."""
+    try:
+        return (
+            parse_topology(told)
+            if told is not None and config.topology is None
+            else load_topology(config.topology)
+        )
+    except (UnreadableInput, OSError) as error:
+        typed = (
+            f"topology={config.topology}" if config.topology else f"gpus={','.join(config.gpus)}"
+        )
+        raise Refused(f"{typed}: needs the machine's topology; {said(error)}") from None
+
+
+CLASSES = "classes"
+
+
+@dataclass(frozen=True)
+class PlannedHost:
+    """A host as a plan sees it: its devices, and the text of its topology where it told it."""
+
+    name: str
+    machine: Machine
+    topology: str | None = None  # None: this machine's, or that of a file
+
+
+def planned_hosts(fleet: Fleet) -> dict[str, PlannedHost]:
+    """Return hosts that have told what they have, by name."""
+    return {
+        one.name: PlannedHost(one.name, one.machine, str(one.facts.get("topology", "")))
+        for one in fleet
+    }
+
+
+def host_names(configs: Sequence[Config], surroundings: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the hosts that numbers and words of nodes= count, in order.
+
+    They are those of the file that hosts= names, those of the Slurm allocation, or all that nodes= names.
+
+    Raises:
+        Refused: the file is wrong, there is no allocation, or nothing names a host.
+    """
+    if (listed := _listed(configs[0], surroundings)) is not None:
+        return listed
+    named = dict.fromkeys(name for config in configs for name in config.nodes if is_name(name))
+    if (
+        not named and configs[0].engine.name == "slurm"
+    ):  # a dry run; which hosts the job will have is not known yet
+        named = dict.fromkeys(f"host{number + 1}" for number in range(hosts_of_job(configs)))
+    if not named:
+        raise Refused(
+            f"nodes={','.join(configs[0].nodes)}: no host is known; name them, as in nodes=a,b, or a file of them with hosts=FILE"
+        )
+    return tuple(named)
+
+
+def _listed(config: Config, surroundings: Mapping[str, str]) -> tuple[str, ...] | None:
+    """Return the hosts of the file or of the allocation; None where nodes= itself names them. Raises Refused."""
+    if config.hosts is not None:
+        return tuple(host.name for host in listed_hosts(config.hosts))
+    if config.engine.name != "slurm" or (config.dry_run and slurm.NODES not in surroundings):
+        return None
+    return slurm.host_names(surroundings)
+
+
+def wanted_hosts(configs: Sequence[Config], surroundings: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the hosts on which the cells of a sweep run, those of ranks first; empty for this machine alone.
+
+    Raises:
+        Refused: a host that is not known, more hosts than there are, several where only one can be, or what host_names
+            refuses.
+    """
+    if not any(config.nodes for config in configs):
+        return ()
+    names, first = host_names(configs, surroundings), configs[0]
+    wanted: set[str] = set()
+    for config in configs:
+        sets = host_sets(_without_classes(config), names)
+        refuse_one_host_only(config, sets)
+        wanted.update(*sets)
+    of_servers = dict.fromkeys(name for config in configs for name in _server_nodes(config))
+    unknown = [name for name in of_servers if name not in names]
+    if unknown and _listed(first, surroundings) is not None:
+        where = f"hosts={first.hosts}" if first.hosts else "this job of Slurm"
+        raise Refused(
+            f"strategy.{SERVER_NODES}={'+'.join(of_servers)}: host {unknown[0]} is not in {where}; accepted are auto and hosts "
+            "that are"
+        )
+    return tuple(dict.fromkeys([*(name for name in names if name in wanted), *of_servers]))
+
+
+def _without_classes(config: Config) -> list[str]:
+    """Return the set of a request, `all` for classes: every host must be looked at."""
+    return ["all"] if config.nodes == [CLASSES] else config.nodes
+
+
+def _server_nodes(config: Config) -> list[str]:
+    """Return the hosts that a request names for its servers. Raises Refused."""
+    asked = config.strategy.get(SERVER_NODES) if isinstance(config.strategy, Mapping) else None
+    return named_hosts(asked) if asked is not None else []
+
+
+def placements(
+    config: Config, names: Sequence[str], hosts: Mapping[str, PlannedHost], fabric: str
+) -> Iterator[tuple[tuple[str, ...], tuple[int, ...]]]:
+    """Yield (hosts, the subset on each) of every cell that a request means.
+
+    `names` are those of host_names, `fabric` is what Slurm says of the switches between them.
+
+    Raises:
+        Refused: a subset that not every host of its set has, or more ranks than the slots of a host.
+    """
+    slots = (
+        {one.name: one for one in listed_hosts(config.hosts) if one.slots}
+        if config.hosts is not None
+        else {}
+    )
+    for chosen in (
+        _classes(hosts, names, fabric)
+        if config.nodes == [CLASSES]
+        else host_sets(config.nodes, names)
+    ):
+        for subset in _alike(config, [hosts[name] for name in chosen]):
+            for listed in (slots[name] for name in chosen if name in slots):
+                if len(subset) > (listed.slots or 0):
+                    raise Refused(
+                        f"gpus={','.join(map(str, subset))}: is {len(subset)} ranks on each host, and {listed.name} has "
+                        f"slots={listed.slots} in line {listed.line} of hosts={config.hosts}"
+                    )
+            yield chosen, subset
+
+
+def _classes(
+    hosts: Mapping[str, PlannedHost], names: Sequence[str], fabric: str
+) -> list[tuple[str, ...]]:
+    """Return one set for each way in which switches join hosts, of every size. Raises Refused."""
+    switches, kinds = Switches.read(fabric), {name: hosts[name].topology for name in names}
+    try:
+        found = [
+            placement_classes(names, size, switches, kinds) for size in range(1, len(names) + 1)
+        ]
+    except ValueError as error:
+        raise Refused(f"nodes=classes: {error}") from None
+    return [one.representative for of_size in found for one in of_size]
+
+
+def _alike(config: Config, hosts: Sequence[PlannedHost]) -> list[tuple[int, ...]]:
+    """Return the subsets that `gpus` means on a set of hosts: the same on each. Raises Refused."""
+    first, *others = hosts
+    found = _subsets(config, first)
+    for host in others:
+        if (there := _subsets(config, host)) != found:
+            raise Refused(
+                f"gpus={','.join(config.gpus)}: means {_shown(found)} on host {first.name} and {_shown(there)} on host "
+                f"{host.name}; accepted is a subset that is the same on every host, such as gpus=0"
+            )
+    return found
+
+
+def _subsets(config: Config, host: PlannedHost) -> list[tuple[int, ...]]:
+    """Return the subsets that `gpus` means on one host. Raises Refused, which names the host."""
+    try:
+        return subsets(config, host.machine, host.topology)
+    except Refused as error:
+        raise Refused(f"host {host.name}: {error}") from None
+
+
+def _shown(found: Sequence[tuple[int, ...]]) -> str:
+    """Return the first of several subsets, and how many more there are."""
+    rest = len(found) - 1
+    return ",".join(map(str, found[0])) + (f" and {rest} more" if rest else "")
+
+
+WORD = "advise:"
+
+
+def with_advice(
+    configs: Sequence[CheckedConfig], machine: Machine
+) -> tuple[list[CheckedConfig], list[str]]:
+    """Return the configurations with the subsets that `advise:K` means, and a sentence for each K. Raises Refused."""
+    chosen: dict[str, list[str]] = {}
+    notices = []
+    for config in configs:
+        word = ",".join(config.gpus)
+        if word.startswith(WORD) and word not in chosen:
+            gpus, why = _chosen(config, machine, word)
+            chosen[word] = [str(gpu) for gpu in gpus]
+            notices.append(f"gpus={word} is {','.join(chosen[word])}: {why}")
+    return [
+        dataclasses.replace(one, gpus=chosen.get(",".join(one.gpus), one.gpus)) for one in configs
+    ], notices
+
+
+def _chosen(config: CheckedConfig, machine: Machine, word: str) -> tuple[tuple[int, ...], str]:
+    """Return the subset that forecasts put first, without a forecast that of the best links, and why. Raises Refused."""
+    by_links = subsets(config, machine)[0]
+    try:
+        if config.nodes or machine.kind == "cpu":
+            raise ValueError(
+                "only GPUs of one machine are told apart"
+                if config.nodes
+                else "CPU workers are all alike"
+            )
+        return _by_forecast(config, machine, len(by_links))
+    except (ValueError, OSError) as error:  # UnreadableInput and NoLink too
+        return (
+            by_links,
+            f"no forecast is possible ({error}); taken as {word.replace('advise', 'best')}",
+        )
+
+
+def _by_forecast(config: CheckedConfig, machine: Machine, size: int) -> tuple[tuple[int, ...], str]:
+    """Return the subset that forecasts put first, and why. Raises Refused, OSError, and ValueError where there is no forecast."""
+    from analysis.prediction.advice.placement import (
+        placement,  # with numpy and scipy: most plans need no forecast
+    )
+    from analysis.study.study import open_study
+
+    folder = study_folder(config.output_dir, config.study)
+    if not folder.is_dir():
+        raise ValueError(f"study {config.study} has no cell yet")
+
+    def cell_on(gpus: tuple[int, ...]) -> Cell:
+        return resolve(config, gpus, machine.kind, everyone={"": machine.everyone})
+
+    def is_here(record: Record) -> bool:
+        ours = set(machine.uuids(machine.everyone))
+        planned = record.environment.get("planned_uuids")
+        return not ours or (
+            isinstance(planned, list) and bool(ours & {str(one) for one in planned})
+        )
+
+    return placement(open_study(folder), topology_of(config, machine, None), size, cell_on, is_here)

@@ -1,0 +1,197 @@
+"""Refuse code of the user's own that cannot be called as it will be: one process imports it before any rank starts.
+
+`python -m launch.plan.own_code` is that process: it reads a JSON list of calls, and prints the first reason why one of them
+cannot be made. The launching process imports neither torch nor a model.
+"""
+
+import contextlib
+import inspect
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from benchmarks.agent.processes import with_absolute_path
+from conf import groups
+from conf.cell import SAMPLES, Cell
+from conf.groups import RULES
+from conf.options import Refused, closest
+from conf.targets import locate, locate_without_torch, source_file, split
+from launch.engines.environment import ROOT
+
+STRATEGY, OWN_MODEL = "trainers.strategy.Strategy", "trainers.batches.OwnModel"
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of the user's own code."""
+
+    field: str  # where its name was read
+    target: str  # dotted name
+    keywords: tuple[str, ...] | None = None  # None: not looked at
+    options: str = ""  # where further keywords come from
+    base: str = ""  # dotted name of the class that a class is derived from; empty: any
+
+
+# --- in the launching process ------------------------------------------------------------------------------------------
+
+
+def refuse_wrong_code(cells: Sequence[Cell]) -> None:
+    """Refuse cells whose model, loader, strategy or benchmark of the user's own cannot be called, or lacks a method.
+
+    Raises:
+        Refused: names the field, the value and what is accepted.
+    """
+    calls = list(dict.fromkeys(call for cell in cells for call in own_calls(cell)))
+    if not calls:
+        return
+    answer = subprocess.run(
+        [sys.executable, "-m", "launch.plan.own_code"],
+        cwd=ROOT,
+        env=with_absolute_path(os.environ),
+        input=json.dumps([asdict(call) for call in calls]),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if answer.returncode != 0:
+        names = ", ".join(f"{call.field}={call.target}" for call in calls)
+        reason = (answer.stderr.strip().splitlines() or [f"exit status {answer.returncode}"])[-1]
+        raise Refused(f"{names}: the process that imports it ends ({reason})")
+    if sentence := json.loads(answer.stdout):
+        raise Refused(sentence)
+    for name, exchange in dict.fromkeys(
+        (cell.strategy["name"], _own_exchange(cell)) for cell in cells
+    ):
+        if exchange:
+            _refuse_exchange(f"strategy={name}: code.exchange", exchange)
+
+
+def own_calls(cell: Cell) -> Iterator[Call]:
+    """Yield what a rank or a report will call of the user's own code."""
+    targets = {group: rules["target"] for group, rules in cell.declared.items()}
+    if "model" in targets:
+        is_samples = cell.model.inputs == SAMPLES
+        keywords = (
+            [*cell.model.options] if is_samples else ["classes", "channels", *cell.model.options]
+        )
+        yield Call(
+            "model.builder",
+            targets["model"],
+            tuple(keywords),
+            "model.options",
+            OWN_MODEL if is_samples else "",
+        )
+    if "data" in targets:
+        keywords = ["batch_size", "rank", "world_size", "seed", *cell.data["options"]]
+        yield Call("data.loader", targets["data"], tuple(keywords), "data.options")
+    if "strategy" in targets and not _is_ours("strategy", cell):
+        keywords = [name for name in cell.strategy if name != "name"]
+        field = f"strategy={cell.strategy['name']}: _target_"
+        yield Call(field, targets["strategy"], tuple(keywords), "the options of its YAML", STRATEGY)
+    if "benchmark" in targets and not _is_ours("benchmark", cell):
+        field = f"benchmark={cell.benchmark['name']}"
+        yield Call(f"{field}: _target_", targets["benchmark"])
+        for name in ("derive", "section"):
+            if name in cell.declared["benchmark"]:
+                yield Call(f"{field}: code.{name}", cell.declared["benchmark"][name])
+
+
+def _is_ours(group: str, cell: Cell) -> bool:
+    name = cell.strategy["name"] if group == "strategy" else cell.benchmark["name"]
+    return groups.choice(group, name).is_ours
+
+
+def _own_exchange(cell: Cell) -> str:
+    rules = cell.declared.get("strategy", {})
+    return "" if not rules or _is_ours("strategy", cell) else str(rules.get("exchange", ""))
+
+
+def _refuse_exchange(field: str, dotted: str) -> None:
+    from analysis.prediction.strategies import Exchange  # with numpy, which a plan does not need
+
+    try:
+        exchange = locate_without_torch(dotted)
+    except Refused as error:
+        raise Refused(f"{field}={error}") from None
+    if not isinstance(exchange, Exchange):
+        raise Refused(
+            f"{field}={dotted}: accepted is an analysis.prediction.strategies.Exchange, as by_collective returns"
+        )
+
+
+# --- in the process that imports the code ------------------------------------------------------------------------------
+
+
+def refusal(call: Call) -> str:
+    """Return why a call cannot be made, naming field, name and what is accepted; empty where it can."""
+    asked = f"{call.field}={call.target}"
+    path = source_file(call.field, call.target)
+    module, name = split(call.target)
+    try:
+        target = locate(call.target)
+    except (Exception, SystemExit) as error:
+        if module in sys.modules and not hasattr(sys.modules[module], name):
+            return f"{asked}: {path} defines no {name}"
+        return f"{asked}: cannot be imported ({type(error).__name__}: {error})"
+    return _wrong_class(asked, target, call.base) or _wrong_arguments(asked, target, call)
+
+
+def _wrong_class(asked: str, target: Any, base: str) -> str:
+    """Return what a class lacks to be one that is derived from `base`; empty for a function."""
+    if not base or not inspect.isclass(target):
+        return ""
+    seam: Any = locate(base)
+    name, short = target.__name__, seam.__name__
+    if not issubclass(target, seam):
+        return f"{asked}: {name} is no {short}; accepted is a subclass of {base}, or a function that returns one"
+    demanded = [
+        method
+        for method, value in vars(seam).items()
+        if getattr(value, "__isabstractmethod__", False)
+    ]
+    for method in demanded:
+        if getattr(getattr(target, method), "__isabstractmethod__", False):
+            return f"{asked}: {name} has no {method}; a subclass of {short} defines {', '.join(demanded)}"
+    return ""
+
+
+def _wrong_arguments(asked: str, target: Any, call: Call) -> str:
+    """Return which keyword a function or a class does not take, or which argument it needs beside them."""
+    if call.keywords is None:
+        return ""
+    try:
+        parameters = inspect.signature(target).parameters.values()
+    except (TypeError, ValueError):  # written in C
+        return ""
+    named = {
+        one.name: one
+        for one in parameters
+        if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
+    }
+    takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters)
+    as_called = f"{split(call.target)[1]}({', '.join(f'{keyword}=…' for keyword in call.keywords)})"
+    for keyword in call.keywords:
+        if keyword not in named and not takes_any:
+            hint = closest(keyword, RULES)
+            if keyword == "classes":
+                hint = "; a model that makes its own batches is asked for with model.inputs=samples"
+            return f"{asked}: takes no {keyword}, and is called as {as_called}{hint}"
+    for name, parameter in named.items():
+        if parameter.default is parameter.empty and name not in call.keywords:
+            return f"{asked}: needs {name}, and is called as {as_called}; add it to {call.options}"
+    return ""
+
+
+def main() -> None:
+    """Print the first refusal of the calls on the standard input as JSON; null where there is none."""
+    with contextlib.redirect_stdout(sys.stderr):  # imported code may print
+        reasons = [refusal(Call(**call)) for call in json.load(sys.stdin)]
+    print(json.dumps(next(filter(None, reasons), None)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,1 +1,0 @@
-"""Refuse what cannot run, or must not be written, before anything starts: each file looks at one thing."""
