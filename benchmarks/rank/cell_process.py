@@ -177,10 +177,6 @@ def _preloaded(folder: Path) -> bool:
     return True
 
 
-if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]))
-
-
 # How and when the ranks of an agent ended: seen within a millisecond, and before the agent ends the others.
 
 
@@ -519,3 +515,7 @@ def _set_environment(asked: Mapping[str, Any], token: str, folder: Path) -> list
     return sorted(
         name for name in now if before.get(name) != now[name] and not name.startswith(READ_LATE)
     )
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]))

@@ -24,7 +24,6 @@ from benchmarks.rank import stacks as asked
 from benchmarks.record import CellFolder, Kind, own_files
 from benchmarks.record.clock import now
 from conf.process_env import CLOCK_BOUND, STARTER
-from trainers import process as prctl
 
 if TYPE_CHECKING:
     import torch
@@ -211,20 +210,17 @@ def _identity(device: "torch.device") -> dict[str, object]:
     return facts
 
 
-if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), [int(number) for number in sys.argv[2].split(",")]))
-
-
 # What a process of a cell does so that it does not outlive the cell, and whether it may be forked. Linux.
 
 
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 POLL_SECONDS = 1.0  # between two looks for the launching process
 CUDA_NOT_INITIALISED = 3  # CUDA_ERROR_NOT_INITIALIZED, cuda.h
 
 
 def die_with_parent() -> None:
     """End this process when the process that started it ends, however it ends."""
-    prctl.die_with_parent()
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.environ.get(STARTER, str(os.getppid())) != str(os.getppid()):
         os.kill(
             os.getpid(), signal.SIGKILL
@@ -274,4 +270,7 @@ def versions(on_gpus: bool) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(versions(on_gpus=True)))
+    if len(sys.argv) == 1:
+        print(json.dumps(versions(on_gpus=True)))
+    else:
+        sys.exit(main(Path(sys.argv[1]), [int(number) for number in sys.argv[2].split(",")]))

@@ -285,10 +285,6 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
-
-
 # What `python launch.py --version` prints: Ringside and what it runs on. Without torch, whose import takes seconds.
 
 
@@ -333,3 +329,7 @@ def _installed(name: str) -> str | None:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
