@@ -16,13 +16,13 @@ INTERRUPTED = 130  # exit status, as shells have it for Ctrl-C
 # command: (module that holds configure() and run(), one line of help)
 COMMANDS: dict[str, tuple[str, str]] = {
     "topology": (
-        "analysis.commands.topology",
+        "analysis.commands.machine",
         "show the link classes between GPUs and NICs; --svg draws the machine",
     ),
-    "subsets": ("analysis.commands.subsets", "group the GPU subsets by their wiring"),
+    "subsets": ("analysis.commands.machine", "group the GPU subsets by their wiring"),
     "place": ("analysis.commands.place", "say which GPUs to take, and in which ring order"),
     "nccl-log": (
-        "analysis.commands.nccl_log",
+        "analysis.commands.native",
         "say what NCCL did: transports, channels, settings, choices, warnings",
     ),
     "trace": (
@@ -30,11 +30,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "say where communication time goes, in a trace of nsys or torch.profiler",
     ),
     "nccl-tests": (
-        "analysis.commands.nccl_tests",
+        "analysis.commands.native",
         "read output of nccl-tests 2.0 to 2.19 (text or JSON); flag inconsistent tables",
     ),
     "p2p": (
-        "analysis.commands.p2p",
+        "analysis.commands.native",
         "show matrices of p2pBandwidthLatencyTest or benchmark=p2p; --svg draws heat maps",
     ),
     "report": (

@@ -204,18 +204,17 @@ def expand(word: str, members: Sequence[T]) -> list[tuple[T, ...]]:
 
 
 COUNT = re.compile(r"[1-9][0-9]{0,3}", re.ASCII)
-NODE_WORD = re.compile(rf"{COUNT.pattern}|all|each|pairs|scale|classes", re.ASCII)
+NODE_WORD = re.compile(rf"{COUNT.pattern}|all|each|pairs|scale", re.ASCII)
 NODE_WORDS = {
     "2": "the first two hosts; 1,2: one host, then two",
     "all": "every host, as one set",
     "each": "every host alone",
     "pairs": "every two hosts",
     "scale": "the first 1, 2, 4, … hosts, and all",
-    "classes": "one set for each way in which switches join hosts, of every size",
 }
 NODE_FORMS = (
     "write one set of hosts as nodes=a,b, several as nodes=a+b,a+c, a number of hosts as nodes=2, or a word: all, each, pairs, "
-    "scale, classes"
+    "scale"
 )
 LARGEST_BYTES = 1 << 20  # of a file of hosts
 MOST_HOSTS = 4096
@@ -320,7 +319,7 @@ def _host(where: str, words: Sequence[str], number: int) -> ListedHost:
 
 
 def host_sets(tokens: Sequence[str], names: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return the ordered sets of hosts that a `nodes` list means, where `names` are the hosts that are known; not `classes`.
+    """Return the ordered sets of hosts that a `nodes` list means, where `names` are the hosts that are known.
 
     Raises:
         Refused: a host that is not known, or more hosts than there are.

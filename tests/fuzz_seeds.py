@@ -47,7 +47,7 @@ def nccl_tests_texts():
 
 def nccl_tests_documents():
     """Documents of `-J`, written from the rows of a capture: every form of the file that the reader knows."""
-    from analysis.nccl_tests.reader import parse_nccl_tests
+    from analysis.native.nccl_tests import parse_nccl_tests
 
     run = parse_nccl_tests((DATA / "nccl_tests_h200_x2_graph.txt").read_text())[0]
 

@@ -29,7 +29,7 @@ from analysis.prediction.forecast import forecast
 from analysis.prediction.holdout import KnownScores
 from analysis.prediction.scatter import STEP, RunScatter
 from analysis.study.study import Study, open_study
-from analysis.topology.source import load_topology
+from analysis.topology.readers import read_topology
 from benchmarks.record import write
 from benchmarks.record.cell_folder import CellFolder
 from conf import schema
@@ -86,19 +86,19 @@ def test_equal_cells_share_their_chance():
 
 def test_subsets_that_forecasts_tell_apart():
     calibration = calibrate(open_study(WATERFALL))
-    assert len(subsets(calibration, load_topology(H200), 2)) == 6  # all four ran alone
-    dgx1 = subsets(calibrate(open_study(SETTINGS)), load_topology(DGX1), 2)
+    assert len(subsets(calibration, read_topology(H200), 2)) == 6  # all four ran alone
+    dgx1 = subsets(calibrate(open_study(SETTINGS)), read_topology(DGX1), 2)
     assert dgx1[0] == (
         0,
         3,
     )  # the best links first; no GPU ran alone, so one pair of each kind of link
-    assert {farthest(load_topology(DGX1), one) for one in dgx1} == {"NV2", "NV1", "SYS"}
+    assert {farthest(read_topology(DGX1), one) for one in dgx1} == {"NV2", "NV1", "SYS"}
     with pytest.raises(ValueError, match="has 4 GPUs; accepted are 1 to 4"):
-        subsets(calibration, load_topology(H200), 5)
+        subsets(calibration, read_topology(H200), 5)
 
 
 def test_a_measured_cell_counts_by_its_runs():
-    calibration, topology = calibrate(open_study(SETTINGS)), load_topology(H200)
+    calibration, topology = calibrate(open_study(SETTINGS)), read_topology(H200)
     made = options(
         calibration,
         [((0, 3), "NV18"), ((0, 1), "NV18")],
@@ -181,7 +181,7 @@ def test_a_measured_rate_is_that_of_the_report_and_a_forecast_has_its_long_steps
 def test_subsets_that_are_alike_to_a_forecast_stand_for_each_other():
     """All four ran alone in eager mode; compiled only GPU 0 did, so that all but the measured pair are alike."""
     calibration = calibrate(open_study(DATA / "h200_x4" / "scaling"))
-    placed = [(one, "NV18") for one in subsets(calibration, load_topology(H200), 2)]
+    placed = [(one, "NV18") for one in subsets(calibration, read_topology(H200), 2)]
     found = options(calibration, placed, [{}], None, None, 4)
     members = {
         str(workload): [one.question.members for one in several]
@@ -223,7 +223,7 @@ def test_an_advice_is_for_the_machine_of_most_cells(capsys):
     ):
         subsets(calibration, topology, 5, machine)
     assert len(subsets(calibration, topology, 2, machine)) == 6, "all four ran alone here"
-    assert len(subsets(calibration, load_topology(H200), 2, "other")) == 1, "and none there"
+    assert len(subsets(calibration, read_topology(H200), 2, "other")) == 1, "and none there"
     made = options(calibration, [((0, 1, 2, 3), "NV18")], [{}], None, None, 4, machine)
     advice = advise(calibration, next(iter(made.values())), KnownScores(calibration))
     print_advice(study, advice, KnownScores(calibration))

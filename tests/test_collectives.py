@@ -18,7 +18,7 @@ from hypothesis import strategies as some
 from omegaconf import OmegaConf
 from rank_cases import OTHER_COLLECTIVES, SHORT
 
-from analysis.nccl_tests.reader import parse_nccl_tests
+from analysis.native.nccl_tests import parse_nccl_tests
 from benchmarks.collectives import derive as nccl_tests_table
 from benchmarks.collectives.busbw import COLLECTIVES, ELEMENT_BYTES
 from benchmarks.collectives.calls import NCCL_TYPES, NcclCalls, loaded_library
@@ -409,7 +409,7 @@ def test_messages_rotate_through_the_buffers_without_leaving_them(name):
 def test_our_table_reads_back_as_nccl_tests_own(forked, name):
     found = forked("collectives")[0][list(COLLECTIVES).index(name)]
     (read,) = parse_nccl_tests(found["output"])
-    said, run = read.as_json(), run_of(found)
+    said, run = read.to_json(), run_of(found)
     assert (said["collective"], said["ranks"], said["errors"], said["notes"]) == (name, 2, [], [])
     assert said["avg_busbw"] == pytest.approx(run["avg_busbw"], rel=1e-5)
     assert said["out_of_bounds"] == 0
@@ -442,7 +442,7 @@ def test_a_captured_run_is_printed_as_nccl_tests_printed_it(hydra):
     (run,) = parse_nccl_tests("\n".join(first) + "\n")
     cell = cell_of("benchmark.max_bytes=4G")
     devices = [{**one, "pid": 2368} for one in run.devices]
-    ours = nccl_tests_table.table_lines(cell, run.as_json(), devices)
+    ours = nccl_tests_table.table_lines(cell, run.to_json(), devices)
     theirs = [line.rstrip() for line in first]
     ours = [line.rstrip() for line in ours]
     assert ours[1] == theirs[2] and ours[3:-2] == theirs[4:]
@@ -457,7 +457,7 @@ def test_busbw_is_that_of_every_captured_row():
     for run in parse_nccl_tests((DATA / "nccl_tests_h200_x8.txt").read_text()):
         factor = COLLECTIVES[run.collective].factor(run.ranks)
         for row in run.rows:
-            for _, one in row.placements():
+            for one in row.placements():
                 assert one.busbw == pytest.approx(
                     one.algbw * factor, abs=0.005 * (1 + factor) + 1e-9, rel=1e-3
                 )

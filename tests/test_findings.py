@@ -22,7 +22,7 @@ from analysis.findings.waterfall import NAME as CLOCKS
 from analysis.study.estimates import Findings
 from analysis.study.noise_floor import CLOCK
 from analysis.study.study import Study
-from analysis.topology.source import load_topology
+from analysis.topology.readers import read_topology
 from benchmarks import record as records
 
 FOUR = (0, 1, 2, 3)
@@ -583,7 +583,7 @@ def test_each_subset_stands_beside_its_links():
 
 
 def test_the_class_of_a_ring_is_its_worst_link_in_its_best_order():
-    topology = load_topology(str(REAL.parent.parent / "topo_dgx1_v100.txt"))
+    topology = read_topology(str(REAL.parent.parent / "topo_dgx1_v100.txt"))
     links = {f"{a}-{b}": topology.link_between(a, b) for a, b in combinations(topology.gpus, 2)}
     simulator = Simulator(Truth(alone_ms=(54.0,) * 8))
     subsets = (0, 3), (0, 1, 2, 3), (0, 5), tuple(range(8))

@@ -6,8 +6,8 @@ from statistics import median
 import pytest
 
 from analysis.findings.examine import findings_of
-from analysis.nccl_tests.reader import parse_nccl_tests
-from analysis.p2p.source import read_p2p
+from analysis.native.nccl_tests import parse_nccl_tests
+from analysis.native.p2p import read_p2p
 from analysis.report.build import examine
 from analysis.study.study import Study
 from analysis.trace.metrics import trace_metrics
@@ -147,15 +147,14 @@ def test_a_graph_of_small_messages_takes_as_long_as_nccl_tests_has_it():
 
 
 def test_copies_between_gpus_are_as_fast_as_the_tool_has_them():
-    tool = read_p2p((DATA / "p2p_h200_x2.txt").read_text())
+    tool = read_p2p(DATA / "p2p_h200_x2.txt")
     paths = DATA.glob("h200_x2/links*/p2p-*9781131b4b/record.json")  # the same cell twice
-    ours = [sample for path in paths for sample in read_p2p(path.read_text()).samples]
-    assert len(ours) == 10 and len(tool.samples) == 3
+    ours = [sample for path in paths for sample in read_p2p(path).repeats]
+    assert len(ours) == 10 and len(tool.runs) == 3
     for name, entries in ours[0].entries.items():
         for pair in entries:
             mine, theirs = (
-                median(one.entries[name][pair] for one in samples)
-                for samples in (ours, tool.samples)
+                median(one.entries[name][pair] for one in samples) for samples in (ours, tool.runs)
             )
             if name.startswith(("unidirectional", "bidirectional")):
                 assert mine == pytest.approx(theirs, rel=0.02), (name, pair)

@@ -6,8 +6,8 @@ from statistics import median
 import pytest
 
 from analysis.findings.examine import findings_of
-from analysis.nccl_tests.reader import parse_nccl_tests
-from analysis.p2p.source import read_p2p
+from analysis.native.nccl_tests import parse_nccl_tests
+from analysis.native.p2p import read_p2p
 from analysis.study.study import Study
 from benchmarks.record import read_study
 
@@ -66,13 +66,13 @@ def test_large_messages_are_as_fast_as_nccl_tests_has_them():
 
 
 def test_all_twelve_pairs_copy_as_fast_as_the_tool_has_them():
-    tool = read_p2p((DATA / "p2p_h200_x4.txt").read_text())
+    tool = read_p2p(DATA / "p2p_h200_x4.txt")
     (path,) = (DATA / "h200_x4" / "links").glob("p2p-*/record.json")
-    ours = read_p2p(path.read_text())
-    for name, entries in tool.samples[0].entries.items():
+    ours = read_p2p(path)
+    for name, entries in tool.runs[0].entries.items():
         if not name.startswith("latency"):
             between = [pair for pair in entries if pair[0] != pair[1]]
             assert len(between) == 12
             for pair in between:
-                mine = median(sample.entries[name][pair] for sample in ours.samples)
+                mine = median(sample.entries[name][pair] for sample in ours.repeats)
                 assert mine == pytest.approx(entries[pair], rel=0.02), (name, pair)

@@ -1,6 +1,7 @@
-"""The parser of NCCL's log: captures, the dialects of 2.4 to 2.30 rendered from a model, and damage."""
+"""The parser of NCCL's log: the dialects of 2.4 to 2.30 rendered from a model, and damage.
 
-import json
+What each capture says is in tests/golden/nccl_log.txt."""
+
 import random
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,92 +22,11 @@ def capture(name):
     return (DATA / f"nccl_{name}.log").read_text()
 
 
-# --- captures ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("name", "transport", "channels", "source"),
-    [
-        ("dgx1_gpus_0_3_default", "P2P/IPC", 4, "summary"),
-        ("dgx1_gpus_1_7_default", "SHM/direct", 2, "summary"),
-        ("dgx1_gpus_0_3_p2p_level_0", "SHM/direct", 2, "summary"),
-        ("dgx1_gpus_0_3_p2p_level_1", "P2P/IPC", 4, "rings"),
-    ],
-)
-def test_the_seeds_four_logs(name, transport, channels, source):
-    log = parse_nccl_log(capture(name))
-    assert log.transports == {"0->1": (transport,), "1->0": (transport,)}
-    assert log.channels["collective"] == channels
-    assert log.channels_from == source
-    assert log.channels["nvls"] is None
-    assert log.version is None
-    assert log.notes == ()
-    assert log.communicators[0].devices[0].bus_id in ("6000", "7000")
-    assert log.communicators[0].devices[0].nvml is None
-
-
-def test_seed_default_says_no_rank_count_and_level_logs_say_two():
-    assert parse_nccl_log(capture("dgx1_gpus_0_3_default")).nranks is None
-    log = parse_nccl_log(capture("dgx1_gpus_0_3_p2p_level_1"))
-    assert log.nranks == 2
-    assert log.rings == {channel: (0, 1) for channel in range(4)}
-    assert log.settings == {"NCCL_P2P_LEVEL": "PIX"}
-    assert log.trees[0] == {0: -1, 1: 0}
-
-
-def test_eight_h200():
-    log = parse_nccl_log(capture("h200_x8_default"))
-    assert (log.version, log.cuda, log.nranks, log.processes) == ("2.28.9", "13.0", 8, 8)
-    assert log.transports == {f"{rank}->{(rank + 1) % 8}": ("P2P/CUMEM",) for rank in range(8)}
-    assert log.channels == {
-        "collective": 24,
-        "p2p": 32,
-        "nvls": 0,
-        "collnet": 24,
-        "p2p_per_peer": 32,
-    }
-    assert log.rings == {channel: tuple(range(8)) for channel in range(24)}
-    assert len(log.trees) == 24
-    assert log.trees[0] == {rank: rank - 1 for rank in range(8)}
-    assert {rank: device.nvml for rank, device in log.communicators[0].devices.items()} == {
-        r: r for r in range(8)
-    }
-    assert log.settings == {"NCCL_NVLS_ENABLE": "0"}
-    assert log.announced_by == {"NCCL_NVLS_ENABLE": 8}
-    assert log.network == "Socket"
-    assert log.multicast is None
-    largest = [
-        one for one in log.algorithms if (one.function, one.size) == ("AllReduce", 102228128)
-    ]
-    assert [(one.algorithm, one.protocol, one.channels, one.calls) for one in largest] == [
-        ("Ring", "Simple", 24, 2)
-    ]
-    assert (log.notes, log.warnings, log.errors, log.truncated, log.lost) == ((), (), (), False, 0)
-
-
-@pytest.mark.parametrize(
-    ("name", "transport", "channels", "level", "nvml"),
-    [
-        ("h200_gpus_0_3_p2p_level_LOC", "SHM/direct/direct", 4, "LOC", 3),
-        ("h200_x2_p2p_level_LOC", "SHM/direct/direct", 4, "LOC", 1),
-        ("h200_x2_p2p_level_NVL", "P2P/CUMEM", 24, "NVL", 1),
-    ],
-)
-def test_two_h200(name, transport, channels, level, nvml):
-    log = parse_nccl_log(capture(name))
-    assert log.transports == {"0->1": (transport,), "1->0": (transport,)}
-    assert log.channels["collective"] == channels
-    assert log.settings == {"NCCL_P2P_LEVEL": level, "NCCL_NVLS_ENABLE": "0"}
-    assert [device.nvml for device in log.communicators[0].devices.values()] == [0, nvml]
-    assert log.env_logged
-    assert log.notes == ()
-
-
 def test_a_file_per_rank_reads_as_one_interleaved_file():
     whole = capture("h200_x8_default")
     rows = whole.splitlines(keepends=True)
     texts = ["".join(row for row in rows if f"vm:{pid}:" in row) for pid in range(8655, 8663)]
-    assert parse_nccl_log(*texts).as_json() == parse_nccl_log(whole).as_json()
+    assert parse_nccl_log(*texts).to_json() == parse_nccl_log(whole).to_json()
 
 
 # --- dialects ---------------------------------------------------------------------------------------------------
@@ -692,23 +612,6 @@ def test_long_logs_do_not_hang_the_reader(text):
 
 
 # --- command ----------------------------------------------------------------------------------------------------
-
-
-def test_command_json_has_the_contracts_keys(capsys):
-    assert main(["nccl-log", str(DATA / "nccl_h200_x8_default.log"), "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert list(said)[:6] == ["version", "nranks", "transports", "channels", "settings", "warnings"]
-    assert said["version"] == "2.28.9"
-    assert said["transports"]["7->0"] == ["P2P/CUMEM"]
-    assert said["channels"]["collective"] == 24
-    assert said["algorithms"][0] == {
-        "function": "AllGather",
-        "bytes": 8,
-        "algorithm": "Ring",
-        "protocol": "LL",
-        "channels": 1,
-        "calls": 1,
-    }
 
 
 def test_command_prints_a_table(capsys):

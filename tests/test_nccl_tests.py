@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from analysis.__main__ import main
 from analysis.errors import UnreadableInput
-from analysis.nccl_tests.reader import parse_nccl_tests
+from analysis.native.nccl_tests import parse_nccl_tests
 
 DATA = Path(__file__).parent / "data"
 BUDGET = settings(derandomize=True, max_examples=40, deadline=None, database=None)
@@ -87,7 +87,7 @@ def test_h200_capture_holds_eleven_runs():
     assert runs[0].settings["iters"] == 20 and runs[0].settings["warmup iters"] == 5
     assert runs[-1].rows[0].root == 0 and runs[-1].rows[0].redop is None
     largest = runs[0].rows[-1]
-    assert largest.out_of_place.as_json() == {
+    assert largest.out_of_place.to_json() == {
         "time_us": 12489.0, "algbw": 343.9, "busbw": 343.9, "wrong": 0, "error": None
     }  # fmt: skip
     assert runs[2].devices[7] == {
@@ -171,7 +171,7 @@ def test_unchecked_results_are_unknown_not_zero():
         + row("sum -1", 4096, 1024, (9.5, 9.25), "N/A", 1.75)
         + "\n"
     )
-    assert run.rows[0].in_place.as_json() == {
+    assert run.rows[0].in_place.to_json() == {
         "time_us": 9.25,
         "algbw": 0.44,
         "busbw": 0.77,
@@ -219,7 +219,7 @@ def test_wrong_results_and_failures_are_told():
 
 
 def test_tags_of_mpirun_and_srun_and_log_lines_between_rows_change_nothing():
-    rows = [one.as_json() for one in only(SHARP).rows]
+    rows = [one.to_json() for one in only(SHARP).rows]
     noise = (
         "host:12:34 [0] NCCL INFO Channel 00/24 : 0 1 2 3 4 5 6 7\nhost:12:34 [0] NCCL WARN 3 4 5\n"
     )
@@ -233,7 +233,7 @@ def test_tags_of_mpirun_and_srun_and_log_lines_between_rows_change_nothing():
     srun = "".join(f" 0: {line} 3: 8 8\n" for line in SHARP.splitlines(keepends=True))
     for text in (noisy, tagged, spaced, srun, SHARP.replace("\n", "\r\n")):
         run = only(text)
-        assert [one.as_json() for one in run.rows] == rows
+        assert [one.to_json() for one in run.rows] == rows
         assert run.notes == only(SHARP).notes
 
 
@@ -348,7 +348,7 @@ def test_json_names_one_rank_per_process_and_keeps_no_secret():
         448.74,
     )
     assert run.environment == {"NCCL_P2P_LEVEL": "LOC"}
-    assert "SECRET" not in json.dumps(run.as_json())
+    assert "SECRET" not in json.dumps(run.to_json())
     one = run.rows[0]
     assert (one.root, one.out_of_place.wrong, one.in_place.wrong, one.in_place.time_us) == (
         None,
@@ -403,7 +403,7 @@ def test_json_without_numbers_for_what_is_infinite():
     infinite = {"time": 1e300, "alg_bw": math.inf, "bus_bw": -math.inf, "nwrong": 0}
     row = {**document()["results"][0], "out_of_place": infinite}
     (run,) = parse_nccl_tests(json.dumps(document(config={"devices": devices}, results=[row])))
-    told = json.loads(json.dumps(run.as_json(), allow_nan=False))["rows"][0]["out_of_place"]
+    told = json.loads(json.dumps(run.to_json(), allow_nan=False))["rows"][0]["out_of_place"]
     assert (told["time_us"], told["algbw"], told["busbw"], told["wrong"]) == (None, None, None, 0)
 
 
@@ -417,7 +417,7 @@ def test_json_cut_anywhere_is_refused(end):
 # --- damage -----------------------------------------------------------------------------------------------------
 
 PART = H200[H200.index("## NCCL_ALGO=Tree") : H200.index("## sendrecv_perf")] + SHARP
-FIGURES = {str(row.as_json()) for run in parse_nccl_tests(PART) for row in run.rows}
+FIGURES = {str(row.to_json()) for run in parse_nccl_tests(PART) for row in run.rows}
 
 
 def figures(text):
@@ -427,8 +427,8 @@ def figures(text):
     except UnreadableInput as error:
         assert str(error).startswith("accepted is nccl-tests' output")
         return None
-    json.dumps([run.as_json() for run in runs], allow_nan=False)
-    return [str(row.as_json()) for run in runs for row in run.rows]
+    json.dumps([run.to_json() for run in runs], allow_nan=False)
+    return [str(row.to_json()) for run in runs for row in run.rows]
 
 
 @BUDGET

@@ -26,8 +26,7 @@ from conf.subsets import NODES, host_sets, listed_hosts
 from launch.display.columns import asked
 from launch.machine.devices import Device, Machine
 from launch.machine.fleet import Fleet, Host
-from launch.plan import expand, refusals
-from launch.plan import plan as plans
+from launch.plan import refusals
 from launch.plan.estimate import duration, estimates, worded
 from launch.plan.expand import wanted_hosts
 from launch.plan.order import PlannedCell, ordered, rounds, side_by_side
@@ -87,7 +86,7 @@ def sets(text):
         ("choice(a,b)", [["a"], ["b"]]),
         ("1,a+b", [["1"], ["a", "b"]]),
         ("all", [["all"]]),
-        ("each,pairs,scale,classes", [["each"], ["pairs"], ["scale"], ["classes"]]),
+        ("each,pairs,scale", [["each"], ["pairs"], ["scale"]]),
         ("dgx-01.rack_2.example.org,10.0.0.7", [["dgx-01.rack_2.example.org", "10.0.0.7"]]),
         ("1_3,1e5", [["1_3", "1e5"]]),  # Hydra would read two numbers
         ("null,true", [["null", "true"]]),
@@ -479,29 +478,6 @@ def test_control_cells_are_each_member_each_host_and_all_without_exchange():
     ]
 
 
-FABRIC = """SwitchName=leaf1 Level=0 LinkSpeed=1 Nodes=n[1-2]
-SwitchName=leaf2 Level=0 LinkSpeed=1 Nodes=n3
-SwitchName=pod Level=1 LinkSpeed=1 Nodes=n[1-3] Switches=leaf[1-2]
-"""
-
-
-def test_classes_are_one_set_for_each_way_in_which_switches_join_hosts(planned, monkeypatch):
-    request = ["nodes=classes", "gpus=0", "noise_pairs=0", "benchmark=collectives"]
-    monkeypatch.setattr(expand, "host_names", lambda *_: ("n1", "n2", "n3"))
-    monkeypatch.setattr(plans, "host_names", lambda *_: ("n1", "n2", "n3"))
-    monkeypatch.setattr(plans.slurm, "fabric", lambda _: FABRIC)
-    assert [hosts for hosts, _ in where(planned(request))] == [
-        ("n1",),
-        ("n1", "n2"),
-        ("n1", "n3"),
-        ("n1", "n2", "n3"),
-    ]
-    monkeypatch.setattr(plans.slurm, "fabric", lambda _: "")
-    assert [len(hosts) for hosts, _ in where(planned(request))] == [1, 2, 3], (
-        "nothing tells hosts apart"
-    )
-
-
 def test_cells_of_one_rank_and_of_one_host_come_first(planned):
     sweep = planned(["nodes=b,a", "gpus=0,1", "waterfall=true", "noise_pairs=0"])
     sizes = [(one.cell.world_size, len(one.cell.hosts)) for one in sweep.cells]
@@ -523,7 +499,6 @@ def test_hosts_that_a_sweep_wants_are_those_of_its_cells(hydra, tmp_path):
     assert wanted("gpus=0") == ()
     dist = ["strategy=kvstore_dist_async", "strategy.servers=2", "strategy.server_nodes=n7+n0"]
     assert wanted("nodes=2", f"hosts={hosts}", *dist) == ("n0", "n1", "n7")
-    assert len(wanted("nodes=classes", f"hosts={hosts}")) == 9
     for typed, says in (
         (["nodes=2"], "nodes=2: no host is known; name them, as in nodes=a,b, or a file of them"),
         (

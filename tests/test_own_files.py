@@ -342,7 +342,7 @@ ALLOWED = {
         "in a new folder of a random name, from which the archive is put in place, and in a scratch folder",
     ),
     "analysis/bundle/stage.py": ({"path.parent.mkdir", "path.write_bytes"}, "in that new folder"),
-    "analysis/p2p/heat_map.py": ({"figure.savefig"}, "into memory"),
+    "analysis/native/heat_map.py": ({"figure.savefig"}, "into memory"),
     "analysis/report/figure.py": ({"figure.savefig"}, "into memory"),
     "analysis/topology/drawing.py": ({"figure.savefig"}, "into memory"),
     "analysis/report/folder.py": (

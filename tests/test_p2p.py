@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from analysis.__main__ import main
 from analysis.errors import UnreadableInput
-from analysis.p2p.matrices import parse_p2p
+from analysis.native.p2p import parse_matrices
 
 DATA = Path(__file__).parent / "data"
 BUDGET = settings(derandomize=True, max_examples=40, deadline=None, database=None)
@@ -29,7 +29,7 @@ A100 = capture("a100_pcie_x4")
 
 
 def only(text):
-    (run,) = parse_p2p(text)
+    (run,) = parse_matrices(text)
     return run
 
 
@@ -38,7 +38,7 @@ def only(text):
 
 def test_eight_h200():
     run = only(capture("h200_x8"))
-    whole = run.as_json()
+    whole = run.to_json()
     assert list(whole["matrices"]) == NAMES
     assert all(len(matrix) == 8 and None not in matrix[7] for matrix in whole["matrices"].values())
     assert whole["matrices"]["unidirectional_enabled"][1][0] == 392.37
@@ -60,7 +60,7 @@ def test_eight_h200():
 
 
 def test_pairs_without_access():
-    whole = only(A100).as_json()
+    whole = only(A100).to_json()
     assert whole["access"] == {
         "0-1": True,
         "0-2": False,
@@ -79,7 +79,7 @@ def test_pairs_without_access():
 )
 def test_row_zero_alone_leaves_the_rest_null(name, first, last):
     run = only(capture(name))
-    whole = run.as_json()
+    whole = run.to_json()
     assert list(whole["matrices"]) == [NAMES[index] for index in (2, 3, 4, 6)]
     assert whole["matrices"]["bidirectional_disabled"][0][0] == first
     assert whole["matrices"]["latency_gpu_enabled"][0][7] == last
@@ -113,7 +113,7 @@ def test_titles_of_2014_and_of_p2p_read():
     )
     text += matrix("P2P=Enabled Latency Matrix (us)", "D\\D", (3, 4), (5, 6))
     text += matrix("P2P=Enabled Latency (P2P Reads) Matrix (us)", "GPU", (7, 8), (9, 10))
-    assert only(text).as_json()["matrices"] == {
+    assert only(text).to_json()["matrices"] == {
         "unidirectional_enabled": [[900, 1.5], [1.25, 900]],
         "unidirectional_enabled_reads": [[900, 2.5], [2.25, 900]],
         "latency_gpu_enabled": [[3, 4], [5, 6]],
@@ -122,27 +122,27 @@ def test_titles_of_2014_and_of_p2p_read():
 
 
 def test_indented_quotes_log_lines_and_carriage_returns_change_nothing():
-    whole = only(A100).as_json()
+    whole = only(A100).to_json()
     lines = A100.splitlines(keepends=True)
     for text in (
         "".join("    " + line for line in lines),
         "kernel: Xid 79\n1.00 2.00\n".join(lines),
         A100.replace("\n", "\r\n"),
     ):
-        assert only(text).as_json() == whole
+        assert only(text).to_json() == whole
 
 
 def test_several_runs_in_one_file():
     rows = A100[A100.index("Unidirectional P2P=D") :]
     for text in (A100 * 3, A100 + rows + rows):
-        runs = parse_p2p(text)
+        runs = parse_matrices(text)
         assert [run.entries for run in runs] == [only(A100).entries] * 3
 
 
 def test_unknown_figures_are_null_and_devices_may_be_a_selection():
     text = "P2P=Disabled Latency Matrix (us)\n   CPU     2     5\n     2   1.00    nan \n     5    inf   2.00 \n"
-    assert only(text).as_json()["matrices"] == {"latency_cpu_disabled": [[1.0, None], [None, 2.0]]}
-    assert [device["id"] for device in only(text).as_json()["devices"]] == [2, 5]
+    assert only(text).to_json()["matrices"] == {"latency_cpu_disabled": [[1.0, None], [None, 2.0]]}
+    assert [device["id"] for device in only(text).to_json()["devices"]] == [2, 5]
 
 
 def test_contradictions_about_access_are_told():
@@ -151,7 +151,7 @@ def test_contradictions_about_access_are_told():
         "line 24: access of 0 to 1 contradicts an earlier line; the earlier one is kept"
     ]
     assert (
-        only(A100.replace("Device=1 CAN Access", "Device=1 CANNOT Access")).as_json()["access"][
+        only(A100.replace("Device=1 CAN Access", "Device=1 CANNOT Access")).to_json()["access"][
             "0-1"
         ]
         is False
@@ -170,11 +170,11 @@ TRUE = {
 def entries(text):
     """The figures of a text; none where it is refused with a sentence."""
     try:
-        runs = parse_p2p(text)
+        runs = parse_matrices(text)
     except UnreadableInput as error:
         assert str(error).startswith("accepted is the output of p2pBandwidthLatencyTest")
         return set()
-    json.dumps([run.as_json() for run in runs], allow_nan=False)
+    json.dumps([run.to_json() for run in runs], allow_nan=False)
     return {
         (name, *pair, value)
         for run in runs
@@ -220,7 +220,7 @@ def test_the_time_is_linear_in_the_length(piece):
 @given(st.text(max_size=300) | st.text("GCPUD\\ \n 0189.-", max_size=300))
 def test_random_text_is_refused(text):
     with pytest.raises(UnreadableInput):
-        parse_p2p(text)
+        parse_matrices(text)
 
 
 def test_a_matrix_whose_head_is_lost_joins_no_other():
@@ -275,7 +275,7 @@ def test_a_text_cut_anywhere_has_every_value_or_says_what_it_lacks(name):
         if run.entries != whole.entries and not run.notes:
             silent.append(cut)
     assert silent == []
-    again = parse_p2p(text + text[: text.index("Unidirectional")])
+    again = parse_matrices(text + text[: text.index("Unidirectional")])
     assert len(again) == 1 and "a run without a matrix" in again[0].notes[-1]
 
 
@@ -294,7 +294,7 @@ def test_a_text_cut_anywhere_has_every_value_or_says_what_it_lacks(name):
 )
 def test_a_refusal_says_what_and_where(text, sentence):
     with pytest.raises(UnreadableInput) as raised:
-        parse_p2p(text)
+        parse_matrices(text)
     assert str(raised.value).startswith(
         "accepted is the output of p2pBandwidthLatencyTest: a title such as"
     )
@@ -307,7 +307,7 @@ def test_a_refusal_says_what_and_where(text, sentence):
 def test_the_command_prints_matrices_and_json(capsys, tmp_path):
     assert main(["p2p", "--json", str(DATA / "p2p_a100_pcie_x4.txt")]) == 0
     whole = json.loads(capsys.readouterr().out)
-    assert whole == only(A100).as_json()
+    assert whole == only(A100).to_json()
     assert main(["p2p", str(DATA / "p2p_a100_pcie_x4.txt")]) == 0
     out = capsys.readouterr().out
     assert (

@@ -25,9 +25,8 @@ from omegaconf import OmegaConf
 
 from analysis.__main__ import main
 from analysis.errors import UnreadableInput
-from analysis.p2p.heat_map import _readable, _shade
-from analysis.p2p.matrices import parse_p2p
-from analysis.p2p.source import read_p2p
+from analysis.native.heat_map import _readable, _shade
+from analysis.native.p2p import parse_matrices, parse_p2p
 from benchmarks.p2p import derive, measure
 from benchmarks.p2p import derive as tool_output
 from benchmarks.p2p.copies import (
@@ -343,8 +342,8 @@ def test_two_workers_measure_every_matrix(forked):
 
 def test_what_workers_print_reads_back_as_the_same_numbers(forked):
     found = forked("p2p_two")[0][0]
-    (read,) = parse_p2p(found["output"])
-    told = read.as_json()
+    (read,) = parse_matrices(found["output"])
+    told = read.to_json()
     assert read.notes == [] and told["access"] == {"0-1": True} and list(told["matrices"]) == NAMES
     for name, square in found["tables"]["p2p"]["matrices"].items():
         assert told["matrices"][name] == [
@@ -386,8 +385,8 @@ def test_three_workers_copy_all_at_once(forked):
 
 def test_a_capture_laid_out_again_is_the_capture():
     text = (DATA / "p2p_h200_x8.txt").read_text()
-    (read,) = parse_p2p(text)
-    ours = tool_output.cuda_samples(read.as_json() | {"words": {}})
+    (read,) = parse_matrices(text)
+    ours = tool_output.cuda_samples(read.to_json() | {"words": {}})
     theirs = [line for line in text.splitlines() if not line.startswith("NOTE:")]
     while not theirs[-1].strip():
         theirs.pop()
@@ -397,11 +396,11 @@ def test_a_capture_laid_out_again_is_the_capture():
 @pytest.mark.parametrize("without", [(), [(0, 2), (2, 0)]])
 def test_gpus_read_back(tmp_path, without):
     result, _ = known((6, 1, 3), Known(3, without), tmp_path, direction="read")
-    told = parse_p2p(
+    told = parse_matrices(
         "\n".join(
             tool_output.output_lines(result.tables, result.checks["measured_late"], "cuda-samples")
         )
-    )[0].as_json()
+    )[0].to_json()
     table = result.tables["p2p"]
     assert told["access"] == {"1-6": True, "3-6": not without, "1-3": True}
     assert sorted(told["devices"], key=str) == sorted(table["devices"], key=str)
@@ -484,8 +483,8 @@ def test_a_damaged_record_is_unreadable_or_has_numbers_of_its_own(undamaged, dat
     if isinstance(at, dict | list) and at:
         at[key] = data.draw(st.sampled_from([None, "x", -1, 1e400, [], {}, [[1]], {"0": 1}, True]))
     with contextlib.suppress(UnreadableInput):
-        for one in read_p2p(json.dumps(record)).samples:
-            json.dumps(one.as_json(), allow_nan=False)
+        for one in parse_p2p(json.dumps(record)).repeats:
+            json.dumps(one.to_json(), allow_nan=False)
 
 
 # --- heat maps --------------------------------------------------------------------------------------------------

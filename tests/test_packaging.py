@@ -51,21 +51,19 @@ FOLDER_ARROWS = {
         "analysis.bundle",
         "analysis.report",
         "analysis.verification",
-        "analysis.nccl_tests",
         "analysis.prediction",
     ),
-    "analysis.report": ("analysis.verification", "analysis.p2p", "analysis.prediction"),
+    "analysis.report": ("analysis.verification", "analysis.native", "analysis.prediction"),
     "analysis.verification": ("analysis.validity", "analysis.trace"),
     "analysis.validity": ("analysis.nccl", "analysis.findings"),
     "analysis.prediction": ("analysis.findings",),
     "analysis.findings": ("analysis.study", "analysis.topology", "analysis.statistics"),
     "analysis.study": (),
-    "analysis.p2p": ("analysis.topology",),
+    "analysis.native": ("analysis.topology",),
     "analysis.topology": (),
     "analysis.statistics": (),
     "analysis.trace": (),
     "analysis.nccl": (),
-    "analysis.nccl_tests": (),
     "launch.__main__": ("launch.tracking",),
     "launch.sweep": ("launch.deferred_cells", "launch.run_cell", "launch.tracking", "launch.cli"),
     "launch.deferred_cells": ("launch.display",),
@@ -95,7 +93,7 @@ FOLDER_ARROWS = {
 }
 # Modules beside the folders that every folder of their package may import; they import no folder.
 FOR_ALL = {
-    "analysis": ("console", "cost", "errors", "foreign", "gc_pause", "text"),
+    "analysis": ("console", "cost", "errors", "input_files", "gc_pause", "text"),
     "benchmarks": ("request", "memory", "derived"),
     "trainers": (
         "batches",

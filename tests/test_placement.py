@@ -1,22 +1,34 @@
-"""Placement: the best and the worst set and order, against brute force and on the captured machines."""
+"""Sets of GPUs: their bandwidth against a linear programme of scipy, and the best and worst set against brute force."""
 
 import json
 import random
 from itertools import combinations, permutations
 from pathlib import Path
 
+import numpy as np
 import pytest
+from scipy.optimize import linprog
 
 from analysis.__main__ import main
 from analysis.commands.place import read_matrix
 from analysis.errors import UnreadableInput
-from analysis.topology.placement import place
-from analysis.topology.smi_text import parse_topology_text
-from analysis.topology.wires import set_bandwidth
+from analysis.topology.bandwidth import (
+    MachineWires,
+    Wires,
+    bound_gb_per_s,
+    has_ring,
+    packed_gb_per_s,
+    set_bandwidth,
+)
+from analysis.topology.model import Gpu, Topology
+from analysis.topology.placement import choose_gpus
+from analysis.topology.readers import parse_topology_text
 
 DATA = Path(__file__).parent / "data"
-DGX1 = parse_topology_text((DATA / "topo_dgx1_v100.txt").read_text())
-H200 = parse_topology_text((DATA / "topo_h200_x8.txt").read_text())
+DGX1, PCIE, H200 = (
+    parse_topology_text((DATA / f"topo_{name}.txt").read_text())
+    for name in ("dgx1_v100", "a100_pcie_x4", "h200_x8")
+)
 
 
 def symmetric(count, seed, values):
@@ -44,7 +56,7 @@ def test_best_and_worst_equal_brute_force(seed, count):
         )
         for members in combinations(range(6), count)
     }
-    placement = place(None, count, matrix)
+    placement = choose_gpus(None, count, matrix)
     best, worst = (
         max((gb, max(rings)) for gb, rings in every.values()),
         min((gb, max(rings)) for gb, rings in every.values()),
@@ -61,11 +73,11 @@ def test_best_and_worst_equal_brute_force(seed, count):
 
 def test_sets_are_ranked_by_all_rings_that_fit():
     """The best single ring of six GPUs leaves GPU 0 of 0,1,4,5,6,7 one NVLink to GPU 1: half of what four other sets carry."""
-    placement = place(DGX1, 6)
+    placement = choose_gpus(DGX1, 6)
     assert placement.best.bandwidth.gb_per_s == 100
     assert placement.worst.bandwidth.gb_per_s == 50
     assert set_bandwidth(DGX1, (0, 1, 4, 5, 6, 7)).gb_per_s == 50
-    placements = [place(DGX1, count) for count in range(2, 9)]
+    placements = [choose_gpus(DGX1, count) for count in range(2, 9)]
     assert [one.best.bandwidth.gb_per_s for one in placements] == [50, 50, 100, 50, 100, 100, 150]
     assert [one.worst.bandwidth.shown_gb_per_s for one in placements] == [
         None,
@@ -88,27 +100,22 @@ def test_sets_are_ranked_by_all_rings_that_fit():
     ],
 )
 def test_dgx1(count, order, links):
-    best = place(DGX1, count).best
+    best = choose_gpus(DGX1, count).best
     assert (best.order, best.links) == (order, links)
 
 
-def test_the_reason_names_what_the_rings_carry_and_the_worst_choice():
-    placement = place(DGX1, 4)
-    assert placement.worst_order.links == {"NV2": 1, "NV1": 3}
-    assert "is the best set of 4 GPUs: its rings carry most (100 GB/s nominal)" in placement.reason
-    assert "0-1-2-7" in placement.reason and "SYS" in placement.reason
-
-
-def test_where_all_links_are_equal_the_reason_says_so():
-    placement = place(H200, 4)
-    assert placement.best.order == (0, 1, 2, 3)
-    assert placement.reason.startswith("Every set of 4 GPUs of this machine is as good")
+def test_the_reason_says_what_rings_carry_and_the_worst_choice():
+    """The JSON of `place` is in tests/golden/place.txt."""
+    assert "0-1-2-7" in choose_gpus(DGX1, 4).reason
+    assert choose_gpus(H200, 4).reason.startswith(
+        "Every set of 4 GPUs of this machine is as good as 0-1-2-3"
+    )
 
 
 def test_measured_bandwidths_decide_over_classes():
     matrix = [[0.0 if a == b else 392.0 for b in range(8)] for a in range(8)]
     matrix[0][1] = 100.0  # one direction is slow: the pair is
-    placement = place(H200, 2, matrix)
+    placement = choose_gpus(H200, 2, matrix)
     assert placement.best.order == (0, 2)
     assert placement.worst.order == (0, 1)
     assert placement.worst.slowest_gb_per_s == 100.0
@@ -117,38 +124,23 @@ def test_measured_bandwidths_decide_over_classes():
 
 def test_order_matters_on_four_gpus():
     """Two NVLink pairs: a ring crosses sockets twice when pairs stay together, four times when they do not."""
-    a100 = parse_topology_text((DATA / "topo_a100_pcie_x4.txt").read_text())
-    placement = place(a100, 4)
+    placement = choose_gpus(PCIE, 4)
     assert (placement.best.order, placement.best.links) == ((0, 1, 2, 3), {"NV12": 2, "SYS": 2})
     assert placement.worst == placement.best, "all four GPUs are one set"
     assert (placement.worst_order.order, placement.worst_order.links) == ((0, 2, 1, 3), {"SYS": 4})
 
 
-def test_sixteen_gpus_are_exact():
-    matrix = symmetric(16, 1, [10, 20, 50])
-    for a in range(16):
-        matrix[a][(a + 1) % 16] = matrix[(a + 1) % 16][a] = 90.0
-    assert place(None, 16, matrix).best.order == tuple(range(16))
-
-
-def test_of_more_than_eight_gpus_the_order_is_the_dynamic_programmes():
-    """Nine GPUs are too many to try every ring: the programme's values are those of brute force on a ring of eight and one."""
-    matrix = symmetric(9, 5, [10, 20, 50])
-    for at in range(8):
-        matrix[8][at] = matrix[at][8] = 30.0
-    placement = place(None, 9, matrix)
-    every = [
-        ring_values(matrix, (8, *order)) for order in permutations(range(8)) if order[0] < order[-1]
-    ]
-    assert ring_values(matrix, placement.best.order) == max(every)
-    assert ring_values(matrix, placement.worst_order.order) == min(every)
+def test_more_than_eight_gpus_keep_the_order_of_their_ids():
+    placement = choose_gpus(None, 9, symmetric(10, 1, [10, 20, 50]))
+    for ring in (placement.best, placement.worst, placement.worst_order):
+        assert list(ring.order) == sorted(ring.order) and len(ring.order) == 9
 
 
 def test_a_larger_machine_is_ranked_by_a_bound():
     matrix = [
         [0.0 if a == b else 10.0 if a < 4 and b < 4 else 50.0 for b in range(10)] for a in range(10)
     ]
-    placement = place(None, 4, matrix)
+    placement = choose_gpus(None, 4, matrix)
     assert placement.worst.order == (0, 1, 2, 3)
     assert (placement.best.bandwidth.gb_per_s, placement.worst.bandwidth.gb_per_s) == (50, 30)
 
@@ -158,7 +150,7 @@ def test_impossible_counts_are_refused(count):
     with pytest.raises(
         ValueError, match=f"--gpus {count}: accepted are 1 to 8, the GPUs of this machine"
     ):
-        place(DGX1, count)
+        choose_gpus(DGX1, count)
 
 
 def test_p2p_json_at_any_depth_or_bare():
@@ -195,29 +187,135 @@ def test_unreadable_p2p(text, message):
 
 
 def test_command(tmp_path, capsys):
-    file = str(DATA / "topo_dgx1_v100.txt")
-    assert main(["place", "--gpus", "4", "--topology", file, "--json"]) == 0
-    shown = json.loads(capsys.readouterr().out)
-    links = {"links": {"NV2": 3, "NV1": 1}}
-    assert (
-        shown["best"]
-        == {"gpus": [0, 1, 2, 3], "rings_gb_per_s": 100.0, "rings_are": "nominal"} | links
-    )
-    assert shown["worst"] == {"gpus": [0, 1, 2, 7], "links": {"NV2": 1, "NV1": 1, "SYS": 2}}
-    assert shown["worst_order"]["links"] == {"NV2": 1, "NV1": 3}
-    assert main(["place", "--gpus", "4", "--topology", file]) == 0
+    place = ["place", "--topology", str(DATA / "topo_dgx1_v100.txt"), "--gpus"]
+    assert main([*place, "4"]) == 0
     out = capsys.readouterr().out
     assert "0,1,2,3" in out and "100 GB/s nominal" in out and "worst order" in out
-    (tmp_path / "p2p.json").write_text(json.dumps(symmetric(8, 3, [10, 20])))
-    assert (
-        main(["place", "--gpus", "3", "--topology", file, "--p2p", str(tmp_path / "p2p.json")]) == 0
-    )
+    measured = tmp_path / "p2p.json"
+    measured.write_text(json.dumps(symmetric(8, 3, [10, 20])))
+    assert main([*place, "3", "--p2p", str(measured)]) == 0
     assert "sum GB/s" in capsys.readouterr().out
-    (tmp_path / "p2p.json").write_text(json.dumps(symmetric(4, 3, [10, 20])))
-    assert (
-        main(["place", "--gpus", "3", "--topology", file, "--p2p", str(tmp_path / "p2p.json")]) == 2
-    )
+    measured.write_text(json.dumps(symmetric(4, 3, [10, 20])))
+    assert main([*place, "3", "--p2p", str(measured)]) == 2
     assert (
         "a matrix of 4 GPUs; accepted is one of 8, as the topology has" in capsys.readouterr().err
     )
-    assert main(["place", "--gpus", "9", "--topology", file]) == 2
+
+
+# --- the bandwidth of a set ---
+
+
+def programme(wires):
+    """Both directions of every ring, with a rate each: the sum of the rates, by scipy."""
+    size = len(wires.gb_per_s)
+    directed = {pair: at for at, pair in enumerate(permutations(range(size), 2))}
+    rings = {(0, *rest) for rest in permutations(range(1, size))}
+    rows = np.zeros((len(directed) + 2 * size, len(rings)))
+    for column, ring in enumerate(sorted(rings)):
+        for a, b in zip(ring, (*ring[1:], ring[0]), strict=True):
+            rows[directed[a, b], column] += 1
+            if wires.through_port[a][b]:
+                rows[len(directed) + a, column] += 1  # out of the port
+                rows[len(directed) + size + b, column] += 1  # into the port
+    limits = [wires.gb_per_s[a][b] for a, b in directed] + 2 * list(wires.port_gb_per_s)
+    return -linprog(-np.ones(len(rings)), A_ub=rows, b_ub=limits, method="highs").fun
+
+
+def check(wires):
+    expected = programme(wires)
+    assert packed_gb_per_s(wires) == pytest.approx(expected, abs=2e-3)
+    assert bound_gb_per_s(wires) >= expected - 2e-3
+    assert has_ring(wires) == (expected > 0)
+
+
+@pytest.mark.parametrize("size", range(2, 8))
+def test_rings_of_a_dgx1(size):
+    machine = MachineWires.of(DGX1)
+    for members in list(combinations(range(8), size))[:: 3 if size > 3 else 1]:
+        for wires in (machine.nvlinks, machine.every):
+            check(wires.among(members))
+
+
+def test_pcie_and_nvswitch_machines():
+    for topology, sizes in ((PCIE, (2, 3, 4)), (H200, (2, 4, 6))):
+        machine = MachineWires.of(topology)
+        for size in sizes:
+            check(machine.every.among(range(size)))
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_random_machines(seed):
+    chance = random.Random(seed)
+    size = 3 + seed % 4
+    speeds = ([0, 25, 50], [25, 50], range(1, 100))[seed % 3]
+    matrix, shared = ([[0.0] * size for _ in range(size)] for _ in range(2))
+    for a, b in combinations(range(size), 2):
+        matrix[a][b] = matrix[b][a] = float(chance.choice(speeds))
+        shared[a][b] = shared[b][a] = chance.random() < (seed % 4) / 3
+    ports = tuple(float(chance.choice([20, 50, 100])) for _ in range(size))
+    check(Wires(tuple(map(tuple, matrix)), tuple(tuple(map(bool, row)) for row in shared), ports))
+
+
+@pytest.mark.parametrize(
+    ("gpus", "gb_per_s"),
+    [
+        ((0, 3), 50), ((0, 1), 25), ((0, 1, 2, 3), 100), (range(8), 150),
+        ((0, 1, 4, 5, 6, 7), 50), ((0, 1, 2, 4, 5, 6), 100),
+    ],
+)  # fmt: skip
+def test_dgx1_by_hand(gpus, gb_per_s):
+    """Three rings of 25 GB/s, both ways round, cover all six NVLinks of each of the 8 GPUs."""
+    found = set_bandwidth(DGX1, gpus)
+    assert (found.gb_per_s, found.over_nvlink, found.nominal) == (gb_per_s, True, True)
+
+
+def test_rings_over_pcie_have_no_nominal_speed():
+    found = set_bandwidth(DGX1, (0, 5))
+    assert (found.over_nvlink, found.shown_gb_per_s, found.to_json()) == (False, None, {})
+    assert found.describe() == "over PCIe"
+    measured = set_bandwidth(
+        PCIE, (0, 1, 2), [[0, 270, 20, 20], [270, 0, 20, 20], [20, 20, 0, 270], [20, 20, 270, 0]]
+    )
+    assert measured.to_json() == {"rings_gb_per_s": 20.0, "rings_are": "measured"}
+
+
+def test_a_switch_gives_a_gpu_its_port_and_a_mesh_every_wire():
+    assert set_bandwidth(H200, range(8)).gb_per_s == 450
+    links = {frozenset(pair): "NV4" for pair in combinations(range(4), 2)}
+    mesh = Topology(
+        tuple(Gpu(gpu) for gpu in range(4)),
+        (),
+        links,
+        None,
+        "four A100s that NVLinks join directly",
+    )
+    assert set_bandwidth(mesh, range(4)).gb_per_s == 300
+    one_slow = [[0.0 if a == b else 390.0 for b in range(8)] for a in range(8)]
+    one_slow[0][1] = one_slow[1][0] = 100.0
+    assert set_bandwidth(H200, (0, 1), one_slow).gb_per_s == 100
+    assert set_bandwidth(H200, (0, 1, 2, 3), one_slow).gb_per_s == 390  # rings go round it
+    assert set_bandwidth(None, (0, 1, 2, 3), one_slow).gb_per_s == 390
+
+
+def test_more_than_eight_gpus_have_an_upper_bound():
+    links = {
+        frozenset((a, b)): DGX1.link_between(a % 8, b % 8) if a // 8 == b // 8 else "SYS"
+        for a, b in combinations(range(16), 2)
+    }
+    two = Topology(tuple(Gpu(gpu) for gpu in range(16)), (), links, None, "two DGX-1")
+    found = MachineWires.of(two).bandwidth(range(9))
+    assert (found.over_nvlink, found.exact) == (False, False)
+    assert found.gb_per_s == 8, "the ninth GPU has a PCIe port alone"
+    assert (
+        "at most 450"
+        in set_bandwidth(
+            Topology(
+                tuple(map(Gpu, range(9))),
+                (),
+                dict.fromkeys(map(frozenset, combinations(range(9), 2)), "NV18"),
+                None,
+                "",
+            ),
+            range(9),
+        ).describe()
+    )

@@ -10,9 +10,10 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from analysis.study.noise_floor import FILE, Scatter, group_of_cell
-from analysis.topology.link_classes import distinct_classes
-from analysis.topology.source import load_topology
-from analysis.topology.subsets import best, classes, worst_order
+from analysis.topology.model import distinct_classes
+from analysis.topology.placement import choose_gpus
+from analysis.topology.readers import read_topology
+from analysis.topology.subsets import classes
 from benchmarks.record import CellFolder
 from conf import schema
 from conf.command_line import normalise
@@ -263,14 +264,14 @@ def test_sizes_best_worst_and_second_members():
     dgx1 = [f"topology={DGX1}", "dry_run=true", "noise_pairs=0"]
     assert len(planned(["gpus=classes:3", *dgx1]).cells) == 7
     assert len(planned(["gpus=classes:2", "second_member=true", *dgx1]).cells) == 6
-    topology = load_topology(DGX1)
+    topology = read_topology(DGX1)
     for word, expected in (("best:2", "NV2"), ("worst:2", "SYS")):
         (subset,) = subsets(planned([f"gpus={word}", *dgx1]))
         assert distinct_classes(subset, topology.to_json()["links"]) == expected
-    assert subsets(planned(["gpus=worst_order:8", *dgx1])) == [worst_order(topology, 8)]
-    assert set(worst_order(topology, 8)) == set(range(8)) and worst_order(topology, 8) != best(
-        topology, 8
-    )
+    placement = choose_gpus(topology, 8)
+    worst_order = placement.worst_order.order
+    assert subsets(planned(["gpus=worst_order:8", *dgx1])) == [worst_order]
+    assert set(worst_order) == set(range(8)) and worst_order != placement.best.order
     assert [one.size for one in classes(topology, 2)] == [2, 2, 2]
     with pytest.raises(Refused, match="classes:9: accepted is a size of 1 to 8"):
         planned(["gpus=classes:9", *dgx1])

@@ -269,7 +269,7 @@ CASES = {
     "newer": ([small(1, [0], 100.0, schema_version=99)], "1 file could not be read"),
     "bare": ([small(1, [0], 1.0) | {"environment": {}, "ranks": [], "checks": {}, "metrics": {}}],
              "No cell measured images per second or a link."),
-    "foreign": ([small(1, [0], 100.0, environment={"gpu": 3, "cpu": [], "topology": "no\ttable", "variables": "x"})],
+    "input_files": ([small(1, [0], 100.0, environment={"gpu": 3, "cpu": [], "topology": "no\ttable", "variables": "x"})],
                 "1 file could not be read"),
 }  # fmt: skip
 

@@ -118,7 +118,7 @@ def test_each_benchmark_of_links_has_a_sentence_with_the_spread_of_its_runs(tmp_
         "Copies at the same time: separate pairs 70.0 GB/s together, and each keeps at least 90.0 % of its rate alone.",
     ]
     foreign = of(6, "mine", [0, 1], {"mine/both_gb_per_s": 3.0, "mine/other": 1.0}, {})
-    assert said(tmp_path / "foreign", [foreign]) == ["mine · gpus 0,1: both 3.00 GB/s."]
+    assert said(tmp_path / "input_files", [foreign]) == ["mine · gpus 0,1: both 3.00 GB/s."]
     alone = "Jacobi on one GPU: 1.00 s, the stencil at 98.0 % of a copy's rate."
     assert said(tmp_path / "one", made[4:5]) == [alone]
 

@@ -14,8 +14,7 @@ from analysis.findings.record_values import SeveralRecords, rests_on, with_value
 from analysis.report.build import examine
 from analysis.study.names import gpu_ids, gpu_list
 from analysis.study.study import open_study
-from analysis.topology.fabric import Switches, between_hosts, hosts_of, placement_classes, rails
-from analysis.topology.source import parse_topology
+from analysis.topology.readers import parse_topology
 from analysis.validity.checks import judge
 from analysis.validity.hosts import class_between, gloo_between_hosts
 from benchmarks.record import Record, read
@@ -324,80 +323,6 @@ def test_many_hosts_are_written_as_slurm_writes_them(hosts, short):
     assert folded(hosts) == short
 
 
-# The printing of Slurm's documentation of topology.conf (slurm.schedmd.com, topology guide), with more hosts.
-TREE = """\
-SwitchName=s0 Level=0 LinkSpeed=1 Nodes=dev[0-3]
-SwitchName=s1 Level=0 LinkSpeed=1 Nodes=dev[4-7]
-SwitchName=s2 Level=0 LinkSpeed=1 Nodes=dev[08,10-11],gpu1
-SwitchName=s3 Level=1 LinkSpeed=1 Nodes=dev[0-7] Switches=s[0-1]
-SwitchName=s4 Level=2 LinkSpeed=1 Nodes=dev[0-7,08,10-11],gpu1 Switches=s[2-3]
-slurm_load_topo: some complaint
-"""
-
-
-def test_the_switches_between_hosts_tell_how_far_they_are():
-    tree = Switches.read(TREE)
-    far = {
-        ("dev0", "dev3"): "NET-leaf",
-        ("dev0", "dev4"): "NET-pod",
-        ("dev0", "gpu1"): "NET-other",
-        ("dev10", "gpu1"): "NET-leaf",
-    }
-    assert {pair: between_hosts(tree, *pair) for pair in far} == far
-    blocks = Switches.read(
-        "".join(f"BlockName=b{n} BlockIndex={n} Nodes=g[{n}1-{n}8] BlockSize=8\n" for n in (1, 2))
-    )
-    assert [between_hosts(blocks, "g11", other) for other in ("g18", "g21")] == [
-        "NET-leaf",
-        "NET-other",
-    ]
-    assert (
-        between_hosts(tree, "dev0", "stranger")
-        == "NET"
-        == between_hosts(Switches.read(""), "dev0", "dev1")
-    )
-
-
-@pytest.mark.parametrize(
-    ("text", "hosts"),
-    [
-        ("node[01-03,7],gpu1", ["node01", "node02", "node03", "node7", "gpu1"]),
-        ("r[1-2]n[1-2]", ["r1n1", "r1n2", "r2n1", "r2n2"]),
-        ("a", ["a"]),
-        ("a[1-999999999]", []),
-        ("r[1-99999]n[1-99999]", []),
-        ("node[001-0", []),  # cut at SLURM_TOPO_LEN
-        ("a[", []),
-        ("", []),
-    ],
-)
-def test_lists_of_hosts_as_slurm_prints_them(text, hosts):
-    assert hosts_of(text) == hosts
-
-
-def test_placements_are_classes_by_their_switches_and_by_what_each_host_is():
-    tree = Switches.read(TREE)
-    eight = [f"dev{number}" for number in range(8)]
-    pairs = placement_classes(eight, 2, tree)
-    assert [(one.representative, one.members, dict(one.links)) for one in pairs] == [
-        (("dev0", "dev1"), 12, {"NET-leaf": 1}),
-        (("dev0", "dev4"), 16, {"NET-pod": 1}),
-    ]
-    assert sum(one.members for one in placement_classes(eight, 4, tree)) == 70
-    kinds = {host: host == "dev7" for host in eight}
-    assert sorted(one.members for one in placement_classes(eight, 2, tree, kinds)) == [3, 4, 9, 12]
-    unknown = placement_classes(["a", "b", "c"], 2, Switches.read(""))
-    assert [(one.representative, one.members, dict(one.links)) for one in unknown] == [
-        (("a", "b"), 3, {"NET": 1})
-    ]
-    with pytest.raises(ValueError, match="accepted are 1 to 8"):
-        placement_classes(eight, 9, tree)
-    many = [f"x{number}" for number in range(200)]
-    leaves = Switches({host: {0: frozenset({host})} for host in many})
-    with pytest.raises(ValueError, match="too many"):
-        placement_classes(many, 100, leaves)
-
-
 def test_a_rail_is_the_nearest_nic_of_a_gpu():
     text = """\
 \tGPU0\tGPU1\tNIC0\tNIC1\tCPU Affinity\tNUMA Affinity
@@ -411,7 +336,7 @@ NIC Legend:
   NIC0: mlx5_0
   NIC1: mlx5_1
 """
-    assert rails(parse_topology(text)) == {0: ("mlx5_0",), 1: ("mlx5_1",)}
+    assert parse_topology(text).rails() == {0: ("mlx5_0",), 1: ("mlx5_1",)}
 
 
 def test_cpu_workers_on_several_hosts_name_the_wire_too(tmp_path):
@@ -419,8 +344,7 @@ def test_cpu_workers_on_several_hosts_name_the_wire_too(tmp_path):
     folder = study(tmp_path / "study", [made])
     one = read(folder / made["record_id"] / "record.json")
     assert gloo_between_hosts(one) == {"link_class": "NV18+NET", "transport": "TCP/eth0↔eth1"}
-    made["environment"]["fabric"] = "SwitchName=s0 Level=0 LinkSpeed=1 Nodes=a,b\n"
-    assert class_between(read_again(tmp_path, made)) == "NV18+NET-leaf"
+    assert class_between(read_again(tmp_path, made)) == "NV18+NET"
     assert (
         gloo_between_hosts(
             read_again(tmp_path, on_hosts(2, ("a",), [0], 1.0, cell={"device": "cpu"}))

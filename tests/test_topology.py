@@ -1,9 +1,10 @@
-"""Topology: the three readers, what they refuse, damage, drawing and the command."""
+"""Topology: the three readers, what they refuse, damage, drawing and the command. Captures are in tests/golden/topology.txt."""
 
 import json
 import re
 import subprocess
 import sys
+import types
 from itertools import combinations
 from pathlib import Path
 
@@ -13,19 +14,18 @@ from hypothesis import strategies as st
 
 from analysis.__main__ import main
 from analysis.errors import UnreadableInput
-from analysis.topology.drawing import draw_topology
-from analysis.topology.layout import lay_out
-from analysis.topology.link_classes import (
+from analysis.topology.drawing import draw_topology, lay_out
+from analysis.topology.model import (
+    Gpu,
+    Topology,
     distinct_classes,
+    infer_nvswitch,
     is_known,
     nvlink_gb_per_s,
     pcie_gb_per_s,
 )
-from analysis.topology.model import Gpu, Topology, infer_nvswitch
-from analysis.topology.nccl_xml import parse_topology_xml
 from analysis.topology.nvml import NoDriver, pci_class, read_live_topology
-from analysis.topology.smi_text import parse_topology_text
-from analysis.topology.source import parse_topology
+from analysis.topology.readers import parse_topology, parse_topology_text, parse_topology_xml
 
 DATA = Path(__file__).parent / "data"
 SETTINGS = settings(max_examples=60, derandomize=True, deadline=None, database=None)
@@ -38,32 +38,19 @@ def capture(name):
 # ---- text: captures -------------------------------------------------------------------------------------------------
 
 
-def test_dgx1_has_eight_pairs_of_two_links_eight_of_one_and_twelve_across_sockets():
-    topology = parse_topology_text(capture("dgx1_v100"))
-    words = list(topology.to_json()["links"].values())
-    assert {word: words.count(word) for word in set(words)} == {"NV2": 8, "NV1": 8, "SYS": 12}
-    assert topology.nics == ("mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3")
-    assert topology.link_between(3, "mlx5_1") == "PIX"
-    assert topology.link_between("mlx5_0", "mlx5_1") == "PHB"
-    assert topology.gpu(5).cpu_affinity == "20-39,60-79"
-    assert topology.gpu(5).numa_affinity is None
-    assert topology.nvswitch is False
-
-
-def test_h200_header_is_underlined_and_affinity_columns_are_separated_by_doubled_tabs():
-    topology = parse_topology_text(capture("h200_x8"))
-    assert topology.gpus == tuple(range(8))
-    assert set(topology.to_json()["links"].values()) == {"NV18"}
-    assert topology.nvswitch is True
-    assert (topology.gpu(7).cpu_affinity, topology.gpu(7).numa_affinity) == ("0-127", "0")
-
-
-def test_a100_pcie_pairs_are_joined_by_a_bridge():
-    topology = parse_topology_text(capture("a100_pcie_x4"))
-    assert topology.to_json()["links"] == {
-        "0-1": "NV12", "0-2": "SYS", "0-3": "SYS", "1-2": "SYS", "1-3": "SYS", "2-3": "NV12",
-    }  # fmt: skip
-    assert [gpu.numa_affinity for gpu in topology.devices] == ["0", "1", "2", "3"]
+def test_what_captures_say_beside_their_links():
+    dgx1, h200, a100 = (
+        parse_topology_text(capture(name)) for name in ("dgx1_v100", "h200_x8", "a100_pcie_x4")
+    )
+    assert (
+        dgx1.link_between(3, "mlx5_1") == "PIX" and dgx1.link_between("mlx5_0", "mlx5_1") == "PHB"
+    )
+    assert (dgx1.gpu(5).cpu_affinity, dgx1.gpu(5).numa_affinity) == ("20-39,60-79", None)
+    assert (h200.gpu(7).cpu_affinity, h200.gpu(7).numa_affinity) == ("0-127", "0"), (
+        "set off by doubled tabs"
+    )
+    assert [gpu.numa_affinity for gpu in a100.devices] == ["0", "1", "2", "3"]
+    assert [topology.nvswitch for topology in (dgx1, h200, a100)] == [False, True, False]
 
 
 def test_link_class_of_a_subset_lists_distinct_classes_best_first():
@@ -77,22 +64,18 @@ def test_link_class_of_a_subset_lists_distinct_classes_best_first():
 
 
 @pytest.mark.parametrize(
-    ("name", "capture_name", "expected"),
+    ("name", "capture_name", "peer", "expected"),
     [
-        ("Tesla V100-SXM2-16GB", "dgx1_v100", 25.0),
-        ("NVIDIA A100 80GB PCIe", "a100_pcie_x4", 300.0),
-        ("NVIDIA H200", "h200_x8", 450.0),
-        ("Some other GPU", "h200_x8", None),
-        (None, "h200_x8", None),
+        ("Tesla V100-SXM2-16GB", "dgx1_v100", 1, 25.0),
+        ("Tesla V100-SXM2-16GB", "dgx1_v100", 7, None),  # between sockets
+        ("NVIDIA A100 80GB PCIe", "a100_pcie_x4", 1, 300.0),
+        ("NVIDIA H200", "h200_x8", 1, 450.0),
+        ("Some other GPU", "h200_x8", 1, None),
+        (None, "h200_x8", 1, None),
     ],
 )
-def test_theoretical_bandwidth_needs_class_and_generation(name, capture_name, expected):
-    topology = parse_topology(capture(capture_name), name)
-    assert topology.theoretical_gb_per_s(0, 1) == expected
-
-
-def test_theoretical_bandwidth_is_unknown_between_sockets():
-    assert parse_topology(capture("dgx1_v100"), "Tesla V100").theoretical_gb_per_s(0, 7) is None
+def test_theoretical_bandwidth_needs_class_and_generation(name, capture_name, peer, expected):
+    assert parse_topology(capture(capture_name), name).theoretical_gb_per_s(0, peer) == expected
 
 
 def test_bandwidths_of_links():
@@ -107,25 +90,21 @@ def test_bandwidths_of_links():
 ONE_GPU = "        GPU0    NIC0    CPU Affinity    NUMA Affinity   GPU NUMA ID\nGPU0     X      PHB     0-251   0               N/A\nNIC0    PHB      X \n\nNIC Legend:\n\n  NIC0: mlx5_bond_0\n"  # noqa: E501
 
 
-def test_one_gpu_with_a_legend():
-    topology = parse_topology_text(ONE_GPU)
-    assert topology.to_json() == {"gpus": [0], "nics": ["mlx5_bond_0"], "links": {}}
-    assert topology.link_between("mlx5_bond_0", 0) == "PHB"
-    assert topology.nvswitch is None
-
-
 @pytest.mark.parametrize(
-    "text", ["\tGPU0\nGPU0\t X \n", "\tGPU0\tCPU Affinity\tNUMA Affinity\nGPU0\t X \t0-7\t\tN/A\n"]
-)
-def test_one_gpu_in_old_dialects(text):
-    assert parse_topology_text(text).gpus == (0,)
-
-
-def test_old_word_for_a_path_between_sockets():
-    topology = parse_topology_text(
-        "\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tSOC\t0-7\nGPU1\tSOC\t X \t8-15\n"
-    )
-    assert topology.link_between(0, 1) == "SYS"
+    ("text", "content"),
+    [
+        (ONE_GPU, {"gpus": [0], "nics": ["mlx5_bond_0"], "links": {}}),
+        ("\tGPU0\nGPU0\t X \n", {"gpus": [0], "nics": [], "links": {}}),
+        ("\tGPU0\tCPU Affinity\tNUMA Affinity\nGPU0\t X \t0-7\t\tN/A\n", {"gpus": [0], "nics": [], "links": {}}),
+        ("\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tSOC\t0-7\nGPU1\tSOC\t X \t8-15\n",
+         {"gpus": [0, 1], "nics": [], "links": {"0-1": "SYS"}}),
+    ],
+    ids=["legend", "no affinity", "doubled tabs", "old word"],
+)  # fmt: skip
+def test_dialects(text, content):
+    topology = parse_topology_text(text)
+    assert topology.to_json() == content
+    assert topology.nvswitch is (False if content["links"] else None)
 
 
 def test_unknown_link_word_is_kept_and_has_no_bandwidth():
@@ -467,85 +446,60 @@ def test_unreadable_xml(text, message):
 # ---- NVML -----------------------------------------------------------------------------------------------------------
 
 
-class NVMLError(Exception):
-    """What nvidia-ml-py raises."""
-
-
-class PciInfo:
-    """The one field of nvmlPciInfo_t that is read."""
-
-    def __init__(self, bus_id):
-        self.busId = bus_id
-
-
 class FakeNvml:
     """Answers as nvidia-ml-py does: `links` holds, per GPU, the far end of each active link."""
 
-    NVMLError = NVMLError
+    class NVMLError(Exception):
+        pass
+
     NVML_NVLINK_MAX_LINKS = 18
     NVML_P2P_CAPS_INDEX_READ = (0,)  # the tuple that nvidia-ml-py really has
 
     def __init__(self, links, ancestors=None, partitioned=()):
-        self.links, self.ancestors, self.partitioned = links, ancestors or {}, partitioned
+        def far_end(gpu, link):
+            if links[gpu][link] == "unknown":
+                raise self.NVMLError("Not Supported")
+            far = links[gpu][link]
+            return bus_of(
+                "00000000:07:00.0" if isinstance(far, str) else f"0000{BUS[far]}".encode()
+            )
+
+        def bus_of(text):
+            return types.SimpleNamespace(busId=text)
+
+        answers = {
+            "GetCount": lambda: len(links),
+            "GetHandleByIndex": lambda gpu: gpu,
+            "GetName": lambda gpu: b"Tesla V100-SXM2-16GB",  # bytes: nvidia-ml-py before 11.5
+            "GetUUID": lambda gpu: f"GPU-{gpu}",
+            "GetPciInfo": lambda gpu: bus_of(
+                f"0000{BUS[gpu].upper()}"
+            ),  # eight digits of domain, upper case
+            "GetCpuAffinity": lambda gpu, words: [0xFFFFF if gpu < 4 else 0xFFFFF00000, 0][:words],
+            "GetMaxPcieLinkGeneration": lambda gpu: 3,
+            "GetMaxPcieLinkWidth": lambda gpu: 16,
+            "GetNvLinkState": lambda gpu, link: int(link < len(links[gpu])),
+            "GetNvLinkRemoteDeviceType": lambda gpu, link: KINDS.get(links[gpu][link], 0),
+            "GetNvLinkRemotePciInfo": far_end,
+            "GetP2PStatus": lambda a, b, index: {2: 5 if {a, b} <= set(partitioned) else 0}[index],
+            "GetTopologyCommonAncestor": lambda a, b: (ancestors or {}).get((a, b), 50),
+        }
+        for name, answer in answers.items():
+            setattr(self, f"nvmlDevice{name}", answer)
+        self.links = links
 
     def nvmlInit(self):
         if self.links is None:
-            raise NVMLError("NVML Shared Library Not Found")
+            raise self.NVMLError("NVML Shared Library Not Found")
 
     def nvmlShutdown(self):
         pass
 
-    def nvmlDeviceGetCount(self):
-        return len(self.links)
+    def nvmlDeviceGetMemoryAffinity(self, *_):
+        raise self.NVMLError("Not Supported")
 
-    def nvmlDeviceGetHandleByIndex(self, index):
-        return index
 
-    def nvmlDeviceGetName(self, handle):
-        return b"Tesla V100-SXM2-16GB"  # bytes: nvidia-ml-py before 11.5
-
-    def nvmlDeviceGetUUID(self, handle):
-        return f"GPU-{handle}"
-
-    def nvmlDeviceGetPciInfo(self, handle):
-        return PciInfo(f"0000{BUS[handle].upper()}")  # eight digits of domain, upper case
-
-    def nvmlDeviceGetCpuAffinity(self, handle, words):
-        return [0xFFFFF, 0][:words] if handle < 4 else [0xFFFFF00000, 0][:words]
-
-    def nvmlDeviceGetMemoryAffinity(self, handle, words, scope):
-        raise NVMLError("Not Supported")
-
-    def nvmlDeviceGetMaxPcieLinkGeneration(self, handle):
-        return 3
-
-    def nvmlDeviceGetMaxPcieLinkWidth(self, handle):
-        return 16
-
-    def nvmlDeviceGetNvLinkState(self, handle, link):
-        if link >= 6 and len(self.links[handle]) <= 6:
-            raise NVMLError("Invalid Argument")
-        return int(link < len(self.links[handle]))
-
-    def nvmlDeviceGetNvLinkRemoteDeviceType(self, handle, link):
-        far = self.links[handle][link]
-        return {"switch": 2, "unknown": 255, "cpu": 1}.get(far, 0)
-
-    def nvmlDeviceGetNvLinkRemotePciInfo(self, handle, link):
-        far = self.links[handle][link]
-        if far == "unknown":
-            raise NVMLError("Not Supported")
-        return PciInfo("00000000:07:00.0" if isinstance(far, str) else f"0000{BUS[far]}".encode())
-
-    def nvmlDeviceGetP2PStatus(self, a, b, index):
-        assert index == 2  # not a tuple
-        return 5 if {a, b} <= set(self.partitioned) else 0
-
-    def nvmlDeviceGetTopologyCommonAncestor(self, a, b):
-        level = self.ancestors.get((a, b), 50)
-        if level is None:
-            raise NVMLError("Unknown Error")
-        return level
+KINDS = {"switch": 2, "unknown": 255, "cpu": 1}
 
 
 def test_live_dgx1_counts_links_between_gpus(tmp_path):
@@ -625,21 +579,32 @@ def test_no_driver_is_a_sentence():
 # ---- drawing and command --------------------------------------------------------------------------------------------
 
 
-def test_drawing_is_the_same_every_time_and_names_everything(tmp_path):
-    topology = parse_topology_text(DGX1)
-    draw_topology(topology, tmp_path / "one.svg")
-    draw_topology(topology, tmp_path / "two.svg")
+@pytest.mark.parametrize(
+    ("name", "labels"),
+    [
+        (
+            "dgx1_v100",
+            [
+                "GPU7",
+                "mlx5_3",
+                "PCIe switch",
+                "CPUs 0-19,40-59",
+                "NV2 (8 pairs)",
+                "SYS (12 pairs, no line)",
+            ],
+        ),
+        ("h200_x8", ["GPU7", "NVSwitch", "NV18 (28 pairs)"]),
+        ("a100_pcie_x4", ["GPU3", "NUMA node 3", "NV12 (2 pairs)"]),
+    ],
+)
+def test_drawing_is_the_same_every_time_and_names_everything(name, labels, tmp_path):
+    for file in ("one.svg", "two.svg"):
+        draw_topology(parse_topology_text(capture(name)), tmp_path / file)
     svg = (tmp_path / "one.svg").read_text()
     assert svg == (tmp_path / "two.svg").read_text()
     assert "dc:date" not in svg
-    for label in [
-        *(f"GPU{gpu}" for gpu in range(8)),
-        "mlx5_3",
-        "PCIe switch",
-        "CPUs 0-19,40-59",
-        "NV2 (8 pairs)",
-    ]:
-        assert label in svg
+    assert [label for label in labels if label not in svg] == []
+    assert ("NVSwitch" in svg) == (name == "h200_x8")
 
 
 def test_drawing_of_a_cube_mesh_has_upright_edges_between_the_faces():
@@ -647,12 +612,6 @@ def test_drawing_of_a_cube_mesh_has_upright_edges_between_the_faces():
     for gpu in range(4):
         assert places[gpu][0] == places[gpu + 4][0]
         assert places[gpu][1] > places[gpu + 4][1]
-
-
-@pytest.mark.parametrize("name", ["h200_x8", "a100_pcie_x4"])
-def test_drawing_of_other_machines(name, tmp_path):
-    draw_topology(parse_topology_text(capture(name)), tmp_path / "out.svg")
-    assert ("NVSwitch" in (tmp_path / "out.svg").read_text()) == (name == "h200_x8")
 
 
 def test_drawing_bends_links_over_gpus_in_their_way():
@@ -716,7 +675,7 @@ def test_command_reads_standard_input():
 
 
 def test_importing_the_topology_loads_nothing_heavy():
-    code = "import sys, analysis.topology.model, analysis.topology.source; print(*sys.modules)"
+    code = "import sys, analysis.topology.model, analysis.topology.readers; print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,

@@ -13,12 +13,12 @@ from rich.text import Text
 
 from analysis.__main__ import main as analysis
 from analysis.console import SafeConsole
-from analysis.p2p.heat_map import draw_heat_maps
-from analysis.p2p.matrices import Matrices
+from analysis.native.heat_map import draw_heat_maps
+from analysis.native.p2p import Matrices
 from analysis.report.latex import latex
 from analysis.text import markdown, single_line
 from analysis.topology.drawing import draw_topology
-from analysis.topology.source import load_topology
+from analysis.topology.readers import read_topology
 from analysis.trace.drawing.timeline import _text
 from benchmarks.record import Failure
 from benchmarks.record.visible import one_line, visible
@@ -134,7 +134,7 @@ def test_drawings_of_hostile_names_are_xml(tmp_path):
     draw_heat_maps(
         matrices, None, tmp_path / "p2p.svg", HOSTILE, {"enabled": HOSTILE, "disabled": HOSTILE}
     )
-    topology = load_topology("tests/data/topo_dgx1_v100.txt")
+    topology = read_topology("tests/data/topo_dgx1_v100.txt")
     named = [dataclasses.replace(one, name=HOSTILE) for one in topology.devices]
     draw_topology(dataclasses.replace(topology, devices=tuple(named)), tmp_path / "topology.svg")
     for file in tmp_path.glob("*.svg"):

@@ -8,9 +8,9 @@ from simulated import GRADIENT_BYTES, Simulator, Truth, changed
 
 from analysis.findings.examine import findings_of
 from analysis.study.study import Study
-from analysis.topology.smi_text import parse_topology_text
+from analysis.topology.bandwidth import MachineWires, set_bandwidth
+from analysis.topology.readers import parse_topology_text
 from analysis.topology.subsets import classes
-from analysis.topology.wires import MachineWires, set_bandwidth
 from benchmarks.record import CellFolder, write
 
 DGX1 = parse_topology_text((Path(__file__).parent / "data" / "topo_dgx1_v100.txt").read_text())

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from analysis.console import console
 from analysis.errors import UnreadableInput
-from analysis.foreign import read_text
+from analysis.input_files import read_text
 from analysis.prediction.advice.advice import advise
 from analysis.prediction.advice.options import (
     advised_machine,
@@ -24,11 +24,10 @@ from analysis.prediction.advice.placement import why_first
 from analysis.prediction.calibration import Calibrated, calibrate
 from analysis.prediction.holdout import KnownScores
 from analysis.study.study import Study, open_study
-from analysis.topology.link_classes import describe_counts
-from analysis.topology.model import Topology
+from analysis.topology.model import Topology, describe_counts
 from analysis.topology.nvml import NoDriver
-from analysis.topology.placement import Placement, Ring, place
-from analysis.topology.source import load_topology
+from analysis.topology.placement import Placement, Ring, choose_gpus
+from analysis.topology.readers import read_topology
 from benchmarks.record import finite
 
 _MATRIX = "unidirectional_enabled"  # what a ring step does: one direction, with peer access if there is any
@@ -63,14 +62,14 @@ def run(arguments: argparse.Namespace) -> int:
         None if arguments.p2p is None else read_matrix(read_text(arguments.p2p), arguments.p2p)
     )
     try:
-        topology = load_topology(arguments.topology)
+        topology = read_topology(arguments.topology)
     except NoDriver as error:
         if measured is None:
             raise NoDriver(
                 f"{error}; name a capture of `nvidia-smi topo -m` with --topology FILE"
             ) from None
         topology = None
-    placement = place(topology, arguments.gpus, measured)
+    placement = choose_gpus(topology, arguments.gpus, measured)
     forecasts = (
         by_forecasts(Path(arguments.study), topology, arguments.gpus) if arguments.study else []
     )

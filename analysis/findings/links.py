@@ -47,10 +47,16 @@ from analysis.study.provenance import (
 )
 from analysis.study.rates import IMAGES_PER_SECOND
 from analysis.study.study import Runs, Study, between_runs, middle, named
-from analysis.topology.link_classes import best_first, is_known, nvlink_gb_per_s
-from analysis.topology.model import Gpu, Topology, infer_nvswitch
+from analysis.topology.bandwidth import set_bandwidth
+from analysis.topology.model import (
+    Gpu,
+    Topology,
+    best_first,
+    infer_nvswitch,
+    is_known,
+    nvlink_gb_per_s,
+)
 from analysis.topology.placement import MOST_GPUS, Ring, best_ring
-from analysis.topology.wires import set_bandwidth
 from benchmarks.record import CellFolder, Record, RecordError, read
 from conf.cell import folded
 

@@ -1,32 +1,40 @@
-"""Which communicator each line of an NCCL log belongs to.
+"""Which communicator each line of an NCCL log belongs to, and what the lines of one say together.
 
-NCCL names the communicator only when it starts and completes one. Connections, rings and channel counts carry ranks
-alone, and since 2.22 connections come as late as the first collective. A line belongs to the communicator that its
-process was starting, or else to the only one that its ranks, devices and process fit. A line that fits several is
-kept as shared.
+NCCL names the communicator only when it starts and completes one. Connections, rings and channel
+counts carry ranks alone, and since 2.22 connections come as late as the first collective. A line
+belongs to the communicator that its process was starting, or else to the only one that its ranks,
+devices and process fit. A line that fits several is kept as shared.
+
+A text may hold several runs, one after the other: processes of other runs use the same GPUs.
 """
 
+import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from analysis.nccl.events import (
+from analysis.nccl.messages import (
+    CHANNELS,
     ChannelCounts,
     CollNet,
     Connection,
     Event,
     LogProcess,
     Membership,
+    NetworkDevice,
+    Nodes,
     RingLine,
+    Setting,
     Trees,
 )
 
-Owned = Connection | CollNet | RingLine | Trees | ChannelCounts
+OwnedLine = Connection | CollNet | RingLine | Trees | ChannelCounts
+LogGpu = tuple[str | None, str | int | None]  # host, and bus id or NVML index
 
 
 @dataclass(frozen=True)
 class RankGpu:
-    """One rank's GPU: NVML index and hexadecimal bus id as the log writes them; None where it does not."""
+    """One rank's GPU: NVML index and hexadecimal bus id as the log writes them; None if it does not."""
 
     nvml: int | None
     bus_id: str | None
@@ -35,190 +43,191 @@ class RankGpu:
 
 @dataclass(eq=False)
 class Group:
-    """A communicator while its lines are collected; `nranks` is None where no line names the communicator."""
+    """A communicator and its lines; `nranks` is None where no line names the communicator."""
 
     name: str | None
     nranks: int | None
     devices: dict[int, RankGpu] = field(default_factory=dict)
     members: dict[LogProcess, set[int]] = field(default_factory=lambda: defaultdict(set))
-    events: list[Owned] = field(default_factory=list)
+    events: list[OwnedLine] = field(default_factory=list)
 
 
 @dataclass
-class Sorted:
+class CommunicatorIndex:
     """Every communicator with its lines.
 
-    `shared` are lines that fit several communicators, with these; `strange` counts lines that fit none. `confused`:
-    some communicators without identity could be told apart only by their ranks.
+    `shared` are lines that fit several communicators, with these; `strange` counts lines that fit
+    none. `ambiguous`: some communicators without identity could be told apart only by their ranks.
     """
 
     groups: list[Group]
-    shared: list[tuple[Owned, list[Group]]]
-    strange: int
-    confused: bool
+    shared: list[tuple[OwnedLine, list[Group]]] = field(default_factory=list)
+    strange: int = 0
+    ambiguous: bool = False
 
 
 def bracket_kind(version: tuple[int, ...] | None, brackets: Iterable[str]) -> str | None:
-    """Return what `rank[…]` holds: "nvml" (2.18.3 on), "bus" (2.5 to 2.18.1), None where neither is sure.
+    """Return what `rank[…]` holds: "nvml" (2.18.3 on), "bus" (2.5 to 2.18.1), None if not sure.
 
-    2.4 wrote the CUDA or the NVML index, depending on the transport. Without a version, brackets are bus ids for sure
-    only if one has a hexadecimal digit, or a number that no GPU index reaches.
+    2.4 wrote the CUDA or the NVML index, depending on the transport. Without a version, brackets
+    are bus ids for sure only if one has a hexadecimal digit, or a number that no GPU index reaches.
     """
     if version is not None:
-        return "nvml" if version >= (2, 18, 2) else "bus" if version >= (2, 5) else None
-    return "bus" if any(not b.isdigit() or len(b) > 9 or int(b) > 255 for b in brackets) else None
+        if version >= (2, 18, 2):
+            return "nvml"
+        return "bus" if version >= (2, 5) else None
+    for bracket in brackets:
+        if not bracket.isdigit() or len(bracket) > 9 or int(bracket) > 255:
+            return "bus"
+    return None
 
 
-def sort_by_communicator(events: list[Event], kind: str | None) -> Sorted:
-    """Group the events of all texts, in their order; `kind` is that of `bracket_kind`."""
-    has_starts = any(isinstance(event, Membership) and not event.complete for event in events)
-    sorter = _Sorter(kind, has_starts)
+def sort_by_communicator(events: list[Event], kind: str | None) -> CommunicatorIndex:
+    """Return the communicators of all texts, in their order; `kind` is that of `bracket_kind`."""
+    sorter = _Sorter(events, kind)
     for event in events:
         if isinstance(event, Membership):
-            sorter.read_membership(event)
-        elif isinstance(event, Owned):
-            sorter.read_owned(event)
+            sorter.add_membership(event)
+        elif isinstance(event, OwnedLine):
+            sorter.add_line(event)
     return sorter.result()
 
 
 class _Sorter:
-    """Gives each line to the communicator that its process is starting; keeps the other lines for the end."""
+    """Gives each line to the communicator that its process starts; keeps the rest for the end."""
 
-    def __init__(self, kind: str | None, has_starts: bool) -> None:
+    def __init__(self, events: list[Event], kind: str | None) -> None:
         self._kind = kind
-        self._has_starts = has_starts  # before 2.18 NCCL announces completion only
-        self._finder = _Finder()
-        self._open: dict[LogProcess, list[Group]] = defaultdict(list)  # started and not complete
+        # Before 2.18 NCCL announces completion only.
+        self._has_starts = any(isinstance(e, Membership) and not e.complete for e in events)
+        self._groups: list[Group] = []
+        self._ambiguous = False
+        self._by_identity: dict[object, Group] = {}
+        self._by_pointer: dict[tuple[LogProcess, str], Group] = {}
+        self._anonymous: list[Group] = []
+        self._open: dict[LogProcess, list[Group]] = defaultdict(list)  # started, not complete
         self._completed: set[LogProcess] = set()  # processes that completed a communicator
-        self._waiting: dict[LogProcess, list[Owned]] = defaultdict(
-            list
-        )  # lines since the last membership line
-        self._loose: list[Owned] = []
+        self._waiting: dict[LogProcess, list[OwnedLine]] = defaultdict(list)  # since a membership
+        self._loose: list[OwnedLine] = []
 
-    def read_membership(self, event: Membership) -> None:
-        group, process = self._finder.find(event), event.process
+    def add_membership(self, event: Membership) -> None:
+        process = event.process
+        group = self._group_of(event)
+        self._by_pointer[process, event.pointer] = group
+        group.members[process].add(event.rank)
+        if event.nvml is not None or event.bus_id is not None:
+            gpu = RankGpu(event.nvml, event.bus_id, process.host or None)
+            group.devices.setdefault(event.rank, gpu)
         if not event.complete:
             self._open[process].append(group)
             self._loose += self._waiting.pop(process, [])
             return
         if group in self._open[process]:
             self._open[process].remove(group)
-        else:
-            self._take_waiting(group, process)
+        else:  # a communicator without a start line takes the lines before its completion
+            is_own = not self._has_starts or process not in self._completed
+            for line in self._waiting.pop(process, []):
+                if is_own and _fits(group, line, self._kind, True):
+                    group.events.append(line)
+                else:
+                    self._loose.append(line)
         self._completed.add(process)
 
-    def _take_waiting(self, group: Group, process: LogProcess) -> None:
-        """Give a communicator without a start line the lines before its completion."""
-        own = not self._has_starts or process not in self._completed
-        for item in self._waiting.pop(process, []):
-            if own and _fits(group, item, self._kind, True):
-                group.events.append(item)
-            else:
-                self._loose.append(item)
+    def _group_of(self, event: Membership) -> Group:
+        """Return the communicator of a membership line.
 
-    def read_owned(self, event: Owned) -> None:
-        starting = set(self._open[event.process])
-        if len(starting) == 1 and _fits(group := starting.pop(), event, self._kind, True):
-            group.events.append(event)
-        else:
-            self._waiting[event.process].append(event)
-
-    def result(self) -> Sorted:
-        """Give the lines that are left to the only communicator that they fit."""
-        loose = self._loose + [item for items in self._waiting.values() for item in items]
-        groups = self._finder.groups
-        if not groups:
-            return Sorted([Group(None, None, events=loose)], [], 0, False)
-        known = {process for group in groups for process in group.members}
-        result = Sorted(groups, [], 0, self._finder.confused)
-        for item in loose:
-            fitting = [
-                group for group in groups if _fits(group, item, self._kind, item.process in known)
-            ]
-            if len(fitting) == 1:
-                fitting[0].events.append(item)
-            elif fitting:
-                result.shared.append((item, fitting))
-            else:
-                result.strange += 1
-        return result
-
-
-class _Finder:
-    """Finds communicators by identity: the commId (2.16 on), the split of a parent (2.23 on), or ranks not yet taken."""
-
-    def __init__(self) -> None:
-        self.groups: list[Group] = []
-        self.confused = False
-        self._by_identity: dict[object, Group] = {}
-        self._by_pointer: dict[tuple[LogProcess, str], Group] = {}
-        self._anonymous: list[Group] = []
-
-    def find(self, event: Membership) -> Group:
-        """Return the communicator of a membership line, with that member entered."""
-        group = self._group(event)
-        self._by_pointer[event.process, event.pointer] = group
-        host = event.process.host or None
-        group.members[event.process].add(event.rank)
-        if event.nvml is not None or event.bus_id is not None:
-            group.devices.setdefault(event.rank, RankGpu(event.nvml, event.bus_id, host))
-        return group
-
-    def _group(self, event: Membership) -> Group:
+        It is known by the commId (2.16 on), the split of a parent (2.23 on), or ranks not yet taken.
+        """
         identity: object = None
         if event.comm_id is not None:
             identity = (event.comm_id, event.nranks)
         elif event.split is not None:
-            parent, count, colour = event.split
-            of = self._by_pointer.get((event.process, parent))
-            identity = (self.groups.index(of) if of else None, event.nranks, count, colour)
+            pointer, count, colour = event.split
+            parent = self._by_pointer.get((event.process, pointer))
+            number = self._groups.index(parent) if parent else None
+            identity = (number, event.nranks, count, colour)
         if identity is not None:
             if identity not in self._by_identity:
-                self._by_identity[identity] = self._new(event, event.comm_id)
+                self._by_identity[identity] = self._new_group(event.comm_id, event.nranks)
             return self._by_identity[identity]
         for group in self._anonymous:
             if group.nranks == event.nranks:
                 if all(event.rank not in ranks for ranks in group.members.values()):
                     return group
-                self.confused = True
-        group = self._new(event, None)
-        self._anonymous.append(group)
-        return group
+                self._ambiguous = True
+        self._anonymous.append(self._new_group(None, event.nranks))
+        return self._anonymous[-1]
 
-    def _new(self, event: Membership, name: str | None) -> Group:
-        group = Group(name, event.nranks)
-        self.groups.append(group)
-        return group
+    def _new_group(self, name: str | None, nranks: int) -> Group:
+        self._groups.append(Group(name, nranks))
+        return self._groups[-1]
+
+    def add_line(self, event: OwnedLine) -> None:
+        starting = set(self._open[event.process])
+        if len(starting) == 1:
+            group = starting.pop()
+            if _fits(group, event, self._kind, True):
+                group.events.append(event)
+                return
+        self._waiting[event.process].append(event)
+
+    def result(self) -> CommunicatorIndex:
+        """Give the lines that are left to the only communicator that they fit."""
+        loose = self._loose
+        for lines in self._waiting.values():
+            loose += lines
+        if not self._groups:
+            return CommunicatorIndex([Group(None, None, events=loose)])
+        member_processes = {process for group in self._groups for process in group.members}
+        index = CommunicatorIndex(self._groups, ambiguous=self._ambiguous)
+        for line in loose:
+            is_member = line.process in member_processes
+            fitting = [g for g in self._groups if _fits(g, line, self._kind, is_member)]
+            if len(fitting) == 1:
+                fitting[0].events.append(line)
+            elif fitting:
+                index.shared.append((line, fitting))
+            else:
+                index.strange += 1
+        return index
 
 
-def _fits(group: Group, event: Owned, kind: str | None, process_known: bool) -> bool:
-    """Whether the event can be of this communicator: ranks in range, written by a member about itself, same GPUs."""
-    pairs, own = _ranks_named(event)
-    if group.nranks is not None and any(rank >= group.nranks for rank, _ in pairs):
-        return False
-    if process_known and event.process.host and not _written_by_member(group, event.process, own):
-        return False
-    return all(_same_gpu(group.devices.get(rank), bracket, kind) for rank, bracket in pairs)
+def _fits(group: Group, event: OwnedLine, kind: str | None, is_member: bool) -> bool:
+    """Tell whether the line can be of this communicator.
+
+    Its ranks must be in range, its writer a member that writes about itself, its GPUs the same.
+    """
+    writer, ranks = _ranks_in(event)
+    for rank, bracket in ranks:
+        if group.nranks is not None and rank >= group.nranks:
+            return False
+        if not _same_gpu(group.devices.get(rank), bracket, kind):
+            return False
+    if not is_member or not event.process.host:
+        return True
+    own_ranks = group.members.get(event.process)
+    return own_ranks is not None and (writer is None or writer in own_ranks)
 
 
-def _ranks_named(event: Owned) -> tuple[list[tuple[int, str | None]], int | None]:
-    """Return the ranks in a line, with their brackets, and the rank that wrote it."""
+def _ranks_in(event: OwnedLine) -> tuple[int | None, list[tuple[int, str | None]]]:
+    """Return the rank that wrote a line, and the ranks in it with their brackets."""
     if isinstance(event, Connection):
-        pairs = [(event.source, event.source_bracket), (event.target, event.target_bracket)]
-        return pairs, event.target if event.end == "receive" else event.source
+        writer = event.target if event.end == "receive" else event.source
+        return writer, bracketed_ranks(event)
     if isinstance(event, RingLine):
-        return [(rank, None) for rank in event.ranks], None
+        return None, [(rank, None) for rank in event.ranks]
     if isinstance(event, Trees | CollNet):
-        return [(event.rank, None)], event.rank
-    return [], None
+        return event.rank, [(event.rank, None)]
+    return None, []
 
 
-def _written_by_member(group: Group, process: LogProcess, own: int | None) -> bool:
-    return process in group.members and (own is None or own in group.members[process])
+def bracketed_ranks(event: Connection) -> list[tuple[int, str | None]]:
+    """Return both ends of `0[1a] -> 1[1b]` as (rank, bracket)."""
+    return [(event.source, event.source_bracket), (event.target, event.target_bracket)]
 
 
 def _same_gpu(device: RankGpu | None, bracket: str | None, kind: str | None) -> bool:
-    """Whether a bracket can name this GPU; True where one of them is not known."""
+    """Tell whether a bracket can name this GPU; True where one of them is not known."""
     if bracket is None or device is None:
         return True
     if kind == "nvml" and device.nvml is not None:
@@ -226,3 +235,248 @@ def _same_gpu(device: RankGpu | None, bracket: str | None, kind: str | None) -> 
     if kind == "bus" and device.bus_id is not None:
         return bracket == device.bus_id
     return True
+
+
+# --- several runs in one text ---------------------------------------------------------------------
+
+
+@dataclass
+class _LogRun:
+    """Processes that may have run side by side."""
+
+    processes: set[LogProcess]
+    gpus: set[LogGpu]
+    most_ranks: int
+
+    def absorb(self, run: "_LogRun") -> None:
+        self.processes |= run.processes
+        self.gpus |= run.gpus
+        self.most_ranks = max(self.most_ranks, run.most_ranks)
+
+
+def select_run(events: list[Event], notes: list[str]) -> tuple[list[Event], set[LogProcess]]:
+    """Return the events of the run with the most ranks, and the processes of all other runs.
+
+    Of several such runs it is the first. A note says how many runs there are, and what others
+    announced. Events of processes without a communicator stay.
+    """
+    runs: list[_LogRun] = []
+    for job in _jobs(events):
+        if runs and not job.gpus & runs[-1].gpus:
+            runs[-1].absorb(job)
+        else:
+            runs.append(job)
+    if len(runs) < 2:
+        return events, set()
+    shown = max(runs, key=lambda run: run.most_ranks)
+    announced = []
+    other_processes: set[LogProcess] = set()
+    for number, run in enumerate(runs, 1):
+        settings = set()
+        for event in events:
+            if isinstance(event, Setting) and event.process in run.processes:
+                settings.add(f"{event.name}={event.value}")
+        announced.append(f"run {number} {' '.join(sorted(settings)) or 'nothing'}")
+        if run is not shown:
+            other_processes |= run.processes
+    notes.append(
+        f"{len(runs)} runs, one after the other on the same GPUs: run {runs.index(shown) + 1} is "
+        f"shown. Announced: {'; '.join(announced)}"
+    )
+    return [event for event in events if event.process not in other_processes], other_processes
+
+
+def _jobs(events: list[Event]) -> list[_LogRun]:
+    """Return the communicators that share processes, in their order."""
+    memberships: list[Event] = [event for event in events if isinstance(event, Membership)]
+    jobs: list[_LogRun] = []
+    for group in sort_by_communicator(memberships, None).groups:
+        gpus: set[LogGpu] = set()
+        for device in group.devices.values():
+            if device.bus_id is not None or device.nvml is not None:
+                gpus.add((device.host, device.bus_id or device.nvml))
+        processes = {process for process in group.members if process.host}
+        job = _LogRun(processes, gpus, group.nranks or 0)
+        apart = []
+        for earlier in jobs:
+            if earlier.processes & job.processes:
+                job.absorb(earlier)
+            else:
+                apart.append(earlier)
+        jobs = [*apart, job]
+    return jobs
+
+
+# --- what the lines of one communicator say together: each function notes what it could not use ---
+
+
+def connections_of(index: CommunicatorIndex, largest: Group, notes: list[str]) -> list[Connection]:
+    """Return the connections of the largest communicator.
+
+    Those that are surely its own, and shared ones on which all lines agree.
+    """
+    own = [event for event in largest.events if isinstance(event, Connection)]
+    if largest.nranks is None:
+        if _has_several_gpus_a_rank(own):
+            notes.append(
+                "connections of several communicators, and no line says which belong together: none is used"
+            )
+            return []
+        return own
+    shared: dict[tuple[int, int], list[Connection]] = defaultdict(list)
+    for event, groups in index.shared:
+        if isinstance(event, Connection) and largest in groups:
+            shared[event.source, event.target].append(event)
+    transports: dict[tuple[int, int], set[str]] = defaultdict(set)
+    for event in own:
+        transports[event.source, event.target].add(event.transport)
+    agreeing: list[Connection] = []
+    dropped = 0
+    for pair, events in shared.items():
+        if len(transports[pair].union(event.transport for event in events)) == 1:
+            agreeing += events
+        else:
+            dropped += len(events)
+    if agreeing:
+        notes.append(
+            f"{len(agreeing)} connection line(s) fit several communicators and agree on the "
+            "transport: counted for the largest"
+        )
+    if dropped:
+        notes.append(
+            f"{dropped} connection line(s) fit several communicators and differ in the transport: not used"
+        )
+    return own + agreeing
+
+
+def _has_several_gpus_a_rank(connections: Iterable[Connection]) -> bool:
+    """Tell whether one rank has several GPUs, where no line names a communicator."""
+    bracket_of: dict[int, str] = {}
+    for connection in connections:
+        for rank, bracket in bracketed_ranks(connection):
+            if bracket is not None and bracket_of.setdefault(rank, bracket) != bracket:
+                return True
+    return False
+
+
+def transports_of(connections: Iterable[Connection]) -> dict[str, tuple[str, ...]]:
+    """Return `{"0->1": ("P2P/CUMEM",)}`: the sorted transports of each pair, in order of pairs."""
+    transports: dict[tuple[int, int], set[str]] = defaultdict(set)
+    for connection in connections:
+        transports[connection.source, connection.target].add(connection.transport)
+    return {f"{a}->{b}": tuple(sorted(words)) for (a, b), words in sorted(transports.items())}
+
+
+def nics_of(
+    connections: Iterable[Connection], events: Iterable[Event]
+) -> dict[int, tuple[str, ...]]:
+    """Return {rank: the network devices that its connections use}, sorted.
+
+    It is `NET/IB/0` for a device that no line names. Both ends of a connection announce it, each
+    with a device of its own host.
+    """
+    # A device made of several is announced after these, with the index that connections name.
+    names: dict[tuple[LogProcess, str, int], str] = {}
+    for event in events:
+        if isinstance(event, NetworkDevice):
+            names[event.process, event.network, event.index] = event.name
+    nics: dict[int, set[str]] = defaultdict(set)
+    for connection in connections:
+        match = re.match(r"NET/([^/]+)/(\d+)", connection.transport)
+        if match is None or connection.end is None:
+            continue
+        rank = connection.source if connection.end == "send" else connection.target
+        device = (connection.process, match[1], int(match[2]))
+        nics[rank].add(names.get(device, match[0]))
+    return _sorted_words(nics)
+
+
+def nodes_of(group: Group, events: Iterable[Event]) -> int | None:
+    """Return on how many hosts NCCL sees the ranks; None where no line or several say it."""
+    counts = {e.nodes for e in events if isinstance(e, Nodes) and e.nranks == group.nranks}
+    return counts.pop() if len(counts) == 1 else None
+
+
+def rings_of(group: Group, notes: list[str]) -> dict[int, tuple[int, ...]]:
+    """Return whole rings by channel, every rank once. A ring shown in part is left out."""
+    rings: dict[int, tuple[int, ...]] = {}
+    left_out = 0
+    for event in group.events:
+        if not isinstance(event, RingLine):
+            continue
+        size = group.nranks if group.nranks is not None else len(event.ranks)
+        is_whole = (
+            not event.cut and len(event.ranks) == size and sorted(event.ranks) == list(range(size))
+        )
+        if not is_whole or rings.setdefault(event.channel, event.ranks) != event.ranks:
+            left_out += 1
+    if left_out:
+        notes.append(f"{left_out} ring(s) shown in part or differently: left out")
+    if group.nranks is None and len(set(map(len, rings.values()))) > 1:
+        return {}
+    return dict(sorted(rings.items()))
+
+
+def trees_of(group: Group) -> dict[int, dict[int, int]]:
+    """Return `{channel: {rank: parent, -1 at the root}}`, sorted."""
+    trees: dict[int, dict[int, int]] = defaultdict(dict)
+    for event in group.events:
+        if isinstance(event, Trees):
+            for channel, parent in event.parents.items():
+                trees[channel][event.rank] = parent
+    return {channel: dict(sorted(trees[channel].items())) for channel in sorted(trees)}
+
+
+def collnet_of(group: Group) -> dict[int, tuple[str, ...]]:
+    """Return the CollNet transports of each rank, sorted."""
+    transports: dict[int, set[str]] = defaultdict(set)
+    for event in group.events:
+        if isinstance(event, CollNet):
+            transports[event.rank].add(event.transport)
+    return _sorted_words(transports)
+
+
+def _sorted_words(words: Mapping[int, set[str]]) -> dict[int, tuple[str, ...]]:
+    return {rank: tuple(sorted(words[rank])) for rank in sorted(words)}
+
+
+def channels_of(group: Group, notes: list[str]) -> tuple[dict[str, int | None], str | None]:
+    """Return channel counts by kind, and where they are from: "summary", "rings" or None."""
+    stated: dict[str, set[int]] = defaultdict(set)
+    ring_counts = set()
+    for event in group.events:
+        if isinstance(event, ChannelCounts):
+            for name, count in event.counts.items():
+                stated[name].add(count)
+        elif isinstance(event, RingLine) and event.count is not None:
+            ring_counts.add(event.count)
+    source = "summary" if stated else None
+    if not stated and ring_counts:
+        stated["collective"] = ring_counts
+        source = "rings"
+    counts: dict[str, int | None] = dict.fromkeys(CHANNELS)
+    for name, values in stated.items():
+        if len(values) > 1:
+            numbers = ", ".join(map(str, sorted(values)))
+            notes.append(f"ranks report different numbers of {name} channels: {numbers}")
+        else:
+            counts[name] = next(iter(values))
+    return counts, source
+
+
+def devices_of(
+    group: Group, kind: str | None = None, connections: Iterable[Connection] = ()
+) -> dict[int, RankGpu]:
+    """Return the GPU of each rank: from its own lines, else from the brackets of `connections`.
+
+    `kind` is that of `bracket_kind`; None: the brackets say nothing.
+    """
+    devices = dict(group.devices)
+    if kind is not None:
+        for connection in connections:
+            for rank, bracket in bracketed_ranks(connection):
+                if bracket is None or rank in devices:
+                    continue
+                nvml = int(bracket) if kind == "nvml" and bracket.isdigit() else None
+                devices[rank] = RankGpu(nvml, bracket if kind == "bus" else None, None)
+    return dict(sorted(devices.items()))

@@ -1,16 +1,26 @@
 """Read the log of NCCL 2.4 to 2.30 (`NCCL_DEBUG=INFO`), from one text or one text per rank.
 
-What the text does not say is absent or None, never 0. Transports and channels are those of the largest communicator.
+What the text does not say is absent or None, never 0. Transports and channels are those of the
+largest communicator. A cut, torn or NUL-filled line is lost and counted, never half read. The time
+is linear in the length of the text.
 """
 
+import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
 
 from analysis.errors import UnreadableInput
-from analysis.nccl.communicators import Group, Sorted, bracket_kind, sort_by_communicator
-from analysis.nccl.events import Connection, Event, LogProcess, Setting, Statement, Tuning
-from analysis.nccl.facts import (
+from analysis.input_files import read_text
+from analysis.nccl.communicators import (
+    CommunicatorIndex,
+    Group,
+    RankGpu,
+    bracket_kind,
+    bracketed_ranks,
     channels_of,
     collnet_of,
     connections_of,
@@ -18,61 +28,195 @@ from analysis.nccl.facts import (
     nics_of,
     nodes_of,
     rings_of,
+    select_run,
+    sort_by_communicator,
     transports_of,
     trees_of,
 )
-from analysis.nccl.lines import LogEvents, read_events
-from analysis.nccl.messages import NEWEST
-from analysis.nccl.model import AlgorithmChoice, Communicator, NcclLog, version_numbers
-from analysis.nccl.runs import of_one_run
+from analysis.nccl.messages import (
+    NEWEST,
+    Connection,
+    Event,
+    LogProcess,
+    Setting,
+    Statement,
+    Tuning,
+    read_message,
+)
 from conf.nccl import ALGORITHMS, PROTOCOLS
 
 # Announced with any NCCL_DEBUG_SUBSYS, so they do not prove that the ENV subsystem was logged.
-_ALWAYS_LOGGED = {"NCCL_P2P_LEVEL", "NCCL_P2P_DISABLE", "NCCL_NET_GDR_LEVEL", "NCCL_COLLNET_ENABLE"}
-_KEPT = 100  # distinct warnings and errors kept; a retry loop writes thousands
-# Before 2.23 a ring line shows 20 ranks at most: a list of 20 or more does not show how many there are.
+_ALWAYS_LOGGED = {
+    "NCCL_P2P_LEVEL",
+    "NCCL_P2P_DISABLE",
+    "NCCL_NET_GDR_LEVEL",
+    "NCCL_COLLNET_ENABLE",
+}
+_MOST_TEXTS = 100  # distinct warnings and errors; a retry loop writes thousands
+# Before 2.23 a ring line shows 20 ranks at most: such a list does not show how many there are.
 _RANKS_SHOWN = 20
+# The last line of a torn pair arrives within a few lines; until then a line could be one rank's
+# head and another's tail.
+_TORN_WINDOW = 8
+_PREFIX = re.compile(r"(\S+?):(\d+):\d+ (?:\[-?\d+\] )?(?:\S+:\d+ (?:\(\w*\) )?)?$")
+_VERSION_ROW = re.compile(
+    r"(?:\[[^\]]*\] )?NCCL version (\d{1,4}(?:\.\d{1,4})+)\S*\+cuda(\d+\.\d+)\s*$"
+)
+_ANSI_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@dataclass(frozen=True)
+class Communicator:
+    """One communicator: `name` is its commId if NCCL printed one, `devices` the GPUs by rank."""
+
+    name: str | None
+    nranks: int | None
+    devices: Mapping[int, RankGpu]
+
+
+@dataclass(frozen=True)
+class AlgorithmChoice:
+    """NCCL's choice for a collective of one size; `calls` counts equal TUNING lines.
+
+    `size` is in bytes. `channels` is None to 2.23, which print a predicted time instead; `function`
+    is None to 2.22.
+    """
+
+    function: str | None
+    size: int
+    algorithm: str
+    protocol: str
+    channels: int | None
+    calls: int
+
+
+@dataclass(frozen=True)
+class NcclLog:
+    """The facts of one run's log. Ranks are those of the largest communicator; `a->b` joins two.
+
+    - `transports`: every transport of a connection, sorted; `direct shared memory` reads
+      `SHM/direct`, NET has those of both ends.
+    - `channels`: a number or None per kind, from the summary line, or, if `channels_from` is
+      "rings", the collective count of `Channel 00/04`.
+    - `trees`: {channel: {rank: parent, -1 at the root}}.
+    - `nics`: the network devices that each rank's connections use.
+    - `nodes`: the hosts that NCCL sees.
+    - `settings`: announced values; a setting on which ranks differ is in `conflicts` instead.
+    - `announced_by`: processes that announced each setting, of `processes` that wrote lines with a
+      prefix.
+    - `env_logged`: a line shows that the ENV subsystem was logged.
+    - `lost`: how many lines of NCCL could not be used.
+    """
+
+    version: str | None
+    cuda: str | None
+    nranks: int | None
+    communicators: tuple[Communicator, ...]
+    transports: Mapping[str, tuple[str, ...]]
+    collnet: Mapping[int, tuple[str, ...]]
+    channels: Mapping[str, int | None]
+    channels_from: str | None
+    rings: Mapping[int, tuple[int, ...]]
+    trees: Mapping[int, Mapping[int, int]]
+    settings: Mapping[str, str]
+    conflicts: Mapping[str, tuple[str, ...]]
+    announced_by: Mapping[str, int]
+    processes: int
+    env_logged: bool
+    algorithms: tuple[AlgorithmChoice, ...]
+    multicast: bool | None
+    network: str | None
+    nics: Mapping[int, tuple[str, ...]]
+    nodes: int | None
+    warnings: tuple[str, ...]
+    errors: tuple[str, ...]
+    truncated: bool
+    lost: int
+    notes: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object of `nccl-log --json`; keys of maps are strings."""
+        content: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        for choice in content["algorithms"]:
+            choice["bytes"] = choice.pop("size")
+        ordered = {}
+        for key in ("version", "nranks", "transports", "channels", "settings", "warnings"):
+            ordered[key] = content.pop(key)
+        return ordered | content
+
+
+def version_numbers(version: str | None) -> tuple[int, ...] | None:
+    """Split a version into numbers: `2.28.9` is (2, 28, 9); None stays None."""
+    return tuple(int(part) for part in version.split(".")) if version else None
+
+
+def read_nccl_log(files: Sequence[str | Path]) -> NcclLog:
+    """Return what the files of one run say: one log of all ranks, or one per rank.
+
+    Raises:
+        OSError: a file cannot be opened.
+        UnreadableInput: no file has a line of NCCL.
+    """
+    texts = [read_text(file) for file in files]
+    try:
+        return parse_nccl_log(*texts)
+    except UnreadableInput as error:
+        raise UnreadableInput(f"{', '.join(map(str, files))}: {error}") from None
 
 
 def parse_nccl_log(*texts: str, hosts: Sequence[str] = ()) -> NcclLog:
-    """Read one log of all ranks, or one log per rank. Raises UnreadableInput if no text has a line of NCCL.
+    """Return what one log of all ranks says, or one log per rank.
 
-    `hosts` are those of the texts, where they are known: machines in containers may all have one name and one process id.
+    `hosts` are those of the texts, where they are known: machines in containers may all have one
+    name and one process id.
+
+    Raises:
+        UnreadableInput: no text has a line of NCCL.
     """
-    read = [
-        read_events(text, number, hosts[number] if hosts else "")
-        for number, text in enumerate(texts)
-    ]
-    if not any(one.nccl for one in read):
+    text_lines = []
+    for number, text in enumerate(texts):
+        text_lines.append(_read_lines(text, number, hosts[number] if hosts else ""))
+    if not any(lines.nccl for lines in text_lines):
         raise UnreadableInput(
-            "no line from NCCL found; accepted are whole lines with 'NCCL INFO …', which a run with NCCL_DEBUG=INFO writes"
+            "no line from NCCL found; accepted are whole lines with 'NCCL INFO …', which a run "
+            "with NCCL_DEBUG=INFO writes"
         )
-    notes = _reading_notes(read)
-    events = [event for one in read for event in one.events]
-    events, of_other_runs = of_one_run(events, notes)
-    version = _only(events, "version", notes, "NCCL versions")
+    notes: list[str] = []
+    _note_losses(text_lines, notes)
+    events = [event for lines in text_lines for event in lines.events]
+    events, other_processes = select_run(events, notes)
+    version = _agreed_value(events, "version", notes, "NCCL versions")
     numbers = version_numbers(version)
-    _note_newer_release(version, numbers, notes)
-    events = _keep_known(events, numbers, notes)
+    is_newer = numbers is not None and numbers[:2] > NEWEST
+    if is_newer:
+        newest = ".".join(map(str, NEWEST))
+        notes.append(
+            f"NCCL {version} is newer than the newest release known here ({newest}): its lines may differ"
+        )
+    events = _without_unknown_transports(events, is_newer, notes)
     kind = bracket_kind(numbers, _brackets(events))
-    found = sort_by_communicator(events, kind)
-    largest = max(found.groups, key=_size)
-    _grouping_notes(found, largest, notes)
-    connections = connections_of(found, largest, notes)
+    index = sort_by_communicator(events, kind)
+    largest = max(index.groups, key=_size)
+    _note_groups(index, largest, notes)
+    connections = connections_of(index, largest, notes)
     rings = rings_of(largest, notes)
-    nranks = largest.nranks if largest.nranks is not None else _ranks_of(rings)
+    nranks = largest.nranks
+    if nranks is None:
+        most = max(map(len, rings.values()), default=0)
+        nranks = most if 0 < most < _RANKS_SHOWN else None
     channels, channels_from = channels_of(largest, notes)
     settings, conflicts, announced_by = _settings(events)
-    multicast = _multicast(events, notes)
-    others = sorted(
-        (group for group in found.groups if group is not largest),
-        key=lambda group: -(group.nranks or 0),
-    )
     communicators = [Communicator(largest.name, nranks, devices_of(largest, kind, connections))]
-    communicators += [Communicator(group.name, group.nranks, devices_of(group)) for group in others]
+    for group in sorted(index.groups, key=lambda group: -(group.nranks or 0)):
+        if group is not largest:
+            communicators.append(Communicator(group.name, group.nranks, devices_of(group)))
+    multicast = _values(events, "multicast")
+    if len(multicast) > 1:
+        notes.append("ranks disagree on whether NVLS multicast is available")
+    processes = set().union(*(lines.processes for lines in text_lines))
     return NcclLog(
         version=version,
-        cuda=_only(events, "cuda", notes, "CUDA versions"),
+        cuda=_agreed_value(events, "cuda", notes, "CUDA versions"),
         nranks=nranks,
         communicators=tuple(communicators),
         transports=transports_of(connections),
@@ -84,40 +228,180 @@ def parse_nccl_log(*texts: str, hosts: Sequence[str] = ()) -> NcclLog:
         settings=settings,
         conflicts=conflicts,
         announced_by=announced_by,
-        processes=sum(len(one.processes - of_other_runs) for one in read),
+        processes=len(processes - other_processes),
         env_logged=_env_logged(events, numbers),
         algorithms=_choices(events),
-        multicast=multicast,
-        network=_only(events, "network", notes, "networks"),
+        multicast=multicast == ["yes"] if len(multicast) == 1 else None,
+        network=_agreed_value(events, "network", notes, "networks"),
         nics=nics_of(connections, events),
         nodes=nodes_of(largest, events),
-        warnings=_distinct(events, "warning", notes),
-        errors=_distinct(events, "error", notes),
-        truncated=any(one.truncated for one in read),
-        lost=sum(one.lost for one in read),
+        warnings=_first_values(events, "warning", notes),
+        errors=_first_values(events, "error", notes),
+        truncated=any(lines.truncated for lines in text_lines),
+        lost=sum(lines.lost for lines in text_lines),
         notes=tuple(notes),
     )
 
 
-def _note_newer_release(
-    version: str | None, numbers: tuple[int, ...] | None, notes: list[str]
-) -> None:
-    if numbers is not None and numbers[:2] > NEWEST:
-        known = ".".join(map(str, NEWEST))
+# --- lines to events ------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _TextLines:
+    """The events of one text, and how many of its lines were lost."""
+
+    number: int  # of the text, which tells texts apart in LogProcess
+    host: str  # of the text, where it is known; otherwise the lines say it
+    events: list[Event] = field(default_factory=list)
+    processes: set[LogProcess] = field(default_factory=set)  # those whose prefix is known
+    nccl: int = 0  # lines by NCCL
+    damaged: int = 0  # lines with NUL bytes
+    torn: int = 0  # lines of two ranks mixed, and lines that may be such
+    unparsed: list[str] = field(default_factory=list)  # of a known kind in an unknown form
+    truncated: bool = False  # the text ends inside a line
+
+    @property
+    def lost(self) -> int:
+        """Count the lines of NCCL that could not be used."""
+        return self.damaged + self.torn + len(self.unparsed)
+
+
+def _read_lines(text: str, number: int, host: str) -> _TextLines:
+    lines = _TextLines(number, host)
+    rows = text.split("\n")
+    # Without its newline the last line may have lost its end, a number its last digits, and NCCL's
+    # mark may be still to come.
+    lines.truncated = rows.pop().strip() != ""
+    heads = 0  # of torn lines whose tail has not come
+    wait = 0  # lines until a tail is no longer awaited
+    for index, row in enumerate(rows):
+        if "\0" in row:
+            lines.damaged += row.strip("\0\r ") != ""
+            continue
+        if "\x1b" in row:
+            row = _ANSI_COLOUR.sub("", row)
+        row = row.rstrip("\r")
+        marks = row.count("NCCL INFO ") + row.count("NCCL WARN ")
+        if marks == 0:  # the tail of a torn line, or what NCCL_DEBUG=VERSION prints
+            if row.strip():
+                heads = max(0, heads - 1)
+            _read_version_row(row, lines)
+            continue
+        lines.nccl += 1
+        if marks > 1:
+            lines.torn += 1
+            heads = min(heads + marks - 1, _TORN_WINDOW)
+            wait = _TORN_WINDOW
+        elif heads:
+            lines.torn += 1
+            wait -= 1
+            if not wait:
+                heads = 0
+        else:
+            _read_whole_row(row, lines, is_first=index == 0)
+    return lines
+
+
+def _read_version_row(row: str, lines: _TextLines) -> None:
+    match = _VERSION_ROW.match(row)
+    if match:
+        lines.nccl += 1
+        nobody = LogProcess(lines.number, "", -1)
+        lines.events.append(Statement(nobody, "version", match[1]))
+        lines.events.append(Statement(nobody, "cuda", match[2]))
+
+
+def _read_whole_row(row: str, lines: _TextLines, is_first: bool) -> None:
+    is_warning = "NCCL WARN " in row
+    head, _, body = row.partition("NCCL WARN " if is_warning else "NCCL INFO ")
+    # The first line of a text may have lost the front of its prefix (tail -c): its writer is not
+    # known.
+    prefix = None if is_first else _PREFIX.search(head[-300:])
+    if prefix is None:
+        process = LogProcess(lines.number, "", -1)
+    else:
+        process = LogProcess(lines.number, lines.host or prefix[1], int(prefix[2]))
+        lines.processes.add(process)
+    if is_warning:
+        lines.events.append(Statement(process, "warning", body.strip()))
+        return
+    try:
+        events = read_message(body, process)
+    except ValueError:  # a number of thousands of digits
+        events = None
+    if events is None:
+        lines.unparsed.append(body)
+    else:
+        lines.events += events
+
+
+def _note_losses(text_lines: list[_TextLines], notes: list[str]) -> None:
+    empty = [str(number) for number, lines in enumerate(text_lines, 1) if not lines.nccl]
+    if empty:
+        notes.append(f"text {', '.join(empty)} of {len(text_lines)} has no line from NCCL")
+    if any(lines.truncated for lines in text_lines):
+        notes.append("the text ends inside a line; that line is not used")
+    damaged = sum(lines.damaged for lines in text_lines)
+    torn = sum(lines.torn for lines in text_lines)
+    unparsed = [row for lines in text_lines for row in lines.unparsed]
+    if damaged:
+        notes.append(f"{damaged} line(s) with NUL bytes, not used")
+    if torn:
+        notes.append(f"{torn} line(s) torn between ranks, not used")
+    if unparsed:
         notes.append(
-            f"NCCL {version} is newer than the newest release known here ({known}): its lines may differ"
+            f"{len(unparsed)} line(s) of a known kind in an unknown form, not used; the first: {unparsed[0][:120]}"
         )
 
 
-def _brackets(events: list[Event]) -> set[str]:
+# --- events to facts ------------------------------------------------------------------------------
+
+
+def _values(events: Iterable[Event], kind: str) -> list[str]:
+    """Return the distinct values of the statements of a kind, in their order."""
+    values = [
+        event.value for event in events if isinstance(event, Statement) and event.kind == kind
+    ]
+    return list(dict.fromkeys(values))
+
+
+def _agreed_value(events: list[Event], kind: str, notes: list[str], plural: str) -> str | None:
+    """Return the value that all statements of a kind agree on, else None."""
+    values = _values(events, kind)
+    if len(values) > 1:
+        notes.append(f"ranks report different {plural}: {', '.join(sorted(values))}")
+    return values[0] if len(values) == 1 else None
+
+
+def _first_values(events: list[Event], kind: str, notes: list[str]) -> tuple[str, ...]:
+    values = _values(events, kind)
+    if len(values) > _MOST_TEXTS:
+        notes.append(f"{len(values)} distinct {kind}s, the first {_MOST_TEXTS} kept")
+    return tuple(values[:_MOST_TEXTS])
+
+
+def _without_unknown_transports(
+    events: list[Event], is_newer: bool, notes: list[str]
+) -> list[Event]:
+    """Drop connections with transports that no known release has, unless the release is newer."""
+    unknown = [event for event in events if isinstance(event, Connection) and not event.known]
+    if not unknown:
+        return events
+    words = ", ".join(sorted({connection.transport for connection in unknown}))
+    if is_newer:
+        notes.append(f"unknown transports: {words}")
+        return events
+    notes.append(f"connections with unknown transports, not used: {words}")
+    return [event for event in events if not isinstance(event, Connection) or event.known]
+
+
+def _brackets(events: Iterable[Event]) -> set[str]:
     """Return what stands in the brackets of `0[1a] -> 1[1b]`."""
-    connections = [event for event in events if isinstance(event, Connection)]
-    return {
-        bracket
-        for one in connections
-        for bracket in (one.source_bracket, one.target_bracket)
-        if bracket
-    }
+    brackets: set[str] = set()
+    for event in events:
+        if isinstance(event, Connection):
+            brackets.update(bracket for _, bracket in bracketed_ranks(event) if bracket)
+    return brackets
 
 
 def _size(group: Group) -> tuple[int, int]:
@@ -125,88 +409,23 @@ def _size(group: Group) -> tuple[int, int]:
     return group.nranks or 0, sum(isinstance(event, Connection) for event in group.events)
 
 
-def _ranks_of(rings: dict[int, tuple[int, ...]]) -> int | None:
-    """Return the number of ranks that the rings show, where no line states it."""
-    most = max(map(len, rings.values()), default=0)
-    return most if 0 < most < _RANKS_SHOWN else None
-
-
-def _multicast(events: list[Event], notes: list[str]) -> bool | None:
-    values = {
-        event.value
-        for event in events
-        if isinstance(event, Statement) and event.kind == "multicast"
-    }
-    if len(values) > 1:
-        notes.append("ranks disagree on whether NVLS multicast is available")
-    return values == {"yes"} if len(values) == 1 else None
-
-
-def _reading_notes(read: list[LogEvents]) -> list[str]:
-    """Note what was lost while reading."""
-    notes = []
-    empty = [str(number) for number, one in enumerate(read, 1) if not one.nccl]
-    if empty:
-        notes.append(f"text {', '.join(empty)} of {len(read)} has no line from NCCL")
-    if any(one.truncated for one in read):
-        notes.append("the text ends inside a line; that line is not used")
-    unparsed = [line for one in read for line in one.unparsed]
-    for count, what in (
-        (sum(one.damaged for one in read), "with NUL bytes, not used"),
-        (sum(one.torn for one in read), "torn between ranks, not used"),
-        (
-            len(unparsed),
-            "of a known kind in an unknown form, not used; the first: "
-            + "".join(unparsed[:1])[:120],
-        ),
-    ):
-        if count:
-            notes.append(f"{count} line(s) {what}")
-    return notes
-
-
-def _only(events: Iterable[Event], kind: str, notes: list[str], plural: str) -> str | None:
-    """Return the value that all statements of a kind agree on, else None."""
-    values = sorted(
-        {event.value for event in events if isinstance(event, Statement) and event.kind == kind}
-    )
-    if len(values) > 1:
-        notes.append(f"ranks report different {plural}: {', '.join(values)}")
-    return values[0] if len(values) == 1 else None
-
-
-def _keep_known(
-    events: list[Event], version: tuple[int, ...] | None, notes: list[str]
-) -> list[Event]:
-    """Drop connections with transports that no known release has, unless the release is newer."""
-    strange = sorted({e.transport for e in events if isinstance(e, Connection) and not e.known})
-    if not strange:
-        return events
-    if version is not None and version[:2] > NEWEST:
-        notes.append(f"unknown transports: {', '.join(strange)}")
-        return events
-    notes.append(f"connections with unknown transports, not used: {', '.join(strange)}")
-    return [event for event in events if not (isinstance(event, Connection) and not event.known)]
-
-
-def _grouping_notes(found: Sorted, largest: Group, notes: list[str]) -> None:
-    if len(found.groups) > 1:
-        sizes = Counter(g.nranks for g in found.groups if g is not largest)
-        others = ", ".join(
-            f"{count} of {size} ranks" for size, count in sorted(sizes.items(), key=str)
-        )
+def _note_groups(index: CommunicatorIndex, largest: Group, notes: list[str]) -> None:
+    if len(index.groups) > 1:
+        sizes = Counter(group.nranks for group in index.groups if group is not largest)
+        counts = [f"{count} of {size} ranks" for size, count in sorted(sizes.items(), key=str)]
         notes.append(
-            f"{len(found.groups)} communicators; this is the largest, the others: {others}"
+            f"{len(index.groups)} communicators; this is the largest, the others: {', '.join(counts)}"
         )
-    if found.confused:
+    if index.ambiguous:
         notes.append("communicators of equal size without a name: ranks and GPUs may be mixed up")
-    if found.strange:
-        notes.append(f"{found.strange} line(s) fit no communicator, not used")
+    if index.strange:
+        notes.append(f"{index.strange} line(s) fit no communicator, not used")
 
 
 def _settings(
-    events: list[Event],
+    events: Iterable[Event],
 ) -> tuple[dict[str, str], dict[str, tuple[str, ...]], dict[str, int]]:
+    """Return agreed values, values that differ, and how many processes announced each setting."""
     values: dict[str, set[str]] = defaultdict(set)
     writers: dict[str, set[LogProcess]] = defaultdict(set)
     for event in events:
@@ -214,55 +433,49 @@ def _settings(
             values[event.name].add(event.value)
             if event.process.host:
                 writers[event.name].add(event.process)
-    settings = {name: min(said) for name, said in sorted(values.items()) if len(said) == 1}
-    conflicts = {
-        name: tuple(sorted(said)) for name, said in sorted(values.items()) if len(said) > 1
-    }
-    return settings, conflicts, {name: len(who) for name, who in sorted(writers.items())}
+    settings, conflicts = {}, {}
+    for name in sorted(values):
+        if len(values[name]) == 1:
+            settings[name] = min(values[name])
+        else:
+            conflicts[name] = tuple(sorted(values[name]))
+    return settings, conflicts, {name: len(writers[name]) for name in sorted(writers)}
 
 
-def _env_logged(events: list[Event], version: tuple[int, ...] | None) -> bool:
-    """Tell whether a line proves that the ENV subsystem was logged. To 2.15 integers were announced without it."""
+def _env_logged(events: Iterable[Event], version: tuple[int, ...] | None) -> bool:
+    """Tell whether a line proves that the ENV subsystem was logged.
+
+    To 2.15 integers were announced without it.
+    """
     for event in events:
         if isinstance(event, Statement) and event.kind == "env":
             return True
         if isinstance(event, Setting) and event.name not in _ALWAYS_LOGGED:
-            integer = re.fullmatch(r"-?\d+", event.value) is not None
-            if not integer or (version is not None and version >= (2, 16)):
+            is_integer = re.fullmatch(r"-?\d+", event.value) is not None
+            if not is_integer or (version is not None and version >= (2, 16)):
                 return True
     return False
 
 
-def _choices(events: list[Event]) -> tuple[AlgorithmChoice, ...]:
-    """Count equal TUNING lines. Names are those of NCCL_ALGO and NCCL_PROTO, for numbers (2.20 to 2.23) too."""
-    counted = Counter(
-        (
-            event.function,
-            event.size,
-            _name(event.algorithm, ALGORITHMS),
-            _name(event.protocol, PROTOCOLS),
-            event.channels,
-        )
-        for event in events
-        if isinstance(event, Tuning)
-    )
-    ordered = sorted(
-        counted.items(),
-        key=lambda item: (item[0][0] or "", item[0][1], item[0][2:4], item[0][4] or 0),
-    )
-    return tuple(AlgorithmChoice(*key, calls=calls) for key, calls in ordered)
+def _choices(events: Iterable[Event]) -> tuple[AlgorithmChoice, ...]:
+    """Count equal TUNING lines. Names are those of NCCL_ALGO and NCCL_PROTO, for numbers too."""
+    calls: Counter[tuple[str | None, int, str, str, int | None]] = Counter()
+    for event in events:
+        if isinstance(event, Tuning):
+            algorithm = _canonical_name(event.algorithm, ALGORITHMS)
+            protocol = _canonical_name(event.protocol, PROTOCOLS)
+            calls[event.function, event.size, algorithm, protocol, event.channels] += 1
+    choices = [AlgorithmChoice(*key, calls=count) for key, count in calls.items()]
+    choices.sort(key=lambda c: (c.function or "", c.size, c.algorithm, c.protocol, c.channels or 0))
+    return tuple(choices)
 
 
-def _name(word: str, names: tuple[str, ...]) -> str:
+def _canonical_name(word: str, names: tuple[str, ...]) -> str:
+    """Return the name of a word in any case, or of a number (2.20 to 2.23)."""
     if word.isdecimal():
         return names[int(word)] if int(word) < len(names) else word
-    return {name.lower(): name for name in names}.get(word.replace("_", "").lower(), word)
-
-
-def _distinct(events: list[Event], kind: str, notes: list[str]) -> tuple[str, ...]:
-    found = list(
-        dict.fromkeys(e.value for e in events if isinstance(e, Statement) and e.kind == kind)
-    )
-    if len(found) > _KEPT:
-        notes.append(f"{len(found)} distinct {kind}s, the first {_KEPT} kept")
-    return tuple(found[:_KEPT])
+    plain = word.replace("_", "").lower()
+    for name in names:
+        if name.lower() == plain:
+            return name
+    return word

@@ -4,7 +4,7 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from analysis.nccl.model import NcclLog
+from analysis.nccl.log import NcclLog
 
 NET = "NET"  # the class of a link between hosts
 

@@ -15,7 +15,7 @@ from analysis.prediction.links.wires import asked_wire
 from analysis.prediction.strategies import refuse_unknown_names, shares_gpu
 from analysis.study.provenance import facts_of_hosts, gpus_of
 from analysis.study.study import Study, request_of
-from analysis.topology.source import parse_topology
+from analysis.topology.readers import parse_topology
 from benchmarks.record import Record
 from conf.cell import Cell
 from conf.nccl import FIELDS, Nccl, settings, unknown_setting

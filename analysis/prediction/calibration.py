@@ -20,7 +20,7 @@ from analysis.prediction.links.wires import asked_wire, used_wire
 from analysis.prediction.scatter import COST, EXCHANGE, STEP, RunScatter, run_workload
 from analysis.study.provenance import gpus_of, mapping
 from analysis.study.study import Runs, Study, request_of
-from analysis.topology.link_classes import nvlink_count
+from analysis.topology.model import nvlink_count
 from benchmarks.collectives.busbw import COLLECTIVES
 from benchmarks.record import Record, finite
 

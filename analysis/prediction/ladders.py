@@ -16,7 +16,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from analysis.foreign import read_text
+from analysis.input_files import read_text
 from analysis.prediction.asked import MOST_BATCH, MOST_GPUS
 from analysis.prediction.draws import best
 from analysis.prediction.links.model import DIRECT, NETWORK, ExchangeWire, KnownLinks, TimeCurve

@@ -667,7 +667,7 @@ def heat_map_figure(
     data: Table,
 ) -> Figure:
     """Return a matrix of numbers between devices, {(row, column): value}; dark is better, by a scale that maps share."""
-    from analysis.p2p.heat_map import squares
+    from analysis.native.heat_map import squares
 
     width = figure_width()
     figure, axes = _new(min(width, 1.0 + 0.5 * len(ids)), min(width, 1.2 + 0.5 * len(ids)))

@@ -1,28 +1,127 @@
-"""The topology of one machine: its GPUs and NICs and the link class between each two of them.
+"""The topology of one machine: its GPUs and NICs, and the link class between each two of them.
 
-Every reader returns a `Topology`: `smi_text` for the text of `nvidia-smi topo -m`, `nccl_xml` for NCCL's dump, `nvml`
-for this machine. What a source does not say is None. GPU ids are NVML's (PCI bus order). A NIC is known by its RDMA
-device name. This module needs the standard library only.
+A link class is a word of `nvidia-smi topo -m`: NV# (# bonded NVLinks), PIX, PXB, PHB, NODE or SYS;
+between devices of different hosts it is NET. Any other word is kept as it stands: it ranks after
+these and has no bandwidth. GPU ids are NVML's (PCI bus order), a NIC is known by its RDMA device
+name. What a source does not say is None. Bandwidths are GB/s (1e9 bytes) in one direction, before
+protocol overhead. This module imports the standard library only.
+
+Sources: the legend that nvidia-smi prints; NVIDIA's data sheets (NVLink 1 to 5); the PCI Express
+base specification.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any
 
-from analysis.topology.link_classes import nvlink_count
-
 Device = int | str  # a GPU id, or the name of a NIC
 Pair = frozenset[Device]
 
-_MOST_NVLINKS = (
-    36  # of one GPU (NVML_NVLINK_MAX_LINKS); more than this in direct links is impossible
+UNKNOWN = "N/A"  # what nvidia-smi prints where it does not know
+NET = "NET"
+PCIE_CLASSES = ("PIX", "PXB", "PHB", "NODE", "SYS")  # best first
+NVLINK_GB_PER_S = 25.0  # of one link, where the GPU is not known
+# Weights that order classes; they are not measured and never printed. A PCIe 3.0 x16 path is below
+# one NVLink of the second generation, and each further hop is a little worse.
+_WEIGHTS = {"PIX": 12.0, "PXB": 11.0, "PHB": 10.0, "NODE": 9.0, "SYS": 8.0, NET: 2.0}
+_UNKNOWN_WEIGHT = 1.0
+_MOST_NVLINKS = 36  # of one GPU (NVML_NVLINK_MAX_LINKS)
+
+# GPU name -> GB/s of one NVLink; the first match counts. GeForce and workstation boards of the
+# Ampere generation clock the link at 14.0625 GB/s (112.5 GB/s over four links, both directions).
+_NVLINK_BY_NAME = (
+    (r"\bP100\b", 20.0),
+    (r"\b(?:V100S?|GV100|TITAN V|TITAN RTX|RTX 2080|Quadro RTX)\b", 25.0),
+    (r"\b(?:A40|A4500|A5000|A5500|A6000|RTX 3090)\b", 14.0625),
+    (r"\b(?:A100|A800|A30)\b", 25.0),
+    (r"\b(?:H100|H200|H800|H20|GH200)\b", 25.0),
+    (r"\b(?:B100|B200|B300|GB200|GB300)\b", 50.0),
 )
+# CUDA compute capability x 10 (the `sm` of NCCL's XML) -> GB/s of one NVLink
+_NVLINK_BY_SM = {
+    60: 20.0,
+    70: 25.0,
+    75: 25.0,
+    80: 25.0,
+    86: 14.0625,
+    90: 25.0,
+    100: 50.0,
+    103: 50.0,
+}
+
+
+def nvlink_count(word: str) -> int | None:
+    """Return the number of bonded NVLinks of an NV# class; None for every other word."""
+    match = re.fullmatch(r"NV([1-9][0-9]{0,3})", word)
+    return int(match[1]) if match else None
+
+
+def is_known(word: str) -> bool:
+    """Tell whether the word is a link class."""
+    return word in PCIE_CLASSES or word == NET or nvlink_count(word) is not None
+
+
+def quality(word: str) -> float:
+    """Return the weight that orders a class: larger is better. It is not a measurement."""
+    count = nvlink_count(word)
+    if count is not None:
+        return count * NVLINK_GB_PER_S
+    return _WEIGHTS.get(word, _UNKNOWN_WEIGHT)
+
+
+def best_first(words: Iterable[str]) -> list[str]:
+    """Return the distinct words: best class first, unknown words last in alphabetical order."""
+    return sorted(set(words), key=lambda word: (-quality(word), word))
+
+
+def count_classes(words: Iterable[str]) -> dict[str, int]:
+    """Return how often each link class occurs, best class first."""
+    words = list(words)
+    return {word: words.count(word) for word in best_first(words)}
+
+
+def describe_counts(counts: Mapping[str, int]) -> str:
+    """Write counts of link classes as `3 x NV2 + 1 x NV1`, best class first."""
+    return " + ".join(f"{counts[word]} x {word}" for word in best_first(counts))
+
+
+def distinct_classes(gpus: Iterable[int], links: Mapping[str, str]) -> str:
+    """Join the distinct link classes inside a subset, best first: `NV18`, `NV2+SYS`.
+
+    Empty where none is known. `links` maps a pair of GPU ids, the smaller first, to its class:
+    `{"0-1": "NV18"}`.
+    """
+    pairs = [f"{a}-{b}" for a, b in combinations(sorted(gpus), 2)]
+    return "+".join(best_first(links[pair] for pair in pairs if pair in links))
+
+
+def nvlink_gb_per_s(name: str | None = None, sm: int | None = None) -> float | None:
+    """Return GB/s of one NVLink by a GPU's product name or compute capability, None if unknown."""
+    if name:
+        for pattern, bandwidth in _NVLINK_BY_NAME:
+            if re.search(pattern, name):
+                return bandwidth
+    return None if sm is None else _NVLINK_BY_SM.get(sm)
+
+
+def pcie_gb_per_s(gigatransfers: float, width: int) -> float | None:
+    """Return GB/s of a PCIe link of `width` lanes at `gigatransfers` GT/s a lane, None if off."""
+    if gigatransfers <= 0 or width <= 0:
+        return None
+    if gigatransfers <= 5:  # generations 1 and 2 send 8 bits as 10
+        code = 8 / 10
+    elif gigatransfers <= 32:  # 3 to 5: 128 as 130
+        code = 128 / 130
+    else:  # 6: flits of 256 bytes with 242 of payload
+        code = 242 / 256
+    return gigatransfers * width * code / 8
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU. Affinities are lists as printed ("0-19,40-59", "0"); bandwidths are GB/s per direction."""
+    """One GPU. Affinities are lists as printed ("0-19,40-59", "0"); bandwidths are GB/s."""
 
     index: int
     cpu_affinity: str | None = None
@@ -54,63 +153,72 @@ class Topology:
         for gpu in self.devices:
             if gpu.index == index:
                 return gpu
-        raise ValueError(
-            f"no GPU {index} in this topology, which has {', '.join(map(str, self.gpus)) or 'none'}"
-        )
+        ids = ", ".join(map(str, self.gpus)) or "none"
+        raise ValueError(f"no GPU {index} in this topology, which has {ids}")
 
     def link_between(self, a: Device, b: Device) -> str:
-        """Return the link class of two different devices; a word that is no class means the source does not know it.
-
-        Raises ValueError for a pair that is not in the topology.
-        """
+        """Return the link class of two different devices. Raises ValueError for an unknown pair."""
         try:
             return self.links[frozenset((a, b))]
         except KeyError:
-            known = ", ".join(map(str, (*self.gpus, *self.nics)))
+            devices = ", ".join(map(str, (*self.gpus, *self.nics)))
             raise ValueError(
-                f"no link between {a} and {b} in this topology, whose devices are {known}"
+                f"no link between {a} and {b} in this topology, whose devices are {devices}"
             ) from None
 
     def theoretical_gb_per_s(self, a: int, b: int) -> float | None:
-        """Return the GB/s per direction that class and hardware allow between two GPUs; None if either is not known.
+        """Return the GB/s that class and hardware allow between two GPUs; None if either is unknown.
 
-        NODE and SYS have none: the interconnect between host bridges and sockets is not part of the topology.
+        NODE and SYS have none: the interconnect between host bridges and sockets is not part of the
+        topology.
         """
-        word, first, second = self.link_between(a, b), self.gpu(a), self.gpu(b)
+        word = self.link_between(a, b)
         count = nvlink_count(word)
         if count is not None:
-            if first.nvlink_gb_per_s is None or second.nvlink_gb_per_s is None:
-                return None
-            return count * min(first.nvlink_gb_per_s, second.nvlink_gb_per_s)
-        if (
-            word not in ("PIX", "PXB", "PHB")
-            or first.pcie_gb_per_s is None
-            or second.pcie_gb_per_s is None
-        ):
+            speeds = (self.gpu(a).nvlink_gb_per_s, self.gpu(b).nvlink_gb_per_s)
+        elif word in ("PIX", "PXB", "PHB"):
+            count = 1
+            speeds = (self.gpu(a).pcie_gb_per_s, self.gpu(b).pcie_gb_per_s)
+        else:
             return None
-        return min(first.pcie_gb_per_s, second.pcie_gb_per_s)
+        if speeds[0] is None or speeds[1] is None:
+            return None
+        return count * min(speeds[0], speeds[1])
+
+    def rails(self) -> dict[int, tuple[str, ...]]:
+        """Return the nearest NICs of each GPU: those behind its PCIe switch, else behind several.
+
+        What the GPU sends to other hosts goes through them.
+        """
+        rails = {}
+        for gpu in self.gpus:
+            nearest: tuple[str, ...] = ()
+            for word in ("PXB", "PIX"):
+                nics = tuple(nic for nic in self.nics if self.link_between(gpu, nic) == word)
+                nearest = nics or nearest
+            rails[gpu] = nearest
+        return rails
 
     def to_json(self) -> dict[str, Any]:
-        """Return the object of `--json`: `{"gpus": [0, 1], "nics": ["mlx5_0"], "links": {"0-1": "NV18"}}`, GPU pairs only."""
-        pairs = combinations(sorted(self.gpus), 2)
-        return {
-            "gpus": list(self.gpus),
-            "nics": list(self.nics),
-            "links": {f"{a}-{b}": self.link_between(a, b) for a, b in pairs},
-        }
+        """Return `{"gpus": [0, 1], "nics": ["mlx5_0"], "links": {"0-1": "NV18"}}`, GPU pairs only."""
+        links = {}
+        for a, b in combinations(sorted(self.gpus), 2):
+            links[f"{a}-{b}"] = self.link_between(a, b)
+        return {"gpus": list(self.gpus), "nics": list(self.nics), "links": links}
 
 
 def infer_nvswitch(gpus: Iterable[int], links: Mapping[Pair, str]) -> bool | None:
-    """Tell whether NVLinks must pass switches, from link counts alone.
+    """Tell from link counts alone whether NVLinks pass switches.
 
-    True when the direct links of one GPU would exceed what any GPU has; False when NVLink joins only some pairs or
-    with different counts, which a switch never does; None when a direct mesh and a switch would look the same, and
-    for one GPU.
+    True when the direct links of one GPU would exceed what any GPU has; False when NVLink joins
+    only some pairs or with different counts, which a switch never does; None when a direct mesh and
+    a switch would look the same, and for one GPU.
     """
-    ids = tuple(gpus)
+    ids = list(gpus)
     counts = {nvlink_count(links[frozenset(pair)]) for pair in combinations(ids, 2)}
     if len(counts) > 1 or counts == {None}:
         return False
-    return (
-        True if any(count and count * (len(ids) - 1) > _MOST_NVLINKS for count in counts) else None
-    )
+    for count in counts:
+        if count is not None and count * (len(ids) - 1) > _MOST_NVLINKS:
+            return True
+    return None

@@ -14,7 +14,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from analysis.errors import UnreadableInput
-from analysis.foreign import CUT, GZIP, LARGEST_JSON_BYTES, LARGEST_TRACE_BYTES, pieces, read_bytes
+from analysis.input_files import (
+    CUT,
+    GZIP,
+    LARGEST_JSON_BYTES,
+    LARGEST_TRACE_BYTES,
+    pieces,
+    read_bytes,
+)
 from analysis.trace.kineto import is_kineto, read_kineto
 from analysis.trace.model import Names, RankTrace, Trace, TraceFile
 from analysis.trace.nsys import read_nsys

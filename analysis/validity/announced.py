@@ -1,7 +1,7 @@
 """Whether NCCL announced a requested setting with its value: code `setting_ignored`."""
 
 from analysis.nccl.announcements import announcement, same_value
-from analysis.nccl.model import NcclLog, version_numbers
+from analysis.nccl.log import NcclLog, version_numbers
 from analysis.validity.evidence import Evidence, SettingResult
 
 Answer = tuple[str, str]  # the end of the sentence, and the severity

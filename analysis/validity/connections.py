@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from analysis.nccl.model import NcclLog
+from analysis.nccl.log import NcclLog
 from analysis.nccl.transports import NET, pair_class
 from analysis.validity.evidence import Evidence, SettingResult, list_some
 from conf.nccl import DISTANCES, level_word

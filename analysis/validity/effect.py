@@ -3,7 +3,7 @@
 from collections import defaultdict
 
 from analysis.nccl.announcements import same_value
-from analysis.nccl.model import NcclLog
+from analysis.nccl.log import NcclLog
 from analysis.validity.evidence import SettingResult
 from conf.nccl import DISTANCES, legacy_number, level_word
 

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from analysis.errors import UnreadableInput
-from analysis.nccl.log import parse_nccl_log
-from analysis.nccl.model import NcclLog
+from analysis.nccl.log import NcclLog, parse_nccl_log
 from analysis.nccl.transports import describe_transport
 from analysis.study.estimates import Member
 from analysis.study.study import Study, request_of

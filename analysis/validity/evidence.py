@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from analysis.nccl.model import NcclLog
+from analysis.nccl.log import NcclLog
 
 MOST_NAMED = 4  # things that a sentence names
 

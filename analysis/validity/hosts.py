@@ -1,13 +1,11 @@
 """What connected the hosts of a cell: link classes, the interfaces that gloo was given, the network devices that NCCL used."""
 
 from collections.abc import Mapping
-from itertools import combinations
 from typing import Any
 
-from analysis.nccl.model import NcclLog
+from analysis.nccl.log import NcclLog
 from analysis.study.provenance import facts_of_hosts, interface_of, mapping
-from analysis.topology.fabric import Switches, between_hosts
-from analysis.topology.link_classes import best_first, distinct_classes
+from analysis.topology.model import NET, best_first, distinct_classes
 from analysis.validity.evidence import SettingResult
 from benchmarks.record import Record
 
@@ -34,8 +32,7 @@ def class_between(record: Record) -> str:
         return distinct_classes(cell.gpus, record.environment.get("links", {}))
     facts = facts_of_hosts(record)
     inside = [distinct_classes(cell.gpus, mapping(facts[host].get("links"))) for host in cell.hosts]
-    switches = Switches.read(str(record.environment.get("fabric") or ""))
-    across = [between_hosts(switches, one, other) for one, other in combinations(cell.hosts, 2)]
+    across = [NET] if len(cell.hosts) > 1 else []
     return "+".join(
         best_first(word for words in (*inside, *across) for word in words.split("+") if word)
     )

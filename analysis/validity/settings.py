@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from analysis.nccl.announcements import VISIBLE
-from analysis.nccl.model import AlgorithmChoice, NcclLog
+from analysis.nccl.log import AlgorithmChoice, NcclLog
 from analysis.validity.announced import announced
 from analysis.validity.connections import connections
 from analysis.validity.effect import no_effect

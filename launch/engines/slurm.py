@@ -63,21 +63,6 @@ def _names(listed: str, surrounding: tuple[tuple[str, str], ...]) -> tuple[str, 
     return tuple(ask(("scontrol", "show", "hostnames", listed), dict(surrounding)).split())
 
 
-def fabric(surrounding: Mapping[str, str]) -> str:
-    """Return what Slurm says of the switches between hosts, as analysis.topology.fabric reads it.
-
-    Empty outside a job, and if it does not say.
-    """
-    return _topology(tuple(surrounding.items())) if surrounding.get(JOB) else ""
-
-
-@functools.lru_cache(maxsize=1)
-def _topology(surrounding: tuple[tuple[str, str], ...]) -> str:
-    with contextlib.suppress(SlurmSilent):
-        return ask(("scontrol", "show", "topology"), dict(surrounding))
-    return ""
-
-
 def cores(host: str, surrounding: Mapping[str, str]) -> int | None:
     """Return how many cores the job has on a host; None if Slurm does not say. Raises Refused outside a job."""
     of_each: list[int] = []

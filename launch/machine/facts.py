@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 
 from analysis.errors import UnreadableInput
-from analysis.topology.source import load_topology
+from analysis.topology.readers import read_topology
 from benchmarks.agent.network import interfaces
 from benchmarks.record import SCHEMA_VERSION
 from benchmarks.record.encoding import encoded
@@ -86,7 +86,7 @@ def _users_own() -> str:
 def _links() -> dict[str, str] | None:
     """Return {"0-1": "NV18"} for every pair of GPUs of this machine, as the driver has it."""
     try:
-        links: dict[str, str] = load_topology(None).to_json()["links"]
+        links: dict[str, str] = read_topology(None).to_json()["links"]
     except UnreadableInput:
         return None
     return links

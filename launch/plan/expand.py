@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from analysis.errors import UnreadableInput, said
 from analysis.study.names import unit
-from analysis.topology.fabric import Switches, placement_classes
 from analysis.topology.model import Topology
-from analysis.topology.source import load_topology, parse_topology
-from analysis.topology.subsets import best, classes, worst, worst_order
+from analysis.topology.placement import choose_gpus
+from analysis.topology.readers import parse_topology, read_topology
+from analysis.topology.subsets import classes
 from benchmarks.record import Record
 from conf.cell import Cell
 from conf.groups import SERVER_NODES
@@ -72,9 +72,10 @@ def _by_link(config: Config, machine: Machine, told: str | None) -> list[tuple[i
     if machine.kind == "cpu":
         return [everyone[:count] for count in ([size] if size else range(1, len(everyone) + 1))]
     topology = topology_of(config, machine, told)
-    chosen = {"best": best, "advise": best, "worst": worst, "worst_order": worst_order}.get(word)
-    if chosen is not None and size is not None:
-        return [chosen(topology, size)]
+    if word != "classes" and size is not None:
+        placement = choose_gpus(topology, size)
+        rings = {"worst": placement.worst, "worst_order": placement.worst_order}
+        return [rings.get(word, placement.best).order]
     if size == 1 or len(everyone) == 1:
         return [everyone[:1]]
     found = classes(topology, size)
@@ -105,16 +106,13 @@ def _topology(config: Config, told: str | None) -> Topology:
         return (
             parse_topology(told)
             if told is not None and config.topology is None
-            else load_topology(config.topology)
+            else read_topology(config.topology)
         )
     except (UnreadableInput, OSError) as error:
         typed = (
             f"topology={config.topology}" if config.topology else f"gpus={','.join(config.gpus)}"
         )
         raise Refused(f"{typed}: needs the machine's topology; {said(error)}") from None
-
-
-CLASSES = "classes"
 
 
 @dataclass(frozen=True)
@@ -177,7 +175,7 @@ def wanted_hosts(configs: Sequence[Config], surroundings: Mapping[str, str]) -> 
     names, first = host_names(configs, surroundings), configs[0]
     wanted: set[str] = set()
     for config in configs:
-        sets = host_sets(_without_classes(config), names)
+        sets = host_sets(config.nodes, names)
         refuse_one_host_only(config, sets)
         wanted.update(*sets)
     of_servers = dict.fromkeys(name for config in configs for name in _server_nodes(config))
@@ -191,11 +189,6 @@ def wanted_hosts(configs: Sequence[Config], surroundings: Mapping[str, str]) -> 
     return tuple(dict.fromkeys([*(name for name in names if name in wanted), *of_servers]))
 
 
-def _without_classes(config: Config) -> list[str]:
-    """Return the set of a request, `all` for classes: every host must be looked at."""
-    return ["all"] if config.nodes == [CLASSES] else config.nodes
-
-
 def _server_nodes(config: Config) -> list[str]:
     """Return the hosts that a request names for its servers. Raises Refused."""
     asked = config.strategy.get(SERVER_NODES) if isinstance(config.strategy, Mapping) else None
@@ -203,11 +196,11 @@ def _server_nodes(config: Config) -> list[str]:
 
 
 def placements(
-    config: Config, names: Sequence[str], hosts: Mapping[str, PlannedHost], fabric: str
+    config: Config, names: Sequence[str], hosts: Mapping[str, PlannedHost]
 ) -> Iterator[tuple[tuple[str, ...], tuple[int, ...]]]:
     """Yield (hosts, the subset on each) of every cell that a request means.
 
-    `names` are those of host_names, `fabric` is what Slurm says of the switches between them.
+    `names` are those of host_names.
 
     Raises:
         Refused: a subset that not every host of its set has, or more ranks than the slots of a host.
@@ -217,11 +210,7 @@ def placements(
         if config.hosts is not None
         else {}
     )
-    for chosen in (
-        _classes(hosts, names, fabric)
-        if config.nodes == [CLASSES]
-        else host_sets(config.nodes, names)
-    ):
+    for chosen in host_sets(config.nodes, names):
         for subset in _alike(config, [hosts[name] for name in chosen]):
             for listed in (slots[name] for name in chosen if name in slots):
                 if len(subset) > (listed.slots or 0):
@@ -230,20 +219,6 @@ def placements(
                         f"slots={listed.slots} in line {listed.line} of hosts={config.hosts}"
                     )
             yield chosen, subset
-
-
-def _classes(
-    hosts: Mapping[str, PlannedHost], names: Sequence[str], fabric: str
-) -> list[tuple[str, ...]]:
-    """Return one set for each way in which switches join hosts, of every size. Raises Refused."""
-    switches, kinds = Switches.read(fabric), {name: hosts[name].topology for name in names}
-    try:
-        found = [
-            placement_classes(names, size, switches, kinds) for size in range(1, len(names) + 1)
-        ]
-    except ValueError as error:
-        raise Refused(f"nodes=classes: {error}") from None
-    return [one.representative for of_size in found for one in of_size]
 
 
 def _alike(config: Config, hosts: Sequence[PlannedHost]) -> list[tuple[int, ...]]:

@@ -13,11 +13,9 @@ from conf.cell import Cell
 from conf.resolve import CheckedConfig, checked, labelled, resolve, without_effect
 from conf.schema import Config, Request
 from conf.subsets import by_link, shown
-from launch.engines import slurm
 from launch.machine.devices import Machine, look, refuse_small_limits
 from launch.machine.fleet import Fleet
 from launch.plan.expand import (
-    CLASSES,
     PlannedHost,
     host_names,
     machine_of_topology,
@@ -160,16 +158,13 @@ def _expand(
 ) -> list[Cell]:
     """Return a cell for every subset of every configuration, each after its control cells. Raises Refused."""
     names = host_names(configs, surroundings) if hosts else ()
-    fabric = (
-        slurm.fabric(surroundings) if any(config.nodes == [CLASSES] for config in configs) else ""
-    )
     everyone = {name: host.machine.everyone for name, host in hosts.items()} or {
         "": machine.everyone
     }
     cells: list[Cell] = []
     for config in configs:
         alone = (((), subset) for subset in (() if config.nodes else subsets(config, machine)))
-        for on, subset in placements(config, names, hosts, fabric) if config.nodes else alone:
+        for on, subset in placements(config, names, hosts) if config.nodes else alone:
             kind = hosts[on[0]].machine.kind if on else machine.kind
             cell = resolve(config, subset, kind, hosts=on, everyone=everyone)
             controls = control_cells(cell) if config.waterfall else []

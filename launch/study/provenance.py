@@ -31,7 +31,6 @@ from analysis.study.provenance import (
 from benchmarks.agent.processes import Variables, merged, with_absolute_path
 from benchmarks.record import CellFolder, Record
 from conf.cell import Cell
-from launch.engines import slurm
 from launch.engines.environment import ROOT, environment
 from launch.engines.environment import inherited as names_inherited
 from launch.machine import facts
@@ -178,7 +177,6 @@ def _other_machine(before: Record, now: Record) -> str:
 
 
 HOSTS = "hosts"  # of the environment of a record: an entry for each of Cell.every_host
-FABRIC = "fabric"  # what Slurm says of the switches between hosts
 
 
 @dataclass(frozen=True)
@@ -199,11 +197,9 @@ class HostsAround(Surroundings):
         entries = self._entries(cell)
         shown = {name: entries[0][name] for name in ("variables", INHERITED, LEFT_OUT)}
         uuids = [uuid for entry in entries for uuid in entry["planned_uuids"]]
-        switches = {FABRIC: text} if (text := slurm.fabric(self.surrounding)) else {}
         return {
             **self.fleet[cell.hosts[0]].facts,
             **shown,
-            **switches,
             "planned_uuids": uuids,
             HOSTS: entries,
         }

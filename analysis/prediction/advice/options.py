@@ -14,10 +14,10 @@ from analysis.prediction.links.wires import asked_wire
 from analysis.prediction.strategies import exchange_of, refuse_unknown_names, shares_gpu
 from analysis.study.estimates import Member
 from analysis.study.study import Study
-from analysis.topology.link_classes import quality
-from analysis.topology.model import Topology
-from analysis.topology.source import parse_topology
-from analysis.topology.subsets import best, classes
+from analysis.topology.model import Topology, quality
+from analysis.topology.placement import choose_gpus
+from analysis.topology.readers import parse_topology
+from analysis.topology.subsets import classes
 from conf.subsets import CPU_SLOTS
 
 MOST_SUBSETS = 512  # that are told apart by their GPUs: of more, one of each kind of wiring counts
@@ -96,7 +96,7 @@ def subsets(
     if of_all <= MOST_SUBSETS:
         every = itertools.combinations(sorted(everyone), count)
         known = [one for one in every if alone.issuperset(one) or frozenset(one) in together]
-    by_links = best(topology, count) if topology else sorted(everyone)[:count]
+    by_links = choose_gpus(topology, count).best.order if topology else sorted(everyone)[:count]
     kinds = classes(topology, count) if topology and count > 1 and len(known) < of_all else ()
     return list(
         dict.fromkeys([tuple(sorted(by_links)), *known, *(one.representative for one in kinds)])

@@ -22,7 +22,7 @@ from analysis.study.estimates import Estimate, Findings, SubsetLinks, WireLine, 
 from analysis.study.names import gpu_ids, ran_alone, short_names, things_of, unit_of
 from analysis.study.study import Study
 from analysis.text import count, first_lines, join_words, sentence, single_line
-from analysis.topology.link_classes import NET, best_first
+from analysis.topology.model import NET, best_first
 
 MS = NumberFormat(decimals=2)
 SIGNED_MS = NumberFormat(decimals=2, sign=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from analysis.errors import UnreadableInput
 from analysis.findings.links import HostWire, wires_of
-from analysis.p2p.heat_map import scale_of
+from analysis.native.heat_map import scale_of
 from analysis.report.charts import heat_map_figure
 from analysis.report.figure import Figure
 from analysis.report.section import Section
@@ -18,7 +18,6 @@ from analysis.study.names import run_name, unit_of
 from analysis.study.provenance import facts_of_hosts, gpu_names, gpus_of, mapping
 from analysis.study.study import Study
 from analysis.text import single_line
-from analysis.topology.fabric import rails
 from benchmarks.record import Record, finite
 
 MOST_DRAWINGS, MOST_MAPS, LARGEST_MAP = 2, 8, 16
@@ -86,10 +85,10 @@ def _hosts_table(study: Study) -> Table:
 
 def _rails(facts: Mapping[str, Any]) -> str:
     """Return the network devices that are nearest to each GPU: `0: mlx5_0, 1: mlx5_1`; empty where that is not known."""
-    from analysis.topology.source import parse_topology
+    from analysis.topology.readers import parse_topology
 
     try:
-        nearest = rails(parse_topology(str(facts.get("topology") or "")))
+        nearest = parse_topology(str(facts.get("topology") or "")).rails()
     except UnreadableInput:
         return ""
     return ", ".join(f"{gpu}: {'+'.join(nics)}" for gpu, nics in nearest.items() if nics)
@@ -106,7 +105,7 @@ def _drawings(study: Study, lines: list[str]) -> Iterator[Figure]:
     if not texts:
         return
     from analysis.topology.drawing import saved, topology_figure
-    from analysis.topology.source import parse_topology
+    from analysis.topology.readers import parse_topology
 
     for number, (text, (record, facts)) in enumerate(list(texts.items())[:MOST_DRAWINGS], 1):
         gpus = gpus_of(facts)

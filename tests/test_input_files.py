@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from analysis import foreign
+from analysis import input_files
 from analysis.__main__ import main
 from analysis.errors import UnreadableInput
+from analysis.native.p2p import parse_matrices
 from analysis.nccl.log import parse_nccl_log
-from analysis.p2p.matrices import parse_p2p
-from analysis.topology.nccl_xml import cpu_list, parse_topology_xml
-from analysis.topology.smi_text import parse_topology_text
+from analysis.topology.nvml import cpu_list
+from analysis.topology.readers import parse_topology_text, parse_topology_xml
 
 DATA = Path(__file__).parent / "data"
 READERS = (["nccl-log"], ["nccl-tests"], ["p2p"], ["topology"], ["subsets"])
@@ -23,8 +23,8 @@ READERS = (["nccl-log"], ["nccl-tests"], ["p2p"], ["topology"], ["subsets"])
 def small(monkeypatch):
     """Limits small enough to reach."""
     for name in ("LARGEST_TEXT_BYTES", "LARGEST_TOPOLOGY_BYTES"):
-        monkeypatch.setattr(foreign, name, 1 << 20)
-    monkeypatch.setattr(foreign.read_text, "__defaults__", (1 << 20,))
+        monkeypatch.setattr(input_files, name, 1 << 20)
+    monkeypatch.setattr(input_files.read_text, "__defaults__", (1 << 20,))
 
 
 @pytest.mark.parametrize("command", READERS, ids=lambda command: command[0])
@@ -37,14 +37,14 @@ def test_a_gzip_bomb_is_refused_before_it_is_whole(small, tmp_path):
     bomb = tmp_path / "bomb.gz"
     bomb.write_bytes(gzip.compress(bytes(64 << 20)))
     with pytest.raises(UnreadableInput, match="more than 1 MiB"):
-        foreign.read_text(bomb)
+        input_files.read_text(bomb)
 
 
 def test_a_cut_gzip_file_is_refused(tmp_path):
     packed = tmp_path / "p2p.txt.gz"
     packed.write_bytes(gzip.compress((DATA / "p2p_h200_x2.txt").read_bytes())[:-20])
     with pytest.raises(UnreadableInput, match="cut or damaged gzip"):
-        foreign.read_text(packed)
+        input_files.read_text(packed)
 
 
 LOG = "nccl_dgx1_gpus_0_3_default.log"
@@ -106,7 +106,7 @@ def test_tables_of_more_gpus_than_a_machine_has_are_refused():
     columns = " ".join(map(str, range(1500)))
     for read in (
         lambda: parse_topology_xml(f'<system><cpu numaid="0">{gpus}</cpu></system>'),
-        lambda: parse_p2p(
+        lambda: parse_matrices(
             f"Unidirectional P2P=Disabled Bandwidth Matrix (GB/s)\n D\\D {columns}\n"
         ),
         lambda: parse_topology_text("\t".join(["", *(f"GPU{n}" for n in range(1500))]) + "\n"),

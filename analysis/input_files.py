@@ -9,10 +9,10 @@ import contextlib
 import gzip
 import sys
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, TypeVar, cast
 
 from analysis.errors import UnreadableInput
 
@@ -24,6 +24,7 @@ MOST_GPUS = 576  # of one NVLink domain; tables of pairs grow with the square
 GZIP = b"\x1f\x8b"
 CUT = (EOFError, zlib.error, gzip.BadGzipFile)
 PIECE = 1 << 20
+Parsed = TypeVar("Parsed")
 
 
 def read_text(file: str | Path, largest: int = LARGEST_TEXT_BYTES) -> str:
@@ -34,6 +35,22 @@ def read_text(file: str | Path, largest: int = LARGEST_TEXT_BYTES) -> str:
         UnreadableInput: more bytes than `largest`, or a cut gzip file.
     """
     return read_bytes(file, largest).decode("utf-8-sig", errors="replace")
+
+
+def read_input(
+    file: str | Path, parse: Callable[[str], Parsed], largest: int = LARGEST_TEXT_BYTES
+) -> Parsed:
+    """Return what `parse` makes of a file's text.
+
+    Raises:
+        OSError: the file cannot be opened.
+        UnreadableInput: it is too large or `parse` refuses it; the message begins with its name.
+    """
+    text = read_text(file, largest)
+    try:
+        return parse(text)
+    except UnreadableInput as error:
+        raise UnreadableInput(f"{file}: {error}") from None
 
 
 def read_bytes(file: str | Path, largest: int) -> bytes:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from analysis.p2p.matrices import Matrices
+from analysis.native.p2p import Matrices
 from analysis.topology.model import Device, Topology
 from benchmarks.record.own_files import write_named
 from benchmarks.record.visible import visible

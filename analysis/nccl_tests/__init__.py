@@ -1,1 +1,0 @@
-"""Tables of nccl-tests, as text or JSON."""

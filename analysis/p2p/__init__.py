@@ -1,1 +1,0 @@
-"""Matrices of p2pBandwidthLatencyTest and of benchmark=p2p."""
