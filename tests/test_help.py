@@ -45,7 +45,7 @@ TOPICS = {
     "optimizer": "sgd or adamw",
     "batch_size": "per rank and step (weak scaling)",
     "gpus": "worst_order:4",
-    "nodes": "one set for each way in which switches join hosts",
+    "nodes": "the first 1, 2, 4, … hosts, and all",
 }
 
 
