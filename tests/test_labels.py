@@ -11,7 +11,7 @@ from analysis.findings import comparisons, scaling, waterfall
 from analysis.findings import links as link_value
 from analysis.findings.baselines import Baselines
 from analysis.findings.examine import findings_of
-from analysis.report.finding.main_point import compared_with, main_point
+from analysis.report.summary import compared_with, main_point
 from analysis.study import names as labels
 from analysis.study.study import Study
 from benchmarks.record import read_study
@@ -52,13 +52,17 @@ def told(records):
     main = main_point(study, found)
     baselines = Baselines(study)
     against_none = main and compared_with(
-        found, main[1], lambda one, other: other["strategy.name"] == "none"
+        found, main[1], lambda judged: judged.other_key["strategy.name"] == "none"
     )
     return {
         "findings": without_texts(dataclasses.asdict(found)),
         "main point": main and (main[1].gpus, main[1].key, main[1].rate, main[1].efficiency),
         "against none": against_none
-        and (against_none[0].difference, against_none[0].verdict, against_none[1]),
+        and (
+            against_none.comparison.difference,
+            against_none.comparison.verdict,
+            against_none.is_second,
+        ),
         "baselines": {
             one.record_id: (baselines.facts(one), baselines.efficiency(one)) for one in records
         },

@@ -9,8 +9,8 @@ from records import EVIL, record, study
 from analysis.findings.examine import findings_of
 from analysis.report.build import report
 from analysis.report.figure import style
-from analysis.report.finding.sentences import sentences
 from analysis.report.sections.scaling import rates_by_option as by_option
+from analysis.report.summary import sentences
 from analysis.study.study import Study, open_study
 
 GRAPHS = Path(__file__).parent / "data" / "h200_x1" / "graphs"

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from records import EVIL, record, study
 
+from analysis.report import summary
 from analysis.report.build import benchmark_sections, examine, report
 from analysis.report.charts import window
 from analysis.report.figure import style
-from analysis.report.finding import sentences as finding
 from analysis.study.estimates import Estimate, Findings
 from analysis.study.study import open_study
 
@@ -26,7 +26,7 @@ def of(number, benchmark, gpus, metrics, tables, name=""):
 
 
 def sentences(known):
-    return finding.sentences(known, Findings(), benchmark_sections(known, Findings()))
+    return summary.sentences(known, Findings(), benchmark_sections(known, Findings()))
 
 
 def run(ranks, busbws):

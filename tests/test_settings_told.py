@@ -6,9 +6,7 @@ import pytest
 from simulated import Simulator, Truth
 
 from analysis.findings.examine import findings_of
-from analysis.report.finding.main_point import main_point
-from analysis.report.finding.sentences import sentences
-from analysis.report.finding.settings import told_settings
+from analysis.report.summary import main_point, sentences, settings_sentences
 from analysis.study.study import Study, open_study
 
 DATA = Path(__file__).parent / "data"
@@ -16,7 +14,9 @@ DATA = Path(__file__).parent / "data"
 
 def told(study):
     found = findings_of(study)
-    return [line.replace("\u00a0", " ") for line in told_settings(found, main_point(study, found))]
+    return [
+        line.replace("\u00a0", " ") for line in settings_sentences(found, main_point(study, found))
+    ]
 
 
 def test_repeats_give_every_setting_a_verdict():

@@ -19,7 +19,6 @@ from analysis.findings.between_studies import Asked, differences, differing, ope
 from analysis.findings.examine import findings_of
 from analysis.gc_pause import gc_paused
 from analysis.report.figure import ON_PAGE, style
-from analysis.report.finding.sentences import SENTENCES, sentences
 from analysis.report.folder import PAGE, write_folder
 from analysis.report.measured_values import first_records
 from analysis.report.page import Report, markdown_page, page, paper
@@ -37,6 +36,7 @@ from analysis.report.sections import (
 from analysis.report.sections.benchmarks import ORDER
 from analysis.report.sections.forecasts.cells import forecasts
 from analysis.report.sections.studies import studies
+from analysis.report.summary import SENTENCES, sentences
 from analysis.study.estimates import Findings
 from analysis.study.names import names_of_unit as of_unit
 from analysis.study.names import unit_of
