@@ -630,7 +630,7 @@ def settings_sentences(findings: Findings, main: MainPoint) -> list[str]:
 
 
 def _effects_on(effects: Sequence[SettingEffect], point: Point) -> list[SettingEffect]:
-    """Return the effects on a point's devices, against its own cell with every setting untouched."""
+    """Return the effects on a point's devices, against its own cell without any setting."""
     fewest: int | None = None
     kept: list[SettingEffect] = []
     for effect in effects:
@@ -658,7 +658,7 @@ def _without_settings(key: Key) -> dict[str, str]:
 
 
 def _effect(effect: SettingEffect) -> str:
-    """`LOC is 2.2 % slower than untouched: NCCL used SHM, and an exchange took 7.9 times as long.`"""
+    """Return `LOC is 2.2 % slower than untouched: NCCL used SHM, and an exchange took …`."""
     compared, change = effect.compared, effect.compared.difference.value
     word = "slower" if change < 0 else "faster"
     name = single_line(effect.setting, 60)
@@ -738,7 +738,8 @@ def between_hosts(study: Study, point: Point) -> str:
         hosts = len(runs.cell.hosts)
         spelled = HOST_COUNTS[hosts] if hosts < len(HOST_COUNTS) else f"{hosts:,}"
         ratio = number(point.node_efficiency.value * hosts, "ratio")
-        text = f"{spelled} hosts train {ratio} × the slowest of them alone: {text[0].lower()}{text[1:]}"
+        text = f"{text[0].lower()}{text[1:]}"
+        text = f"{spelled} hosts train {ratio} × the slowest of them alone: {text}"
     return single_line(text, 400)
 
 
@@ -778,7 +779,7 @@ def next_step(study: Study, findings: Findings, main: MainPoint | None) -> str:
 
 def _offers(study: Study, findings: Findings, main: MainPoint | None) -> list[tuple[str, str]]:
     """Return (aim, option) of what is open, the most important first."""
-    offers = []
+    offers: list[tuple[str, str]] = []
     if main is not None:
         point = main.point
         records = study.records_of(point)
