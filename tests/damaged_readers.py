@@ -1,0 +1,608 @@
+"""Readers of foreign files: what each reads whole (its seeds), and how it is called with one damaged file.
+
+A call returns what the reader made of the file as JSON values, or None where nothing is compared.
+It raises Refusal for an error that the reader declares; anything else is a fault.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import gzip
+import io
+import json
+import re
+import sqlite3
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import damage
+
+HERE = Path(__file__).parent
+DATA = HERE / "data"
+RAW = DATA / "raw_lines" / "h200_x2"
+EAGER = DATA / "h200_x2" / "eager_a"
+CELLS = (
+    "resnet50-cpu_staged-gpus0-1-06d827de8c",
+    "resnet50-kvstore_dist_sync-gpus0-1-7259ec65eb",
+    "jacobi-gpus0-1-6bc17f8463",
+    "p2p-gpus0-1-1eaf0b71f4",
+)
+# What Python says in a ValueError that no reader meant.
+PYTHONS_WORDS = re.compile(
+    r"^python -m analysis [\w-]+: (?:/\S+: )?(?:invalid literal for|could not convert"
+    r"|.*values to unpack|.*codec can't|.*is not in list|cannot convert|embedded null"
+    r"|Exceeds the limit|buffer size|operands could not|math domain)"
+)
+
+
+class Refusal(Exception):
+    """What a reader declares to raise, or a status other than 0 of a command."""
+
+
+@dataclass(frozen=True)
+class Seed:
+    """A whole file, and which of a folder's it is."""
+
+    data: bytes
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Reader:
+    """One reader: its seeds, what damages them, and how it is called with (seed, folder)."""
+
+    seeds: Callable[[], list[Seed]]
+    read: Callable[[Seed, Path], Any]
+    damages: tuple[Callable[..., bytes], ...]
+    losses: tuple[Callable[..., bytes], ...] = damage.LOSSES
+    follows: tuple[
+        str, ...
+    ] = ()  # paths of a result that follow from how much of the file is there
+    share: float = 1.0  # of the examples
+
+
+def captures(*names):
+    return lambda: [Seed((DATA / name).read_bytes()) for name in names]
+
+
+def run_command(*arguments):
+    """Run a command of analysis in this process and return what it printed. Raises Refusal."""
+    from analysis.__main__ import main
+
+    out = io.StringIO()
+    err = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        status = main(list(arguments))
+    message = err.getvalue()
+    assert status in (0, 1, 2), status
+    assert len(message) <= 20_000
+    assert not PYTHONS_WORDS.search(message), f"Python's words: {message[:300]!r}"
+    if status == 2:
+        assert message.count("\n") == 1 and message.strip(), f"not one line: {message[:300]!r}"
+    if status:
+        raise Refusal(message)
+    out.getvalue().encode()  # as a terminal would
+    return out.getvalue()
+
+
+def reject_constant(word):
+    raise AssertionError(f"{word} is no JSON")
+
+
+def run_json(*arguments):
+    return json.loads(run_command(*arguments, "--json"), parse_constant=reject_constant)
+
+
+def command(name, suffix="", drawn=False):
+    """Return a reader that is `python -m analysis NAME FILE`, as a table, as JSON and drawn."""
+
+    def read(seed, folder):
+        path = folder / f"input{suffix}"
+        path.write_bytes(seed.data)
+        if drawn:
+            run_command(name, str(path), "--svg", str(folder / "drawing.svg"))
+        else:
+            run_command(name, str(path))
+        return run_json(name, str(path))
+
+    return read
+
+
+def place(files, seed, folder):
+    """Write the files {path: bytes} of a study below a folder, one of them damaged."""
+    for name, data in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    (folder / seed.name).write_bytes(seed.data)
+    return folder
+
+
+# NCCL logs, nccl-tests, p2p, topologies, traces
+
+
+def nccl_logs():
+    lines = (DATA / "nccl_h200_x8_default.log").read_bytes().splitlines(keepends=True)
+    packed = sorted(EAGER.glob("*/nccl/*.gz"))[0]
+    tuning = gzip.decompress(packed.read_bytes())[:6000].rpartition(b"\n")[0] + b"\n"
+    small = captures("nccl_dgx1_gpus_0_3_p2p_level_1.log", "nccl_h200_gpus_0_3_p2p_level_LOC.log")()
+    return [*small, Seed(b"".join(lines[:: len(lines) // 60])), Seed(tuning)]
+
+
+def nccl_tests_texts():
+    lines = (DATA / "nccl_tests_h200_x2.txt").read_bytes().splitlines(keepends=True)
+    whole = captures("nccl_tests_h200_x2_graph.txt", "nccl_tests_sharp_cluster.txt")()
+    return [Seed(b"".join(lines[:60])), *whole]
+
+
+def nccl_tests_documents():
+    """Return documents of `-J` that are written from the rows of a capture."""
+    shown = run_json("nccl-tests", str(DATA / "nccl_tests_h200_x2_graph.txt"))
+    rows = []
+    for row in shown["runs"][0]["rows"]:
+        document = {"size": row["bytes"], "count": 1, "type": "float", "redop": "sum", "root": -1}
+        for placement in ("out_of_place", "in_place"):
+            figures = row[placement]
+            document[placement] = {
+                "time": figures["time_us"],
+                "alg_bw": figures["algbw"],
+                "bus_bw": figures["busbw"],
+                "nwrong": figures["wrong"] or 0,
+            }
+        document["out_of_place_per_iter"] = {"p50_us": 14.0, "times_us": [14.0, 15.0]}
+        rows.append(document)
+    device = {"rank": 0, "group": 0, "hostname": "a", "device": 0, "device_info": "H200"}
+    config = {"nthreads": 1, "ngpus": 2, "step_factor": 2, "iterations": 20, "graph": 0}
+    whole = {
+        "version": 3,
+        "args": ["./build/all_reduce_perf", "-g", "2"],
+        "nccl_version": 22809,
+        "env": ["NCCL_P2P_LEVEL=LOC"],
+        "config": {**config, "devices": [device]},
+        "results": rows,
+        "out_of_bounds": {"count": 0},
+        "average_bus_bandwidth": {"bandwidth": 448.74},
+        "errors": [],
+    }
+    short = json.dumps({**whole, "results": rows[:3]}, indent=1)
+    return [Seed(json.dumps(whole).encode()), Seed(short.encode() * 2)]
+
+
+def topology_xmls():
+    """Return the dump of four H200s, and one with two CPUs, switches and NICs."""
+    gpu = (
+        '<pci busid="0000:a{n}:00.0" link_speed="16.0 GT/s PCIe" link_width="16">'
+        '<pci busid="0000:b{n}:00.0" link_speed="8 GT/s" link_width="16"><gpu dev="{n}" sm="70">'
+        '<nvlink target="0000:b{peer}:00.0" count="2" tclass="0x030200"/></gpu></pci>'
+        '<pci busid="0000:c{n}:00.0"><nic><net name="mlx5_{n}" dev="{n}"/></nic></pci></pci>'
+    )
+    cpus = []
+    for cpu in (0, 1):
+        gpus = [gpu.format(n=number, peer=number ^ 1) for number in (2 * cpu, 2 * cpu + 1)]
+        cpus.append(f'<cpu numaid="{cpu}" affinity="0000000f,ffffffff">{"".join(gpus)}</cpu>\n')
+    made = f'<system version="1">\n{"".join(cpus)}</system>\n'
+    return [*captures("nccl_topo_h200_x4.xml")(), Seed(made.encode())]
+
+
+@functools.cache
+def nsys_exports():
+    """Return exports of two ranks with the first rows of every table, in pages of 512 bytes."""
+    seeds = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("nsys_h200_x2.sqlite.gz", "nsys_h200_x2_p2p_level_LOC.sqlite.gz"):
+            whole = Path(folder) / "whole.sqlite"
+            small = Path(folder) / f"{name}.small"
+            whole.write_bytes(gzip.decompress((DATA / name).read_bytes()))
+            connection = sqlite3.connect(small, isolation_level=None)
+            connection.execute("PRAGMA page_size=512")
+            connection.execute(f"ATTACH '{whole}' AS source")
+            query = "SELECT name FROM source.sqlite_master WHERE type = 'table'"
+            for (table,) in connection.execute(query).fetchall():
+                if table.startswith("ENUM"):
+                    continue
+                rows = "1"
+                if table.startswith("CUPTI"):
+                    rows = "rowid % 50 = 0 OR rowid <= 12"
+                limit = {"StringIds": 150}.get(table, 40)
+                source = f'SELECT * FROM source."{table}" WHERE {rows} LIMIT {limit}'
+                connection.execute(f'CREATE TABLE "{table}" AS {source}')
+            connection.execute("DETACH source")
+            connection.execute("VACUUM")
+            connection.close()
+            seeds.append(Seed(small.read_bytes()))
+    return seeds
+
+
+def kineto_traces():
+    """Return traces of a rank on a GPU and of one on the host: 8 events of every category."""
+    seeds = []
+    for name in ("kineto_h200_x2/rank0.json.gz", "kineto_gloo_x2/rank1.json.gz"):
+        trace = json.loads(gzip.decompress((DATA / name).read_bytes()))
+        by_kind = {}
+        for event in trace["traceEvents"]:
+            if event.get("ph") == "X":
+                communicates = "nccl" in event["name"] or "gloo" in event["name"]
+                by_kind.setdefault((event.get("cat"), communicates), []).append(event)
+        events = [event for kind in by_kind.values() for event in kind[:8]]
+        seeds.append(Seed(json.dumps({**trace, "traceEvents": events}, indent=0).encode()))
+    return seeds
+
+
+def records_of(study, *names):
+    return lambda: [Seed((DATA / study / name / "record.json").read_bytes()) for name in names]
+
+
+# Our own files: records, cells of a launcher that died, hosts, noise floors, bundles
+
+
+@functools.cache
+def record_seeds():
+    """Return a failed record, one of two hosts, and those of three studies."""
+    from records import make_record, on_hosts
+
+    failed = json.dumps(dataclasses.asdict(make_record(state="failed")))
+    served = {"strategy": {"name": "kvstore_dist_sync", "servers": 1}, "server_hosts": ["b"]}
+    hosts = json.dumps(on_hosts(1, ("a", "b"), [0, 1], 9000.0, cell=served))
+    seeds = [Seed(failed.encode()), Seed(hosts.encode())]
+    for study in (RAW, DATA / "h200_x2" / "scaling", EAGER):
+        seeds.append(Seed(sorted(study.glob("*/record.json"))[0].read_bytes()))
+    return seeds
+
+
+def read_record(seed, folder):
+    from benchmarks.record import RecordError, read
+
+    path = folder / "record.json"
+    path.write_bytes(seed.data)
+    try:
+        record = read(path)
+    except RecordError as error:
+        raise Refusal(str(error)) from None
+    return json.loads(json.dumps(dataclasses.asdict(record)))
+
+
+@functools.cache
+def dead_cell(name):
+    """Return the files of a study with one cell whose launcher died, {path: bytes}, and the cell."""
+    from conf.cell import Cell
+    from launch.study.identity import ProcessIdentity
+
+    record = json.loads((RAW / name / "record.json").read_text())
+    cell = Cell.from_dict(record["cell"])
+    facts = ("record_id", "started_at", "study", "sweep_id", "overrides", "environment")
+    attempt = {fact: record[fact] for fact in facts}
+    files = {
+        "cell.json": json.dumps(cell.to_dict()).encode(),
+        "attempt.json": json.dumps(attempt).encode(),
+        "failures.json": b'{"1": -9}\n',
+    }
+    for path in (RAW / name).glob("ranks/*"):
+        files[f"ranks/{path.name}"] = path.read_bytes()
+    samples = next(EAGER.glob("*gpus0-1*/gpus.jsonl.gz")).parent
+    for kind in ("gpus", "cpu"):
+        packed = (samples / f"{kind}.jsonl.gz").read_bytes()
+        lines = gzip.decompress(packed).splitlines(keepends=True)[:8]
+        files[f"{kind}.jsonl"] = files[f"{kind}-1.jsonl"] = b"".join(lines)
+    process = dataclasses.replace(ProcessIdentity.own(), boot_id="an earlier boot")
+    dead = dataclasses.asdict(process)
+    begin = {"kind": "begin", "time": record["started_at"], "process": dead, "cell": cell.folder}
+    journal = [
+        {"kind": "sweep", "time": 1.0, "process": dead},
+        {**begin, "token": "0" * 32},
+        {**begin, "kind": "end", "token": "0" * 32},
+        {**begin, "token": record["record_id"]},
+    ]
+    lines = "".join(json.dumps(line) + "\n" for line in journal)
+    study = {f"{cell.folder}/{path}": data for path, data in files.items()}
+    return {**study, "journal.jsonl": lines.encode()}, cell
+
+
+def cell_seeds():
+    seeds = []
+    for name in CELLS:
+        files, _ = dead_cell(name)
+        seeds += [Seed(data, f"{name}:{path}") for path, data in files.items()]
+    return seeds
+
+
+def recover_cell(seed, folder):
+    """Start a launcher on a study with a damaged file: close the attempt, judge it, look for its end."""
+    from analysis.validity.gpu_samples import summary
+    from benchmarks.agent import processes
+    from benchmarks.record import CellFolder, RecordError, read
+    from launch.study.study import StudyFolder
+    from launch.supervision.failure import ends, first_cause
+    from launch.supervision.progress import Watch
+
+    name, _, path = seed.name.partition(":")
+    files, cell = dead_cell(name)
+    place(files, Seed(seed.data, path), folder / "study")
+    processes.end = lambda token, grace_s: []  # a look at every process takes longer than the rest
+    study = StudyFolder(str(folder), "study")
+    study.recover()
+    study.finished(cell)
+    cell_folder = CellFolder(folder / "study" / cell.folder)
+    watch = Watch(cell_folder, cell.world_size, cell.servers)
+    watch.update()
+    first_cause(watch, cell_folder, ends(cell_folder), 1)
+    summary(cell_folder)
+    try:
+        record = read(cell_folder.record)
+    except RecordError as error:
+        raise Refusal(str(error)) from None
+    kept = ("metrics", "within_run", "series", "tables", "model", "ranks")
+    return {name: getattr(record, name) for name in kept}
+
+
+def host_seeds():
+    from described import WITH_GPUS, described
+
+    return [Seed(json.dumps(described(**changes)).encode()) for changes in ({}, WITH_GPUS)]
+
+
+def describe_host(seed, folder):
+    """Read what a host says of itself, compare it with a whole one, look for an address."""
+    from described import host
+
+    from conf.options import Refused
+    from launch.machine.fleet import Fleet, Host, candidates, compare
+
+    try:
+        damaged = Host.described("b", seed.data)
+        for sentence in compare(Fleet((host("a"), damaged))):
+            sentence.encode()
+        candidates(damaged, [host("a")], None, False)
+    except Refused as error:
+        assert "\n" not in str(error)
+        raise Refusal(str(error)) from None
+    return json.loads(json.dumps(dataclasses.asdict(damaged), default=str))
+
+
+def floor_seeds():
+    from analysis.study.noise_floor import FloorGroup
+
+    values = {"str": "x", "int": 2, "float": 1.0, "bool": False}
+    group = {}
+    for name, kind in FloorGroup.__annotations__.items():
+        group[name] = values[getattr(kind, "__name__", kind)]
+    rows = []
+    for number in range(6):
+        sums = {"runs": 4 + number, "freedom": 2 + number, "squares": 0.001 * number}
+        rows.append({**group, "metric": f"m{number % 3}", **sums})
+    whole = {"version": 1, "studies": {"study": rows, "other": rows[:3]}}
+    return [Seed(json.dumps(whole, indent=1).encode()), Seed(json.dumps(whole).encode())]
+
+
+def read_floor(seed, folder):
+    """Read noise_floor.json as the end of a sweep, and as a report of a study beside it does."""
+    from analysis.study.noise_floor import NoiseFloors, as_json, floors_of, of_other_studies
+
+    (folder / "noise_floor.json").write_bytes(seed.data)
+    scatters = of_other_studies(folder / "study")
+    floors = NoiseFloors(scatters)
+    for group, metric in scatters:
+        floors.of(group, metric)
+    try:
+        sums = floors_of(folder / "noise_floor.json")
+    except (OSError, ValueError) as error:
+        raise Refusal(str(error)) from None
+    return json.loads(json.dumps(as_json(sums), allow_nan=False))
+
+
+@functools.cache
+def packed_cell():
+    """Return a cell with its record and packed raw files, whose SHA-256 the record has."""
+    folder = next(EAGER.glob("resnet50-kvstore_device-gpus1-*"))
+    files = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            files[f"study/cell/{path.relative_to(folder).as_posix()}"] = path.read_bytes()
+    return files
+
+
+def unpacked(data):
+    try:
+        return gzip.decompress(data)
+    except (OSError, EOFError, zlib.error):
+        return None
+
+
+def verify_cell(seed, folder):
+    """Derive a record again with one damaged file: a raw file with other content may not pass."""
+    files = packed_cell()
+    place(files, seed, folder)
+    shown = run_json("verify", str(folder / "study"))
+    if shown["right"] and seed.name.endswith(".gz"):
+        assert unpacked(seed.data) == unpacked(files[seed.name]), "another content passes"
+
+
+@functools.cache
+def bundle_seeds():
+    with tempfile.TemporaryDirectory() as folder:
+        place(packed_cell(), Seed(*reversed(next(iter(packed_cell().items())))), Path(folder))
+        run_command("report", f"{folder}/study", "--bundle")
+        (archive,) = Path(folder).rglob("*.zip")
+        return [Seed(archive.read_bytes())]
+
+
+def contents(data):
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def verify_bundle(seed, folder):
+    path = folder / "bundle.zip"
+    path.write_bytes(seed.data)
+    shown = run_json("verify", str(path))
+    (whole,) = bundle_seeds()
+    if shown["values"]:
+        assert contents(seed.data) == contents(whole.data), "another content passes"
+
+
+@functools.cache
+def study_files():
+    files = {}
+    for path in sorted(EAGER.glob("*/record.json"))[:4]:
+        files[f"study/{path.parent.name}/record.json"] = path.read_bytes()
+    return files
+
+
+def seeds_of(files):
+    return lambda: [Seed(data, name) for name, data in files().items()]
+
+
+def read_report(seed, folder):
+    run_command("report", str(place(study_files(), seed, folder) / "study"))
+
+
+@functools.cache
+def forecast_study():
+    """Return the records of an invented machine with calibration and forecasts (tests/forecasting.py)."""
+    from forecasting import Machine
+
+    machine = Machine().calibrate()
+    later = [machine.measure(gpus, batch) for gpus in ((0, 2), (1, 3)) for batch in (64, 256)]
+    files = {}
+    for number, record in enumerate([*machine.known, *later]):
+        text = json.dumps(dataclasses.asdict(record), default=str)
+        files[f"study/cell{number}/record.json"] = text.encode()
+    return files
+
+
+def forecast_seeds():
+    seeds = seeds_of(forecast_study)()
+    return [*seeds[:2], seeds[len(seeds) // 2], *seeds[-4:]]
+
+
+def read_forecasts(seed, folder):
+    """Forecast, hold out, advise, compare and say the seconds of a study with a damaged record."""
+    study = str(place(forecast_study(), seed, folder) / "study")
+    requests = (
+        ("predict", study),
+        ("predict", study, "--holdout", "condition"),
+        ("predict", study, "--gpus", "0+1,0+1+2", "--batch", "96,512"),
+        ("advise", study, "--gpus", "2"),
+        ("seconds", study),
+        ("compare", study, study),
+    )
+    request = requests[len(seed.data) % len(requests)]
+    run_command(*request)
+    run_json(*request)
+
+
+# What users write: YAML of --config-dir, files of hosts
+
+
+def yaml_seeds():
+    seeds = []
+    for group in ("experiment", "strategy", "benchmark", "model"):
+        for path in sorted((HERE.parent / "conf" / group).glob("*.yaml"))[:6]:
+            seeds.append(Seed(path.read_bytes(), group))
+    return seeds
+
+
+def compose_yaml(seed, folder):
+    """Plan a request with the file as launch.py does. Raises Refusal for status 2."""
+    import runpy
+    from unittest import mock
+
+    path = folder / seed.name / "damaged.yaml"
+    path.parent.mkdir()
+    path.write_bytes(seed.data)
+    plus = "+" if seed.name == "experiment" else ""
+    words = [f"--config-dir={folder}", f"{plus}{seed.name}=damaged", "dry_run=true", "device=cpu"]
+    out = io.StringIO()
+    err = io.StringIO()
+    status = 0
+    try:
+        with (
+            mock.patch("sys.argv", ["launch.py", "-m", *words, f"output_dir={folder}/out"]),
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+        ):
+            runpy.run_path(str(HERE.parent / "launch.py"), run_name="__main__")
+    except SystemExit as ended:
+        status = ended.code or 0
+    message = err.getvalue()
+    assert status in (0, 2), f"status {status}: {message[-500:]!r}"
+    if status:
+        assert message.count("\n") == 1, message[-500:]
+        raise Refusal(message)
+
+
+def read_hosts(seed, folder):
+    from conf.options import Refused
+    from conf.subsets import listed_hosts
+
+    path = folder / "hosts"
+    path.write_bytes(seed.data)
+    try:
+        return [dataclasses.asdict(host) for host in listed_hosts(str(path))]
+    except Refused as error:
+        assert "\n" not in str(error) and len(str(error)) < 2000
+        raise Refusal(str(error)) from None
+
+
+def hosts_seeds():
+    slots = b"# ours\nnode01 slots=4\nnode02 slots=4\n\nnode03\n"
+    return [Seed(slots), Seed(b"a\nb\nc.example.org slots=8  # far\n")]
+
+
+TEXT = damage.TEXT
+TEXT_AND_JSON = (*damage.TEXT, *damage.JSON)
+LINES = (damage.cut, damage.cut_gzip, damage.lose_lines)
+ONE_LINE = (damage.cut, damage.cut_gzip, damage.lose_line)  # two tables may become one whole one
+BYTES = (damage.flip_bits, damage.replace_bytes, damage.splice)
+P2P = ("p2p_a100_pcie_x4.txt", "p2p_h200_x2.txt", "p2p_dgx_a100_row0.txt")
+TOPOLOGIES = ("topo_a100_pcie_x4.txt", "topo_dgx1_v100.txt", "topo_h200_x4.txt")
+READERS = {
+    "record": Reader(
+        record_seeds, read_record, TEXT_AND_JSON, (damage.cut, damage.lose_entry)
+    ),
+    "cell": Reader(
+        cell_seeds, recover_cell, TEXT_AND_JSON, (damage.cut, damage.lose_lines),
+        follows=("/ranks/.*/done",),
+    ),
+    "nccl-log": Reader(
+        nccl_logs, command("nccl-log"), TEXT, LINES,
+        follows=("/processes", "/announced_by/.*", "/env_logged", "/channels_from"),
+    ),
+    "nccl-tests-json": Reader(nccl_tests_documents, command("nccl-tests"), TEXT_AND_JSON),
+    "nccl-tests-record": Reader(
+        records_of("h200_x4/links", "collectives-gpus0-1-07a8cfe4cc", "collectives-gpus0-1-7841729728"),
+        command("nccl-tests"), TEXT_AND_JSON,
+    ),
+    "nccl-tests-text": Reader(nccl_tests_texts, command("nccl-tests"), TEXT, ONE_LINE),
+    "p2p-text": Reader(captures(*P2P), command("p2p", drawn=True), TEXT, ONE_LINE),
+    "p2p-record": Reader(
+        records_of("h200_x2/links", "p2p-gpus0-1-d8d7030d8f", "p2p-gpus0-1-9781131b4b"),
+        command("p2p", drawn=True), TEXT_AND_JSON,
+    ),
+    "topo-text": Reader(captures(*TOPOLOGIES), command("topology", drawn=True), TEXT, LINES),
+    "topo-xml": Reader(
+        topology_xmls, command("topology", drawn=True),
+        (*TEXT, *(damage.change_xml,) * 6, damage.nest),
+    ),
+    "nsys": Reader(
+        nsys_exports, command("trace", ".sqlite"),
+        (*BYTES, *(damage.change_sql,) * 5, damage.encode_otherwise),
+    ),
+    "kineto": Reader(kineto_traces, command("trace", ".json"), TEXT_AND_JSON),
+    "yaml": Reader(
+        yaml_seeds, compose_yaml, (*TEXT, *(damage.change_yaml,) * 8, damage.nest), (), share=0.5
+    ),
+    "host": Reader(host_seeds, describe_host, TEXT_AND_JSON),
+    "noise-floor": Reader(floor_seeds, read_floor, TEXT_AND_JSON),
+    "verify": Reader(seeds_of(packed_cell), verify_cell, TEXT_AND_JSON, ()),
+    "bundle": Reader(
+        bundle_seeds, verify_bundle, (*BYTES, damage.encode_otherwise), (damage.cut,), share=0.5
+    ),
+    "forecasts": Reader(forecast_seeds, read_forecasts, TEXT_AND_JSON, (), share=0.3),
+    "hosts": Reader(hosts_seeds, read_hosts, TEXT, ()),
+    "report": Reader(seeds_of(study_files), read_report, damage.JSON, (), share=0.2),
+}  # fmt: skip
