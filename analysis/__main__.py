@@ -50,12 +50,12 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "say where the time of each cell went, and that of the sweep around them",
     ),
     "predict": (
-        "analysis.commands.predict",
+        "analysis.commands.forecasts",
         "say what cells should give before they run; --holdout: how good such forecasts were",
     ),
     "advise": (
-        "analysis.commands.predicted.advise",
-        "say which GPUs, strategy and NCCL settings to take by forecast, and which cells are worth measuring to decide",
+        "analysis.commands.forecasts",
+        "say which GPUs, strategy and NCCL settings to take by forecast",
     ),
     "compare": ("analysis.commands.compare_studies", "say how two studies differ"),
 }

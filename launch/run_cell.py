@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from analysis.findings.communication import disagreement
-from analysis.findings.predicted.stated import with_forecast
 from analysis.findings.record_values import with_values
+from analysis.prediction.recorded_forecast import with_forecast
 from analysis.validity.checks import judged
 from analysis.validity.effective import observe
 from analysis.validity.gpu_samples import summary

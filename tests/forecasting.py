@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from simulated import Simulator, Truth
 
-from analysis.findings.predicted.stated import with_forecast
-from analysis.prediction.draws import best, exactly
-from analysis.prediction.replay import replay
+from analysis.prediction.draws import constant, mean
+from analysis.prediction.recorded_forecast import with_forecast
+from analysis.prediction.step import replay
 from analysis.validity.checks import judge
 from conf.cell import Cell
 from conf.schema import ValidityLimits
@@ -85,10 +85,10 @@ class Machine:
         times = [_ms(size, len(gpus), truths.gb_per_s) for size in sizes]
         own = 0.0 if strategy == "none" else 0.5
         played = replay(
-            [exactly(one) for one in ready], [exactly(one if own else 0.0) for one in times], exactly(compute), exactly(0.0),
-            exactly(own), exactly(0.1 if len(gpus) > 1 else 0.0),
+            [constant(one) for one in ready], [constant(one if own else 0.0) for one in times], constant(compute), constant(0.0),
+            constant(0.1 if len(gpus) > 1 else 0.0),
         )  # fmt: skip
-        step = best(played.step_ms)
+        step = mean(played.step_ms) + own
         noisy = step * (1 + truths.noise * self.scatter.gauss(0, 1))
         metrics = {
             "step/ms_median": noisy,

@@ -15,17 +15,24 @@ from records import make_record, without_entry
 from scipy import stats
 
 from analysis.__main__ import main as analysis
-from analysis.findings.predicted.stated import (
-    about_forecasts,
-    doubted,
-    stated_forecast,
-    with_forecast,
-)
 from analysis.prediction.calibration import calibrate
 from analysis.prediction.draws import deviation
-from analysis.prediction.forecast import FEWEST_HELD_OUT, LEVEL, conformal, interval
-from analysis.prediction.holdout import hold_out, scores
-from analysis.prediction.upcoming import VERSION, scores_by_machine
+from analysis.prediction.forecast import (
+    FEWEST_HELD_OUT,
+    LEVEL,
+    VERSION,
+    conformal,
+    hold_out,
+    interval,
+    scores_by_machine,
+    scores_of,
+)
+from analysis.prediction.recorded_forecast import (
+    about_forecasts,
+    doubted,
+    recorded_forecast,
+    with_forecast,
+)
 from analysis.report.cell_numbers import cell_numbers, with_unit
 from analysis.study.study import Study
 from analysis.validity.checks import CHECKS, judge
@@ -155,7 +162,7 @@ def test_sound_cells_are_seldom_unexplained(calibrated):
         for gpus in ((0, 1), (0, 1, 2, 3))
     ]
     fired = ["unexplained" in one.validity.codes for one in made]
-    assert fired == [not stated_forecast(one).inside for one in made] and len(fired) == 46
+    assert fired == [not recorded_forecast(one).inside for one in made] and len(fired) == 46
     assert sum(fired) <= allowed(len(fired)), "at most the stated rate"
 
 
@@ -171,10 +178,10 @@ def test_clean_cells_of_h200s_are_unexplained_at_the_stated_rate():
     held = [one for one in hold_out(calibrate(study), "condition") if one.forecast]
     by_id, fired = {one.record_id: one for one in study.records}, []
     for one in held:
-        others = scores(
+        others = scores_of(
             other
             for other in held
-            if other.cell.question.machine == one.cell.question.machine and other is not one
+            if other.cell.query.machine == one.cell.query.machine and other is not one
         )
         if len(others) >= FEWEST_HELD_OUT:
             record = by_id[one.cell.record_ids[0]]
@@ -195,7 +202,7 @@ def test_nothing_is_claimed_with_fewer_than_ten_cells():
     nine = Machine().calibrate(batches=(64, 128, 192))
     made = nine.measure((0, 1, 2, 3), 160, truths=Truths(slow_rank=2.0))
     assert made.predicted["held_out"] == FEWEST_HELD_OUT - 1 and made.predicted["low"] is None
-    assert made.validity.codes == {} and stated_forecast(made).error > 0.5
+    assert made.validity.codes == {} and recorded_forecast(made).error > 0.5
     assert "unexplained" in judge(made, LIMITS).not_applicable
 
 
@@ -204,10 +211,10 @@ def test_cells_of_one_gpu_are_forecast_without_an_error(calibrated):
     assert made.predicted["low"] is None and made.predicted["held_out"] == 0
     assert "cells of one GPU, or without an exchange, are not held out" in made.predicted["why"][-1]
     assert "cells of one GPU, or" in judge(made, LIMITS).not_applicable["unexplained"]
-    assert stated_forecast(made).error == pytest.approx(0, abs=0.01)
+    assert recorded_forecast(made).error == pytest.approx(0, abs=0.01)
 
 
-def scores_of(records):
+def scores_on_one_machine(records):
     """The scores of one machine, by the way of holding out."""
     found = scores_by_machine(Study.of(records))
     assert len({key[1:] for key in found}) == 1
@@ -243,7 +250,7 @@ def test_a_cell_outside_its_interval_stays_among_the_scores(calibrated):
     made = calibrated.measure((0, 1), 160, truths=Truths(gb_per_s=5.0))
     assert (
         made.validity.verdict == "suspect"
-        and len(scores_of([*calibrated.known, made])["condition"]) == 13
+        and len(scores_on_one_machine([*calibrated.known, made])["condition"]) == 13
     )
     assert not doubted([made])
     assert doubted(
@@ -259,7 +266,7 @@ def test_suspect_cells_are_scored_where_the_others_are_too_few(calibrated):
     ]
     assert scores_by_machine(Study.of(doubtful)) == scores_by_machine(Study.of(calibrated.known))
     few = [*doubtful[:-1], calibrated.known[-1]]
-    assert len(scores_of(few)["condition"]) == 12
+    assert len(scores_on_one_machine(few)["condition"]) == 12
 
 
 REFUSED = {
@@ -291,15 +298,17 @@ def test_where_no_forecast_is_possible_one_sentence_says_why(calibrated, name):
         and said["made_at"] > 0
     )
     record = with_forecast(make_record(predicted=said))
-    assert stated_forecast(record) is None and "unexplained" in judge(record, LIMITS).not_applicable
+    assert (
+        recorded_forecast(record) is None and "unexplained" in judge(record, LIMITS).not_applicable
+    )
 
 
 def test_whatever_the_records_hold_a_cell_is_measured(calibrated, monkeypatch):
     def broken(*_):
         raise LookupError("planted")
 
-    monkeypatch.setattr("analysis.prediction.upcoming.upcoming", broken)
-    monkeypatch.setattr("analysis.prediction.upcoming.scores_by_machine", broken)
+    monkeypatch.setattr("analysis.prediction.forecast.forecast_before", broken)
+    monkeypatch.setattr("analysis.prediction.forecast.scores_by_machine", broken)
     last = calibrated.known[-1]
     calibrated.forecasts.learn(calibrated.known)
     said = calibrated.forecasts.before(last.cell, last.environment, calibrated.known)
@@ -320,7 +329,7 @@ def test_a_run_that_scatters_much_contradicts_no_forecast(calibrated, share, fou
     step = made.metrics["step/ms_median"]
     within = {"step/ms_median": {"low": step * (1 - share), "high": step * (1 + share)}}
     record = dataclasses.replace(made, within_run=within)
-    assert ("unexplained" in judge(record, LIMITS).codes) == found and not stated_forecast(
+    assert ("unexplained" in judge(record, LIMITS).codes) == found and not recorded_forecast(
         record
     ).inside
 

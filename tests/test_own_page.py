@@ -11,9 +11,9 @@ from cells import make_cell
 from own_user import QUIET, SHORT, records_of, user
 
 from analysis.prediction.calibration import calibrate
-from analysis.prediction.draws import best, exactly
+from analysis.prediction.draws import constant, mean
 from analysis.prediction.forecast import forecast
-from analysis.prediction.links.model import DIRECT, ExchangeWire, TimeCurve
+from analysis.prediction.links import DIRECT, ExchangeWire, LinkModel, TimeCurve
 from analysis.study.study import Study
 from conf import groups
 from conf.cell import Network
@@ -106,35 +106,23 @@ def test_the_strategy_is_forecast_as_its_yaml_declares_and_no_other_is_disturbed
     record, content, _ = ran
     assert content["cell"]["declared"]["strategy"]["exchange"] == "my_exchanges.one_by_one"
     monkeypatch.syspath_prepend(str(with_page(tmp_path)))
-    found = calibrate(Study.of([record]))
-    cell = replace(found.cells[0], cost_ms=exactly(9.0))  # beside a loader it is not measured
-    curve = TimeCurve(
-        "all_reduce",
-        ExchangeWire(DIRECT),
-        2,
-        1,
-        (1e3, 1e6, 1e8),
-        (20.0, 120.0, 1e4),
-        "measured beside it",
-    )
-    links = replace(found.known.links, curves=(curve,))
-    found = replace(found, cells=(cell,), known=replace(found.known, links=links))
-    asked = replace(found.cells[0].question, gpus=4, members=())
-    made = forecast(found, asked)
-    alone_ms = best(found.known.links.time("all_reduce", asked.sent_bytes, 4, asked.wire).ms)
-    assert (
-        made.tail_ms == pytest.approx(alone_ms)
-        and made.contention_ms == 0
-        and made.step_ms > made.tail_ms
-    )
-    silent = replace(cell.question, options=(("name", "two_by_two"),), exchange="")
-    with pytest.raises(
-        ValueError,
-        match=r"strategy 'two_by_two': no forecast knows how it sends gradients: its YAML has no",
-    ):
-        forecast(found, silent)
-    beside = replace(found, cells=(cell, replace(cell, question=silent)))
-    assert forecast(beside, asked).step_ms == pytest.approx(made.step_ms)
+    calibration = calibrate(Study.of([record]))
+    cell = replace(
+        calibration.cells[0], cost_ms=constant(9.0)
+    )  # beside a loader it is not measured
+    sizes, times_us = (1e3, 1e6, 1e8), (20.0, 120.0, 1e4)
+    curve = TimeCurve("all_reduce", ExchangeWire(DIRECT), 2, 1, sizes, times_us, "alone")
+    calibration = replace(calibration, cells=(cell,), links=LinkModel((curve,)))
+    query = replace(cell.query, gpus=4, members=())
+    made = forecast(calibration, query)
+    alone_ms = mean(calibration.links.time("all_reduce", query.sent_bytes, 4, query.wire).ms)
+    assert made.tail_ms == pytest.approx(alone_ms) and made.contention_ms == 0
+    assert made.step_ms > made.tail_ms
+    silent = replace(cell.query, options=(("name", "two_by_two"),), exchange="")
+    with pytest.raises(ValueError, match="'two_by_two': no forecast knows how it sends gradients"):
+        forecast(calibration, silent)
+    both = replace(calibration, cells=(cell, replace(cell, query=silent)), memo={})
+    assert forecast(both, query).step_ms == pytest.approx(made.step_ms)
 
 
 @pytest.mark.parametrize(

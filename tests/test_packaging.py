@@ -55,7 +55,7 @@ FOLDER_ARROWS = {
     ),
     "analysis.report": ("analysis.verification", "analysis.native", "analysis.prediction"),
     "analysis.verification": ("analysis.validity", "analysis.trace"),
-    "analysis.validity": ("analysis.nccl", "analysis.findings"),
+    "analysis.validity": ("analysis.nccl", "analysis.prediction"),
     "analysis.prediction": ("analysis.findings",),
     "analysis.findings": ("analysis.study", "analysis.topology", "analysis.statistics"),
     "analysis.study": (),

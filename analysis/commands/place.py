@@ -11,18 +11,18 @@ from rich.table import Table
 from analysis.console import console
 from analysis.errors import UnreadableInput
 from analysis.input_files import read_text
-from analysis.prediction.advice.advice import advise
-from analysis.prediction.advice.options import (
-    advised_machine,
-    farthest,
+from analysis.prediction.advise import (
+    ForecastRequest,
+    advise,
+    candidates,
     machine_gpus,
-    options,
     subsets,
+    told_apart,
     topology_of,
+    why_first,
 )
-from analysis.prediction.advice.placement import why_first
-from analysis.prediction.calibration import Calibrated, calibrate
-from analysis.prediction.holdout import KnownScores
+from analysis.prediction.calibration import CalibrationData, calibrate
+from analysis.prediction.forecast import HeldOutScores
 from analysis.study.study import Study, open_study
 from analysis.topology.model import Topology, describe_counts
 from analysis.topology.nvml import NoDriver
@@ -90,71 +90,67 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def by_forecasts(folder: Path, topology: Topology | None, count: int) -> list[dict[str, Any]]:
-    """Return what a study's forecasts put first for each model, with its most frequent strategy. Raises OSError, ValueError."""
+    """Return what a study's forecasts put first for each model, with its most frequent strategy.
+
+    Raises OSError, ValueError.
+    """
     study = open_study(folder)
     calibration = calibrate(study)
-    machine = advised_machine(calibration)
+    machine = calibration.machine
     if topology is None:
         topology = topology_of(study, machine)
     else:
-        machine = _machine_with(topology, study, calibration, machine)
-    placed = [
-        (one, farthest(topology, one)) for one in subsets(calibration, topology, count, machine)
-    ]
-    several = [
-        one.question.strategy
-        for one in calibration.cells
-        if one.timed and one.question.strategy != "none"
-    ]
-    usual = [statistics.mode(several)] if several else None
-    found = options(
-        calibration,
-        placed,
-        [{}],
-        usual,
-        None,
-        len(machine_gpus(calibration, topology, machine)),
-        machine,
+        machine = _machine_with(topology, study, calibration)
+    gpus = topology.gpus if topology else machine_gpus(study, machine)
+    strategies = [cell.query.strategy for cell in calibration.timed()]
+    several = [strategy for strategy in strategies if strategy != "none"]
+    request = ForecastRequest(
+        subsets=subsets(calibration, topology, gpus, count, machine),
+        strategies=[statistics.mode(several)] if several else None,
+        gpus_of_host=len(gpus),
+        machine=machine,
+        topology=topology,
+        every_option=True,
     )
-    known = KnownScores(calibration)
-    said: list[dict[str, Any]] = []
-    for workload, of_model in found.items():
+    scores = HeldOutScores(calibration)
+    forecasts: list[dict[str, Any]] = []
+    for workload, of_model in candidates(calibration, request).items():
         try:
-            advice = advise(calibration, of_model, known)
-        except ValueError as error:  # NoLink too
-            said.append({"model": str(workload), "refused": str(error)})
+            advice = advise(calibration, told_apart(calibration, of_model), scores)
+        except ValueError as error:  # UnknownLink too
+            forecasts.append({"model": str(workload), "refused": str(error)})
             continue
-        gpus = [*advice.first.option.question.members]
-        why = f"{','.join(map(str, gpus))} are {why_first(advice, len(calibration.cells))}"
-        said.append(
+        members = list(advice.first.candidate.query.members)
+        why = why_first(advice, len(calibration.cells))
+        forecasts.append(
             {
                 "model": str(workload),
-                "gpus": gpus,
+                "gpus": members,
                 "images_per_second": advice.first.rate,
-                "why": why,
+                "why": f"{','.join(map(str, members))} are {why}",
             }
         )
-    return said
+    return forecasts
 
 
-def _machine_with(topology: Topology, study: Study, calibration: Calibrated, usual: str) -> str:
-    """Return the machine of a study that has a topology, the usual one first; it where no record has any. Raises ValueError."""
-    others = (
-        one.question.machine for one in calibration.cells if one.timed and one.question.hosts == 1
-    )
-    known = {
-        one: own for one in dict.fromkeys([usual, *others]) if (own := topology_of(study, one))
-    }
-    alike = [
-        one
-        for one, own in known.items()
-        if (own.gpus, own.links) == (topology.gpus, topology.links)
-    ]
-    if known and not alike:
+def _machine_with(topology: Topology, study: Study, calibration: CalibrationData) -> str:
+    """Return the machine of a study that has a topology, the usual one first. Raises ValueError.
+
+    It is the usual one where no record has a topology.
+    """
+    machines = [calibration.machine, *(cell.query.machine for cell in calibration.timed())]
+    known = False
+    for machine in dict.fromkeys(machines):
+        own = topology_of(study, machine)
+        if own is not None:
+            known = True
+            if (own.gpus, own.links) == (topology.gpus, topology.links):
+                return machine
+    if known:
         raise ValueError(
             f"--study {study.folder}: was measured on a machine with other GPUs or links than this topology has"
         )
-    return alike[0] if alike else usual
+    return calibration.machine
 
 
 def to_json(placement: Placement) -> dict[str, Any]:

@@ -1,313 +1,400 @@
-"""What a study gives a forecast to rest on: its cells with their scatter, its links, and what its records do not hold."""
+"""What the records of a study give a forecast to rest on: its cells with their scatter, its links."""
 
-import contextlib
-import functools
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from analysis.findings.predicted.stated import doubted
-from analysis.prediction import strategies, tables
-from analysis.prediction.cells import MIB, MeasuredCell, question_of, workload_of
-from analysis.prediction.draws import best
-from analysis.prediction.links.host import HostLink, Known
-from analysis.prediction.links.model import DIRECT, HOST_MEMORY, KnownLinks, TimeCurve
-from analysis.prediction.links.nccl_constants import constants, nvlink
-from analysis.prediction.links.ring import TOGETHER, NvLinks
-from analysis.prediction.links.wires import asked_wire, used_wire
-from analysis.prediction.scatter import COST, EXCHANGE, STEP, RunScatter, run_workload
-from analysis.study.provenance import gpus_of, mapping
+from analysis.prediction import strategies
+from analysis.prediction.draws import Draws, mean, normal, scaled_normal
+from analysis.prediction.links import (
+    AND,
+    DIRECT,
+    HOST_MEMORY,
+    LinkModel,
+    TimeCurve,
+    asked_wire,
+    used_wire,
+)
+from analysis.prediction.query import CellQuery, Workload, query_of, workload_of
+from analysis.prediction.recorded_forecast import doubted
+from analysis.study.provenance import mapping
 from analysis.study.study import Runs, Study, request_of
-from analysis.topology.model import nvlink_count
 from benchmarks.collectives.busbw import COLLECTIVES
 from benchmarks.record import Record, finite
+from benchmarks.record.metrics import interval
 
-P95 = "step/ms_p95"
-LAUNCH, CLOCK, CAPPED = "step/launch_ms", "gpu/sm_mhz", "gpu/power_capped_share"
-_SIGMA_AT_P95 = 1.645
+STEP, COST, EXCHANGE = "step/ms_median", "strategy/cost_ms", "comm/exchange_ms"
+P95, LAUNCH = "step/ms_p95", "step/launch_ms"
+SIGMA_AT_P95, SIGMA_AT_95 = 1.645, 1.96  # of a normal number: one-sided, and half an interval
+# Scatter between runs where too few cells ran twice: shares, of the cost ms.
+DEFAULT_SCATTER = {STEP: 0.003, EXCHANGE: 0.03, COST: 0.05}
+# What a damaged record may say beyond them enters no forecast.
+MOST_MS, MOST_BYTES, MOST_GAMMA = 1e9, 1e13, 1e3
 
 
 @dataclass(frozen=True)
-class Calibrated:
+class Moments:
+    """When things happen in a step without any exchange, in ms after its start."""
+
+    ready_ms: tuple[float, ...]  # each bucket, in order
+    backward_ms: float
+    step_ms: float
+
+
+@dataclass(frozen=True)
+class MeasuredCell:
+    """The runs of one cell."""
+
+    query: CellQuery
+    record_ids: tuple[str, ...]
+    step_ms: Draws | None
+    cost_ms: Draws | None = None  # steps with the strategy minus steps without, in turn
+    exchange_ms: Draws | None = None  # alone
+    scatter_ms: float = 0.0  # standard deviation of the steps of a run
+    launch_ms: float = 0.0  # host time to enqueue a step; 0: not measured
+    between_runs: float = 0.003  # standard deviation of the step between runs, as a share
+    valid: bool = True  # no check cast doubt on it
+    cpu_bound: bool = False  # in every run GPUs waited for the CPU
+    label: str = ""
+    images_per_second: float = 0.0  # the median of its runs; 0: not known
+    # What a calibration measured in its ranks (benchmarks/training/calibration); empty without one.
+    buckets: tuple[float, ...] = ()  # bytes of each on the wire
+    moments: Moments | None = None
+    gamma: tuple[float, float] | None = None  # by the interference probe, and its error
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks."""
+        return self.query.ranks
+
+    @property
+    def timed(self) -> bool:
+        """Whether its steps were timed, and not its exchange alone."""
+        return self.step_ms is not None
+
+    @property
+    def rate_share(self) -> float | None:
+        """Images per second, of those that its median step would give; None if not known."""
+        if self.step_ms is None or not self.images_per_second:
+            return None
+        images = self.ranks * self.query.batch_size * 1e3
+        return self.images_per_second * mean(self.step_ms) / images
+
+
+@dataclass(frozen=True)
+class CalibrationData:
     """The measured cells and links of a study."""
 
     cells: tuple[MeasuredCell, ...]
-    known: Known
+    links: LinkModel
     notes: tuple[str, ...] = ()
     link_class: str | None = None  # the farthest between its GPUs
-    memo: dict[Any, Any] = field(
-        default_factory=dict, compare=False
-    )  # what several forecasts look up alike
+    memo: dict[Any, Any] = field(default_factory=dict, compare=False)  # looked up by many forecasts
 
     def without(
         self, left_out: Callable[[MeasuredCell], bool], most_ranks: int | None = None
-    ) -> "Calibrated":
+    ) -> "CalibrationData":
         """Return the same without some cells and the collectives that were timed in their ranks.
 
         `most_ranks`: nor anything of more ranks, links included.
         """
-        kept = tuple(one for one in self.cells if not left_out(one))
-        gone = {name for one in self.cells if left_out(one) for name in one.record_ids}
-        links, host = self.known.links, self.known.host
-        curves = tuple(one for one in links.curves if one.source not in gone)
+        cells = [cell for cell in self.cells if not left_out(cell)]
+        gone = {record_id for cell in self.cells if left_out(cell) for record_id in cell.record_ids}
+        curves = [curve for curve in self.links.curves if curve.record_id not in gone]
+        host = self.links.host_gb_per_s
         if most_ranks is not None:
-            kept = tuple(one for one in kept if one.ranks <= most_ranks)
-            curves = tuple(one for one in curves if one.ranks <= most_ranks)
-            host = HostLink(
-                {gpus: rate for gpus, rate in host.sums_gb_per_s.items() if gpus <= most_ranks}
-            )
-        return replace(self, cells=kept, known=Known(replace(links, curves=curves), host), memo={})
+            cells = [cell for cell in cells if cell.ranks <= most_ranks]
+            curves = [curve for curve in curves if curve.ranks <= most_ranks]
+            host = {gpus: rate for gpus, rate in host.items() if gpus <= most_ranks}
+        links = replace(self.links, curves=tuple(curves), host_gb_per_s=host)
+        return replace(self, cells=tuple(cells), links=links, memo={})
+
+    def timed(self, workload: Workload | None = None) -> list[MeasuredCell]:
+        """Return the cells with a step time, of one workload or of all."""
+        cells = [cell for cell in self.cells if cell.timed]
+        if workload is not None:
+            cells = [cell for cell in cells if cell.query.workload == workload]
+        return cells
+
+    @property
+    def several(self) -> list[MeasuredCell]:
+        """The cells of several ranks with a step time."""
+        return [cell for cell in self.timed() if cell.ranks > 1]
 
     @property
     def unit(self) -> str:
         """What most cells ran on: a GPU, or a CPU worker."""
-        return statistics.mode(one.question.unit for one in self.cells)
+        return statistics.mode(cell.query.unit for cell in self.cells)
 
     @property
-    def several(self) -> tuple[MeasuredCell, ...]:
-        """The cells of several ranks whose steps were timed."""
-        return tuple(one for one in self.cells if one.ranks > 1 and one.timed)
-
-    @functools.cached_property
-    def with_buckets(self) -> tuple[tuple[MeasuredCell, tuple[float, ...]], ...]:
-        """The cells whose records have their bucket plan, with the bytes of each bucket."""
-        return tuple(
-            (one, found)
-            for one in self.cells
-            if (found := tables.buckets(one.tables) or one.logged_buckets)
-        )
-
-    @functools.cached_property
-    def with_moments(self) -> tuple[tuple[MeasuredCell, tables.StepMoments], ...]:
-        """The cells whose records have the moments of a step."""
-        return tuple((one, found) for one in self.cells if (found := tables.moments(one.tables)))
+    def machine(self) -> str:
+        """The machine that most cells with a step time ran on."""
+        return statistics.mode(cell.query.machine for cell in self.timed())
 
     @property
     def record_ids(self) -> tuple[str, ...]:
         """The records that it rests on."""
-        return tuple(one for cell in self.cells for one in cell.record_ids)
+        return tuple(record_id for cell in self.cells for record_id in cell.record_ids)
 
 
-def calibrate(study: Study) -> Calibrated:
+def calibrate(study: Study) -> CalibrationData:
     """Return the calibration of a study. Raises ValueError where it has no timed training cell."""
-    runs = [one for one in study.runs if one.trains]
-    scatter = RunScatter(runs)
-    cells = tuple(_cell(one, scatter) for one in runs if one.values(STEP) or one.values(EXCHANGE))
+    training = [runs for runs in study.runs if runs.trains]
+    cells = []
+    for runs in training:
+        if runs.values(STEP) or runs.values(EXCHANGE):
+            cells.append(_measured_cell(runs))
     if not any(cell.timed for cell in cells):
         where = study.folder or study.name
         raise ValueError(
             f"{where}: no cell has a step time; accepted is the folder of a study with training cells"
         )
-    device = statistics.mode(one.cell.device for one in runs)
-    records = [
-        record for one in study.runs for record in one.records if record.cell.device == device
-    ]
-    nccl = next((version for one in records if (version := _nccl(one))), None)
-    curves = (*_curves(records), *(made for one in cells if (made := exchange_curve(one))))
-    known = Known(
-        KnownLinks(curves, _copies(records), nccl, _nvlinks(records)), _host_link(records)
+    device = statistics.mode(runs.cell.device for runs in training)
+    records = []
+    for runs in study.runs:
+        records += [record for record in runs.records if record.cell.device == device]
+    curves = [_collective_curve(record) for record in records]
+    curves += [gradient_curve(cell) for cell in cells]
+    links = LinkModel(
+        tuple(curve for curve in curves if curve is not None),
+        _peer_copies(records),
+        _host_copies(records),
     )
-    calibration = Calibrated(cells, known, (), _link_class(records))
-    return replace(
-        calibration, notes=_notes(calibration, cells, nccl if device == "cuda" else "2.28")
-    )
+    classes = [_link_class(record) for record in records]
+    inside = [link_class for link_class in classes if link_class and link_class != "NET"]
+    farthest = statistics.mode(inside) if inside else None
+    calibration = CalibrationData(tuple(cells), links, link_class=farthest)
+    return replace(calibration, notes=_notes(calibration))
 
 
-def _cell(runs: Runs, scatter: RunScatter) -> MeasuredCell:
-    """Return what forecasts take from the runs of one cell; of a table in several records the first one's."""
-    cell, record = runs.cell, runs.records[0]
-    merged: dict[str, Any] = {}
-    for one in reversed(runs.records):
-        merged |= one.tables
-    question = question_of(
-        cell, run_workload(runs), _class_of(record), runs.provenance.get("machine", "")
-    )
-    step, p95 = runs.values(STEP), runs.values(P95)
-    launch = runs.values(LAUNCH)
-    sent = question.sent_bytes
-    full = question.cap_mib * MIB * (0.5 if question.halves else 1.0)
-    logged = (
-        tables.logged_buckets(one.effective.get("choices"), sent, full) for one in runs.records
-    )
+def _scatter_of_a_run(runs: Runs, metric: str) -> float:
+    """Return the standard deviation of one run: between runs, or inside them if that is more.
+
+    Shares, but of the cost ms: it may be 0 or less.
+    """
+    floor = runs.floor(metric)
+    between = floor.deviation if floor else DEFAULT_SCATTER[metric]
+    squares = []
+    for record in runs.records:
+        ends = interval(metric, record.within_run)
+        if ends is None or max(abs(ends[0]), abs(ends[1])) > MOST_MS:
+            continue
+        if metric == COST:
+            squares.append((ends[1] - ends[0]) ** 2)
+        elif ends[0] > 0:
+            squares.append(math.log(ends[1] / ends[0]) ** 2)
+    inside = math.sqrt(statistics.fmean(squares)) / 2 / SIGMA_AT_95 if squares else 0.0
+    return max(between, inside)
+
+
+def _median_of_runs(runs: Runs, metric: str) -> Draws | None:
+    """Return the median of a metric in ms with its scatter; None without it."""
+    values = [ms for ms in runs.values(metric) if abs(ms) <= MOST_MS and (ms > 0 or metric == COST)]
+    if not values:
+        return None
+    distribution = normal if metric == COST else scaled_normal
+    error = _scatter_of_a_run(runs, metric) / math.sqrt(len(values))
+    return distribution(statistics.median(values), error, f"{metric} {runs.records[0].record_id}")
+
+
+def _measured_cell(runs: Runs) -> MeasuredCell:
+    """Return what forecasts take from the runs of one cell."""
+    record = runs.records[0]
+    workload = workload_of(runs.request, record.model)
+    query = query_of(runs.cell, workload, _link_class(record), runs.provenance.get("machine", ""))
+    if query.ranks > 1 and query.hosts == 1 and strategies.exchange_of(query).by_nccl:
+        query = replace(query, wire=used_wire(record.effective.get("transport"), query.wire))
+    tables: dict[str, Any] = {}
+    for later in reversed(runs.records):  # of a table in several records the first one's
+        tables |= later.tables
+    step_ms, p95_ms, launch_ms = runs.values(STEP), runs.values(P95), runs.values(LAUNCH)
+    above_ms = 0.0
+    if step_ms and p95_ms:
+        above_ms = max(0.0, statistics.median(p95_ms) - statistics.median(step_ms))
+    log_rate = runs.median_log_rate
     return MeasuredCell(
-        question=replace(question, wire=used_wire(record.effective.get("transport"), question.wire))
-        if question.ranks > 1 and question.hosts == 1 and strategies.exchange_of(question).by_nccl
-        else question,
+        query=query,
         record_ids=tuple(one.record_id for one in runs.records),
-        step_ms=scatter.drawn(runs, STEP),
-        cost_ms=scatter.drawn(runs, COST),
-        exchange_ms=scatter.drawn(runs, EXCHANGE),
-        scatter_ms=max(0.0, statistics.median(p95) - statistics.median(step)) / _SIGMA_AT_P95
-        if step and p95
-        else 0.0,
-        launch_ms=statistics.median(launch) if launch else 0.0,
-        between_runs=scatter.share(runs, STEP),
+        step_ms=_median_of_runs(runs, STEP),
+        cost_ms=_median_of_runs(runs, COST),
+        exchange_ms=_median_of_runs(runs, EXCHANGE),
+        scatter_ms=above_ms / SIGMA_AT_P95,
+        launch_ms=statistics.median(launch_ms) if launch_ms else 0.0,
+        between_runs=_scatter_of_a_run(runs, STEP),
         valid=not doubted(runs.records),
         cpu_bound=all("cpu_bound" in one.validity.codes for one in runs.records),
-        tables=merged,
-        logged_buckets=next(filter(None, logged), ()),
-        label=cell.name,
-        sm_mhz=statistics.fmean(runs.values(CLOCK) or [0.0]),
-        capped_share=statistics.fmean(runs.values(CAPPED) or [0.0]),
-        images_per_second=0.0 if runs.median_log_rate is None else math.exp(runs.median_log_rate),
+        label=runs.cell.name,
+        images_per_second=0.0 if log_rate is None else math.exp(log_rate),
+        buckets=read_buckets(tables),
+        moments=read_moments(tables),
+        gamma=read_gamma(tables),
     )
 
 
-def exchange_curve(cell: MeasuredCell) -> TimeCurve | None:
-    """Return what the exchange of a whole gradient says of one bucket; None where it is no collective of NCCL's."""
-    question = cell.question
-    kind = strategies.collective(question)
-    if cell.exchange_ms is None or question.ranks < 2 or kind is None:
+def _rows(tables: Mapping[str, Any], name: str, read_row: Callable[[Any], Any]) -> list[Any]:
+    """Return what each row of a calibration's table says; None of a row that is damaged."""
+    rows = mapping(tables.get(name)).get("rows")
+    read = []
+    for row in rows if isinstance(rows, list) else ():
+        try:
+            read.append(read_row(row))
+        except (KeyError, TypeError, ValueError, AttributeError):
+            read.append(None)
+    return read
+
+
+def _within(value: Any, least: float, most: float) -> float:
+    """Return a number between bounds. Raises ValueError for anything else."""
+    number = finite(value)
+    if number is None or not least <= number <= most:
+        raise ValueError(f"{value!r:.40} is no number from {least:g} to {most:g}")
+    return number
+
+
+def read_buckets(tables: Mapping[str, Any]) -> tuple[float, ...]:
+    """Return the bytes of each bucket on the wire, in order; empty where a record has none."""
+    sizes = _rows(tables, "buckets", lambda row: _within(row["bytes"], 1, MOST_BYTES))
+    return () if None in sizes else tuple(sizes)
+
+
+def read_moments(tables: Mapping[str, Any]) -> Moments | None:
+    """Return the moments of the slowest rank without exchange; None where they are not known."""
+
+    def read_row(row: Any) -> Moments | None:
+        ready_ms = tuple(_within(ms, 0.0, MOST_MS) for ms in row["ready_ms"])
+        backward_ms = _within(row["backward_ms"], 0.0, MOST_MS)
+        step_ms = _within(row["update_ms"], backward_ms, MOST_MS)
+        if row["exchange"] or not ready_ms or step_ms == 0:
+            return None
+        return Moments(ready_ms, backward_ms, step_ms)
+
+    moments = [row for row in _rows(tables, "timeline", read_row) if row is not None]
+    return max(moments, key=lambda row: row.step_ms, default=None)
+
+
+def read_gamma(tables: Mapping[str, Any]) -> tuple[float, float] | None:
+    """Return γ of the slowest rank by the interference probe, and its error; None without one."""
+
+    def read_row(row: Any) -> tuple[float, float]:
+        gamma = _within(row["gamma"], -MOST_GAMMA, MOST_GAMMA)
+        return gamma, _within(row["gamma_error"], 0.0, MOST_GAMMA)
+
+    probes = [row for row in _rows(tables, "interference", read_row) if row is not None]
+    return max(probes, default=None)
+
+
+def read_bucket_times(tables: Mapping[str, Any]) -> dict[float, float]:
+    """Return {bytes: µs} of the collectives that were timed alone in the ranks of a cell."""
+
+    def read_row(row: Any) -> tuple[float, float]:
+        time_us = 1e3 * _within(row["ms"], 0.0, MOST_MS)
+        return _within(row["bytes"], 1, MOST_BYTES), time_us
+
+    rows = _rows(tables, "bucket_exchange", read_row)
+    return {row[0]: row[1] for row in rows if row is not None and row[1] > 0}
+
+
+def gradient_curve(cell: MeasuredCell) -> TimeCurve | None:
+    """Return what the exchange of whole gradients says of one bucket; None without a collective."""
+    query = cell.query
+    kind = strategies.collective(query)
+    if cell.exchange_ms is None or query.ranks < 2 or kind is None:
         return None
-    buckets = tables.buckets(cell.tables) or question.assumed_buckets
-    size, us = sum(buckets) / len(buckets), 1e3 * best(cell.exchange_ms) / len(buckets)
+    buckets = cell.buckets or query.assumed_buckets
+    size, time_us = sum(buckets) / len(buckets), 1e3 * mean(cell.exchange_ms) / len(buckets)
     if size <= 0:
         return None
-    wire, source = question.wire, cell.record_ids[0]
-    return TimeCurve(
-        kind, wire, question.ranks, question.hosts, (size,), (us,), source, of_gradients=True
-    )
+    sizes, times_us = (size,), (time_us,)
+    source = cell.record_ids[0]
+    return TimeCurve(kind, query.wire, query.ranks, query.hosts, sizes, times_us, source, True)
 
 
-def _curves(records: Iterable[Record]) -> list[TimeCurve]:
-    """Return the collectives that were measured, alone or in the ranks of a training cell."""
-    found = []
-    for record in records:
-        cell, hosts = record.cell, max(1, len(record.cell.hosts))
-        wire = used_wire(
-            record.effective.get("transport"), asked_wire(cell.nccl, _class_of(record), hosts)
-        )
-        if cell.trains:
-            if (made := tables.exchange_curve(record.tables)) and _are_collectives(made[0]):
-                sizes = tuple(size * _both_ways(record) for size in made[1])
-                found.append(
-                    TimeCurve(
-                        made[0], wire, cell.world_size, hosts, sizes, made[2], record.record_id
-                    )
-                )
-            continue
+def _collective_curve(record: Record) -> TimeCurve | None:
+    """Return the collective that a record timed, alone or in the ranks of a training cell."""
+    cell = record.cell
+    if cell.trains:
+        kind = mapping(record.tables.get("bucket_exchange")).get("operation")
+        query = query_of(cell, workload_of(request_of(cell), record.model))
+        # What went there and what came back, as a share of what went there.
+        both_ways = (1 + strategies.return_ratio(query)) / 2
+        times = {size * both_ways: us for size, us in read_bucket_times(record.tables).items()}
+    else:
         options = cell.benchmark
-        if (
-            options["name"] != "collectives"
-            or options.get("cuda_graph")
-            or options.get("coalesced", 1) != 1
-        ):
-            continue
-        kind, rows = options.get("collective"), _rows_of(record)
-        if kind in COLLECTIVES and rows:
-            sizes, times = zip(*sorted(rows.items()), strict=True)
-            found.append(
-                TimeCurve(kind, wire, cell.world_size, hosts, sizes, times, record.record_id)
-            )
-    return found
+        if options.get("cuda_graph") or options.get("coalesced", 1) != 1:
+            return None
+        kind = options.get("collective")
+        times = _nccl_tests_times(record)
+    if not isinstance(kind, str) or not times:
+        return None
+    if not all(part in COLLECTIVES for part in kind.split(AND)):
+        return None
+    hosts = max(1, len(cell.hosts))
+    asked = asked_wire(cell.nccl, _link_class(record), hosts)
+    wire = used_wire(record.effective.get("transport"), asked)
+    sizes, times_us = zip(*sorted(times.items()), strict=True)
+    return TimeCurve(kind, wire, cell.world_size, hosts, sizes, times_us, record.record_id)
 
 
-def _both_ways(record: Record) -> float:
-    """Return the mean of what went there and came back of a bucket in a record, as a share of what went there."""
-    question = question_of(record.cell, workload_of(request_of(record.cell), record.model))
-    with contextlib.suppress(
-        ValueError
-    ):  # the user's own exchange; the forecast of such a cell says it
-        question = strategies.as_in_a_step(question)
-    return (1 + question.back) / 2
-
-
-def _are_collectives(operation: str) -> bool:
-    """Tell whether an operation of one bucket is made of collectives that a curve may be of."""
-    return all(one in COLLECTIVES for one in operation.split(TOGETHER))
-
-
-def _rows_of(record: Record) -> dict[float, float]:
+def _nccl_tests_times(record: Record) -> dict[float, float]:
     """Return {bytes: µs} of a collectives record, out of place where there is."""
-    table = mapping(record.tables.get("nccl-tests"))
-    runs = table.get("runs")
-    rows = mapping(runs[0]).get("rows") if isinstance(runs, list) and runs else ()
-    found: dict[float, float] = {}
-    for row in rows if isinstance(rows, list) else ():
-        timed = mapping(mapping(row).get("out_of_place")) or mapping(mapping(row).get("in_place"))
-        size, us = finite(mapping(row).get("bytes")), finite(timed.get("time_us"))
-        if size and us and size > 0 and us > 0:
-            found[size] = us
-    return found
+
+    def read_row(row: Any) -> tuple[float, float]:
+        timed = row.get("out_of_place") or row["in_place"]
+        return _within(row["bytes"], 1, math.inf), _within(timed["time_us"], 0.0, math.inf)
+
+    runs = mapping(record.tables.get("nccl-tests")).get("runs")
+    table = {"first": runs[0]} if isinstance(runs, list) and runs else {}
+    rows = _rows(table, "first", read_row)
+    return {row[0]: row[1] for row in rows if row is not None and row[1] > 0}
 
 
-def _copies(records: Iterable[Record]) -> dict[str, float]:
+def _peer_copies(records: Iterable[Record]) -> dict[str, float]:
     """Return GB/s of peer copies one way, with peer access and through host memory."""
-    found: dict[str, list[float]] = {}
+    rates: dict[str, list[float]] = defaultdict(list)
     for record in records:
         for transport, word in ((DIRECT, "enabled"), (HOST_MEMORY, "disabled")):
-            value = record.metrics.get(f"p2p/unidirectional_{word}_gb_per_s", 0.0)
-            if 0 < value < math.inf:
-                found.setdefault(transport, []).append(value)
-    return {transport: statistics.median(values) for transport, values in found.items()}
+            rate = record.metrics.get(f"p2p/unidirectional_{word}_gb_per_s", 0.0)
+            if 0 < rate < math.inf:
+                rates[transport].append(rate)
+    return {transport: statistics.median(several) for transport, several in rates.items()}
 
 
-def _host_link(records: Iterable[Record]) -> HostLink:
-    """Return the GB/s in sum that one GPU and all at once copy both ways: medians over the records."""
-    found: dict[int, list[float]] = {}
+def _host_copies(records: Iterable[Record]) -> dict[int, float]:
+    """Return the GB/s in sum that one GPU and all at once copy both ways."""
+    rates: dict[int, list[float]] = defaultdict(list)
     for record in records:
         for gpus, word in ((1, "one"), (record.cell.world_size, "all")):
-            value = record.metrics.get(f"host_link/{word}_both_gb_per_s", 0.0)
-            if 0 < value < math.inf:
-                found.setdefault(gpus, []).append(value)
-    return HostLink({gpus: statistics.median(values) for gpus, values in found.items()})
+            rate = record.metrics.get(f"host_link/{word}_both_gb_per_s", 0.0)
+            if 0 < rate < math.inf:
+                rates[gpus].append(rate)
+    return {gpus: statistics.median(several) for gpus, several in rates.items()}
 
 
-def _nvlinks(records: Iterable[Record]) -> NvLinks | None:
-    """Return what joins two GPUs, if every two of them have equally many NVLinks and NCCL's rate of one is known."""
-    words: set[str] = set()
-    names: set[str] = set()
-    for record in records:
-        words |= {str(word) for word in mapping(record.environment.get("links")).values()}
-        names |= {str(one.get("name")) for one in gpus_of(record.environment)}
-    counts, kinds = {nvlink_count(word) for word in words}, {nvlink(name) for name in names}
-    count, kind = next(iter(counts), None), next(iter(kinds), None)
-    alike = len(counts) == len(kinds) == 1
-    return NvLinks(count * kind[0], kind[1]) if alike and count and kind else None
-
-
-def _nccl(record: Record) -> str | None:
-    """Return NCCL's version in the environment of a record; None without one."""
-    version = mapping(record.environment.get("versions")).get("nccl")
-    return version if isinstance(version, str) else None
-
-
-def _class_of(record: Record) -> str | None:
+def _link_class(record: Record) -> str | None:
     """Return the farthest link class between the GPUs of a record; None where it does not say."""
-    found = record.effective.get("link_class")
-    return found if isinstance(found, str) else None
+    link_class = record.effective.get("link_class")
+    return link_class if isinstance(link_class, str) else None
 
 
-def _link_class(records: Iterable[Record]) -> str | None:
-    """Return the most frequent link class of the records inside hosts; None without any."""
-    found = [one for record in records if (one := _class_of(record)) and one != "NET"]
-    return statistics.mode(found) if found else None
-
-
-def _notes(
-    calibration: Calibrated, cells: Sequence[MeasuredCell], nccl: str | None
-) -> tuple[str, ...]:
+def _notes(calibration: CalibrationData) -> tuple[str, ...]:
     """Return a sentence for each thing that the records do not hold."""
-    timed = [one for one in cells if one.timed]
     if not calibration.several:  # of one GPU alone, whose forecasts need none of this
         return ()
-    notes = [constants(nccl)[1]]
-    if not calibration.with_buckets:
+    timed = calibration.timed()
+    notes = []
+    if not any(cell.buckets for cell in timed):
         notes.append("no record has its bucket plan: buckets are taken as full, by bucket_cap_mb")
-    if not any(tables.moments(one.tables) for one in timed):
+    if not any(cell.moments for cell in timed):
         notes.append(
             "no record has the moments of a step: buckets are taken as ready evenly over the last two thirds"
         )
-    if not any(tables.slowed(one.tables) for one in timed):
+    if not any(cell.gamma for cell in timed):
         notes.append("no record has an interference probe: γ comes from the cost of measured cells")
-    if not any(tables.residuals_ms(one.tables) is not None for one in timed):
-        notes.append(
-            "no record has residuals of its steps: waiting is taken as normal, from their 95th percentile"
-        )
-    if all(one.of_gradients for one in calibration.known.links.curves):
+    if all(curve.of_gradients for curve in calibration.links.curves):
         notes.append(
             "no collective was measured by itself: links come from the exchange of whole gradients"
         )
-    return tuple(one for one in notes if one)
+    return tuple(notes)

@@ -1,8 +1,7 @@
-"""A number that is not known exactly, as an array: its best value first, then DRAWS values that it may have.
+"""Uncertain numbers as arrays: the best value first, then DRAWS values that it may have.
 
-Functions of such arrays are ordinary numpy, and the spread of the result is the propagated one. The draws are a parametric
-bootstrap: a measured median is drawn again with the scatter between runs. Equal names give equal draws, so that equal records
-give equal forecasts.
+Functions of such arrays are ordinary numpy, and the spread of the result is the propagated one
+(a parametric bootstrap). Equal names give equal draws, so equal records give equal forecasts.
 """
 
 import zlib
@@ -11,43 +10,52 @@ from typing import Any
 
 import numpy as np
 
-Values = np.ndarray[Any, np.dtype[np.float64]]
+Draws = np.ndarray[Any, np.dtype[np.float64]]
 DRAWS = 200
-MANY = 5.0  # standard deviations of a logarithm beyond which nothing is believed
+MOST_SHARE = 5.0  # standard deviations of a logarithm beyond which nothing is believed
 
 
-def exactly(value: float) -> Values:
+def constant(value: float) -> Draws:
     """Return a number that is known, (1 + DRAWS,)."""
     return np.full(1 + DRAWS, float(value))
 
 
-def about(value: float, share: float, name: str) -> Values:
+def scaled_normal(value: float, share: float, name: str) -> Draws:
     """Return a positive number that scatters by a share of itself, log-normally, (1 + DRAWS,)."""
-    return value * np.exp(min(share, MANY) * _normal(name))
+    return value * np.exp(min(share, MOST_SHARE) * _standard_normal(name))
 
 
-def near(value: float, deviation: float, name: str) -> Values:
+def normal(value: float, deviation: float, name: str) -> Draws:
     """Return a number of any sign with a standard deviation in its own unit, (1 + DRAWS,)."""
-    return value + deviation * _normal(name)
+    return value + deviation * _standard_normal(name)
 
 
-def best(values: Values) -> float:
+def mean(draws: Draws) -> float:
     """Return the best value."""
-    return float(values[0])
+    return float(draws[0])
 
 
-def deviation(values: Values) -> float:
+def deviation(draws: Draws) -> float:
     """Return the standard deviation of the draws about the best value."""
-    return float(np.sqrt(np.mean((values[1:] - values[0]) ** 2)))
+    return float(np.sqrt(np.mean((draws[1:] - draws[0]) ** 2)))
 
 
-def weighted(parts: Sequence[tuple[Values, float]]) -> Values:
-    """Return the mean of numbers, each weighted by one over the variance beside it."""
-    total = sum((one / variance for one, variance in parts), exactly(0.0))
-    return total / sum(1 / variance for _, variance in parts)
+def average(several: Sequence[Draws]) -> Draws:
+    """Return the plain mean of several numbers."""
+    return np.asarray(np.mean(several, axis=0))
 
 
-def _normal(name: str) -> Values:
-    """Return standard normal draws, equal for equal names."""
+def inverse_variance_mean(several: Sequence[tuple[Draws, float]]) -> Draws:
+    """Return the mean of (number, standard deviation), each weighted by one over its variance."""
+    total = constant(0.0)
+    weights = 0.0
+    for draws, error in several:
+        weight = 1 / max(error, 1e-3) ** 2  # none is known exactly
+        total = total + weight * draws
+        weights += weight
+    return total / weights
+
+
+def _standard_normal(name: str) -> Draws:
     drawn = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(DRAWS)
     return np.concatenate([[0.0], drawn - drawn.mean()])

@@ -1,60 +1,69 @@
-"""A forecast: what a step of a cell should take, its parts, its interval and the null model beside it.
+"""A forecast of a cell, its interval, the null model beside it, and how far held-out cells were off.
 
-    forecast(calibration, question) -> Forecast
-
-The interval is the best value ± q · the deviation of the draws · the growth outside what was measured. q comes from cells of the
-study that were held out one by one (split-conformal, Lei et al. 2018: the quantile of |error| ÷ deviation); with fewer than
-FEWEST_HELD_OUT of them no error is claimed. No interval goes below a step of the same GPUs without any exchange, less as many
-deviations of that. The null model says that nothing changes: the step of one GPU, and the cost of the
-nearest measured cell.
+The interval is the best value ± q · the deviation of the draws · the growth beyond the ranks that
+were measured. q is the split-conformal quantile (Lei et al. 2018) of |error| ÷ deviation of cells
+of the study that were held out; with fewer than FEWEST_HELD_OUT no error is claimed. The null model
+says that nothing changes: the step of one GPU, and the cost of the nearest measured cell.
 """
 
+import contextlib
 import math
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from statistics import fmean
 from typing import Any
 
-from analysis.prediction.assembled import Assembled, assemble
-from analysis.prediction.calibration import Calibrated
-from analysis.prediction.cells import Question
-from analysis.prediction.draws import best, deviation
-from analysis.prediction.links.model import ASSUMED, BY_COPIES, MEASURED
-from analysis.prediction.parts.base import LEAST_STEP, StepPart
-from analysis.prediction.parts.nearest import distance, rate_share
+from analysis.prediction.calibration import CalibrationData, MeasuredCell, calibrate
+from analysis.prediction.draws import deviation, mean
+from analysis.prediction.links import ASSUMED, BY_COPIES, MEASURED
+from analysis.prediction.query import CellQuery, Workload, query_of, workload_of
+from analysis.prediction.step import LEAST_STEP, StepModel, distance, rate_share, step_model
 from analysis.study.names import of_unit
+from analysis.study.study import Study, request_of
+from conf.cell import Cell
 
+VERSION = 7  # another model has another number: it may forecast otherwise from the same records
 LEVEL = 0.9  # of an interval
 FEWEST_HELD_OUT = 10
 NOT_SCORED = "no error is claimed: cells of one GPU, or without an exchange, are not held out"
-INTERPOLATED, EXTRAPOLATED, ASSUMED_NETWORK = "interpolated", "extrapolated", "assumed_network"
+INTERPOLATED, EXTRAPOLATED = "interpolated", "extrapolated"
+ASSUMED_NETWORK = "assumed_network"
+CONDITION, SIZE, TRANSPORT, BATCH, MODEL = "condition", "size", "transport", "batch", "model"
+HOLDOUTS = (CONDITION, SIZE, TRANSPORT, BATCH, MODEL)
+_NEEDS = {
+    CONDITION: "the study has no valid training cell of several GPUs",
+    SIZE: "the study has training cells of one size of several GPUs only",
+    TRANSPORT: "all training cells of several GPUs have the same transport",
+    BATCH: "all training cells of a model have the same batch size",
+    MODEL: "all training cells of several GPUs have the same model",
+}
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a cell should give. Times are ms; without enough held-out cells `low` and `high` are None."""
+    """What a cell should give. Times are ms; `low` and `high` are None where no error is claimed."""
 
     step_ms: float
     low: float | None
     high: float | None
-    images_per_second: float  # as a run gives them, whose mean step is longer than its median (parts.nearest.rate_share)
+    images_per_second: float  # as a run gives them, whose mean step is longer than its median
     efficiency: float  # against one GPU with the same strategy
     cost_ms: float  # the step minus that of the same GPUs without exchange
-    exposed_ms: float  # tail, contention and waiting: what one GPU with this strategy does not have
+    exposed_ms: float  # what one GPU with this strategy does not have
     tail_ms: float
     contention_ms: float
     own_work_ms: float
     waiting_ms: float
     null_step_ms: float
     null_cost_ms: float
-    compute_ms: float  # a step of the same GPUs without any exchange, alone: no interval goes below it, but for its scatter
+    compute_ms: float  # a step of the same GPUs without any exchange, alone
     compute_deviation_ms: float
     deviation_ms: float  # of the step, by the draws
-    growth: float  # of the interval, outside what was measured
+    growth: float  # of the interval, beyond the ranks that were measured
     basis: str  # interpolated, extrapolated, assumed_network
     widest: str  # the part that most of the deviation comes from
-    why: tuple[
-        str, ...
-    ]  # a sentence for each part that was not measured, and for a missing interval
+    why: tuple[str, ...]  # a sentence for each part that was not measured, and a missing interval
     records: tuple[str, ...]  # of the calibration
 
     def to_json(self) -> dict[str, Any]:
@@ -62,152 +71,389 @@ class Forecast:
         return asdict(self)
 
 
-def forecast(calibration: Calibrated, question: Question, scores: Sequence[float] = ()) -> Forecast:
-    """Return the forecast of a cell. `scores`: |error| ÷ deviation of held-out cells.
+def forecast(
+    calibration: CalibrationData, query: CellQuery, scores: Sequence[float] = ()
+) -> Forecast:
+    """Return the forecast of a cell; `scores` are |error| ÷ deviation of held-out cells.
 
-    Raises NoLink (a ValueError) where a wire is not known, ValueError for an unknown strategy or workload.
+    Raises UnknownLink (a ValueError) where a wire is not known, ValueError for an unknown strategy
+    or workload.
     """
-    return forecast_of(assemble(calibration, question), scores)
-
-
-def forecast_of(made: Assembled, scores: Sequence[float] = ()) -> Forecast:
-    """Return the forecast of a cell whose parts are known."""
-    calibration, question = made.calibration, made.question
-    bare, own, waiting, launch = made.bare.values, made.own.values, made.waiting, made.launch_ms
-    steps, played = made.steps(), made.played
-    without = max(best(bare) + best(waiting), launch)
-    cost = best(steps) - without
-    own_ms = min(best(own), max(cost, 0.0))
-    null_cost = max(_null_cost(calibration, question), (LEAST_STEP - 1) * without)
-    basis, why = _basis(
-        calibration, question, (made.bare, made.gamma, made.own), made.times.sources
-    )
-    spread, growth = deviation(steps), growth_of(calibration, question)
-    sentence = (
-        NOT_SCORED
-        if not is_scored(question)
-        else too_few(len(scores))
-        if len(scores) < FEWEST_HELD_OUT
-        else ""
-    )
-    compute_ms, ms = max(best(bare), launch), best(steps)
-    found = Forecast(
-        step_ms=ms,
+    model = step_model(calibration, query)
+    step, played = model.simulate()
+    step = step + model.noise
+    step_ms = mean(step)
+    waiting_ms = mean(model.waiting.draws)
+    compute_ms = max(mean(model.bare.draws), model.launch_ms)
+    without_ms = max(mean(model.bare.draws) + waiting_ms, model.launch_ms)
+    cost_ms = step_ms - without_ms
+    own_work_ms = min(mean(model.local.draws), max(cost_ms, 0.0))
+    null_cost_ms = max(_null_cost(calibration, query), (LEAST_STEP - 1) * without_ms)
+    images = rate_share(calibration, query) * query.ranks * query.batch_size * 1e3
+    basis, why = _basis(model)
+    no_error = why_no_error(query, len(scores))
+    why = [*why, model.waiting.why, no_error]
+    made = Forecast(
+        step_ms=step_ms,
         low=None,
         high=None,
-        images_per_second=rate_share(calibration, question)
-        * question.ranks
-        * question.batch_size
-        * 1e3
-        / ms,
-        efficiency=(compute_ms + own_ms) / ms,
-        cost_ms=cost,
-        exposed_ms=cost - own_ms + best(waiting),
-        tail_ms=best(played.tail_ms),
-        contention_ms=best(played.contention_ms),
-        own_work_ms=own_ms,
-        waiting_ms=best(waiting),
-        null_step_ms=without + null_cost,
-        null_cost_ms=null_cost,
+        images_per_second=images / step_ms,
+        efficiency=(compute_ms + own_work_ms) / step_ms,
+        cost_ms=cost_ms,
+        exposed_ms=cost_ms - own_work_ms + waiting_ms,
+        tail_ms=mean(played.tail_ms),
+        contention_ms=mean(played.contention_ms),
+        own_work_ms=own_work_ms,
+        waiting_ms=waiting_ms,
+        null_step_ms=without_ms + null_cost_ms,
+        null_cost_ms=null_cost_ms,
         compute_ms=compute_ms,
-        compute_deviation_ms=math.hypot(deviation(bare), deviation(made.noise)),
-        deviation_ms=spread,
-        growth=growth,
+        compute_deviation_ms=math.hypot(deviation(model.bare.draws), deviation(model.noise)),
+        deviation_ms=deviation(step),
+        growth=growth_of(calibration, query),
         basis=basis,
-        widest=of_unit(made.widest, question.unit),
-        why=tuple(of_unit(one, question.unit) for one in (*why, made.why_waiting, sentence) if one),
+        widest=of_unit(model.widest(), query.unit),
+        why=tuple(of_unit(sentence, query.unit) for sentence in why if sentence),
         records=calibration.record_ids,
     )
-    if sentence:
-        return found
-    low, high = interval(found, conformal(scores))
-    return replace(found, low=low, high=high)
+    if no_error:
+        return made
+    low, high = interval(made, conformal(scores))
+    return replace(made, low=low, high=high)
 
 
 def interval(made: Forecast, factor: float) -> tuple[float, float]:
-    """Return the ends of the interval of a step: ± factor · deviation · growth, but not below what compute alone may take."""
+    """Return the ends of the interval of a step, not below what compute alone may take."""
     wide = factor * made.growth
     least = min(made.compute_ms - wide * made.compute_deviation_ms, made.step_ms)
-    return max(
-        made.step_ms - wide * made.deviation_ms, least, 0.0
-    ), made.step_ms + wide * made.deviation_ms
-
-
-def is_scored(question: Question) -> bool:
-    """Tell whether cells of this kind are held out, so that an error can be claimed."""
-    return question.ranks > 1 and question.strategy != "none"
-
-
-def growth_of(calibration: Calibrated, question: Question) -> float:
-    """Return the factor by which an interval grows beyond the ranks that were measured."""
-    return 1 + math.log(max(1.0, question.ranks / _most_ranks(calibration, question)))
-
-
-def _null_cost(calibration: Calibrated, question: Question) -> float:
-    """Return the cost of the nearest measured cell of several ranks, or of one for one, unchanged; 0 where there is none.
-
-    The nearest is of the same workload and strategy first: a null model knows nothing of wires and numbers of ranks. What
-    another strategy costs one GPU says nothing.
-    """
-    if question.strategy == "none":
-        return 0.0
-    alike = [
-        one
-        for one in calibration.cells
-        if one.ranks == 1 and one.question.strategy == question.strategy
-    ]
-    cells = calibration.several if question.ranks > 1 else alike
-    found = [one for one in cells if one.cost_ms is not None and one.question.strategy != "none"]
-    nearest = min(found, key=lambda one: _unlike(one.question, question), default=None)
-    return 0.0 if nearest is None or nearest.cost_ms is None else best(nearest.cost_ms)
-
-
-def _unlike(one: Question, other: Question) -> tuple[object, ...]:
-    """Return a sort key: how unlike two cells are for the null model, workload and places before strategy."""
-    places = (
-        one.workload != other.workload,
-        (one.hosts > 1) != (other.hosts > 1),
-        one.shares_gpu != other.shares_gpu,
-    )
-    return (*places, one.strategy != other.strategy, distance(one, other))
-
-
-def _basis(
-    calibration: Calibrated, question: Question, parts: Sequence[StepPart], sources: set[str]
-) -> tuple[str, tuple[str, ...]]:
-    """Return how well founded a forecast is, and a sentence for each part that was not measured."""
-    why = [one.why for one in parts]
-    if BY_COPIES in sources:
-        why.append(
-            f"no collective {question.wire.way} was measured: it is in proportion to peer copies"
-        )
-    if ASSUMED in sources or (question.hosts > 1 and question.network is not None):
-        return ASSUMED_NETWORK, (*why, "the network between hosts was described, not measured")
-    inside = question.ranks <= _most_ranks(calibration, question)
-    measured = sources <= {MEASURED} and all(one.basis == MEASURED for one in parts)
-    return INTERPOLATED if inside and measured else EXTRAPOLATED, tuple(why)
-
-
-def _most_ranks(calibration: Calibrated, question: Question) -> int:
-    """Return the largest number of ranks whose steps were timed with this workload."""
-    found = (
-        one.ranks
-        for one in calibration.cells
-        if one.timed and one.question.workload == question.workload
-    )
-    return max(found, default=1)
-
-
-def too_few(held_out: int) -> str:
-    """Return why no error is claimed where so many cells could be held out."""
-    cells = f"{held_out} cell{'' if held_out == 1 else 's'}"
-    return f"not enough to state an error: {cells} could be held out, {FEWEST_HELD_OUT} are needed"
+    low = max(made.step_ms - wide * made.deviation_ms, least, 0.0)
+    return low, made.step_ms + wide * made.deviation_ms
 
 
 def conformal(scores: Sequence[float], level: float = LEVEL) -> float:
-    """Return the factor that holds a further score with this probability.
+    """Return the factor that holds a further score with this probability."""
+    rank = math.ceil((len(scores) + 1) * level)
+    return sorted(scores)[min(rank, len(scores)) - 1]
 
-    It is the ⌈(m + 1) · level⌉-th least of m, at most the largest.
+
+def growth_of(calibration: CalibrationData, query: CellQuery) -> float:
+    """Return the factor by which an interval grows beyond the ranks that were measured."""
+    return 1 + math.log(max(1.0, query.ranks / _most_ranks(calibration, query)))
+
+
+def is_scored(query: CellQuery) -> bool:
+    """Tell whether cells of this kind are held out, so that an error can be claimed."""
+    return query.ranks > 1 and query.strategy != "none"
+
+
+def why_no_error(query: CellQuery, held_out: int) -> str:
+    """Return why no error is claimed; empty where enough cells could be held out."""
+    if not is_scored(query):
+        return NOT_SCORED
+    if held_out >= FEWEST_HELD_OUT:
+        return ""
+    cells = "1 cell" if held_out == 1 else f"{held_out} cells"
+    return f"not enough to state an error: {cells} could be held out, {FEWEST_HELD_OUT} are needed"
+
+
+def _null_cost(calibration: CalibrationData, query: CellQuery) -> float:
+    """Return the cost of the nearest measured cell, of several ranks or of one, unchanged."""
+    if query.strategy == "none":
+        return 0.0
+    cells = []
+    for cell in calibration.timed():
+        there = cell.query
+        alike = there.strategy == query.strategy if query.ranks == 1 else there.strategy != "none"
+        if cell.cost_ms is not None and alike and (cell.ranks > 1) == (query.ranks > 1):
+            cells.append(cell)
+
+    def unlike(cell: MeasuredCell) -> tuple[object, ...]:
+        names = ("workload", "across_hosts", "shares_gpu", "strategy")
+        differing = [getattr(cell.query, name) != getattr(query, name) for name in names]
+        return *differing, distance(cell.query, query)
+
+    nearest = min(cells, key=unlike, default=None)
+    return 0.0 if nearest is None or nearest.cost_ms is None else mean(nearest.cost_ms)
+
+
+def _most_ranks(calibration: CalibrationData, query: CellQuery) -> int:
+    ranks = [cell.ranks for cell in calibration.timed(query.workload)]
+    return max(ranks, default=1)
+
+
+def _basis(model: StepModel) -> tuple[str, list[str]]:
+    """Return how well founded a forecast is, and a sentence for each part not measured."""
+    query, sources = model.query, model.times.sources
+    why = [part.why for part in (model.bare, model.gamma, model.local)]
+    measured = sources <= {MEASURED} and not any(why)
+    if BY_COPIES in sources:
+        why.append(
+            f"no collective {query.wire.way} was measured: it is in proportion to peer copies"
+        )
+    if ASSUMED in sources or (query.hosts > 1 and query.network is not None):
+        why.append("the network between hosts was described, not measured")
+        return ASSUMED_NETWORK, why
+    inside = query.ranks <= _most_ranks(model.calibration, query)
+    return INTERPOLATED if inside and measured else EXTRAPOLATED, why
+
+
+# --- held-out cells
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """A cell and its forecast from others; `forecast` is None where `why` says so."""
+
+    cell: MeasuredCell
+    step_ms: float  # measured
+    cost_ms: float | None  # of communication, measured; None where it was not
+    forecast: Forecast | None
+    why: str = ""
+    low: float | None = None  # of the step in ms, by the scores of the other cells
+    high: float | None = None
+
+    @property
+    def inside(self) -> bool | None:
+        """Whether the measured step lies in the interval; None without one."""
+        if self.low is None or self.high is None:
+            return None
+        return self.low <= self.step_ms <= self.high
+
+
+def hold_out(calibration: CalibrationData, way: str, suspect: bool = False) -> list[HeldOut]:
+    """Return the forecast of each measured cell of several ranks from others (HOLDOUTS).
+
+    `suspect`: cells that a check casts doubt on too. Raises ValueError where there are none.
     """
-    place = math.ceil((len(scores) + 1) * level)
-    return sorted(scores)[min(place, len(scores)) - 1]
+    cells = []
+    for cell in calibration.several:
+        if cell.query.strategy != "none" and (suspect or cell.valid):
+            cells.append(cell)
+    needs = _NEEDS[way] if cells else _NEEDS[CONDITION]
+    cells = _can_be_held_out(calibration, cells, way)
+    if not cells:
+        raise ValueError(f"--holdout {way}: {of_unit(needs, calibration.unit)}")
+    others: dict[tuple[Any, ...], CalibrationData] = {}
+    held = []
+    for cell in cells:
+        key = _holdout_key(cell, way)
+        if key not in others:
+            others[key] = _calibration_without(calibration, way, key)
+        assert cell.step_ms is not None
+        step_ms = mean(cell.step_ms)
+        cost_ms = None if cell.cost_ms is None else mean(cell.cost_ms)
+        try:
+            made = forecast(others[key], cell.query)
+            held.append(HeldOut(cell, step_ms, cost_ms, made))
+        except ValueError as error:
+            held.append(HeldOut(cell, step_ms, cost_ms, None, str(error)))
+    with_intervals = []
+    for result in held:
+        scores = scores_of(other for other in held if other is not result)
+        if result.forecast is not None and len(scores) >= FEWEST_HELD_OUT:
+            low, high = interval(result.forecast, conformal(scores))
+            result = replace(result, low=low, high=high)
+        with_intervals.append(result)
+    return with_intervals
+
+
+def scores_of(held: Iterable[HeldOut]) -> list[float]:
+    """Return |error| ÷ deviation ÷ growth of the cells that have a forecast."""
+    scores = []
+    for result in held:
+        if result.forecast is not None:
+            expected_ms = result.forecast.deviation_ms * result.forecast.growth
+            error_ms = abs(result.step_ms - result.forecast.step_ms)
+            scores.append(error_ms / max(expected_ms, 1e-9))
+    return scores
+
+
+def _holdout_key(cell: MeasuredCell, way: str) -> tuple[Any, ...]:
+    """Return what cells share that are held out together."""
+    query = cell.query
+    keys: dict[str, tuple[Any, ...]] = {
+        CONDITION: (
+            query.workload,
+            query.batch_size,
+            query.options,
+            query.wire,
+            query.gpus,
+            query.hosts,
+        ),
+        SIZE: (cell.ranks,),
+        TRANSPORT: (query.transport, cell.ranks > 1),
+        BATCH: (query.workload, query.batch_size),
+        MODEL: (query.workload.model, cell.ranks > 1),
+    }
+    return keys[way]
+
+
+def _can_be_held_out(
+    calibration: CalibrationData, cells: list[MeasuredCell], way: str
+) -> list[MeasuredCell]:
+    """Return the cells whose forecast has something to rest on."""
+    if way == SIZE:
+        cells = [cell for cell in cells if not cell.query.across_hosts]
+        fewest = min((cell.ranks for cell in cells), default=0)
+        return [cell for cell in cells if cell.ranks > fewest]
+    if way == TRANSPORT:
+        transports = Counter(cell.query.transport for cell in cells)
+        ((usual, _),) = transports.most_common(1) or [("", 0)]
+        return [cell for cell in cells if cell.query.transport != usual]
+    if way == BATCH:
+        keys = {_holdout_key(cell, way) for cell in calibration.timed()}
+        workloads = Counter(workload for workload, _ in keys)
+        return [cell for cell in cells if workloads[cell.query.workload] > 1]
+    if way == MODEL and len({cell.query.workload.model for cell in cells}) < 2:
+        return []
+    return cells
+
+
+def _calibration_without(
+    calibration: CalibrationData, way: str, key: tuple[Any, ...]
+) -> CalibrationData:
+    """Return a calibration without the cells that are held out.
+
+    Links that were measured by themselves stay, but for those of as many ranks with SIZE.
+    """
+    if way == SIZE:
+        return calibration.without(lambda cell: False, most_ranks=key[0] - 1)
+    if way != TRANSPORT:
+        return calibration.without(lambda cell: _holdout_key(cell, way) == key)
+    cells = []
+    for cell in calibration.cells:
+        if _holdout_key(cell, way) == key:  # its exchange alone stays: it is a link
+            cell = replace(cell, step_ms=None, cost_ms=None)
+        cells.append(cell)
+    return replace(calibration, cells=tuple(cells), memo={})
+
+
+class HeldOutScores:
+    """The scores of a calibration's cells, held out so that as much is unknown as of a query."""
+
+    def __init__(self, calibration: CalibrationData) -> None:
+        self._calibration = calibration
+        self._of_way: dict[str, list[float]] = {}
+
+    def of(self, query: CellQuery) -> list[float]:
+        """Return the scores of held-out conditions; of batches where its own was not measured."""
+        cells = self._calibration.timed(query.workload)
+        measured = any(cell.query.batch_size == query.batch_size for cell in cells)
+        way = CONDITION if measured else BATCH
+        if way not in self._of_way:
+            self._of_way[way] = []
+            with contextlib.suppress(ValueError):  # there is nothing to hold out
+                self._of_way[way] = scores_of(hold_out(self._calibration, way))
+        return self._of_way[way]
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Mean absolute errors of held-out cells as shares; None without cells for one."""
+
+    cells: int
+    not_forecast: int
+    cost_cells: int
+    cost: float | None
+    null_cost: float | None
+    step: float | None
+    null_step: float | None
+    covered: int | None  # of the cells with an interval
+    with_interval: int
+
+
+def errors_of(held: Sequence[HeldOut]) -> Errors:
+    """Return the errors of held-out cells, with the null model's."""
+    costs, steps, inside = [], [], []
+    for result in held:
+        made = result.forecast
+        if made is None:
+            continue
+        step_ms, cost_ms = result.step_ms, result.cost_ms
+        steps.append((made.step_ms / step_ms - 1, made.null_step_ms / step_ms - 1))
+        if cost_ms is not None and cost_ms > 0:
+            costs.append((made.cost_ms / cost_ms - 1, made.null_cost_ms / cost_ms - 1))
+        if result.inside is not None:
+            inside.append(result.inside)
+    return Errors(
+        cells=len(held),
+        not_forecast=len(held) - len(steps),
+        cost_cells=len(costs),
+        cost=fmean(abs(error) for error, _ in costs) if costs else None,
+        null_cost=fmean(abs(error) for _, error in costs) if costs else None,
+        step=fmean(abs(error) for error, _ in steps) if steps else None,
+        null_step=fmean(abs(error) for _, error in steps) if steps else None,
+        covered=sum(inside) if inside else None,
+        with_interval=len(inside),
+    )
+
+
+# --- before a cell runs (predict=auto)
+
+# The scores of held-out cells, by (way of holding out, machine, device): errors on another machine
+# say nothing of this one.
+Scores = Mapping[tuple[str, str, str], Sequence[float]]
+
+
+def scores_by_machine(study: Study) -> Scores:
+    """Return the scores of a study's cells in each way that upcoming cells may need.
+
+    Cells that a check casts doubt on count only where the others are too few.
+    """
+    held: dict[tuple[str, str, str], list[HeldOut]] = defaultdict(list)
+    with contextlib.suppress(ValueError):  # nothing was measured, or too little
+        calibration = calibrate(study)
+        for way in (CONDITION, BATCH):
+            for result in hold_out(calibration, way, suspect=True):
+                held[_score_key(way, result.cell.query)].append(result)
+    scores = {}
+    for key, results in held.items():
+        scores[key] = scores_of(result for result in results if result.cell.valid)
+        if len(scores[key]) < FEWEST_HELD_OUT:
+            scores[key] = scores_of(results)
+    return scores
+
+
+def _score_key(way: str, query: CellQuery) -> tuple[str, str, str]:
+    return way, query.machine, query.workload.asked("device")
+
+
+def forecast_before(
+    cell: Cell, study: Study, machine: str, link_class: str | None, scores: Scores
+) -> dict[str, Any]:
+    """Return the forecast of a cell that is about to run, as plain JSON types.
+
+    Those of Forecast, the VERSION of the model, the number of `cells` that it rests on, the
+    `level` of its interval and the number of cells `held_out` for it; or `refused`: why there is
+    none. `machine` is the one it will run on, `link_class` the farthest between its GPUs.
+    """
+    try:
+        calibration = calibrate(study)
+    except ValueError:
+        refused = "no cell of the study with a step time was measured before it"
+        return {"version": VERSION, "cells": 0, "refused": refused}
+    facts = {"version": VERSION, "cells": len(calibration.cells)}
+    try:
+        query = query_of(cell, known_workload(calibration, cell), link_class, machine)
+        alike = [one.query for one in calibration.timed(query.workload)]
+        way = CONDITION if any(one.batch_size == query.batch_size for one in alike) else BATCH
+        of_way: Sequence[float] = ()
+        if is_scored(query) and any(one.ranks > 1 for one in alike):
+            of_way = scores.get(_score_key(way, query), ())
+        made = forecast(calibration, query, of_way)
+    except ValueError as error:  # UnknownLink too
+        return {**facts, "refused": str(error)}
+    return {**facts, "held_out": len(of_way), "level": LEVEL, **made.to_json()}
+
+
+def known_workload(calibration: CalibrationData, cell: Cell) -> Workload:
+    """Return the workload of a cell with its gradients, which measured cells know.
+
+    Raises ValueError where none has it.
+    """
+    asked = workload_of(request_of(cell), {})
+    workloads = {measured.query.workload for measured in calibration.timed()}
+    for workload in sorted(workloads, key=lambda workload: -workload.gradient_bytes):
+        if (workload.model, workload.rest) == (asked.model, asked.rest):
+            return workload
+    raise ValueError(f"no cell of the study that trains {asked} like this was measured before it")

@@ -34,7 +34,7 @@ from analysis.report.sections import (
     trace,
 )
 from analysis.report.sections.benchmarks import ORDER
-from analysis.report.sections.forecasts.cells import forecasts
+from analysis.report.sections.forecasts import forecasts
 from analysis.report.sections.studies import studies
 from analysis.report.summary import SENTENCES, sentences
 from analysis.study.estimates import Findings

@@ -4,7 +4,7 @@ import math
 from collections.abc import Container, Iterable, Mapping
 
 from analysis.findings.baselines import EFFICIENCY, stated
-from analysis.findings.predicted.stated import stated_forecast
+from analysis.prediction.recorded_forecast import recorded_forecast
 from analysis.report.numbers import ABSENT, THIN, number, of_metric
 from analysis.study.estimates import AGAINST
 from analysis.study.intervals import WORDS, ends_of, rests_on
@@ -53,7 +53,7 @@ def cell_numbers(record: Record, of_several: Mapping[str, float]) -> dict[str, s
         found[_METRICS[EXPOSED]] = (
             f"{found.get(_METRICS[EXPOSED], ABSENT)} (trace {number(values[TRACE_EXPOSED])})"
         )
-    if (said := stated_forecast(record)) is not None:
+    if (said := recorded_forecast(record)) is not None:
         found[PREDICTED] = f"{found.get(PREDICTED, ABSENT)}, {said.compared}"
     found |= {
         MARGIN: margin(values),

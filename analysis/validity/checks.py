@@ -7,7 +7,7 @@ run is `unchecked`, with the reason, and never counts as passed. One that has no
 import dataclasses
 from typing import Any
 
-from analysis.findings.predicted.stated import UNEXPLAINED
+from analysis.prediction.recorded_forecast import UNEXPLAINED
 from analysis.validity import as_asked, conditions, results, surroundings, timing
 from analysis.validity.check import Check
 from benchmarks.record import Record, Validity

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from analysis.findings.communication import COST
-from analysis.findings.predicted.stated import stated_forecast
+from analysis.prediction.recorded_forecast import recorded_forecast
 from analysis.study.names import unit
 from analysis.validity.check import (
     NOT_REPORTED,
@@ -125,7 +125,7 @@ def unexplained(record: Record, _: ValidityLimits) -> CheckResult | None:
     """Tell whether the step lies outside the interval that was forecast before the ranks started, and its own interval too."""
     if not record.predicted:
         return None
-    said = stated_forecast(record)
+    said = recorded_forecast(record)
     if said is None:
         return not_applicable("there was no forecast of the step")
     if not said.in_time:

@@ -8,8 +8,8 @@ from typing import Any
 from analysis.cost import TABLE, to_record
 from analysis.errors import UnreadableInput
 from analysis.findings.baselines import BASELINES, HOST_BASELINES, NOISE
-from analysis.findings.predicted.stated import with_forecast
 from analysis.findings.record_values import COST_ALONE
+from analysis.prediction.recorded_forecast import with_forecast
 from analysis.study.noise_floor import OF_SEVERAL_RECORDS
 from analysis.trace.metrics import trace_metrics
 from analysis.trace.source import load_trace, of_cell

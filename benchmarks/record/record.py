@@ -123,7 +123,7 @@ class Record:
     # SHA-256 of each raw file, unpacked, by its path in the cell's folder: `python -m analysis verify` compares them
     raw_sha256: dict[str, str] = field(default_factory=dict)
     # Of predict=auto, written before the ranks started: what the cell should give, or why that cannot be said
-    # (analysis.prediction.upcoming)
+    # (analysis.prediction.forecast)
     predicted: dict[str, Any] = field(default_factory=dict)
     drift: bool = False  # the first cell of a repeated list, measured once more at the end
     schema_version: int = SCHEMA_VERSION

@@ -9,7 +9,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from analysis.cost import MEASURING, union_seconds
-from analysis.findings.predicted.stated import about_forecasts
+from analysis.prediction.recorded_forecast import about_forecasts
 from analysis.report.numbers import THIN
 from analysis.text import count, first_lines, join_words, single_line
 from benchmarks.record import Record

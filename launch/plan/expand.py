@@ -279,7 +279,7 @@ def _chosen(config: CheckedConfig, machine: Machine, word: str) -> tuple[tuple[i
                 else "CPU workers are all alike"
             )
         return _by_forecast(config, machine, len(by_links))
-    except (ValueError, OSError) as error:  # UnreadableInput and NoLink too
+    except (ValueError, OSError) as error:  # UnreadableInput and UnknownLink too
         return (
             by_links,
             f"no forecast is possible ({error}); taken as {word.replace('advise', 'best')}",
@@ -288,9 +288,7 @@ def _chosen(config: CheckedConfig, machine: Machine, word: str) -> tuple[tuple[i
 
 def _by_forecast(config: CheckedConfig, machine: Machine, size: int) -> tuple[tuple[int, ...], str]:
     """Return the subset that forecasts put first, and why. Raises Refused, OSError, and ValueError where there is no forecast."""
-    from analysis.prediction.advice.placement import (
-        placement,  # with numpy and scipy: most plans need no forecast
-    )
+    from analysis.prediction.advise import best_subset  # with numpy and scipy: most plans need none
     from analysis.study.study import open_study
 
     folder = study_folder(config.output_dir, config.study)
@@ -307,4 +305,5 @@ def _by_forecast(config: CheckedConfig, machine: Machine, size: int) -> tuple[tu
             isinstance(planned, list) and bool(ours & {str(one) for one in planned})
         )
 
-    return placement(open_study(folder), topology_of(config, machine, None), size, cell_on, is_here)
+    topology = topology_of(config, machine, None)
+    return best_subset(open_study(folder), topology, size, cell_on, is_here)

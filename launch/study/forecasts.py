@@ -20,7 +20,7 @@ from benchmarks.record.clock import now
 from conf.cell import Cell
 from launch.study.background import Job
 
-MODEL = "analysis.prediction.upcoming"
+MODEL = "analysis.prediction.forecast"
 
 
 class Forecasts:
@@ -70,12 +70,12 @@ class Forecasts:
             return {"refused": f"benchmark={cell.benchmark['name']} trains nothing"}
         if not _trained(known):
             return {"refused": "no cell of the study was measured before it"}
-        upcoming = importlib.import_module(MODEL).upcoming
+        forecast_before = importlib.import_module(MODEL).forecast_before
         begun = _begun(cell, environment)
         study = Study.of([*known, begun], others=self._others)
         has_links = cell.device == "cuda" or len(cell.hosts) > 1
         link_class = class_between(begun) or None if has_links else None
-        found: dict[str, Any] = upcoming(
+        found: dict[str, Any] = forecast_before(
             cell, study, study.single(begun).provenance["machine"], link_class, self._scores
         )
         return found

@@ -19,7 +19,7 @@ from analysis.report.figure import COLOURS, GREY, HIGHLIGHT, Figure
 from analysis.report.measured_values import RATE, in_parentheses
 from analysis.report.numbers import NumberFormat, estimate, number
 from analysis.report.section import Section
-from analysis.report.sections.forecasts.known import CellForecast, known, of_own_parts
+from analysis.report.sections.forecasts import CellForecast, study_forecasts
 from analysis.report.table import Column, Table, Value, numbers_table
 from analysis.study.draws import next_run, scaled
 from analysis.study.estimates import Estimate, Findings, Waterfall, WaterfallPart
@@ -51,7 +51,6 @@ OWN, BOTH, WAITING = (
     "waiting for slower ranks",
 )
 UNEXPLAINED, WHOLE = "not explained", "all that it costs"
-OWN_TABLES = "by its own buckets, collectives and γ"
 MOST_COST_CELLS = 5  # of the figure
 PART_LOOKS = {  # colour and hatch, told apart in grey too
     OWN: (COLOURS["sky"][0], ""), BOTH: (COLOURS["orange"][0], "\\\\\\\\"), SLOWED: (COLOURS["orange"][0], ""),
@@ -305,7 +304,7 @@ def cost_parts(study: Study, findings: Findings) -> Section | None:
 
     Measured parts come from observed steps, modelled ones from the cell's forecast. Neither is made to add up.
     """
-    controls, forecasts = ControlRuns(study), known(study)
+    controls, forecasts = ControlRuns(study), study_forecasts(study)
     cells = [
         runs
         for runs in study.timed
@@ -318,20 +317,20 @@ def cost_parts(study: Study, findings: Findings) -> Section | None:
             runs, [alone for gpu, alone in controls.alone(runs).items() if gpu in runs.gpus]
         )
         ids = [record.record_id for record in runs.records]
-        own_parts = of_own_parts(forecasts, ids)
-        modelled = own_parts or forecasts.of(ids)
+        modelled = forecasts.of(ids)
         if modelled:
-            made = OWN_TABLES if own_parts else modelled.made
             parts = _modelled_parts(modelled, BOTH in measured)
             costs.append(
-                CostParts(names[label(study, runs)], gpu_ids(runs.gpus), measured, parts, made)
+                CostParts(
+                    names[label(study, runs)], gpu_ids(runs.gpus), measured, parts, modelled.made
+                )
             )
         elif len(measured) > 1:
             costs.append(CostParts(names[label(study, runs)], gpu_ids(runs.gpus), measured, {}, ""))
     if not any(TAIL in cost.measured or TAIL in cost.modelled for cost in costs):
         return None  # the waterfall says as much
     ways = list({cost.made for cost in costs if cost.modelled})
-    how = "Modelled: from its own buckets, else from its forecast. " if ways else ""
+    how = "Modelled: from its forecast. " if ways else ""
     if len(ways) == 1:
         how = f"Every cell is modelled {ways[0]}. "
     table = Table.of(
@@ -386,8 +385,12 @@ def _measured_parts(runs: Runs, alone: Sequence[Runs]) -> dict[str, Estimate]:
 
 def _modelled_parts(forecast: CellForecast, both: bool) -> dict[str, float]:
     """Return the modelled parts; `both`: slower backward and own work are one part."""
-    own, slowed = forecast.own_work_ms, forecast.contention_ms
-    parts = {TAIL: forecast.tail_ms, WAITING: forecast.waiting_ms, WHOLE: forecast.cost_ms}
+    own, slowed = forecast.ms("own_work_ms"), forecast.ms("contention_ms")
+    parts = {
+        TAIL: forecast.ms("tail_ms"),
+        WAITING: forecast.ms("waiting_ms"),
+        WHOLE: forecast.ms("cost_ms"),
+    }
     if both:
         parts[BOTH] = None if own is None or slowed is None else own + slowed
     else:

@@ -1,0 +1,372 @@
+"""How long a collective or a copy takes: by the links that were measured, else by α–β scaling.
+
+A curve is what was measured of one collective over one wire on one number of ranks. Between its
+sizes the time is interpolated. On other numbers of ranks the part that does not depend on size (α)
+grows by one hop a step, and the part that does (β) with the bytes that each rank sends, as
+nccl-tests counts them. A wire without a curve has that of another wire, in proportion to the peer
+copies over both. Hosts that were not measured are joined by the network that the user describes.
+"""
+
+import functools
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from analysis.prediction.draws import Draws, constant, scaled_normal
+from benchmarks.collectives.busbw import COLLECTIVES
+from benchmarks.timing.alpha_beta import FEWEST_SIZES, Piece, fit
+
+DIRECT, HOST_MEMORY, NETWORK = "direct", "host memory", "network"
+WAYS = {
+    DIRECT: "directly between ranks",
+    HOST_MEMORY: "over host memory",
+    NETWORK: "over the network",
+}
+# Where a time comes from, from the best known to the least.
+MEASURED, SCALED, BY_COPIES, ASSUMED = (
+    "measured",
+    "other number of ranks",
+    "by peer copies",
+    "assumed network",
+)
+SOURCES = (MEASURED, SCALED, BY_COPIES, ASSUMED)
+AND = " + "  # between the collectives of one exchange
+# Standard deviations as shares.
+BETWEEN_RUNS = 0.02  # of a collective that was measured once
+FOR_TWICE_THE_RANKS = 0.08  # of α–β scaling: what is aimed at, no measurement
+OF_COPIES = 0.25  # how far wires differ in what a collective makes of them
+OF_NETWORK = 0.25  # how far a network is from its description
+OF_HOST_MEMORY = 0.10  # from one number of GPUs to another
+# NCCL's own latencies for small messages (protocol LL) of a ring, and what a tree has of a ring's
+# bandwidth: src/graph/tuning.cc of NCCL 2.28 and 2.30.
+BASE_US = 6.6
+HOP_US = {DIRECT: 0.6, HOST_MEMORY: 1.0, NETWORK: 2.7}
+TREE_SHARE = 0.92
+# Distance by NCCL's levels; a link class of nvidia-smi is one of them: NV# is NVL.
+LEVELS = {"LOC": 0, "NVL": 1, "PIX": 2, "PXB": 3, "PHB": 4, "NODE": 5, "SYS": 6}
+DEFAULT_LEVEL = "PXB"  # up to which GPUs copy to each other (src/graph/paths.cc)
+# Settings that choose the transport, and those that change no time: no part of the wire.
+NOT_OF_THE_WIRE = (
+    "NCCL_P2P_LEVEL",
+    "NCCL_P2P_DISABLE",
+    "NCCL_SHM_DISABLE",
+    "NCCL_DEBUG",
+    "NCCL_DEBUG_SUBSYS",
+    "NCCL_DEBUG_FILE",
+    "NCCL_SOCKET_IFNAME",
+    "NCCL_RAS_ENABLE",
+)
+NETWORK_FORM = "<NICs of a host>x<rate>GB/s,<latency>us, such as 8x50GB/s,5us (1 GB/s = 8 Gbit/s)"
+_NETWORK = re.compile(r"(\d{1,3})x(\d+(?:\.\d+)?)GB/s,(\d+(?:\.\d+)?)us", re.IGNORECASE | re.ASCII)
+_MOST_GB_PER_S, _MOST_US = 10_000.0, 100_000.0
+
+
+class UnknownLink(ValueError):
+    """Nothing is known of a wire that a forecast needs."""
+
+
+@dataclass(frozen=True)
+class ExchangeWire:
+    """What carries the exchange."""
+
+    transport: str  # DIRECT, HOST_MEMORY or NETWORK
+    settings: tuple[tuple[str, str], ...] = ()  # of NCCL, that choose what runs over it
+
+    def __str__(self) -> str:
+        return " ".join([self.transport, *self._typed])
+
+    @property
+    def way(self) -> str:
+        """The wire in a sentence: `directly between ranks with ALGO=Ring`."""
+        words = WAYS[self.transport]
+        return f"{words} with {' '.join(self._typed)}" if self.settings else words
+
+    @property
+    def _typed(self) -> list[str]:
+        return [f"{name.removeprefix('NCCL_')}={value}" for name, value in self.settings]
+
+
+def asked_wire(nccl: Mapping[str, str], link_class: str | None, hosts: int = 1) -> ExchangeWire:
+    """Return the wire that a cell should get; `link_class` is the farthest between its GPUs."""
+    settings = tuple(
+        (name, str(value)) for name, value in sorted(nccl.items()) if name not in NOT_OF_THE_WIRE
+    )
+    if hosts > 1:
+        return ExchangeWire(NETWORK, settings)
+    distance = "NVL" if (link_class or "NV").startswith("NV") else str(link_class)
+    level = str(nccl.get("NCCL_P2P_LEVEL") or DEFAULT_LEVEL)
+    reach = LEVELS.get(level, LEVELS[DEFAULT_LEVEL])
+    has_peer_access = LEVELS.get(distance, LEVELS["SYS"]) <= reach
+    if has_peer_access and str(nccl.get("NCCL_P2P_DISABLE", "0")) != "1":
+        return ExchangeWire(DIRECT, settings)
+    if str(nccl.get("NCCL_SHM_DISABLE", "0")) == "1":
+        return ExchangeWire(NETWORK, settings)
+    return ExchangeWire(HOST_MEMORY, settings)
+
+
+def used_wire(transport: object, asked: ExchangeWire) -> ExchangeWire:
+    """Return the wire by NCCL's log (`P2P/CUMEM over NV18`); as asked where it does not say."""
+    for prefix, used in (("P2P", DIRECT), ("SHM", HOST_MEMORY), ("NET", NETWORK)):
+        if isinstance(transport, str) and transport.startswith(prefix):
+            return replace(asked, transport=used)
+    return asked
+
+
+@dataclass(frozen=True)
+class HostNetwork:
+    """The network of a forecast as the user describes it; nothing of it was measured."""
+
+    nics: int  # of each host
+    gb_per_s: float  # of each NIC, one way
+    latency_us: float  # from one host to another
+
+    @property
+    def host_gb_per_s(self) -> float:
+        """What a host sends with all its NICs."""
+        return self.nics * self.gb_per_s
+
+
+def read_network(text: str) -> HostNetwork:
+    """Read the argument of --net. Raises ValueError."""
+    parts = _NETWORK.fullmatch(text.replace(" ", ""))
+    if not parts:
+        raise ValueError(f"--net {text!r}: accepted is {NETWORK_FORM}")
+    network = HostNetwork(int(parts[1]), float(parts[2]), float(parts[3]))
+    possible = network.nics > 0 and 0 < network.gb_per_s <= _MOST_GB_PER_S
+    if not possible or network.latency_us > _MOST_US:
+        raise ValueError(
+            f"--net {text!r}: at least one NIC, above 0 and at most {_MOST_GB_PER_S:g} GB/s, at most 0.1 s"
+        )
+    return network
+
+
+@dataclass(frozen=True)
+class TimeCurve:
+    """Times of one collective by size, ascending, on all ranks of `hosts` hosts."""
+
+    kind: str  # all_reduce, or two: reduce_scatter + all_gather
+    wire: ExchangeWire
+    ranks: int
+    hosts: int
+    sizes_bytes: tuple[float, ...]
+    times_us: tuple[float, ...]
+    record_id: str
+    of_gradients: bool = False  # an exchange of whole gradients: counts where nothing else is known
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A time in ms, and where it comes from (SOURCES)."""
+
+    ms: Draws
+    source: str
+
+
+@dataclass(frozen=True)
+class LinkModel:
+    """The links of a machine as far as they were measured."""
+
+    curves: tuple[TimeCurve, ...] = ()
+    copies_gb_per_s: Mapping[str, float] = field(default_factory=dict)  # {transport: peer copy}
+    # {GPUs: GB/s in sum} of copies between host memory and so many GPUs at once, both ways.
+    host_gb_per_s: Mapping[int, float] = field(default_factory=dict)
+
+    def time(
+        self,
+        kind: str,
+        size_bytes: float,
+        ranks: int,
+        wire: ExchangeWire,
+        hosts: int = 1,
+        network: HostNetwork | None = None,
+    ) -> Timed:
+        """Return the time of a collective. Raises UnknownLink."""
+        if ranks < 2:
+            return Timed(constant(0.0), MEASURED)
+        if hosts > 1 and network is not None:
+            return self._over_network(kind, size_bytes, ranks, wire, hosts, network)
+        kinds = kind.split(AND)
+        in_parts = not self.has(kind, wire) and all(self.has(part, wire) for part in kinds)
+        if len(kinds) > 1 and in_parts:
+            parts = [self.time(part, size_bytes, ranks, wire, hosts) for part in kinds]
+            source = max((part.source for part in parts), key=SOURCES.index)
+            return Timed(sum((part.ms for part in parts), constant(0.0)), source)
+        curve, source = self._nearest_curve(kind, ranks, wire, hosts)
+        fixed_us, growing_us = _alpha_beta(curve, size_bytes)
+        share = BETWEEN_RUNS
+        if (curve.ranks, curve.hosts) != (ranks, hosts):
+            more_steps = _ring_steps(kind, ranks) - _ring_steps(kind, curve.ranks)
+            fixed_us = max(fixed_us + HOP_US[wire.transport] * more_steps, 0.0)
+            growing_us *= _sent_share(kind, ranks) / _sent_share(kind, curve.ranks)
+            doublings = abs(math.log2(ranks / curve.ranks))
+            share = math.hypot(share, FOR_TWICE_THE_RANKS * doublings)
+        if source == BY_COPIES:
+            growing_us *= self.copies_gb_per_s[curve.wire.transport]
+            growing_us /= self.copies_gb_per_s[wire.transport]
+            share = math.hypot(share, OF_COPIES)
+        ms = (fixed_us + growing_us) / 1e3
+        return Timed(scaled_normal(ms, share, f"{kind} {curve.record_id} {source}"), source)
+
+    def has(self, kind: str, wire: ExchangeWire) -> bool:
+        """Tell whether a collective was measured on a transport, apart from gradients."""
+        for curve in self.curves:
+            same = curve.kind == kind and curve.wire.transport == wire.transport
+            if same and not curve.of_gradients:
+                return True
+        return False
+
+    def host_copies(self, gpus: int, moved_bytes: float) -> Timed:
+        """Return the time of bytes that all GPUs move through host memory together.
+
+        Between 1 and k GPUs the share s that each loses to every other is fitted:
+        sum(n) = n · sum(1) ÷ (1 + s · (n − 1)). Raises UnknownLink.
+        """
+        rates = self.host_gb_per_s
+        if not rates:
+            raise UnknownLink("the host link was not measured; add a cell of benchmark=host_link")
+        if gpus in rates:
+            ms = moved_bytes / rates[gpus] / 1e6
+            return Timed(scaled_normal(ms, BETWEEN_RUNS, "host "), MEASURED)
+        most = max(rates)
+        alone = rates.get(1, rates[min(rates)] / min(rates))
+        lost = 0.0
+        if most > 1:
+            lost = max(0.0, (most * alone / rates[most] - 1) / (most - 1))
+        rate = gpus * alone / (1 + lost * (gpus - 1))
+        ms = moved_bytes / rate / 1e6
+        return Timed(scaled_normal(ms, OF_HOST_MEMORY, f"host {gpus}"), SCALED)
+
+    def with_unit_copies(self) -> "LinkModel":
+        """Return the same with 1 GB/s for copies that were not measured.
+
+        Only ratios of its times mean something. Host memory is taken as shared by all GPUs.
+        """
+        copies = {DIRECT: 1.0, HOST_MEMORY: 1.0, **self.copies_gb_per_s}
+        host = self.host_gb_per_s or {1: 1.0, 2: 1.0}
+        return replace(self, copies_gb_per_s=copies, host_gb_per_s=host)
+
+    @functools.cached_property
+    def _joined(self) -> tuple[TimeCurve, ...]:
+        return join_curves(self.curves)
+
+    def _nearest_curve(
+        self, kind: str, ranks: int, wire: ExchangeWire, hosts: int
+    ) -> tuple[TimeCurve, str]:
+        """Return the curve that is nearest to what is asked, and how it must be used."""
+
+        def distance(curve: TimeCurve) -> tuple[float, int]:
+            return abs(math.log(curve.ranks / ranks)), -len(curve.sizes_bytes)
+
+        of_kind = []
+        for curve in self._joined:
+            if curve.kind == kind and (curve.hosts > 1) == (hosts > 1):
+                of_kind.append(curve)
+        same_wire = [curve for curve in of_kind if curve.wire == wire]
+        same_transport = [curve for curve in of_kind if curve.wire.transport == wire.transport]
+        curves = same_wire or same_transport
+        if curves:
+            alone = [curve for curve in curves if not curve.of_gradients]
+            nearest = min(alone or curves, key=distance)
+            same_ranks = (nearest.ranks, nearest.hosts) == (ranks, hosts)
+            return nearest, MEASURED if same_ranks and nearest.wire == wire else SCALED
+        copied = [curve for curve in of_kind if curve.wire.transport in self.copies_gb_per_s]
+        if copied and wire.transport in self.copies_gb_per_s:
+            return min(copied, key=distance), BY_COPIES
+        what_to_add = "; add a training cell of several ranks, or one of benchmark=collectives"
+        if hosts > 1:
+            what_to_add = " between hosts; say --net"
+        raise UnknownLink(f"no {kind} {wire.way} was measured{what_to_add}")
+
+    def _over_network(
+        self,
+        kind: str,
+        size_bytes: float,
+        ranks: int,
+        wire: ExchangeWire,
+        hosts: int,
+        network: HostNetwork,
+    ) -> Timed:
+        """Return the time over a described network: the faster of a ring and a tree."""
+        inside = ranks // hosts
+        gb_per_s = network.host_gb_per_s
+        base_us = BASE_US
+        hop_us = HOP_US[DIRECT]
+        if inside > 1:
+            inner = ExchangeWire(DIRECT, wire.settings)
+            curve, _ = self._nearest_curve(kind, inside, inner, 1)
+            hop_us = HOP_US[curve.wire.transport]
+            fixed_us, growing_us = _alpha_beta(curve, size_bytes)
+            base_us = max(base_us, fixed_us - hop_us * _ring_steps(kind, curve.ranks))
+            if growing_us > 0:
+                inner_rate = size_bytes * _sent_share(kind, curve.ranks) / growing_us / 1e3
+                gb_per_s = min(gb_per_s, inner_rate)
+        steps_between = _ring_steps(kind, hosts)
+        steps_inside = _ring_steps(kind, ranks) - steps_between
+        fastest_us = base_us + steps_inside * hop_us + steps_between * network.latency_us
+        fastest_us += size_bytes * _sent_share(kind, ranks) / gb_per_s / 1e3
+        if kind == "all_reduce":
+            hops_us = (inside - 1) * hop_us + math.log2(hosts) * network.latency_us
+            sent_us = 2 * size_bytes / (gb_per_s * TREE_SHARE) / 1e3
+            fastest_us = min(fastest_us, base_us + 2 * hops_us + sent_us)
+        share = math.hypot(BETWEEN_RUNS, OF_NETWORK)
+        draws = scaled_normal(fastest_us / 1e3, share, f"{kind} {network} {hosts}")
+        return Timed(draws, ASSUMED)
+
+
+def join_curves(curves: Iterable[TimeCurve]) -> tuple[TimeCurve, ...]:
+    """Return curves of one collective, wire and ranks as one, with the median of every size."""
+    groups: dict[object, list[TimeCurve]] = defaultdict(list)
+    for curve in curves:
+        key = (curve.kind, curve.wire, curve.ranks, curve.hosts, curve.of_gradients)
+        groups[key].append(curve)
+    joined = []
+    for group in groups.values():
+        times_us: dict[float, list[float]] = defaultdict(list)
+        for curve in group:
+            for size, time_us in zip(curve.sizes_bytes, curve.times_us, strict=True):
+                times_us[size].append(time_us)
+        sizes = tuple(sorted(times_us))
+        medians = tuple(float(np.median(times_us[size])) for size in sizes)
+        joined.append(replace(group[0], sizes_bytes=sizes, times_us=medians))
+    return tuple(joined)
+
+
+def _sent_share(kind: str, ranks: int) -> float:
+    """Return the bytes that each rank sends, as a share of the message (busbw ÷ algbw)."""
+    return sum(COLLECTIVES[part].factor(ranks) for part in kind.split(AND))
+
+
+def _ring_steps(kind: str, ranks: int) -> int:
+    trips = sum(max(1, COLLECTIVES[part].trips) for part in kind.split(AND))
+    return trips * (ranks - 1)
+
+
+def _alpha_beta(curve: TimeCurve, size_bytes: float) -> tuple[float, float]:
+    """Return the part of a time that does not depend on size, and the part that does, in µs.
+
+    One or two sizes cannot tell them apart: then the first is NCCL's latency.
+    """
+    sizes, times_us = curve.sizes_bytes, curve.times_us
+    if len(sizes) < FEWEST_SIZES:
+        latency_us = BASE_US + HOP_US[curve.wire.transport] * _ring_steps(curve.kind, curve.ranks)
+        fixed_us = min(latency_us, times_us[-1])
+        return fixed_us, (times_us[-1] - fixed_us) * size_bytes / sizes[-1]
+    whole_us = float(np.interp(size_bytes, sizes, times_us))
+    if size_bytes > sizes[-1]:
+        whole_us = times_us[-1] * size_bytes / sizes[-1]
+    pieces = _pieces(sizes, times_us)
+    piece = next((piece for piece in pieces if size_bytes <= piece.to_bytes), pieces[-1])
+    fixed_us = min(piece.alpha_us, whole_us)
+    return fixed_us, whole_us - fixed_us
+
+
+@functools.lru_cache(maxsize=256)
+def _pieces(sizes_bytes: tuple[float, ...], times_us: tuple[float, ...]) -> tuple[Piece, ...]:
+    """Return the lines of the α–β fit; kept, because every forecast asks for the same."""
+    fitted = fit([int(size) for size in sizes_bytes], times_us)
+    assert fitted is not None
+    return fitted.pieces

@@ -1,1 +1,0 @@
-"""KnownLinks: how long a collective takes over which wire."""

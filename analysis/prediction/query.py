@@ -1,0 +1,280 @@
+"""Which cell a forecast is asked for, and how the options of the command line say it."""
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from analysis.prediction.links import ExchangeWire, HostNetwork, asked_wire
+from analysis.study.estimates import Member
+from analysis.study.names import unit
+from conf.cell import COMPILED, Cell
+from conf.nccl import FIELDS, Nccl, settings, unknown_setting
+from conf.options import canonical
+
+MIB = float(2**20)
+MOST_GPUS, MOST_BATCH = 1 << 20, 1 << 24
+HALVING_HOOKS = ("fp16", "bf16")  # gradients travel in 2 bytes
+LOW_RANK_HOOK = "powersgd"  # two matrices of low rank travel in place of each gradient
+HALF_WEIGHTS = ("precision", "bf16_weights")  # gradients have 2 bytes without a hook
+_DEFAULT_CAP_MIB, _STAGED_CAP_MIB = (
+    25.0,
+    4.0,
+)  # of a bucket, where its option says `auto` or nothing
+_MOST_BYTES = 1e13  # of gradients; a record that says more is damaged
+_NOT_OF_THE_WORK = (
+    "batch_size",
+    "global_batch_size",
+    "server_gpus",
+    "server_hosts",
+    "model.name",
+)
+_FORM = "GPUs of this machine as 0,1,2,3 (several subsets: 0+1,0+1+2+3), or with --per-node numbers of GPUs as 16,64,256"
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What one rank computes, but for the images of a step."""
+
+    model: str
+    gradient_bytes: float
+    rest: tuple[tuple[str, str], ...] = ()  # whatever else was asked of the step
+
+    def __str__(self) -> str:
+        optimize = self.asked("optimize", "eager")
+        return self.model if optimize == "eager" else f"{self.model} {optimize}"
+
+    def asked(self, name: str, default: str = "") -> str:
+        """Return what was asked of the step under a name."""
+        return dict(self.rest).get(name, default)
+
+
+@dataclass(frozen=True)
+class CellQuery:
+    """A cell that a forecast is asked for."""
+
+    workload: Workload
+    batch_size: int  # images per rank
+    options: tuple[tuple[str, str], ...]  # of the strategy, with its name
+    wire: ExchangeWire
+    gpus: int  # of each host
+    hosts: int = 1
+    members: tuple[Member, ...] = ()  # empty: GPUs that nobody named
+    shares_gpu: bool = False  # a server keeps weights on the GPU of a rank
+    network: HostNetwork | None = None  # between hosts that were not measured
+    machine: str = ""  # whose cells count first; empty: any
+    # The dotted name of the strategy's Exchange in its record; empty: that of its YAML.
+    exchange: str = field(default="", compare=False)
+
+    @functools.cached_property
+    def _options(self) -> dict[str, str]:
+        return dict(self.options)
+
+    def option(self, name: str, default: str = "") -> str:
+        """Return an option of the strategy."""
+        return self._options.get(name, default)
+
+    @property
+    def strategy(self) -> str:
+        """The name of the strategy."""
+        return self.option("name")
+
+    @property
+    def same_work(self) -> str:
+        """The strategy, where servers that wait for all ranks are as those that do not."""
+        return self.strategy.replace("_async", "_sync")
+
+    @property
+    def same_exchange(self) -> tuple[str, ...]:
+        """The options that make another exchange of a strategy, and not only another size of it."""
+        names = ("name", "staging", "reduce", "transport", "servers")
+        return tuple(self.option(name) for name in names)
+
+    @property
+    def servers(self) -> int:
+        """The number of servers."""
+        return int(self.option("servers", "0"))
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks."""
+        return self.gpus * self.hosts
+
+    @property
+    def across_hosts(self) -> bool:
+        """Whether ranks are on several hosts."""
+        return self.hosts > 1
+
+    @property
+    def transport(self) -> str:
+        """What the exchange passes: DIRECT, HOST_MEMORY or NETWORK."""
+        return self.wire.transport
+
+    @functools.cached_property
+    def halves(self) -> bool:
+        """Whether a hook halves what is sent."""
+        halving = self.option("comm_hook") in HALVING_HOOKS
+        return halving and HALF_WEIGHTS not in self.workload.rest
+
+    @property
+    def low_rank(self) -> bool:
+        """Whether matrices are sent whose sizes no record holds (PowerSGD)."""
+        return self.option("comm_hook") == LOW_RANK_HOOK
+
+    @property
+    def compiled(self) -> bool:
+        """Whether backward is one graph, at whose end all gradients arrive."""
+        return self.workload.asked("optimize") in COMPILED
+
+    @property
+    def unit(self) -> str:
+        """What a rank runs on: a GPU, or a CPU worker."""
+        return unit(self.workload.asked("device", "cuda"))
+
+    @property
+    def sent_bytes(self) -> float:
+        """The bytes of all gradients as they are sent."""
+        return self.workload.gradient_bytes / (2 if self.halves else 1)
+
+    @functools.cached_property
+    def cap_mib(self) -> float:
+        """The gradients in MiB with which a bucket is full."""
+        typed = self.option("bucket_cap_mb", str(_DEFAULT_CAP_MIB))
+        if typed.replace(".", "", 1).isdecimal() and 0.01 <= float(typed) <= 100_000:
+            return float(typed)
+        full = self.option("staging", "full") == "full"  # auto
+        shared = self.option("transport", "shared") == "shared"
+        return _STAGED_CAP_MIB if full and shared else _DEFAULT_CAP_MIB
+
+    @property
+    def bucket_plan(self) -> tuple[object, ...]:
+        """What makes buckets: gradients in their order up to a cap; several servers have others."""
+        plan = (self.workload.gradient_bytes, self.cap_mib)
+        return (*plan, *self.options) if self.servers > 1 else plan
+
+    @functools.cached_property
+    def assumed_buckets(self) -> tuple[float, ...]:
+        """The bytes of each bucket as sent, in order, if every one but the last is full."""
+        gradient_bytes, full = self.workload.gradient_bytes, self.cap_mib * MIB
+        if gradient_bytes <= 0:  # nothing says how large the gradients are
+            return (0.0,)
+        count = max(1, round(gradient_bytes / full))
+        sizes = [full] * (count - 1) + [gradient_bytes - full * (count - 1)]
+        return tuple(size * self.sent_bytes / gradient_bytes for size in sizes)
+
+
+def workload_of(request: Mapping[str, str], model: Mapping[str, float]) -> Workload:
+    """Return the workload of a cell's request and of what its record says of its model."""
+    rest = []
+    for name, value in sorted(request.items()):
+        of_other = name.startswith(("strategy.", "nccl.", "benchmark.", "declared"))
+        if not of_other and name not in _NOT_OF_THE_WORK:
+            rest.append((name, value))
+    gradient_bytes = model.get("gradient_bytes", 0.0)
+    if not isinstance(gradient_bytes, (int, float)) or not 0 < gradient_bytes <= _MOST_BYTES:
+        gradient_bytes = 0.0
+    return Workload(request["model.name"], float(gradient_bytes), tuple(rest))
+
+
+def options_of(strategy: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Return the options of a strategy as texts, in order of their names."""
+    return tuple(
+        (name, canonical(value)) for name, value in sorted(strategy.items()) if value is not None
+    )
+
+
+def query_of(
+    cell: Cell, workload: Workload, link_class: str | None = None, machine: str = ""
+) -> CellQuery:
+    """Return the query that a cell is; `link_class` is the farthest between its GPUs."""
+    hosts = max(1, len(cell.hosts))
+    same_hosts = set(cell.server_hosts) <= set(cell.hosts)
+    return CellQuery(
+        workload=workload,
+        batch_size=cell.batch_size,
+        options=options_of(cell.strategy),
+        wire=asked_wire(cell.nccl, link_class, hosts),
+        gpus=len(cell.gpus),
+        hosts=hosts,
+        members=cell.members,
+        shares_gpu=same_hosts and not set(cell.gpus).isdisjoint(cell.server_gpus),
+        machine=machine,
+        exchange=str(cell.declared.get("strategy", {}).get("exchange", "")),
+    )
+
+
+@dataclass(frozen=True)
+class Subset:
+    """GPUs to forecast for: of one machine by number, or so many on each of several hosts."""
+
+    gpus: int
+    hosts: int = 1
+    members: tuple[int, ...] = ()
+
+
+def _positive(text: str, most: int) -> int:
+    """Return a decimal number from 1 to `most`; 0 for anything else."""
+    if not (text.isascii() and text.isdigit() and len(text) <= len(str(most))):
+        return 0
+    return int(text) if int(text) <= most else 0
+
+
+def read_subsets(text: str, per_node: int | None) -> list[Subset]:
+    """Read --gpus. Raises ValueError."""
+    parts = [part.strip() for part in text.split(",")]
+    subsets = []
+    if per_node is None:
+        groups = [part.split("+") for part in parts] if "+" in text else [parts]
+        for group in groups:
+            if not all(part.isascii() and part.isdigit() and len(part) < 8 for part in group):
+                raise ValueError(f"--gpus {text!r}: accepted are {_FORM}")
+            members = tuple(int(part) for part in group)
+            if len(set(members)) < len(members):
+                raise ValueError(
+                    f"--gpus {text!r}: a GPU stands twice in a subset; accepted are {_FORM}"
+                )
+            subsets.append(Subset(len(members), members=members))
+        return subsets
+    if not 1 <= per_node <= MOST_GPUS:
+        raise ValueError(
+            f"--per-node {per_node}: accepted is a number of GPUs from 1 to {MOST_GPUS}"
+        )
+    for part in parts:
+        count = _positive(part, MOST_GPUS)
+        if count == 0 or (count > per_node and count % per_node):
+            raise ValueError(
+                f"--gpus {text!r}: {part!r} is no multiple of --per-node {per_node}; "
+                "accepted are multiples, such as 16,64,256"
+            )
+        subsets.append(Subset(min(count, per_node), max(1, count // per_node)))
+    return subsets
+
+
+def read_nccl(text: str) -> dict[str, str]:
+    """Read --nccl as a study has it: P2P_LEVEL=LOC,ALGO=Ring. Raises ValueError."""
+    typed: dict[str, str] = {}
+    for part in text.split(",") if text else ():
+        name, _, value = (word.strip() for word in part.partition("="))
+        setting = name.lower().removeprefix("nccl_")
+        if not value:
+            raise ValueError(f"--nccl {part!r}: accepted is NAME=VALUE, such as P2P_LEVEL=LOC")
+        if setting not in FIELDS:
+            raise ValueError(f"--nccl {part!r}: {unknown_setting(setting, value)}")
+        if setting in typed:
+            raise ValueError(
+                f"--nccl {text!r}: {name} stands there twice; accepted is each setting once"
+            )
+        typed[setting] = value
+    nccl = Nccl()
+    for setting, value in typed.items():
+        is_number = value.isascii() and value.isdigit() and len(value) < 12
+        setattr(nccl, setting, int(value) if is_number else value)
+    return settings(nccl)[0]
+
+
+def read_batches(text: str) -> list[int]:
+    """Read --batch. Raises ValueError."""
+    sizes = [_positive(part, MOST_BATCH) for part in text.split(",")]
+    if 0 in sizes:
+        raise ValueError(f"--batch {text!r}: accepted are images per GPU, such as 128,256")
+    return sizes

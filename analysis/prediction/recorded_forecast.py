@@ -1,0 +1,171 @@
+"""The forecast that a record holds of itself (predict=auto), beside what was measured then.
+
+`Record.predicted` is written before the ranks start (launch.study.forecasts). The launching process
+imports this module, so it needs neither numpy nor scipy.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from statistics import fmean
+
+from benchmarks.record import FINDINGS, Record, finite
+from benchmarks.record.metrics import interval
+
+UNEXPLAINED = "unexplained"  # the code of a step outside its interval
+# Codes that say nothing against a step. UNEXPLAINED is one: without cells outside their intervals
+# the next intervals would be too narrow.
+FAIR = {UNEXPLAINED, *FINDINGS}
+STEP, ERROR = "step/ms_median", "prediction/error"
+METRICS = {
+    "predicted/step_ms": "step_ms",
+    "predicted/step_ms_low": "low",
+    "predicted/step_ms_high": "high",
+    "predicted/images_per_second": "images_per_second",
+    "predicted/efficiency": "efficiency",
+    "predicted/exposed_ms": "exposed_ms",
+    "predicted/null_step_ms": "null_step_ms",
+}
+AS_LONG = 0.0005  # a smaller difference would be rounded to 0.0 %
+SHORTEST_MS, LONGEST_MS = 1e-6, 1e12  # steps that a record may state
+
+
+@dataclass(frozen=True)
+class RecordedForecast:
+    """What a record says that its step would take, and what it took. Times are ms."""
+
+    step_ms: float
+    null_step_ms: float  # by the null model
+    measured_ms: float
+    low: float | None  # of the interval; None: no error was claimed
+    high: float | None
+    level: float  # of the interval
+    in_time: bool  # written before the attempt began
+    # The ends of the interval of the measured step inside its run; without one, the step.
+    least_ms: float
+    most_ms: float
+
+    @property
+    def error(self) -> float:
+        """The measured step against the forecast, as a share; more than 0: slower."""
+        return self.measured_ms / self.step_ms - 1
+
+    @property
+    def null_error(self) -> float:
+        """The measured step against the null model, as a share."""
+        return self.measured_ms / self.null_step_ms - 1
+
+    @property
+    def inside(self) -> bool | None:
+        """Whether the measured step lies in the interval; None without one."""
+        if self.low is None or self.high is None:
+            return None
+        return self.low <= self.measured_ms <= self.high
+
+    @property
+    def unexplained(self) -> bool:
+        """Whether the step lies outside, and its own interval too: much scatter contradicts none."""
+        if self.low is None or self.high is None:
+            return False
+        return self.least_ms > self.high or self.most_ms < self.low
+
+    @property
+    def compared(self) -> str:
+        """What was measured against the forecast: `step 4.1 % longer`, `step as long`."""
+        if abs(self.error) < AS_LONG:
+            return "step as long"
+        word = "longer" if self.error > 0 else "shorter"
+        return f"step {100 * abs(self.error):.1f} % {word}"
+
+    @property
+    def missed(self) -> str:
+        """Why the step is not explained, with how often that happens without a fault."""
+        decimals = 1 if abs(self.error) >= AS_LONG else 3
+        word = "slower" if self.error > 0 else "faster"
+        return (
+            f"measured {100 * abs(self.error):.{decimals}f} % {word} than forecast: "
+            f"{self.measured_ms:.4g} ms instead of {self.step_ms:.4g} ms "
+            f"({self.low:.4g} to {self.high:.4g}; without a fault at most 1 cell in "
+            f"{round(1 / (1 - self.level))} lies outside)"
+        )
+
+
+def recorded_forecast(record: Record) -> RecordedForecast | None:
+    """Return the forecast of a finished record; None where none was possible or asked for.
+
+    What a damaged record states, such as a step of 0 ms or an interval whose ends changed places,
+    is none either.
+    """
+    predicted = record.predicted
+    step, null = finite(predicted.get("step_ms")), finite(predicted.get("null_step_ms"))
+    measured = finite(record.metrics.get(STEP))
+    if record.state != "finished" or step is None or null is None or measured is None:
+        return None
+    if min(step, null, measured) < SHORTEST_MS or max(step, null, measured) > LONGEST_MS:
+        return None
+    made_at, level = finite(predicted.get("made_at")), finite(predicted.get("level")) or 0.0
+    low, high = finite(predicted.get("low")), finite(predicted.get("high"))
+    if not 0 < level < 1 or low is None or high is None or low > high:
+        low = high = None
+    ends = [measured]
+    ends += [end for end in interval(STEP, record.within_run) or () if math.isfinite(end)]
+    return RecordedForecast(
+        step_ms=step,
+        null_step_ms=null,
+        measured_ms=measured,
+        low=low,
+        high=high,
+        level=level,
+        in_time=made_at is not None and made_at <= record.started_at,
+        least_ms=min(ends),
+        most_ms=max(ends),
+    )
+
+
+def with_forecast(record: Record) -> Record:
+    """Return the record with the metrics of its forecast (METRICS)."""
+    if not record.predicted or record.state != "finished":
+        return record
+    metrics = dict(record.metrics)
+    for name, key in METRICS.items():
+        value = finite(record.predicted.get(key))
+        if value is not None:
+            metrics[name] = value
+    recorded = recorded_forecast(record)
+    if recorded is not None:
+        metrics[ERROR] = recorded.error
+    return dataclasses.replace(record, metrics=metrics)
+
+
+def about_forecasts(records: Iterable[Record]) -> str:
+    """Return how good the forecasts of a sweep were, in one line; empty where no cell has one."""
+    asked = 0
+    made: list[RecordedForecast] = []
+    for record in records:
+        if not record.predicted or record.state != "finished" or record.drift:
+            continue
+        asked += 1
+        recorded = recorded_forecast(record)
+        if recorded is not None and recorded.in_time:
+            made.append(recorded)
+    if not made:
+        return ""
+    error = fmean(abs(recorded.error) for recorded in made)
+    null_error = fmean(abs(recorded.null_error) for recorded in made)
+    words = (
+        f"{len(made)} of {asked} cells before they ran: mean error of the step "
+        f"{100 * error:.1f} %, of the null model {100 * null_error:.1f} %"
+    )
+    judged = [recorded for recorded in made if recorded.inside is not None]
+    if judged:
+        outside = sum(not recorded.inside for recorded in judged)
+        level = 100 * judged[0].level
+        words += f"; {outside} of {len(judged)} outside {level:.0f} % intervals"
+    return words
+
+
+def doubted(records: Iterable[Record]) -> bool:
+    """Tell whether a check casts doubt on one of some records, but for what FAIR names."""
+    suspect = [record for record in records if record.validity.verdict == "suspect"]
+    return any(record.validity.codes.keys() - FAIR for record in suspect)

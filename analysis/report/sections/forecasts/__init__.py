@@ -1,1 +1,0 @@
-"""What cells were forecast to give: beside what they gave, and over numbers of GPUs."""
