@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from html import escape
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from analysis.report.numbers import NumberFormat, central, estimate, interval, of_metric
@@ -30,14 +31,20 @@ class Column:
 
     key: str  # heads the column in CSV and JSON
     heading: str  # … and for people
-    value: Callable[[Any], Value] | None = None  # of a row; None: row.get(key)
+    value: Callable[[Any], Value] | str | None = None  # an attribute's path, or row.get(key)
     kind: str | NumberFormat = TEXT  # TEXT, a key of numbers.KINDS, or a format of its own
     bounded: bool = False  # values are Estimates: CSV has the ends of their intervals too
     shown: bool = True  # to people; else in CSV and JSON only
 
     def of(self, row: Any) -> Value:
         """Return the value of a row in this column."""
-        return self.value(row) if self.value else row.get(self.key)
+        if self.value is None:
+            value: Value = row.get(self.key)
+        elif isinstance(self.value, str):
+            value = attrgetter(self.value)(row)
+        else:
+            value = self.value(row)
+        return value
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -53,7 +60,7 @@ class Column:
 def metric_column(
     key: str,
     metric: str,
-    value: Callable[[Any], Value] | None = None,
+    value: Callable[[Any], Value] | str | None = None,
     *,
     heading: str = "",
     bounded: bool = False,

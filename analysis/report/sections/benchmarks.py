@@ -21,7 +21,7 @@ from analysis.report.measured_values import (
 )
 from analysis.report.numbers import number
 from analysis.report.section import Section
-from analysis.report.table import Column, Table, metric_column, numbers_table
+from analysis.report.table import Column, Table, Value, metric_column, numbers_table
 from analysis.study.estimates import Estimate, Findings
 from analysis.study.names import NAMES_BETWEEN as BETWEEN
 from analysis.study.names import gpu_ids, run_name, short_names, spoken, unit_of
@@ -93,25 +93,32 @@ def _ranking(
 
 def host_link(study: Study, findings: Findings) -> Section:
     """Return what copies to and from the host reach."""
-    rows = []
+    rows: list[dict[str, Value]] = []
     for record in records_of(study, "host_link"):
-        for row in mappings(mapping(record.tables.get("host_link")).get("rows")):
-            rates = numbers(row.get("gb_per_s"))
+        for copies in mappings(mapping(record.tables.get("host_link")).get("rows")):
+            rates = numbers(copies.get("gb_per_s"))
             if rates:
-                rows.append((record, row, rates))
+                row: dict[str, Value] = {
+                    "gpus": gpu_ids(record.cell.members),
+                    "operation": _word(OPERATIONS, copies.get("operation")),
+                    "memory": single_line(str(copies.get("memory"))),
+                    "at_once": finite(copies.get("at_once")),
+                    "slowest_gb_per_s": min(rates),
+                    "fastest_gb_per_s": max(rates),
+                    "sum_gb_per_s": finite(copies.get("sum_gb_per_s")),
+                }
+                rows.append(row)
     table = Table.of(
         "host_links",
         "Copies between the host and the devices, and in the host's memory, GB/s.",
         (
-            Column("gpus", unit_of(study), lambda row: gpu_ids(row[0].cell.members)),
-            Column(
-                "operation", "operation", lambda row: _word(OPERATIONS, row[1].get("operation"))
-            ),
-            Column("memory", "memory", lambda row: single_line(str(row[1].get("memory")))),
-            Column("at_once", "at once", lambda row: finite(row[1].get("at_once")), "count"),
-            Column("slowest_gb_per_s", "slowest", lambda row: min(row[2]), "number"),
-            Column("fastest_gb_per_s", "fastest", lambda row: max(row[2]), "number"),
-            Column("sum_gb_per_s", "sum", lambda row: finite(row[1].get("sum_gb_per_s")), "number"),
+            Column("gpus", unit_of(study)),
+            Column("operation", "operation"),
+            Column("memory", "memory"),
+            Column("at_once", "at once", kind="count"),
+            Column("slowest_gb_per_s", "slowest", kind="number"),
+            Column("fastest_gb_per_s", "fastest", kind="number"),
+            Column("sum_gb_per_s", "sum", kind="number"),
         ),
         rows,
     )
@@ -302,62 +309,45 @@ def _bytes(value: float) -> str:
 # ---- Copies between pairs of devices ------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class CopiesAtOnce:
-    """One round of copies at the same time."""
-
-    record: Record
-    row: Mapping[str, Any]
-    copies: Sequence[tuple[float, float]]  # GB/s together and alone
-
-
 def p2p(study: Study, findings: Findings) -> Section:
     """Return what pairs reach, and what copies at the same time cost each other.
 
     The matrices of pairs stand in the section on the machine.
     """
     groups, devices = largest_cells(study, "p2p")
-    sentences = (
-        [*_pair_sentences(study, groups[0], devices), *_at_once_sentences(study, groups[0])]
-        if groups
-        else []
-    )
-    rounds = []
+    sentences: list[str] = []
+    if groups:
+        sentences += _pair_sentences(study, groups[0], devices)
+        sentences += _at_once_sentences(study, groups[0])
+    rounds: list[dict[str, Value]] = []
     for record in records_of(study, "p2p"):
-        for row in mappings(mapping(record.tables.get("p2p_concurrent")).get("rows")):
-            rates = [
-                (finite(copy.get("gb_per_s")), finite(copy.get("alone_gb_per_s")))
-                for copy in mappings(row.get("copies"))
-            ]
-            copies = [(together, alone) for together, alone in rates if together and alone]
-            if copies:
-                rounds.append(CopiesAtOnce(record, row, copies))
+        for concurrent in mappings(mapping(record.tables.get("p2p_concurrent")).get("rows")):
+            shares = []
+            for copy in mappings(concurrent.get("copies")):
+                together, alone = finite(copy.get("gb_per_s")), finite(copy.get("alone_gb_per_s"))
+                if together and alone:
+                    shares.append(together / alone)
+            if shares:
+                row: dict[str, Value] = {
+                    "gpus": gpu_ids(record.cell.members),
+                    "pattern": _word(PATTERNS, concurrent.get("pattern")),
+                    "number": finite(concurrent.get("number")),
+                    "copies": len(shares),
+                    "total_gb_per_s": finite(concurrent.get("total_gb_per_s")),
+                    "kept": min(shares),
+                }
+                rounds.append(row)
     unit = unit_of(study)
     table = Table.of(
         "contention",
         "Copies at the same time: GB/s of all together, and the least share that a copy keeps of its rate alone.",
         (
-            Column("gpus", unit, lambda each: gpu_ids(each.record.cell.members)),
-            Column("pattern", "pattern", lambda each: _word(PATTERNS, each.row.get("pattern"))),
-            Column(
-                "number",
-                f"round or {unit.removesuffix('s')}",
-                lambda each: finite(each.row.get("number")),
-                "count",
-            ),
-            Column("copies", "copies", lambda each: len(each.copies), "count"),
-            Column(
-                "total_gb_per_s",
-                "GB/s",
-                lambda each: finite(each.row.get("total_gb_per_s")),
-                "number",
-            ),
-            Column(
-                "kept",
-                "kept",
-                lambda each: min(together / alone for together, alone in each.copies),
-                "share",
-            ),
+            Column("gpus", unit),
+            Column("pattern", "pattern"),
+            Column("number", f"round or {unit.removesuffix('s')}", kind="count"),
+            Column("copies", "copies", kind="count"),
+            Column("total_gb_per_s", "GB/s", kind="number"),
+            Column("kept", "kept", kind="share"),
         ),
         rounds,
     )

@@ -13,26 +13,12 @@ from analysis.findings.communication import (
     TRACE_EXPOSED,
     disagreement,
 )
-from analysis.report.charts import (
-    MOST_ROWS,
-    ROW_LENGTH,
-    DotRow,
-    rows_figure,
-    truncation_note,
-)
-from analysis.report.figure import (
-    COLOURS,
-    GREY,
-    HIGHLIGHT,
-    Figure,
-    colours,
-    for_width,
-    marker,
-)
+from analysis.report.charts import MOST_ROWS, ROW_LENGTH, DotRow, rows_figure, truncation_note
+from analysis.report.figure import COLOURS, GREY, HIGHLIGHT, Figure, colours, for_width, marker
 from analysis.report.measured_values import RATE, bars, bounded, in_parentheses
 from analysis.report.numbers import estimate, number, of_metric
 from analysis.report.section import Section
-from analysis.report.table import Column, Table, metric_column, numbers_table
+from analysis.report.table import Column, Table, Value, metric_column, numbers_table
 from analysis.study.draws import scaled
 from analysis.study.estimates import Communication, Comparison, Estimate, Findings, Noise
 from analysis.study.intervals import half_width
@@ -136,21 +122,20 @@ def strategies(study: Study, findings: Findings) -> Section | None:
         Column("strategy", "strategy", lambda cell: named(cell.record, "strategy"), shown=False),
         Column("gpus", unit, lambda cell: gpu_ids(cell.record.cell.members)),
         Column("runs", "runs", lambda cell: len(cell.runs.records), "count"),
-        metric_column("images_per_second", RATE, lambda cell: cell.rate, bounded=True, things=things),
+        metric_column("images_per_second", RATE, "rate", bounded=True, things=things),
         metric_column("exchange_ms", EXCHANGE_MS, of_runs(EXCHANGE_MS), bounded=True),
         # Of hosts the section on links has the GB/s.
         Column(
             "gb_per_second_per_gpu", f"GB/s per {member}", gb_per_s, "number",
-            shown=not any(cell.runs.cell.hosts for cell in cells),
-        ),
+            shown=not any(cell.runs.cell.hosts for cell in cells)),
         metric_column("of_reference", EXCHANGE_SHARE, lambda cell: cell.middle(EXCHANGE_SHARE)),
-        Column("reference", "reference", lambda cell: cell.references),
+        Column("reference", "reference", "references"),
         metric_column("cost_ms", COST, of_runs(COST), bounded=True),
-        metric_column("exposed_ms", EXPOSED, lambda cell: cell.exposed_ms),
+        metric_column("exposed_ms", EXPOSED, "exposed_ms"),
         metric_column("hidden_share", HIDDEN, lambda cell: cell.communication and cell.communication.hidden_share),
-        Column("hidden_by_trace", "hidden by trace", lambda cell: cell.hidden_by_trace, of_metric(HIDDEN)),
+        Column("hidden_by_trace", "hidden by trace", "hidden_by_trace", of_metric(HIDDEN)),
         metric_column("exposed_by_trace_ms", TRACE_EXPOSED, lambda cell: cell.middle(TRACE_EXPOSED)),
-        metric_column("difference_ms", DISAGREEMENT, lambda cell: cell.disagreement_ms),
+        metric_column("difference_ms", DISAGREEMENT, "disagreement_ms"),
         Column("mark", "verdict", lambda cell: "suspect" if cell.runs.suspect else ""),
     )  # fmt: skip
     table = Table.of(
@@ -287,17 +272,9 @@ def settings(study: Study, findings: Findings) -> Section | None:
                 "number",
             ),
             Column("exchange_ms", "with it", lambda effect: effect.exchange_ms[1], "number"),
-            Column(
-                "exchange_ratio", "times as long", lambda effect: effect.exchange_ratio, "ratio"
-            ),
-            Column("rate", "rate", lambda effect: effect.compared.rate, shown=len(rates) > 1),
-            Column(
-                "difference",
-                "rate changes by",
-                lambda effect: effect.compared.difference,
-                "change",
-                True,
-            ),
+            Column("exchange_ratio", "times as long", "exchange_ratio", "ratio"),
+            Column("rate", "rate", "compared.rate", shown=len(rates) > 1),
+            Column("difference", "rate changes by", "compared.difference", "change", True),
             Column("verdict", "verdict", lambda effect: effect.compared.verdict or "no verdict"),
         ),
         findings.settings,
@@ -333,8 +310,8 @@ def comparisons(study: Study, findings: Findings) -> Section | None:
         (
             Column("first", "first cell", lambda pair: names[pair.first]),
             Column("second", "second cell", lambda pair: names[pair.second]),
-            Column("asked", "differ in", lambda pair: pair.asked),
-            Column("rate", "rate", lambda pair: pair.rate, shown=len(findings.noises) > 1),
+            Column("asked", "differ in", "asked"),
+            Column("rate", "rate", "rate", shown=len(findings.noises) > 1),
             Column(
                 "first_runs",
                 "runs of the first",
@@ -349,10 +326,10 @@ def comparisons(study: Study, findings: Findings) -> Section | None:
                 "count",
                 shown=not single,
             ),
-            Column("difference", "difference", lambda pair: pair.difference, "change", True),
-            Column("smallest", "visible from", lambda pair: pair.smallest, "share"),
+            Column("difference", "difference", "difference", "change", True),
+            Column("smallest", "visible from", "smallest", "share"),
             Column("verdict", "verdict", lambda pair: pair.verdict or "no verdict", shown=judged),
-            Column("why", "note", lambda pair: pair.why, shown=judged or len(reasons) > 1),
+            Column("why", "note", "why", shown=judged or len(reasons) > 1),
         ),
         pairs,
     )
@@ -546,43 +523,48 @@ def _cut(name: str, length: int) -> str:
 
 def noise(study: Study, findings: Findings) -> Section | None:
     """Return the noise floors that the intervals of the study rest on."""
-    rows = []
+    rows: list[dict[str, Value]] = []
     for metric in dict.fromkeys([*(rate.metric for rate in study.rates), COST, EXCHANGE_MS]):
         by_group = {runs.group: runs for runs in study.runs if runs.values(metric)}
-        rows += [(runs, metric) for _, runs in sorted(by_group.items()) if runs.floor(metric)]
+        for group, runs in sorted(by_group.items()):
+            floor = runs.floor(metric)
+            if not floor:
+                continue
+            entry = entry_of(metric)
+            width = half_width(floor, 1)
+            row: dict[str, Value] = {
+                "model": named(runs.records[0], "model" if runs.trains else "benchmark"),
+                "batch_size": group.batch_size or None,
+                "precision": group.precision,
+                "optimize": group.optimize,
+                "world_size": group.world_size,
+                "metric": single_line(entry.title),
+                "runs": floor.runs,
+                "freedom": floor.freedom,
+            }
+            if entry.signed:
+                row |= {"half": width, "unit": entry.unit}
+            else:
+                row |= {"half_share": math.expm1(width), "unit": ""}
+            rows.append(row)
     if not rows:
         return None
-
-    def half(row: tuple[Runs, str], signed: bool) -> float | None:
-        """Return how far one more run may lie from a single run: in the unit of a signed metric, else as a share."""
-        runs, metric = row
-        floor = runs.floor(metric)
-        assert floor is not None  # else there is no such row
-        width = half_width(floor, 1)
-        if entry_of(metric).signed:
-            return width if signed else None
-        return None if signed else math.expm1(width)
-
     columns = (
-        Column(
-            "model",
-            "model",
-            lambda row: named(row[0].records[0], "model" if row[0].trains else "benchmark"),
-        ),
-        Column("batch_size", "batch", lambda row: row[0].group.batch_size or None, "count"),
-        Column("precision", "precision", lambda row: row[0].group.precision),
-        Column("optimize", "optimize", lambda row: row[0].group.optimize),
-        Column("world_size", unit_of(study), lambda row: row[0].group.world_size, "count"),
-        Column("metric", "metric", lambda row: single_line(entry_of(row[1]).title)),
-        Column("half_share", "±", lambda row: half(row, signed=False), "part"),
-        Column("half", "± in its unit", lambda row: half(row, signed=True), "number"),
-        Column(
-            "unit", "unit", lambda row: entry_of(row[1]).unit if entry_of(row[1]).signed else ""
-        ),
-        Column("runs", "runs", lambda row: row[0].floor(row[1]).runs, "count"),
-        Column("freedom", "degrees of freedom", lambda row: row[0].floor(row[1]).freedom, "count"),
+        Column("model", "model"),
+        Column("batch_size", "batch", kind="count"),
+        Column("precision", "precision"),
+        Column("optimize", "optimize"),
+        Column("world_size", unit_of(study), kind="count"),
+        Column("metric", "metric"),
+        Column("half_share", "±", kind="part"),
+        Column("half", "± in its unit", kind="number"),
+        Column("unit", "unit"),
+        Column("runs", "runs", kind="count"),
+        Column("freedom", "degrees of freedom", kind="count"),
     )
-    caption = "How far one more run may lie from a single run, 95 times in 100, by runs of equal cells here."
-    return Section(
-        "noise", "The noise floor", tables=(Table.of("noise_floor", caption, columns, rows),)
+    caption = (
+        "How far one more run may lie from a single run, 95 times in 100, "
+        "by runs of equal cells here."
     )
+    table = Table.of("noise_floor", caption, columns, rows)
+    return Section("noise", "The noise floor", tables=(table,))

@@ -26,48 +26,47 @@ MOST_COMMANDS = 40
 
 def validity(study: Study, findings: Findings) -> Section:
     """Return what was excluded and why, what is marked, and which checks could not run."""
-    excluded = [(run_name(record), _state(record), _reason(record)) for record in study.excluded]
-    excluded += [("", "unreadable", text) for text in study.unreadable]
-    remarks = [
-        (record, code, text)
-        for record in study.usable
-        for code, text in record.validity.codes.items()
-    ]
-    skipped = Counter(
-        (code, why) for record in study.usable for code, why in record.validity.unchecked.items()
-    )
+    excluded = []
+    for record in study.excluded:
+        row = {"cell": run_name(record), "state": _state(record), "why": _reason(record)}
+        excluded.append(row)
+    for text in study.unreadable:
+        excluded.append({"cell": "", "state": "unreadable", "why": text})
+    remarks = []
+    skipped: Counter[tuple[str, str]] = Counter()
+    for record in study.usable:
+        verdict = record.validity.verdict
+        for code, text in record.validity.codes.items():
+            row = {"cell": run_name(record), "verdict": verdict, "code": code, "why": text}
+            remarks.append(row)
+        skipped.update(record.validity.unchecked.items())
+    unchecked = []
+    for (code, why), cells in skipped.items():
+        unchecked.append({"code": code, "why": why, "cells": cells})
     tables = (
         Table.of(
             "excluded",
             "Left out: failed, interrupted, invalid or unreadable.",
-            (
-                Column("cell", "cell", lambda row: row[0]),
-                Column("state", "state", lambda row: row[1]),
-                Column("why", "why", lambda row: row[2]),
-            ),
+            (Column("cell", "cell"), Column("state", "state"), Column("why", "why")),
             excluded,
         ),
         Table.of(
             "remarks",
             "Cells that count, and what a check found.",
             (
-                Column("cell", "cell", lambda row: run_name(row[0])),
-                Column("verdict", "verdict", lambda row: row[0].validity.verdict),
-                Column("code", "code", lambda row: row[1]),
-                Column("why", "what was found", lambda row: row[2]),
+                Column("cell", "cell"),
+                Column("verdict", "verdict"),
+                Column("code", "code"),
+                Column("why", "what was found"),
             ),
             remarks,
-            marked=lambda row: row[0].validity.verdict != "valid",
+            marked=lambda row: row["verdict"] != "valid",
         ),
         Table.of(
             "unchecked",
             "Checks that could not run on cells that count.",
-            (
-                Column("code", "check", lambda row: row[0][0]),
-                Column("why", "why", lambda row: row[0][1]),
-                Column("cells", "cells", lambda row: row[1], "count"),
-            ),
-            skipped.items(),
+            (Column("code", "check"), Column("why", "why"), Column("cells", "cells", kind="count")),
+            unchecked,
         ),
     )
     lines = tuple(single_line(line, 1200) for line in _validity_lines(study))
@@ -126,16 +125,14 @@ def environment(study: Study, findings: Findings) -> Section:
         for name, value in _variables(record).items():
             variables[name][str(value)] += 1
         from_outside.update(f"{name}={value}" for name, value in inherited(record).items())
-    rows = [("machine", name, _distinct(values)) for name, values in facts.items()]
-    rows += [("variable", name, _distinct(values)) for name, values in sorted(variables.items())]
+    rows = []
+    for sort, named_values in (("machine", facts.items()), ("variable", sorted(variables.items()))):
+        for name, values in named_values:
+            rows.append({"sort": sort, "name": name, "value": _distinct(values)})
     table = Table.of(
         "environment",
         "The machine, the versions and the environment variables of the ranks.",
-        (
-            Column("sort", "sort", lambda row: row[0], shown=False),
-            Column("name", "name", lambda row: row[1]),
-            Column("value", "value", lambda row: row[2]),
-        ),
+        (Column("sort", "sort", shown=False), Column("name", "name"), Column("value", "value")),
         rows,
     )
     lines: tuple[str, ...] = ()
@@ -248,7 +245,7 @@ def cells(study: Study, findings: Findings) -> Section:
         Column("link_class", "link class", lambda record: effective(record, "link_class")),
         Column("benchmark", "benchmark", lambda record: named(record, "benchmark"), shown=False),
         Column("started", "started", _started, shown=False),
-        Column("record_id", "record", lambda record: record.record_id, shown=False),
+        Column("record_id", "record", "record_id", shown=False),
     )  # fmt: skip
     table = Table.of(
         "cells",

@@ -1,6 +1,7 @@
 """Bandwidth of the exchange by link, what a link is worth, and what cells lose against what their links carry."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from analysis.findings.baselines import EFFICIENCY
 from analysis.findings.communication import EXPOSED
@@ -49,18 +50,17 @@ def links(study: Study, findings: Findings) -> Section | None:
         caption,
         (
             Column("cell", "cell", lambda subset: names[subset.label]),
-            Column("strategy", "strategy", lambda subset: subset.strategy, shown=False),
+            Column("strategy", "strategy", "strategy", shown=False),
             Column("gpus", unit_of(study), lambda subset: gpu_ids(subset.gpus)),
-            Column("link_class", "link class", lambda subset: subset.link_class),
-            Column("transport", "transport", lambda subset: subset.transport),
-            Column("exchange_gb_per_s", "exchange GB/s", lambda subset: subset.exchange_gb_per_s, "number"),
+            Column("link_class", "link class", "link_class"),
+            Column("transport", "transport", "transport"),
+            Column("exchange_gb_per_s", "exchange GB/s", "exchange_gb_per_s", "number"),
             Column(
                 "p2p_gb_per_s", "links alone GB/s" if of_hosts else "peer copies GB/s",
-                lambda subset: subset.p2p_gb_per_s, "number",
-            ),
-            Column("nominal_gb_per_s", "nominal GB/s", lambda subset: subset.nominal_gb_per_s, "number"),
-            Column("efficiency", "efficiency", lambda subset: subset.efficiency, "share"),
-            Column("stands_out", "stands out", lambda subset: subset.stands_out),
+                "p2p_gb_per_s", "number"),
+            Column("nominal_gb_per_s", "nominal GB/s", "nominal_gb_per_s", "number"),
+            Column("efficiency", "efficiency", "efficiency", "share"),
+            Column("stands_out", "stands out", "stands_out"),
         ),
         findings.wires,
         marked=lambda subset: subset.stands_out,
@@ -70,14 +70,12 @@ def links(study: Study, findings: Findings) -> Section | None:
         "worth",
         f"What a link is worth: {things} per second that each {member} loses with a link class, against the best class.",
         (
-            Column("cell", "cell", lambda value: value.label),
-            Column("strategy", "strategy", lambda value: value.strategy),
-            Column("link_class", "link class", lambda value: value.link_class),
-            Column(
-                "lost", f"lost {things}/s per {member}", lambda value: value.lost, "number", True
-            ),
-            Column("gradient_bytes", "gradient bytes", lambda value: value.gradient_bytes, "count"),
-            Column("batch_size", "batch", lambda value: value.batch_size, "count"),
+            Column("cell", "cell", "label"),
+            Column("strategy", "strategy", "strategy"),
+            Column("link_class", "link class", "link_class"),
+            Column("lost", f"lost {things}/s per {member}", "lost", "number", True),
+            Column("gradient_bytes", "gradient bytes", "gradient_bytes", "count"),
+            Column("batch_size", "batch", "batch_size", "count"),
         ),
         findings.worth,
     )
@@ -161,6 +159,13 @@ def _links_figure(subsets: Sequence[SubsetLinks], names: Mapping[str, str]) -> I
 # ---- Lost time against the speed of the links ---------------------------------------------------
 
 
+class LinePoint(NamedTuple):
+    """A cell of a line."""
+
+    line: WireLine
+    point: WirePoint
+
+
 def wire_lines(study: Study, findings: Findings) -> Section | None:
     """Return a line for each mechanism with its cells, and the cells that it does not explain; without one, what is missing."""
     lines = findings.wire_lines
@@ -177,15 +182,15 @@ def wire_lines(study: Study, findings: Findings) -> Section | None:
         "What a cell loses per step: a fixed time, and a share of the time that its exchange needs on its links.",
         (
             Column("cells", "cells", lambda line: names[line.label]),
-            Column("strategy", "strategy", lambda line: line.strategy, shown=False),
+            Column("strategy", "strategy", "strategy", shown=False),
             Column("lost", "lost", _lost_words),
             Column("source", "GB/s from", lambda line: SOURCES[line.source]),
-            Column("fixed_ms", "fixed ms", lambda line: line.fixed_ms, MS, True),
-            Column("share", "share", lambda line: line.share, "share", True),
-            Column("r_squared", "R²", lambda line: line.r_squared, "ratio"),
-            Column("deviation_ms", "residuals ms", lambda line: line.deviation_ms, MS),
+            Column("fixed_ms", "fixed ms", "fixed_ms", MS, True),
+            Column("share", "share", "share", "share", True),
+            Column("r_squared", "R²", "r_squared", "ratio"),
+            Column("deviation_ms", "residuals ms", "deviation_ms", MS),
             Column("count", "cells used", lambda line: len(line.points), "count"),
-            Column("speeds", "different times", lambda line: line.speeds, "count"),
+            Column("speeds", "different times", "speeds", "count"),
         ),
         lines,
     )
@@ -193,26 +198,20 @@ def wire_lines(study: Study, findings: Findings) -> Section | None:
         "wire_cells",
         "Every cell beside its line, with what the line through the others lets expect of it: it loses more, or less.",
         (
-            Column("line", "line", lambda row: names[row[0].label], shown=len(names) > 1),
-            Column("lost", "lost", lambda row: _lost_words(row[0]), shown=len(lines) > 1),
-            Column("cell", unit_of(study), lambda row: row[1].label),
-            Column("gb_per_s", "measured GB/s", lambda row: row[1].gb_per_s, "number"),
-            Column("wire_ms", "ms on links", lambda row: row[1].wire_ms, MS),
-            Column("lost_ms", "lost ms", lambda row: row[1].lost_ms, MS),
-            Column("expected_ms", "expected ms", lambda row: row[1].expected_ms, MS, True),
-            Column("residual_ms", "difference ms", lambda row: row[1].residual_ms, SIGNED_MS),
-            Column("efficiency", "efficiency", lambda row: row[1].efficiency, "share"),
-            Column(
-                "expected_efficiency",
-                "expected",
-                lambda row: row[1].expected_efficiency,
-                "share",
-                True,
-            ),
-            Column("verdict", "loses", lambda row: row[1].verdict),
+            Column("line", "line", lambda row: names[row.line.label], shown=len(names) > 1),
+            Column("lost", "lost", lambda row: _lost_words(row.line), shown=len(lines) > 1),
+            Column("cell", unit_of(study), "point.label"),
+            Column("gb_per_s", "measured GB/s", "point.gb_per_s", "number"),
+            Column("wire_ms", "ms on links", "point.wire_ms", MS),
+            Column("lost_ms", "lost ms", "point.lost_ms", MS),
+            Column("expected_ms", "expected ms", "point.expected_ms", MS, True),
+            Column("residual_ms", "difference ms", "point.residual_ms", SIGNED_MS),
+            Column("efficiency", "efficiency", "point.efficiency", "share"),
+            Column("expected_efficiency", "expected", "point.expected_efficiency", "share", True),
+            Column("verdict", "loses", "point.verdict"),
         ),
-        [(line, point) for line in lines for point in line.points],
-        marked=lambda row: row[1].verdict,
+        [LinePoint(line, point) for line in lines for point in line.points],
+        marked=lambda row: row.point.verdict,
     )
     figures = tuple(
         _line_figure(line, lines, names, panel) for panel, line in enumerate(lines[:MOST_LINES], 1)

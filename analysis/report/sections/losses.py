@@ -62,6 +62,7 @@ PART_LOOKS = {  # colour and hatch, told apart in grey too
 class WaterfallRow:
     """A row of a waterfall: a rate between its parts, or a part."""
 
+    fall: Waterfall
     name: str
     rate: Estimate | None = None
     part: WaterfallPart | None = None
@@ -73,6 +74,12 @@ class WaterfallRow:
             return self.rate
         return scaled(self.part.lost, -1.0) if self.part.lost else None
 
+    @property
+    def share(self) -> float | None:
+        """The change as a share of the ideal rate."""
+        ideal = self.fall.ideal.value
+        return self.change.value / ideal if self.change is not None and ideal else None
+
 
 def waterfall(study: Study, findings: Findings) -> Section | None:
     """Return where the rate goes, part by part, down to the residual. One GPU alone loses nothing to others."""
@@ -80,20 +87,18 @@ def waterfall(study: Study, findings: Findings) -> Section | None:
         return None
     unit, things = unit_of(study), things_of(study)
     names = short_names(dict.fromkeys(fall.label for fall in findings.waterfalls))
-    rows = [(fall, row) for fall in findings.waterfalls for row in waterfall_rows(fall)]
+    rows = [row for fall in findings.waterfalls for row in waterfall_rows(fall)]
     table = Table.of(
         "waterfall",
         f"From the ideal rate to the measured one; parts and residual add up to the gap.{in_parentheses(study)}",
         (
-            Column("cell", "cell", lambda row: names[row[0].label]),
-            Column("gpus", unit, lambda row: gpu_ids(row[0].gpus)),
-            Column("part", "part", lambda row: of_unit(row[1].name, unit)),
-            Column("images_per_second", f"{things}/s", lambda row: row[1].change, "rate", True),
-            Column(
-                "share", "of ideal", lambda row: _share(row[1].change, row[0].ideal.value), "part"
-            ),
-            Column("ms", "ms of a step", lambda row: row[1].part and row[1].part.ms, MS, True),
-            Column("why", "note", lambda row: row[1].part.why if row[1].part else ""),
+            Column("cell", "cell", lambda row: names[row.fall.label]),
+            Column("gpus", unit, lambda row: gpu_ids(row.fall.gpus)),
+            Column("part", "part", lambda row: of_unit(row.name, unit)),
+            Column("images_per_second", f"{things}/s", "change", "rate", True),
+            Column("share", "of ideal", "share", "part"),
+            Column("ms", "ms of a step", lambda row: row.part and row.part.ms, MS, True),
+            Column("why", "note", lambda row: row.part.why if row.part else ""),
         ),
         rows,
     )
@@ -106,25 +111,21 @@ def waterfall(study: Study, findings: Findings) -> Section | None:
     return Section("waterfall", TITLE, tuple(lines), tuple(figures), (table,))
 
 
-def _share(value: Estimate | None, ideal: float) -> float | None:
-    return value.value / ideal if value is not None and ideal else None
-
-
 def waterfall_rows(fall: Waterfall) -> list[WaterfallRow]:
     """Return the rows from the top: all members alone if the spread is known, the ideal, what is lost, the measured rate."""
     above = [part for part in fall.parts if part.above_ideal]
     spread = [part.lost.value for part in above if part.lost is not None]
     rows = []
     if spread:
-        rows.append(WaterfallRow("all members alone", Estimate(fall.ideal.value + sum(spread))))
-    rows += [WaterfallRow(part.name, part=part) for part in above]
-    rows.append(WaterfallRow(f"ideal, {len(fall.gpus)} × slowest", fall.ideal))
-    rows += [WaterfallRow(part.name, part=part) for part in fall.parts if not part.above_ideal]
+        sum_alone = Estimate(fall.ideal.value + sum(spread))
+        rows.append(WaterfallRow(fall, "all members alone", sum_alone))
+    rows += [WaterfallRow(fall, part.name, part=part) for part in above]
+    rows.append(WaterfallRow(fall, f"ideal, {len(fall.gpus)} × slowest", fall.ideal))
     residual = Estimate(fall.residual, fall.residual_low, fall.residual_high)
-    rows.append(
-        WaterfallRow("residual", part=WaterfallPart("residual", residual, "what no part explains"))
-    )
-    return [*rows, WaterfallRow("measured", fall.measured)]
+    below = [part for part in fall.parts if not part.above_ideal]
+    below.append(WaterfallPart("residual", residual, "what no part explains"))
+    rows += [WaterfallRow(fall, part.name, part=part) for part in below]
+    return [*rows, WaterfallRow(fall, "measured", fall.measured)]
 
 
 def waterfall_figures(
@@ -339,18 +340,15 @@ def cost_parts(study: Study, findings: Findings) -> Section | None:
         "it; what one GPU takes too is own work. “All that it costs” is from steps with and without the strategy in turn. "
         f"{how}Parts need not add up: the rest is unexplained.",
         (
-            Column("cell", "cell", lambda row: row[0].name),
-            Column("gpus", unit_of(study), lambda row: row[0].gpus),
-            Column("part", "part", lambda row: row[1]),
-            Column("measured_ms", "measured ms", lambda row: row[0].measured.get(row[1]), MS, True),
-            Column("modelled_ms", "modelled ms", lambda row: row[0].modelled.get(row[1]), MS),
-            Column(
-                "modelled_from", "modelled how", lambda row: row[0].made if row[1] in row[0].modelled else "",
-                shown=len(ways) > 1,
-            ),
+            Column("cell", "cell"),
+            Column("gpus", unit_of(study)),
+            Column("part", "part"),
+            Column("measured_ms", "measured ms", kind=MS, bounded=True),
+            Column("modelled_ms", "modelled ms", kind=MS),
+            Column("modelled_from", "modelled how", shown=len(ways) > 1),
         ),
         _part_rows(costs),
-    )  # fmt: skip
+    )
     return Section("waterfall", TITLE, (), (cost_figure(costs, unit_of(study)),), (table,))
 
 
@@ -398,12 +396,16 @@ def _modelled_parts(forecast: CellForecast, both: bool) -> dict[str, float]:
     return {name: ms for name, ms in parts.items() if ms is not None}
 
 
-def _part_rows(costs: Sequence[CostParts]) -> list[tuple[CostParts, str]]:
-    rows = []
+def _part_rows(costs: Sequence[CostParts]) -> list[dict[str, Value]]:
+    rows: list[dict[str, Value]] = []
     for cost in costs:
         for part in (*PART_LOOKS, UNEXPLAINED, WHOLE):
             if part in cost.measured or part in cost.modelled:
-                rows.append((cost, part))
+                row: dict[str, Value] = {"cell": cost.name, "gpus": cost.gpus, "part": part}
+                row["measured_ms"] = cost.measured.get(part)
+                row["modelled_ms"] = cost.modelled.get(part)
+                row["modelled_from"] = cost.made if part in cost.modelled else ""
+                rows.append(row)
     return rows
 
 
@@ -439,10 +441,8 @@ def cost_figure(costs: Sequence[CostParts], unit: str) -> Figure:
             diamond = None if modelled_ms is None else Estimate(modelled_ms)
             bars.append(Bar(modelled, "modelled", diamond, number(end, MS)))
         groups.append(BarGroup(f"{cost.name}, {unit} {cost.gpus}", "", bars))
-    rows = [
-        (cost.name, cost.gpus, part, cost.measured.get(part), cost.modelled.get(part))
-        for cost, part in _part_rows(shown)
-    ]
+    keys = ("cell", "gpus", "part", "measured_ms", "modelled_ms")
+    rows = [[row[key] for key in keys] for row in _part_rows(shown)]
     return bars_figure(
         "cost-parts",
         "What the strategy adds to a step, in parts. Diamonds: all that it costs, from steps with and without it in turn. What "
@@ -451,5 +451,5 @@ def cost_figure(costs: Sequence[CostParts], unit: str) -> Figure:
         groups,
         {of_unit(part, unit): look for part, look in PART_LOOKS.items()},
         "ms of a step",
-        numbers_table(("cell", "gpus", "part", "measured_ms", "modelled_ms"), rows),
+        numbers_table(keys, rows),
     )

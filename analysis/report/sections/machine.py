@@ -12,7 +12,7 @@ from analysis.native.heat_map import scale_of
 from analysis.report.charts import heat_map_figure
 from analysis.report.figure import Figure
 from analysis.report.section import Section
-from analysis.report.table import Column, Table, numbers_table
+from analysis.report.table import Column, Table, Value, numbers_table
 from analysis.study.estimates import Findings, Member
 from analysis.study.names import run_name, unit_of
 from analysis.study.provenance import facts_of_hosts, gpu_names, gpus_of, mapping
@@ -57,27 +57,35 @@ def _hosts_table(study: Study) -> Table:
         for host, facts in facts_of_hosts(record).items():
             if host:
                 newest[host] = (facts, wires[host])
-    rows = [(host, facts, wire) for host, (facts, wire) in sorted(newest.items())]
+    rows: list[dict[str, Value]] = []
+    for host, (facts, wire) in sorted(newest.items()):
+        cpu, gpu = mapping(facts.get("cpu")), mapping(facts.get("gpu"))
+        rows.append(
+            {
+                "host": host,
+                "own_name": str(facts.get("host") or ""),
+                "gpus": gpu_names(facts),
+                "cpu": str(cpu.get("model") or ""),
+                "cores": finite(cpu.get("cores")),
+                "driver": str(gpu.get("driver") or ""),
+                "interface": "+".join(wire.names),
+                "gbit_per_s": wire.gbit_per_s,
+                "rails": _rails(facts),
+            }
+        )
     return Table.of(
         "hosts",
         "The hosts, and the interface of each through which ranks exchange with other hosts. Gbit/s: by its driver.",
         (
-            Column("host", "host", lambda row: row[0]),
-            Column("own_name", "its own name", lambda row: str(row[1].get("host") or "")),
-            Column("gpus", "GPUs", lambda row: gpu_names(row[1])),
-            Column("cpu", "CPU", lambda row: str(mapping(row[1].get("cpu")).get("model") or "")),
-            Column(
-                "cores",
-                "cores",
-                lambda row: finite(mapping(row[1].get("cpu")).get("cores")),
-                "count",
-            ),
-            Column(
-                "driver", "driver", lambda row: str(mapping(row[1].get("gpu")).get("driver") or "")
-            ),
-            Column("interface", "interface", lambda row: "+".join(row[2].names)),
-            Column("gbit_per_s", "Gbit/s", lambda row: row[2].gbit_per_s, "number"),
-            Column("rails", "rails", lambda row: _rails(row[1])),
+            Column("host", "host"),
+            Column("own_name", "its own name"),
+            Column("gpus", "GPUs"),
+            Column("cpu", "CPU"),
+            Column("cores", "cores", kind="count"),
+            Column("driver", "driver"),
+            Column("interface", "interface"),
+            Column("gbit_per_s", "Gbit/s", kind="number"),
+            Column("rails", "rails"),
         ),
         rows,
     )

@@ -6,13 +6,7 @@ from collections.abc import Sequence
 
 from analysis import cost as parts
 from analysis.cost import CellCost, from_record, merge_key_order
-from analysis.report.charts import (
-    MOST_ROWS,
-    Bar,
-    BarGroup,
-    bars_figure,
-    truncation_note,
-)
+from analysis.report.charts import MOST_ROWS, Bar, BarGroup, bars_figure, truncation_note
 from analysis.report.figure import COLOURS, Figure
 from analysis.report.numbers import NumberFormat, number
 from analysis.report.section import Section

@@ -3,7 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from analysis.report import charts
 from analysis.report.charts import MARKERS, Axis, curves_figure
@@ -11,7 +11,7 @@ from analysis.report.figure import Figure, colours, for_width
 from analysis.report.measured_values import bars, in_parentheses
 from analysis.report.numbers import estimate, number
 from analysis.report.section import Section
-from analysis.report.table import Column, Table, numbers_table
+from analysis.report.table import Column, Table, Value, numbers_table
 from analysis.study.estimates import Curve, Estimate, Findings, Member, Point
 from analysis.study.names import (
     BETWEEN,
@@ -54,16 +54,22 @@ def scaling(study: Study, findings: Findings) -> Section | None:
             f"{'; '.join(slowed)}; steps that wait for memory follow it less."
         )
     table = _points_table(study, curves, names, bool(slowed))
-    fits = Table.of(
+    fits: list[dict[str, Value]] = []
+    for curve in curves:
+        for fit in curve.fits:
+            law, shares = LAWS.get(fit.law, fit.law), _shares(fit.parameters)
+            row = {"curve": names[curve.label], "law": law, "parameters": shares}
+            fits.append(row | {"error": fit.error})
+    fits_table = Table.of(
         "fits",
         "Laws fitted where enough numbers of GPUs were measured. The error is that of the point farthest from the law.",
         (
-            Column("curve", "cells", lambda row: names[row[0].label]),
-            Column("law", "law", lambda row: LAWS.get(row[1].law, row[1].law)),
-            Column("parameters", "shares", lambda row: _shares(row[1].parameters)),
-            Column("error", "error", lambda row: row[1].error, "share"),
+            Column("curve", "cells"),
+            Column("law", "law"),
+            Column("parameters", "shares"),
+            Column("error", "error", kind="share"),
         ),
-        [(curve, fit) for curve in curves for fit in curve.fits],
+        fits,
     )
     refusals = [sentence(text) for text in findings.scaling.refusals]
     start = [] if curves else lines[:1]
@@ -73,7 +79,7 @@ def scaling(study: Study, findings: Findings) -> Section | None:
         "Rates" if alone else "Scaling",
         tuple(lines),
         tuple(_figures(study, curves)),
-        (table, fits),
+        (table, fits_table),
     )
 
 
@@ -110,48 +116,70 @@ def _slowed_by_clocks(curves: Sequence[Curve], names: Mapping[str, str]) -> list
     return slowed
 
 
+class CurvePoint(NamedTuple):
+    """A row of the table of points."""
+
+    curve: Curve
+    point: Point
+
+
 def _points_table(
     study: Study, curves: Sequence[Curve], names: Mapping[str, str], slowed: bool
 ) -> Table:
     alone, unit, things = ran_alone(study), unit_of(study), things_of(study)
     member = unit.removesuffix("s")
-    points = [point for curve in curves for point in curve.points]
-    of_hosts = any(point.node_efficiency for point in points)
-    by_hosts = [
-        Column("node_efficiency", "by hosts", lambda row: row[1].node_efficiency, "share", True)
+    rows = [CurvePoint(curve, point) for curve in curves for point in curve.points]
+    of_hosts = any(row.point.node_efficiency for row in rows)
+    has_efficiency = any(row.point.efficiency for row in rows)
+    columns = [
+        Column("curve", "cells", lambda row: names[row.curve.label]),
+        Column("kind", "scaling", "curve.kind", shown=not alone),
+        Column("gpus", member if alone else unit, lambda row: gpu_ids(row.point.gpus)),
+        Column(
+            "world_size", "how many", "point.world_size", "count", shown=not (of_hosts or alone)
+        ),
+        Column("runs", "runs", "point.runs", "count"),
+        Column(
+            "batch_size", f"{things} per {member}", "point.batch_size", "count", shown=not of_hosts
+        ),
+        Column("images_per_second", f"{things}/s", "point.rate", "rate", True),
+        Column("efficiency", "efficiency", "point.efficiency", "share", True),
     ]
-    columns = (
-        Column("curve", "cells", lambda row: names[row[0].label]),
-        Column("kind", "scaling", lambda row: row[0].kind, shown=not alone),
-        Column("gpus", member if alone else unit, lambda row: gpu_ids(row[1].gpus)),
-        Column("world_size", "how many", lambda row: row[1].world_size, "count", shown=not (of_hosts or alone)),
-        Column("runs", "runs", lambda row: row[1].runs, "count"),
-        Column("batch_size", f"{things} per {member}", lambda row: row[1].batch_size, "count", shown=not of_hosts),
-        Column("images_per_second", f"{things}/s", lambda row: row[1].rate, "rate", True),
-        Column("efficiency", "efficiency", lambda row: row[1].efficiency, "share", True),
-        *(by_hosts if of_hosts else ()),
+    if of_hosts:
+        columns.append(
+            Column("node_efficiency", "by hosts", "point.node_efficiency", "share", True)
+        )
+    # Of a host `a:0` is no number. Where no member was measured alone, a line above the table says why.
+    slowest_kind = "text" if of_hosts else "count"
+    columns += [
         Column(
-            "efficiency_at_equal_clocks", "at equal clocks", lambda row: row[1].at_equal_clocks, "share", shown=slowed
+            "efficiency_at_equal_clocks",
+            "at equal clocks",
+            "point.at_equal_clocks",
+            "share",
+            shown=slowed,
         ),
-        Column("speedup", "speed-up", lambda row: row[1].speedup, "ratio", True),
-        Column("baseline", "slowest alone", lambda row: row[1].baseline, "rate", True),
-        # `a:0` of a host is no number.
-        Column("slowest", f"slowest {member}", lambda row: row[1].slowest, "text" if of_hosts else "count"),
-        # Where no member was measured alone, the line above the table says why.
+        Column("speedup", "speed-up", "point.speedup", "ratio", True),
+        Column("baseline", "slowest alone", "point.baseline", "rate", True),
+        Column("slowest", f"slowest {member}", "point.slowest", slowest_kind),
         Column(
-            "without_baseline", "not measured alone", lambda row: gpu_ids(row[1].without_baseline),
-            shown=any(point.efficiency for point in points),
+            "without_baseline",
+            "not measured alone",
+            lambda row: gpu_ids(row.point.without_baseline),
+            shown=has_efficiency,
         ),
-        Column("mark", "verdict", lambda row: "suspect" if row[1].suspect else ""),
-    )  # fmt: skip
+        Column("mark", "verdict", lambda row: "suspect" if row.point.suspect else ""),
+    ]
     if alone:
         caption = f"Every cell that was measured, each on one {member}; none says how it scales."
     else:
         hosts = ", by hosts against the slowest host alone with as many" if of_hosts else ""
-        caption = f"Every set of {unit} that was measured. Efficiency and speed-up are against its slowest {member} alone{hosts}."
-    rows = [(curve, point) for curve in curves for point in curve.points]
-    caption = f"{caption}{in_parentheses(study)}"
-    return Table.of("points", caption, columns, rows, marked=lambda row: row[1].suspect)
+        caption = (
+            f"Every set of {unit} that was measured. "
+            f"Efficiency and speed-up are against its slowest {member} alone{hosts}."
+        )
+    caption += in_parentheses(study)
+    return Table.of("points", caption, columns, rows, marked=lambda row: row.point.suspect)
 
 
 def _shares(parameters: Mapping[str, float]) -> str:
@@ -314,8 +342,7 @@ def _ends(curves: Sequence[tuple[str, list[tuple[Point, Estimate]]]], kind: str,
 # ---- Against an option --------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class OptionLine:
+class OptionLine(NamedTuple):
     """The rates of cells that differ in one option alone, by its value."""
 
     label: str

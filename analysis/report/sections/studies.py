@@ -85,9 +85,9 @@ def differences_table(differences: Differences, name: str, caption: str) -> Tabl
             Column("runs", "runs", runs, "count"),
             Column("a", f"A {unit}".strip(), lambda cell: value(cell, cell.first), "number"),
             Column("b", f"B {unit}".strip(), lambda cell: value(cell, cell.second), "number"),
-            Column("difference", "difference", lambda cell: cell.change, "change", True),
-            Column("smallest", "visible from", lambda cell: cell.smallest, "share"),
-            Column("verdict", "verdict on B", lambda cell: cell.verdict),
+            Column("difference", "difference", "change", "change", True),
+            Column("smallest", "visible from", "smallest", "share"),
+            Column("verdict", "verdict on B", "verdict"),
         ),
         differences.cells,
     )
