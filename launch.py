@@ -25,7 +25,7 @@ def main() -> int:
     typed = sys.argv[1:]
     try:
         line = command_line.read(typed)
-        groups.search_also([line.config_dir] if line.config_dir else [])
+        groups.add_config_dir([line.config_dir] if line.config_dir else [])
         if line.completion:
             schema.register()
             hydra.main(version_base="1.3", config_path=str(groups.ROOT), config_name="config")(

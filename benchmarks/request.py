@@ -10,7 +10,7 @@ from conf import groups
 from conf.cell import Cell
 from conf.options import Refused
 from conf.process_env import SHARED_MEMORY_FOLDER
-from conf.targets import called, locate_without_torch
+from conf.targets import call_dotted, locate_without_torch
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ def refuse(cell: Cell, room: Room) -> None:
             code["derive"]
         )  # a file of the user is tried before its cell is measured, not after
     if "refuse" in code:
-        called(code["refuse"], cell, room)
+        call_dotted(code["refuse"], cell, room)
 
 
 def refuse_too_little_shared(

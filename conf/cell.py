@@ -61,7 +61,7 @@ class ProcessPlace:
     gpu: int | None  # or the slot of a CPU worker; None: a server in host memory
 
 
-def folded(hosts: Sequence[str]) -> str:
+def compress_hosts(hosts: Sequence[str]) -> str:
     """Return hosts in short, in their order, as Slurm writes them: `a+b`, `node[01-16]+gpu7`."""
     numbered = [re.fullmatch(r"(.*?)([0-9]+)", host) for host in hosts]
     alike = [
@@ -202,7 +202,7 @@ class Cell:
         """Return the dotted name of what a rank calls for the cell's strategy or benchmark. Raises KeyError."""
         return str(self.declared[group]["target"])
 
-    def as_pass(self, name: str, target: str, **options: Any) -> "Cell":
+    def untimed_pass(self, name: str, target: str, **options: Any) -> "Cell":
         """Return the same cell with another benchmark: a pass that is not the timed one."""
         declared = {**self.declared, "benchmark": {"target": target}}
         return dataclasses.replace(self, benchmark={"name": name, **options}, declared=declared)
@@ -243,9 +243,13 @@ class Cell:
     def where(self) -> str:
         """The devices for people: `gpus 0,3`, with hosts `a · gpus 0,3` or `a+b · 2 × gpus 0,3`."""
         gpus, many = "gpus " + ",".join(map(str, self.gpus)), len(self.hosts)
-        return f"{folded(self.hosts)} · {f'{many} × ' * (many > 1)}{gpus}" if self.hosts else gpus
+        return (
+            f"{compress_hosts(self.hosts)} · {f'{many} × ' * (many > 1)}{gpus}"
+            if self.hosts
+            else gpus
+        )
 
-    def marks(self, drift: bool = False) -> list[str]:
+    def run_suffixes(self, drift: bool = False) -> list[str]:
         """Return which of several measurements of the same cell it is, for people; empty for the first."""
         if self.repeat == SECOND_RUN:
             return ["second run"]

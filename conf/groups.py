@@ -7,8 +7,8 @@ A YAML of a strategy, a benchmark or a profiler has its options with their defau
     accepts        what an option accepts: `words`, or a number with `least`, `most`, `whole`; `text: true` for any text.
                    `refused` are values of `precision` or `benchmark` that do not go with it, `gpu_only` values that need a GPU,
                    `not_in_graph` values whose steps no CUDA graph can hold
-    unsaid         options that a cell has only where they are not what `auto` means, which the code takes where there is none:
-                   cells of before there were such options keep their keys
+    omit_if_default  options that a cell has only where they are not what `auto` means: cells of before there were such options
+                   keep their keys
     conflicts      a list of {option: value, …} that exclude each other
     shared_memory  true: a strategy that takes memory in /dev/shm
     trains         false: a benchmark that measures links, without a model and a strategy
@@ -39,7 +39,7 @@ from omegaconf import OmegaConf
 
 from conf.cell import COMPARED
 from conf.options import Refused, accepted, check, closest
-from conf.targets import DOTTED, called, sha256_of_foreign_code, source_file
+from conf.targets import DOTTED, call_dotted, sha256_of_foreign_code, source_file
 
 ROOT = Path(__file__).parent
 FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{,99}")
@@ -51,7 +51,7 @@ _folders = [ROOT]
 
 
 @dataclass(frozen=True)
-class Choice:
+class GroupChoice:
     """One YAML file of a group."""
 
     group: str
@@ -130,7 +130,7 @@ class Choice:
         return known if code_hash is None else {**known, "sha256": code_hash}
 
 
-def search_also(folders: Iterable[Path]) -> None:
+def add_config_dir(folders: Iterable[Path]) -> None:
     """Make these the folders of `--config-dir`, whose choices are added to Ringside's own.
 
     Raises:
@@ -160,7 +160,7 @@ def choices(group: str) -> list[str]:
     return list(files(group))
 
 
-def choice(group: str, name: Any) -> Choice:
+def choice(group: str, name: Any) -> GroupChoice:
     """Return one choice of a group.
 
     Raises:
@@ -196,7 +196,7 @@ def _selected(path: Path, option: str) -> Any:
 
 
 @functools.cache
-def _read(group: str, name: str, path: Path) -> Choice:
+def _read(group: str, name: str, path: Path) -> GroupChoice:
     try:
         content = OmegaConf.to_container(OmegaConf.load(path))
     except yaml.YAMLError as error:
@@ -213,7 +213,7 @@ def _read(group: str, name: str, path: Path) -> Choice:
         raise Refused(
             f"{path}: has no _target_, the dotted name of the class or function that a rank calls"
         )
-    return Choice(group, name, path, cast(dict[str, Any], content), rules)
+    return GroupChoice(group, name, path, cast(dict[str, Any], content), rules)
 
 
 def options(group: str, given: Any) -> dict[str, Any]:
@@ -241,7 +241,7 @@ def options(group: str, given: Any) -> dict[str, Any]:
     return {name: value for name, value in given.items() if name not in RULES}
 
 
-def _check_rule(one: Choice, name: str, value: Any) -> None:
+def _check_rule(one: GroupChoice, name: str, value: Any) -> None:
     """Refuse a rule that is not as the file has it."""
     if value != one.rules.get(name):
         raise Refused(
@@ -250,7 +250,7 @@ def _check_rule(one: Choice, name: str, value: Any) -> None:
         )
 
 
-def _check_option(one: Choice, name: str, value: Any) -> None:
+def _check_option(one: GroupChoice, name: str, value: Any) -> None:
     """Refuse an option that the file does not have, or a value that it does not accept."""
     full = f"{one.group}.{name}"
     if name not in one.options:
@@ -283,7 +283,7 @@ def resolved(group: str, given: Mapping[str, Any], device: str, ranks: int) -> d
         if values.get(name) == "auto":
             values[name] = meaning(rule, values, device)
     if "resolve" in one.code:
-        values = called(one.code["resolve"], values, device, ranks)
+        values = call_dotted(one.code["resolve"], values, device, ranks)
         if not isinstance(values, dict) or not values.keys() >= given.keys():
             raise Refused(
                 f"{one.code['resolve']}: returned {values!r:.100}; accepted are all options with their values"
@@ -292,7 +292,7 @@ def resolved(group: str, given: Mapping[str, Any], device: str, ranks: int) -> d
         raise Refused(f"{group}.{left[0]}=auto: {one.path} does not say what it means on {device}")
     usual = {
         name: meaning(one.rules["auto"][name], values, device)
-        for name in one.rules.get("unsaid", ())
+        for name in one.rules.get("omit_if_default", ())
     }
     return {
         name: value for name, value in values.items() if name not in usual or value != usual[name]
@@ -322,9 +322,18 @@ def meaning(rule: Any, values: Mapping[str, Any], device: str) -> Any:
 
 
 RULES: dict[str, type] = {
-    "_target_": str, "auto": dict, "accepts": dict, "unsaid": list, "conflicts": list, "shared_memory": bool, "trains": bool,
-    "hosts": bool, "graph": bool, "code": dict, "compared": dict,
-}  # fmt: skip
+    "_target_": str,
+    "auto": dict,
+    "accepts": dict,
+    "omit_if_default": list,
+    "conflicts": list,
+    "shared_memory": bool,
+    "trains": bool,
+    "hosts": bool,
+    "graph": bool,
+    "code": dict,
+    "compared": dict,
+}
 NUMBER = (int, float)
 LIMITS: dict[str, type | tuple[type, ...]] = {
     "words": list, "least": NUMBER, "most": NUMBER, "whole": bool, "auto": bool, "text": bool, "refused": list, "gpu_only": list,
@@ -439,9 +448,9 @@ def _faults(options: Mapping[str, Any], rules: Mapping[str, Any]) -> Iterator[st
         if option not in options and option not in FIELDS_WITH_REFUSED:
             yield f"accepts.{option} names no option"
         yield from _entries(f"accepts.{option}", limits, LIMITS)
-    for option in rules.get("unsaid", ()):
+    for option in rules.get("omit_if_default", ()):
         if not isinstance(option, str) or option not in rules.get("auto", {}):
-            yield f"unsaid names {option!r:.100}, of which auto does not say what it means"
+            yield f"omit_if_default names {option!r:.100}, of which auto does not say what it means"
     for number, conflict in enumerate(rules.get("conflicts", ())):
         yield from _named(f"conflicts.{number}", conflict, options)
     yield from _named("auto", rules.get("auto", {}), options)

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from conf.options import Refused, check, closest, described, option
+from conf.options import Refused, check, closest, metadata_of, option
 
 # Distances between two devices, near to far (2.30; earlier releases lack some words).
 DISTANCES = ("LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS")
@@ -365,7 +365,7 @@ def _check_value(name: str, value: Any, field: "dataclasses.Field[Any]") -> None
         raise Refused(
             f"nccl.{name}={value!r}: accepted is printable ASCII text of 1 to 500 characters"
         )
-    check(f"nccl.{name}", value, described(field))
+    check(f"nccl.{name}", value, metadata_of(field))
 
 
 def _check_bounds(nccl: Nccl) -> None:

@@ -96,7 +96,7 @@ def _fits(value: Any, metadata: Mapping[str, Any]) -> bool:
     )
 
 
-def path_of(name: str, typed: str) -> Path:
+def expand_path(name: str, typed: str) -> Path:
     """Return the absolute path that an option names, with the home folder for `~`. Raises Refused: nobody knows that home."""
     try:
         return Path(typed).expanduser().absolute()
@@ -108,7 +108,7 @@ def path_of(name: str, typed: str) -> Path:
         ) from None
 
 
-def canonical(value: Any) -> str:
+def to_text(value: Any) -> str:
     """Return equal text for equal values, as YAML has them: true, null, 0.5."""
     if type(value) in (int, float):
         return repr(value)
@@ -122,9 +122,9 @@ def check_fields(prefix: str, config: Any) -> None:
         if dataclasses.is_dataclass(value):
             check_fields(f"{prefix}{field.name}.", value)
         elif value is None and field.type is Any and field.metadata:
-            raise Refused(f"{prefix}{field.name}=null: accepted is {accepted(described(field))}")
+            raise Refused(f"{prefix}{field.name}=null: accepted is {accepted(metadata_of(field))}")
         else:
-            check(f"{prefix}{field.name}", value, described(field))
+            check(f"{prefix}{field.name}", value, metadata_of(field))
 
 
 def check_names(prefix: str, config: Any) -> None:
@@ -140,7 +140,7 @@ def check_names(prefix: str, config: Any) -> None:
             check_names(f"{prefix}{name}.", value)
 
 
-def described(field: "dataclasses.Field[Any]") -> Mapping[str, Any]:
+def metadata_of(field: "dataclasses.Field[Any]") -> Mapping[str, Any]:
     """Return a field's metadata, with `whole` where its type says so."""
     return {
         **field.metadata,

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from conf import groups, nccl
-from conf.cell import GRAPHED, IMAGES, SAMPLES, Cell, Network, Optimizer, folded
+from conf.cell import GRAPHED, IMAGES, SAMPLES, Cell, Network, Optimizer, compress_hosts
 from conf.groups import SERVER_NODES
-from conf.options import Refused, accepted, canonical, check_fields, check_names
+from conf.options import Refused, accepted, check_fields, check_names, to_text
 from conf.schema import Config, Data, Model, OptimizerOptions, Sizes
 from conf.subsets import is_name
 from conf.targets import sha256_of_foreign_code, source_file
@@ -67,12 +67,12 @@ def resolve(
     config: CheckedConfig,
     gpus: tuple[int, ...],
     device: str,
-    everyone: Mapping[str, tuple[int, ...]] | None = None,
+    all_gpus: Mapping[str, tuple[int, ...]] | None = None,
     hosts: tuple[str, ...] = (),
 ) -> Cell:
     """Return the cell of a configuration on one subset: every `auto` is resolved for a kind of device, cpu or cuda.
 
-    The subset is on each of `hosts`; without them on this machine. `everyone` are the ids of all GPUs of every host that the
+    The subset is on each of `hosts`; without them on this machine. `all_gpus` are the ids of all GPUs of every host that the
     sweep may use ('' is this machine); without it, those of the subset.
 
     Raises:
@@ -85,11 +85,11 @@ def resolve(
     if not benchmark.trains:
         return _without_training(config, benchmark, common)
     return _training(
-        config, benchmark, common, ranks, everyone or dict.fromkeys(hosts or ("",), gpus)
+        config, benchmark, common, ranks, all_gpus or dict.fromkeys(hosts or ("",), gpus)
     )
 
 
-def _calibrated(config: Config, benchmark: groups.Choice) -> dict[str, Any]:
+def _calibrated(config: Config, benchmark: groups.GroupChoice) -> dict[str, Any]:
     """Return the options of the benchmark; predict=auto calibrates whole where nobody says how much."""
     may_be_whole = "all" in benchmark.accepts.get("calibrate", {}).get("words", ())
     if config.predict != "auto" or not may_be_whole or config.benchmark["calibrate"] != "auto":
@@ -115,21 +115,21 @@ class _Common:
 
 def _training(
     config: CheckedConfig,
-    benchmark: groups.Choice,
+    benchmark: groups.GroupChoice,
     common: _Common,
     ranks: int,
-    everyone: Mapping[str, tuple[int, ...]],
+    all_gpus: Mapping[str, tuple[int, ...]],
 ) -> Cell:
     """Return a cell with a model and a strategy. Raises Refused."""
     strategy = groups.choice("strategy", config.strategy["name"])
     device, gpus, hosts = common.device, common.gpus, common.hosts
     sizes = config.model.gpu if device == "cuda" else config.model.cpu
-    global_batch_size = _global_batch_size(config, sizes, sum(map(len, everyone.values())))
+    global_batch_size = _global_batch_size(config, sizes, sum(map(len, all_gpus.values())))
     options = groups.resolved("strategy", config.strategy, device, ranks)
     precision = _precision(config, device)
     _check_together(strategy, options, precision, common)
     optimize = _optimize(config, strategy, options, precision, device)
-    on = server_hosts(config.strategy, hosts, [*everyone]) if hosts else ()
+    on = server_hosts(config.strategy, hosts, [*all_gpus]) if hosts else ()
     cell = Cell(
         **common.fields(),
         model=network(config, sizes, device),
@@ -143,7 +143,7 @@ def _training(
         optimize=optimize,
         channels_last=channels_last(config, device),
         data=data_of(config.data),
-        server_gpus=server_gpus(options, gpus, device, everyone, hosts, on),
+        server_gpus=server_gpus(options, gpus, device, all_gpus, hosts, on),
         server_hosts=on,
         declared={
             "strategy": strategy.declared(),
@@ -154,14 +154,14 @@ def _training(
     return labelled(cell, config)
 
 
-def _global_batch_size(config: Config, sizes: Sizes, everyone: int) -> int | None:
-    """Return the images per step over all ranks, None for weak scaling; `everyone` is the number of all GPUs. Raises Refused."""
+def _global_batch_size(config: Config, sizes: Sizes, all_gpus: int) -> int | None:
+    """Return the images per step over all ranks, None for weak scaling; `all_gpus` is the number of all GPUs. Raises Refused."""
     images = config.global_batch_size
     if images is None:
         return None
     if images == "auto":
         shared = math.lcm(
-            1 << (everyone.bit_length() - 1), everyone
+            1 << (all_gpus.bit_length() - 1), all_gpus
         )  # 1, 2, 4, … and all GPUs divide it
         images = max(sizes.batch_size // shared, 1) * shared
     if config.batch_size != "auto":
@@ -230,7 +230,7 @@ def _precision(config: Config, device: str) -> str:
 
 def _optimize(
     config: CheckedConfig,
-    strategy: groups.Choice,
+    strategy: groups.GroupChoice,
     options: Mapping[str, Any],
     precision: str,
     device: str,
@@ -249,7 +249,7 @@ def _optimize(
 
 
 def _check_together(
-    strategy: groups.Choice, options: Mapping[str, Any], precision: str, common: _Common
+    strategy: groups.GroupChoice, options: Mapping[str, Any], precision: str, common: _Common
 ) -> None:
     """Refuse what the strategy's YAML says does not go with it, or only on GPUs."""
     for name, value in (("precision", precision), ("benchmark", common.benchmark["name"])):
@@ -262,7 +262,9 @@ def _check_together(
             )
 
 
-def _without_training(config: CheckedConfig, benchmark: groups.Choice, common: _Common) -> Cell:
+def _without_training(
+    config: CheckedConfig, benchmark: groups.GroupChoice, common: _Common
+) -> Cell:
     """Return a cell that measures links: it is the same cell with any model and strategy."""
     return Cell(
         **common.fields(),
@@ -306,12 +308,12 @@ def _traced(profiler: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _typed_options(
-    choice: groups.Choice, typed: Mapping[str, Any], resolved: Mapping[str, Any]
+    choice: groups.GroupChoice, typed: Mapping[str, Any], resolved: Mapping[str, Any]
 ) -> list[str]:
     """Return 'name=value' for each option that differs from the default of its YAML."""
     defaults = choice.options
     return [
-        f"{name}={canonical(resolved[name])}"
+        f"{name}={to_text(resolved[name])}"
         for name, value in typed.items()
         if name in resolved and value not in (defaults[name], "auto")
     ]
@@ -340,7 +342,7 @@ def labelled(cell: Cell, config: Config) -> Cell:
             if is_same_strategy
             else ()
         ),
-        f"servers on {folded(cell.server_hosts)}"
+        f"servers on {compress_hosts(cell.server_hosts)}"
         if config.strategy.get(groups.SERVER_NODES, "auto") != "auto"
         else "",
         f"data={cell.data['name']}" if cell.data else "",
@@ -511,13 +513,13 @@ def server_gpus(
     strategy: Mapping[str, Any],
     gpus: tuple[int, ...],
     device: str,
-    everyone: Mapping[str, tuple[int, ...]],
+    all_gpus: Mapping[str, tuple[int, ...]],
     hosts: Sequence[str] = (),
     on: Sequence[str] = (),
 ) -> tuple[int, ...]:
     """Return the GPU of each server; empty for a strategy without GPU servers, and on CPU workers.
 
-    `everyone` are the ids of all GPUs of each host ('' is this machine), `hosts` the hosts of the ranks, `on` the host of each
+    `all_gpus` are the ids of all GPUs of each host ('' is this machine), `hosts` the hosts of the ranks, `on` the host of each
     server; the last two are empty on this machine. `server_gpus=free` takes GPUs outside the subset, in order. Where a host has
     too few of them, its servers share the subset's own.
 
@@ -536,22 +538,22 @@ def server_gpus(
     servers = int(strategy["servers"])
     places = [*on] or [""] * servers
     for host, number in Counter(places).items():
-        if number > len(everyone[host]):
+        if number > len(all_gpus[host]):
             there = f"the GPUs of {f'host {host}' if host else 'this machine'}"
             raise Refused(
-                f"strategy.servers={servers}: accepted on GPUs is at most {len(everyone[host])}, {there}"
+                f"strategy.servers={servers}: accepted on GPUs is at most {len(all_gpus[host])}, {there}"
             )
     if wanted == "free":
-        return tuple(_free(gpus, places, everyone, hosts or ("",)))
+        return tuple(_free(gpus, places, all_gpus, hosts or ("",)))
     named = (
         [str(gpu) for gpu in wanted] if isinstance(wanted, list | tuple) else str(wanted).split("+")
     )
     are_there = [
-        gpu.isdecimal() and int(gpu) in everyone[host]
+        gpu.isdecimal() and int(gpu) in all_gpus[host]
         for gpu, host in zip(named, places, strict=False)
     ]
     if len(named) != servers or not all(are_there):
-        ids = sorted({gpu for host in places for gpu in everyone[host]})
+        ids = sorted({gpu for host in places for gpu in all_gpus[host]})
         raise Refused(
             f"strategy.server_gpus={'+'.join(named)}: accepted are auto, or {servers} of {', '.join(map(str, ids))} "
             f"joined by +, one for each of strategy.servers={servers}"
@@ -562,14 +564,14 @@ def server_gpus(
 def _free(
     gpus: tuple[int, ...],
     places: Sequence[str],
-    everyone: Mapping[str, tuple[int, ...]],
+    all_gpus: Mapping[str, tuple[int, ...]],
     hosts: Sequence[str],
 ) -> Iterator[int]:
     """Yield a GPU for each server: on its host one outside the subset, or one of the subset in turn if these are too few."""
     numbers: dict[str, int] = defaultdict(int)  # of servers that each host has so far
     wanted = Counter(places)
     for host in places:
-        free = [gpu for gpu in everyone[host] if host not in hosts or gpu not in gpus]
+        free = [gpu for gpu in all_gpus[host] if host not in hosts or gpu not in gpus]
         chosen = free if len(free) >= wanted[host] else gpus
         yield chosen[numbers[host] % len(chosen)]
         numbers[host] += 1

@@ -48,7 +48,7 @@ def locate_without_torch(dotted: str) -> Any:
     return found
 
 
-def called(dotted: str, *arguments: Any) -> Any:
+def call_dotted(dotted: str, *arguments: Any) -> Any:
     """Call code of a benchmark in the launching process, before any process starts; return what it returns.
 
     Raises:

@@ -182,7 +182,7 @@ class CellRunner:
     def _tuning_pass(self, cell: Cell, folder: CellFolder, variable: Mapping[str, str]) -> None:
         """Run a few untimed steps in which NCCL logs each choice. A failure leaves checks unchecked and costs no number."""
         try:
-            inside = prepare(folder.tuning, cell.as_pass("tuning_pass", TUNING_PASS))
+            inside = prepare(folder.tuning, cell.untimed_pass("tuning_pass", TUNING_PASS))
         except OSError as error:
             self.note(f"the tuning pass of {cell.name} could not be run: {because(error)}")
             return

@@ -276,7 +276,7 @@ def launch(monkeypatch, tmp_path):
                 signal.signal(
                     number, handler
                 )  # a process that was interrupted ignores them while it ends
-            groups.search_also([])  # other tests know nothing of its --config-dir
+            groups.add_config_dir([])  # other tests know nothing of its --config-dir
         return ended.value.code, out.getvalue(), err.getvalue()
 
     return run

@@ -23,7 +23,7 @@ GPUS = [
     for number in range(2)
 ]
 WITH_GPUS = {
-    "machine": {"kind": "cuda", "devices": GPUS, "everyone": [0, 1], "cores": 8, "why": ""},
+    "machine": {"kind": "cuda", "devices": GPUS, "all_gpus": [0, 1], "cores": 8, "why": ""},
     "facts.gpu": {"driver": "580.65.06", "gpus": [{**one, "max_sm_mhz": 1980} for one in GPUS]},
 }
 

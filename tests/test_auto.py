@@ -31,7 +31,7 @@ def configuration(*typed):
 
 def cell_of(*typed, gpus=(0, 1), device="cpu"):
     """The cell of a request."""
-    return resolve(checked(configuration(*typed))[0], gpus, device, everyone={"": (0, 1, 2, 3)})
+    return resolve(checked(configuration(*typed))[0], gpus, device, all_gpus={"": (0, 1, 2, 3)})
 
 
 def typed_autos(group, name):
@@ -71,7 +71,11 @@ def test_a_typed_default_is_the_same_cell(name):
             option.partition("=")[0].partition(".")[2],
             groups.choice("benchmark", name).rules,
         )
-        value = rules["auto"][typed] if typed in rules.get("unsaid", ()) else cell.benchmark[typed]
+        value = (
+            rules["auto"][typed]
+            if typed in rules.get("omit_if_default", ())
+            else cell.benchmark[typed]
+        )
         if value is not None:  # factor, beside a step
             assert (
                 cell_of(f"benchmark={name}", f"{option.removesuffix('auto')}{value}").key
@@ -89,7 +93,7 @@ def own_benchmark(folder, cpu):
     (folder / "benchmark" / "mine.yaml").write_text(
         changed.replace("name: throughput", "name: mine")
     )
-    groups.search_also([folder])
+    groups.add_config_dir([folder])
     options = groups.options("benchmark", groups.choice("benchmark", "mine").options)
     config, _ = checked(configuration())
     return resolve(dataclasses.replace(config, benchmark=options), (0, 1), "cpu")
@@ -99,7 +103,7 @@ def test_a_changed_default_changes_the_key(tmp_path):
     try:
         cells = [own_benchmark(tmp_path / str(cpu), cpu) for cpu in (10, 11)]
     finally:
-        groups.search_also([])
+        groups.add_config_dir([])
     assert [cell.benchmark["exchange_iterations"] for cell in cells] == [10, 11]
     assert cells[0].key != cells[1].key
 
@@ -146,7 +150,7 @@ def test_an_auto_without_a_meaning_is_refused(tmp_path):
     (tmp_path / "strategy" / "mine.yaml").write_text(
         "name: mine\n_target_: trainers.strategies.none.NoExchange\nsize: auto\nauto: {size: {cuda: 1}}\n"
     )
-    groups.search_also([tmp_path])
+    groups.add_config_dir([tmp_path])
     try:
         with pytest.raises(
             Refused,
@@ -154,7 +158,7 @@ def test_an_auto_without_a_meaning_is_refused(tmp_path):
         ):
             groups.resolved("strategy", {"name": "mine", "size": "auto"}, "cpu", 2)
     finally:
-        groups.search_also([])
+        groups.add_config_dir([])
 
 
 def test_resume_takes_no_record_of_another_resolved_request(tmp_path):

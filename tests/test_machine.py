@@ -69,7 +69,7 @@ def driver(monkeypatch):
 
 def test_devices_are_found_by_number_uuid_and_bus_id(driver):
     here = devices.look("auto", {})
-    assert here.kind == "cuda" and here.everyone == (0, 1)
+    assert here.kind == "cuda" and here.all_gpus == (0, 1)
     assert (
         here.device("1", "").id
         == here.device("GPU-1000", "").id
@@ -85,7 +85,7 @@ def test_devices_are_found_by_number_uuid_and_bus_id(driver):
     ("visible", "left"), [("1", (1,)), ("GPU-0000,GPU-1000", (0, 1)), ("GPU-1", (1,))]
 )
 def test_the_surroundings_may_hide_gpus(driver, visible, left):
-    assert devices.look("cuda", {"CUDA_VISIBLE_DEVICES": visible}).everyone == left
+    assert devices.look("cuda", {"CUDA_VISIBLE_DEVICES": visible}).all_gpus == left
 
 
 def test_a_driver_that_does_not_count_its_gpus_is_a_reason(driver):
@@ -192,7 +192,7 @@ def test_no_visible_gpu_is_a_reason(driver):
 
 def test_a_gpu_that_the_driver_refuses_is_left_out(driver):
     driver.nvmlDeviceGetUUID = lambda handle: refuse() if handle == 0 else "GPU-1000"
-    assert devices.look("auto", {}).everyone == (1,)
+    assert devices.look("auto", {}).all_gpus == (1,)
     driver.nvmlDeviceGetUUID = refuse
     assert "the driver refuses GPU 1 (Insufficient Permissions)" in devices.look("auto", {}).why
 

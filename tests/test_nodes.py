@@ -29,7 +29,7 @@ from launch.machine.fleet import Fleet, Host
 from launch.plan import refusals
 from launch.plan.estimate import duration, estimates, worded
 from launch.plan.expand import wanted_hosts
-from launch.plan.order import PlannedCell, ordered, rounds, side_by_side
+from launch.plan.order import PlannedCell, ordered, parallel_rounds, rounds
 from launch.plan.plan import Request, plan
 from launch.tracking import siblings
 from launch.tracking.projection import project
@@ -295,7 +295,7 @@ def test_one_rank_on_each_machine_is_measured_at_the_same_time():
         for on in (*boots, "ab")
         for gpus in ((0,), (1,), (0, 1))
     ]
-    cells = side_by_side(ordered(every, 1, 0), boots)
+    cells = parallel_rounds(ordered(every, 1, 0), boots)
     told = [[cells[place].cell.members for place in together] for together in rounds(cells)]
     assert told[:6] == [
         [("a:0",), ("b:0",)], [("a:1",), ("b:1",)], [("c:0",)], [("c:1",)], [("d:0",)], [("d:1",)]
@@ -308,7 +308,7 @@ def test_one_rank_on_each_machine_is_measured_at_the_same_time():
     reads = [dataclasses.replace(one.cell, data={"name": "own"}) for one in cells[:2]]
     traced = [dataclasses.replace(one.cell, profiler="torch") for one in cells[:2]]
     for alone in (reads, traced):
-        assert not any(one.round for one in side_by_side([*map(PlannedCell, alone)], boots))
+        assert not any(one.round for one in parallel_rounds([*map(PlannedCell, alone)], boots))
 
 
 def test_every_host_of_a_cell_has_its_subset(planned):
@@ -373,15 +373,15 @@ def test_a_number_of_threads_that_no_rank_can_take_is_refused_by_its_host(planne
 def test_threads_around_the_launcher_count_where_it_starts_the_ranks():
     cell, here = dataclasses.replace(make_cell((0,)), device="cuda"), {"OMP_NUM_THREADS": "auto"}
     on_a = dataclasses.replace(cell, hosts=("a",))
-    draft = refusals.Draft([cell], machine((0,)), None, here, None, False)
+    sweep = refusals.ExpandedSweep([cell], machine((0,)), None, here, None, False)
     with pytest.raises(Refused, match=r"^OMP_NUM_THREADS=auto in the environment: "):
-        refusals.threads(draft)
+        refusals.threads(sweep)
     for other in (
         {"cells": [on_a]},
         {"is_for_another_machine": True},
         {"surroundings": {"OMP_NUM_THREADS": "3"}},
     ):
-        refusals.threads(dataclasses.replace(draft, **other))
+        refusals.threads(dataclasses.replace(sweep, **other))
 
 
 def test_servers_are_on_the_hosts_of_the_ranks_in_turn_or_where_they_are_asked_to_be(planned):
@@ -420,17 +420,17 @@ def test_servers_are_on_the_hosts_of_the_ranks_in_turn_or_where_they_are_asked_t
     ],
 )
 def test_servers_take_gpus_of_their_own_host(on, asked_gpus, expected):
-    everyone = {"a": (0, 1, 2, 3), "b": (0, 1, 2, 3), "c": (0, 1)}
+    all_gpus = {"a": (0, 1, 2, 3), "b": (0, 1, 2, 3), "c": (0, 1)}
     options = {"servers": len(on), "server_gpus": asked_gpus}
-    assert server_gpus(options, (0, 1), "cuda", everyone, ("a", "b"), on) == expected
+    assert server_gpus(options, (0, 1), "cuda", all_gpus, ("a", "b"), on) == expected
     with pytest.raises(
         Refused, match=r"strategy\.servers=3: accepted on GPUs is at most 2, the GPUs of host c"
     ):
         server_gpus(
-            {"servers": 3, "server_gpus": "free"}, (0, 1), "cuda", everyone, ("a",), ("c", "c", "c")
+            {"servers": 3, "server_gpus": "free"}, (0, 1), "cuda", all_gpus, ("a",), ("c", "c", "c")
         )
     with pytest.raises(Refused, match=r"strategy\.server_gpus=2: accepted are auto, or 1 of 0, 1"):
-        server_gpus({"servers": 1, "server_gpus": "2"}, (0, 1), "cuda", everyone, ("a",), ("c",))
+        server_gpus({"servers": 1, "server_gpus": "2"}, (0, 1), "cuda", all_gpus, ("a",), ("c",))
 
 
 def test_the_images_per_step_are_shared_by_the_ranks_of_all_hosts(planned):
@@ -638,7 +638,7 @@ SERVED = dataclasses.replace(
 def test_damaged_hosts_are_no_cell(tmp_path, damage):
     plain = json.loads(json.dumps(SERVED.to_dict()))
     assert Cell.from_dict(plain) == SERVED
-    with pytest.raises(TypeError):
+    with pytest.raises(ValueError):
         Cell.from_dict(plain | damage)
     content = json.loads(next((DATA / "h200_x4" / "settings").rglob("record.json")).read_text())
     (tmp_path / "record.json").write_text(json.dumps(content | {"cell": plain | damage}))

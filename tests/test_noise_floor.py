@@ -123,8 +123,8 @@ def test_a_floor_is_the_scatter_of_equal_cells_around_their_own_means():
     assert (found.freedom, found.runs) == (4, 6) and found.deviation == pytest.approx(
         math.sqrt(squares / 4)
     )
-    second_run = changed(simulator.record((1,), repeat=SECOND_RUN), cell_key="f" * 16)
-    once = [simulator.record((1,)), second_run]
+    replicate = changed(simulator.record((1,), repeat=SECOND_RUN), cell_key="f" * 16)
+    once = [simulator.record((1,)), replicate]
     assert [len(runs.records) for runs in Study.of(once).runs] == [2], (
         "a second run is a run of its cell"
     )

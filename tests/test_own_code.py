@@ -171,7 +171,7 @@ def own(tmp_path):
     forget_package()
     yield with_files(tmp_path)
     forget_package()
-    groups.search_also([])
+    groups.add_config_dir([])
 
 
 @pytest.fixture(scope="module")
@@ -492,8 +492,8 @@ WRONG_FILES = {
     "accepts: {size: {least: 1}}": "accepts.size names no option",
     "conflicts: [3]": "conflicts.0 is 3; accepted is {option: value}",
     "conflicts: [{size: 1}]": "conflicts.0.size names no option",
-    "unsaid: [[3]]": "unsaid names [3], of which auto does not say",
-    "unsaid: [size]": "unsaid names 'size', of which auto does not say what it means",
+    "omit_if_default: [[3]]": "omit_if_default names [3], of which auto does not say",
+    "omit_if_default: [size]": "omit_if_default names 'size', of which auto does not say what it means",
     "trains: 0": "trains is 0; accepted is true or false",
     "code: {derive: 3}": "code.derive is 3; accepted is a text",
     "code: {run: a.b}": "code.run is unknown; accepted are resolve, refuse, seconds, derive, section",

@@ -267,13 +267,13 @@ def page(tmp_path, monkeypatch):
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.setenv("PYTHONPATH", str(folder))
-    groups.search_also([folder / "conf"])
+    groups.add_config_dir([folder / "conf"])
     for name in MODULES:
         sys.modules.pop(name, None)  # that of another test
     yield folder
     for name in MODULES:
         sys.modules.pop(name, None)
-    groups.search_also([])
+    groups.add_config_dir([])
 
 
 @pytest.mark.parametrize("mistake", READ)

@@ -21,7 +21,7 @@ from conf.host_limits import usable_cores
 from conf.options import Refused
 from launch.engines.environment import environment
 from launch.machine.devices import Device, Machine, look
-from launch.plan.order import PlannedCell, known_freedom, measured_twice, ordered
+from launch.plan.order import PlannedCell, choose_replicates, known_freedom, ordered
 from launch.plan.plan import Request, plan
 
 ROOT = Path(__file__).parent.parent
@@ -397,13 +397,13 @@ def eight():
 def twice(eight, known=None, was=lambda cell: False, count=8, **config):
     """The order of a sweep's first cells, and {subset that runs a second time: other cells in between}."""
     cells, asked = eight[0][:count], dataclasses.replace(eight[1], **config)
-    chosen = measured_twice(cells, asked, known or {}, was)
+    chosen = choose_replicates(cells, asked, known or {}, was)
     order = ordered(cells, asked.repeats, asked.seed, chosen)
     keys = [dataclasses.replace(entry.cell, repeat=0).key for entry in order]
     return order, {
         entry.cell.gpus: at - keys.index(keys[at]) - 1
         for at, entry in enumerate(order)
-        if entry.marks
+        if entry.run_suffixes
     }
 
 
@@ -412,9 +412,13 @@ def test_a_longer_list_measures_one_cell_in_four_a_second_time(eight):
     assert twice(eight, noise_pairs=0)[1] == {}
     order, found = twice(eight)
     assert len(order) == 10 and len({entry.cell.key for entry in order}) == 10 and len(found) == 2
-    assert sorted(entry.marks for entry in order)[-3:] == [[], ["second run"], ["second run"]]
+    assert sorted(entry.run_suffixes for entry in order)[-3:] == [
+        [],
+        ["second run"],
+        ["second run"],
+    ]
     assert twice(eight) == (order, found)
-    assert all(entry.marks != ["second run"] for entry in twice(eight, repeats=2)[0]), (
+    assert all(entry.run_suffixes != ["second run"] for entry in twice(eight, repeats=2)[0]), (
         "repeats are pairs enough"
     )
     links = planned(["benchmark=collectives", "noise_pairs=auto"]).cells[0].cell
@@ -467,7 +471,7 @@ def test_the_plan_says_which_cells_run_a_second_time(tmp_path):
     typed = [[f"gpus={gpus}", f"output_dir={tmp_path}"] for gpus in ("0", "1", "2", "0,1", "0,2")]
     sweep = planned(*typed)
     assert any(notice.startswith("1 of 5 cells runs a second time") for notice in sweep.notices)
-    (again,) = [entry.cell for entry in sweep.cells if entry.marks]
+    (again,) = [entry.cell for entry in sweep.cells if entry.run_suffixes]
     (tmp_path / FILE).write_text("not json")
     CellFolder(tmp_path / "default" / again.folder).make().record.write_text("{}")
     assert [entry.cell.key for entry in planned(*typed).cells] == [

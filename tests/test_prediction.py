@@ -500,7 +500,7 @@ def test_weights_come_back_by_the_second_of_two_collectives():
 def test_a_torn_file_of_another_strategy_costs_no_forecast(tmp_path):
     (tmp_path / "strategy").mkdir()
     (tmp_path / "strategy" / "torn.yaml").write_text("a: [1\nb: }")
-    groups.search_also([tmp_path])
+    groups.add_config_dir([tmp_path])
     try:
         refuse_unknown_names(["nccl_allreduce"], [])
         with pytest.raises(
@@ -508,7 +508,7 @@ def test_a_torn_file_of_another_strategy_costs_no_forecast(tmp_path):
         ):
             refuse_unknown_names(["torn"], [])
     finally:
-        groups.search_also([])
+        groups.add_config_dir([])
 
 
 # --- what a calibration measured (benchmarks/training/calibration)

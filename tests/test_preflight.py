@@ -81,7 +81,7 @@ def damaged(path, value):
         b"", b"bash: python: command not found\n", b"[]", b"{}", b"{" * 100_000, b"\xff\xfe", 7, None,
         *(damaged(*one) for one in [
             ("form", 2), ("machine", None), ("machine", []), ("machine.devices", 7), ("machine.devices.0.id", "0"),
-            ("machine.everyone", [9]), ("machine.kind", "tpu"), ("machine.cores", None),
+            ("machine.all_gpus", [9]), ("machine.kind", "tpu"), ("machine.cores", None),
             ("facts", []), ("variables", {"A": 1}), ("versions", None), ("kernel", 6), ("interfaces", [{}]),
             ("interfaces", [interface("eth0", "10.0.0.300/24")]), ("interfaces", [interface("eth0", "there")]),
             ("infiniband", {}), ("too_small", "none"), ("shared_memory_bytes", "1"), ("more", 1),
@@ -131,7 +131,7 @@ REFUSED = [
         r"b has 2 × NVIDIA B200 \(0,1\)",
     ),
     (
-        {"machine.devices": [GPUS[0], {**GPUS[1], "id": 3}], "machine.everyone": [0, 3]},
+        {"machine.devices": [GPUS[0], {**GPUS[1], "id": 3}], "machine.all_gpus": [0, 3]},
         r"b has 2 × NVIDIA H200 \(0,3\)",
     ),
     (
@@ -224,7 +224,7 @@ def as_before(cell, machine, folder, token, surrounding):
     own |= {"PYTHONFAULTHANDLER": "1", "GLOO_SOCKET_IFNAME": "lo"}
     kept = with_absolute_path(kept)
     if cell.device == "cpu":
-        threads = max(1, machine.cores // len(machine.everyone))
+        threads = max(1, machine.cores // len(machine.all_gpus))
         return kept | own | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": str(threads)}
     uuids = {device.id: device.uuid for device in machine.devices}
     own |= {

@@ -28,7 +28,7 @@ SERVED = (
 def asked(*overrides, gpus=(0, 1), device="cuda"):
     """The cell of a request on a machine with four GPUs."""
     config, _ = checked(OmegaConf.to_object(compose("config", overrides=normalise(overrides))))
-    return resolve(config, gpus, device, everyone={"": EVERYONE})
+    return resolve(config, gpus, device, all_gpus={"": EVERYONE})
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from analysis.topology.readers import parse_topology
 from analysis.validity.checks import judge
 from analysis.validity.hosts import class_between, gloo_between_hosts
 from benchmarks.record import Record, read
-from conf.cell import Cell, folded
+from conf.cell import Cell, compress_hosts
 from conf.schema import ValidityLimits
 
 BOTH = ("a", "b")
@@ -320,7 +320,7 @@ def test_devices_are_written_short_and_clearly(members, ids, words):
     ],
 )
 def test_many_hosts_are_written_as_slurm_writes_them(hosts, short):
-    assert folded(hosts) == short
+    assert compress_hosts(hosts) == short
 
 
 def test_a_rail_is_the_nearest_nic_of_a_gpu():

@@ -95,7 +95,7 @@ def _as_json(record: Record, cost: CellCost) -> dict[str, Any]:
     """Return a cell in plain JSON types; what is not known is absent."""
     values = {
         "cell": record.name,
-        "marks": record.marks,
+        "marks": record.run_suffixes,
         "record_id": record.record_id,
         "sweep_id": record.sweep_id,
         "state": record.state,

@@ -52,8 +52,8 @@ from analysis.study.study import (
 from benchmarks.record import CellFolder, Record, read_study, record_paths
 from benchmarks.record.metrics import metric as entry_of
 from benchmarks.record.metrics import place
-from conf.cell import Cell, folded
-from conf.options import canonical
+from conf.cell import Cell, compress_hosts
+from conf.options import to_text
 
 # What was asked of a cell, in words that are the same for every version of Ringside, and names made of them.
 
@@ -85,7 +85,7 @@ def cell_id(cell: Cell, hosts: Mapping[str, str] = MappingProxyType({})) -> Cell
         }
     request.pop("benchmark.format", None)  # how the output is printed
     if "server_hosts" in request:
-        request["server_hosts"] = canonical([hosts.get(host, host) for host in cell.server_hosts])
+        request["server_hosts"] = to_text([hosts.get(host, host) for host in cell.server_hosts])
     placed = dataclasses.replace(cell, hosts=tuple(hosts.get(host, host) for host in cell.hosts))
     return placed.members, frozenset(request.items())
 
@@ -383,7 +383,7 @@ def _place(study: Study) -> str:
     """Return `4 × H200 on vm`."""
     first = study.records[0] if study.records else None
     if first and first.cell.hosts:
-        return f"{short_hardware(first)} on {folded(_hosts(study))}"
+        return f"{short_hardware(first)} on {compress_hosts(_hosts(study))}"
     return (
         f"{short_hardware(first)} on {first.environment.get('host', 'unknown host')}"
         if first
@@ -706,7 +706,7 @@ def _of_record(record: Record) -> dict[str, str]:
         "CPU": cpu.get("model"),
         "cores": cpu.get("cores"),
         "memory": f"{memory / 2**30:,.0f} GiB" if isinstance(memory, int | float) else None,
-        "host": folded(sorted(record.cell.every_host)) or known.get("host"),
+        "host": compress_hosts(sorted(record.cell.every_host)) or known.get("host"),
         GPUS: first_gpu(record) and f"{first_gpu(record)}…",
         "SM clock, most": f"{max(clocks)} MHz"
         if clocks and all(isinstance(one, int) for one in clocks)

@@ -58,7 +58,7 @@ from analysis.topology.model import (
 )
 from analysis.topology.placement import MOST_GPUS, Ring, best_ring
 from benchmarks.record import CellFolder, Record, RecordError, read
-from conf.cell import folded
+from conf.cell import compress_hosts
 
 # The exposed communication of several hosts: what is exposed inside them and what between them.
 
@@ -205,7 +205,7 @@ class HostWires:
             return ""
         if len(names) <= NAMED:
             return " ↔ ".join(f"{host}'s {name}" for host, name in names.items())
-        return f"{', '.join(dict.fromkeys(names.values()))} of {folded([*names])}"
+        return f"{', '.join(dict.fromkeys(names.values()))} of {compress_hosts([*names])}"
 
 
 def host_wires(runs: Runs) -> HostWires | None:

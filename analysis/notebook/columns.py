@@ -11,7 +11,7 @@ from typing import Any
 from analysis.study.study import request_of
 from benchmarks.record.metrics import metric as entry_of
 from conf.cell import Cell
-from conf.options import canonical
+from conf.options import to_text
 
 # Words for a unit in a name, the first of which is added where a name has none of them.
 _UNITS = {
@@ -56,7 +56,7 @@ def asked(cell: Cell) -> dict[str, Any]:
             value = text  # of a file of the user's own
         if value not in ({}, [], ()):
             found[of_option(name)] = (
-                value if isinstance(value, str | int | float) else canonical(value)
+                value if isinstance(value, str | int | float) else to_text(value)
             )
     return found
 
@@ -79,4 +79,4 @@ def as_kind(value: Any, kind: str) -> Any:
     """Return a value as a column of this type holds it; None stays unknown."""
     if value is None:
         return None
-    return float(value) if kind == "float64" else canonical(value) if kind == "string" else value
+    return float(value) if kind == "float64" else to_text(value) if kind == "string" else value

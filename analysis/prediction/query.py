@@ -10,7 +10,7 @@ from analysis.study.estimates import Member
 from analysis.study.names import unit
 from conf.cell import COMPILED, Cell
 from conf.nccl import FIELDS, Nccl, settings, unknown_setting
-from conf.options import canonical
+from conf.options import to_text
 
 MIB = float(2**20)
 MOST_GPUS, MOST_BATCH = 1 << 20, 1 << 24
@@ -179,7 +179,7 @@ def workload_of(request: Mapping[str, str], model: Mapping[str, float]) -> Workl
 def options_of(strategy: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     """Return the options of a strategy as texts, in order of their names."""
     return tuple(
-        (name, canonical(value)) for name, value in sorted(strategy.items()) if value is not None
+        (name, to_text(value)) for name, value in sorted(strategy.items()) if value is not None
     )
 
 

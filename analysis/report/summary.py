@@ -42,7 +42,7 @@ from analysis.study.rates import is_of_training
 from analysis.study.study import Study, middle, named
 from analysis.text import count, join_words, single_line
 from benchmarks.record import Record, metrics
-from conf.cell import folded
+from conf.cell import compress_hosts
 
 SENTENCES = 5
 DEFAULTS = {"strategy.name": "nccl_allreduce", "optimize": "eager"}  # of conf/
@@ -330,7 +330,7 @@ def _devices(study: Study, records: Sequence[Record]) -> str:
             continue
         machine = hardware(record).removeprefix("CPU workers on ")
         if hosts:
-            machine += f" ({folded(sorted(hosts))})"
+            machine += f" ({compress_hosts(sorted(hosts))})"
         machines.append(machine)
     where = join_words([single_line(name) for name in dict.fromkeys(machines)], MOST_NAMES)
     return f"{join_words(sizes)} {unit} {preposition} {where}"

@@ -13,8 +13,8 @@ from analysis.study import provenance
 from analysis.study.estimates import Member
 from analysis.text import single_line
 from benchmarks.record import Record
-from conf.cell import Cell, counted, folded
-from conf.options import canonical
+from conf.cell import Cell, compress_hosts, counted
+from conf.options import to_text
 
 if TYPE_CHECKING:
     from analysis.study.study import Runs, Study
@@ -72,7 +72,7 @@ def worded(name: str, value: str) -> str:
     if name == "hosts":
         return f"hosts {value}" if value else "this machine"
     if name == "server_hosts":
-        return f"servers on {folded(json.loads(value)) if value.startswith('[') else value}"
+        return f"servers on {compress_hosts(json.loads(value)) if value.startswith('[') else value}"
     if name == "data":
         data: dict[str, Any] = (
             json.loads(value) if value.startswith("{") else {"name": value, "options": {}}
@@ -108,7 +108,9 @@ def _on_hosts(gpus: Sequence[Member], word: str) -> str:
         return word + ",".join(map(str, gpus))
     if not ids or "" in hosts:
         return word + "".join(ids)
-    return f"{folded([*hosts])}{BETWEEN}{f'{len(hosts)} × ' * (len(hosts) > 1)}{word}{ids[0]}"
+    return (
+        f"{compress_hosts([*hosts])}{BETWEEN}{f'{len(hosts)} × ' * (len(hosts) > 1)}{word}{ids[0]}"
+    )
 
 
 def unit(device: str) -> str:
@@ -188,10 +190,10 @@ def _asked(cell: Cell) -> dict[str, str]:
         if name == "gpus":
             flat[name] = gpu_ids(value)
         elif name in ("hosts", "server_hosts"):
-            flat[name] = folded(value)
+            flat[name] = compress_hosts(value)
         elif name == "data":
             flat |= {"data": value["name"]} | {
-                f"data.{option}": canonical(one) for option, one in value["options"].items()
+                f"data.{option}": to_text(one) for option, one in value["options"].items()
             }
         elif name not in NOT_ASKED:
             inside = (
@@ -199,7 +201,7 @@ def _asked(cell: Cell) -> dict[str, str]:
                 if isinstance(value, dict)
                 else {name: value}
             )
-            flat |= {option: canonical(one) for option, one in inside.items()}
+            flat |= {option: to_text(one) for option, one in inside.items()}
     return {OPTIMIZER: "sgd"} | flat
 
 
@@ -289,4 +291,4 @@ def legend_names(names: Sequence[str], length: int) -> dict[str, str]:
 
 def run_name(record: Record) -> str:
     """Return the record's name, and which of several measurements of the cell it is."""
-    return NAMES_BETWEEN.join([record.name, *record.marks])
+    return NAMES_BETWEEN.join([record.name, *record.run_suffixes])

@@ -11,7 +11,7 @@ from typing import Any
 
 from analysis.study.estimates import Member
 from benchmarks.record import Record
-from conf.cell import folded
+from conf.cell import compress_hosts
 
 # The hosts of a record, and their hardware. A cell without hosts has one, this machine, whose name is empty.
 
@@ -204,7 +204,7 @@ class _Machine:
     @property
     def place(self) -> str:
         """Return the name of the host, or of all hosts."""
-        return folded(sorted(self.told)) if self.host is None else self.host
+        return compress_hosts(sorted(self.told)) if self.host is None else self.host
 
 
 def _names(known: Sequence[_Machine]) -> list[str]:

@@ -40,7 +40,7 @@ from benchmarks.record import CellFolder, Record, RecordError, read_study
 from benchmarks.record.metrics import metric as entry_of
 from conf import groups
 from conf.cell import Cell
-from conf.options import Refused, canonical
+from conf.options import Refused, to_text
 
 if TYPE_CHECKING:
     from analysis.study.draws import Sample
@@ -70,20 +70,18 @@ def request_of(cell: Cell) -> dict[str, str]:
             continue
         if name == "declared":
             hashes = {group: rules["sha256"] for group, rules in value.items() if "sha256" in rules}
-            request |= {f"{group}.sha256": canonical(one) for group, one in hashes.items()}
+            request |= {f"{group}.sha256": to_text(one) for group, one in hashes.items()}
         elif name == "benchmark" and value["name"] == "throughput":
             request["benchmark.name"] = "throughput"
         elif name == "data":  # one thing: its loader and what the loader is given
-            request |= {"data": canonical(value)} if value else {}
+            request |= {"data": to_text(value)} if value else {}
         elif isinstance(value, dict) or dataclasses.is_dataclass(value):
             inside = value if isinstance(value, dict) else vars(value)
             request |= {
-                f"{name}.{inner}": canonical(one)
-                for inner, one in inside.items()
-                if one is not None
+                f"{name}.{inner}": to_text(one) for inner, one in inside.items() if one is not None
             }
         else:
-            request[name] = canonical(value)
+            request[name] = to_text(value)
     return request
 
 
@@ -592,7 +590,7 @@ def _strategy_options_chosen(
     except Refused:
         defaults = {}
     return frozenset(
-        (option, canonical(value))
+        (option, to_text(value))
         for option, value in options.items()
         if option != "name"
         and not (

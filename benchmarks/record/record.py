@@ -138,9 +138,9 @@ class Record:
             )
 
     @property
-    def marks(self) -> list[str]:
+    def run_suffixes(self) -> list[str]:
         """Which of several measurements of the same cell it is, for people; empty for the first."""
-        return self.cell.marks(self.drift)
+        return self.cell.run_suffixes(self.drift)
 
     @property
     def usable(self) -> bool:

@@ -25,7 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 from conf import schema
 from conf.command_line import GROUPS, CommandLine, normalise
 from conf.groups import ROOT
-from conf.options import Refused, canonical
+from conf.options import Refused, to_text
 from conf.schema import Config, Request
 from launch.machine.devices import look
 
@@ -105,7 +105,7 @@ def cpu_preset(
     for name, value in config.on_cpu.items():
         is_typed = any(name == key or name.startswith(f"{key}.") for key in typed)
         if not is_typed and (not config.full or name in NEED_GPUS):
-            preset.append(f"{name}={canonical(value)}")
+            preset.append(f"{name}={to_text(value)}")
     return preset
 
 

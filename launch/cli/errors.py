@@ -13,7 +13,7 @@ from conf import subsets
 from conf.command_line import GROUPS
 from conf.groups import RULES, WITH_RULES, choices, no_yaml
 from conf.nccl import unknown_setting
-from conf.options import Refused, accepted, closest, described
+from conf.options import Refused, accepted, closest, metadata_of
 from conf.schema import Config
 
 # What a field accepts by its type.
@@ -224,4 +224,4 @@ def _accepts(key: str) -> str:
         return f"a list of {SETS[key]}"
     if dataclasses.is_dataclass(node):
         return f"a choice or options of it: {', '.join(field.name for field in dataclasses.fields(node))}"
-    return accepted(described(field)) or KINDS.get(get_origin(node) or node, "")
+    return accepted(metadata_of(field)) or KINDS.get(get_origin(node) or node, "")

@@ -15,7 +15,7 @@ from analysis.console import console
 from benchmarks.record.visible import forgive
 from conf import groups, subsets
 from conf.command_line import GROUPS, CommandLine
-from conf.options import Refused, accepted, closest, described
+from conf.options import Refused, accepted, closest, metadata_of
 from conf.schema import Config
 from launch.cli.errors import KINDS
 
@@ -82,7 +82,7 @@ def option_rows(kind: Any, prefix: str) -> Iterator[tuple[str, str, str, str]]:
         if dataclasses.is_dataclass(field.type):
             yield from option_rows(field.type, f"{key}.")
         elif key not in groups.WITH_RULES and field.metadata:
-            limits = described(field)
+            limits = metadata_of(field)
             accepts = accepted(limits) or KINDS.get(get_origin(field.type) or field.type, "")
             yield key, limits["help"], accepts, _as_yaml(field)
 

@@ -9,7 +9,7 @@ from analysis.report.cell_numbers import COLUMNS, MARGIN, PREDICTED, TRANSPORT
 from analysis.report.numbers import ABSENT
 from analysis.study.names import KIND, NCCL, differing
 from benchmarks.record import Record
-from conf.cell import Cell, folded
+from conf.cell import Cell, compress_hosts
 from launch.plan.order import PlannedCell
 
 NODES, GPUS, SETTINGS, STATE, VALIDITY = "nodes", "GPUs", "NCCL", "state", "validity"
@@ -46,7 +46,7 @@ _ASKED: dict[str, Callable[[Cell], str]] = {
     "model": lambda cell: cell.model.name if cell.trains else ABSENT,
     "benchmark": lambda cell: str(cell.benchmark["name"]),
     "strategy": lambda cell: str(cell.strategy["name"]) if cell.trains else ABSENT,
-    NODES: lambda cell: folded(cell.hosts) or ABSENT,
+    NODES: lambda cell: compress_hosts(cell.hosts) or ABSENT,
     GPUS: lambda cell: ",".join(map(str, cell.gpus)),
     SETTINGS: _settings,
     "batch": lambda cell: str(cell.batch_size) if cell.trains else ABSENT,
@@ -67,7 +67,9 @@ def asked(cells: Sequence[PlannedCell]) -> tuple[dict[str, str], dict[str, list[
     columns |= _options([planned.cell for planned in cells])
     repeated = any(planned.cell.repeat > 0 for planned in cells)
     runs = [
-        str(planned.cell.repeat) if repeated and not planned.drift else " ".join(planned.marks)
+        str(planned.cell.repeat)
+        if repeated and not planned.drift
+        else " ".join(planned.run_suffixes)
         for planned in cells
     ]
     columns[REPEAT if repeated else RUN] = runs

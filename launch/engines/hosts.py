@@ -27,7 +27,7 @@ from benchmarks.record import CellFolder, clock, own_files, write_json
 from benchmarks.record.encoding import decoded, encoded
 from conf import schema
 from conf.cell import Cell
-from conf.options import Refused, path_of
+from conf.options import Refused, expand_path
 from conf.process_env import CLOCK_BOUND, TOKEN
 from conf.schema import Engine
 from launch.engines import slurm
@@ -751,7 +751,7 @@ def command(
     python, folder = engine.python or sys.executable, engine.folder or str(ROOT)
     if engine.name == "ssh":
         configured = (
-            ["-F", str(path_of("engine.ssh_config", engine.ssh_config))]
+            ["-F", str(expand_path("engine.ssh_config", engine.ssh_config))]
             if engine.ssh_config
             else []
         )

@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.record.os_errors import because
 from benchmarks.record.own_files import make_folder
-from conf.options import Refused, path_of
+from conf.options import Refused, expand_path
 from conf.schema import Config
 from conf.subsets import COUNT, is_name
 from launch.engines import slurm
@@ -108,7 +108,7 @@ def _named(configs: Sequence[Config]) -> list[str]:
 
 def _own_folder(output_dir: str) -> Path:
     """Return the folder of the jobs, which nobody else may write: a job obeys what lies in it. Raises Refused."""
-    folder = path_of("output_dir", output_dir) / FOLDER
+    folder = expand_path("output_dir", output_dir) / FOLDER
     try:
         make_folder(folder.parent)
         with suppress(FileExistsError):

@@ -30,7 +30,7 @@ class Machine:
 
     kind: str  # cuda or cpu
     devices: tuple[Device, ...]
-    everyone: tuple[int, ...]  # the ids that `gpus=all` means
+    all_gpus: tuple[int, ...]  # the ids that `gpus=all` means
     cores: int
     why: str = ""  # for CPU workers: why no GPU is used
 
@@ -43,7 +43,7 @@ class Machine:
     @property
     def threads(self) -> int:
         """Return the threads of a CPU worker: its share of the cores, the same in every cell."""
-        return max(1, self.cores // len(self.everyone))
+        return max(1, self.cores // len(self.all_gpus))
 
     def uuids(self, gpus: Sequence[int]) -> list[str]:
         """Return the UUIDs of GPUs, by their ids, in order; one that is not known is left out."""

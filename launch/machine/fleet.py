@@ -95,7 +95,7 @@ def _host(name: str, plain: Mapping[str, Any]) -> Host:
     if unknown:
         raise ValueError(f"{', '.join(map(str, unknown))} is no field of it")
     ids = {device.id for device in host.machine.devices}
-    if host.machine.kind not in ("cuda", "cpu") or not ids.issuperset(host.machine.everyone):
+    if host.machine.kind not in ("cuda", "cpu") or not ids.issuperset(host.machine.all_gpus):
         raise ValueError(f"machine={plain['machine']!r:.100}")
     for interface in host.interfaces:
         interface.refuse_wrong_addresses()

@@ -16,7 +16,7 @@ from conf import groups
 from conf.cell import Cell
 from conf.options import Refused
 from conf.schema import Engine
-from conf.targets import called
+from conf.targets import call_dotted
 from launch.engines import slurm
 from launch.plan.order import PlannedCell, rounds
 
@@ -173,7 +173,7 @@ def _measuring(cell: Cell) -> float:
     """Return the seconds that the cell's benchmark measures. A rule that fails ends no sweep: the time is unknown."""
     rule = groups.choice("benchmark", cell.benchmark["name"]).code.get("seconds")
     try:
-        seconds = float(called(rule, cell)) if rule else UNKNOWN_SECONDS[cell.device]
+        seconds = float(call_dotted(rule, cell)) if rule else UNKNOWN_SECONDS[cell.device]
         return seconds if 0 <= seconds < math.inf else UNKNOWN_SECONDS[cell.device]
     except (
         Refused,

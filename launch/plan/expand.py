@@ -45,7 +45,7 @@ def subsets(config: Config, machine: Machine, told: str | None = None) -> list[t
     tokens = GPUS.one_set(config.gpus, typed)
     if len(tokens) == 1 and GPU_WORD.fullmatch(tokens[0]):
         if tokens[0] in PLAIN_WORDS:
-            return expand(tokens[0], machine.everyone)
+            return expand(tokens[0], machine.all_gpus)
         return _by_link(config, machine, told)
     subset = tuple(machine.device(token, typed).id for token in tokens)
     if not subset or len(set(subset)) < len(subset):
@@ -64,25 +64,25 @@ def _by_link(config: Config, machine: Machine, told: str | None) -> list[tuple[i
     """
     word, _, number = config.gpus[0].partition(":")
     size = int(number) if number else None
-    everyone = machine.everyone
-    if size is not None and not 1 <= size <= len(everyone):
+    all_gpus = machine.all_gpus
+    if size is not None and not 1 <= size <= len(all_gpus):
         raise Refused(
-            f"gpus={config.gpus[0]}: accepted is a size of 1 to {len(everyone)}, the {unit(machine.kind)}s of this machine"
+            f"gpus={config.gpus[0]}: accepted is a size of 1 to {len(all_gpus)}, the {unit(machine.kind)}s of this machine"
         )
     if machine.kind == "cpu":
-        return [everyone[:count] for count in ([size] if size else range(1, len(everyone) + 1))]
+        return [all_gpus[:count] for count in ([size] if size else range(1, len(all_gpus) + 1))]
     topology = topology_of(config, machine, told)
     if word != "classes" and size is not None:
         placement = choose_gpus(topology, size)
         rings = {"worst": placement.worst, "worst_order": placement.worst_order}
         return [rings.get(word, placement.best).order]
-    if size == 1 or len(everyone) == 1:
-        return [everyone[:1]]
+    if size == 1 or len(all_gpus) == 1:
+        return [all_gpus[:1]]
     found = classes(topology, size)
     members = [one.representative for one in found]
     if config.second_member:
         members += [one.second_member for one in found if one.second_member]
-    return members if size else [everyone[:1], *members]
+    return members if size else [all_gpus[:1], *members]
 
 
 def topology_of(config: Config, machine: Machine, told: str | None) -> Topology:
@@ -296,10 +296,10 @@ def _by_forecast(config: CheckedConfig, machine: Machine, size: int) -> tuple[tu
         raise ValueError(f"study {config.study} has no cell yet")
 
     def cell_on(gpus: tuple[int, ...]) -> Cell:
-        return resolve(config, gpus, machine.kind, everyone={"": machine.everyone})
+        return resolve(config, gpus, machine.kind, all_gpus={"": machine.all_gpus})
 
     def is_here(record: Record) -> bool:
-        ours = set(machine.uuids(machine.everyone))
+        ours = set(machine.uuids(machine.all_gpus))
         planned = record.environment.get("planned_uuids")
         return not ours or (
             isinstance(planned, list) and bool(ours & {str(one) for one in planned})

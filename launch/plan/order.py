@@ -33,12 +33,12 @@ class PlannedCell:
     @property
     def name(self) -> str:
         """The name of the run, for people: the cell's, and which of several measurements of it this is."""
-        return BETWEEN.join([self.cell.name, *self.marks])
+        return BETWEEN.join([self.cell.name, *self.run_suffixes])
 
     @property
-    def marks(self) -> list[str]:
+    def run_suffixes(self) -> list[str]:
         """Which of several measurements of the cell it is, for people; empty for the first."""
-        return self.cell.marks(self.drift)
+        return self.cell.run_suffixes(self.drift)
 
 
 def without_settings_alone(cells: Sequence[Cell]) -> list[Cell]:
@@ -89,7 +89,7 @@ def ordered(
     first = _calibrating_first if calibrating else _baselines_first
     if repeats == 1:
         return [
-            PlannedCell(cell) for cell in with_second_runs(sorted(cells, key=first), twice, seed)
+            PlannedCell(cell) for cell in insert_replicates(sorted(cells, key=first), twice, seed)
         ]
     order: list[PlannedCell] = []
     for repeat in range(repeats):
@@ -101,7 +101,7 @@ def ordered(
     return [*order, PlannedCell(dataclasses.replace(order[0].cell, repeat=-repeats), drift=True)]
 
 
-def side_by_side(order: Iterable[PlannedCell], machines: Mapping[str, str]) -> list[PlannedCell]:
+def parallel_rounds(order: Iterable[PlannedCell], machines: Mapping[str, str]) -> list[PlannedCell]:
     """Return an order in which cells of one rank that follow each other run at the same time, one on each machine.
 
     `machines` names the machine of each host; it is empty where that is not known, and such a host measures alone. So does a
@@ -168,7 +168,7 @@ def known_freedom(scatters: Scatters) -> Known:
     return found
 
 
-def measured_twice(
+def choose_replicates(
     cells: Sequence[Cell], config: Config, known: Known, was: Callable[[Cell], bool]
 ) -> list[Cell]:
     """Return the cells that run a second time: those that `was` says did, then those of which least is known.
@@ -193,8 +193,8 @@ def measured_twice(
     if not most:
         return []
     left = [(cell, _group(cell)) for cell in candidates]
-    left.sort(key=lambda pair: not was(second_run(pair[0])))  # stable: the rest stays shuffled
-    again = sum(was(second_run(cell)) for cell, _ in left)
+    left.sort(key=lambda pair: not was(replicate(pair[0])))  # stable: the rest stays shuffled
+    again = sum(was(replicate(cell)) for cell, _ in left)
     freedom, chosen = Counter(known), list[Cell]()
     while len(chosen) < most:
         at = (
@@ -211,7 +211,7 @@ def measured_twice(
     return chosen
 
 
-def second_run(cell: Cell) -> Cell:
+def replicate(cell: Cell) -> Cell:
     """Return a cell as it is measured the second time: without a trace, which the first has."""
     return dataclasses.replace(cell, repeat=SECOND_RUN, profiler="none", profiler_options={})
 
@@ -220,7 +220,7 @@ def _group(cell: Cell) -> tuple[Any, ...]:
     return primary_rate(cell).metric, *group_of_cell(cell).asked
 
 
-def with_second_runs(order: Sequence[Cell], twice: Sequence[Cell], seed: int) -> list[Cell]:
+def insert_replicates(order: Sequence[Cell], twice: Sequence[Cell], seed: int) -> list[Cell]:
     """Return an order with second runs behind the first ones: at random places, never directly after them.
 
     Where there is no such place, the first run moves forward.
@@ -230,8 +230,8 @@ def with_second_runs(order: Sequence[Cell], twice: Sequence[Cell], seed: int) ->
         at = next(place for place, other in enumerate(order) if other is cell)
         behind = range(at + 1 + CELLS_BETWEEN, len(order) + 1)
         if behind:
-            order.insert(generator.choice(behind), second_run(cell))
+            order.insert(generator.choice(behind), replicate(cell))
         else:
-            order.append(second_run(cell))
+            order.append(replicate(cell))
             order.insert(max(0, at - CELLS_BETWEEN), order.pop(at))
     return order

@@ -27,21 +27,21 @@ from launch.plan.expand import (
 )
 from launch.plan.order import (
     PlannedCell,
+    choose_replicates,
     known_freedom,
-    measured_twice,
     once_each,
     one_of_each_set,
     ordered,
-    side_by_side,
+    parallel_rounds,
     without_settings_alone,
 )
 from launch.plan.profilers import with_profilers
 from launch.plan.refusals import (
     LONGEST,
     THREADS,
-    Draft,
-    refuse_draft,
+    ExpandedSweep,
     refuse_engines,
+    refuse_expanded,
     refuse_links,
     refuse_outputs,
     refuse_several_values,
@@ -102,14 +102,16 @@ def plan(
     notices += about_subsets
     cells = _expand(configs, machine, hosts, surroundings)
 
-    refuse_draft(Draft(cells, machine, fleet, surroundings, profiler, is_for_another_machine))
+    refuse_expanded(
+        ExpandedSweep(cells, machine, fleet, surroundings, profiler, is_for_another_machine)
+    )
 
     used = without_settings_alone(cells)
     unique = with_what_differs(one_of_each_set(once_each(used)))
     refuse_links(first, unique)
     notices += _about_machine(configs, cells, machine, is_for_another_machine, surroundings)
     notices += _about_cells(configs, cells, used)
-    twice = _second_runs(unique, first)
+    twice = _replicates(unique, first)
     if twice:
         notices.append(
             f"{len(twice)} of {count(len(unique), 'cell')} {'runs' if len(twice) == 1 else 'run'} a second time: so the sweep "
@@ -121,7 +123,7 @@ def plan(
         )
     order = ordered(unique, first.repeats, first.seed, twice, first.predict == "auto")
     if fleet is not None:
-        order = side_by_side(order, {host.name: host.boot_id for host in fleet})
+        order = parallel_rounds(order, {host.name: host.boot_id for host in fleet})
     return Plan(first, machine, order, list(dict.fromkeys(notices)), profiler.nsys)
 
 
@@ -158,15 +160,15 @@ def _expand(
 ) -> list[Cell]:
     """Return a cell for every subset of every configuration, each after its control cells. Raises Refused."""
     names = host_names(configs, surroundings) if hosts else ()
-    everyone = {name: host.machine.everyone for name, host in hosts.items()} or {
-        "": machine.everyone
+    all_gpus = {name: host.machine.all_gpus for name, host in hosts.items()} or {
+        "": machine.all_gpus
     }
     cells: list[Cell] = []
     for config in configs:
         alone = (((), subset) for subset in (() if config.nodes else subsets(config, machine)))
         for on, subset in placements(config, names, hosts) if config.nodes else alone:
             kind = hosts[on[0]].machine.kind if on else machine.kind
-            cell = resolve(config, subset, kind, hosts=on, everyone=everyone)
+            cell = resolve(config, subset, kind, hosts=on, all_gpus=all_gpus)
             controls = control_cells(cell) if config.waterfall else []
             cells += [*(labelled(one, config) for one in controls), cell]
     return cells
@@ -177,11 +179,11 @@ def _assumed(hosts: Iterable[str], like: str) -> str:
     return f"no host is asked what it has: {shown([*hosts])} {'is' if len([*hosts]) == 1 else 'are'} taken to be like {like}"
 
 
-def _second_runs(cells: Sequence[Cell], config: Config) -> list[Cell]:
+def _replicates(cells: Sequence[Cell], config: Config) -> list[Cell]:
     """Return the cells that run a second time, the same in every launch of a sweep. Raises Refused."""
     folder = study_folder(config.output_dir, config.study)
     known = known_freedom(of_other_studies(folder))
-    return measured_twice(
+    return choose_replicates(
         cells, config, known, lambda cell: CellFolder(folder / cell.folder).record.exists()
     )
 
@@ -203,7 +205,7 @@ def _about_machine(
         )
         yield (
             f"no GPU is used{on_hosts}: {machine.why}. Cells run on CPU workers instead, over gloo and with small images; "
-            f"gpus=all is {','.join(map(str, machine.everyone))} {there} ({cores})"
+            f"gpus=all is {','.join(map(str, machine.all_gpus))} {there} ({cores})"
         )
         if (most := max((len(cell.gpus) for cell in cells), default=0)) > machine.cores:
             yield f"{most} CPU workers share {cores}: each gets less than a core, and the efficiency falls for that reason alone"

@@ -21,7 +21,7 @@ from conf import groups, nccl
 from conf.cell import Cell
 from conf.groups import choice
 from conf.host_limits import free_memory, free_shared_memory
-from conf.options import Refused, canonical, path_of
+from conf.options import Refused, expand_path, to_text
 from conf.schema import Config, Engine
 from launch.engines.environment import ROOT
 from launch.machine.devices import Machine
@@ -45,7 +45,7 @@ LONGEST = 40  # characters of a wrong value
 
 
 @dataclasses.dataclass(frozen=True)
-class Draft:
+class ExpandedSweep:
     """A sweep whose requests were checked and expanded."""
 
     cells: list[Cell]
@@ -56,17 +56,17 @@ class Draft:
     is_for_another_machine: bool  # planned from a topology file, with dry_run=true
 
 
-def multicast(draft: Draft) -> None:
+def multicast(sweep: ExpandedSweep) -> None:
     """Refuse NVLink multicast that the surrounding environment forbids."""
-    for cell in draft.cells:
-        nccl.refuse_multicast(cell.nccl, draft.surroundings)
-        if draft.fleet is not None:
-            draft.fleet.refuse_multicast(cell.nccl)
+    for cell in sweep.cells:
+        nccl.refuse_multicast(cell.nccl, sweep.surroundings)
+        if sweep.fleet is not None:
+            sweep.fleet.refuse_multicast(cell.nccl)
 
 
-def secrets(draft: Draft) -> None:
+def secrets(sweep: ExpandedSweep) -> None:
     """Refuse an option whose value looks like a secret: records, the report and MLflow would keep it."""
-    for cell in draft.cells:
+    for cell in sweep.cells:
         for option, value in _texts("", cell.to_dict()):
             if secret_value(value):
                 raise Refused(
@@ -87,31 +87,31 @@ def _texts(name: str, value: object) -> Iterator[tuple[str, str]]:
             yield from _texts(name, one)
 
 
-def missing_library(draft: Draft) -> None:
+def missing_library(sweep: ExpandedSweep) -> None:
     """Refuse a model whose library is not installed."""
-    for library in dict.fromkeys(cell.model.library for cell in draft.cells):
+    for library in dict.fromkeys(cell.model.library for cell in sweep.cells):
         if library not in ("ringside", "python") and importlib.util.find_spec(library) is None:
             raise Refused(
                 f"model.library={library}: not installed; accepted here after `pip install '.[{library}]'`"
             )
 
 
-def own_code(draft: Draft) -> None:
+def own_code(sweep: ExpandedSweep) -> None:
     """Refuse a model, loader or strategy of the user's own that cannot be called, or lacks a method."""
-    refuse_wrong_code(draft.cells)
+    refuse_wrong_code(sweep.cells)
 
 
-def missing_compiler(draft: Draft) -> None:
+def missing_compiler(sweep: ExpandedSweep) -> None:
     """Refuse compiled cells on CPU workers of this machine without the C++ compiler that torch would call.
 
     On GPUs Triton calls a C compiler, but not for what an earlier run has left on the disk: a rank says whether it is missed.
     """
-    here = draft.surroundings
+    here = sweep.surroundings
     asked = here.get("CXX", "g++")
     found = shutil.which(next(iter(asked.split()), ""), path=here.get("PATH"))
-    if found or here.get("TORCH_INDUCTOR_INSTALL_GXX") or draft.is_for_another_machine:
+    if found or here.get("TORCH_INDUCTOR_INSTALL_GXX") or sweep.is_for_another_machine:
         return
-    for cell in draft.cells:
+    for cell in sweep.cells:
         if cell.compiled and cell.device == "cpu" and not cell.hosts:
             raise Refused(
                 f"optimize={cell.optimize}: needs a C++ compiler on CPU workers, and {asked or 'CXX='} is not found; accepted "
@@ -119,21 +119,21 @@ def missing_compiler(draft: Draft) -> None:
             )
 
 
-def missing_profiler(draft: Draft) -> None:
+def missing_profiler(sweep: ExpandedSweep) -> None:
     """Refuse a trace by nsys where nsys is not found, or too old."""
-    if draft.profiler.missing:
-        raise draft.profiler.missing
+    if sweep.profiler.missing:
+        raise sweep.profiler.missing
 
 
-def benchmark_request(draft: Draft) -> None:
+def benchmark_request(sweep: ExpandedSweep) -> None:
     """Refuse what a benchmark cannot measure: buffers that do not fit the memory, options that exclude each other."""
-    here = Room(draft.machine.memory_bytes, free_memory(), free_shared_memory())
-    unseen = Room(draft.machine.memory_bytes)  # taken to have such GPUs
-    for cell in draft.cells:
-        if draft.fleet and cell.hosts:
-            refuse(cell, room_on(draft.fleet.some(cell.hosts)))
+    here = Room(sweep.machine.memory_bytes, free_memory(), free_shared_memory())
+    unseen = Room(sweep.machine.memory_bytes)  # taken to have such GPUs
+    for cell in sweep.cells:
+        if sweep.fleet and cell.hosts:
+            refuse(cell, room_on(sweep.fleet.some(cell.hosts)))
         else:
-            refuse(cell, unseen if cell.hosts or draft.is_for_another_machine else here)
+            refuse(cell, unseen if cell.hosts or sweep.is_for_another_machine else here)
 
 
 def room_on(hosts: Iterable[Host]) -> Room:
@@ -150,14 +150,14 @@ def room_on(hosts: Iterable[Host]) -> Room:
     )
 
 
-def threads(draft: Draft) -> None:
+def threads(sweep: ExpandedSweep) -> None:
     """Refuse a number of threads around ranks on GPUs that they cannot take: it would end each of them."""
-    for cell in draft.cells:
-        around = {"": draft.surroundings}
+    for cell in sweep.cells:
+        around = {"": sweep.surroundings}
         if cell.hosts:
             around = (
-                {f"host {one.name}: ": one.variables for one in draft.fleet.some(cell.every_host)}
-                if draft.fleet
+                {f"host {one.name}: ": one.variables for one in sweep.fleet.some(cell.every_host)}
+                if sweep.fleet
                 else {}
             )
         for where, variables in around.items():
@@ -165,7 +165,7 @@ def threads(draft: Draft) -> None:
             if (
                 cell.device == "cuda"
                 and said
-                and not draft.is_for_another_machine
+                and not sweep.is_for_another_machine
                 and not _is_threads(said)
             ):
                 raise Refused(
@@ -183,24 +183,24 @@ def _is_threads(said: str) -> bool:
     )
 
 
-def peer_access(draft: Draft) -> None:
+def peer_access(sweep: ExpandedSweep) -> None:
     """Refuse a cell that requires peer access between GPUs that have none."""
-    for cell in draft.cells:
+    for cell in sweep.cells:
         if not cell.hosts:  # of another host this machine's driver knows nothing
-            refuse_without_peers(cell, draft.machine)
+            refuse_without_peers(cell, sweep.machine)
 
 
-def shared_memory(draft: Draft) -> None:
+def shared_memory(sweep: ExpandedSweep) -> None:
     """Refuse a strategy that needs more of /dev/shm than is free."""
-    if not draft.is_for_another_machine:
-        refuse_too_little([cell for cell in once_each(draft.cells) if not cell.hosts])
-    for host in draft.fleet or ():  # one with servers alone shares memory with nobody
-        there = [cell for cell in once_each(draft.cells) if host.name in cell.hosts]
+    if not sweep.is_for_another_machine:
+        refuse_too_little([cell for cell in once_each(sweep.cells) if not cell.hosts])
+    for host in sweep.fleet or ():  # one with servers alone shares memory with nobody
+        there = [cell for cell in once_each(sweep.cells) if host.name in cell.hosts]
         refuse_too_little(there, host.shared_memory_bytes, f"host {host.name}: ")
 
 
 # In this order: the first that holds is the sentence that the user sees.
-REFUSALS: tuple[Callable[[Draft], None], ...] = (
+REFUSALS: tuple[Callable[[ExpandedSweep], None], ...] = (
     multicast,
     secrets,
     missing_library,
@@ -214,10 +214,10 @@ REFUSALS: tuple[Callable[[Draft], None], ...] = (
 )
 
 
-def refuse_draft(draft: Draft) -> None:
+def refuse_expanded(sweep: ExpandedSweep) -> None:
     """Refuse a sweep that cannot run on this machine. Raises Refused."""
     for check in REFUSALS:
-        check(draft)
+        check(sweep)
 
 
 SHARED = (
@@ -340,7 +340,7 @@ def _wrong_options(engine: Engine) -> Iterator[str]:
     for name, engines in READ_BY.items():
         value = getattr(engine, name)
         if value != getattr(defaults, name) and engine.name not in engines:
-            typed = _as_list(value) if isinstance(value, list) else canonical(value)
+            typed = _as_list(value) if isinstance(value, list) else to_text(value)
             yield f"engine.{name}={typed}: accepted with {' or '.join(f'engine={one}' for one in engines)}"
     if engine.name == "command" and not engine.prefix:
         yield (
@@ -359,7 +359,7 @@ def _wrong_options(engine: Engine) -> Iterator[str]:
         )
     if (
         engine.ssh_config is not None
-        and not path_of("engine.ssh_config", engine.ssh_config).is_file()
+        and not expand_path("engine.ssh_config", engine.ssh_config).is_file()
     ):
         yield f"engine.ssh_config={engine.ssh_config!r}: is no file; accepted is one of this machine, as ssh -F has it"
     for name in ("python", "folder"):

@@ -38,7 +38,7 @@ from benchmarks.record.clock import now
 from benchmarks.record.os_errors import because
 from benchmarks.record.own_files import NotOurs
 from conf.cell import Cell
-from conf.options import Refused, path_of
+from conf.options import Refused, expand_path
 from conf.schema import ValidityLimits
 from launch.study.identity import ProcessIdentity, identity_of
 from launch.study.provenance import Surroundings
@@ -70,7 +70,7 @@ class _Begun:
 
 def study_folder(output_dir: str, name: str) -> Path:
     """Return the folder of a study. Raises Refused: output_dir names the home of nobody."""
-    return path_of("output_dir", output_dir) / name
+    return expand_path("output_dir", output_dir) / name
 
 
 class StudyFolder:

@@ -76,7 +76,7 @@ def identifier(text: str) -> str:
 
 def run_name(record: Record) -> str:
     """Return the record's name with its repeat, if the cell is measured more than once."""
-    return BETWEEN.join([single_line(record.name, NAME_LENGTH - 30), *record.marks])
+    return BETWEEN.join([single_line(record.name, NAME_LENGTH - 30), *record.run_suffixes])
 
 
 def project(record: Record) -> Projection:
@@ -224,7 +224,9 @@ def _tags(record: Record) -> dict[str, str]:
         _verdict_tags(record)
         | {
             "state": record.state,
-            "role": "repeat" if record.cell.repeat > 0 else " ".join(record.marks) or "first",
+            "role": "repeat"
+            if record.cell.repeat > 0
+            else " ".join(record.run_suffixes) or "first",
         }
         | machine_tags(record)
     )

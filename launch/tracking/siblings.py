@@ -87,7 +87,7 @@ def _of_benchmark(name: str) -> bool:
 def _name(record: Record, options: Mapping[str, str]) -> str:
     words = [worded(name, value) for name, value in options.items() if value not in LEFT_ALONE]
     words = words or ([UNTOUCHED] if options else [])
-    return single_line(BETWEEN.join([*words, *record.marks]) or FIRST, NAME_LENGTH)
+    return single_line(BETWEEN.join([*words, *record.run_suffixes]) or FIRST, NAME_LENGTH)
 
 
 def left_alone(records: Sequence[Record]) -> dict[str, dict[str, str]]:

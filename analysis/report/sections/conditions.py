@@ -18,7 +18,7 @@ from analysis.study.provenance import LEFT_OUT, hardware, inherited, mapping
 from analysis.study.study import Study, middle, named
 from analysis.text import count, join_words, single_line
 from benchmarks.record import Record
-from conf.cell import folded
+from conf.cell import compress_hosts
 
 MOST_VALUES = 4  # of one variable that are named
 MOST_COMMANDS = 40
@@ -159,7 +159,7 @@ def _facts(record: Record) -> dict[str, Any]:
     facts = {
         "hardware": hardware(record),
         "ranks were started by": ", ".join(starts),
-        "hosts": folded(sorted(hosts)),
+        "hosts": compress_hosts(sorted(hosts)),
         "host": None if hosts else environment.get("host"),
         "driver": gpu.get("driver"),
         "platform": environment.get("platform"),

@@ -175,7 +175,7 @@ def _names(study: Study, cells: Sequence[CellForecast]) -> dict[str, tuple[str, 
         for record in runs.records:
             names[record.record_id] = study_names.label(study, runs)
             gpus[record.record_id] = gpu_ids(runs.gpus)
-            marks[record.record_id] = record.marks
+            marks[record.record_id] = record.run_suffixes
     short = short_names(dict.fromkeys(names[cell.record_id] for cell in cells))
     shown = {}
     for cell in cells:
