@@ -66,7 +66,7 @@ def function_of(cell: Cell) -> Derive | None:
     return found
 
 
-def complete(lines: RankLines, cell: Cell) -> dict[str, Any] | None:
+def derived_values(lines: RankLines, cell: Cell) -> dict[str, Any] | None:
     """Return FIELDS and `output` of a cell from the lines of its ranks; None where rank 0 wrote no `result` line.
 
     Raises:

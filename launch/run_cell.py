@@ -8,10 +8,7 @@ from typing import TYPE_CHECKING
 
 from analysis.findings.communication import disagreement
 from analysis.findings.record_values import with_values
-from analysis.prediction.recorded_forecast import with_forecast
 from analysis.validity.checks import judged
-from analysis.validity.effective import observe
-from analysis.validity.gpu_samples import summary
 from benchmarks import record as records
 from benchmarks.record import CellFolder, Failure, Record, RecordError
 from benchmarks.record.clock import now
@@ -91,9 +88,10 @@ class CellRunner:
             with self.study.spending(token, "tuning pass"):
                 self._tuning_pass(cell, folder, variable)
         try:
-            record = record_of(
+            record = assemble(
                 folder, outcome.state, outcome.failure, ended_at, known, self.study.folder_of
             )
+            record = with_values(record, known)
         except (
             RecordError
         ) as error:  # the files that this launcher made are gone, or not what it wrote
@@ -193,27 +191,6 @@ class CellRunner:
         outcome = self._run(cell, inside, {**variable, **logged}, lambda watch: None)
         if outcome.failure:
             self.note(f"the tuning pass of {cell.name} failed: {outcome.failure.message}")
-
-
-def record_of(
-    folder: CellFolder,
-    state: str,
-    failure: Failure | None,
-    ended_at: float,
-    known: Sequence[Record],
-    folder_of: Callable[[Record], CellFolder],
-) -> Record:
-    """Return the record of a timed pass from the files of its folder, not yet judged. `known` are the study's records so far.
-
-    `python -m analysis verify` makes it again by the same functions (analysis.verification.rebuild).
-    """
-    record = assemble(folder, state, failure, ended_at)
-    metrics, checks = summary(folder)
-    record = dataclasses.replace(
-        record, metrics=record.metrics | metrics, checks=record.checks | checks
-    )
-    record = dataclasses.replace(record, effective=observe(record, folder, known, folder_of))
-    return with_forecast(with_values(record, known))
 
 
 def _with_trace(record: Record, trace: "Profiled") -> Record:

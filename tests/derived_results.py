@@ -5,13 +5,14 @@ import dataclasses
 import json
 import time
 
+from analysis.findings.record_values import with_values
 from analysis.validity.checks import judged
 from benchmarks import record as records
 from benchmarks.derived import function_of
 from benchmarks.rank.ranks import Reporter
 from benchmarks.record import CellFolder, Lines, read_line
 from conf.schema import ValidityLimits
-from launch.run_cell import record_of
+from launch.study.study import assemble
 
 
 def run_whole(run, cell, ranks, folder):
@@ -61,7 +62,7 @@ def write_record(folder, number):
     begun = {"record_id": f"{number:032x}", "started_at": 1e9 + number, **facts}
     folder.attempt.write_text(json.dumps(begun))
     record = judged(
-        record_of(folder, "finished", None, 1e9 + number + 1, [], lambda other: folder),
+        with_values(assemble(folder, "finished", None, 1e9 + number + 1, [], CellFolder), []),
         ValidityLimits(),
     )
     records.write(folder, record)

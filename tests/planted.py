@@ -4,18 +4,18 @@
 changes a file; `made` makes the record as the launching process does.
 """
 
-import dataclasses
 import itertools
 import json
 import shutil
 from pathlib import Path
 
+from analysis.findings.record_values import with_values
 from analysis.validity.checks import judged
 from benchmarks import record as records
 from benchmarks.record import CellFolder, Lines, read, read_lines
 from conf.cell import Cell
 from conf.schema import ValidityLimits
-from launch.run_cell import record_of
+from launch.study.study import assemble
 
 RAW = Path(__file__).parent / "data" / "raw_lines"
 PAIR = "h200_x2/resnet50-nccl_allreduce-gpus0-1-1320f9f3be"
@@ -192,7 +192,7 @@ def made(folder, known=(), folder_of=None):
     known, attempt = list(known), json.loads(folder.attempt.read_text())
     where = folder_of or (lambda other: CellFolder(folder.path.parent / other.cell.folder))
     last = max(line["time"] for line in read_lines(folder.rank_lines(0)))
-    record = record_of(folder, "finished", None, max(last, attempt["started_at"]) + 1, known, where)
-    record = judged(dataclasses.replace(record), ValidityLimits())
+    record = assemble(folder, "finished", None, max(last, attempt["started_at"]) + 1, known, where)
+    record = judged(with_values(record, known), ValidityLimits())
     records.write(folder, record)
     return record

@@ -143,7 +143,7 @@ def test_a_lock_neither_follows_a_link_nor_empties_a_file(tmp_path):
 
 def test_a_launcher_that_died_between_record_and_journal_loses_nothing(tmp_path):
     study, cell, attempt = begun(tmp_path)
-    finished = assemble(attempt.folder, "finished", None, time.time())
+    finished = assemble(attempt.folder, "finished", None, time.time(), [], CellFolder)
     records.write(attempt.folder, finished)
     assert study.recover() == []
     assert study.finished(cell) == finished
@@ -158,7 +158,7 @@ def test_a_cell_is_not_done_before_its_profiled_pass_has_said_something(tmp_path
     )
     with study.lock(cell):
         attempt = study.begin(cell, "a" * 32, DETAILS)
-    measured = assemble(attempt.folder, "finished", None, time.time())
+    measured = assemble(attempt.folder, "finished", None, time.time(), [], CellFolder)
     records.write(attempt.folder, measured)  # before the pass: it is safe whatever happens there
     assert study.recover() == [] and study.finished(cell) is None
     said = dataclasses.replace(

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from analysis.validity.checks import judge
-from benchmarks.derived import complete
+from benchmarks.derived import derived_values
 from benchmarks.record import CellFolder, read, read_lines
 from benchmarks.timing import statistics as stationarity
 from conf.schema import ValidityLimits
@@ -38,7 +38,7 @@ def lines_of(folder):
 
 def codes(record, lines):
     """The codes of time that a record of these lines has."""
-    values = complete(lines, record.cell)
+    values = derived_values(lines, record.cell)
     made = dataclasses.replace(
         record, metrics=values["metrics"], checks=values["checks"], effective={}
     )
@@ -100,7 +100,7 @@ def test_a_fault_in_the_timed_steps_has_its_code(name):
 def test_a_slow_rank_is_unchecked_where_no_steps_without_exchange_were_timed():
     """Its steps without exchange are not timed, so nothing says how fast each rank is alone."""
     record, lines = lines_of(PAIR)
-    values = complete(lines, record.cell)
+    values = derived_values(lines, record.cell)
     checks = {name: value for name, value in values["checks"].items() if name != "slowest_rank"}
     metrics = {
         name: value for name, value in values["metrics"].items() if name != "strategy/cost_ms"
@@ -117,7 +117,7 @@ def test_a_rank_that_computes_five_percent_slower_is_named():
     record, lines = lines_of(PAIR)
     slow = plant(lines, "without exchange", lambda place: 0.05, ranks=[1])
     assert codes(record, slow) == {"slow_rank"}
-    values = complete(slow, record.cell)
+    values = derived_values(slow, record.cell)
     assert values["checks"]["slowest_rank"]["rank"] == 1
     alone, slowed = values["tables"]["ranks/own_ms"]
     assert slowed / alone == pytest.approx(1.05, abs=0.005)

@@ -10,7 +10,7 @@ from derived_results import write_record
 from records import files_with_auto, without_entry
 
 from analysis.__main__ import main
-from benchmarks.derived import complete
+from benchmarks.derived import derived_values
 from benchmarks.record import CellFolder, read, read_lines, write
 from conf import groups
 from launch.study.study import assemble
@@ -160,10 +160,10 @@ def test_a_line_that_is_lost_within_a_file_is_told(one, capsys):
         found["not_recomputed"][0]["reason"]
         == "rank 1 has 1 lines `block without exchange`, rank 0 has 2"
     )
-    assert assemble(CellFolder(folder), "finished", None, 2e9).failure.message.endswith(
-        found["not_recomputed"][0]["reason"]
-    )
-    assert assemble(CellFolder(folder), "finished", None, 2e9).state == "failed"
+    assert assemble(
+        CellFolder(folder), "finished", None, 2e9, [], CellFolder
+    ).failure.message.endswith(found["not_recomputed"][0]["reason"])
+    assert assemble(CellFolder(folder), "finished", None, 2e9, [], CellFolder).state == "failed"
 
 
 def test_what_has_no_lines_or_no_derive_function_is_named_and_not_counted_as_equal(
@@ -208,7 +208,7 @@ def test_a_derive_function_that_fails_ends_its_cell_only(one):
     for dotted in ("os.path.nothing", "json.loads"):
         cell["declared"]["benchmark"]["derive"] = dotted
         (folder / "cell.json").write_text(json.dumps(cell))
-        record = assemble(CellFolder(folder), "finished", None, 2e9)
+        record = assemble(CellFolder(folder), "finished", None, 2e9, [], CellFolder)
         assert (record.state, record.failure.cause, record.metrics) == ("failed", "exception", {})
         assert "the lines of the ranks are incomplete" in record.failure.message
     cell["declared"]["benchmark"].pop("derive")
@@ -216,7 +216,10 @@ def test_a_derive_function_that_fails_ends_its_cell_only(one):
     facts = next(
         line for line in read_lines(folder / "ranks" / "0.jsonl") if line["kind"] == "result"
     )
-    assert assemble(CellFolder(folder), "finished", None, 2e9).checks == facts["checks"]
+    assert (
+        assemble(CellFolder(folder), "finished", None, 2e9, [], CellFolder).checks
+        == facts["checks"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -243,7 +246,7 @@ def test_what_no_record_can_hold_ends_its_cell_only(one, monkeypatch, derive, sa
     cell = json.loads((folder / "cell.json").read_text())
     cell["declared"]["benchmark"]["derive"] = "users_derive.derive"
     (folder / "cell.json").write_text(json.dumps(cell))
-    record = assemble(CellFolder(folder), "finished", None, 2e9)
+    record = assemble(CellFolder(folder), "finished", None, 2e9, [], CellFolder)
     assert (
         read(write(CellFolder(folder), record)).state
         == record.state
@@ -276,7 +279,7 @@ def test_migrated_records_have_the_metrics_that_their_lines_give(path):
     lines = {
         rank: list(read_lines(folder.rank_lines(rank))) for rank in range(record.cell.world_size)
     }
-    derived = complete(lines, record.cell)
+    derived = derived_values(lines, record.cell)
     assert derived["metrics"]
     for part in ("metrics", "model"):
         for name, value in derived[part].items():

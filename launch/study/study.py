@@ -10,17 +10,16 @@ import errno
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from analysis.cost import to_record
 from analysis.text import count
 from analysis.validity.checks import judged
+from analysis.verification.complete import complete, lines_of_ranks
 from benchmarks import record as records
 from benchmarks.agent import processes
-from benchmarks.derived import FIELDS, IncompleteLines, complete, reported
 from benchmarks.record import (
     CellFolder,
     Failure,
@@ -28,7 +27,6 @@ from benchmarks.record import (
     Lines,
     Record,
     RecordError,
-    as_read,
     decoded,
     own_files,
     read_lines,
@@ -236,7 +234,9 @@ class StudyFolder:
             return None  # it died after the record was written, or before anything was begun
         failure = Failure("interrupted", None, "the launching process ended before the cell did")
         try:
-            record = assemble(folder, "interrupted", failure, ended_at=_last_sign(folder))
+            record = assemble(
+                folder, "interrupted", failure, _last_sign(folder), (), self.folder_of
+            )
             record = judged(record, ValidityLimits())
         except (RecordError, *DAMAGED):
             return None
@@ -307,8 +307,17 @@ def _last_sign(folder: CellFolder) -> float:
 # Make the record of an attempt from the files of its folder: cell.json, attempt.json and the lines of the ranks.
 
 
-def assemble(folder: CellFolder, state: str, failure: Failure | None, ended_at: float) -> Record:
-    """Return the record, not yet judged, and write what the benchmark prints. The same folder gives the same record.
+def assemble(
+    folder: CellFolder,
+    state: str,
+    failure: Failure | None,
+    ended_at: float,
+    known: Iterable[Record],
+    folder_of: Callable[[Record], CellFolder],
+) -> Record:
+    """Return the record, not yet judged, and write what the benchmark prints.
+
+    The same folder gives the same record. `known` are the study's records so far.
 
     Raises:
         RecordError: the folder holds no begun attempt.
@@ -318,48 +327,20 @@ def assemble(folder: CellFolder, state: str, failure: Failure | None, ended_at: 
         attempt = decoded(folder.attempt.read_bytes())
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise RecordError(f"{folder.path}: no attempt was begun here ({error})") from None
-    lines_of_ranks = {}
-    ranks: list[dict[str, Any]] = []
-    servers: list[dict[str, Any]] = []
-    for number in range(cell.world_size + cell.servers):
-        lines = list(read_lines(folder.rank_lines(number)))
-        if number < cell.world_size:
-            lines_of_ranks[number] = lines
-        if (told := reported(lines)) is None:
-            continue
-        (ranks if number < cell.world_size else servers).append(told.facts)
-        attempt["environment"].setdefault("versions", told.versions)
-    if servers:
-        attempt["environment"]["servers"] = servers
-    values: dict[str, Any] = {}
-    try:
-        derived = complete(lines_of_ranks, cell)
-        values = {} if derived is None else as_read(derived)
-    except (IncompleteLines, TypeError, ValueError) as error:
-        failure = failure or Failure(
-            "exception", None, f"the lines of the ranks are incomplete: {error}"
-        )
-        state = "failed" if state == "finished" else state
-    ended_at = max(ended_at, attempt["started_at"])
-    if cost := to_record(folder, lines_of_ranks, attempt["started_at"], ended_at):
-        values["tables"] = values.get("tables", {}) | cost.tables
-        values["metrics"] = values.get("metrics", {}) | (
-            cost.metrics if state == "finished" else {}
-        )
-    if output := values.get("output"):
-        own_files.write_whole(folder.output, f"{output}\n".encode())
-    return Record(
+    begun = Record(
         cell_key=cell.key,
         name=cell.name,
         cell=cell,
         state=state,
         failure=failure,
-        ended_at=ended_at,
-        **{name: values.get(name, {}) for name in FIELDS},
-        ranks=ranks,
+        ended_at=max(ended_at, attempt["started_at"]),
         raw_sha256=folder.raw_sha256(),
         **attempt,
     )
+    record, output = complete(begun, folder, lines_of_ranks(cell, folder), known, folder_of)
+    if output:
+        own_files.write_whole(folder.output, f"{output}\n".encode())
+    return record
 
 
 # Find the cells of a sweep that an earlier invocation finished here, and say why others are measured again.

@@ -1,0 +1,87 @@
+"""Complete a record from the files of its cell's folder. The launching process does so, and `verify` does it again.
+
+A value that every record should have is added here, and a row of METRICS says since which schema.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from analysis.cost import to_record
+from analysis.prediction.recorded_forecast import with_forecast
+from analysis.validity.effective import observe
+from analysis.validity.gpu_samples import summary
+from benchmarks.derived import FIELDS, IncompleteLines, RankLines, derived_values, reported
+from benchmarks.record import CellFolder, Failure, Record, as_read, read_lines
+from conf.cell import Cell
+
+INCOMPLETE = "the lines of the ranks are incomplete: "
+
+
+def lines_of_ranks(cell: Cell, folder: CellFolder) -> RankLines:
+    """Return the lines of every rank of a cell."""
+    lines = {}
+    for rank in range(cell.world_size):
+        lines[rank] = list(read_lines(folder.rank_lines(rank)))
+    return lines
+
+
+def complete(
+    record: Record,
+    folder: CellFolder,
+    lines: RankLines,
+    known: Iterable[Record],
+    folder_of: Callable[[Record], CellFolder],
+) -> tuple[Record, str]:
+    """Return the record with every value that its folder's files give, and what its benchmark prints.
+
+    The record is not yet judged. `lines` are those of its ranks. `known` are the other records of
+    the study: they show whether an NCCL setting had an effect.
+    A finished cell whose lines are incomplete becomes a failed one, without values of its lines.
+    """
+    record, output = _with_lines(_with_reports(record, folder, lines), lines)
+    cost = to_record(folder, lines, record.started_at, record.ended_at)
+    if cost is not None:
+        record = dataclasses.replace(record, tables=record.tables | cost.tables)
+        if record.state == "finished":
+            record = dataclasses.replace(record, metrics=record.metrics | cost.metrics)
+    metrics, checks = summary(folder)
+    record = dataclasses.replace(
+        record, metrics=record.metrics | metrics, checks=record.checks | checks
+    )
+    record = dataclasses.replace(record, effective=observe(record, folder, known, folder_of))
+    return with_forecast(record), output
+
+
+def _with_reports(record: Record, folder: CellFolder, lines: RankLines) -> Record:
+    """Add what ranks and servers said of themselves when they started."""
+    environment: dict[str, Any] = dict(record.environment)
+    ranks, servers = [], []
+    for number in range(record.cell.world_size + record.cell.servers):
+        own = lines.get(number)
+        report = reported(list(read_lines(folder.rank_lines(number))) if own is None else own)
+        if report is None:
+            continue
+        environment.setdefault("versions", report.versions)
+        if number < record.cell.world_size:
+            ranks.append(report.facts)
+        else:
+            servers.append(report.facts)
+    if servers:
+        environment["servers"] = servers
+    return dataclasses.replace(record, environment=environment, ranks=ranks)
+
+
+def _with_lines(record: Record, lines: RankLines) -> tuple[Record, str]:
+    """Add what the benchmark's derive function makes of the lines of the ranks."""
+    try:
+        derived = derived_values(lines, record.cell)
+        values = as_read(derived or {})
+    except (IncompleteLines, TypeError, ValueError) as error:
+        failure = record.failure or Failure("exception", None, f"{INCOMPLETE}{error}")
+        state = "failed" if record.state == "finished" else record.state
+        return dataclasses.replace(record, state=state, failure=failure), ""
+    changes: dict[str, Any] = {}
+    for name in FIELDS:
+        changes[name] = values.get(name, {})
+    return dataclasses.replace(record, **changes), values.get("output", "")
