@@ -409,8 +409,11 @@ def made_by(module):
             {*mode} & {*"wax+"} and {*mode} <= {*"rwaxbt+"} for mode in modes
         ) or "os.O_" in ast.unparse(node)
         moves = (
-            last == "replace" and len(node.args) == 1 and not node.keywords
-        )  # of a path; text has two arguments
+            last == "replace"
+            and len(node.args) == 1  # of a path; text has two arguments
+            and not node.keywords
+            and name != "dataclasses.replace"
+        )
         if last in MAKING or name == "sqlite3.connect" or moves or (last == "open" and opens):
             yield name
 
