@@ -16,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 from conf import command_line, groups, schema
 from conf.options import Refused
 from launch.cli import compose, errors, help
-from launch.display.lasting_output import close_quietly
+from launch.display.resilient_stream import close_quietly
 from launch.machine.secrets import told
 
 

@@ -6,13 +6,13 @@ Exit status: 0 done, 1 it failed or differs, 2 the input is wrong, 130 Ctrl-C.
 import argparse
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks.record.visible import one_line
 from conf.schema import Tracking
-from launch.tracking.compare import compare
 from launch.tracking.store import TrackingUnavailable, WrongUri
-from launch.tracking.sync import sync
+from launch.tracking.sync import compare, sync
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
             compared = compare(
                 given.study_dir, Tracking(uri=given.uri, experiment=given.experiment)
             )
-            print(json.dumps(compared.as_json()))
+            print(json.dumps({**asdict(compared), "right": compared.right}))
             return 0 if compared.right else 1
         report = sync(given.study_dir, Tracking(uri=given.uri, experiment=given.experiment))
     except (ValueError, WrongUri) as error:

@@ -26,16 +26,17 @@ from conf.resolve import checked
 from conf.schema import Request
 from launch.cli.compose import cpu_preset_note
 from launch.deferred_cells import DeferredCells
-from launch.display.closing import (
+from launch.display.resilient_stream import ResilientStream
+from launch.display.screen import Screen
+from launch.display.summary import (
     MEASURED_ELSEWHERE,
     MESSAGE_LENGTH,
-    about_held,
-    about_sweep,
-    close,
     exit_status,
+    locked_cells_note,
+    print_plan,
+    print_summary,
+    sweep_note,
 )
-from launch.display.lasting_output import LastingOutput
-from launch.display.screen import Screen
 from launch.engines.engine import CellEngine
 from launch.engines.hosts import HostsEngine
 from launch.engines.local import LocalEngine
@@ -54,10 +55,10 @@ from launch.study.background import BesideCells, StudyReport, look_for_garbage, 
 from launch.study.forecasts import Forecasts
 from launch.study.identity import Sweep
 from launch.study.provenance import HostsAround, Surroundings
-from launch.study.study import StudyFolder, done_before, study_folder
+from launch.study.study import StudyFolder, done_before
 from launch.supervision.progress import Watch
 from launch.supervision.stopping import Stopping
-from launch.tracking.projector import Projector
+from launch.tracking.mlflow_writer import MlflowWriter
 
 
 def run(
@@ -77,7 +78,7 @@ def run(
     atexit.register(
         gc.freeze
     )  # or Python would search all that was imported for garbage as it ends: a second
-    console = SafeConsole(cast(TextIO, LastingOutput(sys.stdout)))
+    console = SafeConsole(cast(TextIO, ResilientStream(sys.stdout)))
     # A file, a pipe or a dumb terminal has no known width to wrap at.
     console.soft_wrap = not console.is_terminal or console.is_dumb_terminal
     stopping = Stopping(console)
@@ -95,25 +96,12 @@ def run(
     ]:
         console.print(f"note: {notice}", markup=False)
     if planned.config.dry_run:
-        _print_plan(planned, console)
+        print_plan(planned, console)
         return 0
     words = [argument_without_secrets(text) for text in typed]
     cannot_write = f"output_dir={planned.config.output_dir}: cannot be written"
     with contextlib.closing(engine), stopping.listening(), _refused(cannot_write):
         return SweepRun(planned, words, at(began_s), engine, here, stopping, console).run()
-
-
-def _print_plan(planned: Plan, console: Console) -> None:
-    """Print the cells of a plan in their order, and the time that they will take."""
-    known, _ = records.read_study(study_folder(planned.config.output_dir, planned.config.study))
-    for number, entry in enumerate(planned.cells):
-        console.print(f"{number + 1:4d}  {entry.name}", markup=False)
-    if any(entry.drift for entry in planned.cells):
-        console.print(
-            "note: drift: the first cell once more at the end, to show what changed on the machine meanwhile"
-        )
-    about = worded(planned.cells, known)
-    console.print(f"{about}; nothing was started (dry_run=true)")
 
 
 def prepared(
@@ -176,7 +164,7 @@ class SweepRun:
         )
         parts = self.study, self.sweep, engine, planned.nsys, stopping, self._note, self.forecasts
         self.runner = CellRunner(self.config, here, *parts)
-        self.projector = Projector(
+        self.mlflow = MlflowWriter(
             self.config.tracking, self.study, self.sweep, console, self.beside
         )
         self.report = StudyReport(self.study.folder, self.config.report, self._note)
@@ -221,7 +209,7 @@ class SweepRun:
             self.console.print(worded(open_cells, known), markup=False)
             self.engine.open(open_cells[0].cell)
             self.forecasts.prepare(known)
-            self.projector.open()
+            self.mlflow.open()
             self.beside.do(lambda: self.report.prepare(may_go_on=lambda: not self._quiet))
             self.beside.do(look_for_garbage)
         with Screen(self.cells, known, self.console, of_other_studies(self.study.folder)) as screen:
@@ -244,17 +232,17 @@ class SweepRun:
         if self._writable:
             update_noise_floor(self.study.folder, known, self._note)
         page, finding = self.report.write() if self._writable else (None, ())
-        self.projector.close(
+        self.mlflow.close(
             self.measured, self.done.values(), known, self.stopping, page and page.parent
         )
-        spent = about_sweep(self.measured, now() - self.began_at)
-        where = [*spent, *([f"report   {page}"] if page else []), *self.projector.where()]
+        spent = sweep_note(self.measured, now() - self.began_at)
+        where = [*spent, *([f"report   {page}"] if page else []), *self.mlflow.where()]
         with contextlib.suppress(OSError):
             self.study.note(Kind.CLOSED, sweep_id=self.sweep.sweep_id)
         finished = {one.cell_key for one in self.measured if one.state == "finished"}
         open_cells = [one for number, one in enumerate(self.cells) if number not in self.done]
         unfinished = sum(one.cell.key not in finished for one in open_cells)
-        close(self.console, self.study, self.measured, unfinished, finding, where)
+        print_summary(self.console, self.study, self.measured, unfinished, finding, where)
         stopped = self.stopping() or self.time_left.too_short
         missing = bool(self._refused or self.left.lost) or not self._writable
         every = [*self.done.values(), *self.measured]
@@ -262,7 +250,7 @@ class SweepRun:
             every, stopped, missing, len(self.left.held), self.config.validity.strict
         )
         if status == MEASURED_ELSEWHERE:
-            self._note(about_held(len(self.left.held)))
+            self._note(locked_cells_note(len(self.left.held)))
         return status
 
     def _round(self, numbers: Sequence[int], known: list[Record], screen: Screen) -> None:
@@ -352,7 +340,7 @@ class SweepRun:
             self.measured.append(record)
             screen.settle(number, record.state, record)
             self._print_output(record)
-            self.projector.log(record)
+            self.mlflow.log(record)
             self.forecasts.learn(known, more=number + 1 < len(self.cells))
 
     def _progress(self, number: int, watch: Watch, screen: Screen) -> None:

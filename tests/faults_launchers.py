@@ -14,8 +14,7 @@ from faults_sweeps import SHORT
 
 from benchmarks.record import read_lines, read_study
 from conf.schema import Tracking
-from launch.tracking.compare import compare
-from launch.tracking.sync import sync
+from launch.tracking.sync import compare, sync
 
 BRIEF = [
     *SHORT,

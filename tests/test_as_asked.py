@@ -17,7 +17,7 @@ from benchmarks.record import CellFolder, Validity
 from benchmarks.training import correctness
 from benchmarks.training import correctness as as_asked
 from conf.schema import ValidityLimits
-from launch.tracking.projection import project
+from launch.tracking.mlflow_run import project
 
 # What six steps without a launching process cannot show.
 SHORT = {"not_stationary", "foreign_cpu"}

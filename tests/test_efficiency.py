@@ -28,8 +28,7 @@ from launch.display.screen import Screen
 from launch.plan.order import PlannedCell
 from launch.study import study as studies
 from launch.study.identity import ProcessIdentity, Sweep
-from launch.tracking.projection import project
-from launch.tracking.projector import Projector
+from launch.tracking.mlflow_writer import MlflowWriter
 from launch.tracking.sync import sync
 
 EARLY, LATE = "a" * 32, "b" * 32
@@ -59,7 +58,7 @@ def made():
     return pair, [dataclasses.replace(one, sweep_id=LATE, cell_key=one.cell.key) for one in alone]
 
 
-def measure(study, sweep_id, own, known):
+def measure(study, sweep_id, own, known, done_before=()):
     """Write records and project them, as a sweep does that measures them."""
     sweep = Sweep(
         sweep_id,
@@ -75,16 +74,16 @@ def measure(study, sweep_id, own, known):
         overrides=sweep.overrides,
         order=[one.cell.folder for one in own],
     )
-    projector = Projector(Tracking(), study, sweep, Console(file=io.StringIO()))
-    projector.open()
+    writer = MlflowWriter(Tracking(), study, sweep, Console(file=io.StringIO()))
+    writer.open()
     for record in own:
         folder = CellFolder(study.folder / record.cell.folder)
         folder.path.mkdir()
         records.write(folder, record)
-        projector.log(record)
-    projector.close(own, [], [*known, *own], stopping=lambda: False, report=None)
-    assert not projector._failed
-    return projector._tracker
+        writer.log(record)
+    writer.close(own, done_before, [*known, *own], stopping=lambda: False, report=None)
+    assert not writer._failed
+    return writer._tracker
 
 
 def efficiencies(records):
@@ -139,6 +138,10 @@ def test_a_baseline_that_comes_later_gives_every_place_the_same_value(made, outp
     shares, tables = in_mlflow(tracker)
     assert shares == {pair.record_id: None} and "%" not in tables[EARLY].split("|")[-6]
     tracker = measure(study, LATE, alone, [pair])
+    assert in_mlflow(tracker)[0][pair.record_id] is None, (
+        "values are written when a sweep ends, and by sync"
+    )
+    sync(study.folder)
 
     slowest = math.sqrt(
         alone[1].metrics["throughput/images_per_second"]
@@ -150,8 +153,7 @@ def test_a_baseline_that_comes_later_gives_every_place_the_same_value(made, outp
         pair.metrics["throughput/images_per_second"] / (2 * slowest), rel=1e-12
     )
 
-    shares, tables = in_mlflow(tracker)
-    assert shares[pair.record_id] == share
+    assert in_mlflow(tracker)[0][pair.record_id] == share
     (point,) = [
         one
         for curve in findings_of(open_study(study.folder)).scaling.curves
@@ -173,15 +175,9 @@ def test_a_baseline_that_comes_later_gives_every_place_the_same_value(made, outp
         assert in_mlflow(tracker, name)[0][pair.record_id] == values[name]
         place = [one.key for one in table.columns].index(key)
         assert [row[place] for row in table.rows] == [values[name], *[None] * 4]
-        assert (
-            on_terminal([pair, *alone], column) == text
-            and text.replace(" ", "\N{NO-BREAK SPACE}") in tables[EARLY]
-        )
+        assert on_terminal([pair, *alone], column) == text
     shown = f"{100 * share:.1f} %"
     assert on_terminal([pair, *alone]) == shown
-    assert shown in tables[EARLY].replace("\N{NARROW NO-BREAK SPACE}", " ").replace(
-        "\N{NO-BREAK SPACE}", " "
-    )
 
     assert read(CellFolder(study.folder / pair.cell.folder).record) == pair, (
         "the record stays as it was written"
@@ -208,36 +204,23 @@ def test_sync_brings_a_store_up_to_date_and_twice_changes_nothing(made, output_d
     assert len(tracker._client.get_metric_history(run.info.run_id, EFFICIENCY)) == 1
 
 
-def test_the_table_of_a_sweep_keeps_the_cells_that_were_done_before_it(made, output_dir):
-    """A sweep that resumed a cell has it in its table; the table is written again with it."""
+def test_the_table_of_a_sweep_has_the_cells_that_were_done_before_it(made, output_dir):
+    """A sweep that resumed a cell has it in its table; sync brings its efficiency up to date."""
     pair, alone = made
     study = studies.StudyFolder(str(output_dir), "late")
-    measure(study, "c" * 32, [dataclasses.replace(alone[0], sweep_id="c" * 32)], [])
     done = dataclasses.replace(alone[0], sweep_id="c" * 32)
-    sweep = Sweep(EARLY, "late", [], 2e9, 2, ProcessIdentity.own())
-    study.note("sweep", sweep_id=EARLY, overrides=[], order=[done.cell.folder, pair.cell.folder])
-    projector = Projector(Tracking(), study, sweep, Console(file=io.StringIO()))
-    projector.open()
+    measure(study, "c" * 32, [done], [])
     own = with_values(pair, [done])
-    folder = CellFolder(study.folder / own.cell.folder)
-    folder.path.mkdir()
-    records.write(folder, own)
-    projector.log(own)
-    projector.close([own], [done], [done, own], stopping=lambda: False, report=None)
-    before = in_mlflow(projector._tracker)
-    assert efficiency_of(projector._tracker) == "GPU 0"
-    after = in_mlflow(measure(study, LATE, alone[1:], [done, own]))
-    assert before[0][own.record_id] == own.metrics[EFFICIENCY] != after[0][own.record_id]
-    assert after[0][own.record_id] == efficiencies([done, own, *alone[1:]])[own.record_id]
-    lines = [table[1][EARLY].splitlines() for table in (before, after)]
-    marks = [table.count("GPU\N{NO-BREAK SPACE}0") for table in (before[1][EARLY], after[1][EARLY])]
-    assert marks == [1, 0], "until the other member was measured too"
-    assert efficiency_of(projector._tracker) == "every GPU"
-    assert (
-        len(lines[0]) == len(lines[1]) == 4
-        and lines[0][:-1] == lines[1][:-1]
-        and lines[0][-1] != lines[1][-1]
-    )
+    tracker = measure(study, EARLY, [own], [done], [done])
+    shares, tables = in_mlflow(tracker)
+    assert shares[own.record_id] == own.metrics[EFFICIENCY] and efficiency_of(tracker) == "GPU 0"
+    assert tables[EARLY].count("GPU\N{NO-BREAK SPACE}0") == 1
+    assert sum(line.startswith("| ") for line in tables[EARLY].splitlines()) == 4
+    measure(study, LATE, alone[1:], [done, own])
+    sync(study.folder)
+    share = efficiencies([done, own, *alone[1:]])[own.record_id]
+    assert in_mlflow(tracker)[0][own.record_id] == share != own.metrics[EFFICIENCY]
+    assert efficiency_of(tracker) == "every GPU"
 
 
 def test_a_record_names_the_baselines_of_its_efficiency(made, tmp_path):
@@ -370,7 +353,6 @@ def test_an_efficiency_of_some_members_says_of_which_wherever_it_is_shown(tmp_pa
     assert [cell_numbers(pair, {})["efficiency"], number(share, "share")] == [
         shown.replace(" ", "\N{NO-BREAK SPACE}")
     ] * 2
-    assert project(dataclasses.replace(pair, sweep_id=EARLY)).tags["efficiency.of"] == "GPU 0"
     for one in (pair, alone):
         folder = CellFolder(tmp_path / one.cell.folder)
         folder.path.mkdir()

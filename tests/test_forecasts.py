@@ -40,7 +40,7 @@ from benchmarks.record import FINDINGS, Validity, read, read_lines, read_study, 
 from benchmarks.record.cell_folder import CellFolder
 from conf.schema import ValidityLimits
 from launch.study.forecasts import Forecasts
-from launch.tracking.projection import project
+from launch.tracking.mlflow_run import project
 
 ROOT = Path(__file__).parent.parent
 DATA = ROOT / "tests" / "data"

@@ -21,7 +21,7 @@ from benchmarks.agent.protocol import ready
 from benchmarks.agent.sampler import SamplingProcess
 from benchmarks.record import CellFolder, clock, read_lines
 from conf.schema import ValidityLimits
-from launch.tracking.system_series import system_series
+from launch.tracking.mlflow_run import system_series
 
 ROOT = Path(__file__).parent.parent
 RAW = (

@@ -23,7 +23,7 @@ from conf.command_line import normalise
 from conf.options import Refused
 from conf.resolve import server_gpus
 from conf.subsets import NODES, host_sets, listed_hosts
-from launch.display.columns import asked
+from launch.display.columns import request_columns
 from launch.machine.devices import Device, Machine
 from launch.machine.fleet import Fleet, Host
 from launch.plan import refusals
@@ -31,8 +31,8 @@ from launch.plan.estimate import duration, estimates, worded
 from launch.plan.expand import wanted_hosts
 from launch.plan.order import PlannedCell, ordered, parallel_rounds, rounds
 from launch.plan.plan import Request, plan
-from launch.tracking import siblings
-from launch.tracking.projection import project
+from launch.tracking import sweep_run
+from launch.tracking.mlflow_run import project
 
 DATA = Path(__file__).parent / "data"
 FIELD = OmegaConf.structured(
@@ -667,9 +667,12 @@ def test_the_table_has_a_column_of_hosts_only_if_a_cell_has_some():
         PlannedCell(make_cell()),
         PlannedCell(dataclasses.replace(make_cell(), hosts=("a", "b"))),
     )
-    assert "nodes" in asked([local, remote])[1] and "nodes" not in asked([local, local])[1]
-    assert asked([remote, remote])[0]["nodes"] == "a+b"
-    assert "nodes" not in {name for name, text in asked([local])[0].items() if text != "–"}
+    assert (
+        "nodes" in request_columns([local, remote])[1]
+        and "nodes" not in request_columns([local, local])[1]
+    )
+    assert request_columns([remote, remote])[0]["nodes"] == "a+b"
+    assert "nodes" not in request_columns([local])[0]
 
 
 def test_mlflow_has_hosts_of_cells_with_hosts():
@@ -681,12 +684,8 @@ def test_mlflow_has_hosts_of_cells_with_hosts():
     assert (params["nodes"], params["hosts"], params["world_size"]) == ("2", "a,b", "4")
     assert project(remote).tags["host"] == "a, b"
     assert not {"nodes", "hosts", "server_hosts"} & project(local).params.keys()
-    assert siblings.left_alone([local, remote])[local.record_id] == {
-        "nodes": "1",
-        "hosts": "this machine",
-    }
-    names = siblings.names([local, remote])
-    assert "a+b" in names[remote.record_id] and "this machine" in names[local.record_id]
+    defaults = sweep_run.default_params([local, remote])
+    assert defaults[local.record_id] == {"nodes": "1", "hosts": "this machine"}
 
 
 def test_help_knows_the_words_of_nodes(launch, monkeypatch):

@@ -26,7 +26,7 @@ from launch.machine.devices import refuse_small_limits
 from launch.machine.shortage import Shortage
 from launch.study.identity import Sweep
 from launch.study.study import StudyFolder
-from launch.tracking.projector import Projector
+from launch.tracking.mlflow_writer import MlflowWriter
 from launch.tracking.store import TrackingUnavailable, tracking_errors
 
 ENDED = Failure("killed", 1, "rank 1 was ended by SIGKILL in phase 'timed'")
@@ -109,11 +109,11 @@ def test_an_error_of_the_studys_files_costs_only_mlflow(tmp_path):
         raise OSError(errno.EMFILE, "Too many open files")
 
     out = io.StringIO()
-    projector = Projector(
+    writer = MlflowWriter(
         Tracking(), StudyFolder(str(tmp_path), "s"), Sweep.begin("s", [], 1), Console(file=out)
     )
-    projector._tracker = SimpleNamespace(log=refuse)
-    projector.log(make_record())
+    writer._tracker = SimpleNamespace(log=refuse)
+    writer.log(make_record())
     assert "files open here (ulimit -n); the sweep goes on without it" in out.getvalue().replace(
         "\n", " "
     )

@@ -1,20 +1,21 @@
-"""`python -m launch sync`: whatever the store lacks comes from the records; twice changes nothing."""
+"""`python -m launch sync`: whatever the store lacks comes from the records; `compare` names what it has otherwise."""
 
 import dataclasses
 import json
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from planted import edit_json
 from tracked import make_folder, make_record, make_sweep, rows, runs
 
-from benchmarks.record import CellFolder, Failure, Validity, read_study
+from analysis.__main__ import main as analysis
+from benchmarks.record import CellFolder, Failure, Validity
 from conf.schema import Tracking
 from launch.__main__ import main
-from launch.tracking.later_values import update_values
-from launch.tracking.note import summary_markdown
-from launch.tracking.sync import SyncReport, sync
+from launch.tracking.sync import SyncReport, compare, sync
 from launch.tracking.tracker import Tracker
 
 OTHER = "b" * 32
@@ -41,31 +42,26 @@ def open_store(study_dir):
 
 
 def parents(tracker):
-    found = tracker._client.search_runs([tracker._experiment])
-    return {
-        run.data.tags["ringside.sweep_id"]: run
-        for run in found
-        if "mlflow.parentRunId" not in run.data.tags
-    }
+    stored = tracker._client.search_runs([tracker._experiment], "tags.`ringside.kind` = 'sweep'")
+    return {run.data.tags["ringside.sweep_id"]: run for run in stored}
 
 
-def test_everything_is_projected_once(study_dir):
+def test_everything_is_written_once(study_dir):
     assert sync(study_dir) == SyncReport(projected=3, already=0, unreadable=[])
     before = rows(study_dir.parent / "mlflow.db")
     assert sync(study_dir) == SyncReport(projected=0, already=3, unreadable=[])
     assert rows(study_dir.parent / "mlflow.db") == before
     tracker = open_store(study_dir)
-    found = parents(tracker)
-    assert {sweep: run.info.status for sweep, run in found.items()} == {
+    stored = parents(tracker)
+    assert {sweep: run.info.status for sweep, run in stored.items()} == {
         "a" * 32: "FINISHED",
         OTHER: "FAILED",
     }
-    assert found["a" * 32].data.tags["cells"] == "2 finished (1 of them invalid)"
-    assert found["a" * 32].info.run_name.startswith("2 cells · ")
-    assert "**failed**: hang" in found[OTHER].data.tags["mlflow.note.content"]
-    children = tracker._client.search_runs(
-        [tracker._experiment], f"tags.`mlflow.parentRunId` = '{found[OTHER].info.run_id}'"
-    )
+    assert stored["a" * 32].data.tags["cells"] == "2 finished (1 of them invalid)"
+    assert stored["a" * 32].info.run_name.startswith("2 cells · ")
+    assert "**failed**: hang" in stored[OTHER].data.tags["mlflow.note.content"]
+    search = f"tags.`mlflow.parentRunId` = '{stored[OTHER].info.run_id}'"
+    children = tracker._client.search_runs([tracker._experiment], search)
     assert [run.data.tags["ringside.record_id"] for run in children] == [f"{3:032x}"]
 
 
@@ -77,9 +73,9 @@ def test_a_sweep_that_was_logged_is_left_as_it_is(study_dir):
         tracker.log(record, CellFolder(study_dir / f"cell-{record.record_id[-6:]}"))
     earlier = dataclasses.replace(
         own[0], sweep_id=OTHER
-    )  # a cell that the sweep resumed: in its table, not its own
-    tracker.finish_sweep(make_sweep(), [*own, earlier], "interrupted", "the table")
-    update_values(tracker, study_dir, read_study(study_dir)[0], {})
+    )  # resumed: in the sweep's table, not its own
+    tracker.finish_sweep(make_sweep(), [*own, earlier], "interrupted", {})
+    tracker.write_study([*own, make_record(3, sweep_id=OTHER)], {})
     before = {
         run.info.run_id: (run.info.to_proto(), run.data.to_dictionary())
         for run in runs(tracker).values()
@@ -101,16 +97,10 @@ def test_a_sweep_whose_launcher_died_is_completed(study_dir):
     assert sync(study_dir) == SyncReport(projected=2, already=1, unreadable=[])
     parent = parents(tracker)["a" * 32]
     assert parent.info.run_id == run_id and parent.info.status == "KILLED"
-    link, _, table = parent.data.tags["mlflow.note.content"].partition("\n\n")
-    assert link.startswith("[Compare these cells](#/compare-runs?runs=")
-    assert table == summary_markdown([make_record(1), parent_of_two()])
+    assert parent.data.tags["mlflow.note.content"].count("\n| resnet50") == 2
     before = rows(study_dir.parent / "mlflow.db")
     sync(study_dir)
     assert rows(study_dir.parent / "mlflow.db") == before
-
-
-def parent_of_two():
-    return make_record(2, validity=Validity("invalid", {"noisy": "noise"}))
 
 
 def test_a_sweep_that_another_launcher_is_writing_is_not_closed(study_dir):
@@ -122,34 +112,30 @@ def test_a_sweep_that_another_launcher_is_writing_is_not_closed(study_dir):
 
 
 def test_a_damaged_record_does_not_stop_the_others(study_dir, capsys):
-    for name, content in (("torn", '{"schema_ver'), ("newer", '{"schema_version": 99}')):
+    for name, text in (("torn", '{"schema_ver'), ("newer", '{"schema_version": 99}')):
         (study_dir / name).mkdir()
-        (study_dir / name / "record.json").write_text(content)
+        (study_dir / name / "record.json").write_text(text)
     make_folder(study_dir, make_record(4, sweep_id="x' OR 'y", cell=[]))
     make_folder(study_dir, make_record(5, cell={"gpus": 3}))
-    attempt = make_folder(
+    make_folder(
         study_dir / "cell-000001", make_record(6, state="interrupted")
     )  # an earlier attempt, set aside
-    assert attempt.parent.name == "cell-000001"
     for projected, already in ((4, 0), (0, 4)):
         assert main(["sync", str(study_dir)]) == 1
         out, err = capsys.readouterr()
         assert out == f"{projected} projected, {already} there already, 4 unreadable\n"
         assert len(err.splitlines()) == 4 and "Traceback" not in err
-    (study_dir / "journal.jsonl").write_text(
-        json.dumps({"kind": "sweep", "time": 1.0, "sweep_id": "a" * 32}) + "\n"
-    )
-    efficiency = {f"{1:032x}": {"scaling/efficiency": 0.9}}
-    update_values(
-        open_store(study_dir), study_dir, read_study(study_dir)[0], efficiency
-    )  # the line of its sweep has no order
 
 
 def test_exit_status(study_dir, tmp_path, capsys):
     (tmp_path / "empty").mkdir()
-    for wrong in (["sync", str(tmp_path / "none")], ["sync", str(tmp_path / "empty")],
-                  ["sync", str(study_dir), "--uri", "foo://me:secret@x"]):  # fmt: skip
-        assert main(wrong) == 2
+    wrong = [
+        [str(tmp_path / "none")],
+        [str(tmp_path / "empty")],
+        [str(study_dir), "--uri", "foo://me:secret@x"],
+    ]
+    for arguments in wrong:
+        assert main(["sync", *arguments]) == 2
         err = capsys.readouterr().err
         assert err.count("\n") == 1 and "secret" not in err
     with pytest.raises(SystemExit, match="2"):
@@ -162,14 +148,20 @@ def test_exit_status(study_dir, tmp_path, capsys):
 
 
 def test_the_command_writes_elsewhere_when_asked(study_dir):
-    command = [sys.executable, "-m", "launch", "sync", study_dir, "--experiment", "elsewhere"]
     uri = f"sqlite:///{study_dir.parent}/mlflow.db".replace("%", "%25").replace("#", "%23")
+    command = [
+        sys.executable,
+        "-m",
+        "launch",
+        "sync",
+        study_dir,
+        "--experiment",
+        "elsewhere",
+        "--uri",
+        uri,
+    ]
     done = subprocess.run(
-        [*command, "--uri", uri],
-        cwd=Path(__file__).parent.parent,
-        capture_output=True,
-        text=True,
-        check=False,
+        command, cwd=Path(__file__).parent.parent, capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (
         0,
@@ -178,3 +170,49 @@ def test_the_command_writes_elsewhere_when_asked(study_dir):
     )
     tracker = Tracker.open(Tracking(experiment="elsewhere"), study_dir.parent, "scaling")
     assert len(tracker._client.search_runs([tracker._experiment])) == 5
+
+
+# {field that `compare` names: what is edited in the store}
+EDITS = {
+    "metrics throughput/images_per_second": "latest_metrics SET value = 7.0 WHERE key = 'throughput/images_per_second'",
+    "series step/ms step 0": "metrics SET value = 52.0 WHERE key = 'step/ms' AND step = 0",
+    "params gpus": "params SET value = '0,1' WHERE key = 'gpus'",
+    "tags validity": "tags SET value = 'suspect' WHERE key = 'validity'",
+    "status": "runs SET status = 'FAILED' WHERE name LIKE 'resnet50%'",
+}
+
+
+def test_edits_of_the_store_and_of_records_are_named(output_dir, capsys):
+    study = output_dir / "scaling"
+    for number in (1, 2):
+        make_folder(study, make_record(number))
+    assert main(["compare", str(study)]) == 2, "no store or no experiment"
+    sync(study)
+    result = compare(study, Tracking())
+    assert (result.right, result.runs, result.missing) == (True, 2, []) and result.values > 40
+    make_folder(study, make_record(3))
+    path = study / "cell-000002" / "record.json"
+    edit_json(path, lambda record: record["metrics"].update({"comm/busbw_gb_per_s": 13.0}))
+    capsys.readouterr()
+    assert analysis(["verify", str(study), "--mlflow", "--json"]) == 1
+    verified = json.loads(capsys.readouterr().out)
+    (difference,) = [one for one in verified["differences"] if one["file"] == "MLflow"]
+    assert difference["field"] == "metrics comm/busbw_gb_per_s"
+    assert (difference["recorded"], difference["recomputed"]) == (12.5, 13.0)
+    assert [count for name, count in verified["not_compared"].items() if "MLflow" in name] == [1]
+    edit_json(path, lambda record: record["metrics"].update({"comm/busbw_gb_per_s": 12.5}))
+    with sqlite3.connect(output_dir / "mlflow.db") as connection:
+        for edit in EDITS.values():
+            connection.execute(f"UPDATE {edit}")
+    result = compare(study, Tracking())
+    assert {one.field for one in result.differences} == set(EDITS) and len(
+        result.differences
+    ) == 2 * len(EDITS)
+
+
+def test_a_store_that_is_not_there_is_refused_and_not_made(tmp_path, capsys):
+    make_folder(tmp_path / "study", make_record(1))
+    for uri in ([], ["--uri", "foo://x"], ["--uri", f"sqlite:///{tmp_path}/other.db"]):
+        assert main(["compare", str(tmp_path / "study"), *uri]) == 2
+    assert "there is no such store" in capsys.readouterr().err
+    assert not list(tmp_path.glob("*.db"))

@@ -1,33 +1,34 @@
-"""Records in MLflow: the names of the contract, children of parents, twice as once, and a store that fails soon."""
+"""Records in MLflow: the names of the contract, children of parents, twice as once, and the saved view."""
 
+import base64
 import dataclasses
+import io
+import json
 import math
-import os
 import shutil
-import socket
-import sqlite3
 import subprocess
 import sys
-import threading
-import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+import zlib
 from pathlib import Path
 
 import pytest
 from cells import changed_cell
-from tracked import make_folder, make_record, make_sweep, rows, runs
+from rich.console import Console
+from tracked import START, make_folder, make_record, make_sweep, rows, runs, write_samples
 
-from benchmarks.record import CellFolder, Failure, Validity
+from benchmarks.record import CellFolder, Failure, Validity, read_study
 from conf.schema import Tracking
-from launch.machine.secrets import without_credentials
 from launch.study.identity import ProcessIdentity
-from launch.tracking import siblings, store
-from launch.tracking.note import cut_to, summary_markdown
-from launch.tracking.projection import escaped, project
-from launch.tracking.store import TrackingUnavailable, WrongUri, connect, sqlite_file, store_uri
+from launch.study.study import StudyFolder
+from launch.tracking import saved_view, sweep_run
+from launch.tracking.mlflow_run import project
+from launch.tracking.mlflow_writer import MlflowWriter
+from launch.tracking.sync import sync
 from launch.tracking.tracker import Tracker
 
-SECRET = "hunter2-secret"
+ROOT = Path(__file__).parent.parent
+DATA = ROOT / "tests" / "data"
+CELL, SWEEP = "tags.`ringside.kind` = 'cell'", "tags.`ringside.kind` = 'sweep'"
 
 
 @pytest.fixture
@@ -35,48 +36,45 @@ def tracker(output_dir):
     return Tracker.open(Tracking(), output_dir, "scaling")
 
 
+def log(tracker, output_dir, record):
+    return tracker.log(record, CellFolder(make_folder(output_dir / "scaling", record)))
+
+
 def test_a_sweep_is_a_parent_with_its_cells(tracker, output_dir):
     good = make_record(1)
     repeated = make_record(
         2, drift=True, cell=changed_cell(good.cell, repeat=-3, global_batch_size=512, nccl={})
     )
-    failed = make_record(
-        3,
-        name="bad",
-        state="failed",
-        failure=Failure("oom", 1, "rank 1 ran out of memory"),
-        metrics={},
-    )
+    oom = Failure("oom", 1, "rank 1 ran out of memory")
+    failed = make_record(3, name="bad", state="failed", failure=oom, metrics={})
     stopped = make_record(
         4, name="stopped", state="interrupted", validity=Validity("invalid", {"noisy": "noise"})
     )
-    everything = [good, repeated, failed, stopped]
+    records = [good, repeated, failed, stopped]
     tracker.start_sweep(make_sweep(4))
     (parent,) = runs(tracker).values()
     assert parent.info.status == "RUNNING" and parent.info.run_name.startswith("4 cells · 2026-")
-    for record in everything:
-        assert tracker.log(record, CellFolder(make_folder(output_dir / "scaling", record)))
-    tracker.finish_sweep(make_sweep(4), everything, "failed", summary_markdown(everything))
-    tracker.describe(everything)
+    assert all(log(tracker, output_dir, record) for record in records)
+    tracker.write_study(records, {good.record_id: {"scaling/efficiency": 0.9}})
+    tracker.finish_sweep(make_sweep(4), records, "failed", {})
 
-    found = {
-        run.data.tags.get("ringside.record_id", "parent"): run
-        for run in tracker._client.search_runs(["1"])
+    stored = {
+        run.data.tags.get("ringside.record_id"): run for run in tracker._client.search_runs(["1"])
     }
-    assert len(found) == 5
-    child, repeat, bad, cut_short = (found[one.record_id] for one in everything)
-    names = {one: run.info.run_name for one, run in found.items() if one != "parent"}
-    assert (
-        names == siblings.names(everything)
-        and names[repeated.record_id] == "global batch 512 · drift"
-    )
+    assert len(stored) == 5
+    child, repeat, bad, cut_short = (stored[record.record_id] for record in records)
+    assert [run.info.run_name for run in (child, repeat, bad)] == [
+        good.name,
+        f"{good.name} · drift",
+        "bad",
+    ]
     assert child.data.params == {
         "model": "resnet50", "strategy": "nccl_allreduce", "benchmark": "throughput", "gpus": "0,3", "world_size": "2",
         "batch_size": "256", "precision": "bf16", "optimize": "eager", "device": "cuda", "seed": "0", "repeat": "0",
         "image_size": "224", "nccl.p2p_level": "LOC", "strategy.bucket_cap_mb": "25", "strategy.comm_hook": "none",
         "model.parameters": "25557032", "model.gradient_bytes": "102228128", "global_batch_size": "default",
     }  # fmt: skip
-    assert child.data.metrics == {**good.metrics, "step/ms": 50.0}
+    assert child.data.metrics == {**good.metrics, "step/ms": 50.0, "scaling/efficiency": 0.9}
     expected = {
         "validity": "valid", "validity.codes": "", "transport": "SHM", "link_class": "NV18", "cell_id": good.cell_key,
         "state": "finished", "ringside.record_id": good.record_id, "ringside.sweep_id": good.sweep_id,
@@ -84,15 +82,13 @@ def test_a_sweep_is_a_parent_with_its_cells(tracker, output_dir):
         "nccl": "2.28.9", "torch": "2.11.0+cu130", "commit": "c" * 40, "host": "node7", "cpu": "Xeon",
     }  # fmt: skip
     assert expected.items() <= child.data.tags.items()
-    assert (child.info.status, child.info.start_time, child.info.end_time) == (
-        "FINISHED", round(good.started_at * 1000), round(good.ended_at * 1000),
-    )  # fmt: skip
+    times = round(good.started_at * 1000), round(good.ended_at * 1000)
+    assert (child.info.status, child.info.start_time, child.info.end_time) == ("FINISHED", *times)
     history = tracker._client.get_metric_history(child.info.run_id, "step/ms")
     assert [(point.step, point.value) for point in history] == [(0, 51.0), (1, 50.0), (2, 50.0)]
-    listed = {item.path for top in ("", "ranks", "logs", "nccl")
-              for item in tracker._client.list_artifacts(child.info.run_id, top) if not item.is_dir}  # fmt: skip
-    assert listed == {"record.json", "topology.txt", "ranks/0.jsonl", "logs/0.log", "nccl/0.log"}
-    assert (output_dir / "mlartifacts" / child.info.run_id / "artifacts" / "record.json").is_file()
+    artifacts = output_dir / "mlartifacts" / child.info.run_id / "artifacts"
+    files = {str(path.relative_to(artifacts)) for path in artifacts.rglob("*") if path.is_file()}
+    assert files == {"record.json", "topology.txt", "ranks/0.jsonl", "logs/0.log", "nccl/0.log"}
 
     assert (
         repeat.data.params["global_batch_size"] == "512"
@@ -117,15 +113,15 @@ def test_a_sweep_is_a_parent_with_its_cells(tracker, output_dir):
 
 def test_logging_twice_changes_nothing(tracker, output_dir):
     record = make_record(1)
-    folder = make_folder(output_dir / "scaling", record)
-    tracker.start_sweep(make_sweep())
-    assert tracker.log(record, CellFolder(folder))
-    tracker.finish_sweep(make_sweep(), [record], "finished", "table")
-    before = rows(output_dir / "mlflow.db")
-    again = Tracker.open(Tracking(), output_dir, "scaling")
-    again.start_sweep(make_sweep())
-    assert not again.log(record, CellFolder(folder))
-    again.finish_sweep(make_sweep(), [record], "finished", "table")
+    folder = CellFolder(make_folder(output_dir / "scaling", record))
+    for number in range(2):
+        again = Tracker.open(Tracking(), output_dir, "scaling")
+        again.start_sweep(make_sweep())
+        assert again.log(record, folder) == (number == 0)
+        again.write_study([record], {record.record_id: {"scaling/efficiency": 0.5}})
+        again.finish_sweep(make_sweep(), [record], "finished", {})
+        if number == 0:
+            before = rows(output_dir / "mlflow.db")
     assert rows(output_dir / "mlflow.db") == before
 
 
@@ -145,12 +141,12 @@ def test_a_half_written_run_is_completed(tracker, output_dir, monkeypatch, at):
     assert run.info.status == ("FINISHED" if at == "set_tag" else "RUNNING")
     tracker._client.set_tag(
         run.info.run_id, "ringside.boot_id", "an earlier boot"
-    )  # so the next start closes it as KILLED
+    )  # the next start closes it as KILLED
     assert Tracker.open(Tracking(), output_dir, "scaling").log(record, CellFolder(folder))
-    found = runs(tracker)
-    assert len(found) == 2 and found[record.name].info.status == "FINISHED"
-    assert found[record.name].data.metrics["throughput/images_per_second"] == 5000.0
-    assert found[record.name].data.params["gpus"] == "0,3"
+    stored = runs(tracker)
+    assert len(stored) == 2 and stored[record.name].info.status == "FINISHED"
+    assert stored[record.name].data.metrics["throughput/images_per_second"] == 5000.0
+    assert stored[record.name].data.params["gpus"] == "0,3"
 
 
 LAUNCHER = """
@@ -167,11 +163,8 @@ sys.stdin.read()
 
 
 def launcher(folder):
-    root = Path(__file__).parent.parent
-    return subprocess.Popen(
-        [sys.executable, "-c", LAUNCHER, folder], cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    return subprocess.Popen([sys.executable, "-c", LAUNCHER, folder], cwd=ROOT, text=True, **pipes)
 
 
 def test_only_a_dead_launcher_s_runs_are_closed(output_dir):
@@ -188,9 +181,9 @@ def test_only_a_dead_launcher_s_runs_are_closed(output_dir):
 def test_launchers_that_meet_on_a_fresh_store_both_succeed(tmp_path):
     processes = [launcher(tmp_path / "out") for _ in range(2)]
     ended = [process.communicate(timeout=100) for process in processes]
-    assert [
-        (process.returncode, out, err) for process, (out, err) in zip(processes, ended, strict=True)
-    ] == [(0, "ready\n", "")] * 2
+    assert [process.returncode for process in processes] == [0, 0] and ended == [
+        ("ready\n", "")
+    ] * 2
     file = tmp_path / "out" / "mlflow.db"
     assert (
         file.stat().st_mode == (file.parent / ".mlflow.db.lock").stat().st_mode
@@ -208,34 +201,23 @@ def test_a_process_is_known_by_more_than_its_pid():
 
 
 def test_numbers_that_are_not_finite_are_named_not_logged(tracker, output_dir):
-    record = make_record(
-        1, metrics={"a": math.nan, "b": math.inf, "c": 1.0}, series={"d": [[0, "nan"], [1, 2.0]]}
-    )
-    tracker.log(record, CellFolder(make_folder(output_dir / "scaling", record)))
+    metrics = {"a": math.nan, "b": math.inf, "c": 1.0}
+    record = make_record(1, metrics=metrics, series={"d": [[0, "nan"], [1, 2.0]]})
+    log(tracker, output_dir, record)
     run = runs(tracker)[record.name]
     assert run.data.metrics == {"c": 1.0, "d": 2.0}
     assert run.data.tags["ringside.nonfinite"] == "a,b,d"
 
 
-def test_a_series_does_not_hide_the_metric_of_its_name():
-    name = "throughput/images_per_second"
-    projection = project(make_record(1, metrics={name: 7.0}, series={name: [[0, 1.0], [1, 2.0]]}))
-    assert [row[0] for row in projection.metrics] == [name, f"{name}/window", f"{name}/window"]
-
-
-def test_the_numbers_of_the_contract_come_before_the_others():
-    metrics = {
-        "step/first_ms": 1.0,
-        "warmup/iterations": 10.0,
-        "comm/busbw_gb_per_s": 12.0,
-        "throughput/images": 9.0,
-    }
-    order = [row[0] for row in project(make_record(1, metrics=metrics, series={})).metrics]
-    assert order == [
+def test_metrics_come_in_the_order_of_the_contract_and_a_series_hides_none():
+    metrics = {"step/first_ms": 1.0, "comm/busbw_gb_per_s": 12.0, "throughput/images": 9.0}
+    series = {"step/first_ms": [[0, 1.0], [1, 2.0]]}
+    names = [row[0] for row in project(make_record(1, metrics=metrics, series=series)).metrics]
+    assert names == [
         "throughput/images",
         "comm/busbw_gb_per_s",
         "step/first_ms",
-        "warmup/iterations",
+        *["step/first_ms/window"] * 2,
     ]
 
 
@@ -265,21 +247,20 @@ def test_hostile_strings_are_kept_harmless(tracker, output_dir):
     sweep = dataclasses.replace(make_sweep(), study=HOSTILE, overrides=[HOSTILE])
     tracker.start_sweep(sweep)
     tracker.log(record, CellFolder(folder))
-    tracker.finish_sweep(sweep, [record], "failed", summary_markdown([record] * 50))
-    found = tracker._client.search_runs([tracker._experiment])
-    assert len(found) == 2 and all(
-        run.info.run_name.isprintable() and len(run.info.run_name) <= 250 for run in found
-    )
-    child, parent = sorted(found, key=lambda run: "mlflow.parentRunId" not in run.data.tags)
+    tracker.finish_sweep(sweep, [record] * 50, "failed", {})
+    stored = tracker._client.search_runs([tracker._experiment])
+    assert len(stored) == 2
+    assert all(run.info.run_name.isprintable() and len(run.info.run_name) <= 250 for run in stored)
+    assert not any("<script" in run.data.tags["mlflow.note.content"] for run in stored)
+    child, parent = sorted(stored, key=lambda run: "mlflow.parentRunId" not in run.data.tags)
     assert (
         sorted(child.data.metrics.values()) == [1.0, 2.0]
         and child.data.tags["ringside.left_out"] == "large.log"
     )
-    kept = {item.path for item in tracker._client.list_artifacts(child.info.run_id)}
-    assert kept == {"record.json", "topology.txt", "ranks", "logs"}
-    for run in found:
-        assert "<script" not in run.data.tags["mlflow.note.content"]
-    assert parent.data.tags["mlflow.note.content"].endswith("summary.md\n")
+    artifacts = {item.path for item in tracker._client.list_artifacts(child.info.run_id)}
+    assert artifacts == {"record.json", "topology.txt", "ranks", "logs"}
+    note = parent.data.tags["mlflow.note.content"]
+    assert note.endswith("summary.md\n") and len(note) <= 8000
     whole = tracker._client.download_artifacts(parent.info.run_id, "summary.md")
     assert len(Path(whole).read_text().splitlines()) == 52
 
@@ -287,28 +268,24 @@ def test_hostile_strings_are_kept_harmless(tracker, output_dir):
 def test_the_summary_is_one_row_for_each_record():
     metrics = {
         "throughput/images_per_second": 4652.4,
-        "throughput/images_per_second_per_gpu": 2326.2, "scaling/efficiency": 0.981, "comm/busbw_gb_per_s": 12.345,
-        "comm/exchange_ms": 2.5, "comm/ideal_ratio": 0.912,
+        "throughput/images_per_second_per_gpu": 2326.2,
+        "scaling/efficiency": 0.981,
+        "comm/busbw_gb_per_s": 12.345,
+        "comm/exchange_ms": 2.5,
+        "comm/ideal_ratio": 0.912,
         "strategy/cost_ms": 0.1234,
-    }  # fmt: skip
-    next_run = {
-        f"{1:032x}": {
-            "throughput/ci_low": 4640.0,
-            "throughput/ci_high": 4671.0,
-            "throughput/ci_runs": 12.0,
-        }
     }
-    bad = make_record(
-        2,
-        name="a|b<c",
-        state="failed",
-        failure=Failure("hang", 1, "rank 1 was `silent`"),
-        metrics={},
-    )
-    *lines, empty, below, other, reference = summary_markdown(
-        [make_record(1, metrics=metrics), bad], next_run
-    ).splitlines()
-    assert (empty, below, other) == (
+    next_run = {
+        "throughput/ci_low": 4640.0,
+        "throughput/ci_high": 4671.0,
+        "throughput/ci_runs": 12.0,
+    }
+    hang = Failure("hang", 1, "rank 1 was `silent`")
+    bad = make_record(2, name="a|b<c", state="failed", failure=hang, metrics={})
+    good = make_record(1, metrics=metrics)
+    text = sweep_run.summary_markdown([good, bad], {good.record_id: next_run})
+    *lines, empty, margin, other, reference = text.splitlines()
+    assert (empty, margin, other) == (
         "",
         "± for the next run (95 %), from 12 runs of equal cells",
         "",
@@ -324,230 +301,204 @@ def test_the_summary_is_one_row_for_each_record():
     )
     assert lines[3].startswith("| a\\|b&lt;c | – | – |")
     assert lines[3].endswith("| **failed**: hang of rank 1, rank 1 was \\`silent\\` |")
-    assert escaped("\x1b]0;\r\n\\|[x](y)*") == "\\\\x1b\\]0;  \\\\\\|\\[x\\](y)\\*"
-    assert len(cut_to("line\n" * 5000, 8000)) <= 8000
 
 
-def test_the_summary_says_once_what_all_names_begin_with():
-    base = make_record().cell
+def test_the_summary_says_once_what_all_names_share():
     names = [
-        "resnet50 · nccl_allreduce · gpus 0,3",
-        "resnet50 · nccl_allreduce · gpus 0,3 · ALGO=Ring",
+        "resnet50 · ddp · gpus 0,3",
+        "resnet50 · ddp · gpus 0,3 · ALGO=Ring",
+        "resnet50 · ddp · gpus 0",
     ]
-    lines = summary_markdown(
-        [make_record(i, name=name) for i, name in enumerate(names)]
-    ).splitlines()
-    assert lines[:2] == ["Every cell: resnet50 · nccl_allreduce", ""]
-    assert [line.split(" | ")[0] for line in lines[4:]] == ["| gpus 0,3", "| gpus 0,3 · ALGO=Ring"]
-    same = [
-        make_record(0),
-        make_record(1, cell=changed_cell(base, repeat=1)),
-        make_record(2, name="resnet18 · none"),
+    records = [make_record(number, name=name) for number, name in enumerate(names)]
+    lines = sweep_run.summary_markdown(records, {}).splitlines()
+    assert lines[:2] == ["Every cell: resnet50 · ddp", ""]
+    assert [line.split(" | ")[0] for line in lines[4:]] == [
+        "| gpus 0,3",
+        "| gpus 0,3 · ALGO=Ring",
+        "| gpus 0",
     ]
-    assert (
-        summary_markdown(same)
-        .splitlines()[3]
-        .startswith("| resnet50 · nccl_allreduce · gpus 0,3 · P2P_LEVEL=LOC · rep")
-    )
-    assert summary_markdown([]).count("\n") == 2
+    assert sweep_run.summary_markdown([], {}).count("\n") == 2
+    overhead = changed_cell(records[0].cell, benchmark={"name": "overhead"})
+    record = make_record(1, cell=overhead, metrics={"overhead/share": 0.0012})
+    text = sweep_run.summary_markdown([record], {})
+    assert text.startswith("| cell | result |") and "| overhead 0.12\xa0%, one run |" in text
 
 
-def test_the_summary_has_the_headline_of_another_benchmark():
-    cell = changed_cell(make_record().cell, benchmark={"name": "overhead"})
-    metrics = {"step/first_ms": 2.0, "overhead/share": 0.0012}
-    ends = {f"{1:032x}": {"overhead/share_ci_low": -0.0005, "overhead/share_ci_high": 0.003}}
-    lines = summary_markdown(
-        [make_record(1, cell=cell, metrics=metrics), make_record(2, name="x")], ends
-    ).splitlines()
-    assert lines[0].startswith("| cell | result | images/s |") and all(
-        line.count("|") == 9 for line in lines
+def test_a_parent_has_the_figures_of_its_best_cell_and_of_its_baseline():
+    sweeps = {}
+    for record in read_study(DATA / "h200_x4" / "scaling")[0]:
+        sweeps.setdefault(record.sweep_id, []).append(record)
+    own = max(sweeps.values(), key=len)
+    best = sweep_run.best_record(own)
+    assert best.cell.gpus == (0, 1, 2, 3)
+    values = {best.record_id: {"scaling/efficiency": 0.99, "comm/exposed_ms": 0.5}}
+    metrics = sweep_run.parent_metrics(own, values)
+    rate = best.metrics["throughput/images_per_second"]
+    assert metrics["best/images_per_second"] == rate and metrics["best/exposed_ms"] == 0.5
+    assert metrics["baseline/images_per_second"] * 4 * metrics["best/efficiency"] == pytest.approx(
+        rate
     )
-    assert "| overhead 0.12\xa0% (−0.05 to 0.30 for the next run) | – |" in lines[2] and lines[
-        3
-    ].startswith("| x | – | 5,000 |")
+
+
+def test_cells_that_do_not_train_together_are_no_best_cells():
+    records = read_study(DATA / "h200_x4" / "waterfall")[0]
+    assert any(record.cell.strategy["name"] == "none" for record in records)
+    assert sweep_run.best_record(records).cell.strategy["name"] == "nccl_allreduce"
+    links = [
+        one
+        for one in read_study(DATA / "h200_x4" / "links")[0]
+        if one.cell.benchmark["name"] == "host_link"
+    ]
+    rates = [one.metrics["host_link/all_both_gb_per_s"] for one in links if one.cell.world_size > 1]
+    assert sweep_run.parent_metrics(links, {})["best/all_both_gb_per_s"] == max(rates)
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory, store_template):
+    """A store with eight real cells of two sweeps: (client, experiment)."""
+    folder = tmp_path_factory.mktemp("tables")
+    shutil.copy(store_template, folder / "mlflow.db")
+    study = Path(shutil.copytree(DATA / "h200_x4" / "settings", folder / "settings"))
+    sync(study)
+    tracker = Tracker.open(Tracking(), folder, "settings")
+    return tracker._client, tracker._client.get_experiment(tracker._experiment)
+
+
+def names(settings, search, **more):
+    client, experiment = settings
+    return [
+        run.info.run_name for run in client.search_runs([experiment.experiment_id], search, **more)
+    ]
+
+
+def test_what_a_run_leaves_alone_is_default_and_never_unknown(settings):
+    client, experiment = settings
+    params = [run.data.params for run in client.search_runs([experiment.experiment_id], CELL)]
+    assert {one["nccl.p2p_level"] for one in params} == {"default", "NVL", "PIX", "LOC"}
+    assert {one["nccl.algo"] for one in params} == {"default", "Ring"} and len(
+        {frozenset(one) for one in params}
+    ) == 1
+    strategies = read_study(DATA / "h200_x4" / "strategies")[0]
+    defaults = sweep_run.default_params(strategies)
+    alone = [defaults[one.record_id] for one in strategies if one.cell.strategy["name"] == "none"]
+    assert alone and all(one["strategy.threads"] == "n/a" for one in alone)
+
+
+# The searches that README names, and how many runs they find.
+@pytest.mark.parametrize(
+    ("search", "count"),
+    [
+        ("metrics.`throughput/images_per_second` > 9362 and tags.validity LIKE 'valid%'", 2),
+        ("params.`nccl.p2p_level` = 'LOC' and tags.transport LIKE 'SHM%'", 2),
+        ("tags.gpu = 'NVIDIA H200' and tags.driver LIKE '580.%' and metrics.`cells/failed` = 0", 2),
+    ],
+)
+def test_searches(settings, search, count):
+    assert len(names(settings, search)) == count
+
+
+def test_the_experiment_has_a_view_with_the_figures_and_a_description_with_the_units(settings):
+    tags = settings[1].tags
+    assert tags["mlflow.experimentKind"] == "custom_model_development"
+    view = json.loads(tags["mlflow.sharedViewState.ringside-cells"])
+    assert view["name"] == "Ringside: cells, fastest first"
+    state = json.loads(zlib.decompress(base64.b64decode(view["state"].removeprefix("deflate;"))))
+    fastest = names(settings, state["searchFilter"], order_by=[f"{state['orderByKey']} DESC"])[0]
+    assert fastest.endswith("ALGO=Ring · P2P_LEVEL=PIX")
+    assert state["selectedColumns"] == [
+        "metrics.`throughput/images_per_second`", "metrics.`comm/exchange_ms`", "metrics.`comm/busbw_gb_per_s`",
+        "tags.`validity`", "params.`nccl.p2p_level`", "params.`nccl.algo`", "tags.`transport`",
+    ]  # fmt: skip
+    charts = [(card["type"], card.get("metricKey")) for card in state["compareRunCharts"]]
+    assert charts[0] == ("BAR", "throughput/images_per_second")
+    assert ("LINE", "throughput/images_per_second/window") in charts and charts[-1][0] == "PARALLEL"
+    row = "| throughput/images_per_second | images per second | images/s | more is better |"
+    assert row in tags["mlflow.note.content"]
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        f"postgresql://me:{SECRET}@host/db",
-        f"cannot reach http://me:a/{SECRET}@host:5000, really",
-        f"https://{SECRET}@host",
-        f"mysql+pymysql://host/db?user=me&password={SECRET}&x=1",
-        f"http:/me:{SECRET}@host",
-    ],
+    "study",
+    sorted(path for path in DATA.glob("h200_x*/*") if path.is_dir()),
+    ids=lambda one: one.name,
 )
-def test_credentials_are_removed(text):
-    assert SECRET not in without_credentials(text) and "***" in without_credentials(text)
+def test_the_view_and_the_description_of_every_committed_study_fit_a_tag(study):
+    tags = saved_view.experiment_tags(read_study(study)[0], {})
+    assert len(tags) == 3 and all(len(text) <= 5000 for text in tags.values())
 
 
-def test_text_without_credentials_stays():
-    text = "tracking.uri=sqlite:////a/b.db gpus=0,3 http://host:5000/path?x=1"
-    assert without_credentials(text) == text
+def test_a_description_of_the_user_s_own_stays():
+    before = {"mlflow.note.content": "my words"}
+    assert "mlflow.note.content" not in saved_view.experiment_tags([make_record()], before)
 
 
-@pytest.mark.parametrize(
-    "uri",
-    [
-        "foo://bar",
-        "mlruns",
-        "/somewhere",
-        "file:///somewhere",
-        "sqlite:/x",
-        "sqlite://",
-        "sqlite:///:memory:",
-        "http:x",
-        "http://",
-        "",
-    ],
-)
-def test_a_wrong_uri_is_refused_with_what_is_accepted(tmp_path, uri):
-    with pytest.raises(WrongUri, match=r"accepted (are|is) (sqlite:///FILE|http://HOST)"):
-        Tracker.open(Tracking(uri=uri), tmp_path, "scaling")
-
-
-def test_a_sqlite_path_does_not_follow_the_working_directory(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert store_uri("sqlite:///x/m.db", tmp_path) == f"sqlite:///{tmp_path}/x/m.db"
-    assert store_uri(None, Path("out")) == f"sqlite:///{tmp_path}/out/mlflow.db"
-
-
-@pytest.mark.parametrize("name", ["Müller (copy) #1", "100% of me@home?"])
-@pytest.mark.parametrize("is_new", [False, True])
-def test_a_store_makes_no_folder_of_the_name_that_its_address_would_have_encoded(
-    tmp_path, store_template, name, is_new
-):
-    output_dir = tmp_path / name / "out"
-    output_dir.mkdir(parents=True)
-    if not is_new:
-        shutil.copy(store_template, output_dir / "mlflow.db")
-    uri = store_uri(None, output_dir)
-    connect(uri, output_dir / "mlartifacts").search_experiments()
-    assert store_uri(uri, tmp_path) == uri and sqlite_file(uri) == output_dir / "mlflow.db"
-    assert [path.name for path in tmp_path.iterdir()] == [name]
-    assert [path.name for path in output_dir.iterdir()] == ["mlflow.db"]
-
-
-def test_a_new_store_is_made_in_an_output_dir_that_is_a_link(tmp_path):
-    (tmp_path / "large disk").mkdir()
-    (tmp_path / "outputs").symlink_to(tmp_path / "large disk")
-    Tracker.open(Tracking(), tmp_path / "outputs", "scaling")
-    assert (tmp_path / "large disk" / "mlflow.db").is_file()
-
-
-def refused(tracking, folder, within_s):
-    """The sentence with which a store is given up, known soon."""
-    began = time.monotonic()
-    with pytest.raises(TrackingUnavailable) as caught:
-        Tracker.open(tracking, folder, "scaling")
-    assert time.monotonic() - began < within_s
-    sentence = str(caught.value)
-    assert "\n" not in sentence and SECRET not in sentence and "Traceback" not in sentence
-    return sentence
-
-
-def test_a_locked_store_is_given_up_and_written_later(tracker, output_dir, monkeypatch, capfd):
-    monkeypatch.setattr(store, "LOCK_WAIT_S", 0.5)
+def test_samples_of_gpus_and_cpu_are_system_metrics(tracker, output_dir):
     record = make_record(1)
     folder = make_folder(output_dir / "scaling", record)
-    holder = sqlite3.connect(output_dir / "mlflow.db", isolation_level=None)
-    holder.execute("BEGIN EXCLUSIVE")
-    assert "is locked by another process" in refused(Tracking(), output_dir, 5)
-    with pytest.raises(TrackingUnavailable, match="is locked by another process"):
-        tracker.log(record, CellFolder(folder))
-    holder.execute("ROLLBACK")
-    holder.close()
-    assert tracker.log(record, CellFolder(folder))
-    assert capfd.readouterr() == ("", "")
-
-
-def test_waiting_is_bounded_by_default_and_by_the_user(monkeypatch):
-    monkeypatch.setattr(os, "environ", {"MLFLOW_HTTP_REQUEST_TIMEOUT": "77", "DO_NOT_TRACK": "0"})
-    store.silence_mlflow()
-    assert (
-        os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "77"
-        and os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "1"
+    write_samples(folder, 120)
+    tracker.log(record, CellFolder(folder))
+    (run,) = tracker._client.search_runs([tracker._experiment], CELL)
+    gpu_names = (
+        "clock_mhz",
+        "memory_usage_megabytes",
+        "power_usage_watts",
+        "utilization_percentage",
     )
-    assert "MLFLOW_DISABLE_TELEMETRY" not in os.environ
-    assert store.LOCK_WAIT_S == 20 and store.QUIET["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "10"
+    expected = {f"system/gpu_{gpu}_{name}" for gpu in (0, 3) for name in gpu_names}
+    expected |= {"system/cpu_of_this_cell_percentage", "system/cpu_utilization_percentage"}
+    assert {name for name in run.data.metrics if name.startswith("system/")} == expected
+    power = tracker._client.get_metric_history(run.info.run_id, "system/gpu_3_power_usage_watts")
+    assert len(power) == 80 and {point.value for point in power} == {601.5}
+    assert [(one.step, one.timestamp) for one in power[:2]] == [
+        (0, START * 1000),
+        (3, START * 1000 + 1500),
+    ]
+    assert run.data.metrics["system/cpu_utilization_percentage"] == 50.0
+    assert run.data.metrics["system/gpu_0_memory_usage_megabytes"] == 3000.0
 
 
-class Broken(BaseHTTPRequestHandler):
-    """A server that answers 500, 200 with a page, or nothing, by the first part of the path."""
-
-    def do_GET(self):
-        if self.path.startswith("/hang"):
-            self.server.ended.wait(30)
-            return
-        self.send_response(500 if self.path.startswith("/500") else 200)
-        self.end_headers()
-        self.wfile.write(b"<html>")
-
-    do_POST = do_GET
-
-    def log_message(self, *arguments):
-        pass
+def content(folder):
+    """What a store says of the study `scaling`, without ids and times of processes."""
+    tracker = Tracker.open(Tracking(), folder, "scaling")
+    process = ("ringside.pid", "ringside.boot", "mlflow.parentRunId", "ringside.host")
+    stored = {}
+    for run in tracker._client.search_runs([tracker._experiment]):
+        tags = {name: text for name, text in run.data.tags.items() if not name.startswith(process)}
+        key = tags["ringside.kind"], tags.get("ringside.record_id")
+        stored[key] = run.info.run_name, run.info.status, run.data.params, run.data.metrics, tags
+    return stored, dict(tracker._client.get_experiment(tracker._experiment).tags)
 
 
-@pytest.fixture
-def server():
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Broken)
-    server.daemon_threads, server.ended = True, threading.Event()
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"127.0.0.1:{server.server_port}"
-    server.ended.set()
-    server.shutdown()
-    server.server_close()
-
-
-def test_a_broken_server_is_given_up_soon(server, tmp_path, monkeypatch, capfd):
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "0")
-    said_by = {
-        "500": "does not answer: too many 500",
-        "page": "cannot be used: ",
-        "hang": "does not answer: Read timed out",
-    }
-    for kind, said in said_by.items():
-        sentence = refused(Tracking(uri=f"http://me:{SECRET}@{server}/{kind}"), tmp_path, 8)
-        assert sentence.startswith(f"the tracking store http://***@{server}/{kind} {said}")
-    assert capfd.readouterr() == ("", "")
-
-
-def test_an_absent_server_is_given_up_soon(tmp_path, monkeypatch):
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "0")
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        uri = f"http://127.0.0.1:{unused.getsockname()[1]}"
-        assert "Connection refused" in refused(Tracking(uri=uri), tmp_path, 8)
-
-
-def test_a_store_that_cannot_be_is_given_up_soon(tmp_path):
-    (tmp_path / "file").write_text("no folder")
-    refused(Tracking(uri=f"sqlite:///{tmp_path}/file/m.db"), tmp_path, 5)
-    assert "is no SQLite file" in refused(Tracking(uri=f"sqlite:///{tmp_path}/file"), tmp_path, 5)
-    refused(Tracking(), tmp_path / "file", 5)
-    assert "***@" in refused(
-        Tracking(uri=f"postgresql+nodriver://me:{SECRET}@host/db"), tmp_path, 5
+def test_a_sweep_writes_what_sync_writes(output_dir, tmp_path):
+    cell = make_record().cell
+    records = [
+        make_record(1),
+        make_record(2, cell=dataclasses.replace(cell, nccl={}), state="failed", metrics={}),
+        make_record(3, cell=dataclasses.replace(cell, repeat=-3), drift=True),
+    ]
+    records = [dataclasses.replace(record, cell_key=record.cell.key) for record in records]
+    study, copy = output_dir / "scaling", tmp_path / "copy" / "scaling"
+    for record in records:
+        write_samples(make_folder(study, record), 3)
+    shutil.copytree(study, copy)
+    shutil.copy(output_dir / "mlflow.db", copy.parent)
+    sweep = dataclasses.replace(
+        make_sweep(3), started_at=records[0].started_at, overrides=records[0].overrides
     )
-
-
-def test_a_store_that_vanished_is_not_made_anew(tracker, output_dir):
-    (output_dir / "mlflow.db").unlink()
-    with pytest.raises(TrackingUnavailable, match="is gone"):
-        tracker.start_sweep(make_sweep())
-    assert not (output_dir / "mlflow.db").exists()
+    console = Console(file=io.StringIO())
+    writer = MlflowWriter(Tracking(), StudyFolder(str(output_dir), "scaling"), sweep, console)
+    writer._study.folder_of = lambda record: CellFolder(study / f"cell-{record.record_id[-6:]}")
+    writer.open()
+    for record in records:
+        writer.log(record)
+    writer.close(records, [], records, stopping=lambda: False, report=None)
+    assert not writer._failed and "viewStateShareKey=ringside-cells" in writer.where()[1]
+    sync(copy)
+    assert content(copy.parent) == content(output_dir)
 
 
 def test_a_run_that_a_user_deleted_stays_deleted(tracker, output_dir):
     record = make_record(1)
-    folder = make_folder(output_dir / "scaling", record)
-    tracker.log(record, CellFolder(folder))
+    log(tracker, output_dir, record)
     tracker._client.delete_run(runs(tracker)[record.name].info.run_id)
-    assert not tracker.log(record, CellFolder(folder))
+    assert not tracker.log(record, CellFolder(output_dir / "scaling" / "cell-000001"))
     assert record.name not in runs(tracker)
-
-
-def test_a_deleted_experiment_is_named(tracker, output_dir):
-    tracker._client.delete_experiment(tracker._experiment)
-    assert "restore it" in refused(Tracking(), output_dir, 5)

@@ -22,8 +22,8 @@ from analysis.topology.readers import read_topology
 from analysis.trace.drawing.timeline import _text
 from benchmarks.record import Failure
 from benchmarks.record.visible import one_line, visible
-from launch.tracking.note import summary_markdown
-from launch.tracking.projection import project
+from launch.tracking.mlflow_run import project
+from launch.tracking.sweep_run import summary_markdown
 
 # What a terminal or a browser would obey, and how it is shown.
 INJECTED = {
@@ -151,6 +151,6 @@ def test_what_mlflow_shows_of_a_record_is_harmless():
     )
     shown = project(record)
     assert_harmless(
-        json.dumps(dataclasses.asdict(shown), ensure_ascii=False) + summary_markdown([record])
+        json.dumps(dataclasses.asdict(shown), ensure_ascii=False) + summary_markdown([record], {})
     )
     assert r"\x1b" in shown.tags["failure.message"]

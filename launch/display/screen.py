@@ -1,68 +1,56 @@
-"""Show a sweep while it runs, one line for each cell: a table that changes in place on a terminal, plain lines elsewhere.
+"""Show a sweep while it runs: a table that changes in place on a terminal, plain lines elsewhere.
 
 A narrow terminal leaves out whole columns, the least important first; no number is ever cut.
 """
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from types import TracebackType
 
-from rich.console import Console, Group
+from rich.cells import cell_len
+from rich.console import Console, Group, JustifyMethod
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from analysis.console import SafeConsole
 from analysis.findings.record_values import SeveralRecords
-from analysis.report.cell_numbers import (
-    COLUMNS,
-    TRANSPORT,
-    about_margins,
-    about_reference,
-    cell_numbers,
-    heading,
-    with_unit,
-)
-from analysis.report.numbers import ABSENT, THIN
+from analysis.report import cell_numbers
+from analysis.report.cell_numbers import COLUMNS, MARGIN, PREDICTED, TRANSPORT
+from analysis.report.numbers import THIN
 from analysis.study.names import unit_of_cells
 from analysis.study.noise_floor import Scatters
 from analysis.study.study import Study
 from analysis.text import count, single_line
 from benchmarks.record import Record
 from conf.cell import counted
-from launch.display.columns import (
-    COST,
-    EFFICIENCY,
-    GPUS,
-    STATE,
-    VALIDITY,
-    asked,
-    filled,
-    fit,
-    measured,
-    verdict,
-)
+from launch.display.columns import GPUS, request_columns, verdict
 from launch.plan.estimate import duration, estimates
 from launch.plan.order import PlannedCell, rounds
 from launch.supervision.progress import Watch
 
-STYLES = {
-    "valid": "green",
-    "suspect": "yellow",
-    "invalid": "red",
-    "finished": "green",
-    "failed": "red",
-    "interrupted": "yellow",
-}
+GREEN, YELLOW, RED = "green", "yellow", "red"
+STYLES = {"valid": GREEN, "suspect": YELLOW, "invalid": RED}
+STYLES |= {"finished": GREEN, "interrupted": YELLOW, "failed": RED}
 # States of a cell after which nothing more happens to it in this sweep.
 SETTLED = ("finished", "failed", "interrupted", "done before", "measured elsewhere")
 WAITING, ELSEWHERE = "waiting", "elsewhere"
-# Words of ranks and what a person reads.
-PHASES = {"": "starting", "exit": "ending"}
+PHASE_WORDS = {"": "starting", "exit": "ending"}
+STATE, VALIDITY = "state", "validity"
+COST, EFFICIENCY = "cost ms", "efficiency"
+# A narrow terminal leaves these columns out, in this order.
+DISPENSABLE = (
+    TRANSPORT, PREDICTED, "exposed ms", "hidden", "of reference speed", "exchange ms", "per GPU",
+    "exchange GB/s", MARGIN, EFFICIENCY,
+)  # fmt: skip
+STATE_WIDTH = 12  # of "interrupted" and one more: the columns behind it keep their place
+LEAST_VERDICT = 24  # of a verdict with its first code, before other columns are left out
+LEAST_WIDTH, LEAST_WIDTH_OF_VERDICT = 5, 8  # of columns of words, which are cut
+GAP = 2  # between columns
 MESSAGE_LENGTH = 1000  # characters of why a cell failed
 UNLIMITED = 1000  # characters of a line where there is no terminal
-AROUND = 6  # lines of the terminal that are not rows
+OTHER_LINES = 6  # of the terminal that are not rows
 FEWEST_ROWS = 3
 
 
@@ -72,38 +60,40 @@ class Screen:
     def __init__(
         self,
         cells: Sequence[PlannedCell],
-        known: Sequence[Record],
+        study_records: Sequence[Record],
         console: Console | None = None,
-        others: Scatters | None = None,
+        other_studies: Scatters | None = None,
     ) -> None:
-        """`known` are the records that the study had before; `others` is what other studies showed of the scatter."""
-        self._others = others
+        """`study_records` are those from before, `other_studies` is what they showed of the scatter."""
         self.console = console or SafeConsole()
         self._in_place = self.console.is_terminal and not self.console.is_dumb_terminal
         self.cells = cells
         self.states = [WAITING] * len(cells)
         self.records: list[Record | None] = [None] * len(cells)
-        self._known = list(known)
+        self._study_records, self._other_studies = list(study_records), other_studies
         self._values: list[dict[str, float]] = [{}] * len(cells)  # that need other records
-        self._numbers: list[dict[str, str]] = [{}] * len(
-            cells
-        )  # by column; what a record does not have is absent
-        self._same, self._asked = asked(cells)
+        self._numbers: list[dict[str, str]] = [{}] * len(cells)  # by column
+        self._common, self._request = request_columns(cells)
         self._things = counted(planned.cell for planned in cells)
         self._unit = unit_of_cells(planned.cell for planned in cells)
-        self._estimates: list[float] = []  # seconds
-        self._opened: float = time.monotonic()
+        self._estimates_s: list[float] = []
+        self._opened_s = time.monotonic()
         # By the number of the cell: since when it runs, and what its slowest rank does.
         self._running: dict[int, tuple[float, str]] = {}
         self._settling = threading.Lock()
         self._live: Live | None = None
-        self._last = False  # the table that stays
+        self._is_last = False  # the table that stays
 
     def __enter__(self) -> "Screen":
         """Print what all cells have in common and start drawing."""
         self._estimate()
-        same = [f"{name} {text}" for name, text in self._same.items() if text != ABSENT]
-        for line in filled(same, self._width()):
+        line = ""
+        for part in (f"{name} {text}" for name, text in self._common.items()):
+            if line and cell_len(line) + GAP + cell_len(part) > self._width():
+                self.console.print(Text(line, style="dim"))
+                line = ""
+            line = f"{line}  {part}" if line else part
+        if line:
             self.console.print(Text(line, style="dim"))
         if self._in_place:
             self._live = Live(console=self.console, get_renderable=self._draw, refresh_per_second=4)
@@ -117,27 +107,27 @@ class Screen:
         trace: TracebackType | None,
     ) -> None:
         """Draw every cell that was begun a last time, and stop."""
-        self._running, self._last = {}, True
-        self._measure(range(len(self.cells)))
+        self._running, self._is_last = {}, True
+        self._compute_numbers(range(len(self.cells)))
         if self._live:
             self._live.__exit__(kind, error, trace)
-        else:
-            for line in filter(
-                None, (about_margins(self._values), about_reference(self._shown()), self._summary())
-            ):
-                self.console.print(line)
+            return
+        for line in self._lines_below(self._number_columns()):
+            self.console.print(line)
 
     def progress(self, number: int, watch: Watch) -> None:
         """Show the phase of a running cell's slowest rank."""
-        behind = min(watch.ranks, key=lambda rank: (rank.iterations, not rank.done))
-        phase = PHASES.get(behind.phase, behind.phase)
-        first = number not in self._running
-        since = time.monotonic() if first else self._running[number][0]
+        slowest = min(watch.ranks, key=lambda rank: (rank.iterations, not rank.done))
+        phase = PHASE_WORDS.get(slowest.phase, slowest.phase)
+        is_new = number not in self._running
+        since = time.monotonic() if is_new else self._running[number][0]
+        doing = phase
+        if slowest.iterations:
+            doing = f"{phase}, {count(slowest.iterations, 'step')}"
         self.states[number] = phase
-        done = f"{behind.iterations} step{'' if behind.iterations == 1 else 's'}"
-        self._running[number] = since, f"{phase}, {done}" if behind.iterations else phase
-        if not self._live and first:
-            self.console.print(Text(f"{self._head(number)}  started", style="dim"))
+        self._running[number] = since, doing
+        if not self._live and is_new:
+            self.console.print(Text(f"{self._heading(number)}  started", style="dim"))
 
     def hold(self, number: int) -> None:
         """Show that another launcher measures a cell."""
@@ -149,93 +139,109 @@ class Screen:
             self.states[number], self.records[number] = state, record
             self._running.pop(number, None)
             if record:
-                self._known.append(record)
+                self._study_records.append(record)
             self._estimate()
-            self._measure([*self._rows(), number])
-            if not self._live:
-                self.console.print(Text(f"{self._head(number)}  {'  '.join(self._line(number))}"))
-                if record and record.failure:
-                    self.console.print(
-                        Text(
-                            f"    {record.failure.cause}: {single_line(record.failure.message, MESSAGE_LENGTH)}"
-                        )
-                    )
+            self._compute_numbers([*self._rows(), number])
+            if self._live:
+                return
+            self.console.print(Text(f"{self._heading(number)}  {'  '.join(self._line(number))}"))
+            if record and record.failure:
+                message = single_line(record.failure.message, MESSAGE_LENGTH)
+                self.console.print(Text(f"    {record.failure.cause}: {message}"))
 
-    def _head(self, number: int) -> str:
+    def _heading(self, number: int) -> str:
         return f"[{number + 1}/{len(self.cells)}] {self.cells[number].name}"
 
     def _line(self, number: int) -> list[str]:
-        """Return what is printed of a settled cell without a table: its state, every number with its unit, the verdict."""
-        numbers = [
-            with_unit(column, text, self._things, self._unit) + self._so_far(column)
-            for column, text in self._numbers[number].items()
-        ]
-        return [
-            part for part in (self.states[number], *numbers, verdict(self.records[number])) if part
-        ]
+        """Return what is printed of a settled cell without a table: state, numbers with units, verdict."""
+        parts = [self.states[number]]
+        for column, text in self._numbers[number].items():
+            number_text = cell_numbers.with_unit(column, text, self._things, self._unit)
+            parts.append(f"{number_text} so far" if self._may_change(column) else number_text)
+        words = verdict(self.records[number])
+        return [*parts, words] if words else parts
 
-    def _so_far(self, column: str) -> str:
-        """Return words for a number that a cell to come may change: an efficiency, by another run of its baseline."""
-        return (
-            " so far"
-            if column == EFFICIENCY and any(state not in SETTLED for state in self.states)
-            else ""
-        )
+    def _may_change(self, column: str) -> bool:
+        """Tell whether a cell to come may change a number: an efficiency, by another run of its baseline."""
+        return column == EFFICIENCY and any(state not in SETTLED for state in self.states)
 
-    def _measure(self, rows: Sequence[int]) -> None:
-        """Take the numbers of finished cells; a baseline that came later changes those of earlier cells."""
-        several = SeveralRecords(Study.of(self._known, others=self._others))
+    def _compute_numbers(self, rows: Sequence[int]) -> None:
+        """Compute the numbers of finished cells; a baseline that came later changes earlier ones."""
+        several = SeveralRecords(Study.of(self._study_records, others=self._other_studies))
         for number in rows:
             record = self.records[number]
-            if record is not None and record.state == "finished":
-                self._values[number] = several.shown(record)
-                found = cell_numbers(record, self._values[number])
-                found.pop(
-                    COST, None
-                )  # a terminal has little room, and exposed communication says more
-                self._numbers[number] = {
-                    column: text.replace(THIN, " ") for column, text in found.items()
-                }
+            if record is None or record.state != "finished":
+                continue
+            self._values[number] = several.shown(record)
+            numbers = cell_numbers.cell_numbers(record, self._values[number])
+            numbers.pop(COST, None)  # there is little room, and exposed communication says more
+            self._numbers[number] = {
+                column: text.replace(THIN, " ") for column, text in numbers.items()
+            }
+
+    def _number_columns(self) -> list[str]:
+        """Return the columns of numbers that some cell has, in their order."""
+        return [name for name in COLUMNS if any(name in numbers for numbers in self._numbers)]
 
     def _draw(self) -> Group:
+        """Return the table and the lines below it, as they are now."""
         rows = self._rows()
-        states = [self._state(number) for number in rows]
-        records = [self.records[number] for number in rows]
-        columns = {name: [texts[number] for number in rows] for name, texts in self._asked.items()}
-        columns[STATE] = [state.plain for state in states]
-        columns |= measured(self._numbers, rows)
-        columns[VALIDITY] = [verdict(record) for record in records]
-        headings = {name: heading(name, self._things, self._unit) for name in columns}
-        words = [name for name in self._asked if name != GPUS]
-        widths = fit(columns, words, records, self._width(), headings)
-        table = Table(box=None, pad_edge=False, header_style="bold", expand=False)
-        for name in columns:
-            justify = "right" if name in COLUMNS and name != TRANSPORT else "left"
-            head = headings[name] + self._so_far(name).replace(" so", "\nso")
-            table.add_column(head, justify=justify, no_wrap=True, width=widths[name])  # type: ignore[arg-type]
-        for place, number in enumerate(rows):
-            table.add_row(
-                *(Text(texts[place], self._style(name, number)) for name, texts in columns.items())
-            )
-        # Each a line of its own, cut and not wrapped: the table keeps its place.
-        below = [
-            Text(line, "dim", no_wrap=True, overflow="ellipsis")
-            for line in (
-                about_margins(self._values),
-                about_reference(columns),
-                self._summary(),
-                self._now(),
-            )
-            if line
+        columns = {name: [texts[row] for row in rows] for name, texts in self._request.items()}
+        columns[STATE] = [self._state(row).plain for row in rows]
+        for name in self._number_columns():
+            columns[name] = [self._numbers[row].get(name, "") for row in rows]
+        columns[VALIDITY] = [verdict(self.records[row]) for row in rows]
+        table = self._table(columns)
+        for position, row in enumerate(rows):
+            texts = []
+            for name in columns:
+                texts.append(Text(columns[name][position], self._style(name, row)))
+            table.add_row(*texts)
+        lines = self._lines_below(columns)
+        if len(rows) < len(self.cells) and not self._is_last:
+            lines[-1] += f", rows {rows[0] + 1}–{rows[-1] + 1}"
+        lines += [
+            f"cell {row + 1}: {doing}" for row, (_, doing) in sorted(self._running.copy().items())
         ]
+        # Each a line of its own, cut and not wrapped: the table keeps its place.
+        below = [Text(line, "dim", no_wrap=True, overflow="ellipsis") for line in lines]
         return Group(table, *below) if rows else Group(*below)
 
+    def _table(self, columns: dict[str, list[str]]) -> Table:
+        """Return an empty table; remove from `columns` what a narrow terminal has no room for.
+
+        Where that is not enough, columns of words are cut, the longest first.
+        """
+        titles = {name: cell_numbers.heading(name, self._things, self._unit) for name in columns}
+        widths = {}
+        for name, texts in columns.items():
+            widths[name] = max(map(cell_len, [titles[name], *texts]))
+        widths[STATE] = max(STATE_WIDTH, widths[STATE])
+        least = widths | {VALIDITY: min(LEAST_VERDICT, widths[VALIDITY])}
+        for name in DISPENSABLE:
+            if sum(least[column] + GAP for column in columns) > self._width() + GAP:
+                columns.pop(name, None)
+        shortest = {name: LEAST_WIDTH for name in self._request if name != GPUS}
+        shortest[VALIDITY] = LEAST_WIDTH_OF_VERDICT
+        while sum(widths[column] + GAP for column in columns) > self._width() + GAP:
+            longest = max(shortest, key=lambda name: widths[name] - shortest[name])
+            if widths[longest] <= shortest[longest]:
+                break
+            widths[longest] -= 1
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for name in columns:
+            title = f"{titles[name]}\nso far" if self._may_change(name) else titles[name]
+            is_text = name in (VALIDITY, TRANSPORT) or name not in COLUMNS
+            justify: JustifyMethod = "left" if is_text else "right"
+            table.add_column(title, justify=justify, no_wrap=True, width=widths[name])
+        return table
+
     def _style(self, column: str, number: int) -> str:
+        record = self.records[number]
         if column == VALIDITY:
-            record = self.records[number]
-            return STYLES.get(
-                record.validity.verdict if record and record.state == "finished" else "failed", ""
-            )
+            if record and record.state == "finished":
+                return STYLES.get(record.validity.verdict, "")
+            return STYLES["failed"]
         return str(self._state(number).style) if column == STATE else ""
 
     def _state(self, number: int) -> Text:
@@ -245,72 +251,64 @@ class Screen:
         return Text(f"▸ {state}", "bold cyan")
 
     def _rows(self) -> Sequence[int]:
-        """Return the rows that fit, around the first cell that is not settled; in the end all cells that were begun."""
-        if self._last:
-            return [number for number, state in enumerate(self.states) if state != WAITING]
-        shown = self._shown()
+        """Return the rows that fit, around the first cell that is not settled; at the end all that were begun."""
+        if self._is_last:
+            return [row for row, state in enumerate(self.states) if state != WAITING]
+        columns = self._number_columns()
         # An efficiency so far has a second line in its heading.
-        more = (
-            bool(about_margins(self._values)) + bool(about_reference(shown)) + (EFFICIENCY in shown)
-        )
-        room = max(FEWEST_ROWS, (self.console.height or 24) - AROUND - more)
+        extra = len(self._lines_below(columns)) - 1 + (EFFICIENCY in columns)
+        room = max(FEWEST_ROWS, (self.console.height or 24) - OTHER_LINES - extra)
         if len(self.cells) <= room:
             return range(len(self.cells))
-        current = next(
-            (n for n, state in enumerate(self.states) if state not in SETTLED), len(self.cells) - 1
-        )
+        unsettled = [row for row, state in enumerate(self.states) if state not in SETTLED]
+        current = unsettled[0] if unsettled else len(self.cells) - 1
         first = min(max(0, current - room // 2), len(self.cells) - room)
         return range(first, first + room)
-
-    def _shown(self) -> set[str]:
-        """Return the columns of numbers that some cell has."""
-        return {column for of_cell in self._numbers for column in of_cell}
 
     def _width(self) -> int:
         return self.console.width if self._in_place else UNLIMITED
 
-    def _summary(self) -> str:
+    def _lines_below(self, columns: Collection[str]) -> list[str]:
+        """Return what ± and the reference are, where columns show them, and how far the sweep is."""
+        notes = [
+            cell_numbers.about_margins(self._values),
+            cell_numbers.about_reference(columns),
+            self._status(),
+        ]
+        return [line for line in notes if line]
+
+    def _status(self) -> str:
         """Return how many cells are done, and the time it took and will take."""
         settled = sum(state in SETTLED for state in self.states)
-        bad = {state: self.states.count(state) for state in ("failed", "interrupted")}
-        done = settled - sum(bad.values())
-        parts = [
-            f"{done} of {count(len(self.cells), 'cell')} in {duration(time.monotonic() - self._opened)}"
-        ]
-        parts += [f"{number} {state}" for state, number in bad.items() if number]
-        if self._last:
-            parts += (
-                [f"{len(self.cells) - settled} not started"] if settled < len(self.cells) else []
-            )
-        else:
-            left = self._left()
-            parts += [f"about {duration(left)} left"] if left else []
-            rows = self._rows()
-            parts += [f"rows {rows[0] + 1}–{rows[-1] + 1}"] if len(rows) < len(self.cells) else []
+        failed, interrupted = self.states.count("failed"), self.states.count("interrupted")
+        elapsed = duration(time.monotonic() - self._opened_s)
+        done = settled - failed - interrupted
+        parts = [f"{done} of {count(len(self.cells), 'cell')} in {elapsed}"]
+        if failed:
+            parts.append(f"{failed} failed")
+        if interrupted:
+            parts.append(f"{interrupted} interrupted")
+        if self._is_last:
+            if settled < len(self.cells):
+                parts.append(f"{len(self.cells) - settled} not started")
+            return ", ".join(parts)
+        left_s = self._left_s()
+        if left_s:
+            parts.append(f"about {duration(left_s)} left")
         return ", ".join(parts)
 
-    def _now(self) -> str:
-        """Return what the running cells do."""
-        return "; ".join(
-            f"cell {number + 1}: {does}"
-            for number, (_, does) in sorted(self._running.copy().items())
-        )
-
     def _estimate(self) -> None:
-        """Estimate the time of each cell that is not settled."""
-        open_cells = [
-            one for one, state in zip(self.cells, self.states, strict=True) if state not in SETTLED
-        ]
-        found = iter(estimates(open_cells, self._known))
-        self._estimates = [
-            0.0 if state in SETTLED else next(found).seconds for state in self.states
-        ]
+        """Estimate the seconds of each cell that is not settled."""
+        unsettled = [row for row, state in enumerate(self.states) if state not in SETTLED]
+        cells = [self.cells[row] for row in unsettled]
+        self._estimates_s = [0.0] * len(self.cells)
+        for row, estimate in zip(unsettled, estimates(cells, self._study_records), strict=True):
+            self._estimates_s[row] = estimate.seconds
 
-    def _left(self) -> int:
+    def _left_s(self) -> int:
         """Return the seconds until the last cell is done, in steps of five; 0 where the estimate is over."""
-        left = list(self._estimates)
-        for number, (since, _) in self._running.copy().items():
-            left[number] -= min(left[number], time.monotonic() - since)
-        return 5 * round(
-            sum(max(left[place] for place in together) for together in rounds(self.cells)) / 5
-        )
+        left_s = list(self._estimates_s)
+        for row, (since, _) in self._running.copy().items():
+            left_s[row] = max(0.0, left_s[row] - (time.monotonic() - since))
+        total_s = sum(max(left_s[row] for row in parallel) for parallel in rounds(self.cells))
+        return 5 * round(total_s / 5)

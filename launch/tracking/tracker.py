@@ -1,55 +1,43 @@
-"""Write records to MLflow: from the launching process, after each cell, in batches. It can be repeated at any time.
+"""Write records to MLflow: from the launching process, after each cell. It can be repeated at any time.
 
-A study is an experiment, a sweep a parent run, a record a child run. Every run has the tag of what it projects
-(`ringside.sweep_id`, `ringside.record_id`), so writing twice changes nothing. The tag `ringside.projected` is written last:
-a child run with it is complete, any other one is completed, also one that a dead launcher left.
+A study is an experiment, a sweep a parent run, a record a child run. Every run has the tag of what it
+shows (`ringside.sweep_id`, `ringside.record_id`), so writing twice changes nothing. The tag
+`ringside.projected` is written last: a run without it is completed, also one that a dead launcher left.
+Values that need other records are written when a sweep ends, and by `sync`.
 """
 
 import contextlib
+import math
 import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from analysis.findings.baselines import EFFICIENCY
+from analysis.study.estimates import Efficiency
+from analysis.study.noise_floor import OF_SEVERAL_RECORDS
 from analysis.text import single_line
 from benchmarks.record import CellFolder, Record
-from conf.cell import Cell
 from conf.schema import Tracking
-from launch.machine.secrets import without_credentials
 from launch.study.identity import ProcessIdentity, Sweep, sweep_of
-from launch.tracking import experiment_page, run_tags, siblings
-from launch.tracking.experiment import ACTIVE_ONLY, ALL, Experiment
-from launch.tracking.note import cut_to
-from launch.tracking.projection import (
-    NAME_LENGTH,
-    STATUS,
-    TAG_LENGTH,
-    Projection,
-    identifier,
-    milliseconds,
-    project,
-)
-from launch.tracking.run_tags import COMPLETE, KIND, NOTE, PROJECTED, RECORD, SWEEP, TABLED
-from launch.tracking.store import (
-    ARTIFACTS,
-    check_writable,
-    connect,
-    sqlite_file,
-    store_lock,
-    store_uri,
-    tracking_errors,
-)
-from launch.tracking.system_series import Row, system_series
+from launch.tracking import mlflow_run, store, sweep_run
+from launch.tracking.mlflow_run import NOTE, RECORD, SWEEP, TAG_LENGTH, MlflowRun, Row, milliseconds
+from launch.tracking.saved_view import VIEW_ID, experiment_tags
 
 if TYPE_CHECKING:
+    from mlflow import MlflowClient
     from mlflow.entities import Run
 
-ARTIFACT_LIMIT = (
-    16 << 20
-)  # bytes of one file; a larger one stays in the cell's folder and is named in a tag
-BATCH = 800  # metrics that are written at once: MLflow takes 1000 of metrics, parameters and tags together
+PROJECTED, KIND = "ringside.projected", "ringside.kind"
+CELLS = f"tags.`{KIND}` = 'cell'"
+COMPLETE = "2"  # the value of PROJECTED; "true" was an earlier version's, whose runs lack tags
+EFFICIENCY_OF = "efficiency.of"  # the GPUs that the efficiency is against: GPU 0, or every GPU
+PLANNED, TABLED = "ringside.cells", "ringside.records"  # of a sweep; records in its table
+ARTIFACT_LIMIT = 16 << 20  # bytes of one file; a larger one is named in a tag instead
+BATCH = 800  # metrics: MLflow takes 1000 of metrics, parameters and tags together
+PAGE = 1000  # runs of one answer
+ACTIVE_ONLY, ALL = 1, 3  # mlflow.entities.ViewType
 
 
 class Tracker:
@@ -57,62 +45,40 @@ class Tracker:
 
     def __init__(self, uri: str, output_dir: Path, experiment: str) -> None:
         """Open the store. Use `Tracker.open`."""
-        self._uri, self._file = uri, sqlite_file(uri)
-        self._parents: dict[str, str] = {}  # sweep_id: run_id
-        artifacts = output_dir.absolute() / ARTIFACTS
-        # The lock lies beside the store: launchers with other output folders share it.
-        self._lock = (
-            self._file.with_name(f".{self._file.name}.lock")
-            if self._file
-            else output_dir / ".mlflow.lock"
-        )
-        with tracking_errors(uri), store_lock(self._lock):
-            self._client = connect(uri, artifacts)
-            served = uri.lower().startswith(("http", "databricks"))
-            self._own = Experiment(self._client, experiment, None if served else artifacts.as_uri())
-            self._own.close_stale()
-        self._experiment = self._own.id
+        self._uri, self._file = uri, store.sqlite_file(uri)
+        self._parents: dict[str, str] = {}  # {sweep_id: run_id}
+        artifacts = output_dir.absolute() / store.ARTIFACTS
+        self._lock = output_dir / ".mlflow.lock"
+        if self._file:  # beside the store: launchers with other output folders share it
+            self._lock = self._file.with_name(f".{self._file.name}.lock")
+        served = uri.lower().startswith(("http", "databricks"))
+        with store.tracking_errors(uri), store.store_lock(self._lock):
+            self._client = store.connect(uri, artifacts)
+            location = None if served else artifacts.as_uri()
+            self._experiment = _open_experiment(self._client, experiment, location)
+            self._close_stale()
 
     @staticmethod
     def open(tracking: Tracking, output_dir: Path, study: str) -> "Tracker":
-        """Return the open store; make it and the experiment if they are missing, and close what dead launchers left.
+        """Return the open store; make it and the experiment if they are missing.
 
         Raises:
             WrongUri: `tracking.uri` cannot be one.
-            TrackingUnavailable: it cannot be reached or written. This is known within about 30 s (60 s if another launcher
-                holds the lock); the message is one sentence without credentials.
+            TrackingUnavailable: it cannot be reached or written. This is known within about 30 s
+                (60 s if another launcher holds the lock).
         """
-        uri = store_uri(tracking.uri, output_dir)
-        return Tracker(
-            uri, output_dir, single_line(tracking.experiment or f"ringside/{study}", 500)
-        )
-
-    @property
-    def uri(self) -> str:
-        """The address of the store, for people: credentials removed."""
-        return without_credentials(self._uri)
+        uri = store.store_uri(tracking.uri, output_dir)
+        return Tracker(uri, output_dir, experiment_name(tracking, study))
 
     @property
     def page(self) -> str:
-        """The page of the experiment's cells, which follows the address that `mlflow ui` prints: its first page shows no run."""
-        return f"/#/experiments/{self._experiment}/runs?workflowType=machine_learning&viewStateShareKey={experiment_page.CELLS}"
-
-    def describe(self, records: Sequence[Record]) -> None:
-        """Give the experiment its views and its description, and runs their short names, by all records of the study."""
-        names, left_alone = siblings.names(records), siblings.left_alone(records)
-        with self._writing():
-            for run in self._own.runs(f"tags.`{KIND}` = 'cell'"):
-                own = run.data.tags.get(RECORD, "")
-                if own in names and run_tags.is_complete(run):
-                    if left_alone[own].keys() - run.data.params.keys():
-                        self._log(run, [], left_alone[own], {})
-                    if run.info.run_name != names[own]:
-                        self._client.update_run(run.info.run_id, name=names[own])
-            self._own.set_tags(experiment_page.tags(records, self._own.tags()))
+        """The page of the experiment's cells, below the address that `mlflow ui` prints."""
+        view = f"workflowType=machine_learning&viewStateShareKey={VIEW_ID}"
+        return f"/#/experiments/{self._experiment}/runs?{view}"
 
     def start_sweep(self, sweep: Sweep) -> None:
         """Make the parent run, with the status RUNNING, unless the store has it."""
-        identifier(sweep.sweep_id)
+        mlflow_run.check_identifier(sweep.sweep_id)
         with self._writing():
             self._parents[sweep.sweep_id] = self._parent(sweep).info.run_id
 
@@ -125,149 +91,177 @@ class Tracker:
         Raises:
             ValueError, TypeError, AttributeError, KeyError: the record is damaged.
         """
-        projection = project(record)
+        content = mlflow_run.project(record)
         with self._writing():
-            found = self._own.find(RECORD, record.record_id, "cell", ALL)
-            if found is not None and run_tags.is_complete(found):
+            run = self._find(RECORD, record.record_id, "cell", ALL)
+            if run is not None and _is_complete(run):
                 return False
             if record.sweep_id not in self._parents:
                 self._parents[record.sweep_id] = self._parent(sweep_of([record])).info.run_id
-            self._write(found, projection, self._parents[record.sweep_id], folder, record.cell)
+            if run is None:
+                run = self._create_child(content, self._parents[record.sweep_id])
+            tags = content.tags | self._log_artifacts(run, folder)
+            rows = [row for row in content.metrics if row[0] not in OF_SEVERAL_RECORDS]
+            self._log(
+                run, [*rows, *mlflow_run.system_series(folder, record.cell)], content.params, tags
+            )
+            self._client.set_terminated(run.info.run_id, content.status, content.ended)
+            self._client.set_tag(run.info.run_id, PROJECTED, COMPLETE)
             return True
+
+    def write_study(self, records: Sequence[Record], values: sweep_run.Values) -> None:
+        """Write what rests on all records of the study: values, default parameters, view and description.
+
+        `values` are those that runs are to have, by record id.
+        """
+        records = mlflow_run.valid_records(records)
+        if not records:
+            return
+        defaults = sweep_run.default_params(records)
+        now = round(
+            time.time() * 1000
+        )  # later than a value that the run has: MLflow shows the latest
+        with self._writing():
+            for run in list(self._runs(CELLS)):
+                record_id = run.data.tags.get(RECORD, "")
+                if not _is_complete(run) or record_id not in defaults:
+                    continue
+                rows = []
+                for name, value in values.get(record_id, {}).items():
+                    if run.data.metrics.get(name) != value and math.isfinite(value):
+                        rows.append((name, float(value), now, 0))
+                efficiency = values.get(record_id, {}).get(EFFICIENCY)
+                tags = {}
+                if isinstance(efficiency, Efficiency):
+                    tags[EFFICIENCY_OF] = efficiency.members
+                self._log(run, rows, defaults[record_id], tags)
+            existing = self._client.get_experiment(self._experiment).tags
+            for name, text in experiment_tags(records, existing).items():
+                if existing.get(name) != text:
+                    self._client.set_experiment_tag(self._experiment, name, text)
 
     def finish_sweep(
         self,
         sweep: Sweep,
-        records: list[Record],
+        records: Sequence[Record],
         state: str,
-        note_markdown: str,
+        values: sweep_run.Values,
         report: Path | None = None,
-        values: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
     ) -> None:
         """Close the parent run with its figures, its table and its report.
 
-        Args:
-            sweep: the sweep.
-            records: what the table shows; those of other sweeps (cells resumed from them) are not counted.
-            state: finished, failed (a cell failed) or interrupted.
-            note_markdown: the table; beyond MLflow's 8000 characters it is cut, and whole in the artifact summary.md.
-            report: a folder that becomes the artifact `report`.
-            values: those that need several records, by record id.
+        `records` are the rows of its table; those of other sweeps (resumed cells) are not counted.
+        `state` is finished, failed (a cell failed) or interrupted; `report` is a folder.
         """
         own = [record for record in records if record.sweep_id == sweep.sweep_id]
         ended = milliseconds(max([record.ended_at for record in own], default=sweep.started_at))
-        counts = {state: sum(record.state == state for record in own) for state in STATUS}
+        summary = sweep_run.summary_markdown(records, values)
+        states = [record.state for record in own]
+        cells = ", ".join(
+            f"{states.count(word)} {word}" for word in mlflow_run.STATUS if word in states
+        )
         invalid = sum(record.state == "finished" and not record.usable for record in own)
-        said = [f"{count} {state}" for state, count in counts.items() if count]
+        if invalid:
+            cells += f" ({invalid} of them invalid)"
         tags = {
-            **siblings.parent_tags(own),
-            "cells": ", ".join(said) + (f" ({invalid} of them invalid)" if invalid else ""),
+            **sweep_run.parent_tags(own),
+            "cells": cells,
             TABLED: str(len(own)),
             PROJECTED: COMPLETE,
             "state": state,
+            NOTE: sweep_run.cut_note(summary, TAG_LENGTH),
         }
-        figures = [
-            (name, value, ended, 0) for name, value in siblings.parent_metrics(own, values).items()
-        ]
+        figures = sweep_run.parent_metrics(own, values)
+        rows = [(name, value, ended, 0) for name, value in figures.items()]
         with self._writing():
             parent = self._parent(sweep)
-            run_id = parent.info.run_id
-            self._client.log_text(run_id, note_markdown, "summary.md")
+            self._client.log_text(parent.info.run_id, summary, "summary.md")
             if report is not None and report.is_dir():
-                self._client.log_artifacts(run_id, str(report), "report")
-            tags |= self._note(sweep.sweep_id, note_markdown)
-            self._log(parent, figures, siblings.parent_params(own), tags)
-            self._client.set_terminated(run_id, STATUS[state], ended)
+                self._client.log_artifacts(parent.info.run_id, str(report), "report")
+            self._log(parent, rows, sweep_run.parent_params(own), tags)
+            self._client.set_terminated(parent.info.run_id, mlflow_run.STATUS[state], ended)
 
-    def outdated(
-        self, values: Mapping[str, Mapping[str, float]]
-    ) -> dict[str, dict[str, dict[str, float]]]:
-        """Return the complete child runs that lack a value of `values`, {record_id: {metric: value}}, or have another.
-
-        Returns {sweep_id: {run_id: {metric: value}}} with the values to write.
-        """
-        found: dict[str, dict[str, dict[str, float]]] = {}
-        with tracking_errors(self._uri):
-            for run in self._own.runs(f"tags.`{KIND}` = 'cell'", ACTIVE_ONLY):
-                wanted = values.get(run.data.tags.get(RECORD, ""), {})
-                new = {
-                    name: value
-                    for name, value in wanted.items()
-                    if not run_tags.has(run, name, value)
-                }
-                if new and PROJECTED in run.data.tags:
-                    found.setdefault(run.data.tags.get(SWEEP, ""), {})[run.info.run_id] = new
-        return found
-
-    def write_values(
-        self,
-        sweep_id: str,
-        values: Mapping[str, Mapping[str, float]],
-        note_markdown: str,
-        figures: Mapping[str, float],
-    ) -> None:
-        """Give child runs of a sweep other values, {run_id: {metric: value}}; a closed parent run gets this table and figures."""
-        from mlflow.entities import Metric
-
-        identifier(sweep_id)
-        now = round(
-            time.time() * 1000
-        )  # later than the value that the run has: MLflow shows the latest
-        with self._writing():
-            parent = self._own.find(SWEEP, sweep_id, "sweep", ACTIVE_ONLY)
-            if parent is not None and TABLED in parent.data.tags:
-                self._client.log_text(parent.info.run_id, note_markdown, "summary.md")
-                new = [
-                    (name, one, now, 0)
-                    for name, one in figures.items()
-                    if parent.data.metrics.get(name) != one
-                ]
-                self._log(parent, new, {}, self._note(sweep_id, note_markdown))
-            for (
-                run_id,
-                of_run,
-            ) in values.items():  # last: a run that has its values is not visited again
-                metrics = [Metric(name, float(value), now, 0) for name, value in of_run.items()]
-                self._client.log_batch(
-                    run_id, metrics, tags=run_tags.entities(run_tags.of_values(of_run))
-                )
-
-    def written(self) -> set[str]:
+    def complete_records(self) -> set[str]:
         """Return the ids of the records whose runs are complete."""
-        with tracking_errors(self._uri):
-            runs = self._own.runs(f"tags.`{KIND}` = 'cell'", ALL)
-            return {run.data.tags.get(RECORD, "") for run in runs if run_tags.is_complete(run)}
+        with store.tracking_errors(self._uri):
+            runs = self._runs(CELLS, ALL)
+            return {run.data.tags.get(RECORD, "") for run in runs if _is_complete(run)}
 
-    def find_sweep(self, sweep_id: str) -> run_tags.Written | None:
-        """Return the parent run of a sweep; None if the store has none, or a user deleted it."""
-        identifier(sweep_id)
-        with tracking_errors(self._uri):
-            run = self._own.find(SWEEP, sweep_id, "sweep", ACTIVE_ONLY)
-        return None if run is None else run_tags.written(run)
+    def missing_end(self, records: Sequence[Record]) -> str | None:
+        """Return how the sweep of these records ended (finished, failed, interrupted).
+
+        None if nothing is to be written: the store has its end, a user deleted it, or another
+        process that may live is writing it.
+        """
+        with store.tracking_errors(self._uri):
+            run = self._find(SWEEP, records[0].sweep_id, "sweep", ACTIVE_ONLY)
+        if run is None:
+            return None
+        writer = _process_of(run)
+        is_alive = writer is not None and not writer.gone
+        if run.info.status == "RUNNING" and is_alive and writer != ProcessIdentity.own():
+            return None
+        tags = run.data.tags
+        if _is_complete(run) and tags.get(TABLED) == str(len(records)):
+            return None
+        states = {record.state for record in records}
+        cut_short = int(tags.get(PLANNED, "0")) > len(records)
+        if cut_short or run.info.status == "KILLED" or "interrupted" in states:
+            return "interrupted"
+        return "failed" if "failed" in states else "finished"
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
         """Hold the lock of the store, which can be written."""
-        with tracking_errors(self._uri), store_lock(self._lock, self._file):
+        with store.tracking_errors(self._uri), store.store_lock(self._lock, self._file):
             if self._file:
-                check_writable(self._file)
+                store.check_writable(self._file)
             yield
+
+    def _runs(self, search: str, view: int = ACTIVE_ONLY) -> "Iterator[Run]":
+        return search_runs(self._client, [self._experiment], search, view)
+
+    def _find(self, tag: str, value: str, kind: str, view: int) -> "Run | None":
+        """Return the run with this tag; of two that two machines made at once, the complete one."""
+        runs = self._runs(f"tags.`{tag}` = '{value}' AND tags.`{KIND}` = '{kind}'", view)
+        return max(runs, key=_is_complete, default=None)
+
+    def _close_stale(self) -> None:
+        """Set runs to KILLED that dead launchers of this host left RUNNING, in every study."""
+        studies = self._client.search_experiments(
+            filter_string="name LIKE 'ringside/%'", max_results=PAGE
+        )
+        ids = list({self._experiment, *(study.experiment_id for study in studies)})
+        running = list(search_runs(self._client, ids, "attributes.status = 'RUNNING'", ACTIVE_ONLY))
+        for run in running:
+            process = _process_of(run)
+            if process is not None and process.gone:
+                self._client.set_terminated(run.info.run_id, "KILLED", round(time.time() * 1000))
 
     def _parent(self, sweep: Sweep) -> "Run":
         """Return the parent run of a sweep, made if it is missing."""
-        found = self._own.find(SWEEP, sweep.sweep_id, "sweep", ACTIVE_ONLY)
-        if found is not None:
-            return found
+        run = self._find(SWEEP, sweep.sweep_id, "sweep", ACTIVE_ONLY)
+        if run is not None:
+            return run
         tags = {
             KIND: "sweep",
             SWEEP: sweep.sweep_id,
-            "ringside.cells": str(sweep.cells),
+            PLANNED: str(sweep.cells),
             "ringside.overrides": single_line(shlex.join(sweep.overrides), TAG_LENGTH),
-            **run_tags.process_tags(sweep.process),
+            **_process_tags(sweep.process),
         }
-        return self._create(
-            single_line(sweep.name, NAME_LENGTH), milliseconds(sweep.started_at), tags
-        )
+        name = single_line(sweep.name, mlflow_run.NAME_LENGTH)
+        return self._create(name, milliseconds(sweep.started_at), tags)
+
+    def _create_child(self, content: MlflowRun, parent: str) -> "Run":
+        # MLflow's pages show tags in the order of their writing: the verdict comes before our own.
+        tags = {
+            "mlflow.parentRunId": parent,
+            **content.tags,
+            KIND: "cell",
+            **_process_tags(ProcessIdentity.own()),
+        }
+        return self._create(content.name, content.started, tags)
 
     def _create(self, name: str, started: int, tags: Mapping[str, str]) -> "Run":
         tags = {**tags, "mlflow.source.name": "launch.py"}
@@ -275,55 +269,88 @@ class Tracker:
             self._experiment, start_time=started, tags=tags, run_name=name
         )
 
-    def _write(
-        self, run: "Run | None", projection: Projection, parent: str, folder: CellFolder, cell: Cell
-    ) -> None:
-        """Make or complete a child run; the tag that says so is written last."""
-        if run is None:
-            ids = {name: projection.tags[name] for name in (RECORD, SWEEP)}
-            # MLflow's pages show tags in the order of their writing: the verdict comes before our own.
-            tags = {
-                "mlflow.parentRunId": parent,
-                **projection.tags,
-                KIND: "cell",
-                **ids,
-                **run_tags.process_tags(ProcessIdentity.own()),
-            }
-            run = self._create(projection.name, projection.started, tags)
-        run_id = run.info.run_id
-        left_out = []
+    def _log_artifacts(self, run: "Run", folder: CellFolder) -> dict[str, str]:
+        """Write the files of a cell; return the tag that names those that are too large."""
+        too_large = []
         for path in folder.artifacts():
+            relative = path.relative_to(folder.path)
             if path.stat().st_size > ARTIFACT_LIMIT:
-                left_out.append(str(path.relative_to(folder.path)))
+                too_large.append(str(relative))
                 continue
-            below = path.relative_to(folder.path).parent.as_posix()
-            self._client.log_artifact(run_id, str(path), None if below == "." else below)
-        tags = projection.tags | (
-            {"ringside.left_out": ",".join(left_out)[:TAG_LENGTH]} if left_out else {}
-        )
-        rows = [*projection.metrics, *system_series(folder, cell)]
-        self._log(run, rows, projection.params, tags)
-        self._client.set_terminated(run_id, projection.status, projection.ended)
-        self._client.set_tag(run_id, PROJECTED, COMPLETE)
-
-    def _note(self, sweep_id: str, markdown: str) -> dict[str, str]:
-        """Return a sweep's note with a link above its table to the page that compares its cells."""
-        cells = self._own.runs(
-            f"tags.`{SWEEP}` = '{identifier(sweep_id)}' AND tags.`{KIND}` = 'cell'"
-        )
-        link = experiment_page.compare_link(self._experiment, [run.info.run_id for run in cells])
-        return {NOTE: cut_to(link + markdown, TAG_LENGTH)}
+            parent = relative.parent.as_posix()
+            below = None if parent == "." else parent
+            self._client.log_artifact(run.info.run_id, str(path), below)
+        return {"ringside.left_out": ",".join(too_large)[:TAG_LENGTH]} if too_large else {}
 
     def _log(
         self, run: "Run", rows: Sequence[Row], params: Mapping[str, str], tags: Mapping[str, str]
     ) -> None:
-        """Write rows of metrics, tags, and the parameters that a run does not have: MLflow changes none."""
-        from mlflow.entities import Metric, Param
+        """Write metrics, and the parameters and tags that a run does not have: MLflow changes no parameter."""
+        from mlflow.entities import Metric, Param, RunTag
 
-        params = {name: value for name, value in params.items() if name not in run.data.params}
-        metrics, known = [Metric(*row) for row in rows], run_tags.entities(tags)
-        self._client.log_batch(
-            run.info.run_id, metrics[:BATCH], [Param(*item) for item in params.items()], known
-        )
+        existing = run.data
+        new_params = [Param(*item) for item in params.items() if item[0] not in existing.params]
+        new_tags = [RunTag(*item) for item in tags.items() if existing.tags.get(item[0]) != item[1]]
+        metrics = [Metric(*row) for row in rows]
+        if metrics or new_params or new_tags:
+            self._client.log_batch(run.info.run_id, metrics[:BATCH], new_params, new_tags)
         for start in range(BATCH, len(metrics), BATCH):
             self._client.log_batch(run.info.run_id, metrics[start : start + BATCH])
+
+
+def experiment_name(tracking: Tracking, study: str) -> str:
+    """Return the name of a study's experiment."""
+    return single_line(tracking.experiment or f"ringside/{study}", 500)
+
+
+def search_runs(
+    client: "MlflowClient", experiments: Sequence[str], search: str, view: int = ACTIVE_ONLY
+) -> "Iterator[Run]":
+    """Yield the runs of experiments that a filter finds, oldest first, page by page."""
+    token = None
+    while True:
+        order = ["attributes.start_time"]
+        page = client.search_runs(list(experiments), search, view, PAGE, order, token)
+        yield from page
+        token = page.token
+        if not token:
+            return
+
+
+def _open_experiment(client: "MlflowClient", name: str, location: str | None) -> str:
+    """Return the id of an experiment; make it if it is missing (None: a server keeps artifacts)."""
+    experiment = client.get_experiment_by_name(name)
+    if experiment is None:
+        return str(client.create_experiment(name, artifact_location=location))
+    if experiment.lifecycle_stage != "active":
+        choices = "restore it or choose another tracking.experiment"
+        raise ValueError(f"experiment {name!r} is deleted there: {choices}")
+    return str(experiment.experiment_id)
+
+
+def _is_complete(run: "Run") -> bool:
+    """Tell whether a run was written to the end, or a user deleted it."""
+    return run.data.tags.get(PROJECTED) == COMPLETE or run.info.lifecycle_stage == "deleted"
+
+
+def _process_tags(process: ProcessIdentity) -> dict[str, str]:
+    return {
+        "ringside.host": process.host,
+        "ringside.pid": str(process.pid),
+        "ringside.pid_started": repr(process.started),
+        "ringside.boot_id": process.boot_id,
+    }
+
+
+def _process_of(run: "Run") -> ProcessIdentity | None:
+    """Return the process that wrote a run; None where its tags do not say."""
+    tags = run.data.tags
+    try:
+        return ProcessIdentity(
+            tags["ringside.host"],
+            int(tags["ringside.pid"]),
+            float(tags["ringside.pid_started"]),
+            tags["ringside.boot_id"],
+        )
+    except (KeyError, ValueError):
+        return None

@@ -14,7 +14,7 @@ from rich.console import Console
 from analysis.__main__ import main as analysis
 from benchmarks import record as records
 from launch.__main__ import main as launch
-from launch.display.lasting_output import LastingOutput
+from launch.display.resilient_stream import ResilientStream
 from launch.supervision.stopping import Stopping
 
 ROOT = Path(__file__).parent.parent
@@ -37,14 +37,14 @@ def pipe():
 
 def test_what_is_printed_to_a_reader_arrives(pipe):
     stream, reading = pipe
-    Console(file=LastingOutput(stream)).print("one cell")
+    Console(file=ResilientStream(stream)).print("one cell")
     assert os.read(reading, 100) == b"one cell\n"
     os.close(reading)
 
 
 def test_printing_to_a_reader_that_left_is_dropped(pipe):
     stream, reading = pipe
-    output = LastingOutput(stream)
+    output = ResilientStream(stream)
     os.close(reading)
     for _ in range(2):
         Console(file=output).print("one cell")
@@ -53,13 +53,13 @@ def test_printing_to_a_reader_that_left_is_dropped(pipe):
 
 
 def test_no_output_at_all_is_no_error():
-    output = LastingOutput(None)
+    output = ResilientStream(None)
     assert output.write("text") == 4 and not output.isatty() and output.encoding == "utf-8"
 
 
 def test_a_character_that_the_terminal_lacks_is_a_question_mark():
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    Console(file=LastingOutput(stream), width=40).print("4 × H200 · ±2 %")
+    Console(file=ResilientStream(stream), width=40).print("4 × H200 · ±2 %")
     assert stream.buffer.getvalue() == b"4 ? H200 ? ?2 %\n"
 
 
@@ -80,7 +80,7 @@ class Interrupted(io.RawIOBase):
 def test_ctrl_c_while_something_is_printed_costs_neither():
     terminal = Interrupted()
     console = Console(
-        file=LastingOutput(io.TextIOWrapper(io.BufferedWriter(terminal), "utf-8")), width=80
+        file=ResilientStream(io.TextIOWrapper(io.BufferedWriter(terminal), "utf-8")), width=80
     )
     stopping = Stopping(console)
     with stopping.listening():

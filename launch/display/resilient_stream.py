@@ -1,4 +1,4 @@
-"""An output that measuring outlives: a closed pipe, a full disk or a lost terminal ends the printing and nothing else."""
+"""An output that measuring outlives: a closed pipe, a full disk or a lost terminal ends printing only."""
 
 import io
 from typing import TextIO
@@ -7,7 +7,7 @@ from benchmarks.record.visible import close_quietly as close_quietly
 from benchmarks.record.visible import forgive
 
 
-class LastingOutput(io.TextIOBase):
+class ResilientStream(io.TextIOBase):
     """Writes to a stream until that fails once; what is written later is dropped."""
 
     def __init__(self, stream: TextIO | None) -> None:
@@ -32,17 +32,17 @@ class LastingOutput(io.TextIOBase):
 
     def write(self, text: str) -> int:
         """Write a text, or drop it."""
-        self._try("write", text)
+        try:
+            if self._stream is not None:
+                self._stream.write(text)
+        except (OSError, ValueError):  # ValueError: the stream was closed
+            self._stream = None
         return len(text)
 
     def flush(self) -> None:
         """Hand over what was written, or drop it."""
-        self._try("flush")
-
-    def _try(self, method: str, *arguments: str) -> None:
-        if self._stream is None:
-            return
         try:
-            getattr(self._stream, method)(*arguments)
-        except (OSError, ValueError):  # ValueError: the stream was closed
+            if self._stream is not None:
+                self._stream.flush()
+        except (OSError, ValueError):
             self._stream = None

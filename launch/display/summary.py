@@ -1,0 +1,173 @@
+"""What a sweep prints beside its table: the plan of a dry run, and the last lines, with its exit status."""
+
+from collections.abc import Sequence
+from itertools import chain
+from shlex import quote
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.text import Text
+
+from analysis.cost import MEASURING, union_seconds
+from analysis.prediction.recorded_forecast import about_forecasts
+from analysis.report.numbers import THIN
+from analysis.text import count, first_lines, join_words, single_line
+from benchmarks.record import Record, read_study
+from launch.plan.estimate import duration, worded
+from launch.plan.plan import Plan
+from launch.study.study import StudyFolder, study_folder
+from launch.supervision.failure import few_lines
+
+MESSAGE_LENGTH = 2000  # characters of a sentence on the screen; the record has it whole
+MOST_CODES = 3  # of one verdict; the report explains all
+LOG_LINES = 5  # of the log of a failed cell
+MEASURED_ELSEWHERE = 3  # an exit status
+# What a verdict means.
+VERDICTS = {
+    "invalid": "these numbers are not what was asked for, and take part in no comparison",
+    "suspect": "these numbers are used, but a check casts doubt on them",
+}
+
+
+def print_plan(planned: Plan, console: Console) -> None:
+    """Print the cells of a dry run in their order, and the time that they will take."""
+    records, _ = read_study(study_folder(planned.config.output_dir, planned.config.study))
+    for number, entry in enumerate(planned.cells, 1):
+        console.print(f"{number:4d}  {entry.name}", markup=False)
+    if any(entry.drift for entry in planned.cells):
+        drift = "the first cell once more at the end, to show what changed on the machine meanwhile"
+        console.print(f"note: drift: {drift}")
+    about = worded(planned.cells, records)
+    console.print(f"{about}; nothing was started (dry_run=true)")
+
+
+def print_summary(
+    console: Console,
+    study: StudyFolder,
+    measured: Sequence[Record],
+    unfinished: int,
+    finding: Sequence[str],
+    where: Sequence[str],
+) -> None:
+    """Print the end of a sweep: what the study shows, what casts doubt on it, failures, where it all is.
+
+    Args:
+        console: where it is printed.
+        study: the folder of the study.
+        measured: the records of this sweep.
+        unfinished: how many of its cells have no finished record.
+        finding: the sentences of the study's report; empty without one.
+        where: the lines that say where everything is.
+    """
+    for line in finding:
+        _print_indented(console, line.replace(THIN, " "))
+    for line in doubts(measured):
+        _print_indented(console, line)
+    for record in measured:
+        if record.state == "failed" and record.failure:
+            _print_failure(console, study, record)
+    lines = [f"records  {study.folder}", *where]
+    if unfinished:
+        missing = count(unfinished, "missing cell")
+        lines.insert(0, f"next     the same command measures the {missing}; finished ones stay")
+    elif not finding:
+        report = f"python -m analysis report {quote(str(study.folder))}"
+        lines.insert(0, f"next     {report}   says what these records show")
+    for line in lines:
+        console.print(line, markup=False, soft_wrap=True)  # to be copied whole
+
+
+def _print_failure(console: Console, study: StudyFolder, record: Record) -> None:
+    """Print why a cell failed, the end of its log, and where the log is."""
+    failure = record.failure
+    assert failure is not None
+    message = single_line(failure.message, MESSAGE_LENGTH)
+    _print_indented(console, f"failed: {record.name}: {message}")
+    for line in few_lines(failure.log_tail, LOG_LINES):
+        console.print(f"    {line}", markup=False, style="dim")
+    folder = study.folder_of(record)
+    log = folder.agent_log if failure.rank is None else folder.rank_log(failure.rank)
+    if log.exists():
+        console.print(f"    log: {log}", markup=False, soft_wrap=True)
+
+
+def _print_indented(console: Console, line: str) -> None:
+    """Print a sentence; where the width is known, broken between words with every line indented alike."""
+    if console.soft_wrap:
+        console.print(Text(line))
+        return
+    text = line.lstrip()
+    console.print(Padding(Text(text), (0, 0, 0, len(line) - len(text)), expand=False))
+
+
+def exit_status(
+    records: Sequence[Record], stopped: bool, missing: bool, locked: int, strict: bool
+) -> int:
+    """Return the exit status of a sweep; with `strict` an invalid cell is a failed one.
+
+    0 done, 1 a cell failed or is missing, 130 it was stopped, 3 other launchers hold the rest.
+    """
+    if stopped:
+        return 130
+    failed = any(record.state != "finished" for record in records)
+    if strict:
+        failed = failed or any(record.validity.verdict == "invalid" for record in records)
+    if missing or failed:
+        return 1
+    return MEASURED_ELSEWHERE if locked else 0
+
+
+def locked_cells_note(locked: int) -> str:
+    """Return the sentence for cells that other launchers measure."""
+    are = "is" if locked == 1 else "are"
+    cells = f"{count(locked, 'cell')} of this sweep {are} measured by other launchers"
+    return f"{cells}, and wait=false does not wait for them (exit status {MEASURED_ELSEWHERE})"
+
+
+def sweep_note(measured: Sequence[Record], sweep_s: float) -> list[str]:
+    """Return lines on how good the forecasts of a sweep were, and on where its seconds went."""
+    lines = []
+    forecasts = about_forecasts(measured)
+    if forecasts:
+        lines.append(f"forecast {forecasts}")
+    timed = [record.metrics[MEASURING] for record in measured if MEASURING in record.metrics]
+    if timed:
+        spans = [(record.started_at, record.ended_at) for record in measured]
+        cells_s = sum(ended - started for started, ended in spans)
+        parallel = ", some at the same time" if union_seconds(spans) < cells_s - 1 else ""
+        cells = f"{duration(cells_s)} in {count(len(measured), 'cell')}{parallel}"
+        measuring = f"{duration(sum(timed))} of that spent measuring"
+        lines.append(f"time     {duration(sweep_s)}: {cells}, {measuring}")
+    return lines
+
+
+def doubts(records: Sequence[Record]) -> list[str]:
+    """Return for each verdict that is not `valid` what it means, and below it what its checks found.
+
+    The line of a check is what it said of the first cell, and how many more have it. The last line
+    names checks that could not run.
+    """
+    finished = [record.validity for record in records if record.state == "finished"]
+    lines: list[str] = []
+    for verdict, meaning in VERDICTS.items():
+        texts: dict[str, list[str]] = {}  # by code
+        for validity in finished:
+            if validity.verdict == verdict:
+                for code, text in validity.against.items():
+                    texts.setdefault(code, []).append(text)
+        codes = []
+        for code, of_cells in texts.items():
+            line = f"{code}: {of_cells[0]}"
+            if len(of_cells) > 1:
+                line += f" (and {count(len(of_cells) - 1, 'more cell')})"
+            codes.append(line)
+        if codes:
+            lines.append(f"{verdict}: {meaning}")
+            lines += [f"  {line}" for line in first_lines(codes, MOST_CODES)]
+    unchecked = dict.fromkeys(code for validity in finished for code in validity.unchecked)
+    if unchecked:
+        texts_of_checks = (validity.unchecked.values() for validity in finished)
+        reasons = list(dict.fromkeys(chain.from_iterable(texts_of_checks)))
+        more = ", …" if len(reasons) > 1 else ""
+        lines.append(f"unchecked: {join_words(list(unchecked), 4)} ({reasons[0]}{more})")
+    return [single_line(line, MESSAGE_LENGTH) for line in lines]

@@ -1,0 +1,257 @@
+"""MLflow's store: its URI, and that one that fails or is held by another launcher is known soon and costs no measurement."""
+
+import contextlib
+import dataclasses
+import io
+import os
+import shlex
+import shutil
+import socket
+import sqlite3
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from records import make_record as measured_record
+from rich.console import Console
+from tracked import make_folder, make_record, make_sweep, runs
+
+from benchmarks import record as records
+from benchmarks.record import CellFolder, own_files
+from conf.schema import Tracking
+from launch.machine.secrets import without_credentials
+from launch.study.identity import ProcessIdentity, Sweep
+from launch.study.study import StudyFolder
+from launch.tracking import mlflow_writer, store
+from launch.tracking.mlflow_writer import MlflowWriter
+from launch.tracking.store import TrackingUnavailable, WrongUri, connect, sqlite_file, store_uri
+from launch.tracking.tracker import Tracker
+
+SECRET = "hunter2-secret"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"postgresql://me:{SECRET}@host/db",
+        f"cannot reach http://me:a/{SECRET}@host:5000, really",
+        f"https://{SECRET}@host",
+        f"mysql+pymysql://host/db?user=me&password={SECRET}&x=1",
+        f"http:/me:{SECRET}@host",
+    ],
+)
+def test_credentials_are_removed(text):
+    assert SECRET not in without_credentials(text) and "***" in without_credentials(text)
+    plain = "tracking.uri=sqlite:////a/b.db gpus=0,3 http://host:5000/path?x=1"
+    assert without_credentials(plain) == plain
+
+
+WRONG = [
+    "", "foo://bar", "mlruns", "/somewhere", "file:///somewhere", "sqlite:/x", "sqlite://", "sqlite:///:memory:",
+    "http:x", "http://",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("uri", WRONG)
+def test_a_wrong_uri_is_refused_with_what_is_accepted(tmp_path, uri):
+    with pytest.raises(WrongUri, match=r"accepted (are|is) (sqlite:///FILE|http://HOST)"):
+        Tracker.open(Tracking(uri=uri), tmp_path, "scaling")
+
+
+def test_a_sqlite_path_does_not_follow_the_working_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert store_uri("sqlite:///x/m.db", tmp_path) == f"sqlite:///{tmp_path}/x/m.db"
+    assert store_uri(None, Path("out")) == f"sqlite:///{tmp_path}/out/mlflow.db"
+
+
+@pytest.mark.parametrize("name", ["Müller (copy) #1", "100% of me@home?"])
+@pytest.mark.parametrize("is_new", [False, True])
+def test_a_store_makes_no_folder_of_an_encoded_name(tmp_path, store_template, name, is_new):
+    output_dir = tmp_path / name / "out"
+    output_dir.mkdir(parents=True)
+    if not is_new:
+        shutil.copy(store_template, output_dir / "mlflow.db")
+    uri = store_uri(None, output_dir)
+    connect(uri, output_dir / "mlartifacts").search_experiments()
+    assert store_uri(uri, tmp_path) == uri and sqlite_file(uri) == output_dir / "mlflow.db"
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert [path.name for path in output_dir.iterdir()] == ["mlflow.db"]
+
+
+def test_a_new_store_is_made_in_an_output_dir_that_is_a_link(tmp_path):
+    (tmp_path / "large disk").mkdir()
+    (tmp_path / "outputs").symlink_to(tmp_path / "large disk")
+    Tracker.open(Tracking(), tmp_path / "outputs", "scaling")
+    assert (tmp_path / "large disk" / "mlflow.db").is_file()
+
+
+def refused(tracking, folder, within_s=5):
+    """The sentence with which a store is given up, known soon."""
+    began = time.monotonic()
+    with pytest.raises(TrackingUnavailable) as caught:
+        Tracker.open(tracking, folder, "scaling")
+    assert time.monotonic() - began < within_s
+    sentence = str(caught.value)
+    assert "\n" not in sentence and SECRET not in sentence and "Traceback" not in sentence
+    return sentence
+
+
+def test_a_locked_store_is_given_up_and_written_later(output_dir, monkeypatch, capfd):
+    tracker = Tracker.open(Tracking(), output_dir, "scaling")
+    monkeypatch.setattr(store, "LOCK_WAIT_S", 0.5)
+    record = make_record(1)
+    folder = CellFolder(make_folder(output_dir / "scaling", record))
+    with contextlib.closing(
+        sqlite3.connect(output_dir / "mlflow.db", isolation_level=None)
+    ) as holder:
+        holder.execute("BEGIN EXCLUSIVE")
+        assert "is locked by another process" in refused(Tracking(), output_dir)
+        with pytest.raises(TrackingUnavailable, match="is locked by another process"):
+            tracker.log(record, folder)
+        holder.execute("ROLLBACK")
+    assert tracker.log(record, folder)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_waiting_is_bounded_by_default_and_by_the_user(monkeypatch):
+    monkeypatch.setattr(os, "environ", {"MLFLOW_HTTP_REQUEST_TIMEOUT": "77", "DO_NOT_TRACK": "0"})
+    store.silence_mlflow()
+    assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "77"
+    assert os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "1"
+    assert "MLFLOW_DISABLE_TELEMETRY" not in os.environ
+
+
+class Broken(BaseHTTPRequestHandler):
+    """A server that answers 500, 200 with a page, or nothing, by the first part of the path."""
+
+    def do_GET(self):
+        if self.path.startswith("/hang"):
+            self.server.ended.wait(30)
+            return
+        self.send_response(500 if self.path.startswith("/500") else 200)
+        self.end_headers()
+        self.wfile.write(b"<html>")
+
+    do_POST = do_GET
+
+    def log_message(self, *arguments):
+        pass
+
+
+@pytest.fixture
+def server():
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Broken)
+    server.daemon_threads, server.ended = True, threading.Event()
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"127.0.0.1:{server.server_port}"
+    server.ended.set()
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_broken_server_is_given_up_soon(server, tmp_path, monkeypatch, capfd):
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "0")
+    reasons = {
+        "500": "does not answer: too many 500",
+        "page": "cannot be used: ",
+        "hang": "does not answer: Read timed out",
+    }
+    for kind, reason in reasons.items():
+        sentence = refused(Tracking(uri=f"http://me:{SECRET}@{server}/{kind}"), tmp_path, 8)
+        assert sentence.startswith(f"the tracking store http://***@{server}/{kind} {reason}")
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        uri = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        assert "Connection refused" in refused(Tracking(uri=uri), tmp_path, 8)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_store_that_cannot_be_is_given_up_soon(tmp_path):
+    (tmp_path / "file").write_text("no folder")
+    refused(Tracking(uri=f"sqlite:///{tmp_path}/file/m.db"), tmp_path)
+    assert "is no SQLite file" in refused(Tracking(uri=f"sqlite:///{tmp_path}/file"), tmp_path)
+    refused(Tracking(), tmp_path / "file")
+    assert "***@" in refused(Tracking(uri=f"postgresql+nodriver://me:{SECRET}@host/db"), tmp_path)
+
+
+def test_what_vanished_is_not_made_anew_and_what_was_deleted_is_named(output_dir):
+    tracker = Tracker.open(Tracking(), output_dir, "scaling")
+    tracker._client.delete_experiment(tracker._experiment)
+    assert "restore it" in refused(Tracking(), output_dir)
+    (output_dir / "mlflow.db").unlink()
+    with pytest.raises(TrackingUnavailable, match="is gone"):
+        tracker.start_sweep(make_sweep())
+    assert not (output_dir / "mlflow.db").exists()
+
+
+@pytest.fixture
+def sweep(output_dir, monkeypatch):
+    """The writer of a sweep and its two measured records; the lock of the store is waited for a moment."""
+    monkeypatch.setattr(store, "STORE_LOCK_WAIT_S", 0.2)
+    study = StudyFolder(str(output_dir), "s")
+    measured = []
+    for number in (1, 2):
+        record = dataclasses.replace(
+            measured_record(), record_id=f"{number:032x}", name=f"cell {number}", study="s"
+        )
+        record = dataclasses.replace(record, cell=dataclasses.replace(record.cell, seed=number))
+        folder = CellFolder(study.folder / record.cell.folder)
+        folder.path.mkdir()
+        records.write(folder, record)
+        measured.append(record)
+    own = Sweep(measured[0].sweep_id, "s", [], measured[0].started_at, 2, ProcessIdentity.own())
+    console = Console(file=io.StringIO(), width=1000)
+    return MlflowWriter(Tracking(), study, own, console), measured, console
+
+
+@pytest.mark.parametrize("held_from", ["the start", "the second cell"])
+def test_a_store_that_another_launcher_holds_is_written_in_the_end(sweep, output_dir, held_from):
+    writer, measured, console = sweep
+    holder = contextlib.ExitStack()
+    lock = own_files.locked(output_dir / ".mlflow.db.lock")
+    if held_from == "the start":
+        assert holder.enter_context(lock)
+    writer.open()
+    writer.log(measured[0])
+    if held_from != "the start":
+        assert holder.enter_context(lock)
+    writer.log(measured[1])
+    threading.Timer(1.0, holder.close).start()
+    writer.close(measured, [], measured, stopping=lambda: False, report=None)
+    stored = runs(writer._tracker)
+    assert {"cell 1", "cell 2"} < stored.keys() and len(stored) == 3
+    assert all(run.info.status == "FINISHED" for run in stored.values())
+    assert console.file.getvalue().count("another process has held") == 1
+    assert "mlflow ui" in writer.where()[0]
+
+
+@pytest.mark.parametrize("stops", [True, False])
+def test_waiting_for_a_holder_ends(sweep, output_dir, monkeypatch, stops):
+    writer, measured, _ = sweep
+    if not stops:
+        monkeypatch.setattr(mlflow_writer, "LAST_WAIT_S", 0.1)
+    with own_files.locked(output_dir / ".mlflow.db.lock"):
+        writer.open()
+        writer.close(measured, [], measured, stopping=lambda: stops, report=None)
+    assert "python -m launch sync" in writer.where()[0]
+
+
+def test_the_same_failure_is_printed_once(sweep, output_dir):
+    writer, measured, console = sweep
+    writer.open()
+    (output_dir / "mlflow.db").unlink()
+    for record in measured:
+        writer.log(record)
+    writer.close(measured, [], measured, stopping=lambda: False, report=None)
+    assert console.file.getvalue().count("note: ") == console.file.getvalue().count("is gone") == 1
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_its_commands_can_be_copied_where_a_path_has_a_space(tmp_path, enabled):
+    study = StudyFolder(str(tmp_path / "my results"), "s")
+    [line] = MlflowWriter(Tracking(enabled), study, None, None).where()
+    named = store.store_uri(None, study.folder.parent) if enabled else str(study.folder)
+    assert named in shlex.split(line)
