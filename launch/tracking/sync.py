@@ -18,7 +18,7 @@ from launch.machine.secrets import without_credentials
 from launch.study.background import REPORT
 from launch.study.identity import sweep_of
 from launch.tracking import store
-from launch.tracking.mlflow_run import DAMAGED, NOTE, RECORD, MlflowRun, project, valid_records
+from launch.tracking.mlflow_run import NOTE, RECORD, MlflowRun, project, valid_records
 from launch.tracking.sweep_run import default_params
 from launch.tracking.tracker import COMPLETE, KIND, PROJECTED, Tracker, experiment_name, search_runs
 
@@ -58,7 +58,7 @@ def sync(study_dir: Path, tracking: Tracking | None = None) -> SyncReport:
             project(record)
         except RecordError as error:
             unreadable.append(str(error))
-        except DAMAGED as error:
+        except ValueError as error:
             unreadable.append(f"{path}: a damaged record ({error})")
         else:
             records.append(record)

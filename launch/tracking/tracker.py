@@ -89,7 +89,7 @@ class Tracker:
             Whether anything was written: a complete run is left as it is.
 
         Raises:
-            ValueError, TypeError, AttributeError, KeyError: the record is damaged.
+            ValueError: as `project`.
         """
         content = mlflow_run.project(record)
         with self._writing():
