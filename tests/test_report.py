@@ -22,7 +22,7 @@ from simulated import Simulator, Truth
 from analysis.__main__ import main
 from analysis.findings.examine import findings_of
 from analysis.report.build import examine, report
-from analysis.report.charts import Axis, DrawnCurve, curves_figure, spread
+from analysis.report.charts import Axis, DrawnCurve, curves_figure
 from analysis.report.figure import colours, style
 from analysis.report.numbers import estimate, number
 from analysis.report.page import PAGE_ROWS, POLICY, Report, markdown_page, page
@@ -746,16 +746,6 @@ def test_a_rate_of_less_than_three_images_is_written_as_a_rate():
         axes = Axis("CPU workers"), Axis("images/s", "rate", from_zero=True)
         drawing = curves_figure("name", "Rates.", [curve], *axes, numbers_table((), ())).svg
     assert ">1.50<" in drawing and "150.0" not in drawing
-
-
-def test_labels_move_apart_and_stay_in_order():
-    wanted = [5.0, 5.1, 1.0, 5.05, 9.0]
-    places = spread(wanted, 1.0)
-    assert sorted(range(5), key=places.__getitem__) == sorted(range(5), key=wanted.__getitem__)
-    assert all(
-        b - a >= 1.0 - 1e-9 for a, b in zip(sorted(places), sorted(places)[1:], strict=False)
-    )
-    assert places[2] == 1.0 and places[4] == 9.0 and spread([], 1.0) == []
 
 
 def test_a_strategy_keeps_its_colour_and_names_lose_what_all_share():

@@ -32,7 +32,7 @@ from analysis.study.estimates import Estimate
 from analysis.study.names import legend_names
 from analysis.text import count, single_line
 
-DASHES: tuple[Any, ...] = (
+DASHES: Any = (
     "-",
     (0, (5, 1.6)),
     (0, (1.2, 1.2)),
@@ -42,22 +42,10 @@ DASHES: tuple[Any, ...] = (
 )
 REFERENCE_DASHES = (0, (4, 3))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "h")
-LABEL_PT = 10.7  # from one label beside the axes to the next
-MARGINS_IN = 0.5  # of a figure's height, above and below its axes
-LABEL_X, SAMPLE = (
-    1.03,
-    0.09,
-)  # of these labels, and of the piece of line before them, as shares of the axes' width
+LEGEND: Any = {"frameon": False, "fontsize": TEXT_PT, "handlelength": 1.6, "columnspacing": 1.2}
 LEGEND_LENGTH, LEAST_LEGEND_LENGTH = 24, 18  # characters on the page, and at least
-DODGE_PT, MOST_DODGE_PT = (
-    5.0,
-    12.0,
-)  # between the intervals of neighbouring curves, and of the outermost
-ROW_IN, ROW_LENGTH, MOST_ROWS = (
-    0.4,
-    66,
-    20,
-)  # height of a row, characters of its label, rows of a figure
+DODGE_PT, MOST_DODGE_PT = 5.0, 12.0  # between the intervals of neighbouring curves, and in all
+ROW_IN, ROW_LENGTH, MOST_ROWS = 0.4, 66, 20  # height, characters of a label, rows of a figure
 
 
 def truncation_note(everything: Sequence[object], most: int, noun: str, file: str) -> str:
@@ -94,23 +82,6 @@ def window(estimates: Iterable[Estimate], values: Iterable[float] = ()) -> tuple
     high = min(max([most, *ends]), most + room)
     margin = 0.05 * (high - low) or 1.0
     return low - margin, high + margin
-
-
-def spread(wanted: Sequence[float], least: float) -> list[float]:
-    """Return positions at least `least` apart for labels, in the order of their `wanted` positions, by least squares."""
-    from scipy.optimize import isotonic_regression
-
-    if not wanted:
-        return []
-    order = sorted(range(len(wanted)), key=lambda index: (wanted[index], index))
-    steps = [least * step for step in range(len(order))]
-    rising = isotonic_regression(
-        [wanted[index] - step for index, step in zip(order, steps, strict=True)]
-    ).x
-    positions = [0.0] * len(wanted)
-    for index, position, step in zip(order, rising, steps, strict=True):
-        positions[index] = float(position) + step
-    return positions
 
 
 @dataclass(frozen=True)
@@ -170,7 +141,7 @@ def curves_figure(
     positions |= {position for curve in curves for position, _ in curve.ideal}
     _scale_x(axes, x, sorted(positions))
     _scale_y(axes, y, curves)
-    _label_ends(axes, curves, ends, y)
+    _name_curves(axes, curves, ends, y)
     begins = (
         " The axis does not begin at 0."
         if not (y.base or y.from_zero) and axes.get_ylim()[0] > 0
@@ -261,34 +232,26 @@ def _scale_y(axes: Any, y: Axis, curves: Sequence[DrawnCurve]) -> None:
         )
 
 
-def _label_ends(axes: Any, curves: Sequence[DrawnCurve], ends: Sequence[float], y: Axis) -> None:
-    """Write at the end of each curve its name, of a single one its number."""
-    low, high = axes.get_ylim()
-    step = LABEL_PT / 72 / float(axes.figure.get_figheight() - MARGINS_IN)
-    if y.base:
-        low, high, ends = math.log10(low), math.log10(high), [math.log10(end) for end in ends]
-    positions = spread([(end - low) / (high - low) for end in ends], step)
+def _name_curves(axes: Any, curves: Sequence[DrawnCurve], ends: Sequence[float], y: Axis) -> None:
+    """Write the last value at the end of a single curve; name several in the order of their ends."""
+    from matplotlib.lines import Line2D
+
     if len(curves) == 1:
-        at = (LABEL_X, positions[0])
-        text = curves[0].end or number(ends[0] if not y.base else 10 ** ends[0], y.kind)
-        beside = {"xycoords": "axes fraction", "va": "center", "annotation_clip": False}
-        axes.annotate(text, at, color=curves[0].colour, **beside)
+        text = curves[0].end or number(ends[0], y.kind)
+        outside: Any = {"xycoords": ("axes fraction", "data"), "annotation_clip": False}
+        axes.annotate(text, (1.03, ends[0]), va="center", color=curves[0].colour, **outside)
         return
     names = [single_line(curve.label) for curve in curves]
     words = legend_names(names, max(LEAST_LEGEND_LENGTH, for_width(LEGEND_LENGTH)))
-    for number_, (curve, name, position) in enumerate(zip(curves, names, positions, strict=True)):
-        sample = SAMPLE * WIDTHS_IN[ON_PAGE] / figure_width()
-        xs = (LABEL_X, LABEL_X + sample / 2, LABEL_X + sample)
-        look = {
-            "color": curve.colour,
-            "marker": "" if curve.band else curve.marker,
-            "markersize": 3.5,
-        }
-        look |= {"ls": DASHES[number_ % len(DASHES)], "lw": 1.4, "markevery": [1]}
-        axes.plot(xs, [position] * 3, transform=axes.transAxes, clip_on=False, **look)
-        at = (xs[-1] + 0.02, position)
-        beside = {"xycoords": "axes fraction", "va": "center", "annotation_clip": False}
-        axes.annotate(words[name], at, color=curve.colour, **beside)
+    lines = []
+    for index in sorted(range(len(curves)), key=lambda index: -ends[index]):
+        curve = curves[index]
+        look: Any = {"color": curve.colour, "ls": DASHES[index % len(DASHES)], "lw": 1.4}
+        marker = "" if curve.band else curve.marker
+        label = words[names[index]]
+        lines.append(Line2D([], [], marker=marker, markersize=3.5, label=label, **look))
+    beside: Any = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5), "labelcolor": "linecolor"}
+    axes.legend(handles=lines, **beside, **LEGEND)
 
 
 @dataclass(frozen=True)
@@ -441,14 +404,9 @@ def bars_figure(
     for part in parts:
         colour, hatch = looks[part]
         patches.append(Patch(facecolor=colour, hatch=hatch, edgecolor=HATCH, lw=0, label=part))
-    compact = {
-        "frameon": False,
-        "fontsize": TEXT_PT,
-        "handlelength": 1.2,
-        "columnspacing": 1.2,
-        "labelcolor": MUTED,
-    }
-    figure.legend(handles=patches, loc="outside upper left", ncols=columns, **compact)
+    figure.legend(
+        handles=patches, loc="outside upper left", ncols=columns, labelcolor=MUTED, **LEGEND
+    )
     return as_figure(figure, name, caption, data)
 
 

@@ -1,8 +1,8 @@
 """Cells against each other: strategies on the most GPUs, NCCL settings, which differences are real, and the noise floor."""
 
 import math
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from analysis.findings.communication import (
@@ -34,9 +34,6 @@ MOST_STRATEGY_FIGURES = 2
 EXCHANGE_MS, EXCHANGE_SHARE = "comm/exchange_ms", "comm/ideal_ratio"
 TRACE_HIDDEN, TRACE_ALL = "trace/overlapped_ms_per_step", "trace/comm_ms_per_step"
 NO_EFFECT = "setting_no_effect"  # a code of analysis.validity.checks
-AGAINST = " against "
-CUT = " …"
-LEAST_SHARED_LENGTH = 8  # characters, for what two names share; less would tell nothing
 VERDICT_LOOKS = {"faster": (COLOURS["blue"][0], ">"), "slower": (HIGHLIGHT, "<")}
 
 
@@ -62,6 +59,16 @@ class StrategyCell:
         """The exposed communication of a step."""
         return self.communication.exposed_ms if self.communication else None
 
+    @property
+    def hidden_share(self) -> float | None:
+        """The share of the exchange that steps hide."""
+        return self.communication.hidden_share if self.communication else None
+
+    @property
+    def strategy(self) -> str:
+        """The name of the strategy."""
+        return named(self.record, "strategy")
+
     def middle(self, metric: str) -> float | None:
         """Return the median of a metric over the runs."""
         return middle(self.runs.records, metric)
@@ -76,22 +83,14 @@ class StrategyCell:
     def disagreement_ms(self) -> float | None:
         """By how much the exposed communication of steps and of the trace differ."""
         values = {EXPOSED: self.exposed_ms, TRACE_EXPOSED: self.middle(TRACE_EXPOSED)}
-        return disagreement(
-            {name: value for name, value in values.items() if value is not None}
-        ).get(DISAGREEMENT)
+        measured = {name: value for name, value in values.items() if value is not None}
+        return disagreement(measured).get(DISAGREEMENT)
 
     @property
     def references(self) -> str:
         """What the exchange was compared with."""
-        return ", ".join(
-            sorted(
-                {
-                    str(name)
-                    for record in self.runs.records
-                    if (name := record.checks.get("reference"))
-                }
-            )
-        )
+        names = {record.checks.get("reference") for record in self.runs.records}
+        return ", ".join(sorted(str(name) for name in names if name))
 
 
 def strategies(study: Study, findings: Findings) -> Section | None:
@@ -104,55 +103,56 @@ def strategies(study: Study, findings: Findings) -> Section | None:
     member = unit.removesuffix("s")
 
     def gb_per_s(cell: StrategyCell) -> float | None:
-        exchange, size = (
-            bounded(study, cell.runs.records, EXCHANGE_MS),
-            cell.record.model.get("gradient_bytes"),
-        )
+        exchange = bounded(study, cell.runs.records, EXCHANGE_MS)
+        size = cell.record.model.get("gradient_bytes")
         if not size or exchange is None or exchange.value <= 0:
             return None
         ranks = cell.runs.world_size
         return float(size) * 2 * (ranks - 1) / ranks / (exchange.value / 1000) / 1e9
 
-    def of_runs(metric: str) -> Callable[[StrategyCell], Estimate | None]:
-        return lambda cell: bounded(study, cell.runs.records, metric)
+    def metric(key: str, name: str) -> Column:
+        return metric_column(key, name, lambda cell: cell.middle(name))
 
+    def metric_of_runs(key: str, name: str) -> Column:
+        return metric_column(
+            key, name, lambda cell: bounded(study, cell.runs.records, name), bounded=True
+        )
+
+    on_hosts = any(cell.runs.cell.hosts for cell in cells)  # the section on links has their GB/s
     columns = (
         Column("cell", "cell", lambda cell: names[cell.label]),
         Column("model", "model", lambda cell: named(cell.record, "model"), shown=False),
-        Column("strategy", "strategy", lambda cell: named(cell.record, "strategy"), shown=False),
+        Column("strategy", "strategy", "strategy", shown=False),
         Column("gpus", unit, lambda cell: gpu_ids(cell.record.cell.members)),
         Column("runs", "runs", lambda cell: len(cell.runs.records), "count"),
         metric_column("images_per_second", RATE, "rate", bounded=True, things=things),
-        metric_column("exchange_ms", EXCHANGE_MS, of_runs(EXCHANGE_MS), bounded=True),
-        # Of hosts the section on links has the GB/s.
+        metric_of_runs("exchange_ms", EXCHANGE_MS),
         Column(
-            "gb_per_second_per_gpu", f"GB/s per {member}", gb_per_s, "number",
-            shown=not any(cell.runs.cell.hosts for cell in cells)),
-        metric_column("of_reference", EXCHANGE_SHARE, lambda cell: cell.middle(EXCHANGE_SHARE)),
+            "gb_per_second_per_gpu", f"GB/s per {member}", gb_per_s, "number", shown=not on_hosts
+        ),
+        metric("of_reference", EXCHANGE_SHARE),
         Column("reference", "reference", "references"),
-        metric_column("cost_ms", COST, of_runs(COST), bounded=True),
+        metric_of_runs("cost_ms", COST),
         metric_column("exposed_ms", EXPOSED, "exposed_ms"),
-        metric_column("hidden_share", HIDDEN, lambda cell: cell.communication and cell.communication.hidden_share),
+        metric_column("hidden_share", HIDDEN, "hidden_share"),
         Column("hidden_by_trace", "hidden by trace", "hidden_by_trace", of_metric(HIDDEN)),
-        metric_column("exposed_by_trace_ms", TRACE_EXPOSED, lambda cell: cell.middle(TRACE_EXPOSED)),
+        metric("exposed_by_trace_ms", TRACE_EXPOSED),
         metric_column("difference_ms", DISAGREEMENT, "disagreement_ms"),
         Column("mark", "verdict", lambda cell: "suspect" if cell.runs.suspect else ""),
-    )  # fmt: skip
+    )
     table = Table.of(
         "strategies",
-        f"Cells on several {unit}; numbers are medians over the runs of a cell. GB/s per {member}: gradient bytes · "
-        "2(n−1)/n ÷ the time of an exchange. Cost: what the strategy adds to a step. Exposed: what it adds beyond its cost on "
-        f"one {member}. Hidden: the share of the exchange that is not exposed."
-        f"{in_parentheses(study)}",
+        f"Cells on several {unit}; numbers are medians over the runs of a cell. GB/s per {member}: "
+        "gradient bytes · 2(n−1)/n ÷ the time of an exchange. Cost: what the strategy adds to a "
+        f"step. Exposed: what it adds beyond its cost on one {member}. Hidden: the share of the "
+        f"exchange that is not exposed.{in_parentheses(study)}",
         columns,
         cells,
         marked=lambda cell: cell.runs.suspect,
     )
-    lines = (
-        _settings_without_effect(study)
-        if cells
-        else [f"No cell that counts ran on several {unit}."]
-    )
+    lines = [f"No cell that counts ran on several {unit}."]
+    if cells:
+        lines = _settings_without_effect(study)
     figures = tuple(_strategy_figures(study, cells, names))
     return Section("strategies", "Strategies and settings", tuple(lines), figures, (table,))
 
@@ -166,16 +166,15 @@ def _strategy_cells(study: Study, findings: Findings) -> list[StrategyCell]:
     communication = {cell.record_ids[0]: cell for cell in findings.communication}
     cells = []
     for runs in study.runs:
-        if runs.world_size == 1 or not any(
-            middle(runs.records, name) is not None for name in (RATE, EXCHANGE_MS)
-        ):
+        rate = bounded(study, runs.records, RATE)
+        exchange_ms = middle(runs.records, EXCHANGE_MS)
+        if runs.world_size == 1 or (rate is None and exchange_ms is None):
             continue
-        first = runs.records[0]
-        label, rate = points.get(first.record_id) or (
-            first.name,
-            bounded(study, runs.records, RATE),
-        )
-        cells.append(StrategyCell(runs, label, rate, communication.get(first.record_id)))
+        record_id = runs.records[0].record_id
+        label = runs.records[0].name
+        if record_id in points:
+            label, rate = points[record_id]
+        cells.append(StrategyCell(runs, label, rate, communication.get(record_id)))
     return sorted(cells, key=lambda cell: (-cell.runs.world_size, -(cell.middle(RATE) or 0.0)))
 
 
@@ -194,54 +193,52 @@ def _settings_without_effect(study: Study) -> list[str]:
 
 def _strategy_figures(
     study: Study, cells: Sequence[StrategyCell], names: Mapping[str, str]
-) -> Iterator[Figure]:
-    """Yield a figure for each model that has several settings on its largest number of GPUs; a row for each cell."""
-    figures = 0
-    for model in dict.fromkeys(cell.runs.cell.model.name for cell in cells):
-        rated = [
-            (cell, cell.rate) for cell in cells if cell.runs.cell.model.name == model and cell.rate
-        ]
-        most = max((cell.runs.world_size for cell, _ in rated), default=0)
-        largest = [(cell, rate) for cell, rate in rated if cell.runs.world_size == most]
-        if (
-            len({frozenset(cell.runs.key.items()) for cell, _ in largest}) < 2
-            or figures == MOST_STRATEGY_FIGURES
-        ):
-            continue
-        figures += 1
-        what = f"{model} on {most} {unit_of(study)}"
-        yield _strategy_figure(study, f"strategies-{figures}", what, largest, names)
+) -> list[Figure]:
+    """Return a figure for each model with several settings on its largest number of GPUs."""
+    by_model: dict[str, list[StrategyCell]] = defaultdict(list)
+    for cell in cells:
+        if cell.rate:
+            by_model[cell.runs.cell.model.name].append(cell)
+    figures: list[Figure] = []
+    for model, of_model in by_model.items():
+        most = max(cell.runs.world_size for cell in of_model)
+        largest = [cell for cell in of_model if cell.runs.world_size == most]
+        settings = {frozenset(cell.runs.key.items()) for cell in largest}
+        if len(settings) > 1 and len(figures) < MOST_STRATEGY_FIGURES:
+            name = f"strategies-{len(figures) + 1}"
+            subject = f"{model} on {most} {unit_of(study)}"
+            figures.append(_strategy_figure(study, name, subject, largest, names))
+    return figures
 
 
 def _strategy_figure(
-    study: Study,
-    name: str,
-    what: str,
-    cells: Sequence[tuple[StrategyCell, Estimate]],
-    names: Mapping[str, str],
+    study: Study, name: str, subject: str, cells: Sequence[StrategyCell], names: Mapping[str, str]
 ) -> Figure:
-    """Return images per second, best first."""
+    """Return images per second, a row for each cell, best first."""
     things = things_of(study)
-    labels = short_names(dict.fromkeys(names[cell.label] for cell, _ in cells))
-    palette = colours(named(cell.record, "strategy") for cell, _ in cells)
-    several_subsets = len({cell.runs.gpus for cell, _ in cells}) > 1
-    values = []
-    for cell, rate in cells:
+    labels = short_names(dict.fromkeys(names[cell.label] for cell in cells))
+    palette = colours(cell.strategy for cell in cells)
+    several_subsets = len({cell.runs.gpus for cell in cells}) > 1
+    rows, data = [], []
+    for cell in cells:
+        assert cell.rate is not None  # only such cells are drawn
         label = labels[names[cell.label]]
         if several_subsets:
             label += f" · {gpu_list(cell.runs.gpus)}"
-        values.append((label, named(cell.record, "strategy"), rate))
-    values = sorted(values, key=lambda value: (-value[2].value, value[0]))[:MOST_ROWS]
-    caption = f"{things.capitalize()} per second, {single_line(what)}.{bars(study)} The axis does not begin at 0."
+        look = (palette[cell.strategy], marker(cell.strategy))
+        rows.append(DotRow(label, estimate(cell.rate, "rate"), [cell.rate], *look))
+        data.append((label, cell.strategy, cell.rate))
+    rows.sort(key=lambda row: (-row.dots[0].value, row.label))
+    data.sort(key=lambda row: (-row[2].value, row[0]))
+    caption = f"{things.capitalize()} per second, {single_line(subject)}.{bars(study)}"
+    more = truncation_note(cells, MOST_ROWS, "more row", "strategies.csv")
+    keys = ("cell", "strategy", f"{things.replace(' ', '_')}_per_second")
     return rows_figure(
         name,
-        caption + truncation_note(cells, MOST_ROWS, "more row", "strategies.csv"),
-        [
-            DotRow(label, estimate(rate, "rate"), [rate], palette[strategy], marker(strategy))
-            for label, strategy, rate in values
-        ],
+        f"{caption} The axis does not begin at 0.{more}",
+        rows[:MOST_ROWS],
         f"{things}/s",
-        numbers_table(("cell", "strategy", f"{things.replace(' ', '_')}_per_second"), values),
+        numbers_table(keys, data[:MOST_ROWS]),
         format_tick=lambda value: f"{value:,.0f}" if abs(value) >= 100 else f"{value:g}",
     )
 
@@ -395,23 +392,17 @@ def differences(findings: Findings) -> str:
         could = f"; each could have shown one of {number(max(least), 'share')}" if least else ""
         return f"No difference is seen in {count(len(judged), 'comparison')}{could}."
     largest = max(real, key=lambda pair: abs(pair.difference.value))
+    names = [name for pair in findings.comparisons for name in (pair.first, pair.second)]
+    every = short_names(dict.fromkeys(names))
+    of_first = every[largest.first].split(BETWEEN)
+    shared = [part for part in every[largest.second].split(BETWEEN) if part in of_first]
+    where = single_line(f" ({', '.join(shared)})", 120) if shared else ""
+    rest = ""
+    if len(judged) > 1:
+        rest = f"; {len(real):,} of {len(judged):,} comparisons show a difference"
     short = short_names(dict.fromkeys((largest.first, largest.second)))
     first, second = (single_line(short[name], 80) for name in (largest.first, largest.second))
-    every = short_names(
-        dict.fromkeys(name for pair in findings.comparisons for name in (pair.first, pair.second))
-    )
-    shared = [
-        part
-        for part in every[largest.second].split(BETWEEN)
-        if part in every[largest.first].split(BETWEEN)
-    ]
-    where = single_line(f" ({', '.join(shared)})", 120) if shared else ""
-    of = (
-        f"; {len(real):,} of {len(judged):,} comparisons show a difference"
-        if len(judged) > 1
-        else ""
-    )
-    return f"{second} is {_size(largest)} {first}{where}{of}."
+    return f"{second} is {_size(largest)} {first}{where}{rest}."
 
 
 def _size(pair: Comparison) -> str:
@@ -437,14 +428,13 @@ def _comparison_figure(
         return
     rates = {pair.rate for pair in shown}
     floors = {noise.rate: noise.floor for noise in noises if noise.floor and noise.rate in rates}
-    length = for_width(ROW_LENGTH)
     rows, data = [], []
     for pair in shown:
         colour, form = VERDICT_LOOKS.get(pair.verdict, (GREY, "o"))
         size = number(pair.difference.value, "change")
-        if length >= ROW_LENGTH:
+        if for_width(ROW_LENGTH) >= ROW_LENGTH:
             size += f", {pair.verdict}"
-        label = _pair_name(pair, names, length - len(size))
+        label = _pair_name(pair, names)
         rows.append(
             DotRow(label, size, [pair.difference], colour, form, band=floors.get(pair.rate, 0.0))
         )
@@ -480,42 +470,15 @@ def _change_tick(value: float) -> str:
     return text.replace("-", "−")
 
 
-def _pair_name(pair: Comparison, names: Mapping[str, str], length: int) -> str:
-    """Return `LOC against NVL · gpus 0,3`: what differs, then what these two share and other comparisons do not.
-
-    Of two long names the shorter keeps what it needs.
-    """
+def _pair_name(pair: Comparison, names: Mapping[str, str]) -> str:
+    """Return `LOC against NVL · gpus 0,3`: what differs, then what both share."""
     first, second = (names[name].split(BETWEEN) for name in (pair.first, pair.second))
     shared = [part for part in second if part in first]
-    sides = [[part for part in parts if part not in shared] for parts in (second, first)]
-    setting = pair.asked.removeprefix("NCCL_").partition(" ")[0]
-    if all(
-        any(setting in part for part in parts) for parts in sides
-    ):  # LOC against untouched: no more is needed
-        sides = [[part for part in parts if setting in part] for parts in sides]
-    left, right = (BETWEEN.join(parts) or "the default" for parts in sides)
-    room = length - len(AGAINST)
-    cut = [
-        _cut(left, max(room // 2, room - len(right))),
-        _cut(right, max(room // 2, room - len(left))),
-    ]
-    text = AGAINST.join(cut)
-    return (
-        single_line(BETWEEN.join([text, *shared]), length)
-        if len(text) < length - LEAST_SHARED_LENGTH
-        else text
-    )
-
-
-def _cut(name: str, length: int) -> str:
-    """Return as many of a name's first parts as fit."""
-    if len(name) <= length or BETWEEN not in name:
-        return single_line(name, length)
-    parts = name.split(BETWEEN)
-    while len(parts) > 1 and len(BETWEEN.join(parts)) > length - len(CUT):
-        parts.pop()
-    left = BETWEEN.join(parts)
-    return left + CUT if len(left + CUT) <= length else single_line(left, length)
+    sides = []
+    for parts in (second, first):
+        own = [part for part in parts if part not in shared]
+        sides.append(BETWEEN.join(own) or "the default")
+    return BETWEEN.join([" against ".join(sides), *shared])
 
 
 # ---- The noise floor ----------------------------------------------------------------------------
