@@ -133,7 +133,7 @@ def test_equal_cells_of_two_studies_are_no_repeats_of_each_other(tmp_path):
 
 
 def test_two_studies_of_cpu_workers_have_no_gpus(tmp_path):
-    no_gpu = {"gpu": {}, "links": None, "topology": "", "cpu": {"model": "EPYC", "cores": 2}}
+    no_gpu = {"gpu": {}, "links": {}, "topology": "", "cpu": {"model": "EPYC", "cores": 2}}
     folders = []
     for name in ("a", "b"):
         cells = [([0], 100.0), ([1], 101.0), ([0, 1], 180.0)]
