@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from analysis.errors import said
-from benchmarks.record.visible import close_quietly, one_line
+from benchmarks.record.safe_text import close_quietly, one_line
 
 INTERRUPTED = 130  # exit status, as shells have it for Ctrl-C
 # command: (module that holds configure() and run(), one line of help)

@@ -8,7 +8,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
-from benchmarks.record.visible import forgive, visible
+from benchmarks.record.safe_text import forgive, visible
 
 _WIDE = 200  # columns in a pipe, where there is no terminal to ask
 

@@ -6,7 +6,7 @@ Anybody may have edited a record, so no text of one is trusted. launch writes ML
 import re
 from collections.abc import Iterable
 
-from benchmarks.record.visible import LINE_BREAKS, visible
+from benchmarks.record.safe_text import LINE_BREAKS, visible
 
 _BREAKS = re.compile(f"[\t{LINE_BREAKS}]")
 TEXT_LENGTH = 400  # characters of a text in a table

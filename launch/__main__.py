@@ -9,7 +9,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.record.visible import one_line
+from benchmarks.record.safe_text import one_line
 from conf.schema import Tracking
 from launch.tracking.store import TrackingUnavailable, WrongUri
 from launch.tracking.sync import compare, sync

@@ -11,8 +11,8 @@ from analysis.findings.record_values import with_values
 from analysis.validity.checks import judged
 from benchmarks import record as records
 from benchmarks.record import CellFolder, Failure, Record, RecordError
-from benchmarks.record.clock import now
-from benchmarks.record.os_errors import because
+from benchmarks.record.lines import now
+from benchmarks.record.safe_files import because
 from conf.cell import Cell
 from conf.schema import Config
 from launch.engines import environment as compile_caches

@@ -17,9 +17,8 @@ from analysis.study.noise_floor import of_other_studies
 from analysis.text import single_line
 from benchmarks import record as records
 from benchmarks.record import CellFolder, Kind, Record
-from benchmarks.record.clock import at, now
-from benchmarks.record.os_errors import because
-from benchmarks.record.own_files import NotOurs
+from benchmarks.record.lines import at, now
+from benchmarks.record.safe_files import NotOurs, because
 from conf import nccl
 from conf.options import Refused
 from conf.resolve import checked

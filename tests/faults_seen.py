@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks.record import read_lines
-from benchmarks.record.raw_files import DAMAGED, read_text, sha256
+from benchmarks.record.folder import DAMAGED, read_text, sha256
 
 ORPHANS_S = 10.0  # after the launcher's end
 ENDED_S, BEYOND_DEADLINE_S = (

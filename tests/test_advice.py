@@ -29,7 +29,7 @@ from analysis.prediction.query import Subset
 from analysis.study.study import Study, open_study
 from analysis.topology.readers import read_topology
 from benchmarks.record import write
-from benchmarks.record.cell_folder import CellFolder
+from benchmarks.record.folder import CellFolder
 from conf import schema
 from conf.command_line import normalise
 from launch.plan.plan import Request, plan

@@ -19,7 +19,7 @@ from faults_seen import until
 from hydra import compose
 from omegaconf import OmegaConf
 
-from benchmarks.record import CellFolder, own_files, read_lines, read_study
+from benchmarks.record import CellFolder, read_lines, read_study, safe_files
 from conf.command_line import normalise
 from launch import sweep
 from launch.study.background import NEEDED, BesideCells, StudyReport
@@ -114,7 +114,7 @@ def interrupts(*_):
 
 def test_a_cell_does_not_wait_for_the_store_and_its_run_is_written(run, output_dir):
     with contextlib.ExitStack() as held:
-        assert held.enter_context(own_files.locked(output_dir / ".mlflow.db.lock"))
+        assert held.enter_context(safe_files.locked(output_dir / ".mlflow.db.lock"))
         ranks_begin = (starts, lambda job: held.close())  # only now can the store be opened
         done = run(Engine(*ranks_begin, is_done, ends(0)), output_dir, 2, "report=false")
     assert done.states == ["finished", "finished"] and done.status == 0
@@ -177,7 +177,7 @@ def test_ctrl_c_in_each_phase_keeps_what_was_measured(run, output_dir, monkeypat
     held, steps, opening = contextlib.ExitStack(), [starts, is_done, ends(0)], lambda first: None
     real_log, real_write = tracker.Tracker.log, StudyReport.write
     if phase == "the store is opened":
-        assert held.enter_context(own_files.locked(output_dir / ".mlflow.db.lock"))
+        assert held.enter_context(safe_files.locked(output_dir / ".mlflow.db.lock"))
         threading.Timer(0.5, held.close).start()
         opening = interrupts
     elif phase == "a cell starts":

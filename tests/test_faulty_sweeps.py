@@ -25,7 +25,7 @@ from faults_seen import (
 
 from benchmarks import record as records
 from benchmarks.record import read_lines
-from benchmarks.record.visible import visible
+from benchmarks.record.safe_text import visible
 
 GATE = ROOT / "tests" / "faults_gate.py"
 SILENCE_S = 12.0  # a busy machine may stop a process for seconds

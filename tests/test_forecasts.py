@@ -37,7 +37,7 @@ from analysis.report.cell_numbers import cell_numbers, with_unit
 from analysis.study.study import Study
 from analysis.validity.checks import CHECKS, judge
 from benchmarks.record import FINDINGS, Validity, read, read_lines, read_study, write
-from benchmarks.record.cell_folder import CellFolder
+from benchmarks.record.folder import CellFolder
 from conf.schema import ValidityLimits
 from launch.study.forecasts import Forecasts
 from launch.tracking.mlflow_run import project

@@ -19,7 +19,8 @@ from analysis.verification.rebuild import rebuilt
 from benchmarks import record as records
 from benchmarks.agent.protocol import ready
 from benchmarks.agent.sampler import SamplingProcess
-from benchmarks.record import CellFolder, clock, read_lines
+from benchmarks.record import CellFolder, read_lines
+from benchmarks.record.lines import CLOCK_VARIABLE, beginning, now
 from conf.schema import ValidityLimits
 from launch.tracking.mlflow_run import system_series
 
@@ -169,7 +170,7 @@ input()
 
 def test_another_process_samples_and_the_tree_of_its_parent_is_the_cells_own(tmp_path):
     folder = CellFolder(tmp_path)
-    around = {**os.environ, clock.VARIABLE: repr(clock.BEGINNING - 1000)}
+    around = {**os.environ, CLOCK_VARIABLE: repr(beginning() - 1000)}
     sampling = SamplingProcess(folder, "token", [], around)
     sampling.start(lambda: None)
     first = list(read_lines(folder.cpu_samples))
@@ -180,7 +181,7 @@ def test_another_process_samples_and_the_tree_of_its_parent_is_the_cells_own(tmp
     sampling.end()
     lines = list(read_lines(folder.cpu_samples))
     assert lines[-1]["own_s"] - first[0]["own_s"] > 0.25
-    assert -1010 < lines[-1]["time"] - clock.now() < -990, "by the clock of the sweep"
+    assert -1010 < lines[-1]["time"] - now() < -990, "by the clock of the sweep"
     assert not folder.gpu_samples.exists(), "there is no GPU to sample"
     sampling.end()  # once more does nothing
 

@@ -16,7 +16,7 @@ from random import Random
 import pytest
 from hostile import MODULE, OBEYED, Request, draw
 
-from benchmarks.record.visible import visible
+from benchmarks.record.safe_text import visible
 
 CPU_SECONDS = 20.0  # of one request; planning one takes one
 MEMORY_BYTES = 1 << 30  # beside what the tests hold already

@@ -13,8 +13,8 @@ from cells import make_cell
 from analysis.report.folder import write_folder
 from benchmarks.agent import processes
 from benchmarks.rank.ranks import Reporter
-from benchmarks.record import CellFolder, Lines, RecordError, own_files, read, read_lines
-from benchmarks.record.own_files import NotOurs
+from benchmarks.record import CellFolder, Lines, RecordError, read, read_lines, safe_files
+from benchmarks.record.safe_files import NotOurs
 from conf.options import Refused
 from conf.process_env import UMASK
 from launch.study.background import update_noise_floor
@@ -51,26 +51,26 @@ def appended(path):
 
 
 def locked(path):
-    with own_files.locked(path) as ours:
+    with safe_files.locked(path) as ours:
         assert ours
 
 
 def written(path):
-    own_files.write_whole(path, b"{}")
+    safe_files.write_whole(path, b"{}")
 
 
 def moved(path):
     made = path.with_name("made")
     made.write_bytes(b"{}")
     try:
-        own_files.put_in_place(made, path)
+        safe_files.put_in_place(made, path)
     finally:
         made.unlink(missing_ok=True)
 
 
 def drawn(path):
     """The only writer that follows a link, as the user named it; the user's text at its end is no drawing."""
-    own_files.write_named(path, b"<svg></svg>")
+    safe_files.write_named(path, b"<svg></svg>")
 
 
 WRITERS = {"append": appended, "lock": locked, "write": written, "move": moved, "draw": drawn}
@@ -136,7 +136,7 @@ def test_a_folder_that_is_a_link_is_not_entered(tmp_path, mine, writer):
     (tmp_path / "ours").symlink_to(mine)
     before = seen(mine)
     if writer == "draw":
-        own_files.write_named(tmp_path / "ours" / "x.svg", b"<svg/>")  # the user named it
+        safe_files.write_named(tmp_path / "ours" / "x.svg", b"<svg/>")  # the user named it
         assert (mine / "x.svg").read_bytes() == b"<svg/>"
         return
     with pytest.raises((NotOurs, FileNotFoundError), match="ours"):
@@ -151,7 +151,7 @@ def test_the_umask_decides_who_may_read(tmp_path, mask, sticky):
         tmp_path.chmod(0o1777)
     before = os.umask(mask)
     try:
-        folder = own_files.make_folder(tmp_path / "a" / "b")
+        folder = safe_files.make_folder(tmp_path / "a" / "b")
         for name, writer in WRITERS.items():
             writer(folder / name)
     finally:
@@ -174,34 +174,34 @@ def test_an_agent_behind_a_profiler_has_the_umask_of_the_launcher():
 def test_a_drawing_takes_the_place_of_a_drawing_only(tmp_path):
     path = tmp_path / "x.svg"
     for drawing in (b'<?xml version="1.0"?>\n<svg>1</svg>', b"<svg>2</svg>"):
-        own_files.write_named(path, drawing)
+        safe_files.write_named(path, drawing)
         assert path.read_bytes() == drawing
     path.write_text("capture of nvidia-smi")
     with pytest.raises(NotOurs, match="holds something else than a drawing"):
-        own_files.write_named(path, b"<svg>3</svg>")
+        safe_files.write_named(path, b"<svg>3</svg>")
 
 
 def test_a_lock_is_waited_for_and_told_and_holds_nothing(tmp_path):
     path = tmp_path / ".lock"
-    with own_files.locked(path) as first, own_files.locked(path, 0.1) as second:
+    with safe_files.locked(path) as first, safe_files.locked(path, 0.1) as second:
         assert (first, second) == (True, False)
-    with own_files.locked(path) as again:
+    with safe_files.locked(path) as again:
         assert again
     path.write_text("text")
-    with pytest.raises(NotOurs, match="holds something"), own_files.locked(path):
+    with pytest.raises(NotOurs, match="holds something"), safe_files.locked(path):
         pass
     assert path.read_text() == "text"
 
 
 def test_a_write_that_fails_leaves_the_earlier_file_and_nothing_else(tmp_path, monkeypatch):
-    path = own_files.write_whole(tmp_path / "x.json", b"1")
+    path = safe_files.write_whole(tmp_path / "x.json", b"1")
 
     def full(descriptor):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match=r"No space left on device: '.*x.json'"):
-        own_files.write_whole(path, b"2")
+        safe_files.write_whole(path, b"2")
     assert path.read_bytes() == b"1" and list(tmp_path.iterdir()) == [path]
 
 
@@ -335,7 +335,7 @@ ROOT = Path(__file__).parent.parent
 MAKING = {"write_text", "write_bytes", "mkdir", "makedirs", "touch", "rename", "link", "symlink", "symlink_to", "hardlink_to",
           "truncate", "ftruncate", "chmod", "savefig", "save", "export_chrome_trace", "copy2", "move", "copyfile", "copytree",
           "TemporaryDirectory", "NamedTemporaryFile", "mkdtemp", "mkstemp", "FileLock"}  # fmt: skip
-# Calls outside own_files that make, replace or move a file, and why they may.
+# Calls outside safe_files that make, replace or move a file, and why they may.
 ALLOWED = {
     "analysis/bundle/archive.py": (
         {"work.mkdir", "root.mkdir", "archive.open", "tempfile.TemporaryDirectory"},
@@ -359,16 +359,16 @@ ALLOWED = {
         {"folder.mkdir", "os.open"}, "mkdir fails where anything is; the lock of a folder of ours, never through a link"
     ),
     "benchmarks/rank/host_agent.py": ({"os.open"}, "/dev/null"),
-    "benchmarks/record/cell_folder.py": (
+    "benchmarks/record/folder.py": (
         {"(self.path / part).mkdir", "path.rename", "aside.rename"}, "mkdir fails where anything is; moves inside a cell's folder"
     ),
     "benchmarks/timing/c_calls.py": (
         {"tempfile.TemporaryDirectory", "source.write_text"}, "in a scratch folder, which is removed"
     ),
     "benchmarks/training/passes.py": ({"profiler.export_chrome_trace"}, "torch writes it, into a folder made anew"),
-    "benchmarks/record/visible.py": ({"os.open"}, "/dev/null"),
-    "launch/engines/hosts.py": ({"open"}, "a descriptor that own_files opened"),
-    "launch/engines/submit.py": ({"folder.mkdir"}, "own_files then looks whether it is a folder, and no link"),
+    "benchmarks/record/safe_text.py": ({"os.open"}, "/dev/null"),
+    "launch/engines/hosts.py": ({"open"}, "a descriptor that safe_files opened"),
+    "launch/engines/submit.py": ({"folder.mkdir"}, "safe_files then looks whether it is a folder, and no link"),
     "launch/profile/profiled_pass.py": ({"folder.profile.path.rename"}, "a folder of this attempt, inside the cell's"),
     "launch/tracking/store.py": (
         {"file.parent.mkdir", "path.parent.mkdir", "os.link", "sqlite3.connect"},
@@ -420,7 +420,7 @@ def made_by(module):
 
 def test_no_other_module_makes_files_by_itself():
     found = {
-        module: {*made_by(module)} for module in calls() if not module.endswith("/own_files.py")
+        module: {*made_by(module)} for module in calls() if not module.endswith("/safe_files.py")
     }
     assert {module: made for module, made in found.items() if made} == {
         module: made for module, (made, _) in ALLOWED.items()

@@ -170,8 +170,8 @@ def test_records_of_small_batches_and_short_windows_of_an_h200_are_suspect_for_t
     judged = [(one.cell.optimize, judge(one, ValidityLimits())) for one in records]
     suspect = [(how, one) for how, one in judged if one.verdict == "suspect"]
     assert (
-        len(judged) == 48
-        and len(suspect) == 21
+        len(judged) == 45
+        and len(suspect) == 20
         and all(one.verdict != "invalid" for _, one in judged)
     )
     assert all(one.codes.keys() <= TOLD_OF_THESE for _, one in suspect)

@@ -17,7 +17,8 @@ from described import GPUS, ROOT, WITH_GPUS, described, fleet, host, interface
 from benchmarks.agent import network as probe
 from benchmarks.agent.network import Listening, interfaces, reach
 from benchmarks.agent.processes import CELL_FOLDER, Variables, merged, with_absolute_path
-from benchmarks.record import CellFolder, clock
+from benchmarks.record import CellFolder
+from benchmarks.record.lines import CLOCK_VARIABLE, beginning
 from conf.host_limits import usable_cores
 from conf.options import Refused
 from launch.engines.environment import FOREIGN, NCCL_SUBSYSTEMS, OnHost, asked, environment
@@ -220,7 +221,7 @@ def as_before(cell, machine, folder, token, surrounding):
         for name, value in surrounding.items()
         if name not in FOREIGN and not name.startswith("TORCHELASTIC_")
     }
-    own = {"RINGSIDE_TOKEN": token, clock.VARIABLE: repr(clock.BEGINNING), "PYTHONUNBUFFERED": "1"}
+    own = {"RINGSIDE_TOKEN": token, CLOCK_VARIABLE: repr(beginning()), "PYTHONUNBUFFERED": "1"}
     own |= {"PYTHONFAULTHANDLER": "1", "GLOO_SOCKET_IFNAME": "lo"}
     kept = with_absolute_path(kept)
     if cell.device == "cpu":

@@ -6,7 +6,7 @@ import hashlib
 import pytest
 
 from benchmarks.record import CellFolder, Lines, read_lines
-from benchmarks.record.raw_files import ABSENT, UNREADABLE, changed, pack, read_text, sha256
+from benchmarks.record.folder import ABSENT, UNREADABLE, changed, pack, read_text, sha256
 
 
 @pytest.fixture

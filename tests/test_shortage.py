@@ -17,8 +17,9 @@ from tracked import make_record
 
 from analysis.validity.gpu_samples import summary
 from benchmarks.agent.sampler import Sampler
-from benchmarks.record import CellFolder, Failure, clock
-from benchmarks.record.os_errors import because
+from benchmarks.record import CellFolder, Failure
+from benchmarks.record.lines import now
+from benchmarks.record.safe_files import because
 from conf.options import Refused
 from conf.schema import Tracking
 from launch.machine import shortage
@@ -147,14 +148,14 @@ def test_a_limit_that_no_cell_could_bear_is_refused(name, value, monkeypatch):
 
 
 def test_the_time_of_day_may_be_set_while_a_sweep_runs(monkeypatch):
-    before = clock.now()
+    before = now()
     assert abs(before - time.time()) < 60
     monkeypatch.setattr(time, "time", lambda: before - 3600)
-    assert 0 <= clock.now() - before < 60
+    assert 0 <= now() - before < 60
 
 
 def test_every_process_of_a_sweep_has_the_launchers_clock():
-    program = "from benchmarks.record import clock; print(clock.BEGINNING)"
+    program = "from benchmarks.record.lines import beginning; print(beginning())"
     said = subprocess.check_output(
         [sys.executable, "-c", program], env={**os.environ, "RINGSIDE_CLOCK": "1234.5"}
     )

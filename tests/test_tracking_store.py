@@ -19,7 +19,7 @@ from rich.console import Console
 from tracked import make_folder, make_record, make_sweep, runs
 
 from benchmarks import record as records
-from benchmarks.record import CellFolder, own_files
+from benchmarks.record import CellFolder, safe_files
 from conf.schema import Tracking
 from launch.machine.secrets import without_credentials
 from launch.study.identity import ProcessIdentity, Sweep
@@ -211,7 +211,7 @@ def sweep(output_dir, monkeypatch):
 def test_a_store_that_another_launcher_holds_is_written_in_the_end(sweep, output_dir, held_from):
     writer, measured, console = sweep
     holder = contextlib.ExitStack()
-    lock = own_files.locked(output_dir / ".mlflow.db.lock")
+    lock = safe_files.locked(output_dir / ".mlflow.db.lock")
     if held_from == "the start":
         assert holder.enter_context(lock)
     writer.open()
@@ -233,7 +233,7 @@ def test_waiting_for_a_holder_ends(sweep, output_dir, monkeypatch, stops):
     writer, measured, _ = sweep
     if not stops:
         monkeypatch.setattr(mlflow_writer, "LAST_WAIT_S", 0.1)
-    with own_files.locked(output_dir / ".mlflow.db.lock"):
+    with safe_files.locked(output_dir / ".mlflow.db.lock"):
         writer.open()
         writer.close(measured, [], measured, stopping=lambda: stops, report=None)
     assert "python -m launch sync" in writer.where()[0]

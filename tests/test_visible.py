@@ -21,7 +21,7 @@ from analysis.topology.drawing import draw_topology
 from analysis.topology.readers import read_topology
 from analysis.trace.drawing.timeline import _text
 from benchmarks.record import Failure
-from benchmarks.record.visible import one_line, visible
+from benchmarks.record.safe_text import one_line, visible
 from launch.tracking.mlflow_run import project
 from launch.tracking.sweep_run import summary_markdown
 

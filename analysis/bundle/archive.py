@@ -13,14 +13,14 @@ from analysis.bundle.stage import REPORT, SUMS, lay_out, named, sums
 from analysis.errors import UnreadableInput
 from analysis.verification.comparison import ABSENT, Difference
 from benchmarks.record import record_paths
-from benchmarks.record.own_files import (
+from benchmarks.record.folder import PACKED
+from benchmarks.record.safe_files import (
     NotOurs,
     make_folder,
     open_to_read,
     put_in_place,
     refuse_other,
 )
-from benchmarks.record.raw_files import PACKED
 
 SUFFIX = ".bundle.zip"
 MARK = b"Ringside bundle"  # the comment of the archive

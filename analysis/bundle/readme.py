@@ -13,7 +13,7 @@ from analysis.report.table import TEXT_LENGTH
 from analysis.study.study import Study
 from analysis.text import markdown, single_line
 from analysis.verification.verify import Verification
-from benchmarks.record.visible import visible
+from benchmarks.record.safe_text import visible
 
 CLONE = Path(__file__).parent.parent.parent
 DRAWN_BY = (

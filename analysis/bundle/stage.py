@@ -22,7 +22,7 @@ from analysis.study.noise_floor import as_json, of_other_studies
 from analysis.study.study import Study, open_study
 from analysis.verification.verify import is_sample, verify
 from benchmarks.record import CellFolder, RecordError, encoded, read, record_paths
-from benchmarks.record.raw_files import PACKED, packed_bytes, sha256, stored
+from benchmarks.record.folder import PACKED, packed_bytes, sha256, stored
 
 SUMS = "SHA256SUMS"
 REPORT = "report"

@@ -15,8 +15,8 @@ from analysis.findings.between_studies import Asked, studies_in
 from analysis.report.build import default_folder, examine, examine_several, write
 from analysis.report.figure import ON_PAGE, WIDTHS_IN
 from analysis.text import single_line
-from benchmarks.record.raw_files import sha256
-from benchmarks.record.visible import one_line
+from benchmarks.record.folder import sha256
+from benchmarks.record.safe_text import one_line
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

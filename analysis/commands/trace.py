@@ -13,7 +13,7 @@ from analysis.trace.model import Trace
 from analysis.trace.source import load_trace
 from analysis.trace.steps import within_steps
 from analysis.trace.summary import TraceSummary, summarize
-from benchmarks.record.own_files import write_named
+from benchmarks.record.safe_files import write_named
 
 _RANK_HEADINGS: tuple[str, ...] = (
     "communication ms",

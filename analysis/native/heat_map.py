@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 from analysis.native.p2p import Matrices
 from analysis.topology.model import Device, Topology
-from benchmarks.record.own_files import write_named
-from benchmarks.record.visible import visible
+from benchmarks.record.safe_files import write_named
+from benchmarks.record.safe_text import visible
 
 _SQUARE = 0.62  # inches
 _MARGINS = (0.55, 0.15, 0.5, 0.62)  # inches left, right, below, above one matrix

@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from benchmarks.record.own_files import make_folder, refuse_other
+from benchmarks.record.safe_files import make_folder, refuse_other
 
 PAGE = "index.html"
 OLDER_PAGE = "· Ringside</title>"  # of versions whose page lists no files

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from analysis.study.provenance import gpus_of, mapping
 from benchmarks.record import Record, metrics
-from benchmarks.record.own_files import open_to_read
+from benchmarks.record.safe_files import open_to_read
 from conf.cell import Cell
 
 FEWEST = 3  # degrees of freedom below which the numbers of GPUs are pooled, and below which there is no floor

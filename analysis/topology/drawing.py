@@ -24,8 +24,8 @@ from analysis.topology.model import (
     nvlink_count,
     quality,
 )
-from benchmarks.record.own_files import write_named
-from benchmarks.record.visible import visible
+from benchmarks.record.safe_files import write_named
+from benchmarks.record.safe_text import visible
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -16,7 +16,7 @@ from pathlib import Path
 from analysis.errors import UnreadableInput
 from analysis.trace.nsys_tables import Export, open_export, quoted
 from analysis.trace.source import plain_export
-from benchmarks.record.own_files import put_in_place
+from benchmarks.record.safe_files import put_in_place
 
 # table: the columns that may hold text; all others are kept where they hold numbers. Every value of another type goes.
 _KEPT: dict[str, tuple[str, ...]] = {

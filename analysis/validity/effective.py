@@ -23,8 +23,7 @@ from analysis.validity.hosts import (
 )
 from analysis.validity.settings import check_setting
 from benchmarks.record import CellFolder, Record
-from benchmarks.record.cell_folder import ONCE
-from benchmarks.record.raw_files import read_text
+from benchmarks.record.folder import ONCE, read_text
 
 
 def read_logs(folder: CellFolder, hosts: Sequence[str] = ()) -> NcclLog | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from analysis.verification.comparison import same
 from analysis.verification.verify import QUOTIENTS, is_sample, quotient
 from benchmarks.record import CellFolder, Record, read_line
-from benchmarks.record.raw_files import DAMAGED, changed, open_raw
+from benchmarks.record.folder import DAMAGED, changed, open_raw
 
 CODE = "does_not_verify"
 # What a report reads of raw files: as much as a report of some hundred cells, in a tenth of the time that it takes.

@@ -18,7 +18,7 @@ from analysis.validity.checks import judged, limits_of
 from analysis.verification.complete import INCOMPLETE, complete, lines_of_ranks
 from benchmarks.derived import FIELDS, IncompleteLines, RankLines, function_of, result_line
 from benchmarks.record import CellFolder, Kind, Record, decoded
-from benchmarks.record.raw_files import found, stored
+from benchmarks.record.folder import find_raw, stored
 
 PROFILED = "profiled"  # the code of the finding that a profiled pass leaves
 # Metrics of the samples of the GPUs.
@@ -124,7 +124,7 @@ def _add_trace(made: Rebuilt, record: Record, folder: CellFolder) -> None:
         path /= "trace.sqlite.gz"
         is_here = path.is_file()
     else:
-        is_here = bool(found(path, "rank*.json"))
+        is_here = bool(find_raw(path, "rank*.json"))
     if not is_here:
         _keep(
             made, record, "metrics", [name for name in record.metrics if name.startswith("trace/")]

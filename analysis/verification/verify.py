@@ -13,10 +13,9 @@ from analysis.verification.comparison import ABSENT, Difference, leaves, same, s
 from analysis.verification.rebuild import NotRecomputable, Rebuilt, rebuilt
 from benchmarks.derived import IncompleteLines
 from benchmarks.record import CellFolder, Record, RecordError, read, record_paths
-from benchmarks.record.cell_folder import SAMPLES
+from benchmarks.record.folder import ABSENT as NOT_THERE
+from benchmarks.record.folder import SAMPLES, changed
 from benchmarks.record.metrics import since
-from benchmarks.record.raw_files import ABSENT as NOT_THERE
-from benchmarks.record.raw_files import changed
 
 RECORD = "record.json"
 # What raw files that hold something else than Ringside wrote may raise.

@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 
 from benchmarks.agent.protocol import Outbox, Say
-from benchmarks.record.os_errors import because
+from benchmarks.record.safe_files import because
 
 # Bridges and tunnels inside a host, of containers and virtual machines, as their programs name them.
 INNER = (

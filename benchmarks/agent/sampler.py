@@ -20,7 +20,7 @@ import psutil
 from benchmarks.agent.protocol import ready
 from benchmarks.agent.scratch import remove_left
 from benchmarks.record import CellFolder, Kind, Lines
-from benchmarks.record.clock import now
+from benchmarks.record.lines import now
 from conf.process_env import TOKEN
 
 PERIOD_SECONDS = 0.5

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.agent.protocol import CHUNK_BYTES, MOST_BYTES
-from benchmarks.record import CellFolder, own_files
+from benchmarks.record import CellFolder, safe_files
 
 PREFIX = "ringside-"
 # What ranks, their agent and the sampler write; a launcher takes nothing else.
@@ -50,7 +50,7 @@ class Scratch:
         )  # hosts may share a folder
         folder.mkdir(mode=0o700)  # new: nobody else's
         try:
-            scratch = Scratch(folder, own_files.open_own(folder / LOCK))
+            scratch = Scratch(folder, safe_files.open_own(folder / LOCK))
         except OSError:
             shutil.rmtree(folder, ignore_errors=True)
             raise
@@ -58,7 +58,7 @@ class Scratch:
             fcntl.flock(scratch._lock, fcntl.LOCK_EX)
             CellFolder(folder).make()
             for name, text in files.items():
-                own_files.write_whole(folder / name, text.encode())
+                safe_files.write_whole(folder / name, text.encode())
         except OSError:
             scratch.remove()
             raise
@@ -92,14 +92,14 @@ class Scratch:
 
     def _grown(self, name: str) -> Iterator[dict[str, Any]]:
         sent = self._sent.get(name, 0)
-        with own_files.open_to_read(self.folder / name) as file:
+        with safe_files.open_to_read(self.folder / name) as file:
             file.seek(sent)
             while data := file.read(CHUNK_BYTES):
                 yield {"name": name, "at": sent, "data": base64.b64encode(data).decode()}
                 sent = self._sent[name] = sent + len(data)
 
     def _replaced(self, name: str) -> Iterator[dict[str, Any]]:
-        with own_files.open_to_read(self.folder / name) as file:
+        with safe_files.open_to_read(self.folder / name) as file:
             found = os.fstat(file.fileno())
             state = found.st_ino, found.st_mtime_ns
             if self._seen.get(name) != state:

@@ -35,8 +35,8 @@ from benchmarks.agent.scratch import Scratch
 from benchmarks.rank import worker
 from benchmarks.rank import worker as lifetime
 from benchmarks.rank.worker import write_to
-from benchmarks.record import CellFolder, Kind, clock, read_lines, write_json
-from benchmarks.record.clock import now
+from benchmarks.record import CellFolder, Kind, read_lines, write_json
+from benchmarks.record.lines import CLOCK_VARIABLE, begin_again, now
 from conf.cell import Cell
 from conf.process_env import LAUNCHER, STARTER, TOKEN, UMASK
 from conf.targets import locate
@@ -384,7 +384,7 @@ class RunningCell:
         self._sampling: SamplingProcess | None = None
         if message.get("sampled") is not None:
             around = os.environ | {
-                clock.VARIABLE: str(message["environment"]["set"][clock.VARIABLE])
+                CLOCK_VARIABLE: str(message["environment"]["set"][CLOCK_VARIABLE])
             }
             self._sampling = SamplingProcess(self._folder, self.token, message["sampled"], around)
             self._sampling.start(give_sign)
@@ -483,7 +483,7 @@ def _be_the_cell(
             os.close(descriptor)
         write_to(folder.agent_log)
         early = _set_environment(message["environment"], str(message["cell"]), folder.path)
-        clock.begin_again()
+        begin_again()
         lifetime.die_with_parent()
         if early:
             print(

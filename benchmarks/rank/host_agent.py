@@ -33,7 +33,7 @@ from benchmarks.agent.protocol import (
 from benchmarks.rank import cell_process as rendezvous
 from benchmarks.rank import worker as lifetime
 from benchmarks.rank.cell_process import RunningCell
-from benchmarks.record.os_errors import because
+from benchmarks.record.safe_files import because
 from conf.cell import Cell
 from conf.process_env import NO_TOKEN, STARTER, TOKEN
 from conf.targets import locate

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from benchmarks.record import CellFolder, Kind, Lines, own_files
-from benchmarks.record.clock import now
+from benchmarks.record import CellFolder, Kind, Lines, safe_files
+from benchmarks.record.lines import now
 from trainers import collectives as told
 from trainers import memory as shared_memory
 
@@ -128,7 +128,7 @@ class Reporter:
         self._lines = Lines(folder.rank_lines(rank))
         self.folder = folder
         # Beats are too far apart to show which of several stopped ranks is behind; this file always holds the count.
-        self._count = own_files.open_own(folder.rank_count(rank), append=False)
+        self._count = safe_files.open_own(folder.rank_count(rank), append=False)
         os.pwrite(self._count, COUNT_FORMAT % 0, 0)
         self._phase = "start"
         self._iterations = 0
@@ -156,7 +156,7 @@ class Reporter:
 
     def output(self, text: str) -> None:
         """Write what the benchmark prints. The launching process shows it when the cell has ended. One rank calls it."""
-        own_files.write_whole(self.folder.output, f"{text}\n".encode())
+        safe_files.write_whole(self.folder.output, f"{text}\n".encode())
 
     def block(self, purpose: str, block: Block, images: int, **facts: Any) -> None:
         """Write the samples of a window, and `facts` of what was timed; `images` (or samples) are those of its counted steps."""

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.rank import stacks as asked
-from benchmarks.record import CellFolder, Kind, own_files
-from benchmarks.record.clock import now
+from benchmarks.record import CellFolder, Kind, safe_files
+from benchmarks.record.lines import now
 from conf.process_env import CLOCK_BOUND, STARTER
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def main(folder: Path, numbers: Sequence[int], started: str = "exec") -> int:
 
 def write_to(log: Path) -> None:
     """Have what this process prints go to a log of its own. Raises OSError."""
-    descriptor = own_files.open_own(log)
+    descriptor = safe_files.open_own(log)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)

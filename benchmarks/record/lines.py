@@ -1,18 +1,22 @@
-"""JSON lines that only grow: what ranks, servers, the GPU sampler and the journal write. A torn line is lost, never half read."""
+"""JSON lines that only grow: what ranks, servers, the GPU sampler and the journal write.
+
+A torn line is lost, never half read. The clock of their times is here too.
+"""
 
 import contextlib
 import gzip
 import json
 import os
+import time
 import zlib
 from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from benchmarks.record import own_files
+from benchmarks.record import safe_files
 from benchmarks.record.encoding import DEEPEST, encoded, restored
-from benchmarks.record.raw_files import open_raw, stored
+from benchmarks.record.folder import open_raw, stored
 
 MOST_LEVELS = DEEPEST - 20  # of what a line holds; a record has it further inside
 
@@ -66,14 +70,13 @@ class Lines:
 
     def __init__(self, path: Path) -> None:
         """Open for appending; the folder exists. Raises OSError, and NotOurs for what no lines of ours can be in."""
-        self._file = os.fdopen(own_files.open_own(path), "ab", buffering=0)
+        self._file = os.fdopen(safe_files.open_own(path), "ab", buffering=0)
         self._torn = _torn(self._file.fileno())
 
     def write(self, kind: str, time: float, **content: Any) -> None:
         """Append one line; readers see it at once, it is on disk after `sync`. Raises OSError."""
-        data = encoded(
-            {"kind": str(kind.value) if isinstance(kind, Kind) else kind, "time": time, **content}
-        )
+        name = kind.value if isinstance(kind, Kind) else kind
+        data = encoded({"kind": name, "time": time, **content})
         if self._torn:  # by a crash or a full disk: a line of its own for what comes next
             data = b"\n" + data
         self._torn = True
@@ -102,8 +105,8 @@ def read_line(text: str | bytes) -> dict[str, Any] | None:
         line = json.loads(text)
         if not isinstance(line, dict) or not isinstance(line.get("kind"), str):
             return None
-        time = line.get("time")
-        if not isinstance(time, int | float) or isinstance(time, bool):
+        moment = line.get("time")
+        if not isinstance(moment, int | float) or isinstance(moment, bool):
             return None
         return {name: restored(value, MOST_LEVELS) for name, value in line.items()}
     except (ValueError, RecursionError):
@@ -122,3 +125,38 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
             line = read_line(text)
             if line is not None:
                 yield line
+
+
+# One clock for a sweep: the time of day when its launcher began, plus what a clock that never
+# jumps says since. The time of day may be set while a cell runs: durations would be negative then.
+
+# The launcher's `beginning`, for the processes of its cells.
+CLOCK_VARIABLE = "RINGSIDE_CLOCK"
+
+
+def now() -> float:
+    """Return seconds since 1970, in which the launcher and all processes of its cells agree."""
+    return at(time.monotonic())
+
+
+def at(monotonic_s: float) -> float:
+    """Return the seconds since 1970 at which this host's monotonic clock said so many seconds."""
+    return _beginning + monotonic_s
+
+
+def beginning() -> float:
+    """Return when the monotonic clock of this host was 0, in seconds since 1970."""
+    return _beginning
+
+
+def begin_again() -> None:
+    """Take the launcher's beginning from the environment, in a process forked from another."""
+    global _beginning
+    _beginning = _read_beginning()
+
+
+def _read_beginning() -> float:
+    return float(os.environ.get(CLOCK_VARIABLE) or time.time() - time.monotonic())
+
+
+_beginning = _read_beginning()

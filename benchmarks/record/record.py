@@ -18,9 +18,9 @@ from typing import Annotated, Any, TypedDict
 import msgspec
 from msgspec import Meta
 
-from benchmarks.record import own_files
-from benchmarks.record.cell_folder import CellFolder, record_paths
+from benchmarks.record import safe_files
 from benchmarks.record.encoding import NOT_FINITE, encoded, refuse_deep, restored
+from benchmarks.record.folder import CellFolder, record_paths
 from benchmarks.record.shapes import Checks, Effective, Environment, Predicted, RankFacts
 from benchmarks.record.table_shapes import Number, Tables
 from conf.cell import ONLY_IF_SAID, Cell, Network, Optimizer
@@ -182,7 +182,7 @@ def write(folder: CellFolder, record: Record) -> Path:
 
 def write_json(path: Path, content: Mapping[str, Any]) -> Path:
     """Write one JSON object whole or not at all; return its path. Raises OSError."""
-    return own_files.write_whole(path, encoded(content, indent=1))
+    return safe_files.write_whole(path, encoded(content, indent=1))
 
 
 def read(path: Path) -> Record:
@@ -192,7 +192,7 @@ def read(path: Path) -> Record:
         RecordError: unreadable, no record, damaged, or of a schema that is not read here.
     """
     try:
-        with own_files.open_to_read(path) as file:
+        with safe_files.open_to_read(path) as file:
             text = file.read().decode("utf-8")
         content = json.loads(text)
     except (OSError, ValueError, RecursionError) as error:

@@ -13,7 +13,7 @@ import torch
 from torch.profiler import ProfilerActivity, record_function
 
 from benchmarks.rank.ranks import Ranks, Reporter, Result
-from benchmarks.record.raw_files import pack
+from benchmarks.record.folder import pack
 from conf.cell import Cell
 from trainers.step import Mark, Training, unmarked
 from trainers.strategy import Strategy

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from analysis.console import console
-from benchmarks.record.visible import forgive
+from benchmarks.record.safe_text import forgive
 from conf import groups, subsets
 from conf.command_line import GROUPS, CommandLine
 from conf.options import Refused, accepted, closest, metadata_of

@@ -3,8 +3,8 @@
 import io
 from typing import TextIO
 
-from benchmarks.record.visible import close_quietly as close_quietly
-from benchmarks.record.visible import forgive
+from benchmarks.record.safe_text import close_quietly as close_quietly
+from benchmarks.record.safe_text import forgive
 
 
 class ResilientStream(io.TextIOBase):

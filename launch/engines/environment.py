@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.agent.processes import Variables, merged
-from benchmarks.record import CellFolder, clock, own_files
+from benchmarks.record import CellFolder, safe_files
+from benchmarks.record.lines import CLOCK_VARIABLE, beginning
 from conf.cell import Cell
 from conf.process_env import TOKEN
 from launch.machine.devices import Machine
@@ -83,7 +84,7 @@ def of_every_cell(machine: Machine, surrounding: Mapping[str, str]) -> dict[str,
 
 def _ours(machine: Machine) -> dict[str, str]:
     own = {
-        clock.VARIABLE: repr(clock.BEGINNING),
+        CLOCK_VARIABLE: repr(beginning()),
         "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",
     }
@@ -202,7 +203,7 @@ def _serves(folder: Path) -> bool:
     if not PLAIN.fullmatch(str(folder)):
         return False
     try:
-        own_files.make_folder(folder, mode=0o700)
+        safe_files.make_folder(folder, mode=0o700)
         found, system = folder.stat(), os.statvfs(folder)
     except OSError:
         return False

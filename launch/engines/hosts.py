@@ -23,8 +23,9 @@ from benchmarks.agent import processes
 from benchmarks.agent.processes import CELL_FOLDER, Variables
 from benchmarks.agent.protocol import LONGEST_SILENCE_S, Do, Inbox, Say
 from benchmarks.agent.scratch import HANDED_ON
-from benchmarks.record import CellFolder, clock, own_files, write_json
+from benchmarks.record import CellFolder, safe_files, write_json
 from benchmarks.record.encoding import decoded, encoded
+from benchmarks.record.lines import CLOCK_VARIABLE, beginning, now
 from conf import schema
 from conf.cell import Cell
 from conf.options import Refused, expand_path
@@ -249,7 +250,7 @@ class RemoteHost:
 
     def is_lost(self, why: str, silent_s: float) -> None:
         """Take the host as lost, unheard for so many seconds. The first reason stays."""
-        self.lost = self.lost or Lost(f"host {self.name} is lost: {why}", clock.now() - silent_s)
+        self.lost = self.lost or Lost(f"host {self.name} is lost: {why}", now() - silent_s)
 
     def is_still_lost(self, why: str) -> None:
         """Add to why the host is lost, which it is."""
@@ -269,8 +270,8 @@ class RemoteHost:
             answer = self.channel.answer(Say.TIME, answer_s)
             answers.append((time.monotonic() - sent, sent, float(answer["monotonic"])))
         took_s, sent, there = min(answers)
-        beginning = clock.BEGINNING + sent + took_s / 2 - there  # when its monotonic clock was 0
-        self.clock = {clock.VARIABLE: repr(beginning), CLOCK_BOUND: repr(took_s / 2)}
+        host_beginning = beginning() + sent + took_s / 2 - there  # when its monotonic clock was 0
+        self.clock = {CLOCK_VARIABLE: repr(host_beginning), CLOCK_BOUND: repr(took_s / 2)}
 
 
 def first_lost(hosts: Iterable[RemoteHost], lost_after_s: float) -> Lost | None:
@@ -341,9 +342,9 @@ class CellOnHost:
         if path == self.folder.failures:
             self._add_failures(data)
         elif at is None:
-            own_files.write_whole(path, data)
+            safe_files.write_whole(path, data)
         else:
-            descriptor = own_files.open_own(path)
+            descriptor = safe_files.open_own(path)
             with open(descriptor, "ab", buffering=0) as file:  # noqa: PTH123
                 if file.seek(0, 2) != at:
                     raise ValueError(
@@ -492,8 +493,8 @@ class HostsEngine:
         lost = {name: one.heard for name in names if (one := self._hosts[name].lost)}
         end_agents([self._hosts[name] for name in lost])
         # One that was busy was heard until when it would be again.
-        until = min(clock.now(), max(lost.values(), default=0.0)) + LONGEST_SILENCE_S
-        while lost and not stopping() and clock.now() < until:
+        until = min(now(), max(lost.values(), default=0.0)) + LONGEST_SILENCE_S
+        while lost and not stopping() and now() < until:
             time.sleep(0.1)
         if stopping() or not lost:
             return

@@ -13,7 +13,7 @@ from benchmarks.agent import processes
 from benchmarks.agent.processes import Variables
 from benchmarks.agent.protocol import Do, Say
 from benchmarks.agent.sampler import Sampler
-from benchmarks.record import CellFolder, own_files
+from benchmarks.record import CellFolder, safe_files
 from conf.cell import Cell
 from conf.process_env import NO_TOKEN, TOKEN
 from launch.engines.environment import ROOT, arguments, of_every_cell
@@ -207,7 +207,7 @@ class ProfiledJob(_Here):
     ) -> None:
         super().__init__(environment[TOKEN])
         self._profiler_grace_s = profiler_grace_s
-        with os.fdopen(own_files.open_own(folder.agent_log), "ab") as log:
+        with os.fdopen(safe_files.open_own(folder.agent_log), "ab") as log:
             self._agent = subprocess.Popen(
                 command, cwd=ROOT, env=processes.started_by_me(environment, through_profiler=True),
                 stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,

@@ -7,7 +7,7 @@ import subprocess
 import time
 from collections.abc import Mapping
 
-from benchmarks.record.visible import one_line
+from benchmarks.record.safe_text import one_line
 from conf.options import Refused
 
 ANSWER_S = 20.0  # that a question to Slurm may take; a controller that restarts can need several

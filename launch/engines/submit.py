@@ -13,8 +13,7 @@ from contextlib import redirect_stderr, suppress
 from pathlib import Path
 from typing import Any
 
-from benchmarks.record.os_errors import because
-from benchmarks.record.own_files import make_folder
+from benchmarks.record.safe_files import because, make_folder
 from conf.options import Refused, expand_path
 from conf.schema import Config
 from conf.subsets import COUNT, is_name

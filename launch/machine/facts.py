@@ -23,7 +23,7 @@ from analysis.topology.readers import read_topology
 from benchmarks.agent.network import interfaces
 from benchmarks.record import SCHEMA_VERSION
 from benchmarks.record.encoding import encoded
-from benchmarks.record.visible import one_line
+from benchmarks.record.safe_text import one_line
 from conf import nccl
 from conf.host_limits import free_memory, free_shared_memory, usable_cores
 from conf.options import Refused

@@ -13,7 +13,7 @@ from analysis.study.provenance import NO_EFFECT, OF_A_HOST
 from analysis.text import join_words
 from benchmarks.agent.network import Interface, interface_of
 from benchmarks.record.encoding import decoded
-from benchmarks.record.visible import one_line
+from benchmarks.record.safe_text import one_line
 from conf.nccl import forbidding_multicast, refuse_multicast
 from conf.options import Refused
 from launch.machine.devices import Machine

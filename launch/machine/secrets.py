@@ -10,7 +10,7 @@ import itertools
 import re
 from collections.abc import Mapping
 
-from benchmarks.record.visible import one_line
+from benchmarks.record.safe_text import one_line
 from conf.nccl import FIELDS, OTHERS
 
 # InfiniBand's partition key (NCCL_IB_PKEY, UCX_IB_PKEY) is a setting.

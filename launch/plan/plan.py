@@ -8,7 +8,7 @@ from analysis.study.names import with_what_differs
 from analysis.study.noise_floor import of_other_studies
 from analysis.text import count
 from benchmarks.record import CellFolder
-from benchmarks.record.visible import one_line
+from benchmarks.record.safe_text import one_line
 from conf.cell import Cell
 from conf.resolve import CheckedConfig, checked, labelled, resolve, without_effect
 from conf.schema import Config, Request

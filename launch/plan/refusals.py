@@ -15,7 +15,7 @@ from typing import Any
 
 from analysis.study import noise_floor as floor_file
 from benchmarks.agent.processes import with_absolute_path
-from benchmarks.record.visible import one_line
+from benchmarks.record.safe_text import one_line
 from benchmarks.request import Room, refuse, refuse_too_little_shared
 from conf import groups, nccl
 from conf.cell import Cell

@@ -21,7 +21,7 @@ from analysis.trace.source import load_trace, of_cell
 from analysis.trace.steps import choose_window, within_steps
 from analysis.trace.summary import summarize
 from analysis.validity.evidence import SettingResult
-from benchmarks.record import CellFolder, own_files
+from benchmarks.record import CellFolder, safe_files
 from conf.cell import Cell
 from launch.profile.nsys import Nsys
 from launch.study.study import PROFILED, prepare
@@ -51,7 +51,7 @@ def profiled(cell: Cell, folder: CellFolder, nsys: Nsys | None, run: Run) -> Pro
         trace, facts = _recorded(cell, folder, nsys, run)
         trace = of_cell(trace, len(cell.every_host))
         summary = summarize(within_steps(trace))
-        own_files.write_whole(
+        safe_files.write_whole(
             folder.profile.timeline, draw_timeline(trace, choose_window(trace)).encode()
         )
     except Exception as error:  # whatever a trace holds: the timed pass is measured already

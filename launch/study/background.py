@@ -19,8 +19,8 @@ from shlex import quote
 from analysis.gc_pause import gc_paused
 from analysis.study.noise_floor import FILE, as_json, floors_of
 from analysis.study.study import Study
-from benchmarks.record import Record, own_files, write_json
-from benchmarks.record.os_errors import because
+from benchmarks.record import Record, safe_files, write_json
+from benchmarks.record.safe_files import because
 from conf.host_limits import usable_cores
 
 Job = Callable[[], object]
@@ -86,7 +86,7 @@ def update_noise_floor(
     path = study_folder.parent.resolve() / FILE  # output_dir may be a link
     shown = Study.of(records).floors.own()
     try:
-        with own_files.locked(path.with_name(f".{FILE}.lock"), LOCK_WAIT_S) as ours:
+        with safe_files.locked(path.with_name(f".{FILE}.lock"), LOCK_WAIT_S) as ours:
             if not ours:
                 raise OSError(f"another launcher has held its lock for {LOCK_WAIT_S:.0f} s")
             known = floors_of(path)

@@ -16,7 +16,7 @@ from analysis.study.noise_floor import Scatters
 from analysis.study.study import Study
 from analysis.validity.hosts import class_between
 from benchmarks.record import Record
-from benchmarks.record.clock import now
+from benchmarks.record.lines import now
 from conf.cell import Cell
 from launch.study.background import Job
 

@@ -10,7 +10,7 @@ from datetime import datetime
 import psutil
 
 from benchmarks.record import Record
-from benchmarks.record.clock import now
+from benchmarks.record.lines import now
 from launch.machine.facts import boot_id
 
 MOST_PID = 1 << 22  # Linux gives none above

@@ -1,7 +1,7 @@
 """Keep the folder of a study: a folder for each cell with its attempts, and a journal that survives the launching process.
 
 <output_dir>/<study>/journal.jsonl  what was begun and ended, and by which process; append-only
-<output_dir>/<study>/<cell>/        a cell (benchmarks.record.cell_folder)
+<output_dir>/<study>/<cell>/        a cell (benchmarks.record.folder)
 """
 
 import contextlib
@@ -28,13 +28,12 @@ from benchmarks.record import (
     Record,
     RecordError,
     decoded,
-    own_files,
     read_lines,
+    safe_files,
     write_json,
 )
-from benchmarks.record.clock import now
-from benchmarks.record.os_errors import because
-from benchmarks.record.own_files import NotOurs
+from benchmarks.record.lines import now
+from benchmarks.record.safe_files import NotOurs, because
 from conf.cell import Cell
 from conf.options import Refused, expand_path
 from conf.schema import ValidityLimits
@@ -79,7 +78,7 @@ class StudyFolder:
         self.name = name
         self.folder = study_folder(output_dir, name)
         try:
-            own_files.make_folder(self.folder)
+            safe_files.make_folder(self.folder)
             self._folder_id = _id_of(self.folder)
             self._journal = Lines(self.folder / "journal.jsonl")
         except OSError as error:
@@ -178,7 +177,7 @@ class StudyFolder:
         folder.set_aside()
         prepare(folder, cell)
         if topology := details["environment"].get("topology"):
-            own_files.write_whole(folder.topology, topology.encode())
+            safe_files.write_whole(folder.topology, topology.encode())
         write_json(folder.attempt, {"record_id": token, "started_at": now(), **details})
         self._line(Kind.BEGIN, cell=cell.folder, token=token)
         return Attempt(folder, token)
@@ -283,8 +282,8 @@ def prepare(folder: CellFolder, cell: Cell) -> CellFolder:
 @contextlib.contextmanager
 def _lock(folder: CellFolder) -> Iterator[bool]:
     """Take a cell's lock file without waiting; yield whether it is held now."""
-    own_files.make_folder(folder.path)
-    with own_files.locked(folder.lock) as ours:
+    safe_files.make_folder(folder.path)
+    with safe_files.locked(folder.lock) as ours:
         yield ours
 
 
@@ -339,7 +338,7 @@ def assemble(
     )
     record, output = complete(begun, folder, lines_of_ranks(cell, folder), known, folder_of)
     if output:
-        own_files.write_whole(folder.output, f"{output}\n".encode())
+        safe_files.write_whole(folder.output, f"{output}\n".encode())
     return record
 
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from analysis.findings.record_values import values_of
 from analysis.study.noise_floor import of_other_studies
 from benchmarks.record import Record
-from benchmarks.record.os_errors import because
+from benchmarks.record.safe_files import because
 from conf.schema import Tracking
 from launch.machine.secrets import without_credentials
 from launch.study.background import BesideCells

@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from benchmarks.record import own_files
-from benchmarks.record.cell_folder import COPIES
-from benchmarks.record.os_errors import because
-from benchmarks.record.own_files import NotOurs
+from benchmarks.record import safe_files
+from benchmarks.record.folder import COPIES
+from benchmarks.record.safe_files import NotOurs, because
 from launch.machine.secrets import without_credentials
 
 if TYPE_CHECKING:
@@ -196,7 +195,7 @@ def store_lock(path: Path, store: Path | None = None) -> Iterator[None]:
         _refuse_gone(store)
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with own_files.locked(path.parent.resolve() / path.name, STORE_LOCK_WAIT_S) as ours:
+        with safe_files.locked(path.parent.resolve() / path.name, STORE_LOCK_WAIT_S) as ours:
             if not ours:
                 held = f"another process has held {path} for {STORE_LOCK_WAIT_S:.0f} s"
                 raise StoreBusy(held)
@@ -273,7 +272,7 @@ def _make(file: Path, artifacts: Path) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     folder = file.parent.resolve()  # an output_dir may be a link, to a larger disk
     temporary = folder / f".{file.name}.{secrets.token_hex(4)}"
-    descriptor = own_files.open_own(temporary)
+    descriptor = safe_files.open_own(temporary)
     event.listen(Engine, "connect", without_disk)
     try:
         make: Any = SqlAlchemyStore

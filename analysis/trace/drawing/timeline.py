@@ -14,7 +14,7 @@ from analysis.trace.intervals import NOTHING, Spans, intersect, subtract, total,
 from analysis.trace.matching import Meetings, match
 from analysis.trace.model import RankTrace, Trace
 from analysis.trace.steps import Window
-from benchmarks.record.visible import visible
+from benchmarks.record.safe_text import visible
 
 # Text of 11 px has 8 points where the drawing is as wide as a page of a paper, 7 in.
 _LEFT, _PLOT, _RIGHT = 110, 560, 20  # px

@@ -1,0 +1,384 @@
+"""The files of a cell's folder: their names, raw files read plain or packed, and their SHA-256.
+
+No other module names a file of a cell. A raw file `ranks/0.jsonl` may lie there as
+`ranks/0.jsonl.gz`: every reader names it by its plain path. Its hash is that of the plain content,
+so that packing changes no record.
+"""
+
+import fnmatch
+import gzip
+import hashlib
+import itertools
+import os
+import re
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, NamedTuple
+
+from benchmarks.record import safe_files
+
+PACKED = ".gz"
+# What a file that is damaged raises when it is unpacked.
+DAMAGED = (OSError, EOFError, zlib.error)
+ABSENT, UNREADABLE = "absent", "unreadable"
+CHUNK_BYTES = 1 << 20
+
+# Samples of every host of a cell; the first has no number.
+OF_HOSTS = ("gpus.jsonl", "gpus-[0-9]*.jsonl", "cpu.jsonl", "cpu-[0-9]*.jsonl")
+OF_HOST = re.compile(r"(?:gpus|cpu)-([1-9][0-9]{0,3})\.jsonl")
+PACKED_OF_HOSTS = tuple(f"{pattern}{PACKED}" for pattern in OF_HOSTS)
+ONCE = ".once.log"  # after the number of a process: what NCCL says once in it
+# What an attempt leaves in the folder.
+PARTS = (
+    "cell.json",
+    "attempt.json",
+    "failures.json",
+    "topology.txt",
+    *OF_HOSTS,
+    *PACKED_OF_HOSTS,
+    "output.txt",
+    "ranks",
+    "logs",
+    "nccl",
+    "tuning",
+    "profile",
+    "profile-capture-range",
+    "record.json",
+)
+# What the values of a record are derived from, by plain paths. Traces come packed already.
+SAMPLES = ("ranks/*.jsonl", *OF_HOSTS, "nccl/*.log", "tuning/nccl/*.log")
+RAW = ("cell.json", "attempt.json", *SAMPLES, "profile/trace.sqlite", "profile/rank*.json")
+# What the report and `verify` read besides.
+PUBLISHED = ("record.json", "failures.json", "topology.txt", "profile/timeline.svg")
+# What goes with the record of an attempt to where it is read.
+ARTIFACTS = (
+    "record.json",
+    "failures.json",
+    "topology.txt",
+    "*.log",
+    "logs/**/*",
+    "ranks/*.jsonl",
+    "nccl/*.log",
+    *OF_HOSTS,
+    # Never the report of nsys itself: it holds the environment of what it traced.
+    "profile/trace.sqlite.gz",
+    "profile/rank*.json.gz",
+    "profile/timeline.svg",
+    *(f"{pattern}{PACKED}" for pattern in SAMPLES),
+)
+# Where they are gathered before the folder gets its number: a launcher may die between two moves.
+ASIDE = ".aside"
+# MLflow's folder in an output_dir, beside the studies. It holds a copy of every record.
+COPIES = "mlartifacts"
+
+
+class LostSamples(NamedTuple):
+    """Whether a file of samples of the GPUs, or of the CPU's load, is missing."""
+
+    gpus: bool
+    cpu: bool
+
+
+class _File:
+    """An attribute of a CellFolder: the path of a file with a fixed name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, folder: "CellFolder", owner: type) -> Path:
+        return folder.path / self.name
+
+
+class _Pass:
+    """An attribute of a CellFolder: the folder of an untimed pass, with the same files."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, folder: "CellFolder", owner: type) -> "CellFolder":
+        return CellFolder(folder.path / self.name)
+
+
+@dataclass(frozen=True)
+class CellFolder:
+    """The folder of a cell, of one of its earlier attempts, or of an untimed pass inside it."""
+
+    path: Path
+
+    cell = _File("cell.json")  # what is asked of the ranks
+    attempt = _File("attempt.json")  # who measures it, when, where; exists from the beginning on
+    record = _File("record.json")  # of the newest attempt, once it is closed
+    failures = _File("failures.json")  # {rank: {status, time}} of those that failed first
+    output = _File("output.txt")  # what the benchmark prints
+    topology = _File("topology.txt")  # of the machine
+    gpu_samples = _File("gpus.jsonl")  # clocks, power and load of the GPUs, of the first host
+    cpu_samples = _File("cpu.jsonl")  # load of the CPU, the cell's own and all
+    agent_log = _File("logs/agent.log")  # what the agent printed
+    nccl_conf = _File("nccl/nccl.conf")  # empty, stands in for the user's ~/.nccl.conf
+    lock = _File(".lock")  # its lock says who measures the cell
+    timeline = _File("timeline.svg")  # one step, in the folder of a profiled pass
+    tuning = _Pass("tuning")  # in which NCCL names its choices
+    profile = _Pass("profile")  # under a profiler
+    profile_in_vain = _Pass("profile-capture-range")  # a first profiled pass without a trace
+
+    def gpu_samples_of(self, host: int) -> Path:
+        """Return the path of the samples of a host's GPUs, by its place in Cell.every_host."""
+        return self.path / _numbered("gpus", host)
+
+    def cpu_samples_of(self, host: int) -> Path:
+        """Return the path of the samples of the CPU's load on a host."""
+        return self.path / _numbered("cpu", host)
+
+    def rank_lines(self, rank: int) -> Path:
+        """Return the path of the lines of a rank; servers have the numbers behind the ranks."""
+        return self.path / "ranks" / f"{rank}.jsonl"
+
+    def rank_count(self, rank: int) -> Path:
+        """Return the path of a rank's number of iterations, which is always up to date."""
+        return self.path / "ranks" / f"{rank}.count"
+
+    def rank_log(self, rank: int) -> Path:
+        """Return the path of what a rank printed."""
+        return self.path / "logs" / f"rank{rank}.log"
+
+    @property
+    def nccl_log_pattern(self) -> str:
+        """Return NCCL_DEBUG_FILE: NCCL puts the host's name and the process id into it."""
+        return str(self.path / "nccl" / "%h.%p.log")
+
+    def nccl_logs(self) -> list[Path]:
+        """Return the paths of NCCL's logs, one for each process that used NCCL.
+
+        Older ranks, which measured several cells, have one more, PID + ONCE: what NCCL had said
+        there of the whole process.
+        """
+        return find_raw(self.path, "nccl/*.log")
+
+    def all_rank_lines(self) -> list[Path]:
+        """Return the paths of the lines of every rank that wrote some, by name."""
+        return find_raw(self.path, "ranks/*.jsonl")
+
+    def rank_files_exist(self) -> bool:
+        """Return whether the ranks left anything: a look at one folder, and none at its files."""
+        return (self.path / "ranks").is_dir()
+
+    def sampled_hosts(self) -> range:
+        """Return the numbers of the hosts that may have samples; 0 for one machine."""
+        highest = 0
+        for pattern in OF_HOSTS:
+            for path in find_raw(self.path, pattern):
+                number = OF_HOST.fullmatch(path.name)
+                if number:
+                    highest = max(highest, int(number[1]))
+        return range(highest + 1)
+
+    def lost_samples(self, recorded: Iterable[str]) -> LostSamples:
+        """Return whether samples of one machine, or of a recorded host, are missing here."""
+        names = {"gpus.jsonl", "cpu.jsonl"}
+        names |= {name for name in recorded if OF_HOST.fullmatch(name)}
+        lost = [name for name in names if stored(self.path / name) is None]
+        return LostSamples(
+            any(name.startswith("gpus") for name in lost),
+            any(name.startswith("cpu") for name in lost),
+        )
+
+    def raw_files(self) -> list[Path]:
+        """Return the paths of what the record's values are derived from."""
+        paths = []
+        for pattern in RAW:
+            paths += find_raw(self.path, pattern)
+        return paths
+
+    def raw_sha256(self) -> dict[str, str]:
+        """Return the SHA-256 of every raw file, by its path in this folder."""
+        return {path.relative_to(self.path).as_posix(): sha256(path) for path in self.raw_files()}
+
+    def pack(self) -> int:
+        """Pack every file of samples. Return how many bytes that saved.
+
+        Raises OSError; what could not be packed stays plain.
+        """
+        saved = 0
+        for pattern in SAMPLES:
+            for path in find_raw(self.path, pattern):
+                saved += pack(path)
+        return saved
+
+    def published(self) -> list[Path]:
+        """Return the plain paths of what checks the record and makes the report again; no links.
+
+        What ranks printed (logs) is not among them: a user's code may print anything.
+        """
+        paths = set()
+        for pattern in (*RAW, *PUBLISHED):
+            for path in find_raw(self.path, pattern):
+                file = stored(path)
+                if file is not None and self._is_own_file(file):
+                    paths.add(path)
+        return sorted(paths)
+
+    def artifacts(self) -> list[Path]:
+        """Return the regular files of this folder that go with its record; no links."""
+        paths = set()
+        for pattern in ARTIFACTS:
+            paths |= {path for path in self.path.glob(pattern) if self._is_own_file(path)}
+        return sorted(paths)
+
+    def _is_own_file(self, path: Path) -> bool:
+        """Tell whether a path of this folder is a regular file that no link leads to."""
+        inside = self.path.resolve() / path.relative_to(self.path)
+        return path.is_file() and path.resolve() == inside
+
+    def make(self) -> "CellFolder":
+        """Make the folders that ranks write to, and the empty nccl.conf; return self.
+
+        Raises OSError.
+        """
+        safe_files.make_folder(self.path)
+        for part in ("ranks", "logs", "nccl"):
+            # new: nothing of an earlier attempt is in it, and it is no link
+            (self.path / part).mkdir()
+        safe_files.write_whole(self.nccl_conf, b"")
+        return self
+
+    def earlier_attempts(self) -> Iterator["CellFolder"]:
+        """Yield the folders of earlier attempts."""
+        for path in sorted(self.path.glob("attempt-*/")):
+            yield CellFolder(path)
+
+    def set_aside(self) -> None:
+        """Move what an earlier attempt left into a folder of its own: nothing measured is lost.
+
+        Raises:
+            NotOurs: a part of it is a link.
+            OSError: it cannot be moved.
+        """
+        aside = self.path / ASIDE
+        left = []
+        if self.path.is_dir():
+            for path in sorted(self.path.iterdir()):
+                if any(fnmatch.fnmatchcase(path.name, part) for part in PARTS):
+                    left.append(path)
+        if not left and not os.path.lexists(aside):
+            return
+        for path in left:
+            if path.is_symlink():
+                raise safe_files.NotOurs(path, "is a link")
+        safe_files.make_folder(aside)
+        for path in left:
+            path.rename(aside / path.name)
+        for number in itertools.count(1):
+            attempt = self.path / f"attempt-{number}"
+            if not os.path.lexists(attempt):
+                aside.rename(attempt)
+                return
+
+
+def _numbered(kind: str, host: int) -> str:
+    if host == 0:
+        return f"{kind}.jsonl"
+    return f"{kind}-{host}.jsonl"
+
+
+def record_paths(study: Path) -> list[Path]:
+    """Return the paths of every record below a study or an output_dir, earlier attempts too."""
+    paths = study.glob("*/**/record.json")
+    return sorted(path for path in paths if COPIES not in path.relative_to(study).parts)
+
+
+def stored(path: Path) -> Path | None:
+    """Return where a raw file lies: at its path or packed beside it; None where it is not there."""
+    if path.exists():
+        return path
+    packed = _packed(path)
+    if packed.exists():
+        return packed
+    return None
+
+
+def _packed(path: Path) -> Path:
+    return path.with_name(path.name + PACKED)
+
+
+def find_raw(folder: Path, pattern: str) -> list[Path]:
+    """Return the plain paths of the raw files that a pattern names, packed ones too, by name."""
+    paths = set(folder.glob(pattern))
+    for packed in folder.glob(pattern + PACKED):
+        paths.add(packed.with_name(packed.name.removesuffix(PACKED)))
+    return sorted(paths)
+
+
+def open_raw(path: Path) -> IO[bytes]:
+    """Open a raw file by its plain path.
+
+    Raises OSError; reading a damaged packed one raises one of DAMAGED.
+    """
+    try:
+        return safe_files.open_to_read(path)
+    except FileNotFoundError:
+        packed = _packed(path)
+        safe_files.open_to_read(packed).close()  # to wait for a pipe would be for ever
+        return gzip.open(packed, "rb")  # type: ignore[return-value]
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a raw file; bytes that are no UTF-8 are replaced. Raises one of DAMAGED."""
+    with open_raw(path) as file:
+        return file.read().decode("utf-8", errors="replace")
+
+
+def sha256(path: Path) -> str:
+    """Return the SHA-256 of what a raw file holds, unpacked; ABSENT or UNREADABLE without one."""
+    digest = hashlib.sha256()
+    try:
+        with open_raw(path) as file:
+            for chunk in iter(lambda: file.read(CHUNK_BYTES), b""):
+                digest.update(chunk)
+    except FileNotFoundError:
+        return ABSENT
+    except DAMAGED:
+        return UNREADABLE
+    return digest.hexdigest()
+
+
+def changed(folder: Path, recorded: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield each raw file that does not hold what it held, and its hash now."""
+    for name, before in recorded.items():
+        now = sha256(folder / name)
+        if now != before:
+            yield name, now
+
+
+def packed_bytes(path: Path) -> bytes:
+    """Return the bytes of a raw file's packed form, by its plain path. Raises OSError.
+
+    The same content gives the same bytes.
+    """
+    if not path.exists():
+        with safe_files.open_to_read(_packed(path)) as file:
+            return file.read()
+    with safe_files.open_to_read(path) as file:
+        return gzip.compress(file.read(), mtime=0)
+
+
+def pack(path: Path) -> int:
+    """Replace a raw file by a packed one that was read again.
+
+    Returns how many bytes it saved; 0 where it was packed before.
+
+    Raises:
+        OSError: it cannot be read or written, or did not come back as it was. The plain file is
+            then still there.
+    """
+    if not path.exists():
+        return 0
+    safe_files.refuse_other(path)
+    data, packed = path.read_bytes(), _packed(path)
+    safe_files.write_whole(packed, packed_bytes(path))
+    if gzip.decompress(packed.read_bytes()) != data:
+        packed.unlink()
+        raise OSError(f"{packed}: does not hold what {path.name} holds; the plain file was kept")
+    path.unlink()
+    return len(data) - packed.stat().st_size

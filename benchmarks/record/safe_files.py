@@ -1,0 +1,253 @@
+"""Make Ringside's own files, touch nothing else, and say in plain words why a file cannot be written.
+
+What stands in the place of a file of ours and is none (a link, a folder, a device, a pipe, a file
+that has a second name) stays as it is, and so does what lies behind a folder that is a link:
+NotOurs names it. Folders and files have the mode that the umask leaves of 0777 and 0666. Only a
+user's own name for a file (`write_named`) may be a link.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import resource
+import secrets
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+POLL_SECONDS = 0.05  # between two tries to take a lock
+HEAD_BYTES = 1024  # of a drawing, which tell that it is one
+REASONS = {
+    errno.ENOSPC: "there is no space left",
+    errno.EDQUOT: "there is no space left for this user (a quota)",
+    errno.EROFS: "its file system is read-only",
+    errno.EAGAIN: "no further process or thread may be started here (ulimit -u, or pids.max of "
+    "the control group)",
+    errno.ENOMEM: "there is no memory for it (ulimit -v, or the control group's limit)",
+    errno.EIO: "its disk answers with an input/output error",
+}
+
+
+class NotOurs(OSError):
+    """Something else stands where a file or a folder of ours belongs. The message is a sentence."""
+
+    def __init__(self, path: Path, what: str) -> None:
+        """`what` ends a sentence that begins with the path: "is a link"."""
+        super().__init__(errno.EEXIST, what, str(path))
+
+    def __str__(self) -> str:
+        """Return the sentence, without the number of the error."""
+        return f"{self.filename} {self.strerror}; it is left as it is"
+
+
+def make_folder(path: Path, mode: int = 0o777) -> Path:
+    """Make a folder and those above it where they are missing; return it.
+
+    `mode` is that of the folder itself where it is made, less what the umask takes.
+
+    Raises:
+        NotOurs: a link or a file has its name.
+        OSError: it cannot be made.
+    """
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(mode, parents=True, exist_ok=True)
+    refuse_other(path, stat.S_IFDIR)
+    return path
+
+
+def refuse_other(path: Path, kind: int = stat.S_IFREG, folder: int | None = None) -> None:
+    """Refuse what stands at a path unless it is a file, or of another `kind` (stat.S_IFDIR).
+
+    `folder` is a descriptor of the folder in which to look for the path's name. Raises NotOurs.
+    """
+    name = path.name
+    if folder is None:
+        name = str(path)
+    try:
+        mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
+    except FileNotFoundError:
+        return
+    if stat.S_IFMT(mode) == kind:
+        return
+    if stat.S_ISLNK(mode):
+        raise NotOurs(path, "is a link")
+    if stat.S_ISDIR(mode):
+        raise NotOurs(path, "is a folder")
+    if kind == stat.S_IFREG:
+        raise NotOurs(path, "is no regular file")
+    raise NotOurs(path, "is no folder")
+
+
+def open_own(path: Path, append: bool = True) -> int:
+    """Open a file of ours for reading and writing, made if it is missing; return its descriptor.
+
+    Raises:
+        NotOurs: it is a link or no regular file, or a hard link gives it a second name, whose
+            content would change too.
+        OSError: it cannot be opened.
+    """
+    # a pipe without a reader is no reason to wait
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+    if append:
+        flags |= os.O_APPEND
+    with _folder_of(path) as folder:
+        # before it is opened: to open a device may do something already
+        refuse_other(path, folder=folder)
+        descriptor = os.open(path.name, flags, 0o666, dir_fd=folder)
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise NotOurs(path, "is no regular file")
+        if status.st_nlink > 1:
+            raise NotOurs(path, "has a second name (a hard link)")
+        os.set_blocking(descriptor, True)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def open_to_read(path: Path) -> IO[bytes]:
+    """Open a regular file for reading, also through links; never wait for a pipe. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise NotOurs(path, "is no regular file")
+    return os.fdopen(descriptor, "rb")
+
+
+def write_whole(path: Path, data: bytes) -> Path:
+    """Write a file whole or not at all (atomic): on disk when this returns.
+
+    Raises:
+        NotOurs: a link, or no regular file, has the name.
+        OSError: it cannot be written; an earlier file is as it was.
+    """
+    temporary = f".{path.name}.{secrets.token_hex(4)}"
+    with _folder_of(path) as folder:
+        refuse_other(path, folder=folder)
+        try:
+            descriptor = os.open(
+                temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=folder
+            )
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(descriptor)
+            os.rename(temporary, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary, dir_fd=folder)
+            raise
+        os.fsync(folder)
+    return path
+
+
+def put_in_place(made: Path, path: Path) -> None:
+    """Give a finished file, which lies on the same file system, its name. Raises as `write_whole`."""
+    with _folder_of(path) as folder:
+        refuse_other(path, folder=folder)
+        os.rename(made, path.name, dst_dir_fd=folder)
+        os.fsync(folder)
+
+
+def write_named(path: Path, drawing: bytes) -> None:
+    """Write a drawing where a user said. A link is followed, as the user named it.
+
+    Raises:
+        NotOurs: something else than such a drawing is there already.
+        OSError: it cannot be written.
+    """
+    target = Path(os.path.realpath(path))
+    mark = drawing[:4]
+    if b"<svg" in drawing[:HEAD_BYTES]:
+        mark = b"<svg"
+    with contextlib.suppress(FileNotFoundError), open_to_read(target) as file:
+        head = file.read(HEAD_BYTES)
+        if head and mark not in head:
+            raise NotOurs(path, "holds something else than a drawing")
+    write_whole(target, drawing)
+
+
+@contextlib.contextmanager
+def locked(path: Path, wait_s: float = 0.0) -> Iterator[bool]:
+    """Hold a lock file while the context is entered; yield False if it is held elsewhere for `wait_s`.
+
+    The kernel frees it when its holder ends. Raises OSError, and NotOurs for a file that holds
+    something: a lock is empty.
+    """
+    descriptor = open_own(path)
+    try:
+        if os.fstat(descriptor).st_size:
+            raise NotOurs(path, "holds something, so it is no lock of Ringside's")
+        yield _taken(descriptor, time.monotonic() + wait_s)
+    finally:
+        os.close(descriptor)
+
+
+def _taken(descriptor: int, deadline: float) -> bool:
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(POLL_SECONDS)
+
+
+@contextlib.contextmanager
+def _folder_of(path: Path) -> Iterator[int]:
+    """Open the folder of a file, which is no link. Errors inside name the whole path."""
+    try:
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except NotADirectoryError:  # what a link is too
+        if path.parent.is_symlink():
+            raise NotOurs(path.parent, "is a link") from None
+        raise NotOurs(path.parent, "is no folder") from None
+    try:
+        yield folder
+    except NotOurs:
+        raise
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
+    finally:
+        os.close(folder)
+
+
+def because(error: OSError) -> str:
+    """Return the reason of an error as the end of a sentence: what is full, at its limit or gone."""
+    if isinstance(error, NotOurs):
+        return f"{error.filename} {error.strerror}"
+    if error.errno in (errno.ENOENT, errno.ESTALE, errno.ENOTCONN) and error.filename:
+        return f"{_missing(error.filename)} is gone: removed, or no longer mounted"
+    if error.errno == errno.EFBIG:
+        limit = _limit(resource.RLIMIT_FSIZE)
+        return f"a file may not be larger than {limit} bytes here (ulimit -f)"
+    if error.errno == errno.EMFILE:
+        limit = _limit(resource.RLIMIT_NOFILE)
+        return f"a process may have no more than {limit} files open here (ulimit -n)"
+    if error.errno in REASONS:
+        return REASONS[error.errno]
+    if error.filename:
+        return f"{error.strerror or error} ({error.filename})"
+    return f"{error.strerror or error}"
+
+
+def _missing(path: str) -> Path:
+    """Return the first folder of a path that does not exist, or the path itself."""
+    absolute = Path(os.fsdecode(path)).absolute()
+    for folder in reversed(absolute.parents):
+        if not folder.exists():
+            return folder
+    return absolute
+
+
+def _limit(kind: int) -> str:
+    soft, _ = resource.getrlimit(kind)
+    if soft == resource.RLIM_INFINITY:
+        return "unlimited"
+    return f"{soft:,}"
