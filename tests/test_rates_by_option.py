@@ -41,41 +41,29 @@ def test_ways_of_making_steps_fast_by_batch_size():
     )
     assert "eager 4,683 (batch 256); graph 4,782 (batch 256)" in resnet.caption
     rows = [row for row in resnet.data.rows if row[0].endswith("· eager")]
-    assert [(row[2], round(row[3].value)) for row in rows] == [
-        (16, 554),
-        (32, 1299),
-        (64, 2110),
-        (128, 4275),
-        (256, 4683),
-    ]
-    assert (
-        len(resnet.data.rows) == len(inception.data.rows) == 20
-        and resnet.svg.count("compile_graph") == 1
-    )
+    rates = [(row[2], round(row[3].value)) for row in rows]
+    assert rates == [(16, 554), (32, 1299), (64, 2110), (128, 4275), (256, 4683)]
+    assert len(resnet.data.rows) == len(inception.data.rows) == 20
+    assert resnet.svg.count("compile_graph") == 1
     low, high = resnet.figure.axes[0].get_xlim()
     assert 8 < low < 16 and 256 < high < 512, "the curves fill the axes"
     said = sentences(found, findings_of(found), {})
-    assert (
-        "The highest rate of single runs is 6,623 images/s: resnet50 (batch 256, compile_graph)."
-        in said
-    )
+    highest = "6,623 images/s: resnet50 (batch 256, compile_graph)."
+    assert f"The highest rate of single runs is {highest}" in said
 
 
-@pytest.mark.parametrize(
-    "rows",
-    [
-        batches(8, 16),  # two values make no line
-        [
-            ([0], rate, {"optimize": how})
-            for how, rate in (("eager", 1.0), ("compile", 2.0), ("max", 3.0))
-        ],  # words
-        [([0], 10.0, {"seed": seed, "batch_size": 8 + seed}) for seed in (1, 2)],
-        [
-            ([0, 1], 10.0 * size, {"batch_size": size, "global_batch_size": 2 * size})
-            for size in (8, 16, 32)
-        ],
+WITHOUT_FIGURE = {
+    "two values make no line": batches(8, 16),
+    "words": [([0], 1.0, {"optimize": how}) for how in ("eager", "compile", "max")],
+    "two seeds": [([0], 10.0, {"seed": seed, "batch_size": 8 + seed}) for seed in (1, 2)],
+    "it follows from the batch of all": [
+        ([0, 1], 10.0 * size, {"batch_size": size, "global_batch_size": 2 * size})
+        for size in (8, 16, 32)
     ],
-)
+}
+
+
+@pytest.mark.parametrize("rows", WITHOUT_FIGURE.values(), ids=WITHOUT_FIGURE)
 def test_what_is_no_number_or_asks_nothing_has_no_figure(rows, tmp_path):
     assert section(cells(tmp_path, *rows)) is None
 

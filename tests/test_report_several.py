@@ -47,23 +47,14 @@ def written(tmp_path_factory):
 def test_what_differs_comes_first_and_then_the_sections_of_one_study(written):
     text = (written / "report.md").read_text(encoding="utf-8").replace("\u00a0", " ")
     titles = re.findall(r"^## (.*)$", text, re.MULTILINE)
-    assert titles[:4] == [
-        "The finding",
-        "The studies beside each other",
-        "Scaling",
-        "Where the rate goes",
-    ]
+    assert titles[:3] == ["The finding", "The studies beside each other", "Scaling"]
     facts = {row["fact"]: (row["study_1"], row["study_2"]) for row in rows(written, "differs")}
     assert facts["GPUs"] == ("2 × NVIDIA H200", "4 × NVIDIA H200") and "driver" not in facts
     finding = text[text.index("## The finding") : text.index("## The studies")]
-    assert (
-        "4 × H200 on vm against 2 × H200 on vm, 4 cells: slower in 4. They were not measured in turn"
-        in finding
-    )
+    compared = "4 × H200 on vm against 2 × H200 on vm, 4 cells: slower in 4."
+    assert f"{compared} They were not measured in turn" in finding
     cells = rows(written, "cells-1")
-    assert [row["verdict"] for row in cells] == ["slower"] * 4 and {
-        row["runs"] for row in cells
-    } == {"3, 3"}
+    assert [(row["verdict"], row["runs"]) for row in cells] == [("slower", "3, 3")] * 4
     assert all(float(row["difference_high"]) < 0 for row in cells)
 
 
@@ -73,9 +64,8 @@ def test_every_number_is_that_of_its_own_study(written):
     for name, folder in zip(NAMES, (TWO, FOUR), strict=True):
         for curve in findings_of(open_study(folder)).scaling.curves:
             for point in curve.points:
-                row = points[
-                    f"{point.key['strategy.name']} · {name}", ",".join(map(str, point.gpus))
-                ]
+                gpus = ",".join(map(str, point.gpus))
+                row = points[f"{point.key['strategy.name']} · {name}", gpus]
                 assert float(row["images_per_second"]) == point.rate.value
                 assert float(row["images_per_second_low"]) == point.rate.low
                 if point.efficiency is not None:
@@ -112,15 +102,10 @@ def test_machines_have_telling_names_and_borrow_no_baseline(tmp_path):
         (row["curve"], row["gpus"]): row["efficiency"] for row in table(content, "points").to_json()
     }
     assert points[names[0], "0,1"] == pytest.approx(760 / 800) and points[names[1], "0,1"] is None
-    assert [row["verdict"] for row in table(content, "cells-1").to_json()] == ["cannot tell"], (
-        "single runs: no verdict"
-    )
-    assert [row["fact"] for row in table(content, "differs").to_json()] == [
-        "GPUs",
-        "NCCL",
-        "host",
-        "GPU UUIDs",
-    ]
+    verdicts = [row["verdict"] for row in table(content, "cells-1").to_json()]
+    assert verdicts == ["cannot tell"], "single runs: no verdict"
+    facts = [row["fact"] for row in table(content, "differs").to_json()]
+    assert facts == ["GPUs", "NCCL", "host", "GPU UUIDs"]
     # The same records copied into one folder are split again.
     both = study(tmp_path / "both", [*old, *new])
     assert {side.name for side in open_sides([Asked.of(str(both))])[0]} == set(names)
@@ -137,16 +122,13 @@ def test_two_studies_of_cpu_workers_have_no_gpus(tmp_path):
     folders = []
     for name in ("a", "b"):
         cells = [([0], 100.0), ([1], 101.0), ([0, 1], 180.0)]
-        made = [
-            record(n, *cell, cell={"device": "cpu"}, environment=no_gpu)
-            for n, cell in enumerate(cells, 1)
-        ]
+        made = []
+        for number, (gpus, rate) in enumerate(cells, 1):
+            cpu = {"device": "cpu"}
+            made.append(record(number, gpus, rate, cell=cpu, environment=no_gpu))
         folders.append(study(tmp_path / name, made))
-    sides = [
-        side
-        for of_one in open_sides([Asked.of(str(folder)) for folder in folders])
-        for side in of_one
-    ]
+    by_folder = open_sides([Asked.of(str(folder)) for folder in folders])
+    sides = [side for of_folder in by_folder for side in of_folder]
     apart, shared = differing(sides)
     assert shared["GPUs"] == "none" and "CPU worker" not in f"{apart}{shared}"
     headings = {column.heading for each in examined(*folders).tables for column in each.columns}
@@ -157,28 +139,20 @@ def test_labels_of_the_user_name_the_studies_and_an_output_dir_gives_its_studies
     for name in ("eager_a", "eager_b"):
         shutil.copytree(DATA / "h200_x2" / name, tmp_path / "outputs" / name)
     cell = next((tmp_path / "outputs" / "eager_a").glob("*/record.json")).parent
-    shutil.copytree(
-        cell, tmp_path / "outputs" / "mlartifacts" / ("a" * 32) / "artifacts"
-    )  # MLflow's copy of a record
-    studies = [
-        f"{label}={tmp_path / 'outputs' / name}"
-        for label, name in (("before", "eager_a"), ("after", "eager_b"))
-    ]
+    # MLflow's copy of a record
+    shutil.copytree(cell, tmp_path / "outputs" / "mlartifacts" / ("a" * 32) / "artifacts")
+    studies = [f"before={tmp_path}/outputs/eager_a", f"after={tmp_path}/outputs/eager_b"]
     assert main(["report", *studies, "--json"]) == 0
     summary = json.loads(capsys.readouterr().out)
     assert summary["study"] == "before and after"
-    assert summary["finding"][1].startswith(
-        "after against before, 6 cells: no difference seen in 6."
-    )
+    compared = "after against before, 6 cells: no difference seen in 6."
+    assert summary["finding"][1].startswith(compared)
     page = Path(summary["report"])
-    assert page.parent.parent == tmp_path / "outputs" and page.parent.name.startswith(
-        "report-eager_a-eager_b-"
-    )
+    assert page.parent.parent == tmp_path / "outputs"
+    assert page.parent.name.startswith("report-eager_a-eager_b-")
     folder = Asked.of(str(tmp_path / "outputs"))
-    assert [side.name for side in open_sides([folder])[0]] == [
-        "2 × H200 on vm · eager_a",
-        "2 × H200 on vm · eager_b",
-    ]
+    names = [side.name for side in open_sides([folder])[0]]
+    assert names == ["2 × H200 on vm · eager_a", "2 × H200 on vm · eager_b"]
     assert default_folder([folder]).parent == (tmp_path / "outputs").resolve()
 
 
@@ -194,18 +168,13 @@ def test_the_default_folder_is_of_these_studies_alone(tmp_path):
 
 
 def test_a_legend_cuts_what_is_common_and_not_what_tells_apart():
-    machines = [
-        f"resnet50 · eager · machine 2 × H200 on vm · {gpu}"
-        for gpu in ("GPU-bee7a704", "GPU-709d8bee")
-    ]
-    assert [*legend_names(machines, 24).values()] == ["GPU-bee7a704", "GPU-709d8bee"]
+    gpus = ("GPU-bee7a704", "GPU-709d8bee")
+    machines = [f"resnet50 · eager · machine 2 × H200 on vm · {gpu}" for gpu in gpus]
+    assert [*legend_names(machines, 24).values()] == [*gpus]
     mixed = [*machines, "resnet50 · compile · machine 2 × H200 on vm · GPU-bee7a704"]
     names = legend_names(mixed, 24)
     assert len(set(names.values())) == 3 and names[mixed[2]].startswith("compile")
-    alike = [
-        "a very long name that is the same up to here 1",
-        "a very long name that is the same up to here 2",
-    ]
+    alike = [f"a very long name that is the same up to here {number}" for number in (1, 2)]
     assert len(set(legend_names(alike, 24).values())) == 2
 
 
@@ -223,15 +192,10 @@ def test_wrong_input_is_one_line_and_status_2(arguments, said, tmp_path, capsys)
     for name in ("a", "b"):
         study(tmp_path / name, [record(1, [0], 100.0)])
     (tmp_path / "empty").mkdir()
-    assert (
-        main(
-            [
-                "report",
-                *(each if each.startswith("-") else str(tmp_path / each) for each in arguments),
-            ]
-        )
-        == 2
-    )
+    command = ["report"]
+    for argument in arguments:
+        command.append(argument if argument.startswith("-") else str(tmp_path / argument))
+    assert main(command) == 2
     printed = capsys.readouterr()
     assert printed.out == "" and said in printed.err and printed.err.count("\n") == 1
 

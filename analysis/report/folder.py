@@ -18,7 +18,6 @@ from pathlib import Path
 from benchmarks.record.safe_files import make_folder, refuse_other
 
 PAGE = "index.html"
-OLDER_PAGE = "· Ringside</title>"  # of versions whose page lists no files
 _LISTED = re.compile(r'<meta name="ringside-files" content="([^"]*)">')
 
 
@@ -69,11 +68,7 @@ def _users_files(folder: Path, place: Path, files: Mapping[str, bytes]) -> list[
             f"{folder}: holds files, and no report of Ringside; nothing was written (-o names another folder)"
         )
     # A report has no links and no pipes: one with the name of its file is the user's.
-    own = {
-        name
-        for name in {*present} & {*(earlier or files)}
-        if stat.S_ISREG((place / name).lstat().st_mode)
-    }
+    own = {name for name in {*present} & earlier if stat.S_ISREG((place / name).lstat().st_mode)}
     kept = [name for name in present if name not in own]
     if both := [name for name in kept if name in files]:
         raise FileExistsError(
@@ -83,15 +78,15 @@ def _users_files(folder: Path, place: Path, files: Mapping[str, bytes]) -> list[
 
 
 def _files_of_report(page: Path) -> set[str] | None:
-    """Return the files that were written with a page; none where an older version wrote it; None for no page of Ringside's."""
+    """Return the files that were written with a page; None where it is no page of Ringside's."""
     try:
         refuse_other(page)  # to wait for a pipe would be for ever
         text = page.read_text(encoding="utf-8", errors="replace")
         if listed := _LISTED.search(text):
             return {PAGE, *map(str, json.loads(html.unescape(listed[1])))}
     except (OSError, ValueError, TypeError):
-        return None
-    return set() if OLDER_PAGE in text else None
+        pass
+    return None
 
 
 def _files_in(folder: Path) -> Iterator[str]:
