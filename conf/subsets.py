@@ -25,7 +25,7 @@ UUID = re.compile(r"(GPU|MIG)-[0-9A-Za-z-]{4,64}")
 BUS_ID = re.compile(r"([0-9A-Fa-f]{4,8}:)?[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]")
 PLAIN_WORDS = ("all", "each", "pairs", "scale")
 GPU_WORD = re.compile(
-    r"all|each|pairs|scale|classes(:[1-9][0-9]{0,3})?|(best|worst|worst_order|advise):[1-9][0-9]{0,3}"
+    r"all|each|pairs|scale|classes(:[1-9][0-9]{0,3})?|(best|worst|worst_order):[1-9][0-9]{0,3}"
 )
 # One subset is `0+3`, `[0,3]` or `'0,3'`; quotes are also accepted around each device of a list.
 TOKEN = r"[0-9A-Za-z_:.-]+"
@@ -44,12 +44,11 @@ GPU_WORDS = {
     "classes:2": "the same, pairs only",
     "best:2": "the two GPUs with the fastest links",
     "worst:2": "the two GPUs with the slowest links",
-    "advise:2": "the two GPUs that forecasts put first, by the study's cells so far; without a forecast those of best:2",
     "worst_order:4": "the GPUs of best:4 in the order that makes their ring slowest",
 }
 GPU_FORMS = (
     "write one subset as gpus=0,3, several as gpus=0+1,0+3, or a word: all, each, pairs, scale, best:2, worst:2, "
-    "advise:2, worst_order:4, classes, classes:2"
+    "worst_order:4, classes, classes:2"
 )
 
 

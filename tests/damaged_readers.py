@@ -486,7 +486,7 @@ def read_forecasts(seed, folder):
         ("predict", study),
         ("predict", study, "--holdout", "condition"),
         ("predict", study, "--gpus", "0+1,0+1+2", "--batch", "96,512"),
-        ("advise", study, "--gpus", "2"),
+        ("advise", study, "--gpus", "0+1,0+2"),
         ("seconds", study),
         ("compare", study, study),
     )

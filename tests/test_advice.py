@@ -1,4 +1,4 @@
-"""Advice: chances against closed forms, and what the commands and gpus=advise:K say of records."""
+"""Advice: chances against closed forms, and what the command says of records."""
 
 import json
 from dataclasses import replace
@@ -6,21 +6,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
 from records import make_record
 from scipy.stats import norm
 
 from analysis.__main__ import main
 from analysis.prediction.advise import (
     ForecastRequest,
-    RatePosterior,
     advise,
     candidates,
+    chances,
     farthest_class,
     machine_gpus,
-    subsets,
-    told_apart,
     topology_of,
 )
 from analysis.prediction.calibration import calibrate
@@ -30,9 +26,6 @@ from analysis.study.study import Study, open_study
 from analysis.topology.readers import read_topology
 from benchmarks.record import write
 from benchmarks.record.folder import CellFolder
-from conf import schema
-from conf.command_line import normalise
-from launch.plan.plan import Request, plan
 
 ROOT = Path(__file__).parent.parent
 DATA = ROOT / "tests" / "data"
@@ -41,60 +34,35 @@ H200, DGX1 = str(DATA / "topo_h200_x4.txt"), str(DATA / "topo_dgx1_v100.txt")
 LOC = {"NCCL_P2P_LEVEL": "LOC"}
 
 
-def posterior(means, deviations):
-    """Independent rates, as draws."""
-    normal = np.random.default_rng(5).standard_normal((len(means), 20_000))
+def independent(means, deviations):
+    """Rates, as draws."""
+    normal = np.random.default_rng(5).standard_normal((len(means), 40_000))
     rates = []
     for mean, deviation, drawn in zip(means, deviations, normal, strict=True):
         rates.append(np.concatenate([[mean], mean + deviation * drawn]))
-    return RatePosterior(rates)
+    return rates
 
 
 def test_two_independent_cells_against_closed_forms():
     """Rates 10 ± 1 and 9 ± 1: the larger of two (Clark 1961)."""
-    rates, sigma = posterior([10.0, 9.0], [1.0, 1.0]), np.sqrt(2)
-    expected = [norm.cdf(1 / sigma), norm.sf(1 / sigma)]
-    assert rates.p_fastest() == pytest.approx(expected, abs=0.02)
-    assert list(rates.p_at_least(0)) == pytest.approx([1.0, norm.sf(1 / sigma)], abs=0.02)
+    p_fastest, p_as_fast = chances(independent([10.0, 9.0], [1.0, 1.0]))
+    sigma = np.sqrt(2)
+    assert p_fastest == pytest.approx([norm.cdf(1 / sigma), norm.sf(1 / sigma)], abs=0.02)
+    assert list(p_as_fast) == pytest.approx([1.0, norm.sf(1 / sigma)], abs=0.02)
 
 
 def test_equal_cells_share_their_chance_and_rates_may_lie_below_0():
     rate = np.array([10.0, 9.0, 11.0])
-    equal = RatePosterior([rate, rate])
-    assert list(equal.p_fastest()) == pytest.approx([0.5, 0.5])
-    assert list(equal.p_at_least(0)) == [1.0, 1.0]
-    wide = posterior([10.0, 9.0], [100.0, 100.0])
-    assert sum(wide.p_fastest()) == pytest.approx(1.0) and wide.p_at_least(0)[0] == 1.0
+    p_fastest, p_as_fast = chances([rate, rate])
+    assert list(p_fastest) == [0.5, 0.5] and list(p_as_fast) == [1.0, 1.0]
+    p_fastest, p_as_fast = chances(independent([10.0, 9.0], [100.0, 100.0]))
+    assert sum(p_fastest) == pytest.approx(1.0) and p_as_fast[0] == 1.0
 
 
-def pairs_of(calibration, topology):
-    gpus, machine = topology.gpus, calibration.machine
-    return [subset.members for subset in subsets(calibration, topology, gpus, 2, machine)]
-
-
-def test_subsets_that_forecasts_tell_apart():
-    calibration, h200 = calibrate(open_study(WATERFALL)), read_topology(H200)
-    assert len(pairs_of(calibration, h200)) == 6  # all four ran alone
+def test_the_farthest_link_of_several_gpus():
     topology = read_topology(DGX1)
-    pairs = pairs_of(calibrate(open_study(SETTINGS)), topology)
-    assert pairs[0] == (0, 3)  # the best links; no GPU ran alone, so one pair of each kind of link
-    assert {farthest_class(topology, pair) for pair in pairs} == {"NV2", "NV1", "SYS"}
-    with pytest.raises(ValueError, match="has 4 GPUs; accepted are 1 to 4"):
-        subsets(calibration, h200, h200.gpus, 5, calibration.machine)
-    with pytest.raises(ValueError, match=r"names its GPUs; accepted are subsets, as 0\+1"):
-        subsets(calibration, None, (), 1, calibration.machine)
-
-
-def test_subsets_that_are_alike_to_a_forecast_stand_for_each_other():
-    """All four ran alone in eager mode; compiled only GPU 0 did."""
-    calibration, topology = calibrate(open_study(DATA / "h200_x4" / "scaling")), read_topology(H200)
-    chosen = [Subset(2, members=pair) for pair in pairs_of(calibration, topology)]
-    request = ForecastRequest(chosen, topology=topology, every_option=True)
-    members = {}
-    for workload, several in candidates(calibration, request).items():
-        kept = told_apart(calibration, several)
-        members[str(workload)] = [candidate.query.members for candidate in kept]
-    assert len(members["resnet50"]) == 6 and members["resnet50 compile"] == [(0, 1), (0, 2)]
+    assert {farthest_class(topology, (0, other)) for other in (1, 3, 5)} == {"NV1", "NV2", "SYS"}
+    assert farthest_class(topology, (0, 99)) is None and farthest_class(None, (0, 1)) is None
 
 
 def advice_on(study, pairs, settings=({},), **asked):
@@ -176,12 +144,6 @@ def test_an_advice_is_for_the_machine_of_most_cells():
     assert topology_of(study, "other").gpus == tuple(range(8))
     assert topology_of(study, "nowhere") is None
     assert machine_gpus(study, "vm") == (0, 1, 2, 3)
-    with pytest.raises(
-        ValueError, match="--gpus 5: vm, where most cells of the study ran, has 4 G"
-    ):
-        subsets(calibration, topology, topology.gpus, 5, "vm")
-    assert len(subsets(calibration, topology, topology.gpus, 2, "vm")) == 6, "all ran alone here"
-    assert len(subsets(calibration, topology, topology.gpus, 2, "other")) == 1, "and none there"
 
 
 def placed(study, folder):
@@ -192,16 +154,11 @@ def placed(study, folder):
     return str(folder)
 
 
-def test_the_machines_of_a_study_are_said_and_placement_is_by_the_one_with_this_topology(
-    tmp_path, capsys
-):
+def test_the_machines_of_a_study_are_said(tmp_path, capsys):
     folder = placed(of_two_machines(), tmp_path / "several")
-    assert main(["advise", folder, "--gpus", "4"]) == 0
+    assert main(["advise", folder, "--gpus", "0+1+2+3"]) == 0
     words = "the study has cells of 2 machines: this is for vm, where most of them ran"
     assert words in capsys.readouterr().out
-    for topology, words in ((H200, "GPUs 2,3 are"), (DGX1, "GPUs 0,3 are")):
-        assert main(["place", "--gpus", "2", "--topology", topology, "--study", folder]) == 0
-        assert f"By forecasts of resnet50: {words}" in capsys.readouterr().out
 
 
 def alone_on_the_cpu(folder, strategy="nccl_allreduce"):
@@ -234,7 +191,7 @@ def alone_on_the_cpu(folder, strategy="nccl_allreduce"):
 def test_a_study_of_one_worker_is_advised_and_forecast_without_words_on_wires(tmp_path, capsys):
     """Nothing there waits for others or has a wire, and no cell can be held out."""
     study = alone_on_the_cpu(tmp_path / "alone")
-    assert main(["advise", study, "--gpus", "1"]) == 0
+    assert main(["advise", study, "--gpus", "0"]) == 0
     printed = capsys.readouterr().out
     first = "First is nccl_allreduce on CPU worker 0 with batch 16: 988 images/s, measured."
     assert first in printed and "held out" not in printed and "asynchronous" not in printed
@@ -255,8 +212,8 @@ def test_what_a_study_of_one_worker_cannot_answer_is_one_sentence(tmp_path, caps
     for arguments, sentence in (
         (["predict", study, "--holdout", "batch"], "has no valid training cell of several CPU"),
         (["predict", study], "no forecast of 2 CPU workers: no all_reduce directly between ranks"),
-        (["advise", study, "--gpus", "2"], "was measured; add a training cell of several ranks"),
-        (["advise", study, "--gpus", "9"], "has 8 CPU workers; accepted are 1 to 8"),
+        (["advise", study, "--gpus", "0+1"], "was measured; add a training cell of several ranks"),
+        (["advise", study, "--gpus", "9"], "has no CPU worker 9; accepted are 0, 1, 2"),
     ):
         assert main(arguments) == 2
         error = capsys.readouterr().err
@@ -267,16 +224,16 @@ def test_without_any_strategy_one_worker_is_forecast_and_advised_alone(tmp_path,
     study = alone_on_the_cpu(tmp_path / "alone", "none")
     assert main(["predict", study, "--gpus", "0"]) == 0
     assert "none" in capsys.readouterr().out
-    assert main(["advise", study, "--gpus", "1"]) == 0
+    assert main(["advise", study, "--gpus", "0"]) == 0
     printed = capsys.readouterr().out
     assert "First is none on CPU worker 0 with batch 16" in printed
     assert "asynchronous" not in printed
-    assert main(["advise", study, "--gpus", "2"]) == 2
+    assert main(["advise", study, "--gpus", "0+1"]) == 2
     assert "the study has no strategy to advise on" in capsys.readouterr().err
 
 
 def test_the_command_says_which_cells_are_as_fast(capsys):
-    asked = ["--gpus", "2", "--nccl", "default", "--nccl", "P2P_LEVEL=LOC"]
+    asked = ["--gpus", "0+3,0+1", "--nccl", "default", "--nccl", "P2P_LEVEL=LOC"]
     assert main(["advise", str(SETTINGS), *asked, "--json"]) == 0
     advice = json.loads(capsys.readouterr().out)["advice"][0]
     assert {cell["runs"] for cell in advice["cells"]} == {0, 1, 3} and advice["model"] == "resnet50"
@@ -293,16 +250,14 @@ def test_an_advice_on_one_cell_compares_it_with_nothing(capsys):
     asked = ["--gpus", "0+1", "--nccl", "default", "--strategy", "none"]
     assert main(["advise", study, *asked]) == 0
     printed = capsys.readouterr().out
-    assert "There is nothing else to choose from." in printed
     assert "Every other cell" not in printed and "chance that" not in printed
 
 
 WRONG = {
-    "too many GPUs": (["--gpus", "9"], "has 4 GPUs; accepted are 1 to 4"),
     "no such GPU": (["--gpus", "0+9"], "has no GPU 9; accepted are 0, 1, 2, 3"),
     "sizes": (["--gpus", "0+1,0+1+2"], "subsets of one size"),
-    "a strategy": (["--gpus", "2", "--strategy", "magic"], "accepted are none, nccl_allreduce"),
-    "a word of NCCL's": (["--gpus", "2", "--nccl", "P2P_LEVEL=loc"], "LOC"),
+    "a strategy": (["--gpus", "0+1", "--strategy", "magic"], "accepted are none, nccl_allreduce"),
+    "a word of NCCL's": (["--gpus", "0+1", "--nccl", "P2P_LEVEL=loc"], "LOC"),
 }
 
 
@@ -312,35 +267,3 @@ def test_a_wrong_request_is_one_sentence(name, capsys):
     assert main(["advise", str(WATERFALL), *arguments]) == 2
     error = capsys.readouterr().err
     assert sentence in error and error.count("\n") == 1
-
-
-def planned(*typed: str):
-    schema.register()
-    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        overrides = normalise([*typed, f"topology={H200}", "dry_run=true", "device=cuda"])
-        config = OmegaConf.to_object(compose("config", overrides))
-    return plan([Request(config, list(typed))], {})
-
-
-def test_gpus_by_forecast():
-    """GPU 0 is the slowest of the four, and all links are alike: forecasts leave it out."""
-    sweep = planned("gpus=advise:3", "study=waterfall", f"output_dir={DATA / 'h200_x4'}")
-    assert sweep.cells[0].cell.gpus == (1, 2, 3)
-    words = "gpus=advise:3 is 1,2,3: forecast to give"
-    assert any(words in notice for notice in sweep.notices)
-
-
-def test_gpus_without_a_forecast_are_those_of_the_best_links(tmp_path):
-    sweep = planned("gpus=advise:2", "study=new", f"output_dir={tmp_path}")
-    assert sweep.cells[0].cell.gpus == (0, 1)
-    words = "no forecast is possible (study new has no cell yet); taken as best:2"
-    assert any(words in notice for notice in sweep.notices)
-
-
-def test_placement_says_what_forecasts_of_this_machine_put_first(capsys):
-    asked = ["place", "--gpus", "2", "--study", str(WATERFALL), "--topology"]
-    assert main([*asked, H200]) == 0
-    words = "By forecasts of resnet50: GPUs 2,3 are forecast to give 9,3"
-    assert words in capsys.readouterr().out
-    assert main([*asked, DGX1]) == 2
-    assert "other GPUs or links than this topology has" in capsys.readouterr().err

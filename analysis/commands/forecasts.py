@@ -1,23 +1,20 @@
-"""`python -m analysis predict STUDY` and `… advise STUDY --gpus 4`.
+"""`python -m analysis predict STUDY` and `… advise STUDY --gpus 0+1,0+3`.
 
 predict: what cells should give before they run, with intervals and beside a null model.
 `--holdout condition|size|transport|batch|model` forecasts measured cells from the others and says
 how far off that was. Several folders are read as one study.
-advise: which GPUs, strategy and NCCL settings to take. Cells that were measured count by their
-runs. Exit status: 0 done, 2 wrong input or request.
+advise: which of several cells is best. Cells that were measured count by their runs.
+Exit status: 0 done, 2 wrong input or request.
 """
 
 import argparse
 import json
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.markup import escape
-from rich.table import Table
 
 from analysis.console import console
 from analysis.prediction.advise import (
@@ -28,10 +25,7 @@ from analysis.prediction.advise import (
     advise,
     candidates,
     machine_gpus,
-    machine_words,
     studied_settings,
-    subsets,
-    told_apart,
     topology_of,
 )
 from analysis.prediction.calibration import CalibrationData, calibrate
@@ -46,16 +40,52 @@ from analysis.prediction.forecast import (
     hold_out,
 )
 from analysis.prediction.links import NETWORK_FORM, read_network
-from analysis.prediction.query import CellQuery, Subset, read_batches, read_nccl, read_subsets
+from analysis.prediction.query import CellQuery, Subset
 from analysis.prediction.strategies import exchange_of
-from analysis.report.numbers import ABSENT, number
+from analysis.report.numbers import NumberFormat, number
+from analysis.report.table import Column, Table
+from analysis.study.estimates import Estimate
 from analysis.study.names import of_unit
 from analysis.study.study import Study, open_study
 from analysis.text import count
+from conf.nccl import FIELDS, Nccl, settings, unknown_setting
 
-UNTOUCHED = "default"  # --nccl of no setting
+MOST_GPUS, MOST_BATCH = 1 << 20, 1 << 24
 MOST_NOTES, MOST_RANKED = 12, 10
+UNTOUCHED = "default"  # --nccl of no setting
 NUMBERS = "a number of GPUs needs --per-node too, such as --gpus 16 --per-node 8"
+FORM = (
+    "GPUs of this machine as 0,1,2,3 (several subsets: 0+1,0+1+2+3), or with --per-node numbers of "
+    "GPUs as 16,64,256"
+)
+CAPTION = f"{100 * LEVEL:.0f} % intervals stand below their values"
+MS = NumberFormat(decimals=2)
+FORECASTS = (
+    Column("cell", "cell"),
+    Column("where", "where"),
+    Column("step_ms", "step ms", kind=MS, bounded=True),
+    Column("images_per_second", "img/s", kind="rate"),
+    Column("efficiency", "efficiency", kind="share"),
+    Column("cost_ms", "cost ms", kind=MS),
+    Column("tail_ms", "tail", kind=MS),
+    Column("contention_ms", "contention", kind=MS),
+    Column("own_work_ms", "own", kind=MS),
+    Column("waiting_ms", "waiting", kind=MS),
+    Column("null_step_ms", "null's step", kind=MS),
+    Column("basis", "basis"),
+)
+HELD_OUT = (
+    Column("cell", "held-out cell"),
+    Column("measured_ms", "step ms", kind=MS),
+    Column("step_ms", "forecast", kind=MS, bounded=True),
+    Column("error", "error", kind="change"),
+    Column("null_error", "null's", kind="change"),
+    Column("inside", "inside"),
+    Column("measured_cost_ms", "cost ms", kind=MS),
+    Column("cost_ms", "forecast", kind=MS),
+    Column("cost_error", "error", kind="change"),
+    Column("null_cost_error", "null's", kind="change"),
+)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -63,8 +93,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     if parser.prog.endswith("advise"):
         add("study", metavar="STUDY", help="the folder of a study with training cells")
-        add("--gpus", metavar="K", required=True,
-            help="how many GPUs; or subsets to choose from, such as 0+1,0+3")  # fmt: skip
+        add("--gpus", metavar="LIST", required=True,
+            help="subsets to choose from, of one size, such as 0+1,0+3")  # fmt: skip
         add("--nccl", metavar="SETTINGS", action="append",
             help="such as P2P_LEVEL=LOC,ALGO=Ring; again for others to choose from; "
             f"{UNTOUCHED}: none (default: the study's)")  # fmt: skip
@@ -88,7 +118,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print forecasts, or an advice. Raises OSError, ValueError."""
     if arguments.command == "advise":
-        return _advise(arguments)
+        _advise(arguments)
+        return 0
     if arguments.per_node is not None and arguments.gpus is None:
         raise ValueError(
             f"--per-node {arguments.per_node}: accepted together with --gpus, such as --gpus 16,64,256 --per-node 8"
@@ -117,28 +148,104 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _request(arguments: argparse.Namespace, chosen: Sequence[Subset]) -> ForecastRequest:
+# --- what was typed
+
+
+def _positive(text: str, most: int) -> int:
+    """Return a decimal number from 1 to `most`; 0 for anything else."""
+    if not (text.isascii() and text.isdigit() and len(text) <= len(str(most))):
+        return 0
+    return int(text) if int(text) <= most else 0
+
+
+def read_subsets(text: str, per_node: int | None) -> list[Subset]:
+    """Read --gpus. Raises ValueError."""
+    parts = [part.strip() for part in text.split(",")]
+    subsets = []
+    if per_node is None:
+        groups = [part.split("+") for part in parts] if "+" in text else [parts]
+        for group in groups:
+            if not all(part.isascii() and part.isdigit() and len(part) < 8 for part in group):
+                raise ValueError(f"--gpus {text!r}: accepted are {FORM}")
+            members = tuple(int(part) for part in group)
+            if len(set(members)) < len(members):
+                raise ValueError(
+                    f"--gpus {text!r}: a GPU stands twice in a subset; accepted are {FORM}"
+                )
+            subsets.append(Subset(len(members), members=members))
+        return subsets
+    if not 1 <= per_node <= MOST_GPUS:
+        raise ValueError(
+            f"--per-node {per_node}: accepted is a number of GPUs from 1 to {MOST_GPUS}"
+        )
+    for part in parts:
+        gpus = _positive(part, MOST_GPUS)
+        if gpus == 0 or (gpus > per_node and gpus % per_node):
+            raise ValueError(
+                f"--gpus {text!r}: {part!r} is no multiple of --per-node {per_node}; "
+                "accepted are multiples, such as 16,64,256"
+            )
+        subsets.append(Subset(min(gpus, per_node), max(1, gpus // per_node)))
+    return subsets
+
+
+def read_nccl(text: str) -> dict[str, str]:
+    """Read --nccl as a study has it: P2P_LEVEL=LOC,ALGO=Ring. Raises ValueError."""
+    typed: dict[str, Any] = {}
+    for part in text.split(","):
+        name, _, value = (word.strip() for word in part.partition("="))
+        setting = name.lower().removeprefix("nccl_")
+        if not value:
+            raise ValueError(f"--nccl {part!r}: accepted is NAME=VALUE, such as P2P_LEVEL=LOC")
+        if setting not in FIELDS:
+            raise ValueError(f"--nccl {part!r}: {unknown_setting(setting, value)}")
+        if setting in typed:
+            raise ValueError(
+                f"--nccl {text!r}: {name} stands there twice; accepted is each setting once"
+            )
+        is_number = value.isascii() and value.isdigit() and len(value) < 12
+        typed[setting] = int(value) if is_number else value
+    return settings(Nccl(**typed))[0]
+
+
+def _request(
+    arguments: argparse.Namespace, subsets: Sequence[Subset], gpus_of_host: int | None
+) -> ForecastRequest:
     strategies, batches = arguments.strategy, arguments.batch
+    sizes = None
+    if batches is not None:
+        sizes = [_positive(part, MOST_BATCH) for part in batches.split(",")]
+        if 0 in sizes:
+            raise ValueError(f"--batch {batches!r}: accepted are images per GPU, such as 128,256")
     return ForecastRequest(
-        subsets=chosen,
+        subsets=subsets,
         strategies=None if strategies is None else strategies.split(","),
-        batches=None if batches is None else read_batches(batches),
+        batches=sizes,
+        gpus_of_host=gpus_of_host,
     )
 
 
 def refuse_absent(
-    text: str, chosen: Sequence[Subset], study: Study, calibration: CalibrationData, more: str = ""
-) -> None:
-    """Refuse GPUs that the machine of most cells does not have. Raises ValueError."""
-    gpus = machine_gpus(study, calibration.machine)
-    for subset in chosen:
+    text: str,
+    subsets: Sequence[Subset],
+    study: Study,
+    calibration: CalibrationData,
+    hint: str = "",
+) -> int:
+    """Return how many GPUs the machine of most cells has. Raises ValueError for others."""
+    machine, unit = calibration.machine, calibration.unit
+    gpus = machine_gpus(study, machine)
+    where = "the machine of the study"
+    if len({cell.query.machine for cell in calibration.cells}) > 1:
+        where = f"{machine}, where most cells of the study ran,"
+    for subset in subsets:
         for gpu in subset.members:
             if gpu not in gpus:
-                where = machine_words(calibration, calibration.machine)
                 raise ValueError(
-                    f"--gpus {text!r}: {where} has no {calibration.unit} {gpu}; accepted are "
-                    f"{', '.join(map(str, gpus))}{of_unit(more, calibration.unit)}"
+                    f"--gpus {text!r}: {where} has no {unit} {gpu}; accepted are "
+                    f"{', '.join(map(str, gpus))}{of_unit(hint, unit)}"
                 )
+    return len(gpus)
 
 
 # --- predict
@@ -147,87 +254,74 @@ def refuse_absent(
 def _print_forecasts(
     arguments: argparse.Namespace, study: Study, calibration: CalibrationData
 ) -> None:
-    chosen = [Subset(2 * max(cell.ranks for cell in calibration.timed()))]
+    subsets = [Subset(2 * max(cell.ranks for cell in calibration.timed()))]
     gpus_of_host = arguments.per_node
     if arguments.gpus is not None:
-        chosen = read_subsets(arguments.gpus, arguments.per_node)
+        subsets = read_subsets(arguments.gpus, arguments.per_node)
         if arguments.per_node is None:
-            refuse_absent(arguments.gpus, chosen, study, calibration, f"; {NUMBERS}")
-            gpus_of_host = len(machine_gpus(study, calibration.machine))
-    several_hosts = any(subset.hosts > 1 for subset in chosen)
+            gpus_of_host = refuse_absent(
+                arguments.gpus, subsets, study, calibration, f"; {NUMBERS}"
+            )
+    several_hosts = any(subset.hosts > 1 for subset in subsets)
     measured_hosts = any(curve.hosts > 1 for curve in calibration.links.curves)
     if several_hosts and arguments.net is None and not measured_hosts:
         raise ValueError(
             "--gpus on several hosts: no cell was measured between hosts; say --net 8x50GB/s,5us"
         )
     request = replace(
-        _request(arguments, chosen),
-        settings=[read_nccl(arguments.nccl or "")],
+        _request(arguments, subsets, gpus_of_host),
+        settings=[read_nccl(arguments.nccl) if arguments.nccl else {}],
         network=None if arguments.net is None else read_network(arguments.net),
-        gpus_of_host=gpus_of_host,
     )
     queries = []
     for several in candidates(calibration, request).values():
         queries += [candidate.query for candidate in several]
     scores = HeldOutScores(calibration)
-    notes = list(calibration.notes)
-    json_rows, rows = [], []
-    refused = []
+    json_rows: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
+    refused, notes = [], []
     for query in queries:
-        name = f"{query.workload} · {query.strategy} · {query.batch_size}"
-        facts = {
-            "model": query.workload.model,
-            "strategy": query.strategy,
-            "batch_size": query.batch_size,
-            "gpus": list(query.members) or None,
-            "ranks": query.ranks,
-            "hosts": query.hosts,
-            "wire": str(query.wire),
-        }
+        facts = _facts(query)
         where = _where(query)
         if query.ranks > 1 and query.unit == "GPU":
             where = f"{where}, {query.wire}"
+        row = {"cell": f"{query.workload} · {query.strategy} · {query.batch_size}", "where": where}
         try:
             made = forecast(calibration, query, scores.of(query))
         except ValueError as error:
             refused.append(str(error))
             json_rows.append({**facts, "refused": str(error)})
-            rows.append([name, where, *[ABSENT] * 10, "no forecast", ABSENT])
+            rows.append({**row, "basis": "no forecast"})
             notes.append(f"no forecast of {query.strategy}: {error}")
             continue
         json_rows.append({**facts, "forecast": made.to_json()})
-        parts = [made.cost_ms, made.tail_ms, made.contention_ms, made.own_work_ms]
-        parts += [made.waiting_ms, made.null_step_ms]
-        rows.append(
-            [
-                name,
-                where,
-                f"{made.step_ms:.2f}",
-                _ends(made.low, made.high),
-                number(made.images_per_second, "rate"),
-                number(made.efficiency, "share"),
-                *[f"{part:.2f}" for part in parts],
-                made.basis,
-                made.widest,
-            ]
-        )
+        rows.append({**asdict(made), **row, "step_ms": Estimate(made.step_ms, made.low, made.high)})
         notes += made.why
     if len(refused) == len(queries):
         raise ValueError(f"no forecast of {_where(queries[0])}: {refused[0]}")
     if arguments.json:
         held_out = len(scores.of(queries[0]))
-        cells = {"cells": len(calibration.cells), "held_out": held_out}
-        facts = {**cells, "notes": list(calibration.notes)}
-        print(json.dumps({"calibration": facts, "level": LEVEL, "forecasts": json_rows}))
+        calibrated = {"cells": len(calibration.cells), "held_out": held_out}
+        print(json.dumps({"calibration": calibrated, "level": LEVEL, "forecasts": json_rows}))
         return
-    for subset in chosen:
+    for subset in subsets:
         if len(subset.members) == 1:
             gpu = subset.members[0]
-            note = f"--gpus {gpu} is GPU {gpu} alone; {NUMBERS}"
-            notes.append(of_unit(note, calibration.unit))
-    headings = "step ms,90 % interval,img/s,efficiency,cost ms,tail,contention,own,waiting"
-    _print_table(f"cell|where|{headings.replace(',', '|')}|null's step|basis|widest part", rows)
+            notes.append(of_unit(f"--gpus {gpu} is GPU {gpu} alone; {NUMBERS}", calibration.unit))
+    _print_table(FORECASTS, rows)
     _print_notes(notes)
+
+
+def _facts(query: CellQuery) -> dict[str, Any]:
+    return {
+        "model": query.workload.model,
+        "strategy": query.strategy,
+        "batch_size": query.batch_size,
+        "gpus": list(query.members) or None,
+        "ranks": query.ranks,
+        "hosts": query.hosts,
+        "wire": str(query.wire),
+    }
 
 
 def _where(query: CellQuery) -> str:
@@ -236,14 +330,6 @@ def _where(query: CellQuery) -> str:
         return "gpus " + ",".join(map(str, query.members))
     many = f"{query.ranks} {query.unit}s"
     return many if query.hosts == 1 else f"{many}, {query.hosts} hosts"
-
-
-def _ends(low: float | None, high: float | None) -> str:
-    return ABSENT if low is None or high is None else f"{low:.2f} to {high:.2f}"
-
-
-def _change(forecast_ms: float, measured_ms: float) -> str:
-    return number(forecast_ms / measured_ms - 1, "change")
 
 
 # --- predict --holdout
@@ -257,29 +343,27 @@ def _print_held_out(arguments: argparse.Namespace, calibration: CalibrationData)
         facts = {"holdout": arguments.holdout, "level": LEVEL}
         print(json.dumps({**facts, "cells": cells, "summary": asdict(errors)}))
         return
-    notes = list(calibration.notes)
+    notes = []
     rows = []
     for result in held:
-        row = [result.cell.label, f"{result.step_ms:.2f}"]
+        row: dict[str, Any] = {"cell": result.cell.label, "measured_ms": result.step_ms}
+        rows.append(row)
         made = result.forecast
         if made is None:
-            rows.append([*row, *[ABSENT] * 9])
             notes.append(f"no forecast of {result.cell.label}: {result.why}")
             continue
-        step_ms, cost_ms = result.step_ms, result.cost_ms
-        row += [f"{made.step_ms:.2f}", _change(made.step_ms, step_ms)]
-        row += [_change(made.null_step_ms, step_ms), _ends(result.low, result.high)]
-        row.append({None: ABSENT, True: "yes", False: "no"}[result.inside])
-        cost = [ABSENT] * 4
-        if cost_ms:
-            cost = [f"{cost_ms:.2f}", f"{made.cost_ms:.2f}", _change(made.cost_ms, cost_ms)]
-            cost.append(_change(made.null_cost_ms, cost_ms))
-        rows.append([*row, *cost])
-    headings = "step ms|forecast|error|null's|interval|inside|cost ms|forecast|error|null's"
-    _print_table(f"held-out cell|{headings}", rows)
+        row["step_ms"] = Estimate(made.step_ms, result.low, result.high)
+        row["error"] = made.step_ms / result.step_ms - 1
+        row["null_error"] = made.null_step_ms / result.step_ms - 1
+        row["inside"] = {None: "", True: "yes", False: "no"}[result.inside]
+        if result.cost_ms:
+            row |= {"measured_cost_ms": result.cost_ms, "cost_ms": made.cost_ms}
+            row["cost_error"] = made.cost_ms / result.cost_ms - 1
+            row["null_cost_error"] = made.null_cost_ms / result.cost_ms - 1
+    _print_table(HELD_OUT, rows)
     out = console()
-    made_count = errors.cells - errors.not_forecast
-    out.print(f"{made_count} of {errors.cells} held-out cells have a forecast")
+    with_forecast = errors.cells - errors.not_forecast
+    out.print(f"{with_forecast} of {errors.cells} held-out cells have a forecast")
     if errors.cost is not None:
         out.print(
             f"communication cost ({errors.cost_cells} cells): mean error "
@@ -318,30 +402,22 @@ def _held_out_json(result: HeldOut) -> dict[str, Any]:
 # --- advise
 
 
-def _advise(arguments: argparse.Namespace) -> int:
+def _advise(arguments: argparse.Namespace) -> None:
     study = open_study(Path(arguments.study))
     calibration = calibrate(study)
-    machine = calibration.machine
-    gpus = machine_gpus(study, machine)
-    topology = topology_of(study, machine)
-    text = arguments.gpus
-    if text.isascii() and text.isdigit() and len(text) < 8:
-        chosen = subsets(calibration, topology, gpus, int(text), machine)
-    else:
-        chosen = read_subsets(text, None)
-        refuse_absent(text, chosen, study, calibration)
-        if len({subset.gpus for subset in chosen}) > 1:
-            raise ValueError(
-                f"--gpus {text!r}: accepted are subsets of one size, so that their rates can be compared"
-            )
-    settings = studied_settings(study)
+    subsets = read_subsets(arguments.gpus, None)
+    gpus_of_host = refuse_absent(arguments.gpus, subsets, study, calibration)
+    if len({subset.gpus for subset in subsets}) > 1:
+        raise ValueError(
+            f"--gpus {arguments.gpus!r}: accepted are subsets of one size, so that their rates can be compared"
+        )
+    choices = studied_settings(study)
     if arguments.nccl:
-        settings = [{} if typed == UNTOUCHED else read_nccl(typed) for typed in arguments.nccl]
+        choices = [{} if typed == UNTOUCHED else read_nccl(typed) for typed in arguments.nccl]
     request = replace(
-        _request(arguments, chosen),
-        settings=settings,
-        gpus_of_host=len(gpus),
-        topology=topology,
+        _request(arguments, subsets, gpus_of_host),
+        settings=choices,
+        topology=topology_of(study, calibration.machine),
         every_option=True,
     )
     scores = HeldOutScores(calibration)
@@ -349,7 +425,7 @@ def _advise(arguments: argparse.Namespace) -> int:
     refused: dict[str, str] = {}
     for workload, several in candidates(calibration, request).items():
         try:
-            made.append(advise(calibration, told_apart(calibration, several), scores))
+            made.append(advise(calibration, several, scores))
         except ValueError as error:  # UnknownLink too
             refused[str(workload)] = str(error)
     if not made:
@@ -357,12 +433,11 @@ def _advise(arguments: argparse.Namespace) -> int:
     if arguments.json:
         shown = [_advice_json(advice, scores) for advice in made]
         print(json.dumps({"study": study.name, "advice": shown, "refused": refused}))
-        return 0
+        return
     for advice in made:
-        _print_advice(study, calibration, advice)
+        _print_advice(study, advice)
     for model, why in refused.items():
         console().print(f"No advice on {model}: {why}", soft_wrap=True, markup=False)
-    return 0
 
 
 def _candidate_json(candidate: Candidate) -> dict[str, Any]:
@@ -404,44 +479,53 @@ def _advice_json(advice: Advice, scores: HeldOutScores) -> dict[str, Any]:
     }
 
 
-def _print_advice(study: Study, calibration: CalibrationData, advice: Advice) -> None:
+def _advice_row(rank: int, cell: RankedCell, first: RankedCell, differing: set[str]) -> list[Any]:
+    query = cell.candidate.query
+    words = [query.strategy]
+    words += [f"{name}={value}" for name, value in query.options if name in differing]
+    nccl = [f"{name.removeprefix('NCCL_')}={value}" for name, value in cell.candidate.nccl]
+    behind = number(cell.rate / first.rate - 1, "change")
+    if cell.as_fast and rank > 1:
+        behind += " ~"
+    return [
+        rank,
+        ",".join(map(str, query.members)) + _servers(cell),
+        " ".join(words),
+        query.batch_size,
+        ", ".join(nccl) or UNTOUCHED,
+        Estimate(cell.rate, cell.low, cell.high),
+        behind,
+        cell.p_fastest,
+        count(cell.runs, "run") if cell.runs else "forecast",
+    ]
+
+
+def _print_advice(study: Study, advice: Advice) -> None:
     first = advice.first
     query = first.candidate.query
-    values: dict[tuple[str, str], set[str]] = defaultdict(set)
+    differing = set()
     for cell in advice.ranked:
-        for option, value in cell.candidate.query.options:
-            values[cell.candidate.query.strategy, option].add(value)
-    differing = {option for (_, option), several in values.items() if len(several) > 1}
+        there = cell.candidate.query
+        if there.strategy == query.strategy:
+            differing |= {name for name, _ in set(there.options) ^ set(query.options)}
+    columns = (
+        Column("rank", "", kind="count"),
+        Column("gpus", f"{query.unit}s"),
+        Column("strategy", "strategy"),
+        Column("batch_size", "batch", kind="count"),
+        Column("nccl", "NCCL"),
+        Column("images_per_second", "images/s", kind="rate", bounded=True),
+        Column("behind", "to the first"),
+        Column("chance", "chance to be fastest", kind="share"),
+        Column("source", "from"),
+    )
     rows = []
     for rank, cell in enumerate(advice.ranked[:MOST_RANKED], 1):
-        shown = cell.candidate.query
-        words = [shown.strategy]
-        words += [f"{name}={value}" for name, value in shown.options if name in differing]
-        settings = [f"{name.removeprefix('NCCL_')}={value}" for name, value in cell.candidate.nccl]
-        ends = ABSENT
-        if cell.low is not None:
-            ends = f"{number(cell.low, 'rate')} to {number(cell.high, 'rate')}"
-        behind = number(cell.rate / first.rate - 1, "change")
-        if cell.as_fast and rank > 1:
-            behind += " ~"
-        rows.append(
-            [
-                str(rank),
-                ",".join(map(str, shown.members)) + _servers(cell),
-                " ".join(words),
-                str(shown.batch_size),
-                ", ".join(settings) or "default",
-                number(cell.rate, "rate"),
-                ends,
-                behind,
-                number(cell.p_fastest, "share"),
-                count(cell.runs, "run") if cell.runs else "forecast",
-            ]
-        )
+        row = _advice_row(rank, cell, first, differing)
+        rows.append({column.key: value for column, value in zip(columns, row, strict=True)})
     out = console()
     out.print(f"[bold]{escape(str(query.workload))}[/bold]")
-    headings = "images/s|90 % interval|to the first|chance to be fastest|from"
-    _print_table(f"|{query.unit}s|strategy|batch|NCCL|{headings}", rows)
+    _print_table(columns, rows)
     for sentence in advice_sentences(advice):
         out.print(sentence, soft_wrap=True)
     for why in dict.fromkeys(why for _, why in advice.refused):
@@ -478,7 +562,7 @@ def advice_sentences(advice: Advice) -> list[str]:
     rate = number(first.rate, "rate")
     sentences.append(f"First is {query.strategy} on {on}: {rate} images/s, {how}.")
     if len(advice.ranked) == 1:
-        return [*sentences, "There is nothing else to choose from."]
+        return sentences
     chance = number(first.p_fastest, "share")
     sentences[-1] += f" The chance that nothing else is faster is {chance}."
     alike = sum(cell.as_fast for cell in advice.ranked[1:])
@@ -500,35 +584,12 @@ def _advice_notes(advice: Advice) -> list[str]:
         notes.append(
             "with an asynchronous strategy ranks do not wait for each other: it trains with older weights"
         )
-    if any(_servers(cell) for cell in shown):
-        notes.append("a server has a GPU of its own beside those of the ranks")
-    if any(cell.bounded for cell in shown):
-        notes.append(
-            f"no upper end is above that of the same {unit}s without any exchange, as measured "
-            "with its scatter, nor above twice the rate of its cell"
-        )
     notes += dict.fromkeys(of_unit(cell.why, unit) for cell in advice.ranked if cell.why)
-    if any(not cell.runs for cell in shown):
-        notes.append(
-            f"{unit}s that did not run alone with this model are alike to a forecast: one subset stands for all of them"
-        )
     return notes
 
 
-# --- tables and notes
-
-
-def _print_table(headings: str, rows: Iterable[Sequence[str]]) -> None:
-    """Print a table; `headings` are joined by |, and numbers stand at the right."""
-    table = Table(box=SIMPLE_HEAD)
-    listed = list(rows)
-    for index, heading in enumerate(headings.split("|")):
-        words = [row[index] for row in listed]
-        is_text = any(word[:1].isalpha() for word in words if word not in ("yes", "no"))
-        table.add_column(heading, justify="left" if is_text else "right")
-    for row in listed:
-        table.add_row(*[escape(word) for word in row])
-    console().print(table)
+def _print_table(columns: Sequence[Column], rows: Iterable[dict[str, Any]]) -> None:
+    console().print(Table.of("forecasts", CAPTION, columns, rows).to_rich())
 
 
 def _print_notes(notes: Sequence[str]) -> None:

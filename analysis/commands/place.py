@@ -2,8 +2,6 @@
 
 import argparse
 import json
-import statistics
-from pathlib import Path
 from typing import Any
 
 from rich.table import Table
@@ -11,20 +9,7 @@ from rich.table import Table
 from analysis.console import console
 from analysis.errors import UnreadableInput
 from analysis.input_files import read_text
-from analysis.prediction.advise import (
-    ForecastRequest,
-    advise,
-    candidates,
-    machine_gpus,
-    subsets,
-    told_apart,
-    topology_of,
-    why_first,
-)
-from analysis.prediction.calibration import CalibrationData, calibrate
-from analysis.prediction.forecast import HeldOutScores
-from analysis.study.study import Study, open_study
-from analysis.topology.model import Topology, describe_counts
+from analysis.topology.model import describe_counts
 from analysis.topology.nvml import NoDriver
 from analysis.topology.placement import Placement, Ring, choose_gpus
 from analysis.topology.readers import read_topology
@@ -48,11 +33,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="measured bandwidths: JSON of `python -m analysis p2p`, a record or a matrix",
     )
-    parser.add_argument(
-        "--study",
-        metavar="FOLDER",
-        help="say too what the forecasts of this study put first, and how sure that is",
-    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -70,87 +50,11 @@ def run(arguments: argparse.Namespace) -> int:
             ) from None
         topology = None
     placement = choose_gpus(topology, arguments.gpus, measured)
-    forecasts = (
-        by_forecasts(Path(arguments.study), topology, arguments.gpus) if arguments.study else []
-    )
     if arguments.json:
-        print(
-            json.dumps(to_json(placement) | ({"forecasts": forecasts} if arguments.study else {}))
-        )
+        print(json.dumps(to_json(placement)))
     else:
         _print(placement)
-        for one in forecasts:
-            said = (
-                f"GPUs {one['why']}."
-                if "why" in one
-                else f"no forecast is possible ({one['refused']})."
-            )
-            console().print(f"By forecasts of {one['model']}: {said}", soft_wrap=True, markup=False)
     return 0
-
-
-def by_forecasts(folder: Path, topology: Topology | None, count: int) -> list[dict[str, Any]]:
-    """Return what a study's forecasts put first for each model, with its most frequent strategy.
-
-    Raises OSError, ValueError.
-    """
-    study = open_study(folder)
-    calibration = calibrate(study)
-    machine = calibration.machine
-    if topology is None:
-        topology = topology_of(study, machine)
-    else:
-        machine = _machine_with(topology, study, calibration)
-    gpus = topology.gpus if topology else machine_gpus(study, machine)
-    strategies = [cell.query.strategy for cell in calibration.timed()]
-    several = [strategy for strategy in strategies if strategy != "none"]
-    request = ForecastRequest(
-        subsets=subsets(calibration, topology, gpus, count, machine),
-        strategies=[statistics.mode(several)] if several else None,
-        gpus_of_host=len(gpus),
-        machine=machine,
-        topology=topology,
-        every_option=True,
-    )
-    scores = HeldOutScores(calibration)
-    forecasts: list[dict[str, Any]] = []
-    for workload, of_model in candidates(calibration, request).items():
-        try:
-            advice = advise(calibration, told_apart(calibration, of_model), scores)
-        except ValueError as error:  # UnknownLink too
-            forecasts.append({"model": str(workload), "refused": str(error)})
-            continue
-        members = list(advice.first.candidate.query.members)
-        why = why_first(advice, len(calibration.cells))
-        forecasts.append(
-            {
-                "model": str(workload),
-                "gpus": members,
-                "images_per_second": advice.first.rate,
-                "why": f"{','.join(map(str, members))} are {why}",
-            }
-        )
-    return forecasts
-
-
-def _machine_with(topology: Topology, study: Study, calibration: CalibrationData) -> str:
-    """Return the machine of a study that has a topology, the usual one first. Raises ValueError.
-
-    It is the usual one where no record has a topology.
-    """
-    machines = [calibration.machine, *(cell.query.machine for cell in calibration.timed())]
-    known = False
-    for machine in dict.fromkeys(machines):
-        own = topology_of(study, machine)
-        if own is not None:
-            known = True
-            if (own.gpus, own.links) == (topology.gpus, topology.links):
-                return machine
-    if known:
-        raise ValueError(
-            f"--study {study.folder}: was measured on a machine with other GPUs or links than this topology has"
-        )
-    return calibration.machine
 
 
 def to_json(placement: Placement) -> dict[str, Any]:

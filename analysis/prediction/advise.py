@@ -1,4 +1,4 @@
-"""Which of the cells that could be run is best, by images per second.
+"""Which of several cells that could be run is best, by images per second.
 
 A cell that was measured counts by its runs, another by its forecast. What the next run may differ
 by is left out: the choice is between means. No rate is believed above that of the same GPUs without
@@ -8,28 +8,17 @@ any exchange, less its scatter, nor above MOST_RATE of the best value.
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from analysis.errors import UnreadableInput
-from analysis.prediction.calibration import (
-    SIGMA_AT_P95,
-    CalibrationData,
-    MeasuredCell,
-    calibrate,
-)
+from analysis.prediction.calibration import SIGMA_AT_P95, CalibrationData
 from analysis.prediction.draws import Draws, average, deviation, mean
-from analysis.prediction.forecast import (
-    HeldOutScores,
-    conformal,
-    growth_of,
-    known_workload,
-    why_no_error,
-)
+from analysis.prediction.forecast import HeldOutScores, conformal, growth_of, why_no_error
 from analysis.prediction.links import HostNetwork, asked_wire
-from analysis.prediction.query import CellQuery, Subset, Workload, query_of
+from analysis.prediction.query import CellQuery, Subset, Workload
 from analysis.prediction.step import (
     bare_step,
     between_runs_ms,
@@ -42,20 +31,13 @@ from analysis.study.estimates import Member
 from analysis.study.provenance import gpus_of
 from analysis.study.study import Study
 from analysis.topology.model import Topology, quality
-from analysis.topology.placement import choose_gpus
 from analysis.topology.readers import parse_topology
-from analysis.topology.subsets import classes
-from benchmarks.record import Record
-from conf.cell import Cell
 from conf.subsets import CPU_SLOTS
 
 AS_FAST = 0.05  # chance to be as fast as the first, from which a cell cannot be told from it
 MOST_RATE = 2.0  # as far above the best value as 0 is below it
-MOST_COMPARED = 48  # cells that are compared with each other; slower ones are listed only
-MOST_SUBSETS = 512  # of more, one of each kind of wiring counts
-SAMPLES = 8000  # of the joint distribution; half of them mirror images of the others
 EQUAL = 1e-9  # of a rate: what is less apart is equal
-Settings = Mapping[str, str]  # of NCCL
+SAME_CELL = ("workload", "batch_size", "options", "wire", "hosts", "machine", "shares_gpu")
 
 
 @dataclass(frozen=True)
@@ -100,27 +82,16 @@ class Advice:
         return self.ranked[0]
 
 
-class RatePosterior:
-    """Jointly normal rates of several cells, which share GPUs, links and γ, as samples of them."""
+def chances(rates: Sequence[Draws]) -> tuple[Draws, Draws]:
+    """Return each cell's chance to be the fastest, and to be as fast as the first or faster.
 
-    def __init__(self, rates: Sequence[Draws]) -> None:
-        means = np.array([rate[0] for rate in rates])
-        apart = np.array([rate[1:] for rate in rates]) - means[:, None]
-        values, vectors = np.linalg.eigh(apart @ apart.T / apart.shape[1])
-        normal = np.random.default_rng(0).standard_normal((SAMPLES // 2, len(means)))
-        apart = normal * np.sqrt(np.clip(values, 0.0, None)) @ vectors.T
-        self._samples = means + np.concatenate([apart, -apart])
-
-    def p_fastest(self) -> Draws:
-        """Return the chance of each cell to be the fastest; equals share it."""
-        fastest = self._samples.max(axis=1, keepdims=True)
-        highest = self._samples >= fastest - EQUAL * np.abs(fastest)
-        return np.asarray((highest / highest.sum(axis=1, keepdims=True)).mean(axis=0))
-
-    def p_at_least(self, index: int) -> Draws:
-        """Return the chance of each cell to be as fast as one of them, or faster."""
-        rate = self._samples[:, [index]]
-        return np.asarray((self._samples >= rate - EQUAL * np.abs(rate)).mean(axis=0))
+    The draws are joint: cells share GPUs, links and γ. Equals share the chance to be the fastest.
+    """
+    draws = np.array([rate[1:] for rate in rates])
+    highest = draws.max(axis=0)
+    fastest = draws >= highest - EQUAL * np.abs(highest)
+    as_fast = draws >= draws[0] - EQUAL * np.abs(draws[0])
+    return (fastest / fastest.sum(axis=0)).mean(axis=1), as_fast.mean(axis=1)
 
 
 def advise(
@@ -141,15 +112,11 @@ def advise(
         nothing = "the study has no strategy to advise on; accepted with --strategy"
         raise ValueError(refused[0][1] if refused else nothing)
     cells.sort(key=lambda cell: -round(cell[0].rate, 6))
-    posterior = RatePosterior([draws for _, draws in cells[:MOST_COMPARED]])
-    p_fastest, p_as_fast = posterior.p_fastest(), posterior.p_at_least(0)
-    ranked = [cell for cell, _ in cells]
-    for index in range(len(p_fastest)):
-        ranked[index] = replace(
-            ranked[index],
-            p_fastest=float(p_fastest[index]),
-            p_as_fast_as_first=float(p_as_fast[index]),
-        )
+    p_fastest, p_as_fast = chances([draws for _, draws in cells])
+    ranked = []
+    for index, (cell, _) in enumerate(cells):
+        chance, as_fast = float(p_fastest[index]), float(p_as_fast[index])
+        ranked.append(replace(cell, p_fastest=chance, p_as_fast_as_first=as_fast))
     return Advice(tuple(ranked), tuple(refused))
 
 
@@ -160,11 +127,8 @@ def _rate(
     query = candidate.query
     images = rate_share(calibration, query) * query.ranks * query.batch_size * 1e3
     next_run_ms = between_runs_ms(calibration, query)
-    measured = []
-    same = ("workload", "batch_size", "options", "wire", "hosts", "machine", "shares_gpu")
-    for cell in matching_cells(calibration.timed(), query, *same):
-        if set(cell.query.members) == set(query.members):
-            measured.append(cell)
+    alike = matching_cells(calibration.timed(), query, *SAME_CELL)
+    measured = [cell for cell in alike if set(cell.query.members) == set(query.members)]
     if measured:
         runs = sum(len(cell.record_ids) for cell in measured)
         steps = average([cell.step_ms for cell in measured if cell.step_ms is not None])
@@ -200,13 +164,6 @@ def _rate(
 # --- the candidates
 
 
-def machine_words(calibration: CalibrationData, machine: str) -> str:
-    """Return what a sentence calls the machine: its name, where the study has several."""
-    if len({cell.query.machine for cell in calibration.cells}) > 1:
-        return f"{machine}, where most cells of the study ran,"
-    return "the machine of the study"
-
-
 def topology_of(study: Study, machine: str) -> Topology | None:
     """Return the topology that the newest record of a machine has; None without any."""
     for record in reversed(study.records):
@@ -238,52 +195,6 @@ def machine_gpus(study: Study, machine: str) -> tuple[int, ...]:
     return tuple(sorted(gpus))
 
 
-def subsets(
-    calibration: CalibrationData,
-    topology: Topology | None,
-    gpus: Sequence[int],
-    count: int,
-    machine: str,
-) -> list[Subset]:
-    """Return the subsets of a machine's GPUs that a forecast may tell apart, the best links first.
-
-    Those whose members all ran alone, or that ran together, and one of each kind of wiring.
-    Raises ValueError where the machine has fewer GPUs.
-    """
-    where = machine_words(calibration, machine)
-    unit = calibration.unit
-    if not gpus:
-        raise ValueError(
-            f"--gpus {count}: no record of {where} names its {unit}s; accepted are subsets, as 0+1"
-        )
-    if not 1 <= count <= len(gpus):
-        accepted = f"{len(gpus)} {unit}s; accepted are 1 to {len(gpus)}"
-        if len(gpus) == 1:
-            accepted = f"1 {unit}; accepted is 1"
-        raise ValueError(f"--gpus {count}: {where} has {accepted}")
-    by_links = choose_gpus(topology, count).best.order if topology else gpus[:count]
-    chosen = [tuple(sorted(by_links))]
-    if math.comb(len(gpus), count) <= MOST_SUBSETS:
-        for members in itertools.combinations(sorted(gpus), count):
-            if _is_measured(calibration.timed(), members, machine):
-                chosen.append(members)
-    if topology and count > 1:
-        chosen += [kind.representative for kind in classes(topology, count)]
-    return [Subset(count, members=members) for members in dict.fromkeys(chosen)]
-
-
-def _is_measured(cells: Sequence[MeasuredCell], members: Sequence[Member], machine: str) -> bool:
-    """Tell whether all of some GPUs ran alone, or all together."""
-    alone: set[Member] = set()
-    for cell in cells:
-        if cell.query.machine == machine:
-            if set(cell.query.members) == set(members):
-                return True
-            if cell.ranks == 1:
-                alone |= set(cell.query.members)
-    return alone.issuperset(members)
-
-
 def farthest_class(topology: Topology | None, members: Sequence[Member]) -> str | None:
     """Return the farthest link class between GPUs; None where it is not known."""
     gpus = [member for member in members if isinstance(member, int)]
@@ -293,9 +204,9 @@ def farthest_class(topology: Topology | None, members: Sequence[Member]) -> str 
     return min((topology.link_between(*pair) for pair in pairs), key=quality)
 
 
-def studied_settings(study: Study) -> list[Settings]:
+def studied_settings(study: Study) -> list[Mapping[str, str]]:
     """Return the NCCL settings of a study's training cells, none at all first."""
-    studied: list[Settings] = [{}]
+    studied: list[Mapping[str, str]] = [{}]
     for runs in study.runs:
         settings = {name: str(value) for name, value in runs.cell.nccl.items()}
         if runs.trains and settings not in studied:
@@ -308,12 +219,11 @@ class ForecastRequest:
     """What the options of `predict` and `advise` ask for; None: what the study has."""
 
     subsets: Sequence[Subset]
-    settings: Sequence[Settings] = ({},)
+    settings: Sequence[Mapping[str, str]] = ({},)  # of NCCL
     strategies: Sequence[str] | None = None
     batches: Sequence[int] | None = None
     network: HostNetwork | None = None
     gpus_of_host: int | None = None  # servers of weights share GPUs where none is left
-    machine: str = ""  # empty: that of most cells
     topology: Topology | None = None  # without it links are as those that were measured
     every_option: bool = False  # of a strategy, and every batch size that is as frequent
 
@@ -355,7 +265,7 @@ def candidates(
                 hosts=subset.hosts,
                 members=subset.members,
                 network=request.network if subset.hosts > 1 else None,
-                machine=request.machine or calibration.machine,
+                machine=calibration.machine,
             )
             if request.gpus_of_host is not None:
                 query = replace(query, shares_gpu=shares_gpu(query, request.gpus_of_host))
@@ -368,83 +278,15 @@ def _kinds(
     queries: Sequence[CellQuery], here: Sequence[CellQuery], request: ForecastRequest
 ) -> list[CellQuery]:
     """Return a query for each strategy, with its options."""
-    names = request.strategies
-    studied = dict.fromkeys(query.strategy for query in here if query.strategy != "none")
-    if request.every_option and not names:
-        by_options = {query.options: query for query in here if query.strategy != "none"}
-        if by_options:
-            return list(by_options.values())
+    by_options = {query.options: query for query in here if query.strategy != "none"}
+    if request.every_option and by_options and not request.strategies:
+        return list(by_options.values())
+    studied = dict.fromkeys(query.strategy for query in by_options.values())
     kinds = []
-    for name in names or list(studied) or ["none"]:
+    for name in request.strategies or list(studied) or ["none"]:
         alike = [query for query in here if query.strategy == name]
         alike = alike or [query for query in queries if query.strategy == name]
         options = statistics.mode(query.options for query in alike) if alike else (("name", name),)
         kind = next((query for query in alike if query.options == options), None)
         kinds.append(kind or replace(here[0], options=options, shares_gpu=False, exchange=""))
     return kinds
-
-
-def told_apart(calibration: CalibrationData, several: Sequence[Candidate]) -> list[Candidate]:
-    """Return candidates, one for those that differ only in GPUs that forecasts cannot tell apart.
-
-    Forecasts know GPUs that ran alone, or all together, with the same workload and batch.
-    """
-    kept: dict[object, Candidate] = {}
-    for candidate in several:
-        query = candidate.query
-        alike = matching_cells(calibration.timed(query.workload), query, "batch_size")
-        key: object = query
-        if not _is_measured(alike, query.members, query.machine):
-            key = (replace(query, members=()), candidate.link_class)
-        kept.setdefault(key, candidate)
-    return list(kept.values())
-
-
-def best_subset(
-    study: Study,
-    topology: Topology,
-    count: int,
-    cell_on: Callable[[tuple[int, ...]], Cell],
-    is_here: Callable[[Record], bool],
-) -> tuple[tuple[int, ...], str]:
-    """Return the subset that forecasts put first for a cell, and why (gpus=advise:K).
-
-    `cell_on` makes the cell of a subset; `is_here` tells whether a record is of this machine.
-    Raises ValueError where no forecast is possible.
-    """
-    calibration = calibrate(study)
-    machines = set()
-    for runs in study.runs:
-        if is_here(runs.records[-1]):
-            machines.add(runs.provenance.get("machine", ""))
-    if not machines:
-        raise ValueError("the cells of the study are of another machine")
-    several = []
-    for subset in subsets(calibration, topology, topology.gpus, count, min(machines)):
-        cell = cell_on(subset.members)
-        link_class = farthest_class(topology, subset.members)
-        workload = known_workload(calibration, cell)
-        query = query_of(cell, workload, link_class, min(machines))
-        several.append(Candidate(query, tuple(sorted(cell.nccl.items())), link_class))
-    several = told_apart(calibration, several)
-    advice = advise(calibration, several, HeldOutScores(calibration))
-    members = [member for member in advice.first.candidate.query.members if isinstance(member, int)]
-    return tuple(members), why_first(advice, len(calibration.cells))
-
-
-def why_first(advice: Advice, cells: int) -> str:
-    """Return why the first subset is first, by so many cells of the study."""
-    first = advice.first
-    how = "measured to give" if first.runs else "forecast to give"
-    ends = f" ({first.low:,.0f} to {first.high:,.0f})" if first.low and first.high else ""
-    why = f"{how} {first.rate:,.0f} images/s{ends} with {first.candidate.query.strategy}, by {cells} cells of the study"
-    if len(advice.ranked) == 1:
-        return why
-    alike = []
-    for cell in advice.ranked[1:]:
-        if cell.as_fast:
-            alike.append(",".join(map(str, cell.candidate.query.members)))
-    if not alike:
-        return f"{why}; every other subset is slower"
-    more = f" and {len(alike) - 3} more" if len(alike) > 3 else ""
-    return f"{why}; {' and '.join(alike[:3])}{more} cannot be told from it"

@@ -90,7 +90,6 @@ class CalibrationData:
 
     cells: tuple[MeasuredCell, ...]
     links: LinkModel
-    notes: tuple[str, ...] = ()
     link_class: str | None = None  # the farthest between its GPUs
     memo: dict[Any, Any] = field(default_factory=dict, compare=False)  # looked up by many forecasts
 
@@ -166,8 +165,7 @@ def calibrate(study: Study) -> CalibrationData:
     classes = [_link_class(record) for record in records]
     inside = [link_class for link_class in classes if link_class and link_class != "NET"]
     farthest = statistics.mode(inside) if inside else None
-    calibration = CalibrationData(tuple(cells), links, link_class=farthest)
-    return replace(calibration, notes=_notes(calibration))
+    return CalibrationData(tuple(cells), links, link_class=farthest)
 
 
 def _scatter_of_a_run(runs: Runs, metric: str) -> float:
@@ -377,24 +375,3 @@ def _link_class(record: Record) -> str | None:
     """Return the farthest link class between the GPUs of a record; None where it does not say."""
     link_class = record.effective.get("link_class")
     return link_class if isinstance(link_class, str) else None
-
-
-def _notes(calibration: CalibrationData) -> tuple[str, ...]:
-    """Return a sentence for each thing that the records do not hold."""
-    if not calibration.several:  # of one GPU alone, whose forecasts need none of this
-        return ()
-    timed = calibration.timed()
-    notes = []
-    if not any(cell.buckets for cell in timed):
-        notes.append("no record has its bucket plan: buckets are taken as full, by bucket_cap_mb")
-    if not any(cell.moments for cell in timed):
-        notes.append(
-            "no record has the moments of a step: buckets are taken as ready evenly over the last two thirds"
-        )
-    if not any(cell.gamma for cell in timed):
-        notes.append("no record has an interference probe: γ comes from the cost of measured cells")
-    if all(curve.of_gradients for curve in calibration.links.curves):
-        notes.append(
-            "no collective was measured by itself: links come from the exchange of whole gradients"
-        )
-    return tuple(notes)

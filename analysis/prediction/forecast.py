@@ -23,7 +23,7 @@ from analysis.study.names import of_unit
 from analysis.study.study import Study, request_of
 from conf.cell import Cell
 
-VERSION = 7  # another model has another number: it may forecast otherwise from the same records
+VERSION = 8  # another model has another number: it may forecast otherwise from the same records
 LEVEL = 0.9  # of an interval
 FEWEST_HELD_OUT = 10
 NOT_SCORED = "no error is claimed: cells of one GPU, or without an exchange, are not held out"
@@ -62,7 +62,6 @@ class Forecast:
     deviation_ms: float  # of the step, by the draws
     growth: float  # of the interval, beyond the ranks that were measured
     basis: str  # interpolated, extrapolated, assumed_network
-    widest: str  # the part that most of the deviation comes from
     why: tuple[str, ...]  # a sentence for each part that was not measured, and a missing interval
     records: tuple[str, ...]  # of the calibration
 
@@ -112,7 +111,6 @@ def forecast(
         deviation_ms=deviation(step),
         growth=growth_of(calibration, query),
         basis=basis,
-        widest=of_unit(model.widest(), query.unit),
         why=tuple(of_unit(sentence, query.unit) for sentence in why if sentence),
         records=calibration.record_ids,
     )

@@ -1,4 +1,4 @@
-"""Which cell a forecast is asked for, and how the options of the command line say it."""
+"""Which cell a forecast is asked for."""
 
 import functools
 from collections.abc import Mapping
@@ -9,11 +9,9 @@ from analysis.prediction.links import ExchangeWire, HostNetwork, asked_wire
 from analysis.study.estimates import Member
 from analysis.study.names import unit
 from conf.cell import COMPILED, Cell
-from conf.nccl import FIELDS, Nccl, settings, unknown_setting
 from conf.options import to_text
 
 MIB = float(2**20)
-MOST_GPUS, MOST_BATCH = 1 << 20, 1 << 24
 HALVING_HOOKS = ("fp16", "bf16")  # gradients travel in 2 bytes
 LOW_RANK_HOOK = "powersgd"  # two matrices of low rank travel in place of each gradient
 HALF_WEIGHTS = ("precision", "bf16_weights")  # gradients have 2 bytes without a hook
@@ -29,7 +27,6 @@ _NOT_OF_THE_WORK = (
     "server_hosts",
     "model.name",
 )
-_FORM = "GPUs of this machine as 0,1,2,3 (several subsets: 0+1,0+1+2+3), or with --per-node numbers of GPUs as 16,64,256"
 
 
 @dataclass(frozen=True)
@@ -210,71 +207,3 @@ class Subset:
     gpus: int
     hosts: int = 1
     members: tuple[int, ...] = ()
-
-
-def _positive(text: str, most: int) -> int:
-    """Return a decimal number from 1 to `most`; 0 for anything else."""
-    if not (text.isascii() and text.isdigit() and len(text) <= len(str(most))):
-        return 0
-    return int(text) if int(text) <= most else 0
-
-
-def read_subsets(text: str, per_node: int | None) -> list[Subset]:
-    """Read --gpus. Raises ValueError."""
-    parts = [part.strip() for part in text.split(",")]
-    subsets = []
-    if per_node is None:
-        groups = [part.split("+") for part in parts] if "+" in text else [parts]
-        for group in groups:
-            if not all(part.isascii() and part.isdigit() and len(part) < 8 for part in group):
-                raise ValueError(f"--gpus {text!r}: accepted are {_FORM}")
-            members = tuple(int(part) for part in group)
-            if len(set(members)) < len(members):
-                raise ValueError(
-                    f"--gpus {text!r}: a GPU stands twice in a subset; accepted are {_FORM}"
-                )
-            subsets.append(Subset(len(members), members=members))
-        return subsets
-    if not 1 <= per_node <= MOST_GPUS:
-        raise ValueError(
-            f"--per-node {per_node}: accepted is a number of GPUs from 1 to {MOST_GPUS}"
-        )
-    for part in parts:
-        count = _positive(part, MOST_GPUS)
-        if count == 0 or (count > per_node and count % per_node):
-            raise ValueError(
-                f"--gpus {text!r}: {part!r} is no multiple of --per-node {per_node}; "
-                "accepted are multiples, such as 16,64,256"
-            )
-        subsets.append(Subset(min(count, per_node), max(1, count // per_node)))
-    return subsets
-
-
-def read_nccl(text: str) -> dict[str, str]:
-    """Read --nccl as a study has it: P2P_LEVEL=LOC,ALGO=Ring. Raises ValueError."""
-    typed: dict[str, str] = {}
-    for part in text.split(",") if text else ():
-        name, _, value = (word.strip() for word in part.partition("="))
-        setting = name.lower().removeprefix("nccl_")
-        if not value:
-            raise ValueError(f"--nccl {part!r}: accepted is NAME=VALUE, such as P2P_LEVEL=LOC")
-        if setting not in FIELDS:
-            raise ValueError(f"--nccl {part!r}: {unknown_setting(setting, value)}")
-        if setting in typed:
-            raise ValueError(
-                f"--nccl {text!r}: {name} stands there twice; accepted is each setting once"
-            )
-        typed[setting] = value
-    nccl = Nccl()
-    for setting, value in typed.items():
-        is_number = value.isascii() and value.isdigit() and len(value) < 12
-        setattr(nccl, setting, int(value) if is_number else value)
-    return settings(nccl)[0]
-
-
-def read_batches(text: str) -> list[int]:
-    """Read --batch. Raises ValueError."""
-    sizes = [_positive(part, MOST_BATCH) for part in text.split(",")]
-    if 0 in sizes:
-        raise ValueError(f"--batch {text!r}: accepted are images per GPU, such as 128,256")
-    return sizes

@@ -516,42 +516,14 @@ class StepModel:
     noise: Draws  # what the next run differs by
     launch_ms: float  # no step is shorter
 
-    def simulate(self, **changed: Any) -> tuple[Draws, Replay]:
-        """Return the step as a mean over many runs, and its replay, with some draws changed."""
-        draws = {
-            "bare": self.bare.draws,
-            "times": self.times,
-            "gamma": self.gamma.draws,
-            "local": self.local.draws,
-            "waiting": self.waiting.draws,
-            **changed,
-        }
-        times = draws["times"]
-        played = replay_of(self.calibration, self.query, draws["bare"], times, draws["gamma"])
-        step = played.step_ms + draws["local"] + draws["waiting"]
+    def simulate(self) -> tuple[Draws, Replay]:
+        """Return the step as a mean over many runs, and its replay."""
+        bare, times, gamma = self.bare.draws, self.times, self.gamma.draws
+        played = replay_of(self.calibration, self.query, bare, times, gamma)
+        step = played.step_ms + self.local.draws + self.waiting.draws
         if not exchange_of(self.query).waits:  # a server answers all ranks, one after the other
             step = np.maximum(step, times.whole_ms)
         return np.maximum(step, self.launch_ms), played
-
-    def widest(self) -> str:
-        """Return the name of the part whose draws alone spread the step most."""
-        fixed: dict[str, Any] = {"times": self.times.without_scatter()}
-        for name in ("bare", "gamma", "local", "waiting"):
-            fixed[name] = constant(mean(getattr(self, name).draws))
-        spreads = {"scatter between runs": deviation(self.noise)}
-        for name, words in WORDS.items():
-            others = {other: value for other, value in fixed.items() if other != name}
-            spreads[words] = deviation(self.simulate(**others)[0])
-        return max(spreads, key=lambda words: spreads[words])
-
-
-WORDS = {
-    "bare": "step of one GPU",
-    "times": "exchange",
-    "gamma": "contention",
-    "local": "own work of the strategy",
-    "waiting": "waiting",
-}
 
 
 def step_model(calibration: CalibrationData, query: CellQuery) -> StepModel:

@@ -1,8 +1,4 @@
-"""What `nodes=` and `gpus=` mean on the hosts that there are: the ordered subsets of each cell (conf.subsets has the grammar).
-
-`gpus=advise:4` becomes the four GPUs that forecasts put first, by the records of the study so far; else those of best:4. One
-subset is chosen for a whole sweep, by its first cell that asks for so many GPUs: cells can then be compared.
-"""
+"""What `nodes=` and `gpus=` mean on the hosts that there are: the ordered subsets of each cell (conf.subsets has the grammar)."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,11 +10,9 @@ from analysis.topology.model import Topology
 from analysis.topology.placement import choose_gpus
 from analysis.topology.readers import parse_topology, read_topology
 from analysis.topology.subsets import classes
-from benchmarks.record import Record
-from conf.cell import Cell
 from conf.groups import SERVER_NODES
 from conf.options import Refused
-from conf.resolve import CheckedConfig, named_hosts, resolve
+from conf.resolve import named_hosts
 from conf.schema import Config
 from conf.subsets import GPU_WORD, GPUS, PLAIN_WORDS, expand, host_sets, is_name, listed_hosts
 from launch.engines import slurm
@@ -26,7 +20,6 @@ from launch.engines.submit import hosts_of_job
 from launch.machine.devices import Device, Machine
 from launch.machine.fleet import Fleet
 from launch.plan.refusals import refuse_one_host_only
-from launch.study.study import study_folder
 
 
 def machine_of_topology(config: Config) -> Machine:
@@ -57,8 +50,6 @@ def subsets(config: Config, machine: Machine, told: str | None = None) -> list[t
 
 def _by_link(config: Config, machine: Machine, told: str | None) -> list[tuple[int, ...]]:
     """Return what classes, classes:K, best:K, worst:K and worst_order:K mean; `classes` starts with one GPU alone, the baseline.
-
-    advise:K is best:K here: launch.plan.expand asks the forecasts first.
 
     CPU workers are all alike: the first K are the best, the worst and the only class.
     """
@@ -246,64 +237,3 @@ def _shown(found: Sequence[tuple[int, ...]]) -> str:
     """Return the first of several subsets, and how many more there are."""
     rest = len(found) - 1
     return ",".join(map(str, found[0])) + (f" and {rest} more" if rest else "")
-
-
-WORD = "advise:"
-
-
-def with_advice(
-    configs: Sequence[CheckedConfig], machine: Machine
-) -> tuple[list[CheckedConfig], list[str]]:
-    """Return the configurations with the subsets that `advise:K` means, and a sentence for each K. Raises Refused."""
-    chosen: dict[str, list[str]] = {}
-    notices = []
-    for config in configs:
-        word = ",".join(config.gpus)
-        if word.startswith(WORD) and word not in chosen:
-            gpus, why = _chosen(config, machine, word)
-            chosen[word] = [str(gpu) for gpu in gpus]
-            notices.append(f"gpus={word} is {','.join(chosen[word])}: {why}")
-    return [
-        dataclasses.replace(one, gpus=chosen.get(",".join(one.gpus), one.gpus)) for one in configs
-    ], notices
-
-
-def _chosen(config: CheckedConfig, machine: Machine, word: str) -> tuple[tuple[int, ...], str]:
-    """Return the subset that forecasts put first, without a forecast that of the best links, and why. Raises Refused."""
-    by_links = subsets(config, machine)[0]
-    try:
-        if config.nodes or machine.kind == "cpu":
-            raise ValueError(
-                "only GPUs of one machine are told apart"
-                if config.nodes
-                else "CPU workers are all alike"
-            )
-        return _by_forecast(config, machine, len(by_links))
-    except (ValueError, OSError) as error:  # UnreadableInput and UnknownLink too
-        return (
-            by_links,
-            f"no forecast is possible ({error}); taken as {word.replace('advise', 'best')}",
-        )
-
-
-def _by_forecast(config: CheckedConfig, machine: Machine, size: int) -> tuple[tuple[int, ...], str]:
-    """Return the subset that forecasts put first, and why. Raises Refused, OSError, and ValueError where there is no forecast."""
-    from analysis.prediction.advise import best_subset  # with numpy and scipy: most plans need none
-    from analysis.study.study import open_study
-
-    folder = study_folder(config.output_dir, config.study)
-    if not folder.is_dir():
-        raise ValueError(f"study {config.study} has no cell yet")
-
-    def cell_on(gpus: tuple[int, ...]) -> Cell:
-        return resolve(config, gpus, machine.kind, all_gpus={"": machine.all_gpus})
-
-    def is_here(record: Record) -> bool:
-        ours = set(machine.uuids(machine.all_gpus))
-        planned = record.environment.get("planned_uuids")
-        return not ours or (
-            isinstance(planned, list) and bool(ours & {str(one) for one in planned})
-        )
-
-    topology = topology_of(config, machine, None)
-    return best_subset(open_study(folder), topology, size, cell_on, is_here)

@@ -23,7 +23,6 @@ from launch.plan.expand import (
     planned_hosts,
     subsets,
     wanted_hosts,
-    with_advice,
 )
 from launch.plan.order import (
     PlannedCell,
@@ -98,8 +97,6 @@ def plan(
                     else "this machine",
                 )
             )
-    configs, about_subsets = with_advice(configs, machine)
-    notices += about_subsets
     cells = _expand(configs, machine, hosts, surroundings)
 
     refuse_expanded(

@@ -156,7 +156,6 @@ def forecasts(study: Study, findings: Findings) -> Section | None:
         Column("forecast_cost_ms", "cost forecast ms", kind=MS, shown=with_cost),
         Column("null_cost_ms", "cost by null model ms", kind=MS, shown=with_cost),
         Column("basis", "basis"),
-        Column("widest", "least sure part"),
     )
     names = _names(study, made.cells)
     rows = tuple((*names[cell.record_id], *_row(cell)) for cell in made.cells)
@@ -199,7 +198,6 @@ def _row(cell: CellForecast) -> tuple[Value, ...]:
         cell.ms("cost_ms"),
         cell.ms("null_cost_ms"),
         single_line(cell.forecast.get("basis", ""), 60),
-        single_line(cell.forecast.get("widest", ""), 60),
     )
 
 
