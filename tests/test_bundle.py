@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from analysis.__main__ import main
-from analysis.bundle.archive import bundle
+from analysis.bundle import bundle
 from analysis.study.noise_floor import as_json
 from analysis.study.study import open_study
 from benchmarks.record import CellFolder, record_paths

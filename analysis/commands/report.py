@@ -8,8 +8,7 @@ from pathlib import Path
 
 from rich.markup import escape
 
-from analysis.bundle.archive import bundle
-from analysis.bundle.stage import WrongStudy
+from analysis.bundle import WrongStudy, bundle
 from analysis.console import console
 from analysis.findings.between_studies import Asked, studies_in
 from analysis.report.build import default_folder, examine, examine_several, write

@@ -14,11 +14,10 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from analysis.bundle.archive import changed, opened, studies
+from analysis.bundle import changed, opened, studies
 from analysis.console import console
 from analysis.errors import UnreadableInput
-from analysis.verification.comparison import Difference
-from analysis.verification.verify import Verification, verify
+from analysis.verification.verify import Difference, Verification, verify
 from benchmarks.record import CellFolder, record_paths
 
 _SHOWN = 40

@@ -1,7 +1,9 @@
-"""Check every record of a study against its raw files: their SHA-256, and every value that they give when they are read again."""
+"""Check every record of a study against its raw files: their SHA-256, and every value they give."""
 
+import math
+import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -9,17 +11,26 @@ from typing import Any
 
 from analysis.findings.record_values import again, rests_on
 from analysis.study.noise_floor import OF_SEVERAL_RECORDS
-from analysis.verification.comparison import ABSENT, Difference, leaves, same, same_sentence
 from analysis.verification.rebuild import NotRecomputable, Rebuilt, rebuilt
 from benchmarks.derived import IncompleteLines
 from benchmarks.record import CellFolder, Record, RecordError, read, record_paths
-from benchmarks.record.folder import ABSENT as NOT_THERE
+from benchmarks.record.folder import ABSENT as NO_FILE
 from benchmarks.record.folder import SAMPLES, changed
 from benchmarks.record.metrics import since
 
 RECORD = "record.json"
+ABSENT = "absent"
+# Numbers that differ by less are equal: another Python, numpy or scipy rounds the last digits.
+TOLERANCE = 1e-9
 # What raw files that hold something else than Ringside wrote may raise.
-DAMAGED = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
+DAMAGED = (
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+)
 # What people read; the codes beside them are compared as they are.
 SENTENCES = (
     "validity codes.*",
@@ -29,11 +40,23 @@ SENTENCES = (
 )
 # What ranks that measured several cells gave back, and the parts of what such a cell cost.
 OF_SHARED_RANKS = ("checks given_back", "tables seconds")
-# {metric: (it is this metric, divided by that one)}; None: by the number of ranks. True of every record, also without samples.
+# {metric: (it is this metric, divided by that one)}; None: by the number of ranks.
+# True of every record, also without samples.
 QUOTIENTS = {
     "throughput/images_per_second": ("throughput/images", "throughput/seconds"),
     "throughput/images_per_second_per_gpu": ("throughput/images_per_second", None),
 }
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A value that is recorded otherwise than its source gives it."""
+
+    record: str  # the folder of the attempt, within the study
+    file: str  # record.json, a raw file, or the run in MLflow's store
+    field: str  # metrics step/ms_median; tables p2p.matrices.…; SHA-256
+    recorded: Any  # ABSENT where it is not there
+    recomputed: Any
 
 
 @dataclass(frozen=True)
@@ -55,14 +78,13 @@ class Verification:
     files: int = 0  # raw files whose hash was compared
     differences: list[Difference] = field(default_factory=list)
     omissions: list[Omission] = field(default_factory=list)
-    not_compared: Counter[str] = field(
-        default_factory=Counter
-    )  # values whose source is not in the folder: of how many records
+    # values whose source is not in the folder: of how many records
+    not_compared: Counter[str] = field(default_factory=Counter)
 
     @property
     def right(self) -> bool:
         """Whether nothing differs and nothing is damaged."""
-        return not self.differences and not any(one.wrong for one in self.omissions)
+        return not self.differences and not any(omission.wrong for omission in self.omissions)
 
     def compare(self, record: str, file: str, name: str, recorded: Any, recomputed: Any) -> None:
         """Count a value, and note it if it differs."""
@@ -86,82 +108,80 @@ def verify(study: Path) -> Verification:
     for name, record in records.items():
         folder = CellFolder(study / name)
         if ids[record.record_id] > 1:
-            result.omissions.append(
-                Omission(name, f"{ids[record.record_id]} records have its id", wrong=True)
-            )
-        _check_quotients(name, record, result)
+            why = f"{ids[record.record_id]} records have its id"
+            result.omissions.append(Omission(name, why, wrong=True))
+        for metric, (dividend, divisor) in QUOTIENTS.items():
+            value = quotient(record, metric)
+            if value is not None:
+                label = f"metrics {metric} ({dividend} ÷ {divisor or 'ranks'})"
+                result.compare(name, RECORD, label, record.metrics[metric], value)
         _check_files(name, record, folder, result)
         _check_against_baselines(name, record, records.values(), result)
-        known = [
-            one for one in records.values() if one is not record and one.ended_at <= record.ended_at
-        ]
+        earlier = []
+        for candidate in records.values():
+            if candidate is not record and candidate.ended_at <= record.ended_at:
+                earlier.append(candidate)
         try:
-            made = rebuilt(record, folder, known, lambda one: folders[one.record_id])
+            again = rebuilt(record, folder, earlier, lambda record: folders[record.record_id])
         except IncompleteLines as error:
-            result.omissions.append(Omission(name, str(error), wrong=record.state == "finished"))
+            is_wrong = record.state == "finished"
+            result.omissions.append(Omission(name, str(error), wrong=is_wrong))
         except NotRecomputable as error:
             result.omissions.append(Omission(name, str(error), wrong=False))
         except DAMAGED as error:
-            said = (
-                f"its raw files do not hold what Ringside wrote ({type(error).__name__}: {error})"
-            )
-            result.omissions.append(Omission(name, said, wrong=True))
+            cause = f"{type(error).__name__}: {error}"
+            why = f"its raw files do not hold what Ringside wrote ({cause})"
+            result.omissions.append(Omission(name, why, wrong=True))
         else:
-            _compare(name, record, made, result)
+            _compare_values(name, record, again, result)
     return result
 
 
 def quotient(record: Record, metric: str) -> float | None:
-    """Return one of QUOTIENTS from the metrics that it follows from; None where one of them is not there."""
+    """Return one of QUOTIENTS from the metrics that it follows from; None where one is missing."""
     above, below = QUOTIENTS[metric]
-    divisor = record.metrics.get(below) if below else float(record.cell.world_size)
-    known = metric in record.metrics and above in record.metrics and divisor
-    return record.metrics[above] / divisor if known and divisor else None
-
-
-def _check_quotients(name: str, record: Record, result: Verification) -> None:
-    """Compare metrics that follow from others of the same record."""
-    for metric, (above, below) in QUOTIENTS.items():
-        if (value := quotient(record, metric)) is not None:
-            how = f"metrics {metric} ({above} ÷ {below or 'ranks'})"
-            result.compare(name, RECORD, how, record.metrics[metric], value)
+    dividend = record.metrics.get(above)
+    divisor: float | None = record.cell.world_size
+    if below:
+        divisor = record.metrics.get(below)
+    if metric not in record.metrics or dividend is None or not divisor:
+        return None
+    return dividend / divisor
 
 
 def _check_against_baselines(
     name: str, record: Record, records: Iterable[Record], result: Verification
 ) -> None:
-    """Compare what a record states against the one-GPU records that it names; it needs them, and no samples."""
-    named = rests_on(record)
-    stated = [metric for metric in OF_SEVERAL_RECORDS if metric in record.metrics]
-    alone = [one for one in records if one.record_id in named]
-    if named and {one.record_id for one in alone} != named:
-        result.not_compared.update(f"metrics {metric}" for metric in stated)
-    elif named or record.raw_sha256:
-        values = again(record, alone) if named else {}
-        for metric in stated:
-            result.compare(
-                name,
-                RECORD,
-                f"metrics {metric}",
-                record.metrics[metric],
-                values.get(metric, ABSENT),
-            )
+    """Compare what a record states against the one-GPU records that it names; without samples."""
+    ids = rests_on(record)
+    metrics = [metric for metric in OF_SEVERAL_RECORDS if metric in record.metrics]
+    baselines = [baseline for baseline in records if baseline.record_id in ids]
+    if ids and {baseline.record_id for baseline in baselines} != ids:
+        result.not_compared.update(f"metrics {metric}" for metric in metrics)
+        return
+    if not ids and not record.raw_sha256:
+        return
+    values: Mapping[str, float] = {}
+    if ids:
+        values = again(record, baselines)
+    for metric in metrics:
+        value = values.get(metric, ABSENT)
+        result.compare(name, RECORD, f"metrics {metric}", record.metrics[metric], value)
 
 
 def _check_files(name: str, record: Record, folder: CellFolder, result: Verification) -> None:
-    """Compare the hashes of the raw files, and what was asked with what the record says was asked."""
+    """Compare the hashes of the raw files."""
     if not record.raw_sha256:
         return
     present = {path.relative_to(folder.path).as_posix() for path in folder.raw_files()}
-    if not any(is_sample(one) for one in present):
+    if not any(is_sample(file) for file in present):
         return  # published without samples
     wrong = dict(changed(folder.path, record.raw_sha256))
     for file, before in record.raw_sha256.items():
         now = wrong.get(file, before)
-        if now == NOT_THERE and not is_sample(file):
-            result.not_compared[file] += (
-                1  # the record holds what it says, and a trace may be too large to publish
-            )
+        if now == NO_FILE and not is_sample(file):
+            # the record holds what it says, and a trace may be too large to publish
+            result.not_compared[file] += 1
             continue
         result.files += 1
         result.compare(name, file, "SHA-256", before, now)
@@ -174,42 +194,78 @@ def is_sample(file: str) -> bool:
     return any(fnmatchcase(file, pattern) for pattern in SAMPLES)
 
 
-def _compare(name: str, record: Record, made: Rebuilt, result: Verification) -> None:
+def _compare_values(name: str, record: Record, again: Rebuilt, result: Verification) -> None:
     """Compare one record with what its files give."""
     result.recomputed += 1
     result.compare(name, RECORD, "cell_key", record.cell_key, record.cell.key)
-    for one in made.unknown:
-        result.not_compared[one] += 1
-    for part in made.parts:
-        recorded, again = (
-            dict(leaves(_plain(getattr(one, part)))) for one in (record, made.record)
-        )
-        for key in {**again, **recorded}:
+    result.not_compared.update(again.unknown)
+    # until 2026-11-23 some ranks measured several cells
+    has_shared_ranks = any("pool" in rank for rank in record.ranks)
+    for part in again.parts:
+        recorded = dict(leaves(_plain(getattr(record, part))))
+        recomputed = dict(leaves(_plain(getattr(again.record, part))))
+        for key in {**recomputed, **recorded}:
+            label = f"{part} {key}".strip()
             is_younger = since(part, key.partition(".")[0]) > record.schema_version
-            if not (is_younger and key not in recorded) and not _is_of_shared_ranks(
-                record, f"{part} {key}"
-            ):
-                _compare_leaf(name, part, key, recorded, again, result)
-
-
-def _is_of_shared_ranks(record: Record, field: str) -> bool:
-    """Tell whether a value is one that ranks which measured several cells had otherwise: until 2026-11-23 some did."""
-    return field.startswith(OF_SHARED_RANKS) and any("pool" in rank for rank in record.ranks)
-
-
-def _compare_leaf(
-    name: str,
-    part: str,
-    key: str,
-    recorded: Mapping[str, Any],
-    again: Mapping[str, Any],
-    result: Verification,
-) -> None:
-    field, one, other = f"{part} {key}".strip(), recorded.get(key, ABSENT), again.get(key, ABSENT)
-    told = any(fnmatchcase(field, pattern) for pattern in SENTENCES) and ABSENT not in (one, other)
-    result.compare(name, RECORD, field, one, one if told and same_sentence(one, other) else other)
+            if is_younger and key not in recorded:
+                continue
+            if has_shared_ranks and label.startswith(OF_SHARED_RANKS):
+                continue
+            before, now = recorded.get(key, ABSENT), recomputed.get(key, ABSENT)
+            is_sentence = any(fnmatchcase(label, pattern) for pattern in SENTENCES)
+            if is_sentence and _same_numbers(before, now):
+                now = before
+            result.compare(name, RECORD, label, before, now)
 
 
 def _plain(value: Any) -> Any:
     """Return a field of a record in the types of JSON."""
-    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    return value
+
+
+def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every number, word and empty container of nested JSON, with the path to it."""
+    items: list[tuple[str, Any]] = []
+    if isinstance(value, Mapping):
+        items = [*value.items()]
+    elif isinstance(value, list | tuple):
+        items = [(str(position), item) for position, item in enumerate(value)]
+        if items:
+            yield f"{key}.length".removeprefix("."), len(items)
+    else:
+        yield key, value
+        return
+    for name, item in items:
+        yield from leaves(item, f"{key}.{name}".removeprefix("."))
+    if not items and key:
+        yield key, []  # JSON has no tuple, and a part without entries may be a list or a mapping
+
+
+def same(recorded: Any, recomputed: Any) -> bool:
+    """Tell whether two values are equal as JSON has them; NaN equals NaN."""
+    pair: Sequence[Any] = (recorded, recomputed)
+    if any(isinstance(value, bool) for value in pair):
+        return recorded is recomputed
+    are_numbers = all(isinstance(value, int | float) for value in pair)
+    if not are_numbers or not any(isinstance(value, float) for value in pair):
+        return bool(recorded == recomputed)
+    try:
+        if math.isnan(recorded) or math.isnan(recomputed):
+            return math.isnan(recorded) and math.isnan(recomputed)
+        return math.isclose(recorded, recomputed, rel_tol=TOLERANCE)
+    except OverflowError:  # a whole number beyond every double
+        return False
+
+
+def _same_numbers(recorded: str, recomputed: str) -> bool:
+    """Tell whether two sentences hold the same numbers: a later version may word them otherwise."""
+    if ABSENT in (recorded, recomputed):
+        return False
+    return numbers_of(recorded) == numbers_of(recomputed)
+
+
+def numbers_of(sentence: str) -> list[str]:
+    """Return the numbers of a sentence, sorted."""
+    return sorted(re.findall(r"(?<![\w.])\d+(?:\.\d+)?(?!\w)", sentence))
