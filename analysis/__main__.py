@@ -26,7 +26,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "say what NCCL did: transports, channels, settings, choices, warnings",
     ),
     "trace": (
-        "analysis.commands.trace",
+        "analysis.commands.native",
         "say where communication time goes, in a trace of nsys or torch.profiler",
     ),
     "nccl-tests": (

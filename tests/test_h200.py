@@ -10,10 +10,9 @@ from analysis.native.nccl_tests import parse_nccl_tests
 from analysis.native.p2p import read_p2p
 from analysis.report.build import examine
 from analysis.study.study import Study
-from analysis.trace.metrics import trace_metrics
-from analysis.trace.source import load_trace
+from analysis.trace.source import read_trace
 from analysis.trace.steps import within_steps
-from analysis.trace.summary import summarize
+from analysis.trace.summary import summarize, trace_metrics
 from benchmarks.record import read_study
 
 DATA = Path(__file__).parent / "data"
@@ -193,7 +192,7 @@ def test_two_profilers_agree_on_what_moves_bytes():
 
 def test_with_ddps_hook_every_kernel_starts_later():
     """nsys saw both: two steps without a hook, and the record of ten with one (its trace is 1.4 MB)."""
-    plain = trace_metrics(summarize(within_steps(load_trace(str(DATA / "nsys_h200_x2.sqlite.gz")))))
+    plain = trace_metrics(summarize(within_steps(read_trace(str(DATA / "nsys_h200_x2.sqlite.gz")))))
     (hook,) = [record.metrics for record in records("hook") if record.cell.profiler == "nsys"]
     assert hook["trace/gap_us"] > 1.8 * plain["trace/gap_us"]
     assert hook["trace/gpu_idle_share"] > 1.5 * plain["trace/gpu_idle_share"]
@@ -204,7 +203,7 @@ def test_two_profilers_agree_on_what_is_exposed_beyond_gaps():
     """Two steps of each of two traces of equal cells: torch.profiler's gaps are wider."""
     found = {}
     for profiler, source in (("nsys", "nsys_h200_x2.sqlite.gz"), ("torch", "kineto_h200_x2")):
-        found[profiler] = trace_metrics(summarize(within_steps(load_trace(str(DATA / source)))))
+        found[profiler] = trace_metrics(summarize(within_steps(read_trace(str(DATA / source)))))
     gaps = {
         profiler: metrics["trace/exposed_in_gaps_ms_per_step"]
         for profiler, metrics in found.items()

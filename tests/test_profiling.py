@@ -22,10 +22,9 @@ from cells import make_cell
 from traces import GEMM, REDUCE, make_export, two_ranks
 
 from analysis.findings.communication import disagreement
-from analysis.trace.metrics import trace_metrics
-from analysis.trace.source import load_trace
+from analysis.trace.source import read_trace
 from analysis.trace.steps import within_steps
-from analysis.trace.summary import summarize
+from analysis.trace.summary import summarize, trace_metrics
 from benchmarks.agent import processes
 from benchmarks.record import CellFolder, read
 from conf.cell import Cell
@@ -278,7 +277,7 @@ def test_a_first_try_without_kernels_is_followed_by_one_without_a_capture_range(
     })  # fmt: skip
     assert (
         found.tables["trace"]
-        == summarize(within_steps(load_trace(str(tmp_path / "profile")))).as_json()
+        == summarize(within_steps(read_trace(str(tmp_path / "profile")))).to_json()
     )
     assert (tmp_path / "profile" / "timeline.svg").read_text().startswith("<svg")
     assert {path.name for path in (tmp_path / "profile").glob("trace*")} == {
@@ -306,7 +305,7 @@ def test_ranges_without_any_kernel_are_no_trace_of_a_gpu(tmp_path):
         for table in ("KERNEL", "MEMCPY", "MEMSET"):
             made.execute(f"DROP TABLE CUPTI_ACTIVITY_KIND_{table}")
         made.commit()
-    trace, cell = load_trace(str(tmp_path / "a.sqlite")), make_cell()
+    trace, cell = read_trace(str(tmp_path / "a.sqlite")), make_cell()
     assert profiled_pass._checked(cell, trace) is trace
     with pytest.raises(ValueError, match=r"no GPU kernel was recorded on rank 0.*it is not 0 ms"):
         profiled_pass._checked(dataclasses.replace(cell, device="cuda"), trace)
@@ -334,7 +333,7 @@ def test_what_belongs_to_no_step_counts_nowhere(tmp_path):
     ]
     calls = [(10, 0, 1), (10, 52, 2), (10, 53, 3)]
     path = make_export(tmp_path / "a.sqlite", kernels, ranges=[(10, 51, 58, "step")], calls=calls)
-    metrics = trace_metrics(summarize(within_steps(load_trace(str(path)))))
+    metrics = trace_metrics(summarize(within_steps(read_trace(str(path)))))
     assert metrics == pytest.approx({
         "trace/comm_ms_per_step": 4, "trace/exposed_ms_per_step": 2, "trace/overlapped_ms_per_step": 2,
         "trace/exposed_in_gaps_ms_per_step": 0, "trace/nccl_avg_us": 4000, "trace/gpu_idle_share": 0,
@@ -349,7 +348,7 @@ def test_without_communication_or_steps_nothing_is_zero(tmp_path):
     path = make_export(
         tmp_path / "a.sqlite", [(10, 0, 7, 0, 4, GEMM, 1), (10, 0, 7, 5, 10, GEMM, 2)]
     )
-    assert trace_metrics(summarize(load_trace(str(path)))) == {
+    assert trace_metrics(summarize(read_trace(str(path)))) == {
         "trace/gpu_idle_share": pytest.approx(0.1)
     }
 
@@ -358,7 +357,7 @@ def test_a_process_without_a_mark_beside_marked_ones_is_no_rank(tmp_path):
     """A parameter server on a GPU."""
     kernels = [(10, 0, 7, 0, 4, GEMM, 1), (9, 1, 7, 0, 4, GEMM, 1)]
     path = make_export(tmp_path / "a.sqlite", kernels, ranges=[(10, 0, 0, "rank 0")])
-    assert [(rank.rank, rank.pid) for rank in load_trace(str(path)).ranks] == [(0, 10)]
+    assert [(rank.rank, rank.pid) for rank in read_trace(str(path)).ranks] == [(0, 10)]
 
 
 # --- a real one ---------------------------------------------------------------------------------------------------
@@ -376,7 +375,7 @@ def test_a_real_nsys_traces_the_ranges_of_two_gloo_ranks(tmp_path):
         found.metrics == {}
     )  # gloo's calls leave no range: nothing is known of them, and nothing is 0
     inside = tmp_path / "profile"
-    trace = load_trace(str(inside / "trace.sqlite.gz"))
+    trace = read_trace(str(inside / "trace.sqlite.gz"))
     for rank in trace.ranks:
         names = [trace.names[number] for number in rank.ranges.name.tolist()]
         assert {name: names.count(name) for name in set(names) - {f"rank {rank.rank}"}} == {

@@ -15,9 +15,8 @@ from traces import GLOO
 
 from analysis.__main__ import main
 from analysis.errors import UnreadableInput
-from analysis.trace.metrics import trace_metrics
-from analysis.trace.source import load_trace
-from analysis.trace.summary import summarize
+from analysis.trace.source import read_trace
+from analysis.trace.summary import summarize, trace_metrics
 
 H200 = Path(__file__).parent / "data" / "kineto_h200_x2"
 BASE_NS = 1_790_857_026_000_000_000
@@ -98,7 +97,7 @@ def two(tmp_path):
 
 
 def test_a_folder_of_ranks_is_one_trace_with_known_times(two):
-    found = summarize(load_trace(str(two)))
+    found = summarize(read_trace(str(two)))
     first, second = found.ranks
     assert [(one.rank, one.device, one.backend) for one in found.ranks] == [
         (0, 0, "nccl"),
@@ -125,13 +124,13 @@ def test_a_folder_of_ranks_is_one_trace_with_known_times(two):
 
 
 def test_files_joined_by_commas_are_one_trace(two):
-    joined = load_trace(f"{two / 'b.json'},{two / 'a.json'}")
-    assert summarize(joined).ranks == summarize(load_trace(str(two))).ranks
+    joined = read_trace(f"{two / 'b.json'},{two / 'a.json'}")
+    assert summarize(joined).ranks == summarize(read_trace(str(two))).ranks
 
 
 def test_times_are_exact_to_the_nanosecond(tmp_path):
     events = [kernel("gemm", 4_412_273_548_867.823, 0.001), nccl(1_682_725_898_082_228, 30_669)]
-    (rank,) = load_trace(str(write(tmp_path / "a.json", events, base=0))).ranks
+    (rank,) = read_trace(str(write(tmp_path / "a.json", events, base=0))).ranks
     assert (rank.compute.start.tolist(), rank.compute.duration.tolist()) == (
         [4_412_273_548_867_823],
         [1],
@@ -144,13 +143,13 @@ def test_times_are_exact_to_the_nanosecond(tmp_path):
 def test_clocks_of_two_hosts_are_not_compared(two):
     events = json.loads((two / "b.json").read_text())["traceEvents"]
     write(two / "b.json", events, 1, 2, "elsewhere")
-    found = summarize(load_trace(str(two)))
+    found = summarize(read_trace(str(two)))
     assert [one.wait_ms for one in found.ranks] == [None, None]
     assert found.collectives == []
     assert any("whose clocks differ" in note for note in found.notes)
     for name, rank in (("a.json", 0), ("b.json", 1)):  # a release that does not name the host
         write(two / name, json.loads((two / name).read_text())["traceEvents"], rank, 2)
-    found = summarize(load_trace(str(two)))
+    found = summarize(read_trace(str(two)))
     assert found.ranks[0].wait_ms == pytest.approx(4, abs=1e-5)
     assert any("do not name their host" in note for note in found.notes)
 
@@ -167,7 +166,7 @@ def test_process_groups_are_matched_apart(two):
             nccl(200, 50, device=rank, **groups[second]),
         ]
         write(two / f"{'ab'[rank]}.json", events, rank, 2, "vm")
-    found = summarize(load_trace(str(two)))
+    found = summarize(read_trace(str(two)))
     assert found.collectives == []
     assert sum("of process group" in note for note in found.notes) == 2
     for rank in range(2):
@@ -176,7 +175,7 @@ def test_process_groups_are_matched_apart(two):
             nccl(200, 50, device=rank, **groups["1"]),
         ]
         write(two / f"{'ab'[rank]}.json", events, rank, 2, "vm")
-    assert [one.communicator for one in summarize(load_trace(str(two))).collectives] == [
+    assert [one.communicator for one in summarize(read_trace(str(two))).collectives] == [
         "0",
         "1 [0, 1]",
     ]
@@ -191,7 +190,7 @@ def test_steps_by_launch_and_the_profilers_own_steps(tmp_path):
         host("user_annotation", "ProfilerStep#3", 0, 20),
         host("user_annotation", "ProfilerStep#4", 20, 20),
     ]
-    steps = summarize(load_trace(str(write(tmp_path / "a.json", events)))).ranks[0].steps
+    steps = summarize(read_trace(str(write(tmp_path / "a.json", events)))).ranks[0].steps
     assert (steps.source, steps.count, steps.by, steps.comm_ms) == (
         "ProfilerStep",
         2,
@@ -199,12 +198,12 @@ def test_steps_by_launch_and_the_profilers_own_steps(tmp_path):
         0.02,
     )
     named = [*events, host("user_annotation", "step", 0, 40)]
-    steps = summarize(load_trace(str(write(tmp_path / "b.json", named)))).ranks[0].steps
+    steps = summarize(read_trace(str(write(tmp_path / "b.json", named)))).ranks[0].steps
     assert (steps.source, steps.count, steps.comm_ms) == ('range "step"', 1, 0.04)
 
 
 def test_the_gloo_ranks_of_torch_profiler():
-    found = summarize(load_trace(str(GLOO)))
+    found = summarize(read_trace(str(GLOO)))
     for rank in found.ranks:
         events = json.loads(gzip.decompress((GLOO / f"rank{rank.rank}.json.gz").read_bytes()))[
             "traceEvents"
@@ -228,7 +227,7 @@ def test_operators_inside_a_call_of_gloo_are_not_compute(tmp_path):
         host("user_annotation", "gloo:all_reduce", 5, 20, thread=2),
         host("cpu_op", "aten::copy_", 6, 15, thread=2),
     ]
-    (rank,) = summarize(load_trace(str(write(tmp_path / "rank3.json", events)))).ranks
+    (rank,) = summarize(read_trace(str(write(tmp_path / "rank3.json", events)))).ranks
     assert (rank.rank, rank.compute_ms, rank.overlapped_ms, rank.exposed_ms) == (
         3,
         0.01,
@@ -240,9 +239,9 @@ def test_operators_inside_a_call_of_gloo_are_not_compute(tmp_path):
 def test_gloo_beside_gpu_kernels(tmp_path):
     """Staging through the host: gloo is the communication where NCCL has no kernel, and is only noted where it has."""
     events = [kernel("gemm", 0, 10), host("user_annotation", "gloo:all_reduce", 5, 20)]
-    found = summarize(load_trace(str(write(tmp_path / "a.json", events))))
+    found = summarize(read_trace(str(write(tmp_path / "a.json", events))))
     assert (found.ranks[0].exposed_ms, found.ranks[0].backend) == (0.015, "gloo")
-    found = summarize(load_trace(str(write(tmp_path / "b.json", [*events, nccl(0, 1)]))))
+    found = summarize(read_trace(str(write(tmp_path / "b.json", [*events, nccl(0, 1)]))))
     assert (found.ranks[0].comm_ms, found.ranks[0].backend) == (0.001, "nccl")
     assert any("1 calls of gloo on the host, not counted" in note for note in found.notes)
 
@@ -250,7 +249,7 @@ def test_gloo_beside_gpu_kernels(tmp_path):
 def test_older_categories_and_a_bare_list_of_events(tmp_path):
     events = [kernel("gemm", 0, 10) | {"cat": "Kernel"}, nccl(5, 10) | {"cat": "Kernel"}]
     (tmp_path / "a.json").write_text(json.dumps(events))
-    assert summarize(load_trace(str(tmp_path / "a.json"))).ranks[0].exposed_ms == 0.005
+    assert summarize(read_trace(str(tmp_path / "a.json"))).ranks[0].exposed_ms == 0.005
 
 
 def test_events_without_a_usable_time_are_counted_and_left_out(tmp_path):
@@ -261,7 +260,7 @@ def test_events_without_a_usable_time_are_counted_and_left_out(tmp_path):
         kernel("d", 1e300, 1),
         kernel(5, 0, 1),
     ]
-    trace = load_trace(
+    trace = read_trace(
         str(write(tmp_path / "a.json", [*odd, kernel("gemm", 0, 1), "no event", {"ph": "X"}]))
     )
     assert len(trace.ranks[0].compute) == 1
@@ -302,11 +301,11 @@ def test_files_that_are_no_one_run_are_refused(two, tmp_path, capsys):
 
 
 def test_a_part_of_the_ranks_is_said(two):
-    trace = load_trace(str(two / "a.json"))
+    trace = read_trace(str(two / "a.json"))
     assert any("1 of 2 ranks are given" in note for note in trace.notes)
     with pytest.raises(UnreadableInput, match=r"b\.json"):
         (two / "b.json").write_text("{")
-        load_trace(f"{two / 'a.json'},{two / 'b.json'}")
+        read_trace(f"{two / 'a.json'},{two / 'b.json'}")
 
 
 def test_exposed_time_between_kernels_that_follow_each_other_is_told_apart(tmp_path):
@@ -319,7 +318,7 @@ def test_exposed_time_between_kernels_that_follow_each_other_is_told_apart(tmp_p
         kernel("gemm", start, 10, correlation=n) for n, start in ((1, 10), (2, 26), (3, 47))
     ]  # 6 and 11 µs apart
     write(tmp_path / "a.json", [step, *launches, *kernels, nccl(15, 55, correlation=4)], 0, 1)
-    (rank,) = summarize(load_trace(str(tmp_path / "a.json"))).ranks
+    (rank,) = summarize(read_trace(str(tmp_path / "a.json"))).ranks
     exposed = rank.steps.exposed_ms, rank.steps.exposed_in_gaps_ms
     assert exposed == (pytest.approx(0.030), pytest.approx(0.006)) and rank.gap_us == pytest.approx(
         6
@@ -334,12 +333,12 @@ def test_exposed_time_between_kernels_that_follow_each_other_is_told_apart(tmp_p
         0,
         2,
     )
-    both = load_trace(f"{tmp_path / 'a.json'},{tmp_path / 'b.json'}")
+    both = read_trace(f"{tmp_path / 'a.json'},{tmp_path / 'b.json'}")
     assert trace_metrics(summarize(both))["trace/gap_us"] == pytest.approx((6 + 3) / 2)
 
 
 def test_the_times_of_two_gpus_are_those_of_their_kernels():
-    summary = summarize(load_trace(str(H200)))
+    summary = summarize(read_trace(str(H200)))
     durations = []
     for rank, found in enumerate(summary.ranks):
         events = json.loads(gzip.decompress((H200 / f"rank{rank}.json.gz").read_bytes()))[

@@ -21,7 +21,7 @@ from traces import GATHER, GEMM, LOC, MS, NVL, REDUCE, make_export, process, two
 from analysis.__main__ import main
 from analysis.errors import UnreadableInput
 from analysis.trace.matching import match
-from analysis.trace.source import load_trace
+from analysis.trace.source import read_trace
 from analysis.trace.steps import choose_window
 from analysis.trace.summary import summarize
 
@@ -33,7 +33,7 @@ def capture(request, tmp_path_factory):
     plain = tmp_path_factory.mktemp("capture") / "plain.sqlite"
     plain.write_bytes(gzip.decompress(request.param.read_bytes()))
     with closing(sqlite3.connect(plain)) as connection:
-        yield load_trace(str(request.param)), connection
+        yield read_trace(str(request.param)), connection
 
 
 def test_the_table_of_nccl_calls_is_the_one_that_sql_finds(capture):
@@ -73,7 +73,7 @@ def test_copies_are_those_that_sql_sums(capture):
 
 def test_the_transfer_of_an_all_reduce_is_eight_times_longer_without_p2p():
     """What the averages per rank hide: rank 0 spends less time in NCCL's kernels over shared memory than over NVLink."""
-    nvl, loc = (summarize(load_trace(str(path))) for path in (NVL, LOC))
+    nvl, loc = (summarize(read_trace(str(path))) for path in (NVL, LOC))
     assert loc.ranks[0].comm_ms < nvl.ranks[0].comm_ms
     reduce = [
         next(one for one in each.collectives if one.name == "AllReduce") for each in (nvl, loc)
@@ -89,7 +89,7 @@ def test_the_transfer_of_an_all_reduce_is_eight_times_longer_without_p2p():
 
 
 def test_without_step_ranges_a_period_of_the_kernels_is_found():
-    found = choose_window(load_trace(str(NVL)))
+    found = choose_window(read_trace(str(NVL)))
     assert "one period" in found.title
     assert (found.end - found.start) / 1e6 == pytest.approx(28.77, abs=0.01)
 
@@ -101,7 +101,7 @@ def test_a_period_begins_and_ends_with_the_loop(tmp_path, loops, title):
     for start in range(200, 200 + 30 * loops, 30):
         kernels += [(1, 0, 7, start + at, start + at + 1, f"kernel {at}", 0) for at in range(20)]
         kernels.append((1, 0, 17, start + 5, start + 25, REDUCE, 0))
-    found = choose_window(load_trace(str(make_export(tmp_path / "a.sqlite", kernels))))
+    found = choose_window(read_trace(str(make_export(tmp_path / "a.sqlite", kernels))))
     assert found.title.startswith(title)
     if loops > 1:
         assert (found.start, found.end) == (260 * MS, 280 * MS)
@@ -111,7 +111,7 @@ def test_a_period_begins_and_ends_with_the_loop(tmp_path, loops, title):
 
 
 def test_exposed_overlapped_wait_and_transfer(tmp_path):
-    found = summarize(load_trace(str(two_ranks(tmp_path / "a.sqlite"))))
+    found = summarize(read_trace(str(two_ranks(tmp_path / "a.sqlite"))))
     first, second = found.ranks
     assert (first.comm_ms, first.overlapped_ms, first.exposed_ms, first.wait_ms) == (8, 4, 4, 4)
     assert (second.comm_ms, second.overlapped_ms, second.exposed_ms, second.wait_ms) == (4, 0, 4, 0)
@@ -177,7 +177,7 @@ def test_the_contracts_json(tmp_path, capsys):
 def test_copies_between_gpus_are_communication_and_host_copies_are_not(tmp_path):
     copies = [(10, 0, 20, 4, 6, 10, 100), (10, 0, 21, 30, 31, 2, 100)]
     found = summarize(
-        load_trace(str(make_export(tmp_path / "a.sqlite", [(10, 0, 7, 0, 5, GEMM, 1)], copies)))
+        read_trace(str(make_export(tmp_path / "a.sqlite", [(10, 0, 7, 0, 5, GEMM, 1)], copies)))
     )
     (rank,) = found.ranks
     assert (rank.comm_ms, rank.overlapped_ms, rank.exposed_ms, rank.nccl) == (2, 1, 1, [])
@@ -187,7 +187,7 @@ def test_copies_between_gpus_are_communication_and_host_copies_are_not(tmp_path)
 
 def test_no_communication_is_unknown_and_not_zero(tmp_path, capsys):
     path = make_export(tmp_path / "a.sqlite", [(10, 0, 7, 0, 5, GEMM, 1)])
-    found = summarize(load_trace(str(path)))
+    found = summarize(read_trace(str(path)))
     (rank,) = found.ranks
     assert (rank.comm_ms, rank.exposed_ms, rank.overlapped_ms, rank.wait_ms, rank.backend) == (
         None,
@@ -208,7 +208,7 @@ def test_work_belongs_to_the_step_that_launched_it(tmp_path):
     ]
     ranges = [(10, 0, 3, "step 0"), (10, 3, 6, "step 1"), (10, 4, 5, "forward")]
     calls = [(10, 1, 1), (10, 2, 2), (10, 4, 3), (10, 5, 4)]
-    trace = load_trace(str(make_export(tmp_path / "a.sqlite", kernels, ranges=ranges, calls=calls)))
+    trace = read_trace(str(make_export(tmp_path / "a.sqlite", kernels, ranges=ranges, calls=calls)))
     steps = summarize(trace).ranks[0].steps
     assert (steps.count, steps.median_ms, steps.times_ms, steps.by) == (2, 3, [3, 3], "launch")
     assert (steps.comm_ms, steps.exposed_ms, steps.wait_ms) == (3, 3, None)
@@ -216,20 +216,20 @@ def test_work_belongs_to_the_step_that_launched_it(tmp_path):
     assert (chosen.start, chosen.end) == (14 * MS, 22 * MS)
     with pytest.raises(ValueError, match="step 2 is not in the trace; accepted are 0 to 1"):
         choose_window(trace, 2)
-    unlaunched = load_trace(str(make_export(tmp_path / "b.sqlite", kernels, ranges=ranges)))
+    unlaunched = read_trace(str(make_export(tmp_path / "b.sqlite", kernels, ranges=ranges)))
     assert summarize(unlaunched).ranks[0].steps.by == "start"
 
 
 def test_cuda_visible_devices_is_undone_and_marks_number_the_ranks(tmp_path):
     gpus = [(0, "H", "0000:06"), (3, "H", "0000:09")]
     path = two_ranks(tmp_path / "a.sqlite", gpus=gpus, cuda=[(3, 0, 10), (0, 1, 11)])
-    ranks = load_trace(str(path)).ranks
+    ranks = read_trace(str(path)).ranks
     assert [(rank.rank, rank.device, rank.bus_id, rank.pid) for rank in ranks] == [
         (0, 3, "0000:09", 10),
         (1, 0, "0000:06", 11),
     ]
     marked = two_ranks(tmp_path / "b.sqlite", ranges=[(10, 0, 1, "rank 1"), (11, 0, 1, "rank 0")])
-    trace = load_trace(str(marked))
+    trace = read_trace(str(marked))
     assert [(rank.rank, rank.device) for rank in trace.ranks] == [(0, 1), (1, 0)]
     assert not any("number the ranks" in note for note in trace.notes)
 
@@ -240,7 +240,7 @@ def test_a_stray_context_is_no_rank(tmp_path):
         (11, 1, 17, 0, 1, REDUCE, 1),
         (11, 0, 7, 0, 1, GEMM, 2),
     ]
-    trace = load_trace(str(make_export(tmp_path / "a.sqlite", kernels)))
+    trace = read_trace(str(make_export(tmp_path / "a.sqlite", kernels)))
     assert [rank.pid for rank in trace.ranks] == [10, 11]
     assert any("process 11 also ran 1 kernels on CUDA device 0" in note for note in trace.notes)
 
@@ -250,7 +250,7 @@ def test_ranks_with_different_numbers_of_calls(tmp_path):
     kernels = [(10, 0, 17, at, at + 3, REDUCE, at) for at in (0, 100, 200)]
     kernels += [(11, 1, 17, at + 1, at + 3, REDUCE, at) for at in (100, 200)]
     kernels += [(10, 0, 17, 300, 301, GATHER, 9)]
-    trace = load_trace(str(make_export(tmp_path / "a.sqlite", kernels)))
+    trace = read_trace(str(make_export(tmp_path / "a.sqlite", kernels)))
     meetings = match(trace)
     (one,) = meetings.matched
     assert (one.calls, one.wait.tolist(), one.index[0].tolist()) == (2, [[MS, MS], [0, 0]], [1, 2])
@@ -260,7 +260,7 @@ def test_ranks_with_different_numbers_of_calls(tmp_path):
 
 def test_calls_that_cannot_be_the_same_are_not_matched(tmp_path):
     kernels = [(10, 0, 17, 0, 3, REDUCE, 1), (11, 1, 17, 50, 53, REDUCE, 1)]
-    found = summarize(load_trace(str(make_export(tmp_path / "a.sqlite", kernels))))
+    found = summarize(read_trace(str(make_export(tmp_path / "a.sqlite", kernels))))
     assert found.collectives == []
     assert [rank.wait_ms for rank in found.ranks] == [None, None]
     assert any("1 of 1 calls end on one rank before another begins" in note for note in found.notes)
@@ -269,10 +269,10 @@ def test_calls_that_cannot_be_the_same_are_not_matched(tmp_path):
 def test_point_to_point_kernels_of_more_than_two_ranks_are_not_matched(tmp_path):
     name = "ncclDevKernel_SendRecv(x)"
     kernels = [(10 + rank, rank, 17, 0, 3, name, 1) for rank in range(3)]
-    found = summarize(load_trace(str(make_export(tmp_path / "a.sqlite", kernels))))
+    found = summarize(read_trace(str(make_export(tmp_path / "a.sqlite", kernels))))
     assert found.collectives == []
     assert any("does not say which ranks take part" in note for note in found.notes)
-    pair = summarize(load_trace(str(make_export(tmp_path / "b.sqlite", kernels[:2]))))
+    pair = summarize(read_trace(str(make_export(tmp_path / "b.sqlite", kernels[:2]))))
     assert [one.name for one in pair.collectives] == ["SendRecv"]
 
 
@@ -308,7 +308,7 @@ def test_schema_two_with_fewer_columns(tmp_path):
             "INSERT INTO CUPTI_ACTIVITY_KIND_MEMCPY VALUES (0, 1000, 0, 7, ?, 1)", [process(5)]
         )
         old.commit()
-    trace = load_trace(str(path))
+    trace = read_trace(str(path))
     (rank,) = summarize(trace).ranks
     assert (rank.comm_ms, rank.overlapped_ms, rank.nccl[0].name, rank.steps.times_ms) == (
         3,
@@ -328,7 +328,7 @@ def test_ranges_alone_are_step_times(tmp_path):
         for table in ("KERNEL", "MEMCPY", "MEMSET"):
             made.execute(f"DROP TABLE CUPTI_ACTIVITY_KIND_{table}")
         made.commit()
-    found = summarize(load_trace(str(path)))
+    found = summarize(read_trace(str(path)))
     assert [(rank.rank, rank.device, rank.steps.times_ms) for rank in found.ranks] == [
         (0, None, [2, 2]),
         (1, None, [2, 2]),
@@ -367,7 +367,7 @@ def test_graphs_traced_as_a_whole(tmp_path, capsys):
     assert "--cuda-graph-trace=node" in refused(
         make_export(tmp_path / "a.sqlite", [], extra=graphs), capsys
     )
-    trace = load_trace(
+    trace = read_trace(
         str(make_export(tmp_path / "b.sqlite", [(1, 0, 7, 0, 1, GEMM, 1)], extra=graphs))
     )
     assert any("--cuda-graph-trace=node" in note for note in trace.notes)
@@ -420,6 +420,6 @@ def test_damaged_bytes_end_in_a_sentence_or_a_summary(tmp_path_factory, at, byte
     content[at % len(content)] = byte
     path.write_bytes(content if length % 2 else content[: length % len(content)])
     try:
-        summarize(load_trace(str(path)))
+        summarize(read_trace(str(path)))
     except UnreadableInput as error:
         assert "\n" not in str(error)

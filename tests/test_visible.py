@@ -19,7 +19,7 @@ from analysis.report.latex import latex
 from analysis.text import markdown, single_line
 from analysis.topology.drawing import draw_topology
 from analysis.topology.readers import read_topology
-from analysis.trace.drawing.timeline import _text
+from analysis.trace.timeline import _text
 from benchmarks.record import Failure
 from benchmarks.record.safe_text import one_line, visible
 from launch.tracking.mlflow_run import project

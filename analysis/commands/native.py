@@ -1,7 +1,8 @@
-"""The commands on NVIDIA's tools: `nccl-log FILE…`, `nccl-tests FILE…` and `p2p FILE`.
+"""The commands on files of other tools: `nccl-log`, `nccl-tests`, `p2p` and `trace`.
 
-`nccl-log` says what NCCL did, `nccl-tests` prints the tables of nccl-tests (text, JSON or a record)
-with their notes, `p2p` matrices of GB/s and µs between GPUs.
+`nccl-log FILE…` says what NCCL did, `nccl-tests FILE…` prints the tables of nccl-tests (text, JSON
+or a record) with their notes, `p2p FILE` matrices of GB/s and µs between GPUs, `trace A [B]` where
+communication time goes in a trace, or what changed between two.
 """
 
 import argparse
@@ -9,27 +10,53 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 from rich.table import Table
 
-from analysis.console import SafeConsole, console
+from analysis.console import SafeConsole, console, table_of_texts
 from analysis.errors import UnreadableInput
 from analysis.native.nccl_tests import read_nccl_tests
 from analysis.native.nccl_tests_run import NcclTestsRun, PlacementNumbers
 from analysis.native.p2p import Matrices, P2p, read_p2p
 from analysis.nccl.log import NcclLog, read_nccl_log
+from analysis.text import count
 from analysis.topology.model import Topology
 from analysis.topology.readers import parse_topology, read_topology
+from benchmarks.record.safe_files import write_named
+
+if TYPE_CHECKING:  # numpy takes a tenth of a second
+    from analysis.trace.difference import Change, ChangeKey, TraceDifference
+    from analysis.trace.model import Trace
+    from analysis.trace.summary import RankSummary, TraceSummary
 
 _CHOICES_SHOWN = 20
+_FILES = {
+    "nccl-log": "one log of all ranks, or one log per rank",
+    "nccl-tests": "output of nccl-tests 2.0 to 2.19, its -J file or a record.json",
+}
+_TRACE_HELP = """\
+TRACE is one run, as one of these (all may end in .gz):
+  an SQLite export of Nsight Systems (.sqlite), with every rank of the node
+  a .nsys-rep, if nsys is on PATH or named by the variable NSYS
+  a JSON file of torch.profiler (one rank), or a folder with one such file for each rank
+  files joined by commas: rank0.json,rank1.json
+
+With one TRACE its numbers are printed, with two the changes from the first to the second, with ratios.
+
+Communication  kernels of NCCL and copies between GPUs; without NCCL, calls of gloo
+Exposed        communication while no other kernel ran on that GPU
+Wait           from a rank's start of a collective until the last rank has started it
+Transfer       the time of the rank that took least"""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the command that the parser is for."""
     command = parser.prog.split()[-1]
-    if command == "p2p":
+    if command == "trace":
+        _configure_trace(parser)
+    elif command == "p2p":
         parser.add_argument(
             "file",
             metavar="FILE",
@@ -47,25 +74,48 @@ def configure(parser: argparse.ArgumentParser) -> None:
             help="topology whose link classes stand in the squares (a record has its own)",
         )
     else:
-        text = "one log of all ranks, or one log per rank"
-        if command == "nccl-tests":
-            text = "output of nccl-tests 2.0 to 2.19, its -J file or a record.json"
-        parser.add_argument("files", nargs="+", metavar="FILE", help=text)
+        parser.add_argument("files", nargs="+", metavar="FILE", help=_FILES[command])
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
+def _configure_trace(parser: argparse.ArgumentParser) -> None:
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = _TRACE_HELP
+    parser.add_argument(
+        "a", metavar="TRACE", help="file, folder with one file per rank, or FILE,FILE,…"
+    )
+    parser.add_argument(
+        "b", metavar="TRACE", nargs="?", help="a second trace, to compare with the first"
+    )
+    parser.add_argument(
+        "--within-steps",
+        action="store_true",
+        help="count only what belongs to a step, as a record does",
+    )
+    parser.add_argument("--svg", metavar="OUT", type=Path, help="draw one step into this SVG file")
+    parser.add_argument(
+        "--step",
+        metavar="N",
+        type=int,
+        help="number of the step to draw, from 0 (default: one of median time)",
+    )
+
+
 def run(arguments: argparse.Namespace) -> int:
-    """Print what the files hold. Raises OSError, or UnreadableInput for a foreign file."""
-    if arguments.command == "nccl-log":
-        log = read_nccl_log(arguments.files)
-        if arguments.json:
-            print(json.dumps(log.to_json(), indent=2))
-        else:
-            _print_log(log, console())
-    elif arguments.command == "nccl-tests":
-        _run_nccl_tests(arguments)
-    else:
-        _run_p2p(arguments)
+    """Print what the files hold.
+
+    Raises:
+        OSError: a file cannot be opened.
+        UnreadableInput: a file is foreign or damaged.
+        ValueError: the options contradict each other.
+    """
+    commands = {
+        "nccl-log": _run_nccl_log,
+        "nccl-tests": _run_nccl_tests,
+        "p2p": _run_p2p,
+        "trace": _run_trace,
+    }
+    commands[arguments.command](arguments)
     return 0
 
 
@@ -74,11 +124,29 @@ def _print_notes(out: SafeConsole, title: str, lines: Sequence[str]) -> None:
         out.print(f"[bold]{title}[/bold] {escape(line)}", soft_wrap=True)
 
 
+def _figure(value: float | None, form: str = ".2f", absent: str = "") -> str:
+    return absent if value is None else format(value, form)
+
+
 # --- nccl-log -------------------------------------------------------------------------------------
 
 
-def _print_log(log: NcclLog, out: SafeConsole) -> None:
-    counts = [f"{count} {kind}" for kind, count in log.channels.items() if count is not None]
+def _run_nccl_log(arguments: argparse.Namespace) -> None:
+    log = read_nccl_log(arguments.files)
+    if arguments.json:
+        print(json.dumps(log.to_json(), indent=2))
+        return
+    out = console()
+    _print_facts(log, out)
+    _print_transports(log, out)
+    _print_choices(log, out)
+    _print_notes(out, "warning", log.warnings)
+    _print_notes(out, "error", log.errors)
+    _print_notes(out, "note", log.notes)
+
+
+def _print_facts(log: NcclLog, out: SafeConsole) -> None:
+    counts = [f"{number} {kind}" for kind, number in log.channels.items() if number is not None]
     channels = ", ".join(counts) or "not said"
     if log.channels_from == "rings":
         channels += " (from the rings)"
@@ -89,33 +157,29 @@ def _print_log(log: NcclLog, out: SafeConsole) -> None:
         elif device.bus_id is not None:
             gpus.append(f"{rank}: bus {device.bus_id}")
     users = Counter(name for names in log.nics.values() for name in names)
-    nics = [f"{name} of {n} rank{'' if n == 1 else 's'}" for name, n in sorted(users.items())]
-    settings = ", ".join(f"{name}={value}" for name, value in log.settings.items())
+    nics = [f"{name} of {count(ranks, 'rank')}" for name, ranks in sorted(users.items())]
+    settings = [f"{name}={value}" for name, value in log.settings.items()]
     conflicts = [f"{name}: {' / '.join(values)}" for name, values in log.conflicts.items()]
-    multicast = {True: "available", False: "not available", None: ""}[log.multicast]
+    multicast = {True: "available", False: "not available", None: ""}
+    hosts = str(log.nodes) if log.nodes is not None and log.nodes > 1 else ""
     facts = Table(title="NCCL log", title_justify="left", show_header=False, box=None)
     facts.add_column(style="bold", no_wrap=True)
     facts.add_column(overflow="fold")
     for name, text in (
         ("version", log.version or "not said"),
-        ("ranks", "not said" if log.nranks is None else str(log.nranks)),
+        ("ranks", _figure(log.nranks, "d", "not said")),
         ("GPU of rank", ", ".join(gpus)),
         ("channels", channels),
-        ("settings", settings or "none announced"),
+        ("settings", ", ".join(settings) or "none announced"),
         ("several values", ", ".join(conflicts)),
         ("network", log.network or ""),
         ("network devices", ", ".join(nics)),
-        ("hosts", str(log.nodes) if (log.nodes or 1) > 1 else ""),
-        ("NVLS multicast", multicast),
+        ("hosts", hosts),
+        ("NVLS multicast", multicast[log.multicast]),
     ):
         if text:
             facts.add_row(name, escape(text))
     out.print(facts)
-    _print_transports(log, out)
-    _print_choices(log, out)
-    _print_notes(out, "warning", log.warnings)
-    _print_notes(out, "error", log.errors)
-    _print_notes(out, "note", log.notes)
 
 
 def _print_transports(log: NcclLog, out: SafeConsole) -> None:
@@ -138,12 +202,10 @@ def _print_transports(log: NcclLog, out: SafeConsole) -> None:
 def _print_choices(log: NcclLog, out: SafeConsole) -> None:
     if not log.algorithms:
         return
-    table = Table(title="choices", title_justify="left")
-    for heading in ("function", "bytes", "algorithm", "protocol", "channels", "calls"):
-        is_text = heading in ("function", "algorithm", "protocol")
-        table.add_column(heading, justify="left" if is_text else "right")
+    headings = ("function", "bytes", "algorithm", "protocol", "channels", "calls")
+    table = table_of_texts("choices", headings, left=("function", "algorithm", "protocol"))
     for choice in log.algorithms[:_CHOICES_SHOWN]:
-        channels = "?" if choice.channels is None else str(choice.channels)
+        channels = _figure(choice.channels, "d", "?")
         words = (choice.function or "", str(choice.size), choice.algorithm, choice.protocol)
         table.add_row(*map(escape, words), channels, str(choice.calls))
     out.print(table)
@@ -169,10 +231,8 @@ def _run_nccl_tests(arguments: argparse.Namespace) -> None:
 
 def _print_nccl_tests(nccl_run: NcclTestsRun, file: str, out: SafeConsole) -> None:
     """Print one run: what it is, its rows, its notes."""
-    ranks = "ranks not said"
-    if nccl_run.ranks is not None:
-        ranks = f"{nccl_run.ranks} {'rank' if nccl_run.ranks == 1 else 'ranks'}"
-    facts = [nccl_run.collective or "collective not said", ranks]
+    facts = [nccl_run.collective or "collective not said"]
+    facts.append("ranks not said" if nccl_run.ranks is None else count(nccl_run.ranks, "rank"))
     facts += dict.fromkeys(str(gpu["name"]) for gpu in nccl_run.devices if gpu.get("name"))
     facts += [f"{name}={value}" for name, value in nccl_run.environment.items()]
     if nccl_run.nccl_version:
@@ -187,17 +247,17 @@ def _print_nccl_tests(nccl_run: NcclTestsRun, file: str, out: SafeConsole) -> No
     if has_iterations:
         headings += ["min\nµs", "max\nµs", "p99\nµs"]
     headings.append("error" if has_errors else "#wrong")
-    table = Table()
-    for heading in ("bytes", "type", "redop", "root", *headings, *headings):
-        table.add_column(heading, justify="right")
+    table = table_of_texts(None, ("bytes", "type", "redop", "root", *headings, *headings))
     for row in nccl_run.rows:
-        root = "" if row.root is None else str(row.root)
+        root = _figure(row.root, "d")
         cells = [str(row.bytes), escape(row.dtype), escape(row.redop or ""), root]
         for numbers in (row.out_of_place, row.in_place):
             cells += _placement_cells(numbers, has_iterations)
         table.add_row(*cells)
     out.print(table)
-    average = "not printed" if nccl_run.avg_busbw is None else f"{nccl_run.avg_busbw:g} GB/s"
+    average = "not printed"
+    if nccl_run.avg_busbw is not None:
+        average = f"{nccl_run.avg_busbw:g} GB/s"
     present = " that are there" if nccl_run.rows_missing else ""
     mean = _figure(nccl_run.mean_busbw, ".4f")
     out.print(
@@ -217,12 +277,9 @@ def _placement_cells(numbers: PlacementNumbers | None, has_iterations: bool) -> 
     if has_iterations:
         iterations = numbers.per_iteration or {}
         cells += [_figure(iterations.get(key)) for key in ("min_us", "max_us", "p99_us")]
-    wrong = _figure(numbers.error, ".0e") if numbers.wrong is None else str(numbers.wrong)
-    return [*cells, wrong]
-
-
-def _figure(value: float | None, form: str = ".2f") -> str:
-    return "" if value is None else format(value, form)
+    if numbers.wrong is None:
+        return [*cells, _figure(numbers.error, ".0e")]
+    return [*cells, str(numbers.wrong)]
 
 
 # --- p2p ------------------------------------------------------------------------------------------
@@ -277,19 +334,225 @@ def _print_matrices(matrices: Matrices, prefix: str, access: str, out: SafeConso
         out.print(f"GPU {gpu}: {escape(device['name'])}, bus id {device['bus_id']}")
     if matrices.access:
         refused = {(min(a, b), max(a, b)) for (a, b), can in matrices.access.items() if not can}
-        pairs = ", ".join(f"{a}-{b}" for a, b in sorted(refused))
-        line = f"no {access}: {pairs}" if refused else f"every pair has {access}"
+        line = f"every pair has {access}"
+        if refused:
+            line = f"no {access}: {', '.join(f'{a}-{b}' for a, b in sorted(refused))}"
         out.print(escape(line), soft_wrap=True)
     for name, columns in matrices.ids.items():
         unit = "µs" if name.startswith("latency") else "GB/s"
         # A table's own title is cut to its width.
         out.print(f"[italic]{prefix}{name}, {unit}[/italic]", soft_wrap=True)
-        table = Table()
-        for heading in ("", *map(str, columns)):
-            table.add_column(heading, justify="right")
+        table = table_of_texts(None, ("", *map(str, columns)))
         for row in columns:
             values = [matrices.entries[name].get((row, column)) for column in columns]
             if any(value is not None for value in values):
                 table.add_row(str(row), *map(_figure, values))
         out.print(table)
     _print_notes(out, "note", matrices.notes)
+
+
+# --- trace ----------------------------------------------------------------------------------------
+
+
+def _run_trace(arguments: argparse.Namespace) -> None:
+    """Print the numbers of a trace or the changes between two, and draw if asked."""
+    from analysis.trace.steps import choose_window
+    from analysis.trace.summary import summarize
+    from analysis.trace.timeline import draw_timeline
+
+    if arguments.b is not None and arguments.svg is not None:
+        raise ValueError("--svg needs one trace; give one TRACE")
+    if arguments.step is not None and arguments.svg is None:
+        raise ValueError("--step chooses the step to draw: give --svg too")
+    trace = _read_trace(arguments.a, arguments.within_steps)
+    summary = summarize(trace)
+    if arguments.b is not None:
+        second = summarize(_read_trace(arguments.b, arguments.within_steps))
+        _compare_traces(arguments, summary, second)
+        return
+    if arguments.svg is not None:
+        drawing = draw_timeline(trace, choose_window(trace, arguments.step))
+        write_named(arguments.svg, drawing.encode())
+    if arguments.json:
+        print(json.dumps(summary.to_json()))
+        return
+    out = console()
+    _print_ranks(summary, out)
+    _print_collectives(summary, out)
+    _print_stragglers(summary, out)
+    _print_notes(out, "note", summary.notes)
+    if arguments.svg is not None:
+        out.print(f"drawn: {escape(str(arguments.svg))}", soft_wrap=True)
+
+
+def _read_trace(source: str, only_steps: bool) -> "Trace":
+    from analysis.trace.source import read_trace
+    from analysis.trace.steps import within_steps
+
+    trace = read_trace(source)
+    return within_steps(trace) if only_steps else trace
+
+
+def _print_ranks(summary: "TraceSummary", out: SafeConsole) -> None:
+    table = table_of_texts(
+        f"ranks ({summary.source})",
+        (
+            "rank",
+            "ran on",
+            "communication ms",
+            "exposed ms",
+            "overlapped ms",
+            "wait ms",
+            "compute ms",
+            "idle %",
+            "gap µs",
+            "step ms",
+            "exposed ms/step",
+            "… in gaps",
+        ),
+        left=("rank", "ran on"),
+    )
+    for rank in summary.ranks:
+        table.add_row(*_rank_cells(rank))
+    out.print(table)
+
+
+def _rank_cells(rank: "RankSummary") -> list[str]:
+    cells = [str(rank.rank), "the host" if rank.device is None else f"GPU {rank.device}"]
+    for time_ms in (
+        rank.comm_ms,
+        rank.exposed_ms,
+        rank.overlapped_ms,
+        rank.wait_ms,
+        rank.compute_ms,
+    ):
+        cells.append(_figure(time_ms, ".3f", "?"))
+    idle_percent = None if rank.gpu_idle_share is None else 100 * rank.gpu_idle_share
+    cells += [_figure(idle_percent, ".1f", "?"), _figure(rank.gap_us, ".2f", "?")]
+    for quantity in ("median_ms", "exposed_ms", "exposed_in_gaps_ms"):
+        cells.append(_figure(getattr(rank.steps, quantity, None), ".3f", "?"))
+    return cells
+
+
+def _print_collectives(summary: "TraceSummary", out: SafeConsole) -> None:
+    """Print the collectives of each rank and across ranks, and the copies of each rank."""
+    headings = ["rank", "collective", "calls", "average µs", "median µs", "total ms"]
+    calls = table_of_texts("collectives per rank", headings, left=("rank", "collective"))
+    headings = ["rank", "copies", "calls", "bytes", "total ms", "GB/s", "exposed ms"]
+    copies = table_of_texts("copies per rank", headings, left=("rank", "copies"))
+    for rank in summary.ranks:
+        for call in rank.nccl:
+            calls.add_row(
+                str(rank.rank),
+                call.name,
+                str(call.calls),
+                f"{call.avg_us:.1f}",
+                f"{call.median_us:.1f}",
+                f"{call.total_ms:.3f}",
+            )
+        for copy in rank.memcpy:
+            copies.add_row(
+                str(rank.rank),
+                escape(copy.kind),
+                str(copy.calls),
+                _figure(copy.bytes, "d", "?"),
+                f"{copy.total_ms:.3f}",
+                _figure(copy.gb_per_s, ".1f", "?"),
+                f"{copy.exposed_ms:.3f}",
+            )
+    across = table_of_texts(
+        "across ranks (wait: average over ranks)",
+        (
+            "collective",
+            "matched",
+            "wait ms",
+            "transfer ms",
+            "average transfer µs",
+            "median transfer µs",
+        ),
+        left=("collective",),
+    )
+    for matched in summary.collectives:
+        across.add_row(
+            escape(_with_group(matched.name, matched.communicator)),
+            str(matched.matched),
+            f"{matched.wait_ms:.3f}",
+            f"{matched.transfer_ms:.3f}",
+            f"{matched.transfer_avg_us:.1f}",
+            f"{matched.transfer_median_us:.1f}",
+        )
+    for table in (calls, across, copies):
+        if table.row_count:
+            out.print(table)
+
+
+def _with_group(name: str, communicator: str | None) -> str:
+    return name if communicator is None else f"{name} ({communicator})"
+
+
+def _print_stragglers(summary: "TraceSummary", out: SafeConsole, prefix: str = "") -> None:
+    for straggler in summary.stragglers:
+        out.print(
+            f"{prefix}rank {straggler.rank} came last in {straggler.last} of {straggler.of} "
+            f"collectives: the others waited {straggler.others_waited_ms:.3f} ms for it",
+            soft_wrap=True,
+        )
+
+
+def _compare_traces(
+    arguments: argparse.Namespace, first: "TraceSummary", second: "TraceSummary"
+) -> None:
+    from analysis.trace.difference import compare_traces
+
+    difference = compare_traces(first, second)
+    if arguments.json:
+        print(json.dumps({"a": first.to_json(), "b": second.to_json()} | difference.to_json()))
+        return
+    out = console()
+    out.print(f"A: {escape(arguments.a)} ({escape(first.source)})", soft_wrap=True)
+    out.print(f"B: {escape(arguments.b)} ({escape(second.source)})", soft_wrap=True)
+    _print_changes(difference, out)
+    _print_stragglers(first, out, "A: ")
+    _print_stragglers(second, out, "B: ")
+    _print_notes(out, "note", difference.notes)
+    _print_notes(out, "note", [f"A: {note}" for note in first.notes])
+    _print_notes(out, "note", [f"B: {note}" for note in second.notes])
+
+
+def _print_changes(difference: "TraceDifference", out: SafeConsole) -> None:
+    """Print a line per quantity of each rank, and one per collective, per rank and across ranks."""
+    headings = ["rank", "quantity", "A", "B", "B / A"]
+    ranks = table_of_texts("ranks", headings, left=("rank", "quantity"))
+    headings = ["rank", "collective", "calls A", "calls B", "average µs A", "B", "B / A"]
+    calls = table_of_texts("collectives per rank", headings, left=("rank", "collective"))
+    headings = ["collective", "average wait µs A", "B", "B / A"]
+    headings += ["average transfer µs A", "B", "B / A"]
+    across = table_of_texts("across ranks", headings, left=("collective",))
+    collectives: dict[ChangeKey, None] = {}
+    for change in difference.changes:
+        if change.collective is None:
+            ranks.add_row(str(change.rank), change.quantity, *_change_cells(change, ".3f"))
+        else:
+            collectives[change.rank, change.collective, change.communicator] = None
+    for rank, name, communicator in collectives:
+        changes = difference.of(rank, name, communicator)
+        if rank is None:
+            cells = [
+                *_change_cells(changes.get("wait_avg_us"), ".1f"),
+                *_change_cells(changes.get("transfer_avg_us"), ".1f"),
+            ]
+            across.add_row(escape(_with_group(name, communicator)), *cells)
+        else:
+            counts = _change_cells(changes["calls"], ".0f")[:2]
+            cells = [*counts, *_change_cells(changes.get("avg_us"), ".1f")]
+            calls.add_row(str(rank), name, *cells)
+    for table in (ranks, calls, across):
+        if table.row_count:
+            out.print(table)
+
+
+def _change_cells(change: "Change | None", form: str) -> list[str]:
+    if change is None:
+        return ["?", "?", "?"]
+    values = [_figure(value, form, "?") for value in (change.a, change.b)]
+    return [*values, _figure(change.ratio, ".2f", "?")]

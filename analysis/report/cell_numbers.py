@@ -10,7 +10,6 @@ from analysis.study.estimates import AGAINST
 from analysis.study.intervals import WORDS, ends_of, rests_on
 from analysis.study.names import names_of_unit as of_unit
 from analysis.study.rates import primary_rate
-from analysis.trace.metrics import TRACE_EXPOSED
 from benchmarks.record import Record, metrics
 
 MARGIN = "±"  # half the 95 % interval of the next run, as a share of images per second
@@ -21,6 +20,7 @@ ONE_RUN = "one run"  # stands there where it is not known
 RESULT = "result"  # of benchmarks whose metrics have no column
 TRANSPORT = "transport"
 EXPOSED, IDEAL = "comm/exposed_ms", "comm/ideal_ratio"
+TRACE_EXPOSED = "trace/exposed_ms_per_step"
 PREDICTED = "predicted"  # images per second by the forecast, and the measured step against it
 RATE = "throughput/images_per_second"
 OF_SEVERAL_GPUS = (

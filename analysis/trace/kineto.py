@@ -1,14 +1,15 @@
 """Read ranks from the Chrome trace JSON that torch.profiler (Kineto) exports, one file per rank.
 
-Times are microseconds with a fraction, counted from `baseTimeNanoseconds` if the file has it, else from the epoch. On
-one host they share a clock. GPU events carry device, stream and correlation in `args`; NCCL's kernels also their process
-group. Without GPU events the rank runs on the host: gloo's calls (`gloo:all_reduce`, made on gloo's own threads)
-communicate, operators compute. Sources: Kineto's output_json.cpp, traces of torch 2.0 to 2.15.
+Times are microseconds with a fraction, counted from `baseTimeNanoseconds` if the file has it, else
+from the epoch. On one host they share a clock. GPU events carry device, stream and correlation in
+`args`; NCCL's kernels also their process group. Without GPU events the rank runs on the host:
+gloo's calls (`gloo:all_reduce`, made on gloo's own threads) communicate, operators compute.
+Sources: Kineto's output_json.cpp, traces of torch 2.0 to 2.15.
 """
 
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,8 +27,7 @@ from analysis.trace.model import (
     RankTrace,
     TraceFile,
     column,
-    no_copies,
-    no_events,
+    unknown,
 )
 from analysis.trace.names import copy_kind, gloo_collective, nccl_collective
 
@@ -44,90 +44,95 @@ _CATEGORIES = {  # category, by its newer name and the names of torch 1.8 to 1.1
     "operator": "operator",
     "user_annotation": "range",
 }
-# Operators that only start, await or wrap others: c10d's calls return at once, engine and region frames include waits.
-_NOT_WORK: tuple[str, ...] = (
+# Operators that only start, await or wrap others: c10d's calls return at once, engine and region
+# frames include waits.
+_NOT_WORK = (
     "c10d::",
     "_c10d_functional",
     "autograd::",
     "torch::autograd::",
     "torch.distributed",
     "Torch-Compiled",
+    "CompiledF",
+    "## ",
+    "DistributedDataParallel",
 )
-_NOT_WORK += ("CompiledF", "## ", "DistributedDataParallel")
 _RANK_IN_NAME = re.compile(r"rank[-_ ]?(\d{1,6})", re.IGNORECASE)
 _LATEST = 2**61 / 1000  # µs; base, start and length together fit into 64 bits of ns
-_ON_GPU = ("kernel", "memcpy", "memset")
 
 JsonEvent = dict[str, Any]
 
 
-def is_kineto(text: str) -> bool:
-    """Tell whether JSON text looks like a Chrome trace."""
-    return '"traceEvents"' in text
-
-
 def read_kineto(file: str, text: str, names: Names) -> TraceFile:
-    """Read the rank of one file; several, if one process drives several GPUs.
+    """Return the rank of one file; several, if one process drives several GPUs.
 
-    Raises UnreadableInput for text that is cut, is not a trace, or has neither GPU kernels nor operators.
+    Raises:
+        UnreadableInput: the text is cut, is not a trace, or has neither GPU kernels nor operators.
     """
     with gc_paused():
-        return _read(file, _parse(text), names)
-
-
-def _read(file: str, whole: JsonEvent, names: Names) -> TraceFile:
-    found, lost = _sort(whole["traceEvents"])
-    base = whole.get("baseTimeNanoseconds", 0)
-    base = base if isinstance(base, int) and 0 <= base < 2**61 else 0
-    notes = [f"{file}: {lost} events without a usable time left out"] if lost else []
-    ranges = _events(found["range"], base, names, _thread)
-    gloo = _gloo(found["range"], ranges, names)
-    if found["kernel"]:
-        ranks = _gpu_ranks(file, found, base, names, ranges, gloo, notes)
-    elif found["operator"] or len(gloo):
-        ranks = [_host_rank(found["operator"], base, names, ranges, gloo)]
-    else:
-        raise UnreadableInput(
-            "a Chrome trace without GPU kernels and operators: empty, or not from torch.profiler"
-        )
-    info = whole.get("distributedInfo")
-    info = info if isinstance(info, dict) else {}
-    in_name = _RANK_IN_NAME.search(file)
-    rank = info.get("rank", int(in_name[1]) if in_name else None)
-    rank, size = (
-        value if isinstance(value, int) else None for value in (rank, info.get("world_size"))
-    )
+        content = _parse(text)
+        events, lost = _events_by_kind(content["traceEvents"])
+        base_ns = content.get("baseTimeNanoseconds", 0)
+        if not isinstance(base_ns, int) or not 0 <= base_ns < 2**61:
+            base_ns = 0
+        notes = [f"{file}: {lost} events without a usable time left out"] if lost else []
+        ranges = _host_events(events["range"], base_ns, names)
+        gloo = _gloo_calls(events["range"], ranges, names)
+        if events["kernel"]:
+            ranks = _gpu_ranks(file, events, base_ns, names, ranges, gloo, notes)
+        elif events["operator"] or len(gloo):
+            ranks = [_host_rank(events["operator"], base_ns, names, ranges, gloo)]
+        else:
+            raise UnreadableInput(
+                "a Chrome trace without GPU kernels and operators: empty, or not from "
+                "torch.profiler"
+            )
+    rank, world_size = _rank_and_world_size(file, content)
     if rank is None:
         notes.append(f"{file} does not say its rank")
-    host = whole.get("host_name")
+    numbered = []
+    for offset, rank_trace in enumerate(ranks):
+        numbered.append(replace(rank_trace, rank=(rank or 0) + offset))
+    host = content.get("host_name")
+    clock = f"host {host}" if isinstance(host, str) else None
+    is_numbered = rank is not None
     return TraceFile(
-        file,
-        "torch.profiler",
-        tuple(replace(one, rank=(rank or 0) + at) for at, one in enumerate(ranks)),
-        f"host {host}" if isinstance(host, str) else None,
-        rank is not None,
-        size,
-        tuple(notes),
+        file, "torch.profiler", tuple(numbered), clock, is_numbered, world_size, tuple(notes)
     )
 
 
 def _parse(text: str) -> JsonEvent:
     try:
-        whole = json.loads(text)
+        content = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UnreadableInput(
             f"cut or damaged JSON ({error}): did the profiler end before it had written?"
         ) from None
-    if isinstance(whole, list):  # the other form of the Chrome trace format
-        whole = {"traceEvents": whole}
-    if not isinstance(whole, dict) or not isinstance(whole.get("traceEvents"), list):
+    if isinstance(content, list):  # the other form of the Chrome trace format
+        return {"traceEvents": content}
+    if not isinstance(content, dict) or not isinstance(content.get("traceEvents"), list):
         raise UnreadableInput("JSON without a list `traceEvents`: not a trace of torch.profiler")
-    return whole
+    return content
 
 
-def _sort(events: Iterable[Any]) -> tuple[dict[str, list[JsonEvent]], int]:
-    """Sort complete events by kind; count those without a usable time."""
-    found: dict[str, list[JsonEvent]] = {kind: [] for kind in _CATEGORIES.values()}
+def _rank_and_world_size(file: str, content: JsonEvent) -> tuple[int | None, int | None]:
+    """Return what the trace says of its rank; the rank else from the file's name."""
+    info = content.get("distributedInfo")
+    if not isinstance(info, dict):
+        info = {}
+    rank, world_size = info.get("rank"), info.get("world_size")
+    name = _RANK_IN_NAME.search(file)
+    if "rank" not in info and name:
+        rank = int(name[1])
+    return (
+        rank if isinstance(rank, int) else None,
+        world_size if isinstance(world_size, int) else None,
+    )
+
+
+def _events_by_kind(events: Sequence[Any]) -> tuple[dict[str, list[JsonEvent]], int]:
+    """Return the complete events by kind, and the number of those without a usable time."""
+    kinds: dict[str, list[JsonEvent]] = {kind: [] for kind in _CATEGORIES.values()}
     lost = 0
     for event in events:
         if not isinstance(event, dict) or event.get("ph") != "X":
@@ -135,81 +140,65 @@ def _sort(events: Iterable[Any]) -> tuple[dict[str, list[JsonEvent]], int]:
         kind = _CATEGORIES.get(str(event.get("cat")).lower())
         if kind is None:
             continue
-        name, times = event.get("name"), (event.get("ts"), event.get("dur"))
-        # NaN fails every comparison
-        usable = all(isinstance(time, int | float) and 0 <= time < _LATEST for time in times)
-        if usable and isinstance(name, str):
-            found[kind].append(event)
+        usable = isinstance(event.get("name"), str)
+        for time_us in (event.get("ts"), event.get("dur")):
+            # NaN fails every comparison
+            usable &= isinstance(time_us, int | float) and 0 <= time_us < _LATEST
+        if usable:
+            kinds[kind].append(event)
         else:
             lost += 1
-    return found, lost
+    return kinds, lost
+
+
+# --- ranks ----------------------------------------------------------------------------------------
 
 
 def _gpu_ranks(
     file: str,
-    found: dict[str, list[JsonEvent]],
-    base: int,
+    events: Mapping[str, list[JsonEvent]],
+    base_ns: int,
     names: Names,
     ranges: Events,
     gloo: Collectives,
     notes: list[str],
 ) -> list[RankTrace]:
-    """Make one rank per device with NCCL kernels; without NCCL, one per device with kernels."""
-    launches = _launches(found["launch"], base)
-    kernels, copied, sets = (
-        replace(_events(found[kind], base, names, _stream), launch=_launched(found[kind], launches))
-        for kind in _ON_GPU
+    """Return one rank per device with NCCL kernels; without NCCL, one per device with kernels."""
+    launches = _launch_times(events["launch"], base_ns)
+    kernels, copied, memsets = (
+        _gpu_events(events[kind], base_ns, names, launches)
+        for kind in ("kernel", "memcpy", "memset")
     )
-    labels = {
-        name: _number(nccl_collective(names.table[name]), names)
-        for name in set(kernels.name.tolist())
-    }
-    label = column([labels[name] for name in kernels.name.tolist()])
-    group = column(
-        [
-            _number(_group(event), names) if said >= 0 else -1
-            for event, said in _both(found["kernel"], label)
-        ]
+    kernel_devices, copy_devices, memset_devices = (
+        column([_device(event) for event in events[kind]])
+        for kind in ("kernel", "memcpy", "memset")
     )
-    kinds = column([names.number(copy_kind(event["name"])) for event in found["memcpy"]])
-    size = column([_whole(event, "bytes") for event in found["memcpy"]])
-    peer = kinds == names.number("PtoP")
-    devices, of_copies, of_sets = (
-        column([_device(event) for event in found[kind]]) for kind in _ON_GPU
-    )
-    nccl = label >= 0
-    chosen = np.unique(devices[nccl] if nccl.any() else devices).tolist()
-    stray = int((~np.isin(devices, chosen)).sum())
+    collectives = _nccl_calls(events["kernel"], kernels, names)
+    copies = _copies(events["memcpy"], copied, names)
+    is_nccl = collectives.label >= 0
+    has_nccl = bool(is_nccl.any())
+    devices = np.unique(kernel_devices[is_nccl] if has_nccl else kernel_devices).tolist()
+    stray = int((~np.isin(kernel_devices, devices)).sum())
     if stray:
         notes.append(
             f"{file}: {stray} kernels on another device than the rank's, without NCCL: not counted"
         )
     if len(gloo):
-        both = (
-            "not counted: NCCL's kernels are"
-            if nccl.any()
-            else "counted as communication: no NCCL kernel"
-        )
-        notes.append(f"{file}: {len(gloo)} calls of gloo on the host, {both}")
+        use = "counted as communication: no NCCL kernel"
+        if has_nccl:
+            use = "not counted: NCCL's kernels are"
+        notes.append(f"{file}: {len(gloo)} calls of gloo on the host, {use}")
     ranks = []
-    for device in chosen:
-        here = devices == device
-        calls = Collectives(
-            **vars(kernels.where(here & nccl)),
-            label=label[here & nccl],
-            communicator=group[here & nccl],
-        )
-        copies = Copies(**vars(replace(copied, name=kinds)), bytes=size, peer=peer).where(
-            of_copies == device
-        )
+    for device in devices:
+        here = kernel_devices == device
         ranks.append(
             RankTrace(
                 0,
-                int(device),
-                kernels.where(here & ~nccl),
-                calls if nccl.any() else gloo,
-                copies,
-                sets.where(of_sets == device),
+                device,
+                kernels.where(here & ~is_nccl),
+                collectives.where(here & is_nccl) if has_nccl else gloo,
+                copies.where(copy_devices == device),
+                memsets.where(memset_devices == device),
                 ranges,
             )
         )
@@ -217,100 +206,117 @@ def _gpu_ranks(
 
 
 def _host_rank(
-    operators: list[JsonEvent], base: int, names: Names, ranges: Events, gloo: Collectives
+    operators: Sequence[JsonEvent], base_ns: int, names: Names, ranges: Events, gloo: Collectives
 ) -> RankTrace:
-    """Make a rank whose operators compute, except those inside a call of gloo on its own thread."""
-    work = _events(
-        [one for one in operators if not one["name"].startswith(_NOT_WORK)], base, names, _thread
-    )
-    inside = np.zeros(len(work), dtype=np.bool_)
+    """Return a rank whose operators compute, but those inside a call of gloo on its own thread."""
+    work = [event for event in operators if not event["name"].startswith(_NOT_WORK)]
+    compute = _host_events(work, base_ns, names)
+    inside = np.zeros(len(compute), dtype=np.bool_)
     for thread in np.unique(gloo.lane):
-        inside |= (work.lane == thread) & covers(
-            union(gloo.where(gloo.lane == thread).spans), work.start
-        )
-    return RankTrace(
-        0, None, work.where(~inside), gloo, no_copies(), no_events(), ranges, on_host=True
-    )
+        calls = union(gloo.where(gloo.lane == thread).spans)
+        inside |= (compute.lane == thread) & covers(calls, compute.start)
+    compute = compute.where(~inside)
+    return RankTrace(0, None, compute, gloo, Copies.empty(), Events.empty(), ranges, on_host=True)
 
 
-def _gloo(events: list[JsonEvent], ranges: Events, names: Names) -> Collectives:
-    label = column([_number(gloo_collective(event["name"]), names) for event in events])
-    whole = Collectives(**vars(ranges), label=label, communicator=np.full(len(label), -1))
-    return whole.where(label >= 0)
+# --- columns --------------------------------------------------------------------------------------
+
+
+def _gloo_calls(events: Sequence[JsonEvent], ranges: Events, names: Names) -> Collectives:
+    labels = [names.number_or_none(gloo_collective(event["name"])) for event in events]
+    calls = Collectives(**vars(ranges), label=column(labels), communicator=unknown(len(labels)))
+    return calls.where(calls.label >= 0)
+
+
+def _nccl_calls(events: Sequence[JsonEvent], kernels: Events, names: Names) -> Collectives:
+    """Return all kernels as collectives, with label -1 for those that are not NCCL's."""
+    label_of = {}
+    for name in np.unique(kernels.name).tolist():
+        label_of[name] = names.number_or_none(nccl_collective(names.table[name]))
+    labels, communicators = [], []
+    for event, name in zip(events, kernels.name.tolist(), strict=True):
+        label = label_of[name]
+        labels.append(label)
+        communicators.append(-1 if label < 0 else names.number_or_none(_process_group(event)))
+    return Collectives(**vars(kernels), label=column(labels), communicator=column(communicators))
+
+
+def _copies(events: Sequence[JsonEvent], copied: Events, names: Names) -> Copies:
+    kinds = column([names.number(copy_kind(event["name"])) for event in events])
+    sizes = column([_argument(event, "bytes") for event in events])
+    is_peer = kinds == names.number("PtoP")
+    return Copies(**vars(replace(copied, name=kinds)), bytes=sizes, peer=is_peer)
+
+
+def _host_events(events: Sequence[JsonEvent], base_ns: int, names: Names) -> Events:
+    lanes = [_integer(event.get("tid")) for event in events]
+    return _events(events, base_ns, names, lanes, unknown(len(events)))
+
+
+def _gpu_events(
+    events: Sequence[JsonEvent], base_ns: int, names: Names, launches: Mapping[int, int]
+) -> Events:
+    lanes, launched = [], []
+    for event in events:
+        stream = _argument(event, "stream")
+        lanes.append(stream if stream >= 0 else _integer(event.get("tid")))
+        launched.append(launches.get(_argument(event, "correlation"), -1))
+    return _events(events, base_ns, names, lanes, column(launched))
 
 
 def _events(
-    events: list[JsonEvent], base: int, names: Names, lane: Callable[[JsonEvent], int]
+    events: Sequence[JsonEvent], base_ns: int, names: Names, lanes: Sequence[int], launched: Times
 ) -> Events:
-    start = np.array([event["ts"] for event in events], dtype=np.float64)
-    length = np.array([event["dur"] for event in events], dtype=np.float64)
-    begin = base + _ns(start)
-    name = column([names.number(event["name"]) for event in events])
-    unknown = np.full(len(events), -1)
-    return Events(
-        begin, begin + _ns(length), column([lane(event) for event in events]), name, unknown
-    )
+    start = base_ns + _ns([event["ts"] for event in events])
+    end = start + _ns([event["dur"] for event in events])
+    numbers = column([names.number(event["name"]) for event in events])
+    return Events(start, end, column(lanes), numbers, launched)
 
 
-def _ns(microseconds: NDArray[np.float64]) -> Times:
-    """Convert to ns. Whole microseconds are exact in a float; multiplied by 1000 they would not be."""
-    whole = np.floor(microseconds)
-    fraction: Times = np.rint((microseconds - whole) * 1000).astype(np.int64)
-    return whole.astype(np.int64) * 1000 + fraction
+def _ns(times_us: Sequence[float]) -> Times:
+    """Convert to ns. Whole µs are exact in a float; multiplied by 1000 they would not be."""
+    exact: NDArray[np.float64] = np.array(times_us, dtype=np.float64)
+    whole = np.floor(exact)
+    fraction_ns = np.rint((exact - whole) * 1000)
+    return column(whole.astype(np.int64) * 1000 + fraction_ns.astype(np.int64))
 
 
-def _launches(events: list[JsonEvent], base: int) -> dict[int, int]:
-    """Map correlations to the host time of the call, ns; of several calls (runtime and driver) the first."""
-    begin = base + _ns(np.array([event["ts"] for event in events], dtype=np.float64))
-    found: dict[int, int] = {}
-    for event, start in _both(events, begin):
-        correlation = _whole(event, "correlation")
+def _launch_times(events: Sequence[JsonEvent], base_ns: int) -> dict[int, int]:
+    """Return {correlation: host time of the call in ns}; of several calls the first.
+
+    A call into the runtime calls the driver.
+    """
+    starts = base_ns + _ns([event["ts"] for event in events])
+    launches: dict[int, int] = {}
+    for event, start in zip(events, starts.tolist(), strict=True):
+        correlation = _argument(event, "correlation")
         if correlation > 0:
-            found[correlation] = min(start, found.get(correlation, start))
-    return found
+            launches[correlation] = min(start, launches.get(correlation, start))
+    return launches
 
 
-def _launched(events: list[JsonEvent], launches: dict[int, int]) -> Times:
-    return column([launches.get(_whole(event, "correlation"), -1) for event in events])
-
-
-def _both(events: list[JsonEvent], numbers: Times) -> Iterable[tuple[JsonEvent, int]]:
-    return zip(events, numbers.tolist(), strict=True)
-
-
-def _number(name: str | None, names: Names) -> int:
-    return -1 if name is None else names.number(name)
-
-
-def _group(event: JsonEvent) -> str | None:
-    """Return the process group of an NCCL kernel (from torch 2.3), with its ranks if the trace has them (2.4)."""
-    args = event.get("args")
-    if not isinstance(args, dict) or args.get("Process Group Name") in (None, ""):
+def _process_group(event: JsonEvent) -> str | None:
+    """Return the process group of an NCCL kernel (from torch 2.3), with its ranks (from 2.4)."""
+    arguments = event.get("args")
+    if not isinstance(arguments, dict):
         return None
-    return " ".join(
-        str(args[one]) for one in ("Process Group Name", "Process Group Ranks") if args.get(one)
-    )
-
-
-def _whole(event: JsonEvent, field: str) -> int:
-    args = event.get("args")
-    value = args.get(field) if isinstance(args, dict) else None
-    return value if isinstance(value, int) and 0 <= value < 2**62 else -1
+    name, ranks = arguments.get("Process Group Name"), arguments.get("Process Group Ranks")
+    if name is None or name == "":
+        return None
+    return " ".join(str(value) for value in (name, ranks) if value)
 
 
 def _device(event: JsonEvent) -> int:
-    said = _whole(event, "device")
-    return said if said >= 0 else _lane(event.get("pid"))
+    device = _argument(event, "device")
+    return device if device >= 0 else _integer(event.get("pid"))
 
 
-def _stream(event: JsonEvent) -> int:
-    said = _whole(event, "stream")
-    return said if said >= 0 else _lane(event.get("tid"))
+def _argument(event: JsonEvent, key: str) -> int:
+    """Return an integer of the event's `args`, -1 if there is none."""
+    arguments = event.get("args")
+    value = arguments.get(key) if isinstance(arguments, dict) else None
+    return value if isinstance(value, int) and 0 <= value < 2**62 else -1
 
 
-def _thread(event: JsonEvent) -> int:
-    return _lane(event.get("tid"))
-
-
-def _lane(value: Any) -> int:
+def _integer(value: Any) -> int:
     return value if isinstance(value, int) and abs(value) < 2**62 else -1

@@ -1,7 +1,8 @@
-"""The model of a trace from any profiler: what computed, communicated and copied on each rank, on one clock, in ns.
+"""The model of a trace from any profiler: what computed, communicated and copied on each rank.
 
-An event has a start and an end in ns, a lane (CUDA stream, or thread on the host), a name, and the host time of the
-call that launched it (-1: not known). A name is an index into `Trace.names`.
+All times of a rank are ns on one clock. An event has a start, an end, a lane (CUDA stream, or thread
+on the host), a name, and the host time of the call that launched it (-1: not known). A name is an
+index into `Trace.names`.
 """
 
 from collections.abc import Sequence
@@ -12,10 +13,11 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.trace.intervals import Flags, Spans, Times, union
+from analysis.trace.intervals import Flags, Spans, Times, subtract, union
 
 Kind = TypeVar("Kind", bound="Events")
-# Between kernels that were enqueued in time: on an H200 1.4 µs at the median under nsys, 2.5 under torch.profiler.
+# Between kernels that were enqueued in time: on an H200 1.4 µs at the median under nsys, 2.5 under
+# torch.profiler.
 GAP_NS = 10_000
 
 
@@ -44,12 +46,21 @@ class Events:
 
     def where(self: Kind, chosen: Flags | Times) -> Kind:
         """Return the rows chosen by a mask or by indices."""
-        return type(self)(**{one.name: getattr(self, one.name)[chosen] for one in fields(self)})
+        columns = {field.name: getattr(self, field.name)[chosen] for field in fields(self)}
+        return type(self)(**columns)
+
+    @classmethod
+    def empty(cls: type[Kind]) -> Kind:
+        """Return a table without rows."""
+        return cls(**{field.name: column([]) for field in fields(cls)})
 
 
 @dataclass(frozen=True, eq=False)
 class Collectives(Events):
-    """NCCL's kernels, or gloo's calls. `label` is the collective ("AllReduce"), `communicator` is -1 if not known."""
+    """NCCL's kernels, or gloo's calls.
+
+    `label` is the collective ("AllReduce"), `communicator` is -1 if not known.
+    """
 
     label: Times
     communicator: Times
@@ -67,10 +78,11 @@ class Copies(Events):
 class RankTrace:
     """One rank: a process on its GPU.
 
-    - `compute`: GPU kernels other than NCCL's; without GPU activity (`on_host`), the operators that ran on the host.
+    - `compute`: GPU kernels other than NCCL's; without GPU activity (`on_host`), the operators that
+      ran on the host.
     - `ranges`: NVTX ranges, or those of record_function.
-    - `device`: the GPU's number with CUDA_VISIBLE_DEVICES undone if the trace allows it, else the CUDA device; None on
-      a host rank.
+    - `device`: the GPU's number with CUDA_VISIBLE_DEVICES undone if the trace allows it, else the
+      CUDA device; None on a host rank.
     """
 
     rank: int
@@ -102,14 +114,15 @@ class RankTrace:
         return union(self.collectives.spans, self.copies.spans[self.copies.peer])
 
     @cached_property
+    def exposed(self) -> Spans:
+        """Return the set of times of communication without compute."""
+        return subtract(self.communication, self.work)
+
+    @cached_property
     def activity(self) -> Spans:
         """Return the set of times at which anything ran."""
-        return union(
-            *(
-                events.spans
-                for events in (self.compute, self.collectives, self.copies, self.memsets)
-            )
-        )
+        tables = (self.compute, self.collectives, self.copies, self.memsets)
+        return union(*(table.spans for table in tables))
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,9 +139,9 @@ class Trace:
 
 @dataclass(frozen=True, eq=False)
 class TraceFile:
-    """The ranks of one file. Files with the same `clock` can be compared in time; None: the clock is not known.
+    """The ranks of one file. Files with the same `clock` can be compared in time.
 
-    `numbered`: the file itself numbers its ranks.
+    `clock` is None if the clock is not known. `numbered`: the file itself numbers its ranks.
     """
 
     file: str
@@ -149,31 +162,21 @@ class Names:
 
     def number(self, name: str) -> int:
         """Return the name's number, a new one for a new name."""
-        known = self._numbers.setdefault(name, len(self.table))
-        if known == len(self.table):
+        if name not in self._numbers:
+            self._numbers[name] = len(self.table)
             self.table.append(name)
-        return known
+        return self._numbers[name]
 
-    def mapped(self, names: Sequence[str]) -> Times:
-        """Return the numbers of many names."""
-        return np.array([self.number(name) for name in names], dtype=np.int64)
+    def number_or_none(self, name: str | None) -> int:
+        """Return the name's number, -1 for no name."""
+        return -1 if name is None else self.number(name)
 
 
 def column(values: Sequence[int] | Times) -> Times:
-    """Return a column of numbers."""
+    """Return a column of integers."""
     return np.asarray(values, dtype=np.int64)
 
 
-def no_events() -> Events:
-    """Return a table without rows."""
-    return Events(*(column([]) for _ in range(5)))
-
-
-def no_collectives() -> Collectives:
-    """Return a table without rows."""
-    return Collectives(**vars(no_events()), label=column([]), communicator=column([]))
-
-
-def no_copies() -> Copies:
-    """Return a table without rows."""
-    return Copies(**vars(no_events()), bytes=column([]), peer=np.array([], dtype=np.bool_))
+def unknown(count: int) -> Times:
+    """Return a column of values that are not known."""
+    return np.full(count, -1, dtype=np.int64)

@@ -1,24 +1,26 @@
-"""Copy an nsys export without the environment and the command line, so that it can be kept and published.
+"""Copy an nsys export without the environment and the command line, so that it can be published.
 
-A report embeds the whole environment and the command line of what was profiled, secrets included, in tables and as
-strings that no event uses. So nothing is deleted: a new file is written with only what a summary needs. Tables
-and text columns come from a list. Strings are kept if a kept event refers to them. Names of kernels, CUDA calls, NVTX
-ranges and GPUs stay, and so does text that the profiled program put into an NVTX range.
+A report embeds the whole environment and the command line of what was profiled, secrets included,
+in tables and as strings that no event uses. So nothing is deleted: a new file is written with only
+what a summary needs. Tables and text columns come from a list. Strings are kept if a kept event
+refers to them. Names of kernels, CUDA calls, NVTX ranges and GPUs stay, and so does text that the
+profiled program put into an NVTX range.
 """
 
 import gzip
 import shutil
 import sqlite3
 import tempfile
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
 from analysis.errors import UnreadableInput
-from analysis.trace.nsys_tables import Export, open_export, quoted
+from analysis.trace.nsys_tables import VERSIONS, Export, open_export, quoted
 from analysis.trace.source import plain_export
 from benchmarks.record.safe_files import put_in_place
 
-# table: the columns that may hold text; all others are kept where they hold numbers. Every value of another type goes.
+# table: the columns that may hold text; all others are kept where they hold numbers.
 _KEPT: dict[str, tuple[str, ...]] = {
     "CUPTI_ACTIVITY_KIND_KERNEL": (),
     "CUPTI_ACTIVITY_KIND_MEMCPY": (),
@@ -39,37 +41,33 @@ _KEPT: dict[str, tuple[str, ...]] = {
     "ENUM_NSYS_EVENT_TYPE": ("name", "label"),
     "ENUM_CUDA_KERNEL_LAUNCH_TYPE": ("name", "label"),
 }
-_REFERENCES = (
-    "demangledName",
-    "shortName",
-    "mangledName",
-    "nameId",
-    "textId",
-)  # columns that point into StringIds
-_PROFILER: tuple[str, ...] = (
+# Columns that point into StringIds.
+_REFERENCES = ("demangledName", "shortName", "mangledName", "nameId", "textId")
+_VERSION_KEYS = (
     "EXPORT_PRODUCT_NAME",
     "EXPORT_PRODUCT_VERSION",
     "EXPORT_SCHEMA_VERSION",
-)
-_PROFILER += (
     "EXPORT_SCHEMA_VERSION_MAJOR",
     "EXPORT_SCHEMA_VERSION_MINOR",
     "EXPORT_SCHEMA_VERSION_MICRO",
 )
-_VERSIONS = ("META_DATA_EXPORT", "EXPORT_META_DATA")
 
 
 def scrub(source: Path, target: Path) -> None:
-    """Write `target` (gzipped where its name ends in .gz) from the SQLite export `source` (plain or gzipped).
+    """Write `target` (gzipped where its name ends in .gz) from the SQLite export `source`.
 
-    The target appears whole or not at all. Raises OSError, and UnreadableInput for a file that is not an export of nsys.
+    The source is plain or gzipped. The target appears whole or not at all.
+
+    Raises:
+        OSError: a file cannot be read or written.
+        UnreadableInput: the source is not an export of nsys.
     """
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".scrub-") as scratch:
-        made = Path(scratch) / "scrubbed.sqlite"
+        scrubbed = Path(scratch) / "scrubbed.sqlite"
         try:
             with (
                 open_export(plain_export(source, Path(scratch))) as export,
-                closing(sqlite3.connect(made)) as fresh,
+                closing(sqlite3.connect(scrubbed)) as fresh,
             ):
                 _copy(export, fresh)
                 fresh.commit()
@@ -79,65 +77,64 @@ def scrub(source: Path, target: Path) -> None:
             packed = Path(scratch) / "scrubbed.gz"
             # No name and no time in the header: the same export gives the same bytes.
             with (
-                made.open("rb") as plain,
+                scrubbed.open("rb") as plain,
                 packed.open("wb") as raw,
                 gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0) as file,
             ):
                 shutil.copyfileobj(plain, file, 2**20)
-            made = packed
-        put_in_place(made, target)
+            scrubbed = packed
+        put_in_place(scrubbed, target)
 
 
 def _copy(export: Export, fresh: sqlite3.Connection) -> None:
     used: set[int] = set()
-    for table, texts in _KEPT.items():
+    for table, text_columns in _KEPT.items():
         columns = export.columns.get(table)
         if columns is None:
             continue
-        _copy_rows(export, fresh, table, columns, texts)
+        _copy_rows(export, fresh, table, columns, text_columns)
         for column in set(columns) & set(_REFERENCES):
-            found = fresh.execute(
-                f"SELECT DISTINCT {quoted(column)} FROM {quoted(table)}"
-            ).fetchall()
-            used |= {number for (number,) in found if number is not None}
+            references = fresh.execute(f"SELECT DISTINCT {quoted(column)} FROM {quoted(table)}")
+            used.update(number for (number,) in references if number is not None)
     strings = [(number, text) for number, text in export.strings().items() if number in used]
     fresh.execute("CREATE TABLE StringIds (id INTEGER NOT NULL PRIMARY KEY, value TEXT NOT NULL)")
     fresh.executemany("INSERT INTO StringIds VALUES (?, ?)", strings)
-    for table in _VERSIONS:
+    for table in VERSIONS:
         if export.has(table, "name", "value"):
-            fresh.execute(f"CREATE TABLE {quoted(table)} (name TEXT, value TEXT)")
-            marks = ", ".join("?" * len(_PROFILER))
-            rows = export.connection.execute(
-                f"SELECT name, value FROM {quoted(table)} WHERE name IN ({marks})", _PROFILER
+            marks = ", ".join("?" * len(_VERSION_KEYS))
+            versions = export.rows(
+                f"SELECT name, value FROM {quoted(table)} WHERE name IN ({marks})", _VERSION_KEYS
             )
-            fresh.executemany(f"INSERT INTO {quoted(table)} VALUES (?, ?)", rows)
-    _copy_processes(export, fresh)
+            fresh.execute(f"CREATE TABLE {quoted(table)} (name TEXT, value TEXT)")
+            fresh.executemany(f"INSERT INTO {quoted(table)} VALUES (?, ?)", versions)
+    # Ids only: a process's name can be its command line, and the table lists every process of the
+    # machine.
+    if export.has("PROCESSES", "globalPid", "pid"):
+        processes = export.rows(
+            "SELECT globalPid, pid FROM PROCESSES WHERE typeof(pid) = 'integer'"
+        )
+        fresh.execute("CREATE TABLE PROCESSES (globalPid INTEGER, pid INTEGER)")
+        fresh.executemany("INSERT INTO PROCESSES VALUES (?, ?)", processes)
 
 
 def _copy_rows(
     export: Export,
     fresh: sqlite3.Connection,
     table: str,
-    columns: list[str],
-    texts: tuple[str, ...],
+    columns: Sequence[str],
+    text_columns: Sequence[str],
 ) -> None:
-    types = ", ".join(f"{quoted(one)} {'TEXT' if one in texts else 'INTEGER'}" for one in columns)
-    fresh.execute(f"CREATE TABLE {quoted(table)} ({types})")
-    chosen = ", ".join(
-        quoted(one)
-        if one in texts
-        else f"CASE WHEN typeof({quoted(one)}) IN ('integer', 'real') THEN {quoted(one)} END"
-        for one in columns
-    )
-    rows = export.connection.execute(f"SELECT {chosen} FROM {quoted(table)}")
-    fresh.executemany(f"INSERT INTO {quoted(table)} VALUES ({', '.join('?' * len(columns))})", rows)
-
-
-def _copy_processes(export: Export, fresh: sqlite3.Connection) -> None:
-    """Copy ids only: a process's name can be its command line, and the table lists every process of the machine."""
-    if export.has("PROCESSES", "globalPid", "pid"):
-        fresh.execute("CREATE TABLE PROCESSES (globalPid INTEGER, pid INTEGER)")
-        rows = export.connection.execute(
-            "SELECT globalPid, pid FROM PROCESSES WHERE typeof(pid) = 'integer'"
-        )
-        fresh.executemany("INSERT INTO PROCESSES VALUES (?, ?)", rows)
+    """Copy a table; a value of another type than its column's becomes NULL."""
+    declared, selected = [], []
+    for column in columns:
+        name = quoted(column)
+        if column in text_columns:
+            declared.append(f"{name} TEXT")
+            selected.append(name)
+        else:
+            declared.append(f"{name} INTEGER")
+            selected.append(f"CASE WHEN typeof({name}) IN ('integer', 'real') THEN {name} END")
+    fresh.execute(f"CREATE TABLE {quoted(table)} ({', '.join(declared)})")
+    rows = export.connection.execute(f"SELECT {', '.join(selected)} FROM {quoted(table)}")
+    marks = ", ".join("?" * len(columns))
+    fresh.executemany(f"INSERT INTO {quoted(table)} VALUES ({marks})", rows)

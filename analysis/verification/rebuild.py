@@ -10,10 +10,9 @@ from analysis.errors import UnreadableInput
 from analysis.findings.baselines import BASELINES, HOST_BASELINES, NOISE
 from analysis.findings.record_values import COST_ALONE
 from analysis.study.noise_floor import OF_SEVERAL_RECORDS
-from analysis.trace.metrics import trace_metrics
-from analysis.trace.source import load_trace, of_cell
+from analysis.trace.source import of_cell, read_trace
 from analysis.trace.steps import within_steps
-from analysis.trace.summary import summarize
+from analysis.trace.summary import summarize, trace_metrics
 from analysis.validity.checks import judged, limits_of
 from analysis.verification.complete import INCOMPLETE, complete, lines_of_ranks
 from benchmarks.derived import FIELDS, IncompleteLines, RankLines, function_of, result_line
@@ -132,12 +131,12 @@ def _add_trace(made: Rebuilt, record: Record, folder: CellFolder) -> None:
         _keep(made, record, "tables", ("trace",))
         return
     try:
-        trace = of_cell(load_trace(str(path)), len(record.cell.every_host))
+        trace = of_cell(read_trace(str(path)), len(record.cell.every_host))
     except UnreadableInput as error:
         raise IncompleteLines(f"the trace cannot be read: {error}") from None
     summary = summarize(within_steps(trace))
     metrics = made.record.metrics | trace_metrics(summary)
-    tables = made.record.tables | {"trace": summary.as_json()}
+    tables = made.record.tables | {"trace": summary.to_json()}
     made.record = dataclasses.replace(made.record, metrics=metrics, tables=tables)
 
 

@@ -13,13 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from analysis.errors import UnreadableInput
-from analysis.trace.drawing.timeline import draw_timeline
-from analysis.trace.metrics import trace_metrics
 from analysis.trace.model import Trace
 from analysis.trace.scrub import scrub
-from analysis.trace.source import load_trace, of_cell
+from analysis.trace.source import of_cell, read_trace
 from analysis.trace.steps import choose_window, within_steps
-from analysis.trace.summary import summarize
+from analysis.trace.summary import summarize, trace_metrics
+from analysis.trace.timeline import draw_timeline
 from analysis.validity.evidence import SettingResult
 from benchmarks.record import CellFolder, safe_files
 from conf.cell import Cell
@@ -66,7 +65,7 @@ def profiled(cell: Cell, folder: CellFolder, nsys: Nsys | None, run: Run) -> Pro
     return Profiled(
         SettingResult(PROFILED, sentence, "finding"),
         trace_metrics(summary),
-        {"trace": summary.as_json()},
+        {"trace": summary.to_json()},
         {"trace": {"profiler": cell.profiler, "source": trace.source, **facts}},
     )
 
@@ -77,7 +76,7 @@ def _recorded(
     """Return the trace, and how it was recorded. Raises PassFailed, UnreadableInput, OSError."""
     if cell.profiler == "torch":
         _passed(run(*_prepared(cell, folder, capture_range=False), ()))
-        return _checked(cell, load_trace(str(folder.profile.path))), {}
+        return _checked(cell, read_trace(str(folder.profile.path))), {}
     assert nsys is not None  # launch.plan.plan
     if cell.device == "cuda":
         try:
@@ -108,7 +107,7 @@ def _by_nsys(cell: Cell, folder: CellFolder, nsys: Nsys, run: Run, capture_range
         scrub(export, kept)
     finally:
         export.unlink()  # as long as the report itself is kept, it can be made again
-    return _checked(cell, load_trace(str(kept)))
+    return _checked(cell, read_trace(str(kept)))
 
 
 def _prepared(cell: Cell, folder: CellFolder, capture_range: bool) -> tuple[Cell, CellFolder]:

@@ -1,1 +1,0 @@
-"""Draw a step of a trace: as SVG, and that SVG as PDF."""
