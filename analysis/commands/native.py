@@ -27,7 +27,7 @@ from analysis.topology.readers import parse_topology, read_topology
 from benchmarks.record.safe_files import write_named
 
 if TYPE_CHECKING:  # numpy takes a tenth of a second
-    from analysis.trace.difference import Change, ChangeKey, TraceDifference
+    from analysis.trace.difference import Change, TraceDifference
     from analysis.trace.model import Trace
     from analysis.trace.summary import RankSummary, TraceSummary
 
@@ -528,7 +528,7 @@ def _print_changes(difference: "TraceDifference", out: SafeConsole) -> None:
     headings = ["collective", "average wait µs A", "B", "B / A"]
     headings += ["average transfer µs A", "B", "B / A"]
     across = table_of_texts("across ranks", headings, left=("collective",))
-    collectives: dict[ChangeKey, None] = {}
+    collectives: dict[tuple[int | None, str, str | None], None] = {}
     for change in difference.changes:
         if change.collective is None:
             ranks.add_row(str(change.rank), change.quantity, *_change_cells(change, ".3f"))
