@@ -20,9 +20,8 @@ from analysis.findings.examine import findings_of
 from analysis.gc_pause import gc_paused
 from analysis.report.figure import ON_PAGE, style
 from analysis.report.folder import PAGE, write_folder
-from analysis.report.measured_values import first_records
 from analysis.report.page import Report, markdown_page, page, paper
-from analysis.report.section import Section, SectionFunction
+from analysis.report.section import Section, SectionFunction, first_records
 from analysis.report.sections import (
     comparisons,
     conditions,

@@ -34,74 +34,81 @@ MOST_SHARE = 1000  # %; what two runs of each could have shown may be beyond all
 
 
 def of_metric(name: str) -> NumberFormat:
-    """Return how a metric is written, by the table of metrics; only % is written with the number, other units are in headings."""
+    """Return how a metric is written; only % is written with the number, headings have units."""
     entry = metrics.metric(name)
-    return (
-        NumberFormat(100.0, "%", entry.decimals)
-        if entry.unit == "%"
-        else NumberFormat(decimals=entry.decimals)
-    )
+    if entry.unit == "%":
+        return NumberFormat(100.0, "%", entry.decimals)
+    return NumberFormat(decimals=entry.decimals)
 
 
 def number(
     value: float | None, kind: str | NumberFormat = "number", width: float | None = None
 ) -> str:
-    """Return a number as text: `4,652`, `98.1 %`, `0.123`; a narrow interval (its `width`) gives it one more decimal.
+    """Return a number as text: `4,652`, `98.1 %`; a narrow interval (its `width`) adds a decimal.
 
     An efficiency against some of its members says so: `98.1 % against GPU 0`.
     """
     if value is None or not math.isfinite(value):
         return ABSENT
-    how = _how(kind)
-    mark = (
-        THIN + value.mark.replace(" ", THIN) if isinstance(value, Efficiency) and value.mark else ""
-    )
-    value *= how.factor
-    if how == KINDS["share"] and abs(value) > MOST_SHARE:
-        return f"{MINUS if value < 0 else ''}over {MOST_SHARE:,}{THIN}%"
-    decimals = _decimals(value, None if width is None else width * how.factor, how)
+    form = _format_of(kind)
+    mark = ""
+    if isinstance(value, Efficiency) and value.mark:
+        mark = THIN + value.mark.replace(" ", THIN)
+    value *= form.factor
+    sign = MINUS if value < 0 else ""
+    if form == KINDS["share"] and abs(value) > MOST_SHARE:
+        return f"{sign}over {MOST_SHARE:,}{THIN}%"
+    if form.sign and value >= 0:
+        sign = "+"
+    decimals = _decimals(value, None if width is None else width * form.factor, form)
     text = f"{abs(value):,.{decimals}f}"
     if float(text.replace(",", "")):
-        text = (MINUS if value < 0 else "+" if how.sign else "") + text
-    return text + (THIN + how.unit if how.unit else "") + mark
+        text = sign + text
+    return f"{text}{_unit(form)}{mark}"
 
 
-def _how(kind: str | NumberFormat) -> NumberFormat:
+def _format_of(kind: str | NumberFormat) -> NumberFormat:
     return KINDS[kind] if isinstance(kind, str) else kind
 
 
-def _decimals(value: float, width: float | None, how: NumberFormat) -> int:
-    if how.decimals is None:
-        size = abs(value)
-        return 0 if size >= 100 or not size else min(6, max(0, 2 - math.floor(math.log10(size))))
-    narrow = how.decimals > 0 and width is not None and 0 < width < 2 * 10**-how.decimals
-    tiny = how.decimals == 1 and 0 < abs(value) < 1  # 0.04 % is not nothing
-    return how.decimals + (narrow or tiny)
+def _unit(form: NumberFormat) -> str:
+    return THIN + form.unit if form.unit else ""
+
+
+def _decimals(value: float, width: float | None, form: NumberFormat) -> int:
+    size = abs(value)
+    if form.decimals is not None:
+        is_narrow = form.decimals > 0 and width is not None and 0 < width < 2 * 10**-form.decimals
+        is_tiny = form.decimals == 1 and 0 < size < 1  # 0.04 % is not nothing
+        return form.decimals + (is_narrow or is_tiny)
+    if size >= 100 or not size:
+        return 0
+    return min(6, max(0, 2 - math.floor(math.log10(size))))
 
 
 def interval(value: float | Estimate | None, kind: str | NumberFormat = "number") -> str:
-    """Return the 95 % interval of an estimate without its unit: `98.0 to 98.3`; empty if there is none."""
+    """Return the 95 % interval of an estimate without its unit: `98.0 to 98.3`; empty without."""
     if not isinstance(value, Estimate) or value.low is None or value.high is None:
         return ""
     if not (math.isfinite(value.low) and math.isfinite(value.high)):
         return ""
-    unit = THIN + _how(kind).unit if _how(kind).unit else ""
-    low, high = (
-        number(end, kind, value.high - value.low).removesuffix(unit)
-        for end in (value.low, value.high)
-    )
-    return f"{low} to {high}"
+    ends = []
+    for end in (value.low, value.high):
+        text = number(end, kind, value.high - value.low)
+        ends.append(text.removesuffix(_unit(_format_of(kind))))
+    return " to ".join(ends)
 
 
 def central(value: float | Estimate | None, kind: str | NumberFormat = "number") -> str:
     """Return the number itself, rounded as its interval is."""
     if not isinstance(value, Estimate):
         return number(value, kind)
-    known = value.low is not None and value.high is not None
-    return number(value.value, kind, value.high - value.low if known else None)  # type: ignore[operator]
+    if value.low is None or value.high is None:
+        return number(value.value, kind)
+    return number(value.value, kind, value.high - value.low)
 
 
 def estimate(value: float | Estimate | None, kind: str | NumberFormat = "number") -> str:
     """Return a number with its interval: `98.1 % (98.0 to 98.3)`."""
-    within = interval(value, kind)
-    return f"{central(value, kind)} ({within})" if within else central(value, kind)
+    ends = interval(value, kind)
+    return f"{central(value, kind)} ({ends})" if ends else central(value, kind)

@@ -11,9 +11,8 @@ from analysis.findings.comparisons import PREFIX
 from analysis.findings.control_cells import WITHOUT
 from analysis.findings.links import HostWires, host_wires
 from analysis.report.cell_numbers import first_metric
-from analysis.report.measured_values import RATE, bounded, first_records, median_and_interval
 from analysis.report.numbers import central, estimate, interval, number
-from analysis.report.section import Section
+from analysis.report.section import RATE, Section, bounded, first_records, median_and_interval
 from analysis.report.sections.benchmarks import largest_cells
 from analysis.report.sections.comparisons import differences
 from analysis.study.draws import scaled

@@ -11,16 +11,16 @@ from typing import Any
 
 from analysis.report.charts import MARKERS, Axis, DrawnCurve, curves_figure
 from analysis.report.figure import COLOURS, Figure, for_width
-from analysis.report.measured_values import (
+from analysis.report.numbers import number
+from analysis.report.section import (
     Group,
+    Section,
     bounded,
+    finite_numbers,
     mappings,
     median_and_interval,
-    numbers,
     records_of,
 )
-from analysis.report.numbers import number
-from analysis.report.section import Section
 from analysis.report.table import Column, Table, Value, metric_column, numbers_table
 from analysis.study.estimates import Estimate, Findings
 from analysis.study.names import NAMES_BETWEEN as BETWEEN
@@ -96,7 +96,7 @@ def host_link(study: Study, findings: Findings) -> Section:
     rows: list[dict[str, Value]] = []
     for record in records_of(study, "host_link"):
         for copies in mappings(mapping(record.tables.get("host_link")).get("rows")):
-            rates = numbers(copies.get("gb_per_s"))
+            rates = finite_numbers(copies.get("gb_per_s"))
             if rates:
                 row: dict[str, Value] = {
                     "gpus": gpu_ids(record.cell.members),

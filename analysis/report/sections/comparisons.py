@@ -15,9 +15,8 @@ from analysis.findings.communication import (
 )
 from analysis.report.charts import MOST_ROWS, ROW_LENGTH, DotRow, rows_figure, truncation_note
 from analysis.report.figure import COLOURS, GREY, HIGHLIGHT, Figure, colours, for_width, marker
-from analysis.report.measured_values import RATE, bars, bounded, in_parentheses
 from analysis.report.numbers import estimate, number, of_metric
-from analysis.report.section import Section
+from analysis.report.section import RATE, Section, bars, bounded, in_parentheses
 from analysis.report.table import Column, Table, Value, metric_column, numbers_table
 from analysis.study.draws import scaled
 from analysis.study.estimates import Communication, Comparison, Estimate, Findings, Noise

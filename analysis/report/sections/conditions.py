@@ -8,8 +8,7 @@ from typing import Any
 from analysis.findings.baselines import AT_EQUAL_CLOCKS, EFFICIENCY
 from analysis.findings.communication import COST, DISAGREEMENT, EXPOSED, HIDDEN, TRACE_EXPOSED
 from analysis.findings.record_values import SeveralRecords
-from analysis.report.measured_values import RATE, bounded, in_parentheses
-from analysis.report.section import Section
+from analysis.report.section import RATE, Section, bounded, in_parentheses
 from analysis.report.table import Column, Table, metric_column
 from analysis.study.estimates import Findings
 from analysis.study.names import gpu_ids, run_name, things_of

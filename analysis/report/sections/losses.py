@@ -16,9 +16,8 @@ from analysis.report.charts import (
     waterfall_figure,
 )
 from analysis.report.figure import COLOURS, GREY, HIGHLIGHT, Figure
-from analysis.report.measured_values import RATE, in_parentheses
 from analysis.report.numbers import NumberFormat, estimate, number
-from analysis.report.section import Section
+from analysis.report.section import RATE, Section, in_parentheses
 from analysis.report.sections.forecasts import CellForecast, study_forecasts
 from analysis.report.table import Column, Table, Value, numbers_table
 from analysis.study.draws import next_run, scaled

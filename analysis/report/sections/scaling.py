@@ -8,9 +8,8 @@ from typing import NamedTuple
 from analysis.report import charts
 from analysis.report.charts import MARKERS, Axis, curves_figure
 from analysis.report.figure import Figure, colours, for_width
-from analysis.report.measured_values import bars, in_parentheses
 from analysis.report.numbers import estimate, number
-from analysis.report.section import Section
+from analysis.report.section import Section, bars, in_parentheses
 from analysis.report.table import Column, Table, Value, numbers_table
 from analysis.study.estimates import Curve, Estimate, Findings, Member, Point
 from analysis.study.names import (
