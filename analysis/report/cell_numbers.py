@@ -10,7 +10,6 @@ from analysis.study.estimates import AGAINST
 from analysis.study.intervals import WORDS, ends_of, rests_on
 from analysis.study.names import of_unit
 from analysis.study.rates import IMAGES_PER_SECOND, primary_rate
-from analysis.trace.metrics import TRACE_EXPOSED
 from benchmarks.record import Record, metrics
 
 MARGIN = "±"  # half the 95 % interval of the next run, as a share of images per second
@@ -21,6 +20,7 @@ RESULT = "result"  # of benchmarks whose metrics have no column
 TRANSPORT = "transport"
 PREDICTED = "predicted"  # images per second by the forecast, and the measured step against it
 EXPOSED, IDEAL = "comm/exposed_ms", "comm/ideal_ratio"
+TRACE_EXPOSED = "trace/exposed_ms_per_step"
 OF_SEVERAL_GPUS = ("throughput/images_per_second_per_gpu", EFFICIENCY)  # on one GPU nothing new
 # Columns of tables of cells in their order; the trace's exposed ms stand beside the exposed ms.
 COLUMN_OF = {
