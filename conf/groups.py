@@ -14,6 +14,9 @@ A YAML of a strategy, a benchmark or a profiler has its options with their defau
     trains         false: a benchmark that measures links, without a model and a strategy
     hosts          false: a strategy or benchmark that works inside one host
     graph          true: a strategy whose step a CUDA graph can hold: it waits for nothing and needs no thread of the host
+    sends          bytes that each rank sends in one exchange, of a gradient of G bytes over n ranks, m on each of h hosts:
+                   `once` G, `ring` 2(n−1)/n G, `two_rings` 2(m−1)/m G + 2(h−1)/h G/m, `once_and_ring` G + 2(h−1)/h G/m; or a
+                   list of cases as for `auto`. Without it `bytes_miscounted` is unchecked
     code           dotted names of functions that need no torch: `resolve(options, device, ranks) -> options` for what `auto`
                    cannot say, `refuse(cell, room)`, `seconds(cell)`, a rule of thumb for how long it measures once its
                    ranks have started, `derive(lines_by_rank, cell)` (benchmarks/derived.py), and `section(study, findings)`,
@@ -126,6 +129,8 @@ class GroupChoice:
         }
         if "compared" in self.rules:
             known["compared"] = self.rules["compared"]
+        if "sends" in self.rules and not self.is_ours:  # which readers of a record have
+            known["sends"] = self.rules["sends"]
         code_hash = sha256_of_foreign_code(f"{self.path}: _target_", target)
         return known if code_hash is None else {**known, "sha256": code_hash}
 
@@ -321,7 +326,25 @@ def meaning(rule: Any, values: Mapping[str, Any], device: str) -> Any:
     return rule
 
 
-RULES: dict[str, type] = {
+def sends(name: str, options: Mapping[str, Any], declared: Mapping[str, Any]) -> str:
+    """Return which of SENDS a strategy with these options declares; empty for none.
+
+    `declared` are the rules that its cell has; Ringside's own strategies have theirs in a file.
+    """
+    rule = declared.get("sends")
+    path = ROOT / "strategy" / f"{name}.yaml"
+    if FILE_NAME.fullmatch(name) and path.exists():
+        rule = _read("strategy", name, path).rules.get("sends")
+    if not isinstance(rule, list):
+        return rule or ""
+    for case in rule:
+        where = case.get("where", {})
+        if all(options.get(option) == value for option, value in where.items()):
+            return str(case["value"])
+    return ""
+
+
+RULES: dict[str, type | tuple[type, ...]] = {
     "_target_": str,
     "auto": dict,
     "accepts": dict,
@@ -331,6 +354,7 @@ RULES: dict[str, type] = {
     "trains": bool,
     "hosts": bool,
     "graph": bool,
+    "sends": (str, list),
     "code": dict,
     "compared": dict,
 }
@@ -342,6 +366,7 @@ LIMITS: dict[str, type | tuple[type, ...]] = {
 FIELDS_WITH_REFUSED = ("precision", "benchmark")  # of a cell; a strategy's `accepts` may name them
 CODE = dict.fromkeys(("resolve", "refuse", "seconds", "derive", "section", "exchange"), str)
 CASE: dict[str, type] = {"where": dict}
+SENDS = ("once", "ring", "two_rings", "once_and_ring")
 
 LARGEST_BYTES = 1 << 20
 MOST_VALUES = 10_000  # with every alias written out, as OmegaConf has them; ours have some 50
@@ -456,6 +481,11 @@ def _faults(options: Mapping[str, Any], rules: Mapping[str, Any]) -> Iterator[st
     yield from _named("auto", rules.get("auto", {}), options)
     for option, rule in rules.get("auto", {}).items():
         yield from _meaning(f"auto.{option}", rule, options)
+    yield from _meaning("sends", rules.get("sends"), options)
+    cases = rules.get("sends", [])
+    for case in cases if isinstance(cases, list) else [{"value": cases}]:
+        if isinstance(case, dict) and case.get("value") not in SENDS:
+            yield f"sends has {case.get('value')!r:.100}; accepted are {', '.join(SENDS)}"
     yield from _entries("code", rules.get("code", {}), CODE)
     for what, dotted in rules.get("code", {}).items():
         if not DOTTED.fullmatch(str(dotted)):

@@ -112,7 +112,7 @@ def benchmark_of(strategy=NcclAllreduce, device="cpu", ranks=2, longest=(), data
 
 
 class Asynchronous(NcclAllreduce):
-    synchronous = False
+    in_lockstep = False
 
 
 class NotAlone(NcclAllreduce):
@@ -243,3 +243,19 @@ def test_the_estimate_has_no_second_time_of_steps_with_exchange():
     assert request.throughput(loaded) - request.throughput(cell) == pytest.approx(
         8 * request.ABBA_SECONDS, rel=0.5
     )
+
+
+@pytest.mark.parametrize(("equal_after", "equal"), [(0, True), (2, True), (3, False)])
+def test_replicas_are_compared_after_each_of_the_steps_that_make_them_equal(
+    monkeypatch, equal_after, equal
+):
+    steps = []
+    benchmark = benchmark_of()
+    benchmark.training.strategy.equal_every = 3
+    benchmark.training.batches = iter(range(9))
+    benchmark.training.step = steps.append
+    monkeypatch.setattr(
+        "benchmarks.training.correctness.replicas_equal", lambda *_: len(steps) == equal_after
+    )
+    assert benchmark.replicas_equal() == equal
+    assert steps == list(range(min(equal_after, 2)))

@@ -491,6 +491,28 @@ def test_a_cell_that_waits_for_the_cpu_is_told_of_graphs_where_it_could_have_the
     assert named in said and ("optimize=" in said) == bool(named)
 
 
+def seven_times(**declared):
+    """A strategy of the user's own whose bytes are counted seven times."""
+
+    def change(record):
+        asked(record, strategy={"name": "mine"}, declared={"strategy": declared})
+        for metric in ("comm/bytes_moved", "comm/busbw_gb_per_s"):
+            scaled(record, metric, 7)
+
+    return change
+
+
+def test_bytes_of_a_strategy_that_declares_none_are_unchecked_and_others_are_held_to_theirs():
+    undeclared = judge(changed(seven_times()), LIMITS)
+    assert "bytes_miscounted" not in undeclared.codes
+    assert "mine does not declare what it `sends`" in undeclared.unchecked["bytes_miscounted"]
+    cases = [{"value": "once", "where": {"staging": "full"}}, {"value": "ring"}]
+    for sends in ("ring", cases):
+        declared = judge(changed(seven_times(sends=sends)), LIMITS)
+        assert declared.verdict == "invalid"
+        assert "comm/bytes_moved is" in declared.codes["bytes_miscounted"]
+
+
 UNCHECKED = {
     "wrong_gpu": lambda r: r.environment.update(planned_uuids=[]),
     "gradient_not_mean": lambda r: r.checks.update(gradient_spread=0.0),

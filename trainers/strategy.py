@@ -85,8 +85,12 @@ class Strategy(ABC):
 
     # Where ranks and servers are: set by `load`, before anything is called.
     hosts: Hosts
-    # Whether all replicas are equal after every step.
-    synchronous = True
+    # Steps after which all replicas are equal again: 1 for an exchange in every step, 0 for never.
+    equal_every = 1
+    # Whether an exchange returns the mean over all ranks; otherwise each rank gets back its own gradient.
+    returns_mean = True
+    # Whether every exchange waits for all ranks.
+    in_lockstep = True
     # Whether the exchanged gradient is the mean of the local ones up to rounding (a lossy compression's is not).
     exact = True
     # Whether one rank alone exchanges nothing: what the strategy costs it is then the strategy's own work, no communication.

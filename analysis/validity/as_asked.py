@@ -15,6 +15,8 @@ from analysis.validity.check import (
     unless_training,
 )
 from benchmarks.record import Record
+from conf import groups
+from conf.cell import Cell
 from conf.schema import ValidityLimits
 
 # The dtype in which autocast computes, and in which most layers do, by precision; float32 where it is not here.
@@ -25,18 +27,7 @@ MOST_OF_REFERENCE = 1.2
 # Share of a step, and ms, that a CPU worker may spend between steps: what lies there is in no sample.
 MOST_BETWEEN, MOST_BETWEEN_MS = 0.02, 0.1
 ROUNDING = 1e-9  # of a number that is computed another way
-# Strategies whose bytes METHOD.md's table states: those that send the whole gradient once; the others as a ring does.
-WHOLE = (
-    "kvstore_dist_sync",
-    "kvstore_dist_async",
-    "kvstore_dist_sync_device",
-    "kvstore_dist_async_device",
-)
-STAGED = (
-    "cpu_staged",
-    "kvstore_local",
-)  # these too; where there are several hosts, a share of it between them as well
-RING = ("nccl_allreduce", "kvstore_device")
+# Hooks that send half the bytes.
 HALF = ("fp16", "bf16")
 
 
@@ -160,38 +151,50 @@ def bytes_miscounted(record: Record, _: ValidityLimits) -> CheckResult | None:
     moved = metrics.get("comm/bytes_moved")
     counted["comm/algbw × time"] = (_bytes(metrics.get("comm/algbw_gb_per_s"), seconds), trained)
     counted["comm/busbw × time"] = (_bytes(metrics.get("comm/busbw_gb_per_s"), seconds), moved)
-    counted["comm/bytes_moved"] = (moved, _sent(record, trained))
-    wrong = [
-        f"{name} is {found:,.0f} bytes instead of {right:,.0f}"
-        for name, (found, right) in counted.items()
-        if found is not None
-        and right is not None
-        and not math.isclose(found, right, rel_tol=ROUNDING)
-    ]
-    return CheckResult("; ".join(wrong)) if wrong else None
+    counted["comm/bytes_moved"] = (moved, _sent(record.cell, trained))
+    wrong = []
+    for name, (count, expected) in counted.items():
+        if count is None or expected is None:
+            continue
+        if not math.isclose(count, expected, rel_tol=ROUNDING):
+            wrong.append(f"{name} is {count:,.0f} bytes instead of {expected:,.0f}")
+    if wrong:
+        return CheckResult("; ".join(wrong))
+    if moved is not None and not _sends(record.cell):
+        strategy = record.cell.strategy["name"]
+        return unchecked(f"strategy {strategy} does not declare what it `sends`")
+    return None
 
 
 def _bytes(gb_per_s: float | None, seconds: float) -> float | None:
-    return None if gb_per_s is None else gb_per_s * 1e9 * seconds
-
-
-def _sent(record: Record, gradient_bytes: float) -> float | None:
-    """Return the bytes that each rank sends in one exchange by METHOD.md's table; None where it does not say."""
-    strategy, n = record.cell.strategy, record.cell.world_size
-    hook = strategy.get("comm_hook", "none")
-    if hook not in ("none", *HALF) or (hook in HALF and record.cell.precision == "bf16_weights"):
+    if gb_per_s is None:
         return None
-    sent = gradient_bytes / 2 if hook in HALF else gradient_bytes
-    here, hosts = len(record.cell.gpus), max(1, len(record.cell.hosts))
-    between_hosts = _ring(sent / here, hosts)  # of a rank's share
-    name, staged = strategy["name"], strategy["name"] in STAGED
-    if name == "hierarchical" or (staged and strategy.get("staging") == "sharded"):
-        return _ring(sent, here) + between_hosts
-    if name in RING or (staged and strategy.get("transport") == "gloo"):
-        return _ring(sent, n)
-    if staged:
-        return sent + between_hosts
-    return sent if name in WHOLE else None
+    return gb_per_s * 1e9 * seconds
+
+
+def _sends(cell: Cell) -> str:
+    """Return how the strategy of a cell declares its bytes (conf.groups)."""
+    declared = cell.declared.get("strategy", {})
+    return groups.sends(cell.strategy["name"], cell.strategy, declared)
+
+
+def _sent(cell: Cell, gradient_bytes: float) -> float | None:
+    """Return the bytes that each rank sends in one exchange, as declared; None where unknown."""
+    hook = cell.strategy.get("comm_hook", "none")
+    sent = gradient_bytes
+    if hook in HALF and cell.precision != "bf16_weights":
+        sent = gradient_bytes / 2
+    elif hook != "none":
+        return None
+    ranks_here, hosts = len(cell.gpus), max(1, len(cell.hosts))
+    between_hosts = _ring(sent / ranks_here, hosts)  # of a rank's share
+    by_word = {
+        "once": sent,
+        "ring": _ring(sent, cell.world_size),
+        "two_rings": _ring(sent, ranks_here) + between_hosts,
+        "once_and_ring": sent + between_hosts,
+    }
+    return by_word.get(_sends(cell))
 
 
 def _ring(sent: float, ranks: int) -> float:

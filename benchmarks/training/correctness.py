@@ -457,7 +457,7 @@ def differences(training: Training, drawn: Sequence[Batch], ranks: Ranks) -> dic
         return {}
     sample = ComparedElements.of(training)
     found = []
-    for exchanges in (True, False) if training.strategy.synchronous else (True,):
+    for exchanges in (True, False) if training.strategy.in_lockstep else (True,):
         with nullcontext() if exchanges else training.without_exchange():
             with kept.unchanged():
                 training.step(drawn[0])  # captures

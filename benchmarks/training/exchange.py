@@ -40,7 +40,7 @@ def timed(
     block = clock.block(exchange, iterations, reporter.beat)
     reporter.line(
         Kind.EXCHANGE,
-        synchronous=strategy.synchronous,
+        synchronous=strategy.in_lockstep,
         gradient_bytes=gradient_bytes,
         bytes_moved=strategy.bytes_moved(gradient_bytes, ranks.world_size),
     )
@@ -75,9 +75,9 @@ def once_more(
     exchange()
     returned = exchange.result()
     found = {"exchanged_bytes": float(sum(array.nbytes for array in returned))}
-    if not strategy.exact and strategy.synchronous:
+    if not strategy.exact and strategy.returns_mean:
         return found
-    everyone = range(ranks.world_size) if strategy.synchronous else [ranks.rank]
+    everyone = range(ranks.world_size) if strategy.returns_mean else [ranks.rank]
     errors = [torch.zeros((), dtype=torch.float64, device=parameters[0].device)]
     for number, array in enumerate(returned):
         if used[number]:
@@ -145,7 +145,7 @@ def run(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
         in_a_stream(exchange, int(options["iterations"]), clock, reporter)
         result.checks["trained_bytes"] = sum(parameter.nbytes for parameter in parameters)
         if (
-            strategy.exact or not strategy.synchronous
+            strategy.exact or not strategy.returns_mean
         ):  # a lossy compression does not return the mean
             digits = max(torch.finfo(parameter.dtype).eps for parameter in parameters)
             tolerance = max(
@@ -217,7 +217,7 @@ def _errors(
     exchange()
     difference = reference = 0.0
     by_array: list[float] = []
-    everyone = range(ranks.world_size) if strategy.synchronous else [ranks.rank]
+    everyone = range(ranks.world_size) if strategy.returns_mean else [ranks.rank]
     for number, (parameter, returned) in enumerate(zip(parameters, exchange.result(), strict=True)):
         mean, size = (
             torch.zeros(parameter.shape, dtype=torch.float64, device=parameter.device)

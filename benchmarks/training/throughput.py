@@ -67,10 +67,8 @@ class TrainingBenchmark:
         self.result.checks |= {
             f"timed_{name}": count for name, count in self.compilation.since().items()
         }
-        if self.ranks.world_size > 1 and self.training.strategy.synchronous:
-            self.result.checks["replicas_equal"] = correctness.replicas_equal(
-                self.training, self.ranks
-            )
+        if self.ranks.world_size > 1 and self.training.strategy.equal_every:
+            self.result.checks["replicas_equal"] = self.replicas_equal()
         losses = self.ranks.gather(
             [self.training.loss.item() if self.training.loss is not None else float("nan")]
         )
@@ -85,6 +83,14 @@ class TrainingBenchmark:
             self.without_data()
         self.training.close()
         return self.result
+
+    def replicas_equal(self) -> bool:
+        """Return whether all replicas are equal after one of as many steps as the strategy needs."""
+        for _ in range(self.training.strategy.equal_every - 1):
+            if correctness.replicas_equal(self.training, self.ranks):
+                return True
+            self.training.step(next(self.training.batches))
+        return correctness.replicas_equal(self.training, self.ranks)
 
     def without_data(self) -> None:
         """Measure what a step and an exchange take where batches are at hand."""
@@ -156,7 +162,7 @@ class TrainingBenchmark:
         with as_asked.arithmetic(training) as arithmetic:
             if (
                 self.ranks.world_size > 1
-                and training.strategy.synchronous
+                and training.strategy.returns_mean
                 and training.strategy.exact
             ):
                 checks |= correctness.gradient(training, drawn[0], self.ranks)
@@ -170,7 +176,7 @@ class TrainingBenchmark:
     def _may_interleave(self) -> bool:
         """Return whether steps without exchange may stand between the timed windows (METHOD.md, "Exposed communication")."""
         strategy = self.training.strategy
-        if not request.rounds_between(self.options) or not strategy.synchronous or self.cell.data:
+        if not request.rounds_between(self.options) or not strategy.in_lockstep or self.cell.data:
             return False
         if self.ranks.world_size == 1:
             has_cost = strategy.own_work_alone

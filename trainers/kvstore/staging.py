@@ -39,7 +39,8 @@ class PushPull(Bucketed):
     ) -> None:
         """Take options of the YAML files. `server_gpus` other than None: servers keep weights on GPUs, if there are any."""
         super().__init__(bucket_cap_mb, comm_hook, only_gradients)
-        self.synchronous = self.exact = synchronous
+        self._synchronous = self.returns_mean = self.in_lockstep = self.exact = synchronous
+        self.equal_every = int(synchronous)
         self._threads, self._servers, self._bigarray_bound = threads, servers, bigarray_bound
         self._max_staleness, self._server_gpu = max_staleness, server_gpus is not None
         self.worker: Worker | None = None
@@ -50,10 +51,10 @@ class PushPull(Bucketed):
     ) -> KvstoreConfig:
         # One reply serves all GPUs of a synchronous exchange. Otherwise each worker needs its own: CPU workers use it in
         # place, and an asynchronous update would tear one that is shared.
-        copies = 1 if self.synchronous and on_gpu else workers
+        copies = 1 if self._synchronous and on_gpu else workers
         return KvstoreConfig(
             arrays_of(parameters, self.comm_hook), tuple(order), self.cap_bytes, workers, self._servers,
-            self._bigarray_bound, self.synchronous, self._max_staleness, self._server_gpu and on_gpu, on_gpu,
+            self._bigarray_bound, self._synchronous, self._max_staleness, self._server_gpu and on_gpu, on_gpu,
             optimizers.name_of(self.optimizer), copies, 1 if self._servers else len(self.hosts.ranks),
             self.hosts if self._servers and self.hosts.several else None,
         )  # fmt: skip
@@ -103,7 +104,7 @@ class PushPull(Bucketed):
         For asynchronous workers with GPUs; None for others.
         """
         worker = self.worker
-        if self.synchronous or worker is None or not worker.on_gpu:
+        if self._synchronous or worker is None or not worker.on_gpu:
             return None
 
         def exchange() -> None:
@@ -148,7 +149,7 @@ class PushPull(Bucketed):
 
     def facts(self) -> dict[str, float]:
         """Return the staleness of the updates so far, where they are asynchronous. Collective."""
-        if self.synchronous or self.worker is None:
+        if self._synchronous or self.worker is None:
             return {}
         self.worker.peers.barrier()  # until every worker's updates are counted
         return self.worker.staleness()

@@ -11,7 +11,9 @@ from trainers.strategy import Strategy
 class NoExchange(Strategy):
     """Independent replicas: N times the work of one rank. They only contend for the machine."""
 
-    synchronous = False
+    equal_every = 0
+    returns_mean = False
+    in_lockstep = False
 
     def prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> nn.Module:
         """Return the model as it is."""
