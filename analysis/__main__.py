@@ -20,7 +20,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "show the link classes between GPUs and NICs; --svg draws the machine",
     ),
     "subsets": ("analysis.commands.machine", "group the GPU subsets by their wiring"),
-    "place": ("analysis.commands.place", "say which GPUs to take, and in which ring order"),
+    "place": ("analysis.commands.machine", "say which GPUs to take, and in which ring order"),
     "nccl-log": (
         "analysis.commands.native",
         "say what NCCL did: transports, channels, settings, choices, warnings",

@@ -546,11 +546,9 @@ def test_a_format_that_nobody_draws_is_refused(tmp_path, capsys):
 
 
 def test_shades_and_inks():
-    assert (
-        _shade(400, 100, 400, latency=False) == 0 == _shade(2, 2, 20, latency=True)
-    )  # the better end is dark
-    assert _shade(100, 100, 400, latency=False) == 1 == _shade(20, 2, 20, latency=True)
-    assert _shade(392, 390, 393, latency=False) < 0.02  # noise is no contrast
+    assert _shade(400, 100, 400, "GB/s") == 0 == _shade(2, 2, 20, "µs")  # the better end is dark
+    assert _shade(100, 100, 400, "GB/s") == 1 == _shade(20, 2, 20, "µs")
+    assert _shade(392, 390, 393, "GB/s") < 0.02  # noise is no contrast
     assert [_readable(fill) for fill in ("#00224e", "#7d7c78", "#fee838")] == [
         "#ffffff",
         "#000000",

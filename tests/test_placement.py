@@ -10,8 +10,8 @@ import pytest
 from scipy.optimize import linprog
 
 from analysis.__main__ import main
-from analysis.commands.place import read_matrix
 from analysis.errors import UnreadableInput
+from analysis.native.p2p import parse_bandwidths
 from analysis.topology.bandwidth import (
     MachineWires,
     Wires,
@@ -162,7 +162,7 @@ def test_p2p_json_at_any_depth_or_bare():
         "matrices": {"unidirectional_enabled": matrix},
     }
     for document in (contract, {"result": {"p2p": contract}}, matrix):
-        assert read_matrix(json.dumps(document), "file") == expected
+        assert parse_bandwidths(json.dumps(document)) == expected
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_p2p_json_at_any_depth_or_bare():
 )
 def test_unreadable_p2p(text, message):
     with pytest.raises(UnreadableInput, match=message):
-        read_matrix(text, "file")
+        parse_bandwidths(text)
 
 
 def test_command(tmp_path, capsys):

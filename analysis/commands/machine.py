@@ -1,7 +1,8 @@
-"""The commands on one machine: `topology [FILE]` and `subsets [FILE]`.
+"""The commands on one machine: `topology [FILE]`, `subsets [FILE]` and `place --gpus K`.
 
 `topology` shows the link class between every two GPUs and NICs, as a table, JSON or drawing;
-`subsets` the GPU subsets of a machine, in classes of equal links.
+`subsets` the GPU subsets of a machine, in classes of equal links; `place` which K GPUs to take and
+in which order, the worst set, and the worst order.
 """
 
 import argparse
@@ -12,6 +13,8 @@ from pathlib import Path
 from rich.table import Table
 
 from analysis.console import console
+from analysis.input_files import read_input
+from analysis.native.p2p import parse_bandwidths
 from analysis.topology.bandwidth import EXACT_GPUS, MachineWires
 from analysis.topology.model import (
     Device,
@@ -20,6 +23,8 @@ from analysis.topology.model import (
     describe_counts,
     is_known,
 )
+from analysis.topology.nvml import NoDriver
+from analysis.topology.placement import Placement, choose_gpus
 from analysis.topology.readers import read_topology
 from analysis.topology.subsets import classes
 
@@ -30,8 +35,23 @@ _FILE_HELP = (
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the command that the parser is for."""
-    parser.add_argument("file", nargs="?", help=_FILE_HELP)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    if parser.prog.endswith("place"):
+        parser.add_argument(
+            "--gpus", type=int, required=True, metavar="K", help="how many GPUs to choose"
+        )
+        parser.add_argument(
+            "--topology",
+            metavar="FILE",
+            help="`nvidia-smi topo -m` or NCCL's topology XML; - is stdin; default: this machine",
+        )
+        parser.add_argument(
+            "--p2p",
+            metavar="FILE",
+            help="measured bandwidths: JSON of `python -m analysis p2p`, a record or a matrix",
+        )
+        return
+    parser.add_argument("file", nargs="?", help=_FILE_HELP)
     if parser.prog.endswith("topology"):
         parser.add_argument(
             "--svg", metavar="OUT", type=Path, help="draw the machine into this SVG file"
@@ -57,8 +77,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Print what the command asks for. Raises OSError, ValueError."""
     if arguments.command == "topology":
         _run_topology(arguments)
-    else:
+    elif arguments.command == "subsets":
         _run_subsets(arguments)
+    else:
+        _run_place(arguments)
     return 0
 
 
@@ -143,3 +165,47 @@ def _run_subsets(arguments: argparse.Namespace) -> None:
             row.append(",".join(map(str, subset.second_member or ())) or "none")
         table.add_row(*row)
     console().print(table)
+
+
+def _run_place(arguments: argparse.Namespace) -> None:
+    """Print the best set, the worst set, the worst order of the best set, and the reason."""
+    measured = None
+    if arguments.p2p is not None:
+        measured = read_input(arguments.p2p, parse_bandwidths)
+    try:
+        topology = read_topology(arguments.topology)
+    except NoDriver as error:
+        if measured is None:
+            raise NoDriver(
+                f"{error}; name a capture of `nvidia-smi topo -m` with --topology FILE"
+            ) from None
+        topology = None
+    placement = choose_gpus(topology, arguments.gpus, measured)
+    if arguments.json:
+        content: dict[str, object] = {}
+        for name, ring in placement.rings().items():
+            content[name] = ring.to_json()
+        print(json.dumps({**content, "reason": placement.reason}))
+        return
+    _print_placement(placement)
+
+
+def _print_placement(placement: Placement) -> None:
+    is_measured = placement.best.slowest_gb_per_s is not None
+    table = Table()
+    for heading in ("", "GPUs in ring order", "links of this ring"):
+        table.add_column(heading)
+    headings = ["all rings"]
+    if is_measured:
+        headings += ["slowest GB/s", "sum GB/s"]
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    for name, ring in placement.rings().items():
+        row = [name.replace("_", " "), ",".join(map(str, ring.order)), describe_counts(ring.links)]
+        row.append(ring.bandwidth.describe() if ring.bandwidth else "")
+        if is_measured:
+            row += [f"{ring.slowest_gb_per_s:.1f}", f"{ring.sum_gb_per_s:.1f}"]
+        table.add_row(*row)
+    out = console()
+    out.print(table)
+    out.print(placement.reason)

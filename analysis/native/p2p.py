@@ -10,11 +10,13 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
 from analysis.errors import UnreadableInput
 from analysis.input_files import damage_told, read_input, refuse_too_many, table_of
+from benchmarks.record import finite
 
 _ACCEPTED_TEXT = (
     "accepted is the output of p2pBandwidthLatencyTest: a title such as `Unidirectional "
@@ -387,3 +389,57 @@ def _not_printed(run: Matrices, has_workers: bool) -> list[str]:
     if has_workers:
         absent = [name for name in absent if not name.startswith("latency_gpu")]
     return absent
+
+
+# --- bandwidths for placement ---------------------------------------------------------------------
+
+_BANDWIDTH = "unidirectional_enabled"  # as in a ring's step: one direction, with peer access if any
+
+
+def parse_bandwidths(text: str) -> list[list[float]]:
+    """Return a square matrix of GB/s, from the row's GPU to the column's; the diagonal is 0.
+
+    Accepts `{"matrices": {"unidirectional_enabled": …}}` at any depth (the contract's object, or a
+    record that holds it) and a bare matrix.
+
+    Raises:
+        UnreadableInput: anything else, or a pair without a positive number.
+    """
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):
+        raise UnreadableInput(
+            "not JSON; accepted is that of `python -m analysis p2p`, or a matrix"
+        ) from None
+    matrix = document if isinstance(document, list) else _outermost_bandwidths(document)
+    if matrix is None:
+        raise UnreadableInput(
+            f"no matrices.{_BANDWIDTH}; accepted is the JSON of `python -m analysis p2p`"
+        )
+    size = len(matrix)
+    if not size or not all(isinstance(row, list) and len(row) == size for row in matrix):
+        raise UnreadableInput(
+            "the matrix is not square; accepted are a row and a column for each GPU"
+        )
+    bandwidths = [[0.0] * size for _ in range(size)]
+    for a, b in permutations(range(size), 2):
+        value = finite(matrix[a][b])
+        if value is None or value <= 0:
+            raise UnreadableInput(
+                f"GPU {a} to GPU {b} is {matrix[a][b]!r:.100}; accepted are GB/s above 0"
+            )
+        bandwidths[a][b] = float(value)
+    return bandwidths
+
+
+def _outermost_bandwidths(document: Any) -> Any:
+    """Return the matrix inside nested objects, outermost first; None if there is none."""
+    level = [document]
+    while level:
+        objects = [content for content in level if isinstance(content, dict)]
+        for content in objects:
+            matrices = content.get("matrices")
+            if isinstance(matrices, dict) and isinstance(matrices.get(_BANDWIDTH), list):
+                return matrices[_BANDWIDTH]
+        level = [value for content in objects for value in content.values()]
+    return None

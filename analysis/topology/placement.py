@@ -78,6 +78,10 @@ class Placement:
     worst_order: Ring
     reason: str  # one sentence that says why
 
+    def rings(self) -> dict[str, Ring]:
+        """Return the three rings by their names in JSON and in `gpus=`."""
+        return {"best": self.best, "worst": self.worst, "worst_order": self.worst_order}
+
 
 def choose_gpus(topology: Topology | None, count: int, matrix: Matrix | None = None) -> Placement:
     """Return the best and the worst set of `count` GPUs, and the worst order of the best.
