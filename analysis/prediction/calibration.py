@@ -27,7 +27,7 @@ from benchmarks.record import Record, finite
 from benchmarks.record.metrics import interval
 
 STEP, COST, EXCHANGE = "step/ms_median", "strategy/cost_ms", "comm/exchange_ms"
-P95, LAUNCH = "step/ms_p95", "step/launch_ms"
+P95 = "step/ms_p95"
 SIGMA_AT_P95, SIGMA_AT_95 = 1.645, 1.96  # of a normal number: one-sided, and half an interval
 # Scatter between runs where too few cells ran twice: shares, of the cost ms.
 DEFAULT_SCATTER = {STEP: 0.003, EXCHANGE: 0.03, COST: 0.05}
@@ -54,7 +54,6 @@ class MeasuredCell:
     cost_ms: Draws | None = None  # steps with the strategy minus steps without, in turn
     exchange_ms: Draws | None = None  # alone
     scatter_ms: float = 0.0  # standard deviation of the steps of a run
-    launch_ms: float = 0.0  # host time to enqueue a step; 0: not measured
     between_runs: float = 0.003  # standard deviation of the step between runs, as a share
     valid: bool = True  # no check cast doubt on it
     cpu_bound: bool = False  # in every run GPUs waited for the CPU
@@ -144,6 +143,8 @@ def calibrate(study: Study) -> CalibrationData:
     training = [runs for runs in study.runs if runs.trains]
     cells = []
     for runs in training:
+        if runs.cell.strategy.get("comm_hook") == strategies.LOW_RANK_HOOK:
+            continue  # no record says how much it sends
         if runs.values(STEP) or runs.values(EXCHANGE):
             cells.append(_measured_cell(runs))
     if not any(cell.timed for cell in cells):
@@ -208,7 +209,7 @@ def _measured_cell(runs: Runs) -> MeasuredCell:
     tables: dict[str, Any] = {}
     for later in reversed(runs.records):  # of a table in several records the first one's
         tables |= later.tables
-    step_ms, p95_ms, launch_ms = runs.values(STEP), runs.values(P95), runs.values(LAUNCH)
+    step_ms, p95_ms = runs.values(STEP), runs.values(P95)
     above_ms = 0.0
     if step_ms and p95_ms:
         above_ms = max(0.0, statistics.median(p95_ms) - statistics.median(step_ms))
@@ -220,7 +221,6 @@ def _measured_cell(runs: Runs) -> MeasuredCell:
         cost_ms=_median_of_runs(runs, COST),
         exchange_ms=_median_of_runs(runs, EXCHANGE),
         scatter_ms=above_ms / SIGMA_AT_P95,
-        launch_ms=statistics.median(launch_ms) if launch_ms else 0.0,
         between_runs=_scatter_of_a_run(runs, STEP),
         valid=not doubted(runs.records),
         cpu_bound=all("cpu_bound" in one.validity.codes for one in runs.records),

@@ -83,8 +83,8 @@ def forecast(
     step = step + model.noise
     step_ms = mean(step)
     waiting_ms = mean(model.waiting.draws)
-    compute_ms = max(mean(model.bare.draws), model.launch_ms)
-    without_ms = max(mean(model.bare.draws) + waiting_ms, model.launch_ms)
+    compute_ms = mean(model.bare.draws)
+    without_ms = compute_ms + waiting_ms
     cost_ms = step_ms - without_ms
     own_work_ms = min(mean(model.local.draws), max(cost_ms, 0.0))
     null_cost_ms = max(_null_cost(calibration, query), (LEAST_STEP - 1) * without_ms)

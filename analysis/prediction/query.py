@@ -13,7 +13,6 @@ from conf.options import to_text
 
 MIB = float(2**20)
 HALVING_HOOKS = ("fp16", "bf16")  # gradients travel in 2 bytes
-LOW_RANK_HOOK = "powersgd"  # two matrices of low rank travel in place of each gradient
 HALF_WEIGHTS = ("precision", "bf16_weights")  # gradients have 2 bytes without a hook
 _DEFAULT_CAP_MIB, _STAGED_CAP_MIB = (
     25.0,
@@ -112,11 +111,6 @@ class CellQuery:
         """Whether a hook halves what is sent."""
         halving = self.option("comm_hook") in HALVING_HOOKS
         return halving and HALF_WEIGHTS not in self.workload.rest
-
-    @property
-    def low_rank(self) -> bool:
-        """Whether matrices are sent whose sizes no record holds (PowerSGD)."""
-        return self.option("comm_hook") == LOW_RANK_HOOK
 
     @property
     def compiled(self) -> bool:

@@ -1,6 +1,6 @@
 """The step of a cell, put together from its parts. All times are draws in ms.
 
-    step = bare + tail + γ · overlap + local cost + waiting, and no less than the host's launches
+    step = bare + tail + γ · overlap + local cost + waiting
 
 bare        the step of one GPU without the strategy
 tail        what of the exchange goes on after the backward pass
@@ -33,7 +33,7 @@ from analysis.prediction.draws import (
     scaled_normal,
 )
 from analysis.prediction.links import HOST_MEMORY, MEASURED, NETWORK, SCALED, UnknownLink
-from analysis.prediction.query import LOW_RANK_HOOK, CellQuery
+from analysis.prediction.query import CellQuery
 from analysis.prediction.strategies import (
     BucketTimes,
     bucket_times,
@@ -289,11 +289,9 @@ def buckets_of(calibration: CalibrationData, query: CellQuery) -> tuple[float, .
 
 def nearest_exchange(calibration: CalibrationData, query: CellQuery) -> MeasuredCell | None:
     """Return the cell whose exchange alone is most like that of the query."""
-    same = ["same_exchange", "across_hosts", "shares_gpu", "low_rank"]
+    same = ["same_exchange", "across_hosts", "shares_gpu"]
     if collective(query) is not None or query.across_hosts:
         same.append("transport")
-    if query.low_rank:  # the sizes of what it sends are not known
-        same += ["workload", "options", "wire", "ranks"]
     several = [cell for cell in calibration.cells if cell.exchange_ms is not None]
     several = [cell for cell in several if cell.ranks > 1]
     if query.network is not None or query.ranks < 2:  # what is described was not measured
@@ -367,7 +365,7 @@ def contention(calibration: CalibrationData, query: CellQuery) -> StepPart:
     """
     if not occupies(query) or query.ranks < 2:
         return StepPart(constant(0.0))
-    key = (query.workload, query.wire, query.shares_gpu, query.low_rank, query.network)
+    key = (query.workload, query.wire, query.shares_gpu, query.network)
     if key not in calibration.memo:
         calibration.memo[key] = _contention(calibration, query)
     part: StepPart = calibration.memo[key]
@@ -376,8 +374,7 @@ def contention(calibration: CalibrationData, query: CellQuery) -> StepPart:
 
 def _contention(calibration: CalibrationData, query: CellQuery) -> StepPart:
     alike = []
-    same = ("workload", "shares_gpu", "low_rank")
-    for cell in matching_cells(calibration.cells, query, *same):
+    for cell in matching_cells(calibration.cells, query, "workload", "shares_gpu"):
         if query.network is None and cell.ranks > 1 and occupies(cell.query):
             alike.append(cell)
     cells = matching_cells(alike, query, "transport")
@@ -439,7 +436,16 @@ def local_cost(calibration: CalibrationData, query: CellQuery, gamma: Draws) -> 
     other_model = _cost_on_one_gpu(calibration, query, "options")
     if other_model is not None:
         return other_model
-    raise ValueError(of_unit(_what_local_cost_lacks(calibration, query), query.unit))
+    where = "one GPU"
+    if query.shares_gpu or exchange_of(query).gpu_servers:
+        where = f"{query.ranks} GPUs"
+    raise ValueError(
+        of_unit(
+            f"strategy {query.strategy}: no such cell was measured that shows what it adds to a "
+            f"step; add a cell with strategy={query.strategy} on {where}",
+            query.unit,
+        )
+    )
 
 
 def _cost_on_one_gpu(calibration: CalibrationData, query: CellQuery, *same: str) -> StepPart | None:
@@ -462,23 +468,12 @@ def _by_similarity(calibration: CalibrationData, query: CellQuery) -> MeasuredCe
     Another model may show it with equal options only.
     """
     with_cost = [cell for cell in calibration.several if cell.cost_ms is not None]
-    alike = matching_cells(with_cost, query, "same_work", "shares_gpu", "low_rank")
+    alike = matching_cells(with_cost, query, "same_work", "shares_gpu")
     for same in itertools.product(("across_hosts", ""), ("workload", "options"), ("strategy", "")):
         matching = matching_cells(alike, query, *filter(None, same))
         if matching:
             return matching[0]
     return None
-
-
-def _what_local_cost_lacks(calibration: CalibrationData, query: CellQuery) -> str:
-    cells = matching_cells(calibration.cells, query, "strategy")
-    why = "its cells do not show what it costs a step" if cells else "no cell of it was measured"
-    add = f"strategy={query.strategy} on one GPU"
-    if cells and not matching_cells(cells, query, "shares_gpu"):
-        whose = "ranks" if query.shares_gpu else "their own"
-        why = f"no cell of it was measured with servers on GPUs of {whose}"
-        add = f"strategy={query.strategy} on {query.ranks} GPUs"
-    return f"strategy {query.strategy}: {why}, so nothing says what it adds to a step; add a cell with {add}"
 
 
 # --- waiting, and the whole
@@ -514,7 +509,6 @@ class StepModel:
     local: StepPart
     waiting: StepPart
     noise: Draws  # what the next run differs by
-    launch_ms: float  # no step is shorter
 
     def simulate(self) -> tuple[Draws, Replay]:
         """Return the step as a mean over many runs, and its replay."""
@@ -523,31 +517,19 @@ class StepModel:
         step = played.step_ms + self.local.draws + self.waiting.draws
         if not exchange_of(self.query).waits:  # a server answers all ranks, one after the other
             step = np.maximum(step, times.whole_ms)
-        return np.maximum(step, self.launch_ms), played
+        return step, played
 
 
 def step_model(calibration: CalibrationData, query: CellQuery) -> StepModel:
     """Return the parts of the step of a cell. Raises UnknownLink, ValueError."""
     refuse_unknown(query)
-    if query.low_rank and query.ranks > 1 and nearest_exchange(calibration, query) is None:
-        hosts = f" of {query.hosts} hosts" if query.across_hosts else ""
-        raise ValueError(
-            f"strategy {query.strategy} with comm_hook={LOW_RANK_HOOK} sends rank × (rows + "
-            "columns) numbers of each layer's matrix, and no record says how large these are; add "
-            f"such a cell on {query.ranks} ranks{hosts} over {query.wire}"
-        )
     bare = bare_step(calibration, query)
     gamma = contention(calibration, query)
     local = local_cost(calibration, query, gamma.draws)
     times = exchange_times(calibration, query)
     noise = normal(0.0, between_runs_ms(calibration, query), "next run")
     wait = waiting(calibration, query, bare)
-    launch_ms = 0.0
-    cells = matching_cells(calibration.timed(query.workload), query, "strategy")
-    launches = [cell.launch_ms for cell in cells if cell.launch_ms]
-    if launches and query.unit == "GPU":  # a CPU worker enqueues nothing
-        launch_ms = min(launches)
-    return StepModel(calibration, query, bare, times, gamma, local, wait, noise, launch_ms)
+    return StepModel(calibration, query, bare, times, gamma, local, wait, noise)
 
 
 def between_runs_ms(calibration: CalibrationData, query: CellQuery) -> float:
