@@ -20,6 +20,7 @@ from hydra import compose
 from omegaconf import OmegaConf
 
 from benchmarks.record import CellFolder, read_lines, read_study, safe_files
+from conf import schema
 from conf.command_line import normalise
 from launch import sweep
 from launch.study.background import NEEDED, BesideCells, StudyReport
@@ -87,7 +88,10 @@ def run(hydra, tmp_path, monkeypatch):
     def sweep_of(engine, folder=tmp_path, cells=1, *options):
         typed = ["model=fmnist_cnn", "gpus=0,1", f"output_dir={str(folder)!r}", *options]
         every = [normalise([*typed, f"batch_size={2**number}"]) for number in range(cells)]
-        composed = [(OmegaConf.to_object(compose("config", one)), one) for one in every]
+        composed = []
+        for overrides in every:
+            config = OmegaConf.to_object(compose("config", overrides))
+            composed.append(schema.Request(config, overrides))
         real = sweep.prepared
 
         def prepared(*arguments):

@@ -123,7 +123,7 @@ def plain(length=3):
 
 def test_a_builder_of_samples_that_returns_another_module_is_named():
     with pytest.raises(
-        TypeError, match=r":plain: returned Linear; accepted is a trainers\.own_model\.OwnModel"
+        TypeError, match=r":plain: returned Linear; accepted is a trainers\.batches\.OwnModel"
     ):
         models.build(cell_of("plain").model)
 

@@ -59,7 +59,7 @@ def ran(tmp_path_factory):
 
 def test_the_examples_are_short():
     assert len(FILES) == 7 and len(COMMANDS) == 5
-    assert max(text.count("\n") for text in FILES.values()) < 30
+    assert max(text.count("\n") for text in FILES.values()) <= 35
 
 
 def test_a_model_of_tokens_with_data_and_a_strategy_of_ones_own_holds_every_check(ran):

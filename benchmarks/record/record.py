@@ -159,7 +159,7 @@ class OpenFields(TypedDict, total=False):
     ranks: list[RankFacts]
 
 
-class Values(TypedDict):
+class Values(TypedDict, total=False):
     """What a benchmark derives from the lines of its ranks."""
 
     metrics: dict[str, float]
