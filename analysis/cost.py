@@ -1,7 +1,7 @@
 """What a cell costs: the parts of its wall time, its seconds of measuring, and the ratio of both.
 
-Parts are cut out by lines that rank 0 and the sampler of its GPUs wrote while the cell ran, so `python -m analysis verify`
-makes them again. benchmarks/METHOD.md, "What a cell costs".
+Parts are cut out by lines that rank 0 and the sampler of its GPUs wrote while the cell ran, so
+`python -m analysis verify` makes them again. benchmarks/METHOD.md, "What a cell costs".
 """
 
 import math
@@ -28,7 +28,8 @@ EXIT = "exit"  # from the result until the launcher had seen the end
 
 # Windows before the measuring begins; they do not count as measuring.
 BEFORE_MEASURING = ("first", "warm-up", "using up")
-# Lines whose windows are the sum of samples: the keys of the samples, in the line or in its rows, and their ms per unit.
+# Lines whose windows are the sum of samples: the keys of the samples, in the line or in its rows,
+# and their ms per unit.
 SAMPLES: Mapping[str, tuple[tuple[str, ...], float]] = {
     Kind.HELD: (("ms",), 1.0),
     Kind.TIMELINE: (("update_ms",), 1.0),
@@ -80,7 +81,7 @@ class CellCost:
 def from_lines(
     folder: CellFolder, lines: RankLines, started_at: float, ended_at: float
 ) -> CellCost:
-    """Return the cost of a cell from its raw files: the lines of its ranks and the samples of its GPUs."""
+    """Return the cost of a cell from its raw files: lines of ranks and samples of GPUs."""
     first_rank = lines.get(0, ())
     if not first_rank:
         return CellCost(ended_at - started_at, {}, measuring_seconds(lines))
@@ -97,7 +98,10 @@ def from_lines(
 def to_record(
     folder: CellFolder, lines: RankLines, started_at: float, ended_at: float
 ) -> CellCost | None:
-    """Return the cost that the record of a cell states; None where its lines do not have every part."""
+    """Return the cost that the record of a cell states.
+
+    None where its lines do not have every part.
+    """
     return (
         from_lines(folder, lines, started_at, ended_at)
         if has_every_part(lines.get(0, ()))
@@ -106,7 +110,10 @@ def to_record(
 
 
 def from_record(record: Record) -> CellCost | None:
-    """Return the cost that a record states; None where it states none, or parts that do not add up."""
+    """Return the cost that a record states.
+
+    None where it states none, or parts that do not add up.
+    """
     total = record.ended_at - record.started_at
     measuring = record.metrics.get(MEASURING)
     try:
@@ -130,8 +137,9 @@ def has_every_part(lines: Sequence[Line]) -> bool:
 def parts(
     lines: Sequence[Line], settled_at: float | None, started_at: float, ended_at: float
 ) -> dict[str, float]:
-    """Return {part: seconds} of a cell from the lines of its rank 0; they add up to `ended_at` − `started_at`.
+    """Return {part: seconds} of a cell from the lines of its rank 0.
 
+    They add up to `ended_at` − `started_at`.
     Times are seconds since 1970. At `settled_at` the GPUs had been sampled for the first time.
     """
     seconds: dict[str, float] = {}
@@ -175,7 +183,10 @@ def _beginnings(
 
 
 def measuring_seconds(lines: RankLines) -> float | None:
-    """Return the seconds in which at least one rank was inside a window that counts; None where lines do not tell."""
+    """Return the seconds in which at least one rank was inside a window that counts.
+
+    None where lines do not tell.
+    """
     spans = []
     for own in lines.values():
         for line in own:

@@ -48,10 +48,14 @@ LIMIT = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(%?)")
 BESIDE = (EFFICIENCY, EXPOSED, EXCHANGE)  # numbers beside the one that is judged
 INSIDE = "The intervals hold what differs between runs inside each study."
 NOT_IN_TURN = (
-    "The two studies were not measured in turn: what changes on a machine from one sweep to the next (heat, clocks, "
+    "The two studies were not measured in turn: what changes on a machine from one sweep to the "
+    "next (heat, clocks, "
     f"neighbours) would look the same. {INSIDE}"
 )
-ONCE_MORE = "To see what a sweep changes by itself, measure A once more under another name and compare the two."
+ONCE_MORE = (
+    "To see what a sweep changes by itself, measure A once more under another name and compare "
+    "the two."
+)
 IN_TURN = f"Their sweeps were measured in turn. {INSIDE}"
 
 
@@ -64,8 +68,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--limit",
         metavar="SHARE",
-        help="a cell that is slower by less, such as 2%%, is no regression (default: any that runs show). "
-        "Exit status: 0 no regression, 1 a regression was found, 2 wrong input, or no cell can be told",
+        help="a cell that is slower by less, such as 2%%, is no regression (default: any that runs "
+        "show). "
+        "Exit status: 0 no regression, 1 a regression was found, 2 wrong input, or no cell can be "
+        "told",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -110,7 +116,10 @@ def _limit(text: str | None) -> float:
 def as_json(
     first: Sequence[Side], second: Sequence[Side], result: Differences, limit: float
 ) -> dict[str, Any]:
-    """Return everything in plain JSON types. Shares are parts of one; a difference is the second minus the first."""
+    """Return everything in plain JSON types.
+
+    Shares are parts of one; a difference is the second minus the first.
+    """
     apart, shared = differing([*first, *second])
     return {
         "a": [_side_json(side) for side in first],
@@ -227,7 +236,10 @@ def _values_of(metric: str) -> Callable[[CellDifference], str]:
 
 
 def _difference_of(metric: str) -> Callable[[CellDifference], str]:
-    """Return what gives the difference of a cell's numbers, with its interval; empty where a side lacks the number."""
+    """Return what gives the difference of a cell's numbers, with its interval.
+
+    Empty where a side lacks the number.
+    """
     points = (
         NumberFormat(100.0, "points", 1, sign=True)
         if entry_of(metric).unit == "%"
@@ -263,7 +275,8 @@ def _lines(result: Differences, limit: float, is_same_machine: bool) -> list[str
         blind = [cell.smallest for cell in cells if cell.smallest and cell.smallest > limit > 0]
         if blind:
             lines.append(
-                f"The limit is below what {count(len(blind), 'cell')} could show (up to {number(max(blind), 'share')}): "
+                f"The limit is below what {count(len(blind), 'cell')} could show (up to "
+                f"{number(max(blind), 'share')}): "
                 "a smaller regression there can stay unseen. More repeats show more."
             )
     if result.in_turn:

@@ -1,4 +1,4 @@
-"""`python -m analysis report STUDY… [-o DIR] [--width single|double] [--bundle] [--json]`: the report, or a bundle."""
+"""`python -m analysis report STUDY…`: the report of studies, or a bundle of one."""
 
 import argparse
 import dataclasses
@@ -22,14 +22,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument(
         "studies", metavar="STUDY", nargs="+",
-        help="the folder of a study: <output_dir>/<study>; several, or an output_dir, stand beside each other. LABEL=FOLDER "
+        help="the folder of a study: <output_dir>/<study>; several, or an output_dir, stand beside "
+        "each other. LABEL=FOLDER "
         "gives one a name",
     )  # fmt: skip
     parser.add_argument(
         "-o", "--output", metavar="DIR", type=Path,
         help="where to write; default: STUDY/report, of several report-NAMES-HASH beside the first",
     )  # fmt: skip
-    text = "write one archive instead, with records, raw samples and report, that others can check (STUDY.bundle.zip)"
+    text = (
+        "write one archive instead, with records, raw samples and report, that others can check "
+        "(STUDY.bundle.zip)"
+    )
     parser.add_argument("--bundle", action="store_true", help=text)
     text = (
         "of figures: page (4.6 in), or a paper's one column (single, 3.3 in) or two (double, 7 in)"
@@ -39,7 +43,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the report and print its first sentences. Raises OSError for a folder that cannot be read or written."""
+    """Write the report and print its first sentences.
+
+    Raises OSError for a folder that cannot be read or written.
+    """
     if arguments.bundle:
         return _bundle(arguments)
     asked = [Asked.of(text) for text in arguments.studies]
@@ -72,10 +79,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _bundle(arguments: argparse.Namespace) -> int:
-    """Write the bundle and print where it is and its hash. Return 1 where the study does not verify. Raises OSError."""
+    """Write the bundle and print where it is and its hash.
+
+    Return 1 where the study does not verify. Raises OSError.
+    """
     if arguments.width != ON_PAGE:
         raise ValueError(
-            "--width and --bundle exclude each other: who opens a bundle makes the figures of a width from its records"
+            "--width and --bundle exclude each other: who opens a bundle makes the figures of a "
+            "width from its records"
         )
     folders = [Asked.of(text).folder for text in arguments.studies]
     several = [study for folder in folders for study in _studies(folder) or [folder]]

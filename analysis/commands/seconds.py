@@ -19,8 +19,9 @@ from benchmarks.record import CellFolder, Record, RecordError, read_lines, read_
 # What raw files that hold something else than Ringside wrote may raise.
 DAMAGED = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
 HELP = """\
-A row for each attempt at a cell, in seconds: the parts of its wall time, their sum (total), and total ÷ measured (ratio);
-measured are the seconds inside windows whose samples count. What is not known is "–". --json has every part.
+A row for each attempt at a cell, in seconds: the parts of its wall time, their sum (total), and
+total ÷ measured (ratio); measured are the seconds inside windows whose samples count. What is not
+known is "–". --json has every part.
 benchmarks/METHOD.md, "What a cell costs", says what each part is."""
 
 
@@ -73,7 +74,8 @@ def costs_of(study: Path) -> tuple[list[tuple[Record, CellCost]], Sequence[Recor
     if not records:
         why = f"; {unreadable[0]}" if unreadable else ""
         raise UnreadableInput(
-            f"{study}: holds no record that can be read; accepted is the folder of a study (<output_dir>/<study>){why}"
+            f"{study}: holds no record that can be read; accepted is the folder of a study "
+            f"(<output_dir>/<study>){why}"
         )
     return [(record, _cost(record, folders[record.record_id])) for record in records], unreadable
 

@@ -4,7 +4,7 @@
     report.md      the same as Markdown
     paper.tex      every figure and table for papers: latexmk -pdf paper.tex
     tables/        every table as CSV (all rows, numbers unrounded) and LaTeX (booktabs)
-    figures/       every figure as SVG and PDF, the numbers that it shows as CSV, and its caption as LaTeX
+    figures/       every figure as SVG and PDF, its numbers as CSV, its caption as LaTeX
 
 The same records give the same bytes. The report names what a study cannot answer.
 """
@@ -75,13 +75,18 @@ MOST_NAMES = 3  # of studies in a title and in the name of a folder
 
 
 def report(study_folder: Path, out_folder: Path) -> Path:
-    """Write the report of a study and return its page. Raises OSError: a folder cannot be read or written."""
+    """Write the report of a study and return its page.
+
+    Raises OSError: a folder cannot be read or written.
+    """
     content, _ = examine(study_folder)
     return write(content, out_folder)
 
 
 def examine(study_folder: Path, width: str = ON_PAGE) -> tuple[Report, Findings]:
-    """Read a study and return its report and findings; `width` is that of its figures (figure.WIDTHS_IN).
+    """Read a study and return its report and findings.
+
+    `width` is that of its figures, a key of figure.WIDTHS_IN.
 
     Raises:
         OSError: the folder cannot be read.
@@ -93,7 +98,10 @@ def examine(study_folder: Path, width: str = ON_PAGE) -> tuple[Report, Findings]
 
 
 def checked_study(study_folder: Path) -> Study:
-    """Read a study; records that do not agree with their raw samples are invalid. Raises OSError: the folder cannot be read."""
+    """Read a study; records that do not agree with their raw samples are invalid.
+
+    Raises OSError: the folder cannot be read.
+    """
     check = QuickCheck()
     study = open_study(study_folder, check.marked)
     return dataclasses.replace(study, compared=check.sentence())
@@ -132,7 +140,7 @@ def examine_several(asked: Sequence[Asked], width: str = ON_PAGE) -> tuple[Repor
 
 
 def default_folder(asked: Sequence[Asked]) -> Path:
-    """Return where the report of several studies is written: beside the first, under a name that no other studies have."""
+    """Return where the report of several studies is written: beside the first of them."""
     folders = [folder for each in asked for folder in studies_in(each.folder)]
     first = asked[0].folder.resolve()
     parent = first.parent if folders[0].resolve() == first else first
@@ -198,7 +206,7 @@ def _sections(
 
 
 def benchmark_sections(study: Study, findings: Findings) -> dict[str, Section]:
-    """Return {benchmark: its section} of the benchmarks that bring one: Ringside's, then others in the order of their runs."""
+    """Return {benchmark: its section}: Ringside's, then others in the order of their runs."""
     first = first_records(study.records)
     order = [name for name in ORDER if name in first] + [
         name for name in first if name not in ORDER
@@ -212,7 +220,7 @@ def benchmark_sections(study: Study, findings: Findings) -> dict[str, Section]:
 
 
 def _dotted_name(record: Record) -> str:
-    """Return the name of the function that makes the section of a record's benchmark; empty where it has none.
+    """Return the function that makes the section of a record's benchmark; empty where it has none.
 
     The YAML of this installation names it, and where that has no such benchmark the record.
     """
@@ -226,7 +234,10 @@ def _dotted_name(record: Record) -> str:
 
 
 def _benchmark_section(benchmark: str, dotted: str, study: Study, findings: Findings) -> Section:
-    """Return the section of a benchmark; where its code cannot make one, a section that says why."""
+    """Return the section of a benchmark.
+
+    Where its code cannot make one, a section that says why.
+    """
     try:
         section = locate_without_torch(dotted)(study, findings)
         if not isinstance(section, Section):

@@ -1,4 +1,4 @@
-"""The five kinds of chart of a report: curves, dots in rows, stacked bars and waterfalls, a scatter with its line, heat maps.
+"""The charts of a report: curves, rows of dots, stacked bars, waterfalls, scatters, heat maps.
 
 A section gives values and words; a chart draws them and saves the figure with its data.
 """
@@ -68,8 +68,9 @@ def curve_height(height_in: float) -> float:
 
 
 def window(estimates: Iterable[Estimate], values: Iterable[float] = ()) -> tuple[float, float]:
-    """Return the limits of an axis: they show every value, and clip intervals at 1.5 × the range of the values.
+    """Return the limits of an axis.
 
+    They show every value, and clip intervals at 1.5 × the range of the values.
     Intervals from two runs are often much wider; the table has them whole.
     """
     centres, ends = list(values), []
@@ -123,8 +124,8 @@ def curves_figure(
 ) -> Figure:
     """Return curves with the intervals of their points, each with its name at its end.
 
-    `caption` is followed by a note where a linear axis does not begin at 0, then by `closing`. `dodge` moves curves
-    sideways, so that their intervals do not cover each other.
+    `caption` is followed by a note where a linear axis does not begin at 0, then by `closing`.
+    `dodge` moves curves sideways, so that their intervals do not cover each other.
     """
     figure, axes = _new(curve_height(2.9))
     for value in y.shown:
@@ -151,7 +152,10 @@ def curves_figure(
 
 
 def _draw_curve(axes: Any, curve: DrawnCurve, number_: int, aside_pt: float) -> float:
-    """Draw a curve's points, intervals and the line through the medians of each x; return the y of its end."""
+    """Draw a curve's points, intervals and the line through the medians of each x.
+
+    Return the y of its end.
+    """
     from matplotlib.transforms import offset_copy
 
     moved: dict[str, Any] = {"color": curve.colour}
@@ -188,7 +192,7 @@ def _draw_curve(axes: Any, curve: DrawnCurve, number_: int, aside_pt: float) -> 
 
 
 def _scale_x(axes: Any, x: Axis, values: Sequence[float]) -> None:
-    """Have the axis show all values: dodged curves are not where matplotlib thinks that they are."""
+    # Dodged curves are not where matplotlib thinks that they are.
     low, high = values[0], values[-1]
     if x.base:
         axes.set_xscale("log", base=x.base)
@@ -233,7 +237,10 @@ def _scale_y(axes: Any, y: Axis, curves: Sequence[DrawnCurve]) -> None:
 
 
 def _name_curves(axes: Any, curves: Sequence[DrawnCurve], ends: Sequence[float], y: Axis) -> None:
-    """Write the last value at the end of a single curve; name several in the order of their ends."""
+    """Write the last value at the end of a single curve.
+
+    Name several in the order of their ends.
+    """
     from matplotlib.lines import Line2D
 
     if len(curves) == 1:
@@ -277,7 +284,10 @@ def rows_figure(
     from_zero: bool = False,
     around_zero: bool = False,
 ) -> Figure:
-    """Return values with their intervals, a row for each; long labels stand above their rows and take no width."""
+    """Return values with their intervals, a row for each.
+
+    Long labels stand above their rows and take no width.
+    """
     figure, axes = _rows(len(rows))
     for y, row in enumerate(rows):
         if row.band:
@@ -369,7 +379,10 @@ def bars_figure(
     label: str,
     data: Table,
 ) -> Figure:
-    """Return bars of parts from 0 on; `looks` are {part: (colour, hatch)} in order. Parts below 0 take no room."""
+    """Return bars of parts from 0 on; `looks` are {part: (colour, hatch)} in order.
+
+    Parts below 0 take no room.
+    """
     from matplotlib.patches import Patch
 
     parts = [
@@ -447,7 +460,10 @@ class WaterfallStep:
 def waterfall_figure(
     name: str, caption: str, steps: Sequence[WaterfallStep], start: float, label: str, data: Table
 ) -> Figure:
-    """Return bars that each begin where the one before ended; steps without level and loss are not known."""
+    """Return bars that each begin where the one before ended.
+
+    Steps without level and loss are not known.
+    """
     figure, axes = _new(0.5 + 0.34 * len(steps))
     axes.set_xlim(*_waterfall_limits(steps, start))
     at = start
@@ -532,7 +548,8 @@ def scatter_figure(
 ) -> Figure:
     """Return points with a line and its band, named where their names fit.
 
-    `look` is (colour, marker), `labels` are those of x and y, `upper` is (label, {x: tick}) of a second axis above.
+    `look` is (colour, marker), `labels` are those of x and y, `upper` is (label, {x: tick}) of a
+    second axis above.
     """
     figure, axes = _new(curve_height(3.0))
     colour, form = look
@@ -571,7 +588,7 @@ Box = tuple[float, float, float, float]  # left, right, low, high
 
 
 def _name_points(axes: Any, points: Sequence[ScatterPoint]) -> None:
-    """Name the points where their names fit: those that stand out first, then those with most weight."""
+    """Name points where names fit: first those that stand out, then those with most weight."""
     (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
     letter = 0.07 / (figure_width() - 0.6)
     line = 0.15 / (axes.figure.get_figheight() - 0.6)
@@ -624,7 +641,10 @@ def heat_map_figure(
     scale: tuple[float, float],
     data: Table,
 ) -> Figure:
-    """Return a matrix of numbers between devices, {(row, column): value}; dark is better, by a scale that maps share."""
+    """Return a matrix of numbers between devices, {(row, column): value}.
+
+    Dark is better, by a scale that maps share.
+    """
     from analysis.native.heat_map import squares
 
     width = figure_width()

@@ -1,7 +1,8 @@
 """A figure of a report: its look, its files, and its form on the page.
 
-Text stays text: it can be searched and takes the page's font. On the page, colours are the page's variables, so that a figure
-follows a dark scheme; its files keep the colours of paper. The same figure always gives the same bytes.
+Text stays text: it can be searched and takes the page's font. On the page, colours are the page's
+variables, so that a figure follows a dark scheme; its files keep the colours of paper. The same
+figure always gives the same bytes.
 """
 
 import contextlib
@@ -19,17 +20,21 @@ from analysis.report.table import Table
 
 INK, MUTED, RULE, PAPER = "#1b1f24", "#5c6670", "#d5dae0", "#fffffe"
 HATCH = "#ffffff"  # lines over a colour: on the page PAPER is transparent
-# Okabe and Ito's colours without black and yellow, for paper and for dark pages: told apart with any colour vision.
+# Okabe and Ito's colours without black and yellow, for paper and for dark pages: told apart with
+# any colour vision.
 COLOURS = {
-    "blue": ("#0072b2", "#56a8e0"), "orange": ("#b86e00", "#e69f00"), "green": ("#008060", "#2cc295"),
-    "vermillion": ("#c9530a", "#ff8a4c"), "purple": ("#a8527f", "#d98bb5"), "sky": ("#2c86b8", "#7cc4ee"),
-    "grey": ("#6b7480", "#a3acb6"), "brown": ("#7d5a3c", "#c29b78"),
+    "blue": ("#0072b2", "#56a8e0"), "orange": ("#b86e00", "#e69f00"),
+    "green": ("#008060", "#2cc295"), "vermillion": ("#c9530a", "#ff8a4c"),
+    "purple": ("#a8527f", "#d98bb5"), "sky": ("#2c86b8", "#7cc4ee"), "grey": ("#6b7480", "#a3acb6"),
+    "brown": ("#7d5a3c", "#c29b78"),
 }  # fmt: skip
 GREY, HIGHLIGHT = COLOURS["grey"][0], COLOURS["vermillion"][0]
-# The colour of a strategy in every figure of every report; `NAME_device` has that of NAME, and another marker.
+# The colour of a strategy in every figure of every report; `NAME_device` has that of NAME, and
+# another marker.
 STRATEGIES = {
-    "nccl_allreduce": "blue", "none": "grey", "kvstore_device": "green", "kvstore_dist_sync": "purple",
-    "kvstore_dist_async": "vermillion", "cpu_staged": "orange", "kvstore_local": "orange",
+    "nccl_allreduce": "blue", "none": "grey", "kvstore_device": "green",
+    "kvstore_dist_sync": "purple", "kvstore_dist_async": "vermillion", "cpu_staged": "orange",
+    "kvstore_local": "orange",
 }  # fmt: skip
 OTHER_STRATEGIES = ("sky", "brown", "green", "purple")
 ON_PAGE = "page"
@@ -89,7 +94,7 @@ class Figure:
 
     @property
     def inline(self) -> str:
-        """The drawing as an element of the page: with its own identifiers and the page's colours."""
+        """The drawing as an element of the page, with its own identifiers."""
         svg = self.svg[self.svg.index("<svg") :]
         svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
         width = float(re.findall(r'viewBox="0 0 ([0-9.]+)', svg)[0]) * PIXELS_PER_PT
@@ -112,7 +117,10 @@ class Figure:
 
 
 def colours(strategies: Iterable[str]) -> dict[str, str]:
-    """Return {strategy: colour}; strategies that are not Ringside's take the colours that are left, by name."""
+    """Return {strategy: colour}.
+
+    Strategies that are not Ringside's take the colours that are left, by name.
+    """
     chosen: dict[str, str] = {}
     unknown = 0
     for name in sorted(set(strategies)):
@@ -151,12 +159,12 @@ def figure_width() -> float:
 
 
 def for_width(amount: float) -> int:
-    """Scale a count of characters or ticks from the width of the page to that of the current figures."""
+    """Scale a count of characters or ticks from the page to the width of the figures."""
     return round(amount * _width_in.get() / WIDTHS_IN[ON_PAGE])
 
 
 def as_figure(figure: Any, name: str, caption: str, data: Table) -> Figure:
-    """Return a figure as SVG and PDF, without a date and without the name of the program that wrote them."""
+    """Return a figure as SVG and PDF, without the date and the name of the writing program."""
     if engine := figure.get_layout_engine():
         engine.execute(
             figure
@@ -175,7 +183,8 @@ def as_figure(figure: Any, name: str, caption: str, data: Table) -> Figure:
 def _fonts_without_layout() -> Iterator[None]:
     """Have fonts cut for a PDF without the tables by which programs lay out text.
 
-    The text of a PDF is laid out, and to cut those tables takes a third of its time. matplotlib has no option for it.
+    The text of a PDF is laid out, and to cut those tables takes a third of its time. matplotlib has
+    no option for it.
     """
     options = importlib.import_module("fontTools.subset").Options
     before = options._drop_tables_default

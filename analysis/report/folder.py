@@ -1,8 +1,9 @@
 """Put the files of a report into a folder, in place of those of an earlier report.
 
-A report's page lists the files that were written with it (`<meta name="ringside-files" …>`). A folder with such a page is
-replaced as a whole: the new files are written into a folder beside it, files that the page does not list are the user's and
-are taken along, and then the two folders are swapped. Whatever ends the writing leaves the earlier report as it was.
+A report's page lists the files that were written with it (`<meta name="ringside-files" …>`). A
+folder with such a page is replaced as a whole: the new files are written into a folder beside it,
+files that the page does not list are the user's and are taken along, and then the two folders are
+swapped. Whatever ends the writing leaves the earlier report as it was.
 """
 
 import html
@@ -25,7 +26,7 @@ def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
     """Write files, by their paths from the folder, and remove those of an earlier report.
 
     Raises:
-        FileExistsError: the folder holds something else than a report, or a file of the user's that would be overwritten.
+        FileExistsError: the folder holds something else than a report, or a file of the user's.
         NotOurs: it is a link, or no folder.
         OSError: it cannot be written.
     """
@@ -65,14 +66,16 @@ def _users_files(folder: Path, place: Path, files: Mapping[str, bytes]) -> list[
     earlier = _files_of_report(place / PAGE)
     if earlier is None:
         raise FileExistsError(
-            f"{folder}: holds files, and no report of Ringside; nothing was written (-o names another folder)"
+            f"{folder}: holds files, and no report of Ringside; nothing was written (-o names "
+            "another folder)"
         )
     # A report has no links and no pipes: one with the name of its file is the user's.
     own = {name for name in {*present} & earlier if stat.S_ISREG((place / name).lstat().st_mode)}
     kept = [name for name in present if name not in own]
     if both := [name for name in kept if name in files]:
         raise FileExistsError(
-            f"{folder / both[0]}: is not of the earlier report and would be overwritten; nothing was written (move it away)"
+            f"{folder / both[0]}: is not of the earlier report and would be overwritten; nothing "
+            "was written (move it away)"
         )
     return kept
 
@@ -99,7 +102,7 @@ def _files_in(folder: Path) -> Iterator[str]:
 
 
 def _take_along(source: Path, target: Path) -> None:
-    """Make a file of the user's appear in the new folder too: as a second name of the same file, else as a copy."""
+    """Make a file of the user's appear in the new folder too: as a link, else as a copy."""
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.link(source, target, follow_symlinks=False)

@@ -1,4 +1,4 @@
-"""Text and tables as LaTeX for papers: pandas' Styler writes the tables (booktabs), texts hold what pdflatex prints."""
+"""Text and tables as LaTeX for papers: pandas' Styler writes the tables, with booktabs."""
 
 import unicodedata
 from collections.abc import Collection, Sequence
@@ -6,19 +6,24 @@ from collections.abc import Collection, Sequence
 from analysis.text import single_line
 
 SYMBOLS = {
-    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
-    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
-    "|": r"\textbar{}", "[": "{[}", "]": "{]}", "\N{MINUS SIGN}": "$-$", "\N{NO-BREAK SPACE}": "~", "→": r"$\rightarrow$",
-    "×": r"$\times$", "÷": r"$\div$", "±": r"$\pm$", "·": r"$\cdot$", "≤": r"$\leq$", "≥": r"$\geq$", "≈": r"$\approx$",
-    "²": "$^2$", "°": r"$^\circ$", "†": r"$^\dagger$", "–": "--", "—": "---", "…": r"\ldots{}", "“": "``", "”": "''",
-    "’": "'", "µ": r"$\mu$", "α": r"$\alpha$", "β": r"$\beta$", "γ": r"$\gamma$",
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
+    "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+    "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", "[": "{[}", "]": "{]}",
+    "\N{MINUS SIGN}": "$-$", "\N{NO-BREAK SPACE}": "~", "→": r"$\rightarrow$", "×": r"$\times$",
+    "÷": r"$\div$", "±": r"$\pm$", "·": r"$\cdot$", "≤": r"$\leq$", "≥": r"$\geq$",
+    "≈": r"$\approx$", "²": "$^2$", "°": r"$^\circ$", "†": r"$^\dagger$", "–": "--", "—": "---",
+    "…": r"\ldots{}", "“": "``", "”": "''", "’": "'", "µ": r"$\mu$", "α": r"$\alpha$",
+    "β": r"$\beta$", "γ": r"$\gamma$",
 }  # fmt: skip
 ONE_PAGE = 45  # rows; what is longer is a longtable
 DOUBTFUL = "†"
 
 
 def latex(text: str) -> str:
-    """Return text that pdflatex prints as it is, on one line; a letter that it lacks becomes its code, `U+4E2D`."""
+    """Return text that pdflatex prints as it is, on one line.
+
+    A letter that it lacks becomes its code, `U+4E2D`.
+    """
     printed = ""
     for letter in single_line(text, 1500):
         base = unicodedata.normalize("NFD", letter)[0]
@@ -41,8 +46,9 @@ def table_float(
     rows: Sequence[Sequence[str]],
     marked: Collection[int],
 ) -> str:
-    r"""Return a float to be \input, with caption and label. `formats` has `l` or `r` for each column.
+    r"""Return a float to be \input, with caption and label.
 
+    `formats` has `l` or `r` for each column.
     A table that is wider than the text is made smaller; a row of `marked` is doubtful.
     """
     import pandas as pd

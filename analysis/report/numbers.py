@@ -1,4 +1,4 @@
-"""Print numbers as a report does: rounded to what their interval allows, and '–' for what is not known."""
+"""Print numbers as a report does: rounded to what their interval allows; unknown ones as `–`."""
 
 import math
 from dataclasses import dataclass

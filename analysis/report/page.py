@@ -1,6 +1,7 @@
-"""Write a report as one HTML page, as Markdown and as a LaTeX document, with templates (jinja2) around the sections.
+"""Write a report as one HTML page, as Markdown and as a LaTeX document, by jinja2.
 
-The page is whole in itself: drawings inside, no script, nothing fetched. jinja2 escapes every text of a record.
+The page is whole in itself: drawings inside, no script, nothing fetched. jinja2 escapes every text
+of a record.
 """
 
 from collections.abc import Sequence
@@ -13,8 +14,12 @@ from analysis.report.section import Section
 from analysis.report.table import TEXT_LENGTH, Table
 from analysis.text import count, markdown, single_line
 
-# No script runs and nothing is fetched, whatever a record holds. Drawings have styles inside and may hold images.
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
+# No script runs and nothing is fetched, whatever a record holds. Drawings have styles inside and
+# may hold images.
+POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
+    "form-action 'none'"
+)
 PAPER = r"""% Every figure and table of this report, each a file to be \input. To compile: latexmk -pdf paper.tex
 \documentclass[10pt]{article}
 \usepackage[a4paper,margin=2cm]{geometry}
@@ -41,7 +46,10 @@ class Report:
 
 
 def page(report: Report, files: Sequence[str] = ()) -> str:
-    """Return the HTML page; `files` are those that are written with it, which analysis.report.folder reads."""
+    """Return the HTML page.
+
+    `files` are those that are written with it, which analysis.report.folder reads.
+    """
     return _rendered(
         "report.html.j2", escape=True, report=report, colours=COLOURS, files=files, policy=POLICY
     )
@@ -55,7 +63,10 @@ def markdown_page(report: Report) -> str:
 
 
 def paper(report: Report) -> str:
-    """Return the LaTeX document that shows every figure and table; tables without rows are left out."""
+    """Return the LaTeX document that shows every figure and table.
+
+    Tables without rows are left out.
+    """
     lines = [PAPER, rf"\begin{{center}}\Large {latex(report.study)}\end{{center}}"]
     for section in report.sections:
         files = [f"figures/{figure.name}" for figure in section.figures if figure.pdf]
@@ -74,7 +85,10 @@ def _rows_left(table: Table) -> str:
 
 
 def _rendered(name: str, escape: bool, **values: Any) -> str:
-    """Return a filled template; where it escapes, every text is first made a single line without control characters."""
+    """Return a filled template.
+
+    Where it escapes, every text is first made a single line without control characters.
+    """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(

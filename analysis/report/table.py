@@ -1,6 +1,7 @@
-"""A table: columns that say what they show of a row, rendered for a terminal, a page, papers and programs.
+"""A table: columns that say what they show of a row; for terminals, pages, papers and programs.
 
-Every text comes from records, so none is trusted: each form escapes what would mean something in it.
+Every text comes from records, so none is trusted: each form escapes what would mean something in
+it.
 """
 
 import csv
@@ -94,7 +95,10 @@ class Table:
         rows: Iterable[Any],
         marked: Callable[[Any], object] = lambda row: False,
     ) -> "Table":
-        """Return the table of `rows`, of any type that the columns read; `marked` tells which are doubtful."""
+        """Return the table of `rows`, of any type that the columns read.
+
+        `marked` tells which are doubtful.
+        """
         columns, rows = tuple(columns), list(rows)
         values = tuple(tuple(column.of(row) for column in columns) for row in rows)
         doubtful = frozenset(number for number, row in enumerate(rows) if marked(row))
@@ -125,7 +129,10 @@ class Table:
         return replace(self, caption=translate(self.caption), columns=columns, rows=tuple(rows))
 
     def to_csv(self) -> str:
-        """Return every row with numbers unrounded; shares are parts of one, an interval is two more columns."""
+        """Return every row with numbers unrounded.
+
+        Shares are parts of one, an interval is two more columns.
+        """
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
         writer.writerow([key for column in self.columns for key in column.keys])
@@ -175,7 +182,7 @@ class Table:
         return "\n".join([*lines, "</tbody>", "</table>"])
 
     def to_rich(self, most: int | None = None) -> "rich.table.Table":
-        """Return the first rows for a terminal, with the caption as title and intervals below their numbers."""
+        """Return the first rows for a terminal, with intervals below their numbers."""
         from rich.box import SIMPLE_HEAD
         from rich.markup import escape as escape_markup
         from rich.table import Table as RichTable
@@ -216,7 +223,10 @@ class Table:
 
 
 def numbers_table(keys: Sequence[str], rows: Iterable[Sequence[Value]]) -> Table:
-    """Return the numbers of a figure, for its CSV; keys hold units, an estimate has the ends of its interval too."""
+    """Return the numbers of a figure, for its CSV.
+
+    Keys hold units, an estimate has the ends of its interval too.
+    """
     every = tuple(tuple(row) for row in rows)
     columns = []
     for number, key in enumerate(keys):
@@ -233,7 +243,10 @@ def _plain(value: Value, column: Column) -> tuple[str | int | float | None, ...]
 
 
 def _csv_cell(value: str | int | float | None) -> object:
-    """Return a value for CSV. A spreadsheet runs text that begins like a formula: an apostrophe keeps it text."""
+    """Return a value for CSV.
+
+    A spreadsheet runs text that begins like a formula: an apostrophe keeps it text.
+    """
     if value is None:
         return ""
     if not isinstance(value, str):

@@ -1,6 +1,8 @@
-"""Links measured alone: host_link, collectives, p2p, jacobi, exchange. A benchmark's YAML names its function here.
+"""Links measured alone: host_link, collectives, p2p, jacobi, exchange.
 
-Each fills a part of one section, and gives the sentences for the first screen of a study that trains nothing.
+A benchmark's YAML names its function here.
+Each fills a part of one section, and gives the sentences for the first screen of a study that
+trains nothing.
 """
 
 import math
@@ -55,7 +57,7 @@ def _section(
 
 
 def largest_cells(study: Study, benchmark: str) -> tuple[list[Group], str]:
-    """Return the runs of a benchmark's cells on most devices, and these devices in words: `4 GPUs`, `one GPU`."""
+    """Return the runs of a benchmark's cells on most devices, and these devices: `4 GPUs`."""
     ids = {record.record_id for record in records_of(study, benchmark)}
     groups = [runs.records for runs in study.runs if runs.records[0].record_id in ids]
     most = max((group[0].cell.world_size for group in groups), default=0)
@@ -68,9 +70,11 @@ def _ranking(
     rows: Sequence[tuple[float, Group, str]],
     defaults: Mapping[int, str] = MappingProxyType({}),
 ) -> Iterator[str]:
-    """Yield `what: A; then B and C` of rows (sort key, runs of a cell, text), each with what only this cell has.
+    """Yield `what: A; then B and C` of rows (sort key, runs of a cell, text).
 
-    `defaults` are the names of cells in which no setting differs, by the id() of their first record.
+    Each has the parts of its name that only this cell has.
+    `defaults` are the names of cells in which no setting differs, by the id() of their first
+    record.
     """
     if not rows:
         return
@@ -208,7 +212,8 @@ def collectives(study: Study, findings: Findings) -> Section:
 
     table = Table.of(
         "collectives",
-        "Collectives: the smallest and the largest message, and the fitted line time = α + bytes ÷ β.",
+        "Collectives: the smallest and the largest message, and the fitted line time = α + bytes "
+        "÷ β.",
         (
             Column("cell", "cell", lambda run: single_line(run_name(run.record))),
             Column("collective", "collective", lambda run: single_line(run.collective)),
@@ -230,7 +235,7 @@ def collectives(study: Study, findings: Findings) -> Section:
 
 
 def _collectives_sentences(study: Study) -> Iterator[str]:
-    """Yield the bandwidth of the largest message, the highest first, and the time of the smallest message."""
+    """Yield the bandwidth of the largest message and the time of the smallest."""
     groups, devices = largest_cells(study, "collectives")
     names = {
         id(group[0]): single_line(group[0].cell.benchmark.get("collective", ""), 80)
@@ -340,7 +345,8 @@ def p2p(study: Study, findings: Findings) -> Section:
     unit = unit_of(study)
     table = Table.of(
         "contention",
-        "Copies at the same time: GB/s of all together, and the least share that a copy keeps of its rate alone.",
+        "Copies at the same time: GB/s of all together, and the least share that a copy keeps of "
+        "its rate alone.",
         (
             Column("gpus", unit),
             Column("pattern", "pattern"),
@@ -380,7 +386,7 @@ def _pair_sentences(study: Study, group: Group, devices: str) -> Iterator[str]:
 
 
 def _at_once_sentences(study: Study, group: Group) -> Iterator[str]:
-    """Yield the sums of copies at the same time, and the smallest share that one keeps of its rate alone."""
+    """Yield the sums of copies at the same time, and the least share that a copy keeps."""
     parts = []
     for pattern, what in PATTERNS.items():
         total = median_and_interval(study, group, f"p2p/{pattern}_gb_per_s")
@@ -409,7 +415,8 @@ def jacobi(study: Study, findings: Findings) -> Section:
 
     table = Table.of(
         "jacobi",
-        "Halo exchange, strong scaling; the stencil's bytes on one device as a rate, and as a share of a copy's.",
+        "Halo exchange, strong scaling; the stencil's bytes on one device as a rate, and as a "
+        "share of a copy's.",
         (
             Column("cell", "cell", lambda record: single_line(run_name(record))),
             Column("gpus", "GPUs", lambda record: gpu_ids(record.cell.members), shown=False),
@@ -430,7 +437,10 @@ def jacobi(study: Study, findings: Findings) -> Section:
 
 
 def _jacobi_sentences(study: Study) -> Iterator[str]:
-    """Yield the fastest exchange first; on one device how near the stencil comes to a copy's rate."""
+    """Yield the fastest exchange first.
+
+    On one device how near the stencil comes to a copy's rate.
+    """
     groups, devices = largest_cells(study, "jacobi")
     rows = []
     for group in groups:

@@ -1,4 +1,4 @@
-"""Cells against each other: strategies on the most GPUs, NCCL settings, which differences are real, and the noise floor."""
+"""Cells against each other: strategies, NCCL settings, real differences, the noise floor."""
 
 import math
 from collections import Counter, defaultdict
@@ -93,7 +93,7 @@ class StrategyCell:
 
 
 def strategies(study: Study, findings: Findings) -> Section | None:
-    """Return every set of equal cells: its rate, its exchange against what the machine allows, and the exposed part."""
+    """Return every set of equal cells with its rate, its exchange and what of it is exposed."""
     if not study.trains or (study.records and ran_alone(study)):
         return None
     cells = _strategy_cells(study, findings)
@@ -157,7 +157,7 @@ def strategies(study: Study, findings: Findings) -> Section | None:
 
 
 def _strategy_cells(study: Study, findings: Findings) -> list[StrategyCell]:
-    """Return the cells on several GPUs that have a rate or an exchange, the largest and fastest first."""
+    """Return the cells on several GPUs with a rate or an exchange, the largest, fastest first."""
     points: dict[str, tuple[str, Estimate | None]] = {}
     for curve in findings.scaling.curves:
         for point in curve.points:
@@ -246,13 +246,17 @@ def _strategy_figure(
 
 
 def settings(study: Study, findings: Findings) -> Section | None:
-    """Return the transport, the time of an exchange and the rate with each setting and without it; None without settings."""
+    """Return the transport, the time of an exchange and the rate with each setting and without it.
+
+    None without settings.
+    """
     if not findings.settings:
         return None
     rates = {effect.compared.rate for effect in findings.settings}
     table = Table.of(
         "settings",
-        "Each NCCL setting against the same cell in which it is untouched; the rate with its 95 % interval.",
+        "Each NCCL setting against the same cell in which it is untouched; the rate with its 95 % "
+        "interval.",
         (
             Column("setting", "setting", lambda effect: single_line(effect.setting)),
             Column("cell", "untouched cell", lambda effect: _untouched_name(effect.compared.first)),
@@ -282,7 +286,7 @@ def settings(study: Study, findings: Findings) -> Section | None:
 
 
 def _untouched_name(label: str) -> str:
-    """Return the untouched cell's label without its GPUs, which have a column, and without the word that the table says."""
+    """Return the untouched cell's label without its GPUs, which have a column."""
     parts = [part for part in label.split(BETWEEN)[1:] if not part.endswith(" untouched")]
     return single_line(BETWEEN.join(parts))
 
@@ -291,7 +295,10 @@ def _untouched_name(label: str) -> str:
 
 
 def comparisons(study: Study, findings: Findings) -> Section | None:
-    """Return the verdicts, and the noise that they are based on; None where there is nothing to compare."""
+    """Return the verdicts, and the noise that they are based on.
+
+    None where there is nothing to compare.
+    """
     pairs = findings.comparisons
     lines = _comparison_lines(study, findings)
     if not lines:
@@ -356,7 +363,8 @@ def _comparison_lines(study: Study, findings: Findings) -> list[str]:
         if noise.floor is not None:
             floor, pairs = number(noise.floor, "share"), count(noise.pairs, "pair")
             lines.append(
-                f"The noise floor{in_rate} is {floor}: 19 of 20 pairs of single runs of equal cells differ by less "
+                f"The noise floor{in_rate} is {floor}: 19 of 20 pairs of single runs of equal "
+                "cells differ by less "
                 f"({pairs} of runs measured)."
             )
         if noise.drift is not None:
@@ -368,7 +376,10 @@ def _comparison_lines(study: Study, findings: Findings) -> list[str]:
 
 
 def _comparison_caption(judged: bool, reasons: Collection[str]) -> str:
-    """Return what a table of comparisons shows; what all its rows would say is said once, before it."""
+    """Return what a table of comparisons shows.
+
+    What all its rows would say is said once, before it.
+    """
     against = "The second cell against the first"
     if judged:
         visible = "“Visible from” is the smallest difference that these runs could have shown."
@@ -405,7 +416,7 @@ def differences(findings: Findings) -> str:
 
 
 def _size(pair: Comparison) -> str:
-    """Return `13.0 % (11.2 to 14.8) slower than`, or from twice as fast on `2.51 (2.47 to 2.55) times as fast as`."""
+    """Return `13.0 % (11.2 to 14.8) slower than`, or `2.51 (2.47 to 2.55) times as fast as`."""
     value = pair.difference.value
     if value >= 1:
         ends = (end for end in (pair.difference.low, pair.difference.high) if end is not None)
@@ -418,7 +429,7 @@ def _size(pair: Comparison) -> str:
 def _comparison_figure(
     pairs: Sequence[Comparison], noises: Sequence[Noise], names: Mapping[str, str]
 ) -> Iterator[Figure]:
-    """Yield differences with intervals, largest first, over the band in which equal cells of the study differ."""
+    """Yield differences with intervals, largest first, over the noise floor."""
     judged = [pair for pair in pairs if pair.verdict]
     shown = sorted(judged, key=lambda pair: (-abs(pair.difference.value), pair.first, pair.second))[
         :MOST_ROWS

@@ -96,7 +96,8 @@ def _validity_lines(study: Study) -> list[str]:
     if len(study.installations) > 1:
         each = [f"{name} ({count(cells, 'cell')})" for name, cells in study.installations.items()]
         lines.append(
-            f"The records come from {len(study.installations)} machines or installations, and are not compared with each other: "
+            f"The records come from {len(study.installations)} machines or installations, and are "
+            "not compared with each other: "
             f"{single_line('; '.join(each), 900)}."
         )
     return lines
@@ -141,7 +142,8 @@ def environment(study: Study, findings: Findings) -> Section:
             words.append(
                 setting if cells == len(study.records) else f"{setting} ({count(cells, 'cell')})"
             )
-        text = f"Set outside Ringside, and able to change results: {join_words(words)}. Cells that differ in it are not compared."
+        text = f"Set outside Ringside, and able to change results: {join_words(words)}."
+        text += " Cells that differ in it are not compared."
         lines = (single_line(text, 900),)
     return Section("environment", "Environment", lines, tables=(table,))
 
@@ -210,45 +212,55 @@ def cells(study: Study, findings: Findings) -> Section:
     several = SeveralRecords(study)
     values = {record.record_id: several.values(record) for record in study.records}
 
-    def now(record: Record, metric: str) -> float | None:
-        """Return a value that needs other records, by all that the study has now."""
-        return values[record.record_id].get(metric)
-
     def effective(record: Record, name: str) -> str:
         value = record.effective.get(name)
         return ", ".join(map(str, value)) if isinstance(value, list) else str(value or "")
+
+    def current(key: str, name: str) -> Column:
+        """Return the column of a metric that needs other records, by all that the study has now."""
+        return metric_column(key, name, lambda record: values[record.record_id].get(name))
+
+    def own(key: str, name: str) -> Column:
+        return metric_column(key, name, lambda record: middle([record], name))
+
+    def with_interval(key: str, name: str, **changes: Any) -> Column:
+        return metric_column(
+            key, name, lambda record: bounded(study, [record], name), bounded=True, **changes
+        )
+
+    def at_equal_clocks(record: Record) -> float | None:
+        return values[record.record_id].get(AT_EQUAL_CLOCKS)
 
     columns = (
         Column("cell", "cell", run_name),
         Column("state", "state", _state),
         Column("codes", "codes", lambda record: ", ".join(record.validity.codes)),
         Column("gpus", "GPUs", lambda record: gpu_ids(record.cell.members), shown=False),
-        metric_column(
-            "images_per_second", RATE, lambda record: bounded(study, [record], RATE), bounded=True, things=things_of(study)
-        ),
-        metric_column("efficiency", EFFICIENCY, lambda record: now(record, EFFICIENCY)),
+        with_interval("images_per_second", RATE, things=things_of(study)),
+        current("efficiency", EFFICIENCY),
         Column(
-            "efficiency_at_equal_clocks", "at equal clocks", lambda record: now(record, AT_EQUAL_CLOCKS), "share", shown=False
+            "efficiency_at_equal_clocks", "at equal clocks", at_equal_clocks, "share", shown=False
         ),
-        Column("sm_mhz", "clock, MHz", lambda record: middle([record], CLOCK), "count", shown=False),
-        metric_column(
-            "exchange_ms", "comm/exchange_ms", lambda record: bounded(study, [record], "comm/exchange_ms"), bounded=True
+        Column(
+            "sm_mhz", "clock, MHz", lambda record: middle([record], CLOCK), "count", shown=False
         ),
-        metric_column("busbw_gb_per_s", "comm/busbw_gb_per_s", lambda record: middle([record], "comm/busbw_gb_per_s")),
-        metric_column("cost_ms", COST, lambda record: bounded(study, [record], COST), bounded=True),
-        metric_column("exposed_ms", EXPOSED, lambda record: now(record, EXPOSED)),
-        metric_column("hidden_share", HIDDEN, lambda record: now(record, HIDDEN)),
-        metric_column("exposed_by_trace_ms", TRACE_EXPOSED, lambda record: middle([record], TRACE_EXPOSED)),
-        metric_column("difference_ms", DISAGREEMENT, lambda record: now(record, DISAGREEMENT)),
+        with_interval("exchange_ms", "comm/exchange_ms"),
+        own("busbw_gb_per_s", "comm/busbw_gb_per_s"),
+        with_interval("cost_ms", COST),
+        current("exposed_ms", EXPOSED),
+        current("hidden_share", HIDDEN),
+        own("exposed_by_trace_ms", TRACE_EXPOSED),
+        current("difference_ms", DISAGREEMENT),
         Column("transport", "transport", lambda record: effective(record, "transport")),
         Column("link_class", "link class", lambda record: effective(record, "link_class")),
         Column("benchmark", "benchmark", lambda record: named(record, "benchmark"), shown=False),
         Column("started", "started", _started, shown=False),
         Column("record_id", "record", "record_id", shown=False),
-    )  # fmt: skip
+    )
     table = Table.of(
         "cells",
-        "Every single run, in the order of their start. Its efficiency is against all baselines that the study has now."
+        "Every single run, in the order of their start. Its efficiency is against all baselines "
+        "that the study has now."
         f"{in_parentheses(study)} Times and record ids are in cells.csv.",
         columns,
         study.records,

@@ -1,4 +1,4 @@
-"""Bandwidth of the exchange by link, what a link is worth, and what cells lose against what their links carry."""
+"""Bandwidth of the exchange by link, what a link is worth, and lost time by link speed."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -34,13 +34,17 @@ SPEEDS = (1000, 700, 500, 300, 200, 150, 100, 70, 50, 30, 20, 15, 10, 7, 5, 3, 2
 
 
 def links(study: Study, findings: Findings) -> Section | None:
-    """Return the bandwidth of each subset's exchange with its links, and what a link is worth; one GPU alone has none."""
+    """Return the bandwidth of each subset's exchange with its links, and what a link is worth.
+
+    One GPU alone has none.
+    """
     if not study.trains or (study.records and ran_alone(study)):
         return None
     names = short_names(dict.fromkeys(subset.label for subset in findings.wires))
     of_hosts = any(is_between_hosts(subset) for subset in findings.wires)
     caption = (
-        "The exchange of each subset (busbw), its slowest link, and what its links carry by measured copies and by data "
+        "The exchange of each subset (busbw), its slowest link, and what its links carry by "
+        "measured copies and by data "
         "sheets."
     )
     if of_hosts:
@@ -68,7 +72,8 @@ def links(study: Study, findings: Findings) -> Section | None:
     member, things = unit_of(study).removesuffix("s"), things_of(study)
     worth = Table.of(
         "worth",
-        f"What a link is worth: {things} per second that each {member} loses with a link class, against the best class.",
+        f"What a link is worth: {things} per second that each {member} loses with a link class, "
+        "against the best class.",
         (
             Column("cell", "cell", "label"),
             Column("strategy", "strategy", "strategy"),
@@ -167,7 +172,10 @@ class LinePoint(NamedTuple):
 
 
 def wire_lines(study: Study, findings: Findings) -> Section | None:
-    """Return a line for each mechanism with its cells, and the cells that it does not explain; without one, what is missing."""
+    """Return a line for each mechanism with its cells, and the cells that it does not explain.
+
+    Without one, what is missing.
+    """
     lines = findings.wire_lines
     if not lines and not findings.no_wire_line:
         return None
@@ -179,7 +187,8 @@ def wire_lines(study: Study, findings: Findings) -> Section | None:
         texts.append(sentence(findings.no_wire_line))
     table = Table.of(
         "wire_lines",
-        "What a cell loses per step: a fixed time, and a share of the time that its exchange needs on its links.",
+        "What a cell loses per step: a fixed time, and a share of the time that its exchange "
+        "needs on its links.",
         (
             Column("cells", "cells", lambda line: names[line.label]),
             Column("strategy", "strategy", "strategy", shown=False),
@@ -196,7 +205,8 @@ def wire_lines(study: Study, findings: Findings) -> Section | None:
     )
     cells = Table.of(
         "wire_cells",
-        "Every cell beside its line, with what the line through the others lets expect of it: it loses more, or less.",
+        "Every cell beside its line, with what the line through the others lets expect of it: it "
+        "loses more, or less.",
         (
             Column("line", "line", lambda row: names[row.line.label], shown=len(names) > 1),
             Column("lost", "lost", lambda row: _lost_words(row.line), shown=len(lines) > 1),
@@ -239,18 +249,21 @@ def _line_sentences(line: WireLine, name: str) -> list[str]:
     takes = "takes alone" if line.source == "exchange" else "needs on its links"
     texts = [
         sentence(
-            f"{name}: {begins} {estimate(line.fixed_ms, MS)} ms, and {share} of the time that the exchange {takes} "
+            f"{name}: {begins} {estimate(line.fixed_ms, MS)} ms, and {share} of the time that the "
+            f"exchange {takes} "
             f"(R² {number(line.r_squared, 'ratio')}, {len(line.points) - len(outliers)} cells; "
             f"GB/s from {SOURCES[line.source]})"
         )
     ]
     if line.speeds == 2:
         texts.append(
-            "The links have only two speeds here, and a line goes through any two points: no cell between them tests it."
+            "The links have only two speeds here, and a line goes through any two points: no cell "
+            "between them tests it."
         )
     if line.bends:
         texts.append(
-            "Its cells bend away from the line, so it says little of speeds between them: look at the figure."
+            "Its cells bend away from the line, so it says little of speeds between them: look at "
+            "the figure."
         )
     return texts + first_lines(sentence(_outlier_sentence(point)) for point in outliers)
 
@@ -263,7 +276,8 @@ def _outlier_sentence(point: WirePoint) -> str:
         measured = (
             f"{number(point.lost_ms, MS)} ms a step, expected {interval(point.expected_ms, MS)}"
         )
-    return f"GPUs {point.label}: this subset loses {point.verdict} time than its link speed explains ({measured})"
+    loses = f"this subset loses {point.verdict} time than its link speed explains"
+    return f"GPUs {point.label}: {loses} ({measured})"
 
 
 def _line_figure(
@@ -276,7 +290,8 @@ def _line_figure(
     )
     cells = count(len(line.points), "cell")
     caption = (
-        f"{what}, {single_line(names[line.label])}, against the time that the exchange needs on its links. Band: 95 % of "
+        f"{what}, {single_line(names[line.label])}, against the time that the exchange needs on "
+        "its links. Band: 95 % of "
         f"further cells. Labels where they fit; {cells} in wire_cells.csv."
     )
     if any(point.verdict for point in line.points):
@@ -332,7 +347,10 @@ def _drawn_line(line: WireLine) -> list[tuple[float, Estimate]]:
 
 
 def _speed_ticks(line: WireLine) -> dict[float, str]:
-    """Return {ms on the links: GB/s}; empty where subsets move other amounts, and one time stands for several GB/s."""
+    """Return {ms on the links: GB/s}.
+
+    Empty where subsets move other amounts, and one time stands for several GB/s.
+    """
     megabytes = [point.wire_ms * point.gb_per_s for point in line.points]
     if max(megabytes) > 1.01 * min(megabytes):
         return {}

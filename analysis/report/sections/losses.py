@@ -1,4 +1,4 @@
-"""Where the rate goes: the waterfall, what the clocks take, and what the strategy costs a step, part by part."""
+"""Where the rate goes: the waterfall, the clocks, and what the strategy costs a step."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -52,8 +52,9 @@ OWN, BOTH, WAITING = (
 UNEXPLAINED, WHOLE = "not explained", "all that it costs"
 MOST_COST_CELLS = 5  # of the figure
 PART_LOOKS = {  # colour and hatch, told apart in grey too
-    OWN: (COLOURS["sky"][0], ""), BOTH: (COLOURS["orange"][0], "\\\\\\\\"), SLOWED: (COLOURS["orange"][0], ""),
-    TAIL: (COLOURS["blue"][0], "////"), WAITING: (COLOURS["purple"][0], ""),
+    OWN: (COLOURS["sky"][0], ""), BOTH: (COLOURS["orange"][0], "\\\\\\\\"),
+    SLOWED: (COLOURS["orange"][0], ""), TAIL: (COLOURS["blue"][0], "////"),
+    WAITING: (COLOURS["purple"][0], ""),
 }  # fmt: skip
 
 
@@ -81,7 +82,10 @@ class WaterfallRow:
 
 
 def waterfall(study: Study, findings: Findings) -> Section | None:
-    """Return where the rate goes, part by part, down to the residual. One GPU alone loses nothing to others."""
+    """Return where the rate goes, part by part, down to the residual.
+
+    One GPU alone loses nothing to others.
+    """
     if not study.trains or (study.records and ran_alone(study)):
         return None
     unit, things = unit_of(study), things_of(study)
@@ -89,7 +93,8 @@ def waterfall(study: Study, findings: Findings) -> Section | None:
     rows = [row for fall in findings.waterfalls for row in waterfall_rows(fall)]
     table = Table.of(
         "waterfall",
-        f"From the ideal rate to the measured one; parts and residual add up to the gap.{in_parentheses(study)}",
+        "From the ideal rate to the measured one; parts and residual add up to the "
+        f"gap.{in_parentheses(study)}",
         (
             Column("cell", "cell", lambda row: names[row.fall.label]),
             Column("gpus", unit, lambda row: gpu_ids(row.fall.gpus)),
@@ -111,7 +116,7 @@ def waterfall(study: Study, findings: Findings) -> Section | None:
 
 
 def waterfall_rows(fall: Waterfall) -> list[WaterfallRow]:
-    """Return the rows from the top: all members alone if the spread is known, the ideal, what is lost, the measured rate."""
+    """Return the rows from the top: members alone, the ideal, what is lost, the measured rate."""
     above = [part for part in fall.parts if part.above_ideal]
     spread = [part.lost.value for part in above if part.lost is not None]
     rows = []
@@ -130,13 +135,13 @@ def waterfall_rows(fall: Waterfall) -> list[WaterfallRow]:
 def waterfall_figures(
     waterfalls: Sequence[Waterfall], names: Mapping[str, str], unit: str, things: str
 ) -> Iterator[Figure]:
-    """Yield a figure for each waterfall: from the ideal rate down to the measured one, a bar for each known part."""
+    """Yield a figure for each waterfall, with a bar for each known part."""
     rate = f"{things.replace(' ', '_')}_per_second"
     for panel, fall in enumerate(waterfalls[:MOST_WATERFALLS], 1):
         how = " with the strategy" if fall.with_strategy else ""
         slowest = f"{len(fall.gpus)} × the slowest {unit.removesuffix('s')} alone{how}"
-        caption = f"{single_line(names[fall.label])}, {unit} {gpu_ids(fall.gpus)}: from {slowest} to the measured rate."
-        caption += " The axis does not begin at 0."
+        subject = f"{single_line(names[fall.label])}, {unit} {gpu_ids(fall.gpus)}"
+        caption = f"{subject}: from {slowest} to the measured rate. The axis does not begin at 0."
         if any(_is_insignificant(part) for part in fall.parts):
             caption += " Pale: not told apart from 0."
         if panel == MOST_WATERFALLS:
@@ -235,7 +240,8 @@ def clocks(study: Study, findings: Findings) -> Section | None:
                     "together_mhz": member.together_mhz,
                 }
     caption = (
-        "A step takes as long as clock to the power of −e: e is 0 for a step that waits for memory, 1 for one that computes. "
+        "A step takes as long as clock to the power of −e: e is 0 for a step that waits for "
+        "memory, 1 for one that computes. "
         "At equal clocks: the rate if each member had the clock that it has alone."
     )
     if any(part.members for _, part in differing):
@@ -271,15 +277,18 @@ def _clock_sentence(fall: Waterfall, part: ClockPart, name: str, things: str) ->
     lost = estimate(part.lost, "rate")
     if not part.samples:
         return (
-            f"{where}: clocks are lower than alone. If steps followed them, which nothing measured here, that would take "
+            f"{where}: clocks are lower than alone. If steps followed them, which nothing measured "
+            "here, that would take "
             f"{lost} {things}/s; steps that wait for memory follow them less. It is {NOT_TOLD}."
         )
     equal = ""
     if part.at_equal_clocks is not None:
         share = number(fall.measured.value / fall.ideal.value, "share")
         equal = (
-            f": at the clocks that its members have alone it would train {estimate(part.at_equal_clocks, 'rate')} "
-            f"{things}/s, {number(part.at_equal_clocks.value / fall.ideal.value, 'share')} of the ideal instead of {share}"
+            ": at the clocks that its members have alone it would train "
+            f"{estimate(part.at_equal_clocks, 'rate')} "
+            f"{things}/s, {number(part.at_equal_clocks.value / fall.ideal.value, 'share')} of the "
+            f"ideal instead of {share}"
         )
     doubt = f", {NOT_TOLD}" if NOT_TOLD in part.why else ""
     return f"{where}{equal}. So other clocks take {lost} {things}/s{doubt}."
@@ -300,9 +309,10 @@ class CostParts:
 
 
 def cost_parts(study: Study, findings: Findings) -> Section | None:
-    """Return the costs of each cell on several GPUs in parts; None where no cell's are known, measured or modelled.
+    """Return the costs of each cell on several GPUs in parts; None where none are known.
 
-    Measured parts come from observed steps, modelled ones from the cell's forecast. Neither is made to add up.
+    Measured parts come from observed steps, modelled ones from the cell's forecast. Neither is made
+    to add up.
     """
     controls, forecasts = ControlRuns(study), study_forecasts(study)
     cells = [
@@ -335,8 +345,10 @@ def cost_parts(study: Study, findings: Findings) -> Section | None:
         how = f"Every cell is modelled {ways[0]}. "
     table = Table.of(
         "cost_parts",
-        "What the strategy adds to a step, in ms. Measured parts are from steps that were observed with the exchange and without "
-        "it; what one GPU takes too is own work. “All that it costs” is from steps with and without the strategy in turn. "
+        "What the strategy adds to a step, in ms. Measured parts are from steps that were observed "
+        "with the exchange and without "
+        "it; what one GPU takes too is own work. “All that it costs” is from steps with and "
+        "without the strategy in turn. "
         f"{how}Parts need not add up: the rest is unexplained.",
         (
             Column("cell", "cell"),
@@ -409,7 +421,7 @@ def _part_rows(costs: Sequence[CostParts]) -> list[dict[str, Value]]:
 
 
 def cost_figure(costs: Sequence[CostParts], unit: str) -> Figure:
-    """Return the figure of the first cells: a bar of measured parts, and below it one of modelled parts."""
+    """Return a bar of measured parts for each of the first cells, and one of modelled parts."""
     shown = sorted(costs, key=lambda cost: TAIL not in cost.measured)[:MOST_COST_CELLS]
     groups = []
     for cost in shown:
@@ -444,7 +456,8 @@ def cost_figure(costs: Sequence[CostParts], unit: str) -> Figure:
     rows = [[row[key] for key in keys] for row in _part_rows(shown)]
     return bars_figure(
         "cost-parts",
-        "What the strategy adds to a step, in parts. Diamonds: all that it costs, from steps with and without it in turn. What "
+        "What the strategy adds to a step, in parts. Diamonds: all that it costs, from steps with "
+        "and without it in turn. What "
         "lies between the end of a bar and its diamond is not explained."
         f"{truncation_note(costs, len(shown), 'more cell', 'cost_parts.csv')}",
         groups,

@@ -1,4 +1,4 @@
-"""The machine: its hosts, a drawing of its links, and heat maps of the bandwidth and latency between pairs."""
+"""The machine: its hosts, a drawing of its links, and heat maps of pairs."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,7 +42,8 @@ def machine(study: Study, findings: Findings) -> Section:
     hosts = _hosts_table(study)
     if not figures and not hosts.rows and unit_of(study) == "GPUs":
         lines.append(
-            "No record has the machine's links, and no matrix of pairs was measured (add benchmark=p2p)."
+            "No record has the machine's links, and no matrix of pairs was measured (add "
+            "benchmark=p2p)."
         )
     return Section(
         "links", "The machine and its links", tuple(lines), figures, (hosts,) if hosts.rows else ()
@@ -75,7 +76,8 @@ def _hosts_table(study: Study) -> Table:
         )
     return Table.of(
         "hosts",
-        "The hosts, and the interface of each through which ranks exchange with other hosts. Gbit/s: by its driver.",
+        "The hosts, and the interface of each through which ranks exchange with other hosts. "
+        "Gbit/s: by its driver.",
         (
             Column("host", "host"),
             Column("own_name", "its own name"),
@@ -92,7 +94,10 @@ def _hosts_table(study: Study) -> Table:
 
 
 def _rails(facts: Mapping[str, Any]) -> str:
-    """Return the network devices that are nearest to each GPU: `0: mlx5_0, 1: mlx5_1`; empty where that is not known."""
+    """Return the network devices that are nearest to each GPU: `0: mlx5_0, 1: mlx5_1`.
+
+    Empty where that is not known.
+    """
     from analysis.topology.readers import parse_topology
 
     try:
@@ -103,7 +108,10 @@ def _rails(facts: Mapping[str, Any]) -> str:
 
 
 def _drawings(study: Study, lines: list[str]) -> Iterator[Figure]:
-    """Yield a drawing of each description of the machine; what cannot be drawn has a sentence in `lines`."""
+    """Yield a drawing of each description of the machine.
+
+    What cannot be drawn has a sentence in `lines`.
+    """
     texts: dict[str, tuple[Record, Mapping[str, Any]]] = {}
     for record in study.records:
         for facts in facts_of_hosts(record).values():
@@ -122,7 +130,8 @@ def _drawings(study: Study, lines: list[str]) -> Iterator[Figure]:
             topology = parse_topology(text, name if isinstance(name, str) else None)
         except UnreadableInput as error:
             lines.append(
-                f"The topology of {single_line(run_name(record))} cannot be drawn: {single_line(error)}."
+                f"The topology of {single_line(run_name(record))} cannot be drawn: "
+                f"{single_line(error)}."
             )
             continue
         figure = topology_figure(topology)
@@ -149,7 +158,7 @@ class Matrix:
 
 
 def _heat_maps(study: Study, findings: Findings) -> Iterator[Figure]:
-    """Yield the newest matrix of each kind of benchmark=p2p, then the exchange of every pair if pairs were swept."""
+    """Yield the newest matrix of each kind of benchmark=p2p, then the exchange of every pair."""
     matrices = [*_copies(study), *_pair_exchanges(findings)][:MOST_MAPS]
     scales = {
         unit: scale_of(matrix.values for matrix in matrices if matrix.unit == unit)
@@ -170,7 +179,10 @@ def _heat_maps(study: Study, findings: Findings) -> Iterator[Figure]:
 
 
 def _copies(study: Study) -> list[Matrix]:
-    """Return the newest matrix of each kind; those of the host's clock are last, and before them copies by a kernel."""
+    """Return the newest matrix of each kind.
+
+    Those of the host's clock are last, and before them copies by a kernel.
+    """
     newest: dict[tuple[str, bool], Matrix] = {}
     for record in study.usable:
         p2p = mapping(mapping(record.tables).get("p2p"))
@@ -186,7 +198,8 @@ def _copies(study: Study) -> list[Matrix]:
             unit = "µs" if "latency" in str(name) else "GB/s"
             copied = ", copied by a kernel" if by_kernel else ""
             what = _matrix_words(str(name), mapping(p2p.get("words")))
-            caption = f"{what}{copied}, {unit}, from row to column; dark is better, with one scale for each unit (benchmark=p2p)."
+            scale = "dark is better, with one scale for each unit (benchmark=p2p)"
+            caption = f"{what}{copied}, {unit}, from row to column; {scale}."
             values = _values(ids, square)
             newest[str(name), by_kernel] = Matrix(ids[:LARGEST_MAP], values, caption, unit)
     order = sorted(newest, key=lambda key: ("latency_cpu" in key[0], key[1]))
@@ -223,7 +236,7 @@ def _values(ids: Sequence[Member], square: Sequence[Sequence[float | None]]) -> 
 
 
 def _matrix_words(name: str, states: Mapping[str, Any]) -> str:
-    """Return `Bandwidth one way, peer access` for `unidirectional_enabled`, with the record's words for a state."""
+    """Return `Bandwidth one way, peer access` for `unidirectional_enabled`."""
     for start, words in MATRICES.items():
         state, _, reads = name.removeprefix(f"{start}_").partition("_")
         if name.startswith(start) and state in STATES and reads in ("", "reads"):

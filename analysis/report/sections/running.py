@@ -17,11 +17,12 @@ from analysis.study.study import Study
 from analysis.text import count, single_line
 from benchmarks.record import Record
 
-# Parts that stand together in the figure, and for people in the table. The last two are of older records.
+# Parts that stand together in the figure, and for people in the table. The last two are of older
+# records.
 TOGETHER = {
-    parts.START: "start", parts.SETTLE: "start", parts.SPAWN: "start", parts.IMPORTS: "start", parts.CONTEXT: "start",
-    parts.CONNECT: "start", "build": "start", "first step": "first step", "warm-up": "warm-up", parts.EXIT: "end",
-    "take over": "start", "give back": "end",
+    parts.START: "start", parts.SETTLE: "start", parts.SPAWN: "start", parts.IMPORTS: "start",
+    parts.CONTEXT: "start", parts.CONNECT: "start", "build": "start", "first step": "first step",
+    "warm-up": "warm-up", parts.EXIT: "end", "take over": "start", "give back": "end",
 }  # fmt: skip
 MEASURED, OTHER = "measured", "checks and gaps"
 BARS = {
@@ -47,7 +48,10 @@ def costs(study: Study, findings: Findings) -> Section | None:
 
 
 def costs_table(cells: Costs, whole: str = "costs.csv has") -> Table:
-    """Return the seconds of each cell; people see parts that belong together as one, and `whole` says what has all."""
+    """Return the seconds of each cell.
+
+    People see parts that belong together as one, and `whole` says what has all.
+    """
     names = merge_key_order(cost.parts for _, cost in cells)
     columns = [Column("cell", "cell")]
     columns += [Column(f"{_key(name)}_together", name, kind=SECONDS) for name in BARS]
@@ -67,14 +71,18 @@ def costs_table(cells: Costs, whole: str = "costs.csv has") -> Table:
         row |= {"cell": run_name(record), "record_id": record.record_id, "seconds": cost.total}
         rows.append(row | {"overhead_ratio": cost.ratio, "measuring": cost.measuring})
     caption = (
-        "Where the wall time of each cell went, in seconds. Ratio: wall time for each second of measuring. "
+        "Where the wall time of each cell went, in seconds. Ratio: wall time for each second of "
+        "measuring. "
         f"{whole} every part."
     )
     return Table.of("costs", caption, columns, rows)
 
 
 def together(cost: CellCost) -> dict[str, float]:
-    """Return the seconds of a cell by the names of BARS, which add up to it; without `measured` where that is not known."""
+    """Return the seconds of a cell by the names of BARS, which add up to it.
+
+    Without `measured` where that is not known.
+    """
     seconds: dict[str, float] = {}
     for part, of_part in cost.parts.items():
         name = TOGETHER.get(part, OTHER)
@@ -95,7 +103,8 @@ def _sentence(cells: Sequence[CellCost]) -> str:
     ratio = statistics.median(cost.ratio or math.nan for cost in cells)
     of_cells = ": " if len(cells) == 1 else "; in the median cell "
     share = number(math.fsum(measuring) / total, "share")
-    return f"{text}, {share} of it spent measuring{of_cells}{number(ratio, 'ratio')} s for each second of measuring."
+    seconds = f"{number(ratio, 'ratio')} s for each second of measuring"
+    return f"{text}, {share} of it spent measuring{of_cells}{seconds}."
 
 
 def _figure(cells: Costs) -> Figure:
@@ -109,7 +118,8 @@ def _figure(cells: Costs) -> Figure:
         rows.append((run_name(record), *(bar.get(name) for name in names), cost.total))
     return bars_figure(
         "costs-1",
-        f"Where the wall time of each cell went.{truncation_note(cells, MOST_ROWS, 'more cell', 'costs.csv')}",
+        "Where the wall time of each cell "
+        f"went.{truncation_note(cells, MOST_ROWS, 'more cell', 'costs.csv')}",
         groups,
         {name: (COLOURS[colour][0], "") for name, colour in BARS.items()},
         "seconds",

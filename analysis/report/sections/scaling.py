@@ -1,4 +1,4 @@
-"""Images per second: against the number of GPUs with efficiencies and fitted laws, and against options that are numbers."""
+"""Images per second against the number of GPUs, and against options that are numbers."""
 
 import math
 from collections import defaultdict
@@ -49,7 +49,8 @@ def scaling(study: Study, findings: Findings) -> Section | None:
     slowed = _slowed_by_clocks(curves, names)
     if slowed:
         lines.append(
-            "If steps followed the SM clock, the efficiency at that of the slowest GPU alone would be "
+            "If steps followed the SM clock, the efficiency at that of the slowest GPU alone would "
+            "be "
             f"{'; '.join(slowed)}; steps that wait for memory follow it less."
         )
     table = _points_table(study, curves, names, bool(slowed))
@@ -61,7 +62,8 @@ def scaling(study: Study, findings: Findings) -> Section | None:
             fits.append(row | {"error": fit.error})
     fits_table = Table.of(
         "fits",
-        "Laws fitted where enough numbers of GPUs were measured. The error is that of the point farthest from the law.",
+        "Laws fitted where enough numbers of GPUs were measured. The error is that of the point "
+        "farthest from the law.",
         (
             Column("curve", "cells"),
             Column("law", "law"),
@@ -83,7 +85,7 @@ def scaling(study: Study, findings: Findings) -> Section | None:
 
 
 def _by_batch(curves: Sequence[Curve]) -> tuple[Curve, ...]:
-    """Return curves of one size with those that differ in their batch alone together, in order of the batch."""
+    """Return curves of one size; those that differ in their batch alone stand together."""
 
     def request(curve: Curve) -> frozenset[tuple[str, str]]:
         items = (item for point in curve.points for item in point.key.items())
@@ -100,7 +102,7 @@ def _by_batch(curves: Sequence[Curve]) -> tuple[Curve, ...]:
 
 
 def _slowed_by_clocks(curves: Sequence[Curve], names: Mapping[str, str]) -> list[str]:
-    """Return `98.1 % instead of 97.0 % (eager on gpus 0,1)` of the points whose clocks differ from those alone."""
+    """Return `98.1 % instead of 97.0 % (eager on gpus 0,1)` of points with other clocks."""
     slowed = []
     for curve in curves:
         for point in curve.points:
@@ -110,7 +112,8 @@ def _slowed_by_clocks(curves: Sequence[Curve], names: Mapping[str, str]) -> list
                     for share in (point.at_equal_clocks, point.efficiency.value)
                 )
                 slowed.append(
-                    f"{' instead of '.join(shares)} ({names[curve.label]} on {gpu_list(point.gpus)})"
+                    f"{' instead of '.join(shares)} ({names[curve.label]} on "
+                    f"{gpu_list(point.gpus)})"
                 )
     return slowed
 
@@ -148,7 +151,8 @@ def _points_table(
         columns.append(
             Column("node_efficiency", "by hosts", "point.node_efficiency", "share", True)
         )
-    # Of a host `a:0` is no number. Where no member was measured alone, a line above the table says why.
+    # Of a host `a:0` is no number. Where no member was measured alone, a line above the table says
+    # why.
     slowest_kind = "text" if of_hosts else "count"
     columns += [
         Column(
@@ -188,7 +192,7 @@ def _shares(parameters: Mapping[str, float]) -> str:
 
 
 def _figures(study: Study, curves: Sequence[Curve]) -> Iterator[Figure]:
-    """Yield rates, then efficiencies, for each model and kind of scaling with curves of two or more sizes."""
+    """Yield rates, then efficiencies, for each model and kind of scaling with two sizes."""
     panels: dict[tuple[str, str], list[Curve]] = defaultdict(list)
     for curve in curves:
         if len({point.world_size for point in curve.points}) > 1:
@@ -237,7 +241,7 @@ def _efficient(curve: Curve) -> list[tuple[Point, Estimate]]:
 
 
 def _looks(study: Study, curves: Sequence[Curve]) -> list[tuple[str, str]]:
-    """Return (colour, marker) of curves: a strategy has one colour, and every curve a marker of its own."""
+    """Return (colour, marker) of curves: a colour for each strategy, a marker for each curve."""
     strategies = [_name_of(study, curve, "strategy") for curve in curves]
     palette = colours(named(record, "strategy") for record in study.records) | colours(strategies)
     return [
@@ -301,7 +305,10 @@ def _ideal(curve: Curve) -> list[tuple[float, float]]:
 def _efficiency_figure(
     study: Study, curves: Sequence[Curve], shown: Sequence[Curve], name: str, about: str, notes: str
 ) -> Figure:
-    """Return the efficiency against the number of GPUs; the curves keep the looks that they have among all."""
+    """Return the efficiency against the number of GPUs.
+
+    The curves keep the looks that they have among all.
+    """
     unit = unit_of(study)
     looks = dict(zip([curve.label for curve in curves], _looks(study, curves), strict=True))
     drawn, rows = [], []
@@ -326,7 +333,7 @@ def _efficiency_figure(
 
 
 def _ends(curves: Sequence[tuple[str, list[tuple[Point, Estimate]]]], kind: str, unit: str) -> str:
-    """Return the value at the end of each curve that has one there: `On 4 GPUs: eager 18,676; compile 25,738.`"""
+    """Return the value at the end of each curve: `On 4 GPUs: eager 18,676; compile 25,738.`"""
     most = max(point.world_size for _, points in curves for point, _ in points)
     names = short_names([single_line(label) for label, _ in curves])
     parts = []
@@ -354,7 +361,10 @@ class OptionLine(NamedTuple):
 
 
 def rates_by_option(study: Study, findings: Findings) -> Section | None:
-    """Return a figure for each model and option that is a number; None where none has three values."""
+    """Return a figure for each model and option that is a number.
+
+    None where none has three values.
+    """
     if not study.trains:
         return None
     by_gpus: dict[tuple[Member, ...], list[tuple[str, Point]]] = defaultdict(list)
@@ -459,7 +469,7 @@ def _option_axis(words: str, values: Sequence[float]) -> Axis:
 
 
 def _highest(lines: Sequence[OptionLine], option: str) -> str:
-    """Return the highest rate of each line, and where: `Highest: eager 4,683 (batch 256); compile 6,532 (batch 256).`"""
+    """Return the highest rate of each line: `Highest: eager 4,683 (batch 256); …`."""
     names = short_names([single_line(line.label) for line in lines])
     parts = []
     for line in lines:

@@ -1,4 +1,4 @@
-"""Several studies: what differs between their machines, software and dates, and how the same cells differ."""
+"""Several studies: what differs between their machines, and how the same cells differ."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,10 @@ from benchmarks.record.metrics import metric as entry_of
 
 INSIDE = "the intervals hold what differs between runs inside each study"
 IN_TURN = f"They were measured in turn; {INSIDE}."
-NOT_IN_TURN = f"They were not measured in turn, so what changes on a machine between sweeps would look the same; {INSIDE}."
+NOT_IN_TURN = (
+    "They were not measured in turn, so what changes on a machine between sweeps would look the "
+    f"same; {INSIDE}."
+)
 
 
 def studies(
@@ -30,7 +33,10 @@ def studies(
     sides: Sequence[Side],
     compared: Mapping[str, Differences],
 ) -> Section:
-    """Return what differs between studies, and their cells; `compared` are the differences of each from the first, by name."""
+    """Return what differs between studies, and their cells.
+
+    `compared` are the differences of each from the first, by name.
+    """
     tables = [facts_table(differing, [side.name for side in sides])]
     lines = []
     for name, differences in compared.items():

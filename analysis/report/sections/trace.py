@@ -1,6 +1,7 @@
 """One step of a traced cell, as launch.profile.profiled_pass drew it.
 
-Anybody may have edited the drawing. It is shown as an image: a browser runs nothing in an image and loads nothing for it.
+Anybody may have edited the drawing. It is shown as an image: a browser runs nothing in an image and
+loads nothing for it.
 """
 
 import base64
@@ -34,7 +35,8 @@ def traces(study: Study, findings: Findings) -> Section | None:
     for record in sorted(traced, key=lambda record: record.record_id not in wanted):
         text = _drawing(timelines[record.record_id])
         if text is not None:
-            caption = f"One step of {single_line(run_name(record))}, recorded in a separate pass that gives no rate."
+            subject = f"One step of {single_line(run_name(record))}"
+            caption = f"{subject}, recorded in a separate pass that gives no rate."
             figure = Figure(NAME, caption, _as_image(text), b"", card=True, wide=True)
             return Section("traces", "One step, traced", figures=(figure,))
     return None
@@ -72,7 +74,9 @@ def _as_image(text: str) -> str:
     """Return a drawing as an image inside an SVG of our own."""
     width, height = ET.fromstring(text).get("viewBox", "").split()[2:]
     data = base64.b64encode(text.encode()).decode()
+    size = f'width="{width}" height="{height}"'
     return (
-        f'<svg xmlns="{SVG}" xmlns:xlink="http://www.w3.org/1999/xlink" viewBox="0 0 {width} {height}" width="{width}" '
-        f'height="{height}"><image width="{width}" height="{height}" xlink:href="data:image/svg+xml;base64,{data}"/></svg>\n'
+        f'<svg xmlns="{SVG}" xmlns:xlink="http://www.w3.org/1999/xlink" '
+        f'viewBox="0 0 {width} {height}" {size}>'
+        f'<image {size} xlink:href="data:image/svg+xml;base64,{data}"/></svg>\n'
     )
