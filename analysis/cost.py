@@ -102,11 +102,9 @@ def to_record(
 
     None where its lines do not have every part.
     """
-    return (
-        from_lines(folder, lines, started_at, ended_at)
-        if has_every_part(lines.get(0, ()))
-        else None
-    )
+    if not has_every_part(lines.get(0, ())):
+        return None
+    return from_lines(folder, lines, started_at, ended_at)
 
 
 def from_record(record: Record) -> CellCost | None:
@@ -114,19 +112,18 @@ def from_record(record: Record) -> CellCost | None:
 
     None where it states none, or parts that do not add up.
     """
+    if TABLE not in record.tables:
+        return None
     total = record.ended_at - record.started_at
+    seconds = {row["part"]: float(row["seconds"]) for row in record.tables[TABLE]["rows"]}
+    if not all(0 <= value < math.inf for value in seconds.values()):
+        return None
+    if abs(sum(seconds.values()) - total) > SLACK_S:
+        return None
     measuring = record.metrics.get(MEASURING)
-    try:
-        stated = {str(row["part"]): float(row["seconds"]) for row in record.tables[TABLE]["rows"]}
-    except (KeyError, TypeError, ValueError, OverflowError):
-        return None
-    if not all(0 <= seconds < math.inf for seconds in stated.values()):
-        return None
-    if abs(sum(stated.values()) - total) > SLACK_S:
-        return None
-    return CellCost(
-        total, stated, measuring if measuring is not None and 0 < measuring < math.inf else None
-    )
+    if measuring is not None and not 0 < measuring < math.inf:
+        measuring = None
+    return CellCost(total, seconds, measuring)
 
 
 def has_every_part(lines: Sequence[Line]) -> bool:
