@@ -58,6 +58,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "say which GPUs, strategy and NCCL settings to take by forecast",
     ),
     "compare": ("analysis.commands.compare_studies", "say how two studies differ"),
+    "reference": (
+        "analysis.commands.reference",
+        "write benchmarks/REFERENCE.md: every metric and every code of validity",
+    ),
 }
 
 

@@ -27,6 +27,7 @@ class Check:
     severity: str  # invalid, suspect, or finding (numbers stay valid)
     sentence: str  # with {} for the detail
     judge: Callable[[Record, ValidityLimits], CheckResult | None]
+    meaning: str  # for benchmarks/REFERENCE.md
 
 
 def unchecked(why: str) -> CheckResult:
