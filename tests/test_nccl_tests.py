@@ -36,79 +36,22 @@ def only(text):
 # --- captures ---------------------------------------------------------------------------------------------------
 
 
-def test_the_sharp_capture_has_7_7601():
-    run = only(SHARP)
-    assert (run.collective, run.ranks, len(run.rows), run.avg_busbw) == (
-        "all_reduce",
-        None,
-        23,
-        7.7601,
-    )
-    assert run.mean_busbw == pytest.approx(
-        7.7601, abs=0.002
-    )  # its rows are rounded to two decimals
-    assert run.notes == []
-    last = run.rows[-1]
-    assert (last.bytes, last.count, last.dtype, last.redop, last.root) == (
-        536870912,
-        134217728,
-        "float",
-        "sum",
-        None,
-    )
-    assert (last.in_place.time_us, last.in_place.algbw, last.in_place.busbw) == (
-        49032,
-        10.95,
-        21.21,
-    )
-    assert (last.in_place.error, last.in_place.wrong) == (7e-07, None)
-
-
 def test_settings_of_a_command_over_several_lines():
     run = only(SHARP_COMMAND + SHARP)
     assert (run.ranks, run.command_ranks, run.notes) == (None, 16, [])
     assert run.environment == {"NCCL_IB_HCA": "mlx5_0:1"}
 
 
-def test_h200_capture_holds_eleven_runs():
-    runs = parse_nccl_tests(H200)
-    assert [(run.collective, run.ranks, len(run.rows), run.avg_busbw) for run in runs] == [
-        ("all_reduce", 2, 30, 105.734), ("all_reduce", 4, 30, 116.424), ("all_reduce", 8, 30, 113.696),
-        ("all_reduce", 2, 14, 10.3977), ("all_reduce", 8, 14, 7.74294), ("all_reduce", 8, 14, 65.3692),
-        ("all_gather", 8, 7, 92.9959), ("reduce_scatter", 8, 7, 95.5742), ("send_recv", 8, 7, 65.6064),
-        ("all_to_all", 8, 7, 84.1407), ("broadcast", 8, 7, 96.8417),
-    ]  # fmt: skip
-    assert [run.environment for run in runs[2:6]] == [
-        {}, {"NCCL_P2P_LEVEL": "LOC"}, {"NCCL_P2P_LEVEL": "LOC"}, {"NCCL_ALGO": "Tree"}
-    ]  # fmt: skip
-    assert all(
-        run.notes == [] and run.out_of_bounds == 0 and run.nccl_version == "2.28.9" for run in runs
-    )
-    assert runs[0].settings["iters"] == 20 and runs[0].settings["warmup iters"] == 5
-    assert runs[-1].rows[0].root == 0 and runs[-1].rows[0].redop is None
-    largest = runs[0].rows[-1]
-    assert largest.out_of_place.to_json() == {
-        "time_us": 12489.0, "algbw": 343.9, "busbw": 343.9, "wrong": 0, "error": None
-    }  # fmt: skip
-    assert runs[2].devices[7] == {
-        "rank": 7, "group": 0, "host": "vm", "device": 7, "bus_id": "0000:00:0d", "name": "NVIDIA H200"
-    }  # fmt: skip
-
-
 # --- versions, rendered -----------------------------------------------------------------------------------------
 
 
 def header(version, left, clock="time", iterations=False, stamp=False):
-    last = "error" if version < (2, 13) else "#wrong"
-    one = [clock, "algbw", "busbw", last] + (
-        ["i_min", "i_max", "i_p99", "i_cv%"] if iterations else []
-    )
-    words = ["size", "count", "type", *left, *one, *one] + (["timestamp"] if stamp else [])
-    return (
-        "#\n#      out-of-place      in-place\n#  "
-        + "  ".join(words)
-        + "\n#   (B)  (elements)  (us)  (GB/s)\n"
-    )
+    half = [clock, "algbw", "busbw", "error" if version < (2, 13) else "#wrong"]
+    if iterations:
+        half += ["i_min", "i_max", "i_p99", "i_cv%"]
+    words = ["size", "count", "type", *left, *half, *half, *(["timestamp"] if stamp else [])]
+    head = "#\n#      out-of-place      in-place\n#  " + "  ".join(words)
+    return head + "\n#   (B)  (elements)  (us)  (GB/s)\n"
 
 
 def row(left, size, count, times, last, factor=1.0, dtype="float", more=""):
@@ -120,13 +63,14 @@ def row(left, size, count, times, last, factor=1.0, dtype="float", more=""):
 
 
 def listed(count, old=False, group="Group  0 "):
-    line = (
-        "#   Rank {0:2d} Pid  9 on host device {0:2d} [0x07] Tesla"
-        if old
-        else "#  Rank {0:2d} " + group
-    )
-    line += "" if old else "Pid  9 on host device {0:2d} [0000:07:00] NVIDIA H200"
-    return "# Using devices\n" + "".join(line.format(rank) + "\n" for rank in range(count))
+    line = f"#  Rank {{0:2d}} {group}Pid  9 on host device {{0:2d}} [0000:07:00] NVIDIA H200\n"
+    if old:
+        line = "#   Rank {0:2d} Pid  9 on host device {0:2d} [0x07] Tesla\n"
+    return "# Using devices\n" + "".join(map(line.format, range(count)))
+
+
+BOTH = ["redop", "root"]
+REDUCED = row("sum -1", 4 << 20, 1 << 20, (50.0, 51.0), "0", 1.75) + "\n"
 
 
 @pytest.mark.parametrize(
@@ -157,113 +101,78 @@ def test_the_collective_is_told_only_where_the_table_is_certain(
     assert (run.collective, run.ranks) == (collective, 8)
     assert [one.bytes for one in run.rows] == [size * 1024, size << 20]
     first = run.rows[0].out_of_place
-    assert (first.time_us, first.wrong, first.error) == (
-        80.25,
-        *((None, 3e-06) if version < (2, 13) else (0, None)),
-    )
+    results = (None, 3e-06) if version < (2, 13) else (0, None)
+    assert (first.time_us, first.wrong, first.error) == (80.25, *results)
     assert run.notes == ["the output ends without an average of busbw: the run was cut or failed"]
     assert run.avg_busbw is None and run.mean_busbw is not None
 
 
 def test_unchecked_results_are_unknown_not_zero():
-    run = only(
-        header((2, 13), ["redop", "root"])
-        + row("sum -1", 4096, 1024, (9.5, 9.25), "N/A", 1.75)
-        + "\n"
-    )
-    assert run.rows[0].in_place.to_json() == {
-        "time_us": 9.25,
-        "algbw": 0.44,
-        "busbw": 0.77,
-        "wrong": None,
-        "error": None,
-    }
+    line = row("sum -1", 4096, 1024, (9.5, 9.25), "N/A", 1.75) + "\n"
+    numbers = only(header((2, 13), BOTH) + line).rows[0].in_place
+    assert (numbers.time_us, numbers.algbw, numbers.busbw) == (9.25, 0.44, 0.77)
+    assert (numbers.wrong, numbers.error) == (None, None)
 
 
 def test_cpu_time_iterations_timestamps_and_infinite_bandwidths():
-    left = ["redop", "root"]
-    text = header((2, 19), left, "cputime", True, True)
-    text += (
-        row("sum -1", 4096, 1024, (1.5, 1.25), "0", more="  8.00  9.50  9.25  3.10")
-        + "  2026-07-01 10:11:12\n"
-    )
+    text = header((2, 19), BOTH, "cputime", True, True)
+    text += row("sum -1", 4096, 1024, (1.5, 1.25), "0", more="  8.00  9.50  9.25  3.10")
+    text += "  2026-07-01 10:11:12\n"
     text += "           0             0     float     sum      -1    nan    nan    nan    N/A  1.00 2.00 3.00 4.00"
     text += "  0.00  inf  inf  0  1.00 2.00 3.00 4.00  2026-07-01 10:11:13\n"
     first, second = only(text).rows
     assert first.timestamp == "2026-07-01 10:11:12"
     assert (first.in_place.time_us, first.in_place.cputime_us) == (None, 1.25)
-    assert first.in_place.per_iteration == {
-        "min_us": 8.0,
-        "max_us": 9.5,
-        "p99_us": 9.25,
-        "cv_pct": 3.1,
-    }
-    assert (second.out_of_place.algbw, second.out_of_place.wrong, second.in_place.busbw) == (
-        None,
-        None,
-        None,
-    )
+    iterations = {"min_us": 8.0, "max_us": 9.5, "p99_us": 9.25, "cv_pct": 3.1}
+    assert first.in_place.per_iteration == iterations
+    odd = second.out_of_place
+    assert (odd.algbw, odd.wrong, second.in_place.busbw) == (None, None, None)
 
 
 def test_wrong_results_and_failures_are_told():
-    text = listed(2) + header((2, 17), ["redop", "root"])
-    text += (
-        row("sum -1", 4 << 20, 1 << 20, (50.0, 51.0), "1e+06")
-        + "\n# Out of bounds values : 2 FAILED\n"
-    )
-    text += "node: Test NCCL failure common.cu:1017 'unhandled cuda error'\n"
-    run = only(text)
+    failure = "node: Test NCCL failure common.cu:1017 'unhandled cuda error'"
+    text = listed(2) + header((2, 17), BOTH)
+    text += row("sum -1", 4 << 20, 1 << 20, (50.0, 51.0), "1e+06")
+    run = only(f"{text}\n# Out of bounds values : 2 FAILED\n{failure}\n")
     assert (run.rows[0].out_of_place.wrong, run.out_of_bounds) == (1000000, 2)
     assert "wrong results: 1 row with wrong elements, 2 values out of bounds" in run.notes
-    assert run.errors == ["node: Test NCCL failure common.cu:1017 'unhandled cuda error'"]
+    assert run.errors == [failure]
 
 
-def test_tags_of_mpirun_and_srun_and_log_lines_between_rows_change_nothing():
-    rows = [one.to_json() for one in only(SHARP).rows]
-    noise = (
-        "host:12:34 [0] NCCL INFO Channel 00/24 : 0 1 2 3 4 5 6 7\nhost:12:34 [0] NCCL WARN 3 4 5\n"
-    )
-    noisy = "".join(noise + line for line in SHARP.splitlines(keepends=True))
-    tagged = "".join(
-        f"[1,0]<stdout>:{line}[1,7]<stderr>:a 128  32\n" for line in SHARP.splitlines(keepends=True)
-    )
-    spaced = "".join(
-        f"    [prte-7@1,0]<stdout>: {line}" for line in SHARP.splitlines(keepends=True)
-    )
-    srun = "".join(f" 0: {line} 3: 8 8\n" for line in SHARP.splitlines(keepends=True))
-    for text in (noisy, tagged, spaced, srun, SHARP.replace("\n", "\r\n")):
-        run = only(text)
-        assert [one.to_json() for one in run.rows] == rows
-        assert run.notes == only(SHARP).notes
+@pytest.mark.parametrize(
+    "form",
+    [
+        "host:12:34 [0] NCCL INFO Channel 00/24 : 0 1 2 3 4 5 6 7\nhost:12:34 [0] NCCL WARN 3 4 5\n{}\n",
+        "[1,0]<stdout>:{}\n[1,7]<stderr>:a 128  32\n",
+        "    [prte-7@1,0]<stdout>: {}\n",
+        " 0: {}\n 3: 8 8\n",
+        "{}\r\n",
+    ],
+    ids=["log", "mpirun", "prte", "srun", "crlf"],
+)  # fmt: skip
+def test_tags_and_log_lines_between_rows_change_nothing(form):
+    run = only("".join(map(form.format, SHARP.splitlines())))
+    assert (run.rows, run.notes) == (only(SHARP).rows, only(SHARP).notes)
 
 
 # --- contradictions ---------------------------------------------------------------------------------------------
 
 
 def test_programs_without_mpi_are_seen():
-    one = (
-        listed(1)
-        + header((2, 13), ["redop", "root"])
-        + row("sum -1", 4 << 20, 1 << 20, (50.0, 51.0), "0", 0)
-        + "\n"
-    )
-    tagged = "".join(
-        f"[1,{rank}]<stdout>:{line}\n" for line in one.splitlines() for rank in range(4)
-    )
-    runs = parse_nccl_tests(tagged)
+    text = listed(1) + header((2, 13), BOTH)
+    text += row("sum -1", 4 << 20, 1 << 20, (50.0, 51.0), "0", 0) + "\n"
+    tagged = [f"[1,{rank}]<stdout>:{line}\n" for line in text.splitlines() for rank in range(4)]
+    runs = parse_nccl_tests("".join(tagged))
     assert [(run.ranks, len(run.rows)) for run in runs] == [(1, 1)] * 4
     assert all("4 processes each printed a table" in run.notes[0] for run in runs)
-    mixed = "".join(f"{line}\n" * 4 for line in one.splitlines())
-    run = only(mixed)
+    run = only("".join(f"{line}\n" * 4 for line in text.splitlines()))
     assert run.ranks == 1
-    assert any("3 ranks listed more than once" in note for note in run.notes)
-    assert any("a second header" in note for note in run.notes)
+    for words in ("3 ranks listed more than once", "a second header"):
+        assert any(words in note for note in run.notes)
 
 
 def test_a_cut_list_of_ranks_and_uneven_groups_give_no_number():
-    body = (
-        header((2, 13), ["redop", "root"]) + row("none -1", 32768, 1024, (50.0, 51.0), "0") + "\n"
-    )
+    body = header((2, 13), BOTH) + row("none -1", 32768, 1024, (50.0, 51.0), "0") + "\n"
     assert only(listed(24) + "#  Rank 24 Group  0 Pid  9 on ho...\n" + body).ranks is None
     assert only(listed(8).replace("Rank  3", "Rank  9") + body).ranks is None
     split = listed(4) + listed(4, group="Group  1 ").partition("\n")[2]
@@ -274,8 +183,7 @@ def test_a_cut_list_of_ranks_and_uneven_groups_give_no_number():
 
 
 def test_the_list_of_ranks_against_command_and_settings():
-    body = "# nThread 1 nGpus 4 minBytes 4\n" + listed(6) + header((2, 13), ["redop", "root"])
-    body += row("sum -1", 4 << 20, 1 << 20, (50.0, 51.0), "0", 1.75) + "\n"
+    body = "# nThread 1 nGpus 4 minBytes 4\n" + listed(6) + header((2, 13), BOTH) + REDUCED
     notes = only("srun -n 3 --mpi=pmix ./all_reduce_perf -g 4\n" + body).notes
     assert "6 ranks are listed, but one process has 4 GPUs: not a multiple" in notes
     assert "the list has 6 ranks, but the command says 12" in notes
@@ -284,10 +192,8 @@ def test_the_list_of_ranks_against_command_and_settings():
 def test_lost_rows_show_in_the_average():
     lines = SHARP.splitlines(keepends=True)
     run = only("".join(lines[:-8] + lines[-4:]))
-    assert run.avg_busbw == 7.7601
-    assert any(
-        "the printed average of busbw is 7.7601, but the rows give " in note for note in run.notes
-    )
+    note = "the printed average of busbw is 7.7601, but the rows give "
+    assert run.avg_busbw == 7.7601 and any(note in text for text in run.notes)
 
 
 @pytest.mark.parametrize(
@@ -341,46 +247,31 @@ def document(**changes):
 
 def test_json_names_one_rank_per_process_and_keeps_no_secret():
     run = only(json.dumps(document()))
-    assert (run.collective, run.ranks, run.nccl_version, run.avg_busbw) == (
-        "all_reduce",
-        4,
-        "2.28.9",
-        448.74,
-    )
+    facts = (run.collective, run.ranks, run.nccl_version, run.avg_busbw, run.notes)
+    assert facts == ("all_reduce", 4, "2.28.9", 448.74, [])
     assert run.environment == {"NCCL_P2P_LEVEL": "LOC"}
     assert "SECRET" not in json.dumps(run.to_json())
-    one = run.rows[0]
-    assert (one.root, one.out_of_place.wrong, one.in_place.wrong, one.in_place.time_us) == (
+    (line,) = run.rows
+    in_place = line.in_place
+    assert (line.root, line.out_of_place.wrong, in_place.wrong, in_place.time_us) == (
         None,
         0,
         None,
         None,
     )
-    assert one.out_of_place.per_iteration == {
-        "p50_us": 14.0,
-        "p95_us": 15.0,
-        "times_us": [14.0, 15.0],
-    }
-    assert run.notes == []
+    iterations = {"p50_us": 14.0, "p95_us": 15.0, "times_us": [14.0, 15.0]}
+    assert line.out_of_place.per_iteration == iterations
 
 
 def test_json_of_version_one_of_several_processes_and_several_documents():
-    devices = [{"rank": rank, "group": 0, "hostname": "a"} for rank in (0, 4, 8)]
     first = document(average_bus_bandwidith={"bandwidith": 448.74, "okay": "unchecked"})
     del first["average_bus_bandwidth"]
-    first["config"] = {**first["config"], "devices": devices}
+    first["config"]["devices"] = [{"rank": rank, "group": 0, "hostname": "a"} for rank in (0, 4, 8)]
     every = document()
-    every["config"] = {
-        **every["config"],
-        "devices": [{"rank": rank, "group": 0} for rank in range(4)],
-    }
-    cut = document(results=None)
-    runs = parse_nccl_tests("\n".join(map(json.dumps, (first, every, cut))))
-    assert [(run.line, run.ranks, run.avg_busbw) for run in runs] == [
-        (1, 12, 448.74),
-        (2, 4, 448.74),
-        (3, 4, 448.74),
-    ]
+    every["config"]["devices"] = [{"rank": rank, "group": 0} for rank in range(4)]
+    runs = parse_nccl_tests("\n".join(map(json.dumps, (first, every, document(results=None)))))
+    facts = [(run.line, run.ranks, run.avg_busbw) for run in runs]
+    assert facts == [(1, 12, 448.74), (2, 4, 448.74), (3, 4, 448.74)]
     assert "no row: the run was cut or failed" in runs[2].notes
 
 
@@ -491,14 +382,11 @@ def test_the_time_is_linear_in_the_length(piece):
         ("hello\nworld\n", "line 1 begins 'hello'"),
         (SHARP[SHARP.index("         128") :], "line 1 looks like a row, but no header names"),
         (SHARP[: SHARP.index("         128")], "a run starts in line 3, but no row follows"),
-        (
-            listed(2) + "x: Test CUDA failure common.cu:9\n",
-            "no row follows: x: Test CUDA failure common.cu:9",
-        ),
+        (listed(2) + "x: Test CUDA failure common.cu:9\n", "no row follows: x: Test CUDA failure common.cu:9"),
         ("# size count type time\n 8 2 float 1\n", "line 2 looks like a row"),
         (header((2, 0), []) + " 8 2 float 1 1\n", "no row fits its table, the first is line 5"),
     ],
-)
+)  # fmt: skip
 def test_a_refusal_says_what_and_where(text, sentence):
     with pytest.raises(UnreadableInput) as raised:
         parse_nccl_tests(text)
@@ -510,45 +398,33 @@ def test_a_refusal_says_what_and_where(text, sentence):
 
 
 def test_the_command_prints_tables_and_json(capsys, tmp_path):
-    sharp, h200 = DATA / "nccl_tests_sharp_cluster.txt", DATA / "nccl_tests_h200_x8.txt"
-    assert main(["nccl-tests", "--json", str(sharp), str(h200)]) == 0
-    whole = json.loads(capsys.readouterr().out)
-    assert len(whole["runs"]) == 12
-    first = whole["runs"][0]
-    assert (first["collective"], first["ranks"], first["avg_busbw"]) == ("all_reduce", None, 7.7601)
-    assert first["rows"][0]["out_of_place"] == {
-        "time_us": 23.12,
-        "algbw": 0.01,
-        "busbw": 0.01,
-        "wrong": None,
-        "error": 2e-07,
-    }
-    assert main(["nccl-tests", str(sharp)]) == 0
-    out = capsys.readouterr().out
-    assert "avg busbw: 7.7601 GB/s" in out
+    """What each capture says as JSON is in tests/golden/nccl_tests.txt."""
+    sharp, h200 = (str(DATA / f"nccl_tests_{name}.txt") for name in ("sharp_cluster", "h200_x8"))
+    assert main(["nccl-tests", "--json", sharp, h200]) == 0
+    assert len(json.loads(capsys.readouterr().out)["runs"]) == 12
+    assert main(["nccl-tests", sharp]) == 0
+    assert "avg busbw: 7.7601 GB/s" in capsys.readouterr().out
     empty = tmp_path / "empty.txt"
     empty.write_text("")
-    for wrong in ([str(empty)], [str(tmp_path / "absent")], [str(sharp), str(empty)]):
+    for wrong in ([str(empty)], [str(tmp_path / "absent")], [sharp, str(empty)]):
         assert main(["nccl-tests", *wrong]) == 2
-        captured = capsys.readouterr()
-        assert captured.out == ""
-        assert (
-            captured.err.startswith("python -m analysis nccl-tests: ")
-            and captured.err.count("\n") == 1
-        )
+        out, error = capsys.readouterr()
+        assert out == "" and error.startswith("python -m analysis nccl-tests: ")
+        assert error.count("\n") == 1
 
 
-def test_the_table_of_every_form_prints(capsys, tmp_path):
-    forms = [
-        (header((2, 19), ["redop", "root"], "cputime", True), "  8.00  9.50  9.25  3.10"),
-        (header((2, 0), []), ""),
-    ]
-    for number, (head, more) in enumerate(forms):
-        file = tmp_path / f"{number}.txt"
-        left = "sum -1" if number == 0 else ""
-        file.write_text(head + row(left, 32768, 1024, (9.5, 9.25), "0", more=more) + "\n")
-        assert main(["nccl-tests", str(file)]) == 0
-        assert "32768" in capsys.readouterr().out
+@pytest.mark.parametrize(
+    ("head", "left", "more"),
+    [
+        (header((2, 19), BOTH, "cputime", True), "sum -1", "  8.00  9.50  9.25  3.10"),
+        (header((2, 0), []), "", ""),
+    ],
+)
+def test_the_table_of_every_form_prints(capsys, tmp_path, head, left, more):
+    file = tmp_path / "table.txt"
+    file.write_text(head + row(left, 32768, 1024, (9.5, 9.25), "0", more=more) + "\n")
+    assert main(["nccl-tests", str(file)]) == 0
+    assert "32768" in capsys.readouterr().out
 
 
 def test_a_record_of_collectives_is_read_as_a_table(capsys):
@@ -556,18 +432,13 @@ def test_a_record_of_collectives_is_read_as_a_table(capsys):
     record = json.loads(path.read_text())
     assert main(["nccl-tests", str(path), "--json"]) == 0
     (run,) = json.loads(capsys.readouterr().out)["runs"]
-    table = record["tables"]["nccl-tests"]["runs"][0]
-    assert (run["collective"], run["ranks"], run["nccl_version"], run["notes"]) == (
-        "reduce_scatter",
-        2,
-        "2.28.9",
-        [],
-    )
+    facts = [run[key] for key in ("collective", "ranks", "nccl_version", "notes")]
+    assert facts == ["reduce_scatter", 2, "2.28.9", []]
+    rows = record["tables"]["nccl-tests"]["runs"][0]["rows"]
     for placement in ("out_of_place", "in_place"):
-        assert [row[placement]["busbw"] for row in run["rows"]] == [
-            row[placement]["busbw"] for row in table["rows"]
-        ]
-    del table["rows"][3]["count"]
+        for read, written in zip(run["rows"], rows, strict=True):
+            assert read[placement]["busbw"] == written[placement]["busbw"]
+    del rows[3]["count"]
     with pytest.raises(UnreadableInput, match=r"tables\.nccl-tests is damaged"):
         parse_nccl_tests(json.dumps(record))
 

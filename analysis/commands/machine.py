@@ -16,13 +16,7 @@ from analysis.console import console
 from analysis.input_files import read_input
 from analysis.native.p2p import parse_bandwidths
 from analysis.topology.bandwidth import EXACT_GPUS, MachineWires
-from analysis.topology.model import (
-    Device,
-    Topology,
-    count_classes,
-    describe_counts,
-    is_known,
-)
+from analysis.topology.model import Device, Topology, count_classes, describe_counts, is_known
 from analysis.topology.nvml import NoDriver
 from analysis.topology.placement import Placement, choose_gpus
 from analysis.topology.readers import read_topology

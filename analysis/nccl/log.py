@@ -46,12 +46,7 @@ from analysis.nccl.messages import (
 from conf.nccl import ALGORITHMS, PROTOCOLS
 
 # Announced with any NCCL_DEBUG_SUBSYS, so they do not prove that the ENV subsystem was logged.
-_ALWAYS_LOGGED = {
-    "NCCL_P2P_LEVEL",
-    "NCCL_P2P_DISABLE",
-    "NCCL_NET_GDR_LEVEL",
-    "NCCL_COLLNET_ENABLE",
-}
+_ALWAYS_LOGGED = {"NCCL_P2P_LEVEL", "NCCL_P2P_DISABLE", "NCCL_NET_GDR_LEVEL", "NCCL_COLLNET_ENABLE"}
 _MOST_TEXTS = 100  # distinct warnings and errors; a retry loop writes thousands
 # Before 2.23 a ring line shows 20 ranks at most: such a list does not show how many there are.
 _RANKS_SHOWN = 20

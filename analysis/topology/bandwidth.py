@@ -136,9 +136,7 @@ class MachineWires:
 
 
 def set_bandwidth(
-    topology: Topology | None,
-    gpus: Sequence[int],
-    matrix: Sequence[Sequence[float]] | None = None,
+    topology: Topology | None, gpus: Sequence[int], matrix: Sequence[Sequence[float]] | None = None
 ) -> SetBandwidth:
     """Return the bandwidth of a set of GPU ids.
 

@@ -17,13 +17,7 @@ from dataclasses import dataclass
 from itertools import combinations, pairwise
 from typing import Any
 
-from analysis.topology.bandwidth import (
-    EXACT_GPUS,
-    MachineWires,
-    SetBandwidth,
-    rings,
-    set_bandwidth,
-)
+from analysis.topology.bandwidth import EXACT_GPUS, MachineWires, SetBandwidth, rings, set_bandwidth
 from analysis.topology.model import Topology, count_classes, describe_counts, quality
 
 MOST_GPUS = 16  # 12,870 sets of 8: two seconds

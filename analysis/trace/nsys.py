@@ -152,11 +152,7 @@ def _range_events(ranges: Sequence[_Range], process: int, names: Names) -> Event
 
 
 def _gpu_ranks(
-    export: Export,
-    kernels: Columns,
-    ranges: Sequence[_Range],
-    names: Names,
-    notes: list[str],
+    export: Export, kernels: Columns, ranges: Sequence[_Range], names: Names, notes: list[str]
 ) -> tuple[tuple[RankTrace, ...], bool]:
     """Return one rank per process and device, in order, and whether marks number them."""
     graphs = export.count(GRAPHS)
