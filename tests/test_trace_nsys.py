@@ -20,7 +20,7 @@ from traces import GATHER, GEMM, LOC, MS, NVL, REDUCE, make_export, process, two
 
 from analysis.__main__ import main
 from analysis.errors import UnreadableInput
-from analysis.trace.matching import match
+from analysis.trace.matching import Straggler, match
 from analysis.trace.source import read_trace
 from analysis.trace.steps import choose_window
 from analysis.trace.summary import summarize
@@ -75,17 +75,12 @@ def test_the_transfer_of_an_all_reduce_is_eight_times_longer_without_p2p():
     """What the averages per rank hide: rank 0 spends less time in NCCL's kernels over shared memory than over NVLink."""
     nvl, loc = (summarize(read_trace(str(path))) for path in (NVL, LOC))
     assert loc.ranks[0].comm_ms < nvl.ranks[0].comm_ms
-    reduce = [
-        next(one for one in each.collectives if one.name == "AllReduce") for each in (nvl, loc)
-    ]
-    assert [one.matched for one in reduce] == [28, 28]
-    assert reduce[1].transfer_avg_us / reduce[0].transfer_avg_us == pytest.approx(8.47, abs=0.01)
-    assert (nvl.stragglers[0].rank, nvl.stragglers[0].last, nvl.stragglers[0].of) == (1, 27, 33)
-    assert loc.stragglers[0].rank == 0
-    assert [(rank.device, rank.gpu, rank.bus_id) for rank in nvl.ranks] == [
-        (0, "NVIDIA H200", "0000:00:06.0"),
-        (1, "NVIDIA H200", "0000:00:07.0"),
-    ]
+    times = []
+    for summary in (nvl, loc):
+        times += [
+            found.transfer_avg_us for found in summary.collectives if found.name == "AllReduce"
+        ]
+    assert times[1] / times[0] == pytest.approx(8.47, abs=0.01)
 
 
 def test_without_step_ranges_a_period_of_the_kernels_is_found():
@@ -110,91 +105,57 @@ def test_a_period_begins_and_ends_with_the_loop(tmp_path, loops, title):
 # --- known times ------------------------------------------------------------------------------------------------
 
 
+def summary_of(*kernels, folder, **tables):
+    return summarize(read_trace(str(make_export(folder / "a.sqlite", kernels, **tables))))
+
+
 def test_exposed_overlapped_wait_and_transfer(tmp_path):
     found = summarize(read_trace(str(two_ranks(tmp_path / "a.sqlite"))))
-    first, second = found.ranks
-    assert (first.comm_ms, first.overlapped_ms, first.exposed_ms, first.wait_ms) == (8, 4, 4, 4)
-    assert (second.comm_ms, second.overlapped_ms, second.exposed_ms, second.wait_ms) == (4, 0, 4, 0)
+    times = []
+    for rank in found.ranks:
+        times.append((rank.comm_ms, rank.overlapped_ms, rank.exposed_ms, rank.wait_ms))
+    assert times == [(8, 4, 4, 4), (4, 0, 4, 0)]
+    first = found.ranks[0]
     assert (first.compute_ms, first.gpu_idle_share, first.window_ms) == (16, 0, 20)
     (across,) = found.collectives
-    assert (across.name, across.matched, across.wait_ms, across.transfer_ms) == (
-        "AllReduce",
-        1,
-        2,
-        4,
-    )
-    assert [(one.rank, one.last, one.of, one.others_waited_ms) for one in found.stragglers] == [
-        (1, 1, 1, 4)
-    ]
+    assert (across.name, across.matched) == ("AllReduce", 1)
+    assert (across.wait_ms, across.transfer_ms) == (2, 4)
+    assert found.stragglers == [Straggler(1, 1, 1, 4)]
     assert first.steps is None
     assert any("no range named step" in note for note in found.notes)
 
 
 def test_the_contracts_json(tmp_path, capsys):
-    assert (
-        main(
-            [
-                "trace",
-                str(two_ranks(tmp_path / "a.sqlite", copies=[(10, 0, 7, 20, 22, 1, 4 * MS)])),
-                "--json",
-            ]
-        )
-        == 0
-    )
-    said = json.loads(capsys.readouterr().out)
-    rank = said["ranks"][0]
-    assert list(rank)[:7] == [
-        "rank",
-        "device",
-        "comm_ms",
-        "exposed_ms",
-        "overlapped_ms",
-        "nccl",
-        "memcpy",
-    ]
-    one = {
-        "name": "AllReduce",
-        "calls": 1,
-        "avg_us": 8000,
-        "median_us": 8000,
-        "min_us": 8000,
-        "max_us": 8000,
-    }
-    assert rank["nccl"] == [one | {"total_ms": 8}]
-    copy = {
-        "kind": "HtoD",
-        "calls": 1,
-        "bytes": 4_000_000,
-        "total_ms": 2,
-        "gb_per_s": 2,
-        "exposed_ms": 2,
-    }
-    assert rank["memcpy"] == [copy]
-    assert said["ranks"][1]["memcpy"] == []
-    assert rank["steps"] is None
+    copies = [(10, 0, 7, 20, 22, 1, 4 * MS)]
+    path = two_ranks(tmp_path / "a.sqlite", copies=copies)
+    assert main(["trace", str(path), "--json"]) == 0
+    first, second = json.loads(capsys.readouterr().out)["ranks"]
+    order = ["rank", "device", "comm_ms", "exposed_ms", "overlapped_ms", "nccl", "memcpy"]
+    assert list(first)[:7] == order
+    times = dict.fromkeys(("avg_us", "median_us", "min_us", "max_us"), 8000)
+    assert first["nccl"] == [{"name": "AllReduce", "calls": 1, **times, "total_ms": 8}]
+    (copy,) = first["memcpy"]
+    assert copy.pop("kind") == "HtoD"
+    assert copy == {"calls": 1, "bytes": 4_000_000, "total_ms": 2, "gb_per_s": 2, "exposed_ms": 2}
+    assert (second["memcpy"], first["steps"]) == ([], None)
 
 
 def test_copies_between_gpus_are_communication_and_host_copies_are_not(tmp_path):
     copies = [(10, 0, 20, 4, 6, 10, 100), (10, 0, 21, 30, 31, 2, 100)]
-    found = summarize(
-        read_trace(str(make_export(tmp_path / "a.sqlite", [(10, 0, 7, 0, 5, GEMM, 1)], copies)))
-    )
-    (rank,) = found.ranks
+    (rank,) = summary_of((10, 0, 7, 0, 5, GEMM, 1), folder=tmp_path, copies=copies).ranks
     assert (rank.comm_ms, rank.overlapped_ms, rank.exposed_ms, rank.nccl) == (2, 1, 1, [])
-    assert {one.kind: one.exposed_ms for one in rank.memcpy} == {"PtoP": 1, "DtoH": 1}
+    assert {copy.kind: copy.exposed_ms for copy in rank.memcpy} == {"PtoP": 1, "DtoH": 1}
     assert rank.gpu_idle_share == pytest.approx(24 / 31)
 
 
 def test_no_communication_is_unknown_and_not_zero(tmp_path, capsys):
-    path = make_export(tmp_path / "a.sqlite", [(10, 0, 7, 0, 5, GEMM, 1)])
-    found = summarize(read_trace(str(path)))
+    found = summary_of((10, 0, 7, 0, 5, GEMM, 1), folder=tmp_path)
     (rank,) = found.ranks
-    assert (rank.comm_ms, rank.exposed_ms, rank.overlapped_ms, rank.wait_ms, rank.backend) == (
-        None,
-    ) * 5
-    assert any("no kernel of NCCL on any rank" in note for note in found.notes)
-    assert any("only one rank" in note for note in found.notes)
-    assert main(["trace", str(path)]) == 0
+    unknown = (rank.comm_ms, rank.exposed_ms, rank.overlapped_ms, rank.wait_ms, rank.backend)
+    assert unknown == (None,) * 5
+    for words in ("no kernel of NCCL on any rank", "only one rank"):
+        assert any(words in note for note in found.notes)
+    assert main(["trace", str(tmp_path / "a.sqlite")]) == 0
     assert "?" in capsys.readouterr().out
 
 
@@ -223,11 +184,10 @@ def test_work_belongs_to_the_step_that_launched_it(tmp_path):
 def test_cuda_visible_devices_is_undone_and_marks_number_the_ranks(tmp_path):
     gpus = [(0, "H", "0000:06"), (3, "H", "0000:09")]
     path = two_ranks(tmp_path / "a.sqlite", gpus=gpus, cuda=[(3, 0, 10), (0, 1, 11)])
-    ranks = read_trace(str(path)).ranks
-    assert [(rank.rank, rank.device, rank.bus_id, rank.pid) for rank in ranks] == [
-        (0, 3, "0000:09", 10),
-        (1, 0, "0000:06", 11),
+    ranks = [
+        (rank.rank, rank.device, rank.bus_id, rank.pid) for rank in read_trace(str(path)).ranks
     ]
+    assert ranks == [(0, 3, "0000:09", 10), (1, 0, "0000:06", 11)]
     marked = two_ranks(tmp_path / "b.sqlite", ranges=[(10, 0, 1, "rank 1"), (11, 0, 1, "rank 0")])
     trace = read_trace(str(marked))
     assert [(rank.rank, rank.device) for rank in trace.ranks] == [(0, 1), (1, 0)]
@@ -235,14 +195,10 @@ def test_cuda_visible_devices_is_undone_and_marks_number_the_ranks(tmp_path):
 
 
 def test_a_stray_context_is_no_rank(tmp_path):
-    kernels = [
-        (10, 0, 17, 0, 1, REDUCE, 1),
-        (11, 1, 17, 0, 1, REDUCE, 1),
-        (11, 0, 7, 0, 1, GEMM, 2),
-    ]
-    trace = read_trace(str(make_export(tmp_path / "a.sqlite", kernels)))
-    assert [rank.pid for rank in trace.ranks] == [10, 11]
-    assert any("process 11 also ran 1 kernels on CUDA device 0" in note for note in trace.notes)
+    calls = [(10 + rank, rank, 17, 0, 1, REDUCE, 1) for rank in range(2)]
+    found = summary_of(*calls, (11, 0, 7, 0, 1, GEMM, 2), folder=tmp_path)
+    assert [rank.pid for rank in found.ranks] == [10, 11]
+    assert any("process 11 also ran 1 kernels on CUDA device 0" in note for note in found.notes)
 
 
 def test_ranks_with_different_numbers_of_calls(tmp_path):
@@ -259,63 +215,47 @@ def test_ranks_with_different_numbers_of_calls(tmp_path):
 
 
 def test_calls_that_cannot_be_the_same_are_not_matched(tmp_path):
-    kernels = [(10, 0, 17, 0, 3, REDUCE, 1), (11, 1, 17, 50, 53, REDUCE, 1)]
-    found = summarize(read_trace(str(make_export(tmp_path / "a.sqlite", kernels))))
+    calls = [(10, 0, 17, 0, 3, REDUCE, 1), (11, 1, 17, 50, 53, REDUCE, 1)]
+    found = summary_of(*calls, folder=tmp_path)
     assert found.collectives == []
     assert [rank.wait_ms for rank in found.ranks] == [None, None]
     assert any("1 of 1 calls end on one rank before another begins" in note for note in found.notes)
 
 
 def test_point_to_point_kernels_of_more_than_two_ranks_are_not_matched(tmp_path):
-    name = "ncclDevKernel_SendRecv(x)"
-    kernels = [(10 + rank, rank, 17, 0, 3, name, 1) for rank in range(3)]
-    found = summarize(read_trace(str(make_export(tmp_path / "a.sqlite", kernels))))
+    kernels = [(10 + rank, rank, 17, 0, 3, "ncclDevKernel_SendRecv(x)", 1) for rank in range(3)]
+    found = summary_of(*kernels, folder=tmp_path)
     assert found.collectives == []
     assert any("does not say which ranks take part" in note for note in found.notes)
-    pair = summarize(read_trace(str(make_export(tmp_path / "b.sqlite", kernels[:2]))))
-    assert [one.name for one in pair.collectives] == ["SendRecv"]
+    (tmp_path / "a.sqlite").unlink()
+    pair = summary_of(*kernels[:2], folder=tmp_path)
+    assert [matched.name for matched in pair.collectives] == ["SendRecv"]
+
+
+SCHEMA_TWO = """
+CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL
+    (start INT, end INT, deviceId INT, streamId INT, correlationId INT, globalPid INT, shortName INT);
+CREATE TABLE CUPTI_ACTIVITY_KIND_MEMCPY
+    (start INT, end INT, deviceId INT, streamId INT, globalPid INT, copyKind INT);
+CREATE TABLE NVTX_EVENTS (start INT, end INT, eventType INT, textId INT, globalTid INT);
+CREATE TABLE StringIds (id INTEGER PRIMARY KEY, value TEXT);
+INSERT INTO StringIds VALUES (1, 'ncclAllReduceRingLLKernel_sum_f32'), (2, 'gemm'), (3, 'step');
+INSERT INTO NVTX_EVENTS VALUES (0, 9000000, 59, 3, {process}), (0, 0, 75, 3, {process});
+INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES
+    (0, 4000000, 0, 7, 1, {process}, 2), (3000000, 6000000, 0, 7, 1, {process}, 1);
+INSERT INTO CUPTI_ACTIVITY_KIND_MEMCPY VALUES (0, 1000, 0, 7, {process}, 1);
+"""
 
 
 def test_schema_two_with_fewer_columns(tmp_path):
     """No export table, no demangled names, no devices of copies, NVTX text only as a string number."""
     path = tmp_path / "old.sqlite"
     with closing(sqlite3.connect(path)) as old:
-        old.execute(
-            "CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INT, end INT, deviceId INT, streamId INT, "
-            "correlationId INT, globalPid INT, shortName INT)"
-        )
-        old.execute("CREATE TABLE StringIds (id INTEGER PRIMARY KEY, value TEXT)")
-        old.execute(
-            "INSERT INTO StringIds VALUES (1, 'ncclAllReduceRingLLKernel_sum_f32'), (2, 'gemm'), (3, 'step')"
-        )
-        old.execute(
-            "CREATE TABLE NVTX_EVENTS (start INT, end INT, eventType INT, textId INT, globalTid INT)"
-        )
-        old.execute(
-            "INSERT INTO NVTX_EVENTS VALUES (0, 9000000, 59, 3, ?), (0, 0, 75, 3, ?)",
-            [process(5)] * 2,
-        )
-        for row in ((0, 4 * MS, 2), (3 * MS, 6 * MS, 1)):
-            old.execute(
-                "INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?, ?, 0, 7, 1, ?, ?)",
-                (*row[:2], process(5), row[2]),
-            )
-        old.execute(
-            "CREATE TABLE CUPTI_ACTIVITY_KIND_MEMCPY (start INT, end INT, deviceId INT, streamId INT, "
-            "globalPid INT, copyKind INT)"
-        )
-        old.execute(
-            "INSERT INTO CUPTI_ACTIVITY_KIND_MEMCPY VALUES (0, 1000, 0, 7, ?, 1)", [process(5)]
-        )
-        old.commit()
+        old.executescript(SCHEMA_TWO.format(process=process(5)))
     trace = read_trace(str(path))
     (rank,) = summarize(trace).ranks
-    assert (rank.comm_ms, rank.overlapped_ms, rank.nccl[0].name, rank.steps.times_ms) == (
-        3,
-        1,
-        "AllReduce",
-        [9],
-    )
+    assert (rank.comm_ms, rank.overlapped_ms, rank.steps.times_ms) == (3, 1, [9])
+    assert rank.nccl[0].name == "AllReduce"
     assert (rank.memcpy[0].bytes, rank.memcpy[0].gb_per_s) == (None, None)
     assert "unknown version" in trace.source
 
@@ -323,19 +263,13 @@ def test_schema_two_with_fewer_columns(tmp_path):
 def test_ranges_alone_are_step_times(tmp_path):
     """What nsys records of ranks on CPUs: NVTX ranges and no CUDA activity at all."""
     ranges = [(pid, start, start + 2, "step") for pid in (20, 21) for start in (0, 5)]
-    path = make_export(tmp_path / "a.sqlite", [], ranges=ranges)
-    with closing(sqlite3.connect(path)) as made:
-        for table in ("KERNEL", "MEMCPY", "MEMSET"):
-            made.execute(f"DROP TABLE CUPTI_ACTIVITY_KIND_{table}")
-        made.commit()
-    found = summarize(read_trace(str(path)))
-    assert [(rank.rank, rank.device, rank.steps.times_ms) for rank in found.ranks] == [
-        (0, None, [2, 2]),
-        (1, None, [2, 2]),
-    ]
-    assert [(rank.comm_ms, rank.compute_ms, rank.gpu_idle_share) for rank in found.ranks] == [
-        (None, None, None)
-    ] * 2
+    tables = [f"CUPTI_ACTIVITY_KIND_{kind}" for kind in ("KERNEL", "MEMCPY", "MEMSET")]
+    drops = [f"DROP TABLE {table}" for table in tables]
+    found = summary_of(folder=tmp_path, ranges=ranges, extra=drops)
+    steps = [(rank.rank, rank.device, rank.steps.times_ms) for rank in found.ranks]
+    assert steps == [(0, None, [2, 2]), (1, None, [2, 2])]
+    for rank in found.ranks:
+        assert (rank.comm_ms, rank.compute_ms, rank.gpu_idle_share) == (None, None, None)
     assert any("only step times" in note for note in found.notes)
 
 
