@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from analysis.validity import timing
+from analysis.validity import limits as validity_limits
 from benchmarks.timing import statistics as intervals
 from benchmarks.timing import statistics as stationarity
 from benchmarks.training import costs
@@ -156,7 +156,7 @@ def told(ms):
         "iterations": len(ms),
     }
     record = SimpleNamespace(checks=checks, cell=SimpleNamespace(device="cuda"))
-    judges = {"not_stationary": timing.not_stationary, "pauses": timing.pauses}
+    judges = {"not_stationary": validity_limits.not_stationary, "pauses": validity_limits.pauses}
     return {code for code, judge in judges.items() if judge(record, LIMITS) is not None}
 
 

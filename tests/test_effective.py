@@ -12,9 +12,8 @@ from records import make_record
 from analysis.nccl.announcements import announcement, same_value
 from analysis.nccl.log import parse_nccl_log
 from analysis.nccl.transports import describe_transport, pair_class
-from analysis.validity.evidence import Evidence, SettingResult
-from analysis.validity.hosts import hosts_seen
-from analysis.validity.settings import check_setting
+from analysis.validity.effective import hosts_seen
+from analysis.validity.nccl_settings import Evidence, SettingResult, check_setting
 from conf.nccl import ALGORITHMS, allowed, level_word
 
 DATA = Path(__file__).parent / "data"

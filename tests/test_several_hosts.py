@@ -16,7 +16,7 @@ from analysis.study.names import gpu_ids, gpu_list
 from analysis.study.study import open_study
 from analysis.topology.readers import parse_topology
 from analysis.validity.checks import judge
-from analysis.validity.hosts import class_between, gloo_between_hosts
+from analysis.validity.effective import class_between, gloo_between_hosts
 from benchmarks.record import Record, read
 from conf.cell import Cell, compress_hosts
 from conf.schema import ValidityLimits

@@ -22,10 +22,6 @@ from conf.schema import ValidityLimits
 # The dtype in which autocast computes, and in which most layers do, by precision; float32 where it is not here.
 AUTOCAST = {"bf16": "bfloat16", "fp16": "float16"}
 LAYERS = AUTOCAST | {"bf16_weights": "bfloat16"}
-# Times its reference above which an exchange was hardly awaited; METHOD.md says why less is possible.
-MOST_OF_REFERENCE = 1.2
-# Share of a step, and ms, that a CPU worker may spend between steps: what lies there is in no sample.
-MOST_BETWEEN, MOST_BETWEEN_MS = 0.02, 0.1
 ROUNDING = 1e-9  # of a number that is computed another way
 # Hooks that send half the bytes.
 HALF = ("fp16", "bf16")
@@ -200,35 +196,3 @@ def _sent(cell: Cell, gradient_bytes: float) -> float | None:
 def _ring(sent: float, ranks: int) -> float:
     """Return the bytes that each rank of a ring sends of an all-reduce."""
     return sent * 2 * (ranks - 1) / ranks
-
-
-def faster_than_reference(record: Record, _: ValidityLimits) -> CheckResult | None:
-    """Tell whether the exchange took so little time that it was hardly awaited."""
-    share = record.metrics.get("comm/ideal_ratio")
-    if share is None:
-        return _no_reference(record)
-    name = record.checks.get("reference")
-    return (
-        CheckResult(f"{share:.2f} times as fast as its reference {name}")
-        if not share <= MOST_OF_REFERENCE
-        else None
-    )
-
-
-def _no_reference(record: Record) -> CheckResult:
-    if "comm/exchange_ms" not in record.metrics:
-        return not_applicable("no exchange was timed")
-    if not record.cell.benchmark.get("limit_iterations", 1):
-        return not_applicable("benchmark.limit_iterations=0: no reference was asked for")
-    return unchecked("no reference was measured")
-
-
-def time_between_steps(record: Record, _: ValidityLimits) -> CheckResult | None:
-    """Tell whether a CPU worker spent time between its steps, which is in no sample."""
-    if record.cell.device == "cuda":
-        return not_applicable("on GPUs clocks_disagree checks this")
-    share, ms = (record.checks.get(f"between_steps_{name}") for name in ("share", "ms"))
-    if share is None or ms is None:
-        return unless_training(record)
-    much = abs(share) > MOST_BETWEEN and abs(ms) > MOST_BETWEEN_MS
-    return CheckResult(f"{100 * share:.1f} %, {ms:.2g} ms a step") if much else None

@@ -20,6 +20,27 @@ class CheckResult:
 
 
 @dataclass(frozen=True)
+class ValueLimit:
+    """A judge of one value of a record, which passes up to a limit; NaN does not pass."""
+
+    value: Callable[[Record], float | None]
+    most: Callable[[Record, ValidityLimits], float]
+    missing: Callable[[Record], CheckResult]  # what a record without the value gets
+    detail: Callable[[Record, float, float], str] = lambda record, value, most: (
+        f"{100 * value:.1f} %, allowed {100 * most:.1f} %"
+    )
+
+    def __call__(self, record: Record, limits: ValidityLimits) -> CheckResult | None:
+        """Judge the value of a record."""
+        value, most = self.value(record), self.most(record, limits)
+        if value is None:
+            return self.missing(record)
+        if value <= most:
+            return None
+        return CheckResult(self.detail(record, value, most))
+
+
+@dataclass(frozen=True)
 class Check:
     """One way in which a number can be wrong. `judge` returns None for a record that passes."""
 
@@ -42,11 +63,13 @@ def not_applicable(why: str) -> CheckResult:
 
 def unless_training(record: Record, why: str = NOT_REPORTED) -> CheckResult:
     """Return that a check of training steps could not run; other benchmarks than `throughput` have nothing to check."""
-    trains = record.cell.benchmark["name"] == "throughput"
-    return unchecked(why) if trains else not_applicable("only benchmark=throughput has it")
+    if record.cell.benchmark["name"] == "throughput":
+        return unchecked(why)
+    return not_applicable("only benchmark=throughput has it")
 
 
 def unless_cpu(record: Record, why: str) -> CheckResult:
     """Return that a check of GPUs could not run; a CPU worker has none."""
-    on_gpu = record.cell.device == "cuda"
-    return unchecked(why) if on_gpu else not_applicable("CPU workers have no GPU")
+    if record.cell.device == "cuda":
+        return unchecked(why)
+    return not_applicable("CPU workers have no GPU")

@@ -8,7 +8,7 @@ import dataclasses
 from typing import Any
 
 from analysis.prediction.recorded_forecast import UNEXPLAINED
-from analysis.validity import as_asked, conditions, results, surroundings, timing
+from analysis.validity import as_asked, limits, results, surroundings
 from analysis.validity.check import Check
 from benchmarks.record import Record, Validity
 from conf.schema import ValidityLimits
@@ -154,7 +154,7 @@ CHECKS: tuple[Check, ...] = (
         "clocks_disagree",
         "invalid",
         "the times of the GPU and of the host differ: {}",
-        conditions.clocks_disagree,
+        limits.clocks_disagree,
         "GPUs: device clock and host clock differ by more than 0.5 % (`validity.clock_limit`)",
     ),
     Check(
@@ -168,14 +168,14 @@ CHECKS: tuple[Check, ...] = (
         "rate_inconsistent",
         "invalid",
         "the rate is not images ÷ seconds: {}",
-        timing.rate_inconsistent,
+        limits.rate_inconsistent,
         "images/s is not images ÷ seconds, or not n times the rate per GPU",
     ),
     Check(
         "samples_do_not_fill_window",
         "invalid",
         "the step times do not add up to the time of their window: {}",
-        timing.samples_do_not_fill_window,
+        limits.samples_do_not_fill_window,
         "the samples of a window differ from its time by more than 0.1 %",
     ),
     Check(
@@ -203,14 +203,14 @@ CHECKS: tuple[Check, ...] = (
         "faster_than_reference",
         "suspect",
         "the exchange was too fast to be a whole exchange: {}",
-        as_asked.faster_than_reference,
+        limits.faster_than_reference,
         "the exchange took less than 1 ÷ 1.2 of its reference: it was hardly awaited",
     ),
     Check(
         "time_between_steps",
         "suspect",
         "time between the steps is missing in their times: {}",
-        as_asked.time_between_steps,
+        limits.time_between_steps,
         (
             "CPU workers: more than 2 % of the time, and 0.1 ms a step, lies between the steps, "
             "in no sample"
@@ -259,7 +259,7 @@ CHECKS: tuple[Check, ...] = (
         "noisy",
         "suspect",
         "the steps of this run vary a lot: the 95 % interval of their mean is {}",
-        conditions.noisy,
+        limits.noisy,
         (
             "the 95 % interval of images/s within the run is wider than ±5 % "
             "(`validity.noise_limit`)"
@@ -269,21 +269,21 @@ CHECKS: tuple[Check, ...] = (
         "cpu_bound",
         "suspect",
         "the GPU waits for the CPU to launch work: {}",
-        conditions.cpu_bound,
+        limits.cpu_bound,
         "the GPU idles more than 10 % of a step (`validity.idle_limit`)",
     ),
     Check(
         "too_few_iterations",
         "suspect",
         "few steps were measured: {}",
-        conditions.too_few_iterations,
+        limits.too_few_iterations,
         "fewer steps were timed than asked",
     ),
     Check(
         "efficiency_above_one",
         "suspect",
         "the efficiency is too high to be true: {}",
-        conditions.efficiency_above_one,
+        limits.efficiency_above_one,
         (
             "the efficiency is above 1 by more than 3 standard deviations of the ratio of both "
             "rates, at least 100.5 %; above 102 % where the scatter between runs is unknown"
@@ -293,14 +293,14 @@ CHECKS: tuple[Check, ...] = (
         "warmup_not_flat",
         "suspect",
         "steps still became faster when the warm-up ended",
-        conditions.warmup_not_flat,
+        limits.warmup_not_flat,
         "steps still became faster when the warm-up ended",
     ),
     Check(
         "not_stationary",
         "suspect",
         "the step time changed during the measurement: {}",
-        timing.not_stationary,
+        limits.not_stationary,
         (
             "the step time changed or drifted by more than 1 % (`validity.change_limit`; CPU "
             "workers 3 %) and by more than noise explains"
@@ -310,7 +310,7 @@ CHECKS: tuple[Check, ...] = (
         "pauses",
         "suspect",
         "some steps were much longer than the others: {}",
-        timing.pauses,
+        limits.pauses,
         (
             "pauses inside steps took more than 0.25 % of the time (`validity.pause_limit`; CPU "
             "workers 0.75 %)"
@@ -320,7 +320,7 @@ CHECKS: tuple[Check, ...] = (
         "slow_rank",
         "suspect",
         "one rank is slower than the others: {}",
-        timing.slow_rank,
+        limits.slow_rank,
         (
             "one rank's own step is more than 3 % longer than the median of the others' "
             "(`validity.slow_rank_limit`), and by more than twice its noise"
@@ -330,7 +330,7 @@ CHECKS: tuple[Check, ...] = (
         UNEXPLAINED,
         "suspect",
         "the step lies outside the interval of its forecast: {}",
-        timing.unexplained,
+        limits.unexplained,
         (
             "the step and its 95 % interval lie outside the interval that was forecast before the"
             " cell"
@@ -340,14 +340,14 @@ CHECKS: tuple[Check, ...] = (
         "input_bound",
         "finding",
         "the data loader limits the rate: {}",
-        timing.input_bound,
+        limits.input_bound,
         ("the data loader costs more than 2 % of a step, and the interval of this cost excludes 0"),
     ),
     Check(
         "reference_exceeded",
         "finding",
         "the exchange was faster than its reference: {} (the reference is simpler code and no limit)",
-        conditions.reference_exceeded,
+        limits.reference_exceeded,
         (
             "the exchange took less than 1 ÷ 1.05 of its reference: simpler code is not always "
             "faster"

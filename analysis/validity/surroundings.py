@@ -18,7 +18,7 @@ from analysis.study.provenance import (
     variables,
 )
 from analysis.validity.check import CheckResult, not_applicable, unchecked, unless_cpu
-from analysis.validity.evidence import list_some
+from analysis.validity.nccl_settings import list_some
 from benchmarks.record import Record
 from conf.schema import ValidityLimits
 

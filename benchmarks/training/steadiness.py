@@ -1,5 +1,5 @@
 """Facts about the times of a training cell, from the raw lines: did the step stay the same, do samples fill their windows,
-and what does a step cost each rank alone. analysis.validity.timing judges them.
+and what does a step cost each rank alone. analysis.validity.limits judges them.
 """
 
 import math

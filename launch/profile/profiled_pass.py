@@ -19,7 +19,7 @@ from analysis.trace.source import of_cell, read_trace
 from analysis.trace.steps import choose_window, within_steps
 from analysis.trace.summary import summarize, trace_metrics
 from analysis.trace.timeline import draw_timeline
-from analysis.validity.evidence import SettingResult
+from analysis.validity.nccl_settings import SettingResult
 from benchmarks.record import CellFolder, safe_files
 from conf.cell import Cell
 from launch.profile.nsys import Nsys

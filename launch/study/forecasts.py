@@ -14,7 +14,7 @@ from typing import Any
 
 from analysis.study.noise_floor import Scatters
 from analysis.study.study import Study
-from analysis.validity.hosts import class_between
+from analysis.validity.effective import class_between
 from benchmarks.record import Record
 from benchmarks.record.lines import now
 from conf.cell import Cell
