@@ -9,6 +9,7 @@ Exit status: 0 done, 2 wrong input or request.
 
 import argparse
 import json
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -102,7 +103,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         add("study", metavar="STUDY", nargs="+",
             help="the folder of a study; several are read as one")  # fmt: skip
         add("--gpus", metavar="LIST",
-            help="ids of GPUs: 0,1,2,3 is one subset; with --per-node numbers of GPUs: 16,64")  # fmt: skip
+            help="ids of GPUs: 0,1,2,3 is one subset; with --per-node numbers: 16,64")  # fmt: skip
         add("--per-node", type=int, metavar="N", help="GPUs of a host")
         add("--net", metavar="NET",
             help=f"the network between hosts that were not measured: {NETWORK_FORM}")  # fmt: skip
@@ -122,11 +123,13 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     if arguments.per_node is not None and arguments.gpus is None:
         raise ValueError(
-            f"--per-node {arguments.per_node}: accepted together with --gpus, such as --gpus 16,64,256 --per-node 8"
+            f"--per-node {arguments.per_node}: accepted together with --gpus, such as "
+            "--gpus 16,64,256 --per-node 8"
         )
     if arguments.net is not None and arguments.per_node is None:
         raise ValueError(
-            f"--net {arguments.net}: accepted together with --gpus and --per-node, such as --gpus 16,64 --per-node 8"
+            f"--net {arguments.net}: accepted together with --gpus and --per-node, such as "
+            "--gpus 16,64 --per-node 8"
         )
     folders = [open_study(Path(folder)) for folder in arguments.study]
     study = folders[0]
@@ -285,7 +288,8 @@ def _print_forecasts(
         where = _where(query)
         if query.ranks > 1 and query.unit == "GPU":
             where = f"{where}, {query.wire}"
-        row = {"cell": f"{query.workload} · {query.strategy} · {query.batch_size}", "where": where}
+        name = f"{query.workload} · {query.strategy} · {query.batch_size}"
+        row = {"cell": name, "where": where}
         try:
             made = forecast(calibration, query, scores.of(query))
         except ValueError as error:
@@ -371,11 +375,13 @@ def _print_held_out(arguments: argparse.Namespace, calibration: CalibrationData)
         )
     if errors.step is not None:
         out.print(
-            f"step: {number(errors.step, 'share')}, the null model's {number(errors.null_step, 'share')}"
+            f"step: {number(errors.step, 'share')}, the null model's "
+            f"{number(errors.null_step, 'share')}"
         )
     if errors.covered is None:
         out.print(
-            f"intervals: not enough to state an error; {FEWEST_HELD_OUT + 1} held-out cells are needed"
+            f"intervals: not enough to state an error; {FEWEST_HELD_OUT + 1} held-out cells are "
+            "needed"
         )
     else:
         share = number(errors.covered / errors.with_interval, "share")
@@ -409,7 +415,8 @@ def _advise(arguments: argparse.Namespace) -> None:
     gpus_of_host = refuse_absent(arguments.gpus, subsets, study, calibration)
     if len({subset.gpus for subset in subsets}) > 1:
         raise ValueError(
-            f"--gpus {arguments.gpus!r}: accepted are subsets of one size, so that their rates can be compared"
+            f"--gpus {arguments.gpus!r}: accepted are subsets of one size, so that their rates can "
+            "be compared"
         )
     choices = studied_settings(study)
     if arguments.nccl:
@@ -479,116 +486,112 @@ def _advice_json(advice: Advice, scores: HeldOutScores) -> dict[str, Any]:
     }
 
 
-def _advice_row(rank: int, cell: RankedCell, first: RankedCell, differing: set[str]) -> list[Any]:
-    query = cell.candidate.query
-    words = [query.strategy]
-    words += [f"{name}={value}" for name, value in query.options if name in differing]
-    nccl = [f"{name.removeprefix('NCCL_')}={value}" for name, value in cell.candidate.nccl]
-    behind = number(cell.rate / first.rate - 1, "change")
-    if cell.as_fast and rank > 1:
-        behind += " ~"
-    return [
-        rank,
-        ",".join(map(str, query.members)) + _servers(cell),
-        " ".join(words),
-        query.batch_size,
-        ", ".join(nccl) or UNTOUCHED,
-        Estimate(cell.rate, cell.low, cell.high),
-        behind,
-        cell.p_fastest,
-        count(cell.runs, "run") if cell.runs else "forecast",
-    ]
-
-
 def _print_advice(study: Study, advice: Advice) -> None:
     first = advice.first
     query = first.candidate.query
-    differing = set()
-    for cell in advice.ranked:
-        there = cell.candidate.query
-        if there.strategy == query.strategy:
-            differing |= {name for name, _ in set(there.options) ^ set(query.options)}
+    differing = _differing(advice.ranked)
     columns = (
-        Column("rank", "", kind="count"),
-        Column("gpus", f"{query.unit}s"),
-        Column("strategy", "strategy"),
-        Column("batch_size", "batch", kind="count"),
-        Column("nccl", "NCCL"),
-        Column("images_per_second", "images/s", kind="rate", bounded=True),
-        Column("behind", "to the first"),
-        Column("chance", "chance to be fastest", kind="share"),
-        Column("source", "from"),
-    )
-    rows = []
-    for rank, cell in enumerate(advice.ranked[:MOST_RANKED], 1):
-        row = _advice_row(rank, cell, first, differing)
-        rows.append({column.key: value for column, value in zip(columns, row, strict=True)})
+        Column("gpus", f"{query.unit}s", _members),
+        Column("strategy", "strategy", lambda cell: _strategy(cell.candidate.query, differing)),
+        Column("batch_size", "batch", lambda cell: cell.candidate.query.batch_size, "count"),
+        Column("nccl", "NCCL", _nccl),
+        Column(
+            "images_per_second", "images/s",
+            lambda cell: Estimate(cell.rate, cell.low, cell.high), "rate", bounded=True,
+        ),
+        Column("behind", "to the first", lambda cell: _behind(cell, first)),
+        Column("chance", "chance to be fastest", lambda cell: cell.p_fastest, "share"),
+        Column("source", "from", _source),
+    )  # fmt: skip
     out = console()
     out.print(f"[bold]{escape(str(query.workload))}[/bold]")
-    _print_table(columns, rows)
-    for sentence in advice_sentences(advice):
-        out.print(sentence, soft_wrap=True)
+    _print_table(columns, advice.ranked[:MOST_RANKED])
+    rest = len(advice.ranked) - MOST_RANKED
+    if rest > 0:
+        out.print(f"… and {count(rest, 'more cell')} below (--json has all)")
+    out.print(advice_sentences(advice), soft_wrap=True)
     for why in dict.fromkeys(why for _, why in advice.refused):
         out.print(f"Not ranked: {escape(why)}", soft_wrap=True)
     notes = []
     machines = {runs.provenance.get("machine", "") for runs in study.runs}
     if len(machines) > 1:
         notes.append(
-            f"the study has cells of {len(machines)} machines: this is for {query.machine}, where most of them ran"
+            f"the study has cells of {len(machines)} machines: this is for {query.machine}, where "
+            "most of them ran"
         )
-    _print_notes([*notes, *_advice_notes(advice)])
+    queries = [cell.candidate.query for cell in advice.ranked[:MOST_RANKED]]
+    if any(shown.strategy != "none" and not exchange_of(shown).waits for shown in queries):
+        notes.append(
+            "with an asynchronous strategy ranks do not wait for each other: it trains with older "
+            "weights"
+        )
+    notes += [of_unit(cell.why, query.unit) for cell in advice.ranked if cell.why]
+    _print_notes(notes)
 
 
-def _servers(cell: RankedCell) -> str:
-    """Return what is said of servers that have GPUs of their own."""
+def _members(cell: RankedCell) -> str:
+    """Return the GPUs, and how many servers have GPUs of their own."""
     query = cell.candidate.query
+    members = ",".join(map(str, query.members))
     if query.shares_gpu or not exchange_of(query).gpu_servers:
-        return ""
-    return f" + {count(max(1, query.servers), 'server')}"
+        return members
+    return f"{members} + {count(max(1, query.servers), 'server')}"
 
 
-def advice_sentences(advice: Advice) -> list[str]:
+def _differing(cells: Iterable[RankedCell]) -> set[tuple[str, str]]:
+    """Return (strategy, option) of the options that cells of a strategy have otherwise."""
+    values: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for cell in cells:
+        query = cell.candidate.query
+        for option, value in query.options:
+            values[query.strategy, option].add(value)
+    return {key for key, several in values.items() if len(several) > 1}
+
+
+def _strategy(query: CellQuery, differing: set[tuple[str, str]]) -> str:
+    words = [query.strategy]
+    for name, value in query.options:
+        if (query.strategy, name) in differing:
+            words.append(f"{name}={value}")
+    return " ".join(words)
+
+
+def _nccl(cell: RankedCell) -> str:
+    settings = [f"{name.removeprefix('NCCL_')}={value}" for name, value in cell.candidate.nccl]
+    return ", ".join(settings) or UNTOUCHED
+
+
+def _behind(cell: RankedCell, first: RankedCell) -> str:
+    change = number(cell.rate / first.rate - 1, "change")
+    return f"{change} ~" if cell.as_fast and cell is not first else change
+
+
+def _source(cell: RankedCell) -> str:
+    return count(cell.runs, "run") if cell.runs else "forecast"
+
+
+def advice_sentences(advice: Advice) -> str:
     """Return what the table of an advice says, in words."""
     first, query = advice.first, advice.first.candidate.query
-    sentences = []
-    rest = len(advice.ranked) - MOST_RANKED
-    if rest > 0:
-        sentences.append(f"… and {count(rest, 'more cell')} below (--json has all)")
     unit = f"{query.unit}s" if len(query.members) > 1 else query.unit
-    on = f"{unit} {','.join(map(str, query.members))}{_servers(first)}"
+    on = f"{unit} {_members(first)}"
     if len({cell.candidate.query.batch_size for cell in advice.ranked}) > 1:
         on += f" with batch {query.batch_size}"
     how = "measured" if first.runs else "forecast"
     rate = number(first.rate, "rate")
-    sentences.append(f"First is {query.strategy} on {on}: {rate} images/s, {how}.")
+    words = f"First is {query.strategy} on {on}: {rate} images/s, {how}."
     if len(advice.ranked) == 1:
-        return sentences
-    chance = number(first.p_fastest, "share")
-    sentences[-1] += f" The chance that nothing else is faster is {chance}."
+        return words
     alike = sum(cell.as_fast for cell in advice.ranked[1:])
     if alike:
-        sentences.append(
-            f"{count(alike, 'cell')} cannot be told from it (~): each is as fast with a chance of 5 % or more."
+        return (
+            f"{words} {count(alike, 'cell')} cannot be told from it (~): each is as fast with a "
+            "chance of 5 % or more."
         )
-    else:
-        sentences.append("Every other cell is slower with a chance of more than 95 %.")
-    return sentences
+    return f"{words} Every other cell is slower with a chance of more than 95 %."
 
 
-def _advice_notes(advice: Advice) -> list[str]:
-    unit = advice.first.candidate.query.unit
-    notes = []
-    shown = advice.ranked[:MOST_RANKED]
-    queries = [cell.candidate.query for cell in shown]
-    if any(not exchange_of(query).waits for query in queries if query.strategy != "none"):
-        notes.append(
-            "with an asynchronous strategy ranks do not wait for each other: it trains with older weights"
-        )
-    notes += dict.fromkeys(of_unit(cell.why, unit) for cell in advice.ranked if cell.why)
-    return notes
-
-
-def _print_table(columns: Sequence[Column], rows: Iterable[dict[str, Any]]) -> None:
+def _print_table(columns: Sequence[Column], rows: Iterable[Any]) -> None:
     console().print(Table.of("forecasts", CAPTION, columns, rows).to_rich())
 
 

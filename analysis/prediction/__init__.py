@@ -1,1 +1,1 @@
-"""Forecasts of cells: what a step should take, with an interval and beside a null model (METHOD.md, Prediction)."""
+"""Forecasts of cells: what a step should take, with an interval and beside a null model."""

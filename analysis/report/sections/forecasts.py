@@ -16,7 +16,7 @@ from analysis.prediction.forecast import CONDITION, FEWEST_HELD_OUT, LEVEL, hold
 from analysis.prediction.recorded_forecast import recorded_forecast
 from analysis.report.numbers import NumberFormat, number
 from analysis.report.section import Section
-from analysis.report.table import Column, Table, Value
+from analysis.report.table import Column, Table
 from analysis.study import names as study_names
 from analysis.study.estimates import Estimate, Findings
 from analysis.study.names import gpu_ids, ran_alone, short_names, unit_of
@@ -26,6 +26,7 @@ from benchmarks.record import finite
 
 MOST_CELLS = 60  # of several GPUs: holding each out takes time that grows with their square
 MS = NumberFormat(decimals=2)
+INSIDE = {None: "", True: "yes", False: "no"}
 CHANGE = NumberFormat(100.0, "%", 2, sign=True)
 
 
@@ -52,6 +53,11 @@ class CellForecast:
         """Whether the measured step lies in the interval; None without one."""
         low, high = self.ms("low"), self.ms("high")
         return None if low is None or high is None else low <= self.measured_ms <= high
+
+    @property
+    def step(self) -> Estimate:
+        """The forecast of the step, with its interval."""
+        return Estimate(self.ms("step_ms") or 0.0, self.ms("low"), self.ms("high"))
 
     @property
     def made(self) -> str:
@@ -143,62 +149,49 @@ def forecasts(study: Study, findings: Findings) -> Section | None:
     )
     if with_cost:
         caption += " Cost: what the strategy adds to a step, by steps with and without it in turn."
-    columns = (
-        Column("cell", "cell"),
-        Column("gpus", unit),
-        Column("made", "made"),
-        Column("step_ms", "step ms", kind=MS),
-        Column("forecast_ms", "forecast ms", kind=MS, bounded=True),
-        Column("error", "measured against it", kind=CHANGE),
-        Column("null_error", "against null model", kind=CHANGE),
-        Column("inside", "in interval"),
-        Column("cost_ms", "cost ms", kind=MS, shown=with_cost),
-        Column("forecast_cost_ms", "cost forecast ms", kind=MS, shown=with_cost),
-        Column("null_cost_ms", "cost by null model ms", kind=MS, shown=with_cost),
-        Column("basis", "basis"),
-    )
     names = _names(study, made.cells)
-    rows = tuple((*names[cell.record_id], *_row(cell)) for cell in made.cells)
-    outside = frozenset(row for row, cell in enumerate(made.cells) if cell.inside is False)
-    table = Table("forecasts", caption, columns, rows, outside)
+    table = Table.of("forecasts", caption, (
+        Column("cell", "cell", lambda cell: names[cell.record_id][0]),
+        Column("gpus", unit, lambda cell: names[cell.record_id][1]),
+        Column("made", "made", lambda cell: cell.made),
+        Column("step_ms", "step ms", lambda cell: cell.measured_ms, MS),
+        Column("forecast_ms", "forecast ms", lambda cell: cell.step, MS, bounded=True),
+        Column("error", "measured against it", lambda cell: cell.step_error("step_ms"), CHANGE),
+        Column(
+            "null_error", "against null model", lambda cell: cell.step_error("null_step_ms"), CHANGE
+        ),
+        Column("inside", "in interval", lambda cell: INSIDE[cell.inside]),
+        Column("cost_ms", "cost ms", lambda cell: cell.measured_cost_ms, MS, shown=with_cost),
+        Column(
+            "forecast_cost_ms", "cost forecast ms", lambda cell: cell.ms("cost_ms"), MS,
+            shown=with_cost,
+        ),
+        Column(
+            "null_cost_ms", "cost by null model ms", lambda cell: cell.ms("null_cost_ms"), MS,
+            shown=with_cost,
+        ),
+        Column("basis", "basis", lambda cell: single_line(cell.forecast.get("basis", ""), 60)),
+    ), made.cells, lambda cell: cell.inside is False)  # fmt: skip
     lines = tuple(_lines(made, on, alone))
     return Section("forecasts", "Forecast and measured", lines, (), (table,))
 
 
 def _names(study: Study, cells: Sequence[CellForecast]) -> dict[str, tuple[str, str]]:
     """Return {record_id: (name of its cell, its GPUs)}; a recorded one says which of the runs."""
-    names = {}
-    gpus = {}
-    marks = {}
+    forecast = {cell.record_id: cell for cell in cells}
+    shown = []
     for runs in study.runs:
         for record in runs.records:
-            names[record.record_id] = study_names.label(study, runs)
-            gpus[record.record_id] = gpu_ids(runs.gpus)
-            marks[record.record_id] = record.run_suffixes
-    short = short_names(dict.fromkeys(names[cell.record_id] for cell in cells))
-    shown = {}
-    for cell in cells:
-        words = [short[names[cell.record_id]]]
-        if cell.before:
-            words += marks[cell.record_id]
-        shown[cell.record_id] = (study_names.BETWEEN.join(words), gpus[cell.record_id])
-    return shown
-
-
-def _row(cell: CellForecast) -> tuple[Value, ...]:
-    step = Estimate(cell.ms("step_ms") or 0.0, cell.ms("low"), cell.ms("high"))
-    return (
-        cell.made,
-        cell.measured_ms,
-        step,
-        cell.step_error("step_ms"),
-        cell.step_error("null_step_ms"),
-        {None: "", True: "yes", False: "no"}[cell.inside],
-        cell.measured_cost_ms,
-        cell.ms("cost_ms"),
-        cell.ms("null_cost_ms"),
-        single_line(cell.forecast.get("basis", ""), 60),
-    )
+            if record.record_id in forecast:
+                shown.append((record, study_names.label(study, runs), gpu_ids(runs.gpus)))
+    short = short_names(dict.fromkeys(label for _, label, _ in shown))
+    names = {}
+    for record, label, gpus in shown:
+        words = [short[label]]
+        if forecast[record.record_id].before:
+            words += record.run_suffixes
+        names[record.record_id] = (study_names.BETWEEN.join(words), gpus)
+    return names
 
 
 def _lines(made: StudyForecasts, on: str, alone: bool) -> list[str]:
@@ -217,7 +210,8 @@ def _lines(made: StudyForecasts, on: str, alone: bool) -> list[str]:
         lines.append(f"No error is claimed: cells on {on} are not held out.")
     elif made.cells and all(cell.ms("low") is None for cell in made.cells):
         lines.append(
-            f"No error is claimed: {count(made.held_out, 'cell')} could be held out, {FEWEST_HELD_OUT} are needed."
+            f"No error is claimed: {count(made.held_out, 'cell')} could be held out, "
+            f"{FEWEST_HELD_OUT} are needed."
         )
     if made.too_many:
         lines.append(
@@ -231,7 +225,10 @@ def _errors(cells: Sequence[CellForecast], alone: bool) -> str:
     """Return the mean errors of step and cost beside the null model's, and what lies inside."""
     step = fmean(abs(cell.step_error("step_ms")) for cell in cells)
     null = fmean(abs(cell.step_error("null_step_ms")) for cell in cells)
-    words = f"the step is off by {number(step, 'part')} on average, the null model by {number(null, 'part')}"
+    words = (
+        f"the step is off by {number(step, 'part')} on average, the null model by "
+        f"{number(null, 'part')}"
+    )
     errors, null_errors = [], []
     for cell in cells:
         cost_ms, null_cost_ms = cell.ms("cost_ms"), cell.ms("null_cost_ms")
