@@ -40,8 +40,8 @@ from analysis.prediction.links import (
     LinkModel,
     TimeCurve,
     UnknownLink,
-    asked_wire,
     read_network,
+    requested_wire,
     used_wire,
 )
 from analysis.prediction.query import CellQuery, Subset, Workload
@@ -191,13 +191,13 @@ def test_the_wire_of_every_measured_cell_is_said_before_it_runs():
         cell, transport = record.cell, record.effective.get("transport")
         if cell.trains and cell.strategy["name"] == "nccl_allreduce" and transport:
             hosts = len(cell.hosts) or 1
-            asked = asked_wire(cell.nccl, record.effective.get("link_class"), hosts)
+            asked = requested_wire(cell.nccl, record.effective.get("link_class"), hosts)
             ignored = "setting_ignored" in record.validity.codes
             assert (used_wire(transport, asked) == asked) != ignored
             transports.add(asked.transport)
     assert transports == {DIRECT, HOST_MEMORY, NETWORK}
-    assert asked_wire({}, "SYS").transport == HOST_MEMORY
-    assert asked_wire({"NCCL_P2P_LEVEL": "SYS"}, "SYS").transport == DIRECT
+    assert requested_wire({}, "SYS").transport == HOST_MEMORY
+    assert requested_wire({"NCCL_P2P_LEVEL": "SYS"}, "SYS").transport == DIRECT
 
 
 def test_the_conformal_factor_holds_nine_of_ten():

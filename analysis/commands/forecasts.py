@@ -291,16 +291,22 @@ def _print_forecasts(
         name = f"{query.workload} · {query.strategy} · {query.batch_size}"
         row = {"cell": name, "where": where}
         try:
-            made = forecast(calibration, query, scores.of(query))
+            prediction = forecast(calibration, query, scores.of(query))
         except ValueError as error:
             refused.append(str(error))
             json_rows.append({**facts, "refused": str(error)})
             rows.append({**row, "basis": "no forecast"})
             notes.append(f"no forecast of {query.strategy}: {error}")
             continue
-        json_rows.append({**facts, "forecast": made.to_json()})
-        rows.append({**asdict(made), **row, "step_ms": Estimate(made.step_ms, made.low, made.high)})
-        notes += made.why
+        json_rows.append({**facts, "forecast": prediction.to_json()})
+        rows.append(
+            {
+                **asdict(prediction),
+                **row,
+                "step_ms": Estimate(prediction.step_ms, prediction.low, prediction.high),
+            }
+        )
+        notes += prediction.why
     if len(refused) == len(queries):
         raise ValueError(f"no forecast of {_where(queries[0])}: {refused[0]}")
     if arguments.json:
@@ -352,18 +358,18 @@ def _print_held_out(arguments: argparse.Namespace, calibration: CalibrationData)
     for result in held:
         row: dict[str, Any] = {"cell": result.cell.label, "measured_ms": result.step_ms}
         rows.append(row)
-        made = result.forecast
-        if made is None:
+        prediction = result.forecast
+        if prediction is None:
             notes.append(f"no forecast of {result.cell.label}: {result.why}")
             continue
-        row["step_ms"] = Estimate(made.step_ms, result.low, result.high)
-        row["error"] = made.step_ms / result.step_ms - 1
-        row["null_error"] = made.null_step_ms / result.step_ms - 1
+        row["step_ms"] = Estimate(prediction.step_ms, result.low, result.high)
+        row["error"] = prediction.step_ms / result.step_ms - 1
+        row["null_error"] = prediction.null_step_ms / result.step_ms - 1
         row["inside"] = {None: "", True: "yes", False: "no"}[result.inside]
         if result.cost_ms:
-            row |= {"measured_cost_ms": result.cost_ms, "cost_ms": made.cost_ms}
-            row["cost_error"] = made.cost_ms / result.cost_ms - 1
-            row["null_cost_error"] = made.null_cost_ms / result.cost_ms - 1
+            row |= {"measured_cost_ms": result.cost_ms, "cost_ms": prediction.cost_ms}
+            row["cost_error"] = prediction.cost_ms / result.cost_ms - 1
+            row["null_cost_error"] = prediction.null_cost_ms / result.cost_ms - 1
     _print_table(HELD_OUT, rows)
     out = console()
     with_forecast = errors.cells - errors.not_forecast
@@ -428,20 +434,20 @@ def _advise(arguments: argparse.Namespace) -> None:
         every_option=True,
     )
     scores = HeldOutScores(calibration)
-    made: list[Advice] = []
+    advices: list[Advice] = []
     refused: dict[str, str] = {}
     for workload, several in candidates(calibration, request).items():
         try:
-            made.append(advise(calibration, several, scores))
+            advices.append(advise(calibration, several, scores))
         except ValueError as error:  # UnknownLink too
             refused[str(workload)] = str(error)
-    if not made:
+    if not advices:
         raise ValueError(next(iter(refused.values())))
     if arguments.json:
-        shown = [_advice_json(advice, scores) for advice in made]
+        shown = [_advice_json(advice, scores) for advice in advices]
         print(json.dumps({"study": study.name, "advice": shown, "refused": refused}))
         return
-    for advice in made:
+    for advice in advices:
         _print_advice(study, advice)
     for model, why in refused.items():
         console().print(f"No advice on {model}: {why}", soft_wrap=True, markup=False)

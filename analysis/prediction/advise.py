@@ -17,7 +17,7 @@ from analysis.errors import UnreadableInput
 from analysis.prediction.calibration import SIGMA_AT_P95, CalibrationData
 from analysis.prediction.draws import Draws, average, deviation, mean
 from analysis.prediction.forecast import HeldOutScores, conformal, growth_of, why_no_error
-from analysis.prediction.links import HostNetwork, asked_wire
+from analysis.prediction.links import HostNetwork, requested_wire
 from analysis.prediction.query import CellQuery, Subset, Workload
 from analysis.prediction.step import (
     bare_step,
@@ -189,7 +189,7 @@ def machine_gpus(study: Study, machine: str) -> tuple[int, ...]:
         for record in runs.records:
             gpus |= set(record.cell.gpus)
             ids = [gpu.get("id") for gpu in gpus_of(record.environment)]
-            gpus |= {number for number in ids if isinstance(number, int)}
+            gpus |= {gpu_id for gpu_id in ids if isinstance(gpu_id, int)}
     if device == "cpu":
         gpus |= set(range(CPU_SLOTS))
     return tuple(sorted(gpus))
@@ -245,7 +245,7 @@ def candidates(
         if not request.every_option:
             sizes = sizes[:1]
         kinds = _kinds(queries, here, request)
-        made: dict[CellQuery, Candidate] = {}
+        by_query: dict[CellQuery, Candidate] = {}
         choices = itertools.product(
             kinds, request.batches or sizes, request.subsets, request.settings
         )
@@ -260,7 +260,7 @@ def candidates(
                 kind,
                 workload=workload,
                 batch_size=batch_size,
-                wire=asked_wire(settings, link_class, subset.hosts),
+                wire=requested_wire(settings, link_class, subset.hosts),
                 gpus=subset.gpus,
                 hosts=subset.hosts,
                 members=subset.members,
@@ -269,8 +269,10 @@ def candidates(
             )
             if request.gpus_of_host is not None:
                 query = replace(query, shares_gpu=shares_gpu(query, request.gpus_of_host))
-            made.setdefault(query, Candidate(query, tuple(sorted(settings.items())), link_class))
-        by_workload[workload] = list(made.values())
+            by_query.setdefault(
+                query, Candidate(query, tuple(sorted(settings.items())), link_class)
+            )
+        by_workload[workload] = list(by_query.values())
     return by_workload
 
 

@@ -15,7 +15,7 @@ from analysis.prediction.links import (
     HOST_MEMORY,
     LinkModel,
     TimeCurve,
-    asked_wire,
+    requested_wire,
     used_wire,
 )
 from analysis.prediction.query import CellQuery, Workload, query_of, workload_of
@@ -216,14 +216,14 @@ def _measured_cell(runs: Runs) -> MeasuredCell:
     log_rate = runs.median_log_rate
     return MeasuredCell(
         query=query,
-        record_ids=tuple(one.record_id for one in runs.records),
+        record_ids=tuple(run.record_id for run in runs.records),
         step_ms=_median_of_runs(runs, STEP),
         cost_ms=_median_of_runs(runs, COST),
         exchange_ms=_median_of_runs(runs, EXCHANGE),
         scatter_ms=above_ms / SIGMA_AT_P95,
         between_runs=_scatter_of_a_run(runs, STEP),
         valid=not doubted(runs.records),
-        cpu_bound=all("cpu_bound" in one.validity.codes for one in runs.records),
+        cpu_bound=all("cpu_bound" in run.validity.codes for run in runs.records),
         label=runs.cell.name,
         images_per_second=0.0 if log_rate is None else math.exp(log_rate),
         buckets=read_buckets(tables),
@@ -246,10 +246,10 @@ def _rows(tables: Mapping[str, Any], name: str, read_row: Callable[[Any], Any]) 
 
 def _within(value: Any, least: float, most: float) -> float:
     """Return a number between bounds. Raises ValueError for anything else."""
-    number = finite(value)
-    if number is None or not least <= number <= most:
+    checked = finite(value)
+    if checked is None or not least <= checked <= most:
         raise ValueError(f"{value!r:.40} is no number from {least:g} to {most:g}")
-    return number
+    return checked
 
 
 def read_buckets(tables: Mapping[str, Any]) -> tuple[float, ...]:
@@ -330,8 +330,8 @@ def _collective_curve(record: Record) -> TimeCurve | None:
     if not all(part in COLLECTIVES for part in kind.split(AND)):
         return None
     hosts = max(1, len(cell.hosts))
-    asked = asked_wire(cell.nccl, _link_class(record), hosts)
-    wire = used_wire(record.effective.get("transport"), asked)
+    requested = requested_wire(cell.nccl, _link_class(record), hosts)
+    wire = used_wire(record.effective.get("transport"), requested)
     sizes, times_us = zip(*sorted(times.items()), strict=True)
     return TimeCurve(kind, wire, cell.world_size, hosts, sizes, times_us, record.record_id)
 

@@ -92,7 +92,7 @@ def forecast(
     basis, why = _basis(model)
     no_error = why_no_error(query, len(scores))
     why = [*why, model.waiting.why, no_error]
-    made = Forecast(
+    prediction = Forecast(
         step_ms=step_ms,
         low=None,
         high=None,
@@ -115,17 +115,17 @@ def forecast(
         records=calibration.record_ids,
     )
     if no_error:
-        return made
-    low, high = interval(made, conformal(scores))
-    return replace(made, low=low, high=high)
+        return prediction
+    low, high = interval(prediction, conformal(scores))
+    return replace(prediction, low=low, high=high)
 
 
-def interval(made: Forecast, factor: float) -> tuple[float, float]:
+def interval(prediction: Forecast, factor: float) -> tuple[float, float]:
     """Return the ends of the interval of a step, not below what compute alone may take."""
-    wide = factor * made.growth
-    least = min(made.compute_ms - wide * made.compute_deviation_ms, made.step_ms)
-    low = max(made.step_ms - wide * made.deviation_ms, least, 0.0)
-    return low, made.step_ms + wide * made.deviation_ms
+    wide = factor * prediction.growth
+    least = min(prediction.compute_ms - wide * prediction.compute_deviation_ms, prediction.step_ms)
+    low = max(prediction.step_ms - wide * prediction.deviation_ms, least, 0.0)
+    return low, prediction.step_ms + wide * prediction.deviation_ms
 
 
 def conformal(scores: Sequence[float], level: float = LEVEL) -> float:
@@ -231,23 +231,23 @@ def hold_out(calibration: CalibrationData, way: str, suspect: bool = False) -> l
     cells = _can_be_held_out(calibration, cells, way)
     if not cells:
         raise ValueError(f"--holdout {way}: {of_unit(needs, calibration.unit)}")
-    others: dict[tuple[Any, ...], CalibrationData] = {}
+    calibrations: dict[tuple[Any, ...], CalibrationData] = {}
     held = []
     for cell in cells:
         key = _holdout_key(cell, way)
-        if key not in others:
-            others[key] = _calibration_without(calibration, way, key)
+        if key not in calibrations:
+            calibrations[key] = _calibration_without(calibration, way, key)
         assert cell.step_ms is not None
         step_ms = mean(cell.step_ms)
         cost_ms = None if cell.cost_ms is None else mean(cell.cost_ms)
         try:
-            made = forecast(others[key], cell.query)
-            held.append(HeldOut(cell, step_ms, cost_ms, made))
+            prediction = forecast(calibrations[key], cell.query)
+            held.append(HeldOut(cell, step_ms, cost_ms, prediction))
         except ValueError as error:
             held.append(HeldOut(cell, step_ms, cost_ms, None, str(error)))
     with_intervals = []
     for result in held:
-        scores = scores_of(other for other in held if other is not result)
+        scores = scores_of(apart for apart in held if apart is not result)
         if result.forecast is not None and len(scores) >= FEWEST_HELD_OUT:
             low, high = interval(result.forecast, conformal(scores))
             result = replace(result, low=low, high=high)
@@ -326,6 +326,12 @@ def _calibration_without(
     return replace(calibration, cells=tuple(cells), memo={})
 
 
+def _way_of(calibration: CalibrationData, query: CellQuery) -> str:
+    """Return how cells are held out for a query: by batches where its own was not measured."""
+    sizes = {cell.query.batch_size for cell in calibration.timed(query.workload)}
+    return CONDITION if query.batch_size in sizes else BATCH
+
+
 class HeldOutScores:
     """The scores of a calibration's cells, held out so that as much is unknown as of a query."""
 
@@ -335,9 +341,7 @@ class HeldOutScores:
 
     def of(self, query: CellQuery) -> list[float]:
         """Return the scores of held-out conditions; of batches where its own was not measured."""
-        cells = self._calibration.timed(query.workload)
-        measured = any(cell.query.batch_size == query.batch_size for cell in cells)
-        way = CONDITION if measured else BATCH
+        way = _way_of(self._calibration, query)
         if way not in self._of_way:
             self._of_way[way] = []
             with contextlib.suppress(ValueError):  # there is nothing to hold out
@@ -364,13 +368,13 @@ def errors_of(held: Sequence[HeldOut]) -> Errors:
     """Return the errors of held-out cells, with the null model's."""
     costs, steps, inside = [], [], []
     for result in held:
-        made = result.forecast
-        if made is None:
+        prediction = result.forecast
+        if prediction is None:
             continue
         step_ms, cost_ms = result.step_ms, result.cost_ms
-        steps.append((made.step_ms / step_ms - 1, made.null_step_ms / step_ms - 1))
+        steps.append((prediction.step_ms / step_ms - 1, prediction.null_step_ms / step_ms - 1))
         if cost_ms is not None and cost_ms > 0:
-            costs.append((made.cost_ms / cost_ms - 1, made.null_cost_ms / cost_ms - 1))
+            costs.append((prediction.cost_ms / cost_ms - 1, prediction.null_cost_ms / cost_ms - 1))
         if result.inside is not None:
             inside.append(result.inside)
     return Errors(
@@ -413,7 +417,7 @@ def scores_by_machine(study: Study) -> Scores:
 
 
 def _score_key(way: str, query: CellQuery) -> tuple[str, str, str]:
-    return way, query.machine, query.workload.asked("device")
+    return way, query.machine, query.workload.requested("device")
 
 
 def forecast_before(
@@ -433,15 +437,13 @@ def forecast_before(
     facts = {"version": VERSION, "cells": len(calibration.cells)}
     try:
         query = query_of(cell, known_workload(calibration, cell), link_class, machine)
-        alike = [one.query for one in calibration.timed(query.workload)]
-        way = CONDITION if any(one.batch_size == query.batch_size for one in alike) else BATCH
         of_way: Sequence[float] = ()
-        if is_scored(query) and any(one.ranks > 1 for one in alike):
-            of_way = scores.get(_score_key(way, query), ())
-        made = forecast(calibration, query, of_way)
+        if is_scored(query) and _most_ranks(calibration, query) > 1:
+            of_way = scores.get(_score_key(_way_of(calibration, query), query), ())
+        prediction = forecast(calibration, query, of_way)
     except ValueError as error:  # UnknownLink too
         return {**facts, "refused": str(error)}
-    return {**facts, "held_out": len(of_way), "level": LEVEL, **made.to_json()}
+    return {**facts, "held_out": len(of_way), "level": LEVEL, **prediction.to_json()}
 
 
 def known_workload(calibration: CalibrationData, cell: Cell) -> Workload:
@@ -449,9 +451,11 @@ def known_workload(calibration: CalibrationData, cell: Cell) -> Workload:
 
     Raises ValueError where none has it.
     """
-    asked = workload_of(request_of(cell), {})
+    requested = workload_of(request_of(cell), {})
     workloads = {measured.query.workload for measured in calibration.timed()}
     for workload in sorted(workloads, key=lambda workload: -workload.gradient_bytes):
-        if (workload.model, workload.rest) == (asked.model, asked.rest):
+        if (workload.model, workload.rest) == (requested.model, requested.rest):
             return workload
-    raise ValueError(f"no cell of the study that trains {asked} like this was measured before it")
+    raise ValueError(
+        f"no cell of the study that trains {requested} like this was measured before it"
+    )

@@ -90,7 +90,7 @@ class ExchangeWire:
         return [f"{name.removeprefix('NCCL_')}={value}" for name, value in self.settings]
 
 
-def asked_wire(nccl: Mapping[str, str], link_class: str | None, hosts: int = 1) -> ExchangeWire:
+def requested_wire(nccl: Mapping[str, str], link_class: str | None, hosts: int = 1) -> ExchangeWire:
     """Return the wire that a cell should get; `link_class` is the farthest between its GPUs."""
     settings = tuple(
         (name, str(value)) for name, value in sorted(nccl.items()) if name not in NOT_OF_THE_WIRE
@@ -108,12 +108,12 @@ def asked_wire(nccl: Mapping[str, str], link_class: str | None, hosts: int = 1) 
     return ExchangeWire(HOST_MEMORY, settings)
 
 
-def used_wire(transport: object, asked: ExchangeWire) -> ExchangeWire:
+def used_wire(transport: object, requested: ExchangeWire) -> ExchangeWire:
     """Return the wire by NCCL's log (`P2P/CUMEM over NV18`); as asked where it does not say."""
     for prefix, used in (("P2P", DIRECT), ("SHM", HOST_MEMORY), ("NET", NETWORK)):
         if isinstance(transport, str) and transport.startswith(prefix):
-            return replace(asked, transport=used)
-    return asked
+            return replace(requested, transport=used)
+    return requested
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from analysis.prediction.links import ExchangeWire, HostNetwork, asked_wire
+from analysis.prediction.links import ExchangeWire, HostNetwork, requested_wire
 from analysis.study.estimates import Member
 from analysis.study.names import unit
 from conf.cell import COMPILED, Cell
@@ -37,10 +37,10 @@ class Workload:
     rest: tuple[tuple[str, str], ...] = ()  # whatever else was asked of the step
 
     def __str__(self) -> str:
-        optimize = self.asked("optimize", "eager")
+        optimize = self.requested("optimize", "eager")
         return self.model if optimize == "eager" else f"{self.model} {optimize}"
 
-    def asked(self, name: str, default: str = "") -> str:
+    def requested(self, name: str, default: str = "") -> str:
         """Return what was asked of the step under a name."""
         return dict(self.rest).get(name, default)
 
@@ -115,12 +115,12 @@ class CellQuery:
     @property
     def compiled(self) -> bool:
         """Whether backward is one graph, at whose end all gradients arrive."""
-        return self.workload.asked("optimize") in COMPILED
+        return self.workload.requested("optimize") in COMPILED
 
     @property
     def unit(self) -> str:
         """What a rank runs on: a GPU, or a CPU worker."""
-        return unit(self.workload.asked("device", "cuda"))
+        return unit(self.workload.requested("device", "cuda"))
 
     @property
     def sent_bytes(self) -> float:
@@ -184,7 +184,7 @@ def query_of(
         workload=workload,
         batch_size=cell.batch_size,
         options=options_of(cell.strategy),
-        wire=asked_wire(cell.nccl, link_class, hosts),
+        wire=requested_wire(cell.nccl, link_class, hosts),
         gpus=len(cell.gpus),
         hosts=hosts,
         members=cell.members,

@@ -140,24 +140,24 @@ def with_forecast(record: Record) -> Record:
 
 def about_forecasts(records: Iterable[Record]) -> str:
     """Return how good the forecasts of a sweep were, in one line; empty where no cell has one."""
-    asked = 0
-    made: list[RecordedForecast] = []
+    cells = 0
+    forecasts: list[RecordedForecast] = []
     for record in records:
         if not record.predicted or record.state != "finished" or record.drift:
             continue
-        asked += 1
+        cells += 1
         recorded = recorded_forecast(record)
         if recorded is not None and recorded.in_time:
-            made.append(recorded)
-    if not made:
+            forecasts.append(recorded)
+    if not forecasts:
         return ""
-    error = fmean(abs(recorded.error) for recorded in made)
-    null_error = fmean(abs(recorded.null_error) for recorded in made)
+    error = fmean(abs(recorded.error) for recorded in forecasts)
+    null_error = fmean(abs(recorded.null_error) for recorded in forecasts)
     words = (
-        f"{len(made)} of {asked} cells before they ran: mean error of the step "
+        f"{len(forecasts)} of {cells} cells before they ran: mean error of the step "
         f"{100 * error:.1f} %, of the null model {100 * null_error:.1f} %"
     )
-    judged = [recorded for recorded in made if recorded.inside is not None]
+    judged = [recorded for recorded in forecasts if recorded.inside is not None]
     if judged:
         outside = sum(not recorded.inside for recorded in judged)
         level = 100 * judged[0].level

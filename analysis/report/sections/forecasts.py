@@ -108,9 +108,9 @@ def _study_forecasts(study: Study) -> StudyForecasts:
     for result in held:
         if result.forecast is not None and recorded.isdisjoint(result.cell.record_ids):
             ends = {"low": result.low, "high": result.high}
-            made = {**result.forecast.to_json(), **ends}
+            values = {**result.forecast.to_json(), **ends}
             record_id = result.cell.record_ids[0]
-            cell = CellForecast(record_id, False, result.step_ms, result.cost_ms, made)
+            cell = CellForecast(record_id, False, result.step_ms, result.cost_ms, values)
             cells.append(cell)
     return StudyForecasts(tuple(cells), held_out)
 
@@ -128,28 +128,28 @@ def _recorded(study: Study) -> list[CellForecast]:
             if runs.world_size >= fewest and recorded is not None and recorded.in_time:
                 cost_ms = finite(record.metrics.get(COST))
                 ends = {"low": recorded.low, "high": recorded.high}
-                made = {**record.predicted, **ends}
-                cell = CellForecast(record.record_id, True, recorded.measured_ms, cost_ms, made)
+                values = {**record.predicted, **ends}
+                cell = CellForecast(record.record_id, True, recorded.measured_ms, cost_ms, values)
                 cells.append(cell)
     return cells
 
 
 def forecasts(study: Study, findings: Findings) -> Section | None:
     """Return the forecasts of a study's cells; None where its records allow none."""
-    made = study_forecasts(study)
-    if not made.cells and not made.too_many:
+    shown = study_forecasts(study)
+    if not shown.cells and not shown.too_many:
         return None
     alone, unit = ran_alone(study), unit_of(study)
     on = f"one {unit.removesuffix('s')}" if alone else f"several {unit}"
     level = "" if alone else f" ({100 * LEVEL:.0f} % intervals)"
-    with_cost = any(cell.measured_cost_ms is not None for cell in made.cells)
+    with_cost = any(cell.measured_cost_ms is not None for cell in shown.cells)
     caption = (
         f"Each cell on {on} beside its forecast{level}, and how much longer the measured step is "
         "than the forecast and than the null model, which says that nothing changes."
     )
     if with_cost:
         caption += " Cost: what the strategy adds to a step, by steps with and without it in turn."
-    names = _names(study, made.cells)
+    names = _names(study, shown.cells)
     table = Table.of("forecasts", caption, (
         Column("cell", "cell", lambda cell: names[cell.record_id][0]),
         Column("gpus", unit, lambda cell: names[cell.record_id][1]),
@@ -171,8 +171,8 @@ def forecasts(study: Study, findings: Findings) -> Section | None:
             shown=with_cost,
         ),
         Column("basis", "basis", lambda cell: single_line(cell.forecast.get("basis", ""), 60)),
-    ), made.cells, lambda cell: cell.inside is False)  # fmt: skip
-    lines = tuple(_lines(made, on, alone))
+    ), shown.cells, lambda cell: cell.inside is False)  # fmt: skip
+    lines = tuple(_lines(shown, on, alone))
     return Section("forecasts", "Forecast and measured", lines, (), (table,))
 
 
@@ -194,11 +194,11 @@ def _names(study: Study, cells: Sequence[CellForecast]) -> dict[str, tuple[str, 
     return names
 
 
-def _lines(made: StudyForecasts, on: str, alone: bool) -> list[str]:
+def _lines(shown: StudyForecasts, on: str, alone: bool) -> list[str]:
     """Return how good the forecasts were: those made before their cells first."""
     lines = []
     for before in (True, False):
-        cells = [cell for cell in made.cells if cell.before == before]
+        cells = [cell for cell in shown.cells if cell.before == before]
         if not cells:
             continue
         was, its = ("was", "its") if len(cells) == 1 else ("were", "their")
@@ -208,12 +208,12 @@ def _lines(made: StudyForecasts, on: str, alone: bool) -> list[str]:
         lines.append(f"{count(len(cells), 'cell')} on {on} {was} {how}: {_errors(cells, alone)}.")
     if alone:
         lines.append(f"No error is claimed: cells on {on} are not held out.")
-    elif made.cells and all(cell.ms("low") is None for cell in made.cells):
+    elif shown.cells and all(cell.ms("low") is None for cell in shown.cells):
         lines.append(
-            f"No error is claimed: {count(made.held_out, 'cell')} could be held out, "
+            f"No error is claimed: {count(shown.held_out, 'cell')} could be held out, "
             f"{FEWEST_HELD_OUT} are needed."
         )
-    if made.too_many:
+    if shown.too_many:
         lines.append(
             f"More than {MOST_CELLS} cells are not held out here; "
             "`python -m analysis predict STUDY --holdout condition` does."
