@@ -7,13 +7,13 @@ it.
 import csv
 import io
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from html import escape
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from analysis.report.numbers import NumberFormat, central, estimate, interval, of_metric
+from analysis.report.numbers import NumberFormat, central, interval, of_metric
 from analysis.study.estimates import Estimate
 from analysis.text import markdown, single_line
 from benchmarks.record import metrics
@@ -21,7 +21,8 @@ from benchmarks.record import metrics
 if TYPE_CHECKING:
     import rich.table
 
-Value = str | int | float | Estimate | None
+PlainValue = str | int | float | None
+Value = PlainValue | Estimate
 TEXT = "text"
 TEXT_LENGTH = 3000  # characters of a text on the page
 
@@ -75,6 +76,51 @@ def metric_column(
     return Column(key, heading or entry.column or entry.title, value, of_metric(metric), bounded)
 
 
+class Cell(NamedTuple):
+    """A value of a table, in its column."""
+
+    value: Value
+    column: Column
+
+    @property
+    def is_text(self) -> bool:
+        """Whether it is printed as it is, and not as a number."""
+        return self.column.is_text or isinstance(self.value, str)
+
+    @property
+    def central(self) -> str:
+        """The text, or the number without its interval, for people."""
+        if self.is_text:
+            return single_line("" if self.value is None else self.value)
+        return central(self.value, self.column.kind)  # type: ignore[arg-type]  # no text
+
+    @property
+    def interval(self) -> str:
+        """The 95 % interval for people; empty without one."""
+        return "" if self.is_text else interval(self.value, self.column.kind)  # type: ignore[arg-type]
+
+    @property
+    def text(self) -> str:
+        """The text, or the number with its interval, for people."""
+        return f"{self.central} ({self.interval})" if self.interval else self.central
+
+    @property
+    def plain(self) -> list[PlainValue]:
+        """The values under each of the column's keys, for programs."""
+        value = self.value
+        if isinstance(value, Estimate):
+            values: list[PlainValue] = [value.value, value.low, value.high]
+        else:
+            values = [value, None, None]
+        return values[: len(self.column.keys)]
+
+    @property
+    def html(self) -> str:
+        """The cell as an element of a page."""
+        within = f" <small>{_html(self.interval)}</small>" if self.interval else ""
+        return f"<td{_html_class(self.is_text)}>{_html(self.central)}{within}</td>"
+
+
 @dataclass(frozen=True)
 class Table:
     """Rows of values. `Table.of` computes them from the columns."""
@@ -83,9 +129,7 @@ class Table:
     caption: str  # a sentence
     columns: tuple[Column, ...]
     rows: tuple[tuple[Value, ...], ...]
-    marked: frozenset[int] = field(
-        default_factory=frozenset
-    )  # rows whose numbers are suspect or invalid
+    marked: frozenset[int] = frozenset()  # rows whose numbers are suspect or invalid
 
     @staticmethod
     def of(
@@ -99,34 +143,49 @@ class Table:
 
         `marked` tells which are doubtful.
         """
-        columns, rows = tuple(columns), list(rows)
-        values = tuple(tuple(column.of(row) for column in columns) for row in rows)
-        doubtful = frozenset(number for number, row in enumerate(rows) if marked(row))
-        return Table(name, caption, columns, values, doubtful)
+        columns = tuple(columns)
+        values = []
+        doubtful = []
+        for index, row in enumerate(rows):
+            values.append(tuple(column.of(row) for column in columns))
+            if marked(row):
+                doubtful.append(index)
+        return Table(name, caption, columns, tuple(values), frozenset(doubtful))
+
+    @property
+    def cells(self) -> list[list[Cell]]:
+        """The cells of every row."""
+        rows = []
+        for row in self.rows:
+            rows.append([Cell(*pair) for pair in zip(row, self.columns, strict=True)])
+        return rows
 
     @cached_property
     def for_people(self) -> "Table":
         """The table without columns that are for programs, and without empty columns."""
-        kept = []
-        for number, column in enumerate(self.columns):
-            is_empty = self.rows and all(row[number] in (None, "") for row in self.rows)
+        shown = []
+        for index, column in enumerate(self.columns):
+            is_empty = self.rows and all(row[index] in (None, "") for row in self.rows)
             if column.shown and not is_empty:
-                kept.append(number)
-        columns = tuple(self.columns[number] for number in kept)
-        rows = tuple(tuple(row[number] for number in kept) for row in self.rows)
+                shown.append(index)
+        columns = tuple(self.columns[index] for index in shown)
+        rows = tuple(tuple(row[index] for index in shown) for row in self.rows)
         return replace(self, columns=columns, rows=rows)
 
     def translated(self, translate: Callable[[str], str]) -> "Table":
         """Return the table with `translate` applied to its caption, headings and texts."""
-        columns = tuple(
-            replace(column, heading=translate(column.heading)) for column in self.columns
-        )
+        columns = []
+        for column in self.columns:
+            columns.append(replace(column, heading=translate(column.heading)))
         rows = []
         for row in self.rows:
-            rows.append(
-                tuple(translate(value) if isinstance(value, str) else value for value in row)
-            )
-        return replace(self, caption=translate(self.caption), columns=columns, rows=tuple(rows))
+            values = list(row)
+            for index, value in enumerate(row):
+                if isinstance(value, str):
+                    values[index] = translate(value)
+            rows.append(tuple(values))
+        caption = translate(self.caption)
+        return replace(self, caption=caption, columns=tuple(columns), rows=tuple(rows))
 
     def to_csv(self) -> str:
         """Return every row with numbers unrounded.
@@ -136,20 +195,17 @@ class Table:
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
         writer.writerow([key for column in self.columns for key in column.keys])
-        for row in self.rows:
-            cells: list[object] = []
-            for value, column in zip(row, self.columns, strict=True):
-                cells += [_csv_cell(plain) for plain in _plain(value, column)]
-            writer.writerow(cells)
+        for row in self.cells:
+            writer.writerow([_csv_value(value) for cell in row for value in cell.plain])
         return out.getvalue()
 
-    def to_json(self) -> list[dict[str, str | int | float | None]]:
+    def to_json(self) -> list[dict[str, PlainValue]]:
         """Return a mapping for each row, with the values of the CSV; what is not known is None."""
         rows = []
-        for row in self.rows:
-            values: dict[str, str | int | float | None] = {}
-            for value, column in zip(row, self.columns, strict=True):
-                values |= dict(zip(column.keys, _plain(value, column), strict=True))
+        for row in self.cells:
+            values: dict[str, PlainValue] = {}
+            for cell in row:
+                values |= dict(zip(cell.column.keys, cell.plain, strict=True))
             rows.append(values)
         return rows
 
@@ -158,8 +214,8 @@ class Table:
         table = self.for_people
         lines = [[markdown(column.heading) for column in table.columns]]
         lines.append(["---" if column.is_text else "---:" for column in table.columns])
-        for row in table.rows[:most]:
-            lines.append([markdown(_text(*cell)) for cell in zip(row, table.columns, strict=True)])
+        for row in table.cells[:most]:
+            lines.append([markdown(cell.text) for cell in row])
         return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
     def to_html(self, most: int) -> str:
@@ -167,17 +223,12 @@ class Table:
         table = self.for_people
         lines = ["<table>", "<thead><tr>"]
         for column in table.columns:
-            lines.append(
-                f'<th scope="col"{_html_class(column.is_text)}>{_html(column.heading)}</th>'
-            )
+            class_ = _html_class(column.is_text)
+            lines.append(f'<th scope="col"{class_}>{_html(column.heading)}</th>')
         lines += ["</tr></thead>", "<tbody>"]
-        for number, row in enumerate(table.rows[:most]):
-            lines.append('<tr class="mark">' if number in table.marked else "<tr>")
-            for value, column in zip(row, table.columns, strict=True):
-                text, within = _parts(value, column)
-                small = f" <small>{_html(within)}</small>" if within else ""
-                is_text = column.is_text or isinstance(value, str)
-                lines.append(f"<td{_html_class(is_text)}>{_html(text)}{small}</td>")
+        for index, row in enumerate(table.cells[:most]):
+            lines.append('<tr class="mark">' if index in table.marked else "<tr>")
+            lines += [cell.html for cell in row]
             lines.append("</tr>")
         return "\n".join([*lines, "</tbody>", "</table>"])
 
@@ -188,35 +239,28 @@ class Table:
         from rich.table import Table as RichTable
 
         table = self.for_people
-        title = escape_markup(self.caption) if self.caption else None
-        made = RichTable(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-        texts = []
-        for row in table.rows[:most]:
-            cells = [
-                _parts(value, column) for value, column in zip(row, table.columns, strict=True)
-            ]
-            texts.append(["\n".join(filter(None, cell)) for cell in cells])
-        for number, column in enumerate(table.columns):
-            justify: Any = "left" if column.is_text else "right"
-            lines = [line for row_texts in texts for line in row_texts[number].split("\n")]
-            width = (
-                None if column.is_text else max(map(len, lines), default=None)
-            )  # a number is not cut
-            made.add_column(
-                escape_markup(column.heading), justify=justify, overflow="fold", min_width=width
-            )
-        for row_texts in texts:
-            made.add_row(*map(escape_markup, row_texts))
-        return made
+        title = escape_markup(self.caption) or None
+        result = RichTable(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        rows = table.cells[:most]
+        for index, column in enumerate(table.columns):
+            look: dict[str, Any] = {"justify": "left"}
+            if not column.is_text:
+                lengths: list[int] = []
+                for row in rows:
+                    lengths += [len(row[index].central), len(row[index].interval)]
+                look = {"justify": "right", "min_width": max(lengths, default=None)}  # not cut
+            result.add_column(escape_markup(column.heading), overflow="fold", **look)
+        for row in rows:
+            texts = ["\n".join(filter(None, (cell.central, cell.interval))) for cell in row]
+            result.add_row(*map(escape_markup, texts))
+        return result
 
     def to_latex(self) -> str:
         r"""Return a float to be \input, with caption and label."""
         from analysis.report.latex import table_float
 
         table = self.for_people
-        rows = [
-            [_text(*cell) for cell in zip(row, table.columns, strict=True)] for row in table.rows
-        ]
+        rows = [[cell.text for cell in row] for row in table.cells]
         formats = "".join("l" if column.is_text else "r" for column in table.columns)
         headings = [column.heading for column in table.columns]
         return table_float(self.name, self.caption, headings, formats, rows, self.marked)
@@ -229,44 +273,21 @@ def numbers_table(keys: Sequence[str], rows: Iterable[Sequence[Value]]) -> Table
     """
     every = tuple(tuple(row) for row in rows)
     columns = []
-    for number, key in enumerate(keys):
-        bounded = any(isinstance(row[number], Estimate) for row in every)
+    for index, key in enumerate(keys):
+        bounded = any(isinstance(row[index], Estimate) for row in every)
         columns.append(Column(key, key, None, "number", bounded))
     return Table("", "", tuple(columns), every)
 
 
-def _plain(value: Value, column: Column) -> tuple[str | int | float | None, ...]:
-    """Return the values of a cell under each of the column's keys."""
-    if isinstance(value, Estimate):
-        return (value.value, value.low, value.high) if column.bounded else (value.value,)
-    return (value, None, None) if column.bounded else (value,)
-
-
-def _csv_cell(value: str | int | float | None) -> object:
+def _csv_value(value: PlainValue) -> PlainValue:
     """Return a value for CSV.
 
     A spreadsheet runs text that begins like a formula: an apostrophe keeps it text.
     """
-    if value is None:
-        return ""
     if not isinstance(value, str):
         return value
     text = single_line(value)
     return f"'{text}" if text.lstrip().startswith(("=", "+", "-", "@", "|", "%")) else text
-
-
-def _parts(value: Value, column: Column) -> tuple[str, str]:
-    """Return a cell for people: its text or number, and the interval of that."""
-    if column.is_text or isinstance(value, str):
-        return single_line("" if value is None else value), ""
-    return central(value, column.kind), interval(value, column.kind)
-
-
-def _text(value: Value, column: Column) -> str:
-    """Return a cell for people in one text."""
-    if column.is_text or isinstance(value, str):
-        return _parts(value, column)[0]
-    return estimate(value, column.kind)
 
 
 def _html(text: str) -> str:
