@@ -76,7 +76,7 @@ def metric_column(
     return Column(key, heading or entry.column or entry.title, value, of_metric(metric), bounded)
 
 
-class Cell(NamedTuple):
+class TableCell(NamedTuple):
     """A value of a table, in its column."""
 
     value: Value
@@ -153,11 +153,11 @@ class Table:
         return Table(name, caption, columns, tuple(values), frozenset(doubtful))
 
     @property
-    def cells(self) -> list[list[Cell]]:
+    def cells(self) -> list[list[TableCell]]:
         """The cells of every row."""
         rows = []
         for row in self.rows:
-            rows.append([Cell(*pair) for pair in zip(row, self.columns, strict=True)])
+            rows.append([TableCell(*pair) for pair in zip(row, self.columns, strict=True)])
         return rows
 
     @cached_property

@@ -6,6 +6,7 @@ trains nothing.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -237,26 +238,20 @@ def collectives(study: Study, findings: Findings) -> Section:
 def _collectives_sentences(study: Study) -> Iterator[str]:
     """Yield the bandwidth of the largest message and the time of the smallest."""
     groups, devices = largest_cells(study, "collectives")
-    names = {
-        id(group[0]): single_line(group[0].cell.benchmark.get("collective", ""), 80)
-        for group in groups
-    }
+    names = {}
+    for group in groups:
+        names[id(group[0])] = single_line(group[0].cell.benchmark.get("collective", ""), 80)
     kinds = set(names.values())
     rows = []
     for group in groups:
         busbw = median_and_interval(study, group, "collectives/busbw_gb_per_s")
         small = median_and_interval(study, group, "collectives/latency_us")
         if busbw:
-            also = (
-                f", and {small} µs for the smallest message" if small and len(groups) == 1 else ""
-            )
-            rows.append(
-                (
-                    -(middle(group, "collectives/busbw_gb_per_s") or 0.0),
-                    group,
-                    f"{busbw} GB/s{also}",
-                )
-            )
+            text = f"{busbw} GB/s"
+            if small and len(groups) == 1:
+                text += f", and {small} µs for the smallest message"
+            highest_first = -(middle(group, "collectives/busbw_gb_per_s") or 0.0)
+            rows.append((highest_first, group, text))
     kind = f"{kinds.pop()} " if len(kinds) == 1 and any(kinds) else ""
     defaults = names if len(kinds) > 1 else {}
     yield from _ranking(f"Busbw of the largest {kind}message on {devices}", rows, defaults)
@@ -289,11 +284,9 @@ def _collectives_figure(runs: Sequence[CollectiveRun]) -> Iterator[Figure]:
         2.0**power: _bytes(2.0**power)
         for power in range(math.ceil(low), math.floor(high) + 1, apart)
     }
-    more = (
-        f" {count(len(curves) - MOST_CURVES, 'more cell')} in collectives.csv."
-        if len(curves) > MOST_CURVES
-        else ""
-    )
+    more = ""
+    if len(curves) > MOST_CURVES:
+        more = f" {count(len(curves) - MOST_CURVES, 'more cell')} in collectives.csv."
     yield curves_figure(
         "collectives",
         f"Bus bandwidth by message size, as nccl-tests defines it.{more}",
@@ -468,14 +461,13 @@ def exchange(study: Study, findings: Findings) -> Section:
 
 def _exchange_sentences(groups: Sequence[Group], devices: str) -> Iterator[str]:
     """Yield a sentence for each model: its strategies, the fastest first."""
-    timed = [
-        (ms, group) for group in groups if (ms := middle(group, "comm/exchange_ms")) is not None
-    ]
-    for model in sorted({named(group[0], "model") for _, group in timed}):
-        cells = sorted(
-            (pair for pair in timed if named(pair[1][0], "model") == model),
-            key=lambda pair: pair[0],
-        )
+    by_model: dict[str, list[tuple[float, Group]]] = defaultdict(list)
+    for group in groups:
+        ms = middle(group, "comm/exchange_ms")
+        if ms is not None:
+            by_model[named(group[0], "model")].append((ms, group))
+    for model, cells in sorted(by_model.items()):
+        cells.sort(key=lambda pair: pair[0])
         names = short_names(group[0].name for _, group in cells)
         parts = []
         for ms, group in cells:
@@ -484,7 +476,6 @@ def _exchange_sentences(groups: Sequence[Group], devices: str) -> Iterator[str]:
         (first, took), *rest = parts
         text = f"{first} {took}"
         if rest:
-            text = (
-                f"{first} took {took}; {join_words([' '.join(part) for part in rest], MOST_NAMED)}"
-            )
+            slower = [f"{name} {ms}" for name, ms in rest]
+            text = f"{first} took {took}; {join_words(slower, MOST_NAMED)}"
         yield f"The exchange of {single_line(model, 80)} on {devices}: {text}."

@@ -179,15 +179,14 @@ def _strategy_cells(study: Study, findings: Findings) -> list[StrategyCell]:
 
 def _settings_without_effect(study: Study) -> list[str]:
     """Return the settings that had no effect by NCCL's log, and in how many cells."""
-    sentences = [
-        record.validity.codes[NO_EFFECT]
-        for record in study.usable
-        if NO_EFFECT in record.validity.codes
-    ]
-    return first_lines(
-        f"{single_line(text, 300)} ({count(cells, 'cell')})."
-        for text, cells in Counter(sentences).items()
-    )
+    cells_of: Counter[str] = Counter()
+    for record in study.usable:
+        if NO_EFFECT in record.validity.codes:
+            cells_of[record.validity.codes[NO_EFFECT]] += 1
+    lines = []
+    for text, cells in cells_of.items():
+        lines.append(f"{single_line(text, 300)} ({count(cells, 'cell')}).")
+    return first_lines(lines)
 
 
 def _strategy_figures(
@@ -352,11 +351,11 @@ def _comparison_lines(study: Study, findings: Findings) -> list[str]:
         lines.append(differences(findings))
     rates = {pair.rate for pair in findings.comparisons}
     if not all(map(is_of_training, rates)):
-        metrics = [
-            f"{rate.name} ({'1 ÷ ' if rate.is_time else ''}{rate.metric})"
-            for rate in study.rates
-            if rate.name in rates
-        ]
+        metrics = []
+        for rate in study.rates:
+            metric = f"1 ÷ {rate.metric}" if rate.is_time else rate.metric
+            if rate.name in rates:
+                metrics.append(f"{rate.name} ({metric})")
         lines.append(f"Compared: {join_words(metrics)}; more is faster.")
     for noise in findings.noises:
         in_rate = f" in {noise.rate}" if len(findings.noises) > 1 else ""
@@ -384,8 +383,9 @@ def _comparison_caption(judged: bool, reasons: Collection[str]) -> str:
     if judged:
         visible = "“Visible from” is the smallest difference that these runs could have shown."
         return f"{against}, with the 95 % interval of the difference. {visible}"
-    reason = f": {next(iter(reasons))}" if len(reasons) == 1 and any(reasons) else ""
-    return f"{against}. No pair has a verdict{reason}."
+    if len(reasons) == 1 and any(reasons):
+        return f"{against}. No pair has a verdict: {next(iter(reasons))}."
+    return f"{against}. No pair has a verdict."
 
 
 def differences(findings: Findings) -> str:
@@ -419,11 +419,10 @@ def _size(pair: Comparison) -> str:
     """Return `13.0 % (11.2 to 14.8) slower than`, or `2.51 (2.47 to 2.55) times as fast as`."""
     value = pair.difference.value
     if value >= 1:
-        ends = (end for end in (pair.difference.low, pair.difference.high) if end is not None)
-        return f"{estimate(Estimate(1 + value, *(1 + end for end in ends)))} times as fast as"
-    return (
-        f"{estimate(scaled(pair.difference, math.copysign(1, value)), 'share')} {pair.verdict} than"
-    )
+        ends = [1 + end for end in (pair.difference.low, pair.difference.high) if end is not None]
+        return f"{estimate(Estimate(1 + value, *ends))} times as fast as"
+    size = scaled(pair.difference, math.copysign(1, value))
+    return f"{estimate(size, 'share')} {pair.verdict} than"
 
 
 def _comparison_figure(
@@ -431,9 +430,8 @@ def _comparison_figure(
 ) -> Iterator[Figure]:
     """Yield differences with intervals, largest first, over the noise floor."""
     judged = [pair for pair in pairs if pair.verdict]
-    shown = sorted(judged, key=lambda pair: (-abs(pair.difference.value), pair.first, pair.second))[
-        :MOST_ROWS
-    ]
+    judged.sort(key=lambda pair: (-abs(pair.difference.value), pair.first, pair.second))
+    shown = judged[:MOST_ROWS]
     if not shown:
         return
     rates = {pair.rate for pair in shown}
@@ -448,16 +446,8 @@ def _comparison_figure(
         rows.append(
             DotRow(label, size, [pair.difference], colour, form, band=floors.get(pair.rate, 0.0))
         )
-        data.append(
-            (
-                pair.first,
-                pair.second,
-                pair.rate,
-                pair.difference,
-                pair.verdict,
-                floors.get(pair.rate),
-            )
-        )
+        names_of = (pair.first, pair.second, pair.rate)
+        data.append((*names_of, pair.difference, pair.verdict, floors.get(pair.rate)))
     band = "; band: how far equal cells of this study differ" if floors else ""
     yield rows_figure(
         "comparisons",

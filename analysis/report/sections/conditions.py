@@ -78,11 +78,9 @@ def _validity_lines(study: Study) -> list[str]:
     states = Counter(record.state for record in study.records if record.state != "finished")
     ordered = [*sorted(verdicts.items(), key=lambda item: -item[1]), *sorted(states.items())]
     words = join_words([f"{cells:,} {word}" for word, cells in ordered])
-    lines = [
-        f"{count(len(study.records), 'cell')}: {words}."
-        if study.records
-        else "No record could be read."
-    ]
+    lines = ["No record could be read."]
+    if study.records:
+        lines = [f"{count(len(study.records), 'cell')}: {words}."]
     if study.compared:
         lines.append(study.compared)
     unchecked = sum(bool(record.validity.unchecked) for record in finished)

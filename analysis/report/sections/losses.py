@@ -315,11 +315,10 @@ def cost_parts(study: Study, findings: Findings) -> Section | None:
     to add up.
     """
     controls, forecasts = ControlRuns(study), study_forecasts(study)
-    cells = [
-        runs
-        for runs in study.timed
-        if runs.world_size > 1 and runs.strategy != WITHOUT and runs.difference(COST)
-    ]
+    cells = []
+    for runs in study.timed:
+        if runs.world_size > 1 and runs.strategy != WITHOUT and runs.difference(COST):
+            cells.append(runs)
     names = short_names(dict.fromkeys(label(study, runs) for runs in cells))
     costs = []
     for runs in cells:
@@ -367,18 +366,14 @@ def _measured_parts(runs: Runs, alone: Sequence[Runs]) -> dict[str, Estimate]:
     """Return the measured parts; own work apart where the steps of one GPU were observed too."""
     whole, seen = step_of(runs, COST), observed(runs)
     assert whole is not None  # only such cells are asked
-    own = mean_step(
-        [step for step in (step_of(single, COST) for single in alone) if step is not None]
-    )
-    seen_alone = [seen_one for seen_one in map(observed, alone) if seen_one is not None]
+    costs_alone = [step_of(single, COST) for single in alone]
+    own = mean_step([step for step in costs_alone if step is not None])
+    seen_alone = [single for single in map(observed, alone) if single is not None]
     parts: dict[str, Step] = {}
     if seen and seen_alone and own:
-        slowed = beyond(seen.slowed, [single.slowed for single in seen_alone])
-        parts = {
-            OWN: own,
-            SLOWED: slowed,
-            TAIL: beyond(seen.tail, [single.tail for single in seen_alone]),
-        }
+        parts[OWN] = own
+        parts[SLOWED] = beyond(seen.slowed, [single.slowed for single in seen_alone])
+        parts[TAIL] = beyond(seen.tail, [single.tail for single in seen_alone])
     elif seen:
         parts = {BOTH: seen.slowed + seen.after, TAIL: seen.tail}
     elif own:

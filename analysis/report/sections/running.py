@@ -39,8 +39,11 @@ Costs = Sequence[tuple[Record, CellCost]]
 
 def costs(study: Study, findings: Findings) -> Section | None:
     """Return where the wall time of every cell went; None where no record tells."""
-    stated = [(record, from_record(record)) for record in study.records]
-    cells = [(record, cost) for record, cost in stated if cost and cost.parts]
+    cells = []
+    for record in study.records:
+        cost = from_record(record)
+        if cost and cost.parts:
+            cells.append((record, cost))
     if not cells:
         return None
     lines = (_sentence([cost for _, cost in cells]),)
@@ -66,10 +69,13 @@ def costs_table(cells: Costs, whole: str = "costs.csv has") -> Table:
     ]
     rows = []
     for record, cost in cells:
-        row: dict[str, Value] = {_key(name): seconds for name, seconds in cost.parts.items()}
-        row |= {f"{_key(name)}_together": seconds for name, seconds in together(cost).items()}
-        row |= {"cell": run_name(record), "record_id": record.record_id, "seconds": cost.total}
-        rows.append(row | {"overhead_ratio": cost.ratio, "measuring": cost.measuring})
+        row: dict[str, Value] = {"cell": run_name(record), "record_id": record.record_id}
+        for name, seconds in cost.parts.items():
+            row[_key(name)] = seconds
+        for name, seconds in together(cost).items():
+            row[f"{_key(name)}_together"] = seconds
+        row |= {"seconds": cost.total, "overhead_ratio": cost.ratio, "measuring": cost.measuring}
+        rows.append(row)
     caption = (
         "Where the wall time of each cell went, in seconds. Ratio: wall time for each second of "
         "measuring. "

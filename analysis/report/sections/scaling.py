@@ -186,9 +186,10 @@ def _points_table(
 
 
 def _shares(parameters: Mapping[str, float]) -> str:
-    return ", ".join(
-        f"{name.replace('_', ' ')} {number(value, 'share')}" for name, value in parameters.items()
-    )
+    texts = []
+    for name, value in parameters.items():
+        texts.append(f"{name.replace('_', ' ')} {number(value, 'share')}")
+    return ", ".join(texts)
 
 
 def _figures(study: Study, curves: Sequence[Curve]) -> Iterator[Figure]:
@@ -217,8 +218,10 @@ def _figures(study: Study, curves: Sequence[Curve]) -> Iterator[Figure]:
 
 def _name_of(study: Study, curve: Curve, group: str) -> str:
     """Return the name of the model or strategy of a curve's cells."""
-    records = (record for point in curve.points for record in study.records_of(point))
-    return next((named(record, group) for record in records), "unknown")
+    for point in curve.points:
+        for record in study.records_of(point):
+            return named(record, group)
+    return "unknown"
 
 
 def _with_most_points(curves: Sequence[Curve]) -> list[Curve]:
@@ -233,21 +236,21 @@ def _with_most_points(curves: Sequence[Curve]) -> list[Curve]:
 
 def _efficient(curve: Curve) -> list[tuple[Point, Estimate]]:
     """Return the points of several GPUs that have an efficiency, with it."""
-    return [
-        (point, point.efficiency)
-        for point in curve.points
-        if point.efficiency and point.world_size > 1
-    ]
+    points = []
+    for point in curve.points:
+        if point.efficiency and point.world_size > 1:
+            points.append((point, point.efficiency))
+    return points
 
 
 def _looks(study: Study, curves: Sequence[Curve]) -> list[tuple[str, str]]:
     """Return (colour, marker) of curves: a colour for each strategy, a marker for each curve."""
     strategies = [_name_of(study, curve, "strategy") for curve in curves]
     palette = colours(named(record, "strategy") for record in study.records) | colours(strategies)
-    return [
-        (palette[strategy], MARKERS[index % len(MARKERS)])
-        for index, strategy in enumerate(strategies)
-    ]
+    looks = []
+    for index, strategy in enumerate(strategies):
+        looks.append((palette[strategy], MARKERS[index % len(MARKERS)]))
+    return looks
 
 
 def _sizes_axis(unit: str, sizes: Sequence[int]) -> Axis:
@@ -291,11 +294,10 @@ def _rates_figure(
 
 def _ideal(curve: Curve) -> list[tuple[float, float]]:
     """Return N × the slowest member alone, from one GPU on; empty without a baseline."""
-    alone = {
-        point.world_size: point.baseline.value
-        for point in curve.points
-        if point.baseline is not None
-    }
+    alone = {}
+    for point in curve.points:
+        if point.baseline is not None:
+            alone[point.world_size] = point.baseline.value
     if not alone:
         return []
     smallest = alone[min(alone)]
@@ -313,12 +315,11 @@ def _efficiency_figure(
     looks = dict(zip([curve.label for curve in curves], _looks(study, curves), strict=True))
     drawn, rows = [], []
     for curve in shown:
-        points = [
-            (point.world_size, efficiency, point.suspect) for point, efficiency in _efficient(curve)
-        ]
-        drawn.append(charts.DrawnCurve(curve.label, points, *looks[curve.label]))
+        points = []
         for point, efficiency in _efficient(curve):
+            points.append((point.world_size, efficiency, point.suspect))
             rows.append((curve.label, gpu_ids(point.gpus), point.world_size, efficiency))
+        drawn.append(charts.DrawnCurve(curve.label, points, *looks[curve.label]))
     sizes = sorted({point.world_size for curve in shown for point, _ in _efficient(curve)})
     return curves_figure(
         name,
@@ -378,9 +379,8 @@ def rates_by_option(study: Study, findings: Findings) -> Section | None:
     for option in dict.fromkeys(option for _, point in points for option in point.key):
         lines = _option_lines(option, points)
         for model in dict.fromkeys(line.key["model.name"] for line in lines):
-            panels.append(
-                (option, model, [line for line in lines if line.key["model.name"] == model])
-            )
+            of_model = [line for line in lines if line.key["model.name"] == model]
+            panels.append((option, model, of_model))
     figures = []
     for panel, (option, model, lines) in enumerate(panels[:MOST_FIGURES], 1):
         left = len(panels) - MOST_FIGURES if panel == MOST_FIGURES else 0
@@ -395,22 +395,19 @@ def _option_lines(option: str, points: Sequence[tuple[str, Point]]) -> list[Opti
     members: dict[frozenset[tuple[str, str]], dict[float, tuple[str, Point]]] = defaultdict(dict)
     for label, point in points:
         value = _positive(point.key.get(option, ""))
-        follows = (
-            option == "batch_size" and "global_batch_size" in point.key
-        )  # from the number of GPUs
+        # It may follow from the number of GPUs.
+        follows = option == "batch_size" and "global_batch_size" in point.key
         if value is not None and not follows:
-            members[frozenset(point.key.items() - {(option, point.key[option])})][value] = (
-                label,
-                point,
-            )
+            rest = frozenset(point.key.items() - {(option, point.key[option])})
+            members[rest][value] = (label, point)
     lines = []
     for by_value in members.values():
         if len(by_value) >= FEWEST_VALUES and option not in NO_AXES:
             label, point = next(iter(by_value.values()))
             part = worded(option, point.key[option])
-            rest = BETWEEN.join(other for other in label.split(BETWEEN) if other != part)
+            name = BETWEEN.join(word for word in label.split(BETWEEN) if word != part)
             ordered = tuple((value, by_value[value][1]) for value in sorted(by_value))
-            lines.append(OptionLine(rest or point.key["model.name"], ordered))
+            lines.append(OptionLine(name or point.key["model.name"], ordered))
     return lines
 
 
@@ -426,26 +423,21 @@ def _positive(text: str) -> float | None:
 def _option_figure(
     study: Study, name: str, option: str, about: str, lines: Sequence[OptionLine], more: str
 ) -> Figure:
-    order = sorted(range(len(lines)), key=lambda index: (-len(lines[index].points), index))[
-        :MOST_CURVES
-    ]
-    shown = [lines[index] for index in sorted(order)]
+    order = sorted(range(len(lines)), key=lambda index: (-len(lines[index].points), index))
+    shown = [lines[index] for index in sorted(order[:MOST_CURVES])]
     things = things_of(study)
     palette = colours(line.key["strategy.name"] for line in shown)
     drawn, rows = [], []
     for index, line in enumerate(shown):
-        points = [(value, point.rate, point.suspect) for value, point in line.points]
-        drawn.append(
-            charts.DrawnCurve(
-                line.label, points, palette[line.key["strategy.name"]], MARKERS[index]
-            )
-        )
-        rows += [
-            (line.label, gpu_ids(point.gpus), value, point.rate) for value, point in line.points
-        ]
-    words = (
-        "batch size" if option == "batch_size" else option.rpartition(".")[2].removeprefix("NCCL_")
-    )
+        points = []
+        for value, point in line.points:
+            points.append((value, point.rate, point.suspect))
+            rows.append((line.label, gpu_ids(point.gpus), value, point.rate))
+        colour = palette[line.key["strategy.name"]]
+        drawn.append(charts.DrawnCurve(line.label, points, colour, MARKERS[index]))
+    words = option.rpartition(".")[2].removeprefix("NCCL_")
+    if option == "batch_size":
+        words = "batch size"
     notes = bars(study)
     if any(point.suspect for line in shown for _, point in line.points):
         notes += " Hollow: suspect."
