@@ -74,38 +74,29 @@ def words_of(version):
     return [*words, "SHM/direct" if v < (2, 13) or v >= (2, 30) else "SHM/direct/direct"]
 
 
+def settings_of_one_process():
+    integer = st.tuples(st.sampled_from(INTEGERS), st.integers(-2, 2**22).map(str))
+    level = st.tuples(st.just("NCCL_P2P_LEVEL"), st.sampled_from(["LOC", "NVL", "SYS"]))
+    selections = st.sampled_from(["Ring", "allreduce:tree;broadcast:ring"])
+    algorithm = st.tuples(st.just("NCCL_ALGO"), selections)
+    every = st.one_of(integer, level, algorithm)
+    return st.lists(every, max_size=3, unique_by=lambda item: item[0]).map(tuple)
+
+
 @st.composite
 def models(draw):
     version = draw(st.sampled_from(VERSIONS))
     size = draw(st.integers(2, 6))
     function = st.sampled_from(["AllReduce", "Broadcast", "AllGather"])
     choice = st.tuples(function, st.integers(1, 10**9), st.integers(0, 2), st.integers(0, 2))
+    words = st.lists(st.sampled_from(words_of(version)), min_size=size, max_size=size)
     return Model(
         version=version,
         nvml=tuple(draw(st.permutations(range(8)))[:size]),
         ring=(0, *draw(st.permutations(range(1, size)))),
         channels=draw(st.integers(1, 12)),
-        words=tuple(
-            draw(st.lists(st.sampled_from(words_of(version)), min_size=size, max_size=size))
-        ),
-        values=tuple(
-            draw(
-                st.lists(
-                    st.one_of(
-                        st.tuples(st.sampled_from(INTEGERS), st.integers(-2, 2**22).map(str)),
-                        st.tuples(
-                            st.just("NCCL_P2P_LEVEL"), st.sampled_from(["LOC", "NVL", "SYS"])
-                        ),
-                        st.tuples(
-                            st.just("NCCL_ALGO"),
-                            st.sampled_from(["Ring", "allreduce:tree;broadcast:ring"]),
-                        ),
-                    ),
-                    max_size=3,
-                    unique_by=lambda item: item[0],
-                )
-            )
-        ),
+        words=tuple(draw(words)),
+        values=draw(settings_of_one_process()),
         choices=tuple(draw(st.lists(choice, max_size=3, unique=True))),
         prefix=draw(st.sampled_from(["pid", "time", "none"])),
     )
@@ -124,10 +115,10 @@ def connection(model, channel, at):
     """The lines of ranks for one connection: [(rank, line)]."""
     v = numbers(model.version)
     source, target, word = model.ring[at], model.ring[(at + 1) % len(model.ring)], model.words[at]
-    word = "direct shared memory" if word == "SHM/direct" and v < (2, 13) else word
-    word = word.replace(
-        "P2P/indirect", "P2P/indirect/0[1]" if v >= (2, 18) else "P2P/indirect/0[b000]"
-    )
+    if word == "SHM/direct" and v < (2, 13):
+        word = "direct shared memory"
+    if word == "P2P/indirect":
+        word += "/0[1]" if v >= (2, 18) else "/0[b000]"
     net = word.startswith("NET")
     slash = (net and v >= (2, 12)) or (word.startswith("P2P") and v >= (2, 14))
     head = f"{'Ring' if v < (2, 7) else 'Channel'} {channel:02d}{'/0' if slash else ''} :"
@@ -144,73 +135,72 @@ def connection(model, channel, at):
     return [(source, f"{body} via {word}")]
 
 
+def member(model, rank, with_nvml):
+    """The beginning of a line on a rank's communicator."""
+    v = numbers(model.version)
+    index = model.nvml[rank]
+    where = f"cudaDev {rank} nvmlDev {index}"
+    if v >= (2, 5):
+        where = f"cudaDev {rank}{f' nvmlDev {index}' if with_nvml else ''} busId {bus(index)}"
+    name = "ncclCommInitRank " if v >= (2, 21) else ""
+    ident = " commId 0xabc" if v >= (2, 16) else ""
+    size = len(model.ring)
+    return f"{name}comm 0x{rank + 16:x} rank {rank} nranks {size} {where}{ident} - Init "
+
+
+def choice_line(model, function, size, algorithm, protocol):
+    v = numbers(model.version)
+    if v >= (2, 24):
+        names = f"Algo {ALGORITHMS[algorithm][1]} proto {PROTOCOLS[protocol][1]}"
+        return f"{function}: {size} Bytes -> {names} channel{{Lo..Hi}}={{0..{model.channels - 1}}}"
+    head = f"{function}: " if v >= (2, 23) else ""
+    return f"{head}{size} Bytes -> Algo {algorithm} proto {protocol} time 12.500000"
+
+
 def render(model):
     """The lines of each rank, in order, without prefix."""
     v = numbers(model.version)
-    size = len(model.ring)
+    size, channels = len(model.ring), range(model.channels)
     lines = {rank: [] for rank in range(size)}
     for rank in range(size):
         add = lines[rank].append
         add("Bootstrap : Using eth0:192.0.2.2<0>")
         add(f"NCCL version {model.version}+cuda12.4")
         add("Using network IB")
-        where = f"cudaDev {rank} nvmlDev {model.nvml[rank]}"
-        if v >= (2, 5):
-            nvml = f" nvmlDev {model.nvml[rank]}" if v >= (2, 18) else ""
-            where = f"cudaDev {rank}{nvml} busId {bus(model.nvml[rank])}"
-        name = "ncclCommInitRank " if v >= (2, 21) else ""
-        ident = " commId 0xabc" if v >= (2, 16) else ""
-        member = f"{name}comm 0x{rank + 16:x} rank {rank} nranks {size} {where}{ident} - Init "
         if v >= (2, 18):
-            add(f"{member}START")
-        for name_, value in model.values:
-            stop = "." if name_ in INTEGERS else ""
+            add(member(model, rank, True) + "START")
+        for name, value in model.values:
+            stop = "." if name in INTEGERS else ""
             shown = str(int(value) % 2**64) if stop and v < (2, 12) else value
-            add(f"{name_} set by environment to {shown}{stop}")
-        if rank == 0:
-            for channel in range(model.channels):
-                count = f"/{model.channels:02d}" if v >= (2, 5) else ""
-                ranks = "".join(f" {r}" if v >= (2, 23) else f" {r:3d}" for r in model.ring)
-                add(f"Channel {channel:02d}{count} :{ranks}")
+            add(f"{name} set by environment to {shown}{stop}")
+        for channel in channels if rank == 0 else ():
+            count = f"/{model.channels:02d}" if v >= (2, 5) else ""
+            ranks = "".join(f" {r}" if v >= (2, 23) else f" {r:3d}" for r in model.ring)
+            add(f"Channel {channel:02d}{count} :{ranks}")
         up = parent(model, rank)
         tree = f"-1/-1/-1->{rank}->{up}"
         if v < (2, 5):
             tree = f"{up}->{rank}->-1/-1/-1"
         elif v < (2, 8):
             tree += f"|{up}->{rank}->-1/-1/-1"
-        add("Trees" + "".join(f" [{channel}] {tree}" for channel in range(model.channels)))
+        add("Trees" + "".join(f" [{channel}] {tree}" for channel in channels))
         if v >= (2, 7):
             counts = [f"{model.channels} coll channels"]
             counts += [f"{model.channels} collnet channels"] if v >= (2, 20) else []
             counts += ["0 nvls channels"] if v >= (2, 17) else []
             add(", ".join([*counts, f"{model.channels} p2p channels, 2 p2p channels per peer"]))
         if v >= (2, 22):
-            add(f"{member}COMPLETE")
-    for channel in range(model.channels):
+            add(member(model, rank, True) + "COMPLETE")
+    for channel in channels:
         for at in range(size):
             for rank, line in connection(model, channel, at):
                 lines[rank].append(line)
     for rank in range(size):
         lines[rank].append("Connected all rings")
         if v < (2, 22):
-            completed = [line for line in lines[rank] if " Init START" in line]
-            where = f"cudaDev {rank} nvmlDev {model.nvml[rank]}" if v < (2, 5) else ""
-            where = where or f"cudaDev {rank} busId {bus(model.nvml[rank])}"
-            ident = " commId 0xabc" if v >= (2, 16) else ""
-            done = f"comm 0x{rank + 16:x} rank {rank} nranks {size} {where}{ident} - Init COMPLETE"
-            lines[rank].append(completed[0].replace("START", "COMPLETE") if completed else done)
+            lines[rank].append(member(model, rank, v >= (2, 18)) + "COMPLETE")
     if v >= (2, 20):
-        for function, size_, algorithm, protocol in model.choices:
-            if v >= (2, 24):
-                names = f"Algo {ALGORITHMS[algorithm][1]} proto {PROTOCOLS[protocol][1]}"
-                lines[0].append(
-                    f"{function}: {size_} Bytes -> {names} channel{{Lo..Hi}}={{0..{model.channels - 1}}}"
-                )
-            else:
-                head = f"{function}: " if v >= (2, 23) else ""
-                lines[0].append(
-                    f"{head}{size_} Bytes -> Algo {algorithm} proto {protocol} time 12.500000"
-                )
+        lines[0] += [choice_line(model, *choice) for choice in model.choices]
     return lines
 
 
@@ -278,26 +268,23 @@ def check_whole(model, log):
     assert log.version == model.version
     assert log.nranks == len(model.ring)
     assert log.transports == expected_transports(model)
-    if v >= (2, 7):
-        assert (log.channels["collective"], log.channels_from) == (model.channels, "summary")
-    else:
-        assert log.channels["collective"] == (model.channels if v >= (2, 5) else None)
+    collective, source = model.channels if v >= (2, 5) else None, "summary" if v >= (2, 7) else None
+    assert log.channels["collective"] == collective
+    assert source is None or log.channels_from == source
     assert log.channels["nvls"] == (0 if v >= (2, 17) else None)
     assert log.rings == {channel: model.ring for channel in range(model.channels)}
     tree = {rank: parent(model, rank) for rank in range(len(model.ring))}
     assert log.trees == {channel: tree for channel in range(model.channels)}
     assert log.settings == expected_settings(model)
     assert chosen(log) == expected_choices(model)
-    devices = log.communicators[0].devices
-    assert len(log.communicators) == 1
-    if v >= (2, 18) or v < (2, 5):
-        assert {rank: device.nvml for rank, device in devices.items()} == dict(
-            enumerate(model.nvml)
-        )
-    if v >= (2, 5):
-        assert {rank: device.bus_id for rank, device in devices.items()} == {
-            rank: bus(index) for rank, index in enumerate(model.nvml)
-        }
+    (communicator,) = log.communicators
+    for rank, index in enumerate(model.nvml):
+        device = communicator.devices[rank]
+        if v >= (2, 18) or v < (2, 5):
+            assert device.nvml == index
+        if v >= (2, 5):
+            assert device.bus_id == bus(index)
+    assert len(communicator.devices) == len(model.nvml)
     assert (log.notes, log.lost, log.truncated) == ((), 0, False)
 
 
@@ -322,13 +309,10 @@ def check_part(model, text):
         assert set(words) <= set(truth[pair])
     assert log.nranks in (None, len(model.ring))
     assert log.version in (None, model.version)
-    for kind, count in {
-        "collective": model.channels,
-        "p2p": model.channels,
-        "nvls": 0,
-        "p2p_per_peer": 2,
-    }.items():
-        assert log.channels[kind] in (None, count)
+    assert log.channels["collective"] in (None, model.channels)
+    assert log.channels["p2p"] in (None, model.channels)
+    assert log.channels["nvls"] in (None, 0)
+    assert log.channels["p2p_per_peer"] in (None, 2)
     assert all(ring == model.ring for ring in log.rings.values())
     for parents in log.trees.values():
         assert all(above == parent(model, rank) for rank, above in parents.items())
@@ -367,27 +351,26 @@ def test_damage_never_gives_a_wrong_number_or_transport(model, seed, data):
 def test_lines_torn_between_ranks_are_counted_and_never_half_read(model, seed, chance_seed):
     chance = random.Random(chance_seed)
     rows = [line for _, line in interleaved(prefixed(model, render(model)), seed)]
+    shortest = len("NCCL INFO ")
     out, at, tears = [], 0, 0
     while at < len(rows):
-        one, two, three = [*rows[at : at + 3], "", "", ""][:3]
         if at + 2 < len(rows) and chance.random() < 0.1:
             # three writers: heads of the first and second, the third whole, then the tails
-            cut, other = (
-                chance.randrange(len("NCCL INFO "), len(one)),
-                chance.randrange(len("NCCL INFO "), len(two)),
+            first, second, third = rows[at : at + 3]
+            cut, cut_second = (
+                chance.randrange(shortest, len(first)),
+                chance.randrange(shortest, len(second)),
             )
-            if "NCCL INFO " in one[:cut] and "NCCL INFO " in two[:other]:
-                out += [one[:cut] + three, two[:other] + one[cut:], two[other:]]
+            if "NCCL INFO " in first[:cut] and "NCCL INFO " in second[:cut_second]:
+                out += [first[:cut] + third, second[:cut_second] + first[cut:], second[cut_second:]]
                 at, tears = at + 3, tears + 1
                 continue
-        out.append(one)
+        out.append(rows[at])
         at += 1
-    check_part(model, "".join(f"{row}\n" for row in out))
+    text = "".join(f"{row}\n" for row in out)
+    check_part(model, text)
     if tears:
-        assert any(
-            "torn between ranks" in note
-            for note in parse_nccl_log("".join(f"{r}\n" for r in out)).notes
-        )
+        assert any("torn between ranks" in note for note in parse_nccl_log(text).notes)
 
 
 # --- single lines -----------------------------------------------------------------------------------------------
@@ -399,23 +382,25 @@ def info(*bodies, pid=1, host="vm"):
     return "".join(f"{host}:{pid}:{pid} [0] NCCL INFO {body}\n" for body in bodies)
 
 
-def test_two_communicators_the_largest_is_taken_and_the_other_listed():
-    def members(comm, size, rank, gpu):
-        what = f"ncclCommInitRankConfig comm 0x{comm}{rank} rank {rank} nranks {size} cudaDev {gpu} nvmlDev {gpu}"
-        return f"{what} busId {gpu}0 commId 0x{comm} - Init"
+def initialised(comm, rank, size, gpu, pid, call="ncclCommInitRank"):
+    """The lines of one member of a communicator."""
+    line = f"{call} comm 0x{comm}{rank} rank {rank} nranks {size} cudaDev {gpu} nvmlDev {gpu} busId {gpu}0"
+    line += f" commId 0x{comm} - Init"
+    return info(f"{line} START", f"{line} COMPLETE", pid=pid)
 
+
+def has_note(log, words):
+    return any(words in note for note in log.notes)
+
+
+def test_two_communicators_the_largest_is_taken_and_the_other_listed():
     text = HEAD
     for gpu in range(4):
-        text += info(
-            members("a", 4, gpu, gpu) + " START", members("a", 4, gpu, gpu) + " COMPLETE", pid=gpu
-        )
-    text += info(
-        "24 coll channels, 24 collnet channels, 0 nvls channels, 32 p2p channels, 32 p2p channels per peer"
-    )
+        text += initialised("a", gpu, 4, gpu, gpu)
+    counts = "{0} coll channels, {0} collnet channels, 0 nvls channels, {1} p2p channels, {1} p2p channels per peer"
+    text += info(counts.format(24, 32))
     for gpu in (2, 3):
-        start, done = (members("b", 2, gpu - 2, gpu) + word for word in (" START", " COMPLETE"))
-        few = "2 coll channels, 2 collnet channels, 0 nvls channels, 2 p2p channels, 2 p2p channels per peer"
-        text += info(start, few, done, pid=gpu)
+        text += initialised("b", gpu - 2, 2, gpu, gpu) + info(counts.format(2, 2), pid=gpu)
     # both connect at their first collective, mixed; ranks and NVML indices tell them apart
     text += info("Channel 00 : 0[2] -> 1[3] via SHM/direct/direct", pid=2)
     text += info("Channel 00/0 : 2[2] -> 3[3] via P2P/CUMEM", pid=2)
@@ -423,94 +408,69 @@ def test_two_communicators_the_largest_is_taken_and_the_other_listed():
     log = parse_nccl_log(text)
     assert log.nranks == 4
     assert log.transports == {"0->1": ("P2P/CUMEM",), "2->3": ("P2P/CUMEM",)}
-    assert [(one.name, one.nranks) for one in log.communicators] == [("0xa", 4), ("0xb", 2)]
-    assert any("2 communicators" in note for note in log.notes)
-    assert log.channels["collective"] is None or log.channels["collective"] == 24
+    assert [(comm.name, comm.nranks) for comm in log.communicators] == [("0xa", 4), ("0xb", 2)]
+    assert has_note(log, "2 communicators")
+    assert log.channels["collective"] in (None, 24)
 
 
 def test_a_connection_that_fits_two_communicators_differently_is_not_used():
     text = HEAD
     for comm, size in (("a", 3), ("b", 2)):
         for rank in range(size):
-            line = f"ncclCommInitRank comm 0x{comm}{rank} rank {rank} nranks {size} cudaDev {rank} nvmlDev {rank}"
-            line += f" busId {rank}0 commId 0x{comm} - Init"
-            text += info(f"{line} START", f"{line} COMPLETE", pid=rank + 1)
-    both = info("Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM", pid=1)
-    log = parse_nccl_log(text + both)
+            text += initialised(comm, rank, size, rank, rank + 1)
+    text += info("Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM", pid=1)
+    log = parse_nccl_log(text)
     assert log.transports == {"0->1": ("P2P/CUMEM",)}
-    assert any("fit several communicators and agree on the transport" in note for note in log.notes)
-    log = parse_nccl_log(
-        text + both + info("Channel 01 : 0[0] -> 1[1] via SHM/direct/direct", pid=1)
-    )
+    assert has_note(log, "fit several communicators and agree on the transport")
+    log = parse_nccl_log(text + info("Channel 01 : 0[0] -> 1[1] via SHM/direct/direct", pid=1))
     assert log.transports == {}
-    assert any("differ in the transport: not used" in note for note in log.notes)
+    assert has_note(log, "differ in the transport: not used")
 
 
 def test_split_communicators_without_commid():
-    text = HEAD
-    for rank in range(4):
-        line = f"ncclCommInitRank comm 0xa{rank} rank {rank} nranks 4 cudaDev {rank} nvmlDev {rank} busId {rank}0"
-        text += info(
-            f"{line} commId 0xa - Init START", f"{line} commId 0xa - Init COMPLETE", pid=rank + 1
-        )
+    text = HEAD + "".join(initialised("a", rank, 4, rank, rank + 1) for rank in range(4))
     for rank in range(4):
         line = f"ncclCommSplit comm 0xb{rank} rank {rank % 2} nranks 2 cudaDev {rank} nvmlDev {rank} busId {rank}0"
         line += f" parent 0xa{rank} splitCount 1 color {rank // 2} key {rank}"
         text += info(f"{line}- Init START", f"{line} - Init COMPLETE", pid=rank + 1)
     log = parse_nccl_log(text)
-    assert [one.nranks for one in log.communicators] == [4, 2, 2]
-    assert [[d.nvml for d in one.devices.values()] for one in log.communicators[1:]] == [
-        [0, 1],
-        [2, 3],
-    ]
+    members = [[device.nvml for device in comm.devices.values()] for comm in log.communicators]
+    assert members == [[0, 1, 2, 3], [0, 1], [2, 3]]
+    assert [comm.nranks for comm in log.communicators] == [4, 2, 2]
 
 
 def test_mixed_communicators_without_any_line_that_names_them_give_no_transport():
-    text = HEAD + info(
+    connections = info(
         "Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM",
         "Channel 00 : 0[2] -> 1[3] via SHM/direct/direct",
     )
-    log = parse_nccl_log(text)
-    assert log.transports == {}
-    assert any("no line says which belong together" in note for note in log.notes)
+    log = parse_nccl_log(HEAD + connections)
+    assert log.transports == {} and has_note(log, "no line says which belong together")
 
 
 def test_a_newer_version_is_read_and_noted():
-    text = HEAD.replace("2.28.9", "2.41.0") + info("Channel 00/0 : 0[0] -> 1[1] via P2P/QUANTUM")
-    log = parse_nccl_log(text)
-    assert log.version == "2.41.0"
-    assert log.transports == {"0->1": ("P2P/QUANTUM",)}
-    assert any("newer than the newest release known" in note for note in log.notes)
-    assert any("P2P/QUANTUM" in note for note in log.notes)
-    log = parse_nccl_log(HEAD + info("Channel 00/0 : 0[0] -> 1[1] via P2P/QUANTUM"))
-    assert log.transports == {}
-    assert log.notes
+    connection = info("Channel 00/0 : 0[0] -> 1[1] via P2P/QUANTUM")
+    log = parse_nccl_log(HEAD.replace("2.28.9", "2.41.0") + connection)
+    assert (log.version, log.transports) == ("2.41.0", {"0->1": ("P2P/QUANTUM",)})
+    assert has_note(log, "newer than the newest release known") and has_note(log, "P2P/QUANTUM")
+    log = parse_nccl_log(HEAD + connection)
+    assert log.transports == {} and log.notes
 
 
 def test_warnings_errors_multicast_and_collnet():
-    text = (
-        HEAD
-        + "\n[2026-01-02 03:04:05] vm:1:9 [0] misc/socket.cc:12 (ncclSocket) NCCL WARN Call to recv failed\n"
-    )
-    text += info(
-        "transport/net.cc:77 -> 6",
-        "NVLS multicast support is not available on dev 0 (NVLS_NCHANNELS 0)",
-    )
-    text += info("CollNet 00/0 : 0 [send] via COLLNET/SHARP/1/GDRDMA/Shared")
-    log = parse_nccl_log(text)
-    assert log.warnings == ("Call to recv failed",)
-    assert log.errors == ("transport/net.cc:77 -> 6",)
+    warning = "\n[2026-01-02 03:04:05] vm:1:9 [0] misc/socket.cc:12 (ncclSocket) NCCL WARN Call to recv failed\n"
+    multicast = "NVLS multicast support is not available on dev 0 (NVLS_NCHANNELS 0)"
+    collnet = "CollNet 00/0 : 0 [send] via COLLNET/SHARP/1/GDRDMA/Shared"
+    log = parse_nccl_log(HEAD + warning + info("transport/net.cc:77 -> 6", multicast, collnet))
+    assert (log.warnings, log.errors) == (("Call to recv failed",), ("transport/net.cc:77 -> 6",))
     assert log.multicast is False
     assert log.collnet == {0: ("COLLNET/SHARP/1/GDRDMA/Shared",)}
 
 
 def test_ranks_that_disagree_on_a_setting_are_a_conflict_not_a_value():
-    text = info("NCCL_BUFFSIZE set by environment to 1.", pid=1) + info(
-        "NCCL_BUFFSIZE set by environment to 2.", pid=2
-    )
-    log = parse_nccl_log(HEAD + text)
-    assert log.settings == {}
-    assert log.conflicts == {"NCCL_BUFFSIZE": ("1", "2")}
+    lines = [info(f"NCCL_BUFFSIZE set by environment to {pid}.", pid=pid) for pid in (1, 2)]
+    log = parse_nccl_log(HEAD + "".join(lines))
+    assert (log.settings, log.conflicts) == ({}, {"NCCL_BUFFSIZE": ("1", "2")})
 
 
 def test_a_cut_ring_or_tree_line_is_not_a_small_one():
@@ -526,13 +486,13 @@ def test_a_cut_ring_or_tree_line_is_not_a_small_one():
 
 
 def test_nul_bytes_cost_the_line_they_are_in():
-    text = HEAD + info(
-        "NCCL_ALGO set by environment to Ri\0\0", "NCCL_PROTO set by environment to LL"
-    )
-    log = parse_nccl_log(text)
-    assert log.settings == {"NCCL_PROTO": "LL"}
-    assert log.lost == 1
-    assert any("NUL" in note for note in log.notes)
+    lines = [
+        f"NCCL_{name} set by environment to {value}"
+        for name, value in (("ALGO", "Ri\0\0"), ("PROTO", "LL"))
+    ]
+    log = parse_nccl_log(HEAD + info(*lines))
+    assert (log.settings, log.lost) == ({"NCCL_PROTO": "LL"}, 1)
+    assert has_note(log, "NUL")
 
 
 def test_the_writer_of_a_first_line_that_lost_its_front_is_not_a_process():
@@ -542,19 +502,16 @@ def test_the_writer_of_a_first_line_that_lost_its_front_is_not_a_process():
 
 def test_numbers_that_no_log_has_are_not_read():
     nines = "9" * 5000
-    text = HEAD + info(
+    choice = "AllReduce: {} Bytes -> Algo {} proto LL channel{{Lo..Hi}}={{0..0}}"
+    lines = (
         f"Channel {nines}/0 : 0[0] -> 1[1] via P2P/IPC",
         f"{nines} coll channels, 1 p2p channels, 1 x",
-    )
-    text += info(
-        f"AllReduce: {nines} Bytes -> Algo RING proto LL channel{{Lo..Hi}}={{0..0}}",
+        choice.format(nines, "RING"),
         f"NCCL version {nines}.1",
+        choice.format(8, "²"),
     )
-    log = parse_nccl_log(
-        text + info("AllReduce: 8 Bytes -> Algo ² proto LL channel{Lo..Hi}={0..0}")
-    )
-    assert log.transports == {}
-    assert log.version == "2.28.9"
+    log = parse_nccl_log(HEAD + info(*lines))
+    assert (log.transports, log.version) == ({}, "2.28.9")
 
 
 def test_an_unfinished_last_line_is_not_used():
@@ -583,29 +540,28 @@ def test_foreign_text_is_refused_with_what_was_expected(text):
         parse_nccl_log()
 
 
+LONG = (
+    "\0" * 2**20
+    + "\n"
+    + "x" * 2**20
+    + "\n"
+    + "[" * 2**20
+    + "NCCL INFO \n"
+    + "a:1:" * 2**18
+    + " NCCL INFO z\n"
+)
+KNOWN = (
+    "Trees" + " [0] 1/-1/-1->0->-1" * 50_000,
+    "Channel 00/04 :" + " 1" * 400_000,
+    " " * 2**20 + "-> 3",
+)
+
+
 @pytest.mark.parametrize(
     "text",
-    [
-        capture("h200_x8_default") * 5,
-        capture("dgx1_gpus_0_3_p2p_level_1") * 900,
-        HEAD
-        + "\0" * 2**20
-        + "\n"
-        + "x" * 2**20
-        + "\n"
-        + "[" * 2**20
-        + "NCCL INFO \n"
-        + "a:1:" * 2**18
-        + " NCCL INFO z\n",
-        HEAD
-        + info(
-            "Trees" + " [0] 1/-1/-1->0->-1" * 50_000,
-            "Channel 00/04 :" + " 1" * 400_000,
-            " " * 2**20 + "-> 3",
-        ),
-    ],
+    [capture("h200_x8_default") * 5, capture("dgx1_gpus_0_3_p2p_level_1") * 900, HEAD + LONG, HEAD + info(*KNOWN)],
     ids=["captured", "seed", "long lines", "long known lines"],
-)
+)  # fmt: skip
 @pytest.mark.timeout(60)  # a pattern that backtracks would take hours
 def test_long_logs_do_not_hang_the_reader(text):
     assert parse_nccl_log(text).version is not None or "NCCL version" not in text
@@ -619,32 +575,26 @@ def test_command_prints_a_table(capsys):
     assert "P2P/IPC" in capsys.readouterr().out
 
 
-def test_runs_in_one_text_are_told_as_runs_and_one_is_shown():
-    names = ("h200_x2_p2p_level_LOC", "h200_x2_p2p_level_NVL")
-    for order in (names, names[::-1]):
-        whole, alone = (
-            parse_nccl_log("".join(map(capture, order))),
-            parse_nccl_log(capture(order[0])),
-        )
-        assert (whole.transports, whole.settings, whole.channels) == (
-            alone.transports,
-            alone.settings,
-            alone.channels,
-        )
-        assert whole.conflicts == {} and whole.processes == alone.processes == 2
-        (note,) = [note for note in whole.notes if "runs, one after" in note]
-        assert note.startswith(
-            "2 runs, one after the other on the same GPUs: run 1 is shown. Announced: run 1 NCCL_NVLS_"
-        )
-    both = parse_nccl_log(*map(capture, names))
-    assert both.settings["NCCL_P2P_LEVEL"] == "LOC" and any("2 runs" in note for note in both.notes)
+@pytest.mark.parametrize("order", [("LOC", "NVL"), ("NVL", "LOC")])
+def test_runs_in_one_text_are_told_as_runs_and_one_is_shown(order):
+    texts = [capture(f"h200_x2_p2p_level_{level}") for level in order]
+    whole, alone = parse_nccl_log("".join(texts)), parse_nccl_log(texts[0])
+    for key in ("transports", "settings", "channels", "processes"):
+        assert getattr(whole, key) == getattr(alone, key)
+    assert (whole.conflicts, whole.processes) == ({}, 2)
+    (note,) = [note for note in whole.notes if "runs, one after" in note]
+    start = (
+        "2 runs, one after the other on the same GPUs: run 1 is shown. Announced: run 1 NCCL_NVLS_"
+    )
+    assert note.startswith(start)
+    both = parse_nccl_log(*texts)
+    assert both.settings["NCCL_P2P_LEVEL"] == order[0] and has_note(both, "2 runs")
 
 
 def test_command_refuses_a_foreign_file_in_one_line(capsys, tmp_path):
-    foreign = tmp_path / "x.log"
-    foreign.write_text("hello\n")
-    assert main(["nccl-log", str(foreign)]) == 2
-    assert main(["nccl-log", str(tmp_path / "absent.log")]) == 2
+    (tmp_path / "x.log").write_text("hello\n")
+    for name in ("x.log", "absent.log"):
+        assert main(["nccl-log", str(tmp_path / name)]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 2
     assert "x.log: no line from NCCL found" in error
