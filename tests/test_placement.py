@@ -49,45 +49,29 @@ def ring_values(matrix, order):
 def test_best_and_worst_equal_brute_force(seed, count):
     """Of all sets, ranked by bandwidth; among equal sets and within one, by the slowest link and the sum of every order."""
     matrix = symmetric(6, seed, [1, 2, 3] if seed % 2 else range(1, 100))
-    every = {
-        members: (
-            set_bandwidth(None, members, matrix).gb_per_s,
-            [ring_values(matrix, o) for o in permutations(members)],
-        )
-        for members in combinations(range(6), count)
-    }
+    orders, ranking = {}, []
+    for members in combinations(range(6), count):
+        orders[members] = [ring_values(matrix, order) for order in permutations(members)]
+        bandwidth = set_bandwidth(None, members, matrix).gb_per_s
+        ranking.append((bandwidth, max(orders[members])))
     placement = choose_gpus(None, count, matrix)
-    best, worst = (
-        max((gb, max(rings)) for gb, rings in every.values()),
-        min((gb, max(rings)) for gb, rings in every.values()),
-    )
-    for ring, expected in ((placement.best, best), (placement.worst, worst)):
+    for ring, expected in ((placement.best, max(ranking)), (placement.worst, min(ranking))):
         assert (ring.bandwidth.gb_per_s, ring_values(matrix, ring.order)) == expected
         assert (ring.slowest_gb_per_s, ring.sum_gb_per_s) == expected[1]
         assert len(set(ring.order)) == count
-    assert set(placement.worst_order.order) == set(placement.best.order)
-    assert ring_values(matrix, placement.worst_order.order) == min(
-        every[tuple(sorted(placement.best.order))][1]
-    )
+    best = tuple(sorted(placement.best.order))
+    assert tuple(sorted(placement.worst_order.order)) == best
+    assert ring_values(matrix, placement.worst_order.order) == min(orders[best])
 
 
 def test_sets_are_ranked_by_all_rings_that_fit():
     """The best single ring of six GPUs leaves GPU 0 of 0,1,4,5,6,7 one NVLink to GPU 1: half of what four other sets carry."""
-    placement = choose_gpus(DGX1, 6)
-    assert placement.best.bandwidth.gb_per_s == 100
-    assert placement.worst.bandwidth.gb_per_s == 50
     assert set_bandwidth(DGX1, (0, 1, 4, 5, 6, 7)).gb_per_s == 50
     placements = [choose_gpus(DGX1, count) for count in range(2, 9)]
-    assert [one.best.bandwidth.gb_per_s for one in placements] == [50, 50, 100, 50, 100, 100, 150]
-    assert [one.worst.bandwidth.shown_gb_per_s for one in placements] == [
-        None,
-        None,
-        None,
-        None,
-        50,
-        100,
-        150,
-    ]
+    best = [placement.best.bandwidth.gb_per_s for placement in placements]
+    assert best == [50, 50, 100, 50, 100, 100, 150]
+    worst = [placement.worst.bandwidth.shown_gb_per_s for placement in placements]
+    assert worst == [None, None, None, None, 50, 100, 150]
 
 
 @pytest.mark.parametrize(
@@ -107,9 +91,8 @@ def test_dgx1(count, order, links):
 def test_the_reason_says_what_rings_carry_and_the_worst_choice():
     """The JSON of `place` is in tests/golden/place.txt."""
     assert "0-1-2-7" in choose_gpus(DGX1, 4).reason
-    assert choose_gpus(H200, 4).reason.startswith(
-        "Every set of 4 GPUs of this machine is as good as 0-1-2-3"
-    )
+    equal = "Every set of 4 GPUs of this machine is as good as 0-1-2-3"
+    assert choose_gpus(H200, 4).reason.startswith(equal)
 
 
 def test_measured_bandwidths_decide_over_classes():
@@ -155,14 +138,9 @@ def test_impossible_counts_are_refused(count):
 
 def test_p2p_json_at_any_depth_or_bare():
     matrix = [[1500.0, 392.0], [391.0, 1500.0]]
-    expected = [[0.0, 392.0], [391.0, 0.0]]
-    contract = {
-        "devices": ["a", "b"],
-        "access": {"0-1": True},
-        "matrices": {"unidirectional_enabled": matrix},
-    }
+    contract = {"devices": ["a", "b"], "matrices": {"unidirectional_enabled": matrix}}
     for document in (contract, {"result": {"p2p": contract}}, matrix):
-        assert parse_bandwidths(json.dumps(document)) == expected
+        assert parse_bandwidths(json.dumps(document)) == [[0.0, 392.0], [391.0, 0.0]]
 
 
 @pytest.mark.parametrize(
@@ -175,12 +153,9 @@ def test_p2p_json_at_any_depth_or_bare():
         ("[[1, null], [2, 1]]", "GPU 0 to GPU 1 is None"),
         ("[[1, 0], [2, 1]]", "GPU 0 to GPU 1 is 0"),
         ("[[1, NaN], [2, 1]]", "GPU 0 to GPU 1 is nan"),
-        (
-            '{"matrices": {"bidirectional_enabled": [[1, 2], [2, 1]]}}',
-            "no matrices.unidirectional_enabled",
-        ),
+        ('{"matrices": {"bidirectional_enabled": [[1, 2], [2, 1]]}}', "no matrices.unidirectional_enabled"),
     ],
-)
+)  # fmt: skip
 def test_unreadable_p2p(text, message):
     with pytest.raises(UnreadableInput, match=message):
         parse_bandwidths(text)
@@ -190,16 +165,16 @@ def test_command(tmp_path, capsys):
     place = ["place", "--topology", str(DATA / "topo_dgx1_v100.txt"), "--gpus"]
     assert main([*place, "4"]) == 0
     out = capsys.readouterr().out
-    assert "0,1,2,3" in out and "100 GB/s nominal" in out and "worst order" in out
+    for words in ("0,1,2,3", "100 GB/s nominal", "worst order"):
+        assert words in out
     measured = tmp_path / "p2p.json"
     measured.write_text(json.dumps(symmetric(8, 3, [10, 20])))
     assert main([*place, "3", "--p2p", str(measured)]) == 0
     assert "sum GB/s" in capsys.readouterr().out
     measured.write_text(json.dumps(symmetric(4, 3, [10, 20])))
     assert main([*place, "3", "--p2p", str(measured)]) == 2
-    assert (
-        "a matrix of 4 GPUs; accepted is one of 8, as the topology has" in capsys.readouterr().err
-    )
+    error = capsys.readouterr().err
+    assert "a matrix of 4 GPUs; accepted is one of 8, as the topology has" in error
 
 
 # --- the bandwidth of a set ---
@@ -281,15 +256,8 @@ def test_rings_over_pcie_have_no_nominal_speed():
 
 def test_a_switch_gives_a_gpu_its_port_and_a_mesh_every_wire():
     assert set_bandwidth(H200, range(8)).gb_per_s == 450
-    links = {frozenset(pair): "NV4" for pair in combinations(range(4), 2)}
-    mesh = Topology(
-        tuple(Gpu(gpu) for gpu in range(4)),
-        (),
-        links,
-        None,
-        "four A100s that NVLinks join directly",
-    )
-    assert set_bandwidth(mesh, range(4)).gb_per_s == 300
+    four_a100 = joined(4, lambda a, b: "NV4")
+    assert set_bandwidth(four_a100, range(4)).gb_per_s == 300
     one_slow = [[0.0 if a == b else 390.0 for b in range(8)] for a in range(8)]
     one_slow[0][1] = one_slow[1][0] = 100.0
     assert set_bandwidth(H200, (0, 1), one_slow).gb_per_s == 100
@@ -297,25 +265,17 @@ def test_a_switch_gives_a_gpu_its_port_and_a_mesh_every_wire():
     assert set_bandwidth(None, (0, 1, 2, 3), one_slow).gb_per_s == 390
 
 
+def joined(count, word):
+    """A machine of GPUs alone; `word` gives the link class of a pair."""
+    links = {frozenset(pair): word(*pair) for pair in combinations(range(count), 2)}
+    return Topology(tuple(map(Gpu, range(count))), (), links, None, "")
+
+
 def test_more_than_eight_gpus_have_an_upper_bound():
-    links = {
-        frozenset((a, b)): DGX1.link_between(a % 8, b % 8) if a // 8 == b // 8 else "SYS"
-        for a, b in combinations(range(16), 2)
-    }
-    two = Topology(tuple(Gpu(gpu) for gpu in range(16)), (), links, None, "two DGX-1")
-    found = MachineWires.of(two).bandwidth(range(9))
+    def two_dgx1(a, b):
+        return DGX1.link_between(a % 8, b % 8) if a // 8 == b // 8 else "SYS"
+
+    found = MachineWires.of(joined(16, two_dgx1)).bandwidth(range(9))
     assert (found.over_nvlink, found.exact) == (False, False)
     assert found.gb_per_s == 8, "the ninth GPU has a PCIe port alone"
-    assert (
-        "at most 450"
-        in set_bandwidth(
-            Topology(
-                tuple(map(Gpu, range(9))),
-                (),
-                dict.fromkeys(map(frozenset, combinations(range(9), 2)), "NV18"),
-                None,
-                "",
-            ),
-            range(9),
-        ).describe()
-    )
+    assert "at most 450" in set_bandwidth(joined(9, lambda a, b: "NV18"), range(9)).describe()

@@ -52,13 +52,9 @@ def test_comparison_is_the_dlprof_table(capsys):
 
 
 def test_comparison_says_what_is_in_one_trace_only(tmp_path):
-    one = make_export(
-        tmp_path / "a.sqlite", [(10, 0, 17, 0, 2, REDUCE, 1), (10, 0, 17, 5, 7, REDUCE, 2)]
-    )
-    found = compare_traces(
-        summarize(read_trace(str(one))),
-        summarize(read_trace(str(two_ranks(tmp_path / "b.sqlite")))),
-    )
+    calls = [(10, 0, 17, 0, 2, REDUCE, 1), (10, 0, 17, 5, 7, REDUCE, 2)]
+    paths = make_export(tmp_path / "a.sqlite", calls), two_ranks(tmp_path / "b.sqlite")
+    found = compare_traces(*(summarize(read_trace(str(path))) for path in paths))
     assert found.notes == [
         "ranks 1 are in one trace only",
         "the traces differ in the number of calls (AllReduce): compare averages, not totals",
@@ -94,18 +90,11 @@ def test_drawing(tmp_path, capsys):
 
 
 def test_the_drawing_shows_the_step_its_waits_and_what_was_exposed(tmp_path):
-    ranges = [
-        (pid, start, end, name)
-        for pid in (10, 11)
-        for start, end, name in ((0, 17, "step"), (1, 9, "forward"))
-    ]
-    calls = [
-        (10, 0, 1),
-        (10, 1, 3),
-        (10, 18, 2),
-        (11, 1, 1),
-        (11, 2, 2),
-    ]  # rank 0's second gemm is of no step
+    ranges = []
+    for pid in (10, 11):
+        ranges += [(pid, 0, 17, "step"), (pid, 1, 9, "forward")]
+    # rank 0's second gemm is of no step
+    calls = [(10, 0, 1), (10, 1, 3), (10, 18, 2), (11, 1, 1), (11, 2, 2)]
     trace = read_trace(str(two_ranks(tmp_path / "a.sqlite", ranges=ranges, calls=calls)))
     text = draw_timeline(trace, choose_window(trace))
     words = [one.text for one in ElementTree.fromstring(text).iter(f"{SVG}text")]
@@ -162,14 +151,8 @@ SECRET = "hunter2-planted-secret"
 
 def planted(path):
     """An export with a secret wherever nsys puts the environment and the command line, and in places it might."""
-    calls = [(10, 0, 1), (10, 1, 2)]
-    two_ranks(
-        path,
-        ranges=[(10, 0, 30, "step")],
-        calls=calls,
-        gpus=[(0, "H200", "0000:06")],
-        cuda=[(0, 0, 10)],
-    )
+    tables = {"ranges": [(10, 0, 30, "step")], "calls": [(10, 0, 1), (10, 1, 2)]}
+    two_ranks(path, **tables, gpus=[(0, "H200", "0000:06")], cuda=[(0, 0, 10)])
     with closing(sqlite3.connect(path)) as made:
         for statement in (
             f"INSERT INTO StringIds VALUES (900, 'TOKEN={SECRET}')",
@@ -213,10 +196,8 @@ def test_a_planted_secret_is_gone_and_the_numbers_are_the_same(tmp_path, suffix)
 
 def test_scrubbing_a_packed_capture_and_what_is_none(tmp_path):
     scrub(LOC, tmp_path / "a.sqlite")
-    assert (
-        summarize(read_trace(str(tmp_path / "a.sqlite"))).ranks
-        == summarize(read_trace(str(LOC))).ranks
-    )
+    scrubbed, whole = (read_trace(str(path)) for path in (tmp_path / "a.sqlite", LOC))
+    assert summarize(scrubbed).ranks == summarize(whole).ranks
     foreign = tmp_path / "x.json"
     foreign.write_text("{}")
     (tmp_path / "cut.gz").write_bytes(LOC.read_bytes()[:9000])
