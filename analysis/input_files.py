@@ -67,9 +67,13 @@ def read_bytes(file: str | Path, largest: int) -> bytes:
 
 
 def pieces(stream: BinaryIO | gzip.GzipFile, name: str, largest: int) -> Iterator[bytes]:
-    """Yield the bytes of a stream in pieces. Raises UnreadableInput if there are more than `largest`."""
+    """Yield the bytes of a stream in pieces.
+
+    Raises:
+        UnreadableInput: there are more than `largest`.
+    """
     size = 0
-    while part := stream.read(PIECE):
+    for part in iter(lambda: stream.read(PIECE), b""):
         size += len(part)
         if size > largest:
             raise UnreadableInput(
@@ -90,28 +94,28 @@ def table_of(content: Mapping[str, Any], name: str) -> dict[str, Any]:
     table = tables.get(name) if isinstance(tables, dict) else None
     if not isinstance(table, dict):
         state = content.get("state")
-        why = (
-            f"the cell is {state}"
-            if state not in (None, "finished")
-            else f"it has no tables.{name}"
-        )
+        why = f"it has no tables.{name}"
+        if state not in (None, "finished"):
+            why = f"the cell is {state}"
         raise UnreadableInput(f"{_accepted(name)}; {why}")
     return table
 
 
 @contextlib.contextmanager
 def damage_told(name: str) -> Iterator[None]:
-    """Turn what a damaged table raises inside into UnreadableInput: Python's own words would tell a user nothing."""
+    """Turn what a damaged table raises inside into UnreadableInput.
+
+    Python's own words would tell a user nothing.
+    """
     try:
         yield
     except (AttributeError, IndexError, KeyError, TypeError, ValueError, OverflowError) as error:
-        what = (
-            f"{error.args[0]!r} is missing"
-            if isinstance(error, KeyError)
-            else f"a {type(error).__name__}"
-        )
-        said = str(error) if isinstance(error, UnreadableInput) else what
-        raise UnreadableInput(f"{_accepted(name)}; tables.{name} is damaged ({said})") from None
+        cause = f"a {type(error).__name__}"
+        if isinstance(error, KeyError):
+            cause = f"{error.args[0]!r} is missing"
+        elif isinstance(error, UnreadableInput):
+            cause = str(error)
+        raise UnreadableInput(f"{_accepted(name)}; tables.{name} is damaged ({cause})") from None
 
 
 def _accepted(name: str) -> str:

@@ -17,44 +17,34 @@ def pair_class(
 ) -> str | None:
     """Return the link class of the connection `a->b`; None if GPUs, host or class are not known.
 
-    GPU ids are the log's NVML indices, else those of `gpus`, the subset in rank order. Where that names hosts (`a:0`), so do the
-    link classes (`a:0-1`), and ranks of two hosts have the class NET.
+    GPU ids are the log's NVML indices, else those of `gpus`, the subset in rank order. Where that
+    names hosts (`a:0`), so do the link classes (`a:0-1`), and ranks of two hosts have the class NET.
     """
-    ranks = [int(rank) for rank in pair.split("->")]
-    devices = [log.communicators[0].devices.get(rank) for rank in ranks]
-    places = (
-        [str(gpus[rank]) for rank in ranks] if gpus is not None and max(ranks) < len(gpus) else []
-    )
-    if places and ":" in places[0]:
-        return _between_members(
-            places, [device.nvml if device else None for device in devices], link_classes or {}
-        )
-    if (
-        len({device.host for device in devices if device is not None and device.host is not None})
-        > 1
-    ):
-        return None  # link classes are those of one machine
     ids: list[int] = []
-    for rank, device in zip(ranks, devices, strict=True):
-        if device is not None and device.nvml is not None:
-            ids.append(device.nvml)
-        elif gpus is not None and rank < len(gpus):
-            ids.append(int(gpus[rank]))
+    member_hosts: list[str] = []  # that `gpus` names
+    hosts: set[str] = set()  # that the log names
+    for rank in map(int, pair.split("->")):
+        device = log.communicators[0].devices.get(rank)
+        nvml = None if device is None else device.nvml
+        if device is not None and device.host is not None:
+            hosts.add(device.host)
+        gpu: str | None = None
+        if gpus is not None and rank < len(gpus):
+            host, _, gpu = str(gpus[rank]).rpartition(":")
+            member_hosts.append(host)
+        if nvml is not None:
+            ids.append(nvml)
+        elif gpu is not None:
+            ids.append(int(gpu))
+    is_of_hosts = len(member_hosts) == 2 and member_hosts[0] != ""
+    if is_of_hosts and member_hosts[0] != member_hosts[1]:
+        return NET
+    if len(hosts) > 1 and not is_of_hosts:
+        return None  # link classes are those of one machine
     if len(ids) < 2 or not link_classes:
         return None
-    return link_classes.get(f"{min(ids)}-{max(ids)}")
-
-
-def _between_members(
-    places: Sequence[str], known: Sequence[int | None], link_classes: Mapping[str, str]
-) -> str | None:
-    (host, _, first), (far, _, second) = (place.rpartition(":") for place in places)
-    if host != far:
-        return NET
-    ids = [
-        int(gpu) if nvml is None else nvml for gpu, nvml in zip((first, second), known, strict=True)
-    ]
-    return link_classes.get(f"{host}:{min(ids)}-{max(ids)}")
+    prefix = f"{member_hosts[0]}:" if is_of_hosts else ""
+    return link_classes.get(f"{prefix}{min(ids)}-{max(ids)}")
 
 
 def describe_transport(
@@ -62,17 +52,18 @@ def describe_transport(
 ) -> str:
     """Describe all transports: `P2P/CUMEM over NV18`, `SHM/direct/direct, NV18 unused`.
 
-    Several are joined by ` + `; without connections the answer is `unknown`.
-
-    The numbers of network devices are left out (`NET/IB/GDRDMA`).
+    Several are joined by ` + `; without connections the answer is `unknown`. The numbers of network
+    devices are left out (`NET/IB/GDRDMA`).
     """
-    over: dict[str, set[str]] = defaultdict(set)
+    links_of: dict[str, set[str]] = defaultdict(set)
     for pair, words in log.transports.items():
         link = pair_class(pair, log, link_classes, gpus)
         for word in words:
-            over[re.sub(r"^(NET/[^/]+)/\d+(\(\d+\))?", r"\1", word)] |= {link} if link else set()
+            links = links_of[re.sub(r"^(NET/[^/]+)/\d+(\(\d+\))?", r"\1", word)]
+            if link:
+                links.add(link)
     parts = []
-    for word, links in sorted(over.items()):
+    for word, links in sorted(links_of.items()):
         classes = "+".join(sorted(links))
         if not classes or word.startswith("NET/"):
             parts.append(word)

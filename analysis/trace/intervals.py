@@ -1,7 +1,7 @@
-"""Arithmetic of sets of half-open intervals [start, end), as arrays of shape (n, 2) of integers (ns).
+"""Arithmetic of sets of half-open intervals [start, end), as integer arrays of shape (n, 2) in ns.
 
-`union` makes a set: sorted, disjoint, no interval empty or touching the next. The other functions take and return sets.
-Everything works on arrays: a million intervals take tenths of a second.
+`union` makes a set: sorted, disjoint, no interval empty or touching the next. The other functions
+take and return sets. Everything works on arrays: a million intervals take tenths of a second.
 """
 
 from collections.abc import Callable
@@ -53,7 +53,7 @@ def covers(spans: Spans, times: Times) -> Flags:
 
 
 def _sweep(a: Spans, b: Spans, keep: Callable[[Flags, Flags], Flags]) -> Spans:
-    """Ask `keep` between every two neighbouring ends of intervals, where nothing changes; join what touches."""
+    """Ask `keep` between every two neighbouring ends, where nothing changes; join what touches."""
     points = np.concatenate((a[:, 0], a[:, 1], b[:, 0], b[:, 1]))
     step_a = np.repeat([1, -1, 0, 0], [len(a), len(a), len(b), len(b)])
     step_b = np.repeat([0, 0, 1, -1], [len(a), len(a), len(b), len(b)])

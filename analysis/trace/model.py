@@ -1,8 +1,8 @@
 """The model of a trace from any profiler: what computed, communicated and copied on each rank.
 
-All times of a rank are ns on one clock. An event has a start, an end, a lane (CUDA stream, or thread
-on the host), a name, and the host time of the call that launched it (-1: not known). A name is an
-index into `Trace.names`.
+All times of a rank are ns on one clock. An event has a start, an end, a lane (CUDA stream, or
+thread on the host), a name, and the host time of the call that launched it (-1: not known). A name
+is an index into `Trace.names`.
 """
 
 from collections.abc import Sequence
