@@ -1,6 +1,6 @@
 """What it means: topology, subsets, NCCL logs, validity and scaling. Needs neither a GPU nor torch.
 
-In a notebook, `from analysis import open_study`; analysis/notebook/example.ipynb shows what it gives.
+In a notebook, `from analysis import open_study`; analysis/example.ipynb shows what it gives.
 """
 
 from typing import TYPE_CHECKING
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from analysis.notebook.study import OpenedStudy
+    from analysis.notebook import OpenedStudy
 
 __all__ = ["open_study"]
 
@@ -19,8 +19,7 @@ def open_study(folder: "str | Path") -> "OpenedStudy":
     Raises:
         FileNotFoundError, NotADirectoryError: it is no folder.
     """
-    from analysis.notebook.study import (
-        opened,
-    )  # numpy, scipy and jinja2 take a second; the launcher imports this package
+    # pandas, scipy and jinja2 take a second; the launcher imports this package.
+    from analysis.notebook import opened
 
     return opened(folder)

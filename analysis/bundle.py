@@ -27,7 +27,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from analysis.errors import UnreadableInput
-from analysis.findings.links import BENCHMARKS, measured_beside
+from analysis.findings.links.machine_links import BENCHMARKS, measured_beside
 from analysis.report.build import examine, write
 from analysis.report.page import Report
 from analysis.report.table import TEXT_LENGTH

@@ -126,7 +126,6 @@ NEEDS = {
     "sshd": (lambda: Path("/usr/sbin/sshd").exists(), "needs an sshd: apt install openssh-server"),
     "mlflow-ui": (has_mlflow_ui, "needs the whole MLflow: pip install -e '.[ui]'"),
     "timm": (lambda: has("timm"), "needs timm: pip install -e '.[timm]'"),
-    "pandas": (lambda: has("pandas"), "needs pandas: pip install -e '.[notebook]'"),
     "jupyter": (
         lambda: has("nbclient", "ipykernel"),
         "needs what runs a notebook: pip install -e '.[notebook]'",

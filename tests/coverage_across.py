@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 from simulated import STRATEGY, Simulator, Truth
 
-from analysis.findings.between_studies import FASTER, SLOWER, Side, differences
+from analysis.findings.between_studies import FASTER, SLOWER, differences
+from analysis.findings.study_inputs import StudyInput
 from analysis.study.study import Study
 
 STUDIES = 200
@@ -27,7 +28,7 @@ def side(seed, repeats, factor=1.0, noise=NOISE):
         simulator.record(gpus, strategy, repeat, factor=factor)
         for repeat in range(repeats) for gpus in SUBSETS for strategy in STRATEGIES
     ]  # fmt: skip
-    return Side(str(seed), Path(), Study.of(made))
+    return StudyInput(str(seed), Path(), Study.of(made))
 
 
 def compared(seed, repeats, factor=1.0, change=0.0):

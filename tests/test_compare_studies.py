@@ -10,7 +10,7 @@ from records import record, study
 from slower import slower_study
 
 from analysis.__main__ import main
-from analysis.findings.between_studies import Asked, open_sides
+from analysis.findings.study_inputs import StudyPath, open_inputs
 from analysis.study.noise_floor import FILE, as_json
 from analysis.study.study import open_study
 
@@ -99,7 +99,7 @@ def test_the_table_says_what_was_compared_and_what_it_may_claim(slower, capsys):
 
 def test_studies_keep_their_own_baselines_repeats_and_floors(capsys):
     """A study beside itself is twice the same cells, never cells with twice the runs."""
-    ((one,), (other,)) = open_sides([Asked.of(str(FIRST)), Asked.of(str(AGAIN))])
+    ((one,), (other,)) = open_inputs([StudyPath.of(str(FIRST)), StudyPath.of(str(AGAIN))])
     floors = [
         side.study.runs[0].floor("throughput/images_per_second").runs for side in (one, other)
     ]
@@ -112,7 +112,7 @@ def test_other_studies_of_the_folder_lend_their_floor_but_not_those_compared(slo
         shutil.copytree(source, tmp_path / name)
     rows = {name: open_study(tmp_path / name).floors.own() for name in ("a", "b", "c")}
     (tmp_path / FILE).write_text(json.dumps(as_json(rows)))
-    sides = open_sides([Asked.of(str(tmp_path / name)) for name in ("a", "b")])
+    sides = open_inputs([StudyPath.of(str(tmp_path / name)) for name in ("a", "b")])
     studies = [side.study for (side,) in sides]
     floors = [
         one.floors.of(one.runs[0].group.of_any_size, "throughput/images_per_second")

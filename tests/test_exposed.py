@@ -20,7 +20,7 @@ from analysis.findings.communication import (
     communication,
     not_claimed,
 )
-from analysis.findings.links import COMMUNICATION
+from analysis.findings.communication_parts import COMMUNICATION
 from analysis.findings.record_values import again, rests_on, values_of, with_values
 from analysis.findings.waterfall import waterfalls
 from analysis.study.study import Study

@@ -13,12 +13,12 @@ from simulated import REAL, STRATEGY, Simulator, Truth, changed, template
 from analysis.findings import comparisons as of_comparisons
 from analysis.findings import scaling as of_scaling
 from analysis.findings import waterfall as of_waterfall
+from analysis.findings.clock_loss import NAME as CLOCKS
+from analysis.findings.communication_parts import COMMUNICATION
 from analysis.findings.control_cells import control_cells
 from analysis.findings.examine import findings_of
-from analysis.findings.links import COMMUNICATION
 from analysis.findings.record_values import values_of
 from analysis.findings.waterfall import CONTENTION, OVERHEAD, SPREAD, WAIT, WAITING
-from analysis.findings.waterfall import NAME as CLOCKS
 from analysis.study.estimates import Findings
 from analysis.study.noise_floor import CLOCK
 from analysis.study.study import Study

@@ -8,9 +8,9 @@ import pytest
 from simulated import Simulator, Truth
 
 from analysis.findings import comparisons, scaling, waterfall
-from analysis.findings import links as link_value
 from analysis.findings.baselines import Baselines
 from analysis.findings.examine import findings_of
+from analysis.findings.links.subset_links import subset_links as link_value
 from analysis.report.summary import compared_with, main_point
 from analysis.study import names as labels
 from analysis.study.study import Study
@@ -95,7 +95,7 @@ def test_numbered_words_instead_of_labels_change_nothing(name, monkeypatch):
         return f"label {next(numbers)}"
 
     for module in (labels, scaling, comparisons, waterfall, link_value):
-        for function in ("label", "side_label", "worded", "gpu_list", "gpu_ids"):
+        for function in ("label", "side_label", "format_option", "gpu_list", "gpu_ids"):
             if hasattr(module, function):
                 monkeypatch.setattr(module, function, words)
     monkeypatch.setattr(labels, "parts", lambda *arguments: [words()])

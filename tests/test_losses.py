@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from analysis.findings.links import COMMUNICATION
-from analysis.findings.waterfall import NAME, REST, SLOWED, TAIL, ClockPart, exponent, waterfalls
+from analysis.findings.clock_loss import NAME, ClockPart, exponent
+from analysis.findings.communication_parts import COMMUNICATION, REST, SLOWED, TAIL
+from analysis.findings.waterfall import waterfalls
 from analysis.study.study import Study, open_study
 from tests.simulated import STRATEGY, Simulator, Truth, changed
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from cells import changed_cell, make_cell
 
-from analysis.study.names import differing, with_what_differs
+from analysis.study.names import varying, with_what_differs
 from benchmarks.record import read_study
 
 DATA = Path(__file__).parent / "data"
@@ -52,7 +52,7 @@ def test_each_option_that_varies_is_in_the_names_of_both_cells():
     for name, other in every.items():
         one, two = with_what_differs([cell, other])
         assert one.name != two.name and (one.key, two.key) == (cell.key, other.key), name
-        assert all(differing([cell, other])), name
+        assert all(varying([cell, other])), name
 
 
 def test_what_is_the_same_is_not_told():
@@ -67,7 +67,7 @@ def test_what_is_the_same_is_not_told():
         dataclasses.replace(cell, repeat=1),
     ]
     small, large = make_cell((0,), batch_size=4), make_cell((0, 1), batch_size=2)
-    assert differing([small, large]) == [{"gpus": "0"}, {"gpus": "0,1"}], (
+    assert varying([small, large]) == [{"gpus": "0"}, {"gpus": "0,1"}], (
         "the batch follows from the GPUs"
     )
 
@@ -75,8 +75,8 @@ def test_what_is_the_same_is_not_told():
 def test_a_setting_of_nccl_that_one_cell_leaves_alone_is_its_default():
     cell = make_cell()
     with_loc = dataclasses.replace(cell, nccl={"NCCL_P2P_LEVEL": "LOC"})
-    assert [[*one.values()] for one in differing([cell, with_loc])] == [["default"], ["LOC"]]
-    assert differing([make_cell((0,)), cell, with_loc])[0] == {"gpus": "0"}, (
+    assert [[*one.values()] for one in varying([cell, with_loc])] == [["default"], ["LOC"]]
+    assert varying([make_cell((0,)), cell, with_loc])[0] == {"gpus": "0"}, (
         "one GPU has no use for it"
     )
 
@@ -88,4 +88,4 @@ def test_no_two_cells_of_a_real_study_have_one_name(folder):
         [dataclasses.replace(one, labels=(), repeat=0) for one in cells.values()]
     )
     assert len({one.name for one in named}) == len(cells)
-    assert len({tuple(one.items()) for one in differing(named)}) == len(cells)
+    assert len({tuple(one.items()) for one in varying(named)}) == len(cells)

@@ -105,7 +105,7 @@ def test_on_real_gpus_the_interval_holds_a_run_that_it_has_not_seen():
 
 def floor_of(records, gpus, metric=RATE, others=None):
     """The floor of the cells on a subset."""
-    study = Study.of(records, others=others)
+    study = Study.of(records, scatters=others)
     return next(runs for runs in study.runs if runs.gpus == gpus).floor(metric)
 
 

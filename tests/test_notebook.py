@@ -3,7 +3,6 @@
 import io
 import math
 import statistics
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,13 +11,12 @@ from records import study as written
 
 import analysis
 from analysis import open_study
-from analysis.notebook import columns
-from analysis.notebook.frames import frame
 from analysis.report.figure import style
+from analysis.study import frame
 from benchmarks.record import metrics
 
 DATA = Path(__file__).parent / "data" / "h200_x2"
-EXAMPLE = Path(analysis.__file__).parent / "notebook" / "example.ipynb"
+EXAMPLE = Path(analysis.__file__).parent / "example.ipynb"
 RATE = "throughput_images_per_second"
 
 
@@ -54,7 +52,6 @@ def odd(tmp_path):
     return open_study(written(tmp_path / "odd", records))
 
 
-@pytest.mark.needs("pandas")
 def test_a_row_for_each_cell_has_the_median_of_its_runs_and_the_interval_of_the_report(scaling):
     cells, runs = scaling.cells(), scaling.runs()
     assert len(cells) == 6 and list(cells["runs"]) == [3] * 6 and set(cells["verdict"]) == {"valid"}
@@ -74,7 +71,6 @@ def test_a_row_for_each_cell_has_the_median_of_its_runs_and_the_interval_of_the_
         assert found == pytest.approx(wanted, rel=1e-12) and found, mine
 
 
-@pytest.mark.needs("pandas")
 def test_a_row_for_each_run_is_its_record(scaling):
     runs = scaling.runs()
     assert list(runs["record_id"]) == [one.record_id for one in scaling.records] and len(runs) == 19
@@ -89,7 +85,6 @@ def test_a_row_for_each_run_is_its_record(scaling):
     assert set(runs["cell"]) == set(scaling.cells()["cell"])
 
 
-@pytest.mark.needs("pandas")
 def test_what_is_unknown_is_na_and_types_say_what_a_column_holds(scaling, odd):
     cells = scaling.cells()
     kinds = {name: str(kind) for name, kind in cells.dtypes.items()}
@@ -125,14 +120,12 @@ def test_what_is_unknown_is_na_and_types_say_what_a_column_holds(scaling, odd):
     assert runs.loc["0", f"{RATE}_within_run_low"] == pytest.approx(99.9)
 
 
-@pytest.mark.needs("pandas")
 def test_metrics_of_the_users_own_take_no_column_of_ours(odd):
     first = odd.cells().iloc[0]
     assert (first["verdict"], first["metric_verdict"]) == ("valid", 7.0)
     assert {first["a_b"], first["metric_a_b"]} == {1.0, 2.0}
 
 
-@pytest.mark.needs("pandas")
 def test_a_study_without_records_has_empty_tables(tmp_path):
     empty = open_study(tmp_path)
     assert len(empty.cells()) == len(empty.runs()) == 0 and empty.figures == {} and empty.sentences
@@ -140,7 +133,7 @@ def test_a_study_without_records_has_empty_tables(tmp_path):
 
 def test_every_metric_has_a_column_of_its_own_with_its_unit():
     names = {
-        name: columns.of_metric(name) for name in metrics.METRICS if not {"{", "<"} & set(name)
+        name: frame.column_of_metric(name) for name in metrics.METRICS if not {"{", "<"} & set(name)
     }
     assert len(set(names.values())) == len(names) and all(
         one.isidentifier() for one in names.values()
@@ -162,20 +155,28 @@ def test_every_metric_has_a_column_of_its_own_with_its_unit():
         words = units.get(metrics.METRICS[name].unit, "").split()
         assert not words or any(word in column for word in words), name
     assert (
-        columns.of_option("nccl.NCCL_P2P_LEVEL") == "NCCL_P2P_LEVEL"
-        and columns.of_option("model.name") == "model"
+        frame.column_of_option("nccl.NCCL_P2P_LEVEL") == "NCCL_P2P_LEVEL"
+        and frame.column_of_option("model.name") == "model"
     )
 
 
 def test_numbers_beyond_pandas_whole_numbers_stay_numbers():
     assert (
-        columns.kind_of([1, None], "string") == "Int64"
-        and columns.kind_of([2**70], "string") == "float64"
+        frame.kind_of([1, None], "string") == "Int64"
+        and frame.kind_of([2**70], "string") == "float64"
     )
     assert (
-        columns.kind_of([None], "float64") == "float64"
-        and columns.kind_of([1, "auto"], "float64") == "string"
+        frame.kind_of([None], "float64") == "float64"
+        and frame.kind_of([1, "auto"], "float64") == "string"
     )
+
+
+def test_the_frame_of_a_study_has_a_row_for_each_run_with_the_values_of_its_record(scaling):
+    runs = frame.frame_of_runs(scaling._study)
+    assert list(runs.columns) == list(scaling.runs().columns) and len(runs) == 19
+    medians = runs[runs["counts"]].groupby(["strategy", "gpus"])[RATE].median()
+    alone = medians["none"][["0", "1"]].min()
+    assert medians["none", "0,1"] / (2 * alone) == pytest.approx(1, abs=0.02)
 
 
 def test_figures_and_sentences_are_those_of_the_report(scaling):
@@ -204,20 +205,12 @@ def test_an_unknown_table_is_named_with_those_that_there_are(scaling):
         scaling.table("x")
 
 
-def test_without_pandas_it_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(
-        ImportError, match=r"tables need pandas, .* pip install -e '\.\[notebook\]'"
-    ):
-        frame([], {})
-
-
 def test_a_folder_that_is_none_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="accepted is the folder of a study"):
         open_study(tmp_path / "none")
 
 
-@pytest.mark.needs("pandas", "jupyter")
+@pytest.mark.needs("jupyter")
 def test_the_example_notebook_runs(tmp_path, monkeypatch):
     import nbformat
     from nbclient import NotebookClient
@@ -227,7 +220,7 @@ def test_the_example_notebook_runs(tmp_path, monkeypatch):
     assert not any(
         cell.outputs or cell.execution_count for cell in notebook.cells if cell.cell_type == "code"
     )
-    monkeypatch.setenv("PYTHONPATH", str(EXAMPLE.parent.parent.parent))
+    monkeypatch.setenv("PYTHONPATH", str(EXAMPLE.parent.parent))
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     where = {"metadata": {"path": str(tmp_path)}}
     NotebookClient(notebook, kernel_name="python3", timeout=200, resources=where).execute()

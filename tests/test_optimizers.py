@@ -9,7 +9,7 @@ from cells import make_cell
 from hydra import compose
 from omegaconf import OmegaConf
 
-from analysis.study.names import differing
+from analysis.study.names import varying
 from conf.cell import Cell, Optimizer
 from conf.options import Refused
 from conf.resolve import checked, resolve
@@ -60,7 +60,7 @@ def test_auto_is_each_optimizers_own(hydra):
     assert adamw.optimizer == Optimizer(0.001, weight_decay=0.01, name="adamw", beta2=0.95)
     assert adamw.name == "resnet50 · nccl_allreduce · gpus 0,1 · adamw"
     assert Cell.from_dict(json.loads(json.dumps(adamw.to_dict()))) == adamw
-    assert [[*one.values()] for one in differing([cell_of(), adamw])] == [["sgd"], ["adamw"]], (
+    assert [[*one.values()] for one in varying([cell_of(), adamw])] == [["sgd"], ["adamw"]], (
         "its other settings follow"
     )
 

@@ -11,8 +11,8 @@ from pages import picture, widths
 from records import EVIL, record, study
 
 from analysis.__main__ import main
-from analysis.findings.between_studies import Asked, differing, open_sides
 from analysis.findings.examine import findings_of
+from analysis.findings.study_inputs import StudyPath, differing, open_inputs
 from analysis.report.build import default_folder, examine_several, write
 from analysis.study.names import legend_names
 from analysis.study.study import open_study
@@ -28,7 +28,7 @@ def rows(folder, table):
 
 
 def examined(*folders):
-    return examine_several([Asked.of(str(folder)) for folder in folders])[0]
+    return examine_several([StudyPath.of(str(folder)) for folder in folders])[0]
 
 
 def table(content, name):
@@ -108,7 +108,7 @@ def test_machines_have_telling_names_and_borrow_no_baseline(tmp_path):
     assert facts == ["GPUs", "NCCL", "host", "GPU UUIDs"]
     # The same records copied into one folder are split again.
     both = study(tmp_path / "both", [*old, *new])
-    assert {side.name for side in open_sides([Asked.of(str(both))])[0]} == set(names)
+    assert {side.name for side in open_inputs([StudyPath.of(str(both))])[0]} == set(names)
 
 
 def test_equal_cells_of_two_studies_are_no_repeats_of_each_other(tmp_path):
@@ -127,7 +127,7 @@ def test_two_studies_of_cpu_workers_have_no_gpus(tmp_path):
             cpu = {"device": "cpu"}
             made.append(record(number, gpus, rate, cell=cpu, environment=no_gpu))
         folders.append(study(tmp_path / name, made))
-    by_folder = open_sides([Asked.of(str(folder)) for folder in folders])
+    by_folder = open_inputs([StudyPath.of(str(folder)) for folder in folders])
     sides = [side for of_folder in by_folder for side in of_folder]
     apart, shared = differing(sides)
     assert shared["GPUs"] == "none" and "CPU worker" not in f"{apart}{shared}"
@@ -150,8 +150,8 @@ def test_labels_of_the_user_name_the_studies_and_an_output_dir_gives_its_studies
     page = Path(summary["report"])
     assert page.parent.parent == tmp_path / "outputs"
     assert page.parent.name.startswith("report-eager_a-eager_b-")
-    folder = Asked.of(str(tmp_path / "outputs"))
-    names = [side.name for side in open_sides([folder])[0]]
+    folder = StudyPath.of(str(tmp_path / "outputs"))
+    names = [side.name for side in open_inputs([folder])[0]]
     assert names == ["2 × H200 on vm · eager_a", "2 × H200 on vm · eager_b"]
     assert default_folder([folder]).parent == (tmp_path / "outputs").resolve()
 
@@ -161,7 +161,7 @@ def test_the_default_folder_is_of_these_studies_alone(tmp_path):
     made = [
         study(tmp_path / where / "scaling", [record(1, [0], 100.0)]) for where in ("a", "b", "c")
     ]
-    inputs = [Asked.of(str(folder)) for folder in made]
+    inputs = [StudyPath.of(str(folder)) for folder in made]
     first, other = default_folder(inputs[:2]), default_folder([inputs[0], inputs[2]])
     assert first.parent == other.parent == (tmp_path / "a").resolve() and first != other
     assert first == default_folder(inputs[:2]) and first.name.startswith("report-scaling-scaling-")
@@ -204,7 +204,7 @@ def test_studies_with_nothing_in_common_and_hostile_names_give_a_page(tmp_path):
     invalid = {"verdict": "invalid", "codes": {}, "unchecked": {}}
     first = study(tmp_path / "one", [record(1, [0], 100.0, strategy=EVIL)])
     other = study(tmp_path / "other", [record(1, [1], 5.0, validity=invalid)])
-    content, _ = examine_several([Asked(EVIL, first), Asked(EVIL + " again", other)])
+    content, _ = examine_several([StudyPath(EVIL, first), StudyPath(EVIL + " again", other)])
     page = write(content, tmp_path / "out").read_text(encoding="utf-8")
     assert "<script>alert" not in page and "have no cell in common" in page
 

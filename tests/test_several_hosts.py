@@ -7,10 +7,11 @@ import json
 import pytest
 from records import facts_of, on_hosts, record, study
 
-from analysis.findings.between_studies import Asked, cell_id, open_sides
+from analysis.findings.between_studies import cell_id
 from analysis.findings.examine import findings_of
-from analysis.findings.links import host_wires
+from analysis.findings.links.host_wires import host_wires
 from analysis.findings.record_values import SeveralRecords, rests_on, with_values
+from analysis.findings.study_inputs import StudyPath, open_inputs
 from analysis.report.build import examine
 from analysis.study.names import gpu_ids, gpu_list
 from analysis.study.study import open_study
@@ -280,16 +281,16 @@ def test_studies_on_other_hosts_are_compared_by_the_places_of_their_hosts(tmp_pa
         study(tmp_path / name, made)
         for name, made in (("one", rows), ("two", others), ("three", rows))
     ]
-    (one,), (two,) = (open_sides([Asked.of(str(folder))])[0] for folder in folders[:2])
+    (one,), (two,) = (open_inputs([StudyPath.of(str(folder))])[0] for folder in folders[:2])
     assert cell_id(one.study.records[1].cell, one.hosts) != cell_id(
         two.study.records[1].cell, two.hosts
     )
-    (one,), (two,) = open_sides([Asked.of(str(folder)) for folder in folders[:2]])
+    (one,), (two,) = open_inputs([StudyPath.of(str(folder)) for folder in folders[:2]])
     assert [cell_id(left.cell, one.hosts) for left in one.study.records] == [
         cell_id(right.cell, two.hosts) for right in two.study.records
     ]
     assert cell_id(one.study.records[1].cell, one.hosts)[0] == ("host1:0", "host2:0")
-    (one,), _ = open_sides([Asked.of(str(folders[0])), Asked.of(str(folders[2]))])
+    (one,), _ = open_inputs([StudyPath.of(str(folders[0])), StudyPath.of(str(folders[2]))])
     assert not one.hosts and cell_id(one.study.records[1].cell)[0] == ("a:0", "b:0")
 
 

@@ -63,7 +63,7 @@ def test_what_is_shown_holds_the_other_sweep_and_the_interval_within_a_run_does_
     )
     own = {name: study.floors.own() for name, study in studies.items()}
     pooled = {
-        name: Study.of(studies[name].records, others=own[other])
+        name: Study.of(studies[name].records, scatters=own[other])
         for name, other in zip(EAGER, EAGER[::-1], strict=True)
     }
     assert all(seen(pooled)[0]), "as Ringside shows them with both sweeps side by side"

@@ -13,7 +13,7 @@ from simulated import changed
 from wired import DGX1, SUBSETS, WiredTruth, lines_of, told, wire_ms, wired_study
 
 from analysis.findings.examine import findings_of
-from analysis.findings.links import fit, outliers
+from analysis.findings.links.line_fit import fit, outliers
 from analysis.report.figure import style
 from analysis.report.sections.links import wire_lines
 from analysis.study.study import Study, open_study

@@ -17,17 +17,19 @@ from analysis.console import console
 from analysis.findings.baselines import EFFICIENCY
 from analysis.findings.between_studies import (
     UNKNOWN,
-    Asked,
     CellDifference,
     Differences,
     MeasuredNumber,
-    Side,
     differences,
-    differing,
-    open_sides,
-    same_machine,
 )
 from analysis.findings.communication import EXCHANGE, EXPOSED
+from analysis.findings.study_inputs import (
+    StudyInput,
+    StudyPath,
+    differing,
+    open_inputs,
+    same_machine,
+)
 from analysis.report.numbers import KINDS, NumberFormat, estimate, number
 from analysis.report.sections.studies import (
     differences_table,
@@ -79,11 +81,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print how two studies differ and return the exit status. Raises OSError, ValueError."""
     limit = _limit(arguments.limit)
-    inputs = [Asked.of(text) for text in (arguments.a, arguments.b)]
+    inputs = [StudyPath.of(text) for text in (arguments.a, arguments.b)]
     for study in inputs:
         if study.folder.is_file():
             raise ValueError(f"{study.folder}: is a file; accepted are two folders of studies")
-    first, second = open_sides(inputs, QuickCheck().marked)
+    first, second = open_inputs(inputs, QuickCheck().marked)
     result = differences(first, second)
     if not result.cells:
         raise ValueError(
@@ -114,7 +116,7 @@ def _limit(text: str | None) -> float:
 
 
 def as_json(
-    first: Sequence[Side], second: Sequence[Side], result: Differences, limit: float
+    first: Sequence[StudyInput], second: Sequence[StudyInput], result: Differences, limit: float
 ) -> dict[str, Any]:
     """Return everything in plain JSON types.
 
@@ -136,7 +138,7 @@ def as_json(
     }
 
 
-def _side_json(side: Side) -> dict[str, str]:
+def _side_json(side: StudyInput) -> dict[str, str]:
     return {"name": side.name, "study": side.study.name, "folder": str(side.folder)}
 
 
@@ -174,7 +176,7 @@ def _estimate_json(value: Estimate) -> dict[str, Any]:
 
 
 def _print(
-    first: Sequence[Side], second: Sequence[Side], result: Differences, limit: float
+    first: Sequence[StudyInput], second: Sequence[StudyInput], result: Differences, limit: float
 ) -> None:
     out = console()
     letters = []

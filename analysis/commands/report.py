@@ -10,7 +10,7 @@ from rich.markup import escape
 
 from analysis.bundle import WrongStudy, bundle
 from analysis.console import console
-from analysis.findings.between_studies import Asked, studies_in
+from analysis.findings.study_inputs import StudyPath, studies_in
 from analysis.report.build import default_folder, examine, examine_several, write
 from analysis.report.figure import ON_PAGE, WIDTHS_IN
 from analysis.text import single_line
@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     if arguments.bundle:
         return _bundle(arguments)
-    asked = [Asked.of(text) for text in arguments.studies]
+    asked = [StudyPath.of(text) for text in arguments.studies]
     inside = _studies(asked[0].folder)
     if len(asked) > 1 or len(inside) > 1:
         content, findings = examine_several(asked, arguments.width)
@@ -88,7 +88,7 @@ def _bundle(arguments: argparse.Namespace) -> int:
             "--width and --bundle exclude each other: who opens a bundle makes the figures of a "
             "width from its records"
         )
-    folders = [Asked.of(text).folder for text in arguments.studies]
+    folders = [StudyPath.of(text).folder for text in arguments.studies]
     several = [study for folder in folders for study in _studies(folder) or [folder]]
     if len(several) > 1:
         raise ValueError(f"--bundle takes one study, not {len(several)}: make one of each")

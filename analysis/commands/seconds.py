@@ -11,7 +11,7 @@ from rich.markup import escape
 from analysis.console import console
 from analysis.cost import SECONDS, CellCost, from_lines, from_record
 from analysis.errors import UnreadableInput
-from analysis.findings.between_studies import studies_in
+from analysis.findings.study_inputs import studies_in
 from analysis.report.sections.running import costs_table
 from analysis.text import join_words
 from benchmarks.record import CellFolder, Record, RecordError, read_lines, read_study

@@ -11,21 +11,26 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
+from typing import Any
 
 import numpy as np
 from scipy.special import stdtr, stdtrit
 
-from analysis.findings.links import transport_of
-from analysis.statistics.tests import NO_TURN, Flags, TurnModel, fitted, significant
+from analysis.findings.links.machine_links import transport_of
+from analysis.statistics.tests import NO_TURN, Flags, Floats, TurnModel, fitted, significant
 from analysis.study import names as labels
-from analysis.study.draws import Draws, quantile
+from analysis.study.conditions import chosen_options
+from analysis.study.draws import quantile
 from analysis.study.estimates import Comparison, Estimate, Noise, SettingEffect
 from analysis.study.intervals import LEVEL, WIDEST
 from analysis.study.noise_floor import FEWEST
 from analysis.study.rates import Rate
-from analysis.study.study import Runs, Study, between_runs, chosen_options, middle
+from analysis.study.runs import Runs, between_runs, grouped
+from analysis.study.study import Study
 from benchmarks.record import Record
 
+PREFIX = "nccl."  # of the names of NCCL's settings in a key
+EXCHANGE = "comm/exchange_ms"
 POWER = 0.8  # a difference as large as `smallest` is seen in four studies of five
 # With more values of one thing than this, every one is compared with the first alone: pairs grow with the square.
 MOST_VALUES = 8
@@ -37,7 +42,7 @@ NOT_COMPARED = (
     "profiler",
     "device",
     "strategy.",
-    "nccl.",
+    PREFIX,
     "server_gpus",
     "data",
     *BATCH,
@@ -64,59 +69,61 @@ class Pair:
 class Tests:
     """The tests of several pairs, an entry each. All but `difference` are NaN for a pair that cannot be tested."""
 
-    difference: Draws  # of the logarithms, second − first
-    error: Draws  # its standard error
-    freedom: Draws  # degrees of freedom
+    difference: Floats  # of the logarithms, second − first
+    error: Floats  # its standard error
+    freedom: Floats  # degrees of freedom
     in_turns: Flags  # whether the turns are blocks; otherwise the test is unpaired
+
+
+def smallest_change(error: Any, freedom: Any, tests: int) -> Any:
+    """Return the smallest change of a rate, as a share, that runs could have shown, among so many tests.
+
+    `error` is the standard error of the difference of two logarithms, a number or an array.
+    """
+    level = (1 - LEVEL) / max(1, tests)
+    errors = stdtrit(freedom, 1 - level / 2) + stdtrit(freedom, POWER)
+    return np.expm1(np.minimum(errors * error, WIDEST))
 
 
 def comparisons(study: Study) -> tuple[Comparison, ...]:
     """Return a verdict for every pair of cells that may be compared."""
-    found = list(pairs(study))
-    tests = _tests(study, found)
+    compared = list(pairs(study))
+    tests = _tests(study, compared)
     tested = np.isfinite(tests.error)
-    seen = np.zeros(len(found), dtype=bool)
-    seen[tested] = significant(chances(tests)[tested], _groups(found, tested), 1 - LEVEL)
-    error, freedom = tests.error[tested], tests.freedom[tested]
-    half, smallest = np.full((2, len(found)), math.nan)
-    half[tested] = np.minimum(stdtrit(freedom, (1 + LEVEL) / 2) * error, WIDEST)
-    level = (1 - LEVEL) / max(1, int(tested.sum()))
-    errors = stdtrit(freedom, 1 - level / 2) + stdtrit(freedom, POWER)
-    smallest[tested] = np.expm1(np.minimum(errors * error, WIDEST))
-    rows = zip(found, tests.difference, half, smallest, tested, seen, tests.in_turns, strict=True)
-    return tuple(_comparison(study, *row) for row in rows)
+    seen = np.zeros(len(compared), dtype=bool)
+    seen[tested] = significant(chances(tests)[tested], _groups(compared, tested), 1 - LEVEL)
+    half = np.minimum(stdtrit(tests.freedom, (1 + LEVEL) / 2) * tests.error, WIDEST)
+    smallest = smallest_change(tests.error, tests.freedom, int(tested.sum()))
+    verdicts = []
+    for at, pair in enumerate(compared):
+        difference = min(max(float(tests.difference[at]), -WIDEST), WIDEST)
+        if not tested[at]:
+            estimate = Estimate(math.expm1(difference))
+            verdicts.append(_comparison(study, pair, estimate, None, "", SINGLE))
+            continue
+        ends = (math.expm1(difference - half[at]), math.expm1(difference + half[at]))
+        verdict = "no difference seen"
+        reasons = []
+        if seen[at]:
+            verdict = "faster" if difference > 0 else "slower"
+        elif 0 < half[at] < abs(difference):
+            reasons.append(CHANCE)
+        if not tests.in_turns[at]:
+            reasons.append(SEPARATE if seen[at] and _separate(pair) else UNPAIRED)
+        estimate = Estimate(math.expm1(difference), *ends)
+        why = "; ".join(reasons)
+        verdicts.append(_comparison(study, pair, estimate, float(smallest[at]), verdict, why))
+    return tuple(verdicts)
 
 
 def _comparison(
-    study: Study,
-    pair: Pair,
-    difference: float,
-    half: float,
-    smallest: float,
-    tested: bool,
-    seen: bool,
-    in_turns: bool,
+    study: Study, pair: Pair, estimate: Estimate, smallest: float | None, verdict: str, why: str
 ) -> Comparison:
-    difference = min(max(difference, -WIDEST), WIDEST)
-    estimate, least, verdict, why = Estimate(math.expm1(difference)), None, "", SINGLE
-    if tested:
-        estimate = Estimate(
-            estimate.value, math.expm1(difference - half), math.expm1(difference + half)
-        )
-        least = float(smallest)
-        verdict = ("faster" if difference > 0 else "slower") if seen else "no difference seen"
-        unpaired = "" if in_turns else SEPARATE if seen and _separate(pair) else UNPAIRED
-        by_chance = CHANCE if not seen and 0 < half < abs(difference) else ""
-        why = "; ".join(one for one in (by_chance, unpaired) if one)
-    first, second = (
-        labels.side_label(study, runs, pair.differing, pair.asked)
-        for runs in (pair.first, pair.second)
-    )
     return Comparison(
-        first=first,
-        second=second,
+        first=labels.side_label(study, pair.first, pair.differing, pair.asked),
+        second=labels.side_label(study, pair.second, pair.differing, pair.asked),
         difference=estimate,
-        smallest=least,
+        smallest=smallest,
         verdict=verdict,
         why=why,
         asked=pair.asked,
@@ -130,83 +137,69 @@ def _comparison(
 
 
 def _separate(pair: Pair) -> bool:
-    """Tell whether the runs of two cells were not interleaved."""
-    one, two = (
-        [record.started_at for record in runs.records] for runs in (pair.first, pair.second)
-    )
-    return max(one) < min(two) or max(two) < min(one)
+    """Return whether the runs of two cells were not interleaved."""
+    first = [record.started_at for record in pair.first.records]
+    second = [record.started_at for record in pair.second.records]
+    return max(first) < min(second) or max(second) < min(first)
 
 
-def _tests(study: Study, found: Sequence[Pair]) -> Tests:
+def _tests(study: Study, compared: Sequence[Pair]) -> Tests:
     """Test every pair: with the turns as blocks where they connect its two cells, else unpaired."""
-    difference, error, freedom = np.full((3, len(found)), math.nan)
+    difference, error, freedom = np.full((3, len(compared)), math.nan)
     models = turn_models(study)
-    by_family: dict[Hashable, list[int]] = defaultdict(list)
-    for at, pair in enumerate(found):
-        by_family[family(pair.first)].append(at)
-    for name, members in by_family.items():
+    families: dict[Hashable, list[int]] = defaultdict(list)
+    for at, pair in enumerate(compared):
+        families[family(pair.first)].append(at)
+    for name, members in families.items():
         numbers, model = models[name]
-        sides = (
-            np.array([numbers[id(side(found[at]))] for at in members]) for side in (_first, _second)
-        )
-        made = model.contrasts(*sides)
-        difference[members], error[members], freedom[members] = (
-            made.difference,
-            made.error,
-            made.freedom,
-        )
-    runs = np.array(
-        [min(len(pair.first.log_rates), len(pair.second.log_rates)) for pair in found], dtype=int
-    )
-    in_turns = np.isfinite(error) & (runs > 1)
+        first = np.array([numbers[id(compared[at].first)] for at in members])
+        second = np.array([numbers[id(compared[at].second)] for at in members])
+        contrasts = model.contrasts(first, second)
+        difference[members] = contrasts.difference
+        error[members] = contrasts.error
+        freedom[members] = contrasts.freedom
+    fewest = [min(len(pair.first.log_rates), len(pair.second.log_rates)) for pair in compared]
+    in_turns = np.isfinite(error) & (np.array(fewest, dtype=int) > 1)
     error[~in_turns] = math.nan
-    for at in map(int, np.flatnonzero(~in_turns)):
-        one, two = (np.array(side(found[at]).log_rates) for side in (_first, _second))
-        difference[at] = two.mean() - one.mean()
-        if runs[at] > 1:
-            error[at], freedom[at] = _welch(one, two)
+    freedom[~in_turns] = math.nan
+    for at, pair in enumerate(compared):
+        if in_turns[at]:
+            continue
+        first, second = np.array(pair.first.log_rates), np.array(pair.second.log_rates)
+        difference[at] = second.mean() - first.mean()
+        if fewest[at] > 1:
+            error[at], freedom[at] = _welch(first, second)
     return Tests(difference, error, freedom, in_turns)
 
 
-def _groups(found: Sequence[Pair], tested: Flags) -> list[int]:
+def _groups(compared: Sequence[Pair], tested: Flags) -> list[int]:
     """Return the numbers of tested cells that are compared each with each."""
     cells: dict[Hashable, set[int]] = defaultdict(set)
-    for pair, is_tested in zip(found, tested, strict=True):
+    for pair, is_tested in zip(compared, tested, strict=True):
         if is_tested:
             cells[pair.group] |= {id(pair.first), id(pair.second)}
-    return [len(one) for one in cells.values()]
-
-
-def _first(pair: Pair) -> Runs:
-    return pair.first
-
-
-def _second(pair: Pair) -> Runs:
-    return pair.second
+    return [len(members) for members in cells.values()]
 
 
 def family(runs: Runs) -> Hashable:
     """Return a key that is equal for cells whose scatter is pooled: of one rate, one model and one machine."""
-    return runs.rate, runs.request.get("model.name"), runs.provenance["machine"]
+    return runs.rate, runs.request.get("model.name"), runs.machine
 
 
 def turn_models(study: Study) -> dict[Hashable, tuple[dict[int, int], TurnModel]]:
     """Return the fit of every family, and the numbers of its cells, by the id() of their runs."""
-    families: dict[Hashable, list[Runs]] = defaultdict(list)
-    for runs in study.rated:
-        families[family(runs)].append(runs)
     turns = _turns(record for runs in study.rated for record in runs.records)
     models = {}
-    for name, members in families.items():
-        known = [
-            (value, number, turns.get(id(record), NO_TURN), record.started_at)
-            for number, runs in enumerate(members)
-            for record, value in zip(runs.rated_records, runs.log_rates, strict=True)
-        ]
-        models[name] = (
-            {id(runs): number for number, runs in enumerate(members)},
-            fitted(*zip(*known, strict=True)),
-        )
+    for name, members in grouped(study.rated, family).items():
+        values, cells, turn_of, times = [], [], [], []
+        for cell, runs in enumerate(members):
+            for record, value in zip(runs.rated_records, runs.log_rates, strict=True):
+                values.append(value)
+                cells.append(cell)
+                turn_of.append(turns.get(id(record), NO_TURN))
+                times.append(record.started_at)
+        numbers = {id(runs): cell for cell, runs in enumerate(members)}
+        models[name] = (numbers, fitted(values, cells, turn_of, times))
     return models
 
 
@@ -219,105 +212,107 @@ def _turns(records: Iterable[Record]) -> dict[int, int]:
     for record in records:
         if not record.drift:
             sweeps[record.sweep_id][record.cell.repeat].append(record)
-    found: dict[int, int] = {}
-    number = 0
+    numbers: dict[int, int] = {}
+    count = 0
     for turns in sweeps.values():
-        times = sorted(
-            (min(starts), max(starts))
-            for turn in turns.values()
-            if (starts := [r.started_at for r in turn])
-        )
-        if any(last >= first for (_, last), (first, _) in pairwise(times)):
+        spans = []
+        for turn in turns.values():
+            starts = [record.started_at for record in turn]
+            spans.append((min(starts), max(starts)))
+        spans.sort()
+        if any(last >= first for (_, last), (first, _) in pairwise(spans)):
             continue
         for turn in turns.values():
-            found |= {id(record): number for record in turn}
-            number += 1
-    return found
+            numbers |= {id(record): count for record in turn}
+            count += 1
+    return numbers
 
 
-def _welch(one: Draws, two: Draws) -> tuple[float, float]:
+def _welch(first: Floats, second: Floats) -> tuple[float, float]:
     """Return the standard error of the difference of two means and its degrees of freedom (Welch 1947)."""
-    parts = np.array([values.var(ddof=1) / len(values) for values in (one, two)])
+    parts = np.array([values.var(ddof=1) / len(values) for values in (first, second)])
     if not parts.sum():
-        return 0.0, len(one) + len(two) - 2.0
-    freedom = parts.sum() ** 2 / (parts**2 / np.array([len(one) - 1, len(two) - 1])).sum()
-    return float(np.sqrt(parts.sum())), float(freedom)
+        return 0.0, len(first) + len(second) - 2.0
+    own = (parts**2 / np.array([len(first) - 1, len(second) - 1])).sum()
+    return float(np.sqrt(parts.sum())), float(parts.sum() ** 2 / own)
 
 
-def chances(tests: Tests) -> Draws:
+def chances(tests: Tests) -> Floats:
     """Return two-sided p of every test: the chance of so large a difference between equal cells."""
-    sure = tests.error < NO_SCATTER
     with np.errstate(divide="ignore", invalid="ignore"):
-        found = 2 * stdtr(tests.freedom, -np.abs(tests.difference / tests.error))
+        chance = 2 * stdtr(tests.freedom, -np.abs(tests.difference / tests.error))
     certain = np.where(np.abs(tests.difference) < NO_SCATTER, 1.0, 0.0)
-    chance: Draws = np.where(sure, certain, found)
-    return chance
+    chance = np.where(tests.error < NO_SCATTER, certain, chance)
+    return np.asarray(chance, dtype=np.float64)
 
 
 def pairs(study: Study) -> Iterator[Pair]:
     """Yield all cells that differ in one asked thing; the one that started first is the first."""
-    names = [name for name in study.varied if not name.startswith(NOT_COMPARED)]
-    settings = [name for name in study.varied if name.startswith("nccl.")]
-    every = [name for name in study.varied if name.startswith("strategy.")]
-    if "strategy.name" in study.varied:
+    options = [name for name in study.varied if name.startswith("strategy.")]
+    if "strategy.name" in options:
         # Two strategies with the same options beside their defaults.
-        left_out = (
-            "strategy.name",
-            *(name for name in every if name != "strategy.name"),
-            "server_gpus",
-        )
-        yield from _pairs(study, "strategy", left_out, lambda runs: chosen_options(runs.cell))
-    for name in every:
+        rest = [name for name in options if name != "strategy.name"]
+        differing = ("strategy.name", *rest, "server_gpus")
+        yield from _pairs(study, "strategy", differing, lambda runs: chosen_options(runs.cell))
+    for name in options:
         if name != "strategy.name":
-            yield from _pairs(
-                study, name.removeprefix("strategy."), (name,), lambda runs: runs.strategy
-            )
-    for first, *others in _presets(study, settings):
-        asked = first.removeprefix("nccl.") + (f" and {len(others)} more" if others else "")
-        yield from _pairs(study, asked, (first, *others))
+            asked = name.removeprefix("strategy.")
+            yield from _pairs(study, asked, (name,), lambda runs: runs.strategy)
+    for preset in _presets(study):
+        asked = preset[0].removeprefix(PREFIX)
+        if len(preset) > 1:
+            asked += f" and {len(preset) - 1} more"
+        yield from _pairs(study, asked, preset)
     yield from _pairs(study, "data", ("data", "data.sha256"))
-    for name in names:
-        yield from _pairs(study, name.removeprefix("benchmark."), (name,))
-    if batch := [name for name in BATCH if name in study.varied]:
-        others = [name for name in BATCH if name != batch[0]]
-        yield from _pairs(study, "batch_size", (batch[0], *others), lambda runs: runs.strong)
+    for name in study.varied:
+        if not name.startswith(NOT_COMPARED):
+            yield from _pairs(study, name.removeprefix("benchmark."), (name,))
+    batch = sorted(BATCH, key=lambda name: name not in study.varied)
+    if batch[0] in study.varied:
+        yield from _pairs(study, "batch_size", batch, lambda runs: runs.strong)
 
 
-def _presets(study: Study, settings: Sequence[str]) -> list[list[str]]:
-    """Group settings that cells have all together or not at all (nccl=sharp): they are one thing. Others are alone."""
-    found: dict[Hashable, list[str]] = defaultdict(list)
-    for name in settings:
+def _presets(study: Study) -> list[list[str]]:
+    """Group NCCL's settings that cells have all together or not at all (nccl=sharp): they are one thing. Others are alone."""
+    presets: dict[Hashable, list[str]] = defaultdict(list)
+    for name in study.varied:
+        if not name.startswith(PREFIX):
+            continue
         values = [runs.request.get(name) for runs in study.rated]
-        one_value = len({value for value in values if value is not None}) == 1
-        found[tuple(value is None for value in values) if one_value else name].append(name)
-    return [*found.values()]
+        if len({*values} - {None}) == 1:
+            presets[tuple(value is None for value in values)].append(name)
+        else:
+            presets[name].append(name)
+    return [*presets.values()]
 
 
 def _pairs(
     study: Study,
     asked: str,
-    left_out: Sequence[str],
-    also: Callable[[Runs], Hashable] = lambda runs: None,
+    differing: Sequence[str],
+    equal: Callable[[Runs], Hashable] = lambda runs: None,
 ) -> Iterator[Pair]:
-    """Yield pairs of one benchmark that differ in the first of the names left out and are equal in all that is not left out."""
-    name = left_out[0]
-    alike: dict[Hashable, dict[str | None, Runs]] = defaultdict(dict)
-    for runs in study.rated:
-        if not runs.rate.is_same_work(name):
-            continue
-        key = (runs.gpus, also(runs), *study.condition(runs, left_out))
-        alike[key].setdefault(runs.request.get(name), runs)
-    for condition, values in alike.items():
+    """Yield pairs of one benchmark that differ in the first of some names and are equal in all others, and in `equal`."""
+    name = differing[0]
+    same_work = [runs for runs in study.rated if runs.rate.is_same_work(name)]
+    conditions = grouped(
+        same_work, lambda runs: study.condition(runs, differing, runs.gpus, equal(runs))
+    )
+    for condition, members in conditions.items():
+        values: dict[str | None, Runs] = {}
+        for runs in members:
+            values.setdefault(runs.request.get(name), runs)
         ordered = sorted(
             values.values(), key=lambda runs: (name in runs.request, runs.records[0].started_at)
         )
-        each = len(ordered) <= MOST_VALUES
-        for first, second in (
-            combinations(ordered, 2) if each else ((ordered[0], one) for one in ordered[1:])
-        ):
-            yield Pair(
-                asked, tuple(left_out), first, second, (name, condition, 0 if each else id(second))
-            )
+        if len(ordered) <= MOST_VALUES:
+            for first, second in combinations(ordered, 2):
+                group: Hashable = (name, condition)
+                yield Pair(asked, tuple(differing), first, second, group)
+        else:
+            for second in ordered[1:]:
+                group = (name, condition, id(second))
+                yield Pair(asked, tuple(differing), ordered[0], second, group)
 
 
 def noises(study: Study) -> tuple[Noise, ...]:
@@ -329,66 +324,51 @@ def _noise(study: Study, rate: Rate) -> Noise:
     """Return how far runs of equal cells differ in one rate: their standard deviation over all cells, and the drift."""
     members = [runs for runs in study.rated if runs.rate == rate]
     deviation, freedom = between_runs(members, rate.metric)
-    drift = [
-        rate.change(first, last)
-        for record, runs in study.drift
-        if runs.rate == rate
-        and (first := runs.records[0].metrics.get(rate.metric, 0)) > 0
-        and (last := record.metrics.get(rate.metric, 0)) > 0
-    ]
-    change = drift[0] if drift else None
+    change = None
+    for record, runs in study.drift:
+        first = runs.records[0].metrics.get(rate.metric, 0)
+        last = record.metrics.get(rate.metric, 0)
+        if runs.rate == rate and first > 0 and last > 0:
+            change = rate.change(first, last)
+            break
     if not freedom:
         return Noise(None, 0, change, rate=rate.name)
-    floor = math.expm1(quantile(freedom) * math.sqrt(2) * deviation) if freedom >= FEWEST else None
+    floor = None
+    if freedom >= FEWEST:
+        floor = math.expm1(quantile(freedom) * math.sqrt(2) * deviation)
     pairs_of_runs = sum(math.comb(len(runs.log_rates), 2) for runs in members)
     return Noise(floor, pairs_of_runs, change, deviation, freedom, rate.name)
 
 
-# What every NCCL setting changed, against the same cell in which it was left alone: the transport, the exchange, the rate.
-
-
-PREFIX = "nccl."  # of the names of settings in a key
-EXCHANGE = "comm/exchange_ms"
-
-
 def setting_effects(study: Study, compared: Sequence[Comparison]) -> tuple[SettingEffect, ...]:
-    """Return the effect of every setting that one of the compared cells has and the other one leaves alone."""
+    """Return the effect of every NCCL setting that one of the compared cells has and the other one leaves alone."""
     runs_of = {(runs.gpus, frozenset(runs.key.items())): runs for runs in study.rated}
-    found = []
-    for one in compared:
-        settings = [
-            name for name in one.differing if name.startswith(PREFIX) and name in one.second_key
-        ]
-        if not settings or any(name in one.first_key for name in one.differing):
+    effects = []
+    for each in compared:
+        settings = [name for name in each.differing if name.startswith(PREFIX)]
+        settings = [name for name in settings if name in each.second_key]
+        if not settings or any(name in each.first_key for name in each.differing):
             continue
-        without, with_it = (
-            runs_of[one.gpus, frozenset(key.items())] for key in (one.first_key, one.second_key)
-        )
-        words = [labels.worded(name, one.second_key[name]) for name in settings]
-        found.append(
-            SettingEffect(
-                " ".join(words),
-                one,
-                (_transport(without), _transport(with_it)),
-                (middle(without.records, EXCHANGE), middle(with_it.records, EXCHANGE)),
-            )
-        )
-    return tuple(found)
+        without = runs_of[each.gpus, frozenset(each.first_key.items())]
+        with_it = runs_of[each.gpus, frozenset(each.second_key.items())]
+        words = [labels.format_option(name, each.second_key[name]) for name in settings]
+        transports = (_transport(without), _transport(with_it))
+        exchange_ms = (without.median(EXCHANGE), with_it.median(EXCHANGE))
+        effects.append(SettingEffect(" ".join(words), each, transports, exchange_ms))
+    return tuple(effects)
 
 
 def _transport(runs: Runs) -> str:
     """Return `P2P/CUMEM` or `SHM`: the transport without the links that it runs over or leaves unused."""
-    return (
-        (transport_of(runs) or "")
-        .partition(" over ")[0]
-        .partition(",")[0]
-        .removesuffix("/direct/direct")
-    )
+    transport = transport_of(runs) or ""
+    for separator in (" over ", ","):
+        transport = transport.partition(separator)[0]
+    return transport.removesuffix("/direct/direct")
 
 
 def unused_on_cpu_workers(study: Study) -> str:
     """Return a sentence where cells of CPU workers were asked with different NCCL settings; else nothing."""
-    asked = {
-        tuple(sorted(one.cell.nccl.items())) for one in study.usable if one.cell.device == "cpu"
-    }
-    return "what NCCL settings change: CPU workers do not use NCCL" if len(asked) > 1 else ""
+    cells = [record.cell for record in study.usable if record.cell.device == "cpu"]
+    if len({tuple(sorted(cell.nccl.items())) for cell in cells}) > 1:
+        return "what NCCL settings change: CPU workers do not use NCCL"
+    return ""

@@ -7,13 +7,9 @@ from analysis.findings.comparisons import (
     setting_effects,
     unused_on_cpu_workers,
 )
-from analysis.findings.links import (
-    link_values,
-    machine_links,
-    measured_beside,
-    subset_links,
-    wire_lines,
-)
+from analysis.findings.links.machine_links import machine_links, measured_beside
+from analysis.findings.links.subset_links import link_values, subset_links
+from analysis.findings.links.wire_lines import wire_lines
 from analysis.findings.scaling import curves
 from analysis.findings.waterfall import waterfalls
 from analysis.study.estimates import Findings

@@ -1,4 +1,4 @@
-"""The values of a record that need other records too: one place gives them to the record, the terminal, MLflow and the report.
+"""The values of a record that need other records too, as the record, the terminal, MLflow and the report show them.
 
 The launching process imports this module, so it needs neither numpy nor scipy.
 """
@@ -21,7 +21,7 @@ from analysis.study.rates import IMAGES_PER_SECOND
 from analysis.study.study import Study
 from benchmarks.record import Record, metrics
 
-COST_ALONE = "cost_alone"  # among a record's checks: ids of the one-GPU records that its exposed communication rests on
+COST_ALONE = "cost_alone"  # among a record's checks: ids of the one-GPU records behind its exposed communication
 
 
 class SeveralRecords:
@@ -29,81 +29,81 @@ class SeveralRecords:
 
     def __init__(self, study: Study, *, judged: bool = True) -> None:
         """Find the one-GPU cells of the study; `judged` as Exposures has it."""
-        self._study, self.baselines = study, Baselines(study, judged=judged)
-        self.exposures = Exposures(study, self.baselines, judged=judged)
+        self._study = study
+        self._baselines = Baselines(study, judged=judged)
+        self._exposures = Exposures(study, self._baselines, judged=judged)
 
     def values(self, record: Record) -> dict[str, float]:
         """Return {metric: value} of OF_SEVERAL_RECORDS; what is not known is absent."""
-        share, found = self.baselines.efficiency(record), self.exposures.of(record)
-        equal = self.baselines.at_equal_clocks(record, share)
-        values: dict[str, float | None] = {EFFICIENCY: share, AT_EQUAL_CLOCKS: equal}
-        values[NODE_EFFICIENCY] = self.baselines.node_efficiency(record)
-        if found is not None:
-            values |= {EXPOSED: found.exposed_ms, HIDDEN: found.hidden_share}
-        known = {name: value for name, value in values.items() if value is not None}
-        return known | disagreement({**record.metrics, **known})
+        share, exposure = self._baselines.efficiency(record), self._exposures.of(record)
+        values: dict[str, float | None] = {
+            EFFICIENCY: share,
+            AT_EQUAL_CLOCKS: self._baselines.at_equal_clocks(record, share),
+            NODE_EFFICIENCY: self._baselines.node_efficiency(record),
+        }
+        if exposure is not None:
+            values |= {EXPOSED: exposure.exposed_ms, HIDDEN: exposure.hidden_share}
+        present = {name: value for name, value in values.items() if value is not None}
+        return present | disagreement({**record.metrics, **present})
 
     def shown(self, record: Record) -> dict[str, float]:
         """Return the same with the intervals of the next run, by `names_of`, of the numbers that say most of the cell."""
-        runs, found = self._study.single(record), self.values(record)
-        others = (
-            name for name in record.metrics if (entry := metrics.known(name)) is None or entry.first
-        )
-        for name in (
-            dict.fromkeys([IMAGES_PER_SECOND, runs.rate.metric, *others]) if record.usable else ()
-        ):
-            shown, floor = runs.next_run(name), runs.floor(name)
-            if (
-                shown is not None
-                and shown.low is not None
-                and shown.high is not None
-                and floor is not None
-            ):
-                found |= zip(
-                    names_of(name), (shown.low, shown.high, float(floor.runs)), strict=True
-                )
-        return found
+        runs, values = self._study.single(record), self.values(record)
+        if not record.usable:
+            return values
+        names = [IMAGES_PER_SECOND, runs.rate.metric]
+        for name in record.metrics:
+            entry = metrics.known(name)
+            if entry is None or entry.first:
+                names.append(name)
+        for name in dict.fromkeys(names):
+            estimate, floor = runs.next_run(name), runs.floor(name)
+            if estimate is None or floor is None or estimate.low is None or estimate.high is None:
+                continue
+            ends = (estimate.low, estimate.high, float(floor.runs))
+            values |= zip(names_of(name), ends, strict=True)
+        return values
 
     def facts(self, record: Record) -> dict[str, object]:
         """Return what the values rest on, as a record's checks have it: the ids of other records."""
         facts: dict[str, object] = {}
-        if (
-            self.baselines.efficiency(record) is not None
-            or self.baselines.node_efficiency(record) is not None
-        ):
-            facts |= self.baselines.facts(record)
-        found = self.exposures.of(record)
-        if found is not None and found.exposed_ms is not None:
-            facts[COST_ALONE] = sorted(found.record_ids)
+        efficiencies = self._baselines.efficiency(record), self._baselines.node_efficiency(record)
+        if efficiencies != (None, None):
+            facts |= self._baselines.facts(record)
+        exposure = self._exposures.of(record)
+        if exposure is not None and exposure.exposed_ms is not None:
+            facts[COST_ALONE] = sorted(exposure.record_ids)
         return facts
 
 
 def values_of(
-    records: Iterable[Record], others: Scatters | None = None
+    records: Iterable[Record], scatters: Scatters | None = None
 ) -> dict[str, dict[str, float]]:
-    """Return {record_id: {metric: value}} of `shown` for the records of a study; `others` is as Study.of has it."""
-    study = Study.of(records, others=others)
+    """Return {record_id: {metric: value}} of `shown` for the records of a study; `scatters` is as Study.of has it."""
+    study = Study.of(records, scatters=scatters)
     several = SeveralRecords(study)
-    found = {
-        record.record_id: several.shown(record) for record in (*study.records, *study.replaced)
-    }
-    return {record_id: values for record_id, values in found.items() if values}
+    values = {}
+    for record in (*study.records, *study.replaced):
+        shown = several.shown(record)
+        if shown:
+            values[record.record_id] = shown
+    return values
 
 
 def rests_on(record: Record) -> set[str]:
     """Return the ids of the other records that a record's values rest on."""
-    baselines = [
-        *record.checks.get(BASELINES, {}).values(),
-        *record.checks.get(HOST_BASELINES, {}).values(),
-    ]
-    return {one for ids in baselines for one in ids} | set(record.checks.get(COST_ALONE, ()))
+    ids = set(record.checks.get(COST_ALONE, ()))
+    for name in (BASELINES, HOST_BASELINES):
+        for of_member in record.checks.get(name, {}).values():
+            ids.update(of_member)
+    return ids
 
 
-def again(record: Record, others: Iterable[Record]) -> dict[str, float]:
+def again(record: Record, neighbours: Iterable[Record]) -> dict[str, float]:
     """Return the values that the records which a record names give it, whatever the noise of its study was."""
     own = {name: value for name, value in record.metrics.items() if name not in OF_SEVERAL_RECORDS}
     bare = dataclasses.replace(record, metrics=own)
-    return SeveralRecords(Study.of([*others, bare]), judged=False).values(bare)
+    return SeveralRecords(Study.of([*neighbours, bare]), judged=False).values(bare)
 
 
 def with_values(record: Record, known: Sequence[Record]) -> Record:
@@ -112,7 +112,8 @@ def with_values(record: Record, known: Sequence[Record]) -> Record:
     A baseline that comes later changes what the terminal, MLflow and the report show. The record stays as it is.
     """
     several = SeveralRecords(Study.of([*known, record]))
-    values, facts = several.values(record), several.facts(record)
     return dataclasses.replace(
-        record, metrics=record.metrics | values, checks=record.checks | facts
+        record,
+        metrics=record.metrics | several.values(record),
+        checks=record.checks | several.facts(record),
     )

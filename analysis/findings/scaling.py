@@ -1,9 +1,8 @@
 """Curves of efficiency against one-GPU baselines (analysis.findings.baselines) with intervals, and the laws that fit them."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -12,18 +11,18 @@ from analysis.findings.baselines import (
     Baselines,
     clock_ratio,
     efficiency,
-    follows_from_gpus,
-    is_irrelevant_alone,
     log_slowest,
 )
 from analysis.findings.control_cells import WITHOUT
 from analysis.study import names as labels
 from analysis.study import provenance
+from analysis.study.conditions import irrelevant_to_baselines, irrelevant_to_curves, is_among
 from analysis.study.draws import Draws, Sample, exponential, freedom, next_run, scaled
 from analysis.study.estimates import Curve, Estimate, Member, Point, Scaling, ScalingLaw
 from analysis.study.intervals import of_median
-from analysis.study.names import gpu_list, several, worded
-from analysis.study.study import Runs, Study
+from analysis.study.names import format_option, gpu_list, several
+from analysis.study.runs import Runs, grouped
+from analysis.study.study import Study
 from conf.cell import counted
 
 # A law is fitted where the curve has this many different numbers of GPUs, one GPU counted. Both laws go through N = 1; with
@@ -35,52 +34,48 @@ NAMES = ("model.name", "strategy.name", "benchmark.name")
 def curves(study: Study) -> Scaling:
     """Return a curve for every set of points with equal conditions."""
     baselines = Baselines(study)
-    by_condition: dict[tuple[str | None, ...], list[Runs]] = defaultdict(list)
-    for runs in study.timed:
-        by_condition[study.condition(runs, follows_from_gpus(runs))].append(runs)
-    found = []
+    curves = []
     without: dict[str, list[str]] = defaultdict(list)
     partly: list[str] = []
-    for members in by_condition.values():
-        follows = follows_from_gpus(members[0])
-        label = labels.label(study, members[0], follows)
-        points = tuple(point(runs, baselines) for runs in sorted(members, key=_by_size))
-        spoken = (
-            f"strategy {label}" if label.split(" ")[0] == WITHOUT else label
-        )  # "none on gpus 0,1" is a riddle
-        settings = len(study.distinguishing(members[0], follows))
-        details = tuple(labels.parts(study, members[0], (*follows, *NAMES)))
-        found.append(
-            Curve(
-                label,
-                "strong" if members[0].strong else "weak",
-                points,
-                fits(points),
-                settings,
-                details,
-            )
-        )
-        together = [one for one in points if one.world_size > 1]
-        bare = [one.gpus for one in together if one.efficiency is None]
-        if bare:
-            without[_difference(study, bare[0], members[0])] += [
-                f"{spoken} on {gpu_list(gpus)}" for gpus in bare
-            ]
-        partly += [
-            f"{spoken} on {gpu_list(one.gpus)}"
-            for one in together
-            if one.efficiency and one.without_baseline
-        ]
+    conditions = grouped(
+        study.timed, lambda runs: study.condition(runs, irrelevant_to_curves(runs.strong))
+    )
+    for members in conditions.values():
+        curve = _curve(study, members, baselines)
+        curves.append(curve)
+        name = curve.label
+        if name.split(" ")[0] == WITHOUT:
+            name = f"strategy {name}"  # "none on gpus 0,1" is a riddle
+        for each in curve.points:
+            if each.world_size > 1 and each.efficiency is None:
+                why = _why_no_baseline(study, each.gpus, members[0])
+                without[why].append(f"{name} on {gpu_list(each.gpus)}")
+            elif each.world_size > 1 and each.without_baseline:
+                partly.append(f"{name} on {gpu_list(each.gpus)}")
     refusals = [f"{several(cells)}: no efficiency, because {why}" for why, cells in without.items()]
     if partly:
         refusals.append(
             f"{several(partly)}: not every member was measured alone, and the others may be slower"
         )
-    if len({curve.kind for curve in found}) > 1:
+    if len({curve.kind for curve in curves}) > 1:
         refusals.append(
             "weak scaling (batch_size) and strong scaling (global_batch_size) are not compared"
         )
-    return Scaling(tuple(found), (*refusals, *incomparable(study)))
+    return Scaling(tuple(curves), (*refusals, *incomparable(study)))
+
+
+def _curve(study: Study, members: Sequence[Runs], baselines: Baselines) -> Curve:
+    first = members[0]
+    irrelevant = irrelevant_to_curves(first.strong)
+    points = tuple(point(runs, baselines) for runs in sorted(members, key=_by_size))
+    return Curve(
+        label=labels.label(study, first, irrelevant),
+        kind="strong" if first.strong else "weak",
+        points=points,
+        fits=fits(points),
+        settings=len(study.naming_options_of(first, irrelevant)),
+        details=tuple(labels.parts(study, first, (*irrelevant, *NAMES))),
+    )
 
 
 def _by_size(runs: Runs) -> tuple[int, list[tuple[bool, Member]]]:
@@ -92,43 +87,44 @@ def point(runs: Runs, baselines: Baselines) -> Point:
     """Return one subset against the slowest of its members that ran alone."""
     assert runs.log_rate is not None
     size, members = runs.world_size, baselines.of(runs)
-    made = Point(
+    without_baseline: tuple[Member, ...] = ()
+    if size > 1:
+        without_baseline = tuple(gpu for gpu in runs.gpus if gpu not in members)
+    bare = Point(
         runs.gpus,
         runs.key,
         exponential(runs.log_rate.next_run()),
         runs.log_rate.runs,
         runs.batch_size,
+        node_efficiency=_node_efficiency(runs, baselines),
         suspect=runs.suspect,
-        record_ids=tuple(record.record_id for record in runs.records),
-        without_baseline=tuple(gpu for gpu in runs.gpus if gpu not in members) if size > 1 else (),
+        record_ids=runs.record_ids,
+        without_baseline=without_baseline,
     )
-    made = replace(made, node_efficiency=_of_hosts(runs, baselines))
-    found = log_speedup(runs, baselines)
-    if found is None:
-        return made
-    speedup = exponential(next_run(found.value, found.draws, found.freedom))
-    value = efficiency(found.rate.value, found.slowest, runs.cell, found.alone)
+    against = log_speedup(runs, baselines)
+    if against is None:
+        return bare
+    speedup = exponential(next_run(against.value, against.draws, against.freedom))
+    slowest = next_run(against.slowest, against.slowest_draws, freedom(against.alone.values()))
+    share = efficiency(against.rate.value, against.slowest, runs.cell, against.alone)
     return replace(
-        made,
-        baseline=exponential(
-            next_run(found.slowest, found.slowest_draws, freedom(found.alone.values()))
-        ),
-        slowest=min(found.alone, key=lambda gpu: found.alone[gpu].value),
+        bare,
+        baseline=exponential(slowest),
+        slowest=min(against.alone, key=lambda gpu: against.alone[gpu].value),
         speedup=speedup,
-        efficiency=replace(scaled(speedup, 1 / size), value=value),
+        efficiency=replace(scaled(speedup, 1 / size), value=share),
         clock_ratio=clock_ratio(runs, members.values()),
     )
 
 
-def _of_hosts(runs: Runs, baselines: Baselines) -> Estimate | None:
+def _node_efficiency(runs: Runs, baselines: Baselines) -> Estimate | None:
     """Return rate ÷ (hosts × slowest host alone) of a cell on several hosts; None where one was not measured alone."""
     hosts = baselines.of_hosts(runs)
-    found = _log_speedup(runs, hosts, baselines.noise(runs))
-    return (
-        scaled(exponential(next_run(found.value, found.draws, found.freedom)), 1 / len(hosts))
-        if found
-        else None
-    )
+    against = _log_speedup(runs, hosts, baselines.noise(runs))
+    if against is None:
+        return None
+    speedup = exponential(next_run(against.value, against.draws, against.freedom))
+    return scaled(speedup, 1 / len(hosts))
 
 
 @dataclass(frozen=True)
@@ -148,8 +144,9 @@ class LogSpeedup:
     @property
     def draws(self) -> Draws | None:
         """Draws of it, (2, DRAWS); None where the scatter is not known."""
-        known = self.rate.draws is not None and self.slowest_draws is not None
-        return self.rate.draws - self.slowest_draws if known else None  # type: ignore[operator]
+        if self.rate.draws is None or self.slowest_draws is None:
+            return None
+        return self.rate.draws - self.slowest_draws
 
     @property
     def freedom(self) -> float:
@@ -166,7 +163,10 @@ def log_speedup(runs: Runs, baselines: Baselines) -> LogSpeedup | None:
 def _log_speedup(
     runs: Runs, members: Mapping[Member, Runs], noise: float | None
 ) -> LogSpeedup | None:
-    alone = {member: one.log_rate for member, one in members.items() if one.log_rate is not None}
+    alone = {}
+    for member, each in members.items():
+        if each.log_rate is not None:
+            alone[member] = each.log_rate
     if runs.log_rate is None or not alone:
         return None
     draws = _draws_of_slowest(list(alone.values()), noise)
@@ -181,14 +181,13 @@ def _draws_of_slowest(members: Sequence[Sample], noise: float | None) -> Draws |
     least: Draws = np.min(drawn, axis=0)
     if noise is None or len(drawn) == 1:
         return least
-    of_rows = np.array([[1.0], [sum(of_median(member.runs) for member in members) / len(members)]])
+    of_medians = sum(of_median(member.runs) for member in members) / len(members)
+    of_rows = np.array([[1.0], [of_medians]])
     mean: Draws = np.mean(drawn, axis=0)
     with np.errstate(divide="ignore"):
-        kept = np.sqrt(
-            np.clip(1 - DIFFER * noise**2 * of_rows / np.var(drawn, axis=0, ddof=1), 0, 1)
-        )
-    found: Draws = mean + kept * (least - mean)
-    return found
+        shrinkage = 1 - DIFFER * noise**2 * of_rows / np.var(drawn, axis=0, ddof=1)
+    slowest: Draws = mean + np.sqrt(np.clip(shrinkage, 0, 1)) * (least - mean)
+    return slowest
 
 
 def fits(points: Sequence[Point]) -> tuple[ScalingLaw, ...]:
@@ -199,93 +198,79 @@ def fits(points: Sequence[Point]) -> tuple[ScalingLaw, ...]:
     """
     from scipy.optimize import nnls  # takes as long to import as the rest of a small study's report
 
-    known = np.array(
-        [(one.world_size, one.speedup.value) for one in points if one.speedup], dtype=float
-    ).reshape(-1, 2)
-    size, speedup = known.T
-    different = len({*size, 1.0})
-    fitted = []
+    with_speedup = [each for each in points if each.speedup is not None]
+    size = np.array([each.world_size for each in with_speedup], dtype=float)
+    speedup = np.array([each.speedup.value for each in with_speedup if each.speedup], dtype=float)
+    sizes = len({*size, 1.0})
+    laws = []
     for law, names in {"amdahl": ("serial",), "usl": ("contention", "coherency")}.items():
-        if different < FEWEST[law]:
+        if sizes < FEWEST[law]:
             continue
         terms = np.stack([size - 1, size * (size - 1)][: len(names)], axis=1)
         parameters, _ = nnls(terms, size / speedup - 1)
         predicted = size / (1 + terms @ parameters)
         error = float(np.max(np.abs(predicted / speedup - 1)))
-        fitted.append(ScalingLaw(law, dict(zip(names, map(float, parameters), strict=True)), error))
-    return tuple(fitted)
+        laws.append(ScalingLaw(law, dict(zip(names, map(float, parameters), strict=True)), error))
+    return tuple(laws)
 
 
-def _difference(study: Study, gpus: Sequence[Member], runs: Runs) -> str:
+def _why_no_baseline(study: Study, gpus: Sequence[Member], runs: Runs) -> str:
     """Return why a subset has no baseline: what the most similar cell on one of its GPUs differs in."""
-    alone = [other for other in study.timed if other.world_size == 1]
+    alone = [each for each in study.timed if each.world_size == 1]
     if not alone:
         return "no cell ran on one GPU (gpus=each adds that)"
-    names = (*study.varied, *study.varied_provenance)
+    irrelevant = irrelevant_to_baselines(runs.strong)
+    relevant = [
+        name for name in (*study.varied, *study.varied_provenance) if not is_among(name, irrelevant)
+    ]
 
     def differing(other: Runs) -> list[str]:
-        return [
-            name
-            for name in names
-            if not is_irrelevant_alone(name, follows_from_gpus(runs))
-            and runs.key.get(name) != other.key.get(name)
-        ]
+        return [name for name in relevant if runs.key.get(name) != other.key.get(name)]
 
-    nearest = min(alone, key=lambda other: (other.gpus[0] not in gpus, len(differing(other))))
+    nearest = min(alone, key=lambda each: (each.gpus[0] not in gpus, len(differing(each))))
     if nearest.gpus[0] not in gpus:
         return "none of their GPUs was measured alone"
-    differences = [
-        f"{_name(name)} ({_worded(study, nearest, name)}, not {_worded(study, runs, name)})"
-        for name in differing(nearest)
-    ]
-    return (
-        f"their cell on one GPU differs in {' and '.join(differences[:4]) or 'the kind of batch'}"
-    )
+    differences = []
+    for name in differing(nearest)[:4]:
+        words = name.removesuffix(".name").removeprefix("nccl.")
+        if name == "global_batch_size":
+            words = "the kind of batch"
+        alone_value, value = _value(study, nearest, name), _value(study, runs, name)
+        differences.append(f"{words} ({alone_value}, not {value})")
+    return f"their cell on one GPU differs in {' and '.join(differences) or 'the kind of batch'}"
 
 
-def _name(name: str) -> str:
-    return (
-        "the kind of batch"
-        if name == "global_batch_size"
-        else name.removesuffix(".name").removeprefix("nccl.")
-    )
-
-
-def _worded(study: Study, runs: Runs, name: str) -> str:
+def _value(study: Study, runs: Runs, name: str) -> str:
+    """Return the value of an option or of a fact for people."""
     if name in study.varied_provenance:
         return provenance.worded(runs.provenance.get(name))
     value = runs.request.get(name)
     if name == "global_batch_size":
-        return (
-            "weak scaling"
-            if value is None
-            else f"{value} {counted(one.cell for one in study.records)} per step"
-        )
-    return "none" if value is None else worded(name, value)
+        if value is None:
+            return "weak scaling"
+        return f"{value} {counted(record.cell for record in study.records)} per step"
+    return "none" if value is None else format_option(name, value)
 
 
 def incomparable(study: Study) -> tuple[str, ...]:
     """Return a sentence for each way in which cells that were asked alike ran in other surroundings."""
-    by_request: dict[tuple[Any, ...], list[Runs]] = defaultdict(list)
-    for runs in study.runs:
-        by_request[study.condition(runs, study.varied_provenance)].append(runs)
-    counted: dict[tuple[str, ...], int] = defaultdict(int)
-    for members in by_request.values():
+    differences: Counter[str] = Counter()
+    asked = grouped(study.runs, lambda runs: study.condition(runs, study.varied_provenance))
+    for members in asked.values():
         first = members[0].provenance
-        for other in members[1:]:
-            values = (
-                (name, first.get(name), other.provenance.get(name))
-                for name in study.varied_provenance
-            )
-            named = tuple(
-                f"{name} ({provenance.worded(one)} and {provenance.worded(two)})"
-                for name, one, two in values
-                if one != two
-            )
-            if named:
-                counted[named] += 1
-    return tuple(
-        f"{count} {'cell is' if count == 1 else 'cells are'} not compared with others that were asked alike: different "
-        f"{' and '.join(differences)}"
-        for differences, count in counted.items()
-    )
+        for runs in members[1:]:
+            words = []
+            for name in study.varied_provenance:
+                values = first.get(name), runs.provenance.get(name)
+                if values[0] != values[1]:
+                    worded = " and ".join(map(provenance.worded, values))
+                    words.append(f"{name} ({worded})")
+            if words:
+                differences[" and ".join(words)] += 1
+    sentences = []
+    for words_of_pair, cells in differences.items():
+        subject = "cell is" if cells == 1 else "cells are"
+        sentences.append(
+            f"{cells} {subject} not compared with others that were asked alike: different {words_of_pair}"
+        )
+    return tuple(sentences)

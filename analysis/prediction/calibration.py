@@ -20,8 +20,10 @@ from analysis.prediction.links import (
 )
 from analysis.prediction.query import CellQuery, Workload, query_of, workload_of
 from analysis.prediction.recorded_forecast import doubted
+from analysis.study.conditions import request_of
 from analysis.study.provenance import mapping
-from analysis.study.study import Runs, Study, request_of
+from analysis.study.runs import Runs
+from analysis.study.study import Study
 from benchmarks.collectives.busbw import COLLECTIVES
 from benchmarks.record import Record, finite
 from benchmarks.record.metrics import interval

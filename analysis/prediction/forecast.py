@@ -19,8 +19,9 @@ from analysis.prediction.draws import deviation, mean
 from analysis.prediction.links import ASSUMED, BY_COPIES, MEASURED
 from analysis.prediction.query import CellQuery, Workload, query_of, workload_of
 from analysis.prediction.step import LEAST_STEP, StepModel, distance, rate_share, step_model
+from analysis.study.conditions import request_of
 from analysis.study.names import of_unit
-from analysis.study.study import Study, request_of
+from analysis.study.study import Study
 from conf.cell import Cell
 
 VERSION = 8  # another model has another number: it may forecast otherwise from the same records

@@ -15,8 +15,9 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
-from analysis.findings.between_studies import Asked, differences, differing, open_sides, studies_in
+from analysis.findings.between_studies import differences
 from analysis.findings.examine import findings_of
+from analysis.findings.study_inputs import StudyPath, differing, open_inputs, studies_in
 from analysis.gc_pause import gc_paused
 from analysis.report.figure import ON_PAGE, style
 from analysis.report.folder import PAGE, write_folder
@@ -37,9 +38,9 @@ from analysis.report.sections.forecasts import forecasts
 from analysis.report.sections.studies import studies
 from analysis.report.summary import SENTENCES, sentences
 from analysis.study.estimates import Findings
-from analysis.study.names import names_of_unit as of_unit
-from analysis.study.names import unit_of
-from analysis.study.study import Study, named, open_study
+from analysis.study.names import of_unit, unit_of
+from analysis.study.runs import named
+from analysis.study.study import Study, open_study
 from analysis.text import count, first_lines, join_words, sentence, single_line
 from analysis.verification.quick import QuickCheck
 from benchmarks.record import Record
@@ -107,7 +108,7 @@ def checked_study(study_folder: Path) -> Study:
     return dataclasses.replace(study, compared=check.sentence())
 
 
-def examine_several(asked: Sequence[Asked], width: str = ON_PAGE) -> tuple[Report, Findings]:
+def examine_several(asked: Sequence[StudyPath], width: str = ON_PAGE) -> tuple[Report, Findings]:
     """Return the report of several studies as one: each keeps its own baselines and repeats.
 
     Raises:
@@ -115,7 +116,7 @@ def examine_several(asked: Sequence[Asked], width: str = ON_PAGE) -> tuple[Repor
     """
     with gc_paused():
         check = QuickCheck()
-        by_folder = open_sides(asked, check.marked)
+        by_folder = open_inputs(asked, check.marked)
         sides = [side for of_folder in by_folder for side in of_folder]
         records = []
         for side in sides:
@@ -139,7 +140,7 @@ def examine_several(asked: Sequence[Asked], width: str = ON_PAGE) -> tuple[Repor
     ), findings
 
 
-def default_folder(asked: Sequence[Asked]) -> Path:
+def default_folder(asked: Sequence[StudyPath]) -> Path:
     """Return where the report of several studies is written: beside the first of them."""
     folders = [folder for each in asked for folder in studies_in(each.folder)]
     first = asked[0].folder.resolve()

@@ -13,7 +13,8 @@ from analysis.report.numbers import estimate, of_metric
 from analysis.report.table import Table
 from analysis.study import intervals
 from analysis.study.estimates import Estimate, Findings
-from analysis.study.study import Study, named
+from analysis.study.runs import named
+from analysis.study.study import Study
 from benchmarks.record import Record, finite
 
 RATE = "throughput/images_per_second"

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from analysis.findings.comparisons import PREFIX
 from analysis.findings.control_cells import WITHOUT
-from analysis.findings.links import HostWires, host_wires
+from analysis.findings.links.host_wires import HostWires, host_wires
 from analysis.report.cell_numbers import first_metric
 from analysis.report.numbers import central, estimate, interval, number
 from analysis.report.section import RATE, Section, bounded, first_records, median_and_interval
@@ -28,7 +28,7 @@ from analysis.study.estimates import (
 )
 from analysis.study.names import (
     gpu_ids,
-    names_of_unit,
+    of_unit,
     ran_alone,
     run_name,
     short_names,
@@ -38,7 +38,8 @@ from analysis.study.names import (
 )
 from analysis.study.provenance import gpus_of, hardware
 from analysis.study.rates import is_of_training
-from analysis.study.study import Study, middle, named
+from analysis.study.runs import median_of, named
+from analysis.study.study import Study
 from analysis.text import count, join_words, single_line
 from benchmarks.record import Record, metrics
 from conf.cell import compress_hosts
@@ -558,7 +559,7 @@ def _waterfall_loss(study: Study, findings: Findings, main: MainPoint) -> str:
             continue
         has_intervals = True
         if part.lost.low > 0 and (largest is None or part.lost.value > largest[0].value):
-            largest = part.lost, names_of_unit(part.name, unit)
+            largest = part.lost, of_unit(part.name, unit)
     if largest is not None:
         lost, name = largest
         return f"{line}; the largest sure cause is {name}: {estimate(lost, 'rate')} {things}/s."
@@ -596,7 +597,7 @@ def _strategy_cost(study: Study, point: Point) -> str:
     """Return what the strategy adds to a step; empty where that was not measured."""
     records = study.records_of(point)
     cost_ms = bounded(study, records, "strategy/cost_ms")
-    step_ms = middle(records, "step/ms_median")
+    step_ms = median_of(records, "step/ms_median")
     if cost_ms is None or not step_ms:
         return ""
     step = f"a step of {number(step_ms)} ms"

@@ -12,7 +12,7 @@ import functools
 import math
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,10 +45,7 @@ class Sample:
         """Values that it could have, (2, DRAWS): rows NEXT and MEASURED. None where the scatter is not known."""
         if self.floor is None:
             return None
-        normal = _generator(self.name).standard_normal((2, DRAWS))
-        errors = np.array([[1.0], [math.sqrt(of_median(self.runs))]]) * self.floor.deviation
-        drawn: Draws = self.value + np.clip(normal * errors, -WIDEST, WIDEST)
-        return drawn
+        return draws_of_median(self.value, self.floor.deviation, self.runs, self.name, WIDEST)
 
     def next_run(self) -> Estimate:
         """Return the value with the interval of the next run; without one where the scatter is not known."""
@@ -58,16 +55,58 @@ class Sample:
         return Estimate(self.value, self.value - half, self.value + half)
 
 
-def _generator(name: str) -> np.random.Generator:
+@dataclass(frozen=True)
+class Step:
+    """A step time, or a part of one, in ms."""
+
+    ms: float
+    draws: Draws | None  # ms; None where the scatter is not known
+
+    def __add__(self, other: "Step") -> "Step":
+        """Return the sum."""
+        draws = None
+        if self.draws is not None and other.draws is not None:
+            draws = self.draws + other.draws
+        return Step(self.ms + other.ms, draws)
+
+    def __sub__(self, other: "Step") -> "Step":
+        """Return the difference."""
+        draws = None
+        if self.draws is not None and other.draws is not None:
+            draws = self.draws - other.draws
+        return Step(self.ms - other.ms, draws)
+
+
+def mean_step(steps: Sequence[Step]) -> Step | None:
+    """Return the mean of steps; None where there is none."""
+    if not steps:
+        return None
+    draws = [step.draws for step in steps if step.draws is not None]
+    mean = np.mean(draws, axis=0) if len(draws) == len(steps) else None
+    return Step(sum(step.ms for step in steps) / len(steps), mean)
+
+
+def draws_of_median(
+    value: float, deviation: float, runs: int, name: str, widest: float = math.inf
+) -> Draws:
+    """Return draws of the median of some runs, (2, DRAWS): of one more run and of the median; `name` seeds them."""
+    normal = generator_of(name).standard_normal((2, DRAWS))
+    errors = np.array([[1.0], [math.sqrt(of_median(runs))]]) * deviation
+    draws: Draws = value + np.clip(normal * errors, -widest, widest)
+    return draws
+
+
+def generator_of(name: str) -> np.random.Generator:
+    """Return a generator of random numbers that a name seeds."""
     return np.random.default_rng(zlib.crc32(name.encode()))
 
 
 def freedom(samples: Iterable[Sample]) -> float:
     """Return the degrees of freedom of a sum of samples, each floor with the variances of its samples; infinite without."""
     variances: dict[Floor, float] = defaultdict(float)
-    for one in samples:
-        if one.floor is not None:
-            variances[one.floor] += one.floor.deviation**2 * (1 + of_median(one.runs))
+    for sample in samples:
+        if sample.floor is not None:
+            variances[sample.floor] += sample.floor.deviation**2 * (1 + of_median(sample.runs))
     uncertainty = sum(variance**2 / floor.freedom for floor, variance in variances.items())
     return sum(variances.values()) ** 2 / uncertainty if uncertainty else math.inf
 
@@ -101,23 +140,27 @@ def _ends(draws: Draws) -> tuple[float, float]:
 
 
 def slowest(members: Iterable[Sample]) -> tuple[float, Draws | None]:
-    """Return the logarithm of the slowest of several rates, and draws of it; None where one member's scatter is not known."""
-    listed = list(members)
-    value = min(member.value for member in listed)
-    drawn = [member.draws for member in listed if member.draws is not None]
-    return value, np.min(drawn, axis=0) if len(drawn) == len(listed) else None
+    """Return the logarithm of the slowest of several rates, and draws of it; None where a member's scatter is not known."""
+    samples = list(members)
+    value = min(sample.value for sample in samples)
+    draws = [sample.draws for sample in samples if sample.draws is not None]
+    return value, np.min(draws, axis=0) if len(draws) == len(samples) else None
 
 
 def scaled(value: Estimate, factor: float) -> Estimate:
     """Return an estimate times a number; the ends of its interval change places where that is negative."""
-    ends = (value.low, value.high) if factor > 0 else (value.high, value.low)
-    return Estimate(value.value * factor, *(None if end is None else end * factor for end in ends))
+    if value.low is None or value.high is None:
+        return Estimate(value.value * factor)
+    ends = sorted((value.low * factor, value.high * factor))
+    return Estimate(value.value * factor, *ends)
 
 
 def exponential(value: Estimate) -> Estimate:
     """Return the estimate of a number from that of its logarithm."""
+    if value.low is None or value.high is None:
+        return Estimate(math.exp(value.value))
     most = value.value + WIDEST
-    ends = (None if end is None else math.exp(min(end, most)) for end in (value.low, value.high))
+    ends = (math.exp(min(end, most)) for end in (value.low, value.high))
     return Estimate(math.exp(value.value), *ends)
 
 

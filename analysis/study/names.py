@@ -1,4 +1,7 @@
-"""Labels: what findings and reports call cells. Nothing decides by a label; keys decide (Runs.key), labels are made last."""
+"""Names of cells for people: labels within a study, what tells cells apart, and names without what all share.
+
+Nothing decides by a name; keys decide (Runs.key), names are made last.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from analysis.study import provenance
+from analysis.study.conditions import differing_names
 from analysis.study.estimates import Member
 from analysis.text import single_line
 from benchmarks.record import Record
@@ -17,72 +21,81 @@ from conf.cell import Cell, compress_hosts, counted
 from conf.options import to_text
 
 if TYPE_CHECKING:
-    from analysis.study.study import Runs, Study
+    from analysis.study.runs import Runs
+    from analysis.study.study import Study
 
 BETWEEN = " · "  # the parts of a name
+NCCL = "nccl."
+OPTIMIZER = "optimizer.name"  # its other settings follow from it
+# What a cell's name always says.
+KIND = ("model.name", "strategy.name", "benchmark.name", "hosts", "gpus")
+UNTOUCHED = "default"  # what a cell has of a setting that it leaves alone and another cell changes
+NOT_IN_NAMES = ("repeat", "labels", "declared", "places")
+# Options whose value says what it is, and those with a word before it.
+BARE_VALUES = (
+    "model.name",
+    "strategy.name",
+    "optimizer.name",
+    "precision",
+    "optimize",
+    "benchmark.name",
+    "device",
+)
+WORDS = {
+    "batch_size": "batch",
+    "global_batch_size": "global batch",
+    "server_gpus": "server_gpus",
+    "gpus": "gpus",
+}
 _GPU = re.compile(r"\bGPU(?=s?\b)")
 
 
 def label(study: Study, runs: Runs, without: Sequence[str] = ()) -> str:
     """Return a label with only what varies in the study; if nothing varies, model · strategy, or the benchmark."""
     words = parts(study, runs, without)
-    if not words and not runs.trains:
+    if words:
+        return BETWEEN.join(words)
+    if not runs.trains:
         return str(runs.cell.benchmark["name"])
-    return BETWEEN.join(words) or f"{runs.cell.model.name}{BETWEEN}{runs.strategy}"
+    return f"{runs.cell.model.name}{BETWEEN}{runs.strategy}"
 
 
 def parts(study: Study, runs: Runs, without: Sequence[str] = ()) -> list[str]:
     """Return the parts of a label: the options in which runs differ from others of the study, then where they ran."""
-    options = [worded(name, runs.request[name]) for name in study.distinguishing(runs, without)]
-    for name in study.telling_provenance:
+    words = []
+    for name in study.naming_options_of(runs, without):
+        words.append(format_option(name, runs.request[name]))
+    for name in study.naming_provenance:
         value = provenance.worded(runs.provenance.get(name))
-        options.append(value if name == provenance.STUDY else f"{name} {value}")
-    return options
+        words.append(value if name == provenance.STUDY else f"{name} {value}")
+    return words
 
 
-def side_label(study: Study, runs: Runs, differing: Sequence[str], worded_difference: str) -> str:
-    """Return the label of one side of a comparison: its GPUs, its label, and the NCCL setting that it left alone."""
-    if differing[0].startswith("nccl.") and differing[0] not in runs.request:
-        words = [*parts(study, runs), f"{worded_difference.removeprefix('NCCL_')} untouched"]
+def side_label(study: Study, runs: Runs, differing: Sequence[str], difference: str) -> str:
+    """Return the label of one cell of a comparison: its GPUs, its label, and the NCCL setting that it left alone."""
+    if differing[0].startswith(NCCL) and differing[0] not in runs.request:
+        words = [*parts(study, runs), f"{difference.removeprefix('NCCL_')} untouched"]
     else:
         words = [label(study, runs)]
     return BETWEEN.join([gpu_list(runs.gpus), *words])
 
 
-def worded(name: str, value: str) -> str:
+def format_option(name: str, value: str) -> str:
     """Return one option of a request for people: `compile`, `batch 256`, `P2P_LEVEL=LOC`, `comm_hook=bf16`."""
-    words = {
-        "batch_size": "batch",
-        "global_batch_size": "global batch",
-        "server_gpus": "server_gpus",
-        "gpus": "gpus",
-    }
-    if name in words:
-        return f"{words[name]} {value.strip('[]')}"
-    if name in (
-        "model.name",
-        "strategy.name",
-        "optimizer.name",
-        "precision",
-        "optimize",
-        "benchmark.name",
-        "device",
-    ):
+    if name in WORDS:
+        return f"{WORDS[name]} {value.strip('[]')}"
+    if name in BARE_VALUES:
         return value
     if name == "hosts":
         return f"hosts {value}" if value else "this machine"
     if name == "server_hosts":
         return f"servers on {compress_hosts(json.loads(value)) if value.startswith('[') else value}"
     if name == "data":
-        data: dict[str, Any] = (
-            json.loads(value) if value.startswith("{") else {"name": value, "options": {}}
-        )
-        return " ".join(
-            [
-                f"data={data['name']}",
-                *(f"{option}={one}" for option, one in data["options"].items()),
-            ]
-        )
+        data: dict[str, Any] = {"name": value, "options": {}}
+        if value.startswith("{"):
+            data = json.loads(value)
+        options = [f"{option}={chosen}" for option, chosen in data["options"].items()]
+        return " ".join([f"data={data['name']}", *options])
     if name == "model.image_size":
         return f"{value} px"
     return f"{name.rpartition('.')[2].removeprefix('NCCL_')}={value}"
@@ -101,16 +114,15 @@ def gpu_list(gpus: Sequence[Member]) -> str:
 def _on_hosts(gpus: Sequence[Member], word: str) -> str:
     hosts: dict[str, list[str]] = {}
     for gpu in gpus:
-        host, _, number = str(gpu).rpartition(":")
-        hosts.setdefault(host, []).append(number)
-    ids = [",".join(own) for own in hosts.values()]
+        host, _, device = str(gpu).rpartition(":")
+        hosts.setdefault(host, []).append(device)
+    ids = [",".join(devices) for devices in hosts.values()]
     if len(set(ids)) > 1:
         return word + ",".join(map(str, gpus))
     if not ids or "" in hosts:
         return word + "".join(ids)
-    return (
-        f"{compress_hosts([*hosts])}{BETWEEN}{f'{len(hosts)} × ' * (len(hosts) > 1)}{word}{ids[0]}"
-    )
+    times = f"{len(hosts)} × " if len(hosts) > 1 else ""
+    return f"{compress_hosts([*hosts])}{BETWEEN}{times}{word}{ids[0]}"
 
 
 def unit(device: str) -> str:
@@ -126,24 +138,9 @@ def of_unit(words: str, unit: str) -> str:
 def several(names: Sequence[str]) -> str:
     """Return the first of several names, and how many more there are."""
     rest = len(names) - 1
-    return names[0] + (f" and {rest} more {'cell' if rest == 1 else 'cells'}" if rest else "")
-
-
-# Names of cells for people: what tells cells apart, a run's name, and names without what all share.
-
-
-NAMES_BETWEEN, names_of_unit = BETWEEN, of_unit
-KIND = (
-    "model.name",
-    "strategy.name",
-    "benchmark.name",
-    "hosts",
-    "gpus",
-)  # what a cell's name always tells
-OPTIMIZER = "optimizer.name"  # its other settings follow from it
-NCCL = "nccl."
-UNTOUCHED = "default"  # what a cell has of a setting that it leaves alone and another one changes
-NOT_ASKED = ("repeat", "labels", "declared", "places")
+    if not rest:
+        return names[0]
+    return f"{names[0]} and {rest} more {'cell' if rest == 1 else 'cells'}"
 
 
 def unit_of(study: Study) -> str:
@@ -157,7 +154,7 @@ def unit_of_cells(cells: Iterable[Cell]) -> str:
 
 
 def ran_alone(study: Study) -> bool:
-    """Tell whether every cell was asked for on one GPU: then nothing scales, and nothing goes over links."""
+    """Return whether every cell was asked for on one GPU: then nothing scales, and nothing goes over links."""
     return all(record.cell.world_size == 1 for record in (*study.records, *study.replaced))
 
 
@@ -166,105 +163,93 @@ def things_of(*studies: Study) -> str:
     return counted(record.cell for study in studies for record in study.records)
 
 
-def differing(cells: Sequence[Cell]) -> list[dict[str, str]]:
+def varying(cells: Sequence[Cell]) -> list[dict[str, str]]:
     """Return for each cell what tells it from the others, {option: value}; repeats of a cell are not told apart.
 
     First what of KIND differs, then every other option in which cells with the same KIND differ. An option that follows from
     the model or the GPUs is left out.
     """
-    asked = [_asked(cell) for cell in cells]
-    alike: dict[tuple[str, ...], list[dict[str, str]]] = defaultdict(list)
-    for one in asked:
-        alike[_kind(one)].append(one)
-    told = {kind: _varied(members) for kind, members in alike.items()}
-    common = [name for name in (*KIND, OPTIMIZER) if len({one[name] for one in asked}) > 1]
-    return [
-        {name: one.get(name, UNTOUCHED) for name in (*common, *told[_kind(one)])} for one in asked
-    ]
+    options = [_options(cell) for cell in cells]
+    kinds = [tuple(each[name] for name in (*KIND, OPTIMIZER)) for each in options]
+    of_kind: dict[tuple[str, ...], list[dict[str, str]]] = defaultdict(list)
+    for kind, each in zip(kinds, options, strict=True):
+        of_kind[kind].append(each)
+    within = {kind: differing_names(members) for kind, members in of_kind.items()}
+    common = [name for name in (*KIND, OPTIMIZER) if len({each[name] for each in options}) > 1]
+    differing = []
+    for kind, each in zip(kinds, options, strict=True):
+        differing.append({name: each.get(name, UNTOUCHED) for name in (*common, *within[kind])})
+    return differing
 
 
-def _asked(cell: Cell) -> dict[str, str]:
-    """Flatten what a cell asks for: {"strategy.comm_hook": "bf16", "gpus": "0,3"}."""
-    flat: dict[str, str] = {"hosts": "", **({"data": "synthetic"} if cell.trains else {})}
+def _options(cell: Cell) -> dict[str, str]:
+    """Return everything that a cell asks for: {"strategy.comm_hook": "bf16", "gpus": "0,3"}."""
+    options = {OPTIMIZER: "sgd", "hosts": ""}
+    if cell.trains:
+        options["data"] = "synthetic"
     for name, value in cell.to_dict().items():
+        if name in NOT_IN_NAMES:
+            continue
         if name == "gpus":
-            flat[name] = gpu_ids(value)
+            options[name] = gpu_ids(value)
         elif name in ("hosts", "server_hosts"):
-            flat[name] = compress_hosts(value)
+            options[name] = compress_hosts(value)
         elif name == "data":
-            flat |= {"data": value["name"]} | {
-                f"data.{option}": to_text(one) for option, one in value["options"].items()
-            }
-        elif name not in NOT_ASKED:
-            inside = (
-                {f"{name}.{inner}": one for inner, one in value.items()}
-                if isinstance(value, dict)
-                else {name: value}
-            )
-            flat |= {option: to_text(one) for option, one in inside.items()}
-    return {OPTIMIZER: "sgd"} | flat
-
-
-def _kind(asked: dict[str, str]) -> tuple[str, ...]:
-    return tuple(asked[name] for name in (*KIND, OPTIMIZER))
-
-
-def _varied(members: Sequence[dict[str, str]]) -> list[str]:
-    """Return the options in which some of several cells differ."""
-    names = dict.fromkeys(name for one in members for name in one)
-    return [name for name in names if len({one.get(name) for one in members}) > 1]
+            options["data"] = value["name"]
+            for option, chosen in value["options"].items():
+                options[f"data.{option}"] = to_text(chosen)
+        elif isinstance(value, dict):
+            for option, chosen in value.items():
+                options[f"{name}.{option}"] = to_text(chosen)
+        else:
+            options[name] = to_text(value)
+    return options
 
 
 def with_what_differs(cells: Sequence[Cell]) -> list[Cell]:
     """Return the cells with labels for every option in which they differ, so that no two have the same name."""
-    told = [
-        [
-            worded(name, value)
-            for name, value in options.items()
-            if name not in KIND and not name.startswith(NCCL)
-        ]
-        for options in differing(cells)
-    ]
-    return [
-        dataclasses.replace(cell, labels=tuple(dict.fromkeys((*cell.labels, *words))))
-        for cell, words in zip(cells, told, strict=True)
-    ]
+    labelled = []
+    for cell, options in zip(cells, varying(cells), strict=True):
+        labels = list(cell.labels)
+        for name, value in options.items():
+            if name not in KIND and not name.startswith(NCCL):
+                labels.append(format_option(name, value))
+        labelled.append(dataclasses.replace(cell, labels=tuple(dict.fromkeys(labels))))
+    return labelled
 
 
 def spoken(name: str) -> str:
     """Return a name as part of a sentence: `nccl_allreduce (comm_hook=fp16, gpus 0,3)`."""
-    first, *others = name.split(NAMES_BETWEEN)
-    return f"{first} ({', '.join(others)})" if others else first
+    first, *rest = name.split(BETWEEN)
+    return f"{first} ({', '.join(rest)})" if rest else first
 
 
 def short_names(names: Iterable[str]) -> dict[str, str]:
     """Return {name: name without the parts that all names share}; a single name stays whole."""
-    parts = {name: name.split(NAMES_BETWEEN) for name in names}
-    shared = _shared(parts)
-    return {
-        name: NAMES_BETWEEN.join(part for part in split if part not in shared) or name
-        for name, split in parts.items()
-    }
+    listed = list(names)
+    shared = _shared(set(listed))
+    short = {}
+    for name in listed:
+        short[name] = (
+            BETWEEN.join(part for part in name.split(BETWEEN) if part not in shared) or name
+        )
+    return short
 
 
 def shared_name(names: Iterable[str]) -> str:
     """Return the parts that all names share; empty where there is one name, or none that they share."""
-    parts = list(dict.fromkeys(names))
-    shared = _shared(parts)
-    return (
-        NAMES_BETWEEN.join(part for part in parts[0].split(NAMES_BETWEEN) if part in shared)
-        if parts
-        else ""
-    )
+    different = list(dict.fromkeys(names))
+    shared = _shared(different)
+    if not shared:
+        return ""
+    return BETWEEN.join(part for part in different[0].split(BETWEEN) if part in shared)
 
 
 def _shared(names: Collection[str]) -> set[str]:
-    """Return the parts that all of several names have."""
-    return (
-        set.intersection(*(set(name.split(NAMES_BETWEEN)) for name in names))
-        if len(names) > 1
-        else set()
-    )
+    """Return the parts that all of several names have; of one name none."""
+    if len(names) < 2:
+        return set()
+    return set.intersection(*(set(name.split(BETWEEN)) for name in names))
 
 
 def legend_names(names: Sequence[str], length: int) -> dict[str, str]:
@@ -272,23 +257,19 @@ def legend_names(names: Sequence[str], length: int) -> dict[str, str]:
 
     What all names share goes first, then the parts that most of them share; a part that tells two names apart stays.
     """
-    parts = {name: short.split(NAMES_BETWEEN) for name, short in short_names(names).items()}
-    shared = Counter(part for own in parts.values() for part in set(own))
-    for name, own in parts.items():
-        others = [other for other in parts if other != name]
-        for part in sorted(dict.fromkeys(own), key=lambda part: -shared[part]):
-            left = [one for one in parts[name] if one != part]
-            if (
-                len(NAMES_BETWEEN.join(parts[name])) > length
-                and left
-                and left not in (parts[other] for other in others)
-            ):
-                parts[name] = left
-    whole = {name: NAMES_BETWEEN.join(own) for name, own in parts.items()}
+    parts = {name: short.split(BETWEEN) for name, short in short_names(names).items()}
+    shared = Counter(part for split in parts.values() for part in set(split))
+    for name in parts:
+        for part in sorted(dict.fromkeys(parts[name]), key=lambda part: -shared[part]):
+            shorter = [each for each in parts[name] if each != part]
+            taken = [split for other, split in parts.items() if other != name]
+            if len(BETWEEN.join(parts[name])) > length and shorter and shorter not in taken:
+                parts[name] = shorter
+    whole = {name: BETWEEN.join(split) for name, split in parts.items()}
     cut = {name: single_line(text, length) for name, text in whole.items()}
     return cut if len(set(cut.values())) == len(cut) else whole
 
 
 def run_name(record: Record) -> str:
     """Return the record's name, and which of several measurements of the cell it is."""
-    return NAMES_BETWEEN.join([record.name, *record.run_suffixes])
+    return BETWEEN.join([record.name, *record.run_suffixes])

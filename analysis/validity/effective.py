@@ -11,9 +11,10 @@ from typing import Any
 from analysis.errors import UnreadableInput
 from analysis.nccl.log import NcclLog, parse_nccl_log
 from analysis.nccl.transports import describe_transport
+from analysis.study.conditions import request_of
 from analysis.study.estimates import Member
 from analysis.study.provenance import facts_of_hosts, interface_of
-from analysis.study.study import Study, request_of
+from analysis.study.study import Study
 from analysis.topology.model import NET, best_first, distinct_classes
 from analysis.validity.nccl_settings import Evidence, SettingResult, check_setting
 from benchmarks.record import CellFolder, Record

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from analysis.report.numbers import ABSENT
-from analysis.study.names import KIND, NCCL, differing
+from analysis.study.names import KIND, NCCL, varying
 from benchmarks.record import Record
 from conf.cell import Cell, compress_hosts
 from launch.plan.order import PlannedCell
@@ -27,7 +27,7 @@ def request_columns(cells: Sequence[PlannedCell]) -> tuple[dict[str, str], dict[
         for name, values in columns.items()
         if name != GPUS and len(set(values)) == 1 and values[0] != ABSENT
     }
-    differences = differing([planned.cell for planned in cells])
+    differences = varying([planned.cell for planned in cells])
     for name in dict.fromkeys(name for options in differences for name in options):
         if name not in RENAMED and not name.startswith(NCCL):
             column = name.rpartition(".")[2]

@@ -167,7 +167,7 @@ class Screen:
 
     def _compute_numbers(self, rows: Sequence[int]) -> None:
         """Compute the numbers of finished cells; a baseline that came later changes earlier ones."""
-        several = SeveralRecords(Study.of(self._study_records, others=self._other_studies))
+        several = SeveralRecords(Study.of(self._study_records, scatters=self._other_studies))
         for number in rows:
             record = self.records[number]
             if record is None or record.state != "finished":

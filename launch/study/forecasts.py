@@ -72,7 +72,7 @@ class Forecasts:
             return {"refused": "no cell of the study was measured before it"}
         forecast_before = importlib.import_module(MODEL).forecast_before
         begun = _begun(cell, environment)
-        study = Study.of([*known, begun], others=self._others)
+        study = Study.of([*known, begun], scatters=self._others)
         has_links = cell.device == "cuda" or len(cell.hosts) > 1
         link_class = class_between(begun) or None if has_links else None
         found: dict[str, Any] = forecast_before(
@@ -89,7 +89,7 @@ class Forecasts:
             Exception
         ):  # fewer scores: the next interval is wider, or there is none
             self._scores = importlib.import_module(MODEL).scores_by_machine(
-                Study.of(known, others=self._others)
+                Study.of(known, scatters=self._others)
             )
 
     @staticmethod

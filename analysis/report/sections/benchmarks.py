@@ -26,10 +26,10 @@ from analysis.report.section import (
 )
 from analysis.report.table import Column, Table, Value, metric_column, numbers_table
 from analysis.study.estimates import Estimate, Findings
-from analysis.study.names import NAMES_BETWEEN as BETWEEN
-from analysis.study.names import gpu_ids, run_name, short_names, spoken, unit_of
+from analysis.study.names import BETWEEN, gpu_ids, run_name, short_names, spoken, unit_of
 from analysis.study.provenance import mapping
-from analysis.study.study import Study, middle, named
+from analysis.study.runs import median_of, named
+from analysis.study.study import Study
 from analysis.text import count, join_words, single_line
 from benchmarks.record import Record, finite
 
@@ -250,7 +250,7 @@ def _collectives_sentences(study: Study) -> Iterator[str]:
             text = f"{busbw} GB/s"
             if small and len(groups) == 1:
                 text += f", and {small} µs for the smallest message"
-            highest_first = -(middle(group, "collectives/busbw_gb_per_s") or 0.0)
+            highest_first = -(median_of(group, "collectives/busbw_gb_per_s") or 0.0)
             rows.append((highest_first, group, text))
     kind = f"{kinds.pop()} " if len(kinds) == 1 and any(kinds) else ""
     defaults = names if len(kinds) > 1 else {}
@@ -447,7 +447,7 @@ def _jacobi_sentences(study: Study) -> Iterator[str]:
         elif copy:
             also = f", the stencil at {copy} of a copy's rate"
         if seconds:
-            rows.append((middle(group, "jacobi/seconds") or 0.0, group, f"{seconds} s{also}"))
+            rows.append((median_of(group, "jacobi/seconds") or 0.0, group, f"{seconds} s{also}"))
     yield from _ranking(f"Jacobi on {devices}", rows)
 
 
@@ -463,7 +463,7 @@ def _exchange_sentences(groups: Sequence[Group], devices: str) -> Iterator[str]:
     """Yield a sentence for each model: its strategies, the fastest first."""
     by_model: dict[str, list[tuple[float, Group]]] = defaultdict(list)
     for group in groups:
-        ms = middle(group, "comm/exchange_ms")
+        ms = median_of(group, "comm/exchange_ms")
         if ms is not None:
             by_model[named(group[0], "model")].append((ms, group))
     for model, cells in sorted(by_model.items()):

@@ -21,10 +21,18 @@ from analysis.report.table import Column, Table, Value, metric_column, numbers_t
 from analysis.study.draws import scaled
 from analysis.study.estimates import Communication, Comparison, Estimate, Findings, Noise
 from analysis.study.intervals import half_width
-from analysis.study.names import NAMES_BETWEEN as BETWEEN
-from analysis.study.names import gpu_ids, gpu_list, ran_alone, short_names, things_of, unit_of
+from analysis.study.names import (
+    BETWEEN,
+    gpu_ids,
+    gpu_list,
+    ran_alone,
+    short_names,
+    things_of,
+    unit_of,
+)
 from analysis.study.rates import is_of_training
-from analysis.study.study import Runs, Study, middle, named
+from analysis.study.runs import Runs, median_of, named
+from analysis.study.study import Study
 from analysis.text import count, first_lines, join_words, single_line
 from benchmarks.record import Record
 from benchmarks.record.metrics import metric as entry_of
@@ -68,20 +76,20 @@ class StrategyCell:
         """The name of the strategy."""
         return named(self.record, "strategy")
 
-    def middle(self, metric: str) -> float | None:
+    def median(self, metric: str) -> float | None:
         """Return the median of a metric over the runs."""
-        return middle(self.runs.records, metric)
+        return self.runs.median(metric)
 
     @property
     def hidden_by_trace(self) -> float | None:
         """The share of the exchange that the trace saw beside compute."""
-        hidden, total = self.middle(TRACE_HIDDEN), self.middle(TRACE_ALL)
+        hidden, total = self.median(TRACE_HIDDEN), self.median(TRACE_ALL)
         return hidden / total if hidden is not None and total else None
 
     @property
     def disagreement_ms(self) -> float | None:
         """By how much the exposed communication of steps and of the trace differ."""
-        values = {EXPOSED: self.exposed_ms, TRACE_EXPOSED: self.middle(TRACE_EXPOSED)}
+        values = {EXPOSED: self.exposed_ms, TRACE_EXPOSED: self.median(TRACE_EXPOSED)}
         measured = {name: value for name, value in values.items() if value is not None}
         return disagreement(measured).get(DISAGREEMENT)
 
@@ -110,7 +118,7 @@ def strategies(study: Study, findings: Findings) -> Section | None:
         return float(size) * 2 * (ranks - 1) / ranks / (exchange.value / 1000) / 1e9
 
     def metric(key: str, name: str) -> Column:
-        return metric_column(key, name, lambda cell: cell.middle(name))
+        return metric_column(key, name, lambda cell: cell.median(name))
 
     def metric_of_runs(key: str, name: str) -> Column:
         return metric_column(
@@ -166,7 +174,7 @@ def _strategy_cells(study: Study, findings: Findings) -> list[StrategyCell]:
     cells = []
     for runs in study.runs:
         rate = bounded(study, runs.records, RATE)
-        exchange_ms = middle(runs.records, EXCHANGE_MS)
+        exchange_ms = median_of(runs.records, EXCHANGE_MS)
         if runs.world_size == 1 or (rate is None and exchange_ms is None):
             continue
         record_id = runs.records[0].record_id
@@ -174,7 +182,7 @@ def _strategy_cells(study: Study, findings: Findings) -> list[StrategyCell]:
         if record_id in points:
             label, rate = points[record_id]
         cells.append(StrategyCell(runs, label, rate, communication.get(record_id)))
-    return sorted(cells, key=lambda cell: (-cell.runs.world_size, -(cell.middle(RATE) or 0.0)))
+    return sorted(cells, key=lambda cell: (-cell.runs.world_size, -(cell.median(RATE) or 0.0)))
 
 
 def _settings_without_effect(study: Study) -> list[str]:

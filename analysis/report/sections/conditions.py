@@ -14,7 +14,8 @@ from analysis.study.estimates import Findings
 from analysis.study.names import gpu_ids, run_name, things_of
 from analysis.study.noise_floor import CLOCK
 from analysis.study.provenance import LEFT_OUT, hardware, inherited, mapping
-from analysis.study.study import Study, middle, named
+from analysis.study.runs import median_of, named
+from analysis.study.study import Study
 from analysis.text import count, join_words, single_line
 from benchmarks.record import Record
 from conf.cell import compress_hosts
@@ -240,7 +241,7 @@ def cells(study: Study, findings: Findings) -> Section:
             "efficiency_at_equal_clocks", "at equal clocks", at_equal_clocks, "share", shown=False
         ),
         Column(
-            "sm_mhz", "clock, MHz", lambda record: middle([record], CLOCK), "count", shown=False
+            "sm_mhz", "clock, MHz", lambda record: median_of([record], CLOCK), "count", shown=False
         ),
         with_interval("exchange_ms", "comm/exchange_ms"),
         own("busbw_gb_per_s", "comm/busbw_gb_per_s"),

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from analysis.findings.baselines import EFFICIENCY
 from analysis.findings.communication import EXPOSED
-from analysis.findings.links import SOURCES, efficiency_of, line_of
+from analysis.findings.links.wire_lines import SOURCES, efficiency_of, line_of
 from analysis.report.charts import (
     MOST_ROWS,
     DotRow,

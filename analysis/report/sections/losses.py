@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from analysis.findings.clock_loss import NOT_TOLD, ClockPart
 from analysis.findings.communication import COST
+from analysis.findings.communication_parts import SLOWED, TAIL, beyond, observed
 from analysis.findings.control_cells import WITHOUT, ControlRuns
-from analysis.findings.step_differences import Step, mean_step, step_of
-from analysis.findings.waterfall import NOT_TOLD, SLOWED, TAIL, ClockPart, beyond, observed
 from analysis.report.charts import (
     Bar,
     BarGroup,
@@ -20,20 +20,21 @@ from analysis.report.numbers import NumberFormat, estimate, number
 from analysis.report.section import RATE, Section, in_parentheses
 from analysis.report.sections.forecasts import CellForecast, study_forecasts
 from analysis.report.table import Column, Table, Value, numbers_table
-from analysis.study.draws import next_run, scaled
+from analysis.study.draws import Step, mean_step, next_run, scaled
 from analysis.study.estimates import Estimate, Findings, Waterfall, WaterfallPart
 from analysis.study.names import (
     gpu_ids,
     gpu_list,
     label,
+    of_unit,
     ran_alone,
     short_names,
     spoken,
     things_of,
     unit_of,
 )
-from analysis.study.names import names_of_unit as of_unit
-from analysis.study.study import Runs, Study, middle
+from analysis.study.runs import Runs, median_of
+from analysis.study.study import Study
 from analysis.text import first_lines, single_line
 
 TITLE = "Where the rate goes"
@@ -107,7 +108,7 @@ def waterfall(study: Study, findings: Findings) -> Section | None:
         rows,
     )
     lines = []
-    if not rows and (middle(study.usable, RATE) is not None or not study.usable):
+    if not rows and (median_of(study.usable, RATE) is not None or not study.usable):
         lines.append("To see where the loss comes from, run with waterfall=true.")
     elif not rows:
         lines.append(f"Not known: no cell that counts measured {things} per second.")
@@ -213,7 +214,7 @@ def clocks(study: Study, findings: Findings) -> Section | None:
         return None
     names = short_names(dict.fromkeys(fall.label for fall in findings.waterfalls))
     capped = {
-        (runs.gpus, frozenset(runs.key.items())): middle(runs.records, CAPPED)
+        (runs.gpus, frozenset(runs.key.items())): median_of(runs.records, CAPPED)
         for runs in study.timed
     }
     things = things_of(study)
@@ -364,9 +365,9 @@ def cost_parts(study: Study, findings: Findings) -> Section | None:
 
 def _measured_parts(runs: Runs, alone: Sequence[Runs]) -> dict[str, Estimate]:
     """Return the measured parts; own work apart where the steps of one GPU were observed too."""
-    whole, seen = step_of(runs, COST), observed(runs)
+    whole, seen = runs.step(COST), observed(runs)
     assert whole is not None  # only such cells are asked
-    costs_alone = [step_of(single, COST) for single in alone]
+    costs_alone = [single.step(COST) for single in alone]
     own = mean_step([step for step in costs_alone if step is not None])
     seen_alone = [single for single in map(observed, alone) if single is not None]
     parts: dict[str, Step] = {}

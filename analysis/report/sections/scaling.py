@@ -14,15 +14,16 @@ from analysis.report.table import Column, Table, Value, numbers_table
 from analysis.study.estimates import Curve, Estimate, Findings, Member, Point
 from analysis.study.names import (
     BETWEEN,
+    format_option,
     gpu_ids,
     gpu_list,
     ran_alone,
     short_names,
     things_of,
     unit_of,
-    worded,
 )
-from analysis.study.study import Study, named
+from analysis.study.runs import named
+from analysis.study.study import Study
 from analysis.text import count, first_lines, sentence, single_line
 
 OTHER_CLOCKS = 0.01  # share of the SM clock from which on the efficiency at equal clocks is told
@@ -404,7 +405,7 @@ def _option_lines(option: str, points: Sequence[tuple[str, Point]]) -> list[Opti
     for by_value in members.values():
         if len(by_value) >= FEWEST_VALUES and option not in NO_AXES:
             label, point = next(iter(by_value.values()))
-            part = worded(option, point.key[option])
+            part = format_option(option, point.key[option])
             name = BETWEEN.join(word for word in label.split(BETWEEN) if word != part)
             ordered = tuple((value, by_value[value][1]) for value in sorted(by_value))
             lines.append(OptionLine(name or point.key["model.name"], ordered))
@@ -467,5 +468,7 @@ def _highest(lines: Sequence[OptionLine], option: str) -> str:
     for line in lines:
         _, point = max(line.points, key=lambda pair: pair[1].rate.value)
         name = f"{names[single_line(line.label)]} " if len(lines) > 1 else ""
-        parts.append(f"{name}{estimate(point.rate, 'rate')} ({worded(option, point.key[option])})")
+        parts.append(
+            f"{name}{estimate(point.rate, 'rate')} ({format_option(option, point.key[option])})"
+        )
     return f"Highest: {'; '.join(parts)}."

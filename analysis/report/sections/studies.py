@@ -11,8 +11,8 @@ from analysis.findings.between_studies import (
     CellDifference,
     Differences,
     MeasuredNumber,
-    Side,
 )
+from analysis.findings.study_inputs import StudyInput
 from analysis.report.numbers import ABSENT, number, of_metric
 from analysis.report.section import Section
 from analysis.report.table import Column, Table
@@ -30,7 +30,7 @@ NOT_IN_TURN = (
 
 def studies(
     differing: Mapping[str, Sequence[str]],
-    sides: Sequence[Side],
+    sides: Sequence[StudyInput],
     compared: Mapping[str, Differences],
 ) -> Section:
     """Return what differs between studies, and their cells.

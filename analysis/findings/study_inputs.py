@@ -1,0 +1,260 @@
+"""The studies that are compared: the cells of one study from one machine each, their names, and what differs between them.
+
+Facts that differ are GPUs, links, driver, NCCL, torch, CPU, host, date, commit and inherited variables.
+"""
+
+import dataclasses
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+
+from analysis.study.names import BETWEEN
+from analysis.study.noise_floor import of_other_studies
+from analysis.study.provenance import (
+    Machines,
+    first_gpu,
+    gpus_of,
+    hardware,
+    inherited,
+    mapping,
+    short_hardware,
+)
+from analysis.study.study import Study, refuse_no_folder, unreadable_files
+from benchmarks.record import CellFolder, Record, read_study, record_paths
+from conf.cell import compress_hosts
+
+_LABELLED = re.compile(r"([^=/\\]+)=(.+)", re.DOTALL)  # LABEL=FOLDER
+_ATTEMPT = re.compile(r"attempt-\d+")
+Check = Callable[[Record, CellFolder], Record]
+MOST = 3  # values of one fact that are named
+NOT_KNOWN = "not known"
+GPUS = "GPU UUIDs"  # tells two machines with equal hardware and host names apart
+# In the order in which they are shown.
+FACTS = (
+    "GPUs", "links", "driver", "NCCL", "torch", "CUDA", "cuDNN", "Python", "CPU", "cores", "memory", "host", "date", GPUS,
+    "SM clock, most", "commit", "code that measures",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class StudyPath:
+    """A folder as the user named it."""
+
+    label: str  # of the user; empty: none was given
+    folder: Path
+
+    @staticmethod
+    def of(text: str) -> "StudyPath":
+        """Read `FOLDER` or `LABEL=FOLDER`; a folder that exists is taken as it is."""
+        labelled = None if Path(text).exists() else _LABELLED.fullmatch(text)
+        if labelled:
+            return StudyPath(labelled[1].strip(), Path(labelled[2]))
+        return StudyPath("", Path(text))
+
+
+@dataclass(frozen=True)
+class StudyInput:
+    """What one machine measured of one study."""
+
+    name: str  # for people; no other input has it
+    folder: Path  # of the study
+    study: Study
+    # {host: its name beside other inputs} where these have other hosts.
+    hosts: Mapping[str, str] = field(default_factory=dict)
+
+
+def open_inputs(paths: Sequence[StudyPath], check: Check | None = None) -> list[list[StudyInput]]:
+    """Return the inputs of each folder: one for each machine of each study in it. `check` is as open_study has it.
+
+    Raises:
+        OSError: it is no folder, or cannot be read.
+        ValueError: it holds no record, or a study is named twice.
+    """
+    folders = [studies_in(path.folder) for path in paths]
+    compared: set[Path] = set()
+    for of_path in folders:
+        for folder in of_path:
+            if folder.resolve() in compared:
+                raise ValueError(f"{folder}: named twice; accepted are different studies")
+            compared.add(folder.resolve())
+    opened = []
+    for path, of_path in zip(paths, folders, strict=True):
+        for folder in of_path:
+            opened += [(path, folder, study) for study in _open(folder, compared, check)]
+    names = _names(opened)
+    hosts = {frozenset(_hosts(study)) for _, _, study in opened} - {frozenset()}
+    inputs: dict[int, list[StudyInput]] = {id(path): [] for path in paths}
+    for name, (path, folder, study) in zip(names, opened, strict=True):
+        renamed = {}
+        if len(hosts) > 1:
+            renamed = {host: f"host{at}" for at, host in enumerate(_hosts(study), 1)}
+        inputs[id(path)].append(StudyInput(name, folder, study, renamed))
+    return list(inputs.values())
+
+
+def studies_in(folder: Path) -> list[Path]:
+    """Return the folders of the studies in a folder: itself, or those that lie in it. Raises as `open_inputs`."""
+    refuse_no_folder(folder)
+    cells = set()
+    for path in record_paths(folder):
+        is_attempt = _ATTEMPT.fullmatch(path.parent.name)
+        cells.add(path.parent.parent if is_attempt else path.parent)
+    if not cells:
+        raise ValueError(
+            f"{folder}: holds no record; accepted is the folder of a study (<output_dir>/<study>)"
+        )
+    return sorted({cell.parent for cell in cells if cell.parent not in cells})
+
+
+def _open(folder: Path, compared: set[Path], check: Check | None) -> list[Study]:
+    """Return a Study for each machine of a study's folder; the noise floor of a study that is compared is its own alone."""
+    records, errors = read_study(folder, check)
+    neighbours = {path.name for path in compared if path.parent == folder.resolve().parent}
+    scatters = of_other_studies(folder, neighbours)
+    machines, of_machine = Machines(records), defaultdict[str, list[Record]](list)
+    for record in records:
+        of_machine[machines.name(record)].append(record)
+    parts = list(of_machine.values()) or [[]]
+    studies = [Study.of(part, (), folder, scatters) for part in parts]
+    studies[0] = dataclasses.replace(studies[0], unreadable=unreadable_files(folder, errors))
+    return studies
+
+
+def _hosts(study: Study) -> list[str]:
+    """Return the hosts that the cells of a study name, sorted."""
+    return sorted({host for record in study.records for host in record.cell.every_host})
+
+
+def _names(opened: Sequence[tuple[StudyPath, Path, Study]]) -> list[str]:
+    """Return a name for each input: its label, or its hardware and host; where several have it, what tells them apart."""
+    names: list[tuple[str, ...]] = []
+    facts = []
+    for path, folder, study in opened:
+        names.append((path.label or _machine(study),))
+        facts.append(_facts(folder, study))
+    for fact in range(len(facts[0])):
+        values = defaultdict[tuple[str, ...], set[str]](set)
+        for name, of_input in zip(names, facts, strict=True):
+            values[name].add(of_input[fact])
+        for index, of_input in enumerate(facts):
+            if len(values[names[index]]) > 1:
+                names[index] = (*names[index], of_input[fact])
+    return [BETWEEN.join(name) for name in names]
+
+
+def _machine(study: Study) -> str:
+    """Return `4 × H200 on vm`."""
+    if not study.records:
+        return "no machine"
+    first = study.records[0]
+    host = first.environment.get("host", "unknown host")
+    if first.cell.hosts:
+        host = compress_hosts(_hosts(study))
+    return f"{short_hardware(first)} on {host}"
+
+
+def _facts(folder: Path, study: Study) -> tuple[str, ...]:
+    """Return what may tell an input from others of the same name, what people know best first."""
+    started_at, gpu = 0.0, ""
+    if study.records:
+        started_at, gpu = study.records[0].started_at, first_gpu(study.records[0])
+    at = datetime.fromtimestamp(started_at, timezone.utc)
+    return folder.resolve().name, f"{at:%Y-%m-%d}", gpu, f"{at:%H:%M}", str(folder)
+
+
+def facts(study: Study) -> dict[str, str]:
+    """Return {fact: what the records of a study say of it}; a variable that was inherited is a fact of its own name."""
+    counts: dict[str, Counter[str]] = {}
+    for record in study.records:
+        for name, value in _of_record(record).items():
+            counts.setdefault(name, Counter())[value] += 1
+    values = {name: _in_words(each, len(study.records)) for name, each in counts.items()}
+    widest = max(study.records, key=lambda record: len(record.cell.every_host), default=None)
+    if widest is not None and widest.cell.hosts:
+        # A cell on one of several hosts says nothing of the others.
+        for name, value in _of_record(widest).items():
+            if name in ("GPUs", "host"):
+                values[name] = value
+    return values
+
+
+def differing(inputs: Sequence[StudyInput]) -> tuple[dict[str, list[str]], dict[str, str]]:
+    """Return {fact: its value in each input} of facts that differ, and {fact: value} of those that do not.
+
+    A fact that an input's records do not say is NOT_KNOWN, and differs from nothing; a variable that was not set is `unset`.
+    """
+    each = [facts(study_input.study) for study_input in inputs]
+    variables = sorted({name for of_input in each for name in of_input} - {*FACTS})
+    apart, shared = dict[str, list[str]](), dict[str, str]()
+    for name in (*FACTS, *variables):
+        absent = NOT_KNOWN if name in FACTS else "unset"
+        values = [of_input.get(name, absent) for of_input in each]
+        different = [*dict.fromkeys(value for value in values if value != NOT_KNOWN)]
+        if len(different) > 1:
+            apart[name] = values
+        elif different:
+            shared[name] = different[0]
+    return apart, shared
+
+
+def same_machine(inputs: Sequence[StudyInput]) -> bool:
+    """Return whether all inputs are of one machine, as far as hosts, CPUs and UUIDs of GPUs tell."""
+    apart, _ = differing(inputs)
+    return not {"host", "GPUs", GPUS, "CPU", "cores"} & apart.keys()
+
+
+def _of_record(record: Record) -> dict[str, str]:
+    environment, on_gpus = record.environment, record.cell.device == "cuda"
+    cpu, gpu = mapping(environment.get("cpu")), mapping(environment.get("gpu"))
+    versions, git = mapping(environment.get("versions")), mapping(environment.get("git"))
+    values: dict[str, object] = {
+        "GPUs": hardware(record) if on_gpus else "none",
+        "links": _links(mapping(environment.get("links"))),
+        "driver": gpu.get("driver"),
+        "torch": versions.get("torch"),
+        "Python": versions.get("python"),
+        "CPU": cpu.get("model"),
+        "cores": cpu.get("cores"),
+        "host": compress_hosts(sorted(record.cell.every_host)) or environment.get("host"),
+        "date": f"{datetime.fromtimestamp(record.started_at, timezone.utc):%Y-%m-%d}",
+        "code that measures": environment.get("code"),
+    }
+    if on_gpus:
+        for name in ("NCCL", "CUDA", "cuDNN"):
+            values[name] = versions.get(name.lower())
+    memory = cpu.get("memory_bytes")
+    if isinstance(memory, int | float):
+        values["memory"] = f"{memory / 2**30:,.0f} GiB"
+    first = first_gpu(record)
+    if first:
+        values[GPUS] = f"{first}…"
+    clocks = [each["max_sm_mhz"] for each in gpus_of(environment) if "max_sm_mhz" in each]
+    if clocks and all(isinstance(clock, int) for clock in clocks):
+        values["SM clock, most"] = f"{max(clocks)} MHz"
+    if git.get("commit"):
+        modified = ", modified" if git.get("modified") else ""
+        values["commit"] = f"{str(git['commit'])[:7]}{modified}"
+    known = {name: str(value) for name, value in values.items() if value not in (None, "")}
+    return known | inherited(record)
+
+
+def _links(links: Mapping[str, object]) -> str:
+    """Return `NV18 between all`, or `NV2 between 8 pairs, SYS between 12 pairs`."""
+    counts = Counter(str(value) for value in links.values())
+    if len(counts) == 1:
+        return f"{next(iter(counts))} between all"
+    pairs = [f"{name} between {pairs}" for name, pairs in counts.most_common(MOST)]
+    return f"{', '.join(pairs)} pairs" if pairs else ""
+
+
+def _in_words(counts: Counter[str], records: int) -> str:
+    """Return a fact in words: its value, several values, or the first and the last of many."""
+    if len(counts) > MOST:
+        return f"{min(counts)} to {max(counts)}"
+    values = sorted(counts)
+    if counts.total() < records:
+        values.append("unset")
+    return " or ".join(values)

@@ -1,0 +1,158 @@
+"""Conditions: which fields of a cell, and which facts of where it ran, two runs must share to be compared.
+
+Efficiencies, curves, waterfalls, comparisons and links group runs with `Conditions.of`. Each names the options that are
+irrelevant to it; everything else separates.
+"""
+
+import dataclasses
+import functools
+import json
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from analysis.study.provenance import CONNECTIONS
+from conf import groups
+from conf.cell import Cell
+from conf.options import Refused, to_text
+
+# Runs of one cell may differ in these fields. A profiler has a pass of its own; the timed pass is the same with it.
+INCIDENTAL = ("repeat", "seed", "labels", "profiler", "profiler_options")
+DEVICES = ("hosts", "gpus")  # where ranks run: what is compared, and no part of a condition
+OF_SERVERS = ("server_gpus", "server_hosts")  # where servers run follows from where ranks run
+# One GPU uses neither links nor NCCL's settings. A name that ends in `.` or `_` stands for all that begin with it.
+OF_LINKS = ("nccl.", CONNECTIONS)
+# The fields of a cell that do not separate a subset from its one-GPU baselines. All others do.
+IRRELEVANT_TO_BASELINES = (*INCIDENTAL, *DEVICES, *OF_SERVERS, "nccl")
+_ASKED = tuple(
+    field.name
+    for field in dataclasses.fields(Cell)
+    if field.name not in INCIDENTAL and field.name not in DEVICES
+)
+
+
+class Keyed(Protocol):
+    """Runs, or anything else that has the names and values of a request and a provenance."""
+
+    @property
+    def key(self) -> Mapping[str, str]:
+        """{name: value} of the request and the provenance."""
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What runs share that may be compared; equal for such runs of one study."""
+
+    values: tuple[str | None, ...]  # of the names that differ in the study and are relevant
+    fixed: tuple[Hashable, ...] = ()  # what else must be equal: the GPUs, the images per rank
+
+
+class Conditions:
+    """The conditions of a study's runs."""
+
+    def __init__(self, runs: Iterable[Keyed]) -> None:
+        """Find the names in which the runs differ; all others separate nothing."""
+        self._differing = differing_names([each.key for each in runs])
+        self._relevant: dict[tuple[str, ...], tuple[str, ...]] = {}
+
+    def of(self, runs: Keyed, irrelevant: Collection[str] = (), *fixed: Hashable) -> Condition:
+        """Return the condition of runs of the study; `irrelevant` are names in which they may differ."""
+        names = tuple(irrelevant)
+        if names not in self._relevant:
+            self._relevant[names] = tuple(
+                name for name in self._differing if not is_among(name, names)
+            )
+        key = runs.key
+        return Condition(tuple(key.get(name) for name in self._relevant[names]), fixed)
+
+
+def differing_names(keys: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Return the names whose values differ between mappings, in their order; an absent name is None."""
+    names = dict.fromkeys(name for key in keys for name in key)
+    return tuple(name for name in names if len({key.get(name) for key in keys}) > 1)
+
+
+def is_among(name: str, names: Collection[str]) -> bool:
+    """Return whether a name is one of several, or begins with one that ends in `.` or `_`."""
+    prefixes = tuple(prefix for prefix in names if prefix.endswith((".", "_")))
+    return name in names or name.startswith(prefixes)
+
+
+def irrelevant_to_curves(strong: bool) -> tuple[str, ...]:
+    """Return what differs between the points of a curve because their GPUs do; in strong scaling the images per rank too."""
+    return (*OF_SERVERS, "batch_size") if strong else OF_SERVERS
+
+
+def irrelevant_to_baselines(strong: bool) -> tuple[str, ...]:
+    """Return what may differ between a subset and the same cell on one of its GPUs."""
+    return (*irrelevant_to_curves(strong), *OF_LINKS)
+
+
+def request_of(cell: Cell) -> dict[str, str]:
+    """Return what was asked of a cell as {"strategy.comm_hook": "bf16"}, without its devices and INCIDENTAL fields.
+
+    CPU workers do not use NCCL, so its settings are left out for them. How long throughput is measured does not change it,
+    so only the name of that benchmark stays. Of what YAML files declare, only the hash of the user's own code stays.
+    """
+    request: dict[str, str] = {}
+    for name in _ASKED:
+        value = getattr(cell, name)
+        if value is None or value == () or (name == "nccl" and cell.device == "cpu"):
+            continue
+        if name == "declared":
+            for group, rules in value.items():
+                if "sha256" in rules:
+                    request[f"{group}.sha256"] = to_text(rules["sha256"])
+        elif name == "benchmark" and value["name"] == "throughput":
+            request["benchmark.name"] = "throughput"
+        elif name == "data":
+            if value:
+                request["data"] = to_text(value)
+        elif isinstance(value, dict) or dataclasses.is_dataclass(value):
+            options = value if isinstance(value, dict) else vars(value)
+            for option, chosen in options.items():
+                if chosen is not None:
+                    request[f"{name}.{option}"] = to_text(chosen)
+        else:
+            request[name] = to_text(value)
+    return request
+
+
+def chosen_options(cell: Cell, group: str = "strategy") -> frozenset[tuple[str, str]]:
+    """Return (option, value) of a cell's strategy or benchmark for each option that is not at its default.
+
+    What `auto` means for this cell is its default too. Options of a strategy without a YAML here are all chosen.
+    """
+    given = json.dumps(getattr(cell, group), sort_keys=True)
+    return _chosen_options(group, given, cell.device, cell.world_size)
+
+
+@functools.lru_cache(maxsize=4096)
+def _chosen_options(group: str, given: str, device: str, ranks: int) -> frozenset[tuple[str, str]]:
+    options: dict[str, Any] = json.loads(given)
+    try:
+        defaults = groups.choice(group, options["name"]).options
+    except Refused:
+        defaults = {}
+    chosen = set()
+    for option, value in options.items():
+        if option == "name":
+            continue
+        if option in defaults:
+            resolved = _resolved_default(group, options, option, defaults[option], device, ranks)
+            if value in (defaults[option], resolved):
+                continue
+        chosen.add((option, to_text(value)))
+    return frozenset(chosen)
+
+
+def _resolved_default(
+    group: str, options: dict[str, Any], option: str, default: Any, device: str, ranks: int
+) -> Any:
+    """Return what the default of an option means next to the other options as they are."""
+    if default != "auto":
+        return default
+    try:
+        return groups.resolved(group, {**options, option: default}, device, ranks)[option]
+    except (Refused, KeyError, TypeError):  # an older record may lack the options that decide
+        return default

@@ -1,0 +1,233 @@
+"""Runs of one cell: what was asked of it, where it ran, and the metrics of its records."""
+
+import functools
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeVar
+
+from analysis.study.estimates import Estimate, Member
+from analysis.study.intervals import interval
+from analysis.study.noise_floor import CLOCK, Floor, FloorGroup, NoiseFloors, group_of
+from analysis.study.rates import IMAGES_PER_SECOND, Rate, primary_rate
+from benchmarks.record import Record
+from benchmarks.record.metrics import metric as entry_of
+from conf.cell import Cell
+
+if TYPE_CHECKING:
+    from analysis.study.draws import Sample, Step
+
+KeyT = TypeVar("KeyT", bound=Hashable)
+MemberT = TypeVar("MemberT", bound=Hashable)
+
+
+@dataclass(frozen=True, eq=False)
+class Runs:
+    """The runs of one cell."""
+
+    records: tuple[Record, ...]
+    gpus: tuple[Member, ...]  # conf.cell.Cell.members
+    request: Mapping[str, str]  # of analysis.study.conditions.request_of
+    provenance: Mapping[str, str]  # of analysis.study.provenance
+    floors: NoiseFloors  # of their study
+
+    @functools.cached_property
+    def key(self) -> Mapping[str, str]:
+        """The request and the provenance: equal for equal cells of one machine and software on any GPUs."""
+        return {**self.request, **self.provenance}
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks."""
+        return len(self.gpus)
+
+    @property
+    def cell(self) -> Cell:
+        """The cell of the first run."""
+        return self.records[0].cell
+
+    @property
+    def strategy(self) -> str:
+        """The name of the strategy."""
+        return str(self.cell.strategy["name"])
+
+    @property
+    def machine(self) -> str:
+        """The name of the machine."""
+        return self.provenance["machine"]
+
+    @property
+    def record_ids(self) -> tuple[str, ...]:
+        """The ids of the records."""
+        return tuple(record.record_id for record in self.records)
+
+    @property
+    def trains(self) -> bool:
+        """Whether the cell has a model and a strategy; otherwise it measures links."""
+        return self.cell.trains
+
+    @property
+    def batch_size(self) -> int:
+        """The images per rank and step."""
+        return self.cell.batch_size
+
+    @property
+    def strong(self) -> bool:
+        """Whether the images per step were asked for (strong scaling), and not those per rank."""
+        return "global_batch_size" in self.request
+
+    @property
+    def suspect(self) -> bool:
+        """Whether a check cast doubt on one of the runs."""
+        return any(record.validity.verdict == "suspect" for record in self.records)
+
+    def values(self, metric: str) -> list[float]:
+        """Return a metric of every run in which it is finite."""
+        return finite_values(self.records, metric)
+
+    def logarithms(self, metric: str) -> list[float]:
+        """Return the logarithm of a metric of every run in which it is positive."""
+        return [math.log(value) for value in self.values(metric) if value > 0]
+
+    def median(self, metric: str) -> float | None:
+        """Return the median of a metric over the runs; None where no run has it."""
+        return median_of(self.records, metric)
+
+    @functools.cached_property
+    def median_log_rate(self) -> float | None:
+        """The median of the logarithm of images per second; None where the benchmark counts no images."""
+        rates = self.logarithms(IMAGES_PER_SECOND)
+        return statistics.median(rates) if rates else None
+
+    @functools.cached_property
+    def log_rate(self) -> "Sample | None":
+        """The same median as a sample, with the noise floor."""
+        from analysis.study.draws import Sample
+
+        if self.median_log_rate is None:
+            return None
+        runs = len(self.logarithms(IMAGES_PER_SECOND))
+        floor = self.floor(IMAGES_PER_SECOND)
+        return Sample(self.median_log_rate, floor, runs, self.records[0].record_id)
+
+    @functools.cached_property
+    def clock_mhz(self) -> float | None:
+        """The median over the runs of the GPUs' SM clock; None where it was not sampled."""
+        return self.median(CLOCK)
+
+    @functools.cached_property
+    def rate(self) -> Rate:
+        """The primary rate of the benchmark."""
+        return primary_rate(self.cell)
+
+    @functools.cached_property
+    def log_rates(self) -> list[float]:
+        """The logarithm of the primary rate in each of `rated_records`."""
+        logarithms = self.logarithms(self.rate.metric)
+        return [-value for value in logarithms] if self.rate.is_time else logarithms
+
+    @functools.cached_property
+    def rated_records(self) -> tuple[Record, ...]:
+        """The records that have the primary rate."""
+        rated = []
+        for record in self.records:
+            rate = record.metrics.get(self.rate.metric)
+            if rate is not None and 0 < rate < math.inf:
+                rated.append(record)
+        return tuple(rated)
+
+    @functools.cached_property
+    def group(self) -> FloorGroup:
+        """The cells with which these runs share a noise floor."""
+        return group_of(self.records[0])
+
+    def floor(self, metric: str) -> Floor | None:
+        """Return the noise floor of a metric; None where too few runs of equal cells are known."""
+        return self.floors.of(self.group, metric)
+
+    def next_run(self, metric: str) -> Estimate | None:
+        """Return the median of a metric with the interval of the next run; None without the metric."""
+        values = self.values(metric)
+        return interval(values, metric, self.floor(metric)) if values else None
+
+    def difference(self, metric: str) -> "Sample | None":
+        """Return the median of a metric that may be 0 or less as a sample, with the noise floor."""
+        from analysis.study.draws import Sample
+
+        assert entry_of(metric).signed, metric
+        values = self.values(metric)
+        if not values:
+            return None
+        name = f"{metric} {self.records[0].record_id}"
+        return Sample(statistics.median(values), self.floor(metric), len(values), name)
+
+    def step(self, metric: str) -> "Step | None":
+        """Return the median of a metric that is a part of a step; None where no run has it."""
+        from analysis.study.draws import Step
+
+        sample = self.difference(metric)
+        return None if sample is None else Step(sample.value, sample.draws)
+
+
+def merged(runs: Sequence[Runs]) -> Runs:
+    """Return runs of cells whose differences do not matter as runs of the first cell."""
+    records = tuple(record for each in runs for record in each.records)
+    return replace(runs[0], records=records) if len(runs) > 1 else runs[0]
+
+
+def grouped(runs: Iterable[Runs], key: Callable[[Runs], KeyT]) -> dict[KeyT, list[Runs]]:
+    """Return {key: runs with this key}, in order of their first runs."""
+    groups: dict[KeyT, list[Runs]] = defaultdict(list)
+    for each in runs:
+        groups[key(each)].append(each)
+    return dict(groups)
+
+
+def merged_by(
+    runs: Iterable[Runs], key: Callable[[Runs], KeyT], member: Callable[[Runs], MemberT]
+) -> dict[KeyT, dict[MemberT, Runs]]:
+    """Return {key: {member: its runs together}}."""
+    groups = {}
+    for name, group in grouped(runs, key).items():
+        equal = grouped(group, member)
+        groups[name] = {each: merged(same) for each, same in equal.items()}
+    return groups
+
+
+def between_runs(members: Iterable[Runs], metric: str) -> tuple[float, int]:
+    """Return the standard deviation of a metric's logarithm between runs of equal cells, and its degrees of freedom.
+
+    It is pooled over the cells. Returns (NaN, 0) where no cell ran twice.
+    """
+    return pooled(runs.logarithms(metric) for runs in members)
+
+
+def pooled(samples: Iterable[Sequence[float]]) -> tuple[float, int]:
+    """Return the standard deviation inside samples, over all of them, and its degrees of freedom; else (NaN, 0)."""
+    freedom, squares = 0, 0.0
+    for values in samples:
+        if len(values) > 1:
+            freedom += len(values) - 1
+            squares += statistics.variance(values) * (len(values) - 1)
+    return (math.sqrt(squares / freedom), freedom) if freedom else (math.nan, 0)
+
+
+def named(record: Record, group: str) -> str:
+    """Return the name of a cell's model, strategy or benchmark."""
+    if group == "model":
+        return record.cell.model.name
+    return str(getattr(record.cell, group)["name"])
+
+
+def finite_values(records: Iterable[Record], metric: str) -> list[float]:
+    """Return a metric of every record in which it is finite."""
+    values = (record.metrics.get(metric) for record in records)
+    return [value for value in values if value is not None and math.isfinite(value)]
+
+
+def median_of(records: Iterable[Record], metric: str) -> float | None:
+    """Return the median of a metric over the records in which it is finite; None where there is none."""
+    values = finite_values(records, metric)
+    return statistics.median(values) if values else None
