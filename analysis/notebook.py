@@ -1,4 +1,6 @@
-"""A study in a notebook: typed records, tables of pandas, figures of matplotlib. Begin with `analysis.open_study`."""
+"""A study in a notebook: typed records, tables of pandas, figures of matplotlib. Begin with
+`analysis.open_study`.
+"""
 
 import functools
 import statistics
@@ -44,7 +46,9 @@ if TYPE_CHECKING:
 
 
 class OpenedStudy:
-    """A study that was read. What it returns is computed from its records when it is first asked for."""
+    """A study that was read. What it returns is computed from its records when it is first asked
+    for.
+    """
 
     def __init__(self, study: Study) -> None:
         """Keep what was read; `analysis.open_study` reads it."""
@@ -59,32 +63,42 @@ class OpenedStudy:
 
     @property
     def records(self) -> tuple[Record, ...]:
-        """Return the record of every run, in order of their start: `record.metrics`, `record.cell.gpus`, `record.validity`."""
+        """Return the record of every run, in order of their start: `record.metrics`,
+        `record.cell.gpus`, `record.validity`.
+        """
         return tuple(every_record(self._study))
 
     @property
     def varied(self) -> tuple[str, ...]:
-        """Return the columns of what was asked differently within the study, without the GPUs: what to group rows by."""
+        """Return the columns of what was asked differently within the study, without the GPUs: what
+        to group rows by.
+        """
         return tuple(column_of_option(name) for name in self._study.naming_options)
 
     @functools.cached_property
     def findings(self) -> Findings:
-        """Return everything that the report says as typed values: curves, waterfalls, comparisons, links."""
+        """Return everything that the report says as typed values: curves, waterfalls, comparisons,
+        links.
+        """
         return findings_of(self._study)
 
     def cells(self) -> pd.DataFrame:
-        """Return a table with one row for each cell: the median of its usable runs, with the interval for the next run.
+        """Return a table with one row for each cell: the median of its usable runs, with the
+        interval for the next run.
 
-        Columns are options and metrics under their names in METHOD.md, with the unit: `comm_exchange_ms`. A share is a part of
-        one. `_low` and `_high` are the ends of the 95 % interval. What is not known is NA.
+        Columns are options and metrics under their names in METHOD.md, with the unit:
+        `comm_exchange_ms`. A share is a part of one. `_low` and `_high` are the ends of the 95 %
+        interval. What is not known is NA.
         """
         return frame_of_rows(list(_cell_rows(self._study, self.findings)))
 
     def runs(self) -> pd.DataFrame:
-        """Return a table with one row for each run, in order of their start: failed, invalid and replaced ones too.
+        """Return a table with one row for each run, in order of their start: failed, invalid and
+        replaced ones too.
 
-        `counts` tells whether a run enters the numbers of its cell; `left_out` says why not. Columns are those of `cells`;
-        `_within_run_low` and `_within_run_high` are the ends of the 95 % interval inside the run.
+        `counts` tells whether a run enters the numbers of its cell; `left_out` says why not.
+        Columns are those of `cells`; `_within_run_low` and `_within_run_high` are the ends of the
+        95 % interval inside the run.
         """
         return frame_of_runs(self._study, SeveralRecords(self._study).values)
 
@@ -106,9 +120,11 @@ class OpenedStudy:
 
     @property
     def figures(self) -> "dict[str, Figure]":
-        """Return the report's figures by the names of their files, as matplotlib's: `figures["efficiency-1"]`.
+        """Return the report's figures by the names of their files, as matplotlib's:
+        `figures["efficiency-1"]`.
 
-        Save one with `savefig(file, bbox_inches="tight")`. The timeline of a traced step is a file of the study, and not here.
+        Save one with `savefig(file, bbox_inches="tight")`. The timeline of a traced step is a file
+        of the study, and not here.
         """
         figures = [figure for section in self.report.sections for figure in section.figures]
         return {figure.name: figure.figure for figure in figures if figure.figure is not None}
@@ -125,7 +141,9 @@ class OpenedStudy:
         return tuple(table.name for table in self.report.tables)
 
     def table(self, name: str) -> pd.DataFrame:
-        """Return a table of the report by its name, as its CSV has it. Raises KeyError: the report has no such table."""
+        """Return a table of the report by its name, as its CSV has it. Raises KeyError: the report
+        has no such table.
+        """
         tables = {table.name: table for table in self.report.tables}
         if name not in tables:
             raise KeyError(f"no table {name!r}: the report of {self.name} has {', '.join(tables)}")
@@ -174,7 +192,9 @@ def _cell_rows(study: Study, findings: Findings) -> Iterator[StudyRow]:
 
 
 def _of_findings(findings: Findings) -> dict[tuple[tuple[str, ...], str], Any]:
-    """Return {(ids of a cell's records, metric or WITHOUT): value} of what findings say of runs of equal cells together."""
+    """Return {(ids of a cell's records, metric or WITHOUT): value} of what findings say of runs of
+    equal cells together.
+    """
     values: dict[tuple[tuple[str, ...], str], Any] = {}
     for curve in findings.scaling.curves:
         for point in curve.points:
@@ -189,7 +209,9 @@ def _of_findings(findings: Findings) -> dict[tuple[tuple[str, ...], str], Any]:
 
 
 def _frame_of_table(table: Table) -> pd.DataFrame:
-    """Return a table of the report: numbers unrounded, shares as parts of one, an interval as two columns."""
+    """Return a table of the report: numbers unrounded, shares as parts of one, an interval as two
+    columns.
+    """
     kinds: dict[str, str] = {}
     for column in table.columns:
         for key in column.keys:

@@ -1,6 +1,8 @@
-"""Text of records on the page and in files: on one line, cut to a length, escaped for Markdown (LaTeX: papers).
+"""Text of records on the page and in files: on one line, cut to a length, escaped for Markdown
+(LaTeX: papers).
 
-Anybody may have edited a record, so no text of one is trusted. launch writes MLflow's notes with these functions too.
+Anybody may have edited a record, so no text of one is trusted. launch writes MLflow's notes with
+these functions too.
 """
 
 import re
@@ -19,33 +21,42 @@ def single_line(text: object, length: int = TEXT_LENGTH) -> str:
 
 
 def markdown(text: object, length: int = TEXT_LENGTH) -> str:
-    """Return text that Markdown shows as it is: it ends no table cell and holds no tag, code, link or emphasis."""
+    """Return text that Markdown shows as it is.
+
+    It ends no table cell and holds no tag, code, link or emphasis.
+    """
     safe = single_line(text, length).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return re.sub(r"([\\|`*_\[\]~#!])", r"\\\1", safe)
 
 
 def sentence(text: str) -> str:
-    """Return text that begins with a capital and ends in a full stop; a name at the beginning stays as it is."""
-    first = text.split(" ", 1)[0]
-    text = text[:1].upper() + text[1:] if first.isalpha() else text
+    """Return text that begins with a capital and ends in a full stop; a name at the beginning stays
+    as it is.
+    """
+    if text.split(" ", 1)[0].isalpha():
+        text = text[:1].upper() + text[1:]
     return text if text.endswith((".", "!", "?")) else f"{text}."
 
 
 def first_lines(lines: Iterable[str], most: int = 8) -> list[str]:
     """Return the first lines, each once, and a line that counts the others."""
-    each = list(dict.fromkeys(lines))
-    return each[:most] + (
-        [f"… and {len(each) - most:,} more of this kind."] if len(each) > most else []
-    )
+    unique = list(dict.fromkeys(lines))
+    if len(unique) <= most:
+        return unique
+    return [*unique[:most], f"… and {len(unique) - most:,} more of this kind."]
 
 
 def count(items: int, noun: str, plural: str = "") -> str:
     """Return a number with its noun: `1 cell`, `2,000 cells`."""
-    return f"{items:,} {noun if items == 1 else plural or noun + 's'}"
+    if items == 1:
+        return f"1 {noun}"
+    return f"{items:,} {plural or noun + 's'}"
 
 
 def join_words(words: list[str], most: int = 6) -> str:
     """Return `a, b and c`; of many the first, and how many more."""
     if len(words) > most:
         return f"{', '.join(words[:most])} and {len(words) - most:,} more"
-    return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)
+    if len(words) < 2:
+        return "".join(words)
+    return f"{', '.join(words[:-1])} and {words[-1]}"

@@ -1,4 +1,5 @@
-"""Scaling efficiency against one-GPU baselines: the one algorithm that the terminal, the record, MLflow and the report use.
+"""Scaling efficiency against one-GPU baselines: the one algorithm that the terminal, the record,
+MLflow and the report use.
 
     efficiency = rate ÷ (N × rate of the slowest member alone)
     node efficiency = rate ÷ (hosts × rate of the slowest host alone, with the same GPUs)
@@ -30,20 +31,25 @@ from conf.cell import Cell
 EFFICIENCY = "scaling/efficiency"  # a metric
 AT_EQUAL_CLOCKS = "scaling/efficiency_at_equal_clocks"  # a metric, where both clocks are known
 NODE_EFFICIENCY = "scaling/node_efficiency"  # a metric, where every one of several hosts ran alone
-# Among a record's checks: {GPU: ids of its baseline's records}, the same of hosts, and the scatter between runs.
+# Among a record's checks: {GPU: ids of its baseline's records}, the same of hosts, and the scatter
+# between runs.
 BASELINES, HOST_BASELINES, NOISE = "baselines", "host_baselines", "baseline_noise"
 FEWEST_FREEDOM = 3  # degrees of freedom below which the scatter between runs is not known
-# Members differ where their rates vary by more than this multiple of what noise explains; of equal GPUs one in four does.
+# Members differ where their rates vary by more than this multiple of what noise explains; of equal
+# GPUs one in four does.
 DIFFER = 1.5
 
 
 class Baselines:
-    """The runs of a study on one GPU, and on one host, found by the condition that they share with other runs."""
+    """The runs of a study on one GPU, and on one host, found by the condition that they share with
+    other runs.
+    """
 
     def __init__(self, study: Study, *, judged: bool = True) -> None:
         """Group the runs of a study by their condition.
 
-        `judged`: the scatter between runs is that of the study; otherwise what a record states of it.
+        `judged`: the scatter between runs is that of the study; otherwise what a record states of
+        it.
         """
         self._study, self._judged = study, judged
         alone = [runs for runs in study.timed if runs.world_size == 1]
@@ -55,7 +61,8 @@ class Baselines:
             deviation, freedom = between_runs(members, IMAGES_PER_SECOND)
             if freedom >= FEWEST_FREEDOM:
                 self._noise[scatter] = deviation
-        # A study may have thousands of records with equal baselines: what these give is computed once.
+        # A study may have thousands of records with equal baselines: what these give is computed
+        # once.
         self._members: dict[int, dict[Member, Runs]] = {}
         self._log_slowest: dict[Hashable, float] = {}
 
@@ -78,7 +85,9 @@ class Baselines:
         return self._members[id(runs)]
 
     def of_hosts(self, runs: Runs) -> dict[Member, Runs]:
-        """Return {host: its runs alone with the same GPUs} of a cell on several hosts, if every one was measured."""
+        """Return {host: its runs alone with the same GPUs} of a cell on several hosts, if every one
+        was measured.
+        """
         hosts = runs.cell.hosts
         alone = self._hosts.get(self._host_condition(runs), {})
         if len(hosts) < 2 or not alone.keys() >= {*hosts}:
@@ -86,14 +95,18 @@ class Baselines:
         return {host: alone[host] for host in hosts}
 
     def noise(self, runs: Runs) -> float | None:
-        """Return the standard deviation of the logarithm of images/s between runs of cells like these, if it is known."""
+        """Return the standard deviation of the logarithm of images/s between runs of cells like
+        these, if it is known.
+        """
         if not self._judged:
             noise = runs.records[0].checks.get(NOISE)
             return noise if isinstance(noise, float) else None
         return self._noise.get(_scatter_group(runs))
 
     def efficiency(self, record: Record) -> Efficiency | None:
-        """Return the efficiency of one record; None for one GPU, without a rate or without any baseline."""
+        """Return the efficiency of one record; None for one GPU, without a rate or without any
+        baseline.
+        """
         single = self._study.single(record)
         alone = self.of(single)
         if single.world_size == 1 or single.median_log_rate is None or not alone:
@@ -105,7 +118,9 @@ class Baselines:
         return efficiency(single.median_log_rate, self._log_slowest[key], single.cell, alone)
 
     def node_efficiency(self, record: Record) -> float | None:
-        """Return rate ÷ (hosts × slowest host alone) of one record; None unless each of several hosts was measured."""
+        """Return rate ÷ (hosts × slowest host alone) of one record; None unless each of several
+        hosts was measured.
+        """
         single = self._study.single(record)
         alone = self.of_hosts(single)
         if single.median_log_rate is None or not alone:
@@ -114,7 +129,8 @@ class Baselines:
         return math.exp(single.median_log_rate - slowest) / len(alone)
 
     def at_equal_clocks(self, record: Record, share: Efficiency | None) -> Efficiency | None:
-        """Return the efficiency `share` of a record as if the GPUs had the SM clock that the slowest member has alone.
+        """Return the efficiency `share` of a record as if the GPUs had the SM clock that the
+        slowest member has alone.
 
         A rate is taken to follow the clock. None where the efficiency or a clock is not known.
         """
@@ -125,7 +141,9 @@ class Baselines:
         return Efficiency(share * ratio, share.of, share.unit)
 
     def facts(self, record: Record) -> dict[str, object]:
-        """Return what the efficiency of a record rests on: ids of the baselines' records, and the noise if it is known."""
+        """Return what the efficiency of a record rests on: ids of the baselines' records, and the
+        noise if it is known.
+        """
         single = self._study.single(record)
         facts: dict[str, object] = {}
         facts[BASELINES] = {
@@ -143,12 +161,16 @@ class Baselines:
 def efficiency(
     log_rate: float, log_alone: float, cell: Cell, alone: Iterable[Member]
 ) -> Efficiency:
-    """Return rate ÷ (N × slowest alone), of the logarithms of both rates, and which members were measured alone."""
+    """Return rate ÷ (N × slowest alone), of the logarithms of both rates, and which members were
+    measured alone.
+    """
     return _marked(math.exp(log_rate - log_alone) * (1 / cell.world_size), cell, alone)
 
 
 def stated(record: Record) -> Efficiency | None:
-    """Return the efficiency that a record states, and of which members; None where it does not name its baselines."""
+    """Return the efficiency that a record states, and of which members; None where it does not name
+    its baselines.
+    """
     value, ids = record.metrics.get(EFFICIENCY), record.checks.get(BASELINES)
     if value is None or not isinstance(ids, Mapping):
         return None
@@ -164,11 +186,13 @@ def _marked(value: float, cell: Cell, alone: Iterable[Member]) -> Efficiency:
 
 
 def log_slowest(members: Mapping[Member, Runs], noise: float | None) -> float:
-    """Return the logarithm of the slowest of several rates alone, without the bias of the least of noisy numbers.
+    """Return the logarithm of the slowest of several rates alone, without the bias of the least of
+    noisy numbers.
 
-    The rates are drawn to their mean by √(1 − DIFFER · variance of noise ÷ their variance), so that they vary as much as the
-    true rates do (constrained empirical Bayes, Louis 1984, Ghosh 1992); the slowest of these counts. Members that do not
-    differ beyond noise all have the mean. Without a known noise it is the slowest as measured.
+    The rates are drawn to their mean by √(1 − DIFFER · variance of noise ÷ their variance), so that
+    they vary as much as the true rates do (constrained empirical Bayes, Louis 1984, Ghosh 1992);
+    the slowest of these counts. Members that do not differ beyond noise all have the mean. Without
+    a known noise it is the slowest as measured.
     """
     rates = [runs.median_log_rate for runs in members.values() if runs.median_log_rate is not None]
     least, mean = min(rates), statistics.fmean(rates)
@@ -183,7 +207,9 @@ def log_slowest(members: Mapping[Member, Runs], noise: float | None) -> float:
 
 
 def clock_ratio(runs: Runs, alone: Iterable[Runs]) -> float | None:
-    """Return the SM clock of the slowest member alone ÷ that of a subset; None where one of them was not sampled."""
+    """Return the SM clock of the slowest member alone ÷ that of a subset; None where one of them
+    was not sampled.
+    """
     timed = [member for member in alone if member.median_log_rate is not None]
     slowest = min(timed, key=lambda member: member.median_log_rate or 0.0, default=None)
     if slowest is None or not slowest.clock_mhz or not runs.clock_mhz:

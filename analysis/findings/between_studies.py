@@ -1,8 +1,8 @@
 """The same cells in two studies: by how much they differ, and whether their runs show it.
 
-Two studies are not measured in turn. The test takes the scatter between runs inside each study (its noise floor) and nothing
-else, so a change of the machine between them looks like one of the software. All cells are one family, held at 5 % by Holm's
-method.
+Two studies are not measured in turn. The test takes the scatter between runs inside each study (its
+noise floor) and nothing else, so a change of the machine between them looks like one of the
+software. All cells are one family, held at 5 % by Holm's method.
 """
 
 import dataclasses
@@ -35,7 +35,8 @@ from benchmarks.record.metrics import place
 from conf.cell import Cell
 from conf.options import to_text
 
-# The GPUs in rank order, and what was asked: (option, value) in words that are the same for every version of Ringside.
+# The GPUs in rank order, and what was asked: (option, value) in words that are the same for every
+# version of Ringside.
 CellId = tuple[tuple[Member, ...], frozenset[tuple[str, str]]]
 Measured = list[tuple[StudyInput, Runs]]  # one cell in each input of a study that has it
 ALWAYS = ("model.name", "strategy.name", "benchmark.name")
@@ -83,7 +84,9 @@ class NumberDifference:
 
     @property
     def chance(self) -> float:
-        """The two-sided p: the chance of so large a difference between equal cells. NaN without an error."""
+        """The two-sided p: the chance of so large a difference between equal cells. NaN without an
+        error.
+        """
         if self.error is None:
             return math.nan
         if not self.error:
@@ -91,7 +94,9 @@ class NumberDifference:
         return float(2 * stdtr(self.freedom, -abs(self.value) / self.error))
 
     def estimate(self) -> Estimate:
-        """Return the difference with its 95 % interval: of a rate or time as a share of the first, else in its own unit."""
+        """Return the difference with its 95 % interval: of a rate or time as a share of the first,
+        else in its own unit.
+        """
         if self.error is None:
             return Estimate(self._plain(self.value))
         half = min(quantile(self.freedom) * self.error, WIDEST)
@@ -118,7 +123,9 @@ class CellDifference:
 
     @property
     def change(self) -> Estimate | None:
-        """The change of the rate as a share of the first: more is faster, also where the metric is a time."""
+        """The change of the rate as a share of the first: more is faster, also where the metric is
+        a time.
+        """
         step = self.steps.get(self.metric)
         if step is None:
             return None
@@ -149,7 +156,9 @@ class MeasuredCells:
         self._exposures = Exposures(study, self._baselines)
 
     def of(self, runs: Runs) -> dict[str, MeasuredNumber]:
-        """Return {metric: number} of runs of one cell: its main rate, its exchange, its efficiency, what is exposed."""
+        """Return {metric: number} of runs of one cell: its main rate, its exchange, its efficiency,
+        what is exposed.
+        """
         numbers = {}
         for name in (main_metric(runs), EXCHANGE):
             if name is not None and runs.logarithms(name):
@@ -200,7 +209,9 @@ def measured(runs: Runs, metric: str) -> MeasuredNumber:
 
 
 def main_metric(runs: Runs) -> str | None:
-    """Return the metric in which a cell is compared: its benchmark's rate, else the first that the table of metrics marks."""
+    """Return the metric in which a cell is compared: its benchmark's rate, else the first that the
+    table of metrics marks.
+    """
     if runs.log_rates:
         return runs.rate.metric
     names = dict.fromkeys(name for record in runs.records for name in record.metrics)
@@ -215,7 +226,8 @@ def main_metric(runs: Runs) -> str | None:
 def cell_id(cell: Cell, hosts: Mapping[str, str] = MappingProxyType({})) -> CellId:
     """Return what makes cells of several studies the same cell.
 
-    `hosts` gives hosts other names: those of one study are compared with those of another by their places.
+    `hosts` gives hosts other names: those of one study are compared with those of another by their
+    places.
     """
     chosen = {"strategy.name", "benchmark.name"}
     for group in ("strategy", "benchmark"):
@@ -233,7 +245,8 @@ def cell_id(cell: Cell, hosts: Mapping[str, str] = MappingProxyType({})) -> Cell
 
 
 def names(cells: Iterable[CellId]) -> dict[CellId, str]:
-    """Return a name for each cell: its model and strategy or its benchmark, what else varies among the cells, its GPUs.
+    """Return a name for each cell: its model and strategy or its benchmark, what else varies among
+    the cells, its GPUs.
 
     An option varies where two cells of one benchmark differ in it.
     """
@@ -360,7 +373,9 @@ def _judged(cells: Sequence[CellDifference]) -> tuple[CellDifference, ...]:
 
 
 def _alone(name: str, cell: CellId, inputs: Sequence[StudyInput]) -> str:
-    """Return the name of a cell that one study has alone; with the reason where the other's attempts cannot be used."""
+    """Return the name of a cell that one study has alone; with the reason where the other's
+    attempts cannot be used.
+    """
     for each in inputs:
         for record, why in each.study.left_out:
             if not record.usable and cell_id(record.cell, each.hosts) == cell:
@@ -369,7 +384,9 @@ def _alone(name: str, cell: CellId, inputs: Sequence[StudyInput]) -> str:
 
 
 def in_turn(first: Sequence[StudyInput], second: Sequence[StudyInput]) -> bool:
-    """Return whether sweeps of two studies took turns: first, second, first, or the other way round."""
+    """Return whether sweeps of two studies took turns: first, second, first, or the other way
+    round.
+    """
     starts: dict[tuple[bool, str], float] = {}
     for is_second, inputs in ((False, first), (True, second)):
         for each in inputs:

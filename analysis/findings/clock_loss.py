@@ -1,6 +1,8 @@
-"""What lower SM clocks take from GPUs that train together, against each of them alone: step ∝ clock^−e, with 0 ≤ e ≤ 1.
+"""What lower SM clocks take from GPUs that train together, against each of them alone: step ∝
+clock^−e, with 0 ≤ e ≤ 1.
 
-e comes from the samples of a cell's GPUs, each with the steps around it, in the raw lines of its folder.
+e comes from the samples of a cell's GPUs, each with the steps around it, in the raw lines of its
+folder.
 """
 
 import math
@@ -55,7 +57,9 @@ class ClockPart(WaterfallPart):
 
 @dataclass(frozen=True)
 class Exponent:
-    """e, its draws (DRAWS,), and how many samples it rests on; 0 of them: nothing measured it, and `value` is its bound, 1."""
+    """e, its draws (DRAWS,), and how many samples it rests on; 0 of them: nothing measured it, and
+    `value` is its bound, 1.
+    """
 
     value: float
     draws: Draws | None = None
@@ -87,10 +91,12 @@ class StepWindow(NamedTuple):
 
 
 def clocks_and_steps(record: Record, folder: CellFolder) -> list[tuple[Floats, Floats]]:
-    """Return for each sort of window (logarithm of the SM clock, logarithm of the step time) of its samples.
+    """Return for each sort of window (logarithm of the SM clock, logarithm of the step time) of its
+    samples.
 
-    Steps that wait for other ranks belong to the lowest clock of all GPUs, others to that of their own GPU. Empty where the
-    folder has no raw lines, and for cells on several hosts, whose clocks lie in several files.
+    Steps that wait for other ranks belong to the lowest clock of all GPUs, others to that of their
+    own GPU. Empty where the folder has no raw lines, and for cells on several hosts, whose clocks
+    lie in several files.
     """
     if len(record.cell.hosts) > 1:
         return []
@@ -145,7 +151,9 @@ def _positive(values: Sequence[object]) -> list[float]:
 def _with_steps_around(
     windows: Sequence[StepWindow], clocks: Sequence[tuple[float, float]]
 ) -> tuple[Floats, Floats]:
-    """Return the logarithms of the clocks (time, MHz) that have steps around them, and of the means of these steps."""
+    """Return the logarithms of the clocks (time, MHz) that have steps around them, and of the means
+    of these steps.
+    """
     log_clocks, log_steps = [], []
     for window in windows:
         for at, mhz in clocks:
@@ -157,7 +165,9 @@ def _with_steps_around(
 
 
 def clock_errors(record: Record, folder: CellFolder) -> list[float]:
-    """Return the standard error of the mean logarithm of each GPU's clock over the timed windows; empty with too few samples."""
+    """Return the standard error of the mean logarithm of each GPU's clock over the timed windows;
+    empty with too few samples.
+    """
     timed = [each.middles_s for each in _windows(folder, 0) if each.purpose == TIMED]
     inside = []
     for at, mhz in _clocks(folder, record.cell.world_size):
@@ -169,7 +179,9 @@ def clock_errors(record: Record, folder: CellFolder) -> list[float]:
 
 
 def exponent(windows: Sequence[tuple[Floats, Floats]], name: str) -> Exponent:
-    """Return e of the windows of one workload, each (logarithms of clocks, logarithms of step times); `name` seeds its draws."""
+    """Return e of the windows of one workload, each (logarithms of clocks, logarithms of step
+    times); `name` seeds its draws.
+    """
     samples = sum(len(clocks) for clocks, _ in windows)
     if len(windows) < FEWEST_WINDOWS or samples < FEWEST_SAMPLES:
         return UNKNOWN
@@ -179,7 +191,8 @@ def exponent(windows: Sequence[tuple[Floats, Floats]], name: str) -> Exponent:
         sums.append((x @ x, y @ y, -(x @ y)))
     moments = np.array(sums)
     xx, _, xy = moments.sum(axis=0)
-    # Where clock and step do not go together, the direct slope is 0 and nothing bounds the reverse one.
+    # Where clock and step do not go together, the direct slope is 0 and nothing bounds the reverse
+    # one.
     if xy <= 0 or xx / (samples - len(windows)) < LEAST_SCATTER**2:
         return UNKNOWN
     generator = generator_of(name)
@@ -191,7 +204,9 @@ def exponent(windows: Sequence[tuple[Floats, Floats]], name: str) -> Exponent:
 
 
 def _slope(sums: Floats, weight: Floats) -> Draws:
-    """Return the slope between the direct (weight 0) and the reverse one (1), from sums (n, 3) of squares and products."""
+    """Return the slope between the direct (weight 0) and the reverse one (1), from sums (n, 3) of
+    squares and products.
+    """
     xx, yy, xy = sums.T
     together = np.maximum(xy, 1e-12)
     direct = np.clip(together / np.maximum(xx, 1e-12), 0, 1)
@@ -216,7 +231,9 @@ class Clocks:
         self._exponents: dict[FloorGroup, Exponent] = {}
 
     def at_clock_of(self, together: Runs, step: Step, alone: Runs) -> Step | None:
-        """Return what a step of one GPU, or a part of it, takes at the mean clock of a cell; None without both clocks."""
+        """Return what a step of one GPU, or a part of it, takes at the mean clock of a cell; None
+        without both clocks.
+        """
         before, after = _of_cell(alone), _of_cell(together)
         if before is None or after is None:
             return None
@@ -232,7 +249,8 @@ class Clocks:
     def lost(
         self, runs: Runs, alone: Mapping[Member, Runs], steps: Mapping[Member, Step]
     ) -> Step | None:
-        """Return how much longer the slowest step is at the clocks that the members have together; None without clocks.
+        """Return how much longer the slowest step is at the clocks that the members have together;
+        None without clocks.
 
         `steps` are those of members alone, with what the strategy does on one GPU.
         """
@@ -246,7 +264,9 @@ class Clocks:
         return None if at_clock is None else _beyond(at_clock, steps[slowest])
 
     def members(self, runs: Runs, alone: Mapping[Member, Runs]) -> tuple[MemberClock, ...]:
-        """Return the clocks of every member that ran alone; none where the records have no clock of each GPU."""
+        """Return the clocks of every member that ran alone; none where the records have no clock of
+        each GPU.
+        """
         members = []
         for gpu, clocks in self._of_members(runs, alone).items():
             alone_mhz, together_mhz = (round(math.exp(clock.value), 3) for clock in clocks)
@@ -256,7 +276,9 @@ class Clocks:
     def _of_members(
         self, runs: Runs, alone: Mapping[Member, Runs]
     ) -> dict[Member, tuple[_LogClock, _LogClock]]:
-        """Return {GPU: its clock alone and together} of the members that ran alone; none where one is not known."""
+        """Return {GPU: its clock alone and together} of the members that ran alone; none where one
+        is not known.
+        """
         clocks = {}
         for gpu in runs.gpus:
             if gpu in alone:
@@ -287,7 +309,9 @@ class Clocks:
         return _LogClock(value, draws_of_median(value, deviation, len(logarithms), name))
 
     def exponent(self, runs: Runs) -> Exponent:
-        """Return e of the workload of a cell, from all valid cells of it whose raw samples are here."""
+        """Return e of the workload of a cell, from all valid cells of it whose raw samples are
+        here.
+        """
         workload = group_of(runs.records[0]).of_any_size
         if workload not in self._exponents:
             self._exponents[workload] = self._of_workload(workload)
@@ -316,7 +340,9 @@ def _of_cell(runs: Runs) -> _LogClock | None:
 
 
 def _mean_mhz(record: Record, rank: int) -> float | None:
-    """Return the mean clock of one GPU over the timed window; None where the record does not say it."""
+    """Return the mean clock of one GPU over the timed window; None where the record does not say
+    it.
+    """
     timed = mapping(mapping(mapping(record.checks.get("gpu_samples")).get("phases")).get("timed"))
     clocks = timed.get("sm_mhz")
     if not isinstance(clocks, list) or len(clocks) != record.cell.world_size:
@@ -343,7 +369,9 @@ def _slowed(step: Step, before: _LogClock, after: _LogClock, follows: Exponent) 
 
 
 def _beyond(slowed: Step, step: Step) -> Step:
-    """Return the difference; where nothing says how far steps scatter, its draws are those of the clocks alone."""
+    """Return the difference; where nothing says how far steps scatter, its draws are those of the
+    clocks alone.
+    """
     if step.draws is None and slowed.draws is not None:
         step = Step(step.ms, np.full_like(slowed.draws, step.ms))
     return slowed - step
@@ -356,7 +384,9 @@ def clock_part(
     rate: float,
     step_ms: float,
 ) -> ClockPart:
-    """Return the part of the clocks of a cell that trains `rate` images per second; where nothing says e, it reaches 0."""
+    """Return the part of the clocks of a cell that trains `rate` images per second; where nothing
+    says e, it reaches 0.
+    """
     share, lost, ms = follows.estimate, part.lost, part.ms
     if follows.measured:
         longer = f"{share.value:.2f} % ({share.low:.2f} to {share.high:.2f}) longer"

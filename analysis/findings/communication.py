@@ -1,13 +1,15 @@
-"""Exposed communication: what a strategy costs a step of several GPUs beyond what it costs a step of one.
+"""Exposed communication: what a strategy costs a step of several GPUs beyond what it costs a step
+of one.
 
     comm/exposed_ms = strategy/cost_ms − what the strategy costs on one GPU
     comm/hidden_share = 1 − exposed ÷ exchange
 
 What a strategy costs on one GPU is the mean over the members that were measured alone:
-`strategy/cost_ms` of their one-GPU cells (A B B A there), else the step alone with the strategy minus
-the step alone with strategy=none. Neither is used for a strategy that moves gradients on one GPU too,
-because communication is then part of the cost there. Where the cost on one GPU is not known, nothing is
-claimed. METHOD.md, "Exposed communication". The launching process imports this module: no numpy.
+`strategy/cost_ms` of their one-GPU cells (A B B A there), else the step alone with the strategy
+minus the step alone with strategy=none. Neither is used for a strategy that moves gradients on one
+GPU too, because communication is then part of the cost there. Where the cost on one GPU is not
+known, nothing is claimed. METHOD.md, "Exposed communication". The launching process imports this
+module: no numpy.
 """
 
 import math
@@ -48,7 +50,8 @@ class Uncertain:
         return Uncertain(self.ms - other.ms, math.hypot(self.half_ms, other.half_ms))
 
 
-# What a strategy costs on one GPU, ALONE or DIFFERENCE, and the ids of the records; or why it is not known.
+# What a strategy costs on one GPU, ALONE or DIFFERENCE, and the ids of the records; or why it is
+# not known.
 CostAlone = tuple[Uncertain, str, tuple[str, ...]] | str
 
 
@@ -74,7 +77,8 @@ class Exposures:
     ) -> None:
         """Group the cells of one GPU without a strategy by their condition.
 
-        `judged=False` gives the numbers also where the noise, which other records show, forbids to claim them: for `verify`.
+        `judged=False` gives the numbers also where the noise, which other records show, forbids to
+        claim them: for `verify`.
         """
         self._study, self._baselines, self._judged = study, baselines or Baselines(study), judged
         self._costs: dict[tuple[int, ...], CostAlone] = {}
@@ -89,7 +93,9 @@ class Exposures:
         return self._study.condition(runs, irrelevant, runs.batch_size)
 
     def of(self, record: Record) -> Exposure | None:
-        """Return what may be claimed of a record's exposed communication; None where it has no A B B A on several GPUs."""
+        """Return what may be claimed of a record's exposed communication; None where it has no A B
+        B A on several GPUs.
+        """
         single = self._study.single(record)
         cost = record.metrics.get(COST)
         if single.world_size == 1 or cost is None or not math.isfinite(cost):
@@ -107,7 +113,9 @@ class Exposures:
         return Exposure(exposed.ms, half_ms, share, half_share, alone.ms, source, why, ids)
 
     def of_runs(self, runs: Runs) -> Uncertain | None:
-        """Return what is exposed of runs of one cell, with half the interval of the medians; None where it is not known."""
+        """Return what is exposed of runs of one cell, with half the interval of the medians; None
+        where it is not known.
+        """
         if not runs.values(COST):
             return None
         cost_alone = self._cost_alone(runs)
@@ -116,7 +124,9 @@ class Exposures:
     def _hidden(
         self, exposed: Uncertain, record: Record, single: Runs
     ) -> tuple[float | None, float | None, str]:
-        """Return the hidden share, half its interval, and why it is not claimed; within the noise it is cut to 0 to 1."""
+        """Return the hidden share, half its interval, and why it is not claimed; within the noise
+        it is cut to 0 to 1.
+        """
         exchange = record.metrics.get(EXCHANGE)
         if exchange is None or not exchange > 0:
             return None, None, "the exchange alone was not timed"
@@ -137,7 +147,9 @@ class Exposures:
         return min(1.0, max(0.0, share)), _known(half), ""
 
     def _cost_alone(self, runs: Runs) -> CostAlone:
-        """Return what the strategy costs on one GPU, how that was measured and by which records; or why it is not known."""
+        """Return what the strategy costs on one GPU, how that was measured and by which records; or
+        why it is not known.
+        """
         members = self._baselines.of(runs)
         key = tuple(map(id, members.values()))  # thousands of records may have equal baselines
         if key not in self._costs:
@@ -170,12 +182,16 @@ class Exposures:
 
 
 def own_work_alone(record: Record) -> bool:
-    """Return whether the strategy of a one-GPU record moves nothing there, so that its cost is its own work."""
+    """Return whether the strategy of a one-GPU record moves nothing there, so that its cost is its
+    own work.
+    """
     return record.checks.get(OWN_WORK) is True
 
 
 def disagreement(values: Mapping[str, float]) -> dict[str, float]:
-    """Return exposed communication by the trace minus comm/exposed_ms, ms per step; empty if one is missing."""
+    """Return exposed communication by the trace minus comm/exposed_ms, ms per step; empty if one is
+    missing.
+    """
     traced, measured = values.get(TRACE_EXPOSED), values.get(EXPOSED)
     if traced is None or measured is None:
         return {}
@@ -187,7 +203,9 @@ def _known(half: float) -> float | None:
 
 
 def _next_run(runs: Runs, metric: str, record: Record) -> Uncertain:
-    """Return a metric of one record with half the interval of the next run; without a floor that inside the run."""
+    """Return a metric of one record with half the interval of the next run; without a floor that
+    inside the run.
+    """
     value, floor = record.metrics[metric], runs.floor(metric)
     if floor is None:
         ends = metrics.interval(metric, record.within_run)
@@ -231,12 +249,16 @@ def _mean(values: Sequence[Uncertain]) -> Uncertain:
 
 
 def _ms(value: float) -> str:
-    """Return milliseconds with three significant digits, and with all digits before the point: `2,510 ms`."""
+    """Return milliseconds with three significant digits, and with all digits before the point:
+    `2,510 ms`.
+    """
     return f"{value:,.0f} ms" if abs(value) >= 999.5 else f"{value:.3g} ms"  # else 1e+03
 
 
 def communication(study: Study) -> tuple[Communication, ...]:
-    """Return what is exposed of the communication of every set of equal cells on several GPUs that has an A B B A."""
+    """Return what is exposed of the communication of every set of equal cells on several GPUs that
+    has an A B B A.
+    """
     exposures = Exposures(study)
     cells = []
     for runs in study.timed:
@@ -268,7 +290,9 @@ def _median_of_known(values: Iterable[float | None]) -> float | None:
 
 
 def not_claimed(communications: Iterable[Communication]) -> tuple[str, ...]:
-    """Return a sentence for each reason why exposed communication or the hidden share is not claimed."""
+    """Return a sentence for each reason why exposed communication or the hidden share is not
+    claimed.
+    """
     cells: dict[tuple[str, str], list[str]] = defaultdict(list)
     for each in communications:
         if each.hidden_share is None:

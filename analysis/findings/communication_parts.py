@@ -1,6 +1,8 @@
-"""The parts of the exposed communication: inside hosts and between them; on one host, the tail and the slowed backward.
+"""The parts of the exposed communication: inside hosts and between them; on one host, the tail and
+the slowed backward.
 
-The parts on one host come from the moments of observed steps with the exchange and without it (tables.timeline).
+The parts on one host come from the moments of observed steps with the exchange and without it
+(tables.timeline).
 """
 
 import math
@@ -41,9 +43,11 @@ class Observed:
 
 
 def by_hosts(runs: Runs, parts: Parts, hosts: Mapping[Member, Runs], alone: Step | None) -> Parts:
-    """Return the parts of the communication, of several hosts split into what is exposed inside them and between them.
+    """Return the parts of the communication, of several hosts split into what is exposed inside
+    them and between them.
 
-    Inside is what the strategy costs on a host alone with all its GPUs, the mean over the hosts, without what it costs on one.
+    Inside is what the strategy costs on a host alone with all its GPUs, the mean over the hosts,
+    without what it costs on one.
     """
     (_, exposed, why), *rest = parts
     if len(runs.cell.hosts) < 2 or exposed is None:
@@ -64,7 +68,9 @@ def by_hosts(runs: Runs, parts: Parts, hosts: Mapping[Member, Runs], alone: Step
 
 
 def in_parts(parts: Parts, runs: Runs, alone: Mapping[Member, Runs]) -> Parts:
-    """Return the parts of the communication with the exposed one split, where steps were observed; else with the reason."""
+    """Return the parts of the communication with the exposed one split, where steps were observed;
+    else with the reason.
+    """
     (name, exposed, why), *rest = parts
     if name != COMMUNICATION or exposed is None:
         return parts
@@ -89,7 +95,9 @@ def beyond(together: Step, alone: Sequence[Step]) -> Step:
 
 
 def observed(runs: Runs) -> Observed | None:
-    """Return the parts of the runs of a cell, the medians; None where no step was observed with and without exchange."""
+    """Return the parts of the runs of a cell, the medians; None where no step was observed with and
+    without exchange.
+    """
     of_records = [_moments_of_record(record) for record in runs.records]
     moments = [each for each in of_records if each is not None]
     if not moments:
@@ -117,7 +125,9 @@ def _why_unseen(record: Record) -> str:
 
 
 def _moments_of_record(record: Record) -> _Moments | None:
-    """Return how much longer the parts of a step take with the exchange, on the rank where the tail is shortest."""
+    """Return how much longer the parts of a step take with the exchange, on the rank where the tail
+    is shortest.
+    """
     rows = _rows(record)
     moments = []
     for rank in range(record.cell.world_size):
@@ -139,7 +149,9 @@ def _moments_of_record(record: Record) -> _Moments | None:
 
 
 def _last_and_ends(row: Mapping[str, Any]) -> _Moments | None:
-    """Return when the last gradient is there, the exchange has ended and the step has, in ms, and their standard errors."""
+    """Return when the last gradient is there, the exchange has ended and the step has, in ms, and
+    their standard errors.
+    """
     ready, spreads, steps = (
         row.get("ready_ms"),
         row.get("ready_spread_ms"),

@@ -1,9 +1,11 @@
-"""Which of two cells is faster: their runs against each other, the noise floor, and the smallest difference to be seen.
+"""Which of two cells is faster: their runs against each other, the noise floor, and the smallest
+difference to be seen.
 
-Two cells are compared if they belong to the same benchmark, do the same amount of work and differ in exactly one asked
-thing on the same GPUs. The test is on the logarithms of the benchmark's primary rate in whole runs, with the turns as blocks
-(analysis.statistics.tests); where no turns connect two cells it is Welch's, unpaired. All tests of a study are one family,
-held at 5 % by Holm's method (1979).
+Two cells are compared if they belong to the same benchmark, do the same amount of work and differ
+in exactly one asked thing on the same GPUs. The test is on the logarithms of the benchmark's
+primary rate in whole runs, with the turns as blocks (analysis.statistics.tests); where no turns
+connect two cells it is Welch's, unpaired. All tests of a study are one family, held at 5 % by
+Holm's method (1979).
 """
 
 import math
@@ -32,7 +34,8 @@ from benchmarks.record import Record
 PREFIX = "nccl."  # of the names of NCCL's settings in a key
 EXCHANGE = "comm/exchange_ms"
 POWER = 0.8  # a difference as large as `smallest` is seen in four studies of five
-# With more values of one thing than this, every one is compared with the first alone: pairs grow with the square.
+# With more values of one thing than this, every one is compared with the first alone: pairs grow
+# with the square.
 MOST_VALUES = 8
 BATCH = ("batch_size", "global_batch_size")  # one follows from the other and the GPUs: one thing
 # Asked things that are no choice between equals, or that are compared in their own way.
@@ -67,7 +70,9 @@ class Pair:
 
 @dataclass(frozen=True)
 class Tests:
-    """The tests of several pairs, an entry each. All but `difference` are NaN for a pair that cannot be tested."""
+    """The tests of several pairs, an entry each. All but `difference` are NaN for a pair that
+    cannot be tested.
+    """
 
     difference: Floats  # of the logarithms, second − first
     error: Floats  # its standard error
@@ -76,7 +81,8 @@ class Tests:
 
 
 def smallest_change(error: Any, freedom: Any, tests: int) -> Any:
-    """Return the smallest change of a rate, as a share, that runs could have shown, among so many tests.
+    """Return the smallest change of a rate, as a share, that runs could have shown, among so many
+    tests.
 
     `error` is the standard error of the difference of two logarithms, a number or an array.
     """
@@ -182,7 +188,9 @@ def _groups(compared: Sequence[Pair], tested: Flags) -> list[int]:
 
 
 def family(runs: Runs) -> Hashable:
-    """Return a key that is equal for cells whose scatter is pooled: of one rate, one model and one machine."""
+    """Return a key that is equal for cells whose scatter is pooled: of one rate, one model and one
+    machine.
+    """
     return runs.rate, runs.request.get("model.name"), runs.machine
 
 
@@ -204,7 +212,8 @@ def turn_models(study: Study) -> dict[Hashable, tuple[dict[int, int], TurnModel]
 
 
 def _turns(records: Iterable[Record]) -> dict[int, int]:
-    """Return the number of each record's turn by its id(): the records of one sweep with one repeat.
+    """Return the number of each record's turn by its id(): the records of one sweep with one
+    repeat.
 
     A sweep whose turns overlap in time did not measure in turns; its records are absent.
     """
@@ -229,7 +238,9 @@ def _turns(records: Iterable[Record]) -> dict[int, int]:
 
 
 def _welch(first: Floats, second: Floats) -> tuple[float, float]:
-    """Return the standard error of the difference of two means and its degrees of freedom (Welch 1947)."""
+    """Return the standard error of the difference of two means and its degrees of freedom (Welch
+    1947).
+    """
     parts = np.array([values.var(ddof=1) / len(values) for values in (first, second)])
     if not parts.sum():
         return 0.0, len(first) + len(second) - 2.0
@@ -273,7 +284,9 @@ def pairs(study: Study) -> Iterator[Pair]:
 
 
 def _presets(study: Study) -> list[list[str]]:
-    """Group NCCL's settings that cells have all together or not at all (nccl=sharp): they are one thing. Others are alone."""
+    """Group NCCL's settings that cells have all together or not at all (nccl=sharp): they are one
+    thing. Others are alone.
+    """
     presets: dict[Hashable, list[str]] = defaultdict(list)
     for name in study.varied:
         if not name.startswith(PREFIX):
@@ -292,7 +305,9 @@ def _pairs(
     differing: Sequence[str],
     equal: Callable[[Runs], Hashable] = lambda runs: None,
 ) -> Iterator[Pair]:
-    """Yield pairs of one benchmark that differ in the first of some names and are equal in all others, and in `equal`."""
+    """Yield pairs of one benchmark that differ in the first of some names and are equal in all
+    others, and in `equal`.
+    """
     name = differing[0]
     same_work = [runs for runs in study.rated if runs.rate.is_same_work(name)]
     conditions = grouped(
@@ -321,7 +336,9 @@ def noises(study: Study) -> tuple[Noise, ...]:
 
 
 def _noise(study: Study, rate: Rate) -> Noise:
-    """Return how far runs of equal cells differ in one rate: their standard deviation over all cells, and the drift."""
+    """Return how far runs of equal cells differ in one rate: their standard deviation over all
+    cells, and the drift.
+    """
     members = [runs for runs in study.rated if runs.rate == rate]
     deviation, freedom = between_runs(members, rate.metric)
     change = None
@@ -341,7 +358,9 @@ def _noise(study: Study, rate: Rate) -> Noise:
 
 
 def setting_effects(study: Study, compared: Sequence[Comparison]) -> tuple[SettingEffect, ...]:
-    """Return the effect of every NCCL setting that one of the compared cells has and the other one leaves alone."""
+    """Return the effect of every NCCL setting that one of the compared cells has and the other one
+    leaves alone.
+    """
     runs_of = {(runs.gpus, frozenset(runs.key.items())): runs for runs in study.rated}
     effects = []
     for each in compared:
@@ -359,7 +378,9 @@ def setting_effects(study: Study, compared: Sequence[Comparison]) -> tuple[Setti
 
 
 def _transport(runs: Runs) -> str:
-    """Return `P2P/CUMEM` or `SHM`: the transport without the links that it runs over or leaves unused."""
+    """Return `P2P/CUMEM` or `SHM`: the transport without the links that it runs over or leaves
+    unused.
+    """
     transport = transport_of(runs) or ""
     for separator in (" over ", ","):
         transport = transport.partition(separator)[0]
@@ -367,7 +388,9 @@ def _transport(runs: Runs) -> str:
 
 
 def unused_on_cpu_workers(study: Study) -> str:
-    """Return a sentence where cells of CPU workers were asked with different NCCL settings; else nothing."""
+    """Return a sentence where cells of CPU workers were asked with different NCCL settings; else
+    nothing.
+    """
     cells = [record.cell for record in study.usable if record.cell.device == "cpu"]
     if len({tuple(sorted(cell.nccl.items())) for cell in cells}) > 1:
         return "what NCCL settings change: CPU workers do not use NCCL"

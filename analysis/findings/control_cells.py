@@ -1,4 +1,6 @@
-"""The control cells that explain another cell (analysis.findings.waterfall): what a planner adds, how their runs are found."""
+"""The control cells that explain another cell (analysis.findings.waterfall): what a planner adds,
+how their runs are found.
+"""
 
 import dataclasses
 from collections.abc import Iterator, Mapping
@@ -13,16 +15,19 @@ from conf import groups
 from conf.cell import Cell
 
 WITHOUT = "none"  # the strategy without exchange
-# A control cell has the same images per rank, whether these were asked for or follow from the images per step.
+# A control cell has the same images per rank, whether these were asked for or follow from the
+# images per step.
 FREE = ("global_batch_size", *OF_SERVERS)
 
 
 def control_cells(cell: Cell) -> list[Cell]:
-    """Return the control cells that explain one cell; none for one GPU, for strategy=none or without a training step.
+    """Return the control cells that explain one cell; none for one GPU, for strategy=none or
+    without a training step.
 
-    Each member alone, each of several hosts alone with its whole subset, and all without exchange. All keep model, batch size
-    per rank, seed and repeat. `strategy=none` and one GPU use neither NCCL's settings nor, the first, servers. A profiler is
-    left out: a trace explains the cell itself. They have no labels yet (conf.resolve.labelled).
+    Each member alone, each of several hosts alone with its whole subset, and all without exchange.
+    All keep model, batch size per rank, seed and repeat. `strategy=none` and one GPU use neither
+    NCCL's settings nor, the first, servers. A profiler is left out: a trace explains the cell
+    itself. They have no labels yet (conf.resolve.labelled).
     """
     trains = cell.benchmark["name"] == "throughput" and cell.strategy["name"] != WITHOUT
     if cell.world_size == 1 or not trains:
@@ -49,7 +54,9 @@ def control_cells(cell: Cell) -> list[Cell]:
 
 
 def _each_host(cell: Cell) -> Iterator[Cell]:
-    """Yield a cell on each of its hosts alone; servers on hosts of other ranks move there. On this machine it is the cell."""
+    """Yield a cell on each of its hosts alone; servers on hosts of other ranks move there. On this
+    machine it is the cell.
+    """
     for host in cell.hosts:
         servers = tuple(host if server in cell.hosts else server for server in cell.server_hosts)
         yield dataclasses.replace(cell, hosts=(host,), server_hosts=servers)
@@ -58,7 +65,9 @@ def _each_host(cell: Cell) -> Iterator[Cell]:
 
 
 class ControlRuns:
-    """The runs of a study's control cells, found by the condition that they share with the cell that they explain."""
+    """The runs of a study's control cells, found by the condition that they share with the cell
+    that they explain.
+    """
 
     def __init__(self, study: Study) -> None:
         """Group strategy=none, the one-GPU cells and those of one host by their condition."""
@@ -94,7 +103,9 @@ class ControlRuns:
         return self._alone.get(self._condition(runs), {})
 
     def hosts(self, runs: Runs) -> Mapping[Member, Runs]:
-        """Return the runs of the same strategy on each host alone with the same GPUs, if every host has some."""
+        """Return the runs of the same strategy on each host alone with the same GPUs, if every host
+        has some.
+        """
         alone = self._hosts.get(self._on_host(runs), {})
         if not alone.keys() >= {*runs.cell.hosts}:
             return {}

@@ -22,20 +22,18 @@ def findings_of(study: Study) -> Findings:
     What they cannot say is absent, with a sentence in `unsaid` or `scaling.refusals`.
     """
     explained, unexplained = waterfalls(study)
-    scaling, beside = curves(study), measured_beside(study)
-    machines = machine_links(study, beside)
+    scaling, neighbours = curves(study), measured_beside(study)
+    machines = machine_links(study, neighbours)
     noise, values = noises(study), link_values(study, machines)
     compared = comparisons(study)
     links = subset_links(study, machines, scaling)
     exposed = communication(study)
-    lines, no_line = wire_lines(study, machines, scaling, exposed, beside)
-    unsaid = [*unexplained, *not_claimed(exposed), *_nothing(study)]
-    if unused := unused_on_cpu_workers(study):
-        unsaid.append(unused)
-    if study.rated and all(one.floor is None for one in noise):
-        some = "too few cells" if any(one.pairs for one in noise) else "no cell"
+    lines, no_line = wire_lines(study, machines, scaling, exposed, neighbours)
+    unsaid = [*unexplained, *not_claimed(exposed), _nothing(study), unused_on_cpu_workers(study)]
+    if study.rated and all(each.floor is None for each in noise):
+        some = "too few cells" if any(each.pairs for each in noise) else "no cell"
         unsaid.append(f"how far runs differ: {some} ran twice (repeats=5 does that)")
-    if not values and any(one.link_class for one in links):
+    if not values and any(each.link_class for each in links):
         unsaid.append("what a link is worth: no two equal cells ran over different links")
     return Findings(
         scaling=scaling,
@@ -48,21 +46,21 @@ def findings_of(study: Study) -> Findings:
         communication=exposed,
         wire_lines=lines,
         no_wire_line=no_line,
-        links_from=tuple(sorted({record.study for record in beside})),
+        links_from=tuple(sorted({record.study for record in neighbours})),
         excluded=tuple((record.name, why) for record, why in study.left_out),
-        unsaid=tuple(unsaid),
+        unsaid=tuple(sentence for sentence in unsaid if sentence),
     )
 
 
-def _nothing(study: Study) -> list[str]:
+def _nothing(study: Study) -> str:
     """Return a sentence where a study has no results, or no rates."""
     if not study.records:
-        return ["anything: it has no record"]
+        return "anything: it has no record"
     if not study.runs:
         count = len(study.records) + len(study.replaced)
         none = "its one record is not" if count == 1 else f"none of its {count} records is"
-        return [f"anything: {none} finished and valid"]
+        return f"anything: {none} finished and valid"
     if not study.timed:
         missing = "how it scales" if study.rated else "how it scales, and what is faster"
-        return [f"{missing}: no cell measured images per second"]
-    return []
+        return f"{missing}: no cell measured images per second"
+    return ""

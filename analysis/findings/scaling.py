@@ -1,4 +1,6 @@
-"""Curves of efficiency against one-GPU baselines (analysis.findings.baselines) with intervals, and the laws that fit them."""
+"""Curves of efficiency against one-GPU baselines (analysis.findings.baselines) with intervals, and
+the laws that fit them.
+"""
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -25,8 +27,8 @@ from analysis.study.runs import Runs, grouped
 from analysis.study.study import Study
 from conf.cell import counted
 
-# A law is fitted where the curve has this many different numbers of GPUs, one GPU counted. Both laws go through N = 1; with
-# as many parameters as other points, any points would fit.
+# A law is fitted where the curve has this many different numbers of GPUs, one GPU counted. Both
+# laws go through N = 1; with as many parameters as other points, any points would fit.
 FEWEST = {"amdahl": 3, "usl": 4}
 NAMES = ("model.name", "strategy.name", "benchmark.name")
 
@@ -79,7 +81,9 @@ def _curve(study: Study, members: Sequence[Runs], baselines: Baselines) -> Curve
 
 
 def _by_size(runs: Runs) -> tuple[int, list[tuple[bool, Member]]]:
-    """Return a sort key: the number of GPUs, then their ids; those of hosts behind those of one machine."""
+    """Return a sort key: the number of GPUs, then their ids; those of hosts behind those of one
+    machine.
+    """
     return runs.world_size, [(isinstance(gpu, str), gpu) for gpu in runs.gpus]
 
 
@@ -118,7 +122,9 @@ def point(runs: Runs, baselines: Baselines) -> Point:
 
 
 def _node_efficiency(runs: Runs, baselines: Baselines) -> Estimate | None:
-    """Return rate ÷ (hosts × slowest host alone) of a cell on several hosts; None where one was not measured alone."""
+    """Return rate ÷ (hosts × slowest host alone) of a cell on several hosts; None where one was not
+    measured alone.
+    """
     hosts = baselines.of_hosts(runs)
     against = _log_speedup(runs, hosts, baselines.noise(runs))
     if against is None:
@@ -129,7 +135,9 @@ def _node_efficiency(runs: Runs, baselines: Baselines) -> Estimate | None:
 
 @dataclass(frozen=True)
 class LogSpeedup:
-    """The logarithm of a subset's rate over that of its slowest member alone, or of its slowest host alone."""
+    """The logarithm of a subset's rate over that of its slowest member alone, or of its slowest
+    host alone.
+    """
 
     rate: Sample
     alone: Mapping[Member, Sample]  # of the members, or hosts, that were measured alone
@@ -191,10 +199,11 @@ def _draws_of_slowest(members: Sequence[Sample], noise: float | None) -> Draws |
 
 
 def fits(points: Sequence[Point]) -> tuple[ScalingLaw, ...]:
-    """Return Amdahl's law and the universal scalability law (Gunther 1993), each where it has enough points (FEWEST).
+    """Return Amdahl's law and the universal scalability law (Gunther 1993), each where it has
+    enough points (FEWEST).
 
-    N ÷ speed-up − 1 is linear in both: serial · (N − 1), and contention · (N − 1) + coherency · N(N − 1). The fit is least
-    squares with no parameter below 0.
+    N ÷ speed-up − 1 is linear in both: serial · (N − 1), and contention · (N − 1) + coherency · N(N
+    − 1). The fit is least squares with no parameter below 0.
     """
     from scipy.optimize import nnls  # takes as long to import as the rest of a small study's report
 
@@ -215,7 +224,9 @@ def fits(points: Sequence[Point]) -> tuple[ScalingLaw, ...]:
 
 
 def _why_no_baseline(study: Study, gpus: Sequence[Member], runs: Runs) -> str:
-    """Return why a subset has no baseline: what the most similar cell on one of its GPUs differs in."""
+    """Return why a subset has no baseline: what the most similar cell on one of its GPUs differs
+    in.
+    """
     alone = [each for each in study.timed if each.world_size == 1]
     if not alone:
         return "no cell ran on one GPU (gpus=each adds that)"
@@ -253,7 +264,9 @@ def _value(study: Study, runs: Runs, name: str) -> str:
 
 
 def incomparable(study: Study) -> tuple[str, ...]:
-    """Return a sentence for each way in which cells that were asked alike ran in other surroundings."""
+    """Return a sentence for each way in which cells that were asked alike ran in other
+    surroundings.
+    """
     differences: Counter[str] = Counter()
     asked = grouped(study.runs, lambda runs: study.condition(runs, study.varied_provenance))
     for members in asked.values():

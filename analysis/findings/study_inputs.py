@@ -1,6 +1,8 @@
-"""The studies that are compared: the cells of one study from one machine each, their names, and what differs between them.
+"""The studies that are compared: the cells of one study from one machine each, their names, and
+what differs between them.
 
-Facts that differ are GPUs, links, driver, NCCL, torch, CPU, host, date, commit and inherited variables.
+Facts that differ are GPUs, links, driver, NCCL, torch, CPU, host, date, commit and inherited
+variables.
 """
 
 import dataclasses
@@ -67,7 +69,8 @@ class StudyInput:
 
 
 def open_inputs(paths: Sequence[StudyPath], check: Check | None = None) -> list[list[StudyInput]]:
-    """Return the inputs of each folder: one for each machine of each study in it. `check` is as open_study has it.
+    """Return the inputs of each folder: one for each machine of each study in it. `check` is as
+    open_study has it.
 
     Raises:
         OSError: it is no folder, or cannot be read.
@@ -96,7 +99,9 @@ def open_inputs(paths: Sequence[StudyPath], check: Check | None = None) -> list[
 
 
 def studies_in(folder: Path) -> list[Path]:
-    """Return the folders of the studies in a folder: itself, or those that lie in it. Raises as `open_inputs`."""
+    """Return the folders of the studies in a folder: itself, or those that lie in it. Raises as
+    `open_inputs`.
+    """
     refuse_no_folder(folder)
     cells = set()
     for path in record_paths(folder):
@@ -110,7 +115,9 @@ def studies_in(folder: Path) -> list[Path]:
 
 
 def _open(folder: Path, compared: set[Path], check: Check | None) -> list[Study]:
-    """Return a Study for each machine of a study's folder; the noise floor of a study that is compared is its own alone."""
+    """Return a Study for each machine of a study's folder; the noise floor of a study that is
+    compared is its own alone.
+    """
     records, errors = read_study(folder, check)
     neighbours = {path.name for path in compared if path.parent == folder.resolve().parent}
     scatters = of_other_studies(folder, neighbours)
@@ -129,7 +136,9 @@ def _hosts(study: Study) -> list[str]:
 
 
 def _names(opened: Sequence[tuple[StudyPath, Path, Study]]) -> list[str]:
-    """Return a name for each input: its label, or its hardware and host; where several have it, what tells them apart."""
+    """Return a name for each input: its label, or its hardware and host; where several have it,
+    what tells them apart.
+    """
     names: list[tuple[str, ...]] = []
     facts = []
     for path, folder, study in opened:
@@ -166,7 +175,9 @@ def _facts(folder: Path, study: Study) -> tuple[str, ...]:
 
 
 def facts(study: Study) -> dict[str, str]:
-    """Return {fact: what the records of a study say of it}; a variable that was inherited is a fact of its own name."""
+    """Return {fact: what the records of a study say of it}; a variable that was inherited is a fact
+    of its own name.
+    """
     counts: dict[str, Counter[str]] = {}
     for record in study.records:
         for name, value in _of_record(record).items():
@@ -182,9 +193,11 @@ def facts(study: Study) -> dict[str, str]:
 
 
 def differing(inputs: Sequence[StudyInput]) -> tuple[dict[str, list[str]], dict[str, str]]:
-    """Return {fact: its value in each input} of facts that differ, and {fact: value} of those that do not.
+    """Return {fact: its value in each input} of facts that differ, and {fact: value} of those that
+    do not.
 
-    A fact that an input's records do not say is NOT_KNOWN, and differs from nothing; a variable that was not set is `unset`.
+    A fact that an input's records do not say is NOT_KNOWN, and differs from nothing; a variable
+    that was not set is `unset`.
     """
     each = [facts(study_input.study) for study_input in inputs]
     variables = sorted({name for of_input in each for name in of_input} - {*FACTS})

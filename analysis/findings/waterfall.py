@@ -1,7 +1,8 @@
-"""Why a subset trains slower than its members would alone: the efficiency waterfall, from control cells.
+"""Why a subset trains slower than its members would alone: the efficiency waterfall, from control
+cells.
 
-Every part is a difference of step times in ms, and each comes from another measurement, so that the residual is a check
-and not zero by construction (METHOD.md, Waterfall):
+Every part is a difference of step times in ms, and each comes from another measurement, so that the
+residual is a check and not zero by construction (METHOD.md, Waterfall):
 
     spread      Σ members alone − N × slowest member alone         strategy=none on each GPU alone
     overhead    step with the strategy − step without, one rank    the strategy on each GPU alone
@@ -16,10 +17,12 @@ and not zero by construction (METHOD.md, Waterfall):
                 on one host, after the last        observed steps, with exchange and without
                 gradient, in a slower backward,    (communication_parts)
                 and the rest
-    waiting     of it, waiting for a peer of equal speed           the cell's trace: trace/wait_ms_per_step
+    waiting     of it, waiting for a peer of equal speed           the cell's trace:
+    trace/wait_ms_per_step
 
-Subtracted one after the other they become images per second. Where no GPU ran alone without a strategy, but the clocks differ,
-the waterfall begins with the slowest member alone with the strategy.
+Subtracted one after the other they become images per second. Where no GPU ran alone without a
+strategy, but the clocks differ, the waterfall begins with the slowest member alone with the
+strategy.
 """
 
 import dataclasses
@@ -72,7 +75,9 @@ class ExplainedSubset:
 
     @staticmethod
     def of(runs: Runs, controls: ControlRuns, clocks: Clocks) -> "ExplainedSubset | None":
-        """Return what is known of a subset; None where no member ran alone, or only with the strategy and at the same clock."""
+        """Return what is known of a subset; None where no member ran alone, or only with the
+        strategy and at the same clock.
+        """
         without, alone = controls.without(runs), controls.alone(runs)
         members = {gpu: without[(gpu,)] for gpu in runs.gpus if (gpu,) in without}
         with_strategy = not members
@@ -136,7 +141,9 @@ class ExplainedSubset:
         return freedom(samples)
 
     def parts(self) -> Iterator[tuple[str, Step | None, str]]:
-        """Yield the parts below the ideal: name, time, and why it is not known or what qualifies it."""
+        """Yield the parts below the ideal: name, time, and why it is not known or what qualifies
+        it.
+        """
         yield OVERHEAD, self._overhead, self._why_no_overhead()
         yield self._clocks()
         yield self._contention()
@@ -144,7 +151,9 @@ class ExplainedSubset:
 
     @functools.cached_property
     def _overhead(self) -> Step | None:
-        """What the strategy adds to a step of one rank, the mean over the members; None with it in the ideal."""
+        """What the strategy adds to a step of one rank, the mean over the members; None with it in
+        the ideal.
+        """
         if self.with_strategy:
             return None
         steps = []
@@ -162,7 +171,9 @@ class ExplainedSubset:
         return "" if self._overhead else "the strategy was not measured on one of these GPUs alone"
 
     def _clocks(self) -> tuple[str, Step | None, str]:
-        """Return what lower clocks take from the step of each member alone, with what the strategy does on one GPU."""
+        """Return what lower clocks take from the step of each member alone, with what the strategy
+        does on one GPU.
+        """
         steps = self.steps_alone
         if self._overhead:
             steps = {gpu: step + self._overhead for gpu, step in steps.items()}
@@ -174,7 +185,9 @@ class ExplainedSubset:
         return NAME, None, "CPU workers have no SM clock"
 
     def _contention(self) -> tuple[str, Step | None, str]:
-        """Return what ranks take from each other without any exchange, beside clocks: host memory, the CPU."""
+        """Return what ranks take from each other without any exchange, beside clocks: host memory,
+        the CPU.
+        """
         together = self.without.get(self.runs.gpus)
         if together is None or together.log_rate is None:
             return CONTENTION, None, "strategy=none did not run on this subset"
@@ -187,7 +200,8 @@ class ExplainedSubset:
     def _communication(self) -> Parts:
         """Return the exposed communication in parts, and the waiting."""
         costs = [self.alone[gpu].step(COST) for gpu in self.runs.gpus if gpu in self.alone]
-        # By steps with and without exchange in turn on one GPU, the mean over the members; else the overhead.
+        # By steps with and without exchange in turn on one GPU, the mean over the members; else the
+        # overhead.
         own = mean_step([cost for cost in costs if cost is not None]) or self._overhead
         at_clock = own
         if own:
@@ -198,7 +212,9 @@ class ExplainedSubset:
         return in_parts(parts, self.runs, self.alone)
 
     def _exposed_and_waiting(self, own: Step | None) -> Parts:
-        """Return the exposed communication without what the strategy costs on one GPU, and the waiting, which a trace shows."""
+        """Return the exposed communication without what the strategy costs on one GPU, and the
+        waiting, which a trace shows.
+        """
         whole = self.runs.step(COST)
         if whole is None:
             reason = "benchmark.exposed_rounds=0"
@@ -224,7 +240,8 @@ class ExplainedSubset:
     def _waiting(self) -> tuple[Step | None, str]:
         """Return how long the mean rank waits for a peer of equal speed, or why that is not known.
 
-        A trace shows how long it waits; the part in which it waits for a slower GPU is the spread, which the ideal is without.
+        A trace shows how long it waits; the part in which it waits for a slower GPU is the spread,
+        which the ideal is without.
         """
         waiting = self.runs.step(WAIT)
         if waiting is None:
@@ -243,7 +260,9 @@ def _step_at(rate: Sample, images: int) -> Step:
 
 
 def waterfalls(study: Study) -> tuple[tuple[Waterfall, ...], tuple[str, ...]]:
-    """Return a waterfall for every subset with a member that ran alone with strategy=none, and a sentence on the others."""
+    """Return a waterfall for every subset with a member that ran alone with strategy=none, and a
+    sentence on the others.
+    """
     controls, clocks = ControlRuns(study), Clocks(study)
     explained, without = [], []
     for runs in study.timed:
@@ -298,7 +317,9 @@ def _waterfall(label: str, subset: ExplainedSubset) -> Waterfall:
 
 
 def _spread(subset: ExplainedSubset) -> WaterfallPart:
-    """Return what synchronous ranks lose because they wait for the slowest GPU; the ideal is without it."""
+    """Return what synchronous ranks lose because they wait for the slowest GPU; the ideal is
+    without it.
+    """
     missing = [gpu for gpu in subset.runs.gpus if gpu not in subset.rates]
     if missing:
         how = "" if subset.with_strategy else " with strategy=none"
@@ -315,7 +336,9 @@ def _spread(subset: ExplainedSubset) -> WaterfallPart:
 
 
 def _images_between(subset: ExplainedSubset, before: Step, after: Step) -> Estimate:
-    """Return the images per second between two step times; with an interval where the scatter of both is known."""
+    """Return the images per second between two step times; with an interval where the scatter of
+    both is known.
+    """
     images = subset.images * 1e3  # of a step, times the ms of a second
     draws = None
     if before.draws is not None and after.draws is not None:

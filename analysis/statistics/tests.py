@@ -1,9 +1,10 @@
 """Runs of several cells that were measured in turns: value = cell + turn + error, by least squares.
 
-A turn measures every cell once, in a shuffled order. What changes from turn to turn (a machine that warms up) is a number
-of its own for each turn and takes no part in the difference between two cells (randomised complete blocks: Fisher 1935;
-with missing runs: Yates 1933). With enough degrees of freedom a straight line within the turns is fitted too. The variance is
-pooled over all cells. A pair whose own scatter is larger is judged by its own, with fewer degrees of freedom where that is
+A turn measures every cell once, in a shuffled order. What changes from turn to turn (a machine that
+warms up) is a number of its own for each turn and takes no part in the difference between two cells
+(randomised complete blocks: Fisher 1935; with missing runs: Yates 1933). With enough degrees of
+freedom a straight line within the turns is fitted too. The variance is pooled over all cells. A
+pair whose own scatter is larger is judged by its own, with fewer degrees of freedom where that is
 not chance: so a noisy cell does not borrow the quiet of the others.
 """
 
@@ -17,19 +18,23 @@ from scipy.special import fdtri
 
 NO_TURN = -1
 MOST_TURNS = 1000  # the time grows with their cube
-# A line within the turns costs a degree of freedom; fewer than this many left are worth more than the line.
+# A line within the turns costs a degree of freedom; fewer than this many left are worth more than
+# the line.
 FREEDOM_WITH_LINE = 8
 SHUFFLED = 0.3  # of the squared distances from the middle of the turn; the rest is the cells' own
 SINGULAR = 1e-9  # an eigenvalue below this share of the largest is 0
 GROSS = 0.99  # of the F distribution: a scatter beyond it is the pair's own
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
+Flags = np.ndarray[Any, np.dtype[np.bool_]]
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 
 
 @dataclass(frozen=True)
 class Contrasts:
-    """Differences between cells, an entry for each pair; NaN where the turns do not connect the two cells."""
+    """Differences between cells, an entry for each pair; NaN where the turns do not connect the two
+    cells.
+    """
 
     difference: Floats  # second − first
     error: Floats  # its standard error
@@ -74,109 +79,110 @@ class TurnModel:
 def fitted(
     values: Sequence[float], cells: Sequence[int], turns: Sequence[int], times: Sequence[float]
 ) -> TurnModel:
-    """Return the fit of runs: their values, the numbers of their cells and turns (or NO_TURN), and when they started.
+    """Return the fit of runs: their values, the numbers of their cells and turns (or NO_TURN), and
+    when they started.
 
     A turn with one run says nothing of differences: its run is left out.
     """
     count = max(cells, default=-1) + 1
     cell, turn = np.asarray(cells, dtype=int), np.asarray(turns, dtype=int)
-    sizes = np.bincount(turn[turn != NO_TURN], minlength=1)
-    used = (turn != NO_TURN) & (sizes[turn] > 1)
-    cell, (names, turn) = cell[used], np.unique(turn[used], return_inverse=True)
-    if len(names) > MOST_TURNS:
-        used, cell, turn, names = used & False, cell[:0], turn[:0], names[:0]
-    y, clock = np.asarray(values, dtype=float)[used], np.asarray(times, dtype=float)[used]
-    counts, each = np.bincount(cell, minlength=count), np.eye(len(names))[turn]
-    line = clock - (np.bincount(turn, clock) / np.bincount(turn))[turn] if len(y) else clock
-    made = _solved(y, cell, counts, each)
-    if made.freedom > FREEDOM_WITH_LINE and _is_shuffled(line, cell, counts):
-        made = _solved(y, cell, counts, np.column_stack([each, line / np.std(line)]))
-    return made
+    y, clock = np.asarray(values, dtype=float), np.asarray(times, dtype=float)
+    runs_of_turn = np.bincount(turn[turn != NO_TURN], minlength=1)
+    used = (turn != NO_TURN) & (runs_of_turn[turn] > 1)
+    if len(np.unique(turn[used])) > MOST_TURNS:
+        used &= False
+    cell, y, clock = cell[used], y[used], clock[used]
+    names, turn = np.unique(turn[used], return_inverse=True)
+    counts, indicators = np.bincount(cell, minlength=count), np.eye(len(names))[turn]
+    model = _solved(y, cell, counts, indicators)
+    if model.freedom > FREEDOM_WITH_LINE:
+        line = clock - (np.bincount(turn, clock) / np.bincount(turn))[turn]
+        if _is_shuffled(line, cell, counts):
+            columns = np.column_stack([indicators, line / np.std(line)])
+            model = _solved(y, cell, counts, columns)
+    return model
 
 
 def _is_shuffled(line: Floats, cell: Integers, counts: Integers) -> bool:
-    """Tell whether the places of cells within their turns change so much that a line is told from the cells."""
+    """Return whether the places of cells within their turns change so much that a line is told from
+    the cells.
+    """
     middle = np.bincount(cell, line) / np.maximum(counts, 1)[: cell.max() + 1]
     return bool(((line - middle[cell]) ** 2).sum() > SHUFFLED * (line**2).sum() > 0)
 
 
 def _solved(y: Floats, cell: Integers, counts: Integers, columns: Floats) -> TurnModel:
     """Return the least-squares fit of `columns` (n, k) beside a mean for each cell."""
-
-    runs = np.maximum(counts, 1)
-    middle, centre = _sums(cell, y, len(counts)) / runs, np.zeros((len(counts), columns.shape[1]))
+    count, runs = len(counts), np.maximum(counts, 1)
+    means = np.bincount(cell, y, count).astype(np.float64) / runs
+    centre = np.zeros((count, columns.shape[1]))
     np.add.at(centre, cell, columns)
     centre /= runs[:, None]
-    inner, rest = columns - centre[cell], y - middle[cell]
-    values, vectors = np.linalg.eigh(inner.T @ inner)
-    kept = values > SINGULAR * max(values.max(initial=0.0), 1.0)
-    vectors = vectors[:, kept]
-    inverse, projector = vectors / values[kept] @ vectors.T, vectors @ vectors.T
+    inner, rest = columns - centre[cell], y - means[cell]
+    eigenvalues, vectors = np.linalg.eigh(inner.T @ inner)
+    regular = eigenvalues > SINGULAR * max(eigenvalues.max(initial=0.0), 1.0)
+    vectors = vectors[:, regular]
+    inverse, projector = vectors / eigenvalues[regular] @ vectors.T, vectors @ vectors.T
     effects = inverse @ (inner.T @ rest)
     residuals = rest - inner @ effects
-    freedom = len(y) - int((counts > 0).sum()) - int(kept.sum())
-    squares = _sums(cell, residuals**2, len(counts))
-    leverages = _sums(cell, ((inner @ inverse) * inner).sum(axis=1), len(counts)) + (counts > 0)
-    variance = float(squares.sum()) / freedom if freedom > 0 else np.nan
-    own_freedom = np.maximum(counts - leverages, 0.0)
+    freedom = len(y) - int((counts > 0).sum()) - int(regular.sum())
+    squares = np.bincount(cell, residuals**2, count).astype(np.float64)
+    leverages = np.bincount(cell, ((inner @ inverse) * inner).sum(axis=1), count) + (counts > 0)
     return TurnModel(
-        counts, middle, centre, inverse, projector, effects, freedom, variance, squares, own_freedom
+        counts=counts,
+        means=means,
+        columns=centre,
+        inverse=inverse,
+        projector=projector,
+        effects=effects,
+        freedom=freedom,
+        variance=float(squares.sum()) / freedom if freedom > 0 else np.nan,
+        squares=squares,
+        own_freedom=np.maximum(counts - leverages, 0.0),
     )
 
 
-def _sums(cell: Integers, values: Floats, count: int) -> Floats:
-    """Return the sum of the values of each cell, (count,)."""
-    found: Floats = np.bincount(cell, values, count).astype(np.float64)
-    return found
+# ---- Several tests at once: Holm's method (1979) with the restrictions of Shaffer (1986)
 
 
-# Several tests at once: Holm's method (1979) with the restrictions of Shaffer (1986).
+def significant(chances: Floats, groups: Iterable[int], level: float) -> Flags:
+    """Return which of m tests show a difference, so that the chance of one wrong is at most
+    `level`.
 
-
-holm_Floats = np.ndarray[Any, np.dtype[np.float64]]
-Flags = np.ndarray[Any, np.dtype[np.bool_]]
-
-
-def significant(chances: holm_Floats, groups: Iterable[int], level: float) -> Flags:
-    """Return which of m tests show a difference, so that the chance of one wrong is at most `level`.
-
-    The smallest of `chances` (p of each test) must be below level ÷ m, the next below level ÷ (m − 1), until one is not.
-    `groups` are the numbers of cells that are compared each with each; their pairs are the tests.
+    The smallest of `chances` (p of each test) must be below level ÷ m, the next below level ÷ (m −
+    1), until one is not. `groups` are the numbers of cells that are compared each with each; their
+    pairs are the tests.
     """
     seen = np.zeros(len(chances), dtype=bool)
-    possible = _possible(groups)
-    for rank, at in enumerate(np.argsort(chances, kind="stable")):
+    possible = 1  # how many pairs can be of equal cells, as bits: bit 3 is set if three can
+    for cells in groups:
+        possible = _sums(possible, _equal_pairs(cells))
+    for rank, index in enumerate(np.argsort(chances, kind="stable")):
         equal = (possible & ((2 << (len(chances) - rank)) - 1)).bit_length() - 1
-        if chances[at] > level / max(1, equal):
+        if chances[index] > level / max(1, equal):
             break
-        seen[at] = True
+        seen[index] = True
     return seen
 
 
-def _possible(groups: Iterable[int]) -> int:
-    """Return how many pairs can be of equal cells, as bits: bit 3 is set if three can."""
-    total = 1
-    for cells in groups:
-        total = _holm_sums(total, _equal_pairs(cells))
-    return total
-
-
-def _holm_sums(one: int, other: int) -> int:
+def _sums(first: int, second: int) -> int:
     """Return the sums of a number of each as bits."""
-    found = 0
-    while other:
-        low = other & -other
-        found |= one << (low.bit_length() - 1)
-        other ^= low
-    return found
+    sums = 0
+    while second:
+        low = second & -second
+        sums |= first << (low.bit_length() - 1)
+        second ^= low
+    return sums
 
 
 @functools.cache
 def _equal_pairs(cells: int) -> int:
-    """Return how many pairs of some cells can be equal, as bits: the cells fall into classes of equal ones."""
+    """Return how many pairs of some cells can be equal, as bits: the cells fall into classes of
+    equal ones.
+    """
     if cells < 2:
         return 1
-    found = 0
+    pairs = 0
     for size in range(1, cells + 1):
-        found |= _equal_pairs(cells - size) << (size * (size - 1) // 2)
-    return found
+        pairs |= _equal_pairs(cells - size) << (size * (size - 1) // 2)
+    return pairs

@@ -1,7 +1,8 @@
-"""Conditions: which fields of a cell, and which facts of where it ran, two runs must share to be compared.
+"""Conditions: which fields of a cell, and which facts of where it ran, two runs must share to be
+compared.
 
-Efficiencies, curves, waterfalls, comparisons and links group runs with `Conditions.of`. Each names the options that are
-irrelevant to it; everything else separates.
+Efficiencies, curves, waterfalls, comparisons and links group runs with `Conditions.of`. Each names
+the options that are irrelevant to it; everything else separates.
 """
 
 import dataclasses
@@ -16,11 +17,13 @@ from conf import groups
 from conf.cell import Cell
 from conf.options import Refused, to_text
 
-# Runs of one cell may differ in these fields. A profiler has a pass of its own; the timed pass is the same with it.
+# Runs of one cell may differ in these fields. A profiler has a pass of its own; the timed pass is
+# the same with it.
 INCIDENTAL = ("repeat", "seed", "labels", "profiler", "profiler_options")
 DEVICES = ("hosts", "gpus")  # where ranks run: what is compared, and no part of a condition
 OF_SERVERS = ("server_gpus", "server_hosts")  # where servers run follows from where ranks run
-# One GPU uses neither links nor NCCL's settings. A name that ends in `.` or `_` stands for all that begin with it.
+# One GPU uses neither links nor NCCL's settings. A name that ends in `.` or `_` stands for all that
+# begin with it.
 OF_LINKS = ("nccl.", CONNECTIONS)
 # The fields of a cell that do not separate a subset from its one-GPU baselines. All others do.
 IRRELEVANT_TO_BASELINES = (*INCIDENTAL, *DEVICES, *OF_SERVERS, "nccl")
@@ -56,7 +59,9 @@ class Conditions:
         self._relevant: dict[tuple[str, ...], tuple[str, ...]] = {}
 
     def of(self, runs: Keyed, irrelevant: Collection[str] = (), *fixed: Hashable) -> Condition:
-        """Return the condition of runs of the study; `irrelevant` are names in which they may differ."""
+        """Return the condition of runs of the study; `irrelevant` are names in which they may
+        differ.
+        """
         names = tuple(irrelevant)
         if names not in self._relevant:
             self._relevant[names] = tuple(
@@ -67,7 +72,9 @@ class Conditions:
 
 
 def differing_names(keys: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Return the names whose values differ between mappings, in their order; an absent name is None."""
+    """Return the names whose values differ between mappings, in their order; an absent name is
+    None.
+    """
     names = dict.fromkeys(name for key in keys for name in key)
     return tuple(name for name in names if len({key.get(name) for key in keys}) > 1)
 
@@ -79,7 +86,9 @@ def is_among(name: str, names: Collection[str]) -> bool:
 
 
 def irrelevant_to_curves(strong: bool) -> tuple[str, ...]:
-    """Return what differs between the points of a curve because their GPUs do; in strong scaling the images per rank too."""
+    """Return what differs between the points of a curve because their GPUs do; in strong scaling
+    the images per rank too.
+    """
     return (*OF_SERVERS, "batch_size") if strong else OF_SERVERS
 
 
@@ -89,10 +98,12 @@ def irrelevant_to_baselines(strong: bool) -> tuple[str, ...]:
 
 
 def request_of(cell: Cell) -> dict[str, str]:
-    """Return what was asked of a cell as {"strategy.comm_hook": "bf16"}, without its devices and INCIDENTAL fields.
+    """Return what was asked of a cell as {"strategy.comm_hook": "bf16"}, without its devices and
+    INCIDENTAL fields.
 
-    CPU workers do not use NCCL, so its settings are left out for them. How long throughput is measured does not change it,
-    so only the name of that benchmark stays. Of what YAML files declare, only the hash of the user's own code stays.
+    CPU workers do not use NCCL, so its settings are left out for them. How long throughput is
+    measured does not change it, so only the name of that benchmark stays. Of what YAML files
+    declare, only the hash of the user's own code stays.
     """
     request: dict[str, str] = {}
     for name in _ASKED:
@@ -119,9 +130,11 @@ def request_of(cell: Cell) -> dict[str, str]:
 
 
 def chosen_options(cell: Cell, group: str = "strategy") -> frozenset[tuple[str, str]]:
-    """Return (option, value) of a cell's strategy or benchmark for each option that is not at its default.
+    """Return (option, value) of a cell's strategy or benchmark for each option that is not at its
+    default.
 
-    What `auto` means for this cell is its default too. Options of a strategy without a YAML here are all chosen.
+    What `auto` means for this cell is its default too. Options of a strategy without a YAML here
+    are all chosen.
     """
     given = json.dumps(getattr(cell, group), sort_keys=True)
     return _chosen_options(group, given, cell.device, cell.world_size)

@@ -1,11 +1,13 @@
-"""Numbers that are made of several cells, with their intervals: the draws that every finding shares.
+"""Numbers that are made of several cells, with their intervals: the draws that every finding
+shares.
 
-A rate is judged on a logarithmic scale, where the scatter is a share of the rate. A Sample holds the median of the runs of
-one cell and the noise floor of its group (analysis.study.noise_floor); without a floor it has no draws. A quantity made
-of several samples (an efficiency, a part of a waterfall) is computed on draws of each sample, twice: as one more run of
-every cell would give it, and as the runs at hand may have given it. What lies between the two is the interval of the next
-run, as wide as Student's t has it with the degrees of freedom of all floors together (Satterthwaite 1946). Runs are not
-resampled: three runs have ten different resamples.
+A rate is judged on a logarithmic scale, where the scatter is a share of the rate. A Sample holds
+the median of the runs of one cell and the noise floor of its group (analysis.study.noise_floor);
+without a floor it has no draws. A quantity made of several samples (an efficiency, a part of a
+waterfall) is computed on draws of each sample, twice: as one more run of every cell would give it,
+and as the runs at hand may have given it. What lies between the two is the interval of the next
+run, as wide as Student's t has it with the degrees of freedom of all floors together (Satterthwaite
+1946). Runs are not resampled: three runs have ten different resamples.
 """
 
 import functools
@@ -24,7 +26,8 @@ from analysis.study.intervals import LEVEL, WIDEST, half_width, of_median
 from analysis.study.noise_floor import Floor
 
 DRAWS = 1000
-# The standard error of a median over that of a mean, for normal values: 1 for two values, π/2 under the root for many.
+# The standard error of a median over that of a mean, for normal values: 1 for two values, π/2 under
+# the root for many.
 MEDIAN = math.sqrt(math.pi / 2)
 
 Draws = np.ndarray[Any, np.dtype[np.float64]]  # in the unit of the sample: of a rate its logarithm
@@ -42,13 +45,17 @@ class Sample:
 
     @functools.cached_property
     def draws(self) -> Draws | None:
-        """Values that it could have, (2, DRAWS): rows NEXT and MEASURED. None where the scatter is not known."""
+        """Values that it could have, (2, DRAWS): rows NEXT and MEASURED. None where the scatter is
+        not known.
+        """
         if self.floor is None:
             return None
         return draws_of_median(self.value, self.floor.deviation, self.runs, self.name, WIDEST)
 
     def next_run(self) -> Estimate:
-        """Return the value with the interval of the next run; without one where the scatter is not known."""
+        """Return the value with the interval of the next run; without one where the scatter is not
+        known.
+        """
         if self.floor is None:
             return Estimate(self.value)
         half = half_width(self.floor, self.runs)
@@ -89,7 +96,9 @@ def mean_step(steps: Sequence[Step]) -> Step | None:
 def draws_of_median(
     value: float, deviation: float, runs: int, name: str, widest: float = math.inf
 ) -> Draws:
-    """Return draws of the median of some runs, (2, DRAWS): of one more run and of the median; `name` seeds them."""
+    """Return draws of the median of some runs, (2, DRAWS): of one more run and of the median;
+    `name` seeds them.
+    """
     normal = generator_of(name).standard_normal((2, DRAWS))
     errors = np.array([[1.0], [math.sqrt(of_median(runs))]]) * deviation
     draws: Draws = value + np.clip(normal * errors, -widest, widest)
@@ -102,7 +111,9 @@ def generator_of(name: str) -> np.random.Generator:
 
 
 def freedom(samples: Iterable[Sample]) -> float:
-    """Return the degrees of freedom of a sum of samples, each floor with the variances of its samples; infinite without."""
+    """Return the degrees of freedom of a sum of samples, each floor with the variances of its
+    samples; infinite without.
+    """
     variances: dict[Floor, float] = defaultdict(float)
     for sample in samples:
         if sample.floor is not None:
@@ -112,7 +123,9 @@ def freedom(samples: Iterable[Sample]) -> float:
 
 
 def next_run(value: float, draws: Draws | None, freedom: float) -> Estimate:
-    """Return a value with the interval of the next run that its draws give, (2, DRAWS); `freedom` is that of its samples."""
+    """Return a value with the interval of the next run that its draws give, (2, DRAWS); `freedom`
+    is that of its samples.
+    """
     if draws is None:
         return Estimate(value)
     wider = quantile(freedom) / quantile(math.inf)
@@ -121,10 +134,12 @@ def next_run(value: float, draws: Draws | None, freedom: float) -> Estimate:
 
 
 def estimate(value: float, draws: Draws | None) -> Estimate:
-    """Return an effect with its confidence interval, from draws of it (DRAWS,), reversed: 2 · value − quantile.
+    """Return an effect with its confidence interval, from draws of it (DRAWS,), reversed: 2 · value
+    − quantile.
 
-    It says where the true value lies, not where the next run falls: for what is asked of many runs together.
-    The minimum of noisy values is biased low. Reversing the interval removes that bias, a plain interval doubles it.
+    It says where the true value lies, not where the next run falls: for what is asked of many runs
+    together. The minimum of noisy values is biased low. Reversing the interval removes that bias, a
+    plain interval doubles it.
     """
     if draws is None:
         return Estimate(value)
@@ -140,7 +155,9 @@ def _ends(draws: Draws) -> tuple[float, float]:
 
 
 def slowest(members: Iterable[Sample]) -> tuple[float, Draws | None]:
-    """Return the logarithm of the slowest of several rates, and draws of it; None where a member's scatter is not known."""
+    """Return the logarithm of the slowest of several rates, and draws of it; None where a member's
+    scatter is not known.
+    """
     samples = list(members)
     value = min(sample.value for sample in samples)
     draws = [sample.draws for sample in samples if sample.draws is not None]
@@ -148,7 +165,9 @@ def slowest(members: Iterable[Sample]) -> tuple[float, Draws | None]:
 
 
 def scaled(value: Estimate, factor: float) -> Estimate:
-    """Return an estimate times a number; the ends of its interval change places where that is negative."""
+    """Return an estimate times a number; the ends of its interval change places where that is
+    negative.
+    """
     if value.low is None or value.high is None:
         return Estimate(value.value * factor)
     ends = sorted((value.low * factor, value.high * factor))

@@ -1,8 +1,9 @@
-"""The findings of a study: what scaling, waterfall, comparisons and links return and what the report prints.
+"""The findings of a study: what scaling, waterfall, comparisons and links return and what the
+report prints.
 
-A share is a part of one (0.98), a rate is in images per second. What a study cannot say is absent, with a sentence why.
-A finding names its cell by `gpus` and `key`: what was asked and where it ran, {option: value} (Runs.key). `label` is for
-people; no code reads it.
+A share is a part of one (0.98), a rate is in images per second. What a study cannot say is absent,
+with a sentence why. A finding names its cell by `gpus` and `key`: what was asked and where it ran,
+{option: value} (Runs.key). `label` is for people; no code reads it.
 """
 
 from collections.abc import Mapping
@@ -10,9 +11,8 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 Key: TypeAlias = Mapping[str, str]
-Member: TypeAlias = (
-    int | str
-)  # the device of a rank: an id on this machine; '<host>:<id>' where cells have hosts
+# The device of a rank: an id on this machine; '<host>:<id>' where cells have hosts.
+Member: TypeAlias = int | str
 AGAINST = "against"  # before the members that an efficiency is against
 
 
@@ -26,16 +26,20 @@ class Estimate:
 
 
 class Efficiency(float):
-    """A scaling efficiency as a share, and against which GPUs: those that were measured alone, where others were not."""
+    """A scaling efficiency as a share, and against which GPUs: those that were measured alone,
+    where others were not.
+    """
 
     of: tuple[Member, ...]
     unit: str
 
     def __new__(cls, value: float, of: tuple[Member, ...] = (), unit: str = "GPU") -> "Efficiency":
-        """Make one; `of` is empty where every member was measured alone, `unit` is what a member is called."""
-        made = super().__new__(cls, value)
-        made.of, made.unit = of, unit
-        return made
+        """Make one; `of` is empty where every member was measured alone, `unit` is what a member is
+        called.
+        """
+        share = super().__new__(cls, value)
+        share.of, share.unit = of, unit
+        return share
 
     @property
     def mark(self) -> str:
@@ -45,10 +49,10 @@ class Efficiency(float):
     @property
     def members(self) -> str:
         """`GPU 0`, `CPU workers 0,2` or `every GPU`: those that were measured alone."""
+        if not self.of:
+            return f"every {self.unit}"
         many = "s" if len(self.of) > 1 else ""
-        return (
-            f"{self.unit}{many} {','.join(map(str, self.of))}" if self.of else f"every {self.unit}"
-        )
+        return f"{self.unit}{many} {','.join(map(str, self.of))}"
 
 
 @dataclass(frozen=True)
@@ -73,15 +77,11 @@ class Point:
     slowest: Member | None = None  # which GPU that is
     speedup: Estimate | None = None  # over the slowest member alone
     efficiency: Estimate | None = None  # share of world_size times the slowest member
-    node_efficiency: Estimate | None = (
-        None  # of several hosts: share of their number times the slowest host alone
-    )
+    node_efficiency: Estimate | None = None  # share of the hosts times the slowest host alone
     clock_ratio: float | None = None  # SM clock of the slowest member alone, of that of the subset
     suspect: bool = False
     record_ids: tuple[str, ...] = ()
-    without_baseline: tuple[
-        Member, ...
-    ] = ()  # members that were not measured alone, so that one may be slower still
+    without_baseline: tuple[Member, ...] = ()  # not measured alone: one may be slower still
 
     @property
     def world_size(self) -> int:
@@ -90,12 +90,12 @@ class Point:
 
     @property
     def at_equal_clocks(self) -> float | None:
-        """The efficiency as if the subset had the SM clock of the slowest member alone; None where a clock is not known."""
-        return (
-            None
-            if self.efficiency is None or self.clock_ratio is None
-            else self.efficiency.value * self.clock_ratio
-        )
+        """The efficiency as if the subset had the SM clock of the slowest member alone; None where
+        a clock is not known.
+        """
+        if self.efficiency is None or self.clock_ratio is None:
+            return None
+        return self.efficiency.value * self.clock_ratio
 
 
 @dataclass(frozen=True)
@@ -139,9 +139,7 @@ class Waterfall:
     label: str
     gpus: tuple[Member, ...]
     key: Key
-    ideal: (
-        Estimate  # images per second: world_size times the slowest member alone, without a strategy
-    )
+    ideal: Estimate  # images per second: world_size times the slowest member alone
     measured: Estimate
     parts: tuple[WaterfallPart, ...]  # in the order in which they are subtracted
     residual: float  # images per second that no part explains
@@ -197,13 +195,13 @@ class SettingEffect:
 
 @dataclass(frozen=True)
 class Noise:
-    """The A/A floor: how far runs of equal cells of this study differ. None where too few cells were run twice."""
+    """The A/A floor: how far runs of equal cells of this study differ. None where too few cells
+    were run twice.
+    """
 
     floor: float | None  # share; 19 of 20 pairs of single runs of equal cells differ by less
     pairs: int
-    drift: (
-        float | None
-    )  # change of the first cell when it ran once more at the end, as a share of its first rate
+    drift: float | None  # change of the first cell when it ran once more at the end, as a share
     deviation: float | None = None  # standard deviation between runs of equal cells, as a share
     freedom: int = 0  # degrees of freedom of the deviation
     rate: str = "images/s"
@@ -211,7 +209,9 @@ class Noise:
 
 @dataclass(frozen=True)
 class Communication:
-    """What one set of equal cells says of its exposed communication, medians over runs; None: not claimed."""
+    """What one set of equal cells says of its exposed communication, medians over runs; None: not
+    claimed.
+    """
 
     label: str
     gpus: tuple[Member, ...]
@@ -237,9 +237,7 @@ class SubsetLinks:
     link_class: str | None  # the worst between neighbours of the best ring
     transport: str | None
     exchange_gb_per_s: float | None  # busbw
-    p2p_gb_per_s: (
-        float | None
-    )  # what all its rings carry at the GB/s that benchmark=p2p measured between its pairs
+    p2p_gb_per_s: float | None  # of all its rings, at the GB/s of benchmark=p2p between pairs
     nominal_gb_per_s: float | None  # the same by link counts and data sheets
     efficiency: float | None
     stands_out: str = ""  # a sentence where a member differs from its class beyond noise
@@ -277,7 +275,8 @@ class WirePoint:
 
 @dataclass(frozen=True)
 class WireLine:
-    """What the cells of one mechanism lose per step, against what their wires carry: fixed + share · ms on the wires.
+    """What the cells of one mechanism lose per step, against what their wires carry: fixed + share
+    · ms on the wires.
 
     `fixed_ms` has no interval where it is the difference to one GPU, whose error all cells share.
     """
@@ -286,7 +285,7 @@ class WireLine:
     strategy: str
     key: Key  # of the first cell
     quantity: str  # the metric that says what is lost: comm/exposed_ms, strategy/cost_ms or scaling/efficiency
-    source: str  # of the measured GB/s: a key of analysis.findings.links.SOURCES
+    source: str  # of the measured GB/s: a key of analysis.findings.links.wire_lines.SOURCES
     fixed_ms: Estimate  # lost whatever the wires
     share: Estimate  # of the time on the wires that compute does not hide
     r_squared: float
@@ -294,14 +293,14 @@ class WireLine:
     points: tuple[WirePoint, ...]  # fastest wires first
     speeds: int  # different times on the wires among the cells
     bends: bool = False  # the cells follow a parabola rather than the line
-    alone_ms: float | None = (
-        None  # a step of the slowest member alone, where efficiency is the quantity
-    )
+    alone_ms: float | None = None  # a step of the slowest member, where efficiency is the quantity
 
 
 @dataclass(frozen=True)
 class Findings:
-    """Everything that a study says. A part may be empty; then `unsaid` or `scaling.refusals` say why."""
+    """Everything that a study says. A part may be empty; then `unsaid` or `scaling.refusals` say
+    why.
+    """
 
     scaling: Scaling = Scaling()
     waterfalls: tuple[Waterfall, ...] = ()
@@ -313,8 +312,6 @@ class Findings:
     communication: tuple[Communication, ...] = ()
     wire_lines: tuple[WireLine, ...] = ()
     no_wire_line: str = ""  # where there is none: what is missing and how to plan it
-    links_from: tuple[
-        str, ...
-    ] = ()  # other studies, of the same machine, whose peer copies and collectives are used
+    links_from: tuple[str, ...] = ()  # other studies of the machine whose links are used
     excluded: tuple[tuple[str, str], ...] = ()  # name of a record, why it takes no part
     unsaid: tuple[str, ...] = ()  # sentences on what could not be said and why

@@ -2,10 +2,12 @@
 
 A column is an option or a metric as it is called elsewhere, made a Python name with its unit:
 
-    comm/exchange_ms -> comm_exchange_ms    scaling/efficiency -> scaling_efficiency_share    nccl.NCCL_ALGO -> NCCL_ALGO
+    comm/exchange_ms -> comm_exchange_ms    scaling/efficiency -> scaling_efficiency_share
+    nccl.NCCL_ALGO -> NCCL_ALGO
 
-The value of a metric in % is a share of one: 0.981 for 98.1 %. `_low` and `_high` are the ends of the 95 % interval for the next
-run; those of the interval inside one run are `_within_run_low` and `_within_run_high`. What is not known is NA.
+The value of a metric in % is a share of one: 0.981 for 98.1 %. `_low` and `_high` are the ends of
+the 95 % interval for the next run; those of the interval inside one run are `_within_run_low` and
+`_within_run_high`. What is not known is NA.
 """
 
 import re
@@ -64,7 +66,8 @@ class StudyRow:
 def frame_of_runs(
     study: Study, values_of: Callable[[Record], Mapping[str, float]] = lambda record: record.metrics
 ) -> pd.DataFrame:
-    """Return a row for each run, in order of their start: also those that failed, or that a later attempt replaced.
+    """Return a row for each run, in order of their start: also those that failed, or that a later
+    attempt replaced.
 
     `values_of` gives the values of a record that rest on other records too (OF_SEVERAL_RECORDS).
     """
@@ -112,7 +115,9 @@ def frame_of_runs(
 
 
 def frame_of_rows(rows: Sequence[StudyRow]) -> pd.DataFrame:
-    """Return rows as a table: first all columns of `head`, then those that were measured, asked and used."""
+    """Return rows as a table: first all columns of `head`, then those that were measured, asked and
+    used.
+    """
     kinds: dict[str, str] = {}
     for part in ("head", "measured", "options", "used"):
         for row in rows:
@@ -128,7 +133,9 @@ def frame_of_rows(rows: Sequence[StudyRow]) -> pd.DataFrame:
 
 
 def frame_of(rows: Sequence[Values], kinds: Mapping[str, str]) -> pd.DataFrame:
-    """Return rows as a table. `kinds` are {column: its type where no value is known}, in their order."""
+    """Return rows as a table. `kinds` are {column: its type where no value is known}, in their
+    order.
+    """
     columns = {}
     for name, unknown in kinds.items():
         values = [row.get(name) for row in rows]
@@ -138,7 +145,9 @@ def frame_of(rows: Sequence[Values], kinds: Mapping[str, str]) -> pd.DataFrame:
 
 
 def kind_of(values: Sequence[Any], unknown: str) -> str:
-    """Return pandas' type for the values of a column, of which None are unknown; `unknown` where all of them are."""
+    """Return pandas' type for the values of a column, of which None are unknown; `unknown` where
+    all of them are.
+    """
     kinds = {type(value) for value in values if value is not None}
     if not kinds:
         return unknown
@@ -171,13 +180,17 @@ def with_ends(column: str, value: float | Estimate | None) -> dict[str, float | 
 
 
 def every_record(study: Study) -> list[Record]:
-    """Return the record of every run in order of their start, also of those that a later attempt replaced."""
+    """Return the record of every run in order of their start, also of those that a later attempt
+    replaced.
+    """
     records = [*study.records, *study.replaced]
     return sorted(records, key=lambda record: (record.started_at, record.record_id))
 
 
 def metric_columns(study: Study) -> dict[str, str]:
-    """Return {metric: column} of every metric that a study has, in the order of their table. No two have one column."""
+    """Return {metric: column} of every metric that a study has, in the order of their table. No two
+    have one column.
+    """
     names = set(OF_SEVERAL_RECORDS)
     taken = {*FIRST, *INTEGERS}
     for record in every_record(study):
@@ -206,7 +219,9 @@ def column_of_metric(name: str) -> str:
 
 
 def column_of_option(name: str) -> str:
-    """Return the column of an option as `request_of` names it: `strategy` for strategy.name, `strategy_staging`."""
+    """Return the column of an option as `request_of` names it: `strategy` for strategy.name,
+    `strategy_staging`.
+    """
     group, _, option = name.partition(".")
     return _python_name(option if group == "nccl" else name.removesuffix(".name"))
 
@@ -216,7 +231,9 @@ def _python_name(name: str) -> str:
 
 
 def option_columns(cell: Cell) -> dict[str, Any]:
-    """Return {column: value} of everything that was asked of a cell and tells it from others, without empty values."""
+    """Return {column: value} of everything that was asked of a cell and tells it from others,
+    without empty values.
+    """
     columns: dict[str, Any] = {}
     for name, text in request_of(cell).items():
         group, _, option = name.partition(".")
@@ -250,14 +267,18 @@ def verdict_columns(records: Sequence[Record]) -> dict[str, Any]:
 
 
 def median_columns(runs: Runs, name: str, column: str) -> dict[str, float | None]:
-    """Return the median over runs of a metric, with the interval of the next run where it can have one."""
+    """Return the median over runs of a metric, with the interval of the next run where it can have
+    one.
+    """
     if has_floor(name):
         return with_ends(column, runs.next_run(name))
     return {column: runs.median(name)}
 
 
 def used_columns(runs: Runs) -> dict[str, Any]:
-    """Return what was really used and where it ran: NCCL's transport, the machine, the software, inherited variables."""
+    """Return what was really used and where it ran: NCCL's transport, the machine, the software,
+    inherited variables.
+    """
     used: dict[str, Any] = {"transport": None, "link_class": None, "channels": None}
     for record in reversed(runs.records):
         for name in ("transport", "link_class"):
@@ -274,5 +295,7 @@ def used_columns(runs: Runs) -> dict[str, Any]:
 
 
 def _without_baseline(record: Record, share: Efficiency) -> str:
-    """Return the GPUs of a record that were not measured alone, so that its efficiency is against the others."""
+    """Return the GPUs of a record that were not measured alone, so that its efficiency is against
+    the others.
+    """
     return gpu_ids([gpu for gpu in record.cell.members if share.of and gpu not in share.of])

@@ -1,11 +1,13 @@
-"""The interval of the next run: where the number of one more run of the same cell falls, 95 times in 100.
+"""The interval of the next run: where the number of one more run of the same cell falls, 95 times
+in 100.
 
     value ± t(degrees of freedom) · s · √(1 + 1/n)
 
-`s` is the noise floor (floors), `n` the number of runs that the value is the median of; of three and more runs the median is
-less certain than the mean, so 1/n becomes the larger VARIANCES. A rate or a time is judged on its logarithm, a
-difference that may be 0 or less as it is. Without a floor there is no interval. What is made of several cells, such as an
-efficiency, is drawn in analysis.study.draws. The launching process imports this module: it needs no scipy.
+`s` is the noise floor (floors), `n` the number of runs that the value is the median of; of three
+and more runs the median is less certain than the mean, so 1/n becomes the larger VARIANCES. A rate
+or a time is judged on its logarithm, a difference that may be 0 or less as it is. Without a floor
+there is no interval. What is made of several cells, such as an efficiency, is drawn in
+analysis.study.draws. The launching process imports this module: it needs no scipy.
 """
 
 import functools
@@ -19,11 +21,11 @@ from analysis.study.rates import IMAGES_PER_SECOND
 from benchmarks.record.metrics import metric as entry_of
 
 LEVEL = 0.95
-# Of the median of 1, 2, … 10 normal values, as a share of that of one value; of n more it is nearly π/2n (David, Nagaraja 2003).
+# Of the median of 1, 2, … 10 normal values, as a share of that of one value; of n more it is nearly
+# π/2n (David, Nagaraja 2003).
 VARIANCES = (1.0, 0.5, 0.4487, 0.2982, 0.2868, 0.2147, 0.2104, 0.1682, 0.1661, 0.1383)
-WIDEST = (
-    100.0  # the most that a logarithm may be off: no overflow where little is known of the scatter
-)
+# The most that a logarithm may be off: no overflow where little is known of the scatter.
+WIDEST = 100.0
 WORDS = "for the next run"  # what every ± and every interval of a number is
 NOT_KNOWN = "too few runs of equal cells are known (repeats, or a sweep of five cells and more)"
 
@@ -34,34 +36,43 @@ def of_median(runs: int) -> float:
 
 
 def names_of(metric: str) -> tuple[str, str, str]:
-    """Return the names under which MLflow has the ends of a metric's interval, and the number of runs that it rests on."""
+    """Return the names under which MLflow has the ends of a metric's interval, and the number of
+    runs that it rests on.
+    """
     prefix = "throughput/ci_" if metric == IMAGES_PER_SECOND else f"{metric}_ci_"
     return f"{prefix}low", f"{prefix}high", f"{prefix}runs"
 
 
 def ends_of(metric: str, values: Mapping[str, float]) -> tuple[float, float] | None:
     """Return the ends of a metric's interval as `values` have them; None where they have not both."""
-    low, high = (values.get(name) for name in names_of(metric)[:2])
-    return None if low is None or high is None else (low, high)
+    low, high, _ = names_of(metric)
+    if low not in values or high not in values:
+        return None
+    return values[low], values[high]
 
 
 def rests_on(numbers: Iterable[float]) -> str:
-    """Return `from 12 runs`, or `from 6 to 12 runs` where the numbers of runs differ; empty where there is none."""
+    """Return `from 12 runs`, or `from 6 to 12 runs` where the numbers of runs differ; empty where
+    there is none.
+    """
     runs = sorted(numbers)
-    return (
-        f"from {' to '.join(dict.fromkeys(f'{one:,.0f}' for one in (runs[0], runs[-1])))} runs"
-        if runs
-        else ""
-    )
+    if not runs:
+        return ""
+    ends = dict.fromkeys((f"{runs[0]:,.0f}", f"{runs[-1]:,.0f}"))
+    return f"from {' to '.join(ends)} runs"
 
 
 def half_width(floor: Floor, runs: int) -> float:
-    """Return half the interval of the next run around the median of `runs` runs, in the unit of the floor."""
+    """Return half the interval of the next run around the median of `runs` runs, in the unit of the
+    floor.
+    """
     return min(quantile(floor.freedom) * floor.deviation * math.sqrt(1 + of_median(runs)), WIDEST)
 
 
 def interval(values: Sequence[float], metric: str, floor: Floor | None) -> Estimate:
-    """Return the median of a metric's values over the runs of a cell, with the interval of the next run if it is known."""
+    """Return the median of a metric's values over the runs of a cell, with the interval of the next
+    run if it is known.
+    """
     value, signed = statistics.median(values), entry_of(metric).signed
     if floor is None or (min(values) <= 0 and not signed):
         return Estimate(value)
@@ -73,21 +84,28 @@ def interval(values: Sequence[float], metric: str, floor: Floor | None) -> Estim
 
 @functools.lru_cache(maxsize=1024)
 def quantile(freedom: int, level: float = LEVEL) -> float:
-    """Return the number of standard deviations on each side of a two-sided interval, by Student's t, without scipy.
+    """Return the number of standard deviations on each side of a two-sided interval, by Student's
+    t, without scipy.
 
-    scipy takes a second to import; analysis.study.draws has it, also for degrees that are not whole.
+    scipy takes a second to import; analysis.study.draws has it, also for degrees that are not
+    whole.
     """
     low, high = 0.0, 1.0
     while _within(high, freedom) < level:
         high *= 2
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if _within(middle, freedom) < level else (low, middle)
+        if _within(middle, freedom) < level:
+            low = middle
+        else:
+            high = middle
     return high
 
 
 def _within(t: float, freedom: int) -> float:
-    """Return the chance that |T| is below t, for whole degrees of freedom (Abramowitz and Stegun 26.7.3, 26.7.4)."""
+    """Return the chance that |T| is below t, for whole degrees of freedom (Abramowitz and Stegun
+    26.7.3, 26.7.4).
+    """
     angle = math.atan2(t, math.sqrt(freedom))
     sine, cosine = math.sin(angle), math.cos(angle)
     odd = freedom % 2
@@ -95,6 +113,8 @@ def _within(t: float, freedom: int) -> float:
     for k in range(2 + odd, freedom - 1, 2):
         term *= (k - 1) / k * cosine**2
         total += term
-    if odd:
-        return 2 / math.pi * (angle + (sine * total if freedom > 1 else 0.0))
-    return sine * total
+    if not odd:
+        return sine * total
+    if freedom == 1:
+        return 2 / math.pi * angle
+    return 2 / math.pi * (angle + sine * total)

@@ -1,4 +1,5 @@
-"""Names of cells for people: labels within a study, what tells cells apart, and names without what all share.
+"""Names of cells for people: labels within a study, what tells cells apart, and names without what
+all share.
 
 Nothing decides by a name; keys decide (Runs.key), names are made last.
 """
@@ -51,7 +52,9 @@ _GPU = re.compile(r"\bGPU(?=s?\b)")
 
 
 def label(study: Study, runs: Runs, without: Sequence[str] = ()) -> str:
-    """Return a label with only what varies in the study; if nothing varies, model · strategy, or the benchmark."""
+    """Return a label with only what varies in the study; if nothing varies, model · strategy, or
+    the benchmark.
+    """
     words = parts(study, runs, without)
     if words:
         return BETWEEN.join(words)
@@ -61,7 +64,9 @@ def label(study: Study, runs: Runs, without: Sequence[str] = ()) -> str:
 
 
 def parts(study: Study, runs: Runs, without: Sequence[str] = ()) -> list[str]:
-    """Return the parts of a label: the options in which runs differ from others of the study, then where they ran."""
+    """Return the parts of a label: the options in which runs differ from others of the study, then
+    where they ran.
+    """
     words = []
     for name in study.naming_options_of(runs, without):
         words.append(format_option(name, runs.request[name]))
@@ -72,7 +77,9 @@ def parts(study: Study, runs: Runs, without: Sequence[str] = ()) -> list[str]:
 
 
 def side_label(study: Study, runs: Runs, differing: Sequence[str], difference: str) -> str:
-    """Return the label of one cell of a comparison: its GPUs, its label, and the NCCL setting that it left alone."""
+    """Return the label of one cell of a comparison: its GPUs, its label, and the NCCL setting that
+    it left alone.
+    """
     if differing[0].startswith(NCCL) and differing[0] not in runs.request:
         words = [*parts(study, runs), f"{difference.removeprefix('NCCL_')} untouched"]
     else:
@@ -81,7 +88,9 @@ def side_label(study: Study, runs: Runs, differing: Sequence[str], difference: s
 
 
 def format_option(name: str, value: str) -> str:
-    """Return one option of a request for people: `compile`, `batch 256`, `P2P_LEVEL=LOC`, `comm_hook=bf16`."""
+    """Return one option of a request for people: `compile`, `batch 256`, `P2P_LEVEL=LOC`,
+    `comm_hook=bf16`.
+    """
     if name in WORDS:
         return f"{WORDS[name]} {value.strip('[]')}"
     if name in BARE_VALUES:
@@ -102,7 +111,9 @@ def format_option(name: str, value: str) -> str:
 
 
 def gpu_ids(gpus: Sequence[Member]) -> str:
-    """Return `0,3`, in rank order; with hosts `a · 0,3`, `a+b · 2 × 0,3`, or `a:0,b:3` where the hosts have other GPUs."""
+    """Return `0,3`, in rank order; with hosts `a · 0,3`, `a+b · 2 × 0,3`, or `a:0,b:3` where the
+    hosts have other GPUs.
+    """
     return _on_hosts(gpus, "")
 
 
@@ -126,7 +137,9 @@ def _on_hosts(gpus: Sequence[Member], word: str) -> str:
 
 
 def unit(device: str) -> str:
-    """Return what one member of a subset is called: a GPU, or a CPU worker of a machine without GPUs."""
+    """Return what one member of a subset is called: a GPU, or a CPU worker of a machine without
+    GPUs.
+    """
     return "GPU" if device == "cuda" else "CPU worker"
 
 
@@ -154,20 +167,25 @@ def unit_of_cells(cells: Iterable[Cell]) -> str:
 
 
 def ran_alone(study: Study) -> bool:
-    """Return whether every cell was asked for on one GPU: then nothing scales, and nothing goes over links."""
+    """Return whether every cell was asked for on one GPU: then nothing scales, and nothing goes
+    over links.
+    """
     return all(record.cell.world_size == 1 for record in (*study.records, *study.replaced))
 
 
 def things_of(*studies: Study) -> str:
-    """Return what the cells of studies count: images, or samples where a model trains on something else."""
+    """Return what the cells of studies count: images, or samples where a model trains on something
+    else.
+    """
     return counted(record.cell for study in studies for record in study.records)
 
 
 def varying(cells: Sequence[Cell]) -> list[dict[str, str]]:
-    """Return for each cell what tells it from the others, {option: value}; repeats of a cell are not told apart.
+    """Return for each cell what tells it from the others, {option: value}; repeats of a cell are
+    not told apart.
 
-    First what of KIND differs, then every other option in which cells with the same KIND differ. An option that follows from
-    the model or the GPUs is left out.
+    First what of KIND differs, then every other option in which cells with the same KIND differ. An
+    option that follows from the model or the GPUs is left out.
     """
     options = [_options(cell) for cell in cells]
     kinds = [tuple(each[name] for name in (*KIND, OPTIMIZER)) for each in options]
@@ -207,7 +225,9 @@ def _options(cell: Cell) -> dict[str, str]:
 
 
 def with_what_differs(cells: Sequence[Cell]) -> list[Cell]:
-    """Return the cells with labels for every option in which they differ, so that no two have the same name."""
+    """Return the cells with labels for every option in which they differ, so that no two have the
+    same name.
+    """
     labelled = []
     for cell, options in zip(cells, varying(cells), strict=True):
         labels = list(cell.labels)
@@ -237,7 +257,9 @@ def short_names(names: Iterable[str]) -> dict[str, str]:
 
 
 def shared_name(names: Iterable[str]) -> str:
-    """Return the parts that all names share; empty where there is one name, or none that they share."""
+    """Return the parts that all names share; empty where there is one name, or none that they
+    share.
+    """
     different = list(dict.fromkeys(names))
     shared = _shared(different)
     if not shared:
@@ -255,7 +277,8 @@ def _shared(names: Collection[str]) -> set[str]:
 def legend_names(names: Sequence[str], length: int) -> dict[str, str]:
     """Return {name: a name of at most `length` characters, where that tells it from the others}.
 
-    What all names share goes first, then the parts that most of them share; a part that tells two names apart stays.
+    What all names share goes first, then the parts that most of them share; a part that tells two
+    names apart stays.
     """
     parts = {name: short.split(BETWEEN) for name, short in short_names(names).items()}
     shared = Counter(part for split in parts.values() for part in set(split))

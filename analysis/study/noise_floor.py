@@ -1,8 +1,10 @@
-"""The noise floor: how far runs of equal cells differ on one machine, for each metric. METHOD.md, "The noise floor".
+"""The noise floor: how far runs of equal cells differ on one machine, for each metric. METHOD.md,
+"The noise floor".
 
-It belongs to a group: machine, model, batch, precision, optimise, number of GPUs. Of every cell that ran at least twice
-the squared differences from its own mean are added up. A study adds what its own records show to what the other studies
-of its output_dir showed (floor_file). The launching process imports this folder, so it needs neither numpy nor scipy.
+It belongs to a group: machine, model, batch, precision, optimise, number of GPUs. Of every cell
+that ran at least twice the squared differences from its own mean are added up. A study adds what
+its own records show to what the other studies of its output_dir showed (floor_file). The launching
+process imports this folder, so it needs neither numpy nor scipy.
 """
 
 import functools
@@ -10,7 +12,7 @@ import hashlib
 import json
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +24,8 @@ from conf.cell import Cell
 
 FEWEST = 3  # degrees of freedom below which the numbers of GPUs are pooled, and below which there is no floor
 ANY_SIZE = 0  # world_size of the group in which the numbers of GPUs are pooled
-# Of other records too, so that a record alone has no scatter of it: analysis.findings computes them.
+# Of other records too, so that a record alone has no scatter of it: analysis.findings computes
+# them.
 OF_SEVERAL_RECORDS = (
     "scaling/efficiency",
     "scaling/node_efficiency",
@@ -33,6 +36,12 @@ OF_SEVERAL_RECORDS = (
 )
 SEVERAL_HOSTS = "hosts of nodes="  # stands for a host's name
 CLOCK = "gpu/sm_mhz"  # neither way is better, but parts of a waterfall rest on it
+FILE = "noise_floor.json"  # in output_dir, beside the studies
+VERSION = 1
+MOST_RUNS = 2**53  # above it is no count of runs
+FILE = "noise_floor.json"  # in output_dir, beside the studies
+VERSION = 1
+MOST_RUNS = 2**53  # above it is no count of runs
 
 
 class FloorGroup(NamedTuple):
@@ -87,11 +96,13 @@ Scatters = Mapping[tuple[FloorGroup, str], Scatter]  # by group and metric
 
 
 class NoiseFloors:
-    """The noise floors that a study's numbers rest on: from its own runs and from those of other studies."""
+    """The noise floors that a study's numbers rest on: from its own runs and from those of other
+    studies.
+    """
 
-    def __init__(self, others: Scatters | None = None) -> None:
-        """`others` is what other studies of the output_dir showed."""
-        self._others = others or {}
+    def __init__(self, scatters: Scatters | None = None) -> None:
+        """`scatters` is what other studies of the output_dir showed."""
+        self._of_other_studies = scatters or {}
         self._cells: list[tuple[FloorGroup, Sequence[Record]]] = []
         self._pooled: dict[str, dict[FloorGroup, Scatter]] = {}
         self._floors: dict[tuple[FloorGroup, str], Floor | None] = {}
@@ -103,7 +114,9 @@ class NoiseFloors:
         self._floors.clear()
 
     def of(self, group: FloorGroup, metric: str) -> Floor | None:
-        """Return the floor of a group; with few runs that of its machine and model on any number of GPUs, else None."""
+        """Return the floor of a group; with few runs that of its machine and model on any number of
+        GPUs, else None.
+        """
         if (group, metric) not in self._floors:
             self._floors[group, metric] = self._find(group, metric)
         return self._floors[group, metric]
@@ -111,62 +124,67 @@ class NoiseFloors:
     def _find(self, group: FloorGroup, metric: str) -> Floor | None:
         if metric not in self._pooled:
             self._pooled[metric] = self._pool(metric)
-        for chosen in (group, group.of_any_size):
-            found = self._pooled[metric].get(chosen, Scatter())
-            if (
-                found.freedom >= FEWEST and found.squares > 0
-            ):  # runs equal to the last digit say nothing
-                return Floor(
-                    math.sqrt(found.squares / found.freedom),
-                    found.freedom,
-                    found.runs,
-                    f"{metric} {chosen}",
-                )
+        for candidate in (group, group.of_any_size):
+            scatter = self._pooled[metric].get(candidate, Scatter())
+            # Runs equal to the last digit say nothing.
+            if scatter.freedom >= FEWEST and scatter.squares > 0:
+                deviation = math.sqrt(scatter.squares / scatter.freedom)
+                return Floor(deviation, scatter.freedom, scatter.runs, f"{metric} {candidate}")
         return None
 
     def own(self) -> Scatters:
         """Return what the study's own runs showed, for every metric that can have a floor."""
-        names = {
-            name for _, records in self._cells for record in records for name in record.metrics
-        }
-        found: dict[tuple[FloorGroup, str], Scatter] = {}
+        names: set[str] = set()
+        for _, records in self._cells:
+            for record in records:
+                names |= record.metrics.keys()
+        scatters = {}
         for name in sorted(filter(has_floor, names)):
-            found |= {
-                (group, name): scatter
-                for group, scatter in self._own(name).items()
-                if scatter.freedom
-            }
-        return found
+            for group, scatter in self._own(name).items():
+                if scatter.freedom:
+                    scatters[group, name] = scatter
+        return scatters
 
     def _own(self, metric: str) -> dict[FloorGroup, Scatter]:
-        found: dict[FloorGroup, Scatter] = defaultdict(Scatter)
+        scatters: dict[FloorGroup, Scatter] = defaultdict(Scatter)
         for group, records in self._cells:
-            found[group] += scatter_of(metric, records)
-        return found
+            scatters[group] += scatter_of(metric, records)
+        return scatters
 
     def _pool(self, metric: str) -> dict[FloorGroup, Scatter]:
-        found = defaultdict(Scatter, self._own(metric))
-        for (group, name), scatter in self._others.items():
+        scatters = self._own(metric)
+        for (group, name), scatter in self._of_other_studies.items():
             if name == metric:
-                found[group] += scatter
-        for group, scatter in list(found.items()):
-            found[group.of_any_size] += scatter
-        return found
+                scatters[group] += scatter
+        for group, scatter in list(scatters.items()):
+            scatters[group.of_any_size] += scatter
+        return scatters
 
 
 def has_floor(metric: str) -> bool:
-    """Tell whether runs of equal cells say how far a metric scatters: not that of a count, nor of several records."""
+    """Return whether runs of equal cells say how far a metric scatters: not that of a count, nor of
+    several records.
+    """
+    if metric in OF_SEVERAL_RECORDS:
+        return False
     entry = metrics.known(metric)
-    judged = entry is None or entry.less_is_better is not None or metric == CLOCK
-    return metric not in OF_SEVERAL_RECORDS and judged
+    return entry is None or entry.less_is_better is not None or metric == CLOCK
 
 
 def scatter_of(metric: str, records: Iterable[Record]) -> Scatter:
-    """Return the scatter of one metric over runs of one cell; none where fewer than two runs have it."""
-    found = (record.metrics.get(metric) for record in records)
-    values = [value for value in found if value is not None and math.isfinite(value)]
-    if not metrics.metric(metric).signed:
-        values = [math.log(value) for value in values if value > 0]
+    """Return the scatter of one metric over runs of one cell; none where fewer than two runs have
+    it.
+    """
+    signed = metrics.metric(metric).signed
+    values = []
+    for record in records:
+        value = record.metrics.get(metric)
+        if value is None or not math.isfinite(value):
+            continue
+        if signed:
+            values.append(value)
+        elif value > 0:
+            values.append(math.log(value))
     if len(values) < 2:
         return Scatter()
     mean = math.fsum(values) / len(values)
@@ -174,23 +192,25 @@ def scatter_of(metric: str, records: Iterable[Record]) -> Scatter:
 
 
 def group_of(record: Record) -> FloorGroup:
-    """Return the group of a record's cell. All cells that name hosts, on GPUs or CPUs of one model, are of one machine."""
+    """Return the group of a record's cell. All cells that name hosts, on GPUs or CPUs of one model,
+    are of one machine.
+    """
     facts = record.environment
     gpus = gpus_of(facts)
-    if record.cell.hosts:
-        kinds = [str(one.get("name", "")) for one in gpus] or [
-            str(mapping(facts.get("cpu")).get("model", ""))
-        ]
-        return group_of_cell(record.cell, SEVERAL_HOSTS, _digest(tuple(sorted({*kinds}))))
-    uuids = [str(one.get("uuid", "")) for one in gpus]
-    return group_of_cell(record.cell, str(facts.get("host", "")), _digest(tuple(sorted(uuids))))
+    if not record.cell.hosts:
+        uuids = sorted(str(gpu.get("uuid", "")) for gpu in gpus)
+        return group_of_cell(record.cell, str(facts.get("host", "")), _digest(tuple(uuids)))
+    models = {str(gpu.get("name", "")) for gpu in gpus}
+    if not gpus:
+        models = {str(mapping(facts.get("cpu")).get("model", ""))}
+    return group_of_cell(record.cell, SEVERAL_HOSTS, _digest(tuple(sorted(models))))
 
 
 def group_of_cell(cell: Cell, host: str = "", gpus: str = "") -> FloorGroup:
     """Return the group of a cell on one machine."""
-    model = (
-        cell.model.name if cell.trains else json.dumps(cell.benchmark, sort_keys=True, default=str)
-    )
+    model = cell.model.name
+    if not cell.trains:
+        model = json.dumps(cell.benchmark, sort_keys=True, default=str)
     if cell.data:  # it scatters as its loader does
         model = f"{model} with data={cell.data['name']}"
     return FloorGroup(
@@ -206,21 +226,17 @@ def group_of_cell(cell: Cell, host: str = "", gpus: str = "") -> FloorGroup:
 
 
 @functools.lru_cache(maxsize=64)
-def _digest(uuids: tuple[str, ...]) -> str:
-    known = [uuid for uuid in uuids if uuid]
-    return hashlib.sha256("\n".join(known).encode()).hexdigest()[:12] if known else ""
+def _digest(names: tuple[str, ...]) -> str:
+    lines = "\n".join(name for name in names if name)
+    return hashlib.sha256(lines.encode()).hexdigest()[:12] if lines else ""
 
 
-# Read and make the content of `noise_floor.json`, which stands in output_dir beside the studies.
-
-
-FILE = "noise_floor.json"
-VERSION = 1
-MOST_RUNS = 2**53  # above it is no count of runs
+# ---- noise_floor.json, which stands in output_dir beside the studies
 
 
 def floors_of(path: Path) -> dict[str, Scatters]:
-    """Return {study: what it showed} of a noise_floor.json; empty where there is none. A damaged row counts for nothing.
+    """Return {study: what it showed} of a noise_floor.json; empty where there is none. A damaged
+    row counts for nothing.
 
     Raises:
         OSError, ValueError: it cannot be read, or is none that this version knows.
@@ -232,59 +248,59 @@ def floors_of(path: Path) -> dict[str, Scatters]:
             content = json.loads(file.read().decode("utf-8"))
     except RecursionError:
         raise ValueError(f"{path} is no noise floor: its JSON is nested too deep") from None
-    version, studies = (
-        content.get(name) if isinstance(content, dict) else None for name in ("version", "studies")
-    )
+    content = mapping(content)
+    version, studies = content.get("version"), content.get("studies")
     if version != VERSION or not isinstance(studies, dict):
         raise ValueError(
             f"{path} is no noise floor that this version can read (version={version!r})"
         )
-    return {study: dict(_rows(rows)) for study, rows in studies.items() if isinstance(rows, list)}
+    return {study: _scatters(rows) for study, rows in studies.items() if isinstance(rows, list)}
 
 
-def _rows(rows: Sequence[Any]) -> Iterator[tuple[tuple[FloorGroup, str], Scatter]]:
+def _scatters(rows: Sequence[Any]) -> Scatters:
+    scatters = {}
     for row in rows:
         try:
             fields = dict(row)
-            metric, runs, freedom, squares = (
-                fields.pop(name) for name in ("metric", "runs", "freedom", "squares")
-            )
+            metric, runs, freedom = (fields.pop(name) for name in ("metric", "runs", "freedom"))
+            squares = fields.pop("squares")
             group = FloorGroup(**fields)
-            types = [type(one) for one in (*group, metric, runs, freedom)]
-            squares = float(squares) if type(squares) is int else squares
+            if type(squares) is int:
+                squares = float(squares)
         except (TypeError, ValueError, KeyError, OverflowError):
             continue
-        right = (
-            types == [*FloorGroup.__annotations__.values(), str, int, int]
-            and type(squares) is float
-        )
-        if right and 0 < freedom < runs < MOST_RUNS and 0 <= squares < math.inf:
-            yield (group, metric), Scatter(runs, freedom, squares)
+        types = [type(value) for value in (*group, metric, runs, freedom, squares)]
+        if types != [*FloorGroup.__annotations__.values(), str, int, int, float]:
+            continue
+        if 0 < freedom < runs < MOST_RUNS and 0 <= squares < math.inf:
+            scatters[group, metric] = Scatter(runs, freedom, squares)
+    return scatters
 
 
 def of_other_studies(folder: Path, without: Collection[str] = ()) -> Scatters:
-    """Return what the other studies beside a study's folder showed; nothing where the file cannot be read.
+    """Return what the other studies beside a study's folder showed; nothing where the file cannot
+    be read.
 
     `without` are names of studies that are left out too.
     """
-    folder, pooled = folder.absolute(), defaultdict[tuple[FloorGroup, str], Scatter](Scatter)
+    folder = folder.absolute()
     try:
         studies = floors_of(folder.parent / FILE)
     except (OSError, ValueError):
         return {}
-    for study, rows in studies.items():
-        for key, scatter in rows.items() if study != folder.name and study not in without else ():
-            pooled[key] += scatter
+    pooled: dict[tuple[FloorGroup, str], Scatter] = defaultdict(Scatter)
+    for study, scatters in studies.items():
+        if study != folder.name and study not in without:
+            for key, scatter in scatters.items():
+                pooled[key] += scatter
     return pooled
 
 
 def as_json(studies: Mapping[str, Scatters]) -> dict[str, Any]:
     """Return the content of noise_floor.json."""
-    rows = {
-        study: [
-            {**group._asdict(), "metric": metric, **asdict(scatter)}
-            for (group, metric), scatter in shown.items()
-        ]
-        for study, shown in studies.items()
-    }
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for study, scatters in studies.items():
+        rows[study] = []
+        for (group, metric), scatter in scatters.items():
+            rows[study].append({**group._asdict(), "metric": metric, **asdict(scatter)})
     return {"version": VERSION, "studies": rows}

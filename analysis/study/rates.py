@@ -1,7 +1,8 @@
 """Each benchmark's primary rate, and the options in which two comparable cells may differ.
 
-A higher rate is faster. The rate of a time is 1 ÷ time, so that 5 % more always means 5 % more work in the same time.
-Benchmarks declare theirs in their YAML, as `compared` (conf.groups). METHOD.md, "Comparisons".
+A higher rate is faster. The rate of a time is 1 ÷ time, so that 5 % more always means 5 % more work
+in the same time. Benchmarks declare theirs in their YAML, as `compared` (conf.groups). METHOD.md,
+"Comparisons".
 """
 
 import functools
@@ -23,21 +24,19 @@ class Rate:
     name: str  # for people: exchanges/s
     metric: str  # what records have of it
     is_time: bool = False  # less of the metric is faster
-    may_differ: tuple[
-        str, ...
-    ] = ()  # options of the benchmark that leave the amount of work as it is
-    work: tuple[
-        str, ...
-    ] = ()  # fields of the cell that change it, besides the benchmark's other options
+    may_differ: tuple[str, ...] = ()  # options of the benchmark that leave the work as it is
+    work: tuple[str, ...] = ()  # fields of the cell that change it
 
     def is_same_work(self, option: str) -> bool:
-        """Tell whether cells that differ in an option do the same amount of work."""
+        """Return whether cells that differ in an option do the same amount of work."""
         group, _, name = option.partition(".")
         return name in self.may_differ if group == "benchmark" else option not in self.work
 
     def change(self, first: float, second: float) -> float:
         """Return the change from one value of the metric to another, as a share of the first rate."""
-        return (first / second if self.is_time else second / first) - 1
+        if self.is_time:
+            return first / second - 1
+        return second / first - 1
 
 
 def _declared(compared: Mapping[str, Any]) -> Rate:
@@ -75,14 +74,16 @@ def samples_rate() -> Rate:
 
 
 def is_of_training(name: str) -> bool:
-    """Tell whether the name of a rate is that of images or samples per second."""
+    """Return whether the name of a rate is that of images or samples per second."""
     return name in (images_rate().name, samples_rate().name)
 
 
 def primary_rate(cell: Cell) -> Rate:
-    """Return the rate that a cell's benchmark declares; a record of schema 2 declares nothing, so its YAML decides."""
+    """Return the rate that a cell's benchmark declares; a record of schema 2 declares nothing, so
+    its YAML decides.
+    """
     compared = cell.declared.get("benchmark", {}).get("compared")
-    rate = (_declared(compared) if compared else _of_yaml(cell.benchmark["name"])) or images_rate()
-    return (
-        rate if cell.model.inputs == IMAGES else samples_rate() if rate == images_rate() else rate
-    )
+    rate = _declared(compared) if compared else _of_yaml(cell.benchmark["name"])
+    if rate is None or rate == images_rate():
+        return images_rate() if cell.model.inputs == IMAGES else samples_rate()
+    return rate

@@ -35,7 +35,9 @@ class Runs:
 
     @functools.cached_property
     def key(self) -> Mapping[str, str]:
-        """The request and the provenance: equal for equal cells of one machine and software on any GPUs."""
+        """The request and the provenance: equal for equal cells of one machine and software on any
+        GPUs.
+        """
         return {**self.request, **self.provenance}
 
     @property
@@ -97,7 +99,9 @@ class Runs:
 
     @functools.cached_property
     def median_log_rate(self) -> float | None:
-        """The median of the logarithm of images per second; None where the benchmark counts no images."""
+        """The median of the logarithm of images per second; None where the benchmark counts no
+        images.
+        """
         rates = self.logarithms(IMAGES_PER_SECOND)
         return statistics.median(rates) if rates else None
 
@@ -197,7 +201,8 @@ def merged_by(
 
 
 def between_runs(members: Iterable[Runs], metric: str) -> tuple[float, int]:
-    """Return the standard deviation of a metric's logarithm between runs of equal cells, and its degrees of freedom.
+    """Return the standard deviation of a metric's logarithm between runs of equal cells, and its
+    degrees of freedom.
 
     It is pooled over the cells. Returns (NaN, 0) where no cell ran twice.
     """
@@ -205,7 +210,9 @@ def between_runs(members: Iterable[Runs], metric: str) -> tuple[float, int]:
 
 
 def pooled(samples: Iterable[Sequence[float]]) -> tuple[float, int]:
-    """Return the standard deviation inside samples, over all of them, and its degrees of freedom; else (NaN, 0)."""
+    """Return the standard deviation inside samples, over all of them, and its degrees of freedom;
+    else (NaN, 0).
+    """
     freedom, squares = 0, 0.0
     for values in samples:
         if len(values) > 1:
@@ -228,6 +235,8 @@ def finite_values(records: Iterable[Record], metric: str) -> list[float]:
 
 
 def median_of(records: Iterable[Record], metric: str) -> float | None:
-    """Return the median of a metric over the records in which it is finite; None where there is none."""
+    """Return the median of a metric over the records in which it is finite; None where there is
+    none.
+    """
     values = finite_values(records, metric)
     return statistics.median(values) if values else None

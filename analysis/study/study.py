@@ -1,7 +1,7 @@
 """A study: which attempt counts for every cell, and the runs of equal cells.
 
-Every finding and every efficiency goes through here, so that each leaves out the same: unusable records, attempts that a
-later one replaced, other machines, other software.
+Every finding and every efficiency goes through here, so that each leaves out the same: unusable
+records, attempts that a later one replaced, other machines, other software.
 """
 
 import functools
@@ -72,8 +72,8 @@ class Study:
     ) -> "Study":
         """Choose the attempt that counts of every cell and put runs of equal cells together.
 
-        `scatters` is what other studies of the machine showed of the scatter between runs. `by_study`: records of
-        several studies, told apart by their names.
+        `scatters` is what other studies of the machine showed of the scatter between runs.
+        `by_study`: records of several studies, told apart by their names.
         """
         ordered = sorted(records, key=_start)
         machines, floors = Machines(ordered), NoiseFloors(scatters)
@@ -118,7 +118,9 @@ class Study:
 
     @functools.cached_property
     def left_out(self) -> tuple[tuple[Record, str], ...]:
-        """Records whose numbers enter nothing, and attempts that were replaced, each with the reason."""
+        """Records whose numbers enter nothing, and attempts that were replaced, each with the
+        reason.
+        """
         both = sorted([*self.excluded, *self.replaced], key=_start)
         return tuple(
             (record, REPLACED if record.usable else _why_unusable(record)) for record in both
@@ -126,7 +128,9 @@ class Study:
 
     @property
     def trains(self) -> bool:
-        """Whether a cell has a model; others measure links. A study without records could have had one."""
+        """Whether a cell has a model; others measure links. A study without records could have had
+        one.
+        """
         return not self.records or any(record.cell.trains for record in self.records)
 
     @functools.cached_property
@@ -184,7 +188,9 @@ class Study:
 
     @functools.cached_property
     def naming_provenance(self) -> tuple[str, ...]:
-        """The names of a provenance that differ, without those that follow from the study where there are several."""
+        """The names of a provenance that differ, without those that follow from the study where
+        there are several.
+        """
         if STUDY not in self.varied_provenance:
             return self.varied_provenance
         studies = {runs.provenance[STUDY] for runs in self.runs}
@@ -197,7 +203,9 @@ class Study:
 
     @functools.cached_property
     def naming_options(self) -> tuple[str, ...]:
-        """The varied names without those that follow from the model, from there being a model, or from the benchmark."""
+        """The varied names without those that follow from the model, from there being a model, or
+        from the benchmark.
+        """
         following: set[str] = set()
         for group in ("model", "benchmark", "optimizer"):
             following |= self._following(group)
@@ -211,7 +219,9 @@ class Study:
         )
 
     def _following(self, group: str) -> set[str]:
-        """Return the varied options that are equal in all runs of one model, benchmark or optimizer."""
+        """Return the varied options that are equal in all runs of one model, benchmark or
+        optimizer.
+        """
         following = set()
         for name in self.varied:
             of_group = name.startswith(f"{group}.") and name != f"{group}.name"
@@ -224,7 +234,9 @@ class Study:
         return following
 
     def naming_options_of(self, runs: Runs, without: Sequence[str] = ()) -> list[str]:
-        """Return the names of what was asked that tell runs from others of the study, without options at their default."""
+        """Return the names of what was asked that tell runs from others of the study, without
+        options at their default.
+        """
         hides_defaults = "strategy.name" in self.varied
         chosen = {f"strategy.{option}" for option, _ in chosen_options(runs.cell)}
         chosen.add("strategy.name")
@@ -269,8 +281,9 @@ def refuse_no_folder(folder: Path) -> None:
 def _chosen(singles: Sequence[Runs]) -> list[Runs]:
     """Return the attempt that counts of every cell, in order of their start.
 
-    On each machine it is the last usable attempt with each software; where none is usable, the last finished one, else
-    the last. A failed attempt may not know its software, so one that failed counts only where none is usable.
+    On each machine it is the last usable attempt with each software; where none is usable, the last
+    finished one, else the last. A failed attempt may not know its software, so one that failed
+    counts only where none is usable.
     """
     usable: dict[tuple[Any, ...], Runs] = {}
     unusable: dict[tuple[Any, ...], Runs] = {}
@@ -335,5 +348,7 @@ def _why_unusable(record: Record) -> str:
 
 
 def unreadable_files(folder: Path, errors: Iterable[RecordError]) -> tuple[str, ...]:
-    """Return a sentence for each file of a study that could not be read, with its path from the study's folder."""
+    """Return a sentence for each file of a study that could not be read, with its path from the
+    study's folder.
+    """
     return tuple(str(error).replace(f"{folder}/", "") for error in errors)

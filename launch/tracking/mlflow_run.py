@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import Any
 
 from analysis.study import names
-from analysis.study.provenance import identity_gpu_names
+from analysis.study.provenance import gpu_models
 from analysis.text import count, single_line
 from analysis.validity.gpu_samples import Sample, is_of_cpu, is_of_gpus
 from benchmarks.record import CellFolder, Record, read_lines
@@ -230,7 +230,7 @@ def machine_tags(record: Record) -> dict[str, str]:
     commit = environment.get("git", {}).get("commit")
     tags: dict[str, Any] = {}
     if record.cell.device == "cuda":
-        tags["gpu"] = ", ".join(identity_gpu_names(record))
+        tags["gpu"] = ", ".join(gpu_models(record))
         tags["driver"] = environment.get("gpu", {}).get("driver")
         tags["nccl"] = versions.get("nccl")
     tags["cpu"] = environment.get("cpu", {}).get("model")

@@ -1,1 +1,3 @@
-"""The links of machines: what they are, what subsets exchanged over them, and what cells lose against them."""
+"""The links of machines: what they are, what subsets exchanged over them, and what cells lose
+against them.
+"""

@@ -1,4 +1,6 @@
-"""The wires between the hosts of a cell: which interfaces its exchange used, what they carried, and what they could carry."""
+"""The wires between the hosts of a cell: which interfaces its exchange used, what they carried, and
+what they could carry.
+"""
 
 import math
 import re
@@ -27,7 +29,9 @@ class HostWire:
 
 @dataclass(frozen=True)
 class HostWires:
-    """The wires between the hosts of one cell; medians over its runs, None where no run measured it."""
+    """The wires between the hosts of one cell; medians over its runs, None where no run measured
+    it.
+    """
 
     of_hosts: Mapping[str, HostWire]  # in rank order, then hosts that have servers only
     exchange_ms: float | None
@@ -52,7 +56,9 @@ class HostWires:
 
     @property
     def worded(self) -> str:
-        """`a's eth0 ↔ b's ib0`, of many hosts `eth0 of node[01-16]`; empty where not every interface is known."""
+        """`a's eth0 ↔ b's ib0`, of many hosts `eth0 of node[01-16]`; empty where not every
+        interface is known.
+        """
         names = {host: "+".join(wire.names) for host, wire in self.of_hosts.items()}
         if not all(names.values()):
             return ""

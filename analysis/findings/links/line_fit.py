@@ -1,4 +1,6 @@
-"""A straight line through points: least squares, with the intervals of Student's t, and the points that it does not explain."""
+"""A straight line through points: least squares, with the intervals of Student's t, and the points
+that it does not explain.
+"""
 
 import math
 from collections.abc import Sequence
@@ -49,7 +51,9 @@ class Fit:
 
 
 def fit(points: Sequence[tuple[float, float]]) -> Fit | None:
-    """Return the line of least squares through (x, y); None for fewer than three points, or where all x are equal."""
+    """Return the line of least squares through (x, y); None for fewer than three points, or where
+    all x are equal.
+    """
     count = len(points)
     if count < 3:
         return None
@@ -70,9 +74,10 @@ def fit(points: Sequence[tuple[float, float]]) -> Fit | None:
 def outliers(points: Sequence[tuple[float, float]], level: float, fewest: int) -> list[int]:
     """Return the indices of points outside the interval that all others give them, farthest first.
 
-    They are taken out one by one, each judged by what is left (Rosner's generalised test for several outliers, Technometrics
-    25, 1983), at most a quarter of the points and never below `fewest`. A point counts only if neither a line nor a parabola
-    through the others explains it: cells that bend away from a line together are no outliers.
+    They are taken out one by one, each judged by what is left (Rosner's generalised test for
+    several outliers, Technometrics 25, 1983), at most a quarter of the points and never below
+    `fewest`. A point counts only if neither a line nor a parabola through the others explains it:
+    cells that bend away from a line together are no outliers.
     """
     remaining = list(range(len(points)))
     outside = []
@@ -86,7 +91,9 @@ def outliers(points: Sequence[tuple[float, float]], level: float, fewest: int) -
 
 
 def _misses(points: Floats, degree: int, level: float) -> Floats:
-    """Return how far each point lies from the polynomial through all others, as a multiple of half its interval."""
+    """Return how far each point lies from the polynomial through all others, as a multiple of half
+    its interval.
+    """
     x, y = points.T
     freedom = len(x) - degree - 2  # of the polynomial through the others
     if freedom < 1:
@@ -102,7 +109,9 @@ def _misses(points: Floats, degree: int, level: float) -> Floats:
 
 
 def bends(points: Sequence[tuple[float, float]]) -> bool:
-    """Return whether the points follow a parabola rather than a line: its further term differs from 0."""
+    """Return whether the points follow a parabola rather than a line: its further term differs from
+    0.
+    """
     x, y = np.array(points, dtype=float).T
     freedom = len(x) - 3
     if freedom < 1:

@@ -1,4 +1,6 @@
-"""The links of a machine as its records know them: their classes, and GB/s between pairs where benchmark=p2p measured them."""
+"""The links of a machine as its records know them: their classes, and GB/s between pairs where
+benchmark=p2p measured them.
+"""
 
 import re
 from collections import defaultdict
@@ -30,13 +32,16 @@ class MachineLinks:
     def __init__(
         self, topologies: Mapping[str, Topology | None], measured: Mapping[str, Matrix]
     ) -> None:
-        """`topologies` are those of its hosts; that of a machine whose cells have no hosts stands under ''."""
+        """`topologies` are those of its hosts; that of a machine whose cells have no hosts stands
+        under ''.
+        """
         self._topologies, self._measured = topologies, measured
         self._rings: dict[frozenset[Member], Ring | None] = {}
         self._carried: dict[tuple[frozenset[Member], bool], float | None] = {}
 
     def ring(self, gpus: Iterable[Member]) -> Ring | None:
-        """Return a subset in the order of its best ring, with its nominal bandwidth; None where a link class is not known.
+        """Return a subset in the order of its best ring, with its nominal bandwidth; None where a
+        link class is not known.
 
         GPUs of several hosts have no ring whose links are known.
         """
@@ -49,7 +54,9 @@ class MachineLinks:
         return self._rings[members]
 
     def _on_one_host(self, members: Iterable[Member]) -> tuple[Topology | None, set[int]]:
-        """Return the topology of the host of some members, and their ids there; (None, {}) for those of several hosts."""
+        """Return the topology of the host of some members, and their ids there; (None, {}) for
+        those of several hosts.
+        """
         hosts, ids = set(), set()
         for member in members:
             host, _, gpu = str(member).rpartition(":")
@@ -75,9 +82,11 @@ class MachineLinks:
         return False
 
     def measured_gb_per_s(self, gpus: Iterable[Member], transport: str | None) -> float | None:
-        """Return what the rings of a subset carry together at the measured GB/s of its pairs; None where one is missing.
+        """Return what the rings of a subset carry together at the measured GB/s of its pairs; None
+        where one is missing.
 
-        Peer copies count with peer access or without, as the transport has it. Without it all wires lead through the host.
+        Peer copies count with peer access or without, as the transport has it. Without it all wires
+        lead through the host.
         """
         key = frozenset(gpus), transport is None or "P2P" in transport
         if key not in self._carried:
@@ -100,7 +109,9 @@ class MachineLinks:
 
 
 def machine_links(study: Study, neighbours: Sequence[Record] = ()) -> dict[str, MachineLinks]:
-    """Return the links of every machine of a study, by the machine's name; `neighbours` as `measured_beside` has them."""
+    """Return the links of every machine of a study, by the machine's name; `neighbours` as
+    `measured_beside` has them.
+    """
     links = {}
     for name, members in grouped(study.runs, lambda runs: runs.machine).items():
         records = [record for runs in members for record in runs.records]
@@ -158,7 +169,9 @@ def transport_of(runs: Runs) -> str | None:
 
 
 def link_class_of(machine: MachineLinks, runs: Runs) -> str | None:
-    """Return the worst class between neighbours of the best ring; without a topology the worst that a record names."""
+    """Return the worst class between neighbours of the best ring; without a topology the worst that
+    a record names.
+    """
     ring = machine.ring(runs.gpus)
     if ring:
         return list(ring.links)[-1]
@@ -167,10 +180,12 @@ def link_class_of(machine: MachineLinks, runs: Runs) -> str | None:
 
 
 def measured_beside(study: Study) -> tuple[Record, ...]:
-    """Return the usable records of other studies in the same output_dir that measured links of this study's machine.
+    """Return the usable records of other studies in the same output_dir that measured links of this
+    study's machine.
 
-    A benchmark that this study ran itself is not looked for elsewhere, and nothing is where it trained on several machines.
-    The name of a cell's folder begins with its benchmark, so no other record is read.
+    A benchmark that this study ran itself is not looked for elsewhere, and nothing is where it
+    trained on several machines. The name of a cell's folder begins with its benchmark, so no other
+    record is read.
     """
     own = [runs.records[0] for runs in study.timed if runs.world_size > 1]
     if study.folder is None or not own:

@@ -1,4 +1,6 @@
-"""Results next to the links: what each subset exchanged over which links, which stands out, and what a link is worth."""
+"""Results next to the links: what each subset exchanged over which links, which stands out, and
+what a link is worth.
+"""
 
 import math
 from collections import defaultdict
@@ -65,9 +67,11 @@ def subset_links(
 def _outstanding(
     study: Study, subsets: Sequence[SubsetLinks], cells: Sequence[Runs]
 ) -> dict[int, str]:
-    """Return a sentence for every subset that differs from the median of its class by more than noise explains, by its index.
+    """Return a sentence for every subset that differs from the median of its class by more than
+    noise explains, by its index.
 
-    Subsets are compared in exchange bandwidth and in images per second. All tests of both are one family.
+    Subsets are compared in exchange bandwidth and in images per second. All tests of both are one
+    family.
     """
     families = []
     for metric, verb in ((BUSBW, "exchanges"), (IMAGES_PER_SECOND, "trains")):
@@ -101,7 +105,9 @@ def _outstanding(
 
 
 def link_values(study: Study, machines: Mapping[str, MachineLinks]) -> tuple[LinkValue, ...]:
-    """Return what each link class costs against the best one of the study, for each strategy and number of GPUs."""
+    """Return what each link class costs against the best one of the study, for each strategy and
+    number of GPUs.
+    """
     conditions: dict[Condition, dict[str, list[Runs]]] = defaultdict(lambda: defaultdict(list))
     for runs in study.timed:
         if runs.world_size > 1:
@@ -138,7 +144,9 @@ def _lost(better: Sequence[Runs], worse: Sequence[Runs]) -> Estimate:
 
 
 def _mean_rate(members: Sequence[Runs]) -> tuple[float, Draws | None]:
-    """Return the mean rate per GPU of several subsets, and draws of it where the scatter of all is known."""
+    """Return the mean rate per GPU of several subsets, and draws of it where the scatter of all is
+    known.
+    """
     rates = [runs.log_rate for runs in members if runs.log_rate is not None]
     size = members[0].world_size
     value = fmean(math.exp(rate.value) for rate in rates) / size

@@ -1,9 +1,11 @@
 """What cells lose, against what their wires carry: a line for every mechanism of a study.
 
-    lost ms per step = fixed + share · ms that the bytes of the exchange take at the measured GB/s of its wires
+    lost ms per step = fixed + share · ms that the bytes of the exchange take at the measured GB/s
+    of its wires
 
-A mechanism is everything asked but the GPUs and NCCL's settings: a model, a strategy with its options, a batch. Only within
-one does the same share of the exchange hide behind compute. GB/s are measured, and a line has those of one source alone.
+A mechanism is everything asked but the GPUs and NCCL's settings: a model, a strategy with its
+options, a batch. Only within one does the same share of the exchange hide behind compute. GB/s are
+measured, and a line has those of one source alone.
 """
 
 from collections import defaultdict
@@ -27,14 +29,16 @@ from benchmarks.record import Record
 FEWEST = 4  # cells of a line
 SPREAD = 1.2  # the slowest wires of a line must take this many times as long as the fastest
 ALIKE = 1.1  # below this ratio two speeds are one
-# Where the GB/s of a line come from, as the report words it. Of sources that know as many cells the first counts.
+# Where the GB/s of a line come from, as the report words it. Of sources that know as many cells the
+# first counts.
 SOURCES = {
     "p2p": "peer copies (benchmark=p2p), in all rings that fit",
     "collectives": "all-reduce alone (benchmark=collectives)",
     "reference": "the reference that each cell measured",
     "exchange": "the exchange alone in each cell",
 }
-# What a cell measured of the wires that its strategy uses; the ring crosses nothing but the wires between GPUs.
+# What a cell measured of the wires that its strategy uses; the ring crosses nothing but the wires
+# between GPUs.
 _STAGE, _RING = "reference/", "reference/ring_ms"
 # NCCL's settings change the wires or their use, not the mechanism.
 SETTINGS = (*OF_LINKS, "NCCL_")
@@ -42,7 +46,9 @@ SETTINGS = (*OF_LINKS, "NCCL_")
 
 @dataclass(frozen=True)
 class _Cell:
-    """One cell of a mechanism: ms on its wires by each source, and what it lost by each quantity, both where known."""
+    """One cell of a mechanism: ms on its wires by each source, and what it lost by each quantity,
+    both where known.
+    """
 
     runs: Runs
     megabytes: float  # that the exchange moves over its wires: busbw · time
@@ -60,7 +66,8 @@ def wire_lines(
 ) -> tuple[tuple[WireLine, ...], str]:
     """Return the lines of a study; without any, a sentence on what is missing and how to plan it.
 
-    `neighbours` are records of other studies of the machine's links (analysis.findings.links.machine_links).
+    `neighbours` are records of other studies of the machine's links
+    (analysis.findings.links.machine_links).
     """
     mechanisms = _mechanisms(study, machines, scaling, neighbours)
     exposed = {}
@@ -158,7 +165,9 @@ def _collectives(study: Study, neighbours: Sequence[Record]) -> dict[Any, list[f
 
 
 def _source(cells: Sequence[_Cell]) -> str | None:
-    """Return the source of GB/s that knows most cells, among those whose cells are enough for a line."""
+    """Return the source of GB/s that knows most cells, among those whose cells are enough for a
+    line.
+    """
     counts = {}
     for source in SOURCES:
         times = [cell.wire_ms[source] for cell in cells if source in cell.wire_ms]
@@ -236,7 +245,9 @@ def _point(
 
 
 def efficiency_of(alone_ms: float, lost_ms: Estimate) -> Estimate:
-    """Return the efficiency of a step that takes `lost_ms` more than alone; interval ends change places."""
+    """Return the efficiency of a step that takes `lost_ms` more than alone; interval ends change
+    places.
+    """
 
     def efficiency(ms: float) -> float:
         return alone_ms / max(alone_ms + ms, 1e-9)
@@ -252,7 +263,9 @@ def line_of(line: WireLine) -> Fit | None:
 
 
 def _speeds(times: Iterable[float]) -> int:
-    """Return how many different times on the wires there are; those within ALIKE of the fastest of a group are one."""
+    """Return how many different times on the wires there are; those within ALIKE of the fastest of
+    a group are one.
+    """
     count, first = 0, 0.0
     for time in sorted(times):
         if not count or time > ALIKE * first:
