@@ -209,9 +209,6 @@ def _of_findings(findings: Findings) -> dict[tuple[tuple[str, ...], str], Any]:
 
 
 def _frame_of_table(table: Table) -> pd.DataFrame:
-    """Return a table of the report: numbers unrounded, shares as parts of one, an interval as two
-    columns.
-    """
     kinds: dict[str, str] = {}
     for column in table.columns:
         for key in column.keys:

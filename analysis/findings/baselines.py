@@ -218,6 +218,5 @@ def clock_ratio(runs: Runs, alone: Iterable[Runs]) -> float | None:
 
 
 def _scatter_group(runs: Runs) -> Hashable:
-    """Return a key that is equal for cells whose runs scatter alike."""
     names = ("model.name", "optimize", "precision", "device")
     return runs.machine, *(runs.request.get(name) for name in names)

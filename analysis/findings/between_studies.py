@@ -294,7 +294,6 @@ def differences(first: Sequence[StudyInput], second: Sequence[StudyInput]) -> Di
 
 
 def _runs_by_cell(inputs: Sequence[StudyInput]) -> dict[CellId, Measured]:
-    """Return the runs of each cell; several where machines or versions of one study have it."""
     cells: dict[CellId, Measured] = {}
     for each in inputs:
         for runs in each.study.runs:
@@ -351,7 +350,6 @@ def _doubts(first: Runs, second: Runs) -> str:
 
 
 def _judged(cells: Sequence[CellDifference]) -> tuple[CellDifference, ...]:
-    """Return the cells with a verdict for every one that can have one."""
     tested = [cell for cell in cells if not cell.why]
     chances = np.array([cell.steps[cell.metric].chance for cell in tested], dtype=float)
     seen = iter(significant(chances, [2] * len(tested), 1 - LEVEL))

@@ -117,7 +117,6 @@ def clocks_and_steps(record: Record, folder: CellFolder) -> list[tuple[Floats, F
 
 
 def _clocks(folder: CellFolder, ranks: int) -> list[tuple[float, list[float]]]:
-    """Return (time, MHz of each GPU) of the samples that have a clock for every rank."""
     clocks = []
     for line in read_lines(folder.gpu_samples):
         at = finite(line["time"])
@@ -128,7 +127,6 @@ def _clocks(folder: CellFolder, ranks: int) -> list[tuple[float, list[float]]]:
 
 
 def _windows(folder: CellFolder, rank: int) -> list[StepWindow]:
-    """Return the windows of one rank."""
     windows = []
     for line in read_lines(folder.rank_lines(rank)):
         ms, end = line.get("ms"), finite(line["time"])
@@ -276,9 +274,6 @@ class Clocks:
     def _of_members(
         self, runs: Runs, alone: Mapping[Member, Runs]
     ) -> dict[Member, tuple[_LogClock, _LogClock]]:
-        """Return {GPU: its clock alone and together} of the members that ran alone; none where one
-        is not known.
-        """
         clocks = {}
         for gpu in runs.gpus:
             if gpu in alone:
@@ -289,7 +284,6 @@ class Clocks:
         return clocks
 
     def _of_gpu(self, runs: Runs, gpu: Member) -> _LogClock | None:
-        """Return the mean clock of one GPU of a cell; None where the records do not say it."""
         rank = runs.gpus.index(gpu)
         floor = runs.floor(CLOCK)
         logarithms, errors = [], [floor.deviation if floor else 0.0]
@@ -331,7 +325,6 @@ class Clocks:
 
 
 def _of_cell(runs: Runs) -> _LogClock | None:
-    """Return the mean clock of all GPUs of a cell; None where it was not sampled."""
     logarithms = runs.logarithms(CLOCK)
     if not logarithms:
         return None
@@ -340,9 +333,6 @@ def _of_cell(runs: Runs) -> _LogClock | None:
 
 
 def _mean_mhz(record: Record, rank: int) -> float | None:
-    """Return the mean clock of one GPU over the timed window; None where the record does not say
-    it.
-    """
     timed = mapping(mapping(mapping(record.checks.get("gpu_samples")).get("phases")).get("timed"))
     clocks = timed.get("sm_mhz")
     if not isinstance(clocks, list) or len(clocks) != record.cell.world_size:
@@ -409,7 +399,6 @@ def clock_part(
 
 
 def _reaching_0(bound: Estimate | None) -> Estimate | None:
-    """Return a bound with an interval that reaches 0."""
     if bound is None or bound.low is None or bound.high is None:
         return bound
     return Estimate(bound.value, min(bound.low, 0.0), max(bound.high, 0.0))

@@ -88,7 +88,6 @@ class Exposures:
         self._without = merged_by(without, self._without_strategy, lambda runs: runs.gpus[0])
 
     def _without_strategy(self, runs: Runs) -> Condition:
-        """Return what a one-GPU cell shares with that on one GPU without a strategy."""
         irrelevant = (*irrelevant_to_baselines(strong=True), "global_batch_size", "strategy.")
         return self._study.condition(runs, irrelevant, runs.batch_size)
 
@@ -147,9 +146,6 @@ class Exposures:
         return min(1.0, max(0.0, share)), _known(half), ""
 
     def _cost_alone(self, runs: Runs) -> CostAlone:
-        """Return what the strategy costs on one GPU, how that was measured and by which records; or
-        why it is not known.
-        """
         members = self._baselines.of(runs)
         key = tuple(map(id, members.values()))  # thousands of records may have equal baselines
         if key not in self._costs:
@@ -217,7 +213,6 @@ def _next_run(runs: Runs, metric: str, record: Record) -> Uncertain:
 
 
 def _median(runs: Runs, metric: str) -> Uncertain:
-    """Return the median of a difference over runs, with half the interval of the median."""
     values, floor = runs.values(metric), runs.floor(metric)
     value = statistics.median(values)
     if floor is not None:
@@ -231,7 +226,6 @@ def _median(runs: Runs, metric: str) -> Uncertain:
 
 
 def _step(runs: Runs) -> Uncertain:
-    """Return the step time of a one-GPU cell that belongs to its median rate."""
     assert runs.median_log_rate is not None
     step_ms = runs.batch_size * 1e3 / math.exp(runs.median_log_rate)
     floor = runs.floor(IMAGES_PER_SECOND)
@@ -243,7 +237,6 @@ def _step(runs: Runs) -> Uncertain:
 
 
 def _mean(values: Sequence[Uncertain]) -> Uncertain:
-    """Return the mean of independent numbers."""
     half_ms = math.hypot(*(value.half_ms for value in values))
     return Uncertain(math.fsum(value.ms for value in values) / len(values), half_ms / len(values))
 

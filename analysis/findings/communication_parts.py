@@ -116,7 +116,6 @@ def observed(runs: Runs) -> Observed | None:
 
 
 def _why_unseen(record: Record) -> str:
-    """Return why a record does not have the moments of its steps."""
     for row in _rows(record).values():
         for text in mapping(row.get("unknown")).values():
             if isinstance(text, str):

@@ -143,7 +143,6 @@ def _comparison(
 
 
 def _separate(pair: Pair) -> bool:
-    """Return whether the runs of two cells were not interleaved."""
     first = [record.started_at for record in pair.first.records]
     second = [record.started_at for record in pair.second.records]
     return max(first) < min(second) or max(second) < min(first)
@@ -336,9 +335,6 @@ def noises(study: Study) -> tuple[Noise, ...]:
 
 
 def _noise(study: Study, rate: Rate) -> Noise:
-    """Return how far runs of equal cells differ in one rate: their standard deviation over all
-    cells, and the drift.
-    """
     members = [runs for runs in study.rated if runs.rate == rate]
     deviation, freedom = between_runs(members, rate.metric)
     change = None

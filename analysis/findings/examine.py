@@ -53,7 +53,6 @@ def findings_of(study: Study) -> Findings:
 
 
 def _nothing(study: Study) -> str:
-    """Return a sentence where a study has no results, or no rates."""
     if not study.records:
         return "anything: it has no record"
     if not study.runs:

@@ -122,9 +122,6 @@ def point(runs: Runs, baselines: Baselines) -> Point:
 
 
 def _node_efficiency(runs: Runs, baselines: Baselines) -> Estimate | None:
-    """Return rate ÷ (hosts × slowest host alone) of a cell on several hosts; None where one was not
-    measured alone.
-    """
     hosts = baselines.of_hosts(runs)
     against = _log_speedup(runs, hosts, baselines.noise(runs))
     if against is None:
@@ -182,7 +179,6 @@ def _log_speedup(
 
 
 def _draws_of_slowest(members: Sequence[Sample], noise: float | None) -> Draws | None:
-    """Return draws of `log_slowest`; None where the scatter of a member is not known."""
     drawn = [member.draws for member in members if member.draws is not None]
     if len(drawn) < len(members):
         return None
@@ -224,9 +220,6 @@ def fits(points: Sequence[Point]) -> tuple[ScalingLaw, ...]:
 
 
 def _why_no_baseline(study: Study, gpus: Sequence[Member], runs: Runs) -> str:
-    """Return why a subset has no baseline: what the most similar cell on one of its GPUs differs
-    in.
-    """
     alone = [each for each in study.timed if each.world_size == 1]
     if not alone:
         return "no cell ran on one GPU (gpus=each adds that)"
@@ -252,7 +245,6 @@ def _why_no_baseline(study: Study, gpus: Sequence[Member], runs: Runs) -> str:
 
 
 def _value(study: Study, runs: Runs, name: str) -> str:
-    """Return the value of an option or of a fact for people."""
     if name in study.varied_provenance:
         return provenance.worded(runs.provenance.get(name))
     value = runs.request.get(name)

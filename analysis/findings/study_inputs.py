@@ -115,9 +115,6 @@ def studies_in(folder: Path) -> list[Path]:
 
 
 def _open(folder: Path, compared: set[Path], check: Check | None) -> list[Study]:
-    """Return a Study for each machine of a study's folder; the noise floor of a study that is
-    compared is its own alone.
-    """
     records, errors = read_study(folder, check)
     neighbours = {path.name for path in compared if path.parent == folder.resolve().parent}
     scatters = of_other_studies(folder, neighbours)
@@ -131,7 +128,6 @@ def _open(folder: Path, compared: set[Path], check: Check | None) -> list[Study]
 
 
 def _hosts(study: Study) -> list[str]:
-    """Return the hosts that the cells of a study name, sorted."""
     return sorted({host for record in study.records for host in record.cell.every_host})
 
 
@@ -264,7 +260,6 @@ def _links(links: Mapping[str, object]) -> str:
 
 
 def _in_words(counts: Counter[str], records: int) -> str:
-    """Return a fact in words: its value, several values, or the first and the last of many."""
     if len(counts) > MOST:
         return f"{min(counts)} to {max(counts)}"
     values = sorted(counts)

@@ -171,9 +171,6 @@ class ExplainedSubset:
         return "" if self._overhead else "the strategy was not measured on one of these GPUs alone"
 
     def _clocks(self) -> tuple[str, Step | None, str]:
-        """Return what lower clocks take from the step of each member alone, with what the strategy
-        does on one GPU.
-        """
         steps = self.steps_alone
         if self._overhead:
             steps = {gpu: step + self._overhead for gpu, step in steps.items()}
@@ -198,7 +195,6 @@ class ExplainedSubset:
         return CONTENTION, step - (slowed or self.slowest_step), ""
 
     def _communication(self) -> Parts:
-        """Return the exposed communication in parts, and the waiting."""
         costs = [self.alone[gpu].step(COST) for gpu in self.runs.gpus if gpu in self.alone]
         # By steps with and without exchange in turn on one GPU, the mean over the members; else the
         # overhead.
@@ -254,7 +250,6 @@ class ExplainedSubset:
 
 
 def _step_at(rate: Sample, images: int) -> Step:
-    """Return the time of a step of so many images that belongs to the logarithm of a rate."""
     ms = images * 1e3  # at one image per second
     return Step(ms / math.exp(rate.value), None if rate.draws is None else ms / np.exp(rate.draws))
 

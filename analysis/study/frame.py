@@ -295,7 +295,4 @@ def used_columns(runs: Runs) -> dict[str, Any]:
 
 
 def _without_baseline(record: Record, share: Efficiency) -> str:
-    """Return the GPUs of a record that were not measured alone, so that its efficiency is against
-    the others.
-    """
     return gpu_ids([gpu for gpu in record.cell.members if share.of and gpu not in share.of])

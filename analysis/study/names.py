@@ -268,7 +268,6 @@ def shared_name(names: Iterable[str]) -> str:
 
 
 def _shared(names: Collection[str]) -> set[str]:
-    """Return the parts that all of several names have; of one name none."""
     if len(names) < 2:
         return set()
     return set.intersection(*(set(name.split(BETWEEN)) for name in names))

@@ -205,7 +205,6 @@ class _Machine:
 
 
 def _set_names(machines: Sequence[_Machine]) -> None:
-    """Give every machine a name that no other has."""
     hosts = Counter(machine.hosts for machine in machines)
     kinds = Counter((machine.hosts, machine.hardware) for machine in machines)
     names: Counter[str] = Counter()
@@ -399,9 +398,6 @@ def _cpu(facts: Facts) -> str:
 
 
 def _threads(record: Record) -> str:
-    """Return how many threads a rank has for its operators; SHARE where nothing but Ringside set
-    that number.
-    """
     counts = [rank["threads"] for rank in record.ranks if type(rank.get("threads")) is int]
     asked = mapping(record.environment.get("variables")).get("OMP_NUM_THREADS")
     if not counts or asked is None:

@@ -51,7 +51,6 @@ def _declared(compared: Mapping[str, Any]) -> Rate:
 
 @functools.cache
 def _of_yaml(benchmark: str) -> Rate | None:
-    """Return the rate of a benchmark that this installation knows; None where it has none."""
     try:
         compared = groups.choice("benchmark", benchmark).rules.get("compared")
     except Refused:

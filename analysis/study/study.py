@@ -305,7 +305,6 @@ def _chosen(singles: Sequence[Runs]) -> list[Runs]:
 
 
 def _together(usable: Sequence[Runs]) -> tuple[tuple[Runs, ...], tuple[tuple[Record, Runs], ...]]:
-    """Return the runs of equal cells, and each drift run with the runs of its cell."""
     runs, drift = [], []
     equal = grouped(usable, lambda single: (single.gpus, frozenset(single.key.items())))
     for members in equal.values():

@@ -125,7 +125,6 @@ def machine_links(study: Study, neighbours: Sequence[Record] = ()) -> dict[str, 
 
 
 def _topology(facts_of_records: Sequence[Mapping[str, Any]]) -> Topology | None:
-    """Return the link classes that the facts of a host name; None unless every pair has one."""
     classes: dict[frozenset[int | str], str] = {}
     speeds: dict[int, float | None] = {}  # of an NVLink
     for facts in facts_of_records:

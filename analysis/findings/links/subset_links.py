@@ -135,7 +135,6 @@ def link_values(study: Study, machines: Mapping[str, MachineLinks]) -> tuple[Lin
 
 
 def _lost(better: Sequence[Runs], worse: Sequence[Runs]) -> Estimate:
-    """Return the images per second and GPU between the means of two classes."""
     more, more_draws = _mean_rate(better)
     less, less_draws = _mean_rate(worse)
     if more_draws is None or less_draws is None:
@@ -144,9 +143,6 @@ def _lost(better: Sequence[Runs], worse: Sequence[Runs]) -> Estimate:
 
 
 def _mean_rate(members: Sequence[Runs]) -> tuple[float, Draws | None]:
-    """Return the mean rate per GPU of several subsets, and draws of it where the scatter of all is
-    known.
-    """
     rates = [runs.log_rate for runs in members if runs.log_rate is not None]
     size = members[0].world_size
     value = fmean(math.exp(rate.value) for rate in rates) / size

@@ -150,7 +150,6 @@ def _collectives_key(machine: str, record: Record) -> tuple[Any, ...]:
 
 
 def _collectives(study: Study, neighbours: Sequence[Record]) -> dict[Any, list[float]]:
-    """Return the busbw of all-reduces that ran alone, by machine, GPUs and NCCL's settings."""
     busbw: dict[Any, list[float]] = defaultdict(list)
     records = [(runs.machine, record) for runs in study.runs for record in runs.records]
     if records:  # there are no neighbours of a study of several machines
@@ -165,9 +164,6 @@ def _collectives(study: Study, neighbours: Sequence[Record]) -> dict[Any, list[f
 
 
 def _source(cells: Sequence[_Cell]) -> str | None:
-    """Return the source of GB/s that knows most cells, among those whose cells are enough for a
-    line.
-    """
     counts = {}
     for source in SOURCES:
         times = [cell.wire_ms[source] for cell in cells if source in cell.wire_ms]
