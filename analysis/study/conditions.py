@@ -55,7 +55,8 @@ class Conditions:
 
     def __init__(self, runs: Iterable[Keyed]) -> None:
         """Find the names in which the runs differ; all others separate nothing."""
-        self._differing = differing_names([each.key for each in runs])
+        # Connections are known once runs are put together (Study.of).
+        self._differing = (*differing_names([each.key for each in runs]), CONNECTIONS)
         self._relevant: dict[tuple[str, ...], tuple[str, ...]] = {}
 
     def of(self, runs: Keyed, irrelevant: Collection[str] = (), *fixed: Hashable) -> Condition:

@@ -170,7 +170,7 @@ class Study:
     @functools.cached_property
     def conditions(self) -> Conditions:
         """What makes runs of this study comparable."""
-        return Conditions([*self.runs, *self.singles.values()])
+        return Conditions(list(self.singles.values()))
 
     def condition(self, runs: Runs, irrelevant: Collection[str] = (), *fixed: Any) -> Condition:
         """Return what runs share with those that may be compared with them (Conditions.of)."""
