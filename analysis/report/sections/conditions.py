@@ -220,7 +220,7 @@ def cells(study: Study, findings: Findings) -> Section:
         return metric_column(key, name, lambda record: values[record.record_id].get(name))
 
     def own(key: str, name: str) -> Column:
-        return metric_column(key, name, lambda record: middle([record], name))
+        return metric_column(key, name, lambda record: median_of([record], name))
 
     def with_interval(key: str, name: str, **changes: Any) -> Column:
         return metric_column(
