@@ -32,7 +32,7 @@ from launch.supervision.supervise import Outcome
 if TYPE_CHECKING:
     from launch.profile.profiled_pass import Profiled
 
-TUNING_PASS = "benchmarks.training.passes.run"
+TUNING_PASS = "benchmarks.training.passes.tuning"
 
 
 @dataclasses.dataclass(frozen=True)

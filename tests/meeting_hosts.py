@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 
-from benchmarks.agent.network import Listening, reach
+from benchmarks.agent.network import ProbeListeners, try_connect
 from launch.machine.fleet import Host, candidates, chosen
 
 NAMESPACES = """
@@ -33,7 +33,7 @@ def on(host, *words):
 
 def listen(addresses):
     """Listen until the input ends, as an agent does from its loop."""
-    listening, until = Listening(addresses, "word"), time.monotonic() + 30
+    listening, until = ProbeListeners(addresses, "word"), time.monotonic() + 30
     print(json.dumps(listening.ports), flush=True)
     while (
         sys.stdin not in select.select([sys.stdin, *listening.sockets], [], [], 1)[0]
@@ -64,6 +64,6 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["listen"]:
         listen(json.loads(sys.argv[2]))
     elif sys.argv[1:2] == ["reach"]:
-        print(json.dumps(reach(json.loads(sys.argv[2]), "word", 1.0)))
+        print(json.dumps(try_connect(json.loads(sys.argv[2]), "word", 1.0)))
     else:
         main()

@@ -10,9 +10,8 @@ import tempfile
 import pytest
 import torch
 
-from benchmarks.rank import cell_process as agent
-from benchmarks.rank import cell_process as ends
-from benchmarks.rank import worker as lifetime
+from benchmarks.rank import cell_process, worker
+from benchmarks.rank.cell_process import ExitWatcher, NoLogFiles
 from trainers import process as devices
 
 
@@ -23,16 +22,16 @@ def thawed():
 
 
 def test_ranks_are_forked_unless_the_agent_has_initialised_cuda(tmp_path, monkeypatch, capsys):
-    assert not lifetime.cuda_initialised()
-    assert agent._preloaded(tmp_path)
-    monkeypatch.setattr(lifetime, "cuda_initialised", lambda: True)
-    assert not agent._preloaded(tmp_path)
+    assert not worker.cuda_initialised()
+    assert cell_process._import_for_ranks(tmp_path)
+    monkeypatch.setattr(worker, "cuda_initialised", lambda: True)
+    assert not cell_process._import_for_ranks(tmp_path)
     assert capsys.readouterr().err == "ranks start anew: something here has initialised CUDA\n"
 
 
 def test_torch_makes_no_folder_for_logs(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    nowhere = agent.NoFiles().reify({0: {}, 1: {}})
+    nowhere = NoLogFiles().reify({0: {}, 1: {}})
     assert nowhere.stdouts == nowhere.error_files == {0: "", 1: ""} and nowhere.tee_stdouts == {}
     assert list(tmp_path.iterdir()) == []
 
@@ -58,7 +57,7 @@ def test_ends_are_seen_in_their_order_with_their_statuses(ranks, monkeypatch, wi
             raise PermissionError
 
         monkeypatch.setattr(os, "pidfd_open", refuses)
-    seen = ends.Ends({number: process.pid for number, process in enumerate(ranks)})
+    seen = ExitWatcher({number: process.pid for number, process in enumerate(ranks)})
     assert seen.wait(0.01) == []
     ranks[2].kill()
     found = seen.wait(0.2) or seen.wait(0.2)
@@ -70,12 +69,12 @@ def test_ends_are_seen_in_their_order_with_their_statuses(ranks, monkeypatch, wi
 
 
 def test_a_process_that_is_just_ending_belongs_to_those_that_ended(ranks, monkeypatch):
-    monkeypatch.setattr(ends, "LEAVING_SECONDS", 0.05)
-    monkeypatch.setattr(ends, "_is_ending", lambda pid: pid == ranks[1].pid)
-    seen = ends.Ends({number: process.pid for number, process in enumerate(ranks)})
+    monkeypatch.setattr(cell_process, "LEAVING_SECONDS", 0.05)
+    monkeypatch.setattr(cell_process, "_is_ending", lambda pid: pid == ranks[1].pid)
+    seen = ExitWatcher({number: process.pid for number, process in enumerate(ranks)})
     ranks[0].kill()
     assert (seen.wait(0.2) or seen.wait(0.2)) == [0]
-    assert seen.rest() == [1] and seen.rest() == []
+    assert seen.wait_for_leaving() == [1] and seen.wait_for_leaving() == []
     assert seen.statuses == {0: -signal.SIGKILL, 1: None}
 
 

@@ -18,11 +18,10 @@ import pytest
 from cells import make_cell
 from faults_seen import until
 
-from benchmarks.agent import network as signs_of_life
 from benchmarks.agent import processes, scratch
-from benchmarks.agent.network import WireWatch
-from benchmarks.agent.processes import show_in_environ
-from benchmarks.agent.protocol import MOST_BYTES, Do, Inbox, Outbox, Say
+from benchmarks.agent.network import PeerHeartbeat
+from benchmarks.agent.processes import write_proc_environ
+from benchmarks.agent.protocol import MOST_BYTES, Command, Event, Reader, Writer
 from benchmarks.agent.scratch import Scratch
 from benchmarks.record import CellFolder, read_lines
 from conf.process_env import NO_TOKEN, TOKEN
@@ -137,27 +136,15 @@ def test_a_command_that_starts_no_agent_is_a_sentence(program, why, monkeypatch)
     monkeypatch.setattr(channel_module, "LEAVE_SECONDS", 0.5)
     channel = answers(program)
     with pytest.raises(AgentGone, match=f"^{why[:40].replace('(', '.')}"):
-        channel.answer(Say.READY, 0.5 if "no answer" in why else 20)
+        channel.answer(Event.READY, 0.5 if "no answer" in why else 20)
     if "status" in why:
         with pytest.raises(AgentGone):
             for _ in range(3):
-                channel.send(Do.BEAT)
+                channel.send(Command.BEAT)
                 time.sleep(0.1)
     before = time.monotonic()
     channel.close()
     assert time.monotonic() - before < 3
-
-
-def test_while_an_agent_imports_its_child_gives_signs_of_life():
-    reading, writing = os.pipe()
-    with signs_of_life.given(Outbox(writing), every_s=0.01):
-        inbox = Inbox(reading)
-        for _ in range(2):
-            assert inbox.receive()[0] == {"say": "beat"}
-    os.close(writing)
-    while inbox.receive() is not None:  # the child has ended, or this would wait for ever
-        pass
-    os.close(reading)
 
 
 def test_an_agent_that_says_that_it_is_busy_is_not_silent_meanwhile():
@@ -174,22 +161,22 @@ def test_an_agent_that_says_that_it_is_busy_is_not_silent_meanwhile():
 def test_messages_come_whole_whatever_the_pieces(monkeypatch):
     monkeypatch.setattr("benchmarks.agent.protocol.MOST_BYTES", 100)
     reading, writing = os.pipe()
-    inbox, outbox = Inbox(reading), Outbox(writing)
-    outbox.send({"say": "beat", "text": "ä\n"})
-    assert inbox.receive() == [{"say": "beat", "text": "ä\n"}]
+    reader, writer = Reader(reading), Writer(writing)
+    writer.send({"say": "beat", "text": "ä\n"})
+    assert reader.receive() == [{"say": "beat", "text": "ä\n"}]
     os.write(writing, b'{"say": "be')
-    assert inbox.receive() == []
+    assert reader.receive() == []
     os.write(writing, b'at"}\n{"a": 1}\n')
-    assert inbox.receive() == [{"say": "beat"}, {"a": 1}]
+    assert reader.receive() == [{"say": "beat"}, {"a": 1}]
     os.write(writing, b"x" * 101)
     with pytest.raises(ValueError, match="without end"):
-        inbox.receive()
+        reader.receive()
     assert MOST_BYTES > 100
-    outbox.send({"long": "y" * (1 << 18)})  # more than a pipe holds: nobody waits
-    assert outbox.waiting_bytes > 0
+    writer.send({"long": "y" * (1 << 18)})  # more than a pipe holds: nobody waits
+    assert writer.waiting_bytes > 0
     os.close(reading)
     with pytest.raises(BrokenPipeError):
-        outbox.flush()
+        writer.flush()
     os.close(writing)
 
 
@@ -197,9 +184,9 @@ def test_what_the_kernel_shows_of_a_process_is_changed_in_its_fork_alone():
     token = uuid.uuid4().hex
     program = (
         "import os, sys, time\n"
-        "from benchmarks.agent.processes import show_in_environ\n"
+        "from benchmarks.agent.processes import write_proc_environ\n"
         "if os.fork() == 0:\n"
-        f"    show_in_environ('{TOKEN}', '{token}')\n"
+        f"    write_proc_environ('{TOKEN}', '{token}')\n"
         "    if os.fork() == 0:\n"
         "        time.sleep(60)\n"
         "print('x', flush=True); time.sleep(60)\n"
@@ -211,7 +198,7 @@ def test_what_the_kernel_shows_of_a_process_is_changed_in_its_fork_alone():
     channel._process.kill()
     channel.close()
     with pytest.raises(ValueError, match="did not begin with 3 characters"):
-        show_in_environ("RINGSIDE_NOTHING", "abc")
+        write_proc_environ("RINGSIDE_NOTHING", "abc")
 
 
 @pytest.fixture
@@ -223,8 +210,8 @@ def handed_on(tmp_path, monkeypatch):
     part = CellOnHost(None, 1, "t", here)
 
     def bring():
-        for chunk in made.news():
-            part.take(Say.FILE, {"cell": "t", **json.loads(json.dumps(chunk))})
+        for chunk in made.changed_files():
+            part.take(Event.FILE, {"cell": "t", **json.loads(json.dumps(chunk))})
         return {
             path.relative_to(here.path).as_posix(): path.read_text()
             for path in here.path.rglob("*")
@@ -269,7 +256,7 @@ def test_files_of_a_host_grow_here_as_they_grow_there(handed_on):
 def test_an_agent_writes_nowhere_else(handed_on, name):
     _, part, _ = handed_on
     with pytest.raises(ValueError, match="file"):
-        part.take(Say.FILE, {"cell": "t", "name": name, "at": 0, "data": ""})
+        part.take(Event.FILE, {"cell": "t", "name": name, "at": 0, "data": ""})
 
 
 def test_a_gap_in_a_file_is_no_sample(handed_on):
@@ -280,37 +267,31 @@ def test_a_gap_in_a_file_is_no_sample(handed_on):
         "at": 0,
         "data": base64.b64encode(b"x\n").decode(),
     }
-    part.take(Say.FILE, line | {"cell": "the one before"})
-    part.take(Say.FILE, line)
+    part.take(Event.FILE, line | {"cell": "the one before"})
+    part.take(Event.FILE, line)
     with pytest.raises(ValueError, match="2 bytes are here, the next are from 9"):
-        part.take(Say.FILE, {**line, "at": 9})
+        part.take(Event.FILE, {**line, "at": 9})
     with pytest.raises(ValueError, match="2 bytes are here, the next are from 0"):
-        part.take(Say.FILE, line)
+        part.take(Event.FILE, line)
 
 
 def test_the_first_host_hears_the_others_until_a_wire_is_cut(monkeypatch):
-    first, second, stranger = (
-        WireWatch("t", 0, 0.3),
-        WireWatch("t", 2, 0.3),
-        WireWatch("other", 1, 0.3),
-    )
+    first, second = PeerHeartbeat("t", 0, 0.3), PeerHeartbeat("t", 2, 0.3)
+    stranger = PeerHeartbeat("other", 1, 0.3)
     port = first.listen("127.0.0.1")
-    for one in (second, stranger):
-        one.connect("127.0.0.1", port, 5)
+    for peer in (second, stranger):
+        peer.connect("127.0.0.1", port, 5)
     monkeypatch.setattr("benchmarks.agent.network.BEAT_SECONDS", 0.05)
-    until(lambda: (second.look(), first.look(), [*first._others] == [2])[2], 5)
+    until(lambda: (second.beat(), first.beat(), [*first._peers] == [2])[2], 5)
     deadline = time.monotonic() + 0.5
     while time.monotonic() < deadline:  # longer than a host may be silent
-        assert second.look() == {} or second.look().keys() == {0}
-        assert first.look() == {}
+        assert second.beat() == first.beat() == {}
         time.sleep(0.02)
-    silent = until(first.look, 5)  # nobody calls second.look any more
+    silent = until(first.beat, 5)  # nobody calls second.beat any more
     assert silent.keys() == {2} and silent[2] > 0.3
     second.close()
-    until(
-        lambda: (first.look(), first.sockets == [first._listener])[1], 5
-    )  # one that leaves is not lost
-    assert first.look() == {}
+    until(lambda: (first.beat(), len(first.sockets) == 1)[1], 5)  # one that leaves is not lost
+    assert first.beat() == {}
     first.close()
     stranger.close()
 
@@ -346,8 +327,8 @@ def test_a_cell_of_hosts_has_ranks_by_host_and_keeps_its_key():
 
 def test_a_launcher_hears_at_once_that_a_cell_has_ended():
     job, token = ServedJob(NO_TOKEN), {"cell": NO_TOKEN}
-    threading.Timer(0.05, job.take, (Say.STARTED, {**token, "pid": 1})).start()
-    threading.Timer(0.2, job.take, (Say.ENDED, {**token, "status": 0})).start()
+    threading.Timer(0.05, job.take, (Event.STARTED, {**token, "pid": 1})).start()
+    threading.Timer(0.2, job.take, (Event.ENDED, {**token, "status": 0})).start()
     began = time.monotonic()
     job.wait(10.0)
     assert 0.15 < time.monotonic() - began < 5 and job.poll() == 0
@@ -365,8 +346,8 @@ class ScriptedChannel:
         self._take = take
 
     def send(self, what, **content):
-        if what == Do.STOP and not self._gone:
-            self._take(Say.STOPPED, {"cell": content["cell"], "survivors": []})
+        if what == Command.STOP and not self._gone:
+            self._take(Event.STOPPED, {"cell": content["cell"], "survivors": []})
 
     def answer(self, expected, seconds):
         if self._gone:

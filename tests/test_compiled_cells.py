@@ -11,7 +11,7 @@ from records import make_record
 from torch import nn
 
 from analysis.validity.as_asked import not_compiled
-from benchmarks.rank import cell_process as running_cell
+from benchmarks.rank.cell_process import READ_LATE
 from benchmarks.record import read_study
 from benchmarks.timing import compilation
 from benchmarks.timing.compilation import Compilation
@@ -92,7 +92,7 @@ def test_torch_reads_the_folder_each_time_so_ranks_need_not_start_anew(tmp_path,
             cache_dir_utils.triton_cache_dir(0),
         ]
         assert all(place.startswith(f"{tmp_path}/{number}/") for place in places), places
-    assert {INDUCTOR, TRITON} <= {*running_cell.READ_LATE}
+    assert {INDUCTOR, TRITON} <= {*READ_LATE}
 
 
 # --- equal graphs -------------------------------------------------------------------------------------------------

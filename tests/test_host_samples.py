@@ -17,7 +17,7 @@ from analysis.validity.checks import judge
 from analysis.validity.gpu_samples import summary
 from analysis.verification.rebuild import rebuilt
 from benchmarks import record as records
-from benchmarks.agent.protocol import ready
+from benchmarks.agent.protocol import wait_readable
 from benchmarks.agent.sampler import SamplingProcess
 from benchmarks.record import CellFolder, read_lines
 from benchmarks.record.lines import CLOCK_VARIABLE, beginning, now
@@ -217,12 +217,14 @@ def test_descriptors_from_1024_on_are_waited_for():
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
     try:
         high = fcntl.fcntl(read, fcntl.F_DUPFD, 1500)
-        assert ready([high], 0.0) == [] and ready([high], 0.0, writing=[write]) == []
+        assert (
+            wait_readable([high], 0.0) == [] and wait_readable([high], 0.0, writing=[write]) == []
+        )
         os.write(write, b"x")
-        assert ready([read, high], 0.0) == [read, high]
+        assert wait_readable([read, high], 0.0) == [read, high]
         os.close(write)
         os.read(high, 1)
-        assert ready([high], 0.0) == [high], "the end can be read"
+        assert wait_readable([high], 0.0) == [high], "the end can be read"
     finally:
         os.close(high)
         os.close(read)

@@ -15,7 +15,7 @@ from cells import make_cell
 from described import GPUS, ROOT, WITH_GPUS, described, fleet, host, interface
 
 from benchmarks.agent import network as probe
-from benchmarks.agent.network import Listening, interfaces, reach
+from benchmarks.agent.network import ProbeListeners, interfaces, try_connect
 from benchmarks.agent.processes import CELL_FOLDER, Variables, merged, with_absolute_path
 from benchmarks.record import CellFolder
 from benchmarks.record.lines import CLOCK_VARIABLE, beginning
@@ -379,7 +379,7 @@ def test_the_first_address_that_all_reach_is_chosen_and_the_interfaces_are_named
 
 
 def test_who_listens_answers_with_the_word_and_nobody_else_does():
-    listening = Listening(["127.0.0.1", "::1", "203.0.113.7"], "word")
+    listening = ProbeListeners(["127.0.0.1", "::1", "203.0.113.7"], "word")
     assert (
         set(listening.ports) == {"127.0.0.1", "::1"}
         and "assign" in listening.refused["203.0.113.7"]
@@ -400,16 +400,16 @@ def test_who_listens_answers_with_the_word_and_nobody_else_does():
         "::1": {"interface": "lo"},
     }
     with socket.create_server(("127.0.0.1", 0)) as stranger:
-        silent = reach({"127.0.0.1": stranger.getsockname()[1]}, "word", 0.2)
+        silent = try_connect({"127.0.0.1": stranger.getsockname()[1]}, "word", 0.2)
     ports = listening.ports
     listening.close()
     assert silent == {"127.0.0.1": {"why": "no answer within 0.2 s"}} and listening.sockets == []
-    assert reach(ports, "word", 0.2) == {one: {"why": "Connection refused"} for one in ports}
+    assert try_connect(ports, "word", 0.2) == {one: {"why": "Connection refused"} for one in ports}
 
 
 def test_a_listener_that_nobody_closes_closes_itself(monkeypatch):
     monkeypatch.setattr(probe, "OPEN_SECONDS", -1.0)
-    listening = Listening(["127.0.0.1"], "word")
+    listening = ProbeListeners(["127.0.0.1"], "word")
     listening.answer()
     assert listening.sockets == []
 

@@ -313,7 +313,10 @@ def test_ranges_without_any_kernel_are_no_trace_of_a_gpu(tmp_path):
 
 def test_an_agent_behind_a_profiler_ends_with_the_launcher():
     with subprocess.Popen(["sleep", "600"]) as launcher:
-        program = f"import time; from benchmarks.rank import lifetime; lifetime.die_with_launcher({launcher.pid}); time.sleep(60)"
+        watch = (
+            f"from benchmarks.rank.worker import die_with_launcher as watch; watch({launcher.pid})"
+        )
+        program = f"{watch}; import time; time.sleep(60)"
         with subprocess.Popen([sys.executable, "-c", program], cwd=ROOT) as agent:
             time.sleep(0.5)
             assert agent.poll() is None

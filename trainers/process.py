@@ -3,7 +3,6 @@
 import contextlib
 import ctypes
 import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -73,20 +72,10 @@ def on_threads(count: int) -> Iterator[None]:
 
 
 # <linux/prctl.h>
-PR_SET_PDEATHSIG = 1
 PR_SET_TIMERSLACK = 29
 TIMER_SLACK_NS = 1000  # the default is 50,000: longer than the pauses of those who poll flags
 
 
-def die_with_parent() -> None:
-    """Have the kernel kill this process when its parent ends, however it ends."""
-    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
 def sleep_precisely() -> None:
     """Have this thread's sleeps end within a microsecond of their time."""
-    _prctl(PR_SET_TIMERSLACK, TIMER_SLACK_NS)
-
-
-def _prctl(option: int, value: int) -> None:
-    ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_TIMERSLACK, TIMER_SLACK_NS, 0, 0, 0)

@@ -1,1 +1,1 @@
-"""What an agent does on its host without torch: find and end processes, sample the machine, hand files on."""
+"""What an agent does on its host without torch: processes, samples, network and scratch files."""

@@ -1,25 +1,23 @@
-"""The network interfaces of this host: their addresses and speed, and which of them leads to another host."""
+"""The network interfaces of this host, which of them leads to another host, and whether it still does."""
 
 import contextlib
-import dataclasses
 import errno
 import ipaddress
 import os
 import selectors
-import signal
 import socket
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from benchmarks.agent.protocol import Outbox, Say
 from benchmarks.record.safe_files import because
 
-# Bridges and tunnels inside a host, of containers and virtual machines, as their programs name them.
+# Bridges and tunnels inside a host, of containers and virtual machines, as their programs name
+# them.
 INNER = (
     "docker",
     "br-",
@@ -34,17 +32,23 @@ INNER = (
     "tailscale",
 )
 NET = Path("/sys/class/net")
+PROBE_SECONDS = 3.0  # for a connection and its answer
+OPEN_SECONDS = 60.0  # a listener that nobody closed
+BACKLOG = 1024  # hosts that connect at the same time
+WORD_BYTES = 64
+BEAT_SECONDS = 1.0
+HELLO_BYTES = 64  # the token of the cell and the number of the host
 
 
 @dataclass(frozen=True)
 class Interface:
-    """A network interface that is up, with its addresses as `10.0.0.7/24`; the link-local ones are left out."""
+    """A network interface that is up, with its addresses as `10.0.0.7/24` but link-local ones."""
 
     name: str
     addresses: tuple[str, ...]
     mbit_per_s: int  # 0: the driver does not say
     loopback: bool
-    inner: bool  # it leads to containers or virtual machines of the host, as far as its name and the kernel tell
+    inner: bool  # leads to containers or virtual machines, as far as name and kernel tell
 
     def refuse_wrong_addresses(self) -> None:
         """Refuse what is no address with a prefix. Raises ValueError."""
@@ -53,66 +57,63 @@ class Interface:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the interface as plain JSON types."""
-        return {**dataclasses.asdict(self), "addresses": list(self.addresses)}
+        return {**asdict(self), "addresses": list(self.addresses)}
 
 
 def interfaces() -> list[Interface]:
     """Return the interfaces of this host that are up and have an address, by name."""
     states = psutil.net_if_stats()
-    found = []
-    for name, addresses in sorted(psutil.net_if_addrs().items()):
+    usable = []
+    for name, entries in sorted(psutil.net_if_addrs().items()):
+        addresses = []
+        for entry in entries:
+            address = _with_prefix(entry.family, entry.address, entry.netmask)
+            if address is not None:
+                addresses.append(address)
+        # Switched on; psutil's own `isup` is whether there is a carrier, which the kernel tells up
+        # to a second later.
         state = states.get(name)
-        known = tuple(
-            filter(None, (_with_prefix(one.family, one.address, one.netmask) for one in addresses))
-        )
-        # Switched on; psutil's own `isup` is whether there is a carrier, which the kernel tells up to a second later.
-        if state is None or "up" not in state.flags.split(",") or not known:
+        if state is None or "up" not in state.flags.split(",") or not addresses:
             continue
-        loopback = all(ipaddress.ip_interface(one).is_loopback for one in known)
+        loopback = all(ipaddress.ip_interface(address).is_loopback for address in addresses)
         inner = name.startswith(INNER) or (NET / name / "bridge").is_dir()
-        found.append(Interface(name, known, max(0, state.speed), loopback, inner))
-    return found
-
-
-def interface_of(address: str, known: Iterable[Interface]) -> str | None:
-    """Return the name of the interface that has an address; None if none has it."""
-    wanted = ipaddress.ip_address(address)
-    return next(
-        (
-            one.name
-            for one in known
-            if any(ipaddress.ip_interface(own).ip == wanted for own in one.addresses)
-        ),
-        None,
-    )
+        speed = max(0, state.speed)
+        usable.append(Interface(name, tuple(addresses), speed, loopback, inner))
+    return usable
 
 
 def _with_prefix(family: int, address: str, netmask: str | None) -> str | None:
-    """Return `10.0.0.7/24`; None for what is no address of IP, and for a link-local one, which needs its interface's name."""
+    """Return `10.0.0.7/24`; None for what is no IP address and for a link-local one."""
     if family not in (socket.AF_INET, socket.AF_INET6) or netmask is None:
         return None
-    known = ipaddress.ip_address(address.partition("%")[0])
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    if ip.is_link_local:  # it needs its interface's name
+        return None
     prefix = bin(int(ipaddress.ip_address(netmask))).count("1")
-    return None if known.is_link_local else f"{known}/{prefix}"
+    return f"{ip}/{prefix}"
 
 
-# Try whether hosts reach each other: one listens at an address of its own, the others connect, and it answers with a word.
+def interface_of(address: str, candidates: Iterable[Interface]) -> str | None:
+    """Return the name of the interface that has an address; None if none has it."""
+    ip = ipaddress.ip_address(address)
+    for interface in candidates:
+        for own in interface.addresses:
+            if ipaddress.ip_interface(own).ip == ip:
+                return interface.name
+    return None
 
 
-WITHIN_SECONDS = 3.0  # for a connection and its answer
-OPEN_SECONDS = 60.0  # a listener that nobody closed
-BACKLOG = 1024  # hosts that connect at the same time
-WORD_BYTES = 64
+# Before a sweep: one host listens, the others connect, and it answers with a word.
 
 
-class Listening:
-    """Listeners of this host, each on one address and a free port, that answer every connection with a word."""
+class ProbeListeners:
+    """Listeners of this host, one an address, that answer every connection with a word."""
 
     def __init__(self, addresses: Iterable[str], word: str) -> None:
-        """Listen at these addresses of this host. One at which that is not possible is in `refused`, with the reason."""
+        """Listen at free ports. An address where that is impossible is in `refused`, with why."""
         self._word = word.encode()
         self._until = time.monotonic() + OPEN_SECONDS
-        self._sockets: dict[str, socket.socket] = {}
+        self._listeners: dict[str, socket.socket] = {}
         self.refused: dict[str, str] = {}
         for address in addresses:
             listener = socket.socket(_family(address))
@@ -120,7 +121,7 @@ class Listening:
                 listener.bind((address, 0))
                 listener.listen(BACKLOG)
                 listener.setblocking(False)
-                self._sockets[address] = listener
+                self._listeners[address] = listener
             except OSError as error:
                 listener.close()
                 self.refused[address] = because(error)
@@ -128,213 +129,182 @@ class Listening:
     @property
     def ports(self) -> dict[str, int]:
         """Return the port at each address."""
-        return {address: listener.getsockname()[1] for address, listener in self._sockets.items()}
+        return {address: own.getsockname()[1] for address, own in self._listeners.items()}
 
     @property
     def sockets(self) -> list[socket.socket]:
-        """Return the sockets to wait for, as select does; none after `close`."""
-        return list(self._sockets.values())
+        """Return the sockets to wait for; none after `close`."""
+        return list(self._listeners.values())
 
     def answer(self) -> None:
         """Answer those who have connected; close what is open for too long. Never waits."""
-        for listener in self._sockets.values():
+        for listener in self._listeners.values():
             with contextlib.suppress(OSError):  # nobody is there, or nobody any more
                 while True:
-                    connected, _ = listener.accept()
-                    with connected:
-                        connected.setblocking(False)
-                        connected.send(self._word)
+                    connection, _ = listener.accept()
+                    with connection:
+                        connection.setblocking(False)
+                        connection.send(self._word)
         if time.monotonic() > self._until:
             self.close()
 
     def close(self) -> None:
         """Listen no longer."""
-        for listener in self._sockets.values():
+        for listener in self._listeners.values():
             listener.close()
-        self._sockets = {}
+        self._listeners = {}
 
 
-def reach(
-    ports: dict[str, int], word: str, within_s: float = WITHIN_SECONDS
+def try_connect(
+    ports: Mapping[str, int], word: str, within_s: float = PROBE_SECONDS
 ) -> dict[str, dict[str, str]]:
-    """Connect to the listeners of another host, all at the same time; wait for at most `within_s` seconds.
+    """Connect to the listeners of another host, all at the same time, for `within_s` seconds.
 
-    Returns for each address {"interface": the one of this host that leads there} or {"why": what went wrong}.
+    Returns for each address {"interface": the one of this host that leads there} or {"why": what
+    went wrong}.
     """
-    found: dict[str, dict[str, str]] = {}
+    results: dict[str, dict[str, str]] = {}
+    connections: dict[str, socket.socket] = {}
     deadline = time.monotonic() + within_s
-    with selectors.DefaultSelector() as waiting:
+    with selectors.DefaultSelector() as selector, contextlib.ExitStack() as stack:
         for address, port in ports.items():
-            connecting = socket.socket(_family(address))
-            connecting.setblocking(False)
-            error = connecting.connect_ex((address, port))
+            connection = stack.enter_context(socket.socket(_family(address)))
+            connection.setblocking(False)
+            error = connection.connect_ex((address, port))
             if error in (0, errno.EINPROGRESS):
-                waiting.register(connecting, selectors.EVENT_READ, address)
+                selector.register(connection, selectors.EVENT_READ, address)
+                connections[address] = connection
             else:
-                connecting.close()
-                found[address] = {"why": os.strerror(error)}
-        while waiting.get_map() and (left_s := deadline - time.monotonic()) > 0:
-            for key, _ in waiting.select(left_s):
-                assert isinstance(key.fileobj, socket.socket)
-                found[key.data] = _told(key.fileobj, word.encode())
-                waiting.unregister(key.fileobj)
-                key.fileobj.close()
-        for key in list(waiting.get_map().values()):
-            assert isinstance(key.fileobj, socket.socket)
-            found[key.data] = {"why": f"no answer within {within_s:g} s"}
-            key.fileobj.close()
-    return found
+                results[address] = {"why": os.strerror(error)}
+        while len(results) < len(ports) and time.monotonic() < deadline:
+            for key, _ in selector.select(deadline - time.monotonic()):
+                connection = connections.pop(key.data)
+                results[key.data] = _probe_result(connection, word.encode())
+                selector.unregister(connection)
+    for address in connections:
+        results[address] = {"why": f"no answer within {within_s:g} s"}
+    return results
 
 
-def _told(connection: socket.socket, word: bytes) -> dict[str, str]:
-    """Return what a connection that has something to read says."""
+def _probe_result(connection: socket.socket, word: bytes) -> dict[str, str]:
     try:
         answer = connection.recv(WORD_BYTES)
-        here = connection.getsockname()[0]
+        own_address = connection.getsockname()[0]
     except OSError as error:
         return {"why": because(error)}
     if answer != word:
         return {"why": "another program answers there"}
-    interface = interface_of(here.partition("%")[0], interfaces())
-    return (
-        {"interface": interface}
-        if interface
-        else {"why": f"no interface of this host has the address {here}"}
-    )
+    interface = interface_of(own_address.partition("%")[0], interfaces())
+    if interface is None:
+        return {"why": f"no interface of this host has the address {own_address}"}
+    return {"interface": interface}
 
 
 def _family(address: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
+    if ipaddress.ip_address(address).version == 6:
+        return socket.AF_INET6
+    return socket.AF_INET
 
 
-# Signs of life of an agent that imports: it has one thread, so a child gives them. Their end tells that its host is gone.
+# While a cell runs: only a sign of life over the network of the ranks tells that it is cut, as the
+# launcher may reach the agents over another.
 
 
-EVERY_S = 1.0
-
-
-@contextlib.contextmanager
-def given(outbox: Outbox, every_s: float = EVERY_S) -> Iterator[None]:
-    """Have a child give a sign of life every so many seconds until the block ends, or until this process does.
-
-    There are none where an earlier message is not written yet. Nothing else may be written meanwhile.
-    """
-    if outbox.waiting_bytes:
-        yield
-        return
-    mine = os.getpid()
-    if (child := os.fork()) == 0:
-        with contextlib.suppress(OSError):  # the launcher is gone
-            while os.getppid() == mine:
-                outbox.send({"say": Say.BEAT.value})
-                time.sleep(every_s)
-        os._exit(0)
-    try:
-        yield
-    finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-
-
-# Watch the wires between the hosts of a running cell: every host sends the first one a sign of life over them.
-
-
-BEAT_SECONDS = 1.0
-HELLO_BYTES = 64  # the token of the cell and the number of the host
-
-
-class WireWatch:
-    """The connections of this host to those that it watches. Nothing here waits: the agent calls it several times a second."""
+class PeerHeartbeat:
+    """Connections between the first host of a cell and each other, with a heartbeat both ways."""
 
     def __init__(self, token: str, host: int, lost_after_s: float) -> None:
-        """`host` is this host's number in the cell; one that is silent for `lost_after_s` seconds is lost."""
-        self._token, self._host, self._lost_after_s = token, host, lost_after_s
+        """`host` is this host's number; one that is silent for `lost_after_s` seconds is lost."""
+        self._hello = f"{token} {host}".ljust(HELLO_BYTES).encode()
+        self._token, self._lost_after_s = token, lost_after_s
         self._listener: socket.socket | None = None
         self._unnamed: list[socket.socket] = []  # connected, and their hello has not come
-        self._others: dict[int, socket.socket] = {}
+        self._peers: dict[int, socket.socket] = {}
         self._heard: dict[int, float] = {}
         self._next_beat = 0.0
 
     def listen(self, address: str) -> int:
         """Listen at an address of this host, the first; return the port. Raises OSError."""
-        self._listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+        self._listener = socket.socket(_family(address))
         self._listener.bind((address, 0))
-        self._listener.listen(socket.SOMAXCONN)
+        self._listener.listen(BACKLOG)
         self._listener.setblocking(False)
         return int(self._listener.getsockname()[1])
 
     def connect(self, address: str, port: int, within_s: float) -> None:
         """Connect to the first host. Raises OSError: it is not reached."""
         connection = socket.create_connection((address, port), timeout=within_s)
-        connection.sendall(f"{self._token} {self._host}".ljust(HELLO_BYTES).encode())
-        self._watch(0, connection)
+        connection.sendall(self._hello)
+        connection.setblocking(False)
+        self._add(0, connection)
 
     @property
     def sockets(self) -> list[socket.socket]:
-        """Return the sockets to wait for, as select does."""
-        return [
-            *([self._listener] if self._listener else []),
-            *self._unnamed,
-            *self._others.values(),
-        ]
+        """Return the sockets to wait for."""
+        sockets = [*self._unnamed, *self._peers.values()]
+        if self._listener:
+            sockets.append(self._listener)
+        return sockets
 
-    def look(self) -> Mapping[int, float]:
-        """Take what has come, and send a sign of life. Returns for each lost host since how many seconds it is silent."""
+    def beat(self) -> dict[int, float]:
+        """Take what has come, and send a heartbeat. Returns the seconds of silence of lost hosts.
+
+        Hosts behind one cut wire were last heard within a heartbeat of each other: they are
+        returned together.
+        """
         self._accept()
         now = time.monotonic()
-        for number, connection in list(self._others.items()):
-            try:
-                if connection.recv(4096):
-                    self._heard[number] = now
-                else:
-                    self._forget(number)  # it has left: its cell has ended, or its launcher knows
-            except BlockingIOError:
-                continue
-            except OSError:
-                self._forget(number)
+        for number, connection in list(self._peers.items()):
+            data = _received(connection, 4096)
+            if data:
+                self._heard[number] = now
+            elif data is not None:  # it has left: its cell has ended, or its launcher knows
+                self._peers.pop(number).close()
         if now >= self._next_beat:
             self._next_beat = now + BEAT_SECONDS
-            for connection in self._others.values():
+            for connection in self._peers.values():
                 with contextlib.suppress(OSError):  # full: the wire is cut, and silence will tell
                     connection.send(b".")
-        silent_s = {number: now - self._heard[number] for number in self._others}
+        silent_s = {number: now - self._heard[number] for number in self._peers}
         if max(silent_s.values(), default=0.0) <= self._lost_after_s:
             return {}
-        # Hosts behind one cut wire were last heard within a beat of each other: they are told together.
-        return {
-            number: seconds
-            for number, seconds in silent_s.items()
-            if seconds > self._lost_after_s - 2 * BEAT_SECONDS
-        }
+        least_s = self._lost_after_s - 2 * BEAT_SECONDS
+        return {number: seconds for number, seconds in silent_s.items() if seconds > least_s}
 
     def close(self) -> None:
         """Close every connection."""
-        for one in self.sockets:
-            one.close()
-        self._listener, self._unnamed, self._others = None, [], {}
+        for connection in self.sockets:
+            connection.close()
+        self._listener, self._unnamed, self._peers = None, [], {}
 
     def _accept(self) -> None:
+        """Take the hosts that have connected; close what is no host of this cell."""
         with contextlib.suppress(OSError):  # nobody is there, or no descriptor is left
             while self._listener:
                 connection, _ = self._listener.accept()
                 connection.setblocking(False)
                 self._unnamed.append(connection)
         for connection in list(self._unnamed):
-            try:
-                words = connection.recv(HELLO_BYTES).decode(errors="replace").split()
-            except BlockingIOError:
+            data = _received(connection, HELLO_BYTES)
+            if data is None:
                 continue
-            except OSError:
-                words = []
             self._unnamed.remove(connection)
-            if len(words) == 2 and words[0] == self._token and words[1].isdecimal():
-                self._watch(int(words[1]), connection)
-            else:  # no host of this cell
+            fields = data.decode(errors="replace").split()
+            if len(fields) == 2 and fields[0] == self._token and fields[1].isdecimal():
+                self._add(int(fields[1]), connection)
+            else:
                 connection.close()
 
-    def _watch(self, number: int, connection: socket.socket) -> None:
-        connection.setblocking(False)
-        self._others[number], self._heard[number] = connection, time.monotonic()
+    def _add(self, number: int, connection: socket.socket) -> None:
+        self._peers[number] = connection
+        self._heard[number] = time.monotonic()
 
-    def _forget(self, number: int) -> None:
-        self._others.pop(number).close()
+
+def _received(connection: socket.socket, most_bytes: int) -> bytes | None:
+    """Return what has come; None where nothing has, b"" where the connection has ended."""
+    try:
+        return connection.recv(most_bytes)
+    except BlockingIOError:
+        return None
+    except OSError:
+        return b""

@@ -1,4 +1,4 @@
-"""Find and end the processes of a cell: those whose environment has its token, however they were started."""
+"""Find and end the processes of a cell, by the token in their environment, and set that up."""
 
 import ctypes
 import os
@@ -21,83 +21,80 @@ from conf.process_env import (
     shared_memory_prefix,
 )
 
-# proc(5); the words are psutil's.
-STATES = {
-    "S": "sleeping",
-    "D": "disk-sleep",
-    "T": "stopped",
-    "t": "tracing-stop",
-    "Z": "zombie",
-    "X": "gone",
-}
-ENDED = ("gone", "zombie")  # of the states: what does so runs no more
+ENDED = ("gone", psutil.STATUS_ZOMBIE)  # of the states: what does so runs no more
+KILL_SECONDS = 10.0  # for killed processes to be gone
+POLL_SECONDS = 0.05
+# At the beginning of a value: the folder of the cell on the host, which only the host knows.
+CELL_FOLDER = "{cell}"
 
 
 def started_by_me(environment: Mapping[str, str], through_profiler: bool = False) -> dict[str, str]:
-    """Return the environment of an agent that the calling process starts, itself or through a profiler."""
-    if through_profiler:
-        return {**environment, LAUNCHER: str(os.getpid()), UMASK: _umask()}
-    return {**environment, STARTER: str(os.getpid())}
-
-
-def _umask() -> str:
-    """Return this process's umask in octal digits. os.umask would have to change it, for every thread."""
-    said = re.search(rb"^Umask:\s*([0-7]+)$", Path("/proc/self/status").read_bytes(), re.MULTILINE)
-    return said[1].decode() if said else "022"
+    """Return the environment of an agent that this process starts, itself or by a profiler."""
+    if not through_profiler:
+        return {**environment, STARTER: str(os.getpid())}
+    # os.umask would have to change it, for every thread.
+    status = Path("/proc/self/status").read_bytes()
+    match = re.search(rb"^Umask:\s*([0-7]+)$", status, re.MULTILINE)
+    umask = match[1].decode() if match else "022"
+    return {**environment, LAUNCHER: str(os.getpid()), UMASK: umask}
 
 
 def of(token: str) -> list[psutil.Process]:
-    """Return every living process of this user whose environment has the token, without the calling one."""
-    found = []
-    wanted = f"{TOKEN}={token}".encode()
+    """Return every living process of this user that has the token, without the calling one."""
+    carriers = []
+    variable = f"{TOKEN}={token}".encode()
     for process in psutil.process_iter():
         try:
             if process.pid == os.getpid() or process.status() == psutil.STATUS_ZOMBIE:
                 continue
-            # Read whole, not through psutil's dict: a token must match even where other variables are malformed.
+            # Not through psutil's dict: a token must match even where other variables are
+            # malformed.
             with open(f"/proc/{process.pid}/environ", "rb") as file:  # noqa: PTH123
-                if wanted in file.read().split(b"\0"):
-                    found.append(process)
+                if variable in file.read().split(b"\0"):
+                    carriers.append(process)
         except (psutil.Error, OSError):
             continue  # it ended, or belongs to somebody else
-    return found
+    return carriers
 
 
 def end(token: str, grace_s: float) -> list[int]:
-    """Ask every process of a token to stop, and kill those that remain after `grace_s` seconds. Return the ids that survive."""
+    """Ask every process of a token to stop and kill the rest after `grace_s` seconds.
+
+    Returns the ids that survive.
+    """
     deadline = time.monotonic() + grace_s
-    for process in of(token):
-        _signal(process, signal.SIGTERM)
-    while (left := of(token)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    deadline = time.monotonic() + 10
-    while left and time.monotonic() < deadline:
-        for process in left:
-            _signal(process, signal.SIGKILL)
-        time.sleep(0.05)
-        left = of(token)
-    return [process.pid for process in left]
+    remaining = of(token)
+    for process in remaining:
+        _send_signal(process, signal.SIGTERM)
+    remaining = of(token)
+    while remaining and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+        remaining = of(token)
+    deadline = time.monotonic() + KILL_SECONDS
+    while remaining and time.monotonic() < deadline:
+        for process in remaining:
+            _send_signal(process, signal.SIGKILL)
+        time.sleep(POLL_SECONDS)
+        remaining = of(token)
+    return [process.pid for process in remaining]
 
 
-def ask_for_stacks(token: str, pids: list[int]) -> None:
-    """Have ranks of a cell write to their logs where each of their threads stands (benchmarks.rank.worker)."""
+def ask_for_stacks(token: str, pids: Sequence[int]) -> None:
+    """Have ranks of a cell write the stacks of their threads to their logs (rank/stacks.py)."""
     for process in of(token):
         if process.pid in pids:
-            _signal(process, signal.SIGUSR1)
+            _send_signal(process, signal.SIGUSR1)
 
 
 def state(pid: int) -> str:
-    """Return what the kernel says that a process does: 'stopped', 'disk-sleep', 'running', …; 'gone' if there is none."""
+    """Return what psutil says that a process does: 'stopped', 'disk-sleep', 'running', …; 'gone'."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text(
-            encoding="utf-8", errors="replace"
-        )  # psutil reads several files
-    except OSError:
+        return str(psutil.Process(pid).status())
+    except psutil.Error:
         return "gone"
-    return STATES.get(text.rpartition(")")[2][1:2], "running")
 
 
-def _signal(process: psutil.Process, number: signal.Signals) -> None:
+def _send_signal(process: psutil.Process, number: signal.Signals) -> None:
     try:
         process.send_signal(number)  # psutil refuses if the id now belongs to another process
     except psutil.Error:
@@ -105,7 +102,7 @@ def _signal(process: psutil.Process, number: signal.Signals) -> None:
 
 
 def signal_name(status: int) -> str:
-    """Return the name of the signal that ended a process, from its exit status as subprocess has it, below 0."""
+    """Return the name of the signal that ended a process, from its exit status below 0."""
     try:
         return signal.Signals(-status).name
     except ValueError:
@@ -116,13 +113,6 @@ def remove_shared_memory(token: str) -> None:
     """Remove the shared memory of a cell that ended before it had mapped it (trainers.memory)."""
     for path in SHARED_MEMORY_FOLDER.glob(f"{shared_memory_prefix(token)}*"):
         path.unlink(missing_ok=True)
-
-
-# The environment of a cell's processes: what a launcher asks for, merged on the host with what is set there.
-
-
-# At the beginning of a value: the folder of the cell on the host, which only the host knows.
-CELL_FOLDER = "{cell}"
 
 
 @dataclass(frozen=True)
@@ -146,51 +136,47 @@ class Variables:
 def merged(
     asked: Variables, surrounding: Mapping[str, str], folder: str = CELL_FOLDER
 ) -> dict[str, str]:
-    """Return the environment of a cell's processes where the variables `surrounding` are set and the cell has this folder."""
+    """Return the environment of a cell's processes: `surrounding`, changed as the cell asks.
+
+    `folder` is that of the cell on the host.
+    """
     prefixes = tuple(name[:-1] for name in asked.remove if name.endswith("*"))
-    names = set(asked.remove)
-    kept = {
-        name: value
-        for name, value in surrounding.items()
-        if name not in names
-        and not name.startswith(prefixes)
-        and (value or name not in asked.defaults)
-    }
-    own = {
-        name: folder + value.removeprefix(CELL_FOLDER) if value.startswith(CELL_FOLDER) else value
-        for name, value in asked.set.items()
-    }
-    return {**asked.defaults, **with_absolute_path(kept), **own}
+    inherited = {}
+    for name, value in surrounding.items():
+        is_removed = name in asked.remove or name.startswith(prefixes)
+        if not is_removed and (value or name not in asked.defaults):
+            inherited[name] = value
+    own = {}
+    for name, value in asked.set.items():
+        if value.startswith(CELL_FOLDER):
+            value = folder + value.removeprefix(CELL_FOLDER)
+        own[name] = value
+    return {**asked.defaults, **with_absolute_path(inherited), **own}
 
 
 def with_absolute_path(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment whose PYTHONPATH is absolute: our processes have another working folder than the user's."""
+    """Return an environment whose PYTHONPATH is absolute: our processes run in another folder."""
     if "PYTHONPATH" not in variables:
         return {**variables}
-    folders = (str(Path(folder).absolute()) for folder in variables["PYTHONPATH"].split(os.pathsep))
+    folders = [str(Path(part).absolute()) for part in variables["PYTHONPATH"].split(os.pathsep)]
     return {**variables, "PYTHONPATH": os.pathsep.join(folders)}
 
 
-# Change what the kernel shows as the environment of this process: /proc/PID/environ has it as it was when the program began.
+def write_proc_environ(name: str, value: str) -> None:
+    """Replace a variable's value in /proc/self/environ by one of the same length.
 
-
-def show_in_environ(name: str, value: str) -> None:
-    """Replace the value of a variable in /proc/self/environ by one of the same length. os.environ is not touched.
+    The kernel shows there what the program began with. os.environ is not touched.
 
     Raises:
-        ValueError: this process did not begin with such a variable, or its value had another length.
+        ValueError: this process did not begin with such a variable, or its value had another
+            length.
     """
-    text = Path("/proc/self/environ").read_bytes()
-    found = re.search(rb"(?:^|\0)" + re.escape(name.encode()) + rb"=([^\0]*)", text)
-    if not found or len(found[1]) != len(value.encode()):
-        raise ValueError(
-            f"{name}: this process did not begin with {len(value.encode())} characters in it"
-        )
-    # env_start, the 50th field of proc(5)'s stat; the name of the program, the 2nd, may hold spaces.
-    start = int(
-        Path("/proc/self/stat")
-        .read_text(encoding="utf-8", errors="replace")
-        .rpartition(")")[2]
-        .split()[47]
-    )
-    ctypes.memmove(start + found.start(1), value.encode(), len(value.encode()))
+    data = value.encode()
+    environ = Path("/proc/self/environ").read_bytes()
+    match = re.search(rb"(?:^|\0)" + re.escape(name.encode()) + rb"=([^\0]*)", environ)
+    if not match or len(match[1]) != len(data):
+        raise ValueError(f"{name}: this process did not begin with {len(data)} characters in it")
+    # env_start, the 50th field of proc(5)'s stat; the program's name, the 2nd, may hold spaces.
+    text = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace")
+    env_start = int(text.rpartition(")")[2].split()[47])
+    ctypes.memmove(env_start + match.start(1), data, len(data))

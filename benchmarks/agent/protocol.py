@@ -1,23 +1,32 @@
-"""What a launcher and the agent of a host say to each other: one JSON object a line, over the agent's standard input and output.
+"""The messages between a launcher and the agent of a host: one JSON object a line.
+
+They travel over the agent's standard input and output.
 
 Launcher                                    Agent
                                             ready    torch is imported; cells can be run
-time     what time is it?                   time     the host's monotonic clock; from now on both give signs of life
+time     what time is it?                   time     the host's monotonic clock; from now on both
+                                                     give signs of life
 prepare  import what a cell needs
-run      fork the ranks of a cell           meeting  the port where the ranks of all hosts meet (the first host only)
-                                            started  the process of the cell; or failed: why there is none
-                                            silent   hosts that the first one does not hear, over the wire of the ranks
-                                            file     new bytes of a file (of a host that writes to a scratch folder)
+run      fork the ranks of a cell           meeting  the port where the ranks of all hosts meet
+                                                     (the first host only)
+                                            started  the process of the cell; or failed: why there
+                                                     is none
+                                            silent   hosts that this one does not hear, over the
+                                                     wire of the ranks
+                                            file     new bytes of a file (of a host that writes to
+                                                     a scratch folder)
                                             states   what processes do that do something else now
 beat     a sign of life
 stacks   ask ranks where they stand
 stop     end every process of the cell      stopped  those that survive SIGKILL
-                                            ended    exit status of the cell's process, after its last file
+                                            ended    exit status of the cell's process, after its
+                                                     last file
                                             beat     a sign of life
-                                            busy     for how many seconds at most there will be none
+                                            busy     for how many seconds at most there are none
 look     describe the host                  looked   the description
 listen   listen at addresses                listening  the ports
-reach    connect to addresses               reached  which of them could be reached, and from which interface
+reach    connect to addresses               reached  which of them could be reached, and from
+                                                     which interface
 
 The end of the agent's input means: end every process of mine, and leave.
 """
@@ -32,13 +41,13 @@ from benchmarks.record.encoding import decoded, encoded
 
 CHUNK_BYTES = 1 << 20  # of a file in one message
 MOST_BYTES = 1 << 26  # of one message: more is no message of ours
-LONGEST_SILENCE_S = 30.0  # of a launcher that gives signs of life: it is gone, or a wire is cut, and its agent leaves
-MOST_WAITING_BYTES = (
-    1 << 23
-)  # before an agent reads no further files: its launcher is slower than its ranks
+# Of a launcher that sends heartbeats: it is gone, or a wire is cut, and its agent leaves.
+LONGEST_SILENCE_S = 30.0
+# Before an agent reads no further files: its launcher is slower than its ranks.
+MOST_WAITING_BYTES = 1 << 23
 
 
-class Do(str, Enum):
+class Command(str, Enum):
     """What a launcher asks."""
 
     TIME = "time"
@@ -52,7 +61,7 @@ class Do(str, Enum):
     REACH = "reach"
 
 
-class Say(str, Enum):
+class Event(str, Enum):
     """What an agent answers."""
 
     READY = "ready"
@@ -72,7 +81,7 @@ class Say(str, Enum):
     REACHED = "reached"
 
 
-class Inbox:
+class Reader:
     """Reads messages from a descriptor, as they come."""
 
     def __init__(self, descriptor: int) -> None:
@@ -80,29 +89,28 @@ class Inbox:
         self._rest = b""
 
     def receive(self) -> list[dict[str, Any]] | None:
-        """Return the messages that have come whole; wait for some bytes. None: the other side is gone.
+        """Return the messages that are complete; wait for some bytes. None: the writer is gone.
 
         Raises:
             ValueError: a line is no message, or too long.
         """
-        found = os.read(self.descriptor, CHUNK_BYTES)
-        if not found:
+        received = os.read(self.descriptor, CHUNK_BYTES)
+        if not received:
             return None
-        *lines, self._rest = (self._rest + found).split(b"\n")
+        *lines, self._rest = (self._rest + received).split(b"\n")
         if len(self._rest) > MOST_BYTES:
             raise ValueError("a line without end")
-        return [_message(line) for line in lines]
+        messages = []
+        for line in lines:
+            message = decoded(line)
+            if not isinstance(message, dict):
+                raise ValueError(f"no message: {line[:100]!r}")
+            messages.append(message)
+        return messages
 
 
-def _message(line: bytes) -> dict[str, Any]:
-    message = decoded(line)
-    if not isinstance(message, dict):
-        raise ValueError(f"no message: {line[:100]!r}")
-    return message
-
-
-class Outbox:
-    """Writes messages to a descriptor without waiting for the reader: what cannot be written yet is kept."""
+class Writer:
+    """Writes messages to a descriptor without waiting for the reader: the rest is kept."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -123,29 +131,29 @@ class Outbox:
         """Write as much as can be written now. Raises BrokenPipeError: the reader is gone."""
         try:
             while self._waiting:
-                del self._waiting[: os.write(self.descriptor, bytes(self._waiting[:CHUNK_BYTES]))]
+                written = os.write(self.descriptor, bytes(self._waiting[:CHUNK_BYTES]))
+                del self._waiting[:written]
         except BlockingIOError:
             return
 
 
-# Wait for descriptors. select.select cannot take those from 1,024 on, which a process with many files open has.
-
-
-def ready(
+def wait_readable(
     reading: Iterable[Any], timeout_s: float | None, writing: Iterable[Any] = ()
 ) -> list[Any]:
-    """Return which of `reading` can be read once one of all can be used; none after so many seconds.
+    """Return which of `reading` can be read once any can be used; none after so many seconds.
 
     A pipe whose other end is closed can be read: that is how its end is seen.
 
     Raises:
         ValueError: one of them is closed.
     """
-    with selectors.PollSelector() as waiting:
-        for one in reading:
-            waiting.register(one, selectors.EVENT_READ)
-        for one in writing:
-            waiting.register(one, selectors.EVENT_WRITE)
-        return [
-            key.fileobj for key, _ in waiting.select(timeout_s) if key.events & selectors.EVENT_READ
-        ]
+    with selectors.PollSelector() as selector:  # epoll takes no file
+        for stream in reading:
+            selector.register(stream, selectors.EVENT_READ)
+        for stream in writing:
+            selector.register(stream, selectors.EVENT_WRITE)
+        readable = []
+        for key, events in selector.select(timeout_s):
+            if events & selectors.EVENT_READ:
+                readable.append(key.fileobj)
+        return readable

@@ -22,10 +22,11 @@ from benchmarks.record import CellFolder, safe_files
 PREFIX = "ringside-"
 # What ranks, their agent and the sampler write; a launcher takes nothing else.
 HANDED_ON = re.compile(
-    r"(?:ranks|logs|nccl)/(?!\.)[A-Za-z0-9_.-]{1,200}|(?:gpus|cpu)(?:-\d+)?\.jsonl|failures\.json|output\.txt|"
-    r"rank\d+\.json(?:\.gz)?"
+    r"(?:ranks|logs|nccl)/(?!\.)[A-Za-z0-9_.-]{1,200}|(?:gpus|cpu)(?:-\d+)?\.jsonl|failures\.json|"
+    r"output\.txt|rank\d+\.json(?:\.gz)?"
 )
-LOCK = ".agent"  # held by the agent while it lives: a folder without its agent is removed by the next one
+# Held by the agent while it lives: a folder without its agent is removed by the next one.
+LOCK = ".agent"
 MOST_WHOLE = MOST_BYTES // 2  # of a file in one message, as base64
 # Files that are written again instead of growing.
 REPLACED = (".count", "failures.json", "output.txt")
@@ -37,17 +38,15 @@ class Scratch:
     def __init__(self, folder: Path, lock: int) -> None:
         self.folder, self._lock = folder, lock
         self._sent: dict[str, int] = {}  # bytes of each file
-        self._seen: dict[
-            str, tuple[int, int]
-        ] = {}  # inode and time of change of each file that is replaced
+        # Inode and time of change of each file that is replaced.
+        self._seen: dict[str, tuple[int, int]] = {}
 
     @staticmethod
     def make(token: str, files: Mapping[str, str]) -> "Scratch":
         """Make the folder with the files that ranks read, by their names in it. Raises OSError."""
         remove_left()
-        folder = (
-            Path(tempfile.gettempdir()).resolve() / f"{PREFIX}{token}-{os.getpid()}"
-        )  # hosts may share a folder
+        # With the process id, as hosts may share a folder.
+        folder = Path(tempfile.gettempdir()).resolve() / f"{PREFIX}{token}-{os.getpid()}"
         folder.mkdir(mode=0o700)  # new: nobody else's
         try:
             scratch = Scratch(folder, safe_files.open_own(folder / LOCK))
@@ -62,16 +61,21 @@ class Scratch:
         except OSError:
             scratch.remove()
             raise
-        scratch._sent = {
-            path: (folder / path).stat().st_size for path in scratch._names()
-        }  # the launcher has these
+        for name in scratch._names():  # the launcher has these
+            scratch._sent[name] = (folder / name).stat().st_size
         return scratch
 
-    def news(self) -> Iterator[dict[str, Any]]:
-        """Yield what is new since the last call: {"name", "at", "data"} with bytes as base64; "at" is null for a whole file."""
+    def changed_files(self) -> Iterator[dict[str, Any]]:
+        """Yield what is new since the last call: {"name", "at", "data"} with bytes as base64.
+
+        "at" is null for a whole file.
+        """
         for name in self._names():
             with contextlib.suppress(FileNotFoundError):
-                yield from self._replaced(name) if name.endswith(REPLACED) else self._grown(name)
+                if name.endswith(REPLACED):
+                    yield from self._replaced(name)
+                else:
+                    yield from self._grown(name)
 
     def remove(self) -> None:
         """Remove the folder."""
@@ -80,34 +84,34 @@ class Scratch:
 
     def _names(self) -> list[str]:
         """Return the names of the files in it, without temporary ones."""
-        found = (
-            path for path in self.folder.rglob("*") if path.is_file() and not path.is_symlink()
-        )
-        names = (
-            path.relative_to(self.folder).as_posix()
-            for path in found
-            if not path.name.startswith(".")
-        )
-        return sorted(name for name in names if HANDED_ON.fullmatch(name))
+        names = []
+        for path in self.folder.rglob("*"):
+            if path.name.startswith(".") or path.is_symlink() or not path.is_file():
+                continue
+            name = path.relative_to(self.folder).as_posix()
+            if HANDED_ON.fullmatch(name):
+                names.append(name)
+        return sorted(names)
 
     def _grown(self, name: str) -> Iterator[dict[str, Any]]:
         sent = self._sent.get(name, 0)
         with safe_files.open_to_read(self.folder / name) as file:
             file.seek(sent)
-            while data := file.read(CHUNK_BYTES):
+            while True:
+                data = file.read(CHUNK_BYTES)
+                if not data:
+                    return
                 yield {"name": name, "at": sent, "data": base64.b64encode(data).decode()}
-                sent = self._sent[name] = sent + len(data)
+                sent += len(data)
+                self._sent[name] = sent
 
     def _replaced(self, name: str) -> Iterator[dict[str, Any]]:
         with safe_files.open_to_read(self.folder / name) as file:
-            found = os.fstat(file.fileno())
-            state = found.st_ino, found.st_mtime_ns
+            status = os.fstat(file.fileno())
+            state = status.st_ino, status.st_mtime_ns
             if self._seen.get(name) != state:
-                yield {
-                    "name": name,
-                    "at": None,
-                    "data": base64.b64encode(file.read(MOST_WHOLE)).decode(),
-                }
+                data = base64.b64encode(file.read(MOST_WHOLE)).decode()
+                yield {"name": name, "at": None, "data": data}
                 self._seen[name] = state
 
 

@@ -1,1 +1,1 @@
-"""The processes of a cell: the agent, its ranks, and the lines that a rank writes."""
+"""The processes of a cell: host agent, cell process and ranks, and the lines that a rank writes."""

@@ -1,7 +1,7 @@
-"""The agent of a host at work: serves a whole sweep, cell after cell.
+"""The agent of a host: serves a launcher over its standard input and output, cell after cell.
 
-It imports torch once. For each cell it forks a process that runs torch's elastic agent, which forks the ranks
-(benchmarks.rank.cell_process). What the launcher and the agent say to each other is in benchmarks.agent.protocol.
+It imports torch once. For each cell it forks a process that runs torch's elastic agent, which
+forks the ranks (benchmarks.rank.cell_process). benchmarks.agent.protocol has the messages.
 """
 
 import contextlib
@@ -9,40 +9,47 @@ import gc
 import importlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from benchmarks.agent import network as signs_of_life
 from benchmarks.agent import processes
-from benchmarks.agent.network import Listening, WireWatch, reach
+from benchmarks.agent.network import PeerHeartbeat, ProbeListeners, try_connect
 from benchmarks.agent.processes import with_absolute_path
 from benchmarks.agent.protocol import (
     LONGEST_SILENCE_S,
     MOST_WAITING_BYTES,
-    Do,
-    Inbox,
-    Outbox,
-    Say,
-    ready,
+    Command,
+    Event,
+    Reader,
+    Writer,
+    wait_readable,
 )
-from benchmarks.rank import cell_process as rendezvous
-from benchmarks.rank import worker as lifetime
-from benchmarks.rank.cell_process import RunningCell
+from benchmarks.agent.sampler import SamplingProcess
+from benchmarks.agent.scratch import Scratch
+from benchmarks.rank.worker import die_with_parent
+from benchmarks.record import CellFolder, read_lines
+from benchmarks.record.lines import CLOCK_VARIABLE
 from benchmarks.record.safe_files import because
 from conf.cell import Cell
 from conf.process_env import NO_TOKEN, STARTER, TOKEN
 from conf.targets import locate
 
+if TYPE_CHECKING:
+    from benchmarks.rank.cell_process import RendezvousAddress
+
+# torch, and cell_process with it, is imported by `serve`: `main` may start this program anew.
+
 PAUSE_SECONDS = 0.1  # between two looks at the files and the ends of processes, while a cell runs
-BEAT_SECONDS = 1.0  # between two signs of life
+BEAT_SECONDS = 1.0  # between two heartbeats
 DESCRIBE_SECONDS = 120.0  # for the host to be described
 IMPORT_SECONDS = 120.0  # for what a cell needs to be imported, perhaps over a network
 END_SECONDS = 15.0  # beyond its grace, for a cell to be ended
+LAST_SECONDS = 5.0  # for the process of a cell, after every process of it was ended
 OURS = ("benchmarks.", "trainers.")
 LIBRARIES = ("torchvision", "timm")
 COMPILER = (
@@ -56,158 +63,155 @@ COMPILER = (
     "torch.utils.cpp_extension",
 )
 ASK_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
+# What an agent's environment needs from its beginning: the text that a token takes the place of,
+# and what Python reads.
+FROM_THE_BEGINNING = {TOKEN: NO_TOKEN, "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
 
 
-class Agent:
-    """Serves one launcher. It has one thread, or what it forks could not be trusted."""
+class HostAgent:
+    """Serves one launcher. Single-threaded, because forking a threaded process is unsafe."""
 
-    def __init__(self, inbox: Inbox, outbox: Outbox) -> None:
-        """Read what is asked from `inbox` and write answers to `outbox`."""
-        self._inbox, self._outbox = inbox, outbox
+    def __init__(self, reader: Reader, writer: Writer) -> None:
+        """Read commands from `reader` and write events to `writer`."""
+        self._reader, self._writer = reader, writer
         self._cell: RunningCell | None = None
         self._modules = 0
         self._next_beat = 0.0
         self._heard, self._launcher_beats = time.monotonic(), False
-        self._listening: Listening | None = None
-        self._watch: WireWatch | None = None
+        self._probe: ProbeListeners | None = None
+        self._heartbeat: PeerHeartbeat | None = None
 
     def serve(self) -> int:
         """Serve until the input ends or the launcher is silent. Returns the exit status."""
-        self._say(Say.READY, pid=os.getpid(), torch=torch.__version__)
-        do = {
-            Do.TIME: self._time,
-            Do.BEAT: self._beat,
-            Do.LOOK: self._describe,
-            Do.LISTEN: self._listen,
-            Do.REACH: self._reach,
-            Do.PREPARE: self._prepare,
-            Do.RUN: self._run,
-            Do.STACKS: self._stacks,
-            Do.STOP: self._stop,
-        }
+        gc.disable()  # until all is imported: it would walk through it again and again
+        import torch
+
+        self._send(Event.READY, pid=os.getpid(), torch=torch.__version__)
         try:
             while True:
-                readable = self._wait()
-                if self._inbox.descriptor in readable:
-                    messages = self._inbox.receive()
+                if self._reader.descriptor in self._wait():
+                    messages = self._reader.receive()
                     if messages is None:
                         return 0
                     for message in messages:
-                        do[Do(message["do"])](message)
-                        self._heard = (
-                            time.monotonic()
-                        )  # beats wait unread while something takes long
+                        self._handle(message)
+                        # Heartbeats wait unread while a command takes long.
+                        self._heard = time.monotonic()
                 if self._launcher_beats and time.monotonic() - self._heard > LONGEST_SILENCE_S:
                     return 1
-                self._look()
+                self._report()
         finally:
             if self._cell:
                 self._cell.end(0.0)
-            self._forget()
+            self._remove_cell()
 
     def _wait(self) -> list[Any]:
         """Wait until there is something to do. Returns the descriptors that can be read."""
-        ends = [self._cell.descriptor] if self._cell and self._cell.descriptor is not None else []
-        looks = self._cell is not None and (self._cell.hands_on or not ends)
-        timeout_s = PAUSE_SECONDS if looks else BEAT_SECONDS if self._launcher_beats else None
-        writing = [self._outbox.descriptor] if self._outbox.waiting_bytes else []
-        listeners = (
-            self._listening.sockets
-            if self._listening
-            else self._watch.sockets
-            if self._watch
-            else []
-        )
-        reading: list[Any] = [self._inbox.descriptor, *ends, *listeners]
-        readable = ready(reading, timeout_s, writing)
-        if self._listening:
-            self._listening.answer()
+        reading: list[Any] = [self._reader.descriptor]
+        timeout_s = BEAT_SECONDS if self._launcher_beats else None
+        if self._cell:
+            if self._cell.descriptor is not None:
+                reading.append(self._cell.descriptor)
+            if self._cell.sends_files or self._cell.descriptor is None:
+                timeout_s = PAUSE_SECONDS
+        if self._probe:
+            reading += self._probe.sockets
+        elif self._heartbeat:
+            reading += self._heartbeat.sockets
+        writing = []
+        if self._writer.waiting_bytes:
+            writing.append(self._writer.descriptor)
+        readable = wait_readable(reading, timeout_s, writing)
+        if self._probe:
+            self._probe.answer()
         return readable
 
-    def _say(self, what: Say, **content: Any) -> None:
-        self._outbox.send({"say": what.value, **content})
+    def _handle(self, message: Mapping[str, Any]) -> None:
+        command = Command(message["do"])
+        handle: Callable[[Mapping[str, Any]], None] = getattr(self, f"_{command.value}")
+        handle(message)
 
-    def _look(self) -> None:
-        """Say what is new of the cell, and give a sign of life."""
+    def _send(self, event: Event, **content: Any) -> None:
+        self._writer.send({"say": event.value, **content})
+
+    def _report(self) -> None:
+        """Send what is new of the cell, and a heartbeat."""
         cell = self._cell
         if cell:
             # Before the files are read: what has ended has written all.
             status, states = cell.status(), cell.changed_states()
-            if self._outbox.waiting_bytes < MOST_WAITING_BYTES or status is not None:
-                for chunk in cell.news():
-                    self._say(Say.FILE, cell=cell.token, **chunk)
-            if self._watch and (silent := self._watch.look()):
-                self._say(
-                    Say.SILENT,
-                    cell=cell.token,
-                    hosts={str(number): seconds for number, seconds in silent.items()},
-                )
+            if self._writer.waiting_bytes < MOST_WAITING_BYTES or status is not None:
+                for chunk in cell.changed_files():
+                    self._send(Event.FILE, cell=cell.token, **chunk)
+            if self._heartbeat:
+                silent_s = self._heartbeat.beat()
+                if silent_s:
+                    hosts = {str(number): seconds for number, seconds in silent_s.items()}
+                    self._send(Event.SILENT, cell=cell.token, hosts=hosts)
             if states:
-                self._say(Say.STATES, cell=cell.token, states=states)
+                self._send(Event.STATES, cell=cell.token, states=states)
             if status is not None:
-                self._say(Say.ENDED, cell=cell.token, status=status)
-                self._forget()
-        self._give_sign()
+                self._send(Event.ENDED, cell=cell.token, status=status)
+                self._remove_cell()
+        self._send_beat()
 
-    def _give_sign(self) -> None:
-        """Give a sign of life, if it is time for one and the launcher gives some."""
+    def _send_beat(self) -> None:
+        """Send a heartbeat, if it is time for one and the launcher sends some."""
         if self._launcher_beats and time.monotonic() >= self._next_beat:
             self._next_beat = time.monotonic() + BEAT_SECONDS
-            self._say(Say.BEAT)
-        self._outbox.flush()
+            self._send(Event.BEAT)
+        self._writer.flush()
 
-    def _forget(self) -> None:
+    def _remove_cell(self) -> None:
         if self._cell:
             self._cell.remove()
             self._cell = None
-        if self._watch:
-            self._watch.close()
-            self._watch = None
+        if self._heartbeat:
+            self._heartbeat.close()
+            self._heartbeat = None
+
+    # Each command of the launcher.
 
     def _run(self, message: Mapping[str, Any]) -> None:
-        """Fork the process of a cell, or say why that cannot be done."""
+        """Fork the process of a cell, or tell why that cannot be done."""
         try:
-            self._say(Say.BUSY, for_s=IMPORT_SECONDS)
-            with (
-                signs_of_life.given(self._outbox)
-                if self._launcher_beats
-                else contextlib.nullcontext()
-            ):
-                self._preload(Cell.from_dict(message["asked"]))
+            self._send(Event.BUSY, for_s=IMPORT_SECONDS)
+            self._import_for(Cell.from_dict(message["asked"]))
             self._fork(message)
         except OSError as error:
             if self._cell:
                 self._cell.end(0.0)
-            self._forget()
-            self._say(Say.FAILED, cell=message["cell"], why=because(error))
+            self._remove_cell()
+            self._send(Event.FAILED, cell=message["cell"], why=because(error))
 
     def _fork(self, message: Mapping[str, Any]) -> None:
-        """Fork the process of a cell. The first of several hosts then says where they meet, before the others are asked."""
-        meeting = rendezvous.MeetingPlace(**message["meeting"])
-        listening = rendezvous.listen(meeting.address) if meeting.is_first else None
-        mine = self._inbox.descriptor, self._outbox.descriptor
-        self._cell = RunningCell(message, mine, meeting, listening, self._give_sign)
-        self._say(Say.STARTED, cell=self._cell.token, pid=self._cell.pid)
+        """Fork the process of a cell.
+
+        The first of several hosts then sends where they meet, before the others are asked to run.
+        """
+        from benchmarks.rank.cell_process import RendezvousAddress, listen
+
+        meeting = RendezvousAddress(**message["meeting"])
+        listener = listen(meeting.address) if meeting.is_first else None
+        own = self._reader.descriptor, self._writer.descriptor
+        self._cell = cell = RunningCell(message, own, meeting, listener, self._send_beat)
+        self._send(Event.STARTED, cell=cell.token, pid=cell.pid)
         if meeting.hosts > 1:
-            self._watch = WireWatch(self._cell.token, meeting.host, float(message["lost_after_s"]))
-            if listening:
-                ports = {
-                    "port": listening.getsockname()[1],
-                    "watched": self._watch.listen(meeting.address),
-                }
-                self._say(Say.MEETING, cell=self._cell.token, **ports)
+            lost_after_s = float(message["lost_after_s"])
+            self._heartbeat = PeerHeartbeat(cell.token, meeting.host, lost_after_s)
+            if listener:
+                watched = self._heartbeat.listen(meeting.address)
+                port = listener.getsockname()[1]
+                self._send(Event.MEETING, cell=cell.token, port=port, watched=watched)
             else:
-                within_s = (
-                    float(message["lost_after_s"]) / 2
-                )  # meanwhile this agent gives no sign of life
+                within_s = lost_after_s / 2  # meanwhile this agent sends no heartbeat
                 try:
-                    self._watch.connect(meeting.address, int(message["watched"]), within_s)
+                    self._heartbeat.connect(meeting.address, int(message["watched"]), within_s)
                 except OSError:
-                    self._say(
-                        Say.SILENT, cell=self._cell.token, hosts={str(meeting.host): within_s}
-                    )
-        if listening:
-            listening.close()
+                    hosts = {str(meeting.host): within_s}
+                    self._send(Event.SILENT, cell=cell.token, hosts=hosts)
+        if listener:
+            listener.close()
 
     def _stacks(self, message: Mapping[str, Any]) -> None:
         if self._cell and self._cell.token == message["cell"]:
@@ -216,76 +220,78 @@ class Agent:
     def _stop(self, message: Mapping[str, Any]) -> None:
         survivors = []
         if self._cell and self._cell.token == message["cell"]:
-            self._say(Say.BUSY, for_s=float(message["grace_s"]) + END_SECONDS)
+            self._send(Event.BUSY, for_s=float(message["grace_s"]) + END_SECONDS)
             survivors = self._cell.end(float(message["grace_s"]))
-            self._look()
-        self._say(Say.STOPPED, cell=message["cell"], survivors=survivors)
+            self._report()
+        self._send(Event.STOPPED, cell=message["cell"], survivors=survivors)
 
     def _beat(self, message: Mapping[str, Any]) -> None:
-        """Take a sign of life of the launcher."""
+        """Take a heartbeat of the launcher: `serve` notes when."""
 
-    def _describe(self, message: Mapping[str, Any]) -> None:
-        """Say what this host is, as a program of its own finds it: it imports what no rank may have."""
+    def _look(self, message: Mapping[str, Any]) -> None:
+        """Send the description of this host.
+
+        A subprocess collects it, so that ranks do not inherit its imports.
+        """
         command = [sys.executable, "-m", "launch.machine.facts", str(message["device"])]
         try:
             done = subprocess.run(command, capture_output=True, timeout=DESCRIBE_SECONDS)
-            said = done.stdout if done.returncode == 0 else done.stderr
+            output = done.stdout if done.returncode == 0 else done.stderr
         except (OSError, subprocess.SubprocessError) as error:
-            said = str(error).encode()
-        self._say(Say.LOOKED, said=said.decode(errors="replace"))
+            output = str(error).encode()
+        self._send(Event.LOOKED, said=output.decode(errors="replace"))
 
     def _listen(self, message: Mapping[str, Any]) -> None:
-        """Listen at addresses of this host, for others to try whether they reach it; without any, no longer."""
-        if self._listening:
-            self._listening.close()
-        listening = Listening(message["addresses"], str(message["word"]))
-        self._listening = listening if message["addresses"] else None
-        self._say(Say.LISTENING, ports=listening.ports, refused=listening.refused)
+        """Listen at addresses of this host, for others to try them; without any, no longer."""
+        if self._probe:
+            self._probe.close()
+        listeners = ProbeListeners(message["addresses"], str(message["word"]))
+        self._probe = listeners if message["addresses"] else None
+        self._send(Event.LISTENING, ports=listeners.ports, refused=listeners.refused)
 
     def _reach(self, message: Mapping[str, Any]) -> None:
-        self._say(Say.REACHED, found=reach(message["ports"], str(message["word"])))
+        answers = try_connect(message["ports"], str(message["word"]))
+        self._send(Event.REACHED, found=answers)
 
     def _time(self, message: Mapping[str, Any]) -> None:
-        """Answer with this host's clock at once: the launcher sets the clock of the ranks by it (NTP, RFC 5905)."""
+        """Answer with this host's clock at once: the launcher sets the ranks' by it (RFC 5905)."""
         self._launcher_beats = True
-        self._say(Say.TIME, sent=message["sent"], monotonic=time.monotonic())
+        self._send(Event.TIME, sent=message["sent"], monotonic=time.monotonic())
 
     def _prepare(self, message: Mapping[str, Any]) -> None:
         """Import what the first cell will need."""
-        self._preload(Cell.from_dict(message["asked"]))
+        self._import_for(Cell.from_dict(message["asked"]))
 
-    def _preload(self, cell: Cell) -> None:
-        """Import what a cell needs of ours and of known libraries: the next cell finds it. A user's own code is left out.
+    def _import_for(self, cell: Cell) -> None:
+        """Import what a cell needs of ours and of known libraries, but no user's own code.
 
         An import that fails here fails in a rank too, and the rank reports it.
         """
-        targets = [
-            cell.target(group) for group in ("benchmark", "strategy") if group in cell.declared
-        ]
-        gc.disable()  # as in benchmarks.rank.host_agent
+        gc.disable()
         with contextlib.suppress(Exception):
-            for target in targets:
-                if target.startswith(OURS):
-                    locate(target)
+            for group in ("benchmark", "strategy"):
+                if group in cell.declared and cell.target(group).startswith(OURS):
+                    locate(cell.target(group))
             if cell.trains:
-                torch.optim.SGD(
-                    [torch.zeros(1, requires_grad=True)]
-                )  # the first optimizer's imports take a second
+                import torch
+
+                # The imports of the first optimizer take a second.
+                torch.optim.SGD([torch.zeros(1, requires_grad=True)])
             if cell.model.library in LIBRARIES:
                 __import__(cell.model.library)
             if cell.compiled:
-                _load_compiler()
+                _import_compiler()
         if len(sys.modules) != self._modules:
             self._modules = len(sys.modules)
             gc.freeze()  # a collection in a rank would copy every page of what is imported
         gc.enable()
 
 
-def _load_compiler() -> None:
-    """Import what torch.compile imports when it is first used, and hash the files of torch and Triton, which its caches want.
+def _import_compiler() -> None:
+    """Import what torch.compile needs, and hash the files of torch and Triton for its caches.
 
-    Each rank would need seconds for it. Some versions of torch ask here whether there is a GPU: they are told to ask NVML,
-    for CUDA does not survive a fork (torch.cuda.is_available).
+    Each rank would need seconds for it. Some versions of torch ask here whether there is a GPU:
+    they are told to ask NVML, for CUDA does not survive a fork (torch.cuda.is_available).
     """
     before = os.environ.get(ASK_NVML)
     os.environ[ASK_NVML] = "1"
@@ -303,11 +309,118 @@ def _load_compiler() -> None:
             os.environ[ASK_NVML] = before
 
 
-# The agent of a host: serves the launcher that holds its standard input and output.
+class RunningCell:
+    """The forked process of a cell, and on another host than the launcher's its scratch folder."""
 
+    def __init__(
+        self,
+        message: Mapping[str, Any],
+        of_agent: Iterable[int],
+        meeting: "RendezvousAddress",
+        listener: socket.socket | None,
+        beat: Callable[[], None],
+    ) -> None:
+        """Fork it. `of_agent` are the agent's descriptors; `beat` is called now and then.
 
-# What an agent's environment needs from its beginning: the text that a token takes the place of, and what Python reads.
-FROM_THE_BEGINNING = {TOKEN: NO_TOKEN, "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
+        Raises:
+            OSError: there is no room for its files, or for a process.
+        """
+        self.token = str(message["cell"])
+        self._scratch: Scratch | None = None
+        if message["folder"]:
+            self._folder = CellFolder(Path(message["folder"]))
+        else:
+            self._scratch = Scratch.make(self.token, message["files"])
+            self._folder = CellFolder(self._scratch.folder)
+        self._numbers = list(message["numbers"])
+        self._states: dict[str, str] = {}
+        self._pids: dict[int, int] = {}
+        self._status: int | None = None
+        self._sampling: SamplingProcess | None = None
+        if message.get("sampled") is not None:
+            beginning = str(message["environment"]["set"][CLOCK_VARIABLE])
+            environment = os.environ | {CLOCK_VARIABLE: beginning}
+            uuids = message["sampled"]
+            self._sampling = SamplingProcess(self._folder, self.token, uuids, environment)
+            self._sampling.start(beat)
+        try:
+            self.pid = os.fork()
+        except OSError:
+            if self._sampling:
+                self._sampling.end()
+            self.remove()
+            raise
+        if self.pid == 0:
+            if self._sampling:
+                self._sampling.let_go()
+            from benchmarks.rank.cell_process import be_cell_process
+
+            be_cell_process(message, self._folder, of_agent, meeting, listener)
+        try:
+            self.descriptor: int | None = os.pidfd_open(self.pid)  # readable when the process ends
+        except OSError:  # the kernel or a container has no such call
+            self.descriptor = None
+
+    @property
+    def sends_files(self) -> bool:
+        """Whether the launcher is sent the files of this cell."""
+        return self._scratch is not None
+
+    def status(self) -> int | None:
+        """Return the exit status as subprocess has it; None while the process runs."""
+        if self._status is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self._status = os.waitstatus_to_exitcode(status)
+                if self.descriptor is not None:
+                    os.close(self.descriptor)
+                    self.descriptor = None
+                if self._sampling:
+                    self._sampling.end()  # before the last files are read
+        return self._status
+
+    def changed_files(self) -> Iterator[dict[str, Any]]:
+        """Yield what is new in the files since the last call; nothing where the launcher reads."""
+        if self._scratch:
+            yield from self._scratch.changed_files()
+
+    def pids(self, numbers: Iterable[int]) -> list[int]:
+        """Return the ids of processes of the cell, as far as they have reported."""
+        reported = self._reported()
+        return [reported[number] for number in numbers if number in reported]
+
+    def changed_states(self) -> dict[str, str]:
+        """Return the processes' states that changed; nothing where the launcher looks itself."""
+        if not self._scratch:
+            return {}
+        states = {str(number): processes.state(pid) for number, pid in self._reported().items()}
+        states["agent"] = processes.state(self.pid)
+        changed = dict(states.items() - self._states.items())
+        self._states |= changed
+        return changed
+
+    def end(self, grace_s: float) -> list[int]:
+        """End every process of the cell. Return the ids of those that survive SIGKILL."""
+        survivors = processes.end(self.token, grace_s)
+        processes.remove_shared_memory(self.token)
+        deadline = time.monotonic() + LAST_SECONDS
+        while self.status() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return survivors
+
+    def remove(self) -> None:
+        """Remove the scratch folder."""
+        if self._scratch:
+            self._scratch.remove()
+
+    def _reported(self) -> dict[int, int]:
+        """Return the ids of the processes by number, from the first line that each wrote."""
+        for number in self._numbers:
+            if number not in self._pids:
+                first = next(iter(read_lines(self._folder.rank_lines(number))), {})
+                if isinstance(first.get("pid"), int):
+                    self._pids[number] = first["pid"]
+        return self._pids
 
 
 def main() -> int:
@@ -316,21 +429,17 @@ def main() -> int:
     if environment != dict(os.environ):  # started by ssh, srun or another command
         os.execve(sys.executable, [sys.executable, "-m", "benchmarks.rank.host_agent"], environment)
     if STARTER in os.environ:
-        lifetime.die_with_parent()
-    answers = os.dup(1)
-    inbox = Inbox(os.dup(0))
+        die_with_parent()
+    events = os.dup(1)
+    reader = Reader(os.dup(0))
     os.dup2(2, 1)  # what a library prints is no message
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
-    signal.signal(
-        signal.SIGTERM, lambda number, frame: sys.exit(128 + number)
-    )  # so that the cell is ended
-    gc.disable()  # until all is imported (Agent): it would walk through it again and again, a quarter of these seconds
-    pass  # with torch
-
+    # So that the cell is ended.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     with contextlib.suppress(BrokenPipeError):  # the launcher is gone
-        return Agent(inbox, Outbox(answers)).serve()
+        return HostAgent(reader, Writer(events)).serve()
     return 1
 
 

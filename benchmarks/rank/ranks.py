@@ -1,4 +1,4 @@
-"""The ranks of a cell as a benchmark sees them: this rank's number, the others' values, and what all do together on hosts."""
+"""The ranks of a cell as a benchmark sees them, and the lines that a rank writes."""
 
 import mmap
 import os
@@ -12,17 +12,20 @@ import torch.distributed as dist
 
 from benchmarks.record import CellFolder, Kind, Lines, safe_files
 from benchmarks.record.lines import now
-from trainers import collectives as told
-from trainers import memory as shared_memory
+from trainers import collectives, memory
 
 POLL_SECONDS = 0.02  # between two looks while rank 0 works: far below the seconds that it takes
+# Seconds between heartbeats: far below any deadline, far above the cost of a line.
+BEAT_SECONDS = 1.0
+COUNT_FORMAT = b"%20d"  # of one width, so that a write replaces the number before
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This rank among all ranks. What is told travels over gloo, outside every timed window.
+    """This rank among all ranks. Values travel over gloo, outside every timed window.
 
-    Clocks of two hosts have nothing in common: no time that another rank tells may be subtracted from one of this rank's.
+    Clocks of two hosts have nothing in common: no time of another rank may be subtracted from one
+    of this rank's.
     """
 
     rank: int
@@ -31,14 +34,17 @@ class Ranks:
     several_hosts: bool = False
 
     def gather(self, values: Sequence[float]) -> list[list[float]]:
-        """Return the values of every rank, by rank. Every rank passes the same number of values. Collective."""
+        """Return the values of every rank, by rank. All pass the same number of them. Collective."""
         mine = torch.tensor(list(values), dtype=torch.float64)
         everyone = [torch.empty_like(mine) for _ in range(self.world_size)]
         dist.all_gather(everyone, mine)
         return [values.tolist() for values in everyone]
 
     def slowest(self, values: Sequence[float]) -> list[float]:
-        """Return the element-wise maximum over the ranks: an iteration takes as long as its slowest rank. Collective."""
+        """Return the element-wise maximum over the ranks. Collective.
+
+        An iteration takes as long as its slowest rank.
+        """
         return [max(column) for column in zip(*self.gather(values), strict=True)]
 
     def barrier(self) -> None:
@@ -48,7 +54,10 @@ class Ranks:
         dist.all_reduce(torch.zeros(1))
 
     def on_rank_zero(self, work: Callable[[], None], beat: Callable[[int], None]) -> None:
-        """Run `work` on rank 0. The others wait on the host with idle devices and call `beat` as signs of life. Collective."""
+        """Run `work` on rank 0. Collective.
+
+        The others wait on the host with idle devices and call `beat` as a sign of life.
+        """
         if self.rank == 0:
             work()
         waiting = dist.all_reduce(torch.zeros(1), async_op=True)
@@ -65,27 +74,23 @@ class Ranks:
             ValueError: the ranks are on several hosts, which share none.
         """
         if self.several_hosts:
-            raise ValueError(
-                "ranks on several hosts share no memory; accepted is a cell on one host"
-            )
-        path = shared_memory.named(told.by_first(shared_memory.new_path().name))
+            accepted = "accepted is a cell on one host"
+            raise ValueError(f"ranks on several hosts share no memory; {accepted}")
+        path = memory.named(collectives.by_first(memory.new_path().name))
         if self.rank == 0:
-            memory = shared_memory.create(path, size_bytes)
+            mapped = memory.create(path, size_bytes)
         self.barrier()
         if self.rank != 0:
-            memory = shared_memory.attach(path, size_bytes)
+            mapped = memory.attach(path, size_bytes)
         self.barrier()
         if self.rank == 0:
             path.unlink()
-        return memory
-
-
-# What a rank has measured and found.
+        return mapped
 
 
 @dataclass(frozen=True)
 class Block:
-    """One timed window: iterations back to back, after one lead-in iteration that is kept and not counted."""
+    """One timed window: iterations back to back, after one lead-in that is kept and not counted."""
 
     ms: list[float]  # of each counted iteration, on the device's clock
     lead_in_ms: float  # of the lead-in, which starts on an idle device
@@ -101,33 +106,28 @@ class Result:
     metrics: dict[str, float] = field(default_factory=dict)  # name: value; the unit is in the name
     # {metric: its 95 % interval inside the run: low, high, and how it was found}
     within_run: dict[str, dict[str, float]] = field(default_factory=dict)
-    series: dict[str, list[list[float]]] = field(
-        default_factory=dict
-    )  # name: [[step, value], …], one for each window
+    # name: [[step, value], …], one for each window
+    series: dict[str, list[list[float]]] = field(default_factory=dict)
     # Matrices and rows, in the JSON shapes of `python -m analysis`.
     tables: dict[str, Any] = field(default_factory=dict)
     model: dict[str, float] = field(default_factory=dict)  # parameters, arrays, gradient_bytes
-    checks: dict[str, Any] = field(
-        default_factory=dict
-    )  # facts that analysis.validity.checks judges
-
-
-# The file of lines that a rank writes for the launching process: its phase, signs of life, and every sample.
-
-
-# Seconds between signs of life: far below any deadline, far above the cost of a line.
-BEAT_SECONDS = 1.0
-COUNT_FORMAT = b"%20d"  # of one width, so that a write replaces the number before
+    # Facts that analysis.validity.checks judges.
+    checks: dict[str, Any] = field(default_factory=dict)
 
 
 class Reporter:
-    """Appends to `<cell>/ranks/<rank>.jsonl`."""
+    """Appends phases, heartbeats and samples to `<cell>/ranks/<rank>.jsonl`."""
 
     def __init__(self, folder: CellFolder, rank: int) -> None:
-        """Open the lines of a rank, in the folder of its cell or of an untimed pass. Raises OSError."""
+        """Open the lines of a rank, in the folder of its cell or of an untimed pass.
+
+        Raises:
+            OSError: they cannot be written there.
+        """
         self._lines = Lines(folder.rank_lines(rank))
         self.folder = folder
-        # Beats are too far apart to show which of several stopped ranks is behind; this file always holds the count.
+        # Heartbeats are too far apart to show which of several stopped ranks is behind; this file
+        # always holds the count.
         self._count = safe_files.open_own(folder.rank_count(rank), append=False)
         os.pwrite(self._count, COUNT_FORMAT % 0, 0)
         self._phase = "start"
@@ -145,7 +145,10 @@ class Reporter:
         self.line(Kind.PHASE, phase=name)
 
     def beat(self, iterations: int = 1) -> None:
-        """Count iterations that were enqueued. Called inside timed windows: at most one line a second, without fsync."""
+        """Count iterations that were enqueued.
+
+        Called inside timed windows: at most one line a second, without fsync.
+        """
         self._iterations += iterations
         if iterations:
             os.pwrite(self._count, COUNT_FORMAT % self._iterations, 0)
@@ -155,11 +158,14 @@ class Reporter:
             self._lines.write(Kind.BEAT, now(), phase=self._phase, iterations=self._iterations)
 
     def output(self, text: str) -> None:
-        """Write what the benchmark prints. The launching process shows it when the cell has ended. One rank calls it."""
+        """Write what the benchmark prints, which the launcher shows at the end. One rank calls it."""
         safe_files.write_whole(self.folder.output, f"{text}\n".encode())
 
     def block(self, purpose: str, block: Block, images: int, **facts: Any) -> None:
-        """Write the samples of a window, and `facts` of what was timed; `images` (or samples) are those of its counted steps."""
+        """Write the samples of a window, and `facts` of what was timed.
+
+        `images` (or samples) are those of its counted steps.
+        """
         self.line(
             Kind.BLOCK,
             purpose=purpose,

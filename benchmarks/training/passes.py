@@ -19,7 +19,7 @@ from trainers.step import Mark, Training, unmarked
 from trainers.strategy import Strategy
 
 
-def run(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
+def profiled(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
     """Warm up, then step while the profiler records. Collective."""
     reporter.phase("profiled pass")
     training = Training(cell, ranks.device, ranks.rank)
@@ -96,7 +96,7 @@ def _kineto(ranks: Ranks, reporter: Reporter) -> tuple[AbstractContextManager[No
 STEPS = 3
 
 
-def tuning_pass_run(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
+def tuning(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
     """Step and exchange. Collective."""
     reporter.phase("tuning pass")
     training = Training(cell, ranks.device, ranks.rank)

@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks.agent import processes
 from benchmarks.agent.processes import CELL_FOLDER, Variables
-from benchmarks.agent.protocol import LONGEST_SILENCE_S, Do, Inbox, Say
+from benchmarks.agent.protocol import LONGEST_SILENCE_S, Command, Event, Reader
 from benchmarks.agent.scratch import HANDED_ON
 from benchmarks.record import CellFolder, safe_files, write_json
 from benchmarks.record.encoding import decoded, encoded
@@ -69,7 +69,7 @@ class Channel:
         self.heard = (
             time.monotonic()
         )  # when it last said something, or until when it said that it is busy
-        self._take: Callable[[Say, dict[str, Any]], None] = lambda say, message: None
+        self._take: Callable[[Event, dict[str, Any]], None] = lambda say, message: None
         self._answers: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self.wrong = ""  # why what it said is no message of an agent
         self._sending = threading.Lock()
@@ -80,7 +80,7 @@ class Channel:
         """Return the id of the command's process."""
         return self._process.pid
 
-    def listen(self, take: Callable[[Say, dict[str, Any]], None]) -> None:
+    def listen(self, take: Callable[[Event, dict[str, Any]], None]) -> None:
         """Have `take` called for each message that belongs to a cell, on the thread that reads."""
         self._take = take
 
@@ -88,7 +88,7 @@ class Channel:
         """Return the exit status of the command; None while it runs."""
         return self._process.poll()
 
-    def send(self, what: Do, **content: Any) -> None:
+    def send(self, what: Command, **content: Any) -> None:
         """Ask the agent something. Raises AgentGone."""
         try:
             data = memoryview(encoded({"do": what.value, **content}))
@@ -99,7 +99,7 @@ class Channel:
         except (OSError, ValueError) as error:
             raise AgentGone(self.why_gone()) from error
 
-    def answer(self, expected: Say, seconds: float) -> dict[str, Any]:
+    def answer(self, expected: Event, seconds: float) -> dict[str, Any]:
         """Return the next answer of a kind that belongs to no cell. Raises AgentGone: it does not come in so many seconds."""
         deadline = time.monotonic() + seconds
         while True:
@@ -151,17 +151,17 @@ class Channel:
 
     def _read(self) -> None:
         assert self._process.stdout is not None
-        inbox = Inbox(self._process.stdout.fileno())
+        reader = Reader(self._process.stdout.fileno())
         try:
-            while (messages := inbox.receive()) is not None:
+            while (messages := reader.receive()) is not None:
                 self.heard = time.monotonic()
                 for message in messages:
-                    say = Say(message["say"])
+                    say = Event(message["say"])
                     if "cell" in message:
                         self._take(say, message)
-                    elif say == Say.BUSY:
+                    elif say == Event.BUSY:
                         self.heard += min(float(message["for_s"]), LONGEST_BUSY_S)
-                    elif say != Say.BEAT:
+                    elif say != Event.BEAT:
                         self._answers.put(message)
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             self.wrong = f"what it said is no message of an agent ({str(error)[:100]})"
@@ -230,9 +230,9 @@ class RemoteHost:
             AgentGone: it does not answer.
             Refused: it cannot do what is asked.
         """
-        self.channel.answer(Say.READY, ready_s)
-        self.channel.send(Do.LOOK, device=device)
-        return Host.described(self.name, self.channel.answer(Say.LOOKED, DESCRIBED_S)["said"])
+        self.channel.answer(Event.READY, ready_s)
+        self.channel.send(Command.LOOK, device=device)
+        return Host.described(self.name, self.channel.answer(Event.LOOKED, DESCRIBED_S)["said"])
 
     def answers(self, lost_after_s: float) -> bool:
         """Return whether the agent lives, and spoke within so many seconds. The host is lost otherwise."""
@@ -266,8 +266,8 @@ class RemoteHost:
         answers = []
         for _ in range(CLOCK_QUESTIONS):
             sent = time.monotonic()
-            self.channel.send(Do.TIME, sent=sent)
-            answer = self.channel.answer(Say.TIME, answer_s)
+            self.channel.send(Command.TIME, sent=sent)
+            answer = self.channel.answer(Event.TIME, answer_s)
             answers.append((time.monotonic() - sent, sent, float(answer["monotonic"])))
         took_s, sent, there = min(answers)
         host_beginning = beginning() + sent + took_s / 2 - there  # when its monotonic clock was 0
@@ -309,28 +309,28 @@ class CellOnHost:
     error: OSError | None = None  # of this machine: the disk is full
     news: threading.Event = field(default_factory=threading.Event)
 
-    def take(self, say: Say, message: Mapping[str, Any]) -> None:
+    def take(self, say: Event, message: Mapping[str, Any]) -> None:
         """Take what the agent says of this cell; what it still said of the one before is dropped."""
         if message["cell"] != self.token:
             return
-        if say == Say.FILE:
+        if say == Event.FILE:
             try:
                 self._write(str(message["name"]), message["at"], base64.b64decode(message["data"]))
             except OSError as error:
                 self.error = self.error or error
-        elif say == Say.MEETING:
+        elif say == Event.MEETING:
             self.ports = int(message["port"]), int(message["watched"])
-        elif say == Say.SILENT:
+        elif say == Event.SILENT:
             self.silent_s = {
                 int(number): float(seconds) for number, seconds in message["hosts"].items()
             }
-        elif say == Say.STATES:
+        elif say == Event.STATES:
             self.states |= message["states"]
-        elif say == Say.ENDED:
+        elif say == Event.ENDED:
             self.status = int(message["status"])
-        elif say == Say.STOPPED:
+        elif say == Event.STOPPED:
             self.survivors = [int(pid) for pid in message["survivors"]]
-        elif say == Say.FAILED:
+        elif say == Event.FAILED:
             self.why = str(message["why"])
         self.news.set()
 
@@ -467,7 +467,7 @@ class HostsEngine:
                 variables["set"] |= logged | part.host.clock
                 gpus = host.machine.uuids(cell.gpus) if part.number < len(cell.hosts) else []
                 part.host.channel.send(
-                    Do.RUN, cell=token, folder=None, files={"cell.json": folder.cell.read_text(encoding="utf-8")},
+                    Command.RUN, cell=token, folder=None, files={"cell.json": folder.cell.read_text(encoding="utf-8")},
                     asked=cell.to_dict(), environment=variables, start=self._limits.start, sampled=gpus if sampled else None,
                     numbers=[number for number, place in enumerate(cell.places) if place.host == host.name],
                     meeting=met | {"host": part.number}, lost_after_s=self._limits.lost_after_s, watched=watched,
@@ -567,7 +567,7 @@ class HostsEngine:
                 one for one in list(self._hosts.values()) if not one.lost
             ]:  # a full pipe would hold up all
                 with contextlib.suppress(AgentGone):
-                    host.channel.send(Do.BEAT)
+                    host.channel.send(Command.BEAT)
 
 
 class HostsJob:
@@ -632,13 +632,13 @@ class HostsJob:
         """Have processes, by number, write to their logs where each of their threads stands."""
         for part in self._parts:
             with contextlib.suppress(AgentGone):
-                part.host.channel.send(Do.STACKS, cell=self._token, numbers=list(pids))
+                part.host.channel.send(Command.STACKS, cell=self._token, numbers=list(pids))
 
     def stop(self, grace_s: float) -> list[int]:
         """End every process on every host that can be reached. Return the ids of those that survive SIGKILL."""
         for part in self._parts:
             with contextlib.suppress(AgentGone):
-                part.host.channel.send(Do.STOP, cell=self._token, grace_s=grace_s)
+                part.host.channel.send(Command.STOP, cell=self._token, grace_s=grace_s)
         deadline = time.monotonic() + grace_s + LAST_S
         while (waiting := self._not_stopped()) and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -692,18 +692,18 @@ def meeting(fleet: Fleet, hosts: Mapping[str, RemoteHost], limits: schema.Engine
     wanted = candidates(first, others, limits.interface, limits.trusted_network)
     with refused(first.name):
         channel = hosts[first.name].channel
-        channel.send(Do.LISTEN, addresses=wanted, word=word)
-        listening = channel.answer(Say.LISTENING, ANSWER_S)
+        channel.send(Command.LISTEN, addresses=wanted, word=word)
+        listening = channel.answer(Event.LISTENING, ANSWER_S)
     answers = {}
     for other in others:
         with refused(other.name):
-            hosts[other.name].channel.send(Do.REACH, ports=listening["ports"], word=word)
+            hosts[other.name].channel.send(Command.REACH, ports=listening["ports"], word=word)
     for other in others:
         with refused(other.name):
-            answers[other.name] = hosts[other.name].channel.answer(Say.REACHED, ANSWER_S)["found"]
+            answers[other.name] = hosts[other.name].channel.answer(Event.REACHED, ANSWER_S)["found"]
     with refused(first.name):
-        channel.send(Do.LISTEN, addresses=[], word=word)
-        channel.answer(Say.LISTENING, ANSWER_S)
+        channel.send(Command.LISTEN, addresses=[], word=word)
+        channel.answer(Event.LISTENING, ANSWER_S)
     return chosen(first, wanted, listening["refused"], answers)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.agent import processes
 from benchmarks.agent.processes import Variables
-from benchmarks.agent.protocol import Do, Say
+from benchmarks.agent.protocol import Command, Event
 from benchmarks.agent.sampler import Sampler
 from benchmarks.record import CellFolder, safe_files
 from conf.cell import Cell
@@ -46,7 +46,7 @@ class LocalEngine:
             command = [sys.executable, *AGENT]
             self._agent = Channel(command, processes.started_by_me(self._environment))
             with contextlib.suppress(AgentGone):  # it is told where a cell is started
-                self._agent.send(Do.PREPARE, asked=first.to_dict())
+                self._agent.send(Command.PREPARE, asked=first.to_dict())
 
     def start(
         self,
@@ -101,7 +101,7 @@ class LocalEngine:
         changed = {name: value for name, value in environment.items() if before.get(name) != value}
         asked = Variables(changed, {}, [name for name in before if name not in environment])
         self._agent.send(
-            Do.RUN, cell=environment[TOKEN], folder=str(folder.path), asked=cell.to_dict(), environment=asked.to_dict(),
+            Command.RUN, cell=environment[TOKEN], folder=str(folder.path), asked=cell.to_dict(), environment=asked.to_dict(),
             numbers=list(range(len(cell.places))), start=self._how, meeting={},
         )  # fmt: skip
 
@@ -146,17 +146,17 @@ class ServedJob(_Here):
         self._why = ""
         self._told = threading.Event()  # how it ended, or that it could not start
 
-    def take(self, say: Say, message: Mapping[str, Any]) -> None:
+    def take(self, say: Event, message: Mapping[str, Any]) -> None:
         """Take what the agent says of this cell. Another thread calls it."""
         if message["cell"] != self._token:
             return
-        if say == Say.STARTED:
+        if say == Event.STARTED:
             self._pid = int(message["pid"])
-        elif say == Say.ENDED:
+        elif say == Event.ENDED:
             self._status = int(message["status"])
-        elif say == Say.FAILED:
+        elif say == Event.FAILED:
             self._why = str(message["why"])
-        if say in (Say.ENDED, Say.FAILED):
+        if say in (Event.ENDED, Event.FAILED):
             self._told.set()
 
     def wait(self, seconds: float) -> None:

@@ -215,7 +215,7 @@ def chosen(
     """Return the first of the wanted addresses that every other host reached.
 
     `refused` says why the first host cannot listen at an address; `answers` is what
-    benchmarks.agent.network.reach returned on each other host, by its name.
+    benchmarks.agent.network.try_connect returned on each other host, by its name.
 
     Raises:
         Refused: none was reached by all; names the pairs of hosts and the reasons.

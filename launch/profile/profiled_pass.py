@@ -113,7 +113,7 @@ def _by_nsys(cell: Cell, folder: CellFolder, nsys: Nsys, run: Run, capture_range
 def _prepared(cell: Cell, folder: CellFolder, capture_range: bool) -> tuple[Cell, CellFolder]:
     """Return the cell that the ranks of the pass read, and its prepared folder. Raises OSError."""
     asked = cell.untimed_pass(
-        "profiled_pass", "benchmarks.training.passes.run", capture_range=capture_range
+        "profiled_pass", "benchmarks.training.passes.profiled", capture_range=capture_range
     )
     return asked, prepare(folder.profile, asked)
 
