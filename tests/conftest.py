@@ -21,7 +21,7 @@ import hypothesis
 import pytest
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
-from rank_cases import CASES
+from rank_cases import GROUPS
 
 from conf import groups, schema
 from conf.options import Refused
@@ -34,7 +34,8 @@ hypothesis.settings.load_profile("ringside")
 # Else hundreds of processes would compile all of Ringside anew; pytest-xdist's processes inherit it.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
-LONGEST = (  # test_measuring waits for the ranks of `forked`; nobody else should
+FEW_TESTS_OF_RANKS = 6
+LONGEST = (
     "test_measuring", "test_compiled_cells", "test_faulty_sweeps", "test_end_to_end", "test_own_code", "test_requests",
     "test_report", "test_tracking", "test_agents", "test_forecasts",
     "test_own_page", "test_hosts", "test_written_paths", "test_mlflow_ui", "test_damaged_files", "test_lasting_output",
@@ -282,54 +283,66 @@ def launch(monkeypatch, tmp_path):
 
 
 @contextlib.contextmanager
-def once_for_all(tmp_path_factory, name):
-    """Yield a folder that pytest-xdist's processes share, and whether it is still empty; the others wait meanwhile."""
+def shared_folder(tmp_path_factory, name):
+    """Yield a folder that pytest-xdist's processes share, with a lock on it; the others wait meanwhile."""
     folder = tmp_path_factory.getbasetemp()  # each process has one in the same folder
     folder = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / name
     folder.mkdir(exist_ok=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        yield folder, not (folder / "done").exists()
-        (folder / "done").touch()
+        yield folder
 
 
 @pytest.fixture(scope="session")
-def forked(tmp_path_factory):
-    """What every rank found in the cases of the modules that ask for real ranks: forked(case) is a list by rank.
+def forked(tmp_path_factory, request):
+    """What every rank found in a case of rank_cases: forked(case) is a list by rank.
 
-    The ranks of all cases are forked from one process (forked_ranks).
+    Cases run when the first test asks for them, in ranks forked from one process (forked_ranks): where a few tests were
+    collected only theirs, else with each all those of its group, which share ranks.
     """
-    with once_for_all(tmp_path_factory, "forked") as (folder, is_new):
-        if is_new:
-            (folder / "cases.json").write_text(json.dumps(CASES))
-            environment = os.environ | {
-                "PYTHONPATH": str(ROOT),
-                "OMP_NUM_THREADS": "1",
-                "TRITON_INTERPRET": "1",
-            }
-            done = subprocess.run(
-                [sys.executable, str(ROOT / "tests" / "forked_ranks.py"), str(folder)],
-                env=environment, capture_output=True, text=True, timeout=200,
-            )  # fmt: skip
-            (folder / "done").write_text(done.stdout)
-            assert done.returncode == 0, done.stderr
+    few = sum("forked" in getattr(item, "fixturenames", ()) for item in request.session.items)
+    few = few <= FEW_TESTS_OF_RANKS
+    servers = []
+
+    def run(folder, names):
+        if not servers:
+            environment = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "1"}
+            servers.append(
+                subprocess.Popen(
+                    [sys.executable, str(ROOT / "tests" / "forked_ranks.py"), str(folder)],
+                    env=os.environ | environment,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                )  # fmt: skip
+            )
+        servers[0].stdin.write(f"{json.dumps(names)}\n")
+        servers[0].stdin.flush()
+        assert servers[0].stdout.readline() == "done\n", "forked_ranks has ended"
 
     def read(name):
+        with shared_folder(tmp_path_factory, "forked") as folder:
+            names = [name] if few else next(group for group in GROUPS if name in group)
+            missing = [name for name in names if not any(folder.glob(f"{name}-*"))]
+            if missing:
+                run(folder, missing)
         errors = [path.read_text() for path in folder.glob(f"{name}-*.error")]
         assert not errors, errors[0]
-        found = [json.loads(path.read_text()) for path in sorted(folder.glob(f"{name}-*.json"))]
-        assert found, f"{name}: ended without a word"
-        return found
+        return [json.loads(path.read_text()) for path in sorted(folder.glob(f"{name}-*.json"))]
 
-    read.folder = folder
-    return read
+    with shared_folder(tmp_path_factory, "forked") as read.folder:
+        pass
+    yield read
+    for server in servers:
+        server.stdin.close()
+        server.wait()
 
 
 @pytest.fixture(scope="session")
 def store_template(tmp_path_factory):
     """An initialised store: making one takes seconds."""
-    with once_for_all(tmp_path_factory, "template") as (folder, is_new):
-        if is_new:
+    with shared_folder(tmp_path_factory, "template") as folder:
+        if not (folder / "mlflow.db").exists():
             from launch.tracking import store
 
             store.connect(store.store_uri(None, folder), folder / "mlartifacts")

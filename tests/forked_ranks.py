@@ -1,8 +1,8 @@
 """Runs cases of strategies in forked ranks and servers: `python tests/forked_ranks.py FOLDER`, for conftest's `forked`.
 
-torch is imported once; processes are forked from here, which takes a fraction of a second. Cases without a server that train or
-exchange are run by the same ranks, one after the other. Reads `cases.json` (rank_cases.CASES) and writes `<name>-<rank>.json`:
-what each rank found.
+torch is imported once; processes are forked from here, which takes a fraction of a second. Cases without a server that
+train or exchange are run by the same ranks, one after the other. Each line of the input names cases of rank_cases.CASES;
+`<name>-<rank>.json` then has what each rank found.
 """
 
 import gc
@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from cells import exchange_cell, links_cell, several_hosts_cells, strategy_of, target_of
 from derived_results import run_whole
+from rank_cases import CASES
 from torch import nn
 
 from benchmarks.jacobi.grid import Rows, Slab, Tile, TorchStencil, TritonStencil
@@ -33,10 +34,13 @@ from conf.targets import locate
 from trainers import collectives as told
 from trainers.hosts import Hosts
 from trainers.kvstore import server_process
+from trainers.kvstore.remote import rendezvous_store
 from trainers.strategy import ExchangeAlone, load
 
 ROOT = Path(__file__).parent.parent
 ONE_HOST = Hosts(((0, 1),))
+CASE_SECONDS = 40  # for a case to end, on a busy machine
+SECONDS = {"measuring": 100, "calibrating": 80, "planted": 80}  # of whole cells, several of them
 
 
 class Network(nn.Module):
@@ -82,7 +86,7 @@ def train(rank, case):
     x = torch.randn(16, 7, generator=generator)
     y = torch.randint(3, (16,), generator=generator)
     losses = []
-    meeting = server_process.store() if "ahead" in case else None
+    meeting = rendezvous_store() if "ahead" in case else None
     for step in range(case["steps"]):
         if rank == case.get("slow_rank") and step % 15 == 5:
             time.sleep(0.1)  # long beside a step, on a busy machine too
@@ -336,7 +340,7 @@ def of_case(rank, name, case, folder):
 
 
 def in_turn(cases):
-    """Yield {name: case} of what the same ranks do: steps and exchanges of as many ranks, without a server; else one case alone.
+    """Yield {name: case} of what the same ranks run: steps and exchanges without a server; else one case alone.
 
     A fork of this process, and its end, take longer than most cases.
     """
@@ -349,9 +353,23 @@ def in_turn(cases):
     yield from together.values()
 
 
-def main(folder):
-    """Every case, one after the other; one that fails or takes too long is ended, and others of its ranks run alone."""
-    # What the first step imports, once for all.
+def serve(folder):
+    """Run the cases of each line of the input, a JSON list of names; answer with a line when they have run."""
+    answers = os.fdopen(os.dup(1), "w")
+    with (folder / "log").open("a") as log:
+        os.dup2(log.fileno(), 1)
+    import_for_ranks()
+    for line in sys.stdin:
+        for cases in in_turn({name: CASES[name] for name in json.loads(line)}):
+            if run(folder, cases) and len(cases) > 1:
+                for name in cases:
+                    if not any(folder.glob(f"{name}-*")):
+                        run(folder, {name: cases[name]})
+        print("done", file=answers, flush=True)
+
+
+def import_for_ranks():
+    """Import what the first step imports, once for all."""
     model = Network()
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
@@ -366,14 +384,6 @@ def main(folder):
     gc.collect()
     gc.freeze()  # a collection in a forked rank would copy every page of what is imported
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    for cases in in_turn(json.loads((folder / "cases.json").read_text())):
-        if run(folder, cases) and len(cases) > 1:
-            for name, case in cases.items():
-                if (
-                    not any(folder.glob(f"{name}-*.error"))
-                    and len([*folder.glob(f"{name}-*.json")]) < case["workers"]
-                ):
-                    run(folder, {name: case})
 
 
 def run(folder, cases):
@@ -383,23 +393,28 @@ def run(folder, cases):
         free.bind(("127.0.0.1", 0))
         os.environ["MASTER_PORT"] = str(free.getsockname()[1])
     opened = time.monotonic()
+    limit_s = SECONDS.get(next(iter(cases)), CASE_SECONDS) + len(cases)
     children = set()
     for rank in range(case["workers"] + case.get("strategy", {}).get("servers", 0)):
-        if (child := os.fork()) == 0:
+        child = os.fork()
+        if child == 0:
             rank_main(folder, cases, rank)
         children.add(child)
     bad = False
     while children:
         child, status = os.waitpid(-1, os.WNOHANG)
         children.discard(child)
-        bad = bad or status != 0 or time.monotonic() - opened > 40 + len(cases)
+        bad = bad or status != 0 or time.monotonic() - opened > limit_s
         if bad:
             for other in children:
                 os.kill(other, 9)
         time.sleep(0.002)
+    if bad and len(cases) == 1 and not any(folder.glob(f"{next(iter(cases))}-*.error")):
+        why = f"ended by force, or not ended within {limit_s} s"
+        (folder / f"{next(iter(cases))}-0.error").write_text(why)
     print(*cases, round(time.monotonic() - opened, 2), "failed" if bad else "", flush=True)
     return bad
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    serve(Path(sys.argv[1]))

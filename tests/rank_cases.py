@@ -284,14 +284,16 @@ TOLD = {"told": {"workers": 3}}
 
 TRAINING = {name: {"workers": 2} for name in ("measuring", "planted", "calibrating")}
 TRAINING["calibrating_alone"] = {"workers": 1}
-CASES = {
-    **TRAINING,
-    **TOLD,
-    **_kvstore(),
-    **_across(),
-    **EXCHANGE,
-    **COLLECTIVE,
-    **HOST_LINK,
-    **JACOBI,
-    **P2P,
-}
+# Cases that run together where a whole module of tests asks for them.
+GROUPS = (
+    *({name: case} for name, case in TRAINING.items()),
+    TOLD,
+    _kvstore(),
+    _across(),
+    EXCHANGE,
+    COLLECTIVE,
+    HOST_LINK,
+    JACOBI,
+    P2P,
+)
+CASES = {name: case for group in GROUPS for name, case in group.items()}

@@ -169,6 +169,7 @@ def test_what_collectives_take_from_a_step_is_told_and_nothing_where_they_take_n
 
 
 def test_a_calibration_comes_last_and_its_numbers_follow_from_the_lines(forked, tmp_path):
+    forked("calibrating")
     folder = forked.folder / "calibrating" / "whole"
     cells = [CellFolder(path) for path in (folder / "cells").iterdir()]
     assert len(cells) == 1

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from derived_results import write_record
+from rank_cases import COLLECTIVE, EXCHANGE, HOST_LINK, JACOBI, P2P
 from records import files_with_auto, without_entry
 
 from analysis.__main__ import main
@@ -20,8 +21,9 @@ DATA = Path(__file__).parent / "data"
 
 @pytest.fixture(scope="session")
 def study(forked, tmp_path_factory):
-    """A study of every cell that the forked ranks measured."""
-    forked("measuring")  # they have all run
+    """A study of every cell that forked ranks measured, of every benchmark."""
+    for name in ("measuring", *EXCHANGE, *COLLECTIVE, *HOST_LINK, *JACOBI, *P2P):
+        forked(name)
     folder = tmp_path_factory.mktemp("forked-study")
     for number, cell in enumerate(sorted(forked.folder.glob("**/cells/*"))):
         shutil.copytree(cell, folder / f"{number:03d}")
