@@ -314,7 +314,7 @@ def forked(tmp_path_factory, request):
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     text=True,
-                )  # fmt: skip
+                )
             )
         servers[0].stdin.write(f"{json.dumps(names)}\n")
         servers[0].stdin.flush()
