@@ -95,7 +95,7 @@ def tables(cell, ranks, folder, name, plant=lambda training: None):
     training.close()
     said = {rank: [*read_lines(lines.rank_lines(rank))] for rank in range(ranks.world_size)}
     made = {
-        "buckets": derive._said(said, "buckets"),
+        "buckets": derive.table_of(said, "buckets"),
         "timeline": derive.timeline(said),
         "bucket_exchange": derive.bucket_exchange(said),
         "interference": derive.interference(said),

@@ -14,11 +14,9 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from analysis.validity import limits as validity_limits
-from benchmarks.timing import statistics as intervals
-from benchmarks.timing import statistics as stationarity
-from benchmarks.training import costs
-from benchmarks.training import request as stopping
+from analysis.validity import limits
+from benchmarks.timing import statistics
+from benchmarks.training import derive, request
 from conf.schema import ValidityLimits
 
 STUDIES = 300
@@ -52,7 +50,7 @@ def autoregressive(draw, size, correlation, deviation):
 
 
 def levels(draw, size, deviation):
-    window = stopping.window_iterations(STEP_MS)
+    window = request.window_iterations(STEP_MS)
     return np.repeat(draw.normal(0, deviation, size // window + 1), window)[:size] + white(
         draw, size, 0.001
     )
@@ -110,7 +108,7 @@ MEDIANS = dict.fromkeys(SERIES, 0.0) | {
 def joined(ms):
     """Batch means as they were until schema 3."""
     values = np.asarray(ms)
-    while len(values) >= 20 and intervals.correlation(values) > 0.2:
+    while len(values) >= 20 and statistics.correlation(values) > 0.2:
         values = values[: len(values) // 2 * 2].reshape(-1, 2).mean(axis=1)
     return values
 
@@ -131,19 +129,19 @@ def bootstrap(statistic, draw, *samples):
 
 def timed(ms, before=False):
     """Windows of a series of ms until the stopping rule ends it."""
-    by_window, size = [], stopping.window_iterations(STEP_MS)
+    by_window, size = [], request.window_iterations(STEP_MS)
     while True:
         start = len(by_window) * size
         by_window.append([float(one) for one in ms[start : start + size]])
         total = float(ms[: start + size].sum())
         if before:
             wide = (
-                len(by_window) < stopping.FEWEST_WINDOWS
+                len(by_window) < request.FEWEST_WINDOWS
                 or half_width_before(by_window) > OPTIONS["interval_target"]
             )
             over = not wide or total >= 1e3 * OPTIONS["max_seconds"]
         else:
-            over = stopping.enough(by_window, total, OPTIONS)
+            over = request.should_stop(by_window, total, OPTIONS)
         if over or start + 2 * size > len(ms):
             return by_window
 
@@ -151,12 +149,12 @@ def timed(ms, before=False):
 def told(ms):
     """The codes that the checks of time give a run of these steps."""
     checks = {
-        "stationarity": stationarity.facts(ms),
-        "pauses": stationarity.pauses(ms),
+        "stationarity": statistics.stationarity(ms),
+        "pauses": statistics.pauses(ms),
         "iterations": len(ms),
     }
     record = SimpleNamespace(checks=checks, cell=SimpleNamespace(device="cuda"))
-    judges = {"not_stationary": validity_limits.not_stationary, "pauses": validity_limits.pauses}
+    judges = {"not_stationary": limits.not_stationary, "pauses": limits.pauses}
     return {code for code, judge in judges.items() if judge(record, LIMITS) is not None}
 
 
@@ -193,13 +191,13 @@ def study(name, seed, held, before=True):
     draw = np.random.default_rng([seed, list(SERIES).index(name)])
     ms = STEP_MS * (1 + SERIES[name](draw, STEPS))
     windows = timed(ms)
-    low, high = intervals.mean_interval(windows)
+    low, high = statistics.mean_interval(windows)
     held["mean", "after"].add(
         1, _mean(windows) / STEP_MS, low / STEP_MS, high / STEP_MS, len(windows)
     )
     if (middle := MEDIANS[name]) is not None:
         held["median", "after"].add(
-            STEP_MS * (1 + middle), np.median(_ms(windows)), *intervals.median_interval(windows)
+            STEP_MS * (1 + middle), np.median(_ms(windows)), *statistics.median_interval(windows)
         )
     abba = STEP_MS * (1 + SERIES[name](draw, 4 * ROUNDS * COST_STEPS)).reshape(-1, COST_STEPS)
     places = np.arange(len(abba)) % 4
@@ -207,9 +205,9 @@ def study(name, seed, held, before=True):
         abba[(places == 0) | (places == 3)] + COST * STEP_MS,
         abba[(places == 1) | (places == 2)],
     )
-    cost, blocks = costs.abba(first.tolist(), second.tolist())
+    cost, blocks = derive.abba(first.tolist(), second.tolist())
     held["difference", "after"].add(
-        COST * STEP_MS, cost, *intervals.difference_interval(cost, blocks)
+        COST * STEP_MS, cost, *statistics.difference_interval(cost, blocks)
     )
     if before:
         _study_before(ms, first, second, middle, held, draw)
@@ -309,14 +307,14 @@ def between(ms, rounds=ROUNDS):
         return [float(one) + longer for one in ms[place - steps : place]]
 
     size, least = (
-        stopping.timed_abba_iterations(STEP_MS, OPTIONS, rounds),
-        stopping.abba_iterations(STEP_MS),
+        request.timed_abba_iterations(STEP_MS, OPTIONS, rounds),
+        request.abba_iterations(STEP_MS),
     )
     while True:
         if len(timed) % 2 and len(timed) < 2 * rounds:
             without += [window(least, 0.0), window(least, 0.0)]
         timed.append(window(size, COST * STEP_MS))
-        if stopping.enough(timed, sum(_ms(timed)), OPTIONS, rounds) or place + size >= len(ms):
+        if request.should_stop(timed, sum(_ms(timed)), OPTIONS, rounds) or place + size >= len(ms):
             return timed, without
 
 
@@ -336,11 +334,13 @@ def outcomes_between(series, studies):
         draw = np.random.default_rng([seed, 1])
         ms = STEP_MS * (1 + series(draw, 2 * STEPS))
         timed, without = between(ms)
-        low, high = (end / STEP_MS - COST for end in intervals.mean_interval(timed))
+        low, high = (end / STEP_MS - COST for end in statistics.mean_interval(timed))
         held["mean"].add(1, _mean(timed) / STEP_MS - COST, low, high, len(timed))
-        cost, blocks = costs.abba(timed[: len(without)], without)
+        cost, blocks = derive.abba(timed[: len(without)], without)
         held["cost between"].add(
-            COST, cost / STEP_MS, *(np.array(intervals.difference_interval(cost, blocks)) / STEP_MS)
+            COST,
+            cost / STEP_MS,
+            *(np.array(statistics.difference_interval(cost, blocks)) / STEP_MS),
         )
         abba = ms[: 4 * ROUNDS * (COST_STEPS + 1)].reshape(-1, COST_STEPS + 1)[:, 1:]
         places = np.arange(len(abba)) % 4
@@ -348,9 +348,11 @@ def outcomes_between(series, studies):
             abba[(places == 0) | (places == 3)] + COST * STEP_MS,
             abba[(places == 1) | (places == 2)],
         )
-        cost, blocks = costs.abba(first.tolist(), second.tolist())
+        cost, blocks = derive.abba(first.tolist(), second.tolist())
         held["cost apart"].add(
-            COST, cost / STEP_MS, *(np.array(intervals.difference_interval(cost, blocks)) / STEP_MS)
+            COST,
+            cost / STEP_MS,
+            *(np.array(statistics.difference_interval(cost, blocks)) / STEP_MS),
         )
     return held
 
@@ -392,7 +394,7 @@ def _real(studies):
         runs = [_drawn_again(ms, seed) for seed in range(studies)]
         after = [len(timed(one)) for one in runs]
         before = [len(timed(one, before=True)) for one in runs]
-        most = STEPS // stopping.window_iterations(STEP_MS)
+        most = STEPS // request.window_iterations(STEP_MS)
         ended = np.mean([one >= most - 1 for one in after])
         yield f"{folder.parent.name}/{folder.name:53} {np.mean(before):6.2f} {np.mean(after):6.2f}   {ended:.0%}"
 

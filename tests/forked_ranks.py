@@ -28,7 +28,7 @@ from torch import nn
 from benchmarks.jacobi.grid import Rows, Slab, Tile, TorchStencil, TritonStencil
 from benchmarks.rank.ranks import Ranks
 from benchmarks.record import CellFolder
-from benchmarks.timing import statistics as intervals
+from benchmarks.timing import statistics
 from benchmarks.training import exchange
 from conf.targets import locate
 from trainers import collectives as told
@@ -380,7 +380,7 @@ def import_for_ranks():
         locate(target_of("benchmark", name))
     cell = exchange_cell({"workers": 1, "exchange": {}, "strategy": {"name": "cpu_staged"}})
     exchange.gradients_like(cell, "weights", torch.device("cpu"))
-    intervals.median_interval([[1.0, 2.0, 3.0]])
+    statistics.median_interval([[1.0, 2.0, 3.0]])
     gc.collect()
     gc.freeze()  # a collection in a forked rank would copy every page of what is imported
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}

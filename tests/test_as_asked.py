@@ -15,7 +15,6 @@ from analysis.study.study import Study
 from analysis.validity.checks import judge
 from benchmarks.record import CellFolder, Validity
 from benchmarks.training import correctness
-from benchmarks.training import correctness as as_asked
 from conf.schema import ValidityLimits
 from launch.tracking.mlflow_run import project
 
@@ -117,7 +116,7 @@ class Arrays:
 
 def test_every_array_has_its_share_of_the_compared_elements():
     arrays = Arrays(1, 10, 1024, 30_000, 25_000_000)
-    compared = correctness.ComparedElements.of(arrays)
+    compared = correctness.ComparedElements(arrays)
     assert compared.counts.tolist()[:3] == [1, 10, 1024], "small arrays are compared whole"
     assert compared.counts[3] >= 1024 and 800_000 < compared.counts[4] <= 1_000_000
     assert compared.strides[4] == 29, "a prime: what is lost regularly, every thousandth, is met"
@@ -155,11 +154,11 @@ class Small:
 @pytest.mark.parametrize(("moves", "still"), [((), 1), (("large",), 0), (("tiny", "unused"), 1)])
 def test_weights_whose_gradient_is_too_small_need_not_move(moves, still):
     training = Small()
-    weights = as_asked.Weights(training)
+    weights = correctness.Weights(training)
     with torch.no_grad(), contextlib.suppress(KeyError):
         for name in moves:
             training.network[name][2] += 1e-6
-    found = weights.still(Alone())
+    found = weights.unchanged(Alone())
     assert found["weights_still"] == still
     assert found.get("weights_still_first") == ("large" if still else None)
     assert found["weights_still_share"] == pytest.approx(still / 3)

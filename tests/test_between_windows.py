@@ -13,9 +13,8 @@ from benchmarks.derived import together
 from benchmarks.rank.ranks import Ranks
 from benchmarks.record import CellFolder, Kind, read, read_lines
 from benchmarks.training import request
-from benchmarks.training import request as stopping
-from benchmarks.training.correctness import Kept
-from benchmarks.training.costs import slowest_ms, strategy_cost
+from benchmarks.training.correctness import Snapshot
+from benchmarks.training.derive import slowest_ms, strategy_cost
 from benchmarks.training.throughput import TrainingBenchmark
 from trainers.step import Training
 from trainers.strategies.ddp import NcclAllreduce
@@ -62,9 +61,9 @@ def test_steps_in_between_leave_no_trace(optimizer, steps_before):
     training = training_of(optimizer)
     for _ in range(steps_before):
         training.step()
-    kept, before = Kept(training), state_of(training)
+    snapshot, before = Snapshot(training), state_of(training)
     for _ in range(2):  # the copies are used again
-        with kept.unchanged():
+        with snapshot.restored():
             training.step()
             training.step()
             assert any(
@@ -82,7 +81,7 @@ def test_the_scale_of_the_loss_is_brought_back():
     training = training_of("sgd")
     training.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     training.scaler.scale(torch.ones(1))
-    with Kept(training).unchanged():
+    with Snapshot(training).restored():
         training.scaler.update(2.0)
         assert training.scaler.get_scale() == 2.0
     assert training.scaler.get_scale() == 1024.0
@@ -94,7 +93,7 @@ def test_no_rank_makes_copies_where_one_has_no_room(other_has_room, made):
         def gather(self, values):
             return [list(values), [other_has_room]]
 
-    assert (Kept.of(training_of("sgd"), Two(0, 2, CPU)) is not None) is made
+    assert (Snapshot.take(training_of("sgd"), Two(0, 2, CPU)) is not None) is made
 
 
 # When they may stand there
@@ -107,7 +106,7 @@ def benchmark_of(strategy=NcclAllreduce, device="cpu", ranks=2, longest=(), data
     made.options = make_cell(max_iterations=1000, exposed_rounds=2, **options).benchmark
     made.ranks = Ranks(0, ranks, torch.device(device))
     made.training = type("Stub", (), {"strategy": object.__new__(strategy)})
-    made.longest, made.known = list(longest), False
+    made.longest_ms = list(longest)
     return made
 
 
@@ -167,7 +166,7 @@ def test_a_power_cap_shows_in_two_seconds_of_steps_and_makes_short_windows_faste
     assert len(folders) >= 3
     for folder in map(CellFolder, folders):
         timed, short = windows_of(folder, "timed"), windows_of(folder, "with exchange")
-        assert stopping.gets_longer(timed[0]) is capped
+        assert request.gets_longer(timed[0]) is capped
         faster = 1 - statistics.fmean(chain(*short)) / statistics.fmean(chain(*timed))
         assert faster > 0.004 if capped else abs(faster) < 0.001, (
             f"{folder.path.name}: {faster:.2%}"
@@ -192,15 +191,17 @@ def test_a_power_cap_shows_in_two_seconds_of_steps_and_makes_short_windows_faste
 def test_the_timed_windows_of_all_rounds_take_as_long_as_the_fewest_elsewhere(
     step_ms, options, rounds, steps
 ):
-    assert stopping.timed_abba_iterations(step_ms, GPUS | options, rounds) == steps
+    assert request.timed_abba_iterations(step_ms, GPUS | options, rounds) == steps
 
 
 def test_rounds_are_finished_before_time_or_iterations_or_a_narrow_interval_end_the_measurement():
     window, options = [55.0] * 14, GPUS | {"max_seconds": 1.0}
     assert [
-        stopping.enough([window] * count, 770.0 * count, options, 2) for count in (1, 2, 3, 4)
+        request.should_stop([window] * count, 770.0 * count, options, 2) for count in (1, 2, 3, 4)
     ] == [False] * 3 + [True]
-    assert [stopping.enough([window] * count, 770.0 * count, GPUS, 4) for count in (3, 7, 8)] == [
+    assert [
+        request.should_stop([window] * count, 770.0 * count, GPUS, 4) for count in (3, 7, 8)
+    ] == [
         False,
         False,
         True,

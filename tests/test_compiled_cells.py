@@ -158,17 +158,17 @@ def test_graphs_and_breaks_are_counted_and_a_compiler_that_does_nothing_is_seen(
     torch.compile(step, backend="eager")(torch.ones(2))
     assert found.since() == {"graphs": 2, "graph_breaks": 1}
     assert found.since() == {"graphs": 0, "graph_breaks": 0}
-    assert found.found(Alone()) == {
+    assert found.facts(Alone()) == {
         "graphs": 2,
         "graph_breaks": 1,
         "code_from": "new",
         "from_cache": 0,
         "newly_made": 0,
     }
-    assert Compilation(True).found(Alone()) == {"graphs": 0, "code_from": "nowhere"}, (
+    assert Compilation(True).facts(Alone()) == {"graphs": 0, "code_from": "nowhere"}, (
         "an earlier one had some"
     )
-    assert Compilation(False).since() == {} == Compilation(False).found(Alone())
+    assert Compilation(False).since() == {} == Compilation(False).facts(Alone())
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from benchmarks.training import correctness
-from benchmarks.training import correctness as digest
 
 DTYPES = (
     torch.float32,
@@ -15,7 +14,7 @@ DTYPES = (
     torch.uint8,
     torch.bool,
 )
-LONG = 2 * digest.PIECE + 3  # words: three pieces
+LONG = 2 * correctness.PIECE + 3  # words: three pieces
 
 
 def split_mix(number):
@@ -33,8 +32,8 @@ def test_the_checksum_is_the_sum_that_it_claims_to_be():
     wanted = sum(word * split_mix(place + 1) for place, word in enumerate(words.tolist())) % (
         1 << 64
     )
-    assert digest.of_each([words]) == [digest._hashed([wanted.to_bytes(8, "big")])]
-    assert digest.of_each([words]) != digest.of_each([words.roll(1)])
+    assert correctness.checksums([words]) == [correctness._digest([wanted.to_bytes(8, "big")])]
+    assert correctness.checksums([words]) != correctness.checksums([words.roll(1)])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -45,9 +44,9 @@ def test_equal_tensors_have_equal_checksums_and_one_wrong_element_another(dtype)
         else torch.randint(2, (7, 11)).to(dtype)
     )
     other = values.clone()
-    assert digest.of_all([values]) == digest.of_all([other])
+    assert correctness.checksum([values]) == correctness.checksum([other])
     other[3, 4] = 0 if other[3, 4] else 1
-    assert digest.of_all([values]) != digest.of_all([other])
+    assert correctness.checksum([values]) != correctness.checksum([other])
 
 
 def one_bit(values, place, bit):
@@ -57,12 +56,12 @@ def one_bit(values, place, bit):
 
 
 @pytest.mark.parametrize("bit", [0, 22, 31])
-@pytest.mark.parametrize("place", [0, digest.PIECE - 1, digest.PIECE, LONG - 1])
+@pytest.mark.parametrize("place", [0, correctness.PIECE - 1, correctness.PIECE, LONG - 1])
 def test_every_bit_of_every_place_counts(place, bit):
     values = torch.randn(LONG, generator=torch.Generator().manual_seed(1))
-    before = digest.of_all([values])
+    before = correctness.checksum([values])
     one_bit(values, place, bit)
-    assert digest.of_all([values]) != before
+    assert correctness.checksum([values]) != before
 
 
 def test_faults_of_several_elements_do_not_cancel_each_other():
@@ -70,30 +69,30 @@ def test_faults_of_several_elements_do_not_cancel_each_other():
     values = torch.randn(LONG, generator=torch.Generator().manual_seed(2))
     swapped, pieces, signs, bent = (values.clone() for _ in range(4))
     swapped[[5, 6]] = values[[6, 5]]
-    pieces[: digest.PIECE], pieces[digest.PIECE : -3] = (
-        values[digest.PIECE : -3],
-        values[: digest.PIECE],
+    pieces[: correctness.PIECE], pieces[correctness.PIECE : -3] = (
+        values[correctness.PIECE : -3],
+        values[: correctness.PIECE],
     )
     signs[[10, 20]] *= -1
     bent.view(torch.int32)[30:33] += torch.tensor([1, -2, 1], dtype=torch.int32)
-    found = {digest.of_all([one]) for one in (values, swapped, pieces, signs, bent)}
+    found = {correctness.checksum([one]) for one in (values, swapped, pieces, signs, bent)}
     assert len(found) == 5
 
 
 def test_the_order_of_tensors_counts_and_their_layout_does_not():
     images = torch.randn(2, 3, 4, 5)
     last = images.to(memory_format=torch.channels_last)
-    assert digest.of_each([images, images[0]]) == digest.of_each([last, last[0]])
-    assert digest.of_all([images, last[0]]) != digest.of_all([last[0], images])
-    assert digest.of_each([]) == [] and digest.of_all([]) == digest.of_all([])
-    assert len(set(digest.of_each([torch.zeros(0), torch.ones(2)]))) == 2
+    assert correctness.checksums([images, images[0]]) == correctness.checksums([last, last[0]])
+    assert correctness.checksum([images, last[0]]) != correctness.checksum([last[0], images])
+    assert correctness.checksums([]) == [] and correctness.checksum([]) == correctness.checksum([])
+    assert len(set(correctness.checksums([torch.zeros(0), torch.ones(2)]))) == 2
 
 
 class Replicas:
     """Two ranks of which the other has these weights; and a training with this rank's."""
 
     def __init__(self, own, other):
-        self.parameters, self._other = [own], digest.of_all([other])
+        self.parameters, self._other = [own], correctness.checksum([other])
 
     def gather(self, values):
         return [list(values), list(self._other)]

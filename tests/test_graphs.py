@@ -23,8 +23,8 @@ from torch import nn
 
 from benchmarks.rank.ranks import Ranks
 from benchmarks.record import read_study
-from benchmarks.training import correctness as replays
-from benchmarks.training.correctness import Kept
+from benchmarks.training import correctness
+from benchmarks.training.correctness import Snapshot
 from conf.options import Refused
 from conf.resolve import checked, resolve
 from trainers import cuda_graph as graphed_step
@@ -47,7 +47,7 @@ class Again:
 
     def __call__(self, run):
         graphs = self.training.graphs
-        with Kept(self.training, whole=True).unchanged(), torch.random.fork_rng(devices=[]):
+        with Snapshot(self.training, whole=True).restored(), torch.random.fork_rng(devices=[]):
             loss = run()
             places = [parameter.grad for parameter in self.training.parameters]
         graphs._done.sub_(1)
@@ -92,7 +92,7 @@ def graphed(ranks, strategy=SHARDED, optimizer="sgd", optimize="graph"):
 
 def state(training):
     """Copies of everything that steps change."""
-    return [tensor.clone() for tensor in Kept(training, whole=True)._tensors()]
+    return [tensor.clone() for tensor in correctness._state(training, whole=True)]
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
@@ -123,15 +123,15 @@ def test_a_healthy_graph_passes_and_is_left_as_it_was(strategy, ranks):
     for _ in range(2):
         training.step()
     before = state(training)
-    facts = replays.differences(training, [next(training.batches) for _ in range(2)], ranks)[
-        "replay"
-    ]
+    facts = correctness.replay_differences(
+        training, [next(training.batches) for _ in range(2)], ranks
+    )["replay"]
     assert facts["error"] <= facts["tolerance"]
     assert all(torch.equal(one, other) for one, other in zip(before, state(training), strict=True))
     replayed = 2 + 2 * (
         1 if strategy == NONE else 2
     )  # with exchange and without: one captures, one compares
-    assert replays.counted(training, ranks) == {"replays": [[replayed, replayed]]}
+    assert correctness.replay_counts(training, ranks) == {"replays": [[replayed, replayed]]}
     capture = training.graphs._capture
     training.close()
     assert ranks.device.type == "cuda" or capture.closed
@@ -193,9 +193,9 @@ def test_a_graph_that_does_something_else_is_found(fault, ranks):
     training = graphed(ranks)
     fault(training)
     training.step()
-    facts = replays.differences(training, [next(training.batches) for _ in range(2)], ranks)[
-        "replay"
-    ]
+    facts = correctness.replay_differences(
+        training, [next(training.batches) for _ in range(2)], ranks
+    )["replay"]
     assert not facts["error"] <= facts["tolerance"], facts
     if fault is left_out:
         assert facts["array"] == training.names[2]
@@ -209,7 +209,7 @@ def test_a_rank_that_replays_once_too_often_is_counted(extra, ranks):
     more = (lambda: (captured.replay(), captured.replay())) if extra > 0 else (lambda: None)
     training.graphs._captured[True] = dataclasses.replace(captured, replay=more)
     training.step()
-    assert replays.counted(training, ranks) == {"replays": [[2, 2 + extra]]}
+    assert correctness.replay_counts(training, ranks) == {"replays": [[2, 2 + extra]]}
 
 
 def test_a_batch_of_another_shape_is_refused(ranks):

@@ -13,8 +13,7 @@ from torch import nn
 
 from benchmarks.rank.ranks import Ranks
 from benchmarks.record import CellFolder
-from benchmarks.training import request as stopping
-from benchmarks.training import throughput
+from benchmarks.training import request, throughput
 from conf.cell import Cell, Network
 from trainers.batches import LoadedBatches, OwnModel
 
@@ -79,7 +78,7 @@ def alone(tmp_path_factory):
 def test_a_loader_that_sleeps_is_told_as_input_bound_with_its_share_and_a_fast_one_is_not(
     alone, tmp_path, monkeypatch, seconds
 ):
-    monkeypatch.setattr(stopping, "MOST_PER_ABBA_WINDOW", 5)
+    monkeypatch.setattr(request, "MOST_PER_ABBA_WINDOW", 5)
     monkeypatch.setattr(
         gc, "collect", lambda *_: 0
     )  # before each of 30 windows, of a process with thousands of tests

@@ -7,7 +7,7 @@ import torch
 from cells import make_cell
 from torch import nn
 
-from benchmarks.training import correctness as digest
+from benchmarks.training.correctness import checksum
 from conf.cell import Cell, Network
 from trainers import models
 from trainers.batches import DISTINCT, OwnModel, synthetic
@@ -73,7 +73,7 @@ def test_a_step_counts_samples_and_tokens_and_learns():
 def test_few_tokens_with_one_sum_are_different_batches():
     """Their bits add up to the same; the record would have called such ranks equal."""
     one, other = torch.tensor([[1, 2]]), torch.tensor([[2, 1]])
-    assert digest.of_all([one]) == digest.of_all([one.clone()]) != digest.of_all([other])
+    assert checksum([one]) == checksum([one.clone()]) != checksum([other])
 
 
 def test_the_record_keeps_a_cell_of_samples():

@@ -17,10 +17,8 @@ from scipy.stats import t
 from benchmarks.rank.ranks import Ranks, Reporter
 from benchmarks.record import CellFolder, read_lines
 from benchmarks.timing import statistics
-from benchmarks.timing import statistics as intervals
 from benchmarks.timing.statistics import two_sided_quantile
-from benchmarks.training import derive
-from benchmarks.training import request as stopping
+from benchmarks.training import derive, request
 from benchmarks.training.throughput import TrainingBenchmark
 
 TRIALS = 200
@@ -42,7 +40,7 @@ def test_the_intervals_of_the_mean_and_the_median_cover_them(size):
         ms = generator.normal(100, 3, size)
         return [
             low <= 100 <= high
-            for low, high in (intervals.mean_interval([ms]), intervals.median_interval([ms]))
+            for low, high in (statistics.mean_interval([ms]), statistics.median_interval([ms]))
         ]
 
     held = np.mean([covers(np.random.default_rng(seed)) for seed in range(300)], axis=0)
@@ -61,7 +59,7 @@ def autocorrelated(generator, size, correlation):
 def test_correlated_steps_widen_an_interval():
     def widths(generator):
         alone, correlated = (autocorrelated(generator, 400, share) for share in (0.0, 0.8))
-        return [intervals.mean_half_width([ms]) for ms in (alone, correlated)]
+        return [statistics.mean_half_width([ms]) for ms in (alone, correlated)]
 
     alone, correlated = np.median(
         [widths(np.random.default_rng(seed)) for seed in range(40)], axis=0
@@ -76,9 +74,9 @@ def test_levels_of_windows_widen_both_intervals():
     level = [99.0, 100.0, 101.0]
     windows = [generator.normal(one, 0.01, 30) for one in level]
     needed = 4.303 / math.sqrt(3)  # Student's t of three windows whose levels deviate by 1
-    for low, high in (intervals.mean_interval(windows), intervals.median_interval(windows)):
+    for low, high in (statistics.mean_interval(windows), statistics.median_interval(windows)):
         assert 0.98 * needed < (high - low) / 2 < 1.6 * needed
-    assert intervals.mean_half_width([*windows, [150.0]]) < 5, (
+    assert statistics.mean_half_width([*windows, [150.0]]) < 5, (
         "a last window of one step has no level"
     )
 
@@ -90,13 +88,13 @@ def test_the_interval_of_a_difference_is_students():
         for mean, high in (_difference(generator.normal(0, 1, 4)) for _ in range(400))
     )
     assert 0.92 <= held / 400 <= 0.98
-    assert intervals.difference_interval(2.0, [2.0, 2.0, 2.0]) == (2.0, 2.0)
+    assert statistics.difference_interval(2.0, [2.0, 2.0, 2.0]) == (2.0, 2.0)
 
 
 def _difference(values):
     """The mean of some differences, and the half-width of its interval."""
     mean = float(np.mean(values))
-    low, high = intervals.difference_interval(mean, values)
+    low, high = statistics.difference_interval(mean, values)
     return mean, (high - low) / 2
 
 
@@ -110,16 +108,16 @@ def test_quantiles_of_students_t_are_those_of_scipy(share):
 
 def test_more_samples_give_a_narrower_interval():
     generator = np.random.default_rng(0)
-    narrow, wide = (intervals.mean_half_width([skewed(generator, size)]) for size in (2000, 20))
+    narrow, wide = (statistics.mean_half_width([skewed(generator, size)]) for size in (2000, 20))
     assert narrow < wide / 3
 
 
 def test_constants_have_an_interval_without_width_and_one_value_has_none():
-    assert intervals.mean_interval([[5.0] * 30]) == (5.0, 5.0)
-    assert intervals.median_interval([[5.0] * 3]) == (5.0, 5.0)
-    for low, high in (intervals.mean_interval([[1.0]]), intervals.median_interval([[]])):
+    assert statistics.mean_interval([[5.0] * 30]) == (5.0, 5.0)
+    assert statistics.median_interval([[5.0] * 3]) == (5.0, 5.0)
+    for low, high in (statistics.mean_interval([[1.0]]), statistics.median_interval([[]])):
         assert math.isnan(low) and math.isnan(high)
-    assert all(math.isnan(end) for end in intervals.difference_interval(1.0, [1.0]))
+    assert all(math.isnan(end) for end in statistics.difference_interval(1.0, [1.0]))
 
 
 @settings(max_examples=40, deadline=None)
@@ -127,8 +125,8 @@ def test_constants_have_an_interval_without_width_and_one_value_has_none():
 def test_intervals_hold_their_number_stay_positive_and_repeat_themselves(windows):
     ms = [one for window in windows for one in window]
     for of, middle in (
-        (intervals.mean_interval, np.mean(ms)),
-        (intervals.median_interval, np.median(ms)),
+        (statistics.mean_interval, np.mean(ms)),
+        (statistics.median_interval, np.median(ms)),
     ):
         low, high = of(windows)
         assert 0 <= low <= middle * (1 + 1e-9) and middle <= high * (1 + 1e-9)
@@ -229,7 +227,7 @@ def test_throughput_is_total_images_over_total_time(alone, tmp_path):
 
 def test_on_one_rank_the_own_work_of_ddp_is_timed(alone, tmp_path, monkeypatch):
     """It makes buckets on one rank too, and sends nothing."""
-    monkeypatch.setattr(stopping, "MOST_PER_ABBA_WINDOW", 3)
+    monkeypatch.setattr(request, "MOST_PER_ABBA_WINDOW", 3)
     cell = make_cell((0,), min_iterations=3, max_iterations=3, max_seconds=60.0)
     folder = CellFolder(tmp_path).make()
     result = TrainingBenchmark(cell, alone, Reporter(folder, 0)).run()

@@ -14,7 +14,7 @@ import pytest
 from analysis.validity.checks import judge
 from benchmarks.derived import derived_values
 from benchmarks.record import CellFolder, read, read_lines
-from benchmarks.timing import statistics as stationarity
+from benchmarks.timing import statistics
 from conf.schema import ValidityLimits
 
 DATA = Path(__file__).parent / "data" / "raw_lines"
@@ -141,8 +141,8 @@ def test_samples_that_leave_out_a_thousandth_of_their_window_are_seen(purpose):
 
 
 def test_few_steps_have_no_facts_of_a_change_and_constants_none_that_matter():
-    assert stationarity.facts([1.0] * 11) == {}
-    steady = stationarity.facts([1.0] * 12)
+    assert statistics.stationarity([1.0] * 11) == {}
+    steady = statistics.stationarity([1.0] * 12)
     assert (
         steady["change"]
         == steady["drift"]
@@ -150,9 +150,9 @@ def test_few_steps_have_no_facts_of_a_change_and_constants_none_that_matter():
         == steady["drift_beyond"]
         == 0
     )
-    jumped = stationarity.facts([1.0] * 20 + [1.05] * 20)
-    assert (jumped["change_at"], jumped["change_beyond"]) == (20, stationarity.MOST_BEYOND)
-    assert stationarity.facts(np.linspace(1, 2, 30).tolist())["drift"] == pytest.approx(2 / 3)
+    jumped = statistics.stationarity([1.0] * 20 + [1.05] * 20)
+    assert (jumped["change_at"], jumped["change_beyond"]) == (20, statistics.MOST_BEYOND)
+    assert statistics.stationarity(np.linspace(1, 2, 30).tolist())["drift"] == pytest.approx(2 / 3)
 
 
 SMALL = ("iid", "AR 0.5", "power-capped (AR 0.7, 4 %)", "level per window 0.2 %")

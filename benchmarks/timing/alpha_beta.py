@@ -1,12 +1,13 @@
-"""The α–β model of a communication: time = α + bytes ÷ β, in a few pieces, because libraries change protocol with size.
+"""The α–β model of a communication: time = α + bytes ÷ β, in a few pieces.
 
-Pieces need not join. Each is fitted by least squares of the relative error, with scipy's non-negative solver since neither
-latency nor bandwidth is negative. Cuts are where the sum of the errors is least.
+Libraries change protocol with size, so pieces need not join. Each is fitted by least squares of the
+relative error, with scipy's non-negative solver since neither latency nor bandwidth is negative.
+Cuts are where the sum of the errors is least.
 """
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -14,8 +15,9 @@ import numpy as np
 
 FEWEST_SIZES = 3  # of a piece
 MOST_PIECES = 3
-# Relative error that noise leaves in a time. A fit that is better than this does not justify another piece.
+# Relative error that noise leaves in a time. A fit that is better does not justify another piece.
 NOISE = 0.01
+Span = tuple[int, int]  # (first, behind the last) of some sizes
 
 
 @dataclass(frozen=True)
@@ -31,9 +33,9 @@ class Piece:
 
     def time_us(self, size_bytes: float) -> float:
         """Return the time of a message."""
-        return self.alpha_us + (
-            size_bytes / self.beta_gb_per_s / 1e3 if self.beta_gb_per_s else 0.0
-        )
+        if not self.beta_gb_per_s:
+            return self.alpha_us
+        return self.alpha_us + size_bytes / self.beta_gb_per_s / 1e3
 
 
 @dataclass(frozen=True)
@@ -58,45 +60,43 @@ def fit(sizes_bytes: Sequence[int], times_us: Sequence[float]) -> AlphaBetaFit |
     count = len(sizes)
     if count < FEWEST_SIZES:
         return None
-    cost = {
-        (start, stop): _line(sizes[start:stop], times[start:stop])[2]
-        for start, stop in itertools.combinations(range(count + 1), 2)
-        if stop - start >= FEWEST_SIZES
-    }
-    best: tuple[float, list[int]] | None = None
+    cost: dict[Span, float] = {}
+    for start, stop in itertools.combinations(range(count + 1), 2):
+        if stop - start >= FEWEST_SIZES:
+            cost[start, stop] = _line(sizes[start:stop], times[start:stop])[2]
+    least_score, spans = math.inf, [(0, count)]
     for pieces in range(1, min(MOST_PIECES, count // FEWEST_SIZES) + 1):
-        squares, cuts = _cut(cost, count, pieces)
+        squares, candidate = _best_spans(cost, count, pieces)
         score = count * math.log(squares / count + NOISE**2) + 3 * pieces * math.log(count)
-        if best is None or score < best[0]:
-            best = score, cuts
-    assert best is not None
-    spans = list(itertools.pairwise(best[1]))
-    found = [_piece(sizes[start:stop], times[start:stop]) for start, stop in spans]
+        if score < least_score:
+            least_score, spans = score, candidate
+    fitted = [_piece(sizes[start:stop], times[start:stop]) for start, stop in spans]
     squares = math.fsum(cost[span] for span in spans)
-    return AlphaBetaFit(
-        tuple(found), math.sqrt(squares / count), max(piece.worst_error for piece in found)
-    )
+    worst_error = max(piece.worst_error for piece in fitted)
+    return AlphaBetaFit(tuple(fitted), math.sqrt(squares / count), worst_error)
 
 
 def _line(sizes: Any, times: Any) -> tuple[float, float, float]:
     """Return α in µs, µs per byte, and the sum of the squared relative errors."""
-    from scipy.optimize import nnls  # takes as long to import as the rest of a small study's report
+    from scipy.optimize import nnls  # takes as long to import as the rest of a small report
 
     scale = sizes.max()  # of like magnitude, or nnls loses digits
-    (alpha, slope), residual = nnls(
-        np.column_stack([1 / times, sizes / scale / times]), np.ones(len(sizes))
-    )
+    columns = np.column_stack([1 / times, sizes / scale / times])
+    (alpha, slope), residual = nnls(columns, np.ones(len(sizes)))
     return float(alpha), float(slope / scale), float(residual**2)
 
 
-def _cut(cost: dict[tuple[int, int], float], count: int, pieces: int) -> tuple[float, list[int]]:
-    """Return the least sum of costs of `pieces` pieces, and their cuts from 0 to `count`."""
-    inner = itertools.combinations(range(FEWEST_SIZES, count - FEWEST_SIZES + 1), pieces - 1)
-    options = [[0, *cuts, count] for cuts in inner]
-    allowed = [cuts for cuts in options if all(pair in cost for pair in itertools.pairwise(cuts))]
-    return min(
-        (math.fsum(cost[pair] for pair in itertools.pairwise(cuts)), cuts) for cuts in allowed
-    )
+def _best_spans(cost: Mapping[Span, float], count: int, pieces: int) -> tuple[float, list[Span]]:
+    """Return the least sum of costs of `pieces` pieces, and their spans."""
+    best: tuple[float, list[Span]] | None = None
+    for inner in itertools.combinations(range(FEWEST_SIZES, count - FEWEST_SIZES + 1), pieces - 1):
+        spans = list(itertools.pairwise([0, *inner, count]))
+        if all(span in cost for span in spans):
+            squares = math.fsum(cost[span] for span in spans)
+            if best is None or squares < best[0]:
+                best = squares, spans
+    assert best is not None
+    return best
 
 
 def _piece(sizes: Any, times: Any) -> Piece:

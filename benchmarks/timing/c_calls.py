@@ -1,7 +1,7 @@
 """Make a prepared list of C calls from a compiled loop.
 
-One call from Python takes longer than NCCL needs to enqueue an operation. The loop is compiled when it is first needed. If
-there is no compiler, Python makes the calls; `made_by` says which.
+One call from Python takes longer than NCCL needs to enqueue an operation. The loop is compiled when
+it is first needed. If there is no compiler, Python makes the calls; `made_by` says which.
 """
 
 import ctypes
@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# Every call passes eight integers or addresses. In the calling conventions of Linux on x86-64 and Arm each has a register or a
-# stack slot of its own, so that arguments which a function does not take do no harm.
+# Every call passes eight integers or addresses. In the calling conventions of Linux on x86-64 and
+# Arm each has a register or a stack slot of its own, so that arguments which a function does not
+# take do no harm.
 ARGUMENTS = 8
 SOURCE = """
 struct call { int (*function)(long, long, long, long, long, long, long, long); long given[8]; };
@@ -33,6 +34,11 @@ long make(const struct call *calls, long count, int *status)
 }
 """
 COMPILE_SECONDS = 60
+_FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_long] * ARGUMENTS)
+
+
+class _Call(ctypes.Structure):
+    _fields_ = (("function", ctypes.c_void_p), ("given", ctypes.c_long * ARGUMENTS))
 
 
 @dataclass(frozen=True)
@@ -47,20 +53,21 @@ class CCall:
 class InOrder:
     """A list of calls. Calling this makes them one after the other."""
 
-    def __init__(self, calls: Sequence[CCall], words: Callable[[int], str]) -> None:
-        """`words` turns an error code into a message."""
-        self.calls, self._words = tuple(calls), words
+    def __init__(self, calls: Sequence[CCall], message_of: Callable[[int], str]) -> None:
+        """`message_of` turns an error code into a message."""
+        self.calls, self._message_of = tuple(calls), message_of
         self._status = ctypes.c_int(0)
+        prepared = (_Call * len(calls))()
+        for slot, call in zip(prepared, calls, strict=True):
+            slot.function = call.function
+            slot.given = (ctypes.c_long * ARGUMENTS)(*call.arguments)
         loop = compiled_loop()
-        made = [_Call(one.function, (ctypes.c_long * ARGUMENTS)(*one.arguments)) for one in calls]
         if loop is not None:
-            self._make = functools.partial(
-                loop, (_Call * len(made))(*made), len(made), ctypes.byref(self._status)
-            )
+            status = ctypes.byref(self._status)
+            self._make = functools.partial(loop, prepared, len(prepared), status)
         else:
-            self._make = functools.partial(
-                self._from_python, [(_FUNCTION(one.function), tuple(one.given)) for one in made]
-            )
+            functions = [(_FUNCTION(slot.function), tuple(slot.given)) for slot in prepared]
+            self._make = functools.partial(self._from_python, functions)
 
     def __call__(self) -> None:
         """Make the calls.
@@ -70,21 +77,23 @@ class InOrder:
         """
         done = self._make()
         if done < len(self.calls):
-            raise RuntimeError(f"{self.calls[done].name}: {self._words(self._status.value)}")
+            message = self._message_of(self._status.value)
+            raise RuntimeError(f"{self.calls[done].name}: {message}")
 
-    def _from_python(self, calls: list[tuple[Any, tuple[int, ...]]]) -> int:
-        for number, (function, arguments) in enumerate(calls):
-            if status := function(*arguments):
+    def _from_python(self, functions: list[tuple[Any, tuple[int, ...]]]) -> int:
+        for number, (function, arguments) in enumerate(functions):
+            status = function(*arguments)
+            if status:
                 self._status.value = status
                 return number
-        return len(calls)
+        return len(functions)
 
 
 def address(library: Any, name: str) -> int:
     """Return the address of a function in a library that ctypes has loaded."""
-    found = ctypes.cast(getattr(library, name), ctypes.c_void_p).value
-    assert found is not None
-    return found
+    pointer = ctypes.cast(getattr(library, name), ctypes.c_void_p).value
+    assert pointer is not None
+    return pointer
 
 
 def made_by() -> str:
@@ -95,9 +104,9 @@ def made_by() -> str:
 @functools.cache
 def compiled_loop() -> Any:
     """Return `make` of SOURCE; None if it cannot be compiled."""
-    compiler = (
-        os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    )
+    compiler = os.environ.get("CC")
+    for name in ("cc", "gcc", "clang"):
+        compiler = compiler or shutil.which(name)
     if not compiler:
         return None
     with tempfile.TemporaryDirectory() as folder:
@@ -109,12 +118,6 @@ def compiled_loop() -> Any:
             make = ctypes.CDLL(str(library)).make
         except (OSError, subprocess.SubprocessError):
             return None
-    make.argtypes, make.restype = (ctypes.c_void_p, ctypes.c_long, ctypes.c_void_p), ctypes.c_long
+    make.argtypes = (ctypes.c_void_p, ctypes.c_long, ctypes.c_void_p)
+    make.restype = ctypes.c_long
     return make
-
-
-_FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_long] * ARGUMENTS)
-
-
-class _Call(ctypes.Structure):
-    _fields_ = (("function", ctypes.c_void_p), ("given", ctypes.c_long * ARGUMENTS))

@@ -1,7 +1,8 @@
 """The one clock: times a run of iterations on this rank. METHOD.md, "The clock".
 
-On a GPU it records a CUDA event after every iteration and reads all events after the window, so that nothing waits inside the
-window. A host clock around the same window must agree. On a CPU worker both clocks are the host's.
+On a GPU it records a CUDA event after every iteration and reads all events after the window, so
+that nothing waits inside the window. A host clock around the same window must agree. On a CPU
+worker both clocks are the host's.
 """
 
 import gc
@@ -14,9 +15,11 @@ import torch.distributed as dist
 
 from benchmarks.rank.ranks import Block, Ranks
 
-# Generations of garbage that steps make. To look through the oldest too takes 24 ms of a rank with torch, before each window.
+# Generations of garbage that steps make. To look through the oldest too takes 24 ms of a rank with
+# torch, before each window.
 YOUNG = 1
-CYCLES_PER_MS = 2e6  # of a GPU at 2 GHz; a slower clock holds longer, which is harmless
+CYCLES_PER_MS = 2e6  # of a GPU at 2 GHz; a slower clock spins longer, which is harmless
+COUNTER_BYTES = 8  # an int64 for each rank
 
 
 class Clock:
@@ -32,9 +35,10 @@ class Clock:
         iterations: int,
         between: Callable[[], None] = lambda: None,
     ) -> Block:
-        """Time `iterations` calls of `iterate` after one lead-in. Collective: every rank calls it alike.
+        """Time `iterations` calls of `iterate` after one lead-in. Collective.
 
-        Calls `between` on the host after each iteration. Python's garbage collector is off inside the window.
+        Calls `between` on the host after each iteration. Python's garbage collector is off inside
+        the window.
         """
         gc.collect(YOUNG)
         gc.disable()
@@ -45,15 +49,16 @@ class Clock:
         finally:
             gc.enable()
 
-    def held(self, iterate: Callable[[], None], hold_ms: float) -> float:
+    def launch_ahead(self, iterate: Callable[[], None], delay_ms: float) -> float:
         """Return the device's ms for one iteration without launch gaps. GPUs only.
 
-        It is enqueued while the device spins for about `hold_ms`, which must be longer than enqueuing takes (the method of
-        nvbandwidth).
+        It is enqueued while the device spins for about `delay_ms`, which must be longer than
+        enqueuing takes (the method of nvbandwidth).
         """
         self._ranks.barrier()
-        torch.cuda._sleep(int(hold_ms * CYCLES_PER_MS))
-        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(int(delay_ms * CYCLES_PER_MS))
+        first = torch.cuda.Event(enable_timing=True)
+        last = torch.cuda.Event(enable_timing=True)
         first.record()
         iterate()
         last.record()
@@ -79,7 +84,11 @@ class Clock:
         host_ms = (time.perf_counter() - opened) * 1e3
         ms = [start.elapsed_time(end) for start, end in itertools.pairwise(events)]
         return Block(
-            ms[1:], ms[0], (launched - opened) * 1e3, events[0].elapsed_time(events[-1]), host_ms
+            ms=ms[1:],
+            lead_in_ms=ms[0],
+            launch_ms=(launched - opened) * 1e3,
+            device_ms=events[0].elapsed_time(events[-1]),
+            host_ms=host_ms,
         )
 
     def _host_block(
@@ -92,17 +101,20 @@ class Clock:
             iterate()
             ms.append((time.perf_counter() - start) * 1e3)
             between()
-        return Block(ms[1:], ms[0], ms[0], sum(ms), (time.perf_counter() - opened) * 1e3)
-
-
-# A barrier that ranks leave at nearly the same time, for windows timed by the host's clock.
-
-
-COUNTER_BYTES = 8  # an int64 for each rank
+        return Block(
+            ms=ms[1:],
+            lead_in_ms=ms[0],
+            launch_ms=ms[0],
+            device_ms=sum(ms),
+            host_ms=(time.perf_counter() - opened) * 1e3,
+        )
 
 
 class SpinBarrier:
-    """A barrier that can be passed any number of times."""
+    """A barrier that ranks leave at nearly the same time, for windows timed by the host's clock.
+
+    It can be passed any number of times.
+    """
 
     def __init__(self, ranks: Ranks) -> None:
         """Map the counters of GPUs on one host. Collective."""
@@ -111,12 +123,11 @@ class SpinBarrier:
         if ranks.several_hosts:
             self._number = torch.zeros(1, device=ranks.device)
         elif ranks.device.type == "cuda":
-            self._counters = memoryview(ranks.map_shared(COUNTER_BYTES * ranks.world_size)).cast(
-                "q"
-            )
+            memory = ranks.map_shared(COUNTER_BYTES * ranks.world_size)
+            self._counters = memoryview(memory).cast("q")
 
     def wait(self, settle: Callable[[], object]) -> None:
-        """Call `settle`; return when all ranks have done so and their devices are idle. Collective."""
+        """Call `settle`; return when all ranks have and their devices are idle. Collective."""
         if self._ranks.device.type == "cpu":
             settle()
             self._ranks.barrier()

@@ -1,9 +1,9 @@
-"""What torch.compile did for a cell: the graphs it made, where their code came from, and the compiled parts that really ran.
+"""What torch.compile did for a cell: its graphs, where their code came from, and what really ran.
 
-torch counts in `torch._dynamo.utils.counters`, for the whole process; a cell is what is new since it began.
+torch counts in `torch._dynamo.utils.counters`, for the whole process; a cell's are what is new
+since it began.
 """
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -19,56 +19,64 @@ MOST_ROWS, LEAST_SECONDS = 12, 0.05  # of the table of where the seconds went
 
 
 class Compilation:
-    """Counts what torch.compile did since the last look; does nothing in a cell that does not compile."""
+    """Counts what torch.compile did since the last look; nothing in a cell that does not compile."""
 
     def __init__(self, compiles: bool) -> None:
         self._compiles = compiles
-        self._begun = self._before = self._counted()
+        self._begin = self._before = self._counts()
         self._seconds_before = self._seconds()
 
     def since(self) -> dict[str, int]:
-        """Return the graphs and graph breaks since the last call, by name; nothing in a cell that does not compile."""
-        now, before = self._counted(), self._before
+        """Return the graphs and graph breaks since the last call, by name."""
+        if not self._compiles:
+            return {}
+        now, before = self._counts(), self._before
         self._before = now
-        return (
-            {name: now[name] - before[name] for name in ("graphs", "graph_breaks")}
-            if self._compiles
-            else {}
-        )
+        return {name: now[name] - before[name] for name in ("graphs", "graph_breaks")}
 
-    def found(self, ranks: Ranks) -> dict[str, Any]:
-        """Return the graphs and graph breaks since the beginning, and where their code came from, on all ranks. Collective.
+    def facts(self, ranks: Ranks) -> dict[str, Any]:
+        """Return the graphs and graph breaks since the beginning, and where their code came from.
 
-        `from_cache` and `newly_made` count graphs as inductor has them: forward and backward of each part, on every rank.
+        `from_cache` and `newly_made` count graphs as inductor has them: forward and backward of
+        each part, on every rank. Collective.
         """
         if not self._compiles:
             return {}
         self.since()
-        now = self._counted()
+        now, begin = self._counts(), self._begin
         names = ("graphs", "from_cache", "newly_made")
-        every = ranks.gather([now[name] - self._begun[name] for name in names])
-        graphs, cached, made = (int(sum(column)) for column in zip(*every, strict=True))
-        facts = {"graphs": now["graphs"] - self._begun["graphs"]}
+        of_ranks = ranks.gather([now[name] - begin[name] for name in names])
+        graphs, cached, new = (int(sum(column)) for column in zip(*of_ranks, strict=True))
+        own_graphs = now["graphs"] - begin["graphs"]
         if not graphs:
-            return facts | {"code_from": NOWHERE}
-        facts |= {"graph_breaks": now["graph_breaks"] - self._begun["graph_breaks"]}
-        code_from = NEW if not cached else PARTLY if made else CACHE
-        return facts | {"code_from": code_from, "from_cache": cached, "newly_made": made}
+            return {"graphs": own_graphs, "code_from": NOWHERE}
+        code_from = NEW
+        if cached:
+            code_from = PARTLY if new else CACHE
+        return {
+            "graphs": own_graphs,
+            "graph_breaks": now["graph_breaks"] - begin["graph_breaks"],
+            "code_from": code_from,
+            "from_cache": cached,
+            "newly_made": new,
+        }
 
     def seconds(self) -> list[dict[str, Any]]:
-        """Return where this rank's seconds of compiling went, by torch's names, the longest first. One contains another."""
-        spent = {
-            name: total - self._seconds_before.get(name, 0.0)
-            for name, total in self._seconds().items()
-        }
-        longest = sorted(spent, key=lambda name: -spent[name])[:MOST_ROWS]
-        return [
-            {"part": name, "seconds": spent[name]}
-            for name in longest
-            if spent[name] >= LEAST_SECONDS
-        ]
+        """Return where this rank's seconds of compiling went, by torch's names, the longest first.
 
-    def _counted(self) -> dict[str, int]:
+        One contains another.
+        """
+        spent = {}
+        for name, total in self._seconds().items():
+            spent[name] = total - self._seconds_before.get(name, 0.0)
+        longest = sorted(spent, key=lambda name: -spent[name])[:MOST_ROWS]
+        rows = []
+        for name in longest:
+            if spent[name] >= LEAST_SECONDS:
+                rows.append({"part": name, "seconds": spent[name]})
+        return rows
+
+    def _counts(self) -> dict[str, int]:
         if not self._compiles:
             return {}
         from torch._dynamo.utils import counters  # takes a second where nothing compiles
@@ -91,8 +99,9 @@ class Compilation:
 
 
 def parts(outputs: Any) -> int:
-    """Return how many compiled parts forward went through to make these outputs: 0 where nothing compiled ran."""
-    waiting = [tensor.grad_fn for tensor in _tensors(outputs)]
+    """Return how many compiled parts forward went through to make these outputs."""
+    leaves = torch.utils._pytree.tree_leaves(outputs)
+    waiting = [leaf.grad_fn for leaf in leaves if isinstance(leaf, Tensor)]
     seen: set[Any] = set()
     while waiting:
         node = waiting.pop()
@@ -100,8 +109,3 @@ def parts(outputs: Any) -> int:
             seen.add(node)
             waiting += [following for following, _ in node.next_functions]
     return sum(node.name() == COMPILED for node in seen)
-
-
-def _tensors(outputs: Any) -> Iterable[Tensor]:
-    leaves = torch.utils._pytree.tree_leaves(outputs)
-    return (leaf for leaf in leaves if isinstance(leaf, Tensor))

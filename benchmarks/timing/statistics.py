@@ -186,7 +186,7 @@ MOST_BEYOND = 1e6  # of a series without noise
 PAUSE_SHARE, PAUSE_DISTANCES = 0.25, 6.0
 
 
-def facts(ms: Sequence[float]) -> dict[str, float]:
+def stationarity(ms: Sequence[float]) -> dict[str, float]:
     """Return the drift and the largest change of a series, as shares of its mean; empty below FEWEST values.
 
     `drift` is from the first to the last value on a straight line, `change` is after − before at the iteration `change_at`.

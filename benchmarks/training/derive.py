@@ -1,4 +1,7 @@
-"""The numbers of `benchmark=throughput`, `exchange` and `overhead`, from the raw lines of the ranks. METHOD.md defines them."""
+"""The numbers of the benchmarks that train or exchange, from the raw lines of the ranks.
+
+METHOD.md defines them: `benchmark=throughput`, `exchange` and `overhead`. Without torch.
+"""
 
 import math
 import re
@@ -9,17 +12,18 @@ from typing import Any
 from benchmarks.derived import Derived, Line, RankLines, WithinRun, of_kind, slowest, together
 from benchmarks.record import Kind
 from benchmarks.timing import statistics
-from benchmarks.timing import statistics as intervals
-from benchmarks.timing import statistics as stationarity
-from benchmarks.training import derive_calibration as calibration
-from benchmarks.training import request as stopping
-from benchmarks.training.costs import data_cost, slowest_ms, strategy_cost
-from benchmarks.training.steadiness import steadiness
+from benchmarks.training import derive_calibration, request
 from conf.cell import Cell
 
-# A held step that takes longer than this share of a free one overfilled the launch queue: it says nothing of launch gaps.
+# A held step that takes longer than this share of a free one overfilled the launch queue: it says
+# nothing of launch gaps.
 MOST_BUSY = 1.1
+FEWEST_ROUNDS = 3  # of A B B A, of which each is a block of its own
+OWN_MS = "ranks/own_ms"  # in tables: ms of a step without waiting for others, by rank
+# Our strategies by the names of the stores in MXNet's tools/bandwidth/measure.py.
+MXNET_NAMES = {"nccl_allreduce": "nccl", "cpu_staged": "local"}
 Metrics = dict[str, float]
+Windows = list[list[float]]  # ms of each iteration, by window
 
 
 # benchmark=throughput
@@ -28,12 +32,10 @@ Metrics = dict[str, float]
 def throughput(lines: RankLines, cell: Cell) -> Derived:
     """Return every derived value of `benchmark=throughput`."""
     windows = timed(lines)
-    metrics = warm_up(lines) | windows.metrics | busy(lines, windows.metrics)
-    steady = steadiness(lines, cell, slowest_ms(together(lines, Kind.BLOCK, purpose="timed")))
-    within_run, checks = (
-        windows.within_run,
-        windows.checks | steady.checks | warm_up_checks(lines, cell),
-    )
+    metrics = warm_up(lines) | windows.metrics | busy(lines, windows.metrics["step/ms_median"])
+    within_run = windows.within_run
+    stable = stability(lines, cell, slowest_ms(together(lines, Kind.BLOCK, purpose="timed")))
+    checks = windows.checks | stable.checks | warm_up_checks(lines, cell)
     if cell.device != "cuda":
         checks |= between_steps(lines)
     exchanged = exchange_alone(lines)
@@ -44,33 +46,34 @@ def throughput(lines: RankLines, cell: Cell) -> Derived:
     for cost in (data_cost(lines), strategy_cost(lines)):
         metrics |= cost.metrics
         within_run |= cost.within_run
-    tables = steady.tables | calibration.tables(lines, cell)
+    tables = stable.tables | derive_calibration.tables(lines, cell)
     return Derived(metrics, windows.series, tables=tables, checks=checks, within_run=within_run)
 
 
 def warm_up(lines: RankLines) -> Metrics:
-    """Return the time of the first step, which compiles and connects, and the number of warm-up iterations."""
+    """Return the time of the first step, which compiles and connects, and the warm-up iterations."""
     (first,) = together(lines, Kind.BLOCK, purpose="first")
     iterations = len(slowest_ms(together(lines, Kind.BLOCK, purpose="warm-up")))
-    return {
-        "step/first_ms": max(block["lead_in_ms"] for block in first),
-        "warmup/iterations": iterations,
-    }
+    first_ms = max(block["lead_in_ms"] for block in first)
+    return {"step/first_ms": first_ms, "warmup/iterations": iterations}
 
 
 def warm_up_checks(lines: RankLines, cell: Cell) -> dict[str, Any]:
     """Return whether the step time had stopped falling when the warm-up ended."""
     windows = together(lines, Kind.BLOCK, purpose="warm-up")
-    asked_ms = 1e3 * float(cell.benchmark.get("warmup_min_seconds", 0.0))
-    least_ms = min(
-        (float(block.get("least_ms", asked_ms)) for window in windows for block in window),
-        default=asked_ms,
-    )
-    return {"warmup_flat": warmed_up(slowest_ms(windows), cell, least_ms)}
+    requested_ms = 1e3 * float(cell.benchmark.get("warmup_min_seconds", 0.0))
+    least_ms = []
+    for window in windows:
+        least_ms += [float(block.get("least_ms", requested_ms)) for block in window]
+    flat = warmed_up(slowest_ms(windows), cell, min(least_ms, default=requested_ms))
+    return {"warmup_flat": flat}
 
 
 def warmed_up(ms: Sequence[float], cell: Cell, least_ms: float) -> bool:
-    """Return whether a warm-up that took these ms, and should take `least_ms` at least, has ended; a rank ends it by this."""
+    """Return whether a warm-up that took these ms, and should take `least_ms` at least, has ended.
+
+    A rank ends it by this.
+    """
     return statistics.flat(ms, int(cell.benchmark["warmup_iterations"]), least_ms)
 
 
@@ -79,55 +82,55 @@ def timed(lines: RankLines) -> Derived:
     windows = together(lines, Kind.BLOCK, purpose="timed")
     ranks = len(windows[0])
     ms: list[float] = []  # of each iteration, its slowest rank
-    by_window = [slowest_ms([window]) for window in windows]
-    totals = [0.0] * ranks  # ms of each rank
-    images, tokens, disagreement, launch_ms = 0, 0, 0.0, []
-    rates, medians = [], []
-    for window, window_ms in zip(windows, by_window, strict=True):
+    by_window: Windows = []
+    totals_ms = [0.0] * ranks
+    images = tokens = 0
+    disagreement = 0.0
+    launch_ms, rates, medians = [], [], []
+    for window in windows:
+        window_ms = slowest_ms([window])
+        by_window.append(window_ms)
         ms += window_ms
-        own = [math.fsum(block["ms"]) for block in window]
-        totals = [total + one for total, one in zip(totals, own, strict=True)]
-        disagreement = max(
-            disagreement,
-            *(
-                statistics.clock_disagreement(block["device_ms"], block["host_ms"])
-                for block in window
-            ),
-        )
+        window_images, lasted_ms = 0, 0.0
+        for rank, block in enumerate(window):
+            own_ms = math.fsum(block["ms"])
+            totals_ms[rank] += own_ms
+            lasted_ms = max(lasted_ms, own_ms)
+            off = statistics.clock_disagreement(block["device_ms"], block["host_ms"])
+            disagreement = max(disagreement, off)
+            window_images += int(block["images"])
+            tokens += int(block.get("tokens", 0))
         launch_ms.append(max(block["launch_ms"] for block in window))
-        window_images = sum(int(block["images"]) for block in window)
         images += window_images
-        tokens += sum(int(block.get("tokens", 0)) for block in window)
-        rates.append([len(ms), window_images / (max(own) / 1e3)])
+        rates.append([len(ms), window_images / (lasted_ms / 1e3)])
         medians.append([len(ms), statistics.median(window_ms)])
-    low_ms, high_ms = intervals.mean_interval(by_window)
-    mean_ms = math.fsum(ms) / len(ms)
-    rate = images / (max(totals) / 1e3)
+    seconds = max(totals_ms) / 1e3
+    rate = images / seconds
     metrics: Metrics = {
         "throughput/images_per_second": rate,
         "throughput/images_per_second_per_gpu": rate / ranks,
         "throughput/images": images,
-        "throughput/seconds": max(totals) / 1e3,
+        "throughput/seconds": seconds,
         "step/ms_median": statistics.median(ms),
         "step/ms_p95": statistics.percentile_95(ms),
         "step/launch_ms": statistics.median(launch_ms),
         "step/iterations": len(ms),
-        "ranks/spread": max(totals) / min(totals) - 1,
+        "ranks/spread": max(totals_ms) / min(totals_ms) - 1,
     }
     if tokens:
-        metrics |= {
-            "throughput/tokens_per_second": tokens / (max(totals) / 1e3),
-            "throughput/tokens": tokens,
-        }
-    facts = _facts(by_window)
+        metrics["throughput/tokens_per_second"] = tokens / seconds
+        metrics["throughput/tokens"] = tokens
+    low_ms, high_ms = statistics.mean_interval(by_window)
+    mean_ms = math.fsum(ms) / len(ms)
+    facts = _interval_facts(by_window)
+    rate_interval = _interval(rate * mean_ms / high_ms, rate * mean_ms / low_ms)
     within_run = {
-        "throughput/images_per_second": _ends(rate * mean_ms / high_ms, rate * mean_ms / low_ms)
-        | facts,
-        "step/ms_median": _ends(*intervals.median_interval(by_window)) | facts,
+        "throughput/images_per_second": rate_interval | facts,
+        "step/ms_median": _interval(*statistics.median_interval(by_window)) | facts,
     }
     checks = {
         "clock_disagreement": disagreement,
-        "half_width": stopping.half_width(by_window),
+        "half_width": request.half_width(by_window),
         "iterations": len(ms),
     }
     series = {"throughput/images_per_second": rates, "step/ms_median": medians}
@@ -137,47 +140,196 @@ def timed(lines: RankLines) -> Derived:
 def between_steps(lines: RankLines) -> Metrics:
     """Return the time of a CPU worker between its steps, as a share of the window and in ms a step.
 
-    Of the rank with most, in the timed window with least: what is there in every window, and not a pause in one.
+    Of the rank with most, in the timed window with least: what is there in every window, and not a
+    pause in one.
     """
     windows = []
     for window in together(lines, Kind.BLOCK, purpose="timed"):
-        of_ranks = [(block["host_ms"] - block["device_ms"], block) for block in window]
-        between_ms, block = max(of_ranks, key=lambda one: abs(one[0]) / one[1]["host_ms"])
-        windows.append(
-            (between_ms / block["host_ms"], between_ms / (len(block["ms"]) + 1))
-        )  # with the lead-in
-    share, ms = min(windows, key=lambda one: abs(one[0]))
+        of_ranks = []
+        for block in window:
+            between_ms = block["host_ms"] - block["device_ms"]
+            iterations = len(block["ms"]) + 1  # with the lead-in
+            of_ranks.append((between_ms / block["host_ms"], between_ms / iterations))
+        windows.append(max(of_ranks, key=_size_of_share))
+    share, ms = min(windows, key=_size_of_share)
     return {"between_steps_share": share, "between_steps_ms": ms}
 
 
-def _ends(low: float, high: float) -> dict[str, float]:
-    """Return an interval as records have it."""
-    return {"low": low, "high": high}
+def _size_of_share(row: tuple[float, float]) -> float:
+    return abs(row[0])
 
 
-def _facts(by_window: Sequence[Sequence[float]]) -> dict[str, float]:
-    """Return what an interval rests on: windows, correlation of neighbours, drift of the mean as a share of it."""
-    ms = [one for window in by_window for one in window]
-    return {
-        "groups": len(by_window),
-        "correlation": intervals.correlation(ms),
-        "drift": stationarity.drift(ms),
-    }
-
-
-def busy(lines: RankLines, of_steps: Metrics) -> Metrics:
-    """Return how long a GPU computes in a step, and its idle share: what the step loses to launch gaps."""
+def busy(lines: RankLines, step_ms: float) -> Metrics:
+    """Return how long a GPU computes in a step, and its idle share: what launch gaps cost."""
     held = together(lines, Kind.HELD)
     if not held:
         return {}
     busy_ms = statistics.median(slowest(line["ms"] for line in held[0]))
-    metrics, step_ms = {"gpu/busy_ms": busy_ms}, of_steps["step/ms_median"]
+    metrics = {"gpu/busy_ms": busy_ms}
     if busy_ms <= MOST_BUSY * step_ms:
         metrics["gpu/idle_share"] = max(0.0, 1 - busy_ms / step_ms)
     return metrics
 
 
-# The exchange alone: a phase of benchmark=throughput, and benchmark=exchange
+def _interval(low: float, high: float) -> dict[str, float]:
+    return {"low": low, "high": high}
+
+
+def _interval_facts(by_window: Sequence[Sequence[float]]) -> dict[str, float]:
+    """Return what an interval rests on: windows, correlation of neighbours, drift of the mean."""
+    ms = [step_ms for window in by_window for step_ms in window]
+    return {
+        "groups": len(by_window),
+        "correlation": statistics.correlation(ms),
+        "drift": statistics.drift(ms),
+    }
+
+
+# What something costs a step: steps with it against steps without it, in the order A B B A.
+
+
+def strategy_cost(lines: RankLines) -> Derived:
+    """Return what the strategy costs a step: steps with it against steps without exchange.
+
+    Where steps without exchange stood between the timed windows, these are the steps with it;
+    those beyond the rounds have no partner.
+    """
+    without_it = _windows(lines, "without exchange")
+    with_it = _windows(lines, "with exchange") or _windows(lines, "timed")[: len(without_it)]
+    return _cost(with_it, without_it, "strategy/cost_ms")
+
+
+def data_cost(lines: RankLines) -> Derived:
+    """Return what a data loader costs a step, and how long the host waits for it."""
+    waits = together(lines, Kind.BLOCK, purpose="timed", has="wait_ms")
+    if not waits:
+        return Derived()
+    wait_ms = []
+    for window in waits:
+        wait_ms += slowest(block["wait_ms"] for block in window)
+    with_it = _windows(lines, "with loader")
+    cost = _cost(with_it, _windows(lines, "without loader"), "data/cost_ms")
+    share = cost.metrics["data/cost_ms"] / _median_of(with_it)
+    metrics = {"data/wait_ms": statistics.median(wait_ms), "data/cost_share": share}
+    return Derived(cost.metrics | metrics, within_run=cost.within_run)
+
+
+def slowest_ms(windows: Sequence[Sequence[Line]]) -> list[float]:
+    """Return the time of each iteration of some windows: that of its slowest rank."""
+    ms: list[float] = []
+    for window in windows:
+        ms += slowest(block["ms"] for block in window)
+    return ms
+
+
+def abba(
+    first: Sequence[Sequence[float]], second: Sequence[Sequence[float]]
+) -> tuple[float, list[float]]:
+    """Return median(first) − median(second) of windows A B B A, and the difference in each block.
+
+    A whole round is a block, in which drift cancels; of few rounds each half is one.
+    """
+    halves = []
+    for with_it, without_it in zip(first, second, strict=True):
+        halves.append(statistics.median(with_it) - statistics.median(without_it))
+    blocks = halves
+    if len(halves) >= 2 * FEWEST_ROUNDS:
+        blocks = []
+        for left, right in zip(halves[::2], halves[1::2], strict=True):
+            blocks.append((left + right) / 2)
+    return _median_of(first) - _median_of(second), blocks
+
+
+def _cost(with_it: Windows, without_it: Windows, name: str) -> Derived:
+    """Return how much longer steps take with something, as a metric with its interval."""
+    if not without_it:
+        return Derived()
+    cost_ms, blocks = abba(with_it, without_it)
+    interval = _interval(*statistics.difference_interval(cost_ms, blocks))
+    return Derived({name: cost_ms}, within_run={name: interval | {"groups": len(blocks)}})
+
+
+def _windows(lines: RankLines, purpose: str) -> Windows:
+    """Return the ms of every iteration of its slowest rank, by window."""
+    return [slowest_ms([window]) for window in together(lines, Kind.BLOCK, purpose=purpose)]
+
+
+def _median_of(windows: Sequence[Sequence[float]]) -> float:
+    return statistics.median([ms for window in windows for ms in window])
+
+
+# Whether the step stayed the same; analysis.validity.timing judges it.
+
+
+def stability(lines: RankLines, cell: Cell, ms: Sequence[float]) -> Derived:
+    """Return facts about a cell whose timed steps took `ms` on their slowest rank.
+
+    Did the step stay the same, do samples fill their windows, and what does a step cost each rank
+    alone?
+    """
+    checks: dict[str, Any] = {
+        "stationarity": statistics.stationarity(ms),
+        "pauses": statistics.pauses(ms),
+        "unaccounted_share": unaccounted_share(lines),
+    }
+    own = own_ms(lines, cell)
+    if not own:
+        return Derived(checks=checks)
+    table = [_median_of(windows) for windows in own]
+    checks["slowest_rank"] = slowest_rank(own, table)
+    return Derived(tables={OWN_MS: table}, checks=checks)
+
+
+def unaccounted_share(lines: RankLines) -> float:
+    """Return the largest share of a window that its samples leave out, or count too much."""
+    shares = []
+    for own in lines.values():
+        for block in of_kind(own, Kind.BLOCK):
+            samples_ms = math.fsum([block["lead_in_ms"], *block["ms"]])
+            shares.append(abs(samples_ms / float(block["device_ms"]) - 1))
+    return max(shares)
+
+
+def own_ms(lines: RankLines, cell: Cell) -> list[Windows]:
+    """Return ms of steps that wait for no other rank, as [rank][window][step].
+
+    These are the steps without exchange of A B B A; every step of `strategy=none` is one. Empty
+    where none were timed.
+    """
+    if cell.world_size == 1:
+        return []
+    purpose = "timed" if cell.strategy["name"] == "none" else "without exchange"
+    windows = [[block["ms"] for block in window] for window in _blocks(lines, purpose)]
+    return [list(of_rank) for of_rank in zip(*windows, strict=True)]
+
+
+def _blocks(lines: RankLines, purpose: str) -> list[list[Line]]:
+    return together(lines, Kind.BLOCK, purpose=purpose)
+
+
+def slowest_rank(
+    own: Sequence[Sequence[Sequence[float]]], medians: Sequence[float]
+) -> dict[str, float]:
+    """Return which rank is slowest alone, and by what share of the median of the others.
+
+    Its noise is the half-width of the 95 % interval from window to window; nan for a single window.
+    """
+    rank = medians.index(max(medians))
+    shares = []
+    for window in zip(*own, strict=True):
+        shares.append(_excess([statistics.median(ms) for ms in window], rank))
+    share = _excess(medians, rank)
+    low, high = statistics.difference_interval(share, shares)
+    return {"rank": rank, "share": share, "noise": (high - low) / 2}
+
+
+def _excess(values: Sequence[float], rank: int) -> float:
+    """Return by what share the value of a rank exceeds the median of the others."""
+    others = [*values[:rank], *values[rank + 1 :]]
+    return values[rank] / statistics.median(others) - 1
+
+
+# The exchange alone: a phase of benchmark=throughput, and benchmark=exchange.
 
 
 @dataclass(frozen=True)
@@ -198,131 +350,130 @@ def exchange_alone(lines: RankLines) -> Exchanged | None:
     synchronous = facts[0]["synchronous"]
     (blocks,) = together(lines, Kind.BLOCK, purpose="exchange")
     ms = exchange_ms(blocks, synchronous)
-    milliseconds = statistics.median(ms)
-    within_run = {"comm/exchange_ms": _ends(*intervals.median_interval([ms])) | _facts([ms])}
+    median_ms = statistics.median(ms)
+    interval = _interval(*statistics.median_interval([ms])) | _interval_facts([ms])
     metrics: Metrics = {
-        "comm/exchange_ms": milliseconds,
-        "comm/algbw_gb_per_s": facts[0]["gradient_bytes"] / milliseconds / 1e6,
+        "comm/exchange_ms": median_ms,
+        "comm/algbw_gb_per_s": facts[0]["gradient_bytes"] / median_ms / 1e6,
     }
-    if pipelined := together(lines, Kind.BLOCK, purpose="pipelined"):
+    pipelined = together(lines, Kind.BLOCK, purpose="pipelined")
+    if pipelined:
         metrics["comm/pipelined_ms"] = statistics.median(exchange_ms(pipelined[0], synchronous))
     moved = facts[0]["bytes_moved"]
-    if moved == moved:  # NaN: a strategy that cannot say what it moves has no busbw
-        metrics |= {"comm/busbw_gb_per_s": moved / milliseconds / 1e6, "comm/bytes_moved": moved}
-    found, reference = references(lines, metrics, synchronous)
-    return Exchanged(metrics | found, within_run, ms, reference)
+    if not math.isnan(moved):  # a strategy that cannot say what it moves has no busbw
+        metrics["comm/busbw_gb_per_s"] = moved / median_ms / 1e6
+        metrics["comm/bytes_moved"] = moved
+    reference_metrics, reference = references(lines, metrics, synchronous)
+    within_run = {"comm/exchange_ms": interval}
+    return Exchanged(metrics | reference_metrics, within_run, ms, reference)
 
 
 def exchange_ms(blocks: Sequence[Line], synchronous: bool) -> list[float]:
     """Return the time of each iteration of one window: that of its slowest rank.
 
-    Iterations of asynchronous ranks are not the same exchange: there it is the rank that took longest for all.
+    Iterations of asynchronous ranks are not the same exchange: there it is the rank that took
+    longest for all.
     """
     by_rank: list[list[float]] = [block["ms"] for block in blocks]
-    return slowest(by_rank) if synchronous else max(by_rank, key=sum)
+    if synchronous:
+        return slowest(by_rank)
+    return max(by_rank, key=sum)
 
 
 def references(lines: RankLines, measured: Metrics, synchronous: bool) -> tuple[Metrics, str]:
-    """Return what simpler operations need for the bytes of an exchange: (metrics, the slowest reference).
+    """Return what simpler operations need for the bytes of an exchange: (metrics, the slowest).
 
-    Metrics: ms of each reference (`reference/…_ms`) and each stage alone (`stage/…_ms`), the largest reference
-    (`comm/ideal_ms`), and what share of it the exchange reached (`comm/ideal_ratio`).
+    Metrics: ms of each reference (`reference/…_ms`) and each stage alone (`stage/…_ms`), the
+    largest reference (`comm/ideal_ms`), and what share of it the exchange reached
+    (`comm/ideal_ratio`).
     """
     metrics: Metrics = {}
+    reference_ms: Metrics = {}
     for blocks in together(lines, Kind.BLOCK, has="probe"):
         probe = blocks[0]["probe"]
-        is_reference = probe.get(
-            "reference", probe.get("limit")
-        )  # which lines of schema 3 call a limit
-        name = f"{'reference' if is_reference else 'stage'}/{probe['name']}_ms"
+        is_reference = probe.get("reference", probe.get("limit"))  # a limit in lines of schema 3
+        prefix = "reference" if is_reference else "stage"
+        name = f"{prefix}/{probe['name']}_ms"
         ms = statistics.median(exchange_ms(blocks, synchronous)) * probe["share"]
         metrics[name] = min(ms, metrics.get(name, ms))  # the fastest way tells what is possible
-    found = {name: value for name, value in metrics.items() if name.startswith("reference/")}
-    if not found:
+        if prefix == "reference":
+            reference_ms[name] = metrics[name]
+    if not reference_ms:
         return metrics, ""
-    binding = max(found, key=lambda name: found[name])
-    ideal_ms = found[binding]
-    metrics |= {
-        "comm/ideal_ms": ideal_ms,
-        "comm/ideal_ratio": ideal_ms / measured["comm/exchange_ms"],
-    }
+    ideal_ms = max(reference_ms.values())
+    binding = next(name for name, ms in reference_ms.items() if ms == ideal_ms)
+    metrics["comm/ideal_ms"] = ideal_ms
+    metrics["comm/ideal_ratio"] = ideal_ms / measured["comm/exchange_ms"]
     if "comm/pipelined_ms" in measured:
         metrics["comm/pipelined_ratio"] = ideal_ms / measured["comm/pipelined_ms"]
     return metrics, binding.removeprefix("reference/").removesuffix("_ms")
 
 
 def exchange(lines: RankLines, cell: Cell) -> Derived:
-    """Return every derived value of `benchmark=exchange`, and the lines of measure.py where they are asked for."""
+    """Return every derived value of `benchmark=exchange`, and measure.py's lines if asked for."""
     exchanged = exchange_alone(lines)
     assert exchanged is not None  # the benchmark refuses a strategy that exchanges nothing
     series = {"comm/exchange_ms": [[number + 1, ms] for number, ms in enumerate(exchanged.ms)]}
     output = ""
     if cell.benchmark["format"] == "mxnet":
         facts: Any = of_kind(lines[0], Kind.RESULT)[0]
-        output = "\n".join(
-            mxnet_lines(cell, facts["model"], facts["metrics"]["comm/error"], exchanged.ms)
-        )
+        error = facts["metrics"]["comm/error"]
+        output = "\n".join(mxnet_lines(cell, facts["model"], error, exchanged.ms))
     checks = {"reference": exchanged.reference}
     return Derived(
         exchanged.metrics, series, checks=checks, output=output, within_run=exchanged.within_run
     )
 
 
+def mxnet_lines(
+    cell: Cell, model: Mapping[str, float], error: float, ms: Sequence[float]
+) -> list[str]:
+    """Return what MXNet's tools/bandwidth/measure.py prints, for scripts that read it.
+
+    GB/s is size · 2(n−1)/n ÷ time; `error` is that of one exchange, of every line.
+    """
+    count, strategy = cell.world_size, cell.strategy["name"]
+    network, layers = cell.model.name, "0"
+    numbered = re.fullmatch(r"([a-z]+)(\d+)", cell.model.name)  # resnet, 200; but inception_v3
+    if numbered:
+        network, layers = numbered.groups()
+    size_mb = model["gradient_bytes"] / 1e6
+    gpus = ",".join(map(str, cell.gpus))
+    store = MXNET_NAMES.get(strategy, strategy.removeprefix("kvstore_"))
+    shape = f"{cell.model.channels},{cell.model.image_size},{cell.model.image_size}"
+    lines = [
+        f"INFO:root:Namespace(disp_batches=1, gpus='{gpus}', image_shape='{shape}', "
+        f"kv_store='{store}', network='{network}', num_batches={len(ms)}, "
+        f"num_classes={cell.model.classes}, num_layers={layers}, optimizer='None', test_results=1)",
+        f"INFO:root:num of arrays = {model['arrays']:.0f}, total size = {size_mb:.6f} MB",
+    ]
+    for number, iteration_ms in enumerate(ms):
+        rate = size_mb * 2 * (count - 1) / count / iteration_ms  # MB per ms is GB/s
+        lines.append(
+            f"INFO:root:iter {number + 1}, {iteration_ms / 1e3:.6f} sec, "
+            f"{rate:.6f} GB/sec per gpu, error {error:.6f}"
+        )
+    return lines
+
+
 # benchmark=overhead
 
 
 def overhead(lines: RankLines, cell: Cell) -> Derived:
-    """Return every derived value of `benchmark=overhead`: an instrumented step against a bare one."""
-    instrumented = [
-        [
-            block["host_ms"] / (len(block["ms"]) + 1) for block in blocks
-        ]  # the lead-in is part of the window
-        for blocks in together(lines, Kind.BLOCK, purpose="instrumented")
-    ]
-    slow = [max(of_ranks) for of_ranks in instrumented]
-    fast = [max(line["ms"] for line in of_ranks) for of_ranks in together(lines, Kind.BARE)]
-    step_ms = statistics.median(fast)
-    more_ms = statistics.median(slow) - step_ms
-    low, high = intervals.difference_interval(
-        more_ms, [one - other for one, other in zip(slow, fast, strict=True)]
-    )
-    metrics = warm_up(lines) | {
-        "overhead/share": more_ms / step_ms,
-        "overhead/bare_step_ms": step_ms,
-    }
-    within_run = {"overhead/share": _ends(low / step_ms, high / step_ms) | {"groups": len(slow)}}
-    return Derived(metrics, checks=warm_up_checks(lines, cell), within_run=within_run)
-
-
-# The lines of MXNet's tools/bandwidth/measure.py, for scripts that read them.
-
-
-# Our strategies by measure.py's names of its stores.
-MXNET_NAMES = {"nccl_allreduce": "nccl", "cpu_staged": "local"}
-
-
-def mxnet_lines(
-    cell: Cell, model: Mapping[str, float], error: float, exchange_ms: Sequence[float]
-) -> list[str]:
-    """Return what measure.py prints. GB/s is size · 2(n−1)/n ÷ time; `error` is that of one exchange, of every line."""
-    count, name = cell.world_size, cell.strategy["name"]
-    numbered = re.fullmatch(r"([a-z]+)(\d+)", cell.model.name)  # resnet, 200; but inception_v3
-    kind, layers = numbered.groups() if numbered else (cell.model.name, "0")
-    size_mb = model["gradient_bytes"] / 1e6
-    shape = f"{cell.model.channels},{cell.model.image_size},{cell.model.image_size}"
-    head = (
-        f"INFO:root:Namespace(disp_batches=1, gpus='{','.join(map(str, cell.gpus))}', image_shape='{shape}', "
-        f"kv_store='{MXNET_NAMES.get(name, name.removeprefix('kvstore_'))}', network='{kind}', "
-        f"num_batches={len(exchange_ms)}, num_classes={cell.model.classes}, num_layers={layers}, "
-        f"optimizer='None', test_results=1)"
-    )
-    lines = [
-        head,
-        f"INFO:root:num of arrays = {model['arrays']:.0f}, total size = {size_mb:.6f} MB",
-    ]
-    for number, ms in enumerate(exchange_ms):
-        rate = size_mb * 2 * (count - 1) / count / ms  # MB per ms is GB/s
-        lines.append(
-            f"INFO:root:iter {number + 1}, {ms / 1e3:.6f} sec, {rate:.6f} GB/sec per gpu, error {error:.6f}"
-        )
-    return lines
+    """Return every derived value of `benchmark=overhead`: an instrumented step and a bare one."""
+    instrumented_ms = []
+    for blocks in _blocks(lines, "instrumented"):
+        # The lead-in is part of the window.
+        instrumented_ms.append(max(block["host_ms"] / (len(block["ms"]) + 1) for block in blocks))
+    bare_ms = [max(line["ms"] for line in of_ranks) for of_ranks in together(lines, Kind.BARE)]
+    step_ms = statistics.median(bare_ms)
+    more_ms = statistics.median(instrumented_ms) - step_ms
+    differences = []
+    for with_events, bare in zip(instrumented_ms, bare_ms, strict=True):
+        differences.append(with_events - bare)
+    low, high = statistics.difference_interval(more_ms, differences)
+    metrics = warm_up(lines)
+    metrics |= {"overhead/share": more_ms / step_ms, "overhead/bare_step_ms": step_ms}
+    interval = _interval(low / step_ms, high / step_ms) | {"groups": len(instrumented_ms)}
+    checks = warm_up_checks(lines, cell)
+    return Derived(metrics, checks=checks, within_run={"overhead/share": interval})

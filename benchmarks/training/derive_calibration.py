@@ -1,4 +1,4 @@
-"""The tables of a calibration, and the residuals of a cell's steps, from the raw lines. Shapes: this package's docstring."""
+"""The tables of a calibration, and the residuals of a cell's steps, from the raw lines."""
 
 import math
 from collections.abc import Sequence
@@ -9,110 +9,96 @@ import numpy as np
 from benchmarks.derived import Line, RankLines, of_kind, slowest, together
 from benchmarks.record import Kind
 from benchmarks.timing import statistics
-from benchmarks.training.steadiness import own_ms
 from conf.cell import Cell
 
 PROBABILITIES = (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
 MOST_LAGS = 10
+STAGES = ("forward", "backward", "exchange", "update")
 Table = dict[str, Any]
+Array = np.ndarray[Any, Any]
 
 
 def tables(lines: RankLines, cell: Cell) -> dict[str, Table]:
     """Return every table of a calibration that the lines give, and the residuals."""
-    found = {
-        "buckets": _said(lines, Kind.BUCKETS),  # of rank 0: all ranks have the same
+    every = {
+        "buckets": table_of(lines, Kind.BUCKETS),  # of rank 0: all ranks have the same
         "timeline": timeline(lines),
         "bucket_exchange": bucket_exchange(lines),
         "interference": interference(lines),
         "residuals": residuals(lines, cell),
     }
-    return {name: table for name, table in found.items() if table}
+    return {name: table for name, table in every.items() if table}
+
+
+def table_of(lines: RankLines, kind: str) -> Table:
+    """Return the line of one kind of rank 0 as a table; empty where there is none."""
+    line = next(iter(of_kind(lines[0], kind)), {})
+    return {name: value for name, value in line.items() if name not in ("kind", "time")}
 
 
 def timeline(lines: RankLines) -> Table:
     """Return when the moments of a step come on each rank, without the exchange and with it."""
     rows = []
     for rank, own in sorted(lines.items()):
-        for line in sorted(of_kind(own, Kind.TIMELINE), key=lambda one: bool(one["exchange"])):
+        for line in sorted(of_kind(own, Kind.TIMELINE), key=_has_exchange):
             row: Table = {"rank": rank, "exchange": line["exchange"], "steps": line["steps"]}
-            for name in ("forward", "backward", "exchange", "update"):
-                row |= _middle(name, line[f"{name}_ms"])
-            ready = [_middle("ready", ms) for ms in line["ready_ms"]]
-            row |= {name: [one[name] for one in ready] for name in _middle("ready", [])}
-            rows.append(row | {"unknown": line["unknown"]})
+            for stage in STAGES:
+                row[f"{stage}_ms"], row[f"{stage}_spread_ms"] = _median_and_spread(
+                    line[f"{stage}_ms"]
+                )
+            ready = [_median_and_spread(ms) for ms in line["ready_ms"]]
+            row["ready_ms"] = [median_ms for median_ms, _ in ready]
+            row["ready_spread_ms"] = [spread_ms for _, spread_ms in ready]
+            row["unknown"] = line["unknown"]
+            rows.append(row)
     return {"rows": rows} if rows else {}
 
 
+def _has_exchange(line: Line) -> bool:
+    return bool(line["exchange"])
+
+
 def bucket_exchange(lines: RankLines) -> Table:
-    """Return how long one collective takes by itself, by its bytes: as long as on its slowest rank."""
-    table = _said(lines, Kind.BUCKET_EXCHANGE)
+    """Return how long one collective takes by itself, by its bytes: as on its slowest rank."""
+    table = table_of(lines, Kind.BUCKET_EXCHANGE)
+    if not table:
+        return {}
     rows = []
-    for of_ranks in zip(
-        *(line["rows"] for line in _one_of_each(lines, Kind.BUCKET_EXCHANGE)), strict=True
-    ):
+    rows_by_rank = [line["rows"] for line in _line_of_each_rank(lines, Kind.BUCKET_EXCHANGE)]
+    for of_ranks in zip(*rows_by_rank, strict=True):
         ms = slowest(row["ms"] for row in of_ranks)
-        middle = _middle("", ms)
+        median_ms, spread_ms = _median_and_spread(ms)
         row = {name: of_ranks[0][name] for name in ("bytes", "dtype")}
-        rows.append(row | {"calls": len(ms), "ms": middle["ms"], "spread_ms": middle["spread_ms"]})
-    return table | {"rows": rows} if table else {}
+        rows.append(row | {"calls": len(ms), "ms": median_ms, "spread_ms": spread_ms})
+    return table | {"rows": rows}
 
 
 def interference(lines: RankLines) -> Table:
     """Return how much longer a step without exchange takes beside collectives, on each rank."""
-    table = _said(lines, Kind.INTERFERENCE)
-    rows = []
-    for rank, line in enumerate(_one_of_each(lines, Kind.INTERFERENCE)):
-        rows += [{"rank": rank} | _beside(row) for row in line["rows"]]
-    return table | {"rows": rows} if table else {}
-
-
-def residuals(lines: RankLines, cell: Cell) -> Table:
-    """Return how the steps of each rank scatter where they wait for nobody; empty where none were timed."""
-    purpose = (
-        "timed" if cell.world_size == 1 or cell.strategy["name"] == "none" else "without exchange"
-    )
-    if cell.world_size == 1:
-        of_ranks = [[list(block["ms"]) for block in of_kind(lines[0], Kind.BLOCK, purpose=purpose)]]
-    else:
-        of_ranks = own_ms(lines, cell)
-    if not of_ranks:
+    table = table_of(lines, Kind.INTERFERENCE)
+    if not table:
         return {}
-    rows = [{"rank": rank} | _scatter(windows) for rank, windows in enumerate(of_ranks)]
-    return {"purpose": purpose, "probabilities": list(PROBABILITIES), "rows": rows}
+    rows = []
+    for rank, line in enumerate(_line_of_each_rank(lines, Kind.INTERFERENCE)):
+        rows += [{"rank": rank} | _interference_row(row) for row in line["rows"]]
+    return table | {"rows": rows}
 
 
-def _one_of_each(lines: RankLines, kind: str) -> list[Line]:
-    """Return the line of one kind that every rank wrote; empty where none did. Raises IncompleteLines."""
-    return next(iter(together(lines, kind)), [])
-
-
-def _said(lines: RankLines, kind: str) -> Table:
-    """Return the line of one kind of rank 0 as a table; empty where there is none."""
-    line = next(iter(of_kind(lines[0], kind)), {})
-    return {name: value for name, value in line.items() if name not in ("kind", "time")}
-
-
-def _middle(name: str, ms: Sequence[float]) -> dict[str, float | None]:
-    """Return the median of some times and the distance between their quartiles, as fields; None where there are none."""
-    of = f"{name}_" if name else ""
-    if not len(ms):
-        return {f"{of}ms": None, f"{of}spread_ms": None}
-    low, high = np.quantile(ms, [0.25, 0.75])
-    return {f"{of}ms": statistics.median(ms), f"{of}spread_ms": float(high - low)}
-
-
-def _beside(row: Line) -> Table:
-    """Return one rank's steps alone and beside collectives as a row."""
+def _interference_row(row: Line) -> Table:
     alone, beside, comm = row["alone_ms"], row["beside_ms"], row["comm_ms"]
     added_ms = statistics.median(beside) - statistics.median(alone)
     error_ms = np.hypot(_error_of_median(alone), _error_of_median(beside))
     comm_ms = statistics.median(comm)
+    alone_ms, alone_spread_ms = _median_and_spread(alone)
+    beside_ms, beside_spread_ms = _median_and_spread(beside)
     return {
         "steps": len(alone),
         "bytes": row["bytes"],
         "calls": row["calls"],
-        **_middle("alone", alone),
-        **_middle("beside", beside),
+        "alone_ms": alone_ms,
+        "alone_spread_ms": alone_spread_ms,
+        "beside_ms": beside_ms,
+        "beside_spread_ms": beside_spread_ms,
         "comm_alone_ms": row["comm_alone_ms"],
         "comm_ms": comm_ms,
         "gamma": added_ms / comm_ms,
@@ -120,36 +106,65 @@ def _beside(row: Line) -> Table:
     }
 
 
+def residuals(lines: RankLines, cell: Cell) -> Table:
+    """Return how the steps of each rank scatter where they wait for nobody."""
+    alone = cell.world_size == 1
+    purpose = "timed" if alone or cell.strategy["name"] == "none" else "without exchange"
+    rows = []
+    windows_by_rank = zip(*together(lines, Kind.BLOCK, purpose=purpose), strict=True)
+    for rank, blocks in enumerate(windows_by_rank):
+        rows.append({"rank": rank} | _scatter([block["ms"] for block in blocks]))
+    if not rows:
+        return {}
+    return {"purpose": purpose, "probabilities": list(PROBABILITIES), "rows": rows}
+
+
+def _line_of_each_rank(lines: RankLines, kind: str) -> list[Line]:
+    """Return the line of one kind that every rank wrote. Raises IncompleteLines."""
+    return next(iter(together(lines, kind)), [])
+
+
+def _median_and_spread(ms: Sequence[float]) -> tuple[float | None, float | None]:
+    """Return the median of some times and the distance between their quartiles."""
+    if not len(ms):
+        return None, None
+    low, high = np.quantile(ms, [0.25, 0.75])
+    return statistics.median(ms), float(high - low)
+
+
 def _error_of_median(ms: Sequence[float]) -> float:
     """Return the standard error of a median, from the scatter around it."""
-    middle = statistics.median(ms)
-    sigma = statistics.SIGMA_PER_MAD * statistics.median([abs(one - middle) for one in ms])
+    median_ms = statistics.median(ms)
+    deviation = statistics.median([abs(step_ms - median_ms) for step_ms in ms])
+    sigma = statistics.SIGMA_PER_MAD * deviation
     return float(statistics.ERROR_OF_MEDIAN * sigma / len(ms) ** 0.5)
 
 
 def _scatter(windows: Sequence[Sequence[float]]) -> Table:
-    """Return how the steps of one rank scatter around their mean, and how much neighbours in a window have in common."""
-    ms = np.concatenate([np.asarray(window, dtype=float) for window in windows])
+    """Return how the steps of one rank scatter around their mean, and how neighbours correlate."""
+    arrays = [np.asarray(window, dtype=float) for window in windows]
+    ms = np.concatenate(arrays)
     mean = math.fsum(ms) / len(ms)
     variance = math.fsum((ms - mean) ** 2) / len(ms)
     return {
         "n": len(ms),
         "mean_ms": mean,
         "sd_ms": variance**0.5,
-        "quantiles_ms": [float(one) for one in np.quantile(ms, PROBABILITIES)],
-        "acf": _autocorrelation(
-            [np.asarray(window, dtype=float) - mean for window in windows], variance
-        ),
+        "quantiles_ms": np.quantile(ms, PROBABILITIES).tolist(),
+        "acf": _autocorrelation([array - mean for array in arrays], variance),
     }
 
 
-def _autocorrelation(windows: Sequence["np.ndarray[Any, Any]"], variance: float) -> list[float]:
-    """Return the autocorrelation at lags 1, 2, …, of pairs inside one window, up to half of the longest."""
+def _autocorrelation(windows: Sequence[Array], variance: float) -> list[float]:
+    """Return the autocorrelation at lags 1, 2, …, of pairs inside one window.
+
+    The last lag is half of the longest window at most.
+    """
     lags = min(MOST_LAGS, max(map(len, windows)) // 2)
     if not variance:
         return [0.0] * lags
-    found = []
+    correlations = []
     for lag in range(1, lags + 1):
         products = np.concatenate([window[:-lag] * window[lag:] for window in windows])
-        found.append(math.fsum(products) / len(products) / variance)
-    return found
+        correlations.append(math.fsum(products) / len(products) / variance)
+    return correlations

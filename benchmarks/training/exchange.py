@@ -1,7 +1,8 @@
-"""The exchange alone: a phase of `throughput`, and `benchmark=exchange`, MXNet's tools/bandwidth/measure.py for any strategy.
+"""The exchange alone: a phase of `throughput`, and `benchmark=exchange`.
 
-The benchmark exchanges known gradients of the model's shapes, without training, and compares what comes back with their
-mean in float64, which every rank computes for itself. METHOD.md, "The exchange alone".
+The benchmark is MXNet's tools/bandwidth/measure.py for any strategy. It exchanges known gradients of
+the model's shapes, without training, and compares what comes back with their mean in float64, which
+every rank computes for itself. METHOD.md, "The exchange alone".
 """
 
 from collections.abc import Sequence
@@ -20,7 +21,8 @@ from trainers.strategy import ExchangeAlone, Strategy, load
 # Exchanges before the timed ones: they connect, and allocate buffers that the step does not use.
 WARM_UP = 2
 PATTERNS = 7  # arrays that follow one another are exchanged with different values
-# As in MXNet's own test, tests/python/gpu/test_kvstore_gpu.py: sum of differences ÷ sum of the reference.
+# As in MXNet's own test, tests/python/gpu/test_kvstore_gpu.py: sum of differences ÷ sum of the
+# reference.
 TOLERANCE = 1e-4
 
 
@@ -47,50 +49,62 @@ def timed(
     reporter.block("exchange", block, 0)
 
 
-def in_a_stream(exchange: ExchangeAlone, iterations: int, clock: Clock, reporter: Reporter) -> None:
-    """Time exchanges that do not wait for the ones before, where the strategy can; an answer is still under way at the end."""
-    if pipelined := exchange.pipelined():
-        reporter.block("pipelined", clock.block(pipelined, iterations, reporter.beat), 0)
+def pipelined(exchange: ExchangeAlone, iterations: int, clock: Clock, reporter: Reporter) -> None:
+    """Time exchanges that do not wait for the ones before, where the strategy can.
+
+    An answer is still under way at the end.
+    """
+    iterate = exchange.pipelined()
+    if iterate:
+        reporter.block("pipelined", clock.block(iterate, iterations, reporter.beat), 0)
 
 
-def once_more(
+def check_returned(
     strategy: Strategy,
     exchange: ExchangeAlone,
     parameters: Sequence[nn.Parameter],
     used: Sequence[bool],
     ranks: Ranks,
 ) -> dict[str, float]:
-    """Exchange small whole numbers right after the timed exchanges. Return facts about what came back. Collective.
+    """Exchange small whole numbers right after the timed exchanges. Returns facts of the result.
 
-    `exchanged_bytes` are the bytes of the arrays that came back. `exchange_error` is the largest error of an element of an array
-    that is `used`, as a share of the right value, on any rank; none where a compression loses precision.
+    `exchanged_bytes` are the bytes of the arrays that came back. `exchange_error` is the largest
+    error of an element of an array that is `used`, as a share of the right value, on any rank;
+    none where a compression loses precision. Collective.
     """
 
-    def known(rank: int, number: int) -> float:
+    def value(rank: int, number: int) -> float:
         return 1.0 + rank + number % PATTERNS
 
-    exchange.fill(
-        [torch.full_like(p, known(ranks.rank, number)) for number, p in enumerate(parameters)]
-    )
+    gradients = []
+    for number, parameter in enumerate(parameters):
+        gradients.append(torch.full_like(parameter, value(ranks.rank, number)))
+    exchange.fill(gradients)
     exchange()
     returned = exchange.result()
-    found = {"exchanged_bytes": float(sum(array.nbytes for array in returned))}
+    facts = {"exchanged_bytes": float(sum(array.nbytes for array in returned))}
     if not strategy.exact and strategy.returns_mean:
-        return found
-    everyone = range(ranks.world_size) if strategy.returns_mean else [ranks.rank]
+        return facts
+    averaged = _averaged_ranks(strategy, ranks)
     errors = [torch.zeros((), dtype=torch.float64, device=parameters[0].device)]
     for number, array in enumerate(returned):
         if used[number]:
-            mean = sum(known(rank, number) for rank in everyone) / len(everyone)
+            mean = sum(value(rank, number) for rank in averaged) / len(averaged)
             errors.append((array - mean).abs().max().double() / mean)
-    worst = (
-        torch.tensor(ranks.gather([torch.stack(errors).max().item()])).max().item()
-    )  # torch's max keeps NaN
+    own_error = torch.stack(errors).max().item()
     digits = max(torch.finfo(parameter.dtype).eps for parameter in parameters)
-    return found | {
-        "exchange_error": worst,
-        "exchange_tolerance": max(strategy.rounding, ranks.world_size * digits),
-    }
+    facts["exchange_error"] = _largest(ranks.gather([own_error]))
+    facts["exchange_tolerance"] = max(strategy.rounding, ranks.world_size * digits)
+    return facts
+
+
+def _averaged_ranks(strategy: Strategy, ranks: Ranks) -> Sequence[int]:
+    """Return the ranks of which a rank gets the mean: all, or itself alone if asynchronous."""
+    return range(ranks.world_size) if strategy.returns_mean else [ranks.rank]
+
+
+def _largest(values: Sequence[float] | Sequence[Sequence[float]]) -> float:
+    return torch.tensor(values).max().item()  # torch's max keeps NaN
 
 
 def references(
@@ -101,9 +115,8 @@ def references(
         return
     reporter.phase("references")
     for probe in strategy.probes():
-        if (
-            not probe.share
-        ):  # one rank alone moves nothing between ranks, and gloo does not send to itself
+        # One rank alone moves nothing between ranks, and gloo does not send to itself.
+        if not probe.share:
             continue
         probe.run()  # connects, allocates
         block = clock.block(probe.run, iterations, reporter.beat)
@@ -125,80 +138,71 @@ def run(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
     options = cell.benchmark
     reporter.phase("build")
     parameters = gradients_like(cell, options["keys"], ranks.device)
-    given = cell.strategy | ({"bucket_cap_mb": 0.0} if options["per_key"] else {})
-    strategy = load(given, cell.target("strategy"), Hosts.of(cell))
+    strategy_options = cell.strategy | ({"bucket_cap_mb": 0.0} if options["per_key"] else {})
+    strategy = load(strategy_options, cell.target("strategy"), Hosts.of(cell))
     result = Result(model=models.sizes(parameters))
-    gradient_bytes = result.model["gradient_bytes"]
+    gradient_bytes, iterations = result.model["gradient_bytes"], int(options["iterations"])
     clock = Clock(ranks)
     with strategy.gradients_only():
         exchange = strategy.exchange_alone(parameters)
         if exchange is None:
-            raise ValueError(
-                f"strategy={cell.strategy['name']}: it exchanges nothing; accepted is a strategy that exchanges gradients"
-            )
+            accepted = "accepted is a strategy that exchanges gradients"
+            raise ValueError(f"strategy={cell.strategy['name']}: it exchanges nothing; {accepted}")
         reporter.phase("check")
         error, worst = _errors(cell, strategy, exchange, parameters, ranks)
-        timed(
-            strategy, exchange, gradient_bytes, int(options["iterations"]), clock, ranks, reporter
-        )
-        result.checks |= once_more(strategy, exchange, parameters, [True] * len(parameters), ranks)
-        in_a_stream(exchange, int(options["iterations"]), clock, reporter)
+        timed(strategy, exchange, gradient_bytes, iterations, clock, ranks, reporter)
+        used = [True] * len(parameters)
+        result.checks |= check_returned(strategy, exchange, parameters, used, ranks)
+        pipelined(exchange, iterations, clock, reporter)
         result.checks["trained_bytes"] = sum(parameter.nbytes for parameter in parameters)
-        if (
-            strategy.exact or not strategy.returns_mean
-        ):  # a lossy compression does not return the mean
+        # A lossy compression does not return the mean.
+        if strategy.exact or not strategy.returns_mean:
             digits = max(torch.finfo(parameter.dtype).eps for parameter in parameters)
-            tolerance = max(
-                TOLERANCE, strategy.rounding, 2 * digits
-            )  # four units in the last place of what comes back
-            both = torch.tensor([worst, result.checks["exchange_error"]], dtype=torch.float64)
-            result.checks |= {"exchange_error": both.max().item(), "exchange_tolerance": tolerance}
+            errors = [worst, result.checks["exchange_error"]]
+            result.checks["exchange_error"] = _largest(errors)
+            # Four units in the last place of what comes back.
+            tolerance = max(TOLERANCE, strategy.rounding, 2 * digits)
+            result.checks["exchange_tolerance"] = tolerance
         references(strategy, int(options["limit_iterations"]), clock, ranks, reporter)
         result.metrics["comm/error"] = error
-        result.checks |= words_used(strategy)
+        result.checks |= resolved_options(strategy)
     strategy.close()
     return result
 
 
-def words_used(strategy: Strategy) -> dict[str, int]:
-    """Return what words of the request came to on this machine, for the record's checks: `threads=share`."""
+def resolved_options(strategy: Strategy) -> dict[str, int]:
+    """Return what `threads=share` came to on this machine, for the record's checks."""
     threads = strategy.summing_threads()
     return {} if threads is None else {"summing_threads": threads}
 
 
 def gradients_like(cell: Cell, keys: str, device: torch.device) -> list[nn.Parameter]:
-    """Return parameters of the model's shapes, without its layers, as the strategy would get them."""
+    """Return parameters of the model's shapes, without its layers, as the strategy gets them."""
     with torch.device("meta"):
         model = models.build(cell.model)
     if cell.precision == "bf16_weights":
         model = models.bf16_weights(model)
-    without = {
-        id(parameter)
-        for module in model.modules()
-        if keys == "weights" and isinstance(module, nn.modules.batchnorm._BatchNorm)
-        for parameter in module.parameters(recurse=False)
-    }
-    named = [
-        (name, p)
-        for name, p in model.named_parameters()
-        if p.requires_grad and id(p) not in without
-    ]
-    if keys == "weights":  # MXNet asks for these words in the name
-        named = [(name, p) for name, p in named if "weight" in name or "bias" in name]
-    return [nn.Parameter(torch.zeros(p.shape, dtype=p.dtype, device=device)) for _, p in named]
+    only_weights = keys == "weights"
+    left_out = set()
+    for module in model.modules():
+        if only_weights and isinstance(module, nn.modules.batchnorm._BatchNorm):
+            left_out |= {id(parameter) for parameter in module.parameters(recurse=False)}
+    gradients = []
+    for name, parameter in model.named_parameters():
+        # MXNet asks for these words in the name.
+        is_key = not only_weights or "weight" in name or "bias" in name
+        if parameter.requires_grad and id(parameter) not in left_out and is_key:
+            zeros = torch.zeros(parameter.shape, dtype=parameter.dtype, device=device)
+            gradients.append(nn.Parameter(zeros))
+    return gradients
 
 
-def _known(cell: Cell, rank: int, number: int, like: Tensor) -> Tensor:
-    """Return the known gradient of a rank, uniform between −1 and 1 as in MXNet; every rank can make every rank's."""
-    generator = torch.Generator(device=like.device).manual_seed(
-        (cell.seed << 32) + (number << 12) + rank
-    )
-    return (
-        torch.rand(like.shape, generator=generator, device=like.device, dtype=torch.float32)
-        .mul_(2)
-        .sub_(1)
-        .to(like.dtype)
-    )
+def _known_gradient(cell: Cell, rank: int, number: int, like: Tensor) -> Tensor:
+    """Return a rank's gradient, uniform between −1 and 1 as in MXNet; every rank can make it."""
+    seed = (cell.seed << 32) + (number << 12) + rank
+    generator = torch.Generator(device=like.device).manual_seed(seed)
+    values = torch.rand(like.shape, generator=generator, device=like.device, dtype=torch.float32)
+    return values.mul_(2).sub_(1).to(like.dtype)
 
 
 def _errors(
@@ -208,31 +212,31 @@ def _errors(
     parameters: list[nn.Parameter],
     ranks: Ranks,
 ) -> tuple[float, float]:
-    """Compare what comes back with the mean in float64; of asynchronous ranks with each rank's own. Collective.
+    """Compare what comes back with the mean in float64; of asynchronous ranks with their own.
 
-    Returns Σ|returned − mean| over arrays and ranks ÷ Σ|mean|, as MXNet's tool counts it, and the error of the worst array of
-    any rank: Σ|returned − mean| ÷ Σ of the ranks' mean |gradient|. A small array hides in the first.
+    Returns Σ|returned − mean| over arrays and ranks ÷ Σ|mean|, as MXNet's tool counts it, and the
+    error of the worst array of any rank: Σ|returned − mean| ÷ Σ of the ranks' mean |gradient|. A
+    small array hides in the first. Collective.
     """
-    exchange.fill([_known(cell, ranks.rank, number, p) for number, p in enumerate(parameters)])
+    gradients = []
+    for number, parameter in enumerate(parameters):
+        gradients.append(_known_gradient(cell, ranks.rank, number, parameter))
+    exchange.fill(gradients)
     exchange()
     difference = reference = 0.0
     by_array: list[float] = []
-    everyone = range(ranks.world_size) if strategy.returns_mean else [ranks.rank]
+    averaged = _averaged_ranks(strategy, ranks)
     for number, (parameter, returned) in enumerate(zip(parameters, exchange.result(), strict=True)):
-        mean, size = (
-            torch.zeros(parameter.shape, dtype=torch.float64, device=parameter.device)
-            for _ in range(2)
-        )
-        for rank in everyone:
-            known = _known(cell, rank, number, parameter).double()
-            mean += known / len(everyone)
-            size += known.abs() / len(everyone)
+        mean = torch.zeros(parameter.shape, dtype=torch.float64, device=parameter.device)
+        size = torch.zeros_like(mean)
+        for rank in averaged:
+            gradient = _known_gradient(cell, rank, number, parameter).double()
+            mean += gradient / len(averaged)
+            size += gradient.abs() / len(averaged)
         wrong = (returned.double() - mean).abs().sum().item()
         difference += wrong
         reference += mean.abs().sum().item()
         by_array.append(wrong / size.sum().item())
-    gathered = ranks.gather(
-        [difference, torch.tensor(by_array).max().item()]
-    )  # torch's max keeps NaN
+    gathered = ranks.gather([difference, _largest(by_array)])
     total, worst = torch.tensor(gathered, dtype=torch.float64).T
     return total.sum().item() / reference, worst.max().item()

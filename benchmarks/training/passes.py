@@ -1,8 +1,9 @@
-"""A few steps under a profiler, with a range around each step and its stages. Measures nothing: METHOD.md, "Traces".
+"""Untimed passes over a cell: a few steps under a profiler, and a few while NCCL logs its choices.
 
-Ranges: `step`, and in it `forward`, `backward`, `exchange`, `optimizer`: NVTX ranges for nsys, which stands around all
-ranks and gets from here when to record; record_function's for torch.profiler, which writes a file for each rank. A strategy
-that exchanges within backward has no range `exchange`.
+The profiled one has a range around each step and, in `step`, around its stages: `forward`,
+`backward`, `exchange`, `optimizer`. They are NVTX ranges for nsys, which stands around all ranks and
+gets from here when to record, and record_function's for torch.profiler, which writes a file for
+each rank. A strategy that exchanges within backward has no range `exchange`. METHOD.md, "Traces".
 """
 
 import gc
@@ -17,6 +18,8 @@ from benchmarks.record.folder import pack
 from conf.cell import Cell
 from trainers.step import Mark, Training, unmarked
 from trainers.strategy import Strategy
+
+TUNING_STEPS = 3
 
 
 def profiled(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
@@ -33,9 +36,10 @@ def profiled(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
     with recording:
         training.step()  # profilers allocate at the first events
         ranks.barrier()
-        training.mark = (
-            _overlapping(mark) if type(training.strategy).exchange is Strategy.exchange else mark
-        )
+        training.mark = mark
+        if type(training.strategy).exchange is Strategy.exchange:
+            # It is part of backward: an empty range would say that it takes no time.
+            training.mark = lambda stage: unmarked(stage) if stage == "exchange" else mark(stage)
         for _ in range(cell.profiler_options["steps"]):
             with mark("step"):
                 training.step()
@@ -46,13 +50,11 @@ def profiled(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
     return Result()
 
 
-def _overlapping(mark: Mark) -> Mark:
-    """Return marks without `exchange`, which is part of backward: an empty range would say that it takes no time."""
-    return lambda stage: unmarked(stage) if stage == "exchange" else mark(stage)
-
-
 def _nsys(cell: Cell, ranks: Ranks) -> tuple[AbstractContextManager[None], Mark]:
-    """Return (recording, marks) of NVTX. Every rank opens the capture range, if there is one; the first to close it ends it."""
+    """Return (recording, marks) of NVTX.
+
+    Every rank opens the capture range, if there is one; the first to close it ends it.
+    """
 
     @contextmanager
     def recording() -> Iterator[None]:
@@ -74,33 +76,28 @@ def _nsys(cell: Cell, ranks: Ranks) -> tuple[AbstractContextManager[None], Mark]
 
 
 def _kineto(ranks: Ranks, reporter: Reporter) -> tuple[AbstractContextManager[None], Mark]:
-    """Return (recording, marks) of torch.profiler, on the GPU too where there is one; it writes `rank<N>.json.gz` at the end."""
-    on_gpu = [ProfilerActivity.CUDA] if ranks.device.type == "cuda" else []
+    """Return (recording, marks) of torch.profiler, which writes `rank<N>.json.gz` at the end."""
+    activities = [ProfilerActivity.CPU]
+    if ranks.device.type == "cuda":
+        activities.append(ProfilerActivity.CUDA)
 
     @contextmanager
     def recording() -> Iterator[None]:
-        with torch.profiler.profile(activities=[ProfilerActivity.CPU, *on_gpu]) as profiler:
+        with torch.profiler.profile(activities=activities) as profiler:
             yield
         trace = reporter.folder.path / f"rank{ranks.rank}.json"
         profiler.export_chrome_trace(str(trace))
-        pack(
-            trace
-        )  # torch would pack it by way of TMPDIR, where a rank that is killed meanwhile leaves it
+        # torch would pack it by way of TMPDIR, where a rank that is killed meanwhile leaves it.
+        pack(trace)
 
     return recording(), record_function
 
 
-# A few untimed steps and exchanges while NCCL logs the algorithm and protocol of every collective. Measures nothing.
-
-
-STEPS = 3
-
-
 def tuning(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
-    """Step and exchange. Collective."""
+    """Step and exchange while NCCL logs algorithm and protocol of every collective. Collective."""
     reporter.phase("tuning pass")
     training = Training(cell, ranks.device, ranks.rank)
-    for _ in range(STEPS):
+    for _ in range(TUNING_STEPS):
         training.step()
         reporter.beat()
     with training.strategy.gradients_only():

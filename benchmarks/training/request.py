@@ -1,7 +1,7 @@
-"""How long the benchmarks that train will measure, by a rule of thumb. Without torch.
+"""How long the benchmarks that train will measure, and when their windows are enough. Without torch.
 
-Seen on one core of a server CPU: 17 to 51 · 10⁹ operations a second, by the model. Seen on an H200: ResNet-50 in bf16 at
-114 · 10¹². The rules take rounder ones.
+Seen on one core of a server CPU: 17 to 51 · 10⁹ operations a second, by the model. Seen on an H200:
+ResNet-50 in bf16 at 114 · 10¹². The rules take rounder ones.
 """
 
 import math
@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.timing import statistics
-from benchmarks.timing import statistics as intervals
 from conf import groups
 from conf.cell import Cell
 
@@ -22,13 +21,21 @@ FEWEST_STEPS, ABBA_SECONDS = 3, 0.5  # of a window of A B B A
 WITH_IT, WITHOUT_IT = 2, 2  # windows of a round, A B B A
 CALIBRATION_SECONDS = 1.5  # of benchmark.calibrate=all, at most; else it takes little
 EXCHANGE_SECONDS = {"cpu": 8.0, "cuda": 4.0}  # of benchmark=exchange with ResNet-50
+# Of one window: long enough that its start does not count, short enough to stop early.
+WINDOW_SECONDS = 2.0
+FEWEST_PER_WINDOW, MOST_PER_WINDOW = 5, 200
+# An interval is only believed once this many windows agree: within one, drift does not show.
+FEWEST_WINDOWS = 3
+MOST_PER_ABBA_WINDOW = 30
+# A window under load that is shorter says nothing of a power cap: on H200s one begins to hold the
+# clock after 0.7 s.
+LOADED_MS = 1000.0
 
 
 def step_seconds(cell: Cell) -> float:
     """Return the seconds of a training step, from the operations that the model's YAML has."""
-    gigaflop, pixels = (
-        groups.of_model(cell.model.name, name) for name in ("gigaflop", "gpu.image_size")
-    )
+    gigaflop = groups.of_model(cell.model.name, "gigaflop")
+    pixels = groups.of_model(cell.model.name, "gpu.image_size")
     if not gigaflop or not pixels:
         return USUAL_STEP_SECONDS
     share = (cell.model.image_size / pixels) ** 2
@@ -37,51 +44,52 @@ def step_seconds(cell: Cell) -> float:
 
 def throughput(cell: Cell) -> float:
     """Return the seconds that benchmark=throughput measures."""
-    options, step = cell.benchmark, step_seconds(cell)
-    timed = max(float(options["max_seconds"]), step * int(options["min_iterations"]))
-    window = max(FEWEST_STEPS * step, ABBA_SECONDS) + LEAD_IN * step
-    rounds = int(options["exposed_rounds"]) if cell.world_size > 1 else 0
-    # Without a loader the timed windows are the steps with exchange, mostly; a power cap or asynchronous ranks need their own.
-    windows = WITHOUT_IT if rounds_between(options) and not cell.data else WITH_IT + WITHOUT_IT
-    calibration = CALIBRATION_SECONDS if options.get("calibrate") == "all" else 0.0
-    return _begun(cell, step) + timed + rounds * windows * window + calibration
+    options, step_s = cell.benchmark, step_seconds(cell)
+    timed_s = max(float(options["max_seconds"]), step_s * int(options["min_iterations"]))
+    abba_window_s = max(FEWEST_STEPS * step_s, ABBA_SECONDS) + LEAD_IN * step_s
+    # Without a loader the timed windows are the steps with exchange, mostly; a power cap or
+    # asynchronous ranks need their own.
+    windows = WITH_IT + WITHOUT_IT
+    if rounds_between(options) and not cell.data:
+        windows = WITHOUT_IT
+    abba_s = 0.0
+    if cell.world_size > 1:
+        abba_s = int(options["exposed_rounds"]) * windows * abba_window_s
+    calibration_s = CALIBRATION_SECONDS if options.get("calibrate") == "all" else 0.0
+    return _seconds_before(cell, step_s) + timed_s + abba_s + calibration_s
 
 
 def rounds_between(options: Mapping[str, Any]) -> int:
-    """Return the rounds of A B B A of which the timed windows may be the A; 0 where too few iterations are allowed."""
+    """Return the rounds of A B B A of which the timed windows may be the A.
+
+    0 where too few iterations are allowed.
+    """
     rounds = int(options["exposed_rounds"])
-    return rounds if int(options["max_iterations"]) >= WITH_IT * rounds * FEWEST_STEPS else 0
+    if int(options["max_iterations"]) < WITH_IT * rounds * FEWEST_STEPS:
+        return 0
+    return rounds
 
 
 def overhead(cell: Cell) -> float:
     """Return the seconds that benchmark=overhead measures."""
-    step = step_seconds(cell)
-    window = max(float(cell.benchmark["window_seconds"]), step) + LEAD_IN * step
-    return _begun(cell, step) + 2 * int(cell.benchmark["rounds"]) * window
+    step_s = step_seconds(cell)
+    window_s = max(float(cell.benchmark["window_seconds"]), step_s) + LEAD_IN * step_s
+    return _seconds_before(cell, step_s) + 2 * int(cell.benchmark["rounds"]) * window_s
 
 
 def exchange(cell: Cell) -> float:
-    """Return the seconds that benchmark=exchange measures: the launching process does not know the model's bytes."""
+    """Return the seconds that benchmark=exchange measures; the launcher has no model's bytes."""
     return EXCHANGE_SECONDS[cell.device]
 
 
-def _begun(cell: Cell, step: float) -> float:
+def _seconds_before(cell: Cell, step_s: float) -> float:
     """Return the seconds before the first timed step."""
-    warm_up = max(float(cell.benchmark.get("warmup_min_seconds", 0.0)), WARM_UP_STEPS * step)
-    return (FIRST_STEPS + CHECKED_STEPS + GRAPH_STEPS * cell.graphed) * step + warm_up
+    least_s = float(cell.benchmark.get("warmup_min_seconds", 0.0))
+    steps = FIRST_STEPS + CHECKED_STEPS + GRAPH_STEPS * cell.graphed
+    return steps * step_s + max(least_s, WARM_UP_STEPS * step_s)
 
 
-# When the timed windows of a training cell are enough, and how many steps each window has. No torch: simulations call it too.
-
-
-# Seconds of one window: long enough that its start does not count, short enough to stop early.
-WINDOW_SECONDS = 2.0
-FEWEST_PER_WINDOW, MOST_PER_WINDOW = 5, 200
-# An interval is only believed once this many windows agree: within one, drift does not show.
-FEWEST_WINDOWS = 3
-MOST_PER_ABBA_WINDOW = 30
-# A window under load that is shorter says nothing of a power cap: on H200s one begins to hold the clock after 0.7 s.
-LOADED_MS = 1000.0
+# How many steps each window has, and when the timed windows are enough. Simulations call it too.
 
 
 def window_iterations(step_ms: float) -> int:
@@ -97,45 +105,47 @@ def abba_iterations(step_ms: float) -> int:
 def timed_abba_iterations(step_ms: float, options: Mapping[str, Any], rounds: int) -> int:
     """Return how many steps a timed window has that is the A of A B B A.
 
-    Those of all rounds take `max_seconds` together, or what the fewest timed windows take, and fit `max_iterations`.
+    Those of all rounds take `max_seconds` together, or what the fewest timed windows take, and fit
+    `max_iterations`.
     """
-    seconds = min(FEWEST_WINDOWS * WINDOW_SECONDS, float(options["max_seconds"])) / (
-        WITH_IT * rounds
-    )
+    windows = WITH_IT * rounds
+    seconds = min(FEWEST_WINDOWS * WINDOW_SECONDS, float(options["max_seconds"])) / windows
     fitting = max(FEWEST_STEPS, math.ceil(min(WINDOW_SECONDS, seconds) * 1e3 / step_ms))
-    return min(MOST_PER_WINDOW, fitting, int(options["max_iterations"]) // (WITH_IT * rounds))
+    return min(MOST_PER_WINDOW, fitting, int(options["max_iterations"]) // windows)
 
 
 def gets_longer(ms: Sequence[float]) -> bool:
-    """Return whether the steps of one window got longer from its first third on, or the window is too short to tell.
+    """Return whether the steps of one window got longer, or it is too short to tell.
 
-    Such steps, held back by a power cap, are shorter in short windows, because the device rests between two of them.
+    From its first third on: such steps, held back by a power cap, are shorter in short windows,
+    because the device rests between two of them.
     """
-    return math.fsum(ms) < LOADED_MS or not statistics.flat(ms[::-1], 0, math.fsum(ms))
+    lasted_ms = math.fsum(ms)
+    return lasted_ms < LOADED_MS or not statistics.flat(ms[::-1], 0, lasted_ms)
 
 
-def half_width(by_window: intervals.Windows) -> float:
+def half_width(by_window: statistics.Windows) -> float:
     """Return the half-width of the 95 % interval of the mean, as a share of the mean."""
-    ms = [one for window in by_window for one in window]
-    return intervals.mean_half_width(by_window) * len(ms) / math.fsum(ms)
+    ms = [step_ms for window in by_window for step_ms in window]
+    return statistics.mean_half_width(by_window) * len(ms) / math.fsum(ms)
 
 
-def enough(
+def should_stop(
     by_window: Sequence[Sequence[float]],
     lasted_ms: float,
     options: Mapping[str, Any],
     rounds: int = 0,
 ) -> bool:
-    """Return whether the measurement ends: its interval is narrow enough, or time or iterations have run out.
+    """Return whether the interval is narrow enough, or time or iterations have run out.
 
-    `by_window` has the ms of every iteration on its slowest rank, `lasted_ms` is the time of the slowest rank. Rounds of A B B A
-    of which the windows are the A are finished first.
+    `by_window` has the ms of every iteration on its slowest rank, `lasted_ms` is the time of the
+    slowest rank. Rounds of A B B A of which the windows are the A are finished first.
     """
     if len(by_window) < WITH_IT * rounds:
         return False
-    done = sum(map(len, by_window))
-    if lasted_ms >= options["max_seconds"] * 1e3 or done >= options["max_iterations"]:
+    iterations = sum(map(len, by_window))
+    if lasted_ms >= options["max_seconds"] * 1e3 or iterations >= options["max_iterations"]:
         return True
-    if done < options["min_iterations"] or len(by_window) < FEWEST_WINDOWS:
+    if iterations < options["min_iterations"] or len(by_window) < FEWEST_WINDOWS:
         return False
     return half_width(by_window) <= float(options["interval_target"])

@@ -1,4 +1,4 @@
-"""`benchmark=throughput`: training steps on synthetic batches. METHOD.md defines every number that this produces."""
+"""`benchmark=throughput`: training steps on synthetic batches. METHOD.md defines its numbers."""
 
 import itertools
 import math
@@ -6,28 +6,27 @@ from typing import Any
 
 from benchmarks.rank.ranks import Block, Ranks, Reporter, Result
 from benchmarks.record import Kind
-from benchmarks.timing import compilation, statistics
+from benchmarks.timing import statistics
 from benchmarks.timing.clock import Clock
+from benchmarks.timing.compilation import Compilation
 from benchmarks.training import correctness, derive, exchange, request
-from benchmarks.training import correctness as as_asked
-from benchmarks.training import correctness as replays
-from benchmarks.training import request as stopping
 from benchmarks.training.calibration import Calibration
-from benchmarks.training.correctness import Kept
+from benchmarks.training.correctness import Snapshot
 from conf.cell import Cell
-from trainers import batches, models
-from trainers.batches import LoadedBatches
+from trainers import models
+from trainers.batches import DISTINCT, LoadedBatches
 from trainers.step import Training
 from trainers.strategy import Strategy
 
-# The second window of a warm-up lasts as long as the shortest warm-up, and shows whether a step gets longer under load. Those
-# that follow it, where the step time still falls, are as long as this share of it.
+# The second window of a warm-up lasts as long as the shortest warm-up, and shows whether a step
+# gets longer under load. Those that follow it, where the step time still falls, are as long as this
+# share of it.
 WARM_UP_WINDOWS = 4
 MOST_WARMING = 2000  # iterations of one of them
-# Iterations that hold the device to see how long it computes without launch gaps, and ms of the hold: twice what
-# enqueuing a step takes, and some more.
+# Iterations that are launched ahead to see how long the device computes without launch gaps, and ms
+# of the delay: twice what enqueuing a step takes, and some more.
 HELD_ITERATIONS = 3
-HOLD_LAUNCHES, HOLD_MORE_MS = 2, 5.0
+DELAY_LAUNCHES, DELAY_MORE_MS = 2, 5.0
 DATA_ROUNDS = 3  # of A B B A, with and without a data loader
 
 
@@ -43,46 +42,49 @@ class TrainingBenchmark:
         self.ranks, self.reporter, self.clock = ranks, reporter, Clock(ranks)
         self.cell, self.options = cell, cell.benchmark
         reporter.phase("build")
-        self.compilation = compilation.Compilation(cell.compiled)
+        self.compilation = Compilation(cell.compiled)
         self.training = Training(cell, ranks.device, ranks.rank)
         self.result = Result(model=models.sizes(self.training.parameters))
         self.on_device = self.training.batches  # those of a loader are drawn in the check
         self.step_ms = self.launch_ms = 0.0  # the medians that sizes of later windows follow
-        self.longest: list[float] = []  # ms of the steps of the longest window of the warm-up
-        self.kept: Kept | None = (
-            None  # steps without exchange stand between the timed windows, and leave no trace
-        )
+        self.longest_ms: list[float] = []  # of the steps of the longest window of the warm-up
+        # With it, steps without exchange stand between the timed windows and leave no trace.
+        self.snapshot: Snapshot | None = None
 
     def run(self) -> Result:
-        """Run every phase, in an order in which none disturbs a later one. Return what only the ranks know."""
+        """Run every phase, in an order in which none disturbs a later one.
+
+        Returns what only the ranks know.
+        """
         self.warm_up()
         if self._may_interleave():
-            self.kept = Kept.of(self.training, self.ranks)
+            self.snapshot = Snapshot.take(self.training, self.ranks)
         self.check()
-        weights = as_asked.Weights(self.training)
+        weights = correctness.Weights(self.training)
         self.timed()
-        self.reporter.phase("compare")
-        self.result.checks |= weights.still(self.ranks)
-        self.result.checks |= replays.counted(self.training, self.ranks)
-        self.result.checks |= {
-            f"timed_{name}": count for name, count in self.compilation.since().items()
-        }
-        if self.ranks.world_size > 1 and self.training.strategy.equal_every:
-            self.result.checks["replicas_equal"] = self.replicas_equal()
-        losses = self.ranks.gather(
-            [self.training.loss.item() if self.training.loss is not None else float("nan")]
-        )
-        self.result.checks["losses"] = [loss for (loss,) in losses]
-        self.result.metrics |= self.training.strategy.facts()
-        self.result.checks |= exchange.words_used(self.training.strategy)
+        self.compare(weights)
         if self.cell.data:
             self.data_cost()
-        with self.training.with_batches(
-            self.on_device
-        ):  # the rest is about compute and exchange, not about the loader
+        # The rest is about compute and exchange, not about the loader.
+        with self.training.with_batches(self.on_device):
             self.without_data()
         self.training.close()
         return self.result
+
+    def compare(self, weights: correctness.Weights) -> None:
+        """Find out whether the timed steps did what they should. `weights` are those before."""
+        self.reporter.phase("compare")
+        training, checks = self.training, self.result.checks
+        checks |= weights.unchanged(self.ranks)
+        checks |= correctness.replay_counts(training, self.ranks)
+        for name, count in self.compilation.since().items():
+            checks[f"timed_{name}"] = count
+        if self.ranks.world_size > 1 and training.strategy.equal_every:
+            checks["replicas_equal"] = self.replicas_equal()
+        loss = float("nan") if training.loss is None else training.loss.item()
+        checks["losses"] = [loss for (loss,) in self.ranks.gather([loss])]
+        self.result.metrics |= training.strategy.facts()
+        checks |= exchange.resolved_options(training.strategy)
 
     def replicas_equal(self) -> bool:
         """Return whether all replicas are equal after one of as many steps as the strategy needs."""
@@ -100,113 +102,124 @@ class TrainingBenchmark:
             if self.exchange_alone():
                 self.strategy_cost()  # last: replicas drift apart in it
         else:
-            self.result.checks["own_work_alone"] = self.training.strategy.own_work_alone
-            if self.training.strategy.own_work_alone:
+            has_local_cost = self.training.strategy.own_work_alone
+            self.result.checks["own_work_alone"] = has_local_cost
+            if has_local_cost:
                 self.strategy_cost()  # what several GPUs pay beyond it is exposed communication
         Calibration(
             self.training, self.clock, self.ranks, self.reporter, self.step_ms, self.launch_ms
         ).run()
 
     def block(self, purpose: str, iterations: int, **facts: Any) -> tuple[Block, list[float]]:
-        """Time a window of steps and write its samples, and `facts`, at once. Return (this rank's, the slowest rank's ms)."""
-        counted: list[tuple[int, int]] = []  # images and tokens so far, after each step
+        """Time a window of steps and write its samples, and `facts`, at once.
+
+        Returns (this rank's, the slowest rank's ms).
+        """
+        counts: list[tuple[int, int]] = []  # images and tokens so far, after each step
 
         def step() -> None:
             self.training.step()
-            counted.append((self.training.images, self.training.tokens))
+            counts.append((self.training.images, self.training.tokens))
 
         block = self.clock.block(step, iterations, self.reporter.beat)
-        images, tokens = (last - first for first, last in zip(counted[0], counted[-1], strict=True))
-        facts |= {"tokens": tokens} if tokens else {}
+        images, tokens = counts[-1][0] - counts[0][0], counts[-1][1] - counts[0][1]
+        if tokens:
+            facts["tokens"] = tokens
         if isinstance(self.training.batches, LoadedBatches):
-            facts["wait_ms"] = self.training.batches.waited_ms[
-                -iterations:
-            ]  # every step draws one batch
+            # Every step draws one batch.
+            facts["wait_ms"] = self.training.batches.waited_ms[-iterations:]
         self.reporter.block(purpose, block, images, **facts)
         return block, self.ranks.slowest(block.ms)
 
     def warm_up(self) -> None:
-        """Step until the step time is flat. The first step compiles, tunes and connects: it is timed and kept apart."""
+        """Step until the step time is flat.
+
+        The first step compiles, tunes and connects: it is timed and kept apart.
+        """
         self.reporter.phase("first step")
         self.block("first", 1)
         self.reporter.phase("warm-up")
         fewest, seconds = max(2, int(self.options["warmup_iterations"]) // 2), 0.0
         least_ms = 1e3 * self.options["warmup_min_seconds"]
-        slowest: list[float] = []
-        while (
-            not derive.warmed_up(slowest, self.cell, least_ms)
-            and seconds < self.options["warmup_max_seconds"]
-        ):
-            window_ms = max(least_ms - math.fsum(slowest), least_ms / WARM_UP_WINDOWS)
-            # By the shortest step, so that the second window is not a step short of the least time.
-            fitting = math.ceil(window_ms / min(slowest[-fewest:])) if slowest else fewest
-            block, ms = self.block(
-                "warm-up", min(MOST_WARMING, max(fewest, fitting)), least_ms=least_ms
-            )
-            slowest += ms
+        most_seconds = self.options["warmup_max_seconds"]
+        slowest_ms: list[float] = []
+        while seconds < most_seconds and not derive.warmed_up(slowest_ms, self.cell, least_ms):
+            window_ms = max(least_ms - math.fsum(slowest_ms), least_ms / WARM_UP_WINDOWS)
+            fitting = fewest
+            if slowest_ms:
+                # By the shortest step, so that the second window is not a step short of the least
+                # time.
+                fitting = math.ceil(window_ms / min(slowest_ms[-fewest:]))
+            iterations = min(MOST_WARMING, max(fewest, fitting))
+            block, ms = self.block("warm-up", iterations, least_ms=least_ms)
+            slowest_ms += ms
             seconds += self.ranks.slowest([block.host_ms])[0] / 1e3
-            self.longest = max(self.longest, ms, key=len)
-        self.step_ms = statistics.median(slowest[-max(2, len(slowest) // 4) :])
+            if len(ms) > len(self.longest_ms):
+                self.longest_ms = ms
+        self.step_ms = statistics.median(slowest_ms[-max(2, len(slowest_ms) // 4) :])
 
     def check(self) -> None:
         """Find out once, before the timed windows, whether what runs is what was asked."""
         self.reporter.phase("check")
         training, checks = self.training, self.result.checks
-        checks |= self.compilation.found(self.ranks)
-        if rows := self.compilation.seconds():
+        strategy = training.strategy
+        checks |= self.compilation.facts(self.ranks)
+        rows = self.compilation.seconds()
+        if rows:
             self.result.tables["compiling"] = {"rows": rows}
-        drawn = [next(training.batches) for _ in range(batches.DISTINCT)]
+        drawn = [next(training.batches) for _ in range(DISTINCT)]
         self.on_device = itertools.cycle(drawn)
-        checks |= as_asked.batches(drawn, self.ranks)
-        checks |= replays.differences(training, drawn, self.ranks)
-        with as_asked.arithmetic(training) as arithmetic:
-            if (
-                self.ranks.world_size > 1
-                and training.strategy.returns_mean
-                and training.strategy.exact
-            ):
+        checks |= correctness.batches(drawn, self.ranks)
+        checks |= correctness.replay_differences(training, drawn, self.ranks)
+        with correctness.arithmetic(training) as arithmetic:
+            if self.ranks.world_size > 1 and strategy.returns_mean and strategy.exact:
                 checks |= correctness.gradient(training, drawn[0], self.ranks)
             else:
                 with training.without_exchange():
                     training.backward(drawn[0])
         checks["arithmetic"] = arithmetic
-        checks["trained_bytes"] = as_asked.trained_bytes(training)
+        checks["trained_bytes"] = correctness.trained_bytes(training)
         self.compilation.since()  # steps without exchange may be graphs of their own
 
     def _may_interleave(self) -> bool:
-        """Return whether steps without exchange may stand between the timed windows (METHOD.md, "Exposed communication")."""
+        """Return whether steps without exchange may stand between the timed windows.
+
+        METHOD.md, "Exposed communication".
+        """
         strategy = self.training.strategy
         if not request.rounds_between(self.options) or not strategy.in_lockstep or self.cell.data:
             return False
         if self.ranks.world_size == 1:
             has_cost = strategy.own_work_alone
         else:
-            has_cost = (
-                self.options["exchange_iterations"]
-                and type(strategy).exchange_alone != Strategy.exchange_alone
-            )
+            exchanges = type(strategy).exchange_alone != Strategy.exchange_alone
+            has_cost = bool(self.options["exchange_iterations"]) and exchanges
         # All ranks see the same: steps get longer under load at a GPU's power cap.
-        longer = self.ranks.device.type == "cuda" and stopping.gets_longer(self.longest)
-        return bool(has_cost) and not longer
+        longer = self.ranks.device.type == "cuda" and request.gets_longer(self.longest_ms)
+        return has_cost and not longer
 
     def timed(self) -> None:
-        """Time windows of steps until the interval of images/sec is narrow enough, or time or iterations run out."""
+        """Time windows of steps until the interval of images/sec is narrow enough.
+
+        Or until time or iterations run out.
+        """
         self.reporter.phase("timed")
         options = self.options
-        rounds = request.rounds_between(options) if self.kept else 0
-        iterations = (
-            stopping.timed_abba_iterations(self.step_ms, options, rounds)
-            if rounds
-            else stopping.window_iterations(self.step_ms)
-        )
+        rounds = 0
+        iterations = request.window_iterations(self.step_ms)
+        if self.snapshot:
+            rounds = request.rounds_between(options)
+            if rounds:
+                iterations = request.timed_abba_iterations(self.step_ms, options, rounds)
         by_window: list[list[float]] = []  # ms of each iteration on its slowest rank
         done = 0
-        totals = [0.0] * self.ranks.world_size  # ms of each rank
+        totals_ms = [0.0] * self.ranks.world_size
         launch_ms: list[float] = []
         while True:
-            if self.kept and len(by_window) % 2 and len(by_window) < request.WITH_IT * rounds:
+            between = len(by_window) % 2 and len(by_window) < request.WITH_IT * rounds
+            if self.snapshot and between:
                 self.reporter.phase("exposed")
-                with self.kept.unchanged():
+                with self.snapshot.restored():
                     self._without_exchange()
                     self._without_exchange()
                 self.reporter.phase("timed")
@@ -215,52 +228,54 @@ class TrainingBenchmark:
             gathered = self.ranks.gather([sum(block.ms), block.launch_ms])
             by_window.append(ms)
             done += len(ms)
-            totals = [total + values[0] for total, values in zip(totals, gathered, strict=True)]
-            launch_ms.append(max(values[1] for values in gathered))
-            if stopping.enough(by_window, max(totals), options, rounds):
+            for rank, (window_ms, _) in enumerate(gathered):
+                totals_ms[rank] += window_ms
+            launch_ms.append(max(own_launch_ms for _, own_launch_ms in gathered))
+            if request.should_stop(by_window, max(totals_ms), options, rounds):
                 break
-        self.step_ms = statistics.median([one for window in by_window for one in window])
+        self.step_ms = statistics.median([step_ms for window in by_window for step_ms in window])
         self.launch_ms = statistics.median(launch_ms)
 
     def held(self) -> None:
-        """Time steps that are enqueued while the device is held: what it computes without launch gaps."""
+        """Time steps that are launched ahead: what the device computes without launch gaps."""
         self.reporter.phase("held")
-        hold_ms = HOLD_LAUNCHES * self.launch_ms + HOLD_MORE_MS
-        held = [self.clock.held(self.training.step, hold_ms) for _ in range(HELD_ITERATIONS)]
-        self.reporter.line(Kind.HELD, ms=held)
+        delay_ms = DELAY_LAUNCHES * self.launch_ms + DELAY_MORE_MS
+        step = self.training.step
+        ms = [self.clock.launch_ahead(step, delay_ms) for _ in range(HELD_ITERATIONS)]
+        self.reporter.line(Kind.HELD, ms=ms)
 
     def exchange_alone(self) -> bool:
-        """Time one gradient synchronisation without compute, on gradients of the model's shapes, and its references.
+        """Time one gradient synchronisation without compute, and its references.
 
-        Return whether there was one to time.
+        It is on gradients of the model's shapes. Returns whether there was one to time.
         """
-        strategy, iterations = self.training.strategy, int(self.options["exchange_iterations"])
+        training, iterations = self.training, int(self.options["exchange_iterations"])
+        strategy, parameters = training.strategy, training.parameters
         if not iterations:
             return False
         common = (self.clock, self.ranks, self.reporter)
         with strategy.gradients_only():
-            alone = strategy.exchange_alone(self.training.parameters)
+            alone = strategy.exchange_alone(parameters)
             if alone is None:
                 return False
-            used = [parameter.grad is not None for parameter in self.training.parameters]
-            exchange.timed(
-                strategy, alone, self.result.model["gradient_bytes"], iterations, *common
+            used = [parameter.grad is not None for parameter in parameters]
+            gradient_bytes = self.result.model["gradient_bytes"]
+            exchange.timed(strategy, alone, gradient_bytes, iterations, *common)
+            self.result.checks |= exchange.check_returned(
+                strategy, alone, parameters, used, self.ranks
             )
-            self.result.checks |= exchange.once_more(
-                strategy, alone, self.training.parameters, used, self.ranks
-            )
-            exchange.in_a_stream(alone, iterations, self.clock, self.reporter)
+            exchange.pipelined(alone, iterations, self.clock, self.reporter)
             exchange.references(strategy, int(self.options["limit_iterations"]), *common)
         return True
 
     def data_cost(self) -> None:
-        """Time steps with the loader and the same steps on batches that lie on the device, in the order A B B A."""
-        loader, iterations = self.training.batches, stopping.abba_iterations(self.step_ms)
+        """Time steps with the loader and steps on batches on the device, in the order A B B A."""
+        loader, iterations = self.training.batches, request.abba_iterations(self.step_ms)
         assert isinstance(loader, LoadedBatches)
         self.reporter.phase("data")
         for number in range(4 * DATA_ROUNDS):
             if number % 4 in (0, 3):
-                # Meanwhile a loader gets ahead, as far as it keeps batches ready: use these up first.
+                # Meanwhile a loader gets ahead, as far as it keeps batches ready: use these first.
                 self.block("using up", max(iterations, 2 * loader.ready))
                 self.block("with loader", iterations)
             else:
@@ -268,21 +283,20 @@ class TrainingBenchmark:
                     self.block("without loader", iterations)
 
     def strategy_cost(self) -> None:
-        """Time steps with the strategy and steps without exchange, in the same processes, in the order A B B A.
+        """Time steps with the strategy and steps without exchange, in the order A B B A.
 
-        Where the timed windows were the steps with it, all are timed already.
+        In the same processes. Where the timed windows were the steps with it, all are timed.
         """
         rounds = int(self.options["exposed_rounds"])
-        if self.kept or not rounds:
+        if self.snapshot or not rounds:
             return
         self.reporter.phase("exposed")
         for number in range(4 * rounds):
             if number % 4 in (0, 3):
-                self.block("with exchange", stopping.abba_iterations(self.step_ms))
+                self.block("with exchange", request.abba_iterations(self.step_ms))
             else:
                 self._without_exchange()
 
     def _without_exchange(self) -> None:
-        """Time a window of steps without exchange."""
         with self.training.without_exchange():
-            self.block("without exchange", stopping.abba_iterations(self.step_ms))
+            self.block("without exchange", request.abba_iterations(self.step_ms))
