@@ -37,8 +37,8 @@ from benchmarks.rank import worker
 from benchmarks.record import CellFolder, Kind, read_lines, write_json
 from benchmarks.record.lines import begin_again, now
 from conf.cell import Cell
-from conf.targets import locate
 from conf.process_env import LAUNCHER, STARTER, TOKEN, UMASK
+from conf.targets import locate
 from trainers.hosts import Hosts
 from trainers.strategy import load
 
