@@ -1,4 +1,4 @@
-"""The network interfaces of this host, which of them leads to another host, and whether it still does."""
+"""The network interfaces of this host, and whether they lead to another host, still."""
 
 import contextlib
 import errno
@@ -18,18 +18,20 @@ from benchmarks.record.safe_files import because
 
 # Bridges and tunnels inside a host, of containers and virtual machines, as their programs name
 # them.
-INNER = (
-    "docker",
-    "br-",
-    "virbr",
-    "vnet",
-    "cni",
-    "flannel",
-    "cali",
-    "lxc",
-    "lxd",
-    "podman",
-    "tailscale",
+INNER = tuple(
+    [
+        "docker",
+        "br-",
+        "virbr",
+        "vnet",
+        "cni",
+        "flannel",
+        "cali",
+        "lxc",
+        "lxd",
+        "podman",
+        "tailscale",
+    ]
 )
 NET = Path("/sys/class/net")
 PROBE_SECONDS = 3.0  # for a connection and its answer

@@ -87,7 +87,7 @@ def ask_for_stacks(token: str, pids: Sequence[int]) -> None:
 
 
 def state(pid: int) -> str:
-    """Return what psutil says that a process does: 'stopped', 'disk-sleep', 'running', …; 'gone'."""
+    """Return psutil's word for what a process does: 'stopped', 'running', …; or 'gone'."""
     try:
         return str(psutil.Process(pid).status())
     except psutil.Error:

@@ -155,7 +155,7 @@ class SampledGpus:
         return values
 
     def _processes(self, running: Sequence[Any]) -> dict[str, Any]:
-        """Return the ids of processes on the GPU without our token, and the memory of those with it.
+        """Return the processes on the GPU without our token, and the memory of those with it.
 
         A driver outside a container may name processes that do not exist inside it. They are left
         out: memory that grows shows them too.
@@ -197,7 +197,7 @@ class CpuLoad:
         self._own_s = 0.0
 
     def read(self) -> dict[str, float]:
-        """Return seconds since some time: `busy_s` of all on these `cores`, `own_s` of our processes.
+        """Return CPU seconds so far: `busy_s` of all on these `cores`, `own_s` of our processes.
 
         Ended ones count too. Empty where the kernel does not say.
         """
@@ -271,7 +271,7 @@ class SamplingProcess:
                 meanwhile()
 
     def let_go(self) -> None:
-        """Close its pipes in a fork of this process: a fork that holds them hides this one's end."""
+        """Close its pipes in a fork of this process, which would hide the end of this one."""
         if self._process is not None:
             for pipe in (self._process.stdin, self._process.stdout):
                 assert pipe is not None

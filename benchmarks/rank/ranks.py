@@ -34,7 +34,7 @@ class Ranks:
     several_hosts: bool = False
 
     def gather(self, values: Sequence[float]) -> list[list[float]]:
-        """Return the values of every rank, by rank. All pass the same number of them. Collective."""
+        """Return the values of every rank, by rank. All pass the same number. Collective."""
         mine = torch.tensor(list(values), dtype=torch.float64)
         everyone = [torch.empty_like(mine) for _ in range(self.world_size)]
         dist.all_gather(everyone, mine)
@@ -101,7 +101,7 @@ class Block:
 
 @dataclass
 class Result:
-    """Facts that only the ranks know; equal on every rank. Samples are lines (benchmarks/derived.py)."""
+    """Facts that only the ranks know, equal on all. Samples are lines (benchmarks/derived.py)."""
 
     metrics: dict[str, float] = field(default_factory=dict)  # name: value; the unit is in the name
     # {metric: its 95 % interval inside the run: low, high, and how it was found}
@@ -158,7 +158,7 @@ class Reporter:
             self._lines.write(Kind.BEAT, now(), phase=self._phase, iterations=self._iterations)
 
     def output(self, text: str) -> None:
-        """Write what the benchmark prints, which the launcher shows at the end. One rank calls it."""
+        """Write what the benchmark prints; the launcher shows it at the end. One rank calls it."""
         safe_files.write_whole(self.folder.output, f"{text}\n".encode())
 
     def block(self, purpose: str, block: Block, images: int, **facts: Any) -> None:

@@ -244,7 +244,7 @@ def die_with_launcher(launcher: int) -> None:
 
 
 def cuda_initialised() -> bool:
-    """Return whether this process has initialised CUDA's driver: a fork of it could not use CUDA."""
+    """Return whether this process has initialised CUDA's driver: forks could not use CUDA."""
     try:
         driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOW | os.RTLD_NOLOAD)
     except OSError:

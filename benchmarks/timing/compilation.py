@@ -19,7 +19,7 @@ MOST_ROWS, LEAST_SECONDS = 12, 0.05  # of the table of where the seconds went
 
 
 class Compilation:
-    """Counts what torch.compile did since the last look; nothing in a cell that does not compile."""
+    """Counts what torch.compile did since the last look; nothing where nothing compiles."""
 
     def __init__(self, compiles: bool) -> None:
         self._compiles = compiles

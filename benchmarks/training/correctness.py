@@ -58,7 +58,7 @@ def replicas_equal(training: Training, ranks: Ranks) -> bool:
 
 
 class ComparedElements:
-    """The elements of a gradient that are compared: all of a small array, a share of a large one."""
+    """The elements of a gradient that are compared: all of a small array, some of a large."""
 
     def __init__(self, training: Training) -> None:
         sizes = [parameter.numel() for parameter in training.parameters]
@@ -71,7 +71,7 @@ class ComparedElements:
         self.counts = torch.tensor(counts)  # (arrays,): elements of each
 
     def gradient(self, training: Training) -> Tensor:
-        """Return the chosen elements, (elements,) in float64; zeros of an array without gradient."""
+        """Return the chosen elements, (elements,) in float64; zeros where there is no gradient."""
         arrays = []
         for parameter in training.parameters:
             gradient = parameter.grad
@@ -90,7 +90,7 @@ class ComparedElements:
         return torch.stack(torch._foreach_norm(list(values.split(self.counts.tolist())), 1))
 
     def repeats(self, runs: Sequence[Tensor]) -> Tensor:
-        """Return how much runs of the same step differ in each array, (arrays,): the largest pair."""
+        """Return how much runs of one step differ in each array, (arrays,): the largest pair."""
         differences = [self.by_array(first - second) for first, second in _pairs(runs)]
         return torch.stack(differences).amax(0)
 

@@ -51,7 +51,7 @@ def throughput(lines: RankLines, cell: Cell) -> Derived:
 
 
 def warm_up(lines: RankLines) -> Metrics:
-    """Return the time of the first step, which compiles and connects, and the warm-up iterations."""
+    """Return the time of the first step, which compiles and connects, and the iterations."""
     (first,) = together(lines, Kind.BLOCK, purpose="first")
     iterations = len(slowest_ms(together(lines, Kind.BLOCK, purpose="warm-up")))
     first_ms = max(block["lead_in_ms"] for block in first)

@@ -1,7 +1,7 @@
 """The exchange alone: a phase of `throughput`, and `benchmark=exchange`.
 
-The benchmark is MXNet's tools/bandwidth/measure.py for any strategy. It exchanges known gradients of
-the model's shapes, without training, and compares what comes back with their mean in float64, which
+The benchmark is MXNet's tools/bandwidth/measure.py for any strategy. It exchanges known gradients
+of the model's shapes, without training, and compares what comes back with their mean in float64, which
 every rank computes for itself. METHOD.md, "The exchange alone".
 """
 

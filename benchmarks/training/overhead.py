@@ -1,4 +1,4 @@
-"""`benchmark=overhead`: how much longer a step takes because it is measured (METHOD.md, "Overhead").
+"""`benchmark=overhead`: how much longer a step takes because it is measured (METHOD.md).
 
 Windows of instrumented steps (an event after every iteration, heartbeats) and bare ones (a plain
 loop) take turns in the order A B A B. Both are timed by the host clock around the window.

@@ -1,8 +1,8 @@
 """Untimed passes over a cell: a few steps under a profiler, and a few while NCCL logs its choices.
 
 The profiled one has a range around each step and, in `step`, around its stages: `forward`,
-`backward`, `exchange`, `optimizer`. They are NVTX ranges for nsys, which stands around all ranks and
-gets from here when to record, and record_function's for torch.profiler, which writes a file for
+`backward`, `exchange`, `optimizer`. They are NVTX ranges for nsys, which stands around all ranks
+and gets from here when to record, and record_function's for torch.profiler, which writes a file for
 each rank. A strategy that exchanges within backward has no range `exchange`. METHOD.md, "Traces".
 """
 

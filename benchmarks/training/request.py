@@ -1,4 +1,4 @@
-"""How long the benchmarks that train will measure, and when their windows are enough. Without torch.
+"""How long the benchmarks that train measure, and when their windows are enough (no torch).
 
 Seen on one core of a server CPU: 17 to 51 · 10⁹ operations a second, by the model. Seen on an H200:
 ResNet-50 in bf16 at 114 · 10¹². The rules take rounder ones.
