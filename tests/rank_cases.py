@@ -237,7 +237,7 @@ HOST_LINK = {
     "host_link": {
         "workers": 2,
         "benchmarks": [{"name": "host_link", "bytes": 1 << 20, "iterations": 3}],
-    },
+    }
 }
 
 # test_jacobi

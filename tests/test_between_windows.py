@@ -201,11 +201,7 @@ def test_rounds_are_finished_before_time_or_iterations_or_a_narrow_interval_end_
     ] == [False] * 3 + [True]
     assert [
         request.should_stop([window] * count, 770.0 * count, GPUS, 4) for count in (3, 7, 8)
-    ] == [
-        False,
-        False,
-        True,
-    ]
+    ] == [False, False, True]
     assert (
         request.rounds_between(GPUS) == 4
         and request.rounds_between(GPUS | {"max_iterations": 23}) == 0

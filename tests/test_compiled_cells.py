@@ -39,11 +39,7 @@ def test_all_studies_of_an_output_folder_have_one_folder_for_what_is_compiled(tm
 
 @pytest.mark.parametrize(
     ("changes", "around"),
-    [
-        ({"optimize": "eager"}, {}),
-        ({"hosts": ("a", "b")}, {}),
-        ({}, {INDUCTOR: "/scratch/me"}),
-    ],
+    [({"optimize": "eager"}, {}), ({"hosts": ("a", "b")}, {}), ({}, {INDUCTOR: "/scratch/me"})],
     ids=["eager", "on other hosts", "the user's own"],
 )
 def test_other_cells_and_a_users_own_folder_stay_as_they_are(changes, around, tmp_path):

@@ -220,9 +220,11 @@ def test_throughput_is_total_images_over_total_time(alone, tmp_path):
     assert (metrics["step/iterations"], metrics["throughput/images"], len(steps)) == (20, 640, 21)
     rate = metrics["throughput/images_per_second"]
     assert rate == pytest.approx(metrics["throughput/images"] / metrics["throughput/seconds"])
-    assert 0.8 * 2207 < rate < 1.001 * 2207, "3056 would be the mean of the rates"
+    (block,) = [line for line in read_lines(folder.rank_lines(0)) if line["kind"] == "block"]
+    assert rate < 0.95 * np.mean(32e3 / np.array(block["ms"])), "that is the mean of the rates"
+    assert rate < 1.001 * 2207
     assert interval["low"] < rate < interval["high"]
-    assert metrics["step/ms_median"] < 12 and metrics["step/ms_p95"] > 10
+    assert metrics["step/ms_p95"] >= metrics["step/ms_median"] > 10
 
 
 def test_on_one_rank_the_own_work_of_ddp_is_timed(alone, tmp_path, monkeypatch):

@@ -280,7 +280,6 @@ class PeerHeartbeat:
         self._listener, self._unnamed, self._peers = None, [], {}
 
     def _accept(self) -> None:
-        """Take the hosts that have connected; close what is no host of this cell."""
         with contextlib.suppress(OSError):  # nobody is there, or no descriptor is left
             while self._listener:
                 connection, _ = self._listener.accept()

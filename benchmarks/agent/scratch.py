@@ -83,7 +83,6 @@ class Scratch:
         os.close(self._lock)
 
     def _names(self) -> list[str]:
-        """Return the names of the files in it, without temporary ones."""
         names = []
         for path in self.folder.rglob("*"):
             if path.name.startswith(".") or path.is_symlink() or not path.is_file():

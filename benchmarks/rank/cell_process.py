@@ -251,7 +251,6 @@ class RankAgent(LocalElasticAgent):
         return result
 
     def _failed(self, watcher: "ExitWatcher", ended: Iterable[int]) -> list[int]:
-        """Return the ranks of these that should not have ended."""
         failed = []
         for rank in ended:
             lines = read_lines(self._folder.rank_lines(rank))

@@ -135,7 +135,6 @@ class HostAgent:
         self._writer.send({"say": event.value, **content})
 
     def _report(self) -> None:
-        """Send what is new of the cell, and a heartbeat."""
         cell = self._cell
         if cell:
             # Before the files are read: what has ended has written all.
@@ -156,7 +155,6 @@ class HostAgent:
         self._send_beat()
 
     def _send_beat(self) -> None:
-        """Send a heartbeat, if it is time for one and the launcher sends some."""
         if self._launcher_beats and time.monotonic() >= self._next_beat:
             self._next_beat = time.monotonic() + BEAT_SECONDS
             self._send(Event.BEAT)
@@ -259,7 +257,6 @@ class HostAgent:
         self._send(Event.TIME, sent=message["sent"], monotonic=time.monotonic())
 
     def _prepare(self, message: Mapping[str, Any]) -> None:
-        """Import what the first cell will need."""
         self._import_for(Cell.from_dict(message["asked"]))
 
     def _import_for(self, cell: Cell) -> None:

@@ -87,7 +87,6 @@ def _line(sizes: Any, times: Any) -> tuple[float, float, float]:
 
 
 def _best_spans(cost: Mapping[Span, float], count: int, pieces: int) -> tuple[float, list[Span]]:
-    """Return the least sum of costs of `pieces` pieces, and their spans."""
     best: tuple[float, list[Span]] | None = None
     for inner in itertools.combinations(range(FEWEST_SIZES, count - FEWEST_SIZES + 1), pieces - 1):
         spans = list(itertools.pairwise([0, *inner, count]))

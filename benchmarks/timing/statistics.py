@@ -308,7 +308,8 @@ def _bridges(squares: Array, products: Array, steps: Array, lengths: Array, ends
     """
     index = lengths - 1
     slope = ends / lengths
-    return squares[index] - 2 * slope * products[index] + slope**2 * steps[index]
+    sums: Array = squares[index] - 2 * slope * products[index] + slope**2 * steps[index]
+    return sums
 
 
 def _correlation(rest: Array, fitted: int) -> float:

@@ -236,18 +236,18 @@ class Calibration:
         steps = self._fewest_beside
         while steps < MOST_STEPS and self._abba_ms(steps + 1) <= budget_ms:
             steps += 1
-        observer = StepObserver(self.training, None)
+        observer, beat = StepObserver(self.training, None), self.reporter.beat
         alone_ms: list[float] = []
-        beside_ms: list[float] = []
         comm_ms: list[float] = []
         with self.training.without_exchange():
-            alone_ms += self._update_ms(observer, steps, None)
+            alone_ms += observer.observe(self.clock, steps, beat)["update_ms"]
             background = BackgroundCollectives(exchange.run, calls, self.ranks.device)
-            beside_ms += self._update_ms(observer, 2 * steps, background)
+            moments = observer.observe(self.clock, 2 * steps, beat, background)
+            beside_ms = moments["update_ms"]
             for collectives_ms, step_ms in zip(background.ms()[1:], beside_ms, strict=True):
                 comm_ms.append(min(collectives_ms, step_ms))
             background.close()
-            alone_ms += self._update_ms(observer, steps, None)
+            alone_ms += observer.observe(self.clock, steps, beat)["update_ms"]
         row = {
             "bytes": chosen["bytes"],
             "calls": calls,
@@ -259,7 +259,6 @@ class Calibration:
         self.reporter.line(Kind.INTERFERENCE, operation=exchange.operation, rows=[row])
 
     def _why_no_interference(self, exchanges: Sequence[dict[str, Any]], left_ms: float) -> str:
-        """Return why steps and collectives cannot be timed together; empty if they can."""
         on_gpu = self.ranks.device.type == "cuda"
         if self.training.graphs:
             return REPLAYED
@@ -270,13 +269,6 @@ class Calibration:
         if self._abba_ms(self._fewest_beside) > left_ms:
             return TOO_LONG
         return ""
-
-    def _update_ms(
-        self, observer: "StepObserver", steps: int, background: "BackgroundCollectives | None"
-    ) -> list[float]:
-        moments = observer.observe(self.clock, steps, self.reporter.beat, background)
-        ms: list[float] = moments["update_ms"]
-        return ms
 
     @property
     def _fewest_beside(self) -> int:
@@ -414,7 +406,6 @@ class StepObserver:
                 self._hook(max(members, key=order.__getitem__), self._note, bucket)
 
     def _hook(self, number: int, call: Callable[[int], None], argument: int) -> None:
-        """Call a function when a parameter's gradient has been added up."""
 
         def hook(_: Tensor) -> None:
             call(argument)
@@ -433,7 +424,6 @@ class StepObserver:
         self._note(MOMENTS[stage])
 
     def _note(self, moment: str | int) -> None:
-        """Note a moment of the step that runs."""
         if self._on_gpu:
             event = torch.cuda.Event(enable_timing=True)
             event.record()

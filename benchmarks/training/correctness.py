@@ -191,7 +191,6 @@ def _pairs(runs: Sequence[Tensor]) -> Iterable[tuple[Tensor, Tensor]]:
 
 
 def _next_prime(number: int) -> int:
-    """Return the smallest prime that is not below a number."""
     while any(number % divisor == 0 for divisor in range(2, int(number**0.5) + 1)):
         number += 1
     return number
@@ -295,7 +294,6 @@ class Weights:
         return facts
 
     def _must_move(self, weight: nn.Parameter) -> bool:
-        """Return whether one step changes an element of this array."""
         if not weight.requires_grad:
             return True
         if weight.grad is None:

@@ -250,7 +250,6 @@ def _cost(with_it: Windows, without_it: Windows, name: str) -> Derived:
 
 
 def _windows(lines: RankLines, purpose: str) -> Windows:
-    """Return the ms of every iteration of its slowest rank, by window."""
     return [slowest_ms([window]) for window in together(lines, Kind.BLOCK, purpose=purpose)]
 
 
@@ -299,12 +298,12 @@ def own_ms(lines: RankLines, cell: Cell) -> list[Windows]:
     if cell.world_size == 1:
         return []
     purpose = "timed" if cell.strategy["name"] == "none" else "without exchange"
-    windows = [[block["ms"] for block in window] for window in _blocks(lines, purpose)]
-    return [list(of_rank) for of_rank in zip(*windows, strict=True)]
-
-
-def _blocks(lines: RankLines, purpose: str) -> list[list[Line]]:
-    return together(lines, Kind.BLOCK, purpose=purpose)
+    own: list[Windows] = [[] for _ in range(cell.world_size)]
+    windows = together(lines, Kind.BLOCK, purpose=purpose)
+    for window in windows:
+        for rank, block in enumerate(window):
+            own[rank].append(block["ms"])
+    return own if windows else []
 
 
 def slowest_rank(
@@ -324,7 +323,6 @@ def slowest_rank(
 
 
 def _excess(values: Sequence[float], rank: int) -> float:
-    """Return by what share the value of a rank exceeds the median of the others."""
     others = [*values[:rank], *values[rank + 1 :]]
     return values[rank] / statistics.median(others) - 1
 
@@ -462,7 +460,7 @@ def mxnet_lines(
 def overhead(lines: RankLines, cell: Cell) -> Derived:
     """Return every derived value of `benchmark=overhead`: an instrumented step and a bare one."""
     instrumented_ms = []
-    for blocks in _blocks(lines, "instrumented"):
+    for blocks in together(lines, Kind.BLOCK, purpose="instrumented"):
         # The lead-in is part of the window.
         instrumented_ms.append(max(block["host_ms"] / (len(block["ms"]) + 1) for block in blocks))
     bare_ms = [max(line["ms"] for line in of_ranks) for of_ranks in together(lines, Kind.BARE)]

@@ -40,22 +40,19 @@ def timeline(lines: RankLines) -> Table:
     """Return when the moments of a step come on each rank, without the exchange and with it."""
     rows = []
     for rank, own in sorted(lines.items()):
-        for line in sorted(of_kind(own, Kind.TIMELINE), key=_has_exchange):
+        for line in sorted(of_kind(own, Kind.TIMELINE), key=lambda line: bool(line["exchange"])):
             row: Table = {"rank": rank, "exchange": line["exchange"], "steps": line["steps"]}
             for stage in STAGES:
-                row[f"{stage}_ms"], row[f"{stage}_spread_ms"] = _median_and_spread(
-                    line[f"{stage}_ms"]
-                )
-            ready = [_median_and_spread(ms) for ms in line["ready_ms"]]
-            row["ready_ms"] = [median_ms for median_ms, _ in ready]
-            row["ready_spread_ms"] = [spread_ms for _, spread_ms in ready]
+                median_ms, spread_ms = _median_and_spread(line[f"{stage}_ms"])
+                row |= {f"{stage}_ms": median_ms, f"{stage}_spread_ms": spread_ms}
+            row |= {"ready_ms": [], "ready_spread_ms": []}
+            for bucket_ms in line["ready_ms"]:
+                median_ms, spread_ms = _median_and_spread(bucket_ms)
+                row["ready_ms"].append(median_ms)
+                row["ready_spread_ms"].append(spread_ms)
             row["unknown"] = line["unknown"]
             rows.append(row)
     return {"rows": rows} if rows else {}
-
-
-def _has_exchange(line: Line) -> bool:
-    return bool(line["exchange"])
 
 
 def bucket_exchange(lines: RankLines) -> Table:
@@ -125,7 +122,6 @@ def _line_of_each_rank(lines: RankLines, kind: str) -> list[Line]:
 
 
 def _median_and_spread(ms: Sequence[float]) -> tuple[float | None, float | None]:
-    """Return the median of some times and the distance between their quartiles."""
     if not len(ms):
         return None, None
     low, high = np.quantile(ms, [0.25, 0.75])

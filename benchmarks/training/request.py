@@ -83,7 +83,6 @@ def exchange(cell: Cell) -> float:
 
 
 def _seconds_before(cell: Cell, step_s: float) -> float:
-    """Return the seconds before the first timed step."""
     least_s = float(cell.benchmark.get("warmup_min_seconds", 0.0))
     steps = FIRST_STEPS + CHECKED_STEPS + GRAPH_STEPS * cell.graphed
     return steps * step_s + max(least_s, WARM_UP_STEPS * step_s)
