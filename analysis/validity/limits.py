@@ -1,6 +1,6 @@
 """Checks of values against limits: clocks, noise, iterations, the reference, the baseline, the steps.
 
-Each judge returns None for a record that passes. benchmarks.training.steadiness finds the facts of
+Each judge returns None for a record that passes. benchmarks.training.derive finds the facts of
 the steps in the raw lines.
 """
 

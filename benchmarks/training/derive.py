@@ -257,7 +257,7 @@ def _median_of(windows: Sequence[Sequence[float]]) -> float:
     return statistics.median([ms for window in windows for ms in window])
 
 
-# Whether the step stayed the same; analysis.validity.timing judges it.
+# Whether the step stayed the same; analysis.validity.limits judges it.
 
 
 def stability(lines: RankLines, cell: Cell, ms: Sequence[float]) -> Derived:
