@@ -165,9 +165,6 @@ def test_a_collective_between_measured_sizes_and_on_more_ranks():
     assert mean(more.ms) == pytest.approx(0.510 * 1.5, rel=0.03)  # 2(n − 1) ÷ n: 1 to 1.5
     with pytest.raises(UnknownLink, match="host memory was measured"):
         links.time("all_reduce", 1e6, 2, ExchangeWire(HOST_MEMORY))
-    copies = LinkModel((curve,), {DIRECT: 400.0, HOST_MEMORY: 40.0})
-    by_copies = copies.time("all_reduce", 1e8, 2, ExchangeWire(HOST_MEMORY))
-    assert mean(by_copies.ms) == pytest.approx(5.0, rel=0.05)
 
 
 def test_a_network_that_was_described():
@@ -562,15 +559,15 @@ def test_a_bucket_that_was_timed_with_unhalved_weights_is_one_of_more_bytes():
 # --- committed studies: the figures of analysis/prediction/README.md
 
 HELD_OUT = {  # cells, inside, with an interval; errors of the cost, of the null's, of the step
-    "condition": (50, 45, 50, 0.098, 0.140, 0.0038),
-    "size": (15, 14, 15, 0.110, 0.164, 0.0029),
+    "condition": (50, 45, 50, 0.094, 0.140, 0.0034),
+    "size": (15, 14, 15, 0.109, 0.164, 0.0029),
     "transport": (7, None, 0, 0.083, 0.729, 0.0028),
     "model": (27, 25, 27, 0.103, 0.378, 0.0018),
 }
 HELD_OUT_WITH_ONE_GPU = {
-    "condition": (50, 45, 50, 0.104, 0.140, 0.0044),
-    "size": (15, 14, 15, 0.118, 0.164, 0.0032),
-    "transport": (7, None, 0, 0.125, 0.729, 0.0065),
+    "condition": (50, 45, 50, 0.096, 0.140, 0.0035),
+    "size": (15, 14, 15, 0.116, 0.164, 0.0032),
+    "transport": (7, None, 0, 0.125, 0.729, 0.0066),
     "batch": (24, 22, 24, 0.053, 0.426, 0.0104),
     "model": (27, 25, 27, 0.083, 0.378, 0.0020),
 }

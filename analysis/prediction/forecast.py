@@ -16,7 +16,7 @@ from typing import Any
 
 from analysis.prediction.calibration import CalibrationData, MeasuredCell, calibrate
 from analysis.prediction.draws import deviation, mean
-from analysis.prediction.links import ASSUMED, BY_COPIES, MEASURED
+from analysis.prediction.links import ASSUMED, MEASURED
 from analysis.prediction.query import CellQuery, Workload, query_of, workload_of
 from analysis.prediction.step import LEAST_STEP, StepModel, distance, rate_share, step_model
 from analysis.study.conditions import request_of
@@ -185,10 +185,6 @@ def _basis(model: StepModel) -> tuple[str, list[str]]:
     query, sources = model.query, model.times.sources
     why = [part.why for part in (model.bare, model.gamma, model.local)]
     measured = sources <= {MEASURED} and not any(why)
-    if BY_COPIES in sources:
-        why.append(
-            f"no collective {query.wire.way} was measured: it is in proportion to peer copies"
-        )
     if ASSUMED in sources or (query.hosts > 1 and query.network is not None):
         why.append("the network between hosts was described, not measured")
         return ASSUMED_NETWORK, why

@@ -3,15 +3,14 @@
 A curve is what was measured of one collective over one wire on one number of ranks. Between its
 sizes the time is interpolated. On other numbers of ranks the part that does not depend on size (α)
 grows by one hop a step, and the part that does (β) with the bytes that each rank sends, as
-nccl-tests counts them. A wire without a curve has that of another wire, in proportion to the peer
-copies over both. Hosts that were not measured are joined by the network that the user describes.
+nccl-tests counts them. Hosts that were not measured are joined by the network that the user
+describes.
 """
 
 import functools
 import math
 import re
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -27,18 +26,12 @@ WAYS = {
     NETWORK: "over the network",
 }
 # Where a time comes from, from the best known to the least.
-MEASURED, SCALED, BY_COPIES, ASSUMED = (
-    "measured",
-    "other number of ranks",
-    "by peer copies",
-    "assumed network",
-)
-SOURCES = (MEASURED, SCALED, BY_COPIES, ASSUMED)
+MEASURED, SCALED, ASSUMED = "measured", "other number of ranks", "assumed network"
+SOURCES = (MEASURED, SCALED, ASSUMED)
 AND = " + "  # between the collectives of one exchange
 # Standard deviations as shares.
 BETWEEN_RUNS = 0.02  # of a collective that was measured once
 FOR_TWICE_THE_RANKS = 0.08  # of α–β scaling: what is aimed at, no measurement
-OF_COPIES = 0.25  # how far wires differ in what a collective makes of them
 OF_NETWORK = 0.25  # how far a network is from its description
 OF_HOST_MEMORY = 0.10  # from one number of GPUs to another
 # NCCL's own latencies for small messages (protocol LL) of a ring, and what a tree has of a ring's
@@ -204,10 +197,6 @@ class LinkModel:
             growing_us *= _sent_share(kind, ranks) / _sent_share(kind, curve.ranks)
             doublings = abs(math.log2(ranks / curve.ranks))
             share = math.hypot(share, FOR_TWICE_THE_RANKS * doublings)
-        if source == BY_COPIES:
-            growing_us *= self.copies_gb_per_s[curve.wire.transport]
-            growing_us /= self.copies_gb_per_s[wire.transport]
-            share = math.hypot(share, OF_COPIES)
         ms = (fixed_us + growing_us) / 1e3
         return Timed(scaled_normal(ms, share, f"{kind} {curve.record_id} {source}"), source)
 
@@ -249,10 +238,6 @@ class LinkModel:
         host = self.host_gb_per_s or {1: 1.0, 2: 1.0}
         return replace(self, copies_gb_per_s=copies, host_gb_per_s=host)
 
-    @functools.cached_property
-    def _joined(self) -> tuple[TimeCurve, ...]:
-        return join_curves(self.curves)
-
     def _nearest_curve(
         self, kind: str, ranks: int, wire: ExchangeWire, hosts: int
     ) -> tuple[TimeCurve, str]:
@@ -262,7 +247,7 @@ class LinkModel:
             return abs(math.log(curve.ranks / ranks)), -len(curve.sizes_bytes)
 
         of_kind = []
-        for curve in self._joined:
+        for curve in self.curves:
             if curve.kind == kind and (curve.hosts > 1) == (hosts > 1):
                 of_kind.append(curve)
         same_wire = [curve for curve in of_kind if curve.wire == wire]
@@ -273,9 +258,6 @@ class LinkModel:
             nearest = min(alone or curves, key=distance)
             same_ranks = (nearest.ranks, nearest.hosts) == (ranks, hosts)
             return nearest, MEASURED if same_ranks and nearest.wire == wire else SCALED
-        copied = [curve for curve in of_kind if curve.wire.transport in self.copies_gb_per_s]
-        if copied and wire.transport in self.copies_gb_per_s:
-            return min(copied, key=distance), BY_COPIES
         what_to_add = "; add a training cell of several ranks, or one of benchmark=collectives"
         if hosts > 1:
             what_to_add = " between hosts; say --net"
@@ -315,24 +297,6 @@ class LinkModel:
         share = math.hypot(BETWEEN_RUNS, OF_NETWORK)
         draws = scaled_normal(fastest_us / 1e3, share, f"{kind} {network} {hosts}")
         return Timed(draws, ASSUMED)
-
-
-def join_curves(curves: Iterable[TimeCurve]) -> tuple[TimeCurve, ...]:
-    """Return curves of one collective, wire and ranks as one, with the median of every size."""
-    groups: dict[object, list[TimeCurve]] = defaultdict(list)
-    for curve in curves:
-        key = (curve.kind, curve.wire, curve.ranks, curve.hosts, curve.of_gradients)
-        groups[key].append(curve)
-    joined = []
-    for group in groups.values():
-        times_us: dict[float, list[float]] = defaultdict(list)
-        for curve in group:
-            for size, time_us in zip(curve.sizes_bytes, curve.times_us, strict=True):
-                times_us[size].append(time_us)
-        sizes = tuple(sorted(times_us))
-        medians = tuple(float(np.median(times_us[size])) for size in sizes)
-        joined.append(replace(group[0], sizes_bytes=sizes, times_us=medians))
-    return tuple(joined)
 
 
 def _sent_share(kind: str, ranks: int) -> float:

@@ -10,7 +10,6 @@ waiting     for the slowest of all ranks
 """
 
 import functools
-import itertools
 import math
 import statistics
 from collections import defaultdict
@@ -197,8 +196,6 @@ def bare_step(calibration: CalibrationData, query: CellQuery) -> BareStep:
     if alone and len(alone) == len(query.members):
         member_ms = tuple(mean(step) for step in alone)
         return BareStep(max(alone, key=mean), spread_ms, member_ms, waited_ranks, why)
-    if query.members and query.members in steps:  # together
-        return BareStep(steps[query.members], spread_ms, (), waited_ranks, why)
     share = 1 / math.sqrt(query.ranks)
     if exchange_of(query).waits:
         share = expected_max((0.0,) * query.ranks, 1.0)[1]
@@ -319,12 +316,12 @@ def exchange_times(calibration: CalibrationData, query: CellQuery) -> BucketTime
     sizes_there = buckets_of(calibration, nearest.query)
     there = bucket_times(nearest.query, sizes_there, links, in_step=False)
     ratio = nearest.exchange_ms / mean(there.whole_ms)
-    if nearest.ranks == query.ranks and nearest.query.wire == query.wire:
-        # The error of the links cancels.
-        if nearest.query.options == query.options:
-            times = replace(times, sources=frozenset({MEASURED}))
-        return times.without_scatter().scaled(ratio)
-    return replace(times.scaled(ratio), sources=times.sources | {SCALED})
+    times = times.scaled(ratio)
+    if nearest.ranks != query.ranks or nearest.query.wire != query.wire:
+        return replace(times, sources=times.sources | {SCALED})
+    if nearest.query.options == query.options:
+        return replace(times, sources=frozenset({MEASURED}))
+    return times
 
 
 def replay_of(
@@ -468,11 +465,10 @@ def _by_similarity(calibration: CalibrationData, query: CellQuery) -> MeasuredCe
     Another model may show it with equal options only.
     """
     with_cost = [cell for cell in calibration.several if cell.cost_ms is not None]
-    alike = matching_cells(with_cost, query, "same_work", "shares_gpu")
-    for same in itertools.product(("across_hosts", ""), ("workload", "options"), ("strategy", "")):
-        matching = matching_cells(alike, query, *filter(None, same))
-        if matching:
-            return matching[0]
+    for same in ("workload", "options"):
+        alike = matching_cells(with_cost, query, "same_work", "shares_gpu", same)
+        if alike:
+            return alike[0]
     return None
 
 

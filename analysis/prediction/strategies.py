@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from analysis.prediction.draws import Draws, constant, mean, scaled_normal
+from analysis.prediction.draws import Draws, constant, scaled_normal
 from analysis.prediction.links import (
     AND,
     ASSUMED,
@@ -98,11 +98,6 @@ class BucketTimes:
     def scaled(self, ratio: Draws) -> "BucketTimes":
         """Return all times that many times as long."""
         return replace(self, during=[ms * ratio for ms in self.during], after=self.after * ratio)
-
-    def without_scatter(self) -> "BucketTimes":
-        """Return the best values alone."""
-        during = [constant(mean(ms)) for ms in self.during]
-        return replace(self, during=during, after=constant(mean(self.after)))
 
 
 def by_collective(
