@@ -12,6 +12,7 @@ from benchmarks.collectives.busbw import NCCL_TESTS_COLLECTIVES, NCCL_TESTS_ELEM
 
 # program of nccl-tests: the collective's name here
 PROGRAMS = {collective.program: name for name, collective in NCCL_TESTS_COLLECTIVES.items()}
+PROGRAM_PATTERN = "(" + "|".join(sorted(PROGRAMS, key=len, reverse=True)) + r")_perf(?:[_-]\w+)?"
 
 
 @dataclass(frozen=True, slots=True)
