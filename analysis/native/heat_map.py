@@ -1,8 +1,8 @@
 """Heat maps of p2p matrices: a square for each ordered pair, with its value and link class.
 
 The colours are those of cividis: colour-blind people see them alike, and they keep their order in
-grey. Dark is always the better end. The diagonal (copies within one GPU) has its own scale and stays
-grey. Equal input gives equal bytes.
+grey. Dark is always the better end. The diagonal (copies within one GPU) has its own scale and
+stays grey. Equal input gives equal bytes.
 """
 
 import io

@@ -163,7 +163,7 @@ class NcclTestsRun:
 
     @property
     def rows_missing(self) -> bool:
-        """Tell whether rows are missing or added: no average is printed, or not that of the rows."""
+        """Tell whether no average is printed, or not that of the rows: rows are missing."""
         mean, printed = self.mean_busbw, self.avg_busbw
         return mean is None or printed is None or abs(mean - printed) > 0.006 + 1e-5 * mean
 

@@ -34,7 +34,7 @@ LogGpu = tuple[str | None, str | int | None]  # host, and bus id or NVML index
 
 @dataclass(frozen=True)
 class RankGpu:
-    """One rank's GPU: NVML index and hexadecimal bus id as the log writes them; None if it does not."""
+    """One rank's GPU: NVML index and hexadecimal bus id as the log writes them, else None."""
 
     nvml: int | None
     bus_id: str | None
@@ -136,7 +136,8 @@ class _Sorter:
     def _group_of(self, event: Membership) -> Group:
         """Return the communicator of a membership line.
 
-        It is known by the commId (2.16 on), the split of a parent (2.23 on), or ranks not yet taken.
+        It is known by the commId (from 2.16), the split of a parent (from 2.23), or ranks not yet
+        taken.
         """
         identity: object = None
         if event.comm_id is not None:
@@ -319,7 +320,8 @@ def connections_of(index: CommunicatorIndex, largest: Group, notes: list[str]) -
     if largest.nranks is None:
         if _has_several_gpus_a_rank(own):
             notes.append(
-                "connections of several communicators, and no line says which belong together: none is used"
+                "connections of several communicators, and no line says which belong together: "
+                "none is used"
             )
             return []
         return own
@@ -344,7 +346,8 @@ def connections_of(index: CommunicatorIndex, largest: Group, notes: list[str]) -
         )
     if dropped:
         notes.append(
-            f"{dropped} connection line(s) fit several communicators and differ in the transport: not used"
+            f"{dropped} connection line(s) fit several communicators and differ in the transport: "
+            "not used"
         )
     return own + agreeing
 

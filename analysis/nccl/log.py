@@ -186,7 +186,8 @@ def parse_nccl_log(*texts: str, hosts: Sequence[str] = ()) -> NcclLog:
     if is_newer:
         newest = ".".join(map(str, NEWEST))
         notes.append(
-            f"NCCL {version} is newer than the newest release known here ({newest}): its lines may differ"
+            f"NCCL {version} is newer than the newest release known here ({newest}): its lines may "
+            "differ"
         )
     events = _without_unknown_transports(events, is_newer, notes)
     kind = bracket_kind(numbers, _brackets(events))
@@ -345,7 +346,8 @@ def _note_losses(text_lines: list[_TextLines], notes: list[str]) -> None:
         notes.append(f"{torn} line(s) torn between ranks, not used")
     if unparsed:
         notes.append(
-            f"{len(unparsed)} line(s) of a known kind in an unknown form, not used; the first: {unparsed[0][:120]}"
+            f"{len(unparsed)} line(s) of a known kind in an unknown form, not used; the first: "
+            f"{unparsed[0][:120]}"
         )
 
 
@@ -409,7 +411,8 @@ def _note_groups(index: CommunicatorIndex, largest: Group, notes: list[str]) -> 
         sizes = Counter(group.nranks for group in index.groups if group is not largest)
         counts = [f"{count} of {size} ranks" for size, count in sorted(sizes.items(), key=str)]
         notes.append(
-            f"{len(index.groups)} communicators; this is the largest, the others: {', '.join(counts)}"
+            f"{len(index.groups)} communicators; this is the largest, the others: "
+            f"{', '.join(counts)}"
         )
     if index.ambiguous:
         notes.append("communicators of equal size without a name: ranks and GPUs may be mixed up")

@@ -1,4 +1,4 @@
-"""The grammar of NCCL's messages of level INFO, releases 2.4 to 2.30: one message becomes typed events.
+"""The grammar of NCCL's messages of level INFO, releases 2.4 to 2.30: typed events of a message.
 
 Checked against the format strings of NCCL's release tags. A message counts only when it matches its
 whole grammar, so a cut or torn one is never half read.
@@ -31,7 +31,7 @@ class LogProcess(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """`Channel 00/0 : 0[0] -> 1[3] via P2P/CUMEM`: ranks of the communicator, brackets as written."""
+    """`Channel 00/0 : 0[0] -> 1[3] via P2P/CUMEM`: ranks of a communicator, brackets as written."""
 
     process: LogProcess
     channel: int
@@ -79,7 +79,7 @@ class Trees:
 
 @dataclass(frozen=True, slots=True)
 class ChannelCounts:
-    """`24 coll channels, …`: counts by the names of `CHANNELS`; a count that the line lacks is absent."""
+    """`24 coll channels, …`: counts by the names of `CHANNELS`; what the line lacks is absent."""
 
     process: LogProcess
     counts: dict[str, int]
@@ -89,7 +89,8 @@ class ChannelCounts:
 class Membership:
     """`… comm 0x… rank 0 nranks 2 … Init START|COMPLETE`.
 
-    `pointer` names the communicator inside one process only. `comm_id` or `split` name it across processes.
+    `pointer` names the communicator inside one process only. `comm_id` or `split` name it across
+    processes.
     """
 
     process: LogProcess
@@ -114,7 +115,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class NetworkDevice:
-    """`NET/IB : Using [0]mlx5_0:1/IB …`, `NET/Socket : Using [0]eth0:10.0.0.1<0>`: the device behind `via NET/IB/0`.
+    """`NET/IB : Using [0]mlx5_0:1/IB …`, `NET/Socket : Using [0]eth0:…`: what `via NET/IB/0` means.
 
     A device made of several has their names joined by `+`.
     """
@@ -127,7 +128,7 @@ class NetworkDevice:
 
 @dataclass(frozen=True, slots=True)
 class Nodes:
-    """`comm 0x… rank 0 nRanks 8 nNodes 2 …`: on how many hosts NCCL sees the ranks of a communicator."""
+    """`comm 0x… rank 0 nRanks 8 nNodes 2 …`: on how many hosts NCCL sees a communicator's ranks."""
 
     process: LogProcess
     nranks: int
@@ -136,7 +137,7 @@ class Nodes:
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """`AllReduce: 644 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..0}`; `channels` is their number."""
+    """`AllReduce: 644 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..0}`; `channels`: how many."""
 
     process: LogProcess
     function: str | None
@@ -148,7 +149,7 @@ class Tuning:
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """A line that states one value: `kind` is version, cuda, network, multicast, env, warning or error."""
+    """A line that states a value; kinds: version, cuda, network, multicast, env, warning, error."""
 
     process: LogProcess
     kind: str
@@ -175,7 +176,8 @@ Events = list[Event] | None  # None: a message of a known kind in an unknown for
 
 NEWEST = (2, 30)  # the newest release whose format strings were read
 
-# NCCL formats a tree line into a buffer of 1,024 bytes: a line near that length may end inside a number.
+# NCCL formats a tree line into a buffer of 1,024 bytes: a line near that length may end inside a
+# number.
 _TREES_FULL = 1000
 
 _VERSION = re.compile(r"NCCL version (\d{1,4}(?:\.\d{1,4})+)[^+ ]*(?:\+cuda(\d+\.\d+))?")
@@ -184,7 +186,8 @@ _CONNECTION = re.compile(
     rf"(?:Channel|Ring) (\d+)(?:/\d+)? : {_END} -> {_END} (?:\[(send|receive)\] )?via (\S.*)"
 )
 _TRANSPORT = re.compile(
-    r"P2P/(?:IPC|CUMEM|MNNVL|direct pointer|common device|indirect/\d+\[[0-9a-f]+\])(?:/read)?(?:/CE)?"
+    r"P2P/(?:IPC|CUMEM|MNNVL|direct pointer|common device|indirect/\d+\[[0-9a-f]+\])"
+    r"(?:/read)?(?:/CE)?"
     r"|direct shared memory|SHM/(?:direct|CE)(?:/(?:direct|CE))?"
     r"|NET/[^/]+/\d+(?:\(\d+\))?(?:/GDRDMA(?:\(\w+\))?)?(?:/Shared)?"
 )
@@ -205,15 +208,18 @@ _SUMMARY = re.compile(
     r" (\d+) p2p channels, (\d+) p2p channels per peer"
 )
 _MEMBERSHIP = re.compile(
-    r"(?:\[Rank \d+\] )?(?:\w+ )?comm (\S+) rank (\d+) nranks (\d+)(?: cudaDev \d+)?(?: nvmlDev (\d+))?"
-    r"(?: busId ([0-9a-f]+))?(?: parent (\S+)(?: (?:split|child)Count (\d+))? color (-?\d+) key -?\d+)?"
+    r"(?:\[Rank \d+\] )?(?:\w+ )?comm (\S+) rank (\d+) nranks (\d+)(?: cudaDev \d+)?"
+    r"(?: nvmlDev (\d+))?(?: busId ([0-9a-f]+))?"
+    r"(?: parent (\S+)(?: (?:split|child)Count (\d+))? color (-?\d+) key -?\d+)?"
     r"(?: commId (0x[0-9a-f]+))? ?- Init (START|COMPLETE)"
 )
 _SETTING = re.compile(
-    r"(NCCL_[A-Z0-9_]+) set by environment to ([^\[\]]+)|(NCCL_(?:IB_HCA|SOCKET_IFNAME)) set to ([^\[\]]+)"
+    r"(NCCL_[A-Z0-9_]+) set by environment to ([^\[\]]+)|"
+    r"(NCCL_(?:IB_HCA|SOCKET_IFNAME)) set to ([^\[\]]+)"
 )
 _TUNING = re.compile(
-    r"(?:(\w+): )?(\d+) Bytes -> Algo (\w+) proto (\w+)(?: channel\{Lo\.\.Hi\}=\{(\d+)\.\.(\d+)\}| time \d+\.\d+)"
+    r"(?:(\w+): )?(\d+) Bytes -> Algo (\w+) proto (\w+)"
+    r"(?: channel\{Lo\.\.Hi\}=\{(\d+)\.\.(\d+)\}| time \d+\.\d+)"
 )
 _MULTICAST = re.compile(r"NVLS multicast support is (not )?available on dev \d+.*")
 _NETWORK = re.compile(r"NET/(\w+) : Using((?: \[\d+\](?:=\{[^}]*\}|\S+))+).*")

@@ -18,7 +18,8 @@ def pair_class(
     """Return the link class of the connection `a->b`; None if GPUs, host or class are not known.
 
     GPU ids are the log's NVML indices, else those of `gpus`, the subset in rank order. Where that
-    names hosts (`a:0`), so do the link classes (`a:0-1`), and ranks of two hosts have the class NET.
+    names hosts (`a:0`), so do the link classes (`a:0-1`), and ranks of two hosts have the class
+    NET.
     """
     ids: list[int] = []
     member_hosts: list[str] = []  # that `gpus` names

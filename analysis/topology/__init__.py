@@ -1,1 +1,1 @@
-"""What connects the GPUs of a machine: read, compared, drawn, and the subsets that it tells apart."""
+"""What connects the GPUs of a machine: read, compared, drawn, and the subsets of them."""

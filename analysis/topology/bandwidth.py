@@ -140,7 +140,7 @@ def set_bandwidth(
 ) -> SetBandwidth:
     """Return the bandwidth of a set of GPU ids.
 
-    `matrix` holds the measured GB/s in the topology's order; without a topology the GPUs are 0, 1, …
+    `matrix` holds the measured GB/s in the topology's order; without a topology GPUs are 0, 1, …
     """
     ids = topology.gpus if topology else range(len(matrix or ()))
     return MachineWires.of(topology, matrix).bandwidth([ids.index(gpu) for gpu in gpus])

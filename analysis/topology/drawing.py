@@ -287,7 +287,7 @@ def _place_switches_and_nics(
 def _behind_pcie_switches(
     topology: Topology, socket: _Socket
 ) -> list[tuple[tuple[Device, ...], str]]:
-    """Return groups of devices that PIX or PXB joins, with the label of their switch or switches."""
+    """Return groups of devices that PIX or PXB joins, with the label of their switches."""
     devices: list[Device] = [*socket.gpus, *socket.nics]
     group_of = {device: {device} for device in devices}
     for a, b in combinations(devices, 2):

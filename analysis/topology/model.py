@@ -167,7 +167,7 @@ class Topology:
             ) from None
 
     def theoretical_gb_per_s(self, a: int, b: int) -> float | None:
-        """Return the GB/s that class and hardware allow between two GPUs; None if either is unknown.
+        """Return the GB/s that class and hardware allow between two GPUs; None if not known.
 
         NODE and SYS have none: the interconnect between host bridges and sockets is not part of the
         topology.
@@ -200,7 +200,7 @@ class Topology:
         return rails
 
     def to_json(self) -> dict[str, Any]:
-        """Return `{"gpus": [0, 1], "nics": ["mlx5_0"], "links": {"0-1": "NV18"}}`, GPU pairs only."""
+        """Return `{"gpus": [0, 1], "nics": ["nic0"], "links": {"0-1": "NV18"}}`, GPU pairs only."""
         links = {}
         for a, b in combinations(sorted(self.gpus), 2):
             links[f"{a}-{b}"] = self.link_between(a, b)

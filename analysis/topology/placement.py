@@ -97,7 +97,8 @@ def choose_gpus(topology: Topology | None, count: int, matrix: Matrix | None = N
         raise ValueError(f"--gpus {count}: accepted are 1 to {len(ids)}, the GPUs of this machine")
     if len(ids) > MOST_GPUS:
         raise ValueError(
-            f"a machine of {len(ids)} GPUs; accepted are at most {MOST_GPUS}, for which the search is short"
+            f"a machine of {len(ids)} GPUs; accepted are at most {MOST_GPUS}, for which the search "
+            "is short"
         )
     weights = _weights(topology, matrix, ids)
     wires = MachineWires.of(topology, matrix)

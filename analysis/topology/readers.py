@@ -1,4 +1,4 @@
-"""Read a topology: the text of `nvidia-smi topo -m`, NCCL's topology XML, or this machine (nvml.py).
+"""Read a topology: text of `nvidia-smi topo -m`, NCCL's topology XML, or this machine (nvml.py).
 
 NCCL writes its XML to `NCCL_TOPO_DUMP_FILE`; it holds only the GPUs of one communicator:
 
@@ -166,7 +166,8 @@ def _read_rows(lines: list[str], header: _Header) -> dict[str, _DeviceRow]:
         if label not in labels:
             if _DEVICE_LABEL.fullmatch(label):
                 raise UnreadableInput(
-                    f"line {number}: a row for {label}, which has no column in the header, line {header.line}"
+                    f"line {number}: a row for {label}, which has no column in the header, "
+                    f"line {header.line}"
                 )
             continue
         if label in rows:
@@ -180,7 +181,8 @@ def _read_rows(lines: list[str], header: _Header) -> dict[str, _DeviceRow]:
     for label in labels:
         if label not in rows:
             raise UnreadableInput(
-                f"no row for {label}, which the header in line {header.line} names: the table is cut"
+                f"no row for {label}, which the header in line {header.line} names: the table is "
+                "cut"
             )
     return rows
 
@@ -280,7 +282,8 @@ class _Element:
         value = self.attributes.get(name, "")
         if not re.fullmatch(r"-?[0-9]{1,9}", value) or int(value) < least:
             raise UnreadableInput(
-                f"line {self.line}: <{self.name}> has {name}={value!r}; accepted is a number from {least}"
+                f"line {self.line}: <{self.name}> has {name}={value!r}; accepted is a number from "
+                f"{least}"
             )
         return int(value)
 
@@ -411,7 +414,7 @@ def _class_of_elements(a: _Element, b: _Element) -> str:
         return "SYS"
     if a.path()[shared - 1].name == "cpu":
         return "PHB"
-    # The rest of a path ends in the device's own pci element; what is before it is a further switch.
+    # The rest of a path ends in the device's own pci element; what is before it is one more switch.
     return "PIX" if max(len(path_a), len(path_b)) - shared <= 1 else "PXB"
 
 

@@ -112,7 +112,7 @@ def _labels(topology: Topology, *, affinity: bool, nics: bool) -> LabelMatrix:
 
 
 def _classes_of_size(topology: Topology, labels: LabelMatrix, size: int) -> Iterator[SubsetClass]:
-    """Yield classes in the order of their first members, which are visited in lexicographic order."""
+    """Yield classes in the order of their first members, visited in lexicographic order."""
     positions = list(combinations(range(len(topology.gpus)), size))
     values, matrices = _refine(labels, positions)
     class_of_matrix: dict[bytes, _OpenClass] = {}

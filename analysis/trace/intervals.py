@@ -17,7 +17,7 @@ NOTHING: Spans = np.empty((0, 2), dtype=np.int64)
 
 
 def union(*many: Spans) -> Spans:
-    """Return the set of all times that any interval covers; empty and reversed ones cover nothing."""
+    """Return the set of all times that any interval covers; reversed ones cover nothing."""
     spans = np.concatenate(many) if many else NOTHING
     spans = spans[spans[:, 1] > spans[:, 0]]
     if not len(spans):

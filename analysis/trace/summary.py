@@ -11,8 +11,8 @@ These are the numbers of `python -m analysis trace`, and the metrics that a reco
   nccl_gpu_overlap_trace); on a host rank, an operator.
 - **Overlapped** = communication ∩ compute; **exposed** = the rest of communication. Simultaneous
   events count once, so `comm_ms` can be less than the sum of the calls. Part of the exposed time
-  lies **in gaps**: between two kernels that compute and are at most 10 µs apart, as they are without
-  communication too; a profiler makes these gaps wider.
+  lies **in gaps**: between two kernels that compute and are at most 10 µs apart, as they are
+  without communication too; a profiler makes these gaps wider.
 - **Gap**: the median pause between two kernels that compute and are at most 10 µs apart.
 - **Idle**: the share of the traced window (first to last activity of the rank's GPU) at which
   nothing ran. NCCL's kernel that waits for a peer is not idle: see wait.
