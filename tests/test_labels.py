@@ -11,7 +11,7 @@ from analysis.findings import comparisons, scaling, waterfall
 from analysis.findings.baselines import Baselines
 from analysis.findings.examine import findings_of
 from analysis.findings.links.subset_links import subset_links as link_value
-from analysis.report.summary import compared_with, main_point
+from analysis.report.main_point import compared_with, main_point
 from analysis.study import names as labels
 from analysis.study.study import Study
 from benchmarks.record import read_study

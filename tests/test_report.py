@@ -23,13 +23,15 @@ from analysis.__main__ import main
 from analysis.findings.examine import findings_of
 from analysis.report.build import examine, report
 from analysis.report.charts import Axis, DrawnCurve, curves_figure
+from analysis.report.explanations import loss
 from analysis.report.figure import colours, style
+from analysis.report.main_point import main_point
 from analysis.report.numbers import estimate
 from analysis.report.page import PAGE_ROWS, POLICY, Report, markdown_page, page
 from analysis.report.section import Section
 from analysis.report.sections.comparisons import differences
 from analysis.report.sections.losses import waterfall_figures, waterfall_rows
-from analysis.report.summary import loss, main_point, sentences
+from analysis.report.summary import sentences
 from analysis.report.table import Column, Table, numbers_table
 from analysis.study.estimates import Comparison, Estimate, Findings, Noise, Waterfall, WaterfallPart
 from analysis.study.names import shared_name, short_names

@@ -6,7 +6,9 @@ import pytest
 from simulated import Simulator, Truth
 
 from analysis.findings.examine import findings_of
-from analysis.report.summary import main_point, sentences, settings_sentences
+from analysis.report.explanations import settings_sentences
+from analysis.report.main_point import main_point
+from analysis.report.summary import sentences
 from analysis.study.study import Study, open_study
 
 DATA = Path(__file__).parent / "data"
