@@ -25,14 +25,10 @@ MOST_SETTINGS = 4  # NCCL settings that are named together
 SAME_TIME = 0.05  # share by which exchanges may differ that take as long
 WIRE_LIMITS = 0.8  # an exchange that uses this share of what the wire carries is limited by it
 WIRE_MEASURED = 1.1  # above it the reference was slower than the wire, and says nothing of it
-HOST_COUNTS = ("no", "One", "Two", "Three", "Four", "Five", "Six") + (
-    "Seven",
-    "Eight",
-    "Nine",
-    "Ten",
-    "Eleven",
+HOST_COUNTS = (
+    "no", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine", "Ten", "Eleven",
     "Twelve",
-)
+)  # fmt: skip
 MOST_OFFERS = 2
 COMPARE = (
     "To compare it with another machine, version or date, "
