@@ -1,4 +1,5 @@
-"""Ringside's command: `python launch.py [-m] [option=value …]`. Reads the request, composes it, hands it to `launch`."""
+"""Ringside's command: `python launch.py [-m] [option=value …]`. Reads the request, composes it,
+hands it to `launch`."""
 
 import os
 import sys
@@ -21,7 +22,8 @@ from launch.machine.secrets import told
 
 
 def main() -> int:
-    """Return the exit status: 0 done, 1 a cell failed, 2 wrong request, 3 others still measure, 130 interrupted or no time."""
+    """Return the exit status: 0 done, 1 a cell failed, 2 wrong request, 3 others still measure, 130
+    interrupted or no time."""
     typed = sys.argv[1:]
     try:
         line = command_line.read(typed)

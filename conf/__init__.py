@@ -1,1 +1,2 @@
-"""What is asked: the typed schema of a study, its YAML groups, and the checks that run before any process starts."""
+"""What is asked: the typed schema of a study, its YAML groups, and the checks that run before any
+process starts."""

@@ -1,4 +1,5 @@
-"""A cell: one point of a study with every `auto` resolved. A worker measures it; a record is its result."""
+"""A cell: one point of a study with every `auto` resolved. A worker measures it; a record is its
+result."""
 
 import dataclasses
 import hashlib
@@ -6,17 +7,35 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 from typing import Any
 
 import msgspec
 
 IMAGES, SAMPLES = "images", "samples"  # what a model is trained on, and what is counted
 # Values of `optimize`: those that compile the model, and those that replay a step as a CUDA graph.
-COMPILED, GRAPHED = (
-    ("compile", "max", "compile_graph", "max_graph"),
-    ("graph", "compile_graph", "max_graph"),
-)
+COMPILED = ("compile", "max", "compile_graph", "max_graph")
+GRAPHED = ("graph", "compile_graph", "max_graph")
+SECOND_RUN = -1  # the repeat of a cell that is measured a second time, for the noise floor
+LISTS = ("gpus", "labels", "server_gpus", "hosts", "server_hosts")
+FEWEST_COMPRESSED = 3  # hosts with consecutive numbers
+MOST_SERVERS, MOST_RANKS = 4096, 1 << 16  # processes of a cell; a record that says more is damaged
+HOST_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}", re.ASCII)  # as long as DNS has them
+# Left out where they say nothing: cells of an older version keep their keys.
+OF_ADAMW = ("name", "beta1", "beta2", "epsilon")
+OMITTED_IF_EMPTY = ("inputs", "data", "hosts", "server_hosts", *OF_ADAMW)
+# What two cells with equal compiled graphs may differ in. Everything else decides, or could decide,
+# what is compiled.
+NOT_COMPILED = ("nccl", "benchmark", "repeat", "labels", "profiler", "profiler_options", "declared")
+
+# What a benchmark's YAML says of how its cells are compared: the rule `compared`. Lists are of
+# texts.
+COMPARED: dict[str, type] = {
+    "metric": str,
+    "less_is_better": bool,
+    "rate": str,
+    "may_differ": list,
+    "work": list,
+}
 
 
 @dataclass(frozen=True)
@@ -31,7 +50,8 @@ class Network:
     image_size: int  # pixels of a side
     auxiliary_weight: float
     options: dict[str, Any]
-    inputs: str = IMAGES  # samples: the model makes its own batches, and has no channels, classes and image size
+    # Samples: the model makes its own batches, and has no channels, classes and image size.
+    inputs: str = IMAGES
 
 
 @dataclass
@@ -48,7 +68,8 @@ class Optimizer:
 
 
 def counted(cells: "Iterable[Cell]") -> str:
-    """Return what cells count, for people: images, or samples if one of them trains on something else."""
+    """Return what cells count, for people: images, or samples if one of them trains on something
+    else."""
     return SAMPLES if any(cell.model.inputs == SAMPLES for cell in cells) else IMAGES
 
 
@@ -63,41 +84,28 @@ class ProcessPlace:
 
 def compress_hosts(hosts: Sequence[str]) -> str:
     """Return hosts in short, in their order, as Slurm writes them: `a+b`, `node[01-16]+gpu7`."""
-    numbered = [re.fullmatch(r"(.*?)([0-9]+)", host) for host in hosts]
-    alike = [
-        (found[1], len(found[2]), int(found[2]) - place) if found else (host,)
-        for place, (host, found) in enumerate(zip(hosts, numbered, strict=True))
-    ]
-    parts: list[str] = []
-    for _, group in groupby(range(len(hosts)), key=alike.__getitem__):
-        places = list(group)
-        first, last = numbered[places[0]], numbered[places[-1]]
-        if first and last and len(places) >= FEWEST_FOLDED:
-            parts.append(f"{first[1]}[{first[2]}-{last[2]}]")
+    runs: list[list[str]] = []  # of hosts with consecutive numbers
+    expected = ""  # the host that continues the last run
+    for host in hosts:
+        if host == expected:
+            runs[-1].append(host)
         else:
-            parts += [hosts[place] for place in places]
+            runs.append([host])
+        numbered = re.fullmatch(r"(.*?)([0-9]+)", host)
+        expected = ""
+        if numbered:
+            following = str(int(numbered[2]) + 1).zfill(len(numbered[2]))
+            if len(following) == len(numbered[2]):
+                expected = numbered[1] + following
+    parts = []
+    for run in runs:
+        if len(run) < FEWEST_COMPRESSED:
+            parts += run
+            continue
+        last = re.search(r"[0-9]+$", run[-1])
+        assert last is not None
+        parts.append(f"{run[0][: last.start()]}[{run[0][last.start() :]}-{last[0]}]")
     return "+".join(parts)
-
-
-SECOND_RUN = -1  # the repeat of a cell that is measured a second time, for the noise floor
-LISTS = ("gpus", "labels", "server_gpus", "hosts", "server_hosts")
-FEWEST_FOLDED = 3  # hosts with consecutive numbers
-MOST_SERVERS, MOST_RANKS = 4096, 1 << 16  # processes of a cell; a record that says more is damaged
-HOST_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}", re.ASCII)  # as long as DNS has them
-# Left out where they say nothing: cells of an older version keep their keys.
-OF_ADAMW = ("name", "beta1", "beta2", "epsilon")
-ONLY_IF_SAID = ("inputs", "data", "hosts", "server_hosts", *OF_ADAMW)
-# What two cells with equal compiled graphs may differ in. Everything else decides, or could decide, what is compiled.
-NOT_COMPILED = ("nccl", "benchmark", "repeat", "labels", "profiler", "profiler_options", "declared")
-
-# What a benchmark's YAML says of how its cells are compared: the rule `compared`. Lists are of texts.
-COMPARED: dict[str, type] = {
-    "metric": str,
-    "less_is_better": bool,
-    "rate": str,
-    "may_differ": list,
-    "work": list,
-}
 
 
 @dataclass(frozen=True)
@@ -127,7 +135,8 @@ class Cell:
     )  # name, loader, options; empty: synthetic batches
     hosts: tuple[str, ...] = ()  # in rank order; empty: this machine
     server_hosts: tuple[str, ...] = ()  # one for each server, where the cell has hosts
-    # By group, rules of its YAML: target, derive, section, exchange, compared; sha256 of a file of the user's own.
+    # By group, rules of its YAML: target, derive, section, exchange, compared; sha256 of a file of
+    # the user's own.
     declared: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
@@ -142,19 +151,18 @@ class Cell:
 
     @property
     def graph(self) -> str:
-        """What decides what torch compiles, as text: equal for cells with equal graphs, empty for one that is not compiled."""
+        """What decides what torch compiles, as text: equal for cells with equal graphs, empty for
+        one that is not compiled."""
         if not self.compiled:
             return ""
-        alike = dataclasses.replace(
-            self, optimize=self.optimize.removesuffix("_graph")
-        )  # captured or not
-        deciding = {
-            name: value for name, value in alike.to_dict().items() if name not in NOT_COMPILED
-        }
-        deciding["declared"] = {
-            group: rules for group, rules in self.declared.items() if group != "benchmark"
-        }
-        return json.dumps(deciding, sort_keys=True)
+        # A captured graph holds the same kernels.
+        cell = dataclasses.replace(self, optimize=self.optimize.removesuffix("_graph"))
+        fields = cell.to_dict()
+        for name in NOT_COMPILED:
+            del fields[name]
+        declared = dict(self.declared)
+        declared.pop("benchmark", None)
+        return json.dumps({**fields, "declared": declared}, sort_keys=True)
 
     @property
     def graphed(self) -> bool:
@@ -168,25 +176,24 @@ class Cell:
 
     @property
     def members(self) -> tuple[int | str, ...]:
-        """The devices of the ranks, in rank order: ids on this machine; '<host>:<id>' where the cell has hosts."""
-        return (
-            tuple(f"{host}:{gpu}" for host in self.hosts for gpu in self.gpus)
-            if self.hosts
-            else self.gpus
-        )
+        """The devices of the ranks, in rank order: ids on this machine; '<host>:<id>' where the
+        cell has hosts."""
+        if not self.hosts:
+            return self.gpus
+        return tuple(f"{host}:{gpu}" for host in self.hosts for gpu in self.gpus)
 
     @property
     def places(self) -> tuple[ProcessPlace, ...]:
-        """Where each process runs, by its number: the ranks, all of one host after all of another, then the servers."""
-        ranks = [
-            ProcessPlace("rank", host, gpu) for host in self.hosts or ("",) for gpu in self.gpus
-        ]
+        """Where each process runs, by its number: the ranks, all of one host after all of another,
+        then the servers."""
+        places = []
+        for host in self.hosts or ("",):
+            places += [ProcessPlace("rank", host, gpu) for gpu in self.gpus]
         hosts = self.server_hosts or ("",) * self.servers
         gpus = self.server_gpus or (None,) * self.servers
-        return (
-            *ranks,
-            *(ProcessPlace("server", host, gpu) for host, gpu in zip(hosts, gpus, strict=True)),
-        )
+        for host, gpu in zip(hosts, gpus, strict=True):
+            places.append(ProcessPlace("server", host, gpu))
+        return tuple(places)
 
     @property
     def every_host(self) -> tuple[str, ...]:
@@ -199,7 +206,8 @@ class Cell:
         return self.model.name != "none"
 
     def target(self, group: str) -> str:
-        """Return the dotted name of what a rank calls for the cell's strategy or benchmark. Raises KeyError."""
+        """Return the dotted name of what a rank calls for the cell's strategy or benchmark. Raises
+        KeyError."""
         return str(self.declared[group]["target"])
 
     def untimed_pass(self, name: str, target: str, **options: Any) -> "Cell":
@@ -209,16 +217,19 @@ class Cell:
 
     @property
     def key(self) -> str:
-        """The first 16 hexadecimal digits of the SHA-256 of the cell as canonical JSON, without its labels.
+        """The first 16 hexadecimal digits of the SHA-256 of the cell as canonical JSON, without its
+        labels.
 
-        The profiler is part of it although the timed pass is the same with it: a cell without a trace does not answer a
-        request for one. Comparisons between cells leave the profiler out (analysis.findings).
+        The profiler is part of it although the timed pass is the same with it: a cell without a
+        trace does not answer a request for one. Comparisons between cells leave the profiler out
+        (analysis.findings).
         """
-        content = {name: value for name, value in self.to_dict().items() if name != "labels"}
-        content["declared"] = {
-            group: {name: value for name, value in rules.items() if name in ("target", "sha256")}
-            for group, rules in self.declared.items()
-        }
+        content = self.to_dict()
+        del content["labels"]
+        content["declared"] = {}
+        for group, rules in self.declared.items():
+            hashed = {name: rules[name] for name in ("target", "sha256") if name in rules}
+            content["declared"][group] = hashed
         for name in ("server_gpus", "profiler_options", "declared"):
             if not content[name]:
                 del content[name]  # a cell of an older schema keeps its key
@@ -228,63 +239,65 @@ class Cell:
     @property
     def name(self) -> str:
         """The cell for people: `resnet50 · nccl_allreduce · gpus 0,3 · P2P_LEVEL=LOC`."""
-        parts = [self.where]
-        if self.trains:
-            parts = [self.model.name, self.strategy["name"], *parts]
+        parts = []
         if self.benchmark["name"] != "throughput":
-            parts.insert(0, self.benchmark["name"])
-        parts += self.labels
-        parts += [
-            f"{name.removeprefix('NCCL_')}={value}" for name, value in sorted(self.nccl.items())
-        ]
+            parts.append(self.benchmark["name"])
+        if self.trains:
+            parts += [self.model.name, self.strategy["name"]]
+        parts += [self.where, *self.labels]
+        for name, value in sorted(self.nccl.items()):
+            parts.append(f"{name.removeprefix('NCCL_')}={value}")
         return " · ".join(parts)
 
     @property
     def where(self) -> str:
         """The devices for people: `gpus 0,3`, with hosts `a · gpus 0,3` or `a+b · 2 × gpus 0,3`."""
-        gpus, many = "gpus " + ",".join(map(str, self.gpus)), len(self.hosts)
-        return (
-            f"{compress_hosts(self.hosts)} · {f'{many} × ' * (many > 1)}{gpus}"
-            if self.hosts
-            else gpus
-        )
+        gpus = f"gpus {','.join(map(str, self.gpus))}"
+        if len(self.hosts) > 1:
+            gpus = f"{len(self.hosts)} × {gpus}"
+        return f"{compress_hosts(self.hosts)} · {gpus}" if self.hosts else gpus
 
     def run_suffixes(self, drift: bool = False) -> list[str]:
-        """Return which of several measurements of the same cell it is, for people; empty for the first."""
+        """Return which of several measurements of the same cell it is, for people; empty for the
+        first."""
         if self.repeat == SECOND_RUN:
             return ["second run"]
-        return ["drift"] if drift else [f"repeat {self.repeat}"] if self.repeat else []
+        if drift:
+            return ["drift"]
+        return [f"repeat {self.repeat}"] if self.repeat else []
 
     @property
     def folder(self) -> str:
         """The name of the cell's folder: readable, safe, and unique by the key."""
-        gpus = "-".join(map(str, self.gpus))
-        kind = (
-            f"{self.model.name}-{self.strategy['name']}" if self.trains else self.benchmark["name"]
-        )
+        kind = self.benchmark["name"]
+        if self.trains:
+            kind = f"{self.model.name}-{self.strategy['name']}"
         hosts = f"{len(self.hosts)}x" if self.hosts else ""
-        return f"{kind}-{hosts}gpus{gpus}-{self.key[:10]}"
+        return f"{kind}-{hosts}gpus{'-'.join(map(str, self.gpus))}-{self.key[:10]}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the cell as plain JSON types. Nested mappings are the cell's own: read them, do not change them.
+        """Return the cell as plain JSON types. Nested mappings are the cell's own: read them, do
+        not change them.
 
-        A report does this for thousands of records: dataclasses.asdict, which copies every value, would take far longer.
+        A report does this for thousands of records: dataclasses.asdict, which copies every value,
+        would take far longer.
         """
-        nested: dict[str, dict[str, Any]] = {
-            "model": dict(vars(self.model)),
-            "optimizer": dict(vars(self.optimizer)),
-        }
+        plain: dict[str, Any] = dict(vars(self))
+        model, optimizer = dict(vars(self.model)), dict(vars(self.optimizer))
         if self.model.inputs == IMAGES:
-            del nested["model"]["inputs"]
+            del model["inputs"]
         if self.optimizer.name == "sgd":
-            nested["optimizer"] = {
-                one: value for one, value in nested["optimizer"].items() if one not in OF_ADAMW
-            }
-        plain = {**vars(self), **nested, **{name: list(getattr(self, name)) for name in LISTS}}
-        said = {name: value for name, value in plain.items() if value or name not in ONLY_IF_SAID}
-        return said | (
-            {"places": [list(vars(one).values()) for one in self.places]} if self.hosts else {}
-        )
+            for name in OF_ADAMW:
+                del optimizer[name]
+        plain |= {"model": model, "optimizer": optimizer}
+        for name in LISTS:
+            plain[name] = list(plain[name])
+        for name in OMITTED_IF_EMPTY:
+            if name in plain and not plain[name]:
+                del plain[name]
+        if self.hosts:
+            plain["places"] = [list(vars(place).values()) for place in self.places]
+        return plain
 
     @staticmethod
     def from_dict(plain: Mapping[str, Any]) -> "Cell":
@@ -305,7 +318,8 @@ class Cell:
 
 
 def _refuse_wrong_places(cell: Cell) -> None:
-    """Refuse a cell that was read if the places of its processes, or how it is compared, cannot be told. Raises ValueError."""
+    """Refuse a cell that was read if the places of its processes, or how it is compared, cannot be
+    told. Raises ValueError."""
     for group in ("strategy", "benchmark"):
         if not isinstance(getattr(cell, group).get("name"), str):
             raise ValueError(f"{group}.name={getattr(cell, group).get('name')!r:.100}")
@@ -326,8 +340,6 @@ def _refuse_wrong_places(cell: Cell) -> None:
         return
     for name, kind in COMPARED.items():
         value: Any = compared.get(name)
-        is_right = type(value) is kind
-        if is_right and kind is list:
-            is_right = all(isinstance(text, str) for text in value)
-        if not is_right:
+        texts = value if kind is list and isinstance(value, list) else []
+        if type(value) is not kind or not all(isinstance(text, str) for text in texts):
             raise ValueError(f"declared.benchmark.compared.{name}={value!r:.100}")

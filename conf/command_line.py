@@ -1,4 +1,5 @@
-"""Read the command line before Hydra does: rewrite what Hydra would misread, refuse what it should not see."""
+"""Read the command line before Hydra does: rewrite what Hydra would misread, refuse what it should
+not see."""
 
 import argparse
 import re
@@ -59,7 +60,8 @@ def read(arguments: Sequence[str]) -> CommandLine:
     for argument in arguments:
         if len(argument) > LONGEST_ARGUMENT:
             raise Refused(
-                f"{argument[:40]}…: {len(argument):,} characters; accepted are arguments of at most {LONGEST_ARGUMENT:,}"
+                f"{argument[:40]}…: {len(argument):,} characters; accepted are arguments of at "
+                f"most {LONGEST_ARGUMENT:,}"
             )
     parser = _Parser(add_help=False, allow_abbrev=False)
     parser.add_argument("--multirun", "-m", action="store_true")
@@ -72,13 +74,14 @@ def read(arguments: Sequence[str]) -> CommandLine:
     for argument in overrides:
         if argument.startswith("-"):
             raise Refused(
-                f"{argument}: unknown; write options without dashes, as in gpus=0,1 (with dashes there are -m, --help, "
-                "--version, --cfg job and --config-dir)"
+                f"{argument}: unknown; write options without dashes, as in gpus=0,1 (with dashes "
+                "there are -m, --help, --version, --cfg job and --config-dir)"
             )
     folder = None if options.config_dir is None else Path(options.config_dir).absolute()
     if folder is not None and not folder.is_dir():
         raise Refused(
-            f"--config-dir {options.config_dir}: is no folder; accepted is one with DIR/model/NAME.yaml, …"
+            f"--config-dir {options.config_dir}: is no folder; accepted is one with "
+            "DIR/model/NAME.yaml, …"
         )
     return CommandLine(
         overrides=overrides,
@@ -92,45 +95,58 @@ def read(arguments: Sequence[str]) -> CommandLine:
 
 
 def normalise(overrides: Sequence[str]) -> list[str]:
-    """Return overrides in Hydra's grammar: `gpus=…` and `nodes=…` as lists, NCCL's `^` and `;` and paths in quotes.
+    """Return overrides in Hydra's grammar: `gpus=…` and `nodes=…` as lists, NCCL's `^` and `;` and
+    paths in quotes.
 
     Raises:
         Refused: names the override and the right form.
     """
-    return [_rewritten(override) for override in NODES.normalise(GPUS.normalise(overrides))]
+    texts = []
+    for override in NODES.normalise(GPUS.normalise(overrides)):
+        _refuse_override(override)
+        texts.append(_quoted(override))
+    return texts
 
 
-def _rewritten(argument: str) -> str:
-    """Return one override as Hydra shall read it. Raises Refused."""
-    key, equals, _ = argument.partition("=")
-    if not argument.startswith("~") and not (equals and key.strip("+")):
+def _refuse_override(text: str) -> None:
+    """Refuse an override that Hydra would take and no study can have."""
+    key, equals, _ = text.partition("=")
+    if not text.startswith("~") and not (equals and key.strip("+")):
+        raise Refused(f"{text!r}: accepted is option=value; python launch.py --help shows examples")
+    if LAUNCHER.match(text):
         raise Refused(
-            f"{argument!r}: accepted is option=value; python launch.py --help shows examples"
+            f"{text}: Hydra's launchers run each cell by itself, and cells that are compared must "
+            "be one sweep; accepted is engine=slurm, with engine.submit=true to submit the whole "
+            "command, or engine=ssh"
         )
-    if LAUNCHER.match(argument):
+    if "${" in text:
         raise Refused(
-            f"{argument}: Hydra's launchers run each cell by itself, and cells that are compared must be one sweep; accepted is "
-            "engine=slurm, with engine.submit=true to submit the whole command, or engine=ssh"
-        )
-    if "${" in argument:
-        raise Refused(
-            f"{argument}: a record would keep what it stands for; let the shell expand it, or write it out"
+            f"{text}: a record would keep what it stands for; let the shell expand it, or write "
+            "it out"
         )
     group, _, option = key.lstrip("+~").partition(".")
     if group in WITH_RULES and option.partition(".")[0] in RULES:
         raise Refused(
-            f"{argument}: {option} stands in the YAML file of a {group} only; write a file of your own and name its folder "
-            "with --config-dir"
+            f"{text}: {option} stands in the YAML file of a {group} only; write a file of your "
+            "own and name its folder with --config-dir"
         )
-    if key in GROUPS and argument.startswith(f"{key}=["):
-        raise Refused(f"{argument}: accepted is one choice, or with -m several without brackets")
-    if argument.startswith(("nccl.other.", "nccl.env.")):  # env: what it was called
-        return f"++nccl.other.{argument.split('.', 2)[2]}"
-    if selection := SELECTIONS.fullmatch(argument):
+    if key in GROUPS and text.startswith(f"{key}=["):
+        raise Refused(f"{text}: accepted is one choice, or with -m several without brackets")
+
+
+def _quoted(text: str) -> str:
+    """Return one override with quotes where Hydra would misread its value."""
+    if text.startswith(("nccl.other.", "nccl.env.")):  # env: what it was called
+        return f"++nccl.other.{text.split('.', 2)[2]}"
+    selection = SELECTIONS.fullmatch(text)
+    if selection:
         return f"{selection[1]}'{selection[2]}'"
-    if path := PATHS.fullmatch(argument):
+    path = PATHS.fullmatch(text)
+    if path:
         quote = '"' if "'" in path[2] else "'"
         return f"{path[1]}{quote}{path[2]}{quote}"
-    if prefix := PREFIX.fullmatch(argument):
-        return prefix[1] + "[" + ",".join(f"'{word}'" for word in prefix[2].split(",")) + "]"
-    return argument
+    prefix = PREFIX.fullmatch(text)
+    if prefix:
+        words = [f"'{word}'" for word in prefix[2].split(",")]
+        return f"{prefix[1]}[{','.join(words)}]"
+    return text

@@ -1,4 +1,5 @@
-"""How many cores and how much memory this process may use: what the host has, or what its control groups leave of it."""
+"""How many cores and how much memory this process may use: what the host has, or what its control
+groups leave of it."""
 
 import contextlib
 import math
@@ -10,23 +11,24 @@ from pathlib import Path
 from conf.process_env import SHARED_MEMORY_FOLDER
 
 MEMORY = Path("/proc/meminfo")
-GROUPS, MOUNTED = (
-    Path("/proc/self/cgroup"),
-    Path("/sys/fs/cgroup"),
-)  # the control groups of this process
-# Where a control group says how much memory its processes may have, and have; and the counts of what Linux takes back of it.
-OF_MEMORY = (
-    ("memory.max", "memory.current", ("inactive_file", "active_file")),  # of version 2, and 1
+GROUPS = Path("/proc/self/cgroup")  # the control groups of this process
+MOUNTED = Path("/sys/fs/cgroup")
+# Files of a control group of version 2, then of version 1: how much memory its processes may have,
+# and have; and counts in memory.stat of what Linux takes back of it.
+MEMORY_FILES = (
+    ("memory.max", "memory.current", ("inactive_file", "active_file")),
     (
         "memory.limit_in_bytes",
         "memory.usage_in_bytes",
         ("total_inactive_file", "total_active_file"),
     ),
 )
+CORE_FILES = (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us"))
 
 
 def free_shared_memory() -> int:
-    """Return how many bytes this process can still take in SHARED_MEMORY_FOLDER; 0 where there is none.
+    """Return how many bytes this process can still take in SHARED_MEMORY_FOLDER; 0 where there is
+    none.
 
     What lies there is memory too: a folder may be larger than what is left of that.
     """
@@ -39,52 +41,46 @@ def free_shared_memory() -> int:
 
 
 def free_memory() -> int | None:
-    """Return how many bytes of memory this process can still take, or fewer where a control group limits it; None: not known."""
-    available = kernel_count(MEMORY, "MemAvailable:")
-    return min([available << 10, *_left_in_groups()]) if available else None
-
-
-def _left_in_groups() -> Iterator[int]:
-    """Yield how many bytes are left in each control group around this process whose memory is limited."""
-    for folder in _around("memory"):
-        for limit, used, freed in OF_MEMORY:
+    """Return how many bytes of memory this process can still take, with the limits of its control
+    groups; None: unknown."""
+    free = kernel_count(MEMORY, "MemAvailable:") << 10
+    if not free:
+        return None
+    for folder in _limiting_groups("memory"):
+        for limit, usage, reclaimable in MEMORY_FILES:
             with contextlib.suppress(OSError, ValueError):
-                most, now = (
-                    int((folder / name).read_text(encoding="ascii")) for name in (limit, used)
-                )
-                yield max(
-                    0,
-                    most - now + sum(kernel_count(folder / "memory.stat", name) for name in freed),
-                )
+                left = int((folder / limit).read_text("ascii"))
+                left -= int((folder / usage).read_text("ascii"))
+                for name in reclaimable:
+                    left += kernel_count(folder / "memory.stat", name)
+                free = min(free, max(0, left))
+    return free
 
 
 def usable_cores() -> int:
-    """Return how many cores this process can keep busy: those that it may run on, or fewer where a group limits their time.
+    """Return how many cores this process can keep busy: those that it may run on, or fewer where a
+    group limits their time.
 
     Of a limit of 1.5 cores (docker --cpus=1.5) these are 2.
     """
-    return min([len(os.sched_getaffinity(0)), *map(math.ceil, _limits_of_cores())])
-
-
-def _limits_of_cores() -> Iterator[float]:
-    """Yield the time of how many cores each control group around this process may use, where it is limited."""
-    for folder in _around("cpu"):
-        for names in (
-            ["cpu.max"],
-            ["cpu.cfs_quota_us", "cpu.cfs_period_us"],
-        ):  # of version 2, and 1
+    cores = len(os.sched_getaffinity(0))
+    for folder in _limiting_groups("cpu"):
+        for names in CORE_FILES:
             with contextlib.suppress(OSError, ValueError):
-                quota, period = " ".join(
-                    (folder / name).read_text(encoding="ascii") for name in names
-                ).split()
+                texts = [(folder / name).read_text("ascii") for name in names]
+                quota, period = " ".join(texts).split()
                 if quota not in ("max", "-1"):
-                    yield max(1.0, int(quota) / int(period))
+                    cores = min(cores, max(1, math.ceil(int(quota) / int(period))))
+    return cores
 
 
-def _around(controller: str) -> Iterator[Path]:
-    """Yield the folder of each control group around this process that may limit it, the innermost first."""
-    for inner, top in control_groups(controller):
-        yield from (folder for folder in (inner, *inner.parents) if folder.is_relative_to(top))
+def _limiting_groups(controller: str) -> Iterator[Path]:
+    """Yield the folder of each control group around this process that may limit it, the innermost
+    first."""
+    for group, top in control_groups(controller):
+        for folder in (group, *group.parents):
+            if folder.is_relative_to(top):
+                yield folder
 
 
 def kernel_count(file: Path, name: str) -> int:
@@ -98,9 +94,11 @@ def kernel_count(file: Path, name: str) -> int:
 
 
 def control_groups(controller: str) -> Iterator[tuple[Path, Path]]:
-    """Yield (folder of the group, top of its hierarchy) of this process, where a controller such as `cpu` may limit it.
+    """Yield (folder of the group, top of its hierarchy) of this process, where a controller such as
+    `cpu` may limit it.
 
-    Version 2 has one hierarchy for all controllers, version 1 one for each. Folders may not be there in a container.
+    Version 2 has one hierarchy for all controllers, version 1 one for each. Folders may not be
+    there in a container.
     """
     with contextlib.suppress(OSError, ValueError):
         for line in GROUPS.read_text(encoding="utf-8", errors="replace").splitlines():

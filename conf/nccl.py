@@ -1,14 +1,13 @@
 """The NCCL variables that a study can sweep, with the values that each accepts.
 
-`nccl.<name>` sets `NCCL_<NAME>`; `null` leaves the variable as the surrounding environment has it. NCCL ignores an unknown
-word and writes nothing about it to its log (seen: `NCCL_P2P_LEVEL=loc`), so values are checked here, before any process
-starts. Sources: NVIDIA's page "Environment Variables" of the NCCL user guide, and NCCL's sources up to 2.30.
-Every other variable of NCCL's goes through `nccl.other.NCCL_NAME`: no rule of ours knows its effect. Variables that load
-libraries, read or write files, redirect traffic to another host or may switch multicast on are refused.
+`nccl.<name>` sets `NCCL_<NAME>`; `null` leaves the variable as the surrounding environment has it.
+NCCL ignores an unknown word and writes nothing about it to its log (seen: `NCCL_P2P_LEVEL=loc`), so
+values are checked here, before any process starts. Every other variable of NCCL's goes through
+`nccl.other.NCCL_NAME`: no rule of ours knows its effect. Variables that load libraries, read or
+write files, redirect traffic to another host or may switch multicast on are refused.
 
-First come NCCL's own words: distances, algorithms, protocols, the functions that its settings name, and the names of its
-other variables. Source: NCCL's release tags 2.4 to 2.30 (paths.cc, tuning.cc; for variables NCCL_PARAM and ncclGetEnv).
-How nccl-tests counts collectives: benchmarks/collectives/busbw.py.
+Sources: NVIDIA's page "Environment Variables" of the NCCL user guide; NCCL's release tags 2.4 to
+2.30 (paths.cc, tuning.cc; for variables NCCL_PARAM and ncclGetEnv).
 """
 
 # ruff: noqa: RUF009 (option() makes a dataclass field, not a value)
@@ -34,7 +33,8 @@ ALGORITHMS = ("Tree", "Ring", "CollNetDirect", "CollNetChain", "NVLS", "NVLSTree
 PROTOCOLS = ("LL", "LL128", "Simple")
 # The functions that NCCL_ALGO and NCCL_PROTO can name.
 FUNCTIONS = ("AllReduce", "AllGather", "ReduceScatter", "Broadcast", "Reduce")
-# The algorithms that NCCL has for a function (tuning.cc); where a value allows none of them, older releases take Ring.
+# The algorithms that NCCL has for a function (tuning.cc); where a value allows none of them, older
+# releases take Ring.
 AVAILABLE: Mapping[str, frozenset[str]] = {
     "Broadcast": frozenset({"Ring"}),
     "Reduce": frozenset({"Ring"}),
@@ -43,38 +43,48 @@ AVAILABLE: Mapping[str, frozenset[str]] = {
     "AllReduce": frozenset({"Tree", "Ring", "CollNetDirect", "CollNetChain", "NVLS", "NVLSTree"}),
 }
 
-# Variables of NCCL, and one of the SHARP plugin's, that the table of settings (conf.nccl) does not have.
+# Variables of NCCL, and one of the SHARP plugin's, that the table of settings (conf.nccl) does not
+# have.
 _NAMES = """
-ALLGATHERV_ENABLE ALLOC_P2P_NET_LL_BUFFERS CHECKS_DISABLE CHECK_MODE CHECK_POINTERS CHUNK_SIZE COMM_BLOCKING
-COMM_SHRINK_SHARE_RESOURCES COMM_SPLIT_SHARE_RESOURCES CONNECT_ROUND_MAX_PEERS CREATE_THREAD_CONTEXT CTA_POLICY DEV_API_JIT
-DISABLE_MEM_MANAGER ELASTIC_BUFFER_REGISTER ENABLE_VERSION_CHECK GDAKI_USE_RELIABLE_DB GDRCOPY_ENABLE GDRCOPY_FIFO_ENABLE
-GDRCOPY_FLUSH_ENABLE GDRCOPY_SYNC_ENABLE GDR_FLUSH_DISABLE GIN_ENABLE GIN_ERROR_QUERY_SEC GIN_GDAKI_MAX_DEST_RD_ATOMIC
-GIN_GDAKI_MAX_QP_RD_ATOMIC GIN_GDAKI_NIC_HANDLER GIN_GDAKI_QP_DEPTH GIN_IB_TC GIN_NCONNECTIONS GIN_PROXY_QUEUE_SIZE GIN_TYPE
-GRAPH_HELPER_DISABLE GRAPH_STREAM_ORDERING GROUP_CUDA_STREAM IB_ADDR_FAMILY IB_ADDR_RANGE IB_CUDA_SUPPORT IB_DATA_DIRECT
-IB_DEVICE_PCI_ORDER IB_ECE_ENABLE IB_FIFO_TC IB_MERGE_VFS IB_MQP_RETRY_ALL IB_MQP_RETRY_CNT IB_MQP_RETRY_SLEEP_MSEC
-IB_OOO_RQ IB_PKEY IB_PREPOST_RECEIVE_WORK_REQUESTS IB_QUERY_PORT_SPEED IB_RECEIVER_SIDE_MATCHING_SCHEME
-IB_RESILIENCY_PORT_FAILOVER IB_RESILIENCY_PORT_FAILOVER_MAX_ATTEMPTS IB_RESILIENCY_PORT_FAILOVER_PROBE_DELAY
-IB_RESILIENCY_PORT_RECOVERY IB_RESILIENCY_PORT_RECOVERY_ACK_TIMEOUT IB_RESILIENCY_PORT_RECOVERY_ALIVE_MSG_BATCH_INTERVAL
-IB_RESILIENCY_PORT_RECOVERY_ALIVE_MSG_BATCH_SIZE IB_RESILIENCY_PORT_RECOVERY_ALIVE_MSG_SEQUENCE_SIZE
-IB_RESILIENCY_PORT_RECOVERY_ALIVE_MSG_TIMEOUT IB_RESILIENCY_PORT_RECOVERY_ATTEMPTS_MAX
-IB_RESILIENCY_PORT_RECOVERY_START_DELAY IB_RETURN_ASYNC_EVENTS IB_ROCE_VERSION_NUM IB_ROUTABLE_FLID_GID_INDEX
-IB_SUBNET_AWARE_ROUTING IB_SUBNET_PREFIX_LEN IB_USE_INLINE IB_WARN_RAIL_LOCAL IGNORE_COLLNET_MISMATCH IGNORE_DISABLED_P2P
-IGNORE_NET_MISMATCH IPC_USE_ABSTRACT_SOCKET L1_SHARED_MEMORY_CARVEOUT LAUNCH_ORDER_IMPLICIT LAUNCH_RACE_FATAL
-LEGACY_CUDA_REGISTER LL128_C2C LL128_NTHREADS LSA_TEAM_SIZE MAX_NRINGS MAX_RINGS MEM_SYNC_DOMAIN MIN_NRINGS MIN_RINGS
-MLOPART_RDMA_ENABLE MNNVL_CROSS_CLIQUE MNNVL_RAIL_PER_HOST MNNVL_SCATTER_NETS_ENABLE MULTI_RANK_GPU_ENABLE
-MULTI_SEGMENT_REGISTER NETDEVS_POLICY NET_DISABLE_INTRA NET_FORCE_FLUSH NET_FORCE_MERGE NET_GDR_C2C NET_GDR_MLOPART
-NET_MERGE_LEVEL NET_MERGE_POLICY NET_OPTIONAL_RECV_COMPLETION NET_OVERHEAD NO_CACHE NUM_RMA_CTX NVB_PRECONNECT
-NVLINK_UTIL_CENTRIC_SCHED_ENABLE NVLSTREE_MAX_CHUNKSIZE NVLS_CHUNKSIZE NVTX_DISABLE OOB_NET_ENABLE OOB_NET_IFNAME
-P2P_EPOCH_ENABLE P2P_LL_THRESHOLD P2P_MAX_PEERS P2P_PER_CHANNEL_NET_BW P2P_READ_ENABLE P2P_SCHEDULE_GROUP_SIZE
-PROGRESS_APPENDOP_FREQ PROTO_OVERRIDE PROXY_APPEND_BATCH_SIZE PROXY_CPUSET PXN_C2C REPORT_CONNECT_PROGRESS RMA_DISABLE
-RMA_PROXY_QUEUE_SIZE SET_CPU_STACK_SIZE SET_STACK_SIZE SHADOW_MEMPOOL_MAX_SIZE SINGLE_PROC_MEM_REG_ENABLE
-SINGLE_RING_THRESHOLD SOCKET_INLINE SOCKET_MAGIC SOCKET_MIN_TASKSIZE SOCKET_POLL_TIMEOUT_MSEC SOCKET_RCVBUF SOCKET_RETRY_CNT
-SOCKET_RETRY_SLEEP_MSEC SOCKET_SNDBUF SYM_CE_THRESHOLD SYM_CTAS SYM_GIN_KERNELS_ENABLE SYM_KERNEL SYM_NOWIN_ENABLE
-SYM_REUSE_SYSMEM_HANDLES SYM_RS_GIN_CHUNK_SIZE SYM_TMA_ENABLE THREAD_THRESHOLDS TOPO_SPLIT_MLOPART TREE_THRESHOLD
-UID_STAGGER_RATE UID_STAGGER_THRESHOLD UNPACK_DOUBLE_NCHANNELS WIN_ENABLE WIN_STRIDE WORK_ARGS_BYTES WORK_FIFO_BYTES
+ALLGATHERV_ENABLE ALLOC_P2P_NET_LL_BUFFERS CHECKS_DISABLE CHECK_MODE CHECK_POINTERS CHUNK_SIZE
+COMM_BLOCKING COMM_SHRINK_SHARE_RESOURCES COMM_SPLIT_SHARE_RESOURCES CONNECT_ROUND_MAX_PEERS
+CREATE_THREAD_CONTEXT CTA_POLICY DEV_API_JIT DISABLE_MEM_MANAGER ELASTIC_BUFFER_REGISTER
+ENABLE_VERSION_CHECK GDAKI_USE_RELIABLE_DB GDRCOPY_ENABLE GDRCOPY_FIFO_ENABLE GDRCOPY_FLUSH_ENABLE
+GDRCOPY_SYNC_ENABLE GDR_FLUSH_DISABLE GIN_ENABLE GIN_ERROR_QUERY_SEC GIN_GDAKI_MAX_DEST_RD_ATOMIC
+GIN_GDAKI_MAX_QP_RD_ATOMIC GIN_GDAKI_NIC_HANDLER GIN_GDAKI_QP_DEPTH GIN_IB_TC GIN_NCONNECTIONS
+GIN_PROXY_QUEUE_SIZE GIN_TYPE GRAPH_HELPER_DISABLE GRAPH_STREAM_ORDERING GROUP_CUDA_STREAM
+IB_ADDR_FAMILY IB_ADDR_RANGE IB_CUDA_SUPPORT IB_DATA_DIRECT IB_DEVICE_PCI_ORDER IB_ECE_ENABLE
+IB_FIFO_TC IB_MERGE_VFS IB_MQP_RETRY_ALL IB_MQP_RETRY_CNT IB_MQP_RETRY_SLEEP_MSEC IB_OOO_RQ
+IB_PKEY IB_PREPOST_RECEIVE_WORK_REQUESTS IB_QUERY_PORT_SPEED IB_RECEIVER_SIDE_MATCHING_SCHEME
+IB_RESILIENCY_PORT_FAILOVER IB_RESILIENCY_PORT_FAILOVER_MAX_ATTEMPTS
+IB_RESILIENCY_PORT_FAILOVER_PROBE_DELAY IB_RESILIENCY_PORT_RECOVERY
+IB_RESILIENCY_PORT_RECOVERY_ACK_TIMEOUT IB_RESILIENCY_PORT_RECOVERY_ALIVE_MSG_BATCH_INTERVAL
+IB_RESILIENCY_PORT_RECOVERY_ALIVE_MSG_BATCH_SIZE
+IB_RESILIENCY_PORT_RECOVERY_ALIVE_MSG_SEQUENCE_SIZE IB_RESILIENCY_PORT_RECOVERY_ALIVE_MSG_TIMEOUT
+IB_RESILIENCY_PORT_RECOVERY_ATTEMPTS_MAX IB_RESILIENCY_PORT_RECOVERY_START_DELAY
+IB_RETURN_ASYNC_EVENTS IB_ROCE_VERSION_NUM IB_ROUTABLE_FLID_GID_INDEX IB_SUBNET_AWARE_ROUTING
+IB_SUBNET_PREFIX_LEN IB_USE_INLINE IB_WARN_RAIL_LOCAL IGNORE_COLLNET_MISMATCH IGNORE_DISABLED_P2P
+IGNORE_NET_MISMATCH IPC_USE_ABSTRACT_SOCKET L1_SHARED_MEMORY_CARVEOUT LAUNCH_ORDER_IMPLICIT
+LAUNCH_RACE_FATAL LEGACY_CUDA_REGISTER LL128_C2C LL128_NTHREADS LSA_TEAM_SIZE MAX_NRINGS MAX_RINGS
+MEM_SYNC_DOMAIN MIN_NRINGS MIN_RINGS MLOPART_RDMA_ENABLE MNNVL_CROSS_CLIQUE MNNVL_RAIL_PER_HOST
+MNNVL_SCATTER_NETS_ENABLE MULTI_RANK_GPU_ENABLE MULTI_SEGMENT_REGISTER NETDEVS_POLICY
+NET_DISABLE_INTRA NET_FORCE_FLUSH NET_FORCE_MERGE NET_GDR_C2C NET_GDR_MLOPART NET_MERGE_LEVEL
+NET_MERGE_POLICY NET_OPTIONAL_RECV_COMPLETION NET_OVERHEAD NO_CACHE NUM_RMA_CTX NVB_PRECONNECT
+NVLINK_UTIL_CENTRIC_SCHED_ENABLE NVLSTREE_MAX_CHUNKSIZE NVLS_CHUNKSIZE NVTX_DISABLE OOB_NET_ENABLE
+OOB_NET_IFNAME P2P_EPOCH_ENABLE P2P_LL_THRESHOLD P2P_MAX_PEERS P2P_PER_CHANNEL_NET_BW
+P2P_READ_ENABLE P2P_SCHEDULE_GROUP_SIZE PROGRESS_APPENDOP_FREQ PROTO_OVERRIDE
+PROXY_APPEND_BATCH_SIZE PROXY_CPUSET PXN_C2C REPORT_CONNECT_PROGRESS RMA_DISABLE
+RMA_PROXY_QUEUE_SIZE SET_CPU_STACK_SIZE SET_STACK_SIZE SHADOW_MEMPOOL_MAX_SIZE
+SINGLE_PROC_MEM_REG_ENABLE SINGLE_RING_THRESHOLD SOCKET_INLINE SOCKET_MAGIC SOCKET_MIN_TASKSIZE
+SOCKET_POLL_TIMEOUT_MSEC SOCKET_RCVBUF SOCKET_RETRY_CNT SOCKET_RETRY_SLEEP_MSEC SOCKET_SNDBUF
+SYM_CE_THRESHOLD SYM_CTAS SYM_GIN_KERNELS_ENABLE SYM_KERNEL SYM_NOWIN_ENABLE
+SYM_REUSE_SYSMEM_HANDLES SYM_RS_GIN_CHUNK_SIZE SYM_TMA_ENABLE THREAD_THRESHOLDS TOPO_SPLIT_MLOPART
+TREE_THRESHOLD UID_STAGGER_RATE UID_STAGGER_THRESHOLD UNPACK_DOUBLE_NCHANNELS WIN_ENABLE
+WIN_STRIDE WORK_ARGS_BYTES WORK_FIFO_BYTES
 """
 OTHERS = frozenset(("SHARP_COLL_ENABLE_SAT", *(f"NCCL_{name}" for name in _NAMES.split())))
-# What a variable must not do, by its name: {pattern: what it does}. Variables of later releases are named alike.
+# What a variable must not do, by its name: {pattern: what it does}. Variables of later releases are
+# named alike.
 FORBIDDEN: Mapping[re.Pattern[str], str] = {
     re.compile(r"PLUGIN|LIB(_|$)"): "makes NCCL load a library",
     re.compile(r"FILE|DUMP|_DIR(_|$)|_PATH(_|$)"): "makes NCCL read or write files",
@@ -87,14 +97,17 @@ FORBIDDEN: Mapping[re.Pattern[str], str] = {
 
 
 def forbidden(variable: str) -> str:
-    """Return what a variable does that no study may ask for; '' for one that does nothing of the kind."""
-    if variable in OTHERS:
-        return ""
-    return next((what for pattern, what in FORBIDDEN.items() if pattern.search(variable)), "")
+    """Return what a variable does that no study may ask for; empty: nothing of the kind."""
+    if variable not in OTHERS:
+        for pattern, effect in FORBIDDEN.items():
+            if pattern.search(variable):
+                return effect
+    return ""
 
 
 class UnknownWord(ValueError):
-    """A word of NCCL_ALGO or NCCL_PROTO that NCCL does not know; `is_function` where it stands for a function."""
+    """A word of NCCL_ALGO or NCCL_PROTO that NCCL does not know; `is_function`: in place of a
+    function."""
 
     def __init__(self, message: str, word: str, is_function: bool) -> None:
         super().__init__(message)
@@ -102,9 +115,12 @@ class UnknownWord(ValueError):
 
 
 def level_word(value: str) -> str:
-    """Return NCCL's word for a level; a legacy number as NCCL translates it (0 LOC, 1 PIX, 2 PXB, 3 PHB, 4 and more SYS)."""
-    number = re.match(r"[0-9]{1,9}", value)
-    return _LEGACY_LEVELS[min(int(number[0]), len(_LEGACY_LEVELS) - 1)] if number else value
+    """Return NCCL's word for a level; a legacy number as NCCL translates it (0 LOC … 4 and more
+    SYS)."""
+    digits = re.match(r"[0-9]{1,9}", value)
+    if not digits:
+        return value
+    return _LEGACY_LEVELS[min(int(digits[0]), len(_LEGACY_LEVELS) - 1)]
 
 
 def legacy_number(word: str) -> int | None:
@@ -115,13 +131,13 @@ def legacy_number(word: str) -> int | None:
 def allowed(value: str, names: tuple[str, ...]) -> dict[str, set[str]]:
     """Return what NCCL_ALGO or NCCL_PROTO leaves to each function: {function: words of `names`}.
 
-    Reads NCCL's grammar, `[function:][^]word,word[;function:…]`, words in any case (per function from 2.24). Later parts
-    overwrite earlier ones. A part without a function is for all.
+    Reads NCCL's grammar, `[function:][^]word,word[;function:…]`, words in any case (per function
+    from 2.24). Later parts overwrite earlier ones. A part without a function is for all.
 
     Raises:
         UnknownWord: NCCL does not know a word; it would ignore it silently.
     """
-    known = {name.lower(): name for name in names}
+    by_lower = {name.lower(): name for name in names}
     functions = {name.lower(): name for name in FUNCTIONS}
     result = {name: set(names) for name in FUNCTIONS}
     for part in filter(None, value.split(";")):
@@ -130,34 +146,48 @@ def allowed(value: str, names: tuple[str, ...]) -> dict[str, set[str]]:
             raise UnknownWord(
                 f"{part!r}: {prefix!r} is none of {', '.join(FUNCTIONS)}", prefix, True
             )
-        words = rest.removeprefix("^").split(",")
-        if unknown := [word for word in words if word.lower() not in known]:
-            raise UnknownWord(
-                f"{part!r}: accepted is a list of {', '.join(names)}", unknown[0], False
-            )
-        chosen = {known[word.lower()] for word in words}
-        chosen = set(names) - chosen if rest.startswith("^") else chosen
+        chosen = set()
+        for word in rest.removeprefix("^").split(","):
+            if word.lower() not in by_lower:
+                raise UnknownWord(
+                    f"{part!r}: accepted is a list of {', '.join(names)}", word, False
+                )
+            chosen.add(by_lower[word.lower()])
+        if rest.startswith("^"):
+            chosen = set(names) - chosen
         for function in [functions[prefix.lower()]] if colon else FUNCTIONS:
             result[function] = set(chosen)
     return result
 
 
 def refuse_selections(algo: str | None, proto: str | None) -> None:
-    """Refuse `nccl.algo` and `nccl.proto` where they have an unknown word, or leave a collective nothing that works.
+    """Refuse `nccl.algo` and `nccl.proto` with an unknown word, or that leave a collective nothing.
 
     Raises:
         Refused: names the setting, the value and what is accepted.
     """
     if proto is not None:
         left = _selected("proto", proto, PROTOCOLS)
-        if without := [function for function, words in left.items() if not words]:
+        without = [function for function, words in left.items() if not words]
+        if without:
             which = "every collective" if len(without) == len(FUNCTIONS) else without[0].lower()
             raise Refused(f"nccl.proto={proto}: leaves {which} without a protocol")
-    if algo is not None:
-        left = _selected("algo", algo, ALGORITHMS)
-        for function in FUNCTIONS:
-            if not left[function] & AVAILABLE[function]:
-                raise Refused(_without_algorithm(algo, function.lower()))
+    if algo is None:
+        return
+    left = _selected("algo", algo, ALGORITHMS)
+    parts = algo.lower().split(";")
+    for function in FUNCTIONS:
+        if left[function] & AVAILABLE[function]:
+            continue
+        # Ranks would fail at the first call.
+        name = function.lower()
+        hint = f"name the collective (nccl.algo=allreduce:{parts[0]})"
+        if any(part.startswith(f"{name}:") for part in parts):
+            hint = f"give {name} another one"
+        raise Refused(
+            f"nccl.algo={algo}: leaves {name} without an algorithm, and DDP needs all-gather and "
+            f"broadcast to start; {hint} or keep Ring in the list"
+        )
 
 
 def _selected(name: str, text: str, words: tuple[str, ...]) -> dict[str, set[str]]:
@@ -169,26 +199,11 @@ def _selected(name: str, text: str, words: tuple[str, ...]) -> dict[str, set[str
     except UnknownWord as error:
         if error.is_function:
             functions = ", ".join(function.lower() for function in FUNCTIONS)
-            raise Refused(
-                f"nccl.{name}={text}: {error.word!r} is no collective; accepted are {functions}"
-            ) from None
-        example = f"{words[1]}, or for one collective allreduce:{words[0].lower()}"
-        raise Refused(
-            f"nccl.{name}={text}: {error.word!r} is not one of {', '.join(words)}; write for instance {example}"
-        ) from None
-
-
-def _without_algorithm(text: str, function: str) -> str:
-    """Return the sentence for a selection that leaves a collective no algorithm: ranks would fail at its first call."""
-    parts = text.lower().split(";")
-    if any(part.startswith(f"{function}:") for part in parts):
-        hint = f"give {function} another one"
-    else:
-        hint = f"name the collective (nccl.algo=allreduce:{parts[0]})"
-    return (
-        f"nccl.algo={text}: leaves {function} without an algorithm, and DDP needs all-gather and broadcast to start; "
-        f"{hint} or keep Ring in the list"
-    )
+            reason = f"is no collective; accepted are {functions}"
+        else:
+            example = f"{words[1]}, or for one collective allreduce:{words[0].lower()}"
+            reason = f"is not one of {', '.join(words)}; write for instance {example}"
+        raise Refused(f"nccl.{name}={text}: {error.word!r} {reason}") from None
 
 
 def switch(help: str) -> int | None:
@@ -312,12 +327,17 @@ _MULTICAST = {
 }
 
 FIELDS = {field.name: field for field in dataclasses.fields(Nccl) if field.name != "other"}
+BOUNDS = (
+    ("min_nchannels", "max_nchannels"),
+    ("min_ctas", "max_ctas"),
+    ("min_p2p_nchannels", "max_p2p_nchannels"),
+)
 
 
 def settings(nccl: Nccl) -> tuple[dict[str, str], list[str]]:
-    """Check every setting and return (the variables that it sets, a notice for each legacy number that was translated).
+    """Check every setting and return (the variables that it sets, notices for the user).
 
-    What is `null` sets no variable.
+    What is `null` sets no variable. A legacy number of a level is translated.
 
     Raises:
         Refused: names the field, the value and what is accepted.
@@ -331,97 +351,85 @@ def settings(nccl: Nccl) -> tuple[dict[str, str], list[str]]:
         value = getattr(nccl, name)
         if value is None:
             continue
-        if field.metadata["words"] == LEVELS and _is_legacy_number(str(value)):
+        if field.metadata["words"] == LEVELS and str(value) in ("0", "1", "2", "3", "4", "5"):
             word = level_word(str(value))
             notices.append(
                 f"nccl.{name}={value} is NCCL's legacy number for {word}; {word} is used"
             )
             value = word
-        _check_value(name, value, field)
+        if isinstance(value, str) and not re.fullmatch(r"[\x20-\x7e]{1,500}", value):
+            raise Refused(
+                f"nccl.{name}={value!r}: accepted is printable ASCII text of 1 to 500 characters"
+            )
+        check(f"nccl.{name}", value, metadata_of(field))
         variables[f"NCCL_{name.upper()}"] = str(value)
     refuse_selections(nccl.algo, nccl.proto)
-    _check_bounds(nccl)
-    others = _others(nccl.other)
-    for name, value in others.items():
-        known = (
-            ""
-            if name in OTHERS
-            else "; NCCL up to 2.30 has no such variable, and NCCL ignores what it does not know"
-        )
-        notices.append(f"nccl.other.{name}={value}: its effect is not checked{known}")
-    return variables | others, notices
-
-
-def _is_legacy_number(text: str) -> bool:
-    """Return whether a level is written as a number from 0 to 5, as older documents of NCCL do."""
-    return text in ("0", "1", "2", "3", "4", "5")
-
-
-def _check_value(name: str, value: Any, field: "dataclasses.Field[Any]") -> None:
-    """Refuse a value that its field does not accept, or a text that no environment variable should hold."""
-    if isinstance(value, str) and (
-        not value or not value.isascii() or not value.isprintable() or len(value) > 500
-    ):
-        raise Refused(
-            f"nccl.{name}={value!r}: accepted is printable ASCII text of 1 to 500 characters"
-        )
-    check(f"nccl.{name}", value, metadata_of(field))
-
-
-def _check_bounds(nccl: Nccl) -> None:
-    """Refuse a lower bound above its upper bound."""
-    for low, high in (
-        ("min_nchannels", "max_nchannels"),
-        ("min_ctas", "max_ctas"),
-        ("min_p2p_nchannels", "max_p2p_nchannels"),
-    ):
+    for low, high in BOUNDS:
         least, most = getattr(nccl, low), getattr(nccl, high)
         if least is not None and most is not None and least > most:
             raise Refused(f"nccl.{low}={least}: accepted is at most nccl.{high}={most}")
+    for name, text in _others(nccl.other).items():
+        unknown = ""
+        if name not in OTHERS:
+            unknown = (
+                "; NCCL up to 2.30 has no such variable, and NCCL ignores what it does not know"
+            )
+        notices.append(f"nccl.other.{name}={text}: its effect is not checked{unknown}")
+        variables[name] = text
+    return variables, notices
 
 
-def _others(given: Mapping[str, Any]) -> dict[str, str]:
+def _others(typed_values: Mapping[str, Any]) -> dict[str, str]:
     """Return the variables of `nccl.other` as text; `null` is untouched. Raises Refused."""
-    found: dict[str, str] = {}
-    for typed, value in given.items():
+    variables: dict[str, str] = {}
+    for key, value in typed_values.items():
         if value is None:
             continue
-        asked, name = f"nccl.other.{typed}={value}", variable_of(str(typed))
+        typed, name = f"nccl.other.{key}={value}", variable_of(str(key))
         if in_table(name):
             raise Refused(
-                f"{asked}: {name} has a setting of its own; write nccl.{_field_of(name)}={value}"
+                f"{typed}: {name} has a setting of its own; write nccl.{_field_of(name)}={value}"
             )
-        if what := forbidden(name):
-            raise Refused(f"{asked}: {name} {what}; accepted are other variables of NCCL's")
-        if name not in OTHERS and not re.fullmatch(r"NCCL_[A-Z0-9_]{2,60}", name):
+        effect = forbidden(name)
+        if effect:
+            raise Refused(f"{typed}: {name} {effect}; accepted are other variables of NCCL's")
+        if name not in OTHERS:
+            _refuse_unlikely(typed, name)
+        if name in variables:
+            raise Refused(f"{typed}: given twice; accepted is one value for {name}")
+        is_plain = type(value) in (int, float, str)
+        if not is_plain or not re.fullmatch(r"[\x20-\x7e]{1,200}", str(value)):
             raise Refused(
-                f"{asked}: accepted are names of NCCL's variables; they begin with NCCL_{_near(name, 0.6)}"
+                f"{typed}: accepted is a number or printable ASCII text of 1 to 200 characters"
             )
-        if name not in OTHERS and (near := _near(name, 0.85)):
-            raise Refused(
-                f"{asked}: NCCL up to 2.30 has no such variable{near}. One of a later release can be set around launch.py: "
-                "ranks inherit it"
-            )
-        if name in found:
-            raise Refused(f"{asked}: given twice; accepted is one value for {name}")
-        if type(value) not in (int, float, str) or not re.fullmatch(
-            r"[\x20-\x7e]{1,200}", str(value)
-        ):
-            raise Refused(
-                f"{asked}: accepted is a number or printable ASCII text of 1 to 200 characters"
-            )
-        found[name] = str(value)
-    return found
+        variables[name] = str(value)
+    return variables
+
+
+def _refuse_unlikely(typed: str, name: str) -> None:
+    """Refuse a variable that no release up to 2.30 has, if it looks like a mistake."""
+    if not re.fullmatch(r"NCCL_[A-Z0-9_]{2,60}", name):
+        raise Refused(
+            f"{typed}: accepted are names of NCCL's variables; they begin with "
+            f"NCCL_{_near(name, 0.6)}"
+        )
+    near = _near(name, 0.85)
+    if near:
+        raise Refused(
+            f"{typed}: NCCL up to 2.30 has no such variable{near}. One of a later release can be "
+            "set around launch.py: ranks inherit it"
+        )
 
 
 def variable_of(typed: str) -> str:
-    """Return the variable that a name stands for: `win_enable` and `NCCL_WIN_ENABLE` are NCCL_WIN_ENABLE."""
+    """Return the variable that a name stands for: `win_enable` and `NCCL_WIN_ENABLE` are
+    NCCL_WIN_ENABLE."""
     name = typed.upper()
     return f"NCCL_{name}" if f"NCCL_{name}" in OTHERS or in_table(f"NCCL_{name}") else name
 
 
 def in_table(variable: str) -> bool:
-    """Tell whether a variable has a setting of its own, `nccl.<name>`."""
+    """Return whether a variable has a setting of its own, `nccl.<name>`."""
     return variable.startswith("NCCL_") and _field_of(variable) in FIELDS
 
 
@@ -436,25 +444,34 @@ def _near(variable: str, cutoff: float) -> str:
     return f" (did you mean {near[0]}?)" if near else ""
 
 
-def unknown_setting(typed: str, value: str) -> str:
-    """Return the sentence for `nccl.<typed>=<value>` where the table has no such setting."""
-    asked, name = f"nccl.{typed}={value}", variable_of(typed)
+def unknown_setting(key: str, value: str) -> str:
+    """Return the sentence for `nccl.<key>=<value>` where the table has no such setting."""
+    typed, name = f"nccl.{key}={value}", variable_of(key)
     if in_table(name):
-        return f"{asked}: accepted is nccl.{_field_of(name)}={value}"
+        return f"{typed}: accepted is nccl.{_field_of(name)}={value}"
     if name in OTHERS:
-        return f"{asked}: has no setting of its own; nccl.other.{name}={value} sets it, and its effect is not checked"
-    near = closest(typed.lower().removeprefix("nccl_"), FIELDS)
-    if not _near(f"NCCL_{_field_of(name).upper()}", 0.85) and (what := forbidden(name)):
-        return f"{asked}: {name} {what}; accepted are other variables of NCCL's"
-    return f"{asked}: unknown; accepted are {', '.join(FIELDS)}{near}, and nccl.other.NCCL_NAME={value} for another variable"
+        return (
+            f"{typed}: has no setting of its own; nccl.other.{name}={value} sets it, and its "
+            "effect is not checked"
+        )
+    effect = forbidden(name)
+    if effect and not _near(f"NCCL_{_field_of(name).upper()}", 0.85):
+        return f"{typed}: {name} {effect}; accepted are other variables of NCCL's"
+    near = closest(key.lower().removeprefix("nccl_"), FIELDS)
+    return (
+        f"{typed}: unknown; accepted are {', '.join(FIELDS)}{near}, and "
+        f"nccl.other.NCCL_NAME={value} for another variable"
+    )
 
 
 def with_configuration_files(
     surrounding: Mapping[str, str], texts: Iterable[str]
 ) -> dict[str, str]:
-    """Return the surroundings with NCCL_NVLS_ENABLE of NCCL's configuration files, which a cell's own file would hide.
+    """Return the surroundings with NCCL_NVLS_ENABLE of NCCL's configuration files, which a cell's
+    own file would hide.
 
-    `texts` are the files in the order in which NCCL reads them. A variable that is set counts before every file.
+    `texts` are the files in the order in which NCCL reads them. A variable that is set counts
+    before every file.
     """
     merged = dict(surrounding)
     for text in texts:
@@ -466,13 +483,14 @@ def with_configuration_files(
 
 
 def forbidding_multicast(surroundings: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of an environment that forbid NVLink multicast (it can put shared GPUs out of service)."""
-    return {
-        name: surroundings[name]
-        for name, allows in _MULTICAST.items()
+    """Return the variables of an environment that forbid NVLink multicast (it can put shared GPUs
+    out of service)."""
+    forbidding = {}
+    for name, allowing in _MULTICAST.items():
         # A spelling that is not known forbids, to be safe.
-        if name in surroundings and surroundings[name].strip().lower() not in allows
-    }
+        if name in surroundings and surroundings[name].strip().lower() not in allowing:
+            forbidding[name] = surroundings[name]
+    return forbidding
 
 
 def refuse_multicast(
@@ -488,6 +506,6 @@ def refuse_multicast(
         return
     for name, value in forbidding_multicast(surroundings).items():
         raise Refused(
-            f"nccl.nvls_enable={wanted}: the {whose} forbids NVLink multicast ({name}={value.strip()}); "
-            "accepted here are null and 0"
+            f"nccl.nvls_enable={wanted}: the {whose} forbids NVLink multicast "
+            f"({name}={value.strip()}); accepted here are null and 0"
         )

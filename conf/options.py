@@ -1,4 +1,5 @@
-"""Declare an option as a dataclass field whose metadata says what it accepts, and refuse every other value."""
+"""Declare an option as a dataclass field whose metadata says what it accepts, and refuse every
+other value."""
 
 import dataclasses
 import difflib
@@ -12,7 +13,8 @@ AS_TYPED = {"True": "true", "False": "false"}  # words of Python's as YAML has t
 
 
 class Refused(ValueError):
-    """A request that cannot be measured. The message names the field, the value and what is accepted."""
+    """A request that cannot be measured. The message names the field, the value and what is
+    accepted."""
 
 
 def option(
@@ -25,9 +27,11 @@ def option(
     auto: bool = False,
     whole: bool = False,
 ) -> Any:
-    """Declare a field. `words` are accepted values; `least` and `most` bound a number; `auto` accepts the word auto.
+    """Declare a field. `words` are accepted values; `least` and `most` bound a number; `auto`
+    accepts the word auto.
 
-    `whole` says that a number is whole where the type cannot say it: a field with `auto` is declared Any.
+    `whole` says that a number is whole where the type cannot say it: a field with `auto` is
+    declared Any.
     """
     metadata = {
         "help": help,
@@ -43,23 +47,25 @@ def option(
 
 
 def accepted(metadata: Mapping[str, Any]) -> str:
-    """Return what an option accepts, as the end of a sentence: 'auto or eager', 'a whole number of at least 1'; or ''."""
-    least, most = metadata.get("least"), metadata.get("most")
+    """Return what an option accepts, as the end of a sentence: 'auto or eager', 'a whole number of
+    at least 1'; or ''."""
     words = [AS_TYPED.get(str(word), str(word)) for word in metadata.get("words") or ()]
     if metadata.get("auto") and "auto" not in words:
         words.insert(0, "auto")
-    if least is not None or most is not None:
-        bounds = [f"at least {_short(least)}"] if least is not None else []
-        bounds += [f"at most {_short(most)}"] if most is not None else []
+    bounds = []
+    for side in ("least", "most"):
+        bound = metadata.get(side)
+        if bound is not None:
+            text = str(int(bound)) if float(bound).is_integer() else f"{bound:g}"
+            bounds.append(f"at {side} {text}")
+    if bounds:
         kind = "a whole number" if metadata.get("whole") else "a number"
-        words.append(kind + (" of " + " and ".join(bounds) if bounds else ""))
+        words.append(f"{kind} of {' and '.join(bounds)}")
     if words == ["auto"]:
         return ""
-    return " or ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)
-
-
-def _short(number: float) -> str:
-    return str(int(number)) if float(number).is_integer() else f"{number:g}"
+    if len(words) < 2:
+        return "".join(words)
+    return f"{', '.join(words[:-1])} or {words[-1]}"
 
 
 def check(name: str, value: Any, metadata: Mapping[str, Any]) -> None:
@@ -68,41 +74,38 @@ def check(name: str, value: Any, metadata: Mapping[str, Any]) -> None:
     Raises:
         Refused: names the field, the value and what is accepted.
     """
-    words, least, most, auto = (metadata.get(key) for key in ("words", "least", "most", "auto"))
-    if value is None or (auto and value == "auto") or (words and str(value) in words):
+    words = metadata.get("words") or ()
+    least, most = metadata.get("least"), metadata.get("most")
+    if value is None or str(value) in words or (metadata.get("auto") and value == "auto"):
         return
-    has_bounds = least is not None or most is not None
-    if words and not has_bounds:
-        close = next((word for word in words if str(word).lower() == str(value).lower()), None)
-        hint = f" (case matters: write {close})" if close else ""
-        raise Refused(
-            f"{name}={AS_TYPED.get(str(value), value)}: accepted are {accepted(metadata)}{hint}"
-        )
-    if has_bounds and not _fits(value, metadata):
+    if least is None and most is None:
+        if not words:
+            return
+        hint = ""
+        for word in words:
+            if str(word).lower() == str(value).lower():
+                hint = f" (case matters: write {word})"
+                break
+        typed = AS_TYPED.get(str(value), value)
+        raise Refused(f"{name}={typed}: accepted are {accepted(metadata)}{hint}")
+    # Neither NaN nor infinite, nor a whole number that no double holds.
+    is_number = isinstance(value, int | float) and abs(value) <= sys.float_info.max
+    if (
+        not is_number
+        or isinstance(value, bool)
+        or (least is not None and value < least)
+        or (most is not None and value > most)
+        or (metadata.get("whole") and value != int(value))
+    ):
         raise Refused(f"{name}={value}: accepted is {accepted(metadata)}")
 
 
-def _fits(value: Any, metadata: Mapping[str, Any]) -> bool:
-    """Return whether a value is a number inside the bounds, and whole where it must be."""
-    least, most = metadata.get("least"), metadata.get("most")
-    return (
-        isinstance(value, int | float)
-        and not isinstance(value, bool)
-        and abs(value)
-        <= sys.float_info.max  # neither NaN nor infinite, nor a whole number that no double holds
-        and (least is None or value >= least)
-        and (most is None or value <= most)
-        and not (metadata.get("whole") and value != int(value))
-    )
-
-
 def expand_path(name: str, typed: str) -> Path:
-    """Return the absolute path that an option names, with the home folder for `~`. Raises Refused: nobody knows that home."""
+    """Return the absolute path that an option names, with the home folder for `~`. Raises Refused:
+    nobody knows that home."""
     try:
         return Path(typed).expanduser().absolute()
-    except (
-        RuntimeError
-    ):  # no such user; or a user without a name, as containers start them, and without HOME
+    except RuntimeError:  # no such user, or one without a name and HOME, as containers start them
         raise Refused(
             f"{name}={typed}: the home folder is not known; accepted is a path without ~"
         ) from None
@@ -128,13 +131,15 @@ def check_fields(prefix: str, config: Any) -> None:
 
 
 def check_names(prefix: str, config: Any) -> None:
-    """Refuse attributes that are no fields of a dataclass instance, or of those inside it: Hydra's `+name=value` adds them."""
+    """Refuse attributes that are no fields of a dataclass instance, or of those inside it: Hydra's
+    `+name=value` adds them."""
     names = [field.name for field in dataclasses.fields(config)]
     for name, value in vars(config).items():
         if name not in names:
             where = f"options of {prefix[:-1]}" if prefix else "options"
             raise Refused(
-                f"{prefix}{name}={value}: unknown; {where} are {', '.join(names)}{closest(name, names)}"
+                f"{prefix}{name}={value}: unknown; {where} are "
+                f"{', '.join(names)}{closest(name, names)}"
             )
         if dataclasses.is_dataclass(value):
             check_names(f"{prefix}{name}.", value)

@@ -1,13 +1,14 @@
-"""What the launching process and the processes of a cell must agree on: names of variables and files. Each stands here once."""
+"""Names of variables and files on which the launcher and the processes of a cell must agree."""
 
 from pathlib import Path
 
-# Every process of a cell carries the cell's token in this variable: that is how those that outlive the cell are found.
+# Every process of a cell carries the cell's token in this variable: so those that outlive it are
+# found.
 TOKEN = "RINGSIDE_TOKEN"
-NO_TOKEN = (
-    "0" * 32
-)  # of an agent, which belongs to no cell; as long as a token, which takes its place
-# Id of the process that started this one. A process whose parent ended before the kernel was told to kill it notices by it.
+# Of an agent, which belongs to no cell; as long as a token, which takes its place.
+NO_TOKEN = "0" * 32
+# Id of the process that started this one: so a process notices that its parent ended before it
+# could ask the kernel to be killed with it.
 STARTER = "RINGSIDE_STARTER"
 # Id of the launching process, where a profiler stands between it and the agent and may outlive it.
 LAUNCHER = "RINGSIDE_LAUNCHER"

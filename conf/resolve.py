@@ -1,11 +1,12 @@
-"""From a composed configuration to a cell: check every option, then resolve every `auto` for a GPU subset."""
+"""From a composed configuration to a cell: check every option, then resolve each `auto` for a GPU
+subset."""
 
 import dataclasses
 import itertools
 import math
 import re
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,10 +18,39 @@ from conf.schema import Config, Data, Model, OptimizerOptions, Sizes
 from conf.subsets import is_name
 from conf.targets import sha256_of_foreign_code, source_file
 
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
+# Options without effect in a benchmark that trains nothing.
+TRAINING = (
+    "model",
+    "data",
+    "strategy",
+    "optimizer",
+    "batch_size",
+    "global_batch_size",
+    "image_size",
+    "precision",
+    "optimize",
+    "channels_last",
+    "profiler",
+)
+# What `auto` means for the settings of each optimizer: torch's own, for sgd those of the published
+# recipes.
+OPTIMIZERS = {
+    "sgd": {"learning_rate": 0.01, "weight_decay": 5e-5, "momentum": 0.9},
+    "adamw": {
+        "learning_rate": 0.001,
+        "weight_decay": 0.01,
+        "beta1": 0.9,
+        "beta2": 0.999,
+        "epsilon": 1e-8,
+    },
+}
+
 
 @dataclass
 class CheckedConfig(Config):
-    """A configuration whose every option was checked. Of NCCL's settings only the variables are left, in `nccl_variables`."""
+    """A checked configuration. Of NCCL's settings only the variables are left, in
+    `nccl_variables`."""
 
     nccl_variables: dict[str, str] = field(default_factory=dict)
 
@@ -35,32 +65,26 @@ def checked(config: Config) -> tuple[CheckedConfig, list[str]]:
     check_names("", config)
     config = dataclasses.replace(config, nccl=nccl.Nccl())
     check_fields("", config)
-    config = dataclasses.replace(
-        config, model=checked_model(config.model), data=checked_data(config.data)
-    )
-    _check_names_of_folders(config)
-    known = {one.name: getattr(config, one.name) for one in dataclasses.fields(Config)}
-    known |= {
-        group: groups.options(group, known[group])
-        for group in ("strategy", "benchmark", "profiler")
-    }
-    return CheckedConfig(**known, nccl_variables=variables), notices
-
-
-def _check_names_of_folders(config: Config) -> None:
-    """Refuse texts that cannot be names of a study, a folder or a tracking store."""
+    fields = dict(vars(config))
+    fields["model"] = checked_model(config.model)
+    fields["data"] = checked_data(config.data)
     check_name("study", config.study)
-    for name, path in (
-        ("output_dir", config.output_dir),
-        ("tracking.uri", config.tracking.uri),
-        ("tracking.experiment", config.tracking.experiment),
-    ):
-        if path is not None and (not path.strip() or not path.isprintable() or len(path) > 1000):
-            raise Refused(f"{name}={path!r}: accepted is printable text of 1 to 1000 characters")
+    texts = {
+        "output_dir": config.output_dir,
+        "tracking.uri": config.tracking.uri,
+        "tracking.experiment": config.tracking.experiment,
+    }
+    for name, text in texts.items():
+        if text is not None and (not text.strip() or not text.isprintable() or len(text) > 1000):
+            raise Refused(f"{name}={text!r}: accepted is printable text of 1 to 1000 characters")
     if any(len(part.encode()) > 255 for part in config.output_dir.split("/")):
         raise Refused(
-            f"output_dir={config.output_dir}: accepted are folders whose names have at most 255 bytes"
+            f"output_dir={config.output_dir}: accepted are folders whose names have at most 255 "
+            "bytes"
         )
+    for group in groups.WITH_RULES:
+        fields[group] = groups.options(group, fields[group])
+    return CheckedConfig(**fields, nccl_variables=variables), notices
 
 
 def resolve(
@@ -70,204 +94,33 @@ def resolve(
     all_gpus: Mapping[str, tuple[int, ...]] | None = None,
     hosts: tuple[str, ...] = (),
 ) -> Cell:
-    """Return the cell of a configuration on one subset: every `auto` is resolved for a kind of device, cpu or cuda.
+    """Return the cell of a configuration on one subset: each `auto` is resolved for a device, cpu
+    or cuda.
 
-    The subset is on each of `hosts`; without them on this machine. `all_gpus` are the ids of all GPUs of every host that the
-    sweep may use ('' is this machine); without it, those of the subset.
+    The subset is on each of `hosts`; without them on this machine. `all_gpus` are the ids of all
+    GPUs of every host that the sweep may use ('' is this machine); without it, those of the subset.
 
     Raises:
         Refused: options that do not fit the subset, the hosts, the device or each other.
     """
     benchmark = groups.choice("benchmark", config.benchmark["name"])
-    ranks = len(gpus) * max(1, len(hosts))
-    options = groups.resolved("benchmark", _calibrated(config, benchmark), device, ranks)
-    common = _Common(options, dict(config.nccl_variables), gpus, hosts, device, config.seed)
-    if not benchmark.trains:
-        return _without_training(config, benchmark, common)
-    return _training(
-        config, benchmark, common, ranks, all_gpus or dict.fromkeys(hosts or ("",), gpus)
-    )
-
-
-def _calibrated(config: Config, benchmark: groups.GroupChoice) -> dict[str, Any]:
-    """Return the options of the benchmark; predict=auto calibrates whole where nobody says how much."""
+    typed = dict(config.benchmark)
     may_be_whole = "all" in benchmark.accepts.get("calibrate", {}).get("words", ())
-    if config.predict != "auto" or not may_be_whole or config.benchmark["calibrate"] != "auto":
-        return dict(config.benchmark)
-    return {**config.benchmark, "calibrate": "all"}
-
-
-@dataclass(frozen=True)
-class _Common:
-    """The fields of a cell that do not depend on whether it trains."""
-
-    benchmark: dict[str, Any]
-    nccl: dict[str, str]
-    gpus: tuple[int, ...]
-    hosts: tuple[str, ...]
-    device: str
-    seed: int
-
-    def fields(self) -> dict[str, Any]:
-        """Return them as arguments of Cell."""
-        return {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
-
-
-def _training(
-    config: CheckedConfig,
-    benchmark: groups.GroupChoice,
-    common: _Common,
-    ranks: int,
-    all_gpus: Mapping[str, tuple[int, ...]],
-) -> Cell:
-    """Return a cell with a model and a strategy. Raises Refused."""
-    strategy = groups.choice("strategy", config.strategy["name"])
-    device, gpus, hosts = common.device, common.gpus, common.hosts
-    sizes = config.model.gpu if device == "cuda" else config.model.cpu
-    global_batch_size = _global_batch_size(config, sizes, sum(map(len, all_gpus.values())))
-    options = groups.resolved("strategy", config.strategy, device, ranks)
-    precision = _precision(config, device)
-    _check_together(strategy, options, precision, common)
-    optimize = _optimize(config, strategy, options, precision, device)
-    on = server_hosts(config.strategy, hosts, [*all_gpus]) if hosts else ()
-    cell = Cell(
-        **common.fields(),
-        model=network(config, sizes, device),
-        strategy=options,
-        optimizer=_optimizer(config.optimizer),
-        profiler=config.profiler["name"],
-        profiler_options=_traced(config.profiler),
-        batch_size=_batch_size(config, sizes, global_batch_size, common, ranks),
-        global_batch_size=global_batch_size,
-        precision=precision,
-        optimize=optimize,
-        channels_last=channels_last(config, device),
-        data=data_of(config.data),
-        server_gpus=server_gpus(options, gpus, device, all_gpus, hosts, on),
-        server_hosts=on,
-        declared={
-            "strategy": strategy.declared(),
-            "benchmark": benchmark.declared(),
-            **declared_own(config),
-        },
-    )
-    return labelled(cell, config)
-
-
-def _global_batch_size(config: Config, sizes: Sizes, all_gpus: int) -> int | None:
-    """Return the images per step over all ranks, None for weak scaling; `all_gpus` is the number of all GPUs. Raises Refused."""
-    images = config.global_batch_size
-    if images is None:
-        return None
-    if images == "auto":
-        shared = math.lcm(
-            1 << (all_gpus.bit_length() - 1), all_gpus
-        )  # 1, 2, 4, … and all GPUs divide it
-        images = max(sizes.batch_size // shared, 1) * shared
-    if config.batch_size != "auto":
-        raise Refused(
-            f"global_batch_size={images}: accepted alone, not together with batch_size={config.batch_size}"
-        )
-    return int(images)
-
-
-def _batch_size(
-    config: Config, sizes: Sizes, global_batch_size: int | None, common: _Common, ranks: int
-) -> int:
-    """Return the images per rank and step. Raises Refused where the global batch cannot be divided."""
-    if global_batch_size is None:
-        return int(sizes.batch_size if config.batch_size == "auto" else config.batch_size)
-    batch_size, rest = divmod(global_batch_size, ranks)
-    if rest or not batch_size:
-        where = f"gpus={','.join(map(str, common.gpus))}" + (
-            f" on {len(common.hosts)} hosts" if common.hosts else ""
-        )
-        raise Refused(
-            f"global_batch_size={global_batch_size}: accepted is a multiple of the {ranks} ranks of {where}"
-        )
-    return batch_size
-
-
-# What `auto` means for the settings that each optimizer has: torch's own, and for sgd those of the published recipes.
-OPTIMIZERS = {
-    "sgd": {"learning_rate": 0.01, "weight_decay": 5e-5, "momentum": 0.9},
-    "adamw": {
-        "learning_rate": 0.001,
-        "weight_decay": 0.01,
-        "beta1": 0.9,
-        "beta2": 0.999,
-        "epsilon": 1e-8,
-    },
-}
-
-
-def _optimizer(options: OptimizerOptions) -> Optimizer:
-    """Return the optimizer of a cell. Raises Refused for a setting that it does not have."""
-    usual, found = OPTIMIZERS[options.name], Optimizer(name=options.name)
-    typed = {
-        name: value for name, value in vars(options).items() if name != "name" and value != "auto"
+    if config.predict == "auto" and may_be_whole and typed["calibrate"] == "auto":
+        typed["calibrate"] = "all"
+    options = groups.resolved("benchmark", typed, device, len(gpus) * max(1, len(hosts)))
+    common: dict[str, Any] = {
+        "benchmark": options,
+        "nccl": dict(config.nccl_variables),
+        "gpus": gpus,
+        "hosts": hosts,
+        "device": device,
+        "seed": config.seed,
     }
-    for name, value in typed.items():
-        if name not in usual:
-            others = " or ".join(
-                other for other, settings in OPTIMIZERS.items() if name in settings
-            )
-            raise Refused(f"optimizer.{name}={value}: accepted with optimizer.name={others}")
-    values: dict[str, Any] = {name: float(typed.get(name, value)) for name, value in usual.items()}
-    return dataclasses.replace(found, **values)
-
-
-def _precision(config: Config, device: str) -> str:
-    """Return the arithmetic. Raises Refused where it needs a GPU."""
-    if device == "cpu" and config.precision in ("tf32", "fp16"):
-        raise Refused(
-            f"precision={config.precision}: needs a GPU; accepted on CPU workers are auto, fp32, bf16 and bf16_weights"
-        )
-    if config.precision == "auto":
-        return "bf16" if device == "cuda" else "fp32"
-    return config.precision
-
-
-def _optimize(
-    config: CheckedConfig,
-    strategy: groups.GroupChoice,
-    options: Mapping[str, Any],
-    precision: str,
-    device: str,
-) -> str:
-    """Return how steps are made fast. Raises Refused where no CUDA graph can hold them."""
-    if config.optimize not in GRAPHED:
-        return "eager" if config.optimize == "auto" else config.optimize
-    why = "CUDA graphs need GPUs" if device == "cpu" else strategy.why_no_graph(options)
-    if precision == "fp16":
-        why = "the loss scaler of precision=fp16 leaves out some steps"
-    if why:
-        raise Refused(
-            f"optimize={config.optimize}: {why}; accepted here are eager, compile and max"
-        )
-    return config.optimize
-
-
-def _check_together(
-    strategy: groups.GroupChoice, options: Mapping[str, Any], precision: str, common: _Common
-) -> None:
-    """Refuse what the strategy's YAML says does not go with it, or only on GPUs."""
-    for name, value in (("precision", precision), ("benchmark", common.benchmark["name"])):
-        if value in strategy.accepts.get(name, {}).get("refused", ()):
-            raise Refused(f"{name}={value}: accepted with other strategies than {strategy.name}")
-    for name, limits in strategy.accepts.items() if common.device == "cpu" else ():
-        if options.get(name) in limits.get("gpu_only", ()):
-            raise Refused(
-                f"strategy.{name}={options[name]}: accepted on GPUs only, not on CPU workers"
-            )
-
-
-def _without_training(
-    config: CheckedConfig, benchmark: groups.GroupChoice, common: _Common
-) -> Cell:
-    """Return a cell that measures links: it is the same cell with any model and strategy."""
-    return Cell(
-        **common.fields(),
+    if benchmark.trains:
+        return _training(config, common, all_gpus or dict.fromkeys(hosts or ("",), gpus))
+    return Cell(  # that measures links: the same cell with any model and strategy
+        **common,
         model=Network("none", "ringside", "none", 0, 0, 0, 0.0, {}),
         strategy={"name": "none"},
         optimizer=Optimizer(),
@@ -277,95 +130,207 @@ def _without_training(
         precision="fp32",
         optimize="eager",
         channels_last=False,
-        labels=tuple(_typed_options(benchmark, config.benchmark, common.benchmark)),
+        labels=tuple(_typed_options(benchmark, config.benchmark, options)),
         declared={"benchmark": benchmark.declared()},
     )
 
 
-# The options that do nothing in a benchmark which trains nothing.
-TRAINING = (
-    "model", "data", "strategy", "optimizer", "batch_size", "global_batch_size", "image_size", "precision", "optimize",
-    "channels_last", "profiler",
-)  # fmt: skip
+def _training(
+    config: CheckedConfig, common: dict[str, Any], all_gpus: Mapping[str, tuple[int, ...]]
+) -> Cell:
+    """Return a cell with a model and a strategy. Raises Refused."""
+    device, gpus, hosts = common["device"], common["gpus"], common["hosts"]
+    strategy = groups.choice("strategy", config.strategy["name"])
+    ranks = len(gpus) * max(1, len(hosts))
+    sizes = config.model.gpu if device == "cuda" else config.model.cpu
+    batch_size, global_batch_size = _batch_sizes(config, sizes, gpus, hosts, all_gpus)
+    options = groups.resolved("strategy", config.strategy, device, ranks)
+    benchmark = common["benchmark"]["name"]
+    precision, optimize = _arithmetic(config, strategy, options, benchmark, device)
+    on: tuple[str, ...] = ()
+    if hosts:
+        on = server_hosts(config.strategy, hosts, [*all_gpus])
+    profiler_options: dict[str, Any] = {}
+    if config.profiler["name"] != "none":
+        profiler_options = dict(config.profiler)
+        del profiler_options["name"], profiler_options["nsys_path"]
+    channels_last = config.channels_last in (True, "True")
+    if config.channels_last == "auto":
+        channels_last = device == "cuda" and config.model.inputs == IMAGES
+    cell = Cell(
+        **common,
+        model=_network(config, sizes, device),
+        strategy=options,
+        optimizer=_optimizer(config.optimizer),
+        profiler=config.profiler["name"],
+        profiler_options=profiler_options,
+        batch_size=batch_size,
+        global_batch_size=global_batch_size,
+        precision=precision,
+        optimize=optimize,
+        channels_last=channels_last,
+        data={} if config.data.loader is None else dataclasses.asdict(config.data),
+        server_gpus=server_gpus(options, gpus, device, all_gpus, hosts, on),
+        server_hosts=on,
+        declared={
+            "strategy": strategy.declared(),
+            "benchmark": groups.choice("benchmark", benchmark).declared(),
+            **_declared_own(config),
+        },
+    )
+    return labelled(cell, config)
+
+
+def _batch_sizes(
+    config: Config,
+    sizes: Sizes,
+    gpus: Sequence[int],
+    hosts: Sequence[str],
+    all_gpus: Mapping[str, Sequence[int]],
+) -> tuple[int, int | None]:
+    """Return the images per rank and step, and over all ranks (None: weak scaling). Raises
+    Refused."""
+    images = config.global_batch_size
+    if images is None:
+        return int(sizes.batch_size if config.batch_size == "auto" else config.batch_size), None
+    if images == "auto":
+        gpu_count = sum(map(len, all_gpus.values()))
+        # Divisible by 1, 2, 4, … and all GPUs.
+        divisor = math.lcm(1 << (gpu_count.bit_length() - 1), gpu_count)
+        images = max(sizes.batch_size // divisor, 1) * divisor
+    if config.batch_size != "auto":
+        raise Refused(
+            f"global_batch_size={images}: accepted alone, not together with "
+            f"batch_size={config.batch_size}"
+        )
+    ranks = len(gpus) * max(1, len(hosts))
+    batch_size, rest = divmod(int(images), ranks)
+    if rest or not batch_size:
+        where = f"gpus={','.join(map(str, gpus))}"
+        if hosts:
+            where += f" on {len(hosts)} hosts"
+        raise Refused(
+            f"global_batch_size={images}: accepted is a multiple of the {ranks} ranks of {where}"
+        )
+    return batch_size, int(images)
+
+
+def _optimizer(options: OptimizerOptions) -> Optimizer:
+    """Return the optimizer of a cell. Raises Refused for a setting that it does not have."""
+    values: dict[str, Any] = dict(OPTIMIZERS[options.name])
+    for name, value in vars(options).items():
+        if name == "name" or value == "auto":
+            continue
+        if name not in values:
+            owners = [owner for owner, settings in OPTIMIZERS.items() if name in settings]
+            raise Refused(
+                f"optimizer.{name}={value}: accepted with optimizer.name={' or '.join(owners)}"
+            )
+        values[name] = float(value)
+    return Optimizer(name=options.name, **values)
+
+
+def _arithmetic(
+    config: CheckedConfig,
+    strategy: groups.GroupChoice,
+    options: Mapping[str, Any],
+    benchmark: str,
+    device: str,
+) -> tuple[str, str]:
+    """Return `precision` and `optimize`. Raises Refused where the device or the strategy excludes
+    them."""
+    precision, optimize = config.precision, config.optimize
+    if device == "cpu" and precision in ("tf32", "fp16"):
+        raise Refused(
+            f"precision={precision}: needs a GPU; accepted on CPU workers are auto, fp32, bf16 "
+            "and bf16_weights"
+        )
+    if precision == "auto":
+        precision = "bf16" if device == "cuda" else "fp32"
+    for name, value in (("precision", precision), ("benchmark", benchmark)):
+        if value in strategy.accepts.get(name, {}).get("refused", ()):
+            raise Refused(f"{name}={value}: accepted with other strategies than {strategy.name}")
+    for name, limits in strategy.accepts.items():
+        if device == "cpu" and options.get(name) in limits.get("gpu_only", ()):
+            raise Refused(
+                f"strategy.{name}={options[name]}: accepted on GPUs only, not on CPU workers"
+            )
+    if optimize == "auto":
+        optimize = "eager"
+    if optimize not in GRAPHED:
+        return precision, optimize
+    if precision == "fp16":
+        reason = "the loss scaler of precision=fp16 leaves out some steps"
+    elif device == "cpu":
+        reason = "CUDA graphs need GPUs"
+    else:
+        reason = strategy.why_no_graph(options)
+    if reason:
+        raise Refused(f"optimize={optimize}: {reason}; accepted here are eager, compile and max")
+    return precision, optimize
 
 
 def without_effect(benchmark: str, overrides: Sequence[str]) -> list[str]:
     """Return the overrides of a request that do nothing because its benchmark trains nothing."""
     if groups.choice("benchmark", benchmark).trains:
         return []
-    typed = {
-        text: text.lstrip("+").partition("=")[0].partition(".")[0].partition("@")[0]
-        for text in overrides
-    }
-    return [text for text, group in typed.items() if group in TRAINING]
-
-
-def _traced(profiler: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a trace, without the path of the profiler on this machine."""
-    if profiler["name"] == "none":
-        return {}
-    return {name: value for name, value in profiler.items() if name not in ("name", "nsys_path")}
+    return [text for text in overrides if re.split(r"[=.@]", text.lstrip("+"))[0] in TRAINING]
 
 
 def _typed_options(
     choice: groups.GroupChoice, typed: Mapping[str, Any], resolved: Mapping[str, Any]
 ) -> list[str]:
     """Return 'name=value' for each option that differs from the default of its YAML."""
-    defaults = choice.options
-    return [
-        f"{name}={to_text(resolved[name])}"
-        for name, value in typed.items()
-        if name in resolved and value not in (defaults[name], "auto")
-    ]
+    texts = []
+    for name, value in typed.items():
+        if name in resolved and value not in (choice.options[name], "auto"):
+            texts.append(f"{name}={to_text(resolved[name])}")
+    return texts
 
 
 def labelled(cell: Cell, config: Config) -> Cell:
-    """Return a cell that trains, made from a configuration, with its labels.
+    """Return a cell that trains with its labels: what the configuration asks for besides the
+    defaults.
 
-    They are what the configuration asks for besides the defaults, as the cell has it, for people: 'batch 512', 'compile',
-    'comm_hook=bf16'. No code reads them.
+    They are for people, as the cell has it: 'batch 512', 'compile', 'comm_hook=bf16'. No code reads
+    them.
     """
+    labels = []
+    if cell.global_batch_size:
+        labels.append(f"global batch {cell.global_batch_size}")
+    if config.batch_size != "auto" or (config.global_batch_size and not cell.global_batch_size):
+        labels.append(f"batch {cell.batch_size}")
+    if config.image_size != "auto":
+        labels.append(f"{config.image_size} px")
+    if config.precision != "auto":
+        labels.append(config.precision)
+    if config.optimize not in ("auto", "eager"):
+        labels.append(config.optimize)
+    if config.optimizer.name != "sgd":
+        labels.append(config.optimizer.name)
     strategy = cell.strategy["name"]
-    is_same_strategy = strategy == config.strategy["name"]
-    with_batch = config.batch_size != "auto" or (
-        config.global_batch_size is not None and not cell.global_batch_size
-    )
-    labels = [
-        f"global batch {cell.global_batch_size}" if cell.global_batch_size else "",
-        f"batch {cell.batch_size}" if with_batch else "",
-        f"{config.image_size} px" if config.image_size != "auto" else "",
-        config.precision if config.precision != "auto" else "",
-        config.optimize if config.optimize not in ("auto", "eager") else "",
-        config.optimizer.name if config.optimizer.name != "sgd" else "",
-        *(
-            _typed_options(groups.choice("strategy", strategy), config.strategy, cell.strategy)
-            if is_same_strategy
-            else ()
-        ),
-        f"servers on {compress_hosts(cell.server_hosts)}"
-        if config.strategy.get(groups.SERVER_NODES, "auto") != "auto"
-        else "",
-        f"data={cell.data['name']}" if cell.data else "",
-        f"profiler={cell.profiler}" if cell.profiler != "none" else "",
-    ]
-    return dataclasses.replace(cell, labels=tuple(label for label in labels if label))
-
-
-NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
+    if strategy == config.strategy["name"]:
+        choice = groups.choice("strategy", strategy)
+        labels += _typed_options(choice, config.strategy, cell.strategy)
+    if config.strategy.get(SERVER_NODES, "auto") != "auto":
+        labels.append(f"servers on {compress_hosts(cell.server_hosts)}")
+    if cell.data:
+        labels.append(f"data={cell.data['name']}")
+    if cell.profiler != "none":
+        labels.append(f"profiler={cell.profiler}")
+    return dataclasses.replace(cell, labels=tuple(labels))
 
 
 def checked_model(model: Model) -> Model:
-    """Return the model; one of the user's own module is named after it where it still has the name of a model of ours.
+    """Return the model; a user's model with the name of a built-in one is renamed after its module.
 
     Raises:
         Refused: a name that no library can have, or a builder that Python does not find.
     """
     if model.library == "python":
         source_file("model.builder", model.builder)
-        if (
-            model.name in groups.choices("model")
-            and groups.of_model(model.name, "library") != "python"
-        ):
+        is_built_in = model.name in groups.choices("model")
+        if is_built_in and groups.of_model(model.name, "library") != "python":
             model = dataclasses.replace(model, name=_named_after(model.builder))
     else:
         check_name("model.builder", model.builder)
@@ -374,7 +339,7 @@ def checked_model(model: Model) -> Model:
 
 
 def checked_data(data: Data) -> Data:
-    """Return the data; a loader without a name is named after its function. Raises Refused: Python does not find it."""
+    """Return the data; a loader without a name is named after its function. Raises Refused."""
     if data.loader is None:
         if data.options or data.name != Data.name:
             typed = f"data.options={data.options}" if data.options else f"data.name={data.name}"
@@ -398,115 +363,126 @@ def check_name(option: str, text: str) -> None:
     """Refuse a text that cannot become the name of a folder or of a builder."""
     if not NAME.fullmatch(text):
         raise Refused(
-            f"{option}={text!r}: accepted are 1 to 100 ASCII letters, digits, '.', '_' and '-', not first '.' or '-'"
+            f"{option}={text!r}: accepted are 1 to 100 ASCII letters, digits, '.', '_' and '-', "
+            "not first '.' or '-'"
         )
 
 
-def network(config: Config, sizes: Sizes, device: str) -> Network:
-    """Return the model with its image size. Raises Refused where its layers do not accept the images."""
+def _network(config: Config, sizes: Sizes, device: str) -> Network:
+    """Return the model with its image size. Raises Refused where its layers do not accept the
+    images."""
     model = config.model
     if model.inputs == SAMPLES:
-        return _of_samples(config)
+        return _network_of_samples(config)
     image_size = sizes.image_size if config.image_size == "auto" else config.image_size
     if image_size is None:
         where = "gpu" if device == "cuda" else "cpu"
         raise Refused(
-            f"model.{where}.image_size: has no value; accepted is a whole number of at least 8 and at most 4096"
+            f"model.{where}.image_size: has no value; accepted is a whole number of at least 8 "
+            "and at most 4096"
         )
     if not model.least_image_size <= image_size <= model.most_image_size:
-        bounds = accepted(
-            {"least": model.least_image_size, "most": model.most_image_size, "whole": True}
-        )
-        raise Refused(f"image_size={image_size}: {model.name} accepts {bounds}")
+        bounds = {"least": model.least_image_size, "most": model.most_image_size, "whole": True}
+        raise Refused(f"image_size={image_size}: {model.name} accepts {accepted(bounds)}")
     if model.library == "torchvision" and model.channels != 3:
         raise Refused(f"model.channels={model.channels}: torchvision's models accept 3")
     return Network(
-        model.name, model.library, model.builder, model.channels, model.classes, int(image_size),
-        model.auxiliary_weight, dict(model.options),
-    )  # fmt: skip
+        name=model.name,
+        library=model.library,
+        builder=model.builder,
+        channels=model.channels,
+        classes=model.classes,
+        image_size=int(image_size),
+        auxiliary_weight=model.auxiliary_weight,
+        options=dict(model.options),
+    )
 
 
-def _of_samples(config: Config) -> Network:
-    """Return a model that makes its own batches. Raises Refused where the request says something about images."""
-    model, without = config.model, Model()
+def _network_of_samples(config: Config) -> Network:
+    """Return a model that makes its own batches. Raises Refused for options of images."""
+    model = config.model
     if model.library != "python":
         raise Refused(
-            f"model.inputs={SAMPLES}: accepted with model.library=python, a model of your own (trainers/OWN.md)"
+            f"model.inputs={SAMPLES}: accepted with model.library=python, a model of your own "
+            "(trainers/OWN.md)"
         )
     if config.image_size != "auto":
         raise Refused(f"image_size={config.image_size}: accepted with model.inputs={IMAGES} only")
     for name in ("channels", "classes", "auxiliary_weight"):
-        if getattr(model, name) != getattr(without, name):
+        value = getattr(model, name)
+        if value != getattr(Model, name):
             raise Refused(
-                f"model.{name}={getattr(model, name)}: accepted with model.inputs={IMAGES} only; what your own model takes "
-                f"stands in model.options"
+                f"model.{name}={value}: accepted with model.inputs={IMAGES} only; what your own "
+                f"model takes stands in model.options"
             )
-    return Network(
-        model.name, model.library, model.builder, 0, 0, 0, 0.0, dict(model.options), SAMPLES
-    )
+    options = dict(model.options)
+    return Network(model.name, model.library, model.builder, 0, 0, 0, 0.0, options, SAMPLES)
 
 
-def channels_last(config: Config, device: str) -> bool:
-    """Return whether tensors are NHWC."""
-    if config.channels_last == "auto":
-        return device == "cuda" and config.model.inputs == IMAGES
-    return config.channels_last in (True, "True")
-
-
-def data_of(data: Data) -> dict[str, Any]:
-    """Return the data as a cell has it; empty without a loader."""
-    return dataclasses.asdict(data) if data.loader is not None else {}
-
-
-def declared_own(config: Config) -> dict[str, dict[str, Any]]:
-    """Return the hashes of the files that define the user's own model and loader, by group; empty where there are none."""
-    own = {"model": config.model.builder} if config.model.library == "python" else {}
-    own |= {} if config.data.loader is None else {"data": config.data.loader}
-    fields = {"model": "model.builder", "data": "data.loader"}
+def _declared_own(config: Config) -> dict[str, dict[str, Any]]:
+    """Return names and hashes of the files that define the user's own model and loader, by
+    group."""
+    own = {}
+    if config.model.library == "python":
+        own["model"] = ("model.builder", config.model.builder)
+    if config.data.loader is not None:
+        own["data"] = ("data.loader", config.data.loader)
     declared = {}
-    for group, dotted in own.items():
-        code_hash = sha256_of_foreign_code(fields[group], dotted)
-        declared[group] = {"target": dotted} | ({"sha256": code_hash} if code_hash else {})
+    for group, (option, dotted) in own.items():
+        declared[group] = {"target": dotted}
+        code_hash = sha256_of_foreign_code(option, dotted)
+        if code_hash:
+            declared[group]["sha256"] = code_hash
     return declared
 
 
 def server_hosts(
-    strategy: Mapping[str, Any], hosts: Sequence[str], known: Sequence[str]
+    strategy: Mapping[str, Any], hosts: Sequence[str], sweep_hosts: Sequence[str]
 ) -> tuple[str, ...]:
     """Return the host of each server of a cell on `hosts`; empty for a strategy without servers.
 
-    `server_nodes=auto` takes the cell's hosts in turn, as MXNet's launch.py does; named hosts are taken in turn too, and may have
-    servers only. `known` are all hosts that the sweep may use.
+    `server_nodes=auto` takes the cell's hosts in turn, as MXNet's launch.py does; named hosts are
+    taken in turn too, and may have servers only. `sweep_hosts` are all hosts that the sweep may
+    use.
 
     Raises:
         Refused: text that names no hosts, an unknown host, or more hosts than servers.
     """
-    servers, asked = int(strategy.get("servers", 0)), strategy.get(SERVER_NODES, "auto")
-    chosen = list(hosts) if asked == "auto" else named_hosts(asked)
-    typed = f"strategy.{SERVER_NODES}={'+'.join(chosen)}"
-    if unknown := next((name for name in chosen if name not in known), None):
+    servers = int(strategy.get("servers", 0))
+    named = named_hosts(strategy.get(SERVER_NODES, "auto"))
+    typed = f"strategy.{SERVER_NODES}={'+'.join(named)}"
+    for name in named:
+        if name not in sweep_hosts:
+            raise Refused(
+                f"{typed}: host {name} is not known; accepted are auto and hosts of "
+                f"{', '.join(sweep_hosts[:8])}"
+            )
+    if len(named) > servers:
         raise Refused(
-            f"{typed}: host {unknown} is not known; accepted are auto and hosts of {', '.join(known[:8])}"
+            f"{typed}: names {len(named)} hosts; accepted with strategy.servers={servers} are at "
+            f"most {servers}"
         )
-    if asked != "auto" and len(chosen) > servers:
-        raise Refused(
-            f"{typed}: names {len(chosen)} hosts; accepted with strategy.servers={servers} are at most {servers}"
-        )
-    return tuple(itertools.islice(itertools.cycle(chosen), servers))
+    return tuple(itertools.islice(itertools.cycle(named or hosts), servers))
 
 
-def named_hosts(asked: Any) -> list[str]:
-    """Return the hosts that `server_nodes` names, joined by + or as a list; none for auto. Raises Refused."""
-    if asked == "auto":
+def named_hosts(typed: Any) -> list[str]:
+    """Return the hosts that `server_nodes` names, joined by + or as a list; none for auto. Raises
+    Refused."""
+    if typed == "auto":
         return []
-    names = (
-        [str(one) for one in asked] if isinstance(asked, list | tuple) else str(asked).split("+")
-    )
+    names = _joined(typed)
     if not names or not all(map(is_name, names)):
         raise Refused(
-            f"strategy.{SERVER_NODES}={asked}: accepted are auto, or names of hosts joined by +"
+            f"strategy.{SERVER_NODES}={typed}: accepted are auto, or names of hosts joined by +"
         )
     return names
+
+
+def _joined(typed: Any) -> list[str]:
+    """Return the members of a list, or of a text in which + joins them."""
+    if isinstance(typed, list | tuple):
+        return [str(member) for member in typed]
+    return str(typed).split("+")
 
 
 def server_gpus(
@@ -519,59 +495,65 @@ def server_gpus(
 ) -> tuple[int, ...]:
     """Return the GPU of each server; empty for a strategy without GPU servers, and on CPU workers.
 
-    `all_gpus` are the ids of all GPUs of each host ('' is this machine), `hosts` the hosts of the ranks, `on` the host of each
-    server; the last two are empty on this machine. `server_gpus=free` takes GPUs outside the subset, in order. Where a host has
-    too few of them, its servers share the subset's own.
+    `all_gpus` are the ids of all GPUs of each host ('' is this machine), `hosts` the hosts of the
+    ranks, `on` the host of each server; the last two are empty on this machine. `server_gpus=free`
+    takes GPUs outside the subset, in order. Where a host has too few of them, its servers share the
+    subset's own.
 
     Raises:
-        Refused: more GPU servers than GPUs, an unknown GPU, or a bound on staleness that no order of updates can keep.
+        Refused: more GPU servers than GPUs, an unknown GPU, or a bound on staleness that no order
+            of updates can keep.
     """
     bound, workers = strategy.get("max_staleness"), len(gpus) * max(1, len(hosts))
     if bound is not None and bound < workers - 1:
         raise Refused(
-            f"strategy.max_staleness={bound}: accepted is at least {workers - 1}: where {workers} workers push in turn, "
-            f"each sees {workers - 1} updates of the others"
+            f"strategy.max_staleness={bound}: accepted is at least {workers - 1}: where {workers} "
+            f"workers push in turn, each sees {workers - 1} updates of the others"
         )
-    wanted = strategy.get("server_gpus")
-    if wanted is None or device != "cuda":
+    typed = strategy.get("server_gpus")
+    if typed is None or device != "cuda":
         return ()
     servers = int(strategy["servers"])
-    places = [*on] or [""] * servers
-    for host, number in Counter(places).items():
-        if number > len(all_gpus[host]):
-            there = f"the GPUs of {f'host {host}' if host else 'this machine'}"
+    server_host = list(on) or [""] * servers
+    for host, count in Counter(server_host).items():
+        if count > len(all_gpus[host]):
+            machine = f"host {host}" if host else "this machine"
             raise Refused(
-                f"strategy.servers={servers}: accepted on GPUs is at most {len(all_gpus[host])}, {there}"
+                f"strategy.servers={servers}: accepted on GPUs is at most {len(all_gpus[host])}, "
+                f"the GPUs of {machine}"
             )
-    if wanted == "free":
-        return tuple(_free(gpus, places, all_gpus, hosts or ("",)))
-    named = (
-        [str(gpu) for gpu in wanted] if isinstance(wanted, list | tuple) else str(wanted).split("+")
-    )
-    are_there = [
-        gpu.isdecimal() and int(gpu) in all_gpus[host]
-        for gpu, host in zip(named, places, strict=False)
-    ]
-    if len(named) != servers or not all(are_there):
-        ids = sorted({gpu for host in places for gpu in all_gpus[host]})
+    if typed == "free":
+        return _free_gpus(gpus, server_host, all_gpus, hosts or ("",))
+    named = _joined(typed)
+    are_there = len(named) == servers
+    for name, host in zip(named, server_host, strict=False):
+        are_there = are_there and name.isdecimal() and int(name) in all_gpus[host]
+    if not are_there:
+        ids = sorted({gpu for host in server_host for gpu in all_gpus[host]})
         raise Refused(
-            f"strategy.server_gpus={'+'.join(named)}: accepted are auto, or {servers} of {', '.join(map(str, ids))} "
-            f"joined by +, one for each of strategy.servers={servers}"
+            f"strategy.server_gpus={'+'.join(named)}: accepted are auto, or {servers} of "
+            f"{', '.join(map(str, ids))} joined by +, one for each of strategy.servers={servers}"
         )
     return tuple(int(name) for name in named)
 
 
-def _free(
+def _free_gpus(
     gpus: tuple[int, ...],
-    places: Sequence[str],
+    server_host: Sequence[str],
     all_gpus: Mapping[str, tuple[int, ...]],
     hosts: Sequence[str],
-) -> Iterator[int]:
-    """Yield a GPU for each server: on its host one outside the subset, or one of the subset in turn if these are too few."""
-    numbers: dict[str, int] = defaultdict(int)  # of servers that each host has so far
-    wanted = Counter(places)
-    for host in places:
-        free = [gpu for gpu in all_gpus[host] if host not in hosts or gpu not in gpus]
-        chosen = free if len(free) >= wanted[host] else gpus
-        yield chosen[numbers[host] % len(chosen)]
-        numbers[host] += 1
+) -> tuple[int, ...]:
+    """Return a GPU for each server: one outside the subset, or one of the subset in turn if these
+    are too few."""
+    servers_on = Counter(server_host)
+    placed: Counter[str] = Counter()
+    chosen = []
+    for host in server_host:
+        candidates = all_gpus[host]
+        if host in hosts:
+            candidates = tuple(gpu for gpu in all_gpus[host] if gpu not in gpus)
+        if len(candidates) < servers_on[host]:
+            candidates = gpus
+        chosen.append(candidates[placed[host] % len(candidates)])
+        placed[host] += 1
+    return tuple(chosen)

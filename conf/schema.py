@@ -1,7 +1,8 @@
-"""The typed schema: every option of a study, with its unit. The YAML files of the groups fill it; the command line overrides it.
+"""The typed schema: every option of a study, with its unit. The YAML files of the groups fill it;
+the command line overrides it.
 
-The options of a strategy, a benchmark or a profiler stand in its own YAML (`conf/strategy/NAME.yaml`), with the values that
-each accepts. conf.groups checks them.
+The options of a strategy, a benchmark or a profiler stand in its own YAML
+(`conf/strategy/NAME.yaml`), with the values that each accepts. conf.groups checks them.
 """
 
 # ruff: noqa: RUF009 (option() makes a dataclass field, not a value)
@@ -60,7 +61,8 @@ class Model:
     cpu: Sizes = field(default_factory=Sizes)
     gigaflop: float | None = option(
         None,
-        "10⁹ floating-point operations of the forward pass of one image of gpu.image_size, for estimates",
+        "10⁹ floating-point operations of the forward pass of one image of gpu.image_size, for "
+        "estimates",
         least=0,
     )
     options: dict[str, Any] = option({}, "further arguments of the builder")
@@ -68,7 +70,8 @@ class Model:
 
 @dataclass
 class Data:
-    """Where batches come from. Without a loader they are synthetic, and on the device before the clock starts."""
+    """Where batches come from. Without a loader they are synthetic, and on the device before the
+    clock starts."""
 
     name: str = "synthetic"
     loader: str | None = option(
@@ -129,11 +132,13 @@ class Engine:
     )
     interface: str | None = option(
         None,
-        "network interface of gloo and NCCL on every host; null: the one that reaches the first host",
+        "network interface of gloo and NCCL on every host; null: the one that reaches the first "
+        "host",
     )
     trusted_network: bool = option(
         False,
-        "hosts may meet at an address that is routed to the whole internet: nothing there is encrypted",
+        "hosts may meet at an address that is routed to the whole internet: nothing there is "
+        "encrypted",
     )
     ssh_config: str | None = option(
         None, "of engine=ssh: a configuration file in place of ~/.ssh/config, as ssh -F"
@@ -147,7 +152,8 @@ class Engine:
     )
     start: str = option(
         "auto",
-        "how ranks start; auto: forked from an agent that has imported torch, where possible; exec: as new programs",
+        "how ranks start; auto: forked from an agent that has imported torch, where possible; "
+        "exec: as new programs",
         words=("auto", "exec"),
     )
     start_timeout_s: float = option(300.0, "seconds until every rank must have reported", least=1)
@@ -273,7 +279,8 @@ class Config:
     )
     global_batch_size: int | str | None = option(
         None,
-        "images or samples per step over all ranks (strong scaling); auto: what fits one GPU, divisible by all",
+        "images or samples per step over all ranks (strong scaling); auto: what fits one GPU, "
+        "divisible by all",
         least=1,
         most=1 << 30,
         auto=True,
@@ -285,8 +292,8 @@ class Config:
     )
     optimize: str = option(
         "auto",
-        "how steps are made fast; auto: eager; max: compiled, with our rewrites; graph: each step is one replay of a "
-        "CUDA graph; compile_graph, max_graph: of compiled code",
+        "how steps are made fast; auto: eager; max: compiled, with our rewrites; graph: each step "
+        "is one replay of a CUDA graph; compile_graph, max_graph: of compiled code",
         words=("auto", "eager", "compile", "max", "graph", "compile_graph", "max_graph"),
     )
     channels_last: Any = option(
@@ -308,8 +315,8 @@ class Config:
     )
     report: Any = option(
         True,
-        "write the study's report when the sweep ends; open: show it in a browser too; single, double: with figures as wide as "
-        "one or two columns of a paper",
+        "write the study's report when the sweep ends; open: show it in a browser too; single, "
+        "double: with figures as wide as one or two columns of a paper",
         words=("True", "False", "open", "single", "double"),
     )
     on_cpu: dict[str, Any] = option(
@@ -321,7 +328,8 @@ class Config:
     )
     noise_pairs: Any = option(
         "auto",
-        "cells that are measured a second time, for the noise floor; auto: one for each four in a list without repeats",
+        "cells that are measured a second time, for the noise floor; auto: one for each four in a "
+        "list without repeats",
         least=0, most=1000, auto=True, whole=True,
     )  # fmt: skip
     resume: bool = option(

@@ -1,10 +1,13 @@
-"""The grammar of `gpus=` and `nodes=`: typed text becomes text that Hydra reads as meant, and words become ordered sets.
+"""The grammar of `gpus=` and `nodes=`: typed text becomes text that Hydra reads as meant, and words
+become ordered sets.
 
-`gpus=0,3` is ONE subset. Hydra would read it as a sweep over 0 and 3 (and `1_3` as the number 13), so the text is rewritten
-before Hydra sees it: `gpus=0,3` becomes `gpus=[0,3]`, and several subsets become a sweep of lists, `gpus=[0,1],[0,3]`.
+`gpus=0,3` is ONE subset. Hydra would read it as a sweep over 0 and 3 (and `1_3` as the number 13),
+so the text is rewritten before Hydra sees it: `gpus=0,3` becomes `gpus=[0,3]`, and several subsets
+become a sweep of lists, `gpus=[0,1],[0,3]`.
 
-`nodes=` names hosts in the same way: `a,b` is ONE set of hosts, in rank order; `a+b,a+c` are two; `a,a+b` is one host, then
-two. A number is a count: `2` is the first two hosts that are known, `1,2` first one host, then two. `hosts=` names a file.
+`nodes=` names hosts in the same way: `a,b` is ONE set of hosts, in rank order; `a+b,a+c` are two;
+`a,a+b` is one host, then two. A number is a count: `2` is the first two hosts that are known, `1,2`
+first one host, then two. `hosts=` names a file.
 """
 
 import functools
@@ -47,8 +50,8 @@ GPU_WORDS = {
     "worst_order:4": "the GPUs of best:4 in the order that makes their ring slowest",
 }
 GPU_FORMS = (
-    "write one subset as gpus=0,3, several as gpus=0+1,0+3, or a word: all, each, pairs, scale, best:2, worst:2, "
-    "worst_order:4, classes, classes:2"
+    "write one subset as gpus=0,3, several as gpus=0+1,0+3, or a word: all, each, pairs, scale, "
+    "best:2, worst:2, worst_order:4, classes, classes:2"
 )
 
 
@@ -76,27 +79,32 @@ class Grammar:
     alone_beside_sets: bool = False  # a bare member beside a set is a set of one: a,a+b
 
     def normalise(self, arguments: Sequence[str]) -> list[str]:
-        """Rewrite every `option=…` among command-line arguments into canonical Hydra text, and keep the others.
+        """Rewrite every `option=…` among command-line arguments into canonical Hydra text, and keep
+        the others.
 
         Raises:
             Refused: the text is no set, with the right form.
         """
         start = f"{self.option}="
-        return [
-            start + self.canonical(text[len(start) :]) if text.startswith(start) else text
-            for text in arguments
-        ]
+        texts = []
+        for text in arguments:
+            if text.startswith(start):
+                text = start + self.canonical(text.removeprefix(start))
+            texts.append(text)
+        return texts
 
     def canonical(self, text: str) -> str:
-        """Return canonical Hydra text: `0,3` → `[0,3]`; `0+1,0+3` → `[0,1],[0,3]`; `pairs` → `[pairs]`. Raises Refused."""
-        sets = (
-            (one if self.plain(one) else f"'{one}'" for one in members)
-            for members in self._read(text)
-        )
-        return ",".join("[" + ",".join(members) + "]" for members in sets)
+        """Return canonical Hydra text: `0,3` → `[0,3]`; `0+1,0+3` → `[0,1],[0,3]`; `pairs` →
+        `[pairs]`. Raises Refused."""
+        lists = []
+        for members in self._read(text):
+            texts = [member if self.plain(member) else f"'{member}'" for member in members]
+            lists.append(f"[{','.join(texts)}]")
+        return ",".join(lists)
 
     def one_set(self, members: Sequence[str], typed: str) -> list[str]:
-        """Return one set, typed or from a YAML file, if it is one word or members that differ. Raises Refused."""
+        """Return one set, typed or from a YAML file, if it is one word or members that differ.
+        Raises Refused."""
         for member in members:
             if self.word.fullmatch(member):
                 if len(members) > 1:
@@ -106,24 +114,22 @@ class Grammar:
                     )
             elif not self.is_member(member):
                 raise self._refused(typed, self._unknown(member))
-        repeated = next((member for member in members if members.count(member) > 1), None)
-        if repeated is not None:
-            twice = f"{self.member} {repeated} is named twice"
-            raise Refused(
-                f"{self.option}={typed}: {twice}; each may appear once in a {self.members}"
-            )
+            elif members.count(member) > 1:
+                raise Refused(
+                    f"{self.option}={typed}: {self.member} {member} is named twice; each may "
+                    f"appear once in a {self.members}"
+                )
         return [*members]
 
     def _read(self, text: str) -> list[list[str]]:
         """Return the sets that a text names; words are not expanded yet. Raises Refused."""
-        if function := re.match(r"(range|interval|glob|shuffle|sort|tag)\(", text):
+        function = re.match(r"(range|interval|glob|shuffle|sort|tag)\(", text)
+        if function:
             raise self._refused(text, f"{function[1]}(…) is not accepted")
-        choice = re.fullmatch(
-            r"choice\((.*)\)", text
-        )  # Hydra's explicit sweep: each element is a set
-        inner = (
-            choice[1] if choice else text.replace("\\,", "+")
-        )  # an escaped comma joins, as `+` does
+        # Hydra's explicit sweep: each element is a set. Elsewhere an escaped comma joins, as `+`
+        # does.
+        choice = re.fullmatch(r"choice\((.*)\)", text)
+        inner = choice[1] if choice else text.replace("\\,", "+")
         if not PARTS.fullmatch(inner):
             raise self._refused(text, self._fault(inner))
         parts = [match[0] for match in PART.finditer(inner)]
@@ -133,72 +139,59 @@ class Grammar:
             return [self.one_set(bare, text)]
         sets = [self.one_set(re.findall(TOKEN, part), text) for part in parts]
         may_be_alone = choice or (self.alone_beside_sets and len(bare) < len(parts))
-        if (
-            members and not may_be_alone and (len(members) > 1 or len(bare) > 1)
-        ):  # 0,1,2+3 and 0,all
-            how = (
-                ""
-                if self.alone_beside_sets
-                else f" (a {self.member} alone beside other {self.members}s is [{members[0]}])"
-            )
-            raise self._refused(text, f"can be read in more than one way{how}")
+        # 0,1,2+3 and 0,all
+        if members and not may_be_alone and (len(members) > 1 or len(bare) > 1):
+            reason = "can be read in more than one way"
+            if not self.alone_beside_sets:
+                form = f"a {self.member} alone beside other {self.members}s is [{members[0]}]"
+                reason += f" ({form})"
+            raise self._refused(text, reason)
         return sets
 
-    def _refused(self, typed: str, why: str) -> Refused:
-        return Refused(f"{self.option}={typed}: {why}; {self.forms}")
+    def _refused(self, typed: str, reason: str) -> Refused:
+        return Refused(f"{self.option}={typed}: {reason}; {self.forms}")
 
     def _fault(self, text: str) -> str:
         """Return what is wrong with a text that is no list of sets."""
         if not text.strip():
             return f"names no {self.member}"
-        if spaces := re.search(r"\s", text):
+        spaces = re.search(r"\s", text)
+        if spaces:
             return f"has a space or line break ({spaces[0]!r})"
-        tokens = re.split(r"[,+\[\]'\"]", text)
-        wrong = [
-            one
-            for one in tokens
-            if one and not self.is_member(one) and not self.word.fullmatch(one)
-        ]
-        return self._unknown(wrong[0]) if wrong else "has an empty or unclosed part"
+        for token in re.split(r"[,+\[\]'\"]", text):
+            if token and not self.is_member(token) and not self.word.fullmatch(token):
+                return self._unknown(token)
+        return "has an empty or unclosed part"
 
     def _unknown(self, token: str) -> str:
         return f"{token!r} is no {self.accepted}"
 
 
-def _is_device(text: str) -> bool:
-    return any(form.fullmatch(text) for form in (NUMBER, UUID, BUS_ID))
-
-
-def _is_plain_gpu(text: str) -> bool:
-    return bool(NUMBER.fullmatch(text)) or text in (*PLAIN_WORDS, "classes")
-
-
 GPUS = Grammar(
-    "gpus",
-    "GPU",
-    "subset",
-    "GPU id, UUID, PCI bus id or word",
-    GPU_FORMS,
-    _is_device,
-    GPU_WORD,
-    _is_plain_gpu,
+    option="gpus",
+    member="GPU",
+    members="subset",
+    accepted="GPU id, UUID, PCI bus id or word",
+    forms=GPU_FORMS,
+    is_member=lambda text: any(form.fullmatch(text) for form in (NUMBER, UUID, BUS_ID)),
+    word=GPU_WORD,
+    plain=lambda text: NUMBER.fullmatch(text) is not None or text in (*PLAIN_WORDS, "classes"),
 )
 
 
 def expand(word: str, members: Sequence[T]) -> list[tuple[T, ...]]:
-    """Return the sets that a word of PLAIN_WORDS names: `scale` of 8 devices is the first 1, 2, 4 and 8 of them."""
-    every = tuple(members)
+    """Return the sets that a word of PLAIN_WORDS names: `scale` of 8 devices is the first 1, 2, 4
+    and 8 of them."""
+    members = tuple(members)
     if word == "all":
-        return [every]
+        return [members]
     if word == "each":
-        return [(member,) for member in every]
+        return [(member,) for member in members]
     if word == "pairs":
-        return list(itertools.combinations(every, 2))
+        return list(itertools.combinations(members, 2))
     if word == "scale":
-        counts = [1 << power for power in range(len(every).bit_length())]
-        return [
-            every[:count] for count in dict.fromkeys([*counts, len(every)]) if count <= len(every)
-        ]
+        counts = {1 << power for power in range(len(members).bit_length())} | {len(members)}
+        return [members[:count] for count in sorted(counts)]
     raise Refused(f"gpus={word}: accepted are a subset or {', '.join(PLAIN_WORDS)}")
 
 
@@ -212,8 +205,8 @@ NODE_WORDS = {
     "scale": "the first 1, 2, 4, … hosts, and all",
 }
 NODE_FORMS = (
-    "write one set of hosts as nodes=a,b, several as nodes=a+b,a+c, a number of hosts as nodes=2, or a word: all, each, pairs, "
-    "scale"
+    "write one set of hosts as nodes=a,b, several as nodes=a+b,a+c, a number of hosts as nodes=2, "
+    "or a word: all, each, pairs, scale"
 )
 LARGEST_BYTES = 1 << 20  # of a file of hosts
 MOST_HOSTS = 4096
@@ -221,20 +214,24 @@ A_FILE = "accepted is a file with a host a line"
 
 
 def is_name(text: str) -> bool:
-    """Return whether a text may be the name of a host: a pure number is a count, and no word is a name."""
+    """Return whether a text may be the name of a host: a pure number is a count, and no word is a
+    name."""
     return (
         bool(HOST_NAME.fullmatch(text)) and not text.isdecimal() and not NODE_WORD.fullmatch(text)
     )
 
 
-def _is_plain_node(text: str) -> bool:
-    return bool(NODE_WORD.fullmatch(text))
-
-
 NODES = Grammar(
-    "nodes", "host", "set of hosts", "name of a host, number or word", NODE_FORMS, is_name, NODE_WORD, _is_plain_node,
+    option="nodes",
+    member="host",
+    members="set of hosts",
+    accepted="name of a host, number or word",
+    forms=NODE_FORMS,
+    is_member=is_name,
+    word=NODE_WORD,
+    plain=lambda text: NODE_WORD.fullmatch(text) is not None,
     alone_beside_sets=True,
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)
@@ -248,30 +245,30 @@ class ListedHost:
 
 @functools.lru_cache(maxsize=1)
 def listed_hosts(path: str) -> tuple[ListedHost, ...]:
-    """Return the hosts of a file: one a line, with `slots=N` behind it or not; `#` begins a comment. It is read once.
+    """Return the hosts of a file: one a line, with `slots=N` behind it or not; `#` begins a
+    comment. It is read once.
 
     Raises:
         Refused: the file cannot be read or names no host; or a line is wrong, by its number.
     """
-    found: dict[str, ListedHost] = {}
+    hosts: dict[str, ListedHost] = {}
     for number, line in enumerate(_text(path).split("\n"), 1):
         words = line.partition("#")[0].split()
         if not words:
             continue
-        host = _host(f"hosts={path}: line {number}", words, number)
-        if host.name in found:
+        where = f"hosts={path}: line {number}"
+        host = _host(where, words, number)
+        if host.name in hosts:
             raise Refused(
-                f"hosts={path}: line {number}: host {host.name} stands in line {found[host.name].line} already; accepted is "
-                "each host once, with slots=N for its ranks"
+                f"{where}: host {host.name} stands in line {hosts[host.name].line} already; "
+                "accepted is each host once, with slots=N for its ranks"
             )
-        found[host.name] = host
-        if len(found) > MOST_HOSTS:
-            raise Refused(
-                f"hosts={path}: line {number}: more than {MOST_HOSTS:,} hosts; accepted are fewer"
-            )
-    if not found:
+        hosts[host.name] = host
+        if len(hosts) > MOST_HOSTS:
+            raise Refused(f"{where}: more than {MOST_HOSTS:,} hosts; accepted are fewer")
+    if not hosts:
         raise Refused(f"hosts={path}: names no host; {A_FILE}")
-    return tuple(found.values())
+    return tuple(hosts.values())
 
 
 def _text(path: str) -> str:
@@ -293,32 +290,31 @@ def _text(path: str) -> str:
         raise Refused(f"hosts={path}: line {line}: is no text in UTF-8; {A_FILE}") from None
 
 
-def _host(where: str, words: Sequence[str], number: int) -> ListedHost:
+def _host(where: str, words: Sequence[str], line: int) -> ListedHost:
     """Return the host of a line. Raises Refused, which begins with `where`."""
     name, *options = words
     if not is_name(name):
+        hint = ""
+        if ":" in name or "@" in name:
+            hint = "; ports and users belong in the configuration of ssh"
         raise Refused(
-            f"{where}: {name[:300]!r} is no name of a host; accepted are letters, digits, '.', '-' and '_', and not digits alone"
-            + (
-                "; ports and users belong in the configuration of ssh"
-                if re.search("[:@]", name)
-                else ""
-            )
+            f"{where}: {name[:300]!r} is no name of a host; accepted are letters, digits, '.', "
+            f"'-' and '_', and not digits alone{hint}"
         )
-    slots = (
-        re.fullmatch(r"slots=([1-9][0-9]{0,3})", options[0], re.ASCII)
-        if len(options) == 1
-        else None
-    )
-    if options and not slots:
+    if not options:
+        return ListedHost(name, None, line)
+    slots = re.fullmatch(r"slots=([1-9][0-9]{0,3})", " ".join(options), re.ASCII)
+    if not slots:
         raise Refused(
-            f"{where}: {' '.join(options)[:300]!r} behind host {name}; accepted is slots=N, or nothing"
+            f"{where}: {' '.join(options)[:300]!r} behind host {name}; accepted is slots=N, or "
+            "nothing"
         )
-    return ListedHost(name, int(slots[1]) if slots else None, number)
+    return ListedHost(name, int(slots[1]), line)
 
 
 def host_sets(tokens: Sequence[str], names: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return the ordered sets of hosts that a `nodes` list means, where `names` are the hosts that are known.
+    """Return the ordered sets of hosts that a `nodes` list means, where `names` are the hosts that
+    are known.
 
     Raises:
         Refused: a host that is not known, or more hosts than there are.
@@ -327,20 +323,21 @@ def host_sets(tokens: Sequence[str], names: Sequence[str]) -> list[tuple[str, ..
     members = NODES.one_set(tokens, typed)
     if members[0] in PLAIN_WORDS:
         return expand(members[0], names)
-    known = (
-        f"{len(names)} {'is' if len(names) == 1 else 'are'} known: {shown(names)}"
-        if names
-        else "none is known"
-    )
+    if not names:
+        known = "none is known"
+    else:
+        known = f"{len(names)} {'is' if len(names) == 1 else 'are'} known: {shown(names)}"
     if COUNT.fullmatch(members[0]):
         if int(members[0]) > len(names):
             raise Refused(f"nodes={typed}: wants {members[0]} hosts, and {known}")
         return [tuple(names[: int(members[0])])]
-    if unknown := next((name for name in members if name not in names), None):
-        raise Refused(f"nodes={typed}: host {unknown} is not known; {known}")
+    for name in members:
+        if name not in names:
+            raise Refused(f"nodes={typed}: host {name} is not known; {known}")
     return [tuple(members)]
 
 
 def shown(names: Sequence[str]) -> str:
     """Return the first names, and how many more there are."""
-    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+    text = ", ".join(names[:8])
+    return f"{text} and {len(names) - 8} more" if len(names) > 8 else text

@@ -1,4 +1,5 @@
-"""Code that a file or a command names: `package.module.name`, or `package.module:name` as Python's own tools write it.
+"""Code that a file or a command names: `package.module.name`, or `package.module:name` as Python's
+own tools write it.
 
 A launcher finds such code without importing it, because it may import torch; a rank imports it.
 """
@@ -25,7 +26,8 @@ def split(dotted: str) -> tuple[str, str]:
 
 
 def locate(dotted: str) -> Any:
-    """Import a module and return what it calls `name`. Raises whatever the import raises, or AttributeError."""
+    """Import a module and return what it calls `name`. Raises whatever the import raises, or
+    AttributeError."""
     module, name = split(dotted)
     return getattr(importlib.import_module(module), name)
 
@@ -34,22 +36,25 @@ def locate_without_torch(dotted: str) -> Any:
     """Import code that the launching process calls, and return it.
 
     Raises:
-        Refused: it cannot be imported, or its import brings torch into the launching process, which takes seconds.
+        Refused: it cannot be imported, or its import brings torch into the launching process, which
+            takes seconds.
     """
     had_torch = "torch" in sys.modules
     try:
-        found = locate(dotted)
+        target = locate(dotted)
     except (Exception, SystemExit) as error:
         raise Refused(f"{dotted}: cannot be imported ({type(error).__name__}: {error})") from None
     if not had_torch and "torch" in sys.modules:
         raise Refused(
-            f"{dotted}: imports torch; the launching process calls it, so put it in a module without torch"
+            f"{dotted}: imports torch; the launching process calls it, so put it in a module "
+            "without torch"
         )
-    return found
+    return target
 
 
 def call_dotted(dotted: str, *arguments: Any) -> Any:
-    """Call code of a benchmark in the launching process, before any process starts; return what it returns.
+    """Call code of a benchmark in the launching process, before any process starts; return what it
+    returns.
 
     Raises:
         Refused: as `locate_without_torch`; or what the code raises, whatever it is.
@@ -64,7 +69,8 @@ def call_dotted(dotted: str, *arguments: Any) -> Any:
 
 
 def sha256_of_foreign_code(field: str, dotted: str) -> str | None:
-    """Return the SHA-256 of the file that defines a name, in hexadecimal digits; None for Ringside's own code.
+    """Return the SHA-256 of the file that defines a name, in hexadecimal digits; None for
+    Ringside's own code.
 
     Raises:
         Refused: as `source_file`.
@@ -75,7 +81,8 @@ def sha256_of_foreign_code(field: str, dotted: str) -> str | None:
 
 
 def source_file(field: str, dotted: str) -> Path:
-    """Return the Python file of a dotted name's module, found as an import would find it but without running any code.
+    """Return the Python file of a dotted name's module, found as an import would find it but
+    without running any code.
 
     Whether it defines the name is known once it is imported (trainers.own_code).
 
@@ -84,45 +91,48 @@ def source_file(field: str, dotted: str) -> Path:
     """
     if not DOTTED.fullmatch(dotted):
         raise Refused(
-            f"{field}={dotted}: accepted is a name that Python can import, such as my_package.my_module:build"
+            f"{field}={dotted}: accepted is a name that Python can import, such as "
+            "my_package.my_module:build"
         )
     module, _ = split(dotted)
-    spec = _spec(module)
+    spec = _find_spec(module)
     if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
         raise Refused(
-            f"{field}={dotted}: Python finds no module {module}; put its folder on PYTHONPATH, or install its package"
+            f"{field}={dotted}: Python finds no module {module}; put its folder on PYTHONPATH, or "
+            "install its package"
         )
     return Path(spec.origin)
 
 
-def _spec(module: str) -> ModuleSpec | None:
-    """Return where a module lies; None where Python does not find it. Its parents are looked up and not imported."""
-    search: list[str] | None = None
+def _find_spec(module: str) -> ModuleSpec | None:
+    """Return where a module lies; None where Python does not find it. Its parents are looked up,
+    not imported."""
+    folders: list[str] | None = None
     spec = None
-    parts = module.split(".")
-    for number, part in enumerate(parts):
+    name = ""
+    for part in module.split("."):
+        name = f"{name}.{part}".lstrip(".")
         try:
-            spec = _found(".".join(parts[: number + 1]), search)
-        except KeyError:  # a folder without __init__.py inside another: its finder asks for the parent as if imported
-            spec, search = (
-                None,
-                [
-                    str(Path(folder) / part)
-                    for folder in search or ()
-                    if (Path(folder) / part).is_dir()
-                ],
-            )
+            spec = _ask_finders(name, folders)
+        except KeyError:
+            # A folder without __init__.py inside another: its finder asks for the parent as if
+            # imported.
+            spec = None
+            inside = [Path(folder) / part for folder in folders or ()]
+            folders = [str(folder) for folder in inside if folder.is_dir()]
             continue
         if spec is None:
             return None
         locations = spec.submodule_search_locations
-        # A folder without __init__.py has a list that asks for its parent: what the list holds is taken.
-        search = list(getattr(locations, "_path", locations) or ())
+        # A folder without __init__.py has a list that asks for its parent: what the list holds is
+        # taken.
+        folders = list(getattr(locations, "_path", locations) or ())
     return spec
 
 
-def _found(module: str, search: Sequence[str] | None) -> ModuleSpec | None:
-    """Return what the first finder that knows a module says of it."""
-    finders = (finder for finder in sys.meta_path if hasattr(finder, "find_spec"))
-    specs = (finder.find_spec(module, search) for finder in finders)
-    return next((spec for spec in specs if spec is not None), None)
+def _ask_finders(module: str, folders: Sequence[str] | None) -> ModuleSpec | None:
+    for finder in sys.meta_path:
+        spec = finder.find_spec(module, folders) if hasattr(finder, "find_spec") else None
+        if spec is not None:
+            return spec
+    return None

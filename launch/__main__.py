@@ -1,4 +1,5 @@
-"""`python -m launch sync STUDY_DIR` writes records to MLflow; `compare STUDY_DIR` says where MLflow has them otherwise.
+"""`python -m launch sync STUDY_DIR` writes records to MLflow; `compare STUDY_DIR` says where MLflow
+has them otherwise.
 
 Exit status: 0 done, 1 it failed or differs, 2 the input is wrong, 130 Ctrl-C.
 """
@@ -16,48 +17,51 @@ from launch.tracking.sync import compare, sync
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command line and return the exit status. A wrong option exits with 2 through argparse."""
+    """Run a command line and return the exit status. A wrong option exits with 2 through
+    argparse."""
     parser = argparse.ArgumentParser(
         prog="python -m launch", description="Work with the records of a study after a sweep."
     )
+    study = argparse.ArgumentParser(add_help=False)
+    study.add_argument("study_dir", type=Path, help="folder of the study: <output_dir>/<study>")
+    study.add_argument(
+        "--uri", help="MLflow tracking URI (default: sqlite:///<output_dir>/mlflow.db)"
+    )
+    study.add_argument("--experiment", help="MLflow experiment (default: ringside/<study>)")
     commands = parser.add_subparsers(dest="command", required=True)
-    command = commands.add_parser(
-        "sync", help="write those records of a study to MLflow that it does not have yet"
+    commands.add_parser(
+        "sync",
+        parents=[study],
+        help="write those records of a study to MLflow that it does not have yet",
     )
-    other = commands.add_parser(
-        "compare", help="compare what MLflow has of a study with its records; one JSON object"
+    commands.add_parser(
+        "compare",
+        parents=[study],
+        help="compare what MLflow has of a study with its records; one JSON object",
     )
-    for one in (command, other):
-        one.add_argument("study_dir", type=Path, help="folder of the study: <output_dir>/<study>")
-        one.add_argument(
-            "--uri", help="MLflow tracking URI (default: sqlite:///<output_dir>/mlflow.db)"
-        )
-        one.add_argument("--experiment", help="MLflow experiment (default: ringside/<study>)")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    name = f"python -m launch {options.command}"
+    tracking = Tracking(uri=options.uri, experiment=options.experiment)
     try:
-        if given.command == "compare":
-            compared = compare(
-                given.study_dir, Tracking(uri=given.uri, experiment=given.experiment)
-            )
-            print(json.dumps({**asdict(compared), "right": compared.right}))
-            return 0 if compared.right else 1
-        report = sync(given.study_dir, Tracking(uri=given.uri, experiment=given.experiment))
+        if options.command == "compare":
+            comparison = compare(options.study_dir, tracking)
+            print(json.dumps({**asdict(comparison), "right": comparison.right}))
+            return 0 if comparison.right else 1
+        report = sync(options.study_dir, tracking)
     except (ValueError, WrongUri) as error:
-        print(one_line(f"python -m launch {given.command}: {error}"), file=sys.stderr)
+        print(one_line(f"{name}: {error}"), file=sys.stderr)
         return 2
     except TrackingUnavailable as error:
-        print(one_line(f"python -m launch {given.command}: {error}"), file=sys.stderr)
+        print(one_line(f"{name}: {error}"), file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print(
-            f"python -m launch {given.command}: interrupted; the same command continues from there",
-            file=sys.stderr,
-        )
+        print(f"{name}: interrupted; the same command continues from there", file=sys.stderr)
         return 130
     for sentence in report.unreadable:
-        print(one_line(f"python -m launch sync: {sentence}"), file=sys.stderr)
+        print(one_line(f"{name}: {sentence}"), file=sys.stderr)
     print(
-        f"{report.projected} projected, {report.already} there already, {len(report.unreadable)} unreadable"
+        f"{report.projected} projected, {report.already} there already, {len(report.unreadable)} "
+        "unreadable"
     )
     return 1 if report.unreadable else 0
 

@@ -1,4 +1,5 @@
-"""The cells that a sweep leaves for its end: other launchers measure them, or one of their hosts was lost."""
+"""The cells that a sweep leaves for its end: other launchers measure them, or one of their hosts
+was lost."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -28,21 +29,23 @@ class DeferredCells:
         may_go_on: Callable[[], bool],
         measure: Callable[[int], None],
     ) -> None:
-        """Wait for the cells that others hold: take over what they finish, and measure what they do not.
+        """Wait for the cells that others hold: take over what they finish, and measure what they do
+        not.
 
         `look` closes what died; `measure` tries a cell, which may be held again.
         """
-        for cell in (self._cells[number] for number in self.held):
+        for index in self.held:
+            cell = self._cells[index]
             self._note(f"waiting for {cell.name}: {study.who_holds(cell)} (Ctrl-C leaves)")
         while self.held and may_go_on():
             time.sleep(HELD_POLL_S)
             look()
-            looked_at, self.held = self.held, []
-            for number in looked_at:
+            held, self.held = self.held, []
+            for index in held:
                 if may_go_on():
-                    measure(number)
+                    measure(index)
                 else:
-                    self.held.append(number)
+                    self.held.append(index)
 
     def try_lost_hosts(
         self, engine: CellEngine, stopping: Callable[[], bool], measure: Callable[[int], None]
@@ -50,20 +53,20 @@ class DeferredCells:
         """Measure the cells whose host was lost, if it answers again."""
         if not self.lost or stopping():
             return
-        left, self.lost = self.lost, []
+        lost, self.lost = self.lost, []
         self._note(
-            f"{count(len(left), 'cell')} left, whose host was lost: in about half a minute it is tried once more"
+            f"{count(len(lost), 'cell')} left, whose host was lost: in about half a minute it is "
+            "tried once more"
         )
-        engine.seek([self._cells[number] for number in left], stopping)
-        for number in left:
-            measure(number)
+        engine.seek([self._cells[index] for index in lost], stopping)
+        for index in lost:
+            measure(index)
 
     def settle(self, screen: Screen, engine: CellEngine) -> None:
         """Show which cells were not measured, and say why."""
-        for number in self.held:
-            screen.settle(number, "measured elsewhere", None)
-        for number in self.lost:
-            screen.settle(number, "skipped: node_lost", None)
-            self._note(
-                f"{self._cells[number].name} was not measured: {engine.lost(self._cells[number])}"
-            )
+        for index in self.held:
+            screen.settle(index, "measured elsewhere", None)
+        for index in self.lost:
+            screen.settle(index, "skipped: node_lost", None)
+            cell = self._cells[index]
+            self._note(f"{cell.name} was not measured: {engine.lost(cell)}")

@@ -1,4 +1,5 @@
-"""Measure one cell, from its plan to its record: prepare the folder, run the ranks, observe what was used, judge, write."""
+"""Measure one cell, from its plan to its record: prepare the folder, run the ranks, observe what
+was used, judge, write."""
 
 import dataclasses
 import errno
@@ -52,7 +53,8 @@ class CellRunner:
     def measure(
         self, planned: PlannedCell, known: list[Record], progress: Callable[[Watch], None]
     ) -> Record:
-        """Run one cell and write its record, whatever happens in it. `known` are the study's records so far.
+        """Run one cell and write its record, whatever happens in it. `known` are the study's
+        records so far.
 
         Raises:
             OSError: the study's folder cannot be written any more.
@@ -62,46 +64,43 @@ class CellRunner:
         caches = compile_caches.compile_caches_variables(
             cell, self.study.folder.parent, self.here.surrounding
         )
-        variable = {**self.here.variables(cell, folder, token), **caches}
-        environment = self.here.around(cell, variable)
+        variables = {**self.here.variables(cell, folder, token), **caches}
+        environment = self.here.around(cell, variables)
         predicted = self.forecasts.before(cell, environment, known)
-        attempt = self.study.begin(
-            cell,
-            token,
-            {
-                "study": self.study.name,
-                "sweep_id": self.sweep.sweep_id,
-                "overrides": self.sweep.overrides,
-                "drift": planned.drift,
-                "environment": environment,
-                **({"predicted": predicted} if predicted else {}),
-            },
-        )
-        outcome = self._run(cell, folder, variable, progress, sampled=self.config.sample_gpus)
+        details = {
+            "study": self.study.name,
+            "sweep_id": self.sweep.sweep_id,
+            "overrides": self.sweep.overrides,
+            "drift": planned.drift,
+            "environment": environment,
+        }
+        if predicted:
+            details["predicted"] = predicted
+        attempt = self.study.begin(cell, token, details)
+        outcome = self._run(cell, folder, variables, progress, sampled=self.config.sample_gpus)
         ended_at = now()
         if outcome.immortal:
             held = "GPUs" if cell.device == "cuda" else "memory and cores"
             self.note(
-                f"processes {outcome.immortal} of {cell.name} survive SIGKILL and may still hold their {held}"
+                f"processes {outcome.immortal} of {cell.name} survive SIGKILL and may still hold "
+                f"their {held}"
             )
         if outcome.state == "finished" and self._wants_tuning(cell):
             with self.study.spending(token, "tuning pass"):
-                self._tuning_pass(cell, folder, variable)
+                self._tuning_pass(cell, folder, variables)
         try:
             record = assemble(
                 folder, outcome.state, outcome.failure, ended_at, known, self.study.folder_of
             )
             record = with_values(record, known)
-        except (
-            RecordError
-        ) as error:  # the files that this launcher made are gone, or not what it wrote
+        except RecordError as error:  # the files that this launcher made are gone, or changed
             number = errno.EIO if folder.cell.exists() else errno.ENOENT
             raise OSError(number, str(error), str(folder.cell)) from None
         if outcome.state == "finished" and cell.profiler != "none":
             # The record is written first: whatever happens in the pass, what was measured is safe.
             records.write(folder, judged(record, self.config.validity))
             with self.study.spending(token, "profiled pass"):
-                trace = self._profiled(cell, folder, variable, progress)
+                trace = self._profiled(cell, folder, variables, progress)
             if trace:
                 record = dataclasses.replace(
                     _with_trace(record, trace), raw_sha256=folder.raw_sha256()
@@ -114,7 +113,7 @@ class CellRunner:
         self,
         cell: Cell,
         folder: CellFolder,
-        variable: Mapping[str, str],
+        variables: Mapping[str, str],
         progress: Callable[[Watch], None],
         profiler: Sequence[str] = (),
         sampled: bool = False,
@@ -125,7 +124,7 @@ class CellRunner:
             outcome = supervise.run(
                 cell,
                 folder,
-                variable,
+                variables,
                 self.engine,
                 limits,
                 self.stopping,
@@ -144,7 +143,7 @@ class CellRunner:
         self,
         cell: Cell,
         folder: CellFolder,
-        variable: Mapping[str, str],
+        variables: Mapping[str, str],
         progress: Callable[[Watch], None],
     ) -> "Profiled | None":
         """Run the profiled pass; return None if the user stopped it.
@@ -152,10 +151,11 @@ class CellRunner:
         Under nsys its environment is scrubbed, because the report contains it.
         """
 
-        def run(asked: Cell, inside: CellFolder, command: Sequence[str]) -> Outcome:
-            needed = scrubbed(variable) if command else variable
-            logged = {"NCCL_DEBUG_FILE": inside.nccl_log_pattern} if cell.device == "cuda" else {}
-            return self._run(asked, inside, {**needed, **logged}, progress, command)
+        def run(untimed: Cell, inside: CellFolder, command: Sequence[str]) -> Outcome:
+            own = dict(scrubbed(variables) if command else variables)
+            if cell.device == "cuda":
+                own["NCCL_DEBUG_FILE"] = inside.nccl_log_pattern
+            return self._run(untimed, inside, own, progress, command)
 
         from launch.profile.profiled_pass import profiled  # with numpy, which a plan does not need
 
@@ -167,18 +167,17 @@ class CellRunner:
         return trace
 
     def _wants_tuning(self, cell: Cell) -> bool:
-        """Return whether a cell has a tuning pass: on request, or if it asks for an algorithm or a protocol."""
+        """Return whether a cell has a tuning pass: on request, or if it asks for an algorithm or a
+        protocol."""
         if cell.device != "cuda" or cell.world_size == 1 or not cell.trains:
             return False
-        asked = self.config.tuning_pass
-        return (
-            bool({"NCCL_ALGO", "NCCL_PROTO"} & cell.nccl.keys())
-            if asked == "auto"
-            else asked in (True, "True")
-        )
+        if self.config.tuning_pass == "auto":
+            return "NCCL_ALGO" in cell.nccl or "NCCL_PROTO" in cell.nccl
+        return self.config.tuning_pass in (True, "True")
 
-    def _tuning_pass(self, cell: Cell, folder: CellFolder, variable: Mapping[str, str]) -> None:
-        """Run a few untimed steps in which NCCL logs each choice. A failure leaves checks unchecked and costs no number."""
+    def _tuning_pass(self, cell: Cell, folder: CellFolder, variables: Mapping[str, str]) -> None:
+        """Run a few untimed steps in which NCCL logs each choice. A failure leaves checks unchecked
+        and costs no number."""
         try:
             inside = prepare(folder.tuning, cell.untimed_pass("tuning_pass", TUNING_PASS))
         except OSError as error:
@@ -188,7 +187,7 @@ class CellRunner:
             "NCCL_DEBUG_SUBSYS": f"{NCCL_SUBSYSTEMS},TUNING",
             "NCCL_DEBUG_FILE": inside.nccl_log_pattern,
         }
-        outcome = self._run(cell, inside, {**variable, **logged}, lambda watch: None)
+        outcome = self._run(cell, inside, {**variables, **logged}, lambda watch: None)
         if outcome.failure:
             self.note(f"the tuning pass of {cell.name} failed: {outcome.failure.message}")
 

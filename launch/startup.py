@@ -15,8 +15,8 @@ INTERRUPTED = 130  # exit status, as shells have it for Ctrl-C
 def begin() -> Any:
     """Have Ctrl-C end the process without a traceback, and return the handler of before.
 
-    A job in the background goes on ignoring Ctrl-C. Python collects no garbage: it would walk through all that is imported
-    and planned again and again (launch.study.background).
+    A job in the background goes on ignoring Ctrl-C. Python collects no garbage: it would walk
+    through all that is imported and planned again and again (launch.study.background).
     """
     gc.disable()
     handler = signal.getsignal(signal.SIGINT)

@@ -23,7 +23,7 @@ from benchmarks.record.encoding import NOT_FINITE, encoded, refuse_deep, restore
 from benchmarks.record.folder import CellFolder, record_paths
 from benchmarks.record.shapes import Checks, Effective, Environment, Predicted, RankFacts
 from benchmarks.record.table_shapes import Number, Tables
-from conf.cell import ONLY_IF_SAID, Cell, Network, Optimizer
+from conf.cell import OMITTED_IF_EMPTY, Cell, Network, Optimizer
 
 SCHEMA_VERSION = 6
 OLDEST_SCHEMA = 4
@@ -237,7 +237,7 @@ def _lost(content: Mapping[str, Any]) -> Iterator[str]:
         parts.append((Failure, content["failure"]))
     for kind, part in parts:
         for one in dataclasses.fields(kind):
-            if one.name not in part and one.name not in (*LATER_FIELDS, *ONLY_IF_SAID):
+            if one.name not in part and one.name not in (*LATER_FIELDS, *OMITTED_IF_EMPTY):
                 yield one.name
 
 

@@ -1,7 +1,7 @@
 """Compose the requests of a command line with Hydra's compose API.
 
-Hydra merges all YAML files for each composition, which takes 0.1 s. So each combination of group choices (`model=`,
-`strategy=`) is composed once, and the values of its jobs are set in it.
+Hydra merges all YAML files for each composition, which takes 0.1 s. So each combination of group
+choices (`model=`, `strategy=`) is composed once, and the values of its jobs are set in it.
 """
 
 import copy
@@ -30,10 +30,8 @@ from conf.schema import Config, Request
 from launch.machine.devices import look
 
 MOST_JOBS = 20_000
-NEED_GPUS = (
-    "optimize",
-)  # options of `on_cpu` that the full form has too: what they replace needs GPUs
-UNSET = object()
+# Options of `on_cpu` that the full form has too: what they replace needs GPUs.
+NEED_GPUS = ("optimize",)
 
 
 class ConfigDir(SearchPathPlugin):
@@ -53,7 +51,8 @@ Plugins.instance().register(ConfigDir)
 def requests_of(
     line: CommandLine, surroundings: Mapping[str, str]
 ) -> tuple[list[Request], list[str]]:
-    """Return the requests of a command line in the order of its jobs, and the options of its CPU preset.
+    """Return the requests of a command line in the order of its jobs, and the options of its CPU
+    preset.
 
     Raises:
         HydraException, OmegaConfBaseException: options that do not compose.
@@ -61,11 +60,11 @@ def requests_of(
     """
     with _hydra(line.config_dir):
         overrides = normalise(line.overrides)
-        shared = shared_base(overrides, line.multirun)
+        shared = shared_base(overrides)
         preset = cpu_preset(shared.config, line.overrides, surroundings)
         if preset:
             overrides = normalise([*preset, *line.overrides])
-            shared = shared_base(overrides, line.multirun)
+            shared = shared_base(overrides)
         if line.multirun or shared.is_sweep:
             return sweep(overrides, shared), preset
         # Without -m Hydra refuses an option with several values.
@@ -88,9 +87,11 @@ def _hydra(config_dir: Path | None) -> initialize_config_dir:
 def cpu_preset(
     config: Config, overrides: Sequence[str], surroundings: Mapping[str, str]
 ) -> list[str]:
-    """Return the options of `on_cpu` of a named study on a machine without GPUs; none elsewhere, and none with nodes=.
+    """Return the options of `on_cpu` of a named study on a machine without GPUs; none elsewhere,
+    and none with nodes=.
 
-    With `full=true` only what needs GPUs is replaced. An option that was typed, or whose group was chosen, stays as typed.
+    With `full=true` only what needs GPUs is replaced. An option that was typed, or whose group was
+    chosen, stays as typed.
 
     Raises:
         Refused: `device=cuda`, and this machine has no usable GPU.
@@ -115,14 +116,18 @@ def cpu_preset_note(preset: Sequence[str], study: str) -> str:
         return (
             f"study {study} has {' '.join(preset)} on CPU workers: what it has instead needs GPUs"
         )
-    return f"study {study} runs in its small form for CPU workers ({' '.join(preset)}); full=true measures it in full"
+    return (
+        f"study {study} runs in its small form for CPU workers ({' '.join(preset)}); full=true "
+        "measures it in full"
+    )
 
 
 class Base:
     """One composition of Hydra's, in which values can be set."""
 
     def __init__(self, overrides: Sequence[str]) -> None:
-        """Compose all YAML files with some overrides. Raises HydraException and OmegaConfBaseException."""
+        """Compose all YAML files with some overrides. Raises HydraException and
+        OmegaConfBaseException."""
         self.overrides = list(overrides)
         self.composed = compose("config", self.overrides, return_hydra_config=True)
         self.is_sweep = self.composed.hydra.mode == RunMode.MULTIRUN
@@ -142,56 +147,63 @@ class Base:
         for override in overrides:
             by_part[override.key_or_group.partition(".")[0]].append(override)
         config = copy.copy(self.config)
-        for name, values in by_part.items():
-            key = tuple(str(override.input_line) for override in values)
-            if key not in self._parts:
-                self._parts[key] = self._part(name, values)
-            if self._parts[key] is UNSET:
-                return None
-            setattr(config, name, self._parts[key])
+        try:
+            for name, values in by_part.items():
+                key = tuple(str(override.input_line) for override in values)
+                if key not in self._parts:
+                    self._parts[key] = self._part(name, values)
+                setattr(config, name, self._parts[key])
+        except (OmegaConfBaseException, ValueError):
+            return None
         return config
 
     def _part(self, name: str, overrides: Sequence[Override]) -> Any:
-        """Return a part of the configuration with other values, UNSET where one of them is wrong or a whole group."""
+        """Return a part of the configuration with other values. Raises for a wrong value and for a
+        whole group."""
         before = {}
         try:
             for override in overrides:
                 key = override.key_or_group
                 value = OmegaConf.select(self.composed, key)
                 if isinstance(value, DictConfig):
-                    return UNSET
+                    raise ValueError(f"{key}: is a group of options")
                 before[key] = copy.deepcopy(value)
                 OmegaConf.update(self.composed, key, override.value())
             part = self.composed[name]
             return OmegaConf.to_object(part) if OmegaConf.is_config(part) else part
-        except OmegaConfBaseException:
-            return UNSET
         finally:
             for key, value in before.items():
                 OmegaConf.update(self.composed, key, value)
 
 
-def shared_base(texts: Sequence[str], multirun: bool) -> Base:
-    """Return the composition of what all jobs have in common. Of a swept group it has the default choice."""
+def shared_base(texts: Sequence[str]) -> Base:
+    """Return the composition of what all jobs have in common. Of a swept group it has the default
+    choice."""
     overrides = _parsed(texts)
     swept = [override.key_or_group for override in overrides if override.is_sweep_override()]
     shared = []
     for override in overrides:
-        if (
-            override.key_or_group.partition(".")[0] not in swept
-            and override.key_or_group not in swept
-        ):
+        key = override.key_or_group
+        if key not in swept and key.partition(".")[0] not in swept:
             shared.append(str(override.input_line))
     return Base(shared)
 
 
 def sweep(texts: Sequence[str], shared: Base) -> list[Request]:
-    """Return the requests of all jobs, in the order of Hydra's own sweeper. Raises as `requests_of`."""
+    """Return the requests of all jobs, in the order of Hydra's own sweeper. Raises as
+    `requests_of`."""
     params = [f"{name}={value}" for name, value in shared.sweep_params.items()]
     overrides = _parsed([*params, *texts])
-    _refuse_too_many(overrides)
     texts_of: dict[str, list[str]] = {}  # of an option that is named twice the last one counts
     values: dict[str, Override] = {}  # those that are set in a composition, by text
+    jobs: float = 1
+    for override in overrides:
+        jobs *= _count(override)
+        if not jobs <= MOST_JOBS:  # also where a number is NaN
+            raise Refused(
+                f"{override.input_line}: a sweep of more than {MOST_JOBS:,} cells; accepted are "
+                "fewer"
+            )
     for override in overrides:
         key = override.get_key_element()
         if not override.is_sweep_override():
@@ -199,7 +211,8 @@ def sweep(texts: Sequence[str], shared: Base) -> list[Request]:
             continue
         if not override.is_discrete_sweep():
             raise Refused(
-                f"{override.input_line}: accepted in a sweep are lists, choice(), range() and glob()"
+                f"{override.input_line}: accepted in a sweep are lists, choice(), range() and "
+                "glob()"
             )
         texts_of[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
         if _is_value(override, overrides):
@@ -217,34 +230,31 @@ def sweep(texts: Sequence[str], shared: Base) -> list[Request]:
     return requests
 
 
+def _count(override: Override) -> float:
+    """Return how many values an override sweeps over, before they are listed; more than MOST_JOBS
+    for a step of 0."""
+    value = override.value()
+    if isinstance(value, ChoiceSweep):
+        return len(value.list)
+    if not isinstance(value, RangeSweep):
+        return 1
+    step, span = value.step or 0, (value.stop or 0) - (value.start or 0)
+    return max(1, span // step) if step else MOST_JOBS + 1
+
+
 def _is_value(override: Override, overrides: Sequence[Override]) -> bool:
-    """Return whether an override sets one option that no other override touches, and chooses from no group."""
+    """Return whether an override sets one option that no other override touches, and chooses from
+    no group."""
     key = override.key_or_group
     if key in GROUPS or override.get_key_element() != key or override.is_hydra_override():
         return False
-    for other in overrides:
-        if other is override or other.key_or_group in GROUPS:
+    for second in overrides:
+        if second is override or second.key_or_group in GROUPS:
             continue
-        touched = f"{other.key_or_group}."
+        touched = f"{second.key_or_group}."
         if touched.startswith(f"{key}.") or f"{key}.".startswith(touched):
             return False
     return True
-
-
-def _refuse_too_many(overrides: Sequence[Override]) -> None:
-    """Refuse a sweep of more than MOST_JOBS jobs before they are listed."""
-    jobs: float = 1
-    for override in overrides:
-        value = override.value()
-        if isinstance(value, ChoiceSweep):
-            jobs *= len(value.list)
-        elif isinstance(value, RangeSweep):
-            step, span = value.step or 0, (value.stop or 0) - (value.start or 0)
-            jobs *= max(1, span // step) if step else MOST_JOBS + 1
-        if not jobs <= MOST_JOBS:  # also where a number is NaN
-            raise Refused(
-                f"{override.input_line}: a sweep of more than {MOST_JOBS:,} cells; accepted are fewer"
-            )
 
 
 def _parsed(texts: Sequence[str]) -> list[Override]:

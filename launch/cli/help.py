@@ -76,7 +76,8 @@ def _print_topic(topic: str) -> None:
 
 
 def option_rows(kind: Any, prefix: str) -> Iterator[tuple[str, str, str, str]]:
-    """Yield (option, meaning, accepted, default) of each field of a dataclass, and of those inside it."""
+    """Yield (option, meaning, accepted, default) of each field of a dataclass, and of those inside
+    it."""
     for field in dataclasses.fields(kind):
         key = f"{prefix}{field.name}"
         if dataclasses.is_dataclass(field.type):

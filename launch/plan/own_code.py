@@ -1,7 +1,9 @@
-"""Refuse code of the user's own that cannot be called as it will be: one process imports it before any rank starts.
+"""Refuse code of the user's own that cannot be called as it will be: one process imports it before
+any rank starts.
 
-`python -m launch.plan.own_code` is that process: it reads a JSON list of calls, and prints the first reason why one of them
-cannot be made. The launching process imports neither torch nor a model.
+`python -m launch.plan.own_code` is that process: it reads a JSON list of calls, and prints the
+first reason why one of them cannot be made. The launching process imports neither torch nor a
+model.
 """
 
 import contextlib
@@ -36,11 +38,13 @@ class Call:
     base: str = ""  # dotted name of the class that a class is derived from; empty: any
 
 
-# --- in the launching process ------------------------------------------------------------------------------------------
+# --- in the launching process
+# ------------------------------------------------------------------------------------------
 
 
 def refuse_wrong_code(cells: Sequence[Cell]) -> None:
-    """Refuse cells whose model, loader, strategy or benchmark of the user's own cannot be called, or lacks a method.
+    """Refuse cells whose model, loader, strategy or benchmark of the user's own cannot be called,
+    or lacks a method.
 
     Raises:
         Refused: names the field, the value and what is accepted.
@@ -63,28 +67,22 @@ def refuse_wrong_code(cells: Sequence[Cell]) -> None:
         raise Refused(f"{names}: the process that imports it ends ({reason})")
     if sentence := json.loads(answer.stdout):
         raise Refused(sentence)
-    for name, exchange in dict.fromkeys(
-        (cell.strategy["name"], _own_exchange(cell)) for cell in cells
-    ):
-        if exchange:
-            _refuse_exchange(f"strategy={name}: code.exchange", exchange)
+    refused: set[str] = set()
+    for cell in cells:
+        exchange = cell.declared.get("strategy", {}).get("exchange", "")
+        if exchange and exchange not in refused and not _is_ours("strategy", cell):
+            refused.add(exchange)
+            _refuse_exchange(f"strategy={cell.strategy['name']}: code.exchange", exchange)
 
 
 def own_calls(cell: Cell) -> Iterator[Call]:
     """Yield what a rank or a report will call of the user's own code."""
     targets = {group: rules["target"] for group, rules in cell.declared.items()}
     if "model" in targets:
-        is_samples = cell.model.inputs == SAMPLES
-        keywords = (
-            [*cell.model.options] if is_samples else ["classes", "channels", *cell.model.options]
-        )
-        yield Call(
-            "model.builder",
-            targets["model"],
-            tuple(keywords),
-            "model.options",
-            OWN_MODEL if is_samples else "",
-        )
+        keywords, base = [*cell.model.options], OWN_MODEL
+        if cell.model.inputs != SAMPLES:
+            keywords, base = ["classes", "channels", *keywords], ""
+        yield Call("model.builder", targets["model"], tuple(keywords), "model.options", base)
     if "data" in targets:
         keywords = ["batch_size", "rank", "world_size", "seed", *cell.data["options"]]
         yield Call("data.loader", targets["data"], tuple(keywords), "data.options")
@@ -101,13 +99,7 @@ def own_calls(cell: Cell) -> Iterator[Call]:
 
 
 def _is_ours(group: str, cell: Cell) -> bool:
-    name = cell.strategy["name"] if group == "strategy" else cell.benchmark["name"]
-    return groups.choice(group, name).is_ours
-
-
-def _own_exchange(cell: Cell) -> str:
-    rules = cell.declared.get("strategy", {})
-    return "" if not rules or _is_ours("strategy", cell) else str(rules.get("exchange", ""))
+    return groups.choice(group, getattr(cell, group)["name"]).is_ours
 
 
 def _refuse_exchange(field: str, dotted: str) -> None:
@@ -119,75 +111,81 @@ def _refuse_exchange(field: str, dotted: str) -> None:
         raise Refused(f"{field}={error}") from None
     if not isinstance(exchange, Exchange):
         raise Refused(
-            f"{field}={dotted}: accepted is an analysis.prediction.strategies.Exchange, as by_collective returns"
+            f"{field}={dotted}: accepted is an analysis.prediction.strategies.Exchange, as "
+            "by_collective returns"
         )
 
 
-# --- in the process that imports the code ------------------------------------------------------------------------------
+# --- in the process that imports the code
+# ------------------------------------------------------------------------------
 
 
 def refusal(call: Call) -> str:
-    """Return why a call cannot be made, naming field, name and what is accepted; empty where it can."""
-    asked = f"{call.field}={call.target}"
+    """Return why a call cannot be made, naming field, name and what is accepted; empty where it
+    can."""
     path = source_file(call.field, call.target)
     module, name = split(call.target)
     try:
         target = locate(call.target)
     except (Exception, SystemExit) as error:
+        reason = f"cannot be imported ({type(error).__name__}: {error})"
         if module in sys.modules and not hasattr(sys.modules[module], name):
-            return f"{asked}: {path} defines no {name}"
-        return f"{asked}: cannot be imported ({type(error).__name__}: {error})"
-    return _wrong_class(asked, target, call.base) or _wrong_arguments(asked, target, call)
+            reason = f"{path} defines no {name}"
+    else:
+        reason = _missing_method(target, call.base) or _wrong_keyword(target, call)
+    return f"{call.field}={call.target}: {reason}" if reason else ""
 
 
-def _wrong_class(asked: str, target: Any, base: str) -> str:
+def _missing_method(target: Any, base: str) -> str:
     """Return what a class lacks to be one that is derived from `base`; empty for a function."""
     if not base or not inspect.isclass(target):
         return ""
     seam: Any = locate(base)
     name, short = target.__name__, seam.__name__
     if not issubclass(target, seam):
-        return f"{asked}: {name} is no {short}; accepted is a subclass of {base}, or a function that returns one"
-    demanded = [
-        method
-        for method, value in vars(seam).items()
-        if getattr(value, "__isabstractmethod__", False)
-    ]
-    for method in demanded:
-        if getattr(getattr(target, method), "__isabstractmethod__", False):
-            return f"{asked}: {name} has no {method}; a subclass of {short} defines {', '.join(demanded)}"
+        return (
+            f"{name} is no {short}; accepted is a subclass of {base}, or a function that "
+            "returns one"
+        )
+    abstract = [name for name in vars(seam) if name in seam.__abstractmethods__]
+    for method in abstract:
+        if method in getattr(target, "__abstractmethods__", ()):
+            return f"{name} has no {method}; a subclass of {short} defines {', '.join(abstract)}"
     return ""
 
 
-def _wrong_arguments(asked: str, target: Any, call: Call) -> str:
-    """Return which keyword a function or a class does not take, or which argument it needs beside them."""
+def _wrong_keyword(target: Any, call: Call) -> str:
+    """Return which keyword a function or a class does not take, or which argument it needs beside
+    them."""
     if call.keywords is None:
         return ""
     try:
-        parameters = inspect.signature(target).parameters.values()
+        parameters = inspect.signature(target).parameters
     except (TypeError, ValueError):  # written in C
         return ""
-    named = {
-        one.name: one
-        for one in parameters
-        if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
-    }
-    takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters)
-    as_called = f"{split(call.target)[1]}({', '.join(f'{keyword}=…' for keyword in call.keywords)})"
+    named = {}
+    takes_any = False
+    for name, parameter in parameters.items():
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            named[name] = parameter
+        takes_any = takes_any or parameter.kind is parameter.VAR_KEYWORD
+    arguments = ", ".join(f"{keyword}=…" for keyword in call.keywords)
+    called_as = f"is called as {split(call.target)[1]}({arguments})"
     for keyword in call.keywords:
         if keyword not in named and not takes_any:
             hint = closest(keyword, RULES)
             if keyword == "classes":
                 hint = "; a model that makes its own batches is asked for with model.inputs=samples"
-            return f"{asked}: takes no {keyword}, and is called as {as_called}{hint}"
+            return f"takes no {keyword}, and {called_as}{hint}"
     for name, parameter in named.items():
         if parameter.default is parameter.empty and name not in call.keywords:
-            return f"{asked}: needs {name}, and is called as {as_called}; add it to {call.options}"
+            return f"needs {name}, and {called_as}; add it to {call.options}"
     return ""
 
 
 def main() -> None:
-    """Print the first refusal of the calls on the standard input as JSON; null where there is none."""
+    """Print the first refusal of the calls on the standard input as JSON; null where there is
+    none."""
     with contextlib.redirect_stdout(sys.stderr):  # imported code may print
         reasons = [refusal(Call(**call)) for call in json.load(sys.stdin)]
     print(json.dumps(next(filter(None, reasons), None)))

@@ -1,6 +1,7 @@
-"""From requests to an ordered list of cells, in four stages: check, expand, refuse, order. Nothing is started."""
+"""From requests to an ordered list of cells, in four stages: check, expand, refuse, order. Nothing
+is started."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from analysis.findings.control_cells import control_cells
@@ -39,11 +40,11 @@ from launch.plan.refusals import (
     LONGEST,
     THREADS,
     ExpandedSweep,
-    refuse_engines,
-    refuse_expanded,
     refuse_links,
     refuse_outputs,
+    refuse_requests,
     refuse_several_values,
+    refuse_sweep,
 )
 from launch.profile.nsys import Nsys
 from launch.study.study import study_folder
@@ -53,9 +54,7 @@ from launch.study.study import study_folder
 class Plan:
     """The cells of one invocation, in the order they will run, and what the user should know."""
 
-    config: (
-        Config  # of the first request: study, folders, deadlines and tracking are the same for all
-    )
+    config: Config  # of the first request; what all share: study, folders, deadlines and tracking
     machine: Machine
     cells: list[PlannedCell]
     notices: list[str] = field(default_factory=list)
@@ -65,7 +64,8 @@ class Plan:
 def plan(
     requests: Sequence[Request], surroundings: Mapping[str, str], fleet: Fleet | None = None
 ) -> Plan:
-    """Return the cells of a sweep, in order. `fleet` are the hosts of `wanted_hosts`, once they have told what they have.
+    """Return the cells of a sweep, in order. `fleet` are the hosts of `wanted_hosts`, with what
+    each has.
 
     Without it hosts are taken to be like this machine, or like that of a topology file.
 
@@ -82,41 +82,49 @@ def plan(
     if fleet is not None:
         hosts, machine = planned_hosts(fleet), fleet.hosts[0].machine
     else:
-        machine = (
-            machine_of_topology(first)
-            if is_for_another_machine
-            else look(first.device, surroundings)
-        )
-        hosts = {name: PlannedHost(name, machine) for name in wanted_hosts(configs, surroundings)}
+        like = "this machine"
+        if is_for_another_machine:
+            machine, like = machine_of_topology(first), f"that of topology={first.topology}"
+        else:
+            machine = look(first.device, surroundings)
+        names = wanted_hosts(configs, surroundings)
+        hosts = {name: PlannedHost(name, machine) for name in names}
         if hosts:
+            verb = "is" if len(names) == 1 else "are"
             notices.append(
-                _assumed(
-                    hosts,
-                    f"that of topology={first.topology}"
-                    if is_for_another_machine
-                    else "this machine",
-                )
+                f"no host is asked what it has: {shown(names)} {verb} taken to be like {like}"
             )
     cells = _expand(configs, machine, hosts, surroundings)
-
-    refuse_expanded(
+    refuse_sweep(
         ExpandedSweep(cells, machine, fleet, surroundings, profiler, is_for_another_machine)
     )
 
     used = without_settings_alone(cells)
     unique = with_what_differs(one_of_each_set(once_each(used)))
     refuse_links(first, unique)
-    notices += _about_machine(configs, cells, machine, is_for_another_machine, surroundings)
+    if is_for_another_machine:
+        notices.append(f"planned for the machine of topology={first.topology}, not for this one")
+    elif machine.kind == "cpu":
+        notices += _about_cpu_workers(configs, cells, machine, surroundings)
     notices += _about_cells(configs, cells, used)
-    twice = _replicates(unique, first)
+
+    folder = study_folder(first.output_dir, first.study)
+    twice = choose_replicates(
+        unique,
+        first,
+        known_freedom(of_other_studies(folder)),
+        was=lambda cell: CellFolder(folder / cell.folder).record.exists(),
+    )
     if twice:
+        verb = "runs" if len(twice) == 1 else "run"
         notices.append(
-            f"{len(twice)} of {count(len(unique), 'cell')} {'runs' if len(twice) == 1 else 'run'} a second time: so the sweep "
+            f"{len(twice)} of {count(len(unique), 'cell')} {verb} a second time: so the sweep "
             "knows how far the next run may differ (noise_pairs=0 leaves them out)"
         )
     if first.predict == "auto":
         notices.append(
-            "predict=auto says before each cell what it should give; calibrating for that takes a cell up to 1.5 s"
+            "predict=auto says before each cell what it should give; calibrating for that takes a "
+            "cell up to 1.5 s"
         )
     order = ordered(unique, first.repeats, first.seed, twice, first.predict == "auto")
     if fleet is not None:
@@ -125,7 +133,8 @@ def plan(
 
 
 def refuse_wrong_options(requests: Sequence[Request]) -> tuple[list[CheckedConfig], list[str]]:
-    """Check every option of every request, as far as that needs no machine; return the configurations and notices.
+    """Check every option of every request, as far as that needs no machine; return the
+    configurations and notices.
 
     Raises:
         Refused: names the field, the value and what is accepted.
@@ -136,15 +145,16 @@ def refuse_wrong_options(requests: Sequence[Request]) -> tuple[list[CheckedConfi
     configs: list[CheckedConfig] = []
     notices: list[str] = []
     for request in requests:
-        config, found = checked(request.config)
+        config, translated = checked(request.config)
         configs.append(config)
-        notices += found
+        notices += translated
         benchmark = config.benchmark["name"]
-        if idle := without_effect(benchmark, request.overrides):
+        idle = without_effect(benchmark, request.overrides)
+        if idle:
             notices.append(
                 f"benchmark={benchmark} trains nothing: {', '.join(idle)} changes nothing in it"
             )
-    refuse_engines(configs)
+    refuse_requests(configs)
     refuse_outputs(requests[0].config)
     return configs, notices
 
@@ -155,86 +165,85 @@ def _expand(
     hosts: Mapping[str, PlannedHost],
     surroundings: Mapping[str, str],
 ) -> list[Cell]:
-    """Return a cell for every subset of every configuration, each after its control cells. Raises Refused."""
+    """Return a cell for every subset of every configuration, each after its control cells. Raises
+    Refused."""
     names = host_names(configs, surroundings) if hosts else ()
-    all_gpus = {name: host.machine.all_gpus for name, host in hosts.items()} or {
-        "": machine.all_gpus
-    }
+    all_gpus = {"": machine.all_gpus}
+    if hosts:
+        all_gpus = {name: host.machine.all_gpus for name, host in hosts.items()}
     cells: list[Cell] = []
     for config in configs:
-        alone = (((), subset) for subset in (() if config.nodes else subsets(config, machine)))
-        for on, subset in placements(config, names, hosts) if config.nodes else alone:
+        if config.nodes:
+            placed = list(placements(config, names, hosts))
+        else:
+            placed = [((), subset) for subset in subsets(config, machine)]
+        for on, subset in placed:
             kind = hosts[on[0]].machine.kind if on else machine.kind
             cell = resolve(config, subset, kind, hosts=on, all_gpus=all_gpus)
-            controls = control_cells(cell) if config.waterfall else []
-            cells += [*(labelled(one, config) for one in controls), cell]
+            if config.waterfall:
+                cells += [labelled(control, config) for control in control_cells(cell)]
+            cells.append(cell)
     return cells
 
 
-def _assumed(hosts: Iterable[str], like: str) -> str:
-    """Return the notice that nothing is known of hosts."""
-    return f"no host is asked what it has: {shown([*hosts])} {'is' if len([*hosts]) == 1 else 'are'} taken to be like {like}"
-
-
-def _replicates(cells: Sequence[Cell], config: Config) -> list[Cell]:
-    """Return the cells that run a second time, the same in every launch of a sweep. Raises Refused."""
-    folder = study_folder(config.output_dir, config.study)
-    known = known_freedom(of_other_studies(folder))
-    return choose_replicates(
-        cells, config, known, lambda cell: CellFolder(folder / cell.folder).record.exists()
-    )
-
-
-def _about_machine(
+def _about_cpu_workers(
     configs: Sequence[Config],
     cells: Sequence[Cell],
     machine: Machine,
-    is_for_another_machine: bool,
     surroundings: Mapping[str, str],
 ) -> Iterator[str]:
-    """Yield notices about the machine that is planned for."""
-    if is_for_another_machine:
-        yield f"planned for the machine of topology={configs[0].topology}, not for this one"
-    elif machine.kind == "cpu":
-        cores = "1 core" if machine.cores == 1 else f"{machine.cores} cores"
-        on_hosts, there = (
-            (" on the hosts", "on each") if any(cell.hosts for cell in cells) else ("", "here")
-        )
+    """Yield what is different on CPU workers."""
+    cores = count(machine.cores, "core")
+    on_hosts, there = "", "here"
+    if any(cell.hosts for cell in cells):
+        on_hosts, there = " on the hosts", "on each"
+    ids = ",".join(map(str, machine.all_gpus))
+    yield (
+        f"no GPU is used{on_hosts}: {machine.why}. Cells run on CPU workers instead, over gloo "
+        f"and with small images; gpus=all is {ids} {there} ({cores})"
+    )
+    most = max((len(cell.gpus) for cell in cells), default=0)
+    if most > machine.cores:
         yield (
-            f"no GPU is used{on_hosts}: {machine.why}. Cells run on CPU workers instead, over gloo and with small images; "
-            f"gpus=all is {','.join(map(str, machine.all_gpus))} {there} ({cores})"
+            f"{most} CPU workers share {cores}: each gets less than a core, and the efficiency "
+            "falls for that reason alone"
         )
-        if (most := max((len(cell.gpus) for cell in cells), default=0)) > machine.cores:
-            yield f"{most} CPU workers share {cores}: each gets less than a core, and the efficiency falls for that reason alone"
-        said = surroundings.get(THREADS, "")
-        if said not in ("", str(machine.threads)) and not on_hosts:
-            share = count(machine.threads, "thread")
-            yield f"{THREADS}={one_line(said, LONGEST)} has no effect on CPU workers: each has {share}, its share of {cores}"
-        if any(by_link(config.gpus) for config in configs):
-            yield "CPU workers have no links: the first are the best, the worst and the only class"
-        if any(cell.nccl for cell in cells):
-            yield (
-                "NCCL settings have no effect on CPU workers, which use gloo: of cells that differ in them only, one is measured"
-            )
-        if any(cell.strategy.get("server_gpus", "free") != "free" for cell in cells):
-            yield "strategy.server_gpus has no effect on CPU workers: servers keep weights in host memory there"
+    threads = surroundings.get(THREADS, "")
+    if threads not in ("", str(machine.threads)) and not on_hosts:
+        share = count(machine.threads, "thread")
+        yield (
+            f"{THREADS}={one_line(threads, LONGEST)} has no effect on CPU workers: each has "
+            f"{share}, its share of {cores}"
+        )
+    if any(by_link(config.gpus) for config in configs):
+        yield "CPU workers have no links: the first are the best, the worst and the only class"
+    if any(cell.nccl for cell in cells):
+        yield (
+            "NCCL settings have no effect on CPU workers, which use gloo: of cells that differ in "
+            "them only, one is measured"
+        )
+    if any(cell.strategy.get("server_gpus", "free") != "free" for cell in cells):
+        yield (
+            "strategy.server_gpus has no effect on CPU workers: servers keep weights in host "
+            "memory there"
+        )
 
 
 def _about_cells(
     configs: Sequence[Config], cells: Sequence[Cell], used: Sequence[Cell]
 ) -> Iterator[str]:
-    """Yield notices about listed cells that do not run, and about control cells that there are none of."""
-    if any(config.waterfall for config in configs) and not any(map(control_cells, cells)):
+    """Yield notices about listed cells that do not run, and about control cells that there are none
+    of."""
+    has_waterfall = any(config.waterfall for config in configs)
+    if has_waterfall and not any(map(control_cells, cells)):
         yield (
-            "waterfall=true adds no cell: it explains the speed of several GPUs or CPU workers that exchange gradients, with "
-            "benchmark=throughput"
+            "waterfall=true adds no cell: it explains the speed of several GPUs or CPU workers "
+            "that exchange gradients, with benchmark=throughput"
         )
-    if len(used) < len(cells) and any(
-        cell.device == "cuda" for cell in cells
-    ):  # for CPU workers another one says it
+    # For CPU workers another notice says it.
+    if len(used) < len(cells) and any(cell.device == "cuda" for cell in cells):
         yield "NCCL settings do not reach a GPU alone: each is measured once, without them"
     twice = len(used) - len(once_each(used))
-    if twice and not any(
-        config.waterfall for config in configs
-    ):  # one control cell explains several cells
-        yield f"{twice} {'cell was' if twice == 1 else 'cells were'} asked for twice and measured once"
+    if twice and not has_waterfall:  # one control cell explains several cells
+        were = "cell was" if twice == 1 else "cells were"
+        yield f"{twice} {were} asked for twice and measured once"

@@ -22,50 +22,44 @@ def with_profilers(
 ) -> tuple[list[CheckedConfig], Profiler]:
     """Return the configurations without `profiler=auto`, and the nsys that they use.
 
-    `auto` means nsys where it is found and new enough, else torch, and torch with nodes=. A plan for another machine looks for
-    no nsys here.
+    `auto` means nsys where it is found and new enough, else torch, and torch with nodes=. A plan
+    for another machine looks for no nsys here.
 
     Raises:
         Refused: two configurations name different programs.
     """
-    configs = [
-        _chosen(one, Profiler()) if one.nodes and one.profiler["name"] == "auto" else one
-        for one in configs
-    ]
-    traced = [config for config in configs if _may_need_nsys(config)]
-    if not traced:
-        return [*configs], Profiler()
-    paths = list(dict.fromkeys(config.profiler["nsys_path"] for config in traced))
-    if len(paths) > 1:
-        raise Refused(
-            f"profiler.nsys_path={','.join(map(str, paths))}: a sweep has one; run one sweep for each"
-        )
-    profiler = _found(traced, paths[0], surroundings)
-    return [
-        _chosen(config, profiler) if config in traced else config for config in configs
-    ], profiler
+    traced = []
+    for config in configs:
+        trains = groups.choice("benchmark", config.benchmark["name"]).trains
+        name = config.profiler["name"]
+        if trains and (name == "nsys" or (name == "auto" and not config.nodes)):
+            traced.append(config)
+    profiler = Profiler()
+    if traced:
+        paths = list(dict.fromkeys(config.profiler["nsys_path"] for config in traced))
+        if len(paths) > 1:
+            raise Refused(
+                f"profiler.nsys_path={','.join(map(str, paths))}: a sweep has one; run one sweep "
+                "for each"
+            )
+        profiler = _find_nsys(traced, paths[0], surroundings)
+    chosen = []
+    for config in configs:
+        if config in traced or (config.nodes and config.profiler["name"] == "auto"):
+            is_nsys = config.profiler["name"] == "nsys" or (profiler.nsys and not config.nodes)
+            name = "nsys" if is_nsys else "torch"
+            config = dataclasses.replace(config, profiler=config.profiler | {"name": name})
+        chosen.append(config)
+    return chosen, profiler
 
 
-def _may_need_nsys(config: CheckedConfig) -> bool:
-    trains = groups.choice("benchmark", config.benchmark["name"]).trains
-    return trains and config.profiler["name"] in ("auto", "nsys")
-
-
-def _found(
+def _find_nsys(
     traced: Sequence[CheckedConfig], path: str | None, surroundings: Mapping[str, str]
 ) -> Profiler:
-    """Look for nsys. It is missing where one asks for nsys itself, or names the program, and this machine is to run it."""
+    """Look for nsys. It is missing where a request names it, and this machine is to run it."""
     try:
         return Profiler(find(path, surroundings))
     except Refused as error:
-        is_required = path is not None or any(
-            config.profiler["name"] == "nsys" for config in traced
-        )
+        is_named = path is not None or any(config.profiler["name"] == "nsys" for config in traced)
         is_for_another_machine = traced[0].topology is not None and traced[0].dry_run
-        return Profiler(missing=error if is_required and not is_for_another_machine else None)
-
-
-def _chosen(config: CheckedConfig, profiler: Profiler) -> CheckedConfig:
-    """Return a configuration whose profiler is nsys or torch."""
-    name = "nsys" if config.profiler["name"] == "nsys" or profiler.nsys else "torch"
-    return dataclasses.replace(config, profiler=config.profiler | {"name": name})
+        return Profiler(missing=error if is_named and not is_for_another_machine else None)

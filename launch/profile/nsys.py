@@ -1,4 +1,5 @@
-"""Find Nsight Systems on this machine, make its command around a cell's agent, and export what it recorded.
+"""Find Nsight Systems on this machine, make its command around a cell's agent, and export what it
+recorded.
 
 It is not part of Ringside. It is found by `profiler.nsys_path`, the variable NSYS, or PATH.
 """
@@ -28,7 +29,8 @@ class Nsys:
     version: str  # 2022.4.2.1
 
     def command(self, report: Path, on_gpu: bool, graphs: bool, capture_range: bool) -> list[str]:
-        """Return the command that comes before the agent's; `report` is the path of the report without its suffix."""
+        """Return the command that comes before the agent's; `report` is the path of the report
+        without its suffix."""
         options = [
             f"--output={report}",
             "--force-overwrite=true",
@@ -36,7 +38,7 @@ class Nsys:
             "--cpuctxsw=none",
             "--wait=primary",
         ]
-        options.append(f"--trace={'cuda,nvtx' if on_gpu else 'nvtx'}")
+        options.append("--trace=cuda,nvtx" if on_gpu else "--trace=nvtx")
         if graphs:
             options.append("--cuda-graph-trace=node")
         if capture_range:  # the ranks go on after its end
@@ -45,14 +47,17 @@ class Nsys:
 
     @staticmethod
     def left(report: Path) -> bool:
-        """Return whether a run left a recording, imported or not, at the path of a report without its suffix."""
+        """Return whether a run left a recording, imported or not, at the path of a report without
+        its suffix."""
         return any(report.with_name(report.name + suffix).exists() for suffix in (REPORT, PARTIAL))
 
     def export(self, report: Path) -> Path:
-        """Export the report at a path without its suffix, and return the SQLite file next to it; the report stays.
+        """Export the report at a path without its suffix, and return the SQLite file next to it;
+        the report stays.
 
         Raises:
-            UnreadableInput: there is no report, or it cannot be imported or exported; says what was kept.
+            UnreadableInput: there is no report, or it cannot be imported or exported; says what was
+                kept.
         """
         whole, partial = (report.with_name(report.name + suffix) for suffix in (REPORT, PARTIAL))
         if not whole.exists() and partial.exists():
@@ -64,18 +69,25 @@ class Nsys:
         from analysis.trace.source import exported  # with numpy, which a plan does not need
 
         try:
-            made = exported(whole, report.parent, str(self.path))
+            return exported(whole, report.parent, str(self.path))
         except UnreadableInput as error:
             raise UnreadableInput(f"{error}; the report is kept: {whole}") from None
-        return made
 
     def _import(self, partial: Path) -> None:
-        """Make the report from a recording: nsys itself fails if the distribution put its importer in another folder."""
-        importer = self._importer()
+        """Make the report from a recording: nsys itself fails if the distribution put its importer
+        in another folder."""
+        # Beside the folder of nsys, followed through symbolic links.
+        program = self.path.absolute()
+        importer: Path | None = None
+        while importer is None:
+            importer = next(program.parent.parent.glob("*/QdstrmImporter"), None)
+            if not program.is_symlink():
+                break
+            program = program.parent / program.readlink()
         if importer is None:
             raise UnreadableInput(
-                f"nsys {self.version} could not import its report: its program QdstrmImporter is missing; "
-                f"what it recorded is kept: {partial}"
+                f"nsys {self.version} could not import its report: its program QdstrmImporter is "
+                f"missing; what it recorded is kept: {partial}"
             )
         try:
             subprocess.run(
@@ -87,37 +99,28 @@ class Nsys:
                 f"{importer} failed ({error}); what nsys recorded is kept: {partial}"
             ) from None
 
-    def _importer(self) -> Path | None:
-        """Return the path of QdstrmImporter: next to the folder of nsys, followed through symbolic links; None without one."""
-        place = self.path.absolute()
-        places = [place]
-        while place.is_symlink():
-            place = place.parent / place.readlink()
-            places.append(place)
-        return next(
-            (path for place in places for path in place.parent.parent.glob("*/QdstrmImporter")),
-            None,
-        )
 
-
-def find(asked: str | None, surrounding: Mapping[str, str]) -> Nsys:
-    """Return the nsys to use.
+def find(typed: str | None, surrounding: Mapping[str, str]) -> Nsys:
+    """Return the nsys to use; `typed` is profiler.nsys_path.
 
     Raises:
         Refused: there is none, it does not print its version, or it is too old.
     """
-    named = asked or surrounding.get("NSYS")
-    given = (
-        f"profiler.nsys_path={asked}" if asked else f"NSYS={named}" if named else "profiler=nsys"
-    )
-    path = shutil.which(named or "nsys", path=surrounding.get("PATH"))
+    name, field = "nsys", "profiler=nsys"
+    if typed:
+        name, field = typed, f"profiler.nsys_path={typed}"
+    elif surrounding.get("NSYS"):
+        name = surrounding["NSYS"]
+        field = f"NSYS={name}"
+    path = shutil.which(name, path=surrounding.get("PATH"))
     if path is None:
-        why = "is no program" if named else "nsys is not on PATH"
+        reason = "nsys is not on PATH" if field == "profiler=nsys" else "is no program"
         raise Refused(
-            f"{given}: {why}; accepted are a path to it in profiler.nsys_path or NSYS, profiler=torch, or profiler=auto"
+            f"{field}: {reason}; accepted are a path to it in profiler.nsys_path or NSYS, "
+            "profiler=torch, or profiler=auto"
         )
     try:
-        done = subprocess.run(
+        answer = subprocess.run(
             [path, "--version"],
             capture_output=True,
             text=True,
@@ -126,15 +129,17 @@ def find(asked: str | None, surrounding: Mapping[str, str]) -> Nsys:
         )
     except (OSError, subprocess.TimeoutExpired):
         raise Refused(
-            f"{given}: {path} --version gives no answer; accepted is a working Nsight Systems"
+            f"{field}: {path} --version gives no answer; accepted is a working Nsight Systems"
         ) from None
-    said = re.search(r"version (\d+(?:\.\d+)+)", done.stdout)
-    if done.returncode or not said:
+    version = re.search(r"version (\d+(?:\.\d+)+)", answer.stdout)
+    if answer.returncode or not version:
         raise Refused(
-            f"{given}: {path} --version does not say a version; accepted is a working Nsight Systems"
+            f"{field}: {path} --version does not say a version; accepted is a working Nsight "
+            "Systems"
         )
-    if tuple(map(int, said[1].split(".")[:2])) < OLDEST:
+    if tuple(map(int, version[1].split(".")[:2])) < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
         raise Refused(
-            f"{given}: version {said[1]}; accepted is {'.'.join(map(str, OLDEST))} or newer, or profiler=torch"
+            f"{field}: version {version[1]}; accepted is {oldest} or newer, or profiler=torch"
         )
-    return Nsys(Path(path).absolute(), said[1])
+    return Nsys(Path(path).absolute(), version[1])

@@ -1,4 +1,5 @@
-"""Run the profiled pass of a cell, after its timed one: record, read the trace, keep what may be published.
+"""Run the profiled pass of a cell, after its timed one: record, read the trace, keep what may be
+published.
 
     <cell>/profile/trace.nsys-rep     what nsys recorded; holds the (scrubbed) environment, so it never leaves the machine
     <cell>/profile/trace.sqlite.gz    its export without environment and command line
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from analysis.errors import UnreadableInput
+from analysis.text import count
 from analysis.trace.model import Trace
 from analysis.trace.scrub import scrub
 from analysis.trace.source import of_cell, read_trace
@@ -45,7 +47,8 @@ class Profiled:
 
 
 def profiled(cell: Cell, folder: CellFolder, nsys: Nsys | None, run: Run) -> Profiled:
-    """Run the pass of a finished cell by `run(cell, folder, the profiler's command)`; return what it adds to the record."""
+    """Run the pass of a finished cell by `run(cell, folder, the profiler's command)`; return what
+    it adds to the record."""
     try:
         trace, facts = _recorded(cell, folder, nsys, run)
         trace = of_cell(trace, len(cell.every_host))
@@ -57,11 +60,10 @@ def profiled(cell: Cell, folder: CellFolder, nsys: Nsys | None, run: Run) -> Pro
         return Profiled(
             SettingResult(PROFILED, f"the profiled pass gave no trace: {error}", "unchecked")
         )
-    steps = cell.profiler_options["steps"]
-    sentence = f"a trace of {steps} {'step' if steps == 1 else 'steps'} was recorded in a pass of its own, which supplied no rate"
-    sentence += "; how long ranks wait for those of other hosts is not known" * (
-        len(cell.every_host) > 1
-    )
+    steps = count(cell.profiler_options["steps"], "step")
+    sentence = f"a trace of {steps} was recorded in a pass of its own, which supplied no rate"
+    if len(cell.every_host) > 1:
+        sentence += "; how long ranks wait for those of other hosts is not known"
     return Profiled(
         SettingResult(PROFILED, sentence, "finding"),
         trace_metrics(summary),
@@ -78,30 +80,30 @@ def _recorded(
         _passed(run(*_prepared(cell, folder, capture_range=False), ()))
         return _checked(cell, read_trace(str(folder.profile.path))), {}
     assert nsys is not None  # launch.plan.plan
-    if cell.device == "cuda":
-        try:
-            return _by_nsys(cell, folder, nsys, run, capture_range=True), {"capture_range": True}
-        except UnreadableInput as error:
-            folder.profile.path.rename(folder.profile_in_vain.path)
-            try:
-                return _by_nsys(cell, folder, nsys, run, capture_range=False), {
-                    "capture_range": False,
-                    "with_capture_range": str(error),
-                }
-            except UnreadableInput as again:
-                raise UnreadableInput(f"{error}; without a capture range: {again}") from None
-    return _by_nsys(cell, folder, nsys, run, capture_range=False), {"capture_range": False}
+    if cell.device != "cuda":
+        return _by_nsys(cell, folder, nsys, run, capture_range=False), {"capture_range": False}
+    try:
+        return _by_nsys(cell, folder, nsys, run, capture_range=True), {"capture_range": True}
+    except UnreadableInput as error:
+        reason = str(error)
+    folder.profile.path.rename(folder.profile_in_vain.path)
+    try:
+        trace = _by_nsys(cell, folder, nsys, run, capture_range=False)
+    except UnreadableInput as error:
+        raise UnreadableInput(f"{reason}; without a capture range: {error}") from None
+    return trace, {"capture_range": False, "with_capture_range": reason}
 
 
 def _by_nsys(cell: Cell, folder: CellFolder, nsys: Nsys, run: Run, capture_range: bool) -> Trace:
-    asked, inside = _prepared(cell, folder, capture_range)
-    graphs, on_gpu = cell.compiled or cell.graphed, cell.device == "cuda"
-    outcome = run(asked, inside, nsys.command(inside.path / REPORT, on_gpu, graphs, capture_range))
-    if not (
-        _complains(outcome) and nsys.left(inside.path / REPORT)
-    ):  # of its importer, which export() looks for
+    untimed, inside = _prepared(cell, folder, capture_range)
+    report = inside.path / REPORT
+    has_graphs = cell.compiled or cell.graphed
+    command = nsys.command(report, cell.device == "cuda", has_graphs, capture_range)
+    outcome = run(untimed, inside, command)
+    # nsys may complain of its importer only, which export() looks for.
+    if not (_complains(outcome) and nsys.left(report)):
         _passed(outcome)
-    export = nsys.export(inside.path / REPORT)
+    export = nsys.export(report)
     kept = inside.path / f"{REPORT}.sqlite.gz"
     try:
         scrub(export, kept)
@@ -112,14 +114,15 @@ def _by_nsys(cell: Cell, folder: CellFolder, nsys: Nsys, run: Run, capture_range
 
 def _prepared(cell: Cell, folder: CellFolder, capture_range: bool) -> tuple[Cell, CellFolder]:
     """Return the cell that the ranks of the pass read, and its prepared folder. Raises OSError."""
-    asked = cell.untimed_pass(
+    untimed = cell.untimed_pass(
         "profiled_pass", "benchmarks.training.passes.profiled", capture_range=capture_range
     )
-    return asked, prepare(folder.profile, asked)
+    return untimed, prepare(folder.profile, untimed)
 
 
 def _passed(outcome: Outcome) -> None:
-    """Check how a pass ended: raise PassFailed if a rank failed, UnreadableInput if only nsys did."""
+    """Check how a pass ended: raise PassFailed if a rank failed, UnreadableInput if only nsys
+    did."""
     failure = outcome.failure
     if failure is None:
         return
@@ -130,11 +133,8 @@ def _passed(outcome: Outcome) -> None:
 
 def _complains(outcome: Outcome) -> bool:
     """Return whether nsys failed and no rank did."""
-    return (
-        outcome.failure is not None
-        and outcome.failure.cause == "start"
-        and outcome.failure.rank is None
-    )
+    failure = outcome.failure
+    return failure is not None and failure.cause == "start" and failure.rank is None
 
 
 def _checked(cell: Cell, trace: Trace) -> Trace:
@@ -142,7 +142,8 @@ def _checked(cell: Cell, trace: Trace) -> Trace:
     silent = [str(rank.rank) for rank in trace.ranks if rank.on_host]
     if cell.device == "cuda" and silent:
         raise UnreadableInput(
-            f"no GPU kernel was recorded on rank {', '.join(silent)}, so no time on the GPU is known (it is not 0 ms); the "
-            f"likely cause: {trace.source} is too old for the machine's CUDA driver, or may not use the GPU's counters"
+            f"no GPU kernel was recorded on rank {', '.join(silent)}, so no time on the GPU is "
+            f"known (it is not 0 ms); the likely cause: {trace.source} is too old for the "
+            "machine's CUDA driver, or may not use the GPU's counters"
         )
     return trace
