@@ -4,7 +4,8 @@ What is drawn is at most foolish, never dangerous to run: a `_target_` that is o
 """
 
 import dataclasses
-from random import Random
+
+from hypothesis import strategies as some
 
 OBEYED = "obeyed"  # a file of this name is proof that something was executed
 MODULE = f"from pathlib import Path\nPath(__file__).with_name('{OBEYED}').touch()\ndef build(*a, **k):\n    return 1\n"
@@ -67,31 +68,25 @@ class Request:
     files: dict[str, bytes] = dataclasses.field(default_factory=dict)
 
 
-def draw(random: Random) -> Request:
-    """The next request: a third of them with a study YAML."""
-    if random.random() < 0.35:
-        return _study(random)
-    arguments = [_argument(random) for _ in range(random.choice((1, 1, 1, 1, 1, 2, 3)))]
-    if random.random() < 0.2:
-        arguments.insert(random.randrange(len(arguments) + 1), random.choice(FLAGS))
-    return Request(tuple(arguments))
-
-
-def _value(random):
-    if random.random() < 0.06:
-        return random.choice(LONG)[: random.choice((15_000, 100_001))]
-    parts = [random.choice(WORDS) for _ in range(random.choice((1, 1, 1, 1, 2, 3)))]
-    return random.choice(("", ",", "+", " ", "/", ":")).join(parts)
-
-
-def _argument(random):
-    if random.random() < 0.06:
-        return random.choice((_value(random), random.choice(FLAGS)))
-    if random.random() < 0.6:  # only the value is odd: it comes further
-        return f"{random.choice(OPTIONS)}={random.choice(WORDS)}"
-    sign = random.choice(("", "", "", "", "+", "++", "~", "+~"))
-    package = random.choice(("", "", "", "", "", "@model", "@_global_", "@:x", "@a:b"))
-    return f"{sign}{random.choice(OPTIONS)}{package}{random.choice(('=', '=', '=', '=', '', '==', ' = ', ':'))}{_value(random)}"
+WORD, OPTION = some.sampled_from(WORDS), some.sampled_from(OPTIONS)
+JOINED = some.builds(
+    str.join,
+    some.sampled_from(("", ",", "+", " ", "/", ":")),
+    some.lists(WORD, min_size=1, max_size=3),
+)
+VALUE = JOINED | JOINED | JOINED | some.sampled_from(LONG)
+SIGN = some.sampled_from(("", "+", "++", "~", "+~"))
+PACKAGE = some.sampled_from(("", "@model", "@_global_", "@:x", "@a:b"))
+EQUALS = some.sampled_from(("=", "", "==", " = ", ":"))
+ONLY_THE_VALUE_IS_ODD = some.builds("{}={}".format, OPTION, WORD)  # it comes further
+ARGUMENT = (
+    ONLY_THE_VALUE_IS_ODD
+    | ONLY_THE_VALUE_IS_ODD
+    | some.builds("{}{}{}{}{}".format, SIGN, OPTION, PACKAGE, EQUALS, VALUE)
+    | VALUE
+    | some.sampled_from(FLAGS)
+)
+COMMANDS = some.builds(Request, some.lists(ARGUMENT, min_size=1, max_size=3).map(tuple))
 
 
 # --- study YAMLs ----------------------------------------------------------------------------------------------------
@@ -112,22 +107,23 @@ EXPERIMENT = (
 )
 
 
-def _bomb(random):
-    levels = range(1, random.choice((6, 9, 30)))
+def _bomb(levels):
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
-    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in levels]
+    for n in range(1, levels):
+        lines.append(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]")
     return "\n".join(lines)
 
 
-def _merges(random):
-    return "a0: &a0 {x: 1}\n" + "\n".join(
-        f"a{n}: &a{n}\n  <<: [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)
-    )
+def _merges():
+    lines = ["a0: &a0 {x: 1}"]
+    for n in range(1, 12):
+        lines.append(f"a{n}: &a{n}\n  <<: [{', '.join([f'*a{n - 1}'] * 9)}]")
+    return "\n".join(lines)
 
 
 SNIPPETS = [
-    _bomb, _merges, "a: &a [*a]", "a: &a\n  b: *a", "a: *nowhere",
-    lambda random: "a: " + "[" * random.choice((10, 300, 5000)), "a: " + "{b: " * 300 + "1" + "}" * 300,
+    _bomb(6), _bomb(9), _bomb(30), _merges(), "a: &a [*a]", "a: &a\n  b: *a", "a: *nowhere",
+    "a: " + "[" * 10, "a: " + "[" * 300, "a: " + "[" * 5000, "a: " + "{b: " * 300 + "1" + "}" * 300,
     "a: " + "[" * 900 + "]" * 900, "\n".join(" " * n + "a:" for n in range(300)), "name: one\nname: two",
     "? [1, 2]\n: 3", "1: 2", "null: 2", "a: !!python/object/apply:os.system ['touch obeyed']",
     "a: !!python/name:os.system", "a: !!python/object/apply:pathlib.Path [obeyed]", "a: !!binary |\n  AAAA", "a: !x 1",
@@ -149,11 +145,7 @@ SNIPPETS = [
     "a: .inf", "a: .nan", "a: " + "9" * 6000, "a: 1e999999", "a: 0o777", "a: 1:2:3:4:5.5", "a: \"\\0\\e[2J\\u202e\"",
     "\"\\e[2J\": 1", "a: |\n  " + "x" * 100_000, "\tq: 1", "a: b: c", "a: [", "a: 'x", "%YAML 9.9\n---\na: 1",
     "--- 1\n--- 2", "a: " + "1, " * 2, "- 1", "just text", "7", "~", "- a: 1\n- b: 2", "size: null", "size: [1]",
-    "size: {a: 1}", lambda random: f"study: {random.choice(WORDS)!r}",
-    lambda random: f"output_dir: {random.choice(WORDS)!r}",
-    lambda random: f"{random.choice(OPTIONS)}: {random.choice(WORDS)!r}",
-    lambda random: f"tracking:\n  uri: {random.choice(WORDS)!r}",
-    lambda random: f"model:\n  library: python\n  builder: {random.choice(WORDS)!r}",
+    "size: {a: 1}",
     "model: {library: python, builder: 'obey:build'}", "gpus: ${gpus}", "dry_run: false",
 ]  # fmt: skip
 RAW = [
@@ -163,35 +155,34 @@ RAW = [
 ]  # fmt: skip
 
 
-def _study(random):
+SNIPPET = (
+    some.sampled_from(SNIPPETS)
+    | some.builds("{}: {!r}".format, some.sampled_from(("study", "output_dir")) | OPTION, WORD)
+    | some.builds("tracking:\n  uri: {!r}".format, WORD)
+    | some.builds("model:\n  library: python\n  builder: {!r}".format, WORD)
+)
+
+
+@some.composite
+def _studies(draw):
     """A strategy, benchmark, model or experiment of its own, damaged by a snippet or two."""
-    group = random.choice(
-        ("strategy", "strategy", "experiment", "experiment", "benchmark", "model")
+    group = draw(some.sampled_from(("strategy", "experiment", "benchmark", "model")))
+    name = draw(
+        some.sampled_from(("mine", "nccl_allreduce", "\x1b[2J", "a b", "-x", ".x", "..", "é"))
     )
-    name = random.choice(
-        ("mine", "mine", "mine", "mine", "nccl_allreduce", "\x1b[2J", "a b", "-x", ".x", "..", "é")
-    )
-    if random.random() < 0.12:
-        content = random.choice(RAW)
-    else:
-        base = EXPERIMENT if group == "experiment" else STRATEGY
-        for _ in range(random.choice((1, 1, 2))):
-            snippet = random.choice(SNIPPETS)
-            snippet = snippet(random) if callable(snippet) else snippet
-            key = snippet.partition(":")[0]
-            kept = [
-                line
-                for line in base.splitlines()
-                if not line.startswith(f"{key}:") or random.random() < 0.3
-            ]
-            base = "\n".join(
-                [*kept, snippet, ""] if random.random() < 0.8 else [snippet, *kept, ""]
-            )
-        content = base.encode(
-            "utf-8", "surrogateescape" if "\ud800" not in base else "surrogatepass"
-        )
-    sign = "+" if group == "experiment" and random.random() < 0.9 else ""
-    arguments = ["--config-dir=study", f"{sign}{group}={name}"]
-    if random.random() < 0.2:
-        arguments.append(_argument(random))
+    text = EXPERIMENT if group == "experiment" else STRATEGY
+    for snippet in draw(some.lists(SNIPPET, min_size=1, max_size=2)):
+        key = snippet.partition(":")[0]
+        kept = [line for line in text.splitlines() if not line.startswith(f"{key}:")]
+        text = "\n".join([*kept, snippet, ""])
+    content = draw(some.just(text.encode("utf-8", "surrogatepass")) | some.sampled_from(RAW))
+    sign = "+" if group == "experiment" else draw(some.sampled_from(("", "+")))
+    arguments = [
+        "--config-dir=study",
+        f"{sign}{group}={name}",
+        *draw(some.lists(ARGUMENT, max_size=1)),
+    ]
     return Request(tuple(arguments), {f"{group}/{name}.yaml": content})
+
+
+REQUESTS = COMMANDS | COMMANDS | _studies()

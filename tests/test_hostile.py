@@ -11,10 +11,10 @@ import signal
 import sys
 import tempfile
 from pathlib import Path
-from random import Random
 
 import pytest
-from hostile import MODULE, OBEYED, Request, draw
+from hostile import MODULE, OBEYED, REQUESTS, Request
+from hypothesis import given, seed, settings
 
 from benchmarks.record.safe_text import visible
 
@@ -22,6 +22,10 @@ CPU_SECONDS = 20.0  # of one request; planning one takes one
 MEMORY_BYTES = 1 << 30  # beside what the tests hold already
 LONGEST_REFUSAL = 6000  # characters
 CAMPAIGN = 500
+CHANGES = {
+    "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.truncate", "os.chmod", "os.system", "os.exec",
+    "os.posix_spawn", "socket.connect", "socket.bind",
+}  # fmt: skip
 watched = []  # what is done while a request runs: (event, detail)
 is_watching = False
 
@@ -30,34 +34,14 @@ def _watch(event, arguments):
     """An audit hook: it cannot be taken away again, so it looks at a switch."""
     if not is_watching:
         return
-    if (
-        event == "open"
-        and isinstance(arguments[2], int)
-        and arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC)
-    ):
-        watched.append(
-            (event, os.fspath(arguments[0]) if not isinstance(arguments[0], int) else arguments[0])
-        )
-    elif event in (
-        "os.rename",
-        "os.remove",
-        "os.mkdir",
-        "os.rmdir",
-        "os.link",
-        "os.symlink",
-        "os.truncate",
-        "os.chmod",
-    ):
+    if event == "open":
+        path, _, flags = arguments
+        if isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC):
+            watched.append((event, path if isinstance(path, int) else os.fspath(path)))
+    elif event == "subprocess.Popen":
+        watched.append((event, arguments[1]))
+    elif event in CHANGES:
         watched.append((event, arguments[0]))
-    elif event in (
-        "os.system",
-        "os.exec",
-        "os.posix_spawn",
-        "subprocess.Popen",
-        "socket.connect",
-        "socket.bind",
-    ):
-        watched.append((event, arguments[0] if event != "subprocess.Popen" else arguments[1]))
 
 
 sys.addaudithook(_watch)
@@ -84,6 +68,7 @@ def world(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(scratch))
     monkeypatch.setenv("HOME", str(world))
     monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
     monkeypatch.syspath_prepend(str(world))
     return world
 
@@ -166,40 +151,40 @@ def _is_allowed(event, what, scratch):
     return isinstance(what, int) or str(what).startswith((str(scratch), "/dev/null"))
 
 
-def _run(requests, launch, world):
-    """{request: complaints} of those that are neither refused nor harmless."""
-    bad = []
-    for request in requests:
-        if wrong := complaints(request, launch, world):
-            bad.append(
-                (
-                    request.arguments,
-                    {name: data[:300] for name, data in request.files.items()},
-                    wrong,
-                )
-            )
-        for name in request.files:
-            (world / "study" / name).unlink()
-        sys.modules.pop("obey", None)
-        (world / OBEYED).unlink(missing_ok=True)
-    return bad
+def examine(asked, launch, world):
+    """Run a request, and put the world back for the next one."""
+    wrong = complaints(asked, launch, world)
+    for name in asked.files:
+        (world / "study" / name).unlink()
+    sys.modules.pop("obey", None)
+    (world / OBEYED).unlink(missing_ok=True)
+    assert wrong == [], ascii((asked.arguments, {**asked.files}))[:3000]
 
 
-def test_a_dozen_hostile_requests_are_refused_or_harmless(launch, world):
-    random = Random(7)
-    assert _run([draw(random) for _ in range(12)], launch, world) == []
+def hostile(count, number, launch, world):
+    """Examine requests that are drawn from a seed."""
+
+    @seed(number)
+    @settings(max_examples=count, deadline=None, database=None)
+    @given(REQUESTS)
+    def each(asked):
+        examine(asked, launch, world)
+
+    each()
+
+
+def test_two_dozen_hostile_requests_are_refused_or_harmless(launch, world):
+    hostile(24, 7, launch, world)
 
 
 def test_a_value_that_is_no_plain_one_is_refused(launch, world):
     """Found by seed 1: a Path as an option ended in a traceback."""
     content = b"name: mine\n_target_: obey.build\nx: !!python/object/apply:pathlib.Path [obeyed]\n"
     asked = Request(("--config-dir=study", "strategy=mine"), {"strategy/mine.yaml": content})
-    assert _run([asked], launch, world) == []
+    examine(asked, launch, world)
 
 
 @pytest.mark.campaign
 @pytest.mark.timeout(3600)
 def test_every_hostile_request_is_refused_or_harmless(launch, world, request):
-    random = Random(request.config.getoption("seed"))
-    bad = _run([draw(random) for _ in range(CAMPAIGN)], launch, world)
-    assert not bad, "\n".join(ascii(one)[:3000] for one in bad)
+    hostile(CAMPAIGN, request.config.getoption("seed"), launch, world)
