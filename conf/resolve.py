@@ -153,7 +153,8 @@ def _training(
     profiler_options: dict[str, Any] = {}
     if config.profiler["name"] != "none":
         profiler_options = dict(config.profiler)
-        del profiler_options["name"], profiler_options["nsys_path"]
+        profiler_options.pop("name")
+        profiler_options.pop("nsys_path", None)  # a path on this machine
     channels_last = config.channels_last in (True, "True")
     if config.channels_last == "auto":
         channels_last = device == "cuda" and config.model.inputs == IMAGES

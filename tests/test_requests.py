@@ -75,7 +75,7 @@ def wrong_requests():
         yield pytest.param(shlex.split(command.removeprefix("$ ")), sentence, id=command)
 
 
-@pytest.mark.parametrize(("arguments", "sentence"), wrong_requests())
+@pytest.mark.parametrize(("arguments", "sentence"), list(wrong_requests()))
 def test_a_wrong_request_is_one_sentence(refused, arguments, sentence):
     sentence = sentence.replace("{strategies}", ", ".join(CHOICES["strategy"]))
     start, *parts = sentence.replace("{strategies|}", "|".join(CHOICES["strategy"])).split(" … ")
