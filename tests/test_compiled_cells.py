@@ -10,7 +10,7 @@ from own_user import QUIET, user
 from records import make_record
 from torch import nn
 
-from analysis.validity.as_asked import not_compiled
+from analysis.validity.results import not_compiled
 from benchmarks.rank.cell_process import READ_LATE
 from benchmarks.record import read_study
 from benchmarks.timing import compilation

@@ -8,7 +8,7 @@ import dataclasses
 from typing import Any
 
 from analysis.prediction.recorded_forecast import UNEXPLAINED
-from analysis.validity import as_asked, limits, results, surroundings
+from analysis.validity import limits, results, surroundings
 from analysis.validity.check import Check
 from benchmarks.record import Record, Validity
 from conf.schema import ValidityLimits
@@ -67,7 +67,7 @@ CHECKS: tuple[Check, ...] = (
         "bytes_miscounted",
         "invalid",
         "two counts of the exchanged bytes differ: {}",
-        as_asked.bytes_miscounted,
+        results.bytes_miscounted,
         (
             "counts of the bytes of gradient, exchange and rates differ, or differ from what the "
             "strategy's YAML declares"
@@ -77,42 +77,42 @@ CHECKS: tuple[Check, ...] = (
         "batches_not_distinct",
         "invalid",
         "the ranks do not have batches of their own: {}",
-        as_asked.batches_not_distinct,
+        results.batches_not_distinct,
         "ranks or steps have the same batch",
     ),
     Check(
         "precision_not_used",
         "invalid",
         "the precision is not the one that was asked for: {}",
-        as_asked.precision_not_used,
+        results.precision_not_used,
         "autocast, TF32 or most layers computed in another precision than asked",
     ),
     Check(
         "not_compiled",
         "invalid",
         "torch.compile was asked for and compiled nothing",
-        as_asked.not_compiled,
+        results.not_compiled,
         "nothing that torch.compile made took part in the steps",
     ),
     Check(
         "graph_differs",
         "invalid",
         "a replay of the CUDA graph does something else than the step itself: {}",
-        as_asked.graph_differs,
+        results.graph_differs,
         "a replayed step gives other gradients or weights than the step without a CUDA graph",
     ),
     Check(
         "replays_miscounted",
         "invalid",
         "the GPUs did not replay the steps that were asked for: {}",
-        as_asked.replays_miscounted,
+        results.replays_miscounted,
         "a GPU replayed a graph more or less often than asked",
     ),
     Check(
         "weights_still",
         "invalid",
         "weights did not change while steps were timed: {}",
-        as_asked.weights_still,
+        results.weights_still,
         "weights that should move did not change in the timed steps",
     ),
     Check(
@@ -220,7 +220,7 @@ CHECKS: tuple[Check, ...] = (
         "compiled_while_timed",
         "suspect",
         "torch.compile still compiled while steps were timed: {}",
-        as_asked.compiled_while_timed,
+        results.compiled_while_timed,
         "torch.compile made graphs in the timed windows",
     ),
     Check(
