@@ -18,7 +18,7 @@ from conf import command_line, groups, schema
 from conf.options import Refused
 from launch.cli import compose, errors, help
 from launch.display.resilient_stream import close_quietly
-from launch.machine.secrets import told
+from launch.machine.secrets import redact
 
 
 def main() -> int:
@@ -54,7 +54,7 @@ def main() -> int:
         OverflowError,
         RecursionError,
     ) as error:
-        print(told(f"launch.py: {errors.explain(error, typed)}"), file=sys.stderr)
+        print(redact(f"launch.py: {errors.explain(error, typed)}"), file=sys.stderr)
         return 2
     except BrokenPipeError:  # the reader of a help, such as head, has seen enough
         return 0

@@ -16,15 +16,14 @@ from benchmarks.record.lines import now
 from benchmarks.record.safe_files import because
 from conf.cell import Cell
 from conf.schema import Config
-from launch.engines import environment as compile_caches
 from launch.engines.engine import CellEngine
-from launch.engines.environment import NCCL_SUBSYSTEMS, scrubbed
-from launch.machine.shortage import Shortage
+from launch.engines.environment import NCCL_SUBSYSTEMS, compile_cache_variables, scrubbed
+from launch.machine.exhaustion import ResourceSnapshot
 from launch.plan.order import PlannedCell
 from launch.profile.nsys import Nsys
 from launch.study.forecasts import NONE, Forecasts
 from launch.study.identity import Sweep
-from launch.study.provenance import Surroundings
+from launch.study.provenance import RunEnvironment
 from launch.study.study import StudyFolder, assemble, prepare
 from launch.supervision import supervise
 from launch.supervision.progress import Watch
@@ -41,7 +40,7 @@ class CellRunner:
     """Measures the cells of a sweep; holds what is the same for all of them."""
 
     config: Config
-    here: Surroundings
+    here: RunEnvironment
     study: StudyFolder
     sweep: Sweep
     engine: CellEngine
@@ -61,11 +60,9 @@ class CellRunner:
         """
         cell, folder = planned.cell, CellFolder(self.study.folder / planned.cell.folder)
         token = uuid.uuid4().hex
-        caches = compile_caches.compile_caches_variables(
-            cell, self.study.folder.parent, self.here.surrounding
-        )
+        caches = compile_cache_variables(cell, self.study.folder.parent, self.here.surrounding)
         variables = {**self.here.variables(cell, folder, token), **caches}
-        environment = self.here.around(cell, variables)
+        environment = self.here.facts(cell, variables)
         predicted = self.forecasts.before(cell, environment, known)
         details = {
             "study": self.study.name,
@@ -79,14 +76,14 @@ class CellRunner:
         attempt = self.study.begin(cell, token, details)
         outcome = self._run(cell, folder, variables, progress, sampled=self.config.sample_gpus)
         ended_at = now()
-        if outcome.immortal:
+        if outcome.unkillable_pids:
             held = "GPUs" if cell.device == "cuda" else "memory and cores"
             self.note(
-                f"processes {outcome.immortal} of {cell.name} survive SIGKILL and may still hold "
+                f"processes {outcome.unkillable_pids} of {cell.name} survive SIGKILL and may still hold "
                 f"their {held}"
             )
         if outcome.state == "finished" and self._wants_tuning(cell):
-            with self.study.spending(token, "tuning pass"):
+            with self.study.timed_step(token, "tuning pass"):
                 self._tuning_pass(cell, folder, variables)
         try:
             record = assemble(
@@ -99,7 +96,7 @@ class CellRunner:
         if outcome.state == "finished" and cell.profiler != "none":
             # The record is written first: whatever happens in the pass, what was measured is safe.
             records.write(folder, judged(record, self.config.validity))
-            with self.study.spending(token, "profiled pass"):
+            with self.study.timed_step(token, "profiled pass"):
                 trace = self._profiled(cell, folder, variables, progress)
             if trace:
                 record = dataclasses.replace(
@@ -119,7 +116,7 @@ class CellRunner:
         sampled: bool = False,
     ) -> Outcome:
         """Run the ranks of a cell, or of a pass of it, in a prepared folder."""
-        limits, shortage = self.config.engine, Shortage.watched()
+        limits, before = self.config.engine, ResourceSnapshot.take()
         try:
             outcome = supervise.run(
                 cell,
@@ -137,7 +134,7 @@ class CellRunner:
             return Outcome("failed", failure, [])
         if outcome.state != "failed" or outcome.failure is None:
             return outcome
-        return dataclasses.replace(outcome, failure=shortage.explain(outcome.failure, folder.path))
+        return dataclasses.replace(outcome, failure=before.explain(outcome.failure, folder.path))
 
     def _profiled(
         self,

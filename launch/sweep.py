@@ -40,10 +40,10 @@ from launch.display.summary import (
 from launch.engines.engine import CellEngine
 from launch.engines.hosts import HostsEngine
 from launch.engines.local import LocalEngine
-from launch.engines.submit import submit
-from launch.machine.devices import refuse_several
+from launch.engines.slurm import submit
 from launch.machine.facts import nccl_configuration
 from launch.machine.fleet import compare
+from launch.machine.outer_launcher import refuse_nested
 from launch.machine.secrets import argument_without_secrets
 from launch.plan.estimate import TimeLeft, worded
 from launch.plan.expand import wanted_hosts
@@ -51,11 +51,16 @@ from launch.plan.order import PlannedCell, rounds
 from launch.plan.plan import Plan, plan, refuse_wrong_options
 from launch.plan.refusals import refuse_requests
 from launch.run_cell import CellRunner
-from launch.study.background import BesideCells, StudyReport, look_for_garbage, update_noise_floor
+from launch.study.background import (
+    BackgroundQueue,
+    StudyReport,
+    look_for_garbage,
+    update_noise_floor,
+)
 from launch.study.forecasts import Forecasts
 from launch.study.identity import Sweep
-from launch.study.provenance import HostsAround, Surroundings
-from launch.study.study import StudyFolder, done_before
+from launch.study.provenance import HostsEnvironment, RunEnvironment
+from launch.study.study import StudyFolder, find_finished
 from launch.supervision.progress import Watch
 from launch.supervision.stopping import Stopping
 from launch.tracking.mlflow_writer import MlflowWriter
@@ -75,7 +80,7 @@ def run(
     Raises:
         Refused: the request is wrong; nothing was started.
     """
-    refuse_several(os.environ)
+    refuse_nested(os.environ)
     # Or Python would search all that was imported for garbage as it ends: a second.
     atexit.register(gc.freeze)
     console = SafeConsole(cast(TextIO, ResilientStream(sys.stdout)))
@@ -105,7 +110,7 @@ def run(
 
 def prepared(
     requests: Sequence[Request], surrounding: Mapping[str, str]
-) -> tuple[Plan, CellEngine, Surroundings]:
+) -> tuple[Plan, CellEngine, RunEnvironment]:
     """Return the plan of a sweep, the engine that runs it, and what is around its cells. A dry run
     starts nothing.
 
@@ -117,7 +122,7 @@ def prepared(
     if first.dry_run or not any(request.config.nodes for request in requests):
         planned = plan(requests, surrounding)
         local = LocalEngine(planned.machine, surrounding, limits.start, limits.stop_grace_s)
-        return planned, local, Surroundings(planned.machine, surrounding)
+        return planned, local, RunEnvironment(planned.machine, surrounding)
     refuse_wrong_options(requests)  # before any host is asked
     names = wanted_hosts([request.config for request in requests], surrounding)
     engine = HostsEngine(limits, surrounding)
@@ -130,7 +135,7 @@ def prepared(
         engine.close()
         raise
     planned.notices[:0] = notices
-    return planned, engine, HostsAround(planned.machine, surrounding, fleet, engine.variables)
+    return planned, engine, HostsEnvironment(planned.machine, surrounding, fleet, engine.variables)
 
 
 @contextlib.contextmanager
@@ -152,7 +157,7 @@ class SweepRun:
         typed: list[str],
         began_at: float,
         engine: CellEngine,
-        here: Surroundings,
+        here: RunEnvironment,
         stopping: Stopping,
         console: Console,
     ) -> None:
@@ -162,9 +167,9 @@ class SweepRun:
         self.began_at = began_at
         self.study = StudyFolder(self.config.output_dir, self.config.study)
         self.sweep = Sweep.begin(self.config.study, typed, len(self.cells))
-        self.beside = BesideCells()
+        self.background = BackgroundQueue()
         self.other_studies = of_other_studies(self.study.folder)
-        self.forecasts = Forecasts(self.config.predict, self.beside.do, self.other_studies)
+        self.forecasts = Forecasts(self.config.predict, self.background.submit, self.other_studies)
         self.runner = CellRunner(
             config=self.config,
             here=here,
@@ -177,7 +182,7 @@ class SweepRun:
             forecasts=self.forecasts,
         )
         self.mlflow = MlflowWriter(
-            self.config.tracking, self.study, self.sweep, console, self.beside
+            self.config.tracking, self.study, self.sweep, console, self.background
         )
         self.report = StudyReport(self.study.folder, self.config.report, self._note)
         self.time_left = TimeLeft(self.config.engine, here.surrounding, self._note)
@@ -234,7 +239,7 @@ class SweepRun:
         for error in unreadable:
             self._note(str(error))
         if self.config.resume:
-            self.done = done_before(cells, self.study, self.here, self._note)
+            self.done = find_finished(cells, self.study, self.here, self._note)
         open_cells = self._open_cells()
         if not open_cells:
             return
@@ -242,18 +247,18 @@ class SweepRun:
         self.engine.open(open_cells[0].cell)
         self.forecasts.prepare(self.known)
         self.mlflow.open()
-        self.beside.do(lambda: self.report.prepare(may_go_on=lambda: not self._quiet))
-        self.beside.do(look_for_garbage)
+        self.background.submit(lambda: self.report.prepare(may_go_on=lambda: not self._quiet))
+        self.background.submit(look_for_garbage)
 
     def _end(self) -> int:
         """Write the report, close the sweep and print its end; return the exit status."""
-        self.beside.do(self.engine.close)  # it waits for processes to end
+        self.background.submit(self.engine.close)  # it waits for processes to end
         page: Path | None = None
         findings: Sequence[str] = ()
         if self._writable:
             try:
                 # The folder may be gone, as after an unmount while the last cell was tracked.
-                self.study.refuse_another()
+                self.study.check_still_mounted()
             except OSError as error:
                 self._stop_writing(error)
         if self._writable:

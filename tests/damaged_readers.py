@@ -350,7 +350,8 @@ def describe_host(seed, folder):
     from described import host
 
     from conf.options import Refused
-    from launch.machine.fleet import Fleet, Host, candidates, compare
+    from launch.engines.rendezvous import candidates
+    from launch.machine.fleet import Fleet, Host, compare
 
     try:
         damaged = Host.described("b", seed.data)

@@ -10,7 +10,8 @@ import sys
 import time
 
 from benchmarks.agent.network import ProbeListeners, try_connect
-from launch.machine.fleet import Host, candidates, chosen
+from launch.engines.rendezvous import candidates, choose
+from launch.machine.fleet import Host
 
 NAMESPACES = """
 set -e
@@ -55,7 +56,7 @@ def main():
         ["ip", "netns", "exec", "a", "ss", "-Hltn"], capture_output=True, text=True, check=True
     )
     listener.communicate()
-    found = chosen(first, wanted, {}, {"b": reached})
+    found = choose(first, wanted, {}, {"b": reached})
     places = [line.split()[3].rpartition(":")[0] for line in sockets.stdout.splitlines()]
     print(json.dumps([wanted, reached, found.address, dict(found.interfaces), places]))
 

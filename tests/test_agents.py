@@ -26,9 +26,10 @@ from benchmarks.agent.scratch import Scratch
 from benchmarks.record import CellFolder, read_lines
 from conf.process_env import NO_TOKEN, TOKEN
 from conf.schema import Engine
-from launch.engines import hosts as channel_module
+from launch.engines import agent_channel as channel_module
+from launch.engines.agent_channel import AgentGone, Channel, RemoteHost
 from launch.engines.environment import environment
-from launch.engines.hosts import AgentGone, CellOnHost, Channel, HostsEngine, RemoteHost
+from launch.engines.hosts import CellOnHost, HostsEngine
 from launch.engines.local import LocalEngine, ServedJob
 from launch.machine.devices import Machine
 from launch.study.study import prepare
@@ -133,7 +134,7 @@ def answers(program):
     ],
 )  # fmt: skip
 def test_a_command_that_starts_no_agent_is_a_sentence(program, why, monkeypatch):
-    monkeypatch.setattr(channel_module, "LEAVE_SECONDS", 0.5)
+    monkeypatch.setattr(channel_module, "LEAVE_S", 0.5)
     channel = answers(program)
     with pytest.raises(AgentGone, match=f"^{why[:40].replace('(', '.')}"):
         channel.answer(Event.READY, 0.5 if "no answer" in why else 20)
@@ -155,7 +156,7 @@ def test_an_agent_that_says_that_it_is_busy_is_not_silent_meanwhile():
     until(lambda: channel.heard > time.monotonic() + 50, 20)
     assert host.answers(3.0)
     channel.close()
-    assert not host.answers(3.0) and "its agent is gone" in host.lost.said
+    assert not host.answers(3.0) and "its agent is gone" in host.lost.sentence
 
 
 def test_messages_come_whole_whatever_the_pieces(monkeypatch):
@@ -371,7 +372,7 @@ def test_a_host_that_is_lost_before_a_cell_has_begun_costs_no_other_host(tmp_pat
     before = time.monotonic()
     assert job.stop(0.0) == [] and time.monotonic() - before < 1
     assert (
-        job.lost().said == "host b is lost: its agent is gone, it ended with status 137"
+        job.lost().sentence == "host b is lost: its agent is gone, it ended with status 137"
         and hosts["a"].lost is None
     )
 

@@ -23,7 +23,7 @@ from benchmarks.record import CellFolder, read_lines, read_study, safe_files
 from conf import schema
 from conf.command_line import normalise
 from launch import sweep
-from launch.study.background import NEEDED, BesideCells, StudyReport
+from launch.study.background import NEEDED, BackgroundQueue, StudyReport
 from launch.supervision.progress import Watch
 from launch.tracking import store, tracker
 
@@ -213,11 +213,11 @@ def test_ctrl_c_in_each_phase_keeps_what_was_measured(run, output_dir, monkeypat
 
 
 def test_jobs_take_turns_on_one_thread_and_one_that_fails_stops_no_other():
-    done, beside = [], BesideCells()
+    done, beside = [], BackgroundQueue()
     for number in range(3):
-        beside.do(lambda number=number: done.append((number, threading.get_ident())))
-    beside.do(lambda: 1 / 0)
-    beside.do(lambda: done.append((3, threading.get_ident())))
+        beside.submit(lambda number=number: done.append((number, threading.get_ident())))
+    beside.submit(lambda: 1 / 0)
+    beside.submit(lambda: done.append((3, threading.get_ident())))
     with pytest.raises(ZeroDivisionError):
         beside.finish()
     assert [number for number, _ in done] == [0, 1, 2, 3]
@@ -229,8 +229,8 @@ def test_without_a_further_thread_jobs_are_done_at_once(monkeypatch):
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    done, beside = [], BesideCells()
-    beside.do(lambda: done.append(1))
+    done, beside = [], BackgroundQueue()
+    beside.submit(lambda: done.append(1))
     assert done == [1]
     beside.finish()
 
@@ -262,9 +262,9 @@ def test_quiet_is_for_ranks_that_measure_soon_or_leave_no_core_idle(
 def test_torch_is_imported_while_earlier_records_are_compared_and_only_for_cells_to_measure(
     run, tmp_path, monkeypatch
 ):
-    happened, compared = [], sweep.done_before
+    happened, compared = [], sweep.find_finished
     monkeypatch.setattr(
-        sweep, "done_before", lambda *asked: happened.append("compares") or compared(*asked)
+        sweep, "find_finished", lambda *asked: happened.append("compares") or compared(*asked)
     )
     for cells in (1, 2, 2):
         happened.append(cells)

@@ -26,9 +26,9 @@ from benchmarks import record as records
 from benchmarks.rank.stacks import collective_as_stack, last_collectives
 from benchmarks.record import CellFolder
 from launch.supervision import failure as logs
-from launch.supervision import failure as stacks
-from launch.supervision.failure import Standing
+from launch.supervision import stacks
 from launch.supervision.progress import Watch
+from launch.supervision.stacks import StackState
 
 TORCH = "/env/lib/python3.12/site-packages/torch"
 WORKER = [
@@ -450,13 +450,13 @@ def test_a_rank_that_is_stopped_in_its_first_step_is_noticed_early(tmp_path):
 
 def test_a_log_without_a_stack_has_no_place(tmp_path):
     log = tmp_path / "rank0.log"
-    assert stacks.place(log, 0) is None and stacks.size(log) == 0
+    assert stacks.locate(log, 0) is None and stacks.log_bytes(log) == 0
     log.write_text("Thread of mine\n  File nothing\n\x00\xff")
-    assert stacks.place(log, 0) is None
-    before = stacks.size(log)
+    assert stacks.locate(log, 0) is None
+    before = stacks.log_bytes(log)
     with log.open("a") as file:
         file.write(dump([("/home/me/fifo", 10**9, "f")]))
-    assert stacks.place(log, before).standing == Standing.FOREIGN
+    assert stacks.locate(log, before).state == StackState.FOREIGN
 
 
 @pytest.mark.parametrize(
@@ -465,9 +465,9 @@ def test_a_log_without_a_stack_has_no_place(tmp_path):
 def test_pythons_own_code_is_not_foreign_wherever_it_is_installed(tmp_path, folder):
     log = tmp_path / "rank0.log"
     log.write_text(dump([(f"{folder}/threading.py", 359, "wait"), *STEP]))
-    found = stacks.place(log, 0)
-    assert (found.standing, found.called_from_foreign) == (
-        Standing.BUSY,
+    found = stacks.locate(log, 0)
+    assert (found.state, found.called_from_foreign) == (
+        StackState.BUSY,
         False,
     ) and "threading" not in found.words
 

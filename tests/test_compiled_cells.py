@@ -16,8 +16,7 @@ from benchmarks.record import read_study
 from benchmarks.timing import compilation
 from benchmarks.timing.compilation import Compilation
 from conf.schema import ValidityLimits
-from launch.engines import environment as compile_caches
-from launch.engines.environment import INDUCTOR, TRITON
+from launch.engines.environment import INDUCTOR, TRITON, compile_cache_variables
 
 
 def compiled_cell(**changes):
@@ -29,10 +28,10 @@ def compiled_cell(**changes):
 
 def test_all_studies_of_an_output_folder_have_one_folder_for_what_is_compiled(tmp_path):
     folder = tmp_path / ".compiled"
-    found = compile_caches.compile_caches_variables(compiled_cell(), tmp_path, {})
+    found = compile_cache_variables(compiled_cell(), tmp_path, {})
     assert found == {INDUCTOR: str(folder), TRITON: str(folder / "triton")}
     assert folder.stat().st_mode & 0o777 == 0o700, "torch runs what it finds there"
-    assert compile_caches.compile_caches_variables(compiled_cell(), tmp_path, {}) == found, (
+    assert compile_cache_variables(compiled_cell(), tmp_path, {}) == found, (
         "it may be there already"
     )
 
@@ -44,34 +43,27 @@ def test_all_studies_of_an_output_folder_have_one_folder_for_what_is_compiled(tm
 )
 def test_other_cells_and_a_users_own_folder_stay_as_they_are(changes, around, tmp_path):
     cell = dataclasses.replace(make_cell(), **({"optimize": "compile"} | changes))
-    assert compile_caches.compile_caches_variables(cell, tmp_path, around) == {} and not list(
-        tmp_path.iterdir()
-    )
+    assert compile_cache_variables(cell, tmp_path, around) == {} and not list(tmp_path.iterdir())
 
 
 def test_a_users_folder_for_triton_stays(tmp_path):
-    assert compile_caches.compile_caches_variables(
-        compiled_cell(), tmp_path, {TRITON: "/mine"}
-    ).keys() == {INDUCTOR}
+    assert compile_cache_variables(compiled_cell(), tmp_path, {TRITON: "/mine"}).keys() == {
+        INDUCTOR
+    }
 
 
 def test_a_folder_that_others_may_write_to_or_the_compiler_cannot_name_is_not_used(
     tmp_path, monkeypatch
 ):
     strange = tmp_path / "out puts%20#1"
-    assert (
-        compile_caches.compile_caches_variables(compiled_cell(), strange, {}) == {}
-        and not strange.exists()
-    )
+    assert compile_cache_variables(compiled_cell(), strange, {}) == {} and not strange.exists()
     (tmp_path / ".compiled").mkdir()
     (tmp_path / ".compiled").chmod(0o770)
-    assert compile_caches.compile_caches_variables(compiled_cell(), tmp_path, {}) == {}
+    assert compile_cache_variables(compiled_cell(), tmp_path, {}) == {}
     (tmp_path / ".compiled").chmod(0o700)
-    assert compile_caches.compile_caches_variables(compiled_cell(), tmp_path, {})
+    assert compile_cache_variables(compiled_cell(), tmp_path, {})
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    assert compile_caches.compile_caches_variables(compiled_cell(), tmp_path, {}) == {}, (
-        "another user's"
-    )
+    assert compile_cache_variables(compiled_cell(), tmp_path, {}) == {}, "another user's"
 
 
 def test_torch_reads_the_folder_each_time_so_ranks_need_not_start_anew(tmp_path, monkeypatch):

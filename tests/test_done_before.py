@@ -13,8 +13,8 @@ from benchmarks.record import CellFolder
 from launch.machine import facts
 from launch.machine.devices import Device, Machine
 from launch.study import provenance as surroundings
-from launch.study.provenance import Surroundings
-from launch.study.study import StudyFolder, done_before
+from launch.study.provenance import RunEnvironment
+from launch.study.study import StudyFolder, find_finished
 
 DATA = Path(__file__).parent / "data" / "h200_x2"
 REAL = next(
@@ -35,12 +35,12 @@ def here(monkeypatch):
     monkeypatch.setattr(facts, "facts", lambda: known)
     monkeypatch.setattr(surroundings, "torch_version", lambda: versions["torch"])
     monkeypatch.setattr(surroundings.platform, "python_version", lambda: versions["python"])
-    monkeypatch.setattr(Surroundings, "_versions_on_gpus", versions)
+    monkeypatch.setattr(RunEnvironment, "_versions_on_gpus", versions)
     devices = tuple(Device(gpu["id"], gpu["uuid"], gpu["bus_id"], gpu["name"]) for gpu in listed)
     machine = Machine(
         "cuda", devices, tuple(gpu["id"] for gpu in listed), environment["cpu"]["cores"]
     )
-    return Surroundings(machine, inherited(REAL))
+    return RunEnvironment(machine, inherited(REAL))
 
 
 def elsewhere(**changes):
@@ -68,7 +68,7 @@ def planted(tmp_path, *made):
 def found(study, here):
     """(Ids of the records that count as done, what is said)."""
     said = []
-    done = done_before([REAL.cell], study, here, said.append)
+    done = find_finished([REAL.cell], study, here, said.append)
     return [record.record_id for record in done.values()], said
 
 
@@ -154,6 +154,6 @@ def test_other_code_that_measures_is_told_and_decides_nothing(tmp_path, here):
 
 
 def test_a_process_like_the_ranks_tells_the_versions_and_one_that_fails_tells_nothing(monkeypatch):
-    own = Surroundings(Machine("cpu", (), (), 1), {})
+    own = RunEnvironment(Machine("cpu", (), (), 1), {})
     monkeypatch.setattr(surroundings.sys, "executable", "/no/such/python")
     assert own._versions_on_gpus == {}

@@ -6,7 +6,7 @@ from fake_engine import FakeEngine, becomes, begins, ends, is_done, raises, star
 
 def test_a_job_that_ends_well_is_finished_and_stopped_without_grace(tmp_path):
     outcome, job, seconds = supervised(tmp_path, FakeEngine(starts, begins, is_done, ends(0)))
-    assert (outcome.state, outcome.failure, outcome.immortal) == ("finished", None, [])
+    assert (outcome.state, outcome.failure, outcome.unkillable_pids) == ("finished", None, [])
     assert job.stopped == [0.0] and job.asked == [] and seconds < 1
 
 
@@ -43,7 +43,7 @@ def test_a_failure_is_noticed_in_time(tmp_path, steps, limits, cause, rank, says
 def test_a_user_who_stops_gets_an_interrupted_cell_with_grace(tmp_path):
     engine = FakeEngine(starts, begins, survivors=[4711])
     outcome, job, _ = supervised(tmp_path, engine, stopping=lambda: not engine.steps)
-    assert (outcome.state, outcome.failure.message, outcome.immortal) == (
+    assert (outcome.state, outcome.failure.message, outcome.unkillable_pids) == (
         "interrupted",
         "stopped by the user",
         [4711],

@@ -14,8 +14,7 @@ from analysis.study.provenance import INHERITED, inherited
 from analysis.study.study import Study
 from benchmarks import record as records
 from benchmarks.record import Record
-from launch.engines.environment import environment
-from launch.engines.environment import inherited as names_inherited
+from launch.engines.environment import environment, inherited_names
 from launch.machine import facts
 from launch.machine.devices import Device, Machine
 
@@ -198,11 +197,11 @@ def test_the_launcher_notes_what_ranks_inherit_and_no_secret(tmp_path):
     machine = Machine("cuda", (Device(0, "GPU-0"), Device(1, "GPU-1")), (0, 1), 64)
     cell = dataclasses.replace(make_cell(), device="cuda", nccl={"NCCL_ALGO": "Ring"})
     of_ranks = environment(cell, machine, records.CellFolder(tmp_path), "0" * 32, around)
-    names = names_inherited(of_ranks, cell, around)
+    names = inherited_names(of_ranks, cell, around)
     assert set(names) == {
         "NCCL_P2P_LEVEL", "NVIDIA_TF32_OVERRIDE", "OMP_NUM_THREADS", "CUDA_LAUNCH_BLOCKING", "LD_PRELOAD"
     }  # fmt: skip
-    kept = facts.variables(of_ranks)
+    kept = facts.recorded_variables(of_ranks)
     assert "hunter2" not in repr(kept) and kept["NCCL_ALGO"] == "Ring" and "CUDA_HOME" not in kept
     record = dataclasses.replace(
         PAIRS[0], cell=cell, environment={"variables": kept, INHERITED: names}

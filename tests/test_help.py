@@ -13,7 +13,7 @@ from conf.command_line import GROUPS
 from conf.options import Refused
 from conf.schema import Config
 from launch.cli.help import about_choice, option_rows
-from launch.machine.devices import refuse_several
+from launch.machine.outer_launcher import refuse_nested
 from launch.plan.refusals import refuse_several_values
 
 ROOT = Path(__file__).parent.parent
@@ -132,7 +132,7 @@ def test_the_recipes_build_on_one_image_whose_torch_is_new_enough():
 )
 def test_a_program_that_starts_several_is_named(environment, said):
     with pytest.raises(Refused, match=said):
-        refuse_several(environment)
+        refuse_nested(environment)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_a_program_that_starts_several_is_named(environment, said):
     ],
 )
 def test_one_process_may_launch(environment):
-    refuse_several(environment)
+    refuse_nested(environment)
 
 
 def test_torchrun_is_refused_by_the_command(launch, monkeypatch):

@@ -13,9 +13,9 @@ from analysis.validity.surroundings import setting_not_asked
 from benchmarks import record as records
 from benchmarks.record import CellFolder
 from conf.schema import ValidityLimits
-from launch.engines.environment import OnHost, asked
-from launch.study.provenance import HostsAround
-from launch.study.study import StudyFolder, done_before
+from launch.engines.environment import HostEnvironment, cell_variables
+from launch.study.provenance import HostsEnvironment
+from launch.study.study import StudyFolder, find_finished
 
 REAL = records.read_study(Path(__file__).parent / "data" / "h200_x2" / "eager_a")[0][0]
 CELL = dataclasses.replace(make_cell((1, 0)), device="cuda", hosts=("a", "b"))
@@ -38,20 +38,20 @@ def here(**changes):
     hosts = fleet(a=OF_A, b={**OF_B, **changes})
 
     def variables(cell, name, token):
-        return asked(
+        return cell_variables(
             cell,
             hosts[name].machine,
             CellFolder(Path("{cell}")),
             token,
-            OnHost(name, f"eth-{name}"),
+            HostEnvironment(name, f"eth-{name}"),
         )
 
-    return HostsAround(hosts.hosts[0].machine, {}, hosts, variables)
+    return HostsEnvironment(hosts.hosts[0].machine, {}, hosts, variables)
 
 
 def measured(around, **changes):
     """A record of the cell in these surroundings."""
-    environment = around.around(CELL, {}) | {"versions": {"torch": "of the ranks"}}
+    environment = around.facts(CELL, {}) | {"versions": {"torch": "of the ranks"}}
     made = dataclasses.replace(
         REAL,
         cell=CELL,
@@ -65,7 +65,7 @@ def measured(around, **changes):
 
 
 def test_a_record_has_the_facts_of_every_host_and_large_ones_once():
-    environment = here().around(CELL, {})
+    environment = here().facts(CELL, {})
     first, second = environment["hosts"]
     assert (
         environment["host"] == first["host"] == "n1"
@@ -85,7 +85,7 @@ def test_a_record_has_the_facts_of_every_host_and_large_ones_once():
     )
     assert (first["interface"], second["interface"]) == ("eth-a", "eth-b")
     assert first["interfaces"] and first["versions"]["torch"] and first["gpu"] != second["gpu"]
-    other = here(**{"facts.topology": "GPU0\n"}).around(CELL, {})["hosts"]
+    other = here(**{"facts.topology": "GPU0\n"}).facts(CELL, {})["hosts"]
     assert "topology" not in other[0] and other[1]["topology"] == "GPU0\n"
 
 
@@ -123,9 +123,10 @@ def test_what_is_as_it_was_is_done_and_the_rest_is_measured_again(tmp_path):
     records.write(folder, measured(here(), state="finished"))
     assert here().differences(measured(here())) == []
     notes = []
-    assert list(done_before([CELL], study, here(), notes.append)) == [0] and notes == []
+    assert list(find_finished([CELL], study, here(), notes.append)) == [0] and notes == []
     assert (
-        done_before([CELL], study, here(**{"facts.gpu": {"driver": "580.99"}}), notes.append) == {}
+        find_finished([CELL], study, here(**{"facts.gpu": {"driver": "580.99"}}), notes.append)
+        == {}
     )
     assert notes == [
         "1 cell is measured again: host b: driver 580.65.06, now 580.99. What was measured before is kept"

@@ -367,7 +367,7 @@ ALLOWED = {
     "benchmarks/training/passes.py": ({"profiler.export_chrome_trace"}, "torch writes it, into a folder made anew"),
     "benchmarks/record/safe_text.py": ({"os.open"}, "/dev/null"),
     "launch/engines/hosts.py": ({"open"}, "a descriptor that safe_files opened"),
-    "launch/engines/submit.py": ({"folder.mkdir"}, "safe_files then looks whether it is a folder, and no link"),
+    "launch/engines/slurm.py": ({"folder.mkdir"}, "safe_files then looks whether it is a folder, and no link"),
     "launch/profile/profiled_pass.py": ({"folder.profile.path.rename"}, "a folder of this attempt, inside the cell's"),
     "launch/tracking/store.py": (
         {"file.parent.mkdir", "path.parent.mkdir", "os.link", "sqlite3.connect"},

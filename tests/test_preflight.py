@@ -21,9 +21,16 @@ from benchmarks.record import CellFolder
 from benchmarks.record.lines import CLOCK_VARIABLE, beginning
 from conf.host_limits import usable_cores
 from conf.options import Refused
-from launch.engines.environment import FOREIGN, NCCL_SUBSYSTEMS, OnHost, asked, environment
+from launch.engines.environment import (
+    FOREIGN,
+    NCCL_SUBSYSTEMS,
+    HostEnvironment,
+    cell_variables,
+    environment,
+)
+from launch.engines.rendezvous import candidates, choose
 from launch.machine import facts as describe
-from launch.machine.fleet import Host, candidates, chosen, compare
+from launch.machine.fleet import Host, compare
 
 # The description.
 
@@ -257,7 +264,7 @@ def test_the_environment_of_one_machine_is_what_it_was(tmp_path, device, said):
     now = environment(cell, machine, folder, "t", surrounding)
     assert now == as_before(cell, machine, folder, "t", surrounding)
     travelled = Variables.from_dict(
-        json.loads(json.dumps(asked(cell, machine, folder, "t").to_dict()))
+        json.loads(json.dumps(cell_variables(cell, machine, folder, "t").to_dict()))
     )
     assert merged(travelled, surrounding) == now
 
@@ -278,8 +285,8 @@ def test_each_host_gets_the_interface_the_gpus_and_the_threads_of_its_own():
     forbidden = {"NCCL_NVLS_ENABLE": "0"}
 
     def on(name, typed=False):
-        where = OnHost(name, f"eth-{name}", typed, forbidden)
-        return asked(cell, some[name].machine, CellFolder(Path(CELL_FOLDER)), "t", where)
+        where = HostEnvironment(name, f"eth-{name}", typed, forbidden)
+        return cell_variables(cell, some[name].machine, CellFolder(Path(CELL_FOLDER)), "t", where)
 
     first, second = (
         merged(on("a"), {}),
@@ -359,13 +366,13 @@ def test_the_first_address_that_all_reach_is_chosen_and_the_interfaces_are_named
     first = host("a", interfaces=[ETH, IB])
     slow = {"10.1.0.1": {"why": "no answer within 3 s"}, "10.0.0.1": {"interface": "eno1"}}
     both = {"10.1.0.1": {"interface": "ib1"}, "10.0.0.1": {"interface": "eno2"}}
-    found = chosen(first, ["10.1.0.1", "10.0.0.1"], {}, {"b": slow, "c": both})
+    found = choose(first, ["10.1.0.1", "10.0.0.1"], {}, {"b": slow, "c": both})
     assert found.address == "10.0.0.1" and found.interfaces == {
         "a": "eth0",
         "b": "eno1",
         "c": "eno2",
     }
-    assert chosen(first, ["10.1.0.1", "10.0.0.1"], {}, {"c": both}).interfaces == {
+    assert choose(first, ["10.1.0.1", "10.0.0.1"], {}, {"c": both}).interfaces == {
         "a": "ib0",
         "c": "ib1",
     }
@@ -373,9 +380,9 @@ def test_the_first_address_that_all_reach_is_chosen_and_the_interfaces_are_named
         Refused,
         match=r"b does not reach a at 10.1.0.1: no answer within 3 s\. What.*engine.interface=",
     ):
-        chosen(first, ["10.1.0.1"], {}, {"b": slow, "c": both})
+        choose(first, ["10.1.0.1"], {}, {"b": slow, "c": both})
     with pytest.raises(Refused, match=r"a cannot listen at 10.1.0.1: no; b does not reach"):
-        chosen(first, ["10.1.0.1"], {"10.1.0.1": "no"}, {"b": slow})
+        choose(first, ["10.1.0.1"], {"10.1.0.1": "no"}, {"b": slow})
 
 
 def test_who_listens_answers_with_the_word_and_nobody_else_does():

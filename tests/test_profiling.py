@@ -37,7 +37,7 @@ from launch.machine.devices import Machine
 from launch.profile import profiled_pass
 from launch.profile.nsys import Nsys, find
 from launch.run_cell import CellRunner
-from launch.study.provenance import Surroundings
+from launch.study.provenance import RunEnvironment
 
 ROOT = Path(__file__).parent.parent
 TOKEN = "b" * 32
@@ -85,7 +85,7 @@ def one_pass(tmp_path, nsys, device="cpu", profiler="nsys", **engine):
     surrounding = {**os.environ, **PLANTED, **KEPT}
     local = LocalEngine(machine, surrounding, "auto", config.engine.stop_grace_s)
     runner = CellRunner(
-        config, Surroundings(machine, {}), None, None, local, nsys, lambda: False, notes.append
+        config, RunEnvironment(machine, {}), None, None, local, nsys, lambda: False, notes.append
     )
     variable = environment(cell, machine, CellFolder(tmp_path), TOKEN, surrounding)
     found = runner._profiled(

@@ -11,13 +11,13 @@ from analysis.study.provenance import LEFT_OUT
 from analysis.study.study import Study
 from conf.nccl import FIELDS, OTHERS
 from launch.engines.environment import scrubbed
-from launch.machine.facts import left_out, variables
+from launch.machine.facts import left_out, recorded_variables
 from launch.machine.secrets import (
     argument_without_secrets,
     configuration_without_secrets,
     is_secret,
+    redact,
     secret_value,
-    told,
     without_secrets,
 )
 
@@ -42,7 +42,7 @@ SETTINGS = {
 @pytest.mark.parametrize("value", VALUES)
 def test_a_value_that_looks_like_a_secret_is_left_out_whatever_its_name(value):
     around = {"NCCL_DEBUG_HARMLESS": value, "NCCL_P2P_LEVEL": "LOC"}
-    assert variables(around) == {"NCCL_P2P_LEVEL": "LOC"} and left_out(around) == [
+    assert recorded_variables(around) == {"NCCL_P2P_LEVEL": "LOC"} and left_out(around) == [
         "NCCL_DEBUG_HARMLESS"
     ]
     assert "NCCL_DEBUG_HARMLESS" not in scrubbed(around)
@@ -58,13 +58,15 @@ def test_a_value_that_looks_like_a_secret_is_left_out_whatever_its_name(value):
      "TRITON_ACCESS_TOKEN", "NVSHMEM_CREDENTIALS", "PYTORCH_PRIVATE_ID"],
 )  # fmt: skip
 def test_a_name_that_looks_like_a_secret_is_left_out_whatever_its_prefix(name):
-    assert is_secret(name, "plain") and variables({name: "plain"}) == {}
+    assert is_secret(name, "plain") and recorded_variables({name: "plain"}) == {}
 
 
 def test_every_setting_stays():
     named = {f"NCCL_{name.upper()}": "1" for name in FIELDS} | dict.fromkeys(OTHERS, "1")
     recorded = {**named, **SETTINGS}
-    assert variables(recorded) == dict(sorted(recorded.items())) and left_out(recorded) == []
+    assert (
+        recorded_variables(recorded) == dict(sorted(recorded.items())) and left_out(recorded) == []
+    )
 
 
 def test_nothing_that_was_ever_measured_is_taken_for_a_secret():
@@ -124,4 +126,4 @@ def test_a_request_with_a_secret_is_refused_without_repeating_it(launch, option)
 
 
 def test_a_refusal_repeats_no_secret():
-    assert told(f"launch.py: nope={RANDOM}\x1b: unknown") == r"launch.py: nope=***\x1b: unknown"
+    assert redact(f"launch.py: nope={RANDOM}\x1b: unknown") == r"launch.py: nope=***\x1b: unknown"

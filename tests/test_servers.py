@@ -8,7 +8,7 @@ from benchmarks.record import CellFolder
 from conf.command_line import normalise
 from conf.options import Refused
 from conf.resolve import checked, resolve, server_gpus
-from launch.engines.environment import arguments, environment
+from launch.engines.environment import cell_process_command, environment
 from launch.machine.devices import Device, Machine
 
 EVERYONE = (0, 1, 2, 3)
@@ -102,13 +102,13 @@ def test_the_loss_scaler_is_for_strategies_whose_ranks_update(hydra):
 def test_servers_are_processes_of_the_cell_and_see_their_gpus_behind_the_ranks(hydra, tmp_path):
     machine = Machine("cuda", tuple(Device(n, f"GPU-{n}") for n in EVERYONE), EVERYONE, 8)
     cell = asked(f"strategy={SYNC}", "strategy.servers=2", "strategy.server_gpus=3+0", gpus=(1, 0))
-    assert arguments(CellFolder(tmp_path), cell, "exec")[-2] == str(2 + 2)
+    assert cell_process_command(CellFolder(tmp_path), cell, "exec")[-2] == str(2 + 2)
     assert (
         environment(cell, machine, CellFolder(tmp_path), "t", {})["CUDA_VISIBLE_DEVICES"]
         == "GPU-1,GPU-0,GPU-3"
     )
     host = asked("strategy=kvstore_dist_sync", "strategy.servers=3", gpus=(1, 0))
-    assert arguments(CellFolder(tmp_path), host, "exec")[-2] == str(2 + 3)
+    assert cell_process_command(CellFolder(tmp_path), host, "exec")[-2] == str(2 + 3)
     assert (
         environment(host, machine, CellFolder(tmp_path), "t", {})["CUDA_VISIBLE_DEVICES"]
         == "GPU-1,GPU-0"

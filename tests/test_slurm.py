@@ -16,9 +16,9 @@ import pytest
 from benchmarks.record import read_lines, read_study
 from conf.options import Refused
 from conf.schema import Config, Engine
-from launch.engines import hosts as words
+from launch.engines import agent_command as words
 from launch.engines import slurm
-from launch.engines.submit import job_parameters
+from launch.engines.slurm import job_parameters
 from launch.plan import estimate
 from launch.plan.estimate import TimeLeft
 
@@ -116,7 +116,7 @@ def test_a_cell_that_does_not_fit_is_told_once(monkeypatch):
 
 def test_an_agent_starts_by_srun_in_a_step_of_its_own(scontrol):
     around = scontrol('printf "n1\\nn2\\nm7\\n"')
-    found = words.command(
+    found = words.agent_command(
         Engine(name="slurm", python="/opt/py thon", folder="/opt/ring side"), "m7", around
     )
     assert found[0] == "srun" and {"--overlap", "--nodes=1", "--ntasks=1", "--nodelist=m7"} < set(
@@ -132,7 +132,7 @@ def test_an_agent_starts_by_srun_in_a_step_of_its_own(scontrol):
 
 
 def test_the_words_of_any_engine_keep_arguments_apart():
-    found = words.command(
+    found = words.agent_command(
         Engine(name="command", prefix=["kubectl", "exec", "-i", "pod-{host}", "--"]), "a; rm", {}
     )
     assert found[:5] == ["kubectl", "exec", "-i", "pod-a; rm", "--"]
@@ -143,14 +143,14 @@ def test_the_words_of_any_engine_keep_arguments_apart():
         "-m",
         "benchmarks.rank.host_agent",
     ]
-    found = words.command(Engine(name="ssh", folder="/o'ne", python="/p y"), "a", {})
+    found = words.agent_command(Engine(name="ssh", folder="/o'ne", python="/p y"), "a", {})
     assert found[-3:] == [
         "--",
         "a",
         """cd '/o'"'"'ne' && exec '/p y' -m benchmarks.rank.host_agent""",
     ]
     assert {"BatchMode=yes", "StrictHostKeyChecking=yes"} < set(found) and "-F" not in found
-    found = words.command(Engine(name="ssh", ssh_config="mine"), "a", {})
+    found = words.agent_command(Engine(name="ssh", ssh_config="mine"), "a", {})
     assert found[found.index("-F") + 1] == str(
         Path("mine").absolute()
     )  # ssh starts in another folder

@@ -15,7 +15,7 @@ from conf.cell import Cell
 class Lost:
     """A host that is lost."""
 
-    said: str  # which it is and how that was seen, as a sentence
+    sentence: str  # which it is and how that was seen
     heard: float  # when it was last heard; seconds since 1970
 
 

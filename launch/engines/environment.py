@@ -14,7 +14,7 @@ from benchmarks.record.lines import CLOCK_VARIABLE, beginning
 from conf.cell import Cell
 from conf.process_env import TOKEN
 from launch.machine.devices import Machine
-from launch.machine.facts import RECORDED, variables
+from launch.machine.facts import RECORDED, recorded_variables
 from launch.machine.secrets import is_secret
 
 ROOT = Path(__file__).parent.parent.parent
@@ -23,193 +23,176 @@ LOOPBACK = "lo"
 # those that speak to each other, when they do.
 MOST_IN_A_MESH = 64
 # Variables of an outer torchrun or Slurm step, which our ranks would take for their own.
-FOREIGN = (
-    "RANK",
-    "LOCAL_RANK",
-    "WORLD_SIZE",
-    "LOCAL_WORLD_SIZE",
-    "GROUP_RANK",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "NCCL_COMM_ID",
-    "TORCHELASTIC_*",
-)
+FOREIGN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT",
+           "NCCL_COMM_ID", "TORCHELASTIC_*")  # fmt: skip
 # What NCCL says once at start-up and when it connects; nothing that it says for every call.
 NCCL_SUBSYSTEMS = "INIT,ENV,GRAPH"
-
-
 # What ranks need of an environment that a profiler's report will hold; also everything that may change a result.
 NEEDED = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "XDG_CACHE_HOME",
           "CC", "CXX")  # fmt: skip
-NEEDED_PREFIXES = (
-    *RECORDED,
-    "LC_",
-    "CONDA_PREFIX",
-    "CUDA_",
-    "NVIDIA_",
-    "PYTHON",
-    "TRITON_",
-    "UCX_",
-    "FI_",
-    "RINGSIDE_",
-)
+NEEDED_PREFIXES = (*RECORDED, "LC_", "CONDA_PREFIX", "CUDA_", "NVIDIA_", "PYTHON", "TRITON_", "UCX_", "FI_",
+                   "RINGSIDE_")  # fmt: skip
+# The folder in which torch.compile keeps what it made, for all cells of all studies of an output folder.
+COMPILED = ".compiled"  # no study has such a name
+INDUCTOR, TRITON = "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"
+# torch puts the path into commands for the C++ compiler, unquoted.
+PLAIN_PATH = re.compile(r"[A-Za-z0-9_./+-]+")
 
 
 def scrubbed(variable: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment with only what ranks need, without variables whose name or value looks like a secret."""
-    return {
-        name: value
-        for name, value in variable.items()
-        if (name in NEEDED or name.startswith(NEEDED_PREFIXES))
-        and (name == TOKEN or not is_secret(name, value))
-    }
+    """Return an environment with only what ranks need, without variables that look like secrets."""
+    kept = {}
+    for name, value in variable.items():
+        needed = name in NEEDED or name.startswith(NEEDED_PREFIXES)
+        if needed and (name == TOKEN or not is_secret(name, value)):
+            kept[name] = value
+    return kept
 
 
-def arguments(folder: CellFolder, cell: Cell, start: str) -> list[str]:
-    """Return the command of the agent, which starts the ranks and the servers as `engine.start` says."""
-    return [
-        sys.executable,
-        "-m",
-        "benchmarks.rank.cell_process",
-        str(folder.path),
-        str(cell.world_size + cell.servers),
-        start,
-    ]
+def cell_process_command(folder: CellFolder, cell: Cell, start: str) -> list[str]:
+    """Return the command of the process that starts the ranks and the servers as `engine.start` says."""
+    processes = str(cell.world_size + cell.servers)
+    module = "benchmarks.rank.cell_process"
+    return [sys.executable, "-m", module, str(folder.path), processes, start]
 
 
 def of_every_cell(machine: Machine, surrounding: Mapping[str, str]) -> dict[str, str]:
-    """Return what the environments of all cells have in common: that of the user without what ranks would misread, and ours."""
-    return merged(Variables(_ours(machine), {}, FOREIGN), surrounding)
+    """Return what the environments of all cells have in common: the user's without what ranks would misread, and ours."""
+    return merged(Variables(_common(machine), {}, FOREIGN), surrounding)
 
 
-def _ours(machine: Machine) -> dict[str, str]:
-    own = {
+def _common(machine: Machine) -> dict[str, str]:
+    variables = {
         CLOCK_VARIABLE: repr(beginning()),
         "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",
     }
     if machine.kind == "cpu":
         # The same in every cell, or a baseline would run on more cores.
-        own |= {"OMP_NUM_THREADS": str(machine.threads), "CUDA_VISIBLE_DEVICES": ""}
-    return own
+        variables["OMP_NUM_THREADS"] = str(machine.threads)
+        variables["CUDA_VISIBLE_DEVICES"] = ""
+    return variables
 
 
 def environment(
     cell: Cell, machine: Machine, folder: CellFolder, token: str, surrounding: Mapping[str, str]
 ) -> dict[str, str]:
     """Return the environment of a cell's processes on this machine: that of the user, then what the cell asks for."""
-    return merged(asked(cell, machine, folder, token), surrounding)
+    return merged(cell_variables(cell, machine, folder, token), surrounding)
 
 
 @dataclass(frozen=True)
-class OnHost:
+class HostEnvironment:
     """What else decides the environment of a cell's processes on one of its hosts."""
 
     name: str = ""  # as the cell has it; '' is this machine
     interface: str = LOOPBACK  # through which its processes meet those of other hosts
     typed: bool = False  # the user named the interface
-    forbidden: Mapping[str, str] = field(
-        default_factory=dict
-    )  # variables by which some host forbids NVLink multicast
+    # Variables by which some host forbids NVLink multicast.
+    forbidden: Mapping[str, str] = field(default_factory=dict)
 
 
-def asked(
-    cell: Cell, machine: Machine, folder: CellFolder, token: str, where: OnHost | None = None
+def cell_variables(
+    cell: Cell,
+    machine: Machine,
+    folder: CellFolder,
+    token: str,
+    host: HostEnvironment | None = None,
 ) -> Variables:
     """Return what a cell asks for in the environment of its processes on one machine, which has these devices.
 
-    `folder` is where they write: on another host CellFolder(Path(CELL_FOLDER)), which its agent replaces. Variables that
-    forbid NVLink multicast are inherited like any other; a host that forbids it forbids it for all.
+    `folder` is where they write: on another host CellFolder(Path(CELL_FOLDER)), which its agent
+    replaces. Variables that forbid NVLink multicast are inherited like any other; a host that
+    forbids it forbids it for all.
     """
-    where = where or OnHost()
-    own = _ours(machine) | {TOKEN: token, "GLOO_SOCKET_IFNAME": where.interface, **where.forbidden}
+    host = host or HostEnvironment()
+    variables = _common(machine)
+    variables |= {TOKEN: token, "GLOO_SOCKET_IFNAME": host.interface, **host.forbidden}
     if cell.world_size > MOST_IN_A_MESH:
-        own["TORCH_GLOO_LAZY_INIT"] = "1"
+        variables["TORCH_GLOO_LAZY_INIT"] = "1"
     if cell.device == "cpu":
-        return Variables(own, {}, FOREIGN)
+        return Variables(variables, {}, FOREIGN)
     uuids = {device.id: device.uuid for device in machine.devices}
-    # Servers' GPUs last: a rank's index is its place in the subset.
-    gpus = dict.fromkeys(
-        one.gpu for one in cell.places if one.host == where.name and one.gpu is not None
-    )
-    own |= {
+    visible = []
+    for process in cell.places:  # servers' GPUs last: a rank's index is its place in the subset
+        if process.host == host.name and process.gpu is not None:
+            visible.append(uuids[process.gpu])
+    variables |= {
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        "CUDA_VISIBLE_DEVICES": ",".join(uuids[gpu] for gpu in gpus),
+        "CUDA_VISIBLE_DEVICES": ",".join(dict.fromkeys(visible)),
         "NCCL_DEBUG": "INFO",
         "NCCL_DEBUG_SUBSYS": NCCL_SUBSYSTEMS,
         "NCCL_DEBUG_FILE": folder.nccl_log_pattern,
-        # A study's own, empty file instead of the user's ~/.nccl.conf, whose settings nobody asked for here.
+        # A study's own, empty file instead of the user's ~/.nccl.conf, whose settings nobody asked for.
         "NCCL_CONF_FILE": str(folder.nccl_conf),
         # Its socket has a fixed port, which a second cell on the machine would want too.
         "NCCL_RAS_ENABLE": "0",
     }
     if cell.hosts and cell.server_gpus:
-        # A kernel of NCCL's that waits for another host must hold back neither the streams that would share its queue nor the
-        # loading of another kernel, which waits for those that run. Two H200s stood still otherwise.
-        own |= {"CUDA_DEVICE_MAX_CONNECTIONS": "32", "CUDA_MODULE_LOADING": "EAGER"}
-    # One machine: nothing listens to the network. NCCL takes a name after `=` as the whole name, not as its beginning.
-    sockets = {
-        "NCCL_SOCKET_IFNAME": where.interface
-        if where.interface == LOOPBACK
-        else f"={where.interface}"
+        # A kernel of NCCL's that waits for another host must hold back neither the streams that
+        # would share its queue nor the loading of another kernel, which waits for those that run.
+        # Two H200s stood still otherwise.
+        variables["CUDA_DEVICE_MAX_CONNECTIONS"] = "32"
+        variables["CUDA_MODULE_LOADING"] = "EAGER"
+    interface = host.interface
+    # On one machine nothing listens to the network.
+    if interface != LOOPBACK:
+        # NCCL takes a name after `=` as the whole name, not as its beginning.
+        interface = f"={interface}"
+    defaults = {
+        "NCCL_SOCKET_IFNAME": interface,
+        "OMP_NUM_THREADS": str(max(1, machine.cores // (2 * len(cell.gpus)))),
     }
-    own |= sockets if where.typed else {}
-    defaults = {**sockets, "OMP_NUM_THREADS": str(max(1, machine.cores // (2 * len(cell.gpus))))}
-    return Variables(own | cell.nccl, defaults, FOREIGN)
+    if host.typed:
+        variables["NCCL_SOCKET_IFNAME"] = interface
+    return Variables(variables | cell.nccl, defaults, FOREIGN)
 
 
-def inherited(of_ranks: Mapping[str, str], cell: Cell, surrounding: Mapping[str, str]) -> list[str]:
+def inherited_names(
+    of_ranks: Mapping[str, str], cell: Cell, surrounding: Mapping[str, str]
+) -> list[str]:
     """Return the names of recorded variables that the ranks of a cell have from around the launcher, as they were there."""
-    return [
-        name
-        for name, value in variables(of_ranks).items()
-        if surrounding.get(name) == value
-        and name not in cell.nccl
-        and (cell.device == "cuda" or name != "OMP_NUM_THREADS")
-    ]
+    names = []
+    for name, value in recorded_variables(of_ranks).items():
+        if cell.device == "cpu" and name == "OMP_NUM_THREADS":
+            continue
+        if surrounding.get(name) == value and name not in cell.nccl:
+            names.append(name)
+    return names
 
 
-# The folder in which torch.compile keeps what it made, for all cells of all studies of an output folder.
-
-
-NAME = ".compiled"  # no study has such a name
-INDUCTOR, TRITON = "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"
-# torch puts the path into commands for the C++ compiler, unquoted.
-PLAIN = re.compile(r"[A-Za-z0-9_./+-]+")
-
-
-def compile_caches_variables(
+def compile_cache_variables(
     cell: Cell, output_dir: Path, surrounding: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the variables that name the folder; none where a cell is not compiled here or the user names a folder.
+    """Return the variables that name the compiler's cache; none where a cell is not compiled here or the user names a folder.
 
     None also where the folder cannot serve; torch then takes its own one in TMPDIR. The folder is made.
     """
     if not cell.compiled or cell.hosts or INDUCTOR in surrounding:
         return {}
-    folder = output_dir / NAME
-    if not _serves(folder):
+    folder = output_dir / COMPILED
+    if not _is_safe_cache(folder):
         return {}
-    # Without a folder of its own Triton would get one for each GPU from torch, with the same kernels.
-    triton = {} if TRITON in surrounding else {TRITON: str(folder / "triton")}
-    return {INDUCTOR: str(folder), **triton}
+    names = {INDUCTOR: str(folder)}
+    if TRITON not in surrounding:
+        # Without a folder of its own Triton would get one for each GPU from torch, with the same kernels.
+        names[TRITON] = str(folder / "triton")
+    return names
 
 
-def _serves(folder: Path) -> bool:
+def _is_safe_cache(folder: Path) -> bool:
     """Return whether code may be kept in a folder, which is made where it is missing: torch runs what it finds there.
 
     So it must be the user's own, and nobody else may write to it.
     """
-    if not PLAIN.fullmatch(str(folder)):
+    if not PLAIN_PATH.fullmatch(str(folder)):
         return False
     try:
         safe_files.make_folder(folder, mode=0o700)
-        found, system = folder.stat(), os.statvfs(folder)
+        status = folder.stat()
+        system = os.statvfs(folder)
     except OSError:
         return False
-    others = stat.S_IWGRP | stat.S_IWOTH
-    return (
-        found.st_uid == os.geteuid()
-        and not found.st_mode & others
-        and not system.f_flag & os.ST_NOEXEC
-    )
+    if system.f_flag & os.ST_NOEXEC:
+        return False
+    return status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)

@@ -16,8 +16,9 @@ from benchmarks.agent.sampler import Sampler
 from benchmarks.record import CellFolder, safe_files
 from conf.cell import Cell
 from conf.process_env import NO_TOKEN, TOKEN
-from launch.engines.environment import ROOT, arguments, of_every_cell
-from launch.engines.hosts import AGENT, AgentGone, Channel
+from launch.engines.agent_channel import AgentGone, Channel
+from launch.engines.agent_command import AGENT
+from launch.engines.environment import ROOT, cell_process_command, of_every_cell
 from launch.machine.devices import Machine
 
 LAST_WAIT_S = 5.0  # for what started the ranks, after every process of its cell was ended
@@ -28,11 +29,16 @@ class LocalEngine:
     """Has ranks forked by an agent on this machine."""
 
     def __init__(
-        self, machine: Machine, surrounding: Mapping[str, str], how: str, profiler_grace_s: float
+        self,
+        machine: Machine,
+        surrounding: Mapping[str, str],
+        start_method: str,
+        profiler_grace_s: float,
     ) -> None:
-        """`how` ranks start: `engine.start`; `profiler_grace_s` for a profiler to write what it recorded."""
+        """`start_method` is `engine.start`; `profiler_grace_s` for a profiler to write what it recorded."""
         self._environment = of_every_cell(machine, surrounding) | {TOKEN: NO_TOKEN}
-        self._machine, self._how, self._profiler_grace_s = machine, how, profiler_grace_s
+        self._machine, self._start_method = machine, start_method
+        self._profiler_grace_s = profiler_grace_s
         self._agent: Channel | None = None
 
     def open(self, first: Cell) -> None:
@@ -58,12 +64,8 @@ class LocalEngine:
     ) -> "ServedJob | ProfiledJob":
         """Start the processes of a cell. A profiler follows new programs, not forks."""
         if profiler:
-            return ProfiledJob(
-                [*profiler, *arguments(folder, cell, "exec")],
-                folder,
-                environment,
-                self._profiler_grace_s,
-            )
+            command = [*profiler, *cell_process_command(folder, cell, "exec")]
+            return ProfiledJob(command, folder, environment, self._profiler_grace_s)
         job = ServedJob(environment[TOKEN])
         with contextlib.ExitStack() as sampling:
             if sampled:
@@ -99,14 +101,20 @@ class LocalEngine:
         self._agent.listen(job.take)
         before = self._environment
         changed = {name: value for name, value in environment.items() if before.get(name) != value}
-        asked = Variables(changed, {}, [name for name in before if name not in environment])
+        removed = [name for name in before if name not in environment]
         self._agent.send(
-            Command.RUN, cell=environment[TOKEN], folder=str(folder.path), asked=cell.to_dict(), environment=asked.to_dict(),
-            numbers=list(range(len(cell.places))), start=self._how, meeting={},
-        )  # fmt: skip
+            Command.RUN,
+            cell=environment[TOKEN],
+            folder=str(folder.path),
+            asked=cell.to_dict(),
+            environment=Variables(changed, {}, removed).to_dict(),
+            numbers=list(range(len(cell.places))),
+            start=self._start_method,
+            meeting={},
+        )
 
 
-class _Here:
+class _LocalJob:
     """Processes of this machine: those whose environment holds the token of a cell, however they were started."""
 
     def __init__(self, token: str) -> None:
@@ -127,13 +135,14 @@ class _Here:
         """Have ranks write to their logs where each of their threads stands."""
         processes.ask_for_stacks(self._token, list(pids.values()))
 
-    def _end_all(self, grace_s: float) -> list[int]:
+    def stop(self, grace_s: float) -> list[int]:
+        """End every process and remove their shared memory. Return the ids of those that survive SIGKILL."""
         survivors = processes.end(self._token, grace_s)
         processes.remove_shared_memory(self._token)
         return survivors
 
 
-class ServedJob(_Here):
+class ServedJob(_LocalJob):
     """A job whose processes the agent of this machine has forked."""
 
     agent: Channel  # set before it is asked to start them
@@ -144,7 +153,7 @@ class ServedJob(_Here):
         self._pid: int | None = None  # of the process that started the ranks
         self._status: int | None = None
         self._why = ""
-        self._told = threading.Event()  # how it ended, or that it could not start
+        self._settled = threading.Event()  # how it ended, or that it could not start
 
     def take(self, say: Event, message: Mapping[str, Any]) -> None:
         """Take what the agent says of this cell. Another thread calls it."""
@@ -157,11 +166,11 @@ class ServedJob(_Here):
         elif say == Event.FAILED:
             self._why = str(message["why"])
         if say in (Event.ENDED, Event.FAILED):
-            self._told.set()
+            self._settled.set()
 
     def wait(self, seconds: float) -> None:
         """Wait so long, or until the agent tells how the processes ended."""
-        self._told.wait(seconds)
+        self._settled.wait(seconds)
 
     def poll(self) -> int | None:
         """Return the exit status of what started the ranks, or of the agent if it ended; None while both run.
@@ -171,23 +180,24 @@ class ServedJob(_Here):
         """
         if self._why:
             raise OSError(self._why)
-        return self._status if self._status is not None else self.agent.ended()
+        if self._status is None:
+            return self.agent.ended()
+        return self._status
 
     def agent_state(self) -> str:
         """Return what the kernel says that the process does that started the ranks, or the agent where that cannot go on."""
-        whole = processes.state(self.agent.pid)
-        return whole if whole in STUCK or self._pid is None else processes.state(self._pid)
+        state = processes.state(self.agent.pid)
+        if state in STUCK or self._pid is None:
+            return state
+        return processes.state(self._pid)
 
     def stop(self, grace_s: float) -> list[int]:
         """End every process. Return the ids of those that survive SIGKILL."""
-        survivors = self._end_all(grace_s)
+        survivors = super().stop(grace_s)
         deadline = time.monotonic() + LAST_WAIT_S
-        while (
-            self._status is None
-            and not self._why
-            and self.agent.ended() is None
-            and time.monotonic() < deadline
-        ):
+        while self._status is None and not self._why and self.agent.ended() is None:
+            if time.monotonic() > deadline:
+                break
             time.sleep(0.005)
         if self._status is None:  # the next cell gets another agent
             self.agent.close()
@@ -195,7 +205,7 @@ class ServedJob(_Here):
         return survivors
 
 
-class ProfiledJob(_Here):
+class ProfiledJob(_LocalJob):
     """A job that a profiler starts."""
 
     def __init__(
@@ -209,9 +219,14 @@ class ProfiledJob(_Here):
         self._profiler_grace_s = profiler_grace_s
         with os.fdopen(safe_files.open_own(folder.agent_log), "ab") as log:
             self._agent = subprocess.Popen(
-                command, cwd=ROOT, env=processes.started_by_me(environment, through_profiler=True),
-                stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
-            )  # fmt: skip
+                command,
+                cwd=ROOT,
+                env=processes.started_by_me(environment, through_profiler=True),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
 
     def poll(self) -> int | None:
         """Return the exit status of the profiler; None while it runs."""
@@ -229,7 +244,7 @@ class ProfiledJob(_Here):
         if self._agent.poll() is None:
             self._agent.terminate()
             self._wait(self._profiler_grace_s)
-        survivors = self._end_all(grace_s)
+        survivors = super().stop(grace_s)
         self._wait(LAST_WAIT_S)
         return survivors
 

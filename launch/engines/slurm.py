@@ -1,18 +1,35 @@
-"""Ask Slurm about the job that this process runs in: its hosts, their cores, the time left."""
+"""Slurm: ask about the job that this process runs in, and submit the whole command as one job (by submitit).
+
+A submitted job runs the same command with engine.submit=false. Where Slurm requeues it, the command goes
+on from the journal.
+"""
 
 import contextlib
 import functools
+import io
+import os
 import re
+import shlex
+import shutil
 import subprocess
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
+from benchmarks.record.safe_files import because, make_folder
 from benchmarks.record.safe_text import one_line
-from conf.options import Refused
+from conf.options import Refused, expand_path
+from conf.schema import Config
+from conf.subsets import COUNT, is_name
+from launch.engines.environment import ROOT
 
 ANSWER_S = 20.0  # that a question to Slurm may take; a controller that restarts can need several
 JOB, NODES, CORES = "SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_JOB_CPUS_PER_NODE"
 END = "SLURM_JOB_END_TIME"  # seconds since 1970; since Slurm 23.02
+FOLDER = ".slurm"  # in output_dir: the jobs' scripts, commands and logs
+WARNED_S = 60  # before the job's limit, or before another job takes its place: time to close a cell
 
 
 class SlurmSilent(Exception):
@@ -21,12 +38,17 @@ class SlurmSilent(Exception):
 
 def ask(words: tuple[str, ...], surrounding: Mapping[str, str]) -> str:
     """Return what a command of Slurm prints; times are seconds since 1970. Raises SlurmSilent."""
-    variables = {**surrounding, "SLURM_TIME_FORMAT": "%s"}
     try:
         done = subprocess.run(
-            words, env=variables, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=ANSWER_S,
+            words,
+            env={**surrounding, "SLURM_TIME_FORMAT": "%s"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=ANSWER_S,
             check=False,
-        )  # fmt: skip
+        )
     except FileNotFoundError:
         raise SlurmSilent(f"there is no program {words[0]}") from None
     except subprocess.TimeoutExpired:
@@ -34,8 +56,8 @@ def ask(words: tuple[str, ...], surrounding: Mapping[str, str]) -> str:
     except OSError as error:
         raise SlurmSilent(f"{words[0]} cannot be started ({error.strerror})") from None
     if done.returncode:
-        said = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
-        raise SlurmSilent(f"{words[0]}: {one_line(said[-1])}")
+        lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+        raise SlurmSilent(f"{words[0]}: {one_line(lines[-1])}")
     return done.stdout
 
 
@@ -65,13 +87,13 @@ def _names(listed: str, surrounding: tuple[tuple[str, str], ...]) -> tuple[str, 
 
 def cores(host: str, surrounding: Mapping[str, str]) -> int | None:
     """Return how many cores the job has on a host; None if Slurm does not say. Raises Refused outside a job."""
-    of_each: list[int] = []
+    counts: list[int] = []
     for part in surrounding.get(CORES, "").split(","):  # 72(x2),36
-        if not (found := re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part, re.ASCII)):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part, re.ASCII)
+        if match is None:
             return None
-        of_each += [int(found[1])] * int(found[2] or 1)
-    of_host = dict(zip(host_names(surrounding), of_each, strict=False))
-    return of_host.get(host)
+        counts += [int(match[1])] * int(match[2] or 1)
+    return dict(zip(host_names(surrounding), counts, strict=False)).get(host)
 
 
 def time_left_s(surrounding: Mapping[str, str]) -> float | None:
@@ -79,15 +101,125 @@ def time_left_s(surrounding: Mapping[str, str]) -> float | None:
 
     Slurm is asked each time, as a limit may have been changed since the job began.
     """
-    if not (job := surrounding.get(JOB)):
+    job = surrounding.get(JOB)
+    if not job:
         return None
-    end = surrounding.get(END)
+    end = surrounding.get(END) or ""
     with contextlib.suppress(SlurmSilent):
         end = fields(job, surrounding).get("EndTime", end)
-    return float(end) - time.time() if end and end.isdecimal() else None
+    if not end.isdecimal():
+        return None
+    return float(end) - time.time()
 
 
 def fields(job: str, surrounding: Mapping[str, str]) -> dict[str, str]:
     """Return what Slurm says of a job, `JobState` and the like, by name. Raises SlurmSilent: also where it has forgotten it."""
-    said = ask(("scontrol", "--oneliner", "show", "job", job), surrounding)
-    return dict(word.split("=", 1) for word in said.split() if "=" in word)
+    values = {}
+    for word in ask(("scontrol", "--oneliner", "show", "job", job), surrounding).split():
+        name, equals, value = word.partition("=")
+        if equals:
+            values[name] = value
+    return values
+
+
+def submit(configs: Sequence[Config], typed: Sequence[str], surrounding: Mapping[str, str]) -> str:
+    """Submit the command `typed`, whose checked configurations these are; return a sentence with the job's id and its log.
+
+    Raises:
+        Refused: Slurm or submitit is not there, or Slurm does not accept the job.
+    """
+    if surrounding.get(JOB):
+        raise Refused(
+            f"engine.submit=true: this is inside job {surrounding[JOB]} of Slurm; accepted here is the command without it"
+        )
+    if not shutil.which("sbatch"):
+        raise Refused(
+            "engine.submit=true: there is no program sbatch; accepted is a host that has Slurm's commands"
+        )
+    try:
+        import submitit
+    except ImportError:
+        raise Refused(
+            "engine.submit=true: needs submitit; accepted after pip install '.[slurm]'"
+        ) from None
+    engine = configs[0].engine
+    parameters = job_parameters(configs)
+    folder = _own_folder(configs[0].output_dir)
+    python = engine.python or sys.executable
+    program = str(Path(engine.folder or ROOT) / "launch.py")
+    command = [python, program, *typed, "engine.submit=false"]
+    try:
+        executor = submitit.SlurmExecutor(folder, python=f"exec {shlex.quote(python)}")
+        executor.update_parameters(**parameters)
+        # The command takes the place of the job's own process, so that Slurm's signals and its exit
+        # status are the command's.
+        with contextlib.redirect_stderr(io.StringIO()):  # submitit prints there what sbatch says
+            job: Any = executor.submit(os.execv, python, command)
+    except (RuntimeError, ValueError, OSError) as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        # submitit has what sbatch said in the last line.
+        raise Refused(f"engine.submit=true: Slurm did not take the job: {lines[-1]}") from None
+    return f"job {job.job_id} is submitted; its log is {job.paths.stdout}; scancel {job.job_id} cancels it"
+
+
+def job_parameters(configs: Sequence[Config]) -> dict[str, Any]:
+    """Return the parameters of the job as submitit names them. Raises Refused: the number of its hosts is not known."""
+    engine = configs[0].engine
+    parameters: dict[str, Any] = {
+        "job_name": f"ringside-{configs[0].study}",
+        "nodes": hosts_of_job(configs),
+        "nodelist": ",".join(_host_names(configs)) or None,
+        "time": engine.time_minutes,
+        "partition": engine.partition,
+        "account": engine.account,
+        "gpus_per_node": engine.gpus_per_node,
+        "exclusive": True,  # what others do on a host would be measured too
+        "use_srun": False,  # the command starts an agent on each host itself
+        "stderr_to_stdout": True,
+        # B: Slurm warns the launching process alone, which ends the others.
+        "additional_parameters": {"requeue": True, "signal": f"B:TERM@{WARNED_S}", **engine.sbatch},
+    }
+    return {name: value for name, value in parameters.items() if value is not None}
+
+
+def hosts_of_job(configs: Sequence[Config]) -> int:
+    """Return how many hosts a submitted job has. Raises Refused: a word of nodes= does not say."""
+    job_nodes = configs[0].engine.job_nodes
+    if job_nodes:
+        return job_nodes
+    most = len(_host_names(configs))
+    for config in configs:
+        for word in config.nodes:
+            if COUNT.fullmatch(word):
+                most = max(most, int(word))
+    if most == 0:
+        raise Refused(
+            f"nodes={','.join(configs[0].nodes)}: does not say how many hosts the job needs; accepted "
+            "is engine.job_nodes=N beside it"
+        )
+    return most
+
+
+def _host_names(configs: Sequence[Config]) -> list[str]:
+    """Return the hosts that nodes= names, each once."""
+    names: list[str] = []
+    for config in configs:
+        names += [word for word in config.nodes if is_name(word)]
+    return list(dict.fromkeys(names))
+
+
+def _own_folder(output_dir: str) -> Path:
+    """Return the folder of the jobs, which nobody else may write: a job obeys what lies in it. Raises Refused."""
+    folder = expand_path("output_dir", output_dir) / FOLDER
+    try:
+        make_folder(folder.parent)
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        status = make_folder(folder).stat()
+    except OSError as error:
+        raise Refused(f"output_dir={output_dir}: cannot be written: {because(error)}") from None
+    if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+        raise Refused(
+            f"output_dir={output_dir}: others may write {folder}; accepted is a folder that is yours alone"
+        )
+    return folder

@@ -6,11 +6,12 @@ import resource
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from conf.host_limits import usable_cores
 from conf.options import Refused
-from conf.subsets import BUS_ID, CPU_SLOTS, NUMBER, UUID
+from conf.subsets import BUS_ID, CPU_SLOTS
+
+MIB = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,8 @@ class Machine:
     @property
     def memory_bytes(self) -> int | None:
         """Return the memory of the smallest GPU; None if there is none or the driver does not say."""
-        known = [device.memory_bytes for device in self.devices if device.memory_bytes is not None]
-        return min(known, default=None)
+        sizes = [device.memory_bytes for device in self.devices if device.memory_bytes is not None]
+        return min(sizes, default=None)
 
     @property
     def threads(self) -> int:
@@ -47,38 +48,41 @@ class Machine:
 
     def uuids(self, gpus: Sequence[int]) -> list[str]:
         """Return the UUIDs of GPUs, by their ids, in order; one that is not known is left out."""
-        known = {device.id: device.uuid for device in self.devices}
-        return [known[gpu] for gpu in gpus if known.get(gpu)]
+        by_id = {device.id: device.uuid for device in self.devices}
+        return [by_id[gpu] for gpu in gpus if by_id.get(gpu)]
 
     def device(self, text: str, typed: str) -> Device:
         """Return the device that a number, a UUID or a PCI bus id names. Raises Refused."""
         for device in self.devices:
-            if text == str(device.id) or (
-                device.uuid and device.uuid.lower().startswith(text.lower())
-            ):
+            if text == str(device.id):
+                return device
+            if device.uuid and device.uuid.lower().startswith(text.lower()):
                 return device
             if BUS_ID.fullmatch(text) and device.bus_id and _bus(device.bus_id) == _bus(text):
                 return device
-        assert any(form.fullmatch(text) for form in (NUMBER, UUID, BUS_ID))
         ids = ", ".join(str(device.id) for device in self.devices)
-        have = "has GPUs" if self.kind == "cuda" else "uses no GPU; the CPU worker slots are"
+        have = "has GPUs"
+        if self.kind == "cpu":
+            have = "uses no GPU; the CPU worker slots are"
         raise Refused(f"gpus={typed}: {text} is not here; this machine {have} {ids}")
 
 
-def look(asked: str, surrounding: Mapping[str, str]) -> Machine:
+def look(wanted: str, surrounding: Mapping[str, str]) -> Machine:
     """Return the devices that `device=auto|cpu|cuda` means here.
 
     Raises:
         Refused: `device=cuda`, and this machine has no usable GPU.
     """
     cores = usable_cores()
-    gpus, reason = _gpus(surrounding) if asked != "cpu" else ((), "")
-    if asked == "cuda" and not gpus:
+    reason = "device=cpu"
+    if wanted != "cpu":
+        gpus, reason = _gpus(surrounding)
+        if gpus:
+            return Machine("cuda", gpus, tuple(device.id for device in gpus), cores)
+    if wanted == "cuda":
         raise Refused(f"device=cuda: {reason}; accepted here are auto and cpu")
-    if gpus:
-        return Machine("cuda", gpus, tuple(device.id for device in gpus), cores)
     slots = tuple(Device(number, name="CPU worker") for number in range(CPU_SLOTS))
-    return Machine("cpu", slots, tuple(range(min(cores, CPU_SLOTS))), cores, reason or "device=cpu")
+    return Machine("cpu", slots, tuple(range(min(cores, CPU_SLOTS))), cores, reason)
 
 
 def _gpus(surrounding: Mapping[str, str]) -> tuple[tuple[Device, ...], str]:
@@ -92,83 +96,90 @@ def _gpus(surrounding: Mapping[str, str]) -> tuple[tuple[Device, ...], str]:
         count = pynvml.nvmlDeviceGetCount()
     except pynvml.NVMLError as error:
         return (), f"no NVIDIA driver answers ({error})"
-    found, refused = [], ""
+    gpus = []
+    reason = "this machine has no NVIDIA GPU"
     for number in range(count):
         try:
-            handle = pynvml.nvmlDeviceGetHandleByIndex(number)
-            uuid, name = (
-                nvml_text(pynvml.nvmlDeviceGetUUID(handle)),
-                nvml_text(pynvml.nvmlDeviceGetName(handle)),
-            )
-            bus_id = nvml_text(pynvml.nvmlDeviceGetPciInfo(handle).busId).lower()
-            found.append(Device(number, uuid, bus_id, name, _memory_bytes(handle)))
+            gpus.append(_gpu(number))
         except pynvml.NVMLError as error:  # lost, or not ours
-            refused = f"the driver refuses GPU {number} ({error})"
+            reason = f"the driver refuses GPU {number} ({error})"
     visible = surrounding.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        names = [name.strip() for name in visible.split(",") if name.strip()]
-        found = [
-            d for d in found if any(str(d.id) == name or d.uuid.startswith(name) for name in names)
-        ]
-        return tuple(found), f"CUDA_VISIBLE_DEVICES={visible} leaves no GPU"
-    return tuple(found), refused or "this machine has no NVIDIA GPU"
+    if visible is None:
+        return tuple(gpus), reason
+    shown: list[Device] = []
+    for name in visible.split(","):
+        name = name.strip()
+        if name:
+            shown += [gpu for gpu in gpus if str(gpu.id) == name or gpu.uuid.startswith(name)]
+    ordered = [gpu for gpu in gpus if gpu in shown]
+    return tuple(ordered), f"CUDA_VISIBLE_DEVICES={visible} leaves no GPU"
 
 
-def _memory_bytes(handle: Any) -> int | None:
-    """Return the memory of a GPU; None for one that shares the host's memory."""
+def _gpu(number: int) -> Device:
+    """Return a GPU by its index. Raises pynvml.NVMLError."""
     import pynvml
 
+    handle = pynvml.nvmlDeviceGetHandleByIndex(number)
     try:
-        return int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
-    except pynvml.NVMLError:
-        return None
-
-
-def torch_version() -> str:
-    """Return `torch.__version__`; '' where it cannot be told. Read from torch's files: importing it takes seconds."""
-    found = re.search(r"^__version__ *= *['\"]([^'\"]+)['\"]", _torch_about_itself(), re.MULTILINE)
-    return found[1] if found else ""
-
-
-def _torch_has_cuda() -> bool:
-    """Return whether torch was built for CUDA; True where it cannot be told."""
-    return not re.search(r"^cuda\b[^=]*= None", _torch_about_itself(), re.MULTILINE)
-
-
-def _torch_about_itself() -> str:
-    """Return the text of torch/version.py; '' where there is none."""
-    spec = importlib.util.find_spec("torch")
-    if spec is None or spec.origin is None:
-        return ""
-    try:
-        return (
-            Path(spec.origin).with_name("version.py").read_text(encoding="utf-8", errors="replace")
-        )
-    except OSError:
-        return ""
+        memory_bytes = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
+    except pynvml.NVMLError:  # it shares the host's memory
+        memory_bytes = None
+    return Device(
+        number,
+        nvml_text(pynvml.nvmlDeviceGetUUID(handle)),
+        nvml_text(pynvml.nvmlDeviceGetPciInfo(handle).busId).lower(),
+        nvml_text(pynvml.nvmlDeviceGetName(handle)),
+        memory_bytes,
+    )
 
 
 def nvml_text(value: str | bytes) -> str:
     """Return a text of NVML, which older versions of nvidia-ml-py return as bytes."""
-    return value.decode() if isinstance(value, bytes) else value
+    if isinstance(value, bytes):
+        return value.decode()
+    return value
 
 
 def _bus(text: str) -> tuple[int, ...]:
-    """Return (domain, bus, device, function). NVML writes the domain with eight digits, lspci with four or none."""
+    """Return (domain, bus, device, function). NVML writes eight digits of domain, lspci four or none."""
     head, function = text.rsplit(".", 1)
-    *domain, bus, device = head.split(":")
-    return (int(domain[0], 16) if domain else 0, int(bus, 16), int(device, 16), int(function))
+    numbers = [int(part, 16) for part in head.split(":")]
+    if len(numbers) == 2:
+        numbers.insert(0, 0)
+    return (*numbers, int(function))
 
 
-# Refuse cells where a limit of this process leaves no room for theirs: torch would wait for minutes, or die without a word.
+def torch_version() -> str:
+    """Return `torch.__version__`; '' where it cannot be told. It is read from torch's files: importing takes seconds."""
+    match = re.search(r"^__version__ *= *['\"]([^'\"]+)['\"]", _torch_version_file(), re.MULTILINE)
+    if match is None:
+        return ""
+    return match[1]
 
 
-MIB = 1 << 20
+def _torch_has_cuda() -> bool:
+    """Return whether torch was built for CUDA; True where it cannot be told."""
+    return not re.search(r"^cuda\b[^=]*= None", _torch_version_file(), re.MULTILINE)
+
+
+def _torch_version_file() -> str:
+    """Return the text of torch/version.py; '' where there is none."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return ""
+    path = Path(spec.origin).with_name("version.py")
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
 
 
 @dataclass(frozen=True)
 class Limit:
-    """A limit of the kernel, which the processes of a cell inherit, and how little of it is too little."""
+    """A limit of the kernel that the processes of a cell inherit.
+
+    torch would wait for minutes under one that is too small, or die without a word.
+    """
 
     kind: int  # RLIMIT_…
     fewest: int
@@ -179,28 +190,30 @@ class Limit:
 
 LIMITS = (
     Limit(resource.RLIMIT_NOFILE, 128, "ulimit -n", 1, "files that a process may have open"),
+    # torch alone has 3.4 GB of addresses.
     Limit(
         resource.RLIMIT_AS,
         4096 * MIB,
         "ulimit -v",
         1024,
         "KiB of addresses that a process may have",
-    ),  # torch alone: 3.4 GB
-    Limit(
-        resource.RLIMIT_FSIZE, 4 * MIB, "ulimit -f", 1024, "KiB that a file may have"
-    ),  # the store of MLflow: 1 MB
+    ),
+    # The store of MLflow has 1 MB.
+    Limit(resource.RLIMIT_FSIZE, 4 * MIB, "ulimit -f", 1024, "KiB that a file may have"),
 )
 
 
 def too_small() -> list[str]:
-    """Return a sentence for each limit of this process that is too small for any cell: its value and what is accepted."""
-    found = ((limit, resource.getrlimit(limit.kind)[0]) for limit in LIMITS)
-    return [
-        f"{limit.command} is {value // limit.unit} here ({limit.what}), too little for the processes of a cell; "
-        f"accepted is {limit.fewest // limit.unit} or more, or unlimited"
-        for limit, value in found
-        if value != resource.RLIM_INFINITY and value < limit.fewest
-    ]
+    """Return a sentence for each limit that is too small for any cell: its value and what is accepted."""
+    sentences = []
+    for limit in LIMITS:
+        value, _ = resource.getrlimit(limit.kind)
+        if value != resource.RLIM_INFINITY and value < limit.fewest:
+            sentences.append(
+                f"{limit.command} is {value // limit.unit} here ({limit.what}), too little for the "
+                f"processes of a cell; accepted is {limit.fewest // limit.unit} or more, or unlimited"
+            )
+    return sentences
 
 
 def refuse_small_limits() -> None:
@@ -211,43 +224,3 @@ def refuse_small_limits() -> None:
     """
     for sentence in too_small():
         raise Refused(sentence)
-
-
-# Who started this process: under torchrun, srun -n 8 or mpirun every rank would start the whole study.
-
-
-# What of each program says which of several processes this is, how many there are, and what to write in its place.
-_COUNTED = {
-    # A batch script has no step, and one task of a step may launch.
-    "srun": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "without srun, or with srun --ntasks=1"),
-    "mpirun": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "without mpirun"),
-    "mpiexec": ("PMI_RANK", "PMI_SIZE", "without mpiexec"),
-}
-_TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
-
-
-def refuse_several(environment: Mapping[str, str]) -> None:
-    """Refuse to be one of several processes that one program started. Raises Refused.
-
-    Launchers that people start one by one may share a study.
-    """
-    if all(name in environment for name in _TORCHRUN):
-        _refuse("torchrun", _TORCHRUN, "without torchrun", environment)
-    for program, (rank, size, instead) in _COUNTED.items():
-        if _number(environment, rank) > 0 or _number(environment, size) > 1:
-            _refuse(program, (rank, size), instead, environment)
-
-
-def _refuse(
-    program: str, names: tuple[str, ...], instead: str, environment: Mapping[str, str]
-) -> None:
-    said = ", ".join(f"{name}={environment[name]}" for name in names if name in environment)
-    raise Refused(
-        f"{said}: launch.py was started by {program}, and starts the processes on the GPUs itself; write python launch.py gpus=… "
-        f"{instead}"
-    )
-
-
-def _number(environment: Mapping[str, str], name: str) -> int:
-    text = environment.get(name, "")
-    return int(text) if text.isascii() and text.isdigit() else 0

@@ -1,5 +1,6 @@
 """The facts of machine and software that a record keeps: host, CPU, GPUs, links, packages, commit, variables. Without torch."""
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -39,13 +40,19 @@ RECORDED = ("NCCL_", "CUDA_VISIBLE", "CUDA_DEVICE_", "CUDA_LAUNCH_BLOCKING", "CU
 MEASURING = ("benchmarks", "trainers")
 ROOT = Path(__file__).parent.parent.parent
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+INFINIBAND = Path("/sys/class/infiniband")
+FORM = 1  # of a host's description: an agent of another Ringside is recognised by it
+PACKAGES = ("torch", "torchvision", "timm", "hydra-core", "mlflow-skinny", "numpy")
+# The package that brings NCCL, by the version of CUDA that torch was built for; the newest first.
+NCCL_PACKAGES = ("nvidia-nccl-cu14", "nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11")
+ABSENT = "not found"
 
 
 @functools.lru_cache(maxsize=1)
 def facts() -> dict[str, Any]:
     """Return the facts of machine and software; a part that cannot be read is absent."""
     memory = psutil.virtual_memory().total
-    known: dict[str, Any] = {
+    all_facts: dict[str, Any] = {
         "host": socket.gethostname(),
         "platform": platform.platform(),
         "cpu": {
@@ -55,32 +62,27 @@ def facts() -> dict[str, Any]:
             "memory_bytes": memory,
         },
         "numa_nodes": len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or None,
-        "packages": {
-            name: _version(name)
-            for name in ("torch", "torchvision", "timm", "hydra-core", "mlflow-skinny", "numpy")
-        },
+        "packages": {name: _version(name) for name in PACKAGES},
         "git": _git(),
         "code": measuring_code(),
         "nccl_conf": configuration_without_secrets(_read("/etc/nccl.conf") or ""),
+        "gpu": _gpu_facts(),
+        "topology": _output(["nvidia-smi", "topo", "-m"]),
     }
-    known["gpu"] = _gpu_facts()
-    known["topology"] = _output(["nvidia-smi", "topo", "-m"])
-    known["links"] = _links() if known["gpu"] else None
-    return {name: value for name, value in known.items() if value not in (None, {}, "")}
+    if all_facts["gpu"]:
+        all_facts["links"] = _links()
+    return {name: value for name, value in all_facts.items() if value not in (None, {}, "")}
 
 
 def nccl_configuration(surrounding: Mapping[str, str]) -> list[str]:
     """Return the texts of NCCL's configuration files here, the user's first, as NCCL reads them (initEnvFunc, param.cc)."""
-    user = surrounding.get("NCCL_CONF_FILE") or _users_own()
-    return [text for path in (user, "/etc/nccl.conf") if (text := _read(path)) is not None]
-
-
-def _users_own() -> str:
-    """Return the path of ~/.nccl.conf. NCCL takes the home that the system knows of the user, whatever HOME says."""
-    try:
-        return f"{pwd.getpwuid(os.getuid()).pw_dir}/.nccl.conf"
-    except KeyError:  # it knows no such user: NCCL reads none
-        return ""
+    path = surrounding.get("NCCL_CONF_FILE", "")
+    if not path:
+        # NCCL takes the home that the system knows of the user, whatever HOME says.
+        with contextlib.suppress(KeyError):  # of no such user NCCL reads none
+            path = f"{pwd.getpwuid(os.getuid()).pw_dir}/.nccl.conf"
+    texts = [_read(path), _read("/etc/nccl.conf")]
+    return [text for text in texts if text is not None]
 
 
 def _links() -> dict[str, str] | None:
@@ -97,13 +99,13 @@ def boot_id() -> str:
     return (_read(str(BOOT_ID)) or "").strip()
 
 
-def variables(environment: Mapping[str, str]) -> dict[str, str]:
+def recorded_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of an environment that a record keeps; none whose name or value looks like a secret."""
-    return {
-        name: value
-        for name, value in sorted(environment.items())
-        if name.startswith(RECORDED) and not is_secret(name, value)
-    }
+    recorded = {}
+    for name, value in sorted(environment.items()):
+        if name.startswith(RECORDED) and not is_secret(name, value):
+            recorded[name] = value
+    return recorded
 
 
 def left_out(environment: Mapping[str, str]) -> list[str]:
@@ -113,13 +115,15 @@ def left_out(environment: Mapping[str, str]) -> list[str]:
 
 def measuring_code() -> str:
     """Return a hash of the code that measures: 12 hexadecimal digits, equal for equal files whatever the commit."""
-    found = hashlib.sha256()
-    for path in sorted(path for part in MEASURING for path in (ROOT / part).rglob("*.py")):
-        found.update(
-            f"{path.relative_to(ROOT).as_posix()}\0{path.stat().st_size}\0".encode()
-            + path.read_bytes()
-        )
-    return found.hexdigest()[:12]
+    paths: list[Path] = []
+    for package in MEASURING:
+        paths += (ROOT / package).rglob("*.py")
+    digest = hashlib.sha256()
+    for path in sorted(paths):
+        name = path.relative_to(ROOT).as_posix()
+        digest.update(f"{name}\0{path.stat().st_size}\0".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def _gpu_facts() -> dict[str, Any]:
@@ -136,31 +140,31 @@ def _gpu_facts() -> dict[str, Any]:
             value = question(*arguments)
         except pynvml.NVMLError:
             return None
-        return nvml_text(value) if isinstance(value, bytes) else value
+        if isinstance(value, bytes):
+            return nvml_text(value)
+        return value
 
     gpus = []
     for number in range(answer(pynvml.nvmlDeviceGetCount) or 0):
         handle = answer(pynvml.nvmlDeviceGetHandleByIndex, number)
         if handle is None:
             continue
-        memory, pci = (
-            answer(pynvml.nvmlDeviceGetMemoryInfo, handle),
-            answer(pynvml.nvmlDeviceGetPciInfo, handle),
-        )
-        answers = {
+        gpu = {
+            "id": number,
             "uuid": answer(pynvml.nvmlDeviceGetUUID, handle),
             "name": answer(pynvml.nvmlDeviceGetName, handle),
-            "bus_id": nvml_text(pci.busId).lower() if pci else None,
-            "memory_bytes": int(memory.total) if memory else None,
-            "max_sm_mhz": answer(pynvml.nvmlDeviceGetMaxClockInfo, handle, pynvml.NVML_CLOCK_SM),
-            "max_memory_mhz": answer(
-                pynvml.nvmlDeviceGetMaxClockInfo, handle, pynvml.NVML_CLOCK_MEM
-            ),
-            "nvlinks": _nvlinks(pynvml, handle),
         }
-        gpus.append(
-            {"id": number, **{name: value for name, value in answers.items() if value is not None}}
-        )
+        pci = answer(pynvml.nvmlDeviceGetPciInfo, handle)
+        if pci:
+            gpu["bus_id"] = nvml_text(pci.busId).lower()
+        memory = answer(pynvml.nvmlDeviceGetMemoryInfo, handle)
+        if memory:
+            gpu["memory_bytes"] = int(memory.total)
+        clock = pynvml.nvmlDeviceGetMaxClockInfo
+        gpu["max_sm_mhz"] = answer(clock, handle, pynvml.NVML_CLOCK_SM)
+        gpu["max_memory_mhz"] = answer(clock, handle, pynvml.NVML_CLOCK_MEM)
+        gpu["nvlinks"] = _nvlinks(pynvml, handle)
+        gpus.append({name: value for name, value in gpu.items() if value is not None})
     return {"driver": answer(pynvml.nvmlSystemGetDriverVersion), "gpus": gpus}
 
 
@@ -176,15 +180,10 @@ def _nvlinks(pynvml: Any, handle: Any) -> int:
 
 
 def _cpu_model() -> str:
-    text = _read("/proc/cpuinfo") or ""
-    return next(
-        (
-            line.split(":", 1)[1].strip()
-            for line in text.splitlines()
-            if line.startswith("model name")
-        ),
-        platform.machine(),
-    )
+    for line in (_read("/proc/cpuinfo") or "").splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.machine()
 
 
 def _version(name: str) -> str | None:
@@ -224,15 +223,11 @@ def _output(command: list[str]) -> str | None:
     return done.stdout
 
 
-# Describe the host that this runs on, as one JSON object that the launcher of a sweep reads (launch.machine.fleet).
-
-
-FORM = 1  # of the description: an agent of another Ringside is told by it
-INFINIBAND = Path("/sys/class/infiniband")
-
-
 def description(device: str, surrounding: Mapping[str, str]) -> dict[str, Any]:
-    """Return what a launcher must know of this host, as plain JSON types; {"refused": …} where `device=` cannot be had here."""
+    """Return what a launcher must know of this host, as plain JSON types (launch.machine.fleet.Host).
+
+    It is {"refused": …} where `device=` cannot be had here.
+    """
     surrounding = nccl.with_configuration_files(surrounding, nccl_configuration(surrounding))
     try:
         machine = look(device, surrounding)
@@ -247,12 +242,12 @@ def description(device: str, surrounding: Mapping[str, str]) -> dict[str, Any]:
         "form": FORM,
         "machine": dataclasses.asdict(machine),
         "facts": facts(),
-        "variables": variables(surrounding),
+        "variables": recorded_variables(surrounding),
         "left_out": left_out(surrounding),
         "versions": {name: value for name, value in versions.items() if value},
         "kernel": platform.release(),
         "boot_id": boot_id(),
-        "interfaces": [one.to_dict() for one in interfaces()],
+        "interfaces": [interface.to_dict() for interface in interfaces()],
         "infiniband": infiniband(),
         "free_memory_bytes": free_memory(),
         "shared_memory_bytes": free_shared_memory(),
@@ -262,18 +257,13 @@ def description(device: str, surrounding: Mapping[str, str]) -> dict[str, Any]:
 
 def infiniband(folder: Path = INFINIBAND) -> list[dict[str, str]]:
     """Return {"device", "port", "rate", "state"} of every InfiniBand port of this host, as the kernel has it."""
-    found = []
+    ports = []
     for port in sorted(folder.glob("*/ports/*")):
-        texts = {name: _text(port / name) for name in ("rate", "state")}
-        found.append({"device": port.parent.parent.name, "port": port.name, **texts})
-    return found
-
-
-def _text(path: Path) -> str:
-    try:
-        return one_line(path.read_text(encoding="utf-8", errors="replace").strip())
-    except OSError:
-        return ""
+        texts = {
+            name: one_line((_read(str(port / name)) or "").strip()) for name in ("rate", "state")
+        }
+        ports.append({"device": port.parent.parent.name, "port": port.name, **texts})
+    return ports
 
 
 def main(arguments: list[str]) -> int:
@@ -285,50 +275,39 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-# What `python launch.py --version` prints: Ringside and what it runs on. Without torch, whose import takes seconds.
-
-
-PYPROJECT = Path(__file__).parent.parent.parent / "pyproject.toml"
-# The package that brings NCCL, by the version of CUDA that torch was built for; the newest first.
-NCCL_PACKAGES = ("nvidia-nccl-cu14", "nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11")
-ABSENT = "not found"
-
-
 def version_lines() -> list[str]:
     """Return one line for each: Ringside, its commit, the schema of its records, Python, torch, NCCL, the driver."""
-    known = facts()
-    git = known.get("git", {})
-    commit = git.get("commit", ABSENT) + (" with changes" if git.get("modified") else "")
+    git = facts().get("git", {})
+    commit = git.get("commit", ABSENT)
+    if git.get("modified"):
+        commit += " with changes"
     return [
         f"Ringside       {_ringside()}",
         f"commit         {commit}",
         f"record schema  {SCHEMA_VERSION}",
         f"Python         {platform.python_version()}",
-        f"torch          {_installed('torch') or ABSENT}",
+        f"torch          {_version('torch') or ABSENT}",
         f"NCCL           {nccl_version() or ABSENT}",
-        f"NVIDIA driver  {known.get('gpu', {}).get('driver') or ABSENT}",
+        f"NVIDIA driver  {facts().get('gpu', {}).get('driver') or ABSENT}",
     ]
 
 
 def nccl_version() -> str | None:
     """Return the version of the package that brings NCCL; None without one."""
-    return next((found for name in NCCL_PACKAGES if (found := _installed(name))), None)
+    for name in NCCL_PACKAGES:
+        version = _version(name)
+        if version:
+            return version
+    return None
 
 
 def _ringside() -> str:
     """Return the version of this source tree; of an installation without one, that of the package."""
-    if PYPROJECT.exists():
-        found = re.search(r'^version = "(.+)"', PYPROJECT.read_text(encoding="utf-8"), re.MULTILINE)
-        if found:
-            return found[1]
-    return _installed("ringside") or ABSENT
-
-
-def _installed(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    text = _read(str(ROOT / "pyproject.toml")) or ""
+    match = re.search(r'^version = "(.+)"', text, re.MULTILINE)
+    if match:
+        return match[1]
+    return _version("ringside") or ABSENT
 
 
 if __name__ == "__main__":

@@ -42,9 +42,9 @@ def secret_name(name: str) -> bool:
 
 def secret_value(value: str) -> bool:
     """Tell whether a value looks like a secret, by its form."""
-    return any(form.search(value) for form in (_ADDRESS, _TOKEN)) or any(
-        map(_is_random, _WORD.findall(value))
-    )
+    if _ADDRESS.search(value) or _TOKEN.search(value):
+        return True
+    return any(_is_random(word) for word in _WORD.findall(value))
 
 
 def is_secret(name: str, value: str) -> bool:
@@ -54,18 +54,26 @@ def is_secret(name: str, value: str) -> bool:
 
 def without_secrets(text: str) -> str:
     """Return a text in which `***` stands for everything that looks like a secret by its form."""
+
+    def stars(match: re.Match[str]) -> str:
+        if _is_random(match[0]):
+            return "***"
+        return match[0]
+
     text = _TOKEN.sub("***", without_credentials(text))
-    return _WORD.sub(lambda word: "***" if _is_random(word[0]) else word[0], text)
+    return _WORD.sub(stars, text)
 
 
 def argument_without_secrets(argument: str) -> str:
     """Return an argument of the command line, `option=value`, with `***` for a value that looks like a secret."""
     name, equals, _ = argument.partition("=")
-    return f"{name}=***" if equals and _OPTION.search(name) else without_secrets(argument)
+    if equals and _OPTION.search(name):
+        return f"{name}=***"
+    return without_secrets(argument)
 
 
-def told(sentence: str) -> str:
-    """Return a sentence as one line for the terminal and for logs of a batch system: without secrets, controls escaped."""
+def redact(sentence: str) -> str:
+    """Return a sentence as one line for terminals and logs: without secrets, controls escaped."""
     return one_line(without_secrets(sentence))
 
 
@@ -78,25 +86,33 @@ def without_credentials(text: str) -> str:
 
 def configuration_without_secrets(text: str) -> str:
     """Return a configuration file of NCCL's, lines NAME=value, with `***` for every value that looks like a secret."""
-    lines = (line.partition("=") for line in text.splitlines(keepends=True))
-    return "".join(
-        f"{name}=***\n" if is_secret(name.strip(), value) else f"{name}{equals}{value}"
-        for name, equals, value in lines
-    )
+    lines = []
+    for line in text.splitlines(keepends=True):
+        name, _, value = line.partition("=")
+        if is_secret(name.strip(), value):
+            line = f"{name}=***\n"
+        lines.append(line)
+    return "".join(lines)
 
 
 def names_of_secrets(environment: Mapping[str, str], prefixes: tuple[str, ...]) -> list[str]:
     """Return the names of variables with one of these prefixes that look like secrets, sorted."""
-    return sorted(
-        name
-        for name, value in environment.items()
-        if name.startswith(prefixes) and is_secret(name, value)
-    )
+    names = []
+    for name, value in environment.items():
+        if name.startswith(prefixes) and is_secret(name, value):
+            names.append(name)
+    return sorted(names)
 
 
 def _is_random(word: str) -> bool:
-    kinds = [
-        "capital" if char.isupper() else "small" if char.islower() else "digit" for char in word
-    ]
-    changes = sum(one != other for one, other in itertools.pairwise(kinds))
+    kinds = [_kind(character) for character in word]
+    changes = sum(kind != following for kind, following in itertools.pairwise(kinds))
     return len(set(kinds)) == 3 and changes > 0.4 * (len(word) - 1)
+
+
+def _kind(character: str) -> str:
+    if character.isupper():
+        return "capital"
+    if character.islower():
+        return "small"
+    return "digit"

@@ -19,7 +19,7 @@ from conf.resolve import named_hosts
 from conf.schema import Config
 from conf.subsets import GPU_WORD, GPUS, PLAIN_WORDS, expand, host_sets, is_name, listed_hosts
 from launch.engines import slurm
-from launch.engines.submit import hosts_of_job
+from launch.engines.slurm import hosts_of_job
 from launch.machine.devices import Device, Machine
 from launch.machine.fleet import Fleet
 from launch.plan.refusals import refuse_one_host_only

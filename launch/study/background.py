@@ -1,8 +1,8 @@
-"""What the launching process does beside the cells: jobs that take turns on one thread, so that no cell waits for them.
+"""The launcher's background queue, one job at a time while cells run, and what is written there.
 
-They come where no rank measures yet: the store of MLflow's is opened while the agent imports torch, and the run of a cell is
-written while the ranks of the next one start. The thread has the priority of any other: a low one would take the same seconds
-of a busy core from the ranks, later, in windows that count.
+Jobs come where no rank measures yet: the store of MLflow's is opened while the agent imports torch, and
+the run of a cell is written while the ranks of the next one start. The thread has the priority of any
+other: a low one would take the same seconds of a busy core from the ranks, later, in windows that count.
 """
 
 import contextlib
@@ -24,9 +24,14 @@ from benchmarks.record.safe_files import because
 from conf.host_limits import usable_cores
 
 Job = Callable[[], object]
+LOCK_WAIT_S = 10.0  # for noise_floor.json of output_dir
+REPORT = "report"  # the folder in a study's
+# What takes more than a second to import, in parts of a few tenths.
+NEEDED = ("scipy.special", "scipy.optimize", "analysis.report.build", "matplotlib.figure",
+          "matplotlib.backends.backend_svg", "matplotlib.backends.backend_pdf", "jinja2")  # fmt: skip
 
 
-class BesideCells:
+class BackgroundQueue:
     """Does jobs in the order in which they come. Its thread starts with the first one, and ends with the process."""
 
     def __init__(self) -> None:
@@ -34,10 +39,10 @@ class BesideCells:
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
 
-    def do(self, job: Job) -> None:
+    def submit(self, job: Job) -> None:
         """Have a job done soon, or do it now where no further thread may be started."""
         if self._thread is None:
-            thread = threading.Thread(target=self._run, name="beside", daemon=True)
+            thread = threading.Thread(target=self._run, name="background", daemon=True)
             try:
                 thread.start()
             except RuntimeError:
@@ -56,7 +61,7 @@ class BesideCells:
             raise self._error
 
     def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
+        for job in iter(self._jobs.get, None):
             try:
                 job()
             except Exception as error:
@@ -70,18 +75,13 @@ def look_for_garbage() -> None:
         gc.enable()
 
 
-# Keep `noise_floor.json` in output_dir: what each study showed of the scatter between runs of equal cells.
-
-
-LOCK_WAIT_S = 10.0
-
-
 def update_noise_floor(
     study_folder: Path, records: Sequence[Record], note: Callable[[str], None]
 ) -> None:
-    """Write what a study's records show in place of what they showed before; `note` gets the reason where that fails.
+    """Write what a study's records show of the scatter between equal cells to `noise_floor.json` of output_dir.
 
-    A study that shows nothing makes no file. A file that cannot be read is left as it is.
+    `note` gets the reason where that fails. A study that shows nothing makes no file. A file that
+    cannot be read is left as it is.
     """
     path = study_folder.parent.resolve() / FILE  # output_dir may be a link
     shown = Study.of(records).floors.own()
@@ -89,35 +89,28 @@ def update_noise_floor(
         with safe_files.locked(path.with_name(f".{FILE}.lock"), LOCK_WAIT_S) as ours:
             if not ours:
                 raise OSError(f"another launcher has held its lock for {LOCK_WAIT_S:.0f} s")
-            known = floors_of(path)
-            others = {study: rows for study, rows in known.items() if study != study_folder.name}
-            if shown or study_folder.name in known:
-                write_json(path, as_json(others | ({study_folder.name: shown} if shown else {})))
+            floors = dict(floors_of(path))
+            before = floors.pop(study_folder.name, None)
+            if shown:
+                floors[study_folder.name] = shown
+            if shown or before is not None:
+                write_json(path, as_json(floors))
     except (OSError, ValueError) as error:
-        reason = because(error) if isinstance(error, OSError) else error
+        reason = because(error) if isinstance(error, OSError) else str(error)
         note(f"the noise floor of this study was not added to {path}: {reason}")
-
-
-# Write the report of a study when a sweep ends, next to the records, and open it on a desktop.
-
-
-REPORT = "report"  # the folder in a study's
-# What takes more than a second to import, in parts of a few tenths.
-NEEDED = ("scipy.special", "scipy.optimize", "analysis.report.build", "matplotlib.figure",
-          "matplotlib.backends.backend_svg", "matplotlib.backends.backend_pdf", "jinja2")  # fmt: skip
 
 
 class StudyReport:
     """The report of a study, as `report=` asks for it."""
 
-    def __init__(self, study_folder: Path, asked: object, note: Callable[[str], None]) -> None:
-        """`note` gets the reason where it cannot be written."""
-        self._study_folder, self._asked, self._note = study_folder, str(asked), note
+    def __init__(self, study_folder: Path, option: object, note: Callable[[str], None]) -> None:
+        """`option` is report=; `note` gets the reason where it cannot be written."""
+        self._study_folder, self._option, self._note = study_folder, str(option), note
 
     @property
     def wanted(self) -> bool:
         """Whether there is to be one."""
-        return self._asked != "False"
+        return self._option != "False"
 
     def prepare(self, may_go_on: Callable[[], bool]) -> None:
         """Import what it needs, part by part as long as `may_go_on`: before ranks measure another core has time.
@@ -135,36 +128,34 @@ class StudyReport:
         """Write it, and open it if that was asked; return its page, None without one, and its finding."""
         if not self.wanted:
             return None, ()
-        page, finding = write_report(self._study_folder, self._note, self._asked)
-        if page and self._asked == "open":
-            show(page)
+        page, finding = write_report(self._study_folder, self._note, self._option)
+        # A browser in the terminal would hide the sweep's table.
+        desktop = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+        if page and self._option == "open" and desktop:
+            webbrowser.open(page.absolute().as_uri())
         return page, finding
 
 
 def write_report(
-    study_folder: Path, note: Callable[[str], None], asked: str = ""
+    study_folder: Path, note: Callable[[str], None], option: str = ""
 ) -> tuple[Path | None, Sequence[str]]:
     """Write `<study>/report` and return its page and its finding; None and nothing if that fails, and `note` gets the reason.
 
-    `asked` may name the width of figures (analysis.report.figure.WIDTHS_IN).
+    `option` may name the width of figures (analysis.report.figure.WIDTHS_IN).
     """
     try:
         with gc_paused():
             from analysis.report.build import examine, write  # a second to import
             from analysis.report.figure import ON_PAGE, WIDTHS_IN
 
-            content, _ = examine(study_folder, asked if asked in WIDTHS_IN else ON_PAGE)
+            width = option if option in WIDTHS_IN else ON_PAGE
+            content, _ = examine(study_folder, width)
             return write(content, study_folder / REPORT), content.finding
-    except Exception as error:  # a full disk, a font, a record that nobody thought of: every record is safe already
-        reason = (
-            because(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
-        )
+    except Exception as error:
+        # A full disk, a font, a record that nobody thought of: every record is safe already.
+        reason = f"{type(error).__name__}: {error}"
+        if isinstance(error, OSError):
+            reason = because(error)
         later = f"python -m analysis report {quote(str(study_folder))}"
         note(f"the report could not be written: {reason}; to write it later: {later}")
         return None, ()
-
-
-def show(page: Path) -> None:
-    """Open a page in the user's browser if there is a desktop: a browser in the terminal would hide the sweep's table."""
-    if os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
-        webbrowser.open(page.absolute().as_uri())

@@ -27,25 +27,25 @@ class Forecasts:
     """Says what the cells of one sweep should give, from the records of their study so far."""
 
     def __init__(
-        self, asked: object, beside: Callable[[Job], None], others: Scatters | None = None
+        self, option: object, submit: Callable[[Job], None], scatters: Scatters | None = None
     ) -> None:
-        """`asked` is predict=, `beside` does a job while cells run, `others` is what other studies showed of the scatter."""
-        self.wanted = str(asked) == "auto"
-        self._beside, self._others = beside, others
+        """`option` is predict=, `submit` has a job done while cells run, `scatters` are those of other studies."""
+        self.wanted = str(option) == "auto"
+        self._submit, self._scatters = submit, scatters
         self._scores: Mapping[Any, Sequence[float]] = {}
         self._newest: deque[list[Record]] = deque(maxlen=1)  # what is to be held out next
 
     def prepare(self, known: Sequence[Record]) -> None:
         """Import the model beside the first cell, and hold out the cells that were measured before."""
         if self.wanted:
-            self._beside(self._import)
+            self._submit(self._import)
             self.learn(known)
 
     def learn(self, known: Sequence[Record], more: bool = True) -> None:
         """Hold out the study's cells beside the next one, if there are `more`: later intervals come from their scores."""
         if self.wanted and more and _trained(known):
             self._newest.append(list(known))
-            self._beside(self._hold_out)
+            self._submit(self._hold_out)
 
     def before(
         self, cell: Cell, environment: Mapping[str, Any], known: Sequence[Record]
@@ -58,10 +58,10 @@ class Forecasts:
             return {}
         began = time.perf_counter()
         try:
-            found = self._forecast(cell, environment, known)
+            forecast = self._forecast(cell, environment, known)
         except Exception as error:  # a record that nobody thought of
-            found = {"refused": f"the forecast failed ({type(error).__name__}: {error})"}
-        return {"made_at": now(), "took_ms": 1e3 * (time.perf_counter() - began), **found}
+            forecast = {"refused": f"the forecast failed ({type(error).__name__}: {error})"}
+        return {"made_at": now(), "took_ms": 1e3 * (time.perf_counter() - began), **forecast}
 
     def _forecast(
         self, cell: Cell, environment: Mapping[str, Any], known: Sequence[Record]
@@ -71,26 +71,39 @@ class Forecasts:
         if not _trained(known):
             return {"refused": "no cell of the study was measured before it"}
         forecast_before = importlib.import_module(MODEL).forecast_before
-        begun = _begun(cell, environment)
-        study = Study.of([*known, begun], scatters=self._others)
-        has_links = cell.device == "cuda" or len(cell.hosts) > 1
-        link_class = class_between(begun) or None if has_links else None
-        found: dict[str, Any] = forecast_before(
-            cell, study, study.single(begun).provenance["machine"], link_class, self._scores
+        at = now()
+        # A record of what is about to run: it tells machine and links, and its numbers enter nothing.
+        begun = Record(
+            record_id="",
+            cell_key=cell.key,
+            name=cell.name,
+            cell=cell,
+            study="",
+            sweep_id="",
+            overrides=[],
+            state="interrupted",
+            started_at=at,
+            ended_at=at,
+            environment=dict(environment),
         )
-        return found
+        study = Study.of([*known, begun], scatters=self._scatters)
+        link_class = None
+        if cell.device == "cuda" or len(cell.hosts) > 1:
+            link_class = class_between(begun) or None
+        machine = study.single(begun).provenance["machine"]
+        forecast: dict[str, Any] = forecast_before(cell, study, machine, link_class, self._scores)
+        return forecast
 
     def _hold_out(self) -> None:
         try:
             known = self._newest.pop()
-        except IndexError:  # the job before took them along: short cells may end faster than a large study is held out
+        except IndexError:
+            # The job before took them along: short cells may end faster than a study is held out.
             return
-        with contextlib.suppress(
-            Exception
-        ):  # fewer scores: the next interval is wider, or there is none
-            self._scores = importlib.import_module(MODEL).scores_by_machine(
-                Study.of(known, scatters=self._others)
-            )
+        with contextlib.suppress(Exception):
+            # Of fewer scores the next interval is wider, or there is none.
+            study = Study.of(known, scatters=self._scatters)
+            self._scores = importlib.import_module(MODEL).scores_by_machine(study)
 
     @staticmethod
     def _import() -> None:
@@ -103,13 +116,4 @@ NONE = Forecasts(False, lambda job: None)  # of a sweep that asks for none
 
 def _trained(known: Sequence[Record]) -> bool:
     """Tell whether a record can say anything of a step."""
-    return any(one.cell.trains and one.usable for one in known)
-
-
-def _begun(cell: Cell, environment: Mapping[str, Any]) -> Record:
-    """Return a record of a cell that is about to run: it tells machine and links, and its numbers enter nothing."""
-    at = now()
-    return Record(
-        record_id="", cell_key=cell.key, name=cell.name, cell=cell, study="", sweep_id="", overrides=[], state="interrupted",
-        started_at=at, ended_at=at, environment=dict(environment),
-    )  # fmt: skip
+    return any(record.cell.trains and record.usable for record in known)

@@ -14,9 +14,8 @@ from benchmarks.record.lines import now
 from launch.machine.facts import boot_id
 
 MOST_PID = 1 << 22  # Linux gives none above
-CLOCK_SLACK_S = (
-    5.0  # a start time read twice may differ by this much when the host's clock was stepped
-)
+# A start time read twice may differ by this much when the host's clock was stepped.
+CLOCK_SLACK_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -59,9 +58,12 @@ def identity_of(content: object) -> ProcessIdentity | None:
     kinds = {"host": str, "pid": int, "started": float | int, "boot_id": str}
     if not isinstance(content, dict) or content.keys() != kinds.keys():
         return None
-    if not all(isinstance(content[name], kind) for name, kind in kinds.items()):
+    for name, kind in kinds.items():
+        if not isinstance(content[name], kind):
+            return None
+    if not 0 < content["pid"] <= MOST_PID:
         return None
-    return ProcessIdentity(**content) if 0 < content["pid"] <= MOST_PID else None
+    return ProcessIdentity(**content)
 
 
 @dataclass(frozen=True)

@@ -38,13 +38,12 @@ from conf.cell import Cell
 from conf.options import Refused, expand_path
 from conf.schema import ValidityLimits
 from launch.study.identity import ProcessIdentity, identity_of
-from launch.study.provenance import Surroundings
+from launch.study.provenance import RunEnvironment
 
 # What a file of an attempt that holds something else than Ringside wrote may raise.
 DAMAGED = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
-PLAIN_NAME = re.compile(
-    r"[A-Za-z0-9_][A-Za-z0-9._-]{0,254}"
-)  # of a folder of ours: it cannot lead elsewhere
+# Of a folder of ours: it cannot lead elsewhere.
+PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,254}")
 PROFILED = "profiled"  # the code of validity that says what the profiled pass gave
 
 
@@ -57,8 +56,8 @@ class Attempt:
 
 
 @dataclass(frozen=True)
-class _Begun:
-    """What the journal says of an attempt that was begun."""
+class _OpenAttempt:
+    """What the journal says of an attempt that was begun and has not ended."""
 
     folder: str  # of the cell
     process: ProcessIdentity  # of the launcher
@@ -86,24 +85,27 @@ class StudyFolder:
                 f"output_dir={output_dir}: cannot be written ({because(error)})"
             ) from None
 
-    def finished(self, cell: Cell, here: Surroundings | None = None) -> Record | None:
+    def finished(self, cell: Cell, here: RunEnvironment | None = None) -> Record | None:
         """Return the record of a cell that was finished before, whatever its validity; None if it must be measured.
 
-        The newest attempt in the surroundings of `here` decides, or the newest of all. A cell with a profiler is finished
-        once its profiled pass has said what it gave.
+        The newest attempt in the environment of `here` decides, or the newest of all. A cell with a
+        profiler is finished once its profiled pass has said what it gave.
         """
         for record in self._attempts(cell):
-            if here is None or not here.differences(record):
-                codes = record.validity.codes.keys() | record.validity.unchecked.keys()
-                answers = record.state == "finished" and (
-                    cell.profiler == "none" or PROFILED in codes
-                )
-                return record if answers else None
+            if here and here.differences(record):
+                continue
+            codes = record.validity.codes.keys() | record.validity.unchecked.keys()
+            profiled = cell.profiler == "none" or PROFILED in codes
+            if record.state == "finished" and profiled:
+                return record
+            return None
         return None
 
-    def elsewhere(self, cell: Cell, here: Surroundings) -> list[str]:
+    def environment_changes(self, cell: Cell, here: RunEnvironment) -> list[str]:
         """Return what is otherwise here than around the newest attempt at a cell, in words; empty without an attempt."""
-        return next((here.differences(record) for record in self._attempts(cell)), [])
+        for record in self._attempts(cell):
+            return here.differences(record)
+        return []
 
     def _attempts(self, cell: Cell) -> Iterator[Record]:
         """Yield the records of the attempts at a cell, the newest first; none where the newest cannot be read."""
@@ -112,26 +114,28 @@ class StudyFolder:
             newest = records.read(folder.record)
         except RecordError:
             return
-        earlier: list[Record] = []
-        if _is_of(cell, newest):
+        if newest.cell_key == newest.cell.key == cell.key:
             yield newest
-        for one in folder.earlier_attempts():
+        earlier: list[Record] = []
+        for attempt_folder in folder.earlier_attempts():
             with contextlib.suppress(RecordError):
-                earlier.append(records.read(one.record))
-        yield from (one for one in sorted(earlier, key=_started, reverse=True) if _is_of(cell, one))
+                earlier.append(records.read(attempt_folder.record))
+        earlier.sort(key=lambda record: record.started_at, reverse=True)
+        for record in earlier:
+            if record.cell_key == record.cell.key == cell.key:
+                yield record
 
     def folder_of(self, record: Record) -> CellFolder:
         """Return the folder with the files of a record's attempt: the cell's, or one that was set aside in it."""
         folder = CellFolder(self.folder / record.cell.folder)
         for earlier in folder.earlier_attempts():
             with contextlib.suppress(FileNotFoundError):
-                if record.record_id in earlier.attempt.read_text(
-                    encoding="utf-8", errors="replace"
-                ):
+                text = earlier.attempt.read_text(encoding="utf-8", errors="replace")
+                if record.record_id in text:
                     return earlier
         return folder
 
-    def refuse_another(self) -> None:
+    def check_still_mounted(self) -> None:
         """Refuse to write where another folder has the study's path: its file system was unmounted. Raises OSError."""
         try:
             same = _id_of(self.folder) == self._folder_id
@@ -149,23 +153,17 @@ class StudyFolder:
 
         The kernel frees the lock when its holder dies. Raises OSError, also where the study's folder is gone.
         """
-        self.refuse_another()
+        self.check_still_mounted()
         return _lock(CellFolder(self.folder / cell.folder))
 
     def who_holds(self, cell: Cell) -> str:
         """Return which process measures a cell by the journal, and since when, as a sentence."""
-        begun = [
-            one
-            for one in self._open_attempts().values()
-            if one.folder == cell.folder and not one.process.gone
-        ]
-        if not begun:
-            return "another launcher holds it"
-        process, since = (
-            begun[-1].process,
-            time.strftime("%H:%M:%S", time.localtime(begun[-1].since)),
-        )
-        return f"process {process.pid} on {process.host} has measured it since {since}"
+        for attempt in reversed(self._open_attempts().values()):
+            if attempt.folder == cell.folder and not attempt.process.gone:
+                since = time.strftime("%H:%M:%S", time.localtime(attempt.since))
+                process = attempt.process
+                return f"process {process.pid} on {process.host} has measured it since {since}"
+        return "another launcher holds it"
 
     def begin(self, cell: Cell, token: str, details: Mapping[str, Any]) -> Attempt:
         """Set an earlier attempt aside and prepare the folder for a new one, with the cell's lock held. Raises OSError, NotOurs.
@@ -176,16 +174,17 @@ class StudyFolder:
         self._close_left(folder)
         folder.set_aside()
         prepare(folder, cell)
-        if topology := details["environment"].get("topology"):
+        topology = details["environment"].get("topology")
+        if topology:
             safe_files.write_whole(folder.topology, topology.encode())
         write_json(folder.attempt, {"record_id": token, "started_at": now(), **details})
-        self._line(Kind.BEGIN, cell=cell.folder, token=token)
+        self.note(Kind.BEGIN, cell=cell.folder, token=token)
         return Attempt(folder, token)
 
     def end(self, attempt: Attempt, record: Record) -> None:
         """Write the record and note the end of the attempt in the journal. Raises OSError."""
         records.write(attempt.folder, record)
-        self._line(Kind.END, cell=attempt.folder.path.name, token=attempt.token, state=record.state)
+        self.note(Kind.END, cell=attempt.folder.path.name, token=attempt.token, state=record.state)
 
     def recover(self) -> list[Record]:
         """Close the attempts that dead launchers left open, and return their records.
@@ -194,9 +193,9 @@ class StudyFolder:
         over, and a damaged attempt is set aside when its cell is measured again.
         """
         closed = []
-        for token, begun in self._open_attempts().items():
-            folder = CellFolder(self.folder / begun.folder)
-            if not begun.process.gone or not folder.path.is_dir():
+        for token, attempt in self._open_attempts().items():
+            folder = CellFolder(self.folder / attempt.folder)
+            if not attempt.process.gone or not folder.path.is_dir():
                 continue  # another sweep is measuring it now, or there is nothing to close
             with contextlib.suppress(NotOurs), _lock(folder) as ours:
                 if not ours:
@@ -206,26 +205,23 @@ class StudyFolder:
                 if record is not None and record.record_id == token:
                     closed.append(record)
                 else:  # its record is there already
-                    self._line(Kind.END, cell=begun.folder, token=token, state="closed before")
+                    self.note(Kind.END, cell=attempt.folder, token=token, state="closed before")
         return closed
 
-    def _open_attempts(self) -> dict[str, "_Begun"]:
+    def _open_attempts(self) -> dict[str, _OpenAttempt]:
         """Return the attempts that the journal does not see end, by token."""
-        begun: dict[str, _Begun] = {}
+        attempts: dict[str, _OpenAttempt] = {}
         for line in read_lines(self.folder / "journal.jsonl"):
             token, cell = line.get("token"), line.get("cell")
             if line["kind"] == Kind.BEGIN:
                 process = identity_of(line.get("process"))
-                if (
-                    isinstance(token, str)
-                    and isinstance(cell, str)
-                    and PLAIN_NAME.fullmatch(cell)
-                    and process
-                ):
-                    begun[token] = _Begun(cell, process, line["time"])
+                if process is None or not (isinstance(token, str) and isinstance(cell, str)):
+                    continue
+                if PLAIN_NAME.fullmatch(cell):
+                    attempts[token] = _OpenAttempt(cell, process, line["time"])
             elif line["kind"] == Kind.END:
-                begun.pop(str(token), None)
-        return begun
+                attempts.pop(str(token), None)
+        return attempts
 
     def _close_left(self, folder: CellFolder) -> Record | None:
         """Write an interrupted record for an attempt without one, and return it. The cell's lock is held."""
@@ -244,7 +240,7 @@ class StudyFolder:
         return record
 
     @contextlib.contextmanager
-    def spending(self, token: str, part: str) -> Iterator[None]:
+    def timed_step(self, token: str, part: str) -> Iterator[None]:
         """Note in the journal the seconds that the entered context takes for an attempt, by name: its record does not hold them.
 
         A journal that cannot be written any more is left alone.
@@ -254,23 +250,19 @@ class StudyFolder:
             yield
         finally:
             with contextlib.suppress(OSError):
-                self._line(Kind.SPENT, token=token, part=part, seconds=now() - began)
+                self.note(Kind.SPENT, token=token, part=part, seconds=now() - began)
 
     def note(self, kind: str, **content: Any) -> None:
         """Write a line about the sweep to the journal."""
-        self._line(kind, **content)
-
-    def _line(self, kind: str, **content: Any) -> None:
-        self._journal.write(
-            kind, now(), process=dataclasses.asdict(ProcessIdentity.own()), **content
-        )
+        process = dataclasses.asdict(ProcessIdentity.own())
+        self._journal.write(kind, now(), process=process, **content)
         self._journal.sync()
 
 
 def _id_of(folder: Path) -> tuple[int, int]:
     """Return the device and the inode of a folder. Raises OSError."""
-    found = folder.stat()
-    return found.st_dev, found.st_ino
+    status = folder.stat()
+    return status.st_dev, status.st_ino
 
 
 def prepare(folder: CellFolder, cell: Cell) -> CellFolder:
@@ -287,23 +279,13 @@ def _lock(folder: CellFolder) -> Iterator[bool]:
         yield ours
 
 
-def _is_of(cell: Cell, record: Record) -> bool:
-    return record.cell_key == record.cell.key == cell.key
-
-
-def _started(record: Record) -> float:
-    return record.started_at
-
-
 def _last_sign(folder: CellFolder) -> float:
     """Return when a rank last wrote a line, or else when the attempt was begun; seconds since 1970."""
-    times: list[float] = [
-        line["time"] for path in folder.all_rank_lines() for line in read_lines(path)
-    ]
-    return max([*times, folder.attempt.stat().st_mtime])
-
-
-# Make the record of an attempt from the files of its folder: cell.json, attempt.json and the lines of the ranks.
+    last_s: float = folder.attempt.stat().st_mtime
+    for path in folder.all_rank_lines():
+        for line in read_lines(path):
+            last_s = max(last_s, line["time"])
+    return last_s
 
 
 def assemble(
@@ -314,9 +296,9 @@ def assemble(
     known: Iterable[Record],
     folder_of: Callable[[Record], CellFolder],
 ) -> Record:
-    """Return the record, not yet judged, and write what the benchmark prints.
+    """Return the record of an attempt from the files of its folder, and write what the benchmark prints.
 
-    The same folder gives the same record. `known` are the study's records so far.
+    It is not yet judged. The same folder gives the same record. `known` are the study's records so far.
 
     Raises:
         RecordError: the folder holds no begun attempt.
@@ -342,32 +324,34 @@ def assemble(
     return record
 
 
-# Find the cells of a sweep that an earlier invocation finished here, and say why others are measured again.
-
-
-def done_before(
-    cells: Sequence[Cell], study: StudyFolder, here: Surroundings, note: Callable[[str], None]
+def find_finished(
+    cells: Sequence[Cell], study: StudyFolder, here: RunEnvironment, note: Callable[[str], None]
 ) -> dict[int, Record]:
-    """Return the records of cells that were finished in the surroundings of `here`, by their place in the order.
+    """Return the records of cells that were finished in the environment of `here`, by their place in the order.
 
     `note` gets a sentence on each difference for which cells are measured again.
     """
-    found: dict[int, Record] = {}
+    finished: dict[int, Record] = {}
     again = Counter[str]()
     for number, cell in enumerate(cells):
-        if record := study.finished(cell, here):
-            found[number] = record
-        elif why := "; ".join(study.elsewhere(cell, here)):
-            again[why] += 1
+        record = study.finished(cell, here)
+        if record:
+            finished[number] = record
+            continue
+        changes = study.environment_changes(cell, here)
+        if changes:
+            again["; ".join(changes)] += 1
     for why, cells_again in again.items():
         are = "is" if cells_again == 1 else "are"
         note(
             f"{count(cells_again, 'cell')} {are} measured again: {why}. What was measured before is kept"
         )
-    if others := sum(map(here.other_code, found.values())):
-        were = "was" if others == 1 else "were"
+    by_other_code = sum(here.other_code(record) for record in finished.values())
+    if by_other_code:
+        were = "was" if by_other_code == 1 else "were"
         note(
-            f"{count(others, 'cell')} {were} measured by other code of Ringside's, and the report compares this with nothing "
-            "that is measured now (resume=false measures all cells again)"
+            f"{count(by_other_code, 'cell')} {were} measured by other code of Ringside's, and the "
+            "report compares this with nothing that is measured now (resume=false measures all cells "
+            "again)"
         )
-    return found
+    return finished

@@ -1,6 +1,5 @@
 """Follow what the ranks of a running cell have done so far, from the lines that they append to their files."""
 
-import contextlib
 import time
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -56,30 +55,35 @@ class Watch:
     @property
     def needs_quiet(self) -> bool:
         """Whether processes have begun that measure soon, or that leave no core idle: each has two busy threads."""
-        begun = [rank for rank in self.everyone if rank.pid]
-        return bool(begun) and (
-            self._few_cores or any(rank.phase not in BEFORE_WARM_UP for rank in begun)
-        )
+        for rank in self.everyone:
+            if rank.pid and (self._few_cores or rank.phase not in BEFORE_WARM_UP):
+                return True
+        return False
 
     def update(self) -> bool:
         """Read the new lines; return whether there were any."""
-        news = False
+        has_news = False
         for rank in self.everyone:
-            with (
-                contextlib.suppress(FileNotFoundError),
-                self._folder.rank_lines(rank.number).open("rb") as file,
-            ):
-                file.seek(self._read[rank.number])
-                whole, newline, _ = file.read().rpartition(b"\n")
-                if newline:
-                    self._read[rank.number] += len(whole) + 1
-                    news = True
-                    rank.last_seen = self._clock.monotonic()
-                    for text in whole.split(b"\n"):
-                        line = read_line(text)  # a full disk tears lines
-                        if line is not None:
-                            self._take(rank, line)
-        return news
+            new_bytes = self._new_bytes(rank.number)
+            whole, newline, _ = new_bytes.rpartition(b"\n")
+            if not newline:
+                continue
+            has_news = True
+            self._read[rank.number] += len(whole) + 1
+            rank.last_seen = self._clock.monotonic()
+            for text in whole.split(b"\n"):
+                line = read_line(text)  # a full disk tears lines
+                if line is not None:
+                    self._take(rank, line)
+        return has_news
+
+    def _new_bytes(self, number: int) -> bytes:
+        try:
+            with self._folder.rank_lines(number).open("rb") as file:
+                file.seek(self._read[number])
+                return file.read()
+        except FileNotFoundError:
+            return b""
 
     def count(self, rank: Rank) -> int:
         """Return the number of iterations that a rank has begun, also those since its last line."""
@@ -90,8 +94,8 @@ class Watch:
 
     def _take(self, rank: Rank, line: dict[str, Any]) -> None:
         if rank.pid is None and "pid" in line:
-            for other in self.everyone:  # those that reported earlier were waiting for this one
-                other.last_seen = self._clock.monotonic()
+            for peer in self.everyone:  # those that reported earlier were waiting for this one
+                peer.last_seen = self._clock.monotonic()
         rank.phase = line.get("phase", rank.phase)
         rank.iterations = line.get("iterations", rank.iterations)
         rank.pid = line.get("pid", rank.pid)

@@ -12,31 +12,33 @@ class Stopping:
     """Remembers that the user asked to stop, by Ctrl-C or SIGTERM."""
 
     def __init__(self, console: Console) -> None:
-        self._asked, self._console = False, console
+        self._requested = False
+        self._console = console
 
     def __call__(self) -> bool:
         """Return whether the user asked."""
-        return self._asked
+        return self._requested
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
         """Have signals set the mark instead of ending this process. A terminal that goes away (SIGHUP) ends nothing."""
-        before = {
-            number: signal.signal(number, self._ask) for number in (signal.SIGINT, signal.SIGTERM)
+        handlers = {
+            signal.SIGINT: signal.signal(signal.SIGINT, self._request),
+            signal.SIGTERM: signal.signal(signal.SIGTERM, self._request),
+            signal.SIGHUP: signal.signal(signal.SIGHUP, signal.SIG_IGN),
         }
-        before[signal.SIGHUP] = signal.signal(signal.SIGHUP, signal.SIG_IGN)
         try:
             yield
         finally:
             # Asked once, a second Ctrl-C while this process leaves must not change its exit status.
-            for number, handler in before.items() if not self._asked else ():
-                signal.signal(number, handler)
+            if not self._requested:
+                for number, handler in handlers.items():
+                    signal.signal(number, handler)
 
-    def _ask(self, number: int, frame: Any) -> None:
-        first, self._asked = not self._asked, True
+    def _request(self, number: int, frame: Any) -> None:
+        if self._requested:
+            return
+        self._requested = True
         # While this thread prints something else, Python forbids a second.
         with contextlib.suppress(RuntimeError):
-            if first:
-                self._console.print(
-                    "stopping: no further cell is started; what was measured is kept"
-                )
+            self._console.print("stopping: no further cell is started; what was measured is kept")

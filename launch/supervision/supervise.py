@@ -10,17 +10,19 @@ from benchmarks.record import CellFolder, Failure
 from conf import schema
 from conf.cell import Cell
 from launch.engines.engine import CellEngine, Job, Lost
-from launch.supervision import failure as stacks
-from launch.supervision.failure import STUCK, End, Hang, ends, first_cause, hang, overdue, with_log
+from launch.supervision.failure import End, ends, first_cause, with_log
+from launch.supervision.hang import STUCK, Hang, explain_hang, overdue
 from launch.supervision.progress import Rank, WallClock, Watch
+from launch.supervision.stacks import locate, log_bytes
 
 POLL_SECONDS = 0.1
 STACKS_SECONDS = 2.0  # at most, for the ranks of a hang to write their stacks
 REST_SECONDS = 0.5  # without another line: they have written all
-SIGNAL_SECONDS = (
-    2.0  # at most, between the end of an agent and the signal to this process that came with it
-)
-AGENT_SECONDS = 3.0  # at most, for the agent to say how a rank ended; it takes milliseconds, but for a GPU's memory
+# At most, between the end of an agent and the signal to this process that came with it.
+SIGNAL_SECONDS = 2.0
+# At most, for the agent to say how a rank ended; it takes milliseconds, but for a GPU's memory.
+AGENT_SECONDS = 3.0
+STOPPED = Failure("interrupted", None, "stopped by the user")
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class Outcome:
 
     state: str  # finished, failed, interrupted
     failure: Failure | None
-    immortal: list[int]  # ids of processes that survived SIGKILL
+    unkillable_pids: list[int]  # of processes that survived SIGKILL
 
 
 def run(
@@ -73,7 +75,7 @@ def run(
             progress(watch)
             lost = job.lost()
             if stopping():
-                ended = _stopped()
+                ended = STOPPED
             elif not lost:
                 ended = overdue(watch, opened, clock.monotonic(), limits, job.process_state)
             vanished = {rank.number: End(None, clock.time()) for rank in _vanished(watch, job)}
@@ -81,72 +83,88 @@ def run(
         if vanished and not lost:
             _until(lambda: job.poll() is not None or folder.failures.exists(), AGENT_SECONDS, clock)
         if isinstance(ended, Hang):
-            ended = _named(ended, watch, folder, job, clock)
-        status, noticed = job.poll(), clock.monotonic()
+            ended = _explained(ended, watch, folder, job, clock)
+        status = job.poll()
+        ended_s = clock.monotonic()
     finally:
         # Also after an exception of our own: nothing of a cell outlives it.
-        immortal = job.stop(limits.stop_grace_s if ended or lost else 0.0)
+        grace_s = 0.0
+        if ended or lost:
+            grace_s = limits.stop_grace_s
+        unkillable_pids = job.stop(grace_s)
     watch.update()
-    # What the others raise is heard at once; that a host is lost is known for sure when it did not answer the stop.
-    lost = None if status == 0 else lost or job.lost()
+    if status == 0:
+        lost = None
+    else:
+        # What the others raise is heard at once; that a host is lost is known for sure when it did
+        # not answer the stop.
+        lost = lost or job.lost()
     if not ended and (lost or status == -signal.SIGTERM):
         # Slurm asks all processes of a job to end, this one perhaps last.
-        _until(stopping, noticed + SIGNAL_SECONDS - clock.monotonic(), clock)
-        ended = _stopped() if stopping() else None
-    if ended is not None and ended.cause == "interrupted":
-        return Outcome("interrupted", ended, immortal)
-    failure = ended or _cause(watch, folder, status, vanished, lost)
+        _until(stopping, ended_s + SIGNAL_SECONDS - clock.monotonic(), clock)
+        if stopping():
+            ended = STOPPED
+    if ended is STOPPED:
+        return Outcome("interrupted", STOPPED, unkillable_pids)
+    failure = ended
     if failure is None:
-        return Outcome("finished", None, immortal)
-    return Outcome("failed", with_log(failure, folder), immortal)
-
-
-def _stopped() -> Failure:
-    return Failure("interrupted", None, "stopped by the user")
+        if status is not None and status < 0:
+            vanished = {}  # its ranks die with a killed agent
+        failure = first_cause(watch, folder, ends(folder) or vanished, status, lost)
+    if failure is None:
+        return Outcome("finished", None, unkillable_pids)
+    return Outcome("failed", with_log(failure, folder), unkillable_pids)
 
 
 def _vanished(watch: Watch, job: Job) -> list[Rank]:
     """Return the processes that are gone and were not done. Their last lines are read first."""
 
-    def found() -> list[Rank]:
-        left = [rank for rank in watch.everyone if not rank.done]
-        return [
-            rank for rank in left if rank.pid and job.process_state(rank.number, rank.pid) in ENDED
-        ]
+    def gone() -> list[Rank]:
+        ranks = []
+        for rank in watch.everyone:
+            if rank.pid and not rank.done and job.process_state(rank.number, rank.pid) in ENDED:
+                ranks.append(rank)
+        return ranks
 
-    if not found():
+    if not gone():
         return []
     watch.update()
-    return found()
+    return gone()
 
 
-def _named(found: Hang, watch: Watch, folder: CellFolder, job: Job, clock: WallClock) -> Failure:
+def _explained(hang: Hang, watch: Watch, folder: CellFolder, job: Job, clock: WallClock) -> Failure:
     """Return a hang with the rank that is at fault, after asking every process where it stands."""
-    if (does := job.agent_state()) in STUCK:
-        return Failure(
-            "hang",
-            None,
-            f"the agent, which starts the ranks and serves their store, is {does}; each rank waits",
+    agent_state = job.agent_state()
+    if agent_state in STUCK:
+        sentence = (
+            "the agent, which starts the ranks and serves their store, is "
+            f"{agent_state}; each rank waits"
         )
-    # As they are now: what a process is asked may wake it up.
+        return Failure("hang", None, sentence)
+    # As they are now: a request for stacks may wake a process up.
     pids = {rank.number: rank.pid for rank in watch.everyone if rank.pid}
     states = {number: job.process_state(number, pid) for number, pid in pids.items()}
-    asked = [number for number in pids if states[number] not in STUCK]
-    sizes = {number: stacks.size(folder.rank_log(number)) for number in asked}
+    logs = {number: folder.rank_log(number) for number in pids if states[number] not in STUCK}
+    starts = {number: log_bytes(log) for number, log in logs.items()}
     job.ask_for_stacks(pids)
-
-    def written() -> dict[int, int]:
-        return {number: stacks.size(folder.rank_log(number)) for number in asked}
-
     _until(
-        lambda: all(written()[number] > sizes[number] for number in asked), STACKS_SECONDS, clock
+        lambda: all(log_bytes(log) > starts[number] for number, log in logs.items()),
+        STACKS_SECONDS,
+        clock,
     )
-    deadline, before = clock.monotonic() + STACKS_SECONDS, sizes
-    while written() != before and clock.monotonic() < deadline:  # until nothing more comes
-        before = written()
+    deadline = clock.monotonic() + STACKS_SECONDS
+    before = starts
+    written = {number: log_bytes(log) for number, log in logs.items()}
+    while written != before and clock.monotonic() < deadline:  # until nothing more comes
         clock.sleep(REST_SECONDS)
-    places = {number: stacks.place(folder.rank_log(number), sizes[number]) for number in asked}
-    return hang(watch, found.what, states, {number: one for number, one in places.items() if one})
+        before = written
+        written = {number: log_bytes(log) for number, log in logs.items()}
+    locations = {}
+    for number, log in logs.items():
+        location = locate(log, starts[number])
+        if location:
+            locations[number] = location
+    return explain_hang(watch, hang.what, states, locations)
 
 
 def _until(condition: Callable[[], bool], seconds: float, clock: WallClock) -> None:
@@ -154,20 +172,3 @@ def _until(condition: Callable[[], bool], seconds: float, clock: WallClock) -> N
     deadline = clock.monotonic() + seconds
     while not condition() and clock.monotonic() < deadline:
         clock.sleep(POLL_SECONDS)
-
-
-def _cause(
-    watch: Watch,
-    folder: CellFolder,
-    status: int | None,
-    vanished: Mapping[int, End],
-    lost: Lost | None,
-) -> Failure | None:
-    """Return why a job failed that was not ended by a deadline; None if it did not fail.
-
-    `status` is that of the agent; `vanished` are processes that were seen to be gone while it still ran; `lost` is a
-    host that is lost.
-    """
-    if status is not None and status < 0:
-        vanished = {}  # its ranks die with a killed agent
-    return first_cause(watch, folder, ends(folder) or vanished, status, lost)

@@ -13,7 +13,7 @@ from benchmarks.record import Record
 from benchmarks.record.safe_files import because
 from conf.schema import Tracking
 from launch.machine.secrets import without_credentials
-from launch.study.background import BesideCells
+from launch.study.background import BackgroundQueue
 from launch.study.identity import Sweep
 from launch.study.study import StudyFolder
 from launch.tracking.store import StoreBusy, TrackingUnavailable, WrongUri, store_uri
@@ -31,7 +31,7 @@ class MlflowWriter:
         study: StudyFolder,
         sweep: Sweep,
         console: Console,
-        background: BesideCells | None = None,
+        background: BackgroundQueue | None = None,
     ) -> None:
         """With `background`, the store is written there while cells run; without, at once."""
         self._tracking, self._study, self._sweep = tracking, study, sweep
@@ -51,7 +51,7 @@ class MlflowWriter:
 
         def write() -> None:
             if self._tracker and not self._failed and not self._busy:
-                with self._study.spending(record.record_id, "projection"):
+                with self._study.timed_step(record.record_id, "projection"):
                     self._tracker.log(record, self._study.folder_of(record))
 
         self._submit(write)
@@ -126,7 +126,7 @@ class MlflowWriter:
 
     def _submit(self, action: Callable[[], object]) -> None:
         if self._background:
-            self._background.do(lambda: self._try(action))
+            self._background.submit(lambda: self._try(action))
         else:
             self._try(action)
 

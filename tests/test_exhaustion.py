@@ -22,9 +22,9 @@ from benchmarks.record.lines import now
 from benchmarks.record.safe_files import because
 from conf.options import Refused
 from conf.schema import Tracking
-from launch.machine import shortage
+from launch.machine import exhaustion
 from launch.machine.devices import refuse_small_limits
-from launch.machine.shortage import Shortage
+from launch.machine.exhaustion import ResourceSnapshot
 from launch.study.identity import Sweep
 from launch.study.study import StudyFolder
 from launch.tracking.mlflow_writer import MlflowWriter
@@ -68,23 +68,23 @@ def test_a_file_size_limit_is_told_before_any_start(tmp_path):
 
 
 def test_a_failure_says_what_the_machine_lacked(tmp_path, monkeypatch):
-    before = Shortage.watched()
+    before = ResourceSnapshot.take()
     assert before.explain(ENDED, tmp_path) == ENDED
     assert (
         "is gone: removed, or no longer mounted"
         in before.explain(ENDED, tmp_path / "nowhere").message
     )
-    killed = Shortage(before.oom_kills - 1, before.pids_refused).explain(ENDED, tmp_path)
+    killed = ResourceSnapshot(before.oom_kills - 1, before.pids_refused).explain(ENDED, tmp_path)
     assert (killed.cause, killed.rank) == ("oom", 1)
     assert (
         killed.message
         == f"{ENDED.message}; the kernel killed a process for want of memory meanwhile"
     )
     hang = Failure("hang", 1, "rank 1 gave no sign")
-    assert Shortage(before.oom_kills - 1, 0).explain(hang, tmp_path).cause == "hang"
-    refused = Shortage(before.oom_kills, before.pids_refused - 1).explain(ENDED, tmp_path)
+    assert ResourceSnapshot(before.oom_kills - 1, 0).explain(hang, tmp_path).cause == "hang"
+    refused = ResourceSnapshot(before.oom_kills, before.pids_refused - 1).explain(ENDED, tmp_path)
     assert refused.cause == "killed" and refused.message.endswith("(pids.max of the control group)")
-    monkeypatch.setattr(shortage, "FULL_BYTES", 1 << 60)
+    monkeypatch.setattr(exhaustion, "FULL_BYTES", 1 << 60)
     full = before.explain(ENDED, tmp_path).message
     assert full.endswith(
         f"; there is no space left on the file system of {tmp_path}; /dev/shm is full"

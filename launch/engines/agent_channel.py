@@ -1,0 +1,254 @@
+"""The agent of a host as the launching process has it: a command whose standard input and output it holds."""
+
+import contextlib
+import os
+import queue
+import subprocess
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from benchmarks.agent import processes
+from benchmarks.agent.protocol import Command, Event, Reader
+from benchmarks.record.encoding import encoded
+from benchmarks.record.lines import CLOCK_VARIABLE, beginning, now
+from conf.options import Refused
+from conf.process_env import CLOCK_BOUND
+from launch.engines.engine import Lost
+from launch.engines.environment import ROOT
+from launch.machine.fleet import Host
+
+LONGEST_BUSY_S = 300.0
+LEAVE_S = 5.0  # for an agent to leave after the end of its input
+STDERR_BYTES = 4096  # of the end of what the command printed
+CLOCK_QUESTIONS = 8  # the answer that came fastest tells the time
+ANSWER_S = 60.0  # for an answer that takes no work
+DESCRIBED_S = 180.0
+# Statuses of a shell or a Python that cannot run the agent. That of ssh, if it does not come that
+# far, is 255.
+NOT_RUN = (1, 2, 126, 127)
+NEEDS = (
+    "; accepted are hosts with Ringside (engine.folder=) and a Python that has what it needs, torch "
+    "too (engine.python=)"
+)
+Message = dict[str, Any]
+
+
+class AgentGone(OSError):
+    """The agent of a host, or the command that started it, is gone or says nothing that it should say."""
+
+
+class Channel:
+    """Starts the agent of a host and speaks to it. A thread takes what it says.
+
+    A message that belongs to a cell goes to the function that `listen` named; others wait for `answer`.
+    """
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Start the command. Raises OSError."""
+        self._stderr = os.memfd_create("ringside-agent")  # no file that anybody has to remove
+        # Why the agent is gone may be asked for after `close`.
+        weakref.finalize(self, os.close, self._stderr)
+        self._process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            bufsize=0,
+            start_new_session=True,
+        )
+        # When it last said something, or until when it said that it is busy.
+        self.heard = time.monotonic()
+        self._take: Callable[[Event, Message], None] = lambda say, message: None
+        self._answers: queue.Queue[Message | None] = queue.Queue()
+        self.wrong = ""  # why what it said is no message of an agent
+        self._sending = threading.Lock()
+        threading.Thread(target=self._read, name="agent", daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        """Return the id of the command's process."""
+        return self._process.pid
+
+    def listen(self, take: Callable[[Event, Message], None]) -> None:
+        """Have `take` called for each message that belongs to a cell, on the thread that reads."""
+        self._take = take
+
+    def ended(self) -> int | None:
+        """Return the exit status of the command; None while it runs."""
+        return self._process.poll()
+
+    def send(self, what: Command, **content: Any) -> None:
+        """Ask the agent something. Raises AgentGone."""
+        try:
+            data = memoryview(encoded({"do": what.value, **content}))
+            with self._sending:
+                assert self._process.stdin is not None
+                while data:
+                    data = data[self._process.stdin.write(data) or 0 :]
+        except (OSError, ValueError) as error:
+            raise AgentGone(self.why_gone()) from error
+
+    def answer(self, expected: Event, seconds: float) -> Message:
+        """Return the next answer of a kind that belongs to no cell. Raises AgentGone: it does not come in time."""
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                message = self._answers.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                raise AgentGone(f"it gave no answer for {seconds:g} s") from None
+            if message is None:
+                self._answers.put(None)
+                raise AgentGone(self.why_gone())
+            if message["say"] == expected.value:
+                return message
+
+    def close(self) -> None:
+        """End the agent: it ends every process of its own. By force after LEAVE_S."""
+        if self._process.stdin:
+            with self._sending:
+                self._process.stdin.close()
+        try:
+            self._process.wait(timeout=LEAVE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def why_gone(self) -> str:
+        """Return why nothing comes any more, as a sentence without its subject: 'it ended with status 255: …'."""
+        if self.wrong:
+            return self.wrong
+        try:
+            status = self._process.wait(timeout=1.0)
+        except subprocess.TimeoutExpired:
+            return "it closed its output"
+        if status < 0:
+            sentence = f"it was ended by {processes.signal_name(status)}"
+        else:
+            sentence = f"it ended with status {status}"
+        size = os.fstat(self._stderr).st_size
+        printed = os.pread(self._stderr, STDERR_BYTES, max(0, size - STDERR_BYTES))
+        lines = printed.decode(errors="replace").strip().splitlines()
+        # srun says what it does about an error after it.
+        errors = [line for line in lines if "error: " in line] or lines[-1:]
+        if errors:
+            sentence += f": {errors[0]}"
+        return sentence
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        reader = Reader(self._process.stdout.fileno())
+        try:
+            while True:
+                messages = reader.receive()
+                if messages is None:
+                    break
+                self.heard = time.monotonic()
+                for message in messages:
+                    self._sort(message)
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            self.wrong = f"what it said is no message of an agent ({str(error)[:100]})"
+        self._answers.put(None)
+
+    def _sort(self, message: Message) -> None:
+        say = Event(message["say"])
+        if "cell" in message:
+            self._take(say, message)
+        elif say == Event.BUSY:
+            self.heard += min(float(message["for_s"]), LONGEST_BUSY_S)
+        elif say != Event.BEAT:
+            self._answers.put(message)
+
+
+class RemoteHost:
+    """State of a remote agent: its channel, its clock, and whether the host is lost."""
+
+    def __init__(self, name: str, channel: Channel) -> None:
+        self.name, self.channel = name, channel
+        self.lost: Lost | None = None
+        self.clock: dict[str, str] = {}  # variables by which its ranks have the launcher's clock
+
+    def describe(self, device: str, ready_s: float) -> Host:
+        """Wait until the agent is ready, and return what the host says of itself. `device` is that of the sweep.
+
+        Raises:
+            AgentGone: it does not answer.
+            Refused: it cannot do what is asked.
+        """
+        self.channel.answer(Event.READY, ready_s)
+        self.channel.send(Command.LOOK, device=device)
+        return Host.described(self.name, self.channel.answer(Event.LOOKED, DESCRIBED_S)["said"])
+
+    def answers(self, lost_after_s: float) -> bool:
+        """Return whether the agent lives, and spoke within so many seconds. The host is lost otherwise."""
+        silent_s = time.monotonic() - self.channel.heard
+        if self.channel.wrong:
+            self.is_lost(self.channel.wrong, silent_s)
+        elif self.channel.ended() is not None:
+            self.is_lost(f"its agent is gone, {self.channel.why_gone()}", silent_s)
+        elif silent_s > lost_after_s:
+            self.is_lost(f"its agent gave no sign of life for {silent_s:.0f} s", silent_s)
+        else:
+            return True
+        return False
+
+    def is_lost(self, why: str, silent_s: float) -> None:
+        """Take the host as lost, unheard for so many seconds. The first reason stays."""
+        self.lost = self.lost or Lost(f"host {self.name} is lost: {why}", now() - silent_s)
+
+    def is_still_lost(self, why: str) -> None:
+        """Add to why the host is lost, which it is."""
+        if self.lost:
+            self.lost = Lost(f"{self.lost.sentence}; {why}", self.lost.heard)
+
+    def set_clock(self, answer_s: float = ANSWER_S) -> None:
+        """Find the host's clock by four time stamps, of which the agent's two are one (NTP, RFC 5905, section 8).
+
+        Raises:
+            AgentGone: it does not answer.
+        """
+        answers = []
+        for _ in range(CLOCK_QUESTIONS):
+            sent = time.monotonic()
+            self.channel.send(Command.TIME, sent=sent)
+            answer = self.channel.answer(Event.TIME, answer_s)
+            answers.append((time.monotonic() - sent, sent, float(answer["monotonic"])))
+        took_s, sent, there = min(answers)
+        host_beginning = beginning() + sent + took_s / 2 - there  # when its monotonic clock was 0
+        self.clock = {CLOCK_VARIABLE: repr(host_beginning), CLOCK_BOUND: repr(took_s / 2)}
+
+
+def first_lost(hosts: Iterable[RemoteHost], lost_after_s: float) -> Lost | None:
+    """Return the first host that is lost; None if none is."""
+    for host in hosts:
+        host.answers(lost_after_s)
+        if host.lost:
+            return host.lost
+    return None
+
+
+def end_agents(hosts: Iterable[RemoteHost]) -> None:
+    """End the agents of some hosts, at the same time."""
+    threads = [threading.Thread(target=host.channel.close) for host in hosts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+@contextlib.contextmanager
+def refusing_gone_agents(name: str, status: int | None = None) -> Iterator[None]:
+    """Convert AgentGone to Refused with the host's name. `status` is that of the command that started it."""
+    try:
+        yield
+    except AgentGone as error:
+        needs = ""
+        if status in NOT_RUN:
+            needs = NEEDS
+        raise Refused(f"nodes={name}: no agent serves there: {error}{needs}") from None
+    except OSError as error:
+        raise Refused(f"nodes={name}: its agent could not be started: {error}") from None
