@@ -22,7 +22,7 @@ from simulated import Simulator, Truth
 from analysis.__main__ import main
 from analysis.findings.examine import findings_of
 from analysis.report.build import examine, report
-from analysis.report.charts import Axis, DrawnCurve, curves_figure
+from analysis.report.curves import Axis, DrawnCurve, curves_figure
 from analysis.report.explanations import loss
 from analysis.report.figure import colours, style
 from analysis.report.main_point import main_point

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from analysis.report.charts import MARKERS, Axis, DrawnCurve, curves_figure
+from analysis.report.curves import MARKERS, Axis, DrawnCurve, curves_figure
 from analysis.report.figure import COLOURS, Figure, for_width
 from analysis.report.numbers import number
 from analysis.report.section import (

@@ -5,8 +5,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from analysis.report import charts
-from analysis.report.charts import MARKERS, Axis, curves_figure
+from analysis.report.charts import truncation_note
+from analysis.report.curves import MARKERS, Axis, DrawnCurve, curves_figure
 from analysis.report.figure import Figure, colours, for_width
 from analysis.report.numbers import estimate, number
 from analysis.report.section import Section, bars, in_parentheses
@@ -205,7 +205,7 @@ def _figures(study: Study, curves: Sequence[Curve]) -> Iterator[Figure]:
         notes = bars(study)
         if any(point.suspect for curve in drawn for point in curve.points):
             notes += " Hollow: suspect."
-        more = charts.truncation_note(members, len(drawn), "more curve", "points.csv")
+        more = truncation_note(members, len(drawn), "more curve", "points.csv")
         if left > 0 and panel == MOST_FIGURES:
             more += f" {count(left, 'more model')} in points.csv."
         about = f"{single_line(model)}, {kind} scaling"
@@ -270,7 +270,7 @@ def _rates_figure(
     drawn, rows = [], []
     for curve, (colour, form) in zip(curves, _looks(study, curves), strict=True):
         points = [(point.world_size, point.rate, point.suspect) for point in curve.points]
-        drawn.append(charts.DrawnCurve(curve.label, points, colour, form, _ideal(curve)))
+        drawn.append(DrawnCurve(curve.label, points, colour, form, _ideal(curve)))
         for point in curve.points:
             ideal = point.baseline and point.baseline.value * point.world_size
             rows.append((curve.label, gpu_ids(point.gpus), point.world_size, point.rate, ideal))
@@ -320,7 +320,7 @@ def _efficiency_figure(
         for point, efficiency in _efficient(curve):
             points.append((point.world_size, efficiency, point.suspect))
             rows.append((curve.label, gpu_ids(point.gpus), point.world_size, efficiency))
-        drawn.append(charts.DrawnCurve(curve.label, points, *looks[curve.label]))
+        drawn.append(DrawnCurve(curve.label, points, *looks[curve.label]))
     sizes = sorted({point.world_size for curve in shown for point, _ in _efficient(curve)})
     return curves_figure(
         name,
@@ -435,14 +435,14 @@ def _option_figure(
             points.append((value, point.rate, point.suspect))
             rows.append((line.label, gpu_ids(point.gpus), value, point.rate))
         colour = palette[line.key["strategy.name"]]
-        drawn.append(charts.DrawnCurve(line.label, points, colour, MARKERS[index]))
+        drawn.append(DrawnCurve(line.label, points, colour, MARKERS[index]))
     words = option.rpartition(".")[2].removeprefix("NCCL_")
     if option == "batch_size":
         words = "batch size"
     notes = bars(study)
     if any(point.suspect for line in shown for _, point in line.points):
         notes += " Hollow: suspect."
-    notes += charts.truncation_note(lines, len(shown), "more line", "points.csv")
+    notes += truncation_note(lines, len(shown), "more line", "points.csv")
     return curves_figure(
         name,
         f"{things.capitalize()} per second by {words}, {about}.{notes}{more}",
