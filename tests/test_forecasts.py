@@ -1,4 +1,4 @@
-"""predict=auto: a cell is forecast before its ranks start, its record is held to it, and faults are told from sound cells."""
+"""predict=auto: a cell is forecast before its ranks start, and its record is held to it."""
 
 import dataclasses
 import json
@@ -82,47 +82,51 @@ def test_every_forecast_of_a_real_sweep_was_written_before_its_ranks_started(swe
         assert without_entry([record]) == set()
     first, second = records
     assert first.predicted["refused"] == "no cell of the study was measured before it"
-    said = second.predicted
-    assert said["records"] == [first.record_id] and (said["cells"], said["version"]) == (1, VERSION)
-    assert said["basis"] == "extrapolated" and said["null_step_ms"] > 0
-    assert said["low"] is None and "not enough to state an error" in " ".join(said["why"])
+    answer = second.predicted
+    assert answer["records"] == [first.record_id] and (answer["cells"], answer["version"]) == (
+        1,
+        VERSION,
+    )
+    assert answer["basis"] == "extrapolated" and answer["null_step_ms"] > 0
+    assert answer["low"] is None and "not enough to state an error" in " ".join(answer["why"])
     assert "unexplained" not in second.validity.codes, "no error was claimed"
 
 
 def test_a_forecast_is_a_part_of_the_record_that_verify_makes_again(sweep, capsys):
     assert analysis(["verify", str(sweep[0])]) == 0
     path = max(
-        sweep[0].glob("*/record.json"), key=lambda one: json.loads(one.read_text())["started_at"]
+        sweep[0].glob("*/record.json"),
+        key=lambda entry: json.loads(entry.read_text())["started_at"],
     )
     content = json.loads(path.read_text())
     content["predicted"]["step_ms"] *= 1.01
     path.write_text(json.dumps(content))
     capsys.readouterr()
     assert analysis(["verify", str(sweep[0]), "--json"]) == 1
-    differing = [one["field"] for one in json.loads(capsys.readouterr().out)["differences"]]
+    differing = [entry["field"] for entry in json.loads(capsys.readouterr().out)["differences"]]
     content["predicted"]["step_ms"] /= 1.01
     path.write_text(json.dumps(content))
     assert differing == ["predicted step_ms"]
 
 
 def test_a_sweep_says_what_was_predicted(sweep):
-    records, said = read_study(sweep[0])[0], sweep[1]
+    records, answer = read_study(sweep[0])[0], sweep[1]
     assert (
-        said.count("  predicted ") == 1
-        and "forecast 1 of 2 cells before they ran: mean error of the step " in said
+        answer.count("  predicted ") == 1
+        and "forecast 1 of 2 cells before they ran: mean error of the step " in answer
     )
     projected = project(records[-1])
     assert projected.tags["predicted.basis"] == f"extrapolated, from 1 cell, model {VERSION}"
-    found = {name: value for name, value, *_ in projected.metrics}
-    assert found["predicted/step_ms"] == records[-1].predicted["step_ms"]
+    values = {name: value for name, value, *_ in projected.metrics}
+    assert values["predicted/step_ms"] == records[-1].predicted["step_ms"]
     measured = records[-1].metrics["step/ms_median"]
-    assert found["prediction/error"] == pytest.approx(measured / found["predicted/step_ms"] - 1)
+    assert values["prediction/error"] == pytest.approx(measured / values["predicted/step_ms"] - 1)
     assert {
         "predicted/images_per_second",
         "predicted/efficiency",
         "predicted/exposed_ms",
         "predicted/null_step_ms",
-    } <= found.keys()
+    } <= values.keys()
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +146,7 @@ FAULTS = {
 def test_a_planted_fault_is_unexplained_and_its_sound_twin_is_not(calibrated, name, gpus):
     truths, word = FAULTS[name]
     faulty, sound = (
-        calibrated.measure(gpus, 160, truths=one) for one in (truths, Truths(noise=0.0))
+        calibrated.measure(gpus, 160, truths=entry) for entry in (truths, Truths(noise=0.0))
     )
     assert faulty.predicted["step_ms"] == sound.predicted["step_ms"], (
         "what it was forecast from is the same"
@@ -156,113 +160,113 @@ def test_a_planted_fault_is_unexplained_and_its_sound_twin_is_not(calibrated, na
 
 
 def test_sound_cells_are_seldom_unexplained(calibrated):
-    made = [
+    run = [
         calibrated.measure(gpus, batch)
         for batch in range(72, 256, 8)
         for gpus in ((0, 1), (0, 1, 2, 3))
     ]
-    fired = ["unexplained" in one.validity.codes for one in made]
-    assert fired == [not recorded_forecast(one).inside for one in made] and len(fired) == 46
+    fired = ["unexplained" in entry.validity.codes for entry in run]
+    assert fired == [not recorded_forecast(entry).inside for entry in run] and len(fired) == 46
     assert sum(fired) <= allowed(len(fired)), "at most the stated rate"
 
 
 def allowed(cells):
-    """How many of so many sound cells may lie outside: one in ten, and what chance adds to it in one of twenty cases."""
+    """How many sound cells may lie outside: one in ten, and what chance adds in one of twenty."""
     return stats.binom.ppf(0.95, cells, 1 - LEVEL)
 
 
 def test_clean_cells_of_h200s_are_unexplained_at_the_stated_rate():
-    """Each committed cell, forecast from all others, with the scores of the others of its machine: the check itself judges."""
+    """Each committed cell, forecast from all others, by the scores of its machine."""
     folders = sorted({path.parent.parent for path in DATA.glob("h200_*/*/*/record.json")})
     study = Study.of(record for folder in folders for record in read_study(folder)[0])
-    held = [one for one in hold_out(calibrate(study), "condition") if one.forecast]
-    by_id, fired = {one.record_id: one for one in study.records}, []
-    for one in held:
+    held = [entry for entry in hold_out(calibrate(study), "condition") if entry.forecast]
+    by_id, fired = {entry.record_id: entry for entry in study.records}, []
+    for entry in held:
         others = scores_of(
-            other
-            for other in held
-            if other.cell.query.machine == one.cell.query.machine and other is not one
+            elsewhere
+            for elsewhere in held
+            if elsewhere.cell.query.machine == entry.cell.query.machine and elsewhere is not entry
         )
         if len(others) >= FEWEST_HELD_OUT:
-            record = by_id[one.cell.record_ids[0]]
-            low, high = interval(one.forecast, conformal(others))
-            said = one.forecast.to_json() | {
+            record = by_id[entry.cell.record_ids[0]]
+            low, high = interval(entry.forecast, conformal(others))
+            answer = entry.forecast.to_json() | {
                 "low": low,
                 "high": high,
                 "level": LEVEL,
                 "made_at": 0.0,
             }
-            metrics = record.metrics | {"step/ms_median": one.step_ms}  # of all its runs
-            judged = judge(dataclasses.replace(record, predicted=said, metrics=metrics), LIMITS)
+            metrics = record.metrics | {"step/ms_median": entry.step_ms}  # of all its runs
+            judged = judge(dataclasses.replace(record, predicted=answer, metrics=metrics), LIMITS)
             fired.append("unexplained" in judged.codes)
     assert len(fired) >= 20 and sum(fired) <= allowed(len(fired))
 
 
 def test_nothing_is_claimed_with_fewer_than_ten_cells():
     nine = Machine().calibrate(batches=(64, 128, 192))
-    made = nine.measure((0, 1, 2, 3), 160, truths=Truths(slow_rank=2.0))
-    assert made.predicted["held_out"] == FEWEST_HELD_OUT - 1 and made.predicted["low"] is None
-    assert made.validity.codes == {} and recorded_forecast(made).error > 0.5
-    assert "unexplained" in judge(made, LIMITS).not_applicable
+    run = nine.measure((0, 1, 2, 3), 160, truths=Truths(slow_rank=2.0))
+    assert run.predicted["held_out"] == FEWEST_HELD_OUT - 1 and run.predicted["low"] is None
+    assert run.validity.codes == {} and recorded_forecast(run).error > 0.5
+    assert "unexplained" in judge(run, LIMITS).not_applicable
 
 
 def test_cells_of_one_gpu_are_forecast_without_an_error(calibrated):
-    made = calibrated.measure((1,), 160)
-    assert made.predicted["low"] is None and made.predicted["held_out"] == 0
-    assert "cells of one GPU, or without an exchange, are not held out" in made.predicted["why"][-1]
-    assert "cells of one GPU, or" in judge(made, LIMITS).not_applicable["unexplained"]
-    assert recorded_forecast(made).error == pytest.approx(0, abs=0.01)
+    run = calibrated.measure((1,), 160)
+    assert run.predicted["low"] is None and run.predicted["held_out"] == 0
+    assert "cells of one GPU, or without an exchange, are not held out" in run.predicted["why"][-1]
+    assert "cells of one GPU, or" in judge(run, LIMITS).not_applicable["unexplained"]
+    assert recorded_forecast(run).error == pytest.approx(0, abs=0.01)
 
 
 def scores_on_one_machine(records):
     """The scores of one machine, by the way of holding out."""
-    found = scores_by_machine(Study.of(records))
-    assert len({key[1:] for key in found}) == 1
-    return {way: scores for (way, *_), scores in found.items()}
+    values = scores_by_machine(Study.of(records))
+    assert len({key[1:] for key in values}) == 1
+    return {way: scores for (way, *_), scores in values.items()}
 
 
 def test_errors_on_another_machine_or_of_a_new_model_are_no_errors_of_this_cell(calibrated):
     last = calibrated.known[-1]
-    other = [
-        dataclasses.replace(one, environment={**one.environment, "host": "another"})
-        for one in calibrated.known
+    elsewhere = [
+        dataclasses.replace(entry, environment={**entry.environment, "host": "another"})
+        for entry in calibrated.known
     ]
     forecasts = Forecasts("auto", lambda job: job())
-    forecasts.learn(other)
-    said = forecasts.before(last.cell, last.environment, other)
-    assert said["step_ms"] > 0 and said["low"] is None and said["held_out"] == 0
-    forecasts.learn([*other, *calibrated.known])
-    said = forecasts.before(last.cell, last.environment, [*other, *calibrated.known])
-    assert said["low"] is not None and said["held_out"] == 12
+    forecasts.learn(elsewhere)
+    answer = forecasts.before(last.cell, last.environment, elsewhere)
+    assert answer["step_ms"] > 0 and answer["low"] is None and answer["held_out"] == 0
+    forecasts.learn([*elsewhere, *calibrated.known])
+    answer = forecasts.before(last.cell, last.environment, [*elsewhere, *calibrated.known])
+    assert answer["low"] is not None and answer["held_out"] == 12
     alone = dataclasses.replace(calibrated.known[0].cell, precision="fp32")
-    made = dataclasses.replace(
+    run = dataclasses.replace(
         calibrated.known[0], cell=alone, cell_key=alone.key, record_id="f" * 32
     )
-    asked = dataclasses.replace(last.cell, precision="fp32", batch_size=alone.batch_size)
-    said = calibrated.forecasts.before(asked, last.environment, [*calibrated.known, made])
-    assert said["step_ms"] > 0 and said["low"] is None, (
+    request = dataclasses.replace(last.cell, precision="fp32", batch_size=alone.batch_size)
+    answer = calibrated.forecasts.before(request, last.environment, [*calibrated.known, run])
+    assert answer["step_ms"] > 0 and answer["low"] is None, (
         "nobody measured several GPUs that compute so"
     )
 
 
 def test_a_cell_outside_its_interval_stays_among_the_scores(calibrated):
     """Else the next intervals would be those of cells that fitted."""
-    made = calibrated.measure((0, 1), 160, truths=Truths(gb_per_s=5.0))
+    run = calibrated.measure((0, 1), 160, truths=Truths(gb_per_s=5.0))
     assert (
-        made.validity.verdict == "suspect"
-        and len(scores_on_one_machine([*calibrated.known, made])["condition"]) == 13
+        run.validity.verdict == "suspect"
+        and len(scores_on_one_machine([*calibrated.known, run])["condition"]) == 13
     )
-    assert not doubted([made])
+    assert not doubted([run])
     assert doubted(
-        [dataclasses.replace(made, validity=Validity("suspect", {"unexplained": "", "noisy": ""}))]
+        [dataclasses.replace(run, validity=Validity("suspect", {"unexplained": "", "noisy": ""}))]
     )
     assert {check.code for check in CHECKS if check.severity == "finding"} <= {*FINDINGS}
 
 
 def test_suspect_cells_are_scored_where_the_others_are_too_few(calibrated):
     doubtful = [
-        dataclasses.replace(one, validity=Validity("suspect", {"noisy": "wide"}))
-        for one in calibrated.known
+        dataclasses.replace(entry, validity=Validity("suspect", {"noisy": "wide"}))
+        for entry in calibrated.known
     ]
     assert scores_by_machine(Study.of(doubtful)) == scores_by_machine(Study.of(calibrated.known))
     few = [*doubtful[:-1], calibrated.known[-1]]
@@ -289,15 +293,17 @@ def test_where_no_forecast_is_possible_one_sentence_says_why(calibrated, name):
     cell = calibrated.known[-1].cell
     if "model" in changes:
         changes = {"model": dataclasses.replace(cell.model, **changes["model"])}
-    asked = dataclasses.replace(cell, **changes)
-    said = calibrated.forecasts.before(asked, calibrated.known[-1].environment, calibrated.known)
-    assert (
-        sentence in said["refused"]
-        and "\n" not in said["refused"]
-        and "step_ms" not in said
-        and said["made_at"] > 0
+    request = dataclasses.replace(cell, **changes)
+    answer = calibrated.forecasts.before(
+        request, calibrated.known[-1].environment, calibrated.known
     )
-    record = with_forecast(make_record(predicted=said))
+    assert (
+        sentence in answer["refused"]
+        and "\n" not in answer["refused"]
+        and "step_ms" not in answer
+        and answer["made_at"] > 0
+    )
+    record = with_forecast(make_record(predicted=answer))
     assert (
         recorded_forecast(record) is None and "unexplained" in judge(record, LIMITS).not_applicable
     )
@@ -311,8 +317,8 @@ def test_whatever_the_records_hold_a_cell_is_measured(calibrated, monkeypatch):
     monkeypatch.setattr("analysis.prediction.forecast.scores_by_machine", broken)
     last = calibrated.known[-1]
     calibrated.forecasts.learn(calibrated.known)
-    said = calibrated.forecasts.before(last.cell, last.environment, calibrated.known)
-    assert said["refused"] == "the forecast failed (LookupError: planted)"
+    answer = calibrated.forecasts.before(last.cell, last.environment, calibrated.known)
+    assert answer["refused"] == "the forecast failed (LookupError: planted)"
 
 
 def test_without_predict_nothing_is_said_and_nothing_is_done():
@@ -323,30 +329,30 @@ def test_without_predict_nothing_is_said_and_nothing_is_done():
     assert with_forecast(last) is last and about_forecasts([last]) == ""
 
 
-@pytest.mark.parametrize(("share", "found"), [(0.001, True), (0.2, False)])
-def test_a_run_that_scatters_much_contradicts_no_forecast(calibrated, share, found):
-    made = calibrated.measure((0, 1), 160, truths=Truths(gb_per_s=10.0))
-    step = made.metrics["step/ms_median"]
+@pytest.mark.parametrize(("share", "values"), [(0.001, True), (0.2, False)])
+def test_a_run_that_scatters_much_contradicts_no_forecast(calibrated, share, values):
+    run = calibrated.measure((0, 1), 160, truths=Truths(gb_per_s=10.0))
+    step = run.metrics["step/ms_median"]
     within = {"step/ms_median": {"low": step * (1 - share), "high": step * (1 + share)}}
-    record = dataclasses.replace(made, within_run=within)
-    assert ("unexplained" in judge(record, LIMITS).codes) == found and not recorded_forecast(
+    record = dataclasses.replace(run, within_run=within)
+    assert ("unexplained" in judge(record, LIMITS).codes) == values and not recorded_forecast(
         record
     ).inside
 
 
 @pytest.mark.parametrize(("share", "expected"), [(0.0, 0.003), (0.2, 0.2 / 1.96)])
 def test_a_step_is_known_no_better_than_the_run_that_it_is_from(calibrated, share, expected):
-    """Nobody measured it twice: without the scatter inside the run its deviation was 0.3 % on noisy CPU workers too."""
-    made = calibrated.known[0]
-    step = made.metrics["step/ms_median"]
+    """Measured once, its deviation was 0.3 % on noisy CPU workers too."""
+    run = calibrated.known[0]
+    step = run.metrics["step/ms_median"]
     within = {"step/ms_median": {"low": step * (1 - share), "high": step * (1 + share)}}
-    measured = calibrate(Study.of([dataclasses.replace(made, within_run=within)])).cells[0].step_ms
+    measured = calibrate(Study.of([dataclasses.replace(run, within_run=within)])).cells[0].step_ms
     assert deviation(measured) / step == pytest.approx(expected, rel=0.1)
 
 
 def test_a_forecast_that_came_late_counts_for_nothing(calibrated):
-    made = calibrated.measure((0, 1), 160, truths=Truths(gb_per_s=5.0))
-    late = dataclasses.replace(made, started_at=made.predicted["made_at"] - 1e-3)
+    run = calibrated.measure((0, 1), 160, truths=Truths(gb_per_s=5.0))
+    late = dataclasses.replace(run, started_at=run.predicted["made_at"] - 1e-3)
     assert "not written before" in judge(late, LIMITS).unchecked["unexplained"]
 
 
@@ -365,9 +371,9 @@ def test_a_forecast_that_came_late_counts_for_nothing(calibrated):
     ],
 )
 def test_a_damaged_forecast_is_none(calibrated, damaged):
-    made = calibrated.measure((0, 1), 160, truths=Truths(gb_per_s=5.0))
-    predicted = made.predicted | damaged if damaged else {"unknown": 1}
-    record = with_forecast(dataclasses.replace(made, predicted=predicted))
+    run = calibrated.measure((0, 1), 160, truths=Truths(gb_per_s=5.0))
+    predicted = run.predicted | damaged if damaged else {"unknown": 1}
+    record = with_forecast(dataclasses.replace(run, predicted=predicted))
     assert "unexplained" not in judge(record, LIMITS).codes and cell_numbers(record, {})
     assert project(dataclasses.replace(record, record_id="0" * 32, sweep_id="1" * 32)).tags
     assert about_forecasts([record]) == "" or not damaged.keys() & {"step_ms", "null_step_ms"}
@@ -386,14 +392,14 @@ def test_a_forecast_of_any_number_is_read_as_it_was_written(tmp_path):
 
 def test_tables_say_the_forecast_beside_what_was_measured(calibrated):
     slow, sound = (
-        calibrated.measure((0, 1), 160, truths=Truths(gb_per_s=one, noise=0.0))
-        for one in (10.0, 20.0)
+        calibrated.measure((0, 1), 160, truths=Truths(gb_per_s=entry, noise=0.0))
+        for entry in (10.0, 20.0)
     )
-    said = {
-        name: cell_numbers(one, {})["predicted"].replace("\N{NARROW NO-BREAK SPACE}", " ")
-        for name, one in (("slow", slow), ("sound", sound))
+    answer = {
+        name: cell_numbers(entry, {})["predicted"].replace("\N{NARROW NO-BREAK SPACE}", " ")
+        for name, entry in (("slow", slow), ("sound", sound))
     }
-    assert said["slow"].endswith(" % longer") and with_unit(
+    assert answer["slow"].endswith(" % longer") and with_unit(
         "predicted", "9,341, step as long"
     ).endswith("d 9,341, step as long")
     predicted = sound.predicted | {
@@ -413,11 +419,11 @@ def test_a_forecast_between_two_cells_takes_no_twentieth_of_a_second():
     known = [record for folder in folders for record in read_study(folder)[0]]
     forecasts = Forecasts("auto", lambda job: job())
     forecasts.learn(known)
-    several = [one for one in known if one.cell.world_size > 1 and one.cell.trains]
+    several = [entry for entry in known if entry.cell.world_size > 1 and entry.cell.trains]
     spent = []
-    for one in several[:9]:
+    for entry in several[:9]:
         began = time.thread_time()
-        said = forecasts.before(one.cell, one.environment, known)
+        answer = forecasts.before(entry.cell, entry.environment, known)
         spent.append(time.thread_time() - began)
-        assert said["took_ms"] > 0 and said["step_ms"] > 0
+        assert answer["took_ms"] > 0 and answer["step_ms"] > 0
     assert np.median(spent) < 0.05
