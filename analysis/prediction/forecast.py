@@ -22,6 +22,7 @@ from analysis.prediction.step import LEAST_STEP, StepModel, distance, rate_share
 from analysis.study.conditions import request_of
 from analysis.study.names import of_unit
 from analysis.study.study import Study
+from analysis.text import count
 from conf.cell import Cell
 
 VERSION = 8  # another model has another number: it may forecast otherwise from the same records
@@ -151,7 +152,7 @@ def why_no_error(query: CellQuery, held_out: int) -> str:
         return NOT_SCORED
     if held_out >= FEWEST_HELD_OUT:
         return ""
-    cells = "1 cell" if held_out == 1 else f"{held_out} cells"
+    cells = count(held_out, "cell")
     return f"not enough to state an error: {cells} could be held out, {FEWEST_HELD_OUT} are needed"
 
 
@@ -162,8 +163,9 @@ def _null_cost(calibration: CalibrationData, query: CellQuery) -> float:
     cells = []
     for cell in calibration.timed():
         there = cell.query
-        alike = there.strategy == query.strategy if query.ranks == 1 else there.strategy != "none"
-        if cell.cost_ms is not None and alike and (cell.ranks > 1) == (query.ranks > 1):
+        if cell.cost_ms is None or (cell.ranks > 1) != (query.ranks > 1):
+            continue
+        if there.strategy == query.strategy or (query.ranks > 1 and there.strategy != "none"):
             cells.append(cell)
 
     def unlike(cell: MeasuredCell) -> tuple[object, ...]:
