@@ -22,12 +22,10 @@ PREPARING_PHASES = ("imports", "connect", "build", "first step", "warm-up", "che
 NOT_MEASURED = (*PREPARING_PHASES, "compare")
 # A phase that is shorter than the time between two samples has none inside: the next one, so many seconds later, counts.
 PERIOD_SECONDS = 0.6
-FEWEST_OF_A_MEAN = (
-    3  # samples of a phase: the clock of one may still be on its way from the phase before
-)
-LEAST_CPU_SECONDS = (
-    1.0  # shorter phases tell too little of the CPU: the kernel counts hundredths of a second
-)
+# Samples of a phase: the clock of one may still be on its way from the phase before.
+FEWEST_OF_A_MEAN = 3
+# Shorter phases tell too little of the CPU: the kernel counts hundredths of a second.
+LEAST_CPU_SECONDS = 1.0
 
 OF_CPU = ("busy_s", "own_s", "cores")  # the numbers of a sample
 OF_GPU = {
@@ -42,6 +40,7 @@ OF_GPU = {
 # Of a phase, in the order of the ranks.
 OF_EACH_GPU = ("power_capped_share", "sm_mhz", "free_sm_mhz", "most_free_sm_mhz", "power_w")
 MOST = 2**63  # of bytes or anything else that a sample counts
+KINDS: dict[str, tuple[type, ...]] = {"reasons": (int,), "cores": (int,)}
 
 Sample = dict[str, Any]
 
@@ -66,37 +65,47 @@ class Phase:
     def samples(self, lines: Sequence[Sample]) -> list[Sample]:
         """Return the lines inside the phase; of a short one without any the next."""
         inside = [line for line in lines if self.holds(line)]
-        near = (
-            line for line in lines if self.closed < line["time"] <= self.closed + PERIOD_SECONDS
-        )
-        return inside or [line for line in (next(near, None),) if line is not None]
+        if inside:
+            return inside
+        for line in lines:
+            if self.closed < line["time"] <= self.closed + PERIOD_SECONDS:
+                return [line]
+        return []
 
 
 def summary(folder: CellFolder) -> tuple[dict[str, float], dict[str, Any]]:
-    """Return (metrics of the timed window, facts for the validity checks) from the samples of a cell; empty without samples.
+    """Return (metrics of the timed window, facts for the validity checks) from a cell's samples.
 
-    A line that the sampler did not write so is passed over.
+    Both are empty without samples. A line that the sampler did not write so is passed over.
     """
-    phases, hosts = _phases(folder), folder.sampled_hosts()
-    metrics, facts = _gpus(
-        [list(filter(is_of_gpus, read_lines(folder.gpu_samples_of(one)))) for one in hosts], phases
-    )
-    loads = [list(filter(is_of_cpu, read_lines(folder.cpu_samples_of(one)))) for one in hosts]
-    if cpu := _cpus([_cpu(lines, phases) for lines in loads]):
+    phases = _phases(folder)
+    gpus, loads = [], []
+    for host in folder.sampled_hosts():
+        gpus.append([line for line in read_lines(folder.gpu_samples_of(host)) if is_of_gpus(line)])
+        cpu_lines = [line for line in read_lines(folder.cpu_samples_of(host)) if is_of_cpu(line)]
+        loads.append(_cpu(cpu_lines, phases))
+    metrics, facts = _gpus(gpus, phases)
+    cpu = _cpus(loads)
+    if cpu:
         facts["cpu_samples"] = cpu
     return metrics, facts
 
 
 def is_of_gpus(line: Sample) -> bool:
-    """Tell whether a line is a sample of the GPUs, each value of its kind. What a driver does not say is absent."""
+    """Tell whether a line is a sample of the GPUs, each value of its kind.
+
+    What a driver does not say is absent.
+    """
     gpus = line.get("gpus")
-    return isinstance(gpus, list) and all(
-        isinstance(gpu, dict)
-        and has_numbers(gpu, OF_GPU & gpu.keys())
-        and isinstance(pids := gpu.get("foreign_pids", []), list)
-        and all(type(pid) is int for pid in pids)
-        for gpu in gpus
-    )
+    if not isinstance(gpus, list):
+        return False
+    for gpu in gpus:
+        if not isinstance(gpu, dict) or not has_numbers(gpu, OF_GPU & gpu.keys()):
+            return False
+        pids = gpu.get("foreign_pids", [])
+        if not isinstance(pids, list) or any(type(pid) is not int for pid in pids):
+            return False
+    return True
 
 
 def is_of_cpu(line: Sample) -> bool:
@@ -106,127 +115,147 @@ def is_of_cpu(line: Sample) -> bool:
 
 def has_numbers(sample: Sample, names: Iterable[str]) -> bool:
     """Tell whether a sample has a number of each of these names; bits and counts are whole."""
-    kinds = {"reasons": int, "cores": int}
-    return all(
-        isinstance(sample.get(name), kinds.get(name, (int, float))) and abs(sample[name]) < MOST
-        for name in names
-    )
+    for name in names:
+        kinds = KINDS.get(name, (int, float))
+        if not isinstance(sample.get(name), kinds) or abs(sample[name]) >= MOST:
+            return False
+    return True
 
 
 def _gpus(
     hosts: Sequence[Sequence[Sample]], phases: Sequence[Phase]
 ) -> tuple[dict[str, float], dict[str, Any]]:
     """Return the metrics and facts of the GPUs from the lines of each host."""
-    lines = [line for own in hosts for line in own]
+    lines = [line for host in hosts for line in host]
     if not lines:
         return {}, {}
     timed = _timed_window(phases)
-    inside = [
-        gpu for line in lines if any(one.holds(line) for one in timed) for gpu in line["gpus"]
-    ]
-    before = [gpu for line in lines if line["kind"] == Kind.BEFORE for gpu in line["gpus"]]
+    inside: list[Sample] = []
+    before: list[Sample] = []
+    foreign_pids: set[int] = set()
+    processes_known = False
+    for line in lines:
+        if any(phase.holds(line) for phase in timed):
+            inside += line["gpus"]
+        if line["kind"] == Kind.BEFORE:
+            before += line["gpus"]
+        for gpu in line["gpus"]:
+            processes_known = processes_known or "foreign_pids" in gpu
+            foreign_pids.update(gpu.get("foreign_pids", ()))
+    of_phases = {}
+    for name, same_name in _measured(phases).items():
+        of_hosts = []
+        for host in hosts:
+            samples = [line for phase in same_name for line in phase.samples(host)]
+            of_hosts.append(_of_phase(samples, host, phases))
+        of_phases[name] = _joined(of_hosts)
     facts: dict[str, Any] = {
-        "before_memory_bytes": max(
-            (gpu["memory_bytes"] for gpu in before if "memory_bytes" in gpu), default=None
-        ),
-        "before_busy_percent": max(
-            (gpu["busy_percent"] for gpu in before if "busy_percent" in gpu), default=None
-        ),
-        "processes_known": any("foreign_pids" in gpu for line in lines for gpu in line["gpus"]),
-        "foreign_pids": sorted(
-            {pid for line in lines for gpu in line["gpus"] for pid in gpu.get("foreign_pids", [])}
-        ),
+        "before_memory_bytes": max(_values(before, "memory_bytes"), default=None),
+        "before_busy_percent": max(_values(before, "busy_percent"), default=None),
+        "processes_known": processes_known,
+        "foreign_pids": sorted(foreign_pids),
         "samples": len(inside),
-        "phases": {
-            name: _joined(
-                [
-                    _of_phase([line for one in same for line in one.samples(own)], own, phases)
-                    for own in hosts
-                ]
-            )
-            for name, same in _measured(phases).items()
-        },
+        "phases": of_phases,
     }
     if len(hosts) > 1:
-        facts["hosts"] = [_gpus([own], phases)[1].get("gpu_samples", {}) for own in hosts]
+        facts["hosts"] = [_gpus([host], phases)[1].get("gpu_samples", {}) for host in hosts]
     if not inside:
         return {}, {"gpu_samples": facts}
-    reasons = [gpu["reasons"] for gpu in inside if "reasons" in gpu]
-    facts["throttle_reasons"] = sorted(
-        {hex(reason & THROTTLED) for reason in reasons if reason & THROTTLED}
-    )
-    facts["reasons_known"] = bool(reasons)
+    facts["throttle_reasons"] = _throttle_reasons(inside)
+    facts["reasons_known"] = bool(_values(inside, "reasons"))
     metrics = {
         "gpu/sm_mhz": _mean(inside, "sm_mhz"),
         "gpu/power_w": _mean(inside, "power_w"),
         "gpu/temperature_c": _mean(inside, "temperature_c"),
         "gpu/power_capped_share": _capped_share(inside),
     }
-    return {name: value for name, value in metrics.items() if value is not None}, {
-        "gpu_samples": facts
-    }
+    known = {name: value for name, value in metrics.items() if value is not None}
+    return known, {"gpu_samples": facts}
 
 
 def _of_phase(
     inside: Sequence[Sample], lines: Sequence[Sample], phases: Sequence[Phase]
 ) -> dict[str, Any]:
-    """Return what one measured phase shows; lists have an entry for each GPU, None where the samples do not say.
+    """Return what one measured phase shows; lists have an entry for each GPU, None without samples.
 
-    `free_sm_mhz` is the mean clock of a GPU that nothing hinders in the phase, `most_free_sm_mhz` the highest of samples in
-    which nothing does. `grown_bytes` is how much more memory was used than up to the timed window, `foreign_bytes` the same of
-    what others hold, if the driver says whose memory it is.
+    `free_sm_mhz` is the mean clock of a GPU that nothing hinders in the phase, `most_free_sm_mhz`
+    the highest of samples in which nothing does. `grown_bytes` is how much more memory was used
+    than up to the timed window, `foreign_bytes` the same of what others hold, if the driver says
+    whose memory it is.
     """
     of_gpus = list(zip(*(line["gpus"] for line in inside), strict=False))
-    every = [gpu for line in inside for gpu in line["gpus"]]
-    reasons = [gpu["reasons"] for gpu in every if "reasons" in gpu]
-    free = [[one for one in own if one.get("reasons") == 0 and "sm_mhz" in one] for own in of_gpus]
-    unhindered = [
-        all(one.get("reasons", POWER_CAPPED) in (0, IDLE) for one in own) for own in of_gpus
-    ]
-    return {
+    facts: dict[str, Any] = {
         "samples": len(inside),
-        "throttle_reasons": sorted(
-            {hex(reason & THROTTLED) for reason in reasons if reason & THROTTLED}
-        ),
-        "power_capped_share": [_capped_share(own) for own in of_gpus],
-        "sm_mhz": [_mean(own, "sm_mhz") for own in of_gpus],
-        "free_sm_mhz": [
-            _mean(own, "sm_mhz") if alone and len(own) >= FEWEST_OF_A_MEAN else None
-            for own, alone in zip(free, unhindered, strict=True)
-        ],
-        "most_free_sm_mhz": [max((one["sm_mhz"] for one in own), default=None) for own in free],
-        "power_w": [_mean(own, "power_w") for own in of_gpus],
-        "grown_bytes": _grown(of_gpus, lines, phases, _used),
-        "foreign_bytes": _grown(of_gpus, lines, phases, _of_others),
+        "throttle_reasons": _throttle_reasons([gpu for line in inside for gpu in line["gpus"]]),
     }
+    for name in OF_EACH_GPU:
+        facts[name] = []
+    for samples in of_gpus:
+        free = []
+        is_free = True
+        for sample in samples:
+            if sample.get("reasons") == 0 and "sm_mhz" in sample:
+                free.append(sample)
+            if sample.get("reasons", POWER_CAPPED) not in (0, IDLE):
+                is_free = False
+        mean_mhz = None
+        if is_free and len(free) >= FEWEST_OF_A_MEAN:
+            mean_mhz = _mean(free, "sm_mhz")
+        facts["power_capped_share"].append(_capped_share(samples))
+        facts["sm_mhz"].append(_mean(samples, "sm_mhz"))
+        facts["free_sm_mhz"].append(mean_mhz)
+        facts["most_free_sm_mhz"].append(max(_values(free, "sm_mhz"), default=None))
+        facts["power_w"].append(_mean(samples, "power_w"))
+    facts["grown_bytes"] = _grown(of_gpus, lines, phases, _used)
+    facts["foreign_bytes"] = _grown(of_gpus, lines, phases, _of_others)
+    return facts
 
 
 def _joined(hosts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return what one phase shows on all hosts, from what it shows on each. A host without samples has GPUs that say nothing."""
+    """Return what one phase shows on all hosts; GPUs of a host without samples say nothing."""
     if len(hosts) == 1:
         return hosts[0]
-    gpus = max(len(own["sm_mhz"]) for own in hosts)
-
-    def most(name: str) -> Any:
-        return max((own[name] for own in hosts if own[name] is not None), default=None)
-
-    return {
-        "samples": sum(own["samples"] for own in hosts),
-        "throttle_reasons": sorted({reason for own in hosts for reason in own["throttle_reasons"]}),
-        **{
-            name: [value for own in hosts for value in own[name] or [None] * gpus]
-            for name in OF_EACH_GPU
-        },
-        "grown_bytes": most("grown_bytes"),
-        "foreign_bytes": most("foreign_bytes"),
-    }
+    gpus = max(len(host["sm_mhz"]) for host in hosts)
+    facts: dict[str, Any] = {"samples": 0, "throttle_reasons": []}
+    for name in OF_EACH_GPU:
+        facts[name] = []
+    for host in hosts:
+        facts["samples"] += host["samples"]
+        facts["throttle_reasons"] += host["throttle_reasons"]
+        for name in OF_EACH_GPU:
+            facts[name] += host[name] or [None] * gpus
+    facts["throttle_reasons"] = sorted(set(facts["throttle_reasons"]))
+    for name in ("grown_bytes", "foreign_bytes"):
+        facts[name] = max(_values(hosts, name), default=None)
+    return facts
 
 
-def _capped_share(samples: Sequence[Sample]) -> float | None:
-    reasons = [one["reasons"] for one in samples if "reasons" in one]
-    return (
-        sum(bool(reason & POWER_CAPPED) for reason in reasons) / len(reasons) if reasons else None
-    )
+def _values(samples: Iterable[Sample], name: str) -> list[Any]:
+    """Return the values of this name that samples have."""
+    values = [sample.get(name) for sample in samples]
+    return [value for value in values if value is not None]
+
+
+def _throttle_reasons(samples: Iterable[Sample]) -> list[str]:
+    reasons = set()
+    for bits in _values(samples, "reasons"):
+        if bits & THROTTLED:
+            reasons.add(hex(bits & THROTTLED))
+    return sorted(reasons)
+
+
+def _capped_share(samples: Iterable[Sample]) -> float | None:
+    reasons = _values(samples, "reasons")
+    if not reasons:
+        return None
+    return sum(bool(bits & POWER_CAPPED) for bits in reasons) / len(reasons)
+
+
+def _mean(samples: Iterable[Sample], name: str) -> float | None:
+    values = _values(samples, name)
+    if not values:
+        return None
+    return math.fsum(values) / len(values)
 
 
 def _used(sample: Sample) -> int | None:
@@ -234,18 +263,19 @@ def _used(sample: Sample) -> int | None:
 
 
 def _of_others(sample: Sample) -> int | None:
-    """Return what is in use and not held by the cell's own processes; None where the driver does not say."""
-    known = "memory_bytes" in sample and "own_bytes" in sample
-    return sample["memory_bytes"] - sample["own_bytes"] if known else None
+    """Return what is in use and not held by the cell's own processes; None where unknown."""
+    if "memory_bytes" not in sample or "own_bytes" not in sample:
+        return None
+    return int(sample["memory_bytes"] - sample["own_bytes"])
 
 
 def _grown(
     of_gpus: Sequence[Sequence[Sample]],
     lines: Sequence[Sample],
     phases: Sequence[Phase],
-    held: Callable[[Sample], int | None],
+    bytes_of: Callable[[Sample], int | None],
 ) -> int | None:
-    """Return by how many bytes the most grown GPU exceeds the most that it held up to the first sample of the timed window.
+    """Return by how many bytes the most grown GPU exceeds its most up to the timed window.
 
     None without a warm-up, in which ranks reach the most that their steps need.
     """
@@ -253,93 +283,100 @@ def _grown(
     if not timed or not any(phase.name == "warm-up" for phase in phases):
         return None
     first = next((line["time"] for line in lines if line["time"] >= timed[0].opened), math.inf)
-    earlier = list(zip(*(line["gpus"] for line in lines if line["time"] <= first), strict=False))
-
-    def most(samples: Sequence[Sample]) -> int | None:
-        return max((value for one in samples if (value := held(one)) is not None), default=None)
-
-    both = ((most(own), most(before)) for own, before in zip(of_gpus, earlier, strict=False))
-    return max(
-        (now - before for now, before in both if now is not None and before is not None),
-        default=None,
-    )
+    earlier = zip(*(line["gpus"] for line in lines if line["time"] <= first), strict=False)
+    grown = []
+    for samples, before in zip(of_gpus, earlier, strict=False):
+        now_bytes = _most(map(bytes_of, samples))
+        before_bytes = _most(map(bytes_of, before))
+        if now_bytes is not None and before_bytes is not None:
+            grown.append(now_bytes - before_bytes)
+    return max(grown, default=None)
 
 
-def _mean(samples: Iterable[Sample], name: str) -> float | None:
-    values = [sample[name] for sample in samples if name in sample]
-    return math.fsum(values) / len(values) if values else None
+def _most(values: Iterable[int | None]) -> int | None:
+    return max((value for value in values if value is not None), default=None)
 
 
 def _cpu(lines: Sequence[Sample], phases: Sequence[Phase]) -> dict[str, Any]:
-    """Return the share of the cores that others used in each measured phase, {} without two samples of the CPU."""
+    """Return the share of the cores that others used in each measured phase.
+
+    {} without two samples of the CPU.
+    """
     if len(lines) < 2:
         return {}
-    others = sorted((line["time"], line["busy_s"] - line["own_s"]) for line in lines)
-    known = {
-        name: [(one, used) for one in same if (used := _between(others, one)) is not None]
-        for name, same in _measured(phases).items()
-    }
-    seconds = {
-        name: math.fsum(one.closed - one.opened for one, _ in parts)
-        for name, parts in known.items()
-    }
+    others_s = sorted((line["time"], line["busy_s"] - line["own_s"]) for line in lines)
     cores = max(1, lines[0]["cores"])
-    shares = {
-        name: max(0.0, math.fsum(used for _, used in known[name]) / (cores * duration))
-        for name, duration in seconds.items()
-        if duration >= LEAST_CPU_SECONDS
-    }
+    shares = {}
+    for name, same_name in _measured(phases).items():
+        used_s, duration_s = [], []
+        for phase in same_name:
+            seconds = _used_by_others_s(others_s, phase)
+            if seconds is not None:
+                used_s.append(seconds)
+                duration_s.append(phase.closed - phase.opened)
+        duration = math.fsum(duration_s)
+        if duration >= LEAST_CPU_SECONDS:
+            shares[name] = max(0.0, math.fsum(used_s) / (cores * duration))
     return {"cores": cores, "others_share": shares}
 
 
 def _cpus(hosts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return what all CPUs show: in each phase the share of that host on which others used most."""
-    known = [own for own in hosts if own]
-    if not known or len(hosts) == 1:
+    """Return what all CPUs show: in each phase the share of the host on which others used most."""
+    sampled = [host for host in hosts if host]
+    if not sampled or len(hosts) == 1:
         return hosts[0]
-    phases = dict.fromkeys(name for own in known for name in own["others_share"])
-    worst = {name: max(own["others_share"].get(name, 0.0) for own in known) for name in phases}
-    return {"cores": known[0]["cores"], "others_share": worst, "hosts": list(hosts)}
+    worst: dict[str, float] = {}
+    for host in sampled:
+        for name, share in host["others_share"].items():
+            worst[name] = max(share, worst.get(name, 0.0))
+    return {"cores": sampled[0]["cores"], "others_share": worst, "hosts": list(hosts)}
 
 
-def _between(others: Sequence[tuple[float, float]], phase: Phase) -> float | None:
-    """Return how many CPU seconds others used in a phase, samples joined by straight lines; None where it was not sampled."""
-    if not others[0][0] <= phase.opened <= phase.closed <= others[-1][0]:
+def _used_by_others_s(others_s: Sequence[tuple[float, float]], phase: Phase) -> float | None:
+    """Return the CPU seconds of others in a phase, samples joined by straight lines.
+
+    None where it was not sampled.
+    """
+    if not others_s[0][0] <= phase.opened <= phase.closed <= others_s[-1][0]:
         return None
 
     def at(moment: float) -> float:
-        (t0, u0), (t1, u1) = next(pair for pair in pairwise(others) if moment <= pair[1][0])
-        return u0 + (u1 - u0) * (moment - t0) / (t1 - t0) if t1 > t0 else u1
+        (t0, u0), (t1, u1) = next(pair for pair in pairwise(others_s) if moment <= pair[1][0])
+        if t1 <= t0:
+            return u1
+        return u0 + (u1 - u0) * (moment - t0) / (t1 - t0)
 
     return at(phase.closed) - at(phase.opened)
 
 
 def _phases(folder: CellFolder) -> list[Phase]:
     """Return the phases of rank 0 in order. The last ends when the rank has its result."""
-    lines = [
-        line
-        for line in read_lines(folder.rank_lines(0))
-        if line["kind"] in (Kind.PHASE, Kind.RESULT)
-    ]
-    ends = [line["time"] for line in lines[1:]] + [math.inf]
-    return [
-        Phase(str(line["phase"]), line["time"], end)
-        for line, end in zip(lines, ends, strict=False)
-        if line["kind"] == Kind.PHASE and "phase" in line
-    ]
+    lines = []
+    for line in read_lines(folder.rank_lines(0)):
+        if line["kind"] in (Kind.PHASE, Kind.RESULT):
+            lines.append(line)
+    phases = []
+    for position, line in enumerate(lines):
+        end = math.inf
+        if position + 1 < len(lines):
+            end = lines[position + 1]["time"]
+        if line["kind"] == Kind.PHASE and "phase" in line:
+            phases.append(Phase(str(line["phase"]), line["time"], end))
+    return phases
 
 
 def _measured(phases: Iterable[Phase]) -> dict[str, list[Phase]]:
     """Return the phases in which something is measured, by name."""
-    found: dict[str, list[Phase]] = {}
+    measured: dict[str, list[Phase]] = {}
     for phase in phases:
         if phase.name not in NOT_MEASURED:
-            found.setdefault(phase.name, []).append(phase)
-    return found
+            measured.setdefault(phase.name, []).append(phase)
+    return measured
 
 
 def _timed_window(phases: Sequence[Phase]) -> list[Phase]:
-    """Return the phases that form the timed window; steps without exchange may stand between them."""
-    return [one for one in phases if one.timed] or [
-        one for one in phases if one.name not in PREPARING_PHASES
-    ]
+    """Return the phases of the timed window; steps without exchange may stand between them."""
+    timed = [phase for phase in phases if phase.timed]
+    if timed:
+        return timed
+    return [phase for phase in phases if phase.name not in PREPARING_PHASES]
