@@ -55,10 +55,8 @@ STARTS = {
 @pytest.mark.parametrize(("start", "settled_at", "expected"), STARTS.values(), ids=STARTS)
 def test_parts_add_up_to_the_wall_time_however_ranks_start(start, settled_at, expected):
     found = parts(rank_zero(**start), settled_at, 10.0, 21.0)
-    assert found == expected | REST and list(found) == [
-        *expected,
-        *REST,
-    ]  # both phases of one name together
+    assert found == expected | REST
+    assert list(found) == [*expected, *REST]  # both phases of one name together
     assert sum(found.values()) == 11.0
     assert has_every_part(rank_zero(**start)) == ("began" in start)
 
@@ -71,27 +69,16 @@ def test_on_cpu_workers_there_is_no_context():
     assert parts(lines, None, 10.0, 16.0) == {"spawn": 4.0, "connect": 1.0, "build": 1.0}
 
 
-@pytest.mark.parametrize(
-    ("lines", "expected"),
-    [
-        ([], {"start": 11.0}),
-        (
-            rank_zero(started="fork", began=13.0)[:4],
-            {
-                "spawn": 3.0,
-                "context": 1.0,
-                "connect": 0.5,
-                "build": 0.5,
-                "first step": 1.0,
-                "timed": 5.0,
-            },
-        ),
-        (
-            [*rank_zero(started="fork", began=13.0)[:2], line("error", 14.75)],
-            {"spawn": 3.0, "context": 1.0, "connect": 0.5, "build": 0.25, "exit": 6.25},
-        ),
-    ],
-)
+FORKED = rank_zero(started="fork", began=13.0)
+FAILED = [
+    ([], {"start": 11.0}),
+    (FORKED[:4], {"spawn": 3.0, "context": 1.0, "connect": 0.5, "build": 0.5, "first step": 1.0, "timed": 5.0}),
+    ([*FORKED[:2], line("error", 14.75)],
+     {"spawn": 3.0, "context": 1.0, "connect": 0.5, "build": 0.25, "exit": 6.25}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("lines", "expected"), FAILED)
 def test_a_cell_that_failed_has_the_parts_that_it_came_to(lines, expected):
     assert parts(lines, None, 10.0, 21.0) == expected
 
@@ -106,33 +93,19 @@ def block(time, ms, purpose="timed"):
 
 
 def test_windows_count_once_on_whatever_rank_and_not_before_measuring_begins():
-    first = [
-        block(1, 900, "first"),
-        block(2, 500, "warm-up"),
-        block(4, 1000),
-        block(6, 500, "with exchange"),
-    ]
-    other = [
-        block(1, 900, "first"),
-        block(2, 500, "warm-up"),
-        block(4.25, 1000),
-        block(7, 250, "add host"),
-    ]
+    begin = [block(1, 900, "first"), block(2, 500, "warm-up")]
+    first = [*begin, block(4, 1000), block(6, 500, "with exchange")]
+    other = [*begin, block(4.25, 1000), block(7, 250, "add host")]
     assert measuring_seconds({0: first, 1: other}) == pytest.approx(1.25 + 0.5 + 0.25)
-    others = [
-        line("held", 8, ms=[100, 150]),
-        line("solves", 10, seconds=[0.5, 0.25]),
-        line("bare", 12, window_ms=125),
-    ]
+    others = [line("held", 8, ms=[100, 150]), line("solves", 10, seconds=[0.5, 0.25])]
+    others.append(line("bare", 12, window_ms=125))
     assert measuring_seconds({0: others}) == pytest.approx(0.25 + 0.75 + 0.125)
+    beside = {"alone_ms": [100, 100], "beside_ms": [125, 125], "comm_ms": [9, 9]}
+    exchanges = [{"ms": [10, 20], "bytes": 8}, {"ms": [70], "bytes": 64}]
     calibration = [
         line("timeline", 2, update_ms=[50, 60], ready_ms=[[1, 2], [3, 4]]),
-        line("bucket_exchange", 4, rows=[{"ms": [10, 20], "bytes": 8}, {"ms": [70], "bytes": 64}]),
-        line(
-            "interference",
-            6,
-            rows=[{"alone_ms": [100, 100], "beside_ms": [125, 125], "comm_ms": [9, 9]}],
-        ),
+        line("bucket_exchange", 4, rows=exchanges),
+        line("interference", 6, rows=[beside]),
     ]
     assert measuring_seconds({0: calibration}) == pytest.approx(0.11 + 0.1 + 0.45)
     assert measuring_seconds({0: first[:2]}) is None
@@ -142,15 +115,10 @@ def test_windows_whose_length_no_line_tells_are_not_known():
     old, new = line("window", 4, us=12.5), line("window", 4, us=12.5, window_ms=250)
     assert measuring_seconds({0: [new, block(6, 500)]}) == pytest.approx(0.75)
     assert measuring_seconds({0: [old, block(6, 500)]}) is None
-    strange = [
-        block(4, value) for value in (None, "5", [5], -5, float("nan"), float("inf"), 10**400, True)
-    ]
-    assert (
-        measuring_seconds(
-            {0: [*strange, line("held", 5, ms="x"), line("solves", 6, seconds=[1e308] * 9)]}
-        )
-        is None
-    )
+    values = (None, "5", [5], -5, float("nan"), float("inf"), 10**400, True)
+    strange = [block(4, value) for value in values]
+    strange += [line("held", 5, ms="x"), line("solves", 6, seconds=[1e308] * 9)]
+    assert measuring_seconds({0: strange}) is None
 
 
 def costs(capsys, study):
@@ -168,9 +136,8 @@ def test_a_recorded_study_is_cut_as_far_as_its_lines_go(capsys):
         "settle": 0.21, "start": 0.81, "connect": 0.03, "build": 0.17, "first step": 3.36, "warm-up": 2.60, "check": 0.61,
         "timed": 4.10, "compare": 0.14, "held": 0.33, "exchange": 1.36, "references": 1.92, "exposed": 4.34, "exit": 0.44,
     }  # fmt: skip
-    assert cell["parts"] == pytest.approx(by_hand, abs=0.006) and list(cell["parts"]) == list(
-        by_hand
-    )
+    assert cell["parts"] == pytest.approx(by_hand, abs=0.006)
+    assert list(cell["parts"]) == list(by_hand)
     # Two timed windows, the exchange, two references, eight windows of A B B A, and three held steps.
     in_windows = (2044.9 + 2043.2) + 1258.5 + (1066.2 + 662.2) + (4 * 543.5 + 4 * 490.1) + 181.5
     assert cell["measuring_seconds"] == pytest.approx(in_windows / 1e3, abs=0.01)
@@ -183,9 +150,8 @@ def test_a_recorded_study_is_cut_as_far_as_its_lines_go(capsys):
 
 def test_a_study_without_raw_lines_has_its_seconds_alone(capsys):
     for cell in costs(capsys, DATA / "h200_x4" / "strategies"):
-        assert cell["seconds"] > 10 and {"parts", "measuring_seconds", "overhead_ratio"}.isdisjoint(
-            cell
-        )
+        assert cell["seconds"] > 10
+        assert {"parts", "measuring_seconds", "overhead_ratio"}.isdisjoint(cell)
     assert main(["seconds", str(DATA / "h200_x4" / "strategies")]) == 0
     assert "34.19" in capsys.readouterr().out
 
@@ -196,9 +162,8 @@ def test_no_number_is_cut_on_a_narrow_terminal(width, capsys, monkeypatch):
     assert main(["seconds", str(TWO_HOSTS)]) == 0
     out = capsys.readouterr().out
     assert "…" not in out and max(map(len, out.splitlines())) <= width
-    assert {"18.07", "22.20", "12.85", "1.73"} <= set(
-        re.findall(r"(?<![\d.])\d+\.\d\d(?![\d.])", out)
-    )
+    numbers = re.findall(r"(?<![\d.])\d+\.\d\d(?![\d.])", out)
+    assert {"18.07", "22.20", "12.85", "1.73"} <= set(numbers)
 
 
 @pytest.mark.parametrize(
@@ -207,10 +172,7 @@ def test_no_number_is_cut_on_a_narrow_terminal(width, capsys, monkeypatch):
         (DATA / "nowhere", "no such folder"),
         (DATA / "topo_h200_x4.txt", "is no folder"),
         (DATA / "screens", "holds no record"),
-        (
-            DATA / "h200_net",
-            "holds 3 studies (allreduce, servers and waterfall); accepted is one of them",
-        ),
+        (DATA / "h200_net", "holds 3 studies (allreduce, servers and waterfall); accepted is one"),
     ],
 )
 def test_what_is_no_study_is_one_line_and_status_2(study, said, capsys):
@@ -237,26 +199,21 @@ def test_damaged_tables_and_lines_cost_only_what_they_hold(tmp_path, capsys):
 
 
 def test_what_stands_together_in_the_report_adds_up_too():
-    cost = CellCost(
-        11.0, parts(rank_zero(started="exec", began=11.0, imported=13.5), None, 10.0, 21.0), 2.5
-    )
+    lines = rank_zero(started="exec", began=11.0, imported=13.5)
+    cost = CellCost(11.0, parts(lines, None, 10.0, 21.0), 2.5)
     assert together(cost) == {
         "start": 6.0, "first step": 1.0, "measured": 2.5, "checks and gaps": 0.5, "end": 1.0,
     }  # fmt: skip
     unknown = CellCost(11.0, cost.parts, None)
     assert together(unknown)["checks and gaps"] == 3.0 and unknown.ratio is None
     assert unknown.metrics == {"cell/seconds": 11.0}
-    assert CellCost(-2.0, {}, 1.0).metrics == {"cell/measuring_seconds": 1.0}, (
-        "its clock was set back"
-    )
+    set_back = CellCost(-2.0, {}, 1.0)  # its clock was
+    assert set_back.metrics == {"cell/measuring_seconds": 1.0}
 
 
 def test_names_come_in_the_order_of_every_row():
-    rows = [
-        ("spawn", "build", "exit"),
-        ("spawn", "imports", "build", "timed", "exit"),
-        ("settle", "spawn"),
-    ]
+    longest = ("spawn", "imports", "build", "timed", "exit")
+    rows = [("spawn", "build", "exit"), longest, ("settle", "spawn")]
     order = merge_key_order([dict.fromkeys(row, 1.0) for row in rows])
     assert order == ["settle", "spawn", "imports", "build", "timed", "exit"]
     for row in rows:
