@@ -38,12 +38,13 @@ class Derived:
 
     def with_facts(self, result: Line) -> dict[str, Any]:
         """Return FIELDS as the record has them: these values, and the facts of rank 0's `result` line."""
-        whole = {name: {**getattr(self, name), **result.get(name, {})} for name in FIELDS}
-        whole["metrics"] = _floats(whole["metrics"])
-        whole["within_run"] = {
-            name: _floats(interval) for name, interval in whole["within_run"].items()
-        }
-        return whole
+        values: dict[str, Any] = {}
+        for name in FIELDS:
+            values[name] = {**getattr(self, name), **result.get(name, {})}
+        values["metrics"] = _floats(values["metrics"])
+        for name, interval in values["within_run"].items():
+            values["within_run"][name] = _floats(interval)
+        return values
 
 
 def _floats(values: Mapping[str, Any]) -> dict[str, float]:
@@ -62,8 +63,8 @@ def function_of(cell: Cell) -> Derive | None:
     dotted = cell.declared.get("benchmark", {}).get("derive")
     if dotted is None:
         return None
-    found: Derive = locate_without_torch(dotted)
-    return found
+    derive: Derive = locate_without_torch(dotted)
+    return derive
 
 
 def derived_values(lines: RankLines, cell: Cell) -> dict[str, Any] | None:
@@ -75,32 +76,28 @@ def derived_values(lines: RankLines, cell: Cell) -> dict[str, Any] | None:
     result = result_line(lines)
     if result is None:
         return None
-    if missing := [rank for rank in range(cell.world_size) if not lines.get(rank)]:
-        raise IncompleteLines(f"rank {missing[0]} has no lines")
+    for rank in range(cell.world_size):
+        if not lines.get(rank):
+            raise IncompleteLines(f"rank {rank} has no lines")
     try:
-        function = function_of(cell)
-        derived = Derived() if function is None else function(lines, cell)
-        whole = _checked(derived, result)
+        derive = function_of(cell)
+        derived = Derived()
+        if derive is not None:
+            derived = derive(lines, cell)
+        if not isinstance(derived, Derived):
+            raise TypeError(f"derive returned {type(derived).__name__}, not Derived")
+        values = derived.with_facts(result)
     except IncompleteLines:
         raise
-    except (
-        Exception,
-        SystemExit,
-    ) as error:  # a benchmark of the user may raise anything, and ends only its cell
-        raise IncompleteLines(
-            f"the lines do not fit each other ({type(error).__name__}: {error})"
-        ) from error
-    met = of_kind(lines[0], "peers", has="rows")
-    if not met:
-        return whole
-    return {**whole, "checks": {**whole["checks"], "peers": met[0]["rows"]}}
-
-
-def _checked(derived: Any, result: Line) -> dict[str, Any]:
-    """Return FIELDS and `output` of what a derive function returned. Raises TypeError or ValueError."""
-    if not isinstance(derived, Derived):
-        raise TypeError(f"derive returned {type(derived).__name__}, not Derived")
-    return {**derived.with_facts(result), "output": derived.output}
+    # a benchmark of the user may raise anything, and ends only its cell
+    except (Exception, SystemExit) as error:
+        cause = f"{type(error).__name__}: {error}"
+        raise IncompleteLines(f"the lines do not fit each other ({cause})") from error
+    values["output"] = derived.output
+    peers = of_kind(lines[0], "peers", has="rows")
+    if peers:
+        values["checks"]["peers"] = peers[0]["rows"]
+    return values
 
 
 @dataclass(frozen=True)
@@ -116,10 +113,11 @@ def reported(lines: Sequence[Line]) -> Reported | None:
     start = next(iter(of_kind(lines, "start")), None)
     if start is None:
         return None
-    facts = {
-        name: value for name, value in start.items() if name not in ("kind", "time", "versions")
-    }
-    return Reported({**facts, "done": bool(of_kind(lines, "done"))}, start["versions"])
+    facts = dict(start)
+    for name in ("kind", "time", "versions"):
+        del facts[name]
+    facts["done"] = bool(of_kind(lines, "done"))
+    return Reported(facts, start["versions"])
 
 
 def result_line(lines: RankLines) -> Line | None:
@@ -129,10 +127,13 @@ def result_line(lines: RankLines) -> Line | None:
 
 def of_kind(lines: Iterable[Line], kind: str, has: str = "kind", **wanted: Any) -> list[Line]:
     """Return the lines of one kind that have the field `has` and in which these fields have these values."""
-    chosen = [line for line in lines if line["kind"] == kind and has in line]
-    return [
-        line for line in chosen if all(line.get(name) == value for name, value in wanted.items())
-    ]
+    chosen = []
+    for line in lines:
+        if line["kind"] != kind or has not in line:
+            continue
+        if all(line.get(name) == value for name, value in wanted.items()):
+            chosen.append(line)
+    return chosen
 
 
 def together(lines: RankLines, kind: str, has: str = "kind", **wanted: Any) -> list[list[Line]]:

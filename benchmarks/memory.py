@@ -13,13 +13,14 @@ def refuse_too_large(cell: Cell, needed_bytes: int, field: str, room: Room) -> N
     Raises:
         Refused: names the field, what each rank needs and what there is.
     """
-    have, place = room.gpu_bytes, "the smallest GPU has"
+    available, ranks, limit = room.gpu_bytes, 1, "the smallest GPU has"
     if cell.device == "cpu":
-        ranks = len(cell.gpus)  # on each host
-        have = None if room.host_bytes is None else room.host_bytes // ranks
-        place = f"a share of the host's free memory among {ranks} is"
-    if have is not None and needed_bytes > have:
-        gib = 2**30
-        raise Refused(
-            f"{field}: each rank needs {needed_bytes / gib:.1f} GiB, {place} {have / gib:.1f} GiB; accepted is less"
-        )
+        available, ranks = room.host_bytes, len(cell.gpus)  # on each host
+        limit = f"a share of the host's free memory among {ranks} is"
+    if available is None or needed_bytes <= available // ranks:
+        return
+    gib = 2**30
+    raise Refused(
+        f"{field}: each rank needs {needed_bytes / gib:.1f} GiB, "
+        f"{limit} {available // ranks / gib:.1f} GiB; accepted is less"
+    )

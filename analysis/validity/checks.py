@@ -10,7 +10,7 @@ from typing import Any
 from analysis.prediction.recorded_forecast import UNEXPLAINED
 from analysis.validity import limits, results, surroundings
 from analysis.validity.check import Check
-from benchmarks.record import Record, Validity
+from benchmarks.record import VERDICTS, Record, Validity
 from conf.schema import ValidityLimits
 
 CHECKS: tuple[Check, ...] = (
@@ -402,11 +402,10 @@ OTHER_CODES = {
 
 def judge(record: Record, limits: ValidityLimits) -> Validity:
     """Run every check on one record. A cell that is not finished is invalid and has no numbers to judge."""
-    asked = {name: float(value) for name, value in vars(limits).items() if name != "strict"}
+    numbers = {name: float(value) for name, value in vars(limits).items() if name != "strict"}
     if record.state != "finished":
-        return Validity(
-            "invalid", {}, {check.code: f"the cell is {record.state}" for check in CHECKS}, asked
-        )
+        why = f"the cell is {record.state}"
+        return Validity("invalid", {}, {check.code: why for check in CHECKS}, numbers)
     codes: dict[str, str] = {}
     skipped: dict[str, str] = {}
     without_object: dict[str, str] = {}
@@ -415,8 +414,11 @@ def judge(record: Record, limits: ValidityLimits) -> Validity:
         result = check.judge(record, limits)
         if result is None:
             continue
+        if not result.applies:
+            without_object[check.code] = result.detail
+            continue
         if not result.checked:
-            (skipped if result.applies else without_object)[check.code] = result.detail
+            skipped[check.code] = result.detail
             continue
         codes[check.code] = check.sentence.format(result.detail)
         verdict = _worse(verdict, result.severity or check.severity)
@@ -424,28 +426,28 @@ def judge(record: Record, limits: ValidityLimits) -> Validity:
         sentences = {"unchecked": skipped, "not applicable": without_object}.get(
             finding["severity"], codes
         )
-        before = sentences.get(finding["code"])
-        sentences[finding["code"]] = (
-            f"{before}; {finding['sentence']}" if before else finding["sentence"]
-        )
+        sentence = finding["sentence"]
+        if finding["code"] in sentences:
+            sentence = f"{sentences[finding['code']]}; {sentence}"
+        sentences[finding["code"]] = sentence
         verdict = _worse(verdict, finding["severity"])
-    return Validity(verdict, codes, skipped, asked, without_object)
+    return Validity(verdict, codes, skipped, numbers, without_object)
 
 
 def _worse(verdict: str, severity: str) -> str:
     """Return the worse of both; findings and checks that could not run leave the verdict as it is."""
-    return (
-        max(verdict, severity, key=("valid", "suspect", "invalid").index)
-        if severity in ("suspect", "invalid")
-        else verdict
-    )
+    if severity not in VERDICTS:
+        return verdict
+    return max(verdict, severity, key=VERDICTS.index)
 
 
 def limits_of(record: Record) -> ValidityLimits:
-    """Return the limits that a record was judged by; those that it does not name have their defaults."""
-    known = {one.name for one in dataclasses.fields(ValidityLimits)} & record.validity.limits.keys()
-    asked: dict[str, Any] = {name: record.validity.limits[name] for name in known}
-    return ValidityLimits(**asked)
+    """Return the limits that a record was judged by; missing ones have their defaults."""
+    limits: dict[str, Any] = {}
+    for field in dataclasses.fields(ValidityLimits):
+        if field.name in record.validity.limits:
+            limits[field.name] = record.validity.limits[field.name]
+    return ValidityLimits(**limits)
 
 
 def judged(record: Record, limits: ValidityLimits) -> Record:

@@ -3,7 +3,7 @@
 import json
 import math
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 # A record with a bad number must stay readable.
@@ -50,7 +50,9 @@ def finite(value: object) -> float | None:
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value) if abs(value) <= sys.float_info.max else None
+    if not abs(value) <= sys.float_info.max:
+        return None
+    return float(value)
 
 
 def decoded(text: str | bytes) -> Any:
@@ -67,13 +69,13 @@ def refuse_deep(value: Any) -> None:
     """Refuse a JSON value of more than DEEPEST levels. Raises ValueError."""
     level = [value]
     for _ in range(DEEPEST + 1):
-        level = [item for one in level for item in _items(one) if isinstance(item, dict | list)]
+        inner: list[Any] = []
+        for container in level:
+            if isinstance(container, dict):
+                inner += container.values()
+            elif isinstance(container, list):
+                inner += container
+        level = [item for item in inner if isinstance(item, dict | list)]
         if not level:
             return
     raise ValueError(f"deeper than {DEEPEST} levels")
-
-
-def _items(value: Any) -> Iterable[Any]:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, list) else ()
