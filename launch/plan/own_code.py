@@ -65,7 +65,8 @@ def refuse_wrong_code(cells: Sequence[Cell]) -> None:
         names = ", ".join(f"{call.field}={call.target}" for call in calls)
         reason = (answer.stderr.strip().splitlines() or [f"exit status {answer.returncode}"])[-1]
         raise Refused(f"{names}: the process that imports it ends ({reason})")
-    if sentence := json.loads(answer.stdout):
+    sentence = json.loads(answer.stdout)
+    if sentence:
         raise Refused(sentence)
     refused: set[str] = set()
     for cell in cells:
