@@ -303,7 +303,6 @@ def options(group: str, typed: Any) -> dict[str, Any]:
 
 
 def _check_option(chosen: GroupChoice, name: str, value: Any) -> None:
-    """Refuse an option that the file does not have, or a value that it does not accept."""
     full = f"{chosen.group}.{name}"
     if name not in chosen.options:
         names = ", ".join(chosen.options)
@@ -526,7 +525,6 @@ def _wrong_meaning(where: str, rule: Any, options: Mapping[str, Any]) -> Iterato
 
 
 def _wrong_entries(where: str, value: Any, kinds: Kinds) -> Iterator[str]:
-    """Yield which entries of a mapping are unknown or of another type."""
     if not isinstance(value, dict):
         yield f"{where} is {value!r}; accepted is a mapping of {', '.join(kinds)}"
         return
@@ -542,7 +540,6 @@ def _wrong_entries(where: str, value: Any, kinds: Kinds) -> Iterator[str]:
 
 
 def _unknown_options(where: str, value: Any, options: Mapping[str, Any]) -> Iterator[str]:
-    """Yield which keys of a mapping are no options."""
     if not isinstance(value, dict):
         yield f"{where} is {value!r}; accepted is {{option: value}}"
         return

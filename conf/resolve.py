@@ -138,7 +138,6 @@ def resolve(
 def _training(
     config: CheckedConfig, common: dict[str, Any], all_gpus: Mapping[str, tuple[int, ...]]
 ) -> Cell:
-    """Return a cell with a model and a strategy. Raises Refused."""
     device, gpus, hosts = common["device"], common["gpus"], common["hosts"]
     strategy = groups.choice("strategy", config.strategy["name"])
     ranks = len(gpus) * max(1, len(hosts))
@@ -217,7 +216,6 @@ def _batch_sizes(
 
 
 def _optimizer(options: OptimizerOptions) -> Optimizer:
-    """Return the optimizer of a cell. Raises Refused for a setting that it does not have."""
     values: dict[str, Any] = dict(OPTIMIZERS[options.name])
     for name, value in vars(options).items():
         if name == "name" or value == "auto":
@@ -370,8 +368,6 @@ def check_name(option: str, text: str) -> None:
 
 
 def _network(config: Config, sizes: Sizes, device: str) -> Network:
-    """Return the model with its image size. Raises Refused where its layers do not accept the
-    images."""
     model = config.model
     if model.inputs == SAMPLES:
         return _network_of_samples(config)
@@ -400,7 +396,6 @@ def _network(config: Config, sizes: Sizes, device: str) -> Network:
 
 
 def _network_of_samples(config: Config) -> Network:
-    """Return a model that makes its own batches. Raises Refused for options of images."""
     model = config.model
     if model.library != "python":
         raise Refused(
@@ -421,8 +416,6 @@ def _network_of_samples(config: Config) -> Network:
 
 
 def _declared_own(config: Config) -> dict[str, dict[str, Any]]:
-    """Return names and hashes of the files that define the user's own model and loader, by
-    group."""
     own = {}
     if config.model.library == "python":
         own["model"] = ("model.builder", config.model.builder)

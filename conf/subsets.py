@@ -272,7 +272,6 @@ def listed_hosts(path: str) -> tuple[ListedHost, ...]:
 
 
 def _text(path: str) -> str:
-    """Return the text of a file of hosts. Raises Refused."""
     file = Path(path)
     try:
         if not file.is_file():  # a pipe or a device would be waited for

@@ -190,7 +190,6 @@ class CellRunner:
 
 
 def _with_trace(record: Record, trace: "Profiled") -> Record:
-    """Return the record with what the profiled pass adds to it."""
     metrics = record.metrics | trace.metrics
     findings = [*record.effective.get("findings", []), dataclasses.asdict(trace.finding)]
     return dataclasses.replace(

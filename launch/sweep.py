@@ -291,7 +291,6 @@ class SweepRun:
         return [planned for index, planned in enumerate(self.cells) if index not in self.done]
 
     def _measure_round(self, indices: Sequence[int]) -> None:
-        """Measure cells at the same time, those that were not done before."""
         waiting = []
         for index in indices:
             if index in self.done:
@@ -312,7 +311,6 @@ class SweepRun:
             self._try_cell(index)
 
     def _close_abandoned(self) -> list[Record]:
-        """Close the attempts of launchers that died, and return their records."""
         closed = self.study.recover()
         for record in closed:
             self._note(
@@ -379,14 +377,12 @@ class SweepRun:
         self.screen.progress(index, watch)
 
     def _look_at_others(self) -> None:
-        """Close what other launchers left that died meanwhile."""
         try:
             self.known += self._close_abandoned()
         except OSError as error:
             self._stop_writing(error)
 
     def _print_output(self, record: Record) -> None:
-        """Print the text of the benchmark, for scripts that read it."""
         with contextlib.suppress(OSError):
             text = self.study.folder_of(record).output.read_text(encoding="utf-8", errors="replace")
             self.console.print(text, markup=False, soft_wrap=True, end="")

@@ -90,7 +90,6 @@ def _not_in_grammar(error: OverrideParseException) -> str:
 
 
 def _wrong_value(cause: OmegaConfBaseException, arguments: Sequence[str]) -> str:
-    """Return the sentence for a value of another type, or an option without one."""
     key = str(cause.full_key)
     typed = [text.lstrip("+") for text in arguments if text.lstrip("+~").partition("=")[0] == key]
     argument = typed[-1] if typed else key
@@ -124,8 +123,6 @@ def _wrong_file(name: str, problem: str, key: str) -> str:
 
 
 def _unknown_key(key: str, cause: BaseException | None, arguments: Sequence[str]) -> str:
-    """Return the sentence for an override of a key that does not exist, with the keys that exist in
-    its place."""
     typed = key
     for argument in arguments:
         if argument.lstrip("+~").startswith(key):

@@ -117,7 +117,6 @@ def _measured_times(records: Sequence[Record]) -> dict[str, list[MeasuredTime]]:
 
 
 def _text(cell: Cell, names: Sequence[str]) -> str:
-    """Return equal text for cells that are equal in these fields."""
     return json.dumps([getattr(cell, name) for name in names], sort_keys=True, default=str)
 
 

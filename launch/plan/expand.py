@@ -79,8 +79,7 @@ def subsets(
 
 
 def _by_link(config: Config, machine: Machine, topology_text: str | None) -> list[tuple[int, ...]]:
-    """Return what a word by link means; `classes` starts with one GPU alone, the baseline, and
-    advise:K is best:K here."""
+    """Return what a word by link means; `classes` starts with one GPU alone, the baseline."""
     word, _, digits = config.gpus[0].partition(":")
     size = int(digits) if digits else None
     all_gpus = machine.all_gpus
@@ -227,7 +226,6 @@ def placements(
 
 
 def _subsets_on(config: Config, hosts: Sequence[PlannedHost]) -> list[tuple[int, ...]]:
-    """Return the subsets that `gpus` means on a set of hosts: the same on each. Raises Refused."""
     of_first: list[tuple[int, ...]] = []
     for host in hosts:
         try:
@@ -245,6 +243,5 @@ def _subsets_on(config: Config, hosts: Sequence[PlannedHost]) -> list[tuple[int,
 
 
 def _shown(sets: Sequence[tuple[int, ...]]) -> str:
-    """Return the first of several subsets, and how many more there are."""
     first = ",".join(map(str, sets[0]))
     return f"{first} and {len(sets) - 1} more" if len(sets) > 1 else first

@@ -192,7 +192,6 @@ def _about_cpu_workers(
     machine: Machine,
     surroundings: Mapping[str, str],
 ) -> Iterator[str]:
-    """Yield what is different on CPU workers."""
     cores = count(machine.cores, "core")
     on_hosts, there = "", "here"
     if any(cell.hosts for cell in cells):

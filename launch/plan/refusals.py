@@ -353,7 +353,6 @@ def secrets(sweep: ExpandedSweep) -> None:
 
 
 def _texts(name: str, value: object) -> Iterator[tuple[str, str]]:
-    """Yield (name, text) of every text inside a value."""
     if isinstance(value, str):
         yield name, value
     elif isinstance(value, Mapping):
@@ -489,8 +488,6 @@ def refuse_without_peers(cell: Cell, machine: Machine) -> None:
 
 
 def _has_no_peer_access(a: str, b: str) -> bool:
-    """Return whether the driver says that one of two GPUs may not read or write the other's
-    memory."""
     import pynvml
 
     try:

@@ -113,7 +113,6 @@ def _by_nsys(cell: Cell, folder: CellFolder, nsys: Nsys, run: Run, capture_range
 
 
 def _prepared(cell: Cell, folder: CellFolder, capture_range: bool) -> tuple[Cell, CellFolder]:
-    """Return the cell that the ranks of the pass read, and its prepared folder. Raises OSError."""
     untimed = cell.untimed_pass(
         "profiled_pass", "benchmarks.training.passes.profiled", capture_range=capture_range
     )
@@ -132,7 +131,6 @@ def _passed(outcome: Outcome) -> None:
 
 
 def _complains(outcome: Outcome) -> bool:
-    """Return whether nsys failed and no rank did."""
     failure = outcome.failure
     return failure is not None and failure.cause == "start" and failure.rank is None
 
