@@ -180,9 +180,9 @@ def _setting(study: Study) -> str:
     for at in (study.records[0].started_at, study.records[-1].ended_at):
         days.append(datetime.fromtimestamp(at, timezone.utc).strftime("%Y-%m-%d"))
     runs, usable = len(study.records), len(study.usable)
-    used = (
-        count(runs, "run") if usable == runs else f"{count(runs, 'run')}, {usable:,} of them usable"
-    )
+    used = count(runs, "run")
+    if usable < runs:
+        used += f", {usable:,} of them usable"
     return single_line(f"{used} · {' to '.join(dict.fromkeys(days))} (UTC)", 600)
 
 
@@ -193,10 +193,12 @@ def _sections(
     unit = unit_of(study)
 
     def made(functions: Sequence[SectionFunction]) -> list[Section]:
-        sections = [
-            section for function in functions if (section := function(study, findings)) is not None
-        ]
-        return [section.translated(lambda text: of_unit(text, unit)) for section in sections]
+        sections = []
+        for function in functions:
+            section = function(study, findings)
+            if section is not None:
+                sections.append(section.translated(lambda text: of_unit(text, unit)))
+        return sections
 
     by_anchor: dict[str, Section] = {}
     for section in (*made(FIRST_SECTIONS), *of_benchmarks, *made(LAST_SECTIONS)):
@@ -209,15 +211,12 @@ def _sections(
 def benchmark_sections(study: Study, findings: Findings) -> dict[str, Section]:
     """Return {benchmark: its section}: Ringside's, then others in the order of their runs."""
     first = first_records(study.records)
-    order = [name for name in ORDER if name in first] + [
-        name for name in first if name not in ORDER
-    ]
-    dotted_names = {benchmark: _dotted_name(first[benchmark]) for benchmark in order}
-    return {
-        name: _benchmark_section(name, dotted, study, findings)
-        for name, dotted in dotted_names.items()
-        if dotted
-    }
+    sections = {}
+    for benchmark in dict.fromkeys((*ORDER, *first)):
+        dotted = _dotted_name(first[benchmark]) if benchmark in first else ""
+        if dotted:
+            sections[benchmark] = _benchmark_section(benchmark, dotted, study, findings)
+    return sections
 
 
 def _dotted_name(record: Record) -> str:

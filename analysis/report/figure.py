@@ -165,7 +165,8 @@ def for_width(amount: float) -> int:
 
 def as_figure(figure: Any, name: str, caption: str, data: Table) -> Figure:
     """Return a figure as SVG and PDF, without the date and the name of the writing program."""
-    if engine := figure.get_layout_engine():
+    engine = figure.get_layout_engine()
+    if engine:
         engine.execute(
             figure
         )  # once for both files: each would lay out anew, and draw twice for it

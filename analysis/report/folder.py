@@ -70,14 +70,17 @@ def _users_files(folder: Path, place: Path, files: Mapping[str, bytes]) -> list[
             "another folder)"
         )
     # A report has no links and no pipes: one with the name of its file is the user's.
-    own = {name for name in {*present} & earlier if stat.S_ISREG((place / name).lstat().st_mode)}
-    kept = [name for name in present if name not in own]
-    if both := [name for name in kept if name in files]:
+    users_own = []
+    for name in present:
+        if name not in earlier or not stat.S_ISREG((place / name).lstat().st_mode):
+            users_own.append(name)
+    overwritten = [name for name in users_own if name in files]
+    if overwritten:
         raise FileExistsError(
-            f"{folder / both[0]}: is not of the earlier report and would be overwritten; nothing "
+            f"{folder / overwritten[0]}: is not of the earlier report and would be overwritten; nothing "
             "was written (move it away)"
         )
-    return kept
+    return users_own
 
 
 def _files_of_report(page: Path) -> set[str] | None:
@@ -85,7 +88,8 @@ def _files_of_report(page: Path) -> set[str] | None:
     try:
         refuse_other(page)  # to wait for a pipe would be for ever
         text = page.read_text(encoding="utf-8", errors="replace")
-        if listed := _LISTED.search(text):
+        listed = _LISTED.search(text)
+        if listed:
             return {PAGE, *map(str, json.loads(html.unescape(listed[1])))}
     except (OSError, ValueError, TypeError):
         pass
