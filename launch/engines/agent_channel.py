@@ -1,4 +1,4 @@
-"""The agent of a host as the launching process has it: a command whose standard input and output it holds."""
+"""The agent of a host as the launcher has it: a command whose stdin and stdout it holds."""
 
 import contextlib
 import os
@@ -30,20 +30,20 @@ DESCRIBED_S = 180.0
 # far, is 255.
 NOT_RUN = (1, 2, 126, 127)
 NEEDS = (
-    "; accepted are hosts with Ringside (engine.folder=) and a Python that has what it needs, torch "
-    "too (engine.python=)"
+    "; accepted are hosts with Ringside (engine.folder=) and a Python that has what it needs, "
+    "torch too (engine.python=)"
 )
 Message = dict[str, Any]
 
 
 class AgentGone(OSError):
-    """The agent of a host, or the command that started it, is gone or says nothing that it should say."""
+    """The agent of a host, or its command, is gone or says nothing that it should say."""
 
 
 class Channel:
     """Starts the agent of a host and speaks to it. A thread takes what it says.
 
-    A message that belongs to a cell goes to the function that `listen` named; others wait for `answer`.
+    A cell's message goes to the function that `listen` named; others wait for `answer`.
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -94,7 +94,7 @@ class Channel:
             raise AgentGone(self.why_gone()) from error
 
     def answer(self, expected: Event, seconds: float) -> Message:
-        """Return the next answer of a kind that belongs to no cell. Raises AgentGone: it does not come in time."""
+        """Return the next answer of a kind that belongs to no cell. Raises AgentGone."""
         deadline = time.monotonic() + seconds
         while True:
             try:
@@ -119,7 +119,7 @@ class Channel:
             self._process.wait()
 
     def why_gone(self) -> str:
-        """Return why nothing comes any more, as a sentence without its subject: 'it ended with status 255: …'."""
+        """Return why nothing comes any more, as 'it ended with status 255: …'."""
         if self.wrong:
             return self.wrong
         try:
@@ -173,7 +173,7 @@ class RemoteHost:
         self.clock: dict[str, str] = {}  # variables by which its ranks have the launcher's clock
 
     def describe(self, device: str, ready_s: float) -> Host:
-        """Wait until the agent is ready, and return what the host says of itself. `device` is that of the sweep.
+        """Return what the host says of itself once its agent is ready. `device` is the sweep's.
 
         Raises:
             AgentGone: it does not answer.
@@ -184,7 +184,7 @@ class RemoteHost:
         return Host.described(self.name, self.channel.answer(Event.LOOKED, DESCRIBED_S)["said"])
 
     def answers(self, lost_after_s: float) -> bool:
-        """Return whether the agent lives, and spoke within so many seconds. The host is lost otherwise."""
+        """Return whether the agent spoke within so many seconds. Else the host is lost."""
         silent_s = time.monotonic() - self.channel.heard
         if self.channel.wrong:
             self.is_lost(self.channel.wrong, silent_s)
@@ -206,7 +206,7 @@ class RemoteHost:
             self.lost = Lost(f"{self.lost.sentence}; {why}", self.lost.heard)
 
     def set_clock(self, answer_s: float = ANSWER_S) -> None:
-        """Find the host's clock by four time stamps, of which the agent's two are one (NTP, RFC 5905, section 8).
+        """Find the host's clock by four time stamps (NTP, RFC 5905, section 8).
 
         Raises:
             AgentGone: it does not answer.
@@ -242,7 +242,7 @@ def end_agents(hosts: Iterable[RemoteHost]) -> None:
 
 @contextlib.contextmanager
 def refusing_gone_agents(name: str, status: int | None = None) -> Iterator[None]:
-    """Convert AgentGone to Refused with the host's name. `status` is that of the command that started it."""
+    """Convert AgentGone to Refused. `status` is that of the command that started the agent."""
     try:
         yield
     except AgentGone as error:

@@ -1,4 +1,4 @@
-"""The command that starts the agent of a host: what the engine puts before it, and the agent's own words."""
+"""The command that starts the agent of a host: the engine's words, then the agent's own."""
 
 import contextlib
 import shlex
@@ -33,7 +33,7 @@ SRUN = ("srun", "--overlap", "--nodes=1", "--ntasks=1", "--kill-on-bad-exit=1", 
 def agent_command(
     engine: Engine, host: str, surrounding: Mapping[str, str], program: Sequence[str] = AGENT
 ) -> list[str]:
-    """Return the command that starts the agent of a host, or another program there, with its stdin and stdout.
+    """Return the command that starts the agent of a host, or another program there.
 
     Raises:
         Refused: engine=slurm outside an allocation.
@@ -62,7 +62,7 @@ def agent_command(
 def remote_cleanup(
     statuses: Mapping[str, int | None], limits: Engine, surrounding: Mapping[str, str]
 ) -> None:
-    """Remove what killed agents left on hosts, at the same time; `statuses` are those of the agents' commands.
+    """Remove what killed agents left on hosts; `statuses` are those of the agents' commands.
 
     What cannot be reached keeps it: the next agent there removes it.
     """

@@ -1,6 +1,6 @@
-"""The seam between supervision and the processes of a cell: an engine starts them, and what it returns is a running job.
+"""The seam between supervision and a cell's processes: an engine starts them, as a job.
 
-Supervision (launch.supervision) keeps the deadlines and names the causes. It knows no process but through a Job.
+Supervision keeps the deadlines and names the causes. It knows no process but through a Job.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,10 +20,10 @@ class Lost:
 
 
 class Job(Protocol):
-    """The running processes of one cell: what starts them on each host, the ranks and the servers, and what these started."""
+    """The running processes of one cell on all its hosts."""
 
     def poll(self) -> int | None:
-        """Return the exit status of what started the ranks, as subprocess has it; None while it runs."""
+        """Return the exit status of what started the ranks; None while it runs."""
 
     def wait(self, seconds: float) -> None:
         """Wait so long, or less where the end of what started the ranks is told at once."""
@@ -32,7 +32,7 @@ class Job(Protocol):
         """Return the host that is lost; None if none is."""
 
     def process_state(self, number: int, pid: int) -> str:
-        """Return what a process of the cell does: 'running', 'stopped', 'zombie', …; 'gone' if there is none."""
+        """Return what a process does: 'running', 'stopped', 'zombie', …; 'gone' if there is none."""
 
     def agent_state(self) -> str:
         """Return what the process does that started the ranks, in the same words."""
@@ -41,20 +41,20 @@ class Job(Protocol):
         """Have processes, by number, write to their logs where each of their threads stands."""
 
     def stop(self, grace_s: float) -> list[int]:
-        """End every process within about `grace_s` seconds, by force after that. Return the ids of those that survive."""
+        """End every process within about `grace_s` seconds. Return the ids of survivors."""
 
 
 class CellEngine(Protocol):
     """Starts the processes of cells."""
 
     def open(self, first: Cell) -> None:
-        """Begin what takes long before the first cell, which is probably this one. What fails that cell tells."""
+        """Begin what takes long before the first cell, which is probably this one."""
 
     def lost(self, cell: Cell) -> str | None:
         """Return which host of a cell is lost, as a sentence; None if none is."""
 
     def seek(self, cells: Sequence[Cell], stopping: Callable[[], bool]) -> None:
-        """Try once more to reach the lost hosts of some cells; `lost` then tells which still are."""
+        """Try once more to reach the lost hosts of some cells."""
 
     def start(
         self,
@@ -64,7 +64,7 @@ class CellEngine(Protocol):
         profiler: Sequence[str] = (),
         sampled: bool = False,
     ) -> Job:
-        """Start the processes of a cell in its prepared folder. `profiler` is the command of a profiler that starts them.
+        """Start the processes of a cell in its prepared folder, under a profiler if one is given.
 
         `sampled` has the machine sampled around them.
 

@@ -19,20 +19,23 @@ from launch.machine.secrets import is_secret
 
 ROOT = Path(__file__).parent.parent.parent
 LOOPBACK = "lo"
-# gloo connects every rank with every other, which takes minutes for many (pytorch/gloo#407). Beyond so many ranks it connects
-# those that speak to each other, when they do.
+# gloo connects every rank with every other, which takes minutes for many (pytorch/gloo#407). Beyond
+# so many ranks it connects those that speak to each other, when they do.
 MOST_IN_A_MESH = 64
 # Variables of an outer torchrun or Slurm step, which our ranks would take for their own.
-FOREIGN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT",
-           "NCCL_COMM_ID", "TORCHELASTIC_*")  # fmt: skip
+FOREIGN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR",
+           "MASTER_PORT", "NCCL_COMM_ID", "TORCHELASTIC_*")  # fmt: skip
 # What NCCL says once at start-up and when it connects; nothing that it says for every call.
 NCCL_SUBSYSTEMS = "INIT,ENV,GRAPH"
-# What ranks need of an environment that a profiler's report will hold; also everything that may change a result.
-NEEDED = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "XDG_CACHE_HOME",
+# What ranks need of an environment that a profiler's report will hold; also everything that may
+# change a result.
+NEEDED = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH",
+          "VIRTUAL_ENV", "XDG_CACHE_HOME",
           "CC", "CXX")  # fmt: skip
-NEEDED_PREFIXES = (*RECORDED, "LC_", "CONDA_PREFIX", "CUDA_", "NVIDIA_", "PYTHON", "TRITON_", "UCX_", "FI_",
-                   "RINGSIDE_")  # fmt: skip
-# The folder in which torch.compile keeps what it made, for all cells of all studies of an output folder.
+NEEDED_PREFIXES = (*RECORDED, "LC_", "CONDA_PREFIX", "CUDA_", "NVIDIA_", "PYTHON", "TRITON_",
+                   "UCX_", "FI_", "RINGSIDE_")  # fmt: skip
+# The folder in which torch.compile keeps what it made, for all cells of all studies of an output
+# folder.
 COMPILED = ".compiled"  # no study has such a name
 INDUCTOR, TRITON = "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"
 # torch puts the path into commands for the C++ compiler, unquoted.
@@ -50,14 +53,14 @@ def scrubbed(variable: Mapping[str, str]) -> dict[str, str]:
 
 
 def cell_process_command(folder: CellFolder, cell: Cell, start: str) -> list[str]:
-    """Return the command of the process that starts the ranks and the servers as `engine.start` says."""
+    """Return the command of the process that starts the ranks and the servers."""
     processes = str(cell.world_size + cell.servers)
     module = "benchmarks.rank.cell_process"
     return [sys.executable, "-m", module, str(folder.path), processes, start]
 
 
 def of_every_cell(machine: Machine, surrounding: Mapping[str, str]) -> dict[str, str]:
-    """Return what the environments of all cells have in common: the user's without what ranks would misread, and ours."""
+    """Return what the environments of all cells have in common."""
     return merged(Variables(_common(machine), {}, FOREIGN), surrounding)
 
 
@@ -77,7 +80,7 @@ def _common(machine: Machine) -> dict[str, str]:
 def environment(
     cell: Cell, machine: Machine, folder: CellFolder, token: str, surrounding: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the environment of a cell's processes on this machine: that of the user, then what the cell asks for."""
+    """Return the environment of a cell's processes on this machine."""
     return merged(cell_variables(cell, machine, folder, token), surrounding)
 
 
@@ -99,7 +102,7 @@ def cell_variables(
     token: str,
     host: HostEnvironment | None = None,
 ) -> Variables:
-    """Return what a cell asks for in the environment of its processes on one machine, which has these devices.
+    """Return what a cell asks for in the environment of its processes on one machine.
 
     `folder` is where they write: on another host CellFolder(Path(CELL_FOLDER)), which its agent
     replaces. Variables that forbid NVLink multicast are inherited like any other; a host that
@@ -123,7 +126,7 @@ def cell_variables(
         "NCCL_DEBUG": "INFO",
         "NCCL_DEBUG_SUBSYS": NCCL_SUBSYSTEMS,
         "NCCL_DEBUG_FILE": folder.nccl_log_pattern,
-        # A study's own, empty file instead of the user's ~/.nccl.conf, whose settings nobody asked for.
+        # A study's own, empty file instead of the user's ~/.nccl.conf.
         "NCCL_CONF_FILE": str(folder.nccl_conf),
         # Its socket has a fixed port, which a second cell on the machine would want too.
         "NCCL_RAS_ENABLE": "0",
@@ -151,7 +154,7 @@ def cell_variables(
 def inherited_names(
     of_ranks: Mapping[str, str], cell: Cell, surrounding: Mapping[str, str]
 ) -> list[str]:
-    """Return the names of recorded variables that the ranks of a cell have from around the launcher, as they were there."""
+    """Return the names of recorded variables that ranks have as they were around the launcher."""
     names = []
     for name, value in recorded_variables(of_ranks).items():
         if cell.device == "cpu" and name == "OMP_NUM_THREADS":
@@ -164,9 +167,9 @@ def inherited_names(
 def compile_cache_variables(
     cell: Cell, output_dir: Path, surrounding: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the variables that name the compiler's cache; none where a cell is not compiled here or the user names a folder.
+    """Return the variables that name the compiler's cache; none where the user names one.
 
-    None also where the folder cannot serve; torch then takes its own one in TMPDIR. The folder is made.
+    None also where the folder cannot serve: torch then takes its own. The folder is made.
     """
     if not cell.compiled or cell.hosts or INDUCTOR in surrounding:
         return {}
@@ -175,13 +178,13 @@ def compile_cache_variables(
         return {}
     names = {INDUCTOR: str(folder)}
     if TRITON not in surrounding:
-        # Without a folder of its own Triton would get one for each GPU from torch, with the same kernels.
+        # Else Triton would get a folder for each GPU from torch, with the same kernels.
         names[TRITON] = str(folder / "triton")
     return names
 
 
 def _is_safe_cache(folder: Path) -> bool:
-    """Return whether code may be kept in a folder, which is made where it is missing: torch runs what it finds there.
+    """Return whether code may be kept in a folder: torch runs what it finds there.
 
     So it must be the user's own, and nobody else may write to it.
     """

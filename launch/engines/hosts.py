@@ -1,4 +1,4 @@
-"""The engine of several hosts: an agent on each, for the whole sweep. Its processes write there; their files come here."""
+"""The engine of several hosts: an agent on each. They write there; their files come here."""
 
 import base64
 import contextlib
@@ -61,7 +61,7 @@ class HostsEngine:
         self._closed = threading.Event()
 
     def open_on(self, names: Sequence[str], device: str) -> Fleet:
-        """Start an agent on each host, all at the same time, and return the hosts as they describe themselves.
+        """Start an agent on each host at the same time, and return the described hosts.
 
         Raises:
             Refused: a host cannot be reached, or cannot do what is asked; names it. All agents are
@@ -123,7 +123,7 @@ class HostsEngine:
     ) -> "HostsJob":
         """Start the processes of a cell on its hosts; they end with it.
 
-        Of `environment` the token counts, and what NCCL logs: each host has an environment of its own.
+        Of `environment` the token counts, and what NCCL logs: each host has its own.
         """
         parts = []
         for number, name in enumerate(cell.every_host):
@@ -150,7 +150,7 @@ class HostsEngine:
         sampled: bool,
         parts: Sequence["CellOnHost"],
     ) -> None:
-        """Have each agent start its processes. Raises AgentGone, and OSError: the first host cannot listen."""
+        """Have each agent start its processes. Raises AgentGone, OSError."""
         token = environment[TOKEN]
         logged = {name: environment[name] for name in ("NCCL_DEBUG_SUBSYS",) if name in environment}
         meeting: dict[str, object] = {"hosts": len(parts)}
@@ -205,7 +205,7 @@ class HostsEngine:
         return first.ports
 
     def variables(self, cell: Cell, name: str, token: str) -> Variables:
-        """Return what a cell asks for in the environment of its processes on one of its hosts, without the host's clock."""
+        """Return what a cell asks for in the environment on one of its hosts, but its clock."""
         interface = LOOPBACK
         rendezvous = self._rendezvous.get(cell.every_host)
         if rendezvous:
@@ -215,7 +215,7 @@ class HostsEngine:
         return cell_variables(cell, self._fleet[name].machine, FOLDER, token, where)
 
     def seek(self, cells: Sequence[Cell], stopping: Callable[[], bool]) -> None:
-        """Start a new agent on each lost host of some cells. A host that answers as it did before is lost no more.
+        """Start a new agent on each lost host; one that answers as before is lost no more.
 
         The old agent has left by then, with its ranks: it hears nothing of this launcher.
         """
@@ -282,7 +282,7 @@ class HostsEngine:
 
 @dataclass
 class CellOnHost:
-    """What the agent of one host has said of a running cell. The thread that reads takes it; the others look."""
+    """What the agent of one host has said of a running cell; a thread of its own takes it."""
 
     host: RemoteHost
     number: int  # of the host in the cell
@@ -301,7 +301,7 @@ class CellOnHost:
     news: threading.Event = field(default_factory=threading.Event)
 
     def take(self, say: Event, message: Mapping[str, Any]) -> None:
-        """Take what the agent says of this cell; what it still said of the one before is dropped."""
+        """Take what the agent says of this cell; messages of the one before are dropped."""
         if message["cell"] != self.token:
             return
         if say == Event.FILE:
@@ -325,7 +325,7 @@ class CellOnHost:
         self.news.set()
 
     def _write(self, name: str, at: int | None, data: bytes) -> None:
-        """Write new bytes of a file. Raises ValueError: the agent may not write that, or something is missing before it."""
+        """Write new bytes of a file. Raises ValueError: not allowed, or a gap before them."""
         if not HANDED_ON.fullmatch(name):
             raise ValueError(f"file {name!r:.100}")
         path = self.folder.path / self._local_name(name)
@@ -368,7 +368,7 @@ class HostsJob:
         return iter(self._parts.values())
 
     def poll(self) -> int | None:
-        """Return 0 when the processes on every host have ended well, another status as soon as one did not; else None.
+        """Return 0 when all hosts have ended well, another status at the first failure; else None.
 
         Raises:
             OSError: they could not be started on a host, or what came from there could not be
@@ -420,7 +420,7 @@ class HostsJob:
         return part.states.get(str(number), "running")
 
     def agent_state(self) -> str:
-        """Return the state of the process that started the ranks of a host: of a stuck one first."""
+        """Return the state of what started the ranks of a host, of a stuck one first."""
         states = [part.states.get("agent", "running") for part in self]
         for state in states:
             if state not in ("running", "sleeping"):
@@ -432,7 +432,7 @@ class HostsJob:
         self._send(Command.STACKS, numbers=list(pids))
 
     def stop(self, grace_s: float) -> list[int]:
-        """End every process on every host that can be reached. Return the ids of those that survive SIGKILL."""
+        """End every process on every host in reach. Return the ids of survivors."""
         self._send(Command.STOP, grace_s=grace_s)
         deadline = time.monotonic() + grace_s + LAST_S
         waiting = self._not_stopped()

@@ -1,4 +1,4 @@
-"""The engine of this machine: one agent serves the whole sweep; a profiler starts the processes of its pass itself."""
+"""The engine of this machine: one agent serves the sweep; a profiler starts its pass itself."""
 
 import contextlib
 import os
@@ -35,14 +35,14 @@ class LocalEngine:
         start_method: str,
         profiler_grace_s: float,
     ) -> None:
-        """`start_method` is `engine.start`; `profiler_grace_s` for a profiler to write what it recorded."""
+        """`start_method` is `engine.start`; `profiler_grace_s` is for a report to be written."""
         self._environment = of_every_cell(machine, surrounding) | {TOKEN: NO_TOKEN}
         self._machine, self._start_method = machine, start_method
         self._profiler_grace_s = profiler_grace_s
         self._agent: Channel | None = None
 
     def open(self, first: Cell) -> None:
-        """Start the agent, which imports what a cell needs while the launcher does other things. What fails a cell tells."""
+        """Start the agent, which imports meanwhile what a cell needs."""
         with contextlib.suppress(OSError):
             self._begin(first)
 
@@ -115,7 +115,7 @@ class LocalEngine:
 
 
 class _LocalJob:
-    """Processes of this machine: those whose environment holds the token of a cell, however they were started."""
+    """Processes of this machine whose environment holds the token of a cell."""
 
     def __init__(self, token: str) -> None:
         self._token = token
@@ -136,7 +136,7 @@ class _LocalJob:
         processes.ask_for_stacks(self._token, list(pids.values()))
 
     def stop(self, grace_s: float) -> list[int]:
-        """End every process and remove their shared memory. Return the ids of those that survive SIGKILL."""
+        """End every process and remove shared memory. Return the ids of survivors."""
         survivors = processes.end(self._token, grace_s)
         processes.remove_shared_memory(self._token)
         return survivors
@@ -173,7 +173,7 @@ class ServedJob(_LocalJob):
         self._settled.wait(seconds)
 
     def poll(self) -> int | None:
-        """Return the exit status of what started the ranks, or of the agent if it ended; None while both run.
+        """Return the exit status of what started the ranks, or of an agent that ended; else None.
 
         Raises:
             OSError: the ranks could not be started.
@@ -185,7 +185,7 @@ class ServedJob(_LocalJob):
         return self._status
 
     def agent_state(self) -> str:
-        """Return what the kernel says that the process does that started the ranks, or the agent where that cannot go on."""
+        """Return what the process does that started the ranks, or an agent that is stuck."""
         state = processes.state(self.agent.pid)
         if state in STUCK or self._pid is None:
             return state
@@ -237,9 +237,9 @@ class ProfiledJob(_LocalJob):
         return processes.state(self._agent.pid)
 
     def stop(self, grace_s: float) -> list[int]:
-        """End every process and remove their shared memory. Return the ids of those that survive SIGKILL.
+        """End every process and remove shared memory. Return the ids of survivors.
 
-        The profiler is asked first and alone: it ends what it started, and its report is lost if it is killed.
+        The profiler is asked first and alone: its report is lost if it is killed.
         """
         if self._agent.poll() is None:
             self._agent.terminate()

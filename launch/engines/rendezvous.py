@@ -1,4 +1,4 @@
-"""Where the processes of a cell meet: at an address of its first host that all other hosts reach."""
+"""Where the processes of a cell meet: at an address of its first host that all others reach."""
 
 import ipaddress
 import uuid
@@ -28,23 +28,23 @@ class HostRendezvous:
 def find_rendezvous(
     fleet: Fleet, channels: Mapping[str, Channel], limits: schema.Engine
 ) -> HostRendezvous:
-    """Return where some hosts meet, after they have tried to reach the first. `channels` are to their agents.
+    """Return where some hosts meet, after they have tried to reach the first.
 
     Raises:
         Refused: an agent is gone, or no address of the first is reached by all others.
     """
     word = uuid.uuid4().hex
     first = fleet.hosts[0]
-    others = fleet.hosts[1:]
-    addresses = candidates(first, others, limits.interface, limits.trusted_network)
+    peers = fleet.hosts[1:]
+    addresses = candidates(first, peers, limits.interface, limits.trusted_network)
     with refusing_gone_agents(first.name):
         channels[first.name].send(Command.LISTEN, addresses=addresses, word=word)
         listening = channels[first.name].answer(Event.LISTENING, ANSWER_S)
-    for host in others:
+    for host in peers:
         with refusing_gone_agents(host.name):
             channels[host.name].send(Command.REACH, ports=listening["ports"], word=word)
     answers = {}
-    for host in others:
+    for host in peers:
         with refusing_gone_agents(host.name):
             answers[host.name] = channels[host.name].answer(Event.REACHED, ANSWER_S)["found"]
     with refusing_gone_agents(first.name):
@@ -66,7 +66,7 @@ def candidates(
         Refused: there is none, or all are routed to the whole internet.
     """
     if interface_name:
-        usable = [one for one in first.interfaces if one.name == interface_name]
+        usable = [interface for interface in first.interfaces if interface.name == interface_name]
         if not usable:
             have = ", ".join(interface.name for interface in first.interfaces)
             raise Refused(
@@ -74,7 +74,7 @@ def candidates(
                 f"is up; it has {have}"
             )
     else:
-        usable = [one for one in first.interfaces if not one.loopback]
+        usable = [interface for interface in first.interfaces if not interface.loopback]
     outer = [interface for interface in usable if not interface.inner]
     ranked = []
     public = []
@@ -92,7 +92,8 @@ def candidates(
         return [address for _, address in ranked]
     if not public:
         raise Refused(
-            f"host {first.name} has no interface with an address at which other hosts could reach it"
+            f"host {first.name} has no interface with an address at which other hosts could reach "
+            "it"
         )
     raise Refused(
         f"host {first.name} has no address but {', '.join(public)}, which is routed to the whole "

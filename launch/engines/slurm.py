@@ -1,7 +1,7 @@
-"""Slurm: ask about the job that this process runs in, and submit the whole command as one job (by submitit).
+"""Slurm: ask about the job around this process, and submit the command as a job (submitit).
 
-A submitted job runs the same command with engine.submit=false. Where Slurm requeues it, the command goes
-on from the journal.
+A submitted job runs the same command with engine.submit=false. Where Slurm requeues it, the command
+goes on from the journal.
 """
 
 import contextlib
@@ -69,8 +69,8 @@ def host_names(surrounding: Mapping[str, str]) -> tuple[str, ...]:
     """
     if not surrounding.get(JOB) or not surrounding.get(NODES):
         raise Refused(
-            f"engine=slurm: this is no job of Slurm ({NODES} is not set); start it inside salloc or sbatch, or add "
-            "engine.submit=true, which submits it"
+            f"engine=slurm: this is no job of Slurm ({NODES} is not set); start it inside salloc or "
+            "sbatch, or add engine.submit=true, which submits it"
         )
     try:
         return _names(surrounding[NODES], tuple(surrounding.items()))
@@ -86,7 +86,10 @@ def _names(listed: str, surrounding: tuple[tuple[str, str], ...]) -> tuple[str, 
 
 
 def cores(host: str, surrounding: Mapping[str, str]) -> int | None:
-    """Return how many cores the job has on a host; None if Slurm does not say. Raises Refused outside a job."""
+    """Return how many cores the job has on a host; None if unknown.
+
+    Raises Refused outside a job.
+    """
     counts: list[int] = []
     for part in surrounding.get(CORES, "").split(","):  # 72(x2),36
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part, re.ASCII)
@@ -113,7 +116,7 @@ def time_left_s(surrounding: Mapping[str, str]) -> float | None:
 
 
 def fields(job: str, surrounding: Mapping[str, str]) -> dict[str, str]:
-    """Return what Slurm says of a job, `JobState` and the like, by name. Raises SlurmSilent: also where it has forgotten it."""
+    """Return what Slurm says of a job, by name, `JobState` and the like. Raises SlurmSilent."""
     values = {}
     for word in ask(("scontrol", "--oneliner", "show", "job", job), surrounding).split():
         name, equals, value = word.partition("=")
@@ -123,18 +126,20 @@ def fields(job: str, surrounding: Mapping[str, str]) -> dict[str, str]:
 
 
 def submit(configs: Sequence[Config], typed: Sequence[str], surrounding: Mapping[str, str]) -> str:
-    """Submit the command `typed`, whose checked configurations these are; return a sentence with the job's id and its log.
+    """Submit the command `typed`; return a sentence with the job's id and its log.
 
     Raises:
         Refused: Slurm or submitit is not there, or Slurm does not accept the job.
     """
     if surrounding.get(JOB):
         raise Refused(
-            f"engine.submit=true: this is inside job {surrounding[JOB]} of Slurm; accepted here is the command without it"
+            f"engine.submit=true: this is inside job {surrounding[JOB]} of Slurm; accepted here is "
+            "the command without it"
         )
     if not shutil.which("sbatch"):
         raise Refused(
-            "engine.submit=true: there is no program sbatch; accepted is a host that has Slurm's commands"
+            "engine.submit=true: there is no program sbatch; accepted is a host that has Slurm's "
+            "commands"
         )
     try:
         import submitit
@@ -159,11 +164,14 @@ def submit(configs: Sequence[Config], typed: Sequence[str], surrounding: Mapping
         lines = str(error).strip().splitlines() or [type(error).__name__]
         # submitit has what sbatch said in the last line.
         raise Refused(f"engine.submit=true: Slurm did not take the job: {lines[-1]}") from None
-    return f"job {job.job_id} is submitted; its log is {job.paths.stdout}; scancel {job.job_id} cancels it"
+    return (
+        f"job {job.job_id} is submitted; its log is {job.paths.stdout}; "
+        f"scancel {job.job_id} cancels it"
+    )
 
 
 def job_parameters(configs: Sequence[Config]) -> dict[str, Any]:
-    """Return the parameters of the job as submitit names them. Raises Refused: the number of its hosts is not known."""
+    """Return the parameters of the job as submitit names them. Raises Refused."""
     engine = configs[0].engine
     parameters: dict[str, Any] = {
         "job_name": f"ringside-{configs[0].study}",
@@ -194,8 +202,8 @@ def hosts_of_job(configs: Sequence[Config]) -> int:
                 most = max(most, int(word))
     if most == 0:
         raise Refused(
-            f"nodes={','.join(configs[0].nodes)}: does not say how many hosts the job needs; accepted "
-            "is engine.job_nodes=N beside it"
+            f"nodes={','.join(configs[0].nodes)}: does not say how many hosts the job needs; "
+            "accepted is engine.job_nodes=N beside it"
         )
     return most
 
@@ -209,7 +217,7 @@ def _host_names(configs: Sequence[Config]) -> list[str]:
 
 
 def _own_folder(output_dir: str) -> Path:
-    """Return the folder of the jobs, which nobody else may write: a job obeys what lies in it. Raises Refused."""
+    """Return the folder of the jobs, which nobody else may write. Raises Refused."""
     folder = expand_path("output_dir", output_dir) / FOLDER
     try:
         make_folder(folder.parent)
@@ -220,6 +228,7 @@ def _own_folder(output_dir: str) -> Path:
         raise Refused(f"output_dir={output_dir}: cannot be written: {because(error)}") from None
     if status.st_uid != os.geteuid() or status.st_mode & 0o022:
         raise Refused(
-            f"output_dir={output_dir}: others may write {folder}; accepted is a folder that is yours alone"
+            f"output_dir={output_dir}: others may write {folder}; accepted is a folder that is "
+            "yours alone"
         )
     return folder

@@ -1,4 +1,4 @@
-"""The devices of this machine, as a plan sees them: GPUs by NVML, or slots for CPU workers. Without torch."""
+"""The devices of this machine: GPUs by NVML, or slots for CPU workers. Without torch."""
 
 import importlib.util
 import re
@@ -37,7 +37,7 @@ class Machine:
 
     @property
     def memory_bytes(self) -> int | None:
-        """Return the memory of the smallest GPU; None if there is none or the driver does not say."""
+        """Return the memory of the smallest GPU; None if the driver does not say."""
         sizes = [device.memory_bytes for device in self.devices if device.memory_bytes is not None]
         return min(sizes, default=None)
 
@@ -141,7 +141,7 @@ def nvml_text(value: str | bytes) -> str:
 
 
 def _bus(text: str) -> tuple[int, ...]:
-    """Return (domain, bus, device, function). NVML writes eight digits of domain, lspci four or none."""
+    """Return (domain, bus, device, function); lspci may leave the domain out."""
     head, function = text.rsplit(".", 1)
     numbers = [int(part, 16) for part in head.split(":")]
     if len(numbers) == 2:
@@ -150,7 +150,7 @@ def _bus(text: str) -> tuple[int, ...]:
 
 
 def torch_version() -> str:
-    """Return `torch.__version__`; '' where it cannot be told. It is read from torch's files: importing takes seconds."""
+    """Return `torch.__version__` from torch's files; '' where it cannot be told."""
     match = re.search(r"^__version__ *= *['\"]([^'\"]+)['\"]", _torch_version_file(), re.MULTILINE)
     if match is None:
         return ""
@@ -204,14 +204,15 @@ LIMITS = (
 
 
 def too_small() -> list[str]:
-    """Return a sentence for each limit that is too small for any cell: its value and what is accepted."""
+    """Return a sentence for each limit that is too small for any cell."""
     sentences = []
     for limit in LIMITS:
         value, _ = resource.getrlimit(limit.kind)
         if value != resource.RLIM_INFINITY and value < limit.fewest:
             sentences.append(
                 f"{limit.command} is {value // limit.unit} here ({limit.what}), too little for the "
-                f"processes of a cell; accepted is {limit.fewest // limit.unit} or more, or unlimited"
+                f"processes of a cell; accepted is {limit.fewest // limit.unit} or more, or "
+                "unlimited"
             )
     return sentences
 

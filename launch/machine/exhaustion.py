@@ -1,4 +1,4 @@
-"""What the machine lacked when a cell failed: a rank that finds no memory or disk often dies without a word."""
+"""What the machine lacked when a cell failed, as a rank without memory often dies silently."""
 
 import dataclasses
 import os
@@ -28,7 +28,7 @@ class ResourceSnapshot:
         return ResourceSnapshot(kernel_count(Path("/proc/vmstat"), "oom_kill"), refused)
 
     def explain(self, failure: Failure, folder: Path) -> Failure:
-        """Return the failure with what the machine lacks; SIGKILL and a want of memory make an `oom`."""
+        """Return the failure with what the machine lacks; SIGKILL for memory makes an `oom`."""
         now = ResourceSnapshot.take()
         cause = failure.cause
         sentences = [failure.message]

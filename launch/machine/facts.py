@@ -1,4 +1,4 @@
-"""The facts of machine and software that a record keeps: host, CPU, GPUs, links, packages, commit, variables. Without torch."""
+"""The facts of machine and software that a record keeps. Without torch."""
 
 import contextlib
 import dataclasses
@@ -31,10 +31,11 @@ from conf.options import Refused
 from launch.machine.devices import look, nvml_text, too_small, torch_version
 from launch.machine.secrets import configuration_without_secrets, is_secret, names_of_secrets
 
-# Environment variables that can change a result. Nothing else of the environment is kept: it holds secrets.
-RECORDED = ("NCCL_", "CUDA_VISIBLE", "CUDA_DEVICE_", "CUDA_LAUNCH_BLOCKING", "CUDA_MODULE_", "CUDA_SCALE_", "CUDA_MPS_",
-            "CUDA_AUTO_BOOST", "CUDA_FORCE_", "CUDA_DISABLE_", "OMP_", "GOMP_", "MKL_", "KMP_", "OPENBLAS_", "DNNL_", "ONEDNN_",
-            "ATEN_CPU_", "MALLOC_", "LD_PRELOAD", "TORCH_", "TORCHINDUCTOR_", "PYTORCH_", "TRITON_", "GLOO_", "SHARP_",
+# Variables that can change a result. Nothing else of the environment is kept.
+RECORDED = ("NCCL_", "CUDA_VISIBLE", "CUDA_DEVICE_", "CUDA_LAUNCH_BLOCKING", "CUDA_MODULE_",
+            "CUDA_SCALE_", "CUDA_MPS_", "CUDA_AUTO_BOOST", "CUDA_FORCE_", "CUDA_DISABLE_", "OMP_",
+            "GOMP_", "MKL_", "KMP_", "OPENBLAS_", "DNNL_", "ONEDNN_", "ATEN_CPU_", "MALLOC_",
+            "LD_PRELOAD", "TORCH_", "TORCHINDUCTOR_", "PYTORCH_", "TRITON_", "GLOO_", "SHARP_",
             "NVSHMEM_", "CUDNN_", "CUBLAS_", "NVIDIA_TF32", "SLURM_JOB_ID")  # fmt: skip
 # The code that ranks run, and that computes numbers from what they wrote.
 MEASURING = ("benchmarks", "trainers")
@@ -75,7 +76,7 @@ def facts() -> dict[str, Any]:
 
 
 def nccl_configuration(surrounding: Mapping[str, str]) -> list[str]:
-    """Return the texts of NCCL's configuration files here, the user's first, as NCCL reads them (initEnvFunc, param.cc)."""
+    """Return the texts of NCCL's configuration files, the user's first (initEnvFunc, param.cc)."""
     path = surrounding.get("NCCL_CONF_FILE", "")
     if not path:
         # NCCL takes the home that the system knows of the user, whatever HOME says.
@@ -95,12 +96,12 @@ def _links() -> dict[str, str] | None:
 
 
 def boot_id() -> str:
-    """Return what the kernel of this machine calls its own start, the same in all its containers; empty where it does not say."""
+    """Return what the kernel calls its own start, the same in all containers; '' if unknown."""
     return (_read(str(BOOT_ID)) or "").strip()
 
 
 def recorded_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of an environment that a record keeps; none whose name or value looks like a secret."""
+    """Return the variables of an environment that a record keeps, without secrets."""
     recorded = {}
     for name, value in sorted(environment.items()):
         if name.startswith(RECORDED) and not is_secret(name, value):
@@ -109,12 +110,12 @@ def recorded_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def left_out(environment: Mapping[str, str]) -> list[str]:
-    """Return the names of the variables that a record would keep and does not, because they look like secrets."""
+    """Return the names of variables that a record leaves out, because they look like secrets."""
     return names_of_secrets(environment, RECORDED)
 
 
 def measuring_code() -> str:
-    """Return a hash of the code that measures: 12 hexadecimal digits, equal for equal files whatever the commit."""
+    """Return a hash of the code that measures: 12 hexadecimal digits."""
     paths: list[Path] = []
     for package in MEASURING:
         paths += (ROOT / package).rglob("*.py")
@@ -224,7 +225,7 @@ def _output(command: list[str]) -> str | None:
 
 
 def description(device: str, surrounding: Mapping[str, str]) -> dict[str, Any]:
-    """Return what a launcher must know of this host, as plain JSON types (launch.machine.fleet.Host).
+    """Return what a launcher must know of this host, as JSON types (launch.machine.fleet.Host).
 
     It is {"refused": …} where `device=` cannot be had here.
     """
@@ -256,7 +257,7 @@ def description(device: str, surrounding: Mapping[str, str]) -> dict[str, Any]:
 
 
 def infiniband(folder: Path = INFINIBAND) -> list[dict[str, str]]:
-    """Return {"device", "port", "rate", "state"} of every InfiniBand port of this host, as the kernel has it."""
+    """Return {"device", "port", "rate", "state"} of every InfiniBand port of this host."""
     ports = []
     for port in sorted(folder.glob("*/ports/*")):
         texts = {
@@ -276,7 +277,7 @@ def main(arguments: list[str]) -> int:
 
 
 def version_lines() -> list[str]:
-    """Return one line for each: Ringside, its commit, the schema of its records, Python, torch, NCCL, the driver."""
+    """Return a line each for Ringside, its commit, the schema, Python, torch, NCCL, the driver."""
     git = facts().get("git", {})
     commit = git.get("commit", ABSENT)
     if git.get("modified"):
@@ -302,7 +303,7 @@ def nccl_version() -> str | None:
 
 
 def _ringside() -> str:
-    """Return the version of this source tree; of an installation without one, that of the package."""
+    """Return the version of this source tree; without one, that of the package."""
     text = _read(str(ROOT / "pyproject.toml")) or ""
     match = re.search(r'^version = "(.+)"', text, re.MULTILINE)
     if match:

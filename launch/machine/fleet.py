@@ -1,4 +1,4 @@
-"""The hosts of a sweep, as each of them describes itself (launch.machine.facts), and what differs between them."""
+"""The hosts of a sweep, as each describes itself (launch.machine.facts), and how they differ."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -68,7 +68,7 @@ class Host:
         raise Refused(f"host {name}: {one_line(str(plain['refused']))}")
 
     def changed(self, before: "Host") -> str:
-        """Return what an earlier description of the host says otherwise, `kernel, versions`; empty for nothing of weight."""
+        """Return which fields of weight an earlier description has otherwise: `kernel, versions`."""
         names = []
         for field in fields(self):
             differs = getattr(self, field.name) != getattr(before, field.name)
@@ -92,7 +92,7 @@ class Host:
 
 
 def _other_commit(plain: Any) -> str:
-    """Return which commits of Ringside wrote and read a description; empty where they are equal or not known."""
+    """Return which commits wrote and read a description; '' where equal or unknown."""
     try:
         there = one_line(str(plain["facts"]["git"]["commit"]))[:12]
         here = one_line(str(facts()["git"]["commit"]))[:12]
@@ -141,7 +141,7 @@ class Fleet:
         return Fleet(tuple(self[name] for name in names))
 
     def forbidding_multicast(self, surrounding: Mapping[str, str]) -> dict[str, str]:
-        """Return the variables by which a host, or the launcher's surroundings, forbids NVLink multicast.
+        """Return the variables by which a host, or what surrounds us, forbids NVLink multicast.
 
         Ranks of all hosts get them: what one host must not do, others could make it do.
         """
@@ -260,7 +260,7 @@ def compare(fleet: Fleet) -> list[str]:
 
 
 def _refuse_useless(fleet: Fleet) -> None:
-    """Refuse hosts that can run no cell, run other code than the launcher's, or lack the GPUs that others have."""
+    """Refuse hosts that can run no cell, run other code, or lack the GPUs that others have."""
     code = measuring_code()
     for host in fleet:
         for sentence in host.too_small:

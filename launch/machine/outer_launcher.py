@@ -1,4 +1,4 @@
-"""Refuse to run under a launcher of ranks: torchrun, srun -n 8 or mpirun would start the whole study once a rank."""
+"""Refuse to run under a launcher of ranks, which would start the whole study once a rank."""
 
 from collections.abc import Mapping
 

@@ -1,8 +1,9 @@
 """The launcher's background queue, one job at a time while cells run, and what is written there.
 
-Jobs come where no rank measures yet: the store of MLflow's is opened while the agent imports torch, and
-the run of a cell is written while the ranks of the next one start. The thread has the priority of any
-other: a low one would take the same seconds of a busy core from the ranks, later, in windows that count.
+Jobs come where no rank measures yet: the store of MLflow's is opened while the agent imports torch,
+and the run of a cell is written while the ranks of the next one start. The thread has the priority
+of any other: a low one would take the same seconds of a busy core from the ranks, later, in windows
+that count.
 """
 
 import contextlib
@@ -32,7 +33,7 @@ NEEDED = ("scipy.special", "scipy.optimize", "analysis.report.build", "matplotli
 
 
 class BackgroundQueue:
-    """Does jobs in the order in which they come. Its thread starts with the first one, and ends with the process."""
+    """Does jobs in their order. Its thread starts with the first, and ends with the process."""
 
     def __init__(self) -> None:
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
@@ -69,7 +70,7 @@ class BackgroundQueue:
 
 
 def look_for_garbage() -> None:
-    """Have Python look for garbage again where launch.py put it off: among what is made from now on."""
+    """Have Python look for garbage again, which launch.py put off."""
     if not gc.isenabled():
         gc.freeze()
         gc.enable()
@@ -78,7 +79,7 @@ def look_for_garbage() -> None:
 def update_noise_floor(
     study_folder: Path, records: Sequence[Record], note: Callable[[str], None]
 ) -> None:
-    """Write what a study's records show of the scatter between equal cells to `noise_floor.json` of output_dir.
+    """Write what a study shows of the scatter between equal cells to `noise_floor.json`.
 
     `note` gets the reason where that fails. A study that shows nothing makes no file. A file that
     cannot be read is left as it is.
@@ -113,7 +114,7 @@ class StudyReport:
         return self._option != "False"
 
     def prepare(self, may_go_on: Callable[[], bool]) -> None:
-        """Import what it needs, part by part as long as `may_go_on`: before ranks measure another core has time.
+        """Import what it needs, part by part as long as `may_go_on`.
 
         What fails is told when it is written.
         """
@@ -125,7 +126,7 @@ class StudyReport:
                     importlib.import_module(name)
 
     def write(self) -> tuple[Path | None, Sequence[str]]:
-        """Write it, and open it if that was asked; return its page, None without one, and its finding."""
+        """Write it, and open it if asked; return its page, None without one, and its finding."""
         if not self.wanted:
             return None, ()
         page, finding = write_report(self._study_folder, self._note, self._option)
@@ -139,7 +140,7 @@ class StudyReport:
 def write_report(
     study_folder: Path, note: Callable[[str], None], option: str = ""
 ) -> tuple[Path | None, Sequence[str]]:
-    """Write `<study>/report` and return its page and its finding; None and nothing if that fails, and `note` gets the reason.
+    """Write `<study>/report`; return its page and finding, or None and () and `note` the reason.
 
     `option` may name the width of figures (analysis.report.figure.WIDTHS_IN).
     """

@@ -1,8 +1,9 @@
 """Forecast each cell of a sweep before its ranks start (predict=auto).
 
-A forecast takes some hundredths of a second between two cells. What takes longer is done beside the cells: numpy and scipy are
-imported while the agent imports torch, and the cells that were measured are held out, one after the other, while the ranks of
-the next one start. So the interval of a forecast comes from all cells but the one that has just ended.
+A forecast takes some hundredths of a second between two cells. What takes longer is done beside the
+cells: numpy and scipy are imported while the agent imports torch, and the cells that were measured
+are held out, one after the other, while the ranks of the next one start. So the interval of a
+forecast comes from all cells but the one that has just ended.
 """
 
 import contextlib
@@ -29,20 +30,20 @@ class Forecasts:
     def __init__(
         self, option: object, submit: Callable[[Job], None], scatters: Scatters | None = None
     ) -> None:
-        """`option` is predict=, `submit` has a job done while cells run, `scatters` are those of other studies."""
+        """`option` is predict=, `submit` has a job done while cells run."""
         self.wanted = str(option) == "auto"
         self._submit, self._scatters = submit, scatters
         self._scores: Mapping[Any, Sequence[float]] = {}
         self._newest: deque[list[Record]] = deque(maxlen=1)  # what is to be held out next
 
     def prepare(self, known: Sequence[Record]) -> None:
-        """Import the model beside the first cell, and hold out the cells that were measured before."""
+        """Import the model beside the first cell, and hold out cells that were measured before."""
         if self.wanted:
             self._submit(self._import)
             self.learn(known)
 
     def learn(self, known: Sequence[Record], more: bool = True) -> None:
-        """Hold out the study's cells beside the next one, if there are `more`: later intervals come from their scores."""
+        """Hold out the study's cells beside the next one, if there are `more`."""
         if self.wanted and more and _trained(known):
             self._newest.append(list(known))
             self._submit(self._hold_out)
@@ -50,9 +51,9 @@ class Forecasts:
     def before(
         self, cell: Cell, environment: Mapping[str, Any], known: Sequence[Record]
     ) -> dict[str, Any]:
-        """Return what attempt.json says of a cell that is about to run: its forecast, or in `refused` why there is none.
+        """Return what attempt.json says of a cell: its forecast, or in `refused` why there is none.
 
-        It never raises: whatever the model makes of the records, the cell is measured. Without predict=auto it is empty.
+        It never raises: whatever the model makes of it, the cell is measured.
         """
         if not self.wanted:
             return {}
@@ -72,7 +73,7 @@ class Forecasts:
             return {"refused": "no cell of the study was measured before it"}
         forecast_before = importlib.import_module(MODEL).forecast_before
         at = now()
-        # A record of what is about to run: it tells machine and links, and its numbers enter nothing.
+        # Of what is about to run: it tells machine and links, and its numbers enter nothing.
         begun = Record(
             record_id="",
             cell_key=cell.key,

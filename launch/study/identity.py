@@ -36,7 +36,7 @@ class ProcessIdentity:
 
     @property
     def gone(self) -> bool:
-        """Whether the process has certainly ended; False for a process on another host, of which nothing is certain."""
+        """Whether the process has certainly ended; False for a process on another host."""
         own = ProcessIdentity.own()
         if self.host != own.host:
             return False
@@ -84,7 +84,7 @@ class Sweep:
 
     @property
     def name(self) -> str:
-        """Name beside other sweeps of the study, for people: `4 cells · 2026-11-21 10:31`, in local time."""
+        """Name beside other sweeps of the study: `4 cells · 2026-11-21 10:31`, in local time."""
         moment = datetime.fromtimestamp(self.started_at).strftime("%Y-%m-%d %H:%M")
         return f"{self.cells} {'cell' if self.cells == 1 else 'cells'} · {moment}"
 

@@ -1,4 +1,4 @@
-"""The environment of the cells of this invocation, and how it differs from a record's: a cell is done only where it does not.
+"""The environment of this invocation's cells, and how it differs from a record's.
 
 The report compares no records of different provenance (analysis.study.provenance), so one that was
 measured elsewhere does not answer what is asked here: another host or GPU, driver, torch, NCCL, or
@@ -58,7 +58,7 @@ class RunEnvironment:
         return environment(cell, self.machine, folder, token, self.surrounding)
 
     def facts(self, cell: Cell, variables: Mapping[str, str]) -> dict[str, Any]:
-        """Return what a record says of its environment before any rank has started, with these variables."""
+        """Return what a record says of its environment before any rank has started."""
         return {
             **facts.facts(),
             **_facts_of_variables(variables, cell, self.surrounding),
@@ -94,7 +94,7 @@ class RunEnvironment:
 
     @functools.cached_property
     def _versions_on_gpus(self) -> dict[str, str]:
-        """What a rank would report of its software; empty where that fails. It takes seconds: torch is imported elsewhere.
+        """What a rank would report of its software; empty where that fails. It takes seconds.
 
         Only a process with the variables of the ranks knows which NCCL is loaded.
         """
@@ -147,7 +147,7 @@ def _differences(before: Record, now: Record) -> list[str]:
 
 
 def _inherited(record: Record) -> dict[str, str]:
-    """Return what the ranks inherited, those of NCCL on CPU workers too: who changes them expects another measurement."""
+    """Return what the ranks inherited, those of NCCL on CPU workers too."""
     variables = inherited(record, unused=True)
     names = record.environment.get(INHERITED)
     values = mapping(record.environment.get("variables"))
@@ -177,11 +177,11 @@ class HostsEnvironment(RunEnvironment):
     cell_variables: Callable[[Cell, str, str], Variables]
 
     def variables(self, cell: Cell, folder: CellFolder, token: str) -> dict[str, str]:
-        """Return the environment of a cell's processes on its first host, as far as a record keeps it."""
+        """Return the environment of a cell's processes on its first host."""
         return self._variables(cell, self.fleet[cell.hosts[0]], token)
 
     def facts(self, cell: Cell, variables: Mapping[str, str]) -> dict[str, Any]:
-        """Return what a record says of its environment: that of the first host, and an entry for each of them."""
+        """Return what a record says of its environment: that of each host."""
         entries = self._entries(cell)
         uuids: list[str] = []
         for entry in entries:
@@ -194,7 +194,7 @@ class HostsEnvironment(RunEnvironment):
         }
 
     def differences(self, record: Record) -> list[str]:
-        """Return what was otherwise on a host of a record, in words: 'host b: driver 550.1, now 560.2'."""
+        """Return what was otherwise on a host, in words: 'host b: driver 550.1, now 560.2'."""
         before = {str(entry.get("name")): entry for entry in listed(record.environment.get(HOSTS))}
         sentences = []
         for entry in self._entries(record.cell):
@@ -209,7 +209,7 @@ class HostsEnvironment(RunEnvironment):
         return bool(record.environment.get("code") != facts.facts().get("code"))
 
     def _entries(self, cell: Cell) -> list[dict[str, Any]]:
-        """Return what a record says of each host of a cell. Large facts that are those of the first are left out."""
+        """Return what a record says of each host. Large facts of the first are said once."""
         first = self.fleet[cell.hosts[0]].facts
         entries = []
         for host in self.fleet.some(cell.every_host):

@@ -1,4 +1,4 @@
-"""Keep the folder of a study: a folder for each cell with its attempts, and a journal that survives the launching process.
+"""Keep the folder of a study: cells with their attempts, and a journal that survives.
 
 <output_dir>/<study>/journal.jsonl  what was begun and ended, and by which process; append-only
 <output_dir>/<study>/<cell>/        a cell (benchmarks.record.folder)
@@ -86,7 +86,7 @@ class StudyFolder:
             ) from None
 
     def finished(self, cell: Cell, here: RunEnvironment | None = None) -> Record | None:
-        """Return the record of a cell that was finished before, whatever its validity; None if it must be measured.
+        """Return the record of a cell that was finished before; None if it must be measured.
 
         The newest attempt in the environment of `here` decides, or the newest of all. A cell with a
         profiler is finished once its profiled pass has said what it gave.
@@ -102,13 +102,13 @@ class StudyFolder:
         return None
 
     def environment_changes(self, cell: Cell, here: RunEnvironment) -> list[str]:
-        """Return what is otherwise here than around the newest attempt at a cell, in words; empty without an attempt."""
+        """Return what is otherwise here than around the newest attempt at a cell, in words."""
         for record in self._attempts(cell):
             return here.differences(record)
         return []
 
     def _attempts(self, cell: Cell) -> Iterator[Record]:
-        """Yield the records of the attempts at a cell, the newest first; none where the newest cannot be read."""
+        """Yield the readable records of the attempts at a cell, the newest first."""
         folder = CellFolder(self.folder / cell.folder)
         try:
             newest = records.read(folder.record)
@@ -126,7 +126,7 @@ class StudyFolder:
                 yield record
 
     def folder_of(self, record: Record) -> CellFolder:
-        """Return the folder with the files of a record's attempt: the cell's, or one that was set aside in it."""
+        """Return the folder with the files of a record's attempt."""
         folder = CellFolder(self.folder / record.cell.folder)
         for earlier in folder.earlier_attempts():
             with contextlib.suppress(FileNotFoundError):
@@ -136,7 +136,7 @@ class StudyFolder:
         return folder
 
     def check_still_mounted(self) -> None:
-        """Refuse to write where another folder has the study's path: its file system was unmounted. Raises OSError."""
+        """Refuse to write where another folder has the study's path. Raises OSError."""
         try:
             same = _id_of(self.folder) == self._folder_id
         except FileNotFoundError:
@@ -149,9 +149,9 @@ class StudyFolder:
             )
 
     def lock(self, cell: Cell) -> contextlib.AbstractContextManager[bool]:
-        """Hold a cell while the context is entered; it yields False if another launcher holds the cell.
+        """Hold a cell while entered; yields False if another launcher holds the cell.
 
-        The kernel frees the lock when its holder dies. Raises OSError, also where the study's folder is gone.
+        The kernel frees the lock when its holder dies. Raises OSError: also without its folder.
         """
         self.check_still_mounted()
         return _lock(CellFolder(self.folder / cell.folder))
@@ -166,9 +166,9 @@ class StudyFolder:
         return "another launcher holds it"
 
     def begin(self, cell: Cell, token: str, details: Mapping[str, Any]) -> Attempt:
-        """Set an earlier attempt aside and prepare the folder for a new one, with the cell's lock held. Raises OSError, NotOurs.
+        """Set an earlier attempt aside and begin a new one, locked. Raises OSError, NotOurs.
 
-        `token` marks the attempt and its processes; `details` are the fields of a Record that are known before it starts.
+        `token` marks its processes; `details` are fields of the Record known before it starts.
         """
         folder = CellFolder(self.folder / cell.folder)
         self._close_left(folder)
@@ -189,8 +189,9 @@ class StudyFolder:
     def recover(self) -> list[Record]:
         """Close the attempts that dead launchers left open, and return their records.
 
-        Their processes are ended; what they measured is kept as an interrupted record. A damaged line of the journal is passed
-        over, and a damaged attempt is set aside when its cell is measured again.
+        Their processes are ended; what they measured is kept as an interrupted record. A damaged
+        line of the journal is passed over, and a damaged attempt is set aside when its cell is
+        measured again.
         """
         closed = []
         for token, attempt in self._open_attempts().items():
@@ -224,7 +225,7 @@ class StudyFolder:
         return attempts
 
     def _close_left(self, folder: CellFolder) -> Record | None:
-        """Write an interrupted record for an attempt without one, and return it. The cell's lock is held."""
+        """Write an interrupted record for a locked attempt without one, and return it."""
         if folder.record.exists() or not folder.attempt.exists():
             return None  # it died after the record was written, or before anything was begun
         failure = Failure("interrupted", None, "the launching process ended before the cell did")
@@ -241,7 +242,7 @@ class StudyFolder:
 
     @contextlib.contextmanager
     def timed_step(self, token: str, part: str) -> Iterator[None]:
-        """Note in the journal the seconds that the entered context takes for an attempt, by name: its record does not hold them.
+        """Note in the journal the seconds that the entered context takes for an attempt.
 
         A journal that cannot be written any more is left alone.
         """
@@ -280,7 +281,7 @@ def _lock(folder: CellFolder) -> Iterator[bool]:
 
 
 def _last_sign(folder: CellFolder) -> float:
-    """Return when a rank last wrote a line, or else when the attempt was begun; seconds since 1970."""
+    """Return when a rank last wrote a line, or when the attempt began; seconds since 1970."""
     last_s: float = folder.attempt.stat().st_mtime
     for path in folder.all_rank_lines():
         for line in read_lines(path):
@@ -296,12 +297,14 @@ def assemble(
     known: Iterable[Record],
     folder_of: Callable[[Record], CellFolder],
 ) -> Record:
-    """Return the record of an attempt from the files of its folder, and write what the benchmark prints.
+    """Return the record of an attempt from its files, and write what the benchmark prints.
 
-    It is not yet judged. The same folder gives the same record. `known` are the study's records so far.
+    It is not yet judged. The same folder gives the same record. `known` are the study's records so
+    far.
 
     Raises:
         RecordError: the folder holds no begun attempt.
+
     """
     try:
         cell = Cell.from_dict(decoded(folder.cell.read_bytes()))
@@ -327,7 +330,7 @@ def assemble(
 def find_finished(
     cells: Sequence[Cell], study: StudyFolder, here: RunEnvironment, note: Callable[[str], None]
 ) -> dict[int, Record]:
-    """Return the records of cells that were finished in the environment of `here`, by their place in the order.
+    """Return the records of cells that were finished in this environment, by their index.
 
     `note` gets a sentence on each difference for which cells are measured again.
     """
@@ -344,14 +347,15 @@ def find_finished(
     for why, cells_again in again.items():
         are = "is" if cells_again == 1 else "are"
         note(
-            f"{count(cells_again, 'cell')} {are} measured again: {why}. What was measured before is kept"
+            f"{count(cells_again, 'cell')} {are} measured again: {why}. What was measured before is "
+            "kept"
         )
     by_other_code = sum(here.other_code(record) for record in finished.values())
     if by_other_code:
         were = "was" if by_other_code == 1 else "were"
         note(
             f"{count(by_other_code, 'cell')} {were} measured by other code of Ringside's, and the "
-            "report compares this with nothing that is measured now (resume=false measures all cells "
-            "again)"
+            "report compares this with nothing that is measured now (resume=false measures all "
+            "cells again)"
         )
     return finished

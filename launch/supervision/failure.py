@@ -1,4 +1,4 @@
-"""Name the cause of a failed cell and its first failing rank, from the lines of the ranks and how they ended."""
+"""Name the cause of a failed cell and its first failing rank."""
 
 import math
 import os
@@ -14,7 +14,7 @@ from benchmarks.record import CellFolder, Failure, decoded
 from launch.engines.engine import Lost
 from launch.supervision.progress import Rank, Watch
 
-# What the exception of a rank says if a peer went away: the consequence of a failure, not its cause.
+# What an exception says if a peer went away: the consequence of a failure, not its cause.
 CONSEQUENCE = re.compile(
     r"connection (was likely )?(closed|reset|refused|timed out)|(closed|reset) by (remote )?peer|"
     r"broken pipe|remote (process|server)|socket timeout|pair closure|communicator was aborted",
@@ -69,12 +69,12 @@ def first_cause(
     agent_status: int | None,
     lost: Lost | None = None,
 ) -> Failure | None:
-    """Return the failure of what ended first by itself, a rank or a host; None if every rank was done.
+    """Return the failure of the first rank or host that ended by itself; None without one.
 
     `agent_status` is the exit status of the agent, None if it still ran; `lost` is a lost host.
     """
     raised = {rank.number: float(rank.error["time"]) for rank in watch.everyone if rank.error}
-    ended = {number: end for number, end in ended.items() if 0 <= number < len(watch.everyone)}
+    ended = {rank.number: ended[rank.number] for rank in watch.everyone if rank.number in ended}
     first = min([end.time for end in ended.values()], default=math.inf)
     candidates = []
     for rank in watch.everyone:
@@ -104,7 +104,7 @@ def first_cause(
 
 
 def _order(rank: Rank, end: End | None) -> tuple[int, float, int]:
-    """Return a key that sorts ranks found ended at one look: what may be another's consequence comes later.
+    """Return a key that sorts ranks found ended at one look, likely consequences later.
 
     An exception of its own comes first, then an end without a word, then an exception that a lost
     peer would also raise, and last SIGTERM, with which agents end the others.
@@ -152,7 +152,7 @@ def _cause_of(text: str) -> str:
 
 
 def _ended(rank: Rank, status: int | None, folder: CellFolder) -> Failure:
-    """Return the failure of a rank that ended without writing why; `status` is a signal if negative."""
+    """Return the failure of a rank that ended without writing why."""
     where = "before it reported"
     if rank.phase:
         where = f"in phase {rank.phase!r}"
@@ -202,7 +202,7 @@ def with_log(failure: Failure, folder: CellFolder) -> Failure:
 
 
 def few_lines(log_tail: str, most: int) -> list[str]:
-    """Return the lines of a log tail to show where all are too many: a stack has its newest call first."""
+    """Return a few lines of a log tail; a stack has its newest call first."""
     lines = log_tail.splitlines()
     if lines and lines[0].startswith(STACK_HEADS):
         return lines[:most]
@@ -210,7 +210,7 @@ def few_lines(log_tail: str, most: int) -> list[str]:
 
 
 def _tail(lines: list[str]) -> list[str]:
-    """Return the last lines; if faulthandler wrote last, the top of the main thread's stack: the call that matters."""
+    """Return the last lines, or the top of the main thread's stack if faulthandler wrote last."""
     current = None
     fatal = []
     for number, line in enumerate(lines):

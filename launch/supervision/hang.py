@@ -1,4 +1,4 @@
-"""Notice a hang by the deadlines, and name the rank that causes it: from process state, stack and iteration count."""
+"""Notice a hang by the deadlines, and find its cause by state, stack and iteration count."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -54,7 +54,7 @@ def overdue(
 def _passed_deadline_s(
     watch: Watch, rank: Rank, now: float, limits: schema.Engine, state: Callable[[int, int], str]
 ) -> float | None:
-    """Return the deadline after which a process that still exists has written nothing; None if it has not passed.
+    """Return the deadline after which a live process has written nothing; None before it.
 
     The first step compiles, tunes and connects without a sign: a rank has as long for it as for the
     start. A process that was stopped does none of that, and a server gives a sign every second.
@@ -115,7 +115,8 @@ def _suspect(
     In this order: a process that cannot go on; a rank that is asleep or in foreign code while
     another waits; one that wrote no stack though others did; one that began another collective than
     the others; the fewest iterations; one that works while others wait; one that waits elsewhere
-    than most, or where foreign code began the wait; the last of those that wait in different places.
+    than most, or where foreign code began the wait; the last of those that wait in different
+    places.
     """
     stuck = [rank for rank in waiting if states[rank.number] in STUCK]
     if stuck:
@@ -149,7 +150,7 @@ def _suspect(
 
 
 def _another_collective(ranks: Sequence[Rank], locations: Locations) -> tuple[Rank, str] | None:
-    """Return the rank that was the first to begin another collective than the others, and the end of the sentence.
+    """Return the first rank to begin another collective, and the end of the sentence.
 
     It is the one whose collective the fewest ranks began, else the only one whose was begun by
     foreign code; else None.
@@ -204,7 +205,7 @@ def _activity(rank: Rank, states: States, locations: Locations) -> str:
 
 
 def _activities(ranks: Sequence[Rank], states: States, locations: Locations) -> str:
-    """Return what several ranks do, those that do the same together: 'each of rank 0, rank 2 waits…'."""
+    """Return what several ranks do: 'each of rank 0, rank 2 waits…'."""
     names_by_activity: dict[str, list[str]] = {}
     for rank in ranks:
         activity = _activity(rank, states, locations)

@@ -1,4 +1,4 @@
-"""Follow what the ranks of a running cell have done so far, from the lines that they append to their files."""
+"""Follow what the ranks of a running cell have done, from the lines that they append."""
 
 import time
 from dataclasses import dataclass
@@ -54,7 +54,7 @@ class Watch:
 
     @property
     def needs_quiet(self) -> bool:
-        """Whether processes have begun that measure soon, or that leave no core idle: each has two busy threads."""
+        """Whether processes measure soon, or leave no core idle: each has two busy threads."""
         for rank in self.everyone:
             if rank.pid and (self._few_cores or rank.phase not in BEFORE_WARM_UP):
                 return True

@@ -1,4 +1,4 @@
-"""Read where a rank stands, from what it wrote to its log when the supervisor asked (benchmarks.rank.stacks)."""
+"""Read where a rank stands, from what it wrote to its log on request (benchmarks.rank.stacks)."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -123,7 +123,7 @@ def log_bytes(log: Path) -> int:
 
 
 def locate(log: Path, start: int) -> Location | None:
-    """Return where the process of a log stood, by what it wrote after `start` bytes; None if that is no stack."""
+    """Return where a process stood, by what it wrote after `start` bytes; None without a stack."""
     try:
         with log.open("rb") as file:
             file.seek(start)
@@ -163,7 +163,7 @@ def _collectives(text: str) -> dict[tuple[str, int], PendingCollective]:
 
 
 def _parse(text: str) -> tuple[list[list[Frame]], str, list[Frame]]:
-    """Return the stacks of all threads, the main one last, and the first unfinished collective with its stack.
+    """Return the stacks of all threads, the main one last, and an unfinished collective's.
 
     A stack has the newest call first.
     """
@@ -208,7 +208,7 @@ def _location(stack: Sequence[Frame]) -> Location:
 
 
 def _wait(inside: Sequence[Frame]) -> str | None:
-    """Return for what a thread waits, by the frames of torch and of ours that it called last; None if it does not."""
+    """Return for what a thread waits, by its last calls of torch and ours; None if it does not."""
     if not inside:
         return None
     top = inside[0]

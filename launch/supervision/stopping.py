@@ -21,7 +21,7 @@ class Stopping:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Have signals set the mark instead of ending this process. A terminal that goes away (SIGHUP) ends nothing."""
+        """Have signals set the mark instead of ending this process. SIGHUP ends nothing."""
         handlers = {
             signal.SIGINT: signal.signal(signal.SIGINT, self._request),
             signal.SIGTERM: signal.signal(signal.SIGTERM, self._request),

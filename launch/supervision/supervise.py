@@ -1,9 +1,10 @@
-"""Run one cell to its end, whatever happens in it: start its job, keep deadlines, name the cause, leave no process behind."""
+"""Run one cell to its end: start its job, keep deadlines, name the cause, leave no process."""
 
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from benchmarks.agent.processes import ENDED
 from benchmarks.record import CellFolder, Failure
@@ -46,7 +47,7 @@ def run(
     sampled: bool = False,
     clock: WallClock = time,
 ) -> Outcome:
-    """Run the job of a cell in its prepared folder and return how it ended; none of its processes is left then.
+    """Run the job of a cell in its prepared folder and return how it ended.
 
     Args:
         cell: what the ranks are asked.
@@ -141,30 +142,41 @@ def _explained(hang: Hang, watch: Watch, folder: CellFolder, job: Job, clock: Wa
             f"{agent_state}; each rank waits"
         )
         return Failure("hang", None, sentence)
-    # As they are now: a request for stacks may wake a process up.
-    pids = {rank.number: rank.pid for rank in watch.everyone if rank.pid}
-    states = {number: job.process_state(number, pid) for number, pid in pids.items()}
-    logs = {number: folder.rank_log(number) for number in pids if states[number] not in STUCK}
-    starts = {number: log_bytes(log) for number, log in logs.items()}
+    pids = {}
+    states = {}
+    logs = {}
+    for rank in watch.everyone:
+        if rank.pid:
+            # As it is now: a request for stacks may wake a process up.
+            state = job.process_state(rank.number, rank.pid)
+            pids[rank.number] = rank.pid
+            states[rank.number] = state
+            if state not in STUCK:
+                logs[rank.number] = folder.rank_log(rank.number)
+    starts = _sizes(logs)
     job.ask_for_stacks(pids)
-    _until(
-        lambda: all(log_bytes(log) > starts[number] for number, log in logs.items()),
-        STACKS_SECONDS,
-        clock,
-    )
+    _until(lambda: _all_grew(starts, _sizes(logs)), STACKS_SECONDS, clock)
     deadline = clock.monotonic() + STACKS_SECONDS
     before = starts
-    written = {number: log_bytes(log) for number, log in logs.items()}
+    written = _sizes(logs)
     while written != before and clock.monotonic() < deadline:  # until nothing more comes
         clock.sleep(REST_SECONDS)
         before = written
-        written = {number: log_bytes(log) for number, log in logs.items()}
+        written = _sizes(logs)
     locations = {}
-    for number, log in logs.items():
-        location = locate(log, starts[number])
+    for rank_number, log in logs.items():
+        location = locate(log, starts[rank_number])
         if location:
-            locations[number] = location
+            locations[rank_number] = location
     return explain_hang(watch, hang.what, states, locations)
+
+
+def _sizes(logs: Mapping[int, Path]) -> dict[int, int]:
+    return {rank_number: log_bytes(log) for rank_number, log in logs.items()}
+
+
+def _all_grew(before: Mapping[int, int], now: Mapping[int, int]) -> bool:
+    return all(now[rank_number] > size for rank_number, size in before.items())
 
 
 def _until(condition: Callable[[], bool], seconds: float, clock: WallClock) -> None:
