@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analysis.__main__ import main
-from analysis.commands.forecasts import read_nccl, read_subsets, refuse_absent
+from analysis.commands.forecast_options import read_nccl, read_subsets, refuse_absent
 from analysis.prediction.advise import ForecastRequest, candidates
 from analysis.prediction.calibration import (
     CalibrationData,
