@@ -1,13 +1,15 @@
-"""`python -m analysis verify STUDY… [--pack] [--mlflow [URI]] [--json]`: check every number against raw samples, and MLflow's."""
+"""`python -m analysis verify STUDY… [--pack] [--mlflow [URI]] [--json]`: check every number.
+
+Records are compared with their raw samples, and MLflow's runs with the records.
+"""
 
 import argparse
 import dataclasses
 import json
-import math
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,10 @@ from analysis.console import console
 from analysis.errors import UnreadableInput
 from analysis.verification.verify import Difference, Verification, verify
 from benchmarks.record import CellFolder, record_paths
+from benchmarks.record.encoding import jsonable
 
-_SHOWN = 40
+MOST_ROWS = 40
+LONGEST = 40  # characters of a value
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -44,7 +48,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print what differs. Return 0: nothing does; 1: a value differs, or samples are missing or damaged.
+    """Print what differs. Return 0: nothing does; 1: a value differs, or samples are missing.
 
     Raises:
         UnreadableInput: a folder holds no record, or there is no such store.
@@ -54,29 +58,40 @@ def run(arguments: argparse.Namespace) -> int:
         results |= _checked(name)
     for study, result in results.items():
         if not result.records:
-            wrong = "holds no record" if Path(study).exists() else "no such folder"
+            wrong = "no such folder"
+            if Path(study).exists():
+                wrong = "holds no record"
             raise UnreadableInput(
-                f"{study}: {wrong}; accepted is the folder of a study (<output_dir>/<study>), or a bundle"
+                f"{study}: {wrong}; accepted is the folder of a study (<output_dir>/<study>), or a "
+                "bundle"
             )
+    saved_bytes: dict[str, int] = {}
     for study, result in results.items():
         if arguments.mlflow is not None:
             _compare_store(study, arguments.mlflow, result)
-    saved = {
-        study: _pack(Path(study))
-        for study, result in results.items()
-        if arguments.pack and result.right
-    }
+        if arguments.pack and result.right:
+            paths = record_paths(Path(study))
+            saved_bytes[study] = sum(CellFolder(path.parent).pack() for path in paths)
     if arguments.json:
-        several = [_as_json(study, result, saved.get(study)) for study, result in results.items()]
-        print(json.dumps(several[0] if len(several) == 1 else {"studies": several}))
+        _print_json(results, saved_bytes)
     else:
         for study, result in results.items():
-            _print(study if len(results) > 1 else "", result, saved.get(study), arguments.pack)
+            packed = ""
+            if study in saved_bytes:
+                packed = f"packed: {saved_bytes[study] / 1e3:,.0f} kB less"
+            elif arguments.pack:
+                packed = "nothing was packed, because the study is not right"
+            label = ""
+            if len(results) > 1:
+                label = study
+            _print(label, result, packed)
     return 0 if all(result.right for result in results.values()) else 1
 
 
 def _checked(name: str) -> dict[str, Verification]:
-    """Return what came of a study; of a bundle what came of each study in it, and of the bundle's own list of hashes.
+    """Return what came of a study; of a bundle what came of each study in it.
+
+    The last one holds what came of the bundle's own list of hashes too.
 
     Raises:
         UnreadableInput: a damaged archive, or one that is no bundle.
@@ -88,125 +103,131 @@ def _checked(name: str) -> dict[str, Verification]:
         results = {f"{name}/{study.name}": verify(study) for study in studies(root)}
         if not results:
             raise UnreadableInput(f"{name}: holds no record")
-        *_, own = results.values()  # of the study that the bundle is of
-        own.files, own.values = own.files + files, own.values + files
-        own.differences += differences
+        *_, result = results.values()  # of the study that the bundle is of
+        result.files += files
+        result.values += files
+        result.differences += differences
         return results
 
 
 def _compare_store(study: str, uri: str, result: Verification) -> None:
     """Add what MLflow's store has otherwise. Raises UnreadableInput where it cannot be compared.
 
-    Only `launch` knows how a record becomes a run, and it may not be imported here: it is asked as a process of its own.
+    Only `launch` knows how a record becomes a run, and it may not be imported here: it is asked as
+    a process of its own.
     """
-    command = [sys.executable, "-m", "launch", "compare", study, *([f"--uri={uri}"] if uri else [])]
+    command = [sys.executable, "-m", "launch", "compare", study]
+    if uri:
+        command.append(f"--uri={uri}")
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     try:
-        told = json.loads(done.stdout)
+        answer = json.loads(done.stdout)
     except ValueError:
         lines = done.stderr.strip().splitlines() or ["no answer"]
         raise UnreadableInput(lines[-1].removeprefix("python -m launch compare: ")) from None
-    result.values += told["values"]
-    result.differences += [
-        Difference(one["record"], "MLflow", one["field"], one["stored"], one["recorded"])
-        for one in told["differences"]
-    ]
-    result.differences += [
-        Difference(one, "MLflow", "run", "there", "no record") for one in told["unknown"]
-    ]
-    if told["missing"]:
-        result.not_compared[
-            "MLflow has no run of the record (python -m launch sync writes it)"
-        ] += len(told["missing"])
+    result.values += answer["values"]
+    for row in answer["differences"]:
+        result.differences.append(
+            Difference(row["record"], "MLflow", row["field"], row["stored"], row["recorded"])
+        )
+    for record in answer["unknown"]:
+        result.differences.append(Difference(record, "MLflow", "run", "there", "no record"))
+    if answer["missing"]:
+        label = "MLflow has no run of the record (python -m launch sync writes it)"
+        result.not_compared[label] += len(answer["missing"])
 
 
-def _pack(study: Path) -> int:
-    """Pack the raw samples of every record; return how many bytes that saved. Raises OSError."""
-    return sum(CellFolder(path.parent).pack() for path in record_paths(study))
+def _print_json(results: Mapping[str, Verification], saved_bytes: Mapping[str, int]) -> None:
+    """Print the result of one study, or of several."""
+    contents = []
+    for study, result in results.items():
+        content: dict[str, Any] = {
+            "study": study,
+            "right": result.right,
+            "records": result.records,
+            "recomputed": result.recomputed,
+            "values": result.values,
+            "files": result.files,
+            "differences": jsonable([dataclasses.asdict(row) for row in result.differences]),
+            "not_recomputed": [dataclasses.asdict(omission) for omission in result.omissions],
+            "not_compared": dict(result.not_compared),
+        }
+        if study in saved_bytes:
+            content["bytes_saved"] = saved_bytes[study]
+        contents.append(content)
+    if len(contents) == 1:
+        print(json.dumps(contents[0]))
+    else:
+        print(json.dumps({"studies": contents}))
 
 
-def _as_json(study: str, result: Verification, saved: int | None) -> dict[str, Any]:
-    """Return the result in plain JSON types."""
-    told = {
-        "study": study,
-        "right": result.right,
-        "records": result.records,
-        "recomputed": result.recomputed,
-        "values": result.values,
-        "files": result.files,
-        "differences": [_plain(dataclasses.asdict(one)) for one in result.differences],
-        "not_recomputed": [dataclasses.asdict(one) for one in result.omissions],
-        "not_compared": dict(result.not_compared),
-    }
-    return told if saved is None else told | {"bytes_saved": saved}
+def _print(study: str, result: Verification, packed: str) -> None:
+    """Print the table of differences, what could not be checked, and the count.
 
-
-def _plain(difference: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a difference whose numbers JSON has: NaN and infinities become text."""
-    return {
-        name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in difference.items()
-    }
-
-
-def _print(study: str, result: Verification, saved: int | None, pack: bool) -> None:
-    """Print the table of differences, what could not be checked, and the count."""
-    out = console()
+    `study` is named where there are several; `packed` is a line on its packing.
+    """
     if result.differences:
-        table = Table(
-            title=f"{escape(study)} does not say what its samples say".strip(), title_justify="left"
-        )
-        for name in ("record", "file", "field", "recorded", "recomputed"):
-            table.add_column(
-                name, justify="right" if name in ("recorded", "recomputed") else "left"
-            )
-        for one in result.differences[:_SHOWN]:
-            table.add_row(
-                *map(escape, (one.record, one.file, one.field)),
-                _text(one.recorded),
-                _text(one.recomputed),
-            )
-        out.print(table)
-        if len(result.differences) > _SHOWN:
-            out.print(f"… {len(result.differences) - _SHOWN} more (--json has all)")
-    lines = [f"wrong: {one.record}: {one.reason}" for one in result.omissions if one.wrong]
-    for reason, cells in Counter(one.reason for one in result.omissions if not one.wrong).items():
-        lines.append(f"cannot be checked: {_records(cells)}: {reason}")
-    for name, cells in sorted(result.not_compared.items()):
-        why = "" if name.startswith("MLflow") else " (a file that this needs is not in the folder)"
-        lines.append(f"not compared in {_records(cells)}: {name}{why}")
-    if pack:
-        told = (
-            "nothing was packed, because the study is not right"
-            if saved is None
-            else f"packed: {saved / 1e3:,.0f} kB less"
-        )
-        lines.append(told)
-    lines.append(f"{f'{study}: ' if study else ''}{_summary(result)}")
-    for line in lines:
+        _print_differences(study, result.differences)
+    lines = []
+    reasons: Counter[str] = Counter()
+    damaged = 0
+    for omission in result.omissions:
+        if omission.wrong:
+            damaged += 1
+            lines.append(f"wrong: {omission.record}: {omission.reason}")
+        else:
+            reasons[omission.reason] += 1
+    for reason, records in reasons.items():
+        lines.append(f"cannot be checked: {_records(records)}: {reason}")
+    for name, records in sorted(result.not_compared.items()):
+        line = f"not compared in {_records(records)}: {name}"
+        if not name.startswith("MLflow"):
+            line += " (a file that this needs is not in the folder)"
+        lines.append(line)
+    if packed:
+        lines.append(packed)
+    summary = (
+        f"{result.recomputed} of {_records(result.records)} recomputed, "
+        f"{result.values} values compared: {len(result.differences)} differ"
+    )
+    if study:
+        summary = f"{study}: {summary}"
+    if result.differences:
+        summary += f", in {_records(len({row.record for row in result.differences}))}"
+    if damaged:
+        summary += f"; {_records(damaged)} damaged"
+    if reasons:
+        summary += f"; {_records(reasons.total())} cannot be checked"
+    out = console()
+    for line in [*lines, summary]:
         out.print(escape(line), soft_wrap=True)
 
 
-def _summary(result: Verification) -> str:
-    """Return the last line: what was checked, what differs, and what nobody can check."""
-    several = len({one.record for one in result.differences})
-    said = f"{result.recomputed} of {_records(result.records)} recomputed, {result.values} values compared: "
-    said += (
-        f"{len(result.differences)} differ, in {_records(several)}"
-        if result.differences
-        else "0 differ"
-    )
-    wrong = sum(one.wrong for one in result.omissions)
-    left = len(result.omissions) - wrong
-    said += f"; {_records(wrong)} damaged" if wrong else ""
-    return said + (f"; {_records(left)} cannot be checked" if left else "")
+def _print_differences(study: str, differences: Sequence[Difference]) -> None:
+    title = f"{escape(study)} does not say what its samples say".strip()
+    table = Table(title=title, title_justify="left")
+    for name in ("record", "file", "field"):
+        table.add_column(name)
+    for name in ("recorded", "recomputed"):
+        table.add_column(name, justify="right")
+    for row in differences[:MOST_ROWS]:
+        names = (escape(row.record), escape(row.file), escape(row.field))
+        table.add_row(*names, _text(row.recorded), _text(row.recomputed))
+    out = console()
+    out.print(table)
+    if len(differences) > MOST_ROWS:
+        out.print(f"… {len(differences) - MOST_ROWS} more (--json has all)")
 
 
-def _records(number: int) -> str:
-    return f"{number} record{'' if number == 1 else 's'}"
+def _records(count: int) -> str:
+    if count == 1:
+        return "1 record"
+    return f"{count} records"
 
 
 def _text(value: Any) -> str:
     """Return a value with every digit that it has, in one short line."""
-    text = repr(value) if isinstance(value, float) else str(value)
-    return escape(text if len(text) <= 40 else f"{text[:39]}…")
+    text = str(value)  # of a float every digit
+    if len(text) > LONGEST:
+        text = f"{text[: LONGEST - 1]}…"
+    return escape(text)
