@@ -364,21 +364,6 @@ HUNG = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", HUNG)
-def test_the_rank_that_is_not_where_the_others_are_is_named(tmp_path, asleep, case):
-    steps, (rank, said) = HUNG[case]
-
-    def with_sleep(job):
-        job.stacks = {
-            number: text.replace("SLEEP", dump(asleep)) for number, text in job.stacks.items()
-        }
-
-    (cause, named, message), seconds = told(tmp_path, starts, *steps, with_sleep)
-    assert (cause, named) == ("hang", rank), message
-    assert said in message
-    assert 12 < seconds < 15
-
-
 def test_of_many_ranks_the_one_that_waits_elsewhere_is_named(tmp_path):
     steps = (
         lambda job: begins(job, (5, 5, 5)),
@@ -409,16 +394,21 @@ SERVERS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", SERVERS)
-def test_a_server_is_named_when_the_others_wait_for_it(tmp_path, asleep, case):
-    steps, rank, said = SERVERS[case]
+@pytest.mark.parametrize("case", [*HUNG, *SERVERS])
+def test_the_process_that_is_not_where_the_others_are_is_named(tmp_path, asleep, case):
+    if case in HUNG:
+        steps, (rank, said) = HUNG[case]
+    else:
+        steps, rank, said = SERVERS[case]
 
     def with_sleep(job):
         job.stacks = {
             number: text.replace("SLEEP", dump(asleep)) for number, text in job.stacks.items()
         }
 
-    (cause, named, message), seconds = told(tmp_path, starts, *steps, with_sleep, servers=1)
+    (cause, named, message), seconds = told(
+        tmp_path, starts, *steps, with_sleep, servers=int(case in SERVERS)
+    )
     assert (cause, named) == ("hang", rank), message
     assert said in message
     assert 12 < seconds < 15

@@ -427,13 +427,15 @@ def test_no_other_module_makes_files_by_itself():
 
 
 def test_no_text_of_a_file_is_what_the_locale_makes_of_it():
-    in_files = [
-        (module, node)
-        for module, nodes in calls().items()
-        for node in nodes
-        if isinstance(node.func, ast.Attribute) and node.func.attr in ("read_text", "write_text")
-    ]
-    named = [(module, node.lineno, {one.arg for one in node.keywords}) for module, node in in_files]
-    assert (
-        named and [(module, line) for module, line, words in named if "encoding" not in words] == []
-    )
+    reads = 0
+    for module, nodes in calls().items():
+        for node in nodes:
+            if not isinstance(node.func, ast.Attribute):
+                continue
+            if node.func.attr not in ("read_text", "write_text"):
+                continue
+            reads += 1
+            words = {keyword.arg for keyword in node.keywords}
+            positional = node.func.attr == "read_text" and node.args
+            assert "encoding" in words or positional, (module, node.lineno)
+    assert reads
