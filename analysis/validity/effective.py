@@ -3,6 +3,7 @@
 It is compared with what the cell requested.
 """
 
+import dataclasses
 import re
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,26 +28,34 @@ GLOO = "TCP"
 def read_logs(folder: CellFolder, hosts: Sequence[str] = ()) -> NcclLog | None:
     """Read NCCL's logs of one cell, a file for each rank; None if none can be read.
 
-    `hosts` are those of the cell: an agent puts the number of its host before the names of files, from the second host on.
+    `hosts` are those of the cell: an agent puts the number of its host before the names of files,
+    from the second host on.
     """
+    once, texts, of_files = {}, [], []
     try:
-        found = folder.nccl_logs()
-        once = {
-            path.name.removesuffix(ONCE): read_text(path)
-            for path in found
-            if path.name.endswith(ONCE)
-        }
-        paths = [path for path in found if not path.name.endswith(ONCE)]
-        of_files = [_host_of(path.name, hosts) for path in paths] if hosts else ()
-        texts = [once.get(path.stem.rpartition(".")[2], "") + read_text(path) for path in paths]
-        return parse_nccl_log(*texts, hosts=of_files) if texts else None
+        paths = folder.nccl_logs()
+        for path in paths:
+            if path.name.endswith(ONCE):
+                once[path.name.removesuffix(ONCE)] = read_text(path)
+        for path in paths:
+            if path.name.endswith(ONCE):
+                continue
+            process = path.stem.rpartition(".")[2]
+            texts.append(once.get(process, "") + read_text(path))
+            if hosts:
+                of_files.append(_host_of(path.name, hosts))
+        if not texts:
+            return None
+        return parse_nccl_log(*texts, hosts=of_files)
     except (UnreadableInput, EOFError, zlib.error):
         return None
 
 
 def _host_of(name: str, hosts: Sequence[str]) -> str:
-    found = re.match(r"([0-9]+)-", name)
-    return hosts[int(found[1])] if found and int(found[1]) < len(hosts) else hosts[0]
+    number = re.match(r"([0-9]+)-", name)
+    if number and int(number[1]) < len(hosts):
+        return hosts[int(number[1])]
+    return hosts[0]
 
 
 def observe(
@@ -67,25 +76,27 @@ def observe(
     links, gpus, hosts = links_of(record), record.cell.members, record.cell.every_host
     log, tuning = read_logs(folder, hosts), read_logs(folder.tuning, hosts)
     effective: dict[str, Any] = {}
-    if link_class := class_between(record):
+    link_class = class_between(record)
+    if link_class:
         effective["link_class"] = link_class
     if log is not None:
         effective |= _used(log, links, gpus)
         if hosts:
             effective["nccl"] |= {"nodes": log.nodes, "nics": nics_of_hosts(log, record)}
     if tuning is not None and tuning.algorithms:
-        effective["choices"] = [
-            {
-                "function": c.function,
-                "bytes": c.size,
-                "algorithm": c.algorithm,
-                "protocol": c.protocol,
-            }
-            for c in tuning.algorithms
-        ]
-    evidence = (
-        None if log is None else Evidence(record.cell.nccl, log, links, gpus, env_logged=True)
-    )
+        effective["choices"] = []
+        for choice in tuning.algorithms:
+            effective["choices"].append(
+                {
+                    "function": choice.function,
+                    "bytes": choice.size,
+                    "algorithm": choice.algorithm,
+                    "protocol": choice.protocol,
+                }
+            )
+    evidence = None
+    if log is not None:
+        evidence = Evidence(record.cell.nccl, log, links, gpus, env_logged=True)
     findings: list[SettingResult] = []
     study = Study.of(known if record.cell.nccl else ())
     for name, value in record.cell.nccl.items():
@@ -96,15 +107,7 @@ def observe(
         findings += check_setting(name, value, evidence, reference_log, choices)
     findings += hosts_seen(log, record)
     if findings:
-        effective["findings"] = [
-            {
-                "code": one.code,
-                "sentence": one.sentence,
-                "severity": one.severity,
-                "setting": one.setting,
-            }
-            for one in findings
-        ]
+        effective["findings"] = [dataclasses.asdict(finding) for finding in findings]
     return effective
 
 
@@ -113,7 +116,8 @@ def _used(log: NcclLog, links: Mapping[str, str], gpus: Sequence[Member]) -> dic
     used: dict[str, Any] = {}
     if log.transports:
         used["transport"] = describe_transport(log, links, gpus)
-    if (channels := log.channels.get("collective")) is not None:
+    channels = log.channels.get("collective")
+    if channels is not None:
         used["channels"] = channels
     used["nccl"] = {
         "version": log.version,
