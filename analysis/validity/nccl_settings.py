@@ -56,8 +56,11 @@ class Evidence:
 
 def list_some(items: Sequence[str]) -> str:
     """Join the first items with commas; count the rest."""
+    text = ", ".join(items[:MOST_NAMED])
     rest = len(items) - MOST_NAMED
-    return ", ".join(items[:MOST_NAMED]) + (f" and {rest} more" if rest > 0 else "")
+    if rest > 0:
+        text += f" and {rest} more"
+    return text
 
 
 _FEWEST_OF_MAXIMUM = (
@@ -85,22 +88,29 @@ def check_setting(
         results.append(SettingResult("setting_ignored", text, "unchecked", name))
     else:
         ignored = announced(name, evidence)
-        results += [ignored] if ignored is not None else []
+        if ignored is not None:
+            results.append(ignored)
         results += connections(name, evidence)
-        results += [] if in_table(name) else [_of_unknown_effect(name, value, evidence.log)]
-        results += _algorithms(name, value, evidence.log) if tuning is None else []
+        if not in_table(name):
+            results.append(_of_unknown_effect(name, value, evidence.log))
+        if tuning is None:
+            results += _algorithms(name, value, evidence.log)
         results += _channel_limit(name, value, evidence.log)
-        is_invalid = ignored is not None and ignored.severity == "invalid"
-        if same_cell_without is not None and name in VISIBLE and not is_invalid:
+        is_ignored = ignored is not None and ignored.severity == "invalid"
+        if same_cell_without is not None and name in VISIBLE and not is_ignored:
             effect = no_effect(name, value, evidence.log, same_cell_without)
-            results += [effect] if effect is not None else []
-    return results if tuning is None else [*results, *_algorithms(name, value, tuning)]
+            if effect is not None:
+                results.append(effect)
+    if tuning is not None:
+        results += _algorithms(name, value, tuning)
+    return results
 
 
 def _of_unknown_effect(name: str, value: str, log: NcclLog) -> SettingResult:
     """Return that a variable of `nccl.other` has no rule here; NCCL's log shows at most that it was read."""
-    read = "; NCCL's log says that it was read" if name in log.settings else ""
-    text = f"{name}={value} was not checked: Ringside does not know what it should change{read}"
+    text = f"{name}={value} was not checked: Ringside does not know what it should change"
+    if name in log.settings:
+        text += "; NCCL's log says that it was read"
     return SettingResult("effect_not_checked", text, "unchecked", name)
 
 
@@ -183,18 +193,16 @@ def announced(name: str, evidence: Evidence) -> SettingResult | None:
         answer = _never_announced(name, value, log)
     else:
         answer = _cannot_show(when, evidence) or _not_announced(name, evidence)
-    return (
-        None
-        if answer is None
-        else SettingResult("setting_ignored", f"{name}={value} {answer[0]}", answer[1], name)
-    )
+    if answer is None:
+        return None
+    return SettingResult("setting_ignored", f"{name}={value} {answer[0]}", answer[1], name)
 
 
 def _differing_value(name: str, value: str, log: NcclLog) -> Answer | None:
-    found = log.settings[name]
-    return (
-        None if same_value(name, value, found) else (f"was not used: NCCL says {found}", "invalid")
-    )
+    used = log.settings[name]
+    if same_value(name, value, used):
+        return None
+    return f"was not used: NCCL says {used}", "invalid"
 
 
 def _missing_writers(name: str, when: str, log: NcclLog) -> Answer | None:
@@ -202,12 +210,10 @@ def _missing_writers(name: str, when: str, log: NcclLog) -> Answer | None:
     writers = log.announced_by.get(name, 0)
     if when != "always" or not 0 < writers < log.processes:
         return None
-    severity, why = (
-        ("unchecked", "; lines are missing in the log")
-        if (log.lost or log.truncated)
-        else ("suspect", "")
-    )
-    return f"was used by {writers} of {log.processes} processes, by NCCL's log{why}", severity
+    text = f"was used by {writers} of {log.processes} processes, by NCCL's log"
+    if log.lost or log.truncated:
+        return f"{text}; lines are missing in the log", "unchecked"
+    return text, "suspect"
 
 
 def _never_announced(name: str, value: str, log: NcclLog) -> Answer | None:
@@ -222,22 +228,21 @@ def _never_announced(name: str, value: str, log: NcclLog) -> Answer | None:
 def _cannot_show(when: str, evidence: Evidence) -> Answer | None:
     """Say why this log may lack the announcement of a variable that NCCL took."""
     log = evidence.log
-    env_logged = log.env_logged if evidence.env_logged is None else evidence.env_logged
-    for applies, why in (
-        (when == "used", "NCCL's log names it only where it is used, and does not"),
-        (log.nranks == 1, "one rank has no connections"),
-        (
-            when == "env" and not env_logged,
-            "NCCL's log was written without ENV in NCCL_DEBUG_SUBSYS",
-        ),
-        (
-            bool(log.lost) or not (log.transports or log.channels_from),
-            "it may be in the missing lines of NCCL's log",
-        ),
-    ):
-        if applies:
-            return f"was not checked: {why}", "unchecked"
-    return None
+    env_logged = evidence.env_logged
+    if env_logged is None:
+        env_logged = log.env_logged
+    why = ""
+    if when == "used":
+        why = "NCCL's log names it only where it is used, and does not"
+    elif log.nranks == 1:
+        why = "one rank has no connections"
+    elif when == "env" and not env_logged:
+        why = "NCCL's log was written without ENV in NCCL_DEBUG_SUBSYS"
+    elif log.lost or not (log.transports or log.channels_from):
+        why = "it may be in the missing lines of NCCL's log"
+    if not why:
+        return None
+    return f"was not checked: {why}", "unchecked"
 
 
 def _not_announced(name: str, evidence: Evidence) -> Answer:

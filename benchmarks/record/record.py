@@ -1,6 +1,6 @@
 """The record of an attempt at a cell: what was asked, used and measured, and whether it may be believed.
 
-A Record can be rebuilt from the files of its cell's folder (cell_folder.py). MLflow is only ever a projection of Records.
+A Record can be rebuilt from the files of its cell's folder (folder.py). MLflow is only ever a projection of Records.
 
 Versions of the schema (`.ci/migrate_records` gives older records the form of 4):
     4  the oldest that is read
