@@ -1,8 +1,9 @@
 """Values that are computed from the raw lines of a cell's ranks, and how a computation picks its lines.
 
-A benchmark has one function `derive(lines, cell) -> Derived` without torch, which its YAML names (`code: {derive: …}`). The
-launching process calls it when it makes the record, and `python -m analysis verify` calls it again, perhaps on another machine:
-floats are added by math.fsum, because sum() rounds otherwise from Python 3.12 on.
+A benchmark has one function `derive(lines, cell) -> Derived` without torch, which its YAML names
+(`code: {derive: …}`). The launching process calls it when it makes the record, and `python -m
+analysis verify` calls it again, perhaps on another machine: floats are added by math.fsum, because
+sum() rounds otherwise from Python 3.12 on.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -71,7 +72,8 @@ def derived_values(lines: RankLines, cell: Cell) -> dict[str, Any] | None:
     """Return FIELDS and `output` of a cell from the lines of its ranks; None where rank 0 wrote no `result` line.
 
     Raises:
-        IncompleteLines: rank 0 came to its end, and lines are missing, or nothing can be derived from them.
+        IncompleteLines: rank 0 came to its end, and lines are missing, or nothing can be derived
+        from them.
     """
     result = result_line(lines)
     if result is None:

@@ -1,7 +1,8 @@
 """Requests that only their benchmark can refuse, before any process starts.
 
-If options constrain each other, or depend on the number of ranks or on how much memory there is, a benchmark checks them in a
-function `refuse(cell, room)` that needs no torch. Its YAML names the function: `code: {refuse: dotted.name}`.
+If options constrain each other, or depend on the number of ranks or on how much memory there is, a
+benchmark checks them in a function `refuse(cell, room)` that needs no torch. Its YAML names the
+function: `code: {refuse: dotted.name}`.
 """
 
 from dataclasses import dataclass

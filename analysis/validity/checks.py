@@ -1,7 +1,8 @@
 """The checks that decide whether a record's numbers can be believed: the list CHECKS, and the verdict of all.
 
-`invalid` numbers never enter a baseline or an unmarked plot. `suspect` numbers are marked as such. A check that could not
-run is `unchecked`, with the reason, and never counts as passed. One that has nothing to look at is `not applicable`.
+`invalid` numbers never enter a baseline or an unmarked plot. `suspect` numbers are marked as such.
+A check that could not run is `unchecked`, with the reason, and never counts as passed. One that has
+nothing to look at is `not applicable`.
 """
 
 import dataclasses
@@ -354,8 +355,8 @@ CHECKS: tuple[Check, ...] = (
         ),
     ),
 )
-# Codes that bring a sentence of their own: from nccl_settings, which compares requested NCCL settings
-# with NCCL's log, from launch.profile.profiled_pass, and from analysis.verification.quick.
+# Codes that bring a sentence of their own: from nccl_settings, which compares requested NCCL
+# settings with NCCL's log, from launch.profile.profiled_pass, and from analysis.verification.quick.
 # {code: (verdict, meaning)}
 OTHER_CODES = {
     "setting_ignored": (
@@ -401,7 +402,10 @@ OTHER_CODES = {
 
 
 def judge(record: Record, limits: ValidityLimits) -> Validity:
-    """Run every check on one record. A cell that is not finished is invalid and has no numbers to judge."""
+    """Run every check on one record.
+
+    A cell that is not finished is invalid and has no numbers to judge.
+    """
     numbers = {name: float(value) for name, value in vars(limits).items() if name != "strict"}
     if record.state != "finished":
         why = f"the cell is {record.state}"

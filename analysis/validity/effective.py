@@ -66,8 +66,9 @@ def observe(
 ) -> dict[str, Any]:
     """Return the `effective` part of a record: `transport`, `link_class`, `nccl`, `findings`, …
 
-    `known` are the other records of the study: the same cell without a setting shows whether the setting had an effect.
-    CPU workers have `findings` only; on several hosts also the interfaces that gloo was given.
+    `known` are the other records of the study: the same cell without a setting shows whether the
+    setting had an effect. CPU workers have `findings` only; on several hosts also the interfaces
+    that gloo was given.
     """
     if record.cell.device != "cuda":
         return gloo_between_hosts(record) | {
@@ -155,7 +156,8 @@ def without(record: Record, setting: str, study: Study) -> Record | None:
     return same[-1] if same else None
 
 
-# What connected the hosts of a cell: link classes, the interfaces of gloo, the network devices of NCCL.
+# What connected the hosts of a cell: link classes, the interfaces of gloo, the network devices of
+# NCCL.
 
 
 def links_of(record: Record) -> Mapping[str, str]:

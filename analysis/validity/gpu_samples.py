@@ -1,7 +1,8 @@
 """What the samples of the machine (`gpus.jsonl`, `cpu.jsonl`) say of a cell, phase by phase: clocks, power, throttling, others.
 
-Where several hosts were sampled, GPUs are in the order of the ranks, host after host; what only a host has is in `hosts` too.
-The launching process puts it into the record, and `python -m analysis verify` computes it again.
+Where several hosts were sampled, GPUs are in the order of the ranks, host after host; what only a
+host has is in `hosts` too. The launching process puts it into the record, and `python -m analysis
+verify` computes it again.
 """
 
 import math
@@ -12,15 +13,18 @@ from typing import Any
 
 from benchmarks.record import CellFolder, Kind, read_lines
 
-# nvml.h, nvmlClocksEventReason*: hardware slowdown, software thermal, hardware thermal, hardware power brake.
+# nvml.h, nvmlClocksEventReason*: hardware slowdown, software thermal, hardware thermal, hardware
+# power brake.
 THROTTLED = 0x08 | 0x20 | 0x40 | 0x80
 POWER_CAPPED = 0x04  # the software power cap: normal on large GPUs, recorded
 IDLE = 0x01
-# Phases that form the timed window. A benchmark with none of them: all phases except PREPARING_PHASES.
+# Phases that form the timed window. A benchmark with none of them: all phases except
+# PREPARING_PHASES.
 TIMED_PHASES = ("timed", "concurrent")
 PREPARING_PHASES = ("imports", "connect", "build", "first step", "warm-up", "check", "verify")
 NOT_MEASURED = (*PREPARING_PHASES, "compare")
-# A phase that is shorter than the time between two samples has none inside: the next one, so many seconds later, counts.
+# A phase that is shorter than the time between two samples has none inside: the next one, so many
+# seconds later, counts.
 PERIOD_SECONDS = 0.6
 # Samples of a phase: the clock of one may still be on its way from the phase before.
 FEWEST_OF_A_MEAN = 3

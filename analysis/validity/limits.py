@@ -28,11 +28,13 @@ from conf.schema import ValidityLimits
 
 RATE = "throughput/images_per_second"
 MOST_EFFICIENCY = 1.02  # where the scatter between runs is not known
-# Where it is known: so many standard deviations of the ratio of two rates above 1, and at least this.
+# Where it is known: so many standard deviations of the ratio of two rates above 1, and at least
+# this.
 MOST_DEVIATIONS, LEAST_MOST_EFFICIENCY = 3.0, 1.005
 # An exchange may find data in a cache where its reference does not.
 EXPECTED_OF_REFERENCE = 1.05
-# Times its reference above which an exchange was hardly awaited; METHOD.md says why less is possible.
+# Times its reference above which an exchange was hardly awaited; METHOD.md says why less is
+# possible.
 MOST_OF_REFERENCE = 1.2
 # Of a window that samples may leave out; on H200s they leave out 5·10⁻⁷ at most.
 MOST_UNACCOUNTED = 1e-3
@@ -41,7 +43,8 @@ MOST_OF_DATA = 0.02  # share of a step that a loader may cost before it is said 
 OF_NOISE = 2.0  # a slow rank is slower by this many half-widths of the 95 % interval
 # CPU workers share their cores with the system: their steps may change and pause by so much more.
 CPU_SHARE = 3.0
-# Share of a step, and ms, that a CPU worker may spend between steps: what lies there is in no sample.
+# Share of a step, and ms, that a CPU worker may spend between steps: what lies there is in no
+# sample.
 MOST_BETWEEN, MOST_BETWEEN_MS = 0.02, 0.1
 
 

@@ -79,8 +79,8 @@ def check_setting(
 ) -> list[SettingResult]:
     """Check one setting of a cell; `evidence` is None without a log.
 
-    `same_cell_without` is the log of the same cell without this setting; `tuning` the log of a pass that names every
-    choice of NCCL, which then decides about algorithms.
+    `same_cell_without` is the log of the same cell without this setting; `tuning` the log of a pass
+    that names every choice of NCCL, which then decides about algorithms.
     """
     results: list[SettingResult] = []
     if evidence is None:
@@ -257,7 +257,8 @@ def _not_announced(name: str, evidence: Evidence) -> Answer:
 
 # Whether NCCL connected GPUs in a way that a setting rules out: `transport_unexpected`.
 
-# The nearest NCCL level that includes a link class of nvidia-smi; NV# is NVL. NODE is one CPU, as NCCL's PHB.
+# The nearest NCCL level that includes a link class of nvidia-smi; NV# is NVL. NODE is one CPU, as
+# NCCL's PHB.
 _NEEDED_LEVEL = {"PIX": "PIX", "PXB": "PXB", "PHB": "PHB", "NODE": "PHB", "SYS": "SYS"}
 # A value of a variable, and the transports that it rules out.
 _RULED_OUT = {
@@ -411,7 +412,8 @@ def _needed_level(link: str | None) -> str | None:
     return "NVL" if link is not None and link.startswith("NV") else _NEEDED_LEVEL.get(link or "")
 
 
-# Whether a setting changed anything, against the log of the same cell without it: `setting_no_effect`.
+# Whether a setting changed anything, against the log of the same cell without it:
+# `setting_no_effect`.
 
 Choices = dict[
     tuple[str | None, int], set[tuple[str, str, int | None]]

@@ -18,7 +18,8 @@ from conf import groups
 from conf.cell import Cell
 from conf.schema import ValidityLimits
 
-# The dtype in which autocast computes, and most layers do, by precision; float32 where it is not here.
+# The dtype in which autocast computes, and most layers do, by precision; float32 where it is not
+# here.
 AUTOCAST = {"bf16": "bfloat16", "fp16": "float16"}
 LAYERS = AUTOCAST | {"bf16_weights": "bfloat16"}
 ROUNDING = 1e-9  # of a number that is computed another way

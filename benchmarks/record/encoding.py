@@ -8,12 +8,16 @@ from typing import Any
 
 # A record with a bad number must stay readable.
 NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
-# Ours have fewer than ten levels. What walks through a value calls itself for each level, and Python allows 1,000 calls.
+# Ours have fewer than ten levels. What walks through a value calls itself for each level, and
+# Python allows 1,000 calls.
 DEEPEST = 60
 
 
 def encoded(content: Mapping[str, Any], indent: int | None = None) -> bytes:
-    """Return one JSON object and a newline. Bytes that are no UTF-8 (in a variable, in a path) come back as they were."""
+    """Return one JSON object and a newline.
+
+    Bytes that are no UTF-8 (in a variable, in a path) come back as they were.
+    """
     text = json.dumps(jsonable(content), indent=indent, ensure_ascii=False, allow_nan=False)
     # A lone surrogate becomes \\udcXX, which is how JSON writes it.
     return (text + "\n").encode("utf-8", errors="backslashreplace")
@@ -31,7 +35,10 @@ def jsonable(value: Any) -> Any:
 
 
 def restored(value: Any, levels: int = DEEPEST) -> Any:
-    """Return the inverse of `jsonable` for values that hold numbers. Raises ValueError beyond so many levels."""
+    """Return the inverse of `jsonable` for values that hold numbers.
+
+    Raises ValueError beyond so many levels.
+    """
     if isinstance(value, str):
         return NOT_FINITE.get(value, value)
     if isinstance(value, dict | list):
@@ -46,7 +53,8 @@ def restored(value: Any, levels: int = DEEPEST) -> Any:
 def finite(value: object) -> float | None:
     """Return a number that a JSON value is; None for anything else, and for numbers that are no finite double.
 
-    Tables of a record are not checked field by field: a damaged one may hold text, or a whole number of 400 digits.
+    Tables of a record are not checked field by field: a damaged one may hold text, or a whole
+    number of 400 digits.
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
@@ -56,7 +64,10 @@ def finite(value: object) -> float | None:
 
 
 def decoded(text: str | bytes) -> Any:
-    """Return the value of a JSON text. Raises ValueError: no JSON, or deeper than DEEPEST levels."""
+    """Return the value of a JSON text.
+
+    Raises ValueError: no JSON, or deeper than DEEPEST levels.
+    """
     try:
         value = json.loads(text)
     except RecursionError:

@@ -69,7 +69,10 @@ class Lines:
     """
 
     def __init__(self, path: Path) -> None:
-        """Open for appending; the folder exists. Raises OSError, and NotOurs for what no lines of ours can be in."""
+        """Open for appending; the folder exists.
+
+        Raises OSError, and NotOurs for what no lines of ours can be in.
+        """
         self._file = os.fdopen(safe_files.open_own(path), "ab", buffering=0)
         self._torn = _torn(self._file.fileno())
 

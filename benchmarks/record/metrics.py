@@ -1,9 +1,11 @@
 """Every metric that a record may hold, once: its name, title, unit, decimals, which way is better, and its column.
 
-The terminal, MLflow and the report print a metric by its entry here; METHOD.md defines each. A benchmark or strategy of the
-user's own may log other names: `metric` gives them an entry made from the name.
+The terminal, MLflow and the report print a metric by its entry here; METHOD.md defines each. A
+benchmark or strategy of the user's own may log other names: `metric` gives them an entry made from
+the name.
 
-Name is a pattern where a metric comes in several forms: `{one|all}` is one of these words, `<way>` any word.
+Name is a pattern where a metric comes in several forms: `{one|all}` is one of these words, `<way>`
+any word.
 """
 
 import functools
@@ -89,7 +91,8 @@ _TABLE = (
     ),
     Metric("throughput/tokens", "tokens that were counted", "tokens", decimals=0),
     Metric("throughput/seconds", "time of the slowest rank", "s"),
-    # Said before the cell was measured (predict=auto): no run of it scatters, and neither way is better.
+    # Said before the cell was measured (predict=auto): no run of it scatters, and neither way is
+    # better.
     Metric("predicted/step_ms", "step, as forecast", "ms", since=6),
     Metric(
         "predicted/step_ms_low", "step, as forecast: low end of the 90 % interval", "ms", since=6
@@ -202,7 +205,8 @@ _TABLE = (
         column="difference",
         signed=True,
     ),
-    # Neither way is better: what a cell costs says nothing of what it measured, and has no noise floor.
+    # Neither way is better: what a cell costs says nothing of what it measured, and has no noise
+    # floor.
     Metric("cell/seconds", "wall time of the cell", "s", decimals=1),
     Metric("cell/measuring_seconds", "time spent measuring", "s", decimals=1),
     Metric("cell/overhead_ratio", "wall time for each second of measuring", "", decimals=2),

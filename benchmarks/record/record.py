@@ -1,6 +1,7 @@
 """The record of an attempt at a cell: what was asked, used and measured, and whether it may be believed.
 
-A Record can be rebuilt from the files of its cell's folder (folder.py). MLflow is only ever a projection of Records.
+A Record can be rebuilt from the files of its cell's folder (folder.py). MLflow is only ever a
+projection of Records.
 
 Versions of the schema (`.ci/migrate_records` gives older records the form of 4):
     4  the oldest that is read
@@ -31,7 +32,8 @@ LATER_FIELDS = ("predicted",)  # that the oldest schema lacks
 LAST_TIME = 253402300800  # the year 10000, in seconds since 1970
 STATES = ("finished", "failed", "interrupted")
 VERDICTS = ("valid", "suspect", "invalid")
-# Codes that say something of a cell, and nothing against its numbers. (clocks_differ may be such a finding too.)
+# Codes that say something of a cell, and nothing against its numbers. (clocks_differ may be such a
+# finding too.)
 FINDINGS = ("profiled", "reference_exceeded", "input_bound", "setting_no_effect")
 
 
@@ -55,7 +57,10 @@ class Failure:
 
 @dataclass(frozen=True)
 class Validity:
-    """What the checks said. A check that did not run is never passed: the reason is in `unchecked` or `not_applicable`."""
+    """What the checks said.
+
+    A check that did not run is never passed: the reason is in `unchecked` or `not_applicable`.
+    """
 
     verdict: str = "valid"  # VERDICTS
     codes: dict[str, str] = field(default_factory=dict)  # code: sentence
@@ -102,9 +107,11 @@ class Record:
         default_factory=dict
     )  # versions, hardware, variables, git commit
     model: dict[str, Number] = field(default_factory=dict)  # parameters, gradient_bytes, arrays
-    # name: value; METHOD.md defines each. scaling/efficiency is against the baselines of that time, in checks.baselines
+    # name: value; METHOD.md defines each. scaling/efficiency is against the baselines of that time,
+    # in checks.baselines
     metrics: dict[str, float] = field(default_factory=dict)
-    # The 95 % interval of a metric inside this run, {metric: {low, high, and how it was found}}: it says nothing of the next run.
+    # The 95 % interval of a metric inside this run, {metric: {low, high, and how it was found}}: it
+    # says nothing of the next run.
     within_run: dict[str, dict[str, float]] = field(default_factory=dict)
     series: dict[str, list[list[Number]]] = field(
         default_factory=dict
@@ -120,10 +127,11 @@ class Record:
     ranks: list[dict[str, Any]] = field(
         default_factory=list
     )  # rank, host, pid, device of each that reported
-    # SHA-256 of each raw file, unpacked, by its path in the cell's folder: `python -m analysis verify` compares them
+    # SHA-256 of each raw file, unpacked, by its path in the cell's folder: `python -m analysis
+    # verify` compares them
     raw_sha256: dict[str, str] = field(default_factory=dict)
-    # Of predict=auto, written before the ranks started: what the cell should give, or why that cannot be said
-    # (analysis.prediction.forecast)
+    # Of predict=auto, written before the ranks started: what the cell should give, or why that
+    # cannot be said (analysis.prediction.forecast)
     predicted: dict[str, Any] = field(default_factory=dict)
     drift: bool = False  # the first cell of a repeated list, measured once more at the end
     schema_version: int = SCHEMA_VERSION
@@ -176,7 +184,10 @@ NUMERIC = ("model", "metrics", "within_run", "series", "checks", "tables", "pred
 
 
 def write(folder: CellFolder, record: Record) -> Path:
-    """Write `record.json` in a cell's folder: whole or not at all, on disk when this returns. Raises OSError."""
+    """Write `record.json` in a cell's folder: whole or not at all, on disk when this returns.
+
+    Raises OSError.
+    """
     return write_json(folder.record, dataclasses.asdict(record))
 
 
@@ -218,7 +229,10 @@ def read(path: Path) -> Record:
 
 
 def _record(content: dict[str, Any]) -> Record:
-    """Return the record that a JSON object holds. Raises TypeError, KeyError, ValueError or RecursionError."""
+    """Return the record that a JSON object holds.
+
+    Raises TypeError, KeyError, ValueError or RecursionError.
+    """
     refuse_deep(content)
     # A field that is lost must not become its default: valid, no repeat, no failure.
     lost = list(_lost(content))
@@ -242,7 +256,10 @@ def _lost(content: Mapping[str, Any]) -> Iterator[str]:
 
 
 def as_read(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return derived values as a reader of the record will have them. Raises TypeError or ValueError: no record can hold them."""
+    """Return derived values as a reader of the record will have them.
+
+    Raises TypeError or ValueError: no record can hold them.
+    """
     written: dict[str, Any] = restored(json.loads(encoded(values)))
     msgspec.convert(written, Values)
     return written

@@ -111,7 +111,10 @@ def open_own(path: Path, append: bool = True) -> int:
 
 
 def open_to_read(path: Path) -> IO[bytes]:
-    """Open a regular file for reading, also through links; never wait for a pipe. Raises OSError."""
+    """Open a regular file for reading, also through links; never wait for a pipe.
+
+    Raises OSError.
+    """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -147,7 +150,10 @@ def write_whole(path: Path, data: bytes) -> Path:
 
 
 def put_in_place(made: Path, path: Path) -> None:
-    """Give a finished file, which lies on the same file system, its name. Raises as `write_whole`."""
+    """Give a finished file, which lies on the same file system, its name.
+
+    Raises as `write_whole`.
+    """
     with _folder_of(path) as folder:
         refuse_other(path, folder=folder)
         os.rename(made, path.name, dst_dir_fd=folder)
