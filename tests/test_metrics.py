@@ -1,9 +1,8 @@
-"""The table of metrics: it names every metric that anything logs, and METHOD.md defines each of its entries."""
+"""The table of metrics: it names every metric that anything logs."""
 
 import re
 from pathlib import Path
 
-import pytest
 from records import without_entry
 
 from benchmarks.record import metrics, read
@@ -11,7 +10,6 @@ from benchmarks.record.metrics import METRICS
 
 ROOT = Path(__file__).parent.parent
 DATA = Path(__file__).parent / "data"
-METHOD = (ROOT / "benchmarks" / "METHOD.md").read_text(encoding="utf-8")
 
 
 def test_the_table_has_every_metric_of_the_records_of_gpus():
@@ -26,19 +24,6 @@ def test_a_metric_that_is_not_in_the_table_is_found(tmp_path):
     )
     (tmp_path / "record.json").write_text(changed)
     assert without_entry([read(tmp_path / "record.json")]) == {"throughput/made_up"}
-
-
-@pytest.mark.parametrize("name", sorted(METRICS))
-def test_method_defines_every_metric(name):
-    """One of several forms is written with `…` for what differs."""
-    written = re.sub(r"(…_?)+…", "…", re.sub(r"\{[^}]*\}|<[^>]*>", "…", name))
-    forms = [written, re.sub(r"…_(?=…)", "", written)]
-    forms += [
-        name.replace(f"{{{words}}}", word)
-        for words in re.findall(r"\{([^}]*)\}", name)
-        for word in words.split("|")
-    ]
-    assert any(form in METHOD for form in forms), f"METHOD.md does not define {written}"
 
 
 def test_every_entry_is_whole_and_names_are_found_by_one_entry():
