@@ -1,7 +1,7 @@
 """What a cell costs: the parts of its wall time, its seconds of measuring, and the ratio of both.
 
 Parts are cut out by lines that rank 0 and the sampler of its GPUs wrote while the cell ran, so
-`python -m analysis verify` makes them again. benchmarks/METHOD.md, "What a cell costs".
+`python -m analysis verify` makes them again. benchmarks/METHOD.md, "Seconds of a cell".
 """
 
 import math

@@ -383,7 +383,7 @@ def readme_commands():
     ]
 
 
-SCRIPTS = sorted(path for path in (ROOT / ".ci" / "gpu").glob("*.sh") if os.access(path, os.X_OK))
+SCRIPTS = sorted(path for path in (ROOT / ".ci" / "gpu").rglob("*.sh") if os.access(path, os.X_OK))
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=[path.stem for path in SCRIPTS])

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Exchanges alone and in a step: sizes of buckets, every strategy, half precision, a server with a GPU of its own. 2 GPUs, about 7.5
 # minutes; the same exchanges of an older commit too, if OLD is a checkout of it (2 minutes more: BUCKETS=no leaves sizes out).
-# Fills RESULTS "The exchange alone", "DDP's fp16 hook" (sizes of buckets) and "Strategies on two GPUs" as they are with today's code.
+# Fills RESULTS "The exchange alone" (sizes of buckets too) and "Strategies on two GPUs" as they are with today's code.
 . "$(dirname "$0")/common.sh"
 alone=(benchmark=exchange "model=$model")
 if [ "${SMALL:-}" ]; then alone+=(benchmark.iterations=2 benchmark.limit_iterations=2); fi

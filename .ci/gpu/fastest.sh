@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The way to the published rate, on one GPU: what each rewrite of optimize=max gains alone, in turns in one process (gains.py, 6 minutes,
 # most of it compiling), then a cell of max_graph and one of compile (2 minutes). 1 GPU.
-# Fills RESULTS "The way to the published rate": the table of gains, the kernels that take longest, the best rate.
+# Fills RESULTS "The published rate": the table of gains, the kernels that take longest, the best rate.
 . "$(dirname "$0")/common.sh"
 LINES_SHOWN=60
 step 420 gains "$PYTHON" .ci/gpu/gains.py "$out" "model=$model" "precision=$weights" "batch_size=$(small 512 16)" "${one[@]}"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What a cell costs: ranks (of an older commit too, if OLD is a checkout of it), compiled code new and from the cache,
 # and the sweep's own seconds. 2 GPUs, about 8.5 minutes; with OLD the last sweeps may be left out.
-# Fills RESULTS "What a cell costs". Only the first sweep finds an empty store, as a user's first one does: run it into a new folder.
+# Fills RESULTS, a table of seconds. Only the first sweep finds an empty store, as a user's first one does: run it into a new folder.
 . "$(dirname "$0")/common.sh"
 two=(gpus=0,1 "model=$model" strategy=nccl_allreduce,kvstore_device "batch_size=$(small 256,128 16,8)" "${windows[@]}" "${short[@]}"
   noise_pairs=0)

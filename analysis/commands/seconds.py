@@ -22,7 +22,7 @@ HELP = """\
 A row for each attempt at a cell, in seconds: the parts of its wall time, their sum (total), and
 total ÷ measured (ratio); measured are the seconds inside windows whose samples count. What is not
 known is "–". --json has every part.
-benchmarks/METHOD.md, "What a cell costs", says what each part is."""
+benchmarks/METHOD.md, "Seconds of a cell", says what each part is."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

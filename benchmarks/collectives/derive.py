@@ -1,4 +1,4 @@
-"""The numbers of `benchmark=collectives` from the raw lines of the ranks. METHOD.md, "Collectives"."""
+"""The numbers of `benchmark=collectives` from the raw lines of the ranks. README.md."""
 
 import math
 from collections.abc import Mapping, Sequence

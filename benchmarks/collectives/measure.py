@@ -1,6 +1,6 @@
 """`benchmark=collectives`: latency, algbw and busbw of one collective over message sizes, as nccl-tests measures them.
 
-METHOD.md, "Collectives".
+README.md.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""The numbers of `benchmark=host_link` from the raw lines of the ranks. METHOD.md, "Host links"."""
+"""The numbers of `benchmark=host_link` from the raw lines of the ranks. README.md."""
 
 import math
 from collections.abc import Mapping, Sequence

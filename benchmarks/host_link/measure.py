@@ -2,7 +2,7 @@
 
 Copies run on one GPU alone and on all at once, from pinned and pageable memory. The host's memory is copied and summed as
 STREAM does it (McCalpin 1995). The rate of both directions of all GPUs at once is the reference of strategies with a stage in
-the host's memory. METHOD.md, "Host links".
+the host's memory. README.md.
 """
 
 from collections.abc import Callable, Iterator, Sequence

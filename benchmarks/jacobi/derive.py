@@ -1,4 +1,4 @@
-"""The numbers of `benchmark=jacobi` from the raw lines of the ranks. METHOD.md, "Halo exchange"."""
+"""The numbers of `benchmark=jacobi` from the raw lines of the ranks. README.md."""
 
 from typing import Any
 

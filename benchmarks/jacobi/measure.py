@@ -1,4 +1,4 @@
-"""`benchmark=jacobi`: a halo-exchange solver's strong scaling, after NVIDIA's jacobi_memcpy. METHOD.md, "Halo exchange"."""
+"""`benchmark=jacobi`: a halo-exchange solver's strong scaling, after NVIDIA's jacobi_memcpy. README.md."""
 
 import math
 import time

@@ -107,7 +107,7 @@ def _patterns(buffer: Tensor, number: int) -> Iterator[tuple[Tensor, Tensor]]:
         yield chunk, places.mul_(-1640531535).add_(number * 0x01000193 % (1 << 31))
 
 
-# Times of copies between many members at once, and of each copy alone. METHOD.md, "Links between GPUs".
+# Times of copies between many members at once, and of each copy alone. README.md.
 
 
 GRAIN_BYTES = 16  # parts of a buffer begin at multiples of it

@@ -1,6 +1,6 @@
 """Copies between CPU workers: into a peer's shared memory (`enabled`), or as messages of gloo (`disabled`).
 
-Timed by the host's clock of the rank that makes the copy. METHOD.md, "Links between GPUs".
+Timed by the host's clock of the rank that makes the copy. README.md.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""The numbers of `benchmark=p2p` from the raw lines of rank 0, which knows every copy. METHOD.md, "Links between GPUs"."""
+"""The numbers of `benchmark=p2p` from the raw lines of rank 0, which knows every copy. README.md."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence

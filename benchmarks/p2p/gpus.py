@@ -1,7 +1,7 @@
 """Copies between the GPUs of one process, held back until all are enqueued: the method of p2pBandwidthLatencyTest.
 
 A kernel spins on the stream of the first copy; behind it lie an event, every copy and an event. All GPUs are driven from
-this process, as in the tool. Peer access is as it was when a measurement ends. METHOD.md, "Links between GPUs".
+this process, as in the tool. Peer access is as it was when a measurement ends. README.md.
 """
 
 import contextlib

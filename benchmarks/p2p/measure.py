@@ -1,4 +1,4 @@
-"""`benchmark=p2p`: bandwidth and latency between every two members of a subset. METHOD.md, "Links between GPUs".
+"""`benchmark=p2p`: bandwidth and latency between every two members of a subset. README.md.
 
 The measurement is that of p2pBandwidthLatencyTest (CUDA samples): one way and both ways, with peer access and without.
 Ringside adds subsets, repeats, a comparison of contents, records, copies of many pairs at once, and CPU workers.

@@ -1,6 +1,6 @@
 """Every metric that a record may hold, once: its name, title, unit, decimals, which way is better, and its column.
 
-The terminal, MLflow and the report print a metric by its entry here; METHOD.md defines each. A
+The terminal, MLflow and the report print a metric by its entry here; REFERENCE.md lists each. A
 benchmark or strategy of the user's own may log other names: `metric` gives them an entry made from
 the name.
 

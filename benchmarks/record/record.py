@@ -107,7 +107,7 @@ class Record:
         default_factory=dict
     )  # versions, hardware, variables, git commit
     model: dict[str, Number] = field(default_factory=dict)  # parameters, gradient_bytes, arrays
-    # name: value; METHOD.md defines each. scaling/efficiency is against the baselines of that time,
+    # name: value; REFERENCE.md lists each. scaling/efficiency is against the baselines of that time,
     # in checks.baselines
     metrics: dict[str, float] = field(default_factory=dict)
     # The 95 % interval of a metric inside this run, {metric: {low, high, and how it was found}}: it

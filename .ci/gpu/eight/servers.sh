@@ -2,7 +2,7 @@
 # Servers on GPUs of their own (7 + 1, 6 + 2, 4 + 1), and the exchange of every strategy alone. 8 GPUs (N=4: 3 + 1, 2 + 2, 2 + 1),
 # about 4.5 minutes.
 # Fills RESULTS "Strategies on eight GPUs" and "The exchange alone". Copy $out/servers_x8, $out/exchange_x8, packed, to tests/data/h200_x8.
-. "$(dirname "$0")/eight.sh"
+. "$(dirname "$0")/shared.sh"
 first() { seq -s , 0 $(($1 - 1)); }  # NUMBER: so many GPUs
 options=("model=$model" "${windows[@]}" "${short[@]}" study="servers_x$N" noise_pairs=0)
 if [ -z "${SMALL:-}" ]; then

@@ -1,5 +1,5 @@
 # What the scripts for many GPUs share: how many there are, and their subsets. N=4 runs them on four, and every study says how many.
-. "$(dirname "$0")/common.sh"
+. "$(dirname "$0")/../common.sh"
 N=${N:-$(small 8 2)}
 all=$(seq -s , 0 $((N - 1)))
 halves=$(seq -s , 0 $((N / 2 - 1)))

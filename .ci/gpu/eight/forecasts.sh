@@ -2,7 +2,7 @@
 # Forecasts of four and eight GPUs, written down before they run, from cells on one and two. 8 GPUs (N=4: three and four), about 6.5
 # minutes.
 # Fills RESULTS "Forecasts", by size. Copy $out/forecasts_x8, packed, to tests/data/h200_x8/forecasts.
-. "$(dirname "$0")/eight.sh"
+. "$(dirname "$0")/shared.sh"
 brief=(predict=auto noise_pairs=0 "$(small benchmark.max_seconds=0.6 benchmark.max_seconds=0.3)"
   benchmark.exposed_rounds=1 "${short[@]}" study="forecasts_x$N")
 sizes="[$halves],[$all]"
