@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import damage
 
@@ -322,9 +323,10 @@ def recover_cell(seed, folder):
     name, _, path = seed.name.partition(":")
     files, cell = dead_cell(name)
     place(files, Seed(seed.data, path), folder / "study")
-    processes.end = lambda token, grace_s: []  # a look at every process takes longer than the rest
     study = StudyFolder(str(folder), "study")
-    study.recover()
+    # A look at every process takes longer than all the rest.
+    with mock.patch.object(processes, "end", lambda token, grace_s: []):
+        study.recover()
     study.finished(cell)
     cell_folder = CellFolder(folder / "study" / cell.folder)
     watch = Watch(cell_folder, cell.world_size, cell.servers)
@@ -510,7 +512,6 @@ def yaml_seeds():
 def compose_yaml(seed, folder):
     """Plan a request with the file as launch.py does. Raises Refusal for status 2."""
     import runpy
-    from unittest import mock
 
     path = folder / seed.name / "damaged.yaml"
     path.parent.mkdir()
