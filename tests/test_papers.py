@@ -66,7 +66,7 @@ def test_tables_are_booktabs_and_long_ones_go_over_pages():
         assert tex.isascii() and r"\toprule" in tex and r"\bottomrule" in tex
         assert tex.count(r"\begin{") == tex.count(r"\end{")
     assert r"\begin{longtable}" in long and long.count(r"\label{tab:long}") == 1
-    assert "adjustbox" in wide and r"18,579 (18,524 to 18,634)" in wide
+    assert r"\resizebox" in wide and r"18,579 (18,524 to 18,634)" in wide
     assert texts.count(r"$^\dagger$") == 2, "the doubtful row, and the caption"
     empty = Table("empty", "Nothing.", (Column("text", "text"),), ()).to_latex()
     assert r"\caption{Nothing.}\label{tab:empty}" in empty

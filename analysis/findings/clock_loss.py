@@ -227,6 +227,7 @@ class Clocks:
     def __init__(self, study: Study) -> None:
         self._study = study
         self._exponents: dict[FloorGroup, Exponent] = {}
+        self._errors: dict[str, list[float]] = {}  # of each record's clocks
 
     def at_clock_of(self, together: Runs, step: Step, alone: Runs) -> Step | None:
         """Return what a step of one GPU, or a part of it, takes at the mean clock of a cell; None
@@ -293,7 +294,7 @@ class Clocks:
                 logarithms.append(math.log(mhz))
             folder = self._study.folders.get(record.record_id)
             if folder:
-                errors += clock_errors(record, folder)[rank : rank + 1]
+                errors += self._errors_of(record, folder)[rank : rank + 1]
         if not logarithms:
             return None
         value, deviation = statistics.median(logarithms), max(errors)
@@ -301,6 +302,11 @@ class Clocks:
             return _LogClock(value, None)
         name = f"{CLOCK} {runs.records[0].record_id} {gpu}"
         return _LogClock(value, draws_of_median(value, deviation, len(logarithms), name))
+
+    def _errors_of(self, record: Record, folder: CellFolder) -> list[float]:
+        if record.record_id not in self._errors:
+            self._errors[record.record_id] = clock_errors(record, folder)
+        return self._errors[record.record_id]
 
     def exponent(self, runs: Runs) -> Exponent:
         """Return e of the workload of a cell, from all valid cells of it whose raw samples are

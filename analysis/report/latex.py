@@ -1,4 +1,4 @@
-"""Text and tables as LaTeX for papers: pandas' Styler writes the tables, with booktabs."""
+"""Text and tables as LaTeX for papers, with booktabs."""
 
 import unicodedata
 from collections.abc import Collection, Sequence
@@ -51,33 +51,46 @@ def table_float(
     `formats` has `l` or `r` for each column.
     A table that is wider than the text is made smaller; a row of `marked` is doubtful.
     """
-    import pandas as pd
-
     cells = [[latex(text) for text in row] for row in rows]
     caption = latex(caption)
     if marked:
         caption += f" {SYMBOLS[DOUBTFUL]} a check doubts these numbers."
         for number in marked:
             cells[number][0] += SYMBOLS[DOUBTFUL]
-    styler = pd.DataFrame(cells, columns=[latex(heading) for heading in headings]).style.hide(
-        axis="index"
-    )
+    head = [r"\toprule", _row([latex(heading) for heading in headings]), r"\midrule"]
+    body = [_row(row) for row in cells]
     if len(rows) > ONE_PAGE:
-        text = styler.to_latex(
-            hrules=True,
-            column_format=formats,
-            caption=caption,
-            label=f"tab:{name}",
-            environment="longtable",
-        )
-        return f"% needs \\usepackage{{booktabs,longtable}}\n{{\\scriptsize\n{text}}}\n"
-    tabular = styler.to_latex(hrules=True, column_format=formats).strip()
-    lines = [
-        r"% needs \usepackage{adjustbox,booktabs}",
-        r"\begin{table*}[htbp]",
-        r"\centering\footnotesize",
-        rf"\caption{{{caption}}}\label{{tab:{name}}}",
-        rf"\begin{{adjustbox}}{{max width=\textwidth}}{tabular}\end{{adjustbox}}",
-        r"\end{table*}",
-    ]
+        lines = [
+            r"% needs \usepackage{booktabs,longtable}",
+            r"{\scriptsize",
+            rf"\begin{{longtable}}{{{formats}}}",
+            rf"\caption{{{caption}}} \label{{tab:{name}}} \\",
+            *head,
+            r"\endfirsthead",
+            *head,
+            r"\endhead",
+            r"\bottomrule",
+            r"\endfoot",
+            *body,
+            r"\end{longtable}",
+            "}",
+        ]
+    else:
+        lines = [
+            r"% needs \usepackage{booktabs,graphicx}",
+            r"\begin{table*}[htbp]",
+            r"\centering\footnotesize",
+            rf"\caption{{{caption}}}\label{{tab:{name}}}",
+            r"\resizebox{\ifdim\width>\textwidth\textwidth\else\width\fi}{!}{%",
+            rf"\begin{{tabular}}{{{formats}}}",
+            *head,
+            *body,
+            r"\bottomrule",
+            r"\end{tabular}}",
+            r"\end{table*}",
+        ]
     return "\n".join([*lines, ""])
+
+
+def _row(cells: Sequence[str]) -> str:
+    return " & ".join(cells) + r" \\"

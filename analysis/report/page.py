@@ -23,7 +23,7 @@ POLICY = (
 PAPER = r"""% Every figure and table of this report, each a file to be \input. To compile: latexmk -pdf paper.tex
 \documentclass[10pt]{article}
 \usepackage[a4paper,margin=2cm]{geometry}
-\usepackage{adjustbox,booktabs,longtable,graphicx}
+\usepackage{booktabs,graphicx,longtable}
 \graphicspath{{figures/}}
 \begin{document}"""
 PAGE_ROWS = 60  # of a table on the page and in Markdown; the CSV has all
