@@ -59,6 +59,7 @@ TOLERANCE = {
 INTERVAL = re.compile(r"(low|high|smallest)\"?: ")
 INTERVAL_TOLERANCE = {"rel_tol": 1e-9, "abs_tol": 1e-12}
 NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[-+]?\d+)?(?![\w.])")
+MLFLOW_LOG = re.compile(r"\d{4}/\d\d/\d\d [\d:]+ INFO mlflow\.")  # by the tests that ran before
 CORES = re.compile(
     r"gpus=all is [\d,]+ (here|on each) \(\d+ cores?\)"
 )  # of the machine that runs the tests
@@ -249,7 +250,7 @@ def answer(command):
         )
     elif status == 0 and words[2] == "analysis":
         lines = plain_lines(lines)
-    lines += err.getvalue().splitlines()
+    lines += [line for line in err.getvalue().splitlines() if not MLFLOW_LOG.match(line)]
     if status:
         lines.insert(0, f"[exit status {status}]")
     text = "\n".join(lines).replace(str(DATA), "data").replace(str(Path.cwd()), ".")
