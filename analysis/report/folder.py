@@ -89,11 +89,11 @@ def _files_of_report(page: Path) -> set[str] | None:
         refuse_other(page)  # to wait for a pipe would be for ever
         text = page.read_text(encoding="utf-8", errors="replace")
         listed = _LISTED.search(text)
-        if listed:
-            return {PAGE, *map(str, json.loads(html.unescape(listed[1])))}
+        if listed is None:
+            return None
+        return {PAGE, *map(str, json.loads(html.unescape(listed[1])))}
     except (OSError, ValueError, TypeError):
-        pass
-    return None
+        return None  # an unreadable page, or a list that is none, is no page of Ringside's
 
 
 def _files_in(folder: Path) -> Iterator[str]:
