@@ -5,7 +5,7 @@ import threading
 import time
 from unittest import mock
 
-from cells import changed_cell, make_cell, strategy_of
+from build import changed_cell, make_cell, strategy_of
 from derived_results import run_whole
 from measuring import case_folder
 from torch import device

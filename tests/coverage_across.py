@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from simulated import STRATEGY, Simulator, Truth
+from simulate import STRATEGY, Simulator, Truth
 
 from analysis.findings.between_studies import FASTER, SLOWER, differences
 from analysis.findings.study_inputs import StudyInput

@@ -1,11 +1,11 @@
 """How often the line through losses and wires holds what was planted, and whom it accuses: tables of `python -m tests.coverage`.
 
-Studies are those of tests/wired.py: 30 subsets of a DGX-1, one run each, scatter of 0.2 % of a step (0.1 ms).
+Studies are those of tests/simulate.py: 30 subsets of a DGX-1, one run each, scatter of 0.2 % of a step (0.1 ms).
 """
 
 from collections.abc import Iterator
 
-from wired import WiredTruth, lines_of, told, wired_study
+from simulate import WiredTruth, lines_by_quantity, wire_verdicts, wired_study
 
 STUDIES = 100
 BAD = ((0, 3), (0, 5), (0, 1, 2, 3))  # over NV2, over PCIe, a set with many rings
@@ -16,7 +16,7 @@ def held(studies=STUDIES):
     """Return, of clean studies, {quantity: (share held, fixed term held)} and how many accused a subset, all as shares."""
     truth, counts, accused = WiredTruth(), {}, 0
     for seed in range(studies):
-        lines, _ = lines_of(wired_study(seed, truth))
+        lines, _ = lines_by_quantity(wired_study(seed, truth))
         accused += any(point.verdict for line in lines.values() for point in line.points)
         for quantity, line in lines.items():
             share = line.share.low <= truth.share <= line.share.high
@@ -35,7 +35,7 @@ def held(studies=STUDIES):
 def seen(lost_ms, studies=STUDIES // 5):
     """Return the share of studies in which the bad subset is told, and in which it alone is."""
     found = [
-        (bad, told(wired_study(seed, lost={bad: lost_ms})))
+        (bad, wire_verdicts(wired_study(seed, lost={bad: lost_ms})))
         for bad in BAD
         for seed in range(studies)
     ]

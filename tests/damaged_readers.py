@@ -244,7 +244,7 @@ def records_of(study, *names):
 @functools.cache
 def record_seeds():
     """Return a failed record, one of two hosts, and those of three studies."""
-    from records import make_record, on_hosts
+    from build import make_record, on_hosts
 
     failed = json.dumps(dataclasses.asdict(make_record(state="failed")))
     served = {"strategy": {"name": "kvstore_dist_sync", "servers": 1}, "server_hosts": ["b"]}
@@ -342,14 +342,14 @@ def recover_cell(seed, folder):
 
 
 def host_seeds():
-    from described import WITH_GPUS, described
+    from build import WITH_GPUS, described
 
     return [Seed(json.dumps(described(**changes)).encode()) for changes in ({}, WITH_GPUS)]
 
 
 def describe_host(seed, folder):
     """Read what a host says of itself, compare it with a whole one, look for an address."""
-    from described import host
+    from build import host
 
     from conf.options import Refused
     from launch.engines.rendezvous import candidates
@@ -465,10 +465,10 @@ def read_report(seed, folder):
 
 @functools.cache
 def forecast_study():
-    """Return the records of an invented machine with calibration and forecasts (tests/forecasting.py)."""
-    from forecasting import Machine
+    """Return the records of an invented machine with calibration and forecasts (tests/simulate.py)."""
+    from simulate import ForecastMachine
 
-    machine = Machine().calibrate()
+    machine = ForecastMachine().calibrate()
     later = [machine.measure(gpus, batch) for gpus in ((0, 2), (1, 3)) for batch in (64, 256)]
     files = {}
     for number, record in enumerate([*machine.known, *later]):

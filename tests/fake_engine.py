@@ -6,7 +6,7 @@ A test supervises a cell of it in milliseconds: `supervised(tmp_path, FakeEngine
 import json
 from pathlib import Path
 
-from cells import make_cell
+from build import make_cell
 
 from benchmarks.record import CellFolder, Lines
 from conf.schema import Engine

@@ -20,7 +20,7 @@ import measuring
 import planted_ranks
 import torch
 import torch.distributed as dist
-from cells import exchange_cell, links_cell, several_hosts_cells, strategy_of, target_of
+from build import exchange_cell, links_cell, several_hosts_cells, strategy_of, target_of
 from derived_results import run_whole
 from rank_cases import CASES
 from torch import nn

@@ -5,7 +5,7 @@ import time
 
 import torch
 import torch.distributed as dist
-from cells import DDP, make_cell, overhead_cell
+from build import DDP, make_cell, overhead_cell
 from derived_results import run_whole
 
 from benchmarks.rank.ranks import Ranks, Reporter

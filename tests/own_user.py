@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from records import files_with_auto
+from build import files_with_auto
 
 from benchmarks.record import read_study
 

@@ -8,7 +8,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from cells import make_cell
+from build import make_cell
 from derived_results import run_whole
 from measuring import Exchanges, faulty_training
 

@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from cells import changed_cell, make_cell, several_hosts_cells, strategy_of
+from build import BUSY, changed_cell, make_cell, several_hosts_cells, strategy_of
 from derived_results import write_record
 from rank_cases import ACROSS, HOSTS
-from records import BUSY
 
 from analysis.validity.checks import judge
 from benchmarks.rank.ranks import Ranks

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from records import make_record
+from build import make_record
 from scipy.stats import norm
 
 from analysis.__main__ import main

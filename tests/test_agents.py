@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from cells import make_cell
+from build import make_cell
 from faults_seen import until
 
 from benchmarks.agent import processes, scratch

@@ -1,7 +1,7 @@
 """A study of cells of one GPU alone: its report asks nothing about links, losses and scaling, which it cannot answer."""
 
 import pytest
-from records import record, study
+from build import record, study
 
 from analysis.report.build import examine
 

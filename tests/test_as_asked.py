@@ -4,11 +4,10 @@ import contextlib
 
 import pytest
 import torch
-from cells import make_cell
+from build import BUSY, make_cell, make_record
 from derived_results import write_record
 from measuring import CASES
 from planted_ranks import CELLS, GRADIENT_FAULTS, PRECISIONS
-from records import BUSY, make_record
 
 from analysis.report.sections import conditions
 from analysis.study.study import Study

@@ -7,9 +7,9 @@ import re
 from pathlib import Path
 
 import pytest
+from build import make_record, words
 from hydra import compose
 from omegaconf import OmegaConf
-from records import make_record, words
 
 from conf import groups
 from conf.cell import Cell

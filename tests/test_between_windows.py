@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cells import DDP, make_cell
+from build import DDP, make_cell
 
 from benchmarks.derived import together
 from benchmarks.rank.ranks import Ranks

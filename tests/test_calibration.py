@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from build import BENCHMARK, make_cell, options_of
 from calibrating import BUCKETS, CALL_MS, SHORT_OF_TIME, SLEPT_MS, SLOW_MS, STEP_MS, STRATEGIES
-from cells import BENCHMARK, make_cell, options_of
 from derived_results import write_record
 
 from analysis.verification.verify import verify

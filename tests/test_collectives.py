@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cells import make_cell
+from build import make_cell
 from hydra import compose
 from hypothesis import given
 from hypothesis import strategies as some

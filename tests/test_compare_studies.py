@@ -6,7 +6,7 @@ from pathlib import Path
 
 import coverage_across
 import pytest
-from records import record, study
+from build import record, study
 from slower import slower_study
 
 from analysis.__main__ import main

@@ -5,9 +5,8 @@ import os
 
 import pytest
 import torch
-from cells import make_cell
+from build import make_cell, make_record
 from own_user import QUIET, user
-from records import make_record
 from torch import nn
 
 from analysis.validity.results import not_compiled

@@ -3,8 +3,7 @@
 import dataclasses
 
 import pytest
-from cells import make_cell
-from records import make_record
+from build import make_cell, make_record
 
 from analysis.findings.baselines import Baselines
 from analysis.study.conditions import INCIDENTAL, IRRELEVANT_TO_BASELINES

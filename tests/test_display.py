@@ -5,7 +5,7 @@ import io
 from pathlib import Path
 
 import pytest
-from cells import changed_cell
+from build import changed_cell
 from rich.console import Console
 
 from analysis.report.cell_numbers import COLUMNS, first_number

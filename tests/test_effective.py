@@ -4,10 +4,9 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from cells import make_cell
+from build import make_cell, make_record
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from records import make_record
 
 from analysis.nccl.announcements import announcement, same_value
 from analysis.nccl.log import parse_nccl_log

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from rich.console import Console
-from simulated import Simulator, Truth
+from simulate import Simulator, Truth
 
 from analysis.findings.baselines import BASELINES, EFFICIENCY, NOISE, Baselines, stated
 from analysis.findings.communication import EXPOSED, HIDDEN

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from records import BUSY, files_with_auto, without_entry
+from build import BUSY, files_with_auto, without_entry
 
 from analysis.__main__ import main as analysis
 from benchmarks.record import read_lines, read_study

@@ -5,8 +5,8 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from cells import make_cell
-from simulated import Simulator
+from build import make_cell
+from simulate import Simulator
 
 from analysis.findings.baselines import Baselines
 from analysis.findings.scaling import curves

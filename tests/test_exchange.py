@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from cells import exchange_cell
+from build import exchange_cell
 from hydra import compose
 from mxnet_lines import FORMS
 from omegaconf import OmegaConf

@@ -12,8 +12,8 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from build import tracked_record
 from rich.console import Console
-from tracked import make_record
 
 from analysis.validity.gpu_samples import summary
 from benchmarks.agent.sampler import Sampler
@@ -114,7 +114,7 @@ def test_an_error_of_the_studys_files_costs_only_mlflow(tmp_path):
         Tracking(), StudyFolder(str(tmp_path), "s"), Sweep.begin("s", [], 1), Console(file=out)
     )
     writer._tracker = SimpleNamespace(log=refuse)
-    writer.log(make_record())
+    writer.log(tracked_record())
     assert "files open here (ulimit -n); the sweep goes on without it" in out.getvalue().replace(
         "\n", " "
     )

@@ -5,8 +5,8 @@ import math
 from pathlib import Path
 
 import pytest
-from cells import changed_cell
-from simulated import Simulator, Truth, changed
+from build import changed_cell
+from simulate import Simulator, Truth, changed
 
 from analysis.findings.baselines import EFFICIENCY
 from analysis.findings.communication import (

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from cells import strategy_of, target_of
+from build import strategy_of, target_of
 from torch import nn
 
 from trainers.hosts import Hosts

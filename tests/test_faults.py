@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from cells import make_cell
+from build import make_cell
 
 from benchmarks import record as records
 from benchmarks.agent import processes

@@ -7,8 +7,8 @@ import math
 from itertools import combinations
 
 import pytest
-from cells import changed_cell
-from simulated import REAL, STRATEGY, Simulator, Truth, changed, template
+from build import changed_cell
+from simulate import STRATEGIES_STUDY, STRATEGY, Simulator, Truth, changed, template
 
 from analysis.findings import comparisons as of_comparisons
 from analysis.findings import scaling as of_scaling
@@ -583,7 +583,7 @@ def test_each_subset_stands_beside_its_links():
 
 
 def test_the_class_of_a_ring_is_its_worst_link_in_its_best_order():
-    topology = read_topology(str(REAL.parent.parent / "topo_dgx1_v100.txt"))
+    topology = read_topology(str(STRATEGIES_STUDY.parent.parent / "topo_dgx1_v100.txt"))
     links = {f"{a}-{b}": topology.link_between(a, b) for a, b in combinations(topology.gpus, 2)}
     simulator = Simulator(Truth(alone_ms=(54.0,) * 8))
     subsets = (0, 3), (0, 1, 2, 3), (0, 5), tuple(range(8))
@@ -725,7 +725,7 @@ def test_records_that_say_little_are_no_error():
 
 
 def real(name):
-    return records.read_study(REAL.parent / name)[0]
+    return records.read_study(STRATEGIES_STUDY.parent / name)[0]
 
 
 def test_real_records_give_the_table_of_the_results():

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from forecasting import Machine, Truths
-from records import make_record, without_entry
+from build import make_record, without_entry
 from scipy import stats
+from simulate import ForecastMachine, ForecastTruth
 
 from analysis.__main__ import main as analysis
 from analysis.prediction.calibration import calibrate
@@ -131,13 +131,13 @@ def test_a_sweep_says_what_was_predicted(sweep):
 
 @pytest.fixture(scope="module")
 def calibrated():
-    return Machine().calibrate()
+    return ForecastMachine().calibrate()
 
 
 FAULTS = {
-    "a link at half its bandwidth": (Truths(gb_per_s=10.0, noise=0.0), "slower"),
-    "a slow rank": (Truths(slow_rank=1.02, noise=0.0), "slower"),
-    "a wrong bucket size": (Truths(bucket_mib=0.5, noise=0.0), "faster"),
+    "a link at half its bandwidth": (ForecastTruth(gb_per_s=10.0, noise=0.0), "slower"),
+    "a slow rank": (ForecastTruth(slow_rank=1.02, noise=0.0), "slower"),
+    "a wrong bucket size": (ForecastTruth(bucket_mib=0.5, noise=0.0), "faster"),
 }
 
 
@@ -146,7 +146,7 @@ FAULTS = {
 def test_a_planted_fault_is_unexplained_and_its_sound_twin_is_not(calibrated, name, gpus):
     truths, word = FAULTS[name]
     faulty, sound = (
-        calibrated.measure(gpus, 160, truths=entry) for entry in (truths, Truths(noise=0.0))
+        calibrated.measure(gpus, 160, truths=entry) for entry in (truths, ForecastTruth(noise=0.0))
     )
     assert faulty.predicted["step_ms"] == sound.predicted["step_ms"], (
         "what it was forecast from is the same"
@@ -203,8 +203,8 @@ def test_clean_cells_of_h200s_are_unexplained_at_the_stated_rate():
 
 
 def test_nothing_is_claimed_with_fewer_than_ten_cells():
-    nine = Machine().calibrate(batches=(64, 128, 192))
-    run = nine.measure((0, 1, 2, 3), 160, truths=Truths(slow_rank=2.0))
+    nine = ForecastMachine().calibrate(batches=(64, 128, 192))
+    run = nine.measure((0, 1, 2, 3), 160, truths=ForecastTruth(slow_rank=2.0))
     assert run.predicted["held_out"] == FEWEST_HELD_OUT - 1 and run.predicted["low"] is None
     assert run.validity.codes == {} and recorded_forecast(run).error > 0.5
     assert "unexplained" in judge(run, LIMITS).not_applicable
@@ -251,7 +251,7 @@ def test_errors_on_another_machine_or_of_a_new_model_are_no_errors_of_this_cell(
 
 def test_a_cell_outside_its_interval_stays_among_the_scores(calibrated):
     """Else the next intervals would be those of cells that fitted."""
-    run = calibrated.measure((0, 1), 160, truths=Truths(gb_per_s=5.0))
+    run = calibrated.measure((0, 1), 160, truths=ForecastTruth(gb_per_s=5.0))
     assert (
         run.validity.verdict == "suspect"
         and len(scores_on_one_machine([*calibrated.known, run])["condition"]) == 13
@@ -331,7 +331,7 @@ def test_without_predict_nothing_is_said_and_nothing_is_done():
 
 @pytest.mark.parametrize(("share", "values"), [(0.001, True), (0.2, False)])
 def test_a_run_that_scatters_much_contradicts_no_forecast(calibrated, share, values):
-    run = calibrated.measure((0, 1), 160, truths=Truths(gb_per_s=10.0))
+    run = calibrated.measure((0, 1), 160, truths=ForecastTruth(gb_per_s=10.0))
     step = run.metrics["step/ms_median"]
     within = {"step/ms_median": {"low": step * (1 - share), "high": step * (1 + share)}}
     record = dataclasses.replace(run, within_run=within)
@@ -351,7 +351,7 @@ def test_a_step_is_known_no_better_than_the_run_that_it_is_from(calibrated, shar
 
 
 def test_a_forecast_that_came_late_counts_for_nothing(calibrated):
-    run = calibrated.measure((0, 1), 160, truths=Truths(gb_per_s=5.0))
+    run = calibrated.measure((0, 1), 160, truths=ForecastTruth(gb_per_s=5.0))
     late = dataclasses.replace(run, started_at=run.predicted["made_at"] - 1e-3)
     assert "not written before" in judge(late, LIMITS).unchecked["unexplained"]
 
@@ -371,7 +371,7 @@ def test_a_forecast_that_came_late_counts_for_nothing(calibrated):
     ],
 )
 def test_a_damaged_forecast_is_none(calibrated, damaged):
-    run = calibrated.measure((0, 1), 160, truths=Truths(gb_per_s=5.0))
+    run = calibrated.measure((0, 1), 160, truths=ForecastTruth(gb_per_s=5.0))
     predicted = run.predicted | damaged if damaged else {"unknown": 1}
     record = with_forecast(dataclasses.replace(run, predicted=predicted))
     assert "unexplained" not in judge(record, LIMITS).codes and cell_numbers(record, {})
@@ -392,7 +392,7 @@ def test_a_forecast_of_any_number_is_read_as_it_was_written(tmp_path):
 
 def test_tables_say_the_forecast_beside_what_was_measured(calibrated):
     slow, sound = (
-        calibrated.measure((0, 1), 160, truths=Truths(gb_per_s=entry, noise=0.0))
+        calibrated.measure((0, 1), 160, truths=ForecastTruth(gb_per_s=entry, noise=0.0))
         for entry in (10.0, 20.0)
     )
     answer = {

@@ -16,7 +16,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-from cells import changed_cell, make_cell, strategy_of
+from build import changed_cell, make_cell, strategy_of
 from hydra import compose
 from omegaconf import OmegaConf
 from torch import nn

@@ -5,7 +5,7 @@ import dataclasses
 
 import pytest
 import torch.distributed as dist
-from cells import declared, make_cell
+from build import declared, make_cell
 from derived_results import run_whole
 from hydra import compose
 from omegaconf import OmegaConf

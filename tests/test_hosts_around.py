@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from cells import make_cell
-from described import GPUS, WITH_GPUS, fleet
+from build import GPUS, WITH_GPUS, fleet, make_cell
 
 from analysis.validity.surroundings import setting_not_asked
 from benchmarks import record as records

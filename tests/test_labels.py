@@ -5,7 +5,7 @@ import itertools
 from pathlib import Path
 
 import pytest
-from simulated import Simulator, Truth
+from simulate import Simulator, Truth
 
 from analysis.findings import comparisons, scaling, waterfall
 from analysis.findings.baselines import Baselines

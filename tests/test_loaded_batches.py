@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from cells import make_cell
+from build import make_cell
 from derived_results import run_whole, write_record
 from torch import nn
 

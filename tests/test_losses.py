@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from simulate import STRATEGY, Simulator, Truth, changed
 
 from analysis.findings.clock_loss import NAME, ClockPart, exponent
 from analysis.findings.communication_parts import COMMUNICATION, REST, SLOWED, TAIL
 from analysis.findings.waterfall import waterfalls
 from analysis.study.study import Study, open_study
-from tests.simulated import STRATEGY, Simulator, Truth, changed
 
 DATA = Path(__file__).parent / "data"
 TWO = (0, 1)

@@ -5,8 +5,7 @@ import json
 import sys
 
 import pytest
-from cells import make_cell
-from described import described
+from build import described, make_cell
 from faults_seen import until
 
 from conf.options import Refused

@@ -6,7 +6,7 @@ Each of the two ranks measures all cases of `measuring.CASES` one after the othe
 import math
 
 import pytest
-from cells import DDP, target_of
+from build import DDP, target_of
 
 from benchmarks.record import read_lines
 from benchmarks.training import derive

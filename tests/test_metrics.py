@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from records import without_entry
+from build import without_entry
 
 from benchmarks.record import metrics, read
 from benchmarks.record.metrics import METRICS

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from records import REAL
+from build import REAL
 
 from benchmarks.record import RecordError, read
 

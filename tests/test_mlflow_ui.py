@@ -17,7 +17,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from tracked import write_samples
+from build import write_samples
 
 from analysis.report.build import report
 from benchmarks.record import read_study

@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from cells import changed_cell, make_cell
+from build import changed_cell, make_cell
 
 from analysis.study.names import varying, with_what_differs
 from benchmarks.record import read_study

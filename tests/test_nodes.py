@@ -7,13 +7,12 @@ import typing
 from pathlib import Path
 
 import pytest
-from cells import make_cell
+from build import make_cell, tracked_record
 from hydra import compose
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given, settings
 from hypothesis import strategies as some
 from omegaconf import OmegaConf
-from tracked import make_record
 
 from analysis.findings.control_cells import control_cells
 from benchmarks.record import RecordError, read
@@ -676,9 +675,9 @@ def test_the_table_has_a_column_of_hosts_only_if_a_cell_has_some():
 
 
 def test_mlflow_has_hosts_of_cells_with_hosts():
-    local = make_record(1)
+    local = tracked_record(1)
     remote = dataclasses.replace(
-        make_record(2), cell=dataclasses.replace(local.cell, hosts=("a", "b"))
+        tracked_record(2), cell=dataclasses.replace(local.cell, hosts=("a", "b"))
     )
     params = project(remote).params
     assert (params["nodes"], params["hosts"], params["world_size"]) == ("2", "a,b", "4")

@@ -10,7 +10,7 @@ import pytest
 from coverage_floor import LEAST, MOST, efficiency, held, left_out, rate
 from rich.console import Console
 from scipy.stats import t as student
-from simulated import Simulator, Truth, changed
+from simulate import Simulator, Truth, changed
 
 from analysis.findings.examine import findings_of
 from analysis.report.build import examine

@@ -6,8 +6,8 @@ import statistics
 from pathlib import Path
 
 import pytest
-from records import record
-from records import study as written
+from build import record
+from build import study as written
 
 import analysis
 from analysis import open_study

@@ -3,7 +3,7 @@
 import dataclasses
 from pathlib import Path
 
-from cells import make_cell
+from build import make_cell
 
 from analysis.validity.checks import judge
 from analysis.validity.effective import observe

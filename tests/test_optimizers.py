@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cells import make_cell
+from build import make_cell
 from hydra import compose
 from omegaconf import OmegaConf
 

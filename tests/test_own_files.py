@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from cells import make_cell
+from build import make_cell
 
 from analysis.report.folder import write_folder
 from benchmarks.agent import processes

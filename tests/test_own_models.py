@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from cells import make_cell
+from build import make_cell
 from torch import nn
 
 from benchmarks.training.correctness import checksum

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from cells import make_cell
+from build import make_cell
 from own_user import QUIET, SHORT, records_of, user
 
 from analysis.prediction.calibration import calibrate

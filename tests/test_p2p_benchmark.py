@@ -17,7 +17,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from cells import make_cell
+from build import make_cell
 from hydra import compose
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from records import EVIL
+from build import EVIL
 
 from analysis.report.build import examine, write
 from analysis.report.latex import latex

@@ -11,8 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from cells import make_cell
-from described import GPUS, ROOT, WITH_GPUS, described, fleet, host, interface
+from build import GPUS, ROOT, WITH_GPUS, described, fleet, host, interface, make_cell
 
 from benchmarks.agent import network as probe
 from benchmarks.agent.network import ProbeListeners, interfaces, try_connect

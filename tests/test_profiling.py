@@ -18,7 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from cells import make_cell
+from build import make_cell
 from traces import GEMM, REDUCE, make_export, two_ranks
 
 from analysis.findings.communication import disagreement

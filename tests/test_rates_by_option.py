@@ -4,7 +4,7 @@ import csv
 from pathlib import Path
 
 import pytest
-from records import EVIL, record, study
+from build import EVIL, record, study
 
 from analysis.findings.examine import findings_of
 from analysis.report.build import report

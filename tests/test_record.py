@@ -12,9 +12,9 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
+from build import make_record
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from records import make_record
 
 from benchmarks.record import (
     SCHEMA_VERSION,
@@ -268,7 +268,7 @@ sys.path.insert(0, {str(ROOT)!r})
 sys.path.insert(0, {str(ROOT / "tests")!r})
 from pathlib import Path
 from benchmarks.record import CellFolder, write
-from records import make_record
+from build import make_record
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
 try:
@@ -291,7 +291,7 @@ import sys
 sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests")!r}]
 from pathlib import Path
 from benchmarks.record import CellFolder, write
-from records import make_record
+from build import make_record
 big = make_record(series={{"s": [[n, n / 3] for n in range(3000)]}})
 print("go", flush=True)
 while True:

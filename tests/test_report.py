@@ -15,9 +15,9 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from build import EVIL, REAL, make_record, record, study
 from pages import widths
-from records import EVIL, REAL, make_record, record, study
-from simulated import Simulator, Truth
+from simulate import Simulator, Truth
 
 from analysis.__main__ import main
 from analysis.findings.examine import findings_of

@@ -6,7 +6,7 @@ import io
 from pathlib import Path
 
 import pytest
-from forecasting import Machine
+from simulate import ForecastMachine
 
 from analysis.findings.examine import findings_of
 from analysis.prediction.calibration import calibrate
@@ -99,7 +99,7 @@ def test_forecasts_made_before_a_cell_ran_come_first_and_are_told_apart_from_hin
 
 
 def test_what_was_written_after_a_cell_began_is_no_forecast():
-    machine = Machine().calibrate(batches=(64, 128))
+    machine = ForecastMachine().calibrate(batches=(64, 128))
     first = machine.measure((0, 2), 64)
     study = Study.of([*machine.known, first])
     before = [cell.record_id for cell in study_forecasts(study).cells if cell.before]

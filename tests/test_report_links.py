@@ -5,9 +5,9 @@ import re
 from pathlib import Path
 
 import pytest
+from build import EVIL, record, study
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from records import EVIL, record, study
 
 from analysis.report import summary
 from analysis.report.build import benchmark_sections, examine, report

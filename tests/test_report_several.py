@@ -7,8 +7,8 @@ import shutil
 from pathlib import Path
 
 import pytest
+from build import EVIL, record, study
 from pages import picture, widths
-from records import EVIL, record, study
 
 from analysis.__main__ import main
 from analysis.findings.examine import findings_of

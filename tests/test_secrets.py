@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from records import make_record
+from build import make_record
 
 from analysis.report.sections.conditions import environment as section_of_environment
 from analysis.study.provenance import LEFT_OUT

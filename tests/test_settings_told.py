@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from simulated import Simulator, Truth
+from simulate import Simulator, Truth
 
 from analysis.findings.examine import findings_of
 from analysis.report.explanations import settings_sentences

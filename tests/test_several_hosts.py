@@ -5,7 +5,7 @@ import io
 import json
 
 import pytest
-from records import facts_of, on_hosts, record, study
+from build import facts_of, on_hosts, record, study
 
 from analysis.findings.between_studies import cell_id
 from analysis.findings.examine import findings_of

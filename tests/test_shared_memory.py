@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from cells import make_cell, strategy_of
+from build import make_cell, strategy_of
 
 from conf.cell import Network
 from conf.options import Refused

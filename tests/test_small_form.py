@@ -5,8 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from cells import make_cell
-from records import make_record
+from build import make_cell, make_record
 
 from launch.plan.estimate import (
     COMPILE_SECONDS,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from cells import make_cell
+from build import make_cell
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import t

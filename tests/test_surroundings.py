@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from simulated import Simulator, Truth
+from simulate import Simulator, Truth
 
 from analysis.findings.baselines import AT_EQUAL_CLOCKS, EFFICIENCY
 from analysis.findings.examine import findings_of

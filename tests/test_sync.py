@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from build import database_rows, make_sweep, tracked_folder, tracked_record, tracked_runs
 from planted import edit_json
-from tracked import make_folder, make_record, make_sweep, rows, runs
 
 from analysis.__main__ import main as analysis
 from benchmarks.record import CellFolder, Failure, Validity
@@ -25,15 +25,15 @@ OTHER = "b" * 32
 def study_dir(output_dir):
     """Two sweeps of a study, one with a failed cell; nothing of them in the store."""
     folder = output_dir / "scaling"
-    failed = make_record(
+    failed = tracked_record(
         3, sweep_id=OTHER, state="failed", failure=Failure("hang", 1, "rank 1 went silent")
     )
     for record in (
-        make_record(1),
-        make_record(2, validity=Validity("invalid", {"noisy": "noise"})),
+        tracked_record(1),
+        tracked_record(2, validity=Validity("invalid", {"noisy": "noise"})),
         failed,
     ):
-        make_folder(folder, record)
+        tracked_folder(folder, record)
     return folder
 
 
@@ -48,9 +48,9 @@ def parents(tracker):
 
 def test_everything_is_written_once(study_dir):
     assert sync(study_dir) == SyncReport(projected=3, already=0, unreadable=[])
-    before = rows(study_dir.parent / "mlflow.db")
+    before = database_rows(study_dir.parent / "mlflow.db")
     assert sync(study_dir) == SyncReport(projected=0, already=3, unreadable=[])
-    assert rows(study_dir.parent / "mlflow.db") == before
+    assert database_rows(study_dir.parent / "mlflow.db") == before
     tracker = open_store(study_dir)
     stored = parents(tracker)
     assert {sweep: run.info.status for sweep, run in stored.items()} == {
@@ -67,7 +67,7 @@ def test_everything_is_written_once(study_dir):
 
 def test_a_sweep_that_was_logged_is_left_as_it_is(study_dir):
     tracker = open_store(study_dir)
-    own = [make_record(1), make_record(2)]
+    own = [tracked_record(1), tracked_record(2)]
     tracker.start_sweep(make_sweep())
     for record in own:
         tracker.log(record, CellFolder(study_dir / f"cell-{record.record_id[-6:]}"))
@@ -75,15 +75,15 @@ def test_a_sweep_that_was_logged_is_left_as_it_is(study_dir):
         own[0], sweep_id=OTHER
     )  # resumed: in the sweep's table, not its own
     tracker.finish_sweep(make_sweep(), [*own, earlier], "interrupted", {})
-    tracker.write_study([*own, make_record(3, sweep_id=OTHER)], {})
+    tracker.write_study([*own, tracked_record(3, sweep_id=OTHER)], {})
     before = {
         run.info.run_id: (run.info.to_proto(), run.data.to_dictionary())
-        for run in runs(tracker).values()
+        for run in tracked_runs(tracker).values()
     }
     assert sync(study_dir) == SyncReport(projected=1, already=2, unreadable=[])
     after = {
         run.info.run_id: (run.info.to_proto(), run.data.to_dictionary())
-        for run in runs(tracker).values()
+        for run in tracked_runs(tracker).values()
     }
     assert before.items() <= after.items()
 
@@ -91,16 +91,16 @@ def test_a_sweep_that_was_logged_is_left_as_it_is(study_dir):
 def test_a_sweep_whose_launcher_died_is_completed(study_dir):
     tracker = open_store(study_dir)
     tracker.start_sweep(make_sweep(cells=9))
-    tracker.log(make_record(1), CellFolder(study_dir / "cell-000001"))
+    tracker.log(tracked_record(1), CellFolder(study_dir / "cell-000001"))
     run_id = tracker._parents["a" * 32]
     tracker._client.set_tag(run_id, "ringside.boot_id", "an earlier boot")
     assert sync(study_dir) == SyncReport(projected=2, already=1, unreadable=[])
     parent = parents(tracker)["a" * 32]
     assert parent.info.run_id == run_id and parent.info.status == "KILLED"
     assert parent.data.tags["mlflow.note.content"].count("\n| resnet50") == 2
-    before = rows(study_dir.parent / "mlflow.db")
+    before = database_rows(study_dir.parent / "mlflow.db")
     sync(study_dir)
-    assert rows(study_dir.parent / "mlflow.db") == before
+    assert database_rows(study_dir.parent / "mlflow.db") == before
 
 
 def test_a_sweep_that_another_launcher_is_writing_is_not_closed(study_dir):
@@ -115,10 +115,10 @@ def test_a_damaged_record_does_not_stop_the_others(study_dir, capsys):
     for name, text in (("torn", '{"schema_ver'), ("newer", '{"schema_version": 99}')):
         (study_dir / name).mkdir()
         (study_dir / name / "record.json").write_text(text)
-    make_folder(study_dir, make_record(4, sweep_id="x' OR 'y", cell=[]))
-    make_folder(study_dir, make_record(5, cell={"gpus": 3}))
-    make_folder(
-        study_dir / "cell-000001", make_record(6, state="interrupted")
+    tracked_folder(study_dir, tracked_record(4, sweep_id="x' OR 'y", cell=[]))
+    tracked_folder(study_dir, tracked_record(5, cell={"gpus": 3}))
+    tracked_folder(
+        study_dir / "cell-000001", tracked_record(6, state="interrupted")
     )  # an earlier attempt, set aside
     for projected, already in ((4, 0), (0, 4)):
         assert main(["sync", str(study_dir)]) == 1
@@ -185,12 +185,12 @@ EDITS = {
 def test_edits_of_the_store_and_of_records_are_named(output_dir, capsys):
     study = output_dir / "scaling"
     for number in (1, 2):
-        make_folder(study, make_record(number))
+        tracked_folder(study, tracked_record(number))
     assert main(["compare", str(study)]) == 2, "no store or no experiment"
     sync(study)
     result = compare(study, Tracking())
     assert (result.right, result.runs, result.missing) == (True, 2, []) and result.values > 40
-    make_folder(study, make_record(3))
+    tracked_folder(study, tracked_record(3))
     path = study / "cell-000002" / "record.json"
     edit_json(path, lambda record: record["metrics"].update({"comm/busbw_gb_per_s": 13.0}))
     capsys.readouterr()
@@ -211,7 +211,7 @@ def test_edits_of_the_store_and_of_records_are_named(output_dir, capsys):
 
 
 def test_a_store_that_is_not_there_is_refused_and_not_made(tmp_path, capsys):
-    make_folder(tmp_path / "study", make_record(1))
+    tracked_folder(tmp_path / "study", tracked_record(1))
     for uri in ([], ["--uri", "foo://x"], ["--uri", f"sqlite:///{tmp_path}/other.db"]):
         assert main(["compare", str(tmp_path / "study"), *uri]) == 2
     assert "there is no such store" in capsys.readouterr().err

@@ -12,9 +12,17 @@ import zlib
 from pathlib import Path
 
 import pytest
-from cells import changed_cell
+from build import (
+    TRACKED_START,
+    changed_cell,
+    database_rows,
+    make_sweep,
+    tracked_folder,
+    tracked_record,
+    tracked_runs,
+    write_samples,
+)
 from rich.console import Console
-from tracked import START, make_folder, make_record, make_sweep, rows, runs, write_samples
 
 from benchmarks.record import CellFolder, Failure, Validity, read_study
 from conf.schema import Tracking
@@ -37,22 +45,22 @@ def tracker(output_dir):
 
 
 def log(tracker, output_dir, record):
-    return tracker.log(record, CellFolder(make_folder(output_dir / "scaling", record)))
+    return tracker.log(record, CellFolder(tracked_folder(output_dir / "scaling", record)))
 
 
 def test_a_sweep_is_a_parent_with_its_cells(tracker, output_dir):
-    good = make_record(1)
-    repeated = make_record(
+    good = tracked_record(1)
+    repeated = tracked_record(
         2, drift=True, cell=changed_cell(good.cell, repeat=-3, global_batch_size=512, nccl={})
     )
     oom = Failure("oom", 1, "rank 1 ran out of memory")
-    failed = make_record(3, name="bad", state="failed", failure=oom, metrics={})
-    stopped = make_record(
+    failed = tracked_record(3, name="bad", state="failed", failure=oom, metrics={})
+    stopped = tracked_record(
         4, name="stopped", state="interrupted", validity=Validity("invalid", {"noisy": "noise"})
     )
     records = [good, repeated, failed, stopped]
     tracker.start_sweep(make_sweep(4))
-    (parent,) = runs(tracker).values()
+    (parent,) = tracked_runs(tracker).values()
     assert parent.info.status == "RUNNING" and parent.info.run_name.startswith("4 cells · 2026-")
     assert all(log(tracker, output_dir, record) for record in records)
     tracker.write_study(records, {good.record_id: {"scaling/efficiency": 0.9}})
@@ -112,8 +120,8 @@ def test_a_sweep_is_a_parent_with_its_cells(tracker, output_dir):
 
 
 def test_logging_twice_changes_nothing(tracker, output_dir):
-    record = make_record(1)
-    folder = CellFolder(make_folder(output_dir / "scaling", record))
+    record = tracked_record(1)
+    folder = CellFolder(tracked_folder(output_dir / "scaling", record))
     for number in range(2):
         again = Tracker.open(Tracking(), output_dir, "scaling")
         again.start_sweep(make_sweep())
@@ -121,14 +129,14 @@ def test_logging_twice_changes_nothing(tracker, output_dir):
         again.write_study([record], {record.record_id: {"scaling/efficiency": 0.5}})
         again.finish_sweep(make_sweep(), [record], "finished", {})
         if number == 0:
-            before = rows(output_dir / "mlflow.db")
-    assert rows(output_dir / "mlflow.db") == before
+            before = database_rows(output_dir / "mlflow.db")
+    assert database_rows(output_dir / "mlflow.db") == before
 
 
 @pytest.mark.parametrize("at", ["log_artifact", "log_batch", "set_tag", "set_terminated"])
 def test_a_half_written_run_is_completed(tracker, output_dir, monkeypatch, at):
-    record = make_record(1)
-    folder = make_folder(output_dir / "scaling", record)
+    record = tracked_record(1)
+    folder = tracked_folder(output_dir / "scaling", record)
     tracker.start_sweep(make_sweep())
 
     def die(*arguments, **named):
@@ -137,13 +145,13 @@ def test_a_half_written_run_is_completed(tracker, output_dir, monkeypatch, at):
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(tracker._client, at, die)
         tracker.log(record, CellFolder(folder))
-    run = runs(tracker)[record.name]
+    run = tracked_runs(tracker)[record.name]
     assert run.info.status == ("FINISHED" if at == "set_tag" else "RUNNING")
     tracker._client.set_tag(
         run.info.run_id, "ringside.boot_id", "an earlier boot"
     )  # the next start closes it as KILLED
     assert Tracker.open(Tracking(), output_dir, "scaling").log(record, CellFolder(folder))
-    stored = runs(tracker)
+    stored = tracked_runs(tracker)
     assert len(stored) == 2 and stored[record.name].info.status == "FINISHED"
     assert stored[record.name].data.metrics["throughput/images_per_second"] == 5000.0
     assert stored[record.name].data.params["gpus"] == "0,3"
@@ -170,7 +178,7 @@ def launcher(folder):
 def test_only_a_dead_launcher_s_runs_are_closed(output_dir):
     process = launcher(output_dir)
     assert process.stdout.readline() == "ready\n", process.stderr.read()
-    (run,) = runs(Tracker.open(Tracking(), output_dir, "scaling")).values()
+    (run,) = tracked_runs(Tracker.open(Tracking(), output_dir, "scaling")).values()
     assert run.info.status == "RUNNING"
     process.kill()
     process.communicate()
@@ -188,7 +196,7 @@ def test_launchers_that_meet_on_a_fresh_store_both_succeed(tmp_path):
     assert (
         file.stat().st_mode == (file.parent / ".mlflow.db.lock").stat().st_mode
     )  # what the umask leaves
-    assert len(rows(file)["runs"]) == 2
+    assert len(database_rows(file)["runs"]) == 2
     assert {path.name for path in file.parent.iterdir()} == {"mlflow.db", ".mlflow.db.lock"}
 
 
@@ -202,9 +210,9 @@ def test_a_process_is_known_by_more_than_its_pid():
 
 def test_numbers_that_are_not_finite_are_named_not_logged(tracker, output_dir):
     metrics = {"a": math.nan, "b": math.inf, "c": 1.0}
-    record = make_record(1, metrics=metrics, series={"d": [[0, "nan"], [1, 2.0]]})
+    record = tracked_record(1, metrics=metrics, series={"d": [[0, "nan"], [1, 2.0]]})
     log(tracker, output_dir, record)
-    run = runs(tracker)[record.name]
+    run = tracked_runs(tracker)[record.name]
     assert run.data.metrics == {"c": 1.0, "d": 2.0}
     assert run.data.tags["ringside.nonfinite"] == "a,b,d"
 
@@ -212,7 +220,7 @@ def test_numbers_that_are_not_finite_are_named_not_logged(tracker, output_dir):
 def test_metrics_come_in_the_order_of_the_contract_and_a_series_hides_none():
     metrics = {"step/first_ms": 1.0, "comm/busbw_gb_per_s": 12.0, "throughput/images": 9.0}
     series = {"step/first_ms": [[0, 1.0], [1, 2.0]]}
-    names = [row[0] for row in project(make_record(1, metrics=metrics, series=series)).metrics]
+    names = [row[0] for row in project(tracked_record(1, metrics=metrics, series=series)).metrics]
     assert names == [
         "throughput/images",
         "comm/busbw_gb_per_s",
@@ -226,10 +234,10 @@ HOSTILE = "a\nb|c`d`<script>alert(1)</script>\x1b[31m" + "x" * 10_000
 
 def test_hostile_strings_are_kept_harmless(tracker, output_dir):
     strategy = {"name": HOSTILE, "../../etc=passwd%": HOSTILE}
-    record = make_record(
+    record = tracked_record(
         1,
         name=HOSTILE,
-        cell=changed_cell(make_record().cell, strategy=strategy, nccl={"NCCL_\n'": HOSTILE}),
+        cell=changed_cell(tracked_record().cell, strategy=strategy, nccl={"NCCL_\n'": HOSTILE}),
         state="failed",
         failure=Failure(HOSTILE, None, HOSTILE),
         validity=Validity("invalid", {HOSTILE: HOSTILE}),
@@ -238,7 +246,7 @@ def test_hostile_strings_are_kept_harmless(tracker, output_dir):
         effective={"transport": [HOSTILE], "link_class": {"0-1": "NV18"}},
         study=HOSTILE,
     )
-    folder = make_folder(output_dir / "scaling", record)
+    folder = tracked_folder(output_dir / "scaling", record)
     (folder / "link.log").symlink_to("/etc/passwd")
     (folder / "nccl" / "0.log").unlink()
     (folder / "nccl").rmdir()
@@ -281,8 +289,8 @@ def test_the_summary_is_one_row_for_each_record():
         "throughput/ci_runs": 12.0,
     }
     hang = Failure("hang", 1, "rank 1 was `silent`")
-    bad = make_record(2, name="a|b<c", state="failed", failure=hang, metrics={})
-    good = make_record(1, metrics=metrics)
+    bad = tracked_record(2, name="a|b<c", state="failed", failure=hang, metrics={})
+    good = tracked_record(1, metrics=metrics)
     text = sweep_run.summary_markdown([good, bad], {good.record_id: next_run})
     *lines, empty, margin, other, reference = text.splitlines()
     assert (empty, margin, other) == (
@@ -309,7 +317,7 @@ def test_the_summary_says_once_what_all_names_share():
         "resnet50 · ddp · gpus 0,3 · ALGO=Ring",
         "resnet50 · ddp · gpus 0",
     ]
-    records = [make_record(number, name=name) for number, name in enumerate(names)]
+    records = [tracked_record(number, name=name) for number, name in enumerate(names)]
     lines = sweep_run.summary_markdown(records, {}).splitlines()
     assert lines[:2] == ["Every cell: resnet50 · ddp", ""]
     assert [line.split(" | ")[0] for line in lines[4:]] == [
@@ -319,7 +327,7 @@ def test_the_summary_says_once_what_all_names_share():
     ]
     assert sweep_run.summary_markdown([], {}).count("\n") == 2
     overhead = changed_cell(records[0].cell, benchmark={"name": "overhead"})
-    record = make_record(1, cell=overhead, metrics={"overhead/share": 0.0012})
+    record = tracked_record(1, cell=overhead, metrics={"overhead/share": 0.0012})
     text = sweep_run.summary_markdown([record], {})
     assert text.startswith("| cell | result |") and "| overhead 0.12\xa0%, one run |" in text
 
@@ -428,12 +436,12 @@ def test_the_view_and_the_description_of_every_committed_study_fit_a_tag(study):
 
 def test_a_description_of_the_user_s_own_stays():
     before = {"mlflow.note.content": "my words"}
-    assert "mlflow.note.content" not in saved_view.experiment_tags([make_record()], before)
+    assert "mlflow.note.content" not in saved_view.experiment_tags([tracked_record()], before)
 
 
 def test_samples_of_gpus_and_cpu_are_system_metrics(tracker, output_dir):
-    record = make_record(1)
-    folder = make_folder(output_dir / "scaling", record)
+    record = tracked_record(1)
+    folder = tracked_folder(output_dir / "scaling", record)
     write_samples(folder, 120)
     tracker.log(record, CellFolder(folder))
     (run,) = tracker._client.search_runs([tracker._experiment], CELL)
@@ -449,8 +457,8 @@ def test_samples_of_gpus_and_cpu_are_system_metrics(tracker, output_dir):
     power = tracker._client.get_metric_history(run.info.run_id, "system/gpu_3_power_usage_watts")
     assert len(power) == 80 and {point.value for point in power} == {601.5}
     assert [(one.step, one.timestamp) for one in power[:2]] == [
-        (0, START * 1000),
-        (3, START * 1000 + 1500),
+        (0, TRACKED_START * 1000),
+        (3, TRACKED_START * 1000 + 1500),
     ]
     assert run.data.metrics["system/cpu_utilization_percentage"] == 50.0
     assert run.data.metrics["system/gpu_0_memory_usage_megabytes"] == 3000.0
@@ -469,16 +477,16 @@ def content(folder):
 
 
 def test_a_sweep_writes_what_sync_writes(output_dir, tmp_path):
-    cell = make_record().cell
+    cell = tracked_record().cell
     records = [
-        make_record(1),
-        make_record(2, cell=dataclasses.replace(cell, nccl={}), state="failed", metrics={}),
-        make_record(3, cell=dataclasses.replace(cell, repeat=-3), drift=True),
+        tracked_record(1),
+        tracked_record(2, cell=dataclasses.replace(cell, nccl={}), state="failed", metrics={}),
+        tracked_record(3, cell=dataclasses.replace(cell, repeat=-3), drift=True),
     ]
     records = [dataclasses.replace(record, cell_key=record.cell.key) for record in records]
     study, copy = output_dir / "scaling", tmp_path / "copy" / "scaling"
     for record in records:
-        write_samples(make_folder(study, record), 3)
+        write_samples(tracked_folder(study, record), 3)
     shutil.copytree(study, copy)
     shutil.copy(output_dir / "mlflow.db", copy.parent)
     sweep = dataclasses.replace(
@@ -497,8 +505,8 @@ def test_a_sweep_writes_what_sync_writes(output_dir, tmp_path):
 
 
 def test_a_run_that_a_user_deleted_stays_deleted(tracker, output_dir):
-    record = make_record(1)
+    record = tracked_record(1)
     log(tracker, output_dir, record)
-    tracker._client.delete_run(runs(tracker)[record.name].info.run_id)
+    tracker._client.delete_run(tracked_runs(tracker)[record.name].info.run_id)
     assert not tracker.log(record, CellFolder(output_dir / "scaling" / "cell-000001"))
-    assert record.name not in runs(tracker)
+    assert record.name not in tracked_runs(tracker)

@@ -14,9 +14,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from records import make_record as measured_record
+from build import make_sweep, tracked_folder, tracked_record, tracked_runs
+from build import tracked_record as measured_record
 from rich.console import Console
-from tracked import make_folder, make_record, make_sweep, runs
 
 from benchmarks import record as records
 from benchmarks.record import CellFolder, safe_files
@@ -101,8 +101,8 @@ def refused(tracking, folder, within_s=5):
 def test_a_locked_store_is_given_up_and_written_later(output_dir, monkeypatch, capfd):
     tracker = Tracker.open(Tracking(), output_dir, "scaling")
     monkeypatch.setattr(store, "LOCK_WAIT_S", 0.5)
-    record = make_record(1)
-    folder = CellFolder(make_folder(output_dir / "scaling", record))
+    record = tracked_record(1)
+    folder = CellFolder(tracked_folder(output_dir / "scaling", record))
     with contextlib.closing(
         sqlite3.connect(output_dir / "mlflow.db", isolation_level=None)
     ) as holder:
@@ -221,7 +221,7 @@ def test_a_store_that_another_launcher_holds_is_written_in_the_end(sweep, output
     writer.log(measured[1])
     threading.Timer(1.0, holder.close).start()
     writer.close(measured, [], measured, stopping=lambda: False, report=None)
-    stored = runs(writer._tracker)
+    stored = tracked_runs(writer._tracker)
     assert {"cell 1", "cell 2"} < stored.keys() and len(stored) == 3
     assert all(run.info.status == "FINISHED" for run in stored.values())
     assert console.file.getvalue().count("another process has held") == 1

@@ -9,7 +9,7 @@ import math
 from pathlib import Path
 
 import pytest
-from cells import changed_cell
+from build import changed_cell
 
 from analysis.findings.baselines import Baselines
 from analysis.study.rates import IMAGES_PER_SECOND

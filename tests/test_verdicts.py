@@ -5,11 +5,10 @@ import math
 
 import numpy as np
 import pytest
-from cells import changed_cell
-from records import record, study
+from build import changed_cell, record, study
 from scipy.stats import t as student
 from scipy.stats import ttest_ind, ttest_rel
-from simulated import STRATEGY, Simulator, Truth, changed
+from simulate import STRATEGY, Simulator, Truth, changed
 
 from analysis.findings import comparisons as of_comparisons
 from analysis.findings.comparisons import noises

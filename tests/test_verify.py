@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from build import files_with_auto, without_entry
 from derived_results import write_record
 from rank_cases import COLLECTIVE, EXCHANGE, HOST_LINK, JACOBI, P2P
-from records import files_with_auto, without_entry
 
 from analysis.__main__ import main
 from benchmarks.derived import derived_values

@@ -6,7 +6,7 @@ import json
 import xml.etree.ElementTree as ElementTree
 
 import pytest
-from records import make_record
+from build import make_record
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text

@@ -7,10 +7,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cells import changed_cell
+from build import changed_cell
 from scipy.stats import linregress
-from simulated import changed
-from wired import DGX1, SUBSETS, WiredTruth, lines_of, told, wire_ms, wired_study
+from simulate import (
+    DGX1,
+    SUBSETS,
+    WiredTruth,
+    changed,
+    lines_by_quantity,
+    wire_ms,
+    wire_verdicts,
+    wired_study,
+)
 
 from analysis.findings.examine import findings_of
 from analysis.findings.links.line_fit import fit, outliers
@@ -62,7 +70,7 @@ def test_points_off_the_line_are_found_and_others_are_not(count, bad):
 
 
 def test_the_planted_line_is_found():
-    lines, _ = lines_of(wired_study(3, WiredTruth(fixed_ms=0.8, share=0.25)))
+    lines, _ = lines_by_quantity(wired_study(3, WiredTruth(fixed_ms=0.8, share=0.25)))
     cost, efficiency = lines[COST], lines[EFFICIENCY]
     assert (
         cost.fixed_ms.low <= 0.8 <= cost.fixed_ms.high
@@ -107,14 +115,14 @@ def test_all_reduces_alone_count_where_subset_and_settings_are_the_same():
         )
         for record in cells
     ]
-    lines, _ = lines_of(Study.of([*study.records, *alone]))
-    by_exchange, _ = lines_of(study)
+    lines, _ = lines_by_quantity(Study.of([*study.records, *alone]))
+    by_exchange, _ = lines_by_quantity(study)
     assert (lines[COST].source, by_exchange[COST].source) == ("collectives", "exchange")
     assert lines[COST].share.value == pytest.approx(2 * by_exchange[COST].share.value)
 
 
 def test_where_the_cost_on_one_gpu_is_known_the_line_is_one_of_exposed_communication():
-    lines, _ = lines_of(wired_study(4, WiredTruth(alone_ms=0.3)))
+    lines, _ = lines_by_quantity(wired_study(4, WiredTruth(alone_ms=0.3)))
     assert set(lines) == {"comm/exposed_ms", EFFICIENCY}
     line = lines["comm/exposed_ms"]
     assert line.share.low <= 0.4 <= line.share.high
@@ -124,7 +132,7 @@ def test_where_the_cost_on_one_gpu_is_known_the_line_is_one_of_exposed_communica
 
 def test_a_subset_that_loses_more_than_its_wires_explain_is_told():
     """0.6 ms of a step of 54 ms, with runs that scatter by 0.1 ms."""
-    assert told(wired_study(5, lost={(0, 1, 2, 3): 0.6})) == {(0, 1, 2, 3): "more"}
+    assert wire_verdicts(wired_study(5, lost={(0, 1, 2, 3): 0.6})) == {(0, 1, 2, 3): "more"}
     study = wired_study(5, lost={(0, 3): 0.6})
     found = findings_of(study)
     assert {point.gpus for line in found.wire_lines for point in line.points if point.verdict} == {
@@ -143,14 +151,14 @@ def test_a_subset_that_loses_more_than_its_wires_explain_is_told():
 def test_cells_that_bend_together_accuse_nobody():
     """From 8 ms on the wires nothing more hides: the line is wrong, no subset is."""
     beyond = {gpus: 0.6 * max(0.0, wire_ms(gpus) - 8) for gpus in SUBSETS}
-    lines, _ = lines_of(wired_study(1, lost=beyond))
+    lines, _ = lines_by_quantity(wired_study(1, lost=beyond))
     assert lines[COST].bends and lines[EFFICIENCY].bends
     assert not any(point.verdict for line in lines.values() for point in line.points)
-    assert not lines_of(wired_study(1))[0][COST].bends
+    assert not lines_by_quantity(wired_study(1))[0][COST].bends
 
 
 def test_clean_studies_accuse_nobody():
-    assert sum(bool(told(wired_study(seed))) for seed in range(6)) <= 1
+    assert sum(bool(wire_verdicts(wired_study(seed))) for seed in range(6)) <= 1
 
 
 def test_settings_of_nccl_are_cells_of_one_line():
@@ -198,20 +206,20 @@ def test_without_enough_cells_the_report_says_what_to_plan(study, why):
 
 def test_four_cells_are_enough_and_three_are_not():
     chosen = [one.representative for one in classes(DGX1, 2)] + [(0, 2)]
-    assert lines_of(wired_study(1, subsets=chosen))[0][COST].speeds == 3
-    lines, missing = lines_of(wired_study(1, subsets=chosen[:3]))
+    assert lines_by_quantity(wired_study(1, subsets=chosen))[0][COST].speeds == 3
+    lines, missing = lines_by_quantity(wired_study(1, subsets=chosen[:3]))
     assert not lines and "has 3 cells" in missing and "gpus=classes adds them" in missing
 
 
 def test_alike_wires_make_no_line():
     alike = [pair for pair in PAIRS if DGX1.link_between(*pair) == "NV2"]
-    lines, missing = lines_of(wired_study(1, subsets=alike))
+    lines, missing = lines_by_quantity(wired_study(1, subsets=alike))
     assert not lines and "are equally fast" in missing
 
 
 def test_measured_gb_per_s_of_one_source_and_never_nominal_ones():
     """Without peer copies the cells' own exchange counts: 85 % of the wires, so its share is smaller."""
-    (line, _) = lines_of(wired_study(2, peers=False))[0].values()
+    (line, _) = lines_by_quantity(wired_study(2, peers=False))[0].values()
     assert line.source == "exchange" and line.share.value == pytest.approx(0.4 * 0.85, rel=0.05)
     of_host = [
         changed(record, metrics=record.metrics | {"reference/host_link_ms": 1.0})
@@ -219,7 +227,7 @@ def test_measured_gb_per_s_of_one_source_and_never_nominal_ones():
         else record
         for record in wired_study(2).records
     ]
-    assert lines_of(Study.of(of_host))[0][COST].source == "exchange", (
+    assert lines_by_quantity(Study.of(of_host))[0][COST].source == "exchange", (
         "an exchange through the host does not wait for peer copies"
     )
     study = wired_study(2, peers=False)
@@ -232,6 +240,6 @@ def test_measured_gb_per_s_of_one_source_and_never_nominal_ones():
         else record
         for place, record in enumerate(study.records)
     ]
-    assert lines_of(Study.of(partly))[0][COST].source == "exchange", (
+    assert lines_by_quantity(Study.of(partly))[0][COST].source == "exchange", (
         "the source that knows most cells, for all of them"
     )
