@@ -34,7 +34,6 @@ SAMPLES: Mapping[str, tuple[tuple[str, ...], float]] = {
     Kind.HELD: (("ms",), 1.0),
     Kind.TIMELINE: (("update_ms",), 1.0),
     Kind.BUCKET_EXCHANGE: (("ms",), 1.0),
-    Kind.INTERFERENCE: (("alone_ms", "beside_ms"), 1.0),
     Kind.SOLVES: (("seconds",), 1e3),
     Kind.GRID_COPIES: (("seconds",), 1e3),
 }

@@ -64,19 +64,6 @@ def make_cell(gpus=(0, 1), strategy=None, batch_size=2, precision="fp32", **benc
     )
 
 
-def overhead_cell():
-    """A tiny cell of benchmark=overhead."""
-    options = {
-        "name": "overhead",
-        "rounds": 2,
-        "window_seconds": 0.02,
-        "warmup_iterations": 2,
-        "warmup_min_seconds": 0.0,
-        "warmup_max_seconds": 0.1,
-    }
-    return dataclasses.replace(make_cell(), benchmark=options, declared=declared(DDP, options))
-
-
 def declared(strategy, benchmark):
     """What the YAML files of a strategy and a benchmark say beside their options."""
     return {
@@ -139,7 +126,6 @@ def several_hosts_cells(hosts, gpus):
     )
     cells = {
         "throughput": make_cell(**hierarchical),
-        "overhead": overhead_cell(),
         "exchange": exchange_cell({"workers": gpus, "exchange": {}, **staged}),
         "collectives": links_cell(
             hosts * gpus,

@@ -1,7 +1,6 @@
 """What each of two ranks calibrates for test_calibration: every strategy's buckets and collectives, and planted times."""
 
 import contextlib
-import threading
 import time
 from unittest import mock
 
@@ -30,13 +29,13 @@ STRATEGIES = {
     "two_hosts": {"name": "hierarchical"},
     "staged": {"name": "cpu_staged"},
 }
-QUICK = {"MOST_STEPS": 3, "EXCHANGES_MS": 5.0, "INTERFERENCE_MS": 0.0, "ALL_MS": 1e6}
+QUICK = {"MOST_STEPS": 3, "EXCHANGES_MS": 5.0, "ALL_MS": 1e6}
 SHORT_OF_TIME = {
     "a timeline": 300.0,
     "no timeline": 100.0,
 }  # ms: six and twenty steps of STEP_MS take 120 and 400
 SLEPT_MS, SLOW_MS = 60.0, 15.0  # a layer's backward, a collective
-STEP_MS, CALL_MS = 20.0, 12.0  # of steps that sleep, and of collectives that hold them up
+STEP_MS = 20.0  # that a calibration is told that a step takes
 
 
 def calibrate(rank, folder):
@@ -60,14 +59,6 @@ def calibrate(rank, folder):
             found["recompiled"] = tables(cell, ranks, folder, "recompiled")
         found["slept"] = tables(cell, ranks, folder, "slept", a_layer_sleeps)
         found["slow"] = tables(cell, ranks, folder, "slow", a_collective_is_slow)
-        for name, holds_up in (("held up", True), ("beside", False)):
-            found[name] = tables(
-                cell,
-                ranks,
-                folder,
-                name,
-                lambda training, up=holds_up: steps_that_sleep(training, up),
-            )
     return found
 
 
@@ -87,9 +78,7 @@ def tables(cell, ranks, folder, name, plant=lambda training: None):
         training.step()
     hooks = hooks_of(training)
     plant(training)
-    measure.Calibration(
-        training, Clock(ranks), ranks, Reporter(lines, ranks.rank), STEP_MS, 1.0
-    ).run()
+    measure.Calibration(training, Clock(ranks), ranks, Reporter(lines, ranks.rank), STEP_MS).run()
     left = hooks_of(training) != hooks
     ranks.barrier()
     training.close()
@@ -98,7 +87,6 @@ def tables(cell, ranks, folder, name, plant=lambda training: None):
         "buckets": derive.table_of(said, "buckets"),
         "timeline": derive.timeline(said),
         "bucket_exchange": derive.bucket_exchange(said),
-        "interference": derive.interference(said),
     }
     gradient_bytes = sum(parameter.nbytes for parameter in training.parameters)
     found = made | {"left": left, "gradient_bytes": gradient_bytes}
@@ -142,20 +130,3 @@ def a_collective_is_slow(training):
         return BucketExchange(made.operation, run)
 
     training.strategy.bucket_exchange = slow
-
-
-def steps_that_sleep(training, hold_up):
-    """Replace steps and collectives by sleeps; with `hold_up` no step goes on during a collective."""
-    lock = threading.Lock()
-
-    def step():
-        for stage in ("forward", "backward", "exchange", "optimizer"):
-            with training.mark(stage), lock:
-                time.sleep(STEP_MS / 4e3)
-
-    def run():
-        with lock if hold_up else contextlib.nullcontext():
-            time.sleep(CALL_MS / 1e3)
-
-    training.step = step
-    training.strategy.bucket_exchange = lambda size_bytes, dtype: BucketExchange("sleep", run)

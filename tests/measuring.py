@@ -5,12 +5,12 @@ import time
 
 import torch
 import torch.distributed as dist
-from build import DDP, make_cell, overhead_cell
+from build import DDP, make_cell
 from derived_results import run_whole
 
 from benchmarks.rank.ranks import Ranks, Reporter
 from benchmarks.record import CellFolder, read_lines
-from benchmarks.training import correctness, derive, overhead, throughput
+from benchmarks.training import correctness, derive, throughput
 from trainers.step import Training
 from trainers.strategy import Strategy
 
@@ -20,7 +20,6 @@ CASES = {
     "fp16": make_cell(strategy=DDP | {"comm_hook": "fp16"}, exposed_rounds=0),
     "bf16": make_cell(strategy=DDP | {"comm_hook": "bf16"}, exposed_rounds=0),
     "bf16_weights": make_cell(precision="bf16_weights", exposed_rounds=0),
-    "overhead": overhead_cell(),
     "small buckets": make_cell(
         strategy=DDP | {"bucket_cap_mb": 0.5, "static_graph": False}, exposed_rounds=0
     ),
@@ -96,8 +95,7 @@ def measure(rank, folder):
     ranks = Ranks(rank, 2, torch.device("cpu"))
     found = {}
     for name, cell in CASES.items():
-        run = overhead.run if name == "overhead" else throughput.run
-        found[name] = run_whole(run, cell, ranks, case_folder(folder, name))
+        found[name] = run_whole(throughput.run, cell, ranks, case_folder(folder, name))
     for name, faulty in FAULTY.items():
         training = faulty_training(faulty(), ranks)
         for _ in range(2):

@@ -183,7 +183,7 @@ EXCHANGE = {
         **{
             f"{name}_{per_key}": {
                 "strategy": strategy,
-                "exchange": {"per_key": per_key, "format": "mxnet"},
+                "exchange": {"per_key": per_key},
             }
             for name, strategy in STRATEGIES.items()
             for per_key in (False, True)
@@ -267,7 +267,7 @@ P2P = {
     "p2p_two": {
         "workers": 2,
         "benchmarks": [
-            {"name": "p2p", **SMALL_COPIES, "direction": "read", "format": "cuda-samples"},
+            {"name": "p2p", **SMALL_COPIES, "direction": "read"},
             {"name": "p2p", **SMALL_COPIES, "repeats": 1, "p2p": "disabled"},
         ],
     },

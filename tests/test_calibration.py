@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from build import BENCHMARK, make_cell, options_of
-from calibrating import BUCKETS, CALL_MS, SHORT_OF_TIME, SLEPT_MS, SLOW_MS, STEP_MS, STRATEGIES
+from calibrating import BUCKETS, SHORT_OF_TIME, SLEPT_MS, SLOW_MS, STRATEGIES
 from derived_results import write_record
 
 from analysis.verification.verify import verify
@@ -61,7 +61,7 @@ def test_one_rank_has_buckets_and_moments_and_no_collectives(forked):
         (0, True),
     ]
     assert all(None not in row["ready_ms"] for row in found["timeline"]["rows"])
-    assert found["bucket_exchange"] == found["interference"] == {}
+    assert found["bucket_exchange"] == {}
 
 
 @pytest.mark.parametrize("case", [*STRATEGIES, "slept"])
@@ -103,11 +103,8 @@ def test_without_buckets_the_rest_of_a_step_is_observed_and_what_is_unknown_is_s
     )
     assert all(row[moment] > 0 for row in rows for moment in MOMENTS)
     for case in ("none", "staged"):
-        for table in ("bucket_exchange", "interference"):
-            assert (
-                found[case][table]["rows"] == []
-                and "collectives alone" in found[case][table]["unknown"]
-            )
+        table = found[case]["bucket_exchange"]
+        assert table["rows"] == [] and "collectives alone" in table["unknown"]
 
 
 def test_steps_that_were_compiled_again_have_no_times(found):
@@ -121,10 +118,6 @@ def test_steps_that_were_compiled_again_have_no_times(found):
 
 @pytest.mark.parametrize("case", SHORT_OF_TIME)
 def test_what_there_is_no_time_for_is_left_out_and_said(found, case):
-    assert (
-        found[case]["interference"]["rows"] == []
-        and "no time for enough" in found[case]["interference"]["unknown"]
-    )
     assert ("rows" in found[case]["timeline"]) == (case == "a timeline")
     of_buckets = {row["bytes"] for row in found[case]["buckets"]["rows"]}
     assert {64 << 10, 1 << 20} | of_buckets <= {
@@ -158,16 +151,6 @@ def test_a_slow_collective_is_slow_at_its_size_alone(found):
     assert largest["ms"] - max(row["ms"] for row in others) > SLOW_MS / 2
 
 
-def test_what_collectives_take_from_a_step_is_told_and_nothing_where_they_take_nothing(found):
-    for row in found["held up"]["interference"]["rows"]:
-        assert row["beside_ms"] - row["alone_ms"] > CALL_MS / 2 and row["gamma"] > 0.3
-        assert row["alone_ms"] >= STEP_MS and row["comm_ms"] >= CALL_MS
-        assert row["gamma"] == pytest.approx((row["beside_ms"] - row["alone_ms"]) / row["comm_ms"])
-    for row in found["beside"]["interference"]["rows"]:
-        assert row["calls"] == 1 and row["comm_alone_ms"] >= CALL_MS
-        assert abs(row["gamma"]) < 0.3
-
-
 def test_a_calibration_comes_last_and_its_numbers_follow_from_the_lines(forked, tmp_path):
     forked("calibrating")
     folder = forked.folder / "calibrating" / "whole"
@@ -176,13 +159,12 @@ def test_a_calibration_comes_last_and_its_numbers_follow_from_the_lines(forked, 
     phases = [
         line["phase"] for line in read_lines(cells[0].rank_lines(0)) if line["kind"] == "phase"
     ]
-    assert phases[-3:] == ["timeline", "bucket exchange", "interference"] and "references" in phases
+    assert phases[-2:] == ["timeline", "bucket exchange"] and "references" in phases
     record = write_record(cells[0], 1)
     assert set(record.tables) >= {
         "buckets",
         "timeline",
         "bucket_exchange",
-        "interference",
         "residuals",
     }
     checked = verify(folder / "cells")
@@ -263,7 +245,7 @@ def test_a_cell_that_asks_for_no_more_than_usual_keeps_its_key():
 # On GPUs: python -m pytest -n 0 -m multi_gpu tests/test_calibration.py
 
 MOST_SECONDS = 1.5
-PHASES = ("timeline", "bucket exchange", "interference")
+PHASES = ("timeline", "bucket exchange")
 
 
 @pytest.mark.multi_gpu
@@ -309,9 +291,3 @@ def calibrated_as_measured(record):
     assert 0.5 < one_after_the_other / record.metrics["comm/exchange_ms"] < 2.5, (
         "there the buckets overlap"
     )
-    for row in tables["interference"]["rows"]:
-        assert (
-            0 < row["comm_alone_ms"] < row["alone_ms"]
-            and row["comm_ms"] > 0.5 * row["comm_alone_ms"]
-        )
-        assert -0.1 < row["gamma"] < 1.5

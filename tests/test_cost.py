@@ -98,16 +98,13 @@ def test_windows_count_once_on_whatever_rank_and_not_before_measuring_begins():
     other = [*begin, block(4.25, 1000), block(7, 250, "add host")]
     assert measuring_seconds({0: first, 1: other}) == pytest.approx(1.25 + 0.5 + 0.25)
     others = [line("held", 8, ms=[100, 150]), line("solves", 10, seconds=[0.5, 0.25])]
-    others.append(line("bare", 12, window_ms=125))
-    assert measuring_seconds({0: others}) == pytest.approx(0.25 + 0.75 + 0.125)
-    beside = {"alone_ms": [100, 100], "beside_ms": [125, 125], "comm_ms": [9, 9]}
+    assert measuring_seconds({0: others}) == pytest.approx(0.25 + 0.75)
     exchanges = [{"ms": [10, 20], "bytes": 8}, {"ms": [70], "bytes": 64}]
     calibration = [
         line("timeline", 2, update_ms=[50, 60], ready_ms=[[1, 2], [3, 4]]),
         line("bucket_exchange", 4, rows=exchanges),
-        line("interference", 6, rows=[beside]),
     ]
-    assert measuring_seconds({0: calibration}) == pytest.approx(0.11 + 0.1 + 0.45)
+    assert measuring_seconds({0: calibration}) == pytest.approx(0.11 + 0.1)
     assert measuring_seconds({0: first[:2]}) is None
 
 

@@ -703,10 +703,10 @@ def test_benchmarks_without_a_rate_take_part_where_they_can():
     simulator = Simulator()
     exchange = simulator.record((0, 1), benchmark={"name": "exchange"})
     exchange = changed(exchange, metrics={"comm/busbw_gb_per_s": 200.0})
-    overhead = changed(
-        simulator.record((0,), benchmark={"name": "overhead"}), metrics={"overhead/share": 0.001}
+    copies = changed(
+        simulator.record((0,), benchmark={"name": "p2p"}), metrics={"p2p/write_gb_per_s": 377.25}
     )
-    found = study_findings([exchange, overhead])
+    found = study_findings([exchange, copies])
     assert found.scaling.curves == () and [one.exchange_gb_per_s for one in found.wires] == [200.0]
     assert "no cell measured images per second" in found.unsaid[0]
 

@@ -58,9 +58,9 @@ def test_every_study_ends_in_minutes_on_two_cores(dry_run, name):
 
 def test_what_is_typed_counts_and_the_full_form_is_to_be_had(dry_run):
     notes, cells, _ = dry_run(
-        "+experiment=scaling", "repeats=1", "benchmark=overhead", "noise_pairs=0"
+        "+experiment=scaling", "repeats=1", "benchmark=exchange", "noise_pairs=0"
     )
-    assert "(model=fmnist_cnn)" in notes and all("overhead" in cell for cell in cells), (
+    assert "(model=fmnist_cnn)" in notes and all("exchange" in cell for cell in cells), (
         "its options are of another benchmark"
     )
     notes, cells, _ = dry_run(

@@ -326,10 +326,10 @@ def test_the_summary_says_once_what_all_names_share():
         "| gpus 0",
     ]
     assert sweep_run.summary_markdown([], {}).count("\n") == 2
-    overhead = changed_cell(records[0].cell, benchmark={"name": "overhead"})
-    record = tracked_record(1, cell=overhead, metrics={"overhead/share": 0.0012})
+    copies = changed_cell(records[0].cell, benchmark={"name": "p2p"})
+    record = tracked_record(1, cell=copies, metrics={"p2p/write_gb_per_s": 377.25})
     text = sweep_run.summary_markdown([record], {})
-    assert text.startswith("| cell | result |") and "| overhead 0.12\xa0%, one run |" in text
+    assert text.startswith("| cell | result |") and "| write 377 GB/s, one run |" in text
 
 
 def test_a_parent_has_the_figures_of_its_best_cell_and_of_its_baseline():

@@ -115,7 +115,7 @@ def about_reference(shown: Container[str]) -> str:
 def first_number(record: Record, values: Mapping[str, float]) -> str:
     """Return the number that says most of a cell whose metrics have no column.
 
-    `overhead 0.12 % (−0.05 to 0.30 for the next run)`.
+    `p95 54.2 ms (53.9 to 54.6 for the next run)`.
     """
     name = first_metric(record)
     if name is None:

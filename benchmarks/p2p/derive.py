@@ -46,9 +46,7 @@ def derive(lines: RankLines, cell: Cell) -> Derived:
         tables["p2p_concurrent"] = {"p2p": state, "rows": rows}
         found |= contention(rows)
     late = of_kind(lines[0], Kind.RESULT)[0]["checks"]["measured_late"]
-    return Derived(
-        found, tables=tables, output="\n".join(output_lines(tables, late, asked["format"]))
-    )
+    return Derived(found, tables=tables, output="\n".join(output_lines(tables, late)))
 
 
 def matrix(line: Line) -> Matrix:
@@ -156,10 +154,6 @@ def contention(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     return found
 
 
-# The output of `benchmark=p2p`: matrices for people, or in the layout of p2pBandwidthLatencyTest for scripts.
-
-
-TITLES = {"unidirectional": "Unidirectional", "bidirectional": "Bidirectional"}
 PATTERNS = {
     "matching": ("round", "disjoint pairs at once, both ways"),
     "one_to_all": ("from", "one to all others at once"),
@@ -167,10 +161,10 @@ PATTERNS = {
 }
 
 
-def output_lines(tables: Mapping[str, Any], late: int, form: str) -> list[str]:
-    """Return what a cell prints; `form` is none or cuda-samples, `late` counts measurements that began too early."""
+def output_lines(tables: Mapping[str, Any], late: int) -> list[str]:
+    """Return what a cell prints; `late` counts measurements that began too early."""
     table = tables["p2p"]
-    found = cuda_samples(table) if form == "cuda-samples" else _plain(table)
+    found = _plain(table)
     if len(table["devices"]) == 1:
         found.append("One member alone: only the diagonal, copies within it.")
     if late:
@@ -208,66 +202,6 @@ def _rows(
     for one, row in zip(ids, matrix, strict=True):
         found.append(f"{one:>6d}" + "".join(f"{value:>{width}.2f}" for value in row))
     return found
-
-
-def cuda_samples(table: Mapping[str, Any]) -> list[str]:
-    """Return the layout of p2pBandwidthLatencyTest, with the subset's own GPU ids."""
-    ids = [device["id"] for device in table["devices"]]
-    found = ["[P2P (Peer-to-Peer) GPU Bandwidth Latency Test]"]
-    for device in table["devices"]:
-        if device["bus_id"]:
-            domain, bus, number = (int(part, 16) for part in device["bus_id"].split(":"))
-            place = f"pciBusID: {bus:x}, pciDeviceID: {number:x}, pciDomainID:{domain:x}"
-            found.append(f"Device: {device['id']}, {device['name']}, {place}")
-        else:
-            found.append(f"CPU worker {device['id']}")
-    if not table["devices"][0]["bus_id"]:
-        found += [
-            f"P2P={state.capitalize()} here: {words}" for state, words in table["words"].items()
-        ]
-
-    def can(a: int, b: int) -> bool:
-        return a == b or bool(table["access"][f"{min(a, b)}-{max(a, b)}"])
-
-    for a in ids:
-        found += [
-            f"Device={a} {'CAN' if can(a, b) else 'CANNOT'} Access Peer Device={b}"
-            for b in ids
-            if a != b
-        ]
-    found += [
-        "",
-        "***NOTE: In case a device doesn't have P2P access to other one, it falls back to normal memcopy procedure.",
-        "So you can see lesser Bandwidth (GB/s) and unstable Latency (us) in those cases.",
-        "",
-        "P2P Connectivity Matrix",
-        "     D\\D" + "".join(f"{one:6d}" for one in ids),
-    ]
-    found += [f"{a:6d}\t" + "".join(f"{int(can(a, b)):6d}" for b in ids) for a in ids]
-    titled: set[str] = set()
-    for name, matrix in table["matrices"].items():
-        title, head = _title(name)
-        found += [title] if title not in titled else [""]
-        titled.add(title)
-        found.append(f"   {head}" + "".join(f"{one:6d} " for one in ids))
-        found += [
-            f"{one:6d} " + "".join(f"{value:6.2f} " for value in row)
-            for one, row in zip(ids, matrix, strict=True)
-        ]
-    return found
-
-
-def _title(name: str) -> tuple[str, str]:
-    """Return (title, head of the columns) of a matrix; matrices of GPU and CPU latency share a title."""
-    reads = name.endswith("_reads")
-    state = "Enabled" if "_enabled" in name else "Disabled"
-    how = f" (P2P {'Reads' if reads else 'Writes'})" if state == "Enabled" else ""
-    if name.startswith("latency"):
-        return f"P2P={state} Latency{how} Matrix (us)", "CPU" if "_cpu_" in name else "GPU"
-    kind = name.partition("_")[0]
-    if kind == "bidirectional":
-        how = ""
-    return f"{TITLES[kind]} P2P={state} Bandwidth{how} Matrix (GB/s)", "D\\D"
 
 
 def _concurrent(table: Mapping[str, Any]) -> list[str]:

@@ -34,11 +34,9 @@ class Kind(str, Enum):
         "exchange"  # facts of the exchange alone: its bytes, and whether ranks wait for each other
     )
     HELD = "held"  # steps whose launches were held back until all were enqueued
-    BARE = "bare"  # a window without our instruments
-    BUCKETS = "buckets"  # what the exchange sends, bucket by bucket (these four: benchmarks/training/calibration)
+    BUCKETS = "buckets"  # what the exchange sends, bucket by bucket (these three: benchmarks/training/calibration)
     TIMELINE = "timeline"  # moments inside a few steps that are not timed
     BUCKET_EXCHANGE = "bucket_exchange"  # collectives of the size of buckets, alone
-    INTERFERENCE = "interference"  # steps beside collectives that nothing waits for
     DEVICE = "device"  # the device of a rank, as nccl-tests prints it
     WINDOW = "window"  # one timed window of collectives
     WRONG = "wrong"  # wrong elements of one collective

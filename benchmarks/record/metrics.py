@@ -210,8 +210,6 @@ _TABLE = (
     Metric("cell/seconds", "wall time of the cell", "s", decimals=1),
     Metric("cell/measuring_seconds", "time spent measuring", "s", decimals=1),
     Metric("cell/overhead_ratio", "wall time for each second of measuring", "", decimals=2),
-    _lower_is_better("overhead/share", "overhead", "%", decimals=2, signed=True, first=True),
-    _lower_is_better("overhead/bare_step_ms", "step without instruments", "ms"),
     _higher_is_better("collectives/busbw_gb_per_s", "busbw", "GB/s"),
     _higher_is_better("collectives/algbw_gb_per_s", "algbw", "GB/s"),
     _higher_is_better("collectives/avg_busbw_gb_per_s", "average busbw", "GB/s"),

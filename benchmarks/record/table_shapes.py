@@ -82,14 +82,6 @@ class _BucketExchangeRow(TypedDict, total=False):
     spread_ms: Number | None
 
 
-class _InterferenceRow(TypedDict, total=False):  # steps beside collectives that nothing waits for
-    rank: Count
-    bytes: Count
-    calls: Count
-    gamma: Number
-    gamma_error: Number
-
-
 class _ResidualRow(TypedDict, total=False):
     rank: Count
     n: Count
@@ -127,11 +119,6 @@ class _BucketExchange(TypedDict, total=False):
     unknown: str
 
 
-class _Interference(TypedDict, total=False):
-    rows: list[_InterferenceRow]
-    unknown: str
-
-
 class _Residuals(TypedDict, total=False):
     purpose: str
     probabilities: list[Number]
@@ -160,7 +147,6 @@ Tables = TypedDict(
         "p2p_concurrent": _P2pConcurrent,
         "buckets": _Buckets,
         "bucket_exchange": _BucketExchange,
-        "interference": _Interference,
         "residuals": _Residuals,
         "timeline": _Timeline,
         "seconds": _Seconds,

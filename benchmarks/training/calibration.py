@@ -1,12 +1,10 @@
 """The phases of a calibration: the last of a training cell, because replicas drift apart in them.
 
-It observes when the moments of a step come, how long one bucket's collective takes by itself, and
-how much steps and collectives slow each other down.
+It observes when the moments of a step come, and how long one bucket's collective takes by itself.
 """
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -28,31 +26,21 @@ USUAL = TIMELINE  # what a cell has that does not say
 # What `timeline` may take, on CPU workers as a share of benchmark.max_seconds: a cell with longer
 # steps has none.
 USUAL_GPU_MS, USUAL_CPU_SHARE = 500.0, 0.025
-TIMELINE_MS, EXCHANGES_MS, INTERFERENCE_MS = 600.0, 200.0, 750.0
+TIMELINE_MS, EXCHANGES_MS = 600.0, 200.0
 # What `all` may take, as calculated from the steps: what does not fit is left out.
 ALL_MS = 1400.0
 FEWEST_STEPS, MOST_STEPS = 2, 10  # of a window
-# Steps of each window of A B B A. Those of GPUs scatter so little that, where two take too long,
-# one is enough.
-USUAL_BESIDE, FEWEST_BESIDE = 2, {"cuda": 1, "cpu": 2}
-LEAD_INS_OF_ABBA = 3  # its two B are one window
 FEWEST_CALLS, MOST_CALLS = 3, 50  # of a collective of one size
 # Of these: the first connects, the second says how many fit, the third is a lead-in.
 CALLS_BEFORE = 3
 SMALLEST_BYTES = (64 << 10, 1 << 20)
 TIMES_THE_LARGEST = 4  # the last size, by bytes of the largest bucket
-# Collectives beside a step take at most this share of it alone, and are at most so many: each costs
-# the host a launch.
-SHARE_BESIDE, MOST_BESIDE = 0.4, 16
 HOLD_MS, HOLD_MS_PER_CALL = 1.0, 0.2  # a GPU is held while the host enqueues the calls of one size
-LAUNCH_BOUND = 0.9  # launches take this share of a step: what is enqueued beside it delays it
 NO_BUCKETS = "the strategy sends no buckets"
 NO_GRADIENT = "a parameter of a bucket has no gradient"
 RECOMPILED = "torch.compile made another graph because of a hook"
 REPLAYED = "a step is the replay of a CUDA graph, in which no moment is seen"
 NO_COLLECTIVE = "a bucket of the strategy is not exchanged by collectives alone"
-LAUNCHES = "launches take as long as the step: those of the collectives would delay it"
-TOO_LONG = "steps take so long that there is no time for enough of them"
 # What the end of a stage of a step (trainers.step) is called in a timeline.
 MOMENTS = {
     "forward": "forward",
@@ -71,8 +59,7 @@ class Calibration:
     clock: Clock
     ranks: Ranks
     reporter: Reporter
-    step_ms: float  # equal on every rank, like launch_ms
-    launch_ms: float
+    step_ms: float  # equal on every rank
 
     def run(self) -> None:
         """Measure what `benchmark.calibrate` asks for."""
@@ -91,14 +78,10 @@ class Calibration:
         elif windows * (1 + FEWEST_STEPS) * self.step_ms <= budget_ms:
             self.timeline(buckets, windows, budget_ms)
         if level == ALL and self.ranks.world_size > 1:
-            exchanges = self.bucket_exchange(buckets, began)
-            self.interference(exchanges, ALL_MS - self._elapsed_ms(began))
+            self.bucket_exchange(buckets, began)
 
     def _timeline_budget_ms(self, level: str, windows: int) -> float:
-        """Return what a timeline may take.
-
-        Of `all`, so that what follows has the time that it needs at least, if it can.
-        """
+        """Return what a timeline may take."""
         cell = self.training.cell
         if level != ALL:
             if cell.device == "cuda":
@@ -110,14 +93,7 @@ class Calibration:
             most_ms -= EXCHANGES_MS
         if fewest_ms > most_ms:
             return 0.0
-        budget_ms = most_ms
-        if self.ranks.world_size > 1:
-            for steps in (USUAL_BESIDE, self._fewest_beside):
-                left_ms = most_ms - self._abba_ms(steps)
-                if left_ms >= fewest_ms:
-                    budget_ms = left_ms
-                    break
-        return max(min(TIMELINE_MS, budget_ms), fewest_ms)
+        return max(min(TIMELINE_MS, most_ms), fewest_ms)
 
     def plan(self, buckets: Sequence[SentBucket] | None) -> None:
         """Write what the exchange sends together."""
@@ -170,10 +146,8 @@ class Calibration:
                 Kind.TIMELINE, exchange=number == 1, steps=0, unknown=unknown, **moments
             )
 
-    def bucket_exchange(
-        self, buckets: Sequence[SentBucket] | None, began: float
-    ) -> list[dict[str, Any]]:
-        """Time collectives as they exchange one bucket. Returns a row a size, with its median.
+    def bucket_exchange(self, buckets: Sequence[SentBucket] | None, began: float) -> None:
+        """Time collectives as they exchange one bucket.
 
         The last size, above all buckets, is left out where time is up: `began` is when the
         calibration did, by this rank's clock.
@@ -184,7 +158,7 @@ class Calibration:
         exchange = strategy.bucket_exchange(*max(sent)) if sent else None
         if exchange is None:
             self.reporter.line(Kind.BUCKET_EXCHANGE, operation=None, rows=[], unknown=NO_COLLECTIVE)
-            return []
+            return
         largest_bytes, dtype = max(sent)
         sizes = sorted({(size, dtype) for size in SMALLEST_BYTES} | set(sent))
         budget_ms = EXCHANGES_MS / (len(sizes) + 1)
@@ -196,7 +170,6 @@ class Calibration:
         if expected_ms <= ALL_MS - self._elapsed_ms(began):
             rows.append(self._time_collective(TIMES_THE_LARGEST * largest_bytes, dtype, budget_ms))
         self.reporter.line(Kind.BUCKET_EXCHANGE, operation=exchange.operation, rows=rows)
-        return [row | {"median_ms": self._median_ms(row)} for row in rows]
 
     def _median_ms(self, row: dict[str, Any]) -> float:
         return statistics.median(self.ranks.slowest(row["ms"]))
@@ -219,127 +192,10 @@ class Calibration:
         ms = self.clock.block(run, calls, self.reporter.beat).ms
         return {"bytes": size_bytes, "dtype": dtype, "ms": ms}
 
-    def interference(self, exchanges: Sequence[dict[str, Any]], left_ms: float) -> None:
-        """Step without exchange, alone and beside collectives, in the order A B B A."""
-        self.reporter.phase("interference")
-        why = self._why_no_interference(exchanges, left_ms)
-        if why:
-            self.reporter.line(Kind.INTERFERENCE, operation=None, rows=[], unknown=why)
-            return
-        most_ms = SHARE_BESIDE * self.step_ms
-        fitting = [row for row in exchanges if row["median_ms"] <= most_ms] or exchanges[:1]
-        chosen = max(fitting, key=lambda row: row["bytes"])
-        calls = min(MOST_BESIDE, max(1, int(most_ms / chosen["median_ms"])))
-        exchange = self.training.strategy.bucket_exchange(chosen["bytes"], chosen["dtype"])
-        assert exchange is not None
-        budget_ms = min(INTERFERENCE_MS, left_ms)
-        steps = self._fewest_beside
-        while steps < MOST_STEPS and self._abba_ms(steps + 1) <= budget_ms:
-            steps += 1
-        observer, beat = StepObserver(self.training, None), self.reporter.beat
-        alone_ms: list[float] = []
-        comm_ms: list[float] = []
-        with self.training.without_exchange():
-            alone_ms += observer.observe(self.clock, steps, beat)["update_ms"]
-            background = BackgroundCollectives(exchange.run, calls, self.ranks.device)
-            moments = observer.observe(self.clock, 2 * steps, beat, background)
-            beside_ms = moments["update_ms"]
-            for collectives_ms, step_ms in zip(background.ms()[1:], beside_ms, strict=True):
-                comm_ms.append(min(collectives_ms, step_ms))
-            background.close()
-            alone_ms += observer.observe(self.clock, steps, beat)["update_ms"]
-        row = {
-            "bytes": chosen["bytes"],
-            "calls": calls,
-            "comm_alone_ms": calls * chosen["median_ms"],
-            "alone_ms": alone_ms,
-            "beside_ms": beside_ms,
-            "comm_ms": comm_ms,
-        }
-        self.reporter.line(Kind.INTERFERENCE, operation=exchange.operation, rows=[row])
-
-    def _why_no_interference(self, exchanges: Sequence[dict[str, Any]], left_ms: float) -> str:
-        on_gpu = self.ranks.device.type == "cuda"
-        if self.training.graphs:
-            return REPLAYED
-        if on_gpu and self.launch_ms > LAUNCH_BOUND * self.step_ms:
-            return LAUNCHES
-        if not exchanges:
-            return NO_COLLECTIVE
-        if self._abba_ms(self._fewest_beside) > left_ms:
-            return TOO_LONG
-        return ""
-
-    @property
-    def _fewest_beside(self) -> int:
-        return FEWEST_BESIDE[self.ranks.device.type]
-
-    def _abba_ms(self, steps: int) -> float:
-        """Return what A B B A takes with so many steps of each window, at most.
-
-        Collectives may hold up the steps beside them.
-        """
-        return self.step_ms * (LEAD_INS_OF_ABBA + 4 * steps + SHARE_BESIDE * (1 + 2 * steps))
-
     def _elapsed_ms(self, began: float) -> float:
         """Return the time since each rank's `began`, equal on all. Collective."""
         (elapsed,) = self.ranks.slowest([time.perf_counter() - began])
         return 1e3 * elapsed
-
-
-class BackgroundCollectives:
-    """Calls beside each step, for which nothing in a step waits.
-
-    On a stream of their own on a GPU, in a thread on a CPU worker.
-    """
-
-    def __init__(self, run: Callable[[], None], calls: int, device: torch.device) -> None:
-        self._run, self._calls = run, calls
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._thread = ThreadPoolExecutor(1) if self._stream is None else None
-        self._begun: Future[float] | None = None
-        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
-        self._ms: list[float] = []
-
-    def start(self) -> None:
-        """Begin the calls, not before the device has come to this place."""
-        if self._stream is None:
-            assert self._thread is not None
-            self._begun = self._thread.submit(self._timed)
-            return
-        first = torch.cuda.Event(enable_timing=True)
-        last = torch.cuda.Event(enable_timing=True)
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
-            first.record()
-            for _ in range(self._calls):
-                self._run()
-            last.record()
-        self._events.append((first, last))
-
-    def end(self) -> None:
-        """Let what comes next wait for the calls."""
-        if self._stream is not None:
-            torch.cuda.current_stream().wait_stream(self._stream)
-        elif self._begun is not None:
-            self._ms.append(self._begun.result())
-
-    def ms(self) -> list[float]:
-        """Return how long the calls of each step took, lead-ins too; the device has finished."""
-        if self._stream is None:
-            return self._ms
-        return [first.elapsed_time(last) for first, last in self._events]
-
-    def close(self) -> None:
-        """End the thread."""
-        if self._thread is not None:
-            self._thread.shutdown()
-
-    def _timed(self) -> float:
-        begun = time.perf_counter()
-        for _ in range(self._calls):
-            self._run()
-        return (time.perf_counter() - begun) * 1e3
 
 
 class StepObserver:
@@ -364,13 +220,11 @@ class StepObserver:
         clock: Clock,
         steps: int,
         beat: Callable[[], None],
-        background: BackgroundCollectives | None = None,
     ) -> dict[str, Any]:
         """Step; return ms after each step's start: {forward_ms, backward_ms, exchange_ms, …}.
 
-        They are lists by step; `ready_ms` is [bucket][step]. `background` works meanwhile, and the
-        next step waits for it. The lead-in shows which gradient of a bucket comes last; a bucket
-        that lacks one has no times. Collective.
+        They are lists by step; `ready_ms` is [bucket][step]. The lead-in shows which gradient of a
+        bucket comes last; a bucket that lacks one has no times. Collective.
         """
         arrived: list[int] = []
         self._steps = []
@@ -383,11 +237,7 @@ class StepObserver:
                 self._hook_last_gradients(arrived)
             self._steps.append({})
             self._note(START)
-            if background:
-                background.start()
             self._training.step()
-            if background:
-                background.end()
 
         usual, self._training.mark = self._training.mark, self._noted
         try:

@@ -1,11 +1,10 @@
 """The numbers of the benchmarks that train or exchange, from the raw lines of the ranks.
 
-METHOD.md defines them: `benchmark=throughput`, `exchange` and `overhead`. Without torch.
+METHOD.md defines them: `benchmark=throughput` and `exchange`. Without torch.
 """
 
 import math
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +19,6 @@ from conf.cell import Cell
 MOST_BUSY = 1.1
 FEWEST_ROUNDS = 3  # of A B B A, of which each is a block of its own
 OWN_MS = "ranks/own_ms"  # in tables: ms of a step without waiting for others, by rank
-# Our strategies by the names of the stores in MXNet's tools/bandwidth/measure.py.
-MXNET_NAMES = {"nccl_allreduce": "nccl", "cpu_staged": "local"}
 Metrics = dict[str, float]
 Windows = list[list[float]]  # ms of each iteration, by window
 
@@ -408,70 +405,9 @@ def references(lines: RankLines, measured: Metrics, synchronous: bool) -> tuple[
 
 
 def exchange(lines: RankLines, cell: Cell) -> Derived:
-    """Return every derived value of `benchmark=exchange`, and measure.py's lines if asked for."""
+    """Return every derived value of `benchmark=exchange`."""
     exchanged = exchange_alone(lines)
     assert exchanged is not None  # the benchmark refuses a strategy that exchanges nothing
     series = {"comm/exchange_ms": [[number + 1, ms] for number, ms in enumerate(exchanged.ms)]}
-    output = ""
-    if cell.benchmark["format"] == "mxnet":
-        facts: Any = of_kind(lines[0], Kind.RESULT)[0]
-        error = facts["metrics"]["comm/error"]
-        output = "\n".join(mxnet_lines(cell, facts["model"], error, exchanged.ms))
     checks = {"reference": exchanged.reference}
-    return Derived(
-        exchanged.metrics, series, checks=checks, output=output, within_run=exchanged.within_run
-    )
-
-
-def mxnet_lines(
-    cell: Cell, model: Mapping[str, float], error: float, ms: Sequence[float]
-) -> list[str]:
-    """Return what MXNet's tools/bandwidth/measure.py prints, for scripts that read it.
-
-    GB/s is size · 2(n−1)/n ÷ time; `error` is that of one exchange, of every line.
-    """
-    count, strategy = cell.world_size, cell.strategy["name"]
-    network, layers = cell.model.name, "0"
-    numbered = re.fullmatch(r"([a-z]+)(\d+)", cell.model.name)  # resnet, 200; but inception_v3
-    if numbered:
-        network, layers = numbered.groups()
-    size_mb = model["gradient_bytes"] / 1e6
-    gpus = ",".join(map(str, cell.gpus))
-    store = MXNET_NAMES.get(strategy, strategy.removeprefix("kvstore_"))
-    shape = f"{cell.model.channels},{cell.model.image_size},{cell.model.image_size}"
-    lines = [
-        f"INFO:root:Namespace(disp_batches=1, gpus='{gpus}', image_shape='{shape}', "
-        f"kv_store='{store}', network='{network}', num_batches={len(ms)}, "
-        f"num_classes={cell.model.classes}, num_layers={layers}, optimizer='None', test_results=1)",
-        f"INFO:root:num of arrays = {model['arrays']:.0f}, total size = {size_mb:.6f} MB",
-    ]
-    for number, iteration_ms in enumerate(ms):
-        rate = size_mb * 2 * (count - 1) / count / iteration_ms  # MB per ms is GB/s
-        lines.append(
-            f"INFO:root:iter {number + 1}, {iteration_ms / 1e3:.6f} sec, "
-            f"{rate:.6f} GB/sec per gpu, error {error:.6f}"
-        )
-    return lines
-
-
-# benchmark=overhead
-
-
-def overhead(lines: RankLines, cell: Cell) -> Derived:
-    """Return every derived value of `benchmark=overhead`: an instrumented step and a bare one."""
-    instrumented_ms = []
-    for blocks in together(lines, Kind.BLOCK, purpose="instrumented"):
-        # The lead-in is part of the window.
-        instrumented_ms.append(max(block["host_ms"] / (len(block["ms"]) + 1) for block in blocks))
-    bare_ms = [max(line["ms"] for line in of_ranks) for of_ranks in together(lines, Kind.BARE)]
-    step_ms = statistics.median(bare_ms)
-    more_ms = statistics.median(instrumented_ms) - step_ms
-    differences = []
-    for with_events, bare in zip(instrumented_ms, bare_ms, strict=True):
-        differences.append(with_events - bare)
-    low, high = statistics.difference_interval(more_ms, differences)
-    metrics = warm_up(lines)
-    metrics |= {"overhead/share": more_ms / step_ms, "overhead/bare_step_ms": step_ms}
-    interval = _interval(low / step_ms, high / step_ms) | {"groups": len(instrumented_ms)}
-    checks = warm_up_checks(lines, cell)
-    return Derived(metrics, checks=checks, within_run={"overhead/share": interval})
+    return Derived(exchanged.metrics, series, checks=checks, within_run=exchanged.within_run)

@@ -24,7 +24,6 @@ def tables(lines: RankLines, cell: Cell) -> dict[str, Table]:
         "buckets": table_of(lines, Kind.BUCKETS),  # of rank 0: all ranks have the same
         "timeline": timeline(lines),
         "bucket_exchange": bucket_exchange(lines),
-        "interference": interference(lines),
         "residuals": residuals(lines, cell),
     }
     return {name: table for name, table in every.items() if table}
@@ -70,39 +69,6 @@ def bucket_exchange(lines: RankLines) -> Table:
     return table | {"rows": rows}
 
 
-def interference(lines: RankLines) -> Table:
-    """Return how much longer a step without exchange takes beside collectives, on each rank."""
-    table = table_of(lines, Kind.INTERFERENCE)
-    if not table:
-        return {}
-    rows = []
-    for rank, line in enumerate(_line_of_each_rank(lines, Kind.INTERFERENCE)):
-        rows += [{"rank": rank} | _interference_row(row) for row in line["rows"]]
-    return table | {"rows": rows}
-
-
-def _interference_row(row: Line) -> Table:
-    alone, beside, comm = row["alone_ms"], row["beside_ms"], row["comm_ms"]
-    added_ms = statistics.median(beside) - statistics.median(alone)
-    error_ms = np.hypot(_error_of_median(alone), _error_of_median(beside))
-    comm_ms = statistics.median(comm)
-    alone_ms, alone_spread_ms = _median_and_spread(alone)
-    beside_ms, beside_spread_ms = _median_and_spread(beside)
-    return {
-        "steps": len(alone),
-        "bytes": row["bytes"],
-        "calls": row["calls"],
-        "alone_ms": alone_ms,
-        "alone_spread_ms": alone_spread_ms,
-        "beside_ms": beside_ms,
-        "beside_spread_ms": beside_spread_ms,
-        "comm_alone_ms": row["comm_alone_ms"],
-        "comm_ms": comm_ms,
-        "gamma": added_ms / comm_ms,
-        "gamma_error": float(error_ms) / comm_ms,
-    }
-
-
 def residuals(lines: RankLines, cell: Cell) -> Table:
     """Return how the steps of each rank scatter where they wait for nobody."""
     alone = cell.world_size == 1
@@ -126,14 +92,6 @@ def _median_and_spread(ms: Sequence[float]) -> tuple[float | None, float | None]
         return None, None
     low, high = np.quantile(ms, [0.25, 0.75])
     return statistics.median(ms), float(high - low)
-
-
-def _error_of_median(ms: Sequence[float]) -> float:
-    """Return the standard error of a median, from the scatter around it."""
-    median_ms = statistics.median(ms)
-    deviation = statistics.median([abs(step_ms - median_ms) for step_ms in ms])
-    sigma = statistics.SIGMA_PER_MAD * deviation
-    return float(statistics.ERROR_OF_MEDIAN * sigma / len(ms) ** 0.5)
 
 
 def _scatter(windows: Sequence[Sequence[float]]) -> Table:

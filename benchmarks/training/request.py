@@ -70,13 +70,6 @@ def rounds_between(options: Mapping[str, Any]) -> int:
     return rounds
 
 
-def overhead(cell: Cell) -> float:
-    """Return the seconds that benchmark=overhead measures."""
-    step_s = step_seconds(cell)
-    window_s = max(float(cell.benchmark["window_seconds"]), step_s) + LEAD_IN * step_s
-    return _seconds_before(cell, step_s) + 2 * int(cell.benchmark["rounds"]) * window_s
-
-
 def exchange(cell: Cell) -> float:
     """Return the seconds that benchmark=exchange measures; the launcher has no model's bytes."""
     return EXCHANGE_SECONDS[cell.device]

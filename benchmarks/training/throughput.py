@@ -106,9 +106,7 @@ class TrainingBenchmark:
             self.result.checks["own_work_alone"] = has_local_cost
             if has_local_cost:
                 self.strategy_cost()  # what several GPUs pay beyond it is exposed communication
-        Calibration(
-            self.training, self.clock, self.ranks, self.reporter, self.step_ms, self.launch_ms
-        ).run()
+        Calibration(self.training, self.clock, self.ranks, self.reporter, self.step_ms).run()
 
     def block(self, purpose: str, iterations: int, **facts: Any) -> tuple[Block, list[float]]:
         """Time a window of steps and write its samples, and `facts`, at once.
