@@ -2,7 +2,6 @@
 
 STUDY/CELL/…       the record of every run, and its raw samples, packed
 STUDY/report/      the report, made from these files
-OTHER/CELL/        records of links that other studies measured on the machine, where it uses them
 noise_floor.json   what other studies showed of the scatter between runs, where there are any
 README.md          what it is, how to check it and how to make the report again
 commands.sh        the commands of the study as they were typed
@@ -27,7 +26,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from analysis.errors import UnreadableInput
-from analysis.findings.links.machine_links import BENCHMARKS, measured_beside
 from analysis.report.build import examine, write
 from analysis.report.page import Report
 from analysis.report.table import TEXT_LENGTH
@@ -36,7 +34,7 @@ from analysis.study.noise_floor import as_json, of_other_studies
 from analysis.study.study import Study, open_study
 from analysis.text import markdown, single_line
 from analysis.verification.verify import ABSENT, Difference, Verification, is_sample, verify
-from benchmarks.record import CellFolder, RecordError, encoded, read, record_paths
+from benchmarks.record import CellFolder, encoded, record_paths
 from benchmarks.record.folder import PACKED, packed_bytes, sha256, stored
 from benchmarks.record.safe_files import (
     NotOurs,
@@ -167,7 +165,7 @@ def _copy_cell(cell: CellFolder, target: Path) -> None:
 
 
 def _from_beside(study: Study) -> Iterator[tuple[str, bytes]]:
-    """Yield (path in the bundle, content) of what the report takes from studies beside this one."""
+    """Yield (path in the bundle, content) of what other studies show of the scatter of runs."""
     assert study.folder is not None
     groups = {runs.group.of_any_size for runs in study.runs}
     rows = {}
@@ -176,17 +174,6 @@ def _from_beside(study: Study) -> Iterator[tuple[str, bytes]]:
             rows[key] = row
     if rows:
         yield NOISE_FLOOR, encoded(as_json({"other studies": rows}), indent=1)
-    wanted = {record.record_id for record in measured_beside(study)}
-    if not wanted:
-        return
-    output_dir = study.folder.parent
-    paths: list[Path] = []
-    for name in BENCHMARKS:
-        paths += output_dir.glob(f"*/{name}-*/record.json")
-    for path in sorted(paths):
-        with contextlib.suppress(RecordError):
-            if read(path).record_id in wanted:
-                yield path.relative_to(output_dir).as_posix(), path.read_bytes()
 
 
 def _put(path: Path, content: bytes) -> None:
@@ -197,7 +184,7 @@ def _put(path: Path, content: bytes) -> None:
 def _readme(report: Report, study: str, checked: Verification, beside: bool) -> str:
     """Return README.md.
 
-    `study` is the name of its folder; `beside`: records or a noise floor of other studies are there.
+    `study` is the name of its folder; `beside`: a noise floor of other studies is there.
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 

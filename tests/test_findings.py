@@ -15,7 +15,7 @@ from analysis.findings import scaling as of_scaling
 from analysis.findings import waterfall as of_waterfall
 from analysis.findings.clock_loss import NAME as CLOCKS
 from analysis.findings.communication_parts import COMMUNICATION
-from analysis.findings.control_cells import control_cells
+from analysis.findings.baselines import control_cells
 from analysis.findings.examine import findings_of
 from analysis.findings.record_values import values_of
 from analysis.findings.waterfall import CONTENTION, OVERHEAD, SPREAD, WAIT, WAITING

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 from omegaconf import OmegaConf
 
-from analysis.findings.control_cells import control_cells
+from analysis.findings.baselines import control_cells
 from benchmarks.record import RecordError, read
 from conf import schema, subsets
 from conf.cell import Cell

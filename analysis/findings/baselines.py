@@ -1,19 +1,21 @@
-"""Scaling efficiency against one-GPU baselines: the one algorithm that the terminal, the record,
-MLflow and the report use.
+"""What a cell is held against: its members alone, its hosts alone, and the cells without exchange.
 
     efficiency = rate ÷ (N × rate of the slowest member alone)
     node efficiency = rate ÷ (hosts × rate of the slowest host alone, with the same GPUs)
 
 The images per GPU are unchanged (weak scaling), or the images per step where `global_batch_size`
-was asked for (strong scaling). The slowest of several noisy rates is too slow on average;
-`log_slowest` corrects that. The launching process imports this module: no numpy, scipy or pandas.
+was asked for (strong scaling). The terminal, the record, MLflow and the report take efficiencies
+from here, and a planner the control cells. The launcher imports this module: no numpy.
 """
 
+import dataclasses
 import math
 import statistics
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from typing import Any
 
 from analysis.study.conditions import (
+    OF_SERVERS,
     Condition,
     irrelevant_to_baselines,
     irrelevant_to_curves,
@@ -26,43 +28,37 @@ from analysis.study.rates import IMAGES_PER_SECOND
 from analysis.study.runs import Runs, between_runs, grouped, merged_by
 from analysis.study.study import Study
 from benchmarks.record import Record
+from conf import groups
 from conf.cell import Cell
 
-EFFICIENCY = "scaling/efficiency"  # a metric
-AT_EQUAL_CLOCKS = "scaling/efficiency_at_equal_clocks"  # a metric, where both clocks are known
-NODE_EFFICIENCY = "scaling/node_efficiency"  # a metric, where every one of several hosts ran alone
-# Among a record's checks: {GPU: ids of its baseline's records}, the same of hosts, and the scatter
-# between runs.
+EFFICIENCY = "scaling/efficiency"  # metrics
+AT_EQUAL_CLOCKS = "scaling/efficiency_at_equal_clocks"
+NODE_EFFICIENCY = "scaling/node_efficiency"
+# Among a record's checks: {GPU or host: ids of its baseline's records}, and the scatter of runs.
 BASELINES, HOST_BASELINES, NOISE = "baselines", "host_baselines", "baseline_noise"
+WITHOUT = "none"  # the strategy without exchange
 FEWEST_FREEDOM = 3  # degrees of freedom below which the scatter between runs is not known
-# Members differ where their rates vary by more than this multiple of what noise explains; of equal
-# GPUs one in four does.
-DIFFER = 1.5
+DIFFER = 1.5  # members differ where their rates vary by more than this multiple of the noise's
+# A control cell has the same images per rank, whether these were asked for or follow from the step.
+FREE = ("global_batch_size", *OF_SERVERS)
 
 
 class Baselines:
-    """The runs of a study on one GPU, and on one host, found by the condition that they share with
-    other runs.
-    """
+    """The runs of a study on one GPU and on one host, by the condition that other runs share."""
 
     def __init__(self, study: Study, *, judged: bool = True) -> None:
-        """Group the runs of a study by their condition.
-
-        `judged`: the scatter between runs is that of the study; otherwise what a record states of
-        it.
-        """
+        """Group a study's runs; without `judged` the scatter between runs is what a record states."""
         self._study, self._judged = study, judged
         alone = [runs for runs in study.timed if runs.world_size == 1]
         on_host = [runs for runs in study.timed if len(runs.cell.hosts) == 1]
         self._alone = merged_by(alone, self._condition, lambda runs: runs.gpus[0])
         self._hosts = merged_by(on_host, self._host_condition, lambda runs: runs.cell.hosts[0])
         self._noise = {}
-        for scatter, members in grouped(study.timed, _scatter_group).items():
+        for name, members in grouped(study.timed, _noise_group).items():
             deviation, freedom = between_runs(members, IMAGES_PER_SECOND)
             if freedom >= FEWEST_FREEDOM:
-                self._noise[scatter] = deviation
-        # A study may have thousands of records with equal baselines: what these give is computed
-        # once.
+                self._noise[name] = deviation
+        # Thousands of records may have equal baselines: what these give is computed once.
         self._members: dict[int, dict[Member, Runs]] = {}
         self._log_slowest: dict[Hashable, float] = {}
 
@@ -70,10 +66,8 @@ class Baselines:
         return self._study.condition(runs, irrelevant_to_baselines(runs.strong))
 
     def _host_condition(self, runs: Runs) -> Condition:
-        """Return what a cell on several hosts shares with those on one of them, with the same GPUs."""
-        if len(runs.cell.gpus) == 1:
-            irrelevant = irrelevant_to_baselines(runs.strong)
-        else:  # several GPUs of one host use links, and so NCCL's settings
+        irrelevant = irrelevant_to_baselines(runs.strong)
+        if len(runs.cell.gpus) > 1:  # GPUs of one host use links, and so NCCL's settings
             irrelevant = (*irrelevant_to_curves(runs.strong), CONNECTIONS)
         return self._study.condition(runs, irrelevant, runs.cell.gpus)
 
@@ -85,9 +79,7 @@ class Baselines:
         return self._members[id(runs)]
 
     def of_hosts(self, runs: Runs) -> dict[Member, Runs]:
-        """Return {host: its runs alone with the same GPUs} of a cell on several hosts, if every one
-        was measured.
-        """
+        """Return {host: its runs alone with the same GPUs} of a cell on several, if all have some."""
         hosts = runs.cell.hosts
         alone = self._hosts.get(self._host_condition(runs), {})
         if len(hosts) < 2 or not alone.keys() >= {*hosts}:
@@ -95,18 +87,14 @@ class Baselines:
         return {host: alone[host] for host in hosts}
 
     def noise(self, runs: Runs) -> float | None:
-        """Return the standard deviation of the logarithm of images/s between runs of cells like
-        these, if it is known.
-        """
-        if not self._judged:
-            noise = runs.records[0].checks.get(NOISE)
-            return noise if isinstance(noise, float) else None
-        return self._noise.get(_scatter_group(runs))
+        """Return the standard deviation of log(images/s) between runs like these, if known."""
+        if self._judged:
+            return self._noise.get(_noise_group(runs))
+        noise = runs.records[0].checks.get(NOISE)
+        return noise if isinstance(noise, float) else None
 
     def efficiency(self, record: Record) -> Efficiency | None:
-        """Return the efficiency of one record; None for one GPU, without a rate or without any
-        baseline.
-        """
+        """Return the efficiency of a record; None for one GPU, without a rate or a baseline."""
         single = self._study.single(record)
         alone = self.of(single)
         if single.world_size == 1 or single.median_log_rate is None or not alone:
@@ -118,9 +106,7 @@ class Baselines:
         return efficiency(single.median_log_rate, self._log_slowest[key], single.cell, alone)
 
     def node_efficiency(self, record: Record) -> float | None:
-        """Return rate ÷ (hosts × slowest host alone) of one record; None unless each of several
-        hosts was measured.
-        """
+        """Return rate ÷ (hosts × slowest host alone); None unless each of several was measured."""
         single = self._study.single(record)
         alone = self.of_hosts(single)
         if single.median_log_rate is None or not alone:
@@ -129,8 +115,7 @@ class Baselines:
         return math.exp(single.median_log_rate - slowest) / len(alone)
 
     def at_equal_clocks(self, record: Record, share: Efficiency | None) -> Efficiency | None:
-        """Return the efficiency `share` of a record as if the GPUs had the SM clock that the
-        slowest member has alone.
+        """Return an efficiency as if the GPUs had the SM clock of the slowest member alone.
 
         A rate is taken to follow the clock. None where the efficiency or a clock is not known.
         """
@@ -141,18 +126,14 @@ class Baselines:
         return Efficiency(share * ratio, share.of, share.unit)
 
     def facts(self, record: Record) -> dict[str, object]:
-        """Return what the efficiency of a record rests on: ids of the baselines' records, and the
-        noise if it is known.
-        """
+        """Return what an efficiency rests on: ids of the baselines' records, and the noise."""
         single = self._study.single(record)
-        facts: dict[str, object] = {}
-        facts[BASELINES] = {
-            str(gpu): list(runs.record_ids) for gpu, runs in self.of(single).items()
-        }
+        baselines = {str(gpu): list(runs.record_ids) for gpu, runs in self.of(single).items()}
         hosts = {host: list(runs.record_ids) for host, runs in self.of_hosts(single).items()}
+        noise = self.noise(single)
+        facts: dict[str, object] = {BASELINES: baselines}
         if hosts:
             facts[HOST_BASELINES] = hosts
-        noise = self.noise(single)
         if noise:
             facts[NOISE] = noise
         return facts
@@ -161,16 +142,12 @@ class Baselines:
 def efficiency(
     log_rate: float, log_alone: float, cell: Cell, alone: Iterable[Member]
 ) -> Efficiency:
-    """Return rate ÷ (N × slowest alone), of the logarithms of both rates, and which members were
-    measured alone.
-    """
+    """Return rate ÷ (N × slowest alone) of two logarithms, and which members were measured alone."""
     return _marked(math.exp(log_rate - log_alone) * (1 / cell.world_size), cell, alone)
 
 
 def stated(record: Record) -> Efficiency | None:
-    """Return the efficiency that a record states, and of which members; None where it does not name
-    its baselines.
-    """
+    """Return the efficiency that a record states; None where it does not name its baselines."""
     value, ids = record.metrics.get(EFFICIENCY), record.checks.get(BASELINES)
     if value is None or not isinstance(ids, Mapping):
         return None
@@ -186,13 +163,11 @@ def _marked(value: float, cell: Cell, alone: Iterable[Member]) -> Efficiency:
 
 
 def log_slowest(members: Mapping[Member, Runs], noise: float | None) -> float:
-    """Return the logarithm of the slowest of several rates alone, without the bias of the least of
-    noisy numbers.
+    """Return the logarithm of the slowest of several rates, without the bias of a least number.
 
     The rates are drawn to their mean by √(1 − DIFFER · variance of noise ÷ their variance), so that
     they vary as much as the true rates do (constrained empirical Bayes, Louis 1984, Ghosh 1992);
-    the slowest of these counts. Members that do not differ beyond noise all have the mean. Without
-    a known noise it is the slowest as measured.
+    the slowest of these counts. Without a known noise it is the slowest as measured.
     """
     rates = [runs.median_log_rate for runs in members.values() if runs.median_log_rate is not None]
     least, mean = min(rates), statistics.fmean(rates)
@@ -207,9 +182,7 @@ def log_slowest(members: Mapping[Member, Runs], noise: float | None) -> float:
 
 
 def clock_ratio(runs: Runs, alone: Iterable[Runs]) -> float | None:
-    """Return the SM clock of the slowest member alone ÷ that of a subset; None where one of them
-    was not sampled.
-    """
+    """Return the SM clock of the slowest member alone ÷ that of a subset; None without one."""
     timed = [member for member in alone if member.median_log_rate is not None]
     slowest = min(timed, key=lambda member: member.median_log_rate or 0.0, default=None)
     if slowest is None or not slowest.clock_mhz or not runs.clock_mhz:
@@ -217,6 +190,94 @@ def clock_ratio(runs: Runs, alone: Iterable[Runs]) -> float | None:
     return slowest.clock_mhz / runs.clock_mhz
 
 
-def _scatter_group(runs: Runs) -> Hashable:
+def _noise_group(runs: Runs) -> Hashable:
     names = ("model.name", "optimize", "precision", "device")
     return runs.machine, *(runs.request.get(name) for name in names)
+
+
+# ---- Control cells
+
+
+def control_cells(cell: Cell) -> list[Cell]:
+    """Return the cells that explain one of several GPUs; none without a strategy or training step.
+
+    Each member alone without and with the strategy, each of several hosts alone with its whole
+    subset, and all without exchange. All keep model, images per rank, seed and repeat; a profiler
+    is left out. They have no labels yet (conf.resolve.labelled).
+    """
+    trains = cell.benchmark["name"] == "throughput" and cell.strategy["name"] != WITHOUT
+    if cell.world_size == 1 or not trains:
+        return []
+    untraced = dataclasses.replace(
+        cell, global_batch_size=None, labels=(), profiler="none", profiler_options={}
+    )
+    plain = dataclasses.replace(untraced, nccl={})
+    changes: dict[str, Any] = {
+        "strategy": {"name": WITHOUT},
+        "server_gpus": (),
+        "server_hosts": (),
+    }
+    if cell.declared:
+        declared = groups.choice("strategy", WITHOUT).declared()
+        changes["declared"] = {**cell.declared, "strategy": declared}
+    without = dataclasses.replace(plain, **changes)
+    controls = []
+    for strategy in (without, plain):
+        for on_host in _each_host(strategy):
+            for gpu in cell.gpus:
+                controls.append(dataclasses.replace(on_host, gpus=(gpu,)))
+    if len(cell.hosts) > 1 and len(cell.gpus) > 1:
+        controls += _each_host(untraced)
+    return [*controls, without]
+
+
+def _each_host(cell: Cell) -> Iterator[Cell]:
+    """Yield a cell on each of its hosts alone, with its servers there; without hosts, the cell."""
+    for host in cell.hosts:
+        servers = tuple(host if server in cell.hosts else server for server in cell.server_hosts)
+        yield dataclasses.replace(cell, hosts=(host,), server_hosts=servers)
+    if not cell.hosts:
+        yield cell
+
+
+class ControlRuns:
+    """The runs of a study's control cells, by the condition that the explained cell shares."""
+
+    def __init__(self, study: Study) -> None:
+        self._study = study
+        without, alone, hosts = [], [], []
+        for runs in study.timed:
+            if runs.strategy == WITHOUT:
+                without.append(runs)
+            elif runs.world_size == 1:
+                alone.append(runs)
+            elif len(runs.cell.hosts) == 1:
+                hosts.append(runs)
+        self._without = merged_by(without, self._without_strategy, lambda runs: runs.gpus)
+        self._alone = merged_by(alone, self._condition, lambda runs: runs.gpus[0])
+        self._hosts = merged_by(hosts, self._on_host, lambda runs: runs.cell.hosts[0])
+
+    def _condition(self, runs: Runs) -> Condition:
+        return self._study.condition(runs, (*FREE, "nccl."), runs.batch_size)
+
+    def _without_strategy(self, runs: Runs) -> Condition:
+        return self._study.condition(runs, (*FREE, "nccl.", "strategy."), runs.batch_size)
+
+    def _on_host(self, runs: Runs) -> Condition:
+        return self._study.condition(runs, (*FREE, CONNECTIONS), runs.cell.gpus, runs.batch_size)
+
+    def without(self, runs: Runs) -> Mapping[tuple[Member, ...], Runs]:
+        """Return the runs with strategy=none, by subset."""
+        return self._without.get(self._without_strategy(runs), {})
+
+    def alone(self, runs: Runs) -> dict[Member, Runs]:
+        """Return the runs of the same strategy on each member alone, by GPU."""
+        alone = self._alone.get(self._condition(runs), {})
+        return {gpu: alone[gpu] for gpu in runs.gpus if gpu in alone}
+
+    def hosts(self, runs: Runs) -> Mapping[Member, Runs]:
+        """Return the runs of the strategy on each host alone with the same GPUs, if all have some."""
+        alone = self._hosts.get(self._on_host(runs), {})
+        if not alone.keys() >= {*runs.cell.hosts}:
+            return {}
+        return {host: alone[host] for host in runs.cell.hosts}

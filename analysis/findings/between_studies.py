@@ -193,8 +193,8 @@ class MeasuredCells:
         if floor is None or exposed is None:
             freedom = math.inf if floor is None else floor.freedom
             return MeasuredNumber(value, len(values), None, freedom, logarithm=False)
-        error: float | None = exposed.half_ms / quantile(floor.freedom)
-        if math.isnan(exposed.half_ms):
+        error: float | None = exposed[1] / quantile(floor.freedom)
+        if math.isnan(exposed[1]):
             error = None
         return MeasuredNumber(value, len(values), error, floor.freedom, logarithm=False)
 

@@ -1,15 +1,12 @@
-"""Exposed communication: what a strategy costs a step of several GPUs beyond what it costs a step
-of one.
+"""Exposed communication: what a strategy costs a step of several GPUs beyond what it costs on one.
 
     comm/exposed_ms = strategy/cost_ms − what the strategy costs on one GPU
     comm/hidden_share = 1 − exposed ÷ exchange
 
 What a strategy costs on one GPU is the mean over the members that were measured alone:
 `strategy/cost_ms` of their one-GPU cells (A B B A there), else the step alone with the strategy
-minus the step alone with strategy=none. Neither is used for a strategy that moves gradients on one
-GPU too, because communication is then part of the cost there. Where the cost on one GPU is not
-known, nothing is claimed. METHOD.md, "Exposed communication". The launching process imports this
-module: no numpy.
+minus that with strategy=none. Neither counts for a strategy that moves gradients on one GPU too.
+METHOD.md, "Exposed communication". The launching process imports this module: no numpy.
 """
 
 import math
@@ -18,8 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from analysis.findings.baselines import Baselines
-from analysis.findings.control_cells import WITHOUT
+from analysis.findings.baselines import WITHOUT, Baselines
 from analysis.study import names as labels
 from analysis.study.conditions import Condition, irrelevant_to_baselines
 from analysis.study.estimates import Communication, Member
@@ -37,19 +33,7 @@ OWN_WORK = "own_work_alone"  # among a record's checks: whether one rank alone e
 MOST_NOISE = 0.5  # of the hidden share, on each side: a wider interval says nothing of a share
 ALONE, DIFFERENCE = "A B B A on one GPU", "one GPU with the strategy and without"
 
-
-@dataclass(frozen=True)
-class Uncertain:
-    """A number of ms with half of its 95 % interval; NaN where that is not known."""
-
-    ms: float
-    half_ms: float
-
-    def __sub__(self, other: "Uncertain") -> "Uncertain":
-        """Return the difference of independent numbers."""
-        return Uncertain(self.ms - other.ms, math.hypot(self.half_ms, other.half_ms))
-
-
+Uncertain = tuple[float, float]  # ms, and half of the 95 % interval; NaN where that is not known
 # What a strategy costs on one GPU, ALONE or DIFFERENCE, and the ids of the records; or why it is
 # not known.
 CostAlone = tuple[Uncertain, str, tuple[str, ...]] | str
@@ -75,26 +59,22 @@ class Exposures:
     def __init__(
         self, study: Study, baselines: Baselines | None = None, *, judged: bool = True
     ) -> None:
-        """Group the cells of one GPU without a strategy by their condition.
+        """Group the one-GPU cells without a strategy by their condition.
 
-        `judged=False` gives the numbers also where the noise, which other records show, forbids to
+        `judged=False` gives numbers also where the noise, which other records show, forbids to
         claim them: for `verify`.
         """
         self._study, self._baselines, self._judged = study, baselines or Baselines(study), judged
         self._costs: dict[tuple[int, ...], CostAlone] = {}
-        without = [
-            runs for runs in study.timed if runs.world_size == 1 and runs.strategy == WITHOUT
-        ]
-        self._without = merged_by(without, self._without_strategy, lambda runs: runs.gpus[0])
+        alone = [runs for runs in study.timed if runs.world_size == 1 and runs.strategy == WITHOUT]
+        self._without = merged_by(alone, self._without_strategy, lambda runs: runs.gpus[0])
 
     def _without_strategy(self, runs: Runs) -> Condition:
         irrelevant = (*irrelevant_to_baselines(strong=True), "global_batch_size", "strategy.")
         return self._study.condition(runs, irrelevant, runs.batch_size)
 
     def of(self, record: Record) -> Exposure | None:
-        """Return what may be claimed of a record's exposed communication; None where it has no A B
-        B A on several GPUs.
-        """
+        """Return what may be claimed of a record; None without an A B B A on several GPUs."""
         single = self._study.single(record)
         cost = record.metrics.get(COST)
         if single.world_size == 1 or cost is None or not math.isfinite(cost):
@@ -103,44 +83,49 @@ class Exposures:
         if isinstance(cost_alone, str):
             return Exposure(why=cost_alone)
         alone, source, ids = cost_alone
-        exposed = _next_run(single, COST, record) - alone
-        if self._judged and exposed.ms < 0 and not exposed.ms + exposed.half_ms >= 0:
-            why = f"the strategy costs more on one GPU ({_ms(alone.ms)}) than on {single.world_size} ({_ms(cost)})"
-            return Exposure(alone_ms=alone.ms, source=source, why=why, record_ids=ids)
+        exposed = _minus(_next_run(single, COST, record), alone)
+        if self._judged and exposed[0] < 0 and not sum(exposed) >= 0:
+            why = (
+                f"the strategy costs more on one GPU ({_ms(alone[0])}) than on "
+                f"{single.world_size} ({_ms(cost)})"
+            )
+            return Exposure(alone_ms=alone[0], source=source, why=why, record_ids=ids)
         share, half_share, why = self._hidden(exposed, record, single)
-        half_ms = _known(exposed.half_ms)
-        return Exposure(exposed.ms, half_ms, share, half_share, alone.ms, source, why, ids)
+        half_ms = _known(exposed[1])
+        return Exposure(exposed[0], half_ms, share, half_share, alone[0], source, why, ids)
 
     def of_runs(self, runs: Runs) -> Uncertain | None:
-        """Return what is exposed of runs of one cell, with half the interval of the medians; None
-        where it is not known.
-        """
+        """Return what is exposed of runs of one cell, by their medians; None where not known."""
         if not runs.values(COST):
             return None
         cost_alone = self._cost_alone(runs)
-        return None if isinstance(cost_alone, str) else _median(runs, COST) - cost_alone[0]
+        return None if isinstance(cost_alone, str) else _minus(_median(runs, COST), cost_alone[0])
 
     def _hidden(
         self, exposed: Uncertain, record: Record, single: Runs
     ) -> tuple[float | None, float | None, str]:
-        """Return the hidden share, half its interval, and why it is not claimed; within the noise
-        it is cut to 0 to 1.
+        """Return the hidden share, half its interval, and why it is not claimed.
+
+        Within the noise it is cut to 0 to 1.
         """
+        exposed_ms, half_ms = exposed
         exchange = record.metrics.get(EXCHANGE)
         if exchange is None or not exchange > 0:
             return None, None, "the exchange alone was not timed"
-        part = exposed.ms / exchange
-        exchange_half_ms = _next_run(single, EXCHANGE, record).half_ms
-        half = math.hypot(exposed.half_ms, part * exchange_half_ms) / exchange
-        share = 1 - part
-        why = ""
+        part = exposed_ms / exchange
+        _, exchange_half_ms = _next_run(single, EXCHANGE, record)
+        half = math.hypot(half_ms, part * exchange_half_ms) / exchange
+        share, why = 1 - part, ""
         if share < 0 and not share + half >= 0:
             why = (
-                f"more is exposed ({_ms(exposed.ms)}) than the exchange alone takes ({_ms(exchange)}): communication "
-                "also slows compute"
+                f"more is exposed ({_ms(exposed_ms)}) than the exchange alone takes "
+                f"({_ms(exchange)}): communication also slows compute"
             )
         elif half >= MOST_NOISE:
-            why = f"the noise (±{_ms(exposed.half_ms)}) is too large beside the exchange alone ({_ms(exchange)})"
+            why = (
+                f"the noise (±{_ms(half_ms)}) is too large beside the exchange alone "
+                f"({_ms(exchange)})"
+            )
         if self._judged and why:
             return None, None, why
         return min(1.0, max(0.0, share)), _known(half), ""
@@ -159,39 +144,40 @@ class Exposures:
         if measured:
             ids = [name for runs in measured for name in runs.record_ids]
             return _mean([_median(runs, COST) for runs in measured]), ALONE, tuple(ids)
-        if not all(own_work_alone(record) for runs in members.values() for record in runs.records):
-            return (
-                "this strategy exchanges on one device too, so its own work was not measured alone"
-            )
-        costs: list[Uncertain] = []
-        ids = []
+        for runs in members.values():
+            if not all(record.checks.get(OWN_WORK) is True for record in runs.records):
+                return (
+                    "this strategy exchanges on one device too, so its own work was not measured "
+                    "alone"
+                )
+        costs, ids = [], []
         for gpu, runs in members.items():
             without = self._without.get(self._without_strategy(runs), {}).get(gpu)
             if without is not None:
-                costs.append(_step(runs) - _step(without))
+                costs.append(_minus(_step(runs), _step(without)))
                 ids += [*runs.record_ids, *without.record_ids]
         if not costs:
             return "what the strategy costs on one GPU was not measured (waterfall=true adds that)"
-        if self._judged and any(math.isnan(cost.half_ms) for cost in costs):
+        if self._judged and any(math.isnan(half) for _, half in costs):
             return "too few runs on one GPU show how far they differ (repeats=5 adds them)"
         return _mean(costs), DIFFERENCE, tuple(ids)
 
 
-def own_work_alone(record: Record) -> bool:
-    """Return whether the strategy of a one-GPU record moves nothing there, so that its cost is its
-    own work.
-    """
-    return record.checks.get(OWN_WORK) is True
-
-
 def disagreement(values: Mapping[str, float]) -> dict[str, float]:
-    """Return exposed communication by the trace minus comm/exposed_ms, ms per step; empty if one is
-    missing.
-    """
+    """Return {DISAGREEMENT: exposed by the trace − comm/exposed_ms}; empty if one is missing."""
     traced, measured = values.get(TRACE_EXPOSED), values.get(EXPOSED)
     if traced is None or measured is None:
         return {}
     return {DISAGREEMENT: traced - measured}
+
+
+def _minus(first: Uncertain, second: Uncertain) -> Uncertain:
+    return first[0] - second[0], math.hypot(first[1], second[1])
+
+
+def _mean(values: Sequence[Uncertain]) -> Uncertain:
+    half_ms = math.hypot(*(half for _, half in values))
+    return math.fsum(ms for ms, _ in values) / len(values), half_ms / len(values)
 
 
 def _known(half: float) -> float | None:
@@ -199,17 +185,13 @@ def _known(half: float) -> float | None:
 
 
 def _next_run(runs: Runs, metric: str, record: Record) -> Uncertain:
-    """Return a metric of one record with half the interval of the next run; without a floor that
-    inside the run.
-    """
+    """Return a metric of a record with the interval of the next run, else that inside the run."""
     value, floor = record.metrics[metric], runs.floor(metric)
     if floor is None:
         ends = metrics.interval(metric, record.within_run)
-        return Uncertain(value, (ends[1] - ends[0]) / 2 if ends else math.nan)
+        return value, (ends[1] - ends[0]) / 2 if ends else math.nan
     half = quantile(floor.freedom) * floor.deviation
-    if not metrics.metric(metric).signed:
-        half *= value
-    return Uncertain(value, half)
+    return value, half if metrics.metric(metric).signed else half * value
 
 
 def _median(runs: Runs, metric: str) -> Uncertain:
@@ -217,12 +199,9 @@ def _median(runs: Runs, metric: str) -> Uncertain:
     value = statistics.median(values)
     if floor is not None:
         error = floor.deviation * math.sqrt(of_median(len(values)))
-        return Uncertain(value, quantile(floor.freedom) * error)
-    inside = []
-    for record in runs.records:
-        if metric in record.metrics:
-            inside.append(_next_run(runs, metric, record).half_ms)
-    return Uncertain(value, max(inside, default=math.nan))
+        return value, quantile(floor.freedom) * error
+    inside = [_next_run(runs, metric, each)[1] for each in runs.records if metric in each.metrics]
+    return value, max(inside, default=math.nan)
 
 
 def _step(runs: Runs) -> Uncertain:
@@ -230,28 +209,19 @@ def _step(runs: Runs) -> Uncertain:
     step_ms = runs.batch_size * 1e3 / math.exp(runs.median_log_rate)
     floor = runs.floor(IMAGES_PER_SECOND)
     if floor is None:
-        return Uncertain(step_ms, math.nan)
+        return step_ms, math.nan
     count = len(runs.values(IMAGES_PER_SECOND))
     half = quantile(floor.freedom) * floor.deviation * math.sqrt(of_median(count))
-    return Uncertain(step_ms, step_ms * half)
-
-
-def _mean(values: Sequence[Uncertain]) -> Uncertain:
-    half_ms = math.hypot(*(value.half_ms for value in values))
-    return Uncertain(math.fsum(value.ms for value in values) / len(values), half_ms / len(values))
+    return step_ms, step_ms * half
 
 
 def _ms(value: float) -> str:
-    """Return milliseconds with three significant digits, and with all digits before the point:
-    `2,510 ms`.
-    """
+    """Return milliseconds with three significant digits: `0.58 ms`, `2,510 ms`."""
     return f"{value:,.0f} ms" if abs(value) >= 999.5 else f"{value:.3g} ms"  # else 1e+03
 
 
 def communication(study: Study) -> tuple[Communication, ...]:
-    """Return what is exposed of the communication of every set of equal cells on several GPUs that
-    has an A B B A.
-    """
+    """Return what is exposed of every set of equal cells on several GPUs that has an A B B A."""
     exposures = Exposures(study)
     cells = []
     for runs in study.timed:
@@ -259,21 +229,20 @@ def communication(study: Study) -> tuple[Communication, ...]:
         claimed = [claim for claim in claims if claim is not None]
         if not claimed:
             continue
-        cells.append(
-            Communication(
-                label=labels.label(study, runs),
-                gpus=runs.gpus,
-                key=runs.key,
-                record_ids=runs.record_ids,
-                cost_ms=statistics.median(runs.values(COST)),
-                cost_alone_ms=claimed[0].alone_ms,
-                alone_from=claimed[0].source,
-                exposed_ms=_median_of_known(claim.exposed_ms for claim in claimed),
-                hidden_share=_median_of_known(claim.hidden_share for claim in claimed),
-                hidden_half=_median_of_known(claim.half_share for claim in claimed),
-                why=next((claim.why for claim in claimed if claim.why), ""),
-            )
+        cell = Communication(
+            label=labels.label(study, runs),
+            gpus=runs.gpus,
+            key=runs.key,
+            record_ids=runs.record_ids,
+            cost_ms=statistics.median(runs.values(COST)),
+            cost_alone_ms=claimed[0].alone_ms,
+            alone_from=claimed[0].source,
+            exposed_ms=_median_of_known(claim.exposed_ms for claim in claimed),
+            hidden_share=_median_of_known(claim.hidden_share for claim in claimed),
+            hidden_half=_median_of_known(claim.half_share for claim in claimed),
+            why=next((claim.why for claim in claimed if claim.why), ""),
         )
+        cells.append(cell)
     return tuple(cells)
 
 
@@ -283,14 +252,12 @@ def _median_of_known(values: Iterable[float | None]) -> float | None:
 
 
 def not_claimed(communications: Iterable[Communication]) -> tuple[str, ...]:
-    """Return a sentence for each reason why exposed communication or the hidden share is not
-    claimed.
-    """
+    """Return a sentence for each reason why exposed communication or hidden share is not claimed."""
     cells: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for each in communications:
-        if each.hidden_share is None:
+    for cell in communications:
+        if cell.hidden_share is None:
             quantity = "the hidden share of the exchange"
-            if each.exposed_ms is None:
+            if cell.exposed_ms is None:
                 quantity = "the exposed communication"
-            cells[quantity, each.why].append(f"{each.label} on {gpu_list(each.gpus)}")
+            cells[quantity, cell.why].append(f"{cell.label} on {gpu_list(cell.gpus)}")
     return tuple(f"{quantity} of {several(of)}: {why}" for (quantity, why), of in cells.items())

@@ -1,8 +1,5 @@
 """The parts of the exposed communication: inside hosts and between them; on one host, the tail and
-the slowed backward.
-
-The parts on one host come from the moments of observed steps with the exchange and without it
-(tables.timeline).
+the slowed backward, from observed steps with the exchange and without it (tables.timeline).
 """
 
 import math
@@ -20,17 +17,16 @@ from benchmarks.record import Record, finite
 from benchmarks.timing.statistics import ERROR_OF_MEDIAN
 
 COMMUNICATION = "exposed communication"
-# Together what is exposed of it.
-INSIDE, BETWEEN = "communication inside hosts", "communication between hosts"
+INSIDE, BETWEEN = "communication inside hosts", "communication between hosts"  # together all of it
 TAIL = "exchange after the last gradient"
 SLOWED = "backward slowed by the exchange"
 REST = "exposed, not explained"
 UNSEEN = "no step was observed (benchmark.calibrate=timeline)"
-_QUARTILES = 1.349  # between those of normal values, in standard deviations
+QUARTILES = 1.349  # between those of normal values, in standard deviations
 # Of a waterfall: name, time, and why it is not known or what qualifies it.
 Parts = list[tuple[str, Step | None, str]]
 # Three times in ms, and their standard errors.
-_Moments = tuple[tuple[float, ...], tuple[float, ...]]
+Moments = tuple[tuple[float, ...], tuple[float, ...]]
 
 
 @dataclass(frozen=True)
@@ -43,49 +39,49 @@ class Observed:
 
 
 def by_hosts(runs: Runs, parts: Parts, hosts: Mapping[Member, Runs], alone: Step | None) -> Parts:
-    """Return the parts of the communication, of several hosts split into what is exposed inside
-    them and between them.
+    """Return the parts with the communication of several hosts split into inside and between.
 
     Inside is what the strategy costs on a host alone with all its GPUs, the mean over the hosts,
-    without what it costs on one.
+    without what it costs on one GPU.
     """
     (_, exposed, why), *rest = parts
-    if len(runs.cell.hosts) < 2 or exposed is None:
+    if exposed is None:
         return parts
     if len(runs.cell.gpus) == 1:
         return [(BETWEEN, exposed, why), *rest]
-    costs = [each.step(COST) for each in hosts.values()]
-    known = [step for step in costs if step is not None]
-    whole = mean_step(known) if len(known) == len(costs) else None
+    costs = [of_host.step(COST) for of_host in hosts.values()]
+    measured = [step for step in costs if step is not None]
+    whole = mean_step(measured) if len(measured) == len(costs) else None
     if whole is None:
         unsplit = (
-            "no host was measured alone with all its GPUs: what is lost inside hosts and between them is not told "
-            "apart"
+            "no host was measured alone with all its GPUs: what is lost inside hosts and between "
+            "them is not told apart"
         )
-        return [(COMMUNICATION, exposed, f"{why}; {unsplit}" if why else unsplit), *rest]
+        return [(COMMUNICATION, exposed, _joined(why, unsplit)), *rest]
     inside = whole - alone if alone else whole
     return [(INSIDE, inside, why), (BETWEEN, exposed - inside, ""), *rest]
 
 
 def in_parts(parts: Parts, runs: Runs, alone: Mapping[Member, Runs]) -> Parts:
-    """Return the parts of the communication with the exposed one split, where steps were observed;
-    else with the reason.
-    """
+    """Return the parts with the exposed one split where steps were observed, else with the reason."""
     (name, exposed, why), *rest = parts
-    if name != COMMUNICATION or exposed is None:
+    if exposed is None:
         return parts
     together = observed(runs)
-    members = [observed(alone[gpu]) for gpu in runs.gpus if gpu in alone]
+    members = [observed(member) for member in alone.values()]
     own = [member for member in members if member is not None]
     if together is None or not own:
         reason = "no GPU's steps were observed alone"
         if together is None:
             reason = _why_unseen(runs.records[0])
-        unsplit = f"its parts are not known: {reason}"
-        return [(name, exposed, f"{why}; {unsplit}" if why else unsplit), *rest]
+        return [(name, exposed, _joined(why, f"its parts are not known: {reason}")), *rest]
     tail = beyond(together.tail, [member.tail for member in own])
     slowed = beyond(together.slowed, [member.slowed for member in own])
     return [(TAIL, tail, why), (SLOWED, slowed, ""), (REST, exposed - tail - slowed, ""), *rest]
+
+
+def _joined(*reasons: str) -> str:
+    return "; ".join(filter(None, reasons))
 
 
 def beyond(together: Step, alone: Sequence[Step]) -> Step:
@@ -95,22 +91,19 @@ def beyond(together: Step, alone: Sequence[Step]) -> Step:
 
 
 def observed(runs: Runs) -> Observed | None:
-    """Return the parts of the runs of a cell, the medians; None where no step was observed with and
-    without exchange.
-    """
-    of_records = [_moments_of_record(record) for record in runs.records]
-    moments = [each for each in of_records if each is not None]
+    """Return the medians of the parts over runs; None without steps with and without exchange."""
+    of_records = [_moments(record) for record in runs.records]
+    moments = [of_record for of_record in of_records if of_record is not None]
     if not moments:
         return None
     steps = []
     for index in range(3):
-        values = [values[index] for values, _ in moments]
+        values = [times[index] for times, _ in moments]
         errors = [errors[index] for _, errors in moments]
-        name = f"{index} moments {runs.records[0].record_id}"
         # The larger of the scatter inside runs and of that between them.
         between = statistics.stdev(values) if len(values) > 1 else 0.0
         deviation = max(statistics.median(errors), between)
-        median = statistics.median(values)
+        median, name = statistics.median(values), f"{index} moments {runs.records[0].record_id}"
         steps.append(Step(median, draws_of_median(median, deviation, len(values), name)))
     return Observed(*steps)
 
@@ -123,16 +116,12 @@ def _why_unseen(record: Record) -> str:
     return UNSEEN
 
 
-def _moments_of_record(record: Record) -> _Moments | None:
-    """Return how much longer the parts of a step take with the exchange, on the rank where the tail
-    is shortest.
-    """
+def _moments(record: Record) -> Moments | None:
+    """Return how much longer tail, backward and update take, on the rank with the shortest tail."""
     rows = _rows(record)
     moments = []
     for rank in range(record.cell.world_size):
-        without, with_it = rows.get((rank, False)), rows.get((rank, True))
-        before = _last_and_ends(without) if without else None
-        after = _last_and_ends(with_it) if with_it else None
+        before, after = _ends(rows.get((rank, False))), _ends(rows.get((rank, True)))
         if before is None or after is None:
             return None
         (last, end, whole), (last_with, end_with, whole_with) = before[0], after[0]
@@ -147,10 +136,10 @@ def _moments_of_record(record: Record) -> _Moments | None:
     return min(moments)
 
 
-def _last_and_ends(row: Mapping[str, Any]) -> _Moments | None:
-    """Return when the last gradient is there, the exchange has ended and the step has, in ms, and
-    their standard errors.
-    """
+def _ends(row: Mapping[str, Any] | None) -> Moments | None:
+    """Return when the last gradient is there, the exchange has ended and the step has, in ms."""
+    if row is None:
+        return None
     ready, spreads, steps = (
         row.get("ready_ms"),
         row.get("ready_spread_ms"),
@@ -160,19 +149,17 @@ def _last_and_ends(row: Mapping[str, Any]) -> _Moments | None:
         return None
     if len(spreads) != len(ready) or not ready:
         return None
-    pairs = list(zip(ready, spreads, strict=True))
-    pairs += [
-        (row.get(f"{name}_ms"), row.get(f"{name}_spread_ms")) for name in ("exchange", "update")
-    ]
+    times = [*ready, row.get("exchange_ms"), row.get("update_ms")]
+    spreads = [*spreads, row.get("exchange_spread_ms"), row.get("update_spread_ms")]
     moments = []
-    for value, spread in pairs:
-        at_ms, spread_ms = finite(value), finite(spread)
+    for time, spread in zip(times, spreads, strict=True):
+        at_ms, spread_ms = finite(time), finite(spread)
         if at_ms is None or spread_ms is None:
             return None
         moments.append((at_ms, spread_ms))
-    three = [max(moments[:-2]), *moments[-2:]]
-    share = ERROR_OF_MEDIAN / _QUARTILES / math.sqrt(steps)
-    return tuple(at for at, _ in three), tuple(spread * share for _, spread in three)
+    ends = [max(moments[:-2]), *moments[-2:]]
+    share = ERROR_OF_MEDIAN / QUARTILES / math.sqrt(steps)
+    return tuple(at_ms for at_ms, _ in ends), tuple(spread_ms * share for _, spread_ms in ends)
 
 
 def _rows(record: Record) -> dict[tuple[int, bool], Mapping[str, Any]]:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from scipy.special import stdtr, stdtrit
 
-from analysis.findings.links.machine_links import transport_of
+from analysis.findings.links import transport_of
 from analysis.statistics.tests import NO_TURN, Flags, Floats, TurnModel, fitted, significant
 from analysis.study import names as labels
 from analysis.study.conditions import chosen_options

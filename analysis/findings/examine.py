@@ -7,11 +7,10 @@ from analysis.findings.comparisons import (
     setting_effects,
     unused_on_cpu_workers,
 )
-from analysis.findings.links.machine_links import machine_links, measured_beside
-from analysis.findings.links.subset_links import link_values, subset_links
-from analysis.findings.links.wire_lines import wire_lines
+from analysis.findings.links import link_values, machine_links, subset_links
 from analysis.findings.scaling import curves
 from analysis.findings.waterfall import waterfalls
+from analysis.findings.wire_lines import wire_lines
 from analysis.study.estimates import Findings
 from analysis.study.study import Study
 
@@ -21,23 +20,21 @@ def findings_of(study: Study) -> Findings:
 
     What they cannot say is absent, with a sentence in `unsaid` or `scaling.refusals`.
     """
-    explained, unexplained = waterfalls(study)
-    scaling, neighbours = curves(study), measured_beside(study)
-    machines = machine_links(study, neighbours)
-    noise, values = noises(study), link_values(study, machines)
-    compared = comparisons(study)
-    links = subset_links(study, machines, scaling)
+    falls, unexplained = waterfalls(study)
+    scaling, noise, compared = curves(study), noises(study), comparisons(study)
+    machines = machine_links(study)
+    values, links = link_values(study, machines), subset_links(study, machines, scaling)
     exposed = communication(study)
-    lines, no_line = wire_lines(study, machines, scaling, exposed, neighbours)
+    lines, no_line = wire_lines(study, scaling, exposed)
     unsaid = [*unexplained, *not_claimed(exposed), _nothing(study), unused_on_cpu_workers(study)]
-    if study.rated and all(each.floor is None for each in noise):
-        some = "too few cells" if any(each.pairs for each in noise) else "no cell"
-        unsaid.append(f"how far runs differ: {some} ran twice (repeats=5 does that)")
-    if not values and any(each.link_class for each in links):
+    if study.rated and all(of_rate.floor is None for of_rate in noise):
+        cells = "too few cells" if any(of_rate.pairs for of_rate in noise) else "no cell"
+        unsaid.append(f"how far runs differ: {cells} ran twice (repeats=5 does that)")
+    if not values and any(subset.link_class for subset in links):
         unsaid.append("what a link is worth: no two equal cells ran over different links")
     return Findings(
         scaling=scaling,
-        waterfalls=explained,
+        waterfalls=falls,
         comparisons=compared,
         settings=setting_effects(study, compared),
         noises=noise,
@@ -46,7 +43,6 @@ def findings_of(study: Study) -> Findings:
         communication=exposed,
         wire_lines=lines,
         no_wire_line=no_line,
-        links_from=tuple(sorted({record.study for record in neighbours})),
         excluded=tuple((record.name, why) for record, why in study.left_out),
         unsaid=tuple(sentence for sentence in unsaid if sentence),
     )

@@ -10,12 +10,12 @@ import numpy as np
 
 from analysis.findings.baselines import (
     DIFFER,
+    WITHOUT,
     Baselines,
     clock_ratio,
     efficiency,
     log_slowest,
 )
-from analysis.findings.control_cells import WITHOUT
 from analysis.study import names as labels
 from analysis.study import provenance
 from analysis.study.conditions import irrelevant_to_baselines, irrelevant_to_curves, is_among

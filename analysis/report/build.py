@@ -53,7 +53,6 @@ FIRST_SECTIONS: tuple[SectionFunction, ...] = (
     scaling.scaling,
     scaling.rates_by_option,
     losses.waterfall,
-    losses.clocks,
     losses.cost_parts,
     links.links,
     links.wire_lines,

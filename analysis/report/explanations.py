@@ -6,9 +6,9 @@ And what to run to learn more.
 import math
 from collections.abc import Sequence
 
+from analysis.findings.baselines import WITHOUT
 from analysis.findings.comparisons import PREFIX
-from analysis.findings.control_cells import WITHOUT
-from analysis.findings.links.host_wires import HostWires, host_wires
+from analysis.findings.host_wires import HostWires, host_wires
 from analysis.report.main_point import NO_DIFFERENCE, Judged, MainPoint, compared_with
 from analysis.report.numbers import estimate, interval, number
 from analysis.report.section import bounded
@@ -73,8 +73,8 @@ def _waterfall_loss(study: Study, findings: Findings, main: MainPoint) -> str:
     if not is_main(waterfall):
         where = f"{single_line(waterfall.label)} on {gpu_ids(waterfall.gpus)}: "
     unit, things = unit_of(study), things_of(study)
-    how = "with the strategy" if waterfall.with_strategy else "without a strategy"
-    alone = f"{len(waterfall.gpus)} × the slowest {unit.removesuffix('s')} alone {how}"
+    slowest = f"the slowest {unit.removesuffix('s')} alone without a strategy"
+    alone = f"{len(waterfall.gpus)} × {slowest}"
     ideal = f"{number(waterfall.ideal.value, 'rate')} {things}/s ({alone})"
     gap = waterfall.ideal.value - waterfall.measured.value
     if gap <= 0:

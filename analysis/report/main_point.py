@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from analysis.findings.control_cells import WITHOUT
+from analysis.findings.baselines import WITHOUT
 from analysis.study.estimates import Comparison, Curve, Findings, Key, Point
 from analysis.study.names import short_names, spoken
 from analysis.study.rates import is_of_training

@@ -5,8 +5,8 @@ At most five sentences, whatever the study holds.
 
 from collections.abc import Mapping, Sequence
 
+from analysis.findings.baselines import WITHOUT
 from analysis.findings.comparisons import PREFIX
-from analysis.findings.control_cells import WITHOUT
 from analysis.report.cell_numbers import first_metric
 from analysis.report.explanations import COMPARE, between_hosts, loss, next_step, settings_sentences
 from analysis.report.main_point import NO_DIFFERENCE, Judged, MainPoint, judged_of, main_point

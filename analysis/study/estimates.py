@@ -146,7 +146,6 @@ class Waterfall:
     residual_low: float | None = None  # its 95 % interval
     residual_high: float | None = None
     hosts: tuple[str, ...] = ()  # where there are several
-    with_strategy: bool = False  # `ideal` is with the strategy: no member ran alone without one
 
 
 VERDICTS = ("faster", "slower", "no difference seen")
@@ -240,7 +239,6 @@ class SubsetLinks:
     p2p_gb_per_s: float | None  # of all its rings, at the GB/s of benchmark=p2p between pairs
     nominal_gb_per_s: float | None  # the same by link counts and data sheets
     efficiency: float | None
-    stands_out: str = ""  # a sentence where a member differs from its class beyond noise
 
 
 @dataclass(frozen=True)
@@ -263,20 +261,18 @@ class WirePoint:
     gpus: tuple[Member, ...]
     key: Key
     label: str  # its GPUs, and NCCL's settings where they vary
-    gb_per_s: float  # measured, of what the exchange waits for
-    wire_ms: float  # what the bytes of the exchange take at that rate
+    gb_per_s: float  # busbw of the exchange alone
+    wire_ms: float  # of the exchange alone
     lost_ms: float  # per step
     expected_ms: Estimate  # by the line through the others; all cells of a study lie in these intervals in 19 of 20 studies
     residual_ms: float  # lost − expected
-    verdict: str = ""  # more or less: lost more, or less, than its wires explain; such a cell is not in the line
     efficiency: float | None = None
     expected_efficiency: Estimate | None = None
 
 
 @dataclass(frozen=True)
 class WireLine:
-    """What the cells of one mechanism lose per step, against what their wires carry: fixed + share
-    · ms on the wires.
+    """What the cells of one mechanism lose per step: fixed + share · ms of the exchange alone.
 
     `fixed_ms` has no interval where it is the difference to one GPU, whose error all cells share.
     """
@@ -285,7 +281,6 @@ class WireLine:
     strategy: str
     key: Key  # of the first cell
     quantity: str  # the metric that says what is lost: comm/exposed_ms, strategy/cost_ms or scaling/efficiency
-    source: str  # of the measured GB/s: a key of analysis.findings.links.wire_lines.SOURCES
     fixed_ms: Estimate  # lost whatever the wires
     share: Estimate  # of the time on the wires that compute does not hide
     r_squared: float
@@ -312,6 +307,5 @@ class Findings:
     communication: tuple[Communication, ...] = ()
     wire_lines: tuple[WireLine, ...] = ()
     no_wire_line: str = ""  # where there is none: what is missing and how to plan it
-    links_from: tuple[str, ...] = ()  # other studies of the machine whose links are used
     excluded: tuple[tuple[str, str], ...] = ()  # name of a record, why it takes no part
     unsaid: tuple[str, ...] = ()  # sentences on what could not be said and why

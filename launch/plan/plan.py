@@ -4,7 +4,7 @@ is started."""
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from analysis.findings.control_cells import control_cells
+from analysis.findings.baselines import control_cells
 from analysis.study.names import with_what_differs
 from analysis.study.noise_floor import of_other_studies
 from analysis.text import count

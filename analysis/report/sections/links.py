@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from analysis.findings.baselines import EFFICIENCY
 from analysis.findings.communication import EXPOSED
-from analysis.findings.links.wire_lines import SOURCES, efficiency_of, line_of
+from analysis.findings.wire_lines import efficiency_of, fit
 from analysis.report.charts import (
     MOST_ROWS,
     DotRow,
@@ -15,14 +15,14 @@ from analysis.report.charts import (
     truncation_note,
 )
 from analysis.report.figure import Figure, colours, marker
-from analysis.report.numbers import ABSENT, NumberFormat, estimate, interval, number
+from analysis.report.numbers import ABSENT, NumberFormat, estimate, number
 from analysis.report.section import Section
 from analysis.report.table import Column, Table, numbers_table
 from analysis.study.draws import scaled
 from analysis.study.estimates import Estimate, Findings, SubsetLinks, WireLine, WirePoint
 from analysis.study.names import gpu_ids, ran_alone, short_names, things_of, unit_of
 from analysis.study.study import Study
-from analysis.text import count, first_lines, join_words, sentence, single_line
+from analysis.text import count, sentence, single_line
 from analysis.topology.model import NET, best_first
 
 MS = NumberFormat(decimals=2)
@@ -64,10 +64,8 @@ def links(study: Study, findings: Findings) -> Section | None:
                 "p2p_gb_per_s", "number"),
             Column("nominal_gb_per_s", "nominal GB/s", "nominal_gb_per_s", "number"),
             Column("efficiency", "efficiency", "efficiency", "share"),
-            Column("stands_out", "stands out", "stands_out"),
         ),
         findings.wires,
-        marked=lambda subset: subset.stands_out,
     )  # fmt: skip
     member, things = unit_of(study).removesuffix("s"), things_of(study)
     worth = Table.of(
@@ -84,13 +82,7 @@ def links(study: Study, findings: Findings) -> Section | None:
         ),
         findings.worth,
     )
-    lines = first_lines(
-        sentence(subset.stands_out) for subset in findings.wires if subset.stands_out
-    )
-    if findings.links_from:
-        studies = count(len(findings.links_from), "other study", "other studies")
-        from_studies = single_line(join_words(list(findings.links_from)))
-        lines.append(f"Links of this machine were also measured in {studies}: {from_studies}.")
+    lines = []
     if not findings.wires:
         lines.append(f"No cell of several {unit_of(study)} with known links measured its exchange.")
     figures = tuple(_links_figure(findings.wires, names))
@@ -172,10 +164,7 @@ class LinePoint(NamedTuple):
 
 
 def wire_lines(study: Study, findings: Findings) -> Section | None:
-    """Return a line for each mechanism with its cells, and the cells that it does not explain.
-
-    Without one, what is missing.
-    """
+    """Return a line for each mechanism with its cells; without one, what is missing."""
     lines = findings.wire_lines
     if not lines and not findings.no_wire_line:
         return None
@@ -188,12 +177,11 @@ def wire_lines(study: Study, findings: Findings) -> Section | None:
     table = Table.of(
         "wire_lines",
         "What a cell loses per step: a fixed time, and a share of the time that its exchange "
-        "needs on its links.",
+        "takes alone.",
         (
             Column("cells", "cells", lambda line: names[line.label]),
             Column("strategy", "strategy", "strategy", shown=False),
             Column("lost", "lost", _lost_words),
-            Column("source", "GB/s from", lambda line: SOURCES[line.source]),
             Column("fixed_ms", "fixed ms", "fixed_ms", MS, True),
             Column("share", "share", "share", "share", True),
             Column("r_squared", "R²", "r_squared", "ratio"),
@@ -205,23 +193,20 @@ def wire_lines(study: Study, findings: Findings) -> Section | None:
     )
     cells = Table.of(
         "wire_cells",
-        "Every cell beside its line, with what the line through the others lets expect of it: it "
-        "loses more, or less.",
+        "Every cell beside its line, with what the line through the others lets expect of it.",
         (
             Column("line", "line", lambda row: names[row.line.label], shown=len(names) > 1),
             Column("lost", "lost", lambda row: _lost_words(row.line), shown=len(lines) > 1),
             Column("cell", unit_of(study), "point.label"),
             Column("gb_per_s", "measured GB/s", "point.gb_per_s", "number"),
-            Column("wire_ms", "ms on links", "point.wire_ms", MS),
+            Column("wire_ms", "exchange ms", "point.wire_ms", MS),
             Column("lost_ms", "lost ms", "point.lost_ms", MS),
             Column("expected_ms", "expected ms", "point.expected_ms", MS, True),
             Column("residual_ms", "difference ms", "point.residual_ms", SIGNED_MS),
             Column("efficiency", "efficiency", "point.efficiency", "share"),
             Column("expected_efficiency", "expected", "point.expected_efficiency", "share", True),
-            Column("verdict", "loses", "point.verdict"),
         ),
         [LinePoint(line, point) for line in lines for point in line.points],
-        marked=lambda row: row.point.verdict,
     )
     figures = tuple(
         _line_figure(line, lines, names, panel) for panel, line in enumerate(lines[:MOST_LINES], 1)
@@ -240,19 +225,15 @@ def _lost_words(line: WireLine) -> str:
 
 def _line_sentences(line: WireLine, name: str) -> list[str]:
     share = estimate(line.share, "share")
-    outliers = [point for point in line.points if point.verdict]
     words = {
         EFFICIENCY: "a step takes longer than alone by",
         EXPOSED: "of communication a step does not hide",
     }
     begins = words.get(line.quantity, "the strategy costs a step")
-    takes = "takes alone" if line.source == "exchange" else "needs on its links"
     texts = [
         sentence(
             f"{name}: {begins} {estimate(line.fixed_ms, MS)} ms, and {share} of the time that the "
-            f"exchange {takes} "
-            f"(R² {number(line.r_squared, 'ratio')}, {len(line.points) - len(outliers)} cells; "
-            f"GB/s from {SOURCES[line.source]})"
+            f"exchange takes alone (R² {number(line.r_squared, 'ratio')}, {len(line.points)} cells)"
         )
     ]
     if line.speeds == 2:
@@ -265,19 +246,7 @@ def _line_sentences(line: WireLine, name: str) -> list[str]:
             "Its cells bend away from the line, so it says little of speeds between them: look at "
             "the figure."
         )
-    return texts + first_lines(sentence(_outlier_sentence(point)) for point in outliers)
-
-
-def _outlier_sentence(point: WirePoint) -> str:
-    if point.expected_efficiency is not None:
-        expected = interval(point.expected_efficiency, "share")
-        measured = f"efficiency {number(point.efficiency, 'share')}, expected {expected}"
-    else:
-        measured = (
-            f"{number(point.lost_ms, MS)} ms a step, expected {interval(point.expected_ms, MS)}"
-        )
-    loses = f"this subset loses {point.verdict} time than its link speed explains"
-    return f"GPUs {point.label}: {loses} ({measured})"
+    return texts
 
 
 def _line_figure(
@@ -290,24 +259,19 @@ def _line_figure(
     )
     cells = count(len(line.points), "cell")
     caption = (
-        f"{what}, {single_line(names[line.label])}, against the time that the exchange needs on "
-        "its links. Band: 95 % of "
-        f"further cells. Labels where they fit; {cells} in wire_cells.csv."
+        f"{what}, {single_line(names[line.label])}, against the time that the exchange takes "
+        f"alone. Band: 95 % of further cells. Labels where they fit; {cells} in wire_cells.csv."
     )
-    if any(point.verdict for point in line.points):
-        caption += " Hollow: loses more or less time than link speed explains."
     if panel == MOST_LINES:
         caption += truncation_note(lines, MOST_LINES, "more line", "wire_lines.csv")
     points, data = [], []
     for point in line.points:
         y = _y_value(line, point)
-        points.append(
-            ScatterPoint(point.wire_ms, y, point.label, bool(point.verdict), abs(point.residual_ms))
-        )
+        points.append(ScatterPoint(point.wire_ms, y, point.label, weight=abs(point.residual_ms)))
         expected = point.expected_ms
         if is_efficiency and point.expected_efficiency:
             expected = scaled(point.expected_efficiency, 100.0)
-        data.append((point.label, point.wire_ms, point.gb_per_s, y, expected, point.verdict))
+        data.append((point.label, point.wire_ms, point.gb_per_s, y, expected))
     quantity = "efficiency_percent" if is_efficiency else "lost_ms"
     y_label = "efficiency, %" if is_efficiency else "lost ms per step"
     return scatter_figure(
@@ -316,10 +280,8 @@ def _line_figure(
         points,
         _drawn_line(line),
         (colours(each.strategy for each in lines)[line.strategy], marker(line.strategy)),
-        ("ms that the exchange needs on its links", y_label),
-        numbers_table(
-            ("cell", "wire_ms", "gb_per_s", quantity, f"expected_{quantity}", "loses"), data
-        ),
+        ("ms that the exchange takes alone", y_label),
+        numbers_table(("cell", "wire_ms", "gb_per_s", quantity, f"expected_{quantity}"), data),
         ("measured GB/s", _speed_ticks(line)),
     )
 
@@ -331,8 +293,8 @@ def _y_value(line: WireLine, point: WirePoint) -> float:
 
 
 def _drawn_line(line: WireLine) -> list[tuple[float, Estimate]]:
-    """Return (ms on the links, expected value with its band) along the line."""
-    fitted = line_of(line)
+    """Return (ms of the exchange, expected value with its band) along the line."""
+    fitted = fit([(point.wire_ms, point.lost_ms) for point in line.points])
     if fitted is None:
         return []
     most = 1.06 * max(point.wire_ms for point in line.points)
@@ -347,7 +309,7 @@ def _drawn_line(line: WireLine) -> list[tuple[float, Estimate]]:
 
 
 def _speed_ticks(line: WireLine) -> dict[float, str]:
-    """Return {ms on the links: GB/s}.
+    """Return {ms of the exchange: GB/s}.
 
     Empty where subsets move other amounts, and one time stands for several GB/s.
     """

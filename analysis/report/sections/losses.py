@@ -1,12 +1,12 @@
-"""Where the rate goes: the waterfall, the clocks, and what the strategy costs a step."""
+"""Where the rate goes: the waterfall, and what the strategy costs a step."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from analysis.findings.clock_loss import NOT_TOLD, ClockPart
+from analysis.findings.baselines import WITHOUT, ControlRuns
+from analysis.findings.clock_loss import AT_MOST
 from analysis.findings.communication import COST
 from analysis.findings.communication_parts import SLOWED, TAIL, beyond, observed
-from analysis.findings.control_cells import WITHOUT, ControlRuns
 from analysis.report.charts import (
     Bar,
     BarGroup,
@@ -16,7 +16,7 @@ from analysis.report.charts import (
     waterfall_figure,
 )
 from analysis.report.figure import COLOURS, GREY, HIGHLIGHT, Figure
-from analysis.report.numbers import NumberFormat, estimate, number
+from analysis.report.numbers import NumberFormat, number
 from analysis.report.section import RATE, Section, in_parentheses
 from analysis.report.sections.forecasts import CellForecast, study_forecasts
 from analysis.report.table import Column, Table, Value, numbers_table
@@ -24,26 +24,22 @@ from analysis.study.draws import Step, mean_step, next_run, scaled
 from analysis.study.estimates import Estimate, Findings, Waterfall, WaterfallPart
 from analysis.study.names import (
     gpu_ids,
-    gpu_list,
     label,
     of_unit,
     ran_alone,
     short_names,
-    spoken,
     things_of,
     unit_of,
 )
 from analysis.study.runs import Runs, median_of
 from analysis.study.study import Study
-from analysis.text import first_lines, single_line
+from analysis.text import single_line
 
 TITLE = "Where the rate goes"
 MOST_WATERFALLS = 3  # figures
 MS = NumberFormat(decimals=2)
 GAIN = COLOURS["green"][0]
 HATCHES = {GAIN: "////", GREY: "\\\\\\\\"}  # tells them apart in grey
-CAPPED = "gpu/power_capped_share"
-FROM_SAMPLES, FROM_BOUND = "samples beside steps", "not measured: the most it can be"
 
 OWN, BOTH, WAITING = (
     "own work on one GPU",
@@ -139,8 +135,7 @@ def waterfall_figures(
     """Yield a figure for each waterfall, with a bar for each known part."""
     rate = f"{things.replace(' ', '_')}_per_second"
     for panel, fall in enumerate(waterfalls[:MOST_WATERFALLS], 1):
-        how = " with the strategy" if fall.with_strategy else ""
-        slowest = f"{len(fall.gpus)} × the slowest {unit.removesuffix('s')} alone{how}"
+        slowest = f"{len(fall.gpus)} × the slowest {unit.removesuffix('s')} alone"
         subject = f"{single_line(names[fall.label])}, {unit} {gpu_ids(fall.gpus)}"
         caption = f"{subject}: from {slowest} to the measured rate. The axis does not begin at 0."
         if any(_is_insignificant(part) for part in fall.parts):
@@ -193,106 +188,11 @@ def _step(row: WaterfallRow, ideal: float, unit: str) -> WaterfallStep:
 
 def _is_insignificant(part: WaterfallPart) -> bool:
     """Return whether an interval holds 0, or whether only a bound is known."""
-    if NOT_TOLD in part.why:
+    if part.why == AT_MOST:
         return True
     if part.lost is None or part.lost.low is None or part.lost.high is None:
         return False
     return part.lost.low <= 0 <= part.lost.high
-
-
-# ---- Clocks -------------------------------------------------------------------------------------
-
-
-def clocks(study: Study, findings: Findings) -> Section | None:
-    """Return the clocks of each waterfall in which they differ; None where there is none."""
-    differing = []
-    for fall in findings.waterfalls:
-        for part in fall.parts:
-            if isinstance(part, ClockPart) and part.lost is not None and part.lost.value:
-                differing.append((fall, part))
-    if not differing:
-        return None
-    names = short_names(dict.fromkeys(fall.label for fall in findings.waterfalls))
-    capped = {
-        (runs.gpus, frozenset(runs.key.items())): median_of(runs.records, CAPPED)
-        for runs in study.timed
-    }
-    things = things_of(study)
-    rows: list[dict[str, Value]] = []
-    for fall, part in differing:
-        rows.append(
-            {
-                "power_capped_share": capped.get((fall.gpus, frozenset(fall.key.items()))),
-                "exponent": part.exponent,
-                "exponent_from": FROM_SAMPLES if part.samples else FROM_BOUND,
-                "samples": part.samples or None,
-                "images_per_second_at_equal_clocks": part.at_equal_clocks,
-            }
-        )
-        rows += [{} for _ in part.members[1:]]  # what is of the cell stands in its first row
-        for row, member in zip(
-            rows[-max(1, len(part.members)) :], part.members or [None], strict=True
-        ):
-            row |= {"cell": names[fall.label], "gpus": gpu_ids(fall.gpus)}
-            if member:
-                row |= {
-                    "gpu": member.gpu,
-                    "alone_mhz": member.alone_mhz,
-                    "together_mhz": member.together_mhz,
-                }
-    caption = (
-        "A step takes as long as clock to the power of −e: e is 0 for a step that waits for "
-        "memory, 1 for one that computes. "
-        "At equal clocks: the rate if each member had the clock that it has alone."
-    )
-    if any(part.members for _, part in differing):
-        caption = f"SM clock of each member that ran alone, in the timed windows. {caption}"
-    columns = (
-        Column("cell", "cell"),
-        Column("gpus", unit_of(study)),
-        Column("gpu", "GPU", kind="count"),
-        Column("alone_mhz", "MHz alone", kind="count"),
-        Column("together_mhz", "together", kind="count"),
-        Column("power_capped_share", "at the power cap", kind="share"),
-        Column("exponent", "e", kind=MS, bounded=True),
-        Column("exponent_from", "e from"),
-        Column("samples", "samples", kind="count"),
-        Column(
-            "images_per_second_at_equal_clocks",
-            f"{things}/s at equal clocks",
-            kind="rate",
-            bounded=True,
-        ),
-    )
-    table = Table.of("clocks", caption, columns, rows)
-    lines = first_lines(
-        _clock_sentence(fall, part, names[fall.label], things) for fall, part in differing
-    )
-    return Section("waterfall", TITLE, tuple(lines), (), (table,))
-
-
-def _clock_sentence(fall: Waterfall, part: ClockPart, name: str, things: str) -> str:
-    """Return the rate at equal clocks, and what the clocks take, in a sentence."""
-    assert part.lost is not None
-    where = f"{spoken(single_line(name))} on {gpu_list(fall.gpus)}"
-    lost = estimate(part.lost, "rate")
-    if not part.samples:
-        return (
-            f"{where}: clocks are lower than alone. If steps followed them, which nothing measured "
-            "here, that would take "
-            f"{lost} {things}/s; steps that wait for memory follow them less. It is {NOT_TOLD}."
-        )
-    equal = ""
-    if part.at_equal_clocks is not None:
-        share = number(fall.measured.value / fall.ideal.value, "share")
-        equal = (
-            ": at the clocks that its members have alone it would train "
-            f"{estimate(part.at_equal_clocks, 'rate')} "
-            f"{things}/s, {number(part.at_equal_clocks.value / fall.ideal.value, 'share')} of the "
-            f"ideal instead of {share}"
-        )
-    doubt = f", {NOT_TOLD}" if NOT_TOLD in part.why else ""
-    return f"{where}{equal}. So other clocks take {lost} {things}/s{doubt}."
 
 
 # ---- What the strategy costs a step -------------------------------------------------------------
@@ -323,9 +223,7 @@ def cost_parts(study: Study, findings: Findings) -> Section | None:
     names = short_names(dict.fromkeys(label(study, runs) for runs in cells))
     costs = []
     for runs in cells:
-        measured = _measured_parts(
-            runs, [alone for gpu, alone in controls.alone(runs).items() if gpu in runs.gpus]
-        )
+        measured = _measured_parts(runs, [*controls.alone(runs).values()])
         ids = [record.record_id for record in runs.records]
         modelled = forecasts.of(ids)
         if modelled:

@@ -7,7 +7,7 @@ from itertools import combinations
 from typing import Any
 
 from analysis.errors import UnreadableInput
-from analysis.findings.links.host_wires import HostWire, wires_of
+from analysis.findings.host_wires import HostWire, wires_of
 from analysis.native.heat_map import scale_of
 from analysis.report.charts import heat_map_figure
 from analysis.report.figure import Figure

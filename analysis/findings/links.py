@@ -1,0 +1,236 @@
+"""The links inside a machine: what each subset exchanged over which, and what a link class costs.
+
+Link classes come from the records, GB/s between pairs from cells with benchmark=p2p.
+"""
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import combinations, permutations
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from analysis.findings.host_wires import host_wires
+from analysis.study import names as labels
+from analysis.study.conditions import Condition
+from analysis.study.draws import MEASURED, Draws, estimate
+from analysis.study.estimates import LinkValue, Member, Scaling, SubsetLinks
+from analysis.study.provenance import facts_of_hosts, gpus_of, mapping
+from analysis.study.runs import Runs, grouped
+from analysis.study.study import Study
+from analysis.topology.bandwidth import set_bandwidth
+from analysis.topology.model import (
+    Gpu,
+    Topology,
+    best_first,
+    infer_nvswitch,
+    is_known,
+    nvlink_gb_per_s,
+)
+from analysis.topology.placement import MOST_GPUS, Ring, best_ring
+from benchmarks.record import Record
+
+P2P = ("unidirectional_enabled", "unidirectional_disabled")  # with and without peer access
+
+Matrix = dict[tuple[Member, Member], float]  # GB/s from one GPU to another
+
+
+class MachineLinks:
+    """The links of one machine, as its records know them."""
+
+    def __init__(self, records: Sequence[Record]) -> None:
+        facts: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+        for record in records:
+            for host, of_host in facts_of_hosts(record).items():
+                facts[host].append(of_host)
+        # That of a machine whose cells have no hosts stands under ''.
+        self._topologies = {host: _topology(of_host) for host, of_host in facts.items()}
+        self._measured = {name: _matrix(records, name) for name in P2P}
+        self._rings: dict[frozenset[Member], Ring | None] = {}
+        self._carried: dict[tuple[frozenset[Member], bool], float | None] = {}
+
+    def ring(self, gpus: Iterable[Member]) -> Ring | None:
+        """Return the best ring of a subset of one host; None where a link class is not known."""
+        members = frozenset(gpus)
+        if members not in self._rings:
+            topology, ids = self._on_one_host(members)
+            self._rings[members] = None
+            if topology is not None and 2 <= len(ids) <= MOST_GPUS and ids <= set(topology.gpus):
+                self._rings[members] = best_ring(topology, sorted(ids))
+        return self._rings[members]
+
+    def _on_one_host(self, members: Iterable[Member]) -> tuple[Topology | None, set[int]]:
+        """Return the topology of the members' host, and their ids there; (None, {}) of several."""
+        hosts, ids = set(), set()
+        for member in members:
+            host, _, gpu = str(member).rpartition(":")
+            hosts.add(host)
+            ids.add(int(gpu))
+        if len(hosts) != 1:
+            return None, set()
+        return self._topologies.get(hosts.pop()), ids
+
+    def measured_gb_per_s(self, gpus: Iterable[Member], transport: str | None) -> float | None:
+        """Return what the rings of a subset carry at the measured GB/s; None where one is missing.
+
+        Copies count with peer access or without, as the transport has it. Without it all wires
+        lead through the host.
+        """
+        members, peers = frozenset(gpus), transport is None or "P2P" in transport
+        if (members, peers) not in self._carried:
+            self._carried[members, peers] = self._carried_by(members, peers)
+        return self._carried[members, peers]
+
+    def _carried_by(self, gpus: frozenset[Member], peers: bool) -> float | None:
+        topology, ids = self._on_one_host(gpus)
+        pairs = self._measured[P2P[0] if peers else P2P[1]]
+        complete = all(pair in pairs for pair in permutations(gpus, 2))
+        if not 2 <= len(ids) <= MOST_GPUS or not complete:
+            return None
+        chosen = sorted(gpus, key=lambda gpu: int(str(gpu).rpartition(":")[2]))
+        matrix = [[pairs.get((a, b), 0.0) for b in chosen] for a in chosen]
+        if topology is None or not peers or not ids <= set(topology.gpus):
+            return set_bandwidth(None, range(len(chosen)), matrix).gb_per_s
+        subset = replace(topology, devices=tuple(topology.gpu(gpu) for gpu in sorted(ids)))
+        return set_bandwidth(subset, sorted(ids), matrix).gb_per_s
+
+
+def _topology(facts_of_records: Sequence[Mapping[str, Any]]) -> Topology | None:
+    classes: dict[frozenset[int | str], str] = {}
+    speeds: dict[int, float | None] = {}  # of an NVLink
+    for facts in facts_of_records:
+        for pair, link_class in mapping(facts.get("links")).items():
+            ends = re.fullmatch(r"([0-9]{1,4})-([0-9]{1,4})", pair, re.ASCII)
+            if ends:
+                classes[frozenset(map(int, ends.groups()))] = str(link_class)
+        for gpu in gpus_of(facts):
+            if type(gpu.get("id")) is int:
+                speeds.setdefault(gpu["id"], nvlink_gb_per_s(str(gpu.get("name"))))
+    gpus = sorted({int(gpu) for pair in classes for gpu in pair})
+    if not gpus or any(frozenset(pair) not in classes for pair in combinations(gpus, 2)):
+        return None
+    devices = tuple(Gpu(gpu, nvlink_gb_per_s=speeds.get(gpu)) for gpu in gpus)
+    return Topology(devices, (), classes, infer_nvswitch(gpus, classes), "records")
+
+
+def _matrix(records: Iterable[Record], name: str) -> Matrix:
+    matrix: Matrix = {}
+    for record in records:
+        rows = mapping(mapping(record.tables.get("p2p")).get("matrices")).get(name)
+        if not isinstance(rows, list) or any(not isinstance(row, list) for row in rows):
+            continue
+        for a, row in zip(record.cell.members, rows, strict=False):
+            for b, value in zip(record.cell.members, row, strict=False):
+                if a != b and isinstance(value, int | float) and value > 0:
+                    matrix[a, b] = float(value)
+    return matrix
+
+
+def machine_links(study: Study) -> dict[str, MachineLinks]:
+    """Return the links of every machine of a study, by the machine's name."""
+    links = {}
+    for name, members in grouped(study.runs, lambda runs: runs.machine).items():
+        links[name] = MachineLinks([record for runs in members for record in runs.records])
+    return links
+
+
+def transport_of(runs: Runs) -> str | None:
+    """Return what NCCL used between the ranks of a cell; None where the runs do not say."""
+    for record in runs.records:
+        if record.effective.get("transport"):
+            return str(record.effective["transport"])
+    return None
+
+
+def link_class_of(machine: MachineLinks, runs: Runs) -> str | None:
+    """Return the worst class between neighbours of the best ring, else that a record names."""
+    ring = machine.ring(runs.gpus)
+    if ring:
+        return list(ring.links)[-1]
+    classes = str(runs.records[0].effective.get("link_class") or "")
+    return classes.split("+")[-1] or None
+
+
+def subset_links(
+    study: Study, machines: Mapping[str, MachineLinks], scaling: Scaling
+) -> tuple[SubsetLinks, ...]:
+    """Return one line for every subset of several GPUs whose cell exchanged or trained."""
+    efficiencies = {}
+    for curve in scaling.curves:
+        for point in curve.points:
+            if point.efficiency:
+                efficiencies[point.record_ids[0]] = point.efficiency.value
+    subsets = []
+    for runs in study.runs:
+        busbw = runs.median("comm/busbw_gb_per_s")
+        if runs.world_size == 1 or (busbw is None and runs.log_rate is None):
+            continue
+        machine, transport, wires = machines[runs.machine], transport_of(runs), host_wires(runs)
+        if wires is None:
+            ring, nominal = machine.ring(runs.gpus), None
+            if ring and ring.bandwidth:
+                nominal = ring.bandwidth.shown_gb_per_s
+            measured = machine.measured_gb_per_s(runs.gpus, transport)
+        else:
+            measured, nominal = wires.link_gb_per_s, wires.nominal_gb_per_s
+        subset = SubsetLinks(
+            gpus=runs.gpus,
+            key=runs.key,
+            strategy=runs.strategy,
+            label=labels.label(study, runs),
+            link_class=link_class_of(machine, runs),
+            transport=transport,
+            exchange_gb_per_s=busbw,
+            p2p_gb_per_s=measured,
+            nominal_gb_per_s=nominal,
+            efficiency=efficiencies.get(runs.records[0].record_id),
+        )
+        subsets.append(subset)
+    return tuple(subsets)
+
+
+def link_values(study: Study, machines: Mapping[str, MachineLinks]) -> tuple[LinkValue, ...]:
+    """Return what each link class costs against the best, for each strategy and number of GPUs."""
+    conditions: dict[Condition, dict[str, list[Runs]]] = defaultdict(lambda: defaultdict(list))
+    for runs in study.timed:
+        if runs.world_size > 1:
+            link_class = link_class_of(machines[runs.machine], runs)
+            if link_class is not None and is_known(link_class):
+                conditions[study.condition(runs, (), runs.world_size)][link_class].append(runs)
+    values = []
+    for classes in conditions.values():
+        best, *worse = best_first(classes)
+        more, more_draws = _mean_rate(classes[best])
+        for link_class in worse:
+            less, less_draws = _mean_rate(classes[link_class])
+            draws = None
+            if more_draws is not None and less_draws is not None:
+                draws = more_draws - less_draws
+            first = classes[link_class][0]
+            where = f"{first.world_size} GPUs, {best} against {link_class}"
+            value = LinkValue(
+                first.key,
+                first.strategy,
+                f"{labels.label(study, first)} · {where}",
+                link_class,
+                estimate(more - less, draws),
+                first.records[0].model.get("gradient_bytes"),
+                first.batch_size,
+            )
+            values.append(value)
+    return tuple(values)
+
+
+def _mean_rate(members: Sequence[Runs]) -> tuple[float, Draws | None]:
+    """Return the mean of images per second and GPU, and draws of it (DRAWS,)."""
+    rates = [runs.log_rate for runs in members if runs.log_rate is not None]
+    size = members[0].world_size
+    value = fmean(math.exp(rate.value) for rate in rates) / size
+    drawn = [rate.draws[MEASURED] for rate in rates if rate.draws is not None]
+    if len(drawn) < len(rates):
+        return value, None
+    return value, np.exp(drawn).mean(axis=0) / size
