@@ -24,7 +24,7 @@ NAME = "settings_again"
 
 @pytest.fixture(scope="module")
 def outputs(tmp_path_factory):
-    """An output_dir: a study with raw samples, the links of its machine, and what another study showed of the scatter."""
+    """An output_dir: a study with raw samples, another, and what a third showed of the scatter."""
     folder = tmp_path_factory.mktemp("outputs")
     for name in (NAME, "links"):
         shutil.copytree(DATA / name, folder / name)
@@ -73,7 +73,7 @@ def test_a_bundle_verifies_packed_and_unpacked(archive, original, capsys):
         status, found = verified(capsys, path)
         assert (
             status == 0
-            and set(found) == {NAME, "links"}
+            and set(found) == {NAME}
             and not any(one["differences"] for one in found.values())
         )
         assert (
@@ -96,9 +96,7 @@ def test_the_report_made_from_a_bundle_is_the_one_in_it_and_the_studys_own(
     inside = files_in(original / NAME / "report")
     assert inside == files_in(tmp_path / "again") == files_in(tmp_path / "own")
     page = inside[Path("index.html")].decode()
-    assert "for the next run, from" in page and "links" in {
-        path.name for path in original.iterdir()
-    }
+    assert "for the next run, from" in page
 
 
 def test_it_holds_what_others_need_and_nothing_else(outputs, original):
@@ -107,7 +105,7 @@ def test_it_holds_what_others_need_and_nothing_else(outputs, original):
     assert (inside / "record.json").read_bytes() == cell.record.read_bytes()
     assert len(list(inside.glob("ranks/*.jsonl.gz"))) == len(cell.all_rank_lines()) == 2
     assert not list(original.rglob("logs")) and not list(folder.rglob("*.jsonl"))
-    assert not list(original.glob("links/*/*/")), "of another study the records alone"
+    assert not (original / "links").exists(), "another study"
     assert set(json.loads((original / "noise_floor.json").read_text())["studies"]) == {
         "other studies"
     }
@@ -165,14 +163,9 @@ def test_a_changed_byte_of_a_sample_is_found(unpacked, capsys, forger_knows_the_
     assert "ranks/0.jsonl" in differing  # the record has its hash too
 
 
-@pytest.mark.parametrize("what", ["README.md", f"{NAME}/report/index.html", "links"])
+@pytest.mark.parametrize("what", ["README.md", f"{NAME}/report/index.html"])
 def test_a_changed_missing_or_further_file_is_found(unpacked, capsys, what):
-    if what == "links":
-        gone = next(unpacked.glob("links/*/record.json"))
-        shutil.copytree(gone.parent, unpacked / "links" / "p2p-further")
-        gone.unlink()
-    else:
-        (unpacked / what).write_bytes((unpacked / what).read_bytes().replace(b"e", b"E", 1))
+    (unpacked / what).write_bytes((unpacked / what).read_bytes().replace(b"e", b"E", 1))
     (unpacked / "notes.txt").write_text("of the reader's own")
     status, found = verified(capsys, unpacked)
     named = {
@@ -181,14 +174,7 @@ def test_a_changed_missing_or_further_file_is_found(unpacked, capsys, what):
         for one in result["differences"]
     }
     assert status == 1 and "notes.txt" not in named
-    if what == "links":
-        assert (
-            named[gone.relative_to(unpacked).as_posix()][1]
-            == named["links/p2p-further/record.json"][0]
-            == "absent"
-        )
-    else:
-        assert set(named) == {what}
+    assert set(named) == {what}
 
 
 def test_a_study_that_does_not_verify_is_not_bundled(outputs, tmp_path, capsys):

@@ -8,9 +8,9 @@ import pytest
 from simulate import Simulator, Truth
 
 from analysis.findings import comparisons, scaling, waterfall
+from analysis.findings import links as link_value
 from analysis.findings.baselines import Baselines
 from analysis.findings.examine import findings_of
-from analysis.findings.links.subset_links import subset_links as link_value
 from analysis.report.main_point import compared_with, main_point
 from analysis.study import names as labels
 from analysis.study.study import Study
@@ -18,7 +18,7 @@ from benchmarks.record import read_study
 
 DATA = Path(__file__).parent / "data"
 STUDIES = sorted(path for path in DATA.glob("h200_x*/*") if path.is_dir())
-TEXTS = ("label", "setting", "first", "second", "asked", "stands_out", "refusals", "unsaid", "why")
+TEXTS = ("label", "setting", "first", "second", "asked", "refusals", "unsaid", "why")
 
 
 def simulated_gain(factor):
