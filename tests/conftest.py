@@ -16,7 +16,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import campaign
+import faults_seen
 import hypothesis
 import pytest
 from hydra import initialize_config_dir
@@ -209,9 +209,9 @@ def pytest_terminal_summary(terminalreporter, config):
 
     pytest-xdist's processes have no terminal, so this runs once.
     """
-    outcomes = campaign.reported(terminalreporter.stats)
+    outcomes = faults_seen.reported(terminalreporter.stats)
     if outcomes:
-        terminalreporter.write_line(campaign.summary(outcomes))
+        terminalreporter.write_line(faults_seen.summary(outcomes))
     if file := config.getoption("campaign_to"):
         Path(file).write_text(json.dumps(outcomes, indent=1) + "\n")
     if file := config.getoption("skipped_to"):

@@ -1,4 +1,4 @@
-"""Launchers that are killed at any moment of their life, and launchers that share a study or a store."""
+"""Sweeps of the campaign: many faulty cells in one, launchers that are signalled or killed, launchers that share a study."""
 
 import contextlib
 import signal
@@ -8,124 +8,169 @@ import sys
 import threading
 import time
 
-from faults import PlantedSweep, cap_of
-from faults_seen import TRACEBACK, Outcome
-from faults_sweeps import SHORT
+from faults import TRAINING, PlantedSweep, cap_of
+from faults_seen import TRACEBACK, examine, outcome
+from faults_table import SILENCE_S, START_S, key_of
 
 from benchmarks.record import read_lines, read_study
 from conf.schema import Tracking
+from launch.study.study import StudyFolder
 from launch.tracking.sync import compare, sync
 
+# Tiny windows in which every phase comes.
+SHORT = [
+    *TRAINING[:5],
+    "benchmark.exchange_iterations=4",
+    "benchmark.limit_iterations=4",
+    "benchmark.exposed_rounds=1",
+    "noise_pairs=0",
+    f"engine.silence_timeout_s={SILENCE_S}",
+    f"engine.start_timeout_s={START_S}",
+]
+QUIET = ["report=false", "gpus=0+1"]
+WITH_SERVER = ["strategy=kvstore_dist_sync", "strategy.servers=1"]
+WITH_PASS = ["profiler=torch", "profiler.steps=2", "profiler.warmup_steps=2"]
 BRIEF = [
     *SHORT,
     "benchmark.exchange_iterations=0",
     "benchmark.exposed_rounds=0",
     "tracking.enabled=true",
+    "gpus=0",
 ]
+FIRST_CAP = 11
+HEALTHY = (1001, 1002)  # caps of cells without a fault
 CELLS = 6  # of a study whose launchers are killed
-BURNER = "while True: pass"
-# Cells that a launcher may measure before it is killed, drawn from: a study is then good for many kills, of every part of a life.
+# Cells that a launcher may measure before it is killed, drawn from: so that kills come in every part of a life.
 REACHED = (0, 1.5, 1.5)
 READING = threading.Lock()  # MLflow's client has state of the whole process
 
 
-class Killed:
-    """Studies of CELLS cells whose launchers are killed at times that are drawn over their whole life."""
+def sweep_of(folder, faults, *overrides):
+    """Return the outcomes of faults that one sweep has, each in a cell of its own, with a healthy cell at either end."""
+    keyed = {FIRST_CAP + number: fault for number, fault in enumerate(faults)}
+    with PlantedSweep(folder, keyed, *SHORT, *QUIET, *overrides, healthy=HEALTHY) as sweep:
+        sweep.run(timeout_s=90 * len(faults) + 300)
+        return [examine(fault, sweep, cap) for cap, fault in keyed.items()]
 
-    def __init__(self, folder, draw, template):
-        """`draw` is a random.Random, `template` an initialised store."""
-        self.folder, self.draw, self.template = folder, draw, template
-        self.overhead_s, self.cell_s = (
-            4.0,
-            4.0,
-        )  # of a launcher without cells, and of a cell; measured below
 
-    def run(self, kills):
-        """Kill launchers until so many were hit. Return an Outcome for each."""
-        self._measure()
-        outcomes, number = [], 0
-        while len(outcomes) < kills:
-            number += 1
-            outcomes += self._study(self.folder / str(number), kills - len(outcomes))
-        return outcomes
+def launchers_of(folder, faults, template):
+    """Return the outcomes of signals to launchers: each starts where the one before was stopped, the last measures the rest.
 
-    def _measure(self):
-        """Find out how long launchers live: one that measures, and one that finds everything done."""
-        with self._sweep(self.folder / "undisturbed", range(2)) as sweep:
-            lives = []
-            for _ in range(2):
-                begun = time.monotonic()
-                assert sweep.run(timeout_s=300) == 0, sweep.said
-                lives.append(time.monotonic() - begun)
-        self.overhead_s, self.cell_s = lives[1], max(0.5, (lives[0] - lives[1]) / 2)
+    `template` is an initialised store. A signal that lets the cell finish has a cell of its own.
+    """
+    caps, outcomes = [], []
+    for number, fault in enumerate(faults):
+        caps.append(FIRST_CAP if fault.cause else FIRST_CAP + 1 + number)
+    with PlantedSweep(folder, {}, *SHORT, QUIET[1], healthy=HEALTHY[:1]) as sweep:
+        (sweep.output_dir / "mlflow.db").write_bytes(template.read_bytes())
+        for fault, cap in zip(faults, caps, strict=True):
+            key = key_of(fault, cap)
+            sweep.replant({key: fault})
+            sweep.run(*of_phase(fault), caps=[cap, HEALTHY[0]], timeout_s=180)
+            sweep.orphans()  # before anything ends them
+            if fault.kind == "SIGKILL":  # as the next launcher does at once
+                StudyFolder(str(sweep.output_dir), sweep.study_dir.name).recover()
+            newest = next(reversed(sweep.records(cap)), None)
+            outcomes.append(examine(fault, sweep, key, record=newest))
+        sweep.replant({})
+        # A cell whose profiled pass was interrupted is measured anew, with its trace.
+        passes = {cap for fault, cap in zip(faults, caps, strict=True) if fault.phase == "profile"}
+        rest = {*caps, HEALTHY[0]} - passes
+        statuses = [sweep.run(caps=sorted(rest), timeout_s=60 * len(faults))]
+        if passes:
+            passed = [*sorted(passes), HEALTHY[0]]
+            statuses.append(sweep.run(*WITH_PASS, caps=passed, timeout_s=60 * len(faults)))
+        records = sweep.records()
+    finished = [record.cell_key for record in records if record.state == "finished"]
+    again = {record.cell_key for record in records if record.cell.profiler != "none"}
+    twice = [key for key in set(finished) - again if finished.count(key) > 1]
+    done = not any(statuses) and not twice and {one.cell_key for one in records} == set(finished)
+    for one in outcomes:
+        one["others_finished"] = done
+        if not done:
+            one["wrong"].append(f"the last launchers ended with {statuses}; twice: {twice}")
+            one["right"] = False
+    return outcomes
 
-    @contextlib.contextmanager
-    def _sweep(self, folder, cells):
-        caps = [11 + number for number in cells]
-        with PlantedSweep(folder, {}, *BRIEF, "gpus=0", healthy=caps) as sweep:
-            (sweep.output_dir / "mlflow.db").write_bytes(self.template.read_bytes())
-            yield sweep
 
-    def _study(self, folder, most):
-        """Kill launchers of one study until it is measured to its end; at most `most` of them."""
-        with self._sweep(folder, range(CELLS)) as sweep:
+def of_phase(fault):
+    """Overrides that make the phase of a fault come."""
+    if fault.phase == "profile":
+        return [*WITH_PASS, "report=false"]
+    if fault.phase in ("projection", "report"):
+        return ["tracking.enabled=true"]
+    return ["report=false"]
+
+
+@contextlib.contextmanager
+def brief_sweep(folder, cells, template):
+    """A sweep of so many cells, into a copy of a store."""
+    caps = [FIRST_CAP + number for number in range(cells)]
+    with PlantedSweep(folder, {}, *BRIEF, healthy=caps) as sweep:
+        (sweep.output_dir / "mlflow.db").write_bytes(template.read_bytes())
+        yield sweep
+
+
+def killed(folder, draw, template, kills):
+    """Return the outcomes of launchers killed at times that `draw` (random.Random) takes from their whole life."""
+    with brief_sweep(folder / "undisturbed", 2, template) as sweep:
+        lives = []
+        for _ in range(2):  # one measures two cells, the other finds everything done
+            begun = time.monotonic()
+            assert sweep.run(timeout_s=300) == 0, sweep.printed
+            lives.append(time.monotonic() - begun)
+    overhead_s, cell_s = lives[1], max(0.5, (lives[0] - lives[1]) / 2)
+    outcomes, number = [], 0
+    while len(outcomes) < kills:
+        number += 1
+        with brief_sweep(folder / str(number), CELLS, template) as sweep:
             hits = []
             while True:
-                left = CELLS - len(
-                    {one.cell_key for one in sweep.records() if one.state == "finished"}
-                )
+                done = {one.cell_key for one in sweep.records() if one.state == "finished"}
                 launcher = sweep.start()
-                life_s = self.overhead_s + min(left, self.draw.choice(REACHED)) * self.cell_s
-                if len(hits) < most and self._kill(launcher, life_s):
-                    hits.append((where(sweep), len(sweep.orphans())))
-                    continue
-                status = sweep.wait(launcher, timeout_s=300)
-                break
+                cells = min(CELLS - len(done), draw.choice(REACHED))
+                if len(outcomes) + len(hits) == kills:
+                    break
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    launcher.wait(timeout=draw.uniform(0, overhead_s + cells * cell_s))
+                launcher.send_signal(signal.SIGKILL)
+                if launcher.wait() != -signal.SIGKILL:
+                    break
+                hits.append((phase_of_kill(sweep), len(sweep.orphans())))
+            status = sweep.wait(launcher, timeout_s=300)
             wrong = [] if status == 0 else [f"the last launcher ended with {status}"]
-            wrong += measured_once(sweep, CELLS) + in_the_store(sweep.study_dir) + left_by(sweep)
-            kills = [
-                outcome("random SIGKILL", phase, sweep, [], orphans) for phase, orphans in hits[:-1]
-            ]
-            last = hits[-1] if hits else ("undisturbed", 0)
-            return [
-                *kills,
-                outcome("random SIGKILL", last[0], sweep, wrong, last[1], sweep.all_left()),
-            ]
-
-    def _kill(self, launcher, life_s):
-        """Kill a launcher at a time that is drawn over its life; return whether it was still there."""
-        try:
-            launcher.wait(timeout=self.draw.uniform(0, life_s))
-        except subprocess.TimeoutExpired:
-            launcher.send_signal(signal.SIGKILL)
-        return launcher.wait() == -signal.SIGKILL
+            wrong += measured_once(sweep, CELLS) + in_the_store(sweep.study_dir)
+            for phase, orphans in hits[:-1]:
+                outcomes.append(of_launchers("random SIGKILL", phase, sweep, [], orphans))
+            phase, orphans = hits[-1] if hits else ("undisturbed", 0)
+            left = sweep.all_left()
+            outcomes.append(of_launchers("random SIGKILL", phase, sweep, wrong, orphans, left))
+    return outcomes
 
 
-def where(sweep):
+def phase_of_kill(sweep):
     """Return what a launcher was at when it was killed."""
-    journal = list(read_lines(sweep.study_dir / "journal.jsonl"))
-    if not any(line["process"]["pid"] == sweep.processes[-1].pid for line in journal):
+    pid = sweep.processes[-1].pid
+    journal = [*read_lines(sweep.study_dir / "journal.jsonl")]
+    if not any(line["process"]["pid"] == pid for line in journal):
         return "compose"
     states = {line["token"]: line for line in journal if line["kind"] in ("begin", "end")}
     for line in states.values():
-        if line["kind"] == "begin" and line["process"]["pid"] == sweep.processes[-1].pid:
-            written = read_lines(sweep.study_dir / line["cell"] / "ranks" / "0.jsonl")
-            return next(
-                (line["phase"] for line in reversed(list(written)) if "phase" in line), "spawn"
-            )
+        if line["kind"] == "begin" and line["process"]["pid"] == pid:
+            written = [*read_lines(sweep.study_dir / line["cell"] / "ranks" / "0.jsonl")]
+            phases = [line["phase"] for line in written if "phase" in line]
+            return phases[-1] if phases else "spawn"
     return "between cells"
 
 
 def many(folder, draw, template, studies, launchers, cells):
-    """Return the Outcome of launchers that start at about the same time, beside a CPU burner.
+    """Return the outcome of launchers that start at about the same time, beside a program that burns a core.
 
     There are `launchers` of them on each of `studies` studies of one store, each asked for the same `cells` cells.
     """
-    caps = [11 + number for number in range(cells)]
-    sweep = PlantedSweep(folder, {}, *BRIEF, "gpus=0", healthy=caps)
-    with sweep, subprocess.Popen([sys.executable, "-c", BURNER]) as burner:
+    burner = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    with brief_sweep(folder, cells, template) as sweep:
         try:
-            (sweep.output_dir / "mlflow.db").write_bytes(template.read_bytes())
             names = [f"study{number}" for number in range(studies)]
             running = []
             for name in names * launchers:
@@ -134,88 +179,78 @@ def many(folder, draw, template, studies, launchers, cells):
             statuses = [sweep.wait(process, timeout_s=400) for process in running]
         finally:
             burner.kill()
-        wrong = [] if not any(statuses) else [f"exit statuses {statuses}"]
-        wrong += [
-            line
-            for line in sweep.everything_said.splitlines()
-            if "incomplete" in line or "without MLflow" in line
-        ]
+            burner.wait()
+        wrong = [f"exit statuses {statuses}"] if any(statuses) else []
+        for line in sweep.everything_printed.splitlines():
+            if "incomplete" in line or "without MLflow" in line:
+                wrong.append(line)
         for name in names:
             sweep.study_dir = sweep.output_dir / name
             wrong += measured_once(sweep, cells) + in_the_store(sweep.study_dir, synced=False)
-        wrong += left_by(sweep)
-        kind = (
-            f"{launchers} launchers on one study"
-            if studies == 1
-            else f"{studies} launchers on one store"
-        )
-        return outcome(kind, "all", sweep, wrong, len(sweep.orphans()), sweep.all_left())
+        kind = f"{studies} launchers on one store"
+        if studies == 1:
+            kind = f"{launchers} launchers on one study"
+        return of_launchers(kind, "all", sweep, wrong, len(sweep.orphans()), sweep.all_left())
 
 
-# --- what must hold afterwards -------------------------------------------------------------------------------------
+# --- what must hold afterwards ---
 
 
 def measured_once(sweep, cells):
     """Sentences about cells that were not measured exactly once, and attempts that nobody closed."""
     records, unreadable = read_study(sweep.study_dir)
-    finished = [cap_of(one) for one in records if one.state == "finished"]
+    finished = sorted(cap_of(record) for record in records if record.state == "finished")
     wrong = [str(error) for error in unreadable]
-    if sorted(finished) != [11 + number for number in range(cells)]:
-        wrong.append(f"finished were the cells {sorted(finished)}")
-    journal = list(read_lines(sweep.study_dir / "journal.jsonl"))
-    begun, ended = (
-        {line["token"] for line in journal if line["kind"] == kind} for kind in ("begin", "end")
-    )
-    if begun != ended or not {one.record_id for one in records} <= begun:
-        wrong.append(
-            f"{len(begun)} attempts began, {len(ended)} ended, {len(records)} have a record"
-        )
+    if finished != [FIRST_CAP + number for number in range(cells)]:
+        wrong.append(f"finished were the cells {finished}")
+    tokens = {"begin": set(), "end": set()}
+    for line in read_lines(sweep.study_dir / "journal.jsonl"):
+        if line["kind"] in tokens:
+            tokens[line["kind"]].add(line["token"])
+    begun = tokens["begin"]
+    if begun != tokens["end"] or not {record.record_id for record in records} <= begun:
+        counts = f"{len(begun)} attempts began, {len(tokens['end'])} ended"
+        wrong.append(f"{counts}, {len(records)} have a record")
     return wrong
 
 
 def in_the_store(study_dir, synced=True):
-    """Sentences about what MLflow has otherwise than the records, after a `sync` if asked for, and about a second `sync`."""
+    """Sentences about what MLflow has otherwise than the records, and about a `sync` that should change nothing."""
+    database = study_dir.parent / "mlflow.db"
     with READING:
         if synced:
             sync(study_dir)
-        held, before = compare(study_dir, Tracking()), content(study_dir.parent / "mlflow.db")
+        held, before = compare(study_dir, Tracking()), content(database)
         again = sync(study_dir)
-        wrong = [f"MLflow lacks the records {held.missing}"] if held.missing else []
-        wrong += [f"MLflow has {held.differences} {held.unknown}"] if not held.right else []
-        wrong += [f"a second sync wrote {again.projected} records"] if again.projected else []
-        changed = [
-            name
-            for name, rows in content(study_dir.parent / "mlflow.db").items()
-            if rows != before.get(name)
-        ]
-        return wrong + ([f"a second sync changed {changed}"] if changed else [])
+        after = content(database)
+    wrong = []
+    if held.missing:
+        wrong.append(f"MLflow lacks the records {held.missing}")
+    if not held.right:
+        wrong.append(f"MLflow has {held.differences} {held.unknown}")
+    if again.projected or after != before:
+        wrong.append(f"a second sync wrote {again.projected} records, or changed rows")
+    return wrong
 
 
 def content(database):
     """Every row of every table of a store."""
     with contextlib.closing(sqlite3.connect(database)) as store:
-        names = [
-            name for (name,) in store.execute("select name from sqlite_master where type='table'")
-        ]
-        return {name: sorted(map(repr, store.execute(f'select * from "{name}"'))) for name in names}
+        names = store.execute("select name from sqlite_master where type='table'").fetchall()
+        return {
+            name: sorted(map(repr, store.execute(f'select * from "{name}"'))) for (name,) in names
+        }
 
 
-def left_by(sweep):
-    """Sentences about processes and files that are left."""
-    left = [f"left: {', '.join(sorted(sweep.all_left()))}"] if sweep.all_left() else []
-    return left + ([f"processes {sweep.orphans()}"] if sweep.orphans() else [])
-
-
-def outcome(kind, phase, sweep, wrong, orphans, left_files=()):
-    """An Outcome of launchers, whose cells all finish."""
-    traceback = bool(TRACEBACK.search(sweep.everything_said))
-    wrong = [
-        *wrong,
-        *(["a traceback"] if traceback else []),
-        *(["processes were left"] if orphans else []),
-    ]
-    return Outcome(
-        kind, phase, "launcher", expected_cause=None, cause=None, expected_rank=None, rank=None, noticed_s=None, goal_s=None,
-        others_finished=not wrong, samples_lost=0, orphans=orphans, left_files=list(left_files), expected_status=0,
-        status=sweep.status, sentence="", traceback=traceback, control_characters=False, wrong=wrong,
-    )  # fmt: skip
+def of_launchers(kind, phase, sweep, wrong, orphans, left_files=()):
+    """The outcome of launchers, whose cells all finish."""
+    traceback = bool(TRACEBACK.search(sweep.everything_printed))
+    wrong = list(wrong)
+    if traceback:
+        wrong.append("a traceback")
+    if orphans:
+        wrong.append(f"{orphans} processes were left")
+    if left_files:
+        wrong.append(f"left: {', '.join(sorted(left_files))}")
+    seen = {"orphans": orphans, "left_files": sorted(left_files), "traceback": traceback}
+    return outcome(kind, phase, "launcher", wrong, **seen)

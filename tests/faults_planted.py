@@ -1,12 +1,12 @@
-"""Runs inside the processes of a planted sweep: makes one of them misbehave at a point of its own. Standard library only.
+"""Runs inside the processes of a planted sweep: makes one of them misbehave at one point.
 
-`faults.PlantedSweep` copies this file to PLANTED_FOLDER/sitecustomize.py. `planted.json` beside it says what is planted:
-`{key: {"kind", "phase", "target", "process", "after"}}`; a key is a cell's `bucket_cap_mb`, or "launcher" for the phases of the
-launcher alone. Each strikes once: `struck-KEY.json` then holds the time, and the lines that the cell's ranks had written.
+`faults.PlantedSweep` copies this file to PLANTED_FOLDER/sitecustomize.py. `planted.json` beside it
+is {key: {"kind", "phase", "target", "process", "after"}}; a key is a cell's `bucket_cap_mb`, or
+"launcher" for the phases of the launcher alone. Each strikes once: `struck-KEY.json` then holds the
+time, and the lines that the cell's ranks had written. Imports the standard library only.
 """
 
 import ctypes
-import importlib
 import importlib.util
 import json
 import os
@@ -20,33 +20,22 @@ HERE = Path(__file__).parent
 # What ranks call a phase, and what servers do; a phase that is not here has its own name.
 NAMES = {"limits": "references", "profile": "profiled pass"}
 OF_SERVERS = {"build": "waiting for workers", "exchange": "serving"}
-ENTERED = (
-    "build",
-    "profile",
-    "exit",
-)  # phases that strike when they begin; the others after some iterations
+# Phases that strike when they begin; the others after some iterations.
+ENTERED = ("build", "profile", "exit")
 
-# --- one function for each kind; it gets the process that it hits ------------------------------------------------
+# --- kinds of faults; each gets the process that it hits ---
 
 
-def send(*numbers):
-    """Signal a process; the second and later signals come from a process of their own, 0.3 s apart."""
+def send(*signals):
+    """Signal a process; later signals come from a process of their own, 0.3 s apart."""
 
     def strike(pid):
-        if len(numbers) > 1:
-            later = "".join(f"sleep 0.3; kill -{number:d} {pid};" for number in numbers[1:])
+        if len(signals) > 1:
+            later = "".join(f"sleep 0.3; kill -{number:d} {pid};" for number in signals[1:])
             subprocess.Popen(["/bin/sh", "-c", later], env={}, start_new_session=True)
-        os.kill(pid, numbers[0])
+        os.kill(pid, signals[0])
 
     return strike
-
-
-def segmentation_fault(pid):
-    ctypes.string_at(0)
-
-
-def leave(status):
-    return lambda pid: os._exit(status)
 
 
 def throw(text):
@@ -54,10 +43,6 @@ def throw(text):
         raise RuntimeError(text)
 
     return strike
-
-
-def sleep(pid):
-    time.sleep(3600)
 
 
 def hold_the_gil(pid):
@@ -73,67 +58,132 @@ def another_collective(pid):
     dist.broadcast(torch.zeros(1), (dist.get_rank() + 1) % dist.get_world_size())
 
 
-def out_of_memory(pid):
-    bytearray(1 << 60)
+def wait_at_gate(pid):
+    """Say who is here, wait for the file `go`, and do what the file `do` says."""
+    (HERE / "arriving").write_text(str(pid))
+    (HERE / "arriving").rename(HERE / "arrived")
+    while not (HERE / "go").exists():
+        time.sleep(0.02)
+    if (HERE / "do").exists():
+        exec((HERE / "do").read_text())
 
 
-CONTROL = "planted \x1b[2J\x1b]0;title\x07 and \0 and \r end"
+# On GPUs. STRANGER computes for so long that it outlives its cell.
+STRANGER = """
+import time, torch
+square, end = torch.rand(8192, 8192, device="cuda", dtype=torch.bfloat16), time.time() + 8
+while time.time() < end:
+    square @ square
+    torch.cuda.synchronize()
+"""
+
+
+def stranger(pid):
+    """Start a process that is not of the cell and computes on this rank's GPU."""
+    foreign = {}
+    for name, value in os.environ.items():
+        if not name.startswith(("RINGSIDE", "PYTHONPATH")):
+            foreign[name] = value
+    visible = foreign["CUDA_VISIBLE_DEVICES"].split(",")
+    foreign["CUDA_VISIBLE_DEVICES"] = visible[int(os.environ["LOCAL_RANK"])]
+    subprocess.Popen([sys.executable, "-c", STRANGER], env=foreign, start_new_session=True)
+
+
+def illegal_access(pid):
+    """Have a kernel write far outside of what the process owns; CUDA says so at a later call."""
+    import torch
+    from torch.cuda import _compile_kernel
+
+    source = 'extern "C" __global__ void outside(float* where) { where[1LL << 40] = 1.0f; }'
+    _compile_kernel(source, "outside")((1, 1, 1), (1, 1, 1), (torch.zeros(1, device="cuda"),))
+
+
+def out_of_gpu_memory(pid):
+    import torch
+
+    torch.empty(1 << 45, dtype=torch.uint8, device="cuda")
+
+
+def message_that_nobody_sends(pid):
+    """Wait in NCCL for a message from another rank, which sends none."""
+    import torch
+    import torch.distributed as dist
+
+    dist.recv(torch.zeros(1 << 20, device="cuda"), (dist.get_rank() + 1) % dist.get_world_size())
+
+
+def another_collective_of_nccl(pid):
+    """Enqueue a broadcast where all others enqueue an all_reduce.
+
+    On two H200s nothing waits for long: each collective of this rank meets the one before it of
+    the other, and ends.
+    """
+    import torch
+    import torch.distributed as dist
+
+    dist.broadcast(torch.zeros(1 << 20, device="cuda"), dist.get_rank())
+
+
 KINDS = {
     "SIGKILL": send(signal.SIGKILL),
     "SIGSTOP": send(signal.SIGSTOP),
-    "SIGSEGV": segmentation_fault,
+    "SIGSEGV": lambda pid: ctypes.string_at(0),
     "SIGABRT": lambda pid: os.abort(),
     "SIGTERM": send(signal.SIGTERM),
     "SIGINT": send(signal.SIGINT),
     "SIGINT twice": send(signal.SIGINT, signal.SIGINT),
     "SIGHUP": send(signal.SIGHUP),
-    "exit 0": leave(0),
-    "exit 7": leave(7),
+    "exit 0": lambda pid: os._exit(0),
+    "exit 7": lambda pid: os._exit(7),
     "exception": throw("planted"),
     "exception like a peer's": throw("Connection closed by peer [127.0.0.1]:1"),
-    "control characters": throw(CONTROL),
-    "sleep": sleep,
+    "control characters": throw("planted \x1b[2J\x1b]0;title\x07 and \0 and \r end"),
+    "sleep": lambda pid: time.sleep(3600),
     "GIL held": hold_the_gil,
     "wrong collective": another_collective,
-    "MemoryError": out_of_memory,
+    "MemoryError": lambda pid: bytearray(1 << 60),
+    "gate": wait_at_gate,
+    "stranger": stranger,
+    "illegal access": illegal_access,
+    "out of GPU memory": out_of_gpu_memory,
+    "message that nobody sends": message_that_nobody_sends,
+    "another collective of NCCL": another_collective_of_nccl,
 }
 
 
-def kind(name):
-    """The function of a kind; `module.function` of a file that was copied here, for kinds that others add."""
-    if name in KINDS:
-        return KINDS[name]
-    module, _, function = name.rpartition(".")
-    return getattr(importlib.import_module(module), function)
+def step_clock(who):
+    """Have the time of day be that of the file `clock`, in hours from now, in the launcher or everywhere."""
+    if who == "launcher" and "launch.py" not in " ".join(sys.orig_argv):
+        return
+    real = time.time
 
+    def stepped():
+        try:
+            return real() + 3600 * float((HERE / "clock").read_text())
+        except (OSError, ValueError):
+            return real()
 
-# --- the strike ----------------------------------------------------------------------------------------------------
+    time.time = stepped
 
 
 def strike(key, plan, pid, cell=None):
-    """Note the time and the lines of the cell's ranks, then do it; not where it struck before."""
-    done = HERE / f"struck-{key}.json"
-    if done.exists():
+    """Write the time and the lines of the cell's ranks, then do it; not where it struck before."""
+    struck = HERE / f"struck-{key}.json"
+    if struck.exists():
         return
-    written = [*cell.glob("ranks/*.jsonl"), *cell.glob("profile/ranks/*.jsonl")] if cell else []
-    lines = {path.relative_to(cell).as_posix(): whole_lines(path) for path in written}
-    temporary = done.with_suffix(".writing")
+    lines = {}
+    if cell is not None:
+        for path in (*cell.glob("ranks/*.jsonl"), *cell.glob("profile/ranks/*.jsonl")):
+            text = path.read_bytes()
+            whole = text[: text.rfind(b"\n") + 1].decode().splitlines()
+            lines[path.relative_to(cell).as_posix()] = whole
+    temporary = struck.with_suffix(".writing")
     temporary.write_text(json.dumps({"time": time.time(), "pid": pid, "lines": lines}))
-    temporary.rename(done)
-    kind(plan["kind"])(pid)
+    temporary.rename(struck)
+    KINDS[plan["kind"]](pid)
 
 
-def whole_lines(path):
-    text = path.read_bytes()
-    return text[: text.rfind(b"\n") + 1].decode().splitlines()
-
-
-def parent_of(pid):
-    status = Path(f"/proc/{pid}/status").read_text()
-    return int(next(line.split()[1] for line in status.splitlines() if line.startswith("PPid:")))
-
-
-# --- in a rank or a server -----------------------------------------------------------------------------------------
+# --- in a rank or a server ---
 
 
 class Planted:
@@ -163,12 +213,18 @@ class Planted:
 
     def strikes(self):
         self.inside = False
-        agent = os.getppid()
-        pid = {"agent": agent, "launcher": parent_of(parent_of(agent))}.get(
-            self.plan["target"], os.getpid()
-        )
+        pid = os.getpid()
+        if self.plan["target"] == "agent":
+            pid = os.getppid()
+        if self.plan["target"] == "launcher":
+            pid = parent_of(parent_of(os.getppid()))
         root = self.folder.parent if self.folder.name == "profile" else self.folder
         strike(self.key, self.plan, pid, root)
+
+
+def parent_of(pid):
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(next(line.split()[1] for line in status.splitlines() if line.startswith("PPid:")))
 
 
 def plant_in_rank(module):
@@ -193,17 +249,13 @@ def plant_in_rank(module):
         if str(getattr(kind, "value", kind)) == "done":
             self.planted.enters("exit")
 
-    reporter.__init__, reporter.phase, reporter.beat, reporter.line = (
-        planted_begin,
-        planted_phase,
-        planted_beat,
-        planted_line,
-    )
+    reporter.__init__, reporter.phase = planted_begin, planted_phase
+    reporter.beat, reporter.line = planted_beat, planted_line
 
 
-# --- in the launcher -----------------------------------------------------------------------------------------------
+# --- in the launcher ---
 
-# Phases of the launcher alone: what it calls there, and whether the fault strikes before or after the call.
+# Phases of the launcher alone: what it calls there, and whether to strike before or after the call.
 CALLED = {
     "compose": ("launch.cli.compose", "requests_of", "before"),
     "spawn": ("launch.engines.local", "LocalEngine.start", "after"),
@@ -219,8 +271,8 @@ def plant_in_launcher(plan):
     def plant(module):
         *owners, last = path.split(".")
         owner = module
-        for one in owners:
-            owner = getattr(owner, one)
+        for attribute in owners:
+            owner = getattr(owner, attribute)
         real = getattr(owner, last)
 
         def planted(*arguments, **named):
@@ -257,15 +309,10 @@ class AfterImport:
         return spec
 
 
-def install():
-    arguments = " ".join(sys.orig_argv)
-    if "benchmarks.rank." in arguments:
-        sys.meta_path.insert(0, AfterImport("benchmarks.rank.ranks", plant_in_rank))
-    elif "launch.py" in arguments:
-        plan = json.loads((HERE / "planted.json").read_text()).get("launcher")
-        if plan:
-            sys.meta_path.insert(0, AfterImport(*plant_in_launcher(plan)))
-
-
 if __name__ == "sitecustomize":
-    install()
+    if "benchmarks.rank." in " ".join(sys.orig_argv):
+        sys.meta_path.insert(0, AfterImport("benchmarks.rank.ranks", plant_in_rank))
+    elif "launch.py" in " ".join(sys.orig_argv):
+        of_launcher = json.loads((HERE / "planted.json").read_text()).get("launcher")
+        if of_launcher:
+            sys.meta_path.insert(0, AfterImport(*plant_in_launcher(of_launcher)))

@@ -1,10 +1,13 @@
-"""What is looked at after a fault: the record, the lines, what is left, what was said. `examine` makes an Outcome of it."""
+"""What is looked at after a fault, and what a campaign of faults reports.
 
-import dataclasses
+`examine` returns an outcome: a dict that says what was expected, what was seen, and what of it is
+`wrong`, in words. Tests hand outcomes to the process that prints them by `record_outcomes`.
+"""
+
 import json
 import re
+import statistics
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -13,117 +16,106 @@ from benchmarks.record import read_lines
 from benchmarks.record.folder import DAMAGED, read_text, sha256
 
 ORPHANS_S = 10.0  # after the launcher's end
-ENDED_S, BEYOND_DEADLINE_S = (
-    5.0,
-    15.0,
-)  # goals: to notice an ended process, and a hang beyond its deadline
+# Goals: to notice a process that ended, and a hang beyond its deadline.
+ENDED_S, BEYOND_DEADLINE_S = 5.0, 15.0
 CACHES = re.compile(r"torchinductor_")  # of torch, one for each user
-# Hidden files of ours that stay; every other is the temporary of a write.
-KEPT = re.compile(r"\.lock$")
-TRACEBACK = re.compile(
-    r"^.{0,3}Traceback \(most recent", re.M
-)  # the log of a rank, which may hold one, is indented further
+KEPT = re.compile(r"\.lock$")  # of our hidden files; every other is the temporary of a write
+# The log of a rank, which may hold one, is indented further.
+TRACEBACK = re.compile(r"^.{0,3}Traceback \(most recent", re.M)
+PROPERTY = "outcomes"
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What came of one fault."""
-
-    kind: str
-    phase: str
-    target: str
-    expected_cause: str | None  # None: the cell finishes
-    cause: str | None
-    expected_rank: int | None
-    rank: int | None
-    noticed_s: (
-        float | None
-    )  # from the strike to the end of the cell; None where the cell does not end by it
-    goal_s: float | None
-    others_finished: bool
-    samples_lost: int  # lines
-    orphans: int
-    left_files: list[str]
-    expected_status: int
-    status: int
-    sentence: str
-    traceback: bool
-    control_characters: bool  # of a rank, in what the launcher printed
-    wrong: list[str]  # in words; empty if all is right
-
-    @property
-    def right(self):
-        return not self.wrong
-
-    def as_json(self):
-        return {**dataclasses.asdict(self), "right": self.right}
+def outcome(kind, phase, target, wrong, **seen):
+    """One line of a campaign: all fields, with those that a fault of the surroundings lacks."""
+    unseen = {
+        "cause": None,
+        "rank": None,
+        "expected_cause": None,
+        "expected_rank": None,
+        "noticed_s": None,
+        "goal_s": None,
+        "samples_lost": 0,
+        "orphans": 0,
+        "left_files": [],
+        "traceback": False,
+        "sentence": "",
+        "others_finished": not wrong,
+    }
+    fault = {"kind": kind, "phase": phase, "target": target}
+    return unseen | fault | seen | {"wrong": wrong, "right": not wrong}
 
 
 def examine(fault, sweep, key=None, record=None, struck=None):
-    """Return the Outcome of a fault in a PlantedSweep that has ended.
+    """Return the outcome of a fault in a PlantedSweep that has ended.
 
-    `key` is the fault's in `sweep.faults`; `record` is the hit attempt's, the cell's first if not given; `struck` is
-    `{"time": seconds since 1970, "lines": {path in the cell's folder: [line, …]}}`, what the plant wrote if not given.
+    `key` is the fault's in `sweep.faults`; `record` is the hit attempt's, the cell's first if not
+    given; `struck` is what the plant wrote if not given.
     """
-    struck, orphans = struck or sweep.struck(key), sweep.orphans()
+    struck = struck or sweep.struck(key)
     if fault.phase != "compose":  # where no cell has begun
         record = record or next(iter(sweep.records(key)), None)
     failure = record.failure if record else None
-    # A launcher that was killed ends nothing: its cell is closed by the next one.
-    timed = failure and struck and (fault.kind, fault.target) != ("SIGKILL", "launcher")
-    seen = {
-        "cause": failure.cause if failure else None,
-        "rank": failure.rank if failure else None,
-        "noticed_s": round(record.ended_at - struck["time"], 2) if timed else None,
-        "goal_s": fault.deadline_s + BEYOND_DEADLINE_S if fault.deadline_s else ENDED_S,
-        "others_finished": sweep.others_finished(key),
-        "samples_lost": samples_lost(struck, record, sweep.study_dir)
-        if struck and struck["lines"]
-        else 0,
-        "orphans": len(orphans),
-        "left_files": sweep.left_files(),
-        "status": sweep.status,
-        "sentence": failure.message if failure else "",
-        "traceback": bool(TRACEBACK.search(sweep.said)),
-        "control_characters": bool(re.search(r"[\x00-\x08\x0b-\x1f\x7f]", sweep.said)),
-    }
+    cause, rank = (failure.cause, failure.rank) if failure else (None, None)
+    expected_cause = fault.cause
     if fault.may_finish and record is not None and record.state == "finished":
-        fault = dataclasses.replace(fault, cause=None)
-    expected = {
-        "expected_cause": fault.cause,
-        "expected_rank": fault.rank,
-        "expected_status": fault.status,
+        expected_cause = None
+    # A launcher that was killed ends nothing: its cell is closed by the next one.
+    noticed_s = None
+    if failure and struck and (fault.kind, fault.target) != ("SIGKILL", "launcher"):
+        noticed_s = round(record.ended_at - struck["time"], 2)
+    seen = {
+        "samples_lost": samples_lost(struck, record, sweep.study_dir) if struck else 0,
+        "orphans": len(sweep.orphans()),
+        "left_files": sweep.left_files(),
+        "traceback": bool(TRACEBACK.search(sweep.printed)),
     }
-    wrong = [] if struck else ["it did not strike"]
-    for name, right in (("cause", fault.cause), ("rank", fault.rank), ("status", fault.status)):
-        wrong += [f"{name} {seen[name]}, not {right}"] if seen[name] != right else []
-    wrong += [
-        f"{name}: {seen[name]}"
-        for name in ("samples_lost", "orphans", "left_files", "traceback")
-        if seen[name]
-    ]
-    wrong += ["control characters were printed"] if seen["control_characters"] else []
-    if (
-        fault.target != "launcher" and not seen["others_finished"]
-    ):  # that of a launcher is known after the next ones
+    wrong = [f"{name}: {value}" for name, value in seen.items() if value]
+    if not struck:
+        wrong.append("it did not strike")
+    for name, value, right in (
+        ("cause", cause, expected_cause),
+        ("rank", rank, fault.rank),
+        ("status", sweep.status, fault.status),
+    ):
+        if value != right:
+            wrong.append(f"{name} {value}, not {right}")
+    if re.search(r"[\x00-\x08\x0b-\x1f\x7f]", sweep.printed):
+        wrong.append("control characters were printed")
+    others_finished = sweep.others_finished(key)
+    # For a launcher that is known only after the next ones.
+    if fault.target != "launcher" and not others_finished:
         wrong.append("another cell did not finish")
-    return Outcome(fault.kind, fault.phase, fault.target, **expected, **seen, wrong=wrong)
+    return outcome(
+        fault.kind,
+        fault.phase,
+        fault.target,
+        wrong,
+        cause=cause,
+        rank=rank,
+        expected_cause=expected_cause,
+        expected_rank=fault.rank,
+        noticed_s=noticed_s,
+        goal_s=fault.deadline_s + BEYOND_DEADLINE_S if fault.deadline_s else ENDED_S,
+        others_finished=others_finished,
+        sentence=failure.message if failure else "",
+        **seen,
+    )
 
 
 def samples_lost(struck, record, study_dir):
-    """How many lines that were there at the strike are gone, or are in a file that the record does not count."""
+    """Count the lines of the strike that are gone, or in a file that the record does not count."""
     if record is None:
         return sum(map(len, struck["lines"].values()))
     folder, lost = attempt_folder(record, study_dir), 0
     for name, before in struck["lines"].items():
+        path = folder / name
         try:
-            now = set(read_text(folder / name).splitlines())
+            now = set(read_text(path).splitlines())
         except DAMAGED:
             now = set()
-        counted = name.startswith("profile/") or record.raw_sha256.get(name) == sha256(
-            folder / name
-        )
-        lost += sum(1 for line in before if line not in now or not counted)
+        if not name.startswith("profile/") and record.raw_sha256.get(name) != sha256(path):
+            now = set()
+        lost += len([line for line in before if line not in now])
     return lost
 
 
@@ -137,18 +129,16 @@ def attempt_folder(record, study_dir):
 
 def temporaries(output_dir):
     """Hidden files and folders in an output folder that no write should leave."""
-    return [
-        str(path.relative_to(output_dir))
-        for path in output_dir.rglob(".*")
-        if not KEPT.search(path.name)
-    ]
+    hidden = [path for path in output_dir.rglob(".*") if not KEPT.search(path.name)]
+    return [str(path.relative_to(output_dir)) for path in hidden]
 
 
 def until(condition, seconds, process=None):
     """Poll until a condition holds and return what it returned."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        if value := condition():
+        value = condition()
+        if value:
             return value
         if process is not None and process.poll() is not None:
             break
@@ -159,53 +149,108 @@ def until(condition, seconds, process=None):
 def stepping(folder):
     """{rank: pid} of a cell whose two ranks step, else None."""
     pids = {}
-    for number in (0, 1):
-        lines = list(read_lines(folder / "ranks" / f"{number}.jsonl"))
+    for rank in (0, 1):
+        lines = list(read_lines(folder / "ranks" / f"{rank}.jsonl"))
         if not any(line["kind"] == "beat" for line in lines):
             return None
-        pids[number] = next(line["pid"] for line in lines if line["kind"] == "start")
+        pids[rank] = next(line["pid"] for line in lines if line["kind"] == "start")
     return pids
 
 
 def server_of(folder):
     """The process of a cell's first server."""
-    return next(
-        line["pid"] for line in read_lines(folder / "ranks" / "2.jsonl") if line["kind"] == "start"
-    )
+    lines = read_lines(folder / "ranks" / "2.jsonl")
+    return next(line["pid"] for line in lines if line["kind"] == "start")
 
 
 def cell_folders(output_dir):
     """{bucket_cap_mb: folder} of the cells of all studies that have begun."""
-    found = {}
+    folders = {}
     for path in output_dir.glob("*/*/cell.json"):
         if (path.parent / "attempt.json").exists():
-            found[int(json.loads(path.read_text())["strategy"]["bucket_cap_mb"])] = path.parent
-    return found
+            cap = json.loads(path.read_text())["strategy"]["bucket_cap_mb"]
+            folders[int(cap)] = path.parent
+    return folders
 
 
 def tokens(study):
-    return {
-        line["token"] for line in read_lines(study / "journal.jsonl") if line["kind"] == "begin"
-    }
+    journal = read_lines(study / "journal.jsonl")
+    return {line["token"] for line in journal if line["kind"] == "begin"}
 
 
-def alive(tokens):
-    """Processes that carry one of the tokens."""
-    marks = {f"RINGSIDE_TOKEN={token}".encode() for token in tokens}
-    found = []
+def environment_of(pid):
+    variables = {}
+    for pair in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+        name, _, value = pair.partition(b"=")
+        variables[name.decode()] = value.decode()
+    return variables
+
+
+def alive(*marks):
+    """Processes that are no zombies and have one of these texts in their environment."""
+    processes = []
     for process in psutil.process_iter():
         try:
             if process.status() != psutil.STATUS_ZOMBIE:
                 environ = Path(f"/proc/{process.pid}/environ").read_bytes()
-                if marks & set(environ.split(b"\0")):
-                    found.append(process)
+                if any(mark.encode() in environ for mark in marks):
+                    processes.append(process)
         except (psutil.Error, OSError):
             continue
-    return found
+    return processes
 
 
-def environment_of(pid):
-    pairs = (
-        pair.partition(b"=") for pair in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    )
-    return {name.decode(): value.decode() for name, _, value in pairs if name}
+def ranks_alive(cell_tokens):
+    """Processes that carry one of the tokens."""
+    return alive(*(f"RINGSIDE_TOKEN={token}" for token in cell_tokens))
+
+
+# --- the campaign ---
+
+
+def record_outcomes(record_property, outcomes):
+    """Hand outcomes to the process that prints and writes them; fail if one is not right."""
+    record_property(PROPERTY, json.dumps(outcomes))
+    wrong = []
+    for one in outcomes:
+        if one["wrong"]:
+            what = f"{one['kind']} of the {one['target']} in {one['phase']}"
+            wrong.append(f"{what}: {'; '.join(one['wrong'])}")
+    assert not wrong, "\n".join([f"{len(wrong)} of {len(outcomes)} are not right", *wrong])
+
+
+def reported(stats):
+    """The outcomes that the tests of a session handed over, from pytest's reports."""
+    seen, outcomes = set(), []
+    for report in (*stats.get("passed", ()), *stats.get("failed", ())):
+        for name, value in report.user_properties:
+            if name == PROPERTY and value not in seen:
+                seen.add(value)
+                outcomes += json.loads(value)
+    return outcomes
+
+
+def summary(outcomes):
+    """Lines with the figures of a campaign."""
+    right = {
+        "right": [one["right"] for one in outcomes],
+        "cause right": [one["cause"] == one["expected_cause"] for one in outcomes],
+        "rank right": [one["rank"] == one["expected_rank"] for one in outcomes],
+        "others finished": [one["others_finished"] for one in outcomes],
+    }
+    shares = [f"{name} {sum(of)} ({sum(of) / len(of):.0%})" for name, of in right.items()]
+    left = [f"{name} {sum(one[name] for one in outcomes)}" for name in ("samples_lost", "orphans")]
+    left.append(f"left files {sum(len(one['left_files']) for one in outcomes)}")
+    left.append(f"tracebacks {sum(one['traceback'] for one in outcomes)}")
+    lines = [f"campaign: {len(outcomes)} faults; {', '.join(shares)}", f"  {', '.join(left)}"]
+    timed = [one for one in outcomes if one["noticed_s"] is not None]
+    for name, hang in (("processes that ended", False), ("hangs", True)):
+        some = [one for one in timed if (one["cause"] == "hang") == hang]
+        if some:
+            times = [one["noticed_s"] for one in some]
+            late = [one for one in some if one["noticed_s"] > one["goal_s"]]
+            lines.append(
+                f"  {name} noticed after {statistics.median(times):.1f} s (median), "
+                f"{max(times):.1f} s (worst); {len(late)} of {len(some)} later than their goal"
+            )
+    return "\n".join(lines)

@@ -14,11 +14,9 @@ from dataclasses import replace
 
 from faults import OF_THE_LAUNCHER, PHASES, Fault
 
-SILENCE_S, START_S = (
-    12.0,
-    40.0,
-)  # a busy machine may stop a process for seconds, and is slow to start ranks
-OF_RANKS = ("build", "first step", "warm-up", "timed", "exchange", "limits", "exposed", "exit")
+# A busy machine may stop a process for seconds, and is slow to start ranks.
+SILENCE_S, START_S = 12.0, 40.0
+OF_RANKS = PHASES[2:10]
 # Phases with a count of iterations behind them: a rank without one is given the time of a start (supervise._silent).
 STARTING = ("build", "first step")
 # What a fault of a rank or server is called in the record.
@@ -41,17 +39,9 @@ def fault_of(kind, phase, target, process):
     deadline = None
     if CAUSES[kind] == "hang":
         deadline = START_S if phase in STARTING else SILENCE_S
-    after = 0 if phase == "first step" else 1 if phase in ("exchange", "limits") else 2
-    return Fault(
-        kind,
-        phase,
-        target,
-        CAUSES[kind],
-        process,
-        deadline_s=deadline,
-        process=process,
-        after=after,
-    )
+    after = {"first step": 0, "exchange": 1, "limits": 1}.get(phase, 2)
+    expected = {"cause": CAUSES[kind], "rank": process, "deadline_s": deadline}
+    return Fault(kind, phase, target, process=process, after=after, **expected)
 
 
 def of_ranks(seed, ranks=2):

@@ -9,9 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import faults_table
 import pytest
-from campaign import record_outcomes
-from faults_launchers import Killed, many
-from faults_sweeps import WITH_PASS, WITH_SERVER, launchers_of, sweep_of
+from faults_launchers import WITH_PASS, WITH_SERVER, killed, launchers_of, many, sweep_of
+from faults_seen import record_outcomes
 
 pytestmark = [pytest.mark.campaign, pytest.mark.timeout(7200)]
 AT_ONCE = max(2, len(os.sched_getaffinity(0)) // 4)  # launchers
@@ -72,9 +71,9 @@ def test_launchers_that_are_killed_at_random(
         for number in range(AT_ONCE)
     }
     jobs = [
-        lambda n=number, share=share: Killed(
-            tmp_path / str(n), random.Random(f"{seed} {n}"), store_template
-        ).run(share)
+        lambda n=number, share=share: killed(
+            tmp_path / str(n), random.Random(f"{seed} {n}"), store_template, share
+        )
         for number, share in shares.items()
     ]
     record_outcomes(record_property, at_once(jobs))

@@ -16,11 +16,9 @@ import urllib.request
 from collections import Counter
 
 import pytest
-from campaign import record_outcomes
-from faults import ROOT
+from faults import ROOT, SurroundingsSweep
 from faults_around import CASES, server_gone
-from faults_seen import TRACEBACK, Outcome, until
-from place import LONGEST_S, Place
+from faults_seen import TRACEBACK, outcome, record_outcomes, until
 
 pytestmark = pytest.mark.campaign
 
@@ -50,60 +48,59 @@ def mlflow_server(tmp_path_factory):
     server.wait()
 
 
-@pytest.mark.timeout(3 * LONGEST_S)
+@pytest.mark.timeout(3 * SurroundingsSweep.LONGEST_S)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_fault_of_the_surroundings_costs_nothing_measured(
     case, tmp_path, request, record_property
 ):
     options = [*case.options] if "report=true" in case.options else [*case.options, "report=false"]
-    place = Place(tmp_path / re.sub(r"\W+", "-", case.name), case.phase, *options, rank=case.rank)
+    folder = tmp_path / re.sub(r"\W+", "-", case.name)
+    sweep = SurroundingsSweep(folder, case.phase, *options, rank=case.rank)
     if case.plant is server_gone:
-        place.port = request.getfixturevalue("mlflow_server")
-    try:
-        outcome = run(case, place)
-    finally:
-        place.end()
-    record_outcomes(record_property, [outcome])
+        sweep.port = request.getfixturevalue("mlflow_server")
+    with sweep:
+        record_outcomes(record_property, [run(case, sweep)])
 
 
-def run(case, place):
-    """Run a case to its end, and the same command again without the fault. Returns its Outcome."""
+def run(case, sweep):
+    """Run a case to its end, and the same command again without the fault. Return its outcome."""
     began = time.monotonic()
-    planted = case.plant(place, case.value)
+    planted = case.plant(sweep, case.value)
     next(planted)
     if case.phase == "start":
         next(planted)
-    launcher = place.start()
+    launcher = sweep.start()
     if case.phase != "start":
-        place.at_gate()
-    acknowledged = place.lines()
+        sweep.at_gate()
+    acknowledged = sweep.lines()
     if case.phase != "start":
         next(planted)
-    place.go()
-    status = place.wait(launcher, LONGEST_S)
-    orphans = place.orphans()
+    sweep.go()
+    status = sweep.wait(launcher, sweep.LONGEST_S)
+    orphans = sweep.orphans()
     next(planted, None)
-    said, records, left = place.said, place.records(), place.left_files()
-    finished = [one for one in records if one.state == "finished"]
-    failures = [one.failure for one in records if one.failure]
-    causes = [one.cause for one in failures]
-    acknowledged |= place.lines()
+    printed, records, left = sweep.printed, sweep.records(), sweep.left_files()
+    finished = [record for record in records if record.state == "finished"]
+    failures = [record.failure for record in records if record.failure]
+    causes = [failure.cause for failure in failures]
+    acknowledged |= sweep.lines()
     took = time.monotonic() - began
 
-    place.begins_again()
-    again = place.wait(place.start(), LONGEST_S)
-    left += [f"{path} in the end" for path in place.left_files()]
-    lost = acknowledged - place.lines()
-    # A cell whose pass under a profiler was cut short is measured again, with its pass; the first record stays.
-    every = Counter(one.cell_key for one in place.records() if one.state == "finished")
-    kept = {one.record_id for one in records} <= {one.record_id for one in place.records()}
-    says = next(
-        (line for line in said.splitlines() if case.says and re.search(case.says, line, re.I)), ""
-    )
-    traceback = bool(TRACEBACK.search(said + place.said))
+    again = sweep.wait(sweep.start(), sweep.LONGEST_S)
+    left += [f"{path} in the end" for path in sweep.left_files()]
+    lost = acknowledged - sweep.lines()
+    every = sweep.records()
+    # A cell whose pass under a profiler was cut short is measured again; the first record stays.
+    times = sorted(Counter(one.cell_key for one in every if one.state == "finished").values())
+    kept = {record.record_id for record in records} <= {record.record_id for record in every}
+    said = ""
+    if case.says:
+        lines = printed.splitlines()
+        said = next((line for line in lines if re.search(case.says, line, re.I)), "")
+    traceback = bool(TRACEBACK.search(printed + sweep.printed))
     checks = {
         f"status {status}": status in case.status,
-        f"{case.says!r} was not said": says or not case.says,
+        f"{case.says!r} was not said": said or not case.says,
         "a traceback was printed": not traceback,
         f"only {len(finished)} cells finished": len(finished) >= case.finished,
         f"the causes are {causes}": not case.cause or causes == [case.cause],
@@ -111,39 +108,43 @@ def run(case, place):
         f"files were left: {left}": not left,
         f"{len(lost)} lines were lost": not lost,
         "a record was lost": kept,
-        f"again: status {again}: {place.said}": again == 0,
-        f"cells were finished {[*every.values()]} times": sorted(every.values())
-        in ([1, 1], [1, 1 + (case.phase == "profile")]),
-        "a cell ended before it began": all(
-            one.ended_at >= one.started_at for one in place.records()
-        ),
+        f"again: status {again}: {sweep.printed}": again == 0,
+        f"cells were finished {times} times": times in ([1, 1], [1, 1 + (case.phase == "profile")]),
+        "a cell ended before it began": all(one.ended_at >= one.started_at for one in every),
     }
     wrong = [what for what, right in checks.items() if not right]
-    wrong += different(place) if "tracking=mlflow" in case.options else []
-    print(
-        f"{case.name}: status {status} after {took:.0f} s: {says}",
-        *wrong,
-        said if wrong else "",
-        sep="\n",
-    )
+    if "tracking=mlflow" in case.options:
+        wrong += different(sweep)
+    print(f"{case.name}: status {status} after {took:.0f} s: {said}", *wrong, sep="\n")
+    if wrong:
+        print(printed)
+    found = {}
+    if case.cause:
+        found = {"cause": case.cause, "rank": failures[0].rank if failures else None}
     value = "" if case.value is None else f" {case.value}"
-    return Outcome(
-        kind=case.plant.__name__.replace("_", " ") + value, phase=case.phase, target="surroundings",
-        expected_cause=case.cause, cause=failures[0].cause if failures and case.cause else None,
-        expected_rank=case.failed_rank, rank=failures[0].rank if failures and case.cause else None,
-        noticed_s=None, goal_s=None, others_finished=len(finished) >= case.finished, samples_lost=len(lost),
-        orphans=len(orphans), left_files=left, expected_status=status if status in case.status else case.status[0],
-        status=status, sentence=says, traceback=traceback, control_characters=False, wrong=wrong,
-    )  # fmt: skip
+    return outcome(
+        case.plant.__name__.replace("_", " ") + value,
+        case.phase,
+        "surroundings",
+        wrong,
+        expected_cause=case.cause,
+        expected_rank=case.rank if case.cause else None,
+        samples_lost=len(lost),
+        orphans=len(orphans),
+        left_files=left,
+        sentence=said,
+        traceback=traceback,
+        **found,
+    )
 
 
-def different(place):
+def different(sweep):
     """What differs between MLflow and the records after `sync`."""
-    uri = ["--uri", place.uri] if place.uri else []
-    study = str(place.out / place.study_dir.name)
+    uri = ["--uri", sweep.uri] if sweep.uri else []
+    study = str(sweep.out / sweep.study_dir.name)
     for command in ("sync", "compare"):
         done = subprocess.run(
-            [*place.inside(), sys.executable, "-m", "launch", command, study, *uri],
+            [*sweep.inside(), sys.executable, "-m", "launch", command, study, *uri],
             env={**os.environ, "PYTHONPATH": str(ROOT)},  # nsenter leaves the working folder
             capture_output=True,
             text=True,

@@ -11,13 +11,13 @@ import sys
 
 import psutil
 import pytest
-from faults import NO_MULTICAST, ROOT, Fault, PlantedSweep
+from faults import NO_MULTICAST, TRAINING, Fault, PlantedSweep
 from faults_seen import (
-    alive,
     attempt_folder,
     cell_folders,
     environment_of,
     examine,
+    ranks_alive,
     server_of,
     stepping,
     until,
@@ -27,18 +27,7 @@ from benchmarks import record as records
 from benchmarks.record import read_lines
 from benchmarks.record.safe_text import visible
 
-GATE = ROOT / "tests" / "faults_gate.py"
 SILENCE_S = 12.0  # a busy machine may stop a process for seconds
-TRAINING = [
-    "benchmark.max_seconds=0.1",
-    "benchmark.min_iterations=3",
-    "benchmark.max_iterations=10",
-    "benchmark.warmup_min_seconds=0",
-    "benchmark.warmup_max_seconds=0.1",
-    "benchmark.exchange_iterations=2",
-    "benchmark.limit_iterations=0",
-    "benchmark.exposed_rounds=0",
-]
 EXCHANGE = ["benchmark=exchange", "benchmark.iterations=10", "benchmark.limit_iterations=0"]
 COMMON = ["gpus=0+1", "report=false", "noise_pairs=0", f"engine.silence_timeout_s={SILENCE_S}"]
 
@@ -50,7 +39,7 @@ TRAINED = {
     16: Fault("exit 0", "first step", "rank", "exception", 1, process=1, after=0),
 }
 SERVED = {
-    LOOKED_AT: Fault("faults_gate.wait", "exchange", "rank", "killed", 1, process=1),
+    LOOKED_AT: Fault("gate", "exchange", "rank", "killed", 1, process=1),
     18: Fault("SIGKILL", "exchange", "server", "killed", 2, process=2),
     13: Fault("SIGKILL", "exchange", "agent", "killed", None),
     15: Fault("SIGSEGV", "build", "rank", "killed", 0),
@@ -92,7 +81,6 @@ def sweeps(tmp_path_factory, decoys):
         *EXCHANGE,
         "strategy=kvstore_dist_sync",
         "strategy.servers=1",
-        also=[GATE],
     )
     with trained, served:
         running = [sweep.start() for sweep in (trained, served)]
@@ -121,7 +109,7 @@ def sweeps(tmp_path_factory, decoys):
 def looked_at(sweep):
     """What the processes of a running cell have: their variables, and where they listen."""
     folder = cell_folders(sweep.output_dir)[LOOKED_AT]
-    ours = alive({json.loads((folder / "attempt.json").read_text())["record_id"]})
+    ours = ranks_alive({json.loads((folder / "attempt.json").read_text())["record_id"]})
     ranks = stepping(folder)
     return {
         "variables": [environment_of(pid) for pid in (*ranks.values(), server_of(folder))],
@@ -137,12 +125,12 @@ def looked_at(sweep):
 @pytest.mark.parametrize("key", [*TRAINED, *SERVED])
 def test_the_cause_and_the_rank_are_named_and_nothing_is_lost_or_left(sweeps, key):
     outcome, record = sweeps[0][key]
-    assert outcome.right, outcome
-    assert outcome.noticed_s < (
-        SILENCE_S + 15 if outcome.cause == "hang" else SILENCE_S
+    assert outcome["right"], outcome
+    assert outcome["noticed_s"] < (
+        SILENCE_S + 15 if outcome["cause"] == "hang" else SILENCE_S
     )  # not by its silence
     assert (record.state, record.validity.verdict) == ("failed", "invalid")
-    (said,) = (sweep.said for sweep in sweeps[1:3] if key in sweep.faults)
+    (said,) = (sweep.printed for sweep in sweeps[1:3] if key in sweep.faults)
     assert visible(record.failure.message) in said
 
 
@@ -183,7 +171,7 @@ def test_the_ranks_of_a_hang_write_where_they_stand(sweeps):
 
 
 def test_what_a_rank_raises_gives_no_command_to_the_terminal(sweeps):
-    said = sweeps[1].said
+    said = sweeps[1].printed
     assert r"\x1b]0;title" in said and r"\x00" in said
     assert visible(said) == said
 
@@ -213,9 +201,9 @@ def test_nothing_listens_beyond_this_machine(sweeps):
 
 
 def test_a_killed_launcher_an_interrupted_one_and_one_that_goes_on(tmp_path, decoys):
-    waits = {25: Fault("faults_gate.wait", "exchange", "rank", process=1)}
+    waits = {25: Fault("gate", "exchange", "rank", process=1)}
     options = ["report=false", "noise_pairs=0", *EXCHANGE]
-    with PlantedSweep(tmp_path, waits, *options, also=[GATE]) as sweep:
+    with PlantedSweep(tmp_path, waits, *options) as sweep:
         (sweep.plant / "do").write_text(WAITS)
         (sweep.plant / "go").touch()
 
@@ -234,15 +222,15 @@ def test_a_killed_launcher_an_interrupted_one_and_one_that_goes_on(tmp_path, dec
         assert finished.state == "finished"
         waiting, other = sweep.start("gpus=0+1,0"), sweep.start("gpus=0+1", "wait=false")
         assert other.wait(timeout=30) == 3
-        assert "measured elsewhere" in sweep.said and "exit status 3" in sweep.said
-        until(lambda: f": process {launcher.pid} on " in sweep.everything_said, 30, waiting)
+        assert "measured elsewhere" in sweep.printed and "exit status 3" in sweep.printed
+        until(lambda: f": process {launcher.pid} on " in sweep.everything_printed, 30, waiting)
         assert set(until(lambda: stepping(folder), 5).values()) <= {
-            process.pid for process in alive({first_token})
+            process.pid for process in ranks_alive({first_token})
         }
         launcher.kill()
         launcher.wait()
         # A grandchild of its own session has nobody who would end it before the next launcher looks.
-        until(lambda: all("sleep" in process.name() for process in alive({first_token})), 10)
+        until(lambda: all("sleep" in process.name() for process in ranks_alive({first_token})), 10)
 
         # The one that waits closes what was left, measures it anew, and is interrupted there.
         until(lambda: (folder / "attempt-1" / "record.json").exists(), 60, waiting)
@@ -254,20 +242,20 @@ def test_a_killed_launcher_an_interrupted_one_and_one_that_goes_on(tmp_path, dec
         )
         assert left.validity.verdict == "invalid"
         assert next(read_lines(folder / "attempt-1" / "ranks" / "0.jsonl"))["kind"] == "start"
-        assert alive({first_token}) == []
+        assert ranks_alive({first_token}) == []
         _, second_token = in_two_rank_cell(waiting)
         assert second_token != first_token
         waiting.send_signal(signal.SIGINT)
         assert waiting.wait(timeout=15) == 130
         assert sweep.orphans() == []
-        assert "an earlier launcher died while it ran" in sweep.everything_said
+        assert "an earlier launcher died while it ran" in sweep.everything_printed
         stopped = records.read(folder / "record.json")
         assert (stopped.state, stopped.failure.cause) == ("interrupted", "interrupted")
         assert any(line["kind"] == "beat" for line in read_lines(folder / "ranks" / "0.jsonl"))
 
         # The third goes on from there.
         sweep.replant({})
-        assert sweep.run("gpus=0+1,0", timeout_s=90) == 0, sweep.said
+        assert sweep.run("gpus=0+1,0", timeout_s=90) == 0, sweep.printed
         assert records.read(finished_path) == finished, "a finished cell was measured again"
         assert [(record.cell.gpus, record.state) for record in sweep.records()] == [
             ((0,), "finished"),
