@@ -9,6 +9,7 @@ line that was here is lost, how the other cell ended, and whether the same comma
 it is printed at the end.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -20,7 +21,6 @@ from pathlib import Path
 
 import psutil
 from faults_seen import until
-from faults_slurm import SlurmNodes
 from on_hosts import LEFT_S, left
 
 ROOT = Path(__file__).parent.parent
@@ -30,6 +30,8 @@ SHORT = [
 ]  # fmt: skip
 PHASES = ("spawn", "build", "warm-up", "timed", "exposed")
 SCRATCH = "ringside-*"
+ANSWER_S = 60.0  # of a command of Slurm
+IDLE_S = 60.0  # for both nodes of Slurm to be free again
 ENDS_S = 120.0  # for a phase to be reached, and for a broken sweep to end
 
 
@@ -56,9 +58,6 @@ class Namespaces:
     def begin(self):
         """Do nothing: they are there."""
 
-    def meanwhile(self, fault, command):
-        return {}
-
     def mend(self):
         self._set_wire("up")
 
@@ -81,6 +80,92 @@ class Namespaces:
 
     def _set_wire(self, state):
         subprocess.run(["ip", "link", "set", "port-b", state], check=True)
+
+
+class SlurmNodes:
+    """n1 and n2 in an allocation of our own, one for each fault; n2 is the one that is broken."""
+
+    command = ("engine=slurm", "nodes=n1+n2,n1")
+
+    def __init__(self, folder, slurm):
+        self._slurm, self._mark = Path(slurm), f"ringside-faults-{folder.name}"
+        self._outside = {
+            **os.environ,
+            "SLURM_CONF": f"{slurm}/slurm.conf",
+        }  # where daemons and questions belong
+        self.around = self._outside | {"MARK": self._mark}
+        self.faults = {
+            "slurmd": lambda launcher: os.kill(self._slurmd(), signal.SIGKILL),
+            "slurmd-stop": lambda launcher: os.kill(self._slurmd(), signal.SIGTERM),
+            "step": lambda launcher: os.kill(self._agent().ppid(), signal.SIGKILL),
+            "agent": lambda launcher: os.kill(self._agent().pid, signal.SIGKILL),
+            "scancel": lambda launcher: self._said("scancel", self._job),
+            "launcher": lambda launcher: os.kill(launcher.pid, signal.SIGKILL),
+        }
+        self._job = ""
+
+    def begin(self):
+        """Allocate both nodes."""
+        said = self._said("salloc", "--nodes=2", "--exclusive", "--no-shell")
+        if not (found := re.search(r"job allocation ([0-9]+)", said)):
+            raise AssertionError(f"no allocation: {said}")
+        self._job = found[1]
+        self.around |= {
+            "SLURM_JOB_ID": self._job, "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_CPUS_PER_NODE": f"{os.cpu_count()}(x2)"
+        }  # fmt: skip
+
+    def mend(self):
+        """Start the daemon of the node again where it is gone, and allocate again what was cancelled."""
+        if not self._slurmd():
+            self._said("slurmd", "-N", "n2")
+        if (
+            self._said("squeue", "--noheader", "--job", self._job, "--format=%T").strip()
+            != "RUNNING"
+        ):
+            self.end()
+            self.begin()
+
+    def end(self):
+        """Give the allocation back, and wait until both nodes are free."""
+        self._said("scancel", self._job)
+        until(
+            lambda: (
+                self._said("sinfo", "--noheader", "--states=idle", "--format=%D").strip() == "2"
+            ),
+            IDLE_S,
+        )
+
+    def left(self):
+        """Processes with our mark."""
+        return [" ".join(one.cmdline()) for one, _ in self._processes()]
+
+    def _said(self, *words):
+        done = subprocess.run(
+            words, env=self._outside, capture_output=True, text=True, timeout=ANSWER_S, check=False
+        )
+        return done.stdout + done.stderr
+
+    def _slurmd(self):
+        """The daemon of n2; None if it is gone."""
+        with contextlib.suppress(OSError, psutil.NoSuchProcess):
+            pid = int((self._slurm / "n2" / "pid").read_text())
+            return pid if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE else None
+
+    def _processes(self):
+        for one in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                around = one.environ()
+                if around.get("MARK") == self._mark:
+                    yield one, around
+
+    def _agent(self):
+        """The agent of n2: the process there whose parent is not there."""
+        there = {
+            one.pid: one
+            for one, around in self._processes()
+            if around.get("SLURMD_NODENAME") == "n2"
+        }
+        return next(one for one in there.values() if one.ppid() not in there)
 
 
 def lines(study, where="*"):
@@ -115,8 +200,7 @@ def broken(folder, fault, phase, hosts):
     """Run a sweep, break it, run it again; return what was seen."""
     study = folder / "default"
     out = (folder / "out").open("w")
-    options = ["launch.py", "-m", *hosts.command, *SHORT]
-    command = [sys.executable, *options, f"output_dir={folder}"]
+    command = [sys.executable, "launch.py", "-m", *hosts.command, *SHORT, f"output_dir={folder}"]
     launcher = subprocess.Popen(
         command, cwd=ROOT, env=hosts.around, stdout=out, stderr=subprocess.STDOUT
     )
@@ -145,7 +229,6 @@ def broken(folder, fault, phase, hosts):
         ),
         **after,
         "scratch": [path.name for path in Path(os.environ["TMPDIR"]).glob(SCRATCH)],
-        **hosts.meanwhile(fault, [*options, f"output_dir={folder}/meanwhile"]),
     }
     hosts.mend()
     again = subprocess.run(
