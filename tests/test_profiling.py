@@ -380,7 +380,7 @@ def test_a_real_nsys_traces_the_ranges_of_two_gloo_ranks(tmp_path):
     inside = tmp_path / "profile"
     trace = read_trace(str(inside / "trace.sqlite.gz"))
     for rank in trace.ranks:
-        names = [trace.names[number] for number in rank.ranges.name.tolist()]
+        names = [trace.names[number] for number in rank.ranges["name"].tolist()]
         assert {name: names.count(name) for name in set(names) - {f"rank {rank.rank}"}} == {
             name: 3
             for name in (

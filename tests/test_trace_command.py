@@ -9,14 +9,13 @@ import xml.etree.ElementTree as ElementTree
 from contextlib import closing
 
 import pytest
-from traces import GLOO, LOC, NVL, REDUCE, make_export, two_ranks
+from traces import GLOO, LOC, NVL, REDUCE, STEPS, make_export, two_ranks
 
 from analysis.__main__ import main
 from analysis.errors import UnreadableInput
 from analysis.trace.difference import compare_traces
 from analysis.trace.scrub import scrub
 from analysis.trace.source import read_trace
-from analysis.trace.steps import choose_window
 from analysis.trace.summary import summarize
 from analysis.trace.timeline import draw_timeline
 
@@ -54,14 +53,18 @@ def test_comparison_is_the_dlprof_table(capsys):
 def test_comparison_says_what_is_in_one_trace_only(tmp_path):
     calls = [(10, 0, 17, 0, 2, REDUCE, 1), (10, 0, 17, 5, 7, REDUCE, 2)]
     paths = make_export(tmp_path / "a.sqlite", calls), two_ranks(tmp_path / "b.sqlite")
-    found = compare_traces(*(summarize(read_trace(str(path))) for path in paths))
-    assert found.notes == [
+    rows, notes = compare_traces(*(summarize(read_trace(str(path))) for path in paths))
+    assert notes == [
         "ranks 1 are in one trace only",
         "the traces differ in the number of calls (AllReduce): compare averages, not totals",
     ]
-    changes = found.of(0)
-    assert (changes["comm_ms"].a, changes["comm_ms"].b, changes["comm_ms"].ratio) == (4, 8, 2)
-    assert (changes["compute_ms"].a, changes["compute_ms"].ratio) == (None, None)
+    changes = {
+        row["quantity"]: (row["a"], row["b"], row["ratio"])
+        for row in rows
+        if row["rank"] == 0 and row["collective"] is None
+    }
+    assert changes["comm_ms"] == (4, 8, 2)
+    assert changes["compute_ms"] == (None, 16, None)
     assert "step_median_ms" not in changes
 
 
@@ -77,16 +80,16 @@ def test_requests_that_contradict_themselves(tmp_path, capsys):
 
 def test_drawing(tmp_path, capsys):
     target = tmp_path / "timeline.svg"
-    assert main(["trace", str(NVL), "--svg", str(target)]) == 0
+    assert main(["trace", str(STEPS), "--svg", str(target)]) == 0
     assert f"drawn: {target}" in capsys.readouterr().out
     text = target.read_text()
-    trace = read_trace(str(NVL))
-    assert draw_timeline(trace, choose_window(trace)) == text  # the same trace, the same bytes
+    trace = read_trace(str(STEPS))
+    assert draw_timeline(trace) == text  # the same trace, the same bytes
     assert len(text) < 60_000
     words = [one.text for one in ElementTree.fromstring(text).iter(f"{SVG}text")]
     assert "rank 1 · GPU 1 (NVIDIA H200)" in words
     assert words.count("exposed") == 2
-    assert "stream 17" in words
+    assert any(word.startswith("stream ") for word in words)
 
 
 def test_the_drawing_shows_the_step_its_waits_and_what_was_exposed(tmp_path):
@@ -96,7 +99,7 @@ def test_the_drawing_shows_the_step_its_waits_and_what_was_exposed(tmp_path):
     # rank 0's second gemm is of no step
     calls = [(10, 0, 1), (10, 1, 3), (10, 18, 2), (11, 1, 1), (11, 2, 2)]
     trace = read_trace(str(two_ranks(tmp_path / "a.sqlite", ranges=ranges, calls=calls)))
-    text = draw_timeline(trace, choose_window(trace))
+    text = draw_timeline(trace)
     words = [one.text for one in ElementTree.fromstring(text).iter(f"{SVG}text")]
     assert "step 0 of 0 to 0, the one of median time, 16.000 ms" in words
     assert "communication 8.000 ms, exposed 4.000 ms, waiting 4.000 ms" in words
@@ -190,7 +193,7 @@ def test_a_planted_secret_is_gone_and_the_numbers_are_the_same(tmp_path, suffix)
     assert b"train" not in content
     before, after = read_trace(str(source)), read_trace(str(target))
     assert summarize(after).to_json() == summarize(before).to_json()
-    assert after.ranks[0].compute.launch.tolist()[0] == 0
+    assert after.ranks[0].compute["launch"].tolist()[0] == 0
     assert not list(tmp_path.glob(".scrub*"))
 
 

@@ -12,6 +12,7 @@ NVL, LOC = (
     Path(__file__).parent / "data" / f"nsys_h200_x2_p2p_level_{level}.sqlite.gz"
     for level in ("NVL", "LOC")
 )
+STEPS = Path(__file__).parent / "data" / "nsys_h200_x2.sqlite.gz"
 GLOO = Path(__file__).parent / "data" / "kineto_gloo_x2"  # two ranks on the host, by torch.profiler
 
 

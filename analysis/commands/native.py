@@ -27,15 +27,18 @@ from analysis.topology.readers import parse_topology, read_topology
 from benchmarks.record.safe_files import write_named
 
 if TYPE_CHECKING:  # numpy takes a tenth of a second
-    from analysis.trace.difference import Change, TraceDifference
-    from analysis.trace.model import Trace
-    from analysis.trace.summary import RankSummary, TraceSummary
+    from analysis.trace.summary import TraceSummary
 
 _CHOICES_SHOWN = 20
 _FILES = {
     "nccl-log": "one log of all ranks, or one log per rank",
     "nccl-tests": "output of nccl-tests 2.0 to 2.19, its -J file or a record.json",
 }
+_TIMES_MS = ("comm_ms", "exposed_ms", "overlapped_ms", "wait_ms", "compute_ms")
+_RANK_COLUMNS = (
+    *("rank", "ran on", "communication ms", "exposed ms", "overlapped ms", "wait ms"),
+    *("compute ms", "idle %", "gap µs", "step ms", "exposed ms/step", "… in gaps"),
+)
 _TRACE_HELP = """\
 TRACE is one run, as one of these (all may end in .gz):
   an SQLite export of Nsight Systems (.sqlite), with every rank of the node
@@ -356,7 +359,8 @@ def _print_matrices(matrices: Matrices, prefix: str, access: str, out: SafeConso
 
 def _run_trace(arguments: argparse.Namespace) -> None:
     """Print the numbers of a trace or the changes between two, and draw if asked."""
-    from analysis.trace.steps import choose_window
+    from analysis.trace.source import read_trace
+    from analysis.trace.steps import within_steps
     from analysis.trace.summary import summarize
     from analysis.trace.timeline import draw_timeline
 
@@ -364,124 +368,73 @@ def _run_trace(arguments: argparse.Namespace) -> None:
         raise ValueError("--svg needs one trace; give one TRACE")
     if arguments.step is not None and arguments.svg is None:
         raise ValueError("--step chooses the step to draw: give --svg too")
-    trace = _read_trace(arguments.a, arguments.within_steps)
-    summary = summarize(trace)
+    summaries = []
+    for source in filter(None, (arguments.a, arguments.b)):
+        trace = read_trace(source)
+        if arguments.within_steps:
+            trace = within_steps(trace)
+        summaries.append(summarize(trace))
     if arguments.b is not None:
-        second = summarize(_read_trace(arguments.b, arguments.within_steps))
-        _compare_traces(arguments, summary, second)
+        _compare_traces(arguments, *summaries)
         return
     if arguments.svg is not None:
-        drawing = draw_timeline(trace, choose_window(trace, arguments.step))
-        write_named(arguments.svg, drawing.encode())
+        write_named(arguments.svg, draw_timeline(trace, arguments.step).encode())
+    (summary,) = summaries
     if arguments.json:
         print(json.dumps(summary.to_json()))
         return
     out = console()
-    _print_ranks(summary, out)
-    _print_collectives(summary, out)
+    _print_trace(summary, out)
     _print_stragglers(summary, out)
     _print_notes(out, "note", summary.notes)
     if arguments.svg is not None:
         out.print(f"drawn: {escape(str(arguments.svg))}", soft_wrap=True)
 
 
-def _read_trace(source: str, only_steps: bool) -> "Trace":
-    from analysis.trace.source import read_trace
-    from analysis.trace.steps import within_steps
-
-    trace = read_trace(source)
-    return within_steps(trace) if only_steps else trace
-
-
-def _print_ranks(summary: "TraceSummary", out: SafeConsole) -> None:
-    table = table_of_texts(
-        f"ranks ({summary.source})",
-        (
-            "rank",
-            "ran on",
-            "communication ms",
-            "exposed ms",
-            "overlapped ms",
-            "wait ms",
-            "compute ms",
-            "idle %",
-            "gap µs",
-            "step ms",
-            "exposed ms/step",
-            "… in gaps",
-        ),
-        left=("rank", "ran on"),
-    )
-    for rank in summary.ranks:
-        table.add_row(*_rank_cells(rank))
-    out.print(table)
-
-
-def _rank_cells(rank: "RankSummary") -> list[str]:
-    cells = [str(rank.rank), "the host" if rank.device is None else f"GPU {rank.device}"]
-    for time_ms in (
-        rank.comm_ms,
-        rank.exposed_ms,
-        rank.overlapped_ms,
-        rank.wait_ms,
-        rank.compute_ms,
-    ):
-        cells.append(_figure(time_ms, ".3f", "?"))
-    idle_percent = None if rank.gpu_idle_share is None else 100 * rank.gpu_idle_share
-    cells += [_figure(idle_percent, ".1f", "?"), _figure(rank.gap_us, ".2f", "?")]
-    for quantity in ("median_ms", "exposed_ms", "exposed_in_gaps_ms"):
-        cells.append(_figure(getattr(rank.steps, quantity, None), ".3f", "?"))
-    return cells
-
-
-def _print_collectives(summary: "TraceSummary", out: SafeConsole) -> None:
-    """Print the collectives of each rank and across ranks, and the copies of each rank."""
+def _print_trace(summary: "TraceSummary", out: SafeConsole) -> None:
+    """Print a table of ranks, of the collectives of each and across them, and of copies."""
+    ranks = table_of_texts(f"ranks ({summary.source})", _RANK_COLUMNS, left=("rank", "ran on"))
     headings = ["rank", "collective", "calls", "average µs", "median µs", "total ms"]
     calls = table_of_texts("collectives per rank", headings, left=("rank", "collective"))
     headings = ["rank", "copies", "calls", "bytes", "total ms", "GB/s", "exposed ms"]
     copies = table_of_texts("copies per rank", headings, left=("rank", "copies"))
+    headings = ["collective", "matched", "wait ms", "transfer ms"]
+    headings += ["average transfer µs", "median transfer µs"]
+    across = table_of_texts(
+        "across ranks (wait: average over ranks)", headings, left=("collective",)
+    )
     for rank in summary.ranks:
-        for call in rank.nccl:
-            calls.add_row(
-                str(rank.rank),
-                call.name,
-                str(call.calls),
-                f"{call.avg_us:.1f}",
-                f"{call.median_us:.1f}",
-                f"{call.total_ms:.3f}",
-            )
-        for copy in rank.memcpy:
+        cells = [str(rank.rank), "the host" if rank.device is None else f"GPU {rank.device}"]
+        for quantity in _TIMES_MS:
+            cells.append(_figure(getattr(rank, quantity), ".3f", "?"))
+        cells += [_figure(rank.gpu_idle_share, ".1%", "?").rstrip("%")]
+        cells += [_figure(rank.gap_us, ".2f", "?")]
+        for quantity in ("median_ms", "exposed_ms", "exposed_in_gaps_ms"):
+            cells.append(_figure(getattr(rank.steps, quantity, None), ".3f", "?"))
+        ranks.add_row(*cells)
+        for row in rank.nccl:
+            cells = [f"{row['avg_us']:.1f}", f"{row['median_us']:.1f}", f"{row['total_ms']:.3f}"]
+            calls.add_row(str(rank.rank), row["name"], str(row["calls"]), *cells)
+        for row in rank.memcpy:
             copies.add_row(
                 str(rank.rank),
-                escape(copy.kind),
-                str(copy.calls),
-                _figure(copy.bytes, "d", "?"),
-                f"{copy.total_ms:.3f}",
-                _figure(copy.gb_per_s, ".1f", "?"),
-                f"{copy.exposed_ms:.3f}",
+                escape(row["kind"]),
+                str(row["calls"]),
+                _figure(row["bytes"], "d", "?"),
+                f"{row['total_ms']:.3f}",
+                _figure(row["gb_per_s"], ".1f", "?"),
+                f"{row['exposed_ms']:.3f}",
             )
-    across = table_of_texts(
-        "across ranks (wait: average over ranks)",
-        (
-            "collective",
-            "matched",
-            "wait ms",
-            "transfer ms",
-            "average transfer µs",
-            "median transfer µs",
-        ),
-        left=("collective",),
-    )
-    for matched in summary.collectives:
+    for row in summary.collectives:
         across.add_row(
-            escape(_with_group(matched.name, matched.communicator)),
-            str(matched.matched),
-            f"{matched.wait_ms:.3f}",
-            f"{matched.transfer_ms:.3f}",
-            f"{matched.transfer_avg_us:.1f}",
-            f"{matched.transfer_median_us:.1f}",
+            escape(_with_group(row["name"], row["communicator"])),
+            str(row["matched"]),
+            f"{row['wait_ms']:.3f}",
+            f"{row['transfer_ms']:.3f}",
+            f"{row['transfer_avg_us']:.1f}",
+            f"{row['transfer_median_us']:.1f}",
         )
-    for table in (calls, across, copies):
+    for table in (ranks, calls, across, copies):
         if table.row_count:
             out.print(table)
 
@@ -491,10 +444,10 @@ def _with_group(name: str, communicator: str | None) -> str:
 
 
 def _print_stragglers(summary: "TraceSummary", out: SafeConsole, prefix: str = "") -> None:
-    for straggler in summary.stragglers:
+    for row in summary.stragglers:
         out.print(
-            f"{prefix}rank {straggler.rank} came last in {straggler.last} of {straggler.of} "
-            f"collectives: the others waited {straggler.others_waited_ms:.3f} ms for it",
+            f"{prefix}rank {row['rank']} came last in {row['last']} of {row['of']} collectives: "
+            f"the others waited {row['others_waited_ms']:.3f} ms for it",
             soft_wrap=True,
         )
 
@@ -504,22 +457,23 @@ def _compare_traces(
 ) -> None:
     from analysis.trace.difference import compare_traces
 
-    difference = compare_traces(first, second)
+    changes, notes = compare_traces(first, second)
     if arguments.json:
-        print(json.dumps({"a": first.to_json(), "b": second.to_json()} | difference.to_json()))
+        traces = {"a": first.to_json(), "b": second.to_json()}
+        print(json.dumps(traces | {"changes": changes, "notes": notes}))
         return
     out = console()
     out.print(f"A: {escape(arguments.a)} ({escape(first.source)})", soft_wrap=True)
     out.print(f"B: {escape(arguments.b)} ({escape(second.source)})", soft_wrap=True)
-    _print_changes(difference, out)
+    _print_changes(changes, out)
     _print_stragglers(first, out, "A: ")
     _print_stragglers(second, out, "B: ")
-    _print_notes(out, "note", difference.notes)
+    _print_notes(out, "note", notes)
     _print_notes(out, "note", [f"A: {note}" for note in first.notes])
     _print_notes(out, "note", [f"B: {note}" for note in second.notes])
 
 
-def _print_changes(difference: "TraceDifference", out: SafeConsole) -> None:
+def _print_changes(changes: Sequence[dict[str, Any]], out: SafeConsole) -> None:
     """Print a line per quantity of each rank, and one per collective, per rank and across ranks."""
     headings = ["rank", "quantity", "A", "B", "B / A"]
     ranks = table_of_texts("ranks", headings, left=("rank", "quantity"))
@@ -528,31 +482,29 @@ def _print_changes(difference: "TraceDifference", out: SafeConsole) -> None:
     headings = ["collective", "average wait µs A", "B", "B / A"]
     headings += ["average transfer µs A", "B", "B / A"]
     across = table_of_texts("across ranks", headings, left=("collective",))
-    collectives: dict[tuple[int | None, str, str | None], None] = {}
-    for change in difference.changes:
-        if change.collective is None:
-            ranks.add_row(str(change.rank), change.quantity, *_change_cells(change, ".3f"))
+    collectives: dict[tuple[int | None, str, str | None], dict[str, dict[str, Any]]] = {}
+    for row in changes:
+        if row["collective"] is None:
+            ranks.add_row(str(row["rank"]), row["quantity"], *_change_cells(row, ".3f"))
         else:
-            collectives[change.rank, change.collective, change.communicator] = None
-    for rank, name, communicator in collectives:
-        changes = difference.of(rank, name, communicator)
+            key = (row["rank"], row["collective"], row["communicator"])
+            collectives.setdefault(key, {})[row["quantity"]] = row
+    for (rank, name, communicator), rows in collectives.items():
         if rank is None:
-            cells = [
-                *_change_cells(changes.get("wait_avg_us"), ".1f"),
-                *_change_cells(changes.get("transfer_avg_us"), ".1f"),
-            ]
+            cells = _change_cells(rows.get("wait_avg_us"), ".1f")
+            cells += _change_cells(rows.get("transfer_avg_us"), ".1f")
             across.add_row(escape(_with_group(name, communicator)), *cells)
         else:
-            counts = _change_cells(changes["calls"], ".0f")[:2]
-            cells = [*counts, *_change_cells(changes.get("avg_us"), ".1f")]
+            cells = _change_cells(rows["calls"], ".0f")[:2]
+            cells += _change_cells(rows.get("avg_us"), ".1f")
             calls.add_row(str(rank), name, *cells)
     for table in (ranks, calls, across):
         if table.row_count:
             out.print(table)
 
 
-def _change_cells(change: "Change | None", form: str) -> list[str]:
-    if change is None:
+def _change_cells(row: dict[str, Any] | None, form: str) -> list[str]:
+    if row is None:
         return ["?", "?", "?"]
-    values = [_figure(value, form, "?") for value in (change.a, change.b)]
-    return [*values, _figure(change.ratio, ".2f", "?")]
+    cells = [_figure(row["a"], form, "?"), _figure(row["b"], form, "?")]
+    return [*cells, _figure(row["ratio"], ".2f", "?")]

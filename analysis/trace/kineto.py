@@ -1,4 +1,4 @@
-"""Read ranks from the Chrome trace JSON that torch.profiler (Kineto) exports, one file per rank.
+"""Read a rank from the Chrome trace JSON that torch.profiler (Kineto) exports, one file per rank.
 
 Times are microseconds with a fraction, counted from `baseTimeNanoseconds` if the file has it, else
 from the epoch. On one host they share a clock. GPU events carry device, stream and correlation in
@@ -9,8 +9,7 @@ Sources: Kineto's output_json.cpp, traces of torch 2.0 to 2.15.
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,52 +18,33 @@ from numpy.typing import NDArray
 from analysis.errors import UnreadableInput
 from analysis.gc_pause import gc_paused
 from analysis.trace.intervals import Times, covers, union
-from analysis.trace.model import (
-    Collectives,
-    Copies,
-    Events,
-    Names,
-    RankTrace,
-    TraceFile,
-    column,
-    unknown,
-)
-from analysis.trace.names import copy_kind, gloo_collective, nccl_collective
+from analysis.trace.model import Events, Names, RankTrace, Trace, make_events, number_of, spans
+from analysis.trace.names import gloo_collective, nccl_collective
 
-_CATEGORIES = {  # category, by its newer name and the names of torch 1.8 to 1.11
+_CATEGORIES = {
     "kernel": "kernel",
     "gpu_memcpy": "memcpy",
-    "memcpy": "memcpy",
     "gpu_memset": "memset",
-    "memset": "memset",
     "cuda_runtime": "launch",
     "cuda_driver": "launch",
-    "runtime": "launch",
     "cpu_op": "operator",
-    "operator": "operator",
     "user_annotation": "range",
 }
 # Operators that only start, await or wrap others: c10d's calls return at once, engine and region
 # frames include waits.
 _NOT_WORK = (
-    "c10d::",
-    "_c10d_functional",
-    "autograd::",
-    "torch::autograd::",
-    "torch.distributed",
-    "Torch-Compiled",
-    "CompiledF",
-    "## ",
-    "DistributedDataParallel",
+    *("c10d::", "_c10d_functional", "autograd::", "torch::autograd::", "torch.distributed"),
+    *("Torch-Compiled", "CompiledF", "## ", "DistributedDataParallel"),
 )
+_COPY = re.compile(r"memcpy (\w+)", re.IGNORECASE)  # "HtoD" of `Memcpy HtoD (Pinned -> Device)`
 _RANK_IN_NAME = re.compile(r"rank[-_ ]?(\d{1,6})", re.IGNORECASE)
 _LATEST = 2**61 / 1000  # µs; base, start and length together fit into 64 bits of ns
 
 JsonEvent = dict[str, Any]
 
 
-def read_kineto(file: str, text: str, names: Names) -> TraceFile:
-    """Return the rank of one file; several, if one process drives several GPUs.
+def read_kineto(file: str, text: str, names: Names) -> Trace:
+    """Return the rank of one file.
 
     Raises:
         UnreadableInput: the text is cut, is not a trace, or has neither GPU kernels nor operators.
@@ -75,29 +55,41 @@ def read_kineto(file: str, text: str, names: Names) -> TraceFile:
         base_ns = content.get("baseTimeNanoseconds", 0)
         if not isinstance(base_ns, int) or not 0 <= base_ns < 2**61:
             base_ns = 0
-        notes = [f"{file}: {lost} events without a usable time left out"] if lost else []
+        notes = []
+        if lost:
+            notes.append(f"{file}: {lost} events without a usable time left out")
+        calls = [event for event in events["range"] if gloo_collective(event["name"])]
+        gloo = _host_events(calls, base_ns, names)
+        labels = [str(gloo_collective(event["name"])) for event in calls]
+        gloo["name"] = [number_of(label, names) for label in labels]
         ranges = _host_events(events["range"], base_ns, names)
-        gloo = _gloo_calls(events["range"], ranges, names)
+        rank, world_size = _rank_and_world_size(file, content)
+        if rank is None:
+            notes.append(f"{file} does not say its rank")
         if events["kernel"]:
-            ranks = _gpu_ranks(file, events, base_ns, names, ranges, gloo, notes)
-        elif events["operator"] or len(gloo):
-            ranks = [_host_rank(events["operator"], base_ns, names, ranges, gloo)]
+            rank_trace = _gpu_rank(file, rank or 0, events, base_ns, names, ranges, gloo, notes)
+        elif events["operator"] or calls:
+            compute = _work_on_host(events["operator"], base_ns, names, gloo)
+            none = make_events(0)
+            rank_trace = RankTrace(
+                rank or 0, None, compute, gloo, none, none, ranges, on_host=True, backend="gloo"
+            )
         else:
             raise UnreadableInput(
                 "a Chrome trace without GPU kernels and operators: empty, or not from "
                 "torch.profiler"
             )
-    rank, world_size = _rank_and_world_size(file, content)
-    if rank is None:
-        notes.append(f"{file} does not say its rank")
-    numbered = []
-    for offset, rank_trace in enumerate(ranks):
-        numbered.append(replace(rank_trace, rank=(rank or 0) + offset))
-    host = content.get("host_name")
-    clock = f"host {host}" if isinstance(host, str) else None
-    is_numbered = rank is not None
-    return TraceFile(
-        file, "torch.profiler", tuple(numbered), clock, is_numbered, world_size, tuple(notes)
+    clock = None
+    if isinstance(content.get("host_name"), str):
+        clock = f"host {content['host_name']}"
+    return Trace(
+        "torch.profiler",
+        list(names),
+        (rank_trace,),
+        clock,
+        numbered=rank is not None,
+        world_size=world_size,
+        notes=tuple(notes),
     )
 
 
@@ -108,8 +100,6 @@ def _parse(text: str) -> JsonEvent:
         raise UnreadableInput(
             f"cut or damaged JSON ({error}): did the profiler end before it had written?"
         ) from None
-    if isinstance(content, list):  # the other form of the Chrome trace format
-        return {"traceEvents": content}
     if not isinstance(content, dict) or not isinstance(content.get("traceEvents"), list):
         raise UnreadableInput("JSON without a list `traceEvents`: not a trace of torch.profiler")
     return content
@@ -124,10 +114,11 @@ def _rank_and_world_size(file: str, content: JsonEvent) -> tuple[int | None, int
     name = _RANK_IN_NAME.search(file)
     if "rank" not in info and name:
         rank = int(name[1])
-    return (
-        rank if isinstance(rank, int) else None,
-        world_size if isinstance(world_size, int) else None,
-    )
+    if not isinstance(rank, int):
+        rank = None
+    if not isinstance(world_size, int):
+        world_size = None
+    return rank, world_size
 
 
 def _events_by_kind(events: Sequence[Any]) -> tuple[dict[str, list[JsonEvent]], int]:
@@ -137,7 +128,7 @@ def _events_by_kind(events: Sequence[Any]) -> tuple[dict[str, list[JsonEvent]], 
     for event in events:
         if not isinstance(event, dict) or event.get("ph") != "X":
             continue
-        kind = _CATEGORIES.get(str(event.get("cat")).lower())
+        kind = _CATEGORIES.get(str(event.get("cat")))
         if kind is None:
             continue
         usable = isinstance(event.get("name"), str)
@@ -151,172 +142,132 @@ def _events_by_kind(events: Sequence[Any]) -> tuple[dict[str, list[JsonEvent]], 
     return kinds, lost
 
 
-# --- ranks ----------------------------------------------------------------------------------------
-
-
-def _gpu_ranks(
+def _gpu_rank(
     file: str,
-    events: Mapping[str, list[JsonEvent]],
+    rank: int,
+    events: dict[str, list[JsonEvent]],
     base_ns: int,
     names: Names,
     ranges: Events,
-    gloo: Collectives,
+    gloo: Events,
     notes: list[str],
-) -> list[RankTrace]:
-    """Return one rank per device with NCCL kernels; without NCCL, one per device with kernels."""
-    launches = _launch_times(events["launch"], base_ns)
-    kernels, copied, memsets = (
-        _gpu_events(events[kind], base_ns, names, launches)
-        for kind in ("kernel", "memcpy", "memset")
-    )
-    kernel_devices, copy_devices, memset_devices = (
-        column([_device(event) for event in events[kind]])
-        for kind in ("kernel", "memcpy", "memset")
-    )
-    collectives = _nccl_calls(events["kernel"], kernels, names)
-    copies = _copies(events["memcpy"], copied, names)
-    is_nccl = collectives.label >= 0
+) -> RankTrace:
+    """Return the rank on the device of most of NCCL's kernels; without NCCL, of most kernels."""
+    launches: dict[int, int] = {}
+    for event, start in zip(
+        events["launch"], (base_ns + _ns(events["launch"], "ts")).tolist(), strict=True
+    ):
+        # A call into the runtime calls the driver: the first counts.
+        correlation = _argument(event, "correlation")
+        if correlation > 0:
+            launches[correlation] = min(start, launches.get(correlation, start))
+    tables, devices = {}, {}
+    for kind in ("kernel", "memcpy", "memset"):
+        tables[kind] = _gpu_events(events[kind], base_ns, names, launches)
+        devices[kind] = np.array([_argument(event, "device") for event in events[kind]], np.int64)
+
+    kernels, copies, memsets = tables["kernel"], tables["memcpy"], tables["memset"]
+    collectives = kernels.copy()
+    is_nccl = np.zeros(len(kernels), np.bool_)
+    for at, event in enumerate(events["kernel"]):
+        collective = nccl_collective(event["name"])
+        if collective is not None:
+            is_nccl[at] = True
+            collectives["name"][at] = number_of(collective, names)
+            collectives["communicator"][at] = _process_group(event, names)
+    for at, event in enumerate(events["memcpy"]):
+        match = _COPY.match(event["name"])
+        kind = match[1] if match else event["name"]
+        copies["name"][at] = number_of(kind, names)
+        copies["bytes"][at] = _argument(event, "bytes")
+        copies["peer"][at] = kind == "PtoP"
+
     has_nccl = bool(is_nccl.any())
-    devices = np.unique(kernel_devices[is_nccl] if has_nccl else kernel_devices).tolist()
-    stray = int((~np.isin(kernel_devices, devices)).sum())
-    if stray:
+    candidates = devices["kernel"][is_nccl] if has_nccl else devices["kernel"]
+    numbers, counts = np.unique(candidates, return_counts=True)
+    device = int(numbers[counts.argmax()])
+    mine = devices["kernel"] == device
+    if not mine.all():
         notes.append(
-            f"{file}: {stray} kernels on another device than the rank's, without NCCL: not counted"
+            f"{file}: {(~mine).sum()} kernels on another device than {device}: not counted"
         )
     if len(gloo):
         use = "counted as communication: no NCCL kernel"
         if has_nccl:
             use = "not counted: NCCL's kernels are"
         notes.append(f"{file}: {len(gloo)} calls of gloo on the host, {use}")
-    ranks = []
-    for device in devices:
-        here = kernel_devices == device
-        ranks.append(
-            RankTrace(
-                0,
-                device,
-                kernels.where(here & ~is_nccl),
-                collectives.where(here & is_nccl) if has_nccl else gloo,
-                copies.where(copy_devices == device),
-                memsets.where(memset_devices == device),
-                ranges,
-            )
-        )
-    return ranks
+    return RankTrace(
+        rank,
+        device,
+        kernels[mine & ~is_nccl],
+        collectives[mine & is_nccl] if has_nccl else gloo,
+        copies[devices["memcpy"] == device],
+        memsets[devices["memset"] == device],
+        ranges,
+        backend="nccl" if has_nccl else "gloo",
+    )
 
 
-def _host_rank(
-    operators: Sequence[JsonEvent], base_ns: int, names: Names, ranges: Events, gloo: Collectives
-) -> RankTrace:
-    """Return a rank whose operators compute, but those inside a call of gloo on its own thread."""
+def _work_on_host(
+    operators: Sequence[JsonEvent], base_ns: int, names: Names, gloo: Events
+) -> Events:
+    """Return the operators that compute: not those inside a call of gloo on its own thread."""
     work = [event for event in operators if not event["name"].startswith(_NOT_WORK)]
     compute = _host_events(work, base_ns, names)
     inside = np.zeros(len(compute), dtype=np.bool_)
-    for thread in np.unique(gloo.lane):
-        calls = union(gloo.where(gloo.lane == thread).spans)
-        inside |= (compute.lane == thread) & covers(calls, compute.start)
-    compute = compute.where(~inside)
-    return RankTrace(0, None, compute, gloo, Copies.empty(), Events.empty(), ranges, on_host=True)
-
-
-# --- columns --------------------------------------------------------------------------------------
-
-
-def _gloo_calls(events: Sequence[JsonEvent], ranges: Events, names: Names) -> Collectives:
-    labels = [names.number_or_none(gloo_collective(event["name"])) for event in events]
-    calls = Collectives(**vars(ranges), label=column(labels), communicator=unknown(len(labels)))
-    return calls.where(calls.label >= 0)
-
-
-def _nccl_calls(events: Sequence[JsonEvent], kernels: Events, names: Names) -> Collectives:
-    """Return all kernels as collectives, with label -1 for those that are not NCCL's."""
-    label_of = {}
-    for name in np.unique(kernels.name).tolist():
-        label_of[name] = names.number_or_none(nccl_collective(names.table[name]))
-    labels, communicators = [], []
-    for event, name in zip(events, kernels.name.tolist(), strict=True):
-        label = label_of[name]
-        labels.append(label)
-        communicators.append(-1 if label < 0 else names.number_or_none(_process_group(event)))
-    return Collectives(**vars(kernels), label=column(labels), communicator=column(communicators))
-
-
-def _copies(events: Sequence[JsonEvent], copied: Events, names: Names) -> Copies:
-    kinds = column([names.number(copy_kind(event["name"])) for event in events])
-    sizes = column([_argument(event, "bytes") for event in events])
-    is_peer = kinds == names.number("PtoP")
-    return Copies(**vars(replace(copied, name=kinds)), bytes=sizes, peer=is_peer)
+    for thread in np.unique(gloo["lane"]):
+        calls = union(spans(gloo[gloo["lane"] == thread]))
+        inside |= (compute["lane"] == thread) & covers(calls, compute["start"])
+    return compute[~inside]
 
 
 def _host_events(events: Sequence[JsonEvent], base_ns: int, names: Names) -> Events:
-    lanes = [_integer(event.get("tid")) for event in events]
-    return _events(events, base_ns, names, lanes, unknown(len(events)))
+    rows = make_events(len(events))
+    rows["start"] = base_ns + _ns(events, "ts")
+    rows["end"] = rows["start"] + _ns(events, "dur")
+    rows["name"] = [number_of(event["name"], names) for event in events]
+    rows["lane"] = [_integer(event.get("tid")) for event in events]
+    return rows
 
 
 def _gpu_events(
-    events: Sequence[JsonEvent], base_ns: int, names: Names, launches: Mapping[int, int]
+    events: Sequence[JsonEvent], base_ns: int, names: Names, launches: dict[int, int]
 ) -> Events:
-    lanes, launched = [], []
-    for event in events:
-        stream = _argument(event, "stream")
-        lanes.append(stream if stream >= 0 else _integer(event.get("tid")))
-        launched.append(launches.get(_argument(event, "correlation"), -1))
-    return _events(events, base_ns, names, lanes, column(launched))
+    rows = _host_events(events, base_ns, names)
+    rows["lane"] = [_argument(event, "stream") for event in events]
+    rows["launch"] = [launches.get(_argument(event, "correlation"), -1) for event in events]
+    return rows
 
 
-def _events(
-    events: Sequence[JsonEvent], base_ns: int, names: Names, lanes: Sequence[int], launched: Times
-) -> Events:
-    start = base_ns + _ns([event["ts"] for event in events])
-    end = start + _ns([event["dur"] for event in events])
-    numbers = column([names.number(event["name"]) for event in events])
-    return Events(start, end, column(lanes), numbers, launched)
-
-
-def _ns(times_us: Sequence[float]) -> Times:
+def _ns(events: Sequence[JsonEvent], key: str) -> Times:
     """Convert to ns. Whole µs are exact in a float; multiplied by 1000 they would not be."""
-    exact: NDArray[np.float64] = np.array(times_us, dtype=np.float64)
+    exact: NDArray[np.float64] = np.array([event[key] for event in events], dtype=np.float64)
     whole = np.floor(exact)
     fraction_ns = np.rint((exact - whole) * 1000)
-    return column(whole.astype(np.int64) * 1000 + fraction_ns.astype(np.int64))
+    ns: Times = whole.astype(np.int64) * 1000 + fraction_ns.astype(np.int64)
+    return ns
 
 
-def _launch_times(events: Sequence[JsonEvent], base_ns: int) -> dict[int, int]:
-    """Return {correlation: host time of the call in ns}; of several calls the first.
-
-    A call into the runtime calls the driver.
-    """
-    starts = base_ns + _ns([event["ts"] for event in events])
-    launches: dict[int, int] = {}
-    for event, start in zip(events, starts.tolist(), strict=True):
-        correlation = _argument(event, "correlation")
-        if correlation > 0:
-            launches[correlation] = min(start, launches.get(correlation, start))
-    return launches
-
-
-def _process_group(event: JsonEvent) -> str | None:
+def _process_group(event: JsonEvent, names: Names) -> int:
     """Return the process group of an NCCL kernel (from torch 2.3), with its ranks (from 2.4)."""
     arguments = event.get("args")
-    if not isinstance(arguments, dict):
-        return None
-    name, ranks = arguments.get("Process Group Name"), arguments.get("Process Group Ranks")
-    if name is None or name == "":
-        return None
-    return " ".join(str(value) for value in (name, ranks) if value)
-
-
-def _device(event: JsonEvent) -> int:
-    device = _argument(event, "device")
-    return device if device >= 0 else _integer(event.get("pid"))
+    if not isinstance(arguments, dict) or arguments.get("Process Group Name") in (None, ""):
+        return -1
+    group = str(arguments["Process Group Name"])
+    if arguments.get("Process Group Ranks"):
+        group += f" {arguments['Process Group Ranks']}"
+    return number_of(group, names)
 
 
 def _argument(event: JsonEvent, key: str) -> int:
     """Return an integer of the event's `args`, -1 if there is none."""
     arguments = event.get("args")
-    value = arguments.get(key) if isinstance(arguments, dict) else None
-    return value if isinstance(value, int) and 0 <= value < 2**62 else -1
+    if not isinstance(arguments, dict):
+        return -1
+    return max(_integer(arguments.get(key)), -1)
 
 
 def _integer(value: Any) -> int:
-    return value if isinstance(value, int) and abs(value) < 2**62 else -1
+    if isinstance(value, int) and abs(value) < 2**62:
+        return value
+    return -1

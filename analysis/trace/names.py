@@ -1,4 +1,4 @@
-"""The meaning of names in a trace: NCCL's kernels, gloo's calls, copies, step ranges, rank marks.
+"""The meaning of names in a trace: NCCL's kernels, gloo's calls, steps, rank marks.
 
 A kernel is NCCL's if its name begins with `nccl`: the rule of NVIDIA's own report
 nccl_gpu_overlap_trace. The name says the collective, but not the algorithm or protocol: its suffix
@@ -10,40 +10,12 @@ import re
 
 # Longest first: AllReduce and ReduceScatter contain Reduce.
 _COLLECTIVES = (
-    "AllReduce",
-    "ReduceScatter",
-    "AllGather",
-    "AllToAll",
-    "Broadcast",
-    "SendRecv",
-    "Scatter",
-    "Gather",
-    "Reduce",
-    "Generic",
+    *("AllReduce", "ReduceScatter", "AllGather", "AllToAll", "Broadcast", "SendRecv", "Scatter"),
+    *("Gather", "Reduce", "Generic"),
 )
 _NCCL = re.compile(r"(?:void )?nccl\w*", re.IGNORECASE)
-_COPY = re.compile(r"memcpy (\w+)", re.IGNORECASE)
 _STEP = re.compile(r"step(?:[ _:#/-]?\d+)?", re.IGNORECASE)
-_PROFILER_STEP = re.compile(r"ProfilerStep#\d+")  # torch.profiler's own, made by its step()
 _RANK = re.compile(r"rank[ _:=]?(\d{1,6})", re.IGNORECASE)
-
-# CUPTI's memcpy kinds, as nsys stores them in copyKind, by their number.
-COPY_KINDS = (
-    "Unknown",
-    "HtoD",
-    "DtoH",
-    "HtoA",
-    "AtoH",
-    "AtoA",
-    "AtoD",
-    "DtoA",
-    "DtoD",
-    "HtoH",
-    "PtoP",
-    "UVM HtoD",
-    "UVM DtoH",
-    "UVM DtoD",
-)
 
 
 def nccl_collective(kernel: str) -> str | None:
@@ -64,14 +36,7 @@ def gloo_collective(call: str) -> str | None:
     """Return "AllReduce" for `gloo:all_reduce`; None for names that are not gloo's."""
     if not call.startswith("gloo:"):
         return None
-    words = call.removeprefix("gloo:").split("_")
-    return "".join(word.capitalize() for word in words)
-
-
-def copy_kind(activity: str) -> str:
-    """Return "HtoD" for Kineto's `Memcpy HtoD (Pinned -> Device)`, else the name itself."""
-    match = _COPY.match(activity)
-    return match[1] if match else activity
+    return call.removeprefix("gloo:").replace("_", " ").title().replace(" ", "")
 
 
 def is_step(name: str) -> bool:
@@ -79,12 +44,9 @@ def is_step(name: str) -> bool:
     return _STEP.fullmatch(name) is not None
 
 
-def is_profiler_step(name: str) -> bool:
-    """Tell whether torch.profiler's `step()` made a range: used if no range is named step."""
-    return _PROFILER_STEP.fullmatch(name) is not None
-
-
 def rank_mark(name: str) -> int | None:
     """Return the rank that a mark or range like `rank 3` announces for its process, else None."""
     match = _RANK.fullmatch(name)
-    return int(match[1]) if match else None
+    if match is None:
+        return None
+    return int(match[1])

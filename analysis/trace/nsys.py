@@ -2,29 +2,21 @@
 
 One report holds every process of a node on one clock. A rank is a process on a device. The report
 does not number the ranks: a mark or range named `rank N` of the process does. Without marks, the
-order is that of the CUDA devices if every process has its own, else that of the process ids (the
-order in which torchrun starts them).
+order is that of the CUDA devices, then that of the process ids (the order in which torchrun starts
+them).
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from analysis.errors import UnreadableInput
 from analysis.trace.intervals import Times
-from analysis.trace.model import (
-    Collectives,
-    Copies,
-    Events,
-    Names,
-    RankTrace,
-    TraceFile,
-    column,
-    unknown,
-)
-from analysis.trace.names import COPY_KINDS, is_step, nccl_collective, rank_mark
+from analysis.trace.model import Events, Names, RankTrace, Trace, make_events, number_of
+from analysis.trace.names import is_step, nccl_collective, rank_mark
 from analysis.trace.nsys_tables import (
     GRAPHS,
     KERNEL,
@@ -33,8 +25,6 @@ from analysis.trace.nsys_tables import (
     MEMSET,
     NVTX,
     RUNTIME,
-    TIMES,
-    Columns,
     Export,
     open_export,
 )
@@ -42,23 +32,27 @@ from analysis.trace.nsys_tables import (
 _MARKS = (34, 65)  # eventType
 _RANGES = (59, 60, 70, 71)  # eventType: push/pop, start/end
 _LAUNCHERS = ("cudaLaunch", "cuLaunch", "cudaGraphLaunch", "cuGraphLaunch", "cudaMem", "cuMem")
-_PEER = 10  # copyKind of a copy between two GPUs
+# CUPTI's memcpy kinds by their number, copyKind.
+_COPY_KINDS = (
+    *("Unknown", "HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP"),
+    *("UVM HtoD", "UVM DtoH", "UVM DtoD"),
+)
 _ACTIVITY = ("deviceId", "streamId", "correlationId", "globalPid")
-_NO_PROCESS = -1
 _WHOLE_GRAPHS = "CUDA graph launches were traced as a whole"
 _TRACE_NODES = "record with --cuda-graph-trace=node"
 
 
-@dataclass(frozen=True)
-class _Range:
+class _Range(NamedTuple):
+    """An NVTX range, or a mark, which ends where it starts."""
+
     start: int  # ns
     end: int
-    process: int
+    pid: int
     thread: int
     name: str
 
 
-def read_nsys(path: Path, report: Path, names: Names) -> TraceFile:
+def read_nsys(path: Path, report: Path, names: Names) -> Trace:
     """Return the ranks of the export at `path`, whose clock is that of `report`.
 
     NVTX ranges without any CUDA activity (ranks on CPUs) give step times only.
@@ -69,20 +63,30 @@ def read_nsys(path: Path, report: Path, names: Names) -> TraceFile:
     """
     with open_export(path) as export:
         version = export.version()
-        ranges = _read_ranges(export)
+        strings = export.strings()
+        ranges = _read_ranges(export, strings)
         notes: list[str] = []
-        kernels = export.read(KERNEL, TIMES, (*_ACTIVITY, "demangledName", "shortName"))
-        if len(kernels["start"]):
-            ranks, numbered = _gpu_ranks(export, kernels, ranges, names, notes)
+        kernels = export.read(KERNEL, (*_ACTIVITY, "demangledName"))
+        if len(kernels):
+            ranks, numbered = _gpu_ranks(export, kernels, strings, ranges, names, notes)
         else:
             _refuse_calls_without_kernels(export, version)
-            ranks, numbered = _host_ranks(ranges, names)
             notes.append("no CUDA activity was traced: only step times are known")
+            steps = [span for span in ranges if is_step(span.name)]
+            processes = sorted({span.pid for span in steps or ranges})
+            order, numbered = _order([(pid, 0) for pid in processes], ranges)
+            none = make_events(0)
+            ranks = []
+            for rank, pid, _ in order:
+                spans = _events_of(ranges, pid, names)
+                ranks.append(
+                    RankTrace(rank, None, none, none, none, none, spans, on_host=True, pid=pid)
+                )
     if not numbered and len(ranks) > 1:
         notes.append(
             "the report does not number the ranks: they are ordered by device, else by process id"
         )
-    return TraceFile(report.name, version, ranks, str(report), numbered, notes=tuple(notes))
+    return Trace(version, list(names), tuple(ranks), str(report), numbered, notes=tuple(notes))
 
 
 def _refuse_calls_without_kernels(export: Export, version: str) -> None:
@@ -106,163 +110,135 @@ def _refuse_calls_without_kernels(export: Export, version: str) -> None:
         )
 
 
-# --- ranges ---------------------------------------------------------------------------------------
-
-
-def _read_ranges(export: Export) -> list[_Range]:
-    """Return NVTX ranges and marks (which end where they start).
-
-    Their text is `text`, or in StringIds by `textId`.
-    """
-    columns = set(export.columns.get(NVTX, []))
-    if not {*TIMES, "eventType"} <= columns or not {"text", "textId"} & columns:
-        return []
-    strings = export.strings()
-    selected = ['"start"', '"end"', "eventType"]
-    for optional in ("text", "textId", "globalTid"):
-        selected.append(optional if optional in columns else "NULL")
-    kinds = ", ".join(map(str, _RANGES + _MARKS))
+def _read_ranges(export: Export, strings: dict[int, str]) -> list[_Range]:
+    """Return NVTX ranges and marks, whose text is `text`, or in StringIds by `textId`."""
     ranges = []
-    for start, end, kind, text, text_id, tid in export.rows(
-        f"SELECT {', '.join(selected)} FROM {NVTX} WHERE eventType IN ({kinds})"
-    ):
+    columns = ("start", "end", "eventType", "text", "textId", "globalTid")
+    for start, end, kind, text, text_id, tid in export.select(NVTX, *columns):
         if kind in _MARKS:
             end = start
+        elif kind not in _RANGES:
+            continue
         name = text or strings.get(text_id)
-        if not isinstance(name, str) or not name:
+        if not all(isinstance(value, int) for value in (start, end, tid)) or not name:
             continue
-        if not isinstance(start, int) or not isinstance(end, int) or not start <= end < LATEST:
-            continue
-        process, thread = _NO_PROCESS, 0
-        if isinstance(tid, int):
-            process, thread = tid >> 24, tid & 0xFFFFFF
-        ranges.append(_Range(start, end, process, thread, name))
+        if isinstance(name, str) and 0 <= start <= end < LATEST:
+            ranges.append(_Range(start, end, tid >> 24 & 0xFFFFFF, tid & 0xFFFFFF, name))
     return ranges
 
 
-def _range_events(ranges: Sequence[_Range], process: int, names: Names) -> Events:
-    rows = []
-    for span in ranges:
-        if span.process == process:
-            rows.append((span.start, span.end, span.thread, names.number(span.name), -1))
-    return Events(*np.array(sorted(rows), dtype=np.int64).reshape(-1, 5).T)
-
-
-# --- ranks ----------------------------------------------------------------------------------------
+def _events_of(ranges: Sequence[_Range], pid: int, names: Names) -> Events:
+    mine = sorted(span for span in ranges if span.pid == pid)
+    events = make_events(len(mine))
+    for at, span in enumerate(mine):
+        events["start"][at], events["end"][at] = span.start, span.end
+        events["lane"][at], events["name"][at] = span.thread, number_of(span.name, names)
+    return events
 
 
 def _gpu_ranks(
-    export: Export, kernels: Columns, ranges: Sequence[_Range], names: Names, notes: list[str]
-) -> tuple[tuple[RankTrace, ...], bool]:
+    export: Export,
+    kernels: NDArray[Any],
+    strings: dict[int, str],
+    ranges: Sequence[_Range],
+    names: Names,
+    notes: list[str],
+) -> tuple[list[RankTrace], bool]:
     """Return one rank per process and device, in order, and whether marks number them."""
     graphs = export.count(GRAPHS)
     if graphs:
         notes.append(
             f"{graphs} {_WHOLE_GRAPHS}: the kernels inside are missing here; {_TRACE_NODES}"
         )
-    strings = export.strings()
-    copies = export.read(
-        MEMCPY, TIMES, (*_ACTIVITY, "copyKind", "bytes", "srcDeviceId", "dstDeviceId")
-    )
-    memsets = export.read(MEMSET, TIMES, _ACTIVITY)
+    copied = export.read(MEMCPY, (*_ACTIVITY, "copyKind", "bytes", "srcDeviceId", "dstDeviceId"))
+    memset = export.read(MEMSET, _ACTIVITY)
     launches = None
     if any(is_step(span.name) for span in ranges):
-        launches = _Launches.read(export, strings)
-    for table in (kernels, copies, memsets):
-        table["process"] = np.where(table["globalPid"] < 0, _NO_PROCESS, table["globalPid"] >> 24)
-        table["launch"] = unknown(len(table["start"]))
-        if launches is not None:
-            table["launch"] = launches.times_of(table)
-    name_id = np.where(
-        kernels["demangledName"] >= 0, kernels["demangledName"], kernels["shortName"]
+        launches = _read_launches(export, strings)
+    compute, copies, memsets = (_events(rows, launches) for rows in (kernels, copied, memset))
+    kernel_names = kernels["demangledName"]
+    compute["name"] = _translated(
+        kernel_names, lambda number: number_of(strings.get(number, "unnamed kernel"), names)
     )
-    kernels["name"] = _translated(
-        name_id, lambda number: names.number(strings.get(number, "unnamed kernel"))
+    is_nccl = _translated(
+        kernel_names, lambda number: nccl_collective(strings.get(number, "")) is not None
     )
-    kernels["label"] = _translated(
-        kernels["name"], lambda name: names.number_or_none(nccl_collective(names.table[name]))
+    is_nccl = is_nccl.astype(bool)
+    collectives = compute.copy()
+    collectives["name"][is_nccl] = _translated(
+        kernel_names[is_nccl],
+        lambda number: number_of(str(nccl_collective(strings[number])), names),
     )
-    copies["name"] = _translated(copies["copyKind"], lambda kind: names.number(_copy_kind(kind)))
-    source, target = copies["srcDeviceId"], copies["dstDeviceId"]
+    copies["name"] = _translated(
+        np.where(copied["copyKind"] < len(_COPY_KINDS), np.maximum(copied["copyKind"], 0), 0),
+        lambda kind: number_of(_COPY_KINDS[kind], names),
+    )
+    copies["bytes"] = copied["bytes"]
+    source, target = copied["srcDeviceId"], copied["dstDeviceId"]
     between = (source >= 0) & (target >= 0) & (source != target)
-    memsets["name"] = np.full(len(memsets["start"]), names.number("memset"))
-    is_nccl = kernels["label"] >= 0
-    compute = _events(kernels)
-    collectives = Collectives(
-        **vars(compute), label=kernels["label"], communicator=unknown(len(compute))
-    )
-    copied = Copies(
-        **vars(_events(copies)), bytes=copies["bytes"], peer=(copies["copyKind"] == _PEER) | between
-    )
-    memory_sets = _events(memsets)
-    gpu_of, described = _devices(export)
-    units, numbered = _order(_units(kernels, notes), ranges)
+    copies["peer"] = between | (copied["copyKind"] == _COPY_KINDS.index("PtoP"))
+    memsets["name"] = number_of("memset", names)
+
+    gpu_of = {}  # undoes CUDA_VISIBLE_DEVICES
+    for pid, device, gpu in export.select("TARGET_INFO_CUDA_DEVICE", "pid", "cudaId", "gpuId"):
+        if isinstance(gpu, int):
+            gpu_of[pid, device] = gpu
+    described = {}
+    for gpu, name, bus_id in export.select("TARGET_INFO_GPU", "id", "name", "busLocation"):
+        described[gpu] = (name, bus_id)
+    order, numbered = _order(_processes_on_devices(kernels, is_nccl, notes), ranges)
     ranks = []
-    for number, process, device in units:
-        mine, my_copies, my_memsets = (
-            (table["process"] == process) & (table["deviceId"] == device)
-            for table in (kernels, copies, memsets)
-        )
-        gpu = gpu_of.get((process & 0xFFFFFF, device), device)
-        gpu_name, bus_id = described.get(gpu, (None, None))
+    for rank, pid, device in order:
+        gpu = gpu_of.get((pid, device), device)
+        name, bus_id = described.get(gpu, (None, None))
+        mine = _is_on(kernels, pid, device)
         ranks.append(
             RankTrace(
-                number,
+                rank,
                 gpu,
-                compute.where(mine & ~is_nccl),
-                collectives.where(mine & is_nccl),
-                copied.where(my_copies),
-                memory_sets.where(my_memsets),
-                _range_events(ranges, process, names),
-                pid=None if process == _NO_PROCESS else process & 0xFFFFFF,
-                gpu=gpu_name,
+                compute[mine & ~is_nccl],
+                collectives[mine & is_nccl],
+                copies[_is_on(copied, pid, device)],
+                memsets[_is_on(memset, pid, device)],
+                _events_of(ranges, pid, names),
+                pid=pid,
+                gpu=name,
                 bus_id=bus_id,
             )
         )
-    return tuple(ranks), numbered
+    return ranks, numbered
 
 
-def _host_ranks(ranges: Sequence[_Range], names: Names) -> tuple[tuple[RankTrace, ...], bool]:
-    """Return ranks of the processes with step ranges, else of those with any range."""
-    steps = [span for span in ranges if is_step(span.name)]
-    processes = {span.process for span in steps or ranges}
-    units, numbered = _order([(process, 0) for process in sorted(processes)], ranges)
-    ranks = []
-    for number, process, _ in units:
-        ranks.append(
-            RankTrace(
-                number,
-                None,
-                Events.empty(),
-                Collectives.empty(),
-                Copies.empty(),
-                Events.empty(),
-                _range_events(ranges, process, names),
-                on_host=True,
-                pid=process & 0xFFFFFF,
-            )
-        )
-    return tuple(ranks), numbered
+def _pids(rows: NDArray[Any], column: str) -> Times:
+    pids: Times = rows[column] >> 24 & 0xFFFFFF
+    return pids
 
 
-def _units(kernels: Columns, notes: list[str]) -> list[tuple[int, int]]:
+def _is_on(rows: NDArray[Any], pid: int, device: int) -> NDArray[np.bool_]:
+    is_on: NDArray[np.bool_] = (_pids(rows, "globalPid") == pid) & (rows["deviceId"] == device)
+    return is_on
+
+
+def _processes_on_devices(
+    kernels: NDArray[Any], is_nccl: NDArray[np.bool_], notes: list[str]
+) -> list[tuple[int, int]]:
     """Return (process, CUDA device) of every rank.
 
     A process that uses NCCL on one device and touches another (a context made by accident, usually
     on GPU 0) is one rank. What it ran elsewhere is noted and not counted.
     """
-    pairs = np.column_stack((kernels["process"], kernels["deviceId"]))
-    with_nccl = set(map(tuple, pairs[kernels["label"] >= 0].tolist()))
-    nccl_processes = {process for process, _ in with_nccl}
+    pairs = np.column_stack((_pids(kernels, "globalPid"), kernels["deviceId"]))
+    with_nccl = {(pid, device) for pid, device in pairs[is_nccl].tolist()}
+    nccl_processes = {pid for pid, _ in with_nccl}
     distinct, counts = np.unique(pairs, axis=0, return_counts=True)
     units = []
-    for (process, device), count in zip(distinct.tolist(), counts.tolist(), strict=True):
-        if (process, device) in with_nccl or process not in nccl_processes:
-            units.append((process, device))
+    for (pid, device), count in zip(distinct.tolist(), counts.tolist(), strict=True):
+        if (pid, device) in with_nccl or pid not in nccl_processes:
+            units.append((pid, device))
         else:
             notes.append(
-                f"process {process & 0xFFFFFF} also ran {count} kernels on CUDA device {device}, "
-                "without NCCL: not counted"
+                f"process {pid} also ran {count} kernels on CUDA device {device}, without NCCL: "
+                "not counted"
             )
     return units
 
@@ -275,89 +251,44 @@ def _order(
     for span in ranges:
         mark = rank_mark(span.name)
         if mark is not None:
-            marks[span.process] = mark
-    marked = sorted(
-        (marks[process], process, device) for process, device in units if process in marks
-    )
+            marks[span.pid] = mark
+    marked = sorted((marks[pid], pid, device) for pid, device in units if pid in marks)
     if marked and len({mark for mark, _, _ in marked}) == len(marked):
         return marked, True  # another process without a mark is not a rank but a parameter server
-    has_own_device = len({device for _, device in units}) == len(units)
-    ordered = sorted(units, key=lambda unit: unit[1] if has_own_device else unit[0])
-    return [(rank, process, device) for rank, (process, device) in enumerate(ordered)], False
+    ordered = sorted(units, key=lambda unit: (unit[1], unit[0]))
+    return [(rank, pid, device) for rank, (pid, device) in enumerate(ordered)], False
 
 
-def _devices(export: Export) -> tuple[dict[tuple[int, int], int], dict[int, tuple[str, str]]]:
-    """Return {(pid, CUDA device): GPU} and {GPU: (product name, bus id)}.
+def _events(rows: NDArray[Any], launches: tuple[Times, Times] | None) -> Events:
+    events = make_events(len(rows))
+    events["start"], events["end"], events["lane"] = rows["start"], rows["end"], rows["streamId"]
+    if launches is not None and len(rows):
+        keys, times = launches
+        wanted = _pids(rows, "globalPid") << 32 | rows["correlationId"]
+        at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+        events["launch"] = np.where(keys[at] == wanted, times[at], -1)
+    return events
 
-    The first undoes CUDA_VISIBLE_DEVICES.
+
+def _read_launches(export: Export, strings: dict[int, str]) -> tuple[Times, Times] | None:
+    """Return the calls that launched GPU work: sorted keys of process and correlation, and times.
+
+    None if there are none. Of a call into the runtime, which calls the driver, the first counts.
     """
-    gpu_of: dict[tuple[int, int], int] = {}
-    if export.has("TARGET_INFO_CUDA_DEVICE", "pid", "cudaId", "gpuId"):
-        for pid, device, gpu in export.rows(
-            "SELECT pid, cudaId, gpuId FROM TARGET_INFO_CUDA_DEVICE"
-        ):
-            if isinstance(gpu, int):
-                gpu_of[pid, device] = gpu
-    described: dict[int, tuple[str, str]] = {}
-    if export.has("TARGET_INFO_GPU", "id", "name", "busLocation"):
-        for gpu, name, bus_id in export.rows("SELECT id, name, busLocation FROM TARGET_INFO_GPU"):
-            if isinstance(name, str) and isinstance(bus_id, str):
-                described[gpu] = (name, bus_id)
-    return gpu_of, described
-
-
-# --- columns --------------------------------------------------------------------------------------
-
-
-def _events(table: Columns) -> Events:
-    return Events(table["start"], table["end"], table["streamId"], table["name"], table["launch"])
-
-
-def _copy_kind(number: int) -> str:
-    return COPY_KINDS[number] if 0 <= number < len(COPY_KINDS) else COPY_KINDS[0]
+    names = [str(number) for number, name in strings.items() if name.startswith(_LAUNCHERS)]
+    where = f"nameId IN ({', '.join(names)})"
+    if not names or "nameId" not in export.columns.get(RUNTIME, []):
+        return None
+    calls = export.read(RUNTIME, ("correlationId", "globalTid"), where)
+    keys = _pids(calls, "globalTid") << 32 | calls["correlationId"]
+    order = np.lexsort((calls["start"], keys))
+    distinct, first = np.unique(keys[order], return_index=True)
+    if not len(distinct):
+        return None
+    return distinct, calls["start"][order][first]
 
 
 def _translated(values: Times, translate: Callable[[int], int]) -> Times:
     """Translate every value; `translate` is called once per distinct value."""
     distinct, inverse = np.unique(values, return_inverse=True)
-    return column([translate(value) for value in distinct.tolist()])[inverse]
-
-
-@dataclass(frozen=True)
-class _Launches:
-    """The calls that launched GPU work: sorted keys of process and correlation, and host times."""
-
-    processes: Times
-    keys: Times
-    times: Times
-
-    @staticmethod
-    def read(export: Export, strings: dict[int, str]) -> "_Launches | None":
-        """Return the calls of an export; None if it has none."""
-        calls = [str(number) for number, name in strings.items() if name.startswith(_LAUNCHERS)]
-        needed = ("start", "correlationId", "globalTid")
-        if not calls or not export.has(RUNTIME, *needed, "nameId"):
-            return None
-        rows = export.read(RUNTIME, needed, where=f"nameId IN ({', '.join(calls)})")
-        if not len(rows["start"]):
-            return None
-        rows["process"] = rows["globalTid"] >> 24
-        processes = np.unique(rows["process"])
-        keys = _launch_keys(rows, processes)
-        # A call into the runtime calls the driver: the first counts.
-        order = np.lexsort((rows["start"], keys))
-        distinct, first = np.unique(keys[order], return_index=True)
-        return _Launches(processes, distinct, rows["start"][order][first])
-
-    def times_of(self, table: Columns) -> Times:
-        """Return the host time (ns) of the call that launched each row, -1 if unknown."""
-        wanted = _launch_keys(table, self.processes)
-        at = np.minimum(np.searchsorted(self.keys, wanted), len(self.keys) - 1)
-        return column(np.where((self.keys[at] == wanted) & (wanted >= 0), self.times[at], -1))
-
-
-def _launch_keys(table: Columns, processes: Times) -> Times:
-    """Return a number for each row's process and correlation, -1 for a process without calls."""
-    at = np.minimum(np.searchsorted(processes, table["process"]), len(processes) - 1)
-    is_known = (processes[at] == table["process"]) & (table["correlationId"] >= 0)
-    return column(np.where(is_known, (at << 32) | table["correlationId"], -1))
+    return np.array([translate(value) for value in distinct.tolist()], dtype=np.int64)[inverse]

@@ -1,9 +1,8 @@
 """Read an SQLite export of Nsight Systems as tables of columns.
 
-nsys makes a table only when it has rows, and adds columns from version to version (schema 2.x and
-3.x), so every reader asks for columns and says which are optional. Source: NVIDIA's "SQLite Export
-Schema Reference", exports of 2025.3 (schema 3.20). Nothing loops over events in Python: a million
-kernels with their launches take about four seconds.
+nsys makes a table only when it has rows, and adds columns from version to version. Source: NVIDIA's
+"SQLite Export Schema Reference", exports of 2025.3 (schema 3.20). Nothing loops over events in
+Python: a million kernels with their launches take about four seconds.
 """
 
 import sqlite3
@@ -13,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from analysis.errors import UnreadableInput
-from analysis.trace.intervals import Times
 
 KERNEL = "CUPTI_ACTIVITY_KIND_KERNEL"
 MEMCPY = "CUPTI_ACTIVITY_KIND_MEMCPY"
@@ -23,12 +22,8 @@ MEMSET = "CUPTI_ACTIVITY_KIND_MEMSET"
 RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
 GRAPHS = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
 NVTX = "NVTX_EVENTS"
-TIMES = ("start", "end")
+VERSIONS = "META_DATA_EXPORT"
 LATEST = 2**61  # ns; sums and differences of times fit into 64 bits
-VERSIONS = ("META_DATA_EXPORT", "EXPORT_META_DATA")  # one table, by its newer and its older name
-_OF_NSYS = (*VERSIONS, KERNEL, RUNTIME, NVTX, "TARGET_INFO_SESSION_START_TIME")
-
-Columns = dict[str, Times]
 
 
 class Export:
@@ -47,9 +42,11 @@ class Export:
         """Return the rows of a query."""
         return self.connection.execute(query, parameters).fetchall()
 
-    def has(self, table: str, *columns: str) -> bool:
-        """Tell whether the table exists with all these columns."""
-        return table in self.columns and set(columns) <= set(self.columns[table])
+    def select(self, table: str, *columns: str) -> list[tuple[Any, ...]]:
+        """Return columns of a table; no rows if the table or a column is missing."""
+        if not set(columns) <= set(self.columns.get(table, [])):
+            return []
+        return self.rows(f"SELECT {', '.join(map(quoted, columns))} FROM {quoted(table)}")
 
     def count(self, table: str) -> int:
         """Count the rows of a table; 0 if it does not exist."""
@@ -59,64 +56,59 @@ class Export:
 
     def version(self) -> str:
         """Return product, version and schema, as far as the export names them."""
-        facts: dict[str, str] = {}
-        for table in VERSIONS:
-            if self.has(table, "name", "value"):
-                for name, value in self.rows(f"SELECT name, value FROM {quoted(table)}"):
-                    if isinstance(name, str) and isinstance(value, str):
-                        facts[name] = value
+        facts = dict(self.select(VERSIONS, "name", "value"))
         text = f"Nsight Systems {facts.get('EXPORT_PRODUCT_VERSION', 'of an unknown version')}"
         schema = facts.get("EXPORT_SCHEMA_VERSION")
-        return f"{text} (schema {schema})" if schema else text
+        if schema:
+            text += f" (schema {schema})"
+        return text
 
     def strings(self) -> dict[int, str]:
         """Return StringIds: number to text."""
-        texts: dict[int, str] = {}
-        if self.has("StringIds", "id", "value"):
-            for number, text in self.rows("SELECT id, value FROM StringIds"):
-                if isinstance(number, int) and isinstance(text, str):
-                    texts[number] = text
+        texts = {}
+        for number, text in self.select("StringIds", "id", "value"):
+            if isinstance(number, int) and isinstance(text, str):
+                texts[number] = text
         return texts
 
-    def read(
-        self, table: str, needed: Sequence[str], optional: Sequence[str] = (), where: str = "1"
-    ) -> Columns:
-        """Return columns of a table as arrays; -1 stands for no value. A missing table has no rows.
+    def read(self, table: str, columns: Sequence[str], where: str = "1") -> NDArray[Any]:
+        """Return start, end and these columns of a table as a structured array.
 
-        Rows that end before they start are left out: nsys writes them for events that were cut.
+        -1 stands for no value and for a missing column. A missing table has no rows. Rows that end
+        before they start are left out: nsys writes them for events that were cut.
 
         Raises:
-            UnreadableInput: a needed column is missing or holds text, or a time is none that a
-                clock has.
+            UnreadableInput: there are no times, or none that a clock has, or a column holds text.
         """
-        wanted = [*needed, *optional]
+        names = ["start", "end", *columns]
+        dtype = np.dtype([(name, np.int64) for name in names])
         if table not in self.columns:
-            return {name: np.array([], dtype=np.int64) for name in wanted}
+            return np.empty(0, dtype)
         present = self.columns[table]
-        missing = ", ".join(name for name in needed if name not in present)
+        missing = [name for name in names[:2] if name not in present]
         if missing:
-            raise UnreadableInput(f"table {table} has no column {missing}: a schema not known here")
+            raise UnreadableInput(
+                f"table {table} has no column {', '.join(missing)}: a schema not known here"
+            )
         selected = []
-        for name in wanted:
+        for name in names:
             selected.append(f"coalesce({quoted(name)}, -1)" if name in present else "-1")
-        conditions = [where, *(f"{quoted(name)} IS NOT NULL" for name in needed)]
         rows = self.connection.execute(
-            f"SELECT {', '.join(selected)} FROM {quoted(table)} WHERE {' AND '.join(conditions)}"
+            f"SELECT {', '.join(selected)} FROM {quoted(table)} WHERE {where} "
+            'AND "start" IS NOT NULL AND "end" IS NOT NULL'
         )
         try:
-            data = np.fromiter(rows, dtype=np.dtype([(name, np.int64) for name in wanted]))
+            data = np.fromiter(rows, dtype)
         except (ValueError, TypeError, OverflowError):
             raise UnreadableInput(
                 f"table {table} holds text where numbers belong: a schema not known here"
             ) from None
-        for name in needed:
-            if name in TIMES and ((data[name] < 0) | (data[name] >= LATEST)).any():
+        for name in names[:2]:
+            if ((data[name] < 0) | (data[name] >= LATEST)).any():
                 raise UnreadableInput(
                     f"table {table} holds times that no clock has: a damaged file"
                 )
-        if "end" in wanted:
-            data = data[data["end"] >= data["start"]]
-        return {name: np.ascontiguousarray(data[name]) for name in wanted}
+        return data[data["end"] >= data["start"]]
 
 
 @contextmanager
@@ -129,22 +121,21 @@ def open_export(path: Path) -> Iterator[Export]:
     connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)
     try:
         export = Export(connection)
-        if not any(table in export.columns for table in _OF_NSYS):
+        if not {VERSIONS, KERNEL, RUNTIME, NVTX} & export.columns.keys():
             tables = ", ".join(sorted(export.columns)[:5]) or "none"
             raise UnreadableInput(
                 f"an SQLite file, but not an export of Nsight Systems (its tables: {tables})"
             )
         yield export
-    except UnicodeDecodeError:  # SQLite quotes damaged bytes in its message
-        raise _damaged("its schema is not text") from None
-    except sqlite3.Error as error:
-        raise _damaged(" ".join(str(error).split())) from None
+    except (UnicodeDecodeError, sqlite3.Error) as error:
+        cause = " ".join(str(error).split())
+        if isinstance(error, UnicodeDecodeError):  # SQLite quotes damaged bytes in its message
+            cause = "its schema is not text"
+        raise UnreadableInput(
+            f"a damaged or cut SQLite file ({cause}): export the report again"
+        ) from None
     finally:
         connection.close()
-
-
-def _damaged(cause: str) -> UnreadableInput:
-    return UnreadableInput(f"a damaged or cut SQLite file ({cause}): export the report again")
 
 
 def quoted(name: str) -> str:

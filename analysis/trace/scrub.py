@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 from analysis.errors import UnreadableInput
 from analysis.trace.nsys_tables import VERSIONS, Export, open_export, quoted
@@ -21,6 +22,7 @@ from analysis.trace.source import plain_export
 from benchmarks.record.safe_files import put_in_place
 
 # table: the columns that may hold text; all others are kept where they hold numbers.
+_ENUM = ("name", "label")
 _KEPT: dict[str, tuple[str, ...]] = {
     "CUPTI_ACTIVITY_KIND_KERNEL": (),
     "CUPTI_ACTIVITY_KIND_MEMCPY": (),
@@ -36,21 +38,14 @@ _KEPT: dict[str, tuple[str, ...]] = {
     "TARGET_INFO_CUDA_STREAM": (),
     "TARGET_INFO_SESSION_START_TIME": (),
     "ANALYSIS_DETAILS": (),
-    "ENUM_CUDA_MEMCPY_OPER": ("name", "label"),
-    "ENUM_CUDA_MEM_KIND": ("name", "label"),
-    "ENUM_NSYS_EVENT_TYPE": ("name", "label"),
-    "ENUM_CUDA_KERNEL_LAUNCH_TYPE": ("name", "label"),
+    "ENUM_CUDA_MEMCPY_OPER": _ENUM,
+    "ENUM_CUDA_MEM_KIND": _ENUM,
+    "ENUM_NSYS_EVENT_TYPE": _ENUM,
+    "ENUM_CUDA_KERNEL_LAUNCH_TYPE": _ENUM,
 }
 # Columns that point into StringIds.
 _REFERENCES = ("demangledName", "shortName", "mangledName", "nameId", "textId")
-_VERSION_KEYS = (
-    "EXPORT_PRODUCT_NAME",
-    "EXPORT_PRODUCT_VERSION",
-    "EXPORT_SCHEMA_VERSION",
-    "EXPORT_SCHEMA_VERSION_MAJOR",
-    "EXPORT_SCHEMA_VERSION_MINOR",
-    "EXPORT_SCHEMA_VERSION_MICRO",
-)
+_VERSION_KEYS = ("EXPORT_PRODUCT_NAME", "EXPORT_PRODUCT_VERSION", "EXPORT_SCHEMA_VERSION")
 
 
 def scrub(source: Path, target: Path) -> None:
@@ -92,49 +87,35 @@ def _copy(export: Export, fresh: sqlite3.Connection) -> None:
         columns = export.columns.get(table)
         if columns is None:
             continue
-        _copy_rows(export, fresh, table, columns, text_columns)
+        declared, selected = [], []
+        for column in columns:
+            name = quoted(column)
+            if column in text_columns:
+                declared.append(f"{name} TEXT")
+                selected.append(name)
+            else:  # a value of another type becomes NULL
+                declared.append(f"{name} INTEGER")
+                selected.append(f"CASE WHEN typeof({name}) IN ('integer', 'real') THEN {name} END")
+        query = f"SELECT {', '.join(selected)} FROM {quoted(table)}"
+        _write(fresh, table, declared, export.connection.execute(query))
         for column in set(columns) & set(_REFERENCES):
             references = fresh.execute(f"SELECT DISTINCT {quoted(column)} FROM {quoted(table)}")
-            used.update(number for (number,) in references if number is not None)
-    strings = [(number, text) for number, text in export.strings().items() if number in used]
-    fresh.execute("CREATE TABLE StringIds (id INTEGER NOT NULL PRIMARY KEY, value TEXT NOT NULL)")
-    fresh.executemany("INSERT INTO StringIds VALUES (?, ?)", strings)
-    for table in VERSIONS:
-        if export.has(table, "name", "value"):
-            marks = ", ".join("?" * len(_VERSION_KEYS))
-            versions = export.rows(
-                f"SELECT name, value FROM {quoted(table)} WHERE name IN ({marks})", _VERSION_KEYS
-            )
-            fresh.execute(f"CREATE TABLE {quoted(table)} (name TEXT, value TEXT)")
-            fresh.executemany(f"INSERT INTO {quoted(table)} VALUES (?, ?)", versions)
+            used.update(number for (number,) in references)
+    strings = [row for row in export.strings().items() if row[0] in used]
+    _write(fresh, "StringIds", ("id INTEGER NOT NULL PRIMARY KEY", "value TEXT NOT NULL"), strings)
+    versions = []
+    for name, value in export.select(VERSIONS, "name", "value"):
+        if name in _VERSION_KEYS:
+            versions.append((name, value))
+    _write(fresh, VERSIONS, ("name TEXT", "value TEXT"), versions)
     # Ids only: a process's name can be its command line, and the table lists every process of the
     # machine.
-    if export.has("PROCESSES", "globalPid", "pid"):
-        processes = export.rows(
-            "SELECT globalPid, pid FROM PROCESSES WHERE typeof(pid) = 'integer'"
-        )
-        fresh.execute("CREATE TABLE PROCESSES (globalPid INTEGER, pid INTEGER)")
-        fresh.executemany("INSERT INTO PROCESSES VALUES (?, ?)", processes)
+    processes = export.select("PROCESSES", "globalPid", "pid")
+    if all(isinstance(number, int) for row in processes for number in row):
+        _write(fresh, "PROCESSES", ("globalPid INTEGER", "pid INTEGER"), processes)
 
 
-def _copy_rows(
-    export: Export,
-    fresh: sqlite3.Connection,
-    table: str,
-    columns: Sequence[str],
-    text_columns: Sequence[str],
-) -> None:
-    """Copy a table; a value of another type than its column's becomes NULL."""
-    declared, selected = [], []
-    for column in columns:
-        name = quoted(column)
-        if column in text_columns:
-            declared.append(f"{name} TEXT")
-            selected.append(name)
-        else:
-            declared.append(f"{name} INTEGER")
-            selected.append(f"CASE WHEN typeof({name}) IN ('integer', 'real') THEN {name} END")
-    fresh.execute(f"CREATE TABLE {quoted(table)} ({', '.join(declared)})")
-    rows = export.connection.execute(f"SELECT {', '.join(selected)} FROM {quoted(table)}")
+def _write(fresh: sqlite3.Connection, table: str, columns: Sequence[str], rows: Any) -> None:
+    fresh.execute(f"CREATE TABLE {quoted(table)} ({', '.join(columns)})")
     marks = ", ".join("?" * len(columns))
     fresh.executemany(f"INSERT INTO {quoted(table)} VALUES ({marks})", rows)

@@ -1,4 +1,4 @@
-"""Read one `Trace` from what a user names: a file, a folder, or several files joined by commas.
+"""Open a trace wherever it is: one file, several joined by commas, or a folder of them.
 
 The content decides the reader, not the suffix: SQLite exports of nsys and Kineto JSON, plain or
 gzipped. A `.nsys-rep` goes through `nsys export`, where nsys is on PATH or named by the variable
@@ -21,15 +21,15 @@ from analysis.input_files import (
     LARGEST_JSON_BYTES,
     LARGEST_TRACE_BYTES,
     pieces,
-    read_bytes,
+    read_text,
 )
 from analysis.trace.kineto import read_kineto
-from analysis.trace.model import Names, RankTrace, Trace, TraceFile
+from analysis.trace.model import Names, RankTrace, Trace
 from analysis.trace.nsys import read_nsys
 
 _SQLITE = b"SQLite format 3\0"
-_REPORTS = (".nsys-rep", ".qdrep")
-_SUFFIXES = (".json", ".json.gz", ".sqlite", ".sqlite.gz", *_REPORTS)
+_REPORT = ".nsys-rep"
+_SUFFIXES = (".json", ".json.gz", ".sqlite", ".sqlite.gz", _REPORT)
 _EXPORT_SECONDS = 1800
 
 
@@ -40,18 +40,21 @@ def read_trace(source: str) -> Trace:
         OSError: a file cannot be opened.
         UnreadableInput: it is no trace, or its files are not of one run.
     """
-    names = Names()
-    parts = []
-    if Path(source).is_dir():
-        for path in _files_of(Path(source)):
-            part = _read(path, names, in_folder=True)
-            if part is not None:
-                parts.append(part)
+    in_folder = Path(source).is_dir()
+    if in_folder:
+        paths = [path for path in Path(source).iterdir() if path.name.endswith(_SUFFIXES)]
+        exported_stems = {path.name.split(".sqlite")[0] for path in paths if ".sqlite" in path.name}
     else:
-        for word in filter(None, source.split(",")):
-            part = _read(Path(word), names, in_folder=False)
-            if part is not None:
-                parts.append(part)
+        paths = [Path(word) for word in source.split(",") if word]
+        exported_stems = set()
+    names: Names = {}
+    parts: list[tuple[str, Trace]] = []
+    for path in sorted(paths) if in_folder else paths:
+        if path.suffix == _REPORT and path.stem in exported_stems:
+            continue  # its export is beside it
+        part = _read(path, names, in_folder)
+        if part is not None:
+            parts.append((path.name, part))
     if not parts:
         raise UnreadableInput(
             f"{source}: no trace in this folder; accepted are files named …{', …'.join(_SUFFIXES)}"
@@ -59,20 +62,18 @@ def read_trace(source: str) -> Trace:
     return _joined(source, parts, names)
 
 
-def _files_of(folder: Path) -> list[Path]:
-    """Return the files that may be traces, without reports whose exports are beside them."""
-    paths = [path for path in folder.iterdir() if path.name.endswith(_SUFFIXES) and path.is_file()]
-    exported_stems = {path.name.split(".sqlite")[0] for path in paths if ".sqlite" in path.name}
-    return sorted(
-        path for path in paths if path.suffix not in _REPORTS or path.stem not in exported_stems
-    )
-
-
-def _read(path: Path, names: Names, in_folder: bool) -> TraceFile | None:
+def _read(path: Path, names: Names, in_folder: bool) -> Trace | None:
     """Return one file; None for JSON in a folder that is not a trace (a record.json)."""
     try:
-        is_report = path.suffix in _REPORTS
-        head = b"" if is_report else _start(path)
+        is_report = path.suffix == _REPORT
+        head = b""
+        if not is_report:
+            with path.open("rb") as file:
+                packed = file.read(len(GZIP)) == GZIP
+            with gzip.open(path) if packed else path.open("rb") as stream:
+                head = stream.read(256)
+            if not head:
+                raise UnreadableInput("an empty file")
         if is_report or head.startswith(_SQLITE):
             with tempfile.TemporaryDirectory() as scratch:
                 copy = exported if is_report else plain_export
@@ -81,7 +82,7 @@ def _read(path: Path, names: Names, in_folder: bool) -> TraceFile | None:
             raise UnreadableInput(
                 "accepted are an SQLite export of nsys and the JSON of torch.profiler"
             )
-        text = read_bytes(path, LARGEST_JSON_BYTES).decode("utf-8", "replace")
+        text = read_text(path, LARGEST_JSON_BYTES)
         if in_folder and '"traceEvents"' not in text:
             return None
         return read_kineto(path.name, text, names)
@@ -89,17 +90,6 @@ def _read(path: Path, names: Names, in_folder: bool) -> TraceFile | None:
         raise UnreadableInput(f"{path}: cut or damaged gzip file") from None
     except UnreadableInput as error:
         raise UnreadableInput(f"{path}: {error}") from None
-
-
-def _start(path: Path) -> bytes:
-    with path.open("rb") as file:
-        head = file.read(256)
-    if head.startswith(GZIP):
-        with gzip.open(path) as file:
-            head = file.read(256)
-    if not head:
-        raise UnreadableInput("an empty file")
-    return head
 
 
 def plain_export(path: Path, scratch: Path) -> Path:
@@ -177,47 +167,63 @@ def of_cell(trace: Trace, hosts: int) -> Trace:
     return replace(trace, one_clock=False, notes=(*trace.notes, note))
 
 
-def _joined(source: str, parts: Sequence[TraceFile], names: Names) -> Trace:
+def _joined(source: str, parts: Sequence[tuple[str, Trace]], names: Names) -> Trace:
     """Join the files to one trace: number the ranks, collect the notes, decide about the clock."""
-    if len({part.source.split(" ")[0] for part in parts}) > 1:
+    files = [part for _, part in parts]
+    if len({part.source.split(" ")[0] for part in files}) > 1:
         raise UnreadableInput(
             f"{source}: traces of torch.profiler and of nsys together; name one of them"
         )
-    notes = [note for part in parts for note in part.notes]
+    notes = []
+    for part in files:
+        notes += part.notes
     ranks = _numbered(source, parts, notes)
-    clocks = {part.clock for part in parts}
-    if len(parts) > 1 and clocks == {None}:
+    clocks = {part.clock for part in files}
+    if len(files) > 1 and clocks == {None}:
         notes.append("the files do not name their host: one host and one clock are assumed")
     elif len(clocks) > 1:
         notes.append(
             "the files come from several hosts or reports, whose clocks differ: waiting times are "
             "not known"
         )
-    sizes = sorted({part.world_size for part in parts if part.world_size is not None})
+    sizes = sorted({part.world_size for part in files if part.world_size is not None})
     if len(sizes) > 1:
         raise UnreadableInput(
             f"{source}: ranks of runs with {' and '.join(map(str, sizes))} ranks together"
         )
-    size = sizes[0] if sizes else None
-    if size is not None and size > len(ranks):
-        notes.append(f"{len(ranks)} of {size} ranks are given: waiting times cover only these")
-    sources = ", ".join(dict.fromkeys(part.source for part in parts))
-    return Trace(sources, names.table, ranks, len(clocks) == 1, size, tuple(dict.fromkeys(notes)))
+    size = None
+    if sizes:
+        size = sizes[0]
+        if size > len(ranks):
+            notes.append(f"{len(ranks)} of {size} ranks are given: waiting times cover only these")
+    return Trace(
+        ", ".join(dict.fromkeys(part.source for part in files)),
+        list(names),
+        ranks,
+        one_clock=len(clocks) == 1,
+        world_size=size,
+        notes=tuple(dict.fromkeys(notes)),
+    )
 
 
-def _numbered(source: str, parts: Sequence[TraceFile], notes: list[str]) -> tuple[RankTrace, ...]:
+def _numbered(
+    source: str, parts: Sequence[tuple[str, Trace]], notes: list[str]
+) -> tuple[RankTrace, ...]:
     """Number the ranks as their files do; if not all files do, in the order of the files."""
-    ranks = [(rank, part.file) for part in parts for rank in part.ranks]
-    if all(part.numbered for part in parts):
-        file_of: dict[int, str] = {}
-        for rank, file in ranks:
-            if rank.rank in file_of:
+    file_of: dict[int, str] = {}
+    ranks: list[RankTrace] = []
+    numbered = all(part.numbered for _, part in parts)
+    for file, part in parts:
+        for rank in part.ranks:
+            if not numbered:
+                rank = replace(rank, rank=len(ranks))
+            elif rank.rank in file_of:
                 raise UnreadableInput(
                     f"{source}: {file_of[rank.rank]} and {file} are both rank {rank.rank}"
                 )
             file_of[rank.rank] = file
-        return tuple(sorted((rank for rank, _ in ranks), key=lambda rank: rank.rank))
-    if len(parts) > 1:
-        files = ", ".join(part.file for part in parts)
+            ranks.append(rank)
+    if not numbered and len(parts) > 1:
+        files = ", ".join(file for file, _ in parts)
         notes.append(f"not every file names its rank: they are numbered in the order {files}")
-    return tuple(replace(rank, rank=number) for number, (rank, _) in enumerate(ranks))
+    return tuple(sorted(ranks, key=lambda rank: rank.rank))

@@ -27,38 +27,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analysis.trace.intervals import intersect, subtract, total, union
-from analysis.trace.matching import Meeting, Meetings, Straggler, match
-from analysis.trace.model import RankTrace, Trace
+from analysis.trace.matching import Meeting, match, stragglers, waits_of
+from analysis.trace.model import RankTrace, Trace, spans
 from analysis.trace.steps import step_of, step_ranges
 
-
-@dataclass(frozen=True)
-class CollectiveCalls:
-    """The calls of one collective on one rank."""
-
-    name: str
-    calls: int
-    avg_us: float
-    median_us: float
-    min_us: float
-    max_us: float
-    total_ms: float
-
-
-@dataclass(frozen=True)
-class CopySummary:
-    """The copies of one kind on one rank.
-
-    `gb_per_s` is bytes ÷ the copies' own time (GB = 1e9 bytes). `exposed_ms` is the time at which
-    such a copy ran and no compute.
-    """
-
-    kind: str
-    calls: int
-    bytes: int | None
-    total_ms: float
-    gb_per_s: float | None
-    exposed_ms: float
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -79,19 +52,15 @@ class StepSummary:
     exposed_in_gaps_ms: float | None  # of `exposed_ms`
     wait_ms: float | None
 
-    @property
-    def overlapped_ms(self) -> float | None:
-        """Return the time per step of communication with compute."""
-        if self.comm_ms is None or self.exposed_ms is None:
-            return None
-        return self.comm_ms - self.exposed_ms
-
 
 @dataclass(frozen=True)
 class RankSummary:
-    """One rank. `wait_ms`: how long it waited in its collectives for the last rank.
+    """One rank.
 
-    `gap_us`: the median pause of at most 10 µs between two compute kernels on its GPU.
+    `nccl` has a row per collective, `memcpy` one per kind of copy: its `gb_per_s` is bytes ÷ the
+    copies' own time (GB = 1e9 bytes), its `exposed_ms` the time at which such a copy ran and no
+    compute. `wait_ms`: how long the rank waited in its collectives for the last rank. `gap_us`: the
+    median pause of at most 10 µs between two compute kernels on its GPU.
     """
 
     rank: int
@@ -99,8 +68,8 @@ class RankSummary:
     comm_ms: float | None
     exposed_ms: float | None
     overlapped_ms: float | None
-    nccl: list[CollectiveCalls]
-    memcpy: list[CopySummary]
+    nccl: list[Row]
+    memcpy: list[Row]
     wait_ms: float | None
     compute_ms: float | None
     gpu_idle_share: float | None
@@ -114,75 +83,76 @@ class RankSummary:
 
 
 @dataclass(frozen=True)
-class MatchedCollective:
-    """One collective over the ranks that take part: sums over the matched calls.
-
-    `wait_ms` is the average rank's.
-    """
-
-    name: str
-    communicator: str | None
-    ranks: list[int]
-    matched: int
-    wait_ms: float
-    transfer_ms: float
-    transfer_avg_us: float
-    transfer_median_us: float
-
-    @property
-    def wait_avg_us(self) -> float:
-        """Return the average rank's wait in a call."""
-        return 1e3 * self.wait_ms / self.matched
-
-
-@dataclass(frozen=True)
 class TraceSummary:
-    """The summary of a whole trace."""
+    """The summary of a whole trace.
+
+    `collectives` has a row per collective over the ranks that take part: sums over the matched
+    calls, `wait_ms` of the average rank.
+    """
 
     ranks: list[RankSummary]
     source: str
-    collectives: list[MatchedCollective]
-    stragglers: list[Straggler]
+    collectives: list[Row]
+    stragglers: list[Row]
     notes: list[str]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Row:
         """Return the object of `--json`, `ranks` first."""
         return asdict(self)
 
 
 def summarize(trace: Trace) -> TraceSummary:
     """Return all numbers of a trace."""
-    meetings = match(trace)
+    meetings, match_notes = match(trace)
     ranks = [_rank(rank, trace, meetings) for rank in trace.ranks]
-    notes = [*trace.notes, *meetings.notes]
+    notes = [*trace.notes, *match_notes]
     silent = [str(rank.rank) for rank in trace.ranks if not len(rank.collectives)]
     if silent:
-        which = "any rank" if len(silent) == len(ranks) else f"rank {', '.join(silent)}"
+        which = f"rank {', '.join(silent)}"
+        if len(silent) == len(ranks):
+            which = "any rank"
         notes.append(
             f"no kernel of NCCL on {which}: one GPU, another way to communicate, or hidden in CUDA "
             "graphs"
         )
     if not any(rank.steps for rank in ranks):
         notes.append("no range named step: time per step is not known")
-    collectives = [_collective(meeting) for meeting in meetings.matched]
-    return TraceSummary(ranks, trace.source, collectives, meetings.stragglers(), notes)
+    collectives = []
+    for meeting in meetings:
+        collectives.append(
+            {
+                "name": meeting.name,
+                "communicator": meeting.communicator,
+                "ranks": meeting.ranks,
+                "matched": len(meeting.transfer),
+                "wait_ms": float(meeting.wait.sum()) / len(meeting.ranks) / 1e6,
+                "transfer_ms": float(meeting.transfer.sum()) / 1e6,
+                "transfer_avg_us": float(meeting.transfer.mean()) / 1e3,
+                "transfer_median_us": float(np.median(meeting.transfer)) / 1e3,
+            }
+        )
+    return TraceSummary(ranks, trace.source, collectives, stragglers(meetings), notes)
 
 
-def _rank(rank: RankTrace, trace: Trace, meetings: Meetings) -> RankSummary:
-    comm_ms = exposed_ms = overlapped_ms = backend = None
+def _rank(rank: RankTrace, trace: Trace, meetings: list[Meeting]) -> RankSummary:
+    comm_ms = exposed_ms = overlapped_ms = wait_ms = compute_ms = None
     if len(rank.communication):
         comm_ns = total(rank.communication)
         overlapped_ns = total(intersect(rank.communication, rank.work))
-        comm_ms, overlapped_ms = _ms(comm_ns), _ms(overlapped_ns)
-        exposed_ms = _ms(comm_ns - overlapped_ns)
+        comm_ms, overlapped_ms = comm_ns / 1e6, overlapped_ns / 1e6
+        exposed_ms = (comm_ns - overlapped_ns) / 1e6
+    backend = None
     if len(rank.collectives):
-        is_gloo = trace.names[rank.collectives.name[0]].startswith("gloo:")
-        backend = "gloo" if is_gloo else "nccl"
-    waits = meetings.waits(rank)
+        backend = rank.backend
+    waits = waits_of(rank, meetings)
+    if waits is not None:
+        wait_ms = float(np.nansum(waits)) / 1e6
+    if len(rank.compute):
+        compute_ms = total(rank.work) / 1e6
     idle_share = window_ms = gap_us = None
     if len(rank.activity) and not rank.on_host:
         window_ns = int(rank.activity[-1, 1] - rank.activity[0, 0])
-        idle_share, window_ms = 1 - total(rank.activity) / window_ns, _ms(window_ns)
+        idle_share, window_ms = 1 - total(rank.activity) / window_ns, window_ns / 1e6
     if len(rank.gaps) and not rank.on_host:
         gap_us = float(np.median(rank.gaps[:, 1] - rank.gaps[:, 0])) / 1e3
     return RankSummary(
@@ -193,8 +163,8 @@ def _rank(rank: RankTrace, trace: Trace, meetings: Meetings) -> RankSummary:
         overlapped_ms=overlapped_ms,
         nccl=_calls(rank, trace),
         memcpy=_copies(rank, trace),
-        wait_ms=None if waits is None else _ms(float(np.nansum(waits))),
-        compute_ms=_ms(total(rank.work)) if len(rank.compute) else None,
+        wait_ms=wait_ms,
+        compute_ms=compute_ms,
         gpu_idle_share=idle_share,
         gap_us=gap_us,
         window_ms=window_ms,
@@ -206,90 +176,81 @@ def _rank(rank: RankTrace, trace: Trace, meetings: Meetings) -> RankSummary:
     )
 
 
-def _calls(rank: RankTrace, trace: Trace) -> list[CollectiveCalls]:
-    summaries = []
-    for label in np.unique(rank.collectives.label).tolist():
-        times_ns = rank.collectives.duration[rank.collectives.label == label]
+def _calls(rank: RankTrace, trace: Trace) -> list[Row]:
+    rows = []
+    for name in np.unique(rank.collectives["name"]).tolist():
+        calls = rank.collectives[rank.collectives["name"] == name]
+        times_ns = calls["end"] - calls["start"]
         sum_ns = int(times_ns.sum())
-        summaries.append(
-            CollectiveCalls(
-                name=trace.names[label],
-                calls=len(times_ns),
-                avg_us=sum_ns / len(times_ns) / 1e3,
-                median_us=float(np.median(times_ns)) / 1e3,
-                min_us=int(times_ns.min()) / 1e3,
-                max_us=int(times_ns.max()) / 1e3,
-                total_ms=_ms(sum_ns),
-            )
+        rows.append(
+            {
+                "name": trace.names[name],
+                "calls": len(calls),
+                "avg_us": sum_ns / len(calls) / 1e3,
+                "median_us": float(np.median(times_ns)) / 1e3,
+                "min_us": int(times_ns.min()) / 1e3,
+                "max_us": int(times_ns.max()) / 1e3,
+                "total_ms": sum_ns / 1e6,
+            }
         )
-    return sorted(summaries, key=lambda calls: -calls.total_ms)
+    return sorted(rows, key=lambda row: -row["total_ms"])
 
 
-def _copies(rank: RankTrace, trace: Trace) -> list[CopySummary]:
-    summaries = []
-    for kind in np.unique(rank.copies.name).tolist():
-        copies = rank.copies.where(rank.copies.name == kind)
-        sum_ns = int(copies.duration.sum())
+def _copies(rank: RankTrace, trace: Trace) -> list[Row]:
+    rows = []
+    for kind in np.unique(rank.copies["name"]).tolist():
+        copies = rank.copies[rank.copies["name"] == kind]
+        sum_ns = int((copies["end"] - copies["start"]).sum())
         size = gb_per_s = None
-        if (copies.bytes >= 0).all():
-            size = int(copies.bytes.sum())
-            gb_per_s = size / sum_ns if sum_ns else None  # bytes per ns
-        exposed_ms = _ms(total(subtract(union(copies.spans), rank.work)))
-        name = trace.names[kind]
-        summaries.append(CopySummary(name, len(copies), size, _ms(sum_ns), gb_per_s, exposed_ms))
-    return sorted(summaries, key=lambda copies: -copies.total_ms)
+        if (copies["bytes"] >= 0).all():
+            size = int(copies["bytes"].sum())
+            if sum_ns:
+                gb_per_s = size / sum_ns  # bytes per ns
+        rows.append(
+            {
+                "kind": trace.names[kind],
+                "calls": len(copies),
+                "bytes": size,
+                "total_ms": sum_ns / 1e6,
+                "gb_per_s": gb_per_s,
+                "exposed_ms": total(subtract(union(spans(copies)), rank.work)) / 1e6,
+            }
+        )
+    return sorted(rows, key=lambda row: -row["total_ms"])
 
 
 def _steps(rank: RankTrace, trace: Trace, waits: NDArray[np.float64] | None) -> StepSummary | None:
-    named = step_ranges(rank, trace)
-    if named is None:
+    steps = step_ranges(rank, trace)
+    if not len(steps):
         return None
-    source, steps = named
     count = len(steps)
     inside = step_of(rank.collectives, steps) >= 0
     comm_ms = exposed_ms = in_gaps_ms = wait_ms = None
     if len(rank.communication):
-        copies = rank.copies.where(rank.copies.peer)
-        copies = copies.where(step_of(copies, steps) >= 0)
-        communication = union(rank.collectives.spans[inside], copies.spans)
+        peer = rank.copies[(rank.copies["peer"] == 1) & (step_of(rank.copies, steps) >= 0)]
+        communication = union(spans(rank.collectives[inside]), spans(peer))
         exposed = subtract(communication, rank.work)
-        comm_ms, exposed_ms = _ms(total(communication)) / count, _ms(total(exposed)) / count
+        comm_ms = total(communication) / 1e6 / count
+        exposed_ms = total(exposed) / 1e6 / count
         if not rank.on_host:
-            in_gaps_ms = _ms(total(intersect(exposed, rank.gaps))) / count
+            in_gaps_ms = total(intersect(exposed, rank.gaps)) / 1e6 / count
     if waits is not None and (not inside.any() or not np.isnan(waits[inside]).all()):
-        wait_ms = _ms(float(np.nansum(waits[inside]))) / count
-    has_launches = (rank.compute.launch >= 0).any() or (rank.collectives.launch >= 0).any()
+        wait_ms = float(np.nansum(waits[inside])) / 1e6 / count
+    by = "start"
+    if (rank.compute["launch"] >= 0).any() or (rank.collectives["launch"] >= 0).any():
+        by = "launch"
+    durations_ns = steps["end"] - steps["start"]
     return StepSummary(
-        source=source,
+        source='range "step"',
         count=count,
-        median_ms=float(np.median(steps.duration)) / 1e6,
-        times_ms=(steps.duration / 1e6).tolist(),
-        by="launch" if has_launches else "start",
+        median_ms=float(np.median(durations_ns)) / 1e6,
+        times_ms=(durations_ns / 1e6).tolist(),
+        by=by,
         comm_ms=comm_ms,
         exposed_ms=exposed_ms,
         exposed_in_gaps_ms=in_gaps_ms,
         wait_ms=wait_ms,
     )
-
-
-def _collective(meeting: Meeting) -> MatchedCollective:
-    return MatchedCollective(
-        name=meeting.name,
-        communicator=meeting.communicator,
-        ranks=list(meeting.ranks),
-        matched=meeting.calls,
-        wait_ms=_ms(float(meeting.wait.sum()) / len(meeting.ranks)),
-        transfer_ms=_ms(float(meeting.transfer.sum())),
-        transfer_avg_us=float(meeting.transfer.mean()) / 1e3,
-        transfer_median_us=float(np.median(meeting.transfer)) / 1e3,
-    )
-
-
-def _ms(ns: float) -> float:
-    return ns / 1e6
-
-
-# --- metrics --------------------------------------------------------------------------------------
 
 
 def trace_metrics(summary: TraceSummary) -> dict[str, float]:
@@ -301,19 +262,27 @@ def trace_metrics(summary: TraceSummary) -> dict[str, float]:
     steps = [rank.steps for rank in summary.ranks if rank.steps is not None]
     means: dict[str, float | None] = {}
     if len(steps) == len(summary.ranks):
+        overlapped_ms: list[float | None] = []
+        for step in steps:
+            if step.comm_ms is None or step.exposed_ms is None:
+                overlapped_ms.append(None)
+            else:
+                overlapped_ms.append(step.comm_ms - step.exposed_ms)
         means = {
             "trace/comm_ms_per_step": _mean(step.comm_ms for step in steps),
             "trace/exposed_ms_per_step": _mean(step.exposed_ms for step in steps),
             "trace/exposed_in_gaps_ms_per_step": _mean(step.exposed_in_gaps_ms for step in steps),
-            "trace/overlapped_ms_per_step": _mean(step.overlapped_ms for step in steps),
+            "trace/overlapped_ms_per_step": _mean(overlapped_ms),
             "trace/wait_ms_per_step": _mean(step.wait_ms for step in steps),
         }
     for backend in ("nccl", "gloo"):
-        ranks = [rank for rank in summary.ranks if rank.backend == backend]
-        calls = [call for rank in ranks for call in rank.nccl]
-        count = sum(call.calls for call in calls)
+        calls = []
+        for rank in summary.ranks:
+            if rank.backend == backend:
+                calls += rank.nccl
+        count = sum(row["calls"] for row in calls)
         if count:
-            means[f"trace/{backend}_avg_us"] = sum(call.total_ms for call in calls) * 1e3 / count
+            means[f"trace/{backend}_avg_us"] = sum(row["total_ms"] for row in calls) * 1e3 / count
     means["trace/gpu_idle_share"] = _mean(rank.gpu_idle_share for rank in summary.ranks)
     means["trace/gap_us"] = _mean(rank.gap_us for rank in summary.ranks)
     return {name: value for name, value in means.items() if value is not None}
@@ -321,8 +290,11 @@ def trace_metrics(summary: TraceSummary) -> dict[str, float]:
 
 def _mean(values: Iterable[float | None]) -> float | None:
     """Return the mean; None if a value is not known, or there is none."""
-    present = list(values)
-    known = [value for value in present if value is not None]
-    if not known or len(known) < len(present):
+    numbers = []
+    for value in values:
+        if value is None:
+            return None
+        numbers.append(value)
+    if not numbers:
         return None
-    return sum(known) / len(known)
+    return sum(numbers) / len(numbers)

@@ -1,4 +1,4 @@
-"""Draw a timeline of a trace as SVG: a lane per rank and stream, and one of exposed communication.
+"""Draw one step of a trace as SVG: a lane per rank and stream, and one of exposed communication.
 
 Plain SVG on white works on a dark page and on paper. Hatches and shades separate the kinds without
 colour. Thousands of kernels become some hundred boxes: boxes closer than a fraction of a pixel are
@@ -7,15 +7,14 @@ joined. Equal traces give equal bytes.
 
 import math
 from collections import defaultdict
-from dataclasses import dataclass
 from html import escape
 
 import numpy as np
 
 from analysis.trace.intervals import NOTHING, Spans, intersect, total, union
-from analysis.trace.matching import Meetings, match
-from analysis.trace.model import RankTrace, Trace
-from analysis.trace.steps import Window
+from analysis.trace.matching import match, waits_of
+from analysis.trace.model import RankTrace, Trace, spans
+from analysis.trace.steps import choose_window
 from benchmarks.record.safe_text import visible
 
 # Text of 11 px has 8 points where the drawing is as wide as a page of a paper, 7 in.
@@ -23,7 +22,6 @@ _LEFT, _PLOT, _RIGHT = 110, 560, 20  # px
 _LANE, _GAP, _HEADER, _TOP, _BOTTOM = 17, 5, 30, 78, 64
 _LETTER = 6.3  # px of a letter, about
 _JOINED_PX = 0.2  # boxes closer than this become one
-_MOST_LANES = 6  # per rank; the streams with least activity share the last
 _MOST_RANKS = 16
 _ON_HOST = ("forward", "backward", "exchange", "optimizer")  # ranges drawn above the streams
 # kind: (fill, outline, words of the legend), drawn in this order
@@ -48,169 +46,138 @@ _STYLE = (
     ".soft{fill:#4a5460}.end{text-anchor:end}.mid{text-anchor:middle}</style>"
 )
 
-
-@dataclass(frozen=True)
-class _Lane:
-    """One line of the drawing: a label, and boxes by kind; `texts` are ranges with their names."""
-
-    label: str
-    boxes: dict[str, Spans]
-    texts: tuple[tuple[int, int, str], ...] = ()
+Boxes = dict[str, Spans]  # by kind
 
 
-def draw_timeline(trace: Trace, window: Window) -> str:
-    """Return the text of the SVG."""
-    meetings = match(trace)
+def draw_timeline(trace: Trace, step: int | None = None) -> str:
+    """Return the text of the SVG of one step, by default that of median time.
+
+    Raises:
+        ValueError: the trace has no step, or not this one.
+    """
+    start, end, title = choose_window(trace, step)
+    window = np.array([[start, end]], dtype=np.int64)
     drawn = trace.ranks[:_MOST_RANKS]
     parts: list[str] = []
     y = _TOP
+    meetings, _ = match(trace)
     for rank in drawn:
-        waits, transfers = _split(rank, meetings)
-        parts.append(_rank_header(rank, waits, meetings, window, y))
+        wait_ns = waits_of(rank, meetings)
+        turn = rank.collectives["start"]
+        if wait_ns is not None:
+            turn = turn + np.nan_to_num(wait_ns).astype(np.int64)
+        waits = np.column_stack((rank.collectives["start"], turn))
+        name = f"rank {rank.rank} · {'host' if rank.device is None else f'GPU {rank.device}'}"
+        if rank.gpu:
+            name += f" ({rank.gpu})"
+        line = "no communication in the trace"
+        if len(rank.communication):
+            comm_ms = total(intersect(rank.communication, window)) / 1e6
+            exposed_ms = total(intersect(rank.exposed, window)) / 1e6
+            line = f"communication {comm_ms:.3f} ms, exposed {exposed_ms:.3f} ms"
+            if wait_ns is not None:
+                line += f", waiting {total(intersect(union(waits), window)) / 1e6:.3f} ms"
+        parts.append(
+            _text(16, y + 20, name, "rank") + _text(_LEFT + _PLOT, y + 20, line, "soft end")
+        )
         y += _HEADER
-        for lane in _lanes(rank, trace, waits, transfers, window):
-            parts.append(_draw_lane(lane, window, y))
+        texts = _host_texts(rank, trace, start, end)
+        if texts:
+            parts.append(_draw_lane("host", {}, start, end, y) + _draw_texts(texts, start, end, y))
+            y += _LANE + _GAP
+        transfers = np.column_stack((turn, rank.collectives["end"]))
+        for label, boxes in _lanes(rank, waits, transfers, window):
+            parts.append(_draw_lane(label, boxes, start, end, y))
             y += _LANE + _GAP
         y += _GAP
-    axis = _axis(window, y)
+    axis = _axis((end - start) / 1e6, y)
     if len(drawn) < len(trace.ranks):
         line = f"{len(drawn)} of {len(trace.ranks)} ranks drawn"
         parts.append(_text(_LEFT, y + 12, line, "soft"))
         y += 18
     width, height = _LEFT + _PLOT + _RIGHT, y + _BOTTOM
-    length_ms = (window.end - window.start) / 1e6
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
         f'width="{width}" height="{height}">',
-        f"<title>Timeline: {_escaped(window.title)}</title>",
+        f"<title>Timeline: {title}</title>",
         _STYLE,
         _DEFINITIONS,
         f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
-        _text(16, 26, f"{window.title}, {length_ms:.3f} ms", "title"),
+        _text(16, 26, f"{title}, {(end - start) / 1e6:.3f} ms", "title"),
         _text(16, 44, trace.source, "soft"),
     )
     return "\n".join([*head, axis, *parts, _legend(y + 18), "</svg>", ""])
 
 
-# --- lanes ----------------------------------------------------------------------------------------
-
-
-def _split(rank: RankTrace, meetings: Meetings) -> tuple[Spans, Spans]:
-    """Return the time of each collective until the last rank came, and the rest.
-
-    Without a match no wait is known.
-    """
-    start, end = rank.collectives.start, rank.collectives.end
-    waits = meetings.waits(rank)
-    turn = start
-    if waits is not None:
-        turn = start + np.nan_to_num(waits).astype(np.int64)
-    return np.column_stack((start, turn)), np.column_stack((turn, end))
-
-
-def _span_of(window: Window) -> Spans:
-    return np.array([[window.start, window.end]], dtype=np.int64)
-
-
 def _lanes(
-    rank: RankTrace, trace: Trace, waits: Spans, transfers: Spans, window: Window
-) -> list[_Lane]:
-    """Return the lanes of a rank: the host's ranges, the streams, exposed communication."""
-    lanes = []
-    texts = _host_texts(rank, trace, window)
-    if texts:
-        lanes.append(_Lane("host", {}, texts))
-    here = _span_of(window)
-    boxes: dict[int, dict[str, Spans]] = defaultdict(dict)
-    for kind, lane, spans in (
-        ("compute", rank.compute.lane, rank.compute.spans),
-        ("copy", rank.copies.lane, rank.copies.spans),
-        ("copy", rank.memsets.lane, rank.memsets.spans),
-        ("wait", rank.collectives.lane, waits),
-        ("transfer", rank.collectives.lane, transfers),
+    rank: RankTrace, waits: Spans, transfers: Spans, window: Spans
+) -> list[tuple[str, Boxes]]:
+    """Return the lanes of a rank: its streams, and exposed communication."""
+    boxes: dict[int, Boxes] = defaultdict(dict)
+    for kind, events, times in (
+        ("compute", rank.compute, spans(rank.compute)),
+        ("copy", rank.copies, spans(rank.copies)),
+        ("copy", rank.memsets, spans(rank.memsets)),
+        ("wait", rank.collectives, waits),
+        ("transfer", rank.collectives, transfers),
     ):
-        inside = (spans[:, 1] > window.start) & (spans[:, 0] < window.end)
-        for stream in np.unique(lane[inside]).tolist():
-            visible_spans = intersect(union(spans[inside & (lane == stream)]), here)
-            before = boxes[stream].get(kind, NOTHING)
-            boxes[stream][kind] = union(before, visible_spans)
-    activity = {stream: sum(map(total, kinds.values())) for stream, kinds in boxes.items()}
-    busiest = sorted(boxes, key=lambda stream: (-activity[stream], stream))
+        for stream in np.unique(events["lane"]).tolist():
+            inside = intersect(union(times[events["lane"] == stream]), window)
+            if len(inside):
+                boxes[stream][kind] = union(boxes[stream].get(kind, NOTHING), inside)
     noun = "thread" if rank.on_host else "stream"
-    shown = busiest if len(busiest) <= _MOST_LANES else busiest[: _MOST_LANES - 1]
-    for stream in sorted(shown):
-        lanes.append(_Lane(f"{noun} {stream}", boxes[stream]))
-    rest = [boxes[stream] for stream in busiest[len(shown) :]]
-    if rest:
-        joined = {kind: union(*(kinds.get(kind, NOTHING) for kinds in rest)) for kind in _KINDS}
-        lanes.append(_Lane(f"{len(rest)} other {noun}s", joined))
-    lanes.append(_Lane("exposed", {"exposed": intersect(rank.exposed, here)}))
-    return lanes
+    lanes = [(f"{noun} {stream}", boxes[stream]) for stream in sorted(boxes)]
+    return [*lanes, ("exposed", {"exposed": intersect(rank.exposed, window)})]
 
 
-def _host_texts(rank: RankTrace, trace: Trace, window: Window) -> tuple[tuple[int, int, str], ...]:
+def _host_texts(rank: RankTrace, trace: Trace, start: int, end: int) -> list[tuple[int, int, str]]:
     """Return (start, end, name) of the ranges of a step's parts inside the window."""
-    ranges = rank.ranges
-    numbers = np.unique(ranges.name).tolist()
-    wanted = [number for number in numbers if trace.names[number].lower() in _ON_HOST]
-    inside = (ranges.end > window.start) & (ranges.start < window.end)
-    ranges = ranges.where(np.isin(ranges.name, wanted) & inside)
     texts = []
-    for (start, end), name in zip(ranges.spans.tolist(), ranges.name.tolist(), strict=True):
-        texts.append((max(start, window.start), min(end, window.end), trace.names[name]))
-    return tuple(texts)
+    ranges = rank.ranges[(rank.ranges["end"] > start) & (rank.ranges["start"] < end)]
+    for row in ranges:
+        name = trace.names[row["name"]]
+        if name.lower() in _ON_HOST:
+            texts.append((max(int(row["start"]), start), min(int(row["end"]), end), name))
+    return texts
 
 
-# --- drawing --------------------------------------------------------------------------------------
-
-
-def _rank_header(rank: RankTrace, waits: Spans, meetings: Meetings, window: Window, y: int) -> str:
-    here = _span_of(window)
-    name = f"rank {rank.rank} · {'host' if rank.device is None else f'GPU {rank.device}'}"
-    if rank.gpu:
-        name += f" ({rank.gpu})"
-    line = "no communication in the trace"
-    if len(rank.communication):
-        comm_ms = total(intersect(rank.communication, here)) / 1e6
-        exposed_ms = total(intersect(rank.exposed, here)) / 1e6
-        line = f"communication {comm_ms:.3f} ms, exposed {exposed_ms:.3f} ms"
-        if meetings.waits(rank) is not None:
-            line += f", waiting {total(intersect(union(waits), here)) / 1e6:.3f} ms"
-    return _text(16, y + 20, name, "rank") + _text(_LEFT + _PLOT, y + 20, line, "soft end")
-
-
-def _draw_lane(lane: _Lane, window: Window, y: int) -> str:
-    px_per_ns = _PLOT / (window.end - window.start)
+def _draw_lane(label: str, boxes: Boxes, start: int, end: int, y: int) -> str:
+    px_per_ns = _PLOT / (end - start)
     parts = [
-        _text(_LEFT - 8, y + 13, lane.label, "end"),
+        _text(_LEFT - 8, y + 13, label, "end"),
         f'<rect x="{_LEFT}" y="{y}" width="{_PLOT}" height="{_LANE}" fill="#f4f5f7"/>',
     ]
     for kind, (fill, outline, _) in _KINDS.items():
-        spans = lane.boxes.get(kind, NOTHING)
-        if not len(spans):
+        times = boxes.get(kind, NOTHING)
+        if not len(times):
             continue
-        joined = union(np.column_stack((spans[:, 0], spans[:, 1] + int(_JOINED_PX / px_per_ns))))
-        left = _LEFT + (joined[:, 0] - window.start) * px_per_ns
-        right = np.minimum(_LEFT + (joined[:, 1] - window.start) * px_per_ns, _LEFT + _PLOT)
+        joined = union(np.column_stack((times[:, 0], times[:, 1] + int(_JOINED_PX / px_per_ns))))
+        left = _LEFT + (joined[:, 0] - start) * px_per_ns
+        right = np.minimum(_LEFT + (joined[:, 1] - start) * px_per_ns, _LEFT + _PLOT)
         path = ""
         for a, b in zip(left.tolist(), right.tolist(), strict=True):
             path += f"M{a:.2f} {y}h{b - a:.2f}v{_LANE}h{a - b:.2f}z"
         parts.append(f'<path fill="{fill}" stroke="{outline}" stroke-width="0.5" d="{path}"/>')
-    for start, end, name in lane.texts:
-        x = _LEFT + (start - window.start) * px_per_ns
-        width = max((end - start) * px_per_ns, 0.5)
+    return "\n".join(parts)
+
+
+def _draw_texts(texts: list[tuple[int, int, str]], start: int, end: int, y: int) -> str:
+    px_per_ns = _PLOT / (end - start)
+    parts = []
+    for left, right, name in texts:
+        x = _LEFT + (left - start) * px_per_ns
+        width = max((right - left) * px_per_ns, 0.5)
         parts.append(
             f'<rect x="{x:.2f}" y="{y}" width="{width:.2f}" height="{_LANE}" fill="#ffffff" '
             'stroke="#4a5460" stroke-width="0.7"/>'
         )
         if width > 7 * len(name):
             parts.append(_text(x + width / 2, y + 12.5, name, "mid"))
-    return "\n".join(parts)
+    return "\n".join(["", *parts])
 
 
-def _axis(window: Window, bottom: int) -> str:
+def _axis(length_ms: float, bottom: int) -> str:
     """Draw milliseconds from the window's start, at 1, 2 or 5 times a power of ten."""
-    length_ms = (window.end - window.start) / 1e6
     power = 10.0 ** math.floor(math.log10(length_ms / 12))
     step_ms = power * next(factor for factor in (1, 2, 5, 10) if power * factor >= length_ms / 12)
     digits = max(0, -math.floor(math.log10(step_ms)))
@@ -238,10 +205,6 @@ def _legend(y: int) -> str:
 
 
 def _text(x: float, y: float, words: str, style: str = "") -> str:
-    css_class = f" class={style!r}" if style else ""
-    return f'<text x="{x:.1f}" y="{y:.1f}"{css_class}>{_escaped(words)}</text>'
-
-
-def _escaped(words: str) -> str:
     """Return a text that SVG shows as it is."""
-    return escape(visible(words, kept=""))
+    css_class = f" class={style!r}" if style else ""
+    return f'<text x="{x:.1f}" y="{y:.1f}"{css_class}>{escape(visible(words, kept=""))}</text>'

@@ -18,7 +18,7 @@ from analysis.text import count
 from analysis.trace.model import Trace
 from analysis.trace.scrub import scrub
 from analysis.trace.source import of_cell, read_trace
-from analysis.trace.steps import choose_window, within_steps
+from analysis.trace.steps import within_steps
 from analysis.trace.summary import summarize, trace_metrics
 from analysis.trace.timeline import draw_timeline
 from analysis.validity.nccl_settings import SettingResult
@@ -53,9 +53,7 @@ def profiled(cell: Cell, folder: CellFolder, nsys: Nsys | None, run: Run) -> Pro
         trace, facts = _recorded(cell, folder, nsys, run)
         trace = of_cell(trace, len(cell.every_host))
         summary = summarize(within_steps(trace))
-        safe_files.write_whole(
-            folder.profile.timeline, draw_timeline(trace, choose_window(trace)).encode()
-        )
+        safe_files.write_whole(folder.profile.timeline, draw_timeline(trace).encode())
     except Exception as error:  # whatever a trace holds: the timed pass is measured already
         return Profiled(
             SettingResult(PROFILED, f"the profiled pass gave no trace: {error}", "unchecked")
