@@ -141,39 +141,6 @@ def nccl_tests_texts():
     return [Seed(b"".join(lines[:60])), *whole]
 
 
-def nccl_tests_documents():
-    """Return documents of `-J` that are written from the rows of a capture."""
-    shown = run_json("nccl-tests", str(DATA / "nccl_tests_h200_x2_graph.txt"))
-    rows = []
-    for row in shown["runs"][0]["rows"]:
-        document = {"size": row["bytes"], "count": 1, "type": "float", "redop": "sum", "root": -1}
-        for placement in ("out_of_place", "in_place"):
-            figures = row[placement]
-            document[placement] = {
-                "time": figures["time_us"],
-                "alg_bw": figures["algbw"],
-                "bus_bw": figures["busbw"],
-                "nwrong": figures["wrong"] or 0,
-            }
-        document["out_of_place_per_iter"] = {"p50_us": 14.0, "times_us": [14.0, 15.0]}
-        rows.append(document)
-    device = {"rank": 0, "group": 0, "hostname": "a", "device": 0, "device_info": "H200"}
-    config = {"nthreads": 1, "ngpus": 2, "step_factor": 2, "iterations": 20, "graph": 0}
-    whole = {
-        "version": 3,
-        "args": ["./build/all_reduce_perf", "-g", "2"],
-        "nccl_version": 22809,
-        "env": ["NCCL_P2P_LEVEL=LOC"],
-        "config": {**config, "devices": [device]},
-        "results": rows,
-        "out_of_bounds": {"count": 0},
-        "average_bus_bandwidth": {"bandwidth": 448.74},
-        "errors": [],
-    }
-    short = json.dumps({**whole, "results": rows[:3]}, indent=1)
-    return [Seed(json.dumps(whole).encode()), Seed(short.encode() * 2)]
-
-
 def topology_xmls():
     """Return the dump of four H200s, and one with two CPUs, switches and NICs."""
     gpu = (
@@ -574,16 +541,15 @@ READERS = {
         nccl_logs, command("nccl-log"), TEXT, LINES,
         follows=("/processes", "/announced_by/.*", "/env_logged", "/channels_from"),
     ),
-    "nccl-tests-json": Reader(nccl_tests_documents, command("nccl-tests"), TEXT_AND_JSON),
     "nccl-tests-record": Reader(
         records_of("h200_x4/links", "collectives-gpus0-1-07a8cfe4cc", "collectives-gpus0-1-7841729728"),
         command("nccl-tests"), TEXT_AND_JSON,
     ),
     "nccl-tests-text": Reader(nccl_tests_texts, command("nccl-tests"), TEXT, ONE_LINE),
-    "p2p-text": Reader(captures(*P2P), command("p2p", drawn=True), TEXT, ONE_LINE),
+    "p2p-text": Reader(captures(*P2P), command("p2p"), TEXT, ONE_LINE),
     "p2p-record": Reader(
         records_of("h200_x2/links", "p2p-gpus0-1-d8d7030d8f", "p2p-gpus0-1-9781131b4b"),
-        command("p2p", drawn=True), TEXT_AND_JSON,
+        command("p2p"), TEXT_AND_JSON,
     ),
     "topo-text": Reader(captures(*TOPOLOGIES), command("topology", drawn=True), TEXT, LINES),
     "topo-xml": Reader(

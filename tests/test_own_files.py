@@ -341,7 +341,6 @@ ALLOWED = {
         {"work.mkdir", "root.mkdir", "archive.open", "tempfile.TemporaryDirectory", "path.parent.mkdir", "path.write_bytes"},
         "in a new folder of a random name, from which the archive is put in place, and in a scratch folder",
     ),
-    "analysis/native/heat_map.py": ({"figure.savefig"}, "into memory"),
     "analysis/report/figure.py": ({"figure.savefig"}, "into memory"),
     "analysis/topology/drawing.py": ({"figure.savefig"}, "into memory"),
     "analysis/report/folder.py": (

@@ -41,12 +41,12 @@ def matrix(title, word, *rows):
     return f"{title}\n   {word}{columns}\n" + "\n".join(lines) + "\n"
 
 
-def test_titles_of_2014_and_of_p2p_read():
+def test_titles_without_writes_and_of_p2p_read():
     text = ""
     for title, word, *rows in (
         ("Unidirectional P2P=Enabled Bandwidth Matrix (GB/s)", "D\\D", (900, 1.5), (1.25, 900)),
         ("Unidirectional P2P=Enabled Bandwidth (P2P Reads) Matrix (GB/s)", "D\\D", (900, 2.5), (2.25, 900)),
-        ("P2P=Enabled Latency Matrix (us)", "D\\D", (3, 4), (5, 6)),
+        ("P2P=Enabled Latency Matrix (us)", "GPU", (3, 4), (5, 6)),
         ("P2P=Enabled Latency (P2P Reads) Matrix (us)", "GPU", (7, 8), (9, 10)),
     ):  # fmt: skip
         text += matrix(title, word, *rows)

@@ -136,10 +136,10 @@ def test_impossible_counts_are_refused(count):
         choose_gpus(DGX1, count)
 
 
-def test_p2p_json_at_any_depth_or_bare():
+def test_p2p_json_of_the_command_of_a_record_or_bare():
     matrix = [[1500.0, 392.0], [391.0, 1500.0]]
     contract = {"devices": ["a", "b"], "matrices": {"unidirectional_enabled": matrix}}
-    for document in (contract, {"result": {"p2p": contract}}, matrix):
+    for document in (contract, {"tables": {"p2p": contract}}, matrix):
         assert parse_bandwidths(json.dumps(document)) == [[0.0, 392.0], [391.0, 0.0]]
 
 

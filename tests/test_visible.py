@@ -13,8 +13,6 @@ from rich.text import Text
 
 from analysis.__main__ import main as analysis
 from analysis.console import SafeConsole
-from analysis.native.heat_map import draw_heat_maps
-from analysis.native.p2p import Matrices
 from analysis.report.latex import latex
 from analysis.text import markdown, single_line
 from analysis.topology.drawing import draw_topology
@@ -127,13 +125,6 @@ def test_a_command_prints_nothing_that_a_terminal_obeys(tmp_path, capsys, comman
 
 
 def test_drawings_of_hostile_names_are_xml(tmp_path):
-    matrices = Matrices(
-        1, {0: {"name": HOSTILE, "bus_id": ""}}, ids={"unidirectional_disabled": (0,)}
-    )
-    matrices.entries["unidirectional_disabled"] = {(0, 0): 1.0}
-    draw_heat_maps(
-        matrices, None, tmp_path / "p2p.svg", HOSTILE, {"enabled": HOSTILE, "disabled": HOSTILE}
-    )
     topology = read_topology("tests/data/topo_dgx1_v100.txt")
     named = [dataclasses.replace(one, name=HOSTILE) for one in topology.devices]
     draw_topology(dataclasses.replace(topology, devices=tuple(named)), tmp_path / "topology.svg")

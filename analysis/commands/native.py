@@ -1,7 +1,7 @@
 """The commands on files of other tools: `nccl-log`, `nccl-tests`, `p2p` and `trace`.
 
-`nccl-log FILE…` says what NCCL did, `nccl-tests FILE…` prints the tables of nccl-tests (text, JSON
-or a record) with their notes, `p2p FILE` matrices of GB/s and µs between GPUs, `trace A [B]` where
+`nccl-log FILE…` says what NCCL did, `nccl-tests FILE…` prints the tables of nccl-tests (text or a
+record) with their notes, `p2p FILE` matrices of GB/s and µs between GPUs, `trace A [B]` where
 communication time goes in a trace, or what changed between two.
 """
 
@@ -16,14 +16,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from analysis.console import SafeConsole, console, table_of_texts
-from analysis.errors import UnreadableInput
-from analysis.native.nccl_tests import read_nccl_tests
-from analysis.native.nccl_tests_run import NcclTestsRun, PlacementNumbers
-from analysis.native.p2p import Matrices, P2p, read_p2p
+from analysis.native.nccl_tests import NcclTestsRun, read_nccl_tests
+from analysis.native.p2p import Matrices, read_p2p
 from analysis.nccl.log import NcclLog, read_nccl_log
 from analysis.text import count
-from analysis.topology.model import Topology
-from analysis.topology.readers import parse_topology, read_topology
 from benchmarks.record.safe_files import write_named
 
 if TYPE_CHECKING:  # numpy takes a tenth of a second
@@ -32,7 +28,7 @@ if TYPE_CHECKING:  # numpy takes a tenth of a second
 _CHOICES_SHOWN = 20
 _FILES = {
     "nccl-log": "one log of all ranks, or one log per rank",
-    "nccl-tests": "output of nccl-tests 2.0 to 2.19, its -J file or a record.json",
+    "nccl-tests": "output of nccl-tests 2.0 to 2.19, or a record.json of benchmark=collectives",
 }
 _TIMES_MS = ("comm_ms", "exposed_ms", "overlapped_ms", "wait_ms", "compute_ms")
 _RANK_COLUMNS = (
@@ -65,16 +61,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
             metavar="FILE",
             help="output of p2pBandwidthLatencyTest, whole or in part; or a record.json of "
             "benchmark=p2p",
-        )
-        parser.add_argument(
-            "--svg",
-            metavar="OUT",
-            help="draw heat maps into this SVG file; of several runs, the first one",
-        )
-        parser.add_argument(
-            "--topology",
-            metavar="FILE",
-            help="topology whose link classes stand in the squares (a record has its own)",
         )
     else:
         parser.add_argument("files", nargs="+", metavar="FILE", help=_FILES[command])
@@ -242,20 +228,19 @@ def _print_nccl_tests(nccl_run: NcclTestsRun, file: str, out: SafeConsole) -> No
         facts.append(f"NCCL {nccl_run.nccl_version}")
     where = escape(f"{file}:{nccl_run.line}")
     out.print(f"[bold]{where}[/bold] {escape(', '.join(facts))}", soft_wrap=True)
-    placements = [numbers for row in nccl_run.rows for numbers in row.placements()]
-    has_iterations = any(numbers.per_iteration for numbers in placements)
-    has_errors = any(numbers.error is not None for numbers in placements)
-    is_cpu_time = any(numbers.cputime_us is not None for numbers in placements)
-    headings = ["CPU time\nµs" if is_cpu_time else "time\nµs", "algbw\nGB/s", "busbw\nGB/s"]
+    placements = nccl_run.placements()
+    has_iterations = any(numbers.get("per_iteration") for numbers in placements)
+    has_errors = any(numbers["error"] is not None for numbers in placements)
+    headings = ["time\nµs", "algbw\nGB/s", "busbw\nGB/s"]
     if has_iterations:
         headings += ["min\nµs", "max\nµs", "p99\nµs"]
     headings.append("error" if has_errors else "#wrong")
     table = table_of_texts(None, ("bytes", "type", "redop", "root", *headings, *headings))
     for row in nccl_run.rows:
-        root = _figure(row.root, "d")
-        cells = [str(row.bytes), escape(row.dtype), escape(row.redop or ""), root]
-        for numbers in (row.out_of_place, row.in_place):
-            cells += _placement_cells(numbers, has_iterations)
+        root = _figure(row["root"], "d")
+        cells = [str(row["bytes"]), escape(row["dtype"]), escape(row["redop"] or ""), root]
+        for placement in ("out_of_place", "in_place"):
+            cells += _placement_cells(row[placement], has_iterations)
         table.add_row(*cells)
     out.print(table)
     average = "not printed"
@@ -272,17 +257,16 @@ def _print_nccl_tests(nccl_run: NcclTestsRun, file: str, out: SafeConsole) -> No
     out.print()
 
 
-def _placement_cells(numbers: PlacementNumbers | None, has_iterations: bool) -> list[str]:
+def _placement_cells(numbers: dict[str, Any] | None, has_iterations: bool) -> list[str]:
     if numbers is None:
         return [""] * (7 if has_iterations else 4)
-    time_us = numbers.time_us if numbers.cputime_us is None else numbers.cputime_us
-    cells = [_figure(time_us), _figure(numbers.algbw), _figure(numbers.busbw)]
+    cells = [_figure(numbers[key]) for key in ("time_us", "algbw", "busbw")]
     if has_iterations:
-        iterations = numbers.per_iteration or {}
+        iterations = numbers.get("per_iteration") or {}
         cells += [_figure(iterations.get(key)) for key in ("min_us", "max_us", "p99_us")]
-    if numbers.wrong is None:
-        return [*cells, _figure(numbers.error, ".0e")]
-    return [*cells, str(numbers.wrong)]
+    if numbers["wrong"] is None:
+        return [*cells, _figure(numbers["error"], ".0e")]
+    return [*cells, str(numbers["wrong"])]
 
 
 # --- p2p ------------------------------------------------------------------------------------------
@@ -296,11 +280,6 @@ def _run_p2p(arguments: argparse.Namespace) -> None:
     """
     p2p = read_p2p(arguments.file)
     first = p2p.runs[0]
-    if arguments.svg:
-        from analysis.native.heat_map import draw_heat_maps
-
-        topology = _topology_of(p2p, arguments.topology)
-        draw_heat_maps(first, topology, Path(arguments.svg), p2p.title, p2p.words)
     if arguments.json:
         content: dict[str, Any] = first.to_json()
         repeats = p2p.repeats if p2p.words else p2p.runs[1:]
@@ -314,21 +293,6 @@ def _run_p2p(arguments: argparse.Namespace) -> None:
     for number, matrices in enumerate(p2p.runs, 1):
         prefix = f"run {number} of {len(p2p.runs)}: " if len(p2p.runs) > 1 else ""
         _print_matrices(matrices, prefix, words.get("enabled", "peer access"), console())
-
-
-def _topology_of(p2p: P2p, file: str | None) -> Topology | None:
-    """Return the topology of a file, else the record's own.
-
-    None if that cannot be read: the drawing works without it.
-    """
-    if file is not None:
-        return read_topology(file)
-    if p2p.topology is None:
-        return None
-    try:
-        return parse_topology(p2p.topology)
-    except UnreadableInput:
-        return None
 
 
 def _print_matrices(matrices: Matrices, prefix: str, access: str, out: SafeConsole) -> None:

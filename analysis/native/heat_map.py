@@ -1,122 +1,18 @@
-"""Heat maps of p2p matrices: a square for each ordered pair, with its value and link class.
+"""Heat maps of numbers between GPUs: a square for each ordered pair, with its value.
 
 The colours are those of cividis: colour-blind people see them alike, and they keep their order in
-grey. Dark is always the better end. The diagonal (copies within one GPU) has its own scale and
-stays grey. Equal input gives equal bytes.
+grey. Dark is always the better end. The diagonal (copies within one GPU) stays grey.
 """
 
-import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
-from analysis.native.p2p import Matrices
-from analysis.text import count
-from analysis.topology.model import Device, Topology
-from benchmarks.record.safe_files import write_named
-from benchmarks.record.safe_text import visible
+from analysis.topology.model import Device
 
-_SQUARE = 0.62  # inches
-_LEFT, _RIGHT, _BELOW, _ABOVE = 0.55, 0.15, 0.5, 0.62  # inches around one matrix
-_HEAD = 1.2  # inches of the lines of text above all
-_LEAST_SIDE = 2.6  # inches: a small matrix still has room for its title
 _INK, _SOFT, _PAPER, _EMPTY = "#20262d", "#4a5460", "#ffffff", "#eef0f2"
-_STYLE: Any = {
-    "svg.hashsalt": "ringside",
-    "svg.fonttype": "none",
-    "pdf.fonttype": 42,
-    "font.family": "sans-serif",
-}
-# A row for each kind of matrix: without and with peer access side by side.
-_KINDS = ("uni", "bi", "latency_gpu", "latency_cpu")
 D = TypeVar("D", bound=Device)
 Scale = tuple[float, float]  # the least and the greatest value between two GPUs
-
-
-def draw_heat_maps(
-    matrices: Matrices,
-    topology: Topology | None,
-    path: Path,
-    title: str | None = None,
-    words: Mapping[str, str] | None = None,
-) -> None:
-    """Write the drawing; the suffix names the format (.svg, or any that matplotlib has).
-
-    `words` say what P2P on and off mean.
-
-    Raises:
-        ValueError: there is no matrix, or the format is not known.
-        OSError, NotOurs: it cannot be written, or something else than a drawing is there.
-    """
-    names = [name for name in matrices.ids if matrices.entries[name]]
-    if not names:
-        raise ValueError("no matrix to draw")
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    rows = []
-    for kind in _KINDS:
-        row = [name for name in names if name.startswith(kind)]
-        if row:
-            rows.append(row)
-    scales = {}
-    for unit in ("GB/s", "µs"):
-        scales[unit] = scale_of(matrices.entries[name] for name in names if unit_of(name) == unit)
-    lines = [title or _title_of_gpus(matrices), "row: who copies; dark: better; grey: within one"]
-    if len(names) > 1:
-        lines.append("all maps in GB/s have one scale of colours, all in µs another")
-    if words:
-        lines.append(f"P2P on: {words['enabled']}; off: {words['disabled']}")
-    side = max(_SQUARE * max(len(matrices.ids[name]) for name in names), _LEAST_SIDE)
-    width, height = _LEFT + side + _RIGHT, _ABOVE + side + _BELOW
-    full_width, full_height = width * max(map(len, rows)), len(rows) * height + _HEAD
-    with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(full_width, full_height), facecolor=_PAPER)
-        for row_number, row in enumerate(rows):
-            bottom = full_height - _HEAD - (row_number + 1) * height + _BELOW
-            for column, name in enumerate(row):
-                left = column * width + _LEFT
-                box = (left / full_width, bottom / full_height)
-                axes = figure.add_axes((*box, side / full_width, side / full_height))
-                ids, entries, unit = matrices.ids[name], matrices.entries[name], unit_of(name)
-                squares(axes, ids, entries, unit, topology, scales[unit])
-                axes.set_title(_title_of(name), fontsize=10, color=_INK, loc="left", pad=18)
-        for number, line in enumerate(lines):
-            style: dict[str, Any] = {"fontsize": 8, "color": _SOFT}
-            if number == 0:
-                style = {"fontsize": 12, "color": _INK, "weight": "bold"}
-            y = 1 - (0.3 + 0.22 * number) / full_height
-            text = visible(line, kept="")
-            figure.text(_LEFT / full_width, y, text, va="center", parse_math=False, **style)
-        form = path.suffix.removeprefix(".") or "svg"
-        metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(form)
-        content = io.BytesIO()
-        figure.savefig(content, format=form, metadata=metadata, facecolor=_PAPER)
-    write_named(path, content.getvalue())
-
-
-def _title_of_gpus(matrices: Matrices) -> str:
-    """Return a title for the GPUs: `4 GPUs (NVIDIA A100)`."""
-    gpus = {gpu for ids in matrices.ids.values() for gpu in ids}
-    models = sorted({device["name"] for device in matrices.devices.values()})
-    title = count(len(gpus), "GPU")
-    return f"{title} ({', '.join(models)})" if models else title
-
-
-def _title_of(name: str) -> str:
-    """Return a matrix's title: `GPU latency, µs, P2P on, reads` for `latency_gpu_enabled_reads`."""
-    words = name.split("_")
-    title = f"{words[0].capitalize()}, GB/s"
-    if words[0] == "latency":
-        title = f"{words[1].upper()} latency, µs"
-    title += ", P2P on" if "enabled" in words else ", P2P off"
-    return f"{title}, reads" if words[-1] == "reads" else title
-
-
-def unit_of(name: str) -> str:
-    """Return the unit of a matrix."""
-    return "µs" if name.startswith("latency") else "GB/s"
 
 
 def scale_of(matrices: Iterable[Mapping[tuple[D, D], float]]) -> Scale:
@@ -135,7 +31,6 @@ def squares(
     ids: Sequence[D],
     entries: Mapping[tuple[D, D], float],
     unit: str,
-    topology: Topology | None = None,
     scale: Scale | None = None,
 ) -> None:
     """Draw a square for every ordered pair, row to column.
@@ -159,12 +54,7 @@ def squares(
             if value is None:
                 continue
             text: dict[str, Any] = {"ha": "center", "va": "center", "color": _readable(fill)}
-            word = ""
-            if topology is not None and a != b and {a, b} <= set(topology.gpus):
-                word = topology.link_between(a, b)
-            axes.text(x + 0.5, y + (0.4 if word else 0.5), _number(value), fontsize=8, **text)
-            if word:
-                axes.text(x + 0.5, y + 0.74, word, fontsize=6, **text)
+            axes.text(x + 0.5, y + 0.5, _number(value), fontsize=8, **text)
     middles = [position + 0.5 for position in range(len(ids))]
     axes.set_xticks(middles, list(map(str, ids)))
     axes.set_yticks(middles, list(map(str, ids)))

@@ -1,70 +1,40 @@
-"""Read nccl-tests: the text of 2.0 to 2.19, its JSON, or a record of benchmark=collectives.
+"""Read nccl-tests: the text of 2.0 to 2.19, or a record of benchmark=collectives.
 
 Text may hold several runs, with log lines in between. It is checked against the format strings of
 nccl-tests' release tags (src/common.cu, each collective's print_header; from 2.17.3 src/util.cu). A
 row counts only if it has as many numbers as its header names, its size fits its count, and its
 algbw is size ÷ time within rounding; any other row is left out and counted, never half read.
+Bandwidths are GB/s with GB = 1e9 bytes, times µs. What the output does not say is None.
 """
 
+import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 from analysis.errors import UnreadableInput
-from analysis.input_files import read_input
-from analysis.native.nccl_tests_json import parse_json, record_in, runs_of_record
-from analysis.native.nccl_tests_run import (
-    PROGRAM_PATTERN,
-    NcclTestsRun,
-    PlacementNumbers,
-    SizeRow,
-    nccl_version,
-)
-from benchmarks.collectives.busbw import NCCL_TESTS_ELEMENT_BYTES
+from analysis.input_files import damage_told, read_input, table_of
+from analysis.text import count
+from benchmarks.collectives.busbw import NCCL_TESTS_COLLECTIVES, NCCL_TESTS_ELEMENT_BYTES
 
+Row = dict[str, Any]
 
-def read_nccl_tests(file: str | Path) -> list[NcclTestsRun]:
-    """Return every run of a file.
-
-    Raises:
-        OSError: it cannot be opened.
-        UnreadableInput: it holds no row; the message says what is accepted and where.
-    """
-    return read_input(file, parse_nccl_tests)
-
-
-def parse_nccl_tests(text: str) -> list[NcclTestsRun]:
-    """Return every run of one text, in order, with notes on contradictions.
-
-    Raises:
-        UnreadableInput: the text holds no row; the message says what is accepted and where.
-    """
-    if not text.lstrip().startswith("{"):
-        runs = _parse_tables(text)
-    else:
-        record = record_in(text)
-        runs = parse_json(text) if record is None else runs_of_record(record)
-    for run in runs:
-        run.add_notes()
-    return runs
-
-
-_LONGEST_COMMAND = 8000  # characters
-_ACCEPTED_TEXT = (
+_ACCEPTED = (
     "accepted is nccl-tests' output: a line `# size count type … time algbw busbw …` and rows "
     "below it"
 )
+# program of nccl-tests: the collective's name here
+_PROGRAMS = {collective.program: name for name, collective in NCCL_TESTS_COLLECTIVES.items()}
+_PROGRAM = "(" + "|".join(sorted(_PROGRAMS, key=len, reverse=True)) + r")_perf(?:[_-]\w+)?"
 # `[1,0]<stdout>:` and `[host@1,0]<stdout>: ` (mpirun --tag-output), `0: ` (srun --label)
 _TAG = re.compile(
-    r"[ \t]*(?:\[[^\]\s]{0,200}?\d{1,10},(\d{1,7})\]<std(?:out|err)>:? ?|(\d{1,6}): )", re.ASCII
+    r"[ \t]*(?:\[[^\]\s]{0,200}?\d{1,10},\d{1,7}\]<std(?:out|err)>:? ?|\d{1,6}: )", re.ASCII
 )
-_STARTING = re.compile(rf"# Collective test starting: {PROGRAM_PATTERN}\s*", re.ASCII)
-_COMMAND = re.compile(rf"(?:^|[\s/'\"]){PROGRAM_PATTERN}(?=\s+-)", re.ASCII)
-_LAUNCHER = re.compile(r"(?:^|[\s/])(?:mpirun|mpiexec|srun|orterun|prterun)\s", re.ASCII)
-_PROCESSES = re.compile(r"\s(?:--?np|-n|--ntasks)[ =](\d{1,7})(?=\s)", re.ASCII)
+_STARTING = re.compile(rf"# Collective test starting: {_PROGRAM}\s*", re.ASCII)
+_COMMAND = re.compile(rf"(?:^|[\s/'\"]){_PROGRAM}(?=\s+-)", re.ASCII)
 _VERSION = re.compile(
     r"# nccl-tests version (\S+) nccl-headers=\d+ nccl-library=(\d{1,9})\s*", re.ASCII
 )
@@ -87,215 +57,244 @@ _FAILURE = re.compile(
     r"Test (?:NCCL |CUDA |CPU )?failure|# error: |: Test timeout |Out of memory", re.ASCII
 )
 _PREAMBLE = ("# nThread", "# nccl-tests version", "# Collective test starting", "# Using devices")
-
-_ROW_START = re.compile(r"\s*(\d{1,19})\s+(\d{1,19})\s+([a-z]\w*)(\s.*)", re.ASCII)
+_ROW = re.compile(r"\s*(\d{1,19})\s+(\d{1,19})\s+([a-z]\w*)(\s.*)", re.ASCII)
 _NUMBER = re.compile(r"\d{1,19}(?:\.\d{1,6})?(?:e[+-]\d{2,3})?", re.ASCII)
 _WORD = re.compile(r"[a-z]\w*", re.ASCII)
 _ROOT = re.compile(r"-?\d{1,7}", re.ASCII)
-_STAMP = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", re.ASCII)
-_PER_ITERATION = {"i_min": "min_us", "i_max": "max_us", "i_p99": "p99_us", "i_cv%": "cv_pct"}
-_COLUMNS = {"time", "cputime", "algbw", "busbw", "error", "#wrong", *_PER_ITERATION}
+_COLUMNS = (["time", "algbw", "busbw", "error"], ["time", "algbw", "busbw", "#wrong"])
+# The parts of a run in their order; a line of an earlier part begins another run.
+_IN_COMMAND, _IN_PREAMBLE, _IN_RANKS, _IN_TABLE, _IN_ROWS, _IN_FOOTER = range(6)
 
 
-class _TextLine(NamedTuple):
-    number: int
-    tag: str | None
-    text: str
+@dataclass(slots=True)
+class NcclTestsRun:
+    """One program's output; `line` is where the run starts in its file.
+
+    A row has bytes, count, dtype, redop and root (None if the collective has none), and for each of
+    out_of_place and in_place time_us, algbw, busbw, `wrong` elements and `error`, the largest
+    difference (to 2.12); a placement is None if it was not measured. `environment` are the NCCL_*
+    assignments of the command, `avg_busbw` is as printed.
+    """
+
+    line: int
+    program: str | None = None
+    version: str | None = None
+    nccl_version: str | None = None
+    environment: dict[str, str] = field(default_factory=dict)
+    settings: dict[str, int] = field(default_factory=dict)
+    devices: list[dict[str, Any]] = field(default_factory=list)
+    ranks: int | None = None  # of one communicator
+    rows: list[Row] = field(default_factory=list)
+    avg_busbw: float | None = None
+    out_of_bounds: int | None = None
+    errors: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    # What only the reader of text needs.
+    part: int = _IN_COMMAND
+    header: tuple[str, ...] = ()
+    torn: list[int] = field(default_factory=list)  # lines of rows left out
+
+    @property
+    def collective(self) -> str | None:
+        """Name the collective: the program's, else all_reduce, whose busbw alone exceeds algbw."""
+        if self.program is not None:
+            return _PROGRAMS[self.program]
+        for numbers in self.placements():
+            algbw, busbw = numbers["algbw"] or 0.0, numbers["busbw"] or 0.0
+            if busbw * (1 - 1e-4) - 0.005 > algbw * (1 + 1e-4) + 0.005:
+                return "all_reduce"
+        return None
+
+    @property
+    def mean_busbw(self) -> float | None:
+        """Average busbw over rows and placements, unweighted, as nccl-tests does."""
+        speeds = []
+        for numbers in self.placements():
+            if numbers["busbw"] is not None:
+                speeds.append(numbers["busbw"])
+        if not speeds:
+            return None
+        return float(sum(speeds) / len(speeds))
+
+    @property
+    def rows_missing(self) -> bool:
+        """Tell whether no average is printed, or not that of the rows: rows are missing."""
+        mean, printed = self.mean_busbw, self.avg_busbw
+        return mean is None or printed is None or abs(mean - printed) > 0.006 + 1e-5 * mean
+
+    def placements(self) -> list[Row]:
+        """Return the numbers of every row in every placement that was measured."""
+        measured = []
+        for row in self.rows:
+            for placement in ("out_of_place", "in_place"):
+                if row[placement] is not None:
+                    measured.append(row[placement])
+        return measured
+
+    def to_json(self) -> dict[str, Any]:
+        """Return `collective`, `ranks`, `rows`, `avg_busbw`, and what else the output says."""
+        mean = None
+        if self.mean_busbw is not None and not self.rows_missing:
+            mean = round(self.mean_busbw, 6)
+        return {
+            "collective": self.collective,
+            "ranks": self.ranks,
+            "rows": self.rows,
+            "avg_busbw": self.avg_busbw,
+            "mean_busbw": mean,
+            "out_of_bounds": self.out_of_bounds,
+            "version": self.version,
+            "nccl_version": self.nccl_version,
+            "environment": self.environment,
+            "settings": self.settings,
+            "devices": self.devices,
+            "line": self.line,
+            "errors": self.errors,
+            "notes": self.notes,
+        }
 
 
-@dataclass(frozen=True, slots=True)
-class _TableHeader:
-    """The columns left of the numbers, and those of one placement, which stand there twice."""
+def read_nccl_tests(file: str | Path) -> list[NcclTestsRun]:
+    """Return every run of a file.
 
-    has_redop: bool
-    has_root: bool
-    columns: tuple[str, ...]
-    has_timestamp: bool
+    Raises:
+        OSError: it cannot be opened.
+        UnreadableInput: it holds no row; the message says what is accepted and where.
+    """
+    return read_input(file, parse_nccl_tests)
 
 
-def _parse_tables(text: str) -> list[NcclTestsRun]:
-    """Return every run of one text, in order, without notes on contradictions."""
-    lines = []
-    # A last line without its newline is left out: its last number may be cut.
-    *rows, rest = text.split("\n")
-    for number, row in enumerate(rows, 1):
-        row = row.rstrip("\r")
-        tag = _TAG.match(row)
-        if tag:
-            lines.append(_TextLine(number, tag[1] or tag[2], row[tag.end() :]))
-        else:
-            lines.append(_TextLine(number, None, row))
-    tags = {line.tag for line in lines if line.tag is not None and _read_header(line.text)}
-    streams = [lines]
-    if len(tags) > 1:  # several programs, one per process: each tag is a text of its own
-        streams = []
-        for tag_of_program in sorted(tags, key=lambda tag: (len(tag), tag)):
-            streams.append([line for line in lines if line.tag in (None, tag_of_program)])
-    readers = [_TableReader(stream) for stream in streams]
-    runs = [run for reader in readers for run in reader.runs]
-    if not any(run.rows for run in runs):
-        raise UnreadableInput(f"{_ACCEPTED_TEXT}; {_why_empty(lines, runs, readers[0])}")
-    if rest.lstrip()[:1] in tuple("#0123456789"):
-        runs[-1].notes.append(f"the text ends inside line {len(lines) + 1}, which is left out")
-    if len(tags) > 1:
-        for run in runs:
-            run.notes.append(
-                f"{len(tags)} processes each printed a table: they are separate programs, not the "
-                "ranks of one program"
-            )
+def parse_nccl_tests(text: str) -> list[NcclTestsRun]:
+    """Return every run of one text, in order, with notes on contradictions.
+
+    Raises:
+        UnreadableInput: the text holds no row; the message says what is accepted and where.
+    """
+    if text.lstrip().startswith("{"):
+        runs = _parse_record(text)
+    else:
+        runs = _parse_text(text)
+    for run in runs:
+        _note_contradictions(run)
     return runs
 
 
-def _why_empty(
-    lines: Sequence[_TextLine], runs: Sequence[NcclTestsRun], reader: "_TableReader"
-) -> str:
-    """Say why a text holds no row."""
-    if not lines:
-        return "the text is empty, or has no whole line"
-    if reader.torn:
-        return f"no row fits its table, the first is line {reader.torn[0]}"
-    if reader.headless:
-        return f"line {reader.headless[0]} looks like a row, but no header names its columns"
-    if runs:
-        failures = [f": {run.errors[0]}" for run in runs if run.errors]
-        reason = failures[-1] if failures else ""
-        return f"a run starts in line {runs[-1].line}, but no row follows{reason}"
-    return f"line 1 begins {lines[0].text[:60]!r}"
+# --- text -----------------------------------------------------------------------------------------
 
 
-class _TableReader:
-    """Turns the lines of one stream into runs.
-
-    A heading line starts another run once the last has rows or a footer.
-    """
-
-    def __init__(self, lines: Sequence[_TextLine]) -> None:
-        self.runs: list[NcclTestsRun] = []
-        self.run: NcclTestsRun | None = None
-        self.table: _TableHeader | None = None
-        self.torn: list[int] = []  # lines of the rows left out, of the whole stream
-        self.headless: list[int] = []  # lines of rows under no header
-        self._noted = 0  # how many of `torn` have a note
-        self._done = False  # the run has rows or a footer
-        self._footed = False
-        pending = ""
-        for line in lines:
-            body = pending + line.text
-            if body.endswith("\\") and len(body) < _LONGEST_COMMAND:  # the command goes on
-                pending = body[:-1] + " "
+def _parse_text(text: str) -> list[NcclTestsRun]:
+    runs: list[NcclTestsRun] = []
+    headless: list[int] = []  # lines of rows under no header
+    # A last line without its newline is left out: its last number may be cut.
+    *lines, rest = text.split("\n")
+    for number, line in enumerate(lines, 1):
+        line = line.rstrip("\r")
+        tag = _TAG.match(line)
+        if tag:
+            line = line[tag.end() :]
+        if _ROW.match(line):
+            if not runs or runs[-1].part not in (_IN_TABLE, _IN_ROWS):
+                headless.append(number)
+                continue
+            runs[-1].part = _IN_ROWS
+            row = _read_row(line, runs[-1].header, runs[-1].program)
+            if row is None:
+                runs[-1].torn.append(number)
             else:
-                pending = ""
-                self._read_line(line.number, line.text, body)
-        self._note_torn_rows()
-        if self.runs and self.headless:
-            self.runs[0].notes.append(
-                f"{len(self.headless)} row(s) without a header left out, the first in line "
-                f"{self.headless[0]}"
-            )
-
-    def _read_line(self, number: int, text: str, body: str) -> None:
-        if _ROW_START.match(text):
-            self._read_row(number, text)
-            return
-        command = _COMMAND.search(body) if "_perf" in body else None
-        if command is not None:
-            has_begun = self.run is not None and (self.run.settings or self.run.listed)
-            run = self._run_of_heading(number, new=bool(has_begun))
-            _read_command(run, number, body, command)
-            return
-        marked = text.lstrip()
-        if not marked.startswith("#"):
-            self._read_log_line(text)
-            return
-        header = _read_header(marked)
-        if header is not None:
-            if self.table is not None and not self._done and self.run is not None:
-                self.run.notes.append(
-                    f"a second header in line {number}: several programs wrote into this text"
-                )
-            self._run_of_heading(number)
-            self.table = header
-        elif "Rank" in marked and marked.startswith("#  "):
-            _read_rank(self._run_of_heading(number, new=self.table is not None), marked)
-        elif marked.startswith(_PREAMBLE):
-            is_listed = self.run is not None and bool(self.run.listed)
-            run = self._run_of_heading(number, new=self.table is not None or is_listed)
-            _read_preamble(run, marked)
-        elif self.run is not None and self.table is not None and _read_footer(self.run, marked):
-            self._footed = self._done = True
-
-    def _run_of_heading(self, number: int, new: bool = False) -> NcclTestsRun:
-        if self.run is None or self._done or new:
-            self._note_torn_rows()
-            self.run, self.table = NcclTestsRun(number), None
-            self._done = self._footed = False
-            self.runs.append(self.run)
-        return self.run
-
-    def _read_log_line(self, text: str) -> None:
-        if self.run is None:
-            return
-        if _FAILURE.search(text):
-            self.run.errors.append(text.strip()[:300])
-            return
-        version = _NCCL.search(text)
-        if version and not self.run.nccl_version:
-            self.run.nccl_version = version[1]
-
-    def _read_row(self, number: int, text: str) -> None:
-        if self.table is None or self.run is None or self._footed:
-            self.headless.append(number)
-            return
-        self._done = True
-        row = _read_row(text, self.table, self.run.program)
-        if row is None:
-            self.torn.append(number)
+                runs[-1].rows.append(row)
         else:
-            self.run.rows.append(row)
-
-    def _note_torn_rows(self) -> None:
-        torn = self.torn[self._noted :]
-        if self.run is not None and torn:
-            self.run.notes.append(
-                f"{len(torn)} cut or torn row(s) left out, the first in line {torn[0]}"
+            _read_line(runs, number, line)
+    torn = [number for run in runs for number in run.torn]
+    if not any(run.rows for run in runs):
+        if not lines:
+            reason = "the text is empty, or has no whole line"
+        elif torn:
+            reason = f"no row fits its table, the first is line {torn[0]}"
+        elif headless:
+            reason = f"line {headless[0]} looks like a row, but no header names its columns"
+        elif runs:
+            failures = [f": {run.errors[0]}" for run in runs if run.errors]
+            reason = f"a run starts in line {runs[-1].line}, but no row follows"
+            reason += "".join(failures[-1:])
+        else:
+            reason = f"line 1 begins {lines[0][:60]!r}"
+        raise UnreadableInput(f"{_ACCEPTED}; {reason}")
+    for run in runs:
+        if run.torn:
+            run.notes.append(
+                f"{len(run.torn)} cut or torn row(s) left out, the first in line {run.torn[0]}"
             )
-        self._noted = len(self.torn)
+    if headless:
+        runs[0].notes.append(
+            f"{len(headless)} row(s) without a header left out, the first in line {headless[0]}"
+        )
+    if rest.lstrip()[:1] in tuple("#0123456789"):
+        runs[-1].notes.append(f"the text ends inside line {len(lines) + 1}, which is left out")
+    return runs
+
+
+def _read_line(runs: list[NcclTestsRun], number: int, line: str) -> None:
+    """Read a line that is no row."""
+    marked = line.lstrip()
+    command = None
+    if "_perf" in line:
+        command = _COMMAND.search(line)
+    if command is not None:
+        run = _run_in(runs, number, _IN_COMMAND)
+        run.program = command[1]
+        before = line[: command.start(1)]
+        run.environment = dict(re.findall(r"(?:^|[\s'\"])(NCCL_\w+)=([^\s'\"]+)", before))
+    elif not marked.startswith("#"):
+        version = _NCCL.search(line)
+        if runs and _FAILURE.search(line):
+            runs[-1].errors.append(line.strip()[:300])
+        elif runs and version and not runs[-1].nccl_version:
+            runs[-1].nccl_version = version[1]
+    elif marked.split()[:4] == ["#", "size", "count", "type"]:
+        header = _read_header(marked)
+        if header and runs and runs[-1].part == _IN_TABLE:
+            runs[-1].notes.append(
+                f"a second header in line {number}: several programs wrote into this text"
+            )
+        if header:
+            _run_in(runs, number, _IN_TABLE).header = header
+    elif marked.startswith("#  ") and "Rank" in marked:
+        run = _run_in(runs, number, _IN_RANKS)
+        match = _RANK.fullmatch(marked)
+        device: dict[str, Any] = {}  # of a line that is cut
+        if match is not None:
+            device = {"rank": int(match[1]), "group": int(match[2] or 0), "host": match[3]}
+            device |= {"device": int(match[4]), "bus_id": match[5], "name": match[6]}
+        run.devices.append(device)
+    elif marked.startswith(_PREAMBLE):
+        _read_preamble(_run_in(runs, number, _IN_PREAMBLE), marked)
+    elif runs and runs[-1].part >= _IN_TABLE:
+        _read_footer(runs[-1], marked)
+
+
+def _run_in(runs: list[NcclTestsRun], number: int, part: int) -> NcclTestsRun:
+    """Return the run that a line of a part belongs to."""
+    if not runs or part < runs[-1].part:
+        runs.append(NcclTestsRun(number))
+    runs[-1].part = part
+    return runs[-1]
 
 
 def _read_preamble(run: NcclTestsRun, text: str) -> None:
-    """Read one line above the list of ranks."""
     starting = _STARTING.fullmatch(text)
     version = _VERSION.fullmatch(text)
     if starting:
         run.program = starting[1]
     elif version:
-        run.version, run.nccl_version = version[1], nccl_version(int(version[2]))
+        code = int(version[2])  # 22809 is 2.28.9, before 2.9 2408 is 2.4.8
+        scale = 1000 if code < 10000 else 10000
+        run.version = version[1]
+        run.nccl_version = f"{code // scale}.{code // 100 % (scale // 100)}.{code % 100}"
     elif text.startswith("# nThread"):
         run.settings = {name: int(value) for name, value in _SETTINGS.findall(text)}
 
 
-def _read_rank(run: NcclTestsRun, text: str) -> None:
-    """Read one line of the list of ranks."""
-    match = _RANK.fullmatch(text)
-    if match is None:
-        run.list_cut = True
-        return
-    rank, group = int(match[1]), int(match[2] or 0)
-    run.listed.append((group, rank))
-    run.devices.append(
-        {
-            "rank": rank,
-            "group": group,
-            "host": match[3],
-            "device": int(match[4]),
-            "bus_id": match[5],
-            "name": match[6],
-        }
-    )
-
-
-def _read_footer(run: NcclTestsRun, text: str) -> bool:
-    """Read one line below a table; tell whether it belongs to the footer."""
+def _read_footer(run: NcclTestsRun, text: str) -> None:
     bounds = _BOUNDS.fullmatch(text)
     average = _AVERAGE.fullmatch(text)
     if bounds:
@@ -304,120 +303,78 @@ def _read_footer(run: NcclTestsRun, text: str) -> bool:
         run.avg_busbw = float(average[1])
     elif _FAILURE.search(text):
         run.errors.append(text.strip()[:300])
-    return bool(bounds or average)
+    if bounds or average:
+        run.part = _IN_FOOTER
 
 
-def _read_command(run: NcclTestsRun, line: int, text: str, command: re.Match[str]) -> None:
-    """Read the command that a shell's log or a person put above a run.
-
-    Only NCCL_* is kept of its environment.
-    """
-    before, after = text[: command.start(1)], text[command.end() :] + " "
-    run.line, run.program = line, command[1]
-    run.environment = dict(re.findall(r"(?:^|[\s'\"])(NCCL_\w+)=([^\s'\"]+)", before))
-    ranks = 1
-    for short, long in (("t", "nthreads"), ("g", "ngpus")):
-        given = re.search(rf"\s(?:-{short}\s*|--{long}[ =])(\d{{1,6}})\s", after)
-        if given:
-            ranks *= int(given[1])
-    if not _LAUNCHER.search(before):
-        run.command_ranks = ranks
-        return
-    processes = _PROCESSES.search(before)
-    run.command_ranks = ranks * int(processes[1]) if processes else None
+def _read_header(text: str) -> tuple[str, ...]:
+    """Return the columns between the type and the numbers, and those of one placement."""
+    columns = text.split()[4:]
+    left = [word for word in columns[:2] if word in ("redop", "root")]
+    half = (len(columns) - len(left)) // 2
+    placement = columns[-half:]
+    if columns[len(left) :] != placement * 2 or placement not in _COLUMNS:
+        return ()
+    return (*left, *placement)
 
 
-def _read_header(text: str) -> _TableHeader | None:
-    """Return the columns that a header names; None for any other line."""
-    words = text.split()
-    if words[:4] != ["#", "size", "count", "type"]:
-        return None
-    left = [word for word in words[4:6] if word in ("redop", "root")]
-    columns = words[4 + len(left) :]
-    has_timestamp = columns[-1:] == ["timestamp"]
-    if has_timestamp:
-        columns.pop()
-    half = len(columns) // 2
-    placement = columns[:half]
-    if placement != columns[half:] or not placement or placement[0] not in ("time", "cputime"):
-        return None
-    distinct = set(placement)
-    if len(distinct) != half or not distinct <= _COLUMNS or {"time", "cputime"} <= distinct:
-        return None
-    if not {"algbw", "busbw"} <= distinct or not {"error", "#wrong"} & distinct:
-        return None
-    return _TableHeader("redop" in left, "root" in left, tuple(placement), has_timestamp)
-
-
-def _read_row(text: str, table: _TableHeader, program: str | None) -> SizeRow | None:
+def _read_row(text: str, header: Sequence[str], program: str | None) -> Row | None:
     """Return one row; None if it does not match its table or contradicts itself."""
-    match = _ROW_START.fullmatch(text)
+    match = _ROW.fullmatch(text)
     if match is None:
         return None
-    size, count, dtype, words = int(match[1]), int(match[2]), match[3], match[4].split()
-    stamp = None
-    if table.has_timestamp:
-        stamp = " ".join(words[-2:])
-        words = words[:-2]
-        if not _STAMP.fullmatch(stamp):
-            return None
-    redop = None
-    if table.has_redop and words and _WORD.fullmatch(words[0]):
+    size, elements, dtype, words = int(match[1]), int(match[2]), match[3], match[4].split()
+    redop = root = None
+    if "redop" in header and words and _WORD.fullmatch(words[0]):
         redop = words.pop(0)
-    root = None
-    if table.has_root:
+    if "root" in header:
         if not words or not _ROOT.fullmatch(words[0]):
             return None
         root = int(words.pop(0))
-    width = len(table.columns)
-    if len(words) != 2 * width:
+    columns = header[-4:]
+    if len(words) != 2 * len(columns):
         return None
-    share = count * NCCL_TESTS_ELEMENT_BYTES.get(dtype, 0)  # bytes of one rank's part
-    rest = size % share if share else size
-    if rest and dtype in NCCL_TESTS_ELEMENT_BYTES and program != "alltoallv":
+    share = elements * NCCL_TESTS_ELEMENT_BYTES.get(dtype, 0)  # bytes of one rank's part
+    if program != "alltoallv" and share and size % share:
         return None
-    placements = []
-    for placement_words in (words[:width], words[width:]):
-        figures = dict(zip(table.columns, placement_words, strict=True))
-        placement = _read_placement(figures)
-        if placement is None or not _is_plausible(figures, size, size // share if share else 1):
+    row: Row = {"bytes": size, "count": elements, "dtype": dtype, "redop": redop, "root": root}
+    if redop == "none":
+        row["redop"] = None
+    if root == -1:
+        row["root"] = None
+    for placement, figures in (("out_of_place", words[:4]), ("in_place", words[4:])):
+        row[placement] = _read_placement(dict(zip(columns, figures, strict=True)), size)
+        if row[placement] is None:
             return None
-        placements.append(placement)
-    return SizeRow(
-        bytes=size,
-        count=count,
-        dtype=dtype,
-        redop=None if redop == "none" else redop,
-        root=None if root == -1 else root,
-        out_of_place=placements[0],
-        in_place=placements[1],
-        timestamp=stamp,
-    )
+    return row
 
 
-def _read_placement(words: Mapping[str, str]) -> PlacementNumbers | None:
-    """Return the numbers of one placement; None if one is not a number."""
+def _read_placement(words: Mapping[str, str], size: int) -> Row | None:
+    """Return the numbers of one placement; None if they are none, or algbw is not size ÷ time."""
     values: dict[str, float | None] = {}
     for column, word in words.items():
         if word in ("nan", "-nan", "inf") or (word == "N/A" and column in ("error", "#wrong")):
             values[column] = None
-            continue
-        if not _NUMBER.fullmatch(word) or float(word) == math.inf:
+        elif _NUMBER.fullmatch(word) and float(word) < math.inf:
+            values[column] = float(word)
+        else:
             return None
-        values[column] = float(word)
-    wrong = values.get("#wrong")
+    time_us, algbw, wrong = values["time"], values["algbw"], values.get("#wrong")
     if wrong is not None and not wrong.is_integer():
         return None
-    per_iteration = {key: values[name] for name, key in _PER_ITERATION.items() if name in values}
-    return PlacementNumbers(
-        time_us=values.get("time"),
-        algbw=values["algbw"],
-        busbw=values["busbw"],
-        wrong=None if wrong is None else int(wrong),
-        error=values.get("error"),
-        cputime_us=values.get("cputime"),
-        per_iteration=per_iteration or None,
-    )
+    if time_us is not None and algbw is not None:
+        half_us, half = _half_a_unit(words["time"]), _half_a_unit(words["algbw"]) * 1.001
+        if size > (algbw + half) * (time_us + half_us) * 1e3:
+            return None
+        if size < (algbw - half) * (time_us - half_us) * 1e3:
+            return None
+    return {
+        "time_us": time_us,
+        "algbw": algbw,
+        "busbw": values["busbw"],
+        "wrong": None if wrong is None else int(wrong),
+        "error": values.get("error"),
+    }
 
 
 def _half_a_unit(word: str) -> float:
@@ -427,19 +384,116 @@ def _half_a_unit(word: str) -> float:
     return float(f"0.5e{int(exponent or 0) - decimals}")
 
 
-def _is_plausible(words: Mapping[str, str], size: int, shares: int) -> bool:
-    """Tell whether algbw is size ÷ time within rounding.
+def _note_contradictions(run: NcclTestsRun) -> None:
+    """Count the ranks, and add a note for each contradiction inside the run."""
+    listed = [(device.get("group", 0), device.get("rank")) for device in run.devices]
+    distinct = set(listed)
+    if len(listed) > len(distinct):
+        run.notes.append(
+            f"{count(len(listed) - len(distinct), 'rank')} listed more than once: several programs "
+            "wrote into this text (built without MPI, or NCCL_TESTS_SPLIT), and their rows cannot "
+            "be told apart"
+        )
+    if listed:
+        groups = {group for group, _ in distinct}
+        size = len(distinct) // len(groups)
+        if distinct == {(group, rank) for group in groups for rank in range(size)}:
+            run.ranks = size
+        else:
+            run.notes.append(
+                "the list of ranks is cut or its groups differ in size: the number of ranks is not "
+                "known"
+            )
+    run.devices = [device for device in run.devices if device]
+    mean = run.mean_busbw
+    if mean is not None and run.avg_busbw is None:
+        run.notes.append("the output ends without an average of busbw: the run was cut or failed")
+    elif mean is not None and run.rows_missing:
+        run.notes.append(
+            f"the printed average of busbw is {run.avg_busbw:g}, but the rows give {mean:.4f}: "
+            "rows are missing or added"
+        )
+    if not run.rows:
+        run.notes.append("no row: the run was cut or failed")
+    wrong = 0
+    for row in run.rows:
+        placements = [row["out_of_place"] or {}, row["in_place"] or {}]
+        wrong += any(numbers.get("wrong") for numbers in placements)
+    if wrong or run.out_of_bounds:
+        run.notes.append(
+            f"wrong results: {count(wrong, 'row')} with wrong elements, {run.out_of_bounds or 0} "
+            "values out of bounds"
+        )
 
-    `shares` is the size ÷ one rank's part: hypercube counts one part less.
-    """
-    time, algbw = words.get("time", "nan"), words["algbw"]
-    if not (_NUMBER.fullmatch(time) and _NUMBER.fullmatch(algbw)):
-        return True
-    low_us, high_us = float(time) - _half_a_unit(time), float(time) + _half_a_unit(time)
-    slack = _half_a_unit(algbw) * 1.001
-    for part in (1.0, (shares - 1) / shares if shares else 1.0):
-        slowest = size * part / high_us / 1e3 - slack if high_us > 0 else math.inf
-        fastest = size * part / low_us / 1e3 + slack if low_us > 0 else math.inf
-        if slowest <= float(algbw) <= fastest:
-            return True
-    return False
+
+# --- records of benchmark=collectives -------------------------------------------------------------
+
+
+def _parse_record(text: str) -> list[NcclTestsRun]:
+    """Return the runs of a record. Raises UnreadableInput where it has none, or is damaged."""
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError):
+        raise UnreadableInput(f"{_ACCEPTED}; or a record.json, but it is cut or damaged") from None
+    table = table_of(record, "nccl-tests")
+    runs = []
+    with damage_told("nccl-tests"):
+        cell = record["cell"]
+        gpus = cell["gpus"] * max(1, len(cell.get("hosts", ())))
+        for content in table["runs"]:
+            run = NcclTestsRun(1)
+            if content["collective"] in NCCL_TESTS_COLLECTIVES:
+                run.program = NCCL_TESTS_COLLECTIVES[content["collective"]].program
+            version = record["environment"]["versions"].get("nccl")
+            if version:
+                run.nccl_version = str(version)
+            run.environment = {str(name): str(value) for name, value in cell["nccl"].items()}
+            for rank, gpu in enumerate(gpus):
+                device = {"rank": rank, "device": _whole_number(gpu)}
+                if "name" in record["ranks"][rank]:
+                    device["name"] = str(record["ranks"][rank]["name"])
+                run.devices.append(device)
+            run.rows = [_row_of_record(row) for row in content["rows"]]
+            run.avg_busbw = _number(content["avg_busbw"])
+            runs.append(run)
+    return runs
+
+
+def _row_of_record(content: Mapping[str, Any]) -> Row:
+    row: Row = {"bytes": _whole_number(content["bytes"]), "count": _whole_number(content["count"])}
+    row |= {"dtype": str(content["dtype"]), "redop": None, "root": None}
+    if content["redop"] is not None:
+        row["redop"] = str(content["redop"])
+    if content["root"] is not None:
+        row["root"] = _whole_number(content["root"])
+    for placement in ("out_of_place", "in_place"):
+        figures = content[placement]
+        if figures is None:
+            row[placement] = None
+            continue
+        numbers = {key: _number(figures[key]) for key in ("time_us", "algbw", "busbw")}
+        wrong = figures.get("wrong")
+        numbers["wrong"] = None if wrong is None else _whole_number(wrong)
+        numbers["error"] = None
+        row[placement] = numbers
+        if figures.get("per_iteration"):
+            iterations = {key: _number(value) for key, value in figures["per_iteration"].items()}
+            row[placement]["per_iteration"] = iterations
+    return row
+
+
+def _number(value: Any) -> float | None:
+    """Return a number; None for null and what is not finite."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise UnreadableInput(f"{value!r} is not a number")
+    if not abs(value) < math.inf:
+        return None
+    return float(value)
+
+
+def _whole_number(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise UnreadableInput(f"{value!r} is not a whole number")
+    return value
