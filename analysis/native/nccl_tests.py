@@ -449,7 +449,7 @@ def _parse_record(text: str) -> list[NcclTestsRun]:
                 run.nccl_version = str(version)
             run.environment = {str(name): str(value) for name, value in cell["nccl"].items()}
             for rank, gpu in enumerate(gpus):
-                device = {"rank": rank, "device": _whole_number(gpu)}
+                device: dict[str, Any] = {"rank": rank, "device": _whole_number(gpu)}
                 if "name" in record["ranks"][rank]:
                     device["name"] = str(record["ranks"][rank]["name"])
                 run.devices.append(device)

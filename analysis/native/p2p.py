@@ -334,13 +334,13 @@ class _MatrixReader:
             absent_rows = [str(row) for row in columns if row not in rows]
             if absent_rows:
                 run.notes.append(f"{name} has no row {', '.join(absent_rows)}")
-        wanted = _PRINTED
+        wanted = [*_PRINTED]
         if any(name.startswith("latency_cpu") for name in run.ids):
             wanted += _LATENCY_CPU
         if any(name.endswith("_reads") for name in run.ids):
             wanted += _READS
             if "latency_cpu_disabled" in run.ids:
-                wanted += ("latency_cpu_enabled_reads",)
+                wanted.append("latency_cpu_enabled_reads")
         absent = []
         for name in wanted:
             if name not in run.ids and not (self.has_workers and name.startswith("latency_gpu")):

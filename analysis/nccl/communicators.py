@@ -4,8 +4,6 @@ NCCL names the communicator only when it starts and completes one. Connections, 
 counts carry ranks alone, and since 2.22 connections come as late as the first collective. A line
 belongs to the communicator that its process was starting, or else to the only one that its ranks,
 devices and process fit. A line that fits several is kept as shared.
-
-A text may hold several runs, one after the other: processes of other runs use the same GPUs.
 """
 
 import re
@@ -23,13 +21,10 @@ from analysis.nccl.messages import (
     Membership,
     NetworkDevice,
     Nodes,
+    OwnedLine,
     RingLine,
-    Setting,
     Trees,
 )
-
-OwnedLine = Connection | CollNet | RingLine | Trees | ChannelCounts
-LogGpu = tuple[str | None, str | int | None]  # host, and bus id or NVML index
 
 
 @dataclass(frozen=True)
@@ -52,21 +47,7 @@ class Group:
     events: list[OwnedLine] = field(default_factory=list)
 
 
-@dataclass
-class CommunicatorIndex:
-    """Every communicator with its lines.
-
-    `shared` are lines that fit several communicators, with these; `strange` counts lines that fit
-    none. `ambiguous`: some communicators without identity could be told apart only by their ranks.
-    """
-
-    groups: list[Group]
-    shared: list[tuple[OwnedLine, list[Group]]] = field(default_factory=list)
-    strange: int = 0
-    ambiguous: bool = False
-
-
-def bracket_kind(version: tuple[int, ...] | None, brackets: Iterable[str]) -> str | None:
+def bracket_kind(version: tuple[int, ...] | None, connections: Iterable[Connection]) -> str | None:
     """Return what `rank[…]` holds: "nvml" (2.18.3 on), "bus" (2.5 to 2.18.1), None if not sure.
 
     2.4 wrote the CUDA or the NVML index, depending on the transport. Without a version, brackets
@@ -76,32 +57,29 @@ def bracket_kind(version: tuple[int, ...] | None, brackets: Iterable[str]) -> st
         if version >= (2, 18, 2):
             return "nvml"
         return "bus" if version >= (2, 5) else None
-    for bracket in brackets:
-        if not bracket.isdigit() or len(bracket) > 9 or int(bracket) > 255:
-            return "bus"
+    for connection in connections:
+        for bracket in filter(None, connection.brackets):
+            if not bracket.isdigit() or len(bracket) > 9 or int(bracket) > 255:
+                return "bus"
     return None
 
 
-def sort_by_communicator(events: list[Event], kind: str | None) -> CommunicatorIndex:
-    """Return the communicators of all texts, in their order; `kind` is that of `bracket_kind`."""
-    sorter = _Sorter(events, kind)
-    for event in events:
-        if isinstance(event, Membership):
-            sorter.add_membership(event)
-        elif isinstance(event, OwnedLine):
-            sorter.add_line(event)
-    return sorter.result()
+class CommunicatorIndex:
+    """Every communicator of all texts with its lines.
 
-
-class _Sorter:
-    """Gives each line to the communicator that its process starts; keeps the rest for the end."""
+    Each line goes to the communicator that its process starts; the rest is kept for the end.
+    `shared` are lines that fit several communicators, with these; `strange` counts lines that fit
+    none. `ambiguous`: some communicators without identity could be told apart only by their ranks.
+    """
 
     def __init__(self, events: list[Event], kind: str | None) -> None:
-        self._kind = kind
+        self.groups: list[Group] = []
+        self.shared: list[tuple[OwnedLine, list[Group]]] = []
+        self.strange = 0
+        self.ambiguous = False
+        self._kind = kind  # of brackets
         # Before 2.18 NCCL announces completion only.
         self._has_starts = any(isinstance(e, Membership) and not e.complete for e in events)
-        self._groups: list[Group] = []
-        self._ambiguous = False
         self._by_identity: dict[object, Group] = {}
         self._by_pointer: dict[tuple[LogProcess, str], Group] = {}
         self._anonymous: list[Group] = []
@@ -109,8 +87,18 @@ class _Sorter:
         self._completed: set[LogProcess] = set()  # processes that completed a communicator
         self._waiting: dict[LogProcess, list[OwnedLine]] = defaultdict(list)  # since a membership
         self._loose: list[OwnedLine] = []
+        for event in events:
+            if isinstance(event, Membership):
+                self._add_membership(event)
+            elif isinstance(event, OwnedLine):
+                starting = self._open[event.process]
+                if len(set(starting)) == 1 and _fits(starting[0], event, kind, True):
+                    starting[0].events.append(event)
+                else:
+                    self._waiting[event.process].append(event)
+        self._give_rest()
 
-    def add_membership(self, event: Membership) -> None:
+    def _add_membership(self, event: Membership) -> None:
         process = event.process
         group = self._group_of(event)
         self._by_pointer[process, event.pointer] = group
@@ -145,52 +133,41 @@ class _Sorter:
         elif event.split is not None:
             pointer, count, colour = event.split
             parent = self._by_pointer.get((event.process, pointer))
-            number = self._groups.index(parent) if parent else None
+            number = self.groups.index(parent) if parent else None
             identity = (number, event.nranks, count, colour)
-        if identity is not None:
-            if identity not in self._by_identity:
-                self._by_identity[identity] = self._new_group(event.comm_id, event.nranks)
+        if identity in self._by_identity:
             return self._by_identity[identity]
-        for group in self._anonymous:
-            if group.nranks == event.nranks:
-                if all(event.rank not in ranks for ranks in group.members.values()):
-                    return group
-                self._ambiguous = True
-        self._anonymous.append(self._new_group(None, event.nranks))
-        return self._anonymous[-1]
+        if identity is None:
+            for group in self._anonymous:
+                if group.nranks == event.nranks:
+                    if all(event.rank not in ranks for ranks in group.members.values()):
+                        return group
+                    self.ambiguous = True
+        group = Group(event.comm_id, event.nranks)
+        self.groups.append(group)
+        if identity is None:
+            self._anonymous.append(group)
+        else:
+            self._by_identity[identity] = group
+        return group
 
-    def _new_group(self, name: str | None, nranks: int) -> Group:
-        self._groups.append(Group(name, nranks))
-        return self._groups[-1]
-
-    def add_line(self, event: OwnedLine) -> None:
-        starting = set(self._open[event.process])
-        if len(starting) == 1:
-            group = starting.pop()
-            if _fits(group, event, self._kind, True):
-                group.events.append(event)
-                return
-        self._waiting[event.process].append(event)
-
-    def result(self) -> CommunicatorIndex:
+    def _give_rest(self) -> None:
         """Give the lines that are left to the only communicator that they fit."""
-        loose = self._loose
         for lines in self._waiting.values():
-            loose += lines
-        if not self._groups:
-            return CommunicatorIndex([Group(None, None, events=loose)])
-        member_processes = {process for group in self._groups for process in group.members}
-        index = CommunicatorIndex(self._groups, ambiguous=self._ambiguous)
-        for line in loose:
-            is_member = line.process in member_processes
-            fitting = [g for g in self._groups if _fits(g, line, self._kind, is_member)]
+            self._loose += lines
+        if not self.groups:
+            self.groups.append(Group(None, None, events=self._loose))
+            return
+        members = {process for group in self.groups for process in group.members}
+        for line in self._loose:
+            is_member = line.process in members
+            fitting = [g for g in self.groups if _fits(g, line, self._kind, is_member)]
             if len(fitting) == 1:
                 fitting[0].events.append(line)
             elif fitting:
-                index.shared.append((line, fitting))
+                self.shared.append((line, fitting))
             else:
-                index.strange += 1
-        return index
+                self.strange += 1
 
 
 def _fits(group: Group, event: OwnedLine, kind: str | None, is_member: bool) -> bool:
@@ -198,114 +175,29 @@ def _fits(group: Group, event: OwnedLine, kind: str | None, is_member: bool) -> 
 
     Its ranks must be in range, its writer a member that writes about itself, its GPUs the same.
     """
-    writer, ranks = _ranks_in(event)
+    writer: int | None = None
+    ranks: list[tuple[int, str | None]] = []  # with brackets
+    if isinstance(event, Connection):
+        writer = event.target if event.end == "receive" else event.source
+        ranks = event.ends
+    elif isinstance(event, RingLine):
+        ranks = [(rank, None) for rank in event.ranks]
+    elif isinstance(event, Trees | CollNet):
+        writer, ranks = event.rank, [(event.rank, None)]
     for rank, bracket in ranks:
         if group.nranks is not None and rank >= group.nranks:
             return False
-        if not _same_gpu(group.devices.get(rank), bracket, kind):
+        device = group.devices.get(rank)
+        if bracket is None or device is None:
+            continue
+        if kind == "nvml" and device.nvml is not None and bracket != str(device.nvml):
+            return False
+        if kind == "bus" and device.bus_id is not None and bracket != device.bus_id:
             return False
     if not is_member or not event.process.host:
         return True
     own_ranks = group.members.get(event.process)
     return own_ranks is not None and (writer is None or writer in own_ranks)
-
-
-def _ranks_in(event: OwnedLine) -> tuple[int | None, list[tuple[int, str | None]]]:
-    """Return the rank that wrote a line, and the ranks in it with their brackets."""
-    if isinstance(event, Connection):
-        writer = event.target if event.end == "receive" else event.source
-        return writer, bracketed_ranks(event)
-    if isinstance(event, RingLine):
-        return None, [(rank, None) for rank in event.ranks]
-    if isinstance(event, Trees | CollNet):
-        return event.rank, [(event.rank, None)]
-    return None, []
-
-
-def bracketed_ranks(event: Connection) -> list[tuple[int, str | None]]:
-    """Return both ends of `0[1a] -> 1[1b]` as (rank, bracket)."""
-    return [(event.source, event.source_bracket), (event.target, event.target_bracket)]
-
-
-def _same_gpu(device: RankGpu | None, bracket: str | None, kind: str | None) -> bool:
-    """Tell whether a bracket can name this GPU; True where one of them is not known."""
-    if bracket is None or device is None:
-        return True
-    if kind == "nvml" and device.nvml is not None:
-        return bracket == str(device.nvml)
-    if kind == "bus" and device.bus_id is not None:
-        return bracket == device.bus_id
-    return True
-
-
-# --- several runs in one text ---------------------------------------------------------------------
-
-
-@dataclass
-class _LogRun:
-    """Processes that may have run side by side."""
-
-    processes: set[LogProcess]
-    gpus: set[LogGpu]
-    most_ranks: int
-
-    def absorb(self, run: "_LogRun") -> None:
-        self.processes |= run.processes
-        self.gpus |= run.gpus
-        self.most_ranks = max(self.most_ranks, run.most_ranks)
-
-
-def select_run(events: list[Event], notes: list[str]) -> tuple[list[Event], set[LogProcess]]:
-    """Return the events of the run with the most ranks, and the processes of all other runs.
-
-    Of several such runs it is the first. A note says how many runs there are, and what others
-    announced. Events of processes without a communicator stay.
-    """
-    runs: list[_LogRun] = []
-    for job in _jobs(events):
-        if runs and not job.gpus & runs[-1].gpus:
-            runs[-1].absorb(job)
-        else:
-            runs.append(job)
-    if len(runs) < 2:
-        return events, set()
-    shown = max(runs, key=lambda run: run.most_ranks)
-    announced = []
-    other_processes: set[LogProcess] = set()
-    for number, run in enumerate(runs, 1):
-        settings = set()
-        for event in events:
-            if isinstance(event, Setting) and event.process in run.processes:
-                settings.add(f"{event.name}={event.value}")
-        announced.append(f"run {number} {' '.join(sorted(settings)) or 'nothing'}")
-        if run is not shown:
-            other_processes |= run.processes
-    notes.append(
-        f"{len(runs)} runs, one after the other on the same GPUs: run {runs.index(shown) + 1} is "
-        f"shown. Announced: {'; '.join(announced)}"
-    )
-    return [event for event in events if event.process not in other_processes], other_processes
-
-
-def _jobs(events: list[Event]) -> list[_LogRun]:
-    """Return the communicators that share processes, in their order."""
-    memberships: list[Event] = [event for event in events if isinstance(event, Membership)]
-    jobs: list[_LogRun] = []
-    for group in sort_by_communicator(memberships, None).groups:
-        gpus: set[LogGpu] = set()
-        for device in group.devices.values():
-            if device.bus_id is not None or device.nvml is not None:
-                gpus.add((device.host, device.bus_id or device.nvml))
-        processes = {process for process in group.members if process.host}
-        job = _LogRun(processes, gpus, group.nranks or 0)
-        apart = []
-        for earlier in jobs:
-            if earlier.processes & job.processes:
-                job.absorb(earlier)
-            else:
-                apart.append(earlier)
-        jobs = [*apart, job]
-    return jobs
 
 
 # --- what the lines of one communicator say together: each function notes what it could not use ---
@@ -318,12 +210,15 @@ def connections_of(index: CommunicatorIndex, largest: Group, notes: list[str]) -
     """
     own = [event for event in largest.events if isinstance(event, Connection)]
     if largest.nranks is None:
-        if _has_several_gpus_a_rank(own):
-            notes.append(
-                "connections of several communicators, and no line says which belong together: "
-                "none is used"
-            )
-            return []
+        bracket_of: dict[int, str] = {}
+        for connection in own:
+            for rank, bracket in connection.ends:
+                if bracket is not None and bracket_of.setdefault(rank, bracket) != bracket:
+                    notes.append(
+                        "connections of several communicators, and no line says which belong "
+                        "together: none is used"
+                    )
+                    return []
         return own
     shared: dict[tuple[int, int], list[Connection]] = defaultdict(list)
     for event, groups in index.shared:
@@ -352,16 +247,6 @@ def connections_of(index: CommunicatorIndex, largest: Group, notes: list[str]) -
     return own + agreeing
 
 
-def _has_several_gpus_a_rank(connections: Iterable[Connection]) -> bool:
-    """Tell whether one rank has several GPUs, where no line names a communicator."""
-    bracket_of: dict[int, str] = {}
-    for connection in connections:
-        for rank, bracket in bracketed_ranks(connection):
-            if bracket is not None and bracket_of.setdefault(rank, bracket) != bracket:
-                return True
-    return False
-
-
 def transports_of(connections: Iterable[Connection]) -> dict[str, tuple[str, ...]]:
     """Return `{"0->1": ("P2P/CUMEM",)}`: the sorted transports of each pair, in order of pairs."""
     transports: dict[tuple[int, int], set[str]] = defaultdict(set)
@@ -382,7 +267,7 @@ def nics_of(
     names: dict[tuple[LogProcess, str, int], str] = {}
     for event in events:
         if isinstance(event, NetworkDevice):
-            names[event.process, event.network, event.index] = event.name
+            names[event.process, event.network, event.device] = event.name
     nics: dict[int, set[str]] = defaultdict(set)
     for connection in connections:
         match = re.match(r"NET/([^/]+)/(\d+)", connection.transport)
@@ -451,8 +336,8 @@ def channels_of(group: Group, notes: list[str]) -> tuple[dict[str, int | None], 
         if isinstance(event, ChannelCounts):
             for name, count in event.counts.items():
                 stated[name].add(count)
-        elif isinstance(event, RingLine) and event.count is not None:
-            ring_counts.add(event.count)
+        elif isinstance(event, RingLine) and event.channels is not None:
+            ring_counts.add(event.channels)
     source = "summary" if stated else None
     if not stated and ring_counts:
         stated["collective"] = ring_counts
@@ -477,7 +362,7 @@ def devices_of(
     devices = dict(group.devices)
     if kind is not None:
         for connection in connections:
-            for rank, bracket in bracketed_ranks(connection):
+            for rank, bracket in connection.ends:
                 if bracket is None or rank in devices:
                     continue
                 nvml = int(bracket) if kind == "nvml" and bracket.isdigit() else None

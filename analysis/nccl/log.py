@@ -20,7 +20,6 @@ from analysis.nccl.communicators import (
     Group,
     RankGpu,
     bracket_kind,
-    bracketed_ranks,
     channels_of,
     collnet_of,
     connections_of,
@@ -28,8 +27,6 @@ from analysis.nccl.communicators import (
     nics_of,
     nodes_of,
     rings_of,
-    select_run,
-    sort_by_communicator,
     transports_of,
     trees_of,
 )
@@ -179,19 +176,11 @@ def parse_nccl_log(*texts: str, hosts: Sequence[str] = ()) -> NcclLog:
     notes: list[str] = []
     _note_losses(text_lines, notes)
     events = [event for lines in text_lines for event in lines.events]
-    events, other_processes = select_run(events, notes)
     version = _agreed_value(events, "version", notes, "NCCL versions")
     numbers = version_numbers(version)
-    is_newer = numbers is not None and numbers[:2] > NEWEST
-    if is_newer:
-        newest = ".".join(map(str, NEWEST))
-        notes.append(
-            f"NCCL {version} is newer than the newest release known here ({newest}): its lines may "
-            "differ"
-        )
-    events = _without_unknown_transports(events, is_newer, notes)
-    kind = bracket_kind(numbers, _brackets(events))
-    index = sort_by_communicator(events, kind)
+    events = _without_unknown_transports(events, version, notes)
+    kind = bracket_kind(numbers, [event for event in events if isinstance(event, Connection)])
+    index = CommunicatorIndex(events, kind)
     largest = max(index.groups, key=_size)
     _note_groups(index, largest, notes)
     connections = connections_of(index, largest, notes)
@@ -209,7 +198,6 @@ def parse_nccl_log(*texts: str, hosts: Sequence[str] = ()) -> NcclLog:
     multicast = _values(events, "multicast")
     if len(multicast) > 1:
         notes.append("ranks disagree on whether NVLS multicast is available")
-    processes = set().union(*(lines.processes for lines in text_lines))
     return NcclLog(
         version=version,
         cuda=_agreed_value(events, "cuda", notes, "CUDA versions"),
@@ -224,7 +212,7 @@ def parse_nccl_log(*texts: str, hosts: Sequence[str] = ()) -> NcclLog:
         settings=settings,
         conflicts=conflicts,
         announced_by=announced_by,
-        processes=len(processes - other_processes),
+        processes=len(set().union(*(lines.processes for lines in text_lines))),
         env_logged=_env_logged(events, numbers),
         algorithms=_choices(events),
         multicast=multicast == ["yes"] if len(multicast) == 1 else None,
@@ -274,14 +262,17 @@ def _read_lines(text: str, number: int, host: str) -> _TextLines:
         if "\0" in row:
             lines.damaged += row.strip("\0\r ") != ""
             continue
-        if "\x1b" in row:
-            row = _ANSI_COLOUR.sub("", row)
-        row = row.rstrip("\r")
+        row = _ANSI_COLOUR.sub("", row).rstrip("\r")
         marks = row.count("NCCL INFO ") + row.count("NCCL WARN ")
         if marks == 0:  # the tail of a torn line, or what NCCL_DEBUG=VERSION prints
             if row.strip():
                 heads = max(0, heads - 1)
-            _read_version_row(row, lines)
+            version = _VERSION_ROW.match(row)
+            if version:
+                lines.nccl += 1
+                nobody = LogProcess(number, "", -1)
+                lines.events.append(Statement(nobody, "version", version[1]))
+                lines.events.append(Statement(nobody, "cuda", version[2]))
             continue
         lines.nccl += 1
         if marks > 1:
@@ -298,24 +289,14 @@ def _read_lines(text: str, number: int, host: str) -> _TextLines:
     return lines
 
 
-def _read_version_row(row: str, lines: _TextLines) -> None:
-    match = _VERSION_ROW.match(row)
-    if match:
-        lines.nccl += 1
-        nobody = LogProcess(lines.number, "", -1)
-        lines.events.append(Statement(nobody, "version", match[1]))
-        lines.events.append(Statement(nobody, "cuda", match[2]))
-
-
 def _read_whole_row(row: str, lines: _TextLines, is_first: bool) -> None:
     is_warning = "NCCL WARN " in row
     head, _, body = row.partition("NCCL WARN " if is_warning else "NCCL INFO ")
+    process = LogProcess(lines.number, "", -1)
     # The first line of a text may have lost the front of its prefix (tail -c): its writer is not
     # known.
-    prefix = None if is_first else _PREFIX.search(head[-300:])
-    if prefix is None:
-        process = LogProcess(lines.number, "", -1)
-    else:
+    prefix = _PREFIX.search(head[-300:])
+    if prefix and not is_first:
         process = LogProcess(lines.number, lines.host or prefix[1], int(prefix[2]))
         lines.processes.add(process)
     if is_warning:
@@ -356,10 +337,11 @@ def _note_losses(text_lines: list[_TextLines], notes: list[str]) -> None:
 
 def _values(events: Iterable[Event], kind: str) -> list[str]:
     """Return the distinct values of the statements of a kind, in their order."""
-    values = [
-        event.value for event in events if isinstance(event, Statement) and event.kind == kind
-    ]
-    return list(dict.fromkeys(values))
+    values: dict[str, None] = {}
+    for event in events:
+        if isinstance(event, Statement) and event.kind == kind:
+            values[event.value] = None
+    return list(values)
 
 
 def _agreed_value(events: list[Event], kind: str, notes: list[str], plural: str) -> str | None:
@@ -378,27 +360,30 @@ def _first_values(events: list[Event], kind: str, notes: list[str]) -> tuple[str
 
 
 def _without_unknown_transports(
-    events: list[Event], is_newer: bool, notes: list[str]
+    events: list[Event], version: str | None, notes: list[str]
 ) -> list[Event]:
     """Drop connections with transports that no known release has, unless the release is newer."""
-    unknown = [event for event in events if isinstance(event, Connection) and not event.known]
-    if not unknown:
-        return events
-    words = ", ".join(sorted({connection.transport for connection in unknown}))
+    numbers = version_numbers(version)
+    is_newer = numbers is not None and numbers[:2] > NEWEST
     if is_newer:
-        notes.append(f"unknown transports: {words}")
-        return events
-    notes.append(f"connections with unknown transports, not used: {words}")
-    return [event for event in events if not isinstance(event, Connection) or event.known]
-
-
-def _brackets(events: Iterable[Event]) -> set[str]:
-    """Return what stands in the brackets of `0[1a] -> 1[1b]`."""
-    brackets: set[str] = set()
+        newest = ".".join(map(str, NEWEST))
+        notes.append(
+            f"NCCL {version} is newer than the newest release known here ({newest}): its lines may "
+            "differ"
+        )
+    words = set()
+    events_known = []
     for event in events:
-        if isinstance(event, Connection):
-            brackets.update(bracket for _, bracket in bracketed_ranks(event) if bracket)
-    return brackets
+        if isinstance(event, Connection) and not event.known:
+            words.add(event.transport)
+        else:
+            events_known.append(event)
+    if words and is_newer:
+        notes.append(f"unknown transports: {', '.join(sorted(words))}")
+        return events
+    if words:
+        notes.append(f"connections with unknown transports, not used: {', '.join(sorted(words))}")
+    return events_known
 
 
 def _size(group: Group) -> tuple[int, int]:

@@ -5,71 +5,56 @@ whole grammar, so a cut or torn one is never half read.
 """
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple
 
-CHANNELS = (
-    "collective",
-    "p2p",
-    "nvls",
-    "collnet",
-    "p2p_per_peer",
-)  # kinds of channels, in the order shown
+# Kinds of channels, in the order shown.
+CHANNELS = ("collective", "p2p", "nvls", "collnet", "p2p_per_peer")
 
 
 class LogProcess(NamedTuple):
-    """The process that wrote a line: the number of the text and the prefix `host:pid:`.
+    """The process that wrote a line; a line without prefix has host "" and pid -1."""
 
-    A line without prefix has host "" and pid -1.
-    """
-
-    text: int
-    host: str
+    text: int  # number of the text
+    host: str  # of the prefix `host:pid:`
     pid: int
 
 
-@dataclass(frozen=True, slots=True)
-class Connection:
+class Connection(NamedTuple):
     """`Channel 00/0 : 0[0] -> 1[3] via P2P/CUMEM`: ranks of a communicator, brackets as written."""
 
     process: LogProcess
-    channel: int
     source: int
     target: int
-    source_bracket: str | None
-    target_bracket: str | None
+    brackets: tuple[str | None, str | None]
     transport: str
     end: str | None  # "send" or "receive" for NET, which both ends announce
     known: bool  # the transport is one of the words of 2.4 to 2.30
 
+    @property
+    def ends(self) -> list[tuple[int, str | None]]:
+        """Return both ends of `0[1a] -> 1[1b]` as (rank, bracket)."""
+        return [(self.source, self.brackets[0]), (self.target, self.brackets[1])]
 
-@dataclass(frozen=True, slots=True)
-class CollNet:
+
+class CollNet(NamedTuple):
     """`CollNet 00/0 : 0 [send] via COLLNET/SHARP/0/GDRDMA`."""
 
     process: LogProcess
-    channel: int
     rank: int
     transport: str
 
 
-@dataclass(frozen=True, slots=True)
-class RingLine:
-    """`Channel 00/04 : 0 1 2 3`: `count` is the number after the slash (collective channels).
-
-    `cut`: the line ends with dots, so ranks are missing.
-    """
+class RingLine(NamedTuple):
+    """`Channel 00/04 : 0 1 2 3`."""
 
     process: LogProcess
     channel: int
-    count: int | None
+    channels: int | None  # the number after the slash: collective channels
     ranks: tuple[int, ...]
-    cut: bool
+    cut: bool  # the line ends with dots, so ranks are missing
 
 
-@dataclass(frozen=True, slots=True)
-class Trees:
+class Trees(NamedTuple):
     """`Trees [0] 1/-1/-1->0->-1 …`: the parent of this rank in each channel, -1 at the root."""
 
     process: LogProcess
@@ -77,16 +62,14 @@ class Trees:
     parents: dict[int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class ChannelCounts:
+class ChannelCounts(NamedTuple):
     """`24 coll channels, …`: counts by the names of `CHANNELS`; what the line lacks is absent."""
 
     process: LogProcess
     counts: dict[str, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Membership:
+class Membership(NamedTuple):
     """`… comm 0x… rank 0 nranks 2 … Init START|COMPLETE`.
 
     `pointer` names the communicator inside one process only. `comm_id` or `split` name it across
@@ -104,8 +87,7 @@ class Membership:
     complete: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(NamedTuple):
     """`NCCL_X set by environment to Y`."""
 
     process: LogProcess
@@ -113,8 +95,7 @@ class Setting:
     value: str
 
 
-@dataclass(frozen=True, slots=True)
-class NetworkDevice:
+class NetworkDevice(NamedTuple):
     """`NET/IB : Using [0]mlx5_0:1/IB …`, `NET/Socket : Using [0]eth0:…`: what `via NET/IB/0` means.
 
     A device made of several has their names joined by `+`.
@@ -122,12 +103,11 @@ class NetworkDevice:
 
     process: LogProcess
     network: str  # IB, Socket
-    index: int
+    device: int
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class Nodes:
+class Nodes(NamedTuple):
     """`comm 0x… rank 0 nRanks 8 nNodes 2 …`: on how many hosts NCCL sees a communicator's ranks."""
 
     process: LogProcess
@@ -135,8 +115,7 @@ class Nodes:
     nodes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Tuning:
+class Tuning(NamedTuple):
     """`AllReduce: 644 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..0}`; `channels`: how many."""
 
     process: LogProcess
@@ -147,8 +126,7 @@ class Tuning:
     channels: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Statement:
+class Statement(NamedTuple):
     """A line that states a value; kinds: version, cuda, network, multicast, env, warning, error."""
 
     process: LogProcess
@@ -156,21 +134,9 @@ class Statement:
     value: str
 
 
-Event = (
-    Connection
-    | CollNet
-    | RingLine
-    | Trees
-    | ChannelCounts
-    | Membership
-    | Setting
-    | NetworkDevice
-    | Nodes
-    | Tuning
-    | Statement
-)
+OwnedLine = Connection | CollNet | RingLine | Trees | ChannelCounts  # of one communicator
+Event = OwnedLine | Membership | Setting | NetworkDevice | Nodes | Tuning | Statement
 Events = list[Event] | None  # None: a message of a known kind in an unknown form
-
 
 # --- the grammar ----------------------------------------------------------------------------------
 
@@ -183,7 +149,7 @@ _TREES_FULL = 1000
 _VERSION = re.compile(r"NCCL version (\d{1,4}(?:\.\d{1,4})+)[^+ ]*(?:\+cuda(\d+\.\d+))?")
 _END = r"(\d+)(?:\[([0-9a-f]+)\])?"
 _CONNECTION = re.compile(
-    rf"(?:Channel|Ring) (\d+)(?:/\d+)? : {_END} -> {_END} (?:\[(send|receive)\] )?via (\S.*)"
+    rf"(?:Channel|Ring) \d{{1,6}}(?:/\d+)? : {_END} -> {_END} (?:\[(send|receive)\] )?via (\S.*)"
 )
 _TRANSPORT = re.compile(
     r"P2P/(?:IPC|CUMEM|MNNVL|direct pointer|common device|indirect/\d+\[[0-9a-f]+\])"
@@ -193,7 +159,7 @@ _TRANSPORT = re.compile(
 )
 _LIKE_TRANSPORT = re.compile(r"[A-Z0-9]{2,}/[\w()/-]+")  # a newer release's word
 _COLLNET = re.compile(
-    r"Coll(?:Net)? (\d+)(?:/\d+)? : (\d+) \[(?:send|receive)\] via (COLLNET/[^/]+/\d+\S*)"
+    r"Coll(?:Net)? \d{1,6}(?:/\d+)? : (\d+) \[(?:send|receive)\] via (COLLNET/[^/]+/\d+\S*)"
 )
 _RING = re.compile(r"Channel (\d+)(?:/(\d+))? :((?: +\d+)+)(\.\.\.|\.\.|\.)? *")
 _NEIGHBOURS = re.compile(
@@ -204,8 +170,9 @@ _TREE = re.compile(
     r"|(-?\d+)->(-?\d+)->-?\d+/-?\d+/-?\d+)"  # 2.4: parent, rank, children
 )
 _SUMMARY = re.compile(
-    r"(\d+) coll channels,(?: (\d+) collnet channels,)?(?: (\d+) nvls channels,)?"
-    r" (\d+) p2p channels, (\d+) p2p channels per peer"
+    r"(?P<collective>\d+) coll channels,(?: (?P<collnet>\d+) collnet channels,)?"
+    r"(?: (?P<nvls>\d+) nvls channels,)?"
+    r" (?P<p2p>\d+) p2p channels, (?P<p2p_per_peer>\d+) p2p channels per peer"
 )
 _MEMBERSHIP = re.compile(
     r"(?:\[Rank \d+\] )?(?:\w+ )?comm (\S+) rank (\d+) nranks (\d+)(?: cudaDev \d+)?"
@@ -237,60 +204,40 @@ def read_message(body: str, process: LogProcess) -> Events:
     Raises:
         ValueError: a number of thousands of digits, which Python refuses to read.
     """
+    body = body.rstrip()
     for is_kind, read in _KINDS:
-        if is_kind(body):
+        if is_kind.match(body):
             return read(body, process)
     return []
 
 
 def _channel(body: str, process: LogProcess) -> Events:
-    """Read a line about connections, rings or trees."""
-    stripped = body.rstrip()
-    for read in (_connection, _ring, _trees, _collnet):
-        event = read(stripped, process)
-        if event is not None:
-            return [event]
+    """Read a line about connections, rings, trees or CollNet."""
+    connection, ring = _CONNECTION.fullmatch(body), _RING.fullmatch(body)
+    collnet = _COLLNET.fullmatch(body)
+    if connection:
+        source, source_bracket, target, target_bracket, end, transport = connection.groups()
+        is_known = _TRANSPORT.fullmatch(transport) is not None
+        if not is_known and not _LIKE_TRANSPORT.fullmatch(transport):
+            return None
+        if transport == "direct shared memory":
+            transport = "SHM/direct"  # the word of 2.13 and later
+        # Without the number of its GPU.
+        transport = re.sub(r"^P2P/indirect/\d+\[\w+\]", "P2P/indirect", transport)
+        brackets = (source_bracket, target_bracket)
+        return [Connection(process, int(source), int(target), brackets, transport, end, is_known)]
+    if ring:
+        count = int(ring[2]) if ring[2] else None
+        ranks = tuple(int(rank) for rank in ring[3].split())
+        return [RingLine(process, int(ring[1]), count, ranks, bool(ring[4]))]
+    if collnet:
+        return [CollNet(process, int(collnet[1]), collnet[2])]
     if _NEIGHBOURS.fullmatch(body) or body.startswith(("Trees disabled", "Collective")):
         return []
-    return None
+    return _trees(body, process)
 
 
-def _connection(body: str, process: LogProcess) -> Event | None:
-    match = _CONNECTION.fullmatch(body)
-    if match is None:
-        return None
-    channel, source, source_bracket, target, target_bracket, end, transport = match.groups()
-    is_known = _TRANSPORT.fullmatch(transport) is not None
-    if not is_known and not _LIKE_TRANSPORT.fullmatch(transport):
-        return None
-    if transport == "direct shared memory":
-        transport = "SHM/direct"  # the word of 2.13 and later
-    transport = re.sub(r"^P2P/indirect/\d+\[\w+\]", "P2P/indirect", transport)  # without its GPU
-    return Connection(
-        process,
-        int(channel),
-        int(source),
-        int(target),
-        source_bracket,
-        target_bracket,
-        transport,
-        end,
-        is_known,
-    )
-
-
-def _ring(body: str, process: LogProcess) -> Event | None:
-    match = _RING.fullmatch(body)
-    if match is None:
-        return None
-    ranks = tuple(int(rank) for rank in match[3].split())
-    count = int(match[2]) if match[2] else None
-    return RingLine(process, int(match[1]), count, ranks, bool(match[4]))
-
-
-def _trees(body: str, process: LogProcess) -> Event | None:
-    if not body.startswith("Trees"):
-        return None
+def _trees(body: str, process: LogProcess) -> Events:
     text = body.removeprefix("Trees")
     if len(body) >= _TREES_FULL:  # the last tree may be cut
         text = text.rpartition(" [")[0]
@@ -301,18 +248,13 @@ def _trees(body: str, process: LogProcess) -> Event | None:
         ranks.add(int(tree[2] or tree[5]))
         parents[int(tree[1])] = int(tree[3] or tree[4])
         matched += len(tree[0])
-    if len(ranks) != 1 or matched != len(text):
+    if len(ranks) != 1 or matched != len(text) or text == body:
         return None
-    return Trees(process, ranks.pop(), parents)
-
-
-def _collnet(body: str, process: LogProcess) -> Event | None:
-    match = _COLLNET.fullmatch(body)
-    return CollNet(process, int(match[1]), int(match[2]), match[3]) if match else None
+    return [Trees(process, ranks.pop(), parents)]
 
 
 def _setting(body: str, process: LogProcess) -> Events:
-    match = _SETTING.fullmatch(body.rstrip())
+    match = _SETTING.fullmatch(body)
     if match is None:
         return None if "set by environment" in body else []
     name, value = match[1] or match[3], match[2] or match[4]
@@ -322,39 +264,33 @@ def _setting(body: str, process: LogProcess) -> Events:
 
 
 def _membership(body: str, process: LogProcess) -> Events:
-    match = _MEMBERSHIP.fullmatch(body.rstrip())
+    match = _MEMBERSHIP.fullmatch(body)
     if match is None:
         return None
     pointer, rank, nranks, nvml, bus_id, parent, count, colour, comm_id, state = match.groups()
+    split = (parent, count, colour) if parent else None
+    index = int(nvml) if nvml else None
+    is_complete = state == "COMPLETE"
     return [
         Membership(
-            process,
-            pointer,
-            int(rank),
-            int(nranks),
-            int(nvml) if nvml else None,
-            bus_id,
-            comm_id,
-            (parent, count, colour) if parent else None,
-            state == "COMPLETE",
+            process, pointer, int(rank), int(nranks), index, bus_id, comm_id, split, is_complete
         )
     ]
 
 
 def _channel_counts(body: str, process: LogProcess) -> Events:
-    match = _SUMMARY.fullmatch(body.rstrip())
+    match = _SUMMARY.fullmatch(body)
     if match is None:
         return None
-    names = ("collective", "collnet", "nvls", "p2p", "p2p_per_peer")
     counts = {}
-    for name, count in zip(names, match.groups(), strict=True):
+    for name, count in match.groupdict().items():
         if count is not None:
             counts[name] = int(count)
     return [ChannelCounts(process, counts)]
 
 
 def _tuning(body: str, process: LogProcess) -> Events:
-    match = _TUNING.fullmatch(body.rstrip())
+    match = _TUNING.fullmatch(body)
     if match is None:
         return None
     function, size, algorithm, protocol, low, high = match.groups()
@@ -362,73 +298,48 @@ def _tuning(body: str, process: LogProcess) -> Events:
     return [Tuning(process, function, int(size), algorithm, protocol, channels)]
 
 
-def _version(body: str, process: LogProcess) -> Events:
-    match = _VERSION.match(body)
-    if match is None:
-        return []
-    events: list[Event] = [Statement(process, "version", match[1])]
-    if match[2]:
-        events.append(Statement(process, "cuda", match[2]))
-    return events
-
-
-def _network(body: str, process: LogProcess) -> Events:
-    return [Statement(process, "network", body.removeprefix("Using network ").strip())]
-
-
 def _network_devices(body: str, process: LogProcess) -> Events:
-    joined = _JOINED.fullmatch(body)
+    joined, match = _JOINED.fullmatch(body), _NETWORK.fullmatch(body)
     if joined:
         return [NetworkDevice(process, joined[1], int(joined[2]), joined[3])]
-    match = _NETWORK.fullmatch(body)
-    if match is None:
-        return []
     events: list[Event] = []
-    for index, several, name in _DEVICE.findall(match[2]):
-        if not name:
-            name = "+".join(re.findall(r"\] ?([^:\s]+):", several))
-        events.append(NetworkDevice(process, match[1], int(index), name))
+    if match:
+        for index, several, name in _DEVICE.findall(match[2]):
+            if not name:
+                name = "+".join(re.findall(r"\] ?([^:\s]+):", several))
+            events.append(NetworkDevice(process, match[1], int(index), name))
     return events
 
 
-def _nodes(body: str, process: LogProcess) -> Events:
-    match = _NODES.fullmatch(body)
-    return [Nodes(process, int(match[1]), int(match[2]))] if match else []
-
-
-def _multicast(body: str, process: LogProcess) -> Events:
-    match = _MULTICAST.fullmatch(body)
-    return [Statement(process, "multicast", "no" if match[1] else "yes")] if match else []
-
-
-def _env(body: str, process: LogProcess) -> Events:
-    return [Statement(process, "env", body.strip())]  # a line of the ENV subsystem: it was logged
-
-
-def _error(body: str, process: LogProcess) -> Events:
-    return [Statement(process, "error", body.strip())] if _ERROR.fullmatch(body) else []
-
-
-def _starts(*words: str) -> Callable[[str], bool]:
-    return lambda body: body.startswith(words)
-
-
-def _holds(word: str) -> Callable[[str], bool]:
-    return lambda body: word in body
+def _statement(body: str, process: LogProcess) -> Events:
+    """Read a line that states a value of the whole process."""
+    version, nodes = _VERSION.match(body), _NODES.fullmatch(body)
+    multicast = _MULTICAST.fullmatch(body)
+    events: list[Event] = []
+    if version:
+        events.append(Statement(process, "version", version[1]))
+        if version[2]:
+            events.append(Statement(process, "cuda", version[2]))
+    elif nodes:
+        events.append(Nodes(process, int(nodes[1]), int(nodes[2])))
+    elif multicast:
+        events.append(Statement(process, "multicast", "no" if multicast[1] else "yes"))
+    elif body.startswith("Using network "):
+        events.append(Statement(process, "network", body.removeprefix("Using network ").strip()))
+    elif body.startswith("Comm config "):  # a line of the ENV subsystem: it was logged
+        events.append(Statement(process, "env", body.strip()))
+    elif _ERROR.fullmatch(body):
+        events.append(Statement(process, "error", body.strip()))
+    return events
 
 
 # What tells a kind of message, and its reader; the first kind that fits is taken.
-_KINDS: tuple[tuple[Callable[[str], bool], Callable[[str, LogProcess], Events]], ...] = (
-    (_starts("Channel ", "Ring ", "Coll", "Tree"), _channel),
-    (lambda body: body.startswith("NCCL_") and " set " in body, _setting),
-    (lambda body: " - Init " in body or "- Init START" in body, _membership),
-    (_holds(" coll channels"), _channel_counts),
-    (_holds(" Bytes -> Algo "), _tuning),
-    (_starts("NCCL version "), _version),
-    (_starts("Using network "), _network),
-    (_starts("NET/"), _network_devices),
-    (_holds(" nNodes "), _nodes),
-    (_starts("NVLS multicast support is "), _multicast),
-    (_starts("Comm config "), _env),
-    (_holds("-> "), _error),
+_KINDS = (
+    (re.compile("Channel |Ring |Coll|Tree"), _channel),
+    (re.compile("NCCL_.* set "), _setting),
+    (re.compile(".*- Init "), _membership),
+    (re.compile(".* coll channels"), _channel_counts),
+    (re.compile(".* Bytes -> Algo "), _tuning),
+    (re.compile("NET/"), _network_devices),
+    (re.compile(""), _statement),
 )

@@ -53,9 +53,9 @@ def compare_traces(a: TraceSummary, b: TraceSummary) -> tuple[list[Row], list[st
             f"the traces differ in the number of calls ({names}): compare averages, not totals"
         )
     matched_before, matched_after = _matched(a), _matched(b)
-    for key in matched_before | matched_after:
-        matched = matched_before.get(key), matched_after.get(key)
-        rows += _changes((None, *key), _OF_MATCHED, *matched)
+    for name, group in matched_before | matched_after:
+        before, after = matched_before.get((name, group)), matched_after.get((name, group))
+        rows += _changes((None, name, group), _OF_MATCHED, before, after)
     return rows, notes
 
 

@@ -160,10 +160,12 @@ def _gpu_ranks(
     compute["name"] = _translated(
         kernel_names, lambda number: number_of(strings.get(number, "unnamed kernel"), names)
     )
-    is_nccl = _translated(
-        kernel_names, lambda number: nccl_collective(strings.get(number, "")) is not None
+    is_nccl = np.array(
+        _translated(
+            kernel_names, lambda number: nccl_collective(strings.get(number, "")) is not None
+        ),
+        dtype=np.bool_,
     )
-    is_nccl = is_nccl.astype(bool)
     collectives = compute.copy()
     collectives["name"][is_nccl] = _translated(
         kernel_names[is_nccl],

@@ -174,7 +174,7 @@ def _joined(source: str, parts: Sequence[tuple[str, Trace]], names: Names) -> Tr
         raise UnreadableInput(
             f"{source}: traces of torch.profiler and of nsys together; name one of them"
         )
-    notes = []
+    notes: list[str] = []
     for part in files:
         notes += part.notes
     ranks = _numbered(source, parts, notes)
