@@ -31,7 +31,7 @@ from benchmarks.record import CellFolder
 from benchmarks.timing import statistics
 from benchmarks.training import exchange
 from conf.targets import locate
-from trainers import collectives as told
+from trainers import collectives
 from trainers.hosts import Hosts
 from trainers.kvstore import server_process
 from trainers.kvstore.remote import rendezvous_store
@@ -191,14 +191,11 @@ def told_by_ranks(rank):
     group = dist.new_group([0] if rank == 0 else [1, 2], use_local_synchronization=True)
     return {
         "first": [
-            told.by_first(value)
+            collectives.broadcast_json(value)
             for value in (str(rank), [rank, 1.5], {"from": rank, "bytes": b"\0\xff".hex()})
         ],
-        "all": [
-            list(pair)
-            for pair in zip(told.by_all("x" * (1 + rank)), told.by_all({"from": rank}), strict=True)
-        ],
-        "of_two": told.by_first(str(rank), group),
+        "all": [collectives.all_gather_json(value) for value in ("x" * (1 + rank), {"from": rank})],
+        "of_two": collectives.broadcast_json(str(rank), group),
     }
 
 

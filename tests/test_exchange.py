@@ -15,7 +15,7 @@ from benchmarks.record import CellFolder, read_lines
 from benchmarks.training import derive
 from benchmarks.training.exchange import gradients_like, references
 from conf.resolve import checked, resolve
-from trainers import reference_probes as ring_probe
+from trainers import reference_probes
 from trainers.models import sizes
 from trainers.needed_memory import shared_bytes
 from trainers.strategy import ReferenceProbe
@@ -105,11 +105,13 @@ def test_of_several_ways_the_fastest_is_the_reference(tmp_path):
 
 def test_each_way_around_the_ring_is_scaled_by_what_a_rank_sends(monkeypatch):
     """Four ranks on GPUs that are not there: 4,000 bytes, of which each rank has a quarter."""
-    monkeypatch.setattr(ring_probe, "MESSAGE_BYTES", {"cuda": 4000})
-    monkeypatch.setattr(ring_probe.dist, "get_rank", lambda group: 0)
-    monkeypatch.setattr(ring_probe.dist, "get_world_size", lambda group: 4)
-    monkeypatch.setattr(ring_probe.torch, "ones", lambda size, device: torch.zeros(size))
-    found = {probe.way: probe.share for probe in ring_probe.probes(torch.device("cuda"), 12_000.0)}
+    monkeypatch.setattr(reference_probes, "MESSAGE_BYTES", {"cuda": 4000})
+    monkeypatch.setattr(reference_probes.dist, "get_rank", lambda group: 0)
+    monkeypatch.setattr(reference_probes.dist, "get_world_size", lambda group: 4)
+    monkeypatch.setattr(reference_probes.torch, "ones", lambda size, device: torch.zeros(size))
+    found = {
+        probe.way: probe.share for probe in reference_probes.ring(torch.device("cuda"), 12_000.0)
+    }
     # A message is 4,000 bytes; a gather passes on 3 shares of 1,000, an all-reduce 3 twice.
     assert found == {"": 3.0, "gather": 4.0, "all-reduce": 2.0}
 

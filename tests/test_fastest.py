@@ -7,20 +7,15 @@ import torch
 from torch import nn
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
-from trainers import compile_passes as compiling
-from trainers import compile_passes as layers
-from trainers import models
+from trainers import compile_passes, models
 
 aten = torch.ops.aten
 
 
 @pytest.fixture(autouse=True)
-def rewrites(monkeypatch, tmp_path):
-    """The module. Inductor, which it imports, names its cache in the environment, which later tests would hand on to cells."""
+def cache(monkeypatch, tmp_path):
+    """Inductor names its cache in the environment, which later tests would hand on to cells."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    from trainers import compile_passes as rewrites
-
-    return rewrites
 
 
 class Residual(nn.Module):
@@ -111,7 +106,7 @@ WIDENED = COUNTS | {"widened_by_each_reader": [5, 20]}
     [(torch.float32, COUNTS), (torch.bfloat16, WIDENED)],
     ids=["float32", "bfloat16"],
 )
-def test_rewritten_graphs_train_as_the_model_does(dtype, expected, rewrites):
+def test_rewritten_graphs_train_as_the_model_does(dtype, expected):
     def model():
         built = small()
         for layer in built.modules():
@@ -124,7 +119,9 @@ def test_rewritten_graphs_train_as_the_model_does(dtype, expected, rewrites):
     def noted(change):
         return lambda graph: found[change.__name__].append(change(graph))
 
-    joint, split = (tuple(map(noted, one.changes)) for one in (rewrites.JOINT, rewrites.SPLIT))
+    joint, split = (
+        tuple(map(noted, one.changes)) for one in (compile_passes.JOINT, compile_passes.SPLIT)
+    )
     plain, changed = model(), model()
     reference = trained(plain, partly_compiled(plain), dtype)
     state = trained(changed, partly_compiled(changed, joint, split), dtype)
@@ -132,20 +129,22 @@ def test_rewritten_graphs_train_as_the_model_does(dtype, expected, rewrites):
     assert not differing(state, reference, 1e-5 if dtype == torch.float32 else 1e-2)
 
 
-def test_other_variances_stay(rewrites):
+def test_other_variances_stay():
     graph = torch.fx.Graph()
     values = graph.placeholder("values")
     values.meta["val"] = torch.zeros(4, 4)
     graph.call_function(aten.var_mean.correction, (values, [0]), {"correction": 1})
     values.meta["val"] = torch.zeros(4, 4, dtype=torch.float64)
     graph.call_function(aten.var_mean.correction, (values, [0]), {"correction": 0})
-    assert rewrites.variances_from_sums(graph) == 0
+    assert compile_passes.variances_from_sums(graph) == 0
 
 
-def test_equal_rewrites_are_one_for_kept_graphs_and_caches(rewrites):
-    same = rewrites.Rewrites(*rewrites.JOINT.changes)
-    assert same == rewrites.JOINT != rewrites.SPLIT and hash(same) == hash(rewrites.JOINT)
-    assert same.uuid() == rewrites.JOINT.uuid() != rewrites.SPLIT.uuid()
+def test_equal_rewrites_are_one_for_kept_graphs_and_caches():
+    same = compile_passes.Rewrites(*compile_passes.JOINT.changes)
+    assert same == compile_passes.JOINT != compile_passes.SPLIT and hash(same) == hash(
+        compile_passes.JOINT
+    )
+    assert same.uuid() == compile_passes.JOINT.uuid() != compile_passes.SPLIT.uuid()
 
 
 # --- layers in other forms ------------------------------------------------------------------------------------------
@@ -154,17 +153,17 @@ def test_equal_rewrites_are_one_for_kept_graphs_and_caches(rewrites):
 @pytest.mark.parametrize(
     ("window", "stride", "padding", "pixels", "form"),
     [
-        (7, 2, 3, 33, layers.StrideFreeConvolution),  # ResNet
-        (3, 2, 0, 30, layers.StrideFreeConvolution),  # Inception
-        (11, 4, 2, 63, layers.StrideFreeConvolution),  # AlexNet
-        ((3, 5), 2, (1, 0), 20, layers.StrideFreeConvolution),
+        (7, 2, 3, 33, compile_passes.StrideFreeConvolution),  # ResNet
+        (3, 2, 0, 30, compile_passes.StrideFreeConvolution),  # Inception
+        (11, 4, 2, 63, compile_passes.StrideFreeConvolution),  # AlexNet
+        ((3, 5), 2, (1, 0), 20, compile_passes.StrideFreeConvolution),
         (3, 1, 1, 9, nn.Conv2d),
     ],
 )
 def test_a_layer_in_another_form_gives_the_same_numbers(window, stride, padding, pixels, form):
     torch.manual_seed(0)
     plain = nn.Sequential(nn.Conv2d(3, 8, window, stride, padding, bias=False)).double()
-    other = layers.in_faster_forms(copy.deepcopy(plain))
+    other = compile_passes.in_faster_forms(copy.deepcopy(plain))
     assert type(other[0]) is form
     images = torch.randn(2, 3, pixels, pixels + 3, dtype=torch.double)
     for model in (plain, other):
@@ -174,7 +173,7 @@ def test_a_layer_in_another_form_gives_the_same_numbers(window, stride, padding,
 
 
 def test_torch_takes_our_options():
-    assert callable(compiling.compiled(nn.ReLU()))
+    assert callable(compile_passes.compiled(nn.ReLU()))
 
 
 @pytest.mark.gpu
@@ -191,11 +190,11 @@ def test_on_a_gpu_compiled_steps_train_as_before(monkeypatch):
         )
         images = torch.randn(32, 3, 64, 64, dtype=torch.bfloat16)
     plain, images = (one.to(memory_format=torch.channels_last) for one in (plain, images))
-    fast = compiling.prepare(copy.deepcopy(plain))
+    fast = compile_passes.in_faster_forms(copy.deepcopy(plain))
     exact = copy.deepcopy(plain).float()
     for model, called in (
         (plain, torch.compile(plain)),
-        (fast, compiling.compiled(fast)),
+        (fast, compile_passes.compiled(fast)),
         (exact, exact),
     ):
         called(images.to(next(model.parameters()).dtype)).float().square().mean().backward()

@@ -27,8 +27,7 @@ from benchmarks.training import correctness
 from benchmarks.training.correctness import Snapshot
 from conf.options import Refused
 from conf.resolve import checked, resolve
-from trainers import cuda_graph as graphed_step
-from trainers import step
+from trainers import cuda_graph, step
 from trainers.step import Training
 
 ROOT = Path(__file__).parent.parent
@@ -70,7 +69,7 @@ def ranks(request):
     backend = "gloo" if request.param == "cpu" else "cpu:gloo,cuda:nccl"
     dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     with mock.patch.object(
-        graphed_step, "WARM_UP", graphed_step.WARM_UP if request.param == "cuda" else 2
+        cuda_graph, "WARM_UP", cuda_graph.WARM_UP if request.param == "cuda" else 2
     ):
         yield Ranks(0, 1, torch.device(request.param, 0 if request.param == "cuda" else None))
     dist.destroy_process_group()
@@ -102,7 +101,7 @@ def test_replays_move_everything_as_the_same_steps_without_a_graph(strategy, opt
     for optimize in ("graph", "eager"):
         training = graphed(ranks, strategy, optimizer, optimize)
         drawn = [next(training.batches) for _ in range(2)]
-        first = [drawn[0]] * (1 + graphed_step.WARM_UP if optimize == "eager" else 1)
+        first = [drawn[0]] * (1 + cuda_graph.WARM_UP if optimize == "eager" else 1)
         for batch in (*first, drawn[1], drawn[0]):
             training.step(batch)
         moved = [*training.network.state_dict().values(), *training.strategy.state()]
@@ -205,9 +204,9 @@ def test_a_graph_that_does_something_else_is_found(fault, ranks):
 def test_a_rank_that_replays_once_too_often_is_counted(extra, ranks):
     training = graphed(ranks, NONE)
     training.step()
-    captured = training.graphs._captured[True]
-    more = (lambda: (captured.replay(), captured.replay())) if extra > 0 else (lambda: None)
-    training.graphs._captured[True] = dataclasses.replace(captured, replay=more)
+    replay, *left = training.graphs._captured[True]
+    more = (lambda: (replay(), replay())) if extra > 0 else (lambda: None)
+    training.graphs._captured[True] = (more, *left)
     training.step()
     assert correctness.replay_counts(training, ranks) == {"replays": [[2, 2 + extra]]}
 

@@ -158,18 +158,3 @@ def test_a_cap_of_0_gives_every_part_its_bucket(given_arrays, servers, bound):
     assert parts == [
         (server, number, start) for number, placed in asked for server, start, _ in placed
     ]
-
-
-@given(arrays(), some.sampled_from([0, 300, 1e9]))
-def test_the_buckets_of_an_array_are_those_that_hold_its_parts(given_arrays, cap_bytes):
-    found, order = given_arrays
-    layout = BucketLayout.of(found, order, cap_bytes, mxnet(3, 1000))
-    assert layout.buckets_of() == {
-        number: [
-            place
-            for place, bucket in enumerate(layout.buckets)
-            for part in bucket.parts
-            if part.array == number
-        ]
-        for number in order
-    }

@@ -13,7 +13,7 @@ from conf.cell import Network
 from conf.options import Refused
 from conf.process_env import SHARED_MEMORY_FOLDER as FOLDER
 from launch.plan.refusals import PLENTY_BYTES, refuse_too_little
-from trainers import memory as shared_memory
+from trainers import memory
 from trainers.needed_memory import shared_bytes
 
 LITTLE = make_cell(strategy=strategy_of({"name": "cpu_staged"}))
@@ -86,25 +86,25 @@ def test_where_there_is_plenty_no_process_is_started(monkeypatch):
 
 
 def test_what_one_process_writes_into_a_mapping_another_reads():
-    path = shared_memory.new_path()
-    assert path.parent == FOLDER and path != shared_memory.new_path()
+    path = memory.new_path()
+    assert path.parent == FOLDER and path != memory.new_path()
     try:
-        mine = shared_memory.create(path, 5000)
+        mine = memory.create(path, 5000)
         assert bytes(mine) == bytes(5000)
         mine[4999] = 7
-        assert shared_memory.attach(path, 5000)[4999] == 7
+        assert memory.attach(path, 5000)[4999] == 7
         with pytest.raises(FileExistsError):  # nobody's file is taken over
-            shared_memory.create(path, 5000)
+            memory.create(path, 5000)
     finally:
         path.unlink()
 
 
 def test_a_file_that_does_not_fit_is_removed_and_says_how_much_it_needed():
-    path, size = shared_memory.new_path(), shutil.disk_usage(FOLDER).total + 2**20
+    path, size = memory.new_path(), shutil.disk_usage(FOLDER).total + 2**20
     with pytest.raises(
         OSError,
         match=f"{size / 2**20:.0f} MiB of shared memory in {FOLDER}: there is not that much",
     ) as error:
-        shared_memory.create(path, size)
+        memory.create(path, size)
     assert error.value.errno == errno.ENOSPC
     assert not path.exists()

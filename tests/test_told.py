@@ -8,8 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from trainers import collectives as told
-from trainers import memory as shared_memory
+from trainers import collectives, memory
 
 ROOT = Path(__file__).parent.parent
 MODULES = [
@@ -72,7 +71,7 @@ def alone():
 def test_ranks_tell_each_other_texts_lists_and_tables(forked):
     for rank, found in enumerate(forked("told")):
         assert found["first"] == ["0", [0, 1.5], {"from": 0, "bytes": "00ff"}]
-        assert found["all"] == [["x" * (1 + other), {"from": other}] for other in range(3)]
+        assert found["all"] == [["x", "xx", "xxx"], [{"from": other} for other in range(3)]]
         assert found["of_two"] == ("1" if rank else "0"), "a group has its own first rank"
 
 
@@ -85,12 +84,14 @@ def test_ranks_tell_each_other_texts_lists_and_tables(forked):
     (json.dumps(["/dev/shm/x"]).encode(), "tells a list; accepted is a str"),
 ])  # fmt: skip
 def test_what_a_peer_may_not_say_is_refused(alone, monkeypatch, sent, said):
-    monkeypatch.setattr(told, "MOST_BYTES", 4096)
-    monkeypatch.setattr(told, "_packed", lambda value: torch.tensor(list(sent), dtype=torch.uint8))
+    monkeypatch.setattr(collectives, "MOST_BYTES", 4096)
+    monkeypatch.setattr(
+        collectives, "_packed", lambda value: torch.tensor(list(sent), dtype=torch.uint8)
+    )
     with pytest.raises(ValueError, match=f"^the first rank {said}"):
-        told.by_first("a text")
+        collectives.broadcast_json("a text")
     with pytest.raises(ValueError, match=f"^rank 0 {said}"):
-        told.by_all("a text")
+        collectives.all_gather_json("a text")
 
 
 @pytest.mark.parametrize(
@@ -98,7 +99,7 @@ def test_what_a_peer_may_not_say_is_refused(alone, monkeypatch, sent, said):
 )
 def test_shared_memory_of_another_name_is_not_opened(name, monkeypatch):
     monkeypatch.setenv("RINGSIDE_TOKEN", "a0b1")
-    own = shared_memory.new_path()
-    assert shared_memory.named(own.name) == own
+    own = memory.new_path()
+    assert memory.named(own.name) == own
     with pytest.raises(ValueError, match="no name of shared memory of this cell"):
-        shared_memory.named(name)
+        memory.named(name)

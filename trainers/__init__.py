@@ -1,1 +1,1 @@
-"""What is measured: models, synthetic batches, the training step and the strategies that synchronise gradients."""
+"""What is measured: models, batches, the training step and the strategies of synchronisation."""

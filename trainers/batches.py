@@ -1,4 +1,4 @@
-"""Synthetic batches that are on the device before the clock starts, and the form that every batch must have."""
+"""The batches of a training: synthetic ones on the device, or those of the user's own loader."""
 
 import itertools
 import time
@@ -12,10 +12,17 @@ from torch import Tensor, nn
 from conf.cell import IMAGES, SAMPLES, Cell
 from conf.targets import locate
 
-# The seam of a model that is trained on something else than images: it makes its own batches and has its own loss.
-
-
 Batch = tuple[Tensor, ...]  # what forward takes, in its order, and last the targets
+# Batches that take turns: more than one, so that no cache holds the input of the next step.
+DISTINCT = 2
+# Between the generators of neighbouring seeds: a prime above any number of ranks, so that no
+# (seed, rank) has another's.
+SEED_STRIDE = 1_000_003
+IMAGE_DTYPES = {
+    "bf16": torch.bfloat16,
+    "bf16_weights": torch.bfloat16,
+    "fp16": torch.float16,
+}
 
 
 class OwnModel(nn.Module, ABC):
@@ -25,27 +32,26 @@ class OwnModel(nn.Module, ABC):
     def batch(self, samples: int, generator: torch.Generator) -> Batch:
         """Return one batch: what forward takes, in its order, and last the targets of `loss`.
 
-        The first dimension of the first tensor is `samples`. Draw random numbers from `generator` and make tensors on
-        `generator.device`; each rank has a generator of its own. Called before the clock starts. Shapes and dtypes are yours;
-        only `precision=bf16_weights` asks for inputs in the dtype of the weights.
+        The first dimension of the first tensor is `samples`. Draw random numbers from `generator`
+        and make tensors on `generator.device`; each rank has a generator of its own. Called before
+        the clock starts. Shapes and dtypes are yours; only `precision=bf16_weights` asks for inputs
+        in the dtype of the weights.
         """
 
     @abstractmethod
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the loss of a batch, a scalar; `outputs` is what forward returned. Runs under autocast, like forward."""
+        """Return the loss of a batch, a scalar, of what forward returned.
+
+        Runs under autocast, like forward.
+        """
 
     def tokens(self, *batch: Tensor) -> int:
         """Return how many tokens a batch has; 0: its samples have none.
 
-        Called in every step: look at shapes only, because reading a value makes the host wait for the GPU.
+        Called in every step: look at shapes only, because reading a value makes the host wait for
+        the GPU.
         """
         return 0
-
-
-# Batches that take turns: more than one, so that no cache holds the input of the next step.
-DISTINCT = 2
-# Between the generators of neighbouring seeds: a prime above any number of ranks, so that no (seed, rank) has another's.
-SEED_STRIDE = 1_000_003
 
 
 def synthetic(
@@ -53,40 +59,40 @@ def synthetic(
 ) -> Iterator[Batch]:
     """Yield batches for ever: (images, labels), or what a model of the user's own makes.
 
-    Images are (batch, channels, pixels, pixels), normally distributed; labels are (batch,). They differ between ranks, or equal
-    replicas would prove nothing; equal (seed, rank) gives equal batches.
+    Images are (batch, channels, pixels, pixels), normally distributed; labels are (batch,). They
+    differ between ranks, or equal replicas would prove nothing; equal (seed, rank) gives equal
+    batches.
 
     Raises:
         ValueError: the user's own model makes batches of another form or size.
     """
     generator = torch.Generator(device=device).manual_seed(cell.seed * SEED_STRIDE + rank + 1)
-    if cell.model.inputs == SAMPLES:
-        assert isinstance(model, OwnModel)
-        batches = [
-            checked(cell, f"{cell.model.builder}.batch", model.batch(cell.batch_size, generator))
-            for _ in range(DISTINCT)
-        ]
-        return itertools.cycle([tuple(tensor.to(device) for tensor in batch) for batch in batches])
-    network = cell.model
-    shape = (cell.batch_size, network.channels, network.image_size, network.image_size)
-    batches = []
+    network, samples = cell.model, cell.batch_size
+    shape = (samples, network.channels, network.image_size, network.image_size)
+    batches: list[Batch] = []
     for _ in range(DISTINCT):
-        images = torch.randn(shape, generator=generator, device=device)
-        labels = torch.randint(
-            network.classes, (cell.batch_size,), generator=generator, device=device
-        )
-        batches.append(as_computed(cell, (images, labels)))
+        if network.inputs == SAMPLES:
+            assert isinstance(model, OwnModel)
+            own = checked(cell, f"{network.builder}.batch", model.batch(samples, generator))
+            batches.append(own)
+        else:
+            images = torch.randn(shape, generator=generator, device=device)
+            labels = torch.randint(network.classes, (samples,), generator=generator, device=device)
+            batches.append(as_computed(cell, (images, labels)))
+    if network.inputs == SAMPLES:
+        batches = [tuple(tensor.to(device) for tensor in batch) for batch in batches]
     return itertools.cycle(batches)
 
 
 def as_computed(cell: Cell, batch: Batch) -> Batch:
-    """Return a batch as the first layer computes, as an input pipeline would deliver it; samples stay as they are."""
+    """Return images as the first layer computes, as an input pipeline would deliver them.
+
+    Samples stay as they are.
+    """
     if cell.model.inputs == SAMPLES:
         return batch
     images, labels = batch
-    dtype = {"bf16": torch.bfloat16, "bf16_weights": torch.bfloat16, "fp16": torch.float16}.get(
-        cell.precision, torch.float32
-    )
+    dtype = IMAGE_DTYPES.get(cell.precision, torch.float32)
     layout = torch.channels_last if cell.channels_last else torch.contiguous_format
     return images.to(dtype).contiguous(memory_format=layout), labels
 
@@ -95,68 +101,65 @@ def checked(cell: Cell, source: str, batch: object) -> Batch:
     """Return a batch of the user's own code if it has the form of one.
 
     Raises:
-        ValueError: it is no tuple of tensors, or has another number of samples than the cell asks for.
+        ValueError: it is no tuple of tensors, or has another number of samples than asked for.
     """
-    form = "accepted is a tuple of tensors: what forward takes, and last the targets"
-    if (
-        not isinstance(batch, tuple | list)
-        or not all(isinstance(one, torch.Tensor) for one in batch)
-        or len(batch) < 2
-    ):
-        raise ValueError(f"{source} gave {_described(batch)}; {form}")
-    first = batch[0]
+    parts: list[Any] = list(batch) if isinstance(batch, tuple | list) else []
+    if len(parts) < 2 or not all(isinstance(part, Tensor) for part in parts):
+        raise ValueError(
+            f"{source} gave {_described(batch)}; accepted is a tuple of tensors: what forward "
+            "takes, and last the targets"
+        )
+    first = parts[0]
     if not first.dim() or len(first) != cell.batch_size:
         raise ValueError(
-            f"{source} gave a batch of {_described(first)}; accepted are batch_size={cell.batch_size} samples, in the first "
-            "dimension of the first tensor"
+            f"{source} gave a batch of {_described(first)}; accepted are "
+            f"batch_size={cell.batch_size} samples, in the first dimension of the first tensor"
         )
     network = cell.model
     size = (network.channels, network.image_size, network.image_size)
-    if network.inputs == IMAGES and (len(batch) != 2 or tuple(first.shape[1:]) != size):
+    if network.inputs == IMAGES and (len(parts) != 2 or tuple(first.shape[1:]) != size):
         raise ValueError(
-            f"{source} gave {_described(batch)}; accepted are images {[cell.batch_size, *size]} and labels"
+            f"{source} gave {_described(batch)}; accepted are images {[cell.batch_size, *size]} "
+            "and labels"
         )
-    return tuple(batch)
+    return tuple(parts)
 
 
 def _described(value: object) -> str:
     """Return a few words about a value: its type, of a tensor its shape."""
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, Tensor):
         return f"a tensor {list(value.shape)}"
     if isinstance(value, tuple | list):
         return f"{type(value).__name__} of {', '.join(map(_described, value)) or 'nothing'}"
     return type(value).__name__
 
 
-# Batches of a data loader of the user's own, and how long the host waits for each. OWN.md has an example.
-
-
 class LoadedBatches:
-    """The batches of `data.loader`, again and again, on the device, as an iterator.
+    """The batches of `data.loader`, again and again, on the device (OWN.md has an example).
 
     `waited_ms` has the host's ms for each that was drawn: until its copy to the device is enqueued.
     """
 
     def __init__(self, cell: Cell, device: torch.device, rank: int) -> None:
-        """Call the user's function: `load(batch_size=…, rank=…, world_size=…, seed=…, **data.options)`."""
+        """Call `load(batch_size=…, rank=…, world_size=…, seed=…, **data.options)`."""
         self._cell, self._device = cell, device
-        self._of = f"data.loader={cell.data['loader']}"
-        place = {
-            "batch_size": cell.batch_size,
-            "rank": rank,
-            "world_size": cell.world_size,
-            "seed": cell.seed,
-        }
-        loader: Iterable[Any] = locate(cell.data["loader"])(**place, **cell.data["options"])
+        self._source = f"data.loader={cell.data['loader']}"
+        loader: Iterable[Any] = locate(cell.data["loader"])(
+            batch_size=cell.batch_size,
+            rank=rank,
+            world_size=cell.world_size,
+            seed=cell.seed,
+            **cell.data["options"],
+        )
         if not hasattr(loader, "__iter__"):
             raise TypeError(
-                f"{self._of} returned {type(loader).__name__}; accepted is an iterable, such as torch's DataLoader"
+                f"{self._source} returned {type(loader).__name__}; accepted is an iterable, such "
+                "as torch's DataLoader"
             )
         # A DataLoader has batches ready in its workers.
-        self.ready = getattr(loader, "num_workers", 0) * (
-            getattr(loader, "prefetch_factor", 0) or 0
-        )
-        self._source = self._for_ever(loader)
+        prefetched = getattr(loader, "prefetch_factor", 0) or 0
+        self.ready = getattr(loader, "num_workers", 0) * prefetched
+        self._batches = self._for_ever(loader)
         self.waited_ms: list[float] = []
 
     def __iter__(self) -> Iterator[Batch]:
@@ -164,28 +167,30 @@ class LoadedBatches:
         return self
 
     def __next__(self) -> Batch:
-        """Return the next batch, on the device. Raises ValueError where the loader gives none, or one of another form."""
+        """Return the next batch, on the device.
+
+        Raises:
+            ValueError: the loader gives none, or one of another form.
+        """
         began = time.perf_counter()
-        batch = checked(self._cell, self._of, next(self._source))
-        on_device = as_computed(
-            self._cell, tuple(one.to(self._device, non_blocking=True) for one in batch)
-        )
+        batch = checked(self._cell, self._source, next(self._batches))
+        on_device = tuple(tensor.to(self._device, non_blocking=True) for tensor in batch)
+        on_device = as_computed(self._cell, on_device)
         self.waited_ms.append((time.perf_counter() - began) * 1e3)
         return on_device
 
     def _for_ever(self, loader: Iterable[Any]) -> Iterator[Any]:
-        given = 0
+        count = 0
         while True:
-            before = given
+            before = count
             for batch in loader:
-                given += 1
+                count += 1
                 yield batch
-            if given == before:
-                what = (
-                    f"ended after {given} batches and did not begin again"
-                    if given
-                    else "gave no batch"
-                )
+            if count == before:
+                failure = "gave no batch"
+                if count:
+                    failure = f"ended after {count} batches and did not begin again"
                 raise ValueError(
-                    f"{self._of} {what}; accepted is what can be read again and again, such as torch's DataLoader"
+                    f"{self._source} {failure}; accepted is what can be read again and again, such "
+                    "as torch's DataLoader"
                 )

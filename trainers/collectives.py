@@ -1,7 +1,6 @@
-"""The groups of a cell's ranks: those of one host, which share its memory, and those that meet across hosts."""
+"""The groups of a cell's ranks, collectives of one bucket, and JSON that ranks exchange."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -12,6 +11,13 @@ from torch import Tensor
 from trainers.hosts import Hosts
 from trainers.strategy import BucketExchange
 
+Group = dist.ProcessGroup | None  # None: all ranks
+# Values start small where gloo sums them, so that float32 does not overflow in some hundred calls
+# on a few ranks.
+SMALL = 1e-30
+MOST_BYTES = 1 << 24  # of a JSON message; the largest are a number for each of a model's arrays
+Json = TypeVar("Json", str, list[Any], dict[str, Any])
+
 
 @dataclass(frozen=True)
 class Peers:
@@ -19,7 +25,14 @@ class Peers:
 
     rank: int  # among them
     size: int
-    group: dist.ProcessGroup | None = None  # None: all ranks
+    group: Group = None
+
+    @staticmethod
+    def of_host(groups: "HostGroups | None") -> "Peers":
+        """Return the ranks of this host; without groups, all ranks."""
+        if groups is None:
+            return Peers(dist.get_rank(), dist.get_world_size())
+        return Peers(groups.place, groups.here, groups.inside)
 
     def barrier(self) -> None:
         """Wait for all. Collective."""
@@ -27,19 +40,16 @@ class Peers:
             dist.all_reduce(torch.zeros(1), group=self.group)
 
     def from_rank_zero(self, text: str) -> str:
-        """Return the first one's text. Collective.
-
-        Raises:
-            ValueError: what came is no text.
-        """
-        return by_first(text, self.group) if self.size > 1 else text
+        """Return the first one's text. Collective. Raises ValueError: what came is no text."""
+        return broadcast_json(text, self.group) if self.size > 1 else text
 
 
 class HostGroups:
-    """Two groups of a rank: `inside` has the ranks of its host, `rail` those with its place on every host.
+    """Two groups of a rank: `inside` has the ranks of its host, `rail` its likes on every host.
 
-    `rail` is None where there is one host. It is never torch's group of all ranks: a server's thread may use it while the rank
-    uses that. Every rank makes its own groups only, so that this takes as long on many hosts as on few.
+    `rail` is None where there is one host. It is never torch's group of all ranks: a server's
+    thread may use it while the rank uses that. Every rank makes its own groups only, so that this
+    takes as long on many hosts as on few.
     """
 
     def __init__(self, hosts: Hosts) -> None:
@@ -48,49 +58,46 @@ class HostGroups:
         mine = hosts.ranks[hosts.host_of(rank)]
         self.place = mine.index(rank)  # on the host
         self.here, self.hosts = len(mine), len(hosts.ranks)
-        self._made: list[dist.ProcessGroup] = []
-        self.inside = self._group_of(mine) if self.hosts > 1 else dist.group.WORLD
-        self.rail = (
-            self._group_of([ranks[self.place] for ranks in hosts.ranks]) if self.hosts > 1 else None
-        )
+        self.inside, self.rail = dist.group.WORLD, None
+        self._own: list[dist.ProcessGroup] = []
+        if self.hosts > 1:
+            for members in (mine, [ranks[self.place] for ranks in hosts.ranks]):
+                group = dist.new_group(list(members), use_local_synchronization=True)
+                assert isinstance(group, dist.ProcessGroup)  # else this rank would be none of them
+                self._own.append(group)
+            self.inside, self.rail = self._own
 
     @staticmethod
     def across(hosts: Hosts) -> "HostGroups | None":
         """Return the groups of ranks on several hosts; None where all are on one. Collective."""
         return HostGroups(hosts) if len(hosts.ranks) > 1 else None
 
-    def _group_of(self, ranks: Sequence[int]) -> dist.ProcessGroup:
-        group = dist.new_group(list(ranks), use_local_synchronization=True)
-        assert isinstance(group, dist.ProcessGroup)  # else this rank would be none of them
-        self._made.append(group)
-        return group
-
-    def peers(self) -> Peers:
-        """Return the ranks of this host as peers."""
-        return Peers(self.place, self.here, self.inside)
-
     def close(self) -> None:
         """Take the groups apart, after the last use on this rank."""
-        for group in self._made:
+        for group in self._own:
             dist.destroy_process_group(group)
 
 
-# The collectives that exchange one bucket, in buffers of their own: what a forecast times by itself, by bytes.
+def mean_operation(tensor: Tensor) -> "dist.ReduceOp.RedOpType":
+    """Return the mean on GPUs, and on CPUs the sum, since gloo has no mean: the caller divides."""
+    return dist.ReduceOp.AVG if tensor.is_cuda else dist.ReduceOp.SUM
 
 
-Group = dist.ProcessGroup | None  # None: all ranks
-# Values start small where gloo sums them, so that float32 does not overflow in some hundred calls on a few ranks.
-SMALL = 1e-30
+def wait(work: dist.Work | None) -> None:
+    """Make the current stream wait for a collective; on a CPU worker the thread waits."""
+    assert work is not None
+    work.wait()
 
 
-def all_reduce(
-    size_bytes: int, dtype: str, device: torch.device, group: Group = None
-) -> BucketExchange:
-    """Return an all-reduce."""
+# The collectives that exchange one bucket, in buffers of their own: what a forecast times.
+
+
+def all_reduce(size_bytes: int, dtype: str, device: torch.device) -> BucketExchange:
+    """Return an all-reduce over all ranks."""
     flat = _filled(size_bytes, dtype, device, 1)
 
     def run() -> None:
-        _wait(dist.all_reduce(flat, _operation(flat), group, async_op=True))
+        wait(dist.all_reduce(flat, mean_operation(flat), async_op=True))
 
     return BucketExchange("all_reduce", run)
 
@@ -105,8 +112,8 @@ def sharded(
     own = weights.chunk(ranks)[dist.get_rank()]
 
     def run() -> None:
-        _wait(dist.reduce_scatter_tensor(share, flat, _operation(flat), async_op=True))
-        _wait(dist.all_gather_into_tensor(weights, own, async_op=True))
+        wait(dist.reduce_scatter_tensor(share, flat, mean_operation(flat), async_op=True))
+        wait(dist.all_gather_into_tensor(weights, own, async_op=True))
 
     return BucketExchange("reduce_scatter + all_gather", run)
 
@@ -119,76 +126,56 @@ def owned(
     weights = torch.zeros_like(flat, dtype=returned)
 
     def run() -> None:
-        _wait(dist.reduce(flat, 0, _operation(flat), async_op=True))
-        _wait(dist.broadcast(weights, 0, async_op=True))
+        wait(dist.reduce(flat, 0, mean_operation(flat), async_op=True))
+        wait(dist.broadcast(weights, 0, async_op=True))
 
     return BucketExchange("reduce + broadcast", run)
 
 
 def in_two_levels(
-    size_bytes: int,
-    dtype: str,
-    device: torch.device,
-    inside: Group,
-    rail: Group,
-    place: int,
-    here: int,
+    size_bytes: int, dtype: str, device: torch.device, groups: HostGroups
 ) -> BucketExchange:
-    """Return a reduction inside a host of `here` ranks, one of this rank's share on its rail, and an all-gather inside."""
+    """Return a reduction inside a host, one of this rank's share on its rail, and an all-gather."""
+    here, inside, rail = groups.here, groups.inside, groups.rail
     flat = _filled(size_bytes, dtype, device, here)
-    share = flat.chunk(here)[place]
-    # As trainers.strategies.hierarchical: gloo's own reduce-scatter is an all-reduce of a copy.
-    scatter = "reduce_scatter" if flat.is_cuda else "all_reduce"
-    steps = [
-        *([scatter] if here > 1 else []),
-        *(["all_reduce"] if rail else []),
-        *(["all_gather"] if here > 1 else []),
-    ]
+    share = flat.chunk(here)[groups.place]
+    operations = []
+    if here > 1:
+        # As trainers.strategies.hierarchical: gloo's own reduce-scatter is an all-reduce of a copy.
+        operations.append("reduce_scatter" if flat.is_cuda else "all_reduce")
+    if rail is not None:
+        operations.append("all_reduce")
+    if here > 1:
+        operations.append("all_gather")
 
     def run() -> None:
+        operation = mean_operation(flat)
         if here > 1 and flat.is_cuda:
-            _wait(dist.reduce_scatter_tensor(share, flat, _operation(flat), inside, async_op=True))
+            wait(dist.reduce_scatter_tensor(share, flat, operation, inside, async_op=True))
         elif here > 1:
-            _wait(dist.all_reduce(flat, group=inside, async_op=True))
+            wait(dist.all_reduce(flat, group=inside, async_op=True))
         if rail is not None:
-            _wait(dist.all_reduce(share, _operation(share), rail, async_op=True))
+            wait(dist.all_reduce(share, operation, rail, async_op=True))
         if here > 1:
-            _wait(dist.all_gather_into_tensor(flat, share, inside, async_op=True))
+            wait(dist.all_gather_into_tensor(flat, share, inside, async_op=True))
 
-    return BucketExchange(" + ".join(steps), run)
+    return BucketExchange(" + ".join(operations), run)
 
 
 def _filled(size_bytes: int, dtype: str, device: torch.device, multiple_of: int) -> Tensor:
-    """Return values (elements,), as many as a multiple of some number; random on GPUs, whose power depends on them."""
-    of: torch.dtype = getattr(torch, dtype)
-    elements = max(1, -(-size_bytes // (of.itemsize * multiple_of))) * multiple_of
-    return (
-        torch.randn(elements, device=device).to(of)
-        if device.type == "cuda"
-        else torch.full((elements,), SMALL, dtype=of)
-    )
+    """Return values (elements,), random on GPUs, whose power depends on them."""
+    kind: torch.dtype = getattr(torch, dtype)
+    elements = max(1, -(-size_bytes // (kind.itemsize * multiple_of))) * multiple_of
+    if device.type == "cuda":
+        return torch.randn(elements, device=device).to(kind)
+    return torch.full((elements,), SMALL, dtype=kind)
 
 
-def _operation(tensor: Tensor) -> "dist.ReduceOp.RedOpType":
-    """Return the mean on GPUs, and the sum on CPUs: gloo has no mean."""
-    return dist.ReduceOp.AVG if tensor.is_cuda else dist.ReduceOp.SUM
+# JSON in tensors of bytes, on the host.
 
 
-def _wait(work: dist.Work | None) -> None:
-    """Make the current stream wait for a collective; on a CPU worker the thread waits."""
-    assert work is not None
-    work.wait()
-
-
-# What ranks tell each other on the host: JSON in tensors of bytes.
-
-
-MOST_BYTES = 1 << 24  # of one message; the largest so far are a number for each of a model's arrays
-Told = TypeVar("Told", str, list[Any], dict[str, Any])
-
-
-def by_first(value: Told, group: dist.ProcessGroup | None = None) -> Told:
-    """Return the value of a group's first rank, None: of rank 0. Every rank gives one of the same type. Collective.
+def broadcast_json(value: Json, group: Group = None) -> Json:
+    """Return the value of a group's first rank. Every rank gives one of the same type. Collective.
 
     Raises:
         ValueError: what came is no such value.
@@ -196,13 +183,15 @@ def by_first(value: Told, group: dist.ProcessGroup | None = None) -> Told:
     mine = _packed(value)
     size = torch.tensor([len(mine)])
     dist.broadcast(size, group=group, group_src=0)
-    _refuse_size(int(size), "the first rank")
-    came = mine if dist.get_rank(group) == 0 else torch.empty(int(size), dtype=torch.uint8)
-    dist.broadcast(came, group=group, group_src=0)
-    return _unpacked(came, type(value), "the first rank")
+    _check_size(int(size), "the first rank")
+    message = mine
+    if dist.get_rank(group) != 0:
+        message = torch.empty(int(size), dtype=torch.uint8)
+    dist.broadcast(message, group=group, group_src=0)
+    return _unpacked(message, type(value), "the first rank")
 
 
-def by_all(value: Told) -> list[Told]:
+def all_gather_json(value: Json) -> list[Json]:
     """Return the values of all ranks, in their order. Each gives one of the same type. Collective.
 
     Raises:
@@ -212,29 +201,33 @@ def by_all(value: Told) -> list[Told]:
     sizes = [torch.zeros(1, dtype=torch.int64) for _ in ranks]
     dist.all_gather(sizes, torch.tensor([len(mine)]))
     for rank, size in enumerate(sizes):
-        _refuse_size(int(size), f"rank {rank}")
+        _check_size(int(size), f"rank {rank}")
     longest = max(int(size) for size in sizes)
-    came = [torch.zeros(longest, dtype=torch.uint8) for _ in ranks]
-    dist.all_gather(came, torch.cat([mine, torch.zeros(longest - len(mine), dtype=torch.uint8)]))
-    return [
-        _unpacked(came[rank][: int(sizes[rank])], type(value), f"rank {rank}") for rank in ranks
-    ]
+    padded = torch.zeros(longest, dtype=torch.uint8)
+    padded[: len(mine)] = mine
+    messages = [torch.zeros(longest, dtype=torch.uint8) for _ in ranks]
+    dist.all_gather(messages, padded)
+    values = []
+    for rank in ranks:
+        message = messages[rank][: int(sizes[rank])]
+        values.append(_unpacked(message, type(value), f"rank {rank}"))
+    return values
 
 
 def _packed(value: Any) -> Tensor:
     return torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
 
 
-def _refuse_size(size: int, who: str) -> None:
+def _check_size(size: int, who: str) -> None:
     if not 0 < size <= MOST_BYTES:
         raise ValueError(f"{who} tells {size} bytes; accepted are 1 to {MOST_BYTES}")
 
 
-def _unpacked(came: Tensor, kind: type[Told], who: str) -> Told:
+def _unpacked(message: Tensor, kind: type[Json], who: str) -> Json:
     try:
-        value = json.loads(came.numpy().tobytes())
+        value = json.loads(message.numpy().tobytes())
     except (ValueError, RecursionError):
-        raise ValueError(f"{who} tells {len(came)} bytes that are no JSON") from None
+        raise ValueError(f"{who} tells {len(message)} bytes that are no JSON") from None
     if not isinstance(value, kind):
         raise ValueError(f"{who} tells a {type(value).__name__}; accepted is a {kind.__name__}")
     return value

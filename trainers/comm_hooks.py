@@ -1,9 +1,10 @@
-"""Half-precision communication hooks: the dtype that is sent instead of float32, and the rounding that it costs.
+"""Half-precision communication hooks: the dtype that is sent instead of float32.
 
 `HalfPrecision` is what DDP calls. The strategies with buckets of their own cast as they fill them.
 """
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -11,29 +12,35 @@ from torch import Tensor
 
 # The dtype that each comm_hook sends.
 SENT = {"fp16": "float16", "bf16": "bfloat16"}
-# Relative rounding of a gradient: four units in the last place, since casts and sums round in the format.
+# Relative rounding of a gradient: four units in the last place, since casts and sums round in the
+# format.
 ROUNDING = {"fp16": 4 * 2.0**-11, "bf16": 4 * 2.0**-8}
-# The smallest step between two numbers of the format, where it matters: float16 loses gradients below it.
+# The smallest step between two numbers of the format, where it matters: float16 loses gradients
+# below it.
 SMALLEST_STEP = {"fp16": 2.0**-24}
 SENT_BYTES = 2  # of an element
 
 
 def share(tensors: Iterable[Tensor], comm_hook: str) -> float:
-    """Return the share of these gradients' bytes that a hook sends: ½ of float32, all of what is half precision already."""
+    """Return the share of these gradients' bytes that a hook sends.
+
+    It is ½ of float32, and all of what is half precision already.
+    """
     if comm_hook not in SENT:
         return 1.0
-    sizes = [(tensor.numel(), tensor.element_size()) for tensor in tensors]
-    whole = sum(elements * size for elements, size in sizes)
-    return (
-        sum(elements * min(size, SENT_BYTES) for elements, size in sizes) / whole if whole else 1.0
-    )
+    whole = sent = 0
+    for tensor in tensors:
+        whole += tensor.numel() * tensor.element_size()
+        sent += tensor.numel() * min(tensor.element_size(), SENT_BYTES)
+    return sent / whole if whole else 1.0
 
 
 class HalfPrecision:
-    """DDP's hook for fp16 and bf16: what torch's fp16_compress_hook computes, without what that adds to a step.
+    """DDP's hook for fp16 and bf16: torch's fp16_compress_hook, without what that adds to a step.
 
-    torch's hook allocates what it sends in every step, and casts back in a callback, for which each bucket takes a stream of
-    torch's pool. Here the buffers stay, and the hook of the last bucket casts all of them back on the stream of backward.
+    torch's hook allocates what it sends in every step, and casts back in a callback, for which each
+    bucket takes a stream of torch's pool. Here the buffers stay, and the hook of the last bucket
+    casts all of them back on the stream of backward.
     """
 
     def __init__(self, comm_hook: str) -> None:
@@ -41,37 +48,36 @@ class HalfPrecision:
         self._buffers: dict[int, Tensor] = {}  # by the number of the bucket: what is sent
         self._begun: list[tuple[Tensor, Tensor, dist.Work, torch.futures.Future[Tensor]]] = []
 
-    def reduce(self, state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
-        """Begin to reduce a bucket; behind the last one, end all. The future has the bucket's mean gradient (elements,)."""
+    def reduce(self, state: object, bucket: Any) -> torch.futures.Future[Tensor]:
+        """Begin to reduce a bucket; behind the last one, end all.
+
+        The future has the bucket's mean gradient (elements,).
+        """
         gradient = bucket.buffer()
         sent = self._buffer(bucket.index(), gradient)
         # Divided before it is summed, so that float16 does not overflow; cast by the same kernel.
         torch.mul(gradient, 1 / dist.get_world_size(), out=sent)
         work = dist.all_reduce(sent, async_op=True)
         assert work is not None
-        future: torch.futures.Future[Tensor] = torch.futures.Future(
-            devices=[gradient.device] if gradient.is_cuda else None
-        )
+        devices = [gradient.device] if gradient.is_cuda else None
+        future: torch.futures.Future[Tensor] = torch.futures.Future(devices=devices)
         self._begun.append((gradient, sent, work, future))
         if bucket.is_last():
-            self._end()
+            begun, self._begun = self._begun, []
+            for gradient, sent, work, _ in begun:
+                work.wait()
+                if sent is not gradient:
+                    gradient.copy_(sent)
+            # Not earlier: a future remembers the stream of the moment, for which DDP waits.
+            for gradient, _, _, ended in begun:
+                ended.set_result(gradient)
         return future
 
     def _buffer(self, number: int, gradient: Tensor) -> Tensor:
-        """Return what a bucket sends: a gradient of this dtype itself, or a buffer that stays as long as the bucket does."""
+        """Return what a bucket sends: a gradient of this dtype itself, or a buffer that stays."""
         if gradient.dtype == self._dtype:
             return gradient
-        kept = self._buffers.get(number)
-        if kept is None or kept.shape != gradient.shape:
-            kept = self._buffers[number] = torch.empty_like(gradient, dtype=self._dtype)
-        return kept
-
-    def _end(self) -> None:
-        begun, self._begun = self._begun, []
-        for gradient, sent, work, _ in begun:
-            work.wait()
-            if sent is not gradient:
-                gradient.copy_(sent)
-        # Not earlier: a future remembers the stream of the moment, for which DDP waits.
-        for gradient, _, _, future in begun:
-            future.set_result(gradient)
+        buffer = self._buffers.get(number)
+        if buffer is None or buffer.shape != gradient.shape:
+            buffer = self._buffers[number] = torch.empty_like(gradient, dtype=self._dtype)
+        return buffer

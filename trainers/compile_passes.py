@@ -1,7 +1,9 @@
-"""Changes to what torch.compile has traced, before it becomes kernels.
+"""How a model is compiled where only the rate of its steps counts (optimize=max).
 
-They change what kernels read, write and reckon, not what comes out. They are found by operator, so they serve every model. Those
-of `JOINT` are made to forward and backward in one graph, before it is split; those of `SPLIT` to both parts after it.
+Changes to what torch.compile has traced, before it becomes kernels, change what kernels read, write
+and compute, not what comes out. They are found by operator, so they serve every model. Those of
+`JOINT` are made to forward and backward in one graph, before it is split; those of `SPLIT` to both
+parts after it. RESULTS.md tells what is known of each part.
 """
 
 from collections.abc import Callable
@@ -16,6 +18,8 @@ aten = torch.ops.aten
 CONVERT = torch.ops.prims.convert_element_type.default
 # What is cheap to compute again from what a kernel reads in any case.
 CHEAP = {aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.unsqueeze.default, CONVERT}
+FEW_INPUTS = 4  # of a first layer: its colours
+MULTIPLE = 8  # cuDNN's tensor core kernels take so many inputs at a time
 
 
 class Rewrites(CustomGraphPass):
@@ -33,7 +37,8 @@ class Rewrites(CustomGraphPass):
 
     def uuid(self) -> Any:
         """Return what differs when this file does, or the changes."""
-        return get_hash_for_files((__file__,), " ".join(one.__name__ for one in self.changes))
+        names = " ".join(change.__name__ for change in self.changes)
+        return get_hash_for_files((__file__,), names)
 
     def __eq__(self, other: object) -> bool:
         # A model that is built anew finds the graphs of an equal one.
@@ -44,28 +49,25 @@ class Rewrites(CustomGraphPass):
 
 
 def variances_from_sums(graph: fx.Graph) -> int:
-    """Let means and variances be made from sums of x and of x². Return how many were changed.
+    """Make means and variances from sums of x and of x². Return how many were changed.
 
-    inductor updates mean and variance with each element (Welford), with a division each time, and then waits for arithmetic, not
-    for memory. Both sums are float32 ones, as a batch norm's are.
+    inductor updates mean and variance with each element (Welford), with a division each time, and
+    then waits for arithmetic, not for memory. Both sums are float32 ones, as a batch norm's are.
     """
     changed = 0
     for node in _calls(graph, aten.var_mean.correction):
         values, *dimensions = node.args
         keep = node.kwargs.get("keepdim", False)
         assert isinstance(values, fx.Node)
-        if (
-            node.kwargs.get("correction") != 0
-            or not dimensions
-            or values.meta["val"].dtype != torch.float32
-        ):
+        is_float32 = values.meta["val"].dtype == torch.float32
+        if node.kwargs.get("correction") != 0 or not dimensions or not is_float32:
             continue
         with graph.inserting_before(node):
             mean = _call(graph, node, aten.mean.dim, values, *dimensions, keep)
             square = _call(graph, node, aten.mul.Tensor, values, values)
-            of_squares = _call(graph, node, aten.mean.dim, square, *dimensions, keep)
-            of_mean = _call(graph, node, aten.mul.Tensor, mean, mean)
-            difference = _call(graph, node, aten.sub.Tensor, of_squares, of_mean)
+            mean_of_squares = _call(graph, node, aten.mean.dim, square, *dimensions, keep)
+            square_of_mean = _call(graph, node, aten.mul.Tensor, mean, mean)
+            difference = _call(graph, node, aten.sub.Tensor, mean_of_squares, square_of_mean)
             variance = _call(graph, node, aten.clamp_min.default, difference, 0.0)
         for user in list(node.users):
             user.replace_all_uses_with(variance if user.args[1] == 0 else mean)
@@ -76,9 +78,10 @@ def variances_from_sums(graph: fx.Graph) -> int:
 
 
 def masks_from_inputs(graph: fx.Graph) -> int:
-    """Let the backward of a ReLU ask its input, not its output, where something stood. Return how many were changed.
+    """Let the backward of a ReLU ask its input, not its output. Return how many were changed.
 
-    Only after a batch norm without a sum: its backward reads the batch norm's input in any case, and the output no more.
+    Only after a batch norm without a sum: its backward reads the batch norm's input in any case,
+    and the output no more.
     """
     changed = 0
     for node in _calls(graph, aten.le.Scalar):
@@ -92,7 +95,8 @@ def masks_from_inputs(graph: fx.Graph) -> int:
 def masks_for_each_reader(graph: fx.Graph) -> int:
     """Let each reader of such a masked gradient mask it itself. Return how many copies there are.
 
-    inductor would write what several kernels read and what takes several reads to make; here they read gradient and input anyway.
+    inductor would write what several kernels read and what takes several reads to make; here they
+    read gradient and input anyway.
     """
     copies = 0
     for node in _calls(graph, aten.where.self):
@@ -113,12 +117,13 @@ def masks_for_each_reader(graph: fx.Graph) -> int:
 def widened_by_each_reader(graph: fx.Graph) -> int:
     """Let each reader of a bfloat16 value widen it itself. Return how many copies there are.
 
-    What inductor writes for several kernels is then the narrow value, as in eager mode, not twice as many bytes of the wide one.
+    What inductor writes for several kernels is then the narrow value, as in eager mode, not twice
+    as many bytes of the wide one.
     """
     copies = 0
     for node in _calls(graph, CONVERT):
-        source, kind = node.args
-        if kind == torch.float32 and source.meta["val"].dtype == torch.bfloat16:
+        source, dtype = node.args
+        if dtype == torch.float32 and source.meta["val"].dtype == torch.bfloat16:
             for user in list(node.users)[1:]:
                 with graph.inserting_before(user):
                     user.replace_input_with(node, graph.node_copy(node))
@@ -127,7 +132,7 @@ def widened_by_each_reader(graph: fx.Graph) -> int:
 
 
 def sums_written_once(graph: fx.Graph) -> int:
-    """Let a masked sum of gradients, which several kernels read, be made once. Return how many there are.
+    """Let a masked sum of gradients that several kernels read be made once. Return how many.
 
     inductor would let each of the kernels read all of its parts.
     """
@@ -147,31 +152,37 @@ JOINT = Rewrites(variances_from_sums, masks_from_inputs)
 SPLIT = Rewrites(widened_by_each_reader, masks_for_each_reader, sums_written_once)
 
 
+def compiled(model: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a model that torch.compile compiles, with our rewrites, when it is first called."""
+    options: dict[str, Any] = {"joint_custom_post_pass": JOINT, "post_grad_custom_post_pass": SPLIT}
+    return torch.compile(model, options=options)
+
+
 def _is_affine(node: Any) -> bool:
-    """Return whether a value is made by cheap steps from one tensor of its size, with the same numbers for all of its pixels."""
+    """Return whether a value is made by cheap steps from one tensor of its size, per channel."""
     size, sources, steps = node.meta["val"].numel(), set(), [node]
     while steps:
-        one = steps.pop()
-        if one.meta["val"].numel() == size:
-            if one.target in CHEAP:
-                steps += one.all_input_nodes
+        step = steps.pop()
+        if step.meta["val"].numel() == size:
+            if step.target in CHEAP:
+                steps += step.all_input_nodes
             else:
-                sources.add(one)
+                sources.add(step)
     return len(sources) == 1 and node not in sources
 
 
-def _copy(graph: fx.Graph, node: fx.Node, known: dict[fx.Node, fx.Node]) -> fx.Node:
+def _copy(graph: fx.Graph, node: fx.Node, copies: dict[fx.Node, fx.Node]) -> fx.Node:
     """Return a copy of a node and of the cheap ones that it is made from."""
     if node.target not in CHEAP and node.target != aten.le.Scalar:
         return node
-    if node not in known:
-        inputs = {one: _copy(graph, one, known) for one in node.all_input_nodes}
-        known[node] = graph.node_copy(node, inputs.__getitem__)
-    return known[node]
+    if node not in copies:
+        inputs = {source: _copy(graph, source, copies) for source in node.all_input_nodes}
+        copies[node] = graph.node_copy(node, inputs.__getitem__)
+    return copies[node]
 
 
 def _calls(graph: fx.Graph, operator: Any) -> list[Any]:
-    """Return the nodes that call an operator; Any, since the type of a node's arguments has no end."""
+    """Return the nodes that call an operator; Any: the type of a node's arguments has no end."""
     return list(graph.find_nodes(op="call_function", target=operator))
 
 
@@ -182,42 +193,21 @@ def _is_call(node: Any, operator: Any) -> bool:
 def _call(
     graph: fx.Graph, instead_of: fx.Node, operator: Callable[..., Any], *arguments: Any
 ) -> fx.Node:
-    """Add a call, and tell what it returns, as every node of the graph does."""
+    """Add a call, with an example of what it returns, as every node of the graph has."""
     node = graph.call_function(operator, arguments)
-    node.meta = {
-        name: value for name, value in instead_of.meta.items() if name not in ("val", "tensor_meta")
-    }
-    examples = fx.map_arg(arguments, lambda one: one.meta["val"])
+    node.meta = dict(instead_of.meta)
+    node.meta.pop("tensor_meta", None)
+    examples = fx.map_arg(arguments, lambda source: source.meta["val"])
     with instead_of.meta["val"][0].fake_mode:
         node.meta["val"] = operator(*examples)
     return node
 
 
-# How a model is compiled where only the rate of its steps counts. RESULTS.md tells what is known of each part.
-
-
-def prepare(model: nn.Module) -> nn.Module:
-    """Let layers of a model take the form that is fastest, in place. Names and values of its parameters stay."""
-    return in_faster_forms(model)
-
-
-def compiled(model: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a model that torch.compile compiles, with our rewrites, when it is first called."""
-    pass  # inductor takes a second where nothing compiles
-
-    options: dict[str, Any] = {"joint_custom_post_pass": JOINT, "post_grad_custom_post_pass": SPLIT}
-    return torch.compile(model, options=options)
-
-
-# The first convolution of a network, in a form that is faster and gives the same numbers.
-
-
-FEW_INPUTS = 4  # of a first layer: its colours
-MULTIPLE = 8  # cuDNN's tensor core kernels take so many inputs at a time
-
-
 def in_faster_forms(model: nn.Module) -> nn.Module:
-    """Let every convolution of a model that has such a form take it, in place. Parameters and their names stay."""
+    """Let every first convolution of a model take its faster form, in place.
+
+    Parameters and their names stay.
+    """
     for module in model.modules():
         if type(module) is nn.Conv2d and _is_first(module):
             module.__class__ = StrideFreeConvolution
@@ -237,10 +227,11 @@ def _is_first(module: nn.Conv2d) -> bool:
 
 
 class StrideFreeConvolution(nn.Conv2d):
-    """A convolution with a stride, as one without, over more inputs: the pixels of a square of `stride` × `stride`.
+    """A convolution with a stride, as one without, over squares of `stride` × `stride` pixels.
 
-    The 7 × 7 window of ResNet with stride 2 on 3 colours becomes one of 4 × 4 on 12, and 4 inputs of zeros. cuDNN has no fast
-    kernel for 3 inputs: on an H200 the form takes 2.2 ms instead of 5.8 of a step of 512 images.
+    The 7 × 7 window of ResNet with stride 2 on 3 colours becomes one of 4 × 4 on 12, and 4 inputs
+    of zeros, and gives the same numbers. cuDNN has no fast kernel for 3 inputs: on an H200 the form
+    takes 2.2 ms instead of 5.8 of a step of 512 images.
     """
 
     def forward(self, images: Tensor) -> Tensor:

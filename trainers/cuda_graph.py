@@ -1,23 +1,25 @@
-"""A training step that is captured once as a CUDA graph for each way of exchanging, with and without, and replayed since.
+"""A training step captured once as a CUDA graph for each way of exchanging, and replayed since.
 
-A graph holds kernels with the addresses that they had. So batches are copied into tensors that stay, and gradients and loss lie
-where the capture left them. All work of a graphed cell runs on one stream that is not the default one, from the first tensor on:
-only such a stream can be captured, and a gradient is added up on the stream on which its place was made (torch's page "CUDA
-semantics", "CUDA Graphs").
+A graph holds kernels with the addresses that they had. So batches are copied into tensors that
+stay, and gradients and loss lie where the capture left them. All work of a graphed cell runs on one
+stream that is not the default one, from the first tensor on: only such a stream can be captured,
+and a gradient is added up on the stream on which its place was made (torch's page "CUDA semantics",
+"CUDA Graphs").
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from trainers.batches import Batch
 
-# Uncaptured steps before each capture. torch's page "CUDA semantics" asks for 11 with DDP, whose logger reads clocks in the first
-# 10; they also connect, compile, tune, and make what stays allocated.
+# Uncaptured steps before each capture. torch's page "CUDA semantics" asks for 11 with DDP, whose
+# logger reads clocks in the first 10; they also connect, compile, tune, and make what stays
+# allocated.
 WARM_UP = 11
-# Other threads may ask about events meanwhile, as NCCL's watchdog does; what this thread may not do is an error all the same.
+# Other threads may ask about events meanwhile, as NCCL's watchdog does; what this thread may not do
+# is an error all the same.
 MODE = "thread_local"
 
 
@@ -34,19 +36,24 @@ class CudaCapture:
         self._graphs: list[torch.cuda.CUDAGraph] = []
 
     def __call__(self, run: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-        """Capture what `run` enqueues, without running it. Return what enqueues it all again, and the tensor that `run` gave.
+        """Capture what `run` enqueues, without running it.
+
+        Returns what enqueues it all again, and the tensor that `run` gave.
 
         Raises:
             RuntimeError: `run` waits for the device, or does something else that no graph can hold.
         """
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode=MODE):
-            given = run()
+            result = run()
         self._graphs.append(graph)
-        return graph.replay, given
+        return graph.replay, result
 
     def close(self) -> None:
-        """Give the graphs back and return to the default stream. Before the process group ends: graphs hold its communicators."""
+        """Give the graphs back and return to the default stream.
+
+        Before the process group ends: graphs hold its communicators.
+        """
         torch.cuda.synchronize(self._device)
         for graph in self._graphs:
             graph.reset()
@@ -54,24 +61,8 @@ class CudaCapture:
         torch.cuda.set_stream(torch.cuda.default_stream(self._device))
 
 
-@dataclass(frozen=True)
-class CapturedStep:
-    """A graph, and what it leaves."""
-
-    replay: Callable[[], None]
-    loss: Tensor
-    gradients: list[Tensor | None]  # of each parameter
-
-    def show(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Let every parameter have the gradient that a replay fills, where another step has left others there."""
-        places = list(zip(parameters, self.gradients, strict=True))
-        if any(parameter.grad is not gradient for parameter, gradient in places):
-            for parameter, gradient in places:
-                parameter.grad = gradient
-
-
 class GraphedStep:
-    """The graphs of one training. A graph is captured when its way of exchanging is first stepped in."""
+    """The graphs of one training. A graph is captured when its way of exchanging is stepped in."""
 
     def __init__(
         self,
@@ -82,24 +73,29 @@ class GraphedStep:
         """`step` runs a step on a batch and returns its loss."""
         self._step, self._parameters, self._capture = step, parameters, capture
         self._batch: Batch = ()
-        self._captured: dict[bool, CapturedStep] = {}  # by whether it exchanges
-        # Steps that were replayed: asked for by the host, and done as the device counts them.
-        self.asked, self._done = 0, torch.zeros((), dtype=torch.int64, device=parameters[0].device)
+        # By whether it exchanges: what replays the step, its loss, and the gradients that it fills.
+        self._captured: dict[bool, tuple[Callable[[], None], Tensor, list[Tensor | None]]] = {}
+        self.asked = 0  # replays that the host has asked for
+        self._done = torch.zeros((), dtype=torch.int64, device=parameters[0].device)
 
     def __call__(self, batch: Batch, exchanges: bool) -> Tensor:
         """Replay a step on a batch. Return its loss, which the next replay overwrites.
 
         Raises:
-            RuntimeError: the step cannot be captured, or the batch has another shape than the first.
+            RuntimeError: the step cannot be captured, or the batch has another shape than the
+                first.
         """
-        captured = self._captured.get(exchanges)
-        if captured is None:
-            captured = self._captured[exchanges] = self._capture_step(batch)
+        if exchanges not in self._captured:
+            self._captured[exchanges] = self._capture_step(batch)
+        replay, loss, gradients = self._captured[exchanges]
         self._load(batch)
-        captured.replay()
+        replay()
         self.asked += 1
-        captured.show(self._parameters)
-        return captured.loss
+        # Another step may have left other gradients than those that the replay fills.
+        for parameter, gradient in zip(self._parameters, gradients, strict=True):
+            if parameter.grad is not gradient:
+                parameter.grad = gradient
+        return loss
 
     @property
     def done(self) -> int:
@@ -108,9 +104,7 @@ class GraphedStep:
 
     def holds(self, batch: Batch) -> bool:
         """Tell whether this batch lies where the graphs read it. Waits for the device."""
-        return all(
-            torch.equal(place, tensor) for place, tensor in zip(self._batch, batch, strict=True)
-        )
+        return all(torch.equal(own, tensor) for own, tensor in zip(self._batch, batch, strict=True))
 
     def close(self) -> None:
         """Give the graphs and their memory back."""
@@ -119,7 +113,7 @@ class GraphedStep:
             parameter.grad = None
         self._capture.close()
 
-    def _capture_step(self, batch: Batch) -> CapturedStep:
+    def _capture_step(self, batch: Batch) -> tuple[Callable[[], None], Tensor, list[Tensor | None]]:
         """Step a few times, then capture a step."""
         for _ in range(WARM_UP):
             self._step(batch)
@@ -134,17 +128,17 @@ class GraphedStep:
             replay, loss = self._capture(run)
         except RuntimeError as error:
             raise RuntimeError(
-                f"this step cannot be captured in a CUDA graph ({str(error).splitlines()[0]}); accepted with it are "
-                "optimize=eager and optimize=compile"
+                f"this step cannot be captured in a CUDA graph ({str(error).splitlines()[0]}); "
+                "accepted with it are optimize=eager and optimize=compile"
             ) from error
-        return CapturedStep(replay, loss, [parameter.grad for parameter in self._parameters])
+        return replay, loss, [parameter.grad for parameter in self._parameters]
 
     def _load(self, batch: Batch) -> None:
         """Copy a batch to where the graphs read it."""
-        for place, tensor in zip(self._batch, batch, strict=True):
-            if tensor.shape != place.shape:  # copy_ would spread a smaller one
+        for own, tensor in zip(self._batch, batch, strict=True):
+            if tensor.shape != own.shape:  # copy_ would spread a smaller one
                 raise RuntimeError(
-                    f"a batch has a tensor {list(tensor.shape)} where the first had {list(place.shape)}; accepted with a CUDA "
-                    "graph are batches of one shape"
+                    f"a batch has a tensor {list(tensor.shape)} where the first had "
+                    f"{list(own.shape)}; accepted with a CUDA graph are batches of one shape"
                 )
-            place.copy_(tensor, non_blocking=True)
+            own.copy_(tensor, non_blocking=True)

@@ -1,4 +1,4 @@
-"""Where the ranks and the servers of a cell are: which of them share a host, and with it memory and links."""
+"""Which ranks and servers of a cell share a host, and with it memory and links."""
 
 from dataclasses import dataclass
 
@@ -9,24 +9,21 @@ from conf.cell import Cell
 class Hosts:
     """The hosts of a cell by number. One host is the usual case."""
 
-    ranks: tuple[
-        tuple[int, ...], ...
-    ]  # of each host; every host has as many, and their numbers are consecutive
-    server_hosts: tuple[
-        int, ...
-    ] = ()  # the host of each server; a number behind those of `ranks` has servers only
+    # Of each host; every host has as many, and their numbers are consecutive.
+    ranks: tuple[tuple[int, ...], ...]
+    # The host of each server; a number behind those of `ranks` has servers only.
+    server_hosts: tuple[int, ...] = ()
 
     @staticmethod
     def of(cell: Cell) -> "Hosts":
         """Return the hosts of a cell."""
         here = len(cell.gpus)
-        ranks = tuple(
-            tuple(range(host * here, (host + 1) * here)) for host in range(max(1, len(cell.hosts)))
-        )
-        numbers = {host: number for number, host in enumerate(cell.every_host or ("",))}
-        return Hosts(
-            ranks, tuple(numbers[place.host] for place in cell.places if place.kind == "server")
-        )
+        ranks = []
+        for host in range(max(1, len(cell.hosts))):
+            ranks.append(tuple(range(host * here, (host + 1) * here)))
+        names = list(cell.every_host or ("",))
+        servers = [names.index(place.host) for place in cell.places if place.kind == "server"]
+        return Hosts(tuple(ranks), tuple(servers))
 
     @property
     def several(self) -> bool:

@@ -1,8 +1,8 @@
-"""Files in /dev/shm that several processes of a cell map.
+"""Files in /dev/shm that several processes of a cell map, and GPU memory outside torch's allocator.
 
-One process creates the file, the others attach to it, and it is unlinked once all have mapped it: so nothing is left
-behind, however they end. What a cell leaves if it ends before that is removed by its token (remove_shared_memory of
-benchmarks.agent.processes).
+One process creates a file, the others attach to it, and it is unlinked once all have mapped it: so
+nothing is left behind, however they end. What a cell leaves if it ends before that is removed by
+its token (benchmarks.agent.processes).
 """
 
 import errno
@@ -20,25 +20,25 @@ from torch import Tensor
 from conf.process_env import SHARED_MEMORY_FOLDER as FOLDER
 from conf.process_env import TOKEN, shared_memory_prefix
 
+MIB = 1 << 20
+
 
 def new_path() -> Path:
     """Return a path that no other cell has, and no other call."""
-    return FOLDER / f"{_prefix()}{secrets.token_hex(8)}"
+    prefix = shared_memory_prefix(os.environ.get(TOKEN, ""))
+    return FOLDER / f"{prefix}{secrets.token_hex(8)}"
 
 
 def named(name: str) -> Path:
-    """Return the path of a file that another process of this cell and host has named by `new_path`.
+    """Return the path of a file that another process of this cell has named by `new_path`.
 
     Raises:
         ValueError: the cell gives no such name.
     """
-    if not re.fullmatch(re.escape(_prefix()) + "[0-9a-f]{16}", name):
+    prefix = shared_memory_prefix(os.environ.get(TOKEN, ""))
+    if not re.fullmatch(re.escape(prefix) + "[0-9a-f]{16}", name):
         raise ValueError(f"{name!r:.100}: no name of shared memory of this cell")
     return FOLDER / name
-
-
-def _prefix() -> str:
-    return shared_memory_prefix(os.environ.get(TOKEN, ""))
 
 
 def create(path: Path, size_bytes: int) -> mmap.mmap:
@@ -47,20 +47,19 @@ def create(path: Path, size_bytes: int) -> mmap.mmap:
     Raises:
         OSError: not enough shared memory; says how much was needed. The file is removed again.
     """
-    file = os.open(
-        path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600
-    )  # this user's: /dev/shm is everybody's
+    # This user's alone: /dev/shm is everybody's.
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         os.posix_fallocate(file, 0, size_bytes)  # a page that is missing later would be a SIGBUS
         return mmap.mmap(file, size_bytes)
     except OSError as error:
         path.unlink()
-        reason = (
-            "there is not that much"
-            if error.errno == errno.ENOSPC
-            else os.strerror(error.errno or 0)
-        )
-        size = f"{size_bytes / 2**20:.0f} MiB" if size_bytes >= 2**20 else f"{size_bytes} bytes"
+        reason = os.strerror(error.errno or 0)
+        if error.errno == errno.ENOSPC:
+            reason = "there is not that much"
+        size = f"{size_bytes} bytes"
+        if size_bytes >= MIB:
+            size = f"{size_bytes / MIB:.0f} MiB"
         raise OSError(error.errno, f"{size} of shared memory in {FOLDER}: {reason}") from None
     finally:
         os.close(file)
@@ -75,30 +74,27 @@ def attach(path: Path, size_bytes: int) -> mmap.mmap:
         os.close(file)
 
 
-# Calls of cuda-bindings that raise, and GPU memory outside torch's allocator.
-
-
-def checked(what: str, answer: tuple[Any, ...]) -> Any:
-    """Return the value of a CUDA call; `what` names the call and what it was about.
+def checked(call: str, answer: tuple[Any, ...]) -> Any:
+    """Return the value of a CUDA call of cuda-bindings; `call` says what it was about.
 
     Raises:
-        RuntimeError: the call failed. The message has `what` and CUDA's name for the error.
+        RuntimeError: the call failed. The message has `call` and CUDA's name for the error.
     """
     error, *values = answer
     if int(error) != 0:
-        raise RuntimeError(f"{what}: {getattr(error, 'name', error)}")
+        raise RuntimeError(f"{call}: {getattr(error, 'name', error)}")
     return values[0] if values else None
 
 
 class GpuMemory:
     """Memory from cudaMalloc.
 
-    torch may map its own memory for peers in another way, and its segments hold several tensors: neither can be given to
-    another process by CUDA IPC or measured as peer access.
+    torch may map its own memory for peers in another way, and its segments hold several tensors:
+    neither can be given to another process by CUDA IPC or measured as peer access.
     """
 
     def __init__(self, size_bytes: int, device: torch.device, name: str = "") -> None:
-        """Allocate on the current GPU, which is `device`; `name` is the GPU's name in messages.
+        """Allocate on the current GPU, which is `device`; `name` is its name in messages.
 
         Raises:
             RuntimeError: there is not that much memory.

@@ -1,4 +1,4 @@
-"""The networks, from the library that is known for them, and the loss with their auxiliary heads."""
+"""The networks, from the library that is known for them, and the loss with auxiliary heads."""
 
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -15,20 +15,31 @@ from trainers.batches import OwnModel
 def build(network: Network) -> nn.Module:
     """Build a network with random weights on the current default device, in training mode.
 
+    A model of the user's own is made by `build(classes=…, channels=…, **options)`, or for samples
+    by `build(**options)`.
+
     Raises:
         ValueError: the library is not installed or has no such builder.
+        TypeError: the user's function returns no module of torch, or for samples no OwnModel.
     """
+    model: object
     arguments = {"num_classes": network.classes, **network.options}
     if network.library == "ringside":
         builders = {"resnet200": _resnet200, "fmnist_cnn": _fmnist_cnn}
         if network.builder not in builders:
             raise ValueError(
-                f"model.builder={network.builder}: accepted with model.library=ringside are {', '.join(builders)}"
+                f"model.builder={network.builder}: accepted with model.library=ringside are "
+                f"{', '.join(builders)}"
             )
-        return builders[network.builder](**arguments).train()
-    if network.library == "python":
-        return _own(network).train()
-    if network.library == "timm":
+        model = builders[network.builder](**arguments)
+    elif network.library == "python" and network.inputs == IMAGES:
+        sizes = {"classes": network.classes, "channels": network.channels}
+        model = locate(network.builder)(**sizes, **network.options)
+        _check_type(network, model, nn.Module, "torch.nn.Module")
+    elif network.library == "python":
+        model = locate(network.builder)(**network.options)
+        _check_type(network, model, OwnModel, "trainers.batches.OwnModel")
+    elif network.library == "timm":
         import timm
 
         model = timm.create_model(
@@ -42,29 +53,16 @@ def build(network: Network) -> nn.Module:
     return model.train()
 
 
-def _own(network: Network) -> nn.Module:
-    """Build a model by the user's own function: `build(classes=…, channels=…, **options)`, or `build(**options)` for samples.
-
-    A model of images takes images (batch, channels, size, size) and returns scores (batch, classes).
-
-    Raises:
-        TypeError: the function returns no module of torch, or for samples no OwnModel.
-    """
-    of_images = network.inputs == IMAGES
-    sizes = {"classes": network.classes, "channels": network.channels} if of_images else {}
-    model = locate(network.builder)(**sizes, **network.options)
-    expected, name = (
-        (nn.Module, "torch.nn.Module") if of_images else (OwnModel, "trainers.batches.OwnModel")
-    )
+def _check_type(network: Network, model: object, expected: type, name: str) -> None:
     if not isinstance(model, expected):
         raise TypeError(
-            f"model.builder={network.builder}: returned {type(model).__name__}; accepted is a {name}"
+            f"model.builder={network.builder}: returned {type(model).__name__}; accepted is a "
+            f"{name}"
         )
-    return model
 
 
 def _resnet200(num_classes: int) -> nn.Module:
-    """Build ResNet-200, bottlenecks 3-24-36-3, as in MXNet's tools/bandwidth (torchvision has none)."""
+    """Build ResNet-200, bottlenecks 3-24-36-3, as in MXNet's tools/bandwidth."""
     from torchvision.models.resnet import Bottleneck, ResNet
 
     model: nn.Module = ResNet(Bottleneck, [3, 24, 36, 3], num_classes=num_classes)
@@ -72,7 +70,7 @@ def _resnet200(num_classes: int) -> nn.Module:
 
 
 class Chain(nn.Sequential):
-    """nn.Sequential with a forward that torch.compile compiles inside DDP: it skips torch's own there, without a word."""
+    """nn.Sequential with a forward that torch.compile compiles inside DDP: it skips torch's own."""
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the output of the last module."""
@@ -82,7 +80,7 @@ class Chain(nn.Sequential):
 
 
 def _fmnist_cnn(num_classes: int) -> nn.Module:
-    """Build the Keras network of the gpubootcamp notebook: images 1 × 28 × 28, 1,199,882 parameters."""
+    """Build the Keras network of the gpubootcamp notebook: images 1 × 28 × 28."""
     return Chain(
         OrderedDict(
             convolution_1=nn.Conv2d(1, 32, 3),
@@ -103,21 +101,24 @@ def _fmnist_cnn(num_classes: int) -> nn.Module:
 def loss(
     outputs: Tensor | tuple[Tensor | None, ...], labels: Tensor, auxiliary_weight: float
 ) -> Tensor:
-    """Return the cross-entropy of the main head plus `auxiliary_weight` × that of each auxiliary head, a scalar.
+    """Return the cross-entropy of the main head plus `auxiliary_weight` × that of each other.
 
-    `outputs` is (batch, classes), or a tuple of such tensors, the main head first (torchvision's Inception, GoogLeNet).
-    `labels` is (batch,).
+    `outputs` is (batch, classes), or a tuple of such tensors, the main head first (torchvision's
+    Inception, GoogLeNet). `labels` is (batch,).
     """
     if isinstance(outputs, Tensor):
         return functional.cross_entropy(outputs, labels)
-    main, *auxiliary = [
-        functional.cross_entropy(head, labels) for head in outputs if head is not None
-    ]
-    return main + auxiliary_weight * torch.stack(auxiliary).sum() if auxiliary else main
+    losses = [functional.cross_entropy(head, labels) for head in outputs if head is not None]
+    if len(losses) == 1:
+        return losses[0]
+    return losses[0] + auxiliary_weight * torch.stack(losses[1:]).sum()
 
 
 def bf16_weights(model: nn.Module) -> nn.Module:
-    """Cast weights to bfloat16 in place, but batch norm's: its sums need the digits of float32, and it has few bytes."""
+    """Cast weights to bfloat16 in place, but batch norm's.
+
+    Its sums need the digits of float32, and it has few bytes.
+    """
     for module in model.modules():
         if not isinstance(module, nn.modules.batchnorm._BatchNorm):
             for parameter in module.parameters(recurse=False):
@@ -126,12 +127,10 @@ def bf16_weights(model: nn.Module) -> nn.Module:
 
 
 def sizes(parameters: Iterable[nn.Parameter]) -> dict[str, float]:
-    """Return `parameters` (elements), `arrays` (tensors) and `gradient_bytes` of what is trained."""
+    """Return `parameters` (elements), `arrays` (tensors) and `gradient_bytes` of the trained."""
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     return {
         "parameters": sum(parameter.numel() for parameter in trained),
         "arrays": len(trained),
-        "gradient_bytes": sum(
-            parameter.numel() * parameter.element_size() for parameter in trained
-        ),
+        "gradient_bytes": sum(parameter.nbytes for parameter in trained),
     }

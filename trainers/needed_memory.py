@@ -1,4 +1,4 @@
-"""`python -m trainers.needed_memory`: read a JSON list of cells, print a JSON list of the bytes of shared memory that they need.
+"""`python -m trainers.needed_memory`: read a JSON list of cells, print their bytes in /dev/shm.
 
 It is a process of its own because the launching process does not import torch.
 """
@@ -16,8 +16,8 @@ from trainers.strategy import load
 
 
 def shared_bytes(cell: Cell) -> int:
-    """Return the bytes that the cell takes in /dev/shm of the host with the most. The model it builds has no memory."""
-    with torch.device("meta"):
+    """Return the bytes that the cell takes in /dev/shm of the host with the most."""
+    with torch.device("meta"):  # the model has no memory
         model = models.build(cell.model)
     if cell.precision == "bf16_weights":
         model = models.bf16_weights(model)

@@ -1,4 +1,4 @@
-"""Where a GPU is in the machine, and which cores, threads and memory of the host a process uses."""
+"""Which cores, threads and memory of the host a process uses, and where its GPU is."""
 
 import contextlib
 import ctypes
@@ -17,39 +17,42 @@ CORES = usable_cores()
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
 LARGEST_MMAP_THRESHOLD = 32 << 20
 NEVER = -1
+PR_SET_TIMERSLACK = 29  # linux/prctl.h
+TIMER_SLACK_NS = 1000  # the default is 50,000: longer than the pauses of those who poll flags
 
 
 def bus_id(device: torch.device) -> str | None:
     """Return a GPU's PCI bus id as Linux writes it, 0000:65:00.0; None for a CPU."""
     if device.type != "cuda":
         return None
-    properties: Any = torch.cuda.get_device_properties(device)
-    return f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
+    gpu: Any = torch.cuda.get_device_properties(device)
+    return f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0"
 
 
 def stay_near(device: torch.device) -> None:
-    """Keep this thread, and those that it starts later, to the cores near its GPU, if the kernel knows them.
+    """Keep this thread, and those that it starts later, to the cores near its GPU.
 
-    torchrun does the same from torch 2.9 on, before a rank starts, if there are as many ranks as GPUs.
+    It does nothing where the kernel does not know them. torchrun does the same from torch 2.9 on,
+    before a rank starts, if there are as many ranks as GPUs.
     """
     with contextlib.suppress(OSError, ValueError):
-        text = Path(f"/sys/bus/pci/devices/{bus_id(device)}/local_cpulist").read_text(
-            encoding="ascii"
-        )
-        ranges = [part.partition("-") for part in text.strip().split(",")]
-        near = {
-            core for first, _, last in ranges for core in range(int(first), int(last or first) + 1)
-        }
-        if mine := near & os.sched_getaffinity(0):
-            os.sched_setaffinity(0, mine)
+        cpulist = Path(f"/sys/bus/pci/devices/{bus_id(device)}/local_cpulist")
+        near: set[int] = set()
+        for part in cpulist.read_text(encoding="ascii").strip().split(","):
+            first, _, last = part.partition("-")
+            near.update(range(int(first), int(last or first) + 1))
+        near &= os.sched_getaffinity(0)
+        if near:
+            os.sched_setaffinity(0, near)
 
 
 def keep_freed_memory() -> None:
-    """Have the C library keep memory that is freed, as torch's allocator does on a GPU. Without glibc it does nothing.
+    """Have the C library keep memory that is freed, as torch's allocator does on a GPU.
 
-    By default freed tensors go back to Linux in some steps and not in others, as glibc adapts its limits to what it has seen.
-    A step that gets its memory anew meets a page fault for every 4 KiB: two windows of one cell would differ by that alone.
-    Single tensors above 32 MiB still come from Linux each time (mallopt(3), M_MMAP_THRESHOLD).
+    By default freed tensors go back to Linux in some steps and not in others, as glibc adapts its
+    limits to what it has seen. A step that gets its memory anew meets a page fault for every 4 KiB:
+    two windows of one cell would differ by that alone. Single tensors above 32 MiB still come from
+    Linux each time (mallopt(3), M_MMAP_THRESHOLD). Without glibc it does nothing.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -66,14 +69,6 @@ def on_threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-# What a process asks of Linux for itself (prctl(2), which Python's library does not have).
-
-
-# <linux/prctl.h>
-PR_SET_TIMERSLACK = 29
-TIMER_SLACK_NS = 1000  # the default is 50,000: longer than the pauses of those who poll flags
 
 
 def sleep_precisely() -> None:

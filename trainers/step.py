@@ -1,4 +1,4 @@
-"""The training step: forward, backward, exchange, update. The same for every strategy and every benchmark."""
+"""The training step: forward, backward, exchange, update. The same for every strategy."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from conf.cell import SAMPLES, Cell
-from trainers import compile_passes as compiling
-from trainers import models
+from trainers import compile_passes, models
 from trainers.batches import Batch, LoadedBatches, OwnModel, synthetic
 from trainers.cuda_graph import CudaCapture, GraphedStep
 from trainers.hosts import Hosts
@@ -32,13 +31,11 @@ class Training:
 
     def __init__(self, cell: Cell, device: torch.device, rank: int) -> None:
         """Build everything that a cell asks for. All ranks call it; the process group exists."""
-        self.cell = cell
-        self.device = device
+        self.cell, self.device = cell, device
         set_arithmetic(cell.precision)
         capture = CudaCapture(device) if cell.graphed else None
-        torch.manual_seed(
-            cell.seed
-        )  # the same weights on every rank; batches have their own generator
+        # The same weights on every rank; batches have their own generator.
+        torch.manual_seed(cell.seed)
         with device:
             model = models.build(cell.model)
         if cell.precision == "bf16_weights":
@@ -47,49 +44,54 @@ class Training:
             model = model.to(memory_format=torch.channels_last)
         rewritten = cell.optimize in REWRITTEN
         if rewritten:
-            model = compiling.prepare(model)
+            model = compile_passes.in_faster_forms(model)
         self.network = model  # what was built, without what the strategy wraps around it
         self._own = model if cell.model.inputs == SAMPLES and isinstance(model, OwnModel) else None
-        trained = {
-            name: parameter
-            for name, parameter in model.named_parameters()
-            if parameter.requires_grad
-        }
-        self.names, self.parameters = list(trained), list(trained.values())
+        self.names, self.parameters = [], []  # of what is trained
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                self.names.append(name)
+                self.parameters.append(parameter)
         self.optimizer = optimizer_of(cell.optimizer, self.parameters, cell.graphed)
         self.strategy: Strategy = load(cell.strategy, cell.target("strategy"), Hosts.of(cell))
         self.model: Callable[..., Tensor] = self.strategy.prepare(model, self.optimizer)
-        if cell.compiled:
-            # Outside DDP, so that torch splits the graph at bucket boundaries and communication can overlap.
-            self.model = compiling.compiled(self.model) if rewritten else torch.compile(self.model)
+        # Outside DDP, so that torch splits the graph at bucket boundaries and communication can
+        # overlap.
+        if cell.compiled and rewritten:
+            self.model = compile_passes.compiled(self.model)
+        elif cell.compiled:
+            self.model = torch.compile(self.model)
         self.scaler = torch.amp.GradScaler(device.type, enabled=cell.precision == "fp16")
-        self.batches: Iterator[Batch] = (
-            LoadedBatches(cell, device, rank)
-            if cell.data
-            else synthetic(cell, device, rank, self.network)
-        )
-        self.images = self.tokens = (
-            0  # counted from the batches, never computed; an image is a sample
-        )
+        self.batches: Iterator[Batch]
+        if cell.data:
+            self.batches = LoadedBatches(cell, device, rank)
+        else:
+            self.batches = synthetic(cell, device, rank, self.network)
+        self.images = 0  # samples, counted from the batches, never computed
+        self.tokens = 0
         self.loss: Tensor | None = None  # of the last step, on the device
-        # Opens a profiler's range around each stage of a step: forward, backward, exchange, optimizer.
+        # Opens a profiler's range around each stage of a step: forward, backward, exchange,
+        # optimizer.
         self.mark: Mark = unmarked
         self._exchanges = True
-        self.graphs = (
-            GraphedStep(self.uncaptured_step, self.parameters, capture) if capture else None
-        )
+        self.graphs = None
+        if capture:
+            self.graphs = GraphedStep(self.uncaptured_step, self.parameters, capture)
 
     def backward(self, batch: Batch | None = None) -> None:
-        """Run forward, backward and exchange on the next batch, or on the one given. Leaves the gradients in place.
+        """Run forward, backward and exchange on the next batch, or on the one given.
 
-        Never a replay of a graph.
+        Leaves the gradients in place. Never a replay of a graph.
         """
         batch = batch or next(self.batches)
         self._backward(batch)
         self._count(batch)
 
     def step(self, batch: Batch | None = None) -> None:
-        """Run one training step on the next batch, or on the one given: replay its graph where the cell asks for graphs."""
+        """Run one training step on the next batch, or on the one given.
+
+        Where the cell asks for graphs, it is a replay of one.
+        """
         batch = batch or next(self.batches)
         if self.graphs:
             self.loss = self.graphs(batch, self._exchanges)
@@ -103,9 +105,8 @@ class Training:
         with self.mark("optimizer"):
             # Only with strategies that leave the update to every rank (their YAML's `accepts`).
             if self.scaler.is_enabled():
-                self.scaler.step(
-                    self.optimizer
-                )  # fused optimizers unscale on the device, without a synchronisation
+                # Fused optimizers unscale on the device, without a synchronisation.
+                self.scaler.step(self.optimizer)
                 self.scaler.update()
             else:
                 self.strategy.update(self.optimizer)
@@ -124,11 +125,11 @@ class Training:
     @contextmanager
     def with_batches(self, batches: Iterator[Batch]) -> Iterator[None]:
         """Step on other batches inside the context."""
-        kept, self.batches = self.batches, batches
+        usual, self.batches = self.batches, batches
         try:
             yield
         finally:
-            self.batches = kept
+            self.batches = usual
 
     def close(self) -> None:
         """Release graphs and servers, after the last measurement."""
@@ -140,7 +141,11 @@ class Training:
         *inputs, targets = batch
         self.optimizer.zero_grad(set_to_none=True)
         with self.mark("forward"), self._autocast():
-            loss = self._loss(self.model(*inputs), targets)
+            outputs: Any = self.model(*inputs)
+            if self._own is not None:
+                loss = self._own.loss(outputs, targets)
+            else:
+                loss = models.loss(outputs, targets, self.cell.model.auxiliary_weight)
         with self.mark("backward"):
             self.scaler.scale(loss).backward()
         with self.mark("exchange"):
@@ -153,18 +158,13 @@ class Training:
         if self._own is not None:
             self.tokens += self._own.tokens(*batch)
 
-    def _loss(self, outputs: Any, targets: Tensor) -> Tensor:
-        if self._own is not None:
-            return self._own.loss(outputs, targets)
-        return models.loss(outputs, targets, self.cell.model.auxiliary_weight)
-
     def _autocast(self) -> AbstractContextManager[Any]:
         dtype = AUTOCAST.get(self.cell.precision)
         return torch.autocast(self.device.type, dtype=dtype) if dtype else nullcontext()
 
 
 def set_arithmetic(precision: str) -> None:
-    """Set the arithmetic of float32 operations. Let cuDNN search its fastest kernels, since shapes do not change."""
-    torch.backends.cudnn.benchmark = True
+    """Set the arithmetic of float32, and let cuDNN search its fastest kernels."""
+    torch.backends.cudnn.benchmark = True  # shapes do not change
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")

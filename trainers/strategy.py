@@ -1,7 +1,8 @@
 """The seam of the strategies: how gradients become updated weights on all ranks.
 
-A strategy is a subclass of Strategy and one YAML in conf/strategy/, whose `_target_` names the class, or a function that
-returns an instance. It takes the YAML's options as keyword arguments. The step, the clock and the checks are the same for all.
+A strategy is a subclass of Strategy and one YAML in conf/strategy/, whose `_target_` names the
+class, or a function that returns an instance. It takes the YAML's options as keyword arguments. The
+step, the clock and the checks are the same for all.
 """
 
 from abc import ABC, abstractmethod
@@ -18,11 +19,11 @@ from trainers.hosts import Hosts
 
 
 class ExchangeAlone(ABC):
-    """One strategy's exchange without compute, in buffers of its own. Collective: every rank makes it and calls it alike."""
+    """One strategy's exchange without compute, in buffers of its own. Every rank calls it alike."""
 
     @abstractmethod
     def fill(self, gradients: Sequence[Tensor]) -> None:
-        """Copy this rank's gradients in, one of each parameter's shape. Each later call exchanges what the buffers hold."""
+        """Copy this rank's gradients in, one of each parameter's shape, for later calls."""
 
     @abstractmethod
     def __call__(self) -> None:
@@ -30,10 +31,10 @@ class ExchangeAlone(ABC):
 
     @abstractmethod
     def result(self) -> list[Tensor]:
-        """Return the mean gradients that the first call after `fill` left on this rank, in the parameters' order and shapes."""
+        """Return the means that the first call after `fill` left, in the parameters' shapes."""
 
     def pipelined(self) -> Callable[[], None] | None:
-        """Return an exchange that need not wait for the one before it; None where a strategy has none.
+        """Return an exchange that need not wait for the one before it; None where there is none.
 
         An asynchronous strategy can have several under way.
         """
@@ -42,17 +43,17 @@ class ExchangeAlone(ABC):
 
 @dataclass(frozen=True)
 class ReferenceProbe:
-    """An operation whose time shows what the machine allows a strategy, or what one stage of it takes alone.
+    """An operation whose time shows what the machine allows a strategy, or one stage of it.
 
     Every rank runs it at the same time, under the same clock as the exchange.
     """
 
     name: str  # 'ring', 'host_link', 'host_memory', … ; METHOD.md defines each
     run: Callable[[], None]  # enqueued on the current stream
-    share: float  # bytes of one exchange ÷ bytes of one run: the exchange needs at least this share of the run's time
-    reference: bool = (
-        True  # whether the exchange is compared with it; otherwise it is one stage of the exchange
-    )
+    # Bytes of an exchange ÷ bytes of a run: the exchange needs at least this share of its time.
+    share: float
+    # Whether the exchange is compared with it; otherwise it is one stage of the exchange.
+    reference: bool = True
     way: str = ""  # tells apart the samples of several probes with the same name
 
 
@@ -71,29 +72,31 @@ class BucketExchange:
     """The collectives that exchange one bucket, in a buffer of their own."""
 
     operation: str  # their names, as torch has them: all_reduce, reduce_scatter + all_gather, …
-    run: Callable[
-        [], None
-    ]  # enqueued on the current stream; on CPU workers it ends before `run` returns
+    # Enqueued on the current stream; on CPU workers it ends before `run` returns.
+    run: Callable[[], None]
 
 
 class Strategy(ABC):
     """One way to synchronise gradients. Every rank makes collective calls in the same order.
 
-    A step is: backward, `exchange`, `update`. Of a Strategy nothing is called inside backward. What it registers on the model
-    in `prepare` may run there (DDP's hooks; Bucketed.start_bucket), on the thread of backward, and must not wait for others.
+    A step is: backward, `exchange`, `update`. Of a Strategy nothing is called inside backward. What
+    it registers on the model in `prepare` may run there (DDP's hooks; Bucketed.start_bucket), on
+    the thread of backward, and must not wait for others.
     """
 
     # Where ranks and servers are: set by `load`, before anything is called.
     hosts: Hosts
     # Steps after which all replicas are equal again: 1 for an exchange in every step, 0 for never.
     equal_every = 1
-    # Whether an exchange returns the mean over all ranks; otherwise each rank gets back its own gradient.
+    # Whether an exchange returns the mean over all ranks, or to each rank its own gradient.
     returns_mean = True
     # Whether every exchange waits for all ranks.
     in_lockstep = True
-    # Whether the exchanged gradient is the mean of the local ones up to rounding (a lossy compression's is not).
+    # Whether the exchanged gradient is the mean of the local ones up to rounding (a lossy
+    # compression's is not).
     exact = True
-    # Whether one rank alone exchanges nothing: what the strategy costs it is then the strategy's own work, no communication.
+    # Whether one rank alone exchanges nothing: what the strategy costs it is then the strategy's
+    # own work, no communication.
     own_work_alone = False
     # Relative rounding that the exchange itself adds to the gradient (a half-precision hook does).
     rounding = 0.0
@@ -102,9 +105,10 @@ class Strategy(ABC):
 
     @abstractmethod
     def prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> nn.Module:
-        """Take over a model that is on its device. Returns what the step calls. Once, before the first step; collective.
+        """Take over a model that is on its device, once; collective. Returns what the step calls.
 
-        `optimizer` holds the parameters and the settings; a strategy that updates weights elsewhere reads them there.
+        `optimizer` holds the parameters and the settings; a strategy that updates weights elsewhere
+        reads them there.
 
         Raises:
             RuntimeError: the process group fails, or the ranks' models differ.
@@ -112,23 +116,30 @@ class Strategy(ABC):
 
     @abstractmethod
     def without_exchange(self) -> AbstractContextManager[None]:
-        """Return a context in which steps exchange nothing and are otherwise the same. Replicas drift apart.
+        """Return a context in which steps exchange nothing and are otherwise the same.
 
-        What such steps change of parameters, buffers and the optimizer's state is brought back before a step that counts.
+        Replicas drift apart. What such steps change of parameters, buffers and the optimizer's
+        state is brought back before a step that counts.
         """
-
-    def gradients_only(self) -> AbstractContextManager[None]:
-        """Return a context in which `exchange` leaves the mean gradient in every `.grad`, even if steps bring only weights."""
-        return nullcontext()
 
     @abstractmethod
     def bytes_moved(self, gradient_bytes: float, world_size: int) -> float:
-        """Return the bytes that each rank sends in one exchange; NaN if unknown. busbw is these bytes ÷ the exchange's time."""
+        """Return the bytes that each rank sends in one exchange; NaN if unknown.
+
+        busbw is these bytes ÷ the exchange's time.
+        """
+
+    def gradients_only(self) -> AbstractContextManager[None]:
+        """Return a context in which `exchange` leaves the mean gradient in every `.grad`.
+
+        It does so even if steps bring only weights.
+        """
+        return nullcontext()
 
     def exchange_alone(self, parameters: list[nn.Parameter]) -> ExchangeAlone | None:
-        """Return the exchange without compute, on random gradients of these shapes; None where nothing is exchanged.
+        """Return the exchange without compute, on random gradients of these shapes. Collective.
 
-        Needs no `prepare`. Collective.
+        None where nothing is exchanged. Needs no `prepare`.
 
         Raises:
             OSError: there is not enough shared memory.
@@ -136,17 +147,21 @@ class Strategy(ABC):
         return None
 
     def probes(self) -> list[ReferenceProbe]:
-        """Return what an exchange is compared with; of several with one name the fastest counts. After `exchange_alone`."""
+        """Return what an exchange is compared with, after `exchange_alone`.
+
+        Of several with one name the fastest counts.
+        """
         return []
 
     def buckets(self) -> list[SentBucket] | None:
-        """Return what a step sends together, in that order; None where there are no buckets. After some steps."""
+        """Return what a step sends together, in that order, after some steps; None: no buckets."""
         return None
 
     def bucket_exchange(self, size_bytes: int, dtype: str) -> BucketExchange | None:
-        """Return what exchanges a bucket of about these bytes on the wire, with the communicators of a step; collective.
+        """Return what exchanges a bucket of about these bytes on the wire; collective.
 
-        None where a step does not exchange by collectives of torch's process groups alone.
+        It uses the communicators of a step. None where a step does not exchange by collectives of
+        torch's process groups alone.
         """
         return None
 
@@ -163,22 +178,26 @@ class Strategy(ABC):
         optimizer.step()
 
     def shared_bytes(self, parameters: list[nn.Parameter], workers: int, on_gpu: bool) -> int:
-        """Return the bytes that a cell takes in /dev/shm of the host with the most. The parameters may be on the meta device."""
+        """Return the bytes that a cell takes in /dev/shm of the host with the most.
+
+        The parameters may be on the meta device.
+        """
         return 0
 
     def state(self) -> list[Tensor]:
-        """Return what this rank keeps on its device from step to step beside the model and its optimizer, in the same order.
+        """Return what this rank keeps on its device from step to step, in the same order.
 
-        After the first step. Only of strategies whose YAML says `graph: true`.
+        Beside the model and its optimizer, after the first step. Only of strategies whose YAML says
+        `graph: true`.
         """
         return []
 
     def facts(self) -> dict[str, float]:
-        """Return metrics that only the strategy knows (staleness of updates), equal on every rank. Collective."""
+        """Return metrics that only the strategy knows, equal on every rank. Collective."""
         return {}
 
     def summing_threads(self) -> int | None:
-        """Return the threads of each process that sums on the CPU: what `threads=share` came to. None: no CPU sums."""
+        """Return the threads of each process that sums on the CPU; None: no CPU sums."""
         return None
 
     def close(self) -> None:
@@ -187,12 +206,13 @@ class Strategy(ABC):
 
 
 def load(options: Mapping[str, Any], target: str, hosts: Hosts) -> Strategy:
-    """Make a strategy: call `target`, the dotted name in its YAML, with its options, and tell it where the ranks are.
+    """Call `target`, the dotted name in a strategy's YAML, with its options.
 
     Raises:
         Whatever the import and the call raise; TypeError where no Strategy is returned.
     """
-    strategy = locate(target)(**{name: value for name, value in options.items() if name != "name"})
+    arguments = {name: value for name, value in options.items() if name != "name"}
+    strategy = locate(target)(**arguments)
     if not isinstance(strategy, Strategy):
         raise TypeError(
             f"{target} returned {type(strategy).__name__}; accepted is a trainers.strategy.Strategy"

@@ -24,9 +24,7 @@ from composed import cell_of
 from scipy.special import stdtrit
 from torch import nn
 
-from trainers import compile_passes as compiling
-from trainers import compile_passes as rewrites
-from trainers import models
+from trainers import compile_passes, models
 from trainers.step import Training
 
 ROUNDS, STEPS, WARM_UP, PROFILED = 8, 15, 3, 3
@@ -48,22 +46,22 @@ class Variant:
         """Return the model as inductor compiles it with the changes."""
         passes = {"joint_custom_post_pass": self.joint, "post_grad_custom_post_pass": self.split}
         options = {
-            name: rewrites.Rewrites(*changes) for name, changes in passes.items() if changes
+            name: compile_passes.Rewrites(*changes) for name, changes in passes.items() if changes
         } | self.options
         return COMPILE(model, options=options or None)
 
 
 COMPILE = torch.compile
-SUMS, MASKS = rewrites.variances_from_sums, (rewrites.masks_from_inputs,)
-READERS = (rewrites.widened_by_each_reader, rewrites.masks_for_each_reader)
-MAX = Variant(compiling.prepare, (SUMS, *MASKS), rewrites.SPLIT.changes)
+SUMS, MASKS = compile_passes.variances_from_sums, (compile_passes.masks_from_inputs,)
+READERS = (compile_passes.widened_by_each_reader, compile_passes.masks_for_each_reader)
+MAX = Variant(compile_passes.in_faster_forms, (SUMS, *MASKS), compile_passes.SPLIT.changes)
 VARIANTS = {
     "compile": Variant(),
-    "first convolution": Variant(compiling.prepare),
+    "first convolution": Variant(compile_passes.in_faster_forms),
     "sums in batch norm": Variant(joint=(SUMS,)),
-    "widened by readers": Variant(split=(rewrites.widened_by_each_reader,)),
+    "widened by readers": Variant(split=(compile_passes.widened_by_each_reader,)),
     "sums written once": Variant(
-        split=(rewrites.widened_by_each_reader, rewrites.sums_written_once)
+        split=(compile_passes.widened_by_each_reader, compile_passes.sums_written_once)
     ),
     "masks from inputs": Variant(joint=MASKS, split=READERS),
     "max": MAX,
@@ -89,9 +87,9 @@ def built(name: str, overrides: list[str], device: torch.device) -> tuple[Traini
     compiled = variant.compiled if on_gpu else lambda model: model
     build = models.build
     with (
-        mock.patch.object(compiling, "prepare", lambda model: model),
+        mock.patch.object(compile_passes, "in_faster_forms", lambda model: model),
         mock.patch.object(models, "build", lambda *args: variant.prepare(build(*args))),
-        mock.patch.object(compiling, "compiled", compiled),
+        mock.patch.object(compile_passes, "compiled", compiled),
         mock.patch.object(torch, "compile", compiled),
     ):
         training = Training(cell, device, 0)

@@ -16,7 +16,7 @@ from torch import Tensor
 from benchmarks.jacobi.grid import Slab
 from benchmarks.jacobi.request import FLAGS_BYTES, shared_bytes
 from benchmarks.rank.ranks import Ranks
-from trainers import collectives as told
+from trainers import collectives
 
 FLAG_BYTES = 4
 PAUSE_SECONDS = 20e-6
@@ -210,7 +210,9 @@ class Peer(GpuHalo):
                     f"benchmark.exchange=peer: the GPU of rank {ranks.rank} cannot address that of rank {neighbour}; accepted "
                     "here are host and nccl"
                 )
-        everyone = told.by_all({"handle": handle.hex(), "rows": slab.rows.count + 2})
+        everyone = collectives.all_gather_json(
+            {"handle": handle.hex(), "rows": slab.rows.count + 2}
+        )
         rows = [int(one["rows"]) for one in everyone]
         bases = {
             rank: cuda_copies.imported(bytes.fromhex(everyone[rank]["handle"]))

@@ -185,12 +185,12 @@ def _together(cell: Cell, ranks: Ranks, whole: torch.Tensor | None, reporter: Re
     rows = split(ny, ranks.world_size)[ranks.rank]
     handle, base = b"", None
     if exchange == "peer" and ranks.world_size > 1:
-        from trainers.kvstore.cuda_copies import Exported
+        from trainers.kvstore.cuda_copies import exported
+        from trainers.memory import GpuMemory
 
-        exported = Exported(
-            Slab.size_bytes(nx, rows, ranks.device), ranks.device
-        )  # stays until the process ends
-        handle, base = exported.handle(), exported.bytes
+        size_bytes = Slab.size_bytes(nx, rows, ranks.device)
+        memory = GpuMemory(size_bytes, ranks.device)  # stays until the process ends
+        handle, base = exported(memory), memory.bytes
     slab = Slab(nx, ny, rows, ranks.device, base)
     solver = Solver(cell, slab, _halo(exchange, slab, ranks, handle), reporter.beat)
 

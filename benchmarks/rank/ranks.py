@@ -76,7 +76,7 @@ class Ranks:
         if self.several_hosts:
             accepted = "accepted is a cell on one host"
             raise ValueError(f"ranks on several hosts share no memory; {accepted}")
-        path = memory.named(collectives.by_first(memory.new_path().name))
+        path = memory.named(collectives.broadcast_json(memory.new_path().name))
         if self.rank == 0:
             mapped = memory.create(path, size_bytes)
         self.barrier()

@@ -176,7 +176,7 @@ def _run(
 
     if cell.hosts:
         # It is compared with the plan and with what each rank wrote to its own agent.
-        peers = collectives.by_all([rank, *peer])
+        peers = collectives.all_gather_json([rank, *peer])
         if rank == 0:
             reporter.line(Kind.PEERS, rows=peers)
     run = locate(cell.target("benchmark"))

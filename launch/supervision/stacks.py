@@ -25,13 +25,16 @@ OWN_PACKAGES = ("benchmarks", "trainers", "conf")  # that ranks run
 LOOPS = {
     ("trainers/kvstore/worker.py", "_meet"): "waits for the workers and servers to begin",
     ("trainers/kvstore/worker.py", "wait_for_replies"): "waits for the servers",
-    ("trainers/kvstore/references.py", "send_far"): "waits for the servers",
+    ("trainers/kvstore/references.py", "send_remote"): "waits for the servers",
     ("trainers/kvstore/remote.py", "__init__"): "waits for the servers to begin",
     ("trainers/kvstore/remote.py", "ask"): "waits for the servers",
     ("trainers/kvstore/server.py", "run"): "waits for gradients",
     ("trainers/kvstore/server_process.py", "_wait_for_workers"): "waits for the workers to begin",
     ("trainers/kvstore/server_process.py", "_on_gpu"): "waits for the workers to begin",
-    ("trainers/kvstore/server_process.py", "_while_beating"): "waits for the workers to begin",
+    (
+        "trainers/kvstore/server_process.py",
+        "_meet_remote_workers",
+    ): "waits for the workers to begin",
     ("benchmarks/rank/ranks.py", "on_rank_zero"): "waits for rank 0",
     ("benchmarks/timing/clock.py", "wait"): "waits for the other ranks",
     ("benchmarks/jacobi/halo.py", "receive"): "waits for its neighbours",

@@ -2,8 +2,8 @@
 
 What happens in a step, and what a subclass defines of it:
   in backward    a gradient arrives; once a bucket is complete: `start_bucket`
-  in `exchange`  `finish_buckets`; in the first step also `set_up` and every `start_bucket`, since that step shows which
-                 gradients there are
+  in `exchange`  `finish_buckets`; in the first step also `set_up` and every `start_bucket`, since
+                 that step shows which gradients there are
   in `update`    `apply_weights`
 """
 
@@ -16,29 +16,33 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from trainers import collectives as told
-from trainers import comm_hooks, optimizers
+from trainers import collectives, comm_hooks, optimizers
+from trainers.hosts import Hosts
 from trainers.kvstore.buckets import Array, Bucket, BucketLayout
 from trainers.kvstore.shared_memory import DTYPES
 from trainers.optimizers import FlatSteps
 from trainers.strategy import ExchangeAlone, SentBucket, Strategy
 
 NAMED = 5  # parameters that an error names at most
+# A share is a multiple of this many elements: 512 bytes of half precision, so that every share
+# starts at an aligned address.
+SHARE_ELEMENTS = 256
 
 
 class Bucketed(Strategy):
     """What all strategies with buckets share.
 
-    Arrays are the parameters, numbered as the optimizer has them. The gradients of the first step, in rank 0's order of
-    arrival, are those that are exchanged in every step (torch's DDP calls that a static graph).
+    Arrays are the parameters, numbered as the optimizer has them. The gradients of the first step,
+    in rank 0's order of arrival, are those that are exchanged in every step (torch's DDP calls that
+    a static graph).
     """
 
     layout: BucketLayout  # after `set_up`
-    flat_sent: list[Tensor]  # for each bucket (at least elements,): the gradient that is exchanged
+    flat_sent: list[Tensor]  # for each bucket (at least elements,): the gradient to exchange
     flat_means: list[Tensor]  # … where the mean gradient arrives, if `only_gradients`
 
     def __init__(self, bucket_cap_mb: float, comm_hook: str, only_gradients: bool = False) -> None:
-        """`only_gradients`: in steps, too, the mean gradient comes back and every rank updates its own weights."""
+        """`only_gradients`: in steps, too, means come back and every rank updates its weights."""
         self.cap_bytes = bucket_cap_mb * (1 << 20)
         self.comm_hook = comm_hook
         self.rounding = comm_hooks.ROUNDING.get(comm_hook, 0.0)
@@ -49,7 +53,6 @@ class Bucketed(Strategy):
         self._arrived: list[int] = []  # arrays, in this step
         self._buckets_of: dict[int, list[int]] | None = None  # of each array, once they are set up
         self._missing: list[int] = []  # of each bucket: parts that have not arrived in this step
-        self._parts: list[int] = []  # of each bucket
         self._next = 0  # the first bucket that was not started in this step
         self._exchanging = True
         self.only_gradients = self._usually = only_gradients
@@ -58,39 +61,40 @@ class Bucketed(Strategy):
 
     @abstractmethod
     def set_up(self, order: list[int]) -> None:
-        """Make the buckets of these arrays, in this order, and what else an exchange needs. Once; collective."""
+        """Make the buckets of these arrays, in this order, and all else. Once; collective."""
 
     @abstractmethod
     def start_bucket(self, bucket: int) -> None:
-        """Begin to exchange `flat_sent[bucket]`. May be called inside backward: enqueues, and waits for nothing."""
+        """Begin to exchange `flat_sent[bucket]`. Inside backward: enqueues, waits for nothing."""
 
     @abstractmethod
     def finish_buckets(self) -> None:
-        """End the exchange. Every bucket was started; `flat_means` is filled if `only_gradients`. Never inside backward."""
+        """End the exchange of all buckets; fill `flat_means` if `only_gradients`."""
 
     @abstractmethod
     def apply_weights(self) -> None:
-        """Set the parameters to the weights of the next step. Never inside backward; `finish_buckets` was called."""
+        """Set the parameters to the weights of the next step, after `finish_buckets`."""
+
+    def pipelined(self) -> Callable[[], None] | None:
+        """Return what ExchangeAlone.pipelined returns."""
+        return None
 
     # The seam (trainers.strategy).
 
     def prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> nn.Module:
-        """Broadcast rank 0's weights, and have every parameter report its gradient. Returns the model as it is."""
+        """Broadcast rank 0's weights, and have every parameter report its gradient."""
         self.optimizer = optimizer
-        self.parameters = [
-            parameter for group in optimizer.param_groups for parameter in group["params"]
-        ]
-        named = {id(parameter): name for name, parameter in model.named_parameters()}
-        self._names = {
-            number: named.get(id(parameter), "") for number, parameter in enumerate(self.parameters)
-        }
+        for group in optimizer.param_groups:
+            self.parameters += group["params"]
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
         for number, parameter in enumerate(self.parameters):
-            parameter.register_post_accumulate_grad_hook(
-                functools.partial(self._gradient_arrived, number)
-            )
+            self._names[number] = names.get(id(parameter), "")
+            arrived = functools.partial(self._gradient_arrived, number)
+            parameter.register_post_accumulate_grad_hook(arrived)
         with torch.no_grad():
             for tensor in [*self.parameters, *model.buffers()]:
-                # Over the host: where gradients do not travel by NCCL, NCCL's log must not show any traffic.
+                # Over the host: where gradients do not travel by NCCL, NCCL's log must not show
+                # any traffic.
                 on_host = tensor.detach().cpu()
                 dist.broadcast(on_host, 0)
                 tensor.copy_(on_host)
@@ -115,7 +119,10 @@ class Bucketed(Strategy):
             self.set_gradients_only(self._usually)
 
     def set_gradients_only(self, only_gradients: bool) -> None:
-        """Choose what comes back: the mean gradient, or weights. Waits for the device, so that no exchange is under way."""
+        """Choose what comes back: the mean gradient, or weights.
+
+        Waits for the device, so that no exchange is under way.
+        """
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         self.only_gradients = only_gradients
@@ -133,42 +140,39 @@ class Bucketed(Strategy):
         """Return the buckets; None before the first step."""
         if self._buckets_of is None:
             return None
-        found = []
+        buckets = []
         for bucket, flat in zip(self.layout.buckets, self.flat_sent, strict=True):
             parameters = tuple(self.parameters[part.array] for part in bucket.parts)
             gradient_bytes = bucket.elements * parameters[0].element_size()
-            found.append(
-                SentBucket(
-                    parameters, gradient_bytes, flat.nbytes, str(flat.dtype).removeprefix("torch.")
-                )
-            )
-        return found
+            dtype = str(flat.dtype).removeprefix("torch.")
+            buckets.append(SentBucket(parameters, gradient_bytes, flat.nbytes, dtype))
+        return buckets
 
     def exchange(self) -> None:
         """End the exchange that backward began. With `only_gradients`, the means go to `.grad`.
 
         Raises:
-            RuntimeError: other parameters have gradients than in the first step, or than on rank 0.
+            RuntimeError: other parameters have gradients than in the first step, or on rank 0.
         """
         if not self._exchanging:
             return
         arrived, self._arrived = self._arrived, []
         if self._buckets_of is None:
             self._agree(arrived)
-            for bucket in range(len(self._parts)):
+            for bucket in range(len(self.layout.buckets)):
                 self._gather_and_start(bucket)
         elif len(arrived) != len(self._buckets_of):
             absent = [self._names[number] for number in self._buckets_of if number not in arrived]
-            raise RuntimeError(
-                f"this step gave no gradient for {', '.join(absent[:NAMED])}, but the first step did"
-            )
-        self._missing, self._next = list(self._parts), 0
+            names = ", ".join(absent[:NAMED])
+            raise RuntimeError(f"this step gave no gradient for {names}, but the first step did")
+        self._missing = [len(bucket.parts) for bucket in self.layout.buckets]
+        self._next = 0
         self.finish_buckets()
         if self.only_gradients:
-            scatter(self.layout.buckets, self.flat_means, self.gradients())
+            scatter(self.layout.buckets, self.flat_means, self._gradients())
 
     def update(self, optimizer: torch.optim.Optimizer) -> None:
-        """Take the strategy's weights; step the optimizer where only gradients, or nothing, is exchanged."""
+        """Take the strategy's weights; step the optimizer where only gradients are exchanged."""
         if self._exchanging and not self.only_gradients:
             self.apply_weights()
         else:
@@ -176,15 +180,12 @@ class Bucketed(Strategy):
 
     # For subclasses.
 
-    def gradients(self) -> list[Tensor]:
-        """Return every `.grad`, by number of its array; an empty tensor where there is none."""
-        return [
-            parameter.new_empty(0) if parameter.grad is None else parameter.grad
-            for parameter in self.parameters
-        ]
+    def bucket_layout(self, parameters: Sequence[Tensor], order: Sequence[int]) -> BucketLayout:
+        """Return buckets of `cap_bytes`, without servers."""
+        return BucketLayout.of(arrays_of(parameters, self.comm_hook), order, self.cap_bytes)
 
     def settings(self) -> tuple[float, ...]:
-        """Return what says how a step of the optimizer is taken (trainers.optimizers.settings)."""
+        """Return how a step of the optimizer is taken (trainers.optimizers.settings)."""
         return optimizers.settings(self.optimizer)
 
     def steps_of(self, weights: Tensor) -> FlatSteps:
@@ -195,10 +196,6 @@ class Bucketed(Strategy):
         """Return the bytes that the communication hook leaves of `gradient_bytes`."""
         return gradient_bytes * comm_hooks.share(self.parameters, self.comm_hook)
 
-    def pipelined(self) -> Callable[[], None] | None:
-        """Return what ExchangeAlone.pipelined returns."""
-        return None
-
     # Inside backward.
 
     def _gradient_arrived(self, number: int, parameter: Tensor) -> None:
@@ -208,8 +205,9 @@ class Bucketed(Strategy):
         if self._buckets_of is None:
             return
         if number not in self._buckets_of:
+            name = self._names[number]
             raise RuntimeError(
-                f"{self._names[number]} has a gradient in this step, but had none in the first step"
+                f"{name} has a gradient in this step, but had none in the first step"
             )
         for bucket in self._buckets_of[number]:
             self._missing[bucket] -= 1
@@ -219,28 +217,32 @@ class Bucketed(Strategy):
             self._next += 1
 
     def _gather_and_start(self, bucket: int) -> None:
-        gather(self.layout.buckets[bucket], self.gradients(), self.flat_sent[bucket])
+        gather(self.layout.buckets[bucket], self._gradients(), self.flat_sent[bucket])
         self.start_bucket(bucket)
+
+    def _gradients(self) -> list[Tensor]:
+        """Return every `.grad`, by number of its array; an empty tensor where there is none."""
+        gradients = []
+        for parameter in self.parameters:
+            gradient = parameter.grad
+            gradients.append(parameter.new_empty(0) if gradient is None else gradient)
+        return gradients
 
     def _agree(self, arrived: Sequence[int]) -> None:
         """Set up the buckets of the arrays that have gradients, in rank 0's order. Collective."""
-        order = told.by_first(list(arrived))
-        odd = {number for number in order if isinstance(number, int)} ^ set(arrived)
-        if odd or len(order) != len(arrived):
-            names = ", ".join(
-                self._names.get(number, str(number)) for number in sorted(odd)[:NAMED]
-            )
+        order = collectives.broadcast_json(list(arrived))
+        differing = {number for number in order if isinstance(number, int)} ^ set(arrived)
+        if differing or len(order) != len(arrived):
+            names = [self._names.get(number, str(number)) for number in sorted(differing)]
             raise RuntimeError(
-                f"rank {dist.get_rank()} and rank 0 have gradients for different parameters: {names}"
+                f"rank {dist.get_rank()} and rank 0 have gradients for different parameters: "
+                f"{', '.join(names[:NAMED])}"
             )
         self.set_up(order)
-        self._buckets_of = self.layout.buckets_of()
-        self._parts = [0] * (
-            1 + max((b for found in self._buckets_of.values() for b in found), default=-1)
-        )
-        for found in self._buckets_of.values():
-            for bucket in found:
-                self._parts[bucket] += 1
+        self._buckets_of = {}
+        for number, bucket in enumerate(self.layout.buckets):
+            for part in bucket.parts:
+                self._buckets_of.setdefault(part.array, []).append(number)
 
 
 class _BucketsAlone(ExchangeAlone):
@@ -251,9 +253,8 @@ class _BucketsAlone(ExchangeAlone):
 
     def fill(self, gradients: Sequence[Tensor]) -> None:
         """Copy gradients into the flat buckets."""
-        for bucket, flat in zip(
-            self._strategy.layout.buckets, self._strategy.flat_sent, strict=True
-        ):
+        strategy = self._strategy
+        for bucket, flat in zip(strategy.layout.buckets, strategy.flat_sent, strict=True):
             gather(bucket, gradients, flat)
 
     def __call__(self) -> None:
@@ -268,28 +269,23 @@ class _BucketsAlone(ExchangeAlone):
 
     def result(self) -> list[Tensor]:
         """Return copies in the parameters' shapes; zeros where a parameter is in no bucket."""
-        found = [torch.zeros_like(parameter) for parameter in self._strategy.parameters]
-        scatter(self._strategy.layout.buckets, self._strategy.flat_means, found)
-        return found
-
-
-def dense(tensor: Tensor) -> Tensor:
-    """Return a view (elements,) of a tensor in the order of memory, channels-last or not. A gradient lies as its weight."""
-    return tensor.detach().as_strided((tensor.numel(),), (1,), tensor.storage_offset())
+        means = [torch.zeros_like(parameter) for parameter in self._strategy.parameters]
+        scatter(self._strategy.layout.buckets, self._strategy.flat_means, means)
+        return means
 
 
 def arrays_of(parameters: Sequence[Tensor], comm_hook: str) -> tuple[Array, ...]:
     """Return the parameters as arrays of a layout."""
-    dtypes = [str(parameter.dtype).removeprefix("torch.") for parameter in parameters]
-    return tuple(
-        Array(parameter.numel(), dtype, comm_hooks.SENT.get(comm_hook, dtype))
-        for parameter, dtype in zip(parameters, dtypes, strict=True)
-    )
+    arrays = []
+    for parameter in parameters:
+        dtype = str(parameter.dtype).removeprefix("torch.")
+        arrays.append(Array(parameter.numel(), dtype, comm_hooks.SENT.get(comm_hook, dtype)))
+    return tuple(arrays)
 
 
 @torch.no_grad()
 def gather(bucket: Bucket, tensors: Sequence[Tensor], flat: Tensor) -> None:
-    """Copy a bucket's parts of `tensors`, one of any shape for each array, to `flat`, and cast them to its dtype.
+    """Copy a bucket's parts of `tensors`, one for each array, to `flat`, and cast them.
 
     `flat` is (at least bucket.elements,); what is beyond that is padding and stays.
     """
@@ -298,11 +294,13 @@ def gather(bucket: Bucket, tensors: Sequence[Tensor], flat: Tensor) -> None:
 
 @torch.no_grad()
 def scatter(buckets: Sequence[Bucket], flats: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
-    """Copy flat buckets, one for each of `buckets`, back to `tensors`, one for each array: the inverse of gather."""
-    targets = [part for bucket in buckets for part in _parts(bucket, tensors)]
-    torch._foreach_copy_(
-        targets, [part for b, flat in zip(buckets, flats, strict=True) for part in _split(b, flat)]
-    )
+    """Copy flat buckets back to `tensors`, one for each array: the inverse of gather."""
+    targets: list[Tensor] = []
+    sources: list[Tensor] = []
+    for bucket, flat in zip(buckets, flats, strict=True):
+        targets += _parts(bucket, tensors)
+        sources += _split(bucket, flat)
+    torch._foreach_copy_(targets, sources)
 
 
 def _split(bucket: Bucket, flat: Tensor) -> list[Tensor]:
@@ -311,14 +309,19 @@ def _split(bucket: Bucket, flat: Tensor) -> list[Tensor]:
 
 
 def _parts(bucket: Bucket, tensors: Sequence[Tensor]) -> list[Tensor]:
-    return [dense(tensors[part.array])[part.start : part.stop] for part in bucket.parts]
+    """Return views of a bucket's parts in the order of memory, channels-last or not.
+
+    A gradient lies as its weight.
+    """
+    parts = []
+    for part in bucket.parts:
+        tensor = tensors[part.array].detach()
+        flat = tensor.as_strided((tensor.numel(),), (1,), tensor.storage_offset())
+        parts.append(flat[part.start : part.stop])
+    return parts
 
 
-# Buckets that collectives move: flat tensors, padded so that every rank owns an equal share of each.
-
-
-# A share is a multiple of this many elements: 512 bytes of half precision, so that every share starts at an aligned address.
-SHARE_ELEMENTS = 256
+# Buckets that collectives move: flat tensors, padded so that every rank owns an equal share.
 
 
 def share_of(bucket: Bucket, world_size: int) -> int:
@@ -329,15 +332,14 @@ def share_of(bucket: Bucket, world_size: int) -> int:
 def padded(
     layout: BucketLayout, world_size: int, in_weight_dtype: bool, device: torch.device
 ) -> list[Tensor]:
-    """Return zeros (world_size × share,) for each bucket, in the weights' dtype or the one that travels."""
-    found = []
+    """Return zeros (world_size × share,) for each bucket, in the weights' or sent dtype."""
+    flats = []
     for bucket in layout.buckets:
         array = layout.arrays[bucket.parts[0].array]
         dtype = DTYPES[array.weight_dtype if in_weight_dtype else array.wire_dtype]
-        found.append(
-            torch.zeros(share_of(bucket, world_size) * world_size, dtype=dtype, device=device)
-        )
-    return found
+        elements = share_of(bucket, world_size) * world_size
+        flats.append(torch.zeros(elements, dtype=dtype, device=device))
+    return flats
 
 
 def shares(flats: Sequence[Tensor], rank: int, world_size: int) -> list[Tensor]:
@@ -346,11 +348,12 @@ def shares(flats: Sequence[Tensor], rank: int, world_size: int) -> list[Tensor]:
 
 
 def start_mean(share: Tensor, flat: Tensor, group: dist.ProcessGroup | None = None) -> dist.Work:
-    """Reduce-scatter `flat` (ranks × share,): `share` has the mean over a group once `end_mean` was called too.
+    """Reduce-scatter `flat` (ranks × share,) over a group; None: over all ranks.
 
-    Without a group, here and below: over all ranks.
+    `share` has the mean once `end_mean` was called too.
     """
-    work = dist.reduce_scatter_tensor(share, flat, mean_operation(flat), group, async_op=True)
+    operation = collectives.mean_operation(flat)
+    work = dist.reduce_scatter_tensor(share, flat, operation, group, async_op=True)
     assert work is not None
     return work
 
@@ -367,29 +370,29 @@ def all_shares(
 ) -> None:
     """All-gather the shares (share,) of a group's ranks into the flat tensors (ranks × share,)."""
     if flats and flats[0].is_cuda:
-        # NCCL sends them in one kernel, as fast as one tensor of all bytes: on its own a small one does not fill the links.
+        # NCCL sends them in one kernel, as fast as one tensor of all bytes: on its own a small one
+        # does not fill the links.
         with dist.distributed_c10d._coalescing_manager(group, async_ops=True) as together:
             for flat, share in zip(flats, own, strict=True):
                 dist.all_gather_into_tensor(flat, share, group)
         together.wait()
         return
-    works = [
-        dist.all_gather_into_tensor(flat, share, group, async_op=True)
-        for flat, share in zip(flats, own, strict=True)
-    ]
+    works = []
+    for flat, share in zip(flats, own, strict=True):
+        works.append(dist.all_gather_into_tensor(flat, share, group, async_op=True))
     for work in works:
-        assert work is not None
-        work.wait()
+        collectives.wait(work)
 
 
 def ring_bytes(sent_bytes: float, world_size: int) -> float:
-    """Return the bytes that each rank sends when a ring reduce-scatters and gathers `sent_bytes`: 2(n−1)/n of them.
+    """Return the bytes that each rank sends when a ring reduce-scatters and gathers: 2(n−1)/n.
 
     Source: nccl-tests, doc/PERFORMANCE.md.
     """
     return sent_bytes * 2 * (world_size - 1) / world_size
 
 
-def mean_operation(tensor: Tensor) -> "dist.ReduceOp.RedOpType":
-    """Return the mean on GPUs. Return the sum on CPUs, since gloo has no mean: the caller divides."""
-    return dist.ReduceOp.AVG if tensor.is_cuda else dist.ReduceOp.SUM
+def two_level_bytes(sent_bytes: float, hosts: Hosts) -> float:
+    """Return 2(m−1)/m of the bytes inside a host of m ranks, and 2(h−1)/h of a share between h."""
+    here = len(hosts.ranks[0])
+    return ring_bytes(sent_bytes, here) + ring_bytes(sent_bytes / here, len(hosts.ranks))

@@ -1,7 +1,8 @@
-"""Which parts of which arrays travel together: buckets, each of one dtype and for one server. Arithmetic without torch.
+"""Which parts of which arrays travel together: buckets, each of one dtype and for one server.
 
-Placement on servers is MXNet's (ps-lite through src/kvstore/kvstore_dist.h, EncodeDefaultKey): an array of at least
-`bigarray_bound` elements is split evenly over all servers, a smaller one goes whole to server (key × 9973) mod servers.
+Placement on servers is MXNet's (ps-lite through src/kvstore/kvstore_dist.h, EncodeDefaultKey): an
+array of at least `bigarray_bound` elements is split evenly over all servers, a smaller one goes
+whole to server (key × 9973) mod servers.
 """
 
 import itertools
@@ -9,9 +10,13 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-# Every bucket starts at a multiple of this many bytes: no two share a cache line, and GPUs copy aligned memory faster.
+# Every bucket starts at a multiple of this many bytes: no two share a cache line, and GPUs copy
+# aligned memory faster.
 ALIGNMENT = 256
 HASH_PRIME = 9973  # of EncodeDefaultKey
+ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+# (number of the array among all keys, its elements) -> (server, start, stop) of its parts
+Placement = Callable[[int, int], list[tuple[int, int, int]]]
 
 
 @dataclass(frozen=True)
@@ -25,7 +30,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Bucket:
-    """Parts that travel together. Offsets are in bytes from the start of a region that holds every bucket."""
+    """Parts that travel together. Offsets are in bytes from the start of a region."""
 
     server: int
     parts: tuple[Part, ...]
@@ -34,20 +39,13 @@ class Bucket:
     pull_offset: int  # of weights or mean gradients
 
 
-ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
-
-
 @dataclass(frozen=True)
 class Array:
-    """One parameter: its elements, and the names of the dtypes of the weight and of the gradient as it travels."""
+    """One parameter: its elements, and the dtypes of the weight and of the sent gradient."""
 
     elements: int
     weight_dtype: str
     wire_dtype: str
-
-
-# (number of the array among all keys, its elements) -> (server, start, stop) of its parts
-Placement = Callable[[int, int], list[tuple[int, int, int]]]
 
 
 def whole(key: int, elements: int) -> list[tuple[int, int, int]]:
@@ -61,10 +59,12 @@ def mxnet(servers: int, bigarray_bound: int) -> Placement:
     def place(key: int, elements: int) -> list[tuple[int, int, int]]:
         if servers == 1 or elements < bigarray_bound:
             return [((key * HASH_PRIME) % servers, 0, elements)]
-        edges = [
-            math.floor(elements / servers * number + 0.5) for number in range(servers + 1)
-        ]  # C rounds halves up
-        return [(server, edges[server], edges[server + 1]) for server in range(servers)]
+        parts, start = [], 0
+        for server in range(servers):
+            stop = math.floor(elements / servers * (server + 1) + 0.5)  # C rounds halves up
+            parts.append((server, start, stop))
+            start = stop
+        return parts
 
     return place
 
@@ -86,25 +86,26 @@ class BucketLayout:
         place: Placement = whole,
         dealt: int = 0,
     ) -> "BucketLayout":
-        """Fill buckets with the arrays of `order` (numbers of arrays). Each has one dtype and one server, full at `cap_bytes`.
+        """Fill buckets with the arrays of `order`, each with one dtype and one server.
 
-        A larger array is cut into equal parts of at most `cap_bytes`. A cap of 0 cuts nothing and gives every part a bucket of
-        its own. `dealt` > 0 deals the buckets to that many servers, each to the least loaded. An array that is not in `order`
-        has no gradient and is in no bucket.
+        A bucket is full at `cap_bytes`. A larger array is cut into equal parts of at most that; a
+        cap of 0 cuts nothing and gives every part a bucket of its own. `dealt` > 0 deals the
+        buckets to that many servers, each to the least loaded. An array that is not in `order` has
+        no gradient and is in no bucket.
         """
         groups: list[tuple[int, list[Part]]] = []
         current: dict[tuple[int, str], tuple[list[Part], int]] = {}
         for number in order:
             array = arrays[number]
-            for server, start, stop in _cut(
-                place(number, array.elements), cap_bytes / ITEM_BYTES[array.weight_dtype]
-            ):
+            item_bytes = ITEM_BYTES[array.weight_dtype]
+            placed = place(number, array.elements)
+            for server, start, stop in _cut(placed, cap_bytes / item_bytes):
                 key = (server, array.weight_dtype)
                 parts, size = current.get(key, ([], 0))
                 if not parts:
                     groups.append((server, parts))
                 parts.append(Part(number, start, stop))
-                size += (stop - start) * ITEM_BYTES[array.weight_dtype]
+                size += (stop - start) * item_bytes
                 if size >= cap_bytes:
                     current.pop(key, None)
                 else:
@@ -114,32 +115,30 @@ class BucketLayout:
         for server, parts in groups:
             elements = sum(part.stop - part.start for part in parts)
             array = arrays[parts[0].array]
-            on_wire, of_weight = ITEM_BYTES[array.wire_dtype], ITEM_BYTES[array.weight_dtype]
+            sent_bytes = elements * ITEM_BYTES[array.wire_dtype]
             if dealt:
                 server = loads.index(min(loads))
-                loads[server] += elements * on_wire
+                loads[server] += sent_bytes
             buckets.append(Bucket(server, tuple(parts), elements, push, pull))
-            push += aligned(elements * on_wire)
-            pull += aligned(elements * max(on_wire, of_weight))
+            push += aligned(sent_bytes)
+            pull += aligned(max(sent_bytes, elements * ITEM_BYTES[array.weight_dtype]))
         return BucketLayout(tuple(buckets), tuple(arrays), push, pull)
 
-    def buckets_of(self) -> dict[int, list[int]]:
-        """Return the numbers of each array's buckets."""
-        found: dict[int, list[int]] = {}
-        for number, bucket in enumerate(self.buckets):
-            for part in bucket.parts:
-                found.setdefault(part.array, []).append(number)
-        return found
+    def of_server(self, server: int) -> list[int]:
+        """Return the numbers of a server's buckets."""
+        return [number for number, bucket in enumerate(self.buckets) if bucket.server == server]
 
 
 def _cut(parts: list[tuple[int, int, int]], most: float) -> list[tuple[int, int, int]]:
-    """Cut parts (server, start, stop) into parts of at most `most` elements; 0: leave them as they are."""
-    found = []
+    """Cut parts (server, start, stop) to at most `most` elements; 0: leave them as they are."""
+    pieces = []
     for server, start, stop in parts:
-        count = max(1, min(stop - start, math.ceil((stop - start) / most))) if most else 1
-        edges = [start + (stop - start) * number // count for number in range(count + 1)]
-        found += [(server, first, last) for first, last in itertools.pairwise(edges)]
-    return found
+        elements = stop - start
+        count = max(1, min(elements, math.ceil(elements / most))) if most else 1
+        edges = [start + elements * number // count for number in range(count + 1)]
+        for first, last in itertools.pairwise(edges):
+            pieces.append((server, first, last))
+    return pieces
 
 
 def aligned(size_bytes: int) -> int:

@@ -1,6 +1,9 @@
-"""Strategies whose workers push gradients to servers and pull weights: CPU staging and the parameter servers."""
+"""Strategies whose workers push gradients to servers and pull weights.
 
-import dataclasses
+CPU staging, which is MXNet's kvstore=local: gradients go to pinned host memory, the CPUs sum them,
+weights come back. And MXNet's parameter servers, in processes of their own.
+"""
+
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -8,79 +11,92 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from trainers import optimizers
-from trainers import reference_probes as net_probe
-from trainers import reference_probes as ring_probe
+from trainers import collectives, optimizers, reference_probes
 from trainers.collectives import HostGroups, Peers
-from trainers.kvstore import bucketed as sharding
-from trainers.kvstore import references, server_process
-from trainers.kvstore import server as cpu_sums
+from trainers.kvstore import bucketed, references, server_process
 from trainers.kvstore.bucketed import Bucketed, arrays_of, gather, ring_bytes, scatter
 from trainers.kvstore.buckets import Array, BucketLayout
+from trainers.kvstore.server import thread_count
 from trainers.kvstore.shared_memory import KvstoreConfig, needed_bytes, views
 from trainers.kvstore.worker import Worker
 from trainers.strategy import ReferenceProbe, Strategy
 
+HOST = torch.device("cpu")
+
 
 class PushPull(Bucketed):
-    """All workers share servers, which are threads in every worker (`servers=0`) or processes of their own."""
+    """All workers share servers: threads in every worker (`servers=0`), or processes."""
+
+    synchronous = True
 
     def __init__(
         self,
         bucket_cap_mb: float,
         comm_hook: str,
-        threads: int | str,
+        threads: int | str = 1,
         servers: int = 0,
         bigarray_bound: int = 0,
-        synchronous: bool = True,
         max_staleness: int | None = None,
         server_gpus: Any = None,
         only_gradients: bool = False,
     ) -> None:
-        """Take options of the YAML files. `server_gpus` other than None: servers keep weights on GPUs, if there are any."""
+        """Take the options of a YAML.
+
+        `server_gpus` other than None: servers keep weights on GPUs, if there are any, and need one
+        thread. `max_staleness` is in updates; None: no bound.
+        """
         super().__init__(bucket_cap_mb, comm_hook, only_gradients)
-        self._synchronous = self.returns_mean = self.in_lockstep = self.exact = synchronous
-        self.equal_every = int(synchronous)
+        self.returns_mean = self.in_lockstep = self.exact = self.synchronous
+        self.equal_every = int(self.synchronous)
         self._threads, self._servers, self._bigarray_bound = threads, servers, bigarray_bound
         self._max_staleness, self._server_gpu = max_staleness, server_gpus is not None
         self.worker: Worker | None = None
-        self._host: HostGroups | None = None  # of workers that serve themselves, on several hosts
+        self._groups: HostGroups | None = None  # of workers that serve themselves, on several hosts
 
     def _config(
-        self, parameters: Sequence[Tensor], order: Sequence[int], workers: int, on_gpu: bool
+        self, parameters: Sequence[Tensor], order: Sequence[int], on_gpu: bool
     ) -> KvstoreConfig:
-        # One reply serves all GPUs of a synchronous exchange. Otherwise each worker needs its own: CPU workers use it in
-        # place, and an asynchronous update would tear one that is shared.
-        copies = 1 if self._synchronous and on_gpu else workers
+        hosts = self.hosts.ranks
+        workers = sum(map(len, hosts)) if self._servers else len(hosts[0])
+        # One reply serves all GPUs of a synchronous exchange. Otherwise each worker needs its own:
+        # CPU workers use it in place, and an asynchronous update would tear one that is shared.
+        reply_copies = 1 if self.synchronous and on_gpu else workers
         return KvstoreConfig(
-            arrays_of(parameters, self.comm_hook), tuple(order), self.cap_bytes, workers, self._servers,
-            self._bigarray_bound, self._synchronous, self._max_staleness, self._server_gpu and on_gpu, on_gpu,
-            optimizers.name_of(self.optimizer), copies, 1 if self._servers else len(self.hosts.ranks),
-            self.hosts if self._servers and self.hosts.several else None,
-        )  # fmt: skip
+            arrays=arrays_of(parameters, self.comm_hook),
+            order=tuple(order),
+            cap_bytes=self.cap_bytes,
+            workers=workers,
+            servers=self._servers,
+            bigarray_bound=self._bigarray_bound,
+            synchronous=self.synchronous,
+            max_staleness=self._max_staleness,
+            server_gpu=self._server_gpu and on_gpu,
+            worker_gpu=on_gpu,
+            optimizer=optimizers.name_of(self.optimizer),
+            reply_copies=reply_copies,
+            hosts=1 if self._servers else len(hosts),
+            places=self.hosts if self._servers and self.hosts.several else None,
+        )
 
     def set_up(self, order: list[int]) -> None:
         """Make shared memory, servers and first weights. Collective."""
         device = self.parameters[0].device
-        self._host = None if self._servers else HostGroups.across(self.hosts)
-        peers = self._host.peers() if self._host else Peers(dist.get_rank(), dist.get_world_size())
-        config = self._config(self.parameters, order, peers.size, device.type == "cuda")
-        self.worker = Worker(config, peers, device, self._threads, self._host)
-        self.layout, self.flat_sent, self.flat_means = (
-            self.worker.layout,
-            self.worker.sent,
-            self.worker.means,
-        )
-        self.worker.set_reply(self.only_gradients)
-        self.worker.begin(self._flat_weights(), self.settings())
-
-    def _flat_weights(self) -> list[Tensor]:
-        found = []
+        if self._servers:
+            peers = Peers(dist.get_rank(), dist.get_world_size())
+        else:
+            self._groups = HostGroups.across(self.hosts)
+            peers = Peers.of_host(self._groups)
+        config = self._config(self.parameters, order, device.type == "cuda")
+        self.worker = Worker(config, peers, device, self._threads, self._groups)
+        self.layout, self.flat_sent = self.worker.layout, self.worker.sent
+        self.flat_means = self.worker.means
+        weights = []
         for bucket in self.layout.buckets:
-            first = self.parameters[bucket.parts[0].array]
-            found.append(torch.empty(bucket.elements, dtype=first.dtype, device=first.device))
-            gather(bucket, self.parameters, found[-1])
-        return found
+            dtype = self.parameters[bucket.parts[0].array].dtype
+            weights.append(torch.empty(bucket.elements, dtype=dtype, device=device))
+            gather(bucket, self.parameters, weights[-1])
+        self.worker.set_reply(self.only_gradients)
+        self.worker.begin(weights, self.settings())
 
     def set_gradients_only(self, only_gradients: bool) -> None:
         """Choose what comes back."""
@@ -99,12 +115,12 @@ class PushPull(Bucketed):
         self.worker.wait_for_replies()
 
     def pipelined(self) -> Callable[[], None] | None:
-        """Return an exchange in which each bucket leaves again as soon as its own reply is there.
+        """Return an exchange in which each bucket leaves again once its own reply is there.
 
         For asynchronous workers with GPUs; None for others.
         """
         worker = self.worker
-        if self._synchronous or worker is None or not worker.on_gpu:
+        if self.synchronous or worker is None or not worker.on_gpu:
             return None
 
         def exchange() -> None:
@@ -120,48 +136,43 @@ class PushPull(Bucketed):
         scatter(self.layout.buckets, self.worker.weights, self.parameters)
 
     def bytes_moved(self, gradient_bytes: float, world_size: int) -> float:
-        """Return what goes out: every byte of the gradient once (and as many come back), and its share of the host's mean."""
+        """Return the gradient's bytes, once, and this worker's share of the host's mean."""
         sent = self.sent_bytes(gradient_bytes)
-        return (
-            sent if self._servers else sent + self._between_hosts(sent) / len(self.hosts.ranks[0])
-        )
-
-    def _between_hosts(self, sent_bytes: float) -> float:
-        """Return the bytes that each host sends to others, where every worker serves its share."""
-        return sharding.ring_bytes(sent_bytes, len(self.hosts.ranks))
+        if self._servers:
+            return sent
+        hosts = self.hosts.ranks
+        return sent + ring_bytes(sent, len(hosts)) / len(hosts[0])
 
     def probes(self) -> list[ReferenceProbe]:
         """Return the references of workers and servers (trainers.kvstore.references)."""
         assert self.worker is not None
-        found = references.probes(self.worker)
-        if self._host:
-            found += net_probe.net_probe_probes(
-                self.hosts, torch.device("cpu"), self._between_hosts(self.layout.push_bytes)
-            )
-        return found
+        probes = references.probes(self.worker)
+        if self._groups:
+            host_bytes = ring_bytes(self.layout.push_bytes, len(self.hosts.ranks))
+            probes += reference_probes.between_hosts(self.hosts, HOST, host_bytes)
+        return probes
 
     def shared_bytes(self, parameters: list[nn.Parameter], workers: int, on_gpu: bool) -> int:
-        """Return the bytes of a host's workers' gradients, of weights, of replies and of the control block."""
-        workers = workers if self._servers else len(self.hosts.ranks[0])
-        config = self._config(parameters, range(len(parameters)), workers, on_gpu)
-        layout, hosts = config.layout(), range(len(self.hosts.ranks) if self._servers else 1)
-        return max(needed_bytes(config, layout, host) for host in hosts)
+        """Return the bytes of gradients, weights, replies and control block of a host."""
+        config = self._config(parameters, range(len(parameters)), on_gpu)
+        layout = config.layout()
+        hosts = len(self.hosts.ranks) if self._servers else 1
+        return max(needed_bytes(config, layout, host) for host in range(hosts))
 
     def facts(self) -> dict[str, float]:
         """Return the staleness of the updates so far, where they are asynchronous. Collective."""
-        if self._synchronous or self.worker is None:
+        if self.synchronous or self.worker is None:
             return {}
         self.worker.peers.barrier()  # until every worker's updates are counted
         return self.worker.staleness()
 
     def summing_threads(self) -> int | None:
-        """Return the threads of each server process, or of each worker whose threads are the servers."""
+        """Return the threads of each server process, or of each worker that serves itself."""
         if self.worker is None or self.worker.config.server_gpu:
             return None
-        together = self.worker.config.servers_together
-        return (
-            cpu_sums.thread_count(self._threads, together) if self._servers else self.worker.threads
-        )
+        if self._servers:
+            return thread_count(self._threads, self.worker.config.servers_together)
+        return self.worker.threads
 
     def close(self) -> None:
         """End the servers. Collective."""
@@ -169,89 +180,144 @@ class PushPull(Bucketed):
             self.worker.close()
         elif self._servers and dist.get_rank() == 0:
             server_process.dismiss()
-        if self._host:
-            self._host.close()
+        if self._groups:
+            self._groups.close()
 
 
 class SynchronousServers(PushPull):
-    """MXNet's kvstore=dist_sync and dist_sync_device: servers in processes of their own; an update waits for all workers."""
-
-    def __init__(
-        self,
-        servers: int,
-        bigarray_bound: int,
-        bucket_cap_mb: float,
-        comm_hook: str,
-        threads: int | str = 1,
-        server_gpus: Any = None,
-    ) -> None:
-        """Take the options of the YAML. `server_gpus` is given where servers keep weights on GPUs; they need one thread."""
-        super().__init__(
-            bucket_cap_mb,
-            comm_hook,
-            threads,
-            servers,
-            bigarray_bound,
-            synchronous=True,
-            server_gpus=server_gpus,
-        )
+    """MXNet's kvstore=dist_sync and dist_sync_device: an update waits for all workers."""
 
 
 class AsynchronousServers(PushPull):
-    """MXNet's kvstore=dist_async and dist_async_device: the same servers; each push is applied when it arrives."""
+    """MXNet's kvstore=dist_async and dist_async_device: a push is applied when it arrives."""
 
-    def __init__(
-        self,
-        servers: int,
-        bigarray_bound: int,
-        bucket_cap_mb: float,
-        comm_hook: str,
-        max_staleness: int | None,
-        threads: int | str = 1,
-        server_gpus: Any = None,
-    ) -> None:
-        """Take the options of the YAML, as SynchronousServers does. `max_staleness` is in updates; None: no bound."""
-        super().__init__(
-            bucket_cap_mb, comm_hook, threads, servers, bigarray_bound, synchronous=False,
-            max_staleness=max_staleness, server_gpus=server_gpus,
-        )  # fmt: skip
+    synchronous = False
 
 
-# CPU staging as it is usually written: copy to the host, gloo all-reduce, update, copy back. A reference without overlap.
+class ShardedStaging(PushPull):
+    """CPU staging in two levels, in the shape of BytePS (Jiang et al. 2020, OSDI).
+
+    Every rank is the only worker of its own server, for its share of each bucket.
+    """
+
+    def set_up(self, order: list[int]) -> None:
+        """Make flat buckets, this rank's server and first weights. Collective."""
+        self._groups = HostGroups.across(self.hosts)
+        self._group = self._groups.inside if self._groups else None  # that shares the buckets
+        device, sharers = self.parameters[0].device, len(self.hosts.ranks[0])
+        on_gpu = device.type == "cuda"
+        self.layout = self.bucket_layout(self.parameters, order)
+        self._works: dict[int, dist.Work] = {}
+        self._stream = torch.cuda.Stream() if on_gpu else None
+        self.flat_sent = bucketed.padded(self.layout, sharers, False, device)
+        self.flat_means = bucketed.padded(self.layout, sharers, False, device)
+        self.flat_weights = bucketed.padded(self.layout, sharers, True, device)
+        for bucket, flat in zip(self.layout.buckets, self.flat_weights, strict=True):
+            gather(bucket, self.parameters, flat)
+        config = self._config_of_shares(self.layout, on_gpu)
+        self.worker = Worker(config, Peers(0, 1), device, self._threads, self._groups)
+        self.worker.set_reply(self.only_gradients)
+        own = bucketed.shares(self.flat_weights, dist.get_rank(self._group), sharers)
+        self.worker.begin(own, self.settings())
+
+    def _config_of_shares(self, layout: BucketLayout, on_gpu: bool) -> KvstoreConfig:
+        """Make each of a rank's shares an array of its own, in a bucket of its own."""
+        arrays = []
+        for bucket in layout.buckets:
+            array = layout.arrays[bucket.parts[0].array]
+            elements = bucketed.share_of(bucket, len(self.hosts.ranks[0]))
+            arrays.append(Array(elements, array.weight_dtype, array.wire_dtype))
+        return KvstoreConfig(
+            tuple(arrays),
+            tuple(range(len(arrays))),
+            cap_bytes=0,
+            workers=1,
+            servers=0,
+            worker_gpu=on_gpu,
+            optimizer=optimizers.name_of(self.optimizer),
+            hosts=len(self.hosts.ranks),
+        )
+
+    def start_bucket(self, bucket: int) -> None:
+        """Reduce-scatter a flat bucket and stage this rank's share."""
+        assert self.worker is not None
+        share = self.worker.sent[bucket]
+        work = bucketed.start_mean(share, self.flat_sent[bucket], self._group)
+        if self._stream is None:
+            self._works[bucket] = work  # gloo would wait here
+            return
+        with torch.cuda.stream(self._stream):
+            bucketed.end_mean(work, share, self._group)
+            self.worker.push(bucket)
+
+    def finish_buckets(self) -> None:
+        """Bring every rank's replies to the flat buckets of all ranks."""
+        worker = self.worker
+        assert worker is not None
+        for number, work in sorted(self._works.items()):
+            bucketed.end_mean(work, worker.sent[number], self._group)
+            worker.push(number)
+        self._works.clear()
+        worker.wait_for_replies()
+        if self.only_gradients:
+            bucketed.all_shares(self.flat_means, worker.means, self._group)
+        else:
+            bucketed.all_shares(self.flat_weights, worker.weights, self._group)
+
+    def apply_weights(self) -> None:
+        """Take the servers' weights."""
+        scatter(self.layout.buckets, self.flat_weights, self.parameters)
+
+    def bytes_moved(self, gradient_bytes: float, world_size: int) -> float:
+        """Return what the reduce-scatter and the all-gather send, and a share between hosts."""
+        return bucketed.two_level_bytes(self.sent_bytes(gradient_bytes), self.hosts)
+
+    def probes(self) -> list[ReferenceProbe]:
+        """Return the references: links, wire between hosts, and the host link with 1/n of all."""
+        worker = self.worker
+        assert worker is not None
+        sent = sum(flat.nbytes for flat in self.flat_sent)
+        hosts = self.hosts.ranks
+        probes = reference_probes.ring(worker.device, ring_bytes(sent, len(hosts[0])), self._group)
+        probes += reference_probes.between_hosts(self.hosts, HOST, ring_bytes(sent, len(hosts)))
+        if worker.on_gpu:
+            probes.append(references.host_link(worker))
+        return probes
+
+    def shared_bytes(self, parameters: list[nn.Parameter], workers: int, on_gpu: bool) -> int:
+        """Return the bytes of the mappings of a host's ranks."""
+        layout = self.bucket_layout(parameters, range(len(parameters)))
+        config = self._config_of_shares(layout, on_gpu)
+        return len(self.hosts.ranks[0]) * needed_bytes(config, config.layout())
 
 
 class GlooStaging(Bucketed):
-    """Every rank gets the whole mean gradient in host memory and updates all weights itself."""
+    """CPU staging as it is usually written: a reference without overlap.
+
+    Copy to the host, gloo all-reduce, update, copy back: every rank gets the whole mean gradient in
+    host memory and updates all weights itself.
+    """
 
     def set_up(self, order: list[int]) -> None:
         """Make buffers on the device and on the host; the host keeps the weights."""
         device = self.parameters[0].device
-        self.layout = layout = BucketLayout.of(
-            arrays_of(self.parameters, self.comm_hook), order, self.cap_bytes
-        )
+        self.layout = layout = self.bucket_layout(self.parameters, order)
 
-        def buffer(size_bytes: int, where: torch.device) -> Tensor:
-            pinned = where.type == "cpu" and device.type == "cuda"
-            return torch.zeros(size_bytes, dtype=torch.uint8, device=where, pin_memory=pinned)
+        def buffers(where: torch.device, push: bool, weights: bool) -> list[Tensor]:
+            pinned = where == HOST and device.type == "cuda"
+            size = layout.push_bytes if push else layout.pull_bytes
+            base = torch.zeros(size, dtype=torch.uint8, device=where, pin_memory=pinned)
+            return views(base, layout, in_weight_dtype=weights, push=push)
 
-        host = torch.device("cpu")
-        self.flat_sent = views(
-            buffer(layout.push_bytes, device), layout, in_weight_dtype=False, push=True
-        )
-        self._staged = views(
-            buffer(layout.push_bytes, host), layout, in_weight_dtype=False, push=True
-        )
-        self.flat_means = views(buffer(layout.pull_bytes, device), layout, in_weight_dtype=False)
-        self._device_weights = views(
-            buffer(layout.pull_bytes, device), layout, in_weight_dtype=True
-        )
-        self._weights = views(buffer(layout.pull_bytes, host), layout, in_weight_dtype=True)
+        self.flat_sent = buffers(device, push=True, weights=False)
+        self._staged = buffers(HOST, push=True, weights=False)
+        self.flat_means = buffers(device, push=False, weights=False)
+        self._device_weights = buffers(device, push=False, weights=True)
+        self._weights = buffers(HOST, push=False, weights=True)
         self._steps = [self.steps_of(flat) for flat in self._weights]
-        for bucket, on_device, weights in zip(
-            layout.buckets, self._device_weights, self._weights, strict=True
-        ):
-            gather(bucket, self.parameters, on_device)
-            weights.copy_(on_device)
+        for number, bucket in enumerate(layout.buckets):
+            gather(bucket, self.parameters, self._device_weights[number])
+            self._weights[number].copy_(self._device_weights[number])
 
     def start_bucket(self, bucket: int) -> None:
         """Do nothing: all buckets are exchanged at the end."""
@@ -261,8 +327,7 @@ class GlooStaging(Bucketed):
         for sent, staged in zip(self.flat_sent, self._staged, strict=True):
             staged.copy_(sent)
         for work in [dist.all_reduce(staged, async_op=True) for staged in self._staged]:
-            assert work is not None
-            work.wait()
+            collectives.wait(work)
         for number, staged in enumerate(self._staged):
             staged.div_(dist.get_world_size())
             if self.only_gradients:
@@ -283,158 +348,11 @@ class GlooStaging(Bucketed):
 
     def probes(self) -> list[ReferenceProbe]:
         """Return the references: gloo between neighbours, and between hosts."""
-        sent, host = sum(flat.nbytes for flat in self.flat_sent), torch.device("cpu")
-        in_ring = ring_bytes(
-            sent, dist.get_world_size()
-        )  # gloo has one of all ranks, which leaves each host once
-        return [
-            *ring_probe.probes(host, in_ring),
-            *net_probe.net_probe_probes(self.hosts, host, in_ring),
-        ]
-
-
-# CPU staging in two levels, in the shape of BytePS (Jiang et al. 2020, OSDI).
-
-
-class ShardedStaging(Bucketed):
-    """Every rank is the only worker of its own server, for its share of each bucket."""
-
-    def __init__(
-        self, bucket_cap_mb: float, comm_hook: str, threads: int | str, only_gradients: bool
-    ) -> None:
-        super().__init__(bucket_cap_mb, comm_hook, only_gradients)
-        self._threads = threads
-        self.worker: Worker | None = None
-        self._host: HostGroups | None = None  # where there are several
-
-    def set_up(self, order: list[int]) -> None:
-        """Make flat buckets, this rank's server and first weights. Collective."""
-        self._host = HostGroups.across(self.hosts)
-        rank, sharers, device = (
-            dist.get_rank(self._group),
-            len(self.hosts.ranks[0]),
-            self.parameters[0].device,
-        )
-        self.layout = BucketLayout.of(
-            arrays_of(self.parameters, self.comm_hook), order, self.cap_bytes
-        )
-        self._works: dict[int, dist.Work] = {}
-        self._stream = torch.cuda.Stream() if device.type == "cuda" else None
-        self.flat_sent = sharding.padded(self.layout, sharers, in_weight_dtype=False, device=device)
-        self.flat_means = sharding.padded(
-            self.layout, sharers, in_weight_dtype=False, device=device
-        )
-        self.flat_weights = sharding.padded(
-            self.layout, sharers, in_weight_dtype=True, device=device
-        )
-        for bucket, flat in zip(self.layout.buckets, self.flat_weights, strict=True):
-            gather(bucket, self.parameters, flat)
-        config = self._config(self.layout, device.type == "cuda")
-        config = dataclasses.replace(config, optimizer=optimizers.name_of(self.optimizer))
-        self.worker = Worker(config, Peers(0, 1), device, self._threads, self._host)
-        self.worker.set_reply(self.only_gradients)
-        self.worker.begin(sharding.shares(self.flat_weights, rank, sharers), self.settings())
-
-    @property
-    def _group(self) -> dist.ProcessGroup | None:
-        """The ranks that share the buckets; None: all."""
-        return self._host.inside if self._host else None
-
-    def _config(self, layout: BucketLayout, on_gpu: bool) -> KvstoreConfig:
-        """Make each of a rank's shares an array of its own, in a bucket of its own."""
-        arrays, sharers = [], len(self.hosts.ranks[0])
-        for bucket in layout.buckets:
-            array = layout.arrays[bucket.parts[0].array]
-            arrays.append(
-                Array(sharding.share_of(bucket, sharers), array.weight_dtype, array.wire_dtype)
-            )
-        order = tuple(range(len(arrays)))
-        return KvstoreConfig(
-            tuple(arrays),
-            order,
-            cap_bytes=0,
-            workers=1,
-            servers=0,
-            worker_gpu=on_gpu,
-            hosts=len(self.hosts.ranks),
-        )
-
-    def summing_threads(self) -> int | None:
-        """Return the threads of each rank."""
-        return self.worker.threads if self.worker else None
-
-    def set_gradients_only(self, only_gradients: bool) -> None:
-        """Choose what comes back."""
-        super().set_gradients_only(only_gradients)
-        if self.worker:
-            self.worker.set_reply(only_gradients)
-
-    def start_bucket(self, bucket: int) -> None:
-        """Reduce-scatter a flat bucket and stage this rank's share."""
-        assert self.worker is not None
-        share = self.worker.sent[bucket]
-        work = sharding.start_mean(share, self.flat_sent[bucket], self._group)
-        if self._stream is None:
-            self._works[bucket] = work  # gloo would wait here
-            return
-        with torch.cuda.stream(self._stream):
-            sharding.end_mean(work, share, self._group)
-            self.worker.push(bucket)
-
-    def finish_buckets(self) -> None:
-        """Bring every rank's replies to the flat buckets of all ranks."""
-        assert self.worker is not None
-        for number, work in sorted(self._works.items()):
-            sharding.end_mean(work, self.worker.sent[number], self._group)
-            self.worker.push(number)
-        self._works.clear()
-        self.worker.wait_for_replies()
-        if self.only_gradients:
-            sharding.all_shares(self.flat_means, self.worker.means, self._group)
-        else:
-            sharding.all_shares(self.flat_weights, self.worker.weights, self._group)
-
-    def apply_weights(self) -> None:
-        """Take the servers' weights."""
-        scatter(self.layout.buckets, self.flat_weights, self.parameters)
-
-    def bytes_moved(self, gradient_bytes: float, world_size: int) -> float:
-        """Return what goes over the links between GPUs, as much in the all-gather as in the reduce-scatter, and between hosts."""
-        sent, here = self.sent_bytes(gradient_bytes), len(self.hosts.ranks[0])
-        return sharding.ring_bytes(sent, here) + sharding.ring_bytes(
-            sent / here, len(self.hosts.ranks)
-        )
-
-    def probes(self) -> list[ReferenceProbe]:
-        """Return the references: the links between GPUs, the wire between hosts, the host link with 1/n of all bytes."""
-        worker = self.worker
-        assert worker is not None
         sent = sum(flat.nbytes for flat in self.flat_sent)
-        found = ring_probe.probes(
-            worker.device, sharding.ring_bytes(sent, len(self.hosts.ranks[0])), self._group
-        )
-        found += net_probe.net_probe_probes(
-            self.hosts, torch.device("cpu"), sharding.ring_bytes(sent, len(self.hosts.ranks))
-        )
-        return [*found, references.host_link(worker)] if worker.on_gpu else found
-
-    def shared_bytes(self, parameters: list[nn.Parameter], workers: int, on_gpu: bool) -> int:
-        """Return the bytes of the mappings of a host's ranks: gradients, weights and replies of its shares."""
-        layout = BucketLayout.of(
-            arrays_of(parameters, self.comm_hook), range(len(parameters)), self.cap_bytes
-        )
-        config = self._config(layout, on_gpu)
-        return len(self.hosts.ranks[0]) * needed_bytes(config, config.layout())
-
-    def close(self) -> None:
-        """End the server."""
-        if self.worker:
-            self.worker.close()
-        if self._host:
-            self._host.close()
-
-
-# CPU staging, and MXNet's kvstore=local: gradients go to pinned host memory, the CPUs sum them, weights come back.
+        # gloo has one ring of all ranks, which leaves each host once.
+        in_ring = ring_bytes(sent, dist.get_world_size())
+        probes = reference_probes.ring(HOST, in_ring)
+        return probes + reference_probes.between_hosts(self.hosts, HOST, in_ring)
 
 
 def staged(
@@ -445,13 +363,9 @@ def staged(
     comm_hook: str,
     threads: int | str,
 ) -> Strategy:
-    """Make the strategy from the YAML's options."""
-    given: dict[str, Any] = {
-        "bucket_cap_mb": bucket_cap_mb,
-        "only_gradients": optimizer_on == "gpu",
-    }
+    """Make CPU staging from the YAML's options."""
+    only_gradients = optimizer_on == "gpu"
     if transport == "gloo":
-        return GlooStaging(**given, comm_hook=comm_hook)
-    if staging == "sharded":
-        return ShardedStaging(**given, comm_hook=comm_hook, threads=threads)
-    return PushPull(**given, comm_hook=comm_hook, threads=threads)
+        return GlooStaging(bucket_cap_mb, comm_hook, only_gradients)
+    chosen = ShardedStaging if staging == "sharded" else PushPull
+    return chosen(bucket_cap_mb, comm_hook, threads, only_gradients=only_gradients)

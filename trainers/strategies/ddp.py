@@ -1,6 +1,6 @@
 """All-reduce of gradient buckets while backward runs: torch's DistributedDataParallel.
 
-Li et al. 2020, "PyTorch Distributed", arXiv:2006.15704. On GPUs NCCL reduces; on CPU workers gloo does.
+Li et al. 2020, "PyTorch Distributed", arXiv:2006.15704. On GPUs NCCL reduces; on CPU workers gloo.
 """
 
 import inspect
@@ -16,27 +16,25 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from trainers import collectives as one_bucket
-from trainers import comm_hooks
-from trainers import reference_probes as net_probe
-from trainers import reference_probes as ring_probe
+from trainers import collectives, comm_hooks, reference_probes
 from trainers.strategy import BucketExchange, ExchangeAlone, ReferenceProbe, SentBucket, Strategy
 
 # torch 2.15 renamed the argument and warns of the old name.
-_ARGUMENTS = inspect.signature(DistributedDataParallel).parameters
-SYNC_BUFFERS = (
-    "forward_sync_buffers" if "forward_sync_buffers" in _ARGUMENTS else "broadcast_buffers"
-)
+SYNC_BUFFERS = "broadcast_buffers"
+if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters:
+    SYNC_BUFFERS = "forward_sync_buffers"
 CACHES = 4  # of the L2 cache that the copies of a gradient fill together
-# Random gradients start this small where gloo sums: each exchange multiplies them by the number of ranks, without overflow.
+# Random gradients start this small where gloo sums: each exchange multiplies them by the number of
+# ranks, without overflow.
 SUMMED_SCALE = 1e-30
+POWERSGD = "powersgd"
 
 Hook = Callable[[Any, Any], torch.futures.Future[Tensor]]
 
 
 @dataclass
 class HookBucket:
-    """The part of dist.GradBucket that torch's communication hooks read. Python cannot construct a GradBucket."""
+    """The part of dist.GradBucket that torch's hooks read. Python cannot construct a GradBucket."""
 
     flat: Tensor  # (elements,)
     shapes: list[torch.Size]  # of the gradients in it
@@ -68,9 +66,7 @@ class HookBucket:
 class NcclAllreduce(Strategy):
     """DDP with its own options; `comm_hook` compresses what is sent."""
 
-    own_work_alone = (
-        True  # buckets and hook are the same, and NCCL and gloo send nothing to oneself
-    )
+    own_work_alone = True  # buckets and hook are the same, and nothing is sent to oneself
 
     def __init__(
         self,
@@ -87,9 +83,8 @@ class NcclAllreduce(Strategy):
             "static_graph": static_graph,
             SYNC_BUFFERS: broadcast_buffers,
         }
-        self._comm_hook = comm_hook
-        self._powersgd_rank = powersgd_rank
-        self.exact = comm_hook != "powersgd"
+        self._comm_hook, self._powersgd_rank = comm_hook, powersgd_rank
+        self.exact = comm_hook != POWERSGD
         self.rounding = comm_hooks.ROUNDING.get(comm_hook, 0.0)
         self.smallest_step = comm_hooks.SMALLEST_STEP.get(comm_hook, 0.0)
         self._ddp: DistributedDataParallel | None = None
@@ -98,26 +93,24 @@ class NcclAllreduce(Strategy):
 
     def _hook(self) -> tuple[object, Hook] | None:
         """Return a fresh (state, hook); None for DDP's own all-reduce."""
-        if self._comm_hook == "powersgd":
-            state = powerSGD_hook.PowerSGDState(
-                process_group=None,
-                matrix_approximation_rank=self._powersgd_rank,
-                start_powerSGD_iter=2,
-            )
-            return state, powerSGD_hook.powerSGD_hook
-        return (
-            (None, comm_hooks.HalfPrecision(self._comm_hook).reduce)
-            if self._comm_hook in comm_hooks.SENT
-            else None
+        if self._comm_hook in comm_hooks.SENT:
+            return None, comm_hooks.HalfPrecision(self._comm_hook).reduce
+        if self._comm_hook != POWERSGD:
+            return None
+        state = powerSGD_hook.PowerSGDState(
+            process_group=None,
+            matrix_approximation_rank=self._powersgd_rank,
+            start_powerSGD_iter=2,
         )
+        return state, powerSGD_hook.powerSGD_hook
 
     def prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> nn.Module:
         """Wrap the model in DDP, which broadcasts rank 0's weights."""
         device = next(model.parameters()).device
-        self._ddp = DistributedDataParallel(
-            model, device_ids=[device.index] if device.type == "cuda" else None, **self._arguments
-        )
-        if hook := self._hook():
+        ids = [device.index] if device.type == "cuda" else None
+        self._ddp = DistributedDataParallel(model, device_ids=ids, **self._arguments)
+        hook = self._hook()
+        if hook:
             self._ddp.register_comm_hook(*hook)
         return self._ddp
 
@@ -128,60 +121,60 @@ class NcclAllreduce(Strategy):
         return context
 
     def bytes_moved(self, gradient_bytes: float, world_size: int) -> float:
-        """Return 2(n−1)/n of the bytes that are sent, as a ring moves them (nccl-tests, PERFORMANCE.md); NaN for PowerSGD."""
-        share = float("nan") if self._comm_hook == "powersgd" else self._share
+        """Return 2(n−1)/n of what is sent, as a ring moves it (nccl-tests); NaN for PowerSGD."""
+        share = float("nan") if self._comm_hook == POWERSGD else self._share
         return gradient_bytes * share * 2 * (world_size - 1) / world_size
 
     def buckets(self) -> list[SentBucket]:
-        """Return the buckets of DDP's reducer, which rebuilds them in the order of arrival in the first steps."""
+        """Return the buckets of DDP's reducer, which rebuilds them in the order of arrival."""
         assert self._ddp is not None
-        found = []
+        buckets = []
         for bucket in self._ddp.reducer._get_zeros_like_grad_buckets():
             flat = bucket.buffer()
             dtype = comm_hooks.SENT.get(self._comm_hook, str(flat.dtype).removeprefix("torch."))
-            sent_bytes = flat.numel() * getattr(torch, dtype).itemsize
-            is_known = self._comm_hook != "powersgd"
-            found.append(
-                SentBucket(
-                    tuple(bucket.parameters()), flat.nbytes, sent_bytes if is_known else None, dtype
-                )
-            )
-        return found
+            sent_bytes = None
+            if self._comm_hook != POWERSGD:
+                sent_bytes = flat.numel() * getattr(torch, dtype).itemsize
+            buckets.append(SentBucket(tuple(bucket.parameters()), flat.nbytes, sent_bytes, dtype))
+        return buckets
 
     def bucket_exchange(self, size_bytes: int, dtype: str) -> BucketExchange | None:
-        """Return an all-reduce; None for PowerSGD, which sends matrices that depend on the layers."""
-        if self._comm_hook == "powersgd":
+        """Return an all-reduce; None for PowerSGD, whose matrices depend on the layers."""
+        if self._comm_hook == POWERSGD:
             return None
         assert self._ddp is not None
-        return one_bucket.all_reduce(size_bytes, dtype, next(self._ddp.parameters()).device)
+        return collectives.all_reduce(size_bytes, dtype, next(self._ddp.parameters()).device)
 
     def exchange_alone(self, parameters: list[nn.Parameter]) -> ExchangeAlone:
-        """Start all-reduces of all buckets one after the other, then wait for them, as DDP does at the end of backward."""
-        self._gradient_bytes = sum(
-            parameter.numel() * parameter.element_size() for parameter in parameters
-        )
+        """Start all-reduces of all buckets, then wait for them, as DDP does after backward."""
+        self._gradient_bytes = sum(parameter.nbytes for parameter in parameters)
         self._share = comm_hooks.share(parameters, self._comm_hook)
         self._device = parameters[0].device
-        return _DdpAlone(parameters, self._arguments["bucket_cap_mb"] * (1 << 20), self._hook())
+        cap_bytes = self._arguments["bucket_cap_mb"] * (1 << 20)
+        return _DdpAlone(parameters, cap_bytes, self._hook())
 
     def probes(self) -> list[ReferenceProbe]:
-        """Return the references: the links between neighbours, and the wire between hosts; none for PowerSGD."""
-        moved = self.bytes_moved(self._gradient_bytes, dist.get_world_size())
-        if moved != moved:
+        """Return the references: links between neighbours, and the wire between hosts.
+
+        None for PowerSGD.
+        """
+        if self._comm_hook == POWERSGD:
             return []
-        # gloo has one ring of all ranks, which leaves each host once; NCCL's trees need only pass hosts as a ring of hosts does.
-        ring = dist.get_world_size() if self._device.type == "cpu" else len(self.hosts.ranks)
-        of_host = self.bytes_moved(self._gradient_bytes, ring)
-        return [
-            *ring_probe.probes(self._device, moved),
-            *net_probe.net_probe_probes(self.hosts, self._device, of_host),
-        ]
+        ranks = dist.get_world_size()
+        moved = self.bytes_moved(self._gradient_bytes, ranks)
+        # gloo has one ring of all ranks, which leaves each host once; NCCL's trees need only pass
+        # hosts as a ring of hosts does.
+        ring = ranks if self._device.type == "cpu" else len(self.hosts.ranks)
+        host_bytes = self.bytes_moved(self._gradient_bytes, ring)
+        probes = reference_probes.ring(self._device, moved)
+        return probes + reference_probes.between_hosts(self.hosts, self._device, host_bytes)
 
 
 class _DdpAlone(ExchangeAlone):
     """All-reduce of DDP's buckets.
 
-    On a GPU several copies of the gradient take turns, so that together they are larger than the L2 cache.
+    On a GPU several copies of the gradient take turns, so that together they are larger than the L2
+    cache.
     """
 
     def __init__(
@@ -189,31 +182,24 @@ class _DdpAlone(ExchangeAlone):
     ) -> None:
         self._parameters, self._hook = parameters, hook
         self._groups = bucket_members(parameters, cap_bytes)
-        gradient_bytes = sum(
-            parameter.numel() * parameter.element_size() for parameter in parameters
-        )
-        copies = 1
+        copies, scale = 1, SUMMED_SCALE
         if parameters[0].is_cuda:
+            gradient_bytes = sum(parameter.nbytes for parameter in parameters)
             cache_bytes = torch.cuda.get_device_properties(parameters[0].device).L2_cache_size
-            copies = 1 + int(CACHES * cache_bytes // gradient_bytes)
-        scale = 1.0 if parameters[0].is_cuda else SUMMED_SCALE
-        self._copies = [
-            self._buckets([torch.randn_like(parameter).mul_(scale) for parameter in parameters])
-            for _ in range(copies)
-        ]
+            copies, scale = 1 + int(CACHES * cache_bytes // gradient_bytes), 1.0
+        self._copies = []
+        for _ in range(copies):
+            gradients = [torch.randn_like(parameter).mul_(scale) for parameter in parameters]
+            self._copies.append(self._buckets(gradients))
         self._turns = itertools.cycle(self._copies)
 
     def _buckets(self, gradients: Sequence[Tensor]) -> list[HookBucket]:
-        last = len(self._groups) - 1
-        return [
-            HookBucket(
-                torch.cat([gradients[member].flatten() for member in group]),
-                [gradients[member].shape for member in group],
-                number,
-                number == last,
-            )
-            for number, group in enumerate(self._groups)
-        ]
+        buckets = []
+        for number, group in enumerate(self._groups):
+            flat = torch.cat([gradients[member].flatten() for member in group])
+            shapes = [gradients[member].shape for member in group]
+            buckets.append(HookBucket(flat, shapes, number, number == len(self._groups) - 1))
+        return buckets
 
     def fill(self, gradients: Sequence[Tensor]) -> None:
         """Fill the copy that is exchanged next."""
@@ -228,28 +214,26 @@ class _DdpAlone(ExchangeAlone):
                 future.wait()
             return
         # DDP needs the mean; gloo can only sum.
-        operation = dist.ReduceOp.AVG if buckets[0].flat.is_cuda else dist.ReduceOp.SUM
+        operation = collectives.mean_operation(buckets[0].flat)
         for work in [dist.all_reduce(bucket.flat, operation, async_op=True) for bucket in buckets]:
-            assert work is not None
-            work.wait()
+            collectives.wait(work)
 
     def result(self) -> list[Tensor]:
         """Return copies in the parameters' shapes."""
         # gloo has summed, unless a half-precision hook has divided.
         divisor = 1 if self._hook or self._parameters[0].is_cuda else dist.get_world_size()
-        found: dict[int, Tensor] = {}
+        means: dict[int, Tensor] = {}
         for group, bucket in zip(self._groups, self._copies[0], strict=True):
-            found |= {
-                member: gradient / divisor
-                for member, gradient in zip(group, bucket.gradients(), strict=True)
-            }
-        return [found[number] for number in range(len(self._parameters))]
+            for member, gradient in zip(group, bucket.gradients(), strict=True):
+                means[member] = gradient / divisor
+        return [means[number] for number in range(len(self._parameters))]
 
 
 def bucket_members(parameters: Sequence[Tensor], cap_bytes: float) -> list[list[int]]:
-    """Return DDP's buckets as numbers of parameters: last parameters first, one dtype each, full at `cap_bytes`.
+    """Return DDP's buckets as numbers of parameters: the last first, one dtype each.
 
-    DDP has its small first bucket only if the cap is torch's default; ours is always given.
+    A bucket is full at `cap_bytes`. DDP has its small first bucket only if the cap is torch's
+    default; ours is always given.
     """
     groups: list[list[int]] = []
     current: dict[torch.dtype, list[int]] = {}
@@ -258,9 +242,6 @@ def bucket_members(parameters: Sequence[Tensor], cap_bytes: float) -> list[list[
         if not group:
             groups.append(group)
         group.append(number)
-        if (
-            sum(parameters[member].numel() * parameter.element_size() for member in group)
-            >= cap_bytes
-        ):
+        if sum(parameters[member].nbytes for member in group) >= cap_bytes:
             del current[parameter.dtype]
     return groups
