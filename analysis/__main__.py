@@ -70,13 +70,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(prog="python -m analysis", description=__doc__.split("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    with_json = argparse.ArgumentParser(add_help=False)
+    with_json.add_argument("--json", action="store_true", help="print one JSON object")
     modules = {}
     try:
         for name, (module, text) in COMMANDS.items():
-            sub = commands.add_parser(name, help=text, description=text)
-            if arguments[:1] == [
-                name
-            ]:  # import only the command asked for: numpy and matplotlib take a second
+            parents = [with_json]
+            if name == "reference":
+                parents = []
+            sub = commands.add_parser(name, help=text, description=text, parents=parents)
+            # Import only the command asked for: numpy and matplotlib take a second.
+            if arguments[:1] == [name]:
                 modules[name] = importlib.import_module(module)
                 modules[name].configure(sub)
         parsed = parser.parse_args(arguments)

@@ -135,7 +135,7 @@ class Cell:
     )  # name, loader, options; empty: synthetic batches
     hosts: tuple[str, ...] = ()  # in rank order; empty: this machine
     server_hosts: tuple[str, ...] = ()  # one for each server, where the cell has hosts
-    # By group, rules of its YAML: target, derive, section, exchange, compared; sha256 of a file of
+    # By group, rules of its YAML: target, derive, section, compared; sha256 of a file of
     # the user's own.
     declared: dict[str, dict[str, Any]] = field(default_factory=dict)
 

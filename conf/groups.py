@@ -21,14 +21,12 @@ rules:
     sends          bytes that each rank sends in one exchange, of a gradient of G bytes over n ranks, m
                    on each of h hosts: `once` G, `ring` 2(n−1)/n G, `two_rings` 2(m−1)/m G + 2(h−1)/h G/m,
                    `once_and_ring` G + 2(h−1)/h G/m; or a list of cases as for `auto`. Without it
-                   `bytes_miscounted` is unchecked
+                   `bytes_miscounted` is unchecked and no forecast is made
     code           dotted names of functions that need no torch:
                    `resolve(options, device, ranks) -> options` for what `auto` cannot say;
                    `refuse(cell, room)`; `seconds(cell)`, a rule of thumb for how long it measures once
                    its ranks have started; `derive(lines_by_rank, cell)` (benchmarks/derived.py);
-                   `section(study, findings)`, a Section of the report (analysis/report/section.py);
-                   of a strategy `exchange`: how its gradients travel, an Exchange
-                   (analysis/prediction/strategies.py), without which no forecast is made
+                   `section(study, findings)`, a Section of the report (analysis/report/section.py)
     compared       how cells of a benchmark are compared: `metric`, `less_is_better`, `rate` (its name
                    for people), `may_differ` (options that leave the work as it is), `work` (fields of
                    the cell that change it)
@@ -86,7 +84,7 @@ LIMITS: Kinds = {
     "gpu_only": list,
     "not_in_graph": list,
 }
-CODE = dict.fromkeys(("resolve", "refuse", "seconds", "derive", "section", "exchange"), str)
+CODE = dict.fromkeys(("resolve", "refuse", "seconds", "derive", "section"), str)
 CASE: Kinds = {"where": dict, "value": object}
 SENDS = ("once", "ring", "two_rings", "once_and_ring")
 FIELDS_WITH_REFUSED = ("precision", "benchmark")  # of a cell; a strategy's `accepts` may name them
@@ -160,7 +158,7 @@ class GroupChoice:
     def declared(self) -> dict[str, Any]:
         """Return the rules that ranks and readers of the record need, and a hash of foreign code.
 
-        They are target, derive, section, exchange and compared; `sha256` is that of the file with
+        They are target, derive, section and compared; `sha256` is that of the file with
         the target, where that is not Ringside's own.
 
         Raises:
@@ -172,7 +170,7 @@ class GroupChoice:
             for name, dotted in self.code.items():
                 source_file(f"{self.path}: code.{name}", dotted)
         rules: dict[str, Any] = {"target": target}
-        for name in ("derive", "section", "exchange"):
+        for name in ("derive", "section"):
             if name in self.code:
                 rules[name] = self.code[name]
         if "compared" in self.rules:

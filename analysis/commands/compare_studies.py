@@ -75,7 +75,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "Exit status: 0 no regression, 1 a regression was found, 2 wrong input, or no cell can be "
         "told",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -10,27 +10,21 @@ Exit status: 0 done, 2 wrong input or request.
 import argparse
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from rich.markup import escape
 
-from analysis.commands.forecast_options import (
-    read_batches,
-    read_nccl,
-    read_subsets,
-    refuse_absent,
-)
 from analysis.console import console
 from analysis.prediction.advise import (
-    Advice,
     Candidate,
     ForecastRequest,
     RankedCell,
     advise,
     candidates,
+    machine_gpus,
     studied_settings,
     topology_of,
 )
@@ -45,7 +39,6 @@ from analysis.prediction.forecast import (
     forecast,
     hold_out,
 )
-from analysis.prediction.links import NETWORK_FORM, read_network
 from analysis.prediction.query import CellQuery, Subset
 from analysis.prediction.strategies import exchange_of
 from analysis.report.numbers import NumberFormat, number
@@ -54,30 +47,35 @@ from analysis.study.estimates import Estimate
 from analysis.study.names import of_unit
 from analysis.study.study import Study, open_study
 from analysis.text import count
+from conf.nccl import FIELDS, Nccl, settings, unknown_setting
 
 MOST_NOTES, MOST_RANKED = 12, 10
+MOST_GPUS, MOST_BATCH = 1 << 20, 1 << 24
 UNTOUCHED = "default"  # --nccl of no setting
+GPUS_FORM = (
+    "GPUs of this machine as 0,1,2,3 (several subsets: 0+1,0+1+2+3), or with --per-node numbers of "
+    "GPUs as 16,64,256"
+)
 NUMBERS = "a number of GPUs needs --per-node too, such as --gpus 16 --per-node 8"
 CAPTION = f"{100 * LEVEL:.0f} % intervals stand below their values"
 MS = NumberFormat(decimals=2)
 FORECASTS = (
     Column("cell", "cell"),
     Column("where", "where"),
-    Column("step_ms", "step ms", kind=MS, bounded=True),
+    Column("step", "step ms", kind=MS, bounded=True),
     Column("images_per_second", "img/s", kind="rate"),
     Column("efficiency", "efficiency", kind="share"),
     Column("cost_ms", "cost ms", kind=MS),
     Column("tail_ms", "tail", kind=MS),
     Column("contention_ms", "contention", kind=MS),
     Column("own_work_ms", "own", kind=MS),
-    Column("waiting_ms", "waiting", kind=MS),
     Column("null_step_ms", "null's step", kind=MS),
     Column("basis", "basis"),
 )
 HELD_OUT = (
     Column("cell", "held-out cell"),
     Column("measured_ms", "step ms", kind=MS),
-    Column("step_ms", "forecast", kind=MS, bounded=True),
+    Column("step", "forecast", kind=MS, bounded=True),
     Column("error", "error", kind="change"),
     Column("null_error", "null's", kind="change"),
     Column("inside", "inside"),
@@ -93,26 +91,22 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     if parser.prog.endswith("advise"):
         add("study", metavar="STUDY", help="the folder of a study with training cells")
-        add("--gpus", metavar="LIST", required=True,
-            help="subsets to choose from, of one size, such as 0+1,0+3")  # fmt: skip
-        add("--nccl", metavar="SETTINGS", action="append",
-            help="such as P2P_LEVEL=LOC,ALGO=Ring; again for others to choose from; "
-            f"{UNTOUCHED}: none (default: the study's)")  # fmt: skip
+        gpus = "subsets to choose from, of one size, such as 0+1,0+3"
+        add("--gpus", metavar="LIST", required=True, help=gpus)
+        nccl = f"again for others to choose from; {UNTOUCHED}: none (default: the study's)"
+        add("--nccl", metavar="SETTINGS", action="append", help=f"such as ALGO=Ring; {nccl}")
     else:
-        add("study", metavar="STUDY", nargs="+",
-            help="the folder of a study; several are read as one")  # fmt: skip
-        add("--gpus", metavar="LIST",
-            help="ids of GPUs: 0,1,2,3 is one subset; with --per-node numbers: 16,64")  # fmt: skip
+        folders = "the folder of a study; several are read as one"
+        add("study", metavar="STUDY", nargs="+", help=folders)
+        gpus = "ids of GPUs: 0,1,2,3 is one subset; with --per-node numbers: 16,64"
+        add("--gpus", metavar="LIST", help=gpus)
         add("--per-node", type=int, metavar="N", help="GPUs of a host")
-        add("--net", metavar="NET",
-            help=f"the network between hosts that were not measured: {NETWORK_FORM}")  # fmt: skip
         add("--nccl", metavar="SETTINGS", help="such as P2P_LEVEL=LOC,ALGO=Ring")
         add("--holdout", choices=HOLDOUTS, help="forecast measured cells from the others")
-    add("--strategy", metavar="NAMES",
-        help="such as nccl_allreduce,kvstore_device (default: the study's)")  # fmt: skip
-    add("--batch", metavar="SIZES",
-        help="images per GPU, such as 128,256 (default: the study's)")  # fmt: skip
-    add("--json", action="store_true", help="print one JSON object")
+    strategies = "such as nccl_allreduce,kvstore_device (default: the study's)"
+    add("--strategy", metavar="NAMES", help=strategies)
+    sizes = "images per GPU, such as 128,256 (default: the study's)"
+    add("--batch", metavar="SIZES", help=sizes)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -125,11 +119,6 @@ def run(arguments: argparse.Namespace) -> int:
             f"--per-node {arguments.per_node}: accepted together with --gpus, such as "
             "--gpus 16,64,256 --per-node 8"
         )
-    if arguments.net is not None and arguments.per_node is None:
-        raise ValueError(
-            f"--net {arguments.net}: accepted together with --gpus and --per-node, such as "
-            "--gpus 16,64 --per-node 8"
-        )
     folders = [open_study(Path(folder)) for folder in arguments.study]
     study = folders[0]
     if len(folders) > 1:
@@ -137,32 +126,116 @@ def run(arguments: argparse.Namespace) -> int:
         for folder in folders:
             records += [*folder.records, *folder.replaced]
         study = Study.of(records)
-    calibration = calibrate(study)
     if arguments.holdout:
-        for option in ("gpus", "net", "nccl", "strategy", "batch"):
+        for option in ("gpus", "nccl", "strategy", "batch"):
             if getattr(arguments, option) is not None:
                 raise ValueError(
                     f"--holdout forecasts the study's own cells; --{option} asks for others"
                 )
-        _print_held_out(arguments, calibration)
+        _print_held_out(arguments, calibrate(study))
     else:
-        _print_forecasts(arguments, study, calibration)
+        _print_forecasts(arguments, study, calibrate(study))
     return 0
 
 
-def _request(
-    arguments: argparse.Namespace, subsets: Sequence[Subset], gpus_of_host: int | None
-) -> ForecastRequest:
-    strategies, batches = arguments.strategy, arguments.batch
-    sizes = None
-    if batches is not None:
-        sizes = read_batches(batches)
-    return ForecastRequest(
-        subsets=subsets,
-        strategies=None if strategies is None else strategies.split(","),
-        batches=sizes,
-        gpus_of_host=gpus_of_host,
-    )
+# --- what is typed
+
+
+def read_subsets(text: str, per_node: int | None) -> list[Subset]:
+    """Read --gpus. Raises ValueError."""
+    parts = [part.strip() for part in text.split(",")]
+    subsets = []
+    if per_node is None:
+        groups = [parts]
+        if "+" in text:
+            groups = [part.split("+") for part in parts]
+        for group in groups:
+            if not all(part.isascii() and part.isdigit() and len(part) < 8 for part in group):
+                raise ValueError(f"--gpus {text!r}: accepted are {GPUS_FORM}")
+            members = tuple(int(part) for part in group)
+            if len(set(members)) < len(members):
+                raise ValueError(
+                    f"--gpus {text!r}: a GPU stands twice in a subset; accepted are {GPUS_FORM}"
+                )
+            subsets.append(Subset(len(members), members=members))
+        return subsets
+    if not 1 <= per_node <= MOST_GPUS:
+        raise ValueError(
+            f"--per-node {per_node}: accepted is a number of GPUs from 1 to {MOST_GPUS}"
+        )
+    for part in parts:
+        gpus = _positive(part, MOST_GPUS)
+        if gpus == 0 or (gpus > per_node and gpus % per_node):
+            raise ValueError(
+                f"--gpus {text!r}: {part!r} is no multiple of --per-node {per_node}; "
+                "accepted are multiples, such as 16,64,256"
+            )
+        subsets.append(Subset(min(gpus, per_node), max(1, gpus // per_node)))
+    return subsets
+
+
+def _positive(text: str, most: int) -> int:
+    """Return a decimal number from 1 to `most`; 0 for anything else."""
+    if not (text.isascii() and text.isdigit() and len(text) <= len(str(most))):
+        return 0
+    if int(text) > most:
+        return 0
+    return int(text)
+
+
+def read_nccl(text: str | None) -> dict[str, str]:
+    """Read --nccl as a study has it: P2P_LEVEL=LOC,ALGO=Ring. Raises ValueError."""
+    if text is None or text == UNTOUCHED:
+        return {}
+    typed: dict[str, Any] = {}
+    for part in text.split(","):
+        name, _, value = (word.strip() for word in part.partition("="))
+        setting = name.lower().removeprefix("nccl_")
+        if not value:
+            raise ValueError(f"--nccl {part!r}: accepted is NAME=VALUE, such as P2P_LEVEL=LOC")
+        if setting not in FIELDS:
+            raise ValueError(f"--nccl {part!r}: {unknown_setting(setting, value)}")
+        if setting in typed:
+            raise ValueError(
+                f"--nccl {text!r}: {name} stands there twice; accepted is each setting once"
+            )
+        typed[setting] = value
+        if value.isascii() and value.isdigit() and len(value) < 12:
+            typed[setting] = int(value)
+    return settings(Nccl(**typed))[0]
+
+
+def refuse_absent(
+    text: str, subsets: Sequence[Subset], study: Study, calibration: CalibrationData, hint: str = ""
+) -> int:
+    """Return how many GPUs the machine of most cells has. Raises ValueError for others."""
+    machine, unit = calibration.machine, calibration.unit
+    gpus = machine_gpus(study, machine)
+    where = "the machine of the study"
+    if len({cell.query.machine for cell in calibration.cells}) > 1:
+        where = f"{machine}, where most cells of the study ran,"
+    for subset in subsets:
+        for gpu in subset.members:
+            if gpu not in gpus:
+                raise ValueError(
+                    f"--gpus {text!r}: {where} has no {unit} {gpu}; accepted are "
+                    f"{', '.join(map(str, gpus))}{of_unit(hint, unit)}"
+                )
+    return len(gpus)
+
+
+def _typed_choices(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return --strategy and --batch as a ForecastRequest has them. Raises ValueError."""
+    choices: dict[str, Any] = {}
+    if arguments.strategy is not None:
+        choices["strategies"] = arguments.strategy.split(",")
+    if arguments.batch is not None:
+        choices["batches"] = [_positive(part, MOST_BATCH) for part in arguments.batch.split(",")]
+        if 0 in choices["batches"]:
+            raise ValueError(
+                f"--batch {arguments.batch!r}: accepted are images per GPU, such as 128,256"
+            )
+    return choices
 
 
 # --- predict
@@ -176,19 +249,13 @@ def _print_forecasts(
     if arguments.gpus is not None:
         subsets = read_subsets(arguments.gpus, arguments.per_node)
         if arguments.per_node is None:
-            gpus_of_host = refuse_absent(
-                arguments.gpus, subsets, study, calibration, f"; {NUMBERS}"
-            )
-    several_hosts = any(subset.hosts > 1 for subset in subsets)
-    measured_hosts = any(curve.hosts > 1 for curve in calibration.links.curves)
-    if several_hosts and arguments.net is None and not measured_hosts:
-        raise ValueError(
-            "--gpus on several hosts: no cell was measured between hosts; say --net 8x50GB/s,5us"
-        )
-    request = replace(
-        _request(arguments, subsets, gpus_of_host),
-        settings=[read_nccl(arguments.nccl) if arguments.nccl else {}],
-        network=None if arguments.net is None else read_network(arguments.net),
+            hint = f"; {NUMBERS}"
+            gpus_of_host = refuse_absent(arguments.gpus, subsets, study, calibration, hint)
+    request = ForecastRequest(
+        subsets=subsets,
+        settings=[read_nccl(arguments.nccl)],
+        gpus_of_host=gpus_of_host,
+        **_typed_choices(arguments),
     )
     queries = []
     for several in candidates(calibration, request).values():
@@ -196,36 +263,42 @@ def _print_forecasts(
     scores = HeldOutScores(calibration)
     json_rows: list[dict[str, Any]] = []
     rows: list[dict[str, Any]] = []
-    refused, notes = [], []
+    refused: list[str] = []
+    notes: list[str] = []
     for query in queries:
-        facts = _facts(query)
-        where = _where(query)
+        row: dict[str, Any] = {
+            "cell": f"{query.workload} · {query.strategy} · {query.batch_size}",
+            "where": _where(query),
+        }
         if query.ranks > 1 and query.unit == "GPU":
-            where = f"{where}, {query.wire}"
-        name = f"{query.workload} · {query.strategy} · {query.batch_size}"
-        row = {"cell": name, "where": where}
+            row["where"] += f", {query.wire}"
+        answer: dict[str, Any] = {
+            "model": query.workload.model,
+            "strategy": query.strategy,
+            "batch_size": query.batch_size,
+            "gpus": list(query.members) or None,
+            "ranks": query.ranks,
+            "hosts": query.hosts,
+            "wire": str(query.wire),
+        }
         try:
             prediction = forecast(calibration, query, scores.of(query))
         except ValueError as error:
             refused.append(str(error))
-            json_rows.append({**facts, "refused": str(error)})
-            rows.append({**row, "basis": "no forecast"})
+            answer["refused"] = str(error)
+            row["basis"] = "no forecast"
             notes.append(f"no forecast of {query.strategy}: {error}")
-            continue
-        json_rows.append({**facts, "forecast": prediction.to_json()})
-        rows.append(
-            {
-                **asdict(prediction),
-                **row,
-                "step_ms": Estimate(prediction.step_ms, prediction.low, prediction.high),
-            }
-        )
-        notes += prediction.why
+        else:
+            answer["forecast"] = asdict(prediction)
+            row |= answer["forecast"]
+            row["step"] = Estimate(prediction.step_ms, prediction.low, prediction.high)
+            notes += prediction.why
+        json_rows.append(answer)
+        rows.append(row)
     if len(refused) == len(queries):
         raise ValueError(f"no forecast of {_where(queries[0])}: {refused[0]}")
     if arguments.json:
-        held_out = len(scores.of(queries[0]))
-        calibrated = {"cells": len(calibration.cells), "held_out": held_out}
+        calibrated = {"cells": len(calibration.cells), "held_out": len(scores.of(queries[0]))}
         print(json.dumps({"calibration": calibrated, "level": LEVEL, "forecasts": json_rows}))
         return
     for subset in subsets:
@@ -236,24 +309,14 @@ def _print_forecasts(
     _print_notes(notes)
 
 
-def _facts(query: CellQuery) -> dict[str, Any]:
-    return {
-        "model": query.workload.model,
-        "strategy": query.strategy,
-        "batch_size": query.batch_size,
-        "gpus": list(query.members) or None,
-        "ranks": query.ranks,
-        "hosts": query.hosts,
-        "wire": str(query.wire),
-    }
-
-
 def _where(query: CellQuery) -> str:
     """Return the GPUs of a query: `gpus 0,1`, or how many on how many hosts."""
     if query.members:
         return "gpus " + ",".join(map(str, query.members))
     many = f"{query.ranks} {query.unit}s"
-    return many if query.hosts == 1 else f"{many}, {query.hosts} hosts"
+    if query.hosts == 1:
+        return many
+    return f"{many}, {query.hosts} hosts"
 
 
 # --- predict --holdout
@@ -276,7 +339,7 @@ def _print_held_out(arguments: argparse.Namespace, calibration: CalibrationData)
         if prediction is None:
             notes.append(f"no forecast of {result.cell.label}: {result.why}")
             continue
-        row["step_ms"] = Estimate(prediction.step_ms, result.low, result.high)
+        row["step"] = Estimate(prediction.step_ms, result.low, result.high)
         row["error"] = prediction.step_ms / result.step_ms - 1
         row["null_error"] = prediction.null_step_ms / result.step_ms - 1
         row["inside"] = {None: "", True: "yes", False: "no"}[result.inside]
@@ -299,10 +362,8 @@ def _print_held_out(arguments: argparse.Namespace, calibration: CalibrationData)
             f"{number(errors.null_step, 'share')}"
         )
     if errors.covered is None:
-        out.print(
-            f"intervals: not enough to state an error; {FEWEST_HELD_OUT + 1} held-out cells are "
-            "needed"
-        )
+        needed = f"{FEWEST_HELD_OUT + 1} held-out cells are needed"
+        out.print(f"intervals: not enough to state an error; {needed}")
     else:
         share = number(errors.covered / errors.with_interval, "share")
         out.print(
@@ -312,6 +373,9 @@ def _print_held_out(arguments: argparse.Namespace, calibration: CalibrationData)
 
 
 def _held_out_json(result: HeldOut) -> dict[str, Any]:
+    prediction = None
+    if result.forecast is not None:
+        prediction = asdict(result.forecast)
     return {
         "cell": result.cell.label,
         "records": list(result.cell.record_ids),
@@ -320,7 +384,7 @@ def _held_out_json(result: HeldOut) -> dict[str, Any]:
         "low": result.low,
         "high": result.high,
         "inside": result.inside,
-        "forecast": result.forecast.to_json() if result.forecast else None,
+        "forecast": prediction,
         "refused": result.why or None,
     }
 
@@ -338,17 +402,19 @@ def _advise(arguments: argparse.Namespace) -> None:
             f"--gpus {arguments.gpus!r}: accepted are subsets of one size, so that their rates can "
             "be compared"
         )
-    choices = studied_settings(study)
+    choices: Sequence[Mapping[str, str]] = studied_settings(study)
     if arguments.nccl:
-        choices = [{} if typed == UNTOUCHED else read_nccl(typed) for typed in arguments.nccl]
-    request = replace(
-        _request(arguments, subsets, gpus_of_host),
+        choices = [read_nccl(typed) for typed in arguments.nccl]
+    request = ForecastRequest(
+        subsets=subsets,
         settings=choices,
+        gpus_of_host=gpus_of_host,
         topology=topology_of(study, calibration.machine),
         every_option=True,
+        **_typed_choices(arguments),
     )
     scores = HeldOutScores(calibration)
-    advices: list[Advice] = []
+    advices = []
     refused: dict[str, str] = {}
     for workload, several in candidates(calibration, request).items():
         try:
@@ -358,11 +424,11 @@ def _advise(arguments: argparse.Namespace) -> None:
     if not advices:
         raise ValueError(next(iter(refused.values())))
     if arguments.json:
-        shown = [_advice_json(advice, scores) for advice in advices]
+        shown = [_advice_json(ranked, omitted, scores) for ranked, omitted in advices]
         print(json.dumps({"study": study.name, "advice": shown, "refused": refused}))
         return
-    for advice in advices:
-        _print_advice(study, advice)
+    for ranked, omitted in advices:
+        _print_advice(study, ranked, omitted)
     for model, why in refused.items():
         console().print(f"No advice on {model}: {why}", soft_wrap=True, markup=False)
 
@@ -379,9 +445,11 @@ def _candidate_json(candidate: Candidate) -> dict[str, Any]:
     }
 
 
-def _advice_json(advice: Advice, scores: HeldOutScores) -> dict[str, Any]:
+def _advice_json(
+    ranked: Sequence[RankedCell], omitted: Sequence[tuple[Candidate, str]], scores: HeldOutScores
+) -> dict[str, Any]:
     cells = []
-    for cell in advice.ranked:
+    for cell in ranked:
         cells.append(
             {
                 **_candidate_json(cell.candidate),
@@ -394,43 +462,39 @@ def _advice_json(advice: Advice, scores: HeldOutScores) -> dict[str, Any]:
                 "as_fast_as_the_first": cell.as_fast,
             }
         )
-    query = advice.first.candidate.query
-    refused = [{**_candidate_json(candidate), "why": why} for candidate, why in advice.refused]
+    query = ranked[0].candidate.query
     return {
         "model": str(query.workload),
         "machine": query.machine,
         "level": LEVEL,
         "held_out": len(scores.of(query)),
         "cells": cells,
-        "refused": refused,
+        "refused": [{**_candidate_json(candidate), "why": why} for candidate, why in omitted],
     }
 
 
-def _print_advice(study: Study, advice: Advice) -> None:
-    first = advice.first
-    query = first.candidate.query
-    differing = _differing(advice.ranked)
+def _print_advice(
+    study: Study, ranked: Sequence[RankedCell], omitted: Sequence[tuple[Candidate, str]]
+) -> None:
+    query = ranked[0].candidate.query
     columns = (
-        Column("gpus", f"{query.unit}s", _members),
-        Column("strategy", "strategy", lambda cell: _strategy(cell.candidate.query, differing)),
-        Column("batch_size", "batch", lambda cell: cell.candidate.query.batch_size, "count"),
-        Column("nccl", "NCCL", _nccl),
-        Column(
-            "images_per_second", "images/s",
-            lambda cell: Estimate(cell.rate, cell.low, cell.high), "rate", bounded=True,
-        ),
-        Column("behind", "to the first", lambda cell: _behind(cell, first)),
-        Column("chance", "chance to be fastest", lambda cell: cell.p_fastest, "share"),
-        Column("source", "from", _source),
-    )  # fmt: skip
+        Column("gpus", f"{query.unit}s"),
+        Column("strategy", "strategy"),
+        Column("batch_size", "batch", kind="count"),
+        Column("nccl", "NCCL"),
+        Column("images_per_second", "images/s", kind="rate", bounded=True),
+        Column("behind", "to the first"),
+        Column("chance", "chance to be fastest", kind="share"),
+        Column("source", "from"),
+    )
     out = console()
     out.print(f"[bold]{escape(str(query.workload))}[/bold]")
-    _print_table(columns, advice.ranked[:MOST_RANKED])
-    rest = len(advice.ranked) - MOST_RANKED
+    _print_table(columns, _advice_rows(ranked))
+    rest = len(ranked) - MOST_RANKED
     if rest > 0:
         out.print(f"… and {count(rest, 'more cell')} below (--json has all)")
-    out.print(advice_sentences(advice), soft_wrap=True)
-    for why in dict.fromkeys(why for _, why in advice.refused):
+    out.print(_advice_sentences(ranked), soft_wrap=True)
+    for why in dict.fromkeys(why for _, why in omitted):
         out.print(f"Not ranked: {escape(why)}", soft_wrap=True)
     notes = []
     machines = {runs.provenance.get("machine", "") for runs in study.runs}
@@ -439,14 +503,50 @@ def _print_advice(study: Study, advice: Advice) -> None:
             f"the study has cells of {len(machines)} machines: this is for {query.machine}, where "
             "most of them ran"
         )
-    queries = [cell.candidate.query for cell in advice.ranked[:MOST_RANKED]]
+    queries = [cell.candidate.query for cell in ranked[:MOST_RANKED]]
     if any(shown.strategy != "none" and not exchange_of(shown).waits for shown in queries):
         notes.append(
             "with an asynchronous strategy ranks do not wait for each other: it trains with older "
             "weights"
         )
-    notes += [of_unit(cell.why, query.unit) for cell in advice.ranked if cell.why]
+    notes += [of_unit(cell.why, query.unit) for cell in ranked if cell.why]
     _print_notes(notes)
+
+
+def _advice_rows(ranked: Sequence[RankedCell]) -> list[dict[str, Any]]:
+    """Return the first cells as rows; options that cells of a strategy have otherwise are named."""
+    values: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for cell in ranked:
+        query = cell.candidate.query
+        for option, value in query.options:
+            values[query.strategy, option].add(value)
+    rows = []
+    for cell in ranked[:MOST_RANKED]:
+        query = cell.candidate.query
+        strategy = query.strategy
+        for option, value in query.options:
+            if len(values[query.strategy, option]) > 1:
+                strategy += f" {option}={value}"
+        nccl = [f"{name.removeprefix('NCCL_')}={value}" for name, value in cell.candidate.nccl]
+        behind = number(cell.rate / ranked[0].rate - 1, "change")
+        if cell.as_fast and cell is not ranked[0]:
+            behind += " ~"
+        source = "forecast"
+        if cell.runs:
+            source = count(cell.runs, "run")
+        rows.append(
+            {
+                "gpus": _members(cell),
+                "strategy": strategy,
+                "batch_size": query.batch_size,
+                "nccl": ", ".join(nccl) or UNTOUCHED,
+                "images_per_second": Estimate(cell.rate, cell.low, cell.high),
+                "behind": behind,
+                "chance": cell.p_fastest,
+                "source": source,
+            }
+        )
+    return rows
 
 
 def _members(cell: RankedCell) -> str:
@@ -455,54 +555,24 @@ def _members(cell: RankedCell) -> str:
     members = ",".join(map(str, query.members))
     if query.shares_gpu or not exchange_of(query).gpu_servers:
         return members
-    return f"{members} + {count(max(1, query.servers), 'server')}"
+    return f"{members} + {count(query.servers, 'server')}"
 
 
-def _differing(cells: Iterable[RankedCell]) -> set[tuple[str, str]]:
-    """Return (strategy, option) of the options that cells of a strategy have otherwise."""
-    values: dict[tuple[str, str], set[str]] = defaultdict(set)
-    for cell in cells:
-        query = cell.candidate.query
-        for option, value in query.options:
-            values[query.strategy, option].add(value)
-    return {key for key, several in values.items() if len(several) > 1}
-
-
-def _strategy(query: CellQuery, differing: set[tuple[str, str]]) -> str:
-    words = [query.strategy]
-    for name, value in query.options:
-        if (query.strategy, name) in differing:
-            words.append(f"{name}={value}")
-    return " ".join(words)
-
-
-def _nccl(cell: RankedCell) -> str:
-    settings = [f"{name.removeprefix('NCCL_')}={value}" for name, value in cell.candidate.nccl]
-    return ", ".join(settings) or UNTOUCHED
-
-
-def _behind(cell: RankedCell, first: RankedCell) -> str:
-    change = number(cell.rate / first.rate - 1, "change")
-    return f"{change} ~" if cell.as_fast and cell is not first else change
-
-
-def _source(cell: RankedCell) -> str:
-    return count(cell.runs, "run") if cell.runs else "forecast"
-
-
-def advice_sentences(advice: Advice) -> str:
+def _advice_sentences(ranked: Sequence[RankedCell]) -> str:
     """Return what the table of an advice says, in words."""
-    first, query = advice.first, advice.first.candidate.query
-    unit = f"{query.unit}s" if len(query.members) > 1 else query.unit
-    on = f"{unit} {_members(first)}"
-    if len({cell.candidate.query.batch_size for cell in advice.ranked}) > 1:
+    first, query = ranked[0], ranked[0].candidate.query
+    many = "s" * (len(query.members) > 1)
+    on = f"{query.unit}{many} {_members(first)}"
+    if len({cell.candidate.query.batch_size for cell in ranked}) > 1:
         on += f" with batch {query.batch_size}"
-    how = "measured" if first.runs else "forecast"
+    how = "forecast"
+    if first.runs:
+        how = "measured"
     rate = number(first.rate, "rate")
     words = f"First is {query.strategy} on {on}: {rate} images/s, {how}."
-    if len(advice.ranked) == 1:
+    if len(ranked) == 1:
         return words
-    alike = sum(cell.as_fast for cell in advice.ranked[1:])
+    alike = sum(cell.as_fast for cell in ranked[1:])
     if alike:
         return (
             f"{words} {count(alike, 'cell')} cannot be told from it (~): each is as fast with a "

@@ -29,7 +29,6 @@ _FILE_HELP = (
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the command that the parser is for."""
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     if parser.prog.endswith("place"):
         parser.add_argument(
             "--gpus", type=int, required=True, metavar="K", help="how many GPUs to choose"

@@ -64,7 +64,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         )
     else:
         parser.add_argument("files", nargs="+", metavar="FILE", help=_FILES[command])
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def _configure_trace(parser: argparse.ArgumentParser) -> None:

@@ -39,7 +39,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "of figures: page (4.6 in), or a paper's one column (single, 3.3 in) or two (double, 7 in)"
     )
     parser.add_argument("--width", choices=WIDTHS_IN, default=ON_PAGE, help=text)
-    parser.add_argument("--json", action="store_true", help="print the findings as one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -44,7 +44,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         const="",
         help="compare MLflow's runs too (default: OUTPUT_DIR/mlflow.db)",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:

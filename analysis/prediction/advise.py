@@ -17,7 +17,7 @@ from analysis.errors import UnreadableInput
 from analysis.prediction.calibration import SIGMA_AT_P95, CalibrationData
 from analysis.prediction.draws import Draws, average, deviation, mean
 from analysis.prediction.forecast import HeldOutScores, conformal, growth_of, why_no_error
-from analysis.prediction.links import HostNetwork, requested_wire
+from analysis.prediction.links import requested_wire
 from analysis.prediction.query import CellQuery, Subset, Workload
 from analysis.prediction.step import (
     bare_step,
@@ -69,19 +69,6 @@ class RankedCell:
         return self.p_as_fast_as_first >= AS_FAST
 
 
-@dataclass(frozen=True)
-class Advice:
-    """The cells in order, and those without a forecast, each with the reason."""
-
-    ranked: tuple[RankedCell, ...]
-    refused: tuple[tuple[Candidate, str], ...]
-
-    @property
-    def first(self) -> RankedCell:
-        """The cell to choose."""
-        return self.ranked[0]
-
-
 def chances(rates: Sequence[Draws]) -> tuple[Draws, Draws]:
     """Return each cell's chance to be the fastest, and to be as fast as the first or faster.
 
@@ -96,8 +83,8 @@ def chances(rates: Sequence[Draws]) -> tuple[Draws, Draws]:
 
 def advise(
     calibration: CalibrationData, candidates: Sequence[Candidate], scores: HeldOutScores
-) -> Advice:
-    """Return the candidates in order of their rates; of equal forecasts the first is first.
+) -> tuple[list[RankedCell], list[tuple[Candidate, str]]]:
+    """Return the candidates in order of their rates, and those without a forecast with the reason.
 
     Raises ValueError where no candidate has a forecast.
     """
@@ -108,16 +95,17 @@ def advise(
             cells.append(_rate(calibration, candidate, scores))
         except ValueError as error:  # UnknownLink too
             refused.append((candidate, str(error)))
+    if not cells and refused:
+        raise ValueError(refused[0][1])
     if not cells:
-        nothing = "the study has no strategy to advise on; accepted with --strategy"
-        raise ValueError(refused[0][1] if refused else nothing)
+        raise ValueError("the study has no strategy to advise on; accepted with --strategy")
     cells.sort(key=lambda cell: -round(cell[0].rate, 6))
     p_fastest, p_as_fast = chances([draws for _, draws in cells])
     ranked = []
     for index, (cell, _) in enumerate(cells):
         chance, as_fast = float(p_fastest[index]), float(p_as_fast[index])
         ranked.append(replace(cell, p_fastest=chance, p_as_fast_as_first=as_fast))
-    return Advice(tuple(ranked), tuple(refused))
+    return ranked, refused
 
 
 def _rate(
@@ -129,35 +117,36 @@ def _rate(
     next_run_ms = between_runs_ms(calibration, query)
     alike = matching_cells(calibration.timed(), query, *SAME_CELL)
     measured = [cell for cell in alike if set(cell.query.members) == set(query.members)]
+    runs = sum(len(cell.record_ids) for cell in measured)
+    why = ""
     if measured:
-        runs = sum(len(cell.record_ids) for cell in measured)
         steps = average([cell.step_ms for cell in measured if cell.step_ms is not None])
         step_ms = mean(steps)
         half_ms = SIGMA_AT_P95 * math.sqrt(1 + 1 / runs) * next_run_ms
         rate = statistics.fmean(cell.images_per_second for cell in measured)
         images = step_ms * rate or images  # the rate of the report
-        bare = bare_step(calibration, query).draws
-        why = ""
+        bare, _ = bare_step(calibration, query)
     else:
-        runs = 0
         model = step_model(calibration, query)
-        steps, _ = model.simulate()
-        bare = model.bare.draws
+        steps, bare = model.step, model.bare
         step_ms = mean(steps)
         of_query = scores.of(query)
         why = why_no_error(query, len(of_query))
         factor = growth_of(calibration, query)
-        factor *= SIGMA_AT_P95 if why else conformal(of_query)
+        if why:
+            factor *= SIGMA_AT_P95
+        else:
+            factor *= conformal(of_query)
         half_ms = factor * deviation(steps + model.noise)
         steps = step_ms + factor / SIGMA_AT_P95 * (steps - step_ms)
     # The shortest step that is believed in: that without any exchange, less its scatter.
     compute_ms = mean(bare) - SIGMA_AT_P95 * math.hypot(deviation(bare), next_run_ms)
     least_ms = min(max(compute_ms, step_ms / MOST_RATE), step_ms)
-    ends: tuple[float | None, float | None] = (None, None)
+    low = high = None
     if not why:
-        ends = images / (step_ms + half_ms), images / max(step_ms - half_ms, least_ms)
+        low, high = images / (step_ms + half_ms), images / max(step_ms - half_ms, least_ms)
     bounded = not why and step_ms - half_ms < least_ms
-    ranked = RankedCell(candidate, images / step_ms, *ends, runs, bounded, why)
+    ranked = RankedCell(candidate, images / step_ms, low, high, runs, bounded, why)
     return ranked, images / np.maximum(steps, least_ms)
 
 
@@ -222,7 +211,6 @@ class ForecastRequest:
     settings: Sequence[Mapping[str, str]] = ({},)  # of NCCL
     strategies: Sequence[str] | None = None
     batches: Sequence[int] | None = None
-    network: HostNetwork | None = None
     gpus_of_host: int | None = None  # servers of weights share GPUs where none is left
     topology: Topology | None = None  # without it links are as those that were measured
     every_option: bool = False  # of a strategy, and every batch size that is as frequent
@@ -244,12 +232,13 @@ def candidates(
         sizes = statistics.multimode(query.batch_size for query in here)
         if not request.every_option:
             sizes = sizes[:1]
-        kinds = _kinds(queries, here, request)
         by_query: dict[CellQuery, Candidate] = {}
-        choices = itertools.product(
-            kinds, request.batches or sizes, request.subsets, request.settings
-        )
-        for kind, batch_size, subset, settings in choices:
+        for kind, batch_size, subset, settings in itertools.product(
+            _kinds(queries, here, request),
+            request.batches or sizes,
+            request.subsets,
+            request.settings,
+        ):
             alone = subset.gpus * subset.hosts == 1
             if kind.strategy == "none" and not alone and not request.strategies:
                 continue  # ranks that train apart
@@ -264,14 +253,12 @@ def candidates(
                 gpus=subset.gpus,
                 hosts=subset.hosts,
                 members=subset.members,
-                network=request.network if subset.hosts > 1 else None,
                 machine=calibration.machine,
             )
             if request.gpus_of_host is not None:
                 query = replace(query, shares_gpu=shares_gpu(query, request.gpus_of_host))
-            by_query.setdefault(
-                query, Candidate(query, tuple(sorted(settings.items())), link_class)
-            )
+            typed = tuple(sorted(settings.items()))
+            by_query.setdefault(query, Candidate(query, typed, link_class))
         by_workload[workload] = list(by_query.values())
     return by_workload
 
@@ -288,7 +275,9 @@ def _kinds(
     for name in request.strategies or list(studied) or ["none"]:
         alike = [query for query in here if query.strategy == name]
         alike = alike or [query for query in queries if query.strategy == name]
-        options = statistics.mode(query.options for query in alike) if alike else (("name", name),)
-        kind = next((query for query in alike if query.options == options), None)
-        kinds.append(kind or replace(here[0], options=options, shares_gpu=False, exchange=""))
+        if alike:
+            options = statistics.mode(query.options for query in alike)
+            kinds.append(next(query for query in alike if query.options == options))
+        else:
+            kinds.append(replace(here[0], options=(("name", name),), shares_gpu=False, sends=""))
     return kinds

@@ -3,8 +3,8 @@
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from analysis.prediction import strategies
@@ -29,12 +29,10 @@ from benchmarks.record import Record, finite
 from benchmarks.record.metrics import interval
 
 STEP, COST, EXCHANGE = "step/ms_median", "strategy/cost_ms", "comm/exchange_ms"
-P95 = "step/ms_p95"
 SIGMA_AT_P95, SIGMA_AT_95 = 1.645, 1.96  # of a normal number: one-sided, and half an interval
 # Scatter between runs where too few cells ran twice: shares, of the cost ms.
 DEFAULT_SCATTER = {STEP: 0.003, EXCHANGE: 0.03, COST: 0.05}
-# What a damaged record may say beyond them enters no forecast.
-MOST_MS, MOST_BYTES, MOST_GAMMA = 1e9, 1e13, 1e3
+MOST_MS, MOST_BYTES = 1e9, 1e13  # what a damaged record may say beyond them enters no forecast
 
 
 @dataclass(frozen=True)
@@ -55,7 +53,6 @@ class MeasuredCell:
     step_ms: Draws | None
     cost_ms: Draws | None = None  # steps with the strategy minus steps without, in turn
     exchange_ms: Draws | None = None  # alone
-    scatter_ms: float = 0.0  # standard deviation of the steps of a run
     between_runs: float = 0.003  # standard deviation of the step between runs, as a share
     valid: bool = True  # no check cast doubt on it
     cpu_bound: bool = False  # in every run GPUs waited for the CPU
@@ -64,25 +61,11 @@ class MeasuredCell:
     # What a calibration measured in its ranks (benchmarks/training/calibration); empty without one.
     buckets: tuple[float, ...] = ()  # bytes of each on the wire
     moments: Moments | None = None
-    gamma: tuple[float, float] | None = None  # by the interference probe, and its error
 
     @property
     def ranks(self) -> int:
         """The number of ranks."""
         return self.query.ranks
-
-    @property
-    def timed(self) -> bool:
-        """Whether its steps were timed, and not its exchange alone."""
-        return self.step_ms is not None
-
-    @property
-    def rate_share(self) -> float | None:
-        """Images per second, of those that its median step would give; None if not known."""
-        if self.step_ms is None or not self.images_per_second:
-            return None
-        images = self.ranks * self.query.batch_size * 1e3
-        return self.images_per_second * mean(self.step_ms) / images
 
 
 @dataclass(frozen=True)
@@ -92,31 +75,13 @@ class CalibrationData:
     cells: tuple[MeasuredCell, ...]
     links: LinkModel
     link_class: str | None = None  # the farthest between its GPUs
-    memo: dict[Any, Any] = field(default_factory=dict, compare=False)  # looked up by many forecasts
-
-    def without(
-        self, left_out: Callable[[MeasuredCell], bool], most_ranks: int | None = None
-    ) -> "CalibrationData":
-        """Return the same without some cells and the collectives that were timed in their ranks.
-
-        `most_ranks`: nor anything of more ranks, links included.
-        """
-        cells = [cell for cell in self.cells if not left_out(cell)]
-        gone = {record_id for cell in self.cells if left_out(cell) for record_id in cell.record_ids}
-        curves = [curve for curve in self.links.curves if curve.record_id not in gone]
-        host = self.links.host_gb_per_s
-        if most_ranks is not None:
-            cells = [cell for cell in cells if cell.ranks <= most_ranks]
-            curves = [curve for curve in curves if curve.ranks <= most_ranks]
-            host = {gpus: rate for gpus, rate in host.items() if gpus <= most_ranks}
-        links = replace(self.links, curves=tuple(curves), host_gb_per_s=host)
-        return replace(self, cells=tuple(cells), links=links, memo={})
 
     def timed(self, workload: Workload | None = None) -> list[MeasuredCell]:
         """Return the cells with a step time, of one workload or of all."""
-        cells = [cell for cell in self.cells if cell.timed]
-        if workload is not None:
-            cells = [cell for cell in cells if cell.query.workload == workload]
+        cells = []
+        for cell in self.cells:
+            if cell.step_ms is not None and workload in (None, cell.query.workload):
+                cells.append(cell)
         return cells
 
     @property
@@ -139,6 +104,29 @@ class CalibrationData:
         """The records that it rests on."""
         return tuple(record_id for cell in self.cells for record_id in cell.record_ids)
 
+    def without(
+        self, left_out: Callable[[MeasuredCell], bool], most_ranks: float = math.inf
+    ) -> "CalibrationData":
+        """Return the same without some cells and the collectives that were timed in their ranks.
+
+        `most_ranks`: nor anything of more ranks, links included.
+        """
+        cells = []
+        gone: set[str] = set()
+        for cell in self.cells:
+            if left_out(cell):
+                gone.update(cell.record_ids)
+            elif cell.ranks <= most_ranks:
+                cells.append(cell)
+        curves = []
+        for curve in self.links.curves:
+            if curve.record_id not in gone and curve.ranks <= most_ranks:
+                curves.append(curve)
+        rates = self.links.host_gb_per_s
+        host = {gpus: rate for gpus, rate in rates.items() if gpus <= most_ranks}
+        links = replace(self.links, curves=tuple(curves), host_gb_per_s=host)
+        return replace(self, cells=tuple(cells), links=links)
+
 
 def calibrate(study: Study) -> CalibrationData:
     """Return the calibration of a study. Raises ValueError where it has no timed training cell."""
@@ -149,7 +137,7 @@ def calibrate(study: Study) -> CalibrationData:
             continue  # no record says how much it sends
         if runs.values(STEP) or runs.values(EXCHANGE):
             cells.append(_measured_cell(runs))
-    if not any(cell.timed for cell in cells):
+    if not any(cell.step_ms is not None for cell in cells):
         where = study.folder or study.name
         raise ValueError(
             f"{where}: no cell has a step time; accepted is the folder of a study with training cells"
@@ -160,45 +148,40 @@ def calibrate(study: Study) -> CalibrationData:
         records += [record for record in runs.records if record.cell.device == device]
     curves = [_collective_curve(record) for record in records]
     curves += [gradient_curve(cell) for cell in cells]
+    copies: dict[str, float] = {}
+    for transport, word in ((DIRECT, "enabled"), (HOST_MEMORY, "disabled")):
+        rates = [rate for _, rate in _rates(records, f"p2p/unidirectional_{word}_gb_per_s")]
+        if rates:
+            copies[transport] = statistics.median(rates)
+    host: dict[int, list[float]] = defaultdict(list)
+    for _, rate in _rates(records, "host_link/one_both_gb_per_s"):
+        host[1].append(rate)
+    for gpus, rate in _rates(records, "host_link/all_both_gb_per_s"):
+        host[gpus].append(rate)
     links = LinkModel(
         tuple(curve for curve in curves if curve is not None),
-        _peer_copies(records),
-        _host_copies(records),
+        copies,
+        {gpus: statistics.median(several) for gpus, several in host.items()},
     )
-    classes = [_link_class(record) for record in records]
-    inside = [link_class for link_class in classes if link_class and link_class != "NET"]
-    farthest = statistics.mode(inside) if inside else None
-    return CalibrationData(tuple(cells), links, link_class=farthest)
+    inside = []
+    for record in records:
+        link_class = _link_class(record)
+        if link_class and link_class != "NET":
+            inside.append(link_class)
+    farthest = None
+    if inside:
+        farthest = statistics.mode(inside)
+    return CalibrationData(tuple(cells), links, farthest)
 
 
-def _scatter_of_a_run(runs: Runs, metric: str) -> float:
-    """Return the standard deviation of one run: between runs, or inside them if that is more.
-
-    Shares, but of the cost ms: it may be 0 or less.
-    """
-    floor = runs.floor(metric)
-    between = floor.deviation if floor else DEFAULT_SCATTER[metric]
-    squares = []
-    for record in runs.records:
-        ends = interval(metric, record.within_run)
-        if ends is None or max(abs(ends[0]), abs(ends[1])) > MOST_MS:
-            continue
-        if metric == COST:
-            squares.append((ends[1] - ends[0]) ** 2)
-        elif ends[0] > 0:
-            squares.append(math.log(ends[1] / ends[0]) ** 2)
-    inside = math.sqrt(statistics.fmean(squares)) / 2 / SIGMA_AT_95 if squares else 0.0
-    return max(between, inside)
-
-
-def _median_of_runs(runs: Runs, metric: str) -> Draws | None:
-    """Return the median of a metric in ms with its scatter; None without it."""
-    values = [ms for ms in runs.values(metric) if abs(ms) <= MOST_MS and (ms > 0 or metric == COST)]
-    if not values:
-        return None
-    distribution = normal if metric == COST else scaled_normal
-    error = _scatter_of_a_run(runs, metric) / math.sqrt(len(values))
-    return distribution(statistics.median(values), error, f"{metric} {runs.records[0].record_id}")
+def _rates(records: Iterable[Record], metric: str) -> list[tuple[int, float]]:
+    """Return (number of GPUs, GB/s) of the records with a metric."""
+    rates = []
+    for record in records:
+        rate = record.metrics.get(metric, 0.0)
+        if 0 < rate < math.inf:
+            rates.append((record.cell.world_size, rate))
+    return rates
 
 
 def _measured_cell(runs: Runs) -> MeasuredCell:
@@ -211,90 +194,70 @@ def _measured_cell(runs: Runs) -> MeasuredCell:
     tables: dict[str, Any] = {}
     for later in reversed(runs.records):  # of a table in several records the first one's
         tables |= later.tables
-    step_ms, p95_ms = runs.values(STEP), runs.values(P95)
-    above_ms = 0.0
-    if step_ms and p95_ms:
-        above_ms = max(0.0, statistics.median(p95_ms) - statistics.median(step_ms))
-    log_rate = runs.median_log_rate
+    images_per_second = 0.0
+    if runs.median_log_rate is not None:
+        images_per_second = math.exp(runs.median_log_rate)
     return MeasuredCell(
         query=query,
         record_ids=tuple(run.record_id for run in runs.records),
         step_ms=_median_of_runs(runs, STEP),
         cost_ms=_median_of_runs(runs, COST),
         exchange_ms=_median_of_runs(runs, EXCHANGE),
-        scatter_ms=above_ms / SIGMA_AT_P95,
         between_runs=_scatter_of_a_run(runs, STEP),
         valid=not doubted(runs.records),
         cpu_bound=all("cpu_bound" in run.validity.codes for run in runs.records),
         label=runs.cell.name,
-        images_per_second=0.0 if log_rate is None else math.exp(log_rate),
+        images_per_second=images_per_second,
         buckets=read_buckets(tables),
         moments=read_moments(tables),
-        gamma=read_gamma(tables),
     )
 
 
-def _rows(tables: Mapping[str, Any], name: str, read_row: Callable[[Any], Any]) -> list[Any]:
-    """Return what each row of a calibration's table says; None of a row that is damaged."""
-    rows = mapping(tables.get(name)).get("rows")
-    read = []
-    for row in rows if isinstance(rows, list) else ():
-        try:
-            read.append(read_row(row))
-        except (KeyError, TypeError, ValueError, AttributeError):
-            read.append(None)
-    return read
+def _median_of_runs(runs: Runs, metric: str) -> Draws | None:
+    """Return the median of a metric in ms with its scatter; None without it."""
+    values = [ms for ms in runs.values(metric) if abs(ms) <= MOST_MS and (ms > 0 or metric == COST)]
+    if not values:
+        return None
+    middle = statistics.median(values)
+    error = _scatter_of_a_run(runs, metric) / math.sqrt(len(values))
+    name = f"{metric} {runs.records[0].record_id}"
+    if metric == COST:
+        return normal(middle, error, name)
+    return scaled_normal(middle, error, name)
 
 
-def _within(value: Any, least: float, most: float) -> float:
-    """Return a number between bounds. Raises ValueError for anything else."""
-    checked = finite(value)
-    if checked is None or not least <= checked <= most:
-        raise ValueError(f"{value!r:.40} is no number from {least:g} to {most:g}")
-    return checked
+def _scatter_of_a_run(runs: Runs, metric: str) -> float:
+    """Return the standard deviation of one run: between runs, or inside them if that is more.
+
+    Shares, but of the cost ms: it may be 0 or less.
+    """
+    floor = runs.floor(metric)
+    between = DEFAULT_SCATTER[metric]
+    if floor:
+        between = floor.deviation
+    squares = []
+    for record in runs.records:
+        ends = interval(metric, record.within_run)
+        if ends is None or max(abs(ends[0]), abs(ends[1])) > MOST_MS:
+            continue
+        if metric == COST:
+            squares.append((ends[1] - ends[0]) ** 2)
+        elif ends[0] > 0:
+            squares.append(math.log(ends[1] / ends[0]) ** 2)
+    if not squares:
+        return between
+    return max(between, math.sqrt(statistics.fmean(squares)) / 2 / SIGMA_AT_95)
 
 
-def read_buckets(tables: Mapping[str, Any]) -> tuple[float, ...]:
-    """Return the bytes of each bucket on the wire, in order; empty where a record has none."""
-    sizes = _rows(tables, "buckets", lambda row: _within(row["bytes"], 1, MOST_BYTES))
-    return () if None in sizes else tuple(sizes)
+def _link_class(record: Record) -> str | None:
+    """Return the farthest link class between the GPUs of a record; None where it does not say."""
+    link_class = record.effective.get("link_class")
+    if isinstance(link_class, str):
+        return link_class
+    return None
 
 
-def read_moments(tables: Mapping[str, Any]) -> Moments | None:
-    """Return the moments of the slowest rank without exchange; None where they are not known."""
-
-    def read_row(row: Any) -> Moments | None:
-        ready_ms = tuple(_within(ms, 0.0, MOST_MS) for ms in row["ready_ms"])
-        backward_ms = _within(row["backward_ms"], 0.0, MOST_MS)
-        step_ms = _within(row["update_ms"], backward_ms, MOST_MS)
-        if row["exchange"] or not ready_ms or step_ms == 0:
-            return None
-        return Moments(ready_ms, backward_ms, step_ms)
-
-    moments = [row for row in _rows(tables, "timeline", read_row) if row is not None]
-    return max(moments, key=lambda row: row.step_ms, default=None)
-
-
-def read_gamma(tables: Mapping[str, Any]) -> tuple[float, float] | None:
-    """Return γ of the slowest rank by the interference probe, and its error; None without one."""
-
-    def read_row(row: Any) -> tuple[float, float]:
-        gamma = _within(row["gamma"], -MOST_GAMMA, MOST_GAMMA)
-        return gamma, _within(row["gamma_error"], 0.0, MOST_GAMMA)
-
-    probes = [row for row in _rows(tables, "interference", read_row) if row is not None]
-    return max(probes, default=None)
-
-
-def read_bucket_times(tables: Mapping[str, Any]) -> dict[float, float]:
-    """Return {bytes: µs} of the collectives that were timed alone in the ranks of a cell."""
-
-    def read_row(row: Any) -> tuple[float, float]:
-        time_us = 1e3 * _within(row["ms"], 0.0, MOST_MS)
-        return _within(row["bytes"], 1, MOST_BYTES), time_us
-
-    rows = _rows(tables, "bucket_exchange", read_row)
-    return {row[0]: row[1] for row in rows if row is not None and row[1] > 0}
+# --- the times of collectives
 
 
 def gradient_curve(cell: MeasuredCell) -> TimeCurve | None:
@@ -346,34 +309,72 @@ def _nccl_tests_times(record: Record) -> dict[float, float]:
         return _within(row["bytes"], 1, math.inf), _within(timed["time_us"], 0.0, math.inf)
 
     runs = mapping(record.tables.get("nccl-tests")).get("runs")
-    table = {"first": runs[0]} if isinstance(runs, list) and runs else {}
-    rows = _rows(table, "first", read_row)
-    return {row[0]: row[1] for row in rows if row is not None and row[1] > 0}
+    if not isinstance(runs, list) or not runs:
+        return {}
+    return _positive(_rows({"first": runs[0]}, "first", read_row))
 
 
-def _peer_copies(records: Iterable[Record]) -> dict[str, float]:
-    """Return GB/s of peer copies one way, with peer access and through host memory."""
-    rates: dict[str, list[float]] = defaultdict(list)
-    for record in records:
-        for transport, word in ((DIRECT, "enabled"), (HOST_MEMORY, "disabled")):
-            rate = record.metrics.get(f"p2p/unidirectional_{word}_gb_per_s", 0.0)
-            if 0 < rate < math.inf:
-                rates[transport].append(rate)
-    return {transport: statistics.median(several) for transport, several in rates.items()}
+# --- the tables of a calibration
 
 
-def _host_copies(records: Iterable[Record]) -> dict[int, float]:
-    """Return the GB/s in sum that one GPU and all at once copy both ways."""
-    rates: dict[int, list[float]] = defaultdict(list)
-    for record in records:
-        for gpus, word in ((1, "one"), (record.cell.world_size, "all")):
-            rate = record.metrics.get(f"host_link/{word}_both_gb_per_s", 0.0)
-            if 0 < rate < math.inf:
-                rates[gpus].append(rate)
-    return {gpus: statistics.median(several) for gpus, several in rates.items()}
+def read_buckets(tables: Mapping[str, Any]) -> tuple[float, ...]:
+    """Return the bytes of each bucket on the wire, in order; empty where a record has none."""
+    sizes = _rows(tables, "buckets", lambda row: _within(row["bytes"], 1, MOST_BYTES))
+    if None in sizes:
+        return ()
+    return tuple(sizes)
 
 
-def _link_class(record: Record) -> str | None:
-    """Return the farthest link class between the GPUs of a record; None where it does not say."""
-    link_class = record.effective.get("link_class")
-    return link_class if isinstance(link_class, str) else None
+def read_moments(tables: Mapping[str, Any]) -> Moments | None:
+    """Return the moments of the slowest rank without exchange; None where they are not known."""
+
+    def read_row(row: Any) -> Moments | None:
+        ready_ms = tuple(_within(ms, 0.0, MOST_MS) for ms in row["ready_ms"])
+        backward_ms = _within(row["backward_ms"], 0.0, MOST_MS)
+        step_ms = _within(row["update_ms"], backward_ms, MOST_MS)
+        if row["exchange"] or not ready_ms or step_ms == 0:
+            return None
+        return Moments(ready_ms, backward_ms, step_ms)
+
+    moments = [row for row in _rows(tables, "timeline", read_row) if row is not None]
+    return max(moments, key=lambda row: row.step_ms, default=None)
+
+
+def read_bucket_times(tables: Mapping[str, Any]) -> dict[float, float]:
+    """Return {bytes: µs} of the collectives that were timed alone in the ranks of a cell."""
+
+    def read_row(row: Any) -> tuple[float, float]:
+        return _within(row["bytes"], 1, MOST_BYTES), 1e3 * _within(row["ms"], 0.0, MOST_MS)
+
+    return _positive(_rows(tables, "bucket_exchange", read_row))
+
+
+def _rows(tables: Mapping[str, Any], name: str, read_row: Callable[[Any], Any]) -> list[Any]:
+    """Return what each row of a calibration's table says; None of a row that is damaged."""
+    rows = mapping(tables.get(name)).get("rows")
+    if not isinstance(rows, list):
+        return []
+    read = []
+    for row in rows:
+        try:
+            read.append(read_row(row))
+        except (KeyError, TypeError, ValueError, AttributeError):
+            read.append(None)
+    return read
+
+
+def _positive(rows: Sequence[tuple[float, float] | None]) -> dict[float, float]:
+    """Return {bytes: µs} of the rows with a time."""
+    times = {}
+    for row in rows:
+        if row is not None and row[1] > 0:
+            times[row[0]] = row[1]
+    return times
+
+
+def _within(value: Any, least: float, most: float) -> float:
+    """Return a number between bounds. Raises ValueError for anything else."""
+    checked = finite(value)
+    if checked is None or not least <= checked <= most:
+        raise ValueError(f"{value!r:.40} is no number from {least:g} to {most:g}")
+    return checked

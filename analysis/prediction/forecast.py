@@ -16,21 +16,19 @@ from typing import Any
 
 from analysis.prediction.calibration import CalibrationData, MeasuredCell, calibrate
 from analysis.prediction.draws import deviation, mean
-from analysis.prediction.links import ASSUMED, MEASURED
 from analysis.prediction.query import CellQuery, Workload, query_of, workload_of
-from analysis.prediction.step import LEAST_STEP, StepModel, distance, rate_share, step_model
+from analysis.prediction.step import LEAST_STEP, distance, rate_share, step_model
 from analysis.study.conditions import request_of
 from analysis.study.names import of_unit
 from analysis.study.study import Study
 from analysis.text import count
 from conf.cell import Cell
 
-VERSION = 8  # another model has another number: it may forecast otherwise from the same records
+VERSION = 9  # another model has another number: it may forecast otherwise from the same records
 LEVEL = 0.9  # of an interval
 FEWEST_HELD_OUT = 10
 NOT_SCORED = "no error is claimed: cells of one GPU, or without an exchange, are not held out"
 INTERPOLATED, EXTRAPOLATED = "interpolated", "extrapolated"
-ASSUMED_NETWORK = "assumed_network"
 CONDITION, SIZE, TRANSPORT, BATCH, MODEL = "condition", "size", "transport", "batch", "model"
 HOLDOUTS = (CONDITION, SIZE, TRANSPORT, BATCH, MODEL)
 _NEEDS = {
@@ -56,20 +54,15 @@ class Forecast:
     tail_ms: float
     contention_ms: float
     own_work_ms: float
-    waiting_ms: float
     null_step_ms: float
     null_cost_ms: float
     compute_ms: float  # a step of the same GPUs without any exchange, alone
     compute_deviation_ms: float
     deviation_ms: float  # of the step, by the draws
     growth: float  # of the interval, beyond the ranks that were measured
-    basis: str  # interpolated, extrapolated, assumed_network
+    basis: str  # interpolated, extrapolated
     why: tuple[str, ...]  # a sentence for each part that was not measured, and a missing interval
     records: tuple[str, ...]  # of the calibration
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain JSON types."""
-        return asdict(self)
 
 
 def forecast(
@@ -81,19 +74,18 @@ def forecast(
     or workload.
     """
     model = step_model(calibration, query)
-    step, played = model.simulate()
-    step = step + model.noise
+    step = model.step + model.noise
     step_ms = mean(step)
-    waiting_ms = mean(model.waiting.draws)
-    compute_ms = mean(model.bare.draws)
-    without_ms = compute_ms + waiting_ms
-    cost_ms = step_ms - without_ms
-    own_work_ms = min(mean(model.local.draws), max(cost_ms, 0.0))
-    null_cost_ms = max(_null_cost(calibration, query), (LEAST_STEP - 1) * without_ms)
+    compute_ms = mean(model.bare)
+    cost_ms = step_ms - compute_ms
+    own_work_ms = min(mean(model.local), max(cost_ms, 0.0))
+    null_cost_ms = max(_null_cost(calibration, query), (LEAST_STEP - 1) * compute_ms)
     images = rate_share(calibration, query) * query.ranks * query.batch_size * 1e3
-    basis, why = _basis(model)
+    basis = EXTRAPOLATED
+    if query.ranks <= _most_ranks(calibration, query) and model.is_measured and not model.why:
+        basis = INTERPOLATED
     no_error = why_no_error(query, len(scores))
-    why = [*why, model.waiting.why, no_error]
+    why = [of_unit(sentence, query.unit) for sentence in (*model.why, no_error) if sentence]
     prediction = Forecast(
         step_ms=step_ms,
         low=None,
@@ -101,19 +93,18 @@ def forecast(
         images_per_second=images / step_ms,
         efficiency=(compute_ms + own_work_ms) / step_ms,
         cost_ms=cost_ms,
-        exposed_ms=cost_ms - own_work_ms + waiting_ms,
-        tail_ms=mean(played.tail_ms),
-        contention_ms=mean(played.contention_ms),
+        exposed_ms=cost_ms - own_work_ms,
+        tail_ms=mean(model.played.tail_ms),
+        contention_ms=mean(model.played.contention_ms),
         own_work_ms=own_work_ms,
-        waiting_ms=waiting_ms,
-        null_step_ms=without_ms + null_cost_ms,
+        null_step_ms=compute_ms + null_cost_ms,
         null_cost_ms=null_cost_ms,
         compute_ms=compute_ms,
-        compute_deviation_ms=math.hypot(deviation(model.bare.draws), deviation(model.noise)),
+        compute_deviation_ms=math.hypot(deviation(model.bare), deviation(model.noise)),
         deviation_ms=deviation(step),
         growth=growth_of(calibration, query),
         basis=basis,
-        why=tuple(of_unit(sentence, query.unit) for sentence in why if sentence),
+        why=tuple(why),
         records=calibration.record_ids,
     )
     if no_error:
@@ -141,14 +132,9 @@ def growth_of(calibration: CalibrationData, query: CellQuery) -> float:
     return 1 + math.log(max(1.0, query.ranks / _most_ranks(calibration, query)))
 
 
-def is_scored(query: CellQuery) -> bool:
-    """Tell whether cells of this kind are held out, so that an error can be claimed."""
-    return query.ranks > 1 and query.strategy != "none"
-
-
 def why_no_error(query: CellQuery, held_out: int) -> str:
     """Return why no error is claimed; empty where enough cells could be held out."""
-    if not is_scored(query):
+    if query.ranks < 2 or query.strategy == "none":
         return NOT_SCORED
     if held_out >= FEWEST_HELD_OUT:
         return ""
@@ -160,38 +146,28 @@ def _null_cost(calibration: CalibrationData, query: CellQuery) -> float:
     """Return the cost of the nearest measured cell, of several ranks or of one, unchanged."""
     if query.strategy == "none":
         return 0.0
-    cells = []
+    nearest_cost, least = 0.0, None
     for cell in calibration.timed():
         there = cell.query
         if cell.cost_ms is None or (cell.ranks > 1) != (query.ranks > 1):
             continue
-        if there.strategy == query.strategy or (query.ranks > 1 and there.strategy != "none"):
-            cells.append(cell)
-
-    def unlike(cell: MeasuredCell) -> tuple[object, ...]:
-        names = ("workload", "across_hosts", "shares_gpu", "strategy")
-        differing = [getattr(cell.query, name) != getattr(query, name) for name in names]
-        return *differing, distance(cell.query, query)
-
-    nearest = min(cells, key=unlike, default=None)
-    return 0.0 if nearest is None or nearest.cost_ms is None else mean(nearest.cost_ms)
+        if there.strategy != query.strategy and (query.ranks < 2 or there.strategy == "none"):
+            continue
+        unlike = (
+            there.workload != query.workload,
+            there.across_hosts != query.across_hosts,
+            there.shares_gpu != query.shares_gpu,
+            there.strategy != query.strategy,
+            distance(there, query),
+        )
+        if least is None or unlike < least:
+            nearest_cost, least = mean(cell.cost_ms), unlike
+    return nearest_cost
 
 
 def _most_ranks(calibration: CalibrationData, query: CellQuery) -> int:
     ranks = [cell.ranks for cell in calibration.timed(query.workload)]
     return max(ranks, default=1)
-
-
-def _basis(model: StepModel) -> tuple[str, list[str]]:
-    """Return how well founded a forecast is, and a sentence for each part not measured."""
-    query, sources = model.query, model.times.sources
-    why = [part.why for part in (model.bare, model.gamma, model.local)]
-    measured = sources <= {MEASURED} and not any(why)
-    if ASSUMED in sources or (query.hosts > 1 and query.network is not None):
-        why.append("the network between hosts was described, not measured")
-        return ASSUMED_NETWORK, why
-    inside = query.ranks <= _most_ranks(model.calibration, query)
-    return INTERPOLATED if inside and measured else EXTRAPOLATED, why
 
 
 # --- held-out cells
@@ -217,17 +193,19 @@ class HeldOut:
         return self.low <= self.step_ms <= self.high
 
 
-def hold_out(calibration: CalibrationData, way: str, suspect: bool = False) -> list[HeldOut]:
-    """Return the forecast of each measured cell of several ranks from others (HOLDOUTS).
+def hold_out(calibration: CalibrationData, way: str) -> list[HeldOut]:
+    """Return the forecast of each valid cell of several ranks from others (HOLDOUTS).
 
-    `suspect`: cells that a check casts doubt on too. Raises ValueError where there are none.
+    Raises ValueError where there are none.
     """
-    cells = []
+    valid = []
     for cell in calibration.several:
-        if cell.query.strategy != "none" and (suspect or cell.valid):
-            cells.append(cell)
-    needs = _NEEDS[way] if cells else _NEEDS[CONDITION]
-    cells = _can_be_held_out(calibration, cells, way)
+        if cell.query.strategy != "none" and cell.valid:
+            valid.append(cell)
+    needs = _NEEDS[CONDITION]
+    if valid:
+        needs = _NEEDS[way]
+    cells = _can_be_held_out(calibration, valid, way)
     if not cells:
         raise ValueError(f"--holdout {way}: {of_unit(needs, calibration.unit)}")
     calibrations: dict[tuple[Any, ...], CalibrationData] = {}
@@ -237,13 +215,15 @@ def hold_out(calibration: CalibrationData, way: str, suspect: bool = False) -> l
         if key not in calibrations:
             calibrations[key] = _calibration_without(calibration, way, key)
         assert cell.step_ms is not None
-        step_ms = mean(cell.step_ms)
-        cost_ms = None if cell.cost_ms is None else mean(cell.cost_ms)
+        cost_ms = None
+        if cell.cost_ms is not None:
+            cost_ms = mean(cell.cost_ms)
+        prediction, why = None, ""
         try:
             prediction = forecast(calibrations[key], cell.query)
-            held.append(HeldOut(cell, step_ms, cost_ms, prediction))
         except ValueError as error:
-            held.append(HeldOut(cell, step_ms, cost_ms, None, str(error)))
+            why = str(error)
+        held.append(HeldOut(cell, mean(cell.step_ms), cost_ms, prediction, why))
     with_intervals = []
     for result in held:
         scores = scores_of(apart for apart in held if apart is not result)
@@ -268,21 +248,22 @@ def scores_of(held: Iterable[HeldOut]) -> list[float]:
 def _holdout_key(cell: MeasuredCell, way: str) -> tuple[Any, ...]:
     """Return what cells share that are held out together."""
     query = cell.query
-    keys: dict[str, tuple[Any, ...]] = {
-        CONDITION: (
-            query.workload,
-            query.batch_size,
-            query.options,
-            query.wire,
-            query.gpus,
-            query.hosts,
-        ),
-        SIZE: (cell.ranks,),
-        TRANSPORT: (query.transport, cell.ranks > 1),
-        BATCH: (query.workload, query.batch_size),
-        MODEL: (query.workload.model, cell.ranks > 1),
-    }
-    return keys[way]
+    if way == SIZE:
+        return (cell.ranks,)
+    if way == TRANSPORT:
+        return query.transport, cell.ranks > 1
+    if way == BATCH:
+        return query.workload, query.batch_size
+    if way == MODEL:
+        return query.workload.model, cell.ranks > 1
+    return (
+        query.workload,
+        query.batch_size,
+        query.options,
+        query.wire,
+        query.gpus,
+        query.hosts,
+    )
 
 
 def _can_be_held_out(
@@ -322,13 +303,15 @@ def _calibration_without(
         if _holdout_key(cell, way) == key:  # its exchange alone stays: it is a link
             cell = replace(cell, step_ms=None, cost_ms=None)
         cells.append(cell)
-    return replace(calibration, cells=tuple(cells), memo={})
+    return replace(calibration, cells=tuple(cells))
 
 
 def _way_of(calibration: CalibrationData, query: CellQuery) -> str:
     """Return how cells are held out for a query: by batches where its own was not measured."""
-    sizes = {cell.query.batch_size for cell in calibration.timed(query.workload)}
-    return CONDITION if query.batch_size in sizes else BATCH
+    for cell in calibration.timed(query.workload):
+        if cell.query.batch_size == query.batch_size:
+            return CONDITION
+    return BATCH
 
 
 class HeldOutScores:
@@ -365,25 +348,28 @@ class Errors:
 
 def errors_of(held: Sequence[HeldOut]) -> Errors:
     """Return the errors of held-out cells, with the null model's."""
-    costs, steps, inside = [], [], []
+    errors: dict[str, list[float]] = defaultdict(list)
+    inside = []
     for result in held:
         prediction = result.forecast
         if prediction is None:
             continue
-        step_ms, cost_ms = result.step_ms, result.cost_ms
-        steps.append((prediction.step_ms / step_ms - 1, prediction.null_step_ms / step_ms - 1))
-        if cost_ms is not None and cost_ms > 0:
-            costs.append((prediction.cost_ms / cost_ms - 1, prediction.null_cost_ms / cost_ms - 1))
+        errors["step"].append(abs(prediction.step_ms / result.step_ms - 1))
+        errors["null_step"].append(abs(prediction.null_step_ms / result.step_ms - 1))
+        if result.cost_ms is not None and result.cost_ms > 0:
+            errors["cost"].append(abs(prediction.cost_ms / result.cost_ms - 1))
+            errors["null_cost"].append(abs(prediction.null_cost_ms / result.cost_ms - 1))
         if result.inside is not None:
             inside.append(result.inside)
+    means = {name: fmean(several) for name, several in errors.items()}
     return Errors(
         cells=len(held),
-        not_forecast=len(held) - len(steps),
-        cost_cells=len(costs),
-        cost=fmean(abs(error) for error, _ in costs) if costs else None,
-        null_cost=fmean(abs(error) for _, error in costs) if costs else None,
-        step=fmean(abs(error) for error, _ in steps) if steps else None,
-        null_step=fmean(abs(error) for _, error in steps) if steps else None,
+        not_forecast=len(held) - len(errors["step"]),
+        cost_cells=len(errors["cost"]),
+        cost=means.get("cost"),
+        null_cost=means.get("null_cost"),
+        step=means.get("step"),
+        null_step=means.get("null_step"),
         covered=sum(inside) if inside else None,
         with_interval=len(inside),
     )
@@ -397,22 +383,14 @@ Scores = Mapping[tuple[str, str, str], Sequence[float]]
 
 
 def scores_by_machine(study: Study) -> Scores:
-    """Return the scores of a study's cells in each way that upcoming cells may need.
-
-    Cells that a check casts doubt on count only where the others are too few.
-    """
+    """Return the scores of a study's cells in each way that upcoming cells may need."""
     held: dict[tuple[str, str, str], list[HeldOut]] = defaultdict(list)
     with contextlib.suppress(ValueError):  # nothing was measured, or too little
         calibration = calibrate(study)
         for way in (CONDITION, BATCH):
-            for result in hold_out(calibration, way, suspect=True):
+            for result in hold_out(calibration, way):
                 held[_score_key(way, result.cell.query)].append(result)
-    scores = {}
-    for key, results in held.items():
-        scores[key] = scores_of(result for result in results if result.cell.valid)
-        if len(scores[key]) < FEWEST_HELD_OUT:
-            scores[key] = scores_of(results)
-    return scores
+    return {key: scores_of(results) for key, results in held.items()}
 
 
 def _score_key(way: str, query: CellQuery) -> tuple[str, str, str]:
@@ -435,17 +413,17 @@ def forecast_before(
         return {"version": VERSION, "cells": 0, "refused": refused}
     facts = {"version": VERSION, "cells": len(calibration.cells)}
     try:
-        query = query_of(cell, known_workload(calibration, cell), link_class, machine)
+        query = query_of(cell, _known_workload(calibration, cell), link_class, machine)
         of_way: Sequence[float] = ()
-        if is_scored(query) and _most_ranks(calibration, query) > 1:
+        if why_no_error(query, 0) != NOT_SCORED and _most_ranks(calibration, query) > 1:
             of_way = scores.get(_score_key(_way_of(calibration, query), query), ())
         prediction = forecast(calibration, query, of_way)
     except ValueError as error:  # UnknownLink too
         return {**facts, "refused": str(error)}
-    return {**facts, "held_out": len(of_way), "level": LEVEL, **prediction.to_json()}
+    return {**facts, "held_out": len(of_way), "level": LEVEL, **asdict(prediction)}
 
 
-def known_workload(calibration: CalibrationData, cell: Cell) -> Workload:
+def _known_workload(calibration: CalibrationData, cell: Cell) -> Workload:
     """Return the workload of a cell with its gradients, which measured cells know.
 
     Raises ValueError where none has it.

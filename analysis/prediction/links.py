@@ -3,13 +3,11 @@
 A curve is what was measured of one collective over one wire on one number of ranks. Between its
 sizes the time is interpolated. On other numbers of ranks the part that does not depend on size (α)
 grows by one hop a step, and the part that does (β) with the bytes that each rank sends, as
-nccl-tests counts them. Hosts that were not measured are joined by the network that the user
-describes.
+nccl-tests counts them.
 """
 
 import functools
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -25,20 +23,15 @@ WAYS = {
     HOST_MEMORY: "over host memory",
     NETWORK: "over the network",
 }
-# Where a time comes from, from the best known to the least.
-MEASURED, SCALED, ASSUMED = "measured", "other number of ranks", "assumed network"
-SOURCES = (MEASURED, SCALED, ASSUMED)
 AND = " + "  # between the collectives of one exchange
 # Standard deviations as shares.
 BETWEEN_RUNS = 0.02  # of a collective that was measured once
 FOR_TWICE_THE_RANKS = 0.08  # of α–β scaling: what is aimed at, no measurement
-OF_NETWORK = 0.25  # how far a network is from its description
 OF_HOST_MEMORY = 0.10  # from one number of GPUs to another
-# NCCL's own latencies for small messages (protocol LL) of a ring, and what a tree has of a ring's
-# bandwidth: src/graph/tuning.cc of NCCL 2.28 and 2.30.
+# NCCL's own latencies for small messages (protocol LL) of a ring: src/graph/tuning.cc of NCCL 2.28
+# and 2.30.
 BASE_US = 6.6
 HOP_US = {DIRECT: 0.6, HOST_MEMORY: 1.0, NETWORK: 2.7}
-TREE_SHARE = 0.92
 # Distance by NCCL's levels; a link class of nvidia-smi is one of them: NV# is NVL.
 LEVELS = {"LOC": 0, "NVL": 1, "PIX": 2, "PXB": 3, "PHB": 4, "NODE": 5, "SYS": 6}
 DEFAULT_LEVEL = "PXB"  # up to which GPUs copy to each other (src/graph/paths.cc)
@@ -53,9 +46,6 @@ NOT_OF_THE_WIRE = (
     "NCCL_SOCKET_IFNAME",
     "NCCL_RAS_ENABLE",
 )
-NETWORK_FORM = "<NICs of a host>x<rate>GB/s,<latency>us, such as 8x50GB/s,5us (1 GB/s = 8 Gbit/s)"
-_NETWORK = re.compile(r"(\d{1,3})x(\d+(?:\.\d+)?)GB/s,(\d+(?:\.\d+)?)us", re.IGNORECASE | re.ASCII)
-_MOST_GB_PER_S, _MOST_US = 10_000.0, 100_000.0
 
 
 class UnknownLink(ValueError):
@@ -70,17 +60,18 @@ class ExchangeWire:
     settings: tuple[tuple[str, str], ...] = ()  # of NCCL, that choose what runs over it
 
     def __str__(self) -> str:
-        return " ".join([self.transport, *self._typed])
+        return self.transport + self._typed(" ")
 
     @property
     def way(self) -> str:
         """The wire in a sentence: `directly between ranks with ALGO=Ring`."""
-        words = WAYS[self.transport]
-        return f"{words} with {' '.join(self._typed)}" if self.settings else words
+        return WAYS[self.transport] + self._typed(" with ")
 
-    @property
-    def _typed(self) -> list[str]:
-        return [f"{name.removeprefix('NCCL_')}={value}" for name, value in self.settings]
+    def _typed(self, before: str) -> str:
+        typed = [f"{name.removeprefix('NCCL_')}={value}" for name, value in self.settings]
+        if not typed:
+            return ""
+        return before + " ".join(typed)
 
 
 def requested_wire(nccl: Mapping[str, str], link_class: str | None, hosts: int = 1) -> ExchangeWire:
@@ -90,7 +81,9 @@ def requested_wire(nccl: Mapping[str, str], link_class: str | None, hosts: int =
     )
     if hosts > 1:
         return ExchangeWire(NETWORK, settings)
-    distance = "NVL" if (link_class or "NV").startswith("NV") else str(link_class)
+    distance = "NVL"
+    if link_class and not link_class.startswith("NV"):
+        distance = link_class
     level = str(nccl.get("NCCL_P2P_LEVEL") or DEFAULT_LEVEL)
     reach = LEVELS.get(level, LEVELS[DEFAULT_LEVEL])
     has_peer_access = LEVELS.get(distance, LEVELS["SYS"]) <= reach
@@ -110,34 +103,6 @@ def used_wire(transport: object, requested: ExchangeWire) -> ExchangeWire:
 
 
 @dataclass(frozen=True)
-class HostNetwork:
-    """The network of a forecast as the user describes it; nothing of it was measured."""
-
-    nics: int  # of each host
-    gb_per_s: float  # of each NIC, one way
-    latency_us: float  # from one host to another
-
-    @property
-    def host_gb_per_s(self) -> float:
-        """What a host sends with all its NICs."""
-        return self.nics * self.gb_per_s
-
-
-def read_network(text: str) -> HostNetwork:
-    """Read the argument of --net. Raises ValueError."""
-    parts = _NETWORK.fullmatch(text.replace(" ", ""))
-    if not parts:
-        raise ValueError(f"--net {text!r}: accepted is {NETWORK_FORM}")
-    network = HostNetwork(int(parts[1]), float(parts[2]), float(parts[3]))
-    possible = network.nics > 0 and 0 < network.gb_per_s <= _MOST_GB_PER_S
-    if not possible or network.latency_us > _MOST_US:
-        raise ValueError(
-            f"--net {text!r}: at least one NIC, above 0 and at most {_MOST_GB_PER_S:g} GB/s, at most 0.1 s"
-        )
-    return network
-
-
-@dataclass(frozen=True)
 class TimeCurve:
     """Times of one collective by size, ascending, on all ranks of `hosts` hosts."""
 
@@ -152,14 +117,6 @@ class TimeCurve:
 
 
 @dataclass(frozen=True)
-class Timed:
-    """A time in ms, and where it comes from (SOURCES)."""
-
-    ms: Draws
-    source: str
-
-
-@dataclass(frozen=True)
 class LinkModel:
     """The links of a machine as far as they were measured."""
 
@@ -169,26 +126,16 @@ class LinkModel:
     host_gb_per_s: Mapping[int, float] = field(default_factory=dict)
 
     def time(
-        self,
-        kind: str,
-        size_bytes: float,
-        ranks: int,
-        wire: ExchangeWire,
-        hosts: int = 1,
-        network: HostNetwork | None = None,
-    ) -> Timed:
-        """Return the time of a collective. Raises UnknownLink."""
+        self, kind: str, size_bytes: float, ranks: int, wire: ExchangeWire, hosts: int = 1
+    ) -> Draws:
+        """Return the time of a collective in ms. Raises UnknownLink."""
         if ranks < 2:
-            return Timed(constant(0.0), MEASURED)
-        if hosts > 1 and network is not None:
-            return self._over_network(kind, size_bytes, ranks, wire, hosts, network)
-        kinds = kind.split(AND)
-        in_parts = not self.has(kind, wire) and all(self.has(part, wire) for part in kinds)
-        if len(kinds) > 1 and in_parts:
-            parts = [self.time(part, size_bytes, ranks, wire, hosts) for part in kinds]
-            source = max((part.source for part in parts), key=SOURCES.index)
-            return Timed(sum((part.ms for part in parts), constant(0.0)), source)
-        curve, source = self._nearest_curve(kind, ranks, wire, hosts)
+            return constant(0.0)
+        parts = kind.split(AND)
+        if not self._has(kind, wire) and all(self._has(part, wire) for part in parts):
+            times = [self.time(part, size_bytes, ranks, wire, hosts) for part in parts]
+            return np.asarray(sum(times))
+        curve = self._nearest_curve(kind, ranks, wire, hosts)
         fixed_us, growing_us = _alpha_beta(curve, size_bytes)
         share = BETWEEN_RUNS
         if (curve.ranks, curve.hosts) != (ranks, hosts):
@@ -197,19 +144,10 @@ class LinkModel:
             growing_us *= _sent_share(kind, ranks) / _sent_share(kind, curve.ranks)
             doublings = abs(math.log2(ranks / curve.ranks))
             share = math.hypot(share, FOR_TWICE_THE_RANKS * doublings)
-        ms = (fixed_us + growing_us) / 1e3
-        return Timed(scaled_normal(ms, share, f"{kind} {curve.record_id} {source}"), source)
+        return scaled_normal((fixed_us + growing_us) / 1e3, share, f"{kind} {curve.record_id}")
 
-    def has(self, kind: str, wire: ExchangeWire) -> bool:
-        """Tell whether a collective was measured on a transport, apart from gradients."""
-        for curve in self.curves:
-            same = curve.kind == kind and curve.wire.transport == wire.transport
-            if same and not curve.of_gradients:
-                return True
-        return False
-
-    def host_copies(self, gpus: int, moved_bytes: float) -> Timed:
-        """Return the time of bytes that all GPUs move through host memory together.
+    def host_copies(self, gpus: int, moved_bytes: float) -> Draws:
+        """Return the ms in which all GPUs move bytes through host memory together.
 
         Between 1 and k GPUs the share s that each loses to every other is fitted:
         sum(n) = n · sum(1) ÷ (1 + s · (n − 1)). Raises UnknownLink.
@@ -218,85 +156,53 @@ class LinkModel:
         if not rates:
             raise UnknownLink("the host link was not measured; add a cell of benchmark=host_link")
         if gpus in rates:
-            ms = moved_bytes / rates[gpus] / 1e6
-            return Timed(scaled_normal(ms, BETWEEN_RUNS, "host "), MEASURED)
+            return scaled_normal(moved_bytes / rates[gpus] / 1e6, BETWEEN_RUNS, "host ")
         most = max(rates)
         alone = rates.get(1, rates[min(rates)] / min(rates))
         lost = 0.0
         if most > 1:
             lost = max(0.0, (most * alone / rates[most] - 1) / (most - 1))
         rate = gpus * alone / (1 + lost * (gpus - 1))
-        ms = moved_bytes / rate / 1e6
-        return Timed(scaled_normal(ms, OF_HOST_MEMORY, f"host {gpus}"), SCALED)
+        return scaled_normal(moved_bytes / rate / 1e6, OF_HOST_MEMORY, f"host {gpus}")
 
     def with_unit_copies(self) -> "LinkModel":
-        """Return the same with 1 GB/s for copies that were not measured.
-
-        Only ratios of its times mean something. Host memory is taken as shared by all GPUs.
+        """Return the same with 1 GB/s for copies that were not measured: only ratios of their times
+        mean something. Host memory is taken as shared by all GPUs.
         """
         copies = {DIRECT: 1.0, HOST_MEMORY: 1.0, **self.copies_gb_per_s}
         host = self.host_gb_per_s or {1: 1.0, 2: 1.0}
         return replace(self, copies_gb_per_s=copies, host_gb_per_s=host)
 
-    def _nearest_curve(
-        self, kind: str, ranks: int, wire: ExchangeWire, hosts: int
-    ) -> tuple[TimeCurve, str]:
-        """Return the curve that is nearest to what is asked, and how it must be used."""
-
-        def distance(curve: TimeCurve) -> tuple[float, int]:
-            return abs(math.log(curve.ranks / ranks)), -len(curve.sizes_bytes)
-
-        of_kind = []
+    def _has(self, kind: str, wire: ExchangeWire) -> bool:
+        """Tell whether a collective was measured on a transport, apart from gradients."""
         for curve in self.curves:
-            if curve.kind == kind and (curve.hosts > 1) == (hosts > 1):
-                of_kind.append(curve)
-        same_wire = [curve for curve in of_kind if curve.wire == wire]
-        same_transport = [curve for curve in of_kind if curve.wire.transport == wire.transport]
-        curves = same_wire or same_transport
-        if curves:
-            alone = [curve for curve in curves if not curve.of_gradients]
-            nearest = min(alone or curves, key=distance)
-            same_ranks = (nearest.ranks, nearest.hosts) == (ranks, hosts)
-            return nearest, MEASURED if same_ranks and nearest.wire == wire else SCALED
+            same = curve.kind == kind and curve.wire.transport == wire.transport
+            if same and not curve.of_gradients:
+                return True
+        return False
+
+    def _nearest_curve(self, kind: str, ranks: int, wire: ExchangeWire, hosts: int) -> TimeCurve:
+        """Return the curve of a collective that is nearest to what is asked. Raises UnknownLink."""
+        nearest = None
+        least: tuple[float, ...] = ()
+        for curve in self.curves:
+            same_hosts = (curve.hosts > 1) == (hosts > 1)
+            if curve.kind != kind or not same_hosts or curve.wire.transport != wire.transport:
+                continue
+            distance = (
+                curve.wire != wire,
+                curve.of_gradients,
+                abs(math.log(curve.ranks / ranks)),
+                -len(curve.sizes_bytes),
+            )
+            if nearest is None or distance < least:
+                nearest, least = curve, distance
+        if nearest is not None:
+            return nearest
         what_to_add = "; add a training cell of several ranks, or one of benchmark=collectives"
         if hosts > 1:
-            what_to_add = " between hosts; say --net"
+            what_to_add = " between hosts; add a training cell with nodes="
         raise UnknownLink(f"no {kind} {wire.way} was measured{what_to_add}")
-
-    def _over_network(
-        self,
-        kind: str,
-        size_bytes: float,
-        ranks: int,
-        wire: ExchangeWire,
-        hosts: int,
-        network: HostNetwork,
-    ) -> Timed:
-        """Return the time over a described network: the faster of a ring and a tree."""
-        inside = ranks // hosts
-        gb_per_s = network.host_gb_per_s
-        base_us = BASE_US
-        hop_us = HOP_US[DIRECT]
-        if inside > 1:
-            inner = ExchangeWire(DIRECT, wire.settings)
-            curve, _ = self._nearest_curve(kind, inside, inner, 1)
-            hop_us = HOP_US[curve.wire.transport]
-            fixed_us, growing_us = _alpha_beta(curve, size_bytes)
-            base_us = max(base_us, fixed_us - hop_us * _ring_steps(kind, curve.ranks))
-            if growing_us > 0:
-                inner_rate = size_bytes * _sent_share(kind, curve.ranks) / growing_us / 1e3
-                gb_per_s = min(gb_per_s, inner_rate)
-        steps_between = _ring_steps(kind, hosts)
-        steps_inside = _ring_steps(kind, ranks) - steps_between
-        fastest_us = base_us + steps_inside * hop_us + steps_between * network.latency_us
-        fastest_us += size_bytes * _sent_share(kind, ranks) / gb_per_s / 1e3
-        if kind == "all_reduce":
-            hops_us = (inside - 1) * hop_us + math.log2(hosts) * network.latency_us
-            sent_us = 2 * size_bytes / (gb_per_s * TREE_SHARE) / 1e3
-            fastest_us = min(fastest_us, base_us + 2 * hops_us + sent_us)
-        share = math.hypot(BETWEEN_RUNS, OF_NETWORK)
-        draws = scaled_normal(fastest_us / 1e3, share, f"{kind} {network} {hosts}")
-        return Timed(draws, ASSUMED)
 
 
 def _sent_share(kind: str, ranks: int) -> float:

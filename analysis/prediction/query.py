@@ -5,19 +5,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from analysis.prediction.links import ExchangeWire, HostNetwork, requested_wire
+from analysis.prediction.links import ExchangeWire, requested_wire
 from analysis.study.estimates import Member
 from analysis.study.names import unit
+from conf import groups
 from conf.cell import COMPILED, Cell
 from conf.options import to_text
 
 MIB = float(2**20)
 HALVING_HOOKS = ("fp16", "bf16")  # gradients travel in 2 bytes
 HALF_WEIGHTS = ("precision", "bf16_weights")  # gradients have 2 bytes without a hook
-_DEFAULT_CAP_MIB, _STAGED_CAP_MIB = (
-    25.0,
-    4.0,
-)  # of a bucket, where its option says `auto` or nothing
+# Of a bucket, where its option says `auto` or nothing.
+_DEFAULT_CAP_MIB, _STAGED_CAP_MIB = 25.0, 4.0
 _MOST_BYTES = 1e13  # of gradients; a record that says more is damaged
 _NOT_OF_THE_WORK = (
     "batch_size",
@@ -26,6 +25,7 @@ _NOT_OF_THE_WORK = (
     "server_hosts",
     "model.name",
 )
+_OF_OTHERS = ("strategy.", "nccl.", "benchmark.", "declared")
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,9 @@ class Workload:
 
     def __str__(self) -> str:
         optimize = self.requested("optimize", "eager")
-        return self.model if optimize == "eager" else f"{self.model} {optimize}"
+        if optimize == "eager":
+            return self.model
+        return f"{self.model} {optimize}"
 
     def requested(self, name: str, default: str = "") -> str:
         """Return what was asked of the step under a name."""
@@ -57,10 +59,8 @@ class CellQuery:
     hosts: int = 1
     members: tuple[Member, ...] = ()  # empty: GPUs that nobody named
     shares_gpu: bool = False  # a server keeps weights on the GPU of a rank
-    network: HostNetwork | None = None  # between hosts that were not measured
     machine: str = ""  # whose cells count first; empty: any
-    # The dotted name of the strategy's Exchange in its record; empty: that of its YAML.
-    exchange: str = field(default="", compare=False)
+    sends: str = field(default="", compare=False)  # what the strategy's YAML declares
 
     @functools.cached_property
     def _options(self) -> dict[str, str]:
@@ -88,8 +88,8 @@ class CellQuery:
 
     @property
     def servers(self) -> int:
-        """The number of servers."""
-        return int(self.option("servers", "0"))
+        """The number of servers; 1 where the strategy has none."""
+        return max(1, int(self.option("servers", "0")))
 
     @property
     def ranks(self) -> int:
@@ -125,7 +125,9 @@ class CellQuery:
     @property
     def sent_bytes(self) -> float:
         """The bytes of all gradients as they are sent."""
-        return self.workload.gradient_bytes / (2 if self.halves else 1)
+        if self.halves:
+            return self.workload.gradient_bytes / 2
+        return self.workload.gradient_bytes
 
     @functools.cached_property
     def cap_mib(self) -> float:
@@ -134,14 +136,17 @@ class CellQuery:
         if typed.replace(".", "", 1).isdecimal() and 0.01 <= float(typed) <= 100_000:
             return float(typed)
         full = self.option("staging", "full") == "full"  # auto
-        shared = self.option("transport", "shared") == "shared"
-        return _STAGED_CAP_MIB if full and shared else _DEFAULT_CAP_MIB
+        if full and self.option("transport", "shared") == "shared":
+            return _STAGED_CAP_MIB
+        return _DEFAULT_CAP_MIB
 
     @property
     def bucket_plan(self) -> tuple[object, ...]:
         """What makes buckets: gradients in their order up to a cap; several servers have others."""
         plan = (self.workload.gradient_bytes, self.cap_mib)
-        return (*plan, *self.options) if self.servers > 1 else plan
+        if self.servers > 1:
+            return (*plan, *self.options)
+        return plan
 
     @functools.cached_property
     def assumed_buckets(self) -> tuple[float, ...]:
@@ -158,8 +163,7 @@ def workload_of(request: Mapping[str, str], model: Mapping[str, float]) -> Workl
     """Return the workload of a cell's request and of what its record says of its model."""
     rest = []
     for name, value in sorted(request.items()):
-        of_other = name.startswith(("strategy.", "nccl.", "benchmark.", "declared"))
-        if not of_other and name not in _NOT_OF_THE_WORK:
+        if not name.startswith(_OF_OTHERS) and name not in _NOT_OF_THE_WORK:
             rest.append((name, value))
     gradient_bytes = model.get("gradient_bytes", 0.0)
     if not isinstance(gradient_bytes, (int, float)) or not 0 < gradient_bytes <= _MOST_BYTES:
@@ -169,9 +173,11 @@ def workload_of(request: Mapping[str, str], model: Mapping[str, float]) -> Workl
 
 def options_of(strategy: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     """Return the options of a strategy as texts, in order of their names."""
-    return tuple(
-        (name, to_text(value)) for name, value in sorted(strategy.items()) if value is not None
-    )
+    options = []
+    for name, value in sorted(strategy.items()):
+        if value is not None:
+            options.append((name, to_text(value)))
+    return tuple(options)
 
 
 def query_of(
@@ -180,6 +186,7 @@ def query_of(
     """Return the query that a cell is; `link_class` is the farthest between its GPUs."""
     hosts = max(1, len(cell.hosts))
     same_hosts = set(cell.server_hosts) <= set(cell.hosts)
+    declared = cell.declared.get("strategy", {})
     return CellQuery(
         workload=workload,
         batch_size=cell.batch_size,
@@ -190,7 +197,7 @@ def query_of(
         members=cell.members,
         shares_gpu=same_hosts and not set(cell.gpus).isdisjoint(cell.server_gpus),
         machine=machine,
-        exchange=str(cell.declared.get("strategy", {}).get("exchange", "")),
+        sends=groups.sends(str(cell.strategy["name"]), cell.strategy, declared),
     )
 
 

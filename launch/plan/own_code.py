@@ -21,7 +21,7 @@ from conf import groups
 from conf.cell import SAMPLES, Cell
 from conf.groups import RULES
 from conf.options import Refused, closest
-from conf.targets import locate, locate_without_torch, source_file, split
+from conf.targets import locate, source_file, split
 from launch.engines.environment import ROOT
 
 STRATEGY, OWN_MODEL = "trainers.strategy.Strategy", "trainers.batches.OwnModel"
@@ -68,12 +68,6 @@ def refuse_wrong_code(cells: Sequence[Cell]) -> None:
     sentence = json.loads(answer.stdout)
     if sentence:
         raise Refused(sentence)
-    refused: set[str] = set()
-    for cell in cells:
-        exchange = cell.declared.get("strategy", {}).get("exchange", "")
-        if exchange and exchange not in refused and not _is_ours("strategy", cell):
-            refused.add(exchange)
-            _refuse_exchange(f"strategy={cell.strategy['name']}: code.exchange", exchange)
 
 
 def own_calls(cell: Cell) -> Iterator[Call]:
@@ -101,20 +95,6 @@ def own_calls(cell: Cell) -> Iterator[Call]:
 
 def _is_ours(group: str, cell: Cell) -> bool:
     return groups.choice(group, getattr(cell, group)["name"]).is_ours
-
-
-def _refuse_exchange(field: str, dotted: str) -> None:
-    from analysis.prediction.strategies import Exchange  # with numpy, which a plan does not need
-
-    try:
-        exchange = locate_without_torch(dotted)
-    except Refused as error:
-        raise Refused(f"{field}={error}") from None
-    if not isinstance(exchange, Exchange):
-        raise Refused(
-            f"{field}={dotted}: accepted is an analysis.prediction.strategies.Exchange, as "
-            "by_collective returns"
-        )
 
 
 # --- in the process that imports the code

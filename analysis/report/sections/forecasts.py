@@ -6,7 +6,7 @@ the others, after all were measured, which is hindsight.
 
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -98,21 +98,17 @@ def _study_forecasts(study: Study) -> StudyForecasts:
         return StudyForecasts(tuple(cells))
     if len(calibration.several) > MOST_CELLS:
         return StudyForecasts(tuple(cells), too_many=True)
-    held_out = 0
     held = []
-    for suspect in (False, True):  # cells that a check doubts count where the others are too few
-        if held_out < FEWEST_HELD_OUT:
-            with contextlib.suppress(ValueError):  # there is no such cell
-                held = hold_out(calibration, CONDITION, suspect)
-            held_out = len(scores_of(held))
+    with contextlib.suppress(ValueError):  # there is no cell to hold out
+        held = hold_out(calibration, CONDITION)
     for result in held:
         if result.forecast is not None and recorded.isdisjoint(result.cell.record_ids):
             ends = {"low": result.low, "high": result.high}
-            values = {**result.forecast.to_json(), **ends}
+            values = {**asdict(result.forecast), **ends}
             record_id = result.cell.record_ids[0]
             cell = CellForecast(record_id, False, result.step_ms, result.cost_ms, values)
             cells.append(cell)
-    return StudyForecasts(tuple(cells), held_out)
+    return StudyForecasts(tuple(cells), len(scores_of(held)))
 
 
 def _recorded(study: Study) -> list[CellForecast]:
