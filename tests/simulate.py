@@ -305,11 +305,7 @@ class ForecastMachine:
                 {"bytes": size, "ms": _exchange_ms(size, len(gpus), truths.gb_per_s)}
                 for size in (64 << 10, MIB, *sizes)
             ]
-            gammas = [{"rank": 0, "gamma": 0.1, "gamma_error": 0.01}]
-            tables |= {
-                "bucket_exchange": {"operation": "all_reduce", "rows": measured},
-                "interference": {"operation": "all_reduce", "rows": gammas},
-            }
+            tables["bucket_exchange"] = {"operation": "all_reduce", "rows": measured}
         return dataclasses.replace(
             made, cell=cell, cell_key=cell.key, metrics=metrics, tables=tables, within_run={}, series={},
             model={"gradient_bytes": FORECAST_GRADIENT_BYTES, "arrays": 161},

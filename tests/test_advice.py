@@ -70,13 +70,14 @@ def advice_on(study, pairs, settings=({},), **asked):
     chosen = [Subset(len(members), members=members) for members in pairs]
     request = ForecastRequest(chosen, settings, gpus_of_host=4, every_option=True, **asked)
     several = next(iter(candidates(calibration, request).values()))
-    return advise(calibration, several, HeldOutScores(calibration))
+    ranked, _ = advise(calibration, several, HeldOutScores(calibration))
+    return ranked
 
 
 def test_a_measured_cell_counts_by_its_runs():
     advice = advice_on(open_study(SETTINGS), [(0, 3), (0, 1)], [{}, LOC])
     cells = {}
-    for cell in advice.ranked:
+    for cell in advice:
         cells[cell.candidate.query.members, bool(cell.candidate.nccl)] = cell
     assert len(cells) == 4
     assert cells[(0, 3), False].runs == 3
@@ -90,10 +91,10 @@ def test_a_measured_cell_counts_by_its_runs():
 def test_no_upper_end_is_above_the_rate_of_compute_alone(monkeypatch):
     """Two H200s alone: 54.25 to 54.33 ms. An exchange of which nothing is known gives no more."""
     asked = {"strategies": ["nccl_allreduce"]}
-    sure = advice_on(open_study(WATERFALL), [(1, 3)], **asked).first
+    sure = advice_on(open_study(WATERFALL), [(1, 3)], **asked)[0]
     assert not sure.bounded
     monkeypatch.setattr(HeldOutScores, "of", lambda self, query: [1e3] * 12)
-    unsure = advice_on(open_study(WATERFALL), [(1, 3)], **asked).first
+    unsure = advice_on(open_study(WATERFALL), [(1, 3)], **asked)[0]
     assert unsure.bounded and unsure.low < 0.5 * unsure.rate < unsure.high
     assert unsure.high == pytest.approx(2 * 256e3 / 54.286, rel=0.006)
 
@@ -103,7 +104,7 @@ def test_a_choice_between_cells_that_are_hardly_known_stays_below_twice_their_ra
     inside = {"step/ms_median": {"low": 27.0 / np.exp(10), "high": 27.0 * np.exp(10)}}
     records = [replace(one, within_run=inside) for one in open_study(SETTINGS).records]
     advice = advice_on(Study.of(records), [(0, 3)], [{}, LOC])
-    for cell in advice.ranked:
+    for cell in advice:
         assert cell.bounded and cell.rate < cell.high <= 2.001 * cell.rate
 
 
@@ -112,7 +113,7 @@ def test_a_measured_rate_is_that_of_the_report_and_a_forecast_has_its_long_steps
     study = open_study(DATA / "h200_x4" / "strategies")
     advice = advice_on(study, [(0, 1, 2, 3)])
     rates = [np.exp(runs.median_log_rate) for runs in study.timed if runs.world_size == 4]
-    shown = [cell.rate for cell in advice.ranked if cell.runs]
+    shown = [cell.rate for cell in advice if cell.runs]
     assert len(shown) > 5
     for rate in shown:
         assert any(np.isclose(rate, measured, rtol=1e-9) for measured in rates)

@@ -1,11 +1,11 @@
 """predict=auto: a cell is forecast before its ranks start, and its record is held to it."""
 
-import dataclasses
 import json
 import math
 import subprocess
 import sys
 import time
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -45,20 +45,23 @@ from launch.tracking.mlflow_run import project
 ROOT = Path(__file__).parent.parent
 DATA = ROOT / "tests" / "data"
 LIMITS = ValidityLimits()
-SHORT = (
-    "gpus=0,1", "model=fmnist_cnn", "batch_size=2,4", "predict=auto", "noise_pairs=0", "tracking=none",
-    "report=false", "benchmark.max_seconds=0.1", "benchmark.min_iterations=3", "benchmark.max_iterations=6",
-    "benchmark.warmup_iterations=1", "benchmark.warmup_min_seconds=0", "benchmark.exchange_iterations=2",
-    "benchmark.limit_iterations=0", "benchmark.exposed_rounds=1",
-)  # fmt: skip
+SHORT = """
+    gpus=0,1 model=fmnist_cnn batch_size=2,4 predict=auto noise_pairs=0 tracking=none report=false
+    benchmark.max_seconds=0.1 benchmark.min_iterations=3 benchmark.max_iterations=6
+    benchmark.warmup_iterations=1 benchmark.warmup_min_seconds=0 benchmark.exchange_iterations=2
+    benchmark.limit_iterations=0 benchmark.exposed_rounds=1
+"""
+
+
+# --- a real sweep of two gloo ranks
 
 
 @pytest.fixture(scope="module")
 def sweep(tmp_path_factory):
-    """A real sweep of two gloo ranks: its study, and what it printed."""
+    """The study, and what the sweep printed."""
     folder = tmp_path_factory.mktemp("predicted")
     done = subprocess.run(
-        [sys.executable, "launch.py", "-m", *SHORT, f"output_dir={folder}"],
+        [sys.executable, "launch.py", "-m", *SHORT.split(), f"output_dir={folder}"],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -76,17 +79,14 @@ def test_every_forecast_of_a_real_sweep_was_written_before_its_ranks_started(swe
         assert json.loads(folder.attempt.read_text())["predicted"] == record.predicted
         starts = [next(read_lines(path))["time"] for path in folder.all_rank_lines()]
         assert len(starts) == 2 and record.predicted["made_at"] <= record.started_at < min(starts)
-        assert (
-            record.cell.benchmark["calibrate"] == "all" and record.tables["bucket_exchange"]["rows"]
-        )
+        assert record.cell.benchmark["calibrate"] == "all"
+        assert record.tables["bucket_exchange"]["rows"]
         assert without_entry([record]) == set()
     first, second = records
     assert first.predicted["refused"] == "no cell of the study was measured before it"
     answer = second.predicted
-    assert answer["records"] == [first.record_id] and (answer["cells"], answer["version"]) == (
-        1,
-        VERSION,
-    )
+    assert answer["records"] == [first.record_id]
+    assert (answer["cells"], answer["version"]) == (1, VERSION)
     assert answer["basis"] == "extrapolated" and answer["null_step_ms"] > 0
     assert answer["low"] is None and "not enough to state an error" in " ".join(answer["why"])
     assert "unexplained" not in second.validity.codes, "no error was claimed"
@@ -94,39 +94,34 @@ def test_every_forecast_of_a_real_sweep_was_written_before_its_ranks_started(swe
 
 def test_a_forecast_is_a_part_of_the_record_that_verify_makes_again(sweep, capsys):
     assert analysis(["verify", str(sweep[0])]) == 0
-    path = max(
-        sweep[0].glob("*/record.json"),
-        key=lambda entry: json.loads(entry.read_text())["started_at"],
-    )
-    content = json.loads(path.read_text())
+    paths = sweep[0].glob("*/record.json")
+    path = max(paths, key=lambda entry: json.loads(entry.read_text())["started_at"])
+    text = path.read_text()
+    content = json.loads(text)
     content["predicted"]["step_ms"] *= 1.01
     path.write_text(json.dumps(content))
     capsys.readouterr()
     assert analysis(["verify", str(sweep[0]), "--json"]) == 1
     differing = [entry["field"] for entry in json.loads(capsys.readouterr().out)["differences"]]
-    content["predicted"]["step_ms"] /= 1.01
-    path.write_text(json.dumps(content))
+    path.write_text(text)
     assert differing == ["predicted step_ms"]
 
 
-def test_a_sweep_says_what_was_predicted(sweep):
-    records, answer = read_study(sweep[0])[0], sweep[1]
-    assert (
-        answer.count("  predicted ") == 1
-        and "forecast 1 of 2 cells before they ran: mean error of the step " in answer
-    )
-    projected = project(records[-1])
-    assert projected.tags["predicted.basis"] == f"extrapolated, from 1 cell, model {VERSION}"
-    values = {name: value for name, value, *_ in projected.metrics}
+def test_a_sweep_shows_what_was_predicted(sweep):
+    records, printed = read_study(sweep[0])[0], sweep[1]
+    assert printed.count("  predicted ") == 1
+    assert "forecast 1 of 2 cells before they ran: mean error of the step " in printed
+    run = project(records[-1])
+    assert run.tags["predicted.basis"] == f"extrapolated, from 1 cell, model {VERSION}"
+    values = {name: value for name, value, *_ in run.metrics}
     assert values["predicted/step_ms"] == records[-1].predicted["step_ms"]
     measured = records[-1].metrics["step/ms_median"]
     assert values["prediction/error"] == pytest.approx(measured / values["predicted/step_ms"] - 1)
-    assert {
-        "predicted/images_per_second",
-        "predicted/efficiency",
-        "predicted/exposed_ms",
-        "predicted/null_step_ms",
-    } <= values.keys()
+    names = ("images_per_second", "efficiency", "exposed_ms", "null_step_ms")
+    assert {f"predicted/{name}" for name in names} <= values.keys()
+
+
+# --- an invented machine
 
 
 @pytest.fixture(scope="module")
@@ -134,45 +129,44 @@ def calibrated():
     return ForecastMachine().calibrate()
 
 
+def planted(machine, gpus=(0, 1), **truth):
+    return machine.measure(gpus, 160, truths=ForecastTruth(**truth))
+
+
 FAULTS = {
-    "a link at half its bandwidth": (ForecastTruth(gb_per_s=10.0, noise=0.0), "slower"),
-    "a slow rank": (ForecastTruth(slow_rank=1.02, noise=0.0), "slower"),
-    "a wrong bucket size": (ForecastTruth(bucket_mib=0.5, noise=0.0), "faster"),
+    "a link at half its bandwidth": ({"gb_per_s": 10.0}, "slower"),
+    "a slow rank": ({"slow_rank": 1.02}, "slower"),
+    "a wrong bucket size": ({"bucket_mib": 0.5}, "faster"),
 }
 
 
 @pytest.mark.parametrize("gpus", [(0, 1), (0, 1, 2, 3)])
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_is_unexplained_and_its_sound_twin_is_not(calibrated, name, gpus):
-    truths, word = FAULTS[name]
-    faulty, sound = (
-        calibrated.measure(gpus, 160, truths=entry) for entry in (truths, ForecastTruth(noise=0.0))
-    )
-    assert faulty.predicted["step_ms"] == sound.predicted["step_ms"], (
-        "what it was forecast from is the same"
-    )
+    truth, word = FAULTS[name]
+    faulty = planted(calibrated, gpus, noise=0.0, **truth)
+    sound = planted(calibrated, gpus, noise=0.0)
+    assert faulty.predicted["step_ms"] == sound.predicted["step_ms"]
     assert sound.validity.codes == {} and faulty.validity.verdict == "suspect"
-    assert f"{word} than forecast" in faulty.validity.codes["unexplained"]
-    assert (
-        "without a fault at most 1 cell in 10 lies outside" in faulty.validity.codes["unexplained"]
-    )
+    sentence = faulty.validity.codes["unexplained"]
+    assert f"{word} than forecast" in sentence
+    assert "without a fault at most 1 cell in 10 lies outside" in sentence
     assert sound.predicted["low"] < sound.metrics["step/ms_median"] < sound.predicted["high"]
-
-
-def test_sound_cells_are_seldom_unexplained(calibrated):
-    run = [
-        calibrated.measure(gpus, batch)
-        for batch in range(72, 256, 8)
-        for gpus in ((0, 1), (0, 1, 2, 3))
-    ]
-    fired = ["unexplained" in entry.validity.codes for entry in run]
-    assert fired == [not recorded_forecast(entry).inside for entry in run] and len(fired) == 46
-    assert sum(fired) <= allowed(len(fired)), "at most the stated rate"
 
 
 def allowed(cells):
     """How many sound cells may lie outside: one in ten, and what chance adds in one of twenty."""
     return stats.binom.ppf(0.95, cells, 1 - LEVEL)
+
+
+def test_sound_cells_are_seldom_unexplained(calibrated):
+    fired = []
+    for batch in range(72, 256, 8):
+        for gpus in ((0, 1), (0, 1, 2, 3)):
+            record = calibrated.measure(gpus, batch)
+            fired.append("unexplained" in record.validity.codes)
+            assert fired[-1] != recorded_forecast(record).inside
+    assert len(fired) == 46 and sum(fired) <= allowed(46), "at most the stated rate"
 
 
 def test_clean_cells_of_h200s_are_unexplained_at_the_stated_rate():
@@ -182,235 +176,177 @@ def test_clean_cells_of_h200s_are_unexplained_at_the_stated_rate():
     held = [entry for entry in hold_out(calibrate(study), "condition") if entry.forecast]
     by_id, fired = {entry.record_id: entry for entry in study.records}, []
     for entry in held:
-        others = scores_of(
-            elsewhere
-            for elsewhere in held
-            if elsewhere.cell.query.machine == entry.cell.query.machine and elsewhere is not entry
-        )
-        if len(others) >= FEWEST_HELD_OUT:
+        machine = entry.cell.query.machine
+        others = [apart for apart in held if apart.cell.query.machine == machine]
+        scores = scores_of(apart for apart in others if apart is not entry)
+        if len(scores) >= FEWEST_HELD_OUT:
             record = by_id[entry.cell.record_ids[0]]
-            low, high = interval(entry.forecast, conformal(others))
-            answer = entry.forecast.to_json() | {
-                "low": low,
-                "high": high,
-                "level": LEVEL,
-                "made_at": 0.0,
-            }
+            low, high = interval(entry.forecast, conformal(scores))
+            ends = {"low": low, "high": high, "level": LEVEL, "made_at": 0.0}
             metrics = record.metrics | {"step/ms_median": entry.step_ms}  # of all its runs
-            judged = judge(dataclasses.replace(record, predicted=answer, metrics=metrics), LIMITS)
+            answer = asdict(entry.forecast) | ends
+            judged = judge(replace(record, predicted=answer, metrics=metrics), LIMITS)
             fired.append("unexplained" in judged.codes)
     assert len(fired) >= 20 and sum(fired) <= allowed(len(fired))
 
 
 def test_nothing_is_claimed_with_fewer_than_ten_cells():
     nine = ForecastMachine().calibrate(batches=(64, 128, 192))
-    run = nine.measure((0, 1, 2, 3), 160, truths=ForecastTruth(slow_rank=2.0))
-    assert run.predicted["held_out"] == FEWEST_HELD_OUT - 1 and run.predicted["low"] is None
-    assert run.validity.codes == {} and recorded_forecast(run).error > 0.5
-    assert "unexplained" in judge(run, LIMITS).not_applicable
+    record = planted(nine, (0, 1, 2, 3), slow_rank=2.0)
+    assert record.predicted["held_out"] == FEWEST_HELD_OUT - 1 and record.predicted["low"] is None
+    assert record.validity.codes == {} and recorded_forecast(record).error > 0.5
+    assert "unexplained" in judge(record, LIMITS).not_applicable
 
 
 def test_cells_of_one_gpu_are_forecast_without_an_error(calibrated):
-    run = calibrated.measure((1,), 160)
-    assert run.predicted["low"] is None and run.predicted["held_out"] == 0
-    assert "cells of one GPU, or without an exchange, are not held out" in run.predicted["why"][-1]
-    assert "cells of one GPU, or" in judge(run, LIMITS).not_applicable["unexplained"]
-    assert recorded_forecast(run).error == pytest.approx(0, abs=0.01)
-
-
-def scores_on_one_machine(records):
-    """The scores of one machine, by the way of holding out."""
-    values = scores_by_machine(Study.of(records))
-    assert len({key[1:] for key in values}) == 1
-    return {way: scores for (way, *_), scores in values.items()}
+    record = planted(calibrated, (1,))
+    assert record.predicted["low"] is None and record.predicted["held_out"] == 0
+    words = "cells of one GPU, or without an exchange, are not held out"
+    assert words in record.predicted["why"][-1]
+    assert words in judge(record, LIMITS).not_applicable["unexplained"]
+    assert recorded_forecast(record).error == pytest.approx(0, abs=0.01)
 
 
 def test_errors_on_another_machine_or_of_a_new_model_are_no_errors_of_this_cell(calibrated):
-    last = calibrated.known[-1]
-    elsewhere = [
-        dataclasses.replace(entry, environment={**entry.environment, "host": "another"})
-        for entry in calibrated.known
-    ]
+    last, elsewhere = calibrated.known[-1], []
+    for record in calibrated.known:
+        elsewhere.append(replace(record, environment={**record.environment, "host": "another"}))
     forecasts = Forecasts("auto", lambda job: job())
-    forecasts.learn(elsewhere)
-    answer = forecasts.before(last.cell, last.environment, elsewhere)
-    assert answer["step_ms"] > 0 and answer["low"] is None and answer["held_out"] == 0
-    forecasts.learn([*elsewhere, *calibrated.known])
-    answer = forecasts.before(last.cell, last.environment, [*elsewhere, *calibrated.known])
-    assert answer["low"] is not None and answer["held_out"] == 12
-    alone = dataclasses.replace(calibrated.known[0].cell, precision="fp32")
-    run = dataclasses.replace(
-        calibrated.known[0], cell=alone, cell_key=alone.key, record_id="f" * 32
+    for known, held_out in ((elsewhere, 0), ([*elsewhere, *calibrated.known], 12)):
+        forecasts.learn(known)
+        answer = forecasts.before(last.cell, last.environment, known)
+        assert answer["step_ms"] > 0 and answer["held_out"] == held_out
+        assert (answer["low"] is None) == (held_out == 0)
+    first = calibrated.known[0]
+    alone = replace(first.cell, precision="fp32")
+    record = replace(first, cell=alone, cell_key=alone.key, record_id="f" * 32)
+    request = replace(
+        last.cell, strategy={"name": "none"}, precision="fp32", batch_size=alone.batch_size
     )
-    request = dataclasses.replace(last.cell, precision="fp32", batch_size=alone.batch_size)
-    answer = calibrated.forecasts.before(request, last.environment, [*calibrated.known, run])
-    assert answer["step_ms"] > 0 and answer["low"] is None, (
-        "nobody measured several GPUs that compute so"
-    )
+    answer = calibrated.forecasts.before(request, last.environment, [*calibrated.known, record])
+    assert answer["step_ms"] > 0 and answer["low"] is None, "nobody measured several GPUs so"
 
 
 def test_a_cell_outside_its_interval_stays_among_the_scores(calibrated):
     """Else the next intervals would be those of cells that fitted."""
-    run = calibrated.measure((0, 1), 160, truths=ForecastTruth(gb_per_s=5.0))
-    assert (
-        run.validity.verdict == "suspect"
-        and len(scores_on_one_machine([*calibrated.known, run])["condition"]) == 13
-    )
-    assert not doubted([run])
-    assert doubted(
-        [dataclasses.replace(run, validity=Validity("suspect", {"unexplained": "", "noisy": ""}))]
-    )
+    record = planted(calibrated, gb_per_s=5.0)
+    assert record.validity.verdict == "suspect" and not doubted([record])
+    scores = scores_by_machine(Study.of([*calibrated.known, record]))
+    assert {key[0]: len(values) for key, values in scores.items()}["condition"] == 13
+    noisy = Validity("suspect", {"unexplained": "", "noisy": ""})
+    assert doubted([replace(record, validity=noisy)])
     assert {check.code for check in CHECKS if check.severity == "finding"} <= {*FINDINGS}
 
 
-def test_suspect_cells_are_scored_where_the_others_are_too_few(calibrated):
-    doubtful = [
-        dataclasses.replace(entry, validity=Validity("suspect", {"noisy": "wide"}))
-        for entry in calibrated.known
-    ]
-    assert scores_by_machine(Study.of(doubtful)) == scores_by_machine(Study.of(calibrated.known))
-    few = [*doubtful[:-1], calibrated.known[-1]]
-    assert len(scores_on_one_machine(few)["condition"]) == 12
-
-
 REFUSED = {
-    "no model": ({"model": {"name": "none"}}, "trains nothing"),
-    "another model": (
-        {"model": {"name": "alexnet"}},
-        "no cell of the study that trains alexnet like this",
-    ),
-    "another strategy": ({"strategy": {"name": "mine"}}, "no forecast knows how it sends"),
-    "a wire that nobody measured": (
-        {"nccl": {"NCCL_P2P_LEVEL": "LOC"}},
-        "over host memory was measured",
-    ),
+    "no model": ("model", "none", "trains nothing"),
+    "another model": ("model", "alexnet", "no cell of the study that trains alexnet like this"),
+    "another strategy": ("strategy", {"name": "mine"}, "no forecast knows how it sends"),
+    "an unknown wire": ("nccl", {"NCCL_P2P_LEVEL": "LOC"}, "over host memory was measured"),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_where_no_forecast_is_possible_one_sentence_says_why(calibrated, name):
-    changes, sentence = REFUSED[name]
-    cell = calibrated.known[-1].cell
-    if "model" in changes:
-        changes = {"model": dataclasses.replace(cell.model, **changes["model"])}
-    request = dataclasses.replace(cell, **changes)
-    answer = calibrated.forecasts.before(
-        request, calibrated.known[-1].environment, calibrated.known
-    )
-    assert (
-        sentence in answer["refused"]
-        and "\n" not in answer["refused"]
-        and "step_ms" not in answer
-        and answer["made_at"] > 0
-    )
+    field, value, sentence = REFUSED[name]
+    last = calibrated.known[-1]
+    if field == "model":
+        value = replace(last.cell.model, name=value)
+    request = replace(last.cell, **{field: value})
+    answer = calibrated.forecasts.before(request, last.environment, calibrated.known)
+    assert sentence in answer["refused"] and "\n" not in answer["refused"]
+    assert "step_ms" not in answer and answer["made_at"] > 0
     record = with_forecast(make_record(predicted=answer))
-    assert (
-        recorded_forecast(record) is None and "unexplained" in judge(record, LIMITS).not_applicable
-    )
+    assert recorded_forecast(record) is None
+    assert "unexplained" in judge(record, LIMITS).not_applicable
 
 
 def test_whatever_the_records_hold_a_cell_is_measured(calibrated, monkeypatch):
     def broken(*_):
         raise LookupError("planted")
 
-    monkeypatch.setattr("analysis.prediction.forecast.forecast_before", broken)
-    monkeypatch.setattr("analysis.prediction.forecast.scores_by_machine", broken)
+    for name in ("forecast_before", "scores_by_machine"):
+        monkeypatch.setattr(f"analysis.prediction.forecast.{name}", broken)
     last = calibrated.known[-1]
     calibrated.forecasts.learn(calibrated.known)
     answer = calibrated.forecasts.before(last.cell, last.environment, calibrated.known)
     assert answer["refused"] == "the forecast failed (LookupError: planted)"
 
 
-def test_without_predict_nothing_is_said_and_nothing_is_done():
+def test_without_predict_nothing_is_forecast_and_nothing_is_done():
     forecasts, last = Forecasts(False, lambda job: pytest.fail("a job")), make_record()
     forecasts.prepare([last])
     forecasts.learn([last])
-    assert forecasts.before(last.cell, {}, [last]) == {} == make_record().predicted
+    assert forecasts.before(last.cell, {}, [last]) == {} == last.predicted
     assert with_forecast(last) is last and about_forecasts([last]) == ""
 
 
-@pytest.mark.parametrize(("share", "values"), [(0.001, True), (0.2, False)])
-def test_a_run_that_scatters_much_contradicts_no_forecast(calibrated, share, values):
-    run = calibrated.measure((0, 1), 160, truths=ForecastTruth(gb_per_s=10.0))
-    step = run.metrics["step/ms_median"]
+@pytest.mark.parametrize(("share", "fires"), [(0.001, True), (0.2, False)])
+def test_a_run_that_scatters_much_contradicts_no_forecast(calibrated, share, fires):
+    record = planted(calibrated, gb_per_s=10.0)
+    step = record.metrics["step/ms_median"]
     within = {"step/ms_median": {"low": step * (1 - share), "high": step * (1 + share)}}
-    record = dataclasses.replace(run, within_run=within)
-    assert ("unexplained" in judge(record, LIMITS).codes) == values and not recorded_forecast(
-        record
-    ).inside
+    record = replace(record, within_run=within)
+    assert ("unexplained" in judge(record, LIMITS).codes) == fires
+    assert not recorded_forecast(record).inside
 
 
 @pytest.mark.parametrize(("share", "expected"), [(0.0, 0.003), (0.2, 0.2 / 1.96)])
 def test_a_step_is_known_no_better_than_the_run_that_it_is_from(calibrated, share, expected):
     """Measured once, its deviation was 0.3 % on noisy CPU workers too."""
-    run = calibrated.known[0]
-    step = run.metrics["step/ms_median"]
+    record = calibrated.known[0]
+    step = record.metrics["step/ms_median"]
     within = {"step/ms_median": {"low": step * (1 - share), "high": step * (1 + share)}}
-    measured = calibrate(Study.of([dataclasses.replace(run, within_run=within)])).cells[0].step_ms
-    assert deviation(measured) / step == pytest.approx(expected, rel=0.1)
+    (cell,) = calibrate(Study.of([replace(record, within_run=within)])).cells
+    assert deviation(cell.step_ms) / step == pytest.approx(expected, rel=0.1)
 
 
 def test_a_forecast_that_came_late_counts_for_nothing(calibrated):
-    run = calibrated.measure((0, 1), 160, truths=ForecastTruth(gb_per_s=5.0))
-    late = dataclasses.replace(run, started_at=run.predicted["made_at"] - 1e-3)
+    record = planted(calibrated, gb_per_s=5.0)
+    late = replace(record, started_at=record.predicted["made_at"] - 1e-3)
     assert "not written before" in judge(late, LIMITS).unchecked["unexplained"]
 
 
-@pytest.mark.parametrize(
-    "damaged",
-    [
-        {"step_ms": "fast"},
-        {"step_ms": math.nan},
-        {"step_ms": -1.0},
-        {"step_ms": 10**400},
-        {"null_step_ms": 0},
-        {"low": []},
-        {"level": 7},
-        {"made_at": None},
-        {},
-    ],
-)
+DAMAGED = [
+    {"step_ms": "fast"},
+    {"step_ms": math.nan},
+    {"step_ms": -1.0},
+    {"step_ms": 10**400},
+    {"null_step_ms": 0},
+    {"low": []},
+    {"level": 7},
+    {"made_at": None},
+    {},
+]
+
+
+@pytest.mark.parametrize("damaged", DAMAGED)
 def test_a_damaged_forecast_is_none(calibrated, damaged):
-    run = calibrated.measure((0, 1), 160, truths=ForecastTruth(gb_per_s=5.0))
-    predicted = run.predicted | damaged if damaged else {"unknown": 1}
-    record = with_forecast(dataclasses.replace(run, predicted=predicted))
+    record = planted(calibrated, gb_per_s=5.0)
+    predicted = record.predicted | damaged if damaged else {"unknown": 1}
+    record = with_forecast(replace(record, predicted=predicted))
     assert "unexplained" not in judge(record, LIMITS).codes and cell_numbers(record, {})
-    assert project(dataclasses.replace(record, record_id="0" * 32, sweep_id="1" * 32)).tags
+    assert project(replace(record, record_id="0" * 32, sweep_id="1" * 32)).tags
     assert about_forecasts([record]) == "" or not damaged.keys() & {"step_ms", "null_step_ms"}
 
 
 def test_a_forecast_of_any_number_is_read_as_it_was_written(tmp_path):
-    record = make_record(
-        predicted={"deviation_ms": math.inf, "low": None, "why": ["a"], "records": [], "cells": 3}
-    )
+    predicted = {"deviation_ms": math.inf, "low": None, "why": ["a"], "records": [], "cells": 3}
+    record = make_record(predicted=predicted)
     assert read(write(CellFolder(tmp_path), record)) == record
-    content = json.loads((tmp_path / "record.json").read_text())
-    del content["predicted"]
-    (tmp_path / "record.json").write_text(json.dumps(content | {"schema_version": 5}))
-    assert read(tmp_path / "record.json").predicted == {}, "schema 5 had none"
 
 
-def test_tables_say_the_forecast_beside_what_was_measured(calibrated):
-    slow, sound = (
-        calibrated.measure((0, 1), 160, truths=ForecastTruth(gb_per_s=entry, noise=0.0))
-        for entry in (10.0, 20.0)
-    )
-    answer = {
-        name: cell_numbers(entry, {})["predicted"].replace("\N{NARROW NO-BREAK SPACE}", " ")
-        for name, entry in (("slow", slow), ("sound", sound))
-    }
-    assert answer["slow"].endswith(" % longer") and with_unit(
-        "predicted", "9,341, step as long"
-    ).endswith("d 9,341, step as long")
-    predicted = sound.predicted | {
-        "low": 0.0,
-        "high": 0.999 * sound.metrics["step/ms_median"],
-        "step_ms": sound.metrics["step/ms_median"] / 1.0001,
-    }
-    narrow = dataclasses.replace(sound, predicted=predicted)
+def test_tables_show_the_forecast_beside_what_was_measured(calibrated):
+    slow, sound = (planted(calibrated, noise=0.0, gb_per_s=gb_per_s) for gb_per_s in (10.0, 20.0))
+    assert cell_numbers(slow, {})["predicted"].endswith("% longer")
+    assert with_unit("predicted", "9,341, step as long").endswith("d 9,341, step as long")
+    step = sound.metrics["step/ms_median"]
+    ends = {"low": 0.0, "high": 0.999 * step, "step_ms": step / 1.0001}
+    narrow = replace(sound, predicted=sound.predicted | ends)
     assert "measured 0.010 % slower than forecast" in judge(narrow, LIMITS).codes["unexplained"]
-    assert about_forecasts([slow, sound, make_record()]).startswith("2 of 2 cells before they ran")
-    assert about_forecasts([slow, sound]).endswith("; 1 of 2 outside 90 % intervals")
+    words = about_forecasts([slow, sound, make_record()])
+    assert words.startswith("2 of 2 cells before they ran")
+    assert words.endswith("; 1 of 2 outside 90 % intervals")
 
 
 def test_a_forecast_between_two_cells_takes_no_twentieth_of_a_second():

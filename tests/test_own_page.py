@@ -58,7 +58,7 @@ def ran(tmp_path_factory):
 
 
 def test_the_examples_are_short():
-    assert len(FILES) == 7 and len(COMMANDS) == 5
+    assert len(FILES) == 6 and len(COMMANDS) == 5
     assert max(text.count("\n") for text in FILES.values()) <= 35
 
 
@@ -99,13 +99,10 @@ def test_a_model_of_tokens_with_data_and_a_strategy_of_ones_own_holds_every_chec
     }
 
 
-def test_the_strategy_is_forecast_as_its_yaml_declares_and_no_other_is_disturbed(
-    ran, monkeypatch, tmp_path
-):
-    """It sums after backward, so all of its exchange is tail; a strategy without a declaration says why it has no forecast."""
+def test_the_strategy_is_forecast_by_what_its_yaml_sends(ran):
+    """It is an all-reduce after backward, so all of its exchange is tail."""
     record, content, _ = ran
-    assert content["cell"]["declared"]["strategy"]["exchange"] == "my_exchanges.one_by_one"
-    monkeypatch.syspath_prepend(str(with_page(tmp_path)))
+    assert content["cell"]["declared"]["strategy"]["sends"] == "ring"
     calibration = calibrate(Study.of([record]))
     cell = replace(
         calibration.cells[0], cost_ms=constant(9.0)
@@ -115,14 +112,9 @@ def test_the_strategy_is_forecast_as_its_yaml_declares_and_no_other_is_disturbed
     calibration = replace(calibration, cells=(cell,), links=LinkModel((curve,)))
     query = replace(cell.query, gpus=4, members=())
     made = forecast(calibration, query)
-    alone_ms = mean(calibration.links.time("all_reduce", query.sent_bytes, 4, query.wire).ms)
+    alone_ms = mean(calibration.links.time("all_reduce", query.sent_bytes, 4, query.wire))
     assert made.tail_ms == pytest.approx(alone_ms) and made.contention_ms == 0
     assert made.step_ms > made.tail_ms
-    silent = replace(cell.query, options=(("name", "two_by_two"),), exchange="")
-    with pytest.raises(ValueError, match="'two_by_two': no forecast knows how it sends gradients"):
-        forecast(calibration, silent)
-    both = replace(calibration, cells=(cell, replace(cell, query=silent)), memo={})
-    assert forecast(both, query).step_ms == pytest.approx(made.step_ms)
 
 
 @pytest.mark.parametrize(
@@ -147,16 +139,8 @@ THROUGH_LAUNCH = {
         "my_strategies.py", "def bytes_moved", "def bytes_sent", "strategy=one_by_one",
         "strategy=one_by_one: _target_=my_strategies.OneByOne: OneByOne has no bytes_moved; a subclass of Strategy defines ",
     ),
-    "an exchange of a collective that is none": (
-        "my_exchanges.py", "all_reduce", "allreduce", "strategy=one_by_one",
-        "strategy=one_by_one: code.exchange=my_exchanges.one_by_one: cannot be imported (ValueError: 'allreduce' is no ",
-    ),
-    "an exchange that is a function": (
-        "conf/strategy/one_by_one.yaml", "my_exchanges.one_by_one", "my_exchanges.by_collective", "strategy=one_by_one",
-        "code.exchange=my_exchanges.by_collective: accepted is an analysis.prediction.strategies.Exchange",
-    ),
     "a rule that is misspelt": (
-        "conf/strategy/one_by_one.yaml", "code:", "grap: true\ncode:", "strategy=one_by_one",
+        "conf/strategy/one_by_one.yaml", "sends:", "grap: true\nsends:", "strategy=one_by_one",
         "takes no grap, and is called as OneByOne(grap=…) (did you mean graph?)",
     ),
     "options without a loader": (

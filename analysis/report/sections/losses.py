@@ -41,17 +41,12 @@ MS = NumberFormat(decimals=2)
 GAIN = COLOURS["green"][0]
 HATCHES = {GAIN: "////", GREY: "\\\\\\\\"}  # tells them apart in grey
 
-OWN, BOTH, WAITING = (
-    "own work on one GPU",
-    "backward slowed, and own work",
-    "waiting for slower ranks",
-)
+OWN, BOTH = "own work on one GPU", "backward slowed, and own work"
 UNEXPLAINED, WHOLE = "not explained", "all that it costs"
 MOST_COST_CELLS = 5  # of the figure
 PART_LOOKS = {  # colour and hatch, told apart in grey too
     OWN: (COLOURS["sky"][0], ""), BOTH: (COLOURS["orange"][0], "\\\\\\\\"),
     SLOWED: (COLOURS["orange"][0], ""), TAIL: (COLOURS["blue"][0], "////"),
-    WAITING: (COLOURS["purple"][0], ""),
 }  # fmt: skip
 
 
@@ -291,7 +286,6 @@ def _modelled_parts(forecast: CellForecast, both: bool) -> dict[str, float]:
     own, slowed = forecast.ms("own_work_ms"), forecast.ms("contention_ms")
     parts = {
         TAIL: forecast.ms("tail_ms"),
-        WAITING: forecast.ms("waiting_ms"),
         WHOLE: forecast.ms("cost_ms"),
     }
     if both:
