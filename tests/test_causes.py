@@ -230,15 +230,6 @@ def test_a_cell_that_every_rank_has_done_is_finished_though_a_host_is_lost_at_it
     assert outcome.state == "finished"
 
 
-def test_failures_of_a_former_agent_are_read(tmp_path):
-    def former(job):
-        job.folder.failures.write_text(json.dumps({"0": -15, "1": 7}))
-        job.status = 1
-
-    failure, _ = told(tmp_path, starts, begins, former)
-    assert failure[:2] == ("exception", 1) and "left with status 7" in failure[2]
-
-
 @pytest.mark.parametrize(
     "damaged", ["[[[", "[]", '{"1": []}', '{"x": 1}', '{"1": {"status": 1}}', '{"7": 1}']
 )

@@ -7,7 +7,6 @@ import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from benchmarks.agent import processes
 from benchmarks.record import CellFolder, Failure, decoded
@@ -28,6 +27,7 @@ NCCL_ERROR = re.compile(r"NCCL|ncclInternal|ncclSystem|ncclInvalid|DistBackendEr
 MOST_LOG_BYTES = 1 << 20  # of a log's end that are read
 TAIL_LINES = 20
 TAIL_CHARACTERS = 500  # of a line
+LIKELY_CONSEQUENCE = 2  # of the orders below, from this on
 STACK_HEADS = ("Current thread", "Fatal Python error")  # how a tail begins that is faulthandler's
 
 
@@ -40,26 +40,17 @@ class End:
 
 
 def ends(folder: CellFolder) -> dict[int, End]:
-    """Return how ranks ended by themselves, as the agent saw it before it ended the others.
-
-    Former agents gave no time.
-    """
+    """Return how ranks ended by themselves, as the agent saw it before it ended the others."""
     by_rank: dict[int, End] = {}
     try:
         for rank, content in decoded(folder.failures.read_bytes()).items():
-            by_rank[int(rank)] = _end(content)
-    except (OSError, ValueError, TypeError, AttributeError, KeyError, OverflowError):
+            status = content["status"]
+            if status is not None:
+                status = int(status)
+            by_rank[int(rank)] = End(status, float(content["time"]))
+    except (OSError, ValueError, TypeError, AttributeError, LookupError, OverflowError):
         return {}
     return by_rank
-
-
-def _end(content: Any) -> End:
-    if not isinstance(content, dict):
-        return End(int(content), 0.0)
-    status = content["status"]
-    if status is not None:
-        status = int(status)
-    return End(status, float(content["time"]))
 
 
 def first_cause(
@@ -73,69 +64,62 @@ def first_cause(
 
     `agent_status` is the exit status of the agent, None if it still ran; `lost` is a lost host.
     """
-    raised = {rank.number: float(rank.error["time"]) for rank in watch.everyone if rank.error}
     ended = {rank.number: ended[rank.number] for rank in watch.everyone if rank.number in ended}
-    first = min([end.time for end in ended.values()], default=math.inf)
+    first_end_s = min([end.time for end in ended.values()], default=math.inf)
     candidates = []
     for rank in watch.everyone:
         end = ended.get(rank.number)
+        times = [end.time] if end else []
+        if rank.error:
+            times.append(float(rank.error["time"]))
         # A rank that wrote why was ending even if the agent had not seen it yet.
-        times = [raised.get(rank.number), end.time if end else None]
-        if any(time_s is not None and time_s <= first for time_s in times):
-            candidates.append(rank)
+        if times and min(times) <= first_end_s:
+            candidates.append(_order(rank, end))
     if candidates:
-        rank = min(candidates, key=lambda rank: _order(rank, ended.get(rank.number)))
-        end = ended.get(rank.number)
-        by_itself = _order(rank, end)[0] < 2
-        time_s = raised.get(rank.number, end.time if end else math.inf)
+        order, time_s, number = min(candidates)
+        rank = watch.everyone[number]
         # A host that was still heard afterwards was not lost before.
-        if not lost or (by_itself and time_s < lost.heard):
+        if not lost or (order < LIKELY_CONSEQUENCE and time_s < lost.heard):
             if rank.error:
-                return _raised(rank)
-            return _ended(rank, ended[rank.number].status, folder)
+                return _raised(rank, rank.error)
+            return _ended(rank, ended[number].status, folder)
     if lost:
         return Failure("node_lost", None, lost.sentence)
+    if agent_status and agent_status < 0:
+        how = f"by {processes.signal_name(agent_status)}"
+        return Failure("killed", None, f"the agent ended {how} before any rank failed")
     if agent_status:
-        return _agent_failure(agent_status)
-    left = [rank for rank in watch.everyone if not rank.done and not rank.error]
-    if not left:
-        return None
-    return _ended(left[0], agent_status, folder)
+        sentence = f"the agent ended with status {agent_status} before any rank failed"
+        return Failure("start", None, sentence)
+    for rank in watch.everyone:
+        if not rank.done and not rank.error:
+            return _ended(rank, agent_status, folder)
+    return None
 
 
 def _order(rank: Rank, end: End | None) -> tuple[int, float, int]:
-    """Return a key that sorts ranks found ended at one look, likely consequences later.
+    """Return a key that sorts ranks found ended at one look: (how likely a consequence, time, rank).
 
     An exception of its own comes first, then an end without a word, then an exception that a lost
     peer would also raise, and last SIGTERM, with which agents end the others.
     """
     if rank.error:
-        consequence = CONSEQUENCE.search(str(rank.error["message"]))
-        return (2 if consequence else 0), float(rank.error["time"]), rank.number
-    if end is not None and end.status == -signal.SIGTERM:
-        return 3, 0.0, rank.number
-    return 1, 0.0, rank.number
+        order = 0
+        if CONSEQUENCE.search(str(rank.error["message"])):
+            order = LIKELY_CONSEQUENCE
+        return order, float(rank.error["time"]), rank.number
+    assert end is not None
+    order = 1
+    if end.status == -signal.SIGTERM:
+        order = LIKELY_CONSEQUENCE + 1
+    return order, end.time, rank.number
 
 
-def _agent_failure(status: int) -> Failure:
-    """Return the failure of a cell whose agent ended before any rank failed."""
-    if status < 0:
-        cause = "killed"
-        how = f"by {processes.signal_name(status)}"
-    else:
-        cause = "start"
-        how = f"with status {status}"
-    return Failure(cause, None, f"the agent ended {how} before any rank failed")
-
-
-def _raised(rank: Rank) -> Failure:
+def _raised(rank: Rank, error: Mapping[str, object]) -> Failure:
     """Return the failure of a rank that wrote its exception."""
-    assert rank.error is not None
-    kind = str(rank.error["type"])
-    message = str(rank.error["message"]).strip()
-    first_line = kind
-    if message:
-        first_line = message.splitlines()[0]
+    kind = str(error["type"])
+    message = str(error["message"]).strip()
+    first_line = (message or kind).splitlines()[0]
     where = f"in phase {rank.phase or 'start'!r}"
     sentence = f"{rank.name} raised {kind} {where}: {first_line}"
     return Failure(_cause_of(f"{kind} {message}"), rank.number, sentence)

@@ -1,18 +1,16 @@
 """Notice a hang by the deadlines, and find its cause by state, stack and iteration count."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from benchmarks.agent.processes import ENDED
 from benchmarks.record import Failure
 from conf import schema
 from launch.supervision.progress import Rank, Watch
-from launch.supervision.stacks import Location, StackState
+from launch.supervision.stacks import StackState
 
 STUCK = ("stopped", "disk-sleep", "tracing-stop", "zombie", "gone", "not started")
-States = Mapping[int, str]  # what each process does, by number, in the kernel's words
-Locations = Mapping[int, Location]  # where each rank stands, by number, as far as it said so
 
 
 @dataclass(frozen=True)
@@ -25,23 +23,24 @@ class Hang:
 def overdue(
     watch: Watch, opened: float, now: float, limits: schema.Engine, state: Callable[[int, int], str]
 ) -> Failure | Hang | None:
-    """Return what is to be said if a deadline has passed: of the start, of a silence, of the cell.
+    """Return what is wrong if a deadline has passed: of the start, of a silence, of the cell.
 
-    `opened` and `now` are monotonic seconds, `opened` of the start; `state` returns what a process,
-    by number and id, does.
+    `opened` and `now` are monotonic seconds; `state` returns what a process does, by number and id.
     """
     start_s = limits.start_timeout_s
     missing = [rank for rank in watch.everyone if rank.pid is None]
-    if missing:
-        if now - opened > start_s:
-            names = ", ".join(rank.name for rank in missing)
-            sentence = f"{names} did not report within {start_s:g} s"
-            return Failure("start", missing[0].number, sentence)
-    else:
-        deadlines = [_passed_deadline_s(watch, rank, now, limits, state) for rank in watch.everyone]
-        passed = [deadline_s for deadline_s in deadlines if deadline_s is not None]
-        if passed:
-            return Hang(f"gave no sign for {min(passed):g} s")
+    passed = []
+    if missing and now - opened > start_s:
+        names = ", ".join(rank.name for rank in missing)
+        sentence = f"{names} did not report within {start_s:g} s"
+        return Failure("start", missing[0].number, sentence)
+    if not missing:
+        for rank in watch.everyone:
+            deadline_s = _passed_deadline_s(watch, rank, now, limits, state)
+            if deadline_s:
+                passed.append(deadline_s)
+    if passed:
+        return Hang(f"gave no sign for {min(passed):g} s")
     last_seen = max(rank.last_seen for rank in watch.everyone)
     if all(rank.done for rank in watch.everyone) and now - last_seen > start_s:
         sentence = f"all ranks are done, and what started them did not end within {start_s:g} s"
@@ -73,43 +72,32 @@ def _passed_deadline_s(
     return deadline_s
 
 
-def explain_hang(watch: Watch, what: str, found: States, locations: Locations) -> Failure:
+def explain_hang(watch: Watch, what: str) -> Failure:
     """Return a hang that names the rank that is not where the others are.
 
-    Args:
-        watch: what the ranks have reported.
-        what: what the rank did, as the end of a sentence.
-        found: what each process did when the deadline had passed; absent if it has not started.
-        locations: where each rank stands.
+    `what` is what the rank did, as the end of a sentence. The ranks have their states and
+    locations.
     """
-    states = {rank.number: found.get(rank.number, "not started") for rank in watch.everyone}
     waiting = [rank for rank in watch.everyone if not rank.done]
     if not waiting:
-        waiting = [rank for rank in watch.everyone if states[rank.number] not in ENDED]
+        waiting = [rank for rank in watch.everyone if rank.state not in ENDED]
     if not waiting:
         waiting = watch.everyone
-    counts = {rank.number: watch.count(rank) for rank in waiting}
-    rank, why = _suspect(watch, waiting, states, counts, locations)
+    rank, why = _suspect(watch, waiting)
     if rank is None:
         phase = waiting[0].phase or "start"
-        each = _activities(waiting, states, locations)
+        each = _activities(waiting)
         sentence = f"no rank is behind the others; each {what} in phase {phase!r}: {each}"
         return Failure("hang", None, sentence)
-    where = f"in phase {rank.phase or 'start'!r} after {counts[rank.number]} iterations"
-    sentence = f"{rank.name} {what}, {where}: it {_activity(rank, states, locations)}"
+    where = f"in phase {rank.phase or 'start'!r} after {watch.count(rank)} iterations"
+    sentence = f"{rank.name} {what}, {where}: it {_activity(rank)}"
     rest = [peer for peer in waiting if peer is not rank]
     if rest:
-        sentence += f", while {_activities(rest, states, locations)}"
+        sentence += f", while {_activities(rest)}"
     return Failure("hang", rank.number, sentence + why)
 
 
-def _suspect(
-    watch: Watch,
-    waiting: Sequence[Rank],
-    states: States,
-    counts: Mapping[int, int],
-    locations: Locations,
-) -> tuple[Rank | None, str]:
+def _suspect(watch: Watch, waiting: Sequence[Rank]) -> tuple[Rank | None, str]:
     """Return the rank to name, and the end of the sentence where that needs a reason.
 
     In this order: a process that cannot go on; a rank that is asleep or in foreign code while
@@ -118,98 +106,104 @@ def _suspect(
     than most, or where foreign code began the wait; the last of those that wait in different
     places.
     """
-    stuck = [rank for rank in waiting if states[rank.number] in STUCK]
+    stuck = [rank for rank in waiting if rank.state in STUCK]
     if stuck:
         return stuck[0], ""
     if len(waiting) == 1:
         return waiting[0], ""
-    located = [rank for rank in waiting if rank.number in locations]
-    silent = [rank for rank in waiting if rank.number not in locations]
-    away = None  # a rank that looks less as if it waited than another
-    if located:
-        away = min(located, key=lambda rank: locations[rank.number].state)
-        least = locations[away.number].state
-        if all(locations[rank.number].state == least for rank in located):
-            away = None
-        elif least <= StackState.FOREIGN:
-            return away, ""
-        if silent:
-            return silent[0], ""
-    suspect = _another_collective(located, locations)
+    by_state: dict[StackState, list[Rank]] = {}
+    silent = []
+    for rank in waiting:
+        if rank.location:
+            by_state.setdefault(rank.location.state, []).append(rank)
+        else:
+            silent.append(rank)
+    least = min(by_state, default=StackState.WAITING)
+    if len(by_state) > 1 and least <= StackState.FOREIGN:
+        return by_state[least][0], ""
+    if by_state and silent:
+        return silent[0], ""
+    suspect, why = _another_collective(waiting)
     if suspect:
-        return suspect
+        return suspect, why
     # Servers count pushes, not steps: they are not compared.
     stepping = [rank for rank in waiting if rank in watch.ranks]
-    fewest = min((counts[rank.number] for rank in stepping), default=0)
-    behind = [rank for rank in stepping if counts[rank.number] == fewest]
-    if len(behind) < len(stepping):
-        return behind[0], ""
-    if away:
-        return away, ""
-    return _waits_elsewhere([rank for rank in stepping if rank in located], locations)
+    counts = [watch.count(rank) for rank in stepping]
+    if len(set(counts)) > 1:
+        return stepping[counts.index(min(counts))], ""
+    if len(by_state) > 1:
+        return by_state[least][0], ""
+    return _waits_elsewhere(stepping)
 
 
-def _another_collective(ranks: Sequence[Rank], locations: Locations) -> tuple[Rank, str] | None:
+def _another_collective(ranks: Sequence[Rank]) -> tuple[Rank | None, str]:
     """Return the first rank to begin another collective, and the end of the sentence.
 
     It is the one whose collective the fewest ranks began, else the only one whose was begun by
-    foreign code; else None.
+    foreign code.
     """
-    recorded = [rank for rank in ranks if locations[rank.number].collectives]
+    recorded = [(rank, rank.location.collectives) for rank in ranks if rank.location]
+    recorded = [(rank, collectives) for rank, collectives in recorded if collectives]
     if len(recorded) < 2:
-        return None
-    common = set(locations[recorded[0].number].collectives)
-    for rank in recorded:
-        common &= set(locations[rank.number].collectives)
+        return None, ""
+    common = set(recorded[0][1])
+    for _, collectives in recorded:
+        common &= set(collectives)
     for key in sorted(common, key=lambda key: key[1]):
-        begun = {rank.number: locations[rank.number].collectives[key] for rank in recorded}
-        names = Counter(collective.name for collective in begun.values())
+        names = Counter(collectives[key][0] for _, collectives in recorded)
         if len(names) < 2:
             continue
         most = max(names.values())
-        odd = [rank for rank in recorded if names[begun[rank.number].name] < most]
-        if not odd:
-            odd = [rank for rank in recorded if begun[rank.number].foreign]
+        odd = []
+        begun_by_foreign = []
+        for rank, collectives in recorded:
+            name, is_foreign = collectives[key]
+            if names[name] < most:
+                odd.append((rank, name))
+            if is_foreign:
+                begun_by_foreign.append((rank, name))
+        odd = odd or begun_by_foreign
         if len(odd) != 1:
-            return None
-        name = begun[odd[0].number].name
+            return None, ""
+        rank, name = odd[0]
         usual = next(usual for usual in names if usual != name)
-        why = f"; its collective {key[1]} was {name} where that of the others was {usual}"
-        return odd[0], why
-    return None
+        return rank, f"; its collective {key[1]} was {name} where that of the others was {usual}"
+    return None, ""
 
 
-def _waits_elsewhere(ranks: Sequence[Rank], locations: Locations) -> tuple[Rank | None, str]:
+def _waits_elsewhere(ranks: Sequence[Rank]) -> tuple[Rank | None, str]:
     """Return the rank that waits elsewhere than the others; None if all wait in one place."""
-    words = Counter(locations[rank.number].words for rank in ranks)
-    if len(words) < 2:
+    by_words: dict[str, list[Rank]] = {}
+    foreign = []
+    for rank in ranks:
+        if rank.location:
+            by_words.setdefault(rank.location.words, []).append(rank)
+            if rank.location.called_from_foreign:
+                foreign.append(rank)
+    if len(by_words) < 2:
         return None, ""
-    most = max(words.values())
-    minority = [rank for rank in ranks if words[locations[rank.number].words] < most]
-    if minority:
-        return minority[0], ""
-    foreign = [rank for rank in ranks if locations[rank.number].called_from_foreign]
-    if foreign and len(foreign) < len(ranks):
+    most = max(len(group) for group in by_words.values())
+    for group in by_words.values():
+        if len(group) < most:
+            return group[0], ""
+    if 0 < len(foreign) < len(ranks):
         return foreign[0], "; it is named because code outside Ringside and torch began its wait"
     return ranks[-1], "; nothing tells which of them is wrong, and the last is named"
 
 
-def _activity(rank: Rank, states: States, locations: Locations) -> str:
-    """Return what a rank does, as the end of a sentence."""
-    state = states[rank.number]
-    if state in STUCK:
-        return f"is {state}"
-    if rank.number in locations:
-        return locations[rank.number].words
-    return f"wrote no stack, and its process is {state}"
+def _activity(rank: Rank) -> str:
+    if rank.state in STUCK:
+        return f"is {rank.state}"
+    if rank.location:
+        return rank.location.words
+    return f"wrote no stack, and its process is {rank.state}"
 
 
-def _activities(ranks: Sequence[Rank], states: States, locations: Locations) -> str:
+def _activities(ranks: Sequence[Rank]) -> str:
     """Return what several ranks do: 'each of rank 0, rank 2 waits…'."""
     names_by_activity: dict[str, list[str]] = {}
     for rank in ranks:
-        activity = _activity(rank, states, locations)
-        names_by_activity.setdefault(activity, []).append(rank.name)
+        names_by_activity.setdefault(_activity(rank), []).append(rank.name)
     parts = []
     for activity, names in names_by_activity.items():
         each = names[0]

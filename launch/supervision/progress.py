@@ -2,30 +2,18 @@
 
 import time
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from benchmarks.record import CellFolder, Kind, read_line
 from conf.host_limits import usable_cores
+from launch.supervision.stacks import Location
 
 BEFORE_WARM_UP = ("", "connect", "build", "first step")  # phases of a rank
 
 
-class WallClock(Protocol):
-    """What supervision uses of the module `time`, which is the clock but in tests."""
-
-    def time(self) -> float:
-        """Return seconds since 1970."""
-
-    def monotonic(self) -> float:
-        """Return seconds that no change of the clock moves."""
-
-    def sleep(self, seconds: float, /) -> None:
-        """Let time pass."""
-
-
 @dataclass
 class Rank:
-    """What one process of a cell has written so far: a rank, or a server next to the ranks."""
+    """What is known of one process of a cell: a rank, or a server next to the ranks."""
 
     number: int
     name: str  # 'rank 3', 'server 0'
@@ -35,14 +23,18 @@ class Rank:
     error: dict[str, Any] | None = None
     done: bool = False
     last_seen: float = 0.0  # monotonic seconds
+    # Of a hang, as it was noticed:
+    state: str = "not started"  # of the process, in the kernel's words
+    location: Location | None = None  # where it stands, if it said so
 
 
 class Watch:
     """Reads the lines that ranks and servers append, each file from where it was last read."""
 
     def __init__(
-        self, folder: CellFolder, world_size: int, servers: int = 0, clock: WallClock = time
+        self, folder: CellFolder, world_size: int, servers: int = 0, clock: Any = time
     ) -> None:
+        """`clock` is the module `time`, but in tests."""
         self.ranks = [Rank(number, f"rank {number}") for number in range(world_size)]
         self.servers = [Rank(world_size + number, f"server {number}") for number in range(servers)]
         self.everyone = [*self.ranks, *self.servers]  # by number
@@ -64,8 +56,12 @@ class Watch:
         """Read the new lines; return whether there were any."""
         has_news = False
         for rank in self.everyone:
-            new_bytes = self._new_bytes(rank.number)
-            whole, newline, _ = new_bytes.rpartition(b"\n")
+            try:
+                with self._folder.rank_lines(rank.number).open("rb") as file:
+                    file.seek(self._read[rank.number])
+                    whole, newline, _ = file.read().rpartition(b"\n")
+            except FileNotFoundError:
+                continue
             if not newline:
                 continue
             has_news = True
@@ -76,14 +72,6 @@ class Watch:
                 if line is not None:
                     self._take(rank, line)
         return has_news
-
-    def _new_bytes(self, number: int) -> bytes:
-        try:
-            with self._folder.rank_lines(number).open("rb") as file:
-                file.seek(self._read[number])
-                return file.read()
-        except FileNotFoundError:
-            return b""
 
     def count(self, rank: Rank) -> int:
         """Return the number of iterations that a rank has begun, also those since its last line."""

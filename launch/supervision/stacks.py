@@ -1,8 +1,8 @@
 """Read where a rank stands, from what it wrote to its log on request (benchmarks.rank.stacks)."""
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import islice, takewhile
 from pathlib import Path
@@ -20,7 +20,8 @@ TORCH = re.compile(r"/(?:site|dist)-packages/torch/(.*)$")
 STANDARD_LIBRARY = re.compile(r"^<frozen |/lib(?:64)?/python3[^/]*/(?!(?:site|dist)-packages/)")
 WAITING_CALL = re.compile(r"\.(?:wait|synchronize|item|cpu|tolist)\(")
 SLEEP = re.compile(r"\b(?:u|nano)?sleep\(")
-OWN_PACKAGES = ("benchmarks", "trainers", "conf")  # that ranks run
+# Code of ours that ranks run.
+OWN_FOLDERS = tuple(f"{ROOT / name}/" for name in ("benchmarks", "trainers", "conf"))
 # Loops of ours that wait: file and function, and for what.
 LOOPS = {
     ("trainers/kvstore/worker.py", "_meet"): "waits for the workers and servers to begin",
@@ -51,58 +52,34 @@ class StackState(IntEnum):
     WAITING = 3
 
 
-@dataclass(frozen=True)
-class PendingCollective:
-    """A collective that a rank has begun."""
-
-    name: str  # with its sizes, where every rank's are equal
-    foreign: bool  # whether code that is neither torch's nor ours began it
-
-
-@dataclass(frozen=True)
+@dataclass
 class Location:
     """Where a rank stands."""
 
     state: StackState
     words: str  # 'waits in all_reduce', 'is in forward (my_model.py:12: `time.sleep(3)`)'
     called_from_foreign: bool = False  # code that is neither torch's nor ours began the wait
-    # By group and number in it.
-    collectives: Mapping[tuple[str, int], PendingCollective] = field(default_factory=dict)
+    # The last collectives that it began, by group and number: the name with its sizes, and whether
+    # such code began it.
+    collectives: dict[tuple[str, int], tuple[str, bool]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
 class Frame:
-    """One frame of a stack."""
+    """One frame of a stack: whose code it is, and where."""
 
-    file: str
-    line: int
-    function: str
-
-    @property
-    def torch(self) -> str | None:
-        """Return the path inside torch's package; None for other files."""
-        match = TORCH.search(self.file)
-        if match is None:
-            return None
-        return match[1]
-
-    @property
-    def own(self) -> str | None:
-        """Return the path inside Ringside; None for other files."""
-        path = Path(self.file)
-        if not path.is_relative_to(ROOT):
-            return None
-        inside = path.relative_to(ROOT)
-        if not inside.parts or inside.parts[0] not in OWN_PACKAGES:
-            return None
-        return inside.as_posix()
-
-    @property
-    def foreign(self) -> bool:
-        """Whether a frame is neither torch's nor ours nor Python's own."""
-        if self.torch or self.own or self.function == "<module>":
-            return False
-        return not STANDARD_LIBRARY.search(self.file)
+    def __init__(self, file: str, line: int, function: str) -> None:
+        self.file, self.line, self.function = file, line, function
+        self.owner = "foreign"  # or torch, Ringside, Python, module: a module's own lines
+        self.path = file  # for torch and Ringside inside its package
+        torch = TORCH.search(file)
+        if torch:
+            self.owner, self.path = "torch", torch[1]
+        elif STANDARD_LIBRARY.search(file):
+            self.owner = "Python"
+        elif file.startswith(OWN_FOLDERS):
+            self.owner, self.path = "Ringside", Path(file).relative_to(ROOT).as_posix()
+        elif function == "<module>":
+            self.owner = "module"
 
     def source(self) -> str:
         """Return the line of source, '' where there is none to read."""
@@ -133,66 +110,51 @@ def locate(log: Path, start: int) -> Location | None:
             text = file.read(MOST_BYTES).decode("utf-8", errors="replace")
     except OSError:
         return None
-    stacks, collective, collective_stack = _parse(text)
+    stacks: list[list[Frame]] = []  # of the threads, the main one last; the newest call first
+    unfinished = ""  # a collective
+    frames: list[Frame] = []
+    frames_of_collective: list[Frame] = []
+    collectives = {}
+    for line in text.splitlines():
+        collective = COLLECTIVE.match(line)
+        frame = FRAME.match(line)
+        recorded = RECORDED.match(line)
+        if THREAD.match(line):
+            frames = []
+            stacks.append(frames)
+        elif collective:
+            unfinished = collective[1]
+            frames = frames_of_collective = []
+        elif frame:
+            frames.append(Frame(frame[1], int(frame[2]), frame[3]))
+        elif recorded:
+            group, number, name, path, line_number, function = recorded.groups()
+            is_foreign = bool(path) and Frame(path, int(line_number), function).owner == "foreign"
+            collectives[group, int(number)] = name.replace(":", " of "), is_foreign
     if not stacks or not stacks[-1]:
         return None
     location = _location(stacks[-1])
-    for frames in stacks[:-1]:
+    for stack in stacks[:-1]:
         # On GPUs backward runs in threads of torch's own, while the main one waits for them. Those
         # of Python begin in threading.py.
-        if frames and not frames[-1].function.startswith("_bootstrap"):
-            helper = _location(frames)
+        if stack and not stack[-1].function.startswith("_bootstrap"):
+            helper = _location(stack)
             if helper.state < location.state:
                 location = helper
-    if location.state is StackState.WAITING and collective:
-        words = location.words
-        if not words.endswith(collective):
-            words = f"{words} (unfinished: {collective})"
-        foreign = any(frame.foreign for frame in collective_stack)
-        location = Location(location.state, words, location.called_from_foreign or foreign)
-    return replace(location, collectives=_collectives(text))
-
-
-def _collectives(text: str) -> dict[tuple[str, int], PendingCollective]:
-    """Return the last collectives that a rank began."""
-    collectives = {}
-    for line in text.splitlines():
-        match = RECORDED.match(line)
-        if match:
-            group, number, name, file, line_number, function = match.groups()
-            foreign = bool(file) and Frame(file, int(line_number), function).foreign
-            collectives[group, int(number)] = PendingCollective(name.replace(":", " of "), foreign)
-    return collectives
-
-
-def _parse(text: str) -> tuple[list[list[Frame]], str, list[Frame]]:
-    """Return the stacks of all threads, the main one last, and an unfinished collective's.
-
-    A stack has the newest call first.
-    """
-    threads: list[list[Frame]] = []
-    collective = ""
-    collective_stack: list[Frame] = []
-    frames: list[Frame] = []
-    for line in text.splitlines():
-        head = COLLECTIVE.match(line)
-        frame = FRAME.match(line)
-        if THREAD.match(line):
-            frames = []
-            threads.append(frames)
-        elif head:
-            frames = []
-            collective, collective_stack = head[1], frames
-        elif frame:
-            frames.append(Frame(frame[1], int(frame[2]), frame[3]))
-    return threads, collective, collective_stack
+    if location.state is StackState.WAITING and unfinished:
+        if not location.words.endswith(unfinished):
+            location.words += f" (unfinished: {unfinished})"
+        if any(frame.owner == "foreign" for frame in frames_of_collective):
+            location.called_from_foreign = True
+    location.collectives = collectives
+    return location
 
 
 def _location(stack: Sequence[Frame]) -> Location:
     """Return what one thread does."""
-    frames = [frame for frame in stack if not STANDARD_LIBRARY.search(frame.file)] or list(stack)
-    inside = list(takewhile(lambda frame: frame.torch or frame.own, frames))
-    called_from_foreign = any(frame.foreign for frame in frames[len(inside) :])
+    frames = [frame for frame in stack if frame.owner != "Python"] or list(stack)
+    inside = list(takewhile(lambda frame: frame.owner in ("torch", "Ringside"), frames))
+    called_from_foreign = any(frame.owner == "foreign" for frame in frames[len(inside) :])
     wait = _wait(inside)
     if wait:
         return Location(StackState.WAITING, wait, called_from_foreign)
@@ -205,36 +167,37 @@ def _location(stack: Sequence[Frame]) -> Location:
     else:
         state = StackState.FOREIGN
     where = f"{Path(top.file).name}:{top.line}"
-    if source and top.torch is None:
+    if source and top.owner != "torch":
         where += f": `{source[:MOST_CHARACTERS]}`"
     return Location(state, f"is in {top.function} ({where})", called_from_foreign)
 
 
-def _wait(inside: Sequence[Frame]) -> str | None:
-    """Return for what a thread waits, by its last calls of torch and ours; None if it does not."""
+def _wait(inside: Sequence[Frame]) -> str:
+    """Return for what a thread waits, by its last calls of torch and ours; '' if it does not."""
     if not inside:
-        return None
-    top = inside[0]
-    in_torch = top.torch or ""
+        return ""
     distributed = []
-    for frame in takewhile(lambda frame: frame.torch, inside):
-        if str(frame.torch).startswith("distributed/"):
+    for frame in inside:
+        if frame.owner != "torch":
+            break
+        if frame.path.startswith("distributed/"):
             distributed.append(frame.function)
     if distributed:
         calls = [function for function in distributed if not function.endswith("wrapper")]
         return f"waits in {(calls or distributed)[-1]}"
+    top = inside[0]
     if top.function == "_engine_run_backward":
         return "waits in backward"
-    if in_torch.startswith("cuda/") and top.function in ("synchronize", "wait", "query"):
-        return "waits for its GPU"
-    if in_torch == "nn/parallel/distributed.py":
-        return "waits in DDP"
+    if top.owner == "torch":
+        if top.path.startswith("cuda/") and top.function in ("synchronize", "wait", "query"):
+            return "waits for its GPU"
+        if top.path == "nn/parallel/distributed.py":
+            return "waits in DDP"
     for frame in inside:
-        if (frame.own, frame.function) == WORKING:
-            return None
-        words = LOOPS.get((str(frame.own), frame.function))
-        if words:
-            return words
-    if top.own and WAITING_CALL.search(top.source()):
+        if (frame.path, frame.function) == WORKING:
+            return ""
+        if (frame.path, frame.function) in LOOPS:
+            return LOOPS[frame.path, frame.function]
+    if top.owner == "Ringside" and WAITING_CALL.search(top.source()):
         return f"waits at {Path(top.file).name}:{top.line}"
-    return None
+    return ""

@@ -4,7 +4,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 from benchmarks.agent.processes import ENDED
 from benchmarks.record import CellFolder, Failure
@@ -13,7 +13,7 @@ from conf.cell import Cell
 from launch.engines.engine import CellEngine, Job, Lost
 from launch.supervision.failure import End, ends, first_cause, with_log
 from launch.supervision.hang import STUCK, Hang, explain_hang, overdue
-from launch.supervision.progress import Rank, WallClock, Watch
+from launch.supervision.progress import Watch
 from launch.supervision.stacks import locate, log_bytes
 
 POLL_SECONDS = 0.1
@@ -45,7 +45,7 @@ def run(
     progress: Callable[[Watch], None],
     profiler: Sequence[str] = (),
     sampled: bool = False,
-    clock: WallClock = time,
+    clock: Any = time,
 ) -> Outcome:
     """Run the job of a cell in its prepared folder and return how it ended.
 
@@ -67,30 +67,30 @@ def run(
     watch = Watch(folder, cell.world_size, cell.servers, clock)
     opened = clock.monotonic()
     job = engine.start(cell, folder, environment, profiler, sampled)
-    ended: Failure | Hang | None = None
+    failure: Failure | Hang | None = None
     lost: Lost | None = None
     vanished: dict[int, End] = {}
     try:
-        while job.poll() is None and not (ended or lost or vanished):
+        while job.poll() is None and not (failure or lost or vanished):
             watch.update()
             progress(watch)
             lost = job.lost()
             if stopping():
-                ended = STOPPED
+                failure = STOPPED
             elif not lost:
-                ended = overdue(watch, opened, clock.monotonic(), limits, job.process_state)
-            vanished = {rank.number: End(None, clock.time()) for rank in _vanished(watch, job)}
+                failure = overdue(watch, opened, clock.monotonic(), limits, job.process_state)
+            vanished = _vanished(watch, job, clock)
             job.wait(POLL_SECONDS)
         if vanished and not lost:
             _until(lambda: job.poll() is not None or folder.failures.exists(), AGENT_SECONDS, clock)
-        if isinstance(ended, Hang):
-            ended = _explained(ended, watch, folder, job, clock)
+        if isinstance(failure, Hang):
+            failure = _explained(failure, watch, folder, job, clock)
         status = job.poll()
         ended_s = clock.monotonic()
     finally:
         # Also after an exception of our own: nothing of a cell outlives it.
         grace_s = 0.0
-        if ended or lost:
+        if failure or lost:
             grace_s = limits.stop_grace_s
         unkillable_pids = job.stop(grace_s)
     watch.update()
@@ -100,14 +100,13 @@ def run(
         # What the others raise is heard at once; that a host is lost is known for sure when it did
         # not answer the stop.
         lost = lost or job.lost()
-    if not ended and (lost or status == -signal.SIGTERM):
+    if not failure and (lost or status == -signal.SIGTERM):
         # Slurm asks all processes of a job to end, this one perhaps last.
         _until(stopping, ended_s + SIGNAL_SECONDS - clock.monotonic(), clock)
         if stopping():
-            ended = STOPPED
-    if ended is STOPPED:
+            failure = STOPPED
+    if failure is STOPPED:
         return Outcome("interrupted", STOPPED, unkillable_pids)
-    failure = ended
     if failure is None:
         if status is not None and status < 0:
             vanished = {}  # its ranks die with a killed agent
@@ -117,23 +116,18 @@ def run(
     return Outcome("failed", with_log(failure, folder), unkillable_pids)
 
 
-def _vanished(watch: Watch, job: Job) -> list[Rank]:
-    """Return the processes that are gone and were not done. Their last lines are read first."""
-
-    def gone() -> list[Rank]:
-        ranks = []
-        for rank in watch.everyone:
-            if rank.pid and not rank.done and job.process_state(rank.number, rank.pid) in ENDED:
-                ranks.append(rank)
-        return ranks
-
-    if not gone():
-        return []
-    watch.update()
-    return gone()
+def _vanished(watch: Watch, job: Job, clock: Any) -> dict[int, End]:
+    """Return the processes that are gone and were not done, by number, after their last lines."""
+    gone = []
+    for rank in watch.everyone:
+        if rank.pid and not rank.done and job.process_state(rank.number, rank.pid) in ENDED:
+            gone.append(rank)
+    if gone:
+        watch.update()
+    return {rank.number: End(None, clock.time()) for rank in gone if not rank.done}
 
 
-def _explained(hang: Hang, watch: Watch, folder: CellFolder, job: Job, clock: WallClock) -> Failure:
+def _explained(hang: Hang, watch: Watch, folder: CellFolder, job: Job, clock: Any) -> Failure:
     """Return a hang with the rank that is at fault, after asking every process where it stands."""
     agent_state = job.agent_state()
     if agent_state in STUCK:
@@ -143,43 +137,36 @@ def _explained(hang: Hang, watch: Watch, folder: CellFolder, job: Job, clock: Wa
         )
         return Failure("hang", None, sentence)
     pids = {}
-    states = {}
-    logs = {}
+    starts = {}  # the size of each log that a rank may write to
     for rank in watch.everyone:
         if rank.pid:
             # As it is now: a request for stacks may wake a process up.
-            state = job.process_state(rank.number, rank.pid)
+            rank.state = job.process_state(rank.number, rank.pid)
             pids[rank.number] = rank.pid
-            states[rank.number] = state
-            if state not in STUCK:
-                logs[rank.number] = folder.rank_log(rank.number)
-    starts = _sizes(logs)
+            if rank.state not in STUCK:
+                starts[rank.number] = log_bytes(folder.rank_log(rank.number))
+
+    def sizes() -> list[int]:
+        return [log_bytes(folder.rank_log(number)) for number in starts]
+
+    def all_have_written() -> bool:
+        return all(size > start for size, start in zip(sizes(), starts.values(), strict=True))
+
     job.ask_for_stacks(pids)
-    _until(lambda: _all_grew(starts, _sizes(logs)), STACKS_SECONDS, clock)
+    _until(all_have_written, STACKS_SECONDS, clock)
     deadline = clock.monotonic() + STACKS_SECONDS
-    before = starts
-    written = _sizes(logs)
+    before = list(starts.values())
+    written = sizes()
     while written != before and clock.monotonic() < deadline:  # until nothing more comes
         clock.sleep(REST_SECONDS)
         before = written
-        written = _sizes(logs)
-    locations = {}
-    for rank_number, log in logs.items():
-        location = locate(log, starts[rank_number])
-        if location:
-            locations[rank_number] = location
-    return explain_hang(watch, hang.what, states, locations)
+        written = sizes()
+    for rank_number, start in starts.items():
+        watch.everyone[rank_number].location = locate(folder.rank_log(rank_number), start)
+    return explain_hang(watch, hang.what)
 
 
-def _sizes(logs: Mapping[int, Path]) -> dict[int, int]:
-    return {rank_number: log_bytes(log) for rank_number, log in logs.items()}
-
-
-def _all_grew(before: Mapping[int, int], now: Mapping[int, int]) -> bool:
-    return all(now[rank_number] > size for rank_number, size in before.items())
-
-
-def _until(condition: Callable[[], bool], seconds: float, clock: WallClock) -> None:
+def _until(condition: Callable[[], bool], seconds: float, clock: Any) -> None:
     """Wait until a condition holds, or some seconds have passed."""
     deadline = clock.monotonic() + seconds
     while not condition() and clock.monotonic() < deadline:
