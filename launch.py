@@ -1,7 +1,7 @@
-"""Ringside's command: `python launch.py [-m] [option=value …]`. Reads the request, composes it,
-hands it to `launch`."""
+"""Ringside's command: `python launch.py [-m] [option=value …]` reads a request and runs it."""
 
 import os
+import signal
 import sys
 
 from launch import startup
@@ -64,6 +64,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    status = startup.run_with_sigint(main, sigint_handler)
+    signal.signal(signal.SIGINT, sigint_handler)
+    status = main()
     close_quietly(interrupted=status == startup.INTERRUPTED)
     sys.exit(status)

@@ -5,7 +5,6 @@ import dataclasses
 import errno
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from analysis.findings.communication import disagreement
 from analysis.findings.record_values import with_values
@@ -28,9 +27,6 @@ from launch.study.study import StudyFolder, assemble, prepare
 from launch.supervision import supervise
 from launch.supervision.progress import Watch
 from launch.supervision.supervise import Outcome
-
-if TYPE_CHECKING:
-    from launch.profile.profiled_pass import Profiled
 
 TUNING_PASS = "benchmarks.training.passes.tuning"
 
@@ -82,7 +78,11 @@ class CellRunner:
                 f"processes {outcome.unkillable_pids} of {cell.name} survive SIGKILL and may still hold "
                 f"their {held}"
             )
-        if outcome.state == "finished" and self._wants_tuning(cell):
+        wants_tuning = self.config.tuning_pass in (True, "True")
+        if self.config.tuning_pass == "auto":
+            wants_tuning = "NCCL_ALGO" in cell.nccl or "NCCL_PROTO" in cell.nccl
+        exchanges = cell.device == "cuda" and cell.world_size > 1 and cell.trains
+        if outcome.state == "finished" and wants_tuning and exchanges:
             with self.study.timed_step(token, "tuning pass"):
                 self._tuning_pass(cell, folder, variables)
         try:
@@ -97,11 +97,7 @@ class CellRunner:
             # The record is written first: whatever happens in the pass, what was measured is safe.
             records.write(folder, judged(record, self.config.validity))
             with self.study.timed_step(token, "profiled pass"):
-                trace = self._profiled(cell, folder, variables, progress)
-            if trace:
-                record = dataclasses.replace(
-                    _with_trace(record, trace), raw_sha256=folder.raw_sha256()
-                )
+                record = self._profiled(record, folder, variables, progress)
         record = judged(record, self.config.validity)
         self.study.end(attempt, record)
         return record
@@ -136,42 +132,6 @@ class CellRunner:
             return outcome
         return dataclasses.replace(outcome, failure=before.explain(outcome.failure, folder.path))
 
-    def _profiled(
-        self,
-        cell: Cell,
-        folder: CellFolder,
-        variables: Mapping[str, str],
-        progress: Callable[[Watch], None],
-    ) -> "Profiled | None":
-        """Run the profiled pass; return None if the user stopped it.
-
-        Under nsys its environment is scrubbed, because the report contains it.
-        """
-
-        def run(untimed: Cell, inside: CellFolder, command: Sequence[str]) -> Outcome:
-            own = dict(scrubbed(variables) if command else variables)
-            if cell.device == "cuda":
-                own["NCCL_DEBUG_FILE"] = inside.nccl_log_pattern
-            return self._run(untimed, inside, own, progress, command)
-
-        from launch.profile.profiled_pass import profiled  # with numpy, which a plan does not need
-
-        trace = profiled(cell, folder, self.nsys, run)
-        if trace.finding.severity == "unchecked" and self.stopping():
-            return None  # the next launcher measures the cell again, with its trace
-        if trace.finding.severity == "unchecked":
-            self.note(f"{cell.name}: {trace.finding.sentence}")
-        return trace
-
-    def _wants_tuning(self, cell: Cell) -> bool:
-        """Return whether a cell has a tuning pass: on request, or if it asks for an algorithm or a
-        protocol."""
-        if cell.device != "cuda" or cell.world_size == 1 or not cell.trains:
-            return False
-        if self.config.tuning_pass == "auto":
-            return "NCCL_ALGO" in cell.nccl or "NCCL_PROTO" in cell.nccl
-        return self.config.tuning_pass in (True, "True")
-
     def _tuning_pass(self, cell: Cell, folder: CellFolder, variables: Mapping[str, str]) -> None:
         """Run a few untimed steps in which NCCL logs each choice. A failure leaves checks unchecked
         and costs no number."""
@@ -188,13 +148,36 @@ class CellRunner:
         if outcome.failure:
             self.note(f"the tuning pass of {cell.name} failed: {outcome.failure.message}")
 
+    def _profiled(
+        self,
+        record: Record,
+        folder: CellFolder,
+        variables: Mapping[str, str],
+        progress: Callable[[Watch], None],
+    ) -> Record:
+        """Return the record with what the profiled pass gave; as it is if the user stopped it: the
+        next launcher measures the cell again, with its trace."""
+        from launch.profile.profiled_pass import profiled  # with numpy, which a plan does not need
 
-def _with_trace(record: Record, trace: "Profiled") -> Record:
-    metrics = record.metrics | trace.metrics
-    findings = [*record.effective.get("findings", []), dataclasses.asdict(trace.finding)]
-    return dataclasses.replace(
-        record,
-        metrics=metrics | disagreement(metrics),
-        tables=record.tables | trace.tables,
-        effective=record.effective | trace.effective | {"findings": findings},
-    )
+        def run(untimed: Cell, inside: CellFolder, command: Sequence[str]) -> Outcome:
+            own = dict(variables)
+            if command:
+                own = scrubbed(variables)  # the report of nsys contains its environment
+            if untimed.device == "cuda":
+                own["NCCL_DEBUG_FILE"] = inside.nccl_log_pattern
+            return self._run(untimed, inside, own, progress, command)
+
+        trace = profiled(record.cell, folder, self.nsys, run)
+        if trace.finding.severity == "unchecked":
+            if self.stopping():
+                return record
+            self.note(f"{record.cell.name}: {trace.finding.sentence}")
+        metrics = record.metrics | trace.metrics
+        findings = [*record.effective.get("findings", []), dataclasses.asdict(trace.finding)]
+        return dataclasses.replace(
+            record,
+            metrics=metrics | disagreement(metrics),
+            tables=record.tables | trace.tables,
+            effective=record.effective | trace.effective | {"findings": findings},
+            raw_sha256=folder.raw_sha256(),
+        )

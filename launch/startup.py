@@ -3,12 +3,10 @@
 import gc
 import signal
 import time
-from collections.abc import Callable
 from typing import Any
 
-BEGAN_S = (
-    time.monotonic()
-)  # before all that takes time is imported: a sweep's seconds count from here
+# Before all that takes time is imported: a sweep's seconds count from here.
+BEGAN_S = time.monotonic()
 INTERRUPTED = 130  # exit status, as shells have it for Ctrl-C
 
 
@@ -23,9 +21,3 @@ def begin() -> Any:
     if handler is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     return handler
-
-
-def run_with_sigint(main: Callable[[], int], handler: Any) -> int:
-    """Run `main` with a handler of Ctrl-C, and return its exit status."""
-    signal.signal(signal.SIGINT, handler)
-    return main()

@@ -6,6 +6,7 @@ import gc
 import os
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -25,7 +26,6 @@ from conf.options import Refused
 from conf.resolve import checked
 from conf.schema import Request
 from launch.cli.compose import cpu_preset_note
-from launch.deferred_cells import DeferredCells
 from launch.display.resilient_stream import ResilientStream
 from launch.display.screen import Screen
 from launch.display.summary import (
@@ -64,6 +64,8 @@ from launch.study.study import StudyFolder, find_finished
 from launch.supervision.progress import Watch
 from launch.supervision.stopping import Stopping
 from launch.tracking.mlflow_writer import MlflowWriter
+
+HELD_POLL_S = 1.0  # between two looks at the cells that other launchers hold
 
 
 def run(
@@ -189,11 +191,11 @@ class SweepRun:
         self.known: list[Record] = []  # records of the study, those of this invocation too
         self.measured: list[Record] = []  # in this invocation
         self.done: dict[int, Record] = {}  # earlier, or by others; by the cell's index
-        self.deferred = DeferredCells([planned.cell for planned in self.cells], self._note)
+        self.held: list[int] = []  # cells that other launchers measure
         self._settling = threading.Lock()  # for cells that run at the same time
         self._quiet = False  # ranks need it: nothing further is imported
         self._writable = True
-        self._refused = False  # a cell's folder was not ours to write
+        self._incomplete = False  # a cell could not be measured: its folder, or a host is lost
 
     def run(self) -> int:
         """Measure every cell that is not done, then write the report and close the sweep; return
@@ -208,14 +210,9 @@ class SweepRun:
             for indices in rounds(self.cells):
                 self._measure_round(indices)
             if self.config.wait:
-                self.deferred.wait_for_others(
-                    self.study,
-                    look=self._look_at_others,
-                    may_go_on=lambda: self._writable and not self.stopping(),
-                    measure=self._try_cell,
-                )
-            self.deferred.try_lost_hosts(self.engine, self.stopping, self._measure)
-            self.deferred.settle(self.screen, self.engine)
+                self._wait_for_others()
+            for index in self.held:
+                self.screen.settle(index, "measured elsewhere", None)
         return self._end()
 
     def _begin(self) -> None:
@@ -250,6 +247,9 @@ class SweepRun:
         self.background.submit(lambda: self.report.prepare(may_go_on=lambda: not self._quiet))
         self.background.submit(look_for_garbage)
 
+    def _open_cells(self) -> list[PlannedCell]:
+        return [planned for index, planned in enumerate(self.cells) if index not in self.done]
+
     def _end(self) -> int:
         """Write the report, close the sweep and print its end; return the exit status."""
         self.background.submit(self.engine.close)  # it waits for processes to end
@@ -279,18 +279,16 @@ class SweepRun:
         status = exit_status(
             [*self.done.values(), *self.measured],
             self.stopping() or self.time_left.too_short,
-            bool(self._refused or self.deferred.lost) or not self._writable,
-            len(self.deferred.held),
+            self._incomplete or not self._writable,
+            len(self.held),
             self.config.validity.strict,
         )
         if status == MEASURED_ELSEWHERE:
-            self._note(locked_cells_note(len(self.deferred.held)))
+            self._note(locked_cells_note(len(self.held)))
         return status
 
-    def _open_cells(self) -> list[PlannedCell]:
-        return [planned for index, planned in enumerate(self.cells) if index not in self.done]
-
     def _measure_round(self, indices: Sequence[int]) -> None:
+        """Measure cells at the same time, as far as they are not done and there is time."""
         waiting = []
         for index in indices:
             if index in self.done:
@@ -301,14 +299,27 @@ class SweepRun:
             self._measure(waiting[0])
         elif waiting:
             with ThreadPoolExecutor(len(waiting), "cell") as pool:
-                jobs = [pool.submit(self._measure, index) for index in waiting]
-                for job in jobs:
-                    job.result()
+                list(pool.map(self._measure, waiting))
 
-    def _measure(self, index: int) -> None:
-        may_start = self._writable and not self.stopping()
-        if may_start and self.time_left.fits(self.cells[index], self.known):
-            self._try_cell(index)
+    def _wait_for_others(self) -> None:
+        """Wait for the cells that others hold: take over what they finish, measure what they do
+        not."""
+        for index in self.held:
+            cell = self.cells[index].cell
+            self._note(f"waiting for {cell.name}: {self.study.who_holds(cell)} (Ctrl-C leaves)")
+        while self.held and self._writable and not self.stopping():
+            time.sleep(HELD_POLL_S)
+            try:
+                self.known += self._close_abandoned()
+            except OSError as error:
+                self._stop_writing(error)
+                return
+            held, self.held = self.held, []
+            for index in held:
+                if self._writable and not self.stopping():
+                    self._try_cell(index)
+                else:
+                    self.held.append(index)
 
     def _close_abandoned(self) -> list[Record]:
         closed = self.study.recover()
@@ -319,6 +330,11 @@ class SweepRun:
             )
         return closed
 
+    def _measure(self, index: int) -> None:
+        may_start = self._writable and not self.stopping()
+        if may_start and self.time_left.fits(self.cells[index], self.known):
+            self._try_cell(index)
+
     def _try_cell(self, index: int) -> None:
         """Measure a cell, or fail it where somebody else's file or link stands in its folder.
 
@@ -328,12 +344,15 @@ class SweepRun:
         try:
             self._run_cell(index)
         except NotOurs as error:
-            self._refused = True
-            self.screen.settle(index, "failed", None)
-            self._note(f"{self.cells[index].cell.name} was not measured: {error}")
+            self._skip(index, "failed", str(error))
         except OSError as error:
             self.screen.settle(index, "failed", None)
             self._stop_writing(error)
+
+    def _skip(self, index: int, state: str, why: str) -> None:
+        self._incomplete = True
+        self.screen.settle(index, state, None)
+        self._note(f"{self.cells[index].cell.name} was not measured: {why}")
 
     def _stop_writing(self, error: OSError) -> None:
         """Start no further cell: the study's folder can no longer be written."""
@@ -346,12 +365,13 @@ class SweepRun:
         """Measure a cell unless another launcher measures it or has finished it; show and project
         its record."""
         planned = self.cells[index]
-        if self.engine.lost(planned.cell):
-            self.deferred.lost.append(index)
+        lost = self.engine.lost(planned.cell)
+        if lost:
+            self._skip(index, "skipped: node_lost", lost)
             return
         with self.study.lock(planned.cell) as is_locked:
             if not is_locked:
-                self.deferred.held.append(index)
+                self.held.append(index)
                 self.screen.hold(index)
                 return
             # Another launcher may have finished it while this one was at other cells.
@@ -368,24 +388,16 @@ class SweepRun:
             self.known.append(record)
             self.measured.append(record)
             self.screen.settle(index, record.state, record)
-            self._print_output(record)
+            with contextlib.suppress(OSError):
+                output = self.study.folder_of(record).output
+                text = output.read_text(encoding="utf-8", errors="replace")
+                self.console.print(text, markup=False, soft_wrap=True, end="")
             self.mlflow.log(record)
             self.forecasts.learn(self.known, more=index + 1 < len(self.cells))
 
     def _progress(self, index: int, watch: Watch) -> None:
         self._quiet = self._quiet or watch.needs_quiet
         self.screen.progress(index, watch)
-
-    def _look_at_others(self) -> None:
-        try:
-            self.known += self._close_abandoned()
-        except OSError as error:
-            self._stop_writing(error)
-
-    def _print_output(self, record: Record) -> None:
-        with contextlib.suppress(OSError):
-            text = self.study.folder_of(record).output.read_text(encoding="utf-8", errors="replace")
-            self.console.print(text, markup=False, soft_wrap=True, end="")
 
     def _note(self, text: str) -> None:
         self.console.print(f"note: {single_line(text, MESSAGE_LENGTH)}", markup=False)

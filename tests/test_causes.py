@@ -1,7 +1,5 @@
 """The cause and the rank of every kind of failure, from scripted ranks (fake_engine): no process, no waiting."""
 
-import json
-
 import pytest
 from fake_engine import (
     LOST,

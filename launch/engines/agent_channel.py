@@ -126,10 +126,9 @@ class Channel:
             status = self._process.wait(timeout=1.0)
         except subprocess.TimeoutExpired:
             return "it closed its output"
+        sentence = f"it ended with status {status}"
         if status < 0:
             sentence = f"it was ended by {processes.signal_name(status)}"
-        else:
-            sentence = f"it ended with status {status}"
         size = os.fstat(self._stderr).st_size
         printed = os.pread(self._stderr, STDERR_BYTES, max(0, size - STDERR_BYTES))
         lines = printed.decode(errors="replace").strip().splitlines()
@@ -149,19 +148,16 @@ class Channel:
                     break
                 self.heard = time.monotonic()
                 for message in messages:
-                    self._sort(message)
+                    say = Event(message["say"])
+                    if "cell" in message:
+                        self._take(say, message)
+                    elif say == Event.BUSY:
+                        self.heard += min(float(message["for_s"]), LONGEST_BUSY_S)
+                    elif say != Event.BEAT:
+                        self._answers.put(message)
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             self.wrong = f"what it said is no message of an agent ({str(error)[:100]})"
         self._answers.put(None)
-
-    def _sort(self, message: Message) -> None:
-        say = Event(message["say"])
-        if "cell" in message:
-            self._take(say, message)
-        elif say == Event.BUSY:
-            self.heard += min(float(message["for_s"]), LONGEST_BUSY_S)
-        elif say != Event.BEAT:
-            self._answers.put(message)
 
 
 class RemoteHost:
@@ -200,17 +196,8 @@ class RemoteHost:
         """Take the host as lost, unheard for so many seconds. The first reason stays."""
         self.lost = self.lost or Lost(f"host {self.name} is lost: {why}", now() - silent_s)
 
-    def is_still_lost(self, why: str) -> None:
-        """Add to why the host is lost, which it is."""
-        if self.lost:
-            self.lost = Lost(f"{self.lost.sentence}; {why}", self.lost.heard)
-
     def set_clock(self, answer_s: float = ANSWER_S) -> None:
-        """Find the host's clock by four time stamps (NTP, RFC 5905, section 8).
-
-        Raises:
-            AgentGone: it does not answer.
-        """
+        """Find the host's clock by four time stamps (NTP, RFC 5905, section 8). Raises AgentGone."""
         answers = []
         for _ in range(CLOCK_QUESTIONS):
             sent = time.monotonic()
@@ -229,15 +216,6 @@ def first_lost(hosts: Iterable[RemoteHost], lost_after_s: float) -> Lost | None:
         if host.lost:
             return host.lost
     return None
-
-
-def end_agents(hosts: Iterable[RemoteHost]) -> None:
-    """End the agents of some hosts, at the same time."""
-    threads = [threading.Thread(target=host.channel.close) for host in hosts]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
 
 
 @contextlib.contextmanager

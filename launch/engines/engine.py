@@ -3,7 +3,7 @@
 Supervision keeps the deadlines and names the causes. It knows no process but through a Job.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -53,9 +53,6 @@ class CellEngine(Protocol):
     def lost(self, cell: Cell) -> str | None:
         """Return which host of a cell is lost, as a sentence; None if none is."""
 
-    def seek(self, cells: Sequence[Cell], stopping: Callable[[], bool]) -> None:
-        """Try once more to reach the lost hosts of some cells."""
-
     def start(
         self,
         cell: Cell,
@@ -66,10 +63,7 @@ class CellEngine(Protocol):
     ) -> Job:
         """Start the processes of a cell in its prepared folder, under a profiler if one is given.
 
-        `sampled` has the machine sampled around them.
-
-        Raises:
-            OSError: they cannot be started.
+        `sampled` has the machine sampled around them. Raises OSError: they cannot be started.
         """
 
     def close(self) -> None:

@@ -42,10 +42,10 @@ INDUCTOR, TRITON = "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"
 PLAIN_PATH = re.compile(r"[A-Za-z0-9_./+-]+")
 
 
-def scrubbed(variable: Mapping[str, str]) -> dict[str, str]:
+def scrubbed(variables: Mapping[str, str]) -> dict[str, str]:
     """Return an environment with only what ranks need, without variables that look like secrets."""
     kept = {}
-    for name, value in variable.items():
+    for name, value in variables.items():
         needed = name in NEEDED or name.startswith(NEEDED_PREFIXES)
         if needed and (name == TOKEN or not is_secret(name, value)):
             kept[name] = value
@@ -59,12 +59,8 @@ def cell_process_command(folder: CellFolder, cell: Cell, start: str) -> list[str
     return [sys.executable, "-m", module, str(folder.path), processes, start]
 
 
-def of_every_cell(machine: Machine, surrounding: Mapping[str, str]) -> dict[str, str]:
-    """Return what the environments of all cells have in common."""
-    return merged(Variables(_common(machine), {}, FOREIGN), surrounding)
-
-
-def _common(machine: Machine) -> dict[str, str]:
+def common_variables(machine: Machine) -> dict[str, str]:
+    """Return what every cell on a machine has in its environment."""
     variables = {
         CLOCK_VARIABLE: repr(beginning()),
         "PYTHONUNBUFFERED": "1",
@@ -109,7 +105,7 @@ def cell_variables(
     forbids it forbids it for all.
     """
     host = host or HostEnvironment()
-    variables = _common(machine)
+    variables = common_variables(machine)
     variables |= {TOKEN: token, "GLOO_SOCKET_IFNAME": host.interface, **host.forbidden}
     if cell.world_size > MOST_IN_A_MESH:
         variables["TORCH_GLOO_LAZY_INIT"] = "1"
@@ -138,16 +134,15 @@ def cell_variables(
         variables["CUDA_DEVICE_MAX_CONNECTIONS"] = "32"
         variables["CUDA_MODULE_LOADING"] = "EAGER"
     interface = host.interface
-    # On one machine nothing listens to the network.
-    if interface != LOOPBACK:
+    if interface != LOOPBACK:  # on one machine nothing listens to the network
         # NCCL takes a name after `=` as the whole name, not as its beginning.
         interface = f"={interface}"
+    if host.typed:
+        variables["NCCL_SOCKET_IFNAME"] = interface
     defaults = {
         "NCCL_SOCKET_IFNAME": interface,
         "OMP_NUM_THREADS": str(max(1, machine.cores // (2 * len(cell.gpus)))),
     }
-    if host.typed:
-        variables["NCCL_SOCKET_IFNAME"] = interface
     return Variables(variables | cell.nccl, defaults, FOREIGN)
 
 
@@ -169,33 +164,24 @@ def compile_cache_variables(
 ) -> dict[str, str]:
     """Return the variables that name the compiler's cache; none where the user names one.
 
-    None also where the folder cannot serve: torch then takes its own. The folder is made.
+    The folder is made. It must be the user's own, and nobody else may write to it: torch runs what
+    it finds there. Where it cannot serve, torch takes its own.
     """
-    if not cell.compiled or cell.hosts or INDUCTOR in surrounding:
-        return {}
     folder = output_dir / COMPILED
-    if not _is_safe_cache(folder):
+    path_is_plain = PLAIN_PATH.fullmatch(str(folder))
+    if not cell.compiled or cell.hosts or INDUCTOR in surrounding or not path_is_plain:
         return {}
-    names = {INDUCTOR: str(folder)}
-    if TRITON not in surrounding:
-        # Else Triton would get a folder for each GPU from torch, with the same kernels.
-        names[TRITON] = str(folder / "triton")
-    return names
-
-
-def _is_safe_cache(folder: Path) -> bool:
-    """Return whether code may be kept in a folder: torch runs what it finds there.
-
-    So it must be the user's own, and nobody else may write to it.
-    """
-    if not PLAIN_PATH.fullmatch(str(folder)):
-        return False
     try:
         safe_files.make_folder(folder, mode=0o700)
         status = folder.stat()
-        system = os.statvfs(folder)
+        no_programs = os.statvfs(folder).f_flag & os.ST_NOEXEC
     except OSError:
-        return False
-    if system.f_flag & os.ST_NOEXEC:
-        return False
-    return status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        return {}
+    others_write = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    if no_programs or others_write or status.st_uid != os.geteuid():
+        return {}
+    variables = {INDUCTOR: str(folder)}
+    if TRITON not in surrounding:
+        # Else Triton would get a folder for each GPU from torch, with the same kernels.
+        variables[TRITON] = str(folder / "triton")
+    return variables

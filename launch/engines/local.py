@@ -6,11 +6,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.agent import processes
-from benchmarks.agent.processes import Variables
+from benchmarks.agent.processes import Variables, merged
 from benchmarks.agent.protocol import Command, Event
 from benchmarks.agent.sampler import Sampler
 from benchmarks.record import CellFolder, safe_files
@@ -18,7 +18,7 @@ from conf.cell import Cell
 from conf.process_env import NO_TOKEN, TOKEN
 from launch.engines.agent_channel import AgentGone, Channel
 from launch.engines.agent_command import AGENT
-from launch.engines.environment import ROOT, cell_process_command, of_every_cell
+from launch.engines.environment import FOREIGN, ROOT, cell_process_command, common_variables
 from launch.machine.devices import Machine
 
 LAST_WAIT_S = 5.0  # for what started the ranks, after every process of its cell was ended
@@ -36,7 +36,8 @@ class LocalEngine:
         profiler_grace_s: float,
     ) -> None:
         """`start_method` is `engine.start`; `profiler_grace_s` is for a report to be written."""
-        self._environment = of_every_cell(machine, surrounding) | {TOKEN: NO_TOKEN}
+        variables = common_variables(machine) | {TOKEN: NO_TOKEN}
+        self._environment = merged(Variables(variables, {}, FOREIGN), surrounding)
         self._machine, self._start_method = machine, start_method
         self._profiler_grace_s = profiler_grace_s
         self._agent: Channel | None = None
@@ -46,13 +47,14 @@ class LocalEngine:
         with contextlib.suppress(OSError):
             self._begin(first)
 
-    def _begin(self, first: Cell) -> None:
-        """Start the agent where none lives. Raises OSError."""
+    def _begin(self, first: Cell) -> Channel:
+        """Return the agent; start it where none lives. Raises OSError."""
         if self._agent is None or self._agent.ended() is not None:
             command = [sys.executable, *AGENT]
             self._agent = Channel(command, processes.started_by_me(self._environment))
             with contextlib.suppress(AgentGone):  # it is told where a cell is started
                 self._agent.send(Command.PREPARE, asked=first.to_dict())
+        return self._agent
 
     def start(
         self,
@@ -79,30 +81,16 @@ class LocalEngine:
             job.at_end = sampling.pop_all()
         return job
 
-    def lost(self, cell: Cell) -> None:
-        """Return that no host is lost."""
-
-    def seek(self, cells: Sequence[Cell], stopping: Callable[[], bool]) -> None:
-        """Do nothing: no host is lost."""
-
-    def close(self) -> None:
-        """End the agent."""
-        if self._agent:
-            self._agent.close()
-            self._agent = None
-
     def _serve(
         self, job: "ServedJob", cell: Cell, folder: CellFolder, environment: Mapping[str, str]
     ) -> None:
         """Have the agent start the processes of a job. Raises AgentGone."""
-        self._begin(cell)
-        assert self._agent is not None
-        job.agent = self._agent
-        self._agent.listen(job.take)
+        job.agent = self._begin(cell)
+        job.agent.listen(job.take)
         before = self._environment
         changed = {name: value for name, value in environment.items() if before.get(name) != value}
         removed = [name for name in before if name not in environment]
-        self._agent.send(
+        job.agent.send(
             Command.RUN,
             cell=environment[TOKEN],
             folder=str(folder.path),
@@ -112,6 +100,15 @@ class LocalEngine:
             start=self._start_method,
             meeting={},
         )
+
+    def lost(self, cell: Cell) -> None:
+        """Return that no host is lost."""
+
+    def close(self) -> None:
+        """End the agent."""
+        if self._agent:
+            self._agent.close()
+            self._agent = None
 
 
 class _LocalJob:
@@ -163,9 +160,9 @@ class ServedJob(_LocalJob):
             self._pid = int(message["pid"])
         elif say == Event.ENDED:
             self._status = int(message["status"])
+            self._settled.set()
         elif say == Event.FAILED:
             self._why = str(message["why"])
-        if say in (Event.ENDED, Event.FAILED):
             self._settled.set()
 
     def wait(self, seconds: float) -> None:
@@ -195,7 +192,7 @@ class ServedJob(_LocalJob):
         """End every process. Return the ids of those that survive SIGKILL."""
         survivors = super().stop(grace_s)
         deadline = time.monotonic() + LAST_WAIT_S
-        while self._status is None and not self._why and self.agent.ended() is None:
+        while not self._settled.is_set() and self.agent.ended() is None:
             if time.monotonic() > deadline:
                 break
             time.sleep(0.005)
@@ -218,7 +215,7 @@ class ProfiledJob(_LocalJob):
         super().__init__(environment[TOKEN])
         self._profiler_grace_s = profiler_grace_s
         with os.fdopen(safe_files.open_own(folder.agent_log), "ab") as log:
-            self._agent = subprocess.Popen(
+            self._process = subprocess.Popen(
                 command,
                 cwd=ROOT,
                 env=processes.started_by_me(environment, through_profiler=True),
@@ -230,24 +227,22 @@ class ProfiledJob(_LocalJob):
 
     def poll(self) -> int | None:
         """Return the exit status of the profiler; None while it runs."""
-        return self._agent.poll()
+        return self._process.poll()
 
     def agent_state(self) -> str:
         """Return what the kernel says that the profiler does."""
-        return processes.state(self._agent.pid)
+        return processes.state(self._process.pid)
 
     def stop(self, grace_s: float) -> list[int]:
         """End every process and remove shared memory. Return the ids of survivors.
 
         The profiler is asked first and alone: its report is lost if it is killed.
         """
-        if self._agent.poll() is None:
-            self._agent.terminate()
-            self._wait(self._profiler_grace_s)
+        if self._process.poll() is None:
+            self._process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout=self._profiler_grace_s)
         survivors = super().stop(grace_s)
-        self._wait(LAST_WAIT_S)
-        return survivors
-
-    def _wait(self, seconds: float) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._agent.wait(timeout=seconds)
+            self._process.wait(timeout=LAST_WAIT_S)
+        return survivors

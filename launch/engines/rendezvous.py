@@ -34,8 +34,7 @@ def find_rendezvous(
         Refused: an agent is gone, or no address of the first is reached by all others.
     """
     word = uuid.uuid4().hex
-    first = fleet.hosts[0]
-    peers = fleet.hosts[1:]
+    first, *peers = fleet.hosts
     addresses = candidates(first, peers, limits.interface, limits.trusted_network)
     with refusing_gone_agents(first.name):
         channels[first.name].send(Command.LISTEN, addresses=addresses, word=word)
@@ -76,7 +75,11 @@ def candidates(
     else:
         usable = [interface for interface in first.interfaces if not interface.loopback]
     outer = [interface for interface in usable if not interface.inner]
-    ranked = []
+    networks = []  # of each other host
+    for host in others:
+        addresses = [address for interface in host.interfaces for address in interface.addresses]
+        networks.append({ipaddress.ip_interface(address).network for address in addresses})
+    ranked: list[tuple[tuple[bool, int, int, int], str]] = []
     public = []
     for interface in outer or usable:
         for text in interface.addresses:
@@ -84,12 +87,11 @@ def candidates(
             if address.ip.is_global and not trusted:
                 public.append(str(address.ip))
                 continue
-            shared = all(_is_in(host, address.network) for host in others)
-            key = (not shared, -interface.mbit_per_s, address.version)
-            ranked.append((key, str(address.ip)))
+            shared = all(address.network in networks_there for networks_there in networks)
+            order = (not shared, -interface.mbit_per_s, address.version, len(ranked))
+            ranked.append((order, str(address.ip)))
     if ranked:
-        ranked.sort(key=lambda pair: pair[0])
-        return [address for _, address in ranked]
+        return [address for _, address in sorted(ranked)]
     if not public:
         raise Refused(
             f"host {first.name} has no interface with an address at which other hosts could reach "
@@ -100,14 +102,6 @@ def candidates(
         "internet, and nothing that ranks send is encrypted; accepted is another interface "
         "(engine.interface=), or engine.trusted_network=true where a firewall closes this network"
     )
-
-
-def _is_in(host: Host, network: ipaddress.IPv4Network | ipaddress.IPv6Network) -> bool:
-    for interface in host.interfaces:
-        for address in interface.addresses:
-            if ipaddress.ip_interface(address).network == network:
-                return True
-    return False
 
 
 def choose(
@@ -124,18 +118,15 @@ def choose(
     Raises:
         Refused: none was reached by all; names the pairs of hosts and the reasons.
     """
-    for address in addresses:
-        interface_here = interface_of(address, first.interfaces)
-        interfaces = {}
-        for name, answer in answers.items():
-            interface = answer.get(address, {}).get("interface")
-            if interface:
-                interfaces[name] = str(interface)
-        if interface_here and len(interfaces) == len(answers):
-            return HostRendezvous(address, {first.name: interface_here, **interfaces})
     reasons = [
-        f"{first.name} cannot listen at {address}: {refused[address]}" for address in refused
+        f"{first.name} cannot listen at {address}: {why}" for address, why in refused.items()
     ]
+    for address in addresses:
+        interfaces = {first.name: interface_of(address, first.interfaces)}
+        for name, answer in answers.items():
+            interfaces[name] = answer.get(address, {}).get("interface")
+        if all(interfaces.values()):
+            return HostRendezvous(address, {name: str(face) for name, face in interfaces.items()})
     for name, answer in answers.items():
         for address in addresses:
             if address in answer and "interface" not in answer[address]:

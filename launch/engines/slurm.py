@@ -109,20 +109,13 @@ def time_left_s(surrounding: Mapping[str, str]) -> float | None:
         return None
     end = surrounding.get(END) or ""
     with contextlib.suppress(SlurmSilent):
-        end = fields(job, surrounding).get("EndTime", end)
+        answer = ask(("scontrol", "--oneliner", "show", "job", job), surrounding)
+        match = re.search(r"\bEndTime=(\S+)", answer)
+        if match:
+            end = match[1]
     if not end.isdecimal():
         return None
     return float(end) - time.time()
-
-
-def fields(job: str, surrounding: Mapping[str, str]) -> dict[str, str]:
-    """Return what Slurm says of a job, by name, `JobState` and the like. Raises SlurmSilent."""
-    values = {}
-    for word in ask(("scontrol", "--oneliner", "show", "job", job), surrounding).split():
-        name, equals, value = word.partition("=")
-        if equals:
-            values[name] = value
-    return values
 
 
 def submit(configs: Sequence[Config], typed: Sequence[str], surrounding: Mapping[str, str]) -> str:
@@ -173,10 +166,12 @@ def submit(configs: Sequence[Config], typed: Sequence[str], surrounding: Mapping
 def job_parameters(configs: Sequence[Config]) -> dict[str, Any]:
     """Return the parameters of the job as submitit names them. Raises Refused."""
     engine = configs[0].engine
+    words = [word for config in configs for word in config.nodes]
+    names = dict.fromkeys(word for word in words if is_name(word))
     parameters: dict[str, Any] = {
         "job_name": f"ringside-{configs[0].study}",
         "nodes": hosts_of_job(configs),
-        "nodelist": ",".join(_host_names(configs)) or None,
+        "nodelist": ",".join(names) or None,
         "time": engine.time_minutes,
         "partition": engine.partition,
         "account": engine.account,
@@ -195,25 +190,21 @@ def hosts_of_job(configs: Sequence[Config]) -> int:
     job_nodes = configs[0].engine.job_nodes
     if job_nodes:
         return job_nodes
-    most = len(_host_names(configs))
+    names = set()
+    most = 0
     for config in configs:
         for word in config.nodes:
-            if COUNT.fullmatch(word):
+            if is_name(word):
+                names.add(word)
+            elif COUNT.fullmatch(word):
                 most = max(most, int(word))
+    most = max(most, len(names))
     if most == 0:
         raise Refused(
             f"nodes={','.join(configs[0].nodes)}: does not say how many hosts the job needs; "
             "accepted is engine.job_nodes=N beside it"
         )
     return most
-
-
-def _host_names(configs: Sequence[Config]) -> list[str]:
-    """Return the hosts that nodes= names, each once."""
-    names: list[str] = []
-    for config in configs:
-        names += [word for word in config.nodes if is_name(word)]
-    return list(dict.fromkeys(names))
 
 
 def _own_folder(output_dir: str) -> Path:

@@ -12,6 +12,14 @@ from conf.options import Refused
 from conf.subsets import BUS_ID, CPU_SLOTS
 
 MIB = 1 << 20
+# Limits of the kernel that the processes of a cell inherit; torch would wait for minutes under one
+# that is too small, or die without a word: the least, the command that shows and sets it, the bytes
+# of its unit, and what it limits. torch alone has 3.4 GB of addresses, the store of MLflow 1 MB.
+LIMITS = {
+    resource.RLIMIT_NOFILE: (128, "ulimit -n", 1, "files that a process may have open"),
+    resource.RLIMIT_AS: (4096 * MIB, "ulimit -v", 1024, "KiB of addresses that a process may have"),
+    resource.RLIMIT_FSIZE: (4 * MIB, "ulimit -f", 1024, "KiB that a file may have"),
+}
 
 
 @dataclass(frozen=True)
@@ -60,7 +68,7 @@ class Machine:
                 return device
             if BUS_ID.fullmatch(text) and device.bus_id and _bus(device.bus_id) == _bus(text):
                 return device
-        ids = ", ".join(str(device.id) for device in self.devices)
+        ids = ", ".join([str(device.id) for device in self.devices])
         have = "has GPUs"
         if self.kind == "cpu":
             have = "uses no GPU; the CPU worker slots are"
@@ -100,22 +108,21 @@ def _gpus(surrounding: Mapping[str, str]) -> tuple[tuple[Device, ...], str]:
     reason = "this machine has no NVIDIA GPU"
     for number in range(count):
         try:
-            gpus.append(_gpu(number))
+            gpus.append(read_gpu(number))
         except pynvml.NVMLError as error:  # lost, or not ours
             reason = f"the driver refuses GPU {number} ({error})"
     visible = surrounding.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return tuple(gpus), reason
-    shown: list[Device] = []
-    for name in visible.split(","):
-        name = name.strip()
-        if name:
-            shown += [gpu for gpu in gpus if str(gpu.id) == name or gpu.uuid.startswith(name)]
-    ordered = [gpu for gpu in gpus if gpu in shown]
-    return tuple(ordered), f"CUDA_VISIBLE_DEVICES={visible} leaves no GPU"
+    names = [name.strip() for name in visible.split(",") if name.strip()]
+    shown = []
+    for gpu in gpus:
+        if any(str(gpu.id) == name or gpu.uuid.startswith(name) for name in names):
+            shown.append(gpu)
+    return tuple(shown), f"CUDA_VISIBLE_DEVICES={visible} leaves no GPU"
 
 
-def _gpu(number: int) -> Device:
+def read_gpu(number: int) -> Device:
     """Return a GPU by its index. Raises pynvml.NVMLError."""
     import pynvml
 
@@ -174,54 +181,20 @@ def _torch_version_file() -> str:
         return ""
 
 
-@dataclass(frozen=True)
-class Limit:
-    """A limit of the kernel that the processes of a cell inherit.
-
-    torch would wait for minutes under one that is too small, or die without a word.
-    """
-
-    kind: int  # RLIMIT_…
-    fewest: int
-    command: str  # that shows and sets it, in `unit`
-    unit: int
-    what: str
-
-
-LIMITS = (
-    Limit(resource.RLIMIT_NOFILE, 128, "ulimit -n", 1, "files that a process may have open"),
-    # torch alone has 3.4 GB of addresses.
-    Limit(
-        resource.RLIMIT_AS,
-        4096 * MIB,
-        "ulimit -v",
-        1024,
-        "KiB of addresses that a process may have",
-    ),
-    # The store of MLflow has 1 MB.
-    Limit(resource.RLIMIT_FSIZE, 4 * MIB, "ulimit -f", 1024, "KiB that a file may have"),
-)
-
-
 def too_small() -> list[str]:
     """Return a sentence for each limit that is too small for any cell."""
     sentences = []
-    for limit in LIMITS:
-        value, _ = resource.getrlimit(limit.kind)
-        if value != resource.RLIM_INFINITY and value < limit.fewest:
+    for kind, (least, command, unit, what) in LIMITS.items():
+        value, _ = resource.getrlimit(kind)
+        if value != resource.RLIM_INFINITY and value < least:
             sentences.append(
-                f"{limit.command} is {value // limit.unit} here ({limit.what}), too little for the "
-                f"processes of a cell; accepted is {limit.fewest // limit.unit} or more, or "
-                "unlimited"
+                f"{command} is {value // unit} here ({what}), too little for the processes of a "
+                f"cell; accepted is {least // unit} or more, or unlimited"
             )
     return sentences
 
 
 def refuse_small_limits() -> None:
-    """Refuse to start any cell under a limit that is too small for it.
-
-    Raises:
-        Refused: names the limit, its value and what is accepted.
-    """
+    """Refuse to start any cell under a limit that is too small. Raises Refused."""
     for sentence in too_small():
         raise Refused(sentence)

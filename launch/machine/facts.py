@@ -13,7 +13,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from benchmarks.record.safe_text import one_line
 from conf import nccl
 from conf.host_limits import free_memory, free_shared_memory, usable_cores
 from conf.options import Refused
-from launch.machine.devices import look, nvml_text, too_small, torch_version
+from launch.machine.devices import look, nvml_text, read_gpu, too_small, torch_version
 from launch.machine.secrets import configuration_without_secrets, is_secret, names_of_secrets
 
 # Variables that can change a result. Nothing else of the environment is kept.
@@ -71,7 +71,8 @@ def facts() -> dict[str, Any]:
         "topology": _output(["nvidia-smi", "topo", "-m"]),
     }
     if all_facts["gpu"]:
-        all_facts["links"] = _links()
+        with contextlib.suppress(UnreadableInput):  # {"0-1": "NV18"} for every pair of GPUs
+            all_facts["links"] = read_topology(None).to_json()["links"]
     return {name: value for name, value in all_facts.items() if value not in (None, {}, "")}
 
 
@@ -84,15 +85,6 @@ def nccl_configuration(surrounding: Mapping[str, str]) -> list[str]:
             path = f"{pwd.getpwuid(os.getuid()).pw_dir}/.nccl.conf"
     texts = [_read(path), _read("/etc/nccl.conf")]
     return [text for text in texts if text is not None]
-
-
-def _links() -> dict[str, str] | None:
-    """Return {"0-1": "NV18"} for every pair of GPUs of this machine, as the driver has it."""
-    try:
-        links: dict[str, str] = read_topology(None).to_json()["links"]
-    except UnreadableInput:
-        return None
-    return links
 
 
 def boot_id() -> str:
@@ -131,53 +123,38 @@ def _gpu_facts() -> dict[str, Any]:
     """Return driver and GPUs; what the driver does not say is absent."""
     import pynvml
 
+    def answer(name: str, *arguments: Any) -> Any:
+        try:
+            return nvml_text(getattr(pynvml, name)(*arguments))
+        except pynvml.NVMLError:
+            return None
+
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
         return {}
-
-    def answer(question: Callable[..., Any], *arguments: Any) -> Any:
-        try:
-            value = question(*arguments)
-        except pynvml.NVMLError:
-            return None
-        if isinstance(value, bytes):
-            return nvml_text(value)
-        return value
-
     gpus = []
-    for number in range(answer(pynvml.nvmlDeviceGetCount) or 0):
-        handle = answer(pynvml.nvmlDeviceGetHandleByIndex, number)
-        if handle is None:
+    for number in range(answer("nvmlDeviceGetCount") or 0):
+        try:
+            device = read_gpu(number)
+        except pynvml.NVMLError:
             continue
+        handle = pynvml.nvmlDeviceGetHandleByIndex(number)
+        nvlinks = 0  # that are active
+        for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
+            nvlinks += int(answer("nvmlDeviceGetNvLinkState", handle, link) or 0)
         gpu = {
             "id": number,
-            "uuid": answer(pynvml.nvmlDeviceGetUUID, handle),
-            "name": answer(pynvml.nvmlDeviceGetName, handle),
+            "uuid": device.uuid,
+            "name": device.name,
+            "bus_id": device.bus_id,
+            "memory_bytes": device.memory_bytes,
+            "max_sm_mhz": answer("nvmlDeviceGetMaxClockInfo", handle, pynvml.NVML_CLOCK_SM),
+            "max_memory_mhz": answer("nvmlDeviceGetMaxClockInfo", handle, pynvml.NVML_CLOCK_MEM),
+            "nvlinks": nvlinks,
         }
-        pci = answer(pynvml.nvmlDeviceGetPciInfo, handle)
-        if pci:
-            gpu["bus_id"] = nvml_text(pci.busId).lower()
-        memory = answer(pynvml.nvmlDeviceGetMemoryInfo, handle)
-        if memory:
-            gpu["memory_bytes"] = int(memory.total)
-        clock = pynvml.nvmlDeviceGetMaxClockInfo
-        gpu["max_sm_mhz"] = answer(clock, handle, pynvml.NVML_CLOCK_SM)
-        gpu["max_memory_mhz"] = answer(clock, handle, pynvml.NVML_CLOCK_MEM)
-        gpu["nvlinks"] = _nvlinks(pynvml, handle)
         gpus.append({name: value for name, value in gpu.items() if value is not None})
-    return {"driver": answer(pynvml.nvmlSystemGetDriverVersion), "gpus": gpus}
-
-
-def _nvlinks(pynvml: Any, handle: Any) -> int:
-    """Return the number of active NVLinks of a GPU; 0 if it has none."""
-    active = 0
-    for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
-        try:
-            active += int(pynvml.nvmlDeviceGetNvLinkState(handle, link))
-        except pynvml.NVMLError:
-            break
-    return active
+    return {"driver": answer("nvmlSystemGetDriverVersion"), "gpus": gpus}
 
 
 def _cpu_model() -> str:
@@ -267,23 +244,17 @@ def infiniband(folder: Path = INFINIBAND) -> list[dict[str, str]]:
     return ports
 
 
-def main(arguments: list[str]) -> int:
-    """Print the description. Returns the exit status."""
-    if len(arguments) != 1 or arguments[0] not in ("auto", "cpu", "cuda"):
-        print("usage: python -m launch.machine.facts auto|cpu|cuda", file=sys.stderr)
-        return 2
-    sys.stdout.buffer.write(encoded(description(arguments[0], os.environ)))
-    return 0
-
-
 def version_lines() -> list[str]:
     """Return a line each for Ringside, its commit, the schema, Python, torch, NCCL, the driver."""
     git = facts().get("git", {})
     commit = git.get("commit", ABSENT)
     if git.get("modified"):
         commit += " with changes"
+    project = _read(str(ROOT / "pyproject.toml")) or ""
+    version = re.search(r'^version = "(.+)"', project, re.MULTILINE)
+    ringside = version[1] if version else _version("ringside")
     return [
-        f"Ringside       {_ringside()}",
+        f"Ringside       {ringside or ABSENT}",
         f"commit         {commit}",
         f"record schema  {SCHEMA_VERSION}",
         f"Python         {platform.python_version()}",
@@ -302,14 +273,8 @@ def nccl_version() -> str | None:
     return None
 
 
-def _ringside() -> str:
-    """Return the version of this source tree; without one, that of the package."""
-    text = _read(str(ROOT / "pyproject.toml")) or ""
-    match = re.search(r'^version = "(.+)"', text, re.MULTILINE)
-    if match:
-        return match[1]
-    return _version("ringside") or ABSENT
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    if len(sys.argv) != 2 or sys.argv[1] not in ("auto", "cpu", "cuda"):
+        print("usage: python -m launch.machine.facts auto|cpu|cuda", file=sys.stderr)
+        sys.exit(2)
+    sys.stdout.buffer.write(encoded(description(sys.argv[1], os.environ)))

@@ -1,7 +1,8 @@
 """The hosts of a sweep, as each describes itself (launch.machine.facts), and how they differ."""
 
+import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -17,11 +18,18 @@ from conf.options import Refused
 from launch.machine.devices import Machine
 from launch.machine.facts import FORM, facts, measuring_code
 
-# Of a host: other containers come and go, and where it can be reached is tried anew.
-OF_THE_MOMENT = ("boot_id", "interfaces", "free_memory_bytes", "shared_memory_bytes")
 MOST_CHARACTERS = 200  # of an error
 MOST_VALUE_CHARACTERS = 120
 MOST_NAMES = 4  # hosts that a sentence names for one value
+SAME_TORCH = "install the same torch on every host (engine.python=)"
+# Of what is compared between hosts: what to do where it must be equal. Else a difference is noted.
+REMEDIES = {
+    "Python": "use the same Python on every host (engine.python=)",
+    "torch": SAME_TORCH,
+    "NCCL": SAME_TORCH,
+    "the GPUs": "leave hosts out of nodes=: a cell has the same GPUs on every host",
+    "the NVIDIA driver's branch": "leave hosts out of nodes=, or install the same driver",
+}
 
 
 @dataclass(frozen=True)
@@ -49,9 +57,8 @@ class Host:
         Raises:
             Refused: the host cannot do what is asked, or this is no description by this Ringside.
         """
-        plain: Any = None
+        plain: Any = description
         try:
-            plain = description
             if isinstance(description, str | bytes):
                 plain = decoded(description)
             if not isinstance(plain, Mapping) or plain.get("form") != FORM:
@@ -59,27 +66,18 @@ class Host:
             if "refused" not in plain:
                 return _host(name, plain)
         except (TypeError, ValueError, LookupError, AttributeError) as error:
-            reason = _other_commit(plain) or one_line(str(error), MOST_CHARACTERS)
+            reason = one_line(str(error), MOST_CHARACTERS)
+            with contextlib.suppress(TypeError, LookupError):
+                there = one_line(str(plain["facts"]["git"]["commit"]))[:12]
+                here = one_line(str(facts()["git"]["commit"]))[:12]
+                if there != here:
+                    reason = f"it is of commit {there}, and this is {here}"
             raise Refused(
                 f"host {name}: what it says of itself is no description by this Ringside "
                 f"({reason}); accepted is the same Ringside on every host "
                 "(engine.folder=, engine.python=)"
             ) from None
         raise Refused(f"host {name}: {one_line(str(plain['refused']))}")
-
-    def changed(self, before: "Host") -> str:
-        """Return which fields of weight an earlier description has otherwise: `kernel, versions`."""
-        names = []
-        for field in fields(self):
-            differs = getattr(self, field.name) != getattr(before, field.name)
-            if differs and field.name not in OF_THE_MOMENT:
-                names.append(field.name)
-        return ", ".join(names)
-
-    @property
-    def hostname(self) -> str:
-        """Return what the host calls itself."""
-        return str(self.facts.get("host", self.name))
 
     def fact(self, *path: str) -> Any:
         """Return a fact of the host; None where it does not tell it."""
@@ -89,18 +87,6 @@ class Host:
                 return None
             value = value.get(name)
         return value
-
-
-def _other_commit(plain: Any) -> str:
-    """Return which commits wrote and read a description; '' where equal or unknown."""
-    try:
-        there = one_line(str(plain["facts"]["git"]["commit"]))[:12]
-        here = one_line(str(facts()["git"]["commit"]))[:12]
-    except (TypeError, LookupError):
-        return ""
-    if there == here:
-        return ""
-    return f"it is of commit {there}, and this is {here}"
 
 
 def _host(name: str, plain: Mapping[str, Any]) -> Host:
@@ -131,11 +117,6 @@ class Fleet:
         """Return the host of a name. Raises KeyError."""
         return {host.name: host for host in self.hosts}[name]
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Return the names of the hosts."""
-        return tuple(host.name for host in self.hosts)
-
     def some(self, names: Sequence[str]) -> "Fleet":
         """Return the hosts of these names, in their order. Raises KeyError."""
         return Fleet(tuple(self[name] for name in names))
@@ -156,84 +137,46 @@ class Fleet:
             refuse_multicast(settings, host.variables, f"environment of host {host.name}")
 
 
-@dataclass(frozen=True)
-class HostComparison:
-    """Something that is compared between hosts before the first cell."""
+def _properties(host: Host) -> dict[str, object]:
+    """Return what is compared between hosts before the first cell.
 
-    what: str
-    of: Callable[[Host], object]  # None or '' where a host does not say: that differs from nothing
-    remedy: str = ""  # what to do where it must be equal; empty: a difference is noted
-
-
-def _gpus(host: Host) -> str:
-    if host.machine.kind == "cpu":
-        return ""
-    names = Counter(device.name for device in host.machine.devices)
-    kinds = " + ".join(f"{count} × {name}" for name, count in names.items())
-    return f"{kinds} ({','.join(str(device.id) for device in host.machine.devices)})"
-
-
-def _driver(host: Host) -> str:
-    if host.machine.kind == "cpu":
-        return ""
-    return str(host.fact("gpu", "driver") or "")
-
-
-def _clocks(host: Host) -> str:
-    gpus = host.fact("gpu", "gpus")
+    None or '' where a host does not say: that differs from nothing. Of what must be equal the first
+    difference is the sentence that the user sees.
+    """
+    gpus = driver = ""
+    if host.machine.kind != "cpu":
+        names = Counter(device.name for device in host.machine.devices)
+        kinds = " + ".join([f"{count} × {name}" for name, count in names.items()])
+        gpus = f"{kinds} ({','.join([str(device.id) for device in host.machine.devices])})"
+        driver = str(host.fact("gpu", "driver") or "")
     clocks = []
-    if isinstance(gpus, list):
-        for gpu in gpus:
-            mhz = isinstance(gpu, Mapping) and gpu.get("max_sm_mhz")
-            if mhz:
-                clocks.append(f"{mhz} MHz")
-    return ", ".join(dict.fromkeys(clocks))
-
-
-def _memory(host: Host) -> str:
+    listed = host.fact("gpu", "gpus")
+    for gpu in listed if isinstance(listed, list) else ():
+        if isinstance(gpu, Mapping) and gpu.get("max_sm_mhz"):
+            clocks.append(f"{gpu['max_sm_mhz']} MHz")
+    memory = ""
     memory_bytes = host.fact("cpu", "memory_bytes")
-    if not isinstance(memory_bytes, int):
-        return ""
-    return f"{memory_bytes / 2**30:.0f} GiB"
-
-
-def _speeds(host: Host) -> str:
+    if isinstance(memory_bytes, int):
+        memory = f"{memory_bytes / 2**30:.0f} GiB"
     speeds = {interface.mbit_per_s for interface in host.interfaces if not interface.inner} - {0}
     rates = {port.get("rate", "") for port in host.infiniband} - {""}
-    texts = [f"{speed / 1000:g} Gbit/s" for speed in sorted(speeds, reverse=True)]
-    texts += [f"InfiniBand {rate}" for rate in sorted(rates)]
-    return ", ".join(texts)
-
-
-SAME_TORCH = "install the same torch on every host (engine.python=)"
-# The first that must be equal and is not is the sentence that the user sees.
-COMPARISONS = (
-    HostComparison(
-        "Python",
-        lambda host: ".".join(host.versions.get("python", "").split(".")[:2]),
-        "use the same Python on every host (engine.python=)",
-    ),
-    HostComparison("torch", lambda host: host.versions.get("torch", "none"), SAME_TORCH),
-    HostComparison("NCCL", lambda host: host.versions.get("nccl"), SAME_TORCH),
-    HostComparison(
-        "the GPUs", _gpus, "leave hosts out of nodes=: a cell has the same GPUs on every host"
-    ),
-    HostComparison(
-        "the NVIDIA driver's branch",
-        lambda host: _driver(host).split(".")[0],
-        "leave hosts out of nodes=, or install the same driver",
-    ),
-    HostComparison(
-        "the commit of Ringside", lambda host: str(host.fact("git", "commit") or "")[:12]
-    ),
-    HostComparison("the NVIDIA driver", _driver),
-    HostComparison("the kernel", lambda host: host.kernel),
-    HostComparison("the highest SM clock", _clocks),
-    HostComparison("the CPU", lambda host: host.fact("cpu", "model")),
-    HostComparison("the cores", lambda host: host.machine.cores),
-    HostComparison("the memory", _memory),
-    HostComparison("the speed of network interfaces", _speeds),
-)
+    networks = [f"{speed / 1000:g} Gbit/s" for speed in sorted(speeds, reverse=True)]
+    networks += [f"InfiniBand {rate}" for rate in sorted(rates)]
+    return {
+        "Python": ".".join(host.versions.get("python", "").split(".")[:2]),
+        "torch": host.versions.get("torch", "none"),
+        "NCCL": host.versions.get("nccl"),
+        "the GPUs": gpus,
+        "the NVIDIA driver's branch": driver.split(".")[0],
+        "the commit of Ringside": str(host.fact("git", "commit") or "")[:12],
+        "the NVIDIA driver": driver,
+        "the kernel": host.kernel,
+        "the highest SM clock": ", ".join(dict.fromkeys(clocks)),
+        "the CPU": host.fact("cpu", "model"),
+        "the cores": host.machine.cores,
+        "the memory": memory,
+        "the speed of network interfaces": ", ".join(networks),
+    }
 
 
 def compare(fleet: Fleet) -> list[str]:
@@ -244,23 +187,6 @@ def compare(fleet: Fleet) -> list[str]:
             too small; or the code that measures is not the launcher's. The sentence names the
             hosts, both values and what to do.
     """
-    _refuse_useless(fleet)
-    notes = []
-    for comparison in COMPARISONS:
-        values = {host.name: str(comparison.of(host) or "") for host in fleet}
-        sentence = _difference(comparison.what, values)
-        if sentence and comparison.remedy:
-            raise Refused(f"{sentence}. What to do: {comparison.remedy}")
-        notes.append(sentence)
-    names = {name for host in fleet for name in host.variables}
-    for name in sorted(names - NO_EFFECT - {"CUDA_VISIBLE_DEVICES", *OF_A_HOST}):
-        values = {host.name: host.variables.get(name, "unset") for host in fleet}
-        notes.append(_difference(f"the variable {name}", values))
-    return [note for note in notes if note]
-
-
-def _refuse_useless(fleet: Fleet) -> None:
-    """Refuse hosts that can run no cell, run other code, or lack the GPUs that others have."""
     code = measuring_code()
     for host in fleet:
         for sentence in host.too_small:
@@ -279,6 +205,19 @@ def _refuse_useless(fleet: Fleet) -> None:
             f"{_have(with_gpus)} GPUs and {without[0].name} has none ({why}). What to do: write "
             "device=cpu, or leave hosts out of nodes="
         )
+    notes = []
+    properties = {host.name: _properties(host) for host in fleet}
+    for what in properties[fleet.hosts[0].name]:
+        values = {name: str(of_host[what] or "") for name, of_host in properties.items()}
+        sentence = _difference(what, values)
+        if sentence and what in REMEDIES:
+            raise Refused(f"{sentence}. What to do: {REMEDIES[what]}")
+        notes.append(sentence)
+    names = {name for host in fleet for name in host.variables}
+    for name in sorted(names - NO_EFFECT - {"CUDA_VISIBLE_DEVICES", *OF_A_HOST}):
+        values = {host.name: host.variables.get(name, "unset") for host in fleet}
+        notes.append(_difference(f"the variable {name}", values))
+    return [note for note in notes if note]
 
 
 def _difference(what: str, values: Mapping[str, str]) -> str:

@@ -109,14 +109,6 @@ def names_of_secrets(environment: Mapping[str, str], prefixes: tuple[str, ...]) 
 
 
 def _is_random(word: str) -> bool:
-    kinds = [_kind(character) for character in word]
+    kinds = ["A" if letter.isupper() else "a" if letter.islower() else "0" for letter in word]
     changes = sum(kind != following for kind, following in itertools.pairwise(kinds))
     return len(set(kinds)) == 3 and changes > 0.4 * (len(word) - 1)
-
-
-def _kind(character: str) -> str:
-    if character.isupper():
-        return "capital"
-    if character.islower():
-        return "small"
-    return "digit"
