@@ -43,13 +43,12 @@ from launch.engines.local import LocalEngine
 from launch.engines.slurm import submit
 from launch.machine.facts import nccl_configuration
 from launch.machine.fleet import compare
-from launch.machine.outer_launcher import refuse_nested
 from launch.machine.secrets import argument_without_secrets
 from launch.plan.estimate import TimeLeft, worded
 from launch.plan.expand import wanted_hosts
 from launch.plan.order import PlannedCell, rounds
 from launch.plan.plan import Plan, plan, refuse_wrong_options
-from launch.plan.refusals import refuse_requests
+from launch.plan.refusals import refuse_nested, refuse_requests
 from launch.run_cell import CellRunner
 from launch.study.background import (
     BackgroundQueue,

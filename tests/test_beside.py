@@ -42,9 +42,6 @@ class Engine(FakeEngine):
     def lost(self, cell):
         return None
 
-    def seek(self, cells, stopping):
-        raise AssertionError("no host is lost")
-
     def leave(self):
         pass
 
@@ -293,10 +290,6 @@ class LosesAHost(Engine):
 
     def lost(self, cell):
         return "host b is lost: its wire is cut" if cell.batch_size == 1 and self.tries else None
-
-    def seek(self, cells, stopping):
-        self.order.append([cell.batch_size for cell in cells])
-        self.tries -= 1
 
     def start(self, cell, *arguments, **named):
         self.order.append(cell.batch_size)

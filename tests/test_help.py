@@ -13,8 +13,7 @@ from conf.command_line import GROUPS
 from conf.options import Refused
 from conf.schema import Config
 from launch.cli.help import about_choice, option_rows
-from launch.machine.outer_launcher import refuse_nested
-from launch.plan.refusals import refuse_several_values
+from launch.plan.refusals import refuse_nested, refuse_several_values
 
 ROOT = Path(__file__).parent.parent
 PYPROJECT = (ROOT / "pyproject.toml").read_text()

@@ -137,11 +137,11 @@ def test_the_commands_of_the_page_can_be_asked(command, launch, page):
 THROUGH_LAUNCH = {
     "no such method": (
         "my_strategies.py", "def bytes_moved", "def bytes_sent", "strategy=one_by_one",
-        "strategy=one_by_one: _target_=my_strategies.OneByOne: OneByOne has no bytes_moved; a subclass of Strategy defines ",
+        "strategy=one_by_one: _target_=my_strategies.OneByOne: OneByOne has no bytes_moved, as trainers.strategy.Strategy ",
     ),
     "a rule that is misspelt": (
         "conf/strategy/one_by_one.yaml", "sends:", "grap: true\nsends:", "strategy=one_by_one",
-        "takes no grap, and is called as OneByOne(grap=…) (did you mean graph?)",
+        "is called as OneByOne(grap=…): got an unexpected keyword argument 'grap'",
     ),
     "options without a loader": (
         "conf/data/text.yaml", "loader: my_data:load", "", "data=text", "accepted with data.loader, a function of your own",
@@ -211,27 +211,27 @@ READ = {
     ),
     "an option that it does not take": (
         "my_models.py", "", "", {"strategy": {"name": "one_by_one", "scale": 2.0}},
-        "takes no scale, and is called as OneByOne(scale=…)",
+        "is called as OneByOne(scale=…): got an unexpected keyword argument 'scale'",
     ),
     "a model of torch": (
         "my_models.py", "class TinyGpt(OwnModel)", "class TinyGpt(nn.Module)", {},
         "model.builder=my_models:TinyGpt: TinyGpt is no OwnModel; accepted is a subclass of trainers.batches.OwnModel",
     ),
-    "no loss": ("my_models.py", "def loss", "def cost", {}, "TinyGpt has no loss; a subclass of OwnModel defines batch, loss"),
+    "no loss": ("my_models.py", "def loss", "def cost", {}, "TinyGpt has no loss, as trainers.batches.OwnModel asks for"),
     "an option too few": (
         "my_models.py", "", "", options(),
-        "model.builder=my_models:TinyGpt: needs length, and is called as TinyGpt(); add it to model.options",
+        "model.builder=my_models:TinyGpt: is called as TinyGpt(): missing a required argument: 'length'",
     ),
     "an option too many": (
-        "my_models.py", "", "", options(length=1, depth=3), "takes no depth, and is called as TinyGpt(length=…, depth=…)",
+        "my_models.py", "", "", options(length=1, depth=3), "(length=…, depth=…): got an unexpected keyword argument 'depth'",
     ),
     "samples taken for images": (
         "my_models.py", "", "", {"model": replace(page_cell().model, inputs="images")},
-        "takes no classes, and is called as TinyGpt(classes=…, channels=…, length=…); a model that makes its own batches is",
+        "argument 'classes'; a model that makes its own batches is asked for with model.inputs=samples",
     ),
     "a loader without its file": (
         "my_data.py", "", "", {"data": {"name": "text", "loader": "my_data:load", "options": {}}},
-        "data.loader=my_data:load: needs file, and is called as load(batch_size=…, rank=…, world_size=…, seed=…); add it to",
+        "load: is called as load(batch_size=…, rank=…, world_size=…, seed=…): missing a required argument: 'file'",
     ),
     "a decorator that changes what a function takes": (
         "my_data.py", "def load(", "def any_keyword(function):\n    return lambda **given: function(**given)\n\n\n@any_keyword\n"
@@ -277,7 +277,7 @@ def test_code_that_cannot_be_called_is_refused_and_nothing_else(mistake, page):
 MAINTAINED = {
     "trainers.strategies.none.Nothing": "none.py defines no Nothing",
     "trainers.strategy.ExchangeAlone": "ExchangeAlone is no Strategy; accepted is a subclass of trainers.strategy.Strategy",
-    "trainers.strategies.hierarchical.Hierarchical": "needs bucket_cap_mb, and is called as Hierarchical(); add it to",
+    "trainers.strategies.hierarchical.Hierarchical": "is called as Hierarchical(): missing a required argument: 'bucket_cap_mb'",
 }
 
 
@@ -287,7 +287,7 @@ def test_a_strategy_that_a_maintainer_adds_is_held_to_the_same(target):
 
 
 def strategy_call(target, keywords):
-    return Call("_target_", target, tuple(keywords), "its YAML", STRATEGY)
+    return Call("_target_", target, keywords, STRATEGY)
 
 
 def test_every_strategy_of_ringside_passes():

@@ -10,7 +10,6 @@ from build import make_cell, make_record
 from launch.plan.estimate import (
     COMPILE_SECONDS,
     FIRST_SECONDS,
-    StartState,
     estimates,
     rule_of_thumb,
     worded,
@@ -114,7 +113,7 @@ def test_a_clock_that_was_set_back_makes_no_estimate():
 
 def test_an_estimate_is_scaled_from_the_same_model_and_says_so():
     one, two = make_cell((0,), max_seconds=2.0), make_cell((0, 1), max_seconds=2.0)
-    known = [took(one, 2 * rule_of_thumb(one, StartState(first=True)))]
+    known = [took(one, 2 * rule_of_thumb(one, first=True))]
     assert seconds_of([two], known) == pytest.approx([2 * rule_of_thumb(two)]), (
         "the machine is half as fast"
     )
@@ -141,7 +140,7 @@ def test_cells_take_what_the_first_of_a_sweep_and_their_graph_cost_them():
     assert seconds_of(compiled[:1], known) == seconds_of(compiled[:1]), (
         "it compiled nothing for sure"
     )
-    known = [took(compiled[0], rule_of_thumb(compiled[0], StartState(first=True)))]
+    known = [took(compiled[0], rule_of_thumb(compiled[0], first=True))]
     assert seconds_of(compiled[:1], known) == pytest.approx(
         [after + COMPILE_SECONDS["cuda"]["cached"]]
     )

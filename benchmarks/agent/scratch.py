@@ -1,8 +1,6 @@
 """The folder to which ranks write on another host than the launcher's, and what is new in it.
 
 The launcher appends what it is sent to the cell's folder, so hosts need no shared file system.
-
-    python -m benchmarks.agent.scratch       removes what killed agents left on this host
 """
 
 import base64
@@ -124,7 +122,3 @@ def remove_left() -> None:
                 shutil.rmtree(lock.parent, ignore_errors=True)
             finally:
                 os.close(descriptor)
-
-
-if __name__ == "__main__":
-    remove_left()

@@ -38,6 +38,9 @@ LATEST = 20  # records that are looked at
 SAME_WORK = ("model", "benchmark", "optimize", "device")
 SAME_PLACE = ("gpus", "hosts", "strategy", "server_hosts")
 DEPENDS_ON = (*SAME_WORK, *SAME_PLACE, "batch_size", "profiler")
+# Kept for the report and the store, and for a cell that takes longer than estimated; a submitted
+# job is asked to stop then.
+RESERVE_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -48,29 +51,6 @@ class TimeEstimate:
     measured: bool
 
 
-@dataclass(frozen=True)
-class StartState:
-    """What a cell finds when it begins."""
-
-    first: bool = False  # it is the first of its sweep
-    graph: str = "new"  # of a compiled cell: new, cached; empty for another one
-
-    @staticmethod
-    def of(cell: Cell, first: bool, cached: Collection[str]) -> "StartState":
-        """Return the state of a cell where the study's folder has some compiled graphs."""
-        graph = "cached" if cell.graph in cached else "new"
-        return StartState(first, graph if cell.graph else "")
-
-
-@dataclass(frozen=True)
-class MeasuredTime:
-    """What a finished cell took."""
-
-    place: str  # the text of what SAME_PLACE names
-    state: StartState
-    of_rule: float  # its seconds ÷ those of the rule of thumb
-
-
 def estimates(
     cells: Sequence[PlannedCell], known: Sequence[Record], begun: bool = True
 ) -> list[TimeEstimate]:
@@ -78,42 +58,44 @@ def estimates(
 
     `known` are records of the same study. `begun`: cells of this sweep ran already.
     """
-    times = _measured_times(known)
+    ratios = _measured_ratios(known)
     cached = {record.cell.graph for record in known if record.state == "finished"}
     by_text: dict[str, TimeEstimate] = {}
     result = []
     for planned in cells:
-        state = StartState.of(planned.cell, not begun, cached)
-        begun = True
-        cached.add(planned.cell.graph)
-        text = repr(state) + _text(planned.cell, DEPENDS_ON)
+        cell = planned.cell
+        text = f"{begun}/{cell.graph in cached}/{_text(cell, DEPENDS_ON)}"
         if text not in by_text:
-            by_text[text] = _estimate(planned.cell, state, times)
+            same_work = ratios.get(_text(cell, SAME_WORK), [])
+            place = _text(cell, SAME_PLACE)
+            same_place = [pair for pair in same_work if pair[0] == place]
+            latest = [ratio for _, ratio in (same_place or same_work)[-LATEST:]]
+            seconds = rule_of_thumb(cell, not begun, cached)
+            if latest:
+                seconds *= median(latest)
+            by_text[text] = TimeEstimate(seconds, bool(latest))
         result.append(by_text[text])
+        begun = True
+        cached.add(cell.graph)
     return result
 
 
-def _measured_times(records: Sequence[Record]) -> dict[str, list[MeasuredTime]]:
-    """Return what the finished cells took, in the order of the records, by the text of what
-    SAME_WORK names."""
-    states: dict[str, StartState] = {}
+def _measured_ratios(records: Sequence[Record]) -> dict[str, list[tuple[str, float]]]:
+    """Return (the text of SAME_PLACE, seconds ÷ those of the rule of thumb) of finished cells, by
+    the text of SAME_WORK."""
+    ratios: dict[str, list[tuple[str, float]]] = {}
     sweeps: set[str] = set()
     cached: set[str] = set()
     for record in sorted(records, key=lambda record: record.started_at):
-        first = record.sweep_id not in sweeps
-        states[record.record_id] = StartState.of(record.cell, first, cached)
-        sweeps.add(record.sweep_id)
-        cached.add(record.cell.graph)
-    times: dict[str, list[MeasuredTime]] = {}
-    for record in records:
+        cell = record.cell
         seconds = record.ended_at - record.started_at  # 0 or less where a clock was set back
         if record.state == "finished" and seconds > 0:
-            cell, state = record.cell, states[record.record_id]
-            time = MeasuredTime(
-                _text(cell, SAME_PLACE), state, seconds / rule_of_thumb(cell, state)
-            )
-            times.setdefault(_text(cell, SAME_WORK), []).append(time)
-    return times
+            rule = rule_of_thumb(cell, record.sweep_id not in sweeps, cached)
+            pair = (_text(cell, SAME_PLACE), seconds / rule)
+            ratios.setdefault(_text(cell, SAME_WORK), []).append(pair)
+        sweeps.add(record.sweep_id)
+        cached.add(cell.graph)
+    return ratios
 
 
 def _text(cell: Cell, names: Sequence[str]) -> str:
@@ -129,7 +111,7 @@ def worded(cells: Sequence[PlannedCell], known: Sequence[Record]) -> str:
     times = estimates(cells, known, begun=False)
     seconds = 0.0
     for together in rounds(cells):
-        seconds += max(times[index].seconds for index in together)
+        seconds += max([times[index].seconds for index in together])
     unmeasured = sum(not time.measured for time in times)
     thumb = "by a rule of thumb for an idle machine"
     basis = "by what the same model took in this study"
@@ -140,30 +122,19 @@ def worded(cells: Sequence[PlannedCell], known: Sequence[Record]) -> str:
     return f"{count(len(times), 'cell')}, about {duration(seconds)} {basis}"
 
 
-def _estimate(
-    cell: Cell, state: StartState, times: Mapping[str, Sequence[MeasuredTime]]
-) -> TimeEstimate:
-    """Return the estimate by the latest cells of the same work: in the same place and state, else
-    in the same place."""
-    same_work = times.get(_text(cell, SAME_WORK), [])
-    place = _text(cell, SAME_PLACE)
-    same_place = [time for time in same_work if time.place == place]
-    same_state = [time for time in same_place if time.state == state]
-    chosen = same_state or same_place or same_work
-    share = median(time.of_rule for time in chosen[-LATEST:]) if chosen else 1.0
-    return TimeEstimate(share * rule_of_thumb(cell, state), bool(chosen))
+def rule_of_thumb(cell: Cell, first: bool = False, cached: Collection[str] = ()) -> float:
+    """Return the seconds that a cell takes on an idle machine, roughly, from what is asked alone.
 
-
-def rule_of_thumb(cell: Cell, state: StartState = StartState()) -> float:
-    """Return the seconds that a cell takes on an idle machine, roughly, from what is asked
-    alone."""
+    `first`: of its sweep; `cached`: the compiled graphs that the study's folder has.
+    """
     seconds = START_SECONDS[cell.device] + _measuring_seconds(cell)
-    if state.first:
+    if first:
         seconds += FIRST_SECONDS[cell.device]
     if cell.servers:
         seconds += SERVERS_SECONDS
     if cell.compiled:
-        seconds += COMPILE_SECONDS[cell.device][state.graph]
+        graph = "cached" if cell.graph in cached else "new"
+        seconds += COMPILE_SECONDS[cell.device][graph]
     if cell.profiler != "none":
         seconds += TRACE_SECONDS[cell.device]
     return seconds
@@ -189,11 +160,6 @@ def duration(seconds: float) -> str:
     if minutes >= 60:
         return f"{minutes // 60} h {minutes % 60:02d} min"
     return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
-
-
-# Kept for the report and the store, and for a cell that takes longer than estimated; a submitted
-# job is asked to stop then.
-RESERVE_S = 60.0
 
 
 class TimeLeft:

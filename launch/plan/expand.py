@@ -91,7 +91,16 @@ def _by_link(config: Config, machine: Machine, topology_text: str | None) -> lis
     if machine.kind == "cpu":
         sizes = [size] if size else range(1, len(all_gpus) + 1)
         return [all_gpus[:count] for count in sizes]
-    topology = topology_of(config, machine, topology_text)
+    topology = _topology(config, topology_text)
+    # CUDA_VISIBLE_DEVICES may hide some of the topology's.
+    ids = {device.id for device in machine.devices}
+    visible = tuple(gpu for gpu in topology.devices if gpu.index in ids)
+    topology = dataclasses.replace(topology, devices=visible)
+    if set(topology.gpus) != ids:
+        raise Refused(
+            f"gpus={config.gpus[0]}: the topology has GPUs {', '.join(map(str, topology.gpus))}, "
+            f"the machine {', '.join(map(str, sorted(ids)))}"
+        )
     if word != "classes" and size is not None:
         placement = choose_gpus(topology, size)
         rings = {"worst": placement.worst, "worst_order": placement.worst_order}
@@ -105,22 +114,6 @@ def _by_link(config: Config, machine: Machine, topology_text: str | None) -> lis
         if config.second_member and link_class.second_member:
             members.append(link_class.second_member)
     return members
-
-
-def topology_of(config: Config, machine: Machine, topology_text: str | None) -> Topology:
-    """Return the links between the machine's GPUs: CUDA_VISIBLE_DEVICES may hide some of the
-    topology's. Raises Refused."""
-    topology = _topology(config, topology_text)
-    ids = {device.id for device in machine.devices}
-    visible = tuple(gpu for gpu in topology.devices if gpu.index in ids)
-    topology = dataclasses.replace(topology, devices=visible)
-    if set(topology.gpus) != ids:
-        here = ", ".join(str(device.id) for device in machine.devices)
-        raise Refused(
-            f"gpus={config.gpus[0]}: the topology has GPUs {', '.join(map(str, topology.gpus))}, "
-            f"the machine {here}"
-        )
-    return topology
 
 
 def _topology(config: Config, topology_text: str | None) -> Topology:
@@ -226,6 +219,7 @@ def placements(
 
 
 def _subsets_on(config: Config, hosts: Sequence[PlannedHost]) -> list[tuple[int, ...]]:
+    """Return what `gpus` means on every host of a set. Raises Refused: it means different things."""
     of_first: list[tuple[int, ...]] = []
     for host in hosts:
         try:
@@ -234,14 +228,13 @@ def _subsets_on(config: Config, hosts: Sequence[PlannedHost]) -> list[tuple[int,
             raise Refused(f"host {host.name}: {error}") from None
         of_first = of_first or of_host
         if of_host != of_first:
+            texts = []
+            for sets in (of_first, of_host):
+                more = f" and {len(sets) - 1} more" if len(sets) > 1 else ""
+                texts.append(",".join(map(str, sets[0])) + more)
             raise Refused(
-                f"gpus={','.join(config.gpus)}: means {_shown(of_first)} on host {hosts[0].name} "
-                f"and {_shown(of_host)} on host {host.name}; accepted is a subset that is the "
-                "same on every host, such as gpus=0"
+                f"gpus={','.join(config.gpus)}: means {texts[0]} on host {hosts[0].name} and "
+                f"{texts[1]} on host {host.name}; accepted is a subset that is the same on every "
+                "host, such as gpus=0"
             )
     return of_first
-
-
-def _shown(sets: Sequence[tuple[int, ...]]) -> str:
-    first = ",".join(map(str, sets[0]))
-    return f"{first} and {len(sets) - 1} more" if len(sets) > 1 else first

@@ -10,7 +10,7 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count, groupby
+from itertools import groupby
 from typing import Any
 
 from analysis.study.names import BETWEEN
@@ -19,6 +19,12 @@ from analysis.study.rates import primary_rate
 from conf.cell import SECOND_RUN, Cell
 from conf.options import Refused
 from conf.schema import Config
+
+FEW = 4  # cells with a model: a list that is no longer has no pairs
+EACH = 4  # there is one pair for so many of them
+CELLS_BETWEEN = 1  # other cells that run between the two, at least
+ENOUGH = 12  # degrees of freedom; a group that has them needs no further pair
+Freedom = Mapping[tuple[Any, ...], int]  # degrees of freedom of the noise groups of this host
 
 
 @dataclass(frozen=True)
@@ -31,13 +37,12 @@ class PlannedCell:
 
     @property
     def name(self) -> str:
-        """The name of the run, for people: the cell's, and which of several measurements of it this
-        is."""
+        """The name of the run: the cell's, and which of several measurements of it this is."""
         return BETWEEN.join([self.cell.name, *self.run_suffixes])
 
     @property
     def run_suffixes(self) -> list[str]:
-        """Which of several measurements of the cell it is, for people; empty for the first."""
+        """Which of several measurements of the cell it is, in words; empty for the first."""
         return self.cell.run_suffixes(self.drift)
 
 
@@ -58,7 +63,9 @@ def one_of_each_set(cells: Sequence[Cell]) -> list[Cell]:
     fewest."""
     chosen: dict[str, Cell] = {}
     for cell in cells:
-        key = dataclasses.replace(cell, nccl={}).key if cell.device == "cpu" else cell.key
+        key = cell.key
+        if cell.device == "cpu" and cell.nccl:
+            key = dataclasses.replace(cell, nccl={}).key
         if key not in chosen or len(cell.nccl) < len(chosen[key].nccl):
             chosen[key] = cell
     return list(chosen.values())
@@ -85,33 +92,29 @@ def ordered(
     again; its repeat is the number of repeats with a minus sign. With `calibrating`, what a
     forecast of the others rests on comes first wherever baselines do.
     """
-    first = _calibration_key if calibrating else _baseline_key
+
+    def place(cell: Cell) -> tuple[int, ...]:
+        """One GPU first, then one host; links before training, few GPUs before many, steps without
+        exchange before others; then cells with fewer NCCL settings."""
+        several_gpus, several_hosts = cell.world_size > 1, len(cell.hosts) > 1
+        if not calibrating:
+            return several_gpus, several_hosts, len(cell.nccl)
+        exchanges = cell.strategy["name"] != "none"
+        size = cell.world_size
+        return several_gpus, several_hosts, cell.trains, size, exchanges, len(cell.nccl)
+
     if repeats == 1:
-        order = insert_replicates(sorted(cells, key=first), twice, seed)
+        order = insert_replicates(sorted(cells, key=place), twice, seed)
         return [PlannedCell(cell) for cell in order]
     order = []
     for repeat in range(repeats):
         turn = [dataclasses.replace(cell, repeat=repeat) for cell in cells]
         random.Random(f"{seed}/{repeat}").shuffle(turn)
         if repeat == 0:
-            turn.sort(key=first)  # stable: the rest stays shuffled
+            turn.sort(key=place)  # stable: the rest stays shuffled
         order += turn
     again = dataclasses.replace(order[0], repeat=-repeats)
     return [*map(PlannedCell, order), PlannedCell(again, drift=True)]
-
-
-def _baseline_key(cell: Cell) -> tuple[Any, ...]:
-    """Return a sort key: one-GPU cells first, then those on one host, then cells with fewer NCCL
-    settings."""
-    return cell.world_size > 1, len(cell.hosts) > 1, len(cell.nccl)
-
-
-def _calibration_key(cell: Cell) -> tuple[Any, ...]:
-    """Return a sort key: as above, then links before training, few GPUs before many, and steps
-    without exchange before others."""
-    alone, one_host, settings = _baseline_key(cell)
-    has_exchange = cell.strategy["name"] != "none"
-    return alone, one_host, cell.trains, cell.world_size, has_exchange, settings
 
 
 def parallel_rounds(order: Iterable[PlannedCell], machines: Mapping[str, str]) -> list[PlannedCell]:
@@ -123,16 +126,15 @@ def parallel_rounds(order: Iterable[PlannedCell], machines: Mapping[str, str]) -
     """
 
     def machine_of(planned: PlannedCell) -> str:
-        """Return the machine of a cell that may run beside others; empty for one that runs
-        alone."""
+        """Return the machine of a cell that may run beside others; '' for one that runs alone."""
         cell = planned.cell
         is_lone = cell.world_size == 1 and len(cell.every_host) == 1
         if not is_lone or cell.data or cell.profiler != "none":
             return ""
         return machines.get(cell.hosts[0], "")
 
-    numbers = count(1)
     result: list[PlannedCell] = []
+    number = 0
     for is_parallel, neighbours in groupby(order, lambda planned: bool(machine_of(planned))):
         waiting = list(neighbours)
         if not is_parallel:
@@ -140,12 +142,18 @@ def parallel_rounds(order: Iterable[PlannedCell], machines: Mapping[str, str]) -
             continue
         while waiting:
             turn: dict[str, PlannedCell] = {}
+            later = []
             for planned in waiting:
-                turn.setdefault(machine_of(planned), planned)
-            waiting = [planned for planned in waiting if planned not in turn.values()]
-            number = next(numbers) if len(turn) > 1 else 0
-            for planned in turn.values():
-                result.append(dataclasses.replace(planned, round=number))
+                if machine_of(planned) in turn:
+                    later.append(planned)
+                else:
+                    turn[machine_of(planned)] = planned
+            if len(turn) > 1:
+                number += 1
+                result += [dataclasses.replace(planned, round=number) for planned in turn.values()]
+            else:
+                result += turn.values()
+            waiting = later
     return result
 
 
@@ -162,22 +170,13 @@ def rounds(cells: Iterable[PlannedCell]) -> list[list[int]]:
     return result
 
 
-FEW = 4  # cells with a model: a list that is no longer has no pairs
-EACH = 4  # there is one pair for so many of them
-CELLS_BETWEEN = 1  # other cells that run between the two, at least
-ENOUGH = 12  # degrees of freedom; a group that has them needs no further pair
-
-Freedom = Mapping[tuple[Any, ...], int]  # degrees of freedom of the noise groups of this host
-
-
 def known_freedom(scatters: Scatters) -> Freedom:
     """Return what other studies on this host know of the scatter of images per second and of other
     primary rates."""
     host, freedom = socket.gethostname(), Counter[tuple[Any, ...]]()
     for (group, metric), scatter in scatters.items():
         if group.host == host:
-            key = (metric, *group.asked)
-            freedom[key] += scatter.freedom
+            freedom[(metric, *group.asked)] += scatter.freedom
     return freedom
 
 
@@ -238,7 +237,8 @@ def insert_replicates(order: Sequence[Cell], twice: Sequence[Cell], seed: int) -
 
     Where there is no such place, the first run moves forward.
     """
-    order, generator = list(order), random.Random(f"{seed}/places")
+    order = list(order)
+    generator = random.Random(f"{seed}/places")
     for cell in twice:
         index = next(index for index, earlier in enumerate(order) if earlier is cell)
         behind = range(index + 1 + CELLS_BETWEEN, len(order) + 1)

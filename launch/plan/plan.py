@@ -2,7 +2,7 @@
 is started."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from analysis.findings.baselines import control_cells
 from analysis.study.names import with_what_differs
@@ -10,7 +10,9 @@ from analysis.study.noise_floor import of_other_studies
 from analysis.text import count
 from benchmarks.record import CellFolder
 from benchmarks.record.safe_text import one_line
+from conf import groups
 from conf.cell import Cell
+from conf.options import Refused
 from conf.resolve import CheckedConfig, checked, labelled, resolve, without_effect
 from conf.schema import Config, Request
 from conf.subsets import by_link, shown
@@ -35,7 +37,6 @@ from launch.plan.order import (
     parallel_rounds,
     without_settings_alone,
 )
-from launch.plan.profilers import with_profilers
 from launch.plan.refusals import (
     LONGEST,
     THREADS,
@@ -46,7 +47,7 @@ from launch.plan.refusals import (
     refuse_several_values,
     refuse_sweep,
 )
-from launch.profile.nsys import Nsys
+from launch.profile.nsys import Nsys, find
 from launch.study.study import study_folder
 
 
@@ -65,9 +66,7 @@ def plan(
     requests: Sequence[Request], surroundings: Mapping[str, str], fleet: Fleet | None = None
 ) -> Plan:
     """Return the cells of a sweep, in order. `fleet` are the hosts of `wanted_hosts`, with what
-    each has.
-
-    Without it hosts are taken to be like this machine, or like that of a topology file.
+    each has. Without it hosts are taken to be like this machine, or like that of a topology file.
 
     Raises:
         Refused: names the field, the value and what is accepted.
@@ -77,7 +76,7 @@ def plan(
     configs, notices = refuse_wrong_options(requests)
     if not is_for_another_machine:
         refuse_small_limits()
-    configs, profiler = with_profilers(configs, surroundings)
+    configs, nsys, nsys_missing = with_profilers(configs, surroundings)
 
     if fleet is not None:
         hosts, machine = planned_hosts(fleet), fleet.hosts[0].machine
@@ -96,7 +95,7 @@ def plan(
             )
     cells = _expand(configs, machine, hosts, surroundings)
     refuse_sweep(
-        ExpandedSweep(cells, machine, fleet, surroundings, profiler, is_for_another_machine)
+        ExpandedSweep(cells, machine, fleet, surroundings, nsys_missing, is_for_another_machine)
     )
 
     used = without_settings_alone(cells)
@@ -129,7 +128,7 @@ def plan(
     order = ordered(unique, first.repeats, first.seed, twice, first.predict == "auto")
     if fleet is not None:
         order = parallel_rounds(order, {host.name: host.boot_id for host in fleet})
-    return Plan(first, machine, order, list(dict.fromkeys(notices)), profiler.nsys)
+    return Plan(first, machine, order, list(dict.fromkeys(notices)), nsys)
 
 
 def refuse_wrong_options(requests: Sequence[Request]) -> tuple[list[CheckedConfig], list[str]]:
@@ -157,6 +156,47 @@ def refuse_wrong_options(requests: Sequence[Request]) -> tuple[list[CheckedConfi
     refuse_requests(configs)
     refuse_outputs(requests[0].config)
     return configs, notices
+
+
+def with_profilers(
+    configs: Sequence[CheckedConfig], surroundings: Mapping[str, str]
+) -> tuple[list[CheckedConfig], Nsys | None, Refused | None]:
+    """Return the configurations without `profiler=auto`, the nsys that they use, and why there is
+    none where a request names it.
+
+    `auto` means nsys where it is found and new enough, else torch, and torch with nodes=. A plan
+    for another machine runs no nsys here.
+
+    Raises:
+        Refused: two configurations name different programs.
+    """
+    paths: dict[str | None, bool] = {}  # of nsys, and whether a request names it
+    for config in configs:
+        name = config.profiler["name"]
+        trains = groups.choice("benchmark", config.benchmark["name"]).trains
+        if trains and (name == "nsys" or (name == "auto" and not config.nodes)):
+            path = config.profiler["nsys_path"]
+            paths[path] = paths.get(path, path is not None) or name == "nsys"
+    if len(paths) > 1:
+        raise Refused(
+            f"profiler.nsys_path={','.join(map(str, paths))}: a sweep has one; run one sweep "
+            "for each"
+        )
+    nsys: Nsys | None = None
+    missing: Refused | None = None
+    for path, is_named in paths.items():
+        try:
+            nsys = find(path, surroundings)
+        except Refused as error:
+            if is_named and not (configs[0].topology is not None and configs[0].dry_run):
+                missing = error
+    chosen = []
+    for config in configs:
+        if config.profiler["name"] == "auto":
+            name = "nsys" if nsys and not config.nodes else "torch"
+            config = replace(config, profiler=config.profiler | {"name": name})
+        chosen.append(config)
+    return chosen, nsys, missing
 
 
 def _expand(

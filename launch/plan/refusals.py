@@ -1,6 +1,6 @@
 """What is refused before any process starts.
 
-REQUEST_REFUSALS are rules about one request, a line each. SWEEP_REFUSALS are checks of all cells of
+REQUEST_REFUSALS are rules about one request, a row each. SWEEP_REFUSALS are checks of all cells of
 a sweep on the machine that will measure them. The first that applies is the sentence that the user
 sees.
 """
@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, permutations
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from analysis.study import noise_floor as floor_file
 from benchmarks.agent.processes import with_absolute_path
@@ -25,16 +25,17 @@ from benchmarks.record.safe_text import one_line
 from benchmarks.request import Room, refuse, refuse_too_little_shared
 from conf import groups, nccl
 from conf.cell import Cell
+from conf.groups import SERVER_NODES
 from conf.host_limits import free_memory, free_shared_memory
 from conf.options import Refused, expand_path, to_text
 from conf.schema import Config, Engine
+from conf.targets import locate_without_torch
 from launch.engines.environment import ROOT
 from launch.machine.devices import Machine
 from launch.machine.fleet import Fleet, Host
 from launch.machine.secrets import secret_value
 from launch.plan.order import once_each
 from launch.plan.own_code import refuse_wrong_code
-from launch.plan.profilers import Profiler
 from launch.study.study import study_folder
 from launch.tracking.store import (
     ARTIFACTS,
@@ -50,42 +51,37 @@ REMOTE_ENGINES = "engine=ssh, engine=slurm or engine=command"
 INTERFACE = re.compile(r"[A-Za-z0-9_.:-]{1,15}", re.ASCII)  # Linux has at most 15 bytes
 HOST = "{host}"
 # The engines that read an option; every engine reads the others.
+OF_SLURM = (
+    "submit",
+    "time_minutes",
+    "partition",
+    "account",
+    "job_nodes",
+    "gpus_per_node",
+    "sbatch",
+)
 READ_BY = {
     "prefix": ("command",),
     "ssh_config": ("ssh",),
-    "submit": ("slurm",),
-    "time_minutes": ("slurm",),
-    "partition": ("slurm",),
-    "account": ("slurm",),
-    "job_nodes": ("slurm",),
-    "gpus_per_node": ("slurm",),
-    "sbatch": ("slurm",),
-    "interface": REMOTE,
-    "trusted_network": REMOTE,
-    "python": REMOTE,
-    "folder": REMOTE,
+    **dict.fromkeys(OF_SLURM, ("slurm",)),
+    **dict.fromkeys(("interface", "trusted_network", "python", "folder"), REMOTE),
 }
 # Options that all cells of a sweep share.
 SHARED = (
-    "study",
-    "output_dir",
-    "tracking",
-    "engine",
-    "hosts",
-    "validity",
-    "device",
-    "repeats",
-    "noise_pairs",
-    "resume",
-    "wait",
-    "dry_run",
-    "topology",
-    "tuning_pass",
-    "sample_gpus",
-    "predict",
-    "report",
+    *("study", "output_dir", "tracking", "engine", "hosts", "validity", "device", "repeats"),
+    *("noise_pairs", "resume", "wait", "dry_run", "topology", "tuning_pass", "sample_gpus"),
+    *("predict", "report"),
 )
 OURS = (DEFAULT_STORE, ARTIFACTS, floor_file.FILE)  # in output_dir, beside the studies
+# Launchers of ranks, which would start the whole study once a rank: the variables with which
+# process this is and with how many there are, and what to write instead.
+TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+LAUNCHERS = {
+    # A batch script has no step, and one task of a step may launch.
+    "srun": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "without srun, or with srun --ntasks=1"),
+    "mpirun": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "without mpirun"),
+    "mpiexec": ("PMI_RANK", "PMI_SIZE", "without mpiexec"),
+}
 THREADS, MOST_THREADS = "OMP_NUM_THREADS", 4096
 LONGEST = 40  # characters of a wrong value
 # Gradients of the largest torchvision model (vit_h_14, 632 million parameters), rounded up. Where
@@ -95,33 +91,12 @@ PLENTY_BYTES = 3_000_000_000
 PEER_READ, PEER_WRITE = 0, 1
 
 
-@dataclass(frozen=True)
-class Refusal:
+class Refusal(NamedTuple):
     """A rule about one request, which is refused with `field=value: sentence`."""
 
     field: str
     applies: Callable[[Config], object]
     sentence: str
-
-    def check(self, config: Config) -> None:
-        """Raise Refused if the rule applies."""
-        if not self.applies(config):
-            return
-        value: Any = config
-        path = f"{self.field}.name" if self.field in ("engine", "profiler") else self.field
-        for name in path.split("."):
-            value = value[name] if isinstance(value, Mapping) else getattr(value, name)
-        if self.field == "nodes":
-            value = ",".join(value)
-        elif isinstance(value, list):
-            value = f"[{','.join(value)}]"
-        elif self.field.startswith("engine."):
-            value = repr(value)
-        raise Refused(f"{self.field}={value}: {self.sentence}")
-
-
-def _has_server_nodes(config: Config) -> bool:
-    return bool(config.strategy.get(groups.SERVER_NODES, "auto") != "auto")
 
 
 def _is_whole_path(path: str | None) -> bool:
@@ -152,7 +127,7 @@ REQUEST_REFUSALS = (
     ),
     Refusal(
         "strategy.server_nodes",
-        lambda config: _has_server_nodes(config) and not config.nodes,
+        lambda config: config.strategy.get(SERVER_NODES, "auto") != "auto" and not config.nodes,
         "accepted together with nodes=, which says where the ranks are",
     ),
     Refusal(
@@ -205,6 +180,30 @@ REQUEST_REFUSALS = (
 )
 
 
+def refuse_nested(environment: Mapping[str, str]) -> None:
+    """Refuse to be one of several processes that one program started. Raises Refused.
+
+    Launchers that people start one by one may share a study.
+    """
+    program, instead = "", "without torchrun"
+    names: tuple[str, ...] = TORCHRUN
+    if all(name in environment for name in TORCHRUN):
+        program = "torchrun"
+    for launcher, (rank, size, without) in LAUNCHERS.items():
+        numbers = []
+        for name in (rank, size):
+            text = environment.get(name, "")
+            numbers.append(int(text) if text.isascii() and text.isdigit() else 0)
+        if not program and (numbers[0] > 0 or numbers[1] > 1):
+            program, names, instead = launcher, (rank, size), without
+    if program:
+        values = [f"{name}={environment[name]}" for name in names if name in environment]
+        raise Refused(
+            f"{', '.join(values)}: launch.py was started by {program}, and starts the processes on "
+            f"the GPUs itself; write python launch.py gpus=… {instead}"
+        )
+
+
 def refuse_requests(configs: Sequence[Config]) -> None:
     """Refuse requests whose options do not fit each other. Raises Refused."""
     engine, defaults = configs[0].engine, Engine()  # a sweep has one engine
@@ -212,17 +211,34 @@ def refuse_requests(configs: Sequence[Config]) -> None:
         value = getattr(engine, name)
         if value != getattr(defaults, name) and engine.name not in engines:
             typed = f"[{','.join(value)}]" if isinstance(value, list) else to_text(value)
-            names = " or ".join(f"engine={reader}" for reader in engines)
+            names = " or ".join([f"engine={reader}" for reader in engines])
             raise Refused(f"engine.{name}={typed}: accepted with {names}")
     for config in configs:
-        for refusal in REQUEST_REFUSALS:
-            refusal.check(config)
+        for rule in REQUEST_REFUSALS:
+            if rule.applies(config):
+                _refuse(rule, config)
     for word in engine.prefix:
         if not word or not word.isprintable():
             raise Refused(
                 f"engine.prefix=[{','.join(engine.prefix)}]: {word!r} is no word; accepted are "
                 "printable words"
             )
+
+
+def _refuse(rule: Refusal, config: Config) -> None:
+    value: Any = config
+    path = rule.field
+    if path in ("engine", "profiler"):
+        path += ".name"
+    for name in path.split("."):
+        value = value[name] if isinstance(value, Mapping) else getattr(value, name)
+    if rule.field == "nodes":
+        value = ",".join(value)
+    elif isinstance(value, list):
+        value = f"[{','.join(value)}]"
+    elif rule.field.startswith("engine."):
+        value = repr(value)
+    raise Refused(f"{rule.field}={value}: {rule.sentence}")
 
 
 def refuse_several_values(configs: Sequence[Config], overrides: Sequence[Sequence[str]]) -> None:
@@ -327,7 +343,7 @@ class ExpandedSweep:
     machine: Machine  # the first host's, or this one
     fleet: Fleet | None  # the hosts, where they were asked what they have
     surroundings: Mapping[str, str]
-    profiler: Profiler
+    nsys_missing: Refused | None  # why a trace by nsys cannot be made, where one is asked for
     is_for_another_machine: bool  # planned from a topology file, with dry_run=true
 
 
@@ -375,8 +391,26 @@ def missing_library(sweep: ExpandedSweep) -> None:
 
 def own_code(sweep: ExpandedSweep) -> None:
     """Refuse a model, loader or strategy of the user's own that cannot be called, or lacks a
-    method."""
+    method; and a description of its exchange that is none."""
     refuse_wrong_code(sweep.cells)
+    exchanges = {}
+    for cell in sweep.cells:
+        name = cell.strategy["name"]
+        dotted = cell.declared.get("strategy", {}).get("exchange")
+        if dotted and not groups.choice("strategy", name).is_ours:
+            exchanges[f"strategy={name}: code.exchange"] = dotted
+    for field, dotted in exchanges.items():
+        from analysis.prediction.strategies import Exchange  # with numpy, which a plan seldom needs
+
+        try:
+            exchange = locate_without_torch(dotted)
+        except Refused as error:
+            raise Refused(f"{field}={error}") from None
+        if not isinstance(exchange, Exchange):
+            raise Refused(
+                f"{field}={dotted}: accepted is an analysis.prediction.strategies.Exchange, as "
+                "by_collective returns"
+            )
 
 
 def missing_compiler(sweep: ExpandedSweep) -> None:
@@ -402,8 +436,8 @@ def missing_compiler(sweep: ExpandedSweep) -> None:
 
 def missing_profiler(sweep: ExpandedSweep) -> None:
     """Refuse a trace by nsys where nsys is not found, or too old."""
-    if sweep.profiler.missing:
-        raise sweep.profiler.missing
+    if sweep.nsys_missing:
+        raise sweep.nsys_missing
 
 
 def benchmark_request(sweep: ExpandedSweep) -> None:
@@ -412,10 +446,12 @@ def benchmark_request(sweep: ExpandedSweep) -> None:
     here = Room(sweep.machine.memory_bytes, free_memory(), free_shared_memory())
     unseen = Room(sweep.machine.memory_bytes)  # taken to have such GPUs
     for cell in sweep.cells:
+        room = here
         if sweep.fleet and cell.hosts:
-            refuse(cell, room_on(sweep.fleet.some(cell.hosts)))
-        else:
-            refuse(cell, unseen if cell.hosts or sweep.is_for_another_machine else here)
+            room = room_on(sweep.fleet.some(cell.hosts))
+        elif cell.hosts or sweep.is_for_another_machine:
+            room = unseen
+        refuse(cell, room)
 
 
 def room_on(hosts: Iterable[Host]) -> Room:
@@ -425,8 +461,7 @@ def room_on(hosts: Iterable[Host]) -> Room:
         rooms.append((host.machine.memory_bytes, host.free_memory_bytes, host.shared_memory_bytes))
     least = []
     for sizes in zip(*rooms, strict=True):
-        known_sizes = [size for size in sizes if size is not None]
-        least.append(min(known_sizes, default=None))
+        least.append(min([size for size in sizes if size is not None], default=None))
     return Room(*least)
 
 
@@ -466,13 +501,7 @@ def peer_access(sweep: ExpandedSweep) -> None:
 
 def refuse_without_peers(cell: Cell, machine: Machine) -> None:
     """Refuse a cell that requires peer access (`benchmark.p2p=required`) where the driver says that
-    a pair has none.
-
-    A pair of which the driver says nothing passes: the cell asks CUDA again before it measures.
-
-    Raises:
-        Refused: names the pairs.
-    """
+    a pair has none. Where it says nothing, the cell asks CUDA again before it measures."""
     if machine.kind != "cuda" or cell.benchmark.get("p2p") != "required":
         return
     uuids = {device.id: device.uuid for device in machine.devices if device.uuid}
@@ -515,12 +544,8 @@ def shared_memory(sweep: ExpandedSweep) -> None:
 def refuse_too_little(
     cells: Sequence[Cell], free_bytes: int | None = None, where: str = ""
 ) -> None:
-    """Refuse cells that need more shared memory than is free now, here or on a host that `where`
-    names.
-
-    Raises:
-        Refused: says how much is needed and where.
-    """
+    """Refuse cells that need more shared memory than is free, here or on a host that `where`
+    names."""
     sharing = []
     for cell in cells:
         if groups.choice("strategy", cell.strategy["name"]).rules.get("shared_memory"):
