@@ -176,7 +176,8 @@ def known_freedom(scatters: Scatters) -> Freedom:
     host, freedom = socket.gethostname(), Counter[tuple[Any, ...]]()
     for (group, metric), scatter in scatters.items():
         if group.host == host:
-            freedom[(metric, *group.asked)] += scatter.freedom
+            key = (metric, *group.asked)
+            freedom[key] += scatter.freedom
     return freedom
 
 
