@@ -107,11 +107,7 @@ class StudyReport:
     def __init__(self, study_folder: Path, option: object, note: Callable[[str], None]) -> None:
         """`option` is report=; `note` gets the reason where it cannot be written."""
         self._study_folder, self._option, self._note = study_folder, str(option), note
-
-    @property
-    def wanted(self) -> bool:
-        """Whether there is to be one."""
-        return self._option != "False"
+        self.wanted = self._option != "False"
 
     def prepare(self, may_go_on: Callable[[], bool]) -> None:
         """Import what it needs, part by part as long as `may_go_on`.

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+import msgspec
 import psutil
 
+from analysis.text import count
 from benchmarks.record import Record
 from benchmarks.record.lines import now
 from launch.machine.facts import boot_id
@@ -55,15 +57,13 @@ class ProcessIdentity:
 
 def identity_of(content: object) -> ProcessIdentity | None:
     """Return the identity that a JSON object of a journal holds; None where it holds none."""
-    kinds = {"host": str, "pid": int, "started": float | int, "boot_id": str}
-    if not isinstance(content, dict) or content.keys() != kinds.keys():
+    try:
+        process = msgspec.convert(content, ProcessIdentity, strict=True)
+    except msgspec.ValidationError:
         return None
-    for name, kind in kinds.items():
-        if not isinstance(content[name], kind):
-            return None
-    if not 0 < content["pid"] <= MOST_PID:
+    if not 0 < process.pid <= MOST_PID:
         return None
-    return ProcessIdentity(**content)
+    return process
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Sweep:
     def name(self) -> str:
         """Name beside other sweeps of the study: `4 cells · 2026-11-21 10:31`, in local time."""
         moment = datetime.fromtimestamp(self.started_at).strftime("%Y-%m-%d %H:%M")
-        return f"{self.cells} {'cell' if self.cells == 1 else 'cells'} · {moment}"
+        return f"{count(self.cells, 'cell')} · {moment}"
 
 
 def sweep_of(records: Sequence[Record]) -> Sweep:

@@ -35,11 +35,11 @@ from conf.cell import Cell
 from launch.engines.environment import ROOT, environment, inherited_names
 from launch.machine import facts
 from launch.machine.devices import Machine, torch_version
-from launch.machine.fleet import Fleet, Host
+from launch.machine.fleet import Fleet
 
-CODE = "Ringside"  # the code that measures: its users are told, and decide
-# Of PROVENANCE, what does not decide here. Threads follow from the cores and from OMP_NUM_THREADS.
-NOT_HERE = ("machine", "threads", CONNECTIONS, CODE)
+# Of PROVENANCE, what does not decide here. Threads follow from the cores and from OMP_NUM_THREADS;
+# of other code that measures its users are told, and decide.
+NOT_HERE = ("machine", "threads", CONNECTIONS, "Ringside")
 THREADS = "OMP_NUM_THREADS"
 NCCL_FILE = "/etc/nccl.conf"
 VERSIONS_TIMEOUT_S = 120.0
@@ -61,7 +61,8 @@ class RunEnvironment:
         """Return what a record says of its environment before any rank has started."""
         return {
             **facts.facts(),
-            **_facts_of_variables(variables, cell, self.surrounding),
+            "variables": facts.recorded_variables(variables),
+            INHERITED: inherited_names(variables, cell, self.surrounding),
             "planned_uuids": self.machine.uuids(cell.gpus),
             LEFT_OUT: facts.left_out(variables),
         }
@@ -71,26 +72,20 @@ class RunEnvironment:
 
         What one of the two does not know counts as equal.
         """
-        differences = _differences(record, self._measured_here(record, {}))
-        if differences or record.cell.device != "cuda":
-            return differences
-        return _differences(record, self._measured_here(record, self._versions_on_gpus))
+        cell = record.cell
+        around = self.facts(cell, self.variables(cell, CellFolder(Path()), ""))
+        if len(around["planned_uuids"]) < len(cell.gpus):
+            around["planned_uuids"] = []
+        around["versions"] = {"python": platform.python_version(), "torch": torch_version()}
+        sentences = _differences(record, dataclasses.replace(record, environment=around))
+        if not sentences and cell.device == "cuda":
+            around["versions"] |= self._versions_on_gpus
+            sentences = _differences(record, dataclasses.replace(record, environment=around))
+        return sentences
 
     def other_code(self, record: Record) -> bool:
         """Return whether a record was measured by another version of the code that measures."""
-        now = self._measured_here(record, {})
-        machines = Machines((record, now))
-        return provenance(record, machines)[CODE] != provenance(now, machines)[CODE]
-
-    def _measured_here(self, record: Record, versions: Mapping[str, str]) -> Record:
-        """Return a record with what is around its cell now, instead of what was."""
-        cell = record.cell
-        around = self.facts(cell, self.variables(cell, CellFolder(Path()), ""))
-        python = {"python": platform.python_version(), "torch": torch_version()}
-        if len(around["planned_uuids"]) < len(cell.gpus):
-            around["planned_uuids"] = []
-        around["versions"] = {**python, **versions}
-        return dataclasses.replace(record, environment=around, ranks=[])
+        return bool(record.environment.get("code") != facts.facts().get("code"))
 
     @functools.cached_property
     def _versions_on_gpus(self) -> dict[str, str]:
@@ -112,38 +107,35 @@ class RunEnvironment:
             return {}
 
 
-def _facts_of_variables(
-    variables: Mapping[str, str], cell: Cell, surrounding: Mapping[str, str]
-) -> dict[str, Any]:
-    """Return what a record says of the variables of ranks, around which `surrounding` was set."""
-    return {
-        "variables": facts.recorded_variables(variables),
-        INHERITED: inherited_names(variables, cell, surrounding),
-    }
-
-
 def _differences(before: Record, now: Record) -> list[str]:
     """Return what is otherwise around the second of two records of one cell."""
-    before = dataclasses.replace(before, ranks=[])  # what ranks say of their GPUs is not known yet
+    # What ranks say of their GPUs is not known yet.
+    before, now = dataclasses.replace(before, ranks=[]), dataclasses.replace(now, ranks=[])
     machines = Machines((before, now))
     then, today = provenance(before, machines), provenance(now, machines)
-    differences = []
+    sentences = []
     if then["machine"] != today["machine"]:
-        differences.append(_other_machine(before, now))
+        hosts = [str(record.environment.get("host", "unknown")) for record in (before, now)]
+        hardware = [short_hardware(record) for record in (before, now)]
+        if hosts[0] != hosts[1]:
+            sentences.append(f"host {hosts[0]}, now {hosts[1]}")
+        elif hardware[0] != hardware[1]:
+            sentences.append(f"{hardware[0]}, now {hardware[1]}")
+        else:
+            sentences.append(f"other GPUs of this host, also {hardware[0]}")
     for name in PROVENANCE:
-        if name in NOT_HERE or not then[name] or not today[name]:
-            continue
-        if then[name] != today[name]:
-            differences.append(f"{name} {then[name]}, now {today[name]}")
+        differs = then[name] != today[name] and then[name] and today[name]
+        if differs and name not in NOT_HERE:
+            sentences.append(f"{name} {then[name]}, now {today[name]}")
     variables, variables_now = _inherited(before), _inherited(now)
     for name in sorted(variables.keys() | variables_now.keys()):
         value, value_now = variables.get(name, "unset"), variables_now.get(name, "unset")
         if value != value_now:
-            differences.append(f"{name} {value}, now {value_now}")
+            sentences.append(f"{name} {value}, now {value_now}")
     files = before.environment.get("nccl_conf"), now.environment.get("nccl_conf")
     if before.cell.device == "cuda" and files[0] != files[1]:
-        differences.append(f"{NCCL_FILE} has changed")
-    return differences
+        sentences.append(f"{NCCL_FILE} has changed")
+    return sentences
 
 
 def _inherited(record: Record) -> dict[str, str]:
@@ -156,18 +148,6 @@ def _inherited(record: Record) -> dict[str, str]:
     return variables
 
 
-def _other_machine(before: Record, now: Record) -> str:
-    """Return how the machine differs, in words."""
-    host = str(before.environment.get("host", "unknown"))
-    host_now = str(now.environment.get("host", "unknown"))
-    if host != host_now:
-        return f"host {host}, now {host_now}"
-    hardware, hardware_now = short_hardware(before), short_hardware(now)
-    if hardware != hardware_now:
-        return f"{hardware}, now {hardware_now}"
-    return f"other GPUs of this host, also {hardware}"
-
-
 @dataclass(frozen=True)
 class HostsEnvironment(RunEnvironment):
     """The hosts of an invocation with nodes=, and their software and variables."""
@@ -178,7 +158,8 @@ class HostsEnvironment(RunEnvironment):
 
     def variables(self, cell: Cell, folder: CellFolder, token: str) -> dict[str, str]:
         """Return the environment of a cell's processes on its first host."""
-        return self._variables(cell, self.fleet[cell.hosts[0]], token)
+        host = self.fleet[cell.hosts[0]]
+        return merged(self.cell_variables(cell, host.name, token), host.variables)
 
     def facts(self, cell: Cell, variables: Mapping[str, str]) -> dict[str, Any]:
         """Return what a record says of its environment: that of each host."""
@@ -193,21 +174,6 @@ class HostsEnvironment(RunEnvironment):
             HOSTS: entries,
         }
 
-    def differences(self, record: Record) -> list[str]:
-        """Return what was otherwise on a host, in words: 'host b: driver 550.1, now 560.2'."""
-        before = {str(entry.get("name")): entry for entry in listed(record.environment.get(HOSTS))}
-        sentences = []
-        for entry in self._entries(record.cell):
-            name = entry["name"]
-            on_host = _on_one_host(record, before.get(name, {}))
-            for difference in _differences(on_host, _on_one_host(record, entry)):
-                sentences.append(f"host {name}: {difference}")
-        return sentences
-
-    def other_code(self, record: Record) -> bool:
-        """Return whether a record was measured by another version of the code that measures."""
-        return bool(record.environment.get("code") != facts.facts().get("code"))
-
     def _entries(self, cell: Cell) -> list[dict[str, Any]]:
         """Return what a record says of each host. Large facts of the first are said once."""
         first = self.fleet[cell.hosts[0]].facts
@@ -217,33 +183,33 @@ class HostsEnvironment(RunEnvironment):
             for name in SHARED:
                 if name in entry and entry[name] == first.get(name):
                     del entry[name]
-            variables = self._variables(cell, host, "")
+            variables = merged(self.cell_variables(cell, host.name, ""), host.variables)
             uuids: list[str] = []
             if host.name in cell.hosts:
                 uuids = host.machine.uuids(cell.gpus)
-            entries.append(
-                {
-                    **entry,
-                    **_facts_of_variables(variables, cell, host.variables),
-                    LEFT_OUT: host.left_out,
-                    "planned_uuids": uuids,
-                    "versions": host.versions,
-                    "interface": variables["GLOO_SOCKET_IFNAME"],
-                    "interfaces": [interface.to_dict() for interface in host.interfaces],
-                    "infiniband": host.infiniband,
-                }
-            )
+            entry |= {
+                "variables": facts.recorded_variables(variables),
+                INHERITED: inherited_names(variables, cell, host.variables),
+                LEFT_OUT: host.left_out,
+                "planned_uuids": uuids,
+                "versions": host.versions,
+                "interface": variables["GLOO_SOCKET_IFNAME"],
+                "interfaces": [interface.to_dict() for interface in host.interfaces],
+                "infiniband": host.infiniband,
+            }
+            entries.append(entry)
         return entries
 
-    def _variables(self, cell: Cell, host: Host, token: str) -> dict[str, str]:
-        return merged(self.cell_variables(cell, host.name, token), host.variables)
-
-
-def _on_one_host(record: Record, entry: Mapping[str, Any]) -> Record:
-    """Return the record as if one of its hosts had been its only machine."""
-    return dataclasses.replace(
-        record,
-        cell=dataclasses.replace(record.cell, hosts=(), server_hosts=()),
-        environment={name: value for name, value in entry.items() if name != "name"},
-        ranks=[],
-    )
+    def differences(self, record: Record) -> list[str]:
+        """Return what was otherwise on a host, in words: 'host b: driver 550.1, now 560.2'."""
+        entries = {str(entry.get("name")): entry for entry in listed(record.environment.get(HOSTS))}
+        cell = dataclasses.replace(record.cell, hosts=(), server_hosts=())  # of one host alone
+        sentences = []
+        for entry in self._entries(record.cell):
+            name = entry.pop("name")
+            entry_before = {**entries.get(name, {})}
+            entry_before.pop("name", None)
+            before = dataclasses.replace(record, cell=cell, environment=entry_before)
+            now = dataclasses.replace(record, cell=cell, environment=entry)
+            sentences += [f"host {name}: {sentence}" for sentence in _differences(before, now)]
+        return sentences

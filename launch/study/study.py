@@ -11,9 +11,8 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from analysis.text import count
 from analysis.validity.checks import judged
@@ -47,16 +46,14 @@ PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,254}")
 PROFILED = "profiled"  # the code of validity that says what the profiled pass gave
 
 
-@dataclass(frozen=True)
-class Attempt:
+class Attempt(NamedTuple):
     """One attempt at a cell that was begun."""
 
     folder: CellFolder
     token: str
 
 
-@dataclass(frozen=True)
-class _OpenAttempt:
+class _OpenAttempt(NamedTuple):
     """What the journal says of an attempt that was begun and has not ended."""
 
     folder: str  # of the cell
@@ -91,7 +88,7 @@ class StudyFolder:
         The newest attempt in the environment of `here` decides, or the newest of all. A cell with a
         profiler is finished once its profiled pass has said what it gave.
         """
-        for record in self._attempts(cell):
+        for record in self.attempts(cell):
             if here and here.differences(record):
                 continue
             codes = record.validity.codes.keys() | record.validity.unchecked.keys()
@@ -101,27 +98,19 @@ class StudyFolder:
             return None
         return None
 
-    def environment_changes(self, cell: Cell, here: RunEnvironment) -> list[str]:
-        """Return what is otherwise here than around the newest attempt at a cell, in words."""
-        for record in self._attempts(cell):
-            return here.differences(record)
-        return []
-
-    def _attempts(self, cell: Cell) -> Iterator[Record]:
+    def attempts(self, cell: Cell) -> Iterator[Record]:
         """Yield the readable records of the attempts at a cell, the newest first."""
         folder = CellFolder(self.folder / cell.folder)
         try:
             newest = records.read(folder.record)
         except RecordError:
             return
-        if newest.cell_key == newest.cell.key == cell.key:
-            yield newest
         earlier: list[Record] = []
         for attempt_folder in folder.earlier_attempts():
             with contextlib.suppress(RecordError):
                 earlier.append(records.read(attempt_folder.record))
         earlier.sort(key=lambda record: record.started_at, reverse=True)
-        for record in earlier:
+        for record in [newest, *earlier]:
             if record.cell_key == record.cell.key == cell.key:
                 yield record
 
@@ -341,9 +330,11 @@ def find_finished(
         if record:
             finished[number] = record
             continue
-        changes = study.environment_changes(cell, here)
-        if changes:
-            again["; ".join(changes)] += 1
+        for newest in study.attempts(cell):
+            changes = here.differences(newest)
+            if changes:
+                again["; ".join(changes)] += 1
+            break
     for why, cells_again in again.items():
         are = "is" if cells_again == 1 else "are"
         note(
