@@ -266,17 +266,6 @@ def test_another_benchmark_shows_its_first_number():
     assert "write 377 GB/s, one run" in lines[1]
 
 
-def test_an_efficiency_is_one_so_far_until_every_cell_is_settled():
-    alone, pair = records("scaling")[0], records("scaling")[5]
-    with open_screen([pair, alone, alone], 200) as screen:
-        screen.settle(0, "finished", pair)
-        screen.settle(1, "finished", alone)
-        heading, second, *_ = drawn(screen)
-        assert heading.split() == ["efficiency"] and "  so far  " in second
-        screen.settle(2, "done before", alone)
-        assert not any("so far" in line for line in drawn(screen))
-
-
 def test_plain_lines_where_there_is_no_terminal():
     measured = [records("scaling")[0], records("scaling")[5]]
     oom = Failure("oom", 1, "rank [1] ran out of memory")
@@ -294,7 +283,7 @@ def test_plain_lines_where_there_is_no_terminal():
         "[1/3] resnet50 · nccl_allreduce · gpus 0  finished  4,691 images/s  one run  valid",
         "[2/3] resnet50 · nccl_allreduce · gpus 0,1  started",
         "[2/3] resnet50 · nccl_allreduce · gpus 0,1  finished  9,371 images/s  one run  4,686 images/s per GPU  "
-        "99.9 % efficiency against GPU 0 so far  0.454 ms exchange  225 GB/s exchange  P2P/CUMEM over NV18  valid",
+        "99.9 % efficiency against GPU 0  0.454 ms exchange  225 GB/s exchange  P2P/CUMEM over NV18  valid",
         "[3/3] resnet50 · nccl_allreduce · gpus 0,3 · P2P_LEVEL=LOC  started",
         "[3/3] resnet50 · nccl_allreduce · gpus 0,3 · P2P_LEVEL=LOC  failed  oom, rank 1",
         "    oom: rank [1] ran out of memory",

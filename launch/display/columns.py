@@ -12,6 +12,7 @@ GPUS, SETTINGS = "GPUs", "NCCL"
 MOST_SETTINGS = 3  # of NCCL's that have a column each; a preset sets many at once
 # Options that have a column of another name.
 RENAMED = (*KIND, "batch_size", "precision", "optimize")
+OF_TRAINING = ("model", "strategy", "batch", "precision", "optimize")
 
 
 def request_columns(cells: Sequence[PlannedCell]) -> tuple[dict[str, str], dict[str, list[str]]]:
@@ -19,76 +20,58 @@ def request_columns(cells: Sequence[PlannedCell]) -> tuple[dict[str, str], dict[
 
     The GPUs always have a column.
     """
-    texts = [_request(planned.cell) for planned in cells]
-    columns = {name: [request[name] for request in texts] for name in texts[0]}
-    columns |= _setting_columns([planned.cell for planned in cells])
-    common = {
-        name: values[0]
-        for name, values in columns.items()
-        if name != GPUS and len(set(values)) == 1 and values[0] != ABSENT
-    }
+    names = dict.fromkeys(name for planned in cells for name in sorted(planned.cell.nccl))
+    differing = []  # settings of NCCL's
+    for name in names:
+        if len({planned.cell.nccl.get(name) for planned in cells}) > 1:
+            differing.append(name)
+    if len(differing) > MOST_SETTINGS:
+        differing = []
+    columns: dict[str, list[str]] = {}
+    for planned in cells:
+        for column, text in _request(planned.cell, differing).items():
+            columns.setdefault(column, []).append(text)
     differences = varying([planned.cell for planned in cells])
     for name in dict.fromkeys(name for options in differences for name in options):
         if name not in RENAMED and not name.startswith(NCCL):
             column = name.rpartition(".")[2]
             columns[column] = [options.get(name, ABSENT) for options in differences]
     if any(planned.cell.repeat > 0 for planned in cells):
-        columns["repeat"] = [_repeat(planned) for planned in cells]
+        columns["repeat"] = ["drift" if cell.drift else str(cell.cell.repeat) for cell in cells]
     else:
         columns["run"] = [" ".join(planned.run_suffixes) for planned in cells]
-    different = {
-        name: values for name, values in columns.items() if name == GPUS or len(set(values)) > 1
-    }
+    common = {}
+    different = {}
+    for column, texts in columns.items():
+        if column == GPUS or len(set(texts)) > 1:
+            different[column] = texts
+        elif texts[0] not in ("", ABSENT):
+            common[column] = texts[0]
     return common, different
 
 
-def _request(cell: Cell) -> dict[str, str]:
-    """Return what a cell asks for, by column."""
+def _request(cell: Cell, differing: Sequence[str]) -> dict[str, str]:
+    """Return what a cell asks for, by column; settings of NCCL's that differ have one each."""
+    settings = []
+    for name, value in sorted(cell.nccl.items()):
+        if name not in differing:
+            settings.append(f"{name.removeprefix('NCCL_')}={value}")
     request = {
         "model": cell.model.name,
         "benchmark": str(cell.benchmark["name"]),
         "strategy": str(cell.strategy["name"]),
         "nodes": compress_hosts(cell.hosts) or ABSENT,
         GPUS: ",".join(map(str, cell.gpus)),
-        SETTINGS: _settings(cell, list(cell.nccl)),
+        SETTINGS: " ".join(settings) or ABSENT,
         "batch": str(cell.batch_size),
         "precision": cell.precision,
         "optimize": cell.optimize,
     }
     if not cell.trains:
-        for name in ("model", "strategy", "batch", "precision", "optimize"):
-            request[name] = ABSENT
+        request |= dict.fromkeys(OF_TRAINING, ABSENT)
+    for name in differing:
+        request[name.removeprefix("NCCL_")] = cell.nccl.get(name, ABSENT)
     return request
-
-
-def _settings(cell: Cell, variables: Sequence[str]) -> str:
-    settings = [f"{_short(name)}={cell.nccl[name]}" for name in sorted(variables)]
-    return " ".join(settings) or ABSENT
-
-
-def _short(variable: str) -> str:
-    return variable.removeprefix("NCCL_")
-
-
-def _setting_columns(cells: Sequence[Cell]) -> dict[str, list[str]]:
-    """Return a column for each NCCL setting in which cells differ, and one for the others."""
-    differing_names = []
-    for name in dict.fromkeys(name for cell in cells for name in sorted(cell.nccl)):
-        if len({cell.nccl.get(name) for cell in cells}) > 1:
-            differing_names.append(name)
-    if len(differing_names) > MOST_SETTINGS:
-        return {}
-    shared = [[name for name in cell.nccl if name not in differing_names] for cell in cells]
-    columns = {
-        SETTINGS: [_settings(cell, names) for cell, names in zip(cells, shared, strict=True)]
-    }
-    for name in differing_names:
-        columns[_short(name)] = [cell.nccl.get(name, ABSENT) for cell in cells]
-    return columns
-
-
-def _repeat(planned: PlannedCell) -> str:
-    return " ".join(planned.run_suffixes) if planned.drift else str(planned.cell.repeat)
 
 
 def verdict(record: Record | None) -> str:

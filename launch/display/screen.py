@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from types import TracebackType
 
 from rich.cells import cell_len
-from rich.console import Console, Group, JustifyMethod
+from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -30,23 +30,24 @@ from launch.plan.estimate import duration, estimates
 from launch.plan.order import PlannedCell, rounds
 from launch.supervision.progress import Watch
 
-GREEN, YELLOW, RED = "green", "yellow", "red"
-STYLES = {"valid": GREEN, "suspect": YELLOW, "invalid": RED}
-STYLES |= {"finished": GREEN, "interrupted": YELLOW, "failed": RED}
+STYLES = {"valid": "green", "suspect": "yellow", "invalid": "red"}
+STYLES |= {"finished": "green", "interrupted": "yellow", "failed": "red"}
 # States of a cell after which nothing more happens to it in this sweep.
-SETTLED = ("finished", "failed", "interrupted", "done before", "measured elsewhere")
+SETTLED = (
+    *("finished", "failed", "interrupted", "done before", "measured elsewhere"),
+    "skipped: node_lost",
+)
 WAITING, ELSEWHERE = "waiting", "elsewhere"
 PHASE_WORDS = {"": "starting", "exit": "ending"}
-STATE, VALIDITY = "state", "validity"
-COST, EFFICIENCY = "cost ms", "efficiency"
+STATE, VALIDITY, COST = "state", "validity", "cost ms"
 # A narrow terminal leaves these columns out, in this order.
 DISPENSABLE = (
-    TRANSPORT, PREDICTED, "exposed ms", "hidden", "of reference speed", "exchange ms", "per GPU",
-    "exchange GB/s", MARGIN, EFFICIENCY,
-)  # fmt: skip
+    *(TRANSPORT, PREDICTED, "exposed ms", "hidden", "of reference speed", "exchange ms"),
+    *("per GPU", "exchange GB/s", MARGIN, "efficiency"),
+)
 STATE_WIDTH = 12  # of "interrupted" and one more: the columns behind it keep their place
 LEAST_VERDICT = 24  # of a verdict with its first code, before other columns are left out
-LEAST_WIDTH, LEAST_WIDTH_OF_VERDICT = 5, 8  # of columns of words, which are cut
+LEAST_WIDTH = 5  # of columns of words, which are cut
 GAP = 2  # between columns
 MESSAGE_LENGTH = 1000  # characters of why a cell failed
 UNLIMITED = 1000  # characters of a line where there is no terminal
@@ -64,9 +65,10 @@ class Screen:
         console: Console | None = None,
         other_studies: Scatters | None = None,
     ) -> None:
-        """`study_records` are those from before, `other_studies` is what they showed of the scatter."""
+        """`study_records` are those from before, `other_studies` what they showed of the scatter."""
         self.console = console or SafeConsole()
         self._in_place = self.console.is_terminal and not self.console.is_dumb_terminal
+        self._width = self.console.width if self._in_place else UNLIMITED
         self.cells = cells
         self.states = [WAITING] * len(cells)
         self.records: list[Record | None] = [None] * len(cells)
@@ -87,14 +89,13 @@ class Screen:
     def __enter__(self) -> "Screen":
         """Print what all cells have in common and start drawing."""
         self._estimate()
-        line = ""
-        for part in (f"{name} {text}" for name, text in self._common.items()):
-            if line and cell_len(line) + GAP + cell_len(part) > self._width():
-                self.console.print(Text(line, style="dim"))
-                line = ""
-            line = f"{line}  {part}" if line else part
-        if line:
-            self.console.print(Text(line, style="dim"))
+        lines = [""]
+        for name, text in self._common.items():
+            part = f"{name} {text}"
+            if lines[-1] and cell_len(lines[-1]) + GAP + cell_len(part) > self._width:
+                lines.append("")
+            lines[-1] = f"{lines[-1]}  {part}".strip()
+        self.console.print(Text("\n".join(lines), style="dim"))
         if self._in_place:
             self._live = Live(console=self.console, get_renderable=self._draw, refresh_per_second=4)
             self._live.__enter__()
@@ -119,14 +120,15 @@ class Screen:
         """Show the phase of a running cell's slowest rank."""
         slowest = min(watch.ranks, key=lambda rank: (rank.iterations, not rank.done))
         phase = PHASE_WORDS.get(slowest.phase, slowest.phase)
-        is_new = number not in self._running
-        since = time.monotonic() if is_new else self._running[number][0]
         doing = phase
         if slowest.iterations:
             doing = f"{phase}, {count(slowest.iterations, 'step')}"
         self.states[number] = phase
-        self._running[number] = since, doing
-        if not self._live and is_new:
+        if number in self._running:
+            self._running[number] = self._running[number][0], doing
+            return
+        self._running[number] = time.monotonic(), doing
+        if not self._live:
             self.console.print(Text(f"{self._heading(number)}  started", style="dim"))
 
     def hold(self, number: int) -> None:
@@ -134,7 +136,8 @@ class Screen:
         self.states[number] = ELSEWHERE
 
     def settle(self, number: int, state: str, record: Record | None) -> None:
-        """Show the end of a cell, or that it is not run. Cells that ran at the same time may end so."""
+        """Show the end of a cell, or that it is not run. Cells that ran at the same time may end
+        so."""
         with self._settling:
             self.states[number], self.records[number] = state, record
             self._running.pop(number, None)
@@ -153,17 +156,12 @@ class Screen:
         return f"[{number + 1}/{len(self.cells)}] {self.cells[number].name}"
 
     def _line(self, number: int) -> list[str]:
-        """Return what is printed of a settled cell without a table: state, numbers with units, verdict."""
+        """Return what is printed of a settled cell without a table: state, numbers, verdict."""
         parts = [self.states[number]]
         for column, text in self._numbers[number].items():
-            number_text = cell_numbers.with_unit(column, text, self._things, self._unit)
-            parts.append(f"{number_text} so far" if self._may_change(column) else number_text)
-        words = verdict(self.records[number])
-        return [*parts, words] if words else parts
-
-    def _may_change(self, column: str) -> bool:
-        """Tell whether a cell to come may change a number: an efficiency, by another run of its baseline."""
-        return column == EFFICIENCY and any(state not in SETTLED for state in self.states)
+            parts.append(cell_numbers.with_unit(column, text, self._things, self._unit))
+        parts.append(verdict(self.records[number]))
+        return [part for part in parts if part]
 
     def _compute_numbers(self, rows: Sequence[int]) -> None:
         """Compute the numbers of finished cells; a baseline that came later changes earlier ones."""
@@ -173,11 +171,11 @@ class Screen:
             if record is None or record.state != "finished":
                 continue
             self._values[number] = several.shown(record)
-            numbers = cell_numbers.cell_numbers(record, self._values[number])
-            numbers.pop(COST, None)  # there is little room, and exposed communication says more
-            self._numbers[number] = {
-                column: text.replace(THIN, " ") for column, text in numbers.items()
-            }
+            numbers = {}
+            for column, text in cell_numbers.cell_numbers(record, self._values[number]).items():
+                if column != COST:  # there is little room, and exposed communication says more
+                    numbers[column] = text.replace(THIN, " ")
+            self._numbers[number] = numbers
 
     def _number_columns(self) -> list[str]:
         """Return the columns of numbers that some cell has, in their order."""
@@ -186,63 +184,59 @@ class Screen:
     def _draw(self) -> Group:
         """Return the table and the lines below it, as they are now."""
         rows = self._rows()
-        columns = {name: [texts[row] for row in rows] for name, texts in self._request.items()}
-        columns[STATE] = [self._state(row).plain for row in rows]
+        columns: dict[str, list[Text]] = {}
+        for name, texts in self._request.items():
+            columns[name] = [Text(texts[row]) for row in rows]
+        columns[STATE] = [self._state(row) for row in rows]
         for name in self._number_columns():
-            columns[name] = [self._numbers[row].get(name, "") for row in rows]
-        columns[VALIDITY] = [verdict(self.records[row]) for row in rows]
+            columns[name] = [Text(self._numbers[row].get(name, "")) for row in rows]
+        columns[VALIDITY] = []
+        for row in rows:
+            record = self.records[row]
+            style = STYLES["failed"]
+            if record and record.state == "finished":
+                style = STYLES.get(record.validity.verdict, "")
+            columns[VALIDITY].append(Text(verdict(record), style))
         table = self._table(columns)
-        for position, row in enumerate(rows):
-            texts = []
-            for name in columns:
-                texts.append(Text(columns[name][position], self._style(name, row)))
-            table.add_row(*texts)
         lines = self._lines_below(columns)
         if len(rows) < len(self.cells) and not self._is_last:
             lines[-1] += f", rows {rows[0] + 1}–{rows[-1] + 1}"
-        lines += [
-            f"cell {row + 1}: {doing}" for row, (_, doing) in sorted(self._running.copy().items())
-        ]
+        for row, (_, doing) in sorted(self._running.copy().items()):
+            lines.append(f"cell {row + 1}: {doing}")
         # Each a line of its own, cut and not wrapped: the table keeps its place.
         below = [Text(line, "dim", no_wrap=True, overflow="ellipsis") for line in lines]
         return Group(table, *below) if rows else Group(*below)
 
-    def _table(self, columns: dict[str, list[str]]) -> Table:
-        """Return an empty table; remove from `columns` what a narrow terminal has no room for.
+    def _table(self, columns: dict[str, list[Text]]) -> Table:
+        """Return the table; remove from `columns` what a narrow terminal has no room for.
 
-        Where that is not enough, columns of words are cut, the longest first.
+        Where that is not enough, rich cuts columns of words, the longest first.
         """
         titles = {name: cell_numbers.heading(name, self._things, self._unit) for name in columns}
         widths = {}
         for name, texts in columns.items():
-            widths[name] = max(map(cell_len, [titles[name], *texts]))
+            widths[name] = max([cell_len(titles[name]), *(text.cell_len for text in texts)])
         widths[STATE] = max(STATE_WIDTH, widths[STATE])
         least = widths | {VALIDITY: min(LEAST_VERDICT, widths[VALIDITY])}
         for name in DISPENSABLE:
-            if sum(least[column] + GAP for column in columns) > self._width() + GAP:
+            if sum(least[column] + GAP for column in columns) > self._width + GAP:
                 columns.pop(name, None)
-        shortest = {name: LEAST_WIDTH for name in self._request if name != GPUS}
-        shortest[VALIDITY] = LEAST_WIDTH_OF_VERDICT
-        while sum(widths[column] + GAP for column in columns) > self._width() + GAP:
-            longest = max(shortest, key=lambda name: widths[name] - shortest[name])
-            if widths[longest] <= shortest[longest]:
-                break
-            widths[longest] -= 1
         table = Table(box=None, pad_edge=False, header_style="bold")
         for name in columns:
-            title = f"{titles[name]}\nso far" if self._may_change(name) else titles[name]
-            is_text = name in (VALIDITY, TRANSPORT) or name not in COLUMNS
-            justify: JustifyMethod = "left" if is_text else "right"
-            table.add_column(title, justify=justify, no_wrap=True, width=widths[name])
+            is_cut = name == VALIDITY or (name in self._request and name != GPUS)
+            table.add_column(
+                Text(titles[name], no_wrap=True, overflow="ellipsis"),
+                justify="right" if name in COLUMNS and name != TRANSPORT else "left",
+                no_wrap=not is_cut,
+                overflow="ellipsis",
+                min_width=min(LEAST_WIDTH, widths[name]) if is_cut else widths[name],
+            )
+        for texts in columns.values():
+            for text in texts:
+                text.no_wrap, text.overflow = True, "ellipsis"
+        for row in zip(*columns.values(), strict=True):
+            table.add_row(*row)
         return table
-
-    def _style(self, column: str, number: int) -> str:
-        record = self.records[number]
-        if column == VALIDITY:
-            if record and record.state == "finished":
-                return STYLES.get(record.validity.verdict, "")
-            return STYLES["failed"]
-        return str(self._state(number).style) if column == STATE else ""
 
     def _state(self, number: int) -> Text:
         state = self.states[number]
@@ -251,12 +245,11 @@ class Screen:
         return Text(f"▸ {state}", "bold cyan")
 
     def _rows(self) -> Sequence[int]:
-        """Return the rows that fit, around the first cell that is not settled; at the end all that were begun."""
+        """Return the rows that fit, around the first cell that is not settled; at the end all that
+        were begun."""
         if self._is_last:
             return [row for row, state in enumerate(self.states) if state != WAITING]
-        columns = self._number_columns()
-        # An efficiency so far has a second line in its heading.
-        extra = len(self._lines_below(columns)) - 1 + (EFFICIENCY in columns)
+        extra = len(self._lines_below(self._number_columns())) - 1
         room = max(FEWEST_ROWS, (self.console.height or 24) - OTHER_LINES - extra)
         if len(self.cells) <= room:
             return range(len(self.cells))
@@ -265,37 +258,26 @@ class Screen:
         first = min(max(0, current - room // 2), len(self.cells) - room)
         return range(first, first + room)
 
-    def _width(self) -> int:
-        return self.console.width if self._in_place else UNLIMITED
-
     def _lines_below(self, columns: Collection[str]) -> list[str]:
-        """Return what ± and the reference are, where columns show them, and how far the sweep is."""
-        notes = [
-            cell_numbers.about_margins(self._values),
-            cell_numbers.about_reference(columns),
-            self._status(),
-        ]
-        return [line for line in notes if line]
-
-    def _status(self) -> str:
-        """Return how many cells are done, and the time it took and will take."""
+        """Return what ± and the reference are, where columns show them, and how far the sweep is:
+        how many cells are done, and the time it took and will take."""
         settled = sum(state in SETTLED for state in self.states)
         failed, interrupted = self.states.count("failed"), self.states.count("interrupted")
         elapsed = duration(time.monotonic() - self._opened_s)
         done = settled - failed - interrupted
-        parts = [f"{done} of {count(len(self.cells), 'cell')} in {elapsed}"]
+        status = f"{done} of {count(len(self.cells), 'cell')} in {elapsed}"
         if failed:
-            parts.append(f"{failed} failed")
+            status += f", {failed} failed"
         if interrupted:
-            parts.append(f"{interrupted} interrupted")
-        if self._is_last:
-            if settled < len(self.cells):
-                parts.append(f"{len(self.cells) - settled} not started")
-            return ", ".join(parts)
+            status += f", {interrupted} interrupted"
         left_s = self._left_s()
-        if left_s:
-            parts.append(f"about {duration(left_s)} left")
-        return ", ".join(parts)
+        if self._is_last and settled < len(self.cells):
+            status += f", {len(self.cells) - settled} not started"
+        elif left_s and not self._is_last:
+            status += f", about {duration(left_s)} left"
+        margins = cell_numbers.about_margins(self._values)
+        reference = cell_numbers.about_reference(columns)
+        return [line for line in (margins, reference, status) if line]
 
     def _estimate(self) -> None:
         """Estimate the seconds of each cell that is not settled."""
@@ -306,7 +288,8 @@ class Screen:
             self._estimates_s[row] = estimate.seconds
 
     def _left_s(self) -> int:
-        """Return the seconds until the last cell is done, in steps of five; 0 where the estimate is over."""
+        """Return the seconds until the last cell is done, in steps of five; 0 where the estimate is
+        over."""
         left_s = list(self._estimates_s)
         for row, (since, _) in self._running.copy().items():
             left_s[row] = max(0.0, left_s[row] - (time.monotonic() - since))

@@ -1,7 +1,6 @@
 """What a sweep prints beside its table: the plan of a dry run, and the last lines, with its exit status."""
 
 from collections.abc import Sequence
-from itertools import chain
 from shlex import quote
 
 from rich.console import Console
@@ -49,23 +48,26 @@ def print_summary(
     finding: Sequence[str],
     where: Sequence[str],
 ) -> None:
-    """Print the end of a sweep: what the study shows, what casts doubt on it, failures, where it all is.
+    """Print the end of a sweep: what the study shows, what casts doubt on it, failures, and where
+    it all is.
 
-    Args:
-        console: where it is printed.
-        study: the folder of the study.
-        measured: the records of this sweep.
-        unfinished: how many of its cells have no finished record.
-        finding: the sentences of the study's report; empty without one.
-        where: the lines that say where everything is.
+    `unfinished` is how many cells have no finished record; `finding` are the sentences of the
+    study's report; `where` are the lines that say where everything is.
     """
-    for line in finding:
+    for line in [*finding, *doubts(measured)]:
         _print_indented(console, line.replace(THIN, " "))
-    for line in doubts(measured):
-        _print_indented(console, line)
     for record in measured:
-        if record.state == "failed" and record.failure:
-            _print_failure(console, study, record)
+        failure = record.failure
+        if record.state != "failed" or not failure:
+            continue
+        message = single_line(failure.message, MESSAGE_LENGTH)
+        _print_indented(console, f"failed: {record.name}: {message}")
+        for line in few_lines(failure.log_tail, LOG_LINES):
+            console.print(f"    {line}", markup=False, style="dim")
+        folder = study.folder_of(record)
+        log = folder.agent_log if failure.rank is None else folder.rank_log(failure.rank)
+        if log.exists():
+            console.print(f"    log: {log}", markup=False, soft_wrap=True)
     lines = [f"records  {study.folder}", *where]
     if unfinished:
         missing = count(unfinished, "missing cell")
@@ -77,22 +79,8 @@ def print_summary(
         console.print(line, markup=False, soft_wrap=True)  # to be copied whole
 
 
-def _print_failure(console: Console, study: StudyFolder, record: Record) -> None:
-    """Print why a cell failed, the end of its log, and where the log is."""
-    failure = record.failure
-    assert failure is not None
-    message = single_line(failure.message, MESSAGE_LENGTH)
-    _print_indented(console, f"failed: {record.name}: {message}")
-    for line in few_lines(failure.log_tail, LOG_LINES):
-        console.print(f"    {line}", markup=False, style="dim")
-    folder = study.folder_of(record)
-    log = folder.agent_log if failure.rank is None else folder.rank_log(failure.rank)
-    if log.exists():
-        console.print(f"    log: {log}", markup=False, soft_wrap=True)
-
-
 def _print_indented(console: Console, line: str) -> None:
-    """Print a sentence; where the width is known, broken between words with every line indented alike."""
+    """Print a sentence; where the width is known, with every line indented alike."""
     if console.soft_wrap:
         console.print(Text(line))
         return
@@ -164,10 +152,13 @@ def doubts(records: Sequence[Record]) -> list[str]:
         if codes:
             lines.append(f"{verdict}: {meaning}")
             lines += [f"  {line}" for line in first_lines(codes, MOST_CODES)]
-    unchecked = dict.fromkeys(code for validity in finished for code in validity.unchecked)
+    unchecked: dict[str, str] = {}
+    for validity in finished:
+        unchecked |= {
+            code: why for code, why in validity.unchecked.items() if code not in unchecked
+        }
     if unchecked:
-        texts_of_checks = (validity.unchecked.values() for validity in finished)
-        reasons = list(dict.fromkeys(chain.from_iterable(texts_of_checks)))
+        reasons = list(dict.fromkeys(unchecked.values()))
         more = ", …" if len(reasons) > 1 else ""
         lines.append(f"unchecked: {join_words(list(unchecked), 4)} ({reasons[0]}{more})")
     return [single_line(line, MESSAGE_LENGTH) for line in lines]
