@@ -29,7 +29,6 @@ from conf.groups import SERVER_NODES
 from conf.host_limits import free_memory, free_shared_memory
 from conf.options import Refused, expand_path, to_text
 from conf.schema import Config, Engine
-from conf.targets import locate_without_torch
 from launch.engines.environment import ROOT
 from launch.machine.devices import Machine
 from launch.machine.fleet import Fleet, Host
@@ -390,27 +389,8 @@ def missing_library(sweep: ExpandedSweep) -> None:
 
 
 def own_code(sweep: ExpandedSweep) -> None:
-    """Refuse a model, loader or strategy of the user's own that cannot be called, or lacks a
-    method; and a description of its exchange that is none."""
+    """Refuse a model, loader, strategy or benchmark of the user's own that cannot be called."""
     refuse_wrong_code(sweep.cells)
-    exchanges = {}
-    for cell in sweep.cells:
-        name = cell.strategy["name"]
-        dotted = cell.declared.get("strategy", {}).get("exchange")
-        if dotted and not groups.choice("strategy", name).is_ours:
-            exchanges[f"strategy={name}: code.exchange"] = dotted
-    for field, dotted in exchanges.items():
-        from analysis.prediction.strategies import Exchange  # with numpy, which a plan seldom needs
-
-        try:
-            exchange = locate_without_torch(dotted)
-        except Refused as error:
-            raise Refused(f"{field}={error}") from None
-        if not isinstance(exchange, Exchange):
-            raise Refused(
-                f"{field}={dotted}: accepted is an analysis.prediction.strategies.Exchange, as "
-                "by_collective returns"
-            )
 
 
 def missing_compiler(sweep: ExpandedSweep) -> None:
