@@ -19,7 +19,6 @@ from build import make_cell
 from faults_seen import until
 
 from benchmarks.agent import processes, scratch
-from benchmarks.agent.network import PeerHeartbeat
 from benchmarks.agent.processes import write_proc_environ
 from benchmarks.agent.protocol import MOST_BYTES, Command, Event, Reader, Writer
 from benchmarks.agent.scratch import Scratch
@@ -274,27 +273,6 @@ def test_a_gap_in_a_file_is_no_sample(handed_on):
         part.take(Event.FILE, {**line, "at": 9})
     with pytest.raises(ValueError, match="2 bytes are here, the next are from 0"):
         part.take(Event.FILE, line)
-
-
-def test_the_first_host_hears_the_others_until_a_wire_is_cut(monkeypatch):
-    first, second = PeerHeartbeat("t", 0, 0.3), PeerHeartbeat("t", 2, 0.3)
-    stranger = PeerHeartbeat("other", 1, 0.3)
-    port = first.listen("127.0.0.1")
-    for peer in (second, stranger):
-        peer.connect("127.0.0.1", port, 5)
-    monkeypatch.setattr("benchmarks.agent.network.BEAT_SECONDS", 0.05)
-    until(lambda: (second.beat(), first.beat(), [*first._peers] == [2])[2], 5)
-    deadline = time.monotonic() + 0.5
-    while time.monotonic() < deadline:  # longer than a host may be silent
-        assert second.beat() == first.beat() == {}
-        time.sleep(0.02)
-    silent = until(first.beat, 5)  # nobody calls second.beat any more
-    assert silent.keys() == {2} and silent[2] > 0.3
-    second.close()
-    until(lambda: (first.beat(), len(first.sockets) == 1)[1], 5)  # one that leaves is not lost
-    assert first.beat() == {}
-    first.close()
-    stranger.close()
 
 
 def test_what_a_killed_agent_left_is_removed_by_the_next(tmp_path, monkeypatch):

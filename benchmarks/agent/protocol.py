@@ -11,8 +11,6 @@ run      fork the ranks of a cell           meeting  the port where the ranks of
                                                      (the first host only)
                                             started  the process of the cell; or failed: why there
                                                      is none
-                                            silent   hosts that this one does not hear, over the
-                                                     wire of the ranks
                                             file     new bytes of a file (of a host that writes to
                                                      a scratch folder)
                                             states   what processes do that do something else now

@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import psutil
@@ -62,12 +61,7 @@ class Sampler:
             self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Stop sampling."""
         self._stop.set()
         if self._thread.ident is not None:
@@ -77,15 +71,14 @@ class Sampler:
 
     def _run(self) -> None:
         tick = 0
-        try:
+        # A full disk: later windows have no samples, and their checks say so.
+        with contextlib.suppress(OSError):
             while not self._stop.wait(PERIOD_SECONDS):
                 if self._gpus and self._gpu_lines:
                     self._gpu_lines.write(Kind.SAMPLE, now(), gpus=self._gpus.sample())
                 tick += 1
                 if tick % CPU_EVERY == 0:
                     self._sample_cpu()
-        except OSError:
-            return  # the disk is full: later windows have no samples, and their checks say so
 
     def _sample_cpu(self) -> None:
         load = self._load.read()
@@ -119,9 +112,7 @@ class SampledGpus:
         """
         deadline = time.monotonic() + SETTLE_SECONDS
         idle = self.sample()
-        while idle and time.monotonic() < deadline:
-            if all(gpu.get("busy_percent", 0) == 0 for gpu in idle):
-                break
+        while any(gpu.get("busy_percent", 0) for gpu in idle) and time.monotonic() < deadline:
             time.sleep(SETTLE_POLL_SECONDS)
             idle = self.sample()
         return idle
@@ -133,16 +124,13 @@ class SampledGpus:
     def _sample_one(self, handle: Any) -> dict[str, Any]:
         """Return a sample of one GPU; what the driver does not say is absent."""
         nvml = self._nvml
+        temperature, memory = nvml.nvmlDeviceGetTemperature, nvml.nvmlDeviceGetMemoryInfo
         queries = {
             "sm_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
             "power_w": lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1e3,
-            "temperature_c": lambda: nvml.nvmlDeviceGetTemperature(
-                handle, nvml.NVML_TEMPERATURE_GPU
-            ),
+            "temperature_c": lambda: temperature(handle, nvml.NVML_TEMPERATURE_GPU),
             "reasons": lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(handle),
-            "memory_bytes": lambda: int(
-                nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2).used
-            ),
+            "memory_bytes": lambda: int(memory(handle, version=nvml.nvmlMemory_v2).used),
             "busy_percent": lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
         }
         unsupported = nvml.NVMLError, AttributeError, TypeError
@@ -206,11 +194,11 @@ class CpuLoad:
             self._own_s += self._own_since_last_time()
         except (psutil.Error, OSError, RuntimeError):
             return {}
-        usable = [times[core] for core in self._cores if core < len(times)]
-        busy_s = sum(
-            core.user + core.nice + core.system + getattr(core, "steal", 0.0) for core in usable
-        )
-        return {"cores": len(usable), "busy_s": round(busy_s, 2), "own_s": round(self._own_s, 2)}
+        cores = [times[core] for core in self._cores if core < len(times)]
+        busy_s = 0.0
+        for core in cores:
+            busy_s += core.user + core.nice + core.system + getattr(core, "steal", 0.0)
+        return {"cores": len(cores), "busy_s": round(busy_s, 2), "own_s": round(self._own_s, 2)}
 
     def _own_since_last_time(self) -> float:
         """Return the seconds that our processes used since then.
@@ -279,19 +267,19 @@ class SamplingProcess:
 
     def end(self) -> None:
         """Have it take the last sample and leave."""
-        if self._process is None:
+        process, self._process = self._process, None
+        if process is None:
             return
-        assert self._process.stdin is not None and self._process.stdout is not None
+        assert process.stdin is not None and process.stdout is not None
         with contextlib.suppress(OSError):
-            self._process.stdin.write(END)
-            self._process.stdin.close()
+            process.stdin.write(END)
+            process.stdin.close()
         try:
-            self._process.wait(END_SECONDS)
+            process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._process.stdout.close()
-        self._process = None
+            process.kill()
+            process.wait()
+        process.stdout.close()
 
 
 def main(folder: str, token: str, *uuids: str) -> int:
@@ -307,16 +295,12 @@ def main(folder: str, token: str, *uuids: str) -> int:
         return 1
     finally:
         if os.getppid() != agent or (ended and not os.read(0, len(END))):
-            _clean_up_after(agent)
+            # The agent was killed: remove what it left, once it is gone.
+            until = time.monotonic() + GONE_SECONDS
+            while os.getppid() == agent and time.monotonic() < until:
+                time.sleep(0.01)
+            remove_left()
     return 0
-
-
-def _clean_up_after(agent: int) -> None:
-    """Remove what an agent left that was killed, once it is gone."""
-    until = time.monotonic() + GONE_SECONDS
-    while os.getppid() == agent and time.monotonic() < until:
-        time.sleep(0.01)
-    remove_left()
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.agent import processes
-from benchmarks.agent.network import PeerHeartbeat, ProbeListeners, try_connect
+from benchmarks.agent.network import ProbeListeners, try_connect
 from benchmarks.agent.processes import with_absolute_path
 from benchmarks.agent.protocol import (
     LONGEST_SILENCE_S,
@@ -79,7 +79,6 @@ class HostAgent:
         self._next_beat = 0.0
         self._heard, self._launcher_beats = time.monotonic(), False
         self._probe: ProbeListeners | None = None
-        self._heartbeat: PeerHeartbeat | None = None
 
     def serve(self) -> int:
         """Serve until the input ends or the launcher is silent. Returns the exit status."""
@@ -116,8 +115,6 @@ class HostAgent:
                 timeout_s = PAUSE_SECONDS
         if self._probe:
             reading += self._probe.sockets
-        elif self._heartbeat:
-            reading += self._heartbeat.sockets
         writing = []
         if self._writer.waiting_bytes:
             writing.append(self._writer.descriptor)
@@ -142,11 +139,6 @@ class HostAgent:
             if self._writer.waiting_bytes < MOST_WAITING_BYTES or status is not None:
                 for chunk in cell.changed_files():
                     self._send(Event.FILE, cell=cell.token, **chunk)
-            if self._heartbeat:
-                silent_s = self._heartbeat.beat()
-                if silent_s:
-                    hosts = {str(number): seconds for number, seconds in silent_s.items()}
-                    self._send(Event.SILENT, cell=cell.token, hosts=hosts)
             if states:
                 self._send(Event.STATES, cell=cell.token, states=states)
             if status is not None:
@@ -164,9 +156,6 @@ class HostAgent:
         if self._cell:
             self._cell.remove()
             self._cell = None
-        if self._heartbeat:
-            self._heartbeat.close()
-            self._heartbeat = None
 
     # Each command of the launcher.
 
@@ -194,20 +183,9 @@ class HostAgent:
         own = self._reader.descriptor, self._writer.descriptor
         self._cell = cell = RunningCell(message, own, meeting, listener, self._send_beat)
         self._send(Event.STARTED, cell=cell.token, pid=cell.pid)
-        if meeting.hosts > 1:
-            lost_after_s = float(message["lost_after_s"])
-            self._heartbeat = PeerHeartbeat(cell.token, meeting.host, lost_after_s)
-            if listener:
-                watched = self._heartbeat.listen(meeting.address)
-                port = listener.getsockname()[1]
-                self._send(Event.MEETING, cell=cell.token, port=port, watched=watched)
-            else:
-                within_s = lost_after_s / 2  # meanwhile this agent sends no heartbeat
-                try:
-                    self._heartbeat.connect(meeting.address, int(message["watched"]), within_s)
-                except OSError:
-                    hosts = {str(meeting.host): within_s}
-                    self._send(Event.SILENT, cell=cell.token, hosts=hosts)
+        if listener and meeting.hosts > 1:
+            port = listener.getsockname()[1]
+            self._send(Event.MEETING, cell=cell.token, port=port, watched=0)
         if listener:
             listener.close()
 
