@@ -1,4 +1,4 @@
-"""A cell that needs too much shared memory is refused before it starts; a file in /dev/shm is whole, or is not there."""
+"""A cell that needs too much shared memory is refused; a file in /dev/shm is whole, or not there."""
 
 import dataclasses
 import errno
@@ -16,56 +16,46 @@ from launch.plan.refusals import PLENTY_BYTES, refuse_too_little
 from trainers import memory
 from trainers.needed_memory import shared_bytes
 
-LITTLE = make_cell(strategy=strategy_of({"name": "cpu_staged"}))
-MUCH = make_cell((0, 1, 2, 3), strategy=strategy_of({"name": "kvstore_dist_sync"}))
+
+def cell_with(gpus=(0, 1), **strategy):
+    return make_cell(gpus, strategy=strategy_of(strategy))
 
 
-def test_every_worker_adds_its_gradients():
-    bytes_of = {
-        workers: shared_bytes(make_cell(tuple(range(workers)), strategy=LITTLE.strategy))
-        for workers in (1, 2, 4)
-    }
-    gradient_bytes = 4 * 1_199_882
-    for (
-        workers,
-        found,
-    ) in bytes_of.items():  # and an answer for each, beside the weights; on GPUs one answer for all
-        assert found == pytest.approx((2 * workers + 1) * gradient_bytes, rel=0.01)
+LITTLE = cell_with(name="cpu_staged")
+MUCH = cell_with((0, 1, 2, 3), name="kvstore_dist_sync")
+NONE = [cell_with(name=name) for name in ("nccl_allreduce", "none", "kvstore_device")]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_every_worker_adds_its_gradients_and_an_answer(workers):
+    cell = make_cell(tuple(range(workers)), strategy=LITTLE.strategy)
+    assert shared_bytes(cell) == pytest.approx((2 * workers + 1) * 4 * 1_199_882, rel=0.01)
 
 
 def test_a_strategy_that_takes_none_needs_none():
-    for name in ("nccl_allreduce", "none", "kvstore_device"):
-        assert shared_bytes(make_cell(strategy=strategy_of({"name": name}))) == 0
-        refuse_too_little([make_cell(strategy=strategy_of({"name": name}))], free_bytes=0)
-    assert (
-        shared_bytes(make_cell(strategy=strategy_of({"name": "cpu_staged", "transport": "gloo"})))
-        == 0
-    )
+    assert [shared_bytes(cell) for cell in NONE] == [0, 0, 0]
+    assert shared_bytes(cell_with(name="cpu_staged", transport="gloo")) == 0
+    refuse_too_little(NONE, free_bytes=0)
 
 
 def test_what_does_not_fit_is_refused_with_how_much_is_needed_and_where():
-    little, much = shared_bytes(LITTLE), shared_bytes(MUCH)
-    assert little < much
+    much = shared_bytes(MUCH)
+    assert shared_bytes(LITTLE) < much
     with pytest.raises(Refused) as refused:
         refuse_too_little([LITTLE, MUCH], free_bytes=much - 1)  # the smaller one fits
     sentence = str(refused.value)
-    assert sentence.startswith(
-        f"strategy=kvstore_dist_sync: {MUCH.name} needs {much / 2**20:.1f} MiB of shared memory in "
-    )
-    assert (
-        f"in {FOLDER}, where {(much - 1) / 2**20:.1f} MiB are free" in sentence
-        and "\n" not in sentence
-    )
+    needed, free = f"{much / 2**20:.1f} MiB", f"{(much - 1) / 2**20:.1f} MiB"
+    start = f"strategy=kvstore_dist_sync: {MUCH.name} needs {needed} of shared memory in "
+    assert sentence.startswith(start) and "\n" not in sentence
+    assert f"in {FOLDER}, where {free} are free" in sentence
 
 
 def test_what_a_model_of_the_users_own_prints_is_not_the_answer(tmp_path, monkeypatch):
-    (tmp_path / "talks.py").write_text(
-        "from torch import nn\n\n\ndef build(**sizes):\n    print(sizes)\n    return nn.Linear(9, 9)\n"
-    )
+    lines = ["from torch import nn", "def build(**sizes):", "    print(sizes)"]
+    (tmp_path / "talks.py").write_text("\n".join([*lines, "    return nn.Linear(9, 9)\n"]))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    cell = dataclasses.replace(
-        LITTLE, model=Network("mine", "python", "talks:build", 1, 10, 28, 0.0, {})
-    )
+    network = Network("mine", "python", "talks:build", 1, 10, 28, 0.0, {})
+    cell = dataclasses.replace(LITTLE, model=network)
     refuse_too_little([cell], free_bytes=100_000)
     with pytest.raises(Refused, match=r"needs 0.0 MiB of shared memory"):
         refuse_too_little([cell], free_bytes=100)
@@ -73,7 +63,7 @@ def test_what_a_model_of_the_users_own_prints_is_not_the_answer(tmp_path, monkey
 
 def test_a_machine_without_shared_memory_measures_what_takes_none(monkeypatch):
     monkeypatch.setattr("conf.host_limits.SHARED_MEMORY_FOLDER", Path("/nowhere"))
-    refuse_too_little([make_cell(strategy=strategy_of({"name": "nccl_allreduce"}))])
+    refuse_too_little(NONE)
     with pytest.raises(Refused, match=r"where 0.0 MiB are free"):
         refuse_too_little([LITTLE])
 
@@ -101,10 +91,7 @@ def test_what_one_process_writes_into_a_mapping_another_reads():
 
 def test_a_file_that_does_not_fit_is_removed_and_says_how_much_it_needed():
     path, size = memory.new_path(), shutil.disk_usage(FOLDER).total + 2**20
-    with pytest.raises(
-        OSError,
-        match=f"{size / 2**20:.0f} MiB of shared memory in {FOLDER}: there is not that much",
-    ) as error:
+    needed = f"{size / 2**20:.0f} MiB of shared memory in {FOLDER}: there is not that much"
+    with pytest.raises(OSError, match=needed) as error:
         memory.create(path, size)
-    assert error.value.errno == errno.ENOSPC
-    assert not path.exists()
+    assert error.value.errno == errno.ENOSPC and not path.exists()

@@ -4,7 +4,6 @@
 """
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -48,7 +47,11 @@ class HalfPrecision:
         self._buffers: dict[int, Tensor] = {}  # by the number of the bucket: what is sent
         self._begun: list[tuple[Tensor, Tensor, dist.Work, torch.futures.Future[Tensor]]] = []
 
-    def reduce(self, state: object, bucket: Any) -> torch.futures.Future[Tensor]:
+    def reduce(
+        self,
+        state: object,
+        bucket: dist.GradBucket,  # type: ignore[name-defined]
+    ) -> torch.futures.Future[Tensor]:
         """Begin to reduce a bucket; behind the last one, end all.
 
         The future has the bucket's mean gradient (elements,).

@@ -18,7 +18,19 @@ from benchmarks.record.safe_files import because
 
 # Bridges and tunnels inside a host, of containers and virtual machines, as their programs name
 # them.
-INNER = tuple("docker br- virbr vnet cni flannel cali lxc lxd podman tailscale".split())
+INNER = (
+    "docker",
+    "br-",
+    "virbr",
+    "vnet",
+    "cni",
+    "flannel",
+    "cali",
+    "lxc",
+    "lxd",
+    "podman",
+    "tailscale",
+)
 NET = Path("/sys/class/net")
 PROBE_SECONDS = 3.0  # for a connection and its answer
 OPEN_SECONDS = 60.0  # a listener that nobody closed
