@@ -174,7 +174,7 @@ def test_a_cell_is_compiled_if_compiled_parts_ran_and_were_made_in_it(facts, is_
     arithmetic |= {"compiled_parts": facts["parts"]} if "parts" in facts else {}
     checks = {name: facts[name] for name in ("graphs", "code_from") if name in facts}
     record = make_record(checks={**checks, "arithmetic": arithmetic}, cell=compiled_cell())
-    assert (not_compiled(record, ValidityLimits()) is not None) == is_fault
+    assert (not_compiled.judge(record, ValidityLimits()) is not None) == is_fault
 
 
 LAYERS = """

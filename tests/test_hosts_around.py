@@ -142,9 +142,9 @@ def test_a_damaged_list_of_hosts_is_measured_again(hosts):
 def test_the_interface_that_ringside_chose_on_a_host_is_no_foreign_setting():
     record = copy.deepcopy(measured(here()))
     record.effective["nccl"] = {"settings": {"NCCL_SOCKET_IFNAME": "=eth-b"}}
-    assert setting_not_asked(record, ValidityLimits()) is None
+    assert not setting_not_asked.judge(record, ValidityLimits())
     record.environment["hosts"][1]["inherited"].append("NCCL_SOCKET_IFNAME")
     assert (
         "NCCL_SOCKET_IFNAME==eth-b from the environment"
-        in setting_not_asked(record, ValidityLimits()).detail
+        in setting_not_asked.judge(record, ValidityLimits())
     )

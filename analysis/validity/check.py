@@ -1,75 +1,117 @@
-"""A check of a record: its code, its severity, its sentence, and the function that judges."""
+"""What a check is: its code, its severity, its sentence, and the function that judges a record."""
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from benchmarks.record import Record
 from conf.schema import ValidityLimits
 
 NOT_REPORTED = "the ranks did not report it"
+MOST_NAMED = 4  # things that a sentence names
 
 
-@dataclass(frozen=True)
-class CheckResult:
-    """A check that failed (`detail` goes into its sentence), or that was not made (`detail` says why)."""
+class Outcome(NamedTuple):
+    """Another result than passed or failed: a `finding`, or why nothing was judged."""
 
-    detail: str
-    checked: bool = True
-    applies: bool = True  # whether such a cell should have been checked
-    severity: str = ""  # where it is another than the check's
+    severity: str  # unchecked, not applicable, finding
+    text: str
 
 
-@dataclass(frozen=True)
-class ValueLimit:
-    """A judge of one value of a record, which passes up to a limit; NaN does not pass."""
-
-    value: Callable[[Record], float | None]
-    most: Callable[[Record, ValidityLimits], float]
-    missing: Callable[[Record], CheckResult]  # what a record without the value gets
-    detail: Callable[[Record, float, float], str] = lambda record, value, most: (
-        f"{100 * value:.1f} %, allowed {100 * most:.1f} %"
-    )
-
-    def __call__(self, record: Record, limits: ValidityLimits) -> CheckResult | None:
-        """Judge the value of a record."""
-        value, most = self.value(record), self.most(record, limits)
-        if value is None:
-            return self.missing(record)
-        if value <= most:
-            return None
-        return CheckResult(self.detail(record, value, most))
+# None or "": the record passes. A text says what is wrong, and goes into the check's sentence.
+Judgement = str | Outcome | None
+Judge = Callable[[Record, ValidityLimits], Judgement]
 
 
 @dataclass(frozen=True)
 class Check:
-    """One way in which a number can be wrong. `judge` returns None for a record that passes."""
+    """One way in which a number can be wrong."""
 
     code: str
     severity: str  # invalid, suspect, or finding (numbers stay valid)
-    sentence: str  # with {} for the detail
-    judge: Callable[[Record, ValidityLimits], CheckResult | None]
+    sentence: str  # with {} for what the judge says
     meaning: str  # for benchmarks/REFERENCE.md
+    judge: Judge
 
 
-def unchecked(why: str) -> CheckResult:
-    """Return the result of a check that should have run and could not."""
-    return CheckResult(why, checked=False)
+def check(severity: str, sentence: str) -> Callable[[Judge], Check]:
+    """Make a check of a judge: the code is its name, the meaning its docstring."""
+
+    def made_of(judge: Judge) -> Check:
+        meaning = inspect.getdoc(judge) or ""
+        return Check(judge.__name__, severity, sentence, meaning.replace("\n", " "), judge)
+
+    return made_of
 
 
-def not_applicable(why: str) -> CheckResult:
-    """Return the result of a check that has nothing to look at in such a cell."""
-    return CheckResult(why, checked=False, applies=False)
+def limit(
+    code: str,
+    severity: str,
+    sentence: str,
+    meaning: str,
+    fact: str,
+    most: str | float,
+    missing: Callable[[Record], Judgement],
+    text: str = "{percent:.1f} %, allowed {allowed_percent:.1f} %",
+    on_cpu: str = "",
+) -> Check:
+    """Return the check that a fact or metric of a record is at most a limit; NaN does not pass.
+
+    `most` is a number, a name of ValidityLimits, or another fact. `missing` judges a record without
+    the fact. `on_cpu` is why a CPU worker has nothing to check.
+    """
+
+    def judge(record: Record, limits: ValidityLimits) -> Judgement:
+        facts = record.metrics if "/" in fact else record.checks
+        allowed = most
+        if isinstance(most, str):
+            allowed = vars(limits).get(most, record.checks.get(most))
+        if on_cpu and record.cell.device != "cuda":
+            return not_applicable(on_cpu)
+        value = facts.get(fact)
+        if value is None or allowed is None:
+            return missing(record)
+        if value <= allowed:
+            return None
+        return text.format(
+            value=value,
+            allowed=allowed,
+            percent=100 * value,
+            allowed_percent=100 * allowed,
+            reference=record.checks.get("reference"),
+        )
+
+    return Check(code, severity, sentence, meaning, judge)
 
 
-def unless_training(record: Record, why: str = NOT_REPORTED) -> CheckResult:
-    """Return that a check of training steps could not run; other benchmarks than `throughput` have nothing to check."""
+def unchecked(why: str) -> Outcome:
+    """Return the outcome of a check that should have run and could not."""
+    return Outcome("unchecked", why)
+
+
+def not_applicable(why: str) -> Outcome:
+    """Return the outcome of a check that has nothing to look at in such a cell."""
+    return Outcome("not applicable", why)
+
+
+def unless_training(record: Record, why: str = NOT_REPORTED) -> Outcome:
+    """Return that a check of training steps could not run; only `throughput` has such steps."""
     if record.cell.benchmark["name"] == "throughput":
         return unchecked(why)
     return not_applicable("only benchmark=throughput has it")
 
 
-def unless_cpu(record: Record, why: str) -> CheckResult:
+def unless_cpu(record: Record, why: str) -> Outcome:
     """Return that a check of GPUs could not run; a CPU worker has none."""
     if record.cell.device == "cuda":
         return unchecked(why)
     return not_applicable("CPU workers have no GPU")
+
+
+def list_some(items: Sequence[str]) -> str:
+    """Join the first items with commas; count the rest."""
+    text = ", ".join(items[:MOST_NAMED])
+    if len(items) > MOST_NAMED:
+        text += f" and {len(items) - MOST_NAMED} more"
+    return text

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from analysis.nccl.announcements import VISIBLE, announcement, same_value
 from analysis.nccl.log import AlgorithmChoice, NcclLog, version_numbers
 from analysis.nccl.transports import NET, pair_class
+from analysis.validity.check import list_some
 from conf.nccl import (
     ALGORITHMS,
     AVAILABLE,
@@ -23,8 +24,6 @@ from conf.nccl import (
     legacy_number,
     level_word,
 )
-
-MOST_NAMED = 4  # things that a sentence names
 
 
 @dataclass(frozen=True)
@@ -52,15 +51,6 @@ class Evidence:
     link_classes: Mapping[str, str] | None = None
     gpus: Sequence[int | str] | None = None
     env_logged: bool | None = None
-
-
-def list_some(items: Sequence[str]) -> str:
-    """Join the first items with commas; count the rest."""
-    text = ", ".join(items[:MOST_NAMED])
-    rest = len(items) - MOST_NAMED
-    if rest > 0:
-        text += f" and {rest} more"
-    return text
 
 
 _FEWEST_OF_MAXIMUM = (
