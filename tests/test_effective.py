@@ -19,9 +19,9 @@ DATA = Path(__file__).parent / "data"
 NV = {f"{a}-{b}": "NV18" for a in range(8) for b in range(a + 1, 8)}
 
 
-def check_settings(requested, log, same_cell_without, link_classes, *, gpus=None, env_logged=None):
+def check_settings(requested, log, same_cell_without, link_classes, *, gpus=None):
     """What each requested setting comes to by a cell's log; `same_cell_without` is that of the same cell without them all."""
-    evidence = None if log is None else Evidence(requested, log, link_classes, gpus, env_logged)
+    evidence = None if log is None else Evidence(requested, log, link_classes, gpus)
     results = [
         check_setting(name, value, evidence, same_cell_without) for name, value in requested.items()
     ]
@@ -121,17 +121,9 @@ def test_another_value_than_asked_is_invalid():
     )
 
 
-def test_env_settings_need_the_env_subsystem():
+def test_numbers_are_compared_as_nccl_reads_them():
     asked = {"NCCL_BUFFSIZE": "4194304"}
-    assert codes(check_settings(asked, made(env=True), None, NV)) == {
-        ("setting_ignored", "invalid")
-    }
-    assert codes(check_settings(asked, made(env=False), None, NV)) == {
-        ("setting_ignored", "unchecked")
-    }
-    assert codes(check_settings(asked, made(env=False), None, NV, env_logged=True)) == {
-        ("setting_ignored", "invalid")
-    }
+    assert codes(check_settings(asked, made(), None, NV)) == {("setting_ignored", "invalid")}
     assert check_settings(asked, made(says("NCCL_BUFFSIZE", "4194304.")), None, NV) == []
     assert (
         check_settings(

@@ -144,7 +144,6 @@ def test_the_interface_that_ringside_chose_on_a_host_is_no_foreign_setting():
     record.effective["nccl"] = {"settings": {"NCCL_SOCKET_IFNAME": "=eth-b"}}
     assert not setting_not_asked.judge(record, ValidityLimits())
     record.environment["hosts"][1]["inherited"].append("NCCL_SOCKET_IFNAME")
-    assert (
-        "NCCL_SOCKET_IFNAME==eth-b from the environment"
-        in setting_not_asked.judge(record, ValidityLimits())
+    assert "NCCL_SOCKET_IFNAME==eth-b from the environment" in setting_not_asked.judge(
+        record, ValidityLimits()
     )

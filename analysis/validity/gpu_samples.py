@@ -1,15 +1,14 @@
-"""What the samples of the machine (`gpus.jsonl`, `cpu.jsonl`) say of a cell, phase by phase: clocks, power, throttling, others.
+"""What the samples of the machine say of a cell, phase by phase: clocks, power, throttling, others.
 
-Where several hosts were sampled, GPUs are in the order of the ranks, host after host; what only a
-host has is in `hosts` too. The launching process puts it into the record, and `python -m analysis
-verify` computes it again.
+They lie in `gpus.jsonl` and `cpu.jsonl`. Where several hosts were sampled, GPUs are in the order of
+the ranks, host after host; what only a host has is in `hosts` too. The launching process puts it
+into the record, and `python -m analysis verify` computes it again.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.record import CellFolder, Kind, read_lines
 
@@ -32,35 +31,24 @@ FEWEST_OF_A_MEAN = 3
 LEAST_CPU_SECONDS = 1.0
 
 OF_CPU = ("busy_s", "own_s", "cores")  # the numbers of a sample
-OF_GPU = {
-    "busy_percent",
-    "memory_bytes",
-    "own_bytes",
-    "power_w",
-    "reasons",
-    "sm_mhz",
-    "temperature_c",
-}
+OF_GPU = {"memory_bytes", "own_bytes", "busy_percent", "power_w", "reasons", "sm_mhz"}
+OF_GPU |= {"temperature_c"}
+WHOLE = ("reasons", "cores")  # bits and counts
+MOST = 2**63  # of bytes or anything else that a sample counts
 # Of a phase, in the order of the ranks.
 OF_EACH_GPU = ("power_capped_share", "sm_mhz", "free_sm_mhz", "most_free_sm_mhz", "power_w")
-MOST = 2**63  # of bytes or anything else that a sample counts
-KINDS: dict[str, tuple[type, ...]] = {"reasons": (int,), "cores": (int,)}
+# Metrics of the timed window that are means of a value of the samples.
+MEANS = {"gpu/sm_mhz": "sm_mhz", "gpu/power_w": "power_w", "gpu/temperature_c": "temperature_c"}
 
 Sample = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Phase:
+class Phase(NamedTuple):
     """What rank 0 did from `opened` to `closed`, in seconds since 1970."""
 
     name: str
     opened: float
     closed: float
-
-    @property
-    def timed(self) -> bool:
-        """Whether it is one of TIMED_PHASES."""
-        return self.name in TIMED_PHASES
 
     def holds(self, line: Sample) -> bool:
         """Tell whether a line was written inside the phase."""
@@ -83,28 +71,33 @@ def summary(folder: CellFolder) -> tuple[dict[str, float], dict[str, Any]]:
     Both are empty without samples. A line that the sampler did not write so is passed over.
     """
     phases = _phases(folder)
-    gpus, loads = [], []
+    gpus, cpus = [], []
     for host in folder.sampled_hosts():
-        gpus.append([line for line in read_lines(folder.gpu_samples_of(host)) if is_of_gpus(line)])
-        cpu_lines = [line for line in read_lines(folder.cpu_samples_of(host)) if is_of_cpu(line)]
-        loads.append(_cpu(cpu_lines, phases))
-    metrics, facts = _gpus(gpus, phases)
-    cpu = _cpus(loads)
+        gpus.append(list(filter(is_of_gpus, read_lines(folder.gpu_samples_of(host)))))
+        cpu_lines = list(filter(is_of_cpu, read_lines(folder.cpu_samples_of(host))))
+        cpus.append(_used_by_others(cpu_lines, phases))
+    metrics, facts = _gpu_facts(gpus, phases)
+    cpu = cpus[0]
+    if len(cpus) > 1 and any(cpus):
+        # In each phase the share of the host on which others used most.
+        worst: dict[str, float] = {}
+        for host_cpu in cpus:
+            for name, share in host_cpu.get("others_share", {}).items():
+                worst[name] = max(share, worst.get(name, 0.0))
+        cores = next(host_cpu["cores"] for host_cpu in cpus if host_cpu)
+        cpu = {"cores": cores, "others_share": worst, "hosts": cpus}
     if cpu:
         facts["cpu_samples"] = cpu
     return metrics, facts
 
 
 def is_of_gpus(line: Sample) -> bool:
-    """Tell whether a line is a sample of the GPUs, each value of its kind.
-
-    What a driver does not say is absent.
-    """
+    """Tell whether a line is a sample of the GPUs; what a driver does not say is absent."""
     gpus = line.get("gpus")
     if not isinstance(gpus, list):
         return False
     for gpu in gpus:
-        if not isinstance(gpu, dict) or not has_numbers(gpu, OF_GPU & gpu.keys()):
+        if not isinstance(gpu, dict) or not _has_numbers(gpu, gpu.keys() & OF_GPU):
             return False
         pids = gpu.get("foreign_pids", [])
         if not isinstance(pids, list) or any(type(pid) is not int for pid in pids):
@@ -114,67 +107,89 @@ def is_of_gpus(line: Sample) -> bool:
 
 def is_of_cpu(line: Sample) -> bool:
     """Tell whether a line is a sample of the CPU."""
-    return has_numbers(line, OF_CPU)
+    return _has_numbers(line, OF_CPU)
 
 
-def has_numbers(sample: Sample, names: Iterable[str]) -> bool:
-    """Tell whether a sample has a number of each of these names; bits and counts are whole."""
+def _has_numbers(sample: Sample, names: Collection[str]) -> bool:
     for name in names:
-        kinds = KINDS.get(name, (int, float))
+        kinds = int if name in WHOLE else (int, float)
         if not isinstance(sample.get(name), kinds) or abs(sample[name]) >= MOST:
             return False
     return True
 
 
-def _gpus(
+def _phases(folder: CellFolder) -> list[Phase]:
+    """Return the phases of rank 0 in order. The last ends when the rank has its result."""
+    phases: list[Phase] = []
+    is_open = False
+    for line in read_lines(folder.rank_lines(0)):
+        if line["kind"] not in (Kind.PHASE, Kind.RESULT):
+            continue
+        if is_open:
+            phases[-1] = phases[-1]._replace(closed=line["time"])
+        is_open = line["kind"] == Kind.PHASE and "phase" in line
+        if is_open:
+            phases.append(Phase(str(line["phase"]), line["time"], math.inf))
+    return phases
+
+
+def _measured(phases: Iterable[Phase]) -> dict[str, list[Phase]]:
+    """Return the phases in which something is measured, by name."""
+    measured: dict[str, list[Phase]] = {}
+    for phase in phases:
+        if phase.name not in NOT_MEASURED:
+            measured.setdefault(phase.name, []).append(phase)
+    return measured
+
+
+# The GPUs
+
+
+def _gpu_facts(
     hosts: Sequence[Sequence[Sample]], phases: Sequence[Phase]
 ) -> tuple[dict[str, float], dict[str, Any]]:
     """Return the metrics and facts of the GPUs from the lines of each host."""
     lines = [line for host in hosts for line in host]
     if not lines:
         return {}, {}
-    timed = _timed_window(phases)
+    # Steps without exchange may stand between the phases of the timed window.
+    timed = [phase for phase in phases if phase.name in TIMED_PHASES]
+    if not timed:
+        timed = [phase for phase in phases if phase.name not in PREPARING_PHASES]
     inside: list[Sample] = []
     before: list[Sample] = []
     foreign_pids: set[int] = set()
-    processes_known = False
     for line in lines:
         if any(phase.holds(line) for phase in timed):
             inside += line["gpus"]
         if line["kind"] == Kind.BEFORE:
             before += line["gpus"]
         for gpu in line["gpus"]:
-            processes_known = processes_known or "foreign_pids" in gpu
             foreign_pids.update(gpu.get("foreign_pids", ()))
-    of_phases = {}
+    facts: dict[str, Any] = {
+        "before_memory_bytes": max(_values(before, "memory_bytes"), default=None),
+        "before_busy_percent": max(_values(before, "busy_percent"), default=None),
+        "processes_known": any("foreign_pids" in gpu for line in lines for gpu in line["gpus"]),
+        "foreign_pids": sorted(foreign_pids),
+        "samples": len(inside),
+        "phases": {},
+    }
     for name, same_name in _measured(phases).items():
         of_hosts = []
         for host in hosts:
             samples = [line for phase in same_name for line in phase.samples(host)]
             of_hosts.append(_of_phase(samples, host, phases))
-        of_phases[name] = _joined(of_hosts)
-    facts: dict[str, Any] = {
-        "before_memory_bytes": max(_values(before, "memory_bytes"), default=None),
-        "before_busy_percent": max(_values(before, "busy_percent"), default=None),
-        "processes_known": processes_known,
-        "foreign_pids": sorted(foreign_pids),
-        "samples": len(inside),
-        "phases": of_phases,
-    }
+        facts["phases"][name] = _joined(of_hosts)
     if len(hosts) > 1:
-        facts["hosts"] = [_gpus([host], phases)[1].get("gpu_samples", {}) for host in hosts]
-    if not inside:
-        return {}, {"gpu_samples": facts}
-    facts["throttle_reasons"] = _throttle_reasons(inside)
-    facts["reasons_known"] = bool(_values(inside, "reasons"))
-    metrics = {
-        "gpu/sm_mhz": _mean(inside, "sm_mhz"),
-        "gpu/power_w": _mean(inside, "power_w"),
-        "gpu/temperature_c": _mean(inside, "temperature_c"),
-        "gpu/power_capped_share": _capped_share(inside),
-    }
-    known = {name: value for name, value in metrics.items() if value is not None}
-    return known, {"gpu_samples": facts}
+        facts["hosts"] = [_gpu_facts([host], phases)[1].get("gpu_samples", {}) for host in hosts]
+    metrics = {}
+    if inside:
+        facts["throttle_reasons"] = _throttle_reasons(inside)
+        facts["reasons_known"] = bool(_values(inside, "reasons"))
+        means = {name: _mean(inside, value) for name, value in MEANS.items()}
+        means["gpu/power_capped_share"] = _capped_share(inside)
+        metrics = {name: mean for name, mean in means.items() if mean is not None}
+    return metrics, {"gpu_samples": facts}
 
 
 def _of_phase(
@@ -283,7 +298,7 @@ def _grown(
 
     None without a warm-up, in which ranks reach the most that their steps need.
     """
-    timed = [phase for phase in phases if phase.timed]
+    timed = [phase for phase in phases if phase.name in TIMED_PHASES]
     if not timed or not any(phase.name == "warm-up" for phase in phases):
         return None
     first = next((line["time"] for line in lines if line["time"] >= timed[0].opened), math.inf)
@@ -301,86 +316,34 @@ def _most(values: Iterable[int | None]) -> int | None:
     return max((value for value in values if value is not None), default=None)
 
 
-def _cpu(lines: Sequence[Sample], phases: Sequence[Phase]) -> dict[str, Any]:
-    """Return the share of the cores that others used in each measured phase.
+# The CPU
+
+
+def _used_by_others(lines: Sequence[Sample], phases: Sequence[Phase]) -> dict[str, Any]:
+    """Return the share of the cores that others used in each measured phase, samples joined by
+    straight lines.
 
     {} without two samples of the CPU.
     """
     if len(lines) < 2:
         return {}
     others_s = sorted((line["time"], line["busy_s"] - line["own_s"]) for line in lines)
+
+    def at(moment: float) -> float:
+        (t0, u0), (t1, u1) = next(pair for pair in pairwise(others_s) if moment <= pair[1][0])
+        if t1 <= t0:
+            return float(u1)
+        return float(u0 + (u1 - u0) * (moment - t0) / (t1 - t0))
+
     cores = max(1, lines[0]["cores"])
     shares = {}
     for name, same_name in _measured(phases).items():
         used_s, duration_s = [], []
         for phase in same_name:
-            seconds = _used_by_others_s(others_s, phase)
-            if seconds is not None:
-                used_s.append(seconds)
+            if others_s[0][0] <= phase.opened <= phase.closed <= others_s[-1][0]:
+                used_s.append(at(phase.closed) - at(phase.opened))
                 duration_s.append(phase.closed - phase.opened)
         duration = math.fsum(duration_s)
         if duration >= LEAST_CPU_SECONDS:
             shares[name] = max(0.0, math.fsum(used_s) / (cores * duration))
     return {"cores": cores, "others_share": shares}
-
-
-def _cpus(hosts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return what all CPUs show: in each phase the share of the host on which others used most."""
-    sampled = [host for host in hosts if host]
-    if not sampled or len(hosts) == 1:
-        return hosts[0]
-    worst: dict[str, float] = {}
-    for host in sampled:
-        for name, share in host["others_share"].items():
-            worst[name] = max(share, worst.get(name, 0.0))
-    return {"cores": sampled[0]["cores"], "others_share": worst, "hosts": list(hosts)}
-
-
-def _used_by_others_s(others_s: Sequence[tuple[float, float]], phase: Phase) -> float | None:
-    """Return the CPU seconds of others in a phase, samples joined by straight lines.
-
-    None where it was not sampled.
-    """
-    if not others_s[0][0] <= phase.opened <= phase.closed <= others_s[-1][0]:
-        return None
-
-    def at(moment: float) -> float:
-        (t0, u0), (t1, u1) = next(pair for pair in pairwise(others_s) if moment <= pair[1][0])
-        if t1 <= t0:
-            return u1
-        return u0 + (u1 - u0) * (moment - t0) / (t1 - t0)
-
-    return at(phase.closed) - at(phase.opened)
-
-
-def _phases(folder: CellFolder) -> list[Phase]:
-    """Return the phases of rank 0 in order. The last ends when the rank has its result."""
-    lines = []
-    for line in read_lines(folder.rank_lines(0)):
-        if line["kind"] in (Kind.PHASE, Kind.RESULT):
-            lines.append(line)
-    phases = []
-    for position, line in enumerate(lines):
-        end = math.inf
-        if position + 1 < len(lines):
-            end = lines[position + 1]["time"]
-        if line["kind"] == Kind.PHASE and "phase" in line:
-            phases.append(Phase(str(line["phase"]), line["time"], end))
-    return phases
-
-
-def _measured(phases: Iterable[Phase]) -> dict[str, list[Phase]]:
-    """Return the phases in which something is measured, by name."""
-    measured: dict[str, list[Phase]] = {}
-    for phase in phases:
-        if phase.name not in NOT_MEASURED:
-            measured.setdefault(phase.name, []).append(phase)
-    return measured
-
-
-def _timed_window(phases: Sequence[Phase]) -> list[Phase]:
-    """Return the phases of the timed window; steps without exchange may stand between them."""
-    timed = [phase for phase in phases if phase.timed]
-    if timed:
-        return timed
-    return [phase for phase in phases if phase.name not in PREPARING_PHASES]
