@@ -1,14 +1,14 @@
-"""Where a record was made: on which machine, with which software and variables. Records that differ
-in it are not compared.
+"""Where a record was made: on which machine, with which software and variables.
 
-A name of PROVENANCE is '' where the record does not say. Every variable that the ranks inherited is
-a further name; it is absent where it was not set.
+PROVENANCE declares every fact by which records are told apart; those that differ in one are not
+compared. A fact is '' where the record does not say. Every variable that the ranks inherited is a
+further name; it is absent where it was not set.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from analysis.study.estimates import Member
 from benchmarks.record import Record
@@ -17,6 +17,43 @@ from conf.cell import compress_hosts
 SHARED = ("topology", "links")  # an entry of a host has them where they are not those of the first
 UUID_LENGTH = len("GPU-") + 8
 Facts = Mapping[str, Any]  # of a host
+
+CONNECTIONS = "connections"  # set by Study.of where runs of one cell were connected differently
+STUDY = "study"  # of records of several studies that are read as one
+SHARE = "a share of the cores"  # the threads of a rank, as Ringside sets them
+# Facts of the environment: names of variables that came from around the launcher, and of those that
+# look like secrets, whose values are nowhere.
+INHERITED, LEFT_OUT = "inherited", "left_out"
+# What Ringside sets by itself: nobody inherited it where it has this value; None: whatever it is.
+SET_BY_RINGSIDE: Mapping[str, str | None] = {
+    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+    "CUDA_VISIBLE_DEVICES": None,
+    "GLOO_SOCKET_IFNAME": "lo",
+    "NCCL_CONF_FILE": None,
+    "NCCL_DEBUG": None,
+    "NCCL_DEBUG_FILE": None,
+    "NCCL_DEBUG_SUBSYS": None,
+    "NCCL_RAS_ENABLE": "0",
+    "NCCL_SOCKET_IFNAME": "lo",
+    "OMP_NUM_THREADS": None,
+}
+# Recorded, and without any part in a measurement: labels of images and jobs, what is built, where
+# files lie. The number of threads is compared by itself.
+NO_EFFECT = frozenset(
+    "SLURM_JOB_ID NCCL_VERSION TORCH_CUDA_ARCH_LIST TORCH_HOME TORCH_EXTENSIONS_DIR TORCH_LOGS "
+    "TORCHINDUCTOR_CACHE_DIR TRITON_CACHE_DIR PYTORCH_KERNEL_CACHE_PATH OMP_NUM_THREADS".split()
+)
+# What a host calls itself: with it, cells on two hosts would be of two conditions.
+OF_A_HOST = ("NCCL_HOSTID",)
+# Variables without effect on CPU workers begin so.
+OF_GPUS = ("NCCL_", "NVSHMEM_", "CUDA_", "CUDNN_", "CUBLAS_", "NVIDIA_", "PYTORCH_CUDA_")
+# Variables that forbid NVLink multicast. Machines set them to stay safe, and every rank must have
+# them.
+SAFETY: Mapping[str, str] = {
+    "NCCL_NVLS_ENABLE": "0",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    "NVSHMEM_DISABLE_NVLS": "1",
+}
 
 
 def mapping(value: object) -> Mapping[str, Any]:
@@ -29,9 +66,11 @@ def listed(value: object) -> list[Mapping[str, Any]]:
     return [mapping(entry) for entry in value] if isinstance(value, list) else []
 
 
+# The facts of hosts
+
+
 def facts_of_hosts(record: Record) -> dict[str, Facts]:
-    """Return {host: its facts}, in rank order, then those that have servers only; of a cell without
-    hosts {'': …}.
+    """Return {host: its facts}, in rank order, then those that have servers only; else {'': facts}.
 
     What equal hosts share, and what the record says of no host, is that of its environment: the
     first host's.
@@ -48,60 +87,54 @@ def facts_of_hosts(record: Record) -> dict[str, Facts]:
     return facts
 
 
-@dataclass(frozen=True)
-class HostInterface:
-    """The network interface through which a host reaches the others; its name is empty where that
-    is not known.
-    """
+class HostInterface(NamedTuple):
+    """The network interface through which a host reaches the others; '' where it is not known."""
 
     name: str = ""
     gbit_per_s: float | None = None  # as the driver has it
 
 
 def interface_of(facts: Facts) -> HostInterface:
-    """Return the interface that gloo and NCCL's sockets were given on a host, by its facts."""
+    """Return the interface that gloo and NCCL's sockets were given on a host."""
     # gloo opens a connection for each entry of a list.
-    name = str(facts.get("interface") or "").partition(",")[0]
-    for interface in listed(facts.get("interfaces")):
-        mbit = interface.get("mbit_per_s")
-        if interface.get("name") == name and isinstance(mbit, int | float) and mbit > 0:
+    name = (facts.get("interface") or "").partition(",")[0]
+    for interface in facts.get("interfaces", ()):
+        mbit = interface.get("mbit_per_s") or 0
+        if interface.get("name") == name and mbit > 0:
             return HostInterface(name, mbit / 1000)
     return HostInterface(name)
 
 
 def gpus_of(facts: Facts) -> list[Mapping[str, Any]]:
-    """Return what is known of each GPU of a host, by its facts."""
-    return listed(mapping(facts.get("gpu")).get("gpus"))
+    """Return what is known of each GPU of a host."""
+    gpus: list[Mapping[str, Any]] = facts.get("gpu", {}).get("gpus", [])
+    return gpus
+
+
+def gpu_names(facts: Facts) -> str:
+    """Return the GPUs of a host: `4 × NVIDIA H200`; empty without any."""
+    kinds = Counter(str(gpu.get("name", "unknown GPU")) for gpu in gpus_of(facts))
+    return " + ".join(f"{count} × {name}" for name, count in sorted(kinds.items()))
 
 
 def hardware(record: Record) -> str:
-    """Return `4 × NVIDIA H200`, or the CPU that workers ran on: all GPUs of the machine, not only
-    those of the subset.
+    """Return `4 × NVIDIA H200`, or the CPU that workers ran on: all GPUs of the machine.
 
     Of several hosts `2 hosts with 4 × NVIDIA H200 each`, `CPU workers on 2 hosts with …`.
     """
     facts = list(facts_of_hosts(record).values())
-    gpus = [gpu_names(of_host) for of_host in facts]
-    if record.cell.device == "cuda" and any(gpus):
-        return _of_hosts([names or "no known GPU" for names in gpus], " each")
-    cpus = [mapping(of_host.get("cpu")).get("model") or "an unknown CPU" for of_host in facts]
-    return f"CPU workers on {_of_hosts(list(map(str, cpus)), '')}"
-
-
-def _of_hosts(kinds: Sequence[str], each: str) -> str:
-    """Return what hosts have: of one host that alone, of several `2 hosts with …`."""
+    kinds = [gpu_names(of_host) for of_host in facts]
+    prefix, each = "", " each"
+    if record.cell.device != "cuda" or not any(kinds):
+        kinds = [of_host.get("cpu", {}).get("model") or "an unknown CPU" for of_host in facts]
+        prefix, each = "CPU workers on ", ""
     if len(kinds) == 1:
-        return kinds[0]
+        return f"{prefix}{kinds[0]}"
     parts = []
     for kind, count in Counter(kinds).items():
+        kind = kind or "no known GPU"
         parts.append(f"{count} hosts with {kind}{each}" if count > 1 else f"1 host with {kind}")
-    return " + ".join(parts)
-
-
-def gpu_names(facts: Facts) -> str:
-    """Return the GPUs of a host by its facts: `4 × NVIDIA H200`; empty without any."""
-    kinds = Counter(str(gpu.get("name", "unknown GPU")) for gpu in gpus_of(facts))
-    return " + ".join(f"{count} × {name}" for name, count in sorted(kinds.items()))
+    return prefix + " + ".join(parts)
 
 
 def short_hardware(record: Record) -> str:
@@ -112,6 +145,27 @@ def short_hardware(record: Record) -> str:
     if words.startswith("CPU workers"):
         return "GPUs"
     return words.replace("NVIDIA ", "").replace("GeForce ", "")
+
+
+def installation(record: Record, machine: str) -> str:
+    """Describe the machine and the software of a record in one line.
+
+    `machine` names all hosts where cells name hosts: a cell on one of them says nothing of the
+    others.
+    """
+    environment = record.environment
+    parts = [hardware(record), f"host {environment.get('host', 'unknown')}"]
+    if record.cell.hosts:
+        parts = [f"hosts {machine}"]
+    driver = environment.get("gpu", {}).get("driver")
+    if driver:
+        parts.append(f"driver {driver}")
+    if "torch" in environment.get("versions", {}):
+        parts.append(f"torch {environment['versions']['torch']}")
+    return ", ".join(parts)
+
+
+# Machines
 
 
 class Machines:
@@ -127,23 +181,28 @@ class Machines:
         machines: list[_Machine] = []
         self._of: dict[int, _Machine] = {}  # by id(): copies of one record may lie in two folders
         for record in records:
-            host = str(record.environment.get("host", "unknown host"))
+            host = None if record.cell.hosts else record.environment.get("host", "unknown host")
             gpus = _identities(record)
-            fitting = [machine for machine in machines if machine.fits(record, host, gpus)]
-            if not fitting:
-                own_host = None if record.cell.hosts else host
-                fitting = [_Machine(own_host, short_hardware(record))]
-                machines.append(fitting[0])
-            fitting[0].learn(record, gpus)
-            self._of[id(record)] = fitting[0]
+            for machine in machines:
+                is_same = all(machine.gpus.get(gpu, known) == known for gpu, known in gpus.items())
+                if machine.host == host and is_same:
+                    break
+            else:
+                machine = _Machine(host, short_hardware(record))
+                machines.append(machine)
+            machine.gpus.update(gpus)
+            if host is None:
+                for name, facts in facts_of_hosts(record).items():
+                    sweeps = machine.sweeps.setdefault(name, {})
+                    sweeps.setdefault(record.sweep_id, (record.started_at, facts))
+            self._of[id(record)] = machine
         _set_names(machines)
 
     def name(self, record: Record) -> str:
-        """Return `vm`, or `4 × H200 on vm` where another machine has the same host name; `a+b`
-        where cells have hosts.
+        """Return `vm`, or `4 × H200 on vm` where another machine has the same host name.
 
-        Where that has the same hardware too, the first GPU tells them apart: `4 × H200 on vm ·
-        GPU-2f2c1b07`.
+        `a+b` where cells have hosts. Where another has the same hardware too, the first GPU tells
+        them apart: `4 × H200 on vm · GPU-2f2c1b07`.
         """
         return self._of[id(record)].name
 
@@ -155,7 +214,14 @@ class Machines:
         do, else of the sweep nearest to it. So a host alone and all hosts together say the same as
         long as nothing changed. Hosts that differ are named: `driver 550.1 (a), 560.2 (b)`.
         """
-        facts = self._of[id(record)].facts_at(record)
+        facts, all_sweeps = facts_of_hosts(record), self._of[id(record)].sweeps
+
+        def distance(sweep: str) -> tuple[bool, float]:
+            return sweep != record.sweep_id, abs(sweeps[sweep][0] - record.started_at)
+
+        for host in all_sweeps.keys() - facts.keys():
+            sweeps = all_sweeps[host]
+            facts[host] = sweeps[min(sweeps, key=distance)][1]
         values = {host: value_of(of_host) for host, of_host in facts.items()}
         if len(set(values.values())) == 1:
             return next(iter(values.values()))
@@ -169,61 +235,31 @@ class _Machine:
     host: str | None
     hardware: str  # of its first record
     gpus: dict[tuple[str, Member], str] = field(default_factory=dict)  # _identities of all records
-    # By host and sweep: when, and its facts.
+    # {host: {sweep: when, and its facts}}
     sweeps: dict[str, dict[str, tuple[float, Facts]]] = field(default_factory=dict)
     name: str = ""
 
-    def fits(self, record: Record, host: str, gpus: Mapping[tuple[str, Member], str]) -> bool:
-        """Return whether a record is of this machine."""
-        if self.host != (None if record.cell.hosts else host):
-            return False
-        return all(self.gpus.get(gpu, uuid) == uuid for gpu, uuid in gpus.items())
-
-    def learn(self, record: Record, gpus: Mapping[tuple[str, Member], str]) -> None:
-        """Take what a record says of the machine."""
-        self.gpus.update(gpus)
-        if self.host is None:
-            for host, facts in facts_of_hosts(record).items():
-                sweeps = self.sweeps.setdefault(host, {})
-                sweeps.setdefault(record.sweep_id, (record.started_at, facts))
-
-    def facts_at(self, record: Record) -> dict[str, Facts]:
-        """Return {host: its facts} at the time of a record."""
-        facts, at = facts_of_hosts(record), record.started_at
-        for host in self.sweeps.keys() - facts.keys():
-            sweeps = self.sweeps[host]
-            nearest = min(
-                sweeps, key=lambda sweep: (sweep != record.sweep_id, abs(sweeps[sweep][0] - at))
-            )
-            facts[host] = sweeps[nearest][1]
-        return facts
-
-    @property
-    def hosts(self) -> str:
-        """The name of the host, or of all hosts."""
-        return compress_hosts(sorted(self.sweeps)) if self.host is None else self.host
-
 
 def _set_names(machines: Sequence[_Machine]) -> None:
-    hosts = Counter(machine.hosts for machine in machines)
-    kinds = Counter((machine.hosts, machine.hardware) for machine in machines)
+    for machine in machines:
+        machine.name = compress_hosts(sorted(machine.sweeps)) if machine.host is None else machine.host
+    hosts = Counter(machine.name for machine in machines)
+    kinds = Counter((machine.name, machine.hardware) for machine in machines)
     names: Counter[str] = Counter()
     for machine in machines:
-        name = machine.hosts
-        if hosts[machine.hosts] > 1:
-            name = f"{machine.hardware} on {machine.hosts}"
+        host = machine.name
+        if hosts[host] > 1:
+            machine.name = f"{machine.hardware} on {host}"
         gpu = _first_gpu(machine.gpus)
-        if kinds[machine.hosts, machine.hardware] > 1 and gpu:
-            name += f" · {gpu}"
-        names[name] += 1
-        # By no fact that a record keeps.
-        machine.name = name if names[name] == 1 else f"{name} ({names[name]})"
+        if kinds[host, machine.hardware] > 1 and gpu:
+            machine.name += f" · {gpu}"
+        names[machine.name] += 1
+        if names[machine.name] > 1:  # no fact that a record keeps tells them apart
+            machine.name += f" ({names[machine.name]})"
 
 
 def first_gpu(record: Record) -> str:
-    """Return the beginning of the UUID of the machine's first GPU, `GPU-2f2c1b07`; empty where it
-    is not known.
-    """
+    """Return the beginning of the UUID of the machine's first GPU, `GPU-2f2c1b07`; '' if unknown."""
     return _first_gpu(_identities(record))
 
 
@@ -241,113 +277,123 @@ def _identities(record: Record) -> dict[tuple[str, Member], str]:
     identities: dict[tuple[str, Member], str] = {}
     for host, facts in facts_of_hosts(record).items():
         for gpu in gpus_of(facts):
-            if "id" in gpu:
-                member: Member = f"{host}:{gpu['id']}" if host else gpu["id"]
-                for what in ("uuid", "name"):
-                    if what in gpu:
-                        identities[what, member] = str(gpu[what])
+            if "id" not in gpu:
+                continue
+            member: Member = f"{host}:{gpu['id']}" if host else gpu["id"]
+            for what in ("uuid", "name"):
+                if what in gpu:
+                    identities[what, member] = str(gpu[what])
     members = record.cell.members
     planned = record.environment.get("planned_uuids") or ()
     for member, uuid in zip(members, planned, strict=False):
         identities["uuid", member] = str(uuid)
     for rank in record.ranks:
-        at = rank.get("rank", -1)
-        if "name" in rank and 0 <= at < len(members):
-            identities["name", members[at]] = str(rank["name"])
+        if "name" in rank and rank["rank"] < len(members):
+            identities["name", members[rank["rank"]]] = str(rank["name"])
     return identities
 
 
 def gpu_models(record: Record) -> list[str]:
     """Return the models of a cell's GPUs, each once; empty where nothing says."""
     names = _identities(record)
-    models = (names.get(("name", gpu)) for gpu in record.cell.members)
+    models = [names.get(("name", gpu)) for gpu in record.cell.members]
     return list(dict.fromkeys(model for model in models if model is not None))
 
 
-# Set by Study.of where runs of one cell were connected in different ways.
-CONNECTIONS = "connections"
-STUDY = "study"  # of records of several studies that are read as one
-PROVENANCE = (
-    "machine",
-    "driver",
-    "torch",
-    "CUDA",
-    "NCCL",
-    "cuDNN",
-    "Python",
-    "CPU",
-    "threads",
-    "Ringside",
-    CONNECTIONS,
-)
-SHARE = "a share of the cores"  # the threads of a rank, as Ringside sets them
-INHERITED = "inherited"  # among the facts of the environment: names of variables that came from around the launcher
-# Likewise: names of variables that look like secrets, by their name or value. Their values are
-# nowhere.
-LEFT_OUT = "left_out"
-# What Ringside sets by itself: nobody inherited it where it has this value; None: whatever the
-# value.
-SET_BY_RINGSIDE: Mapping[str, str | None] = {
-    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-    "CUDA_VISIBLE_DEVICES": None,
-    "GLOO_SOCKET_IFNAME": "lo",
-    "NCCL_CONF_FILE": None,
-    "NCCL_DEBUG": None,
-    "NCCL_DEBUG_FILE": None,
-    "NCCL_DEBUG_SUBSYS": None,
-    "NCCL_RAS_ENABLE": "0",
-    "NCCL_SOCKET_IFNAME": "lo",
-    "OMP_NUM_THREADS": None,
-}
-# Recorded, and without any part in a measurement: labels of images and jobs, what is built, where
-# files lie. The number of threads is compared by itself.
-NO_EFFECT = frozenset((
-    "SLURM_JOB_ID", "NCCL_VERSION", "TORCH_CUDA_ARCH_LIST", "TORCH_HOME", "TORCH_EXTENSIONS_DIR", "TORCH_LOGS",
-    "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "PYTORCH_KERNEL_CACHE_PATH", "OMP_NUM_THREADS",
-))  # fmt: skip
-# Recorded, and what a host calls itself: a part of where a measurement was made, which its hosts
-# tell.
-OF_A_HOST = ("NCCL_HOSTID",)
-OF_GPUS = (
-    "NCCL_",
-    "NVSHMEM_",
-    "CUDA_",
-    "CUDNN_",
-    "CUBLAS_",
-    "NVIDIA_",
-    "PYTORCH_CUDA_",
-)  # without effect on CPU workers
-# Variables that forbid NVLink multicast. Machines set them to stay safe, and every rank must have
-# them.
-SAFETY: Mapping[str, str] = {
-    "NCCL_NVLS_ENABLE": "0",
-    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
-    "NVSHMEM_DISABLE_NVLS": "1",
+# The declared facts
+
+
+def _machine(record: Record, machines: Machines) -> str:
+    return machines.name(record)
+
+
+def _driver(record: Record, machines: Machines) -> str:
+    return machines.of_every_host(record, lambda facts: facts.get("gpu", {}).get("driver") or "")
+
+
+def _cpu(record: Record, machines: Machines) -> str:
+    def of_host(facts: Facts) -> str:
+        cpu = facts.get("cpu", {})
+        parts = [cpu.get("model") or ""]
+        if "cores" in cpu:
+            parts.append(f"{cpu['cores']} cores")
+        return ", ".join(filter(None, parts))
+
+    return machines.of_every_host(record, of_host)
+
+
+def _version(name: str) -> Callable[[Record, Machines], str | None]:
+    def read(record: Record, _: Machines) -> str | None:
+        version: str | None = record.environment.get("versions", {}).get(name)
+        return version
+
+    return read
+
+
+def _python(record: Record, _: Machines) -> str:
+    version = record.environment.get("versions", {}).get("python") or ""
+    return ".".join(version.split(".")[:2])
+
+
+def _threads(record: Record, _: Machines) -> str:
+    counts = [rank["threads"] for rank in record.ranks if "threads" in rank]
+    asked = record.environment.get("variables", {}).get("OMP_NUM_THREADS")
+    if not counts or asked is None:
+        return ""
+    names = record.environment.get(INHERITED)
+    cores = record.environment.get("cpu", {}).get("cores")
+    if names is not None:
+        is_ours = "OMP_NUM_THREADS" not in names
+    else:  # an earlier Ringside did not note it; what it set itself on GPUs follows from the cores
+        is_ours = record.cell.device == "cpu"
+        is_ours = is_ours or bool(cores and asked == str(max(1, cores // (2 * len(counts)))))
+    return SHARE if is_ours and asked == str(counts[0]) else str(counts[0])
+
+
+def _measuring_code(record: Record, _: Machines) -> str:
+    """Return the hash of the code that measured; of records of before it was noted, the commit."""
+    code = record.environment.get("code")
+    if code:
+        return f"code {code}"
+    commit = record.environment.get("git", {}).get("commit")
+    return f"commit {commit[:12]}" if commit else ""
+
+
+def _set_later(record: Record, machines: Machines) -> None:
+    return None
+
+
+class Fact(NamedTuple):
+    """One fact of a record's provenance."""
+
+    read: Callable[[Record, Machines], str | None]  # None: not known
+    of_gpus: bool = False  # it says nothing of CPU workers
+    # Whether a record must have it as it is here to answer what is asked again. The machine is
+    # worded apart, threads follow from the cores, and users decide on other measuring code.
+    must_match: bool = True
+
+
+PROVENANCE: Mapping[str, Fact] = {
+    "machine": Fact(_machine, must_match=False),
+    "driver": Fact(_driver, of_gpus=True),
+    "torch": Fact(_version("torch")),
+    "CUDA": Fact(_version("cuda")),
+    "NCCL": Fact(_version("nccl"), of_gpus=True),
+    "cuDNN": Fact(_version("cudnn"), of_gpus=True),
+    "Python": Fact(_python),
+    "CPU": Fact(_cpu),
+    "threads": Fact(_threads, must_match=False),
+    "Ringside": Fact(_measuring_code, must_match=False),
+    CONNECTIONS: Fact(_set_later, must_match=False),
 }
 
 
 def provenance(record: Record, machines: Machines) -> dict[str, str]:
-    """Return the machine, the software and the variables of a record: every name of PROVENANCE,
-    then those of `inherited`.
-
-    What a host calls itself is left out: cells on two hosts would be of two conditions.
-    """
-    environment, on_gpus = record.environment, record.cell.device == "cuda"
-    versions = mapping(environment.get("versions"))
-    values = {
-        "machine": machines.name(record),
-        "driver": machines.of_every_host(record, _driver) if on_gpus else None,
-        "torch": versions.get("torch"),
-        "CUDA": versions.get("cuda"),
-        "NCCL": versions.get("nccl") if on_gpus else None,
-        "cuDNN": versions.get("cudnn") if on_gpus else None,
-        "Python": ".".join(str(versions.get("python") or "").split(".")[:2]),
-        "CPU": machines.of_every_host(record, _cpu),
-        "threads": _threads(record),
-        "Ringside": _measuring_code(record),
-        CONNECTIONS: None,
-    }
-    origin = {name: "" if value is None else str(value) for name, value in values.items()}
+    """Return every fact of PROVENANCE, then the variables of `inherited` but those of a host."""
+    origin = {}
+    for name, fact in PROVENANCE.items():
+        is_known = not fact.of_gpus or record.cell.device == "cuda"
+        origin[name] = str((fact.read(record, machines) if is_known else None) or "")
     for name, value in inherited(record).items():
         if name not in OF_A_HOST:
             origin[name] = value
@@ -355,8 +401,7 @@ def provenance(record: Record, machines: Machines) -> dict[str, str]:
 
 
 def inherited(record: Record, unused: bool = False) -> dict[str, str]:
-    """Return the variables that may change results and that came from around the launcher: {name:
-    value}.
+    """Return the variables that may change results and that came from around the launcher.
 
     `unused`: those of GPUs too where the cell ran on CPU workers.
     """
@@ -375,8 +420,8 @@ def inherited(record: Record, unused: bool = False) -> dict[str, str]:
 
 def variables(record: Record) -> dict[str, str]:
     """Return the variables of the ranks that a record keeps."""
-    kept = mapping(record.environment.get("variables"))
-    return {str(name): str(value) for name, value in kept.items()}
+    kept: dict[str, str] = record.environment.get("variables", {})
+    return kept
 
 
 def worded(value: str | None) -> str:
@@ -384,76 +429,19 @@ def worded(value: str | None) -> str:
     return "unset" if value is None else value or "not known"
 
 
-def _driver(facts: Facts) -> str:
-    driver = mapping(facts.get("gpu")).get("driver")
-    return "" if driver is None else str(driver)
-
-
-def _cpu(facts: Facts) -> str:
-    cpu = mapping(facts.get("cpu"))
-    parts = [str(cpu.get("model") or "")]
-    if "cores" in cpu:
-        parts.append(f"{cpu['cores']} cores")
-    return ", ".join(part for part in parts if part)
-
-
-def _threads(record: Record) -> str:
-    counts = [rank["threads"] for rank in record.ranks if type(rank.get("threads")) is int]
-    asked = mapping(record.environment.get("variables")).get("OMP_NUM_THREADS")
-    if not counts or asked is None:
-        return ""
-    names = record.environment.get(INHERITED)
-    cores = mapping(record.environment.get("cpu")).get("cores")
-    if names is not None:
-        ours = "OMP_NUM_THREADS" not in names
-    elif record.cell.device == "cpu":
-        ours = True
-    else:  # an earlier Ringside did not note it; what it set itself on GPUs follows from the cores
-        ours = type(cores) is int and asked == str(max(1, cores // (2 * len(counts))))
-    return SHARE if ours and asked == str(counts[0]) else str(counts[0])
-
-
-def _measuring_code(record: Record) -> str:
-    """Return the hash of the code that measured; of records of before it was noted, the commit."""
-    code = record.environment.get("code")
-    if code:
-        return f"code {code}"
-    commit = mapping(record.environment.get("git")).get("commit")
-    return f"commit {str(commit)[:12]}" if commit else ""
-
-
 def connections(record: Record) -> str:
     """Return how NCCL connected the ranks, and the settings that it announced and nobody asked for.
 
     '' where its log is missing, or does not show the connections of several ranks.
     """
-    effective = record.effective
-    if record.cell.world_size > 1 and not effective.get("transport"):
+    transport, nccl = record.effective.get("transport"), record.effective.get("nccl", {})
+    if record.cell.world_size > 1 and not transport:
         return ""
-    nccl = mapping(effective.get("nccl"))
-    channels = effective.get("channels", mapping(nccl.get("channels")).get("collective"))
-    parts = [str(effective.get("transport") or "")]
+    parts = [transport or ""]
+    channels = record.effective.get("channels", nccl.get("channels", {}).get("collective"))
     if channels is not None:
         parts.append(f"{channels} channels")
-    for name, value in sorted(mapping(nccl.get("settings")).items()):
+    for name, value in sorted(nccl.get("settings", {}).items()):
         if name not in record.cell.nccl:
             parts.append(f"{name}={value}")
-    return ", ".join(part for part in parts if part)
-
-
-def installation(record: Record, machine: str) -> str:
-    """Describe the machine and the software of a record in one line; `machine` names all hosts
-    where cells name hosts.
-    """
-    environment = record.environment
-    if record.cell.hosts:  # a cell on one of them says nothing of the others
-        parts = [f"hosts {machine}"]
-    else:
-        parts = [hardware(record), f"host {environment.get('host', 'unknown')}"]
-    driver = mapping(environment.get("gpu")).get("driver")
-    if driver:
-        parts.append(f"driver {driver}")
-    versions = mapping(environment.get("versions"))
-    if "torch" in versions:
-        parts.append(f"torch {versions['torch']}")
-    return ", ".join(parts)
+    return ", ".join(filter(None, parts))

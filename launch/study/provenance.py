@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from analysis.study.provenance import (
-    CONNECTIONS,
     INHERITED,
     LEFT_OUT,
     PROVENANCE,
@@ -37,9 +36,6 @@ from launch.machine import facts
 from launch.machine.devices import Machine, torch_version
 from launch.machine.fleet import Fleet
 
-# Of PROVENANCE, what does not decide here. Threads follow from the cores and from OMP_NUM_THREADS;
-# of other code that measures its users are told, and decide.
-NOT_HERE = ("machine", "threads", CONNECTIONS, "Ringside")
 THREADS = "OMP_NUM_THREADS"
 NCCL_FILE = "/etc/nccl.conf"
 VERSIONS_TIMEOUT_S = 120.0
@@ -123,9 +119,9 @@ def _differences(before: Record, now: Record) -> list[str]:
             sentences.append(f"{hardware[0]}, now {hardware[1]}")
         else:
             sentences.append(f"other GPUs of this host, also {hardware[0]}")
-    for name in PROVENANCE:
+    for name, fact in PROVENANCE.items():
         differs = then[name] != today[name] and then[name] and today[name]
-        if differs and name not in NOT_HERE:
+        if differs and fact.must_match:
             sentences.append(f"{name} {then[name]}, now {today[name]}")
     variables, variables_now = _inherited(before), _inherited(now)
     for name in sorted(variables.keys() | variables_now.keys()):
