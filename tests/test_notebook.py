@@ -10,9 +10,8 @@ from build import record
 from build import study as written
 
 import analysis
-from analysis import open_study
+from analysis import notebook, open_study
 from analysis.report.figure import style
-from analysis.study import frame
 from benchmarks.record import metrics
 
 DATA = Path(__file__).parent / "data" / "h200_x2"
@@ -133,7 +132,9 @@ def test_a_study_without_records_has_empty_tables(tmp_path):
 
 def test_every_metric_has_a_column_of_its_own_with_its_unit():
     names = {
-        name: frame.column_of_metric(name) for name in metrics.METRICS if not {"{", "<"} & set(name)
+        name: notebook.column_of_metric(name)
+        for name in metrics.METRICS
+        if not {"{", "<"} & set(name)
     }
     assert len(set(names.values())) == len(names) and all(
         one.isidentifier() for one in names.values()
@@ -155,28 +156,20 @@ def test_every_metric_has_a_column_of_its_own_with_its_unit():
         words = units.get(metrics.METRICS[name].unit, "").split()
         assert not words or any(word in column for word in words), name
     assert (
-        frame.column_of_option("nccl.NCCL_P2P_LEVEL") == "NCCL_P2P_LEVEL"
-        and frame.column_of_option("model.name") == "model"
+        notebook.column_of_option("nccl.NCCL_P2P_LEVEL") == "NCCL_P2P_LEVEL"
+        and notebook.column_of_option("model.name") == "model"
     )
 
 
 def test_numbers_beyond_pandas_whole_numbers_stay_numbers():
     assert (
-        frame.kind_of([1, None], "string") == "Int64"
-        and frame.kind_of([2**70], "string") == "float64"
+        notebook.kind_of([1, None], "string") == "Int64"
+        and notebook.kind_of([2**70], "string") == "float64"
     )
     assert (
-        frame.kind_of([None], "float64") == "float64"
-        and frame.kind_of([1, "auto"], "float64") == "string"
+        notebook.kind_of([None], "float64") == "float64"
+        and notebook.kind_of([1, "auto"], "float64") == "string"
     )
-
-
-def test_the_frame_of_a_study_has_a_row_for_each_run_with_the_values_of_its_record(scaling):
-    runs = frame.frame_of_runs(scaling._study)
-    assert list(runs.columns) == list(scaling.runs().columns) and len(runs) == 19
-    medians = runs[runs["counts"]].groupby(["strategy", "gpus"])[RATE].median()
-    alone = medians["none"][["0", "1"]].min()
-    assert medians["none", "0,1"] / (2 * alone) == pytest.approx(1, abs=0.02)
 
 
 def test_figures_and_sentences_are_those_of_the_report(scaling):
@@ -215,16 +208,16 @@ def test_the_example_notebook_runs(tmp_path, monkeypatch):
     import nbformat
     from nbclient import NotebookClient
 
-    notebook = nbformat.read(EXAMPLE, 4)
-    nbformat.validate(notebook)
+    example = nbformat.read(EXAMPLE, 4)
+    nbformat.validate(example)
     assert not any(
-        cell.outputs or cell.execution_count for cell in notebook.cells if cell.cell_type == "code"
+        cell.outputs or cell.execution_count for cell in example.cells if cell.cell_type == "code"
     )
     monkeypatch.setenv("PYTHONPATH", str(EXAMPLE.parent.parent))
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     where = {"metadata": {"path": str(tmp_path)}}
-    NotebookClient(notebook, kernel_name="python3", timeout=200, resources=where).execute()
-    outputs = [out for cell in notebook.cells if cell.cell_type == "code" for out in cell.outputs]
+    NotebookClient(example, kernel_name="python3", timeout=200, resources=where).execute()
+    outputs = [out for cell in example.cells if cell.cell_type == "code" for out in cell.outputs]
     shown = [out["data"] for out in outputs if "data" in out]
     assert (
         sum("image/png" in data for data in shown) == 2

@@ -40,8 +40,18 @@ SET_BY_RINGSIDE: Mapping[str, str | None] = {
 # Recorded, and without any part in a measurement: labels of images and jobs, what is built, where
 # files lie. The number of threads is compared by itself.
 NO_EFFECT = frozenset(
-    "SLURM_JOB_ID NCCL_VERSION TORCH_CUDA_ARCH_LIST TORCH_HOME TORCH_EXTENSIONS_DIR TORCH_LOGS "
-    "TORCHINDUCTOR_CACHE_DIR TRITON_CACHE_DIR PYTORCH_KERNEL_CACHE_PATH OMP_NUM_THREADS".split()
+    (
+        "NCCL_VERSION",
+        "OMP_NUM_THREADS",
+        "PYTORCH_KERNEL_CACHE_PATH",
+        "SLURM_JOB_ID",
+        "TORCHINDUCTOR_CACHE_DIR",
+        "TORCH_CUDA_ARCH_LIST",
+        "TORCH_EXTENSIONS_DIR",
+        "TORCH_HOME",
+        "TORCH_LOGS",
+        "TRITON_CACHE_DIR",
+    )
 )
 # What a host calls itself: with it, cells on two hosts would be of two conditions.
 OF_A_HOST = ("NCCL_HOSTID",)
@@ -242,7 +252,9 @@ class _Machine:
 
 def _set_names(machines: Sequence[_Machine]) -> None:
     for machine in machines:
-        machine.name = compress_hosts(sorted(machine.sweeps)) if machine.host is None else machine.host
+        machine.name = (
+            compress_hosts(sorted(machine.sweeps)) if machine.host is None else machine.host
+        )
     hosts = Counter(machine.name for machine in machines)
     kinds = Counter((machine.name, machine.hardware) for machine in machines)
     names: Counter[str] = Counter()

@@ -64,9 +64,11 @@ def limit(
 
     def judge(record: Record, limits: ValidityLimits) -> Judgement:
         facts = record.metrics if "/" in fact else record.checks
-        allowed = most
+        allowed: float | None
         if isinstance(most, str):
             allowed = vars(limits).get(most, record.checks.get(most))
+        else:
+            allowed = most
         if on_cpu and record.cell.device != "cuda":
             return not_applicable(on_cpu)
         value = facts.get(fact)

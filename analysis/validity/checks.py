@@ -6,6 +6,7 @@ nothing to look at is `not applicable`.
 """
 
 import dataclasses
+from typing import Any
 
 from analysis.validity import limits, results, surroundings
 from analysis.validity.check import Check, Outcome
@@ -130,7 +131,7 @@ def judge(record: Record, limits: ValidityLimits) -> Validity:
 def limits_of(record: Record) -> ValidityLimits:
     """Return the limits that a record was judged by; missing ones have their defaults."""
     names = {field.name for field in dataclasses.fields(ValidityLimits)}
-    judged_by = record.validity.limits
+    judged_by: dict[str, Any] = dict(record.validity.limits)
     return ValidityLimits(**{name: judged_by[name] for name in names & judged_by.keys()})
 
 
