@@ -1,5 +1,4 @@
-"""Numbers that are made of several cells, with their intervals: the draws that every finding
-shares.
+"""Numbers that are made of several cells, with their intervals: the draws that findings share.
 
 A rate is judged on a logarithmic scale, where the scatter is a share of the rate. A Sample holds
 the median of the runs of one cell and the noise floor of its group (analysis.study.noise_floor);
@@ -19,10 +18,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.special import stdtrit
 
 from analysis.study.estimates import Estimate
-from analysis.study.intervals import LEVEL, WIDEST, half_width, of_median
+from analysis.study.intervals import LEVEL, WIDEST, half_width, of_median, quantile
 from analysis.study.noise_floor import Floor
 
 DRAWS = 1000
@@ -45,17 +43,13 @@ class Sample:
 
     @functools.cached_property
     def draws(self) -> Draws | None:
-        """Values that it could have, (2, DRAWS): rows NEXT and MEASURED. None where the scatter is
-        not known.
-        """
+        """Values that it could have, (2, DRAWS): rows NEXT and MEASURED; None without a floor."""
         if self.floor is None:
             return None
         return draws_of_median(self.value, self.floor.deviation, self.runs, self.name, WIDEST)
 
     def next_run(self) -> Estimate:
-        """Return the value with the interval of the next run; without one where the scatter is not
-        known.
-        """
+        """Return the value with the interval of the next run; without one where none is known."""
         if self.floor is None:
             return Estimate(self.value)
         half = half_width(self.floor, self.runs)
@@ -71,17 +65,13 @@ class Step:
 
     def __add__(self, other: "Step") -> "Step":
         """Return the sum."""
-        draws = None
-        if self.draws is not None and other.draws is not None:
-            draws = self.draws + other.draws
-        return Step(self.ms + other.ms, draws)
+        if self.draws is None or other.draws is None:
+            return Step(self.ms + other.ms, None)
+        return Step(self.ms + other.ms, self.draws + other.draws)
 
     def __sub__(self, other: "Step") -> "Step":
         """Return the difference."""
-        draws = None
-        if self.draws is not None and other.draws is not None:
-            draws = self.draws - other.draws
-        return Step(self.ms - other.ms, draws)
+        return self + Step(-other.ms, None if other.draws is None else -other.draws)
 
 
 def mean_step(steps: Sequence[Step]) -> Step | None:
@@ -93,12 +83,18 @@ def mean_step(steps: Sequence[Step]) -> Step | None:
     return Step(sum(step.ms for step in steps) / len(steps), mean)
 
 
+def slowest(members: Iterable[Sample]) -> tuple[float, Draws | None]:
+    """Return the logarithm of the slowest of several rates, and draws of it as far as known."""
+    samples = list(members)
+    value = min(sample.value for sample in samples)
+    draws = [sample.draws for sample in samples if sample.draws is not None]
+    return value, np.min(draws, axis=0) if len(draws) == len(samples) else None
+
+
 def draws_of_median(
     value: float, deviation: float, runs: int, name: str, widest: float = math.inf
 ) -> Draws:
-    """Return draws of the median of some runs, (2, DRAWS): of one more run and of the median;
-    `name` seeds them.
-    """
+    """Return draws of one more run and of the median of some runs, (2, DRAWS); `name` seeds them."""
     normal = generator_of(name).standard_normal((2, DRAWS))
     errors = np.array([[1.0], [math.sqrt(of_median(runs))]]) * deviation
     draws: Draws = value + np.clip(normal * errors, -widest, widest)
@@ -111,9 +107,7 @@ def generator_of(name: str) -> np.random.Generator:
 
 
 def freedom(samples: Iterable[Sample]) -> float:
-    """Return the degrees of freedom of a sum of samples, each floor with the variances of its
-    samples; infinite without.
-    """
+    """Return the degrees of freedom of a sum of samples; infinite where no floor is known."""
     variances: dict[Floor, float] = defaultdict(float)
     for sample in samples:
         if sample.floor is not None:
@@ -123,9 +117,7 @@ def freedom(samples: Iterable[Sample]) -> float:
 
 
 def next_run(value: float, draws: Draws | None, freedom: float) -> Estimate:
-    """Return a value with the interval of the next run that its draws give, (2, DRAWS); `freedom`
-    is that of its samples.
-    """
+    """Return a value with the interval of the next run that its draws, (2, DRAWS), give."""
     if draws is None:
         return Estimate(value)
     wider = quantile(freedom) / quantile(math.inf)
@@ -154,24 +146,11 @@ def _ends(draws: Draws) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def slowest(members: Iterable[Sample]) -> tuple[float, Draws | None]:
-    """Return the logarithm of the slowest of several rates, and draws of it; None where a member's
-    scatter is not known.
-    """
-    samples = list(members)
-    value = min(sample.value for sample in samples)
-    draws = [sample.draws for sample in samples if sample.draws is not None]
-    return value, np.min(draws, axis=0) if len(draws) == len(samples) else None
-
-
 def scaled(value: Estimate, factor: float) -> Estimate:
-    """Return an estimate times a number; the ends of its interval change places where that is
-    negative.
-    """
+    """Return an estimate times a number; a negative one exchanges the ends of its interval."""
     if value.low is None or value.high is None:
         return Estimate(value.value * factor)
-    ends = sorted((value.low * factor, value.high * factor))
-    return Estimate(value.value * factor, *ends)
+    return Estimate(value.value * factor, *sorted((value.low * factor, value.high * factor)))
 
 
 def exponential(value: Estimate) -> Estimate:
@@ -179,11 +158,5 @@ def exponential(value: Estimate) -> Estimate:
     if value.low is None or value.high is None:
         return Estimate(math.exp(value.value))
     most = value.value + WIDEST
-    ends = (math.exp(min(end, most)) for end in (value.low, value.high))
-    return Estimate(math.exp(value.value), *ends)
-
-
-@functools.lru_cache(maxsize=1024)
-def quantile(freedom: float, level: float = LEVEL) -> float:
-    """Return the number of standard errors on each side of a two-sided interval, by Student's t."""
-    return float(stdtrit(freedom, (1 + level) / 2))
+    low, high = math.exp(min(value.low, most)), math.exp(min(value.high, most))
+    return Estimate(math.exp(value.value), low, high)

@@ -26,17 +26,13 @@ class Estimate:
 
 
 class Efficiency(float):
-    """A scaling efficiency as a share, and against which GPUs: those that were measured alone,
-    where others were not.
-    """
+    """A scaling efficiency as a share, and against which GPUs, where some were not measured alone."""
 
     of: tuple[Member, ...]
     unit: str
 
     def __new__(cls, value: float, of: tuple[Member, ...] = (), unit: str = "GPU") -> "Efficiency":
-        """Make one; `of` is empty where every member was measured alone, `unit` is what a member is
-        called.
-        """
+        """Make one; `of` is empty where every member was measured alone."""
         share = super().__new__(cls, value)
         share.of, share.unit = of, unit
         return share
@@ -90,9 +86,7 @@ class Point:
 
     @property
     def at_equal_clocks(self) -> float | None:
-        """The efficiency as if the subset had the SM clock of the slowest member alone; None where
-        a clock is not known.
-        """
+        """The efficiency as if the subset had the SM clock of the slowest member alone, if known."""
         if self.efficiency is None or self.clock_ratio is None:
             return None
         return self.efficiency.value * self.clock_ratio
@@ -194,9 +188,7 @@ class SettingEffect:
 
 @dataclass(frozen=True)
 class Noise:
-    """The A/A floor: how far runs of equal cells of this study differ. None where too few cells
-    were run twice.
-    """
+    """The A/A floor: how far runs of equal cells differ; None where too few cells ran twice."""
 
     floor: float | None  # share; 19 of 20 pairs of single runs of equal cells differ by less
     pairs: int
@@ -208,9 +200,7 @@ class Noise:
 
 @dataclass(frozen=True)
 class Communication:
-    """What one set of equal cells says of its exposed communication, medians over runs; None: not
-    claimed.
-    """
+    """What equal cells say of their exposed communication, medians over runs; None: not claimed."""
 
     label: str
     gpus: tuple[Member, ...]
@@ -243,7 +233,7 @@ class SubsetLinks:
 
 @dataclass(frozen=True)
 class LinkValue:
-    """Images per second and GPU that one strategy loses with a link class instead of the best one."""
+    """Images/s and GPU that one strategy loses with a link class instead of the best one."""
 
     key: Key  # of the first cell with the class
     strategy: str
@@ -264,7 +254,8 @@ class WirePoint:
     gb_per_s: float  # busbw of the exchange alone
     wire_ms: float  # of the exchange alone
     lost_ms: float  # per step
-    expected_ms: Estimate  # by the line through the others; all cells of a study lie in these intervals in 19 of 20 studies
+    # By the line through the others; all cells of a study lie in these intervals in 19 of 20 studies.
+    expected_ms: Estimate
     residual_ms: float  # lost − expected
     efficiency: float | None = None
     expected_efficiency: Estimate | None = None
@@ -280,7 +271,8 @@ class WireLine:
     label: str
     strategy: str
     key: Key  # of the first cell
-    quantity: str  # the metric that says what is lost: comm/exposed_ms, strategy/cost_ms or scaling/efficiency
+    # The metric that says what is lost: comm/exposed_ms, strategy/cost_ms or scaling/efficiency.
+    quantity: str
     fixed_ms: Estimate  # lost whatever the wires
     share: Estimate  # of the time on the wires that compute does not hide
     r_squared: float
@@ -293,9 +285,7 @@ class WireLine:
 
 @dataclass(frozen=True)
 class Findings:
-    """Everything that a study says. A part may be empty; then `unsaid` or `scaling.refusals` say
-    why.
-    """
+    """Everything that a study says; `unsaid` and `scaling.refusals` say why a part is empty."""
 
     scaling: Scaling = Scaling()
     waterfalls: tuple[Waterfall, ...] = ()

@@ -1,13 +1,11 @@
-"""The interval of the next run: where the number of one more run of the same cell falls, 95 times
-in 100.
+"""The interval of the next run: where one more run of the same cell falls, 95 times in 100.
 
     value ± t(degrees of freedom) · s · √(1 + 1/n)
 
-`s` is the noise floor (floors), `n` the number of runs that the value is the median of; of three
-and more runs the median is less certain than the mean, so 1/n becomes the larger VARIANCES. A rate
-or a time is judged on its logarithm, a difference that may be 0 or less as it is. Without a floor
-there is no interval. What is made of several cells, such as an efficiency, is drawn in
-analysis.study.draws. The launching process imports this module: it needs no scipy.
+`s` is the noise floor, `n` the number of runs that the value is the median of; of three and more
+runs the median is less certain than the mean, so 1/n becomes the larger VARIANCES. A rate or a time
+is judged on its logarithm, a difference that may be 0 or less as it is. Without a floor there is no
+interval. What is made of several cells, such as an efficiency, is drawn in analysis.study.draws.
 """
 
 import functools
@@ -35,44 +33,22 @@ def of_median(runs: int) -> float:
     return VARIANCES[runs - 1] if runs <= len(VARIANCES) else math.pi / 2 / runs
 
 
-def names_of(metric: str) -> tuple[str, str, str]:
-    """Return the names under which MLflow has the ends of a metric's interval, and the number of
-    runs that it rests on.
-    """
-    prefix = "throughput/ci_" if metric == IMAGES_PER_SECOND else f"{metric}_ci_"
-    return f"{prefix}low", f"{prefix}high", f"{prefix}runs"
+@functools.lru_cache(maxsize=1024)
+def quantile(freedom: float, level: float = LEVEL) -> float:
+    """Return the standard errors on each side of a two-sided interval, by Student's t."""
+    # A third of a second, which the launching process spends while a cell runs.
+    from scipy.special import stdtrit
 
-
-def ends_of(metric: str, values: Mapping[str, float]) -> tuple[float, float] | None:
-    """Return the ends of a metric's interval as `values` have them; None where they have not both."""
-    low, high, _ = names_of(metric)
-    if low not in values or high not in values:
-        return None
-    return values[low], values[high]
-
-
-def rests_on(numbers: Iterable[float]) -> str:
-    """Return `from 12 runs`, or `from 6 to 12 runs` where the numbers of runs differ; empty where
-    there is none.
-    """
-    runs = sorted(numbers)
-    if not runs:
-        return ""
-    ends = dict.fromkeys((f"{runs[0]:,.0f}", f"{runs[-1]:,.0f}"))
-    return f"from {' to '.join(ends)} runs"
+    return float(stdtrit(freedom, (1 + level) / 2))
 
 
 def half_width(floor: Floor, runs: int) -> float:
-    """Return half the interval of the next run around the median of `runs` runs, in the unit of the
-    floor.
-    """
+    """Return half the interval of the next run around the median of `runs` runs."""
     return min(quantile(floor.freedom) * floor.deviation * math.sqrt(1 + of_median(runs)), WIDEST)
 
 
 def interval(values: Sequence[float], metric: str, floor: Floor | None) -> Estimate:
-    """Return the median of a metric's values over the runs of a cell, with the interval of the next
-    run if it is known.
-    """
+    """Return the median of a metric over the runs of a cell, with the interval of the next run."""
     value, signed = statistics.median(values), entry_of(metric).signed
     if floor is None or (min(values) <= 0 and not signed):
         return Estimate(value)
@@ -82,39 +58,24 @@ def interval(values: Sequence[float], metric: str, floor: Floor | None) -> Estim
     return Estimate(value, value * math.exp(-half), value * math.exp(half))
 
 
-@functools.lru_cache(maxsize=1024)
-def quantile(freedom: int, level: float = LEVEL) -> float:
-    """Return the number of standard deviations on each side of a two-sided interval, by Student's
-    t, without scipy.
-
-    scipy takes a second to import; analysis.study.draws has it, also for degrees that are not
-    whole.
-    """
-    low, high = 0.0, 1.0
-    while _within(high, freedom) < level:
-        high *= 2
-    for _ in range(60):
-        middle = (low + high) / 2
-        if _within(middle, freedom) < level:
-            low = middle
-        else:
-            high = middle
-    return high
+def names_of(metric: str) -> tuple[str, str, str]:
+    """Return MLflow's names of the ends of a metric's interval, and of the runs it rests on."""
+    prefix = "throughput/ci_" if metric == IMAGES_PER_SECOND else f"{metric}_ci_"
+    return f"{prefix}low", f"{prefix}high", f"{prefix}runs"
 
 
-def _within(t: float, freedom: int) -> float:
-    """Return the chance that |T| is below t, for whole degrees of freedom (Abramowitz and Stegun
-    26.7.3, 26.7.4).
-    """
-    angle = math.atan2(t, math.sqrt(freedom))
-    sine, cosine = math.sin(angle), math.cos(angle)
-    odd = freedom % 2
-    term = total = cosine if odd else 1.0
-    for k in range(2 + odd, freedom - 1, 2):
-        term *= (k - 1) / k * cosine**2
-        total += term
-    if not odd:
-        return sine * total
-    if freedom == 1:
-        return 2 / math.pi * angle
-    return 2 / math.pi * (angle + sine * total)
+def ends_of(metric: str, values: Mapping[str, float]) -> tuple[float, float] | None:
+    """Return the ends of a metric's interval as `values` have them; None without both."""
+    low, high, _ = names_of(metric)
+    if low not in values or high not in values:
+        return None
+    return values[low], values[high]
+
+
+def rests_on(numbers: Iterable[float]) -> str:
+    """Return `from 12 runs`, or `from 6 to 12 runs`; empty where there is none."""
+    runs = sorted(numbers)
+    if not runs:
+        return ""
+    ends = dict.fromkeys((f"{runs[0]:,.0f}", f"{runs[-1]:,.0f}"))
+    return f"from {' to '.join(ends)} runs"

@@ -33,16 +33,26 @@ class Rate:
         return name in self.may_differ if group == "benchmark" else option not in self.work
 
     def change(self, first: float, second: float) -> float:
-        """Return the change from one value of the metric to another, as a share of the first rate."""
+        """Return the change of the rate between two values of the metric, as a share of the first."""
         if self.is_time:
             return first / second - 1
         return second / first - 1
 
 
-def _declared(compared: Mapping[str, Any]) -> Rate:
+@functools.cache
+def _of_yaml(benchmark: str) -> Rate | None:
+    try:
+        return _declared(groups.choice("benchmark", benchmark).rules.get("compared"))
+    except Refused:
+        return None
+
+
+def _declared(compared: Mapping[str, Any] | None) -> Rate | None:
+    if not compared:
+        return None
     return Rate(
-        str(compared["rate"]),
-        str(compared["metric"]),
+        compared["rate"],
+        compared["metric"],
         bool(compared["less_is_better"]),
         tuple(compared["may_differ"]),
         tuple(compared["work"]),
@@ -50,39 +60,22 @@ def _declared(compared: Mapping[str, Any]) -> Rate:
 
 
 @functools.cache
-def _of_yaml(benchmark: str) -> Rate | None:
-    try:
-        compared = groups.choice("benchmark", benchmark).rules.get("compared")
-    except Refused:
-        return None
-    return _declared(compared) if compared else None
-
-
-@functools.cache
-def images_rate() -> Rate:
-    """Return images per second, the rate of benchmarks that declare no rate."""
-    rate = _of_yaml("throughput")
-    assert rate is not None
-    return rate
-
-
-@functools.cache
-def samples_rate() -> Rate:
-    """Return the same rate of models that train on something else: samples per second."""
-    return replace(images_rate(), name=images_rate().name.replace(IMAGES, SAMPLES))
+def _training_rates() -> dict[str, Rate]:
+    """Return images per second, the rate of benchmarks that declare none, by what is counted."""
+    images = _of_yaml("throughput")
+    assert images is not None
+    return {IMAGES: images, SAMPLES: replace(images, name=images.name.replace(IMAGES, SAMPLES))}
 
 
 def is_of_training(name: str) -> bool:
     """Return whether the name of a rate is that of images or samples per second."""
-    return name in (images_rate().name, samples_rate().name)
+    return name in [rate.name for rate in _training_rates().values()]
 
 
 def primary_rate(cell: Cell) -> Rate:
-    """Return the rate that a cell's benchmark declares; a record of schema 2 declares nothing, so
-    its YAML decides.
-    """
-    compared = cell.declared.get("benchmark", {}).get("compared")
-    rate = _declared(compared) if compared else _of_yaml(cell.benchmark["name"])
-    if rate is None or rate == images_rate():
-        return images_rate() if cell.model.inputs == IMAGES else samples_rate()
+    """Return the rate that a cell's benchmark declares: its record, or else its YAML."""
+    rate = _declared(cell.declared.get("benchmark", {}).get("compared"))
+    rate = rate or _of_yaml(cell.benchmark["name"])
+    if rate is None or rate == _training_rates()[IMAGES]:
+        return _training_rates()[IMAGES if cell.model.inputs == IMAGES else SAMPLES]
     return rate

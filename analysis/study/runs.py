@@ -13,7 +13,6 @@ from analysis.study.intervals import interval
 from analysis.study.noise_floor import CLOCK, Floor, FloorGroup, NoiseFloors, group_of
 from analysis.study.rates import IMAGES_PER_SECOND, Rate, primary_rate
 from benchmarks.record import Record
-from benchmarks.record.metrics import metric as entry_of
 from conf.cell import Cell
 
 if TYPE_CHECKING:
@@ -35,9 +34,7 @@ class Runs:
 
     @functools.cached_property
     def key(self) -> Mapping[str, str]:
-        """The request and the provenance: equal for equal cells of one machine and software on any
-        GPUs.
-        """
+        """The request and the provenance: equal for equal cells of one machine on any GPUs."""
         return {**self.request, **self.provenance}
 
     @property
@@ -85,9 +82,51 @@ class Runs:
         """Whether a check cast doubt on one of the runs."""
         return any(record.validity.verdict == "suspect" for record in self.records)
 
+    @functools.cached_property
+    def rate(self) -> Rate:
+        """The primary rate of the benchmark."""
+        return primary_rate(self.cell)
+
+    @functools.cached_property
+    def rated_records(self) -> tuple[Record, ...]:
+        """The records that have the primary rate."""
+        metric = self.rate.metric
+        return tuple(
+            record for record in self.records if 0 < record.metrics.get(metric, 0.0) < math.inf
+        )
+
+    @functools.cached_property
+    def log_rates(self) -> list[float]:
+        """The logarithm of the primary rate in each of `rated_records`."""
+        logarithms = self.logarithms(self.rate.metric)
+        return [-value for value in logarithms] if self.rate.is_time else logarithms
+
+    @functools.cached_property
+    def median_log_rate(self) -> float | None:
+        """The median of the logarithm of images per second; None without images."""
+        rates = self.logarithms(IMAGES_PER_SECOND)
+        return statistics.median(rates) if rates else None
+
+    @functools.cached_property
+    def log_rate(self) -> "Sample | None":
+        """The same median as a sample, with the noise floor."""
+        rates = self.logarithms(IMAGES_PER_SECOND)
+        return self._sample(IMAGES_PER_SECOND, rates, self.records[0].record_id)
+
+    @functools.cached_property
+    def clock_mhz(self) -> float | None:
+        """The median over the runs of the GPUs' SM clock; None where it was not sampled."""
+        return self.median(CLOCK)
+
+    @functools.cached_property
+    def group(self) -> FloorGroup:
+        """The cells with which these runs share a noise floor."""
+        return group_of(self.records[0])
+
     def values(self, metric: str) -> list[float]:
         """Return a metric of every run in which it is finite."""
-        return finite_values(self.records, metric)
+        values = [record.metrics.get(metric) for record in self.records]
+        return [value for value in values if value is not None and math.isfinite(value)]
 
     def logarithms(self, metric: str) -> list[float]:
         """Return the logarithm of a metric of every run in which it is positive."""
@@ -97,75 +136,18 @@ class Runs:
         """Return the median of a metric over the runs; None where no run has it."""
         return median_of(self.records, metric)
 
-    @functools.cached_property
-    def median_log_rate(self) -> float | None:
-        """The median of the logarithm of images per second; None where the benchmark counts no
-        images.
-        """
-        rates = self.logarithms(IMAGES_PER_SECOND)
-        return statistics.median(rates) if rates else None
-
-    @functools.cached_property
-    def log_rate(self) -> "Sample | None":
-        """The same median as a sample, with the noise floor."""
-        from analysis.study.draws import Sample
-
-        if self.median_log_rate is None:
-            return None
-        runs = len(self.logarithms(IMAGES_PER_SECOND))
-        floor = self.floor(IMAGES_PER_SECOND)
-        return Sample(self.median_log_rate, floor, runs, self.records[0].record_id)
-
-    @functools.cached_property
-    def clock_mhz(self) -> float | None:
-        """The median over the runs of the GPUs' SM clock; None where it was not sampled."""
-        return self.median(CLOCK)
-
-    @functools.cached_property
-    def rate(self) -> Rate:
-        """The primary rate of the benchmark."""
-        return primary_rate(self.cell)
-
-    @functools.cached_property
-    def log_rates(self) -> list[float]:
-        """The logarithm of the primary rate in each of `rated_records`."""
-        logarithms = self.logarithms(self.rate.metric)
-        return [-value for value in logarithms] if self.rate.is_time else logarithms
-
-    @functools.cached_property
-    def rated_records(self) -> tuple[Record, ...]:
-        """The records that have the primary rate."""
-        rated = []
-        for record in self.records:
-            rate = record.metrics.get(self.rate.metric)
-            if rate is not None and 0 < rate < math.inf:
-                rated.append(record)
-        return tuple(rated)
-
-    @functools.cached_property
-    def group(self) -> FloorGroup:
-        """The cells with which these runs share a noise floor."""
-        return group_of(self.records[0])
-
     def floor(self, metric: str) -> Floor | None:
         """Return the noise floor of a metric; None where too few runs of equal cells are known."""
         return self.floors.of(self.group, metric)
 
     def next_run(self, metric: str) -> Estimate | None:
-        """Return the median of a metric with the interval of the next run; None without the metric."""
+        """Return the median of a metric with the interval of the next run; None without it."""
         values = self.values(metric)
         return interval(values, metric, self.floor(metric)) if values else None
 
     def difference(self, metric: str) -> "Sample | None":
-        """Return the median of a metric that may be 0 or less as a sample, with the noise floor."""
-        from analysis.study.draws import Sample
-
-        assert entry_of(metric).signed, metric
-        values = self.values(metric)
-        if not values:
-            return None
-        name = f"{metric} {self.records[0].record_id}"
-        return Sample(statistics.median(values), self.floor(metric), len(values), name)
+        """Return the median of a metric that may be 0 or less, as a sample with the noise floor."""
+        return self._sample(metric, self.values(metric), f"{metric} {self.records[0].record_id}")
 
     def step(self, metric: str) -> "Step | None":
         """Return the median of a metric that is a part of a step; None where no run has it."""
@@ -173,6 +155,13 @@ class Runs:
 
         sample = self.difference(metric)
         return None if sample is None else Step(sample.value, sample.draws)
+
+    def _sample(self, metric: str, values: Sequence[float], name: str) -> "Sample | None":
+        from analysis.study.draws import Sample  # it needs numpy
+
+        if not values:
+            return None
+        return Sample(statistics.median(values), self.floor(metric), len(values), name)
 
 
 def merged(runs: Sequence[Runs]) -> Runs:
@@ -195,26 +184,17 @@ def merged_by(
     """Return {key: {member: its runs together}}."""
     groups = {}
     for name, group in grouped(runs, key).items():
-        equal = grouped(group, member)
-        groups[name] = {each: merged(same) for each, same in equal.items()}
+        groups[name] = {each: merged(same) for each, same in grouped(group, member).items()}
     return groups
 
 
 def between_runs(members: Iterable[Runs], metric: str) -> tuple[float, int]:
-    """Return the standard deviation of a metric's logarithm between runs of equal cells, and its
-    degrees of freedom.
-
-    It is pooled over the cells. Returns (NaN, 0) where no cell ran twice.
-    """
-    return pooled(runs.logarithms(metric) for runs in members)
-
-
-def pooled(samples: Iterable[Sequence[float]]) -> tuple[float, int]:
-    """Return the standard deviation inside samples, over all of them, and its degrees of freedom;
-    else (NaN, 0).
+    """Return the standard deviation of a metric's logarithm between runs of equal cells, pooled over
+    the cells, and its degrees of freedom; (NaN, 0) where no cell ran twice.
     """
     freedom, squares = 0, 0.0
-    for values in samples:
+    for runs in members:
+        values = runs.logarithms(metric)
         if len(values) > 1:
             freedom += len(values) - 1
             squares += statistics.variance(values) * (len(values) - 1)
@@ -228,15 +208,8 @@ def named(record: Record, group: str) -> str:
     return str(getattr(record.cell, group)["name"])
 
 
-def finite_values(records: Iterable[Record], metric: str) -> list[float]:
-    """Return a metric of every record in which it is finite."""
-    values = (record.metrics.get(metric) for record in records)
-    return [value for value in values if value is not None and math.isfinite(value)]
-
-
 def median_of(records: Iterable[Record], metric: str) -> float | None:
-    """Return the median of a metric over the records in which it is finite; None where there is
-    none.
-    """
-    values = finite_values(records, metric)
-    return statistics.median(values) if values else None
+    """Return the median of a metric over the records in which it is finite; None without one."""
+    values = [record.metrics.get(metric) for record in records]
+    finite = [value for value in values if value is not None and math.isfinite(value)]
+    return statistics.median(finite) if finite else None

@@ -118,19 +118,23 @@ class Study:
 
     @functools.cached_property
     def left_out(self) -> tuple[tuple[Record, str], ...]:
-        """Records whose numbers enter nothing, and attempts that were replaced, each with the
-        reason.
-        """
-        both = sorted([*self.excluded, *self.replaced], key=_start)
-        return tuple(
-            (record, REPLACED if record.usable else _why_unusable(record)) for record in both
-        )
+        """Records whose numbers enter nothing, and those that were replaced, each with the reason."""
+        rows = []
+        for record in sorted([*self.excluded, *self.replaced], key=_start):
+            why = REPLACED
+            if record.state != "finished":
+                why = record.state
+                if record.failure:
+                    why += f": {record.failure.message}"
+            elif not record.usable:
+                reasons = "; ".join(record.validity.codes.values())
+                why = f"invalid: {reasons or 'no reason was recorded'}"
+            rows.append((record, why))
+        return tuple(rows)
 
     @property
     def trains(self) -> bool:
-        """Whether a cell has a model; others measure links. A study without records could have had
-        one.
-        """
+        """Whether a cell has a model; others measure links. Without records one could have had."""
         return not self.records or any(record.cell.trains for record in self.records)
 
     @functools.cached_property
@@ -145,7 +149,7 @@ class Study:
     @functools.cached_property
     def installations(self) -> dict[str, int]:
         """{machine and software: number of records}, in order of their first record."""
-        names = (installation(record, self.single(record).machine) for record in self.records)
+        names = [installation(record, self.single(record).machine) for record in self.records]
         return dict(Counter(names))
 
     @functools.cached_property
@@ -188,9 +192,7 @@ class Study:
 
     @functools.cached_property
     def naming_provenance(self) -> tuple[str, ...]:
-        """The names of a provenance that differ, without those that follow from the study where
-        there are several.
-        """
+        """The names of a provenance that differ, without those that follow from the study."""
         if STUDY not in self.varied_provenance:
             return self.varied_provenance
         studies = {runs.provenance[STUDY] for runs in self.runs}
@@ -203,40 +205,30 @@ class Study:
 
     @functools.cached_property
     def naming_options(self) -> tuple[str, ...]:
-        """The varied names without those that follow from the model, from there being a model, or
-        from the benchmark.
+        """The varied names without those that follow from the model, the benchmark or the
+        optimizer; that of the model and of the strategy first.
         """
-        following: set[str] = set()
+        following = set()
         for group in ("model", "benchmark", "optimizer"):
-            following |= self._following(group)
+            choices = grouped(self.runs, lambda runs: runs.request.get(f"{group}.name"))  # noqa: B023
+            for name in self.varied:
+                is_of_group = name.startswith(f"{group}.") and name != f"{group}.name"
+                if is_of_group or (group == "model" and name == "batch_size"):
+                    values = [
+                        len({runs.request.get(name) for runs in same}) for same in choices.values()
+                    ]
+                    if max(values) == 1:
+                        following.add(name)
         trained = [runs for runs in self.runs if runs.trains]
         for name in OF_TRAINING:
             if len({runs.request.get(name) for runs in trained}) == 1:
                 following.add(name)
         names = [name for name in self.varied if name not in following]
-        return tuple(
-            sorted(names, key=lambda name: not name.startswith(("model.name", "strategy.name")))
-        )
-
-    def _following(self, group: str) -> set[str]:
-        """Return the varied options that are equal in all runs of one model, benchmark or
-        optimizer.
-        """
-        following = set()
-        for name in self.varied:
-            of_group = name.startswith(f"{group}.") and name != f"{group}.name"
-            if of_group or (group == "model" and name == "batch_size"):
-                following.add(name)
-        first: dict[str | None, Runs] = {}
-        for runs in self.runs:
-            request = first.setdefault(runs.request.get(f"{group}.name"), runs).request
-            following -= {name for name in following if runs.request.get(name) != request.get(name)}
-        return following
+        names.sort(key=lambda name: not name.startswith(("model.name", "strategy.name")))
+        return tuple(names)
 
     def naming_options_of(self, runs: Runs, without: Sequence[str] = ()) -> list[str]:
-        """Return the names of what was asked that tell runs from others of the study, without
-        options at their default.
-        """
+        """Return the options that tell runs from others of the study, without those at their default."""
         hides_defaults = "strategy.name" in self.varied
         chosen = {f"strategy.{option}" for option, _ in chosen_options(runs.cell)}
         chosen.add("strategy.name")
@@ -285,69 +277,57 @@ def _chosen(singles: Sequence[Runs]) -> list[Runs]:
     finished one, else the last. A failed attempt may not know its software, so one that failed
     counts only where none is usable.
     """
-    usable: dict[tuple[Any, ...], Runs] = {}
+    chosen: dict[tuple[Any, ...], Runs] = {}
     unusable: dict[tuple[Any, ...], Runs] = {}
-    measured: set[tuple[Any, ...]] = set()
+    measured = set()
     for single in singles:
         record = single.records[0]
         study = single.provenance.get(STUDY)
         cell = (record.cell_key, record.drift, single.machine, study)
         if record.usable:
-            usable[cell, frozenset(single.provenance.items())] = single
+            chosen[cell, frozenset(single.provenance.items())] = single
             measured.add(cell)
-            continue
-        earlier = unusable.get(cell)
-        earlier_finished = earlier is not None and earlier.records[0].state == "finished"
-        if record.state == "finished" or not earlier_finished:
+        elif record.state == "finished" or not (
+            cell in unusable and unusable[cell].records[0].state == "finished"
+        ):
             unusable[cell] = single
-    rest = [single for cell, single in unusable.items() if cell not in measured]
-    return sorted([*usable.values(), *rest], key=lambda single: _start(single.records[0]))
+    for cell, single in unusable.items():
+        if cell not in measured:
+            chosen[cell] = single
+    return sorted(chosen.values(), key=lambda single: _start(single.records[0]))
 
 
 def _together(usable: Sequence[Runs]) -> tuple[tuple[Runs, ...], tuple[tuple[Record, Runs], ...]]:
+    """Return runs of equal cells together, and the drift runs with the runs that they belong to.
+
+    Equal cells are split by how NCCL connected their ranks, which their provenance then says. Those
+    without NCCL's log stay with the others, unless these differ among themselves.
+    """
     runs, drift = [], []
     equal = grouped(usable, lambda single: (single.gpus, frozenset(single.key.items())))
     for members in equal.values():
-        for part in _equally_connected(members):
+        parts = grouped(members, lambda single: connections(single.records[0]))
+        if len(parts.keys() - {""}) < 2:
+            parts = {"": members}
+        for how, part in parts.items():
+            if len(parts) > 1:
+                part = [
+                    replace(single, provenance={**single.provenance, CONNECTIONS: how})
+                    for single in part
+                ]
             repeats = [single for single in part if not single.records[0].drift]
             of_cell = merged(repeats or part)
             runs.append(of_cell)
-            if repeats:
-                drifted = [single.records[0] for single in part if single.records[0].drift]
-                drift += [(record, of_cell) for record in drifted]
+            for single in part:
+                if repeats and single.records[0].drift:
+                    drift.append((single.records[0], of_cell))
     return tuple(runs), tuple(drift)
-
-
-def _equally_connected(members: Sequence[Runs]) -> list[list[Runs]]:
-    """Split runs of equal cells by how NCCL connected their ranks, and say so in their provenance.
-
-    Runs without NCCL's log stay with the others, unless these differ among themselves.
-    """
-    parts = grouped(members, lambda single: connections(single.records[0]))
-    if len(parts.keys() - {""}) < 2:
-        return [[*members]]
-    split = []
-    for how, part in parts.items():
-        split.append(
-            [replace(single, provenance={**single.provenance, CONNECTIONS: how}) for single in part]
-        )
-    return split
 
 
 def _start(record: Record) -> tuple[float, str]:
     return record.started_at, record.record_id
 
 
-def _why_unusable(record: Record) -> str:
-    if record.state == "finished":
-        return "invalid: " + ("; ".join(record.validity.codes.values()) or "no reason was recorded")
-    if record.failure:
-        return f"{record.state}: {record.failure.message}"
-    return record.state
-
-
 def unreadable_files(folder: Path, errors: Iterable[RecordError]) -> tuple[str, ...]:
-    """Return a sentence for each file of a study that could not be read, with its path from the
-    study's folder.
-    """
+    """Return a sentence for each file that could not be read, its path from the study's folder."""
     return tuple(str(error).replace(f"{folder}/", "") for error in errors)
