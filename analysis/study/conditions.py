@@ -1,5 +1,4 @@
-"""Conditions: which fields of a cell, and which facts of where it ran, two runs must share to be
-compared.
+"""Conditions: which fields of a cell, and which facts of where it ran, comparable runs must share.
 
 Efficiencies, curves, waterfalls, comparisons and links group runs with `Conditions.of`. Each names
 the options that are irrelevant to it; everything else separates.
@@ -9,13 +8,15 @@ import dataclasses
 import functools
 import json
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from analysis.study.provenance import CONNECTIONS
 from conf import groups
 from conf.cell import Cell
 from conf.options import Refused, to_text
+
+if TYPE_CHECKING:
+    from analysis.study.runs import Runs
 
 # Runs of one cell may differ in these fields. A profiler has a pass of its own; the timed pass is
 # the same with it.
@@ -27,23 +28,9 @@ OF_SERVERS = ("server_gpus", "server_hosts")  # where servers run follows from w
 OF_LINKS = ("nccl.", CONNECTIONS)
 # The fields of a cell that do not separate a subset from its one-GPU baselines. All others do.
 IRRELEVANT_TO_BASELINES = (*INCIDENTAL, *DEVICES, *OF_SERVERS, "nccl")
-_ASKED = tuple(
-    field.name
-    for field in dataclasses.fields(Cell)
-    if field.name not in INCIDENTAL and field.name not in DEVICES
-)
 
 
-class Keyed(Protocol):
-    """Runs, or anything else that has the names and values of a request and a provenance."""
-
-    @property
-    def key(self) -> Mapping[str, str]:
-        """{name: value} of the request and the provenance."""
-
-
-@dataclass(frozen=True)
-class Condition:
+class Condition(NamedTuple):
     """What runs share that may be compared; equal for such runs of one study."""
 
     values: tuple[str | None, ...]  # of the names that differ in the study and are relevant
@@ -53,29 +40,24 @@ class Condition:
 class Conditions:
     """The conditions of a study's runs."""
 
-    def __init__(self, runs: Iterable[Keyed]) -> None:
+    def __init__(self, runs: "Iterable[Runs]") -> None:
         """Find the names in which the runs differ; all others separate nothing."""
         # Connections are known once runs are put together (Study.of).
         self._differing = (*differing_names([each.key for each in runs]), CONNECTIONS)
         self._relevant: dict[tuple[str, ...], tuple[str, ...]] = {}
 
-    def of(self, runs: Keyed, irrelevant: Collection[str] = (), *fixed: Hashable) -> Condition:
-        """Return the condition of runs of the study; `irrelevant` are names in which they may
-        differ.
-        """
+    def of(self, runs: "Runs", irrelevant: Collection[str] = (), *fixed: Hashable) -> Condition:
+        """Return the condition of runs; `irrelevant` are names in which they may differ."""
         names = tuple(irrelevant)
         if names not in self._relevant:
-            self._relevant[names] = tuple(
-                name for name in self._differing if not is_among(name, names)
-            )
+            relevant = [name for name in self._differing if not is_among(name, names)]
+            self._relevant[names] = tuple(relevant)
         key = runs.key
         return Condition(tuple(key.get(name) for name in self._relevant[names]), fixed)
 
 
 def differing_names(keys: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Return the names whose values differ between mappings, in their order; an absent name is
-    None.
-    """
+    """Return the names whose values differ between mappings, in order; an absent name is None."""
     names = dict.fromkeys(name for key in keys for name in key)
     return tuple(name for name in names if len({key.get(name) for key in keys}) > 1)
 
@@ -87,8 +69,8 @@ def is_among(name: str, names: Collection[str]) -> bool:
 
 
 def irrelevant_to_curves(strong: bool) -> tuple[str, ...]:
-    """Return what differs between the points of a curve because their GPUs do; in strong scaling
-    the images per rank too.
+    """Return what differs between points of a curve because their GPUs do; strong scaling: the
+    images per rank too.
     """
     return (*OF_SERVERS, "batch_size") if strong else OF_SERVERS
 
@@ -107,9 +89,9 @@ def request_of(cell: Cell) -> dict[str, str]:
     declare, only the hash of the user's own code stays.
     """
     request: dict[str, str] = {}
-    for name in _ASKED:
-        value = getattr(cell, name)
-        if value is None or value == () or (name == "nccl" and cell.device == "cpu"):
+    for field in dataclasses.fields(Cell):
+        name, value = field.name, getattr(cell, field.name)
+        if name in INCIDENTAL or name in DEVICES or value is None or value == ():
             continue
         if name == "declared":
             for group, rules in value.items():
@@ -117,22 +99,20 @@ def request_of(cell: Cell) -> dict[str, str]:
                     request[f"{group}.sha256"] = to_text(rules["sha256"])
         elif name == "benchmark" and value["name"] == "throughput":
             request["benchmark.name"] = "throughput"
-        elif name == "data":
-            if value:
-                request["data"] = to_text(value)
-        elif isinstance(value, dict) or dataclasses.is_dataclass(value):
+        elif name == "nccl" and cell.device == "cpu":
+            continue
+        elif name != "data" and (isinstance(value, dict) or dataclasses.is_dataclass(value)):
             options = value if isinstance(value, dict) else vars(value)
             for option, chosen in options.items():
                 if chosen is not None:
                     request[f"{name}.{option}"] = to_text(chosen)
-        else:
+        elif value != {}:
             request[name] = to_text(value)
     return request
 
 
 def chosen_options(cell: Cell, group: str = "strategy") -> frozenset[tuple[str, str]]:
-    """Return (option, value) of a cell's strategy or benchmark for each option that is not at its
-    default.
+    """Return (option, value) of a cell's strategy or benchmark for each that is not its default.
 
     What `auto` means for this cell is its default too. Options of a strategy without a YAML here
     are all chosen.
@@ -150,23 +130,13 @@ def _chosen_options(group: str, given: str, device: str, ranks: int) -> frozense
         defaults = {}
     chosen = set()
     for option, value in options.items():
-        if option == "name":
-            continue
-        if option in defaults:
-            resolved = _resolved_default(group, options, option, defaults[option], device, ranks)
-            if value in (defaults[option], resolved):
-                continue
-        chosen.add((option, to_text(value)))
+        meant = [defaults[option]] if option in defaults else []
+        if "auto" in meant:
+            try:
+                resolved = groups.resolved(group, {**options, option: "auto"}, device, ranks)
+                meant.append(resolved[option])
+            except (Refused, KeyError, TypeError):  # an older record may lack what decides
+                pass
+        if option != "name" and value not in meant:
+            chosen.add((option, to_text(value)))
     return frozenset(chosen)
-
-
-def _resolved_default(
-    group: str, options: dict[str, Any], option: str, default: Any, device: str, ranks: int
-) -> Any:
-    """Return what the default of an option means next to the other options as they are."""
-    if default != "auto":
-        return default
-    try:
-        return groups.resolved(group, {**options, option: default}, device, ranks)[option]
-    except (Refused, KeyError, TypeError):  # an older record may lack the options that decide
-        return default

@@ -1,10 +1,9 @@
-"""The noise floor: how far runs of equal cells differ on one machine, for each metric. METHOD.md,
-"The noise floor".
+"""The noise floor: how far runs of equal cells differ on one machine, for each metric.
 
-It belongs to a group: machine, model, batch, precision, optimise, number of GPUs. Of every cell
-that ran at least twice the squared differences from its own mean are added up. A study adds what
-its own records show to what the other studies of its output_dir showed (floor_file). The launching
-process imports this folder, so it needs neither numpy nor scipy.
+METHOD.md, "The noise floor". It belongs to a group: machine, model, batch, precision, optimise,
+number of GPUs. Of every cell that ran at least twice the squared differences from its own mean are
+added up. A study adds what its own records show to what the other studies of its output_dir showed
+(noise_floor.json). The launching process imports this folder, so it needs neither numpy nor scipy.
 """
 
 import functools
@@ -17,15 +16,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from analysis.study.provenance import gpus_of, mapping
+import msgspec
+
+from analysis.study.provenance import gpus_of
 from benchmarks.record import Record, metrics
 from benchmarks.record.safe_files import open_to_read
 from conf.cell import Cell
 
-FEWEST = 3  # degrees of freedom below which the numbers of GPUs are pooled, and below which there is no floor
+FEWEST = 3  # degrees of freedom below which the numbers of GPUs are pooled, or there is no floor
 ANY_SIZE = 0  # world_size of the group in which the numbers of GPUs are pooled
-# Of other records too, so that a record alone has no scatter of it: analysis.findings computes
-# them.
+# Metrics that rest on several records, so that one alone has no scatter of them.
 OF_SEVERAL_RECORDS = (
     "scaling/efficiency",
     "scaling/node_efficiency",
@@ -36,9 +36,6 @@ OF_SEVERAL_RECORDS = (
 )
 SEVERAL_HOSTS = "hosts of nodes="  # stands for a host's name
 CLOCK = "gpu/sm_mhz"  # neither way is better, but parts of a waterfall rest on it
-FILE = "noise_floor.json"  # in output_dir, beside the studies
-VERSION = 1
-MOST_RUNS = 2**53  # above it is no count of runs
 FILE = "noise_floor.json"  # in output_dir, beside the studies
 VERSION = 1
 MOST_RUNS = 2**53  # above it is no count of runs
@@ -77,9 +74,8 @@ class Scatter:
 
     def __add__(self, other: "Scatter") -> "Scatter":
         """Return both together."""
-        return Scatter(
-            self.runs + other.runs, self.freedom + other.freedom, self.squares + other.squares
-        )
+        squares = self.squares + other.squares
+        return Scatter(self.runs + other.runs, self.freedom + other.freedom, squares)
 
 
 @dataclass(frozen=True)
@@ -96,34 +92,29 @@ Scatters = Mapping[tuple[FloorGroup, str], Scatter]  # by group and metric
 
 
 class NoiseFloors:
-    """The noise floors that a study's numbers rest on: from its own runs and from those of other
-    studies.
-    """
+    """The noise floors of a study: from its own runs and from those of other studies."""
 
     def __init__(self, scatters: Scatters | None = None) -> None:
         """`scatters` is what other studies of the output_dir showed."""
         self._of_other_studies = scatters or {}
         self._cells: list[tuple[FloorGroup, Sequence[Record]]] = []
         self._pooled: dict[str, dict[FloorGroup, Scatter]] = {}
-        self._floors: dict[tuple[FloorGroup, str], Floor | None] = {}
 
     def learn(self, cells: Iterable[Sequence[Record]]) -> None:
         """Take what a study measured: the records of each cell."""
         self._cells += [(group_of(records[0]), records) for records in cells if len(records) > 1]
         self._pooled.clear()
-        self._floors.clear()
 
     def of(self, group: FloorGroup, metric: str) -> Floor | None:
-        """Return the floor of a group; with few runs that of its machine and model on any number of
-        GPUs, else None.
-        """
-        if (group, metric) not in self._floors:
-            self._floors[group, metric] = self._find(group, metric)
-        return self._floors[group, metric]
-
-    def _find(self, group: FloorGroup, metric: str) -> Floor | None:
+        """Return the floor of a group; with few runs that of any number of GPUs, else None."""
         if metric not in self._pooled:
-            self._pooled[metric] = self._pool(metric)
+            pooled = self._own_scatters(metric)
+            for (of_group, name), scatter in self._of_other_studies.items():
+                if name == metric:
+                    pooled[of_group] += scatter
+            for of_group, scatter in list(pooled.items()):
+                pooled[of_group.of_any_size] += scatter
+            self._pooled[metric] = pooled
         for candidate in (group, group.of_any_size):
             scatter = self._pooled[metric].get(candidate, Scatter())
             # Runs equal to the last digit say nothing.
@@ -140,50 +131,35 @@ class NoiseFloors:
                 names |= record.metrics.keys()
         scatters = {}
         for name in sorted(filter(has_floor, names)):
-            for group, scatter in self._own(name).items():
+            for group, scatter in self._own_scatters(name).items():
                 if scatter.freedom:
                     scatters[group, name] = scatter
         return scatters
 
-    def _own(self, metric: str) -> dict[FloorGroup, Scatter]:
+    def _own_scatters(self, metric: str) -> dict[FloorGroup, Scatter]:
         scatters: dict[FloorGroup, Scatter] = defaultdict(Scatter)
         for group, records in self._cells:
-            scatters[group] += scatter_of(metric, records)
-        return scatters
-
-    def _pool(self, metric: str) -> dict[FloorGroup, Scatter]:
-        scatters = self._own(metric)
-        for (group, name), scatter in self._of_other_studies.items():
-            if name == metric:
-                scatters[group] += scatter
-        for group, scatter in list(scatters.items()):
-            scatters[group.of_any_size] += scatter
+            scatters[group] += _scatter_of(metric, records)
         return scatters
 
 
 def has_floor(metric: str) -> bool:
-    """Return whether runs of equal cells say how far a metric scatters: not that of a count, nor of
-    several records.
-    """
+    """Return whether equal runs tell how far a metric scatters: no count, nor of several records."""
     if metric in OF_SEVERAL_RECORDS:
         return False
     entry = metrics.known(metric)
     return entry is None or entry.less_is_better is not None or metric == CLOCK
 
 
-def scatter_of(metric: str, records: Iterable[Record]) -> Scatter:
-    """Return the scatter of one metric over runs of one cell; none where fewer than two runs have
-    it.
-    """
+def _scatter_of(metric: str, records: Iterable[Record]) -> Scatter:
+    """Return the scatter of one metric over runs of one cell; none where fewer than two have it."""
     signed = metrics.metric(metric).signed
     values = []
     for record in records:
-        value = record.metrics.get(metric)
-        if value is None or not math.isfinite(value):
-            continue
-        if signed:
+        value = record.metrics.get(metric, math.nan)
+        if signed and math.isfinite(value):
             values.append(value)
-        elif value > 0:
+        elif 0 < value < math.inf:
             values.append(math.log(value))
     if len(values) < 2:
         return Scatter()
@@ -192,9 +168,7 @@ def scatter_of(metric: str, records: Iterable[Record]) -> Scatter:
 
 
 def group_of(record: Record) -> FloorGroup:
-    """Return the group of a record's cell. All cells that name hosts, on GPUs or CPUs of one model,
-    are of one machine.
-    """
+    """Return the group of a record's cell; cells that name hosts of one model are of one machine."""
     facts = record.environment
     gpus = gpus_of(facts)
     if not record.cell.hosts:
@@ -202,7 +176,7 @@ def group_of(record: Record) -> FloorGroup:
         return group_of_cell(record.cell, str(facts.get("host", "")), _digest(tuple(uuids)))
     models = {str(gpu.get("name", "")) for gpu in gpus}
     if not gpus:
-        models = {str(mapping(facts.get("cpu")).get("model", ""))}
+        models = {str(facts.get("cpu", {}).get("model", ""))}
     return group_of_cell(record.cell, SEVERAL_HOSTS, _digest(tuple(sorted(models))))
 
 
@@ -213,16 +187,8 @@ def group_of_cell(cell: Cell, host: str = "", gpus: str = "") -> FloorGroup:
         model = json.dumps(cell.benchmark, sort_keys=True, default=str)
     if cell.data:  # it scatters as its loader does
         model = f"{model} with data={cell.data['name']}"
-    return FloorGroup(
-        host,
-        gpus,
-        cell.device,
-        model,
-        cell.batch_size,
-        cell.precision,
-        cell.optimize,
-        cell.world_size,
-    )
+    asked = (cell.device, model, cell.batch_size, cell.precision, cell.optimize, cell.world_size)
+    return FloorGroup(host, gpus, *asked)
 
 
 @functools.lru_cache(maxsize=64)
@@ -231,12 +197,30 @@ def _digest(names: tuple[str, ...]) -> str:
     return hashlib.sha256(lines.encode()).hexdigest()[:12] if lines else ""
 
 
-# ---- noise_floor.json, which stands in output_dir beside the studies
+# noise_floor.json
+
+
+class _Row(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """One group and metric in the file."""
+
+    host: str
+    gpus: str
+    device: str
+    model: str
+    batch_size: int
+    precision: str
+    optimize: str
+    world_size: int
+    metric: str
+    runs: int
+    freedom: int
+    squares: float
 
 
 def floors_of(path: Path) -> dict[str, Scatters]:
-    """Return {study: what it showed} of a noise_floor.json; empty where there is none. A damaged
-    row counts for nothing.
+    """Return {study: what it showed} of a noise_floor.json; empty where there is none.
+
+    A damaged row counts for nothing.
 
     Raises:
         OSError, ValueError: it cannot be read, or is none that this version knows.
@@ -248,8 +232,9 @@ def floors_of(path: Path) -> dict[str, Scatters]:
             content = json.loads(file.read().decode("utf-8"))
     except RecursionError:
         raise ValueError(f"{path} is no noise floor: its JSON is nested too deep") from None
-    content = mapping(content)
-    version, studies = content.get("version"), content.get("studies")
+    version, studies = None, None
+    if isinstance(content, dict):
+        version, studies = content.get("version"), content.get("studies")
     if version != VERSION or not isinstance(studies, dict):
         raise ValueError(
             f"{path} is no noise floor that this version can read (version={version!r})"
@@ -259,29 +244,22 @@ def floors_of(path: Path) -> dict[str, Scatters]:
 
 def _scatters(rows: Sequence[Any]) -> Scatters:
     scatters = {}
-    for row in rows:
+    for content in rows:
         try:
-            fields = dict(row)
-            metric, runs, freedom = (fields.pop(name) for name in ("metric", "runs", "freedom"))
-            squares = fields.pop("squares")
-            group = FloorGroup(**fields)
-            if type(squares) is int:
-                squares = float(squares)
-        except (TypeError, ValueError, KeyError, OverflowError):
+            row = msgspec.structs.asdict(msgspec.convert(content, _Row))
+        except (msgspec.ValidationError, OverflowError):
             continue
-        types = [type(value) for value in (*group, metric, runs, freedom, squares)]
-        if types != [*FloorGroup.__annotations__.values(), str, int, int, float]:
-            continue
+        metric, runs, freedom = row.pop("metric"), row.pop("runs"), row.pop("freedom")
+        squares = row.pop("squares")
         if 0 < freedom < runs < MOST_RUNS and 0 <= squares < math.inf:
-            scatters[group, metric] = Scatter(runs, freedom, squares)
+            scatters[FloorGroup(**row), metric] = Scatter(runs, freedom, squares)
     return scatters
 
 
 def of_other_studies(folder: Path, without: Collection[str] = ()) -> Scatters:
-    """Return what the other studies beside a study's folder showed; nothing where the file cannot
-    be read.
+    """Return what the other studies beside a study's folder showed, but those of `without`.
 
-    `without` are names of studies that are left out too.
+    Nothing where the file cannot be read.
     """
     folder = folder.absolute()
     try:
