@@ -1,5 +1,4 @@
-"""Names of cells for people: labels within a study, what tells cells apart, and names without what
-all share.
+"""Names of cells for people: labels within a study, what tells cells apart, and short names.
 
 Nothing decides by a name; keys decide (Runs.key), names are made last.
 """
@@ -10,7 +9,7 @@ import dataclasses
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from analysis.study import provenance
@@ -32,15 +31,15 @@ OPTIMIZER = "optimizer.name"  # its other settings follow from it
 KIND = ("model.name", "strategy.name", "benchmark.name", "hosts", "gpus")
 UNTOUCHED = "default"  # what a cell has of a setting that it leaves alone and another cell changes
 NOT_IN_NAMES = ("repeat", "labels", "declared", "places")
-# Options whose value says what it is, and those with a word before it.
+# Options whose value says what it is, and those with another word before it.
 BARE_VALUES = (
-    "model.name",
-    "strategy.name",
-    "optimizer.name",
-    "precision",
-    "optimize",
     "benchmark.name",
     "device",
+    "model.name",
+    "optimize",
+    "optimizer.name",
+    "precision",
+    "strategy.name",
 )
 WORDS = {
     "batch_size": "batch",
@@ -51,22 +50,19 @@ WORDS = {
 _GPU = re.compile(r"\bGPU(?=s?\b)")
 
 
+# Labels within a study
+
+
 def label(study: Study, runs: Runs, without: Sequence[str] = ()) -> str:
-    """Return a label with only what varies in the study; if nothing varies, model · strategy, or
-    the benchmark.
-    """
+    """Return a label with only what varies in the study; else model · strategy, or the benchmark."""
     words = parts(study, runs, without)
-    if words:
-        return BETWEEN.join(words)
-    if not runs.trains:
-        return str(runs.cell.benchmark["name"])
-    return f"{runs.cell.model.name}{BETWEEN}{runs.strategy}"
+    if not words and runs.trains:
+        words = [runs.cell.model.name, runs.strategy]
+    return BETWEEN.join(words) or str(runs.cell.benchmark["name"])
 
 
 def parts(study: Study, runs: Runs, without: Sequence[str] = ()) -> list[str]:
-    """Return the parts of a label: the options in which runs differ from others of the study, then
-    where they ran.
-    """
+    """Return the parts of a label: what was asked otherwise than of others, then where runs ran."""
     words = []
     for name in study.naming_options_of(runs, without):
         words.append(format_option(name, runs.request[name]))
@@ -77,20 +73,15 @@ def parts(study: Study, runs: Runs, without: Sequence[str] = ()) -> list[str]:
 
 
 def side_label(study: Study, runs: Runs, differing: Sequence[str], difference: str) -> str:
-    """Return the label of one cell of a comparison: its GPUs, its label, and the NCCL setting that
-    it left alone.
-    """
+    """Return the label of one cell of a comparison, with the NCCL setting that it left alone."""
+    words = [label(study, runs)]
     if differing[0].startswith(NCCL) and differing[0] not in runs.request:
         words = [*parts(study, runs), f"{difference.removeprefix('NCCL_')} untouched"]
-    else:
-        words = [label(study, runs)]
     return BETWEEN.join([gpu_list(runs.gpus), *words])
 
 
 def format_option(name: str, value: str) -> str:
-    """Return one option of a request for people: `compile`, `batch 256`, `P2P_LEVEL=LOC`,
-    `comm_hook=bf16`.
-    """
+    """Return one option of a request for people: `compile`, `batch 256`, `comm_hook=bf16`."""
     if name in WORDS:
         return f"{WORDS[name]} {value.strip('[]')}"
     if name in BARE_VALUES:
@@ -110,25 +101,20 @@ def format_option(name: str, value: str) -> str:
     return f"{name.rpartition('.')[2].removeprefix('NCCL_')}={value}"
 
 
-def gpu_ids(gpus: Sequence[Member]) -> str:
-    """Return `0,3`, in rank order; with hosts `a · 0,3`, `a+b · 2 × 0,3`, or `a:0,b:3` where the
-    hosts have other GPUs.
+# GPUs and what is counted
+
+
+def gpu_ids(gpus: Sequence[Member], word: str = "") -> str:
+    """Return `0,3`, in rank order; with hosts `a · 0,3`, `a+b · 2 × 0,3`, or `a:0,b:3`.
+
+    `word` stands before the ids.
     """
-    return _on_hosts(gpus, "")
-
-
-def gpu_list(gpus: Sequence[Member]) -> str:
-    """Return `gpus 0,3`, with hosts `a+b · 2 × gpus 0,3`."""
-    return _on_hosts(gpus, "gpus ")
-
-
-def _on_hosts(gpus: Sequence[Member], word: str) -> str:
     hosts: dict[str, list[str]] = {}
     for gpu in gpus:
         host, _, device = str(gpu).rpartition(":")
         hosts.setdefault(host, []).append(device)
     ids = [",".join(devices) for devices in hosts.values()]
-    if len(set(ids)) > 1:
+    if len(set(ids)) > 1:  # the hosts have other GPUs
         return word + ",".join(map(str, gpus))
     if not ids or "" in hosts:
         return word + "".join(ids)
@@ -136,10 +122,13 @@ def _on_hosts(gpus: Sequence[Member], word: str) -> str:
     return f"{compress_hosts([*hosts])}{BETWEEN}{times}{word}{ids[0]}"
 
 
+def gpu_list(gpus: Sequence[Member]) -> str:
+    """Return `gpus 0,3`, with hosts `a+b · 2 × gpus 0,3`."""
+    return gpu_ids(gpus, "gpus ")
+
+
 def unit(device: str) -> str:
-    """Return what one member of a subset is called: a GPU, or a CPU worker of a machine without
-    GPUs.
-    """
+    """Return what one member of a subset is called: a GPU, or a CPU worker."""
     return "GPU" if device == "cuda" else "CPU worker"
 
 
@@ -167,22 +156,21 @@ def unit_of_cells(cells: Iterable[Cell]) -> str:
 
 
 def ran_alone(study: Study) -> bool:
-    """Return whether every cell was asked for on one GPU: then nothing scales, and nothing goes
-    over links.
-    """
+    """Return whether every cell was asked for on one GPU: nothing scales or goes over links."""
     return all(record.cell.world_size == 1 for record in (*study.records, *study.replaced))
 
 
 def things_of(*studies: Study) -> str:
-    """Return what the cells of studies count: images, or samples where a model trains on something
-    else.
-    """
+    """Return what cells count: images, or samples where a model trains on something else."""
     return counted(record.cell for study in studies for record in study.records)
 
 
+# What tells cells apart
+
+
 def varying(cells: Sequence[Cell]) -> list[dict[str, str]]:
-    """Return for each cell what tells it from the others, {option: value}; repeats of a cell are
-    not told apart.
+    """Return for each cell what tells it from the others, {option: value}; repeats are not told
+    apart.
 
     First what of KIND differs, then every other option in which cells with the same KIND differ. An
     option that follows from the model or the GPUs is left out.
@@ -225,9 +213,7 @@ def _options(cell: Cell) -> dict[str, str]:
 
 
 def with_what_differs(cells: Sequence[Cell]) -> list[Cell]:
-    """Return the cells with labels for every option in which they differ, so that no two have the
-    same name.
-    """
+    """Return the cells with labels for every option in which they differ: no two have one name."""
     labelled = []
     for cell, options in zip(cells, varying(cells), strict=True):
         labels = list(cell.labels)
@@ -236,6 +222,14 @@ def with_what_differs(cells: Sequence[Cell]) -> list[Cell]:
                 labels.append(format_option(name, value))
         labelled.append(dataclasses.replace(cell, labels=tuple(dict.fromkeys(labels))))
     return labelled
+
+
+def run_name(record: Record) -> str:
+    """Return the record's name, and which of several measurements of the cell it is."""
+    return BETWEEN.join([record.name, *record.run_suffixes])
+
+
+# Short names
 
 
 def spoken(name: str) -> str:
@@ -247,30 +241,20 @@ def spoken(name: str) -> str:
 def short_names(names: Iterable[str]) -> dict[str, str]:
     """Return {name: name without the parts that all names share}; a single name stays whole."""
     listed = list(names)
-    shared = _shared(set(listed))
+    shared = shared_name(listed).split(BETWEEN)
     short = {}
     for name in listed:
-        short[name] = (
-            BETWEEN.join(part for part in name.split(BETWEEN) if part not in shared) or name
-        )
+        rest = [part for part in name.split(BETWEEN) if part not in shared]
+        short[name] = BETWEEN.join(rest) or name
     return short
 
 
 def shared_name(names: Iterable[str]) -> str:
-    """Return the parts that all names share; empty where there is one name, or none that they
-    share.
-    """
-    different = list(dict.fromkeys(names))
-    shared = _shared(different)
-    if not shared:
+    """Return the parts that all names share; empty where there is one name, or none is shared."""
+    split = [name.split(BETWEEN) for name in dict.fromkeys(names)]
+    if len(split) < 2:
         return ""
-    return BETWEEN.join(part for part in different[0].split(BETWEEN) if part in shared)
-
-
-def _shared(names: Collection[str]) -> set[str]:
-    if len(names) < 2:
-        return set()
-    return set.intersection(*(set(name.split(BETWEEN)) for name in names))
+    return BETWEEN.join(part for part in split[0] if all(part in parts for parts in split))
 
 
 def legend_names(names: Sequence[str], length: int) -> dict[str, str]:
@@ -284,14 +268,9 @@ def legend_names(names: Sequence[str], length: int) -> dict[str, str]:
     for name in parts:
         for part in sorted(dict.fromkeys(parts[name]), key=lambda part: -shared[part]):
             shorter = [each for each in parts[name] if each != part]
-            taken = [split for other, split in parts.items() if other != name]
+            taken = [split for key, split in parts.items() if key != name]
             if len(BETWEEN.join(parts[name])) > length and shorter and shorter not in taken:
                 parts[name] = shorter
     whole = {name: BETWEEN.join(split) for name, split in parts.items()}
     cut = {name: single_line(text, length) for name, text in whole.items()}
     return cut if len(set(cut.values())) == len(cut) else whole
-
-
-def run_name(record: Record) -> str:
-    """Return the record's name, and which of several measurements of the cell it is."""
-    return BETWEEN.join([record.name, *record.run_suffixes])

@@ -1,4 +1,4 @@
-"""Every metric that a record may hold, once: its name, title, unit, decimals, which way is better, and its column.
+"""Every metric that a record may hold, once: name, title, unit, digits, which way is better, column.
 
 The terminal, MLflow and the report print a metric by its entry here; REFERENCE.md lists each. A
 benchmark or strategy of the user's own may log other names: `metric` gives them an entry made from
@@ -12,6 +12,7 @@ import functools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from benchmarks.record.record import OLDEST_SCHEMA
 
@@ -28,6 +29,9 @@ UNITS = {
     "_ratio": "%",
     "_efficiency": "%",
 }
+# Digits behind the point; other units have three significant digits.
+DECIMALS = dict.fromkeys(("images", "tokens", "runs", "iterations", "bytes", "updates"), 0)
+DECIMALS |= {"MHz": 0, "W": 0, "°C": 0, "%": 1}
 
 
 @dataclass(frozen=True)
@@ -38,252 +42,196 @@ class Metric:
     title: str  # a few words; the part of the name before the slash says what they are about
     unit: str = ""
     less_is_better: bool | None = None  # None: neither way is better
-    decimals: int | None = None  # None: three significant digits, and all digits of whole thousands
+    decimals: int | None = None  # None: three significant digits, and all of whole thousands
     column: str = ""  # heading of its column where cells are listed; empty: it has none
     signed: bool = False  # a difference: it may be 0 or less, and its scatter is no share of it
-    first: bool = False  # shown for a benchmark without columns, if its YAML names no metric that is `compared`
-    since: int = OLDEST_SCHEMA  # the schema version from which records have it: `verify` misses it in no older one
+    first: bool = False  # shown for a benchmark without columns whose YAML names no `compared`
+    since: int = OLDEST_SCHEMA  # the schema version from which records have it, for `verify`
 
     def of(self, counted: str) -> "Metric":
-        """Return the entry in the words of what cells count (conf.cell.counted): a model of tokens has samples, no images."""
-        told = {
-            name: getattr(self, name).replace("images", counted)
-            for name in ("title", "unit", "column")
-        }
-        return replace(self, **told)
+        """Return the entry in the words of what cells count: a model of tokens has samples."""
+        return replace(
+            self,
+            title=self.title.replace("images", counted),
+            unit=self.unit.replace("images", counted),
+            column=self.column.replace("images", counted),
+        )
 
 
-def _lower_is_better(name: str, title: str, unit: str, **more: object) -> Metric:
-    return Metric(name, title, unit, True, **more)  # type: ignore[arg-type]
+def _plain(name: str, title: str, unit: str | None = None, **more: Any) -> Metric:
+    """Return an entry; without a unit it is that of the name's ending, and digits are the unit's."""
+    if unit is None:
+        unit = _unit_of(name)[1]
+    return Metric(name, title, unit, **{"decimals": DECIMALS.get(unit), **more})
 
 
-def _higher_is_better(name: str, title: str, unit: str, **more: object) -> Metric:
-    return Metric(name, title, unit, False, **more)  # type: ignore[arg-type]
+def _less(name: str, title: str, unit: str | None = None, **more: Any) -> Metric:
+    return _plain(name, title, unit, less_is_better=True, **more)
+
+
+def _more(name: str, title: str, unit: str | None = None, **more: Any) -> Metric:
+    return _plain(name, title, unit, less_is_better=False, **more)
+
+
+def _unit_of(name: str) -> tuple[str, str]:
+    """Return the ending of a name that says a unit, and the unit; empty where none does."""
+    label = name.rpartition("/")[2]
+    for ending, unit in UNITS.items():
+        if f"_{label}".endswith(ending):
+            return ending, unit
+    return "", ""
 
 
 # In the order in which they are shown.
 _TABLE = (
-    _higher_is_better(
-        "throughput/images_per_second", "images per second", "images/s", column="images/s"
-    ),
-    Metric(
+    _more("throughput/images_per_second", "images per second", "images/s", column="images/s"),
+    _plain(
         "throughput/ci_low",
         "images per second, low end of the 95 % interval for the next run",
         "images/s",
     ),
-    Metric(
+    _plain(
         "throughput/ci_high",
         "images per second, high end of the 95 % interval for the next run",
         "images/s",
     ),
-    Metric(
-        "throughput/ci_runs", "runs of equal cells that this interval rests on", "runs", decimals=0
-    ),
-    _higher_is_better(
+    _plain("throughput/ci_runs", "runs of equal cells that this interval rests on", "runs"),
+    _more(
         "throughput/images_per_second_per_gpu",
         "images per second and GPU",
         "images/s",
         column="per GPU",
     ),
-    Metric("throughput/images", "images that were counted", "images", decimals=0),
-    _higher_is_better(
-        "throughput/tokens_per_second", "tokens per second", "tokens/s", column="tokens/s"
-    ),
-    Metric("throughput/tokens", "tokens that were counted", "tokens", decimals=0),
-    Metric("throughput/seconds", "time of the slowest rank", "s"),
+    _plain("throughput/images", "images that were counted", "images"),
+    _more("throughput/tokens_per_second", "tokens per second", "tokens/s", column="tokens/s"),
+    _plain("throughput/tokens", "tokens that were counted", "tokens"),
+    _plain("throughput/seconds", "time of the slowest rank"),
     # Said before the cell was measured (predict=auto): no run of it scatters, and neither way is
     # better.
-    Metric("predicted/step_ms", "step, as forecast", "ms", since=6),
-    Metric(
+    _plain("predicted/step_ms", "step, as forecast", since=6),
+    _plain(
         "predicted/step_ms_low", "step, as forecast: low end of the 90 % interval", "ms", since=6
     ),
-    Metric(
+    _plain(
         "predicted/step_ms_high", "step, as forecast: high end of the 90 % interval", "ms", since=6
     ),
-    Metric(
+    _plain(
         "predicted/images_per_second",
         "images per second, as forecast",
         "images/s",
         column="predicted",
         since=6,
     ),
-    Metric("predicted/efficiency", "efficiency, as forecast", "%", decimals=1, since=6),
-    Metric(
-        "predicted/exposed_ms", "exposed communication, as forecast", "ms", signed=True, since=6
+    _plain("predicted/efficiency", "efficiency, as forecast", since=6),
+    _plain("predicted/exposed_ms", "exposed communication, as forecast", signed=True, since=6),
+    _plain("predicted/null_step_ms", "step, as the null model has it", since=6),
+    _plain("prediction/error", "measured step against its forecast", "%", signed=True, since=6),
+    _more("scaling/efficiency", "efficiency", column="efficiency"),
+    _more("scaling/node_efficiency", "efficiency against whole hosts"),
+    _more("scaling/efficiency_at_equal_clocks", "efficiency at equal clocks", "%"),
+    _less("data/cost_share", "share of a step that the loader costs", column="data", signed=True),
+    _less("data/cost_ms", "cost of the loader in a step", signed=True),
+    _less("data/wait_ms", "host's wait for the loader in a step"),
+    _less("comm/exchange_ms", "exchange alone", column="exchange ms"),
+    _more("comm/ideal_ratio", "share of the reference", column="of reference speed"),
+    _more("comm/algbw_gb_per_s", "algbw of the exchange, all buckets together"),
+    _more(
+        "comm/busbw_gb_per_s", "busbw of the exchange, all buckets together", column="exchange GB/s"
     ),
-    Metric("predicted/null_step_ms", "step, as the null model has it", "ms", since=6),
-    Metric(
-        "prediction/error",
-        "measured step against its forecast",
-        "%",
-        decimals=1,
-        signed=True,
-        since=6,
+    _less("strategy/cost_ms", "cost of the strategy in a step", column="cost ms", signed=True),
+    _less("comm/exposed_ms", "exposed communication", column="exposed ms", signed=True),
+    _more(
+        "comm/hidden_share", "share of the exchange that compute hides", decimals=0, column="hidden"
     ),
-    _higher_is_better("scaling/efficiency", "efficiency", "%", decimals=1, column="efficiency"),
-    _higher_is_better("scaling/node_efficiency", "efficiency against whole hosts", "%", decimals=1),
-    _higher_is_better(
-        "scaling/efficiency_at_equal_clocks", "efficiency at equal clocks", "%", decimals=1
-    ),
-    _lower_is_better(
-        "data/cost_share",
-        "share of a step that the loader costs",
-        "%",
-        decimals=1,
-        column="data",
-        signed=True,
-    ),
-    _lower_is_better("data/cost_ms", "cost of the loader in a step", "ms", signed=True),
-    _lower_is_better("data/wait_ms", "host's wait for the loader in a step", "ms"),
-    _lower_is_better("comm/exchange_ms", "exchange alone", "ms", column="exchange ms"),
-    _higher_is_better(
-        "comm/ideal_ratio", "share of the reference", "%", decimals=1, column="of reference speed"
-    ),
-    _higher_is_better("comm/algbw_gb_per_s", "algbw of the exchange, all buckets together", "GB/s"),
-    _higher_is_better(
-        "comm/busbw_gb_per_s",
-        "busbw of the exchange, all buckets together",
-        "GB/s",
-        column="exchange GB/s",
-    ),
-    _lower_is_better(
-        "strategy/cost_ms", "cost of the strategy in a step", "ms", column="cost ms", signed=True
-    ),
-    _lower_is_better(
-        "comm/exposed_ms", "exposed communication", "ms", column="exposed ms", signed=True
-    ),
-    _higher_is_better(
-        "comm/hidden_share",
-        "share of the exchange that compute hides",
-        "%",
-        decimals=0,
-        column="hidden",
-    ),
-    Metric("comm/ideal_ms", "time that the reference needs", "ms"),
-    _lower_is_better("comm/pipelined_ms", "exchange in a stream of exchanges", "ms"),
-    _higher_is_better(
-        "comm/pipelined_ratio", "share of the reference in a stream", "%", decimals=0
-    ),
-    Metric("comm/bytes_moved", "bytes that each rank sends", "bytes", decimals=0),
-    _lower_is_better("comm/error", "error of the first exchange", ""),
-    _lower_is_better("step/ms_median", "median step", "ms"),
-    _lower_is_better("step/ms_p95", "95th percentile of steps", "ms"),
-    _lower_is_better("step/launch_ms", "host time to enqueue a step", "ms"),
-    _lower_is_better("step/first_ms", "first step", "ms"),
-    Metric("step/iterations", "timed iterations", "iterations", decimals=0),
-    Metric("warmup/iterations", "warm-up iterations", "iterations", decimals=0),
-    _lower_is_better("ranks/spread", "slowest rank against the fastest", "%", decimals=1),
-    _lower_is_better("gpu/busy_ms", "device time of a step", "ms"),
-    _lower_is_better("gpu/idle_share", "idle share of a step", "%", decimals=1),
-    Metric("gpu/sm_mhz", "clock", "MHz", decimals=0),
-    Metric("gpu/power_w", "power", "W", decimals=0),
-    Metric("gpu/temperature_c", "temperature", "°C", decimals=0),
-    Metric("gpu/power_capped_share", "share of samples at the power cap", "%", decimals=1),
-    Metric("reference/<way>_ms", "time that a reference needs", "ms"),
-    _lower_is_better("stage/<name>_ms", "one stage alone", "ms"),
-    _lower_is_better("staleness/mean", "mean staleness", "updates", decimals=2),
-    _lower_is_better("staleness/max", "largest staleness", "updates", decimals=0),
-    Metric("staleness/updates", "updates", "updates", decimals=0),
-    _lower_is_better("trace/comm_ms_per_step", "communication", "ms"),
-    _lower_is_better(
+    _plain("comm/ideal_ms", "time that the reference needs"),
+    _less("comm/pipelined_ms", "exchange in a stream of exchanges"),
+    _more("comm/pipelined_ratio", "share of the reference in a stream", decimals=0),
+    _plain("comm/bytes_moved", "bytes that each rank sends", "bytes"),
+    _less("comm/error", "error of the first exchange"),
+    _less("step/ms_median", "median step", "ms"),
+    _less("step/ms_p95", "95th percentile of steps", "ms"),
+    _less("step/launch_ms", "host time to enqueue a step"),
+    _less("step/first_ms", "first step"),
+    _plain("step/iterations", "timed iterations", "iterations"),
+    _plain("warmup/iterations", "warm-up iterations", "iterations"),
+    _less("ranks/spread", "slowest rank against the fastest", "%"),
+    _less("gpu/busy_ms", "device time of a step"),
+    _less("gpu/idle_share", "idle share of a step"),
+    _plain("gpu/sm_mhz", "clock", "MHz"),
+    _plain("gpu/power_w", "power", "W"),
+    _plain("gpu/temperature_c", "temperature", "°C"),
+    _plain("gpu/power_capped_share", "share of samples at the power cap"),
+    _plain("reference/<way>_ms", "time that a reference needs"),
+    _less("stage/<name>_ms", "one stage alone"),
+    _less("staleness/mean", "mean staleness", "updates", decimals=2),
+    _less("staleness/max", "largest staleness", "updates"),
+    _plain("staleness/updates", "updates", "updates"),
+    _less("trace/comm_ms_per_step", "communication"),
+    _less(
         "trace/exposed_ms_per_step",
         "exposed communication by the trace",
-        "ms",
         column="exposed by trace",
         signed=True,
     ),
-    _lower_is_better("trace/exposed_in_gaps_ms_per_step", "exposed in gaps between kernels", "ms"),
-    _higher_is_better("trace/overlapped_ms_per_step", "overlapped communication", "ms"),
-    _lower_is_better("trace/wait_ms_per_step", "waiting for the last rank", "ms", signed=True),
-    _lower_is_better("trace/{nccl|gloo}_avg_us", "mean call of a collective", "µs"),
-    _lower_is_better("trace/gpu_idle_share", "idle share of the traced time", "%", decimals=1),
-    _lower_is_better("trace/gap_us", "median pause between kernels", "µs"),
-    Metric(
-        "trace/exposed_disagreement_ms",
-        "trace minus difference",
-        "ms",
-        column="difference",
-        signed=True,
+    _less("trace/exposed_in_gaps_ms_per_step", "exposed in gaps between kernels"),
+    _more("trace/overlapped_ms_per_step", "overlapped communication"),
+    _less("trace/wait_ms_per_step", "waiting for the last rank", signed=True),
+    _less("trace/{nccl|gloo}_avg_us", "mean call of a collective"),
+    _less("trace/gpu_idle_share", "idle share of the traced time"),
+    _less("trace/gap_us", "median pause between kernels"),
+    _plain(
+        "trace/exposed_disagreement_ms", "trace minus difference", column="difference", signed=True
     ),
-    # Neither way is better: what a cell costs says nothing of what it measured, and has no noise
-    # floor.
-    Metric("cell/seconds", "wall time of the cell", "s", decimals=1),
-    Metric("cell/measuring_seconds", "time spent measuring", "s", decimals=1),
-    Metric("cell/overhead_ratio", "wall time for each second of measuring", "", decimals=2),
-    _higher_is_better("collectives/busbw_gb_per_s", "busbw", "GB/s"),
-    _higher_is_better("collectives/algbw_gb_per_s", "algbw", "GB/s"),
-    _higher_is_better("collectives/avg_busbw_gb_per_s", "average busbw", "GB/s"),
-    _higher_is_better(
-        "collectives/{out_of_place|in_place}_busbw_gb_per_s", "busbw of each size", "GB/s"
-    ),
-    _lower_is_better("collectives/latency_us", "latency", "µs"),
-    _lower_is_better("collectives/alpha_us", "α of the first piece", "µs"),
-    _higher_is_better("collectives/beta_gb_per_s", "β of the last piece", "GB/s"),
-    _lower_is_better("collectives/fit_rms_error", "error of the α–β line", "%", decimals=1),
-    _lower_is_better("jacobi/seconds", "solve", "s"),
-    _higher_is_better("jacobi/efficiency", "efficiency", "%", decimals=1),
-    _higher_is_better("jacobi/speedup", "speed-up", "", decimals=2),
-    _lower_is_better("jacobi/one_gpu_seconds", "solve on one GPU", "s"),
-    _lower_is_better("jacobi/solve_seconds", "each solve", "s"),
-    _lower_is_better("jacobi/one_gpu_solve_seconds", "each solve on one GPU", "s"),
-    Metric("jacobi/iterations", "iterations", "iterations", decimals=0),
-    Metric("jacobi/norm", "last norm", ""),
-    _higher_is_better("jacobi/stencil_gb_per_s", "stencil", "GB/s"),
-    _higher_is_better("jacobi/copy_gb_per_s", "copy of the grid", "GB/s"),
-    _higher_is_better("jacobi/copy_share", "stencil against copy", "%", decimals=1),
-    _higher_is_better("p2p/unidirectional_enabled_gb_per_s", "copy one way", "GB/s", first=True),
-    _higher_is_better(
-        "p2p/unidirectional_disabled_gb_per_s",
-        "copy one way without peer access",
-        "GB/s",
-        first=True,
-    ),
-    _higher_is_better("p2p/bidirectional_enabled_gb_per_s", "copies both ways", "GB/s"),
-    _higher_is_better(
-        "p2p/bidirectional_disabled_gb_per_s", "copies both ways without peer access", "GB/s"
-    ),
-    _higher_is_better("p2p/{unidirectional|bidirectional}_enabled_reads_gb_per_s", "reads", "GB/s"),
-    _higher_is_better(
+    # What a cell costs says nothing of what it measured, and has no noise floor.
+    _plain("cell/seconds", "wall time of the cell", decimals=1),
+    _plain("cell/measuring_seconds", "time spent measuring", decimals=1),
+    _plain("cell/overhead_ratio", "wall time for each second of measuring", "", decimals=2),
+    _more("collectives/busbw_gb_per_s", "busbw"),
+    _more("collectives/algbw_gb_per_s", "algbw"),
+    _more("collectives/avg_busbw_gb_per_s", "average busbw"),
+    _more("collectives/{out_of_place|in_place}_busbw_gb_per_s", "busbw of each size"),
+    _less("collectives/latency_us", "latency"),
+    _less("collectives/alpha_us", "α of the first piece"),
+    _more("collectives/beta_gb_per_s", "β of the last piece"),
+    _less("collectives/fit_rms_error", "error of the α–β line", "%"),
+    _less("jacobi/seconds", "solve"),
+    _more("jacobi/efficiency", "efficiency"),
+    _more("jacobi/speedup", "speed-up", decimals=2),
+    _less("jacobi/one_gpu_seconds", "solve on one GPU"),
+    _less("jacobi/solve_seconds", "each solve"),
+    _less("jacobi/one_gpu_solve_seconds", "each solve on one GPU"),
+    _plain("jacobi/iterations", "iterations", "iterations"),
+    _plain("jacobi/norm", "last norm"),
+    _more("jacobi/stencil_gb_per_s", "stencil"),
+    _more("jacobi/copy_gb_per_s", "copy of the grid"),
+    _more("jacobi/copy_share", "stencil against copy"),
+    _more("p2p/unidirectional_enabled_gb_per_s", "copy one way", first=True),
+    _more("p2p/unidirectional_disabled_gb_per_s", "copy one way without peer access", first=True),
+    _more("p2p/bidirectional_enabled_gb_per_s", "copies both ways"),
+    _more("p2p/bidirectional_disabled_gb_per_s", "copies both ways without peer access"),
+    _more("p2p/{unidirectional|bidirectional}_enabled_reads_gb_per_s", "reads"),
+    _more(
         "p2p/{unidirectional|bidirectional}_{enabled|disabled|enabled_reads}_least_gb_per_s",
         "slowest pair",
-        "GB/s",
     ),
-    _lower_is_better(
-        "p2p/latency_{gpu|cpu}_{enabled|disabled|enabled_reads}_us", "latency of a copy", "µs"
-    ),
-    _lower_is_better(
-        "p2p/latency_{gpu|cpu}_{enabled|disabled|enabled_reads}_most_us", "slowest pair", "µs"
-    ),
-    _higher_is_better(
+    _less("p2p/latency_{gpu|cpu}_{enabled|disabled|enabled_reads}_us", "latency of a copy"),
+    _less("p2p/latency_{gpu|cpu}_{enabled|disabled|enabled_reads}_most_us", "slowest pair"),
+    _more(
         "p2p/local_{unidirectional|bidirectional}_{enabled|disabled|enabled_reads}_gb_per_s",
         "copy within one GPU",
-        "GB/s",
         first=True,
     ),
-    _lower_is_better(
-        "p2p/local_latency_{gpu|cpu}_{enabled|disabled|enabled_reads}_us",
-        "latency within one GPU",
-        "µs",
+    _less(
+        "p2p/local_latency_{gpu|cpu}_{enabled|disabled|enabled_reads}_us", "latency within one GPU"
     ),
-    _lower_is_better(
-        "p2p/{bandwidth|latency_gpu|latency_cpu}_spread_share",
-        "spread of the repeats",
-        "%",
-        decimals=1,
-    ),
-    _higher_is_better("p2p/{matching|one_to_all|all_to_one}_gb_per_s", "copies at once", "GB/s"),
-    _higher_is_better(
-        "p2p/{matching|one_to_all|all_to_one}_share", "kept of the rate alone", "%", decimals=1
-    ),
-    _higher_is_better("host_link/all_both_gb_per_s", "both ways, all at once", "GB/s", first=True),
-    _higher_is_better("host_link/one_both_gb_per_s", "both ways, one alone", "GB/s", first=True),
-    _higher_is_better(
-        "host_link/{one|all}_host_{copy|add}_gb_per_s", "host memory", "GB/s", first=True
-    ),
-    _higher_is_better("host_link/{one|all}_{to_device|to_host}_gb_per_s", "pinned memory", "GB/s"),
-    _higher_is_better(
-        "host_link/{one|all}_pageable_{to_device|to_host|both}_gb_per_s", "pageable memory", "GB/s"
-    ),
+    _less("p2p/{bandwidth|latency_gpu|latency_cpu}_spread_share", "spread of the repeats"),
+    _more("p2p/{matching|one_to_all|all_to_one}_gb_per_s", "copies at once"),
+    _more("p2p/{matching|one_to_all|all_to_one}_share", "kept of the rate alone"),
+    _more("host_link/all_both_gb_per_s", "both ways, all at once", first=True),
+    _more("host_link/one_both_gb_per_s", "both ways, one alone", first=True),
+    _more("host_link/{one|all}_host_{copy|add}_gb_per_s", "host memory", first=True),
+    _more("host_link/{one|all}_{to_device|to_host}_gb_per_s", "pinned memory"),
+    _more("host_link/{one|all}_pageable_{to_device|to_host|both}_gb_per_s", "pageable memory"),
 )
 
 
@@ -294,38 +242,35 @@ COLUMNS = tuple(entry for entry in _TABLE if entry.column)
 
 
 @functools.cache
-def _patterns() -> list[tuple[re.Pattern[str], Metric]]:
+def _patterns() -> dict[re.Pattern[str], Metric]:
     """Return a pattern for each entry whose name has several forms."""
-    several = [one for one in METRICS.values() if re.search(r"[{<]", one.name)]
-    return [
-        (
-            re.compile(
-                re.sub(r"<\w+>", "[a-z0-9_]+", one.name).replace("{", "(").replace("}", ")")
-            ),
-            one,
-        )
-        for one in several
-    ]
+    patterns = {}
+    for name, entry in METRICS.items():
+        if re.search(r"[{<]", name):
+            text = re.sub(r"<\w+>", "[a-z0-9_]+", name).replace("{", "(").replace("}", ")")
+            patterns[re.compile(text)] = entry
+    return patterns
 
 
 def known(name: str) -> Metric | None:
     """Return the table's entry for a metric; None where it has none."""
     if name in METRICS:
         return METRICS[name]
-    return next((one for pattern, one in _patterns() if pattern.fullmatch(name)), None)
+    for pattern, entry in _patterns().items():
+        if pattern.fullmatch(name):
+            return entry
+    return None
 
 
 @functools.cache
 def metric(name: str) -> Metric:
     """Return the entry of a metric; one made from the name where the table has none."""
-    if entry := known(name):
+    entry = known(name)
+    if entry is not None:
         return entry
-    label = name.rpartition("/")[2]
-    ending = next((ending for ending in UNITS if f"_{label}".endswith(ending)), "")
-    words = label.removesuffix(ending).replace("_", " ")
-    return Metric(
-        name, words, UNITS.get(ending, ""), decimals=2 if UNITS.get(ending) == "%" else None
-    )
+    ending, unit = _unit_of(name)
+    words = name.rpartition("/")[2].removesuffix(ending).replace("_", " ")
+    return Metric(name, words, unit, decimals=2 if unit == "%" else None)
 
 
 @functools.cache
@@ -336,7 +281,7 @@ def place(name: str) -> int:
 
 
 def since(part: str, name: str) -> int:
-    """Return the schema version from which a part of a record (metrics, tables, …) may have an entry of this name."""
+    """Return the schema version from which a part of a record may have an entry of this name."""
     if part in ("metrics", "within_run", "series"):
         return metric(name).since
     return TABLES_SINCE.get(name, OLDEST_SCHEMA) if part == "tables" else OLDEST_SCHEMA
@@ -345,6 +290,6 @@ def since(part: str, name: str) -> int:
 def interval(
     name: str, within_run: Mapping[str, Mapping[str, float]]
 ) -> tuple[float, float] | None:
-    """Return the ends of a metric's 95 % interval inside its run, of a record's `within_run`; None where it has not both."""
-    low, high = (within_run.get(name, {}).get(end) for end in ("low", "high"))
-    return None if low is None or high is None else (low, high)
+    """Return the ends of a metric's 95 % interval inside its run; None where it has not both."""
+    ends = within_run.get(name, {})
+    return (ends["low"], ends["high"]) if "low" in ends and "high" in ends else None
