@@ -1,4 +1,4 @@
-"""Values that are computed from the raw lines of a cell's ranks, and how a computation picks its lines.
+"""Values that are computed from the raw lines of a cell's ranks, and how these lines are picked.
 
 A benchmark has one function `derive(lines, cell) -> Derived` without torch, which its YAML names
 (`code: {derive: …}`). The launching process calls it when it makes the record, and `python -m
@@ -15,14 +15,13 @@ from conf.targets import locate_without_torch
 
 Line = Mapping[str, Any]
 RankLines = Mapping[int, Sequence[Line]]  # what each rank wrote, in its order
-WithinRun = dict[
-    str, dict[str, float]
-]  # {metric: its 95 % interval inside the run: low, high, and how it was found}
+# {metric: its 95 % interval inside the run: low, high, and how it was found}
+WithinRun = dict[str, dict[str, float]]
 FIELDS = ("metrics", "within_run", "series", "tables", "model", "checks")  # of a `result` line
 
 
 class IncompleteLines(ValueError):
-    """The lines of the ranks are not all that a finished measurement writes; the message names the rank and the lines."""
+    """Lines of a finished measurement are missing; the message names the rank and the lines."""
 
 
 @dataclass(frozen=True)
@@ -38,28 +37,23 @@ class Derived:
     within_run: WithinRun = field(default_factory=dict)
 
     def with_facts(self, result: Line) -> dict[str, Any]:
-        """Return FIELDS as the record has them: these values, and the facts of rank 0's `result` line."""
+        """Return FIELDS as the record has them: with the facts of rank 0's `result` line."""
         values: dict[str, Any] = {}
         for name in FIELDS:
             values[name] = {**getattr(self, name), **result.get(name, {})}
-        values["metrics"] = _floats(values["metrics"])
-        for name, interval in values["within_run"].items():
-            values["within_run"][name] = _floats(interval)
+        for numbers in (values["metrics"], *values["within_run"].values()):
+            for name, value in numbers.items():
+                numbers[name] = float(value)
         return values
-
-
-def _floats(values: Mapping[str, Any]) -> dict[str, float]:
-    return {name: float(value) for name, value in values.items()}
 
 
 Derive = Callable[[RankLines, Cell], Derived]
 
 
 def function_of(cell: Cell) -> Derive | None:
-    """Return the derive function that the YAML of a cell's benchmark names; None: its `result` line holds every value.
+    """Return the derive function that a benchmark's YAML names; None: its `result` line has all.
 
-    Raises:
-        Refused: it cannot be imported, or imports torch.
+    Raises Refused: it cannot be imported, or imports torch.
     """
     dotted = cell.declared.get("benchmark", {}).get("derive")
     if dotted is None:
@@ -69,11 +63,9 @@ def function_of(cell: Cell) -> Derive | None:
 
 
 def derived_values(lines: RankLines, cell: Cell) -> dict[str, Any] | None:
-    """Return FIELDS and `output` of a cell from the lines of its ranks; None where rank 0 wrote no `result` line.
+    """Return FIELDS and `output` of a cell; None where rank 0 wrote no `result` line.
 
-    Raises:
-        IncompleteLines: rank 0 came to its end, and lines are missing, or nothing can be derived
-        from them.
+    Raises IncompleteLines: lines are missing, or nothing can be derived from them.
     """
     result = result_line(lines)
     if result is None:
@@ -102,16 +94,11 @@ def derived_values(lines: RankLines, cell: Cell) -> dict[str, Any] | None:
     return values
 
 
-@dataclass(frozen=True)
-class Reported:
-    """What a rank or server said of itself."""
+def reported(lines: Sequence[Line]) -> tuple[dict[str, Any], dict[str, str]] | None:
+    """Return what a rank or server said of itself, as `Record.ranks` has it, and its versions.
 
-    facts: dict[str, Any]  # as `Record.ranks` has them
-    versions: dict[str, str]
-
-
-def reported(lines: Sequence[Line]) -> Reported | None:
-    """Return what a rank said of itself when it started, and whether it came to its end; None where it did not start."""
+    None where it did not start.
+    """
     start = next(iter(of_kind(lines, "start")), None)
     if start is None:
         return None
@@ -119,7 +106,7 @@ def reported(lines: Sequence[Line]) -> Reported | None:
     for name in ("kind", "time", "versions"):
         del facts[name]
     facts["done"] = bool(of_kind(lines, "done"))
-    return Reported(facts, start["versions"])
+    return facts, start["versions"]
 
 
 def result_line(lines: RankLines) -> Line | None:
@@ -128,7 +115,7 @@ def result_line(lines: RankLines) -> Line | None:
 
 
 def of_kind(lines: Iterable[Line], kind: str, has: str = "kind", **wanted: Any) -> list[Line]:
-    """Return the lines of one kind that have the field `has` and in which these fields have these values."""
+    """Return the lines of one kind that have the field `has`, and these values of fields."""
     chosen = []
     for line in lines:
         if line["kind"] != kind or has not in line:
@@ -139,10 +126,9 @@ def of_kind(lines: Iterable[Line], kind: str, has: str = "kind", **wanted: Any) 
 
 
 def together(lines: RankLines, kind: str, has: str = "kind", **wanted: Any) -> list[list[Line]]:
-    """Return, for every line of a kind that rank 0 wrote, the lines of all ranks with the same place among theirs.
+    """Return, for every line of a kind of rank 0, the lines of all ranks with the same place.
 
-    Raises:
-        IncompleteLines: a rank wrote another number of them.
+    Raises IncompleteLines: a rank wrote another number of them.
     """
     by_rank = [of_kind(lines[rank], kind, has, **wanted) for rank in sorted(lines)]
     for rank, own in enumerate(by_rank):
@@ -155,5 +141,5 @@ def together(lines: RankLines, kind: str, has: str = "kind", **wanted: Any) -> l
 
 
 def slowest(of_ranks: Iterable[Sequence[float]]) -> list[float]:
-    """Return the element-wise maximum over ranks: an iteration lasts as long as on its slowest rank."""
+    """Return the element-wise maximum over ranks: an iteration lasts as on its slowest rank."""
     return [max(column) for column in zip(*of_ranks, strict=True)]

@@ -1,4 +1,4 @@
-"""Complete a record from the files of its cell's folder. The launching process does so, and `verify` does it again.
+"""Complete a record from the files of its cell's folder: the launching process and `verify` do so.
 
 A value that every record should have is added here, and a row of METRICS says since which schema.
 """
@@ -20,10 +20,7 @@ INCOMPLETE = "the lines of the ranks are incomplete: "
 
 def lines_of_ranks(cell: Cell, folder: CellFolder) -> RankLines:
     """Return the lines of every rank of a cell."""
-    lines = {}
-    for rank in range(cell.world_size):
-        lines[rank] = list(read_lines(folder.rank_lines(rank)))
-    return lines
+    return {rank: list(read_lines(folder.rank_lines(rank))) for rank in range(cell.world_size)}
 
 
 def complete(
@@ -39,15 +36,27 @@ def complete(
     the study: they show whether an NCCL setting had an effect.
     A finished cell whose lines are incomplete becomes a failed one, without values of its lines.
     """
-    record, output = _with_lines(_with_reports(record, folder, lines), lines)
+    record = _with_reports(record, folder, lines)
+    output = ""
+    try:
+        values = as_read(derived_values(lines, record.cell) or {})
+    except (IncompleteLines, TypeError, ValueError) as error:
+        failure = record.failure or Failure("exception", None, f"{INCOMPLETE}{error}")
+        state = "failed" if record.state == "finished" else record.state
+        record = dataclasses.replace(record, state=state, failure=failure)
+    else:
+        output = values.get("output", "")
+        record = dataclasses.replace(record, **{name: values.get(name, {}) for name in FIELDS})
+    metrics, checks = summary(folder)
     cost = to_record(folder, lines, record.started_at, record.ended_at)
     if cost is not None:
         record = dataclasses.replace(record, tables=record.tables | cost.tables)
         if record.state == "finished":
-            record = dataclasses.replace(record, metrics=record.metrics | cost.metrics)
-    metrics, checks = summary(folder)
+            metrics = dict(cost.metrics) | metrics
     record = dataclasses.replace(
-        record, metrics=record.metrics | metrics, checks=record.checks | checks
+        record,
+        metrics=record.metrics | metrics,
+        checks=record.checks | checks,
     )
     record = dataclasses.replace(record, effective=observe(record, folder, known, folder_of))
     return with_forecast(record), output
@@ -62,26 +71,12 @@ def _with_reports(record: Record, folder: CellFolder, lines: RankLines) -> Recor
         report = reported(list(read_lines(folder.rank_lines(number))) if own is None else own)
         if report is None:
             continue
-        environment.setdefault("versions", report.versions)
+        facts, versions = report
+        environment.setdefault("versions", versions)
         if number < record.cell.world_size:
-            ranks.append(report.facts)
+            ranks.append(facts)
         else:
-            servers.append(report.facts)
+            servers.append(facts)
     if servers:
         environment["servers"] = servers
     return dataclasses.replace(record, environment=environment, ranks=ranks)
-
-
-def _with_lines(record: Record, lines: RankLines) -> tuple[Record, str]:
-    """Add what the benchmark's derive function makes of the lines of the ranks."""
-    try:
-        derived = derived_values(lines, record.cell)
-        values = as_read(derived or {})
-    except (IncompleteLines, TypeError, ValueError) as error:
-        failure = record.failure or Failure("exception", None, f"{INCOMPLETE}{error}")
-        state = "failed" if record.state == "finished" else record.state
-        return dataclasses.replace(record, state=state, failure=failure), ""
-    changes: dict[str, Any] = {}
-    for name in FIELDS:
-        changes[name] = values.get(name, {})
-    return dataclasses.replace(record, **changes), values.get("output", "")

@@ -2,8 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from analysis.cost import TABLE
 from analysis.errors import UnreadableInput
@@ -25,11 +24,10 @@ SAMPLED = ("gpu/sm_mhz", "gpu/power_w", "gpu/temperature_c", "gpu/power_capped_s
 
 
 class NotRecomputable(Exception):
-    """There is nothing to derive a record from, and nothing is missing; the message is the reason."""
+    """There is nothing to derive a record from, and nothing is missing; the message says why."""
 
 
-@dataclass
-class Rebuilt:
+class Rebuilt(NamedTuple):
     """A record as its files give it."""
 
     record: Record
@@ -43,17 +41,17 @@ def rebuilt(
     known: Sequence[Record],
     folder_of: Callable[[Record], CellFolder],
 ) -> Rebuilt:
-    """Return a record as its raw files give it. `known` are the records of its study that ended before it.
+    """Return a record as its raw files give it. `known` are the records of its study that ended
+    before it.
 
     Raises:
         IncompleteLines: lines are missing.
         NotRecomputable: there is nothing to derive it from.
     """
     lines = _lines(record, folder)
-    begun: dict[str, Any] = {}
     environment = dict(record.environment)
     environment.pop("versions", None)
-    begun["environment"] = environment
+    begun: dict[str, Any] = {"environment": environment}
     parts: tuple[str, ...] = (*FIELDS, "ranks", "effective", "validity")
     if folder.attempt.exists():
         begun = decoded(folder.attempt.read_bytes())
@@ -61,13 +59,44 @@ def rebuilt(
     own, _ = complete(dataclasses.replace(record, **begun), folder, lines, known, folder_of)
     if own.failure is not None and own.failure != record.failure:
         raise IncompleteLines(own.failure.message.removeprefix(INCOMPLETE))
-    made = Rebuilt(own, parts, set())
-    _keep_baselines(made, record)
-    _keep_lost_samples(made, record, folder)
-    _add_trace(made, record, folder)
-    _keep_effective(made, record, folder)
-    made.record = judged(made.record, limits_of(record))
-    return made
+    fields = {name: dict(getattr(own, name)) for name in ("metrics", "checks", "tables")}
+    # What rests on other records: `verify` compares it, with samples and without.
+    for part, names in (
+        ("metrics", OF_SEVERAL_RECORDS),
+        ("checks", (BASELINES, HOST_BASELINES, NOISE, COST_ALONE)),
+    ):
+        recorded = getattr(record, part)
+        fields[part] |= {name: recorded[name] for name in names if name in recorded}
+    unknown: set[str] = set()
+
+    def keep(part: str, names: Iterable[str]) -> None:
+        recorded = getattr(record, part)
+        for name in names:
+            fields[part].pop(name, None)
+            if name in recorded:
+                fields[part][name] = recorded[name]
+                unknown.add(f"{part} {name}")
+
+    # Samples of a host whose file is not here: the other hosts do not give what they said.
+    lost_gpus, lost_cpu = folder.lost_samples(record.raw_sha256)
+    if lost_gpus:
+        keep("metrics", SAMPLED)
+        keep("checks", ("gpu_samples",))
+    if lost_cpu:
+        keep("checks", ("cpu_samples",))
+    first = folder.gpu_samples
+    if TABLE in fields["tables"] and first.name in record.raw_sha256 and stored(first) is None:
+        keep("tables", (TABLE,))  # the samples tell when the GPUs had settled
+    if "trace" in record.tables:
+        trace = _trace(record, folder)
+        if trace is None:
+            keep("metrics", [name for name in record.metrics if name.startswith("trace/")])
+            keep("tables", ("trace",))
+        else:
+            fields["metrics"] |= trace[0]
+            fields["tables"]["trace"] = trace[1]
+    own = dataclasses.replace(own, **fields, effective=_effective(own, record, folder, unknown))
+    return Rebuilt(judged(own, limits_of(record)), parts, unknown)
 
 
 def _lines(record: Record, folder: CellFolder) -> RankLines:
@@ -89,35 +118,8 @@ def _lines(record: Record, folder: CellFolder) -> RankLines:
     return lines
 
 
-def _keep_baselines(made: Rebuilt, record: Record) -> None:
-    """Add what the record states against its baselines: `verify` compares it, with samples and without."""
-    metrics, checks = dict(made.record.metrics), dict(made.record.checks)
-    for name in OF_SEVERAL_RECORDS:
-        if name in record.metrics:
-            metrics[name] = record.metrics[name]
-    for name in (BASELINES, HOST_BASELINES, NOISE, COST_ALONE):
-        if name in record.checks:
-            checks[name] = record.checks[name]
-    made.record = dataclasses.replace(made.record, metrics=metrics, checks=checks)
-
-
-def _keep_lost_samples(made: Rebuilt, record: Record, folder: CellFolder) -> None:
-    """Leave as recorded what the samples of a host said whose file is not here: the other hosts do not give it."""
-    lost = folder.lost_samples(record.raw_sha256)
-    if lost.gpus:
-        _keep(made, record, "metrics", SAMPLED)
-        _keep(made, record, "checks", ("gpu_samples",))
-    if lost.cpu:
-        _keep(made, record, "checks", ("cpu_samples",))
-    first = folder.gpu_samples
-    if TABLE in made.record.tables and first.name in record.raw_sha256 and stored(first) is None:
-        _keep(made, record, "tables", (TABLE,))  # the samples tell when the GPUs had settled
-
-
-def _add_trace(made: Rebuilt, record: Record, folder: CellFolder) -> None:
-    """Add what the trace of a profiled pass says."""
-    if "trace" not in record.tables:
-        return
+def _trace(record: Record, folder: CellFolder) -> tuple[dict[str, float], dict[str, Any]] | None:
+    """Return what the trace of a profiled pass says; None where it is not here."""
     path = folder.profile.path
     if record.cell.profiler == "nsys":
         path /= "trace.sqlite.gz"
@@ -125,46 +127,28 @@ def _add_trace(made: Rebuilt, record: Record, folder: CellFolder) -> None:
     else:
         is_here = bool(find_raw(path, "rank*.json"))
     if not is_here:
-        _keep(
-            made, record, "metrics", [name for name in record.metrics if name.startswith("trace/")]
-        )
-        _keep(made, record, "tables", ("trace",))
-        return
+        return None
     try:
         trace = of_cell(read_trace(str(path)), len(record.cell.every_host))
     except UnreadableInput as error:
         raise IncompleteLines(f"the trace cannot be read: {error}") from None
     summary = summarize(within_steps(trace))
-    metrics = made.record.metrics | trace_metrics(summary)
-    tables = made.record.tables | {"trace": summary.to_json()}
-    made.record = dataclasses.replace(made.record, metrics=metrics, tables=tables)
+    return trace_metrics(summary), summary.to_json()
 
 
-def _keep_effective(made: Rebuilt, record: Record, folder: CellFolder) -> None:
-    """Leave as recorded what NCCL used where none of its logs is in the folder, and how the profiler was run."""
+def _effective(
+    own: Record, record: Record, folder: CellFolder, unknown: set[str]
+) -> dict[str, Any]:
+    """Return what NCCL used; without its logs as recorded. How a profiler ran is recorded only."""
     recorded = record.effective
     if record.cell.device == "cuda" and not folder.nccl_logs():
         if recorded:
-            made.unknown.add("effective")
-        made.record = dataclasses.replace(made.record, effective=recorded)
-        return
-    effective = dict(made.record.effective)
+            unknown.add("effective")
+        return recorded
+    effective = dict(own.effective)
     if "trace" in recorded:
         effective["trace"] = recorded["trace"]
     profiled = [result for result in recorded.get("findings", []) if result["code"] == PROFILED]
     if profiled:
         effective["findings"] = [*effective.get("findings", []), *profiled]
-    made.record = dataclasses.replace(made.record, effective=effective)
-
-
-def _keep(made: Rebuilt, record: Record, part: str, names: Iterable[str]) -> None:
-    """Leave values of a field of the record as recorded, and note their names."""
-    values = dict(getattr(made.record, part))
-    recorded = getattr(record, part)
-    for name in names:
-        values.pop(name, None)
-        if name in recorded:
-            values[name] = recorded[name]
-            made.unknown.add(f"{part} {name}")
-    changes: dict[str, Any] = {part: values}
-    made.record = dataclasses.replace(made.record, **changes)
+    return effective

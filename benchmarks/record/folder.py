@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO
 
 from benchmarks.record import safe_files
 
@@ -72,13 +72,6 @@ ARTIFACTS = (
 ASIDE = ".aside"
 # MLflow's folder in an output_dir, beside the studies. It holds a copy of every record.
 COPIES = "mlartifacts"
-
-
-class LostSamples(NamedTuple):
-    """Whether a file of samples of the GPUs, or of the CPU's load, is missing."""
-
-    gpus: bool
-    cpu: bool
 
 
 class _File:
@@ -174,15 +167,13 @@ class CellFolder:
                     highest = max(highest, int(number[1]))
         return range(highest + 1)
 
-    def lost_samples(self, recorded: Iterable[str]) -> LostSamples:
-        """Return whether samples of one machine, or of a recorded host, are missing here."""
+    def lost_samples(self, recorded: Iterable[str]) -> tuple[bool, bool]:
+        """Return whether samples of GPUs, and of CPUs, of a recorded host are missing here."""
         names = {"gpus.jsonl", "cpu.jsonl"}
         names |= {name for name in recorded if OF_HOST.fullmatch(name)}
         lost = [name for name in names if stored(self.path / name) is None]
-        return LostSamples(
-            any(name.startswith("gpus") for name in lost),
-            any(name.startswith("cpu") for name in lost),
-        )
+        gpus = any(name.startswith("gpus") for name in lost)
+        return gpus, any(name.startswith("cpu") for name in lost)
 
     def raw_files(self) -> list[Path]:
         """Return the paths of what the record's values are derived from."""
