@@ -24,9 +24,9 @@ from analysis.findings.scaling import log_speedup
 from analysis.findings.study_inputs import StudyInput
 from analysis.statistics.tests import significant
 from analysis.study.conditions import chosen_options, differing_names, request_of
-from analysis.study.draws import MEASURED, quantile
+from analysis.study.draws import MEASURED
 from analysis.study.estimates import Estimate, Member
-from analysis.study.intervals import LEVEL, WIDEST, of_median
+from analysis.study.intervals import LEVEL, WIDEST, of_median, quantile
 from analysis.study.names import BETWEEN, format_option, gpu_list
 from analysis.study.runs import Runs
 from analysis.study.study import OF_TRAINING, Study

@@ -22,9 +22,8 @@ from analysis.findings.links import transport_of
 from analysis.statistics.tests import NO_TURN, Flags, Floats, TurnModel, fitted, significant
 from analysis.study import names as labels
 from analysis.study.conditions import chosen_options
-from analysis.study.draws import quantile
 from analysis.study.estimates import Comparison, Estimate, Noise, SettingEffect
-from analysis.study.intervals import LEVEL, WIDEST
+from analysis.study.intervals import LEVEL, WIDEST, quantile
 from analysis.study.noise_floor import FEWEST
 from analysis.study.rates import Rate
 from analysis.study.runs import Runs, between_runs, grouped

@@ -19,9 +19,8 @@ from analysis.findings.baselines import EFFICIENCY, WITHOUT
 from analysis.findings.communication import COST, EXCHANGE, EXPOSED
 from analysis.study import names as labels
 from analysis.study.conditions import OF_LINKS, irrelevant_to_curves, is_among
-from analysis.study.draws import quantile
 from analysis.study.estimates import Communication, Estimate, Scaling, WireLine, WirePoint
-from analysis.study.intervals import LEVEL
+from analysis.study.intervals import LEVEL, quantile
 from analysis.study.runs import Runs
 from analysis.study.study import Study
 

@@ -12,7 +12,7 @@ NOT_REPORTED = "the ranks did not report it"
 MOST_NAMED = 4  # things that a sentence names
 
 
-class Outcome(NamedTuple):
+class CheckOutcome(NamedTuple):
     """Another result than passed or failed: a `finding`, or why nothing was judged."""
 
     severity: str  # unchecked, not applicable, finding
@@ -20,7 +20,7 @@ class Outcome(NamedTuple):
 
 
 # None or "": the record passes. A text says what is wrong, and goes into the check's sentence.
-Judgement = str | Outcome | None
+Judgement = str | CheckOutcome | None
 Judge = Callable[[Record, ValidityLimits], Judgement]
 
 
@@ -87,24 +87,24 @@ def limit(
     return Check(code, severity, sentence, meaning, judge)
 
 
-def unchecked(why: str) -> Outcome:
+def unchecked(why: str) -> CheckOutcome:
     """Return the outcome of a check that should have run and could not."""
-    return Outcome("unchecked", why)
+    return CheckOutcome("unchecked", why)
 
 
-def not_applicable(why: str) -> Outcome:
+def not_applicable(why: str) -> CheckOutcome:
     """Return the outcome of a check that has nothing to look at in such a cell."""
-    return Outcome("not applicable", why)
+    return CheckOutcome("not applicable", why)
 
 
-def unless_training(record: Record, why: str = NOT_REPORTED) -> Outcome:
+def unless_training(record: Record, why: str = NOT_REPORTED) -> CheckOutcome:
     """Return that a check of training steps could not run; only `throughput` has such steps."""
     if record.cell.benchmark["name"] == "throughput":
         return unchecked(why)
     return not_applicable("only benchmark=throughput has it")
 
 
-def unless_cpu(record: Record, why: str) -> Outcome:
+def unless_cpu(record: Record, why: str) -> CheckOutcome:
     """Return that a check of GPUs could not run; a CPU worker has none."""
     if record.cell.device == "cuda":
         return unchecked(why)

@@ -9,7 +9,7 @@ import dataclasses
 from typing import Any
 
 from analysis.validity import limits, results, surroundings
-from analysis.validity.check import Check, Outcome
+from analysis.validity.check import Check, CheckOutcome
 from benchmarks.record import VERDICTS, Record, Validity
 from conf.schema import ValidityLimits
 
@@ -109,8 +109,8 @@ def judge(record: Record, limits: ValidityLimits) -> Validity:
         outcome = check.judge(record, limits)
         if not outcome:
             continue
-        if not isinstance(outcome, Outcome):
-            outcome = Outcome(check.severity, outcome)
+        if not isinstance(outcome, CheckOutcome):
+            outcome = CheckOutcome(check.severity, outcome)
         severity, text = outcome
         severities.append(severity)
         if severity in sentences_of:

@@ -14,8 +14,8 @@ from analysis.study.provenance import (
     variables,
 )
 from analysis.validity.check import (
+    CheckOutcome,
     Judgement,
-    Outcome,
     check,
     list_some,
     not_applicable,
@@ -98,7 +98,7 @@ def clocks_differ(record: Record, limits: ValidityLimits) -> Judgement:
         f"the cell ran at {clock_mhz:,.0f} MHz, its baseline {baseline_mhz:,.0f} MHz; "
         f"at equal clocks the efficiency is {100 * at_equal:.1f} %"
     )
-    return Outcome("finding", text)
+    return CheckOutcome("finding", text)
 
 
 def _between_gpus(record: Record, phases: Phases, limits: ValidityLimits) -> Iterator[str]:

@@ -59,7 +59,9 @@ def rebuilt(
     own, _ = complete(dataclasses.replace(record, **begun), folder, lines, known, folder_of)
     if own.failure is not None and own.failure != record.failure:
         raise IncompleteLines(own.failure.message.removeprefix(INCOMPLETE))
-    fields = {name: dict(getattr(own, name)) for name in ("metrics", "checks", "tables")}
+    fields: dict[str, Any] = {
+        name: dict(getattr(own, name)) for name in ("metrics", "checks", "tables")
+    }
     # What rests on other records: `verify` compares it, with samples and without.
     for part, names in (
         ("metrics", OF_SEVERAL_RECORDS),
