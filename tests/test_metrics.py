@@ -35,7 +35,7 @@ def test_every_entry_is_whole_and_names_are_found_by_one_entry():
         "stage/all_at_once_ms",
         "p2p/latency_cpu_enabled_reads_most_us",
     ):
-        found = [one for pattern, one in metrics._patterns() if pattern.fullmatch(name)]
+        found = [one for pattern, one in metrics._patterns().items() if pattern.fullmatch(name)]
         assert len(found) == 1, (name, found)
     assert (
         metrics.known("reference/RING_ms") is None and metrics.known("p2p/made_up_gb_per_s") is None
