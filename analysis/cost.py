@@ -5,7 +5,7 @@ Parts are cut out by lines that rank 0 and the sampler of its GPUs wrote while t
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -20,7 +20,6 @@ SLACK_S = 0.1  # by which the parts may miss the wall time
 # Parts that are no phases of a rank.
 SETTLE = "settle"  # until the GPUs were idle and the first sample of them was taken
 SPAWN = "spawn"  # until the process of rank 0 had begun
-START = "start"  # until the first line of rank 0, where older lines do not tell more
 IMPORTS = "imports"
 CONTEXT = "context"  # until rank 0 had its GPU
 CONNECT = "connect"  # until the ranks had met
@@ -38,10 +37,7 @@ SAMPLES: Mapping[str, tuple[tuple[str, ...], float]] = {
     Kind.GRID_COPIES: (("seconds",), 1e3),
 }
 LONGEST_WINDOW_MS = 1e12
-NEED_WINDOW_MS = (
-    Kind.WINDOW,
-    Kind.P2P,
-)  # without `window_ms` the length of their window is not known
+NEED_WINDOW_MS = (Kind.WINDOW, Kind.P2P)  # without `window_ms` their length is not known
 
 
 @dataclass(frozen=True)
@@ -60,122 +56,84 @@ class CellCost:
     @property
     def metrics(self) -> dict[str, float]:
         """The metrics of a finished cell."""
-        values = {
-            SECONDS: self.total if self.total >= 0 else None,
-            MEASURING: self.measuring,
-            RATIO: self.ratio,
-        }
-        return {name: value for name, value in values.items() if value is not None}
+        values = {SECONDS: self.total} if self.total >= 0 else {}
+        if self.measuring is not None:
+            values[MEASURING] = self.measuring
+        if self.ratio is not None:
+            values[RATIO] = self.ratio
+        return values
 
     @property
     def tables(self) -> dict[str, Any]:
         """The table of a record."""
-        return {
-            TABLE: {
-                "rows": [{"part": part, "seconds": seconds} for part, seconds in self.parts.items()]
-            }
-        }
-
-
-def from_lines(
-    folder: CellFolder, lines: RankLines, started_at: float, ended_at: float
-) -> CellCost:
-    """Return the cost of a cell from its raw files: lines of ranks and samples of GPUs."""
-    first_rank = lines.get(0, ())
-    if not first_rank:
-        return CellCost(ended_at - started_at, {}, measuring_seconds(lines))
-    before = (
-        line["time"] for line in read_lines(folder.gpu_samples) if line["kind"] == Kind.BEFORE
-    )
-    return CellCost(
-        ended_at - started_at,
-        parts(first_rank, next(before, None), started_at, ended_at),
-        measuring_seconds(lines),
-    )
+        rows = [{"part": part, "seconds": seconds} for part, seconds in self.parts.items()]
+        return {TABLE: {"rows": rows}}
 
 
 def to_record(
     folder: CellFolder, lines: RankLines, started_at: float, ended_at: float
 ) -> CellCost | None:
-    """Return the cost that the record of a cell states.
+    """Return the cost that the record of a cell states, from lines of ranks and samples of GPUs.
 
     None where its lines do not have every part.
     """
-    if not has_every_part(lines.get(0, ())):
+    first_rank = lines.get(0, ())
+    if not any("began" in line for line in of_kind(first_rank, Kind.START)):
         return None
-    return from_lines(folder, lines, started_at, ended_at)
+    settled_at = None
+    for line in read_lines(folder.gpu_samples):
+        if line["kind"] == Kind.BEFORE:
+            settled_at = line["time"]
+            break
+    own = parts(first_rank, settled_at, started_at, ended_at)
+    return CellCost(ended_at - started_at, own, measuring_seconds(lines))
 
 
-def from_record(record: Record) -> CellCost | None:
-    """Return the cost that a record states.
-
-    None where it states none, or parts that do not add up.
-    """
-    if TABLE not in record.tables:
-        return None
+def from_record(record: Record) -> CellCost:
+    """Return the cost that a record states; without parts where they do not add up."""
     total = record.ended_at - record.started_at
-    seconds = {row["part"]: float(row["seconds"]) for row in record.tables[TABLE]["rows"]}
-    if not all(0 <= value < math.inf for value in seconds.values()):
-        return None
-    if abs(sum(seconds.values()) - total) > SLACK_S:
-        return None
+    rows = record.tables.get(TABLE, {"rows": []})["rows"]
+    seconds = {row["part"]: float(row["seconds"]) for row in rows}
+    adds_up = abs(sum(seconds.values()) - total) <= SLACK_S
+    if not adds_up or not all(0 <= value < math.inf for value in seconds.values()):
+        return CellCost(total, {}, None)
     measuring = record.metrics.get(MEASURING)
     if measuring is not None and not 0 < measuring < math.inf:
         measuring = None
     return CellCost(total, seconds, measuring)
 
 
-def has_every_part(lines: Sequence[Line]) -> bool:
-    """Return whether rank 0 wrote everything that the parts are cut out by."""
-    return any("began" in line for line in of_kind(lines, Kind.START))
-
-
 def parts(
     lines: Sequence[Line], settled_at: float | None, started_at: float, ended_at: float
 ) -> dict[str, float]:
-    """Return {part: seconds} of a cell from the lines of its rank 0.
+    """Return {part: seconds} of a cell from the lines of its rank 0, the first of which is START.
 
     They add up to `ended_at` − `started_at`.
     Times are seconds since 1970. At `settled_at` the GPUs had been sampled for the first time.
     """
+    start = next(iter(of_kind(lines, Kind.START)))
+    began = start["began"]
+    begins = [(started_at, SPAWN)]
+    if settled_at is not None and settled_at <= began:
+        begins = [(started_at, SETTLE), (settled_at, SPAWN)]
+    if "imported" in start:
+        begins.append((began, IMPORTS))
+    if str(start.get("device", "")).startswith("cuda"):
+        begins.append((start.get("imported", began), CONTEXT))
+    begins.append((start["time"], CONNECT))
+    for line in lines:
+        if line["kind"] == Kind.PHASE and "phase" in line:
+            begins.append((line["time"], str(line["phase"])))
+        elif line["kind"] in (Kind.RESULT, Kind.ERROR):
+            begins.append((line["time"], EXIT))
     seconds: dict[str, float] = {}
-    moment, part = started_at, START
-    for until, following in (*_beginnings(lines, settled_at, started_at), (ended_at, "")):
+    moment = started_at
+    for (_, part), (until, _) in pairwise([*begins, (ended_at, "")]):
         until = min(max(until, moment), ended_at)
         if until > moment:
             seconds[part] = seconds.get(part, 0.0) + until - moment
-        moment, part = until, following
+        moment = until
     return seconds
-
-
-def _beginnings(
-    lines: Sequence[Line], settled_at: float | None, started_at: float
-) -> Iterator[tuple[float, str]]:
-    """Yield (time, part) for the begin of each part."""
-    start = next(iter(of_kind(lines, Kind.START)), None)
-    if start is None:
-        return
-    began = start.get("began")
-    if began is None:
-        first, until = START, start["time"]
-    else:
-        first, until = SPAWN, began
-    if settled_at is not None and settled_at <= until:
-        yield started_at, SETTLE
-        yield settled_at, first
-    else:
-        yield started_at, first
-    if began is not None:
-        if "imported" in start:
-            yield began, IMPORTS
-        if str(start.get("device", "")).startswith("cuda"):
-            yield start.get("imported", began), CONTEXT
-    yield start["time"], CONNECT
-    for line in lines:
-        if line["kind"] == Kind.PHASE and "phase" in line:
-            yield line["time"], str(line["phase"])
-        elif line["kind"] in (Kind.RESULT, Kind.ERROR):
-            yield line["time"], EXIT
 
 
 def measuring_seconds(lines: RankLines) -> float | None:
@@ -215,40 +173,17 @@ def _window_seconds(line: Line) -> float:
     length_ms = line.get("window_ms", line.get("host_ms"))
     if length_ms is None and line["kind"] in SAMPLES:
         names, ms_per_unit = SAMPLES[line["kind"]]
-        rows = line.get("rows")
-        holders = [line]
-        if isinstance(rows, list):
-            holders += [row for row in rows if isinstance(row, Mapping)]
-        length_ms = math.fsum(
-            ms_per_unit * _sum(holder.get(name)) for holder in holders for name in names
-        )
+        sums = []
+        for holder in (line, *(line.get("rows") or ())):
+            for name in names:
+                samples = holder.get(name, [])
+                if isinstance(samples, list) and all(map(_is_length, samples)):
+                    sums.append(ms_per_unit * math.fsum(samples))
+        length_ms = math.fsum(sums)
     return length_ms / 1e3 if _is_length(length_ms) else 0.0
 
 
-def _sum(values: Any) -> float:
-    """Return the sum of a list of numbers; 0 for anything else."""
-    if not isinstance(values, list) or not all(map(_is_length, values)):
-        return 0.0
-    return math.fsum(values)
-
-
 def _is_length(value: Any) -> bool:
-    return (
-        isinstance(value, int | float)
-        and not isinstance(value, bool)
-        and abs(value) < LONGEST_WINDOW_MS
-    )
-
-
-def merge_key_order(rows: Iterable[Mapping[str, float]]) -> list[str]:
-    """Return the keys of some rows, each behind those that precede it in its row."""
-    order: list[str] = []
-    for row in rows:
-        position = 0
-        for name in row:
-            if name in order:
-                position = order.index(name) + 1
-            else:
-                order.insert(position, name)
-                position += 1
-    return order
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) < LONGEST_WINDOW_MS

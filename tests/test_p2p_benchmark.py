@@ -24,8 +24,8 @@ from omegaconf import OmegaConf
 
 from analysis.__main__ import main
 from analysis.errors import UnreadableInput
-from analysis.native.heat_map import _readable, _shade
 from analysis.native.p2p import parse_p2p
+from analysis.report.heat_map import readable, shade
 from benchmarks.p2p import derive, measure
 from benchmarks.p2p import derive as tool_output
 from benchmarks.p2p.copies import (
@@ -446,10 +446,11 @@ def test_a_damaged_record_is_unreadable_or_has_numbers_of_its_own(undamaged, dat
 
 
 def test_shades_and_inks():
-    assert _shade(400, 100, 400, "GB/s") == 0 == _shade(2, 2, 20, "µs")  # the better end is dark
-    assert _shade(100, 100, 400, "GB/s") == 1 == _shade(20, 2, 20, "µs")
-    assert _shade(392, 390, 393, "GB/s") < 0.02  # noise is no contrast
-    assert [_readable(fill) for fill in ("#00224e", "#7d7c78", "#fee838")] == [
+    rates, times = (100, 400), (2, 20)
+    assert shade(400, rates, "GB/s") == 0 == shade(2, times, "µs")  # the better end is dark
+    assert shade(100, rates, "GB/s") == 1 == shade(20, times, "µs")
+    assert shade(392, (390, 393), "GB/s") < 0.02  # noise is no contrast
+    assert [readable(fill) for fill in ("#00224e", "#7d7c78", "#fee838")] == [
         "#ffffff",
         "#000000",
         "#000000",

@@ -15,6 +15,9 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from analysis.report.curves import Axis, DrawnCurve, curves_figure
+from analysis.report.explanations import loss
+from analysis.report.main_point import main_point
 from build import EVIL, REAL, make_record, record, study
 from pages import widths
 from simulate import Simulator, Truth
@@ -22,10 +25,7 @@ from simulate import Simulator, Truth
 from analysis.__main__ import main
 from analysis.findings.examine import findings_of
 from analysis.report.build import examine, report
-from analysis.report.curves import Axis, DrawnCurve, curves_figure
-from analysis.report.explanations import loss
 from analysis.report.figure import colours, style
-from analysis.report.main_point import main_point
 from analysis.report.numbers import estimate
 from analysis.report.page import PAGE_ROWS, POLICY, Report, markdown_page, page
 from analysis.report.section import Section

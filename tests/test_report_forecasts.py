@@ -14,8 +14,6 @@ from analysis.prediction.forecast import CONDITION, hold_out
 from analysis.prediction.recorded_forecast import about_forecasts
 from analysis.report.figure import style
 from analysis.report.sections.forecasts import forecasts, study_forecasts
-from analysis.report.sections.losses import OWN, CostParts, cost_figure, cost_parts
-from analysis.study.estimates import Estimate
 from analysis.study.study import Study, open_study
 from benchmarks.record import read_study
 

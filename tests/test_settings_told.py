@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
+from analysis.report.explanations import settings_sentences
+from analysis.report.main_point import main_point
 from simulate import Simulator, Truth
 
 from analysis.findings.examine import findings_of
-from analysis.report.explanations import settings_sentences
-from analysis.report.main_point import main_point
 from analysis.report.summary import sentences
 from analysis.study.study import Study, open_study
 

@@ -9,9 +9,10 @@
 The same records give the same bytes. The report names what a study cannot answer.
 """
 
+import contextlib
 import dataclasses
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -22,8 +23,9 @@ from analysis.gc_pause import gc_paused
 from analysis.report.figure import ON_PAGE, style
 from analysis.report.folder import PAGE, write_folder
 from analysis.report.page import Report, markdown_page, page, paper
-from analysis.report.section import Section, SectionFunction, first_records
+from analysis.report.section import Section, SectionFunction, words_of
 from analysis.report.sections import (
+    benchmarks,
     comparisons,
     conditions,
     links,
@@ -33,33 +35,29 @@ from analysis.report.sections import (
     scaling,
     trace,
 )
-from analysis.report.sections.benchmarks import ORDER
 from analysis.report.sections.forecasts import forecasts
 from analysis.report.sections.studies import studies
 from analysis.report.summary import SENTENCES, sentences
 from analysis.study.estimates import Findings
-from analysis.study.names import of_unit, unit_of
 from analysis.study.runs import named
 from analysis.study.study import Study, open_study
 from analysis.text import count, first_lines, join_words, sentence, single_line
 from analysis.verification.quick import QuickCheck
-from benchmarks.record import Record
 from conf.groups import choice
 from conf.options import Refused
 from conf.targets import locate_without_torch
 
-# The page from top to bottom. The sections of benchmarks stand between the two.
-FIRST_SECTIONS: tuple[SectionFunction, ...] = (
+BENCHMARKS = None  # their sections, which their YAML names
+# The page from top to bottom.
+SECTIONS: tuple[SectionFunction | None, ...] = (
     scaling.scaling,
     scaling.rates_by_option,
     losses.waterfall,
-    losses.cost_parts,
     links.links,
     links.wire_lines,
     forecasts,
     machine.machine,
-)
-LAST_SECTIONS: tuple[SectionFunction, ...] = (
+    BENCHMARKS,
     comparisons.settings,
     comparisons.strategies,
     trace.traces,
@@ -115,59 +113,71 @@ def examine_several(asked: Sequence[StudyPath], width: str = ON_PAGE) -> tuple[R
     """
     with gc_paused():
         check = QuickCheck()
-        by_folder = open_inputs(asked, check.marked)
-        sides = [side for of_folder in by_folder for side in of_folder]
+        sides = []
+        for of_folder in open_inputs(asked, check.marked):
+            sides += of_folder
         records = []
         for side in sides:
-            attempts = (*side.study.records, *side.study.replaced)
-            records += [dataclasses.replace(record, study=side.name) for record in attempts]
-        study = Study.of(records, by_study=True)
+            for record in (*side.study.records, *side.study.replaced):
+                records.append(dataclasses.replace(record, study=side.name))
         names = [side.name for side in sides]
         if len(names) > MOST_NAMES:
             names = [each.label or each.folder.resolve().name for each in asked]
         study = dataclasses.replace(
-            study, name=single_line(join_words(names), 200), compared=check.sentence()
+            Study.of(records, by_study=True),
+            name=single_line(join_words(names), 200),
+            compared=check.sentence(),
         )
         compared = {side.name: differences(sides[:1], [side]) for side in sides[1:]}
-        beside = studies(differing(sides)[0], sides, compared)
+        between = studies(differing(sides)[0], sides, compared)
         findings = findings_of(study)
         content = report_of(study, findings, width)
     first, *rest = content.finding
-    finding = (first, *beside.lines[: len(compared)][:2], *rest)[:SENTENCES]
-    return dataclasses.replace(
-        content, finding=finding, sections=(beside, *content.sections)
-    ), findings
+    finding = (first, *between.lines[: len(compared)][:2], *rest)[:SENTENCES]
+    sections = (between, *content.sections)
+    return dataclasses.replace(content, finding=finding, sections=sections), findings
 
 
 def default_folder(asked: Sequence[StudyPath]) -> Path:
     """Return where the report of several studies is written: beside the first of them."""
-    folders = [folder for each in asked for folder in studies_in(each.folder)]
+    folders = []
+    for each in asked:
+        folders += [folder.resolve() for folder in studies_in(each.folder)]
     first = asked[0].folder.resolve()
-    parent = first.parent if folders[0].resolve() == first else first
-    digest = hashlib.sha256(
-        "\n".join(str(folder.resolve()) for folder in folders).encode()
-    ).hexdigest()[:6]
+    parent = first.parent if folders[0] == first else first
+    digest = hashlib.sha256("\n".join(map(str, folders)).encode()).hexdigest()[:6]
     names = "-".join(each.folder.resolve().name for each in asked[:MOST_NAMES])
     return parent / f"report-{names}-{digest}"
 
 
 def report_of(study: Study, findings: Findings, width: str = ON_PAGE) -> Report:
     """Return the report of a study and of its findings."""
-    unit = unit_of(study)
-    unsaid = [of_unit(line, unit) for line in findings.unsaid] if study.trains else []
-    if study.unreadable:
-        unsaid.append(
-            f"{count(len(study.unreadable), 'file')} could not be read: {study.unreadable[0]}"
-        )
     with style(width):
         of_benchmarks = benchmark_sections(study, findings)
-        sections = _sections(study, findings, of_benchmarks.values())
+        sections: list[Section] = []
+        for function in SECTIONS:
+            if function is None:
+                sections += of_benchmarks.values()
+                continue
+            section = function(study, findings)
+            if section is not None:
+                sections.append(section)
+    by_anchor: dict[str, Section] = {}
+    for section in sections:
+        section = section.in_words_of(study)
+        if not section.is_empty:
+            before = by_anchor.get(section.anchor)
+            by_anchor[section.anchor] = before.joined(section) if before else section
+    unsaid = list(map(words_of(study), findings.unsaid)) if study.trains else []
+    if study.unreadable:
+        files = count(len(study.unreadable), "file")
+        unsaid.append(f"{files} could not be read: {study.unreadable[0]}")
     return Report(
         single_line(study.name),
         _setting(study),
         tuple(sentences(study, findings, of_benchmarks)),
         tuple(first_lines(sentence(single_line(line, 1000)) for line in unsaid)),
-        sections,
+        tuple(by_anchor.values()),
     )
 
 
@@ -178,58 +188,31 @@ def _setting(study: Study) -> str:
     days = []
     for at in (study.records[0].started_at, study.records[-1].ended_at):
         days.append(datetime.fromtimestamp(at, timezone.utc).strftime("%Y-%m-%d"))
-    runs, usable = len(study.records), len(study.usable)
-    used = count(runs, "run")
-    if usable < runs:
-        used += f", {usable:,} of them usable"
+    used = count(len(study.records), "run")
+    if len(study.usable) < len(study.records):
+        used += f", {len(study.usable):,} of them usable"
     return single_line(f"{used} · {' to '.join(dict.fromkeys(days))} (UTC)", 600)
 
 
-def _sections(
-    study: Study, findings: Findings, of_benchmarks: Iterable[Section]
-) -> tuple[Section, ...]:
-    """Return the sections of a report in their order, without empty ones."""
-    unit = unit_of(study)
-
-    def made(functions: Sequence[SectionFunction]) -> list[Section]:
-        sections = []
-        for function in functions:
-            section = function(study, findings)
-            if section is not None:
-                sections.append(section.translated(lambda text: of_unit(text, unit)))
-        return sections
-
-    by_anchor: dict[str, Section] = {}
-    for section in (*made(FIRST_SECTIONS), *of_benchmarks, *made(LAST_SECTIONS)):
-        if not section.is_empty:
-            before = by_anchor.get(section.anchor)
-            by_anchor[section.anchor] = before.joined(section) if before else section
-    return tuple(by_anchor.values())
-
-
 def benchmark_sections(study: Study, findings: Findings) -> dict[str, Section]:
-    """Return {benchmark: its section}: Ringside's, then others in the order of their runs."""
-    first = first_records(study.records)
+    """Return {benchmark: its section}: Ringside's, then others in the order of their runs.
+
+    The YAML of this installation names the function that makes it, and where that has no such
+    benchmark the record.
+    """
+    dotted_names: dict[str, str] = dict.fromkeys(benchmarks.ORDER, "")
+    for record in study.records:
+        benchmark = named(record, "benchmark")
+        if not dotted_names.get(benchmark):
+            dotted = record.cell.declared.get("benchmark", {}).get("section")
+            with contextlib.suppress(Refused):  # a benchmark that is not in this installation
+                dotted = choice("benchmark", benchmark).code.get("section") or dotted
+            dotted_names[benchmark] = str(dotted or "")
     sections = {}
-    for benchmark in dict.fromkeys((*ORDER, *first)):
-        dotted = _dotted_name(first[benchmark]) if benchmark in first else ""
+    for benchmark, dotted in dotted_names.items():
         if dotted:
             sections[benchmark] = _benchmark_section(benchmark, dotted, study, findings)
     return sections
-
-
-def _dotted_name(record: Record) -> str:
-    """Return the function that makes the section of a record's benchmark; empty where it has none.
-
-    The YAML of this installation names it, and where that has no such benchmark the record.
-    """
-    declared = record.cell.declared.get("benchmark", {}).get("section")
-    try:
-        return str(
-            choice("benchmark", named(record, "benchmark")).code.get("section") or declared or ""
-        )
-    except Refused:  # a benchmark that is not in this installation
-        return str(declared or "")
 
 
 def _benchmark_section(benchmark: str, dotted: str, study: Study, findings: Findings) -> Section:
@@ -257,10 +240,10 @@ def write(content: Report, folder: Path) -> Path:
         OSError: the folder cannot be written, or holds something else than a report.
     """
     files = {"report.md": markdown_page(content).encode(), "paper.tex": paper(content).encode()}
+    for table in content.tables:
+        files[f"tables/{table.name}.csv"] = table.to_csv().encode()
+        files[f"tables/{table.name}.tex"] = table.to_latex().encode()
     for section in content.sections:
-        for table in section.tables:
-            files[f"tables/{table.name}.csv"] = table.to_csv().encode()
-            files[f"tables/{table.name}.tex"] = table.to_latex().encode()
         for figure in section.figures:
             files[f"figures/{figure.name}.svg"] = figure.svg.encode()
             if figure.pdf:

@@ -55,10 +55,14 @@ def cell_numbers(record: Record, of_several: Mapping[str, float]) -> dict[str, s
         texts[PREDICTED] = f"{texts.get(PREDICTED, ABSENT)}, {forecast.compared}"
     texts[MARGIN] = margin(values)
     texts[RESULT] = first_number(record, values)
-    texts[TRANSPORT] = transport(record)
-    return {
-        column: texts[column] for column in COLUMNS if texts.get(column, "") not in ("", ABSENT)
-    }
+    # What NCCL really used: `P2P/CUMEM over NV18, 24 channels`.
+    used, channels = record.effective.get("transport"), record.effective.get("channels")
+    texts[TRANSPORT] = f"{used}, {channels} channels" if used and channels else str(used or "")
+    known = {}
+    for column in COLUMNS:
+        if texts.get(column, "") not in ("", ABSENT):
+            known[column] = texts[column]
+    return known
 
 
 def heading(column: str, things: str, unit: str) -> str:
@@ -74,13 +78,13 @@ def with_unit(column: str, text: str, things: str = "images", units: str = "GPUs
         return f"predicted {text}"
     if column == MARGIN and text != ONE_RUN:
         return f"±{text} {WORDS}"
-    entry = next((entry for entry in metrics.COLUMNS if entry.column == column), None)
-    if entry is None:
-        return text
-    unit = "" if entry.unit == "%" else entry.of(things).unit
-    words = of_unit(entry.of(things).column.removesuffix(unit).strip(), units)
-    value, against, members = text.partition(f" {AGAINST} ")
-    return " ".join(filter(None, (value, unit, words, against.strip(), members)))
+    for entry in metrics.COLUMNS:
+        if entry.column == column:
+            unit = "" if entry.unit == "%" else entry.of(things).unit
+            words = of_unit(entry.of(things).column.removesuffix(unit).strip(), units)
+            value, against, members = text.partition(f" {AGAINST} ")
+            return " ".join(filter(None, (value, unit, words, against.strip(), members)))
+    return text
 
 
 def margin(values: Mapping[str, float]) -> str:
@@ -91,9 +95,7 @@ def margin(values: Mapping[str, float]) -> str:
     if not ends or not math.isfinite(ends[1] - ends[0]):
         return ONE_RUN
     half = (ends[1] - ends[0]) / 2 / rate
-    if 0 <= half < LEAST_MARGIN:
-        return f"<0.01{THIN}%"
-    return number(half, "share")
+    return f"<0.01{THIN}%" if 0 <= half < LEAST_MARGIN else number(half, "share")
 
 
 def about_margins(values: Iterable[Mapping[str, float]]) -> str:
@@ -115,7 +117,7 @@ def about_reference(shown: Container[str]) -> str:
 def first_number(record: Record, values: Mapping[str, float]) -> str:
     """Return the number that says most of a cell whose metrics have no column.
 
-    `p95 54.2 ms (53.9 to 54.6 for the next run)`.
+    `overhead 0.12 % (−0.05 to 0.30 for the next run)`.
     """
     name = first_metric(record)
     if name is None:
@@ -147,13 +149,4 @@ def first_metric(record: Record) -> str | None:
             own.append(name)
         elif entry.first:
             marked.append(name)
-    marked.sort(key=metrics.place)
-    return next(iter([*marked, *own]), None)
-
-
-def transport(record: Record) -> str:
-    """Return what NCCL really used: `P2P/CUMEM over NV18, 24 channels`; empty without its log."""
-    used, channels = record.effective.get("transport"), record.effective.get("channels")
-    if used and channels:
-        return f"{used}, {channels} channels"
-    return str(used or "")
+    return next(iter([*sorted(marked, key=metrics.place), *own]), None)

@@ -1,11 +1,13 @@
-"""The charts of a report but for curves: rows of dots, bars, waterfalls, scatters, heat maps.
+"""The charts of a report: curves, rows of dots, waterfalls, scatters (heat maps: heat_map.py).
 
-A section gives values and words; a chart draws them and saves the figure with its data.
+A section gives values and words; a chart draws them and saves the figure with its numbers.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from statistics import median
 from textwrap import fill
 from typing import Any
 
@@ -24,12 +26,82 @@ from analysis.report.figure import (
     figure_width,
     for_width,
 )
-from analysis.report.table import Table
+from analysis.report.numbers import NumberFormat, number
+from analysis.report.table import numbers_table
 from analysis.study.estimates import Estimate
+from analysis.study.names import legend_names
 from analysis.text import count, single_line
 
-LEGEND: Any = {"frameon": False, "fontsize": TEXT_PT, "handlelength": 1.6, "columnspacing": 1.2}
 ROW_IN, ROW_LENGTH, MOST_ROWS = 0.4, 66, 20  # height, characters of a label, rows of a figure
+WATERFALL_LENGTH = 34  # characters of a part's name
+SOLID = "-"
+DASHED = (0, (4, 3))
+DASHES: Any = (
+    SOLID, (0, (5, 1.6)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)), (0, (3, 1)), (0, (8, 2)),
+)  # fmt: skip
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "h")
+LEGEND_LENGTH, LEAST_LEGEND_LENGTH = 24, 18  # characters on the page, and at least
+DODGE_PT, MOST_DODGE_PT = 5.0, 12.0  # between the intervals of neighbouring curves, and in all
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis of a figure."""
+
+    label: str
+    key: str = ""  # of its numbers in the figure's CSV
+    kind: str | NumberFormat = "number"  # of its values
+    ticks: Mapping[float, str] = field(default_factory=dict)  # empty: matplotlib's
+    base: int = 0  # of its logarithm; 0: linear
+    from_zero: bool = False
+    shown: tuple[float, ...] = ()  # besides the points'; each has a dashed line
+
+
+@dataclass(frozen=True)
+class DrawnCurve:
+    """A curve of a figure and its look."""
+
+    label: str
+    points: Sequence[tuple[float, Estimate, bool]]  # x, y, and whether a check doubts it
+    colour: str
+    marker: str = "o"
+    ideal: Sequence[tuple[float, float]] = ()  # a dashed line
+    end: str = ""  # the text at the end of a curve that is alone; empty: its last value
+
+
+@dataclass(frozen=True)
+class DotRow:
+    """A dot with its interval, with its name above it on the left and a number on the right."""
+
+    label: str
+    right: str
+    dot: Estimate
+    colour: str
+    marker: str = "o"
+    band: float = 0.0  # half the width of a band around 0
+
+
+@dataclass(frozen=True)
+class WaterfallStep:
+    """A row of a waterfall: a level, or a step down to the next one."""
+
+    name: str
+    level: Estimate | None = None
+    lost: Estimate | None = None
+    text: str = ""
+    colour: str = HIGHLIGHT
+    hatch: str = ""
+    pale: bool = False  # not told apart from 0
+
+
+@dataclass(frozen=True)
+class ScatterPoint:
+    """A point of a scatter."""
+
+    x: float
+    y: float
+    label: str
+    weight: float  # points with more weight are named first
 
 
 def truncation_note(everything: Sequence[object], most: int, noun: str, file: str) -> str:
@@ -46,7 +118,7 @@ def new_axes(height_in: float, width_in: float | None = None) -> tuple[Any, Any]
     return figure, figure.add_subplot()
 
 
-def curve_height(height_in: float) -> float:
+def _curve_height(height_in: float) -> float:
     """Scale the height of a figure of curves from the page to the current width."""
     return float(height_in * (figure_width() / WIDTHS_IN[ON_PAGE]) ** 0.6)
 
@@ -69,279 +141,247 @@ def window(estimates: Iterable[Estimate], values: Iterable[float] = ()) -> tuple
     return low - margin, high + margin
 
 
-@dataclass(frozen=True)
-class DotRow:
-    """A row of dots, with its name above it on the left and a number on the right."""
-
-    label: str
-    right: str
-    dots: Sequence[Estimate]
-    colour: str
-    marker: str = "o"
-    strokes: Sequence[float] = ()  # what limits the dots
-    band: float = 0.0  # half the width of a band around 0
+def _draw_interval(axes: Any, estimate: Estimate, y: float, colour: str, width: float) -> None:
+    """Draw a horizontal interval, where it is known."""
+    if estimate.low is not None and estimate.high is not None:
+        axes.plot([estimate.low, estimate.high], [y, y], color=colour, lw=width, zorder=3)
 
 
-def rows_figure(
+# ---- Curves ---------------------------------------------------------------------------------------
+
+
+def curves_figure(
     name: str,
     caption: str,
-    rows: Sequence[DotRow],
-    label: str,
-    data: Table,
-    format_tick: Any,
-    from_zero: bool = False,
-    around_zero: bool = False,
+    curves: Sequence[DrawnCurve],
+    x: Axis,
+    y: Axis,
+    closing: str = "",
+    dodge: bool = False,
 ) -> Figure:
-    """Return values with their intervals, a row for each.
+    """Return curves with the intervals of their points, each with its name at its end.
+
+    `caption` is followed by a note where a linear axis does not begin at 0, then by `closing`.
+    `dodge` moves curves sideways, so that their intervals do not cover each other.
+    """
+    figure, axes = new_axes(_curve_height(2.9))
+    for value in y.shown:
+        axes.axhline(value, color=MUTED, lw=0.9, ls=DASHED, zorder=1)
+    apart = min(DODGE_PT, MOST_DODGE_PT / max(1, len(curves) - 1)) if dodge else 0.0
+    ends, rows = [], []
+    positions: set[float] = set()
+    for index, curve in enumerate(curves):
+        if curve.ideal:
+            axes.plot(*zip(*curve.ideal, strict=True), color=MUTED, lw=0.9, ls=DASHED, zorder=1)
+        ends.append(_draw_curve(axes, curve, index, apart * (index - (len(curves) - 1) / 2)))
+        positions.update(position for position, _ in curve.ideal)
+        for position, estimate, _ in curve.points:
+            positions.add(position)
+            rows.append((curve.label, position, estimate))
+    _scale_x(axes, x, sorted(positions))
+    _scale_y(axes, y, curves)
+    _name_curves(axes, curves, ends, y)
+    if not (y.base or y.from_zero) and axes.get_ylim()[0] > 0:
+        caption += " The axis does not begin at 0."
+    data = numbers_table(("curve", x.key, y.key), rows)
+    return as_figure(figure, name, f"{caption} {closing}".strip(), data)
+
+
+def _draw_curve(axes: Any, curve: DrawnCurve, index: int, aside_pt: float) -> float:
+    """Draw a curve's points, intervals and the line through the medians of each x.
+
+    Return the y of its end.
+    """
+    from matplotlib.transforms import offset_copy
+
+    moved: dict[str, Any] = {"color": curve.colour}
+    if aside_pt:
+        moved["transform"] = offset_copy(axes.transData, axes.figure, x=aside_pt, units="points")
+    by_x: dict[float, list[float]] = defaultdict(list)
+    for at, estimate, is_doubtful in curve.points:
+        by_x[at].append(estimate.value)
+        if estimate.low is not None and estimate.high is not None:
+            axes.vlines(at, estimate.low, estimate.high, lw=1.1, zorder=2, **moved)
+        face = PAPER if is_doubtful else curve.colour
+        look = {"markerfacecolor": face, "markeredgewidth": 1.2, "linestyle": "none"}
+        axes.plot(at, estimate.value, marker=curve.marker, zorder=3, **look, **moved)
+    xs = sorted(by_x)
+    ys = [median(by_x[at]) for at in xs]
+    axes.plot(xs, ys, ls=DASHES[index % len(DASHES)], zorder=2, **moved)
+    return ys[-1]
+
+
+def _scale_x(axes: Any, x: Axis, values: Sequence[float]) -> None:
+    # Dodged curves are not where matplotlib thinks that they are.
+    low, high = values[0], values[-1]
+    if x.base:
+        axes.set_xscale("log", base=x.base)
+        room = max(0.05 * math.log2(high / low), 0.2)
+        axes.set_xlim(low / 2**room, high * 2**room)
+        axes.minorticks_off()
+    else:
+        room = 0.05 * (high - low) or 1
+        axes.set_xlim(low - room, high + room)
+    if x.ticks:
+        axes.set_xticks([*x.ticks], [*x.ticks.values()])
+    axes.set_xlabel(x.label, color=INK)
+    axes.grid(axis="x", visible=False)
+
+
+def _scale_y(axes: Any, y: Axis, curves: Sequence[DrawnCurve]) -> None:
+    axes.set_ylabel(y.label, color=INK)
+    axes.tick_params(length=0)
+    axes.spines["left"].set_visible(False)
+    if y.base:
+        axes.set_yscale("log", base=y.base)
+        axes.minorticks_off()
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:.9f}".rstrip("0").rstrip("."))
+        return
+    estimates, lines = [], list(y.shown)
+    for curve in curves:
+        estimates += [estimate for _, estimate, _ in curve.points]
+        lines += [value for _, value in curve.ideal]
+    low, high = window(estimates, lines)
+    if y.from_zero:
+        axes.set_ylim(0, high)
+    else:
+        room = max(0.005, 0.1 * (high - low))
+        axes.set_ylim(max(0.0, low - room), high + room)
+    if y.kind == "share":
+        decimals = 0 if axes.get_ylim()[1] - axes.get_ylim()[0] > 0.06 else 1
+        # A tick says its value with one decimal.
+        axes.locator_params(axis="y", nbins=7, steps=(1, 2, 5, 10))
+        axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.{decimals}f} %")
+    else:
+        axes.yaxis.set_major_formatter(_tick)
+
+
+def _tick(value: float, _: int = 0) -> str:
+    return f"{value:,.0f}" if value >= 10 or not value else f"{value:g}"
+
+
+def _name_curves(axes: Any, curves: Sequence[DrawnCurve], ends: Sequence[float], y: Axis) -> None:
+    """Write the last value at the end of a single curve.
+
+    Name several in the order of their ends.
+    """
+    from matplotlib.lines import Line2D
+
+    if len(curves) == 1:
+        text = curves[0].end or number(ends[0], y.kind)
+        outside: Any = {"xycoords": ("axes fraction", "data"), "annotation_clip": False}
+        axes.annotate(text, (1.03, ends[0]), va="center", color=curves[0].colour, **outside)
+        return
+    names = [single_line(curve.label) for curve in curves]
+    words = legend_names(names, max(LEAST_LEGEND_LENGTH, for_width(LEGEND_LENGTH)))
+    lines = []
+    for index in sorted(range(len(curves)), key=lambda index: -ends[index]):
+        curve = curves[index]
+        look: Any = {"color": curve.colour, "ls": DASHES[index % len(DASHES)], "lw": 1.4}
+        label = words[names[index]]
+        lines.append(Line2D([], [], marker=curve.marker, markersize=3.5, label=label, **look))
+    look = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5), "labelcolor": "linecolor"}
+    axes.legend(handles=lines, frameon=False, fontsize=TEXT_PT, handlelength=1.6, **look)
+
+
+# ---- Rows of dots ---------------------------------------------------------------------------------
+
+
+def rows_figure(name: str, caption: str, rows: Sequence[DotRow], x: Axis) -> Figure:
+    """Return values around 0 with their intervals, a row for each.
 
     Long labels stand above their rows and take no width.
     """
-    figure, axes = _rows(len(rows))
-    for y, row in enumerate(rows):
-        if row.band:
-            axes.barh(y + 0.08, 2 * row.band, left=-row.band, height=0.34, color=RULE, zorder=1)
-        if around_zero:
-            axes.plot([0, 0], [y - 0.09, y + 0.25], color=MUTED, lw=0.9, zorder=1)
-        for dot in row.dots:
-            if dot.low is not None and dot.high is not None:
-                axes.plot([dot.low, dot.high], [y + 0.08] * 2, color=row.colour, lw=1.6, zorder=2)
-        values = [dot.value for dot in row.dots]
-        axes.plot(
-            values, [y + 0.08] * len(values), row.marker, color=row.colour, alpha=0.85, zorder=3
-        )
-        look = {"color": INK, "markersize": 9, "markeredgewidth": 1.4}
-        axes.plot(row.strokes, [y + 0.08] * len(row.strokes), "|", zorder=2, **look)
-        _label_row(axes, y, row.label, row.right)
-    if from_zero:
-        axes.set_xlim(0, 1.04 * axes.get_xlim()[1])
-    else:
-        others = [end for row in rows for end in (-row.band, row.band)] if around_zero else []
-        axes.set_xlim(*window((dot for row in rows for dot in row.dots), others))
-    axes.set_xlabel(label)
-    axes.locator_params(axis="x", nbins=6)
-    axes.xaxis.set_major_formatter(lambda value, _: format_tick(value))
-    return as_figure(figure, name, caption, data)
-
-
-def _rows(rows: int) -> tuple[Any, Any]:
-    """Return a figure whose rows have room for a label above them."""
-    figure, axes = new_axes(0.55 + ROW_IN * rows)
-    axes.set_ylim(rows - 0.3, -0.75)
+    figure, axes = new_axes(0.55 + ROW_IN * len(rows))
+    axes.set_ylim(len(rows) - 0.3, -0.75)
     axes.set_yticks([])
-    _strip(axes)
     axes.grid(visible=False)
-    at = [y + 0.08 for y in range(rows)]
-    axes.hlines(at, 0, 1, transform=axes.get_yaxis_transform(), color=RULE, lw=0.7, zorder=0)
-    return figure, axes
+    ends, data = [], []
+    for index, row in enumerate(rows):
+        y = index + 0.08
+        axes.axhline(y, color=RULE, lw=0.7, zorder=0)
+        if row.band:
+            axes.barh(y, 2 * row.band, left=-row.band, height=0.34, color=RULE, zorder=1)
+        axes.plot([0, 0], [y - 0.17, y + 0.17], color=MUTED, lw=0.9, zorder=1)
+        _draw_interval(axes, row.dot, y, row.colour, 1.6)
+        axes.plot(row.dot.value, y, row.marker, color=row.colour, zorder=4)
+        at = {"transform": axes.get_yaxis_transform(), "va": "center", "fontsize": TEXT_PT}
+        label = single_line(row.label, max(16, for_width(ROW_LENGTH) - len(row.right)))
+        axes.text(0.0, index - 0.3, label, **at)
+        axes.text(1.0, index - 0.3, row.right, ha="right", color=MUTED, **at)
+        ends += [-row.band, row.band]
+        data.append((row.label, row.dot, row.band))
+    axes.set_xlim(*window((row.dot for row in rows), ends))
+    _strip(axes, x.label)
+    axes.locator_params(axis="x", nbins=6)
+    axes.xaxis.set_major_formatter(lambda value, _: number(value, x.kind) if value else "0")
+    return as_figure(figure, name, caption, numbers_table(("row", x.key, "noise_floor"), data))
 
 
-def _strip(axes: Any) -> None:
+def _strip(axes: Any, label: str) -> None:
     """Remove what axes of rows do not need: lines between rows, ticks, the left spine."""
     axes.grid(axis="y", visible=False)
     axes.tick_params(length=0)
     axes.tick_params(axis="y", labelcolor=INK)
     axes.spines["left"].set_visible(False)
-    axes.xaxis.label.set_color(INK)
+    axes.set_xlabel(label, color=INK)
 
 
-def _label_row(axes: Any, y: float, text: str, right: str) -> None:
-    at = {"transform": axes.get_yaxis_transform(), "va": "center", "fontsize": TEXT_PT}
-    axes.text(0.0, y - 0.3, single_line(text, max(16, for_width(ROW_LENGTH) - len(right))), **at)
-    axes.text(1.0, y - 0.3, right, ha="right", color=MUTED, **at)
-
-
-def _text_right_of(axes: Any, x: float, y: float, text: str) -> None:
-    beside = {
-        "xytext": (6, 0),
-        "textcoords": "offset points",
-        "va": "center",
-        "annotation_clip": False,
-    }
-    axes.annotate(text, (min(x, axes.get_xlim()[1]), y), fontsize=TEXT_PT, **beside)
-
-
-@dataclass(frozen=True)
-class Bar:
-    """A bar of parts behind one another."""
-
-    parts: Mapping[str, float]
-    name: str = ""  # beside it on the left
-    whole: Estimate | None = None  # a diamond with its interval
-    text: str = ""  # at its end
-
-
-@dataclass(frozen=True)
-class BarGroup:
-    """Bars under one name."""
-
-    label: str
-    right: str
-    bars: Sequence[Bar]
-
-
-def bars_figure(
-    name: str,
-    caption: str,
-    groups: Sequence[BarGroup],
-    looks: Mapping[str, tuple[str, str]],
-    label: str,
-    data: Table,
-) -> Figure:
-    """Return bars of parts from 0 on; `looks` are {part: (colour, hatch)} in order.
-
-    Parts below 0 take no room.
-    """
-    from matplotlib.patches import Patch
-
-    parts = [
-        part for part in looks if any(part in bar.parts for group in groups for bar in group.bars)
-    ]
-    columns = max(1, for_width(84) // (max(map(len, parts), default=0) + 8))
-    figure, axes = _rows(0)
-    y, ticks = 0.0, {}
-    for group in groups:
-        several = len(group.bars) > 1
-        if several:
-            y += 0.3
-        _label_row(axes, y - 0.25 if several else y, group.label, group.right)
-        for bar in group.bars:
-            end = _stack(
-                axes, y + 0.08, bar, {part: looks[part] for part in parts}, 0.55 if several else 0.3
-            )
-            if bar.text:
-                _text_right_of(axes, end, y + 0.08, bar.text)
-            if bar.name:
-                ticks[y + 0.08] = bar.name
-            y += 0.7 if several else 1.0
-        if several:
-            y += 0.4
-    figure.set_figheight(0.55 + 0.18 * math.ceil(len(parts) / columns) + ROW_IN * y)
-    axes.set_ylim(y - 0.3, -0.75)
-    axes.set_yticks([*ticks], [*ticks.values()])
-    axes.set_xlim(left=min(0.0, axes.get_xlim()[0]))
-    axes.set_xlabel(label)
-    axes.locator_params(axis="x", nbins=6)
-    patches = []
-    for part in parts:
-        colour, hatch = looks[part]
-        patches.append(Patch(facecolor=colour, hatch=hatch, edgecolor=HATCH, lw=0, label=part))
-    figure.legend(
-        handles=patches, loc="outside upper left", ncols=columns, labelcolor=MUTED, **LEGEND
-    )
-    return as_figure(figure, name, caption, data)
-
-
-def _stack(
-    axes: Any, y: float, bar: Bar, looks: Mapping[str, tuple[str, str]], height: float
-) -> float:
-    """Draw the parts of a bar and the diamond of its whole; return where it ends."""
-    end = 0.0
-    for part, (colour, hatch) in looks.items():
-        width = max(0.0, bar.parts.get(part, 0.0))
-        look: dict[str, Any] = {"color": colour, "edgecolor": PAPER, "lw": 0.4}
-        if hatch:
-            look |= {"hatch": hatch, "edgecolor": HATCH, "lw": 0}
-        axes.barh(y, width, left=end, height=height, zorder=2, **look)
-        end += width
-    whole = bar.whole
-    if whole is None:
-        return end
-    if whole.low is not None and whole.high is not None:
-        axes.plot([whole.low, whole.high], [y, y], color=INK, lw=1.0, zorder=3)
-    axes.plot(whole.value, y, "D", color=INK, markersize=4.5, zorder=4)
-    return max(end, whole.high or whole.value)
-
-
-@dataclass(frozen=True)
-class WaterfallStep:
-    """A row of a waterfall: a level, or a step down to the next one."""
-
-    name: str
-    level: Estimate | None = None
-    lost: Estimate | None = None
-    text: str = ""
-    colour: str = HIGHLIGHT
-    hatch: str = ""
-    pale: bool = False  # not told apart from 0
+# ---- Waterfalls -----------------------------------------------------------------------------------
 
 
 def waterfall_figure(
-    name: str, caption: str, steps: Sequence[WaterfallStep], start: float, label: str, data: Table
+    name: str, caption: str, steps: Sequence[WaterfallStep], start: float, x: Axis
 ) -> Figure:
     """Return bars that each begin where the one before ended.
 
     Steps without level and loss are not known.
     """
     figure, axes = new_axes(0.5 + 0.34 * len(steps))
-    axes.set_xlim(*_waterfall_limits(steps, start))
-    at = start
+    at, reached, data = start, [], []
     for y, step in enumerate(steps):
+        data.append((step.name, step.lost, step.level))
+        begin = at
         if step.level is not None:
             at = step.level.value
+            reached.append(step.level)
             axes.plot(at, y, marker="D", color=INK, markersize=5, zorder=3, clip_on=False)
-            if step.level.low is not None and step.level.high is not None:
-                axes.plot([step.level.low, step.level.high], [y, y], color=INK, lw=1.2, zorder=3)
-            _text_right_of(axes, max(at, step.level.high or at), y, step.text)
-            continue
-        axes.plot([at, at], [y - 1, y + 0.29], color=MUTED, lw=0.7, zorder=1)
-        if step.lost is None:
-            _text_right_of(axes, at, y, step.text)
-            continue
-        end = at - step.lost.value
-        look = {
-            "color": step.colour,
-            "hatch": step.hatch,
-            "edgecolor": HATCH,
-            "lw": 0,
-            "alpha": 0.4 if step.pale else 1.0,
-        }
-        axes.barh(y, end - at, left=at, height=0.58, zorder=2, **look)
-        right = max(at, end)
-        if step.lost.low is not None and step.lost.high is not None:
-            axes.plot(
-                [at - step.lost.high, at - step.lost.low], [y, y], color=INK, lw=1.0, zorder=3
+        else:
+            axes.plot([at, at], [y - 1, y + 0.29], color=MUTED, lw=0.7, zorder=1)
+        if step.lost is not None:
+            at = begin - step.lost.value
+            ends: list[float] = []
+            if step.lost.low is not None and step.lost.high is not None:
+                ends = [begin - step.lost.high, begin - step.lost.low]
+            reached.append(Estimate(at, *ends))
+            look: dict[str, Any] = {"hatch": step.hatch, "edgecolor": HATCH, "lw": 0}
+            opacity = 0.4 if step.pale else 1.0
+            axes.barh(
+                y, at - begin, 0.58, begin, color=step.colour, alpha=opacity, zorder=2, **look
             )
-            right = max(right, at - step.lost.low)
-        _text_right_of(axes, right, y, step.text)
-        at = end
-        axes.plot([at, at], [y - 0.29, y + 1], color=MUTED, lw=0.7, zorder=1)
-    length = max(18, for_width(34) - 6)
-    axes.set_yticks(range(len(steps)), [fill(single_line(step.name, 34), length) for step in steps])
+            axes.plot([at, at], [y - 0.29, y + 1], color=MUTED, lw=0.7, zorder=1)
+        right = max(begin, at)
+        if step.level is not None or step.lost is not None:
+            _draw_interval(axes, reached[-1], y, INK, 1.1)
+            right = max(at, begin if step.lost else at, reached[-1].high or at)
+        axes.annotate(
+            step.text, (right, y), (6, 0), textcoords="offset points", va="center",
+            annotation_clip=False, fontsize=TEXT_PT,
+        )  # fmt: skip
+    axes.set_xlim(*window(reached, [start]))
+    for text in axes.texts:
+        text.xy = (min(text.xy[0], axes.get_xlim()[1]), text.xy[1])  # an interval may be cut
+    length = max(18, for_width(WATERFALL_LENGTH) - 6)
+    names = [fill(single_line(step.name, WATERFALL_LENGTH), length) for step in steps]
+    axes.set_yticks(range(len(steps)), names)
     axes.invert_yaxis()
-    axes.set_xlabel(label)
     axes.locator_params(axis="x", nbins=4 if for_width(4) >= 4 else 2)
-    axes.xaxis.set_major_formatter(
-        lambda value, _: f"{value:,.0f}" if value >= 100 else f"{value:g}"
-    )
-    _strip(axes)
-    return as_figure(figure, name, caption, data)
+    axes.xaxis.set_major_formatter(_tick)
+    _strip(axes, x.label)
+    return as_figure(figure, name, caption, numbers_table(("part", f"lost_{x.key}", x.key), data))
 
 
-def _waterfall_limits(steps: Sequence[WaterfallStep], start: float) -> tuple[float, float]:
-    at = start
-    estimates = []
-    for step in steps:
-        if step.level is not None:
-            at = step.level.value
-            estimates.append(step.level)
-        elif step.lost is not None:
-            low, high = (
-                None if end is None else at - end for end in (step.lost.high, step.lost.low)
-            )
-            at -= step.lost.value
-            estimates.append(Estimate(at, low, high))
-    return window(estimates, [start])
-
-
-@dataclass(frozen=True)
-class ScatterPoint:
-    """A point of a scatter."""
-
-    x: float
-    y: float
-    label: str
-    stands_out: bool = False
-    weight: float = 0.0  # points with more weight are named first
+# ---- Scatters -------------------------------------------------------------------------------------
 
 
 def scatter_figure(
@@ -349,116 +389,78 @@ def scatter_figure(
     caption: str,
     points: Sequence[ScatterPoint],
     line: Sequence[tuple[float, Estimate]],
-    look: tuple[str, str],
-    labels: tuple[str, str],
-    data: Table,
-    upper: tuple[str, Mapping[float, str]] = ("", {}),
+    colour: str,
+    x: Axis,
+    y: Axis,
+    upper: Axis,
 ) -> Figure:
     """Return points with a line and its band, named where their names fit.
 
-    `look` is (colour, marker), `labels` are those of x and y, `upper` is (label, {x: tick}) of a
-    second axis above.
+    `upper` is a second axis above, shown where it has ticks.
     """
-    figure, axes = new_axes(curve_height(3.0))
-    colour, form = look
-    most = 1.06 * max(point.x for point in points)
+    figure, axes = new_axes(_curve_height(3.0))
     if line:
-        xs = [x for x, _ in line]
-        axes.plot(xs, [one.value for _, one in line], color=colour, lw=1.4, zorder=2)
-        lows, highs = [one.low for _, one in line], [one.high for _, one in line]
-        axes.fill_between(xs, lows, highs, color=colour, alpha=0.16, lw=0)
-        values = [point.y for point in points] + [one.value for _, one in line]
-        room = 0.12 * (max(values) - min(values)) or 1.0
-        axes.set_xlim(0, most)
-        axes.set_ylim(min(values) - room, max(values) + room)
+        xs = [position for position, _ in line]
+        heights = [expected.value for _, expected in line]
+        axes.plot(xs, heights, color=colour, lw=1.4, zorder=2)
+        band = [[expected.low for _, expected in line], [expected.high for _, expected in line]]
+        axes.fill_between(xs, *band, color=colour, alpha=0.16, lw=0)
+        heights += [point.y for point in points]
+        room = 0.12 * (max(heights) - min(heights)) or 1.0
+        axes.set_xlim(0, 1.06 * max(point.x for point in points))
+        axes.set_ylim(min(heights) - room, max(heights) + room)
     for point in points:
-        colours_ = (
-            {"color": HIGHLIGHT, "markerfacecolor": PAPER}
-            if point.stands_out
-            else {"color": colour}
-        )
-        axes.plot(point.x, point.y, form, zorder=3, markeredgewidth=1.4, **colours_)
-    axes.set_xlabel(labels[0], color=INK)
-    axes.set_ylabel(labels[1], color=INK)
+        axes.plot(point.x, point.y, "o", zorder=3, color=colour)
+    axes.set_xlabel(x.label, color=INK)
+    axes.set_ylabel(y.label, color=INK)
     axes.tick_params(length=0)
-    if upper[1]:
+    if upper.ticks:
         above = axes.twiny()
         above.set_xlim(axes.get_xlim())
-        above.set_xticks([*upper[1]], [*upper[1].values()])
-        above.set_xlabel(upper[0])
+        above.set_xticks([*upper.ticks], [*upper.ticks.values()])
+        above.set_xlabel(upper.label)
         above.tick_params(length=0)
         above.grid(visible=False)
     _name_points(axes, points)
+    data = numbers_table(
+        ("point", x.key, y.key), ((point.label, point.x, point.y) for point in points)
+    )
     return as_figure(figure, name, caption, data)
-
-
-Box = tuple[float, float, float, float]  # left, right, low, high
 
 
 def _name_points(axes: Any, points: Sequence[ScatterPoint]) -> None:
-    """Name points where names fit: first those that stand out, then those with most weight."""
+    """Name points where names fit, those with most weight first."""
     (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
     letter = 0.07 / (figure_width() - 0.6)
     line = 0.15 / (axes.figure.get_figheight() - 0.6)
-    spots = [
-        ((point.x - left) / (right - left), (point.y - low) / (high - low)) for point in points
-    ]
-    taken: list[Box] = [(x - 0.012, x + 0.012, y - 0.02, y + 0.02) for x, y in spots]
-    order = sorted(
-        range(len(points)), key=lambda index: (not points[index].stands_out, -points[index].weight)
-    )
-    for index in order:
-        point, (x, y) = points[index], spots[index]
-        width = letter * len(point.label)
-        for lines_up in (0, 1, -1, 2, -2) if point.stands_out else (0, 1, -1):
+    taken: list[tuple[float, float, float, float]] = []  # left, right, low, high
+    spots = []
+    for point in points:
+        x, y = (point.x - left) / (right - left), (point.y - low) / (high - low)
+        taken.append((x - 0.012, x + 0.012, y - 0.02, y + 0.02))
+        spots.append((-point.weight, x, y, single_line(point.label, 40)))
+    for _, x, y, label in sorted(spots):
+        width = letter * len(label)
+        for lines_up in (0, 1, -1):
             middle = y + lines_up * line
-            starts = (x + 0.02, x - 0.02 - width)
-            boxes: list[Box] = [
-                (start, start + width, middle - line / 2, middle + line / 2) for start in starts
-            ]
-            fitting = next((box for box in boxes if _is_free(box, taken)), None)
-            if fitting:
-                taken.append(fitting)
-                look = {
-                    "va": "center",
-                    "fontsize": TEXT_PT,
-                    "color": HIGHLIGHT if point.stands_out else MUTED,
-                }
-                axes.text(
-                    fitting[0],
-                    middle,
-                    single_line(point.label, 40),
-                    transform=axes.transAxes,
-                    **look,
-                )
+            box = None
+            for start in (x + 0.02, x - 0.02 - width):
+                wanted = (start, start + width, middle - line / 2, middle + line / 2)
+                if box is None and _is_free(wanted, taken):
+                    box = wanted
+            if box is not None:
+                taken.append(box)
+                look = {"va": "center", "fontsize": TEXT_PT, "transform": axes.transAxes}
+                axes.text(box[0], middle, label, color=MUTED, **look)
                 break
 
 
-def _is_free(box: Box, taken: Sequence[Box]) -> bool:
+def _is_free(
+    box: tuple[float, float, float, float], taken: Sequence[tuple[float, float, float, float]]
+) -> bool:
     if box[0] < 0 or box[1] > 1 or box[2] < 0 or box[3] > 1:
         return False
-    return not any(box[0] < b and box[1] > a and box[2] < d and box[3] > c for a, b, c, d in taken)
-
-
-def heat_map_figure(
-    name: str,
-    caption: str,
-    ids: Sequence[Any],
-    values: Mapping[tuple[Any, Any], float],
-    unit: str,
-    scale: tuple[float, float],
-    data: Table,
-) -> Figure:
-    """Return a matrix of numbers between devices, {(row, column): value}.
-
-    Dark is better, by a scale that maps share.
-    """
-    from analysis.native.heat_map import squares
-
-    width = figure_width()
-    figure, axes = new_axes(min(width, 1.0 + 0.5 * len(ids)), min(width, 1.2 + 0.5 * len(ids)))
-    squares(axes, ids, values, unit, scale=scale)
-    axes.tick_params(labelcolor=MUTED)  # which the page changes with its own colours
-    axes.xaxis.label.set_color(MUTED)
-    axes.grid(visible=False)
-    return as_figure(figure, name, caption, data)
+    for left, right, low, high in taken:
+        if box[0] < right and box[1] > left and box[2] < high and box[3] > low:
+            return False
+    return True

@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
-from analysis.report.latex import latex
+from analysis.report.latex import figure_float
 from analysis.report.table import Table
 
 INK, MUTED, RULE, PAPER = "#1b1f24", "#5c6670", "#d5dae0", "#fffffe"
@@ -29,8 +29,7 @@ COLOURS = {
     "brown": ("#7d5a3c", "#c29b78"),
 }  # fmt: skip
 GREY, HIGHLIGHT = COLOURS["grey"][0], COLOURS["vermillion"][0]
-# The colour of a strategy in every figure of every report; `NAME_device` has that of NAME, and
-# another marker.
+# The colour of a strategy in every figure of every report; `NAME_device` has that of NAME.
 STRATEGIES = {
     "nccl_allreduce": "blue", "none": "grey", "kvstore_device": "green",
     "kvstore_dist_sync": "purple", "kvstore_dist_async": "vermillion", "cpu_staged": "orange",
@@ -38,20 +37,19 @@ STRATEGIES = {
 }  # fmt: skip
 OTHER_STRATEGIES = ("sky", "brown", "green", "purple")
 ON_PAGE = "page"
-WIDTHS_IN = {
-    ON_PAGE: 4.6,
-    "single": 3.3,
-    "double": 7.0,
-}  # readable on a phone; a paper's one or two columns
+# Readable on a phone; a paper's one or two columns.
+WIDTHS_IN = {ON_PAGE: 4.6, "single": 3.3, "double": 7.0}
 PIXELS_PER_PT = 1.65  # of a wide screen: text is as large as that of the page
 TEXT_PT = 8
-_STYLE: Any = {
-    "svg.hashsalt": "ringside", "svg.fonttype": "none", "pdf.fonttype": 42, "text.parse_math": False,
-    "font.family": "sans-serif", "font.sans-serif": ["DejaVu Sans"], "font.size": TEXT_PT,
-    "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": MUTED, "axes.labelcolor": MUTED,
-    "axes.labelsize": TEXT_PT, "axes.grid": True, "axes.axisbelow": True, "grid.color": RULE, "grid.linewidth": 0.7,
-    "xtick.color": MUTED, "ytick.color": MUTED, "text.color": INK, "figure.facecolor": PAPER, "axes.facecolor": "none",
-    "savefig.facecolor": PAPER, "lines.linewidth": 1.8, "lines.markersize": 5, "axes.unicode_minus": True,
+FILES: Any = {"svg.hashsalt": "ringside", "svg.fonttype": "none", "pdf.fonttype": 42}
+_STYLE: Any = FILES | {
+    "text.parse_math": False, "font.family": "sans-serif", "font.sans-serif": ["DejaVu Sans"],
+    "font.size": TEXT_PT, "text.color": INK, "figure.facecolor": PAPER, "savefig.facecolor": PAPER,
+    "axes.facecolor": "none", "axes.spines.top": False, "axes.spines.right": False,
+    "axes.edgecolor": MUTED, "axes.labelcolor": MUTED, "axes.labelsize": TEXT_PT,
+    "axes.axisbelow": True, "axes.unicode_minus": True, "axes.grid": True, "grid.color": RULE,
+    "grid.linewidth": 0.7, "xtick.color": MUTED, "ytick.color": MUTED,
+    "lines.linewidth": 1.8, "lines.markersize": 5,
 }  # fmt: skip
 _PAGE_COLOURS = {INK: "var(--ink)", MUTED: "var(--muted)", RULE: "var(--rule)", PAPER: "none"}
 _PAGE_COLOURS |= {light: f"var(--{name})" for name, (light, _) in COLOURS.items()}
@@ -69,28 +67,14 @@ class Figure:
     card: bool = False  # keeps the colours of paper on the page too
     wide: bool = False  # takes the whole width of the page
     figure: Any = field(default=None, compare=False, repr=False)  # of matplotlib, for notebooks
-    data: Table | None = field(
-        default=None, compare=False, repr=False
-    )  # the numbers that are drawn
+    data: Table | None = field(default=None, compare=False, repr=False)  # what is drawn, as numbers
 
     def to_latex(self) -> str:
-        r"""Return a float to be \input: over two columns where the figure is wider than one."""
-        is_narrow = (
-            self.figure is not None
-            and not self.card
-            and self.figure.get_figwidth() <= WIDTHS_IN["single"]
-        )
-        environment = "figure" if is_narrow else "figure*"
-        size = r"[width=\linewidth,height=0.55\textheight,keepaspectratio]" if self.card else ""
-        lines = [
-            r"% needs \usepackage{graphicx} and \graphicspath, which names the folder of the PDF",
-            rf"\begin{{{environment}}}[htbp]",
-            r"\centering",
-            rf"\includegraphics{size}{{{self.name}.pdf}}",
-            rf"\caption{{{latex(self.caption)}}}\label{{fig:{self.name}}}",
-            rf"\end{{{environment}}}",
-        ]
-        return "\n".join([*lines, ""])
+        r"""Return a float to be \input."""
+        is_narrow = False
+        if self.figure is not None and not self.card:
+            is_narrow = self.figure.get_figwidth() <= WIDTHS_IN["single"]
+        return figure_float(self.name, self.caption, is_narrow, self.card)
 
     @property
     def inline(self) -> str:
@@ -98,18 +82,17 @@ class Figure:
         svg = self.svg[self.svg.index("<svg") :]
         svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
         width = float(re.findall(r'viewBox="0 0 ([0-9.]+)', svg)[0]) * PIXELS_PER_PT
-        svg = re.sub(
-            r'(<svg[^>]*?) width="[^"]*"', rf'\1 style="max-width: {width:.0f}px"', svg, count=1
-        )
+        size = rf'\1 style="max-width: {width:.0f}px"'
+        svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', size, svg, count=1)
         svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)
         svg = re.sub(r'\bid="', f'id="{self.name}-', svg)
         svg = re.sub(r'(url\(|xlink:href=")#', rf"\1#{self.name}-", svg)
         # Colours are replaced in styles only, which matplotlib makes: a text may hold anything.
-        svg = re.sub(r'style="[^"]*"', lambda style: self._page_style(style[0]), svg)
+        svg = re.sub(r'style="[^"]*"', self._page_style, svg)
         return svg.replace("<svg ", '<svg role="img" aria-hidden="true" ', 1).strip()
 
-    def _page_style(self, style: str) -> str:
-        style = re.sub(r"'DejaVu Sans'[^;\"]*", "var(--font), sans-serif", style)
+    def _page_style(self, match: re.Match[str]) -> str:
+        style = re.sub(r"'DejaVu Sans'[^;\"]*", "var(--font), sans-serif", match[0])
         if not self.card:
             for colour, variable in _PAGE_COLOURS.items():
                 style = style.replace(colour, variable)
@@ -130,13 +113,6 @@ def colours(strategies: Iterable[str]) -> dict[str, str]:
             unknown += 1
         chosen[name] = COLOURS[colour][0]
     return chosen
-
-
-def marker(strategy: str) -> str:
-    """Return the marker of a strategy; strategies of one colour differ in it."""
-    if strategy.endswith("_device") and strategy != "kvstore_device":
-        return "s"
-    return "D" if strategy == "kvstore_local" else "o"
 
 
 @contextlib.contextmanager
@@ -167,30 +143,26 @@ def as_figure(figure: Any, name: str, caption: str, data: Table) -> Figure:
     """Return a figure as SVG and PDF, without the date and the name of the writing program."""
     engine = figure.get_layout_engine()
     if engine:
-        engine.execute(
-            figure
-        )  # once for both files: each would lay out anew, and draw twice for it
+        # Once for both files: each would lay out anew, and draw twice for it.
+        engine.execute(figure)
         figure.set_layout_engine(None)
-    files = {}
-    with _fonts_without_layout():
-        for form, metadata in (("svg", {"Date": None}), ("pdf", {"CreationDate": None})):
-            out = io.BytesIO()
-            figure.savefig(out, format=form, metadata=metadata)
-            files[form] = out.getvalue()
-    return Figure(name, caption, files["svg"].decode(), files["pdf"], figure=figure, data=data)
+    svg = saved(figure, "svg").decode()
+    return Figure(name, caption, svg, saved(figure, "pdf"), figure=figure, data=data)
 
 
-@contextlib.contextmanager
-def _fonts_without_layout() -> Iterator[None]:
-    """Have fonts cut for a PDF without the tables by which programs lay out text.
+def saved(figure: Any, form: str) -> bytes:
+    """Return a figure of matplotlib as a file; equal figures give equal bytes.
 
-    The text of a PDF is laid out, and to cut those tables takes a third of its time. matplotlib has
-    no option for it.
+    Fonts are cut for a PDF without the tables by which programs lay out text: cutting those takes
+    a third of its time, and matplotlib has no option for it.
     """
     options = importlib.import_module("fontTools.subset").Options
     before = options._drop_tables_default
     options._drop_tables_default = [*before, "GSUB", "GPOS", "GDEF"]
+    out = io.BytesIO()
     try:
-        yield
+        metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(form)
+        figure.savefig(out, format=form, metadata=metadata)
     finally:
         options._drop_tables_default = before
+    return out.getvalue()

@@ -1,4 +1,4 @@
-"""Text and tables as LaTeX for papers, with booktabs."""
+"""Text, tables and figures as LaTeX for papers, with booktabs."""
 
 import unicodedata
 from collections.abc import Collection, Sequence
@@ -33,8 +33,10 @@ def latex(text: str) -> str:
             printed += "{}-"  # two hyphens are no dash
         elif " " <= letter <= "~":
             printed += letter
+        elif "A" <= base <= "z":
+            printed += base
         else:
-            printed += base if "A" <= base <= "z" else f"U+{ord(letter):04X}"
+            printed += f"U+{ord(letter):04X}"
     return printed
 
 
@@ -51,46 +53,55 @@ def table_float(
     `formats` has `l` or `r` for each column.
     A table that is wider than the text is made smaller; a row of `marked` is doubtful.
     """
-    cells = [[latex(text) for text in row] for row in rows]
     caption = latex(caption)
     if marked:
         caption += f" {SYMBOLS[DOUBTFUL]} a check doubts these numbers."
-        for number in marked:
-            cells[number][0] += SYMBOLS[DOUBTFUL]
-    head = [r"\toprule", _row([latex(heading) for heading in headings]), r"\midrule"]
-    body = [_row(row) for row in cells]
+    body = []
+    for index, row in enumerate(rows):
+        cells = [latex(text) for text in row]
+        if index in marked:
+            cells[0] += SYMBOLS[DOUBTFUL]
+        body.append(" & ".join(cells) + r" \\")
+    head = [r"\toprule", " & ".join(map(latex, headings)) + r" \\", r"\midrule"]
+    label = rf"\label{{tab:{name}}}"
     if len(rows) > ONE_PAGE:
-        lines = [
+        start = [
             r"% needs \usepackage{booktabs,longtable}",
             r"{\scriptsize",
             rf"\begin{{longtable}}{{{formats}}}",
-            rf"\caption{{{caption}}} \label{{tab:{name}}} \\",
+            rf"\caption{{{caption}}} {label} \\",
             *head,
             r"\endfirsthead",
             *head,
             r"\endhead",
             r"\bottomrule",
             r"\endfoot",
-            *body,
-            r"\end{longtable}",
-            "}",
         ]
+        end = [r"\end{longtable}", "}"]
     else:
-        lines = [
+        start = [
             r"% needs \usepackage{booktabs,graphicx}",
             r"\begin{table*}[htbp]",
             r"\centering\footnotesize",
-            rf"\caption{{{caption}}}\label{{tab:{name}}}",
+            rf"\caption{{{caption}}}{label}",
             r"\resizebox{\ifdim\width>\textwidth\textwidth\else\width\fi}{!}{%",
             rf"\begin{{tabular}}{{{formats}}}",
             *head,
-            *body,
-            r"\bottomrule",
-            r"\end{tabular}}",
-            r"\end{table*}",
         ]
+        end = [r"\bottomrule", r"\end{tabular}}", r"\end{table*}"]
+    return "\n".join([*start, *body, *end, ""])
+
+
+def figure_float(name: str, caption: str, is_narrow: bool, is_tall: bool) -> str:
+    r"""Return a float to be \input: over two columns where the figure is wider than one."""
+    environment = "figure" if is_narrow else "figure*"
+    size = r"[width=\linewidth,height=0.55\textheight,keepaspectratio]" if is_tall else ""
+    lines = [
+        r"% needs \usepackage{graphicx} and \graphicspath, which names the folder of the PDF",
+        rf"\begin{{{environment}}}[htbp]",
+        r"\centering",
+        rf"\includegraphics{size}{{{name}.pdf}}",
+        rf"\caption{{{latex(caption)}}}\label{{fig:{name}}}",
+        rf"\end{{{environment}}}",
+    ]
     return "\n".join([*lines, ""])
-
-
-def _row(cells: Sequence[str]) -> str:
-    return " & ".join(cells) + r" \\"

@@ -25,6 +25,7 @@ KINDS = {
     "count": NumberFormat(decimals=0),
     "number": NumberFormat(),
     "rate": NumberFormat(),
+    "ms": NumberFormat(decimals=2),
     "share": NumberFormat(100.0, "%", 1),
     "part": NumberFormat(100.0, "%", 2),
     "change": NumberFormat(100.0, "%", 1, sign=True),
@@ -54,14 +55,15 @@ def number(
     mark = ""
     if isinstance(value, Efficiency) and value.mark:
         mark = THIN + value.mark.replace(" ", THIN)
-    value *= form.factor
-    sign = MINUS if value < 0 else ""
-    if form == KINDS["share"] and abs(value) > MOST_SHARE:
-        return f"{sign}over {MOST_SHARE:,}{THIN}%"
-    if form.sign and value >= 0:
+    printed = value * form.factor
+    sign = ""
+    if printed < 0:
+        sign = MINUS
+    elif form.sign:
         sign = "+"
-    decimals = _decimals(value, None if width is None else width * form.factor, form)
-    text = f"{abs(value):,.{decimals}f}"
+    if form == KINDS["share"] and abs(printed) > MOST_SHARE:
+        return f"{sign}over {MOST_SHARE:,}{THIN}%"
+    text = f"{abs(printed):,.{_decimals(printed, form, width)}f}"
     if float(text.replace(",", "")):
         text = sign + text
     return f"{text}{_unit(form)}{mark}"
@@ -75,10 +77,12 @@ def _unit(form: NumberFormat) -> str:
     return THIN + form.unit if form.unit else ""
 
 
-def _decimals(value: float, width: float | None, form: NumberFormat) -> int:
-    size = abs(value)
+def _decimals(printed: float, form: NumberFormat, width: float | None) -> int:
+    size = abs(printed)
     if form.decimals is not None:
-        is_narrow = form.decimals > 0 and width is not None and 0 < width < 2 * 10**-form.decimals
+        is_narrow = False
+        if form.decimals > 0 and width is not None:
+            is_narrow = 0 < width * form.factor < 2 * 10**-form.decimals
         is_tiny = form.decimals == 1 and 0 < size < 1  # 0.04 % is not nothing
         return form.decimals + (is_narrow or is_tiny)
     if size >= 100 or not size:
@@ -86,29 +90,35 @@ def _decimals(value: float, width: float | None, form: NumberFormat) -> int:
     return min(6, max(0, 2 - math.floor(math.log10(size))))
 
 
+def texts(value: float | Estimate | None, kind: str | NumberFormat = "number") -> tuple[str, str]:
+    """Return a number and its 95 % interval without its unit: `98.1 %`, `98.0 to 98.3`.
+
+    The interval is empty where it is not known.
+    """
+    if not isinstance(value, Estimate):
+        return number(value, kind), ""
+    if value.low is None or value.high is None:
+        return number(value.value, kind), ""
+    width = value.high - value.low
+    central = number(value.value, kind, width)
+    if not math.isfinite(width):
+        return central, ""
+    unit = _unit(_format_of(kind))
+    low, high = number(value.low, kind, width), number(value.high, kind, width)
+    return central, f"{low.removesuffix(unit)} to {high.removesuffix(unit)}"
+
+
 def interval(value: float | Estimate | None, kind: str | NumberFormat = "number") -> str:
-    """Return the 95 % interval of an estimate without its unit: `98.0 to 98.3`; empty without."""
-    if not isinstance(value, Estimate) or value.low is None or value.high is None:
-        return ""
-    if not (math.isfinite(value.low) and math.isfinite(value.high)):
-        return ""
-    ends = []
-    for end in (value.low, value.high):
-        text = number(end, kind, value.high - value.low)
-        ends.append(text.removesuffix(_unit(_format_of(kind))))
-    return " to ".join(ends)
+    """Return the 95 % interval of an estimate without its unit; empty without."""
+    return texts(value, kind)[1]
 
 
 def central(value: float | Estimate | None, kind: str | NumberFormat = "number") -> str:
     """Return the number itself, rounded as its interval is."""
-    if not isinstance(value, Estimate):
-        return number(value, kind)
-    if value.low is None or value.high is None:
-        return number(value.value, kind)
-    return number(value.value, kind, value.high - value.low)
+    return texts(value, kind)[0]
 
 
 def estimate(value: float | Estimate | None, kind: str | NumberFormat = "number") -> str:
     """Return a number with its interval: `98.1 % (98.0 to 98.3)`."""
-    ends = interval(value, kind)
-    return f"{central(value, kind)} ({ends})" if ends else central(value, kind)
+    text, ends = texts(value, kind)
+    return f"{text} ({ends})" if ends else text

@@ -20,7 +20,7 @@ POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
     "form-action 'none'"
 )
-PAPER = r"""% Every figure and table of this report, each a file to be \input. To compile: latexmk -pdf paper.tex
+PAPER = r"""% Every figure and table of this report, each a file to be \input: latexmk -pdf paper.tex
 \documentclass[10pt]{article}
 \usepackage[a4paper,margin=2cm]{geometry}
 \usepackage{booktabs,graphicx,longtable}
@@ -50,16 +50,13 @@ def page(report: Report, files: Sequence[str] = ()) -> str:
 
     `files` are those that are written with it, which analysis.report.folder reads.
     """
-    return _rendered(
-        "report.html.j2", escape=True, report=report, colours=COLOURS, files=files, policy=POLICY
-    )
+    shown = {"colours": COLOURS, "files": files, "policy": POLICY}
+    return _filled("report.html.j2", report, True, **shown)
 
 
 def markdown_page(report: Report) -> str:
     """Return the report as Markdown; its figures are files of the folder `figures`."""
-    return _rendered(
-        "report.md.j2", escape=False, report=report, text=lambda text: markdown(text, TEXT_LENGTH)
-    )
+    return _filled("report.md.j2", report, False, text=lambda text: markdown(text, TEXT_LENGTH))
 
 
 def paper(report: Report) -> str:
@@ -78,30 +75,31 @@ def paper(report: Report) -> str:
     return "\n".join([*lines, r"\end{document}", ""])
 
 
-def _rows_left(table: Table) -> str:
-    """Return `40 more rows in tables/cells.csv`; empty if all are shown."""
-    left = len(table.rows) - PAGE_ROWS
-    return f"{count(left, 'more row')} in tables/{table.name}.csv" if left > 0 else ""
-
-
-def _rendered(name: str, escape: bool, **values: Any) -> str:
+def _filled(name: str, report: Report, is_html: bool, **values: Any) -> str:
     """Return a filled template.
 
-    Where it escapes, every text is first made a single line without control characters.
+    In HTML every text is escaped, and first made a single line without control characters.
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
         loader=PackageLoader("analysis.report"),
-        autoescape=escape,
+        autoescape=is_html,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        finalize=_on_one_line if escape else None,
+        finalize=_on_one_line if is_html else None,
     )
-    return environment.get_template(name).render(rows=PAGE_ROWS, left=_rows_left, **values)
+    template = environment.get_template(name)
+    return template.render(report=report, rows=PAGE_ROWS, left=_rows_left, **values)
 
 
 def _on_one_line(value: Any) -> Any:
     return single_line(value, TEXT_LENGTH) if type(value) is str else value
+
+
+def _rows_left(table: Table) -> str:
+    """Return `40 more rows in tables/cells.csv`; empty if all are shown."""
+    left = len(table.rows) - PAGE_ROWS
+    return f"{count(left, 'more row')} in tables/{table.name}.csv" if left > 0 else ""

@@ -1,21 +1,22 @@
 """What a section of a report is: sentences, figures and tables that answer one question.
 
-The functions below read what several sections say of records.
+The functions below read what several sections say of records. Sections speak of GPUs and images;
+`words_of` puts a report into the words of a study of CPU workers, or of samples.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from analysis.report.figure import Figure
 from analysis.report.numbers import estimate, of_metric
 from analysis.report.table import Table
 from analysis.study import intervals
 from analysis.study.estimates import Estimate, Findings
-from analysis.study.runs import named
+from analysis.study.names import of_unit, things_of, unit_of
+from analysis.study.runs import Runs, named
 from analysis.study.study import Study
-from benchmarks.record import Record, finite
+from benchmarks.record import Record
 
 RATE = "throughput/images_per_second"
 
@@ -50,22 +51,33 @@ class Section:
             commands=self.commands + section.commands,
         )
 
-    def translated(self, translate: Callable[[str], str]) -> "Section":
-        """Return the section with `translate` applied to its texts."""
-        figures = []
+    def in_words_of(self, study: Study) -> "Section":
+        """Return the section in the words of what a study counts."""
+        words, unit = words_of(study), unit_of(study)
+        figures, tables = [], []
         for figure in self.figures:
-            figures.append(replace(figure, caption=translate(figure.caption)))
-        return replace(
-            self,
-            lines=tuple(map(translate, self.lines)),
-            figures=tuple(figures),
-            tables=tuple(table.translated(translate) for table in self.tables),
-        )
+            figures.append(replace(figure, caption=words(figure.caption)))
+        for table in self.tables:
+            tables.append(table.translated(words, lambda text: of_unit(text, unit)))
+        lines = tuple(map(words, self.lines))
+        return replace(self, lines=lines, figures=tuple(figures), tables=tuple(tables))
 
 
 # A question that this study does not ask has no section.
 SectionFunction = Callable[[Study, Findings], Section | None]
-Group = tuple[Record, ...]  # runs of equal cells
+
+
+def words_of(study: Study) -> Callable[[str], str]:
+    """Return what puts words about GPUs and images into those of a study."""
+    unit, things = unit_of(study), things_of(study)
+
+    def words(text: str) -> str:
+        text = of_unit(text, unit)
+        if things != "images":
+            text = text.replace("images", things).replace("Images", things.capitalize())
+        return text
+
+    return words
 
 
 def bounded(study: Study, group: Sequence[Record], metric: str) -> Estimate | None:
@@ -75,55 +87,31 @@ def bounded(study: Study, group: Sequence[Record], metric: str) -> Estimate | No
         value = record.metrics.get(metric)
         if value is not None and math.isfinite(value):
             values.append(value)
+    if not values:
+        return None
     floor = study.single(group[0]).floor(metric) if group[0].usable else None
-    return intervals.interval(values, metric, floor) if values else None
+    return intervals.interval(values, metric, floor)
 
 
-def median_and_interval(study: Study, group: Group, metric: str) -> str:
+def median_and_interval(runs: Runs, metric: str) -> str:
     """Return `377 (375 to 378)`, the median over runs; empty where no run has the metric."""
-    value = bounded(study, group, metric)
+    value = runs.next_run(metric)
     return "" if value is None else estimate(value, of_metric(metric))
 
 
-def about_intervals(study: Study, subject: str) -> str:
-    """Return ` Bars: 95 % intervals for the next run, …`, to end a caption; empty without them."""
-    floors = [runs.floor(RATE) for runs in study.runs if runs.values(RATE)]
-    basis = intervals.rests_on(floor.runs for floor in floors if floor is not None)
-    if not basis:
+def about_intervals(study: Study, subject: str = "Ranges are") -> str:
+    """Return ` Ranges are 95 % intervals for the next run, …`, to end a caption; empty without."""
+    runs = []
+    for same in study.runs:
+        floor = same.floor(RATE) if same.values(RATE) else None
+        if floor is not None:
+            runs.append(floor.runs)
+    if not runs:
         return ""
+    basis = intervals.rests_on(runs)
     return f" {subject} 95 % intervals {intervals.WORDS}, {basis} of equal cells."
-
-
-def in_parentheses(study: Study) -> str:
-    """Return the sentence about intervals that ends the caption of a table."""
-    return about_intervals(study, "Ranges are")
-
-
-def bars(study: Study) -> str:
-    """Return the sentence about intervals that ends the caption of a figure."""
-    return about_intervals(study, "Bars:")
 
 
 def records_of(study: Study, benchmark: str) -> list[Record]:
     """Return the usable records of a benchmark."""
     return [record for record in study.usable if named(record, "benchmark") == benchmark]
-
-
-def first_records(records: Iterable[Record]) -> dict[str, Record]:
-    """Return {benchmark: its first record}, in the order in which the benchmarks first ran."""
-    first: dict[str, Record] = {}
-    for record in records:
-        first.setdefault(named(record, "benchmark"), record)
-    return first
-
-
-def mappings(table: object) -> Iterator[Mapping[str, Any]]:
-    """Yield the rows of a record's table that are mappings."""
-    if isinstance(table, list):
-        yield from (row for row in table if isinstance(row, Mapping))
-
-
-def finite_numbers(values: object) -> list[float]:
-    """Return the finite numbers of a list."""
-    numbers = map(finite, values) if isinstance(values, list) else ()
-    return [number for number in numbers if number is not None]

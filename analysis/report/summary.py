@@ -3,21 +3,32 @@
 At most five sentences, whatever the study holds.
 """
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from analysis.findings.baselines import WITHOUT
 from analysis.findings.comparisons import PREFIX
+from analysis.findings.host_wires import host_wires
 from analysis.report.cell_numbers import first_metric
-from analysis.report.explanations import COMPARE, between_hosts, loss, next_step, settings_sentences
-from analysis.report.main_point import NO_DIFFERENCE, Judged, MainPoint, judged_of, main_point
-from analysis.report.numbers import central, interval, number
-from analysis.report.section import RATE, Section, first_records, median_and_interval
+from analysis.report.numbers import central, estimate, interval, number
+from analysis.report.section import RATE, Section, bounded, median_and_interval, words_of
 from analysis.report.sections.benchmarks import largest_cells
 from analysis.report.sections.comparisons import differences
-from analysis.study.estimates import Findings, Point
-from analysis.study.names import gpu_ids, ran_alone, run_name, spoken, things_of, unit_of
-from analysis.study.provenance import hardware
-from analysis.study.runs import named
+from analysis.study.draws import scaled
+from analysis.study.estimates import (
+    Comparison,
+    Curve,
+    Estimate,
+    Findings,
+    Key,
+    Point,
+    SettingEffect,
+)
+from analysis.study.names import gpu_ids, ran_alone, run_name, short_names, spoken, unit_of
+from analysis.study.provenance import gpus_of, hardware
+from analysis.study.rates import is_of_training
+from analysis.study.runs import median_of, named
 from analysis.study.study import Study
 from analysis.text import count, join_words, single_line
 from benchmarks.record import Record, metrics
@@ -29,6 +40,119 @@ MOST_RATES = 4  # of models beside the main point's
 MUCH_FASTER = 1.2  # times the rate: single runs show it, though they have no verdict
 REASON_LENGTH = 60  # characters of a reason; instead of a longer one stands its code
 MOST_REASONS = 3
+MOST_EFFECTS = 2  # NCCL settings that have a sentence of their own
+MOST_SETTINGS = 4  # NCCL settings that are named together
+SAME_TIME = 0.05  # share by which exchanges may differ that take as long
+WIRE_LIMITS = 0.8  # an exchange that uses this share of what the wire carries is limited by it
+WIRE_MEASURED = 1.1  # above it the reference was slower than the wire, and says nothing of it
+MOST_OFFERS = 2
+DEFAULTS = {"strategy.name": "nccl_allreduce", "optimize": "eager"}  # of conf/
+NO_DIFFERENCE = "no difference seen"  # a verdict
+COMPARE = (
+    "To compare it with another machine, version or date, "
+    "run python -m analysis compare THIS_STUDY OTHER_STUDY."
+)
+
+
+# ---- The point that a study is about ------------------------------------------------------------
+
+
+class MainPoint(NamedTuple):
+    """The point that a study is about."""
+
+    curve: Curve
+    point: Point
+
+
+class Judged(NamedTuple):
+    """A comparison with a verdict between a point and another cell on the same devices."""
+
+    comparison: Comparison
+    other_key: Key
+    is_second: bool  # the point is the second of the comparison
+
+    @property
+    def change(self) -> float:
+        """By how much the other cell's rate differs, as a share of the point's."""
+        difference = self.comparison.difference.value
+        return 1 / (1 + difference) - 1 if self.is_second else difference
+
+    @property
+    def other_name(self) -> str:
+        """The name of the other cell, without what both names share."""
+        pair = (self.comparison.first, self.comparison.second)
+        return single_line(spoken(short_names(pair)[pair[not self.is_second]]), 80)
+
+
+def main_point(study: Study, findings: Findings) -> MainPoint | None:
+    """Return the point on most GPUs that exchanges and has an efficiency over every member.
+
+    Of several such points it is the default: without settings, with the most of DEFAULTS, then the
+    first to start. Another is chosen only where a verdict says that it is faster than that one.
+    None without points.
+    """
+    points = [
+        MainPoint(curve, point) for curve in findings.scaling.curves for point in curve.points
+    ]
+    if not points:
+        return None
+    best = max(_merit(point) for _, point in points)
+    equals = [each for each in points if _merit(each.point) == best]
+    order = {record.record_id: index for index, record in enumerate(study.records)}
+
+    def default_first(each: MainPoint) -> tuple[bool, int, int]:
+        point, has_plainer = each.point, False
+        for _, rival in equals:
+            if rival.gpus == point.gpus and rival.key.items() < point.key.items():
+                has_plainer = True
+        changed = sum(point.key.get(name) != value for name, value in DEFAULTS.items())
+        return has_plainer, changed, order.get(point.record_ids[0], 0)
+
+    chosen, *rivals = sorted(equals, key=default_first)
+    for rival in sorted(rivals, key=lambda each: -each.point.rate.value):
+        judged = compared_with(
+            findings, rival.point, lambda each: each.other_key == chosen.point.key
+        )
+        faster = "faster" if judged is not None and judged.is_second else "slower"
+        if judged is not None and judged.comparison.verdict == faster:
+            return rival
+    return chosen
+
+
+def _merit(point: Point) -> tuple[bool, bool, bool, bool, int]:
+    return (
+        point.key["strategy.name"] != WITHOUT,
+        point.efficiency is not None and point.world_size > 1,
+        not point.without_baseline,
+        not point.suspect,
+        point.world_size,
+    )
+
+
+def judged_of(findings: Findings, point: Point) -> Iterator[Judged]:
+    """Yield every comparison of a point's rate that has a verdict."""
+    for comparison in findings.comparisons:
+        is_here = comparison.gpus == point.gpus and is_of_training(comparison.rate)
+        if not comparison.verdict or not is_here:
+            continue
+        if comparison.second_key == point.key:
+            yield Judged(comparison, comparison.first_key, True)
+        if comparison.first_key == point.key:
+            yield Judged(comparison, comparison.second_key, False)
+
+
+def compared_with(
+    findings: Findings, point: Point, accepts: Callable[[Judged], bool]
+) -> Judged | None:
+    """Return the judged comparison of a point that `accepts` takes: the one with fewest options."""
+    return min(
+        filter(accepts, judged_of(findings, point)),
+        key=lambda judged: len(point.key.items() | judged.other_key.items()),
+        default=None,
+    )
+
+
+# ---- The sentences ------------------------------------------------------------------------------
 
 
 def sentences(study: Study, findings: Findings, of_benchmarks: Mapping[str, Section]) -> list[str]:
@@ -37,16 +161,15 @@ def sentences(study: Study, findings: Findings, of_benchmarks: Mapping[str, Sect
         return ["This folder holds no record that can be read."]
     main = main_point(study, findings)
     if main is not None:
-        return _training_sentences(study, findings, main)
-    lines = _benchmark_sentences(study, of_benchmarks)
-    following = next_step(study, findings, None) if study.usable else ""
-    room = SENTENCES - 1
-    if following not in ("", COMPARE):
-        room -= 1
-    if any(comparison.verdict for comparison in findings.comparisons):
-        lines = [*lines[: room - 1], differences(findings)]
-    lines = [measured(study), *lines[:room], following]
-    return [line for line in lines if line][:SENTENCES]
+        lines = _training_sentences(study, findings, main)
+    else:
+        following = next_step(study, findings, None) if study.usable else ""
+        room = SENTENCES - 1 - (following not in ("", COMPARE))
+        lines = _benchmark_sentences(study, of_benchmarks)
+        if any(comparison.verdict for comparison in findings.comparisons):
+            lines = [*lines[: room - 1], differences(findings)]
+        lines = [measured(study), *lines[:room], following]
+    return list(map(words_of(study), filter(None, lines[:SENTENCES])))
 
 
 def _training_sentences(study: Study, findings: Findings, main: MainPoint) -> list[str]:
@@ -59,9 +182,9 @@ def _training_sentences(study: Study, findings: Findings, main: MainPoint) -> li
         *settings,
         other_cells(findings, main),
         other_models(study, findings, main),
-        highest_rate(study, findings, main),
+        highest_rate(findings, main),
     ]
-    interval_of_rate = certainty(study, findings, main.point)
+    interval_of_rate = certainty(study, main.point)
     doubts = doubt(study, main.point)
     cause = loss(study, findings, main)
     following = next_step(study, findings, main)
@@ -70,7 +193,7 @@ def _training_sentences(study: Study, findings: Findings, main: MainPoint) -> li
     if following != COMPARE:
         by_weight.append(following)
     by_weight += [*answers[2:], interval_of_rate, cause, following]
-    kept = [line for line in dict.fromkeys(by_weight) if line][:SENTENCES]
+    kept = list(filter(None, dict.fromkeys(by_weight)))[:SENTENCES]
     in_order = dict.fromkeys([subject, *answers, interval_of_rate, doubts, cause, following])
     return [line for line in in_order if line in kept]
 
@@ -78,20 +201,22 @@ def _training_sentences(study: Study, findings: Findings, main: MainPoint) -> li
 def _benchmark_sentences(study: Study, sections: Mapping[str, Section]) -> list[str]:
     """Return what the benchmarks found, for a study in which no usable cell counts images."""
     lines: list[str] = []
-    first = first_records(study.usable)
-    for benchmark in sorted(first, key=lambda name: not first[name].cell.trains):
+    trains: dict[str, bool] = {}
+    for record in study.usable:
+        trains.setdefault(named(record, "benchmark"), record.cell.trains)
+    for benchmark in sorted(trains, key=lambda name: not trains[name]):
         section = sections.get(benchmark)
         if section and section.finding:
             lines += section.finding
             continue
-        group = largest_cells(study, benchmark)[0][0]
-        name = first_metric(group[0])
+        runs = largest_cells(study, benchmark)[0][0]
+        record = runs.records[0]
+        name = first_metric(record)
         if name is not None:
             entry = metrics.metric(name)
-            value = median_and_interval(study, group, name)
             unit = "" if entry.unit in ("", "%") else f" {entry.unit}"
-            title = single_line(entry.title, 80)
-            lines.append(f"{single_line(run_name(group[0]))}: {title} {value}{unit}.")
+            text = f"{single_line(entry.title, 80)} {median_and_interval(runs, name)}{unit}"
+            lines.append(f"{single_line(run_name(record))}: {text}.")
     if lines:
         return lines
     if study.usable:
@@ -102,7 +227,7 @@ def _benchmark_sentences(study: Study, sections: Mapping[str, Section]) -> list[
     return [f"{cells} that can be used; the reasons are under “Validity, and what was left out”."]
 
 
-# What was measured, and where.
+# ---- What was measured, and where ---------------------------------------------------------------
 
 
 def measured(study: Study) -> str:
@@ -114,28 +239,19 @@ def measured(study: Study) -> str:
         if RATE in record.metrics or named(record, "benchmark") == "throughput":
             trained.append(record)
     if trained:
-        return (
-            f"{_trained(trained, is_done)} on {_devices(study, trained)}{_batch(study, trained)}."
-        )
+        return f"{_trained(trained, is_done)} on {_devices(study, trained)}{_batch(trained)}."
     benchmarks = list(dict.fromkeys(named(record, "benchmark") for record in records))
     subject = _several(benchmarks, "benchmark")
-    verb = "were to run"
-    if len(benchmarks) == 1:
-        subject = f"The benchmark {subject}"
-        verb = "was to run"
-    elif len(benchmarks) <= MOST_NAMES:
-        subject = f"The benchmarks {subject}"
+    if len(benchmarks) <= MOST_NAMES:
+        subject = f"The benchmark{'s' if len(benchmarks) > 1 else ''} {subject}"
     models = _names(records, "model")
     if models:
         subject += f" ({_several(models, 'model')})"
-    if is_done:
-        verb = "ran"
-    return f"{subject} {verb} on {_devices(study, records)}."
+    return f"{subject} {'ran' if is_done else 'failed'} on {_devices(study, records)}."
 
 
 def _trained(records: Sequence[Record], is_done: bool) -> str:
-    models = _names(records, "model")
-    strategies = _names(records, "strategy")
+    models, strategies = _names(records, "model"), _names(records, "strategy")
     exchanging = [name for name in strategies if name != WITHOUT]
     ways = []
     if exchanging:
@@ -177,30 +293,28 @@ def _devices(study: Study, records: Sequence[Record]) -> str:
         machine = hardware(record).removeprefix("CPU workers on ")
         if hosts:
             machine += f" ({compress_hosts(sorted(hosts))})"
-        machines.append(machine)
-    where = join_words([single_line(name) for name in dict.fromkeys(machines)], MOST_NAMES)
+        machines.append(single_line(machine))
+    where = join_words(list(dict.fromkeys(machines)), MOST_NAMES)
     return f"{join_words(sizes)} {unit} {preposition} {where}"
 
 
-def _batch(study: Study, records: Sequence[Record]) -> str:
+def _batch(records: Sequence[Record]) -> str:
     """Return the images of a step, where they are the same in every cell."""
-    things, unit = things_of(study), unit_of(study)
     per_step = {record.cell.global_batch_size for record in records}
     per_rank = {record.cell.batch_size for record in records}
     if per_step == {None} and len(per_rank) == 1:
-        return f", with {per_rank.pop():,} {things} per {unit.removesuffix('s')} and step"
+        return f", with {per_rank.pop():,} images per GPU and step"
     if None not in per_step and len(per_step) == 1:
-        return f", with {per_step.pop():,} {things} per step on all {unit} together"
+        return f", with {per_step.pop():,} images per step on all GPUs together"
     return ""
 
 
-# The answer of a study that trains.
+# ---- The answer of a study that trains ----------------------------------------------------------
 
 
 def answer(study: Study, main: MainPoint) -> str:
     """Return the rate and the efficiency of the point that the study is about."""
     curve, point = main
-    device, things = unit_of(study).removesuffix("s"), things_of(study)
     trained = [record for record in study.usable if record.cell.trains]
     names = []
     if len({named(record, "model") for record in trained}) > 1:
@@ -210,47 +324,41 @@ def answer(study: Study, main: MainPoint) -> str:
     subject = " with ".join(names) or "it"
     if curve.details:
         subject += f" ({', '.join(curve.details)})"
-    devices = count(point.world_size, device)
+    devices = count(point.world_size, "GPU")
     subsets = {runs.gpus for runs in study.timed if runs.world_size == point.world_size}
     if len(subsets) > 1 or isinstance(point.gpus[0], str):
         devices += f" ({gpu_ids(point.gpus)})"
-    rate = f"{central(point.rate, 'rate')} {things}/s"
-    line = f"On {devices} {single_line(subject, 120)} trains {rate}"
+    line = f"On {devices} {single_line(subject, 120)} trains {central(point.rate, 'rate')} images/s"
     if point.efficiency is None:
         return f"{line}."
-    whole = f"{point.world_size} × the slowest {device} alone"
+    whole = f"{point.world_size} × the slowest GPU alone"
     not_alone = ""
     if point.without_baseline:
-        whole = f"{point.world_size} × {device} {point.slowest} alone"
-        missing = gpu_ids(point.without_baseline)
-        not_alone = f"; {device}s {missing} were not measured alone"
-        if len(point.without_baseline) == 1:
-            not_alone = f"; {device} {missing} was not measured alone"
+        whole = f"{point.world_size} × GPU {point.slowest} alone"
+        were = "GPUs {} were" if len(point.without_baseline) > 1 else "GPU {} was"
+        not_alone = f"; {were.format(gpu_ids(point.without_baseline))} not measured alone"
     if curve.kind == "strong":
-        whole += f" with all {things} of a step"
+        whole += " with all images of a step"
     share = number(float(point.efficiency.value), "share")
     return f"{line}: an efficiency of {share} (100 % would be {whole}{not_alone})."
 
 
 def other_models(study: Study, findings: Findings, main: MainPoint) -> str:
     """Return the rates of the other models of a study of single GPUs; empty for other studies."""
+    if not ran_alone(study):
+        return ""
     points = [point for curve in findings.scaling.curves for point in curve.points]
-    points = [point for point in points if point.gpus == main.point.gpus]
     points.sort(key=lambda point: len(point.key.items() ^ main.point.key.items()))
     rates: dict[str, str] = {}
     for point in points:
-        rates.setdefault(point.key["model.name"], central(point.rate, "rate"))
+        if point.gpus == main.point.gpus:
+            rates.setdefault(point.key["model.name"], central(point.rate, "rate"))
     rates.pop(main.point.key["model.name"], None)
-    if not rates or not ran_alone(study):
-        return ""
     texts = [f"{single_line(name, 80)} trains {rate}" for name, rate in rates.items()]
-    more = ""
-    if len(texts) > MOST_RATES:
-        more = f" ({count(len(texts) - MOST_RATES, 'more model')} in the table below)"
-    return f"{join_words(texts[:MOST_RATES])} {things_of(study)}/s{more}."
+    return f"{join_words(texts, MOST_RATES)} images/s." if texts else ""
 
 
-def highest_rate(study: Study, findings: Findings, main: MainPoint) -> str:
+def highest_rate(findings: Findings, main: MainPoint) -> str:
     """Return the highest rate on the same devices, where another cell's single run is much faster.
 
     Empty where verdicts say more.
@@ -265,7 +373,7 @@ def highest_rate(study: Study, findings: Findings, main: MainPoint) -> str:
                 best = MainPoint(curve, point)
     if best.point.rate.value < MUCH_FASTER * main.point.rate.value:
         return ""
-    rate = f"{central(best.point.rate, 'rate')} {things_of(study)}/s"
+    rate = f"{central(best.point.rate, 'rate')} images/s"
     return (
         f"The highest rate of single runs is {rate}: {single_line(spoken(best.curve.label), 120)}."
     )
@@ -276,31 +384,33 @@ def other_cells(findings: Findings, main: MainPoint) -> str:
 
     NCCL's settings and the strategy `none` have sentences of their own.
     """
+    faster: list[Judged] = []
+    slower: list[Judged] = []
     cells = []
     for judged in judged_of(findings, main.point):
         is_setting = judged.comparison.differing[0].startswith(PREFIX)
-        if judged.other_key["strategy.name"] != WITHOUT and not is_setting:
-            cells.append(judged)
-    differing = [judged for judged in cells if judged.comparison.verdict != NO_DIFFERENCE]
-    faster = [judged for judged in differing if judged.change > 0]
-    slower = [judged for judged in differing if judged.change <= 0]
-    parts = []
-    if slower and not faster:
-        parts.append("none is faster; ")
-    parts.append(", ".join(filter(None, [_side(faster, "faster"), _side(slower, "slower")])))
+        if judged.other_key["strategy.name"] == WITHOUT or is_setting:
+            continue
+        cells.append(judged)
+        if judged.comparison.verdict != NO_DIFFERENCE:
+            (faster if judged.change > 0 else slower).append(judged)
+    sides = ", ".join(filter(None, [_side(faster, "faster"), _side(slower, "slower")]))
+    if len(cells) == 1 and sides:
+        return f"{sides}."
     if len(cells) == 1:
-        if differing:
-            return f"{parts[-1]}."
-        smallest = _smallest_shown(cells[0].comparison.smallest)
-        return f"{cells[0].other_name} shows no difference to it{smallest}."
+        smallest = cells[0].comparison.smallest
+        least = ""
+        if smallest is not None:
+            least = f" (these runs can show one of {number(smallest, 'share')} or more)"
+        return f"{cells[0].other_name} shows no difference to it{least}."
     if not cells:
         return ""
-    equal = len(cells) - len(differing)
-    if equal and differing:
-        parts.append(", ")
+    equal = len(cells) - len(faster) - len(slower)
     if equal:
-        parts.append(f"{equal} {'shows' if equal == 1 else 'show'} no difference")
-    return f"Of {len(cells):,} other cells on the same devices, {''.join(parts)}."
+        shows = "shows" if equal == 1 else "show"
+        sides = ", ".join(filter(None, [sides, f"{equal} {shows} no difference"]))
+    none_is = "none is faster; " if slower and not faster else ""
+    return f"Of {len(cells):,} other cells on the same devices, {none_is}{sides}."
 
 
 def _side(cells: Sequence[Judged], word: str) -> str:
@@ -313,29 +423,130 @@ def _side(cells: Sequence[Judged], word: str) -> str:
     return f"{len(cells)} are {word} ({most.other_name} the most, by {change})"
 
 
-def _smallest_shown(smallest: float | None) -> str:
-    if smallest is None:
+# ---- What NCCL settings changed -----------------------------------------------------------------
+
+
+def settings_sentences(findings: Findings, main: MainPoint) -> list[str]:
+    """Return sentences on the NCCL settings of the main point: those with an effect first.
+
+    They are against the point's own cell with the fewest settings.
+    """
+    effects: list[SettingEffect] = []
+    for effect in findings.settings:
+        untouched = _without_settings(effect.compared.first_key)
+        is_here = effect.compared.gpus == main.point.gpus
+        if is_here and untouched == _without_settings(main.point.key):
+            effects.append(effect)
+    fewest = min((len(effect.compared.first_key) for effect in effects), default=0)
+    changing, without_effect = [], []
+    for effect in effects:
+        has_verdict = effect.compared.verdict in ("faster", "slower")
+        if len(effect.compared.first_key) > fewest:
+            continue
+        if has_verdict or effect.other_transport:
+            changing.append(effect)
+        else:
+            without_effect.append(effect)
+    changing.sort(key=lambda effect: -abs(effect.compared.difference.value))
+    lines = [_effect(effect) for effect in changing[:MOST_EFFECTS]]
+    if without_effect:
+        lines.append(_no_effect(without_effect))
+    return lines
+
+
+def _without_settings(key: Key) -> dict[str, str]:
+    options = {name: value for name, value in key.items() if not name.startswith(PREFIX)}
+    options.pop("connections", None)
+    return options
+
+
+def _effect(effect: SettingEffect) -> str:
+    """Return `LOC is 2.2 % slower than untouched: NCCL used SHM, and an exchange took …`."""
+    compared, change = effect.compared, effect.compared.difference.value
+    word = "slower" if change < 0 else "faster"
+    line = single_line(effect.setting, 60)
+    if not compared.verdict:
+        line += f" was {number(abs(change), 'share')} {word} than untouched in single runs"
+    elif compared.verdict == NO_DIFFERENCE:
+        line += f" shows no difference in {compared.rate} to untouched"
+    else:
+        size = estimate(scaled(compared.difference, math.copysign(1, change)), "share")
+        line += f" is {size} {word} than untouched"
+    causes = []
+    before, after = (single_line(transport, 40) for transport in effect.transports)
+    if effect.other_transport:
+        causes.append(f"NCCL used {after} instead of {before}")
+    return _with_causes(line, causes, [effect.exchange_ratio])
+
+
+def _no_effect(effects: Sequence[SettingEffect]) -> str:
+    """`P2P_LEVEL=PIX shows no difference to untouched: NCCL used the same transport.`"""
+    names = join_words([single_line(effect.setting, 60) for effect in effects])
+    if len(effects) > MOST_SETTINGS:
+        names = count(len(effects), "other setting")
+    s = "s" if len(effects) == 1 else ""
+    if all(effect.compared.verdict for effect in effects):
+        line = f"{names} show{s} no difference to untouched"
+    else:
+        most = max(abs(effect.compared.difference.value) for effect in effects)
+        size = number(most, "share")
+        line = f"{names} differ{s} from untouched by {size} at most in single runs"
+    causes = []
+    if all(all(effect.transports) for effect in effects):
+        causes.append("NCCL used the same transport")
+    return _with_causes(line, causes, [effect.exchange_ratio for effect in effects])
+
+
+def _with_causes(line: str, causes: Sequence[str], ratios: Sequence[float | None]) -> str:
+    known = sorted(ratio for ratio in ratios if ratio is not None)
+    if known and max(1 - known[0], known[-1] - 1) < SAME_TIME:
+        causes = [*causes, "an exchange took as long"]
+    elif known:
+        times = " to ".join(dict.fromkeys((number(known[0]), number(known[-1]))))
+        causes = [*causes, f"an exchange took {times} times as long"]
+    return f"{line}: {', and '.join(causes)}." if causes else f"{line}."
+
+
+# ---- Which wire limits cells on several hosts ---------------------------------------------------
+
+
+def between_hosts(study: Study, point: Point) -> str:
+    """Return how several hosts compare with one, and whether their network limits them.
+
+    `2 hosts train 1.3 × the slowest of them alone: an exchange takes …`; empty on one host.
+    """
+    matching = [runs for runs in study.runs if runs.records[0].record_id in point.record_ids]
+    wires = host_wires(matching[0]) if matching else None
+    if wires is None or wires.exchange_ms is None:
         return ""
-    if smallest >= 1:
-        return " (these runs differ too much among themselves to show one)"
-    return f" (these runs can show one of {number(smallest, 'share')} or more)"
+    network = wires.worded or "the network between them"
+    text = f"n exchange takes {number(wires.exchange_ms)} ms over {network}"
+    if wires.gb_per_s:
+        text += f" at {number(wires.gb_per_s)} GB/s"
+    if wires.share is not None and wires.share <= WIRE_MEASURED:
+        verb = "limits" if wires.share >= WIRE_LIMITS else "does not limit"
+        share = number(min(1.0, wires.share), "share")
+        text += f", and this network {verb} it ({share} of what it carries is used)"
+    start = "A"
+    if point.node_efficiency is not None:
+        hosts = len(matching[0].cell.hosts)
+        ratio = number(point.node_efficiency.value * hosts, "ratio")
+        start = f"{hosts} hosts train {ratio} × the slowest of them alone: a"
+    return single_line(f"{start}{text}.", 400)
 
 
-# How sure the answer is.
+# ---- How sure the answer is, and why the devices train less together than alone -----------------
 
 
-def certainty(study: Study, findings: Findings, point: Point) -> str:
+def certainty(study: Study, point: Point) -> str:
     """Return the intervals of the next run, or why they are not known."""
     rate = interval(point.rate, "rate")
     if rate:
-        efficiency = interval(point.efficiency, "share").replace("\N{NO-BREAK SPACE}%", "")
-        if efficiency:
-            efficiency = f", an efficiency of {efficiency} %"
-        return f"The next run would give {rate} {things_of(study)}/s{efficiency} (95 % interval)."
+        share = interval(point.efficiency, "share").replace("\N{NO-BREAK SPACE}%", "")
+        efficiency = f", an efficiency of {share} %" if share else ""
+        return f"The next run would give {rate} images/s{efficiency} (95 % interval)."
     if any(len(runs.records) > 1 for runs in study.timed):
         return "Too few runs of equal cells are known to say what the next run would give."
-    if findings.comparisons:
-        return "Every cell ran only once, so no difference between cells has a verdict."
     return "Every cell ran only once."
 
 
@@ -352,8 +563,94 @@ def doubt(study: Study, point: Point) -> str:
         # The first clause says it without numbers.
         clause, colon, _ = text.partition(":")
         reasons.append(single_line(clause if colon and len(clause) <= REASON_LENGTH else code))
-    more = ""
-    if len(reasons) > MOST_REASONS:
-        more = f"; and {len(reasons) - MOST_REASONS} more"
-    listed = "; ".join(reasons[:MOST_REASONS]) or "no reason was recorded"
-    return f"Checks cast doubt on this: {listed}{more}."
+    more = f"; and {len(reasons) - MOST_REASONS} more" if len(reasons) > MOST_REASONS else ""
+    return f"Checks cast doubt on this: {'; '.join(reasons[:MOST_REASONS])}{more}."
+
+
+def loss(study: Study, findings: Findings, main: MainPoint) -> str:
+    """Return where the loss comes from: the waterfall, the strategy `none` or the strategy's cost.
+
+    Empty where the study says nothing about it.
+    """
+    point = main.point
+    for fall in findings.waterfalls:
+        if (fall.gpus, fall.key) != (point.gpus, point.key):
+            continue
+        alone = f"{len(fall.gpus)} × the slowest GPU alone without a strategy"
+        gap = number((fall.ideal.value - fall.measured.value) / fall.ideal.value, "share")
+        line = f"{gap} of {number(fall.ideal.value, 'rate')} images/s ({alone}) is lost"
+        sure, has_intervals = [], False
+        for part in fall.parts:
+            if part.lost is not None and part.lost.low is not None and not part.above_ideal:
+                has_intervals = True
+                if part.lost.low > 0:
+                    sure.append((part.lost.value, part))
+        if sure:
+            _, part = max(sure, key=lambda pair: pair[0])
+            size = estimate(part.lost, "rate")
+            line += f"; the largest sure cause is {part.name}: {size} images/s"
+        elif has_intervals:
+            line += "; no single cause stands out from the noise"
+        return f"{line}."
+    parts = list(filter(None, [_loss_against_none(findings, point), _strategy_cost(study, point)]))
+    text = "; ".join(parts)
+    return f"{text[0].upper()}{text[1:]}." if text else ""
+
+
+def _loss_against_none(findings: Findings, point: Point) -> str:
+    """Return the loss against the same devices without any exchange; empty where none is seen."""
+
+    def is_none(judged: Judged) -> bool:
+        differs = "strategy.name" in judged.comparison.differing
+        return differs and judged.other_key["strategy.name"] == WITHOUT
+
+    judged = compared_with(findings, point, is_none)
+    loses = "slower" if judged is not None and judged.is_second else "faster"
+    if judged is None or judged.comparison.verdict != loses:
+        return ""
+    difference = judged.comparison.difference
+    losses = []
+    for end in (difference.value, difference.low, difference.high):
+        # `difference` is (second − first) ÷ first. As the second, the point lost −difference; as
+        # the first, 1 − 1 ÷ (1 + difference).
+        if end is not None:
+            losses.append(-end if judged.is_second else 1 - 1 / (1 + end))
+    share = estimate(Estimate(losses[0], *sorted(losses[1:])), "share")
+    return f"it loses {share} of what the same GPUs train without any exchange (strategy none)"
+
+
+def _strategy_cost(study: Study, point: Point) -> str:
+    """Return what the strategy adds to a step; empty where that was not measured."""
+    records = study.records_of(point)
+    cost_ms = bounded(study, records, "strategy/cost_ms")
+    step_ms = median_of(records, "step/ms_median")
+    if cost_ms is None or not step_ms:
+        return ""
+    return f"the strategy adds {estimate(cost_ms)} ms to a step of {number(step_ms)} ms"
+
+
+# ---- What to do next ----------------------------------------------------------------------------
+
+
+def next_step(study: Study, findings: Findings, main: MainPoint | None) -> str:
+    """Return what to run to learn more: `To see how it scales, run with gpus=scale.`"""
+    offers: list[tuple[str, str]] = []
+    if main is not None and main.point.world_size == 1:
+        # A driver that names a single GPU has no other.
+        records = study.records_of(main.point)
+        if any(len(gpus_of(record.environment)) != 1 for record in records):
+            offers.append(("see how it scales", "gpus=scale"))
+    elif main is not None and not findings.waterfalls:
+        efficiency = "the efficiency and " if main.point.efficiency is None else ""
+        offers.append((f"see {efficiency}where the loss comes from", "waterfall=true"))
+    if findings.comparisons and not any(each.verdict for each in findings.comparisons):
+        offers.append(("learn which differences are real", "repeats=5"))
+    elif study.timed and all(noise.floor is None for noise in findings.noises):
+        offers.append(("learn how far runs differ", "repeats=5"))
+    if not offers:
+        return COMPARE
+    (aim, option), *rest = offers
+    line = f"To {aim}, run with {option}"
+    for aim, option in rest:
+        line += f"; to {aim}, with {option}"
+    return f"{line}."

@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from html import escape
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from analysis.report.numbers import NumberFormat, central, interval, of_metric
+from analysis.report.latex import table_float
+from analysis.report.numbers import NumberFormat, of_metric, texts
 from analysis.study.estimates import Estimate
 from analysis.text import markdown, single_line
 from benchmarks.record import metrics
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 PlainValue = str | int | float | None
 Value = PlainValue | Estimate
+Reader = Callable[[Any], Value] | str | None  # of a row: a function, an attribute's path, or .get
 TEXT = "text"
 TEXT_LENGTH = 3000  # characters of a text on the page
 
@@ -33,15 +35,16 @@ class Column:
 
     key: str  # heads the column in CSV and JSON
     heading: str  # … and for people
-    value: Callable[[Any], Value] | str | None = None  # an attribute's path, or row.get(key)
+    value: Reader = None  # None: row.get(key)
     kind: str | NumberFormat = TEXT  # TEXT, a key of numbers.KINDS, or a format of its own
     bounded: bool = False  # values are Estimates: CSV has the ends of their intervals too
     shown: bool = True  # to people; else in CSV and JSON only
 
     def of(self, row: Any) -> Value:
         """Return the value of a row in this column."""
+        value: Value
         if self.value is None:
-            value: Value = row.get(self.key)
+            value = row.get(self.key)
         elif isinstance(self.value, str):
             value = attrgetter(self.value)(row)
         else:
@@ -58,67 +61,30 @@ class Column:
         """Whether the column holds texts, which stand on the left."""
         return self.kind == TEXT
 
+    def texts(self, value: Value) -> tuple[str, str]:
+        """Return a value for people, and its 95 % interval, empty without one."""
+        if self.is_text or isinstance(value, str):
+            return single_line("" if value is None else value), ""
+        return texts(value, self.kind)
+
+    def text(self, value: Value) -> str:
+        """Return a value for people on one line: `98.1 % (98.0 to 98.3)`."""
+        central, interval = self.texts(value)
+        return f"{central} ({interval})" if interval else central
+
+    def plain(self, value: Value) -> tuple[PlainValue, ...]:
+        """Return the values under each of the keys, for programs."""
+        if isinstance(value, Estimate):
+            return (value.value, value.low, value.high)[: len(self.keys)]
+        return (value, None, None)[: len(self.keys)]
+
 
 def metric_column(
-    key: str,
-    metric: str,
-    value: Callable[[Any], Value] | str | None = None,
-    *,
-    heading: str = "",
-    bounded: bool = False,
-    things: str = "images",
+    key: str, metric: str, value: Reader = None, *, heading: str = "", bounded: bool = False
 ) -> Column:
-    """Return the column of a metric, with heading and decimals of the table of metrics.
-
-    `things` are what the cells count (analysis.study.names.things_of).
-    """
-    entry = metrics.metric(metric).of(things)
+    """Return the column of a metric, with heading and decimals of the table of metrics."""
+    entry = metrics.metric(metric)
     return Column(key, heading or entry.column or entry.title, value, of_metric(metric), bounded)
-
-
-class TableCell(NamedTuple):
-    """A value of a table, in its column."""
-
-    value: Value
-    column: Column
-
-    @property
-    def is_text(self) -> bool:
-        """Whether it is printed as it is, and not as a number."""
-        return self.column.is_text or isinstance(self.value, str)
-
-    @property
-    def central(self) -> str:
-        """The text, or the number without its interval, for people."""
-        if self.is_text:
-            return single_line("" if self.value is None else self.value)
-        return central(self.value, self.column.kind)  # type: ignore[arg-type]  # no text
-
-    @property
-    def interval(self) -> str:
-        """The 95 % interval for people; empty without one."""
-        return "" if self.is_text else interval(self.value, self.column.kind)  # type: ignore[arg-type]
-
-    @property
-    def text(self) -> str:
-        """The text, or the number with its interval, for people."""
-        return f"{self.central} ({self.interval})" if self.interval else self.central
-
-    @property
-    def plain(self) -> list[PlainValue]:
-        """The values under each of the column's keys, for programs."""
-        value = self.value
-        if isinstance(value, Estimate):
-            values: list[PlainValue] = [value.value, value.low, value.high]
-        else:
-            values = [value, None, None]
-        return values[: len(self.column.keys)]
-
-    @property
-    def html(self) -> str:
-        """The cell as an element of a page."""
-        within = f" <small>{_html(self.interval)}</small>" if self.interval else ""
-        return f"<td{_html_class(self.is_text)}>{_html(self.central)}{within}</td>"
 
 
 @dataclass(frozen=True)
@@ -144,48 +110,48 @@ class Table:
         `marked` tells which are doubtful.
         """
         columns = tuple(columns)
-        values = []
-        doubtful = []
+        values, doubtful = [], []
         for index, row in enumerate(rows):
             values.append(tuple(column.of(row) for column in columns))
             if marked(row):
                 doubtful.append(index)
         return Table(name, caption, columns, tuple(values), frozenset(doubtful))
 
-    @property
-    def cells(self) -> list[list[TableCell]]:
-        """The cells of every row."""
-        rows = []
-        for row in self.rows:
-            rows.append([TableCell(*pair) for pair in zip(row, self.columns, strict=True)])
-        return rows
-
     @cached_property
     def for_people(self) -> "Table":
         """The table without columns that are for programs, and without empty columns."""
         shown = []
         for index, column in enumerate(self.columns):
-            is_empty = self.rows and all(row[index] in (None, "") for row in self.rows)
-            if column.shown and not is_empty:
+            filled = [row for row in self.rows if row[index] not in (None, "")]
+            if column.shown and (filled or not self.rows):
                 shown.append(index)
         columns = tuple(self.columns[index] for index in shown)
         rows = tuple(tuple(row[index] for index in shown) for row in self.rows)
         return replace(self, columns=columns, rows=rows)
 
-    def translated(self, translate: Callable[[str], str]) -> "Table":
-        """Return the table with `translate` applied to its caption, headings and texts."""
+    def texts(self, most: int | None = None) -> list[list[str]]:
+        """Return the first rows as texts, for the columns of `for_people`."""
+        table = self.for_people
+        lines = []
+        for row in table.rows[:most]:
+            lines.append(list(map(Column.text, table.columns, row)))
+        return lines
+
+    def translated(
+        self, words: Callable[[str], str], cells: Callable[[str], str] | None = None
+    ) -> "Table":
+        """Return the table with `words` applied to caption and headings, `cells` to its texts."""
         columns = []
         for column in self.columns:
-            columns.append(replace(column, heading=translate(column.heading)))
+            columns.append(replace(column, heading=words(column.heading)))
         rows = []
         for row in self.rows:
             values = list(row)
             for index, value in enumerate(row):
-                if isinstance(value, str):
-                    values[index] = translate(value)
+                if cells is not None and isinstance(value, str):
+                    values[index] = cells(value)
             rows.append(tuple(values))
-        caption = translate(self.caption)
-        return replace(self, caption=caption, columns=tuple(columns), rows=tuple(rows))
+        return replace(self, caption=words(self.caption), columns=tuple(columns), rows=tuple(rows))
 
     def to_csv(self) -> str:
         """Return every row with numbers unrounded.
@@ -194,28 +160,29 @@ class Table:
         """
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
+        rows = self.to_json()
         writer.writerow([key for column in self.columns for key in column.keys])
-        for row in self.cells:
-            writer.writerow([_csv_value(value) for cell in row for value in cell.plain])
+        for row in rows:
+            writer.writerow(map(_csv_value, row.values()))
         return out.getvalue()
 
     def to_json(self) -> list[dict[str, PlainValue]]:
         """Return a mapping for each row, with the values of the CSV; what is not known is None."""
         rows = []
-        for row in self.cells:
+        for row in self.rows:
             values: dict[str, PlainValue] = {}
-            for cell in row:
-                values |= dict(zip(cell.column.keys, cell.plain, strict=True))
+            for column, value in zip(self.columns, row, strict=True):
+                values |= zip(column.keys, column.plain(value), strict=True)
             rows.append(values)
         return rows
 
     def to_markdown(self, most: int) -> str:
         """Return the first rows as a pipe table."""
-        table = self.for_people
-        lines = [[markdown(column.heading) for column in table.columns]]
-        lines.append(["---" if column.is_text else "---:" for column in table.columns])
-        for row in table.cells[:most]:
-            lines.append([markdown(cell.text) for cell in row])
+        columns = self.for_people.columns
+        rule = ["---" if column.is_text else "---:" for column in columns]
+        lines = [[markdown(column.heading) for column in columns], rule]
+        for row in self.texts(most):
+            lines.append(list(map(markdown, row)))
         return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
     def to_html(self, most: int) -> str:
@@ -223,12 +190,16 @@ class Table:
         table = self.for_people
         lines = ["<table>", "<thead><tr>"]
         for column in table.columns:
-            class_ = _html_class(column.is_text)
-            lines.append(f'<th scope="col"{class_}>{_html(column.heading)}</th>')
+            lines.append(f'<th scope="col"{_aligned(column.is_text)}>{_html(column.heading)}</th>')
         lines += ["</tr></thead>", "<tbody>"]
-        for index, row in enumerate(table.cells[:most]):
+        for index, row in enumerate(table.rows[:most]):
             lines.append('<tr class="mark">' if index in table.marked else "<tr>")
-            lines += [cell.html for cell in row]
+            for column, value in zip(table.columns, row, strict=True):
+                text, interval = map(_html, column.texts(value))
+                if interval:
+                    text += f" <small>{interval}</small>"
+                aligned = _aligned(column.is_text or isinstance(value, str))
+                lines.append(f"<td{aligned}>{text}</td>")
             lines.append("</tr>")
         return "\n".join([*lines, "</tbody>", "</table>"])
 
@@ -241,29 +212,26 @@ class Table:
         table = self.for_people
         title = escape_markup(self.caption) or None
         result = RichTable(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-        rows = table.cells[:most]
+        rows = []
+        for row in table.rows[:most]:
+            rows.append(list(map(Column.texts, table.columns, row)))
         for index, column in enumerate(table.columns):
             look: dict[str, Any] = {"justify": "left"}
             if not column.is_text:
-                lengths: list[int] = []
-                for row in rows:
-                    lengths += [len(row[index].central), len(row[index].interval)]
+                lengths = [max(map(len, cells[index])) for cells in rows]
                 look = {"justify": "right", "min_width": max(lengths, default=None)}  # not cut
             result.add_column(escape_markup(column.heading), overflow="fold", **look)
-        for row in rows:
-            texts = ["\n".join(filter(None, (cell.central, cell.interval))) for cell in row]
-            result.add_row(*map(escape_markup, texts))
+        for cells in rows:
+            lines = ["\n".join(filter(None, pair)) for pair in cells]
+            result.add_row(*map(escape_markup, lines))
         return result
 
     def to_latex(self) -> str:
         r"""Return a float to be \input, with caption and label."""
-        from analysis.report.latex import table_float
-
-        table = self.for_people
-        rows = [[cell.text for cell in row] for row in table.cells]
-        formats = "".join("l" if column.is_text else "r" for column in table.columns)
-        headings = [column.heading for column in table.columns]
-        return table_float(self.name, self.caption, headings, formats, rows, self.marked)
+        columns = self.for_people.columns
+        formats = "".join("l" if column.is_text else "r" for column in columns)
+        headings = [column.heading for column in columns]
+        return table_float(self.name, self.caption, headings, formats, self.texts(), self.marked)
 
 
 def numbers_table(keys: Sequence[str], rows: Iterable[Sequence[Value]]) -> Table:
@@ -271,7 +239,7 @@ def numbers_table(keys: Sequence[str], rows: Iterable[Sequence[Value]]) -> Table
 
     Keys hold units, an estimate has the ends of its interval too.
     """
-    every = tuple(tuple(row) for row in rows)
+    every = tuple(map(tuple, rows))
     columns = []
     for index, key in enumerate(keys):
         bounded = any(isinstance(row[index], Estimate) for row in every)
@@ -294,5 +262,5 @@ def _html(text: str) -> str:
     return escape(single_line(text, TEXT_LENGTH))
 
 
-def _html_class(is_text: bool) -> str:
+def _aligned(is_text: bool) -> str:
     return "" if is_text else ' class="n"'

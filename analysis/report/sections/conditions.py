@@ -8,13 +8,13 @@ from typing import Any
 from analysis.findings.baselines import AT_EQUAL_CLOCKS, EFFICIENCY
 from analysis.findings.communication import COST, DISAGREEMENT, EXPOSED, HIDDEN, TRACE_EXPOSED
 from analysis.findings.record_values import SeveralRecords
-from analysis.report.section import RATE, Section, bounded, in_parentheses
+from analysis.report.section import RATE, Section, about_intervals, bounded
 from analysis.report.table import Column, Table, metric_column
 from analysis.study.estimates import Findings
-from analysis.study.names import gpu_ids, run_name, things_of
+from analysis.study.names import gpu_ids, run_name
 from analysis.study.noise_floor import CLOCK
 from analysis.study.provenance import LEFT_OUT, hardware, inherited, mapping
-from analysis.study.runs import median_of, named
+from analysis.study.runs import named
 from analysis.study.study import Study
 from analysis.text import count, join_words, single_line
 from benchmarks.record import Record
@@ -24,15 +24,20 @@ MOST_VALUES = 4  # of one variable that are named
 MOST_COMMANDS = 40
 
 
+# ---- Validity -----------------------------------------------------------------------------------
+
+
 def validity(study: Study, findings: Findings) -> Section:
     """Return what was excluded and why, what is marked, and which checks could not run."""
-    excluded = []
+    excluded, remarks, unchecked = [], [], []
     for record in study.excluded:
-        row = {"cell": run_name(record), "state": _state(record), "why": _reason(record)}
-        excluded.append(row)
+        why = "; ".join(record.validity.codes.values())
+        if record.failure is not None:
+            rank = f" of rank {record.failure.rank}" if record.failure.rank is not None else ""
+            why = f"{record.failure.cause}{rank}: {record.failure.message}"
+        excluded.append({"cell": run_name(record), "state": _state(record), "why": why})
     for text in study.unreadable:
         excluded.append({"cell": "", "state": "unreadable", "why": text})
-    remarks = []
     skipped: Counter[tuple[str, str]] = Counter()
     for record in study.usable:
         verdict = record.validity.verdict
@@ -40,7 +45,6 @@ def validity(study: Study, findings: Findings) -> Section:
             row = {"cell": run_name(record), "verdict": verdict, "code": code, "why": text}
             remarks.append(row)
         skipped.update(record.validity.unchecked.items())
-    unchecked = []
     for (code, why), cells in skipped.items():
         unchecked.append({"code": code, "why": why, "cells": cells})
     tables = (
@@ -74,30 +78,33 @@ def validity(study: Study, findings: Findings) -> Section:
 
 
 def _validity_lines(study: Study) -> list[str]:
-    finished = [record for record in study.records if record.state == "finished"]
-    verdicts = Counter(record.validity.verdict for record in finished)
-    states = Counter(record.state for record in study.records if record.state != "finished")
-    ordered = [*sorted(verdicts.items(), key=lambda item: -item[1]), *sorted(states.items())]
-    words = join_words([f"{cells:,} {word}" for word, cells in ordered])
+    verdicts: Counter[str] = Counter()
+    states: Counter[str] = Counter()
+    unchecked = 0
+    for record in study.records:
+        if record.state == "finished":
+            verdicts[record.validity.verdict] += 1
+            unchecked += bool(record.validity.unchecked)
+        else:
+            states[record.state] += 1
+    words = [f"{cells:,} {word}" for word, cells in verdicts.most_common()]
+    words += [f"{cells:,} {word}" for word, cells in sorted(states.items())]
     lines = ["No record could be read."]
     if study.records:
-        lines = [f"{count(len(study.records), 'cell')}: {words}."]
+        lines = [f"{count(len(study.records), 'cell')}: {join_words(words)}."]
     if study.compared:
         lines.append(study.compared)
-    unchecked = sum(bool(record.validity.unchecked) for record in finished)
     if unchecked:
         lines.append(f"In {count(unchecked, 'cell')} not every check could run.")
     if study.replaced:
+        attempts = count(len(study.replaced), "other attempt")
         are = "is" if len(study.replaced) == 1 else "are"
-        lines.append(
-            f"{count(len(study.replaced), 'other attempt')} at the same cells {are} not counted."
-        )
+        lines.append(f"{attempts} at the same cells {are} not counted.")
     if len(study.installations) > 1:
         each = [f"{name} ({count(cells, 'cell')})" for name, cells in study.installations.items()]
         lines.append(
             f"The records come from {len(study.installations)} machines or installations, and are "
-            "not compared with each other: "
-            f"{single_line('; '.join(each), 900)}."
+            f"not compared with each other: {single_line('; '.join(each), 900)}."
         )
     return lines
 
@@ -106,11 +113,7 @@ def _state(record: Record) -> str:
     return record.validity.said if record.state == "finished" else record.state
 
 
-def _reason(record: Record) -> str:
-    if record.failure is not None:
-        rank = f" of rank {record.failure.rank}" if record.failure.rank is not None else ""
-        return f"{record.failure.cause}{rank}: {record.failure.message}"
-    return "; ".join(record.validity.codes.values())
+# ---- Environment --------------------------------------------------------------------------------
 
 
 def environment(study: Study, findings: Findings) -> Section:
@@ -120,43 +123,53 @@ def environment(study: Study, findings: Findings) -> Section:
     from_outside: Counter[str] = Counter()
     for record in study.records:
         for name, value in _facts(record).items():
-            facts[name][str(value)] += 1
-        for name, value in _variables(record).items():
+            if value not in (None, ""):
+                facts[name][str(value)] += 1
+        for name, value in mapping(record.environment.get("variables")).items():
             variables[name][str(value)] += 1
+        for name in record.environment.get(LEFT_OUT) or ():
+            variables[str(name)]["left out: it looks like a secret"] += 1
         from_outside.update(f"{name}={value}" for name, value in inherited(record).items())
     rows = []
-    for sort, named_values in (("machine", facts.items()), ("variable", sorted(variables.items()))):
-        for name, values in named_values:
-            rows.append({"sort": sort, "name": name, "value": _distinct(values)})
+    for sort, by_name in (("machine", facts), ("variable", dict(sorted(variables.items())))):
+        for name, values in by_name.items():
+            text = "; ".join(f"{value} ({count(cells, 'cell')})" for value, cells in values.items())
+            if len(values) > MOST_VALUES:
+                text = f"{len(values):,} different values"
+            elif len(values) == 1:
+                text = next(iter(values))
+            rows.append({"sort": sort, "name": name, "value": text})
     table = Table.of(
         "environment",
         "The machine, the versions and the environment variables of the ranks.",
         (Column("sort", "sort", shown=False), Column("name", "name"), Column("value", "value")),
         rows,
     )
+    words = []
+    for setting, cells in from_outside.items():
+        is_everywhere = cells == len(study.records)
+        words.append(setting if is_everywhere else f"{setting} ({count(cells, 'cell')})")
     lines: tuple[str, ...] = ()
-    if from_outside:
-        words = []
-        for setting, cells in from_outside.items():
-            words.append(
-                setting if cells == len(study.records) else f"{setting} ({count(cells, 'cell')})"
-            )
-        text = f"Set outside Ringside, and able to change results: {join_words(words)}."
-        text += " Cells that differ in it are not compared."
+    if words:
+        text = (
+            f"Set outside Ringside, and able to change results: {join_words(words)}. Cells that "
+            "differ in it are not compared."
+        )
         lines = (single_line(text, 900),)
     return Section("environment", "Environment", lines, tables=(table,))
 
 
 def _facts(record: Record) -> dict[str, Any]:
+    """Return what a record says of its machine and software; what it does not say is empty."""
     environment = record.environment
     cpu, gpu, versions, git = (
         mapping(environment.get(name)) for name in ("cpu", "gpu", "versions", "git")
     )
-    hosts = record.cell.every_host
-    memory = cpu.get("memory_bytes")
+    hosts, memory, commit = record.cell.every_host, cpu.get("memory_bytes"), ""
     starts = dict.fromkeys(str(rank["started"]) for rank in record.ranks if "started" in rank)
-    modified = ", modified" if git.get("modified") else ""
-    facts = {
+    if "commit" in git:
+        commit = f"{git['commit']}, modified" if git.get("modified") else str(git["commit"])
+    return {
         "hardware": hardware(record),
         "ranks were started by": ", ".join(starts),
         "hosts": compress_hosts(sorted(hosts)),
@@ -167,43 +180,28 @@ def _facts(record: Record) -> dict[str, Any]:
         "cores": cpu.get("cores"),
         "NUMA nodes": environment.get("numa_nodes"),
         "memory": f"{memory / 2**30:,.0f} GiB" if isinstance(memory, int | float) else None,
-        **{str(name): version for name, version in versions.items()},
-        "Ringside": f"{git['commit']}{modified}" if "commit" in git else None,
+        **versions,
+        "Ringside": commit,
         "code that measures": environment.get("code"),
     }
-    return {name: value for name, value in facts.items() if value not in (None, "")}
 
 
-def _variables(record: Record) -> dict[str, Any]:
-    """Return the variables of the ranks, and the names of those that were left out."""
-    left_out = record.environment.get(LEFT_OUT)
-    secrets = left_out if isinstance(left_out, list) else ()
-    variables = dict(mapping(record.environment.get("variables")))
-    return variables | {str(name): "left out: it looks like a secret" for name in secrets}
-
-
-def _distinct(values: Counter[str]) -> str:
-    if len(values) > MOST_VALUES:
-        return f"{len(values):,} different values"
-    if len(values) == 1:
-        return next(iter(values))
-    return "; ".join(f"{value} ({count(cells, 'cell')})" for value, cells in values.items())
+# ---- Commands and cells -------------------------------------------------------------------------
 
 
 def commands(study: Study, findings: Findings) -> Section:
     """Return the command of each sweep."""
     sweeps = {record.sweep_id: tuple(record.overrides) for record in study.records}
-    invocations = Counter(sweeps.values())
     cells = Counter(sweeps[record.sweep_id] for record in study.records)
     lines = []
-    for overrides, number in invocations.items():
+    for overrides, number in Counter(sweeps.values()).items():
         command = single_line(shlex.join(["python", "launch.py", *overrides]), 2000)
         several = f", {number} invocations" if number > 1 else ""
         lines.append(f"{command}  # {count(cells[overrides], 'cell')}{several}")
-    shown = lines[:MOST_COMMANDS]
-    if len(lines) > MOST_COMMANDS:
-        shown.append(f"# {len(lines) - MOST_COMMANDS:,} more commands are in the records")
-    return Section("commands", "The exact commands", commands=tuple(shown))
+    left = len(lines) - MOST_COMMANDS
+    if left > 0:
+        lines[MOST_COMMANDS:] = [f"# {left:,} more commands are in the records"]
+    return Section("commands", "The exact commands", commands=tuple(lines))
 
 
 def cells(study: Study, findings: Findings) -> Section:
@@ -211,38 +209,39 @@ def cells(study: Study, findings: Findings) -> Section:
     several = SeveralRecords(study)
     values = {record.record_id: several.values(record) for record in study.records}
 
-    def effective(record: Record, name: str) -> str:
-        value = record.effective.get(name)
-        return ", ".join(map(str, value)) if isinstance(value, list) else str(value or "")
+    def effective(key: str, heading: str) -> Column:
+        def read(record: Record) -> str:
+            value = record.effective.get(key)
+            return ", ".join(map(str, value)) if isinstance(value, list) else str(value or "")
+
+        return Column(key, heading, read)
 
     def current(key: str, name: str) -> Column:
         """Return the column of a metric that needs other records, by all that the study has now."""
         return metric_column(key, name, lambda record: values[record.record_id].get(name))
 
     def own(key: str, name: str) -> Column:
-        return metric_column(key, name, lambda record: median_of([record], name))
+        return metric_column(key, name, lambda record: record.metrics.get(name))
 
-    def with_interval(key: str, name: str, **changes: Any) -> Column:
-        return metric_column(
-            key, name, lambda record: bounded(study, [record], name), bounded=True, **changes
-        )
+    def with_interval(key: str, name: str) -> Column:
+        return metric_column(key, name, lambda record: bounded(study, [record], name), bounded=True)
 
     def at_equal_clocks(record: Record) -> float | None:
         return values[record.record_id].get(AT_EQUAL_CLOCKS)
+
+    def started(record: Record) -> str:
+        at = datetime.fromtimestamp(record.started_at, timezone.utc)
+        return at.strftime("%Y-%m-%d %H:%M:%S")
 
     columns = (
         Column("cell", "cell", run_name),
         Column("state", "state", _state),
         Column("codes", "codes", lambda record: ", ".join(record.validity.codes)),
         Column("gpus", "GPUs", lambda record: gpu_ids(record.cell.members), shown=False),
-        with_interval("images_per_second", RATE, things=things_of(study)),
+        with_interval("images_per_second", RATE),
         current("efficiency", EFFICIENCY),
-        Column(
-            "efficiency_at_equal_clocks", "at equal clocks", at_equal_clocks, "share", shown=False
-        ),
-        Column(
-            "sm_mhz", "clock, MHz", lambda record: median_of([record], CLOCK), "count", shown=False
-        ),
+        Column("efficiency_at_equal_clocks", "", at_equal_clocks, "share", shown=False),
+        Column("sm_mhz", "", lambda record: record.metrics.get(CLOCK), "count", shown=False),
         with_interval("exchange_ms", "comm/exchange_ms"),
         own("busbw_gb_per_s", "comm/busbw_gb_per_s"),
         with_interval("cost_ms", COST),
@@ -250,23 +249,18 @@ def cells(study: Study, findings: Findings) -> Section:
         current("hidden_share", HIDDEN),
         own("exposed_by_trace_ms", TRACE_EXPOSED),
         current("difference_ms", DISAGREEMENT),
-        Column("transport", "transport", lambda record: effective(record, "transport")),
-        Column("link_class", "link class", lambda record: effective(record, "link_class")),
-        Column("benchmark", "benchmark", lambda record: named(record, "benchmark"), shown=False),
-        Column("started", "started", _started, shown=False),
-        Column("record_id", "record", "record_id", shown=False),
+        effective("transport", "transport"),
+        effective("link_class", "link class"),
+        Column("benchmark", "", lambda record: named(record, "benchmark"), shown=False),
+        Column("started", "", started, shown=False),
+        Column("record_id", "", "record_id", shown=False),
     )
     table = Table.of(
         "cells",
         "Every single run, in the order of their start. Its efficiency is against all baselines "
-        "that the study has now."
-        f"{in_parentheses(study)} Times and record ids are in cells.csv.",
+        f"that the study has now.{about_intervals(study)} Times and record ids are in cells.csv.",
         columns,
         study.records,
         marked=lambda record: not _state(record).startswith("valid"),
     )
     return Section("cells", "Every cell", tables=(table,))
-
-
-def _started(record: Record) -> str:
-    return datetime.fromtimestamp(record.started_at, timezone.utc).strftime("%Y-%m-%d %H:%M:%S")

@@ -5,11 +5,10 @@ the others, after all were measured, which is hindsight.
 """
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from analysis.prediction.calibration import COST, calibrate
 from analysis.prediction.forecast import CONDITION, FEWEST_HELD_OUT, LEVEL, hold_out, scores_of
@@ -19,13 +18,12 @@ from analysis.report.section import Section
 from analysis.report.table import Column, Table
 from analysis.study import names as study_names
 from analysis.study.estimates import Estimate, Findings
-from analysis.study.names import gpu_ids, ran_alone, short_names, unit_of
+from analysis.study.names import gpu_ids, ran_alone, short_names
 from analysis.study.study import Study
 from analysis.text import count, single_line
 from benchmarks.record import finite
 
 MOST_CELLS = 60  # of several GPUs: holding each out takes time that grows with their square
-MS = NumberFormat(decimals=2)
 INSIDE = {None: "", True: "yes", False: "no"}
 CHANGE = NumberFormat(100.0, "%", 2, sign=True)
 
@@ -49,72 +47,22 @@ class CellForecast:
         return self.measured_ms / (self.ms(name) or self.measured_ms) - 1
 
     @property
-    def inside(self) -> bool | None:
-        """Whether the measured step lies in the interval; None without one."""
-        low, high = self.ms("low"), self.ms("high")
-        return None if low is None or high is None else low <= self.measured_ms <= high
-
-    @property
     def step(self) -> Estimate:
         """The forecast of the step, with its interval."""
         return Estimate(self.ms("step_ms") or 0.0, self.ms("low"), self.ms("high"))
 
     @property
-    def made(self) -> str:
-        """When it was made."""
-        return "before it ran" if self.before else "afterwards, from the other cells"
+    def inside(self) -> bool | None:
+        """Whether the measured step lies in the interval; None without one."""
+        low, high = self.step.low, self.step.high
+        return None if low is None or high is None else low <= self.measured_ms <= high
 
 
-@dataclass(frozen=True)
-class StudyForecasts:
-    """The forecasts of a study's cells."""
+def study_forecasts(study: Study) -> tuple[list[CellForecast], int]:
+    """Return the forecasts of cells, and how many cells could be held out.
 
-    cells: tuple[CellForecast, ...] = ()  # before their ranks started first, then held out
-    held_out: int = 0  # cells whose errors the intervals come from
-    too_many: bool = False  # cells, to hold out each
-
-    def of(self, record_ids: Iterable[str]) -> CellForecast | None:
-        """Return the forecast of a cell by the ids of its records; None where there is none."""
-        wanted = set(record_ids)
-        return next((cell for cell in self.cells if cell.record_id in wanted), None)
-
-
-_cache: WeakKeyDictionary[Study, StudyForecasts] = WeakKeyDictionary()
-
-
-def study_forecasts(study: Study) -> StudyForecasts:
-    """Return the forecasts of a study's cells, made once for all sections."""
-    if study not in _cache:
-        _cache[study] = _study_forecasts(study)
-    return _cache[study]
-
-
-def _study_forecasts(study: Study) -> StudyForecasts:
-    cells = _recorded(study)
-    recorded = {cell.record_id for cell in cells}
-    try:
-        calibration = calibrate(study)
-    except ValueError:  # nothing was measured
-        return StudyForecasts(tuple(cells))
-    if len(calibration.several) > MOST_CELLS:
-        return StudyForecasts(tuple(cells), too_many=True)
-    held = []
-    with contextlib.suppress(ValueError):  # there is no cell to hold out
-        held = hold_out(calibration, CONDITION)
-    for result in held:
-        if result.forecast is not None and recorded.isdisjoint(result.cell.record_ids):
-            ends = {"low": result.low, "high": result.high}
-            values = {**asdict(result.forecast), **ends}
-            record_id = result.cell.record_ids[0]
-            cell = CellForecast(record_id, False, result.step_ms, result.cost_ms, values)
-            cells.append(cell)
-    return StudyForecasts(tuple(cells), len(scores_of(held)))
-
-
-def _recorded(study: Study) -> list[CellForecast]:
-    """Return the forecasts that records hold of themselves, written before their ranks started.
-
-    Beside cells of several GPUs those of one show nothing new.
+    Those written before their ranks started come first. Beside cells of several GPUs those of one
+    show nothing new.
     """
     fewest = 1 if ran_alone(study) else 2
     cells = []
@@ -123,53 +71,82 @@ def _recorded(study: Study) -> list[CellForecast]:
             recorded = recorded_forecast(record)
             if runs.world_size >= fewest and recorded is not None and recorded.in_time:
                 cost_ms = finite(record.metrics.get(COST))
-                ends = {"low": recorded.low, "high": recorded.high}
-                values = {**record.predicted, **ends}
+                values = {**record.predicted, "low": recorded.low, "high": recorded.high}
                 cell = CellForecast(record.record_id, True, recorded.measured_ms, cost_ms, values)
                 cells.append(cell)
-    return cells
+    ids = {cell.record_id for cell in cells}
+    held = []
+    with contextlib.suppress(ValueError):  # nothing was measured, or no cell of several GPUs
+        calibration = calibrate(study)
+        if len(calibration.several) > MOST_CELLS:
+            return cells, 0
+        held = hold_out(calibration, CONDITION)
+    for result in held:
+        if result.forecast is not None and ids.isdisjoint(result.cell.record_ids):
+            values = {**asdict(result.forecast), "low": result.low, "high": result.high}
+            record_id = result.cell.record_ids[0]
+            cells.append(CellForecast(record_id, False, result.step_ms, result.cost_ms, values))
+    return cells, len(scores_of(held))
 
 
 def forecasts(study: Study, findings: Findings) -> Section | None:
     """Return the forecasts of a study's cells; None where its records allow none."""
-    shown = study_forecasts(study)
-    if not shown.cells and not shown.too_many:
+    cells, held_out = study_forecasts(study)
+    if not cells:
         return None
-    alone, unit = ran_alone(study), unit_of(study)
-    on = f"one {unit.removesuffix('s')}" if alone else f"several {unit}"
+    alone = ran_alone(study)
+    on = "one GPU" if alone else "several GPUs"
     level = "" if alone else f" ({100 * LEVEL:.0f} % intervals)"
-    with_cost = any(cell.measured_cost_ms is not None for cell in shown.cells)
+    with_cost = any(cell.measured_cost_ms is not None for cell in cells)
     caption = (
         f"Each cell on {on} beside its forecast{level}, and how much longer the measured step is "
         "than the forecast and than the null model, which says that nothing changes."
     )
     if with_cost:
         caption += " Cost: what the strategy adds to a step, by steps with and without it in turn."
-    names = _names(study, shown.cells)
+    names = _names(study, cells)
+
+    def error(key: str, heading: str, name: str) -> Column:
+        return Column(key, heading, lambda cell: cell.step_error(name), CHANGE)
+
+    def cost(key: str, heading: str, name: str) -> Column:
+        return Column(key, heading, lambda cell: cell.ms(name), "ms", shown=with_cost)
+
+    def made(cell: CellForecast) -> str:
+        return "before it ran" if cell.before else "afterwards, from the other cells"
+
     table = Table.of("forecasts", caption, (
         Column("cell", "cell", lambda cell: names[cell.record_id][0]),
-        Column("gpus", unit, lambda cell: names[cell.record_id][1]),
-        Column("made", "made", lambda cell: cell.made),
-        Column("step_ms", "step ms", lambda cell: cell.measured_ms, MS),
-        Column("forecast_ms", "forecast ms", lambda cell: cell.step, MS, bounded=True),
-        Column("error", "measured against it", lambda cell: cell.step_error("step_ms"), CHANGE),
-        Column(
-            "null_error", "against null model", lambda cell: cell.step_error("null_step_ms"), CHANGE
-        ),
+        Column("gpus", "GPUs", lambda cell: names[cell.record_id][1]),
+        Column("made", "made", made),
+        Column("step_ms", "step ms", "measured_ms", "ms"),
+        Column("forecast_ms", "forecast ms", "step", "ms", bounded=True),
+        error("error", "measured against it", "step_ms"),
+        error("null_error", "against null model", "null_step_ms"),
         Column("inside", "in interval", lambda cell: INSIDE[cell.inside]),
-        Column("cost_ms", "cost ms", lambda cell: cell.measured_cost_ms, MS, shown=with_cost),
-        Column(
-            "forecast_cost_ms", "cost forecast ms", lambda cell: cell.ms("cost_ms"), MS,
-            shown=with_cost,
-        ),
-        Column(
-            "null_cost_ms", "cost by null model ms", lambda cell: cell.ms("null_cost_ms"), MS,
-            shown=with_cost,
-        ),
+        Column("cost_ms", "cost ms", "measured_cost_ms", "ms", shown=with_cost),
+        cost("forecast_cost_ms", "cost forecast ms", "cost_ms"),
+        cost("null_cost_ms", "cost by null model ms", "null_cost_ms"),
         Column("basis", "basis", lambda cell: single_line(cell.forecast.get("basis", ""), 60)),
-    ), shown.cells, lambda cell: cell.inside is False)  # fmt: skip
-    lines = tuple(_lines(shown, on, alone))
-    return Section("forecasts", "Forecast and measured", lines, (), (table,))
+    ), cells, lambda cell: cell.inside is False)  # fmt: skip
+    lines = []
+    for before in (True, False):
+        group = [cell for cell in cells if cell.before == before]
+        was, its = ("was", "its") if len(group) == 1 else ("were", "their")
+        how = "forecast afterwards, each from the other cells"
+        if before:
+            how = f"forecast before {its} ranks started"
+        if group:
+            errors = _errors(group, alone)
+            lines.append(f"{count(len(group), 'cell')} on {on} {was} {how}: {errors}.")
+    if alone:
+        lines.append(f"No error is claimed: cells on {on} are not held out.")
+    elif all(cell.step.low is None for cell in cells):
+        lines.append(
+            f"No error is claimed: {count(held_out, 'cell')} could be held out, {FEWEST_HELD_OUT} "
+            "are needed."
+        )
+    return Section("forecasts", "Forecast and measured", tuple(lines), (), (table,))
 
 
 def _names(study: Study, cells: Sequence[CellForecast]) -> dict[str, tuple[str, str]]:
@@ -180,7 +157,7 @@ def _names(study: Study, cells: Sequence[CellForecast]) -> dict[str, tuple[str, 
         for record in runs.records:
             if record.record_id in forecast:
                 shown.append((record, study_names.label(study, runs), gpu_ids(runs.gpus)))
-    short = short_names(dict.fromkeys(label for _, label, _ in shown))
+    short = short_names(label for _, label, _ in shown)
     names = {}
     for record, label, gpus in shown:
         words = [short[label]]
@@ -190,57 +167,32 @@ def _names(study: Study, cells: Sequence[CellForecast]) -> dict[str, tuple[str, 
     return names
 
 
-def _lines(shown: StudyForecasts, on: str, alone: bool) -> list[str]:
-    """Return how good the forecasts were: those made before their cells first."""
-    lines = []
-    for before in (True, False):
-        cells = [cell for cell in shown.cells if cell.before == before]
-        if not cells:
-            continue
-        was, its = ("was", "its") if len(cells) == 1 else ("were", "their")
-        how = "forecast afterwards, each from the other cells"
-        if before:
-            how = f"forecast before {its} ranks started"
-        lines.append(f"{count(len(cells), 'cell')} on {on} {was} {how}: {_errors(cells, alone)}.")
-    if alone:
-        lines.append(f"No error is claimed: cells on {on} are not held out.")
-    elif shown.cells and all(cell.ms("low") is None for cell in shown.cells):
-        lines.append(
-            f"No error is claimed: {count(shown.held_out, 'cell')} could be held out, "
-            f"{FEWEST_HELD_OUT} are needed."
-        )
-    if shown.too_many:
-        lines.append(
-            f"More than {MOST_CELLS} cells are not held out here; "
-            "`python -m analysis predict STUDY --holdout condition` does."
-        )
-    return lines
-
-
 def _errors(cells: Sequence[CellForecast], alone: bool) -> str:
     """Return the mean errors of step and cost beside the null model's, and what lies inside."""
-    step = fmean(abs(cell.step_error("step_ms")) for cell in cells)
-    null = fmean(abs(cell.step_error("null_step_ms")) for cell in cells)
-    words = (
-        f"the step is off by {number(step, 'part')} on average, the null model by "
-        f"{number(null, 'part')}"
-    )
-    errors, null_errors = [], []
+    errors: dict[str, list[float]] = {"step": [], "null": [], "cost": [], "null_cost": []}
+    inside = []
     for cell in cells:
+        errors["step"].append(abs(cell.step_error("step_ms")))
+        errors["null"].append(abs(cell.step_error("null_step_ms")))
         cost_ms, null_cost_ms = cell.ms("cost_ms"), cell.ms("null_cost_ms")
         measured_ms = cell.measured_cost_ms or 0.0
         if measured_ms > 0 and cost_ms is not None and null_cost_ms is not None:
-            errors.append(abs(cost_ms / measured_ms - 1))
-            null_errors.append(abs(null_cost_ms / measured_ms - 1))
-    if errors and not alone:
+            errors["cost"].append(abs(cost_ms / measured_ms - 1))
+            errors["null_cost"].append(abs(null_cost_ms / measured_ms - 1))
+        if cell.inside is not None:
+            inside.append(cell.inside)
+    words = (
+        f"the step is off by {number(fmean(errors['step']), 'part')} on average, the null model by "
+        f"{number(fmean(errors['null']), 'part')}"
+    )
+    if errors["cost"] and not alone:
         words += (
-            f"; the cost of communication by {number(fmean(errors), 'share')}, the null model by "
-            f"{number(fmean(null_errors), 'share')}"
+            f"; the cost of communication by {number(fmean(errors['cost']), 'share')}, the null "
+            f"model by {number(fmean(errors['null_cost']), 'share')}"
         )
-    judged = [cell.inside for cell in cells if cell.inside is not None]
-    if judged:
+    if inside:
         words += (
-            f"; {sum(judged)} of {len(judged)} lie in their {100 * LEVEL:.0f} % intervals (without "
+            f"; {sum(inside)} of {len(inside)} lie in their {100 * LEVEL:.0f} % intervals (without "
             f"a fault at most 1 in {round(1 / (1 - LEVEL))} is meant to lie outside)"
         )
     return words

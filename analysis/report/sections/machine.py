@@ -7,14 +7,14 @@ from itertools import combinations
 from typing import Any
 
 from analysis.errors import UnreadableInput
-from analysis.findings.host_wires import HostWire, wires_of
-from analysis.native.heat_map import scale_of
-from analysis.report.charts import heat_map_figure
+from analysis.findings.host_wires import wires_of
 from analysis.report.figure import Figure
+from analysis.report.heat_map import UNIT_KEYS, heat_map_figure, scale_of
 from analysis.report.section import Section
 from analysis.report.table import Column, Table, Value, numbers_table
+from analysis.study import names
 from analysis.study.estimates import Findings, Member
-from analysis.study.names import run_name, unit_of
+from analysis.study.names import run_name
 from analysis.study.provenance import facts_of_hosts, gpu_names, gpus_of, mapping
 from analysis.study.study import Study
 from analysis.text import single_line
@@ -27,53 +27,61 @@ MATRICES = {
     "latency_gpu": "Latency by the GPU's clock",
     "latency_cpu": "Latency by the host's clock",
 }
-STATES = {
-    "enabled": "P2P enabled",
-    "disabled": "P2P disabled",
-}  # where a record has no words of its own
-UNIT_KEYS = {"µs": "us", "GB/s": "gb_per_s"}
-Values = dict[tuple[Member, Member], float]  # {(row, column): value}
+# Where a record has no words of its own.
+STATES = {"enabled": "P2P enabled", "disabled": "P2P disabled"}
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Numbers between devices, {(row, column): value}; a missing value is absent."""
+
+    ids: Sequence[Member]
+    values: Mapping[tuple[Member, Member], float]
+    caption: str
+    unit: str
 
 
 def machine(study: Study, findings: Findings) -> Section:
     """Return the drawing of the machine, and the matrices between its GPUs."""
     lines: list[str] = []
-    figures = (*_drawings(study, lines), *_heat_maps(study, findings))
+    figures = list(_drawings(study, lines))
+    matrices = [*_copies(study), *_pair_exchanges(findings)][:MOST_MAPS]
+    scales = {}
+    for unit in UNIT_KEYS:
+        scales[unit] = scale_of(matrix.values for matrix in matrices if matrix.unit == unit)
+    for number, matrix in enumerate(matrices, 1):
+        shown = matrix.caption, matrix.ids, matrix.values, matrix.unit, scales[matrix.unit]
+        figures.append(heat_map_figure(f"pairs-{number}", *shown))
     hosts = _hosts_table(study)
-    if not figures and not hosts.rows and unit_of(study) == "GPUs":
+    tables = (hosts,) if hosts.rows else ()
+    if not figures and not tables and names.unit_of(study) == "GPUs":
         lines.append(
             "No record has the machine's links, and no matrix of pairs was measured (add "
             "benchmark=p2p)."
         )
-    return Section(
-        "links", "The machine and its links", tuple(lines), figures, (hosts,) if hosts.rows else ()
-    )
+    return Section("links", "The machine and its links", tuple(lines), tuple(figures), tables)
 
 
 def _hosts_table(study: Study) -> Table:
     """Return what the newest record of each host says of it; no rows where cells have no hosts."""
-    newest: dict[str, tuple[Mapping[str, Any], HostWire]] = {}
+    newest: dict[str, dict[str, Value]] = {}
     for record in study.records:
         wires = wires_of(record)
         for host, facts in facts_of_hosts(record).items():
             if host:
-                newest[host] = (facts, wires[host])
-    rows: list[dict[str, Value]] = []
-    for host, (facts, wire) in sorted(newest.items()):
-        cpu, gpu = mapping(facts.get("cpu")), mapping(facts.get("gpu"))
-        rows.append(
-            {
-                "host": host,
-                "own_name": str(facts.get("host") or ""),
-                "gpus": gpu_names(facts),
-                "cpu": str(cpu.get("model") or ""),
-                "cores": finite(cpu.get("cores")),
-                "driver": str(gpu.get("driver") or ""),
-                "interface": "+".join(wire.names),
-                "gbit_per_s": wire.gbit_per_s,
-                "rails": _rails(facts),
-            }
-        )
+                cpu, gpu = mapping(facts.get("cpu")), mapping(facts.get("gpu"))
+                newest[host] = {
+                    "host": host,
+                    "own_name": str(facts.get("host") or ""),
+                    "gpus": gpu_names(facts),
+                    "cpu": str(cpu.get("model") or ""),
+                    "cores": finite(cpu.get("cores")),
+                    "driver": str(gpu.get("driver") or ""),
+                    "interface": "+".join(wires[host].names),
+                    "gbit_per_s": wires[host].gbit_per_s,
+                    "rails": str(facts.get("topology") or ""),
+                }
+    rows = [row | {"rails": _rails(str(row["rails"]))} for _, row in sorted(newest.items())]
     return Table.of(
         "hosts",
         "The hosts, and the interface of each through which ranks exchange with other hosts. "
@@ -93,7 +101,7 @@ def _hosts_table(study: Study) -> Table:
     )
 
 
-def _rails(facts: Mapping[str, Any]) -> str:
+def _rails(topology: str) -> str:
     """Return the network devices that are nearest to each GPU: `0: mlx5_0, 1: mlx5_1`.
 
     Empty where that is not known.
@@ -101,7 +109,7 @@ def _rails(facts: Mapping[str, Any]) -> str:
     from analysis.topology.readers import parse_topology
 
     try:
-        nearest = parse_topology(str(facts.get("topology") or "")).rails()
+        nearest = parse_topology(topology).rails()
     except UnreadableInput:
         return ""
     return ", ".join(f"{gpu}: {'+'.join(nics)}" for gpu, nics in nearest.items() if nics)
@@ -124,57 +132,23 @@ def _drawings(study: Study, lines: list[str]) -> Iterator[Figure]:
     from analysis.topology.readers import parse_topology
 
     for number, (text, (record, facts)) in enumerate(list(texts.items())[:MOST_DRAWINGS], 1):
-        gpus = gpus_of(facts)
-        name = gpus[0].get("name") if gpus else None
+        name = next((str(gpu["name"]) for gpu in gpus_of(facts) if "name" in gpu), None)
+        run = single_line(run_name(record))
         try:
-            topology = parse_topology(text, name if isinstance(name, str) else None)
+            topology = parse_topology(text, name)
         except UnreadableInput as error:
-            lines.append(
-                f"The topology of {single_line(run_name(record))} cannot be drawn: "
-                f"{single_line(error)}."
-            )
+            lines.append(f"The topology of {run} cannot be drawn: {single_line(error)}.")
             continue
         figure = topology_figure(topology)
         what = "A host" if record.cell.hosts else "The machine"
         caption = f"{what}, from {single_line(topology.source)}"
         if len(texts) > 1:
-            caption += f", in {single_line(run_name(record))} ({len(texts)} descriptions differ)"
+            caption += f", in {run} ({len(texts)} descriptions differ)"
         links = [(a, b, topology.link_between(a, b)) for a, b in combinations(topology.gpus, 2)]
-        data = numbers_table(("gpu", "other_gpu", "link"), links)
         files = saved(figure, "svg").decode(), saved(figure, "pdf")
+        data = numbers_table(("gpu", "other_gpu", "link"), links)
         yield Figure(
             f"topology-{number}", f"{caption}.", *files, card=True, figure=figure, data=data
-        )
-
-
-@dataclass(frozen=True)
-class Matrix:
-    """Numbers between devices."""
-
-    ids: Sequence[Member]
-    values: Values
-    caption: str
-    unit: str
-
-
-def _heat_maps(study: Study, findings: Findings) -> Iterator[Figure]:
-    """Yield the newest matrix of each kind of benchmark=p2p, then the exchange of every pair."""
-    matrices = [*_copies(study), *_pair_exchanges(findings)][:MOST_MAPS]
-    scales = {
-        unit: scale_of(matrix.values for matrix in matrices if matrix.unit == unit)
-        for unit in UNIT_KEYS
-    }
-    for number, matrix in enumerate(matrices, 1):
-        rows = [(a, b, value) for (a, b), value in matrix.values.items()]
-        data = numbers_table(("from_gpu", "to_gpu", UNIT_KEYS[matrix.unit]), rows)
-        yield heat_map_figure(
-            f"pairs-{number}",
-            matrix.caption,
-            matrix.ids,
-            matrix.values,
-            matrix.unit,
-            scales[matrix.unit],
-            data,
         )
 
 
@@ -185,23 +159,21 @@ def _copies(study: Study) -> list[Matrix]:
     """
     newest: dict[tuple[str, bool], Matrix] = {}
     for record in study.usable:
-        p2p = mapping(mapping(record.tables).get("p2p"))
+        p2p = mapping(record.tables.get("p2p"))
         by_kernel = p2p.get("copy") == "sm"
         for name, rows in mapping(p2p.get("matrices")).items():
-            square = _square(rows)
-            if square is None:
-                continue
-            size = len(square)
-            ids: list[Member] = list(
-                record.cell.members if record.cell.world_size == size else range(size)
-            )
-            unit = "µs" if "latency" in str(name) else "GB/s"
+            if not isinstance(rows, list) or any(len(row) != len(rows) for row in rows):
+                continue  # no square
+            size = len(rows)
+            ids: Sequence[Member] = range(size)
+            if record.cell.world_size == size:
+                ids = record.cell.members
             copied = ", copied by a kernel" if by_kernel else ""
-            what = _matrix_words(str(name), mapping(p2p.get("words")))
+            unit = "µs" if "latency" in name else "GB/s"
+            what = f"{_matrix_words(name, mapping(p2p.get('words')))}{copied}, {unit}"
             scale = "dark is better, with one scale for each unit (benchmark=p2p)"
-            caption = f"{what}{copied}, {unit}, from row to column; {scale}."
-            values = _values(ids, square)
-            newest[str(name), by_kernel] = Matrix(ids[:LARGEST_MAP], values, caption, unit)
+            caption = f"{what}, from row to column; {scale}."
+            newest[name, by_kernel] = _matrix(ids, rows, caption, unit)
     order = sorted(newest, key=lambda key: ("latency_cpu" in key[0], key[1]))
     return [newest[key] for key in order]
 
@@ -209,30 +181,32 @@ def _copies(study: Study) -> list[Matrix]:
 def _pair_exchanges(findings: Findings) -> Iterator[Matrix]:
     """Yield the exchange of every pair of each cell with more than two pairs."""
     rates: dict[frozenset[tuple[str, str]], dict[tuple[Member, ...], float]] = defaultdict(dict)
-    names: dict[frozenset[tuple[str, str]], str] = {}
+    labels: dict[frozenset[tuple[str, str]], str] = {}
     for subset in findings.wires:
         if len(subset.gpus) == 2 and subset.exchange_gb_per_s is not None:
             cell = frozenset(subset.key.items())
             rates[cell][subset.gpus] = subset.exchange_gb_per_s
-            names[cell] = subset.label
+            labels[cell] = single_line(subset.label)
     for cell, by_pair in rates.items():
         if len(by_pair) > 2:
             ids = sorted({gpu for pair in by_pair for gpu in pair})
             square = [[by_pair.get((a, b), by_pair.get((b, a))) for b in ids] for a in ids]
-            caption = (
-                f"Exchange of every pair, busbw GB/s of all buckets: {single_line(names[cell])}."
-            )
-            yield Matrix(ids[:LARGEST_MAP], _values(ids, square), caption, "GB/s")
+            caption = f"Exchange of every pair, busbw GB/s of all buckets: {labels[cell]}."
+            yield _matrix(ids, square, caption, "GB/s")
 
 
-def _values(ids: Sequence[Member], square: Sequence[Sequence[float | None]]) -> Values:
-    """Return the numbers of a square of at most LARGEST_MAP devices; a missing value is absent."""
-    values: Values = {}
-    for a, row in zip(ids[:LARGEST_MAP], square, strict=False):
-        for b, value in zip(ids[:LARGEST_MAP], row, strict=False):
-            if value is not None:
-                values[a, b] = value
-    return values
+def _matrix(
+    ids: Sequence[Member], square: Sequence[Sequence[Any]], caption: str, unit: str
+) -> Matrix:
+    """Return the matrix of at most LARGEST_MAP devices."""
+    shown = ids[:LARGEST_MAP]
+    values = {}
+    for row, numbers in zip(shown, square, strict=False):
+        for column, value in zip(shown, numbers, strict=False):
+            measured = finite(value)
+            if measured is not None:
+                values[row, column] = measured
+    return Matrix(shown, values, caption, unit)
 
 
 def _matrix_words(name: str, states: Mapping[str, Any]) -> str:
@@ -243,12 +217,3 @@ def _matrix_words(name: str, states: Mapping[str, Any]) -> str:
             text = f"{words}, {states.get(state, STATES[state])}"
             return single_line(f"{text}, reads" if reads else text)
     return single_line(name.replace("_", " "))
-
-
-def _square(rows: object) -> list[list[float | None]] | None:
-    """Return a square matrix of numbers; None for anything else."""
-    if not isinstance(rows, list) or not rows:
-        return None
-    if not all(isinstance(row, list) and len(row) == len(rows) for row in rows):
-        return None
-    return [[finite(value) for value in row] for row in rows]

@@ -39,34 +39,30 @@ def studies(
     """
     tables = [facts_table(differing, [side.name for side in sides])]
     lines = []
-    for name, differences in compared.items():
-        lines.append(verdict_sentence(sides[0].name, name, differences))
-        tables.append(
-            differences_table(
-                differences,
-                f"cells-{len(tables)}",
-                f"The same cells, {name} against {sides[0].name}",
-            )
-        )
+    first = sides[0].name
+    for index, (name, differences) in enumerate(compared.items(), 1):
+        caption = f"The same cells, {name} against {first}"
+        tables.append(differences_table(differences, f"cells-{index}", caption))
+        if not differences.cells:
+            lines.append(f"{name} and {first} have no cell in common.")
+            continue
+        cells, words = count(len(differences.cells), "cell"), verdict_words(differences.cells)
+        claim = IN_TURN if differences.in_turn else NOT_IN_TURN
+        lines.append(single_line(f"{name} against {first}, {cells}: {words}. {claim}", 700))
     for side in sides:
         if side.study.unreadable:
             files = count(len(side.study.unreadable), "file")
             lines.append(f"{side.name}: {files} could not be read: {side.study.unreadable[0]}.")
-    return Section(
-        "studies", "The studies beside each other", tuple(first_lines(lines)), tables=tuple(tables)
-    )
+    title = "The studies beside each other"
+    return Section("studies", title, tuple(first_lines(lines)), tables=tuple(tables))
 
 
 def facts_table(differing: Mapping[str, Sequence[str]], names: Sequence[str]) -> Table:
     """Return a row for each fact that differs, with its value in each study."""
     columns = [Column("fact", "")]
-    columns += [Column(f"study_{number}", name) for number, name in enumerate(names, 1)]
-    rows = []
-    for fact, values in differing.items():
-        rows.append(
-            {"fact": fact} | {f"study_{number}": value for number, value in enumerate(values, 1)}
-        )
-    return Table.of("differs", "What differs", columns, rows)
+    columns += [Column(f"study_{index}", name) for index, name in enumerate(names, 1)]
+    rows = tuple((fact, *values) for fact, values in differing.items())
+    return Table("differs", "What differs", tuple(columns), rows)
 
 
 def differences_table(differences: Differences, name: str, caption: str) -> Table:
@@ -80,7 +76,7 @@ def differences_table(differences: Differences, name: str, caption: str) -> Tabl
         return f"{plain_number(cell.metric, numbers.get(cell.metric))} {own_unit}".strip()
 
     def runs(cell: CellDifference) -> str:
-        measured = (numbers.get(cell.metric) for numbers in (cell.first, cell.second))
+        measured = (cell.first.get(cell.metric), cell.second.get(cell.metric))
         return ", ".join(str(each.runs) for each in measured if each)
 
     return Table.of(
@@ -113,19 +109,8 @@ def unit_of(metric: str) -> str:
 def verdict_words(cells: Sequence[CellDifference]) -> str:
     """Return `slower in 4, no difference seen in 2`."""
     verdicts = Counter(cell.verdict for cell in cells)
-    return ", ".join(
-        f"{word} in {verdicts[word]:,}"
-        for word in (SLOWER, FASTER, EQUAL, UNKNOWN)
-        if verdicts[word]
-    )
-
-
-def verdict_sentence(first: str, second: str, differences: Differences) -> str:
-    """Return how the cells of a study compare with those of the first, and what that may claim."""
-    if not differences.cells:
-        return f"{second} and {first} have no cell in common."
-    claim = IN_TURN if differences.in_turn else NOT_IN_TURN
-    words = verdict_words(differences.cells)
-    return single_line(
-        f"{second} against {first}, {count(len(differences.cells), 'cell')}: {words}. {claim}", 700
-    )
+    words = []
+    for verdict in (SLOWER, FASTER, EQUAL, UNKNOWN):
+        if verdicts[verdict]:
+            words.append(f"{verdict} in {verdicts[verdict]:,}")
+    return ", ".join(words)
