@@ -5,13 +5,13 @@ import itertools
 from pathlib import Path
 
 import pytest
-from analysis.report.main_point import compared_with, main_point
 from simulate import Simulator, Truth
 
 from analysis.findings import comparisons, scaling, waterfall
 from analysis.findings import links as link_value
 from analysis.findings.baselines import Baselines
 from analysis.findings.examine import findings_of
+from analysis.report.summary import compared_with, main_point
 from analysis.study import names as labels
 from analysis.study.study import Study
 from benchmarks.record import read_study

@@ -41,7 +41,7 @@ def test_ways_of_making_steps_fast_by_batch_size():
     )
     assert "eager 4,683 (batch 256); graph 4,782 (batch 256)" in resnet.caption
     rows = [row for row in resnet.data.rows if row[0].endswith("· eager")]
-    rates = [(row[2], round(row[3].value)) for row in rows]
+    rates = [(row[1], round(row[2].value)) for row in rows]
     assert rates == [(16, 554), (32, 1299), (64, 2110), (128, 4275), (256, 4683)]
     assert len(resnet.data.rows) == len(inception.data.rows) == 20
     assert resnet.svg.count("compile_graph") == 1
@@ -93,6 +93,6 @@ def test_two_options_have_a_figure_each_and_names_stay_text(tmp_path):
     )
     report(folder, tmp_path / "out")
     of_files = sorted((tmp_path / "out" / "figures").glob("by-option-*.csv"))
-    keys = [next(csv.reader(path.read_text(encoding="utf-8").splitlines()))[2] for path in of_files]
+    keys = [next(csv.reader(path.read_text(encoding="utf-8").splitlines()))[1] for path in of_files]
     assert keys == ["strategy.bucket_cap_mb", "batch_size"]
     assert EVIL not in (tmp_path / "out" / "index.html").read_text(encoding="utf-8")

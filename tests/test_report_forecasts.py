@@ -12,7 +12,6 @@ from analysis.findings.examine import findings_of
 from analysis.prediction.calibration import calibrate
 from analysis.prediction.forecast import CONDITION, hold_out
 from analysis.prediction.recorded_forecast import about_forecasts
-from analysis.report.figure import style
 from analysis.report.sections.forecasts import forecasts, study_forecasts
 from analysis.study.study import Study, open_study
 from benchmarks.record import read_study
@@ -21,9 +20,8 @@ DATA = Path(__file__).parent / "data"
 SETTINGS = DATA / "h200_x4" / "settings"
 
 
-def section(study, of=forecasts):
-    with style():
-        return of(study, findings_of(study))
+def section(study):
+    return forecasts(study, findings_of(study))
 
 
 def rows(table):
@@ -47,34 +45,13 @@ def test_cells_held_out_stand_beside_what_was_measured_and_are_called_hindsight(
     assert "No error is claimed: 8 cells could be held out, 10 are needed." in shown.lines
 
 
-def test_modelled_parts_stand_beside_the_measured_cost_where_no_step_was_observed(settings):
-    shown = section(settings, cost_parts)
-    whole, tails = [], []
-    for row in rows(shown.tables[0]):
-        if row["part"] == "all that it costs":
-            whole.append(row)
-        if row["part"] == "exchange after the last gradient":
-            tails.append(row)
-    assert len(whole) == 8 and all(row["measured_ms"] and row["modelled_ms"] for row in whole)
-    assert len(tails) == 8, "unknown stays unknown"
-    assert all(row["modelled_ms"] and not row["measured_ms"] for row in tails)
-    assert "own work on one GPU" in shown.figures[0].svg
-
-
-def test_the_key_of_the_parts_says_cpu_worker_where_there_is_no_gpu():
-    parts = CostParts("cell", "0,1", {OWN: Estimate(1.0)}, {}, "")
-    with style():
-        svg = cost_figure([parts], "CPU workers").svg
-    assert "own work on one CPU worker" in svg and "GPU" not in svg
-
-
 @pytest.mark.parametrize("study", ["h200_x4/links", "h200_x2/scaling"])
 def test_a_study_that_allows_no_forecast_has_no_such_section(study):
     assert section(open_study(DATA / study)) is None
 
 
 def test_forecasts_made_before_a_cell_ran_come_first_and_are_told_apart_from_hindsight(settings):
-    after = {cell.record_id: cell for cell in study_forecasts(settings).cells}
+    after = {cell.record_id: cell for cell in study_forecasts(settings)[0]}
     records = []
     for index, record in enumerate(read_study(SETTINGS)[0]):
         cell = after.get(record.record_id)
@@ -100,7 +77,7 @@ def test_what_was_written_after_a_cell_began_is_no_forecast():
     machine = ForecastMachine().calibrate(batches=(64, 128))
     first = machine.measure((0, 2), 64)
     study = Study.of([*machine.known, first])
-    before = [cell.record_id for cell in study_forecasts(study).cells if cell.before]
+    before = [cell.record_id for cell in study_forecasts(study)[0] if cell.before]
     assert before == [first.record_id]
     assert section(study).lines[0].startswith("1 cell on several GPUs was forecast")
     assert about_forecasts([first]).startswith("1 of 1 cells before they ran")

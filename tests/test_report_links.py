@@ -188,7 +188,8 @@ def test_any_table_gives_a_section_or_a_damaged_record(tmp_path_factory, kind, c
         return
     with style():
         (section,) = benchmark_sections(known, Findings()).values()
-    assert section.title == "Links measured alone", section.lines
+    is_made = section.title == "Links measured alone"
+    assert is_made or section.lines[0].startswith("This section cannot be made: ")
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,10 @@
 from pathlib import Path
 
 import pytest
-from analysis.report.explanations import settings_sentences
-from analysis.report.main_point import main_point
 from simulate import Simulator, Truth
 
 from analysis.findings.examine import findings_of
-from analysis.report.summary import sentences
+from analysis.report.summary import main_point, sentences, settings_sentences
 from analysis.study.study import Study, open_study
 
 DATA = Path(__file__).parent / "data"
