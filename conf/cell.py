@@ -27,15 +27,15 @@ OMITTED_IF_EMPTY = ("inputs", "data", "hosts", "server_hosts", *OF_ADAMW)
 # what is compiled.
 NOT_COMPILED = ("nccl", "benchmark", "repeat", "labels", "profiler", "profiler_options", "declared")
 
-# What a benchmark's YAML says of how its cells are compared: the rule `compared`. Lists are of
-# texts.
-COMPARED: dict[str, type] = {
-    "metric": str,
-    "less_is_better": bool,
-    "rate": str,
-    "may_differ": list,
-    "work": list,
-}
+
+class Compared(msgspec.Struct):
+    """What a benchmark's YAML says of how its cells are compared: the rule `compared`."""
+
+    metric: str
+    less_is_better: bool
+    rate: str  # its name for people
+    may_differ: list[str]
+    work: list[str]
 
 
 @dataclass(frozen=True)
@@ -336,10 +336,5 @@ def _refuse_wrong_places(cell: Cell) -> None:
     if len(cell.server_gpus) not in (0, servers):
         raise ValueError(f"server_gpus={cell.server_gpus!r:.100}, strategy.servers={servers}")
     compared = cell.declared.get("benchmark", {}).get("compared")
-    if not compared:
-        return
-    for name, kind in COMPARED.items():
-        value: Any = compared.get(name)
-        texts = value if kind is list and isinstance(value, list) else []
-        if type(value) is not kind or not all(isinstance(text, str) for text in texts):
-            raise ValueError(f"declared.benchmark.compared.{name}={value!r:.100}")
+    if compared:
+        msgspec.convert(compared, Compared)

@@ -37,16 +37,16 @@ DIR/strategy/NAME.yaml and DIR/benchmark/NAME.yaml to the choices.
 
 import functools
 import re
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import yaml
 from omegaconf import OmegaConf
 
-from conf.cell import COMPARED
+from conf.cell import Compared
 from conf.options import Refused, accepted, check, closest
 from conf.targets import DOTTED, call_dotted, sha256_of_foreign_code, source_file
 
@@ -55,55 +55,67 @@ FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{,99}")
 SERVER_NODES = "server_nodes"
 WITH_TARGET = ("strategy", "benchmark")
 WITH_RULES = (*WITH_TARGET, "profiler")
-
-# The type of each rule, and of the entries of those that are mappings.
-RULES: dict[str, type | tuple[type, ...]] = {
-    "_target_": str,
-    "auto": dict,
-    "accepts": dict,
-    "omit_if_default": list,
-    "conflicts": list,
-    "shared_memory": bool,
-    "trains": bool,
-    "hosts": bool,
-    "graph": bool,
-    "sends": (str, list),
-    "code": dict,
-    "compared": dict,
-}
-Kinds = Mapping[str, type | tuple[type, ...]]
-NUMBER = (int, float)
-LIMITS: Kinds = {
-    "words": list,
-    "least": NUMBER,
-    "most": NUMBER,
-    "whole": bool,
-    "auto": bool,
-    "text": bool,
-    "refused": list,
-    "gpu_only": list,
-    "not_in_graph": list,
-}
-CODE = dict.fromkeys(("resolve", "refuse", "seconds", "derive", "section"), str)
-CASE: Kinds = {"where": dict, "value": object}
 SENDS = ("once", "ring", "two_rings", "once_and_ring")
 FIELDS_WITH_REFUSED = ("precision", "benchmark")  # of a cell; a strategy's `accepts` may name them
-YAML_NAMES: dict[type, str] = {
-    str: "a text",
-    dict: "a mapping",
-    list: "a list",
-    bool: "true or false",
-}
-
-LARGEST_BYTES = 1 << 20
-MOST_VALUES = 10_000  # with every alias written out, as OmegaConf has them; ours have some 50
-MOST_BRACKETS = 1_000
+# What limits the time that a file of the user's own takes to read.
+LARGEST_BYTES = 1 << 18
 DEEPEST = 50
 YAML_KINDS = ("str", "int", "float", "bool", "null", "seq", "map")
 PLAIN_TAGS = (None, "!", *(f"tag:yaml.org,2002:{kind}" for kind in YAML_KINDS))
 
 # Folders that hold groups; of two files with the same name the first counts, as Hydra has it.
 _folders = [ROOT]
+
+
+class Limits(msgspec.Struct, forbid_unknown_fields=True):
+    """What an option accepts."""
+
+    words: list[Any] = []
+    least: float | None = None
+    most: float | None = None
+    whole: bool = False
+    auto: bool = False
+    text: bool = False
+    refused: list[Any] = []
+    gpu_only: list[Any] = []
+    not_in_graph: list[Any] = []
+
+
+class Case(msgspec.Struct, forbid_unknown_fields=True):
+    """A value where other options have the values of `where`."""
+
+    value: Any
+    where: dict[str, Any] = {}
+
+
+class Code(msgspec.Struct, forbid_unknown_fields=True):
+    """Dotted names of functions that need no torch."""
+
+    resolve: str = ""
+    refuse: str = ""
+    seconds: str = ""
+    derive: str = ""
+    section: str = ""
+
+
+class Rules(msgspec.Struct, forbid_unknown_fields=True, rename={"target": "_target_"}):
+    """The form of each rule of a file."""
+
+    target: str = ""
+    auto: dict[str, Any] = {}
+    accepts: dict[str, Any] = {}  # Limits
+    omit_if_default: list[str] = []
+    conflicts: list[dict[str, Any]] = []
+    shared_memory: bool = False
+    trains: bool = True
+    hosts: bool = True
+    graph: bool = False
+    sends: str | list[Case] = ""
+    code: Code | None = None
+    compared: Compared | None = None
+
+
+RULES = {field.encode_name: field.type for field in msgspec.structs.fields(Rules)}
 
 
 @dataclass(frozen=True)
@@ -142,8 +154,7 @@ class GroupChoice:
         return bool(self.rules.get("hosts", True))
 
     def why_no_graph(self, options: Mapping[str, Any]) -> str:
-        """Return why no CUDA graph can hold a step of a strategy with these options; empty: one
-        can."""
+        """Return why no CUDA graph holds a step of a strategy with these options; empty: one can."""
         if not self.rules.get("graph", False):
             able = []
             for name in choices("strategy"):
@@ -169,35 +180,76 @@ class GroupChoice:
             source_file(f"{self.path}: _target_", target)
             for name, dotted in self.code.items():
                 source_file(f"{self.path}: code.{name}", dotted)
-        rules: dict[str, Any] = {"target": target}
+        declared: dict[str, Any] = {"target": target}
         for name in ("derive", "section"):
             if name in self.code:
-                rules[name] = self.code[name]
+                declared[name] = self.code[name]
         if "compared" in self.rules:
-            rules["compared"] = self.rules["compared"]
+            declared["compared"] = self.rules["compared"]
         if "sends" in self.rules and not self.is_ours:  # which readers of a record have
-            rules["sends"] = self.rules["sends"]
+            declared["sends"] = self.rules["sends"]
         code_hash = sha256_of_foreign_code(f"{self.path}: _target_", target)
         if code_hash is not None:
-            rules["sha256"] = code_hash
-        return rules
+            declared["sha256"] = code_hash
+        return declared
+
+
+# --- files ----------------------------------------------------------------------------------------
 
 
 def add_config_dir(folders: Iterable[Path]) -> None:
     """Make these the folders of `--config-dir`, whose choices are added to Ringside's own.
 
     Raises:
-        Refused: a file is too large to be read.
+        Refused: a file would take long to read.
     """
     _folders[1:] = folders
     try:
         for folder in _folders[1:]:
             for path in (*folder.glob("*.yaml"), *folder.glob("*/*.yaml")):
-                refuse_too_large(path)
+                if path.is_file():
+                    _refuse_unplain(path)
     except OSError as error:
         raise Refused(
             f"--config-dir: {error.filename}: cannot be read ({error.strerror})"
         ) from None
+
+
+def _refuse_unplain(path: Path) -> None:
+    """Refuse a YAML file that is large or deep, or whose values are not all written out.
+
+    One that is no YAML is left to whoever reads it.
+    """
+    if path.stat().st_size > LARGEST_BYTES:
+        raise Refused(f"{path}: larger than {LARGEST_BYTES >> 10} KiB")
+    too_deep = Refused(f"{path}: deeper than {DEEPEST} levels")
+    depth = 0
+    try:
+        for event in yaml.parse(path.read_bytes(), Loader=yaml.SafeLoader):
+            tag = getattr(event, "tag", None)
+            if isinstance(event, yaml.AliasEvent) or tag not in PLAIN_TAGS:
+                raise Refused(f"{path}: has {tag or 'an alias'}; accepted are values, written out")
+            depth += isinstance(event, yaml.CollectionStartEvent)
+            depth -= isinstance(event, yaml.CollectionEndEvent)
+            if depth > DEEPEST:
+                raise too_deep
+    except yaml.reader.ReaderError:  # whoever reads it would come to the wrong bytes last
+        raise Refused(f"{path}: is no YAML (not a text in UTF-8)") from None
+    except yaml.YAMLError:
+        return
+    except RecursionError:
+        raise too_deep from None
+
+
+def no_yaml(error: yaml.YAMLError, path: str) -> str:
+    """Return the sentence about a file that is no YAML.
+
+    `path` stands where the error names no file.
+    """
+    mark = getattr(error, "problem_mark", None)
+    if mark is not None:
+        path = f"{mark.name}, line {mark.line + 1}"
+    return f"{path}: is no YAML ({getattr(error, 'problem', None) or type(error).__name__})"
 
 
 def files(group: str) -> dict[str, Path]:
@@ -230,8 +282,7 @@ def choice(group: str, name: Any) -> GroupChoice:
 
 
 def of_model(model: str, option: str) -> Any:
-    """Return an option, `gpu.image_size`, of the YAML of a model; None without the option or the
-    file."""
+    """Return an option, `gpu.image_size`, of the YAML of a model; None without option or file."""
     path = _file("model", model)
     return _selected(path, option) if path else None
 
@@ -259,7 +310,14 @@ def _read(group: str, name: str, path: Path) -> GroupChoice:
     if not isinstance(content, dict) or "defaults" in content:
         raise Refused(f"{path}: accepted are options with their defaults, written out, and rules")
     rules = {rule: content.pop(rule) for rule in RULES if rule in content}
-    check_rules(path, content, rules)
+    for option in content:
+        if not isinstance(option, str):
+            raise Refused(
+                f"{path}: {option!r} is no name of an option; one that YAML reads as something "
+                "else stands in quotes"
+            )
+    for fault in _faults(cast(dict[str, Any], content), rules):
+        raise Refused(f"{path}: {fault}")
     if content.get("name") != name:
         raise Refused(
             f"{path}: name is {content.get('name')!r}; accepted is {name}, the name of the file"
@@ -269,6 +327,53 @@ def _read(group: str, name: str, path: Path) -> GroupChoice:
             f"{path}: has no _target_, the dotted name of the class or function that a rank calls"
         )
     return GroupChoice(group, name, path, cast(dict[str, Any], content), rules)
+
+
+def _faults(options: Mapping[str, Any], rules: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what is wrong with the rules of a file, each in a few words."""
+    for rule, value in rules.items():
+        yield from _wrong_form(rule, value, RULES[rule])
+    auto, accepts, code = rules.get("auto", {}), rules.get("accepts", {}), rules.get("code", {})
+    named = [("auto", name) for name in auto]
+    for option, limits in accepts.items():
+        yield from _wrong_form(f"accepts.{option}", limits, Limits)
+        if option not in FIELDS_WITH_REFUSED:
+            named.append(("accepts", option))
+    for option, rule in auto.items():
+        if isinstance(rule, list):
+            for case in rule:
+                yield from _wrong_form(f"auto.{option}", case, Case)
+                named += [(f"auto.{option}.where", name) for name in case.get("where", {})]
+        elif isinstance(rule, dict) and "as" in rule:
+            named.append((f"auto.{option}.as", rule["as"]))
+    for conflict in rules.get("conflicts", ()):
+        named += [("conflicts", name) for name in conflict]
+    sends = rules.get("sends", [])
+    if isinstance(sends, str):
+        sends = [{"value": sends}]
+    for case in sends:
+        named += [("sends.where", name) for name in case.get("where", {})]
+        if case["value"] not in SENDS:
+            yield f"sends has {case['value']!r:.100}; accepted are {', '.join(SENDS)}"
+    for where, name in named:
+        if name not in options:
+            yield f"{where} names {name!r:.100}, which is no option"
+    for option in rules.get("omit_if_default", ()):
+        if option not in auto:
+            yield f"omit_if_default names {option!r}, of which auto does not say what it means"
+    for name, dotted in code.items():
+        if not DOTTED.fullmatch(dotted):
+            yield f"code.{name} is {dotted!r}; accepted is a name that Python can import"
+
+
+def _wrong_form(where: str, value: Any, form: Any) -> Iterator[str]:
+    try:
+        msgspec.convert(value, form)
+    except (msgspec.ValidationError, OverflowError) as error:
+        yield f"{where} is {value!r:.80}: {error}"
+
+
+# --- values ---------------------------------------------------------------------------------------
 
 
 def options(group: str, typed: Any) -> dict[str, Any]:
@@ -394,157 +499,3 @@ def sends(name: str, options: Mapping[str, Any], declared: Mapping[str, Any]) ->
         if all(options.get(option) == value for option, value in where.items()):
             return str(case["value"])
     return ""
-
-
-def refuse_too_large(path: Path) -> None:
-    """Refuse a YAML file that would take minutes to read. One that is no YAML is left to whoever
-    reads it.
-
-    Raises:
-        Refused: too many bytes, values or levels, a value that holds itself, or one that is not
-            plain.
-    """
-    if not path.is_file():
-        return
-    fits = "accepted are the options of a study"
-    if path.stat().st_size > LARGEST_BYTES:
-        raise Refused(f"{path}: larger than {LARGEST_BYTES >> 20} MiB; {fits}")
-    data = path.read_bytes()
-    # The time for brackets inside each other grows with their square.
-    if data.count(b"[") + data.count(b"{") > MOST_BRACKETS:
-        raise Refused(f"{path}: more than {MOST_BRACKETS} brackets; {fits}")
-    too_deep = Refused(f"{path}: deeper than {DEEPEST} levels; {fits}")
-    anchor_sizes: dict[str, int] = {}
-    # Of each value that is open: its anchor, and its values so far.
-    inside: list[tuple[str | None, int]] = [(None, 0)]
-    try:
-        for event in yaml.parse(data, Loader=yaml.SafeLoader):
-            tag = getattr(event, "tag", None)
-            if tag not in PLAIN_TAGS:  # a path of Python's, bytes: no record could hold it
-                raise Refused(f"{path}: has the tag {tag}; accepted are plain values")
-            if isinstance(event, yaml.CollectionStartEvent):
-                inside.append((event.anchor, 1))
-                if len(inside) > DEEPEST:
-                    raise too_deep
-                continue
-            anchor, size = getattr(event, "anchor", None), 1
-            if isinstance(event, yaml.CollectionEndEvent):
-                anchor, size = inside.pop()
-            elif isinstance(event, yaml.AliasEvent):
-                # One that is still open holds itself.
-                anchor, size = None, anchor_sizes.get(event.anchor, MOST_VALUES)
-            elif not isinstance(event, yaml.ScalarEvent):
-                continue
-            if anchor is not None:
-                anchor_sizes[anchor] = size
-            inside[-1] = (inside[-1][0], inside[-1][1] + size)
-            if inside[-1][1] > MOST_VALUES:
-                raise Refused(f"{path}: more than {MOST_VALUES} values; aliases count in full")
-    except yaml.reader.ReaderError:  # whoever reads it would come to the wrong bytes last
-        raise Refused(f"{path}: is no YAML (not a text in UTF-8)") from None
-    except yaml.YAMLError:
-        return
-    except RecursionError:
-        raise too_deep from None
-
-
-def no_yaml(error: yaml.YAMLError, path: str) -> str:
-    """Return the sentence about a file that is no YAML; `path` stands where the error names no
-    file."""
-    mark = getattr(error, "problem_mark", None)
-    if mark is not None:
-        path = f"{mark.name}, line {mark.line + 1}"
-    return f"{path}: is no YAML ({getattr(error, 'problem', None) or type(error).__name__})"
-
-
-def check_rules(path: Path, options: Mapping[Any, Any], rules: Mapping[str, Any]) -> None:
-    """Check the form of every rule of a file.
-
-    Raises:
-        Refused: names the file, the rule and what is wrong with it.
-    """
-    for rule, value in rules.items():
-        if not isinstance(value, RULES[rule]):
-            raise Refused(f"{path}: {rule} is {value!r}; accepted is {_yaml_name(RULES[rule])}")
-    for name in options:
-        if not isinstance(name, str):
-            raise Refused(
-                f"{path}: {name!r} is no name of an option; one that YAML reads as something else "
-                "stands in quotes"
-            )
-    for fault in _rule_faults(options, rules):
-        raise Refused(f"{path}: {fault}")
-
-
-def _rule_faults(options: Mapping[str, Any], rules: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what is wrong with the contents of rules, each in a few words."""
-    auto = rules.get("auto", {})
-    for option, limits in rules.get("accepts", {}).items():
-        if option not in options and option not in FIELDS_WITH_REFUSED:
-            yield f"accepts.{option} names no option"
-        yield from _wrong_entries(f"accepts.{option}", limits, LIMITS)
-    for option in rules.get("omit_if_default", ()):
-        if not isinstance(option, str) or option not in auto:
-            yield f"omit_if_default names {option!r:.100}, of which auto does not say what it means"
-    for index, conflict in enumerate(rules.get("conflicts", ())):
-        yield from _unknown_options(f"conflicts.{index}", conflict, options)
-    yield from _unknown_options("auto", auto, options)
-    for option, rule in auto.items():
-        yield from _wrong_meaning(f"auto.{option}", rule, options)
-    cases = rules.get("sends", [])
-    if isinstance(cases, str):
-        cases = [{"value": cases}]
-    yield from _wrong_meaning("sends", cases, options)
-    for case in cases:
-        if isinstance(case, dict) and case.get("value") not in SENDS:
-            yield f"sends has {case.get('value')!r:.100}; accepted are {', '.join(SENDS)}"
-    yield from _wrong_entries("code", rules.get("code", {}), CODE)
-    for name, dotted in rules.get("code", {}).items():
-        if not DOTTED.fullmatch(str(dotted)):
-            yield f"code.{name} is {dotted!r}; accepted is a name that Python can import"
-    if "compared" in rules:
-        yield from _wrong_entries("compared", rules["compared"], COMPARED)
-        for name in COMPARED:
-            if name not in rules["compared"]:
-                yield f"compared lacks {name}"
-
-
-def _wrong_meaning(where: str, rule: Any, options: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what is wrong with the meaning of one `auto` (see `meaning`), or with cases like it."""
-    for case in rule if isinstance(rule, list) else ():
-        if not isinstance(case, dict) or "value" not in case:
-            form = "{value: …, where: {option: value}}"
-            yield f"{where} has a case {case!r}; accepted is {form}"
-            continue
-        yield from _wrong_entries(where, case, CASE)
-        yield from _unknown_options(f"{where}.where", case.get("where", {}), options)
-    if isinstance(rule, dict) and "as" in rule and rule["as"] not in options:
-        yield f"{where}.as names no option"
-
-
-def _wrong_entries(where: str, value: Any, kinds: Kinds) -> Iterator[str]:
-    if not isinstance(value, dict):
-        yield f"{where} is {value!r}; accepted is a mapping of {', '.join(kinds)}"
-        return
-    for name, entry in value.items():
-        kind = kinds.get(name)
-        if kind is None:
-            yield f"{where}.{name} is unknown; accepted are {', '.join(kinds)}"
-        elif not isinstance(entry, kind) or (kind == NUMBER and isinstance(entry, bool)):
-            yield f"{where}.{name} is {entry!r}; accepted is {_yaml_name(kind)}"
-        elif isinstance(entry, int) and abs(entry) > sys.float_info.max:
-            bits = entry.bit_length()
-            yield f"{where}.{name} has {bits} bits; accepted is a number that a double holds"
-
-
-def _unknown_options(where: str, value: Any, options: Mapping[str, Any]) -> Iterator[str]:
-    if not isinstance(value, dict):
-        yield f"{where} is {value!r}; accepted is {{option: value}}"
-        return
-    for name in value:
-        if name not in options:
-            yield f"{where}.{name} names no option"
-
-
-def _yaml_name(kind: type | tuple[type, ...]) -> str:
-    return "a number" if isinstance(kind, tuple) else YAML_NAMES[kind]

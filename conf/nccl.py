@@ -105,15 +105,6 @@ def forbidden(variable: str) -> str:
     return ""
 
 
-class UnknownWord(ValueError):
-    """A word of NCCL_ALGO or NCCL_PROTO that NCCL does not know; `is_function`: in place of a
-    function."""
-
-    def __init__(self, message: str, word: str, is_function: bool) -> None:
-        super().__init__(message)
-        self.word, self.is_function = word, is_function
-
-
 def level_word(value: str) -> str:
     """Return NCCL's word for a level; a legacy number as NCCL translates it (0 LOC … 4 and more
     SYS)."""
@@ -135,22 +126,23 @@ def allowed(value: str, names: tuple[str, ...]) -> dict[str, set[str]]:
     from 2.24). Later parts overwrite earlier ones. A part without a function is for all.
 
     Raises:
-        UnknownWord: NCCL does not know a word; it would ignore it silently.
+        ValueError: NCCL does not know a word; it would ignore it silently.
     """
     by_lower = {name.lower(): name for name in names}
     functions = {name.lower(): name for name in FUNCTIONS}
     result = {name: set(names) for name in FUNCTIONS}
-    for part in filter(None, value.split(";")):
+    for part in value.split(";"):
         prefix, colon, rest = part.rpartition(":")
         if colon and prefix.lower() not in functions:
-            raise UnknownWord(
-                f"{part!r}: {prefix!r} is none of {', '.join(FUNCTIONS)}", prefix, True
+            raise ValueError(
+                f"{prefix!r} is no collective; accepted are {', '.join(FUNCTIONS).lower()}"
             )
         chosen = set()
         for word in rest.removeprefix("^").split(","):
             if word.lower() not in by_lower:
-                raise UnknownWord(
-                    f"{part!r}: accepted is a list of {', '.join(names)}", word, False
+                raise ValueError(
+                    f"{word!r} is not one of {', '.join(names)}; write for instance {names[1]}, or "
+                    f"for one collective allreduce:{names[0].lower()}"
                 )
             chosen.add(by_lower[word.lower()])
         if rest.startswith("^"):
@@ -166,21 +158,22 @@ def refuse_selections(algo: str | None, proto: str | None) -> None:
     Raises:
         Refused: names the setting, the value and what is accepted.
     """
-    if proto is not None:
-        left = _selected("proto", proto, PROTOCOLS)
-        without = [function for function, words in left.items() if not words]
-        if without:
-            which = "every collective" if len(without) == len(FUNCTIONS) else without[0].lower()
-            raise Refused(f"nccl.proto={proto}: leaves {which} without a protocol")
-    if algo is None:
-        return
-    left = _selected("algo", algo, ALGORITHMS)
-    parts = algo.lower().split(";")
-    for function in FUNCTIONS:
-        if left[function] & AVAILABLE[function]:
+    left = {}
+    for name, text, words in (("algo", algo, ALGORITHMS), ("proto", proto, PROTOCOLS)):
+        try:
+            if text is not None:
+                left[name] = allowed(text, words)
+        except ValueError as error:
+            raise Refused(f"nccl.{name}={text}: {error}") from None
+    without = [function for function, words in left.get("proto", {}).items() if not words]
+    if without:
+        which = "every collective" if len(without) == len(FUNCTIONS) else without[0].lower()
+        raise Refused(f"nccl.proto={proto}: leaves {which} without a protocol")
+    for function, chosen in left.get("algo", {}).items():
+        if chosen & AVAILABLE[function]:
             continue
         # Ranks would fail at the first call.
-        name = function.lower()
+        name, parts = function.lower(), str(algo).lower().split(";")
         hint = f"name the collective (nccl.algo=allreduce:{parts[0]})"
         if any(part.startswith(f"{name}:") for part in parts):
             hint = f"give {name} another one"
@@ -188,22 +181,6 @@ def refuse_selections(algo: str | None, proto: str | None) -> None:
             f"nccl.algo={algo}: leaves {name} without an algorithm, and DDP needs all-gather and "
             f"broadcast to start; {hint} or keep Ring in the list"
         )
-
-
-def _selected(name: str, text: str, words: tuple[str, ...]) -> dict[str, set[str]]:
-    """Return {function: words left to it}. Raises Refused for a word that NCCL would ignore."""
-    try:
-        if not all(text.split(";")):
-            raise UnknownWord("an empty part", "", False)
-        return allowed(text, words)
-    except UnknownWord as error:
-        if error.is_function:
-            functions = ", ".join(function.lower() for function in FUNCTIONS)
-            reason = f"is no collective; accepted are {functions}"
-        else:
-            example = f"{words[1]}, or for one collective allreduce:{words[0].lower()}"
-            reason = f"is not one of {', '.join(words)}; write for instance {example}"
-        raise Refused(f"nccl.{name}={text}: {error.word!r} {reason}") from None
 
 
 def switch(help: str) -> int | None:
@@ -385,7 +362,7 @@ def _others(typed_values: Mapping[str, Any]) -> dict[str, str]:
     for key, value in typed_values.items():
         if value is None:
             continue
-        typed, name = f"nccl.other.{key}={value}", variable_of(str(key))
+        typed, name = f"nccl.other.{key}={value}", _variable_of(str(key))
         if in_table(name):
             raise Refused(
                 f"{typed}: {name} has a setting of its own; write nccl.{_field_of(name)}={value}"
@@ -393,8 +370,17 @@ def _others(typed_values: Mapping[str, Any]) -> dict[str, str]:
         effect = forbidden(name)
         if effect:
             raise Refused(f"{typed}: {name} {effect}; accepted are other variables of NCCL's")
-        if name not in OTHERS:
-            _refuse_unlikely(typed, name)
+        if name not in OTHERS and not re.fullmatch(r"NCCL_[A-Z0-9_]{2,60}", name):
+            raise Refused(
+                f"{typed}: accepted are names of NCCL's variables; they begin with "
+                f"NCCL_{_near(name, 0.6)}"
+            )
+        near = _near(name, 0.85)
+        if name not in OTHERS and near:
+            raise Refused(
+                f"{typed}: NCCL up to 2.30 has no such variable{near}. One of a later release can "
+                "be set around launch.py: ranks inherit it"
+            )
         if name in variables:
             raise Refused(f"{typed}: given twice; accepted is one value for {name}")
         is_plain = type(value) in (int, float, str)
@@ -406,26 +392,12 @@ def _others(typed_values: Mapping[str, Any]) -> dict[str, str]:
     return variables
 
 
-def _refuse_unlikely(typed: str, name: str) -> None:
-    """Refuse a variable that no release up to 2.30 has, if it looks like a mistake."""
-    if not re.fullmatch(r"NCCL_[A-Z0-9_]{2,60}", name):
-        raise Refused(
-            f"{typed}: accepted are names of NCCL's variables; they begin with "
-            f"NCCL_{_near(name, 0.6)}"
-        )
-    near = _near(name, 0.85)
-    if near:
-        raise Refused(
-            f"{typed}: NCCL up to 2.30 has no such variable{near}. One of a later release can be "
-            "set around launch.py: ranks inherit it"
-        )
-
-
-def variable_of(typed: str) -> str:
-    """Return the variable that a name stands for: `win_enable` and `NCCL_WIN_ENABLE` are
-    NCCL_WIN_ENABLE."""
+def _variable_of(typed: str) -> str:
+    """Return the variable of a name: `win_enable` and `NCCL_WIN_ENABLE` are NCCL_WIN_ENABLE."""
     name = typed.upper()
-    return f"NCCL_{name}" if f"NCCL_{name}" in OTHERS or in_table(f"NCCL_{name}") else name
+    if f"NCCL_{name}" in OTHERS or in_table(f"NCCL_{name}"):
+        return f"NCCL_{name}"
+    return name
 
 
 def in_table(variable: str) -> bool:
@@ -446,7 +418,7 @@ def _near(variable: str, cutoff: float) -> str:
 
 def unknown_setting(key: str, value: str) -> str:
     """Return the sentence for `nccl.<key>=<value>` where the table has no such setting."""
-    typed, name = f"nccl.{key}={value}", variable_of(key)
+    typed, name = f"nccl.{key}={value}", _variable_of(key)
     if in_table(name):
         return f"{typed}: accepted is nccl.{_field_of(name)}={value}"
     if name in OTHERS:

@@ -7,7 +7,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from conf import groups, nccl
@@ -21,38 +21,25 @@ from conf.targets import sha256_of_foreign_code, source_file
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 # Options without effect in a benchmark that trains nothing.
 TRAINING = (
-    "model",
-    "data",
-    "strategy",
-    "optimizer",
-    "batch_size",
-    "global_batch_size",
-    "image_size",
-    "precision",
-    "optimize",
-    "channels_last",
-    "profiler",
+    *("model", "data", "strategy", "optimizer", "batch_size", "global_batch_size", "image_size"),
+    *("precision", "optimize", "channels_last", "profiler"),
 )
 # What `auto` means for the settings of each optimizer: torch's own, for sgd those of the published
 # recipes.
+ADAM = {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8}
 OPTIMIZERS = {
     "sgd": {"learning_rate": 0.01, "weight_decay": 5e-5, "momentum": 0.9},
-    "adamw": {
-        "learning_rate": 0.001,
-        "weight_decay": 0.01,
-        "beta1": 0.9,
-        "beta2": 0.999,
-        "epsilon": 1e-8,
-    },
+    "adamw": {"learning_rate": 0.001, "weight_decay": 0.01, **ADAM},
 }
+
+OF_IMAGES = ("channels", "classes", "auxiliary_weight")  # fields of a model
 
 
 @dataclass
 class CheckedConfig(Config):
-    """A checked configuration. Of NCCL's settings only the variables are left, in
-    `nccl_variables`."""
+    """A checked configuration. Of NCCL's settings only the variables are left."""
 
-    nccl_variables: dict[str, str] = field(default_factory=dict)
+    nccl: dict[str, str] = dataclasses.field(default_factory=dict)  # type: ignore[assignment]
 
 
 def checked(config: Config) -> tuple[CheckedConfig, list[str]]:
@@ -63,9 +50,8 @@ def checked(config: Config) -> tuple[CheckedConfig, list[str]]:
     """
     variables, notices = nccl.settings(config.nccl)
     check_names("", config)
-    config = dataclasses.replace(config, nccl=nccl.Nccl())
-    check_fields("", config)
-    fields = dict(vars(config))
+    check_fields("", dataclasses.replace(config, nccl=nccl.Nccl()))
+    fields = dict(vars(config)) | {"nccl": variables}
     fields["model"] = checked_model(config.model)
     fields["data"] = checked_data(config.data)
     check_name("study", config.study)
@@ -84,7 +70,7 @@ def checked(config: Config) -> tuple[CheckedConfig, list[str]]:
         )
     for group in groups.WITH_RULES:
         fields[group] = groups.options(group, fields[group])
-    return CheckedConfig(**fields, nccl_variables=variables), notices
+    return CheckedConfig(**fields), notices
 
 
 def resolve(
@@ -94,8 +80,7 @@ def resolve(
     all_gpus: Mapping[str, tuple[int, ...]] | None = None,
     hosts: tuple[str, ...] = (),
 ) -> Cell:
-    """Return the cell of a configuration on one subset: each `auto` is resolved for a device, cpu
-    or cuda.
+    """Return the cell of a configuration on one subset: each `auto` is resolved for cpu or cuda.
 
     The subset is on each of `hosts`; without them on this machine. `all_gpus` are the ids of all
     GPUs of every host that the sweep may use ('' is this machine); without it, those of the subset.
@@ -109,43 +94,37 @@ def resolve(
     if config.predict == "auto" and may_be_whole and typed["calibrate"] == "auto":
         typed["calibrate"] = "all"
     options = groups.resolved("benchmark", typed, device, len(gpus) * max(1, len(hosts)))
-    common: dict[str, Any] = {
-        "benchmark": options,
-        "nccl": dict(config.nccl_variables),
-        "gpus": gpus,
-        "hosts": hosts,
-        "device": device,
-        "seed": config.seed,
-    }
-    if benchmark.trains:
-        return _training(config, common, all_gpus or dict.fromkeys(hosts or ("",), gpus))
-    return Cell(  # that measures links: the same cell with any model and strategy
-        **common,
+    cell = Cell(  # that measures links: the same cell with any model and strategy
         model=Network("none", "ringside", "none", 0, 0, 0, 0.0, {}),
         strategy={"name": "none"},
+        benchmark=options,
+        nccl=dict(config.nccl),
         optimizer=Optimizer(),
         profiler="none",
+        gpus=gpus,
+        device=device,
         batch_size=0,
         global_batch_size=None,
         precision="fp32",
         optimize="eager",
         channels_last=False,
+        seed=config.seed,
         labels=tuple(_typed_options(benchmark, config.benchmark, options)),
+        hosts=hosts,
         declared={"benchmark": benchmark.declared()},
     )
+    if not benchmark.trains:
+        return cell
+    return _training(config, cell, all_gpus or dict.fromkeys(hosts or ("",), gpus))
 
 
-def _training(
-    config: CheckedConfig, common: dict[str, Any], all_gpus: Mapping[str, tuple[int, ...]]
-) -> Cell:
-    device, gpus, hosts = common["device"], common["gpus"], common["hosts"]
+def _training(config: CheckedConfig, cell: Cell, all_gpus: Mapping[str, tuple[int, ...]]) -> Cell:
+    device, hosts = cell.device, cell.hosts
     strategy = groups.choice("strategy", config.strategy["name"])
-    ranks = len(gpus) * max(1, len(hosts))
     sizes = config.model.gpu if device == "cuda" else config.model.cpu
-    batch_size, global_batch_size = _batch_sizes(config, sizes, gpus, hosts, all_gpus)
-    options = groups.resolved("strategy", config.strategy, device, ranks)
-    benchmark = common["benchmark"]["name"]
-    precision, optimize = _arithmetic(config, strategy, options, benchmark, device)
+    batch_size, global_batch_size = _batch_sizes(config, sizes, cell, all_gpus)
+    options = groups.resolved("strategy", config.strategy, device, cell.world_size)
+    precision, optimize = _arithmetic(config, strategy, options, cell.benchmark["name"], device)
     on: tuple[str, ...] = ()
     if hosts:
         on = server_hosts(config.strategy, hosts, [*all_gpus])
@@ -157,8 +136,8 @@ def _training(
     channels_last = config.channels_last in (True, "True")
     if config.channels_last == "auto":
         channels_last = device == "cuda" and config.model.inputs == IMAGES
-    cell = Cell(
-        **common,
+    cell = dataclasses.replace(
+        cell,
         model=_network(config, sizes, device),
         strategy=options,
         optimizer=_optimizer(config.optimizer),
@@ -170,11 +149,11 @@ def _training(
         optimize=optimize,
         channels_last=channels_last,
         data={} if config.data.loader is None else dataclasses.asdict(config.data),
-        server_gpus=server_gpus(options, gpus, device, all_gpus, hosts, on),
+        server_gpus=server_gpus(options, cell.gpus, device, all_gpus, hosts, on),
         server_hosts=on,
         declared={
             "strategy": strategy.declared(),
-            "benchmark": groups.choice("benchmark", benchmark).declared(),
+            "benchmark": cell.declared["benchmark"],
             **_declared_own(config),
         },
     )
@@ -182,14 +161,9 @@ def _training(
 
 
 def _batch_sizes(
-    config: Config,
-    sizes: Sizes,
-    gpus: Sequence[int],
-    hosts: Sequence[str],
-    all_gpus: Mapping[str, Sequence[int]],
+    config: Config, sizes: Sizes, cell: Cell, all_gpus: Mapping[str, Sequence[int]]
 ) -> tuple[int, int | None]:
-    """Return the images per rank and step, and over all ranks (None: weak scaling). Raises
-    Refused."""
+    """Return the images per rank and step, and over all ranks (None: weak scaling)."""
     images = config.global_batch_size
     if images is None:
         return int(sizes.batch_size if config.batch_size == "auto" else config.batch_size), None
@@ -203,14 +177,14 @@ def _batch_sizes(
             f"global_batch_size={images}: accepted alone, not together with "
             f"batch_size={config.batch_size}"
         )
-    ranks = len(gpus) * max(1, len(hosts))
-    batch_size, rest = divmod(int(images), ranks)
+    batch_size, rest = divmod(int(images), cell.world_size)
     if rest or not batch_size:
-        where = f"gpus={','.join(map(str, gpus))}"
-        if hosts:
-            where += f" on {len(hosts)} hosts"
+        where = f"gpus={','.join(map(str, cell.gpus))}"
+        if cell.hosts:
+            where += f" on {len(cell.hosts)} hosts"
         raise Refused(
-            f"global_batch_size={images}: accepted is a multiple of the {ranks} ranks of {where}"
+            f"global_batch_size={images}: accepted is a multiple of the {cell.world_size} ranks of "
+            f"{where}"
         )
     return batch_size, int(images)
 
@@ -236,8 +210,7 @@ def _arithmetic(
     benchmark: str,
     device: str,
 ) -> tuple[str, str]:
-    """Return `precision` and `optimize`. Raises Refused where the device or the strategy excludes
-    them."""
+    """Return `precision` and `optimize`, as far as the device and the strategy allow them."""
     precision, optimize = config.precision, config.optimize
     if device == "cpu" and precision in ("tf32", "fp16"):
         raise Refused(
@@ -256,9 +229,10 @@ def _arithmetic(
             )
     if optimize == "auto":
         optimize = "eager"
+    reason = ""
     if optimize not in GRAPHED:
-        return precision, optimize
-    if precision == "fp16":
+        pass
+    elif precision == "fp16":
         reason = "the loss scaler of precision=fp16 leaves out some steps"
     elif device == "cpu":
         reason = "CUDA graphs need GPUs"
@@ -383,16 +357,10 @@ def _network(config: Config, sizes: Sizes, device: str) -> Network:
         raise Refused(f"image_size={image_size}: {model.name} accepts {accepted(bounds)}")
     if model.library == "torchvision" and model.channels != 3:
         raise Refused(f"model.channels={model.channels}: torchvision's models accept 3")
-    return Network(
-        name=model.name,
-        library=model.library,
-        builder=model.builder,
-        channels=model.channels,
-        classes=model.classes,
-        image_size=int(image_size),
-        auxiliary_weight=model.auxiliary_weight,
-        options=dict(model.options),
-    )
+    common = {name: getattr(model, name) for name in ("name", "library", "builder")}
+    sizes_of_images = {name: getattr(model, name) for name in OF_IMAGES}
+    options = dict(model.options)
+    return Network(**common, **sizes_of_images, image_size=int(image_size), options=options)
 
 
 def _network_of_samples(config: Config) -> Network:
@@ -404,12 +372,12 @@ def _network_of_samples(config: Config) -> Network:
         )
     if config.image_size != "auto":
         raise Refused(f"image_size={config.image_size}: accepted with model.inputs={IMAGES} only")
-    for name in ("channels", "classes", "auxiliary_weight"):
+    for name in OF_IMAGES:
         value = getattr(model, name)
         if value != getattr(Model, name):
             raise Refused(
                 f"model.{name}={value}: accepted with model.inputs={IMAGES} only; what your own "
-                f"model takes stands in model.options"
+                "model takes stands in model.options"
             )
     options = dict(model.options)
     return Network(model.name, model.library, model.builder, 0, 0, 0, 0.0, options, SAMPLES)

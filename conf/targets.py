@@ -6,10 +6,10 @@ A launcher finds such code without importing it, because it may import torch; a 
 
 import hashlib
 import importlib
+import importlib.util
 import re
 import sys
-from collections.abc import Sequence
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -81,8 +81,7 @@ def sha256_of_foreign_code(field: str, dotted: str) -> str | None:
 
 
 def source_file(field: str, dotted: str) -> Path:
-    """Return the Python file of a dotted name's module, found as an import would find it but
-    without running any code.
+    """Return the Python file of a dotted name's module, found without running any code.
 
     Whether it defines the name is known once it is imported (trainers.own_code).
 
@@ -95,44 +94,19 @@ def source_file(field: str, dotted: str) -> Path:
             "my_package.my_module:build"
         )
     module, _ = split(dotted)
-    spec = _find_spec(module)
+    # As an import finds it, but parents are looked up, not imported.
+    folders: list[str] | None = None
+    spec: ModuleSpec | None = None
+    for part in module.split("."):
+        spec = PathFinder.find_spec(part, folders)
+        if spec is None and folders is None:  # an editable install
+            spec = importlib.util.find_spec(part)
+        if spec is None:
+            break
+        folders = list(spec.submodule_search_locations or ())
     if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
         raise Refused(
             f"{field}={dotted}: Python finds no module {module}; put its folder on PYTHONPATH, or "
             "install its package"
         )
     return Path(spec.origin)
-
-
-def _find_spec(module: str) -> ModuleSpec | None:
-    """Return where a module lies; None where Python does not find it. Its parents are looked up,
-    not imported."""
-    folders: list[str] | None = None
-    spec = None
-    name = ""
-    for part in module.split("."):
-        name = f"{name}.{part}".lstrip(".")
-        try:
-            spec = _ask_finders(name, folders)
-        except KeyError:
-            # A folder without __init__.py inside another: its finder asks for the parent as if
-            # imported.
-            spec = None
-            inside = [Path(folder) / part for folder in folders or ()]
-            folders = [str(folder) for folder in inside if folder.is_dir()]
-            continue
-        if spec is None:
-            return None
-        locations = spec.submodule_search_locations
-        # A folder without __init__.py has a list that asks for its parent: what the list holds is
-        # taken.
-        folders = list(getattr(locations, "_path", locations) or ())
-    return spec
-
-
-def _ask_finders(module: str, folders: Sequence[str] | None) -> ModuleSpec | None:
-    for finder in sys.meta_path:
-        spec = finder.find_spec(module, folders) if hasattr(finder, "find_spec") else None
-        if spec is not None:
-            return spec
-    return None
