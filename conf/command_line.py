@@ -95,12 +95,7 @@ def read(arguments: Sequence[str]) -> CommandLine:
 
 
 def normalise(overrides: Sequence[str]) -> list[str]:
-    """Return overrides in Hydra's grammar: `gpus=…` and `nodes=…` as lists, NCCL's `^` and `;` and
-    paths in quotes.
-
-    Raises:
-        Refused: names the override and the right form.
-    """
+    """Return overrides in Hydra's grammar: sets as lists, NCCL's `^` and `;` and paths in quotes."""
     texts = []
     for override in NODES.normalise(GPUS.normalise(overrides)):
         _refuse_override(override)

@@ -27,28 +27,19 @@ def option(
     auto: bool = False,
     whole: bool = False,
 ) -> Any:
-    """Declare a field. `words` are accepted values; `least` and `most` bound a number; `auto`
-    accepts the word auto.
+    """Declare a field that accepts `words`, numbers from `least` to `most`, or the word auto.
 
-    `whole` says that a number is whole where the type cannot say it: a field with `auto` is
-    declared Any.
+    `whole`: the number is whole, which the type of a field with `auto`, Any, cannot say.
     """
-    metadata = {
-        "help": help,
-        "words": words,
-        "least": least,
-        "most": most,
-        "auto": auto,
-        "whole": whole,
-    }
+    metadata = {"help": help, "words": words, "least": least, "most": most}
+    metadata |= {"auto": auto, "whole": whole}
     if isinstance(default, list | dict):
         return dataclasses.field(default_factory=lambda: type(default)(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
 
 
 def accepted(metadata: Mapping[str, Any]) -> str:
-    """Return what an option accepts, as the end of a sentence: 'auto or eager', 'a whole number of
-    at least 1'; or ''."""
+    """Return what an option accepts, for a sentence: 'auto or eager', 'a number of at least 1'."""
     words = [AS_TYPED.get(str(word), str(word)) for word in metadata.get("words") or ()]
     if metadata.get("auto") and "auto" not in words:
         words.insert(0, "auto")
@@ -69,11 +60,7 @@ def accepted(metadata: Mapping[str, Any]) -> str:
 
 
 def check(name: str, value: Any, metadata: Mapping[str, Any]) -> None:
-    """Refuse a value outside what its field's metadata accepts; None (untouched) passes.
-
-    Raises:
-        Refused: names the field, the value and what is accepted.
-    """
+    """Refuse a value outside what its field's metadata accepts; None (untouched) passes."""
     words = metadata.get("words") or ()
     least, most = metadata.get("least"), metadata.get("most")
     if value is None or str(value) in words or (metadata.get("auto") and value == "auto"):
@@ -88,34 +75,14 @@ def check(name: str, value: Any, metadata: Mapping[str, Any]) -> None:
                 break
         typed = AS_TYPED.get(str(value), value)
         raise Refused(f"{name}={typed}: accepted are {accepted(metadata)}{hint}")
-    # Neither NaN nor infinite, nor a whole number that no double holds.
-    is_number = isinstance(value, int | float) and abs(value) <= sys.float_info.max
-    if (
-        not is_number
-        or isinstance(value, bool)
-        or (least is not None and value < least)
-        or (most is not None and value > most)
-        or (metadata.get("whole") and value != int(value))
-    ):
+    low, high = -sys.float_info.max, sys.float_info.max  # neither NaN nor infinite
+    if least is not None:
+        low = least
+    if most is not None:
+        high = most
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not low <= value <= high or (metadata.get("whole") and value % 1):
         raise Refused(f"{name}={value}: accepted is {accepted(metadata)}")
-
-
-def expand_path(name: str, typed: str) -> Path:
-    """Return the absolute path that an option names, with the home folder for `~`. Raises Refused:
-    nobody knows that home."""
-    try:
-        return Path(typed).expanduser().absolute()
-    except RuntimeError:  # no such user, or one without a name and HOME, as containers start them
-        raise Refused(
-            f"{name}={typed}: the home folder is not known; accepted is a path without ~"
-        ) from None
-
-
-def to_text(value: Any) -> str:
-    """Return equal text for equal values, as YAML has them: true, null, 0.5."""
-    if type(value) in (int, float):
-        return repr(value)
-    return value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
 
 
 def check_fields(prefix: str, config: Any) -> None:
@@ -131,8 +98,7 @@ def check_fields(prefix: str, config: Any) -> None:
 
 
 def check_names(prefix: str, config: Any) -> None:
-    """Refuse attributes that are no fields of a dataclass instance, or of those inside it: Hydra's
-    `+name=value` adds them."""
+    """Refuse attributes that are no fields of a dataclass instance: Hydra's `+name=value`."""
     names = [field.name for field in dataclasses.fields(config)]
     for name, value in vars(config).items():
         if name not in names:
@@ -147,10 +113,25 @@ def check_names(prefix: str, config: Any) -> None:
 
 def metadata_of(field: "dataclasses.Field[Any]") -> Mapping[str, Any]:
     """Return a field's metadata, with `whole` where its type says so."""
-    return {
-        **field.metadata,
-        "whole": field.metadata.get("whole") or field.type in (int, int | None),
-    }
+    is_whole = field.metadata.get("whole") or field.type in (int, int | None)
+    return {**field.metadata, "whole": is_whole}
+
+
+def expand_path(name: str, typed: str) -> Path:
+    """Return the absolute path that an option names, with the home folder for `~`."""
+    try:
+        return Path(typed).expanduser().absolute()
+    except RuntimeError:  # no such user, or one without a name and HOME, as containers start them
+        raise Refused(
+            f"{name}={typed}: the home folder is not known; accepted is a path without ~"
+        ) from None
+
+
+def to_text(value: Any) -> str:
+    """Return equal text for equal values, as YAML has them: true, null, 0.5."""
+    if type(value) in (int, float):
+        return repr(value)
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
 
 
 def closest(word: str, candidates: Iterable[str]) -> str:

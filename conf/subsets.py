@@ -57,11 +57,8 @@ GPU_FORMS = (
 
 def by_link(tokens: Sequence[str]) -> bool:
     """Return whether a `gpus` list is a word that needs the machine's topology."""
-    return (
-        len(tokens) == 1
-        and tokens[0] not in PLAIN_WORDS
-        and GPU_WORD.fullmatch(tokens[0]) is not None
-    )
+    word = tokens[0] if len(tokens) == 1 else ""
+    return word not in PLAIN_WORDS and GPU_WORD.fullmatch(word) is not None
 
 
 @dataclass(frozen=True)
@@ -79,12 +76,7 @@ class Grammar:
     alone_beside_sets: bool = False  # a bare member beside a set is a set of one: a,a+b
 
     def normalise(self, arguments: Sequence[str]) -> list[str]:
-        """Rewrite every `option=…` among command-line arguments into canonical Hydra text, and keep
-        the others.
-
-        Raises:
-            Refused: the text is no set, with the right form.
-        """
+        """Rewrite every `option=…` among arguments into canonical Hydra text; keep the others."""
         start = f"{self.option}="
         texts = []
         for text in arguments:
@@ -94,8 +86,7 @@ class Grammar:
         return texts
 
     def canonical(self, text: str) -> str:
-        """Return canonical Hydra text: `0,3` → `[0,3]`; `0+1,0+3` → `[0,1],[0,3]`; `pairs` →
-        `[pairs]`. Raises Refused."""
+        """Return Hydra's text: `0,3` → `[0,3]`; `0+1,0+3` → `[0,1],[0,3]`; `pairs` → `[pairs]`."""
         lists = []
         for members in self._read(text):
             texts = [member if self.plain(member) else f"'{member}'" for member in members]
@@ -103,8 +94,7 @@ class Grammar:
         return ",".join(lists)
 
     def one_set(self, members: Sequence[str], typed: str) -> list[str]:
-        """Return one set, typed or from a YAML file, if it is one word or members that differ.
-        Raises Refused."""
+        """Return one set, typed or from a file, if it is one word or members that differ."""
         for member in members:
             if self.word.fullmatch(member):
                 if len(members) > 1:
@@ -180,8 +170,7 @@ GPUS = Grammar(
 
 
 def expand(word: str, members: Sequence[T]) -> list[tuple[T, ...]]:
-    """Return the sets that a word of PLAIN_WORDS names: `scale` of 8 devices is the first 1, 2, 4
-    and 8 of them."""
+    """Return the sets that a word names: `scale` of 8 devices is the first 1, 2, 4 and 8."""
     members = tuple(members)
     if word == "all":
         return [members]
@@ -214,10 +203,9 @@ A_FILE = "accepted is a file with a host a line"
 
 
 def is_name(text: str) -> bool:
-    """Return whether a text may be the name of a host: a pure number is a count, and no word is a
-    name."""
+    """Return whether a text may be the name of a host: neither a number nor a word."""
     return (
-        bool(HOST_NAME.fullmatch(text)) and not text.isdecimal() and not NODE_WORD.fullmatch(text)
+        not text.isdecimal() and not NODE_WORD.fullmatch(text) and bool(HOST_NAME.fullmatch(text))
     )
 
 
@@ -245,33 +233,11 @@ class ListedHost:
 
 @functools.lru_cache(maxsize=1)
 def listed_hosts(path: str) -> tuple[ListedHost, ...]:
-    """Return the hosts of a file: one a line, with `slots=N` behind it or not; `#` begins a
-    comment. It is read once.
+    """Return the hosts of a file: one a line, with `slots=N` behind it or not; `#` is a comment.
 
     Raises:
         Refused: the file cannot be read or names no host; or a line is wrong, by its number.
     """
-    hosts: dict[str, ListedHost] = {}
-    for number, line in enumerate(_text(path).split("\n"), 1):
-        words = line.partition("#")[0].split()
-        if not words:
-            continue
-        where = f"hosts={path}: line {number}"
-        host = _host(where, words, number)
-        if host.name in hosts:
-            raise Refused(
-                f"{where}: host {host.name} stands in line {hosts[host.name].line} already; "
-                "accepted is each host once, with slots=N for its ranks"
-            )
-        hosts[host.name] = host
-        if len(hosts) > MOST_HOSTS:
-            raise Refused(f"{where}: more than {MOST_HOSTS:,} hosts; accepted are fewer")
-    if not hosts:
-        raise Refused(f"hosts={path}: names no host; {A_FILE}")
-    return tuple(hosts.values())
-
-
-def _text(path: str) -> str:
     file = Path(path)
     try:
         if not file.is_file():  # a pipe or a device would be waited for
@@ -282,42 +248,45 @@ def _text(path: str) -> str:
         raise Refused(f"hosts={path}: cannot be read ({error.strerror}); {A_FILE}") from None
     if len(data) > LARGEST_BYTES:
         raise Refused(f"hosts={path}: larger than {LARGEST_BYTES >> 20} MiB; {A_FILE}")
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise Refused(f"hosts={path}: line {line}: is no text in UTF-8; {A_FILE}") from None
-
-
-def _host(where: str, words: Sequence[str], line: int) -> ListedHost:
-    """Return the host of a line. Raises Refused, which begins with `where`."""
-    name, *options = words
-    if not is_name(name):
-        hint = ""
-        if ":" in name or "@" in name:
-            hint = "; ports and users belong in the configuration of ssh"
-        raise Refused(
-            f"{where}: {name[:300]!r} is no name of a host; accepted are letters, digits, '.', "
-            f"'-' and '_', and not digits alone{hint}"
-        )
-    if not options:
-        return ListedHost(name, None, line)
-    slots = re.fullmatch(r"slots=([1-9][0-9]{0,3})", " ".join(options), re.ASCII)
-    if not slots:
-        raise Refused(
-            f"{where}: {' '.join(options)[:300]!r} behind host {name}; accepted is slots=N, or "
-            "nothing"
-        )
-    return ListedHost(name, int(slots[1]), line)
+    hosts: dict[str, ListedHost] = {}
+    for number, line in enumerate(data.removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
+        where = f"hosts={path}: line {number}"
+        try:
+            words = line.decode().partition("#")[0].split()
+        except UnicodeDecodeError:
+            raise Refused(f"{where}: is no text in UTF-8; {A_FILE}") from None
+        if not words:
+            continue
+        name, *options = words
+        if not is_name(name):
+            hint = ""
+            if ":" in name or "@" in name:
+                hint = "; ports and users belong in the configuration of ssh"
+            raise Refused(
+                f"{where}: {name[:300]!r} is no name of a host; accepted are letters, digits, '.', "
+                f"'-' and '_', and not digits alone{hint}"
+            )
+        if name in hosts:
+            raise Refused(
+                f"{where}: host {name} stands in line {hosts[name].line} already; accepted is each "
+                "host once, with slots=N for its ranks"
+            )
+        slots = re.fullmatch(r"(?:slots=([1-9][0-9]{0,3}))?", " ".join(options), re.ASCII)
+        if not slots:
+            raise Refused(
+                f"{where}: {' '.join(options)[:300]!r} behind host {name}; accepted is slots=N, or "
+                "nothing"
+            )
+        hosts[name] = ListedHost(name, int(slots[1]) if slots[1] else None, number)
+        if len(hosts) > MOST_HOSTS:
+            raise Refused(f"{where}: more than {MOST_HOSTS:,} hosts; accepted are fewer")
+    if not hosts:
+        raise Refused(f"hosts={path}: names no host; {A_FILE}")
+    return tuple(hosts.values())
 
 
 def host_sets(tokens: Sequence[str], names: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return the ordered sets of hosts that a `nodes` list means, where `names` are the hosts that
-    are known.
-
-    Raises:
-        Refused: a host that is not known, or more hosts than there are.
-    """
+    """Return the ordered sets that a `nodes` list means, where `names` are the known hosts."""
     typed = ",".join(tokens)
     members = NODES.one_set(tokens, typed)
     if members[0] in PLAIN_WORDS:
