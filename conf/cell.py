@@ -68,8 +68,7 @@ class Optimizer:
 
 
 def counted(cells: "Iterable[Cell]") -> str:
-    """Return what cells count, for people: images, or samples if one of them trains on something
-    else."""
+    """Return what cells count, for people: images, or samples if a model makes its own batches."""
     return SAMPLES if any(cell.model.inputs == SAMPLES for cell in cells) else IMAGES
 
 
@@ -87,24 +86,21 @@ def compress_hosts(hosts: Sequence[str]) -> str:
     runs: list[list[str]] = []  # of hosts with consecutive numbers
     expected = ""  # the host that continues the last run
     for host in hosts:
-        if host == expected:
-            runs[-1].append(host)
-        else:
-            runs.append([host])
-        numbered = re.fullmatch(r"(.*?)([0-9]+)", host)
+        if host != expected:
+            runs.append([])
+        runs[-1].append(host)
+        letters = host.rstrip("0123456789")
+        digits = host[len(letters) :]
         expected = ""
-        if numbered:
-            following = str(int(numbered[2]) + 1).zfill(len(numbered[2]))
-            if len(following) == len(numbered[2]):
-                expected = numbered[1] + following
+        if digits and digits.strip("9"):  # 99 is followed by a longer number
+            expected = letters + str(int(digits) + 1).zfill(len(digits))
     parts = []
     for run in runs:
         if len(run) < FEWEST_COMPRESSED:
             parts += run
-            continue
-        last = re.search(r"[0-9]+$", run[-1])
-        assert last is not None
-        parts.append(f"{run[0][: last.start()]}[{run[0][last.start() :]}-{last[0]}]")
+        else:
+            letters = run[0].rstrip("0123456789")
+            parts.append(f"{letters}[{run[0][len(letters) :]}-{run[-1][len(letters) :]}]")
     return "+".join(parts)
 
 
@@ -130,9 +126,7 @@ class Cell:
     labels: tuple[str, ...] = ()  # what differs from the defaults, for people; no part of the key
     server_gpus: tuple[int, ...] = ()  # one for each server that keeps weights on a GPU
     profiler_options: dict[str, Any] = field(default_factory=dict)  # empty without a profiler
-    data: dict[str, Any] = field(
-        default_factory=dict
-    )  # name, loader, options; empty: synthetic batches
+    data: dict[str, Any] = field(default_factory=dict)  # of a loader; empty: synthetic batches
     hosts: tuple[str, ...] = ()  # in rank order; empty: this machine
     server_hosts: tuple[str, ...] = ()  # one for each server, where the cell has hosts
     # By group, rules of its YAML: target, derive, section, compared; sha256 of a file of
@@ -151,8 +145,7 @@ class Cell:
 
     @property
     def graph(self) -> str:
-        """What decides what torch compiles, as text: equal for cells with equal graphs, empty for
-        one that is not compiled."""
+        """What decides what torch compiles, as text; empty for a cell that is not compiled."""
         if not self.compiled:
             return ""
         # A captured graph holds the same kernels.
@@ -176,16 +169,14 @@ class Cell:
 
     @property
     def members(self) -> tuple[int | str, ...]:
-        """The devices of the ranks, in rank order: ids on this machine; '<host>:<id>' where the
-        cell has hosts."""
+        """The devices of the ranks, in rank order; '<host>:<id>' where the cell has hosts."""
         if not self.hosts:
             return self.gpus
         return tuple(f"{host}:{gpu}" for host in self.hosts for gpu in self.gpus)
 
     @property
     def places(self) -> tuple[ProcessPlace, ...]:
-        """Where each process runs, by its number: the ranks, all of one host after all of another,
-        then the servers."""
+        """Where each process runs, by its number: the ranks, host by host, then the servers."""
         places = []
         for host in self.hosts or ("",):
             places += [ProcessPlace("rank", host, gpu) for gpu in self.gpus]
@@ -206,8 +197,7 @@ class Cell:
         return self.model.name != "none"
 
     def target(self, group: str) -> str:
-        """Return the dotted name of what a rank calls for the cell's strategy or benchmark. Raises
-        KeyError."""
+        """Return the dotted name of what a rank calls for the cell's strategy or benchmark."""
         return str(self.declared[group]["target"])
 
     def untimed_pass(self, name: str, target: str, **options: Any) -> "Cell":
@@ -258,8 +248,7 @@ class Cell:
         return f"{compress_hosts(self.hosts)} · {gpus}" if self.hosts else gpus
 
     def run_suffixes(self, drift: bool = False) -> list[str]:
-        """Return which of several measurements of the same cell it is, for people; empty for the
-        first."""
+        """Return which of several measurements of the same cell it is; empty for the first."""
         if self.repeat == SECOND_RUN:
             return ["second run"]
         if drift:
@@ -318,8 +307,7 @@ class Cell:
 
 
 def _refuse_wrong_places(cell: Cell) -> None:
-    """Refuse a cell that was read if the places of its processes, or how it is compared, cannot be
-    told. Raises ValueError."""
+    """Refuse a cell if the places of its processes, or how it is compared, cannot be told."""
     for group in ("strategy", "benchmark"):
         if not isinstance(getattr(cell, group).get("name"), str):
             raise ValueError(f"{group}.name={getattr(cell, group).get('name')!r:.100}")

@@ -16,12 +16,8 @@ MOUNTED = Path("/sys/fs/cgroup")
 # Files of a control group of version 2, then of version 1: how much memory its processes may have,
 # and have; and counts in memory.stat of what Linux takes back of it.
 MEMORY_FILES = (
-    ("memory.max", "memory.current", ("inactive_file", "active_file")),
-    (
-        "memory.limit_in_bytes",
-        "memory.usage_in_bytes",
-        ("total_inactive_file", "total_active_file"),
-    ),
+    ("memory.max", "memory.current", ""),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
 )
 CORE_FILES = (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us"))
 
@@ -47,12 +43,12 @@ def free_memory() -> int | None:
     if not free:
         return None
     for folder in _limiting_groups("memory"):
-        for limit, usage, reclaimable in MEMORY_FILES:
+        for limit, usage, prefix in MEMORY_FILES:
             with contextlib.suppress(OSError, ValueError):
                 left = int((folder / limit).read_text("ascii"))
                 left -= int((folder / usage).read_text("ascii"))
-                for name in reclaimable:
-                    left += kernel_count(folder / "memory.stat", name)
+                for name in ("inactive_file", "active_file"):
+                    left += kernel_count(folder / "memory.stat", prefix + name)
                 free = min(free, max(0, left))
     return free
 

@@ -262,11 +262,9 @@ def _typed_options(
 
 
 def labelled(cell: Cell, config: Config) -> Cell:
-    """Return a cell that trains with its labels: what the configuration asks for besides the
-    defaults.
+    """Return a cell with its labels for people: what is asked for besides the defaults.
 
-    They are for people, as the cell has it: 'batch 512', 'compile', 'comm_hook=bf16'. No code reads
-    them.
+    'batch 512', 'compile', 'comm_hook=bf16'. No code reads them.
     """
     labels = []
     if cell.global_batch_size:
@@ -295,11 +293,7 @@ def labelled(cell: Cell, config: Config) -> Cell:
 
 
 def checked_model(model: Model) -> Model:
-    """Return the model; a user's model with the name of a built-in one is renamed after its module.
-
-    Raises:
-        Refused: a name that no library can have, or a builder that Python does not find.
-    """
+    """Return the model; a user's with the name of a built-in one is renamed after its module."""
     if model.library == "python":
         source_file("model.builder", model.builder)
         is_built_in = model.name in groups.choices("model")
@@ -404,11 +398,7 @@ def server_hosts(
     """Return the host of each server of a cell on `hosts`; empty for a strategy without servers.
 
     `server_nodes=auto` takes the cell's hosts in turn, as MXNet's launch.py does; named hosts are
-    taken in turn too, and may have servers only. `sweep_hosts` are all hosts that the sweep may
-    use.
-
-    Raises:
-        Refused: text that names no hosts, an unknown host, or more hosts than servers.
+    taken in turn too, and may have servers only. `sweep_hosts` are those that the sweep may use.
     """
     servers = int(strategy.get("servers", 0))
     named = named_hosts(strategy.get(SERVER_NODES, "auto"))
@@ -428,8 +418,7 @@ def server_hosts(
 
 
 def named_hosts(typed: Any) -> list[str]:
-    """Return the hosts that `server_nodes` names, joined by + or as a list; none for auto. Raises
-    Refused."""
+    """Return the hosts that `server_nodes` names, joined by + or as a list; none for auto."""
     if typed == "auto":
         return []
     names = _joined(typed)
@@ -461,10 +450,6 @@ def server_gpus(
     ranks, `on` the host of each server; the last two are empty on this machine. `server_gpus=free`
     takes GPUs outside the subset, in order. Where a host has too few of them, its servers share the
     subset's own.
-
-    Raises:
-        Refused: more GPU servers than GPUs, an unknown GPU, or a bound on staleness that no order
-            of updates can keep.
     """
     bound, workers = strategy.get("max_staleness"), len(gpus) * max(1, len(hosts))
     if bound is not None and bound < workers - 1:
@@ -505,8 +490,7 @@ def _free_gpus(
     all_gpus: Mapping[str, tuple[int, ...]],
     hosts: Sequence[str],
 ) -> tuple[int, ...]:
-    """Return a GPU for each server: one outside the subset, or one of the subset in turn if these
-    are too few."""
+    """Return a GPU for each server: outside the subset, or in turn inside if these are too few."""
     servers_on = Counter(server_host)
     placed: Counter[str] = Counter()
     chosen = []
