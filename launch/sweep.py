@@ -5,10 +5,8 @@ import contextlib
 import gc
 import os
 import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TextIO, cast
 
@@ -46,7 +44,7 @@ from launch.machine.fleet import compare
 from launch.machine.secrets import argument_without_secrets
 from launch.plan.estimate import TimeLeft, worded
 from launch.plan.expand import wanted_hosts
-from launch.plan.order import PlannedCell, rounds
+from launch.plan.order import PlannedCell
 from launch.plan.plan import Plan, plan, refuse_wrong_options
 from launch.plan.refusals import refuse_nested, refuse_requests
 from launch.run_cell import CellRunner
@@ -191,7 +189,6 @@ class SweepRun:
         self.measured: list[Record] = []  # in this invocation
         self.done: dict[int, Record] = {}  # earlier, or by others; by the cell's index
         self.held: list[int] = []  # cells that other launchers measure
-        self._settling = threading.Lock()  # for cells that run at the same time
         self._quiet = False  # ranks need it: nothing further is imported
         self._writable = True
         self._incomplete = False  # a cell could not be measured: its folder, or a host is lost
@@ -206,8 +203,13 @@ class SweepRun:
         self._begin()
         self.screen = Screen(self.cells, self.known, self.console, self.other_studies)
         with self.screen:
-            for indices in rounds(self.cells):
-                self._measure_round(indices)
+            for index, planned in enumerate(self.cells):
+                if index in self.done:
+                    self.screen.settle(index, "done before", self.done[index])
+                    continue
+                may_start = self._writable and not self.stopping()
+                if may_start and self.time_left.fits(planned, self.known):
+                    self._try_cell(index)
             if self.config.wait:
                 self._wait_for_others()
             for index in self.held:
@@ -286,20 +288,6 @@ class SweepRun:
             self._note(locked_cells_note(len(self.held)))
         return status
 
-    def _measure_round(self, indices: Sequence[int]) -> None:
-        """Measure cells at the same time, as far as they are not done and there is time."""
-        waiting = []
-        for index in indices:
-            if index in self.done:
-                self.screen.settle(index, "done before", self.done[index])
-            else:
-                waiting.append(index)
-        if len(waiting) == 1:
-            self._measure(waiting[0])
-        elif waiting:
-            with ThreadPoolExecutor(len(waiting), "cell") as pool:
-                list(pool.map(self._measure, waiting))
-
     def _wait_for_others(self) -> None:
         """Wait for the cells that others hold: take over what they finish, measure what they do
         not."""
@@ -328,11 +316,6 @@ class SweepRun:
                 "as interrupted"
             )
         return closed
-
-    def _measure(self, index: int) -> None:
-        may_start = self._writable and not self.stopping()
-        if may_start and self.time_left.fits(self.cells[index], self.known):
-            self._try_cell(index)
 
     def _try_cell(self, index: int) -> None:
         """Measure a cell, or fail it where somebody else's file or link stands in its folder.
@@ -383,16 +366,15 @@ class SweepRun:
             record = self.runner.measure(
                 planned, [*self.known], lambda watch: self._progress(index, watch)
             )
-        with self._settling:
-            self.known.append(record)
-            self.measured.append(record)
-            self.screen.settle(index, record.state, record)
-            with contextlib.suppress(OSError):
-                output = self.study.folder_of(record).output
-                text = output.read_text(encoding="utf-8", errors="replace")
-                self.console.print(text, markup=False, soft_wrap=True, end="")
-            self.mlflow.log(record)
-            self.forecasts.learn(self.known, more=index + 1 < len(self.cells))
+        self.known.append(record)
+        self.measured.append(record)
+        self.screen.settle(index, record.state, record)
+        with contextlib.suppress(OSError):
+            output = self.study.folder_of(record).output
+            text = output.read_text(encoding="utf-8", errors="replace")
+            self.console.print(text, markup=False, soft_wrap=True, end="")
+        self.mlflow.log(record)
+        self.forecasts.learn(self.known, more=index + 1 < len(self.cells))
 
     def _progress(self, index: int, watch: Watch) -> None:
         self._quiet = self._quiet or watch.needs_quiet

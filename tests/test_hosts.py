@@ -145,28 +145,12 @@ def test_a_sweep_leaves_no_process_on_any_host(exchanged):
     assert exchanged.left == []
 
 
-def other_machines(folder):
-    """The words that run a command on a host as if it were another machine, which calls its start otherwise."""
-    script = folder / "machine"
-    script.write_text(
-        '#!/bin/sh\nhost=$1; shift; cd "${0%/*}"; echo "boot of $host" > "boot-$host"\n'
-        'mount --bind "boot-$host" /proc/sys/kernel/random/boot_id && exec "$@"\n'
-    )
-    script.chmod(0o755)
-    return f"engine.prefix=[ip,netns,exec,{{host}},{script},{{host}}]"
-
-
 @pytest.mark.needs("namespaces")
-def test_two_hosts_alone_at_the_same_time_and_then_together(tmp_path):
-    trained = Measured(
-        tmp_path, *TRAINING, "engine=command", other_machines(tmp_path), "gpus=0", "nodes=a,b,a+b"
-    )
-    one, other, two = sorted(
-        trained.records, key=lambda record: (len(record.cell.hosts), record.cell.hosts)
-    )
-    assert (one.cell.hosts, other.cell.hosts, two.cell.hosts) == (("a",), ("b",), ("a", "b"))
-    assert max(one.started_at, other.started_at) < min(one.ended_at, other.ended_at)
-    assert max(one.ended_at, other.ended_at) < two.started_at
+def test_a_host_alone_is_the_baseline_of_two(tmp_path):
+    trained = Measured(tmp_path, *TRAINING, *BY_COMMAND, "gpus=0", "nodes=a,b,a+b")
+    cells = {record.cell.hosts: record for record in trained.records}
+    assert list(cells)[-1] == ("a", "b") and len(cells) == 3
+    two = cells["a", "b"]
     assert [(place.host, place.gpu) for place in two.cell.places] == [("a", 0), ("b", 0)]
     assert two.metrics["scaling/efficiency"] > 0 and {*two.checks["baselines"]} == {"a:0", "b:0"}
     assert "a+b" in trained.said and trained.left == []

@@ -25,10 +25,8 @@ from conf.subsets import NODES, host_sets, listed_hosts
 from launch.display.columns import request_columns
 from launch.machine.devices import Device, Machine
 from launch.machine.fleet import Fleet, Host
-from launch.plan import refusals
-from launch.plan.estimate import duration, estimates, worded
 from launch.plan.expand import wanted_hosts
-from launch.plan.order import PlannedCell, ordered, parallel_rounds, rounds
+from launch.plan.order import PlannedCell
 from launch.plan.plan import Request, plan
 from launch.tracking import sweep_run
 from launch.tracking.mlflow_run import project
@@ -286,30 +284,6 @@ def test_sets_of_hosts_times_subsets_are_cells(planned, tmp_path):
         planned(["nodes=2", f"hosts={hosts}", "gpus=0,1,2"])
 
 
-def test_one_rank_on_each_machine_is_measured_at_the_same_time():
-    """Hosts b and c are one machine, d does not say which it is."""
-    boots = {"a": "1", "b": "2", "c": "2", "d": ""}
-    every = [
-        dataclasses.replace(make_cell(gpus), hosts=tuple(on))
-        for on in (*boots, "ab")
-        for gpus in ((0,), (1,), (0, 1))
-    ]
-    cells = parallel_rounds(ordered(every, 1, 0), boots)
-    told = [[cells[place].cell.members for place in together] for together in rounds(cells)]
-    assert told[:6] == [
-        [("a:0",), ("b:0",)], [("a:1",), ("b:1",)], [("c:0",)], [("c:1",)], [("d:0",)], [("d:1",)]
-    ]  # fmt: skip
-    assert len(told) == len(every) - 2 and all(len(together) == 1 for together in told[6:])
-    seconds = [one.seconds for one in estimates(cells, [], begun=False)]
-    assert worded(cells, []).startswith(
-        f"15 cells, about {duration(sum(seconds) - seconds[1] - seconds[3])} "
-    )
-    reads = [dataclasses.replace(one.cell, data={"name": "own"}) for one in cells[:2]]
-    traced = [dataclasses.replace(one.cell, profiler="torch") for one in cells[:2]]
-    for alone in (reads, traced):
-        assert not any(one.round for one in parallel_rounds([*map(PlannedCell, alone)], boots))
-
-
 def test_every_host_of_a_cell_has_its_subset(planned):
     fleet = fleet_of(a=machine((0, 1, 2, 3)), b=machine((0, 1)))
     assert where(planned(["device=auto", "nodes=a,b", "gpus=1,0"], fleet=fleet)) == [
@@ -346,41 +320,6 @@ def test_the_memory_of_the_hosts_counts_and_not_that_of_the_launcher(planned, mo
         Refused, match=r"each rank needs .* a share of the host's free memory among 2 is 2.5 GiB"
     ):
         planned([*asked, "nodes=a+b"], fleet=fleet)
-
-
-@pytest.mark.parametrize("said", ["auto", "0", "-1", "4,x", "1.5", " ", "99999", "9" * 30])
-def test_a_number_of_threads_that_no_rank_can_take_is_refused_by_its_host(planned, said):
-    def asked(threads, *more):
-        around = {"a": "", "b": "4,2", "c": threads}
-        fleet = Fleet(
-            tuple(
-                dataclasses.replace(one, variables={"OMP_NUM_THREADS": around[one.name]})
-                for one in fleet_of(**dict.fromkeys("abc", machine((0, 1), *more)))
-            )
-        )
-        return planned(["device=auto", "nodes=a+b+c", "gpus=0,1"], fleet=fleet)
-
-    with pytest.raises(
-        Refused,
-        match=r"^host c: OMP_NUM_THREADS=.* in the environment: accepted is a whole number from 1 to",
-    ):
-        asked(said)
-    asked(" 16 ")
-    asked(said, "cpu")  # CPU workers have their own
-
-
-def test_threads_around_the_launcher_count_where_it_starts_the_ranks():
-    cell, here = dataclasses.replace(make_cell((0,)), device="cuda"), {"OMP_NUM_THREADS": "auto"}
-    on_a = dataclasses.replace(cell, hosts=("a",))
-    sweep = refusals.ExpandedSweep([cell], machine((0,)), None, here, None, False)
-    with pytest.raises(Refused, match=r"^OMP_NUM_THREADS=auto in the environment: "):
-        refusals.threads(sweep)
-    for other in (
-        {"cells": [on_a]},
-        {"is_for_another_machine": True},
-        {"surroundings": {"OMP_NUM_THREADS": "3"}},
-    ):
-        refusals.threads(dataclasses.replace(sweep, **other))
 
 
 def test_servers_are_on_the_hosts_of_the_ranks_in_turn_or_where_they_are_asked_to_be(planned):

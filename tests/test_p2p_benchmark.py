@@ -43,8 +43,6 @@ from benchmarks.record import CellFolder, read_lines
 from benchmarks.request import Room, refuse
 from conf.options import Refused
 from conf.resolve import checked, resolve
-from launch.machine.devices import Device, Machine
-from launch.plan import refusals
 
 DATA = Path(__file__).parent / "data"
 NAMES = [
@@ -107,25 +105,6 @@ def test_the_largest_buffers_that_fit_pass(hydra):
     asked = cell("cuda", f"benchmark.bytes={(22 << 30) // 2}")
     refuse(asked, Room(24 << 30))
     refuse(asked, Room())  # the driver did not say
-
-
-def test_a_pair_without_peer_access_is_refused_before_any_process(hydra, monkeypatch):
-    machine = Machine(
-        "cuda", tuple(Device(one, uuid=f"GPU-{one}") for one in range(4)), (0, 1, 2, 3), 1
-    )
-    monkeypatch.setattr(
-        refusals,
-        "_has_no_peer_access",
-        lambda a, b: (a, b) in (("GPU-0", "GPU-2"), ("GPU-1", "GPU-2")),
-    )
-    refusals.refuse_without_peers(cell("cuda", "benchmark.p2p=required", gpus=(0, 1, 3)), machine)
-    refusals.refuse_without_peers(cell("cuda", gpus=(2, 0)), machine)
-    with pytest.raises(
-        Refused, match=r"^benchmark.p2p=required: the driver gives GPUs 0-2, 1-2 no peer access"
-    ):
-        refusals.refuse_without_peers(
-            cell("cuda", "benchmark.p2p=required", gpus=(2, 1, 0)), machine
-        )
 
 
 # --- what is counted: wires whose times are known ---------------------------------------------------------------

@@ -24,8 +24,6 @@ KINDS: dict[Any, str] = {
     dict: "a mapping, {key: value}",
     list: "a list, [one,two]",
 }
-
-
 # Texts of Hydra 1.3 and OmegaConf 2.3 where their exceptions have no attribute for what they name.
 UNKNOWN_KEY = re.compile(r"Could not override '([^']+)'")
 SEVERAL_VALUES = re.compile(r"Ambiguous value for argument '(.*)'")
@@ -40,27 +38,35 @@ NO_SUCH_FILE = re.compile(r"Could not find '([^']+)'|In '[^']*': (.*)")
 
 def explain(error: Exception, arguments: Sequence[str]) -> str:
     """Return the sentence for an error of a request; `arguments` are those of launch.py."""
+    text = str(error)
+    # OmegaConf's exception knows the key: the error itself, or what Hydra raised it from.
+    cause = error if isinstance(error, OmegaConfBaseException) else error.__cause__
+    unknown = UNKNOWN_KEY.search(text)
+    ambiguous = SEVERAL_VALUES.search(text)
+    file = WRONG_FILE.search(text)
+    missing = NO_SUCH_FILE.search(text)
     if isinstance(error, Refused):
-        return str(error)
+        return text
     if isinstance(error, RecursionError):
         return "an argument has too many brackets inside each other; accepted is option=value"
     if isinstance(error, YAMLError):
         return no_yaml(error, "a file of --config-dir")
     if isinstance(error, OverrideParseException):
-        return _not_in_grammar(error)
+        key, _, value = error.override.partition("=")
+        if "" in [part.strip() for part in value.split(",")] and not {"'", '"'} & set(value):
+            return f"{error.override}: a value is missing beside a comma; write {key}=A,B"
+        return (
+            f"{error.override}: not in Hydra's grammar; put a text with special characters in "
+            f"quotes, {key}=\"'…'\""
+        )
     if isinstance(error, MissingConfigException) and error.options and error.missing_cfg_file:
         group, _, choice = error.missing_cfg_file.rpartition("/")
         near = closest(choice, error.options)
         return f"{group}={choice}: accepted are {', '.join(error.options)}{near}"
-    text = str(error)
-    # OmegaConf's exception knows the key: the error itself, or what Hydra raised it from.
-    cause = error if isinstance(error, OmegaConfBaseException) else error.__cause__
-    unknown = UNKNOWN_KEY.search(text)
     if unknown:
         return _unknown_key(unknown[1], cause, arguments)
     if isinstance(cause, OmegaConfBaseException) and cause.full_key:
         return _wrong_value(cause, arguments)
-    ambiguous = SEVERAL_VALUES.search(text)
     if ambiguous:
         key = ambiguous[1].partition("=")[0]
         hint = f"; one text with commas is {key}=\"'…'\"" if key.startswith("nccl.") else ""
@@ -69,49 +75,35 @@ def explain(error: Exception, arguments: Sequence[str]) -> str:
         group, _, choice = argument.lstrip("+").partition("=")
         if group in GROUPS and choice not in choices(group):
             return f"{argument}: accepted are {', '.join(choices(group))}"
-    file = WRONG_FILE.search(text)
     if file:
         return _wrong_file(*file.groups())
-    missing = NO_SUCH_FILE.search(text)
     if missing:
         return f"{(missing[1] or missing[2]).splitlines()[0]}: no such group or choice"
     return " ".join(text.split())
-
-
-def _not_in_grammar(error: OverrideParseException) -> str:
-    key, _, text = error.override.partition("=")
-    values = [value.strip() for value in text.split(",")]
-    if "" in values and "'" not in text and '"' not in text:
-        return f"{error.override}: a value is missing beside a comma; write {key}=A,B"
-    return (
-        f"{error.override}: not in Hydra's grammar; put a text with special characters in "
-        f"quotes, {key}=\"'…'\""
-    )
 
 
 def _wrong_value(cause: OmegaConfBaseException, arguments: Sequence[str]) -> str:
     key = str(cause.full_key)
     typed = [text.lstrip("+") for text in arguments if text.lstrip("+~").partition("=")[0] == key]
     argument = typed[-1] if typed else key
+    accepts = _accepts(key)
     if isinstance(cause, MissingMandatoryValue):
         group = key.removesuffix(".name")
-        values = _accepts(key) or "a value"
         if group in GROUPS:
-            values = f"{group}={'|'.join(choices(group))}"
-        return f"{argument}: has no value; accepted is {values}"
+            accepts = f"{group}={'|'.join(choices(group))}"
+        return f"{argument}: has no value; accepted is {accepts or 'a value'}"
     value = WRONG_VALUE.search(str(cause))
     for text in typed:  # of several arguments the one with this value
         if value and text.partition("=")[2] == value[1]:
             argument = text
             break
-    return f"{argument}: accepted is {_accepts(key) or 'another type'}"
+    return f"{argument}: accepted is {accepts or 'another type'}"
 
 
 def _wrong_file(name: str, problem: str, key: str) -> str:
-    """Return what is wrong in a YAML file that Hydra composes, with the key where OmegaConf knows
-    it."""
+    """Return what is wrong in a YAML file that Hydra composes, with the key where it is known."""
     problem = problem.strip()
-    names = _fields_at(key.rpartition(".")[0])
+    names = _names_at(key.rpartition(".")[0])
     if NOT_A_KEY.fullmatch(problem) and names:
         near = closest(key.split(".")[-1], names)
         return f"{key} in {name}.yaml: unknown; options here are {', '.join(names)}{near}"
@@ -123,15 +115,12 @@ def _wrong_file(name: str, problem: str, key: str) -> str:
 
 
 def _unknown_key(key: str, cause: BaseException | None, arguments: Sequence[str]) -> str:
-    typed = key
-    for argument in arguments:
-        if argument.lstrip("+~").startswith(key):
-            typed = argument
-            break
-    value = typed.partition("=")[2]
+    typed = [text for text in arguments if text.lstrip("+~").startswith(key)]
+    argument = typed[0] if typed else key
+    value = argument.partition("=")[2]
     if key in GROUPS:  # one that has no default is appended
         names = choices(key)
-        return f"{typed}: accepted is +{key}={value if value in names else '|'.join(names)}"
+        return f"{argument}: accepted is +{key}={value if value in names else '|'.join(names)}"
     full_key = getattr(cause, "full_key", None) or key
     parent, _, name = full_key.rpartition(".")
     if parent == "nccl":
@@ -146,9 +135,11 @@ def _unknown_key(key: str, cause: BaseException | None, arguments: Sequence[str]
     elif kind is not None and dataclasses.is_dataclass(kind):
         names = [field.name for field in dataclasses.fields(kind)]
     if not names:
-        return f"{typed}: {parent} has no option {name}; a new one is added with +{full_key}=value"
+        return (
+            f"{argument}: {parent} has no option {name}; a new one is added with +{full_key}=value"
+        )
     where = f"options of {parent} are" if parent else "options are"
-    return f"{typed}: unknown; {where} {', '.join(names)}{closest(name, names)}"
+    return f"{argument}: unknown; {where} {', '.join(names)}{closest(name, names)}"
 
 
 def _field_at(key: str) -> "dataclasses.Field[Any] | None":
@@ -159,15 +150,13 @@ def _field_at(key: str) -> "dataclasses.Field[Any] | None":
     for part in filter(None, key.split(".")):
         if not dataclasses.is_dataclass(node):
             return None
-        fields = {option.name: option for option in dataclasses.fields(node)}
-        field = fields.get(part)
+        field = {option.name: option for option in dataclasses.fields(node)}.get(part)
         node = field.type if field else None
     return field
 
 
-def _fields_at(key: str) -> list[str]:
-    """Return the names of the options that the schema has at a key, in a group of options; none
-    elsewhere."""
+def _names_at(key: str) -> list[str]:
+    """Return the names of the options that the schema has in a group of options; none elsewhere."""
     field = _field_at(key)
     kind: Any = field.type if field else Config
     if (key and field is None) or not dataclasses.is_dataclass(kind):
@@ -177,15 +166,14 @@ def _fields_at(key: str) -> list[str]:
 
 def _accepts(key: str) -> str:
     """Return what the schema says that a key accepts, or ''."""
-    parent = _field_at(key.rpartition(".")[0])
+    parent, field = _field_at(key.rpartition(".")[0]), _field_at(key)
     if parent is not None and get_origin(parent.type) is dict:
         return KINDS.get(get_args(parent.type)[1], "")
-    field = _field_at(key)
     if field is None:
         return ""
     if key in SETS:
         return f"a list of {SETS[key]}"
     if dataclasses.is_dataclass(field.type):
-        return f"a choice or options of it: {', '.join(_fields_at(key))}"
+        return f"a choice or options of it: {', '.join(_names_at(key))}"
     kind: Any = get_origin(field.type) or field.type
     return accepted(metadata_of(field)) or KINDS.get(kind, "")

@@ -32,22 +32,15 @@ def answer(line: CommandLine) -> None:
 
         print(*version_lines(), sep="\n")
     elif not line.overrides:
-        print(*_help_lines(), sep="\n")
+        # The text of conf/config.yaml with the choices of each group in its middle.
+        config = yaml.safe_load((groups.ROOT / "config.yaml").read_text(encoding="utf-8"))
+        text = config["hydra"]["help"]
+        print(text["header"], "Groups (group=choice)", sep="\n")
+        for group in GROUPS:
+            print(f"  {group}: {', '.join(groups.choices(group))}")
+        print("", text["footer"].rstrip(), sep="\n")
     for topic in line.overrides if line.help else ():
         _print_topic(topic.lstrip("+~"))
-
-
-def _help_lines() -> Iterator[str]:
-    """Yield the text of conf/config.yaml with the choices of each group in its middle."""
-    text = yaml.safe_load((groups.ROOT / "config.yaml").read_text(encoding="utf-8"))["hydra"][
-        "help"
-    ]
-    yield text["header"]
-    yield "Groups (group=choice)"
-    for group in GROUPS:
-        yield f"  {group}: {', '.join(groups.choices(group))}"
-    yield ""
-    yield text["footer"].rstrip()
 
 
 def _print_topic(topic: str) -> None:
@@ -85,13 +78,10 @@ def option_rows(kind: Any, prefix: str) -> Iterator[tuple[str, str, str, str]]:
         elif key not in groups.WITH_RULES and field.metadata:
             limits = metadata_of(field)
             accepts = accepted(limits) or KINDS.get(get_origin(field.type) or field.type, "")
-            yield key, limits["help"], accepts, _as_yaml(field)
-
-
-def _as_yaml(field: "dataclasses.Field[Any]") -> str:
-    if field.default in (dataclasses.MISSING, MISSING):
-        return ""
-    return str(yaml.safe_dump(field.default, allow_unicode=True).splitlines()[0])
+            default = ""
+            if field.default not in (dataclasses.MISSING, MISSING):
+                default = yaml.safe_dump(field.default, allow_unicode=True).splitlines()[0]
+            yield key, limits["help"], accepts, default
 
 
 def about_choice(group: str, name: str) -> str:

@@ -3,7 +3,6 @@
 A narrow terminal leaves out whole columns, the least important first; no number is ever cut.
 """
 
-import threading
 import time
 from collections.abc import Collection, Sequence
 from types import TracebackType
@@ -27,7 +26,7 @@ from benchmarks.record import Record
 from conf.cell import counted
 from launch.display.columns import GPUS, request_columns, verdict
 from launch.plan.estimate import duration, estimates
-from launch.plan.order import PlannedCell, rounds
+from launch.plan.order import PlannedCell
 from launch.supervision.progress import Watch
 
 STYLES = {"valid": "green", "suspect": "yellow", "invalid": "red"}
@@ -82,7 +81,6 @@ class Screen:
         self._opened_s = time.monotonic()
         # By the number of the cell: since when it runs, and what its slowest rank does.
         self._running: dict[int, tuple[float, str]] = {}
-        self._settling = threading.Lock()
         self._live: Live | None = None
         self._is_last = False  # the table that stays
 
@@ -136,21 +134,19 @@ class Screen:
         self.states[number] = ELSEWHERE
 
     def settle(self, number: int, state: str, record: Record | None) -> None:
-        """Show the end of a cell, or that it is not run. Cells that ran at the same time may end
-        so."""
-        with self._settling:
-            self.states[number], self.records[number] = state, record
-            self._running.pop(number, None)
-            if record:
-                self._study_records.append(record)
-            self._estimate()
-            self._compute_numbers([*self._rows(), number])
-            if self._live:
-                return
-            self.console.print(Text(f"{self._heading(number)}  {'  '.join(self._line(number))}"))
-            if record and record.failure:
-                message = single_line(record.failure.message, MESSAGE_LENGTH)
-                self.console.print(Text(f"    {record.failure.cause}: {message}"))
+        """Show the end of a cell, or that it is not run."""
+        self.states[number], self.records[number] = state, record
+        self._running.pop(number, None)
+        if record:
+            self._study_records.append(record)
+        self._estimate()
+        self._compute_numbers([*self._rows(), number])
+        if self._live:
+            return
+        self.console.print(Text(f"{self._heading(number)}  {'  '.join(self._line(number))}"))
+        if record and record.failure:
+            message = single_line(record.failure.message, MESSAGE_LENGTH)
+            self.console.print(Text(f"    {record.failure.cause}: {message}"))
 
     def _heading(self, number: int) -> str:
         return f"[{number + 1}/{len(self.cells)}] {self.cells[number].name}"
@@ -293,5 +289,4 @@ class Screen:
         left_s = list(self._estimates_s)
         for row, (since, _) in self._running.copy().items():
             left_s[row] = max(0.0, left_s[row] - (time.monotonic() - since))
-        total_s = sum(max(left_s[row] for row in parallel) for parallel in rounds(self.cells))
-        return 5 * round(total_s / 5)
+        return 5 * round(sum(left_s) / 5)

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from analysis.cost import MEASURING, union_seconds
+from analysis.cost import MEASURING
 from analysis.prediction.recorded_forecast import about_forecasts
 from analysis.report.numbers import THIN
 from analysis.text import count, first_lines, join_words, single_line
@@ -120,10 +120,8 @@ def sweep_note(measured: Sequence[Record], sweep_s: float) -> list[str]:
         lines.append(f"forecast {forecasts}")
     timed = [record.metrics[MEASURING] for record in measured if MEASURING in record.metrics]
     if timed:
-        spans = [(record.started_at, record.ended_at) for record in measured]
-        cells_s = sum(ended - started for started, ended in spans)
-        parallel = ", some at the same time" if union_seconds(spans) < cells_s - 1 else ""
-        cells = f"{duration(cells_s)} in {count(len(measured), 'cell')}{parallel}"
+        cells_s = sum(record.ended_at - record.started_at for record in measured)
+        cells = f"{duration(cells_s)} in {count(len(measured), 'cell')}"
         measuring = f"{duration(sum(timed))} of that spent measuring"
         lines.append(f"time     {duration(sweep_s)}: {cells}, {measuring}")
     return lines

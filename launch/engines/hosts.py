@@ -52,7 +52,6 @@ class HostsEngine:
         self._hosts: dict[str, RemoteHost] = {}
         self._fleet = Fleet(())
         self._rendezvous: dict[tuple[str, ...], HostRendezvous] = {}
-        self._clock_lock = threading.Lock()  # an answer that waits for another thread tells less
         self._closed = threading.Event()
 
     def open_on(self, names: Sequence[str], device: str) -> Fleet:
@@ -125,9 +124,8 @@ class HostsEngine:
         logged = {name: environment[name] for name in ("NCCL_DEBUG_SUBSYS",) if name in environment}
         try:
             with contextlib.suppress(AgentGone):  # the job says which host is lost
-                with self._clock_lock:
-                    for part in parts:
-                        part.host.set_clock(self._limits.lost_after_s)
+                for part in parts:
+                    part.host.set_clock(self._limits.lost_after_s)
                 self._run(cell, token, folder, logged, sampled, parts)
         except OSError:
             job.stop(0.0)

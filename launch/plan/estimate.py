@@ -20,7 +20,7 @@ from conf.options import Refused
 from conf.schema import Engine
 from conf.targets import call_dotted
 from launch.engines import slurm
-from launch.plan.order import PlannedCell, rounds
+from launch.plan.order import PlannedCell
 
 # Seconds beside what is measured. GPUs: ResNet-50 on two H200s, 2026-11-22 and 23, 10 cells (13 to
 # 17 s), 3 first ones of a sweep (20 to 32 s), and compiled ones (69 s the first, 25 s with its
@@ -109,9 +109,7 @@ def worded(cells: Sequence[PlannedCell], known: Sequence[Record]) -> str:
     `known` are records of the same study.
     """
     times = estimates(cells, known, begun=False)
-    seconds = 0.0
-    for together in rounds(cells):
-        seconds += max([times[index].seconds for index in together])
+    seconds = sum(time.seconds for time in times)
     unmeasured = sum(not time.measured for time in times)
     thumb = "by a rule of thumb for an idle machine"
     basis = "by what the same model took in this study"

@@ -8,9 +8,8 @@ import dataclasses
 import random
 import socket
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any
 
 from analysis.study.names import BETWEEN
@@ -33,7 +32,6 @@ class PlannedCell:
 
     cell: Cell
     drift: bool = False  # the first cell once more, at the end of a repeated list
-    round: int = 0  # neighbours with the same number run at the same time; 0: alone
 
     @property
     def name(self) -> str:
@@ -115,59 +113,6 @@ def ordered(
         order += turn
     again = dataclasses.replace(order[0], repeat=-repeats)
     return [*map(PlannedCell, order), PlannedCell(again, drift=True)]
-
-
-def parallel_rounds(order: Iterable[PlannedCell], machines: Mapping[str, str]) -> list[PlannedCell]:
-    """Return an order in which consecutive one-GPU cells run in parallel, one on each machine.
-
-    `machines` names the machine of each host; it is empty where that is not known, and such a host
-    measures alone. So does a cell that reads data, which hosts may share, and one with a trace,
-    which the launcher reads.
-    """
-
-    def machine_of(planned: PlannedCell) -> str:
-        """Return the machine of a cell that may run beside others; '' for one that runs alone."""
-        cell = planned.cell
-        is_lone = cell.world_size == 1 and len(cell.every_host) == 1
-        if not is_lone or cell.data or cell.profiler != "none":
-            return ""
-        return machines.get(cell.hosts[0], "")
-
-    result: list[PlannedCell] = []
-    number = 0
-    for is_parallel, neighbours in groupby(order, lambda planned: bool(machine_of(planned))):
-        waiting = list(neighbours)
-        if not is_parallel:
-            result += waiting
-            continue
-        while waiting:
-            turn: dict[str, PlannedCell] = {}
-            later = []
-            for planned in waiting:
-                if machine_of(planned) in turn:
-                    later.append(planned)
-                else:
-                    turn[machine_of(planned)] = planned
-            if len(turn) > 1:
-                number += 1
-                result += [dataclasses.replace(planned, round=number) for planned in turn.values()]
-            else:
-                result += turn.values()
-            waiting = later
-    return result
-
-
-def rounds(cells: Iterable[PlannedCell]) -> list[list[int]]:
-    """Return the places of cells in the order, those together that run at the same time."""
-    result: list[list[int]] = []
-    last = 0
-    for index, planned in enumerate(cells):
-        if planned.round and planned.round == last:
-            result[-1].append(index)
-        else:
-            result.append([index])
-        last = planned.round
-    return result
 
 
 def known_freedom(scatters: Scatters) -> Freedom:

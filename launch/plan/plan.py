@@ -34,12 +34,9 @@ from launch.plan.order import (
     once_each,
     one_of_each_set,
     ordered,
-    parallel_rounds,
     without_settings_alone,
 )
 from launch.plan.refusals import (
-    LONGEST,
-    THREADS,
     ExpandedSweep,
     refuse_links,
     refuse_outputs,
@@ -49,6 +46,8 @@ from launch.plan.refusals import (
 )
 from launch.profile.nsys import Nsys, find
 from launch.study.study import study_folder
+
+LONGEST = 40  # characters of a value of the environment
 
 
 @dataclass(frozen=True)
@@ -126,8 +125,6 @@ def plan(
             "cell up to 1.5 s"
         )
     order = ordered(unique, first.repeats, first.seed, twice, first.predict == "auto")
-    if fleet is not None:
-        order = parallel_rounds(order, {host.name: host.boot_id for host in fleet})
     return Plan(first, machine, order, list(dict.fromkeys(notices)), nsys)
 
 
@@ -247,11 +244,11 @@ def _about_cpu_workers(
             f"{most} CPU workers share {cores}: each gets less than a core, and the efficiency "
             "falls for that reason alone"
         )
-    threads = surroundings.get(THREADS, "")
+    threads = surroundings.get("OMP_NUM_THREADS", "")
     if threads not in ("", str(machine.threads)) and not on_hosts:
         share = count(machine.threads, "thread")
         yield (
-            f"{THREADS}={one_line(threads, LONGEST)} has no effect on CPU workers: each has "
+            f"OMP_NUM_THREADS={one_line(threads, LONGEST)} has no effect on CPU workers: each has "
             f"{share}, its share of {cores}"
         )
     if any(by_link(config.gpus) for config in configs):

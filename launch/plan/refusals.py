@@ -15,13 +15,11 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations, permutations
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from analysis.study import noise_floor as floor_file
 from benchmarks.agent.processes import with_absolute_path
-from benchmarks.record.safe_text import one_line
 from benchmarks.request import Room, refuse, refuse_too_little_shared
 from conf import groups, nccl
 from conf.cell import Cell
@@ -81,13 +79,9 @@ LAUNCHERS = {
     "mpirun": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "without mpirun"),
     "mpiexec": ("PMI_RANK", "PMI_SIZE", "without mpiexec"),
 }
-THREADS, MOST_THREADS = "OMP_NUM_THREADS", 4096
-LONGEST = 40  # characters of a wrong value
 # Gradients of the largest torchvision model (vit_h_14, 632 million parameters), rounded up. Where
 # this is free for every rank, torch need not compute the exact size, which takes seconds.
 PLENTY_BYTES = 3_000_000_000
-# NVML_P2P_CAPS_INDEX_READ and _WRITE: nvidia-ml-py has a tuple where the first should be.
-PEER_READ, PEER_WRITE = 0, 1
 
 
 class Refusal(NamedTuple):
@@ -445,72 +439,6 @@ def room_on(hosts: Iterable[Host]) -> Room:
     return Room(*least)
 
 
-def threads(sweep: ExpandedSweep) -> None:
-    """Refuse a number of threads around ranks on GPUs that they cannot take: it would end each of
-    them."""
-    if sweep.is_for_another_machine:
-        return
-    for cell in sweep.cells:
-        if cell.device != "cuda":
-            continue
-        if not cell.hosts:
-            _refuse_threads("", sweep.surroundings)
-        elif sweep.fleet:
-            for host in sweep.fleet.some(cell.every_host):
-                _refuse_threads(f"host {host.name}: ", host.variables)
-
-
-def _refuse_threads(where: str, variables: Mapping[str, str]) -> None:
-    """Refuse what OpenMP or torch does not take: it is a number, or one for each level of nested
-    regions."""
-    text = variables.get(THREADS, "")
-    numbers = re.fullmatch(r"\s*(\d+)\s*(,\s*\d+\s*)*", text, re.ASCII)
-    if text and not (numbers and 1 <= int(numbers[1][:9]) <= MOST_THREADS):
-        raise Refused(
-            f"{where}{THREADS}={one_line(text, LONGEST)} in the environment: accepted is a whole "
-            f"number from 1 to {MOST_THREADS}, or none: ranks then share the cores"
-        )
-
-
-def peer_access(sweep: ExpandedSweep) -> None:
-    """Refuse a cell that requires peer access between GPUs that have none."""
-    for cell in sweep.cells:
-        if not cell.hosts:  # of another host this machine's driver knows nothing
-            refuse_without_peers(cell, sweep.machine)
-
-
-def refuse_without_peers(cell: Cell, machine: Machine) -> None:
-    """Refuse a cell that requires peer access (`benchmark.p2p=required`) where the driver says that
-    a pair has none. Where it says nothing, the cell asks CUDA again before it measures."""
-    if machine.kind != "cuda" or cell.benchmark.get("p2p") != "required":
-        return
-    uuids = {device.id: device.uuid for device in machine.devices if device.uuid}
-    without = []
-    for a, b in combinations(sorted(cell.gpus), 2):
-        if a in uuids and b in uuids and _has_no_peer_access(uuids[a], uuids[b]):
-            without.append(f"{a}-{b}")
-    if without:
-        raise Refused(
-            f"benchmark.p2p=required: the driver gives GPUs {', '.join(without)} no peer access; "
-            "accepted there are both, enabled and disabled"
-        )
-
-
-def _has_no_peer_access(a: str, b: str) -> bool:
-    import pynvml
-
-    try:
-        gpus = [pynvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in (a, b)]
-        for source, target in permutations(gpus):
-            for operation in (PEER_READ, PEER_WRITE):
-                status = pynvml.nvmlDeviceGetP2PStatus(source, target, operation)
-                if status != pynvml.NVML_P2P_STATUS_OK:
-                    return True
-    except pynvml.NVMLError:
-        return False
-    return False
-
-
 def shared_memory(sweep: ExpandedSweep) -> None:
     """Refuse a strategy that needs more of /dev/shm than is free."""
     cells = once_each(sweep.cells)
@@ -560,8 +488,6 @@ SWEEP_REFUSALS: tuple[Callable[[ExpandedSweep], None], ...] = (
     missing_compiler,
     missing_profiler,
     benchmark_request,
-    threads,
-    peer_access,
     shared_memory,  # last: it may have to ask torch, in a process of its own
 )
 
