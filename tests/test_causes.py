@@ -72,40 +72,23 @@ PEER = "[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1
 def add_collectives(job, *names):
     """Have ranks say which collective is not finished."""
     for number, name in enumerate(names):
-        callers = [
-            ("/usr/lib/python3.12/runpy.py", "_run_code"),
-            ("/home/me/my_model.py", "forward"),
-        ][: number + 1]
-        frames = [{"filename": file, "line": 1, "name": function} for file, function in callers]
         entries = [
             {"profiling_name": "nccl:all_gather", "state": "completed", "retired": True},
-            {"profiling_name": f"nccl:{name}", "state": "started", "frames": frames},
+            {"profiling_name": f"nccl:{name}", "state": "started", "frames": []},
             {"profiling_name": "nccl:all_to_all", "state": "scheduled"},
         ]
         job.stacks[number] += collective_as_stack(entries)
 
 
-def record(job, *histories, foreign=()):
-    """Have ranks say which collectives they began last; those of `foreign` ranks are begun by the user's code."""
+def record(job, *histories):
+    """Have ranks say which collectives they began last."""
     for number, names in enumerate(histories):
-        file = "/home/me/my_model.py" if number in foreign else f"{ROOT}/trainers/step.py"
-        frames = [
-            {
-                "filename": f"{TORCH}/distributed/distributed_c10d.py",
-                "line": 3000,
-                "name": "all_reduce",
-            },
-            {"filename": file, "line": 1, "name": "forward"},
-        ]
-        job.stacks[number] += last_collectives(
-            [
-                {
-                    "profiling_name": f"nccl:{name}", "process_group": ["0", "default_pg"], "collective_seq_id": 7 + place,
-                    "frames": frames, "is_p2p": False, "input_sizes": [[1024, 2]],
-                }
-                for place, name in enumerate(names)
-            ]
-        )  # fmt: skip
+        entry = {"process_group": ["0", "default_pg"], "is_p2p": False, "input_sizes": [[1024, 2]]}
+        entries = []
+        for place, name in enumerate(names):
+            numbered = {"profiling_name": f"nccl:{name}", "collective_seq_id": 7 + place}
+            entries.append(entry | numbered)
+        job.stacks[number] += last_collectives(entries)
 
 
 @pytest.fixture
@@ -321,22 +304,13 @@ HUNG = {
         (1, "it wrote no stack, and its process is sleeping, while rank 0 waits in all_reduce"),
     ),
     "nobody writes a stack": ([lambda job: begins(job, (5, 4))], (1, "it wrote no stack, and its process is sleeping")),
-    "waits in another collective that the user's code began": (
-        [begins, stands(rank0=[[*collective("broadcast")[:2], ("/home/me/my_model.py", 3, "forward"), *STEP]], rank1=[BACKWARD])],
-        (0, "waits in broadcast, while rank 1 waits in backward; it is named because code outside Ringside and torch began"),
-    ),
     "waits in another collective": (
         [begins, stands(rank0=[collective("all_reduce")], rank1=[collective("broadcast")])],
         (1, "broadcast, while rank 0 waits in all_reduce; nothing tells which of them is wrong, and the last is named"),
     ),
     "waits for its GPU in another collective": (
         [begins, stands(rank0=[ON_GPU], rank1=[ON_GPU]), lambda job: add_collectives(job, "all_reduce", "broadcast")],
-        (1, "waits for its GPU (unfinished: broadcast), while rank 0 waits for its GPU (unfinished: all_reduce); it is"),
-    ),
-    "began another collective, and all later ones are off by one": (
-        [begins, stands(rank0=[ON_GPU], rank1=[collective("barrier")]), lambda job: record(
-            job, ["all_reduce", "broadcast", "all_reduce"], ["all_reduce", "all_reduce", "all_reduce"], foreign=(0,))],
-        (0, "its collective 8 was broadcast of 1024x2 where that of the others was all_reduce of 1024x2"),
+        (1, "waits for its GPU (unfinished: broadcast), while rank 0 waits for its GPU (unfinished: all_reduce); "),
     ),
     "does not end though it is done": (
         [begins, is_done, becomes("gone", 0), stands(rank1=["SLEEP"])],
@@ -363,6 +337,20 @@ def test_of_many_ranks_the_one_that_waits_elsewhere_is_named(tmp_path):
     assert message.endswith(
         "it waits in init_process_group, while each of rank 0, rank 2 waits in backward"
     )
+
+
+def test_of_many_ranks_the_one_that_began_another_collective_is_named(tmp_path):
+    """All later ones are off by one."""
+    same = ["all_reduce"] * 3
+    stand = stands(rank0=[ON_GPU], rank1=[collective("barrier")], rank2=[ON_GPU])
+    steps = (
+        lambda job: begins(job, (5, 5, 5)),
+        stand,
+        lambda job: record(job, ["all_reduce", "broadcast", "all_reduce"], same, same),
+    )
+    (_, rank, message), _ = told(tmp_path, starts, *steps, ranks=3)
+    why = "collective 8 was broadcast of 1024x2 where that of the others was all_reduce of 1024x2"
+    assert rank == 0 and message.endswith(why)
 
 
 WAITING = stands(rank0=[WAITS_FOR_SERVERS], rank1=[WAITS_FOR_SERVERS], server=[SERVES])
@@ -445,10 +433,7 @@ def test_pythons_own_code_is_not_foreign_wherever_it_is_installed(tmp_path, fold
     log = tmp_path / "rank0.log"
     log.write_text(dump([(f"{folder}/threading.py", 359, "wait"), *STEP]))
     found = stacks.locate(log, 0)
-    assert (found.state, found.called_from_foreign) == (
-        StackState.BUSY,
-        False,
-    ) and "threading" not in found.words
+    assert found.state == StackState.BUSY and "threading" not in found.words
 
 
 def test_a_count_is_newer_than_the_last_line(tmp_path):

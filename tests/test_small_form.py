@@ -7,13 +7,7 @@ from pathlib import Path
 import pytest
 from build import make_cell, make_record
 
-from launch.plan.estimate import (
-    COMPILE_SECONDS,
-    FIRST_SECONDS,
-    estimates,
-    rule_of_thumb,
-    worded,
-)
+from launch.plan.estimate import COMPILE_SECONDS, FIRST_SECONDS, estimates, rule_of_thumb, worded
 from launch.plan.order import PlannedCell
 
 ROOT = Path(__file__).parent.parent

@@ -103,8 +103,7 @@ def _suspect(watch: Watch, waiting: Sequence[Rank]) -> tuple[Rank | None, str]:
     In this order: a process that cannot go on; a rank that is asleep or in foreign code while
     another waits; one that wrote no stack though others did; one that began another collective than
     the others; the fewest iterations; one that works while others wait; one that waits elsewhere
-    than most, or where foreign code began the wait; the last of those that wait in different
-    places.
+    than most; the last of those that wait in different places.
     """
     stuck = [rank for rank in waiting if rank.state in STUCK]
     if stuck:
@@ -137,57 +136,41 @@ def _suspect(watch: Watch, waiting: Sequence[Rank]) -> tuple[Rank | None, str]:
 
 
 def _another_collective(ranks: Sequence[Rank]) -> tuple[Rank | None, str]:
-    """Return the first rank to begin another collective, and the end of the sentence.
-
-    It is the one whose collective the fewest ranks began, else the only one whose was begun by
-    foreign code.
-    """
-    recorded = [(rank, rank.location.collectives) for rank in ranks if rank.location]
-    recorded = [(rank, collectives) for rank, collectives in recorded if collectives]
+    """Return the only rank that began another collective than most, and the end of the sentence."""
+    recorded = []
+    for rank in ranks:
+        if rank.location and rank.location.collectives:
+            recorded.append((rank, rank.location.collectives))
     if len(recorded) < 2:
         return None, ""
     common = set(recorded[0][1])
     for _, collectives in recorded:
         common &= set(collectives)
     for key in sorted(common, key=lambda key: key[1]):
-        names = Counter(collectives[key][0] for _, collectives in recorded)
-        if len(names) < 2:
-            continue
-        most = max(names.values())
-        odd = []
-        begun_by_foreign = []
-        for rank, collectives in recorded:
-            name, is_foreign = collectives[key]
-            if names[name] < most:
-                odd.append((rank, name))
-            if is_foreign:
-                begun_by_foreign.append((rank, name))
-        odd = odd or begun_by_foreign
-        if len(odd) != 1:
-            return None, ""
-        rank, name = odd[0]
-        usual = next(usual for usual in names if usual != name)
-        return rank, f"; its collective {key[1]} was {name} where that of the others was {usual}"
+        names = Counter(collectives[key] for _, collectives in recorded)
+        usual, most = names.most_common(1)[0]
+        odd = [rank for rank, collectives in recorded if names[collectives[key]] < most]
+        if len(odd) == 1:
+            name = next(name for name in names if names[name] < most)
+            why = f"; its collective {key[1]} was {name} where that of the others was {usual}"
+            return odd[0], why
+        if len(names) > 1:
+            break
     return None, ""
 
 
 def _waits_elsewhere(ranks: Sequence[Rank]) -> tuple[Rank | None, str]:
     """Return the rank that waits elsewhere than the others; None if all wait in one place."""
     by_words: dict[str, list[Rank]] = {}
-    foreign = []
     for rank in ranks:
         if rank.location:
             by_words.setdefault(rank.location.words, []).append(rank)
-            if rank.location.called_from_foreign:
-                foreign.append(rank)
-    if len(by_words) < 2:
-        return None, ""
-    most = max(len(group) for group in by_words.values())
+    most = max([len(group) for group in by_words.values()], default=0)
     for group in by_words.values():
         if len(group) < most:
             return group[0], ""
-    if 0 < len(foreign) < len(ranks):
-        return foreign[0], "; it is named because code outside Ringside and torch began its wait"
+    if len(by_words) < 2:
+        return None, ""
     return ranks[-1], "; nothing tells which of them is wrong, and the last is named"
 
 

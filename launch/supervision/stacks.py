@@ -14,7 +14,7 @@ MOST_LINES = 100_000  # of a file of source
 MOST_CHARACTERS = 60  # of a line of source in a sentence
 THREAD = re.compile(r"^(?:Thread|Current thread) 0x[0-9a-f]+.*\(most recent call first\):$")
 COLLECTIVE = re.compile(r"^Collective (\w+) \(most recent call first\):$")
-RECORDED = re.compile(r'^Recorded (\S+) (\d+) (\S+) "(.*)", line (\d+) in (.*)$')
+RECORDED = re.compile(r"^Recorded (\S+) (\d+) (\S+) ")
 FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
 TORCH = re.compile(r"/(?:site|dist)-packages/torch/(.*)$")
 STANDARD_LIBRARY = re.compile(r"^<frozen |/lib(?:64)?/python3[^/]*/(?!(?:site|dist)-packages/)")
@@ -58,10 +58,8 @@ class Location:
 
     state: StackState
     words: str  # 'waits in all_reduce', 'is in forward (my_model.py:12: `time.sleep(3)`)'
-    called_from_foreign: bool = False  # code that is neither torch's nor ours began the wait
-    # The last collectives that it began, by group and number: the name with its sizes, and whether
-    # such code began it.
-    collectives: dict[tuple[str, int], tuple[str, bool]] = field(default_factory=dict)
+    # The names of the last collectives that it began, with their sizes, by group and number.
+    collectives: dict[tuple[str, int], str] = field(default_factory=dict)
 
 
 class Frame:
@@ -69,7 +67,7 @@ class Frame:
 
     def __init__(self, file: str, line: int, function: str) -> None:
         self.file, self.line, self.function = file, line, function
-        self.owner = "foreign"  # or torch, Ringside, Python, module: a module's own lines
+        self.owner = "foreign"  # or torch, Ringside, Python
         self.path = file  # for torch and Ringside inside its package
         torch = TORCH.search(file)
         if torch:
@@ -78,8 +76,6 @@ class Frame:
             self.owner = "Python"
         elif file.startswith(OWN_FOLDERS):
             self.owner, self.path = "Ringside", Path(file).relative_to(ROOT).as_posix()
-        elif function == "<module>":
-            self.owner = "module"
 
     def source(self) -> str:
         """Return the line of source, '' where there is none to read."""
@@ -113,7 +109,6 @@ def locate(log: Path, start: int) -> Location | None:
     stacks: list[list[Frame]] = []  # of the threads, the main one last; the newest call first
     unfinished = ""  # a collective
     frames: list[Frame] = []
-    frames_of_collective: list[Frame] = []
     collectives = {}
     for line in text.splitlines():
         collective = COLLECTIVE.match(line)
@@ -124,13 +119,12 @@ def locate(log: Path, start: int) -> Location | None:
             stacks.append(frames)
         elif collective:
             unfinished = collective[1]
-            frames = frames_of_collective = []
+            frames = []
         elif frame:
             frames.append(Frame(frame[1], int(frame[2]), frame[3]))
         elif recorded:
-            group, number, name, path, line_number, function = recorded.groups()
-            is_foreign = bool(path) and Frame(path, int(line_number), function).owner == "foreign"
-            collectives[group, int(number)] = name.replace(":", " of "), is_foreign
+            group, number, name = recorded.groups()
+            collectives[group, int(number)] = name.replace(":", " of ")
     if not stacks or not stacks[-1]:
         return None
     location = _location(stacks[-1])
@@ -141,11 +135,9 @@ def locate(log: Path, start: int) -> Location | None:
             helper = _location(stack)
             if helper.state < location.state:
                 location = helper
-    if location.state is StackState.WAITING and unfinished:
-        if not location.words.endswith(unfinished):
-            location.words += f" (unfinished: {unfinished})"
-        if any(frame.owner == "foreign" for frame in frames_of_collective):
-            location.called_from_foreign = True
+    waits = location.state is StackState.WAITING
+    if waits and not location.words.endswith(unfinished):
+        location.words += f" (unfinished: {unfinished})"
     location.collectives = collectives
     return location
 
@@ -154,10 +146,9 @@ def _location(stack: Sequence[Frame]) -> Location:
     """Return what one thread does."""
     frames = [frame for frame in stack if frame.owner != "Python"] or list(stack)
     inside = list(takewhile(lambda frame: frame.owner in ("torch", "Ringside"), frames))
-    called_from_foreign = any(frame.owner == "foreign" for frame in frames[len(inside) :])
     wait = _wait(inside)
     if wait:
-        return Location(StackState.WAITING, wait, called_from_foreign)
+        return Location(StackState.WAITING, wait)
     top = frames[0]
     source = top.source()
     if SLEEP.search(source):
@@ -169,7 +160,7 @@ def _location(stack: Sequence[Frame]) -> Location:
     where = f"{Path(top.file).name}:{top.line}"
     if source and top.owner != "torch":
         where += f": `{source[:MOST_CHARACTERS]}`"
-    return Location(state, f"is in {top.function} ({where})", called_from_foreign)
+    return Location(state, f"is in {top.function} ({where})")
 
 
 def _wait(inside: Sequence[Frame]) -> str:
