@@ -18,7 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from build import make_cell
+from build import make_cell, make_record
 from traces import GEMM, REDUCE, make_export, two_ranks
 
 from analysis.findings.communication import disagreement
@@ -34,8 +34,8 @@ from conf.schema import Engine
 from launch.engines.environment import environment, scrubbed
 from launch.engines.local import LocalEngine
 from launch.machine.devices import Machine
-from launch.profile import profiled_pass
 from launch.profile.nsys import Nsys, find
+from launch.profile.profiled_pass import checked
 from launch.run_cell import CellRunner
 from launch.study.provenance import RunEnvironment
 
@@ -55,6 +55,10 @@ KEPT = {
     "NVSHMEM_DISABLE_NVLS": "1",
 }
 OPTIONS = {"steps": 3, "warmup_steps": 2}
+NAMES = (
+    "comm_ms_per_step", "exposed_ms_per_step", "overlapped_ms_per_step",
+    "exposed_in_gaps_ms_per_step", "nccl_avg_us", "gpu_idle_share", "wait_ms_per_step",
+)  # fmt: skip
 
 # What a fake has of the command: $report, the folder of the pass, and the function that plays ranks that are done.
 HEAD = """#!/bin/sh
@@ -77,29 +81,32 @@ def fake(folder, *lines):
 
 
 def one_pass(tmp_path, nsys, device="cpu", profiler="nsys", **engine):
-    """The profiled pass of a cell in an empty folder: what it adds to the record."""
+    """The profiled pass of a cell in an empty folder: its finding, and the record with the pass."""
     cell = dataclasses.replace(make_cell(), profiler=profiler, profiler_options=OPTIONS)
     machine = Machine("cpu", (), (0, 1), 2)
     config = SimpleNamespace(engine=Engine(stop_grace_s=0.5, **engine), sample_gpus=False)
     notes = []
     surrounding = {**os.environ, **PLANTED, **KEPT}
     local = LocalEngine(machine, surrounding, "auto", config.engine.stop_grace_s)
-    runner = CellRunner(
-        config, RunEnvironment(machine, {}), None, None, local, nsys, lambda: False, notes.append
+    here = RunEnvironment(machine, {})
+    runner = CellRunner(config, here, None, None, local, nsys, lambda: False, notes.append)
+    folder = CellFolder(tmp_path)
+    variables = environment(cell, machine, folder, TOKEN, surrounding)
+    record = make_record(
+        cell=dataclasses.replace(cell, device=device), metrics={}, tables={}, effective={}
     )
-    variable = environment(cell, machine, CellFolder(tmp_path), TOKEN, surrounding)
-    found = runner._profiled(
-        dataclasses.replace(cell, device=device), CellFolder(tmp_path), variable, lambda watch: None
-    )
+    traced = runner._profiled(record, folder, variables, lambda watch: None)
     local.close()
     assert processes.of(TOKEN) == []
-    assert notes == (
-        [f"{cell.name}: {found.finding.sentence}"] if found.finding.severity == "unchecked" else []
-    )
-    return found
+    (finding,) = traced.effective["findings"]
+    is_unchecked = finding["severity"] == "unchecked"
+    assert notes == [f"{cell.name}: {finding['sentence']}"] * is_unchecked
+    if is_unchecked:
+        assert (traced.metrics, traced.tables) == ({}, {}) and "trace" not in traced.effective
+    return finding, traced
 
 
-# --- what is asked ------------------------------------------------------------------------------------------------
+# --- what is asked --------------------------------------------------------------------------------
 
 
 def test_a_cell_without_a_profiler_keeps_its_key_and_one_with_it_has_another():
@@ -116,15 +123,9 @@ def test_a_cell_without_a_profiler_keeps_its_key_and_one_with_it_has_another():
     ("given", "says"),
     [
         ({"nsys_path": 3}, "profiler.nsys_path=3: accepted is a text"),
-        (
-            {"steps": 0},
-            "profiler.steps=0: accepted is a whole number of at least 1 and at most 1000",
-        ),
+        ({"steps": 0}, "profiler.steps=0: accepted is a whole number of at least 1 and at most"),
         ({"steps": None}, "profiler.steps=null: accepted is a whole number"),
-        (
-            {"stepps": 3},
-            "profiler.stepps=3: nsys has the options name, steps, warmup_steps, nsys_path",
-        ),
+        ({"stepps": 3}, "profiler.stepps=3: nsys has the options name, steps, warmup_steps, "),
         ({"name": "dlprof"}, "profiler.name=dlprof: accepted are auto, none, nsys, torch"),
     ],
 )
@@ -156,10 +157,7 @@ def test_auto_is_nsys_where_there_is_one_and_else_torch(launch, monkeypatch, tmp
 @pytest.mark.parametrize(
     ("script", "says"),
     [
-        (
-            "echo 'NVIDIA Nsight Systems version 2021.5.1.77'",
-            "version 2021.5.1.77; accepted is 2022.4 or newer",
-        ),
+        ("echo 'Nsight Systems version 2021.5.1.77'", "version 2021.5.1.77; accepted is 2022.4 or"),
         ("echo hello", "does not say a version"),
         ("exit 3", "does not say a version"),
     ],
@@ -194,129 +192,93 @@ def test_an_environment_for_nsys_has_what_ranks_need_and_no_secret():
     assert found == {**KEPT, "PATH": "/bin:/opt/x@1", "RINGSIDE_TOKEN": TOKEN}
 
 
-# --- faults -------------------------------------------------------------------------------------------------------
+# --- faults ---------------------------------------------------------------------------------------
+
+EXPORTS = 'if [ "$1" = export ]; then'
+HAS_REPORT = "ranks; echo x > $report.nsys-rep"
+FAULTS = {
+    "dies": (["echo 'out of memory'; exit 3"], "before any rank failed: out of memory", ()),
+    "no report": (["ranks"], "nsys 2025.3 ended and left no report", ()),
+    "no importer": (
+        ["ranks; echo x > $report.qdstrm"],
+        "QdstrmImporter is missing; what it recorded is kept",
+        ("trace.qdstrm",),
+    ),
+    "no export": (
+        [f'{EXPORTS} echo "not a report" >&2; exit 1; fi', HAS_REPORT],
+        "failed with status 1: not a report; the report is kept",
+        ("trace.nsys-rep",),
+    ),
+    "foreign export": (
+        [f'{EXPORTS} echo "SQLite format 3" > $made; exit; fi', HAS_REPORT],
+        "not an SQLite file, so not an export of nsys",
+        ("trace.nsys-rep",),
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    ("lines", "says", "kept"),
-    [
-        (
-            ["echo 'out of memory'; exit 3"],
-            "ended with status 3 before any rank failed: out of memory",
-            (),
-        ),
-        (["ranks"], "nsys 2025.3 ended and left no report", ()),
-        (
-            ["ranks; echo x > $report.qdstrm"],
-            "QdstrmImporter is missing; what it recorded is kept",
-            ("trace.qdstrm",),
-        ),
-        (
-            [
-                'if [ "$1" = export ]; then echo "not a report" >&2; exit 1; fi',
-                "ranks; echo x > $report.nsys-rep",
-            ],
-            "failed with status 1: not a report; the report is kept",
-            ("trace.nsys-rep",),
-        ),
-        (
-            [
-                'if [ "$1" = export ]; then echo "SQLite format 3" > $made; exit; fi',
-                "ranks; echo x > $report.nsys-rep",
-            ],
-            "not an SQLite file, so not an export of nsys",
-            ("trace.nsys-rep",),
-        ),
-    ],
-    ids=["dies", "no report", "no importer", "no export", "foreign export"],
-)
-def test_a_pass_that_fails_is_a_sentence_and_its_report_is_kept(tmp_path, lines, says, kept):
-    found = one_pass(tmp_path, Nsys(fake(tmp_path, *lines), "2025.3"))
-    assert found.finding.code == "profiled" and found.finding.severity == "unchecked"
-    assert (
-        found.finding.sentence.startswith("the profiled pass gave no trace: ")
-        and says in found.finding.sentence
-    )
-    assert (found.metrics, found.tables, found.effective) == ({}, {}, {})
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_pass_that_fails_is_a_sentence_and_its_report_is_kept(tmp_path, fault):
+    lines, says, kept = FAULTS[fault]
+    finding, _ = one_pass(tmp_path, Nsys(fake(tmp_path, *lines), "2025.3"))
+    assert (finding["code"], finding["severity"]) == ("profiled", "unchecked")
+    assert finding["sentence"].startswith("the profiled pass gave no trace: ")
+    assert says in finding["sentence"]
     assert {path.name for path in (tmp_path / "profile").glob("trace*")} == set(kept)
 
 
 def test_a_nsys_that_ignores_signals_is_ended_with_all_it_started(tmp_path):
-    nsys = fake(
-        tmp_path, "trap '' TERM INT; ranks", "setsid sleep 600 &", "while :; do sleep 0.1; done"
-    )
-    found = one_pass(tmp_path, Nsys(nsys, "2025.3"), start_timeout_s=1.0)
-    assert "what started them did not end within 1 s" in found.finding.sentence
+    lines = "trap '' TERM INT; ranks", "setsid sleep 600 &", "while :; do sleep 0.1; done"
+    finding, _ = one_pass(tmp_path, Nsys(fake(tmp_path, *lines), "2025.3"), start_timeout_s=1.0)
+    assert "what started them did not end within 1 s" in finding["sentence"]
 
 
-def test_a_first_try_without_kernels_is_followed_by_one_without_a_capture_range(tmp_path):
-    """And the environment that nsys gets has what forbids multicast and no secret."""
-    make_export(tmp_path / "empty", [], calls=[(10, 1, 1)])
+def test_a_pass_on_gpus_gives_its_trace_and_nsys_sees_no_secret(tmp_path):
     steps = [(pid, start, end, "step") for pid in (10, 11) for start, end in ((0, 13), (13, 20))]
     two_ranks(tmp_path / "full", ranges=[*steps, (10, 0, 0, "rank 0"), (11, 0, 0, "rank 1")])
-    nsys = fake(
-        tmp_path,
-        f'if [ "$1" = export ]; then cp $(cat $report) $made; exit; fi; env > {tmp_path}/env.txt; ranks',
-        f'case "$*" in *--capture-range*) echo {tmp_path}/empty;; *) echo {tmp_path}/full;; esac > $report.qdstrm; exit 1',
+    lines = (
+        f"{EXPORTS} cp $(cat $report) $made; exit; fi; env > {tmp_path}/env.txt; ranks",
+        f"echo {tmp_path}/full > $report.qdstrm; exit 1",
     )
-    importer = (
-        tmp_path / "host" / "QdstrmImporter"
-    )  # nsys does not find its importer, complains, and has it all the same
+    # nsys does not find its importer, complains, and has it all the same.
+    importer = tmp_path / "host" / "QdstrmImporter"
     importer.parent.mkdir()
     importer.write_text("#!/bin/sh\nmv $2 ${2%.qdstrm}.nsys-rep\n")
     importer.chmod(0o755)
-    found = one_pass(tmp_path, Nsys(nsys, "2025.3"), device="cuda")
-    assert found.finding.severity == "finding", found.finding
-    assert "which supplied no rate" in found.finding.sentence
-    traced = found.effective["trace"]
-    assert traced["capture_range"] is False and "no GPU kernel" in traced["with_capture_range"]
+    finding, traced = one_pass(tmp_path, Nsys(fake(tmp_path, *lines), "2025.3"), device="cuda")
+    assert finding["severity"] == "finding" and "which supplied no rate" in finding["sentence"]
+    assert traced.effective["trace"]["capture_range"] is True
     # Two steps: communication 8 and 4 ms, of which 4 and 2 beside compute; rank 0 waited 4 ms.
-    assert found.metrics == pytest.approx({
-        "trace/comm_ms_per_step": 3, "trace/exposed_ms_per_step": 2, "trace/overlapped_ms_per_step": 1,
-        "trace/exposed_in_gaps_ms_per_step": 0, "trace/wait_ms_per_step": 1, "trace/nccl_avg_us": 6000, "trace/gpu_idle_share": 0,
-    })  # fmt: skip
-    assert (
-        found.tables["trace"]
-        == summarize(within_steps(read_trace(str(tmp_path / "profile")))).to_json()
+    assert {name: traced.metrics[f"trace/{name}"] for name in NAMES} == pytest.approx(
+        dict(zip(NAMES, (3, 2, 1, 0, 6000, 0, 1), strict=True))
     )
-    assert (tmp_path / "profile" / "timeline.svg").read_text().startswith("<svg")
-    assert {path.name for path in (tmp_path / "profile").glob("trace*")} == {
-        "trace.nsys-rep",
-        "trace.sqlite.gz",
-    }
-    assert (CellFolder(tmp_path).profile_in_vain.path / "trace.nsys-rep").exists()
+    folder = tmp_path / "profile"
+    assert traced.tables["trace"] == summarize(within_steps(read_trace(str(folder)))).to_json()
+    assert (folder / "timeline.svg").read_text().startswith("<svg")
+    names = {path.name for path in folder.glob("trace*")}
+    assert names == {"trace.nsys-rep", "trace.sqlite.gz"}
     seen = (tmp_path / "env.txt").read_text()
     assert SECRET not in seen and all(f"{name}={value}" in seen for name, value in KEPT.items())
 
 
-def test_two_tries_in_vain_are_both_said(tmp_path):
-    make_export(tmp_path / "empty", [], calls=[(10, 1, 1)])
-    export = f'if [ "$1" = export ]; then cp {tmp_path}/empty $made; exit; fi; ranks; echo x > $report.nsys-rep'
-    found = one_pass(tmp_path, Nsys(fake(tmp_path, export), "2025.3"), device="cuda")
-    assert found.finding.severity == "unchecked"
-    assert "is too old for the machine's CUDA driver" in found.finding.sentence
-    assert "; without a capture range: " in found.finding.sentence
-
-
 def test_ranges_without_any_kernel_are_no_trace_of_a_gpu(tmp_path):
-    with closing(
-        sqlite3.connect(make_export(tmp_path / "a.sqlite", [], ranges=[(10, 0, 1, "step")]))
-    ) as made:
+    path = make_export(tmp_path / "a.sqlite", [], ranges=[(10, 0, 1, "step")])
+    with closing(sqlite3.connect(path)) as made:
         for table in ("KERNEL", "MEMCPY", "MEMSET"):
             made.execute(f"DROP TABLE CUPTI_ACTIVITY_KIND_{table}")
         made.commit()
-    trace, cell = read_trace(str(tmp_path / "a.sqlite")), make_cell()
-    assert profiled_pass._checked(cell, trace) is trace
+    trace, cell = read_trace(str(path)), make_cell()
+    assert checked(cell, trace) is trace
     with pytest.raises(ValueError, match=r"no GPU kernel was recorded on rank 0.*it is not 0 ms"):
-        profiled_pass._checked(dataclasses.replace(cell, device="cuda"), trace)
+        checked(dataclasses.replace(cell, device="cuda"), trace)
 
 
 def test_an_agent_behind_a_profiler_ends_with_the_launcher():
     with subprocess.Popen(["sleep", "600"]) as launcher:
-        watch = (
+        program = (
             f"from benchmarks.rank.worker import die_with_launcher as watch; watch({launcher.pid})"
+            "; import time; time.sleep(60)"
         )
-        program = f"{watch}; import time; time.sleep(60)"
         with subprocess.Popen([sys.executable, "-c", program], cwd=ROOT) as agent:
             time.sleep(0.5)
             assert agent.poll() is None
@@ -325,7 +287,7 @@ def test_an_agent_behind_a_profiler_ends_with_the_launcher():
             assert agent.wait(timeout=20) == -signal.SIGKILL
 
 
-# --- what a trace says --------------------------------------------------------------------------------------------
+# --- what a trace says ----------------------------------------------------------------------------
 
 
 def test_what_belongs_to_no_step_counts_nowhere(tmp_path):
@@ -337,23 +299,18 @@ def test_what_belongs_to_no_step_counts_nowhere(tmp_path):
     calls = [(10, 0, 1), (10, 52, 2), (10, 53, 3)]
     path = make_export(tmp_path / "a.sqlite", kernels, ranges=[(10, 51, 58, "step")], calls=calls)
     metrics = trace_metrics(summarize(within_steps(read_trace(str(path)))))
-    assert metrics == pytest.approx({
-        "trace/comm_ms_per_step": 4, "trace/exposed_ms_per_step": 2, "trace/overlapped_ms_per_step": 2,
-        "trace/exposed_in_gaps_ms_per_step": 0, "trace/nccl_avg_us": 4000, "trace/gpu_idle_share": 0,
-    })  # fmt: skip
+    expected = zip(NAMES[:-1], (4, 2, 2, 0, 4000, 0), strict=True)
+    assert metrics == pytest.approx({f"trace/{name}": value for name, value in expected})
     assert disagreement(metrics) == {}
-    assert disagreement(metrics | {"comm/exposed_ms": 2.5}) == {
-        "trace/exposed_disagreement_ms": -0.5
-    }
+    found = disagreement(metrics | {"comm/exposed_ms": 2.5})
+    assert found == {"trace/exposed_disagreement_ms": -0.5}
 
 
 def test_without_communication_or_steps_nothing_is_zero(tmp_path):
-    path = make_export(
-        tmp_path / "a.sqlite", [(10, 0, 7, 0, 4, GEMM, 1), (10, 0, 7, 5, 10, GEMM, 2)]
-    )
-    assert trace_metrics(summarize(read_trace(str(path)))) == {
-        "trace/gpu_idle_share": pytest.approx(0.1)
-    }
+    kernels = [(10, 0, 7, 0, 4, GEMM, 1), (10, 0, 7, 5, 10, GEMM, 2)]
+    path = make_export(tmp_path / "a.sqlite", kernels)
+    metrics = trace_metrics(summarize(read_trace(str(path))))
+    assert metrics == {"trace/gpu_idle_share": pytest.approx(0.1)}
 
 
 def test_a_process_without_a_mark_beside_marked_ones_is_no_rank(tmp_path):
@@ -363,46 +320,28 @@ def test_a_process_without_a_mark_beside_marked_ones_is_no_rank(tmp_path):
     assert [(rank.rank, rank.pid) for rank in read_trace(str(path)).ranks] == [(0, 10)]
 
 
-# --- a real one ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.needs("nsys")
 def test_a_real_nsys_traces_the_ranges_of_two_gloo_ranks(tmp_path):
     nsys = find(None, os.environ)
-    found = one_pass(tmp_path, nsys)
-    assert found.finding.severity == "finding", found.finding
-    ranks = found.tables["trace"]["ranks"]
-    assert [(rank["rank"], rank["steps"]["count"]) for rank in ranks] == [(0, 3), (1, 3)]
-    assert any("only step times" in note for note in found.tables["trace"]["notes"])
-    assert (
-        found.metrics == {}
-    )  # gloo's calls leave no range: nothing is known of them, and nothing is 0
+    finding, traced = one_pass(tmp_path, nsys)
+    assert finding["severity"] == "finding", finding
+    table = traced.tables["trace"]
+    assert [(rank["rank"], rank["steps"]["count"]) for rank in table["ranks"]] == [(0, 3), (1, 3)]
+    assert any("only step times" in note for note in table["notes"])
+    assert traced.metrics == {}  # gloo's calls leave no range: nothing is known of them
     inside = tmp_path / "profile"
-    trace = read_trace(str(inside / "trace.sqlite.gz"))
-    for rank in trace.ranks:
+    for rank in (trace := read_trace(str(inside / "trace.sqlite.gz"))).ranks:
         names = [trace.names[number] for number in rank.ranges["name"].tolist()]
-        assert {name: names.count(name) for name in set(names) - {f"rank {rank.rank}"}} == {
-            name: 3
-            for name in (
-                "step",
-                "forward",
-                "backward",
-                "optimizer",
-            )  # DDP's exchange is within backward
-        }
-    assert all(
-        SECRET.encode() not in path.read_bytes() for path in inside.rglob("*") if path.is_file()
-    )
+        counts = {name: names.count(name) for name in set(names) - {f"rank {rank.rank}"}}
+        # DDP's exchange is within backward.
+        assert counts == dict.fromkeys(("step", "forward", "backward", "optimizer"), 3)
+    files = [path for path in inside.rglob("*") if path.is_file()]
+    assert all(SECRET.encode() not in path.read_bytes() for path in files)
     assert SECRET.encode() not in gzip.decompress((inside / "trace.sqlite.gz").read_bytes())
-    export = subprocess.run(
-        [nsys.path, "export", "--type=sqlite", f"--output={tmp_path}/all", inside / "trace.nsys-rep"],
-        capture_output=True, check=False,
-    )  # fmt: skip
-    everything = (tmp_path / "all").read_bytes()
-    assert (
-        export.returncode == 0
-        and TOKEN.encode() in everything
-        and SECRET.encode() not in everything
-    )
+    everything = f"--output={tmp_path}/all"
+    export = [nsys.path, "export", "--type=sqlite", everything, inside / "trace.nsys-rep"]
+    assert subprocess.run(export, capture_output=True, check=False).returncode == 0
+    data = (tmp_path / "all").read_bytes()
+    assert TOKEN.encode() in data and SECRET.encode() not in data
     assert not any(path.stat().st_mode & 0o022 for path in (inside / "ranks").iterdir())
     assert json.loads((inside / "cell.json").read_text())["benchmark"]["name"] == "profiled_pass"

@@ -114,7 +114,6 @@ class CellFolder:
     timeline = _File("timeline.svg")  # one step, in the folder of a profiled pass
     tuning = _Pass("tuning")  # in which NCCL names its choices
     profile = _Pass("profile")  # under a profiler
-    profile_in_vain = _Pass("profile-capture-range")  # a first profiled pass without a trace
 
     def gpu_samples_of(self, host: int) -> Path:
         """Return the path of the samples of a host's GPUs, by its place in Cell.every_host."""

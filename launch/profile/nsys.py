@@ -1,8 +1,4 @@
-"""Find Nsight Systems on this machine, make its command around a cell's agent, and export what it
-recorded.
-
-It is not part of Ringside. It is found by `profiler.nsys_path`, the variable NSYS, or PATH.
-"""
+"""Find Nsight Systems, make its command around a cell's agent, and export what it recorded."""
 
 import re
 import shutil
@@ -119,20 +115,17 @@ def find(typed: str | None, surrounding: Mapping[str, str]) -> Nsys:
             f"{field}: {reason}; accepted are a path to it in profiler.nsys_path or NSYS, "
             "profiler=torch, or profiler=auto"
         )
+    version = None
     try:
+        command = [path, "--version"]
         answer = subprocess.run(
-            [path, "--version"],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=ANSWER_SECONDS,
+            command, capture_output=True, text=True, errors="replace", timeout=ANSWER_SECONDS
         )
+        if answer.returncode == 0:
+            version = re.search(r"version (\d+(?:\.\d+)+)", answer.stdout)
     except (OSError, subprocess.TimeoutExpired):
-        raise Refused(
-            f"{field}: {path} --version gives no answer; accepted is a working Nsight Systems"
-        ) from None
-    version = re.search(r"version (\d+(?:\.\d+)+)", answer.stdout)
-    if answer.returncode or not version:
+        version = None
+    if version is None:
         raise Refused(
             f"{field}: {path} --version does not say a version; accepted is a working Nsight "
             "Systems"
