@@ -25,7 +25,7 @@ from derived_results import run_whole
 from rank_cases import CASES
 from torch import nn
 
-from benchmarks.jacobi.grid import Rows, Slab, Tile, TorchStencil, TritonStencil
+from benchmarks.jacobi.grid import Slab, Tile, TorchStencil, TritonStencil
 from benchmarks.rank.ranks import Ranks
 from benchmarks.record import CellFolder
 from benchmarks.timing import statistics
@@ -249,7 +249,7 @@ def on_hosts(rank, case, folder):
 def wide_slab(nx, count):
     """A slab with the pitch that GPUs have, of random numbers."""
     base = torch.empty(2 * (count + 2) * 512 * 4, dtype=torch.uint8)
-    slab = Slab(512, 100, Rows(1, count), torch.device("cpu"), base)
+    slab = Slab(512, 100, range(1, count + 1), torch.device("cpu"), base)
     slab.nx = nx
     slab.buffers[0].copy_(torch.rand(count + 2, 512, generator=torch.Generator().manual_seed(0)))
     return slab

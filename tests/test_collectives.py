@@ -22,9 +22,9 @@ from analysis.native.nccl_tests import parse_nccl_tests
 from benchmarks.collectives import derive as nccl_tests_table
 from benchmarks.collectives.busbw import COLLECTIVES, ELEMENT_BYTES
 from benchmarks.collectives.calls import NCCL_TYPES, NcclCalls, loaded_library
-from benchmarks.collectives.measure import CollectiveBenchmark, Message
+from benchmarks.collectives.measure import CollectiveBenchmark, message_views
 from benchmarks.collectives.request import sizes
-from benchmarks.collectives.wrong_elements import fill, known, wrong_elements
+from benchmarks.collectives.wrong_elements import fill, known_input, wrong_elements
 from benchmarks.rank.ranks import Ranks, Reporter
 from benchmarks.record import CellFolder, read_study
 from benchmarks.request import Room, refuse
@@ -135,7 +135,7 @@ def right_result(name, rank, op, root, size, share):
     """What a collective returns to a rank, from the definition alone: inputs of all ranks as lists."""
     whole = COLLECTIVES[name].shares and name not in ("all_gather", "gather")
     inputs = [
-        known(r, 0, share * size if whole else share, torch.float32, op, torch.device("cpu"))
+        known_input(r, 0, share * size if whole else share, torch.float32, op, torch.device("cpu"))
         for r in range(size)
     ]
     fold = {"sum": sum, "min": min, "max": max}.get(op)
@@ -182,7 +182,7 @@ def test_a_collective_that_does_nothing_is_noticed(forked):
 def test_a_rank_that_takes_anothers_part_is_noticed():
     ranks = Ranks(0, 2, torch.device("cpu"))
     first, second = (
-        known(rank, 0, 64, torch.float32, "sum", torch.device("cpu")) for rank in range(2)
+        known_input(rank, 0, 64, torch.float32, "sum", torch.device("cpu")) for rank in range(2)
     )
     assert (
         wrong_elements("all_gather", torch.cat([second, first]), "sum", 0, ranks) > 64
@@ -194,7 +194,7 @@ def test_a_rank_that_takes_anothers_part_is_noticed():
 @pytest.mark.parametrize("size", [2, 7, 31])
 def test_a_mean_of_rounded_parts_is_right_and_half_of_it_is_not(size):
     parts = [
-        known(rank, 0, 4096, torch.bfloat16, "avg", torch.device("cpu")) / size
+        known_input(rank, 0, 4096, torch.bfloat16, "avg", torch.device("cpu")) / size
         for rank in range(size)
     ]
     ranks, mean = Ranks(0, size, torch.device("cpu")), torch.zeros(4096, dtype=torch.bfloat16)
@@ -207,7 +207,7 @@ def test_a_mean_of_rounded_parts_is_right_and_half_of_it_is_not(size):
 @pytest.mark.parametrize("size", [62, 63, 1024])
 def test_sums_over_many_ranks_are_exact_and_lack_no_rank(size):
     parts = [
-        known(rank, 0, 512, torch.bfloat16, "sum", torch.device("cpu"), size)
+        known_input(rank, 0, 512, torch.bfloat16, "sum", torch.device("cpu"), size)
         for rank in range(size)
     ]
     total, ranks = (
@@ -393,7 +393,7 @@ def test_messages_rotate_through_the_buffers_without_leaving_them(name):
     for in_place in (False, True) if COLLECTIVES[name].in_place else (False,):
         seen = set()
         for place, rank in itertools.product(range(4), range(2)):
-            send, receive = Message(name, 1024, in_place).views(out, into, place, rank, 2)
+            send, receive = message_views(name, 1024, in_place, out, into, place, rank, 2)
             assert max(send.numel(), receive.numel()) == 256
             ours = into if in_place else out
             assert 0 <= send.data_ptr() - ours.data_ptr() <= 4096 - send.nbytes

@@ -89,7 +89,7 @@ def test_of_several_ways_the_fastest_is_the_reference(tmp_path):
         block=lambda run, iterations, beat: Block(next(spans), 1.0, 1.0, 10.0, 10.0)
     )
     folder = CellFolder(tmp_path).make()
-    references(SimpleNamespace(probes=lambda: probes), 2, clock, None, Reporter(folder, 0))
+    references(SimpleNamespace(probes=lambda: probes), 2, clock, Reporter(folder, 0))
     lines = {0: list(read_lines(folder.rank_lines(0)))}
     metrics, binding = derive.references(lines, {"comm/exchange_ms": 8.0}, synchronous=True)
     assert metrics == {

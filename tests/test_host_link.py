@@ -1,9 +1,10 @@
-"""`benchmark=host_link` on one CPU worker in this process, and its requests. Two ranks run in test_links' launch."""
+"""`benchmark=host_link` on one CPU worker in this process, what is derived, and its requests."""
 
 import contextlib
 import dataclasses
 
 import pytest
+import torch
 import torch.distributed as dist
 from build import declared, make_cell
 from derived_results import run_whole
@@ -21,142 +22,123 @@ OPTIONS = {"name": "host_link", "bytes": 1 << 20, "iterations": 4, "pageable": T
 
 
 @pytest.fixture
-def alone(tmp_path):
+def alone():
     """A process group of one rank."""
-    import torch
-
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    (tmp_path / "ranks").mkdir()
     yield Ranks(0, 1, torch.device("cpu"))
     dist.destroy_process_group()
 
 
-def test_a_cpu_worker_has_host_memory_and_no_link(alone, tmp_path):
-    cell = dataclasses.replace(
-        make_cell((0,)), benchmark=OPTIONS, declared=declared({"name": "none"}, OPTIONS)
+def host_cell(gpus=(0, 1), device="cpu", **options):
+    return dataclasses.replace(
+        make_cell(gpus),
+        device=device,
+        benchmark=OPTIONS | options,
+        declared=declared({"name": "none"}, OPTIONS),
     )
-    result = run_whole(measure.run, cell, alone, CellFolder(tmp_path))
+
+
+def test_a_cpu_worker_has_host_memory_and_no_link(alone, tmp_path):
+    (tmp_path / "ranks").mkdir()
+    result = run_whole(measure.run, host_cell((0,)), alone, CellFolder(tmp_path))
     rows = result["tables"]["host_link"]["rows"]
-    assert [(row["operation"], row["memory"], row["at_once"], row["threads"]) for row in rows] == [
-        ("copy", "host", 1, 1),
-        ("add", "host", 1, 1),
-    ]
-    blocks = [
-        line for line in read_lines(tmp_path / "ranks" / "0.jsonl") if line["kind"] == "block"
-    ]
-    for row, block, arrays in zip(rows, blocks, (2, 3), strict=True):
-        seconds = sum(block["ms"]) / 1e3
-        assert row["gb_per_s"] == pytest.approx(
-            [arrays * (1 << 20) * 4 / seconds / 1e9]
-        )  # STREAM counts the arrays
-    assert result["metrics"] == {
-        "host_link/one_host_copy_gb_per_s": rows[0]["gb_per_s"][0],
-        "host_link/one_host_add_gb_per_s": rows[1]["gb_per_s"][0],
-    }
+    lines = read_lines(tmp_path / "ranks" / "0.jsonl")
+    blocks = [line for line in lines if line["kind"] == "block"]
+    for row, block, name, arrays in zip(rows, blocks, ("copy", "add"), (2, 3), strict=True):
+        assert (row["operation"], row["memory"], row["at_once"]) == (name, "host", 1)
+        # STREAM counts the arrays.
+        rate = arrays * (1 << 20) * 4 / sum(block["ms"]) / 1e6
+        assert row["gb_per_s"] == pytest.approx([rate])
+        assert result["metrics"][f"host_link/one_host_{name}_gb_per_s"] == row["gb_per_s"][0]
     printed = result["output"]
     assert "sum of two arrays" in printed and "no link between host and device" in printed
 
 
-def test_rows_of_gpus_become_metrics_with_the_limit_of_staging_first():
-    def row(operation, memory, rates, total=None):
-        return {"operation": operation, "memory": memory, "at_once": 1 if total is None else 2, "gb_per_s": rates,
-                "sum_gb_per_s": total}  # fmt: skip
+def test_gpus_have_the_reference_of_staging_first_and_clocks_are_compared():
+    def window(operation, memory, at_once, *ms, host_ms=99.9, off=0.5):
+        facts = {"operation": operation, "memory": memory, "at_once": at_once, "bytes": 10**6,
+                 "counted_bytes": 10**6, "threads": 2, "kind": "block"}  # fmt: skip
+        clocks = {"host_ms": host_ms, "device_ms": host_ms * (1 + off)}
+        return [{**facts, **clocks, "ms": [own]} for own in ms]
 
-    rows = [row("to_device", "pinned", [55.0, 54.0]), row("both", "pinned", [50.0, 51.0]),
-            row("both", "pinned", [30.0, 31.0], 60.0), row("to_host", "pageable", [9.0, 8.0])]  # fmt: skip
-    assert list(derive.metrics(rows).items()) == [
-        ("host_link/all_both_gb_per_s", 60.0),
-        ("host_link/one_to_device_gb_per_s", 54.0),
-        ("host_link/one_both_gb_per_s", 50.0),
-        ("host_link/one_pageable_to_host_gb_per_s", 8.0),
+    windows = [
+        window("to_device", "pinned", 1, 0.5, 0.25, host_ms=100.0, off=0.001),
+        window("both", "pinned", 1, 0.5, 0.5, host_ms=200.0, off=0.002),
+        window("both", "pinned", 2, 1.0, 0.8),
+        window("to_host", "pageable", 1, 2.0, 4.0),
     ]
+    lines = {rank: [window[rank] for window in windows] for rank in (0, 1)}
+    found = derive.derive(lines, host_cell(device="cuda"))
+    assert list(found.metrics.items()) == [
+        ("host_link/all_both_gb_per_s", 2.0),
+        ("host_link/one_to_device_gb_per_s", 2.0),
+        ("host_link/one_both_gb_per_s", 2.0),
+        ("host_link/one_pageable_to_host_gb_per_s", 0.25),
+    ]
+    assert found.checks == {"clock_disagreement": pytest.approx(0.002)}
+    assert derive.derive({0: lines[0][2:], 1: lines[1][2:]}, host_cell(device="cuda")).checks == {}
 
 
 def test_both_ways_start_before_either_is_waited_for(monkeypatch):
-    said = []
+    events = []
 
     class Stream:
         def __init__(self, name):
             self.name = name
 
-        def wait_stream(self, other):
-            said.append(f"{self.name} after {other.name}")
+        def wait_stream(self, stream):
+            events.append(f"{self.name} after {stream.name}")
 
+    class Buffer(list):
+        device, name = "cuda", "up"
+
+        def copy_(self, source, non_blocking):
+            events.append(f"copy {self.name}")
+
+    class Down(Buffer):
+        name = "down"
+
+    names = iter(("up", "down"))
+    monkeypatch.setattr(measure.torch.cuda, "Stream", lambda device: Stream(next(names)))
+    monkeypatch.setattr(measure.torch.cuda, "current_stream", lambda device: Stream("timed"))
     monkeypatch.setattr(measure.torch.cuda, "stream", contextlib.nullcontext)
-    timed, up, down = map(Stream, ("timed", "up", "down"))
-    measure._at_once(
-        timed, [(up, lambda: said.append("copy up")), (down, lambda: said.append("copy down"))]
-    )
-    assert said == [
-        "up after timed",
-        "down after timed",
-        "copy up",
-        "copy down",
-        "timed after up",
-        "timed after down",
-    ]
-
-
-def test_clocks_are_compared_over_windows_that_are_long_enough():
-    def window(*clocks):
-        return [
-            {"host_ms": host_ms, "device_ms": host_ms * (1 + share)} for host_ms, share in clocks
-        ]
-
-    assert derive.disagreement(
-        window((99.9, 0.5), (100.0, 0.001), (200.0, 0.002))
-    ) == pytest.approx(0.002)
-    assert derive.disagreement(window((99.9, 0.0))) is None
+    monkeypatch.setattr(measure, "_filled", lambda size, pinned: Down())
+    *_, both = measure._copies(Buffer([0]), Buffer([0]), "pinned")
+    both.run()
+    assert (both.name, events) == (
+        "both",
+        ["up after timed", "down after timed", "copy up", "copy down", "timed after up", "timed after down"],
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("device", "memory", "size", "where"),
+    ("device", "memory", "size", "sentence"),
     [
-        ("cuda", 1 << 30, (1 << 29) + 4, "the smallest GPU's memory"),
-        ("cpu", None, 1 << 40, "the host's free memory"),
+        ("cuda", 1 << 30, (1 << 29) + 4, "the buffers of 2 ranks do not fit the smallest GPU's memory"),
+        ("cpu", None, 1 << 40, "the buffers of 2 ranks do not fit the host's free memory"),
+        ("cpu", None, (1 << 20) + 2, "accepted are multiples of 4"),
     ],
-)
-def test_buffers_that_do_not_fit_are_refused(device, memory, size, where):
-    cell = dataclasses.replace(
-        make_cell((0, 1)), device=device, benchmark=OPTIONS | {"bytes": size}
-    )
-    with pytest.raises(
-        Refused, match=f"benchmark.bytes={size}: the buffers of 2 ranks do not fit {where}"
-    ):
-        refuse(cell, Room(memory, 8 << 30))
+)  # fmt: skip
+def test_buffers_that_cannot_be_measured_are_refused(device, memory, size, sentence):
+    with pytest.raises(Refused, match=f"^benchmark.bytes={size}: {sentence}"):
+        refuse(host_cell(device=device, bytes=size), Room(memory, 8 << 30))
 
 
-def test_arrays_of_whole_elements_only(hydra):
-    cell = dataclasses.replace(make_cell((0, 1)), benchmark=OPTIONS | {"bytes": (1 << 20) + 2})
-    with pytest.raises(Refused, match=r"^benchmark.bytes=1048578: accepted are multiples of 4$"):
-        refuse(cell, Room())
-
-
-def test_a_cell_without_training_has_no_model_and_no_strategy(hydra, launch):
+def test_a_cell_without_training_has_no_model_and_no_strategy(hydra):
     def cell(*overrides):
-        config, _ = checked(
-            OmegaConf.to_object(compose("config", ["benchmark=host_link", *overrides]))
-        )
-        return resolve(config, (0, 1), "cpu")
+        config = OmegaConf.to_object(compose("config", ["benchmark=host_link", *overrides]))
+        return resolve(checked(config)[0], (0, 1), "cpu")
 
-    plain = cell()
-    assert (
-        not plain.trains
-        and plain.name == "host_link · gpus 0,1"
-        and plain.folder.startswith("host_link-gpus0-1-")
-    )
+    plain, threads = cell(), cell("benchmark.threads=3")
+    assert not plain.trains and plain.name == "host_link · gpus 0,1"
+    assert plain.folder.startswith("host_link-gpus0-1-")
     assert cell("model=vgg16", "strategy=none", "batch_size=7", "precision=bf16").key == plain.key
-    assert cell("benchmark.threads=3").key != plain.key and cell(
-        "benchmark.threads=3"
-    ).name.endswith("threads=3")
+    assert threads.key != plain.key and threads.name.endswith("threads=3")
 
 
 def test_what_has_no_effect_is_said(launch):
-    status, said, _ = launch(
-        "gpus=0", "benchmark=host_link", "model=vgg16", "strategy.bucket_cap_mb=3", "dry_run=true"
-    )
+    given = ["gpus=0", "benchmark=host_link", "model=vgg16", "strategy.bucket_cap_mb=3"]
+    status, printed, _ = launch(*given, "dry_run=true")
     assert status == 0
-    assert (
-        "benchmark=host_link trains nothing: model=vgg16, strategy.bucket_cap_mb=3 changes nothing in it"
-        in said
-    )
+    sentence = "trains nothing: model=vgg16, strategy.bucket_cap_mb=3 changes nothing in it"
+    assert f"benchmark=host_link {sentence}" in printed

@@ -152,10 +152,8 @@ def test_the_document_s_line_is_printed_as_it_stands(hydra):
 @given(some.integers(1, 400), some.integers(1, 16))
 def test_every_inner_row_has_one_rank(rows, ranks):
     found = split(rows + 2, ranks)
-    assert [number for one in found for number in range(one.start, one.start + one.count)] == list(
-        range(1, rows + 1)
-    )
-    counts = [one.count for one in found]
+    assert [number for one in found for number in one] == list(range(1, rows + 1))
+    counts = [len(one) for one in found]
     assert counts == sorted(counts) and counts[-1] - counts[0] <= 1
 
 

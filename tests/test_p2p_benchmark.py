@@ -27,12 +27,9 @@ from analysis.errors import UnreadableInput
 from analysis.native.p2p import parse_p2p
 from analysis.report.heat_map import readable, shade
 from benchmarks.p2p import derive, measure
-from benchmarks.p2p import derive as tool_output
 from benchmarks.p2p.copies import (
     Copy,
     CopyMethod,
-    CopyTimes,
-    Latency,
     differing,
     matchings,
     write_opposite,
@@ -128,10 +125,10 @@ class Known:
     def time(self, copies, how):
         self.asked.append((copies, how))
         ms = [(1 if copy.source == copy.target else 2) + len(copies) - 1 for copy in copies]
-        return CopyTimes([one * how.iterations for one in ms], max(ms) * how.iterations)
+        return [one * how.iterations for one in ms], max(ms) * how.iterations
 
     def latency(self, copy, how):
-        return Latency(1.0 + copy.source, 5.0 + copy.target)
+        return 1.0 + copy.source, 5.0 + copy.target
 
     def wrong_elements(self, copy, how):
         return 7 if (copy.source, copy.target, how.enabled) in self.wrong else 0
@@ -153,7 +150,9 @@ def known(ids, wires, tmp_path, **options):
     reporter.line("result", **dataclasses.asdict(result))
     lines = list(read_lines(path))
     derived = derive.derive({0: lines}, dataclasses.replace(make_cell(ids), benchmark=defaults))
-    return SimpleNamespace(**derived.with_facts(dataclasses.asdict(result))), lines
+    return SimpleNamespace(
+        **derived.with_facts(dataclasses.asdict(result)), output=derived.output
+    ), lines
 
 
 def p2p_yaml():
@@ -211,9 +210,7 @@ def test_one_member_alone_has_a_diagonal(tmp_path):
     result, _ = known((4,), Known(1), tmp_path, concurrent=True)
     assert result.metrics["p2p/local_unidirectional_enabled_gb_per_s"] == 2.0
     assert "p2p_concurrent" not in result.tables
-    assert tool_output.output_lines(result.tables, result.checks["measured_late"])[-1].startswith(
-        "One member alone"
-    )
+    assert result.output.splitlines()[-1].startswith("One member alone")
 
 
 def test_a_required_pair_without_access_ends_the_cell_with_a_sentence(tmp_path):
@@ -287,7 +284,7 @@ def test_patterns_of_four(tmp_path):
         if len({copy.source for copy in copies}) == 3 == len(copies)
     )
     assert [copy.target_offset for copy in together] == [0, 1600, 3200]
-    text = "\n".join(tool_output.output_lines(result.tables, result.checks["measured_late"]))
+    text = result.output
     assert "round 0: total 0.0  0->3 0.0 (0.0)" in text and "disjoint pairs at once" in text
 
 
@@ -515,7 +512,7 @@ def test_a_hold_that_ends_early_is_made_longer_but_not_for_ever(gpus, monkeypatc
 
     def held(copies, how, cycles):
         holds.append(cycles)
-        return CopyTimes([1.0], 1.0), cycles / 1e9, cycles >= lasting[0]
+        return ([1.0], 1.0), cycles / 1e9, cycles >= lasting[0]
 
     monkeypatch.setattr(found, "_held", held)
     small, large = CopyMethod(True, 16, 100), CopyMethod(False, 1 << 20, 5)
@@ -538,11 +535,11 @@ def test_the_loop_in_c_makes_every_copy_with_its_own_addresses(gpus):
         made.append(given[:6])
         return 0
 
-    found._copy, found._kernels = ctypes.cast(function, ctypes.c_void_p).value, []
+    found._copy_address, found._kernels = ctypes.cast(function, ctypes.c_void_p).value, []
     found._buffers = [
         tuple(SimpleNamespace(address=100 * gpu + side) for side in (10, 50)) for gpu in range(3)
     ]
-    lane = SimpleNamespace(handle=7)
+    lane = SimpleNamespace(stream=SimpleNamespace(cuda_stream=7))
     seconds = found._enqueuer(lane, Copy(0, 2, target_offset=4), CopyMethod(False, 16, 3))()
     assert made == [(254, 2, 10, 0, 16, 7)] * 3 and 0 < seconds < 1
 

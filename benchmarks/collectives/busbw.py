@@ -1,6 +1,7 @@
-"""The collectives as nccl-tests counts them: the factor from algbw to busbw, and the bytes of an element.
+"""The collectives as nccl-tests counts them: factor from algbw to busbw, bytes of an element.
 
-Needs no torch: the readers of nccl-tests use it too. Source: nccl-tests, doc/PERFORMANCE.md and its `*GetBw` functions.
+Needs no torch: the readers of nccl-tests use it too. Source: nccl-tests, doc/PERFORMANCE.md and its
+`*GetBw` functions.
 """
 
 from dataclasses import dataclass
@@ -8,7 +9,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Collective:
-    """One collective as nccl-tests counts it: algbw = S ÷ time, busbw = algbw × factor(n) over n ranks."""
+    """One collective as nccl-tests counts it.
+
+    algbw = S ÷ time, busbw = algbw × factor(n) over n ranks.
+    """
 
     program: str  # of nccl-tests, without _perf
     trips: int = 0  # factor(n) is this many times (n − 1) ÷ n; 0: the factor is 1
@@ -41,13 +45,16 @@ NCCL_TESTS_COLLECTIVES = COLLECTIVES | {
     "hypercube": Collective("hypercube", in_place=False),
 }
 
-# Bytes of an element, by the names of torch's dtypes that `benchmark=collectives` accepts.
-ELEMENT_BYTES = {
-    "float32": 4, "float64": 8, "float16": 2, "bfloat16": 2, "int8": 1, "uint8": 1, "int32": 4, "int64": 8,
-}  # fmt: skip
-# The same by the names that nccl-tests prints.
+# Names of types by bytes of an element: torch's that `benchmark=collectives` accepts, and those
+# that nccl-tests prints.
+_TORCH = {1: "int8 uint8", 2: "float16 bfloat16", 4: "float32 int32", 8: "float64 int64"}
+_NCCL_TESTS = {
+    1: "int8 char uint8 f8e4m3 f8e5m2 fp8_e4m3 fp8_e5m2",
+    2: "half bfloat16",
+    4: "int32 int uint32 float",
+    8: "int64 uint64 double",
+}
+ELEMENT_BYTES = {name: size for size, names in _TORCH.items() for name in names.split()}
 NCCL_TESTS_ELEMENT_BYTES = {
-    "int8": 1, "char": 1, "uint8": 1, "f8e4m3": 1, "f8e5m2": 1, "fp8_e4m3": 1, "fp8_e5m2": 1,
-    "half": 2, "bfloat16": 2, "int32": 4, "int": 4, "uint32": 4, "float": 4,
-    "int64": 8, "uint64": 8, "double": 8,
-}  # fmt: skip
+    name: size for size, names in _NCCL_TESTS.items() for name in names.split()
+}

@@ -1,7 +1,4 @@
-"""`benchmark=collectives`: latency, algbw and busbw of one collective over message sizes, as nccl-tests measures them.
-
-README.md.
-"""
+"""`benchmark=collectives`: one collective over message sizes, as nccl-tests measures. README.md."""
 
 import contextlib
 import gc
@@ -9,17 +6,16 @@ import itertools
 import os
 import socket
 import time
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from benchmarks.collectives.busbw import ELEMENT_BYTES
-from benchmarks.collectives.calls import Call, Calls, NcclCalls, TorchCalls
+from benchmarks.collectives.calls import Call, NcclCalls, TorchCalls
 from benchmarks.collectives.request import largest_bytes, placements, sizes
 from benchmarks.collectives.wrong_elements import fill, wrong_elements
-from benchmarks.rank.ranks import Block, Ranks, Reporter, Result
+from benchmarks.rank.ranks import Ranks, Reporter, Result
 from benchmarks.record import Kind
 from benchmarks.timing.c_calls import made_by
 from benchmarks.timing.clock import Clock, SpinBarrier
@@ -27,129 +23,127 @@ from conf.cell import Cell
 from trainers.process import bus_id
 
 SETTLING = 20  # calls at most, just before the window: the first calls after a barrier are slow
-GRAPH_LAUNCHES = (
-    10  # of a CUDA graph in a window (nccl-tests -G 10): one alone would measure its launch, too
-)
+# Of a CUDA graph in a window (nccl-tests -G 10): one alone would measure its launch, too.
+GRAPH_LAUNCHES = 10
 
 
-@dataclass(frozen=True)
-class Message:
-    """One size in one placement. `views` gives its part of the buffers at each place of the rotation."""
-
-    name: str
-    size_bytes: int  # S
-    in_place: bool
-
-    def views(
-        self, out: Tensor, into: Tensor, place: int, rank: int, world_size: int
-    ) -> tuple[Tensor, Tensor]:
-        """Return (send, receive) of a rank at a place of the rotation; both are views of one dimension."""
-        whole = self.size_bytes // out.element_size()
-        start = place * whole
-        share = whole // world_size
-        mine = slice(start + rank * share, start + (rank + 1) * share)
-        first = slice(start, start + share)
-        everything = slice(start, start + whole)
-        if self.name in ("all_gather", "gather"):
-            return (into[mine] if self.in_place else out[first]), into[everything]
-        if self.name in ("reduce_scatter", "scatter"):
-            return (into if self.in_place else out)[everything], into[
-                mine if self.in_place else first
-            ]
-        return (into if self.in_place else out)[everything], into[everything]
+def run(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
+    """Measure one cell. Collective: every rank calls it with the same cell."""
+    gc.collect()
+    # For good, the ranks end with this cell: else every window looks at all of torch for garbage.
+    gc.freeze()
+    device: dict[str, Any] = {  # as nccl-tests prints it
+        "pid": os.getpid(),
+        "host": socket.gethostname().split(".")[0],
+        "device": ranks.rank,
+        "bus_id": "0000:00:00",
+        "name": "CPU worker",
+    }
+    if ranks.device.type == "cuda":
+        device["device"] = ranks.device.index
+        device["bus_id"] = str(bus_id(ranks.device)).removesuffix(".0")  # without the function
+        device["name"] = torch.cuda.get_device_properties(ranks.device).name
+    reporter.line(Kind.DEVICE, **device)
+    CollectiveBenchmark(cell, ranks, reporter).measure()
+    checks = {"calls": cell.benchmark["calls"]}
+    if cell.benchmark["calls"] == "nccl":
+        checks["enqueued_by"] = made_by()
+    return Result(checks=checks)
 
 
 class CollectiveBenchmark:
     """One cell on this rank: buffers, calls and clocks are made once."""
 
     def __init__(self, cell: Cell, ranks: Ranks, reporter: Reporter) -> None:
-        self._ranks, self._reporter = ranks, reporter
-        self._asked = asked = cell.benchmark
-        self._name = asked["collective"]
-        self._iterations, self._warmup = (
-            int(cell.benchmark["iterations"]),
-            int(cell.benchmark["warmup"]),
-        )
-        self._placements, self._sizes, self._largest = (
-            placements(cell),
-            sizes(cell),
-            largest_bytes(cell),
-        )
+        self._cell, self._ranks, self._reporter = cell, ranks, reporter
+        self._options = options = cell.benchmark
+        self._name, op, root = options["collective"], options["op"], options["root"]
+        self._iterations, self._coalesced = int(options["iterations"]), int(options["coalesced"])
         reporter.phase("connect")
         self._barrier, self._clock = SpinBarrier(ranks), Clock(ranks)
-        self._stream = torch.cuda.Stream(ranks.device) if ranks.device.type == "cuda" else None
-        self.calls = cell.benchmark["calls"]
-        self._calls: Calls = (
-            NcclCalls(ranks, asked["op"], asked["root"], self._stream)
-            if self.calls == "nccl" and self._stream is not None
-            else TorchCalls(ranks, asked["op"], asked["root"])
-        )
-        elements = self._largest // ELEMENT_BYTES[asked["dtype"]]
-        self._into = torch.empty(
-            elements, dtype=getattr(torch, asked["dtype"]), device=ranks.device
-        )
-        fill(self._into, ranks.rank, asked["op"], ranks.world_size)
-        self._out = self._into.clone() if "out_of_place" in self._placements else self._into
+        self._stream: torch.cuda.Stream | None = None
+        if ranks.device.type == "cuda":
+            self._stream = torch.cuda.Stream(ranks.device)
+        self._calls: Any = TorchCalls(ranks, op, root)
+        if options["calls"] == "nccl" and self._stream is not None:
+            self._calls = NcclCalls(ranks, op, root, self._stream)
+        elements = largest_bytes(cell) // ELEMENT_BYTES[options["dtype"]]
+        dtype = getattr(torch, options["dtype"])
+        self._into = self._out = torch.empty(elements, dtype=dtype, device=ranks.device)
+        fill(self._into, ranks.rank, op, ranks.world_size)
+        if "out_of_place" in placements(cell):
+            self._out = self._into.clone()
 
     def measure(self) -> None:
-        """Measure every size in every placement. Collective."""
+        """Measure every size in every placement, and write the samples. Collective."""
         self._reporter.phase("measure")
+        options, reporter = self._options, self._reporter
         with torch.cuda.stream(self._stream) if self._stream else contextlib.nullcontext():
-            for size, placement in itertools.product(self._sizes, self._placements):
-                self._measure(size, placement)
+            for size, placement in itertools.product(sizes(self._cell), placements(self._cell)):
+                in_place = placement == "in_place"
+                schedule = self._schedule(size, in_place)
+                for turn in range(int(options["warmup"]) + 1):  # one always, as nccl-tests does
+                    schedule[turn % len(schedule)]()
+                    reporter.beat()
+                purpose = f"{self._name} {size} {placement}"
+                facts = {"bytes": size, "placement": placement}
+                us, window_ms = self._window(schedule)
+                reporter.line(Kind.WINDOW, purpose=purpose, us=us, window_ms=window_ms, **facts)
+                if options["verify"]:
+                    wrong = self._wrong(size, in_place)
+                    reporter.line(Kind.WRONG, purpose=purpose, elements=wrong, **facts)
+                if options["percentiles"] and not options["cuda_graph"]:
+                    calls = itertools.cycle(schedule)
 
-    def _measure(self, size: int, placement: str) -> None:
-        """Measure one size in one placement, and write its samples."""
-        message = Message(self._name, size, placement == "in_place")
-        schedule = self._schedule(message)
-        for number in range(self._warmup + 1):  # one always, as nccl-tests does
-            schedule[number % len(schedule)]()
-            self._reporter.beat()
-        purpose, facts = f"{self._name} {size} {placement}", {"bytes": size, "placement": placement}
-        us, window_ms = self._window(schedule)
-        self._reporter.line(Kind.WINDOW, purpose=purpose, us=us, window_ms=window_ms, **facts)
-        if self._asked["verify"]:
-            self._reporter.line(Kind.WRONG, purpose=purpose, elements=self._wrong(message), **facts)
-        if self._asked["percentiles"] and not self._asked["cuda_graph"]:
-            self._reporter.block(purpose, self._single_iterations(schedule), 0, **facts)
+                    def iterate(calls: Any = calls) -> None:
+                        next(calls)()
 
-    def _schedule(self, message: Message) -> list[Any]:
-        """Return a call for every iteration, on the part of the buffers where nccl-tests would make it."""
-        coalesced, places = (
-            int(self._asked["coalesced"]),
-            max(1, self._largest // message.size_bytes),
+                    block = self._clock.block(iterate, self._iterations, reporter.beat)
+                    reporter.block(purpose, block, 0, **facts)
+
+    def _schedule(self, size: int, in_place: bool) -> list[Any]:
+        """Return a call for each iteration, on the part of the buffers where nccl-tests makes it.
+
+        Each is one collective, or a group of several.
+        """
+        count = self._iterations * self._coalesced
+        positions = max(1, largest_bytes(self._cell) // size)
+        calls = []
+        for position in range(min(positions, count)):
+            send, receive = self._views(size, in_place, position)
+            calls.append(self._calls.prepare(self._name, send, receive))
+        schedule = []
+        for first in range(0, count, self._coalesced):
+            group = [calls[turn % len(calls)] for turn in range(first, first + self._coalesced)]
+            schedule.append(self._joined(group))
+        return schedule
+
+    def _views(self, size: int, in_place: bool, position: int) -> tuple[Tensor, Tensor]:
+        ranks = self._ranks
+        return message_views(
+            self._name,
+            size,
+            in_place,
+            self._out,
+            self._into,
+            position,
+            ranks.rank,
+            ranks.world_size,
         )
-        calls = [
-            self._prepared(message, place)
-            for place in range(min(places, self._iterations * coalesced))
-        ]
-        firsts = range(0, self._iterations * coalesced, coalesced)
-        return [
-            self._joined([calls[number % len(calls)] for number in range(first, first + coalesced)])
-            for first in firsts
-        ]
-
-    def _prepared(self, message: Message, place: int) -> Any:
-        send, receive = message.views(
-            self._out, self._into, place, self._ranks.rank, self._ranks.world_size
-        )
-        return self._calls.prepare(self._name, send, receive)
 
     def _joined(self, calls: list[Any]) -> Any:
         """Return one call: the only one of `calls`, or all of them as a group."""
-        return calls[0] if self._asked["coalesced"] == 1 else self._calls.together(calls)
+        return calls[0] if self._coalesced == 1 else self._calls.together(calls)
 
     def _window(self, schedule: list[Any]) -> tuple[float, float]:
-        """Return the µs of one collective, and the ms of the window: host time until all iterations have ended.
+        """Return the µs of one collective, and the ms of the window.
 
-        The first is the second divided by the number of collectives.
+        The window is the host's time until all iterations have ended.
         """
-        launch, settle, launches = (
-            self._calls.in_order(schedule),
-            self._calls.in_order(schedule[:SETTLING]),
-            1,
-        )
-        if self._asked["cuda_graph"]:
+        launch = self._calls.in_order(schedule)
+        settle = self._calls.in_order(schedule[:SETTLING])
+        launches = 1
+        if self._options["cuda_graph"]:
             launch = settle = self._graph(launch).replay  # the first launch uploads it
             launches = GRAPH_LAUNCHES
         gc.disable()
@@ -162,12 +156,10 @@ class CollectiveBenchmark:
                 while not self._stream.query():
                     pass
             seconds = time.perf_counter() - opened
-            return seconds * 1e6 / (
-                launches * self._iterations * int(self._asked["coalesced"])
-            ), seconds * 1e3
         finally:
             gc.enable()
             self._reporter.beat(launches * self._iterations)
+        return seconds * 1e6 / (launches * self._iterations * self._coalesced), seconds * 1e3
 
     def _finished(self, call: Call) -> None:
         """Make a call and wait for its end."""
@@ -185,54 +177,43 @@ class CollectiveBenchmark:
             launch()
         return graph
 
-    def _single_iterations(self, schedule: list[Any]) -> Block:
-        """Time every iteration apart, in a second window."""
-        calls = itertools.cycle(schedule)
-
-        def one() -> None:
-            next(calls)()
-
-        return self._clock.block(one, self._iterations, self._reporter.beat)
-
-    def _wrong(self, message: Message) -> int:
+    def _wrong(self, size: int, in_place: bool) -> int:
         """Return this rank's wrong elements of one collective of known inputs. Collective."""
-        op, rank, size = self._asked["op"], self._ranks.rank, self._ranks.world_size
-        send, receive = message.views(self._out, self._into, 0, rank, size)
+        op, ranks = self._options["op"], self._ranks
+        send, receive = self._views(size, in_place, 0)
         receive.zero_()
-        fill(send, rank, op, size)
+        fill(send, ranks.rank, op, ranks.world_size)
         call = self._joined([self._calls.prepare(self._name, send, receive)])
-        if self._asked["cuda_graph"]:
+        if self._options["cuda_graph"]:
             call = self._graph(call).replay  # not launched before: that would change its input
-        self._ranks.barrier()
+        ranks.barrier()
         call()
         if self._stream is not None:
             self._stream.synchronize()
-        mine = wrong_elements(self._name, receive, op, self._asked["root"], self._ranks)
-        self._ranks.barrier()  # a rank that compares takes time from one that measures
-        return mine
+        wrong = wrong_elements(self._name, receive, op, self._options["root"], ranks)
+        ranks.barrier()  # a rank that compares takes time from one that measures
+        return wrong
 
 
-def run(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
-    """Measure one cell. Collective: every rank of the process group calls it with the same cell."""
-    gc.collect()
-    gc.freeze()  # for good, the ranks end with this cell: else every window looks at all of torch for garbage before it opens
-    reporter.line(Kind.DEVICE, **_device(ranks))
-    benchmark = CollectiveBenchmark(cell, ranks, reporter)
-    benchmark.measure()
-    checks = {"calls": benchmark.calls}
-    return Result(checks=checks | ({"enqueued_by": made_by()} if benchmark.calls == "nccl" else {}))
-
-
-def _device(ranks: Ranks) -> dict[str, Any]:
-    """Return what nccl-tests prints of this rank."""
-    facts: dict[str, Any] = {
-        "pid": os.getpid(), "host": socket.gethostname().split(".")[0], "device": ranks.rank, "bus_id": "0000:00:00",
-        "name": "CPU worker",
-    }  # fmt: skip
-    if ranks.device.type == "cuda":
-        properties: Any = torch.cuda.get_device_properties(ranks.device)
-        bus = str(bus_id(ranks.device)).removesuffix(
-            ".0"
-        )  # without the function, as nccl-tests prints it
-        facts |= {"device": ranks.device.index, "bus_id": bus, "name": properties.name}
-    return facts
+def message_views(
+    name: str,
+    size_bytes: int,
+    in_place: bool,
+    out: Tensor,
+    into: Tensor,
+    position: int,
+    rank: int,
+    world_size: int,
+) -> tuple[Tensor, Tensor]:
+    """Return (send, receive) of a rank: parts of the buffers, at a position of the rotation."""
+    elements = size_bytes // out.element_size()
+    start, share = position * elements, elements // world_size
+    own = slice(start + rank * share, start + (rank + 1) * share)
+    first = slice(start, start + share)
+    whole = slice(start, start + elements)
+    source = into if in_place else out
+    if name in ("all_gather", "gather"):
+        return source[own if in_place else first], into[whole]
+    if name in ("reduce_scatter", "scatter"):
+        return source[whole], into[own if in_place else first]
+    return source[whole], into[whole]

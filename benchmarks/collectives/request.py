@@ -1,4 +1,4 @@
-"""The messages of `benchmark=collectives`: their sizes, their placements, and what it refuses. Without torch."""
+"""The messages of `benchmark=collectives`: sizes, placements, and what it refuses. No torch."""
 
 import math
 import re
@@ -17,60 +17,70 @@ COALESCED = ("all_reduce", "all_gather", "reduce_scatter")
 SHARE_BYTES = 16
 SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)\s?(?:([KMGkmg])(?:i?B)?|B)?")
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+MOST_BYTES = 1 << 50
 MOST_SIZES = 128
-# Room for what is no message: CUDA's and NCCL's own memory, and the count of wrong elements; by kind of device.
+# Room for CUDA's and NCCL's own memory, and for the count of wrong elements.
 OWN_BYTES = {"cuda": 3 << 30, "cpu": 1 << 28}
+# How long a cell measures, by a rule of thumb.
+BYTES_PER_SECOND = {"cpu": 0.5e9, "cuda": 100e9}
+CALL_SECONDS = {"cpu": 2e-4, "cuda": 2e-5}
 
 
 def size_bytes(field: str, value: Any) -> int:
-    """Return the bytes of a size as nccl-tests reads it: a whole number, or one with K, M, G, KiB, MiB or GiB (powers of 1024).
+    """Return a size as nccl-tests reads it: whole bytes, or with K, M, G, KiB, … (of 1024).
 
     Raises:
         Refused: names the field, the value and what is accepted.
     """
-    found = SIZE.fullmatch(str(value).strip()) if isinstance(value, str) else None
-    number = float(found[1]) * UNITS[(found[2] or "").upper()] if found else value
-    fits = isinstance(number, int | float) and not isinstance(number, bool)
-    if not fits or not 1 <= number <= 1 << 50 or number != int(number):
-        raise Refused(
-            f"{field}={value}: accepted are whole bytes of at least 1, as 65536, 64K, 64KiB, 1M or 4G"
-        )
-    return int(number)
+    count = value
+    if isinstance(value, str):
+        match = SIZE.fullmatch(value.strip())
+        if match:
+            count = float(match[1]) * UNITS[(match[2] or "").upper()]
+    fits = isinstance(count, int | float) and not isinstance(count, bool)
+    if not fits or not 1 <= count <= MOST_BYTES or count != int(count):
+        accepted = "whole bytes of at least 1, as 65536, 64K, 64KiB, 1M or 4G"
+        raise Refused(f"{field}={value}: accepted are {accepted}")
+    return int(count)
 
 
 def resolve(options: Mapping[str, Any], device: str, ranks: int) -> dict[str, Any]:
-    """Return the options with `min_bytes` and `factor` resolved: what `auto` means for them depends on other options.
+    """Return the options with `auto` of `min_bytes` and `factor` resolved.
 
     Raises:
         Refused: both a step and a factor were given.
     """
-    found = dict(options)
-    if found["min_bytes"] == "auto":  # 8 bytes, or the smallest power of two that can be shared out
-        found["min_bytes"] = 1 << math.ceil(math.log2(max(8, unit_bytes(found, ranks))))
-    if found["factor"] == "auto":
-        found["factor"] = 2 if found["step"] is None else None
-    elif found["step"] is not None:
+    resolved = dict(options)
+    step, factor = options["step"], options["factor"]
+    if options["min_bytes"] == "auto":
+        # 8 bytes, or the smallest power of two that can be shared out.
+        resolved["min_bytes"] = 1 << math.ceil(math.log2(max(8, unit_bytes(options, ranks))))
+    if factor == "auto":
+        resolved["factor"] = 2 if step is None else None
+    elif step is not None:
         raise Refused(
-            f"benchmark.step={found['step']}: accepted without a factor, not together with factor={found['factor']}"
+            f"benchmark.step={step}: accepted without a factor, not together with factor={factor}"
         )
-    return found
+    return resolved
 
 
 def placements(cell: Cell) -> tuple[str, ...]:
     """Return which of out_of_place and in_place the cell measures."""
-    collective, asked = COLLECTIVES[cell.benchmark["collective"]], cell.benchmark["placement"]
-    separate = not (collective.overwrites and cell.benchmark["calls"] == "torch")
-    wanted = (
-        ("out_of_place", asked != "in" and separate),
-        ("in_place", asked != "out" and collective.in_place),
-    )
-    return tuple(name for name, want in wanted if want)
+    options = cell.benchmark
+    collective, placement = COLLECTIVES[options["collective"]], options["placement"]
+    measured = []
+    if placement != "in" and not (collective.overwrites and options["calls"] == "torch"):
+        measured.append("out_of_place")
+    if placement != "out" and collective.in_place:
+        measured.append("in_place")
+    return tuple(measured)
 
 
 def unit_bytes(options: Mapping[str, Any], ranks: int) -> int:
-    """Return the bytes that every message is a multiple of: an element, or a share for every rank that starts on 16 bytes."""
-    shares = COLLECTIVES[options["collective"]].shares
-    return SHARE_BYTES * ranks if shares else ELEMENT_BYTES[options["dtype"]]
+    """Return what messages are multiples of: an element, or SHARE_BYTES for every rank."""
+    if COLLECTIVES[options["collective"]].shares:
+        return SHARE_BYTES * ranks
+    return ELEMENT_BYTES[options["dtype"]]
 
 
 def largest_bytes(cell: Cell) -> int:
@@ -86,37 +96,48 @@ def sizes(cell: Cell) -> list[int]:
     Raises:
         Refused: names the field, the value and what is accepted.
     """
-    asked, unit, most = (
-        cell.benchmark,
-        unit_bytes(cell.benchmark, cell.world_size),
-        largest_bytes(cell),
-    )
-    element = ELEMENT_BYTES[asked["dtype"]]
-    least = size_bytes("benchmark.min_bytes", asked["min_bytes"])
+    options, ranks = cell.benchmark, cell.world_size
+    dtype, unit, most = options["dtype"], unit_bytes(options, ranks), largest_bytes(cell)
+    least = size_bytes("benchmark.min_bytes", options["min_bytes"])
+    field = f"benchmark.min_bytes={options['min_bytes']}"
     if least > most:
-        raise Refused(
-            f"benchmark.min_bytes={asked['min_bytes']}: accepted is at most max_bytes, {most}; it is {least}"
-        )
+        raise Refused(f"{field}: accepted is at most max_bytes, {most}; it is {least}")
     if least < unit:
         raise Refused(
-            f"benchmark.min_bytes={asked['min_bytes']}: {asked['collective']} over {cell.world_size} ranks moves multiples "
-            f"of {unit} bytes of {asked['dtype']}; accepted is at least that"
+            f"{field}: {options['collective']} over {ranks} ranks moves multiples "
+            f"of {unit} bytes of {dtype}; accepted is at least that"
         )
-    step = None if asked["step"] is None else size_bytes("benchmark.step", asked["step"])
-    for field, value in (("min_bytes", least), ("step", step or 0)):
-        if value % element:
-            raise Refused(
-                f"benchmark.{field}={asked[field]}: accepted is a multiple of {element}, the bytes of a {asked['dtype']}"
-            )
+    step = 0
+    if options["step"] is not None:
+        step = size_bytes("benchmark.step", options["step"])
+    for name, value in (("min_bytes", least), ("step", step)):
+        if value % ELEMENT_BYTES[dtype]:
+            accepted = f"a multiple of {ELEMENT_BYTES[dtype]}, the bytes of a {dtype}"
+            raise Refused(f"benchmark.{name}={options[name]}: accepted is {accepted}")
     if step and (most - least) // step >= MOST_SIZES:
         raise Refused(
-            f"benchmark.step={asked['step']}: gives {(most - least) // step + 1} sizes; accepted are at most {MOST_SIZES}"
+            f"benchmark.step={options['step']}: gives {(most - least) // step + 1} sizes; "
+            f"accepted are at most {MOST_SIZES}"
         )
-    found, size = [], least
+    ascending: dict[int, None] = {}
+    size = least
     while size <= most:
-        found.append(size // unit * unit)
-        size = size + step if step else size * int(asked["factor"])
-    return list(dict.fromkeys(found))
+        ascending[size // unit * unit] = None
+        if step:
+            size += step
+        else:
+            size *= int(options["factor"])
+    return list(ascending)
+
+
+def seconds(cell: Cell) -> float:
+    """Return how long the cell measures, by a rule of thumb."""
+    options = cell.benchmark
+    windows = len(placements(cell)) * (1 + bool(options["percentiles"]))
+    iterations = int(options["warmup"]) + int(options["iterations"])
+    calls = windows * iterations * int(options["coalesced"])
+    rate = BYTES_PER_SECOND[cell.device]
+    return calls * sum(CALL_SECONDS[cell.device] + size / rate for size in sizes(cell))
 
 
 def refuse(cell: Cell, room: Room) -> None:
@@ -125,83 +146,57 @@ def refuse(cell: Cell, room: Room) -> None:
     Raises:
         Refused: names the field, the value and what is accepted.
     """
+    name, root = cell.benchmark["collective"], cell.benchmark["root"]
+    placement = cell.benchmark["placement"]
     _refuse_operator(cell)
-    _refuse_root(cell)
-    _refuse_placement(cell)
+    if root and not COLLECTIVES[name].rooted:
+        raise Refused(f"benchmark.root={root}: {name} has no root; accepted is 0")
+    if root >= cell.world_size:
+        raise Refused(f"benchmark.root={root}: accepted is a rank, 0 to {cell.world_size - 1}")
+    measured = placements(cell)
+    if not measured:
+        why = "overwrites its input in torch.distributed"
+        if placement == "in":
+            why = "has no form in place"
+        accepted = "accepted is the other, or both"
+        raise Refused(f"benchmark.placement={placement}: {name} {why}; {accepted}")
     _refuse_calls(cell)
     sizes(cell)
-    buffers = 1 if placements(cell) == ("in_place",) else 2
+    buffers = 1 if measured == ("in_place",) else 2
     needed = buffers * largest_bytes(cell) + OWN_BYTES[cell.device]
     refuse_too_large(cell, needed, f"benchmark.max_bytes={cell.benchmark['max_bytes']}", room)
-
-
-RATE = {"cpu": 0.5e9, "cuda": 100e9}  # bytes a second
-CALL_SECONDS = {"cpu": 2e-4, "cuda": 2e-5}
-
-
-def seconds(cell: Cell) -> float:
-    """Return how long the cell measures, by a rule of thumb."""
-    options = cell.benchmark
-    windows = len(placements(cell)) * (1 + bool(options["percentiles"]))
-    calls = (
-        windows * (int(options["warmup"]) + int(options["iterations"])) * int(options["coalesced"])
-    )
-    return calls * sum(CALL_SECONDS[cell.device] + size / RATE[cell.device] for size in sizes(cell))
 
 
 def _refuse_operator(cell: Cell) -> None:
     """Refuse an operator that the collective, the element type or the backend does not have."""
     name, op, dtype = (cell.benchmark[option] for option in ("collective", "op", "dtype"))
     if not COLLECTIVES[name].reduces and op != "sum":
-        others = ", ".join(name for name, one in COLLECTIVES.items() if one.reduces)
-        raise Refused(f"benchmark.op={op}: {name} reduces nothing; accepted with {others}")
+        reducing = ", ".join(key for key, entry in COLLECTIVES.items() if entry.reduces)
+        raise Refused(f"benchmark.op={op}: {name} reduces nothing; accepted with {reducing}")
     if op == "avg" and "int" in dtype:
-        raise Refused(
-            f"benchmark.op=avg: {dtype} cannot hold a mean; accepted with floating-point dtypes"
-        )
+        accepted = "accepted with floating-point dtypes"
+        raise Refused(f"benchmark.op=avg: {dtype} cannot hold a mean; {accepted}")
     if op == "avg" and cell.device == "cpu":
         raise Refused("benchmark.op=avg: accepted on GPUs only, gloo has sum, prod, min and max")
-
-
-def _refuse_root(cell: Cell) -> None:
-    """Refuse a root that is no rank, or for a collective that has none."""
-    name, root = cell.benchmark["collective"], cell.benchmark["root"]
-    if root and not COLLECTIVES[name].rooted:
-        raise Refused(f"benchmark.root={root}: {name} has no root; accepted is 0")
-    if root >= cell.world_size:
-        raise Refused(f"benchmark.root={root}: accepted is a rank, 0 to {cell.world_size - 1}")
-
-
-def _refuse_placement(cell: Cell) -> None:
-    """Refuse a placement that the collective does not have."""
-    name, placement = cell.benchmark["collective"], cell.benchmark["placement"]
-    if not placements(cell):
-        why = (
-            "has no form in place"
-            if placement == "in"
-            else "overwrites its input in torch.distributed"
-        )
-        raise Refused(
-            f"benchmark.placement={placement}: {name} {why}; accepted is the other, or both"
-        )
 
 
 def _refuse_calls(cell: Cell) -> None:
     """Refuse what CPU workers or torch.distributed cannot call."""
     options = cell.benchmark
-    name, calls = options["collective"], options["calls"]
+    name, coalesced = options["collective"], options["coalesced"]
     if cell.device == "cpu":
-        for field, wrong in (("calls", "nccl"), ("cuda_graph", True)):
-            if options[field] == wrong:
-                raise Refused(
-                    f"benchmark.{field}={str(wrong).lower()}: accepted on GPUs only, not on CPU workers"
-                )
-    if cell.world_size == 1 and name == "send_recv" and calls == "torch":
+        where = "accepted on GPUs only, not on CPU workers"
+        if options["calls"] == "nccl":
+            raise Refused(f"benchmark.calls=nccl: {where}")
+        if options["cuda_graph"]:
+            raise Refused(f"benchmark.cuda_graph=true: {where}")
+    if options["calls"] != "torch":
+        return
+    if cell.world_size == 1 and name == "send_recv":
+        why = "one rank has no other to send to; accepted are two or more"
+        raise Refused(f"benchmark.collective=send_recv: {why}")
+    if coalesced > 1 and name not in COALESCED:
         raise Refused(
-            "benchmark.collective=send_recv: one rank has no other to send to; accepted are two or more"
-        )
-    if options["coalesced"] > 1 and calls == "torch" and name not in COALESCED:
-        raise Refused(
-            f"benchmark.coalesced={options['coalesced']}: torch.distributed joins {', '.join(COALESCED)}; {name} is accepted "
-            "with calls=nccl"
+            f"benchmark.coalesced={coalesced}: torch.distributed joins {', '.join(COALESCED)}; "
+            f"{name} is accepted with calls=nccl"
         )

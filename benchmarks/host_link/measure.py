@@ -1,13 +1,12 @@
-"""`benchmark=host_link`: copies between the host's memory and each GPU, and the bandwidth of that memory.
+"""`benchmark=host_link`: copies between the host and each GPU, and the host's memory bandwidth.
 
-Copies run on one GPU alone and on all at once, from pinned and pageable memory. The host's memory is copied and summed as
-STREAM does it (McCalpin 1995). The rate of both directions of all GPUs at once is the reference of strategies with a stage in
-the host's memory. README.md.
+Copies run on one GPU alone and on all at once, from pinned and pageable memory. The host's memory is
+copied and summed as STREAM does it (McCalpin 1995). The rate of both directions of all GPUs at once
+is the reference of strategies with a stage in the host's memory. README.md.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +16,8 @@ from benchmarks.timing.clock import Clock
 from conf.cell import Cell
 from conf.host_limits import usable_cores
 from trainers.process import CORES, on_threads
+
+BEFORE = 2  # calls before the timed ones: page tables, the driver's staging buffers, threads
 
 
 @dataclass(frozen=True)
@@ -30,118 +31,93 @@ class Operation:
 
 
 def run(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
-    """Measure one cell. Collective."""
-    asked = cell.benchmark
-    size, iterations, given = int(asked["bytes"]), int(asked["iterations"]), asked["threads"]
-    share = max(1, CORES // ranks.world_size)
+    """Measure one cell: every operation on each rank alone, and on all at once. Collective."""
+    options, size = cell.benchmark, int(cell.benchmark["bytes"])
     clock = Clock(ranks)
-    for operation in _operations(ranks.device, size, bool(asked["pageable"])):
+    for operation in _operations(ranks.device, size, bool(options["pageable"])):
         for together in (False, True) if ranks.world_size > 1 else (False,):
-            reporter.phase(
-                f"{operation.name} {operation.memory}{' all at once' if together else ''}"
-            )
-            # Alone in the host's memory a rank may have every core: one copy engine needs none.
-            threads = int(given) if given != "share" else share if together else usable_cores()
+            name = f"{operation.name} {operation.memory}"
+            reporter.phase(f"{name}{' all at once' * together}")
+            threads = options["threads"]
+            if threads == "share":
+                # Alone in the host's memory a rank may have every core: a copy engine needs none.
+                threads = usable_cores()
+                if together:
+                    threads = max(1, CORES // ranks.world_size)
             facts = {
+                "operation": operation.name,
+                "memory": operation.memory,
+                "counted_bytes": operation.counted_bytes,
                 "bytes": size,
                 "at_once": ranks.world_size if together else 1,
-                "threads": threads,
+                "threads": int(threads),
             }
-            with on_threads(threads):
-                _time(operation, together, facts, iterations, clock, ranks, reporter)
+            with on_threads(int(threads)):
+                for _ in range(BEFORE):
+                    operation.run()
+                for turn in [ranks.rank] if together else range(ranks.world_size):
+                    timed = operation.run if turn == ranks.rank else _wait
+                    block = clock.block(timed, int(options["iterations"]), reporter.beat)
+                    if turn == ranks.rank:
+                        reporter.block(f"{name}{' all' * together}", block, 0, **facts)
     return Result()
 
 
 def _operations(device: torch.device, size: int, pageable: bool) -> Iterator[Operation]:
     """Yield every operation with buffers of its own, whose pages exist before the first call."""
     if device.type == "cuda":
-        there, back = (
-            torch.empty(size, dtype=torch.uint8, device=device).random_() for _ in range(2)
-        )
-        for memory in ("pinned", "pageable") if pageable else ("pinned",):
-            source, target = (_filled(size, memory == "pinned") for _ in range(2))
-            up, down = torch.cuda.Stream(device), torch.cuda.Stream(device)
-
-            def to_device(source: Tensor = source) -> None:
-                there.copy_(source, non_blocking=True)
-
-            def to_host(target: Tensor = target) -> None:
-                target.copy_(back, non_blocking=True)
-
-            def both(
-                upward: Callable[[], None] = to_device,
-                downward: Callable[[], None] = to_host,
-                up: torch.cuda.Stream = up,
-                down: torch.cuda.Stream = down,
-            ) -> None:
-                _at_once(torch.cuda.current_stream(device), ((up, upward), (down, downward)))
-
-            yield Operation("to_device", memory, to_device, size)
-            yield Operation("to_host", memory, to_host, size)
-            if (
-                memory == "pinned"
-            ):  # pageable copies hold the calling thread: one thread has no two of them at once
-                yield Operation("both", memory, both, size)
+        there = torch.empty(size, dtype=torch.uint8, device=device).random_()
+        back = torch.empty(size, dtype=torch.uint8, device=device).random_()
+        yield from _copies(there, back, "pinned")
+        if pageable:
+            yield from _copies(there, back, "pageable")
     first, second, third = (_filled(size, False).view(torch.float32) for _ in range(3))
-    # STREAM's counting: what a line of the program reads and writes, not what the cache fetches to write.
-    yield Operation("copy", "host", lambda: _done(second.copy_(first)), 2 * size)
-    yield Operation("add", "host", lambda: _done(torch.add(first, second, out=third)), 3 * size)
+
+    def copy() -> None:
+        second.copy_(first)
+
+    def add() -> None:
+        torch.add(first, second, out=third)
+
+    # STREAM's counting: what a line of the program reads and writes, not what the cache fetches.
+    yield Operation("copy", "host", copy, 2 * size)
+    yield Operation("add", "host", add, 3 * size)
 
 
-def _at_once(
-    timed: torch.cuda.Stream, lanes: Sequence[tuple[torch.cuda.Stream, Callable[[], None]]]
-) -> None:
-    """Make each call on its own stream, after the work queued on `timed`; `timed` goes on when all calls have ended."""
-    for (
-        stream,
-        _,
-    ) in lanes:  # all before the first join: a lane forked after it would wait for the other's end
-        stream.wait_stream(timed)
-    for stream, call in lanes:
-        with torch.cuda.stream(stream):
-            call()
-    for stream, _ in lanes:
-        timed.wait_stream(stream)
+def _copies(there: Tensor, back: Tensor, memory: str) -> Iterator[Operation]:
+    """Yield the copies between a GPU's buffers and one kind of the host's memory."""
+    size, device = len(there), there.device
+    source, target = (_filled(size, memory == "pinned") for _ in range(2))
+    up, down = torch.cuda.Stream(device), torch.cuda.Stream(device)
 
+    def to_device() -> None:
+        there.copy_(source, non_blocking=True)
 
-def _done(_: Tensor) -> None:
-    """Drop the result: operators of the host's memory return when they are done."""
+    def to_host() -> None:
+        target.copy_(back, non_blocking=True)
+
+    def both() -> None:
+        timed = torch.cuda.current_stream(device)
+        # Both wait before the first join: a stream forked after it would wait for the other's end.
+        up.wait_stream(timed)
+        down.wait_stream(timed)
+        with torch.cuda.stream(up):
+            to_device()
+        with torch.cuda.stream(down):
+            to_host()
+        timed.wait_stream(up)
+        timed.wait_stream(down)
+
+    yield Operation("to_device", memory, to_device, size)
+    yield Operation("to_host", memory, to_host, size)
+    if memory == "pinned":  # pageable copies hold the calling thread: no two at once
+        yield Operation("both", memory, both, size)
 
 
 def _filled(size: int, pinned: bool) -> Tensor:
-    """Return `size` bytes that differ and, as float32, are normal numbers: a sum of denormal ones is slow."""
+    """Return bytes that differ and are normal float32: a sum of denormal ones is slow."""
     buffer = torch.empty(size // 4, dtype=torch.float32, pin_memory=pinned)
     return buffer.uniform_(1.0, 2.0).view(torch.uint8)
-
-
-def _time(
-    operation: Operation,
-    together: bool,
-    facts: dict[str, Any],
-    iterations: int,
-    clock: Clock,
-    ranks: Ranks,
-    reporter: Reporter,
-) -> None:
-    """Time an operation on all ranks at once, or on each while the others wait, and write the samples. Collective."""
-    for _ in range(2):
-        operation.run()  # page tables, the driver's staging buffers, threads
-    facts = {
-        "operation": operation.name,
-        "memory": operation.memory,
-        "counted_bytes": operation.counted_bytes,
-        **facts,
-    }
-    for turn in [None] if together else range(ranks.world_size):
-        ours = turn is None or turn == ranks.rank
-        block = clock.block(operation.run if ours else _wait, iterations, reporter.beat)
-        if ours:
-            reporter.block(
-                f"{operation.name} {operation.memory}{' all' if together else ''}",
-                block,
-                0,
-                **facts,
-            )
 
 
 def _wait() -> None:

@@ -1,21 +1,18 @@
-"""Copies between the members of a subset, and the interface of what times them: `gpus.Gpus` and `cpu_workers.Workers`.
+"""Copies between the members of a subset, which copies run at once, and the pattern they carry.
 
-Members are numbered by their place in the subset.
+What times copies, `gpus.Gpus` and `cpu_workers.Workers`, has the interface `Links`. Members are
+numbered by their place in the subset.
 """
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from benchmarks.p2p.derive import gb_per_s
-from benchmarks.rank.ranks import Reporter
-from benchmarks.record import Kind
-
 CHUNK_ELEMENTS = 1 << 24  # compared at once: two such temporaries are 128 MiB
+GRAIN_BYTES = 16  # parts of a buffer begin at multiples of it
 
 
 @dataclass(frozen=True)
@@ -42,22 +39,6 @@ class CopyMethod:
         return copy.target if self.read else copy.source
 
 
-@dataclass(frozen=True)
-class CopyTimes:
-    """Times of copies that started together, over all iterations."""
-
-    each_ms: list[float]
-    all_ms: float  # until the last was done
-
-
-@dataclass(frozen=True)
-class Latency:
-    """µs of one small copy."""
-
-    gpu_us: float | None  # on the GPU, copies back to back; None between CPU workers
-    cpu_us: float  # on the host: to enqueue one; between CPU workers: until it has arrived
-
-
 class Links(Protocol):
     """Make and time copies. Between CPU workers every call is collective."""
 
@@ -69,137 +50,95 @@ class Links(Protocol):
     def can_access(self, a: int, b: int) -> bool:
         """Return whether a member can address another's memory."""
 
-    def time(self, copies: Sequence[Copy], how: CopyMethod) -> CopyTimes:
-        """Time copies that start together."""
+    def time(self, copies: Sequence[Copy], how: CopyMethod) -> tuple[list[float], float]:
+        """Time copies that start together: ms of all iterations of each, and until all end."""
 
-    def latency(self, copy: Copy, how: CopyMethod) -> Latency:
-        """Time one small copy after the other."""
+    def latency(self, copy: Copy, how: CopyMethod) -> tuple[float | None, float]:
+        """Return the µs of one small copy: on the GPU, back to back, and on the host.
+
+        The host's is to enqueue one; between CPU workers, without the first, until it has arrived.
+        """
 
     def wrong_elements(self, copy: Copy, how: CopyMethod) -> int:
-        """Copy a pattern that no other pair has, and count the int32 elements that did not arrive."""
+        """Copy a pattern that no other pair has; count the int32 elements that did not arrive."""
 
     def close(self) -> None:
         """Free buffers and streams."""
 
 
-def write_pattern(buffer: Tensor, number: int) -> None:
-    """Fill int32 elements with the pattern of a number: distinct, without a period, the same on every device."""
-    for chunk, pattern in _patterns(buffer, number):
-        chunk.copy_(pattern)
-
-
-def write_opposite(buffer: Tensor, number: int) -> None:
-    """Fill elements so that each differs from the pattern."""
-    for chunk, pattern in _patterns(buffer, number):
-        torch.bitwise_not(pattern, out=chunk)
-
-
-def differing(buffer: Tensor, number: int) -> int:
-    """Return how many elements are not those of the pattern."""
-    return sum(int((chunk != pattern).sum().item()) for chunk, pattern in _patterns(buffer, number))
-
-
-def _patterns(buffer: Tensor, number: int) -> Iterator[tuple[Tensor, Tensor]]:
-    for start in range(0, buffer.numel(), CHUNK_ELEMENTS):
-        chunk = buffer[start : start + CHUNK_ELEMENTS]
-        places = torch.arange(start, start + chunk.numel(), dtype=torch.int32, device=buffer.device)
-        # Knuth's multiplicative hash, 2654435761 as int32: products wrap.
-        yield chunk, places.mul_(-1640531535).add_(number * 0x01000193 % (1 << 31))
-
-
-# Times of copies between many members at once, and of each copy alone. README.md.
-
-
-GRAIN_BYTES = 16  # parts of a buffer begin at multiples of it
-
-
 @dataclass(frozen=True)
-class Pattern:
+class CopiesAtOnce:
     """Copies that run at once."""
 
-    name: str  # matching, one_to_all, all_to_one
-    number: int  # of the round; else the place of the one member
+    pattern: str  # matching, one_to_all, all_to_one
+    index: int  # of the round; else the place of the one member
     copies: tuple[Copy, ...]
     size_bytes: int
 
 
-def patterns(count: int, size_bytes: int) -> Iterator[Pattern]:
-    """Yield each round of a perfect matching both ways, each member to all others, and all others to each.
+def patterns(count: int, size_bytes: int) -> Iterator[CopiesAtOnce]:
+    """Yield each round of a matching both ways, each member to all, and all to each.
 
     Where several copies write to one member, each has its own part of the target's buffer.
     """
-    for number, pairs in enumerate(matchings(count)):
-        both = tuple(copy for a, b in pairs for copy in (Copy(a, b), Copy(b, a)))
-        yield Pattern("matching", number, both, size_bytes)
+    for index, pairs in enumerate(matchings(count)):
+        both_ways: list[Copy] = []
+        for a, b in pairs:
+            both_ways += [Copy(a, b), Copy(b, a)]
+        yield CopiesAtOnce("matching", index, tuple(both_ways), size_bytes)
     if count < 3:
         return  # then one to all is one to one
     part = size_bytes // (count - 1) // GRAIN_BYTES * GRAIN_BYTES
-    for one in range(count):
-        others = [other for other in range(count) if other != one]
-        yield Pattern("one_to_all", one, tuple(Copy(one, other) for other in others), part)
-        inward = tuple(Copy(other, one, place * part) for place, other in enumerate(others))
-        yield Pattern("all_to_one", one, inward, part)
-
-
-def measure(ids: Sequence[int], links: Links, asked: dict[str, Any], reporter: Reporter) -> None:
-    """Alternate all copies of a pattern at once with each copy (in a matching: each pair, both ways) alone; write every time."""
-    enabled = asked["p2p"] != "disabled"
-    for pattern in patterns(len(ids), int(asked["bytes"])):
-        if pattern.size_bytes < GRAIN_BYTES:
-            continue
-        how = CopyMethod(
-            enabled, pattern.size_bytes, int(asked["iterations"]), read=asked["direction"] == "read"
-        )
-        width = 2 if pattern.name == "matching" else 1
-        counted_bytes = pattern.size_bytes * how.iterations  # of one copy
-        facts: dict[str, Any] = {
-            "pattern": pattern.name,
-            "number": pattern.number,
-            "of": pattern.number if pattern.name == "matching" else ids[pattern.number],
-            "bytes": pattern.size_bytes,
-            "counted_bytes": counted_bytes,
-            "copies": [[ids[copy.source], ids[copy.target]] for copy in pattern.copies],
-        }
-        for repeat in range(int(asked["repeats"])):
-            opened = time.perf_counter()
-            timed = links.time(pattern.copies, how)
-            alone_ms: list[float] = []
-            for start in range(0, len(pattern.copies), width):
-                alone_ms += links.time(pattern.copies[start : start + width], how).each_ms
-            window_ms = (time.perf_counter() - opened) * 1e3
-            reporter.beat()
-            times: dict[str, Any] = {
-                "total_ms": timed.all_ms,
-                "together_ms": timed.each_ms,
-                "alone_ms": alone_ms,
-            }
-            rates = _rates(counted_bytes, **times)
-            reporter.line(Kind.P2P, repeat=repeat, window_ms=window_ms, **facts, **times, **rates)
-
-
-def _rates(
-    counted_bytes: int, total_ms: float, together_ms: list[float], alone_ms: list[float]
-) -> dict[str, Any]:
-    """Return the times as GB/s, under the names that lines of this kind always had."""
-    return {
-        "total": gb_per_s(counted_bytes * len(together_ms), total_ms),
-        "together": [gb_per_s(counted_bytes, ms) for ms in together_ms],
-        "alone": [gb_per_s(counted_bytes, ms) for ms in alone_ms],
-    }
+    if not part:
+        return
+    for index in range(count):
+        peers = [peer for peer in range(count) if peer != index]
+        outward = tuple(Copy(index, peer) for peer in peers)
+        inward = tuple(Copy(peer, index, slot * part) for slot, peer in enumerate(peers))
+        yield CopiesAtOnce("one_to_all", index, outward, part)
+        yield CopiesAtOnce("all_to_one", index, inward, part)
 
 
 def matchings(count: int) -> list[list[tuple[int, int]]]:
-    """Return rounds of disjoint pairs in which every pair of `count` members occurs once (the circle method).
+    """Return rounds of disjoint pairs in which every pair of `count` members occurs once.
 
-    With an odd count one member is idle in each round.
+    The circle method; with an odd count one member is idle in each round.
     """
-    seats: list[int | None] = [*range(count), *([None] if count % 2 else [])]
+    seats = list(range(count + count % 2))  # an odd count: the last seat is empty
     rounds = []
     for _ in range(len(seats) - 1):
-        half = len(seats) // 2
-        pairs = zip(seats[:half], reversed(seats[half:]), strict=True)
-        rounds.append(
-            sorted((min(a, b), max(a, b)) for a, b in pairs if a is not None and b is not None)
-        )
+        pairs = []
+        for a, b in zip(seats[: len(seats) // 2], reversed(seats), strict=False):
+            if max(a, b) < count:
+                pairs.append((min(a, b), max(a, b)))
+        if pairs:
+            rounds.append(sorted(pairs))
         seats = [seats[0], seats[-1], *seats[1:-1]]
-    return [pairs for pairs in rounds if pairs]
+    return rounds
+
+
+def write_pattern(buffer: Tensor, seed: int) -> None:
+    """Fill int32 elements with the pattern of a seed: distinct, the same on every device."""
+    for chunk, pattern in _pattern_chunks(buffer, seed):
+        chunk.copy_(pattern)
+
+
+def write_opposite(buffer: Tensor, seed: int) -> None:
+    """Fill elements so that each differs from the pattern."""
+    for chunk, pattern in _pattern_chunks(buffer, seed):
+        torch.bitwise_not(pattern, out=chunk)
+
+
+def differing(buffer: Tensor, seed: int) -> int:
+    """Return how many elements are not those of the pattern."""
+    chunks = _pattern_chunks(buffer, seed)
+    return sum(int((chunk != pattern).sum().item()) for chunk, pattern in chunks)
+
+
+def _pattern_chunks(buffer: Tensor, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+    for start in range(0, buffer.numel(), CHUNK_ELEMENTS):
+        chunk = buffer[start : start + CHUNK_ELEMENTS]
+        stop = start + chunk.numel()
+        indices = torch.arange(start, stop, dtype=torch.int32, device=buffer.device)
+        # Knuth's multiplicative hash, 2654435761 as int32: products wrap.
+        yield chunk, indices.mul_(-1640531535).add_(seed * 0x01000193 % (1 << 31))

@@ -1,4 +1,4 @@
-"""Copies between CPU workers: into a peer's shared memory (`enabled`), or as messages of gloo (`disabled`).
+"""Copies between CPU workers: into a peer's shared memory (`enabled`), or gloo's (`disabled`).
 
 Timed by the host's clock of the rank that makes the copy. README.md.
 """
@@ -10,24 +10,17 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
-from benchmarks.p2p.copies import (
-    Copy,
-    CopyMethod,
-    CopyTimes,
-    Latency,
-    differing,
-    write_opposite,
-    write_pattern,
-)
+from benchmarks.p2p.copies import Copy, CopyMethod, differing, write_opposite, write_pattern
 from benchmarks.rank.ranks import Ranks
 
 FLAG_BYTES = 64  # after each worker's buffer: a cache line of its own
-WAITED_FOR = 1 << 30  # a tag that no iteration has
+ANSWER_TAG = 1 << 30  # that no iteration has
 
 
 class Workers:
-    """Copies between the ranks of a cell. Every call is collective and returns the same on every rank."""
+    """Copies between the ranks of a cell. Every call is collective and returns the same on all."""
 
     words = {"enabled": "shared memory", "disabled": "gloo messages"}  # noqa: RUF012
     late = 0  # nothing is enqueued here
@@ -39,140 +32,139 @@ class Workers:
         Raises:
             OSError: there is not that much shared memory.
         """
-        self._ranks = ranks
+        self._ranks, self._rank = ranks, ranks.rank
         self.devices: list[dict[str, str]] = [{} for _ in range(ranks.world_size)]
-        whole = size_bytes + FLAG_BYTES
-        self._mapping = ranks.map_shared(whole * ranks.world_size)
-        everyone = torch.frombuffer(self._mapping, dtype=torch.uint8).split(whole)
-        self._second = [one[:size_bytes] for one in everyone]
-        self._flags: list[Any] = [one[size_bytes:].view(torch.int32).numpy() for one in everyone]
+        self._mapping = ranks.map_shared((size_bytes + FLAG_BYTES) * ranks.world_size)
         self._first = torch.zeros(size_bytes, dtype=torch.uint8)
-        self._mine = self._second[ranks.rank]
+        self._second: list[Tensor] = []  # of every worker
+        self._flags: list[Any] = []
+        whole = torch.frombuffer(self._mapping, dtype=torch.uint8)
+        for part in whole.split(size_bytes + FLAG_BYTES):
+            self._second.append(part[:size_bytes])
+            self._flags.append(part[size_bytes:].view(torch.int32).numpy())
 
     def can_access(self, a: int, b: int) -> bool:
         """Return true: workers of one machine always share memory."""
         return True
 
-    def time(self, copies: Sequence[Copy], how: CopyMethod) -> CopyTimes:
+    def time(self, copies: Sequence[Copy], how: CopyMethod) -> tuple[list[float], float]:
         """Time copies that start together; one rank's own copies take turns."""
-        outside = [copy for copy in copies if copy.source != copy.target]
-        within = [copy for copy in copies if copy.source == copy.target == self._ranks.rank]
-        mine = (
-            [copy for copy in outside if how.runner(copy) == self._ranks.rank]
-            if how.enabled
-            else []
-        )
+        within, outward = [], []
+        for copy in copies:
+            if copy.source == copy.target == self._rank:
+                within.append(copy)
+            elif copy.source != copy.target and how.enabled and how.runner(copy) == self._rank:
+                outward.append(copy)
+        messages = [] if how.enabled else [copy for copy in copies if copy.source != copy.target]
         self._ranks.barrier()
         opened = time.perf_counter()
         for _ in range(how.iterations):
-            for copy in (*within, *mine):
+            for copy in (*within, *outward):
                 self._copy(copy, how)
-        if outside and not how.enabled:
-            self._send(outside, how)
-        ms = (time.perf_counter() - opened) * 1e3
+        if messages:
+            self._send(messages, how)
+        own_ms = (time.perf_counter() - opened) * 1e3
         # A message's time is its sender's, who waits for the answer.
-        by_rank = [ms for (ms,) in self._ranks.gather([ms])]
-        each_ms = [by_rank[how.runner(copy) if how.enabled else copy.source] for copy in copies]
-        return CopyTimes(each_ms, max(each_ms))
+        by_rank = self._ranks.gather([own_ms])
+        each_ms = []
+        for copy in copies:
+            each_ms.append(by_rank[how.runner(copy) if how.enabled else copy.source][0])
+        return each_ms, max(each_ms)
 
-    def latency(self, copy: Copy, how: CopyMethod) -> Latency:
+    def latency(self, copy: Copy, how: CopyMethod) -> tuple[float | None, float]:
         """Return half of a round trip; within one worker the time of one copy."""
         if copy.source == copy.target:
-            return Latency(None, self.time([copy], how).all_ms * 1e3 / how.iterations)
+            return None, self.time([copy], how)[1] * 1e3 / how.iterations
         self._ranks.barrier()
         opened = time.perf_counter()
-        if self._ranks.rank in (copy.source, copy.target):
+        if self._rank in (copy.source, copy.target):
             trip = self._shared_trip if how.enabled else self._message_trip
-            for number in range(1, how.iterations + 1):
-                trip(copy, how, number)
-        seconds = time.perf_counter() - opened
+            for turn in range(1, how.iterations + 1):
+                trip(copy, how, turn)
+        own_seconds = time.perf_counter() - opened
         self._ranks.barrier()
-        self._flags[self._ranks.rank][0] = 0
-        seconds = self._ranks.gather([seconds])[copy.source][0]
-        return Latency(None, seconds * 1e6 / how.iterations / 2)
+        self._flags[self._rank][0] = 0
+        seconds = self._ranks.gather([own_seconds])[copy.source][0]
+        return None, seconds * 1e6 / how.iterations / 2
 
     def wrong_elements(self, copy: Copy, how: CopyMethod) -> int:
         """Fill, copy once, and count on the target the elements that did not arrive."""
-        number = 1 + copy.source * self._ranks.world_size + copy.target
-        fetched = how.enabled and how.read and copy.source != copy.target
-        source, target = (self._mine, self._first) if fetched else (self._first, self._mine)
-        source, target = (buffer[: how.size_bytes].view(torch.int32) for buffer in (source, target))
-        if self._ranks.rank == copy.source:
-            write_pattern(source, number)
-        if self._ranks.rank == copy.target:
-            write_opposite(target, number)
+        seed = 1 + copy.source * self._ranks.world_size + copy.target
+        source, target = self._first, self._second[self._rank]
+        if how.enabled and how.read and copy.source != copy.target:  # fetched
+            source, target = target, source
+        source = source[: how.size_bytes].view(torch.int32)
+        target = target[: how.size_bytes].view(torch.int32)
+        if self._rank == copy.source:
+            write_pattern(source, seed)
+        if self._rank == copy.target:
+            write_opposite(target, seed)
         self.time([copy], CopyMethod(how.enabled, how.size_bytes, 1, how.read))
-        wrong = differing(target, number) if self._ranks.rank == copy.target else 0
+        wrong = differing(target, seed) if self._rank == copy.target else 0
         return int(self._ranks.gather([wrong])[copy.target][0])
 
     def close(self) -> None:
-        """Wait until every rank has finished with the shared memory, which ends with the last mapping."""
+        """Wait until every rank has finished with the shared memory."""
         self._ranks.barrier()
 
     def _copy(self, copy: Copy, how: CopyMethod) -> None:
-        """Copy into or out of a peer's shared memory, or within one worker between its two buffers."""
-        here, there = (
-            self._first[: how.size_bytes],
-            self._second[copy.target][copy.target_offset :][: how.size_bytes],
-        )
-        if copy.source == copy.target:
-            source, target = (there, here) if copy.backwards else (here, there)
-        elif how.read:  # what the source holds for others lies in its shared buffer
-            source, target = self._second[copy.source][: how.size_bytes], here
+        """Copy into or out of a peer's shared memory, or within one worker between its buffers."""
+        here = self._first[: how.size_bytes]
+        there = self._second[copy.target][copy.target_offset :][: how.size_bytes]
+        if copy.backwards:
+            here.copy_(there)
+        elif how.read and copy.source != copy.target:
+            # What the source holds for others lies in its shared buffer.
+            here.copy_(self._second[copy.source][: how.size_bytes])
         else:
-            source, target = here, there
-        target.copy_(source)
+            there.copy_(here)
 
     def _send(self, copies: Sequence[Copy], how: CopyMethod) -> None:
         """Send every message of every copy at once; a copy ends with an answer of one byte."""
-        rank, size = self._ranks.rank, how.size_bytes
-        outgoing = [copy for copy in copies if copy.source == rank]
-        incoming = [copy for copy in copies if copy.target == rank]
+        size, own = how.size_bytes, self._second[self._rank]
+        outgoing = [copy for copy in copies if copy.source == self._rank]
+        incoming = [copy for copy in copies if copy.target == self._rank]
+        works: list[Any] = []
+        for copy in incoming:
+            for turn in range(how.iterations):
+                received = own[copy.target_offset :][:size]
+                works.append(dist.irecv(received, copy.source, tag=turn))
+        for copy in outgoing:
+            for turn in range(how.iterations):
+                works.append(dist.isend(self._first[:size], copy.target, tag=turn))
+        for work in works:
+            work.wait()
         answer = torch.zeros(1, dtype=torch.uint8)
-        messages = [
-            dist.irecv(self._mine[copy.target_offset :][:size], copy.source, tag=number)
-            for copy in incoming
-            for number in range(how.iterations)
-        ]
-        messages += [
-            dist.isend(self._first[:size], copy.target, tag=number)
-            for copy in outgoing
-            for number in range(how.iterations)
-        ]
-        _finish(messages)
-        answers = [dist.isend(answer, copy.source, tag=WAITED_FOR) for copy in incoming]
-        answers += [
-            dist.irecv(torch.empty_like(answer), copy.target, tag=WAITED_FOR) for copy in outgoing
-        ]
-        _finish(answers)
+        works = [dist.isend(answer, copy.source, tag=ANSWER_TAG) for copy in incoming]
+        for copy in outgoing:
+            works.append(dist.irecv(torch.empty_like(answer), copy.target, tag=ANSWER_TAG))
+        for work in works:
+            work.wait()
 
-    def _shared_trip(self, copy: Copy, how: CopyMethod, number: int) -> None:
-        """Make one round trip. Write: data, then flag (x86 keeps the order of stores). Read: flag, then the peer fetches."""
-        rank, size = self._ranks.rank, how.size_bytes
-        peer = copy.target if rank == copy.source else copy.source
-        own = self._flags[rank]
+    def _shared_trip(self, copy: Copy, how: CopyMethod, turn: int) -> None:
+        """Make one round trip.
+
+        Write: data, then flag (x86 keeps the order of stores). Read: flag, then the peer fetches.
+        """
+        size = how.size_bytes
+        peer = copy.target if self._rank == copy.source else copy.source
+        own_flag = self._flags[self._rank]
         for sender in (copy.source, copy.target):
-            if rank == sender:
+            if self._rank == sender:
                 if not how.read:
                     self._second[peer][:size].copy_(self._first[:size])
-                self._flags[peer][0] = number
+                self._flags[peer][0] = turn
             else:
-                while own[0] != number:
+                while own_flag[0] != turn:
                     os.sched_yield()  # there may be fewer cores than workers
                 if how.read:
                     self._first[:size].copy_(self._second[peer][:size])
 
-    def _message_trip(self, copy: Copy, how: CopyMethod, number: int) -> None:
-        rank, size = self._ranks.rank, how.size_bytes
-        peer = copy.target if rank == copy.source else copy.source
+    def _message_trip(self, copy: Copy, how: CopyMethod, turn: int) -> None:
+        size = how.size_bytes
+        peer = copy.target if self._rank == copy.source else copy.source
         for sender in (copy.source, copy.target):
-            if rank == sender:
+            if self._rank == sender:
                 dist.send(self._first[:size], peer)
             else:
-                dist.recv(self._mine[:size], peer)
-
-
-def _finish(messages: "list[dist.Work | None]") -> None:
-    for message in messages:
-        assert message is not None  # every rank belongs to the group
-        message.wait()
+                dist.recv(self._second[self._rank][:size], peer)

@@ -1,159 +1,18 @@
 """The numbers of `benchmark=p2p` from the raw lines of rank 0, which knows every copy. README.md."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from benchmarks.derived import Derived, IncompleteLines, Line, RankLines, of_kind
 from benchmarks.record import Kind
 from benchmarks.timing import statistics
-from benchmarks.timing.statistics import spread
 from conf.cell import Cell
 
 Matrix = list[list[float]]  # [source][target]
-
-
-def derive(lines: RankLines, cell: Cell) -> Derived:
-    """Return every derived value: the matrices with their medians, the rows of copies at once, and what the tool prints.
-
-    Raises:
-        IncompleteLines: a repeat of a matrix is missing; the median of the others is another number.
-    """
-    asked = cell.benchmark
-    (members,) = of_kind(lines[0], Kind.MEMBERS)
-    samples: dict[str, list[Matrix]] = {}
-    for line in of_kind(lines[0], Kind.P2P, has="matrix"):
-        samples.setdefault(line["matrix"], []).append(matrix(line))
-    for name, repeats in samples.items():
-        if len(repeats) != asked["repeats"]:
-            raise IncompleteLines(f"matrix {name} has {len(repeats)} of {asked['repeats']} repeats")
-    medians = {name: _each(statistics.median, repeats) for name, repeats in samples.items()}
-    table = {
-        "devices": members["devices"],
-        "access": members["access"],
-        "matrices": medians,
-        "samples": samples,  # of every repeat; `matrices` are their medians
-        "bytes": members["bytes"],
-        "latency_bytes": members["latency_bytes"],
-        "copy": asked["copy"],
-        "words": members["words"],
-        "notes": [],
-    }
-    found, tables = metrics(medians, samples), {"p2p": table}
-    if asked["concurrent"] and len(members["devices"]) > 1:
-        rows = concurrent_rows(of_kind(lines[0], Kind.P2P, has="pattern"))
-        state = "disabled" if asked["p2p"] == "disabled" else "enabled"
-        tables["p2p_concurrent"] = {"p2p": state, "rows": rows}
-        found |= contention(rows)
-    late = of_kind(lines[0], Kind.RESULT)[0]["checks"]["measured_late"]
-    return Derived(found, tables=tables, output="\n".join(output_lines(tables, late)))
-
-
-def matrix(line: Line) -> Matrix:
-    """Return the matrix of a line: GB/s where it has times of copies, else its latencies in µs."""
-    if "ms" not in line:
-        values: Matrix = line["values"]
-        return values
-    return rates(line["counted_bytes"], line["ms"])
-
-
-def rates(counted_bytes: Sequence[Sequence[float]], ms: Sequence[Sequence[float]]) -> Matrix:
-    """Return the GB/s of every entry."""
-    rows = zip(counted_bytes, ms, strict=True)
-    return [[gb_per_s(counted, one) for counted, one in zip(*row, strict=True)] for row in rows]
-
-
-def gb_per_s(counted_bytes: float, ms: float) -> float:
-    """Return a rate; a time of 0 gives NaN, which validity reports."""
-    return counted_bytes / ms / 1e6 if ms > 0 else math.nan
-
-
-def _each(function: Callable[[list[float]], float], repeats: Sequence[Matrix]) -> Matrix:
-    """Return a function of the values of every repeat, entry by entry."""
-    count = len(repeats[0])
-    return [
-        [float(function([one[a][b] for one in repeats])) for b in range(count)]
-        for a in range(count)
-    ]
-
-
-def metrics(medians: Mapping[str, Matrix], samples: Mapping[str, list[Matrix]]) -> dict[str, float]:
-    """Return the median and the worst entry of every matrix off its diagonal, peer access first; of one member its own entry."""
-    found: dict[str, float] = {}
-    for name in sorted(medians, key=lambda name: "disabled" in name):  # stable
-        unit, worst, word = (
-            ("us", max, "most") if name.startswith("latency") else ("gb_per_s", min, "least")
-        )
-        between = [
-            value for a, row in enumerate(medians[name]) for b, value in enumerate(row) if a != b
-        ]
-        if between:
-            found[f"p2p/{name}_{unit}"] = statistics.median(between)
-            found[f"p2p/{name}_{word}_{unit}"] = worst(between)
-        else:
-            found[f"p2p/local_{name}_{unit}"] = medians[name][0][0]
-    for kind in ("bandwidth", "latency_gpu", "latency_cpu"):
-        spreads = [
-            share
-            for name, repeats in samples.items()
-            if len(repeats) > 1 and name.startswith(("uni", "bi") if kind == "bandwidth" else kind)
-            for row in _each(statistics.spread, repeats)
-            for share in row
-        ]
-        if spreads:
-            found[f"p2p/{kind}_spread_share"] = max(spreads)
-    return found
-
-
-def concurrent_rows(lines: Sequence[Line]) -> list[dict[str, Any]]:
-    """Return a row for each pattern of copies: medians over the repeats of every copy at once and alone.
-
-    A copy's rate is that of its own events; the total is all bytes ÷ the time until the last is done.
-    """
-    repeats: dict[tuple[str, int], list[Line]] = {}
-    for line in lines:
-        repeats.setdefault((line["pattern"], line["number"]), []).append(line)
-    return [_concurrent_row(of_pattern) for of_pattern in repeats.values()]
-
-
-def _concurrent_row(repeats: Sequence[Line]) -> dict[str, Any]:
-    """Return the row of one pattern."""
-    first = repeats[0]
-    counted, pairs = first["counted_bytes"], first["copies"]
-
-    def median_rate(field: str, place: int) -> float:
-        return statistics.median([gb_per_s(counted, line[field][place]) for line in repeats])
-
-    return {
-        "pattern": first["pattern"],
-        "number": first["of"],
-        "bytes": first["bytes"],
-        "total_gb_per_s": statistics.median(
-            [gb_per_s(counted * len(pairs), line["total_ms"]) for line in repeats]
-        ),
-        "copies": [
-            {
-                "from": source,
-                "to": target,
-                "gb_per_s": median_rate("together_ms", place),
-                "alone_gb_per_s": median_rate("alone_ms", place),
-            }
-            for place, (source, target) in enumerate(pairs)
-        ],
-    }
-
-
-def contention(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Return the lowest total of each pattern, and the smallest share of its rate alone that a copy keeps."""
-    found: dict[str, float] = {}
-    for name in dict.fromkeys(row["pattern"] for row in rows):
-        ours = [row for row in rows if row["pattern"] == name]
-        found[f"p2p/{name}_gb_per_s"] = min(row["total_gb_per_s"] for row in ours)
-        kept = [copy["gb_per_s"] / copy["alone_gb_per_s"] for row in ours for copy in row["copies"]]
-        found[f"p2p/{name}_share"] = min(kept)
-    return found
-
-
+# Patterns of copies at once: how a row begins, and the title.
 PATTERNS = {
     "matching": ("round", "disjoint pairs at once, both ways"),
     "one_to_all": ("from", "one to all others at once"),
@@ -161,63 +20,176 @@ PATTERNS = {
 }
 
 
-def output_lines(tables: Mapping[str, Any], late: int) -> list[str]:
-    """Return what a cell prints; `late` counts measurements that began too early."""
-    table = tables["p2p"]
-    found = _plain(table)
-    if len(table["devices"]) == 1:
-        found.append("One member alone: only the diagonal, copies within it.")
+def derive(lines: RankLines, cell: Cell) -> Derived:
+    """Return the matrices with their medians, the rows of copies at once, and what is printed.
+
+    Raises:
+        IncompleteLines: a repeat of a matrix is missing; the median of the others is another number.
+    """
+    options = cell.benchmark
+    members = of_kind(lines[0], Kind.MEMBERS)[0]
+    samples: dict[str, list[Matrix]] = {}  # of every repeat
+    for line in of_kind(lines[0], Kind.P2P, has="matrix"):
+        matrix: Matrix = line["values"]  # of latencies, in µs
+        if "ms" in line:
+            matrix = rates(line["counted_bytes"], line["ms"])
+        samples.setdefault(line["matrix"], []).append(matrix)
+    medians: dict[str, Matrix] = {}
+    for name, repeats in samples.items():
+        if len(repeats) != options["repeats"]:
+            raise IncompleteLines(
+                f"matrix {name} has {len(repeats)} of {options['repeats']} repeats"
+            )
+        medians[name] = np.median(repeats, axis=0).tolist()
+    spreads = {name: _spread(repeats) for name, repeats in samples.items() if len(repeats) > 1}
+    table = {
+        "devices": members["devices"],
+        "access": members["access"],
+        "matrices": medians,
+        "samples": samples,
+        "bytes": members["bytes"],
+        "latency_bytes": members["latency_bytes"],
+        "copy": options["copy"],
+        "words": members["words"],
+        "notes": [],
+    }
+    metrics = _metrics(medians, spreads)
+    tables: dict[str, Any] = {"p2p": table}
+    output = _matrix_lines(table, spreads)
+    late = of_kind(lines[0], Kind.RESULT)[0]["checks"]["measured_late"]
     if late:
-        found.append(f"{late} measurements began before their last copy was enqueued.")
-    if concurrent := tables.get("p2p_concurrent"):
-        found += _concurrent(concurrent)
-    return found
+        output.append(f"{late} measurements began before their last copy was enqueued.")
+    if options["concurrent"] and len(members["devices"]) > 1:
+        rows = _concurrent_rows(of_kind(lines[0], Kind.P2P, has="pattern"))
+        access = "disabled" if options["p2p"] == "disabled" else "enabled"
+        tables["p2p_concurrent"] = {"p2p": access, "rows": rows}
+        metrics |= _contention(rows)
+        output += _concurrent_lines(rows, access)
+    return Derived(metrics, tables=tables, output="\n".join(output))
 
 
-def _plain(table: Mapping[str, Any]) -> list[str]:
+def rates(counted_bytes: Sequence[Sequence[float]], ms: Sequence[Sequence[float]]) -> Matrix:
+    """Return the GB/s of every entry."""
+    matrix = []
+    for counted_row, ms_row in zip(counted_bytes, ms, strict=True):
+        matrix.append([gb_per_s(*entry) for entry in zip(counted_row, ms_row, strict=True)])
+    return matrix
+
+
+def gb_per_s(counted_bytes: float, ms: float) -> float:
+    """Return a rate; a time of 0 gives NaN, which validity reports."""
+    return counted_bytes / ms / 1e6 if ms > 0 else math.nan
+
+
+def _spread(repeats: Sequence[Matrix]) -> float:
+    """Return the largest (largest − smallest) ÷ median of an entry over the repeats."""
+    values = np.asarray(repeats)
+    return float((np.ptp(values, axis=0) / np.median(values, axis=0)).max())
+
+
+def _metrics(medians: Mapping[str, Matrix], spreads: Mapping[str, float]) -> dict[str, float]:
+    """Return the median and the worst entry of every matrix off its diagonal, peer access first.
+
+    Of one member alone its own entry.
+    """
+    metrics: dict[str, float] = {}
+    for name in sorted(medians, key=lambda name: "disabled" in name):  # stable
+        is_latency = name.startswith("latency")
+        unit = "us" if is_latency else "gb_per_s"
+        matrix = np.asarray(medians[name])
+        between = matrix[~np.eye(len(matrix), dtype=bool)]
+        if not len(between):
+            metrics[f"p2p/local_{name}_{unit}"] = medians[name][0][0]
+            continue
+        metrics[f"p2p/{name}_{unit}"] = float(np.median(between))
+        if is_latency:
+            metrics[f"p2p/{name}_most_{unit}"] = float(between.max())
+        else:
+            metrics[f"p2p/{name}_least_{unit}"] = float(between.min())
+    kinds = {"bandwidth": ("uni", "bi")} | {
+        name: (name,) for name in ("latency_gpu", "latency_cpu")
+    }
+    for kind, beginning in kinds.items():
+        shares = [share for name, share in spreads.items() if name.startswith(beginning)]
+        if shares:
+            metrics[f"p2p/{kind}_spread_share"] = max(shares)
+    return metrics
+
+
+def _concurrent_rows(lines: Sequence[Line]) -> list[dict[str, Any]]:
+    """Return a row for each pattern: medians over the repeats of every copy at once and alone.
+
+    A copy's rate is that of its own events; the total is all bytes ÷ the time until the last is done.
+    """
+    by_pattern: dict[tuple[str, int], list[Line]] = {}
+    for line in lines:
+        by_pattern.setdefault((line["pattern"], line["number"]), []).append(line)
+    rows = []
+    for repeats in by_pattern.values():
+        first = repeats[0]
+        counted, pairs = first["counted_bytes"], first["copies"]
+        copies = []
+        for index, (source, target) in enumerate(pairs):
+            copy = {"from": source, "to": target}
+            for name, field in (("gb_per_s", "together_ms"), ("alone_gb_per_s", "alone_ms")):
+                values = [gb_per_s(counted, line[field][index]) for line in repeats]
+                copy[name] = statistics.median(values)
+            copies.append(copy)
+        totals = [gb_per_s(counted * len(pairs), line["total_ms"]) for line in repeats]
+        row = {"pattern": first["pattern"], "number": first["of"], "bytes": first["bytes"]}
+        rows.append(row | {"total_gb_per_s": statistics.median(totals), "copies": copies})
+    return rows
+
+
+def _contention(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return the lowest total of each pattern, and the least share of its rate that a copy keeps."""
+    totals: dict[str, list[float]] = {}
+    shares: dict[str, list[float]] = {}
+    for row in rows:
+        totals.setdefault(row["pattern"], []).append(row["total_gb_per_s"])
+        for copy in row["copies"]:
+            share = copy["gb_per_s"] / copy["alone_gb_per_s"]
+            shares.setdefault(row["pattern"], []).append(share)
+    metrics = {}
+    for name in totals:
+        metrics[f"p2p/{name}_gb_per_s"] = min(totals[name])
+        metrics[f"p2p/{name}_share"] = min(shares[name])
+    return metrics
+
+
+def _matrix_lines(table: Mapping[str, Any], spreads: Mapping[str, float]) -> list[str]:
     words = table["words"]
-    found = [
-        f"{table['bytes']} bytes a copy, {table['latency_bytes']} for latency, copy={table['copy']}"
+    lines = [
+        f"{table['bytes']} bytes a copy, {table['latency_bytes']} for latency, copy={table['copy']}",
+        f"P2P enabled: {words['enabled']}",
+        f"P2P disabled: {words['disabled']}",
     ]
-    found += [f"P2P {state}: {words[state]}" for state in ("enabled", "disabled")]
     ids = [device["id"] for device in table["devices"]]
     for name, matrix in table["matrices"].items():
-        squares = table["samples"][name]
-        what = f"{name.replace('_', ' ')}, {'µs' if name.startswith('latency') else 'GB/s'}"
-        if len(squares) > 1:
-            what += f" (median of {len(squares)}, entries vary by up to {100 * _variation(squares):.1f} %)"
-        found += ["", what, *_rows("", ids, matrix, 9)]
-    return found
+        title = f"{name.replace('_', ' ')}, {'µs' if name.startswith('latency') else 'GB/s'}"
+        if name in spreads:
+            repeats = len(table["samples"][name])
+            title += f" (median of {repeats}, entries vary by up to {100 * spreads[name]:.1f} %)"
+        lines += ["", title, " " * 6 + "".join(f"{target:>9d}" for target in ids)]
+        for source, row in zip(ids, matrix, strict=True):
+            lines.append(f"{source:>6d}" + "".join(f"{value:>9.2f}" for value in row))
+    if len(ids) == 1:
+        lines.append("One member alone: only the diagonal, copies within it.")
+    return lines
 
 
-def _variation(squares: Sequence[Sequence[Sequence[float]]]) -> float:
-    places = range(len(squares[0]))
-    return max(spread([square[a][b] for square in squares]) for a in places for b in places)
-
-
-def _rows(
-    head: str, ids: Sequence[int], matrix: Sequence[Sequence[float]], width: int
-) -> list[str]:
-    found = [f"{head:>6s}" + "".join(f"{one:>{width}d}" for one in ids)]
-    for one, row in zip(ids, matrix, strict=True):
-        found.append(f"{one:>6d}" + "".join(f"{value:>{width}.2f}" for value in row))
-    return found
-
-
-def _concurrent(table: Mapping[str, Any]) -> list[str]:
+def _concurrent_lines(rows: Sequence[Mapping[str, Any]], access: str) -> list[str]:
     """Return a line for each pattern: the total, and each copy's rate at once and alone."""
-    found = []
-    for name, (what, title) in PATTERNS.items():
-        rows = [row for row in table["rows"] if row["pattern"] == name]
-        if rows:
-            found += [
-                "",
-                f"{title}, {rows[0]['bytes']} bytes, P2P {table['p2p']}: GB/s at once (alone)",
-            ]
-        for row in rows:
-            copies = "  ".join(
-                f"{copy['from']}->{copy['to']} {copy['gb_per_s']:.1f} ({copy['alone_gb_per_s']:.1f})"
-                for copy in row["copies"]
-            )
-            found.append(f"  {what} {row['number']}: total {row['total_gb_per_s']:.1f}  {copies}")
-    return found
+    lines = []
+    for pattern, (beginning, title) in PATTERNS.items():
+        of_pattern = [row for row in rows if row["pattern"] == pattern]
+        if of_pattern:
+            size = of_pattern[0]["bytes"]
+            lines += ["", f"{title}, {size} bytes, P2P {access}: GB/s at once (alone)"]
+        for row in of_pattern:
+            text = f"  {beginning} {row['number']}: total {row['total_gb_per_s']:.1f}"
+            for copy in row["copies"]:
+                rate = f"{copy['gb_per_s']:.1f} ({copy['alone_gb_per_s']:.1f})"
+                text += f"  {copy['from']}->{copy['to']} {rate}"
+            lines.append(text)
+    return lines

@@ -1,186 +1,207 @@
 """`benchmark=p2p`: bandwidth and latency between every two members of a subset. README.md.
 
-The measurement is that of p2pBandwidthLatencyTest (CUDA samples): one way and both ways, with peer access and without.
-Ringside adds subsets, repeats, a comparison of contents, records, copies of many pairs at once, and CPU workers.
+The measurement is that of p2pBandwidthLatencyTest (CUDA samples): one way and both ways, with peer
+access and without. Ringside adds subsets, repeats, a comparison of contents, records, copies of
+many pairs at once, and CPU workers.
 """
 
+import itertools
 import math
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.p2p import copies as concurrent
-from benchmarks.p2p.copies import Copy, CopyMethod, Links
-from benchmarks.p2p.derive import Matrix, rates
+from benchmarks.p2p.copies import Copy, CopyMethod, Links, patterns
+from benchmarks.p2p.derive import Matrix, gb_per_s, rates
 from benchmarks.rank.ranks import Ranks, Reporter, Result
 from benchmarks.record import Kind
 from conf.cell import Cell
 
-
-@dataclass(frozen=True)
-class MatrixKind:
-    """What one pass over all ordered pairs, the diagonal too, measures; latencies give one matrix for GPU and one for CPU."""
-
-    kind: str  # unidirectional, bidirectional, latency
-    how: CopyMethod
-
-    @property
-    def access(self) -> str:
-        """Return the end of the matrix's name."""
-        return ("enabled" if self.how.enabled else "disabled") + ("_reads" if self.how.read else "")
+BANDWIDTHS = ("unidirectional", "bidirectional")
+Options = Mapping[str, Any]
 
 
 def run(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
-    """Measure one cell. Collective; on GPUs rank 0 does all the work, and its result is the cell's."""
-    asked = cell.benchmark
+    """Measure one cell. Collective; on GPUs rank 0 does all the work, its result is the cell's."""
+    options = cell.benchmark
     result = Result()
     reporter.phase("build")
-    size_bytes = max(int(asked["bytes"]), int(asked["latency_bytes"]))
+    size_bytes = max(int(options["bytes"]), int(options["latency_bytes"]))
     if ranks.device.type == "cuda":
         from benchmarks.p2p.gpus import Gpus
 
         def work() -> None:
-            measure(cell.gpus, Gpus(cell.gpus, size_bytes, asked["copy"]), asked, result, reporter)
+            gpus = Gpus(cell.gpus, size_bytes, options["copy"])
+            measure(cell.gpus, gpus, options, result, reporter)
 
         ranks.on_rank_zero(work, reporter.beat)
     else:
         from benchmarks.p2p.cpu_workers import Workers
 
-        measure(cell.gpus, Workers(ranks, size_bytes), asked, result, reporter)
+        measure(cell.gpus, Workers(ranks, size_bytes), options, result, reporter)
     return result
 
 
 def measure(
-    ids: Sequence[int], links: Links, asked: dict[str, Any], result: Result, reporter: Reporter
+    ids: Sequence[int], links: Links, options: Options, result: Result, reporter: Reporter
 ) -> None:
-    """Measure every matrix: samples become lines, and what is known of the copies becomes checks of the result.
+    """Measure every matrix: samples become lines, what is known of the copies becomes checks.
 
     Raises:
         ValueError: a pair has no peer access and `p2p=required`; names the pairs.
     """
-    everyone = range(len(ids))
-    pairs = [(a, b) for a in everyone for b in everyone if a < b]
-    access = {
-        f"{min(ids[a], ids[b])}-{max(ids[a], ids[b])}": _both_ways(links, a, b) for a, b in pairs
-    }
-    if asked["p2p"] == "required" and (
-        without := [pair for pair, can in access.items() if not can]
-    ):
+    access: dict[str, bool] = {}
+    for a, b in itertools.combinations(range(len(ids)), 2):
+        pair = f"{min(ids[a], ids[b])}-{max(ids[a], ids[b])}"
+        access[pair] = links.can_access(a, b) and links.can_access(b, a)
+    without = [pair for pair, accessible in access.items() if not accessible]
+    if without and options["p2p"] == "required":
         raise ValueError(
             f"benchmark.p2p=required: no peer access between GPUs {', '.join(without)}; "
             "accepted there are both, enabled and disabled"
         )
-    devices = [
-        {"id": one, "name": None, "bus_id": None} | found
-        for one, found in zip(ids, links.devices, strict=True)
-    ]
-    sizes = {"bytes": int(asked["bytes"]), "latency_bytes": asked["latency_bytes"]}
+    devices = []
+    for gpu, device in zip(ids, links.devices, strict=True):
+        devices.append({"id": gpu, "name": None, "bus_id": None} | device)
+    sizes = {"bytes": int(options["bytes"]), "latency_bytes": options["latency_bytes"]}
     reporter.line(Kind.MEMBERS, devices=devices, access=access, words=links.words, **sizes)
-    matrices = list(_matrices(asked))
+    passes = _passes(options)
     reporter.phase("verify")
-    result.checks |= _verified(ids, links, matrices, reporter)
+    result.checks |= _verified(ids, links, passes, reporter)
     reporter.phase("timed")
-    for repeat in range(int(asked["repeats"])):
-        for matrix in matrices:
+    for repeat in range(int(options["repeats"])):
+        for kind, how in passes:
             opened = time.perf_counter()
-            found = _measured(matrix, len(ids), links, reporter)
-            window_ms = (
-                time.perf_counter() - opened
-            ) * 1e3  # of the matrices together: latencies are two
-            for name, values in found.items():
-                reporter.line(Kind.P2P, matrix=name, repeat=repeat, window_ms=window_ms, **values)
-    result.checks |= {"measured_late": links.late}
+            matrices = _matrices(kind, how, len(ids), links, reporter)
+            # Of the matrices together: latencies are two.
+            window_ms = (time.perf_counter() - opened) * 1e3
+            for name, fields in matrices.items():
+                reporter.line(Kind.P2P, matrix=name, repeat=repeat, window_ms=window_ms, **fields)
+    result.checks["measured_late"] = links.late
     if links.enqueued_by:
         result.checks["enqueued_by"] = links.enqueued_by
-    if asked["concurrent"] and len(ids) > 1:
+    if options["concurrent"] and len(ids) > 1:
         reporter.phase("concurrent")
-        concurrent.measure(ids, links, asked, reporter)
+        _concurrent(ids, links, options, reporter)
     links.close()
 
 
-def _both_ways(links: Links, a: int, b: int) -> bool:
-    return links.can_access(a, b) and links.can_access(b, a)
+def _passes(options: Options) -> list[tuple[str, CopyMethod]]:
+    """Return (kind, how) of each pass over all ordered pairs, in the tool's order.
 
-
-def _matrices(asked: dict[str, Any]) -> Iterator[MatrixKind]:
-    """Yield what to measure, in the tool's order. Reads (`--p2p_read`) follow the writes with peer access, one way only."""
-    states = {"enabled": (True,), "disabled": (False,)}.get(asked["p2p"], (False, True))
-    for kind in ("unidirectional", "bidirectional", "latency"):
-        small = kind == "latency"
-        size = int(asked["latency_bytes" if small else "bytes"])
-        iterations = int(asked["latency_iterations" if small else "iterations"])
+    Reads (`--p2p_read`) follow the writes with peer access, one way only.
+    """
+    states = {"enabled": (True,), "disabled": (False,)}.get(options["p2p"], (False, True))
+    passes = []
+    for kind in (*BANDWIDTHS, "latency"):
+        size, iterations = int(options["bytes"]), int(options["iterations"])
+        if kind == "latency":
+            size, iterations = int(options["latency_bytes"]), int(options["latency_iterations"])
         for enabled in states:
-            yield MatrixKind(kind, CopyMethod(enabled, size, iterations))
-            if enabled and asked["direction"] == "read" and kind != "bidirectional":
-                yield MatrixKind(kind, CopyMethod(enabled, size, iterations, read=True))
+            passes.append((kind, CopyMethod(enabled, size, iterations)))
+            if enabled and options["direction"] == "read" and kind != "bidirectional":
+                passes.append((kind, CopyMethod(enabled, size, iterations, read=True)))
+    return passes
+
+
+def _access(how: CopyMethod) -> str:
+    """Return the end of a matrix's name."""
+    state = "enabled" if how.enabled else "disabled"
+    return state + "_reads" * how.read
 
 
 def _verified(
-    ids: Sequence[int], links: Links, matrices: Sequence[MatrixKind], reporter: Reporter
+    ids: Sequence[int], links: Links, passes: Sequence[tuple[str, CopyMethod]], reporter: Reporter
 ) -> dict[str, Any]:
-    """Compare what arrives, once for every ordered pair and kind of copy. This also warms them up."""
-    wrong, count = {}, 0
-    for matrix in matrices:
-        if matrix.kind == "bidirectional":
+    """Compare what arrives, once for every ordered pair and kind of copy; it warms them up, too."""
+    wrong, compared = {}, 0
+    for kind, how in passes:
+        if kind == "bidirectional":
             continue  # the same copies
-        for a, source in enumerate(ids):
-            for b, target in enumerate(ids):
-                elements = links.wrong_elements(Copy(a, b), matrix.how)
-                count += 1
-                if elements:
-                    wrong[f"{source}->{target} {matrix.access}, {matrix.how.size_bytes} bytes"] = (
-                        elements
-                    )
-                reporter.beat()
-    return {"copies_compared": count, "copies_wrong": wrong}
-
-
-def _measured(
-    matrix: MatrixKind, count: int, links: Links, reporter: Reporter
-) -> dict[str, dict[str, Matrix]]:
-    """Measure every entry once. The row makes the copy.
-
-    Returns {name of a matrix: fields of its line}: `values` in GB/s, or µs where latency_…; of a bandwidth also the `ms` of all
-    iterations and the `counted_bytes`.
-    """
-    times: dict[str, Matrix] = {}
-    counted = [[_counted_bytes(matrix, a, b) for b in range(count)] for a in range(count)]
-    for a in range(count):
-        for b in range(count):
-            for name, value in _entry(matrix, a, b, links):
-                square = times.setdefault(
-                    f"{name}_{matrix.access}", [[math.nan] * count for _ in range(count)]
-                )
-                square[a][b] = value
+        for a, b in itertools.product(range(len(ids)), repeat=2):
+            elements = links.wrong_elements(Copy(a, b), how)
+            compared += 1
+            if elements:
+                copy = f"{ids[a]}->{ids[b]} {_access(how)}, {how.size_bytes} bytes"
+                wrong[copy] = elements
             reporter.beat()
-    if matrix.kind == "latency":
-        return {name: {"values": us} for name, us in times.items()}
-    return {
-        name: {"values": rates(counted, ms), "ms": ms, "counted_bytes": counted}
-        for name, ms in times.items()
-    }
+    return {"copies_compared": compared, "copies_wrong": wrong}
 
 
-def _entry(matrix: MatrixKind, a: int, b: int, links: Links) -> Iterator[tuple[str, float]]:
-    """Measure one entry: (name, µs of one copy) of a latency, (name, ms of all iterations) of a bandwidth."""
-    how = matrix.how
-    if matrix.kind == "latency":
-        latency = links.latency(_copies(matrix, a, b)[0], how)
-        if latency.gpu_us is not None:
-            yield "latency_gpu", latency.gpu_us
-        yield "latency_cpu", latency.cpu_us
-        return
-    yield matrix.kind, links.time(_copies(matrix, a, b), how).all_ms
+def _matrices(
+    kind: str, how: CopyMethod, count: int, links: Links, reporter: Reporter
+) -> dict[str, dict[str, Any]]:
+    """Measure every entry of one pass once. The row makes the copy.
+
+    Returns {name of a matrix: fields of its line}: `values` in GB/s, or µs of latencies; of a
+    bandwidth also the `ms` of all iterations and the `counted_bytes`.
+    """
+    matrices: dict[str, Matrix] = {}
+    counted_bytes: Matrix = [[0] * count for _ in range(count)]
+    for a, b in itertools.product(range(count), repeat=2):
+        copy = Copy(b, a) if how.read else Copy(a, b)
+        copies = [copy]
+        if kind == "bidirectional":
+            copies.append(Copy(b, a, backwards=a == b))
+        counted = len(copies) * how.size_bytes * how.iterations
+        # Within one member each byte is read and written.
+        counted_bytes[a][b] = counted * 2 if a == b else counted
+        entries: dict[str, float | None] = {}
+        if kind == "latency":
+            entries["latency_gpu"], entries["latency_cpu"] = links.latency(copy, how)
+        else:
+            _, entries[kind] = links.time(copies, how)
+        for name, value in entries.items():
+            if value is not None:
+                empty = [[math.nan] * count for _ in range(count)]
+                matrices.setdefault(f"{name}_{_access(how)}", empty)[a][b] = value
+        reporter.beat()
+    if kind == "latency":
+        return {name: {"values": us} for name, us in matrices.items()}
+    fields = {}
+    for name, ms in matrices.items():
+        values = rates(counted_bytes, ms)
+        fields[name] = {"values": values, "ms": ms, "counted_bytes": counted_bytes}
+    return fields
 
 
-def _copies(matrix: MatrixKind, a: int, b: int) -> list[Copy]:
-    """Return the copies that one entry times together."""
-    one = Copy(b, a) if matrix.how.read else Copy(a, b)
-    return [one, Copy(b, a, backwards=a == b)] if matrix.kind == "bidirectional" else [one]
+def _concurrent(ids: Sequence[int], links: Links, options: Options, reporter: Reporter) -> None:
+    """Alternate all copies of a pattern at once with each copy alone, and write every time.
 
-
-def _counted_bytes(matrix: MatrixKind, a: int, b: int) -> float:
-    """Return the bytes that an entry counts; within one member each is read and written."""
-    counted = len(_copies(matrix, a, b)) * matrix.how.size_bytes * matrix.how.iterations
-    return counted * 2 if a == b else counted
+    In a matching each pair, both ways, is alone.
+    """
+    size_bytes, iterations = int(options["bytes"]), int(options["iterations"])
+    enabled, read = options["p2p"] != "disabled", options["direction"] == "read"
+    for row in patterns(len(ids), size_bytes):
+        how = CopyMethod(enabled, row.size_bytes, iterations, read)
+        counted_bytes = row.size_bytes * iterations  # of one copy
+        is_matching = row.pattern == "matching"
+        width = 2 if is_matching else 1
+        facts: dict[str, Any] = {
+            "pattern": row.pattern,
+            "number": row.index,
+            "of": row.index if is_matching else ids[row.index],
+            "bytes": row.size_bytes,
+            "counted_bytes": counted_bytes,
+            "copies": [[ids[copy.source], ids[copy.target]] for copy in row.copies],
+        }
+        for repeat in range(int(options["repeats"])):
+            opened = time.perf_counter()
+            together_ms, total_ms = links.time(row.copies, how)
+            alone_ms: list[float] = []
+            for start in range(0, len(row.copies), width):
+                alone_ms += links.time(row.copies[start : start + width], how)[0]
+            window_ms = (time.perf_counter() - opened) * 1e3
+            reporter.beat()
+            reporter.line(
+                Kind.P2P,
+                repeat=repeat,
+                window_ms=window_ms,
+                **facts,
+                total_ms=total_ms,
+                together_ms=together_ms,
+                alone_ms=alone_ms,
+                total=gb_per_s(counted_bytes * len(together_ms), total_ms),
+                together=[gb_per_s(counted_bytes, ms) for ms in together_ms],
+                alone=[gb_per_s(counted_bytes, ms) for ms in alone_ms],
+            )

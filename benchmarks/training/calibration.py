@@ -1,12 +1,11 @@
-"""The phases of a calibration: the last of a training cell, because replicas drift apart in them.
+"""What a forecast needs: moments of a few steps, and one bucket's collective by itself.
 
-It observes when the moments of a step come, and how long one bucket's collective takes by itself.
+These are the last phases of a training cell, because replicas drift apart in them.
 """
 
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,7 +21,6 @@ from trainers.step import Training
 from trainers.strategy import SentBucket
 
 NONE, TIMELINE, ALL = "none", "timeline", "all"
-USUAL = TIMELINE  # what a cell has that does not say
 # What `timeline` may take, on CPU workers as a share of benchmark.max_seconds: a cell with longer
 # steps has none.
 USUAL_GPU_MS, USUAL_CPU_SHARE = 500.0, 0.025
@@ -51,54 +49,27 @@ MOMENTS = {
 START = "start"
 
 
-@dataclass(frozen=True)
 class Calibration:
-    """What every phase of one cell's calibration works with. All methods are collective."""
+    """The calibration of one cell. All methods are collective."""
 
-    training: Training
-    clock: Clock
-    ranks: Ranks
-    reporter: Reporter
-    step_ms: float  # equal on every rank
+    def __init__(
+        self, training: Training, clock: Clock, ranks: Ranks, reporter: Reporter, step_ms: float
+    ) -> None:
+        """`step_ms` is equal on every rank."""
+        self.training, self.clock, self.ranks = training, clock, ranks
+        self.reporter, self.step_ms = reporter, step_ms
 
     def run(self) -> None:
         """Measure what `benchmark.calibrate` asks for."""
         cell = self.training.cell
-        level = cell.benchmark.get("calibrate", USUAL)
+        level = cell.benchmark.get("calibrate", TIMELINE)
         if level == NONE:
             return
         self.reporter.phase("timeline")
         began = time.perf_counter()
-        buckets = self.training.strategy.buckets()
-        self.plan(buckets)
-        windows = 1 if cell.strategy["name"] == "none" else 2
-        budget_ms = self._timeline_budget_ms(level, windows)
-        if self.training.graphs:
-            self.unseen(windows)
-        elif windows * (1 + FEWEST_STEPS) * self.step_ms <= budget_ms:
-            self.timeline(buckets, windows, budget_ms)
-        if level == ALL and self.ranks.world_size > 1:
-            self.bucket_exchange(buckets, began)
-
-    def _timeline_budget_ms(self, level: str, windows: int) -> float:
-        """Return what a timeline may take."""
-        cell = self.training.cell
-        if level != ALL:
-            if cell.device == "cuda":
-                return USUAL_GPU_MS
-            return 1e3 * USUAL_CPU_SHARE * float(cell.benchmark["max_seconds"])
-        fewest_ms = windows * (1 + FEWEST_STEPS) * self.step_ms
-        most_ms = ALL_MS
-        if self.ranks.world_size > 1:
-            most_ms -= EXCHANGES_MS
-        if fewest_ms > most_ms:
-            return 0.0
-        return max(min(TIMELINE_MS, most_ms), fewest_ms)
-
-    def plan(self, buckets: Sequence[SentBucket] | None) -> None:
-        """Write what the exchange sends together."""
+        buckets = self.training.strategy.buckets() or ()
         rows = []
-        for bucket in buckets or ():
+        for bucket in buckets:
             row = {
                 "bytes": bucket.sent_bytes,
                 "dtype": bucket.dtype,
@@ -108,71 +79,78 @@ class Calibration:
             rows.append(row)
         unknown = {} if buckets else {"unknown": NO_BUCKETS}
         self.reporter.line(Kind.BUCKETS, rows=rows, **unknown)
+        self._timeline(buckets, level)
+        if level == ALL and self.ranks.world_size > 1:
+            self._bucket_exchange(buckets, began)
 
-    def timeline(
-        self, buckets: Sequence[SentBucket] | None, windows: int, budget_ms: float
-    ) -> None:
-        """Observe steps without exchange, and with it."""
+    def _timeline(self, buckets: Sequence[SentBucket], level: str) -> None:
+        """Observe steps without exchange, and with it; none where there is no time for them."""
+        cell = self.training.cell
+        budget_ms = USUAL_GPU_MS
+        if level == ALL:
+            most_ms = ALL_MS - EXCHANGES_MS * (self.ranks.world_size > 1)
+            budget_ms = min(TIMELINE_MS, most_ms)
+        elif cell.device == "cpu":
+            budget_ms = 1e3 * USUAL_CPU_SHARE * float(cell.benchmark["max_seconds"])
+        windows = 1 if cell.strategy["name"] == "none" else 2
+        names = [f"{moment}_ms" for moment in MOMENTS.values()] + ["ready_ms"]
+        if self.training.graphs:
+            for window in range(windows):
+                self._write_timeline(window == 1, 0, dict.fromkeys(names, REPLAYED), {})
+            return
+        fewest_ms = windows * (1 + FEWEST_STEPS) * self.step_ms
+        if level == ALL and fewest_ms <= most_ms:
+            budget_ms = max(budget_ms, fewest_ms)
+        if fewest_ms > budget_ms:
+            return
         began = time.perf_counter()
         observer = StepObserver(self.training, buckets)
-        compilation = Compilation(self.training.cell.compiled)
-        for number in range(windows):
-            exchange = number == 1
+        compilation = Compilation(cell.compiled)
+        for window in range(windows):
+            exchange = window == 1
             left_ms = budget_ms - self._elapsed_ms(began)
-            fitting = int(left_ms / (windows - number) / self.step_ms) - 1
+            fitting = int(left_ms / (windows - window) / self.step_ms) - 1
             steps = min(MOST_STEPS, max(FEWEST_STEPS, fitting))
             with nullcontext() if exchange else self.training.without_exchange():
                 moments = observer.observe(self.clock, steps, self.reporter.beat)
             unknown = {}
             if any(compilation.since().values()):
-                unknown = dict.fromkeys(moments, RECOMPILED)
-                moments = {name: [] for name in moments}
+                unknown, moments = dict.fromkeys(names, RECOMPILED), {}
             elif not buckets:
                 unknown = {"ready_ms": NO_BUCKETS}
             elif not all(moments["ready_ms"]):
                 unknown = {"ready_ms": NO_GRADIENT}
-            self.reporter.line(
-                Kind.TIMELINE, exchange=exchange, steps=steps, unknown=unknown, **moments
-            )
+            self._write_timeline(exchange, steps, unknown, moments)
 
-    def unseen(self, windows: int) -> None:
-        """Write that no moment of a step is known."""
-        names = [f"{moment}_ms" for moment in MOMENTS.values()]
-        names.append("ready_ms")
-        unknown = dict.fromkeys(names, REPLAYED)
-        moments: dict[str, list[float]] = {name: [] for name in names}
-        for number in range(windows):
-            self.reporter.line(
-                Kind.TIMELINE, exchange=number == 1, steps=0, unknown=unknown, **moments
-            )
+    def _write_timeline(
+        self, exchange: bool, steps: int, unknown: dict[str, str], moments: dict[str, Any]
+    ) -> None:
+        rest: dict[str, list[float]] = {name: [] for name in unknown if name not in moments}
+        self.reporter.line(
+            Kind.TIMELINE, exchange=exchange, steps=steps, unknown=unknown, **moments, **rest
+        )
 
-    def bucket_exchange(self, buckets: Sequence[SentBucket] | None, began: float) -> None:
+    def _bucket_exchange(self, buckets: Sequence[SentBucket], began: float) -> None:
         """Time collectives as they exchange one bucket.
 
         The last size, above all buckets, is left out where time is up: `began` is when the
         calibration did, by this rank's clock.
         """
         self.reporter.phase("bucket exchange")
-        strategy = self.training.strategy
-        sent = [(bucket.sent_bytes, bucket.dtype) for bucket in buckets or () if bucket.sent_bytes]
-        exchange = strategy.bucket_exchange(*max(sent)) if sent else None
+        sent = [(bucket.sent_bytes, bucket.dtype) for bucket in buckets if bucket.sent_bytes]
+        exchange = self.training.strategy.bucket_exchange(*max(sent)) if sent else None
         if exchange is None:
             self.reporter.line(Kind.BUCKET_EXCHANGE, operation=None, rows=[], unknown=NO_COLLECTIVE)
             return
         largest_bytes, dtype = max(sent)
         sizes = sorted({(size, dtype) for size in SMALLEST_BYTES} | set(sent))
         budget_ms = EXCHANGES_MS / (len(sizes) + 1)
-        rows = []
-        for size_bytes, size_dtype in sizes:
-            rows.append(self._time_collective(size_bytes, size_dtype, budget_ms))
-        calls = CALLS_BEFORE + FEWEST_CALLS
-        expected_ms = TIMES_THE_LARGEST * calls * self._median_ms(rows[-1])
+        rows = [self._time_collective(*size, budget_ms) for size in sizes]
+        median_ms = statistics.median(self.ranks.slowest(rows[-1]["ms"]))
+        expected_ms = TIMES_THE_LARGEST * (CALLS_BEFORE + FEWEST_CALLS) * median_ms
         if expected_ms <= ALL_MS - self._elapsed_ms(began):
             rows.append(self._time_collective(TIMES_THE_LARGEST * largest_bytes, dtype, budget_ms))
         self.reporter.line(Kind.BUCKET_EXCHANGE, operation=exchange.operation, rows=rows)
-
-    def _median_ms(self, row: dict[str, Any]) -> float:
-        return statistics.median(self.ranks.slowest(row["ms"]))
 
     def _time_collective(self, size_bytes: int, dtype: str, budget_ms: float) -> dict[str, Any]:
         """Return a row with the ms of calls that were enqueued while the device was held."""
@@ -205,22 +183,17 @@ class StepObserver:
     update.
     """
 
-    def __init__(self, training: Training, buckets: Sequence[SentBucket] | None) -> None:
-        """`buckets` are those whose gradients are awaited; None: there are none."""
+    def __init__(self, training: Training, buckets: Sequence[SentBucket]) -> None:
+        """`buckets` are those whose gradients are awaited."""
         self._training, self._on_gpu = training, training.device.type == "cuda"
         numbers = {id(parameter): number for number, parameter in enumerate(training.parameters)}
         self._members: list[set[int]] = []  # parameters of each bucket, by number
-        for bucket in buckets or ():
+        for bucket in buckets:
             self._members.append({numbers[id(parameter)] for parameter in bucket.parameters})
         self._steps: list[dict[str | int, Any]] = []  # moments, by name or number of a bucket
         self._hooks: list[RemovableHandle] = []
 
-    def observe(
-        self,
-        clock: Clock,
-        steps: int,
-        beat: Callable[[], None],
-    ) -> dict[str, Any]:
+    def observe(self, clock: Clock, steps: int, beat: Callable[[], None]) -> dict[str, Any]:
         """Step; return ms after each step's start: {forward_ms, backward_ms, exchange_ms, …}.
 
         They are lists by step; `ready_ms` is [bucket][step]. The lead-in shows which gradient of a
@@ -245,7 +218,11 @@ class StepObserver:
         finally:
             self._training.mark = usual
             self._remove_hooks()
-        return self._read(self._steps[1:])
+        moments: dict[str, Any] = {}
+        for moment in MOMENTS.values():
+            moments[f"{moment}_ms"] = self._ms(moment)
+        moments["ready_ms"] = [self._ms(bucket) for bucket in range(len(self._members))]
+        return moments
 
     def _hook_last_gradients(self, arrived: Sequence[int]) -> None:
         """Note a bucket when the gradient comes that was its last in the lead-in."""
@@ -281,16 +258,11 @@ class StepObserver:
         else:
             self._steps[-1][moment] = time.perf_counter()
 
-    def _read(self, steps: Sequence[dict[str | int, Any]]) -> dict[str, Any]:
-        """Return the moments of some steps in ms; the device has finished."""
-
-        def ms(moment: str | int) -> list[float]:
-            if not all(moment in step for step in steps):
-                return []
-            if self._on_gpu:
-                return [step[START].elapsed_time(step[moment]) for step in steps]
-            return [(step[moment] - step[START]) * 1e3 for step in steps]
-
-        moments: dict[str, Any] = {f"{moment}_ms": ms(moment) for moment in MOMENTS.values()}
-        moments["ready_ms"] = [ms(bucket) for bucket in range(len(self._members))]
-        return moments
+    def _ms(self, moment: str | int) -> list[float]:
+        """Return a moment of each step in ms, without the lead-in; the device has finished."""
+        steps = self._steps[1:]
+        if not all(moment in step for step in steps):
+            return []
+        if self._on_gpu:
+            return [step[START].elapsed_time(step[moment]) for step in steps]
+        return [(step[moment] - step[START]) * 1e3 for step in steps]

@@ -62,12 +62,12 @@ class ComparedElements:
 
     def __init__(self, training: Training) -> None:
         sizes = [parameter.numel() for parameter in training.parameters]
+        share = -(-sum(sizes) // MOST_ELEMENTS)
         # A prime shares no pattern with what is lost regularly.
-        share = _next_prime(-(-sum(sizes) // MOST_ELEMENTS))
+        while any(share % divisor == 0 for divisor in range(2, int(share**0.5) + 1)):
+            share += 1
         self.strides = [max(1, min(share, size // WHOLE_ELEMENTS)) for size in sizes]
-        counts = []
-        for size, stride in zip(sizes, self.strides, strict=True):
-            counts.append(-(-size // stride))
+        counts = [-(-size // stride) for size, stride in zip(sizes, self.strides, strict=True)]
         self.counts = torch.tensor(counts)  # (arrays,): elements of each
 
     def gradient(self, training: Training) -> Tensor:
@@ -91,8 +91,8 @@ class ComparedElements:
 
     def repeats(self, runs: Sequence[Tensor]) -> Tensor:
         """Return how much runs of one step differ in each array, (arrays,): the largest pair."""
-        differences = [self.by_array(first - second) for first, second in _pairs(runs)]
-        return torch.stack(differences).amax(0)
+        pairs = itertools.combinations(runs, 2)
+        return torch.stack([self.by_array(first - second) for first, second in pairs]).amax(0)
 
 
 def gradient(training: Training, batch: Batch, ranks: Ranks) -> dict[str, Any]:
@@ -106,28 +106,31 @@ def gradient(training: Training, batch: Batch, ranks: Ranks) -> dict[str, Any]:
     its own tolerance. Collective; leaves weights as they were.
     """
     elements = ComparedElements(training)
+
+    def seeded() -> Tensor:
+        torch.manual_seed(training.cell.seed)  # the same dropout masks each time
+        training.backward(batch)
+        return elements.gradient(training)
+
     with training.without_exchange():
-        runs = [_seeded_gradient(training, batch, elements) for _ in range(RUNS)]
+        runs = [seeded() for _ in range(RUNS)]
     with training.strategy.gradients_only():
-        exchanged = _seeded_gradient(training, batch, elements)
+        exchanged = seeded()
     training.optimizer.zero_grad(set_to_none=True)
     local, mean = runs[0], _mean(runs[0], ranks)
     wrong = exchanged - mean
-    repeat = torch.stack([(first - second).norm() for first, second in _pairs(runs)]).max()
+    pairs = itertools.combinations(runs, 2)
+    repeat = torch.stack([(first - second).norm() for first, second in pairs]).max()
     own_norms = torch.stack([wrong.norm(), (local - mean).norm(), local.norm(), repeat])
     norms = gathered(ranks, own_norms)
     own_arrays = [elements.by_array(wrong), elements.repeats(runs), elements.by_array(local)]
     arrays = gathered(ranks, torch.stack(own_arrays))
 
     mean_norm = mean.norm().item() or 1.0
-    largest = norms.amax(0).tolist()  # torch's maximum keeps NaN
-    error, _, size, repeat_share = (norm / mean_norm for norm in largest)
+    # torch's maximum keeps NaN.
+    error, _, size, repeat_share = (norm / mean_norm for norm in norms.amax(0).tolist())
     # Each of n sums rounds half a unit in the last place, and reserve, as a share of Σ|local|.
-    shares = []
-    for parameter in training.parameters:
-        digits = ranks.world_size * torch.finfo(parameter.dtype).eps
-        shares.append(max(training.strategy.rounding, digits))
-    rounding = torch.tensor(shares).double()
+    rounding = torch.clamp(ranks.world_size * _digits(training), min=training.strategy.rounding)
     step = training.strategy.smallest_step
     tolerance = MARGIN * repeat_share + rounding.max().item() * size
     tolerance += step * len(mean) ** 0.5 / mean_norm
@@ -141,6 +144,12 @@ def gradient(training: Training, batch: Batch, ranks: Ranks) -> dict[str, Any]:
         "gradient_tolerance": tolerance,
         "gradient_worst": worst | {"array": training.names[worst["array"]]},
     }
+
+
+def _digits(training: Training) -> Tensor:
+    """Return the precision of each array's dtype, (arrays,) in float64."""
+    eps = [torch.finfo(parameter.dtype).eps for parameter in training.parameters]
+    return torch.tensor(eps, dtype=torch.float64)
 
 
 def _mean(local: Tensor, ranks: Ranks) -> Tensor:
@@ -178,22 +187,6 @@ def gathered(ranks: Ranks, values: Tensor) -> Tensor:
     """Return the values of every rank, (ranks, *shape). Collective."""
     of_ranks = torch.tensor(ranks.gather(values.flatten().tolist()), dtype=torch.float64)
     return of_ranks.view(-1, *values.shape)
-
-
-def _seeded_gradient(training: Training, batch: Batch, elements: ComparedElements) -> Tensor:
-    torch.manual_seed(training.cell.seed)  # the same dropout masks each time
-    training.backward(batch)
-    return elements.gradient(training)
-
-
-def _pairs(runs: Sequence[Tensor]) -> Iterable[tuple[Tensor, Tensor]]:
-    return itertools.combinations(runs, 2)
-
-
-def _next_prime(number: int) -> int:
-    while any(number % divisor == 0 for divisor in range(2, int(number**0.5) + 1)):
-        number += 1
-    return number
 
 
 # What ran, to be compared with what was asked: batches, arithmetic, compiled parts, weights.
@@ -264,10 +257,10 @@ class Weights:
 
     def __init__(self, training: Training) -> None:
         self._training = training
-        own = training.cell.model.library == OWN
+        may_freeze = training.cell.model.library == OWN
         self._weights: dict[str, nn.Parameter] = {}
         for name, weight in training.network.named_parameters():
-            if weight.requires_grad or not own:
+            if weight.requires_grad or not may_freeze:
                 self._weights[name] = weight
         self._before = checksums(list(self._weights.values()))
 
@@ -277,20 +270,20 @@ class Weights:
         They are those of the rank with most. An array whose gradient is too small to change any of
         its elements, or that takes no part, need not move.
         """
-        after = checksums(list(self._weights.values()))
-        names = list(self._weights)
+        names, weights = list(self._weights), list(self._weights.values())
+        after = checksums(weights)
         still = []
         elements = 0
-        for number, weight in enumerate(self._weights.values()):
-            if after[number] == self._before[number] and self._must_move(weight):
-                still.append(number)
+        for index, weight in enumerate(weights):
+            if after[index] == self._before[index] and self._must_move(weight):
+                still.append(index)
                 elements += weight.numel()
-        share = elements / (sum(weight.numel() for weight in self._weights.values()) or 1)
+        share = elements / (sum(weight.numel() for weight in weights) or 1)
         first = still[0] if still else 0
-        count, share, first_number = max(ranks.gather([len(still), share, first]))
+        count, share, first_still = max(ranks.gather([len(still), share, first]))
         facts: dict[str, Any] = {"weights_still": int(count), "weights_still_share": share}
         if count:
-            facts["weights_still_first"] = names[int(first_number)]
+            facts["weights_still_first"] = names[int(first_still)]
         return facts
 
     def _must_move(self, weight: nn.Parameter) -> bool:
@@ -328,17 +321,18 @@ def checksums(tensors: Sequence[Tensor]) -> list[bytes]:
     most_words = min(PIECE, max(tensor.nbytes for tensor in tensors))
     multipliers = _multipliers(most_words, tensors[0].device)
     sums: list[Tensor] = []
-    pieces = []  # of each tensor
+    ends = []  # of each tensor's sums
     for tensor in tensors:
-        before = len(sums)
-        for piece in _words(tensor).split(PIECE):
+        flat = tensor.detach().flatten().contiguous()
+        for piece in flat.view(WORDS.get(flat.element_size(), torch.int32)).split(PIECE):
             sums.append((piece.to(torch.int64) * multipliers[: len(piece)]).sum())
-        pieces.append(len(sums) - before)
-    values = iter(torch.stack(sums).tolist())  # waits for the device once
+        ends.append(len(sums))
+    values = torch.stack(sums).tolist()  # waits for the device once
     digests = []
-    for count in pieces:
-        own = itertools.islice(values, count)
-        digests.append(_digest(value.to_bytes(8, "big", signed=True) for value in own))
+    for start, end in itertools.pairwise([0, *ends]):
+        digests.append(
+            _digest(value.to_bytes(8, "big", signed=True) for value in values[start:end])
+        )
     return digests
 
 
@@ -349,12 +343,6 @@ def checksum(tensors: Sequence[Tensor]) -> bytes:
 
 def _digest(parts: Iterable[bytes]) -> bytes:
     return hashlib.sha256(b"".join(parts)).digest()[:8]
-
-
-def _words(tensor: Tensor) -> Tensor:
-    """Return the bits of a tensor as words (words,), in the order of its indices."""
-    flat = tensor.detach().flatten().contiguous()
-    return flat.view(WORDS.get(flat.element_size(), torch.int32))
 
 
 def _multipliers(count: int, device: torch.device) -> Tensor:
@@ -433,8 +421,8 @@ def replay_differences(training: Training, drawn: Sequence[Batch], ranks: Ranks)
     snapshot = Snapshot.take(training, ranks, whole=True)
     if snapshot is None or training.graphs is None:
         return {}
-    elements = ComparedElements(training)
     worst: dict[str, Any] = {}
+    worst_share = -1.0
     for exchanges in (True, False):
         if not exchanges and not training.strategy.in_lockstep:
             continue
@@ -446,10 +434,14 @@ def replay_differences(training: Training, drawn: Sequence[Batch], ranks: Ranks)
                 if not training.graphs.holds(candidate):
                     batch = candidate
                     break
-            for name, facts in _compare(training, snapshot, elements, batch, ranks).items():
-                row = {"what": name, "exchange": exchanges, **facts}
-                if not worst or _share(row) > _share(worst):
-                    worst = row
+            for name, facts in _compare(training, snapshot, batch, ranks).items():
+                error, tolerance = facts["error"], facts["tolerance"]
+                share = 0.0
+                if error:  # infinite where nothing is allowed, or it is no number
+                    share = error / tolerance if tolerance and error == error else float("inf")
+                if share > worst_share:
+                    worst_share = share
+                    worst = {"what": name, "exchange": exchanges, **facts}
     return {"replay": worst}
 
 
@@ -458,13 +450,14 @@ def replay_counts(training: Training, ranks: Ranks) -> dict[str, Any]:
     if training.graphs is None:
         return {}
     of_ranks = ranks.gather([training.graphs.asked, training.graphs.done])
-    return {"replays": [[int(asked), int(done)] for asked, done in of_ranks]}
+    return {"replays": [[int(value) for value in values] for values in of_ranks]}
 
 
 def _compare(
-    training: Training, snapshot: Snapshot, elements: ComparedElements, batch: Batch, ranks: Ranks
+    training: Training, snapshot: Snapshot, batch: Batch, ranks: Ranks
 ) -> dict[str, dict[str, Any]]:
     """Return the worst array of everything that is compared, by its name. Collective."""
+    elements = ComparedElements(training)
 
     def changes(step: Callable[[Batch], object]) -> Tensor:
         with snapshot.restored():
@@ -476,16 +469,12 @@ def _compare(
 
     runs = [changes(training.uncaptured_step) for _ in range(RUNS)]
     difference = changes(training.step) - runs[0]
-    digits = [torch.finfo(parameter.dtype).eps for parameter in training.parameters]
-    rounding = torch.tensor(digits, dtype=torch.float64)
+    rounding = _digits(training)
     weights = gathered(ranks, elements.by_array(elements.values(training.parameters))).amax(0)
     facts = {}
     for row, name in enumerate(COMPARED):
-        own = [
-            elements.by_array(difference[row]),
-            elements.repeats([run[row] for run in runs]),
-            elements.by_array(runs[0][row]),
-        ]
+        repeats = elements.repeats([run[row] for run in runs])
+        own = [elements.by_array(difference[row]), repeats, elements.by_array(runs[0][row])]
         wrong, repeats, sizes = gathered(ranks, torch.stack(own)).amax(0)  # the largest rank
         smallest = torch.zeros_like(weights)
         if name == "weights":
@@ -493,13 +482,3 @@ def _compare(
         worst = worst_array(wrong, repeats, sizes, ranks.world_size * rounding, smallest)
         facts[name] = worst | {"array": training.names[worst["array"]]}
     return facts
-
-
-def _share(row: dict[str, Any]) -> float:
-    """Return the error as a share of what is allowed; more than any number where it is none."""
-    error, tolerance = row["error"], row["tolerance"]
-    if error == 0:
-        return 0.0
-    if not tolerance or error != error:
-        return float("inf")
-    return float(error / tolerance)

@@ -1,14 +1,13 @@
-"""The numbers of the benchmarks that train or exchange, from the raw lines of the ranks.
+"""The numbers of `benchmark=throughput` and `exchange` from the raw lines of the ranks.
 
-METHOD.md defines them: `benchmark=throughput` and `exchange`. Without torch.
+METHOD.md defines them. Without torch.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.derived import Derived, Line, RankLines, WithinRun, of_kind, slowest, together
+from benchmarks.derived import Derived, Line, RankLines, of_kind, slowest, together
 from benchmarks.record import Kind
 from benchmarks.timing import statistics
 from benchmarks.training import derive_calibration, request
@@ -23,51 +22,44 @@ Metrics = dict[str, float]
 Windows = list[list[float]]  # ms of each iteration, by window
 
 
-# benchmark=throughput
-
-
 def throughput(lines: RankLines, cell: Cell) -> Derived:
     """Return every derived value of `benchmark=throughput`."""
     windows = timed(lines)
-    metrics = warm_up(lines) | windows.metrics | busy(lines, windows.metrics["step/ms_median"])
+    warm, warm_checks = _warm_up(lines, cell)
+    metrics = warm | windows.metrics | busy(lines, windows.metrics["step/ms_median"])
     within_run = windows.within_run
-    stable = stability(lines, cell, slowest_ms(together(lines, Kind.BLOCK, purpose="timed")))
-    checks = windows.checks | stable.checks | warm_up_checks(lines, cell)
+    stability_checks, tables = _stability(lines, cell)
+    checks = windows.checks | stability_checks | warm_checks
     if cell.device != "cuda":
-        checks |= between_steps(lines)
+        checks |= _between_steps(lines)
     exchanged = exchange_alone(lines)
     if exchanged is not None:
         metrics |= exchanged.metrics
         within_run |= exchanged.within_run
-        checks["reference"] = exchanged.reference
+        checks |= exchanged.checks
     for cost in (data_cost(lines), strategy_cost(lines)):
         metrics |= cost.metrics
         within_run |= cost.within_run
-    tables = stable.tables | derive_calibration.tables(lines, cell)
+    tables |= derive_calibration.tables(lines, cell)
     return Derived(metrics, windows.series, tables=tables, checks=checks, within_run=within_run)
 
 
-def warm_up(lines: RankLines) -> Metrics:
-    """Return the time of the first step, which compiles and connects, and the iterations."""
-    (first,) = together(lines, Kind.BLOCK, purpose="first")
-    iterations = len(slowest_ms(together(lines, Kind.BLOCK, purpose="warm-up")))
-    first_ms = max(block["lead_in_ms"] for block in first)
-    return {"step/first_ms": first_ms, "warmup/iterations": iterations}
-
-
-def warm_up_checks(lines: RankLines, cell: Cell) -> dict[str, Any]:
-    """Return whether the step time had stopped falling when the warm-up ended."""
+def _warm_up(lines: RankLines, cell: Cell) -> tuple[Metrics, dict[str, Any]]:
+    """Return the time of the first step, the iterations, and whether the step time was flat."""
+    first = together(lines, Kind.BLOCK, purpose="first")[0]
     windows = together(lines, Kind.BLOCK, purpose="warm-up")
+    ms = slowest_ms(windows)
     requested_ms = 1e3 * float(cell.benchmark.get("warmup_min_seconds", 0.0))
-    least_ms = []
+    least_ms = [requested_ms] if not windows else []
     for window in windows:
         least_ms += [float(block.get("least_ms", requested_ms)) for block in window]
-    flat = warmed_up(slowest_ms(windows), cell, min(least_ms, default=requested_ms))
-    return {"warmup_flat": flat}
+    first_ms = max(block["lead_in_ms"] for block in first)
+    flat = warmed_up(ms, cell, min(least_ms))
+    return {"step/first_ms": first_ms, "warmup/iterations": len(ms)}, {"warmup_flat": flat}
 
 
 def warmed_up(ms: Sequence[float], cell: Cell, least_ms: float) -> bool:
-    """Return whether a warm-up that took these ms, and should take `least_ms` at least, has ended.
+    """Return whether a warm-up that took these ms, and should take `least_ms`, has ended.
 
     A rank ends it by this.
     """
@@ -85,9 +77,8 @@ def timed(lines: RankLines) -> Derived:
     disagreement = 0.0
     launch_ms, rates, medians = [], [], []
     for window in windows:
-        window_ms = slowest_ms([window])
-        by_window.append(window_ms)
-        ms += window_ms
+        by_window.append(slowest_ms([window]))
+        ms += by_window[-1]
         window_images, lasted_ms = 0, 0.0
         for rank, block in enumerate(window):
             own_ms = math.fsum(block["ms"])
@@ -100,7 +91,7 @@ def timed(lines: RankLines) -> Derived:
         launch_ms.append(max(block["launch_ms"] for block in window))
         images += window_images
         rates.append([len(ms), window_images / (lasted_ms / 1e3)])
-        medians.append([len(ms), statistics.median(window_ms)])
+        medians.append([len(ms), statistics.median(by_window[-1])])
     seconds = max(totals_ms) / 1e3
     rate = images / seconds
     metrics: Metrics = {
@@ -117,8 +108,8 @@ def timed(lines: RankLines) -> Derived:
     if tokens:
         metrics["throughput/tokens_per_second"] = tokens / seconds
         metrics["throughput/tokens"] = tokens
-    low_ms, high_ms = statistics.mean_interval(by_window)
     mean_ms = math.fsum(ms) / len(ms)
+    low_ms, high_ms = statistics.mean_interval(by_window)
     facts = _interval_facts(by_window)
     rate_interval = _interval(rate * mean_ms / high_ms, rate * mean_ms / low_ms)
     within_run = {
@@ -134,7 +125,7 @@ def timed(lines: RankLines) -> Derived:
     return Derived(metrics, series, checks=checks, within_run=within_run)
 
 
-def between_steps(lines: RankLines) -> Metrics:
+def _between_steps(lines: RankLines) -> Metrics:
     """Return the time of a CPU worker between its steps, as a share of the window and in ms a step.
 
     Of the rank with most, in the timed window with least: what is there in every window, and not a
@@ -166,6 +157,14 @@ def busy(lines: RankLines, step_ms: float) -> Metrics:
     if busy_ms <= MOST_BUSY * step_ms:
         metrics["gpu/idle_share"] = max(0.0, 1 - busy_ms / step_ms)
     return metrics
+
+
+def slowest_ms(windows: Sequence[Sequence[Line]]) -> list[float]:
+    """Return the time of each iteration of some windows: that of its slowest rank."""
+    ms: list[float] = []
+    for window in windows:
+        ms += slowest(block["ms"] for block in window)
+    return ms
 
 
 def _interval(low: float, high: float) -> dict[str, float]:
@@ -211,14 +210,6 @@ def data_cost(lines: RankLines) -> Derived:
     return Derived(cost.metrics | metrics, within_run=cost.within_run)
 
 
-def slowest_ms(windows: Sequence[Sequence[Line]]) -> list[float]:
-    """Return the time of each iteration of some windows: that of its slowest rank."""
-    ms: list[float] = []
-    for window in windows:
-        ms += slowest(block["ms"] for block in window)
-    return ms
-
-
 def abba(
     first: Sequence[Sequence[float]], second: Sequence[Sequence[float]]
 ) -> tuple[float, list[float]]:
@@ -231,9 +222,8 @@ def abba(
         halves.append(statistics.median(with_it) - statistics.median(without_it))
     blocks = halves
     if len(halves) >= 2 * FEWEST_ROUNDS:
-        blocks = []
-        for left, right in zip(halves[::2], halves[1::2], strict=True):
-            blocks.append((left + right) / 2)
+        rounds = zip(halves[::2], halves[1::2], strict=True)
+        blocks = [(left + right) / 2 for left, right in rounds]
     return _median_of(first) - _median_of(second), blocks
 
 
@@ -257,122 +247,96 @@ def _median_of(windows: Sequence[Sequence[float]]) -> float:
 # Whether the step stayed the same; analysis.validity.limits judges it.
 
 
-def stability(lines: RankLines, cell: Cell, ms: Sequence[float]) -> Derived:
-    """Return facts about a cell whose timed steps took `ms` on their slowest rank.
+def _stability(lines: RankLines, cell: Cell) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return (checks, tables): did the step stay the same, and what does it cost each rank alone?
 
-    Did the step stay the same, do samples fill their windows, and what does a step cost each rank
-    alone?
+    Also whether samples fill their windows.
     """
-    checks: dict[str, Any] = {
-        "stationarity": statistics.stationarity(ms),
-        "pauses": statistics.pauses(ms),
-        "unaccounted_share": unaccounted_share(lines),
-    }
-    own = own_ms(lines, cell)
-    if not own:
-        return Derived(checks=checks)
-    table = [_median_of(windows) for windows in own]
-    checks["slowest_rank"] = slowest_rank(own, table)
-    return Derived(tables={OWN_MS: table}, checks=checks)
-
-
-def unaccounted_share(lines: RankLines) -> float:
-    """Return the largest share of a window that its samples leave out, or count too much."""
-    shares = []
+    unaccounted = []  # shares of a window that its samples leave out, or count too much
     for own in lines.values():
         for block in of_kind(own, Kind.BLOCK):
             samples_ms = math.fsum([block["lead_in_ms"], *block["ms"]])
-            shares.append(abs(samples_ms / float(block["device_ms"]) - 1))
-    return max(shares)
-
-
-def own_ms(lines: RankLines, cell: Cell) -> list[Windows]:
-    """Return ms of steps that wait for no other rank, as [rank][window][step].
-
-    These are the steps without exchange of A B B A; every step of `strategy=none` is one. Empty
-    where none were timed.
-    """
-    if cell.world_size == 1:
-        return []
+            unaccounted.append(abs(samples_ms / float(block["device_ms"]) - 1))
+    ms = slowest_ms(together(lines, Kind.BLOCK, purpose="timed"))
+    checks: dict[str, Any] = {
+        "stationarity": statistics.stationarity(ms),
+        "pauses": statistics.pauses(ms),
+        "unaccounted_share": max(unaccounted),
+    }
+    # Steps that wait for no other rank: those without exchange; every step of strategy=none.
     purpose = "timed" if cell.strategy["name"] == "none" else "without exchange"
-    own: list[Windows] = [[] for _ in range(cell.world_size)]
     windows = together(lines, Kind.BLOCK, purpose=purpose)
-    for window in windows:
-        for rank, block in enumerate(window):
-            own[rank].append(block["ms"])
-    return own if windows else []
-
-
-def slowest_rank(
-    own: Sequence[Sequence[Sequence[float]]], medians: Sequence[float]
-) -> dict[str, float]:
-    """Return which rank is slowest alone, and by what share of the median of the others.
-
-    Its noise is the half-width of the 95 % interval from window to window; nan for a single window.
-    """
-    rank = medians.index(max(medians))
+    if cell.world_size == 1 or not windows:
+        return checks, {}
+    by_rank = []
+    for rank in range(cell.world_size):
+        by_rank.append(_median_of([window[rank]["ms"] for window in windows]))
+    # Which rank is slowest alone, and by what share of the median of the others. Its noise is the
+    # half-width of the 95 % interval from window to window; nan for a single window.
+    slowest_rank = by_rank.index(max(by_rank))
     shares = []
-    for window in zip(*own, strict=True):
-        shares.append(_excess([statistics.median(ms) for ms in window], rank))
-    share = _excess(medians, rank)
+    for window in windows:
+        shares.append(_excess([statistics.median(block["ms"]) for block in window], slowest_rank))
+    share = _excess(by_rank, slowest_rank)
     low, high = statistics.difference_interval(share, shares)
-    return {"rank": rank, "share": share, "noise": (high - low) / 2}
+    checks["slowest_rank"] = {"rank": slowest_rank, "share": share, "noise": (high - low) / 2}
+    return checks, {OWN_MS: by_rank}
 
 
 def _excess(values: Sequence[float], rank: int) -> float:
-    others = [*values[:rank], *values[rank + 1 :]]
-    return values[rank] / statistics.median(others) - 1
+    """Return by what share of the median of the others the value of a rank exceeds it."""
+    return values[rank] / statistics.median([*values[:rank], *values[rank + 1 :]]) - 1
 
 
 # The exchange alone: a phase of benchmark=throughput, and benchmark=exchange.
 
 
-@dataclass(frozen=True)
-class Exchanged:
-    """The exchange alone."""
-
-    metrics: Metrics
-    within_run: WithinRun
-    ms: list[float]  # of each iteration
-    reference: str  # the slowest of its references; empty: none was measured
+def exchange(lines: RankLines, cell: Cell) -> Derived:
+    """Return every derived value of `benchmark=exchange`."""
+    exchanged = exchange_alone(lines)
+    assert exchanged is not None  # the benchmark refuses a strategy that exchanges nothing
+    return exchanged
 
 
-def exchange_alone(lines: RankLines) -> Exchanged | None:
-    """Return the exchange alone and its references; None where none was measured."""
+def exchange_alone(lines: RankLines) -> Derived | None:
+    """Return the exchange alone and its references; None where none was measured.
+
+    `checks` has the slowest of its references; empty: none was measured.
+    """
     facts = of_kind(lines[0], Kind.EXCHANGE)
     if not facts:
         return None
-    synchronous = facts[0]["synchronous"]
-    (blocks,) = together(lines, Kind.BLOCK, purpose="exchange")
-    ms = exchange_ms(blocks, synchronous)
+    synchronous, moved = facts[0]["synchronous"], facts[0]["bytes_moved"]
+    ms = _exchange_ms(together(lines, Kind.BLOCK, purpose="exchange")[0], synchronous)
     median_ms = statistics.median(ms)
-    interval = _interval(*statistics.median_interval([ms])) | _interval_facts([ms])
     metrics: Metrics = {
         "comm/exchange_ms": median_ms,
         "comm/algbw_gb_per_s": facts[0]["gradient_bytes"] / median_ms / 1e6,
     }
     pipelined = together(lines, Kind.BLOCK, purpose="pipelined")
     if pipelined:
-        metrics["comm/pipelined_ms"] = statistics.median(exchange_ms(pipelined[0], synchronous))
-    moved = facts[0]["bytes_moved"]
+        metrics["comm/pipelined_ms"] = statistics.median(_exchange_ms(pipelined[0], synchronous))
     if not math.isnan(moved):  # a strategy that cannot say what it moves has no busbw
         metrics["comm/busbw_gb_per_s"] = moved / median_ms / 1e6
         metrics["comm/bytes_moved"] = moved
     reference_metrics, reference = references(lines, metrics, synchronous)
-    within_run = {"comm/exchange_ms": interval}
-    return Exchanged(metrics | reference_metrics, within_run, ms, reference)
+    interval = _interval(*statistics.median_interval([ms])) | _interval_facts([ms])
+    return Derived(
+        metrics | reference_metrics,
+        {"comm/exchange_ms": [[iteration, value] for iteration, value in enumerate(ms, 1)]},
+        checks={"reference": reference},
+        within_run={"comm/exchange_ms": interval},
+    )
 
 
-def exchange_ms(blocks: Sequence[Line], synchronous: bool) -> list[float]:
+def _exchange_ms(blocks: Sequence[Line], synchronous: bool) -> list[float]:
     """Return the time of each iteration of one window: that of its slowest rank.
 
     Iterations of asynchronous ranks are not the same exchange: there it is the rank that took
     longest for all.
     """
     by_rank: list[list[float]] = [block["ms"] for block in blocks]
-    if synchronous:
-        return slowest(by_rank)
-    return max(by_rank, key=sum)
+    return slowest(by_rank) if synchronous else max(by_rank, key=sum)
 
 
 def references(lines: RankLines, measured: Metrics, synchronous: bool) -> tuple[Metrics, str]:
@@ -383,31 +347,20 @@ def references(lines: RankLines, measured: Metrics, synchronous: bool) -> tuple[
     (`comm/ideal_ratio`).
     """
     metrics: Metrics = {}
-    reference_ms: Metrics = {}
     for blocks in together(lines, Kind.BLOCK, has="probe"):
         probe = blocks[0]["probe"]
         is_reference = probe.get("reference", probe.get("limit"))  # a limit in lines of schema 3
         prefix = "reference" if is_reference else "stage"
         name = f"{prefix}/{probe['name']}_ms"
-        ms = statistics.median(exchange_ms(blocks, synchronous)) * probe["share"]
+        ms = statistics.median(_exchange_ms(blocks, synchronous)) * probe["share"]
         metrics[name] = min(ms, metrics.get(name, ms))  # the fastest way tells what is possible
-        if prefix == "reference":
-            reference_ms[name] = metrics[name]
-    if not reference_ms:
+    names = [name for name in metrics if name.startswith("reference/")]
+    if not names:
         return metrics, ""
-    ideal_ms = max(reference_ms.values())
-    binding = next(name for name, ms in reference_ms.items() if ms == ideal_ms)
+    binding = max(names, key=lambda name: metrics[name])
+    ideal_ms = metrics[binding]
     metrics["comm/ideal_ms"] = ideal_ms
     metrics["comm/ideal_ratio"] = ideal_ms / measured["comm/exchange_ms"]
     if "comm/pipelined_ms" in measured:
         metrics["comm/pipelined_ratio"] = ideal_ms / measured["comm/pipelined_ms"]
     return metrics, binding.removeprefix("reference/").removesuffix("_ms")
-
-
-def exchange(lines: RankLines, cell: Cell) -> Derived:
-    """Return every derived value of `benchmark=exchange`."""
-    exchanged = exchange_alone(lines)
-    assert exchanged is not None  # the benchmark refuses a strategy that exchanges nothing
-    series = {"comm/exchange_ms": [[number + 1, ms] for number, ms in enumerate(exchanged.ms)]}
-    checks = {"reference": exchanged.reference}
-    return Derived(exchanged.metrics, series, checks=checks, within_run=exchanged.within_run)

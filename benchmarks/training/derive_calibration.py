@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.derived import Line, RankLines, of_kind, slowest, together
+from benchmarks.derived import RankLines, of_kind, slowest, together
 from benchmarks.record import Kind
 from benchmarks.timing import statistics
 from conf.cell import Cell
@@ -15,7 +15,6 @@ PROBABILITIES = (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
 MOST_LAGS = 10
 STAGES = ("forward", "backward", "exchange", "update")
 Table = dict[str, Any]
-Array = np.ndarray[Any, Any]
 
 
 def tables(lines: RankLines, cell: Cell) -> dict[str, Table]:
@@ -31,8 +30,10 @@ def tables(lines: RankLines, cell: Cell) -> dict[str, Table]:
 
 def table_of(lines: RankLines, kind: str) -> Table:
     """Return the line of one kind of rank 0 as a table; empty where there is none."""
-    line = next(iter(of_kind(lines[0], kind)), {})
-    return {name: value for name, value in line.items() if name not in ("kind", "time")}
+    table: Table = {}
+    for line in of_kind(lines[0], kind)[:1]:
+        table = {name: value for name, value in line.items() if name not in ("kind", "time")}
+    return table
 
 
 def timeline(lines: RankLines) -> Table:
@@ -60,7 +61,7 @@ def bucket_exchange(lines: RankLines) -> Table:
     if not table:
         return {}
     rows = []
-    rows_by_rank = [line["rows"] for line in _line_of_each_rank(lines, Kind.BUCKET_EXCHANGE)]
+    rows_by_rank = [line["rows"] for line in together(lines, Kind.BUCKET_EXCHANGE)[0]]
     for of_ranks in zip(*rows_by_rank, strict=True):
         ms = slowest(row["ms"] for row in of_ranks)
         median_ms, spread_ms = _median_and_spread(ms)
@@ -70,21 +71,39 @@ def bucket_exchange(lines: RankLines) -> Table:
 
 
 def residuals(lines: RankLines, cell: Cell) -> Table:
-    """Return how the steps of each rank scatter where they wait for nobody."""
-    alone = cell.world_size == 1
-    purpose = "timed" if alone or cell.strategy["name"] == "none" else "without exchange"
+    """Return how the steps of each rank scatter where they wait for nobody.
+
+    `acf` is the autocorrelation at lags 1, 2, …, of pairs inside one window; the last lag is half
+    of the longest window at most.
+    """
+    purpose = "without exchange"
+    if cell.world_size == 1 or cell.strategy["name"] == "none":
+        purpose = "timed"
     rows = []
     windows_by_rank = zip(*together(lines, Kind.BLOCK, purpose=purpose), strict=True)
     for rank, blocks in enumerate(windows_by_rank):
-        rows.append({"rank": rank} | _scatter([block["ms"] for block in blocks]))
+        windows = [np.asarray(block["ms"], dtype=float) for block in blocks]
+        ms = np.concatenate(windows)
+        mean = math.fsum(ms) / len(ms)
+        variance = math.fsum((ms - mean) ** 2) / len(ms)
+        lags = min(MOST_LAGS, max(map(len, windows)) // 2)
+        acf = [0.0] * lags
+        for lag in range(1, lags + 1) if variance else ():
+            pairs = [(window[:-lag] - mean) * (window[lag:] - mean) for window in windows]
+            products = np.concatenate(pairs)
+            acf[lag - 1] = math.fsum(products) / len(products) / variance
+        row = {
+            "rank": rank,
+            "n": len(ms),
+            "mean_ms": mean,
+            "sd_ms": variance**0.5,
+            "quantiles_ms": np.quantile(ms, PROBABILITIES).tolist(),
+            "acf": acf,
+        }
+        rows.append(row)
     if not rows:
         return {}
     return {"purpose": purpose, "probabilities": list(PROBABILITIES), "rows": rows}
-
-
-def _line_of_each_rank(lines: RankLines, kind: str) -> list[Line]:
-    """Return the line of one kind that every rank wrote. Raises IncompleteLines."""
-    return next(iter(together(lines, kind)), [])
 
 
 def _median_and_spread(ms: Sequence[float]) -> tuple[float | None, float | None]:
@@ -92,33 +111,3 @@ def _median_and_spread(ms: Sequence[float]) -> tuple[float | None, float | None]
         return None, None
     low, high = np.quantile(ms, [0.25, 0.75])
     return statistics.median(ms), float(high - low)
-
-
-def _scatter(windows: Sequence[Sequence[float]]) -> Table:
-    """Return how the steps of one rank scatter around their mean, and how neighbours correlate."""
-    arrays = [np.asarray(window, dtype=float) for window in windows]
-    ms = np.concatenate(arrays)
-    mean = math.fsum(ms) / len(ms)
-    variance = math.fsum((ms - mean) ** 2) / len(ms)
-    return {
-        "n": len(ms),
-        "mean_ms": mean,
-        "sd_ms": variance**0.5,
-        "quantiles_ms": np.quantile(ms, PROBABILITIES).tolist(),
-        "acf": _autocorrelation([array - mean for array in arrays], variance),
-    }
-
-
-def _autocorrelation(windows: Sequence[Array], variance: float) -> list[float]:
-    """Return the autocorrelation at lags 1, 2, …, of pairs inside one window.
-
-    The last lag is half of the longest window at most.
-    """
-    lags = min(MOST_LAGS, max(map(len, windows)) // 2)
-    if not variance:
-        return [0.0] * lags
-    correlations = []
-    for lag in range(1, lags + 1):
-        products = np.concatenate([window[:-lag] * window[lag:] for window in windows])
-        correlations.append(math.fsum(products) / len(products) / variance)
-    return correlations

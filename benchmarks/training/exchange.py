@@ -26,16 +26,23 @@ PATTERNS = 7  # arrays that follow one another are exchanged with different valu
 TOLERANCE = 1e-4
 
 
-def timed(
+def measure(
     strategy: Strategy,
     exchange: ExchangeAlone,
-    gradient_bytes: float,
+    parameters: Sequence[nn.Parameter],
+    used: Sequence[bool],
     iterations: int,
+    limit_iterations: int,
     clock: Clock,
     ranks: Ranks,
     reporter: Reporter,
-) -> None:
-    """Time the exchange alone. Inside `gradients_only`; collective."""
+) -> dict[str, float]:
+    """Time the exchange alone, and its references. Returns facts. In `gradients_only`; collective.
+
+    Exchanges that do not wait for the ones before are timed where the strategy can: an answer is
+    still under way at the end.
+    """
+    gradient_bytes = models.sizes(parameters)["gradient_bytes"]
     reporter.phase("exchange")
     for _ in range(WARM_UP):
         exchange()
@@ -47,19 +54,15 @@ def timed(
         bytes_moved=strategy.bytes_moved(gradient_bytes, ranks.world_size),
     )
     reporter.block("exchange", block, 0)
+    facts = _check_returned(strategy, exchange, parameters, used, ranks)
+    pipelined = exchange.pipelined()
+    if pipelined:
+        reporter.block("pipelined", clock.block(pipelined, iterations, reporter.beat), 0)
+    references(strategy, limit_iterations, clock, reporter)
+    return facts
 
 
-def pipelined(exchange: ExchangeAlone, iterations: int, clock: Clock, reporter: Reporter) -> None:
-    """Time exchanges that do not wait for the ones before, where the strategy can.
-
-    An answer is still under way at the end.
-    """
-    iterate = exchange.pipelined()
-    if iterate:
-        reporter.block("pipelined", clock.block(iterate, iterations, reporter.beat), 0)
-
-
-def check_returned(
+def _check_returned(
     strategy: Strategy,
     exchange: ExchangeAlone,
     parameters: Sequence[nn.Parameter],
@@ -92,10 +95,13 @@ def check_returned(
             mean = sum(value(rank, number) for rank in averaged) / len(averaged)
             errors.append((array - mean).abs().max().double() / mean)
     own_error = torch.stack(errors).max().item()
-    digits = max(torch.finfo(parameter.dtype).eps for parameter in parameters)
     facts["exchange_error"] = _largest(ranks.gather([own_error]))
-    facts["exchange_tolerance"] = max(strategy.rounding, ranks.world_size * digits)
+    facts["exchange_tolerance"] = max(strategy.rounding, ranks.world_size * _digits(parameters))
     return facts
+
+
+def _digits(parameters: Sequence[nn.Parameter]) -> float:
+    return max(torch.finfo(parameter.dtype).eps for parameter in parameters)
 
 
 def _averaged_ranks(strategy: Strategy, ranks: Ranks) -> Sequence[int]:
@@ -107,9 +113,7 @@ def _largest(values: Sequence[float] | Sequence[Sequence[float]]) -> float:
     return torch.tensor(values).max().item()  # torch's max keeps NaN
 
 
-def references(
-    strategy: Strategy, iterations: int, clock: Clock, ranks: Ranks, reporter: Reporter
-) -> None:
+def references(strategy: Strategy, iterations: int, clock: Clock, reporter: Reporter) -> None:
     """Time by the same clock what the machine allows the strategy. Collective."""
     if not iterations:
         return
@@ -141,8 +145,7 @@ def run(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
     strategy_options = cell.strategy | ({"bucket_cap_mb": 0.0} if options["per_key"] else {})
     strategy = load(strategy_options, cell.target("strategy"), Hosts.of(cell))
     result = Result(model=models.sizes(parameters))
-    gradient_bytes, iterations = result.model["gradient_bytes"], int(options["iterations"])
-    clock = Clock(ranks)
+    iterations, limit_iterations = int(options["iterations"]), int(options["limit_iterations"])
     with strategy.gradients_only():
         exchange = strategy.exchange_alone(parameters)
         if exchange is None:
@@ -150,22 +153,26 @@ def run(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
             raise ValueError(f"strategy={cell.strategy['name']}: it exchanges nothing; {accepted}")
         reporter.phase("check")
         error, worst = _errors(cell, strategy, exchange, parameters, ranks)
-        timed(strategy, exchange, gradient_bytes, iterations, clock, ranks, reporter)
-        used = [True] * len(parameters)
-        result.checks |= check_returned(strategy, exchange, parameters, used, ranks)
-        pipelined(exchange, iterations, clock, reporter)
-        result.checks["trained_bytes"] = sum(parameter.nbytes for parameter in parameters)
+        checks = measure(
+            strategy,
+            exchange,
+            parameters,
+            [True] * len(parameters),
+            iterations,
+            limit_iterations,
+            Clock(ranks),
+            ranks,
+            reporter,
+        )
+        checks["trained_bytes"] = sum(parameter.nbytes for parameter in parameters)
         # A lossy compression does not return the mean.
-        if strategy.exact or not strategy.returns_mean:
-            digits = max(torch.finfo(parameter.dtype).eps for parameter in parameters)
-            errors = [worst, result.checks["exchange_error"]]
-            result.checks["exchange_error"] = _largest(errors)
+        if "exchange_error" in checks:
+            checks["exchange_error"] = _largest([worst, checks["exchange_error"]])
             # Four units in the last place of what comes back.
-            tolerance = max(TOLERANCE, strategy.rounding, 2 * digits)
-            result.checks["exchange_tolerance"] = tolerance
-        references(strategy, int(options["limit_iterations"]), clock, ranks, reporter)
+            tolerance = max(TOLERANCE, strategy.rounding, 2 * _digits(parameters))
+            checks["exchange_tolerance"] = tolerance
         result.metrics["comm/error"] = error
-        result.checks |= resolved_options(strategy)
+        result.checks |= checks | resolved_options(strategy)
     strategy.close()
     return result
 
@@ -197,14 +204,6 @@ def gradients_like(cell: Cell, keys: str, device: torch.device) -> list[nn.Param
     return gradients
 
 
-def _known_gradient(cell: Cell, rank: int, number: int, like: Tensor) -> Tensor:
-    """Return a rank's gradient, uniform between −1 and 1 as in MXNet; every rank can make it."""
-    seed = (cell.seed << 32) + (number << 12) + rank
-    generator = torch.Generator(device=like.device).manual_seed(seed)
-    values = torch.rand(like.shape, generator=generator, device=like.device, dtype=torch.float32)
-    return values.mul_(2).sub_(1).to(like.dtype)
-
-
 def _errors(
     cell: Cell,
     strategy: Strategy,
@@ -214,25 +213,33 @@ def _errors(
 ) -> tuple[float, float]:
     """Compare what comes back with the mean in float64; of asynchronous ranks with their own.
 
-    Returns Σ|returned − mean| over arrays and ranks ÷ Σ|mean|, as MXNet's tool counts it, and the
-    error of the worst array of any rank: Σ|returned − mean| ÷ Σ of the ranks' mean |gradient|. A
-    small array hides in the first. Collective.
+    Gradients are uniform between −1 and 1 as in MXNet; every rank can make all. Returns
+    Σ|returned − mean| over arrays and ranks ÷ Σ|mean|, as MXNet's tool counts it, and the error of
+    the worst array of any rank: Σ|returned − mean| ÷ Σ of the ranks' mean |gradient|. A small array
+    hides in the first. Collective.
     """
-    gradients = []
-    for number, parameter in enumerate(parameters):
-        gradients.append(_known_gradient(cell, ranks.rank, number, parameter))
-    exchange.fill(gradients)
+
+    def gradient(rank: int, number: int) -> Tensor:
+        like = parameters[number]
+        seed = (cell.seed << 32) + (number << 12) + rank
+        generator = torch.Generator(device=like.device).manual_seed(seed)
+        values = torch.rand(
+            like.shape, generator=generator, device=like.device, dtype=torch.float32
+        )
+        return values.mul_(2).sub_(1).to(like.dtype)
+
+    exchange.fill([gradient(ranks.rank, number) for number in range(len(parameters))])
     exchange()
     difference = reference = 0.0
     by_array: list[float] = []
     averaged = _averaged_ranks(strategy, ranks)
-    for number, (parameter, returned) in enumerate(zip(parameters, exchange.result(), strict=True)):
-        mean = torch.zeros(parameter.shape, dtype=torch.float64, device=parameter.device)
+    for number, returned in enumerate(exchange.result()):
+        mean = torch.zeros_like(parameters[number], dtype=torch.float64)
         size = torch.zeros_like(mean)
         for rank in averaged:
-            gradient = _known_gradient(cell, rank, number, parameter).double()
-            mean += gradient / len(averaged)
-            size += gradient.abs() / len(averaged)
+            own = gradient(rank, number).double()
+            mean += own / len(averaged)
+            size += own.abs() / len(averaged)
         wrong = (returned.double() - mean).abs().sum().item()
         difference += wrong
         reference += mean.abs().sum().item()

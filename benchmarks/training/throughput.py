@@ -251,19 +251,21 @@ class TrainingBenchmark:
         strategy, parameters = training.strategy, training.parameters
         if not iterations:
             return False
-        common = (self.clock, self.ranks, self.reporter)
         with strategy.gradients_only():
             alone = strategy.exchange_alone(parameters)
             if alone is None:
                 return False
-            used = [parameter.grad is not None for parameter in parameters]
-            gradient_bytes = self.result.model["gradient_bytes"]
-            exchange.timed(strategy, alone, gradient_bytes, iterations, *common)
-            self.result.checks |= exchange.check_returned(
-                strategy, alone, parameters, used, self.ranks
+            self.result.checks |= exchange.measure(
+                strategy,
+                alone,
+                parameters,
+                [parameter.grad is not None for parameter in parameters],
+                iterations,
+                int(self.options["limit_iterations"]),
+                self.clock,
+                self.ranks,
+                self.reporter,
             )
-            exchange.pipelined(alone, iterations, self.clock, self.reporter)
-            exchange.references(strategy, int(self.options["limit_iterations"]), *common)
         return True
 
     def data_cost(self) -> None:
