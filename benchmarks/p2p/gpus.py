@@ -39,7 +39,7 @@ extern "C" __global__ void copy(int4* target, const int4* source, unsigned long 
 Memories = tuple[GpuMemory, GpuMemory]
 
 
-class CopyStream:
+class PairStream:
     """A stream of a GPU for copies, with its events."""
 
     def __init__(self, device: int) -> None:
@@ -68,7 +68,7 @@ class Gpus:
         self.late = 0
         self.devices: list[dict[str, str]] = []
         self._buffers: list[Memories] = []
-        self._streams: dict[tuple[int, int], CopyStream] = {}
+        self._streams: dict[tuple[int, int], PairStream] = {}
         self._kernels: list[Any] = []
         self._copy_address = copy_function()
         self.enqueued_by: str | None = "Python"
@@ -204,7 +204,7 @@ class Gpus:
             all_ms = float(first.start.elapsed_time(first.all_done))
         return (each_ms, all_ms), seconds, held
 
-    def _enqueuer(self, lane: CopyStream, copy: Copy, how: CopyMethod) -> Callable[[], float]:
+    def _enqueuer(self, lane: PairStream, copy: Copy, how: CopyMethod) -> Callable[[], float]:
         """Return a function that enqueues a copy's iterations and returns the host's seconds."""
         pair = f"of {self._names[copy.source]} to {self._names[copy.target]}"
         source = self._buffers[copy.source][0].address
@@ -281,9 +281,9 @@ class Gpus:
         checked(f"{call} of {self._names[a]} to {self._names[b]}", answer)
         return True
 
-    def _stream(self, device: int, index: int) -> CopyStream:
+    def _stream(self, device: int, index: int) -> PairStream:
         if (device, index) not in self._streams:
-            self._streams[device, index] = CopyStream(device)
+            self._streams[device, index] = PairStream(device)
         return self._streams[device, index]
 
     def _select(self, index: int) -> None:
