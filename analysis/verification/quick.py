@@ -41,7 +41,7 @@ class QuickCheck:
 
     def _reasons(self, record: Record, folder: CellFolder) -> Iterator[str]:
         has_samples = record.state == "finished" and bool(record.raw_sha256)
-        has_samples = has_samples and folder.rank_files_exist()
+        has_samples = has_samples and folder.rank_lines(0).parent.is_dir()
         is_compared = has_samples and self._files < MOST_FILES and self._bytes < MOST_BYTES
         self.with_samples += has_samples
         self.compared += is_compared

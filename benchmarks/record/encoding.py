@@ -24,7 +24,7 @@ def encoded(content: Mapping[str, Any], indent: int | None = None) -> bytes:
 
 
 def jsonable(value: Any) -> Any:
-    """Return the value with keys as text, tuples as lists, and numbers that are not finite as text."""
+    """Return the value with keys as text, tuples as lists, not finite numbers as text."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, Mapping):
@@ -35,27 +35,20 @@ def jsonable(value: Any) -> Any:
 
 
 def restored(value: Any, levels: int = DEEPEST) -> Any:
-    """Return the inverse of `jsonable` for values that hold numbers.
-
-    Raises ValueError beyond so many levels.
-    """
+    """Return the inverse of `jsonable` for numbers. Raises ValueError beyond so many levels."""
     if isinstance(value, str):
         return NOT_FINITE.get(value, value)
-    if isinstance(value, dict | list):
-        if not levels:
-            raise ValueError(f"deeper than {DEEPEST} levels")
-        if isinstance(value, dict):
-            return {key: restored(item, levels - 1) for key, item in value.items()}
+    if isinstance(value, dict | list) and not levels:
+        raise ValueError(f"deeper than {DEEPEST} levels")
+    if isinstance(value, dict):
+        return {key: restored(item, levels - 1) for key, item in value.items()}
+    if isinstance(value, list):
         return [restored(item, levels - 1) for item in value]
     return value
 
 
 def finite(value: object) -> float | None:
-    """Return a number that a JSON value is; None for anything else, and for numbers that are no finite double.
-
-    Tables of a record are not checked field by field: a damaged one may hold text, or a whole
-    number of 400 digits.
-    """
+    """Return a number that a JSON value is; None for anything else, or no finite double."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     if not abs(value) <= sys.float_info.max:
@@ -64,10 +57,7 @@ def finite(value: object) -> float | None:
 
 
 def decoded(text: str | bytes) -> Any:
-    """Return the value of a JSON text.
-
-    Raises ValueError: no JSON, or deeper than DEEPEST levels.
-    """
+    """Return the value of a JSON text. Raises ValueError: no JSON, or too deep."""
     try:
         value = json.loads(text)
     except RecursionError:
@@ -87,6 +77,5 @@ def refuse_deep(value: Any) -> None:
             elif isinstance(container, list):
                 inner += container
         level = [item for item in inner if isinstance(item, dict | list)]
-        if not level:
-            return
-    raise ValueError(f"deeper than {DEEPEST} levels")
+    if level:
+        raise ValueError(f"deeper than {DEEPEST} levels")

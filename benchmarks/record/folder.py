@@ -13,7 +13,6 @@ import os
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -25,48 +24,47 @@ DAMAGED = (OSError, EOFError, zlib.error)
 ABSENT, UNREADABLE = "absent", "unreadable"
 CHUNK_BYTES = 1 << 20
 
+# Files with a fixed name, which are attributes of CellFolder.
+FILES = {
+    "cell": "cell.json",  # what is asked of the ranks
+    "attempt": "attempt.json",  # who measures it, when, where; exists from the beginning on
+    "record": "record.json",  # of the newest attempt, once it is closed
+    "failures": "failures.json",  # {rank: {status, time}} of those that failed first
+    "output": "output.txt",  # what the benchmark prints
+    "topology": "topology.txt",  # of the machine
+    "gpu_samples": "gpus.jsonl",  # clocks, power and load of the GPUs, of the first host
+    "cpu_samples": "cpu.jsonl",  # load of the CPU, the cell's own and all
+    "agent_log": "logs/agent.log",  # what the agent printed
+    "nccl_conf": "nccl/nccl.conf",  # empty, stands in for the user's ~/.nccl.conf
+    "lock": ".lock",  # its lock says who measures the cell
+    "timeline": "timeline.svg",  # one step, in the folder of a profiled pass
+}
+# Folders of untimed passes with the same files: NCCL names its choices, a profiler.
+TUNING, PROFILE = "tuning", "profile"
+
 # Samples of every host of a cell; the first has no number.
 OF_HOSTS = ("gpus.jsonl", "gpus-[0-9]*.jsonl", "cpu.jsonl", "cpu-[0-9]*.jsonl")
 OF_HOST = re.compile(r"(?:gpus|cpu)-([1-9][0-9]{0,3})\.jsonl")
-PACKED_OF_HOSTS = tuple(f"{pattern}{PACKED}" for pattern in OF_HOSTS)
 ONCE = ".once.log"  # after the number of a process: what NCCL says once in it
-# What an attempt leaves in the folder.
-PARTS = (
-    "cell.json",
-    "attempt.json",
-    "failures.json",
-    "topology.txt",
-    *OF_HOSTS,
-    *PACKED_OF_HOSTS,
-    "output.txt",
-    "ranks",
-    "logs",
-    "nccl",
-    "tuning",
-    "profile",
-    "profile-capture-range",
-    "record.json",
-)
 # What the values of a record are derived from, by plain paths. Traces come packed already.
 SAMPLES = ("ranks/*.jsonl", *OF_HOSTS, "nccl/*.log", "tuning/nccl/*.log")
 RAW = ("cell.json", "attempt.json", *SAMPLES, "profile/trace.sqlite", "profile/rank*.json")
 # What the report and `verify` read besides.
 PUBLISHED = ("record.json", "failures.json", "topology.txt", "profile/timeline.svg")
-# What goes with the record of an attempt to where it is read.
+# What goes with the record of an attempt to where it is read. Never the report of nsys itself: it
+# holds the environment of what it traced.
 ARTIFACTS = (
-    "record.json",
-    "failures.json",
-    "topology.txt",
-    "*.log",
-    "logs/**/*",
-    "ranks/*.jsonl",
-    "nccl/*.log",
-    *OF_HOSTS,
-    # Never the report of nsys itself: it holds the environment of what it traced.
-    "profile/trace.sqlite.gz",
-    "profile/rank*.json.gz",
-    "profile/timeline.svg",
+    *PUBLISHED,
+    *("*.log", "logs/**/*", "ranks/*.jsonl", "nccl/*.log", *OF_HOSTS),
+    *("profile/trace.sqlite.gz", "profile/rank*.json.gz"),
     *(f"{pattern}{PACKED}" for pattern in SAMPLES),
+)
+# What an attempt leaves in the folder.
+PARTS = (
+    *("cell.json", "attempt.json", "record.json", "failures.json", "topology.txt", "output.txt"),
+    *("ranks", "logs", "nccl", TUNING, PROFILE),
+    *OF_HOSTS,
+    *(f"{pattern}{PACKED}" for pattern in OF_HOSTS),
 )
 # Where they are gathered before the folder gets its number: a launcher may die between two moves.
 ASIDE = ".aside"
@@ -74,54 +72,50 @@ ASIDE = ".aside"
 COPIES = "mlartifacts"
 
 
-class _File:
-    """An attribute of a CellFolder: the path of a file with a fixed name."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __get__(self, folder: "CellFolder", owner: type) -> Path:
-        return folder.path / self.name
-
-
-class _Pass:
-    """An attribute of a CellFolder: the folder of an untimed pass, with the same files."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __get__(self, folder: "CellFolder", owner: type) -> "CellFolder":
-        return CellFolder(folder.path / self.name)
-
-
-@dataclass(frozen=True)
 class CellFolder:
     """The folder of a cell, of one of its earlier attempts, or of an untimed pass inside it."""
 
-    path: Path
+    cell: Path
+    attempt: Path
+    record: Path
+    failures: Path
+    output: Path
+    topology: Path
+    gpu_samples: Path
+    cpu_samples: Path
+    agent_log: Path
+    nccl_conf: Path
+    lock: Path
+    timeline: Path
 
-    cell = _File("cell.json")  # what is asked of the ranks
-    attempt = _File("attempt.json")  # who measures it, when, where; exists from the beginning on
-    record = _File("record.json")  # of the newest attempt, once it is closed
-    failures = _File("failures.json")  # {rank: {status, time}} of those that failed first
-    output = _File("output.txt")  # what the benchmark prints
-    topology = _File("topology.txt")  # of the machine
-    gpu_samples = _File("gpus.jsonl")  # clocks, power and load of the GPUs, of the first host
-    cpu_samples = _File("cpu.jsonl")  # load of the CPU, the cell's own and all
-    agent_log = _File("logs/agent.log")  # what the agent printed
-    nccl_conf = _File("nccl/nccl.conf")  # empty, stands in for the user's ~/.nccl.conf
-    lock = _File(".lock")  # its lock says who measures the cell
-    timeline = _File("timeline.svg")  # one step, in the folder of a profiled pass
-    tuning = _Pass("tuning")  # in which NCCL names its choices
-    profile = _Pass("profile")  # under a profiler
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        for attribute, name in FILES.items():
+            setattr(self, attribute, path / name)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, CellFolder) and self.path == other.path
+
+    def __hash__(self) -> int:
+        return hash(self.path)
+
+    @property
+    def tuning(self) -> "CellFolder":
+        """The pass in which NCCL names its choices."""
+        return CellFolder(self.path / TUNING)
+
+    @property
+    def profile(self) -> "CellFolder":
+        """The pass under a profiler."""
+        return CellFolder(self.path / PROFILE)
 
     def gpu_samples_of(self, host: int) -> Path:
         """Return the path of the samples of a host's GPUs, by its place in Cell.every_host."""
-        return self.path / _numbered("gpus", host)
+        return self.path / (f"gpus-{host}.jsonl" if host else "gpus.jsonl")
 
     def cpu_samples_of(self, host: int) -> Path:
         """Return the path of the samples of the CPU's load on a host."""
-        return self.path / _numbered("cpu", host)
+        return self.path / (f"cpu-{host}.jsonl" if host else "cpu.jsonl")
 
     def rank_lines(self, rank: int) -> Path:
         """Return the path of the lines of a rank; servers have the numbers behind the ranks."""
@@ -137,7 +131,7 @@ class CellFolder:
 
     @property
     def nccl_log_pattern(self) -> str:
-        """Return NCCL_DEBUG_FILE: NCCL puts the host's name and the process id into it."""
+        """NCCL_DEBUG_FILE: NCCL puts the host's name and the process id into it."""
         return str(self.path / "nccl" / "%h.%p.log")
 
     def nccl_logs(self) -> list[Path]:
@@ -152,19 +146,10 @@ class CellFolder:
         """Return the paths of the lines of every rank that wrote some, by name."""
         return find_raw(self.path, "ranks/*.jsonl")
 
-    def rank_files_exist(self) -> bool:
-        """Return whether the ranks left anything: a look at one folder, and none at its files."""
-        return (self.path / "ranks").is_dir()
-
     def sampled_hosts(self) -> range:
         """Return the numbers of the hosts that may have samples; 0 for one machine."""
-        highest = 0
-        for pattern in OF_HOSTS:
-            for path in find_raw(self.path, pattern):
-                number = OF_HOST.fullmatch(path.name)
-                if number:
-                    highest = max(highest, int(number[1]))
-        return range(highest + 1)
+        numbers = [OF_HOST.fullmatch(path.name) for path in find_raw(self.path, *OF_HOSTS)]
+        return range(1 + max((int(number[1]) for number in numbers if number), default=0))
 
     def lost_samples(self, recorded: Iterable[str]) -> tuple[bool, bool]:
         """Return whether samples of GPUs, and of CPUs, of a recorded host are missing here."""
@@ -176,10 +161,7 @@ class CellFolder:
 
     def raw_files(self) -> list[Path]:
         """Return the paths of what the record's values are derived from."""
-        paths = []
-        for pattern in RAW:
-            paths += find_raw(self.path, pattern)
-        return paths
+        return find_raw(self.path, *RAW)
 
     def raw_sha256(self) -> dict[str, str]:
         """Return the SHA-256 of every raw file, by its path in this folder."""
@@ -190,31 +172,20 @@ class CellFolder:
 
         Raises OSError; what could not be packed stays plain.
         """
-        saved = 0
-        for pattern in SAMPLES:
-            for path in find_raw(self.path, pattern):
-                saved += pack(path)
-        return saved
+        return sum(pack(path) for path in find_raw(self.path, *SAMPLES))
 
     def published(self) -> list[Path]:
         """Return the plain paths of what checks the record and makes the report again; no links.
 
         What ranks printed (logs) is not among them: a user's code may print anything.
         """
-        paths = set()
-        for pattern in (*RAW, *PUBLISHED):
-            for path in find_raw(self.path, pattern):
-                file = stored(path)
-                if file is not None and self._is_own_file(file):
-                    paths.add(path)
-        return sorted(paths)
+        paths = find_raw(self.path, *RAW, *PUBLISHED)
+        return sorted(path for path in set(paths) if self._is_own_file(stored(path) or path))
 
     def artifacts(self) -> list[Path]:
         """Return the regular files of this folder that go with its record; no links."""
-        paths = set()
-        for pattern in ARTIFACTS:
-            paths |= {path for path in self.path.glob(pattern) if self._is_own_file(path)}
-        return sorted(paths)
+        paths = {path for pattern in ARTIFACTS for path in self.path.glob(pattern)}
+        return sorted(path for path in paths if self._is_own_file(path))
 
     def _is_own_file(self, path: Path) -> bool:
         """Tell whether a path of this folder is a regular file that no link leads to."""
@@ -222,10 +193,7 @@ class CellFolder:
         return path.is_file() and path.resolve() == inside
 
     def make(self) -> "CellFolder":
-        """Make the folders that ranks write to, and the empty nccl.conf; return self.
-
-        Raises OSError.
-        """
+        """Make the folders that ranks write to, and the empty nccl.conf. Raises OSError."""
         safe_files.make_folder(self.path)
         for part in ("ranks", "logs", "nccl"):
             # new: nothing of an earlier attempt is in it, and it is no link
@@ -247,15 +215,13 @@ class CellFolder:
         """
         aside = self.path / ASIDE
         left = []
-        if self.path.is_dir():
-            for path in sorted(self.path.iterdir()):
-                if any(fnmatch.fnmatchcase(path.name, part) for part in PARTS):
-                    left.append(path)
+        for path in sorted(self.path.iterdir()) if self.path.is_dir() else ():
+            if any(fnmatch.fnmatchcase(path.name, part) for part in PARTS):
+                left.append(path)
+                if path.is_symlink():
+                    raise safe_files.NotOurs(path, "is a link")
         if not left and not os.path.lexists(aside):
             return
-        for path in left:
-            if path.is_symlink():
-                raise safe_files.NotOurs(path, "is a link")
         safe_files.make_folder(aside)
         for path in left:
             path.rename(aside / path.name)
@@ -266,25 +232,20 @@ class CellFolder:
                 return
 
 
-def _numbered(kind: str, host: int) -> str:
-    if host == 0:
-        return f"{kind}.jsonl"
-    return f"{kind}-{host}.jsonl"
-
-
 def record_paths(study: Path) -> list[Path]:
     """Return the paths of every record below a study or an output_dir, earlier attempts too."""
     paths = study.glob("*/**/record.json")
     return sorted(path for path in paths if COPIES not in path.relative_to(study).parts)
 
 
+# Raw files, plain or packed
+
+
 def stored(path: Path) -> Path | None:
     """Return where a raw file lies: at its path or packed beside it; None where it is not there."""
-    if path.exists():
-        return path
-    packed = _packed(path)
-    if packed.exists():
-        return packed
+    for candidate in (path, _packed(path)):
+        if candidate.exists():
+            return candidate
     return None
 
 
@@ -292,12 +253,15 @@ def _packed(path: Path) -> Path:
     return path.with_name(path.name + PACKED)
 
 
-def find_raw(folder: Path, pattern: str) -> list[Path]:
-    """Return the plain paths of the raw files that a pattern names, packed ones too, by name."""
-    paths = set(folder.glob(pattern))
-    for packed in folder.glob(pattern + PACKED):
-        paths.add(packed.with_name(packed.name.removesuffix(PACKED)))
-    return sorted(paths)
+def find_raw(folder: Path, *patterns: str) -> list[Path]:
+    """Return the plain paths of the raw files that patterns name, packed ones too, by name."""
+    raw: list[Path] = []
+    for pattern in patterns:
+        paths = set(folder.glob(pattern))
+        for packed in folder.glob(pattern + PACKED):
+            paths.add(packed.with_name(packed.name.removesuffix(PACKED)))
+        raw += sorted(paths)
+    return raw
 
 
 def open_raw(path: Path) -> IO[bytes]:
@@ -342,10 +306,7 @@ def changed(folder: Path, recorded: Mapping[str, str]) -> Iterator[tuple[str, st
 
 
 def packed_bytes(path: Path) -> bytes:
-    """Return the bytes of a raw file's packed form, by its plain path. Raises OSError.
-
-    The same content gives the same bytes.
-    """
+    """Return the packed form of a raw file, equal for equal content. Raises OSError."""
     if not path.exists():
         with safe_files.open_to_read(_packed(path)) as file:
             return file.read()
@@ -354,13 +315,10 @@ def packed_bytes(path: Path) -> bytes:
 
 
 def pack(path: Path) -> int:
-    """Replace a raw file by a packed one that was read again.
+    """Replace a raw file by a packed one that was read again; return how many bytes it saved.
 
-    Returns how many bytes it saved; 0 where it was packed before.
-
-    Raises:
-        OSError: it cannot be read or written, or did not come back as it was. The plain file is
-            then still there.
+    Raises OSError: it cannot be read or written, or did not come back as it was. The plain file is
+    then still there.
     """
     if not path.exists():
         return 0

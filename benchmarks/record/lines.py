@@ -1,6 +1,6 @@
-"""JSON lines that only grow: what ranks, servers, the GPU sampler and the journal write.
+"""JSON lines that only grow, and the clock of their times: ranks, servers, samplers, the journal.
 
-A torn line is lost, never half read. The clock of their times is here too.
+A torn line is lost, never half read.
 """
 
 import contextlib
@@ -26,13 +26,11 @@ class Kind(str, Enum):
 
     # ranks/<rank>.jsonl, in the order in which they first appear
     START = "start"  # where the rank runs, with which versions
-    PEERS = "peers"  # who met, by their own words: number, host, pid, UUID of each rank; rank 0 of several hosts
+    PEERS = "peers"  # number, host, pid, UUID of each rank that met; rank 0 of several hosts
     PHASE = "phase"  # a phase begins
     BEAT = "beat"  # a sign of life inside a phase
     BLOCK = "block"  # one timed window, every sample
-    EXCHANGE = (
-        "exchange"  # facts of the exchange alone: its bytes, and whether ranks wait for each other
-    )
+    EXCHANGE = "exchange"  # facts of the exchange alone: its bytes, whether ranks wait
     HELD = "held"  # steps whose launches were held back until all were enqueued
     BUCKETS = "buckets"  # what the exchange sends, bucket by bucket (these three: benchmarks/training/calibration)
     TIMELINE = "timeline"  # moments inside a few steps that are not timed
@@ -54,9 +52,7 @@ class Kind(str, Enum):
     BEGIN = "begin"
     END = "end"
     SWEEP = "sweep"
-    SPENT = (
-        "spent"  # seconds of the launcher for a cell, beyond those between its start and its end
-    )
+    SPENT = "spent"  # seconds of the launcher for a cell, beyond those from its start to its end
     CLOSED = "closed"  # the sweep has ended
 
 
@@ -67,18 +63,18 @@ class Lines:
     """
 
     def __init__(self, path: Path) -> None:
-        """Open for appending; the folder exists.
-
-        Raises OSError, and NotOurs for what no lines of ours can be in.
-        """
-        self._file = os.fdopen(safe_files.open_own(path), "ab", buffering=0)
-        self._torn = _torn(self._file.fileno())
+        """Open for appending; the folder exists. Raises OSError, NotOurs."""
+        descriptor = safe_files.open_own(path)
+        self._file = os.fdopen(descriptor, "ab", buffering=0)
+        # The file ends within a line, by a crash or a full disk.
+        size = os.fstat(descriptor).st_size
+        self._torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
 
     def write(self, kind: str, time: float, **content: Any) -> None:
         """Append one line; readers see it at once, it is on disk after `sync`. Raises OSError."""
         name = kind.value if isinstance(kind, Kind) else kind
         data = encoded({"kind": name, "time": time, **content})
-        if self._torn:  # by a crash or a full disk: a line of its own for what comes next
+        if self._torn:  # a line of its own for what comes next
             data = b"\n" + data
         self._torn = True
         while data:
@@ -92,12 +88,6 @@ class Lines:
     def sync(self) -> None:
         """Force what was written to disk. Raises OSError."""
         os.fsync(self._file.fileno())
-
-
-def _torn(descriptor: int) -> bool:
-    """Return whether a file ends within a line."""
-    size = os.fstat(descriptor).st_size
-    return size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
 
 
 def read_line(text: str | bytes) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""The record of an attempt at a cell: what was asked, used and measured, and whether it may be believed.
+"""The record of an attempt at a cell: what was asked, used and measured, and may it be believed.
 
 A Record can be rebuilt from the files of its cell's folder (folder.py). MLflow is only ever a
 projection of Records.
@@ -11,7 +11,7 @@ Versions of the schema (`.ci/migrate_records` gives older records the form of 4)
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
@@ -35,10 +35,10 @@ VERDICTS = ("valid", "suspect", "invalid")
 # Codes that say something of a cell, and nothing against its numbers. (clocks_differ may be such a
 # finding too.)
 FINDINGS = ("profiled", "reference_exceeded", "input_bound", "setting_no_effect")
+# Fields whose numbers may be written as text, because JSON has no word for them.
+NUMERIC = ("model", "metrics", "within_run", "series", "checks", "tables", "predicted")
 
-
-# Seconds since 1970.
-Time = Annotated[float, Meta(ge=0, lt=LAST_TIME)]
+Time = Annotated[float, Meta(ge=0, lt=LAST_TIME)]  # seconds since 1970
 
 
 class RecordError(ValueError):
@@ -57,39 +57,33 @@ class Failure:
 
 @dataclass(frozen=True)
 class Validity:
-    """What the checks said.
-
-    A check that did not run is never passed: the reason is in `unchecked` or `not_applicable`.
-    """
+    """What the checks said. A check that did not run is never passed."""
 
     verdict: str = "valid"  # VERDICTS
     codes: dict[str, str] = field(default_factory=dict)  # code: sentence
-    unchecked: dict[str, str] = field(
-        default_factory=dict
-    )  # code: why it could not run, although it should have
-    limits: dict[str, float] = field(
-        default_factory=dict
-    )  # validity.* as asked: what the checks judged by
-    not_applicable: dict[str, str] = field(
-        default_factory=dict
-    )  # code: why such a cell has nothing to check
+    # code: why it could not run, although it should have
+    unchecked: dict[str, str] = field(default_factory=dict)
+    # validity.* as asked: what the checks judged by
+    limits: dict[str, float] = field(default_factory=dict)
+    # code: why such a cell has nothing to check
+    not_applicable: dict[str, str] = field(default_factory=dict)
 
     @property
     def said(self) -> str:
-        """Return the verdict as people read it: it tells how many checks could not run."""
-        return (
-            f"{self.verdict}, {len(self.unchecked)} unchecked" if self.unchecked else self.verdict
-        )
+        """The verdict as people read it: it tells how many checks could not run."""
+        if not self.unchecked:
+            return self.verdict
+        return f"{self.verdict}, {len(self.unchecked)} unchecked"
 
     @property
     def against(self) -> dict[str, str]:
-        """Return the codes that speak against the numbers, with their sentences."""
+        """The codes that speak against the numbers, with their sentences."""
         return {code: sentence for code, sentence in self.codes.items() if code not in FINDINGS}
 
 
 @dataclass(frozen=True)
 class Record:
-    """One attempt at one cell."""
+    """One attempt at one cell. benchmarks.record.shapes says what the open fields hold."""
 
     record_id: str  # unique for every attempt, 32 hexadecimal digits
     cell_key: str  # hash of what was asked; equal for every attempt at a cell
@@ -103,47 +97,39 @@ class Record:
     ended_at: Time
     failure: Failure | None = None
     validity: Validity = field(default_factory=Validity)
-    environment: dict[str, Any] = field(
-        default_factory=dict
-    )  # versions, hardware, variables, git commit
+    # versions, hardware, variables, git commit
+    environment: dict[str, Any] = field(default_factory=dict)
     model: dict[str, Number] = field(default_factory=dict)  # parameters, gradient_bytes, arrays
-    # name: value; REFERENCE.md lists each. scaling/efficiency is against the baselines of that time,
-    # in checks.baselines
+    # {name: value}; REFERENCE.md lists each. scaling/efficiency is against the baselines of that
+    # time, in checks.baselines
     metrics: dict[str, float] = field(default_factory=dict)
-    # The 95 % interval of a metric inside this run, {metric: {low, high, and how it was found}}: it
-    # says nothing of the next run.
+    # {metric: {low, high, and how it was found}}: its 95 % interval inside this run, which says
+    # nothing of the next run
     within_run: dict[str, dict[str, float]] = field(default_factory=dict)
-    series: dict[str, list[list[Number]]] = field(
-        default_factory=dict
-    )  # name: [[step, value], …], one per window
+    # {name: [[step, value], …]}, one per window
+    series: dict[str, list[list[Number]]] = field(default_factory=dict)
     # matrices and rows, in the JSON shapes of `python -m analysis`
     tables: dict[str, Any] = field(default_factory=dict)
-    effective: dict[str, Any] = field(
-        default_factory=dict
-    )  # what was really used: settings, transport, link_class, …
-    checks: dict[str, Any] = field(
-        default_factory=dict
-    )  # facts that analysis.validity.checks judges
-    ranks: list[dict[str, Any]] = field(
-        default_factory=list
-    )  # rank, host, pid, device of each that reported
-    # SHA-256 of each raw file, unpacked, by its path in the cell's folder: `python -m analysis
-    # verify` compares them
+    # what was really used: settings, transport, link_class, …
+    effective: dict[str, Any] = field(default_factory=dict)
+    checks: dict[str, Any] = field(default_factory=dict)  # facts that analysis.validity judges
+    # rank, host, pid, device of each that reported
+    ranks: list[dict[str, Any]] = field(default_factory=list)
+    # SHA-256 of each raw file, unpacked, by its path in the cell's folder, for `verify`
     raw_sha256: dict[str, str] = field(default_factory=dict)
-    # Of predict=auto, written before the ranks started: what the cell should give, or why that
-    # cannot be said (analysis.prediction.forecast)
+    # of predict=auto, written before the ranks started: what the cell should give
     predicted: dict[str, Any] = field(default_factory=dict)
     drift: bool = False  # the first cell of a repeated list, measured once more at the end
     schema_version: int = SCHEMA_VERSION
 
     def __post_init__(self) -> None:
         """Raises ValueError where a word is not one of the accepted."""
-        if self.state not in STATES:
-            raise ValueError(f"state={self.state!r}: accepted are {', '.join(STATES)}")
-        if self.validity.verdict not in VERDICTS:
-            raise ValueError(
-                f"verdict={self.validity.verdict!r}: accepted are {', '.join(VERDICTS)}"
-            )
+        for name, word, accepted in (
+            ("state", self.state, STATES),
+            ("verdict", self.validity.verdict, VERDICTS),
+        ):
+            if word not in accepted:
+                raise ValueError(f"{name}={word!r}: accepted are {', '.join(accepted)}")
 
     @property
     def run_suffixes(self) -> list[str]:
@@ -179,10 +165,6 @@ class Values(TypedDict, total=False):
     output: str
 
 
-# Fields whose numbers may be written as text, because JSON has no word for them.
-NUMERIC = ("model", "metrics", "within_run", "series", "checks", "tables", "predicted")
-
-
 def write(folder: CellFolder, record: Record) -> Path:
     """Write `record.json` in a cell's folder: whole or not at all, on disk when this returns.
 
@@ -197,10 +179,9 @@ def write_json(path: Path, content: Mapping[str, Any]) -> Path:
 
 
 def read(path: Path) -> Record:
-    """Read one `record.json`. Every value has the type that Record, Cell or benchmarks.record.shapes gives it.
+    """Read one `record.json`; every value has the type that Record, Cell or shapes gives it.
 
-    Raises:
-        RecordError: unreadable, no record, damaged, or of a schema that is not read here.
+    Raises RecordError: unreadable, no record, damaged, or of a schema that is not read here.
     """
     try:
         with safe_files.open_to_read(path) as file:
@@ -211,55 +192,45 @@ def read(path: Path) -> Record:
     version = content.get("schema_version") if isinstance(content, dict) else None
     if type(version) is not int or version < 1:
         raise RecordError(f"{path}: no record (schema_version={version!r})")
+    why = ""
     if version > SCHEMA_VERSION:
-        raise RecordError(
-            f"{path}: schema_version={version} is newer than {SCHEMA_VERSION}, the newest known here"
-        )
-    if version < OLDEST_SCHEMA:
-        raise RecordError(
-            f"{path}: schema_version={version} is older than {OLDEST_SCHEMA}, the oldest known here; "
+        why = f"newer than {SCHEMA_VERSION}, the newest known here"
+    elif version < OLDEST_SCHEMA:
+        why = (
+            f"older than {OLDEST_SCHEMA}, the oldest known here; "
             "`.ci/migrate_records FOLDER` brings the records of a folder to it"
         )
+    if why:
+        raise RecordError(f"{path}: schema_version={version} is {why}")
     try:
         if any(f'"{word}"' in text for word in NOT_FINITE):
             content |= {name: restored(content[name]) for name in NUMERIC if name in content}
-        return _record(content)
+        refuse_deep(content)
+        _refuse_lost(content)
+        msgspec.convert(content, OpenFields)
+        return msgspec.convert({**content, "cell": Cell.from_dict(content["cell"])}, Record)
     except (TypeError, KeyError, ValueError, RecursionError) as error:
         raise RecordError(f"{path}: a damaged record ({error})") from None
 
 
-def _record(content: dict[str, Any]) -> Record:
-    """Return the record that a JSON object holds.
-
-    Raises TypeError, KeyError, ValueError or RecursionError.
-    """
-    refuse_deep(content)
-    # A field that is lost must not become its default: valid, no repeat, no failure.
-    lost = list(_lost(content))
-    if lost:
-        raise KeyError(", ".join(lost))
-    msgspec.convert(content, OpenFields)
-    return msgspec.convert({**content, "cell": Cell.from_dict(content["cell"])}, Record)
-
-
-def _lost(content: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the fields that a record has and this one does not."""
+def _refuse_lost(content: Mapping[str, Any]) -> None:
+    """Refuse a record without a field: it must not become its default (valid, no failure)."""
     cell = content["cell"]
     parts = [(Record, content), (Validity, content["validity"]), (Cell, cell)]
     parts += [(Network, cell["model"]), (Optimizer, cell["optimizer"])]
     if content["failure"] is not None:
         parts.append((Failure, content["failure"]))
+    lost = []
     for kind, part in parts:
-        for one in dataclasses.fields(kind):
-            if one.name not in part and one.name not in (*LATER_FIELDS, *OMITTED_IF_EMPTY):
-                yield one.name
+        for expected in dataclasses.fields(kind):
+            if expected.name not in (*part, *LATER_FIELDS, *OMITTED_IF_EMPTY):
+                lost.append(expected.name)
+    if lost:
+        raise KeyError(", ".join(lost))
 
 
 def as_read(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return derived values as a reader of the record will have them.
-
-    Raises TypeError or ValueError: no record can hold them.
-    """
+    """Return derived values as a record's reader has them. Raises TypeError or ValueError."""
     written: dict[str, Any] = restored(json.loads(encoded(values)))
     msgspec.convert(written, Values)
     return written
@@ -268,9 +239,10 @@ def as_read(values: Mapping[str, Any]) -> dict[str, Any]:
 def read_study(
     folder: Path, check: Callable[[Record, CellFolder], Record] | None = None
 ) -> tuple[list[Record], list[RecordError]]:
-    """Return every record of a study, earlier attempts too, in order of their start; and what could not be read.
+    """Return every record of a study in order of their start, and what could not be read.
 
-    `check` returns the record to take instead of one, and may read its folder.
+    Earlier attempts are among them. `check` returns the record to take instead of one, and may read
+    its folder.
     """
     records, unreadable = [], []
     for path in record_paths(folder):

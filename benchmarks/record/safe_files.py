@@ -63,22 +63,19 @@ def refuse_other(path: Path, kind: int = stat.S_IFREG, folder: int | None = None
 
     `folder` is a descriptor of the folder in which to look for the path's name. Raises NotOurs.
     """
-    name = path.name
-    if folder is None:
-        name = str(path)
+    name = str(path) if folder is None else path.name
     try:
         mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
     except FileNotFoundError:
         return
     if stat.S_IFMT(mode) == kind:
         return
+    what = "is no regular file" if kind == stat.S_IFREG else "is no folder"
     if stat.S_ISLNK(mode):
-        raise NotOurs(path, "is a link")
-    if stat.S_ISDIR(mode):
-        raise NotOurs(path, "is a folder")
-    if kind == stat.S_IFREG:
-        raise NotOurs(path, "is no regular file")
-    raise NotOurs(path, "is no folder")
+        what = "is a link"
+    elif stat.S_ISDIR(mode):
+        what = "is a folder"
+    raise NotOurs(path, what)
 
 
 def open_own(path: Path, append: bool = True) -> int:
@@ -180,29 +177,26 @@ def write_named(path: Path, drawing: bytes) -> None:
 
 @contextlib.contextmanager
 def locked(path: Path, wait_s: float = 0.0) -> Iterator[bool]:
-    """Hold a lock file while the context is entered; yield False if it is held elsewhere for `wait_s`.
+    """Hold a lock file; yield False if it is held elsewhere for `wait_s`.
 
     The kernel frees it when its holder ends. Raises OSError, and NotOurs for a file that holds
     something: a lock is empty.
     """
-    descriptor = open_own(path)
+    descriptor, deadline = open_own(path), time.monotonic() + wait_s
+    is_held = False
     try:
         if os.fstat(descriptor).st_size:
             raise NotOurs(path, "holds something, so it is no lock of Ringside's")
-        yield _taken(descriptor, time.monotonic() + wait_s)
+        while True:
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                is_held = True
+            if is_held or time.monotonic() >= deadline:
+                break
+            time.sleep(POLL_SECONDS)
+        yield is_held
     finally:
         os.close(descriptor)
-
-
-def _taken(descriptor: int, deadline: float) -> bool:
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                return False
-            time.sleep(POLL_SECONDS)
 
 
 @contextlib.contextmanager
@@ -229,31 +223,28 @@ def because(error: OSError) -> str:
     if isinstance(error, NotOurs):
         return f"{error.filename} {error.strerror}"
     if error.errno in (errno.ENOENT, errno.ESTALE, errno.ENOTCONN) and error.filename:
-        return f"{_missing(error.filename)} is gone: removed, or no longer mounted"
-    if error.errno == errno.EFBIG:
-        limit = _limit(resource.RLIMIT_FSIZE)
-        return f"a file may not be larger than {limit} bytes here (ulimit -f)"
-    if error.errno == errno.EMFILE:
-        limit = _limit(resource.RLIMIT_NOFILE)
-        return f"a process may have no more than {limit} files open here (ulimit -n)"
+        missing = Path(os.fsdecode(error.filename)).absolute()
+        for folder in reversed(missing.parents):
+            if not folder.exists():
+                missing = folder
+                break
+        return f"{missing} is gone: removed, or no longer mounted"
+    for number, kind, words in (
+        (
+            errno.EFBIG,
+            resource.RLIMIT_FSIZE,
+            "a file may not be larger than {} bytes here (ulimit -f)",
+        ),
+        (
+            errno.EMFILE,
+            resource.RLIMIT_NOFILE,
+            "a process may have no more than {} files open here (ulimit -n)",
+        ),
+    ):
+        if error.errno == number:
+            soft, _ = resource.getrlimit(kind)
+            return words.format("unlimited" if soft == resource.RLIM_INFINITY else f"{soft:,}")
     if error.errno in REASONS:
         return REASONS[error.errno]
-    if error.filename:
-        return f"{error.strerror or error} ({error.filename})"
-    return f"{error.strerror or error}"
-
-
-def _missing(path: str) -> Path:
-    """Return the first folder of a path that does not exist, or the path itself."""
-    absolute = Path(os.fsdecode(path)).absolute()
-    for folder in reversed(absolute.parents):
-        if not folder.exists():
-            return folder
-    return absolute
-
-
-def _limit(kind: int) -> str:
-    soft, _ = resource.getrlimit(kind)
-    if soft == resource.RLIM_INFINITY:
-        return "unlimited"
-    return f"{soft:,}"
+    reason = str(error.strerror or error)
+    return f"{reason} ({error.filename})" if error.filename else reason
