@@ -5,7 +5,6 @@ STUDY/report/      the report, made from these files
 noise_floor.json   what other studies showed of the scatter between runs, where there are any
 README.md          what it is, how to check it and how to make the report again
 commands.sh        the commands of the study as they were typed
-versions.csv       the machine, the software, and what made the report
 SHA256SUMS         the hash of every other file, as `sha256sum -c` reads it
 
 The archive is a zip whose bytes follow from its content alone.
@@ -13,7 +12,6 @@ The archive is a zip whose bytes follow from its content alone.
 
 import contextlib
 import importlib.metadata
-import platform
 import secrets
 import shlex
 import shutil
@@ -22,18 +20,17 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from analysis.errors import UnreadableInput
 from analysis.report.build import examine, write
-from analysis.report.page import Report
 from analysis.report.table import TEXT_LENGTH
 from analysis.study.noise_floor import FILE as NOISE_FLOOR
 from analysis.study.noise_floor import as_json, of_other_studies
-from analysis.study.study import Study, open_study
+from analysis.study.study import open_study
 from analysis.text import markdown, single_line
-from analysis.verification.verify import ABSENT, Difference, Verification, is_sample, verify
+from analysis.verification.verify import ABSENT, Difference, is_sample, verify
 from benchmarks.record import CellFolder, encoded, record_paths
 from benchmarks.record.folder import PACKED, packed_bytes, sha256, stored
 from benchmarks.record.safe_files import (
@@ -83,20 +80,24 @@ def bundle(study: Path, file: Path | None = None) -> Path:
         NotOurs: something else than a bundle is there already.
         OSError: a file cannot be read or written.
     """
-    folder = _absolute(study)
-    target = folder.parent
-    if file is not None:
-        target = file.resolve()
+    # The whole path of the folder, which ends in the study's name; a link keeps its own.
+    folder = study.resolve() if study.name == ".." else study.absolute()
+    target = folder.parent if file is None else file.resolve()
     if target.is_dir():
         target /= f"{folder.name}{SUFFIX}"
-    _refuse_other_files(target)
+    refuse_other(target)
+    with contextlib.suppress(FileNotFoundError), open_to_read(target) as stream:
+        is_bundle = False
+        with contextlib.suppress(*DAMAGED_ZIP), zipfile.ZipFile(stream) as archive:
+            is_bundle = archive.comment == MARK
+        if not is_bundle:
+            raise NotOurs(target, "holds something else than a bundle")
     make_folder(target.parent)
     work = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
-    work.mkdir()
+    root = work / f"{folder.name}.bundle"
+    root.mkdir(parents=True)
     try:
-        root = work / f"{folder.name}.bundle"
-        root.mkdir()
-        _lay_out(study, root)
+        _lay_out(study, folder, root)
         _pack(root, work / "zip")
         put_in_place(work / "zip", target)
     finally:
@@ -104,32 +105,18 @@ def bundle(study: Path, file: Path | None = None) -> Path:
     return target
 
 
-def _absolute(study: Path) -> Path:
-    """Return the whole path of a study's folder, which ends in its name; a link keeps its own."""
-    if study.name == "..":
-        return study.resolve()
-    return study.absolute()
-
-
-def _refuse_other_files(target: Path) -> None:
-    """Refuse to replace what is no bundle. Raises NotOurs."""
-    refuse_other(target)
-    with contextlib.suppress(FileNotFoundError), open_to_read(target) as file:
-        try:
-            with zipfile.ZipFile(file) as archive:
-                is_bundle = archive.comment == MARK
-        except DAMAGED_ZIP:
-            is_bundle = False
-        if not is_bundle:
-            raise NotOurs(target, "holds something else than a bundle")
-
-
-def _lay_out(study: Path, root: Path) -> None:
+def _lay_out(study: Path, folder: Path, root: Path) -> None:
     """Write everything that a study's bundle holds below an empty folder. Raises as `bundle`."""
-    folder = _absolute(study)
     inside = root / folder.name
     for path in record_paths(folder):
-        _copy_cell(CellFolder(path.parent), inside / path.parent.relative_to(folder))
+        cell, target = CellFolder(path.parent), inside / path.parent.relative_to(folder)
+        for published in cell.published():
+            name = published.relative_to(cell.path).as_posix()
+            file = stored(published) or published
+            if is_sample(name):
+                _put(target / f"{name}{PACKED}", packed_bytes(published))
+            else:
+                _put(target / file.relative_to(cell.path), file.read_bytes())
     if not inside.exists():
         raise UnreadableInput(
             f"{study}: holds no record; accepted is the folder of a study (<output_dir>/<study>)"
@@ -141,39 +128,31 @@ def _lay_out(study: Path, root: Path) -> None:
             "(`python -m analysis verify` names what differs)"
         )
     original = open_study(folder)
-    beside = list(_from_beside(original))
-    for name, content in beside:
-        _put(root / name, content)
+    # What other studies show of the scatter of runs, as far as the report uses it.
+    groups = {runs.group.of_any_size for runs in original.runs}
+    floors = of_other_studies(folder)
+    beside = {key: row for key, row in floors.items() if key[0].of_any_size in groups}
+    if beside:
+        _put(root / NOISE_FLOOR, encoded(as_json({"other studies": beside}), indent=1))
     report, _ = examine(inside)
     write(report, inside / REPORT)
-    _put(root / "README.md", _readme(report, folder.name, checked, bool(beside)).encode())
-    _put(root / "commands.sh", _commands(original).encode())
-    _put(root / "versions.csv", _versions(report).encode())
-    lines = [f"{digest}  {name}\n" for name, digest in _sums(root).items()]
+    name = single_line(folder.name).replace("`", "'")
+    readme = _template().render(
+        report=report,
+        study=name,
+        folder=f"BUNDLE/{shlex.quote(name)}",
+        checked=checked,
+        beside=bool(beside),
+        made=_program(),
+    )
+    _put(root / "README.md", readme.encode())
+    commands = ["# What was typed in Ringside's clone."]
+    sweeps = {record.sweep_id: tuple(record.overrides) for record in original.records}
+    for overrides in dict.fromkeys(sweeps.values()):
+        commands.append(visible(shlex.join(["python", "launch.py", *overrides]), kept=""))
+    _put(root / "commands.sh", "".join(f"{line}\n" for line in commands).encode())
+    lines = [f"{digest}  {file}\n" for file, digest in _sums(root).items()]
     _put(root / SUMS, "".join(lines).encode())
-
-
-def _copy_cell(cell: CellFolder, target: Path) -> None:
-    """Copy what a reader needs of a cell's folder, samples packed."""
-    for path in cell.published():
-        name, file = path.relative_to(cell.path).as_posix(), stored(path)
-        assert file is not None
-        if is_sample(name):
-            _put(target / f"{name}{PACKED}", packed_bytes(path))
-        else:
-            _put(target / file.relative_to(cell.path), file.read_bytes())
-
-
-def _from_beside(study: Study) -> Iterator[tuple[str, bytes]]:
-    """Yield (path in the bundle, content) of what other studies show of the scatter of runs."""
-    assert study.folder is not None
-    groups = {runs.group.of_any_size for runs in study.runs}
-    rows = {}
-    for key, row in of_other_studies(study.folder).items():
-        if key[0].of_any_size in groups:
-            rows[key] = row
-    if rows:
-        yield NOISE_FLOOR, encoded(as_json({"other studies": rows}), indent=1)
 
 
 def _put(path: Path, content: bytes) -> None:
@@ -181,11 +160,7 @@ def _put(path: Path, content: bytes) -> None:
     path.write_bytes(content)
 
 
-def _readme(report: Report, study: str, checked: Verification, beside: bool) -> str:
-    """Return README.md.
-
-    `study` is the name of its folder; `beside`: a noise floor of other studies is there.
-    """
+def _template() -> Any:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -196,50 +171,19 @@ def _readme(report: Report, study: str, checked: Verification, beside: bool) -> 
         autoescape=False,
     )
     environment.filters["markdown"] = lambda text: markdown(text, TEXT_LENGTH)
-    name = single_line(study).replace("`", "'")
-    return environment.get_template("bundle.md.j2").render(
-        report=report,
-        study=name,
-        folder=f"BUNDLE/{shlex.quote(name)}",
-        checked=checked,
-        beside=beside,
-        made=_program(),
-    )
-
-
-def _commands(study: Study) -> str:
-    """Return the command of each sweep of a study as it was typed, one a line."""
-    sweeps = {record.sweep_id: tuple(record.overrides) for record in study.records}
-    lines = ["# What was typed in Ringside's clone."]
-    for overrides in dict.fromkeys(sweeps.values()):
-        lines.append(visible(shlex.join(["python", "launch.py", *overrides]), kept=""))
-    return "\n".join([*lines, ""])
-
-
-def _versions(report: Report) -> str:
-    """Return the report's table of machine and software as CSV, with what made the report."""
-    versions = {f"Ringside {name}": text for name, text in _program().items()}
-    for name in DRAWN_BY:
-        versions[name] = importlib.metadata.version(name)
-    versions["python"] = platform.python_version()
-    table = next(table for table in report.tables if table.name == "environment")
-    rows = [*table.rows]
-    for name, text in versions.items():
-        rows.append(("report", name, text))
-    return replace(table, rows=tuple(rows)).to_csv()
+    return environment.get_template("bundle.md.j2")
 
 
 def _program() -> dict[str, str]:
-    """Return {"version": …, "commit": …} of this program, as far as it is known."""
+    """Return the version and commit of this program, and the versions of what draws and rounds."""
     program = {}
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         program["version"] = importlib.metadata.version("ringside")
     commit = _git("rev-parse", "HEAD")
-    if commit and _git("status", "--porcelain", "-uno"):
-        commit += " with changes"
     if commit:
-        program["commit"] = commit
-    return program
+        changes = " with changes" if _git("status", "--porcelain", "-uno") else ""
+        program["commit"] = f"{commit}{changes}"
+    return program | {name: importlib.metadata.version(name) for name in DRAWN_BY}
 
 
 def _git(*arguments: str) -> str:
@@ -258,9 +202,8 @@ def _pack(root: Path, file: Path) -> None:
         archive.comment = MARK
         for path in _files(root):
             entry = zipfile.ZipInfo(path.relative_to(root.parent).as_posix(), EARLIEST)
-            entry.compress_type = zipfile.ZIP_DEFLATED
-            if path.suffix == PACKED:
-                entry.compress_type = zipfile.ZIP_STORED
+            is_packed = path.suffix == PACKED
+            entry.compress_type = zipfile.ZIP_STORED if is_packed else zipfile.ZIP_DEFLATED
             entry.external_attr, entry.create_system = MODE, 3  # Unix, wherever it is made
             entry.file_size = path.stat().st_size  # of more than 2 GiB zipfile must know it before
             with path.open("rb") as source, archive.open(entry, "w") as target:

@@ -3,7 +3,7 @@
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, is_dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -23,14 +23,7 @@ ABSENT = "absent"
 # Numbers that differ by less are equal: another Python, numpy or scipy rounds the last digits.
 TOLERANCE = 1e-9
 # What raw files that hold something else than Ringside wrote may raise.
-DAMAGED = (
-    TypeError,
-    ValueError,
-    LookupError,
-    AttributeError,
-    ArithmeticError,
-    RecursionError,
-)
+DAMAGED = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 # What people read; the codes beside them are compared as they are.
 SENTENCES = (
     "validity codes.*",
@@ -121,17 +114,18 @@ def verify(study: Path) -> Verification:
         for candidate in records.values():
             if candidate is not record and candidate.ended_at <= record.ended_at:
                 earlier.append(candidate)
+        why, wrong = "", True
         try:
             again = rebuilt(record, folder, earlier, lambda record: folders[record.record_id])
         except IncompleteLines as error:
-            is_wrong = record.state == "finished"
-            result.omissions.append(Omission(name, str(error), wrong=is_wrong))
+            why, wrong = str(error), record.state == "finished"
         except NotRecomputable as error:
-            result.omissions.append(Omission(name, str(error), wrong=False))
+            why, wrong = str(error), False
         except DAMAGED as error:
             cause = f"{type(error).__name__}: {error}"
             why = f"its raw files do not hold what Ringside wrote ({cause})"
-            result.omissions.append(Omission(name, why, wrong=True))
+        if why:
+            result.omissions.append(Omission(name, why, wrong))
         else:
             _compare_values(name, record, again, result)
     return result
@@ -141,9 +135,7 @@ def quotient(record: Record, metric: str) -> float | None:
     """Return one of QUOTIENTS from the metrics that it follows from; None where one is missing."""
     above, below = QUOTIENTS[metric]
     dividend = record.metrics.get(above)
-    divisor: float | None = record.cell.world_size
-    if below:
-        divisor = record.metrics.get(below)
+    divisor = record.metrics.get(below) if below else record.cell.world_size
     if metric not in record.metrics or dividend is None or not divisor:
         return None
     return dividend / divisor
@@ -154,16 +146,14 @@ def _check_against_baselines(
 ) -> None:
     """Compare what a record states against the one-GPU records that it names; without samples."""
     ids = rests_on(record)
-    metrics = [metric for metric in OF_SEVERAL_RECORDS if metric in record.metrics]
-    baselines = [baseline for baseline in records if baseline.record_id in ids]
-    if ids and {baseline.record_id for baseline in baselines} != ids:
-        result.not_compared.update(f"metrics {metric}" for metric in metrics)
-        return
     if not ids and not record.raw_sha256:
         return
-    values: Mapping[str, float] = {}
-    if ids:
-        values = again(record, baselines)
+    metrics = [metric for metric in OF_SEVERAL_RECORDS if metric in record.metrics]
+    baselines = [baseline for baseline in records if baseline.record_id in ids]
+    if {baseline.record_id for baseline in baselines} != ids:
+        result.not_compared.update(f"metrics {metric}" for metric in metrics)
+        return
+    values = again(record, baselines) if ids else {}
     for metric in metrics:
         value = values.get(metric, ABSENT)
         result.compare(name, RECORD, f"metrics {metric}", record.metrics[metric], value)
@@ -171,10 +161,8 @@ def _check_against_baselines(
 
 def _check_files(name: str, record: Record, folder: CellFolder, result: Verification) -> None:
     """Compare the hashes of the raw files."""
-    if not record.raw_sha256:
-        return
     present = {path.relative_to(folder.path).as_posix() for path in folder.raw_files()}
-    if not any(is_sample(file) for file in present):
+    if not record.raw_sha256 or not any(is_sample(file) for file in present):
         return  # published without samples
     wrong = dict(changed(folder.path, record.raw_sha256))
     for file, before in record.raw_sha256.items():
@@ -202,8 +190,8 @@ def _compare_values(name: str, record: Record, again: Rebuilt, result: Verificat
     # until 2026-11-23 some ranks measured several cells
     has_shared_ranks = any("pool" in rank for rank in record.ranks)
     for part in again.parts:
-        recorded = dict(leaves(_plain(getattr(record, part))))
-        recomputed = dict(leaves(_plain(getattr(again.record, part))))
+        recorded = dict(leaves(getattr(record, part)))
+        recomputed = dict(leaves(getattr(again.record, part)))
         for key in {**recomputed, **recorded}:
             label = f"{part} {key}".strip()
             is_younger = since(part, key.partition(".")[0]) > record.schema_version
@@ -213,20 +201,19 @@ def _compare_values(name: str, record: Record, again: Rebuilt, result: Verificat
                 continue
             before, now = recorded.get(key, ABSENT), recomputed.get(key, ABSENT)
             is_sentence = any(fnmatchcase(label, pattern) for pattern in SENTENCES)
-            if is_sentence and _same_numbers(before, now):
-                now = before
+            if (
+                is_sentence
+                and ABSENT not in (before, now)
+                and numbers_of(before) == numbers_of(now)
+            ):
+                now = before  # a later version may word it otherwise
             result.compare(name, RECORD, label, before, now)
-
-
-def _plain(value: Any) -> Any:
-    """Return a field of a record in the types of JSON."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return asdict(value)
-    return value
 
 
 def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
     """Yield every number, word and empty container of nested JSON, with the path to it."""
+    if is_dataclass(value) and not isinstance(value, type):
+        value = asdict(value)
     items: list[tuple[str, Any]] = []
     if isinstance(value, Mapping):
         items = [*value.items()]
@@ -245,7 +232,7 @@ def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 def same(recorded: Any, recomputed: Any) -> bool:
     """Tell whether two values are equal as JSON has them; NaN equals NaN."""
-    pair: Sequence[Any] = (recorded, recomputed)
+    pair = (recorded, recomputed)
     if any(isinstance(value, bool) for value in pair):
         return recorded is recomputed
     are_numbers = all(isinstance(value, int | float) for value in pair)
@@ -257,13 +244,6 @@ def same(recorded: Any, recomputed: Any) -> bool:
         return math.isclose(recorded, recomputed, rel_tol=TOLERANCE)
     except OverflowError:  # a whole number beyond every double
         return False
-
-
-def _same_numbers(recorded: str, recomputed: str) -> bool:
-    """Tell whether two sentences hold the same numbers: a later version may word them otherwise."""
-    if ABSENT in (recorded, recomputed):
-        return False
-    return numbers_of(recorded) == numbers_of(recomputed)
 
 
 def numbers_of(sentence: str) -> list[str]:
