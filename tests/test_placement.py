@@ -228,7 +228,7 @@ def test_random_machines(seed):
         matrix[a][b] = matrix[b][a] = float(chance.choice(speeds))
         shared[a][b] = shared[b][a] = chance.random() < (seed % 4) / 3
     ports = tuple(float(chance.choice([20, 50, 100])) for _ in range(size))
-    check(Wires(tuple(map(tuple, matrix)), tuple(tuple(map(bool, row)) for row in shared), ports))
+    check(Wires(np.array(matrix), np.array(shared, bool), np.array(ports)))
 
 
 @pytest.mark.parametrize(

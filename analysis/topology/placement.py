@@ -1,14 +1,13 @@
 """Choose K GPUs and the order of their ranks.
 
 Sets are ranked by their bandwidth (analysis.topology.bandwidth). The order comes after that: the
-ring with the best slowest link, then the one with the largest sum, since rank order decides which
-links a single ring crosses. The worst set stands in its best order; the worst order is that of the
-best set. Links count by their class, or by a measured peer-to-peer matrix.
+ring with the best slowest link, then the one with the largest sum. The worst set stands in its best
+order; the worst order is that of the best set. Links count by their class, or by a measured
+peer-to-peer matrix.
 
-Up to 8 GPUs every set and every ring is tried, and equal sets are ranked by their best ring. On
-larger machines sets are ranked by the upper bound of their bandwidth, and the first sets of that
-ranking by their exact bandwidth where they have up to 8 GPUs: a heuristic. More than 8 GPUs stay in
-the order of their ids: NCCL searches its own rings anyway.
+Up to 8 GPUs every set and every ring is tried. On larger machines sets are ranked by the upper
+bound of their bandwidth, and the first sets of that ranking again by their bandwidth. More than 8
+GPUs stay in the order of their ids: NCCL searches its own rings anyway.
 """
 
 import math
@@ -20,9 +19,9 @@ from typing import Any
 from analysis.topology.bandwidth import EXACT_GPUS, MachineWires, SetBandwidth, rings, set_bandwidth
 from analysis.topology.model import Topology, count_classes, describe_counts, quality
 
-MOST_GPUS = 16  # 12,870 sets of 8: two seconds
-_SCALE = 1_000_000  # weights become whole numbers, so that equal sums compare equal
-_REFINED = 16  # sets of a larger machine whose exact bandwidth is computed
+MOST_GPUS = 16  # 12,870 sets of 8
+SCALE = 1_000_000  # weights become whole numbers, so that equal sums compare equal
+REFINED = 16  # sets of a larger machine that are ranked again
 
 Matrix = Sequence[Sequence[float]]
 Weights = Sequence[Sequence[int]]  # symmetric, whole numbers; the diagonal is not used
@@ -30,17 +29,13 @@ Weights = Sequence[Sequence[int]]  # symmetric, whole numbers; the diagonal is n
 
 @dataclass(frozen=True)
 class Ring:
-    """GPUs in ring order, each linked to the next and the last to the first (two GPUs: one link).
-
-    `links` counts link classes and is empty without a topology; GB/s of links are None without a
-    measured matrix. `bandwidth` is that of the set, whatever its order.
-    """
+    """GPUs in ring order, each linked to the next and the last to the first (two GPUs: one link)."""
 
     order: tuple[int, ...]
-    links: dict[str, int]
-    slowest_gb_per_s: float | None
+    links: dict[str, int]  # counts of link classes; empty without a topology
+    slowest_gb_per_s: float | None  # of its links; None without a measured matrix
     sum_gb_per_s: float | None
-    bandwidth: SetBandwidth | None = None
+    bandwidth: SetBandwidth | None = None  # of the set, whatever its order
 
     def describe(self) -> str:
         """Return `0-1-2-3 (3 x NV2 + 1 x NV1)`, with measured numbers if there are any."""
@@ -86,9 +81,9 @@ def choose_gpus(topology: Topology | None, count: int, matrix: Matrix | None = N
     Raises:
         ValueError: more GPUs than there are or than can be searched, or neither source given.
     """
+    ids = range(len(matrix or ())) if topology is None else topology.gpus
     if topology is None and matrix is None:
         raise ValueError("no machine to place on; accepted are a topology and a measured matrix")
-    ids = topology.gpus if topology else tuple(range(len(matrix or ())))
     if matrix is not None and len(matrix) != len(ids):
         raise ValueError(
             f"a matrix of {len(matrix)} GPUs; accepted is one of {len(ids)}, as the topology has"
@@ -100,37 +95,34 @@ def choose_gpus(topology: Topology | None, count: int, matrix: Matrix | None = N
             f"a machine of {len(ids)} GPUs; accepted are at most {MOST_GPUS}, for which the search "
             "is short"
         )
-    weights = _weights(topology, matrix, ids)
-    wires = MachineWires.of(topology, matrix)
+    weights, wires = _weights(topology, matrix, ids), MachineWires.of(topology, matrix)
     best_set, worst_set = _best_and_worst(wires, weights, count)
-
-    def ring(members: Sequence[int], worst: bool = False) -> Ring:
-        order = [ids[at] for at in ring_order(weights, members, worst)]
+    chosen = []
+    for members, is_worst in ((best_set, False), (worst_set, False), (best_set, True)):
+        order = [ids[at] for at in ring_order(weights, members, is_worst)]
         bandwidth = wires.bandwidth(members) if count > 1 else None
-        return _ring(topology, matrix, ids, order, bandwidth)
-
-    best = ring(best_set)
-    worst = ring(worst_set)
-    return Placement(best, worst, ring(best_set, worst=True), _reason(best, worst, count))
+        chosen.append(_ring(topology, matrix, order, bandwidth))
+    best, worst, worst_order = chosen
+    return Placement(best, worst, worst_order, _reason(best, worst, count))
 
 
 def best_ring(topology: Topology, gpus: Sequence[int]) -> Ring:
     """Return 2 to MOST_GPUS GPUs in their best order, with the nominal bandwidth of the set."""
     chosen = sorted(gpus)
-    weights = _weights(topology, None, chosen)
-    order = [chosen[at] for at in ring_order(weights, range(len(chosen)))]
-    return _ring(topology, None, chosen, order, set_bandwidth(topology, chosen))
+    order = ring_order(_weights(topology, None, chosen), range(len(chosen)))
+    bandwidth = set_bandwidth(topology, chosen)
+    return _ring(topology, None, [chosen[at] for at in order], bandwidth)
 
 
 def _weights(topology: Topology | None, matrix: Matrix | None, ids: Sequence[int]) -> Weights:
     weights = [[0] * len(ids) for _ in ids]
     for a, b in combinations(range(len(ids)), 2):
+        weight = 0.0
         if matrix is not None:
             weight = min(matrix[a][b], matrix[b][a])
-        else:
-            assert topology is not None
+        elif topology is not None:
             weight = quality(topology.link_between(ids[a], ids[b]))
-        weights[a][b] = weights[b][a] = round(weight * _SCALE)
+        weights[a][b] = weights[b][a] = round(weight * SCALE)
     return weights
 
 
@@ -142,18 +134,14 @@ def _best_and_worst(
     if count == 1 or len(sets) == 1:
         return sets[0], sets[0]
     if len(weights) <= EXACT_GPUS:
-        speeds = {members: wires.bandwidth(members).gb_per_s for members in sets}
-
-        def rank(members: tuple[int, ...]) -> tuple[int, int]:
-            return ring_value(weights, ring_order(weights, members))
-
-        high, low = max(speeds.values()), min(speeds.values())
-        best = max((members for members in sets if speeds[members] == high), key=rank)
-        worst = min((members for members in sets if speeds[members] == low), key=rank)
-        return best, worst
+        ranks = {}
+        for members in sets:
+            ring = ring_value(weights, ring_order(weights, members))
+            ranks[members] = wires.bandwidth(members).gb_per_s, ring
+        return max(sets, key=ranks.__getitem__), min(sets, key=ranks.__getitem__)
     bounds = {members: wires.bandwidth(members, quick=True).gb_per_s for members in sets}
-    highest = sorted(sets, key=lambda members: (-bounds[members], members))[:_REFINED]
-    lowest = sorted(sets, key=lambda members: (bounds[members], members))[:_REFINED]
+    highest = sorted(sets, key=lambda members: -bounds[members])[:REFINED]
+    lowest = sorted(sets, key=bounds.__getitem__)[:REFINED]
     speeds = {members: wires.bandwidth(members).gb_per_s for members in {*highest, *lowest}}
     return max(highest, key=speeds.__getitem__), min(lowest, key=speeds.__getitem__)
 
@@ -161,8 +149,7 @@ def _best_and_worst(
 def _ring(
     topology: Topology | None,
     matrix: Matrix | None,
-    ids: Sequence[int],
-    order: list[int],
+    order: Sequence[int],
     bandwidth: SetBandwidth | None,
 ) -> Ring:
     if len(order) < 2:
@@ -171,10 +158,9 @@ def _ring(
     words = [topology.link_between(a, b) for a, b in steps] if topology else []
     if matrix is None:
         return Ring(tuple(order), count_classes(words), None, None, bandwidth)
-    speeds = []
-    for a, b in steps:
-        i, j = ids.index(a), ids.index(b)
-        speeds.append(min(matrix[i][j], matrix[j][i]))
+    ids = topology.gpus if topology else range(len(matrix))
+    at = [(ids.index(a), ids.index(b)) for a, b in steps]
+    speeds = [min(matrix[i][j], matrix[j][i]) for i, j in at]
     return Ring(tuple(order), count_classes(words), min(speeds), math.fsum(speeds), bandwidth)
 
 
@@ -183,24 +169,22 @@ def _reason(best: Ring, worst: Ring, count: int) -> str:
     if count == 1:
         return "One GPU has no links, so every choice is the same."
     kind = "pair" if count == 2 else f"set of {count} GPUs"
-    high, low = best.bandwidth, worst.bandwidth
-    if high != low:
+    brackets = []
+    for ring in (best, worst):
+        speed = ring.bandwidth
+        shown = speed is not None and speed.shown_gb_per_s is not None
+        brackets.append(f" ({speed.describe()})" if speed and shown else "")
+    if best.bandwidth != worst.bandwidth:
         return (
-            f"{best.describe()} is the best {kind}: its rings carry most{_in_brackets(high)}; "
-            f"the worst, {worst.describe()}, carries least{_in_brackets(low)}."
+            f"{best.describe()} is the best {kind}: its rings carry most{brackets[0]}; "
+            f"the worst, {worst.describe()}, carries least{brackets[1]}."
         )
     if (best.links, best.slowest_gb_per_s) == (worst.links, worst.slowest_gb_per_s):
         return f"Every {kind} of this machine is as good as {best.describe()}."
     return (
-        f"Every {kind} can pack rings of the same bandwidth{_in_brackets(high)}; "
+        f"Every {kind} can pack rings of the same bandwidth{brackets[0]}; "
         f"{best.describe()} has the best ring, {worst.describe()} the worst."
     )
-
-
-def _in_brackets(bandwidth: SetBandwidth | None) -> str:
-    if bandwidth is None or bandwidth.shown_gb_per_s is None:
-        return ""
-    return f" ({bandwidth.describe()})"
 
 
 def ring_value(weights: Weights, order: Sequence[int]) -> tuple[int, int]:
@@ -217,12 +201,10 @@ def ring_order(weights: Weights, members: Sequence[int], worst: bool = False) ->
     Best: the highest slowest link, then the largest sum. Worst: the lowest slowest link, then the
     smallest sum. More than EXACT_GPUS positions keep their order.
     """
-    if len(members) > EXACT_GPUS:
+    links = {weights[a][b] for a, b in combinations(members, 2)}
+    if len(members) > EXACT_GPUS or len(links) < 2:  # every ring is as good
         return list(members)
     inside = [[weights[a][b] for b in members] for a in members]
-    links = {inside[a][b] for a, b in combinations(range(len(members)), 2)}
-    if len(links) < 2:  # every ring is as good
-        return list(members)
     choose = min if worst else max
     order = choose(rings(len(members)), key=lambda ring: ring_value(inside, ring))
     return [members[at] for at in order]

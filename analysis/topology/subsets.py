@@ -11,7 +11,8 @@ with equal matrices in that order are isomorphic, and only the few different mat
 are compared by search.
 """
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from math import comb
@@ -20,9 +21,8 @@ from typing import Any
 from analysis.topology.model import Topology, count_classes, quality
 
 MOST_SUBSETS = 500_000  # of one request: more would not be measured, and would take minutes to sort
-_MIX = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # of splitmix64
-_ROUNDS = 3  # of refinement: they separate nearly all; the search separates the rest
-LabelMatrix = tuple[tuple[int, ...], ...]
+MIX = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # of splitmix64
+ROUNDS = 3  # of refinement: they separate nearly all; the search separates the rest
 
 
 @dataclass(frozen=True)
@@ -48,16 +48,6 @@ class SubsetClass:
         return content
 
 
-@dataclass
-class _OpenClass:
-    """A class while subsets are sorted into it."""
-
-    matrix: LabelMatrix
-    colours: tuple[int, ...]
-    members: list[tuple[int, ...]]  # the first two
-    count: int = 0
-
-
 def classes(
     topology: Topology, size: int | None = None, *, affinity: bool = False, nics: bool = False
 ) -> list[SubsetClass]:
@@ -75,7 +65,7 @@ def classes(
         raise ValueError(
             f"{subsets} subsets of {gpus} GPUs are too many to sort; accepted is one small --size"
         )
-    labels = _labels(topology, affinity=affinity, nics=nics)
+    labels = _labels(topology, affinity, nics)
     subset_classes: list[SubsetClass] = []
     for k in sizes:
         subset_classes += _classes_of_size(topology, labels, k)
@@ -89,65 +79,67 @@ def _best_links_first(subset: SubsetClass) -> tuple[int, float, float, tuple[int
     return subset.size, -slowest, -total, subset.representative
 
 
-def _labels(topology: Topology, *, affinity: bool, nics: bool) -> LabelMatrix:
+def _labels(topology: Topology, affinity: bool, nics: bool) -> list[list[int]]:
     """Return numbers for the labels of each ordered pair of GPUs; on the diagonal, of each GPU."""
-
-    def label(a: int, b: int) -> str:
-        parts: list[object] = ["self" if a == b else topology.link_between(a, b)]
-        if affinity and a != b:
-            # The relation, not the node's number: sockets 0 and 1 are alike.
-            homes = {(topology.gpu(x).numa_affinity, topology.gpu(x).cpu_affinity) for x in (a, b)}
-            parts.append("unknown" if (None, None) in homes else len(homes))
-        if nics:
-            reach = [
-                (topology.link_between(a, n), topology.link_between(b, n)) for n in topology.nics
-            ]
-            parts.append(sorted(reach))
-        return repr(tuple(parts))
-
-    texts = [[label(a, b) for b in topology.gpus] for a in topology.gpus]
+    texts = []
+    for a in topology.gpus:
+        row = []
+        for b in topology.gpus:
+            parts: list[object] = ["self" if a == b else topology.link_between(a, b)]
+            if affinity and a != b:
+                # The relation, not the node's number: sockets 0 and 1 are alike.
+                devices = (topology.gpu(a), topology.gpu(b))
+                homes = {(gpu.numa_affinity, gpu.cpu_affinity) for gpu in devices}
+                parts.append("unknown" if (None, None) in homes else len(homes))
+            if nics:
+                reach = []
+                for nic in topology.nics:
+                    reach.append((topology.link_between(a, nic), topology.link_between(b, nic)))
+                parts.append(sorted(reach))
+            row.append(repr(parts))
+        texts.append(row)
     distinct = sorted({text for row in texts for text in row})
-    numbers = {text: number for number, text in enumerate(distinct, start=1)}
-    return tuple(tuple(numbers[text] for text in row) for row in texts)
+    return [[distinct.index(text) + 1 for text in row] for row in texts]
 
 
-def _classes_of_size(topology: Topology, labels: LabelMatrix, size: int) -> Iterator[SubsetClass]:
-    """Yield classes in the order of their first members, visited in lexicographic order."""
+def _classes_of_size(
+    topology: Topology, labels: Sequence[Sequence[int]], size: int
+) -> list[SubsetClass]:
+    """Return the classes in the order of their first members, visited in lexicographic order."""
     positions = list(combinations(range(len(topology.gpus)), size))
-    values, matrices = _refine(labels, positions)
-    class_of_matrix: dict[bytes, _OpenClass] = {}
-    rivals: dict[int, list[_OpenClass]] = {}  # by value
-    open_classes: list[_OpenClass] = []
-    for subset, value, (matrix, colours) in zip(positions, values, matrices, strict=True):
-        key = matrix.tobytes()
-        subset_class = class_of_matrix.get(key)
-        if subset_class is None:
-            rows = tuple(map(tuple, matrix.tolist()))
-            shades = tuple(colours.tolist())
-            for rival in rivals.setdefault(value, []):
-                if _isomorphic(rows, shades, rival.matrix, rival.colours):
-                    subset_class = rival
+    values, matrices, colours = _refine(labels, positions)
+    first_of: dict[bytes, int] = {}  # by matrix: the first subset of its class
+    rivals: dict[int, list[int]] = defaultdict(list)  # by value: the first subsets of its classes
+    members: dict[int, list[int]] = defaultdict(list)  # of the class of a first subset
+    for number, value in enumerate(values):
+        key = matrices[number].tobytes()
+        if key not in first_of:
+            first_of[key] = number
+            for rival in rivals[value]:
+                if _isomorphic(
+                    (matrices[number].tolist(), colours[number].tolist()),
+                    (matrices[rival].tolist(), colours[rival].tolist()),
+                ):
+                    first_of[key] = rival
                     break
             else:
-                subset_class = _OpenClass(rows, shades, [])
-                rivals[value].append(subset_class)
-                open_classes.append(subset_class)
-            class_of_matrix[key] = subset_class
-        subset_class.count += 1
-        if len(subset_class.members) < 2:
-            subset_class.members.append(tuple(topology.gpus[at] for at in subset))
-    for subset_class in open_classes:
-        first, *rest = subset_class.members
-        links = count_classes(topology.link_between(a, b) for a, b in combinations(first, 2))
-        yield SubsetClass(size, links, first, subset_class.count, rest[0] if rest else None)
+                rivals[value].append(number)
+        members[first_of[key]].append(number)
+    subset_classes = []
+    for numbers in members.values():
+        shown = [tuple(topology.gpus[at] for at in positions[number]) for number in numbers[:2]]
+        links = count_classes(topology.link_between(a, b) for a, b in combinations(shown[0], 2))
+        second = shown[1] if len(shown) > 1 else None
+        subset_classes.append(SubsetClass(size, links, shown[0], len(numbers), second))
+    return subset_classes
 
 
 def _refine(
-    labels: LabelMatrix, positions: list[tuple[int, ...]]
-) -> tuple[list[int], Iterator[tuple[Any, Any]]]:
+    labels: Sequence[Sequence[int]], positions: Sequence[tuple[int, ...]]
+) -> tuple[list[int], Any, Any]:
     """Return for every subset a value that isomorphic subsets share, its matrix and its colours.
 
-    The label matrix is in the order of the colours, which are sorted.
+    The matrix of labels is in the order of the colours, which are sorted.
     """
     import numpy as np
 
@@ -156,53 +148,43 @@ def _refine(
 
     def mix(values: Any) -> Any:
         """Scatter 64-bit values so that sums of them stand for multisets."""
-        values = (values + np.uint64(_MIX[0])) * np.uint64(_MIX[1])
+        values = (values + np.uint64(MIX[0])) * np.uint64(MIX[1])
         values ^= values >> np.uint64(31)
-        values *= np.uint64(_MIX[2])
+        values *= np.uint64(MIX[2])
         return values ^ (values >> np.uint64(29))
 
     pairs = mix(matrix)
     colours = mix(np.einsum("sii->si", matrix))
-    for _ in range(min(_ROUNDS, chosen.shape[1])):
-        seen = mix(pairs ^ (colours[:, None, :] * np.uint64(_MIX[1])))
-        colours = mix(colours * np.uint64(_MIX[2]) + seen.sum(axis=2, dtype=np.uint64))
+    for _ in range(min(ROUNDS, chosen.shape[1])):
+        seen = mix(pairs ^ (colours[:, None, :] * np.uint64(MIX[1])))
+        colours = mix(colours * np.uint64(MIX[2]) + seen.sum(axis=2, dtype=np.uint64))
     order = np.argsort(colours, axis=1, kind="stable")
     rows = np.arange(len(positions))[:, None, None]
-    ordered = matrix[rows, order[:, :, None], order[:, None, :]].astype(np.uint16)
-    ordered = np.ascontiguousarray(ordered)
-    shades = np.take_along_axis(colours, order, axis=1)
+    ordered = np.ascontiguousarray(matrix[rows, order[:, :, None], order[:, None, :]])
     values = mix(colours).sum(axis=1, dtype=np.uint64).tolist()
-    return values, zip(ordered, shades, strict=True)
+    return values, ordered, np.take_along_axis(colours, order, axis=1)
 
 
-def _isomorphic(
-    a: LabelMatrix, colours_a: tuple[int, ...], b: LabelMatrix, colours_b: tuple[int, ...]
-) -> bool:
-    """Tell whether some permutation that keeps colours turns matrix a into matrix b."""
+def _isomorphic(a: tuple[Any, Any], b: tuple[Any, Any]) -> bool:
+    """Tell whether some permutation that keeps colours turns one matrix into the other."""
+    (matrix_a, colours_a), (matrix_b, colours_b) = a, b
     if colours_a != colours_b:  # both sorted: other colours, other graph
         return False
     image: list[int] = []  # the positions of b that stand for the first positions of a
 
-    def fits(candidate: int) -> bool:
-        at = len(image)
-        if colours_b[candidate] != colours_a[at] or candidate in image:
-            return False
-        if a[at][at] != b[candidate][candidate]:
-            return False
-        for k, peer in enumerate(image):
-            if a[at][k] != b[candidate][peer] or a[k][at] != b[peer][candidate]:
-                return False
-        return True
-
     def extend() -> bool:
-        if len(image) == len(a):
+        at = len(image)
+        if at == len(matrix_a):
             return True
-        for candidate in range(len(a)):
-            if fits(candidate):
-                image.append(candidate)
-                if extend():
-                    return True
-                image.pop()
+        for candidate in range(len(matrix_a)):
+            if candidate in image or colours_b[candidate] != colours_a[at]:
+                continue
+            image.append(candidate)
+            rows = (matrix_a[at][k] == matrix_b[candidate][peer] for k, peer in enumerate(image))
+            columns = (matrix_a[k][at] == matrix_b[peer][candidate] for k, peer in enumerate(image))
+            if all(rows) and all(columns) and extend():
+                return True
+            image.pop()
         return False
 
     return extend()
