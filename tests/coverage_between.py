@@ -69,7 +69,7 @@ def seen_unpaired(one):
 
 def _seen(difference, error, freedom):
     tests = Tests(difference, error, freedom, np.isfinite(error))
-    return significant(chances(tests), [COMPARED], 0.05)
+    return significant(chances(tests), 0.05)
 
 
 def wrong(seed, repeats, noise, surroundings, studies=STUDIES, seen=seen_in_turns):

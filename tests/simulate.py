@@ -172,8 +172,8 @@ def wire_ms(gpus, gb_per_s=None):
     return megabytes / (gb_per_s or set_bandwidth(DGX1, gpus).gb_per_s)
 
 
-def wired_study(seed=0, truth=None, subsets=SUBSETS, lost=None):
-    """A study of these subsets; `lost` is {subset: further ms that it loses}."""
+def wired_study(seed=0, truth=None, subsets=SUBSETS):
+    """A study of these subsets."""
     truth, chance = truth or WiredTruth(), np.random.default_rng(seed)
     simulator = Simulator(
         Truth(alone_ms=(54.0,) * 8, overhead_ms=0.0, contention_ms=0.0, noise=truth.noise), seed
@@ -188,7 +188,7 @@ def wired_study(seed=0, truth=None, subsets=SUBSETS, lost=None):
         speed = truth.efficiency_of_nccl * set_bandwidth(DGX1, gpus).gb_per_s
         busbw = speed * (1 + 0.01 * chance.standard_normal())
         exchange_ms = wire_ms(gpus, busbw)
-        cost_ms = truth.fixed_ms + truth.share * exchange_ms + (lost or {}).get(gpus, 0.0)
+        cost_ms = truth.fixed_ms + truth.share * exchange_ms
         record = simulator.record(gpus, **around)
         rate = record.metrics["throughput/images_per_second"]
         rate *= simulator.truth.step_ms(STRATEGY, gpus) / (54.0 + cost_ms)

@@ -39,7 +39,7 @@ def test_one_command_measured_twice_shows_no_difference(capsys):
     status, found = compared(capsys, FIRST, AGAIN)
     same = {"no difference seen": CELLS}
     assert (status, found["regressions"], found["verdicts"]) == (0, 0, same)
-    assert (found["differs"], found["in_turn"]) == ({}, False)
+    assert found["differs"] == {}
     assert found["only_a"] == found["only_b"] == []
     assert all(0.005 < one["smallest"] < 0.01 for one in found["cells"])
     status, found = compared(capsys, DATA / "h200_x2" / "scaling", DATA / "h200_x2" / "strategies")
@@ -113,22 +113,6 @@ def test_other_studies_of_the_folder_lend_their_floor_but_not_those_compared(slo
         for one in studies
     ]
     assert [one.runs for one in floors] == [12, 12], "each its own six runs and the six of c"
-
-
-@pytest.mark.parametrize(
-    ("order", "expected"), [("AB", False), ("AABB", False), ("ABA", True), ("ABAB", True)]
-)
-def test_sweeps_that_took_turns_are_told(order, expected, tmp_path, capsys):
-    made = {"A": [], "B": []}
-    for turn, letter in enumerate(order):
-        for repeat in range(2):
-            number = 100 * turn + 1 + repeat
-            cell = {"repeat": 2 * turn + repeat}
-            rate = 1000.0 + (100 * turn + 1) % 7 + repeat
-            made[letter].append(record(number, [0], rate, sweep_id=f"{turn}", cell=cell))
-    folders = [study(tmp_path / letter, records) for letter, records in made.items()]
-    _, found = compared(capsys, *folders)
-    assert found["in_turn"] is expected
 
 
 def test_single_runs_cannot_tell_and_that_is_no_success(capsys):

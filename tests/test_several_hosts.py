@@ -291,7 +291,7 @@ def test_studies_on_other_hosts_are_compared_by_the_places_of_their_hosts(tmp_pa
     ]
     assert cell_id(one.study.records[1].cell, one.hosts)[0] == ("host1:0", "host2:0")
     (one,), _ = open_inputs([StudyPath.of(str(folders[0])), StudyPath.of(str(folders[2]))])
-    assert not one.hosts and cell_id(one.study.records[1].cell)[0] == ("a:0", "b:0")
+    assert not one.hosts and cell_id(one.study.records[1].cell, {})[0] == ("a:0", "b:0")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from scipy.stats import linregress
-from simulate import DGX1, SUBSETS, WiredTruth, lines_by_quantity, wire_ms, wired_study
+from simulate import DGX1, SUBSETS, WiredTruth, lines_by_quantity, wired_study
 
 from analysis.findings.examine import findings_of
 from analysis.findings.wire_lines import fit
@@ -18,7 +18,7 @@ from analysis.study.study import open_study
 from analysis.topology.subsets import classes
 
 DATA = Path(__file__).parent / "data"
-COST, EFFICIENCY = "strategy/cost_ms", "scaling/efficiency"
+COST = "strategy/cost_ms"
 PAIRS = tuple(combinations(range(8), 2))
 
 
@@ -46,15 +46,13 @@ def test_a_line_is_that_of_scipy_and_expects_further_points_as_often_as_it_says(
 
 def test_the_planted_line_is_found():
     lines, _ = lines_by_quantity(wired_study(3, WiredTruth(fixed_ms=0.8, share=0.25)))
-    cost, efficiency = lines[COST], lines[EFFICIENCY]
-    assert cost.fixed_ms.low <= 0.8 <= cost.fixed_ms.high
-    assert cost.fixed_ms.high - cost.fixed_ms.low < 0.2
-    for line in (cost, efficiency):
-        assert line.share.low <= 0.25 <= line.share.high and line.share.high - line.share.low < 0.03
-        assert line.r_squared > 0.98 and len(line.points) == len(SUBSETS)
-        assert max(abs(point.residual_ms) for point in line.points) < 4 * 54 * 0.002
-    fastest = efficiency.points[0]
-    assert fastest.efficiency == pytest.approx(54 / (54 + 0.8 + 0.25 * fastest.wire_ms), abs=0.01)
+    line = lines[COST]
+    assert line.fixed_ms.low <= 0.8 <= line.fixed_ms.high
+    assert line.fixed_ms.high - line.fixed_ms.low < 0.2
+    assert line.share.low <= 0.25 <= line.share.high and line.share.high - line.share.low < 0.03
+    assert line.r_squared > 0.98 and len(line.points) == len(SUBSETS)
+    assert max(abs(point.residual_ms) for point in line.points) < 4 * 54 * 0.002
+    fastest = line.points[0]
     assert fastest.gpus == tuple(range(8)) and fastest.gb_per_s == pytest.approx(
         0.85 * 150, rel=0.03
     )
@@ -62,19 +60,11 @@ def test_the_planted_line_is_found():
 
 def test_where_the_cost_on_one_gpu_is_known_the_line_is_one_of_exposed_communication():
     lines, _ = lines_by_quantity(wired_study(4, WiredTruth(alone_ms=0.3)))
-    assert set(lines) == {"comm/exposed_ms", EFFICIENCY}
+    assert set(lines) == {"comm/exposed_ms"}
     line = lines["comm/exposed_ms"]
     assert line.share.low <= 0.4 <= line.share.high
     assert line.fixed_ms.value == pytest.approx(0.2, abs=0.1)
     assert line.fixed_ms.low is None, "all cells share the error of the cells on one GPU"
-
-
-def test_cells_that_bend_together_are_no_line():
-    """From 8 ms of exchange on nothing more hides."""
-    beyond = {gpus: 0.6 * max(0.0, wire_ms(gpus) - 8) for gpus in SUBSETS}
-    lines, _ = lines_by_quantity(wired_study(1, lost=beyond))
-    assert lines[COST].bends and lines[EFFICIENCY].bends
-    assert not lines_by_quantity(wired_study(1))[0][COST].bends
 
 
 def test_settings_of_nccl_are_cells_of_one_line():

@@ -58,7 +58,6 @@ ONCE_MORE = (
     "To see what a sweep changes by itself, measure A once more under another name and compare "
     "the two."
 )
-IN_TURN = f"Their sweeps were measured in turn. {INSIDE}"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -127,7 +126,6 @@ def as_json(
         "b": [_side_json(side) for side in second],
         "differs": apart,
         "shared": shared,
-        "in_turn": result.in_turn,
         "limit": limit,
         "regressions": sum(cell.is_regression(limit) for cell in result.cells),
         "verdicts": dict(Counter(cell.verdict for cell in result.cells)),
@@ -280,10 +278,7 @@ def _lines(result: Differences, limit: float, is_same_machine: bool) -> list[str
                 f"{number(max(blind), 'share')}): "
                 "a smaller regression there can stay unseen. More repeats show more."
             )
-    if result.in_turn:
-        lines.append(IN_TURN)
-    else:
-        lines.append(f"{NOT_IN_TURN} {ONCE_MORE}" if is_same_machine else NOT_IN_TURN)
+    lines.append(f"{NOT_IN_TURN} {ONCE_MORE}" if is_same_machine else NOT_IN_TURN)
     reasons = Counter(cell.why for cell in cells if cell.why)
     lines += [f"{count(number_of, 'cell')}: {why}." for why, number_of in reasons.items()]
     lines += [f"{cell.name}: {cell.doubts}." for cell in cells if cell.doubts][:3]

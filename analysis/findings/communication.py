@@ -64,7 +64,8 @@ class Exposures:
         `judged=False` gives numbers also where the noise, which other records show, forbids to
         claim them: for `verify`.
         """
-        self._study, self._baselines, self._judged = study, baselines or Baselines(study), judged
+        self._study, self._judged = study, judged
+        self.baselines = baselines or Baselines(study)
         self._costs: dict[tuple[int, ...], CostAlone] = {}
         alone = [runs for runs in study.timed if runs.world_size == 1 and runs.strategy == WITHOUT]
         self._without = merged_by(alone, self._without_strategy, lambda runs: runs.gpus[0])
@@ -131,7 +132,7 @@ class Exposures:
         return min(1.0, max(0.0, share)), _known(half), ""
 
     def _cost_alone(self, runs: Runs) -> CostAlone:
-        members = self._baselines.of(runs)
+        members = self.baselines.of(runs)
         key = tuple(map(id, members.values()))  # thousands of records may have equal baselines
         if key not in self._costs:
             self._costs[key] = self._cost_of(members)

@@ -1,11 +1,9 @@
-"""Which of two cells is faster: their runs against each other, the noise floor, and the smallest
-difference to be seen.
+"""Which of two cells is faster: their runs against each other, and the noise floor.
 
 Two cells are compared if they belong to the same benchmark, do the same amount of work and differ
-in exactly one asked thing on the same GPUs. The test is on the logarithms of the benchmark's
-primary rate in whole runs, with the turns as blocks (analysis.statistics.tests); where no turns
-connect two cells it is Welch's, unpaired. All tests of a study are one family, held at 5 % by
-Holm's method (1979).
+in exactly one asked thing on the same GPUs. The test is on the logarithms of the primary rate in
+whole runs, with the turns as blocks (analysis.statistics.tests); where no turns connect two cells
+it is Welch's, unpaired. All tests of a study are one family (Holm 1979).
 """
 
 import math
@@ -33,21 +31,12 @@ from benchmarks.record import Record
 PREFIX = "nccl."  # of the names of NCCL's settings in a key
 EXCHANGE = "comm/exchange_ms"
 POWER = 0.8  # a difference as large as `smallest` is seen in four studies of five
-# With more values of one thing than this, every one is compared with the first alone: pairs grow
-# with the square.
-MOST_VALUES = 8
+MOST_VALUES = 8  # of one thing; of more, every one is compared with the first alone
 BATCH = ("batch_size", "global_batch_size")  # one follows from the other and the GPUs: one thing
 # Asked things that are no choice between equals, or that are compared in their own way.
 NOT_COMPARED = (
-    "model.",
-    "optimizer.",
-    "profiler",
-    "device",
-    "strategy.",
-    PREFIX,
-    "server_gpus",
-    "data",
-    *BATCH,
+    *("model.", "optimizer.", "profiler", "device", "strategy.", "server_gpus", "data"),
+    *(PREFIX, *BATCH),
 )
 SINGLE = "a single run gives no verdict (repeats=5 does)"
 CHANCE = "its interval excludes 0, but among so many comparisons that can be chance"
@@ -64,14 +53,11 @@ class Pair:
     differing: tuple[str, ...]  # names in the keys that differ
     first: Runs
     second: Runs
-    group: Hashable  # equal for pairs of cells that are compared each with each
 
 
 @dataclass(frozen=True)
 class Tests:
-    """The tests of several pairs, an entry each. All but `difference` are NaN for a pair that
-    cannot be tested.
-    """
+    """The tests of several pairs, an entry each; NaN but for `difference` where there is none."""
 
     difference: Floats  # of the logarithms, second − first
     error: Floats  # its standard error
@@ -80,8 +66,7 @@ class Tests:
 
 
 def smallest_change(error: Any, freedom: Any, tests: int) -> Any:
-    """Return the smallest change of a rate, as a share, that runs could have shown, among so many
-    tests.
+    """Return the smallest change of a rate, as a share, that runs could have shown in `tests`.
 
     `error` is the standard error of the difference of two logarithms, a number or an array.
     """
@@ -96,52 +81,44 @@ def comparisons(study: Study) -> tuple[Comparison, ...]:
     tests = _tests(study, compared)
     tested = np.isfinite(tests.error)
     seen = np.zeros(len(compared), dtype=bool)
-    seen[tested] = significant(chances(tests)[tested], _groups(compared, tested), 1 - LEVEL)
-    half = np.minimum(stdtrit(tests.freedom, (1 + LEVEL) / 2) * tests.error, WIDEST)
+    seen[tested] = significant(chances(tests)[tested], 1 - LEVEL)
+    halves = np.minimum(stdtrit(tests.freedom, (1 + LEVEL) / 2) * tests.error, WIDEST)
     smallest = smallest_change(tests.error, tests.freedom, int(tested.sum()))
     verdicts = []
     for at, pair in enumerate(compared):
-        difference = min(max(float(tests.difference[at]), -WIDEST), WIDEST)
-        if not tested[at]:
-            estimate = Estimate(math.expm1(difference))
-            verdicts.append(_comparison(study, pair, estimate, None, "", SINGLE))
-            continue
-        ends = (math.expm1(difference - half[at]), math.expm1(difference + half[at]))
-        verdict = "no difference seen"
-        reasons = []
-        if seen[at]:
-            verdict = "faster" if difference > 0 else "slower"
-        elif 0 < half[at] < abs(difference):
-            reasons.append(CHANCE)
-        if not tests.in_turns[at]:
-            reasons.append(SEPARATE if seen[at] and _separate(pair) else UNPAIRED)
-        estimate = Estimate(math.expm1(difference), *ends)
-        why = "; ".join(reasons)
-        verdicts.append(_comparison(study, pair, estimate, float(smallest[at]), verdict, why))
+        difference, half = min(max(float(tests.difference[at]), -WIDEST), WIDEST), halves[at]
+        estimate, verdict, why = Estimate(math.expm1(difference)), "", SINGLE
+        if tested[at]:
+            ends = (math.expm1(difference - half), math.expm1(difference + half))
+            estimate, reasons = Estimate(estimate.value, *ends), []
+            verdict = "no difference seen"
+            if seen[at]:
+                verdict = "faster" if difference > 0 else "slower"
+            elif 0 < half < abs(difference):
+                reasons.append(CHANCE)
+            if not tests.in_turns[at]:
+                reasons.append(SEPARATE if seen[at] and _are_separate(pair) else UNPAIRED)
+            why = "; ".join(reasons)
+        comparison = Comparison(
+            first=labels.side_label(study, pair.first, pair.differing, pair.asked),
+            second=labels.side_label(study, pair.second, pair.differing, pair.asked),
+            difference=estimate,
+            smallest=float(smallest[at]) if tested[at] else None,
+            verdict=verdict,
+            why=why,
+            asked=pair.asked,
+            gpus=pair.first.gpus,
+            runs=(len(pair.first.log_rates), len(pair.second.log_rates)),
+            rate=pair.first.rate.name,
+            differing=pair.differing,
+            first_key=pair.first.key,
+            second_key=pair.second.key,
+        )
+        verdicts.append(comparison)
     return tuple(verdicts)
 
 
-def _comparison(
-    study: Study, pair: Pair, estimate: Estimate, smallest: float | None, verdict: str, why: str
-) -> Comparison:
-    return Comparison(
-        first=labels.side_label(study, pair.first, pair.differing, pair.asked),
-        second=labels.side_label(study, pair.second, pair.differing, pair.asked),
-        difference=estimate,
-        smallest=smallest,
-        verdict=verdict,
-        why=why,
-        asked=pair.asked,
-        gpus=pair.first.gpus,
-        runs=(len(pair.first.log_rates), len(pair.second.log_rates)),
-        rate=pair.first.rate.name,
-        differing=pair.differing,
-        first_key=pair.first.key,
-        second_key=pair.second.key,
-    )
-
-
-def _separate(pair: Pair) -> bool:
+def _are_separate(pair: Pair) -> bool:
     first = [record.started_at for record in pair.first.records]
     second = [record.started_at for record in pair.second.records]
     return max(first) < min(second) or max(second) < min(first)
@@ -162,33 +139,19 @@ def _tests(study: Study, compared: Sequence[Pair]) -> Tests:
         difference[members] = contrasts.difference
         error[members] = contrasts.error
         freedom[members] = contrasts.freedom
-    fewest = [min(len(pair.first.log_rates), len(pair.second.log_rates)) for pair in compared]
-    in_turns = np.isfinite(error) & (np.array(fewest, dtype=int) > 1)
-    error[~in_turns] = math.nan
-    freedom[~in_turns] = math.nan
+    in_turns = np.isfinite(error)
     for at, pair in enumerate(compared):
-        if in_turns[at]:
-            continue
         first, second = np.array(pair.first.log_rates), np.array(pair.second.log_rates)
-        difference[at] = second.mean() - first.mean()
-        if fewest[at] > 1:
-            error[at], freedom[at] = _welch(first, second)
+        repeated = min(len(first), len(second)) > 1
+        in_turns[at] &= repeated
+        if not in_turns[at]:
+            difference[at] = second.mean() - first.mean()
+            error[at], freedom[at] = _welch(first, second) if repeated else (math.nan, math.nan)
     return Tests(difference, error, freedom, in_turns)
 
 
-def _groups(compared: Sequence[Pair], tested: Flags) -> list[int]:
-    """Return the numbers of tested cells that are compared each with each."""
-    cells: dict[Hashable, set[int]] = defaultdict(set)
-    for pair, is_tested in zip(compared, tested, strict=True):
-        if is_tested:
-            cells[pair.group] |= {id(pair.first), id(pair.second)}
-    return [len(members) for members in cells.values()]
-
-
 def family(runs: Runs) -> Hashable:
-    """Return a key that is equal for cells whose scatter is pooled: of one rate, one model and one
-    machine.
-    """
+    """Return a key of cells whose scatter is pooled: of one rate, one model and one machine."""
     return runs.rate, runs.request.get("model.name"), runs.machine
 
 
@@ -210,8 +173,7 @@ def turn_models(study: Study) -> dict[Hashable, tuple[dict[int, int], TurnModel]
 
 
 def _turns(records: Iterable[Record]) -> dict[int, int]:
-    """Return the number of each record's turn by its id(): the records of one sweep with one
-    repeat.
+    """Return {id(record): its turn}, the records of one sweep with one repeat.
 
     A sweep whose turns overlap in time did not measure in turns; its records are absent.
     """
@@ -222,11 +184,8 @@ def _turns(records: Iterable[Record]) -> dict[int, int]:
     numbers: dict[int, int] = {}
     count = 0
     for turns in sweeps.values():
-        spans = []
-        for turn in turns.values():
-            starts = [record.started_at for record in turn]
-            spans.append((min(starts), max(starts)))
-        spans.sort()
+        starts = [[record.started_at for record in turn] for turn in turns.values()]
+        spans = sorted((min(times), max(times)) for times in starts)
         if any(last >= first for (_, last), (first, _) in pairwise(spans)):
             continue
         for turn in turns.values():
@@ -236,9 +195,7 @@ def _turns(records: Iterable[Record]) -> dict[int, int]:
 
 
 def _welch(first: Floats, second: Floats) -> tuple[float, float]:
-    """Return the standard error of the difference of two means and its degrees of freedom (Welch
-    1947).
-    """
+    """Return the error of the difference of two means and its degrees of freedom (Welch 1947)."""
     parts = np.array([values.var(ddof=1) / len(values) for values in (first, second)])
     if not parts.sum():
         return 0.0, len(first) + len(second) - 2.0
@@ -267,7 +224,14 @@ def pairs(study: Study) -> Iterator[Pair]:
         if name != "strategy.name":
             asked = name.removeprefix("strategy.")
             yield from _pairs(study, asked, (name,), lambda runs: runs.strategy)
-    for preset in _presets(study):
+    # NCCL's settings that cells have all together or not at all (nccl=sharp) are one thing.
+    presets: dict[Hashable, list[str]] = defaultdict(list)
+    for name in study.varied:
+        if name.startswith(PREFIX):
+            values = [runs.request.get(name) for runs in study.rated]
+            together: Hashable = tuple(value is None for value in values)
+            presets[together if len({*values} - {None}) == 1 else name].append(name)
+    for preset in presets.values():
         asked = preset[0].removeprefix(PREFIX)
         if len(preset) > 1:
             asked += f" and {len(preset) - 1} more"
@@ -281,86 +245,66 @@ def pairs(study: Study) -> Iterator[Pair]:
         yield from _pairs(study, "batch_size", batch, lambda runs: runs.strong)
 
 
-def _presets(study: Study) -> list[list[str]]:
-    """Group NCCL's settings that cells have all together or not at all (nccl=sharp): they are one
-    thing. Others are alone.
-    """
-    presets: dict[Hashable, list[str]] = defaultdict(list)
-    for name in study.varied:
-        if not name.startswith(PREFIX):
-            continue
-        values = [runs.request.get(name) for runs in study.rated]
-        if len({*values} - {None}) == 1:
-            presets[tuple(value is None for value in values)].append(name)
-        else:
-            presets[name].append(name)
-    return [*presets.values()]
-
-
 def _pairs(
     study: Study,
     asked: str,
     differing: Sequence[str],
     equal: Callable[[Runs], Hashable] = lambda runs: None,
 ) -> Iterator[Pair]:
-    """Yield pairs of one benchmark that differ in the first of some names and are equal in all
-    others, and in `equal`.
-    """
+    """Yield pairs that differ in the first of some names and are equal in all others."""
     name = differing[0]
     same_work = [runs for runs in study.rated if runs.rate.is_same_work(name)]
     conditions = grouped(
         same_work, lambda runs: study.condition(runs, differing, runs.gpus, equal(runs))
     )
-    for condition, members in conditions.items():
+    for members in conditions.values():
         values: dict[str | None, Runs] = {}
         for runs in members:
             values.setdefault(runs.request.get(name), runs)
         ordered = sorted(
             values.values(), key=lambda runs: (name in runs.request, runs.records[0].started_at)
         )
-        if len(ordered) <= MOST_VALUES:
-            for first, second in combinations(ordered, 2):
-                group: Hashable = (name, condition)
-                yield Pair(asked, tuple(differing), first, second, group)
-        else:
-            for second in ordered[1:]:
-                group = (name, condition, id(second))
-                yield Pair(asked, tuple(differing), ordered[0], second, group)
+        couples = list(combinations(ordered, 2))
+        if len(ordered) > MOST_VALUES:
+            couples = [(ordered[0], second) for second in ordered[1:]]
+        for first, second in couples:
+            yield Pair(asked, tuple(differing), first, second)
 
 
 def noises(study: Study) -> tuple[Noise, ...]:
     """Return the noise of every rate that the study has."""
-    return tuple(_noise(study, rate) for rate in study.rates)
+    noise_of_rates = []
+    for rate in study.rates:
+        members = [runs for runs in study.rated if runs.rate == rate]
+        deviation, freedom = between_runs(members, rate.metric)
+        change, floor = _drift(study, rate), None
+        if not freedom:
+            noise_of_rates.append(Noise(None, 0, change, rate=rate.name))
+            continue
+        if freedom >= FEWEST:
+            floor = math.expm1(quantile(freedom) * math.sqrt(2) * deviation)
+        couples = sum(math.comb(len(runs.log_rates), 2) for runs in members)
+        noise_of_rates.append(Noise(floor, couples, change, deviation, freedom, rate.name))
+    return tuple(noise_of_rates)
 
 
-def _noise(study: Study, rate: Rate) -> Noise:
-    members = [runs for runs in study.rated if runs.rate == rate]
-    deviation, freedom = between_runs(members, rate.metric)
-    change = None
+def _drift(study: Study, rate: Rate) -> float | None:
+    """Return the change of the first cell when it ran once more at the end; None without that."""
     for record, runs in study.drift:
         first = runs.records[0].metrics.get(rate.metric, 0)
         last = record.metrics.get(rate.metric, 0)
         if runs.rate == rate and first > 0 and last > 0:
-            change = rate.change(first, last)
-            break
-    if not freedom:
-        return Noise(None, 0, change, rate=rate.name)
-    floor = None
-    if freedom >= FEWEST:
-        floor = math.expm1(quantile(freedom) * math.sqrt(2) * deviation)
-    pairs_of_runs = sum(math.comb(len(runs.log_rates), 2) for runs in members)
-    return Noise(floor, pairs_of_runs, change, deviation, freedom, rate.name)
+            return rate.change(first, last)
+    return None
 
 
 def setting_effects(study: Study, compared: Sequence[Comparison]) -> tuple[SettingEffect, ...]:
-    """Return the effect of every NCCL setting that one of the compared cells has and the other one
-    leaves alone.
-    """
+    """Return the effect of every NCCL setting that one of two cells has and the other has not."""
     runs_of = {(runs.gpus, frozenset(runs.key.items())): runs for runs in study.rated}
     effects = []
     for each in compared:
-        settings = [name for name in each.differing if name.startswith(PREFIX)]
-        settings = [name for name in settings if name in each.second_key]
+        given = [name for name in each.differing if name in each.second_key]
+        settings = [name for name in given if name.startswith(PREFIX)]
         if not settings or any(name in each.first_key for name in each.differing):
             continue
         without = runs_of[each.gpus, frozenset(each.first_key.items())]
@@ -373,9 +317,7 @@ def setting_effects(study: Study, compared: Sequence[Comparison]) -> tuple[Setti
 
 
 def _transport(runs: Runs) -> str:
-    """Return `P2P/CUMEM` or `SHM`: the transport without the links that it runs over or leaves
-    unused.
-    """
+    """Return `P2P/CUMEM` or `SHM`: the transport without its links."""
     transport = transport_of(runs) or ""
     for separator in (" over ", ","):
         transport = transport.partition(separator)[0]
@@ -383,9 +325,7 @@ def _transport(runs: Runs) -> str:
 
 
 def unused_on_cpu_workers(study: Study) -> str:
-    """Return a sentence where cells of CPU workers were asked with different NCCL settings; else
-    nothing.
-    """
+    """Return a sentence where CPU workers were asked with different NCCL settings, else nothing."""
     cells = [record.cell for record in study.usable if record.cell.device == "cpu"]
     if len({tuple(sorted(cell.nccl.items())) for cell in cells}) > 1:
         return "what NCCL settings change: CPU workers do not use NCCL"

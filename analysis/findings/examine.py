@@ -25,7 +25,7 @@ def findings_of(study: Study) -> Findings:
     machines = machine_links(study)
     values, links = link_values(study, machines), subset_links(study, machines, scaling)
     exposed = communication(study)
-    lines, no_line = wire_lines(study, scaling, exposed)
+    lines, no_line = wire_lines(study, exposed)
     unsaid = [*unexplained, *not_claimed(exposed), _nothing(study), unused_on_cpu_workers(study)]
     if study.rated and all(of_rate.floor is None for of_rate in noise):
         cells = "too few cells" if any(of_rate.pairs for of_rate in noise) else "no cell"

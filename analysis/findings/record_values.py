@@ -1,5 +1,4 @@
-"""The values of a record that need other records too, as the record, the terminal, MLflow and the
-report show them.
+"""The values of a record that need other records too, as the terminal, MLflow and report show them.
 
 The launching process imports this module, so it needs neither numpy nor scipy.
 """
@@ -22,7 +21,7 @@ from analysis.study.rates import IMAGES_PER_SECOND
 from analysis.study.study import Study
 from benchmarks.record import Record, metrics
 
-COST_ALONE = "cost_alone"  # among a record's checks: ids of the one-GPU records behind its exposed communication
+COST_ALONE = "cost_alone"  # among a record's checks: ids of one-GPU records behind its exposed part
 
 
 class SeveralRecords:
@@ -48,9 +47,7 @@ class SeveralRecords:
         return present | disagreement({**record.metrics, **present})
 
     def shown(self, record: Record) -> dict[str, float]:
-        """Return the same with the intervals of the next run, by `names_of`, of the numbers that
-        say most of the cell.
-        """
+        """Return the same with the intervals of the next run, of the numbers that say most."""
         runs, values = self._study.single(record), self.values(record)
         if not record.usable:
             return values
@@ -82,12 +79,9 @@ class SeveralRecords:
 def values_of(
     records: Iterable[Record], scatters: Scatters | None = None
 ) -> dict[str, dict[str, float]]:
-    """Return {record_id: {metric: value}} of `shown` for the records of a study; `scatters` is as
-    Study.of has it.
-    """
+    """Return {record_id: `shown`} for the records of a study; `scatters` as Study.of has it."""
     study = Study.of(records, scatters=scatters)
-    several = SeveralRecords(study)
-    values = {}
+    several, values = SeveralRecords(study), {}
     for record in (*study.records, *study.replaced):
         shown = several.shown(record)
         if shown:
@@ -105,21 +99,14 @@ def rests_on(record: Record) -> set[str]:
 
 
 def again(record: Record, neighbours: Iterable[Record]) -> dict[str, float]:
-    """Return the values that the records which a record names give it, whatever the noise of its
-    study was.
-    """
+    """Return the values that the records which a record names give it, whatever the noise was."""
     own = {name: value for name, value in record.metrics.items() if name not in OF_SEVERAL_RECORDS}
     bare = dataclasses.replace(record, metrics=own)
     return SeveralRecords(Study.of([*neighbours, bare]), judged=False).values(bare)
 
 
 def with_values(record: Record, known: Sequence[Record]) -> Record:
-    """Return the record with the values that the records known by now give it, and the ids of
-    those.
-
-    A baseline that comes later changes what the terminal, MLflow and the report show. The record
-    stays as it is.
-    """
+    """Return the record with the values that the records known by now give it, and their ids."""
     several = SeveralRecords(Study.of([*known, record]))
     return dataclasses.replace(
         record,

@@ -1,6 +1,4 @@
-"""Curves of efficiency against one-GPU baselines (analysis.findings.baselines) with intervals, and
-the laws that fit them.
-"""
+"""Curves of efficiency against baselines (analysis.findings.baselines), and the laws that fit."""
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -48,12 +46,12 @@ def curves(study: Study) -> Scaling:
         name = curve.label
         if name.split(" ")[0] == WITHOUT:
             name = f"strategy {name}"  # "none on gpus 0,1" is a riddle
-        for each in curve.points:
-            if each.world_size > 1 and each.efficiency is None:
-                why = _why_no_baseline(study, each.gpus, members[0])
-                without[why].append(f"{name} on {gpu_list(each.gpus)}")
-            elif each.world_size > 1 and each.without_baseline:
-                partly.append(f"{name} on {gpu_list(each.gpus)}")
+        for point in curve.points:
+            if point.world_size > 1 and point.efficiency is None:
+                why = _why_no_baseline(study, point.gpus, members[0])
+                without[why].append(f"{name} on {gpu_list(point.gpus)}")
+            elif point.world_size > 1 and point.without_baseline:
+                partly.append(f"{name} on {gpu_list(point.gpus)}")
     refusals = [f"{several(cells)}: no efficiency, because {why}" for why, cells in without.items()]
     if partly:
         refusals.append(
@@ -63,13 +61,17 @@ def curves(study: Study) -> Scaling:
         refusals.append(
             "weak scaling (batch_size) and strong scaling (global_batch_size) are not compared"
         )
-    return Scaling(tuple(curves), (*refusals, *incomparable(study)))
+    return Scaling(tuple(curves), (*refusals, *_incomparable(study)))
 
 
 def _curve(study: Study, members: Sequence[Runs], baselines: Baselines) -> Curve:
+    def by_size(runs: Runs) -> tuple[int, list[tuple[bool, Member]]]:
+        # Those of hosts behind those of one machine.
+        return runs.world_size, [(isinstance(gpu, str), gpu) for gpu in runs.gpus]
+
     first = members[0]
     irrelevant = irrelevant_to_curves(first.strong)
-    points = tuple(point(runs, baselines) for runs in sorted(members, key=_by_size))
+    points = tuple(_point(runs, baselines) for runs in sorted(members, key=by_size))
     return Curve(
         label=labels.label(study, first, irrelevant),
         kind="strong" if first.strong else "weak",
@@ -80,71 +82,49 @@ def _curve(study: Study, members: Sequence[Runs], baselines: Baselines) -> Curve
     )
 
 
-def _by_size(runs: Runs) -> tuple[int, list[tuple[bool, Member]]]:
-    """Return a sort key: the number of GPUs, then their ids; those of hosts behind those of one
-    machine.
-    """
-    return runs.world_size, [(isinstance(gpu, str), gpu) for gpu in runs.gpus]
-
-
-def point(runs: Runs, baselines: Baselines) -> Point:
+def _point(runs: Runs, baselines: Baselines) -> Point:
     """Return one subset against the slowest of its members that ran alone."""
     assert runs.log_rate is not None
-    size, members = runs.world_size, baselines.of(runs)
-    without_baseline: tuple[Member, ...] = ()
-    if size > 1:
-        without_baseline = tuple(gpu for gpu in runs.gpus if gpu not in members)
+    size, members, hosts = runs.world_size, baselines.of(runs), baselines.of_hosts(runs)
+    without_baseline = [gpu for gpu in runs.gpus if size > 1 and gpu not in members]
+    node_efficiency = None
+    of_hosts = _log_speedup(runs, hosts, baselines.noise(runs))
+    if of_hosts is not None:
+        node_efficiency = scaled(of_hosts.estimate(), 1 / len(hosts))
     bare = Point(
         runs.gpus,
         runs.key,
         exponential(runs.log_rate.next_run()),
         runs.log_rate.runs,
         runs.batch_size,
-        node_efficiency=_node_efficiency(runs, baselines),
+        node_efficiency=node_efficiency,
         suspect=runs.suspect,
         record_ids=runs.record_ids,
-        without_baseline=without_baseline,
+        without_baseline=tuple(without_baseline),
     )
     against = log_speedup(runs, baselines)
     if against is None:
         return bare
-    speedup = exponential(next_run(against.value, against.draws, against.freedom))
     slowest = next_run(against.slowest, against.slowest_draws, freedom(against.alone.values()))
     share = efficiency(against.rate.value, against.slowest, runs.cell, against.alone)
     return replace(
         bare,
         baseline=exponential(slowest),
         slowest=min(against.alone, key=lambda gpu: against.alone[gpu].value),
-        speedup=speedup,
-        efficiency=replace(scaled(speedup, 1 / size), value=share),
+        speedup=against.estimate(),
+        efficiency=replace(scaled(against.estimate(), 1 / size), value=share),
         clock_ratio=clock_ratio(runs, members.values()),
     )
 
 
-def _node_efficiency(runs: Runs, baselines: Baselines) -> Estimate | None:
-    hosts = baselines.of_hosts(runs)
-    against = _log_speedup(runs, hosts, baselines.noise(runs))
-    if against is None:
-        return None
-    speedup = exponential(next_run(against.value, against.draws, against.freedom))
-    return scaled(speedup, 1 / len(hosts))
-
-
 @dataclass(frozen=True)
 class LogSpeedup:
-    """The logarithm of a subset's rate over that of its slowest member alone, or of its slowest
-    host alone.
-    """
+    """The logarithm of a subset's rate over that of its slowest member, or host, alone."""
 
     rate: Sample
     alone: Mapping[Member, Sample]  # of the members, or hosts, that were measured alone
     slowest: float  # the logarithm of the slowest of them
     slowest_draws: Draws | None  # (2, DRAWS); None where the scatter is not known
-
-    @property
-    def value(self) -> float:
-        """The logarithm of the speed-up."""
-        return self.rate.value - self.slowest
 
     @property
     def draws(self) -> Draws | None:
@@ -158,6 +138,10 @@ class LogSpeedup:
         """The degrees of freedom of its draws."""
         return freedom([self.rate, *self.alone.values()])
 
+    def estimate(self) -> Estimate:
+        """Return the speed-up with the interval of the next run."""
+        return exponential(next_run(self.rate.value - self.slowest, self.draws, self.freedom))
+
 
 def log_speedup(runs: Runs, baselines: Baselines) -> LogSpeedup | None:
     """Return the speed-up of a subset; None for one GPU, and where no member was measured alone."""
@@ -169,34 +153,28 @@ def _log_speedup(
     runs: Runs, members: Mapping[Member, Runs], noise: float | None
 ) -> LogSpeedup | None:
     alone = {}
-    for member, each in members.items():
-        if each.log_rate is not None:
-            alone[member] = each.log_rate
+    for member, of_member in members.items():
+        if of_member.log_rate is not None:
+            alone[member] = of_member.log_rate
     if runs.log_rate is None or not alone:
         return None
-    draws = _draws_of_slowest(list(alone.values()), noise)
-    return LogSpeedup(runs.log_rate, alone, log_slowest(members, noise), draws)
-
-
-def _draws_of_slowest(members: Sequence[Sample], noise: float | None) -> Draws | None:
-    drawn = [member.draws for member in members if member.draws is not None]
-    if len(drawn) < len(members):
-        return None
-    least: Draws = np.min(drawn, axis=0)
-    if noise is None or len(drawn) == 1:
-        return least
-    of_medians = sum(of_median(member.runs) for member in members) / len(members)
-    of_rows = np.array([[1.0], [of_medians]])
-    mean: Draws = np.mean(drawn, axis=0)
-    with np.errstate(divide="ignore"):
-        shrinkage = 1 - DIFFER * noise**2 * of_rows / np.var(drawn, axis=0, ddof=1)
-    slowest: Draws = mean + np.sqrt(np.clip(shrinkage, 0, 1)) * (least - mean)
-    return slowest
+    slowest, drawn = log_slowest(members, noise), []
+    for sample in alone.values():
+        if sample.draws is None:
+            return LogSpeedup(runs.log_rate, alone, slowest, None)
+        drawn.append(sample.draws)
+    draws: Draws = np.min(drawn, axis=0)
+    if noise is not None and len(drawn) > 1:  # drawn to their mean as `log_slowest` does
+        of_medians = sum(of_median(sample.runs) for sample in alone.values()) / len(alone)
+        errors, mean = noise**2 * np.array([[1.0], [of_medians]]), np.mean(drawn, axis=0)
+        with np.errstate(divide="ignore"):
+            shrinkage = 1 - DIFFER * errors / np.var(drawn, axis=0, ddof=1)
+        draws = mean + np.sqrt(np.clip(shrinkage, 0, 1)) * (draws - mean)
+    return LogSpeedup(runs.log_rate, alone, slowest, draws)
 
 
 def fits(points: Sequence[Point]) -> tuple[ScalingLaw, ...]:
-    """Return Amdahl's law and the universal scalability law (Gunther 1993), each where it has
-    enough points (FEWEST).
+    """Return Amdahl's law and the universal scalability law (Gunther 1993), where points suffice.
 
     N ÷ speed-up − 1 is linear in both: serial · (N − 1), and contention · (N − 1) + coherency · N(N
     − 1). The fit is least squares with no parameter below 0.
@@ -255,27 +233,24 @@ def _value(study: Study, runs: Runs, name: str) -> str:
     return "none" if value is None else format_option(name, value)
 
 
-def incomparable(study: Study) -> tuple[str, ...]:
-    """Return a sentence for each way in which cells that were asked alike ran in other
-    surroundings.
-    """
+def _incomparable(study: Study) -> list[str]:
+    """Return a sentence for each way in which cells asked alike ran in other surroundings."""
     differences: Counter[str] = Counter()
-    asked = grouped(study.runs, lambda runs: study.condition(runs, study.varied_provenance))
-    for members in asked.values():
-        first = members[0].provenance
-        for runs in members[1:]:
+    asked_alike = grouped(study.runs, lambda runs: study.condition(runs, study.varied_provenance))
+    for first, *rest in asked_alike.values():
+        for runs in rest:
             words = []
             for name in study.varied_provenance:
-                values = first.get(name), runs.provenance.get(name)
+                values = first.provenance.get(name), runs.provenance.get(name)
                 if values[0] != values[1]:
-                    worded = " and ".join(map(provenance.worded, values))
-                    words.append(f"{name} ({worded})")
+                    words.append(f"{name} ({' and '.join(map(provenance.worded, values))})")
             if words:
                 differences[" and ".join(words)] += 1
     sentences = []
     for words_of_pair, cells in differences.items():
         subject = "cell is" if cells == 1 else "cells are"
         sentences.append(
-            f"{cells} {subject} not compared with others that were asked alike: different {words_of_pair}"
+            f"{cells} {subject} not compared with others that were asked alike: different "
+            f"{words_of_pair}"
         )
-    return tuple(sentences)
+    return sentences

@@ -1,9 +1,4 @@
-"""The studies that are compared: the cells of one study from one machine each, their names, and
-what differs between them.
-
-Facts that differ are GPUs, links, driver, NCCL, torch, CPU, host, date, commit and inherited
-variables.
-"""
+"""The studies that are compared: the cells of each from one machine, their names, what differs."""
 
 import dataclasses
 import re
@@ -28,17 +23,17 @@ from analysis.study.study import Study, refuse_no_folder, unreadable_files
 from benchmarks.record import CellFolder, Record, read_study, record_paths
 from conf.cell import compress_hosts
 
-_LABELLED = re.compile(r"([^=/\\]+)=(.+)", re.DOTALL)  # LABEL=FOLDER
-_ATTEMPT = re.compile(r"attempt-\d+")
+LABELLED = re.compile(r"([^=/\\]+)=(.+)", re.DOTALL)  # LABEL=FOLDER
+ATTEMPT = re.compile(r"attempt-\d+")
 Check = Callable[[Record, CellFolder], Record]
 MOST = 3  # values of one fact that are named
 NOT_KNOWN = "not known"
 GPUS = "GPU UUIDs"  # tells two machines with equal hardware and host names apart
 # In the order in which they are shown.
 FACTS = (
-    "GPUs", "links", "driver", "NCCL", "torch", "CUDA", "cuDNN", "Python", "CPU", "cores", "memory", "host", "date", GPUS,
-    "SM clock, most", "commit", "code that measures",
-)  # fmt: skip
+    *("GPUs", "links", "driver", "NCCL", "torch", "CUDA", "cuDNN", "Python", "CPU", "cores"),
+    *("memory", "host", "date", GPUS, "SM clock, most", "commit", "code that measures"),
+)
 
 
 @dataclass(frozen=True)
@@ -51,7 +46,7 @@ class StudyPath:
     @staticmethod
     def of(text: str) -> "StudyPath":
         """Read `FOLDER` or `LABEL=FOLDER`; a folder that exists is taken as it is."""
-        labelled = None if Path(text).exists() else _LABELLED.fullmatch(text)
+        labelled = None if Path(text).exists() else LABELLED.fullmatch(text)
         if labelled:
             return StudyPath(labelled[1].strip(), Path(labelled[2]))
         return StudyPath("", Path(text))
@@ -69,43 +64,41 @@ class StudyInput:
 
 
 def open_inputs(paths: Sequence[StudyPath], check: Check | None = None) -> list[list[StudyInput]]:
-    """Return the inputs of each folder: one for each machine of each study in it. `check` is as
-    open_study has it.
+    """Return the inputs of each folder: one for each machine of each study in it.
+
+    `check` is as open_study has it.
 
     Raises:
         OSError: it is no folder, or cannot be read.
         ValueError: it holds no record, or a study is named twice.
     """
-    folders = [studies_in(path.folder) for path in paths]
+    folders = [(path, folder) for path in paths for folder in studies_in(path.folder)]
     compared: set[Path] = set()
-    for of_path in folders:
-        for folder in of_path:
-            if folder.resolve() in compared:
-                raise ValueError(f"{folder}: named twice; accepted are different studies")
-            compared.add(folder.resolve())
+    for _, folder in folders:
+        if folder.resolve() in compared:
+            raise ValueError(f"{folder}: named twice; accepted are different studies")
+        compared.add(folder.resolve())
     opened = []
-    for path, of_path in zip(paths, folders, strict=True):
-        for folder in of_path:
-            opened += [(path, folder, study) for study in _open(folder, compared, check)]
-    names = _names(opened)
-    hosts = {frozenset(_hosts(study)) for _, _, study in opened} - {frozenset()}
+    for path, folder in folders:
+        for study in _open(folder, compared, check):
+            opened.append((path, folder, study))
+    every_host = [_hosts(study) for _, _, study in opened]
+    have_other_hosts = len({tuple(hosts) for hosts in every_host if hosts}) > 1
     inputs: dict[int, list[StudyInput]] = {id(path): [] for path in paths}
-    for name, (path, folder, study) in zip(names, opened, strict=True):
+    for name, hosts, (path, folder, study) in zip(_names(opened), every_host, opened, strict=True):
         renamed = {}
-        if len(hosts) > 1:
-            renamed = {host: f"host{at}" for at, host in enumerate(_hosts(study), 1)}
+        if have_other_hosts:
+            renamed = {host: f"host{at}" for at, host in enumerate(hosts, 1)}
         inputs[id(path)].append(StudyInput(name, folder, study, renamed))
     return list(inputs.values())
 
 
 def studies_in(folder: Path) -> list[Path]:
-    """Return the folders of the studies in a folder: itself, or those that lie in it. Raises as
-    `open_inputs`.
-    """
+    """Return the studies in a folder: itself, or those that lie in it. Raises as `open_inputs`."""
     refuse_no_folder(folder)
     cells = set()
     for path in record_paths(folder):
-        is_attempt = _ATTEMPT.fullmatch(path.parent.name)
+        is_attempt = ATTEMPT.fullmatch(path.parent.name)
         cells.add(path.parent.parent if is_attempt else path.parent)
     if not cells:
         raise ValueError(
@@ -132,70 +125,36 @@ def _hosts(study: Study) -> list[str]:
 
 
 def _names(opened: Sequence[tuple[StudyPath, Path, Study]]) -> list[str]:
-    """Return a name for each input: its label, or its hardware and host; where several have it,
-    what tells them apart.
-    """
+    """Return a name for each input: its label, or `4 × H200 on vm`, and what tells equal ones apart."""
     names: list[tuple[str, ...]] = []
-    facts = []
+    facts: list[tuple[str, ...]] = []
     for path, folder, study in opened:
-        names.append((path.label or _machine(study),))
-        facts.append(_facts(folder, study))
+        name, gpu = "no machine", ""
+        if study.records:
+            first = study.records[0]
+            host = first.environment.get("host", "unknown host")
+            if first.cell.hosts:
+                host = compress_hosts(_hosts(study))
+            name, gpu = f"{short_hardware(first)} on {host}", first_gpu(first)
+        names.append((path.label or name,))
+        facts.append((folder.resolve().name, gpu, str(folder)))  # what people know best first
     for fact in range(len(facts[0])):
         values = defaultdict[tuple[str, ...], set[str]](set)
-        for name, of_input in zip(names, facts, strict=True):
-            values[name].add(of_input[fact])
+        for name_parts, of_input in zip(names, facts, strict=True):
+            values[name_parts].add(of_input[fact])
         for index, of_input in enumerate(facts):
             if len(values[names[index]]) > 1:
                 names[index] = (*names[index], of_input[fact])
-    return [BETWEEN.join(name) for name in names]
-
-
-def _machine(study: Study) -> str:
-    """Return `4 × H200 on vm`."""
-    if not study.records:
-        return "no machine"
-    first = study.records[0]
-    host = first.environment.get("host", "unknown host")
-    if first.cell.hosts:
-        host = compress_hosts(_hosts(study))
-    return f"{short_hardware(first)} on {host}"
-
-
-def _facts(folder: Path, study: Study) -> tuple[str, ...]:
-    """Return what may tell an input from others of the same name, what people know best first."""
-    started_at, gpu = 0.0, ""
-    if study.records:
-        started_at, gpu = study.records[0].started_at, first_gpu(study.records[0])
-    at = datetime.fromtimestamp(started_at, timezone.utc)
-    return folder.resolve().name, f"{at:%Y-%m-%d}", gpu, f"{at:%H:%M}", str(folder)
-
-
-def facts(study: Study) -> dict[str, str]:
-    """Return {fact: what the records of a study say of it}; a variable that was inherited is a fact
-    of its own name.
-    """
-    counts: dict[str, Counter[str]] = {}
-    for record in study.records:
-        for name, value in _of_record(record).items():
-            counts.setdefault(name, Counter())[value] += 1
-    values = {name: _in_words(each, len(study.records)) for name, each in counts.items()}
-    widest = max(study.records, key=lambda record: len(record.cell.every_host), default=None)
-    if widest is not None and widest.cell.hosts:
-        # A cell on one of several hosts says nothing of the others.
-        for name, value in _of_record(widest).items():
-            if name in ("GPUs", "host"):
-                values[name] = value
-    return values
+    return [BETWEEN.join(name_parts) for name_parts in names]
 
 
 def differing(inputs: Sequence[StudyInput]) -> tuple[dict[str, list[str]], dict[str, str]]:
-    """Return {fact: its value in each input} of facts that differ, and {fact: value} of those that
-    do not.
+    """Return {fact: its value in each input} of facts that differ, and {fact: value} of others.
 
     A fact that an input's records do not say is NOT_KNOWN, and differs from nothing; a variable
     that was not set is `unset`.
     """
-    each = [facts(study_input.study) for study_input in inputs]
+    each = [_facts(study_input.study) for study_input in inputs]
     variables = sorted({name for of_input in each for name in of_input} - {*FACTS})
     apart, shared = dict[str, list[str]](), dict[str, str]()
     for name in (*FACTS, *variables):
@@ -215,13 +174,35 @@ def same_machine(inputs: Sequence[StudyInput]) -> bool:
     return not {"host", "GPUs", GPUS, "CPU", "cores"} & apart.keys()
 
 
-def _of_record(record: Record) -> dict[str, str]:
+def _facts(study: Study) -> dict[str, str]:
+    """Return {fact: what the records say of it}; an inherited variable is a fact of its own name."""
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    for record in study.records:
+        for name, value in _facts_of_record(record).items():
+            counts[name][value] += 1
+    facts = {}
+    for name, of_fact in counts.items():
+        values = sorted(of_fact)
+        if of_fact.total() < len(study.records):
+            values.append("unset")
+        facts[name] = " or ".join(values)
+        if len(of_fact) > MOST:
+            facts[name] = f"{min(of_fact)} to {max(of_fact)}"
+    widest = max(study.records, key=lambda record: len(record.cell.every_host), default=None)
+    if widest is not None and widest.cell.hosts:
+        # A cell on one of several hosts says nothing of the others.
+        for name, value in _facts_of_record(widest).items():
+            if name in ("GPUs", "host"):
+                facts[name] = value
+    return facts
+
+
+def _facts_of_record(record: Record) -> dict[str, str]:
     environment, on_gpus = record.environment, record.cell.device == "cuda"
     cpu, gpu = mapping(environment.get("cpu")), mapping(environment.get("gpu"))
     versions, git = mapping(environment.get("versions")), mapping(environment.get("git"))
     values: dict[str, object] = {
         "GPUs": hardware(record) if on_gpus else "none",
-        "links": _links(mapping(environment.get("links"))),
         "driver": gpu.get("driver"),
         "torch": versions.get("torch"),
         "Python": versions.get("python"),
@@ -231,38 +212,25 @@ def _of_record(record: Record) -> dict[str, str]:
         "date": f"{datetime.fromtimestamp(record.started_at, timezone.utc):%Y-%m-%d}",
         "code that measures": environment.get("code"),
     }
+    links = Counter(str(value) for value in mapping(environment.get("links")).values())
+    pairs = [f"{name} between {count}" for name, count in links.most_common(MOST)]
+    if pairs:
+        values["links"] = f"{', '.join(pairs)} pairs"
+    if len(links) == 1:
+        values["links"] = f"{next(iter(links))} between all"
     if on_gpus:
         for name in ("NCCL", "CUDA", "cuDNN"):
             values[name] = versions.get(name.lower())
     memory = cpu.get("memory_bytes")
     if isinstance(memory, int | float):
         values["memory"] = f"{memory / 2**30:,.0f} GiB"
-    first = first_gpu(record)
-    if first:
-        values[GPUS] = f"{first}…"
+    if first_gpu(record):
+        values[GPUS] = f"{first_gpu(record)}…"
     clocks = [each["max_sm_mhz"] for each in gpus_of(environment) if "max_sm_mhz" in each]
     if clocks and all(isinstance(clock, int) for clock in clocks):
         values["SM clock, most"] = f"{max(clocks)} MHz"
     if git.get("commit"):
         modified = ", modified" if git.get("modified") else ""
         values["commit"] = f"{str(git['commit'])[:7]}{modified}"
-    known = {name: str(value) for name, value in values.items() if value not in (None, "")}
-    return known | inherited(record)
-
-
-def _links(links: Mapping[str, object]) -> str:
-    """Return `NV18 between all`, or `NV2 between 8 pairs, SYS between 12 pairs`."""
-    counts = Counter(str(value) for value in links.values())
-    if len(counts) == 1:
-        return f"{next(iter(counts))} between all"
-    pairs = [f"{name} between {pairs}" for name, pairs in counts.most_common(MOST)]
-    return f"{', '.join(pairs)} pairs" if pairs else ""
-
-
-def _in_words(counts: Counter[str], records: int) -> str:
-    if len(counts) > MOST:
-        return f"{min(counts)} to {max(counts)}"
-    values = sorted(counts)
-    if counts.total() < records:
-        values.append("unset")
-    return " or ".join(values)
+    facts = {name: str(value) for name, value in values.items() if value not in (None, "")}
+    return facts | inherited(record)

@@ -1,15 +1,12 @@
 """Runs of several cells that were measured in turns: value = cell + turn + error, by least squares.
 
-A turn measures every cell once, in a shuffled order. What changes from turn to turn (a machine that
-warms up) is a number of its own for each turn and takes no part in the difference between two cells
-(randomised complete blocks: Fisher 1935; with missing runs: Yates 1933). With enough degrees of
-freedom a straight line within the turns is fitted too. The variance is pooled over all cells. A
-pair whose own scatter is larger is judged by its own, with fewer degrees of freedom where that is
-not chance: so a noisy cell does not borrow the quiet of the others.
+A turn measures every cell once, in a shuffled order. What changes from turn to turn is a number of
+its own for each turn (randomised complete blocks: Fisher 1935; with missing runs: Yates 1933). With
+enough degrees of freedom a straight line within the turns is fitted too. The variance is pooled
+over all cells; a pair whose own scatter is larger is judged by its own.
 """
 
-import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,9 +29,7 @@ Integers = np.ndarray[Any, np.dtype[np.int64]]
 
 @dataclass(frozen=True)
 class Contrasts:
-    """Differences between cells, an entry for each pair; NaN where the turns do not connect the two
-    cells.
-    """
+    """Differences between cells, an entry each; NaN where turns do not connect the two cells."""
 
     difference: Floats  # second − first
     error: Floats  # its standard error
@@ -79,8 +74,7 @@ class TurnModel:
 def fitted(
     values: Sequence[float], cells: Sequence[int], turns: Sequence[int], times: Sequence[float]
 ) -> TurnModel:
-    """Return the fit of runs: their values, the numbers of their cells and turns (or NO_TURN), and
-    when they started.
+    """Return the fit of runs: their values, their cells and turns (or NO_TURN), when they started.
 
     A turn with one run says nothing of differences: its run is left out.
     """
@@ -97,18 +91,12 @@ def fitted(
     model = _solved(y, cell, counts, indicators)
     if model.freedom > FREEDOM_WITH_LINE:
         line = clock - (np.bincount(turn, clock) / np.bincount(turn))[turn]
-        if _is_shuffled(line, cell, counts):
+        middle = np.bincount(cell, line) / np.maximum(counts, 1)[: cell.max() + 1]
+        # The order changes so much from turn to turn that a line is told from the cells.
+        if ((line - middle[cell]) ** 2).sum() > SHUFFLED * (line**2).sum() > 0:
             columns = np.column_stack([indicators, line / np.std(line)])
             model = _solved(y, cell, counts, columns)
     return model
-
-
-def _is_shuffled(line: Floats, cell: Integers, counts: Integers) -> bool:
-    """Return whether the places of cells within their turns change so much that a line is told from
-    the cells.
-    """
-    middle = np.bincount(cell, line) / np.maximum(counts, 1)[: cell.max() + 1]
-    return bool(((line - middle[cell]) ** 2).sum() > SHUFFLED * (line**2).sum() > 0)
 
 
 def _solved(y: Floats, cell: Integers, counts: Integers, columns: Floats) -> TurnModel:
@@ -142,47 +130,15 @@ def _solved(y: Floats, cell: Integers, counts: Integers, columns: Floats) -> Tur
     )
 
 
-# ---- Several tests at once: Holm's method (1979) with the restrictions of Shaffer (1986)
+def significant(chances: Floats, level: float) -> Flags:
+    """Return which of m tests show a difference, so that a wrong one has at most this chance.
 
-
-def significant(chances: Floats, groups: Iterable[int], level: float) -> Flags:
-    """Return which of m tests show a difference, so that the chance of one wrong is at most
-    `level`.
-
-    The smallest of `chances` (p of each test) must be below level ÷ m, the next below level ÷ (m −
-    1), until one is not. `groups` are the numbers of cells that are compared each with each; their
-    pairs are the tests.
+    By Holm's method (1979): the smallest of `chances` (p of each test) must be below level ÷ m, the
+    next below level ÷ (m − 1), until one is not.
     """
     seen = np.zeros(len(chances), dtype=bool)
-    possible = 1  # how many pairs can be of equal cells, as bits: bit 3 is set if three can
-    for cells in groups:
-        possible = _sums(possible, _equal_pairs(cells))
     for rank, index in enumerate(np.argsort(chances, kind="stable")):
-        equal = (possible & ((2 << (len(chances) - rank)) - 1)).bit_length() - 1
-        if chances[index] > level / max(1, equal):
+        if chances[index] > level / (len(chances) - rank):
             break
         seen[index] = True
     return seen
-
-
-def _sums(first: int, second: int) -> int:
-    """Return the sums of a number of each as bits."""
-    sums = 0
-    while second:
-        low = second & -second
-        sums |= first << (low.bit_length() - 1)
-        second ^= low
-    return sums
-
-
-@functools.cache
-def _equal_pairs(cells: int) -> int:
-    """Return how many pairs of some cells can be equal, as bits: the cells fall into classes of
-    equal ones.
-    """
-    if cells < 2:
-        return 1
-    pairs = 0
-    for size in range(1, cells + 1):
-        pairs |= _equal_pairs(cells - size) << (size * (size - 1) // 2)
-    return pairs

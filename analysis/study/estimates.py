@@ -257,8 +257,6 @@ class WirePoint:
     # By the line through the others; all cells of a study lie in these intervals in 19 of 20 studies.
     expected_ms: Estimate
     residual_ms: float  # lost − expected
-    efficiency: float | None = None
-    expected_efficiency: Estimate | None = None
 
 
 @dataclass(frozen=True)
@@ -271,16 +269,13 @@ class WireLine:
     label: str
     strategy: str
     key: Key  # of the first cell
-    # The metric that says what is lost: comm/exposed_ms, strategy/cost_ms or scaling/efficiency.
-    quantity: str
+    quantity: str  # the metric that says what is lost: comm/exposed_ms or strategy/cost_ms
     fixed_ms: Estimate  # lost whatever the wires
     share: Estimate  # of the time on the wires that compute does not hide
     r_squared: float
     deviation_ms: float  # of the residuals
     points: tuple[WirePoint, ...]  # fastest wires first
     speeds: int  # different times on the wires among the cells
-    bends: bool = False  # the cells follow a parabola rather than the line
-    alone_ms: float | None = None  # a step of the slowest member, where efficiency is the quantity
 
 
 @dataclass(frozen=True)

@@ -40,16 +40,8 @@ _NVLINK_BY_NAME = (
     (r"\b(?:B100|B200|B300|GB200|GB300)\b", 50.0),
 )
 # CUDA compute capability x 10 (the `sm` of NCCL's XML) -> GB/s of one NVLink
-_NVLINK_BY_SM = {
-    60: 20.0,
-    70: 25.0,
-    75: 25.0,
-    80: 25.0,
-    86: 14.0625,
-    90: 25.0,
-    100: 50.0,
-    103: 50.0,
-}
+SM = (60, 70, 75, 80, 86, 90, 100, 103)
+_NVLINK_BY_SM = dict(zip(SM, (20.0, 25.0, 25.0, 25.0, 14.0625, 25.0, 50.0, 50.0), strict=True))
 
 
 def nvlink_count(word: str) -> int | None:
@@ -186,17 +178,12 @@ class Topology:
         return count * min(speeds[0], speeds[1])
 
     def rails(self) -> dict[int, tuple[str, ...]]:
-        """Return the nearest NICs of each GPU: those behind its PCIe switch, else behind several.
-
-        What the GPU sends to other hosts goes through them.
-        """
+        """Return the nearest NICs of each GPU: those behind its PCIe switch, else behind several."""
         rails = {}
         for gpu in self.gpus:
-            nearest: tuple[str, ...] = ()
-            for word in ("PXB", "PIX"):
-                nics = tuple(nic for nic in self.nics if self.link_between(gpu, nic) == word)
-                nearest = nics or nearest
-            rails[gpu] = nearest
+            words = {nic: self.link_between(gpu, nic) for nic in self.nics}
+            nearest = "PIX" if "PIX" in words.values() else "PXB"
+            rails[gpu] = tuple(nic for nic, word in words.items() if word == nearest)
         return rails
 
     def to_json(self) -> dict[str, Any]:

@@ -7,34 +7,35 @@ machine; links may be off; names are bytes in old releases.
 
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from importlib import import_module
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 from analysis.errors import UnreadableInput
-from analysis.topology.model import UNKNOWN, Gpu, Pair, Topology, nvlink_gb_per_s, pcie_gb_per_s
+from analysis.topology.model import (
+    UNKNOWN,
+    Device,
+    Gpu,
+    Pair,
+    Topology,
+    nvlink_gb_per_s,
+    pcie_gb_per_s,
+)
 
-_ANCESTOR = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}  # 0: on one board
-_REMOTE_GPU, _REMOTE_CPU = 0x00, 0x01  # NVML_NVLINK_DEVICE_TYPE_*; else a switch, or unknown
-_P2P_NVLINK = 2  # NVML_P2P_CAPS_INDEX_NVLINK
-_P2P_OK = 0
-_GIGATRANSFERS = {1: 2.5, 2: 5.0, 3: 8.0, 4: 16.0, 5: 32.0, 6: 64.0}  # PCIe generation -> GT/s
-_PCI_PART = re.compile(r"pci[0-9a-f]+:[0-9a-f]+|[0-9a-f]+:[0-9a-f]+:[0-9a-f]+\.[0-7]")
+SWITCH = "switch"
+ANCESTOR = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}  # 0: on one board
+REMOTE_GPU, REMOTE_CPU = 0x00, 0x01  # NVML_NVLINK_DEVICE_TYPE_*; else a switch, or unknown
+P2P_NVLINK = 2  # NVML_P2P_CAPS_INDEX_NVLINK
+P2P_OK = 0
+GIGATRANSFERS = {1: 2.5, 2: 5.0, 3: 8.0, 4: 16.0, 5: 32.0, 6: 64.0}  # PCIe generation -> GT/s
+PCI_PART = re.compile(r"pci[0-9a-f]+:[0-9a-f]+|[0-9a-f]+:[0-9a-f]+:[0-9a-f]+\.[0-7]")
 
 
 class NoDriver(UnreadableInput):
     """This machine has no GPU that NVML can see."""
-
-
-@dataclass
-class _NvlinkEnds:
-    """Where the active NVLinks of one GPU end."""
-
-    gpus: dict[str, int] = field(default_factory=dict)  # bus id -> links
-    switches: int = 0
 
 
 def read_live_topology(nvml: Any = None, sysfs: Path = Path("/sys")) -> Topology:
@@ -50,9 +51,8 @@ def read_live_topology(nvml: Any = None, sysfs: Path = Path("/sys")) -> Topology
         try:
             nvml = import_module("pynvml")
         except ImportError:
-            raise NoDriver(
-                "nvidia-ml-py is not installed, so the topology of this machine cannot be read"
-            ) from None
+            why = "nvidia-ml-py is not installed, so the topology of this machine cannot be read"
+            raise NoDriver(why) from None
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
@@ -60,9 +60,8 @@ def read_live_topology(nvml: Any = None, sysfs: Path = Path("/sys")) -> Topology
     try:
         return _query_nvml(nvml, sysfs)
     except nvml.NVMLError as error:
-        raise UnreadableInput(
-            f"NVML stopped answering while the topology was read ({error})"
-        ) from None
+        why = f"NVML stopped answering while the topology was read ({error})"
+        raise UnreadableInput(why) from None
     finally:
         nvml.nvmlShutdown()
 
@@ -72,38 +71,31 @@ def _query_nvml(nvml: Any, sysfs: Path) -> Topology:
     if not handles:
         raise NoDriver("NVML sees no GPU on this machine")
     gpus = [_query_gpu(nvml, index, handle, sysfs) for index, handle in enumerate(handles)]
-    ends = [_query_nvlink_ends(nvml, handle) for handle in handles]
+    ends = [_nvlink_ends(nvml, handle) for handle in handles]
     links: dict[Pair, str] = {}
     for a, b in combinations(range(len(gpus)), 2):
-        direct = min(
-            ends[a].gpus.get(gpus[b].bus_id or "", 0), ends[b].gpus.get(gpus[a].bus_id or "", 0)
-        )
-        through_switch = min(ends[a].switches, ends[b].switches)
+        direct = min(ends[a][gpus[b].bus_id or ""], ends[b][gpus[a].bus_id or ""])
+        through_switch = min(ends[a][SWITCH], ends[b][SWITCH])
         # Switches may be partitioned between tenants: then NVML answers "not supported".
-        status = _ask(nvml, "GetP2PStatus", handles[a], handles[b], _P2P_NVLINK)
+        status = _ask(nvml, "GetP2PStatus", handles[a], handles[b], P2P_NVLINK)
         if direct:
             word = f"NV{direct}"
-        elif through_switch and status in (None, _P2P_OK):
+        elif through_switch and status in (None, P2P_OK):
             word = f"NV{through_switch}"
         else:
             ancestor = _ask(nvml, "GetTopologyCommonAncestor", handles[a], handles[b])
-            word = _ANCESTOR.get(ancestor, UNKNOWN)
+            word = ANCESTOR.get(ancestor, UNKNOWN)
         links[frozenset((a, b))] = word
-    nics = sorted((sysfs / "class/infiniband").glob("*"), key=_natural_order)
-    gpu_paths = [_pci_device(sysfs, gpu.bus_id) for gpu in gpus]
-    for number, nic in enumerate(nics):
-        for index, path in enumerate(gpu_paths):
-            links[frozenset((index, nic.name))] = pci_class(path, nic / "device")
-        for earlier in nics[:number]:
-            links[frozenset((earlier.name, nic.name))] = pci_class(
-                earlier / "device", nic / "device"
-            )
-    nvswitch = any(end.switches for end in ends)
-    return Topology(tuple(gpus), tuple(nic.name for nic in nics), links, nvswitch, "NVML")
-
-
-def _natural_order(path: Path) -> list[int | str]:
-    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", path.name)]
+    nics = [path.name for path in (sysfs / "class/infiniband").glob("*")]
+    nics.sort(key=lambda nic: [part.zfill(9) for part in re.split(r"(\d+)", nic)])
+    paths: dict[Device, Path] = {gpu.index: _pci_device(sysfs, gpu.bus_id) for gpu in gpus}
+    for nic in nics:
+        path = sysfs / "class/infiniband" / nic / "device"
+        for earlier in paths:
+            links[frozenset((earlier, nic))] = pci_class(paths[earlier], path)
+        paths[nic] = path
+    nvswitch = any(end[SWITCH] for end in ends)
+    return Topology(tuple(gpus), tuple(nics), links, nvswitch, "NVML")
 
 
 def _ask(nvml: Any, call: str, *arguments: object) -> Any:
@@ -133,7 +125,7 @@ def _query_gpu(nvml: Any, index: int, handle: Any, sysfs: Path) -> Gpu:
         uuid=_ask(nvml, "GetUUID", handle),
         bus_id=bus_id,
         nvlink_gb_per_s=nvlink_gb_per_s(name),
-        pcie_gb_per_s=pcie_gb_per_s(_GIGATRANSFERS.get(generation, 0.0), width or 0),
+        pcie_gb_per_s=pcie_gb_per_s(GIGATRANSFERS.get(generation, 0.0), width or 0),
     )
 
 
@@ -152,18 +144,19 @@ def _normal_bus_id(info: Any) -> str | None:
     return f"{int(match[1], 16):04x}:{match[2]}" if match else None
 
 
-def _query_nvlink_ends(nvml: Any, handle: Any) -> _NvlinkEnds:
-    ends = _NvlinkEnds()
+def _nvlink_ends(nvml: Any, handle: Any) -> Counter[str]:
+    """Return {bus id of a GPU, or SWITCH: active NVLinks that end there}."""
+    ends: Counter[str] = Counter()
     for link in range(nvml.NVML_NVLINK_MAX_LINKS):
         if not _ask(nvml, "GetNvLinkState", handle, link):
             continue  # off, or this GPU has fewer links
         kind = _ask(nvml, "GetNvLinkRemoteDeviceType", handle, link)
         bus_id = _normal_bus_id(_ask(nvml, "GetNvLinkRemotePciInfo", handle, link))
-        if kind == _REMOTE_GPU and bus_id is not None:
-            ends.gpus[bus_id] = ends.gpus.get(bus_id, 0) + 1
-        elif kind != _REMOTE_CPU:
+        if kind == REMOTE_GPU and bus_id is not None:
+            ends[bus_id] += 1
+        elif kind != REMOTE_CPU:
             # NCCL, too, takes an active link to something without a name for a switch.
-            ends.switches += 1
+            ends[SWITCH] += 1
     return ends
 
 
@@ -188,8 +181,8 @@ def pci_class(a: Path, b: Path) -> str:
     """
     if not (a.exists() and b.exists()):
         return UNKNOWN
-    path_a = [part for part in a.resolve().parts if _PCI_PART.fullmatch(part)]
-    path_b = [part for part in b.resolve().parts if _PCI_PART.fullmatch(part)]
+    path_a = [part for part in a.resolve().parts if PCI_PART.fullmatch(part)]
+    path_b = [part for part in b.resolve().parts if PCI_PART.fullmatch(part)]
     if not path_a or not path_b:
         return UNKNOWN  # a NIC without hardware
     shared = common_length(path_a, path_b)
@@ -205,21 +198,18 @@ def pci_class(a: Path, b: Path) -> str:
 
 def cpu_list(mask: int) -> str | None:
     """Write the bits of a mask as the kernel lists CPUs, `0-19,40-59`; None for an empty mask."""
-    ranges: list[list[int]] = []
-    for number, bit in enumerate(reversed(f"{mask:b}")):
-        if bit == "0":
-            continue
-        if ranges and ranges[-1][1] == number - 1:
-            ranges[-1][1] = number
-        else:
-            ranges.append([number, number])
-    texts = [str(low) if low == high else f"{low}-{high}" for low, high in ranges]
+    texts = []
+    for ones in re.finditer("1+", f"{mask:b}"[::-1]):
+        low, high = ones.start(), ones.end() - 1
+        texts.append(str(low) if low == high else f"{low}-{high}")
     return ",".join(texts) or None
 
 
 def common_length(a: Sequence[object], b: Sequence[object]) -> int:
     """Return how many elements two paths share from their root."""
     length = 0
-    while length < min(len(a), len(b)) and a[length] == b[length]:
+    for first, second in zip(a, b, strict=False):
+        if first != second:
+            break
         length += 1
     return length

@@ -3,15 +3,13 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from analysis.findings.baselines import EFFICIENCY
 from analysis.findings.communication import EXPOSED
-from analysis.findings.wire_lines import efficiency_of, fit
+from analysis.findings.wire_lines import fit
 from analysis.report.charts import Axis, ScatterPoint, scatter_figure, truncation_note
 from analysis.report.figure import Figure, colours
 from analysis.report.numbers import NumberFormat, estimate, number
 from analysis.report.section import Section
 from analysis.report.table import Column, Table
-from analysis.study.draws import scaled
 from analysis.study.estimates import Estimate, Findings, WireLine, WirePoint
 from analysis.study.names import gpu_ids, ran_alone, short_names
 from analysis.study.study import Study
@@ -25,7 +23,6 @@ LINE_STEPS = 60  # of a drawn line
 SPEEDS = (1000, 700, 500, 300, 200, 150, 100, 70, 50, 30, 20, 15, 10, 7, 5, 3, 2, 1)
 # By the metric that says what is lost: in a column, of a figure, and at the start of a sentence.
 QUANTITIES = {
-    EFFICIENCY: ("against one GPU", "Efficiency", "a step takes longer than alone by"),
     EXPOSED: ("to communication", "Exposed communication", "of communication a step does not hide"),
 }
 COST_WORDS = ("to the strategy", "What the strategy costs a step", "the strategy costs a step")
@@ -145,8 +142,6 @@ def _line_tables(
             Column("lost_ms", "lost ms", "point.lost_ms", "ms"),
             Column("expected_ms", "expected ms", "point.expected_ms", "ms", True),
             Column("residual_ms", "difference ms", "point.residual_ms", SIGNED_MS),
-            Column("efficiency", "efficiency", "point.efficiency", "share"),
-            Column("expected_efficiency", "expected", "point.expected_efficiency", "share", True),
         ),
         points,
     )
@@ -168,11 +163,6 @@ def _line_sentences(line: WireLine, name: str) -> list[str]:
             "The links have only two speeds here, and a line goes through any two points: no cell "
             "between them tests it."
         )
-    if line.bends:
-        texts.append(
-            "Its cells bend away from the line, so it says little of speeds between them: look at "
-            "the figure."
-        )
     return [sentence(text) for text in texts]
 
 
@@ -184,14 +174,10 @@ def _line_figure(line: WireLine, names: Mapping[str, str], panel: int, colour: s
         f"{count(len(line.points), 'cell')} in wire_cells.csv."
     )
     y_axis = Axis("lost ms per step", "lost_ms")
-    if line.quantity == EFFICIENCY:
-        y_axis = Axis("efficiency, %", "efficiency_percent")
     points = []
     for point in line.points:
-        y = point.lost_ms
-        if line.quantity == EFFICIENCY and point.efficiency is not None:
-            y = 100 * point.efficiency
-        points.append(ScatterPoint(point.wire_ms, y, point.label, abs(point.residual_ms)))
+        weight = abs(point.residual_ms)
+        points.append(ScatterPoint(point.wire_ms, point.lost_ms, point.label, weight))
     most = 1.06 * max(point.wire_ms for point in line.points)
     fitted = fit([(point.wire_ms, point.lost_ms) for point in line.points])
     drawn: list[tuple[float, Estimate]] = []
@@ -199,10 +185,7 @@ def _line_figure(line: WireLine, names: Mapping[str, str], panel: int, colour: s
         if fitted is None:
             break
         x = most * step / LINE_STEPS
-        expected = fitted.expected(x)
-        if line.quantity == EFFICIENCY and line.alone_ms is not None:
-            expected = scaled(efficiency_of(line.alone_ms, expected), 100.0)
-        drawn.append((x, expected))
+        drawn.append((x, fitted.expected(x)))
     x_axis = Axis("ms that the exchange takes alone", "wire_ms")
     speeds = Axis("measured GB/s", ticks=_speed_ticks(line, most))
     return scatter_figure(

@@ -21,7 +21,6 @@ from analysis.text import count, first_lines, single_line
 from benchmarks.record.metrics import metric as entry_of
 
 INSIDE = "the intervals hold what differs between runs inside each study"
-IN_TURN = f"They were measured in turn; {INSIDE}."
 NOT_IN_TURN = (
     "They were not measured in turn, so what changes on a machine between sweeps would look the "
     f"same; {INSIDE}."
@@ -47,8 +46,7 @@ def studies(
             lines.append(f"{name} and {first} have no cell in common.")
             continue
         cells, words = count(len(differences.cells), "cell"), verdict_words(differences.cells)
-        claim = IN_TURN if differences.in_turn else NOT_IN_TURN
-        lines.append(single_line(f"{name} against {first}, {cells}: {words}. {claim}", 700))
+        lines.append(single_line(f"{name} against {first}, {cells}: {words}. {NOT_IN_TURN}", 700))
     for side in sides:
         if side.study.unreadable:
             files = count(len(side.study.unreadable), "file")
