@@ -392,75 +392,43 @@ def scatter_figure(
     colour: str,
     x: Axis,
     y: Axis,
-    upper: Axis,
 ) -> Figure:
-    """Return points with a line and its band, named where their names fit.
-
-    `upper` is a second axis above, shown where it has ticks.
-    """
+    """Return points with a line and its band, named where their names fit."""
     figure, axes = new_axes(_curve_height(3.0))
-    if line:
-        xs = [position for position, _ in line]
-        heights = [expected.value for _, expected in line]
-        axes.plot(xs, heights, color=colour, lw=1.4, zorder=2)
-        band = [[expected.low for _, expected in line], [expected.high for _, expected in line]]
-        axes.fill_between(xs, *band, color=colour, alpha=0.16, lw=0)
-        heights += [point.y for point in points]
-        room = 0.12 * (max(heights) - min(heights)) or 1.0
-        axes.set_xlim(0, 1.06 * max(point.x for point in points))
-        axes.set_ylim(min(heights) - room, max(heights) + room)
+    xs = [position for position, _ in line]
+    heights = [expected.value for _, expected in line]
+    lows, highs = [expected.low for _, expected in line], [expected.high for _, expected in line]
+    axes.plot(xs, heights, color=colour, lw=1.4, zorder=2)
+    axes.fill_between(xs, lows, highs, color=colour, alpha=0.16, lw=0)
+    heights += [point.y for point in points]
+    room = 0.12 * (max(heights) - min(heights)) or 1.0
+    axes.set_xlim(0, 1.06 * max(point.x for point in points))
+    axes.set_ylim(min(heights) - room, max(heights) + room)
+    rows = []
     for point in points:
         axes.plot(point.x, point.y, "o", zorder=3, color=colour)
+        rows.append((point.label, point.x, point.y))
     axes.set_xlabel(x.label, color=INK)
     axes.set_ylabel(y.label, color=INK)
     axes.tick_params(length=0)
-    if upper.ticks:
-        above = axes.twiny()
-        above.set_xlim(axes.get_xlim())
-        above.set_xticks([*upper.ticks], [*upper.ticks.values()])
-        above.set_xlabel(upper.label)
-        above.tick_params(length=0)
-        above.grid(visible=False)
     _name_points(axes, points)
-    data = numbers_table(
-        ("point", x.key, y.key), ((point.label, point.x, point.y) for point in points)
-    )
-    return as_figure(figure, name, caption, data)
+    return as_figure(figure, name, caption, numbers_table(("point", x.key, y.key), rows))
 
 
 def _name_points(axes: Any, points: Sequence[ScatterPoint]) -> None:
-    """Name points where names fit, those with most weight first."""
-    (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
-    letter = 0.07 / (figure_width() - 0.6)
-    line = 0.15 / (axes.figure.get_figheight() - 0.6)
-    taken: list[tuple[float, float, float, float]] = []  # left, right, low, high
-    spots = []
-    for point in points:
-        x, y = (point.x - left) / (right - left), (point.y - low) / (high - low)
-        taken.append((x - 0.012, x + 0.012, y - 0.02, y + 0.02))
-        spots.append((-point.weight, x, y, single_line(point.label, 40)))
-    for _, x, y, label in sorted(spots):
-        width = letter * len(label)
-        for lines_up in (0, 1, -1):
-            middle = y + lines_up * line
-            box = None
-            for start in (x + 0.02, x - 0.02 - width):
-                wanted = (start, start + width, middle - line / 2, middle + line / 2)
-                if box is None and _is_free(wanted, taken):
-                    box = wanted
-            if box is not None:
-                taken.append(box)
-                look = {"va": "center", "fontsize": TEXT_PT, "transform": axes.transAxes}
-                axes.text(box[0], middle, label, color=MUTED, **look)
-                break
-
-
-def _is_free(
-    box: tuple[float, float, float, float], taken: Sequence[tuple[float, float, float, float]]
-) -> bool:
-    if box[0] < 0 or box[1] > 1 or box[2] < 0 or box[3] > 1:
-        return False
-    for left, right, low, high in taken:
-        if box[0] < right and box[1] > left and box[2] < high and box[3] > low:
-            return False
-    return True
+    """Name points, those with most weight first, where no other name is."""
+    taken: list[tuple[float, float]] = []
+    width, height = axes.figure.get_size_inches()
+    for point in sorted(points, key=lambda point: -point.weight):
+        x, y = axes.transLimits.transform((point.x, point.y))
+        length = 0.08 * len(point.label) / width  # of the axes
+        is_left = x + length > 1
+        start = x - length if is_left else x
+        near = [at for at in taken if abs(at[0] - start) < length and abs(at[1] - y) < 0.2 / height]
+        if not near:
+            taken.append((start, y))
+            look: Any = {"ha": "right" if is_left else "left", "va": "center", "color": MUTED}
+            moved = (-6 if is_left else 6, 0)
+            axes.annotate(
+                point.label, (point.x, point.y), moved, textcoords="offset points", **look
+            )

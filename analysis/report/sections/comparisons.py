@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from typing import Any
 
 from analysis.findings.communication import (
     COST,
@@ -51,85 +51,44 @@ VERDICT_LOOKS = {"faster": (COLOURS["blue"][0], ">"), "slower": (HIGHLIGHT, "<")
 # ---- Strategies ---------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class StrategyCell:
-    """Equal cells on several GPUs, and what the findings say of them."""
-
-    runs: Runs
-    label: str
-    rate: Estimate | None
-    exchange_ms: Estimate | None
-    cost_ms: Estimate | None
-    communication: Communication | None
-
-    def of_communication(self, name: str) -> float | None:
-        """Return a number of the finding on communication."""
-        return getattr(self.communication, name, None)
-
-    @property
-    def gb_per_s(self) -> float | None:
-        """What each GPU moves while an exchange runs."""
-        size, ranks = self.runs.records[0].model.get("gradient_bytes"), self.runs.world_size
-        if not size or self.exchange_ms is None or self.exchange_ms.value <= 0:
-            return None
-        return float(size) * 2 * (ranks - 1) / ranks / (self.exchange_ms.value / 1000) / 1e9
-
-    @property
-    def hidden_by_trace(self) -> float | None:
-        """The share of the exchange that the trace saw beside compute."""
-        hidden, total = self.runs.median(TRACE_HIDDEN), self.runs.median(TRACE_ALL)
-        return hidden / total if hidden is not None and total else None
-
-    @property
-    def disagreement_ms(self) -> float | None:
-        """By how much the exposed communication of steps and of the trace differ."""
-        measured = {}
-        exposed_ms, traced_ms = self.of_communication("exposed_ms"), self.runs.median(TRACE_EXPOSED)
-        if exposed_ms is not None:
-            measured[EXPOSED] = exposed_ms
-        if traced_ms is not None:
-            measured[TRACE_EXPOSED] = traced_ms
-        return disagreement(measured).get(DISAGREEMENT)
-
-    @property
-    def references(self) -> str:
-        """What the exchange was compared with."""
-        names = {str(record.checks.get("reference") or "") for record in self.runs.records}
-        return ", ".join(sorted(filter(None, names)))
-
-
 def strategies(study: Study, findings: Findings) -> Section | None:
     """Return every set of equal cells with its rate, its exchange and what of it is exposed."""
     if not study.trains or (study.records and ran_alone(study)):
         return None
-    cells = _strategy_cells(study, findings)
-    names = short_names(cell.label for cell in cells)
-    on_hosts = any(cell.runs.cell.hosts for cell in cells)  # the section on links has their GB/s
-
-    def median_column(key: str, name: str) -> Column:
-        return metric_column(key, name, lambda cell: cell.runs.median(name))
-
-    def shared(key: str, name: str) -> Column:
-        return metric_column(key, name, lambda cell: cell.of_communication(key))
-
+    points: dict[str, dict[str, Any]] = {}
+    for curve in findings.scaling.curves:
+        for point in curve.points:
+            shown = {"cell": curve.label, "images_per_second": point.rate}
+            points |= dict.fromkeys(point.record_ids, shown)
+    communication = {cell.record_ids[0]: cell for cell in findings.communication}
+    rows = []
+    for runs in study.runs:
+        exchanges = runs.median(EXCHANGE_MS) is not None
+        if runs.world_size > 1 and (exchanges or runs.median(RATE) is not None):
+            record_id = runs.records[0].record_id
+            row = _strategy_row(runs, communication.get(record_id))
+            rows.append(row | points.get(record_id, {}))
+    names = short_names(str(row["cell"]) for row in rows)
+    rows.sort(key=lambda row: (-row["world_size"], -(row["median_rate"] or 0.0)))
+    on_hosts = any(record.cell.hosts for record in study.usable)  # their GB/s: section on links
     columns = (
-        Column("cell", "cell", lambda cell: names[cell.label]),
-        Column("model", "model", "runs.cell.model.name", shown=False),
-        Column("strategy", "strategy", "runs.strategy", shown=False),
-        Column("gpus", "GPUs", lambda cell: gpu_ids(cell.runs.gpus)),
-        Column("runs", "runs", lambda cell: len(cell.runs.records), "count"),
-        metric_column("images_per_second", RATE, "rate", bounded=True),
-        metric_column("exchange_ms", EXCHANGE_MS, "exchange_ms", bounded=True),
-        Column("gb_per_second_per_gpu", "GB/s per GPU", "gb_per_s", "number", shown=not on_hosts),
-        median_column("of_reference", EXCHANGE_SHARE),
-        Column("reference", "reference", "references"),
-        metric_column("cost_ms", COST, "cost_ms", bounded=True),
-        shared("exposed_ms", EXPOSED),
-        shared("hidden_share", HIDDEN),
-        Column("hidden_by_trace", "hidden by trace", "hidden_by_trace", of_metric(HIDDEN)),
-        median_column("exposed_by_trace_ms", TRACE_EXPOSED),
-        metric_column("difference_ms", DISAGREEMENT, "disagreement_ms"),
-        Column("mark", "verdict", lambda cell: "suspect" if cell.runs.suspect else ""),
+        Column("cell", "cell", lambda row: names[row["cell"]]),
+        Column("model", "model", shown=False),
+        Column("strategy", "strategy", shown=False),
+        Column("gpus", "GPUs"),
+        Column("runs", "runs", kind="count"),
+        metric_column("images_per_second", RATE, bounded=True),
+        metric_column("exchange_ms", EXCHANGE_MS, bounded=True),
+        Column("gb_per_second_per_gpu", "GB/s per GPU", kind="number", shown=not on_hosts),
+        metric_column("of_reference", EXCHANGE_SHARE),
+        Column("reference", "reference"),
+        metric_column("cost_ms", COST, bounded=True),
+        metric_column("exposed_ms", EXPOSED),
+        metric_column("hidden_share", HIDDEN),
+        Column("hidden_by_trace", "hidden by trace", kind=of_metric(HIDDEN)),
+        metric_column("exposed_by_trace_ms", TRACE_EXPOSED),
+        metric_column("difference_ms", DISAGREEMENT),
+        Column("mark", "verdict"),
     )
     table = Table.of(
         "strategies",
@@ -138,35 +97,52 @@ def strategies(study: Study, findings: Findings) -> Section | None:
         "step. Exposed: what it adds beyond its cost on one GPU. Hidden: the share of the "
         f"exchange that is not exposed.{about_intervals(study)}",
         columns,
-        cells,
-        marked=lambda cell: cell.runs.suspect,
+        rows,
+        marked=lambda row: row["mark"],
     )
-    lines = [] if cells else ["No cell that counts ran on several GPUs."]
+    lines = [] if rows else ["No cell that counts ran on several GPUs."]
     without_effect = Counter(record.validity.codes.get(NO_EFFECT, "") for record in study.usable)
     for text, number_of in without_effect.items():
-        if text and cells:
+        if text and rows:
             lines.append(f"{single_line(text, 300)} ({count(number_of, 'cell')}).")
     return Section(
         "strategies", "Strategies and settings", tuple(first_lines(lines)), tables=(table,)
     )
 
 
-def _strategy_cells(study: Study, findings: Findings) -> list[StrategyCell]:
-    """Return the cells on several GPUs with a rate or an exchange, the largest, fastest first."""
-    points: dict[str, tuple[str, Estimate | None]] = {}
-    for curve in findings.scaling.curves:
-        for point in curve.points:
-            points |= dict.fromkeys(point.record_ids, (curve.label, point.rate))
-    communication = {cell.record_ids[0]: cell for cell in findings.communication}
-    cells = []
-    for runs in study.runs:
-        rate, exchange_ms, cost_ms = map(runs.next_run, (RATE, EXCHANGE_MS, COST))
-        if runs.world_size > 1 and (rate or exchange_ms):
-            first = runs.records[0]
-            label, rate = points.get(first.record_id, (first.name, rate))
-            of_runs = communication.get(first.record_id)
-            cells.append(StrategyCell(runs, label, rate, exchange_ms, cost_ms, of_runs))
-    return sorted(cells, key=lambda cell: (-cell.runs.world_size, -(cell.runs.median(RATE) or 0.0)))
+def _strategy_row(runs: Runs, communication: Communication | None) -> dict[str, Any]:
+    """Return the numbers of equal cells on several GPUs."""
+    record, ranks = runs.records[0], runs.world_size
+    exchange_ms, size = runs.median(EXCHANGE_MS), record.model.get("gradient_bytes")
+    hidden_ms, total_ms = runs.median(TRACE_HIDDEN), runs.median(TRACE_ALL)
+    references = {str(each.checks.get("reference") or "") for each in runs.records}
+    exposed = {TRACE_EXPOSED: runs.median(TRACE_EXPOSED)}
+    row: dict[str, Any] = {
+        "cell": record.name,
+        "model": runs.cell.model.name,
+        "strategy": runs.strategy,
+        "gpus": gpu_ids(runs.gpus),
+        "world_size": ranks,
+        "median_rate": runs.median(RATE),
+        "runs": len(runs.records),
+        "images_per_second": runs.next_run(RATE),
+        "exchange_ms": runs.next_run(EXCHANGE_MS),
+        "of_reference": runs.median(EXCHANGE_SHARE),
+        "reference": ", ".join(sorted(filter(None, references))),
+        "cost_ms": runs.next_run(COST),
+        "exposed_by_trace_ms": exposed[TRACE_EXPOSED],
+        "mark": "suspect" if runs.suspect else "",
+    }
+    if communication is not None:
+        exposed[EXPOSED] = row["exposed_ms"] = communication.exposed_ms
+        row["hidden_share"] = communication.hidden_share
+    if size and exchange_ms:
+        row["gb_per_second_per_gpu"] = size * 2 * (ranks - 1) / ranks / exchange_ms / 1e6
+    if hidden_ms is not None and total_ms:
+        row["hidden_by_trace"] = hidden_ms / total_ms
+    measured = {name: value for name, value in exposed.items() if value is not None}
+    row["difference_ms"] = disagreement(measured).get(DISAGREEMENT)
+    return row
 
 
 # ---- NCCL settings ------------------------------------------------------------------------------

@@ -16,12 +16,12 @@ from analysis.prediction.recorded_forecast import recorded_forecast
 from analysis.report.numbers import NumberFormat, number
 from analysis.report.section import Section
 from analysis.report.table import Column, Table
-from analysis.study import names as study_names
 from analysis.study.estimates import Estimate, Findings
-from analysis.study.names import gpu_ids, ran_alone, short_names
+from analysis.study.names import BETWEEN, gpu_ids, label, ran_alone, short_names
+from analysis.study.runs import Runs
 from analysis.study.study import Study
 from analysis.text import count, single_line
-from benchmarks.record import finite
+from benchmarks.record import Record, finite
 
 MOST_CELLS = 60  # of several GPUs: holding each out takes time that grows with their square
 INSIDE = {None: "", True: "yes", False: "no"}
@@ -32,7 +32,8 @@ CHANGE = NumberFormat(100.0, "%", 2, sign=True)
 class CellForecast:
     """What one cell was forecast to give, and what it gave."""
 
-    record_id: str  # of the cell's first run
+    runs: Runs
+    record: Record  # the cell's first run, or the one that was forecast
     before: bool  # written before the ranks started; else the cell was held out
     measured_ms: float  # the step
     measured_cost_ms: float | None  # of communication; None where it was not measured
@@ -66,26 +67,27 @@ def study_forecasts(study: Study) -> tuple[list[CellForecast], int]:
     """
     fewest = 1 if ran_alone(study) else 2
     cells = []
+    by_id = {}
     for runs in study.runs:
         for record in runs.records:
+            by_id[record.record_id] = runs, record
             recorded = recorded_forecast(record)
             if runs.world_size >= fewest and recorded is not None and recorded.in_time:
-                cost_ms = finite(record.metrics.get(COST))
                 values = {**record.predicted, "low": recorded.low, "high": recorded.high}
-                cell = CellForecast(record.record_id, True, recorded.measured_ms, cost_ms, values)
-                cells.append(cell)
-    ids = {cell.record_id for cell in cells}
+                measured = recorded.measured_ms, finite(record.metrics.get(COST))
+                cells.append(CellForecast(runs, record, True, *measured, values))
+    ids = {cell.record.record_id for cell in cells}
     held = []
     with contextlib.suppress(ValueError):  # nothing was measured, or no cell of several GPUs
         calibration = calibrate(study)
-        if len(calibration.several) > MOST_CELLS:
-            return cells, 0
-        held = hold_out(calibration, CONDITION)
+        if len(calibration.several) <= MOST_CELLS:
+            held = hold_out(calibration, CONDITION)
     for result in held:
         if result.forecast is not None and ids.isdisjoint(result.cell.record_ids):
             values = {**asdict(result.forecast), "low": result.low, "high": result.high}
-            record_id = result.cell.record_ids[0]
-            cells.append(CellForecast(record_id, False, result.step_ms, result.cost_ms, values))
+            measured = result.step_ms, result.cost_ms
+            first = by_id[result.cell.record_ids[0]]
+            cells.append(CellForecast(*first, False, *measured, values))
     return cells, len(scores_of(held))
 
 
@@ -104,67 +106,59 @@ def forecasts(study: Study, findings: Findings) -> Section | None:
     )
     if with_cost:
         caption += " Cost: what the strategy adds to a step, by steps with and without it in turn."
-    names = _names(study, cells)
+    names = short_names(label(study, cell.runs) for cell in cells)
 
-    def error(key: str, heading: str, name: str) -> Column:
-        return Column(key, heading, lambda cell: cell.step_error(name), CHANGE)
-
-    def cost(key: str, heading: str, name: str) -> Column:
-        return Column(key, heading, lambda cell: cell.ms(name), "ms", shown=with_cost)
+    def name(cell: CellForecast) -> str:
+        run = cell.record.run_suffixes if cell.before else ()
+        return BETWEEN.join([names[label(study, cell.runs)], *run])
 
     def made(cell: CellForecast) -> str:
         return "before it ran" if cell.before else "afterwards, from the other cells"
 
-    table = Table.of("forecasts", caption, (
-        Column("cell", "cell", lambda cell: names[cell.record_id][0]),
-        Column("gpus", "GPUs", lambda cell: names[cell.record_id][1]),
-        Column("made", "made", made),
-        Column("step_ms", "step ms", "measured_ms", "ms"),
-        Column("forecast_ms", "forecast ms", "step", "ms", bounded=True),
-        error("error", "measured against it", "step_ms"),
-        error("null_error", "against null model", "null_step_ms"),
-        Column("inside", "in interval", lambda cell: INSIDE[cell.inside]),
-        Column("cost_ms", "cost ms", "measured_cost_ms", "ms", shown=with_cost),
-        cost("forecast_cost_ms", "cost forecast ms", "cost_ms"),
-        cost("null_cost_ms", "cost by null model ms", "null_cost_ms"),
-        Column("basis", "basis", lambda cell: single_line(cell.forecast.get("basis", ""), 60)),
-    ), cells, lambda cell: cell.inside is False)  # fmt: skip
+    def cost(key: str, heading: str, name: str) -> Column:
+        return Column(key, heading, lambda cell: cell.ms(name), "ms", shown=with_cost)
+
+    null_error = Column(
+        "null_error", "against null model", lambda cell: cell.step_error("null_step_ms"), CHANGE
+    )
+    table = Table.of(
+        "forecasts",
+        caption,
+        (
+            Column("cell", "cell", name),
+            Column("gpus", "GPUs", lambda cell: gpu_ids(cell.runs.gpus)),
+            Column("made", "made", made),
+            Column("step_ms", "step ms", "measured_ms", "ms"),
+            Column("forecast_ms", "forecast ms", "step", "ms", bounded=True),
+            Column("error", "measured against it", lambda cell: cell.step_error("step_ms"), CHANGE),
+            null_error,
+            Column("inside", "in interval", lambda cell: INSIDE[cell.inside]),
+            Column("cost_ms", "cost ms", "measured_cost_ms", "ms", shown=with_cost),
+            cost("forecast_cost_ms", "cost forecast ms", "cost_ms"),
+            cost("null_cost_ms", "cost by null model ms", "null_cost_ms"),
+            Column("basis", "basis", lambda cell: single_line(cell.forecast.get("basis", ""), 60)),
+        ),
+        cells,
+        lambda cell: cell.inside is False,
+    )
     lines = []
-    for before in (True, False):
+    for before, how in (
+        (True, "before {} ranks started"),
+        (False, "afterwards, each from the other cells"),
+    ):
         group = [cell for cell in cells if cell.before == before]
-        was, its = ("was", "its") if len(group) == 1 else ("were", "their")
-        how = "forecast afterwards, each from the other cells"
-        if before:
-            how = f"forecast before {its} ranks started"
         if group:
-            errors = _errors(group, alone)
-            lines.append(f"{count(len(group), 'cell')} on {on} {was} {how}: {errors}.")
+            was, its = ("was", "its") if len(group) == 1 else ("were", "their")
+            told = f"{was} forecast {how.format(its)}: {_errors(group, alone)}."
+            lines.append(f"{count(len(group), 'cell')} on {on} {told}")
     if alone:
         lines.append(f"No error is claimed: cells on {on} are not held out.")
     elif all(cell.step.low is None for cell in cells):
+        cells_held = count(held_out, "cell")
         lines.append(
-            f"No error is claimed: {count(held_out, 'cell')} could be held out, {FEWEST_HELD_OUT} "
-            "are needed."
+            f"No error is claimed: {cells_held} could be held out, {FEWEST_HELD_OUT} are needed."
         )
     return Section("forecasts", "Forecast and measured", tuple(lines), (), (table,))
-
-
-def _names(study: Study, cells: Sequence[CellForecast]) -> dict[str, tuple[str, str]]:
-    """Return {record_id: (name of its cell, its GPUs)}; a recorded one says which of the runs."""
-    forecast = {cell.record_id: cell for cell in cells}
-    shown = []
-    for runs in study.runs:
-        for record in runs.records:
-            if record.record_id in forecast:
-                shown.append((record, study_names.label(study, runs), gpu_ids(runs.gpus)))
-    short = short_names(label for _, label, _ in shown)
-    names = {}
-    for record, label, gpus in shown:
-        words = [short[label]]
-        if forecast[record.record_id].before:
-            words += record.run_suffixes
-        names[record.record_id] = (study_names.BETWEEN.join(words), gpus)
-    return names
 
 
 def _errors(cells: Sequence[CellForecast], alone: bool) -> str:

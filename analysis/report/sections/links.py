@@ -19,8 +19,6 @@ from analysis.topology.model import NET
 SIGNED_MS = NumberFormat(decimals=2, sign=True)
 MOST_LINES = 4  # figures
 LINE_STEPS = 60  # of a drawn line
-# GB/s that the upper axis may name.
-SPEEDS = (1000, 700, 500, 300, 200, 150, 100, 70, 50, 30, 20, 15, 10, 7, 5, 3, 2, 1)
 # By the metric that says what is lost: in a column, of a figure, and at the start of a sentence.
 QUANTITIES = {
     EXPOSED: ("to communication", "Exposed communication", "of communication a step does not hide"),
@@ -180,32 +178,10 @@ def _line_figure(line: WireLine, names: Mapping[str, str], panel: int, colour: s
         points.append(ScatterPoint(point.wire_ms, point.lost_ms, point.label, weight))
     most = 1.06 * max(point.wire_ms for point in line.points)
     fitted = fit([(point.wire_ms, point.lost_ms) for point in line.points])
+    assert fitted is not None  # the line was fitted to these points
     drawn: list[tuple[float, Estimate]] = []
     for step in range(LINE_STEPS + 1):
-        if fitted is None:
-            break
         x = most * step / LINE_STEPS
         drawn.append((x, fitted.expected(x)))
     x_axis = Axis("ms that the exchange takes alone", "wire_ms")
-    speeds = Axis("measured GB/s", ticks=_speed_ticks(line, most))
-    return scatter_figure(
-        f"wire-line-{panel}", caption, points, drawn, colour, x_axis, y_axis, speeds
-    )
-
-
-def _speed_ticks(line: WireLine, most_ms: float) -> dict[float, str]:
-    """Return {ms of the exchange: GB/s}.
-
-    Empty where subsets move other amounts, and one time stands for several GB/s.
-    """
-    megabytes = [point.wire_ms * point.gb_per_s for point in line.points]
-    if max(megabytes) > 1.01 * min(megabytes):
-        return {}
-    ticks: dict[float, str] = {}
-    last = -most_ms
-    for speed in SPEEDS:
-        at = megabytes[0] / speed
-        if 0.7 * line.points[0].wire_ms <= at <= most_ms and at - last > 0.09 * most_ms:
-            ticks[at] = str(speed)
-            last = at
-    return ticks
+    return scatter_figure(f"wire-line-{panel}", caption, points, drawn, colour, x_axis, y_axis)

@@ -1,6 +1,5 @@
 """The machine: its hosts, a drawing of its links, and heat maps of pairs."""
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -27,8 +26,6 @@ MATRICES = {
     "latency_gpu": "Latency by the GPU's clock",
     "latency_cpu": "Latency by the host's clock",
 }
-# Where a record has no words of its own.
-STATES = {"enabled": "P2P enabled", "disabled": "P2P disabled"}
 
 
 @dataclass(frozen=True)
@@ -45,7 +42,7 @@ def machine(study: Study, findings: Findings) -> Section:
     """Return the drawing of the machine, and the matrices between its GPUs."""
     lines: list[str] = []
     figures = list(_drawings(study, lines))
-    matrices = [*_copies(study), *_pair_exchanges(findings)][:MOST_MAPS]
+    matrices = _copies(study)[:MOST_MAPS]
     scales = {}
     for unit in UNIT_KEYS:
         scales[unit] = scale_of(matrix.values for matrix in matrices if matrix.unit == unit)
@@ -79,9 +76,8 @@ def _hosts_table(study: Study) -> Table:
                     "driver": str(gpu.get("driver") or ""),
                     "interface": "+".join(wires[host].names),
                     "gbit_per_s": wires[host].gbit_per_s,
-                    "rails": str(facts.get("topology") or ""),
                 }
-    rows = [row | {"rails": _rails(str(row["rails"]))} for _, row in sorted(newest.items())]
+    rows = [row for _, row in sorted(newest.items())]
     return Table.of(
         "hosts",
         "The hosts, and the interface of each through which ranks exchange with other hosts. "
@@ -95,24 +91,9 @@ def _hosts_table(study: Study) -> Table:
             Column("driver", "driver"),
             Column("interface", "interface"),
             Column("gbit_per_s", "Gbit/s", kind="number"),
-            Column("rails", "rails"),
         ),
         rows,
     )
-
-
-def _rails(topology: str) -> str:
-    """Return the network devices that are nearest to each GPU: `0: mlx5_0, 1: mlx5_1`.
-
-    Empty where that is not known.
-    """
-    from analysis.topology.readers import parse_topology
-
-    try:
-        nearest = parse_topology(topology).rails()
-    except UnreadableInput:
-        return ""
-    return ", ".join(f"{gpu}: {'+'.join(nics)}" for gpu, nics in nearest.items() if nics)
 
 
 def _drawings(study: Study, lines: list[str]) -> Iterator[Figure]:
@@ -164,56 +145,22 @@ def _copies(study: Study) -> list[Matrix]:
         for name, rows in mapping(p2p.get("matrices")).items():
             if not isinstance(rows, list) or any(len(row) != len(rows) for row in rows):
                 continue  # no square
-            size = len(rows)
-            ids: Sequence[Member] = range(size)
-            if record.cell.world_size == size:
+            ids: Sequence[Member] = range(len(rows))
+            if record.cell.world_size == len(rows):
                 ids = record.cell.members
-            copied = ", copied by a kernel" if by_kernel else ""
+            ids = ids[:LARGEST_MAP]
+            values = {}
+            for row, measured in zip(ids, rows, strict=False):
+                for column, value in zip(ids, map(finite, measured), strict=False):
+                    if value is not None:
+                        values[row, column] = value
+            start, _, state = name.rpartition("_")
             unit = "µs" if "latency" in name else "GB/s"
-            what = f"{_matrix_words(name, mapping(p2p.get('words')))}{copied}, {unit}"
-            scale = "dark is better, with one scale for each unit (benchmark=p2p)"
-            caption = f"{what}, from row to column; {scale}."
-            newest[name, by_kernel] = _matrix(ids, rows, caption, unit)
+            words = [MATRICES.get(start, start.replace("_", " ")), unit]
+            words.insert(1, str(mapping(p2p.get("words")).get(state, f"P2P {state}")))
+            if by_kernel:
+                words.append("copied by a kernel")
+            caption = f"{single_line(', '.join(words))}, from row to column; dark is better."
+            newest[name, by_kernel] = Matrix(ids, values, caption, unit)
     order = sorted(newest, key=lambda key: ("latency_cpu" in key[0], key[1]))
     return [newest[key] for key in order]
-
-
-def _pair_exchanges(findings: Findings) -> Iterator[Matrix]:
-    """Yield the exchange of every pair of each cell with more than two pairs."""
-    rates: dict[frozenset[tuple[str, str]], dict[tuple[Member, ...], float]] = defaultdict(dict)
-    labels: dict[frozenset[tuple[str, str]], str] = {}
-    for subset in findings.wires:
-        if len(subset.gpus) == 2 and subset.exchange_gb_per_s is not None:
-            cell = frozenset(subset.key.items())
-            rates[cell][subset.gpus] = subset.exchange_gb_per_s
-            labels[cell] = single_line(subset.label)
-    for cell, by_pair in rates.items():
-        if len(by_pair) > 2:
-            ids = sorted({gpu for pair in by_pair for gpu in pair})
-            square = [[by_pair.get((a, b), by_pair.get((b, a))) for b in ids] for a in ids]
-            caption = f"Exchange of every pair, busbw GB/s of all buckets: {labels[cell]}."
-            yield _matrix(ids, square, caption, "GB/s")
-
-
-def _matrix(
-    ids: Sequence[Member], square: Sequence[Sequence[Any]], caption: str, unit: str
-) -> Matrix:
-    """Return the matrix of at most LARGEST_MAP devices."""
-    shown = ids[:LARGEST_MAP]
-    values = {}
-    for row, numbers in zip(shown, square, strict=False):
-        for column, value in zip(shown, numbers, strict=False):
-            measured = finite(value)
-            if measured is not None:
-                values[row, column] = measured
-    return Matrix(shown, values, caption, unit)
-
-
-def _matrix_words(name: str, states: Mapping[str, Any]) -> str:
-    """Return `Bandwidth one way, peer access` for `unidirectional_enabled`."""
-    for start, words in MATRICES.items():
-        state, _, reads = name.removeprefix(f"{start}_").partition("_")
-        if name.startswith(start) and state in STATES and reads in ("", "reads"):
-            text = f"{words}, {states.get(state, STATES[state])}"
-            return single_line(f"{text}, reads" if reads else text)
-    return single_line(name.replace("_", " "))
