@@ -51,7 +51,7 @@ def test_a_study_that_allows_no_forecast_has_no_such_section(study):
 
 
 def test_forecasts_made_before_a_cell_ran_come_first_and_are_told_apart_from_hindsight(settings):
-    after = {cell.record_id: cell for cell in study_forecasts(settings)[0]}
+    after = {cell.record.record_id: cell for cell in study_forecasts(settings)[0]}
     records = []
     for index, record in enumerate(read_study(SETTINGS)[0]):
         cell = after.get(record.record_id)
@@ -77,7 +77,7 @@ def test_what_was_written_after_a_cell_began_is_no_forecast():
     machine = ForecastMachine().calibrate(batches=(64, 128))
     first = machine.measure((0, 2), 64)
     study = Study.of([*machine.known, first])
-    before = [cell.record_id for cell in study_forecasts(study)[0] if cell.before]
+    before = [cell.record.record_id for cell in study_forecasts(study)[0] if cell.before]
     assert before == [first.record_id]
     assert section(study).lines[0].startswith("1 cell on several GPUs was forecast")
     assert about_forecasts([first]).startswith("1 of 1 cells before they ran")
