@@ -13,21 +13,15 @@ from launch.machine.devices import Device, Machine
 
 EVERYONE = (0, 1, 2, 3)
 SYNC, ASYNC = "kvstore_dist_sync_device", "kvstore_dist_async_device"
+ON_HOST = ("kvstore_dist_sync", "kvstore_dist_async")
 # Strategies whose optimizer is not each rank's own.
-SERVED = (
-    "cpu_staged",
-    "kvstore_local",
-    "kvstore_device",
-    "kvstore_dist_sync",
-    "kvstore_dist_async",
-    SYNC,
-    ASYNC,
-)
+SERVED = ("cpu_staged", "kvstore_local", "kvstore_device", *ON_HOST, SYNC, ASYNC)
 
 
-def asked(*overrides, gpus=(0, 1), device="cuda"):
+def cell_of(strategy, *overrides, gpus=(0, 1), device="cuda"):
     """The cell of a request on a machine with four GPUs."""
-    config, _ = checked(OmegaConf.to_object(compose("config", overrides=normalise(overrides))))
+    words = normalise([f"strategy={strategy}", *overrides])
+    config, _ = checked(OmegaConf.to_object(compose("config", overrides=words)))
     return resolve(config, gpus, device, all_gpus={"": EVERYONE})
 
 
@@ -42,79 +36,76 @@ def asked(*overrides, gpus=(0, 1), device="cuda"):
     ],
 )
 def test_auto_takes_gpus_outside_the_subset_first(gpus, servers, expected):
-    assert (
-        server_gpus({"servers": servers, "server_gpus": "free"}, gpus, "cuda", {"": EVERYONE})
-        == expected
-    )
-
-
-def test_servers_run_where_they_are_asked_to(hydra):
-    assert asked(
-        f"strategy={SYNC}", "strategy.servers=2", "strategy.server_gpus=3+1"
-    ).server_gpus == (3, 1)
-    assert asked(
-        f"strategy={SYNC}", "strategy.servers=2", "strategy.server_gpus=[2,2]"
-    ).server_gpus == (2, 2)
-    assert asked(f"strategy={SYNC}", "strategy.server_gpus=0").server_gpus == (0,)
+    options = {"servers": servers, "server_gpus": "free"}
+    assert server_gpus(options, gpus, "cuda", {"": EVERYONE}) == expected
 
 
 @pytest.mark.parametrize(
-    "strategy", [SYNC, ASYNC, "kvstore_dist_sync", "kvstore_dist_async", "nccl_allreduce"]
+    ("servers", "on", "expected"), [(2, "3+1", (3, 1)), (2, "[2,2]", (2, 2)), (1, "0", (0,))]
 )
+def test_servers_run_where_they_are_asked_to(hydra, servers, on, expected):
+    cell = cell_of(SYNC, f"strategy.servers={servers}", f"strategy.server_gpus={on}")
+    assert cell.server_gpus == expected
+
+
+@pytest.mark.parametrize("strategy", [SYNC, ASYNC, *ON_HOST, "nccl_allreduce"])
 def test_cpu_workers_and_other_strategies_have_no_gpu_servers(hydra, strategy):
-    assert asked(f"strategy={strategy}", device="cpu").server_gpus == ()
-    assert bool(asked(f"strategy={strategy}").server_gpus) == strategy.endswith("_device")
+    assert cell_of(strategy, device="cpu").server_gpus == ()
+    assert bool(cell_of(strategy).server_gpus) == strategy.endswith("_device")
 
 
 @pytest.mark.parametrize(
-    ("overrides", "starts", "accepts"),
+    ("overrides", "accepts"),
     [
-        ([f"strategy={SYNC}", "strategy.servers=5"], "strategy.servers=5: ", "at most 4, the GPUs of this machine"),
-        ([f"strategy={SYNC}", "strategy.server_gpus=4"], "strategy.server_gpus=4: ", "auto, or 1 of 0, 1, 2, 3 joined by +"),
-        ([f"strategy={SYNC}", "strategy.server_gpus=2+3"], "strategy.server_gpus=2+3: ", "one for each of strategy.servers=1"),
-        ([f"strategy={SYNC}", "strategy.servers=2", "strategy.server_gpus=3"], "strategy.server_gpus=3: ", "2 of 0, 1, 2, 3"),
-        ([f"strategy={SYNC}", "strategy.server_gpus=x"], "strategy.server_gpus=x: ", "auto, or 1 of"),
-        ([f"strategy={SYNC}", "strategy.server_gpus=-1"], "strategy.server_gpus=-1: ", "auto, or 1 of"),
-        ([f"strategy={ASYNC}", "strategy.max_staleness=0"], "strategy.max_staleness=0: ", "accepted is at least 1"),
-        *(
-            ([f"strategy={strategy}", "precision=fp16"], "precision=fp16: ", f"with other strategies than {strategy}")
-            for strategy in SERVED
-        ),
+        (["servers=5"], "at most 4, the GPUs of this machine"),
+        (["server_gpus=4"], "auto, or 1 of 0, 1, 2, 3 joined by +"),
+        (["server_gpus=2+3"], "one for each of strategy.servers=1"),
+        (["servers=2", "server_gpus=3"], "2 of 0, 1, 2, 3"),
+        (["server_gpus=x"], "auto, or 1 of"),
+        (["server_gpus=-1"], "auto, or 1 of"),
+        (["max_staleness=0"], "accepted is at least 1"),
     ],
-)  # fmt: skip
-def test_what_no_server_can_do_is_refused_in_one_sentence(hydra, overrides, starts, accepts):
+)
+def test_what_no_server_can_do_is_refused_in_one_sentence(hydra, overrides, accepts):
     with pytest.raises(Refused) as refused:
-        asked(*overrides)
+        cell_of(ASYNC, *(f"strategy.{override}" for override in overrides))
     sentence = str(refused.value)
-    assert sentence.startswith(starts) and accepts in sentence and "\n" not in sentence
+    assert sentence.startswith(f"strategy.{overrides[-1]}: ")
+    assert accepts in sentence and "\n" not in sentence
 
 
-def test_the_least_bound_on_staleness_is_accepted(hydra):
-    for gpus in ((0,), (0, 1), (0, 1, 2, 3)):
-        assert asked(f"strategy={ASYNC}", f"strategy.max_staleness={len(gpus) - 1}", gpus=gpus)
+@pytest.mark.parametrize("strategy", ["nccl_allreduce", "none", *SERVED])
+def test_the_loss_scaler_is_for_strategies_whose_ranks_update(hydra, strategy):
+    if strategy in SERVED:
+        sentence = rf"^precision=fp16: .*with other strategies than {strategy}"
+        with pytest.raises(Refused, match=sentence):
+            cell_of(strategy, "precision=fp16")
+    else:
+        assert cell_of(strategy, "precision=fp16").precision == "fp16"
 
 
-def test_the_loss_scaler_is_for_strategies_whose_ranks_update(hydra):
-    assert asked("precision=fp16").precision == "fp16"
-    assert asked("precision=fp16", "strategy=none").precision == "fp16"
+@pytest.mark.parametrize("gpus", [(0,), (0, 1), (0, 1, 2, 3)])
+def test_the_least_bound_on_staleness_is_accepted(hydra, gpus):
+    assert cell_of(ASYNC, f"strategy.max_staleness={len(gpus) - 1}", gpus=gpus)
 
 
-def test_servers_are_processes_of_the_cell_and_see_their_gpus_behind_the_ranks(hydra, tmp_path):
+@pytest.mark.parametrize(
+    ("overrides", "processes", "visible"),
+    [
+        ((SYNC, "strategy.servers=2", "strategy.server_gpus=3+0"), 4, "GPU-1,GPU-0,GPU-3"),
+        (("kvstore_dist_sync", "strategy.servers=3"), 5, "GPU-1,GPU-0"),
+    ],
+)
+def test_servers_are_processes_of_the_cell_and_see_their_gpus_behind_the_ranks(
+    hydra, tmp_path, overrides, processes, visible
+):
     machine = Machine("cuda", tuple(Device(n, f"GPU-{n}") for n in EVERYONE), EVERYONE, 8)
-    cell = asked(f"strategy={SYNC}", "strategy.servers=2", "strategy.server_gpus=3+0", gpus=(1, 0))
-    assert cell_process_command(CellFolder(tmp_path), cell, "exec")[-2] == str(2 + 2)
-    assert (
-        environment(cell, machine, CellFolder(tmp_path), "t", {})["CUDA_VISIBLE_DEVICES"]
-        == "GPU-1,GPU-0,GPU-3"
-    )
-    host = asked("strategy=kvstore_dist_sync", "strategy.servers=3", gpus=(1, 0))
-    assert cell_process_command(CellFolder(tmp_path), host, "exec")[-2] == str(2 + 3)
-    assert (
-        environment(host, machine, CellFolder(tmp_path), "t", {})["CUDA_VISIBLE_DEVICES"]
-        == "GPU-1,GPU-0"
-    )
+    cell, folder = cell_of(*overrides, gpus=(1, 0)), CellFolder(tmp_path)
+    assert cell_process_command(folder, cell, "exec")[-2] == str(processes)
+    variables = environment(cell, machine, folder, "t", {})
+    assert variables["CUDA_VISIBLE_DEVICES"] == visible
 
 
 def test_where_servers_run_is_part_of_what_was_asked(hydra):
-    one, other = (asked(f"strategy={SYNC}", f"strategy.server_gpus={gpu}") for gpu in (2, 3))
-    assert one.key != other.key
+    first, second = (cell_of(SYNC, f"strategy.server_gpus={gpu}") for gpu in (2, 3))
+    assert first.key != second.key

@@ -1,4 +1,4 @@
-"""What ranks tell each other is JSON in tensors, bounded and checked: nothing that a peer sends is unpickled."""
+"""Ranks exchange JSON in tensors, bounded and checked: nothing that a peer sends is unpickled."""
 
 import ast
 import json
@@ -18,46 +18,34 @@ MODULES = [
 ]
 # Calls that unpickle what another process sent, by the last part of their names.
 OBJECT_COLLECTIVES = {
-    "broadcast_object_list", "all_gather_object", "gather_object", "scatter_object_list", "send_object_list",
-    "recv_object_list",
-}  # fmt: skip
-UNPICKLING = {
-    "pickle",
-    "cPickle",
-    "_pickle",
-    "dill",
-    "cloudpickle",
-    "marshal",
-    "shelve",
-    "joblib",
-    "multiprocessing",
+    f"{name}_object{end}"
+    for name in ("broadcast", "all_gather", "gather", "scatter", "send", "recv")
+    for end in ("", "_list")
 }
-OWN_PICKLE = {
-    "benchmarks/rank/stacks.py": "what this process itself has just packed",
-}
-
-
-def names_in(path):
-    """Every name and attribute that a file uses, and the packages that it imports."""
-    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
-    imports = [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
-    modules = [node.module or "" for node in imports if isinstance(node, ast.ImportFrom)]
-    modules += [
-        alias.name for node in imports if isinstance(node, ast.Import) for alias in node.names
-    ]
-    names = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
-    names |= {node.id for node in nodes if isinstance(node, ast.Name)}
-    return names | {alias.name for node in imports for alias in node.names}, {
-        name.split(".")[0] for name in modules
-    }
+UNPICKLING = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
+UNPICKLING |= {"multiprocessing"}
+OWN_PICKLE = {"benchmarks/rank/stacks.py": "what this process itself has just packed"}
 
 
 def test_nothing_unpickles_what_peers_send():
-    found = {str(path.relative_to(ROOT)): names_in(path) for path in MODULES}
-    assert {path for path, (names, _) in found.items() if names & OBJECT_COLLECTIVES} == set()
-    assert {path for path, (_, packages) in found.items() if packages & UNPICKLING} == set(
-        OWN_PICKLE
-    )
+    """By every name and attribute that a file uses, and by the packages that it imports."""
+    unpickling = set()
+    for path in MODULES:
+        names, packages = set(), set()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute):
+                names.add(node.attr)
+            elif isinstance(node, ast.Name):
+                names.add(node.id)
+            elif isinstance(node, ast.ImportFrom):
+                names |= {alias.name for alias in node.names}
+                packages.add((node.module or "").split(".")[0])
+            elif isinstance(node, ast.Import):
+                packages |= {alias.name.split(".")[0] for alias in node.names}
+        assert not names & OBJECT_COLLECTIVES, path
+        if packages & UNPICKLING:
+            unpickling.add(str(path.relative_to(ROOT)))
+    assert unpickling == set(OWN_PICKLE)
 
 
 @pytest.fixture
@@ -75,22 +63,25 @@ def test_ranks_tell_each_other_texts_lists_and_tables(forked):
         assert found["of_two"] == ("1" if rank else "0"), "a group has its own first rank"
 
 
-@pytest.mark.parametrize("sent, said", [
-    (b"", "tells 0 bytes; accepted are 1 to "),
-    (b"x" * 5000, "tells 5000 bytes; accepted are 1 to 4096"),
-    (b"\x80\x04K\x01.", "tells 5 bytes that are no JSON"),
-    (b"[" * 4000, "tells 4000 bytes that are no JSON"),
-    (b"17", "tells a int; accepted is a str"),
-    (json.dumps(["/dev/shm/x"]).encode(), "tells a list; accepted is a str"),
-])  # fmt: skip
-def test_what_a_peer_may_not_say_is_refused(alone, monkeypatch, sent, said):
+@pytest.mark.parametrize(
+    "sent, sentence",
+    [
+        (b"", "tells 0 bytes; accepted are 1 to "),
+        (b"x" * 5000, "tells 5000 bytes; accepted are 1 to 4096"),
+        (b"\x80\x04K\x01.", "tells 5 bytes that are no JSON"),
+        (b"[" * 4000, "tells 4000 bytes that are no JSON"),
+        (b"17", "tells a int; accepted is a str"),
+        (json.dumps(["/dev/shm/x"]).encode(), "tells a list; accepted is a str"),
+    ],
+)
+def test_what_a_peer_may_not_say_is_refused(alone, monkeypatch, sent, sentence):
     monkeypatch.setattr(collectives, "MOST_BYTES", 4096)
     monkeypatch.setattr(
         collectives, "_packed", lambda value: torch.tensor(list(sent), dtype=torch.uint8)
     )
-    with pytest.raises(ValueError, match=f"^the first rank {said}"):
+    with pytest.raises(ValueError, match=f"^the first rank {sentence}"):
         collectives.broadcast_json("a text")
-    with pytest.raises(ValueError, match=f"^rank 0 {said}"):
+    with pytest.raises(ValueError, match=f"^rank 0 {sentence}"):
         collectives.all_gather_json("a text")
 
 
