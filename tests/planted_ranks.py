@@ -1,4 +1,4 @@
-"""What two real ranks find where a fault is planted: faulty exchanges of gradients, and whole cells that do not run as asked."""
+"""What two real ranks find where a fault is planted: faulty exchanges, and whole cells."""
 
 import contextlib
 import dataclasses
@@ -17,7 +17,7 @@ from benchmarks.record import CellFolder
 from benchmarks.training import correctness, throughput
 from trainers import models, step
 from trainers.step import Training
-from trainers.strategies import ddp as nccl_allreduce
+from trainers.strategies import ddp
 from trainers.strategy import Strategy
 
 LOST = 0.001  # of all elements
@@ -34,59 +34,60 @@ class Planted(Exchanges):
         if not self.on:
             return
         arrays = [parameter.grad for parameter in self.model.parameters()]
-        smallest = min(arrays, key=torch.Tensor.numel)
+        smallest, rank = min(arrays, key=torch.Tensor.numel), dist.get_rank()
         self.chance.manual_seed(0)  # the same on every rank and in every run
         for number, array in enumerate(arrays):
             if self.fault == "a bucket dropped" and number < 2:
                 continue
-            sent = array.to(
-                {"fp16 hook": torch.float16, "bf16 hook": torch.bfloat16}.get(
-                    self.fault, array.dtype
-                )
-            )
+            sent = array.to(HOOKS.get(self.fault, array.dtype))
             dist.all_reduce(sent)
-            array.copy_(sent / (1 if self.fault == "one array summed" and array is smallest else 2))
-            if self.fault == "one array lost" and array is smallest:
-                array.zero_()
-            if self.fault == "NaN on one rank" and array is smallest and dist.get_rank():
-                array.view(-1)[-1] = float("nan")
-            if (
-                self.fault == "one element wrong on one rank"
-                and array is smallest
-                and dist.get_rank()
-            ):
-                array.view(-1)[-1] *= 1.5
+            array.copy_(sent / 2)
             if self.fault == "elements lost":
                 array[torch.rand(array.shape, generator=self.chance) < LOST] = 0
+        if self.fault == "one array summed":
+            smallest *= 2
+        if self.fault == "one array lost":
+            smallest.zero_()
+        if self.fault == "NaN on one rank" and rank:
+            smallest.view(-1)[-1] = float("nan")
+        if self.fault == "one element wrong on one rank" and rank:
+            smallest.view(-1)[-1] *= 1.5
 
 
-GRADIENT_FAULTS = ("fp16 hook", "bf16 hook", "elements lost", "one array summed", "one array lost", "a bucket dropped",
-                   "NaN on one rank", "one element wrong on one rank")  # fmt: skip
+HOOKS = {"fp16 hook": torch.float16, "bf16 hook": torch.bfloat16}
+GRADIENT_FAULTS = (
+    *HOOKS,
+    "elements lost",
+    "one array summed",
+    "one array lost",
+    "a bucket dropped",
+    "NaN on one rank",
+    "one element wrong on one rank",
+)
 PRECISIONS = ("fp32", "bf16")
 
 
 def gradients(ranks):
-    """{precision: {fault: facts}} of healthy and faulty exchanges; of `unrepeatable` ones backward differs in each run."""
-    found = {}
+    """{precision: {fault: facts}}; of `unrepeatable` ones backward differs in each run."""
+    facts = {}
     for precision in PRECISIONS:
         training = faulty_training(Planted("none"), ranks, precision)
         training.step()
         batch = next(training.batches)
-        found[precision] = {}
+        facts[precision] = of_fault = {}
         for fault in ("none", *GRADIENT_FAULTS):
             training.strategy.fault = fault
-            found[precision][fault] = correctness.gradient(training, batch, ranks)
+            of_fault[fault] = correctness.gradient(training, batch, ranks)
         with unrepeatable(ranks.rank):
             for fault in ("none", "one array lost"):
                 training.strategy.fault = fault
-                found[precision][f"unrepeatable, {fault}"] = correctness.gradient(
-                    training, batch, ranks
-                )
-    return found
+                noisy = correctness.gradient(training, batch, ranks)
+                of_fault[f"unrepeatable, {fault}"] = noisy
+    return facts
 
 
 def unrepeatable(rank):
-    """Have backward add relative noise of 1e-4 to every gradient, another one in each run, before the exchange."""
+    """Have backward add relative noise of 1e-4 to every gradient, another one in each run."""
     chance, exchange = torch.Generator().manual_seed(rank), Planted.exchange
 
     def noisy(strategy):
@@ -122,17 +123,13 @@ def frozen(network):
 
 
 def counted_twice(parameters):
-    found = REAL_SIZES(parameters)
-    return found | {"gradient_bytes": 2 * found["gradient_bytes"]}
+    sizes = REAL_SIZES(parameters)
+    return sizes | {"gradient_bytes": 2 * sizes["gradient_bytes"]}
 
 
-REAL_BATCHES, REAL_BEAT, REAL_BUILD, REAL_SIZES = (
-    step.synthetic,
-    Reporter.beat,
-    models.build,
-    models.sizes,
-)
-REAL_BYTES = nccl_allreduce.NcclAllreduce.bytes_moved
+REAL_BATCHES, REAL_BEAT = step.synthetic, Reporter.beat
+REAL_BUILD, REAL_SIZES = models.build, models.sizes
+REAL_BYTES = ddp.NcclAllreduce.bytes_moved
 CELLS = {
     "clean": (make_cell(precision="bf16", exposed_rounds=0), []),
     "first": (
@@ -141,7 +138,7 @@ CELLS = {
             (Training, "_autocast", lambda training: contextlib.nullcontext()),
             (step, "synthetic", same_batches),
             (Strategy, "update", lambda strategy, optimizer: None),
-            (nccl_allreduce.NcclAllreduce, "bytes_moved", lambda *asked: 2 * REAL_BYTES(*asked)),
+            (ddp.NcclAllreduce, "bytes_moved", lambda *asked: 2 * REAL_BYTES(*asked)),
             (Reporter, "beat", sleeping_beat),
         ],
     ),
@@ -151,7 +148,7 @@ CELLS = {
             (step, "synthetic", one_batch),
             (models, "build", frozen),
             (models, "sizes", counted_twice),
-            (nccl_allreduce._DdpAlone, "__call__", lambda alone: None),
+            (ddp._DdpAlone, "__call__", lambda alone: None),
         ],
     ),
 }

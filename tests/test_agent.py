@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.rank import cell_process, worker
 from benchmarks.rank.cell_process import ExitWatcher, NoLogFiles
-from trainers import process as devices
+from trainers.process import stay_near
 
 
 @pytest.fixture(autouse=True)
@@ -80,5 +80,5 @@ def test_a_process_that_is_just_ending_belongs_to_those_that_ended(ranks, monkey
 
 def test_a_worker_on_the_cpu_keeps_its_cores():
     before = os.sched_getaffinity(0)
-    devices.stay_near(torch.device("cpu"))
+    stay_near(torch.device("cpu"))
     assert os.sched_getaffinity(0) == before
