@@ -31,11 +31,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "nccl-tests": (
         "analysis.commands.native",
-        "read output of nccl-tests 2.0 to 2.19 (text or JSON); flag inconsistent tables",
+        "read output of nccl-tests 2.0 to 2.19; flag inconsistent tables",
     ),
     "p2p": (
         "analysis.commands.native",
-        "show matrices of p2pBandwidthLatencyTest or benchmark=p2p; --svg draws heat maps",
+        "show matrices of p2pBandwidthLatencyTest or benchmark=p2p",
     ),
     "report": (
         "analysis.commands.report",

@@ -1,7 +1,6 @@
 """`python -m analysis trace`: tables, comparison, drawing, reports through nsys; and scrubbing of exports."""
 
 import gzip
-import json
 import shutil
 import sqlite3
 import stat
@@ -9,11 +8,10 @@ import xml.etree.ElementTree as ElementTree
 from contextlib import closing
 
 import pytest
-from traces import GLOO, LOC, NVL, REDUCE, STEPS, make_export, two_ranks
+from traces import GLOO, LOC, NVL, STEPS, two_ranks
 
 from analysis.__main__ import main
 from analysis.errors import UnreadableInput
-from analysis.trace.difference import compare_traces
 from analysis.trace.scrub import scrub
 from analysis.trace.source import read_trace
 from analysis.trace.summary import summarize
@@ -36,42 +34,9 @@ def test_ranks_on_the_host_are_under_no_gpu(capsys):
         assert "ran on" in ranks and where in ranks and absent not in ranks
 
 
-def test_comparison_is_the_dlprof_table(capsys):
-    assert main(["trace", str(NVL), str(LOC)]) == 0
-    out = capsys.readouterr().out
-    line = next(line for line in out.splitlines() if "AllReduce" in line and "129.5" in line)
-    assert [cell.strip() for cell in line.split("│")[1:-1]][-3:] == ["129.5", "1096.6", "8.47"]
-    assert main(["trace", str(NVL), str(LOC), "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert set(said) == {"a", "b", "changes", "notes"}
-    calls = [one for one in said["changes"] if (one["rank"], one["collective"]) == (1, "AllReduce")]
-    average = next(one for one in calls if one["quantity"] == "avg_us")
-    assert average["ratio"] == pytest.approx(average["b"] / average["a"])
-    assert average["a"] == said["a"]["ranks"][1]["nccl"][0]["avg_us"]
-
-
-def test_comparison_says_what_is_in_one_trace_only(tmp_path):
-    calls = [(10, 0, 17, 0, 2, REDUCE, 1), (10, 0, 17, 5, 7, REDUCE, 2)]
-    paths = make_export(tmp_path / "a.sqlite", calls), two_ranks(tmp_path / "b.sqlite")
-    rows, notes = compare_traces(*(summarize(read_trace(str(path))) for path in paths))
-    assert notes == [
-        "ranks 1 are in one trace only",
-        "the traces differ in the number of calls (AllReduce): compare averages, not totals",
-    ]
-    changes = {
-        row["quantity"]: (row["a"], row["b"], row["ratio"])
-        for row in rows
-        if row["rank"] == 0 and row["collective"] is None
-    }
-    assert changes["comm_ms"] == (4, 8, 2)
-    assert changes["compute_ms"] == (None, 16, None)
-    assert "step_median_ms" not in changes
-
-
 def test_requests_that_contradict_themselves(tmp_path, capsys):
     for arguments in (
         ["--step", "1"],
-        [str(LOC), "--svg", "x.svg"],
         ["--svg", str(tmp_path / "x.svg"), "--step", "1"],
     ):
         assert main(["trace", str(NVL), *arguments]) == 2

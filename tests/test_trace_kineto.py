@@ -242,9 +242,6 @@ def test_files_that_are_no_one_run_are_refused(two, tmp_path, capsys):
     assert "a.json and again.json are both rank 0" in refused(capsys, f"{two / 'a.json'},{again}")
     larger = write(tmp_path / "larger.json", [kernel("gemm", 0, 1)], 3, 4, "vm")
     assert "runs with 2 and 4 ranks together" in refused(capsys, f"{two / 'a.json'},{larger}")
-    said = refused(capsys, two / "a.json", two / "b.json")
-    assert "share no rank (ranks 0 against 1)" in said
-    assert "joined by commas" in said
 
 
 def test_a_part_of_the_ranks_is_said(two):

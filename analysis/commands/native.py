@@ -1,8 +1,8 @@
 """The commands on files of other tools: `nccl-log`, `nccl-tests`, `p2p` and `trace`.
 
 `nccl-log FILE…` says what NCCL did, `nccl-tests FILE…` prints the tables of nccl-tests (text or a
-record) with their notes, `p2p FILE` matrices of GB/s and µs between GPUs, `trace A [B]` where
-communication time goes in a trace, or what changed between two.
+record) with their notes, `p2p FILE` matrices of GB/s and µs between GPUs, `trace TRACE` where
+communication time goes in a trace.
 """
 
 import argparse
@@ -42,8 +42,6 @@ TRACE is one run, as one of these (all may end in .gz):
   a JSON file of torch.profiler (one rank), or a folder with one such file for each rank
   files joined by commas: rank0.json,rank1.json
 
-With one TRACE its numbers are printed, with two the changes from the first to the second, with ratios.
-
 Communication  kernels of NCCL and copies between GPUs; without NCCL, calls of gloo
 Exposed        communication while no other kernel ran on that GPU
 Wait           from a rank's start of a collective until the last rank has started it
@@ -70,10 +68,7 @@ def _configure_trace(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _TRACE_HELP
     parser.add_argument(
-        "a", metavar="TRACE", help="file, folder with one file per rank, or FILE,FILE,…"
-    )
-    parser.add_argument(
-        "b", metavar="TRACE", nargs="?", help="a second trace, to compare with the first"
+        "trace", metavar="TRACE", help="file, folder with one file per rank, or FILE,FILE,…"
     )
     parser.add_argument(
         "--within-steps",
@@ -321,34 +316,31 @@ def _print_matrices(matrices: Matrices, prefix: str, access: str, out: SafeConso
 
 
 def _run_trace(arguments: argparse.Namespace) -> None:
-    """Print the numbers of a trace or the changes between two, and draw if asked."""
+    """Print the numbers of a trace, and draw a step if asked."""
     from analysis.trace.source import read_trace
     from analysis.trace.steps import within_steps
     from analysis.trace.summary import summarize
     from analysis.trace.timeline import draw_timeline
 
-    if arguments.b is not None and arguments.svg is not None:
-        raise ValueError("--svg needs one trace; give one TRACE")
     if arguments.step is not None and arguments.svg is None:
         raise ValueError("--step chooses the step to draw: give --svg too")
-    summaries = []
-    for source in filter(None, (arguments.a, arguments.b)):
-        trace = read_trace(source)
-        if arguments.within_steps:
-            trace = within_steps(trace)
-        summaries.append(summarize(trace))
-    if arguments.b is not None:
-        _compare_traces(arguments, *summaries)
-        return
+    trace = read_trace(arguments.trace)
+    if arguments.within_steps:
+        trace = within_steps(trace)
     if arguments.svg is not None:
         write_named(arguments.svg, draw_timeline(trace, arguments.step).encode())
-    (summary,) = summaries
+    summary = summarize(trace)
     if arguments.json:
         print(json.dumps(summary.to_json()))
         return
     out = console()
     _print_trace(summary, out)
-    _print_stragglers(summary, out)
+    for row in summary.stragglers:
+        out.print(
+            f"rank {row['rank']} came last in {row['last']} of {row['of']} collectives: the others "
+            f"waited {row['others_waited_ms']:.3f} ms for it",
+            soft_wrap=True,
+        )
     _print_notes(out, "note", summary.notes)
     if arguments.svg is not None:
         out.print(f"drawn: {escape(str(arguments.svg))}", soft_wrap=True)
@@ -389,8 +381,11 @@ def _print_trace(summary: "TraceSummary", out: SafeConsole) -> None:
                 f"{row['exposed_ms']:.3f}",
             )
     for row in summary.collectives:
+        name = row["name"]
+        if row["communicator"] is not None:
+            name += f" ({row['communicator']})"
         across.add_row(
-            escape(_with_group(row["name"], row["communicator"])),
+            escape(name),
             str(row["matched"]),
             f"{row['wait_ms']:.3f}",
             f"{row['transfer_ms']:.3f}",
@@ -400,74 +395,3 @@ def _print_trace(summary: "TraceSummary", out: SafeConsole) -> None:
     for table in (ranks, calls, across, copies):
         if table.row_count:
             out.print(table)
-
-
-def _with_group(name: str, communicator: str | None) -> str:
-    return name if communicator is None else f"{name} ({communicator})"
-
-
-def _print_stragglers(summary: "TraceSummary", out: SafeConsole, prefix: str = "") -> None:
-    for row in summary.stragglers:
-        out.print(
-            f"{prefix}rank {row['rank']} came last in {row['last']} of {row['of']} collectives: "
-            f"the others waited {row['others_waited_ms']:.3f} ms for it",
-            soft_wrap=True,
-        )
-
-
-def _compare_traces(
-    arguments: argparse.Namespace, first: "TraceSummary", second: "TraceSummary"
-) -> None:
-    from analysis.trace.difference import compare_traces
-
-    changes, notes = compare_traces(first, second)
-    if arguments.json:
-        traces = {"a": first.to_json(), "b": second.to_json()}
-        print(json.dumps(traces | {"changes": changes, "notes": notes}))
-        return
-    out = console()
-    out.print(f"A: {escape(arguments.a)} ({escape(first.source)})", soft_wrap=True)
-    out.print(f"B: {escape(arguments.b)} ({escape(second.source)})", soft_wrap=True)
-    _print_changes(changes, out)
-    _print_stragglers(first, out, "A: ")
-    _print_stragglers(second, out, "B: ")
-    _print_notes(out, "note", notes)
-    _print_notes(out, "note", [f"A: {note}" for note in first.notes])
-    _print_notes(out, "note", [f"B: {note}" for note in second.notes])
-
-
-def _print_changes(changes: Sequence[dict[str, Any]], out: SafeConsole) -> None:
-    """Print a line per quantity of each rank, and one per collective, per rank and across ranks."""
-    headings = ["rank", "quantity", "A", "B", "B / A"]
-    ranks = table_of_texts("ranks", headings, left=("rank", "quantity"))
-    headings = ["rank", "collective", "calls A", "calls B", "average µs A", "B", "B / A"]
-    calls = table_of_texts("collectives per rank", headings, left=("rank", "collective"))
-    headings = ["collective", "average wait µs A", "B", "B / A"]
-    headings += ["average transfer µs A", "B", "B / A"]
-    across = table_of_texts("across ranks", headings, left=("collective",))
-    collectives: dict[tuple[int | None, str, str | None], dict[str, dict[str, Any]]] = {}
-    for row in changes:
-        if row["collective"] is None:
-            ranks.add_row(str(row["rank"]), row["quantity"], *_change_cells(row, ".3f"))
-        else:
-            key = (row["rank"], row["collective"], row["communicator"])
-            collectives.setdefault(key, {})[row["quantity"]] = row
-    for (rank, name, communicator), rows in collectives.items():
-        if rank is None:
-            cells = _change_cells(rows.get("wait_avg_us"), ".1f")
-            cells += _change_cells(rows.get("transfer_avg_us"), ".1f")
-            across.add_row(escape(_with_group(name, communicator)), *cells)
-        else:
-            cells = _change_cells(rows["calls"], ".0f")[:2]
-            cells += _change_cells(rows.get("avg_us"), ".1f")
-            calls.add_row(str(rank), name, *cells)
-    for table in (ranks, calls, across):
-        if table.row_count:
-            out.print(table)
-
-
-def _change_cells(row: dict[str, Any] | None, form: str) -> list[str]:
-    if row is None:
-        return ["?", "?", "?"]
-    cells = [_figure(row["a"], form, "?"), _figure(row["b"], form, "?")]
-    return [*cells, _figure(row["ratio"], ".2f", "?")]
