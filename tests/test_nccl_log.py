@@ -45,17 +45,9 @@ class Model:
 
 
 VERSIONS = [
-    "2.4.8",
-    "2.7.8",
-    "2.8.4",
-    "2.12.12",
-    "2.14.3",
-    "2.18.3",
-    "2.22.3",
-    "2.23.4",
-    "2.28.9",
+    "2.4.8", "2.7.8", "2.8.4", "2.12.12", "2.14.3", "2.18.3", "2.22.3", "2.23.4", "2.28.9",
     "2.30.7",
-]
+]  # fmt: skip
 ALGORITHMS = [("Tree", "TREE"), ("Ring", "RING"), ("CollNetDirect", "COLLNET_DIRECT")]
 PROTOCOLS = [("LL", "LL"), ("LL128", "LL128"), ("Simple", "SIMPLE")]
 INTEGERS = ["NCCL_BUFFSIZE", "NCCL_MIN_NCHANNELS", "NCCL_NTHREADS"]

@@ -284,17 +284,12 @@ def test_every_other_variable_of_nccl_s_gets_in_and_its_effect_is_not_checked():
         *(
             (one, "NCCL's variables")
             for one in (
-                "LD_PRELOAD",
-                "CUDA_VISIBLE_DEVICES",
-                "PATH",
-                "TORCH_LOGS",
-                "CUDA_X",
-                "",
-                "A=B",
+                "LD_PRELOAD", "CUDA_VISIBLE_DEVICES", "PATH", "TORCH_LOGS",
+                "CUDA_X", "", "A=B",
             )
         ),
     ],
-)
+)  # fmt: skip
 def test_variables_that_load_write_redirect_or_multicast_never_pass(name, what):
     with pytest.raises(Refused) as refused:
         asked(other={name: "x"})

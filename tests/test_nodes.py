@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import typing
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from omegaconf import OmegaConf
 
 from analysis.findings.baselines import control_cells
 from benchmarks.record import RecordError, read
-from conf import schema, subsets
+from conf import subsets
 from conf.cell import Cell
 from conf.command_line import normalise
 from conf.options import Refused
@@ -34,14 +33,7 @@ from launch.tracking.mlflow_run import project
 DATA = Path(__file__).parent / "data"
 FIELD = OmegaConf.structured(
     dataclasses.make_dataclass(
-        "Field",
-        [
-            (
-                "nodes",
-                typing.get_type_hints(schema.Config)["nodes"],
-                dataclasses.field(default_factory=list),
-            )
-        ],
+        "Field", [("nodes", list[str], dataclasses.field(default_factory=list))]
     )
 )
 
@@ -51,18 +43,11 @@ FIELD = OmegaConf.structured(
 
 def sets(text):
     """What reaches the schema: through the rewriting, Hydra's parser, its sweep, and the typed field."""
-    (override,) = OverridesParser.create().parse_overrides(normalise([f"nodes={text}"]))
-    jobs = (
-        [f"nodes={one}" for one in override.sweep_string_iterator()]
-        if override.is_sweep_override()
-        else None
-    )
-    values = (
-        [one.value() for one in OverridesParser.create().parse_overrides(jobs)]
-        if jobs
-        else [override.value()]
-    )
-    return [list(OmegaConf.merge(FIELD, {"nodes": value}).nodes) for value in values]
+    overrides = OverridesParser.create().parse_overrides(normalise([f"nodes={text}"]))
+    if overrides[0].is_sweep_override():
+        jobs = [f"nodes={one}" for one in overrides[0].sweep_string_iterator()]
+        overrides = OverridesParser.create().parse_overrides(jobs)
+    return [list(OmegaConf.merge(FIELD, {"nodes": one.value()}).nodes) for one in overrides]
 
 
 @pytest.mark.parametrize(
@@ -98,32 +83,19 @@ def test_what_is_typed_is_what_the_schema_gets(typed, expected):
 @pytest.mark.parametrize(
     ("typed", "says"),
     [
-        ("", "names no host"),
-        ("[]", "empty or unclosed part"),
-        ("a,", "empty or unclosed part"),
-        ("a b", "has a space"),
-        ("0", "'0' is no name of a host, number or word"),
-        ("007", "'007' is no name"),
-        ("12345", "'12345' is no name"),
-        ("-oProxyCommand=x", "is no name"),
-        ("-a", "'-a' is no name"),
-        (".", "'.' is no name"),
-        ("a:22", "'a:22' is no name"),
-        ("root@a", "'root@a' is no name"),
-        ("a/b", "'a/b' is no name"),
-        ("ä", "'ä' is no name"),
-        ("node\N{ARABIC-INDIC DIGIT TWO}", "is no name"),
-        ("n" * 254, "is no name"),
-        ("a,a", "host a is named twice"),
-        ("a+b+a", "host a is named twice"),
-        ("2+a", "the number 2 stands alone"),
-        ("a+all", "the word all stands alone"),
-        ("a,2", "more than one way"),
-        ("a,all", "more than one way"),
-        ("range(1,3)", "range(…) is not accepted"),
-        ("best:2", "is no name"),
+        ("", "names no host"), ("[]", "empty or unclosed part"), ("a,", "empty or unclosed part"),
+        ("a b", "has a space"), ("0", "'0' is no name of a host, number or word"),
+        ("007", "'007' is no name"), ("12345", "'12345' is no name"),
+        ("-oProxyCommand=x", "is no name"), ("-a", "'-a' is no name"), (".", "'.' is no name"),
+        ("a:22", "'a:22' is no name"), ("root@a", "'root@a' is no name"),
+        ("a/b", "'a/b' is no name"), ("ä", "'ä' is no name"),
+        ("node\N{ARABIC-INDIC DIGIT TWO}", "is no name"), ("n" * 254, "is no name"),
+        ("a,a", "host a is named twice"), ("a+b+a", "host a is named twice"),
+        ("2+a", "the number 2 stands alone"), ("a+all", "the word all stands alone"),
+        ("a,2", "more than one way"), ("a,all", "more than one way"),
+        ("range(1,3)", "range(…) is not accepted"), ("best:2", "is no name"),
     ],
-)
+)  # fmt: skip
 def test_what_names_no_hosts_is_refused_with_the_right_form(typed, says):
     with pytest.raises(Refused) as refused:
         normalise([f"nodes={typed}"])
@@ -327,12 +299,8 @@ def test_servers_are_on_the_hosts_of_the_ranks_in_turn_or_where_they_are_asked_t
     (auto, named) = (one.cell for one in planned(dist, [*dist, "strategy.server_nodes=c+b"]).cells)
     assert auto.server_hosts == ("a", "b", "a") and named.server_hosts == ("c", "b", "c")
     assert [place.host for place in named.places] == [
-        "a",
-        "b",
-        "c",
-        "b",
-        "c",
-    ] and named.every_host == ("a", "b", "c")
+        "a", "b", "c", "b", "c",
+    ] and named.every_host == ("a", "b", "c")  # fmt: skip
     assert "server_nodes" not in auto.strategy and auto.key != named.key and auto.name != named.name
     with pytest.raises(Refused, match=r"strategy\.server_nodes=a: accepted together with nodes="):
         planned(["strategy=kvstore_dist_sync", "strategy.server_nodes=a"], engine="local")
@@ -557,22 +525,13 @@ SERVED = dataclasses.replace(
 @pytest.mark.parametrize(
     "damage",
     [
-        {"hosts": "ab"},
-        {"hosts": ["a", 7]},
-        {"hosts": ["a", "a"]},
-        {"hosts": ["a", "-b"]},
-        {"hosts": ["a:0"]},
-        {"hosts": ["a", ""]},
-        {"hosts": {"a": 1}},
-        {"hosts": [f"n{number}" for number in range(40_000)]},
-        {"hosts": []},  # a server has a host, and no rank
-        {"server_hosts": []},
-        {"server_hosts": ["b", "b"]},
-        {"server_hosts": [None]},
-        {"server_hosts": 1},
+        {"hosts": "ab"}, {"hosts": ["a", 7]}, {"hosts": ["a", "a"]}, {"hosts": ["a", "-b"]},
+        {"hosts": ["a:0"]}, {"hosts": ["a", ""]}, {"hosts": {"a": 1}},
+        {"hosts": [f"n{number}" for number in range(40_000)]}, {"hosts": []}, {"server_hosts": []},
+        {"server_hosts": ["b", "b"]}, {"server_hosts": [None]}, {"server_hosts": 1},
         {"server_gpus": [1, 2]},
     ],
-)
+)  # fmt: skip
 def test_damaged_hosts_are_no_cell(tmp_path, damage):
     plain = json.loads(json.dumps(SERVED.to_dict()))
     assert Cell.from_dict(plain) == SERVED

@@ -126,11 +126,8 @@ def test_an_output_folder_that_cannot_be_written(launch, tmp_path, inside):
 
 def test_a_tracking_store_that_does_not_answer_costs_no_measurement_and_no_output(launch, tmp_path):
     request = [
-        "gpus=0,1",
-        "model=fmnist_cnn",
-        "benchmark=exchange",
-        "benchmark.iterations=3",
-    ]
+        "gpus=0,1", "model=fmnist_cnn", "benchmark=exchange", "benchmark.iterations=3",
+    ]  # fmt: skip
     before = set(psutil.Process().children())
     code, out, err = launch(*request, "tracking.uri=http://127.0.0.1:9", f"output_dir={tmp_path}/o")
     assert (code, err) == (0, "")
