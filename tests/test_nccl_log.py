@@ -562,11 +562,6 @@ def test_long_logs_do_not_hang_the_reader(text):
 # --- command ----------------------------------------------------------------------------------------------------
 
 
-def test_command_prints_a_table(capsys):
-    assert main(["nccl-log", str(DATA / "nccl_dgx1_gpus_0_3_p2p_level_1.log")]) == 0
-    assert "P2P/IPC" in capsys.readouterr().out
-
-
 def test_settings_of_two_runs_in_one_text_are_a_conflict():
     texts = [capture(f"h200_x2_p2p_level_{level}") for level in ("LOC", "NVL")]
     log = parse_nccl_log("".join(texts))

@@ -191,10 +191,6 @@ def test_right_requests_are_planned_in_any_order_of_arguments(planned):
     assert planned("nccl.algo=Ring", "gpus=0") == ["resnet50 · nccl_allreduce · gpus 0 · ALGO=Ring"]
 
 
-def test_a_second_run_in_a_process_does_not_see_the_first(planned):
-    assert planned("gpus=0") == planned("gpus=0")
-
-
 def test_help_reads_well(launch):
     code, out, err = launch("--help")
     assert (code, err) == (0, "")
@@ -369,10 +365,3 @@ def test_a_current_folder_that_was_deleted_is_told(launch, tmp_path):
         "",
         "launch.py: the current folder was deleted; change to another one\n",
     )
-
-
-def test_the_command_itself_plans(tmp_path):
-    done = command("-m", "gpus=0,3", "nccl.p2p_level=LOC", "dry_run=true", folder=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "resnet50 · nccl_allreduce · gpus 0,3 · P2P_LEVEL=LOC" in done.stdout
-    assert list(tmp_path.iterdir()) == []

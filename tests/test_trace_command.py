@@ -8,7 +8,7 @@ import xml.etree.ElementTree as ElementTree
 from contextlib import closing
 
 import pytest
-from traces import GLOO, LOC, NVL, STEPS, two_ranks
+from traces import LOC, NVL, STEPS, two_ranks
 
 from analysis.__main__ import main
 from analysis.errors import UnreadableInput
@@ -18,20 +18,6 @@ from analysis.trace.summary import summarize
 from analysis.trace.timeline import draw_timeline
 
 SVG = "{http://www.w3.org/2000/svg}"
-
-
-def test_tables(capsys):
-    assert main(["trace", str(NVL)]) == 0
-    out = capsys.readouterr().out
-    for words in ("rank 1 came last in 27 of 33 collectives", "2895.1", "AllGather"):
-        assert words in out
-
-
-def test_ranks_on_the_host_are_under_no_gpu(capsys):
-    for source, where, absent in ((NVL, "GPU 1", "the host"), (GLOO, "the host", "GPU")):
-        assert main(["trace", str(source)]) == 0
-        ranks = capsys.readouterr().out.partition("collectives per rank")[0]
-        assert "ran on" in ranks and where in ranks and absent not in ranks
 
 
 def test_requests_that_contradict_themselves(tmp_path, capsys):

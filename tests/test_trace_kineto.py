@@ -82,6 +82,7 @@ def two(tmp_path):
 
 def test_a_folder_of_ranks_is_one_trace_with_known_times(two):
     found = summary_of(two)
+    assert summary_of(two / "b.json", two / "a.json").ranks == found.ranks
     first, second = found.ranks
     places = [(rank.rank, rank.device, rank.backend) for rank in found.ranks]
     assert places == [(0, 0, "nccl"), (1, 1, "nccl")]
@@ -94,10 +95,6 @@ def test_a_folder_of_ranks_is_one_trace_with_known_times(two):
     (across,) = found.collectives
     assert (across["transfer_ms"], across["wait_ms"]) == pytest.approx((4, 2), abs=1e-5)
     assert found.notes == ["no range named step: time per step is not known"]
-
-
-def test_files_joined_by_commas_are_one_trace(two):
-    assert summary_of(two / "b.json", two / "a.json").ranks == summary_of(two).ranks
 
 
 def test_times_are_exact_to_the_nanosecond(tmp_path):
@@ -144,20 +141,6 @@ def test_process_groups_are_matched_apart(two):
     assert sum("of process group" in note for note in found.notes) == 2
     found = ranks_with_groups((0, 1), (0, 1))
     assert [matched["communicator"] for matched in found.collectives] == ["0", "1 [0, 1]"]
-
-
-def test_steps_by_launch(tmp_path):
-    events = [
-        nccl(100, 10, correlation=1),
-        nccl(200, 30, correlation=2),
-        host("cuda_runtime", "cudaLaunchKernelExC", 10, 1, correlation=1),
-        host("cuda_runtime", "cudaLaunchKernelExC", 30, 1, correlation=2),
-        host("user_annotation", "step", 0, 20),
-        host("user_annotation", "step", 20, 20),
-    ]
-    steps = summary_of(write(tmp_path / "a.json", events)).ranks[0].steps
-    assert (steps.source, steps.count, steps.by) == ('range "step"', 2, "launch")
-    assert steps.comm_ms == 0.02
 
 
 def events_of(folder, rank):

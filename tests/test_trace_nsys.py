@@ -7,19 +7,15 @@ kernels, copies and NVTX ranges are there.
 """
 
 import gzip
-import json
 import sqlite3
 import statistics
 from collections import defaultdict
 from contextlib import closing
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from traces import GATHER, GEMM, LOC, MS, NVL, REDUCE, make_export, two_ranks
 
 from analysis.__main__ import main
-from analysis.errors import UnreadableInput
 from analysis.trace.source import read_trace
 from analysis.trace.steps import choose_window
 from analysis.trace.summary import summarize
@@ -110,21 +106,6 @@ def test_exposed_overlapped_wait_and_transfer(tmp_path):
     assert found.stragglers == [{"rank": 1, "last": 1, "of": 1, "others_waited_ms": 4}]
     assert first.steps is None
     assert any("no range named step" in note for note in found.notes)
-
-
-def test_the_contracts_json(tmp_path, capsys):
-    copies = [(10, 0, 7, 20, 22, 1, 4 * MS)]
-    path = two_ranks(tmp_path / "a.sqlite", copies=copies)
-    assert main(["trace", str(path), "--json"]) == 0
-    first, second = json.loads(capsys.readouterr().out)["ranks"]
-    order = ["rank", "device", "comm_ms", "exposed_ms", "overlapped_ms", "nccl", "memcpy"]
-    assert list(first)[:7] == order
-    times = dict.fromkeys(("avg_us", "median_us", "min_us", "max_us"), 8000)
-    assert first["nccl"] == [{"name": "AllReduce", "calls": 1, **times, "total_ms": 8}]
-    (copy,) = first["memcpy"]
-    assert copy.pop("kind") == "HtoD"
-    assert copy == {"calls": 1, "bytes": 4_000_000, "total_ms": 2, "gb_per_s": 2, "exposed_ms": 2}
-    assert (second["memcpy"], first["steps"]) == ([], None)
 
 
 def test_copies_between_gpus_are_communication_and_host_copies_are_not(tmp_path):
@@ -296,20 +277,3 @@ def test_another_schema(tmp_path, capsys):
         tmp_path / "text.sqlite", extra=["UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET start = 'soon'"]
     )
     assert "holds text where numbers belong" in refused(text, capsys)
-
-
-@settings(derandomize=True, max_examples=60, deadline=None)
-@given(at=st.integers(0, 60_000), byte=st.integers(0, 255), length=st.integers(0, 60_000))
-def test_damaged_bytes_end_in_a_sentence_or_a_summary(tmp_path_factory, at, byte, length):
-    path = two_ranks(
-        tmp_path_factory.mktemp("fuzz") / "a.sqlite",
-        ranges=[(10, 0, 3, "step")],
-        calls=[(10, 1, 1)],
-    )
-    content = bytearray(path.read_bytes())
-    content[at % len(content)] = byte
-    path.write_bytes(content if length % 2 else content[: length % len(content)])
-    try:
-        summarize(read_trace(str(path)))
-    except UnreadableInput as error:
-        assert "\n" not in str(error)
