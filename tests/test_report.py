@@ -14,7 +14,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from build import EVIL, REAL, make_record, record, study
+from build import EVIL, record, study
 from pages import widths
 from simulate import Simulator, Truth
 
@@ -27,54 +27,54 @@ from analysis.report.numbers import estimate
 from analysis.report.page import PAGE_ROWS, POLICY, Report, markdown_page, page
 from analysis.report.section import Section
 from analysis.report.sections.comparisons import differences
-from analysis.report.sections.losses import waterfall_figures, waterfall_rows
 from analysis.report.summary import loss, main_point, sentences
 from analysis.report.table import Column, Table
-from analysis.study.estimates import Comparison, Estimate, Findings, Waterfall, WaterfallPart
+from analysis.study.estimates import Comparison, Estimate, Findings
 from analysis.study.names import shared_name, short_names
 from analysis.study.study import Study, open_study
 
 ROOT = Path(__file__).parent.parent
 H200 = ROOT / "tests" / "data" / "h200_x4"
-
-
 NOTHING_UNCHECKED = {"unchecked": {}, "limits": {}, "not_applicable": {}}
 
 
+def plain(text):
+    return text.replace("\u00a0", " ")
+
+
+def contents(folder):
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def rows_of(folder, table):
+    with (folder / "tables" / f"{table}.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+# --- a study with all that a report shows, and names made to get out of their places --------------
+
+
 def everything():
-    """A study with all that a report shows, and names made to get out of their places."""
     rates = {(0,): 1000.0, (1,): 990.0, (0, 1): 1900.0, (0, 1, 2): 2800.0}
     made = []
     for repeat in (0, 1):
         for strategy, factor in (("nccl_allreduce", 1.0), ("none", 1.02), (EVIL, 0.9)):
             for gpus, rate in rates.items():
                 measured = rate * factor * (1 + 0.001 * repeat)
-                made.append(
-                    record(
-                        len(made), list(gpus), measured, strategy=strategy, cell={"repeat": repeat}
-                    )
-                )
+                cell = {"repeat": repeat}
+                made.append(record(len(made), list(gpus), measured, strategy=strategy, cell=cell))
     matrix = [[900.0, 380.5, 19.0], [380.0, 910.0, None], [18.0, 21.5, 905.0]]
-    made.append(record(len(made), [0, 1, 2], 1.0, cell={"benchmark": {"name": "p2p"}}))
     tables = {"p2p": {"matrices": {"unidirectional_enabled": matrix, "broken": [[1.0], [2.0]]}}}
-    made[-1] |= {"metrics": {}, "tables": tables}
-    failure = {"cause": "exception", "rank": 1, "message": f"{EVIL} \udc80", "log_tail": EVIL}
-    made.append(
-        record(
-            len(made),
-            [0, 1],
-            1.0,
-            state="failed",
-            failure=failure,
-            overrides=["-m", EVIL],
-            sweep_id="f" * 32,
-        )
-    )
-    bad = {
-        "verdict": "invalid",
-        "codes": {"foreign_load": f"something else used these GPUs: {EVIL}"},
-        **NOTHING_UNCHECKED,
-    }
+    p2p = record(len(made), [0, 1, 2], 1.0, cell={"benchmark": {"name": "p2p"}})
+    made.append(p2p | {"metrics": {}, "tables": tables})
+    failed = {
+        "state": "failed", "overrides": ["-m", EVIL], "sweep_id": "f" * 32,
+        "failure": {"cause": "exception", "rank": 1, "message": f"{EVIL} \udc80", "log_tail": EVIL},
+    }  # fmt: skip
+    codes = {"foreign_load": f"something else used these GPUs: {EVIL}"}
+    bad = {"verdict": "invalid", "codes": codes, **NOTHING_UNCHECKED}
+    made.append(record(len(made), [0, 1], 1.0, **failed))
     made.append(record(len(made), [0], 5.0, validity=bad))
     made.append(record(len(made), [1], 5.0, schema_version=99))
     return made
@@ -83,9 +83,8 @@ def everything():
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     made = study(tmp_path_factory.mktemp("study") / "hostile", everything())
-    damaged = made / "damaged"
-    damaged.mkdir()
-    (damaged / "record.json").write_text('{"schema_version": 1, "cell":')
+    (made / "damaged").mkdir()
+    (made / "damaged" / "record.json").write_text('{"schema_version": 1, "cell":')
     return made
 
 
@@ -96,22 +95,12 @@ def written(folder, tmp_path_factory):
     return out
 
 
-def rows_of(folder, table):
-    with (folder / "tables" / f"{table}.csv").open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def plain(text):
-    return text.replace("\u00a0", " ")
-
-
 def test_all_that_was_promised_is_there(written):
     tables = "points fits waterfall strategies wires comparisons excluded environment cells"
     figures = "scaling-1 efficiency-1 waterfall-1 comparisons pairs-1 topology-1"
     files = {f"tables/{name}.{end}" for name in tables.split() for end in ("csv", "tex")}
-    files |= {f"figures/{name}.{end}" for name in figures.split() for end in ("svg", "pdf")}
-    assert all((written / name).is_file() for name in files)
-    assert all(path.read_bytes().startswith(b"%PDF") for path in written.glob("figures/*.pdf"))
+    files |= {f"figures/{name}.{end}" for name in figures.split() for end in ("svg", "pdf", "csv")}
+    assert files <= contents(written).keys()
     text = (written / "report.md").read_text(encoding="utf-8")
     assert all((written / link).exists() for link in re.findall(r"\]\((figures/[^)]*)\)", text))
 
@@ -136,50 +125,46 @@ def test_the_page_is_whole_in_itself_and_well_formed(written):
 
     class Nesting(HTMLParser):
         def handle_starttag(self, tag, attrs):
-            open_tags.append(tag) if tag not in ("meta", "br") else None
+            if tag not in ("meta", "br"):
+                open_tags.append(tag)
 
         def handle_endtag(self, tag):
             assert open_tags.pop() == tag
 
-    parser = Nesting()
-    parser.feed(text)
+    Nesting().feed(text)
     assert open_tags == []
 
 
 def test_names_and_failures_stay_text(written):
-    texts = {}
     for name in ("index.html", "report.md"):
         text = (written / name).read_text(encoding="utf-8")
-        texts[name] = re.sub(r"(?m)^    .*$", "", text)  # a command in Markdown is code
-    for text in texts.values():
+        text = re.sub(r"(?m)^    .*$", "", text)  # a command in Markdown is code
         assert "<script>" not in text and "&lt;script&gt;" in text
         assert "{{ 7*7 }}" in text.replace("\\*", "*")
         assert "\x1b" not in text and "\u202e" not in text
-    assert not re.search(r"(?<!\\)\]\(http", texts["report.md"])
+    assert not re.search(r"(?<!\\)\]\(http", text), "a link of Markdown"
     for path in written.glob("tables/*.csv"):
         for row in csv.reader(path.open(encoding="utf-8")):
             formulas = [cell for cell in row if re.match(r"\s*[=+@|%\t]|-(?!\d)", cell)]
             assert formulas == [], path
     for path in written.glob("tables/*.tex"):
         text = path.read_text(encoding="utf-8")
-        assert text.isascii() and "\\input{a}" not in text and not re.search(r"(?<!\\)[$#&_](?![^&]*\\\\|.*&)", "".join(
-            line for line in text.splitlines() if EVIL[:4] in line and "&" not in line))  # fmt: skip
+        assert text.isascii() and "\\input{a}" not in text
         assert text.count(r"\begin{") == text.count(r"\end{") >= 1
 
 
 def test_the_same_records_give_the_same_bytes(folder, written, tmp_path):
     """From another place, in another process with other hashes."""
-    shutil.copytree(folder, tmp_path / "elsewhere" / folder.name)
-    elsewhere = tmp_path / "elsewhere" / folder.name
+    elsewhere = shutil.copytree(folder, tmp_path / "elsewhere" / folder.name)
     command = [sys.executable, "-m", "analysis", "report", str(elsewhere), "--json"]
     environment = {**os.environ, "PYTHONHASHSEED": "7"}
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100
     )
     assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout)
-    again = Path(said["report"]).parent
-    assert again == elsewhere / "report" and len(said["finding"]) == 5
+    summary = json.loads(done.stdout)
+    again = Path(summary["report"]).parent
+    assert again == elsewhere / "report" and len(summary["finding"]) == 5
     assert contents(again) == contents(written)
 
 
@@ -190,25 +175,9 @@ def test_what_was_left_out_is_listed_with_the_reason(written):
     assert any("schema_version=99 is newer" in row["why"] for row in rows)
     assert any(row["why"].startswith("damaged/record.json: no readable record") for row in rows)
     assert len(rows_of(written, "cells")) == 27
-    text = (written / "index.html").read_text(encoding="utf-8")
-    assert "2 files could not be read" in text.replace("\u00a0", " ")
 
 
-def test_numbers_of_the_tables_are_those_of_the_records(written):
-    def pair(table, name):
-        rows = rows_of(written, table)
-        (row,) = [row for row in rows if (row[name], row["gpus"]) == ("nccl_allreduce", "0,1")]
-        return row
-
-    point, cell = pair("points", "curve"), pair("strategies", "cell")
-    assert float(point["images_per_second"]) == pytest.approx(1900.95, rel=1e-4)
-    assert (point["runs"], point["slowest"]) == ("2", "1")
-    efficiency = [float(point[f"efficiency{end}"]) for end in ("_low", "", "_high")]
-    assert efficiency[1] == pytest.approx(1900.95 / (2 * 990.495), rel=1e-4)
-    assert sorted(set(efficiency)) == efficiency
-    exchange = REAL["metrics"]["comm/exchange_ms"]
-    assert float(cell["exchange_ms"]) == pytest.approx(exchange)
-    assert float(cell["gb_per_second_per_gpu"]) == pytest.approx(102228128 / exchange / 1e6)
+# --- what the first screen says -------------------------------------------------------------------
 
 
 def small(number, gpus, rate, **changes):
@@ -216,12 +185,14 @@ def small(number, gpus, rate, **changes):
     return record(number, gpus, rate, **({"environment": {"topology": "", "links": {}}} | changes))
 
 
-INVALID = {
-    "verdict": "invalid",
-    "codes": {"loss_not_finite": "the loss is not finite on rank 0"},
-    **NOTHING_UNCHECKED,
-}
+def with_codes(verdict, **codes):
+    return {"verdict": verdict, "codes": codes, **NOTHING_UNCHECKED}
+
+
+INVALID = with_codes("invalid", loss_not_finite="the loss is not finite on rank 0")
 OTHER = {"topology": "", "links": {}, "host": "other", "versions": {"torch": "2.12"}}
+STRANGE = {"gpu": 3, "cpu": [], "topology": "no\ttable", "variables": "x"}
+BARE = {"environment": {}, "ranks": [], "checks": {}, "metrics": {}}
 CASES = {
     "empty": ([], "no record that can be read"),
     "one cell": ([small(1, [0], 100.0)], "To see how it scales, run with gpus=scale"),
@@ -231,58 +202,57 @@ CASES = {
     "two machines": ([small(1, [0], 100.0), small(2, [0, 1], 150.0, environment=OTHER)], "2 machines or installations"),
     "half": ([small(1, [0], 1.0) | {"cell": {"gpus": [0]}}], "1 file could not be read"),
     "newer": ([small(1, [0], 100.0, schema_version=99)], "1 file could not be read"),
-    "bare": ([small(1, [0], 1.0) | {"environment": {}, "ranks": [], "checks": {}, "metrics": {}}],
-             "No cell measured images per second or a link."),
-    "input_files": ([small(1, [0], 100.0, environment={"gpu": 3, "cpu": [], "topology": "no\ttable", "variables": "x"})],
-                "1 file could not be read"),
+    "bare": ([small(1, [0], 1.0) | BARE], "No cell measured images per second or a link."),
+    "strange": ([small(1, [0], 100.0, environment=STRANGE)], "1 file could not be read"),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_the_report_comes_whatever_the_study_holds(case, tmp_path):
-    records, said = CASES[case]
+@pytest.mark.parametrize(("records", "sentence"), CASES.values(), ids=CASES)
+def test_the_report_comes_whatever_the_study_holds(records, sentence, tmp_path):
     folder = study(tmp_path / "study", records)
     folder.mkdir(exist_ok=True)
-    text = report(folder, tmp_path / "out").read_text(encoding="utf-8")
-    assert said in plain(text)
-    assert (tmp_path / "out" / "report.md").exists()
-    assert (tmp_path / "out" / "tables" / "cells.csv").exists()
+    assert sentence in plain(report(folder, tmp_path / "out").read_text(encoding="utf-8"))
+    assert {"report.md", "tables/cells.csv"} <= contents(tmp_path / "out").keys()
 
 
 def test_the_last_usable_attempt_on_each_machine_counts(tmp_path):
     """A later failure erases nothing, and another machine's is no attempt at the same cell."""
-    finished = small(1, [0], 100.0)
     same_cell = [
-        finished,
+        small(1, [0], 100.0),
         small(2, [0], 7.0, validity=INVALID),
         small(3, [0], 1.0, state="failed", metrics={}),
         small(4, [0], 200.0, environment={"topology": "", "host": "other"}),
     ]
-    only_invalid = small(5, [1], 7.0, validity=INVALID)
-    of_second = [only_invalid, small(6, [1], 1.0, state="failed")]
+    of_second = [small(5, [1], 7.0, validity=INVALID), small(6, [1], 1.0, state="failed")]
     for attempts in (same_cell, of_second):
         for attempt in attempts:
             attempt["cell_key"] = attempts[0]["cell_key"]
-    folder = study(tmp_path / "study", [*same_cell, *of_second])
-    known = open_study(folder)
-    counted = [int(record.record_id, 16) for record in known.records]
-    assert counted == [1, 4, 5] and [len(runs.records) for runs in known.runs] == [1, 1]
-    content, findings = examine(folder)
+    content, findings = examine(study(tmp_path / "study", [*same_cell, *of_second]))
     points = [point for curve in findings.scaling.curves for point in curve.points]
-    ids = {record_id for point in points for record_id in point.record_ids}
-    assert ids == {record.record_id for record in known.usable}
+    assert sorted(int(each, 16) for point in points for each in point.record_ids) == [1, 4]
     (section,) = [section for section in content.sections if section.anchor == "validity"]
     assert "3 other attempts at the same cells are not counted." in section.lines
 
 
 def finding(tmp_path, records):
-    told, _ = examine(study(tmp_path / "study", records))
-    assert len(told.finding) <= 5
-    return [plain(line) for line in told.finding]
+    content, _ = examine(study(tmp_path / "study", records))
+    assert len(content.finding) <= 5
+    return [plain(line) for line in content.finding]
 
 
-CODES = {"throttled": "a clock was lowered: 1,200 MHz", "foreign_load": "words of another kind"}
-SUSPECT = {"verdict": "suspect", "codes": CODES, **NOTHING_UNCHECKED}
+def repeated(gpus, rate, start, *, scatter=0.003, nccl=(), strategy="nccl_allreduce"):
+    """Three equal runs, the first of which is number `start`: rates around the one that is given, in another order each."""
+    rates = [rate * (1 - scatter), rate, rate * (1 + scatter)]
+    rates = rates[start % 3 :] + rates[: start % 3]
+    made = []
+    for repeat, run_rate in enumerate(rates):
+        cell = {"repeat": repeat, "nccl": dict(nccl)}
+        made.append(small(start + 10 * repeat, gpus, run_rate, strategy=strategy, cell=cell))
+    return made
+
+
+PIX = {"NCCL_P2P_LEVEL": "PIX"}
+SUSPECT = with_codes("suspect", throttled="a clock was lowered: 1,200 MHz", foreign_load="other")
 HEADLINES = {
     "every baseline": (
         [small(0, [0], 100.0), small(1, [1], 100.0), small(5, [0, 1], 190.0), small(6, [0, 1, 2, 3], 300.0)],
@@ -301,126 +271,107 @@ HEADLINES = {
         [small(1, [0, 1], 200), small(2, [0, 1], 230, strategy="kvstore_device"), small(3, [2, 3], 240)],
         "nccl_allreduce trains 200",
     ),
+    "a setting that gains": (
+        [*repeated([0, 1], 200, 1), *repeated([0, 1], 220, 2, nccl=PIX)], "it (P2P_LEVEL=PIX) trains 220",
+    ),
+    "a setting that does not": (
+        [*repeated([0, 1], 200, 1), *repeated([0, 1], 200.1, 2, nccl=PIX)], "it trains 200",
+    ),
+    "a setting without repeats": (
+        [small(1, [0, 1], 200), small(2, [0, 1], 202, cell={"nccl": PIX})], "it trains 200",
+    ),
+    # Another strategy that leaves NCCL alone does not stand for it.
+    "a setting of another strategy": (
+        [*repeated([0, 1], 150, 2, scatter=0.3, strategy="kvstore_device"), *repeated([0, 1], 200, 1, nccl=PIX)],
+        "P2P_LEVEL=PIX) trains 200",
+    ),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("records", "said"), HEADLINES.values(), ids=HEADLINES)
-def test_the_headline_is_of_the_largest_point_with_the_best_baseline(records, said, tmp_path):
-    assert any(said in line for line in finding(tmp_path, records))
-
-
-def repeated(gpus, rate, start, *, scatter=0.003, nccl=(), strategy="nccl_allreduce"):
-    """Three equal runs, the first of which is number `start`: rates around the one that is given, in another order each."""
-    rates = [rate * (1 - scatter), rate, rate * (1 + scatter)]
-    rates = rates[start % 3 :] + rates[: start % 3]
-    made = []
-    for repeat, run_rate in enumerate(rates):
-        cell = {"repeat": repeat, "nccl": dict(nccl)}
-        made.append(small(start + 10 * repeat, gpus, run_rate, strategy=strategy, cell=cell))
-    return made
-
-
-PIX = {"NCCL_P2P_LEVEL": "PIX"}
+@pytest.mark.parametrize(("records", "words"), HEADLINES.values(), ids=HEADLINES)
+def test_the_headline_is_of_the_default_on_most_gpus_with_the_best_baseline(
+    records, words, tmp_path
+):
+    assert any(words in line for line in finding(tmp_path, records))
 
 
 @pytest.mark.parametrize(
-    ("made", "gains"),
+    ("repeats", "noise", "end"),
     [
-        (lambda: [*repeated([0, 1], 200, 1), *repeated([0, 1], 200.1, 2, nccl=PIX)], False),
-        (lambda: [*repeated([0, 1], 200, 1), *repeated([0, 1], 220, 2, nccl=PIX)], True),
-        # Without repeats there is no verdict.
-        (lambda: [small(1, [0, 1], 200), small(2, [0, 1], 200.1, cell={"nccl": PIX})], False),
-        (lambda: [small(1, [0, 1], 200), small(2, [0, 1], 202, cell={"nccl": PIX})], False),
-        # Another strategy that leaves NCCL alone does not stand for it.
-        (lambda: [*repeated([0, 1], 150, 2, scatter=0.3, strategy="kvstore_device"), *repeated([0, 1], 200, 1, nccl=PIX)], True),
+        (5, 0.0005, "; the largest sure cause is exposed communication: "),
+        (3, 0.02, "; no single cause stands out from the noise"),
+        (1, 0.0005, "without a strategy) is lost."),
     ],
-)  # fmt: skip
-def test_a_setting_is_the_finding_only_where_it_gains(made, gains, tmp_path):
-    assert ("PIX" in finding(tmp_path, made())[1].split(" trains ")[0]) == gains
+)
+def test_a_part_is_named_as_the_cause_only_where_its_interval_excludes_0(repeats, noise, end):
+    simulated = Study.of(Simulator(Truth(noise=noise), 3).explained((0, 1), repeats))
+    lines = sentences(simulated, findings_of(simulated), {})
+    (line,) = [line for line in lines if "is lost" in line]
+    assert end in line
 
 
-def cause(repeats, noise):
-    """The sentence on the loss of a pair with every control cell, on a simulated machine."""
-    found = Study.of(Simulator(Truth(noise=noise), 3).explained((0, 1), repeats))
-    (said,) = [line for line in sentences(found, findings_of(found), {}) if "is lost" in line]
-    return said
-
-
-def test_a_part_is_named_as_the_cause_only_where_its_interval_excludes_0():
-    assert "; the largest sure cause is exposed communication: " in cause(5, 0.0005)
-    assert "; no single cause stands out from the noise" in cause(3, 0.02)
-    assert cause(1, 0.0005).endswith("without a strategy) is lost.")
-
-
-LOSES = "It loses 10.0 % (9.4 to 10.6) of what the same GPUs train without any exchange "
-LOSES += "(strategy none)"
-COSTS = "he strategy adds 0.673 ms to a step of 54.8 ms."
+LOSES = "It loses 10.0 % (9.4 to 10.6) of what the same GPUs train without any exchange (strategy none); t"
 
 
 @pytest.mark.parametrize(
-    ("ratio", "none_first", "expected"),
-    [
-        (0.9, True, f"{LOSES}; t{COSTS}"),
-        (0.9, False, f"{LOSES}; t{COSTS}"),
-        (1.0, True, f"T{COSTS}"),
-        (1.1, True, f"T{COSTS}"),
-        (1e17, False, f"T{COSTS}"),
-    ],
-)  # fmt: skip
-def test_without_controls_the_loss_is_told_beside_none(ratio, none_first, expected, tmp_path):
+    ("ratio", "none_first", "start"),
+    [(0.9, True, LOSES), (0.9, False, LOSES), (1.0, True, "T"), (1e17, False, "T")],
+)
+def test_without_controls_the_loss_is_told_beside_none(ratio, none_first, start, tmp_path):
     """Other GPUs, another setting and a strategy without repeats are compared too, and are not what is meant."""
-    rate = 200.0 / ratio
     made = [
-        *repeated([0, 1], rate, 1 if none_first else 2, strategy="none"),
+        *repeated([0, 1], 200.0 / ratio, 1 if none_first else 2, strategy="none"),
         *repeated([0, 1], 200.0, 2 if none_first else 1),
         *repeated([0, 1], 150.0, 3, nccl=PIX),
-        *repeated([2, 3], 190.0, 4, strategy="none"), *repeated([2, 3], 100.0, 5),
+        *repeated([2, 3], 190.0, 4, strategy="none"),
+        *repeated([2, 3], 100.0, 5),
         small(99, [0, 1], 100.0, strategy="cpu_staged"),
-    ]  # fmt: skip
+    ]
     known = open_study(study(tmp_path / "study", made))
-    found = findings_of(known)
-    assert loss(known, found, main_point(known, found)).replace("\u00a0", " ") == expected
-    following = "To see the efficiency and where the loss comes from, run with waterfall=true."
-    assert sentences(known, found, {})[-1] == following
+    findings = findings_of(known)
+    expected = f"{start}he strategy adds 0.673 ms to a step of 54.8 ms."
+    assert plain(loss(known, findings, main_point(known, findings))) == expected
 
 
 def test_workers_of_a_cpu_are_not_called_gpus(tmp_path):
-    made = [
-        small(n, gpus, 100.0, cell={"device": "cpu"}) for n, gpus in enumerate(([0], [1], [0, 1]))
-    ]
-    told, _ = examine(study(tmp_path / "study", made))
-    assert "images per CPU worker and step" in told.finding[0]
-    assert not any("GPU" in line for line in (*told.finding, *told.unsaid))
-    headings = {column.heading for table in told.tables for column in table.columns if column.shown}
-    assert "slowest CPU worker" in headings
-    said = list(headings)
-    for section in told.sections:
-        said += [*section.lines, *(figure.caption for figure in section.figures)]
-    for table in told.tables:
-        said.append(table.caption)
+    made = []
+    for number, gpus in enumerate(([0], [1], [0, 1])):
+        made.append(small(number, gpus, 100.0, cell={"device": "cpu"}))
+    content, _ = examine(study(tmp_path / "study", made))
+    assert "images per CPU worker and step" in content.finding[0]
+    texts = [*content.finding, *content.unsaid]
+    for section in content.sections:
+        texts += [*section.lines, *(figure.caption for figure in section.figures)]
+    for table in content.tables:
+        texts += [table.caption, *(column.heading for column in table.for_people.columns)]
         for row in table.for_people.rows:
-            said += [cell for cell in row if isinstance(cell, str)]
-    assert [text for text in said if re.search(r"\bGPUs?\b", text)] == []
-    assert any("enough numbers of CPU workers" in text for text in said)
+            texts += [cell for cell in row if isinstance(cell, str)]
+    assert "slowest CPU worker" in texts
+    assert [text for text in texts if re.search(r"\bGPUs?\b", text)] == []
 
 
-def test_a_wrong_folder_is_one_sentence_and_status_2(tmp_path, capsys):
-    (tmp_path / "file").write_text("")
-    for wrong in (["report", str(tmp_path / "none")], ["report", str(tmp_path / "file")],
-                  ["report", str(tmp_path), "-o", str(tmp_path / "file")]):  # fmt: skip
-        assert main(wrong) == 2
-        said = capsys.readouterr()
-        assert said.out == "" and said.err.count("\n") == 1 and str(tmp_path) in said.err
+def test_no_difference_seen_claims_no_more_than_every_comparison_could_have_shown():
+    judged = []
+    for smallest in (0.01, 0.3):
+        judged.append(Comparison("a", "b", Estimate(0.0), smallest, "no difference seen"))
+    line = plain(differences(Findings(comparisons=tuple(judged))))
+    assert line == "No difference is seen in 2 comparisons; each could have shown one of 30.0 %."
 
 
-def contents(folder):
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+# --- the folder of a report -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wrong", [["none"], ["file"], [".", "-o", "file"]])
+def test_a_wrong_folder_is_one_sentence_and_status_2(wrong, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_text("")
+    assert main(["report", *wrong]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and wrong[-1] in err
 
 
 def test_an_earlier_report_is_replaced_and_files_of_the_user_stay(written, tmp_path):
-    out = tmp_path / "out"
-    shutil.copytree(written, out)
+    out = shutil.copytree(written, tmp_path / "out")
     mine = {"figures/mine.svg": b"drawn", "tables/mine.csv": b"1", "notes/deep/mine.txt": b"text"}
     for name, content in mine.items():
         (out / name).parent.mkdir(parents=True, exist_ok=True)
@@ -430,23 +381,20 @@ def test_an_earlier_report_is_replaced_and_files_of_the_user_stay(written, tmp_p
     report(tmp_path / "study", out)
     again = report(tmp_path / "study", tmp_path / "fresh").parent
     assert contents(out) == contents(again) | mine and (out / "link").readlink() == Path("nowhere")
-    assert "figures/waterfall-1.svg" in contents(written)
-    assert "figures/waterfall-1.svg" not in contents(out)
     left = sorted(path.name for path in tmp_path.iterdir())
     assert left == ["fresh", "out", "study"], "nothing is left beside"
     assert out.stat().st_mode == again.stat().st_mode
 
 
-@pytest.mark.parametrize("kept", ["thesis.tex", "index.html", "report.md"])
+@pytest.mark.parametrize("kept", ["thesis.tex", "index.html"])
 def test_a_folder_with_something_else_is_not_touched(kept, tmp_path, capsys):
     out, folder = tmp_path / "out", study(tmp_path / "study", [small(1, [0], 100.0)])
     out.mkdir()
     (out / kept).write_text("<title>Mine</title>")
     assert main(["report", str(folder), "-o", str(out)]) == 2
-    said = capsys.readouterr().err
-    assert f"{out}: holds files, and no report of Ringside; nothing was written" in said
-    assert said.count("\n") == 1
-    assert contents(out) == {kept: b"<title>Mine</title>"}
+    refusal = capsys.readouterr().err
+    assert f"{out}: holds files, and no report of Ringside; nothing was written" in refusal
+    assert refusal.count("\n") == 1 and contents(out) == {kept: b"<title>Mine</title>"}
 
 
 def test_a_file_of_the_user_is_not_overwritten(tmp_path):
@@ -456,16 +404,16 @@ def test_a_file_of_the_user_is_not_overwritten(tmp_path):
     (out / "figures" / "scaling-1.svg").write_text("drawn by hand")
     before = contents(out)
     cells = [small(n, gpus, 100.0) for n, gpus in enumerate(([0], [1], [0, 1]))]
-    not_of_report = r"figures/scaling-1\.svg: is not of the earlier report"
-    with pytest.raises(FileExistsError, match=not_of_report):
+    with pytest.raises(
+        FileExistsError, match=r"figures/scaling-1\.svg: is not of the earlier report"
+    ):
         report(study(tmp_path / "later", cells), out)
     assert contents(out) == before
 
 
 @pytest.mark.parametrize("step", ["write_bytes", "rename"])
 def test_writing_that_ends_early_leaves_the_earlier_report(step, written, tmp_path, monkeypatch):
-    out = tmp_path / "out"
-    shutil.copytree(written, out)
+    out = shutil.copytree(written, tmp_path / "out")
     (tmp_path / "study").mkdir()
     true, calls = getattr(Path, step), []
 
@@ -482,37 +430,37 @@ def test_writing_that_ends_early_leaves_the_earlier_report(step, written, tmp_pa
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "study"]
 
 
+# --- the drawing of a traced step -----------------------------------------------------------------
+
 HOSTILE = (
     '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 100 50" width="100" onload="alert(1)"><title>t</title>'
-    "<style>@import url(http://x);text{fill:#20262d}.soft{fill:url(http://x)}</style><script>alert(2)</script>"
-    '<defs><pattern id="copy" width="3"/></defs><foreignObject><p>html</p></foreignObject><rect fill="url(#copy)"/>'
-    '<rect fill="url(http://x)"/><text x="1">&lt;script&gt; rank 0</text></svg>'
+    "<style>@import url(http://x);text{fill:#20262d}</style><script>alert(2)</script>"
+    '<foreignObject><p>html</p></foreignObject><rect fill="url(http://x)"/></svg>'
 )
 
 
-def test_a_traced_cell_shows_its_step_and_what_the_trace_says_of_exposure(tmp_path):
-    """Of the cell that the finding is about, as an image and never as a part of the page."""
-    traced = {"trace/exposed_ms_per_step": 0.5}
-    made = [small(1, [0], 100.0), small(2, [0, 1], 190.0, metrics=traced)]
-    folder = study(tmp_path / "study", made)
-    for one, drawing in zip(made, ("<svg", HOSTILE), strict=True):
-        (folder / one["record_id"] / "profile").mkdir()
-        (folder / one["record_id"] / "profile" / "timeline.svg").write_text(drawing)
+def traced(folder, records, drawings):
+    study(folder, records)
+    for each, drawing in zip(records, drawings, strict=True):
+        (folder / each["record_id"] / "profile").mkdir()
+        (folder / each["record_id"] / "profile" / "timeline.svg").write_text(drawing)
+    return folder
+
+
+def test_a_traced_cell_shows_its_step_as_an_image_and_never_as_a_part_of_the_page(tmp_path):
+    """Of the cell that the finding is about."""
+    exposed = {"trace/exposed_ms_per_step": 0.5}
+    made = [small(1, [0], 100.0), small(2, [0, 1], 190.0, metrics=exposed)]
+    folder = traced(tmp_path / "study", made, ("<svg", HOSTILE))
     page = report(folder, tmp_path / "out").read_text(encoding="utf-8")
     file = (tmp_path / "out" / "figures" / "timeline-1.svg").read_text(encoding="utf-8")
-    assert "![One step of" in (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
-    (drawn,) = re.findall(r"<svg[^>]*><image[^>]*/></svg>", page)
+    ET.fromstring(file)
     for text in (page, file):
-        (data,) = re.findall(
-            r'<image width="100" height="50" xlink:href="data:image/svg\+xml;base64,([^"]*)"/></svg>',
-            text,
-        )
+        image = r'<image width="100" height="50" xlink:href="data:image/svg\+xml;base64,([^"]*)"/></svg>'
+        (data,) = re.findall(image, text)
         assert base64.b64decode(data).decode() == HOSTILE, "a browser runs nothing in an image"
-        assert text.count("data:image") == 1
         for word in ("http://x", "alert", "onload", "foreignObject", "<script", "@import"):
             assert word not in text
-    ET.fromstring(file)
-    assert re.match(r'<svg [^>]*style="max-width: 165px"', drawn)
     for name in ("strategies", "cells"):
         assert rows_of(tmp_path / "out", name)[-1]["exposed_by_trace_ms"] == "0.5"
 
@@ -522,54 +470,21 @@ NO_DRAWINGS = ["<svg", "<html/>", '<!DOCTYPE svg><svg xmlns="http://www.w3.org/2
 
 @pytest.mark.parametrize("drawing", NO_DRAWINGS)
 def test_what_is_no_drawing_is_left_out(drawing, tmp_path):
-    folder = study(tmp_path / "study", [small(1, [0], 100.0)])
-    (folder / f"{1:032x}" / "profile").mkdir()
-    (folder / f"{1:032x}" / "profile" / "timeline.svg").write_text(drawing)
-    told, _ = examine(folder)
-    assert "traces" not in [section.anchor for section in told.sections]
+    content, _ = examine(traced(tmp_path / "study", [small(1, [0], 100.0)], [drawing]))
+    assert "traces" not in [section.anchor for section in content.sections]
 
 
-FALL = Waterfall(
-    "resnet50", (0, 1), {}, Estimate(2000.0, 1990.0, 2010.0), Estimate(1900.0),
-    (
-        WaterfallPart("spread between GPUs", Estimate(10.0), above_ideal=True),
-        WaterfallPart("exposed communication", Estimate(80.0, 70.0, 90.0)),
-        WaterfallPart("waiting for a peer", None, "no trace"),
-    ),
-    20.0, 10.0, 30.0,
-)  # fmt: skip
-
-
-def test_a_waterfall_closes_from_the_top_to_the_measured_rate():
-    rows = waterfall_rows(FALL)
-    at = rows[0].rate.value
-    assert at == 2010.0
-    for row in rows[1:]:
-        if row.rate is not None:
-            assert row.rate.value == pytest.approx(at)
-        elif row.part.lost is not None:
-            at -= row.part.lost.value
-
-
-def test_hatches_are_seen_on_the_page_too():
-    with style():
-        study = Study.of([make_record()])
-        (picture,) = waterfall_figures(study, [FALL], {"resnet50": "resnet50"})
-    patterns = re.findall(r"<pattern.*?</pattern>", picture.inline, re.DOTALL)
-    assert patterns and all("stroke: #ffffff" in one for one in patterns)
+# --- tables, numbers and curves -------------------------------------------------------------------
 
 
 def test_a_long_table_is_cut_on_the_page_and_whole_in_its_file():
-    table = Table(
-        "cells",
-        "all",
-        (Column("cell", "cell"), Column("n", "n", kind="count")),
-        tuple((f"c{i}", i) for i in range(1000)),
-    )
-    told = Report("s", "", (), (), (Section("cells", "Every cell", tables=(table,)),))
+    columns = (Column("cell", "cell"), Column("n", "n", kind="count"))
+    table = Table("cells", "all", columns, tuple((f"c{i}", i) for i in range(1000)))
+    content = Report("s", "", (), (), (Section("cells", "Every cell", tables=(table,)),))
     left = f"{1000 - PAGE_ROWS} more rows in tables/cells.csv"
-    assert left in page(told) and page(told).count("<td>c") == PAGE_ROWS
-    assert left in markdown_page(told) and markdown_page(told).count("| c") == PAGE_ROWS + 1
+    assert left in page(content) and page(content).count("<td>c") == PAGE_ROWS
+    assert left in markdown_page(content)
+    assert markdown_page(content).count("| c") == PAGE_ROWS + 1
     assert table.to_csv().count("\n") == 1001 and table.to_latex().count("\\\\\n") > 1002
 
 
@@ -598,19 +513,10 @@ def test_numbers_are_rounded_to_what_is_known(value, kind, text):
     assert plain(estimate(value, kind)) == text
 
 
-def test_no_difference_seen_claims_no_more_than_every_comparison_could_have_shown():
-    judged = [
-        Comparison("a", "b", Estimate(0.0), smallest, "no difference seen")
-        for smallest in (0.01, 0.3)
-    ]
-    said = differences(Findings(comparisons=tuple(judged))).replace("\u00a0", " ")
-    assert said == "No difference is seen in 2 comparisons; each could have shown one of 30.0 %."
-
-
 def test_a_rate_of_less_than_three_images_is_written_as_a_rate():
     curve = DrawnCurve("one", [(1, Estimate(0.8), False), (2, Estimate(1.5), False)], "#000000")
     with style():
-        axes = Axis("CPU workers"), Axis("images/s", "rate", from_zero=True)
+        axes = Axis("CPU workers"), Axis("images/s", kind="rate", from_zero=True)
         drawing = curves_figure("name", "Rates.", [curve], *axes).svg
     assert ">1.50<" in drawing and "150.0" not in drawing
 
@@ -623,17 +529,20 @@ def test_a_strategy_keeps_its_colour_and_names_lose_what_all_share():
     long = ["m · a · gpus 0", "m · b · gpus 0"]
     assert short_names(long) == dict(zip(long, "ab", strict=True))
     assert short_names(["m · a"]) == {"m · a": "m · a"}
-    assert shared_name(["m · a · gpus 0", "m · b · gpus 0"]) == "m · gpus 0"
+    assert shared_name(long) == "m · gpus 0"
     assert shared_name(["m · a", "m · a"]) == "" == shared_name(["m", "n"]) == shared_name([])
 
 
+# --- in a browser ---------------------------------------------------------------------------------
+
+
 @pytest.mark.needs("chromium")
-@pytest.mark.parametrize("source", ["hostile", "scaling", "strategies"])
+@pytest.mark.parametrize("source", ["hostile", "strategies"])
 def test_nothing_scrolls_sideways(source, written, tmp_path):
     """In frames as wide as a phone and as a screen: chromium's own window is never as narrow as a phone."""
-    made = (
-        written / "index.html" if source == "hostile" else report(H200 / source, tmp_path / "out")
-    )
+    made = written / "index.html"
+    if source != "hostile":
+        made = report(H200 / source, tmp_path / "out")
     for wide, room in widths(made, tmp_path):
         assert wide <= room
 
@@ -642,7 +551,7 @@ def test_nothing_scrolls_sideways(source, written, tmp_path):
 def test_a_page_with_a_planted_script_runs_and_fetches_nothing(written, tmp_path):
     text = (written / "index.html").read_text(encoding="utf-8")
     head, _, _ = text.partition("Content-Security-Policy")
-    assert POLICY in html.unescape(text) and "<style" not in head and "<title" not in head
+    assert "<style" not in head and "<title" not in head
     planted = (
         "<script>document.title = 'run'</script><img src=file:///nowhere.png><p onclick=''></p>"
     )
