@@ -7,7 +7,6 @@ Exit status: 0 done, 1 it failed or differs, 2 the input is wrong, 130 Ctrl-C.
 import argparse
 import json
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks.record.safe_text import one_line
@@ -45,8 +44,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if options.command == "compare":
             comparison = compare(options.study_dir, tracking)
-            print(json.dumps({**asdict(comparison), "right": comparison.right}))
-            return 0 if comparison.right else 1
+            print(json.dumps(comparison))
+            return 0 if comparison["right"] else 1
         report = sync(options.study_dir, tracking)
     except (ValueError, WrongUri) as error:
         print(one_line(f"{name}: {error}"), file=sys.stderr)

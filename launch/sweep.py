@@ -60,7 +60,7 @@ from launch.study.provenance import HostsEnvironment, RunEnvironment
 from launch.study.study import StudyFolder, find_finished
 from launch.supervision.progress import Watch
 from launch.supervision.stopping import Stopping
-from launch.tracking.mlflow_writer import MlflowWriter
+from launch.tracking.tracker import MlflowWriter
 
 HELD_POLL_S = 1.0  # between two looks at the cells that other launchers hold
 

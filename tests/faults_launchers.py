@@ -224,10 +224,10 @@ def in_the_store(study_dir, synced=True):
         again = sync(study_dir)
         after = content(database)
     wrong = []
-    if held.missing:
-        wrong.append(f"MLflow lacks the records {held.missing}")
-    if not held.right:
-        wrong.append(f"MLflow has {held.differences} {held.unknown}")
+    if held["missing"]:
+        wrong.append(f"MLflow lacks the records {held['missing']}")
+    if not held["right"]:
+        wrong.append(f"MLflow has {held['differences']} {held['unknown']}")
     if again.projected or after != before:
         wrong.append(f"a second sync wrote {again.projected} records, or changed rows")
     return wrong

@@ -28,8 +28,8 @@ from launch.display.screen import Screen
 from launch.plan.order import PlannedCell
 from launch.study import study as studies
 from launch.study.identity import ProcessIdentity, Sweep
-from launch.tracking.mlflow_writer import MlflowWriter
 from launch.tracking.sync import sync
+from launch.tracking.tracker import MlflowWriter
 
 EARLY, LATE = "a" * 32, "b" * 32
 

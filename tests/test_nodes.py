@@ -27,7 +27,7 @@ from launch.machine.fleet import Fleet, Host
 from launch.plan.expand import wanted_hosts
 from launch.plan.order import PlannedCell
 from launch.plan.plan import Request, plan
-from launch.tracking import sweep_run
+from launch.tracking import mlflow_run
 from launch.tracking.mlflow_run import project
 
 DATA = Path(__file__).parent / "data"
@@ -581,7 +581,7 @@ def test_mlflow_has_hosts_of_cells_with_hosts():
     assert (params["nodes"], params["hosts"], params["world_size"]) == ("2", "a,b", "4")
     assert project(remote).tags["host"] == "a, b"
     assert not {"nodes", "hosts", "server_hosts"} & project(local).params.keys()
-    defaults = sweep_run.default_params([local, remote])
+    defaults = mlflow_run.default_params([local, remote])
     assert defaults[local.record_id] == {"nodes": "1", "hosts": "this machine"}
 
 

@@ -20,8 +20,7 @@ from analysis.topology.readers import read_topology
 from analysis.trace.timeline import _text
 from benchmarks.record import Failure
 from benchmarks.record.safe_text import one_line, visible
-from launch.tracking.mlflow_run import project
-from launch.tracking.sweep_run import summary_markdown
+from launch.tracking.mlflow_run import project, summary_markdown
 
 # What a terminal or a browser would obey, and how it is shown.
 INJECTED = {

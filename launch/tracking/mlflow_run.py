@@ -1,7 +1,9 @@
-"""Turn a record into an MLflow run: its name, parameters, metrics, tags and series, without any access to a store.
+"""Turn records into the content of MLflow's runs, without any access to a store.
 
-MLflow's limits are kept here (mlflow.utils.validation, 3.17). Otherwise MLflow cuts a long value
-with a warning, a server refuses a name outside its alphabet, and NaN comes back as another number.
+A record is a child run, with a name, parameters, metrics, tags and series; a sweep is their parent,
+with figures and a table. MLflow's limits are kept here (mlflow.utils.validation, 3.17). Otherwise
+MLflow cuts a long value with a warning, a server refuses a name outside its alphabet, and NaN comes
+back as another number.
 """
 
 import contextlib
@@ -9,40 +11,46 @@ import json
 import math
 import posixpath
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
+from analysis.findings.baselines import EFFICIENCY
+from analysis.findings.communication import EXPOSED
+from analysis.report import cell_numbers
+from analysis.report.table import Column, Table
 from analysis.study import names
 from analysis.study.provenance import gpu_models
-from analysis.text import count, single_line
-from analysis.validity.gpu_samples import Sample, is_of_cpu, is_of_gpus
-from benchmarks.record import CellFolder, Record, read_lines
-from benchmarks.record.metrics import place
-from conf.cell import IMAGES, SAMPLES, Cell
+from analysis.study.rates import IMAGES_PER_SECOND
+from analysis.text import count, markdown, single_line
+from benchmarks.record import Record
+from benchmarks.record.metrics import metric, place
+from benchmarks.record.record import STATES, VERDICTS
+from conf.cell import IMAGES, SAMPLES, counted
 
 NAME_LENGTH = 250  # characters of a key; also what a run's name has in SQL stores
 PARAM_LENGTH = 6000  # characters
 TAG_LENGTH = 8000  # characters
+TEXT_LENGTH = 200  # characters of a text in the table of a sweep
 LAST_STEP = 2**53  # whole numbers up to here are exact in JSON; a store has 64 bits
 STATUS = {"finished": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
 NOTE = "mlflow.note.content"
 RECORD, SWEEP = "ringside.record_id", "ringside.sweep_id"
 WINDOW = "/window"  # what a series adds to the name of a metric that the record has too
 IDENTIFIER = re.compile(r"[\w-]{1,100}")  # goes into the store's filter strings
-MOST_POINTS = 100  # of a system series: more say nothing on a page, and each is a row of the store
-# {name in a sample: (end of the series' name, factor)}: MLflow's own names and units where it has them.
-GPU_SERIES = {
-    "busy_percent": ("utilization_percentage", 1.0),
-    "memory_bytes": ("memory_usage_megabytes", 1e-6),
-    "power_w": ("power_usage_watts", 1.0),
-    "sm_mhz": ("clock_mhz", 1.0),
-    "temperature_c": ("temperature_celsius", 1.0),
+# What a run without a parameter says beside runs that have it; `n/a` for other parameters.
+DEFAULTS = {
+    "global_batch_size": names.UNTOUCHED,
+    "profiler": "none",
+    "nodes": "1",
+    "hosts": "this machine",
 }
-# Busy cores between two samples, and how much of it was the cell's own.
-CPU_SERIES = {"busy_s": "utilization", "own_s": "of_this_cell"}
+BEST_FIGURES = (IMAGES_PER_SECOND, EFFICIENCY, EXPOSED, "comm/exchange_ms")
+LINK_CLASS, VALIDITY = "link class", "validity"
+TEXT_COLUMNS = (cell_numbers.RESULT, cell_numbers.TRANSPORT, LINK_CLASS, VALIDITY)
 Row = tuple[str, float, int, int]  # name, value, milliseconds since 1970, step
+Values = Mapping[str, Mapping[str, float]]  # {record_id: {metric: value}} that need several records
 
 
 @dataclass(frozen=True)
@@ -66,8 +74,14 @@ def project(record: Record) -> MlflowRun:
     """
     check_identifier(record.record_id)
     check_identifier(record.sweep_id)
-    metrics, nonfinite = _metrics(record)
+    rows = _metrics(record)
+    # Pages show metrics in this order.
+    finite = sorted(
+        (row for row in rows if math.isfinite(row[1])),
+        key=lambda row: place(row[0].removesuffix(WINDOW)),
+    )
     tags = _tags(record)
+    nonfinite = dict.fromkeys(row[0] for row in rows if not math.isfinite(row[1]))
     if nonfinite:
         tags["ringside.nonfinite"] = single_line(",".join(nonfinite), TAG_LENGTH)
     return MlflowRun(
@@ -76,7 +90,7 @@ def project(record: Record) -> MlflowRun:
         started=milliseconds(record.started_at),
         ended=milliseconds(record.ended_at),
         params={_key(name): _text(value) for name, value in _params(record).items()},
-        metrics=metrics,
+        metrics=finite,
         tags=tags,
     )
 
@@ -163,8 +177,8 @@ def _params(record: Record) -> dict[str, Any]:
     return {name: value for name, value in params.items() if value is not None}
 
 
-def _metrics(record: Record) -> tuple[list[Row], list[str]]:
-    """Return the rows of metrics and series, and the names of those that are not finite.
+def _metrics(record: Record) -> list[Row]:
+    """Return the rows of metrics and series.
 
     MLflow keeps equal rows once, so their times come from the record alone. It shows the row with
     the highest step of a name, so a series never has the name of a metric.
@@ -185,23 +199,21 @@ def _metrics(record: Record) -> tuple[list[Row], list[str]]:
                 raise ValueError(f"series {name} has a step {step}")
             time = started + (ended - started) * number // len(points)
             rows.append((key, float(value), max(0, time), int(step)))
-    finite_rows = [row for row in rows if math.isfinite(row[1])]
-    finite_rows.sort(key=lambda row: place(row[0].removesuffix(WINDOW)))  # pages show this order
-    nonfinite = dict.fromkeys(row[0] for row in rows if not math.isfinite(row[1]))
-    return finite_rows, list(nonfinite)
+    return rows
 
 
 def _tags(record: Record) -> dict[str, str]:
     """Return the tags in the order of MLflow's pages: verdict, machine, what was used, failure, ids."""
     validity, failure = record.validity, record.failure
-    sentences = [failure.message] if failure else []
-    sentences += [f"{code}: {text}" for code, text in validity.codes.items()]
+    role = "repeat"
+    if record.cell.repeat <= 0:
+        role = " ".join(record.run_suffixes) or "first"
     tags: dict[str, Any] = {
         "validity": validity.said,
         "validity.codes": ",".join(validity.codes),
         "validity.unchecked": ",".join(validity.unchecked),
         "state": record.state,
-        "role": "repeat" if record.cell.repeat > 0 else " ".join(record.run_suffixes) or "first",
+        "role": role,
         **machine_tags(record),
     }
     basis, cells = record.predicted.get("basis"), record.predicted.get("cells")
@@ -212,14 +224,17 @@ def _tags(record: Record) -> dict[str, str]:
     for name in ("transport", "link_class", "channels"):
         if record.effective.get(name):
             tags[name] = _text(record.effective[name])
+    sentences = []
     if failure:
+        sentences.append(failure.message)
         tags |= {"failure.cause": failure.cause, "failure.message": failure.message}
         if failure.rank is not None:
             tags["failure.rank"] = failure.rank
     tags |= {"cell_id": record.cell_key, RECORD: record.record_id, SWEEP: record.sweep_id}
     texts = {name: single_line(value, TAG_LENGTH) for name, value in tags.items()}
+    sentences += [f"{code}: {text}" for code, text in validity.codes.items()]
     if sentences:
-        texts[NOTE] = "\n\n".join(map(escape_markdown, sentences))[:TAG_LENGTH]
+        texts[NOTE] = "\n\n".join(map(markdown, sentences))[:TAG_LENGTH]
     return texts
 
 
@@ -228,6 +243,10 @@ def machine_tags(record: Record) -> dict[str, str]:
     environment = record.environment
     versions = environment.get("versions", {})
     commit = environment.get("git", {}).get("commit")
+    hosts = list(record.cell.every_host)
+    if not record.cell.hosts:
+        rank_hosts = dict.fromkeys(str(rank["host"]) for rank in record.ranks if rank.get("host"))
+        hosts = list(rank_hosts) or [str(environment.get("host", ""))]
     tags: dict[str, Any] = {}
     if record.cell.device == "cuda":
         tags["gpu"] = ", ".join(gpu_models(record))
@@ -237,54 +256,168 @@ def machine_tags(record: Record) -> dict[str, str]:
     tags["torch"] = versions.get("torch")
     tags["commit"] = commit
     tags["mlflow.source.git.commit"] = commit  # MLflow has a column for it
-    tags["host"] = ", ".join(_hosts(record))
+    tags["host"] = ", ".join(hosts)
     return {name: single_line(str(value), TAG_LENGTH) for name, value in tags.items() if value}
 
 
-def _hosts(record: Record) -> list[str]:
-    if record.cell.hosts:
-        return list(record.cell.every_host)
-    rank_hosts = dict.fromkeys(str(rank["host"]) for rank in record.ranks if rank.get("host"))
-    return list(rank_hosts) or [str(record.environment.get("host", ""))]
+def default_params(records: Sequence[Record]) -> dict[str, dict[str, str]]:
+    """Return {record_id: {parameter: value}}: parameters that a run lacks and others of its benchmark have.
 
-
-def escape_markdown(text: str, length: int = 500) -> str:
-    """Return a text that Markdown shows as it is, and that reads well in an artifact too: `_` stays."""
-    text = single_line(text, length).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return re.sub(r"([\\|`*\[\]])", r"\\\1", text)
-
-
-def system_series(folder: CellFolder, cell: Cell) -> list[Row]:
-    """Return the samples of GPUs and CPU as rows for MLflow's page "System metrics".
-
-    The step is the number of the sample. Of a cell with hosts the host is in the name.
+    MLflow's pages show `unknown` for a parameter that is absent. The size of a model that was
+    never built is unknown, and stays absent.
     """
-    rows: list[Row] = []
-    for number in folder.sampled_hosts():
-        host = f"{cell.every_host[number]}/" if number < len(cell.every_host) else ""
-        gpu_lines = filter(is_of_gpus, read_lines(folder.gpu_samples_of(number)))
-        for step, line in _thin_out(list(gpu_lines)):
-            time = round(line["time"] * 1000)
-            for gpu, sample in zip(cell.gpus, line["gpus"], strict=False):
-                for field in GPU_SERIES.keys() & sample.keys():
-                    name, factor = GPU_SERIES[field]
-                    value = float(sample[field]) * factor
-                    rows.append((f"system/{host}gpu_{gpu}_{name}", value, time, step))
-        cpu_lines = filter(is_of_cpu, read_lines(folder.cpu_samples_of(number)))
-        for (_, before), (step, line) in pairwise(_thin_out(list(cpu_lines))):
-            time, cores_s = (
-                round(line["time"] * 1000),
-                line["cores"] * (line["time"] - before["time"]),
-            )
-            if cores_s <= 0:
-                continue
-            for field, name in CPU_SERIES.items():
-                percent = 100 * max(0.0, line[field] - before[field]) / cores_s
-                rows.append((f"system/{host}cpu_{name}_percentage", percent, time, step))
-    return [row for row in rows if math.isfinite(row[1])]
+    own_params = {record.record_id: project(record).params for record in records}
+    of_benchmark: dict[str, set[str]] = defaultdict(set)
+    for params in own_params.values():
+        for name in params:
+            if not name.startswith("model."):
+                of_benchmark[params["benchmark"]].add(name)
+    defaults: dict[str, dict[str, str]] = {}
+    for record_id, params in own_params.items():
+        defaults[record_id] = {}
+        for name in sorted(of_benchmark[params["benchmark"]] - set(params)):
+            text = DEFAULTS.get(name, "n/a")
+            if name.startswith("nccl."):
+                text = names.UNTOUCHED
+            defaults[record_id][name] = text
+    return defaults
 
 
-def _thin_out(samples: Sequence[Sample]) -> list[tuple[int, Sample]]:
-    """Return (number, sample) of at most MOST_POINTS samples, evenly spread."""
-    stride = max(1, math.ceil(len(samples) / MOST_POINTS))
-    return list(enumerate(samples))[::stride]
+# --- the parent run of a sweep
+
+
+def best_record(records: Iterable[Record]) -> Record | None:
+    """Return the usable record with the best rate: images/s, else what its benchmark is compared in.
+
+    Cells without an exchange do not train together; they count only where there is no other.
+    """
+    usable = [record for record in records if record.usable]
+    rated = [record for record in usable if IMAGES_PER_SECOND in record.metrics]
+    if rated:
+        together = [record for record in rated if record.cell.strategy["name"] != "none"]
+        return max(together or rated, key=lambda record: record.metrics[IMAGES_PER_SECOND])
+    firsts = [name for name in map(cell_numbers.first_metric, usable) if name]
+    if not firsts:
+        return None
+    first = min(firsts, key=place)
+    rated = [record for record in usable if first in record.metrics]
+    rated.sort(key=lambda record: record.metrics[first])
+    if metric(first).less_is_better:
+        return rated[0]
+    return rated[-1]
+
+
+def parent_metrics(records: Sequence[Record], values: Values) -> dict[str, float]:
+    """Return how many cells have which verdict, and the figures of the best cell and its baseline."""
+    metrics: dict[str, float] = {}
+    verdicts = [record.validity.verdict for record in records if record.state == "finished"]
+    for verdict in VERDICTS:
+        metrics[f"cells/{verdict}"] = float(verdicts.count(verdict))
+    for state in STATES:
+        if state != "finished":
+            metrics[f"cells/{state}"] = float(sum(record.state == state for record in records))
+    best = best_record(records)
+    if best is None:
+        return metrics
+    figures = best.metrics | dict(values.get(best.record_id, {}))
+    shown = [name for name in BEST_FIGURES if name in figures]
+    first = cell_numbers.first_metric(best)
+    if not shown and first:
+        shown = [first]
+    for name in shown:
+        metrics[f"best/{name.partition('/')[2]}"] = float(figures[name])
+    if EFFICIENCY in figures:  # efficiency = rate ÷ (N × rate of the slowest member alone)
+        ideal_rate = figures[IMAGES_PER_SECOND] / figures[EFFICIENCY]
+        metrics["baseline/images_per_second"] = ideal_rate / best.cell.world_size
+    return metrics
+
+
+def parent_params(records: Sequence[Record]) -> dict[str, str]:
+    """Return the parameters of the cells, `25 | 50` where they differ."""
+    defaults = default_params(records)
+    joined = _join(project(record).params | defaults[record.record_id] for record in records)
+    return {name: single_line(value, PARAM_LENGTH) for name, value in joined.items()}
+
+
+def parent_tags(records: Sequence[Record]) -> dict[str, str]:
+    """Return the machines and software of the cells, how many ended how, and which was the best."""
+    tags = _join(machine_tags(record) for record in records)
+    best = best_record(records)
+    if best is not None:
+        tags["best.cell"] = run_name(best)
+    states = [record.state for record in records]
+    cells = ", ".join(f"{states.count(state)} {state}" for state in STATUS if state in states)
+    invalid = sum(record.state == "finished" and not record.usable for record in records)
+    if invalid:
+        cells += f" ({invalid} of them invalid)"
+    return {**tags, "cells": cells}
+
+
+def _join(mappings: Iterable[Mapping[str, str]]) -> dict[str, str]:
+    """Return {name: values}, each value once."""
+    values: dict[str, dict[str, None]] = {}
+    for mapping in mappings:
+        for name, value in mapping.items():
+            values.setdefault(name, {})[value] = None
+    return {name: " | ".join(several) for name, several in values.items()}
+
+
+def summary_markdown(records: Sequence[Record], values: Values) -> str:
+    """Return a table with a row for each record, in the order given; what a record lacks is '–', never 0.
+
+    What all names share stands once above the table.
+    """
+    if not records:
+        return "No cell has ended.\n"
+    run_names = [run_name(record) for record in records]
+    shared, short = names.shared_name(run_names), names.short_names(run_names)
+    things = counted(record.cell for record in records)
+    unit = names.unit_of_cells(record.cell for record in records)
+    columns = [Column("cell", "cell")]
+    order = [name for name in cell_numbers.COLUMNS if name not in TEXT_COLUMNS]
+    for name in (cell_numbers.RESULT, *order, *TEXT_COLUMNS[1:]):
+        kind = "number"
+        if name in TEXT_COLUMNS:
+            kind = "text"
+        columns.append(Column(name, cell_numbers.heading(name, things, unit), kind=kind))
+    rows = []
+    for record, name in zip(records, run_names, strict=True):
+        row = {"cell": short[name], VALIDITY: _validity(record)}
+        if record.state == "finished":
+            row |= cell_numbers.cell_numbers(record, values.get(record.record_id, {}))
+        link_class = record.effective.get("link_class")
+        if link_class:
+            row[LINK_CLASS] = _text(link_class)
+        rows.append({key: single_line(text, TEXT_LENGTH) for key, text in row.items()})
+    table = Table.of("cells", "", columns, rows)
+    text = table.to_markdown(len(rows)) + "\n"
+    if shared:
+        text = f"Every cell: {markdown(shared, TEXT_LENGTH)}\n\n{text}"
+    margins = cell_numbers.about_margins(values.get(record.record_id, {}) for record in records)
+    shown = [column.key for column in table.for_people.columns]
+    for sentence in (margins, cell_numbers.about_reference(shown)):
+        if sentence:
+            text += f"\n{sentence}\n"
+    return text
+
+
+def _validity(record: Record) -> str:
+    """Return the verdict with its codes; of a cell that did not finish, its state and the cause."""
+    if record.state == "finished":
+        return ": ".join(filter(None, (record.validity.said, ", ".join(record.validity.codes))))
+    failure = record.failure
+    if failure is None:
+        return record.state
+    rank = ""
+    if failure.rank is not None:
+        rank = f" of rank {failure.rank}"
+    return f"{record.state}: {failure.cause}{rank}, {failure.message}"
+
+
+def cut_note(text: str, length: int) -> str:
+    """Return a note of at most `length` characters; where it is cut, its last line says so."""
+    if len(text) <= length:
+        return text
+    last = "\n… the rest is in the artifact summary.md\n"
+    whole, _, _ = text[: length - len(last)].rpartition("\n")
+    return f"{whole}\n{last}"

@@ -1,8 +1,8 @@
 """Open MLflow's store within a bounded time, or fail with one sentence.
 
-By itself MLflow 3 retries a dead server for four minutes and a dead database for more than one, and
-two processes that make the same SQLite file at once destroy it. Here waiting is bounded, and a new
-file appears whole or not at all.
+By itself MLflow 3 retries a dead server for four minutes, and two processes that make the same
+SQLite file at once destroy it. Here waiting is bounded, launchers write one after the other, and a
+new file appears whole or not at all.
 """
 
 import contextlib
@@ -11,7 +11,6 @@ import os
 import re
 import secrets
 import sqlite3
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,6 @@ from urllib.parse import urlsplit
 
 from benchmarks.record import safe_files
 from benchmarks.record.folder import COPIES
-from benchmarks.record.safe_files import NotOurs, because
 from launch.machine.secrets import without_credentials
 
 if TYPE_CHECKING:
@@ -27,25 +25,13 @@ if TYPE_CHECKING:
 
 DEFAULT_STORE, ARTIFACTS = "mlflow.db", COPIES  # in output_dir
 SQLITE = b"SQLite format 3\0"  # the first bytes of every SQLite file
-SQLITE_JOURNALS = ("-journal", "-wal", "-shm")  # what SQLite writes beside it
 LOCK_WAIT_S = 20.0  # for a locked SQLite file; also MLflow's own busy_timeout
 STORE_LOCK_WAIT_S = 60.0  # for another launcher that holds the lock: it may be making the store
-CONNECT_WAIT_S = 20  # for a database server to accept a connection
-DAMAGED = (
-    "is damaged: move its file away, and the next sweep or sync makes it anew from the records"
-)
-# {what SQLite says: what the user reads}; the first that fits counts.
-SQLITE_ERRORS = {
-    "database is locked": f"is locked by another process (waited {LOCK_WAIT_S:.0f} s)",
-    "database or disk is full": "has no space left on its disk",
-    "readonly database": "cannot be written: its file, or its file system, is read-only",
-    "disk i/o error": "cannot be written: its disk answers with an input/output error",
-    "unable to open database file": "cannot be opened: its folder cannot be written, or no further file may be open",
-    "malformed": DAMAGED,
-    "not a database": DAMAGED,
-}
 SCHEMES = ("sqlite", "postgresql", "mysql", "mssql", "http", "https", "databricks", "databricks-uc")
-ACCEPTED = "sqlite:///FILE, postgresql://…, mysql://…, mssql://…, http://HOST:PORT, https://HOST and databricks"
+ACCEPTED = (
+    "sqlite:///FILE, postgresql://…, mysql://…, mssql://…, http://HOST:PORT, https://HOST and "
+    "databricks"
+)
 # Defaults for MLflow's variables; it reads them when it is imported, or at each request.
 MLFLOW_VARIABLES = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
@@ -53,8 +39,9 @@ MLFLOW_VARIABLES = {
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "MLFLOW_LOGGING_LEVEL": "CRITICAL",  # at ERROR it prints a traceback beside our sentence
+    "MLFLOW_DISABLE_TELEMETRY": "true",
 }
-# Characters of a path that a URI needs encoded: SQLAlchemy does that, and its import takes half a second.
+# Of a path in a URI: SQLAlchemy encodes them, and its import takes half a second.
 ENCODED = re.compile(r"[%?@\x00-\x1f\x7f]")
 
 
@@ -62,16 +49,12 @@ class TrackingUnavailable(Exception):
     """The store cannot be reached or written; the message is one sentence without credentials."""
 
 
-class StoreBusy(TrackingUnavailable):
-    """Another launcher is writing the store; later it can be written."""
-
-
 class WrongUri(TrackingUnavailable):
     """No store can have this URI."""
 
 
 def store_uri(given: str | None, output_dir: Path) -> str:
-    """Return the URI to use, of a SQLite file with an absolute path; by default `<output_dir>/mlflow.db`.
+    """Return the URI to use, of a SQLite file with an absolute path.
 
     Raises:
         WrongUri: no store can have it.
@@ -90,19 +73,6 @@ def store_uri(given: str | None, output_dir: Path) -> str:
     if file is None:
         raise WrongUri(f"{wrong}: accepted is sqlite:///FILE")
     return _sqlite_uri(file.absolute())
-
-
-def _scheme(uri: str) -> str:
-    return uri.split(":", 1)[0].split("+")[0].lower()
-
-
-def _sqlite_uri(file: Path) -> str:
-    """Return the URI of a SQLite file. With a driver in it MLflow makes no folder of an encoded name."""
-    if not ENCODED.search(str(file)):
-        return f"sqlite:///{file}"
-    from sqlalchemy.engine import URL
-
-    return URL.create("sqlite+pysqlite", database=str(file)).render_as_string()
 
 
 def sqlite_file(uri: str) -> Path | None:
@@ -126,92 +96,85 @@ def sqlite_file(uri: str) -> Path | None:
 def not_a_store(file: Path) -> str:
     """Return what speaks against writing a SQLite store here, the end of a sentence; empty if nothing.
 
-    A link is not followed: what it leads to was not named. SQLite would write through a journal's.
+    A link is not followed: what it leads to was not named.
     """
-    for ending in SQLITE_JOURNALS:
-        if file.with_name(file.name + ending).is_symlink():
-            return f"has a journal that is a link ({file.name}{ending})"
     try:
-        mode = file.lstat().st_mode
-    except OSError:
-        return ""  # nothing is there; what else is wrong is told when it is opened
-    if stat.S_ISLNK(mode):
-        return "is a link"
-    if not stat.S_ISREG(mode):
-        return "is no regular file"
-    try:
+        if file.is_symlink():
+            return "is a link"
+        if not file.exists():
+            return ""
+        if not file.is_file():
+            return "is no regular file"
         with file.open("rb") as opened:
             beginning = opened.read(len(SQLITE))
     except OSError as error:
         return f"cannot be read ({error.strerror})"
-    if not beginning:
-        return "is an empty file"
-    return "" if beginning == SQLITE else "is no SQLite file"
+    if beginning != SQLITE:
+        return "is no SQLite file"
+    return ""
+
+
+def _scheme(uri: str) -> str:
+    return uri.split(":", 1)[0].split("+")[0].lower()
+
+
+def _sqlite_uri(file: Path) -> str:
+    """Return the URI of a SQLite file. With a driver in it MLflow makes no folder of an encoded name."""
+    if not ENCODED.search(str(file)):
+        return f"sqlite:///{file}"
+    from sqlalchemy.engine import URL
+
+    return URL.create("sqlite+pysqlite", database=str(file)).render_as_string()
 
 
 @contextlib.contextmanager
 def tracking_errors(uri: str) -> Iterator[None]:
-    """Turn every exception inside into TrackingUnavailable."""
+    """Turn every exception inside into TrackingUnavailable, with its first line."""
     try:
         yield
     except TrackingUnavailable:
         raise
     except Exception as error:
-        sentence = f"the tracking store {without_credentials(uri)} {_reason(error)}"
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        reason = without_credentials(" ".join(lines[:1]))[:400]
+        if "database is locked" in reason:
+            reason = f"it is locked by another process (waited {LOCK_WAIT_S:.0f} s)"
+        else:
+            reason = f"{type(error).__name__}: {reason}"
+        sentence = f"the tracking store {without_credentials(uri)} cannot be used: {reason}"
         raise TrackingUnavailable(sentence) from None
 
 
-def _reason(error: Exception) -> str:
-    """Return the end of a sentence: what MLflow, SQLAlchemy or requests says, in one line."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    text = without_credentials(lines[0] if lines else "")
-    for words, sentence in SQLITE_ERRORS.items():
-        if words in text.lower():
-            return sentence
-    if isinstance(error, OSError) and error.errno:
-        return f"cannot be used: {because(error)}"
-    if isinstance(error, ImportError):
-        return f"needs a package that is not installed: {text}"
-    caused = re.search(r"\(Caused by \w+\(['\"](?:\w+\(.*?\): )?(.*)['\"]\)\)", text)  # by requests
-    if caused:
-        return f"does not answer: {caused[1].split(chr(39))[-1]}"
-    if len(text) > 400:
-        text = text[:399] + "…"
-    return f"cannot be used: {type(error).__name__}: {text}"
+@contextlib.contextmanager
+def writing(uri: str, lock: Path) -> Iterator[None]:
+    """Hold the lock file of a store, one launcher at a time; a SQLite file is there and writable.
+
+    Raises:
+        TrackingUnavailable: another process held it for STORE_LOCK_WAIT_S, it is no lock of
+            Ringside's, or the store is gone, locked or read-only.
+    """
+    file = sqlite_file(uri)
+    if file is not None and not file.exists():  # its folder may be what an unmount uncovered
+        raise TrackingUnavailable(f"the tracking store {file} is gone")
+    with tracking_errors(uri), store_lock(lock):
+        if file is not None:
+            check_writable(file)
+        yield
 
 
 @contextlib.contextmanager
-def store_lock(path: Path, store: Path | None = None) -> Iterator[None]:
-    """Hold the lock file at `path`: one launcher at a time writes to the store.
-
-    `store` is a SQLite file that must still be there: its folder may be what an unmount uncovered.
-
-    Raises:
-        StoreBusy: another process held it for STORE_LOCK_WAIT_S.
-        TrackingUnavailable: it is no lock of Ringside's, or the store is gone.
-        OSError: the file cannot be made.
-    """
-    if store:
-        _refuse_gone(store)
+def store_lock(path: Path) -> Iterator[None]:
+    """Hold the lock file at `path`. Raises TrackingUnavailable, NotOurs, OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with safe_files.locked(path.parent.resolve() / path.name, STORE_LOCK_WAIT_S) as ours:
-            if not ours:
-                held = f"another process has held {path} for {STORE_LOCK_WAIT_S:.0f} s"
-                raise StoreBusy(held)
-            yield
-    except NotOurs as error:
-        raise TrackingUnavailable(f"the store's lock {error}") from None
-
-
-def _refuse_gone(file: Path) -> None:
-    if not file.exists():
-        raise TrackingUnavailable(f"the tracking store {file} is gone")
+    with safe_files.locked(path.parent.resolve() / path.name, STORE_LOCK_WAIT_S) as ours:
+        if not ours:
+            held = f"another process has held {path} for {STORE_LOCK_WAIT_S:.0f} s"
+            raise TrackingUnavailable(held)
+        yield
 
 
 def check_writable(file: Path) -> None:
     """Take and give back SQLite's write lock. Raises sqlite3.Error: locked, read-only, no database."""
-    _refuse_gone(file)  # connecting would make an empty one
     connection = sqlite3.connect(file, timeout=LOCK_WAIT_S, isolation_level=None)
     with contextlib.closing(connection):
         connection.execute("BEGIN IMMEDIATE")
@@ -222,9 +185,8 @@ def silence_mlflow() -> None:
     """Bound MLflow's waiting and silence it, by variables that the user has not set."""
     for name, value in MLFLOW_VARIABLES.items():
         os.environ.setdefault(name, value)
-    if "DO_NOT_TRACK" not in os.environ:
-        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    for logger in map(logging.getLogger, ("urllib3.connectionpool", "alembic", "mlflow")):
+    for name in ("urllib3.connectionpool", "alembic", "mlflow"):
+        logger = logging.getLogger(name)
         if logger.level == logging.NOTSET:  # urllib3 announces every retry
             logger.setLevel(logging.CRITICAL)
 
@@ -236,8 +198,8 @@ def connect(uri: str, artifacts: Path) -> "MlflowClient":
         TrackingUnavailable, and what `tracking_errors` turns into it.
     """
     file = sqlite_file(uri)
-    if file is not None and (reason := not_a_store(file)):
-        raise TrackingUnavailable(f"the tracking store {file} {reason}")
+    if file is not None and not_a_store(file):
+        raise TrackingUnavailable(f"the tracking store {file} {not_a_store(file)}")
     if artifacts.is_symlink():
         raise TrackingUnavailable(f"{artifacts} is a link; accepted is a folder")
     silence_mlflow()
@@ -247,12 +209,6 @@ def connect(uri: str, artifacts: Path) -> "MlflowClient":
         if not file.exists():
             _make(file, artifacts)
         check_writable(file)
-    elif _scheme(uri) in ("postgresql", "mysql"):  # MLflow alone tries ten times
-        from sqlalchemy import create_engine
-
-        engine = create_engine(uri, connect_args={"connect_timeout": CONNECT_WAIT_S})
-        engine.connect().close()
-        engine.dispose()
     return mlflow.MlflowClient(tracking_uri=uri, registry_uri=uri)
 
 
@@ -269,7 +225,6 @@ def _make(file: Path, artifacts: Path) -> None:
         connection.execute("PRAGMA synchronous=OFF")
         connection.execute("PRAGMA journal_mode=MEMORY")
 
-    file.parent.mkdir(parents=True, exist_ok=True)
     folder = file.parent.resolve()  # an output_dir may be a link, to a larger disk
     temporary = folder / f".{file.name}.{secrets.token_hex(4)}"
     descriptor = safe_files.open_own(temporary)

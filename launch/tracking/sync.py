@@ -6,7 +6,7 @@ Both can be repeated at any time. `compare` writes nothing: a store that does no
 import math
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,16 +18,29 @@ from launch.machine.secrets import without_credentials
 from launch.study.background import REPORT
 from launch.study.identity import sweep_of
 from launch.tracking import store
-from launch.tracking.mlflow_run import NOTE, RECORD, MlflowRun, project, valid_records
-from launch.tracking.sweep_run import default_params
-from launch.tracking.tracker import COMPLETE, KIND, PROJECTED, Tracker, experiment_name, search_runs
+from launch.tracking.mlflow_run import (
+    NOTE,
+    RECORD,
+    MlflowRun,
+    default_params,
+    project,
+    valid_records,
+)
+from launch.tracking.tracker import (
+    CELLS,
+    COMPLETE,
+    PROJECTED,
+    Tracker,
+    experiment_name,
+    search_runs,
+)
 
 if TYPE_CHECKING:
-    from mlflow import MlflowClient
     from mlflow.entities import Run
 
 ABSENT = "absent"
-# Of the next run, which follows the noise floor of every study at that time; and samples of the machine.
+# Of the next run: it follows the noise floor of every study at that time. Earlier versions wrote
+# samples of the machine.
 NOT_COMPARED = ("throughput/ci_", "system/")
 
 
@@ -43,15 +56,17 @@ class SyncReport:
 def sync(study_dir: Path, tracking: Tracking | None = None) -> SyncReport:
     """Write every record of `<output_dir>/<study>` that is not in the store yet, and values that changed.
 
+    Runs of launchers that died are closed.
+
     Raises:
         ValueError: `study_dir` is no folder with records.
         TrackingUnavailable: as Tracker.open.
     """
     study_dir = study_dir.absolute()
+    _refuse_no_study(study_dir)
     folders: dict[str, CellFolder] = {}
     records: list[Record] = []
     unreadable: list[str] = []
-    _refuse_no_study(study_dir)
     for path in record_paths(study_dir):
         try:
             record = read(path)
@@ -64,11 +79,15 @@ def sync(study_dir: Path, tracking: Tracking | None = None) -> SyncReport:
             records.append(record)
             folders[record.record_id] = CellFolder(path.parent)
     records.sort(key=lambda record: (record.started_at, record.record_id))
+    sweeps: dict[str, list[Record]] = defaultdict(list)
+    for record in records:
+        sweeps[record.sweep_id].append(record)
     tracker = Tracker.open(tracking or Tracking(), study_dir.parent, study_dir.name)
+    tracker.close_stale()
     complete = tracker.complete_records()
     values = values_of(records, of_other_studies(study_dir))
     projected = 0
-    for own in _by_sweep(records).values():
+    for own in sweeps.values():
         missing = [record for record in own if record.record_id not in complete]
         if missing:
             tracker.start_sweep(sweep_of(own))
@@ -86,42 +105,11 @@ def _refuse_no_study(folder: Path) -> None:
         raise ValueError(f"{folder}: no folder of a study (it has no cell with a record.json)")
 
 
-def _by_sweep(records: list[Record]) -> dict[str, list[Record]]:
-    sweeps: dict[str, list[Record]] = defaultdict(list)
-    for record in records:
-        sweeps[record.sweep_id].append(record)
-    return sweeps
-
-
-@dataclass(frozen=True)
-class StoreDifference:
-    """One value of a run that the record has otherwise."""
-
-    record: str  # the record's id
-    field: str
-    stored: Any
-    recorded: Any
-
-
-@dataclass
-class StoreComparison:
-    """What came of all runs of a study."""
-
-    uri: str
-    runs: int = 0
-    values: int = 0
-    missing: list[str] = field(default_factory=list)  # ids of records without a complete run
-    unknown: list[str] = field(default_factory=list)  # ids that runs name and no record has
-    differences: list[StoreDifference] = field(default_factory=list)
-
-    @property
-    def right(self) -> bool:
-        """Whether the store says of every run what its record says."""
-        return not self.differences and not self.unknown
-
-
-def compare(study_dir: Path, tracking: Tracking) -> StoreComparison:
+def compare(study_dir: Path, tracking: Tracking) -> dict[str, Any]:
     """Compare every complete run of a study with its record, as `sync` writes it now.
+
+    Return plain JSON types: how many `runs` and `values` were compared, their `differences`, ids of
+    records that are `missing` in the store, and of runs that are `unknown` to the study.
 
     Raises:
         ValueError: the folder holds no record.
@@ -132,17 +120,11 @@ def compare(study_dir: Path, tracking: Tracking) -> StoreComparison:
     _refuse_no_study(study_dir)
     records = valid_records(read_study(study_dir)[0])
     uri = store.store_uri(tracking.uri, study_dir.parent)
-    file, result = store.sqlite_file(uri), StoreComparison(without_credentials(uri))
+    shown, file = without_credentials(uri), store.sqlite_file(uri)
     if file is not None and not file.exists():
         choices = "give its URI, or write it by python -m launch sync"
-        raise store.WrongUri(f"{result.uri}: there is no such store; {choices}")
-    values = values_of(records)
-    defaults = default_params(records)
-    expected: dict[str, dict[str, Any]] = {}
-    for record in records:
-        record_id = record.record_id
-        own_values = values.get(record_id, {})
-        expected[record_id] = _recorded_fields(project(record), own_values, defaults[record_id])
+        raise store.WrongUri(f"{shown}: there is no such store; {choices}")
+    runs: dict[str, Run] = {}
     with store.tracking_errors(uri):
         store.silence_mlflow()
         import mlflow
@@ -151,42 +133,49 @@ def compare(study_dir: Path, tracking: Tracking) -> StoreComparison:
         name = experiment_name(tracking, study_dir.name)
         experiment = client.get_experiment_by_name(name)
         if experiment is None:
-            raise store.WrongUri(f"{result.uri}: has no experiment {name}")
-        search = f"tags.`{KIND}` = 'cell' AND tags.`{PROJECTED}` = '{COMPLETE}'"
-        runs = {
-            run.data.tags.get(RECORD, ""): run
-            for run in search_runs(client, [experiment.experiment_id], search)
-        }
-        result.unknown = [record_id for record_id in runs if record_id not in expected]
-        for record_id, recorded in expected.items():
-            if record_id not in runs:
-                result.missing.append(record_id)
-                continue
-            result.runs += 1
-            stored = _stored_fields(runs[record_id], recorded, client)
-            for field_name in sorted({*stored, *recorded}):
-                pair = stored.get(field_name, ABSENT), recorded.get(field_name, ABSENT)
-                result.values += 1
-                if pair[0] != pair[1]:
-                    result.differences.append(StoreDifference(record_id, field_name, *pair))
-    return result
+            raise store.WrongUri(f"{shown}: has no experiment {name}")
+        search = f"{CELLS} AND tags.`{PROJECTED}` = '{COMPLETE}'"
+        for run in search_runs(client, experiment.experiment_id, search):
+            runs[run.data.tags.get(RECORD, "")] = run
+    values, defaults = values_of(records), default_params(records)
+    compared = 0
+    differences = []
+    for record in records:
+        record_id = record.record_id
+        if record_id not in runs:
+            continue
+        own_values = values.get(record_id, {})
+        recorded = _recorded_fields(project(record), own_values, defaults[record_id])
+        stored = _stored_fields(runs[record_id], recorded)
+        for field in sorted({*stored, *recorded}):
+            compared += 1
+            pair = {"stored": stored.get(field, ABSENT), "recorded": recorded.get(field, ABSENT)}
+            if pair["stored"] != pair["recorded"]:
+                differences.append({"record": record_id, "field": field, **pair})
+    unknown = [record_id for record_id in runs if record_id not in defaults]
+    return {
+        "uri": shown,
+        "runs": len(runs) - len(unknown),
+        "values": compared,
+        "missing": [record_id for record_id in defaults if record_id not in runs],
+        "unknown": unknown,
+        "differences": differences,
+        "right": not differences and not unknown,
+    }
 
 
 def _recorded_fields(
     content: MlflowRun, values: Mapping[str, float], defaults: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return {field: value} that the run of a record has: name, status, params, tags, metrics, series."""
+    """Return {field: value} that the run of a record has; of a series its last value."""
     fields: dict[str, Any] = {"name": content.name, "status": content.status}
     for name, text in {**defaults, **content.params}.items():
         fields[f"params {name}"] = text
     for name, text in content.tags.items():
         if name != NOTE:  # a user may write there
             fields[f"tags {name}"] = text
-    series = {name for name, _, _, step in content.metrics if step > 0}
-    for name, value, _, step in content.metrics:
+    for name, value, _, _ in content.metrics:
         fields[f"metrics {name}"] = value
-        if name in series:
-            fields[f"series {name} step {step}"] = value
     for name in OF_SEVERAL_RECORDS:
         fields.pop(f"metrics {name}", None)
         if math.isfinite(values.get(name, math.nan)):
@@ -194,9 +183,7 @@ def _recorded_fields(
     return fields
 
 
-def _stored_fields(
-    run: "Run", recorded: Mapping[str, Any], client: "MlflowClient"
-) -> dict[str, Any]:
+def _stored_fields(run: "Run", recorded: Mapping[str, Any]) -> dict[str, Any]:
     """Return the same of a run in the store; of its tags those that the record gives it."""
     fields: dict[str, Any] = {"name": run.info.run_name, "status": run.info.status}
     for name, text in run.data.params.items():
@@ -205,10 +192,6 @@ def _stored_fields(
         if f"tags {name}" in recorded:
             fields[f"tags {name}"] = text
     for name, value in run.data.metrics.items():
-        if name.startswith(NOT_COMPARED):
-            continue
-        fields[f"metrics {name}"] = value
-        if any(field_name.startswith(f"series {name} step ") for field_name in recorded):
-            for point in client.get_metric_history(run.info.run_id, name):
-                fields[f"series {name} step {point.step}"] = point.value
+        if not name.startswith(NOT_COMPARED):
+            fields[f"metrics {name}"] = value
     return fields

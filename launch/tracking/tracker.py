@@ -3,27 +3,35 @@
 A study is an experiment, a sweep a parent run, a record a child run. Every run has the tag of what it
 shows (`ringside.sweep_id`, `ringside.record_id`), so writing twice changes nothing. The tag
 `ringside.projected` is written last: a run without it is completed, also one that a dead launcher left.
-Values that need other records are written when a sweep ends, and by `sync`.
+Values that need other records are written when a sweep ends, and by `sync`. A store that fails costs
+no measurement.
 """
 
-import contextlib
 import math
 import shlex
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rich.console import Console
+
 from analysis.findings.baselines import EFFICIENCY
+from analysis.findings.record_values import values_of
 from analysis.study.estimates import Efficiency
-from analysis.study.noise_floor import OF_SEVERAL_RECORDS
+from analysis.study.noise_floor import OF_SEVERAL_RECORDS, of_other_studies
 from analysis.text import single_line
 from benchmarks.record import CellFolder, Record
+from benchmarks.record.safe_files import because
 from conf.schema import Tracking
+from launch.machine.secrets import without_credentials
+from launch.study.background import BackgroundQueue
 from launch.study.identity import ProcessIdentity, Sweep, sweep_of
-from launch.tracking import mlflow_run, store, sweep_run
-from launch.tracking.mlflow_run import NOTE, RECORD, SWEEP, TAG_LENGTH, MlflowRun, Row, milliseconds
+from launch.study.study import StudyFolder
+from launch.tracking import mlflow_run, store
+from launch.tracking.mlflow_run import NOTE, RECORD, SWEEP, TAG_LENGTH, Row, Values, milliseconds
 from launch.tracking.saved_view import VIEW_ID, experiment_tags
+from launch.tracking.store import TrackingUnavailable, WrongUri
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -45,18 +53,28 @@ class Tracker:
 
     def __init__(self, uri: str, output_dir: Path, experiment: str) -> None:
         """Open the store. Use `Tracker.open`."""
-        self._uri, self._file = uri, store.sqlite_file(uri)
+        self._uri = uri
         self._parents: dict[str, str] = {}  # {sweep_id: run_id}
         artifacts = output_dir.absolute() / store.ARTIFACTS
         self._lock = output_dir / ".mlflow.lock"
-        if self._file:  # beside the store: launchers with other output folders share it
-            self._lock = self._file.with_name(f".{self._file.name}.lock")
-        served = uri.lower().startswith(("http", "databricks"))
+        file = store.sqlite_file(uri)
+        if file is not None:  # beside the store: launchers with other output folders share it
+            self._lock = file.with_name(f".{file.name}.lock")
         with store.tracking_errors(uri), store.store_lock(self._lock):
             self._client = store.connect(uri, artifacts)
-            location = None if served else artifacts.as_uri()
-            self._experiment = _open_experiment(self._client, experiment, location)
-            self._close_stale()
+            existing = self._client.get_experiment_by_name(experiment)
+            if existing is None:
+                location: str | None = artifacts.as_uri()
+                if uri.lower().startswith(("http", "databricks")):  # a server keeps them
+                    location = None
+                self._experiment = str(
+                    self._client.create_experiment(experiment, artifact_location=location)
+                )
+            elif existing.lifecycle_stage != "active":
+                choices = "restore it or choose another tracking.experiment"
+                raise ValueError(f"experiment {experiment!r} is deleted there: {choices}")
+            else:
+                self._experiment = str(existing.experiment_id)
 
     @staticmethod
     def open(tracking: Tracking, output_dir: Path, study: str) -> "Tracker":
@@ -79,7 +97,7 @@ class Tracker:
     def start_sweep(self, sweep: Sweep) -> None:
         """Make the parent run, with the status RUNNING, unless the store has it."""
         mlflow_run.check_identifier(sweep.sweep_id)
-        with self._writing():
+        with store.writing(self._uri, self._lock):
             self._parents[sweep.sweep_id] = self._parent(sweep).info.run_id
 
     def log(self, record: Record, folder: CellFolder) -> bool:
@@ -92,51 +110,55 @@ class Tracker:
             ValueError: as `project`.
         """
         content = mlflow_run.project(record)
-        with self._writing():
+        with store.writing(self._uri, self._lock):
             run = self._find(RECORD, record.record_id, "cell", ALL)
             if run is not None and _is_complete(run):
                 return False
             if record.sweep_id not in self._parents:
                 self._parents[record.sweep_id] = self._parent(sweep_of([record])).info.run_id
             if run is None:
-                run = self._create_child(content, self._parents[record.sweep_id])
+                # MLflow's pages show tags in the order of their writing: the verdict comes first.
+                tags = {
+                    "mlflow.parentRunId": self._parents[record.sweep_id],
+                    **content.tags,
+                    KIND: "cell",
+                    **_process_tags(ProcessIdentity.own()),
+                }
+                run = self._create(content.name, content.started, tags)
             tags = content.tags | self._log_artifacts(run, folder)
             rows = [row for row in content.metrics if row[0] not in OF_SEVERAL_RECORDS]
-            self._log(
-                run, [*rows, *mlflow_run.system_series(folder, record.cell)], content.params, tags
-            )
+            self._log(run, rows, content.params, tags)
             self._client.set_terminated(run.info.run_id, content.status, content.ended)
             self._client.set_tag(run.info.run_id, PROJECTED, COMPLETE)
             return True
 
-    def write_study(self, records: Sequence[Record], values: sweep_run.Values) -> None:
-        """Write what rests on all records of the study: values, default parameters, view and description.
+    def write_study(self, records: Sequence[Record], values: Values) -> None:
+        """Write what rests on all records of the study: values, default parameters and the view.
 
         `values` are those that runs are to have, by record id.
         """
         records = mlflow_run.valid_records(records)
         if not records:
             return
-        defaults = sweep_run.default_params(records)
-        now = round(
-            time.time() * 1000
-        )  # later than a value that the run has: MLflow shows the latest
-        with self._writing():
+        defaults = mlflow_run.default_params(records)
+        now = milliseconds(time.time())  # later than the run's value: MLflow shows the latest
+        with store.writing(self._uri, self._lock):
             for run in list(self._runs(CELLS)):
                 record_id = run.data.tags.get(RECORD, "")
                 if not _is_complete(run) or record_id not in defaults:
                     continue
+                own = values.get(record_id, {})
                 rows = []
-                for name, value in values.get(record_id, {}).items():
+                for name, value in own.items():
                     if run.data.metrics.get(name) != value and math.isfinite(value):
                         rows.append((name, float(value), now, 0))
-                efficiency = values.get(record_id, {}).get(EFFICIENCY)
+                efficiency = own.get(EFFICIENCY)
                 tags = {}
                 if isinstance(efficiency, Efficiency):
                     tags[EFFICIENCY_OF] = efficiency.members
                 self._log(run, rows, defaults[record_id], tags)
             existing = self._client.get_experiment(self._experiment).tags
-            for name, text in experiment_tags(records, existing).items():
+            for name, text in experiment_tags(records).items():
                 if existing.get(name) != text:
                     self._client.set_experiment_tag(self._experiment, name, text)
 
@@ -145,7 +167,7 @@ class Tracker:
         sweep: Sweep,
         records: Sequence[Record],
         state: str,
-        values: sweep_run.Values,
+        values: Values,
         report: Path | None = None,
     ) -> None:
         """Close the parent run with its figures, its table and its report.
@@ -155,31 +177,34 @@ class Tracker:
         """
         own = [record for record in records if record.sweep_id == sweep.sweep_id]
         ended = milliseconds(max([record.ended_at for record in own], default=sweep.started_at))
-        summary = sweep_run.summary_markdown(records, values)
-        states = [record.state for record in own]
-        cells = ", ".join(
-            f"{states.count(word)} {word}" for word in mlflow_run.STATUS if word in states
-        )
-        invalid = sum(record.state == "finished" and not record.usable for record in own)
-        if invalid:
-            cells += f" ({invalid} of them invalid)"
+        summary = mlflow_run.summary_markdown(records, values)
         tags = {
-            **sweep_run.parent_tags(own),
-            "cells": cells,
+            **mlflow_run.parent_tags(own),
             TABLED: str(len(own)),
             PROJECTED: COMPLETE,
             "state": state,
-            NOTE: sweep_run.cut_note(summary, TAG_LENGTH),
+            NOTE: mlflow_run.cut_note(summary, TAG_LENGTH),
         }
-        figures = sweep_run.parent_metrics(own, values)
+        figures = mlflow_run.parent_metrics(own, values)
         rows = [(name, value, ended, 0) for name, value in figures.items()]
-        with self._writing():
+        with store.writing(self._uri, self._lock):
             parent = self._parent(sweep)
             self._client.log_text(parent.info.run_id, summary, "summary.md")
             if report is not None and report.is_dir():
                 self._client.log_artifacts(parent.info.run_id, str(report), "report")
-            self._log(parent, rows, sweep_run.parent_params(own), tags)
+            self._log(parent, rows, mlflow_run.parent_params(own), tags)
             self._client.set_terminated(parent.info.run_id, mlflow_run.STATUS[state], ended)
+
+    # --- what `sync` needs
+
+    def close_stale(self) -> None:
+        """Set runs of the study to KILLED that dead launchers of this host left RUNNING."""
+        with store.writing(self._uri, self._lock):
+            for run in list(self._runs("attributes.status = 'RUNNING'")):
+                process = _process_of(run)
+                if process is not None and process.gone:
+                    ended = milliseconds(time.time())
+                    self._client.set_terminated(run.info.run_id, "KILLED", ended)
 
     def complete_records(self) -> set[str]:
         """Return the ids of the records whose runs are complete."""
@@ -208,35 +233,19 @@ class Tracker:
         cut_short = int(tags.get(PLANNED, "0")) > len(records)
         if cut_short or run.info.status == "KILLED" or "interrupted" in states:
             return "interrupted"
-        return "failed" if "failed" in states else "finished"
+        if "failed" in states:
+            return "failed"
+        return "finished"
 
-    @contextlib.contextmanager
-    def _writing(self) -> Iterator[None]:
-        """Hold the lock of the store, which can be written."""
-        with store.tracking_errors(self._uri), store.store_lock(self._lock, self._file):
-            if self._file:
-                store.check_writable(self._file)
-            yield
+    # --- runs
 
     def _runs(self, search: str, view: int = ACTIVE_ONLY) -> "Iterator[Run]":
-        return search_runs(self._client, [self._experiment], search, view)
+        return search_runs(self._client, self._experiment, search, view)
 
     def _find(self, tag: str, value: str, kind: str, view: int) -> "Run | None":
         """Return the run with this tag; of two that two machines made at once, the complete one."""
         runs = self._runs(f"tags.`{tag}` = '{value}' AND tags.`{KIND}` = '{kind}'", view)
         return max(runs, key=_is_complete, default=None)
-
-    def _close_stale(self) -> None:
-        """Set runs to KILLED that dead launchers of this host left RUNNING, in every study."""
-        studies = self._client.search_experiments(
-            filter_string="name LIKE 'ringside/%'", max_results=PAGE
-        )
-        ids = list({self._experiment, *(study.experiment_id for study in studies)})
-        running = list(search_runs(self._client, ids, "attributes.status = 'RUNNING'", ACTIVE_ONLY))
-        for run in running:
-            process = _process_of(run)
-            if process is not None and process.gone:
-                self._client.set_terminated(run.info.run_id, "KILLED", round(time.time() * 1000))
 
     def _parent(self, sweep: Sweep) -> "Run":
         """Return the parent run of a sweep, made if it is missing."""
@@ -253,16 +262,6 @@ class Tracker:
         name = single_line(sweep.name, mlflow_run.NAME_LENGTH)
         return self._create(name, milliseconds(sweep.started_at), tags)
 
-    def _create_child(self, content: MlflowRun, parent: str) -> "Run":
-        # MLflow's pages show tags in the order of their writing: the verdict comes before our own.
-        tags = {
-            "mlflow.parentRunId": parent,
-            **content.tags,
-            KIND: "cell",
-            **_process_tags(ProcessIdentity.own()),
-        }
-        return self._create(content.name, content.started, tags)
-
     def _create(self, name: str, started: int, tags: Mapping[str, str]) -> "Run":
         tags = {**tags, "mlflow.source.name": "launch.py"}
         return self._client.create_run(
@@ -277,10 +276,13 @@ class Tracker:
             if path.stat().st_size > ARTIFACT_LIMIT:
                 too_large.append(str(relative))
                 continue
-            parent = relative.parent.as_posix()
-            below = None if parent == "." else parent
+            below: str | None = relative.parent.as_posix()
+            if below == ".":
+                below = None
             self._client.log_artifact(run.info.run_id, str(path), below)
-        return {"ringside.left_out": ",".join(too_large)[:TAG_LENGTH]} if too_large else {}
+        if not too_large:
+            return {}
+        return {"ringside.left_out": ",".join(too_large)[:TAG_LENGTH]}
 
     def _log(
         self, run: "Run", rows: Sequence[Row], params: Mapping[str, str], tags: Mapping[str, str]
@@ -304,28 +306,17 @@ def experiment_name(tracking: Tracking, study: str) -> str:
 
 
 def search_runs(
-    client: "MlflowClient", experiments: Sequence[str], search: str, view: int = ACTIVE_ONLY
+    client: "MlflowClient", experiment: str, search: str, view: int = ACTIVE_ONLY
 ) -> "Iterator[Run]":
-    """Yield the runs of experiments that a filter finds, oldest first, page by page."""
+    """Yield the runs of an experiment that a filter finds, oldest first, page by page."""
     token = None
     while True:
         order = ["attributes.start_time"]
-        page = client.search_runs(list(experiments), search, view, PAGE, order, token)
+        page = client.search_runs([experiment], search, view, PAGE, order, token)
         yield from page
         token = page.token
         if not token:
             return
-
-
-def _open_experiment(client: "MlflowClient", name: str, location: str | None) -> str:
-    """Return the id of an experiment; make it if it is missing (None: a server keeps artifacts)."""
-    experiment = client.get_experiment_by_name(name)
-    if experiment is None:
-        return str(client.create_experiment(name, artifact_location=location))
-    if experiment.lifecycle_stage != "active":
-        choices = "restore it or choose another tracking.experiment"
-        raise ValueError(f"experiment {name!r} is deleted there: {choices}")
-    return str(experiment.experiment_id)
 
 
 def _is_complete(run: "Run") -> bool:
@@ -354,3 +345,124 @@ def _process_of(run: "Run") -> ProcessIdentity | None:
         )
     except (KeyError, ValueError):
         return None
+
+
+# --- while a sweep runs
+
+
+class MlflowWriter:
+    """Writes one sweep to MLflow, or prints once why that fails and how to do it later.
+
+    After a failure nothing is written until the end, where all of it is tried once more.
+    """
+
+    def __init__(
+        self,
+        tracking: Tracking,
+        study: StudyFolder,
+        sweep: Sweep,
+        console: Console,
+        background: BackgroundQueue | None = None,
+    ) -> None:
+        """With `background`, the store is written there while cells run; without, at once."""
+        self._tracking, self._study, self._sweep = tracking, study, sweep
+        self._console, self._background = console, background
+        self._tracker: Tracker | None = None
+        self._failed = False
+        self._printed: set[str] = set()
+
+    def open(self) -> None:
+        """Open the store and make the parent run."""
+        if self._tracking.enabled:
+            self._submit(self._open)
+
+    def log(self, record: Record) -> None:
+        """Write the child run of a record, unless the store failed."""
+
+        def write() -> None:
+            if self._tracker and not self._failed:
+                with self._study.timed_step(record.record_id, "projection"):
+                    self._tracker.log(record, self._study.folder_of(record))
+
+        self._submit(write)
+
+    def close(
+        self,
+        measured: Sequence[Record],
+        done_before: Iterable[Record],
+        study_records: Sequence[Record],
+        stopping: Callable[[], bool],
+        report: Path | None,
+    ) -> None:
+        """Write the parent's table, figures, report and state, and the values that need several records.
+
+        What failed on the way is tried once more.
+        """
+        if self._background:
+            self._background.finish()
+        if not self._tracking.enabled:
+            return
+        state = "finished"
+        if any(record.state == "failed" for record in measured):
+            state = "failed"
+        if stopping():
+            state = "interrupted"
+
+        def finish() -> None:
+            tracker = self._open()
+            for record in measured:
+                tracker.log(record, self._study.folder_of(record))  # complete ones stay as they are
+            values = values_of(study_records, of_other_studies(self._study.folder))
+            rows = [*done_before, *measured]
+            tracker.finish_sweep(self._sweep, rows, state, values, report)
+            own_values = {record.record_id: values.get(record.record_id, {}) for record in measured}
+            tracker.write_study(study_records, own_values)
+
+        self._failed = False
+        self._try(finish)
+
+    def where(self) -> list[str]:
+        """Return lines for the user: where the runs are, or how to write them later."""
+        sync = f"python -m launch sync {shlex.quote(str(self._study.folder))}"
+        if not self._tracking.enabled:
+            return [f"MLflow   not written (tracking=none); to write it later: {sync}"]
+        try:
+            uri = store.store_uri(self._tracking.uri, self._study.folder.parent)
+            uri = shlex.quote(without_credentials(uri))
+        except WrongUri:
+            uri = "URI"
+        if self._failed:
+            return [f"MLflow   incomplete; to complete it: {sync} --uri {uri}"]
+        ui = f"mlflow ui --backend-store-uri {uri}"
+        lines = [f"MLflow   {ui}   (needs: pip install '.[ui]')"]
+        if self._tracker:
+            lines.append(f"         then open http://127.0.0.1:5000{self._tracker.page}")
+        return lines
+
+    def _open(self) -> Tracker:
+        """Return the store, opened by the first call that finds it free."""
+        if self._tracker is None:
+            folder = self._study.folder
+            tracker = Tracker.open(self._tracking, folder.parent, self._study.name)
+            tracker.start_sweep(self._sweep)
+            self._tracker = tracker
+        return self._tracker
+
+    def _submit(self, action: Callable[[], object]) -> None:
+        if self._background:
+            self._background.submit(lambda: self._try(action))
+        else:
+            self._try(action)
+
+    def _try(self, action: Callable[[], object]) -> None:
+        try:
+            action()
+        except (TrackingUnavailable, OSError) as error:
+            self._failed = True
+            reason = str(error)
+            if isinstance(error, OSError):  # of the study's own files
+                reason = f"runs cannot be written to MLflow: {because(error)}"
+            if reason not in self._printed:
+                note = f"note: {reason}; the sweep goes on without MLflow"
+                self._console.print(note, markup=False)
+            self._printed.add(reason)
