@@ -32,18 +32,9 @@ def capture(name):
     return parse_nccl_log((DATA / f"nccl_{name}.log").read_text())
 
 
-def made(
-    *bodies,
-    transport="P2P/CUMEM",
-    version="2.28.9",
-    channels=24,
-    env=True,
-    nvls=0,
-    gpus=(0, 1),
-    ranks=(0, 1),
-    pids=True,
-):
+def made(*bodies, transport="P2P/CUMEM", version="2.28.9", channels=24, nvls=0, ranks=(0, 1)):
     """A log of two ranks in NCCL's form; `bodies` are announced by the ranks of `ranks`."""
+    gpus = (0, 1)
     rows = []
     for rank in (0, 1):
         peer = 1 - rank
@@ -54,7 +45,7 @@ def made(
         rows += [
             (rank, "Bootstrap: Using eth0"),
             (rank, f"NCCL version {version}+cuda13.0"),
-            *([(rank, "Comm config Blocking set to 1")] if env else []),
+            (rank, "Comm config Blocking set to 1"),
             (rank, f"{member} START"),
             *([(rank, body) for body in bodies] if rank in ranks else []),
             (rank, f"{count}, 2 p2p channels per peer"),
@@ -77,280 +68,194 @@ def codes(findings, *severities):
     }
 
 
-# --- setting_ignored --------------------------------------------------------------------------------------------
+IGNORED, TRANSPORT, ALGORITHM = "setting_ignored", "transport_unexpected", "algorithm_unexpected"
+CHANNELS, NO_EFFECT = "channels_unexpected", "setting_no_effect"
+LEVEL, ALGO, PROTO, NET = "NCCL_P2P_LEVEL", "NCCL_ALGO", "NCCL_PROTO", "NCCL_NET"
+BUFFER, P2P_OFF, SHM_OFF = "NCCL_BUFFSIZE", "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE"
+MIN, MAX = "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS"
+SHM = "SHM/direct/direct"
 
 
-def test_captures_that_are_as_asked_give_nothing():
-    for name, level in (
-        ("h200_x2_p2p_level_LOC", "LOC"),
-        ("h200_x2_p2p_level_NVL", "NVL"),
-        ("h200_gpus_0_3_p2p_level_LOC", "LOC"),
-    ):
-        log = capture(name)
-        assert (
-            check_settings({"NCCL_P2P_LEVEL": level, "NCCL_NVLS_ENABLE": "0"}, log, None, NV) == []
-        )
-    assert (
-        check_settings({"NCCL_P2P_LEVEL": "LOC"}, capture("dgx1_gpus_0_3_p2p_level_0"), None, None)
-        == []
-    )
-    assert (
-        check_settings({"NCCL_P2P_LEVEL": "0"}, capture("dgx1_gpus_0_3_p2p_level_0"), None, None)
-        == []
-    )
-    assert check_settings({}, capture("h200_x8_default"), None, NV) == []
+def choice(function, algorithm, protocol, size=1024):
+    head = f"{function}: {size} Bytes -> Algo {algorithm} proto {protocol}"
+    return f"{head} channel{{Lo..Hi}}={{0..3}}"
 
 
-def test_a_lower_case_level_is_ignored_and_its_transport_unexpected():
-    """The fact measured on hardware: NCCL_P2P_LEVEL=loc leaves no line and P2P/CUMEM."""
-    findings = check_settings({"NCCL_P2P_LEVEL": "loc"}, capture("h200_x8_default"), None, NV)
-    assert codes(findings) == {("setting_ignored", "invalid")}
-    assert "no 'set by environment' line" in findings[0].sentence
-    findings = check_settings({"NCCL_P2P_LEVEL": "LOC"}, capture("h200_x8_default"), None, NV)
-    assert codes(findings) == {("setting_ignored", "invalid"), ("transport_unexpected", "invalid")}
+RING, TREE = choice("AllReduce", "RING", "LL"), choice("AllReduce", "TREE", "LL")
+OF_GATHER, OF_BROADCAST = choice("AllGather", "RING", "LL"), choice("Broadcast", "RING", "LL")
+OLD_CHOICE = "1024 Bytes -> Algo 1 proto 0 time 12.500000"
+
+
+def announced(name, value, *bodies, **log):
+    """The log of a cell in which NCCL announced a value."""
+    return made(says(name, value), *bodies, **log)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "log", "expected"),
+    [
+        # as asked
+        (LEVEL, "LOC", "h200_x2_p2p_level_LOC", ""),
+        (LEVEL, "NVL", "h200_x2_p2p_level_NVL", ""),
+        (LEVEL, "LOC", "h200_gpus_0_3_p2p_level_LOC", ""),
+        ("NCCL_NVLS_ENABLE", "0", "h200_x2_p2p_level_LOC", ""),
+        (LEVEL, "LOC", "dgx1_gpus_0_3_p2p_level_0", ""),
+        (LEVEL, "0", "dgx1_gpus_0_3_p2p_level_0", ""),
+        # measured on hardware: a lower-case level leaves no line and P2P/CUMEM
+        (LEVEL, "loc", "h200_x8_default", f"{IGNORED} invalid"),
+        (LEVEL, "LOC", "h200_x8_default", f"{IGNORED} invalid, {TRANSPORT} invalid"),
+        # numbers as C reads them: a word is 0, which is not what was asked
+        (BUFFER, "4194304", made(), f"{IGNORED} invalid"),
+        (BUFFER, "4194304", announced(BUFFER, "4194304."), ""),
+        (BUFFER, "0x400000", announced(BUFFER, "4194304."), ""),
+        (BUFFER, "4M", announced(BUFFER, "4."), f"{IGNORED} invalid"),
+        # announced only where used
+        (SHM_OFF, "1", made(), f"{IGNORED} unchecked"),
+        (P2P_OFF, "0", made(), f"{IGNORED} unchecked"),
+        # a level up to 2.22
+        (P2P_OFF, "1", announced(LEVEL, "LOC", version="2.20.5", transport=SHM), ""),
+        (P2P_OFF, "1", announced(P2P_OFF, "1", transport=SHM), ""),
+        (LEVEL, "NVL", announced(LEVEL, "NVL", ranks=(0,)), f"{IGNORED} suspect"),
+        (NET, "IB", "h200_x8_default", f"{IGNORED} invalid"),
+        (NET, "Socket", "h200_x8_default", ""),
+        (LEVEL, "LOC", None, f"{IGNORED} unchecked"),
+        # a transport that the setting rules out
+        (LEVEL, "LOC", announced(LEVEL, "LOC"), f"{TRANSPORT} invalid"),
+        (LEVEL, "0", announced(LEVEL, "LOC", transport="P2P/IPC"), f"{TRANSPORT} invalid"),
+        (P2P_OFF, "1", announced(P2P_OFF, "1"), f"{TRANSPORT} invalid"),
+        (SHM_OFF, "1", announced(SHM_OFF, "1.", transport=SHM), f"{TRANSPORT} invalid"),
+        (
+            "NCCL_IB_DISABLE",
+            "1",
+            announced("NCCL_IB_DISABLE", "1.", transport="NET/IB/0/GDRDMA"),
+            f"{TRANSPORT} invalid",
+        ),
+        (
+            "NCCL_CUMEM_ENABLE",
+            "0",
+            announced("NCCL_CUMEM_ENABLE", "0.", transport="P2P/CUMEM/read"),
+            f"{TRANSPORT} invalid",
+        ),
+        (
+            "NCCL_NVLS_ENABLE",
+            "0",
+            announced("NCCL_NVLS_ENABLE", "0.", nvls=16),
+            f"{TRANSPORT} invalid",
+        ),
+        # algorithms and protocols against TUNING lines
+        (ALGO, "Ring", announced(ALGO, "Ring", RING), ""),
+        (ALGO, "Tree", announced(ALGO, "Tree", RING), f"{ALGORITHM} invalid"),
+        (ALGO, "^ring", announced(ALGO, "^ring", RING), f"{ALGORITHM} invalid"),
+        (ALGO, "allreduce:tree", announced(ALGO, "allreduce:tree", OF_GATHER), ""),
+        # Broadcast has no tree: nothing else was possible
+        (ALGO, "Tree", announced(ALGO, "Tree", OF_BROADCAST), ""),
+        (PROTO, "Simple", announced(PROTO, "Simple", RING), f"{ALGORITHM} invalid"),
+        (PROTO, "LL,LL128", announced(PROTO, "LL,LL128", RING), ""),
+        (ALGO, "Ring", announced(ALGO, "Ring"), f"{ALGORITHM} unchecked"),
+        (ALGO, "Rnig", announced(ALGO, "Rnig", RING), f"{ALGORITHM} unchecked"),
+        (ALGO, "Tree", announced(ALGO, "Tree", OLD_CHOICE), f"{ALGORITHM} invalid"),
+        # channels against their limits
+        (MIN, "8", announced(MIN, "8.", channels=4), f"{CHANNELS} invalid"),
+        (MIN, "8", announced(MIN, "8.", channels=24), ""),
+        (MIN, "100", announced(MIN, "100.", channels=32), ""),
+        (MAX, "8", announced(MAX, "8.", channels=24), f"{CHANNELS} invalid"),
+        ("NCCL_MAX_CTAS", "24", announced("NCCL_MAX_CTAS", "24.", channels=24), ""),
+    ],
+)
+def test_a_setting_against_the_log(name, value, log, expected):
+    log = capture(log) if isinstance(log, str) else log
+    findings = check_settings({name: value}, log, None, NV)
+    assert ", ".join(f"{one.code} {one.severity}" for one in findings) == expected
+    assert all(one.setting == name and f"{name}={value}" in one.sentence for one in findings)
+
+
+@pytest.mark.parametrize(
+    ("level", "link", "transport", "severity"),
+    [
+        ("NVL", "NV2", "P2P/IPC", None),
+        ("NVL", "SYS", "P2P/IPC", "invalid"),
+        ("NVL", None, "P2P/IPC", "unchecked"),
+        ("NVL", "unknown", "P2P/IPC", "unchecked"),
+        ("PIX", "NV2", "P2P/IPC", None),
+        ("PIX", "NODE", "P2P/IPC", "suspect"),
+        ("PHB", "NODE", "P2P/IPC", None),
+        ("SYS", "SYS", "P2P/IPC", None),
+        ("NVL", "NV2", SHM, "suspect"),  # P2P allowed, something else used
+        ("PIX", "SYS", SHM, None),
+        ("NVL", "SYS", "P2P/indirect/2[2]", "invalid"),  # by a third GPU: NVB, beyond NVL
+        ("PIX", "SYS", "P2P/indirect/2[2]", None),
+    ],
+)
+def test_levels_against_link_classes(level, link, transport, severity):
+    log = announced(LEVEL, level, transport=transport)
+    findings = check_settings({LEVEL: level}, log, None, {"0-1": link} if link else None)
+    assert codes(findings) == ({(TRANSPORT, severity)} if severity else set())
 
 
 def test_another_value_than_asked_is_invalid():
-    log = made(says("NCCL_P2P_LEVEL", "PIX"))
-    (finding,) = check_settings({"NCCL_P2P_LEVEL": "NVL"}, log, None, NV)
-    assert finding == SettingResult(
-        "setting_ignored",
-        "NCCL_P2P_LEVEL=NVL was not used: NCCL says PIX",
-        "invalid",
-        "NCCL_P2P_LEVEL",
-    )
+    (finding,) = check_settings({LEVEL: "NVL"}, announced(LEVEL, "PIX"), None, NV)
+    sentence = "NCCL_P2P_LEVEL=NVL was not used: NCCL says PIX"
+    assert finding == SettingResult(IGNORED, sentence, "invalid", LEVEL)
 
 
-def test_numbers_are_compared_as_nccl_reads_them():
-    asked = {"NCCL_BUFFSIZE": "4194304"}
-    assert codes(check_settings(asked, made(), None, NV)) == {("setting_ignored", "invalid")}
-    assert check_settings(asked, made(says("NCCL_BUFFSIZE", "4194304.")), None, NV) == []
-    assert (
-        check_settings(
-            {"NCCL_BUFFSIZE": "0x400000"}, made(says("NCCL_BUFFSIZE", "4194304.")), None, NV
-        )
-        == []
-    )
-    # what C reads from a word is 0, which is not what was asked
-    assert codes(
-        check_settings({"NCCL_BUFFSIZE": "4M"}, made(says("NCCL_BUFFSIZE", "4.")), None, NV)
-    ) == {("setting_ignored", "invalid")}
-
-
-def test_settings_announced_only_where_used_are_unchecked_when_absent():
-    assert codes(check_settings({"NCCL_SHM_DISABLE": "1"}, made(), None, NV)) == {
-        ("setting_ignored", "unchecked")
-    }
-    assert codes(check_settings({"NCCL_P2P_DISABLE": "0"}, made(), None, NV)) == {
-        ("setting_ignored", "unchecked")
-    }
-
-
-def test_p2p_disable_is_announced_as_a_level_up_to_2_22_and_goes_before_a_level():
-    old = made(says("NCCL_P2P_LEVEL", "LOC"), version="2.20.5", transport="SHM/direct/direct")
-    assert check_settings({"NCCL_P2P_DISABLE": "1"}, old, None, NV) == []
-    new = made(says("NCCL_P2P_DISABLE", "1"), transport="SHM/direct/direct")
-    assert check_settings({"NCCL_P2P_DISABLE": "1"}, new, None, NV) == []
-    findings = check_settings({"NCCL_P2P_DISABLE": "1", "NCCL_P2P_LEVEL": "NVL"}, new, None, NV)
-    assert [one.setting for one in findings] == ["NCCL_P2P_LEVEL"]
-    assert "overrides it" in findings[0].sentence
-
-
-def test_one_rank_without_the_announcement_is_suspect():
-    log = made(says("NCCL_P2P_LEVEL", "NVL"), ranks=(0,))
-    assert codes(check_settings({"NCCL_P2P_LEVEL": "NVL"}, log, None, NV)) == {
-        ("setting_ignored", "suspect")
-    }
+def test_p2p_disable_goes_before_a_level():
+    log = announced(P2P_OFF, "1", transport=SHM)
+    (finding,) = check_settings({P2P_OFF: "1", LEVEL: "NVL"}, log, None, NV)
+    assert finding.setting == LEVEL and "overrides it" in finding.sentence
 
 
 def test_ranks_with_different_values_are_invalid():
     text = "vm:1:1 [0] NCCL INFO x\n"
     for pid, level in ((1, "NVL"), (2, "LOC")):
-        text += f"vm:{pid}:1 [0] NCCL INFO {says('NCCL_P2P_LEVEL', level)}\n"
-    findings = check_settings({"NCCL_P2P_LEVEL": "NVL"}, parse_nccl_log(text), None, NV)
-    assert ("setting_ignored", "invalid") in codes(findings)
-
-
-def test_the_network_tells_what_became_of_nccl_net():
-    assert codes(check_settings({"NCCL_NET": "IB"}, capture("h200_x8_default"), None, NV)) == {
-        ("setting_ignored", "invalid")
-    }
-    assert check_settings({"NCCL_NET": "Socket"}, capture("h200_x8_default"), None, NV) == []
+        text += f"vm:{pid}:1 [0] NCCL INFO {says(LEVEL, level)}\n"
+    findings = check_settings({LEVEL: "NVL"}, parse_nccl_log(text), None, NV)
+    assert (IGNORED, "invalid") in codes(findings)
 
 
 def test_a_variable_that_no_rule_knows_is_never_passed():
-    (one,) = check_settings(
-        {"NCCL_WIN_ENABLE": "1"}, made(says("NCCL_WIN_ENABLE", "1.")), made(), NV
-    )
-    assert (one.code, one.severity) == (
-        "effect_not_checked",
-        "unchecked",
-    ) and "that it was read" in one.sentence
-    said = codes(check_settings({"NCCL_WIN_ENABLE": "1"}, made(), made(), NV))
-    assert said == {("effect_not_checked", "unchecked"), ("setting_ignored", "unchecked")}
-
-
-def test_without_a_log_everything_is_unchecked():
-    findings = check_settings({"NCCL_ALGO": "Ring", "NCCL_P2P_LEVEL": "LOC"}, None, None, NV)
-    assert codes(findings) == {("setting_ignored", "unchecked")}
-    assert len(findings) == 2
+    name, unchecked = "NCCL_WIN_ENABLE", ("effect_not_checked", "unchecked")
+    (one,) = check_settings({name: "1"}, announced(name, "1."), made(), NV)
+    assert (one.code, one.severity) == unchecked and "that it was read" in one.sentence
+    findings = check_settings({name: "1"}, made(), made(), NV)
+    assert codes(findings) == {unchecked, (IGNORED, "unchecked")}
 
 
 def test_a_log_that_ends_before_the_connections_proves_nothing():
-    log = parse_nccl_log(
-        "vm:1:1 [0] NCCL INFO a\nvm:1:1 [0] NCCL INFO NCCL version 2.28.9+cuda13.0\n"
-    )
-    assert codes(check_settings({"NCCL_P2P_LEVEL": "LOC"}, log, None, NV)) == {
-        ("setting_ignored", "unchecked"),
-        ("transport_unexpected", "unchecked"),
-    }
+    text = "vm:1:1 [0] NCCL INFO a\nvm:1:1 [0] NCCL INFO NCCL version 2.28.9+cuda13.0\n"
+    findings = check_settings({LEVEL: "LOC"}, parse_nccl_log(text), None, NV)
+    assert codes(findings) == {(IGNORED, "unchecked"), (TRANSPORT, "unchecked")}
 
 
-# --- transport_unexpected ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "announced", "transport"),
-    [
-        ("NCCL_P2P_LEVEL", "LOC", "LOC", "P2P/CUMEM"),
-        ("NCCL_P2P_LEVEL", "0", "LOC", "P2P/IPC"),
-        ("NCCL_P2P_DISABLE", "1", "1", "P2P/CUMEM"),
-        ("NCCL_SHM_DISABLE", "1", "1.", "SHM/direct/direct"),
-        ("NCCL_IB_DISABLE", "1", "1.", "NET/IB/0/GDRDMA"),
-        ("NCCL_CUMEM_ENABLE", "0", "0.", "P2P/CUMEM/read"),
-    ],
-)
-def test_a_transport_that_the_setting_rules_out(name, value, announced, transport):
-    findings = check_settings(
-        {name: value}, made(says(name, announced), transport=transport), None, NV
-    )
-    assert codes(findings) == {("transport_unexpected", "invalid")}
-    assert transport in findings[0].sentence
-
-
-def test_levels_against_link_classes():
-    def found(level, link, transport="P2P/IPC"):
-        log = made(says("NCCL_P2P_LEVEL", level), transport=transport)
-        return codes(
-            check_settings({"NCCL_P2P_LEVEL": level}, log, None, {"0-1": link} if link else None)
-        )
-
-    assert found("NVL", "NV2") == set()
-    assert found("NVL", "SYS") == {("transport_unexpected", "invalid")}
-    assert found("NVL", None) == {("transport_unexpected", "unchecked")}
-    assert found("NVL", "unknown") == {("transport_unexpected", "unchecked")}
-    assert found("PIX", "NV2") == set()
-    assert found("PIX", "NODE") == {("transport_unexpected", "suspect")}
-    assert found("PHB", "NODE") == set()
-    assert found("SYS", "SYS") == set()
-    # P2P allowed, something else used
-    assert found("NVL", "NV2", "SHM/direct/direct") == {("transport_unexpected", "suspect")}
-    assert found("PIX", "SYS", "SHM/direct/direct") == set()
-    # by way of a third GPU: NVB, one step beyond NVL
-    assert found("NVL", "SYS", "P2P/indirect/2[2]") == {("transport_unexpected", "invalid")}
-    assert found("PIX", "SYS", "P2P/indirect/2[2]") == set()
-
-
-def test_nvls_off_but_used():
-    log = made(says("NCCL_NVLS_ENABLE", "0."), nvls=16)
-    assert codes(check_settings({"NCCL_NVLS_ENABLE": "0"}, log, None, NV)) == {
-        ("transport_unexpected", "invalid")
-    }
-
-
-# --- algorithm_unexpected, channels_unexpected ------------------------------------------------------------------
-
-
-def choice(function, algorithm, protocol, size=1024):
-    return (
-        f"{function}: {size} Bytes -> Algo {algorithm} proto {protocol} channel{{Lo..Hi}}={{0..3}}"
-    )
-
-
-def test_algorithms_against_tuning_lines():
-    def found(name, value, *bodies):
-        return codes(check_settings({name: value}, made(says(name, value), *bodies), None, NV))
-
-    ring = choice("AllReduce", "RING", "LL")
-    assert found("NCCL_ALGO", "Ring", ring) == set()
-    assert found("NCCL_ALGO", "Tree", ring) == {("algorithm_unexpected", "invalid")}
-    assert found("NCCL_ALGO", "^ring", ring) == {("algorithm_unexpected", "invalid")}
-    assert found("NCCL_ALGO", "allreduce:tree;broadcast:ring", ring) == {
-        ("algorithm_unexpected", "invalid")
-    }
-    assert found("NCCL_ALGO", "allreduce:tree", choice("AllGather", "RING", "LL")) == set()
-    # Broadcast has no tree: nothing else was possible
-    assert found("NCCL_ALGO", "Tree", choice("Broadcast", "RING", "LL")) == set()
-    assert found("NCCL_PROTO", "Simple", ring) == {("algorithm_unexpected", "invalid")}
-    assert found("NCCL_PROTO", "LL,LL128", ring) == set()
-    assert found("NCCL_ALGO", "Ring") == {("algorithm_unexpected", "unchecked")}
-    assert found("NCCL_ALGO", "Rnig", ring) == {("algorithm_unexpected", "unchecked")}
-    old = "1024 Bytes -> Algo 1 proto 0 time 12.500000"
-    assert found("NCCL_ALGO", "Tree", old) == {("algorithm_unexpected", "invalid")}
-
-
-def test_channels_against_their_limits():
-    def found(name, value, channels):
-        return codes(
-            check_settings(
-                {name: value}, made(says(name, f"{value}."), channels=channels), None, NV
-            )
-        )
-
-    assert found("NCCL_MIN_NCHANNELS", "8", 4) == {("channels_unexpected", "invalid")}
-    assert found("NCCL_MIN_NCHANNELS", "8", 24) == set()
-    assert found("NCCL_MIN_NCHANNELS", "100", 32) == set()
-    assert found("NCCL_MAX_NCHANNELS", "8", 24) == {("channels_unexpected", "invalid")}
-    assert found("NCCL_MAX_CTAS", "24", 24) == set()
-
-
-# --- setting_no_effect ------------------------------------------------------------------------------------------
+# --- setting_no_effect ---
 
 
 def test_the_seeds_level_1_did_not_force_pcie():
     default = capture("dgx1_gpus_0_3_default")
-    (finding,) = check_settings(
-        {"NCCL_P2P_LEVEL": "PIX"}, capture("dgx1_gpus_0_3_p2p_level_1"), default, {}, gpus=[0, 3]
-    )[-1:]
-    assert (finding.code, finding.severity) == ("setting_no_effect", "finding")
-    assert (
-        "NCCL_P2P_LEVEL=PIX changed nothing: NCCL used the same transports as without it (P2P/IPC, 4 channels)"
-        in finding.sentence
-    )
-    findings = check_settings(
-        {"NCCL_P2P_LEVEL": "LOC"}, capture("dgx1_gpus_0_3_p2p_level_0"), default, {}, gpus=[0, 3]
-    )
-    assert findings == []
+    log = capture("dgx1_gpus_0_3_p2p_level_1")
+    *_, finding = check_settings({LEVEL: "PIX"}, log, default, {}, gpus=[0, 3])
+    assert (finding.code, finding.severity) == (NO_EFFECT, "finding")
+    same = "NCCL used the same transports as without it (P2P/IPC, 4 channels)"
+    assert f"NCCL_P2P_LEVEL=PIX changed nothing: {same}" in finding.sentence
+    log = capture("dgx1_gpus_0_3_p2p_level_0")
+    assert check_settings({LEVEL: "LOC"}, log, default, {}, gpus=[0, 3]) == []
 
 
-def test_pix_on_nvlink_pairs_has_no_effect_and_is_not_invalid():
-    findings = check_settings(
-        {"NCCL_P2P_LEVEL": "PIX"}, made(says("NCCL_P2P_LEVEL", "PIX")), made(), NV
-    )
-    assert codes(findings) == {("setting_no_effect", "finding")}
-
-
-def test_effect_is_seen_in_transport_channels_or_algorithm():
-    name = "NCCL_ALGO"
-    ring, tree = choice("AllReduce", "RING", "LL"), choice("AllReduce", "TREE", "LL")
-    assert check_settings({name: "tree"}, made(says(name, "tree"), tree), made(ring), NV) == []
-    assert codes(
-        check_settings({name: "ring"}, made(says(name, "ring"), ring), made(ring), NV)
-    ) == {("setting_no_effect", "finding")}
-    assert codes(check_settings({name: "ring"}, made(says(name, "ring"), ring), made(), NV)) == {
-        ("setting_no_effect", "unchecked")
-    }
-    limit = {"NCCL_MAX_NCHANNELS": "4"}
-    assert (
-        check_settings(limit, made(says("NCCL_MAX_NCHANNELS", "4."), channels=4), made(), NV) == []
-    )
-    # an ignored setting is ignored, not without effect; one that shows nowhere is not judged by an equal log
-    assert codes(check_settings({"NCCL_P2P_LEVEL": "pix"}, made(), made(), NV)) == {
-        ("setting_ignored", "invalid")
-    }
-    assert (
-        check_settings({"NCCL_BUFFSIZE": "1"}, made(says("NCCL_BUFFSIZE", "1.")), made(), NV) == []
-    )
+@pytest.mark.parametrize(
+    ("name", "value", "log", "without", "expected"),
+    [
+        (ALGO, "tree", announced(ALGO, "tree", TREE), made(RING), set()),
+        (ALGO, "ring", announced(ALGO, "ring", RING), made(RING), {(NO_EFFECT, "finding")}),
+        (ALGO, "ring", announced(ALGO, "ring", RING), made(), {(NO_EFFECT, "unchecked")}),
+        (MAX, "4", announced(MAX, "4.", channels=4), made(), set()),
+        (LEVEL, "PIX", announced(LEVEL, "PIX"), made(), {(NO_EFFECT, "finding")}),
+        # an ignored setting is ignored, not without effect
+        (LEVEL, "pix", made(), made(), {(IGNORED, "invalid")}),
+        # one that shows nowhere is not judged by an equal log
+        (BUFFER, "1", announced(BUFFER, "1."), made(), set()),
+    ],
+)
+def test_effect_is_seen_in_transport_channels_or_algorithm(name, value, log, without, expected):
+    assert codes(check_settings({name: value}, log, without, NV)) == expected
 
 
 # --- transport and link -----------------------------------------------------------------------------------------
