@@ -71,11 +71,9 @@ def files_in(folder):
 def test_a_bundle_verifies_packed_and_unpacked(archive, original, capsys):
     for path in (archive, original):
         status, found = verified(capsys, path)
-        assert (
-            status == 0
-            and set(found) == {NAME}
-            and not any(one["differences"] for one in found.values())
-        )
+        assert status == 0
+        assert set(found) == {NAME}
+        assert not any(one["differences"] for one in found.values())
         assert (
             found[NAME]["records"]
             == found[NAME]["recomputed"]
@@ -127,9 +125,8 @@ def test_no_secret_is_in_it(original):
 def test_nothing_of_when_and_where_it_was_made_is_in_it(outputs, archive):
     with zipfile.ZipFile(archive) as read:
         names = [entry.filename for entry in read.infolist()]
-        assert names == sorted(names) and {entry.date_time[0] for entry in read.infolist()} == {
-            1980
-        }
+        assert names == sorted(names)
+        assert {entry.date_time[0] for entry in read.infolist()} == {1980}
         assert not [name for name in names if str(outputs).encode() in read.read(name)]
     assert not [path for path in outputs.iterdir() if path.name.startswith(".")]
 
@@ -155,10 +152,8 @@ def test_a_changed_byte_of_a_sample_is_found(unpacked, capsys, forger_knows_the_
         )
     status, found = verified(capsys, unpacked)
     differing = [one["file"] for one in found[NAME]["differences"]]
-    assert (
-        status == 1
-        and (path.relative_to(unpacked).as_posix() in differing) != forger_knows_the_list
-    )
+    assert status == 1
+    assert (path.relative_to(unpacked).as_posix() in differing) != forger_knows_the_list
     assert "ranks/0.jsonl" in differing  # the record has its hash too
 
 

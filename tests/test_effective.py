@@ -412,10 +412,8 @@ def test_net_lines_name_the_network_devices_of_every_rank(using, via, named, sai
     assert (log.nranks, log.nodes, log.lost) == (4, 2, 0), log.notes
     assert log.nics == named
     assert describe_transport(log, INSIDE, ACROSS) == said
-    assert (
-        pair_class("1->2", log, INSIDE, ACROSS) == "NET"
-        and pair_class("2->3", log, INSIDE, ACROSS) == "NV18"
-    )
+    assert pair_class("1->2", log, INSIDE, ACROSS) == "NET"
+    assert pair_class("2->3", log, INSIDE, ACROSS) == "NV18"
     assert [device.host for device in log.communicators[0].devices.values()] == ["a", "a", "b", "b"]
     # What a level allows says nothing of hosts.
     found = check_settings({"NCCL_P2P_LEVEL": "NVL"}, log, None, INSIDE, gpus=ACROSS)
@@ -428,10 +426,8 @@ def test_nccl_that_sees_another_number_of_hosts_is_told():
     (found,) = hosts_seen(
         of_hosts(["NET/Socket : Using [0]eth0:10.0.0.1<0>"] * 2, "NET/Socket/0", nodes=1), record
     )
-    assert (found.code, found.severity) == (
-        "hosts_unexpected",
-        "suspect",
-    ) and "on 1 host, and the cell has 2" in found.sentence
+    assert (found.code, found.severity) == ("hosts_unexpected", "suspect")
+    assert "on 1 host, and the cell has 2" in found.sentence
     assert not hosts_seen(of_hosts([""] * 2, "NET/Socket/0"), record)
     assert not hosts_seen(of_hosts([""] * 2, "NET/Socket/0"), make_record())
 

@@ -66,22 +66,17 @@ def measured(around, **changes):
 def test_a_record_has_the_facts_of_every_host_and_large_ones_once():
     environment = here().facts(CELL, {})
     first, second = environment["hosts"]
-    assert (
-        environment["host"] == first["host"] == "n1"
-        and second["host"] == "n2"
-        and (first["name"], second["name"]) == ("a", "b")
-    )
+    assert environment["host"] == first["host"] == "n1"
+    assert second["host"] == "n2"
+    assert (first["name"], second["name"]) == ("a", "b")
     assert environment["planned_uuids"] == ["GPU-1", "GPU-0", "GPU-b1", "GPU-b0"], (
         "in the order of the ranks"
     )
-    assert environment["topology"] == "GPU0 GPU1\n" and not {"topology", "links"} & (
-        first.keys() | second.keys()
-    )
-    assert (
-        second["variables"]["NCCL_ALGO"] == "Ring"
-        and second["inherited"] == ["NCCL_ALGO"]
-        and first["inherited"] == []
-    )
+    assert environment["topology"] == "GPU0 GPU1\n"
+    assert not {"topology", "links"} & (first.keys() | second.keys())
+    assert second["variables"]["NCCL_ALGO"] == "Ring"
+    assert second["inherited"] == ["NCCL_ALGO"]
+    assert first["inherited"] == []
     assert (first["interface"], second["interface"]) == ("eth-a", "eth-b")
     assert first["interfaces"] and first["versions"]["torch"] and first["gpu"] != second["gpu"]
     other = here(**{"facts.topology": "GPU0\n"}).facts(CELL, {})["hosts"]

@@ -64,10 +64,8 @@ def test_the_interval_of_the_next_run_is_students():
         "a difference may be below 0"
     )
     assert interval([-3.0], RATE, FLOOR).low is None, "a rate may not"
-    assert (
-        interval([100.0, 102.0], RATE, None).low is None
-        and interval([100.0, 102.0], RATE, None).value == 101.0
-    )
+    assert interval([100.0, 102.0], RATE, None).low is None
+    assert interval([100.0, 102.0], RATE, None).value == 101.0
 
 
 def test_floors_together_have_the_degrees_of_freedom_of_satterthwaite():
@@ -120,9 +118,8 @@ def test_a_floor_is_the_scatter_of_equal_cells_around_their_own_means():
     logs = [[math.log(one.metrics[RATE]) for one in cell] for cell in (first + drift, second)]
     squares = sum(np.var(values) * len(values) for values in logs)
     found = floor_of([*first, *second, *drift, simulator.record((1,), strategy="none")], (0,))
-    assert (found.freedom, found.runs) == (4, 6) and found.deviation == pytest.approx(
-        math.sqrt(squares / 4)
-    )
+    assert (found.freedom, found.runs) == (4, 6)
+    assert found.deviation == pytest.approx(math.sqrt(squares / 4))
     replicate = changed(simulator.record((1,), repeat=SECOND_RUN), cell_key="f" * 16)
     once = [simulator.record((1,)), replicate]
     assert [len(runs.records) for runs in Study.of(once).runs] == [2], (
@@ -155,11 +152,9 @@ def test_few_runs_are_pooled_over_the_numbers_of_gpus_and_fewer_are_no_floor():
     assert floor_of(steps, (0,), COST).deviation == pytest.approx(
         np.std([0, 0.1, 0.2, 0.3], ddof=1)
     ), "in ms: one is 0"
-    assert (
-        not has_floor("scaling/efficiency")
-        and not has_floor("step/iterations")
-        and has_floor("my/own_number")
-    )
+    assert not has_floor("scaling/efficiency")
+    assert not has_floor("step/iterations")
+    assert has_floor("my/own_number")
 
 
 # The file beside the studies.
@@ -173,11 +168,9 @@ def test_a_study_is_in_the_file_once_and_reads_the_others(tmp_path):
     assert not path.exists()
     for name in ("one", "two", "one"):
         update_noise_floor(tmp_path / name, made[name], notes.append)
-    assert (
-        notes == []
-        and list(floors_of(path)) == ["two", "one"]
-        and path.stat().st_mode & 0o077 == 0o044
-    )
+    assert notes == []
+    assert list(floors_of(path)) == ["two", "one"]
+    assert path.stat().st_mode & 0o077 == 0o044
     assert json.loads(path.read_text())["studies"]["one"][0]["runs"] == 3
     found = floor_of(made["one"], (0, 1), others=of_other_studies(tmp_path / "one"))
     assert (found.freedom, found.runs) == (4, 6)
@@ -267,10 +260,8 @@ def test_every_place_shows_the_interval_as_soon_as_its_floor_is_known(tmp_path):
         "twice changes nothing"
     )
     share = f"±{100 * (high - low) / 2 / rate:.1f}"
-    assert (
-        share in on_terminal()
-        and "± for the next run (95 %), from 5 runs of equal cells" in on_terminal()
-    )
+    assert share in on_terminal()
+    assert "± for the next run (95 %), from 5 runs of equal cells" in on_terminal()
     content, findings = examine(study.folder)
     (point,) = findings.scaling.curves[0].points
     assert (point.rate.low, point.rate.high) == (pytest.approx(low), pytest.approx(high))

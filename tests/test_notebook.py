@@ -57,9 +57,8 @@ def test_a_row_for_each_cell_has_the_median_of_its_runs_and_the_interval_of_the_
     counted = runs[runs["counts"]]
     medians = counted.groupby("cell")[RATE].median()
     assert dict(medians) == dict(zip(cells["cell"], cells[RATE], strict=True))
-    assert (cells[f"{RATE}_low"] < cells[RATE]).all() and (
-        cells[RATE] < cells[f"{RATE}_high"]
-    ).all()
+    assert (cells[f"{RATE}_low"] < cells[RATE]).all()
+    assert (cells[RATE] < cells[f"{RATE}_high"]).all()
     points = scaling.table("points")
     pairs = {f"scaling_efficiency_share{end}": f"efficiency{end}" for end in ("", "_low", "_high")}
     pairs |= {f"{RATE}{end}": f"images_per_second{end}" for end in ("", "_low", "_high")}
@@ -76,11 +75,9 @@ def test_a_row_for_each_run_is_its_record(scaling):
     for column, metric in ((RATE, "throughput/images_per_second"), ("step_ms_p95", "step/ms_p95")):
         assert list(runs[column]) == [one.metrics[metric] for one in scaling.records]
     (drift,) = runs[~runs["counts"]].to_dict("records")
-    assert (
-        drift["run"].endswith("drift")
-        and "drift" in drift["left_out"]
-        and math.isnan(float(drift["repeat"] or "nan"))
-    )
+    assert drift["run"].endswith("drift")
+    assert "drift" in drift["left_out"]
+    assert math.isnan(float(drift["repeat"] or "nan"))
     assert set(runs["cell"]) == set(scaling.cells()["cell"])
 
 
@@ -91,10 +88,8 @@ def test_what_is_unknown_is_na_and_types_say_what_a_column_holds(scaling, odd):
         "string"
     }
     assert {kinds[name] for name in ("world_size", "runs", "batch_size", "channels")} == {"Int64"}
-    assert (
-        kinds["channels_last"] == "boolean"
-        and kinds["scaling_efficiency_share"] == kinds[RATE] == "float64"
-    )
+    assert kinds["channels_last"] == "boolean"
+    assert kinds["scaling_efficiency_share"] == kinds[RATE] == "float64"
     assert str(scaling.runs()["started_at"].dtype) == "datetime64[us, UTC]"
     without = cells[cells["strategy"] == "none"]
     assert without["comm_exchange_ms"].isna().all() and without["strategy_comm_hook"].isna().all()
@@ -107,15 +102,10 @@ def test_what_is_unknown_is_na_and_types_say_what_a_column_holds(scaling, odd):
     )
     assert cells.loc["0", f"{RATE}_low" : f"{RATE}_high"].isna().all()  # one run
     runs = odd.runs().set_index("gpus")
-    assert list(runs["state"]) == ["finished", "failed", "finished"] and list(runs["counts"]) == [
-        True,
-        False,
-        False,
-    ]
-    assert (
-        "memory ran out" in runs.loc["0,1", "left_out"]
-        and runs.loc["0,1,2", "codes"] == "wrong_sum"
-    )
+    assert list(runs["state"]) == ["finished", "failed", "finished"]
+    assert list(runs["counts"]) == [True, False, False]
+    assert "memory ran out" in runs.loc["0,1", "left_out"]
+    assert runs.loc["0,1,2", "codes"] == "wrong_sum"
     assert runs.loc["0", f"{RATE}_within_run_low"] == pytest.approx(99.9)
 
 
@@ -136,13 +126,10 @@ def test_every_metric_has_a_column_of_its_own_with_its_unit():
         for name in metrics.METRICS
         if not {"{", "<"} & set(name)
     }
-    assert len(set(names.values())) == len(names) and all(
-        one.isidentifier() for one in names.values()
-    )
-    assert (
-        names["comm/exchange_ms"] == "comm_exchange_ms"
-        and names["ranks/spread"] == "ranks_spread_share"
-    )
+    assert len(set(names.values())) == len(names)
+    assert all(one.isidentifier() for one in names.values())
+    assert names["comm/exchange_ms"] == "comm_exchange_ms"
+    assert names["ranks/spread"] == "ranks_spread_share"
     units = {
         "%": "share ratio fraction",
         "GB/s": "gb_per_s",
@@ -155,27 +142,20 @@ def test_every_metric_has_a_column_of_its_own_with_its_unit():
     for name, column in names.items():
         words = units.get(metrics.METRICS[name].unit, "").split()
         assert not words or any(word in column for word in words), name
-    assert (
-        notebook.column_of_option("nccl.NCCL_P2P_LEVEL") == "NCCL_P2P_LEVEL"
-        and notebook.column_of_option("model.name") == "model"
-    )
+    assert notebook.column_of_option("nccl.NCCL_P2P_LEVEL") == "NCCL_P2P_LEVEL"
+    assert notebook.column_of_option("model.name") == "model"
 
 
 def test_numbers_beyond_pandas_whole_numbers_stay_numbers():
-    assert (
-        notebook.kind_of([1, None], "string") == "Int64"
-        and notebook.kind_of([2**70], "string") == "float64"
-    )
-    assert (
-        notebook.kind_of([None], "float64") == "float64"
-        and notebook.kind_of([1, "auto"], "float64") == "string"
-    )
+    assert notebook.kind_of([1, None], "string") == "Int64"
+    assert notebook.kind_of([2**70], "string") == "float64"
+    assert notebook.kind_of([None], "float64") == "float64"
+    assert notebook.kind_of([1, "auto"], "float64") == "string"
 
 
 def test_figures_and_sentences_are_those_of_the_report(scaling):
-    assert scaling.sentences == scaling.report.finding and any(
-        "99.5" in one for one in scaling.sentences
-    )
+    assert scaling.sentences == scaling.report.finding
+    assert any("99.5" in one for one in scaling.sentences)
     pictures = {
         picture.name: picture for section in scaling.report.sections for picture in section.figures
     }
@@ -219,10 +199,8 @@ def test_the_example_notebook_runs(tmp_path, monkeypatch):
     NotebookClient(example, kernel_name="python3", timeout=200, resources=where).execute()
     outputs = [out for cell in example.cells if cell.cell_type == "code" for out in cell.outputs]
     shown = [out["data"] for out in outputs if "data" in out]
-    assert (
-        sum("image/png" in data for data in shown) == 2
-        and sum("text/html" in data for data in shown) == 3
-    )
+    assert sum("image/png" in data for data in shown) == 2
+    assert sum("text/html" in data for data in shown) == 3
     assert not [out for out in outputs if out.output_type == "stream" and out.name == "stderr"]
     losses = statistics.fmean(float(line.split()[-1]) for line in _losses(shown))
     assert 0 < losses < 10

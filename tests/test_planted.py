@@ -100,9 +100,8 @@ def test_a_baseline_that_is_too_slow_is_seen_by_its_efficiency(slower, tmp_path)
     folder = gpu_cell(tmp_path, ALONE, name="alone")
     windows(lambda ms, number: ms * (1 + slower), ranks=(0,))(folder)
     pair = made(gpu_cell(tmp_path, PAIR_OF_FOUR, name="pair"), [made(folder)])
-    assert (
-        list(pair.validity.codes) == ["efficiency_above_one"] and pair.validity.verdict == "suspect"
-    )
+    assert list(pair.validity.codes) == ["efficiency_above_one"]
+    assert pair.validity.verdict == "suspect"
 
 
 # The whole campaign
@@ -169,11 +168,9 @@ def test_records_of_small_batches_and_short_windows_of_an_h200_are_suspect_for_t
     ]
     judged = [(one.cell.optimize, judge(one, ValidityLimits())) for one in records]
     suspect = [(how, one) for how, one in judged if one.verdict == "suspect"]
-    assert (
-        len(judged) == 45
-        and len(suspect) == 20
-        and all(one.verdict != "invalid" for _, one in judged)
-    )
+    assert len(judged) == 45
+    assert len(suspect) == 20
+    assert all(one.verdict != "invalid" for _, one in judged)
     assert all(one.codes.keys() <= TOLD_OF_THESE for _, one in suspect)
     graphs = [[*one.codes] for how, one in suspect if how in ("graph", "compile_graph")]
     assert graphs == [["not_stationary"]], "a graph waits for no CPU"

@@ -48,9 +48,8 @@ def test_a_study_that_was_not_edited_is_right_plain_and_packed(copy, capsys):
     assert found["recomputed"] == found["records"] == 2 and found["files"] == 16
     status, packed = verified(capsys, study, "--pack")
     assert status == 0 and packed.pop("bytes_saved") > 0 and packed == found
-    assert (
-        not list(study.rglob("ranks/*.jsonl")) and len(list(study.rglob("ranks/*.jsonl.gz"))) == 4
-    )
+    assert not list(study.rglob("ranks/*.jsonl"))
+    assert len(list(study.rglob("ranks/*.jsonl.gz"))) == 4
     assert verified(capsys, study) == (0, found)
     assert main(["verify", str(study)]) == 0
     assert capsys.readouterr().out.splitlines()[-1].startswith("2 of 2 records recomputed, ")

@@ -47,9 +47,8 @@ def test_packing_changes_neither_hashes_nor_what_readers_see(folder):
     hashes, lines = folder.raw_sha256(), list(read_lines(folder.rank_lines(1)))
     logs = [read_text(path) for path in folder.nccl_logs()]
     assert folder.pack() > 0
-    assert (
-        not folder.rank_lines(1).exists() and folder.rank_lines(1).with_name("1.jsonl.gz").exists()
-    )
+    assert not folder.rank_lines(1).exists()
+    assert folder.rank_lines(1).with_name("1.jsonl.gz").exists()
     assert folder.raw_sha256() == hashes
     assert list(read_lines(folder.rank_lines(1))) == lines and len(lines) == 50
     assert [read_text(path) for path in folder.nccl_logs()] == logs == ["NCCL INFO é\n"]
@@ -58,13 +57,11 @@ def test_packing_changes_neither_hashes_nor_what_readers_see(folder):
         path.relative_to(folder.path).as_posix() for path in folder.artifacts()
     }
     packed = folder.rank_lines(1).with_name("1.jsonl.gz").read_bytes()
-    assert (
-        folder.pack() == 0 and folder.rank_lines(1).with_name("1.jsonl.gz").read_bytes() == packed
-    )
+    assert folder.pack() == 0
+    assert folder.rank_lines(1).with_name("1.jsonl.gz").read_bytes() == packed
     folder.set_aside()  # a new attempt finds no sample of the packed one
-    assert folder.raw_files() == [] and len(
-        CellFolder(folder.path / "attempt-1").raw_files()
-    ) == len(RAW)
+    assert folder.raw_files() == []
+    assert len(CellFolder(folder.path / "attempt-1").raw_files()) == len(RAW)
 
 
 def test_the_same_content_packs_to_the_same_bytes(tmp_path):
@@ -93,6 +90,5 @@ def test_a_file_that_cannot_be_packed_stays(folder, monkeypatch):
     monkeypatch.setattr(gzip, "decompress", lambda data: b"something else")
     with pytest.raises(OSError, match="does not hold what"):
         folder.pack()
-    assert (
-        folder.rank_lines(0).exists() and not folder.rank_lines(0).with_name("0.jsonl.gz").exists()
-    )
+    assert folder.rank_lines(0).exists()
+    assert not folder.rank_lines(0).with_name("0.jsonl.gz").exists()

@@ -305,10 +305,7 @@ PLANTED = {
         scaled(GIB, BUSBW),
         scaled(2, BUSBW, MOVED),
     ],
-    "batches_not_distinct": [
-        put("checks", batches_differ=False),
-        put("checks", batches_in_turn=1),
-    ],
+    "batches_not_distinct": [put("checks", batches_differ=False), put("checks", batches_in_turn=1)],
     "precision_not_used": [
         put("checks.arithmetic", autocast=None),
         put("checks.arithmetic", autocast="float16"),
@@ -338,9 +335,7 @@ PLANTED = {
         put("checks", exchange_error=NAN, exchange_tolerance=1e-4),
         put("checks", exchange_error=INF, exchange_tolerance=8e-3),
     ],
-    "copy_wrong": [
-        put("checks", copies_compared=4, copies_wrong={"0->1 enabled, 16 bytes": 3}),
-    ],
+    "copy_wrong": [put("checks", copies_compared=4, copies_wrong={"0->1 enabled, 16 bytes": 3})],
     "entry_not_positive": [entry(value) for value in (0.0, -1.0, NAN, INF)],
     "wrong_elements": [put("checks", wrong_elements=1, wrong_bytes=[1024])],
     "solution_differs": [

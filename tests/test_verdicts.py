@@ -141,10 +141,8 @@ def test_settings_of_a_preset_are_one_thing():
     cells = [{"benchmark": COLLECTIVES}, {"benchmark": COLLECTIVES, "nccl": sharp, "factor": 0.9}]
     (found,) = comparisons(Laboratory().runs(*cells))
     assert (found.asked, found.verdict) == ("NCCL_COLLNET_ENABLE and 2 more", "slower")
-    assert (
-        found.first.endswith("COLLNET_ENABLE and 2 more untouched")
-        and "untouched" not in found.second
-    )
+    assert found.first.endswith("COLLNET_ENABLE and 2 more untouched")
+    assert "untouched" not in found.second
     cells.append({"benchmark": COLLECTIVES, "nccl": {"NCCL_COLLNET_ENABLE": "1"}})
     found = [one.asked for one in comparisons(Laboratory().runs(*cells))]
     assert found == ["NCCL_COLLNET_ENABLE", "NCCL_SHARP_MAX_COMMS and 1 more"]
@@ -340,10 +338,8 @@ def test_the_finding_of_an_exchange_study_is_a_verdict(tmp_path):
     ]
     finding, lines, rows = shown(tmp_path / "study", made)
     assert finding[-2] == "kvstore_device is 12.9 % (12.5 to 13.3) slower than nccl_allreduce."
-    assert (
-        lines[0] == finding[-2]
-        and lines[1] == "Compared: exchanges/s (1 ÷ comm/exchange_ms); more is faster."
-    )
+    assert lines[0] == finding[-2]
+    assert lines[1] == "Compared: exchanges/s (1 ÷ comm/exchange_ms); more is faster."
     assert "rate" not in rows[0], "one rate needs no column"
 
 

@@ -190,9 +190,8 @@ def test_what_has_no_lines_or_no_derive_function_is_named_and_not_counted_as_equ
     )  # nothing differs; the last line says what is not proved
     printed = capsys.readouterr().out.splitlines()
     assert "cannot be checked: 1 record: no raw samples" in printed
-    assert printed[-1].startswith("0 of 2 records recomputed") and printed[-1].endswith(
-        "; 2 records cannot be checked"
-    )
+    assert printed[-1].startswith("0 of 2 records recomputed")
+    assert printed[-1].endswith("; 2 records cannot be checked")
 
 
 def test_a_folder_without_records_is_refused_with_a_sentence(tmp_path, capsys):

@@ -54,9 +54,7 @@ def complete(
         if record.state == "finished":
             metrics = dict(cost.metrics) | metrics
     record = dataclasses.replace(
-        record,
-        metrics=record.metrics | metrics,
-        checks=record.checks | checks,
+        record, metrics=record.metrics | metrics, checks=record.checks | checks
     )
     record = dataclasses.replace(record, effective=observe(record, folder, known, folder_of))
     return with_forecast(record), output
