@@ -338,7 +338,7 @@ MAKING = {"write_text", "write_bytes", "mkdir", "makedirs", "touch", "rename", "
 # Calls outside safe_files that make, replace or move a file, and why they may.
 ALLOWED = {
     "analysis/bundle.py": (
-        {"work.mkdir", "root.mkdir", "archive.open", "tempfile.TemporaryDirectory", "path.parent.mkdir", "path.write_bytes"},
+        {"root.mkdir", "archive.open", "tempfile.TemporaryDirectory", "path.parent.mkdir", "path.write_bytes"},
         "in a new folder of a random name, from which the archive is put in place, and in a scratch folder",
     ),
     "analysis/report/figure.py": ({"figure.savefig"}, "into memory"),
@@ -367,7 +367,6 @@ ALLOWED = {
     "benchmarks/record/safe_text.py": ({"os.open"}, "/dev/null"),
     "launch/engines/hosts.py": ({"open"}, "a descriptor that safe_files opened"),
     "launch/engines/slurm.py": ({"folder.mkdir"}, "safe_files then looks whether it is a folder, and no link"),
-    "launch/profile/profiled_pass.py": ({"folder.profile.path.rename"}, "a folder of this attempt, inside the cell's"),
     "launch/tracking/store.py": (
         {"path.parent.mkdir", "os.link", "sqlite3.connect"},
         "MLflow and SQLite write the store; its folder is the user's to name; os.link fails where anything is",

@@ -6,9 +6,12 @@ into the record, and `python -m analysis verify` computes it again.
 """
 
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypedDict
+
+import msgspec
+from msgspec import Meta
 
 from benchmarks.record import CellFolder, Kind, read_lines
 
@@ -30,17 +33,42 @@ FEWEST_OF_A_MEAN = 3
 # Shorter phases tell too little of the CPU: the kernel counts hundredths of a second.
 LEAST_CPU_SECONDS = 1.0
 
-OF_CPU = ("busy_s", "own_s", "cores")  # the numbers of a sample
-OF_GPU = {"memory_bytes", "own_bytes", "busy_percent", "power_w", "reasons", "sm_mhz"}
-OF_GPU |= {"temperature_c"}
-WHOLE = ("reasons", "cores")  # bits and counts
-MOST = 2**63  # of bytes or anything else that a sample counts
+# What a sample counts: bytes, seconds or anything else.
+Whole = Annotated[int, Meta(ge=-(2**63) + 1, le=2**63 - 1)]
+Measured = Whole | Annotated[float, Meta(gt=-(2.0**63), lt=2.0**63)]
 # Of a phase, in the order of the ranks.
 OF_EACH_GPU = ("power_capped_share", "sm_mhz", "free_sm_mhz", "most_free_sm_mhz", "power_w")
 # Metrics of the timed window that are means of a value of the samples.
 MEANS = {"gpu/sm_mhz": "sm_mhz", "gpu/power_w": "power_w", "gpu/temperature_c": "temperature_c"}
 
 Sample = dict[str, Any]
+
+
+class GpuSample(TypedDict, total=False):
+    """What the driver said of one GPU; what it does not say is absent."""
+
+    busy_percent: Measured
+    memory_bytes: Measured
+    own_bytes: Measured
+    power_w: Measured
+    reasons: Whole  # bits
+    sm_mhz: Measured
+    temperature_c: Measured
+    foreign_pids: list[int]
+
+
+class GpuLine(TypedDict):
+    """A line of `gpus.jsonl`."""
+
+    gpus: list[GpuSample]
+
+
+class CpuLine(TypedDict):
+    """A line of `cpu.jsonl`."""
+
+    busy_s: Measured
+    own_s: Measured
+    cores: Whole
 
 
 class Phase(NamedTuple):
@@ -92,29 +120,20 @@ def summary(folder: CellFolder) -> tuple[dict[str, float], dict[str, Any]]:
 
 
 def is_of_gpus(line: Sample) -> bool:
-    """Tell whether a line is a sample of the GPUs; what a driver does not say is absent."""
-    gpus = line.get("gpus")
-    if not isinstance(gpus, list):
-        return False
-    for gpu in gpus:
-        if not isinstance(gpu, dict) or not _has_numbers(gpu, gpu.keys() & OF_GPU):
-            return False
-        pids = gpu.get("foreign_pids", [])
-        if not isinstance(pids, list) or any(type(pid) is not int for pid in pids):
-            return False
-    return True
+    """Tell whether a line is a sample of the GPUs."""
+    return _is(line, GpuLine)
 
 
 def is_of_cpu(line: Sample) -> bool:
     """Tell whether a line is a sample of the CPU."""
-    return _has_numbers(line, OF_CPU)
+    return _is(line, CpuLine)
 
 
-def _has_numbers(sample: Sample, names: Collection[str]) -> bool:
-    for name in names:
-        kinds = int if name in WHOLE else (int, float)
-        if not isinstance(sample.get(name), kinds) or abs(sample[name]) >= MOST:
-            return False
+def _is(line: Sample, kind: type) -> bool:
+    try:
+        msgspec.convert(line, kind)
+    except msgspec.ValidationError:
+        return False
     return True
 
 
@@ -206,27 +225,19 @@ def _of_phase(
     facts: dict[str, Any] = {
         "samples": len(inside),
         "throttle_reasons": _throttle_reasons([gpu for line in inside for gpu in line["gpus"]]),
+        **{name: [] for name in OF_EACH_GPU},
     }
-    for name in OF_EACH_GPU:
-        facts[name] = []
     for samples in of_gpus:
-        free = []
-        is_free = True
-        for sample in samples:
-            if sample.get("reasons") == 0 and "sm_mhz" in sample:
-                free.append(sample)
-            if sample.get("reasons", POWER_CAPPED) not in (0, IDLE):
-                is_free = False
-        mean_mhz = None
-        if is_free and len(free) >= FEWEST_OF_A_MEAN:
-            mean_mhz = _mean(free, "sm_mhz")
+        free = [gpu for gpu in samples if gpu.get("reasons") == 0 and "sm_mhz" in gpu]
+        is_free = all(gpu.get("reasons", POWER_CAPPED) in (0, IDLE) for gpu in samples)
+        is_free = is_free and len(free) >= FEWEST_OF_A_MEAN
         facts["power_capped_share"].append(_capped_share(samples))
         facts["sm_mhz"].append(_mean(samples, "sm_mhz"))
-        facts["free_sm_mhz"].append(mean_mhz)
+        facts["free_sm_mhz"].append(_mean(free, "sm_mhz") if is_free else None)
         facts["most_free_sm_mhz"].append(max(_values(free, "sm_mhz"), default=None))
         facts["power_w"].append(_mean(samples, "power_w"))
-    facts["grown_bytes"] = _grown(of_gpus, lines, phases, _used)
-    facts["foreign_bytes"] = _grown(of_gpus, lines, phases, _of_others)
+    facts["grown_bytes"] = _grown(of_gpus, lines, phases, ())
+    facts["foreign_bytes"] = _grown(of_gpus, lines, phases, ("own_bytes",))
     return facts
 
 
@@ -235,18 +246,46 @@ def _joined(hosts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     if len(hosts) == 1:
         return hosts[0]
     gpus = max(len(host["sm_mhz"]) for host in hosts)
-    facts: dict[str, Any] = {"samples": 0, "throttle_reasons": []}
+    reasons = {reason for host in hosts for reason in host["throttle_reasons"]}
+    facts: dict[str, Any] = {
+        "samples": sum(host["samples"] for host in hosts),
+        "throttle_reasons": sorted(reasons),
+    }
     for name in OF_EACH_GPU:
         facts[name] = []
-    for host in hosts:
-        facts["samples"] += host["samples"]
-        facts["throttle_reasons"] += host["throttle_reasons"]
-        for name in OF_EACH_GPU:
+        for host in hosts:
             facts[name] += host[name] or [None] * gpus
-    facts["throttle_reasons"] = sorted(set(facts["throttle_reasons"]))
     for name in ("grown_bytes", "foreign_bytes"):
         facts[name] = max(_values(hosts, name), default=None)
     return facts
+
+
+def _grown(
+    of_gpus: Sequence[Sequence[Sample]],
+    lines: Sequence[Sample],
+    phases: Sequence[Phase],
+    without: Sequence[str],
+) -> int | None:
+    """Return by how many bytes the most grown GPU exceeds its most up to the timed window.
+
+    `without` are values that are taken off the memory in use. None without a warm-up, in which
+    ranks reach the most that their steps need.
+    """
+    timed = [phase for phase in phases if phase.name in TIMED_PHASES]
+    if not timed or not any(phase.name == "warm-up" for phase in phases):
+        return None
+    first = next((line["time"] for line in lines if line["time"] >= timed[0].opened), math.inf)
+    earlier = zip(*(line["gpus"] for line in lines if line["time"] <= first), strict=False)
+    grown = []
+    for of_gpu in zip(of_gpus, earlier, strict=False):
+        most = []
+        for samples in of_gpu:
+            held = [gpu for gpu in samples if {"memory_bytes", *without} <= gpu.keys()]
+            used = [gpu["memory_bytes"] - sum(gpu[name] for name in without) for gpu in held]
+            most.append(max(used, default=None))
+        if most[0] is not None and most[1] is not None:
+            grown.append(int(most[0] - most[1]))
+    return max(grown, default=None)
 
 
 def _values(samples: Iterable[Sample], name: str) -> list[Any]:
@@ -256,11 +295,8 @@ def _values(samples: Iterable[Sample], name: str) -> list[Any]:
 
 
 def _throttle_reasons(samples: Iterable[Sample]) -> list[str]:
-    reasons = set()
-    for bits in _values(samples, "reasons"):
-        if bits & THROTTLED:
-            reasons.add(hex(bits & THROTTLED))
-    return sorted(reasons)
+    reasons = {bits & THROTTLED for bits in _values(samples, "reasons")}
+    return sorted(hex(bits) for bits in reasons if bits)
 
 
 def _capped_share(samples: Iterable[Sample]) -> float | None:
@@ -272,48 +308,7 @@ def _capped_share(samples: Iterable[Sample]) -> float | None:
 
 def _mean(samples: Iterable[Sample], name: str) -> float | None:
     values = _values(samples, name)
-    if not values:
-        return None
-    return math.fsum(values) / len(values)
-
-
-def _used(sample: Sample) -> int | None:
-    return sample.get("memory_bytes")
-
-
-def _of_others(sample: Sample) -> int | None:
-    """Return what is in use and not held by the cell's own processes; None where unknown."""
-    if "memory_bytes" not in sample or "own_bytes" not in sample:
-        return None
-    return int(sample["memory_bytes"] - sample["own_bytes"])
-
-
-def _grown(
-    of_gpus: Sequence[Sequence[Sample]],
-    lines: Sequence[Sample],
-    phases: Sequence[Phase],
-    bytes_of: Callable[[Sample], int | None],
-) -> int | None:
-    """Return by how many bytes the most grown GPU exceeds its most up to the timed window.
-
-    None without a warm-up, in which ranks reach the most that their steps need.
-    """
-    timed = [phase for phase in phases if phase.name in TIMED_PHASES]
-    if not timed or not any(phase.name == "warm-up" for phase in phases):
-        return None
-    first = next((line["time"] for line in lines if line["time"] >= timed[0].opened), math.inf)
-    earlier = zip(*(line["gpus"] for line in lines if line["time"] <= first), strict=False)
-    grown = []
-    for samples, before in zip(of_gpus, earlier, strict=False):
-        now_bytes = _most(map(bytes_of, samples))
-        before_bytes = _most(map(bytes_of, before))
-        if now_bytes is not None and before_bytes is not None:
-            grown.append(now_bytes - before_bytes)
-    return max(grown, default=None)
-
-
-def _most(values: Iterable[int | None]) -> int | None:
-    return max((value for value in values if value is not None), default=None)
+    return math.fsum(values) / len(values) if values else None
 
 
 # The CPU
