@@ -267,11 +267,7 @@ def test_a_study_without_hosts_has_nothing_of_them(tmp_path):
     rows = [record(1, [0], 2480.0), record(2, [1], 2480.0), record(3, [0, 1], 4900.0)]
     content, _ = examine(study(tmp_path / "study", rows))
     tables = {one.name: one.to_csv() for one in content.tables}
-    assert (
-        "hosts" not in tables
-        and "node_efficiency" not in tables["points"]
-        and "hosts" not in tables["environment"]
-    )
+    assert "hosts" not in tables and "hosts" not in tables["environment"]
 
 
 def test_studies_on_other_hosts_are_compared_by_the_places_of_their_hosts(tmp_path):

@@ -41,7 +41,6 @@ DASHES: Any = (
 )  # fmt: skip
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "h")
 LEGEND_LENGTH, LEAST_LEGEND_LENGTH = 24, 18  # characters on the page, and at least
-DODGE_PT, MOST_DODGE_PT = 5.0, 12.0  # between the intervals of neighbouring curves, and in all
 
 
 @dataclass(frozen=True)
@@ -157,23 +156,20 @@ def curves_figure(
     x: Axis,
     y: Axis,
     closing: str = "",
-    dodge: bool = False,
 ) -> Figure:
     """Return curves with the intervals of their points, each with its name at its end.
 
     `caption` is followed by a note where a linear axis does not begin at 0, then by `closing`.
-    `dodge` moves curves sideways, so that their intervals do not cover each other.
     """
     figure, axes = new_axes(_curve_height(2.9))
     for value in y.shown:
         axes.axhline(value, color=MUTED, lw=0.9, ls=DASHED, zorder=1)
-    apart = min(DODGE_PT, MOST_DODGE_PT / max(1, len(curves) - 1)) if dodge else 0.0
     ends, rows = [], []
     positions: set[float] = set()
     for index, curve in enumerate(curves):
         if curve.ideal:
             axes.plot(*zip(*curve.ideal, strict=True), color=MUTED, lw=0.9, ls=DASHED, zorder=1)
-        ends.append(_draw_curve(axes, curve, index, apart * (index - (len(curves) - 1) / 2)))
+        ends.append(_draw_curve(axes, curve, index))
         positions.update(position for position, _ in curve.ideal)
         for position, estimate, _ in curve.points:
             positions.add(position)
@@ -187,32 +183,26 @@ def curves_figure(
     return as_figure(figure, name, f"{caption} {closing}".strip(), data)
 
 
-def _draw_curve(axes: Any, curve: DrawnCurve, index: int, aside_pt: float) -> float:
+def _draw_curve(axes: Any, curve: DrawnCurve, index: int) -> float:
     """Draw a curve's points, intervals and the line through the medians of each x.
 
     Return the y of its end.
     """
-    from matplotlib.transforms import offset_copy
-
-    moved: dict[str, Any] = {"color": curve.colour}
-    if aside_pt:
-        moved["transform"] = offset_copy(axes.transData, axes.figure, x=aside_pt, units="points")
+    look: dict[str, Any] = {"color": curve.colour, "markeredgewidth": 1.2}
     by_x: dict[float, list[float]] = defaultdict(list)
     for at, estimate, is_doubtful in curve.points:
         by_x[at].append(estimate.value)
         if estimate.low is not None and estimate.high is not None:
-            axes.vlines(at, estimate.low, estimate.high, lw=1.1, zorder=2, **moved)
+            axes.vlines(at, estimate.low, estimate.high, lw=1.1, zorder=2, color=curve.colour)
         face = PAPER if is_doubtful else curve.colour
-        look = {"markerfacecolor": face, "markeredgewidth": 1.2, "linestyle": "none"}
-        axes.plot(at, estimate.value, marker=curve.marker, zorder=3, **look, **moved)
+        axes.plot(at, estimate.value, curve.marker, markerfacecolor=face, zorder=3, **look)
     xs = sorted(by_x)
     ys = [median(by_x[at]) for at in xs]
-    axes.plot(xs, ys, ls=DASHES[index % len(DASHES)], zorder=2, **moved)
+    axes.plot(xs, ys, ls=DASHES[index % len(DASHES)], zorder=2, color=curve.colour)
     return ys[-1]
 
 
 def _scale_x(axes: Any, x: Axis, values: Sequence[float]) -> None:
-    # Dodged curves are not where matplotlib thinks that they are.
     low, high = values[0], values[-1]
     if x.base:
         axes.set_xscale("log", base=x.base)

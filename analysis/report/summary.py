@@ -45,7 +45,6 @@ MOST_SETTINGS = 4  # NCCL settings that are named together
 SAME_TIME = 0.05  # share by which exchanges may differ that take as long
 WIRE_LIMITS = 0.8  # an exchange that uses this share of what the wire carries is limited by it
 WIRE_MEASURED = 1.1  # above it the reference was slower than the wire, and says nothing of it
-MOST_OFFERS = 2
 DEFAULTS = {"strategy.name": "nccl_allreduce", "optimize": "eager"}  # of conf/
 NO_DIFFERENCE = "no difference seen"  # a verdict
 COMPARE = (
@@ -232,46 +231,40 @@ def _benchmark_sentences(study: Study, sections: Mapping[str, Section]) -> list[
 
 def measured(study: Study) -> str:
     """Return what was measured and on how many devices of which machine."""
-    records = study.usable or study.records
+    records: Sequence[Record] = study.usable or study.records
     is_done = any(record.state == "finished" for record in records)
     trained = []
     for record in records:
         if RATE in record.metrics or named(record, "benchmark") == "throughput":
             trained.append(record)
+    records = trained or records
+    with_model = [record for record in records if record.cell.trains]
+    models = _several(with_model, "model")
     if trained:
-        return f"{_trained(trained, is_done)} on {_devices(study, trained)}{_batch(trained)}."
-    benchmarks = list(dict.fromkeys(named(record, "benchmark") for record in records))
-    subject = _several(benchmarks, "benchmark")
-    if len(benchmarks) <= MOST_NAMES:
-        subject = f"The benchmark{'s' if len(benchmarks) > 1 else ''} {subject}"
-    models = _names(records, "model")
+        strategies = {named(record, "strategy") for record in records}
+        exchanging = [record for record in records if named(record, "strategy") != WITHOUT]
+        ways = []
+        if exchanging:
+            ways.append(f"with {_several(exchanging, 'strategy', 'strategies')}")
+        if WITHOUT in strategies:
+            ways.append("without any exchange")
+        was = "was" if len({named(record, "model") for record in records}) == 1 else "were"
+        to_be = "" if is_done else " to be"
+        subject = f"{models} {was}{to_be} trained {' and '.join(ways)}"
+        return f"{subject} on {_devices(study, records)}{_batch(records)}."
+    number_of = len({named(record, "benchmark") for record in records})
+    subject = _several(records, "benchmark")
+    if number_of <= MOST_NAMES:
+        subject = f"The benchmark{'s' if number_of > 1 else ''} {subject}"
     if models:
-        subject += f" ({_several(models, 'model')})"
+        subject += f" ({models})"
     return f"{subject} {'ran' if is_done else 'failed'} on {_devices(study, records)}."
 
 
-def _trained(records: Sequence[Record], is_done: bool) -> str:
-    models, strategies = _names(records, "model"), _names(records, "strategy")
-    exchanging = [name for name in strategies if name != WITHOUT]
-    ways = []
-    if exchanging:
-        ways.append(f"with {_several(exchanging, 'strategy', 'strategies')}")
-    if WITHOUT in strategies:
-        ways.append("without any exchange")
-    verb = "was" if len(models) == 1 else "were"
-    if not is_done:
-        verb += " to be"
-    return f"{_several(models, 'model')} {verb} trained {' and '.join(ways)}"
-
-
-def _names(records: Sequence[Record], group: str) -> list[str]:
-    return list(dict.fromkeys(named(record, group) for record in records if record.cell.trains))
-
-
-def _several(names: list[str], noun: str, plural: str = "") -> str:
-    if len(names) > MOST_NAMES:
-        return count(len(names), noun, plural)
-    return join_words([single_line(name, 80) for name in names])
+def _several(records: Sequence[Record], group: str, plural: str = "") -> str:
+    """Return the names of models, strategies or benchmarks, or how many there are."""
+    names = list(dict.fromkeys(single_line(named(record, group), 80) for record in records))
+    return count(len(names), group, plural) if len(names) > MOST_NAMES else join_words(names)
 
 
 def _devices(study: Study, records: Sequence[Record]) -> str:
@@ -279,23 +272,21 @@ def _devices(study: Study, records: Sequence[Record]) -> str:
 
     Records on a part of the hosts of others, the baselines of several hosts, name no machine.
     """
-    unit = unit_of(study)
-    preposition = "of" if unit == "GPUs" else "on"
     sizes = [str(size) for size in sorted({record.cell.world_size for record in records})]
-    if sizes[-1:] == ["1"]:
-        unit = unit.removesuffix("s")
+    units = "GPU" if sizes == ["1"] else "GPUs"
+    preposition = "of" if unit_of(study) == "GPUs" else "on"
     host_sets = {frozenset(record.cell.every_host) for record in records}
     machines = []
     for record in records:
         hosts = frozenset(record.cell.every_host)
         if hosts and any(hosts < larger for larger in host_sets):
             continue
-        machine = hardware(record).removeprefix("CPU workers on ")
+        machine = single_line(hardware(record).removeprefix("CPU workers on "))
         if hosts:
             machine += f" ({compress_hosts(sorted(hosts))})"
-        machines.append(single_line(machine))
+        machines.append(machine)
     where = join_words(list(dict.fromkeys(machines)), MOST_NAMES)
-    return f"{join_words(sizes)} {unit} {preposition} {where}"
+    return f"{join_words(sizes)} {units} {preposition} {where}"
 
 
 def _batch(records: Sequence[Record]) -> str:
@@ -386,41 +377,35 @@ def other_cells(findings: Findings, main: MainPoint) -> str:
     """
     faster: list[Judged] = []
     slower: list[Judged] = []
-    cells = []
+    equal: list[Judged] = []
     for judged in judged_of(findings, main.point):
         is_setting = judged.comparison.differing[0].startswith(PREFIX)
         if judged.other_key["strategy.name"] == WITHOUT or is_setting:
             continue
-        cells.append(judged)
-        if judged.comparison.verdict != NO_DIFFERENCE:
-            (faster if judged.change > 0 else slower).append(judged)
-    sides = ", ".join(filter(None, [_side(faster, "faster"), _side(slower, "slower")]))
-    if len(cells) == 1 and sides:
-        return f"{sides}."
-    if len(cells) == 1:
-        smallest = cells[0].comparison.smallest
-        least = ""
-        if smallest is not None:
-            least = f" (these runs can show one of {number(smallest, 'share')} or more)"
-        return f"{cells[0].other_name} shows no difference to it{least}."
-    if not cells:
-        return ""
-    equal = len(cells) - len(faster) - len(slower)
+        if judged.comparison.verdict == NO_DIFFERENCE:
+            equal.append(judged)
+        elif judged.change > 0:
+            faster.append(judged)
+        else:
+            slower.append(judged)
+    if len(equal) == 1 and not faster and not slower:
+        least = number(equal[0].comparison.smallest, "share")
+        name = equal[0].other_name
+        return f"{name} shows no difference to it (these runs can show one of {least} or more)."
+    parts = []
+    for word, cells in (("faster", faster), ("slower", slower)):
+        if cells:
+            most = max(cells, key=lambda judged: abs(judged.change))
+            change = number(abs(most.change), "share")
+            are = "is" if len(cells) == 1 else "are"
+            parts.append(f"{len(cells)} {are} {word} ({most.other_name} the most, by {change})")
     if equal:
-        shows = "shows" if equal == 1 else "show"
-        sides = ", ".join(filter(None, [sides, f"{equal} {shows} no difference"]))
-    none_is = "none is faster; " if slower and not faster else ""
-    return f"Of {len(cells):,} other cells on the same devices, {none_is}{sides}."
-
-
-def _side(cells: Sequence[Judged], word: str) -> str:
-    if not cells:
+        parts.append(f"{len(equal)} show{'s' if len(equal) == 1 else ''} no difference")
+    if not parts:
         return ""
-    most = max(cells, key=lambda judged: abs(judged.change))
-    change = number(abs(most.change), "share")
-    if len(cells) == 1:
-        return f"{most.other_name} is {change} {word}"
-    return f"{len(cells)} are {word} ({most.other_name} the most, by {change})"
+    none_is = "none is faster; " if slower and not faster else ""
+    others = count(len(faster) + len(slower) + len(equal), "other cell")
+    return f"Of {others} on the same devices, {none_is}{', '.join(parts)}."
 
 
 # ---- What NCCL settings changed -----------------------------------------------------------------

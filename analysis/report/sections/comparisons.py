@@ -155,35 +155,30 @@ def settings(study: Study, findings: Findings) -> Section | None:
     """
     if not findings.settings:
         return None
-    rates = {effect.compared.rate for effect in findings.settings}
 
     def untouched(effect: SettingEffect) -> str:
         """Return the untouched cell's label without its GPUs, which have a column."""
         parts = effect.compared.first.split(BETWEEN)[1:]
         return single_line(BETWEEN.join(part for part in parts if not part.endswith(" untouched")))
 
-    table = Table.of(
-        "settings",
+    columns = (
+        Column("setting", "setting", "setting"),
+        Column("cell", "untouched cell", untouched),
+        Column("gpus", "GPUs", lambda row: gpu_ids(row.compared.gpus)),
+        Column("transport_untouched", "transport untouched", lambda row: row.transports[0]),
+        Column("transport", "transport with it", lambda row: row.transports[1]),
+        Column("exchange_ms_untouched", "exchange ms", lambda row: row.exchange_ms[0], "number"),
+        Column("exchange_ms", "with it", lambda row: row.exchange_ms[1], "number"),
+        Column("exchange_ratio", "times as long", "exchange_ratio", "ratio"),
+        Column("rate", "rate", "compared.rate"),
+        Column("difference", "rate changes by", "compared.difference", "change", True),
+        Column("verdict", "verdict", lambda row: row.compared.verdict or "no verdict"),
+    )
+    caption = (
         "Each NCCL setting against the same cell in which it is untouched; the rate with its 95 % "
-        "interval.",
-        (
-            Column("setting", "setting", "setting"),
-            Column("cell", "untouched cell", untouched),
-            Column("gpus", "GPUs", lambda effect: gpu_ids(effect.compared.gpus)),
-            Column("transport_untouched", "transport untouched", lambda row: row.transports[0]),
-            Column("transport", "transport with it", lambda row: row.transports[1]),
-            Column(
-                "exchange_ms_untouched", "exchange ms untouched", lambda row: row.exchange_ms[0],
-                "number",
-            ),
-            Column("exchange_ms", "with it", lambda row: row.exchange_ms[1], "number"),
-            Column("exchange_ratio", "times as long", "exchange_ratio", "ratio"),
-            Column("rate", "rate", "compared.rate", shown=len(rates) > 1),
-            Column("difference", "rate changes by", "compared.difference", "change", True),
-            Column("verdict", "verdict", lambda row: row.compared.verdict or "no verdict"),
-        ),
-        findings.settings,
-    )  # fmt: skip
+        "interval."
+    )
+    table = Table.of("settings", caption, columns, findings.settings)
     lines: tuple[str, ...] = ()
     if not all(effect.compared.verdict for effect in findings.settings):
         lines = ("The verdict needs repeats: a single run does not show how far runs differ.",)
@@ -203,45 +198,25 @@ def comparisons(study: Study, findings: Findings) -> Section | None:
     if not lines:
         return None
     names = short_names(name for pair in pairs for name in (pair.first, pair.second))
-    is_judged = any(pair.verdict for pair in pairs)
-    reasons = list(dict.fromkeys(pair.why for pair in pairs))
-    several = any(pair.runs != (1, 1) for pair in pairs)
-    caption = "The second cell against the first"
-    if is_judged:
-        caption += (
-            ", with the 95 % interval of the difference. “Visible from” is the smallest difference "
-            "that these runs could have shown."
-        )
-    else:
-        # What all its rows would say is said once.
-        why = f": {reasons[0]}" if len(reasons) == 1 and reasons[0] else ""
-        caption += f". No pair has a verdict{why}."
-    table = Table.of(
-        "comparisons",
-        caption,
-        (
-            Column("first", "first cell", lambda pair: names[pair.first]),
-            Column("second", "second cell", lambda pair: names[pair.second]),
-            Column("asked", "differ in", "asked"),
-            Column("rate", "rate", "rate", shown=len(findings.noises) > 1),
-            Column(
-                "first_runs", "runs of the first", lambda pair: pair.runs[0], "count", shown=several
-            ),
-            Column(
-                "second_runs", "runs of the second", lambda pair: pair.runs[1], "count",
-                shown=several,
-            ),
-            Column("difference", "difference", "difference", "change", True),
-            Column("smallest", "visible from", "smallest", "share"),
-            Column(
-                "verdict", "verdict", lambda pair: pair.verdict or "no verdict", shown=is_judged
-            ),
-            Column("why", "note", "why", shown=is_judged or len(reasons) > 1),
-        ),
-        pairs,
-    )  # fmt: skip
+    caption = (
+        "The second cell against the first, with the 95 % interval of the difference. “Visible "
+        "from” is the smallest difference that these runs could have shown."
+    )
+    columns = (
+        Column("first", "first cell", lambda pair: names[pair.first]),
+        Column("second", "second cell", lambda pair: names[pair.second]),
+        Column("asked", "differ in", "asked"),
+        Column("rate", "rate", "rate", shown=len(findings.noises) > 1),
+        Column("first_runs", "runs of the first", lambda pair: pair.runs[0], "count"),
+        Column("second_runs", "runs of the second", lambda pair: pair.runs[1], "count"),
+        Column("difference", "difference", "difference", "change", True),
+        Column("smallest", "visible from", "smallest", "share"),
+        Column("verdict", "verdict", lambda pair: pair.verdict or "no verdict"),
+        Column("why", "note", "why"),
+    )
+    table = Table.of("comparisons", caption, columns, pairs)
     figures = tuple(_comparison_figure(pairs, findings.noises, names))
-    lines = [single_line(line) for line in lines]
+    lines = list(map(single_line, lines))
     return Section("comparisons", "Which differences are real", tuple(lines), figures, (table,))
 
 

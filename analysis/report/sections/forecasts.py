@@ -99,13 +99,11 @@ def forecasts(study: Study, findings: Findings) -> Section | None:
     alone = ran_alone(study)
     on = "one GPU" if alone else "several GPUs"
     level = "" if alone else f" ({100 * LEVEL:.0f} % intervals)"
-    with_cost = any(cell.measured_cost_ms is not None for cell in cells)
     caption = (
         f"Each cell on {on} beside its forecast{level}, and how much longer the measured step is "
-        "than the forecast and than the null model, which says that nothing changes."
+        "than the forecast and than the null model, which says that nothing changes. Cost: what "
+        "the strategy adds to a step, by steps with and without it in turn."
     )
-    if with_cost:
-        caption += " Cost: what the strategy adds to a step, by steps with and without it in turn."
     names = short_names(label(study, cell.runs) for cell in cells)
 
     def name(cell: CellForecast) -> str:
@@ -115,12 +113,9 @@ def forecasts(study: Study, findings: Findings) -> Section | None:
     def made(cell: CellForecast) -> str:
         return "before it ran" if cell.before else "afterwards, from the other cells"
 
-    def cost(key: str, heading: str, name: str) -> Column:
-        return Column(key, heading, lambda cell: cell.ms(name), "ms", shown=with_cost)
+    def error(key: str, heading: str, name: str) -> Column:
+        return Column(key, heading, lambda cell: cell.step_error(name), CHANGE)
 
-    null_error = Column(
-        "null_error", "against null model", lambda cell: cell.step_error("null_step_ms"), CHANGE
-    )
     table = Table.of(
         "forecasts",
         caption,
@@ -130,12 +125,12 @@ def forecasts(study: Study, findings: Findings) -> Section | None:
             Column("made", "made", made),
             Column("step_ms", "step ms", "measured_ms", "ms"),
             Column("forecast_ms", "forecast ms", "step", "ms", bounded=True),
-            Column("error", "measured against it", lambda cell: cell.step_error("step_ms"), CHANGE),
-            null_error,
+            error("error", "measured against it", "step_ms"),
+            error("null_error", "against null model", "null_step_ms"),
             Column("inside", "in interval", lambda cell: INSIDE[cell.inside]),
-            Column("cost_ms", "cost ms", "measured_cost_ms", "ms", shown=with_cost),
-            cost("forecast_cost_ms", "cost forecast ms", "cost_ms"),
-            cost("null_cost_ms", "cost by null model ms", "null_cost_ms"),
+            Column("cost_ms", "cost ms", "measured_cost_ms", "ms"),
+            Column("forecast_cost_ms", "cost forecast ms", lambda cell: cell.ms("cost_ms"), "ms"),
+            Column("null_cost_ms", "cost by null ms", lambda cell: cell.ms("null_cost_ms"), "ms"),
             Column("basis", "basis", lambda cell: single_line(cell.forecast.get("basis", ""), 60)),
         ),
         cells,

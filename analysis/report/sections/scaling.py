@@ -73,7 +73,7 @@ def scaling(study: Study, findings: Findings) -> Section | None:
         ),
         fits,
     )
-    tables = (_points_table(study, points, names, bool(slowed)), fits_table)
+    tables = (_points_table(study, points, names), fits_table)
     title = "Rates" if ran_alone(study) else "Scaling"
     return Section("scaling", title, tuple(lines), tuple(_figures(study, curves)), tables)
 
@@ -97,52 +97,40 @@ def _slowed_by_clocks(points: Sequence[CurvePoint], names: Mapping[str, str]) ->
     return slowed
 
 
-def _points_table(
-    study: Study, points: Sequence[CurvePoint], names: Mapping[str, str], is_slowed: bool
-) -> Table:
+def _points_table(study: Study, points: Sequence[CurvePoint], names: Mapping[str, str]) -> Table:
     alone = ran_alone(study)
-    of_hosts = any(point.node_efficiency for _, point in points)
-    has_efficiency = any(point.efficiency for _, point in points)
+    of_hosts = any(isinstance(point.slowest, str) for _, point in points)
     columns = [
         Column("curve", "cells", lambda row: names[row.curve.label]),
         Column("kind", "scaling", "curve.kind", shown=not alone),
-        Column("gpus", "GPU" if alone else "GPUs", lambda row: gpu_ids(row.point.gpus)),
-        Column(
-            "world_size", "how many", "point.world_size", "count", shown=not (of_hosts or alone)
-        ),
+        Column("gpus", "GPUs", lambda row: gpu_ids(row.point.gpus)),
+        Column("world_size", "how many", "point.world_size", "count", shown=not alone),
         Column("runs", "runs", "point.runs", "count"),
-        Column("batch_size", "images per GPU", "point.batch_size", "count", shown=not of_hosts),
+        Column("batch_size", "images per GPU", "point.batch_size", "count"),
         Column(RATES, "images/s", "point.rate", "rate", True),
         Column("efficiency", "efficiency", "point.efficiency", "share", True),
-    ]
-    if of_hosts:
-        by_hosts = Column("node_efficiency", "by hosts", "point.node_efficiency", "share", True)
-        columns.append(by_hosts)
-    columns += [
-        Column(
-            "efficiency_at_equal_clocks", "at equal clocks", "point.at_equal_clocks", "share",
-            shown=is_slowed,
-        ),
+        Column("node_efficiency", "by hosts", "point.node_efficiency", "share", True),
+        Column("efficiency_at_equal_clocks", "at equal clocks", "point.at_equal_clocks", "share"),
         Column("speedup", "speed-up", "point.speedup", "ratio", True),
         Column("baseline", "slowest alone", "point.baseline", "rate", True),
         # Of a host `a:0` is no number.
         Column("slowest", "slowest GPU", "point.slowest", "text" if of_hosts else "count"),
-        # Where no member was measured alone, a line above the table says why.
-        Column(
-            "without_baseline", "not measured alone",
-            lambda row: gpu_ids(row.point.without_baseline), shown=has_efficiency,
-        ),
+        Column("without_baseline", "not measured alone", _not_measured_alone),
         Column("mark", "verdict", lambda row: "suspect" if row.point.suspect else ""),
-    ]  # fmt: skip
+    ]
     hosts = ", by hosts against the slowest host alone with as many" if of_hosts else ""
     caption = (
-        "Every set of GPUs that was measured. Efficiency and speed-up are against its slowest "
-        f"GPU alone{hosts}."
+        "Every set of GPUs that was measured. Efficiency and speed-up are against its slowest GPU "
+        f"alone{hosts}."
     )
     if alone:
         caption = "Every cell that was measured, each on one GPU; none says how it scales."
     caption += about_intervals(study)
     return Table.of("points", caption, columns, points, marked=lambda row: row.point.suspect)
+
+
+def _not_measured_alone(row: CurvePoint) -> str:
+    return gpu_ids(row.point.without_baseline)
 
 
 def _figures(study: Study, curves: Sequence[Curve]) -> Iterator[Figure]:
@@ -201,7 +189,6 @@ def _panel(
             _sizes_axis(words("GPUs"), efficiencies),
             Axis("efficiency", "efficiency", "share", shown=(1.0,)),
             _ends(efficiencies, "share"),
-            dodge=True,
         )
 
 
