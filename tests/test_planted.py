@@ -130,7 +130,7 @@ NOISY = (
 # Small batches wait for the CPU; at 512 and 1,024 images a window of 1 s has few steps. Each cell says so, and nothing else.
 SMALL_OR_SHORT = {("h200_x1", "graphs"), ("h200_x1", "fastest")}
 TOLD_OF_THESE = {"noisy", "cpu_bound", "too_few_iterations", "not_stationary"}
-ON_SOCKETS = "h200_net"  # two GPUs that a variable made two hosts: tests/test_h200_net.py says what is told of them
+ON_SOCKETS = "h200_net"  # two GPUs that a variable made two hosts: tests/test_h200.py says what is told of them
 PLANTED = "resnet50-nccl_allreduce-gpus0-3-de3b63172a"  # LOC was taken away from it on purpose
 
 
