@@ -33,6 +33,9 @@ def in_control_groups(folder, monkeypatch, groups, files):
     monkeypatch.setattr("conf.host_limits.MOUNTED", folder)
 
 
+QUOTA, PERIOD = "cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"
+
+
 class NVMLError(Exception):
     """As pynvml raises it."""
 
@@ -70,12 +73,7 @@ def driver(monkeypatch):
 def test_devices_are_found_by_number_uuid_and_bus_id(driver):
     here = devices.look("auto", {})
     assert here.kind == "cuda" and here.all_gpus == (0, 1)
-    assert (
-        here.device("1", "").id
-        == here.device("GPU-1000", "").id
-        == here.device("07:00.0", "").id
-        == 1
-    )
+    assert {here.device(text, "").id for text in ("1", "GPU-1000", "07:00.0")} == {1}
     assert here.device("0000:06:00.0", "").id == 0
     with pytest.raises(Refused, match="gpus=9: 9 is not here; this machine has GPUs 0, 1"):
         here.device("9", "9")
@@ -99,13 +97,9 @@ def test_a_driver_that_does_not_count_its_gpus_is_a_reason(driver):
         ("0::/\n", {}, 16),
         ("0::/a/b\n", {"a/b/cpu.max": "max 100000", "a/cpu.max": "250000 100000"}, 3),
         ("0::/../x\n", {"cpu.max": "20000 100000"}, 1),  # seen from inside a container
-        (
-            "3:memory:/m\n2:cpu,cpuacct:/d\n0::/\n",
-            {"cpu/cpu.cfs_quota_us": "200000", "cpu/cpu.cfs_period_us": "100000"},
-            2,
-        ),
-        ("2:cpu:/\n", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 16),
-        ("2:cpu:/\n", {"cpu/cpu.cfs_quota_us": "", "cpu/cpu.cfs_period_us": "0"}, 16),
+        ("3:memory:/m\n2:cpu,cpuacct:/d\n0::/\n", {QUOTA: "200000", PERIOD: "100000"}, 2),
+        ("2:cpu:/\n", {QUOTA: "-1", PERIOD: "100000"}, 16),
+        ("2:cpu:/\n", {QUOTA: "", PERIOD: "0"}, 16),
     ],
 )
 def test_a_limit_of_cpu_time_is_as_many_cores(tmp_path, monkeypatch, groups, files, cores):
@@ -161,17 +155,10 @@ OF_ONE = {
     [
         ("0::/\n", {}, 32 << 30),
         ("0::/a/b\n", OF_TWO, 460 * MIB),
-        (
-            "0::/../x\n",
-            {"memory.max": str(9 * MIB), "memory.current": str(10 * MIB)},
-            0,
-        ),  # seen from inside a container
+        # Seen from inside a container.
+        ("0::/../x\n", {"memory.max": str(9 * MIB), "memory.current": str(10 * MIB)}, 0),
         ("2:cpu:/m\n1:memory:/m\n0::/\n", OF_ONE, 460 * MIB),
-        (
-            "1:memory:/m\n",
-            {name: text for name, text in OF_ONE.items() if "/m/" not in name},
-            32 << 30,
-        ),
+        ("1:memory:/m\n", {name: OF_ONE[name] for name in OF_ONE if "/m/" not in name}, 32 << 30),
     ],
 )
 def test_a_limit_of_memory_is_as_much_memory(tmp_path, monkeypatch, groups, files, free):
@@ -199,9 +186,8 @@ def test_a_gpu_that_the_driver_refuses_is_left_out(driver):
 
 def test_facts_hold_what_the_driver_tells(driver):
     facts = _gpu_facts()
-    assert (
-        facts["driver"] == "580.1" and [gpu["name"] for gpu in facts["gpus"]] == ["NVIDIA H200"] * 2
-    )
+    assert facts["driver"] == "580.1"
+    assert [gpu["name"] for gpu in facts["gpus"]] == ["NVIDIA H200"] * 2
     assert "memory_bytes" not in facts["gpus"][0] and facts["gpus"][0]["nvlinks"] == 0
 
 
@@ -222,64 +208,40 @@ def test_a_lost_gpu_is_not_sampled(driver, tmp_path):
     assert metrics == {} and "gpu_samples" not in checks
 
 
-@pytest.mark.parametrize(
-    ("phases", "inside"),
-    [
-        (
-            [
-                "build",
-                "first step",
-                "warm-up",
-                "check",
-                "timed",
-                "compare",
-                "held",
-                "exchange",
-                "references",
-                "exposed",
-            ],
-            [4],
-        ),
-        (["check", "timed", "exposed", "timed", "compare", "exchange"], [1, 3]),
-        (["build", "first step", "warm-up"], []),
-        (["build", "verify", "timed", "concurrent"], [2, 3]),
-        (["connect", "measure"], [1]),
-        (["build", "check", "exchange", "references"], [2, 3]),
-        (["one rank", "all ranks"], [0, 1]),
-        (["to_device pinned", "to_host pinned all at once"], [0, 1]),
-        ([], []),
-    ],
-    ids=[
-        "throughput",
-        "between timed windows",
-        "stopped",
-        "p2p",
-        "collectives",
-        "exchange",
-        "jacobi",
-        "host_link",
-        "nothing",
-    ],
-)
-def test_samples_of_the_timed_window_are_those_of_measuring_phases(tmp_path, phases, inside):
+THROUGHPUT = "build|first step|warm-up|check|timed|compare|held|exchange|references|exposed"
+PHASES = {
+    "throughput": (THROUGHPUT, [4]),
+    "between timed windows": ("check|timed|exposed|timed|compare|exchange", [1, 3]),
+    "stopped": ("build|first step|warm-up", []),
+    "p2p": ("build|verify|timed|concurrent", [2, 3]),
+    "collectives": ("connect|measure", [1]),
+    "exchange": ("build|check|exchange|references", [2, 3]),
+    "jacobi": ("one rank|all ranks", [0, 1]),
+    "host_link": ("to_device pinned|to_host pinned all at once", [0, 1]),
+}
+
+
+@pytest.mark.parametrize("benchmark", PHASES)
+def test_samples_of_the_timed_window_are_those_of_measuring_phases(tmp_path, benchmark):
     """A phase lasts ten seconds, with a sample in its middle that has its number for a temperature; more before and after."""
+    words, inside = PHASES[benchmark]
+    phases = words.split("|")
 
     def write(path, lines):
         path.parent.mkdir(exist_ok=True)
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
     end = 10 * len(phases)
-    said = [
-        {"kind": "phase", "time": 10 * number, "phase": name} for number, name in enumerate(phases)
-    ]
-    write(
-        tmp_path / "ranks" / "0.jsonl",
-        [*said, {"kind": "result", "time": end}, {"kind": "done", "time": end + 9}],
-    )
-    write(tmp_path / "gpus.jsonl", [
-        {"kind": "sample", "time": 10 * number + 5, "gpus": [{"temperature_c": number, "reasons": 0x40}]}
-        for number in range(-1, len(phases) + 1)
-    ])  # fmt: skip
+    lines = []
+    for number, name in enumerate(phases):
+        lines.append({"kind": "phase", "time": 10 * number, "phase": name})
+    lines += [{"kind": "result", "time": end}, {"kind": "done", "time": end + 9}]
+    write(tmp_path / "ranks" / "0.jsonl", lines)
+    samples = []
+    for number in range(-1, len(phases) + 1):
+        gpu = {"temperature_c": number, "reasons": 0x40}
+        samples.append({"kind": "sample", "time": 10 * number + 5, "gpus": [gpu]})
+    write(tmp_path / "gpus.jsonl", samples)
     metrics, checks = summary(CellFolder(tmp_path))
     assert checks["gpu_samples"]["samples"] == len(inside)
     if inside:
@@ -295,9 +257,8 @@ def test_nccls_own_files_can_forbid_multicast(tmp_path):
     assert merged == {"HOME": "h", "NCCL_NVLS_ENABLE": "0"}
     with pytest.raises(Refused, match="forbids NVLink multicast"):
         nccl.refuse_multicast({"NCCL_NVLS_ENABLE": "1"}, merged)
-    assert (
-        nccl.with_configuration_files({"NCCL_NVLS_ENABLE": "1"}, texts)["NCCL_NVLS_ENABLE"] == "1"
-    )
+    around = {"NCCL_NVLS_ENABLE": "1"}
+    assert nccl.with_configuration_files(around, texts)["NCCL_NVLS_ENABLE"] == "1"
 
 
 def test_the_users_own_file_is_in_the_home_that_the_system_knows(tmp_path, monkeypatch):
