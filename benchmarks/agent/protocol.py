@@ -67,7 +67,6 @@ class Event(str, Enum):
     MEETING = "meeting"
     STARTED = "started"
     FAILED = "failed"
-    SILENT = "silent"
     FILE = "file"
     STATES = "states"
     STOPPED = "stopped"

@@ -185,7 +185,7 @@ class HostAgent:
         self._send(Event.STARTED, cell=cell.token, pid=cell.pid)
         if listener and meeting.hosts > 1:
             port = listener.getsockname()[1]
-            self._send(Event.MEETING, cell=cell.token, port=port, watched=0)
+            self._send(Event.MEETING, cell=cell.token, port=port)
         if listener:
             listener.close()
 

@@ -146,7 +146,6 @@ class HostsEngine:
         rendezvous = self._rendezvous.get(cell.every_host)
         if rendezvous:
             meeting["address"] = rendezvous.address
-        watched = 0
         for part in parts:
             host = self._fleet[part.host.name]
             variables = self.variables(cell, host.name, token).to_dict()
@@ -169,21 +168,19 @@ class HostsEngine:
                 sampled=uuids,
                 numbers=numbers,
                 meeting=meeting | {"host": part.number},
-                lost_after_s=self._limits.lost_after_s,
-                watched=watched,
             )
             if part.number == 0 and len(parts) > 1:
-                meeting["port"], watched = self._ports(part)
+                meeting["port"] = self._port(part)
 
-    def _ports(self, first: "CellOnHost") -> tuple[int, int]:
-        """Return where the first host listens for the ranks and for the agents of the others.
+    def _port(self, first: "CellOnHost") -> int:
+        """Return where the first host listens for the ranks of the others.
 
         Raises:
             AgentGone: its agent is gone.
             OSError: it cannot.
         """
         deadline = time.monotonic() + self._limits.start_timeout_s
-        while first.ports is None:
+        while first.port is None:
             first.news.wait(0.1)
             first.news.clear()
             if first.why or time.monotonic() > deadline:
@@ -191,7 +188,7 @@ class HostsEngine:
                 raise OSError(f"host {first.host.name}: {why}")
             if not first.host.answers(self._limits.lost_after_s):
                 raise AgentGone(f"host {first.host.name} is lost")
-        return first.ports
+        return first.port
 
     def variables(self, cell: Cell, name: str, token: str) -> Variables:
         """Return what a cell asks for in the environment on one of its hosts, but its clock."""
@@ -231,9 +228,7 @@ class CellOnHost:
     number: int  # of the host in the cell
     token: str  # of the cell
     folder: CellFolder
-    # Of the first host: where the ranks of all hosts meet, and their agents.
-    ports: tuple[int, int] | None = None
-    silent_s: dict[int, float] = field(default_factory=dict)  # hosts that it hears no more
+    port: int | None = None  # of the first host, where the ranks of all hosts meet
     status: int | None = None
     survivors: list[int] | None = None  # once it was stopped
     states: dict[str, str] = field(default_factory=dict)
@@ -251,10 +246,7 @@ class CellOnHost:
             except OSError as error:
                 self.error = self.error or error
         elif say == Event.MEETING:
-            self.ports = int(message["port"]), int(message["watched"])
-        elif say == Event.SILENT:
-            hosts = message["hosts"].items()
-            self.silent_s = {int(number): float(seconds) for number, seconds in hosts}
+            self.port = int(message["port"])
         elif say == Event.STATES:
             self.states |= message["states"]
         elif say == Event.ENDED:
@@ -329,24 +321,6 @@ class HostsJob:
 
     def lost(self) -> Lost | None:
         """Return the first host that is lost; None if none is."""
-        first = self._parts[0]
-        silent_s: dict[int, float] = {}
-        for part in self._parts:
-            silent_s |= part.silent_s
-        silent_s.pop(0, None)
-        # If the first hears none of several others, its own wire is cut.
-        first_is_cut = len(silent_s) == len(self._parts) - 1 > 1
-        for number, seconds in silent_s.items():
-            part = self._parts[number]
-            ear = f"host {first.host.name} hears nothing from it"
-            if first_is_cut:
-                part = first
-                ear = "no other host hears it"
-            part.host.is_lost(
-                f"{ear} for {seconds:.0f} s over the network of the ranks, which may be cut at "
-                "either end",
-                seconds,
-            )
         return first_lost((part.host for part in self._parts), self._lost_after_s)
 
     def process_state(self, number: int, pid: int) -> str:
