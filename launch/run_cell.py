@@ -111,7 +111,6 @@ class CellRunner:
         profiler: Sequence[str] = (),
         sampled: bool = False,
     ) -> Outcome:
-        """Run the ranks of a cell, or of a pass of it, in a prepared folder."""
         limits, before = self.config.engine, ResourceSnapshot.take()
         try:
             outcome = supervise.run(
@@ -133,8 +132,7 @@ class CellRunner:
         return dataclasses.replace(outcome, failure=before.explain(outcome.failure, folder.path))
 
     def _tuning_pass(self, cell: Cell, folder: CellFolder, variables: Mapping[str, str]) -> None:
-        """Run a few untimed steps in which NCCL logs each choice. A failure leaves checks unchecked
-        and costs no number."""
+        """Run a few untimed steps in which NCCL logs each choice. A failure costs no number."""
         try:
             inside = prepare(folder.tuning, cell.untimed_pass("tuning_pass", TUNING_PASS))
         except OSError as error:
@@ -155,8 +153,7 @@ class CellRunner:
         variables: Mapping[str, str],
         progress: Callable[[Watch], None],
     ) -> Record:
-        """Return the record with what the profiled pass gave; as it is if the user stopped it: the
-        next launcher measures the cell again, with its trace."""
+        """Return the record with what the profiled pass gave; as it is if the user stopped it."""
         from launch.profile.profiled_pass import profiled  # with numpy, which a plan does not need
 
         def run(untimed: Cell, inside: CellFolder, command: Sequence[str]) -> Outcome:

@@ -139,8 +139,7 @@ def prepared(
 
 @contextlib.contextmanager
 def _refused(what: str) -> Iterator[None]:
-    """Have an error of the operating system outside a cell be one sentence that begins with
-    `what`."""
+    """Have an OSError outside a cell be a sentence that begins with `what`."""
     try:
         yield
     except OSError as error:
@@ -289,8 +288,7 @@ class SweepRun:
         return status
 
     def _wait_for_others(self) -> None:
-        """Wait for the cells that others hold: take over what they finish, measure what they do
-        not."""
+        """Wait for cells that others hold: take over what they finish, measure what they do not."""
         for index in self.held:
             cell = self.cells[index].cell
             self._note(f"waiting for {cell.name}: {self.study.who_holds(cell)} (Ctrl-C leaves)")
@@ -318,11 +316,7 @@ class SweepRun:
         return closed
 
     def _try_cell(self, index: int) -> None:
-        """Measure a cell, or fail it where somebody else's file or link stands in its folder.
-
-        If its folder can no longer be written (a full disk), the sweep ends; every record so far is
-        kept.
-        """
+        """Measure a cell; it fails where its folder holds a file of somebody else or is lost."""
         try:
             self._run_cell(index)
         except NotOurs as error:
@@ -344,8 +338,7 @@ class SweepRun:
         )
 
     def _run_cell(self, index: int) -> None:
-        """Measure a cell unless another launcher measures it or has finished it; show and project
-        its record."""
+        """Measure a cell unless another launcher measures or has finished it; show it."""
         planned = self.cells[index]
         lost = self.engine.lost(planned.cell)
         if lost:

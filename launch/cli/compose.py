@@ -126,8 +126,7 @@ class Base:
     """One composition of Hydra's, in which values can be set."""
 
     def __init__(self, overrides: Sequence[str]) -> None:
-        """Compose all YAML files with some overrides. Raises HydraException and
-        OmegaConfBaseException."""
+        """Compose the YAML files. Raises HydraException and OmegaConfBaseException."""
         self.overrides = list(overrides)
         self.composed = compose("config", self.overrides, return_hydra_config=True)
         self.is_sweep = self.composed.hydra.mode == RunMode.MULTIRUN
@@ -158,8 +157,7 @@ class Base:
         return config
 
     def _part(self, name: str, overrides: Sequence[Override]) -> Any:
-        """Return a part of the configuration with other values. Raises for a wrong value and for a
-        whole group."""
+        """Return a part of the configuration with other values. Raises for wrong ones, groups."""
         before = {}
         try:
             for override in overrides:
@@ -231,8 +229,7 @@ def sweep(texts: Sequence[str], shared: Base) -> list[Request]:
 
 
 def _count(override: Override) -> float:
-    """Return how many values an override sweeps over, before they are listed; more than MOST_JOBS
-    for a step of 0."""
+    """Return how many values an override has, before they are listed; too many for a step of 0."""
     value = override.value()
     if isinstance(value, ChoiceSweep):
         return len(value.list)
@@ -243,8 +240,7 @@ def _count(override: Override) -> float:
 
 
 def _is_value(override: Override, overrides: Sequence[Override]) -> bool:
-    """Return whether an override sets one option that no other override touches, and chooses from
-    no group."""
+    """Return whether an override sets an option that no other touches, and no group."""
     key = override.key_or_group
     if key in GROUPS or override.get_key_element() != key or override.is_hydra_override():
         return False

@@ -101,7 +101,6 @@ def _wrong_value(cause: OmegaConfBaseException, arguments: Sequence[str]) -> str
 
 
 def _wrong_file(name: str, problem: str, key: str) -> str:
-    """Return what is wrong in a YAML file that Hydra composes, with the key where it is known."""
     problem = problem.strip()
     names = _names_at(key.rpartition(".")[0])
     if NOT_A_KEY.fullmatch(problem) and names:
@@ -143,8 +142,7 @@ def _unknown_key(key: str, cause: BaseException | None, arguments: Sequence[str]
 
 
 def _field_at(key: str) -> "dataclasses.Field[Any] | None":
-    """Return the field that the schema has at a key; None for the schema itself, and for keys that
-    it lacks."""
+    """Return the field that the schema has at a key; None for the schema itself, or without one."""
     node: Any = Config
     field = None
     for part in filter(None, key.split(".")):

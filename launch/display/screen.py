@@ -85,7 +85,6 @@ class Screen:
         self._is_last = False  # the table that stays
 
     def __enter__(self) -> "Screen":
-        """Print what all cells have in common and start drawing."""
         self._estimate()
         lines = [""]
         for name, text in self._common.items():
@@ -174,11 +173,9 @@ class Screen:
             self._numbers[number] = numbers
 
     def _number_columns(self) -> list[str]:
-        """Return the columns of numbers that some cell has, in their order."""
         return [name for name in COLUMNS if any(name in numbers for numbers in self._numbers)]
 
     def _draw(self) -> Group:
-        """Return the table and the lines below it, as they are now."""
         rows = self._rows()
         columns: dict[str, list[Text]] = {}
         for name, texts in self._request.items():
@@ -204,10 +201,7 @@ class Screen:
         return Group(table, *below) if rows else Group(*below)
 
     def _table(self, columns: dict[str, list[Text]]) -> Table:
-        """Return the table; remove from `columns` what a narrow terminal has no room for.
-
-        Where that is not enough, rich cuts columns of words, the longest first.
-        """
+        """Return the table, and remove from `columns` what has no room: then rich cuts words."""
         titles = {name: cell_numbers.heading(name, self._things, self._unit) for name in columns}
         widths = {}
         for name, texts in columns.items():
@@ -241,8 +235,7 @@ class Screen:
         return Text(f"▸ {state}", "bold cyan")
 
     def _rows(self) -> Sequence[int]:
-        """Return the rows that fit, around the first cell that is not settled; at the end all that
-        were begun."""
+        """Return the rows that fit, around the first open cell; at the end all that were begun."""
         if self._is_last:
             return [row for row, state in enumerate(self.states) if state != WAITING]
         extra = len(self._lines_below(self._number_columns())) - 1
@@ -255,8 +248,7 @@ class Screen:
         return range(first, first + room)
 
     def _lines_below(self, columns: Collection[str]) -> list[str]:
-        """Return what ± and the reference are, where columns show them, and how far the sweep is:
-        how many cells are done, and the time it took and will take."""
+        """Return what ± and the reference are, where they are shown, and how far the sweep is."""
         settled = sum(state in SETTLED for state in self.states)
         failed, interrupted = self.states.count("failed"), self.states.count("interrupted")
         elapsed = duration(time.monotonic() - self._opened_s)
@@ -276,7 +268,6 @@ class Screen:
         return [line for line in (margins, reference, status) if line]
 
     def _estimate(self) -> None:
-        """Estimate the seconds of each cell that is not settled."""
         unsettled = [row for row, state in enumerate(self.states) if state not in SETTLED]
         cells = [self.cells[row] for row in unsettled]
         self._estimates_s = [0.0] * len(self.cells)
@@ -284,8 +275,7 @@ class Screen:
             self._estimates_s[row] = estimate.seconds
 
     def _left_s(self) -> int:
-        """Return the seconds until the last cell is done, in steps of five; 0 where the estimate is
-        over."""
+        """Return the seconds to the end, in steps of five; 0 where the estimate is over."""
         left_s = list(self._estimates_s)
         for row, (since, _) in self._running.copy().items():
             left_s[row] = max(0.0, left_s[row] - (time.monotonic() - since))

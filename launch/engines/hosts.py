@@ -173,12 +173,7 @@ class HostsEngine:
                 meeting["port"] = self._port(part)
 
     def _port(self, first: "CellOnHost") -> int:
-        """Return where the first host listens for the ranks of the others.
-
-        Raises:
-            AgentGone: its agent is gone.
-            OSError: it cannot.
-        """
+        """Return where the first host listens for the ranks. Raises AgentGone, OSError."""
         deadline = time.monotonic() + self._limits.start_timeout_s
         while first.port is None:
             first.news.wait(0.1)
@@ -361,6 +356,5 @@ class HostsJob:
                 part.host.channel.send(what, cell=self._token, **content)
 
     def _not_stopped(self) -> list[CellOnHost]:
-        """Return where processes may still run, and an agent that answers."""
         parts = [part for part in self._parts if part.survivors is None]
         return [part for part in parts if part.host.answers(self._lost_after_s)]

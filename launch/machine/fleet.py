@@ -110,11 +110,9 @@ class Fleet:
     hosts: tuple[Host, ...]
 
     def __iter__(self) -> Iterator[Host]:
-        """Iterate over the hosts."""
         return iter(self.hosts)
 
     def __getitem__(self, name: str) -> Host:
-        """Return the host of a name. Raises KeyError."""
         return {host.name: host for host in self.hosts}[name]
 
     def some(self, names: Sequence[str]) -> "Fleet":
@@ -221,10 +219,7 @@ def compare(fleet: Fleet) -> list[str]:
 
 
 def _difference(what: str, values: Mapping[str, str]) -> str:
-    """Return a sentence that names the hosts with each value; '' where there is one value.
-
-    `values` are by host; one that does not say has ''.
-    """
+    """Return a sentence that names the hosts with each value; '' where there is one or none."""
     names_by_value: dict[str, list[str]] = {}
     for name, value in values.items():
         if value:

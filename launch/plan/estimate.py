@@ -81,8 +81,7 @@ def estimates(
 
 
 def _measured_ratios(records: Sequence[Record]) -> dict[str, list[tuple[str, float]]]:
-    """Return (the text of SAME_PLACE, seconds ÷ those of the rule of thumb) of finished cells, by
-    the text of SAME_WORK."""
+    """Return (place, seconds ÷ those of the rule) of finished cells, by the text of SAME_WORK."""
     ratios: dict[str, list[tuple[str, float]]] = {}
     sweeps: set[str] = set()
     cached: set[str] = set()
@@ -139,8 +138,7 @@ def rule_of_thumb(cell: Cell, first: bool = False, cached: Collection[str] = ())
 
 
 def _measuring_seconds(cell: Cell) -> float:
-    """Return the seconds that the cell's benchmark measures. A rule that fails ends no sweep: the
-    time is unknown."""
+    """Return the seconds that the benchmark measures, by its rule; one that fails ends no sweep."""
     unknown = UNKNOWN_SECONDS[cell.device]
     rule = groups.choice("benchmark", cell.benchmark["name"]).code.get("seconds")
     if not rule:

@@ -117,8 +117,7 @@ def _by_link(config: Config, machine: Machine, topology_text: str | None) -> lis
 
 
 def _topology(config: Config, topology_text: str | None) -> Topology:
-    """Return the topology of the file that was named, else that of a text, else of this machine.
-    Raises Refused."""
+    """Return the topology of the file, else of the text, else of this machine. Raises Refused."""
     try:
         if topology_text is not None and config.topology is None:
             return parse_topology(topology_text)
@@ -154,8 +153,7 @@ def host_names(configs: Sequence[Config], surroundings: Mapping[str, str]) -> tu
 
 
 def _listed(config: Config, surroundings: Mapping[str, str]) -> tuple[str, ...] | None:
-    """Return the hosts of the file or of the allocation; None where nodes= itself names them.
-    Raises Refused."""
+    """Return the hosts of the file or of the allocation; None where nodes= names them."""
     if config.hosts is not None:
         return tuple(host.name for host in listed_hosts(config.hosts))
     if config.engine.name != "slurm" or (config.dry_run and slurm.NODES not in surroundings):

@@ -202,8 +202,7 @@ def _expand(
     hosts: Mapping[str, PlannedHost],
     surroundings: Mapping[str, str],
 ) -> list[Cell]:
-    """Return a cell for every subset of every configuration, each after its control cells. Raises
-    Refused."""
+    """Return a cell for every subset of every configuration, each after its control cells."""
     names = host_names(configs, surroundings) if hosts else ()
     all_gpus = {"": machine.all_gpus}
     if hosts:
@@ -268,8 +267,6 @@ def _about_cpu_workers(
 def _about_cells(
     configs: Sequence[Config], cells: Sequence[Cell], used: Sequence[Cell]
 ) -> Iterator[str]:
-    """Yield notices about listed cells that do not run, and about control cells that there are none
-    of."""
     has_waterfall = any(config.waterfall for config in configs)
     if has_waterfall and not any(map(control_cells, cells)):
         yield (

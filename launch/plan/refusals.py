@@ -254,8 +254,7 @@ def refuse_several_values(configs: Sequence[Config], overrides: Sequence[Sequenc
 
 
 def _differing(key: str, values: Sequence[Any]) -> tuple[str, Sequence[Any]]:
-    """Return the first option in which values differ, with its values: of a group of options the
-    one inside it."""
+    """Return the first option in which values differ, also inside a group, with its values."""
     if all(value == values[0] for value in values):
         return "", ()
     if dataclasses.is_dataclass(values[0]):

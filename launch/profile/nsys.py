@@ -70,8 +70,7 @@ class Nsys:
             raise UnreadableInput(f"{error}; the report is kept: {whole}") from None
 
     def _import(self, partial: Path) -> None:
-        """Make the report from a recording: nsys itself fails if the distribution put its importer
-        in another folder."""
+        """Make the report of a recording, where nsys does not find its own importer."""
         # Beside the folder of nsys, followed through symbolic links.
         program = self.path.absolute()
         importer: Path | None = None

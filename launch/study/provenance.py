@@ -85,10 +85,7 @@ class RunEnvironment:
 
     @functools.cached_property
     def _versions_on_gpus(self) -> dict[str, str]:
-        """What a rank would report of its software; empty where that fails. It takes seconds.
-
-        Only a process with the variables of the ranks knows which NCCL is loaded.
-        """
+        """What a process like the ranks says, as which NCCL is loaded. It takes seconds."""
         try:
             done = subprocess.run(
                 [sys.executable, "-m", "benchmarks.rank.worker"],
@@ -104,7 +101,6 @@ class RunEnvironment:
 
 
 def _differences(before: Record, now: Record) -> list[str]:
-    """Return what is otherwise around the second of two records of one cell."""
     # What ranks say of their GPUs is not known yet.
     before, now = dataclasses.replace(before, ranks=[]), dataclasses.replace(now, ranks=[])
     machines = Machines((before, now))

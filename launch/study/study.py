@@ -250,7 +250,6 @@ class StudyFolder:
 
 
 def _id_of(folder: Path) -> tuple[int, int]:
-    """Return the device and the inode of a folder. Raises OSError."""
     status = folder.stat()
     return status.st_dev, status.st_ino
 

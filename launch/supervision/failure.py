@@ -116,7 +116,6 @@ def _order(rank: Rank, end: End | None) -> tuple[int, float, int]:
 
 
 def _raised(rank: Rank, error: Mapping[str, object]) -> Failure:
-    """Return the failure of a rank that wrote its exception."""
     kind = str(error["type"])
     message = str(error["message"]).strip()
     first_line = (message or kind).splitlines()[0]
@@ -126,7 +125,6 @@ def _raised(rank: Rank, error: Mapping[str, object]) -> Failure:
 
 
 def _cause_of(text: str) -> str:
-    """Return the cause that the text of an exception tells."""
     if OUT_OF_MEMORY.search(text):
         return "oom"
     # torch's watchdog of NCCL passes on what a kernel did.
@@ -136,7 +134,6 @@ def _cause_of(text: str) -> str:
 
 
 def _ended(rank: Rank, status: int | None, folder: CellFolder) -> Failure:
-    """Return the failure of a rank that ended without writing why."""
     where = "before it reported"
     if rank.phase:
         where = f"in phase {rank.phase!r}"

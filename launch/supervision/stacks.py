@@ -143,7 +143,6 @@ def locate(log: Path, start: int) -> Location | None:
 
 
 def _location(stack: Sequence[Frame]) -> Location:
-    """Return what one thread does."""
     frames = [frame for frame in stack if frame.owner != "Python"] or list(stack)
     inside = list(takewhile(lambda frame: frame.owner in ("torch", "Ringside"), frames))
     wait = _wait(inside)

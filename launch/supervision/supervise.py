@@ -167,7 +167,6 @@ def _explained(hang: Hang, watch: Watch, folder: CellFolder, job: Job, clock: An
 
 
 def _until(condition: Callable[[], bool], seconds: float, clock: Any) -> None:
-    """Wait until a condition holds, or some seconds have passed."""
     deadline = clock.monotonic() + seconds
     while not condition() and clock.monotonic() < deadline:
         clock.sleep(POLL_SECONDS)
