@@ -176,17 +176,18 @@ class GroupChoice:
             Refused: the target cannot be found.
         """
         target = self.rules["_target_"]
-        if not self.is_ours:  # tests hold our own files to what they name
-            source_file(f"{self.path}: _target_", target)
-            for name, dotted in self.code.items():
-                source_file(f"{self.path}: code.{name}", dotted)
         declared: dict[str, Any] = {"target": target}
         for name in ("derive", "section"):
             if name in self.code:
                 declared[name] = self.code[name]
         if "compared" in self.rules:
             declared["compared"] = self.rules["compared"]
-        if "sends" in self.rules and not self.is_ours:  # which readers of a record have
+        if self.is_ours:  # tests hold our own files to what they name
+            return declared
+        for name, dotted in {"_target_": target, **self.code}.items():
+            where = name if name == "_target_" else f"code.{name}"
+            source_file(f"{self.path}: {where}", dotted)
+        if "sends" in self.rules:  # which readers of a record have
             declared["sends"] = self.rules["sends"]
         code_hash = sha256_of_foreign_code(f"{self.path}: _target_", target)
         if code_hash is not None:

@@ -58,7 +58,7 @@ FOLDER_ARROWS = {
     "analysis.prediction": ("analysis.findings",),
     "analysis.findings": ("analysis.study", "analysis.topology", "analysis.statistics"),
     "analysis.study": (),
-    "analysis.native": ("analysis.topology",),
+    "analysis.native": (),
     "analysis.topology": (),
     "analysis.statistics": (),
     "analysis.trace": (),

@@ -19,7 +19,7 @@ from analysis.errors import UnreadableInput
 from analysis.gc_pause import gc_paused
 from analysis.trace.intervals import Times, covers, union
 from analysis.trace.model import Events, Names, RankTrace, Trace, make_events, number_of, spans
-from analysis.trace.names import gloo_collective, nccl_collective
+from analysis.trace.names import gloo_collective, split_nccl
 
 _CATEGORIES = {
     "kernel": "kernel",
@@ -167,14 +167,9 @@ def _gpu_rank(
         devices[kind] = np.array([_argument(event, "device") for event in events[kind]], np.int64)
 
     kernels, copies, memsets = tables["kernel"], tables["memcpy"], tables["memset"]
-    collectives = kernels.copy()
-    is_nccl = np.zeros(len(kernels), np.bool_)
-    for at, event in enumerate(events["kernel"]):
-        collective = nccl_collective(event["name"])
-        if collective is not None:
-            is_nccl[at] = True
-            collectives["name"][at] = number_of(collective, names)
-            collectives["communicator"][at] = _process_group(event, names)
+    collectives, is_nccl = split_nccl(kernels, names)
+    groups = [_process_group(event, names) for event in events["kernel"]]
+    collectives["communicator"] = groups
     for at, event in enumerate(events["memcpy"]):
         match = _COPY.match(event["name"])
         kind = match[1] if match else event["name"]

@@ -8,6 +8,11 @@ of them.
 
 import re
 
+import numpy as np
+
+from analysis.trace.intervals import Flags
+from analysis.trace.model import Events, Names, number_of
+
 # Longest first: AllReduce and ReduceScatter contain Reduce.
 _COLLECTIVES = (
     *("AllReduce", "ReduceScatter", "AllGather", "AllToAll", "Broadcast", "SendRecv", "Scatter"),
@@ -50,3 +55,17 @@ def rank_mark(name: str) -> int | None:
     if match is None:
         return None
     return int(match[1])
+
+
+def split_nccl(kernels: Events, names: Names) -> tuple[Events, Flags]:
+    """Return the kernels under the names of their collectives, and which are NCCL's."""
+    collectives = kernels.copy()
+    is_nccl: Flags = np.zeros(len(kernels), np.bool_)
+    texts = list(names)
+    for number in np.unique(kernels["name"]).tolist():
+        collective = nccl_collective(texts[number])
+        if collective is not None:
+            mine = kernels["name"] == number
+            is_nccl |= mine
+            collectives["name"][mine] = number_of(collective, names)
+    return collectives, is_nccl

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from analysis.errors import UnreadableInput
 from analysis.trace.intervals import Times
 from analysis.trace.model import Events, Names, RankTrace, Trace, make_events, number_of
-from analysis.trace.names import is_step, nccl_collective, rank_mark
+from analysis.trace.names import is_step, rank_mark, split_nccl
 from analysis.trace.nsys_tables import (
     GRAPHS,
     KERNEL,
@@ -156,21 +156,11 @@ def _gpu_ranks(
     if any(is_step(span.name) for span in ranges):
         launches = _read_launches(export, strings)
     compute, copies, memsets = (_events(rows, launches) for rows in (kernels, copied, memset))
-    kernel_names = kernels["demangledName"]
     compute["name"] = _translated(
-        kernel_names, lambda number: number_of(strings.get(number, "unnamed kernel"), names)
+        kernels["demangledName"],
+        lambda number: number_of(strings.get(number, "unnamed kernel"), names),
     )
-    is_nccl = np.array(
-        _translated(
-            kernel_names, lambda number: nccl_collective(strings.get(number, "")) is not None
-        ),
-        dtype=np.bool_,
-    )
-    collectives = compute.copy()
-    collectives["name"][is_nccl] = _translated(
-        kernel_names[is_nccl],
-        lambda number: number_of(str(nccl_collective(strings[number])), names),
-    )
+    collectives, is_nccl = split_nccl(compute, names)
     copies["name"] = _translated(
         np.where(copied["copyKind"] < len(_COPY_KINDS), np.maximum(copied["copyKind"], 0), 0),
         lambda kind: number_of(_COPY_KINDS[kind], names),

@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import BinaryIO
 
 from analysis.errors import UnreadableInput
 from analysis.input_files import (
@@ -65,19 +66,15 @@ def read_trace(source: str) -> Trace:
 def _read(path: Path, names: Names, in_folder: bool) -> Trace | None:
     """Return one file; None for JSON in a folder that is not a trace (a record.json)."""
     try:
-        is_report = path.suffix == _REPORT
-        head = b""
-        if not is_report:
-            with path.open("rb") as file:
-                packed = file.read(len(GZIP)) == GZIP
-            with gzip.open(path) if packed else path.open("rb") as stream:
+        with tempfile.TemporaryDirectory() as scratch:
+            if path.suffix == _REPORT:
+                return read_nsys(exported(path, Path(scratch)), path, names)
+            with _opened(path) as stream:
                 head = stream.read(256)
-            if not head:
-                raise UnreadableInput("an empty file")
-        if is_report or head.startswith(_SQLITE):
-            with tempfile.TemporaryDirectory() as scratch:
-                copy = exported if is_report else plain_export
-                return read_nsys(copy(path, Path(scratch)), path, names)
+            if head.startswith(_SQLITE):
+                return read_nsys(plain_export(path, Path(scratch)), path, names)
+        if not head:
+            raise UnreadableInput("an empty file")
         if head.lstrip()[:1] not in (b"{", b"["):
             raise UnreadableInput(
                 "accepted are an SQLite export of nsys and the JSON of torch.profiler"
@@ -92,26 +89,32 @@ def _read(path: Path, names: Names, in_folder: bool) -> Trace | None:
         raise UnreadableInput(f"{path}: {error}") from None
 
 
+def _opened(path: Path) -> BinaryIO | gzip.GzipFile:
+    """Open a file, unpacked."""
+    with path.open("rb") as file:
+        is_packed = file.read(len(GZIP)) == GZIP
+    return gzip.open(path) if is_packed else path.open("rb")
+
+
 def plain_export(path: Path, scratch: Path) -> Path:
     """Return an SQLite file itself, or a decompressed copy of a gzipped one in `scratch`.
 
     Raises:
         UnreadableInput: another file, or a cut gzip file.
     """
-    with path.open("rb") as file:
-        is_packed = file.read(len(GZIP)) == GZIP
-    plain = path
-    if is_packed:
-        plain = scratch / "export.sqlite"
-        try:
-            with gzip.open(path) as source, plain.open("wb") as file:
+    try:
+        with _opened(path) as source:
+            if source.read(len(_SQLITE)) != _SQLITE:
+                raise UnreadableInput("not an SQLite file, so not an export of nsys")
+            if not isinstance(source, gzip.GzipFile):
+                return path
+            source.seek(0)
+            plain = scratch / "export.sqlite"
+            with plain.open("wb") as file:
                 file.writelines(pieces(source, path.name, LARGEST_TRACE_BYTES))
-        except CUT:
-            raise UnreadableInput("cut or damaged gzip file") from None
-    with plain.open("rb") as file:
-        if file.read(len(_SQLITE)) != _SQLITE:
-            raise UnreadableInput("not an SQLite file, so not an export of nsys")
-    return plain
+            return plain
+    except CUT:
+        raise UnreadableInput("cut or damaged gzip file") from None
 
 
 def exported(path: Path, scratch: Path, nsys: str | None = None) -> Path:

@@ -22,7 +22,6 @@ _LEFT, _PLOT, _RIGHT = 110, 560, 20  # px
 _LANE, _GAP, _HEADER, _TOP, _BOTTOM = 17, 5, 30, 78, 64
 _LETTER = 6.3  # px of a letter, about
 _JOINED_PX = 0.2  # boxes closer than this become one
-_MOST_RANKS = 16
 _ON_HOST = ("forward", "backward", "exchange", "optimizer")  # ranges drawn above the streams
 # kind: (fill, outline, words of the legend), drawn in this order
 _KINDS = {
@@ -57,11 +56,10 @@ def draw_timeline(trace: Trace, step: int | None = None) -> str:
     """
     start, end, title = choose_window(trace, step)
     window = np.array([[start, end]], dtype=np.int64)
-    drawn = trace.ranks[:_MOST_RANKS]
     parts: list[str] = []
     y = _TOP
     meetings, _ = match(trace)
-    for rank in drawn:
+    for rank in trace.ranks:
         wait_ns = waits_of(rank, meetings)
         turn = rank.collectives["start"]
         if wait_ns is not None:
@@ -91,10 +89,6 @@ def draw_timeline(trace: Trace, step: int | None = None) -> str:
             y += _LANE + _GAP
         y += _GAP
     axis = _axis((end - start) / 1e6, y)
-    if len(drawn) < len(trace.ranks):
-        line = f"{len(drawn)} of {len(trace.ranks)} ranks drawn"
-        parts.append(_text(_LEFT, y + 12, line, "soft"))
-        y += 18
     width, height = _LEFT + _PLOT + _RIGHT, y + _BOTTOM
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
