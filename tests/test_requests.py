@@ -67,7 +67,7 @@ def planned(launch, tmp_path):
 
 
 def wrong_requests():
-    """Arguments, and parts of the sentence: field and value first, then what is accepted."""
+    """Arguments, and parts of the sentence; tests/golden/refusals.txt has more."""
     lines = (
         (ROOT / "tests" / "data" / "wrong_requests.txt").read_text(encoding="utf-8").splitlines()
     )
