@@ -1,13 +1,11 @@
 """The console of every command and of a sweep: a terminal obeys nothing that stands in a text of somebody else."""
 
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from typing import Any, TextIO
 
 from rich.console import Console, ConsoleOptions, RenderableType
-from rich.markup import escape
 from rich.segment import Segment
-from rich.table import Table
 from rich.text import Text
 
 from benchmarks.record.safe_text import forgive, visible
@@ -41,11 +39,3 @@ def console() -> SafeConsole:
     """Return the console of a command: the terminal, or plain text without cut columns if the output is a pipe."""
     forgive(sys.stdout)
     return SafeConsole(width=None if sys.stdout.isatty() else _WIDE)
-
-
-def table_of_texts(title: str | None, headings: Iterable[str], left: Collection[str] = ()) -> Table:
-    """Return a table without rows: columns of numbers, and of texts where `left` has the heading."""
-    table = Table(title=escape(title) if title else None, title_justify="left")
-    for heading in headings:
-        table.add_column(heading, justify="left" if heading in left else "right")
-    return table

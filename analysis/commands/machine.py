@@ -9,61 +9,71 @@ import argparse
 import json
 from itertools import combinations
 from pathlib import Path
-
-from rich.table import Table
+from typing import Any
 
 from analysis.console import console
 from analysis.input_files import read_input
 from analysis.native.p2p import parse_bandwidths
+from analysis.report.numbers import NumberFormat
+from analysis.report.table import Column, Table
+from analysis.text import count
 from analysis.topology.bandwidth import EXACT_GPUS, MachineWires
 from analysis.topology.model import Device, Topology, count_classes, describe_counts, is_known
 from analysis.topology.nvml import NoDriver
-from analysis.topology.placement import Placement, choose_gpus
+from analysis.topology.placement import choose_gpus
 from analysis.topology.readers import read_topology
 from analysis.topology.subsets import classes
 
-_FILE_HELP = (
+FILE_HELP = (
     "text of `nvidia-smi topo -m` or NCCL's topology XML; - is stdin; without a file: this machine"
+)
+NVSWITCH = {
+    True: "GPUs meet in NVSwitches",
+    False: "no NVSwitch",
+    None: "NVSwitch or direct NVLinks: not known",
+}
+GB_PER_S = NumberFormat(decimals=1)
+SUBSETS = (
+    Column("gpus", "GPUs"),
+    Column("links", "links"),
+    Column("rings", "all rings"),
+    Column("members", "members", kind="count"),
+    Column("representative", "representative"),
+    Column("second_member", "second member"),
+)
+RINGS = (
+    Column("name", ""),
+    Column("order", "GPUs in ring order"),
+    Column("links", "links of this ring"),
+    Column("rings", "all rings"),
+    Column("slowest", "slowest GB/s", kind=GB_PER_S),
+    Column("sum", "sum GB/s", kind=GB_PER_S),
 )
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the command that the parser is for."""
+    add = parser.add_argument
     if parser.prog.endswith("place"):
-        parser.add_argument(
-            "--gpus", type=int, required=True, metavar="K", help="how many GPUs to choose"
-        )
-        parser.add_argument(
-            "--topology",
-            metavar="FILE",
-            help="`nvidia-smi topo -m` or NCCL's topology XML; - is stdin; default: this machine",
-        )
-        parser.add_argument(
-            "--p2p",
-            metavar="FILE",
-            help="measured bandwidths: JSON of `python -m analysis p2p`, a record or a matrix",
-        )
+        add("--gpus", type=int, required=True, metavar="K", help="how many GPUs to choose")
+        add("--topology", metavar="FILE", help=FILE_HELP)
+        p2p = "measured bandwidths: JSON of `python -m analysis p2p`, a record or a matrix"
+        add("--p2p", metavar="FILE", help=p2p)
         return
-    parser.add_argument("file", nargs="?", help=_FILE_HELP)
+    add("file", nargs="?", help=FILE_HELP)
     if parser.prog.endswith("topology"):
-        parser.add_argument(
-            "--svg", metavar="OUT", type=Path, help="draw the machine into this SVG file"
-        )
-        parser.add_argument(
-            "--gpu-name",
-            metavar="NAME",
-            help="product name of the GPUs, for theoretical bandwidths",
-        )
+        add("--svg", metavar="OUT", type=Path, help="draw the machine into this SVG file")
+        name = "product name of the GPUs, for theoretical bandwidths"
+        add("--gpu-name", metavar="NAME", help=name)
         return
-    parser.add_argument(
-        "--size", type=int, metavar="K", help="only subsets of K GPUs (default: of two and more)"
-    )
+    size = "only subsets of K GPUs (default: of two and more)"
+    add("--size", type=int, metavar="K", help=size)
     for option, text in (
         ("--affinity", "distinguish pairs on one NUMA node from pairs on two"),
         ("--nics", "distinguish GPUs that have other links to the NICs"),
         ("--second-member", "show another member of each class"),
     ):
-        parser.add_argument(option, action="store_true", help=text)
+        add(option, action="store_true", help=text)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -94,25 +104,26 @@ def _run_topology(arguments: argparse.Namespace) -> None:
 def _print_topology(topology: Topology) -> None:
     labels: dict[Device, str] = {gpu: f"GPU{gpu}" for gpu in topology.gpus}
     labels |= {nic: nic for nic in topology.nics}
-    table = Table(title=f"topology ({topology.source})", title_justify="left")
-    for heading in ("", *labels.values(), "CPU affinity", "NUMA"):
-        table.add_column(heading)
+    columns = [Column("device", ""), *(Column(label, label) for label in labels.values())]
+    columns += [Column("cpu", "CPU affinity"), Column("numa", "NUMA")]
+    rows = []
     for device, label in labels.items():
-        row = [label]
-        for peer in labels:
-            row.append("X" if peer == device else topology.link_between(device, peer))
+        row: dict[str, Any] = {"device": label, label: "X"}
+        for peer, peer_label in labels.items():
+            if peer != device:
+                row[peer_label] = topology.link_between(device, peer)
         if isinstance(device, int):
             gpu = topology.gpu(device)
-            row += [gpu.cpu_affinity or "", gpu.numa_affinity or ""]
-        table.add_row(*row)
+            row |= {"cpu": gpu.cpu_affinity, "numa": gpu.numa_affinity}
+        rows.append(row)
     out = console()
-    out.print(table)
+    out.print(Table.of("", f"topology ({topology.source})", columns, rows).to_rich())
     pairs_of: dict[str, list[tuple[int, int]]] = {}
     for a, b in combinations(topology.gpus, 2):
         pairs_of.setdefault(topology.link_between(a, b), []).append((a, b))
     for word in count_classes(pairs_of):
         pairs = pairs_of[word]
-        line = f"{word}: {len(pairs)} {'pair' if len(pairs) == 1 else 'pairs'} of GPUs"
+        line = f"{word}: {count(len(pairs), 'pair')} of GPUs"
         speeds = {topology.theoretical_gb_per_s(a, b) for a, b in pairs} - {None}
         if speeds:
             texts = [f"{speed:.1f}" for speed in sorted(filter(None, speeds))]
@@ -120,9 +131,7 @@ def _print_topology(topology: Topology) -> None:
         if not is_known(word):
             line += ", not a known link class"
         out.print(line)
-    nvswitch = {True: "GPUs meet in NVSwitches", False: "no NVSwitch"}
-    unknown = "NVSwitch or direct NVLinks: not known"
-    out.print(unknown if topology.nvswitch is None else nvswitch[topology.nvswitch])
+    out.print(NVSWITCH[topology.nvswitch])
 
 
 def _run_subsets(arguments: argparse.Namespace) -> None:
@@ -132,32 +141,28 @@ def _run_subsets(arguments: argparse.Namespace) -> None:
     total = sum(subset.members for subset in subsets)
     wires = MachineWires.of(topology)
     quick = len(topology.gpus) > EXACT_GPUS  # of 16 GPUs there may be 2,000 classes
-    bandwidths = []
+    content = []
+    rows = []
     for subset in subsets:
         positions = [topology.gpus.index(gpu) for gpu in subset.representative]
-        bandwidths.append(wires.bandwidth(positions, quick))
+        bandwidth = wires.bandwidth(positions, quick)
+        content.append(subset.to_json(arguments.second_member) | bandwidth.to_json())
+        row: dict[str, Any] = {
+            "gpus": str(subset.size),
+            "links": describe_counts(subset.links),
+            "members": subset.members,
+            "representative": ",".join(map(str, subset.representative)),
+        }
+        if subset.size > 1:
+            row["rings"] = bandwidth.describe()
+        if arguments.second_member:
+            row["second_member"] = ",".join(map(str, subset.second_member or ())) or "none"
+        rows.append(row)
     if arguments.json:
-        content = []
-        for subset, bandwidth in zip(subsets, bandwidths, strict=True):
-            content.append(subset.to_json(arguments.second_member) | bandwidth.to_json())
         print(json.dumps({"subsets": total, "classes": content}))
         return
-    table = Table(title=f"{total} subsets in {len(subsets)} classes", title_justify="left")
-    table.add_column("GPUs", justify="right")
-    table.add_column("links")
-    table.add_column("all rings", justify="right")
-    table.add_column("members", justify="right")
-    table.add_column("representative")
-    if arguments.second_member:
-        table.add_column("second member")
-    for subset, bandwidth in zip(subsets, bandwidths, strict=True):
-        row = [str(subset.size), describe_counts(subset.links)]
-        row.append(bandwidth.describe() if subset.size > 1 else "")
-        row += [str(subset.members), ",".join(map(str, subset.representative))]
-        if arguments.second_member:
-            row.append(",".join(map(str, subset.second_member or ())) or "none")
-        table.add_row(*row)
-    console().print(table)
+    caption = f"{total} subsets in {len(subsets)} classes"
+    console().print(Table.of("", caption, SUBSETS, rows).to_rich())
 
 
 def _run_place(arguments: argparse.Namespace) -> None:
@@ -180,25 +185,22 @@ def _run_place(arguments: argparse.Namespace) -> None:
             content[name] = ring.to_json()
         print(json.dumps({**content, "reason": placement.reason}))
         return
-    _print_placement(placement)
-
-
-def _print_placement(placement: Placement) -> None:
     is_measured = placement.best.slowest_gb_per_s is not None
-    table = Table()
-    for heading in ("", "GPUs in ring order", "links of this ring"):
-        table.add_column(heading)
-    headings = ["all rings"]
-    if is_measured:
-        headings += ["slowest GB/s", "sum GB/s"]
-    for heading in headings:
-        table.add_column(heading, justify="right")
+    columns = list(RINGS)
+    if not is_measured:
+        columns = columns[:4]
+    rows = []
     for name, ring in placement.rings().items():
-        row = [name.replace("_", " "), ",".join(map(str, ring.order)), describe_counts(ring.links)]
-        row.append(ring.bandwidth.describe() if ring.bandwidth else "")
-        if is_measured:
-            row += [f"{ring.slowest_gb_per_s:.1f}", f"{ring.sum_gb_per_s:.1f}"]
-        table.add_row(*row)
+        row: dict[str, Any] = {
+            "name": name.replace("_", " "),
+            "order": ",".join(map(str, ring.order)),
+            "links": describe_counts(ring.links),
+            "slowest": ring.slowest_gb_per_s,
+            "sum": ring.sum_gb_per_s,
+        }
+        if ring.bandwidth:
+            row["rings"] = ring.bandwidth.describe()
+        rows.append(row)
     out = console()
-    out.print(table)
+    out.print(Table.of("", "", columns, rows).to_rich())
     out.print(placement.reason)

@@ -8,34 +8,87 @@ communication time goes in a trace.
 import argparse
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
-from rich.table import Table
 
-from analysis.console import SafeConsole, console, table_of_texts
+from analysis.console import console
 from analysis.native.nccl_tests import NcclTestsRun, read_nccl_tests
 from analysis.native.p2p import Matrices, read_p2p
 from analysis.nccl.log import NcclLog, read_nccl_log
+from analysis.report.numbers import NumberFormat
+from analysis.report.table import Column, Table
 from analysis.text import count
 from benchmarks.record.safe_files import write_named
 
 if TYPE_CHECKING:  # numpy takes a tenth of a second
     from analysis.trace.summary import TraceSummary
 
-_CHOICES_SHOWN = 20
-_FILES = {
+CHOICES_SHOWN = 20
+FILES = {
     "nccl-log": "one log of all ranks, or one log per rank",
     "nccl-tests": "output of nccl-tests 2.0 to 2.19, or a record.json of benchmark=collectives",
+    "p2p": "output of p2pBandwidthLatencyTest, whole or in part, or a record.json of benchmark=p2p",
 }
-_TIMES_MS = ("comm_ms", "exposed_ms", "overlapped_ms", "wait_ms", "compute_ms")
-_RANK_COLUMNS = (
-    *("rank", "ran on", "communication ms", "exposed ms", "overlapped ms", "wait ms"),
-    *("compute ms", "idle %", "gap µs", "step ms", "exposed ms/step", "… in gaps"),
+COUNT = NumberFormat(decimals=0)
+ONE, TWO, THREE = NumberFormat(decimals=1), NumberFormat(decimals=2), NumberFormat(decimals=3)
+FACTS = (Column("fact", ""), Column("text", ""))
+TRANSPORTS = (
+    Column("transport", "transport"),
+    Column("connections", "connections", kind=COUNT),
+    Column("between", "between"),
 )
-_TRACE_HELP = """\
+CHOICES = (
+    Column("function", "function", "function"),
+    Column("bytes", "bytes", "size", COUNT),
+    Column("algorithm", "algorithm", "algorithm"),
+    Column("protocol", "protocol", "protocol"),
+    Column("channels", "channels", "channels", COUNT),
+    Column("calls", "calls", "calls", COUNT),
+)
+# Of the rows of a trace; a quantity that is not known is "–".
+RANKS = (
+    Column("rank", "rank"),
+    Column("ran_on", "ran on"),
+    Column("comm_ms", "communication ms", kind=THREE),
+    Column("exposed_ms", "exposed ms", kind=THREE),
+    Column("overlapped_ms", "overlapped ms", kind=THREE),
+    Column("wait_ms", "wait ms", kind=THREE),
+    Column("compute_ms", "compute ms", kind=THREE),
+    Column("gpu_idle_share", "idle", kind=NumberFormat(100.0, "%", 1)),
+    Column("gap_us", "gap µs", kind=TWO),
+    Column("step_median_ms", "step ms", kind=THREE),
+    Column("step_exposed_ms", "exposed ms/step", kind=THREE),
+    Column("step_exposed_in_gaps_ms", "… in gaps", kind=THREE),
+)
+COLLECTIVES = (
+    Column("rank", "rank"),
+    Column("name", "collective"),
+    Column("calls", "calls", kind=COUNT),
+    Column("avg_us", "average µs", kind=ONE),
+    Column("median_us", "median µs", kind=ONE),
+    Column("total_ms", "total ms", kind=THREE),
+)
+ACROSS_RANKS = (
+    Column("name", "collective"),
+    Column("matched", "matched", kind=COUNT),
+    Column("wait_ms", "wait ms", kind=THREE),
+    Column("transfer_ms", "transfer ms", kind=THREE),
+    Column("transfer_avg_us", "average transfer µs", kind=ONE),
+    Column("transfer_median_us", "median transfer µs", kind=ONE),
+)
+COPIES = (
+    Column("rank", "rank"),
+    Column("kind", "copies"),
+    Column("calls", "calls", kind=COUNT),
+    Column("bytes", "bytes", kind=COUNT),
+    Column("total_ms", "total ms", kind=THREE),
+    Column("gb_per_s", "GB/s", kind=ONE),
+    Column("exposed_ms", "exposed ms", kind=THREE),
+)
+TRACE_HELP = """\
 TRACE is one run, as one of these (all may end in .gz):
   an SQLite export of Nsight Systems (.sqlite), with every rank of the node
   a .nsys-rep, if nsys is on PATH or named by the variable NSYS
@@ -51,37 +104,20 @@ Transfer       the time of the rank that took least"""
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the command that the parser is for."""
     command = parser.prog.split()[-1]
+    add = parser.add_argument
     if command == "trace":
-        _configure_trace(parser)
+        parser.formatter_class = argparse.RawDescriptionHelpFormatter
+        parser.epilog = TRACE_HELP
+        add("trace", metavar="TRACE", help="file, folder with one file per rank, or FILE,FILE,…")
+        steps = "count only what belongs to a step, as a record does"
+        add("--within-steps", action="store_true", help=steps)
+        add("--svg", metavar="OUT", type=Path, help="draw one step into this SVG file")
+        step = "number of the step to draw, from 0 (default: one of median time)"
+        add("--step", metavar="N", type=int, help=step)
     elif command == "p2p":
-        parser.add_argument(
-            "file",
-            metavar="FILE",
-            help="output of p2pBandwidthLatencyTest, whole or in part; or a record.json of "
-            "benchmark=p2p",
-        )
+        add("file", metavar="FILE", help=FILES[command])
     else:
-        parser.add_argument("files", nargs="+", metavar="FILE", help=_FILES[command])
-
-
-def _configure_trace(parser: argparse.ArgumentParser) -> None:
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = _TRACE_HELP
-    parser.add_argument(
-        "trace", metavar="TRACE", help="file, folder with one file per rank, or FILE,FILE,…"
-    )
-    parser.add_argument(
-        "--within-steps",
-        action="store_true",
-        help="count only what belongs to a step, as a record does",
-    )
-    parser.add_argument("--svg", metavar="OUT", type=Path, help="draw one step into this SVG file")
-    parser.add_argument(
-        "--step",
-        metavar="N",
-        type=int,
-        help="number of the step to draw, from 0 (default: one of median time)",
-    )
+        add("files", nargs="+", metavar="FILE", help=FILES[command])
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -102,16 +138,15 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _print_notes(out: SafeConsole, title: str, lines: Sequence[str]) -> None:
+def _print_table(caption: str, columns: Sequence[Column], rows: Iterable[Any]) -> None:
+    table = Table.of("", caption, columns, rows)
+    if table.rows:
+        console().print(table.to_rich())
+
+
+def _print_notes(title: str, lines: Sequence[str]) -> None:
     for line in lines:
-        out.print(f"[bold]{title}[/bold] {escape(line)}", soft_wrap=True)
-
-
-def _figure(value: float | None, form: str = ".2f", absent: str = "") -> str:
-    return absent if value is None else format(value, form)
-
-
-# --- nccl-log -------------------------------------------------------------------------------------
+        console().print(f"[bold]{title}[/bold] {escape(line)}", soft_wrap=True)
 
 
 def _run_nccl_log(arguments: argparse.Namespace) -> None:
@@ -119,16 +154,29 @@ def _run_nccl_log(arguments: argparse.Namespace) -> None:
     if arguments.json:
         print(json.dumps(log.to_json(), indent=2))
         return
-    out = console()
-    _print_facts(log, out)
-    _print_transports(log, out)
-    _print_choices(log, out)
-    _print_notes(out, "warning", log.warnings)
-    _print_notes(out, "error", log.errors)
-    _print_notes(out, "note", log.notes)
+    facts = [{"fact": name, "text": text} for name, text in _nccl_facts(log).items() if text]
+    _print_table("NCCL log", FACTS, facts)
+    pairs: dict[str, list[str]] = {}
+    for pair, words in log.transports.items():
+        pairs.setdefault(" + ".join(words), []).append(pair)
+    rows = []
+    for transport in sorted(pairs):
+        between = pairs[transport]
+        row = {"connections": len(between), "between": ", ".join(between)}
+        rows.append({"transport": transport, **row})
+    _print_table("transports (rank->rank)", TRANSPORTS, rows)
+    if not rows:
+        console().print("The log has no connection: they appear at the first collective.")
+    _print_table("choices", CHOICES, log.algorithms[:CHOICES_SHOWN])
+    if len(log.algorithms) > CHOICES_SHOWN:
+        console().print(f"… {len(log.algorithms) - CHOICES_SHOWN} more (--json has all)")
+    _print_notes("warning", log.warnings)
+    _print_notes("error", log.errors)
+    _print_notes("note", log.notes)
 
 
-def _print_facts(log: NcclLog, out: SafeConsole) -> None:
+def _nccl_facts(log: NcclLog) -> dict[str, str]:
+    """Return {fact: what the log says of it}; empty texts are not shown."""
     counts = [f"{number} {kind}" for kind, number in log.channels.items() if number is not None]
     channels = ", ".join(counts) or "not said"
     if log.channels_from == "rings":
@@ -143,60 +191,24 @@ def _print_facts(log: NcclLog, out: SafeConsole) -> None:
     nics = [f"{name} of {count(ranks, 'rank')}" for name, ranks in sorted(users.items())]
     settings = [f"{name}={value}" for name, value in log.settings.items()]
     conflicts = [f"{name}: {' / '.join(values)}" for name, values in log.conflicts.items()]
-    multicast = {True: "available", False: "not available", None: ""}
-    hosts = str(log.nodes) if log.nodes is not None and log.nodes > 1 else ""
-    facts = Table(title="NCCL log", title_justify="left", show_header=False, box=None)
-    facts.add_column(style="bold", no_wrap=True)
-    facts.add_column(overflow="fold")
-    for name, text in (
-        ("version", log.version or "not said"),
-        ("ranks", _figure(log.nranks, "d", "not said")),
-        ("GPU of rank", ", ".join(gpus)),
-        ("channels", channels),
-        ("settings", ", ".join(settings) or "none announced"),
-        ("several values", ", ".join(conflicts)),
-        ("network", log.network or ""),
-        ("network devices", ", ".join(nics)),
-        ("hosts", hosts),
-        ("NVLS multicast", multicast[log.multicast]),
-    ):
-        if text:
-            facts.add_row(name, escape(text))
-    out.print(facts)
-
-
-def _print_transports(log: NcclLog, out: SafeConsole) -> None:
-    if not log.transports:
-        out.print("The log has no connection: they appear at the first collective.")
-        return
-    pairs: dict[str, list[str]] = {}
-    for pair, words in log.transports.items():
-        pairs.setdefault(" + ".join(words), []).append(pair)
-    table = Table(title="transports (rank->rank)", title_justify="left")
-    table.add_column("transport", no_wrap=True)
-    table.add_column("connections", justify="right")
-    table.add_column("between", overflow="fold")
-    for transport in sorted(pairs):
-        connections = pairs[transport]
-        table.add_row(escape(transport), str(len(connections)), ", ".join(connections))
-    out.print(table)
-
-
-def _print_choices(log: NcclLog, out: SafeConsole) -> None:
-    if not log.algorithms:
-        return
-    headings = ("function", "bytes", "algorithm", "protocol", "channels", "calls")
-    table = table_of_texts("choices", headings, left=("function", "algorithm", "protocol"))
-    for choice in log.algorithms[:_CHOICES_SHOWN]:
-        channels = _figure(choice.channels, "d", "?")
-        words = (choice.function or "", str(choice.size), choice.algorithm, choice.protocol)
-        table.add_row(*map(escape, words), channels, str(choice.calls))
-    out.print(table)
-    if len(log.algorithms) > _CHOICES_SHOWN:
-        out.print(f"… {len(log.algorithms) - _CHOICES_SHOWN} more (--json has all)")
-
-
-# --- nccl-tests -----------------------------------------------------------------------------------
+    ranks = "not said"
+    if log.nranks is not None:
+        ranks = str(log.nranks)
+    hosts = ""
+    if log.nodes is not None and log.nodes > 1:
+        hosts = str(log.nodes)
+    return {
+        "version": log.version or "not said",
+        "ranks": ranks,
+        "GPU of rank": ", ".join(gpus),
+        "channels": channels,
+        "settings": ", ".join(settings) or "none announced",
+        "several values": ", ".join(conflicts),
+        "network": log.network or "",
+        "network devices": ", ".join(nics),
+        "hosts": hosts,
+        "NVLS multicast": {True: "available", False: "not available", None: ""}[log.multicast],
+    }
 
 
 def _run_nccl_tests(arguments: argparse.Namespace) -> None:
@@ -209,61 +221,60 @@ def _run_nccl_tests(arguments: argparse.Namespace) -> None:
         print(json.dumps({"runs": content}))
         return
     for file, nccl_run in runs:
-        _print_nccl_tests(nccl_run, file, console())
+        _print_nccl_tests(nccl_run, file)
 
 
-def _print_nccl_tests(nccl_run: NcclTestsRun, file: str, out: SafeConsole) -> None:
+def _print_nccl_tests(nccl_run: NcclTestsRun, file: str) -> None:
     """Print one run: what it is, its rows, its notes."""
-    facts = [nccl_run.collective or "collective not said"]
-    facts.append("ranks not said" if nccl_run.ranks is None else count(nccl_run.ranks, "rank"))
+    out = console()
+    facts = [nccl_run.collective or "collective not said", "ranks not said"]
+    if nccl_run.ranks is not None:
+        facts[1] = count(nccl_run.ranks, "rank")
     facts += dict.fromkeys(str(gpu["name"]) for gpu in nccl_run.devices if gpu.get("name"))
     facts += [f"{name}={value}" for name, value in nccl_run.environment.items()]
     if nccl_run.nccl_version:
         facts.append(f"NCCL {nccl_run.nccl_version}")
     where = escape(f"{file}:{nccl_run.line}")
     out.print(f"[bold]{where}[/bold] {escape(', '.join(facts))}", soft_wrap=True)
-    placements = nccl_run.placements()
-    has_iterations = any(numbers.get("per_iteration") for numbers in placements)
-    has_errors = any(numbers["error"] is not None for numbers in placements)
-    headings = ["time\nµs", "algbw\nGB/s", "busbw\nGB/s"]
-    if has_iterations:
-        headings += ["min\nµs", "max\nµs", "p99\nµs"]
-    headings.append("error" if has_errors else "#wrong")
-    table = table_of_texts(None, ("bytes", "type", "redop", "root", *headings, *headings))
+    columns = [
+        Column("bytes", "bytes", kind=COUNT),
+        Column("dtype", "type"),
+        Column("redop", "redop"),
+        Column("root", "root"),
+    ]
+    for place in ("out_of_place", "in_place"):
+        columns += [
+            Column(f"{place} time_us", "time\nµs", kind=TWO),
+            Column(f"{place} algbw", "algbw\nGB/s", kind=TWO),
+            Column(f"{place} busbw", "busbw\nGB/s", kind=TWO),
+            Column(f"{place} min_us", "min\nµs", kind=TWO),
+            Column(f"{place} max_us", "max\nµs", kind=TWO),
+            Column(f"{place} p99_us", "p99\nµs", kind=TWO),
+            Column(f"{place} wrong", "#wrong", kind=COUNT),
+            Column(f"{place} error", "error"),
+        ]
+    rows = []
     for row in nccl_run.rows:
-        root = _figure(row["root"], "d")
-        cells = [str(row["bytes"]), escape(row["dtype"]), escape(row["redop"] or ""), root]
-        for placement in ("out_of_place", "in_place"):
-            cells += _placement_cells(row[placement], has_iterations)
-        table.add_row(*cells)
-    out.print(table)
-    average = "not printed"
+        values = dict(row)
+        for place in ("out_of_place", "in_place"):
+            numbers: Mapping[str, Any] = row[place] or {}
+            for key, value in {**numbers, **(numbers.get("per_iteration") or {})}.items():
+                values[f"{place} {key}"] = value
+        rows.append(values)
+    _print_table("", columns, rows)
+    average = mean = "not printed"
     if nccl_run.avg_busbw is not None:
         average = f"{nccl_run.avg_busbw:g} GB/s"
-    present = " that are there" if nccl_run.rows_missing else ""
-    mean = _figure(nccl_run.mean_busbw, ".4f")
+    if nccl_run.mean_busbw is not None:
+        mean = f"{nccl_run.mean_busbw:.4f} GB/s"
+    present = " that are there" * bool(nccl_run.rows_missing)
     out.print(
         f"columns: out of place, then in place. avg busbw: {average}; mean of the rows{present}: "
-        f"{mean} GB/s"
+        f"{mean}"
     )
-    _print_notes(out, "error", nccl_run.errors)
-    _print_notes(out, "note", nccl_run.notes)
+    _print_notes("error", nccl_run.errors)
+    _print_notes("note", nccl_run.notes)
     out.print()
-
-
-def _placement_cells(numbers: dict[str, Any] | None, has_iterations: bool) -> list[str]:
-    if numbers is None:
-        return [""] * (7 if has_iterations else 4)
-    cells = [_figure(numbers[key]) for key in ("time_us", "algbw", "busbw")]
-    if has_iterations:
-        iterations = numbers.get("per_iteration") or {}
-        cells += [_figure(iterations.get(key)) for key in ("min_us", "max_us", "p99_us")]
-    if numbers["wrong"] is None:
-        return [*cells, _figure(numbers["error"], ".0e")]
-    return [*cells, str(numbers["wrong"])]
-
-
-# --- p2p ------------------------------------------------------------------------------------------
 
 
 def _run_p2p(arguments: argparse.Namespace) -> None:
@@ -273,24 +284,28 @@ def _run_p2p(arguments: argparse.Namespace) -> None:
     a record it holds the medians, and `repeats` every repeat.
     """
     p2p = read_p2p(arguments.file)
-    first = p2p.runs[0]
+    words = p2p.words or {}
     if arguments.json:
-        content: dict[str, Any] = first.to_json()
-        repeats = p2p.repeats if p2p.words else p2p.runs[1:]
+        content: dict[str, Any] = p2p.runs[0].to_json()
+        repeats = p2p.runs[1:]
+        if words:
+            repeats = p2p.repeats
         if repeats:
             content["repeats"] = [matrices.to_json() for matrices in repeats]
         print(json.dumps(content))
         return
-    words = p2p.words or {}
     for state, meaning in words.items():
         console().print(f"P2P {state}: {escape(meaning)}", soft_wrap=True)
     for number, matrices in enumerate(p2p.runs, 1):
-        prefix = f"run {number} of {len(p2p.runs)}: " if len(p2p.runs) > 1 else ""
-        _print_matrices(matrices, prefix, words.get("enabled", "peer access"), console())
+        prefix = ""
+        if len(p2p.runs) > 1:
+            prefix = f"run {number} of {len(p2p.runs)}: "
+        _print_matrices(matrices, prefix, words.get("enabled", "peer access"))
 
 
-def _print_matrices(matrices: Matrices, prefix: str, access: str, out: SafeConsole) -> None:
+def _print_matrices(matrices: Matrices, prefix: str, access: str) -> None:
     """Print the devices, the pairs without `access`, the matrices and the notes."""
+    out = console()
     for gpu, device in sorted(matrices.devices.items()):
         out.print(f"GPU {gpu}: {escape(device['name'])}, bus id {device['bus_id']}")
     if matrices.access:
@@ -299,20 +314,21 @@ def _print_matrices(matrices: Matrices, prefix: str, access: str, out: SafeConso
         if refused:
             line = f"no {access}: {', '.join(f'{a}-{b}' for a, b in sorted(refused))}"
         out.print(escape(line), soft_wrap=True)
-    for name, columns in matrices.ids.items():
-        unit = "µs" if name.startswith("latency") else "GB/s"
+    for name, gpus in matrices.ids.items():
+        unit = "GB/s"
+        if name.startswith("latency"):
+            unit = "µs"
         # A table's own title is cut to its width.
         out.print(f"[italic]{prefix}{name}, {unit}[/italic]", soft_wrap=True)
-        table = table_of_texts(None, ("", *map(str, columns)))
-        for row in columns:
-            values = [matrices.entries[name].get((row, column)) for column in columns]
-            if any(value is not None for value in values):
-                table.add_row(str(row), *map(_figure, values))
-        out.print(table)
-    _print_notes(out, "note", matrices.notes)
-
-
-# --- trace ----------------------------------------------------------------------------------------
+        columns = [Column("row", "")]
+        columns += [Column(str(gpu), str(gpu), kind=TWO) for gpu in gpus]
+        rows = []
+        for row in gpus:
+            values = {str(gpu): matrices.entries[name].get((row, gpu)) for gpu in gpus}
+            if any(value is not None for value in values.values()):
+                rows.append({"row": str(row), **values})
+        _print_table("", columns, rows)
+    _print_notes("note", matrices.notes)
 
 
 def _run_trace(arguments: argparse.Namespace) -> None:
@@ -333,65 +349,38 @@ def _run_trace(arguments: argparse.Namespace) -> None:
     if arguments.json:
         print(json.dumps(summary.to_json()))
         return
-    out = console()
-    _print_trace(summary, out)
+    _print_trace(summary)
     for row in summary.stragglers:
-        out.print(
+        console().print(
             f"rank {row['rank']} came last in {row['last']} of {row['of']} collectives: the others "
             f"waited {row['others_waited_ms']:.3f} ms for it",
             soft_wrap=True,
         )
-    _print_notes(out, "note", summary.notes)
+    _print_notes("note", summary.notes)
     if arguments.svg is not None:
-        out.print(f"drawn: {escape(str(arguments.svg))}", soft_wrap=True)
+        console().print(f"drawn: {escape(str(arguments.svg))}", soft_wrap=True)
 
 
-def _print_trace(summary: "TraceSummary", out: SafeConsole) -> None:
+def _print_trace(summary: "TraceSummary") -> None:
     """Print a table of ranks, of the collectives of each and across them, and of copies."""
-    ranks = table_of_texts(f"ranks ({summary.source})", _RANK_COLUMNS, left=("rank", "ran on"))
-    headings = ["rank", "collective", "calls", "average µs", "median µs", "total ms"]
-    calls = table_of_texts("collectives per rank", headings, left=("rank", "collective"))
-    headings = ["rank", "copies", "calls", "bytes", "total ms", "GB/s", "exposed ms"]
-    copies = table_of_texts("copies per rank", headings, left=("rank", "copies"))
-    headings = ["collective", "matched", "wait ms", "transfer ms"]
-    headings += ["average transfer µs", "median transfer µs"]
-    across = table_of_texts(
-        "across ranks (wait: average over ranks)", headings, left=("collective",)
-    )
+    ranks, collectives, copies = [], [], []
     for rank in summary.ranks:
-        cells = [str(rank.rank), "the host" if rank.device is None else f"GPU {rank.device}"]
-        for quantity in _TIMES_MS:
-            cells.append(_figure(getattr(rank, quantity), ".3f", "?"))
-        cells += [_figure(rank.gpu_idle_share, ".1%", "?").rstrip("%")]
-        cells += [_figure(rank.gap_us, ".2f", "?")]
+        number = {"rank": str(rank.rank)}
+        row = {**vars(rank), **number, "ran_on": "the host"}
+        if rank.device is not None:
+            row["ran_on"] = f"GPU {rank.device}"
         for quantity in ("median_ms", "exposed_ms", "exposed_in_gaps_ms"):
-            cells.append(_figure(getattr(rank.steps, quantity, None), ".3f", "?"))
-        ranks.add_row(*cells)
-        for row in rank.nccl:
-            cells = [f"{row['avg_us']:.1f}", f"{row['median_us']:.1f}", f"{row['total_ms']:.3f}"]
-            calls.add_row(str(rank.rank), row["name"], str(row["calls"]), *cells)
-        for row in rank.memcpy:
-            copies.add_row(
-                str(rank.rank),
-                escape(row["kind"]),
-                str(row["calls"]),
-                _figure(row["bytes"], "d", "?"),
-                f"{row['total_ms']:.3f}",
-                _figure(row["gb_per_s"], ".1f", "?"),
-                f"{row['exposed_ms']:.3f}",
-            )
+            row[f"step_{quantity}"] = getattr(rank.steps, quantity, None)
+        ranks.append(row)
+        collectives += [{**collective, **number} for collective in rank.nccl]
+        copies += [{**copy, **number} for copy in rank.memcpy]
+    across = []
     for row in summary.collectives:
         name = row["name"]
         if row["communicator"] is not None:
             name += f" ({row['communicator']})"
-        across.add_row(
-            escape(name),
-            str(row["matched"]),
-            f"{row['wait_ms']:.3f}",
-            f"{row['transfer_ms']:.3f}",
-            f"{row['transfer_avg_us']:.1f}",
-            f"{row['transfer_median_us']:.1f}",
-        )
-    for table in (ranks, calls, across, copies):
-        if table.row_count:
-            out.print(table)
+        across.append({**row, "name": name})
+    _print_table(f"ranks ({summary.source})", RANKS, ranks)
+    _print_table("collectives per rank", COLLECTIVES, collectives)
+    _print_table("across ranks (wait: average over ranks)", ACROSS_RANKS, across)
+    _print_table("copies per rank", COPIES, copies)

@@ -9,41 +9,40 @@ import json
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rich.markup import escape
-from rich.table import Table
 
 from analysis.bundle import changed, opened, studies
 from analysis.console import console
 from analysis.errors import UnreadableInput
+from analysis.report.table import Column, Table
+from analysis.text import count, single_line
 from analysis.verification.verify import Difference, Verification, verify
 from benchmarks.record import CellFolder, record_paths
 from benchmarks.record.encoding import jsonable
 
 MOST_ROWS = 40
 LONGEST = 40  # characters of a value
+DIFFERENCES = (
+    Column("record", "record", "record"),
+    Column("file", "file", "file"),
+    Column("field", "field", "field"),
+    Column("recorded", "recorded", lambda row: single_line(row.recorded, LONGEST), "number"),
+    Column("recomputed", "recomputed", lambda row: single_line(row.recomputed, LONGEST), "number"),
+)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument(
-        "studies", metavar="STUDY", nargs="+", help="the folder of a study, or a bundle"
-    )
-    parser.add_argument(
-        "--pack",
-        action="store_true",
-        help="then pack the raw samples of a study that is right (.gz)",
-    )
-    parser.add_argument(
-        "--mlflow",
-        metavar="URI",
-        nargs="?",
-        const="",
-        help="compare MLflow's runs too (default: OUTPUT_DIR/mlflow.db)",
-    )
+    add = parser.add_argument
+    add("studies", metavar="STUDY", nargs="+", help="the folder of a study, or a bundle")
+    pack = "then pack the raw samples of a study that is right (.gz)"
+    add("--pack", action="store_true", help=pack)
+    mlflow = "compare MLflow's runs too (default: OUTPUT_DIR/mlflow.db)"
+    add("--mlflow", metavar="URI", nargs="?", const="", help=mlflow)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -165,8 +164,13 @@ def _print(study: str, result: Verification, packed: str) -> None:
 
     `study` is named where there are several; `packed` is a line on its packing.
     """
+    out = console()
     if result.differences:
-        _print_differences(study, result.differences)
+        caption = f"{study} does not say what its samples say".strip()
+        table = Table.of("", caption, DIFFERENCES, result.differences)
+        out.print(table.to_rich(MOST_ROWS))
+    if len(result.differences) > MOST_ROWS:
+        out.print(f"… {len(result.differences) - MOST_ROWS} more (--json has all)")
     lines = []
     reasons: Counter[str] = Counter()
     damaged = 0
@@ -177,56 +181,25 @@ def _print(study: str, result: Verification, packed: str) -> None:
         else:
             reasons[omission.reason] += 1
     for reason, records in reasons.items():
-        lines.append(f"cannot be checked: {_records(records)}: {reason}")
+        lines.append(f"cannot be checked: {count(records, 'record')}: {reason}")
     for name, records in sorted(result.not_compared.items()):
-        line = f"not compared in {_records(records)}: {name}"
+        line = f"not compared in {count(records, 'record')}: {name}"
         if not name.startswith("MLflow"):
             line += " (a file that this needs is not in the folder)"
         lines.append(line)
     if packed:
         lines.append(packed)
     summary = (
-        f"{result.recomputed} of {_records(result.records)} recomputed, "
+        f"{result.recomputed} of {count(result.records, 'record')} recomputed, "
         f"{result.values} values compared: {len(result.differences)} differ"
     )
     if study:
         summary = f"{study}: {summary}"
     if result.differences:
-        summary += f", in {_records(len({row.record for row in result.differences}))}"
+        summary += f", in {count(len({row.record for row in result.differences}), 'record')}"
     if damaged:
-        summary += f"; {_records(damaged)} damaged"
+        summary += f"; {count(damaged, 'record')} damaged"
     if reasons:
-        summary += f"; {_records(reasons.total())} cannot be checked"
-    out = console()
+        summary += f"; {count(reasons.total(), 'record')} cannot be checked"
     for line in [*lines, summary]:
         out.print(escape(line), soft_wrap=True)
-
-
-def _print_differences(study: str, differences: Sequence[Difference]) -> None:
-    title = f"{escape(study)} does not say what its samples say".strip()
-    table = Table(title=title, title_justify="left")
-    for name in ("record", "file", "field"):
-        table.add_column(name)
-    for name in ("recorded", "recomputed"):
-        table.add_column(name, justify="right")
-    for row in differences[:MOST_ROWS]:
-        names = (escape(row.record), escape(row.file), escape(row.field))
-        table.add_row(*names, _text(row.recorded), _text(row.recomputed))
-    out = console()
-    out.print(table)
-    if len(differences) > MOST_ROWS:
-        out.print(f"… {len(differences) - MOST_ROWS} more (--json has all)")
-
-
-def _records(count: int) -> str:
-    if count == 1:
-        return "1 record"
-    return f"{count} records"
-
-
-def _text(value: Any) -> str:
-    """Return a value with every digit that it has, in one short line."""
-    text = str(value)  # of a float every digit
-    if len(text) > LONGEST:
-        text = f"{text[: LONGEST - 1]}…"
-    return escape(text)
