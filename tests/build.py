@@ -10,11 +10,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+from hydra import compose
+from omegaconf import OmegaConf
+
 from analysis.study.rates import IMAGES_PER_SECOND
 from benchmarks import record as records
 from benchmarks.record import CellFolder, Failure, Kind, Lines, Record, Validity, metrics
 from conf import groups
 from conf.cell import Cell, Network, Optimizer
+from conf.resolve import checked, resolve
 from launch.machine.facts import RECORDED
 from launch.machine.fleet import Fleet, Host
 from launch.study.identity import ProcessIdentity, Sweep
@@ -107,6 +111,12 @@ def exchange_cell(case):
     return dataclasses.replace(
         cell, benchmark=benchmark, declared=declared(cell.strategy, benchmark)
     )
+
+
+def composed_cell(*overrides, gpus=(0, 1), device="cuda"):
+    """The cell of some overrides, as the command composes and resolves them (fixture `hydra`)."""
+    config, _ = checked(OmegaConf.to_object(compose("config", list(overrides))))
+    return resolve(config, gpus, device)
 
 
 def links_cell(workers, asked):
