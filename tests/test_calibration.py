@@ -31,20 +31,14 @@ def found(forked):
 
 @pytest.mark.parametrize("case", STRATEGIES)
 def test_the_buckets_are_all_gradients_in_the_dtype_that_travels(found, case):
-    rows, half = found[case]["buckets"]["rows"], STRATEGIES[case].get("comm_hook")
-    assert (
-        len(rows) > 1
-        and sum(row["gradient_bytes"] for row in rows) == found[case]["gradient_bytes"]
-    )
-    assert {row["dtype"] for row in rows} == {
-        {"fp16": "float16", "bf16": "bfloat16", None: "float32"}[half]
-    }
+    rows, hook = found[case]["buckets"]["rows"], STRATEGIES[case].get("comm_hook")
+    gradient_bytes = [row["gradient_bytes"] for row in rows]
+    assert len(rows) > 1 and sum(gradient_bytes) == found[case]["gradient_bytes"]
+    dtype = {"fp16": "float16", "bf16": "bfloat16", None: "float32"}[hook]
     for row in rows:
-        sent = row["gradient_bytes"] // (2 if half else 1)
-        assert sent <= row["bytes"] < sent + 4096, "shares are padded"
-    assert rows[0]["gradient_bytes"] >= CAP_BYTES > rows[-1]["gradient_bytes"], (
-        "they are those of bucket_cap_mb"
-    )
+        sent = row["gradient_bytes"] // (2 if hook else 1)
+        assert sent <= row["bytes"] < sent + 4096 and row["dtype"] == dtype, "shares are padded"
+    assert gradient_bytes[0] >= CAP_BYTES > gradient_bytes[-1], "they are those of bucket_cap_mb"
 
 
 @pytest.mark.parametrize("case", ["ddp", "ddp_fp16"])
@@ -69,20 +63,14 @@ def test_moments_of_a_step_come_in_their_order_on_each_rank_with_the_exchange_an
     found, case
 ):
     rows = found[case]["timeline"]["rows"]
-    assert [(row["rank"], row["exchange"]) for row in rows] == [
-        (0, False),
-        (0, True),
-        (1, False),
-        (1, True),
-    ]
+    order = [(row["rank"], row["exchange"]) for row in rows]
+    assert order == [(0, False), (0, True), (1, False), (1, True)]
     for row in rows:
         assert not row["unknown"] and row["steps"] == 3
-        assert 0 < row["forward_ms"] < row["backward_ms"] <= row["exchange_ms"] <= row["update_ms"]
-        assert len(row["ready_ms"]) == len(found[case]["buckets"]["rows"])
-        assert row["forward_ms"] < min(row["ready_ms"]) and row["ready_ms"] == sorted(
-            row["ready_ms"]
-        )
-        assert max(row["ready_ms"]) < row["backward_ms"]
+        ready_ms = row["ready_ms"]
+        assert len(ready_ms) == len(found[case]["buckets"]["rows"]) and ready_ms == sorted(ready_ms)
+        assert 0 < row["forward_ms"] < ready_ms[0] and ready_ms[-1] < row["backward_ms"]
+        assert row["backward_ms"] <= row["exchange_ms"] <= row["update_ms"]
 
 
 def test_a_bucket_whose_layer_is_late_is_ready_late_and_those_before_it_are_not(found):
@@ -94,14 +82,11 @@ def test_a_bucket_whose_layer_is_late_is_ready_late_and_those_before_it_are_not(
 
 def test_without_buckets_the_rest_of_a_step_is_observed_and_what_is_unknown_is_said(found):
     rows = found["none"]["timeline"]["rows"]
-    assert [(row["rank"], row["exchange"]) for row in rows] == [(0, False), (1, False)], (
-        "it has no other steps"
-    )
-    assert all(
-        row["ready_ms"] == [] and row["unknown"] == {"ready_ms": "the strategy sends no buckets"}
-        for row in rows
-    )
-    assert all(row[moment] > 0 for row in rows for moment in MOMENTS)
+    order = [(row["rank"], row["exchange"]) for row in rows]
+    assert order == [(0, False), (1, False)], "it has no other steps"
+    for row in rows:
+        assert row["unknown"] == {"ready_ms": "the strategy sends no buckets"}
+        assert row["ready_ms"] == [] and all(row[moment] > 0 for moment in MOMENTS)
     for case in ("none", "staged"):
         table = found[case]["bucket_exchange"]
         assert table["rows"] == [] and "collectives alone" in table["unknown"]
@@ -109,15 +94,13 @@ def test_without_buckets_the_rest_of_a_step_is_observed_and_what_is_unknown_is_s
 
 def test_steps_that_were_compiled_again_have_no_times(found):
     for row in found["recompiled"]["timeline"]["rows"]:
-        assert (
-            set(row["unknown"]) == {*MOMENTS, "ready_ms"}
-            and "another graph" in row["unknown"]["ready_ms"]
-        )
-        assert all(row[moment] is None for moment in MOMENTS) and row["ready_ms"] == []
+        assert set(row["unknown"]) == {*MOMENTS, "ready_ms"} and row["ready_ms"] == []
+        assert "another graph" in row["unknown"]["ready_ms"]
+        assert all(row[moment] is None for moment in MOMENTS)
 
 
 @pytest.mark.parametrize("case", SHORT_OF_TIME)
-def test_what_there_is_no_time_for_is_left_out_and_said(found, case):
+def test_what_there_is_no_time_for_is_left_out(found, case):
     assert ("rows" in found[case]["timeline"]) == (case == "a timeline")
     of_buckets = {row["bytes"] for row in found[case]["buckets"]["rows"]}
     assert {64 << 10, 1 << 20} | of_buckets <= {
@@ -181,12 +164,8 @@ def test_a_calibration_comes_last_and_its_numbers_follow_from_the_lines(forked, 
 
 
 def timed(*windows):
-    return {
-        0: [
-            {"kind": "block", "time": 0.0, "purpose": "timed", "ms": list(window)}
-            for window in windows
-        ]
-    }
+    facts = {"kind": "block", "time": 0.0, "purpose": "timed"}
+    return {0: [facts | {"ms": list(window)} for window in windows]}
 
 
 def test_residuals_tell_how_steps_scatter_and_how_long_they_remember():

@@ -5,16 +5,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from build import exchange_cell
-from hydra import compose
-from omegaconf import OmegaConf
+from build import composed_cell, exchange_cell
 from rank_cases import CASES, SERVERS, STRATEGIES
 
 from benchmarks.rank.ranks import Block, Reporter
 from benchmarks.record import CellFolder, read_lines
 from benchmarks.training import derive
 from benchmarks.training.exchange import gradients_like, references
-from conf.resolve import checked, resolve
 from trainers import reference_probes
 from trainers.models import sizes
 from trainers.needed_memory import shared_bytes
@@ -31,12 +28,7 @@ from trainers.strategy import ReferenceProbe
     ],
 )
 def test_weights_are_the_arrays_that_mxnet_counts(hydra, asked, arrays, total_mb):
-    config, _ = checked(
-        OmegaConf.to_object(
-            compose("config", [*asked, "benchmark=exchange", "benchmark.keys=weights"])
-        )
-    )
-    cell = resolve(config, (0, 1), "cuda")
+    cell = composed_cell(*asked, "benchmark=exchange", "benchmark.keys=weights")
     found = sizes(gradients_like(cell, "weights", torch.device("meta")))
     assert found["arrays"] == arrays
     assert f"{found['gradient_bytes'] / 1e6:.6f}" == f"{total_mb:.6f}"

@@ -6,17 +6,14 @@ import dataclasses
 import pytest
 import torch
 import torch.distributed as dist
-from build import declared, make_cell
+from build import composed_cell, declared, make_cell
 from derived_results import run_whole
-from hydra import compose
-from omegaconf import OmegaConf
 
 from benchmarks.host_link import derive, measure
 from benchmarks.rank.ranks import Ranks
 from benchmarks.record import CellFolder, read_lines
 from benchmarks.request import Room, refuse
 from conf.options import Refused
-from conf.resolve import checked, resolve
 
 OPTIONS = {"name": "host_link", "bytes": 1 << 20, "iterations": 4, "pageable": True, "threads": 1}
 
@@ -126,8 +123,7 @@ def test_buffers_that_cannot_be_measured_are_refused(device, memory, size, sente
 
 def test_a_cell_without_training_has_no_model_and_no_strategy(hydra):
     def cell(*overrides):
-        config = OmegaConf.to_object(compose("config", ["benchmark=host_link", *overrides]))
-        return resolve(checked(config)[0], (0, 1), "cpu")
+        return composed_cell("benchmark=host_link", *overrides, device="cpu")
 
     plain, threads = cell(), cell("benchmark.threads=3")
     assert not plain.trains and plain.name == "host_link · gpus 0,1"

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from hydra import compose
+from build import composed_cell
 from hypothesis import given
 from hypothesis import strategies as some
-from omegaconf import OmegaConf
 from rank_cases import ASKED, KERNELS
 
 from benchmarks.jacobi.derive import derive, output_lines
@@ -22,7 +21,6 @@ from benchmarks.jacobi.request import PITCH
 from benchmarks.record import read_study
 from benchmarks.request import Room, refuse
 from conf.options import Refused
-from conf.resolve import checked, resolve
 
 ROOT = Path(__file__).parent.parent
 CPU = torch.device("cpu")
@@ -36,17 +34,15 @@ LINES = (
 )
 
 
-def cell_of(*asked, gpus=(0, 1), device="cuda"):
-    config, _ = checked(OmegaConf.to_object(compose("config", ["benchmark=jacobi", *asked])))
-    return resolve(config, gpus, device)
+def cell_of(*asked, **where):
+    return composed_cell("benchmark=jacobi", *asked, **where)
 
 
 def solved(nx, ny, iterations):
     """The grid after some iterations and the L2 norms of their changes, point by point from the definition in float64."""
-    grid = [
-        [math.sin(2 * math.pi * y / (ny - 1)) if x in (0, nx - 1) else 0.0 for x in range(nx)]
-        for y in range(ny)
-    ]
+    grid = [[0.0] * nx for _ in range(ny)]
+    for y, row in enumerate(grid):
+        row[0] = row[-1] = math.sin(2 * math.pi * y / (ny - 1))
     norms = []
     for _ in range(iterations):
         old, change = [row[:] for row in grid], 0.0
@@ -103,11 +99,9 @@ def test_a_halo_that_never_arrives_is_noticed(forked):
 
 
 def test_one_rank_alone_has_no_efficiency(forked):
-    (found,) = forked("jacobi_1")
-    assert (
-        "jacobi/efficiency" not in found[0]["metrics"] and found[0]["metrics"]["jacobi/seconds"] > 0
-    )
-    assert found[0]["checks"]["solution_difference"] == 0
+    found = forked("jacobi_1")[0][0]
+    assert "jacobi/efficiency" not in found["metrics"] and found["metrics"]["jacobi/seconds"] > 0
+    assert found["checks"]["solution_difference"] == 0
 
 
 def test_the_lines_are_jacobi_memcpys(forked):
@@ -151,9 +145,9 @@ def test_the_document_s_line_is_printed_as_it_stands(hydra):
 
 @given(some.integers(1, 400), some.integers(1, 16))
 def test_every_inner_row_has_one_rank(rows, ranks):
-    found = split(rows + 2, ranks)
-    assert [number for one in found for number in one] == list(range(1, rows + 1))
-    counts = [len(one) for one in found]
+    by_rank = split(rows + 2, ranks)
+    assert list(itertools.chain(*by_rank)) == list(range(1, rows + 1))
+    counts = list(map(len, by_rank))
     assert counts == sorted(counts) and counts[-1] - counts[0] <= 1
 
 
@@ -181,10 +175,8 @@ def test_the_kernel_computes_what_plain_operators_do(forked, number):
 
 
 def test_whole_tiles_fit_into_every_row_of_a_gpu():
-    assert all(
-        PITCH["cuda"] % tile.columns == 0 and tile.columns == 4 * 32 * tile.warps
-        for tile in (*TILES, EDGE)
-    )
+    for tile in (*TILES, EDGE):
+        assert PITCH["cuda"] % tile.columns == 0 and tile.columns == 4 * 32 * tile.warps
 
 
 def test_a_slab_is_cut_into_tiles_that_a_launch_can_count(hydra):
@@ -201,46 +193,22 @@ def test_a_slab_is_cut_into_tiles_that_a_launch_can_count(hydra):
 @pytest.mark.parametrize(
     ("asked", "device", "sentence"),
     [
-        (
-            "benchmark.ny=3",
-            "cuda",
-            "benchmark.ny=3: has 1 inner rows for 2 ranks; accepted is at least 4",
-        ),
-        ("benchmark.nx=3", "cpu", "2 ranks; accepted is at least 4; auto is benchmark.nx"),
-        (
-            "benchmark.nx=2",
-            "cuda",
-            "benchmark.nx=2: accepted is auto or a whole number of at least 3",
-        ),
-        ("benchmark.exchange=nvshmem", "cuda", "accepted are auto, peer, host, nccl or gloo"),
-        (
-            "benchmark.exchange=gloo",
-            "cuda",
-            "benchmark.exchange=gloo: accepted on GPUs are peer and host and nccl",
-        ),
-        (
-            "benchmark.exchange=peer",
-            "cpu",
-            "benchmark.exchange=peer: accepted on CPU workers are host and gloo",
-        ),
-        (
-            "benchmark.exchange=nccl",
-            "cpu",
-            "benchmark.exchange=nccl: accepted on CPU workers are host and gloo",
-        ),
-        (
-            "benchmark.nx=100000",
-            "cuda",
-            "benchmark.nx=100000 benchmark.ny=100000: each rank needs 151.5 GiB, the smallest GPU",
-        ),
-        ("benchmark.nx=1000000", "cpu", "each rank needs"),
-        ("benchmark.tolerance=-1", "cuda", "benchmark.tolerance=-1"),
-        ("benchmark.norm_every=0", "cuda", "benchmark.norm_every=0"),
+        ("ny=3", "cuda", "ny=3: has 1 inner rows for 2 ranks; accepted is at least 4"),
+        ("nx=3", "cpu", "2 ranks; accepted is at least 4; auto is benchmark.nx"),
+        ("nx=2", "cuda", "nx=2: accepted is auto or a whole number of at least 3"),
+        ("exchange=nvshmem", "cuda", "accepted are auto, peer, host, nccl or gloo"),
+        ("exchange=gloo", "cuda", "exchange=gloo: accepted on GPUs are peer and host and nccl"),
+        ("exchange=peer", "cpu", "exchange=peer: accepted on CPU workers are host and gloo"),
+        ("exchange=nccl", "cpu", "exchange=nccl: accepted on CPU workers are host and gloo"),
+        ("nx=100000", "cuda", "ny=100000: each rank needs 151.5 GiB, the smallest GPU"),
+        ("nx=1000000", "cpu", "each rank needs"),
+        ("tolerance=-1", "cuda", "benchmark.tolerance=-1"),
+        ("norm_every=0", "cuda", "benchmark.norm_every=0"),
     ],
 )
 def test_a_grid_that_cannot_be_solved_is_refused_with_a_sentence(hydra, asked, device, sentence):
     with pytest.raises(Refused) as refused:
-        refuse(cell_of(*asked.split(), device=device), Room(80 << 30, 8 << 30, 1 << 30))
+        refuse(cell_of(f"benchmark.{asked}", device=device), Room(80 << 30, 8 << 30, 1 << 30))
     assert sentence in str(refused.value)
 
 
@@ -265,31 +233,37 @@ def test_rows_that_do_not_fit_the_shared_memory_are_refused(hydra, exchange, nee
 # Real GPUs.
 
 
-@pytest.mark.multi_gpu
-@pytest.mark.parametrize("exchange", ["peer", "host", "nccl"])
-@pytest.mark.parametrize(
-    "asked",
-    [[], ["benchmark.nx=1000", "benchmark.ny=5"], ["benchmark.nx=3000", "benchmark.ny=777"]],
-    ids=str,
-)
-def test_gpus_find_the_solution_of_one(tmp_path, exchange, asked):
+def on_gpus(tmp_path, *asked):
+    command = [
+        sys.executable,
+        "launch.py",
+        "benchmark=jacobi",
+        "tracking=none",
+        f"output_dir={tmp_path}",
+    ]
     done = subprocess.run(
-        [sys.executable, "launch.py", "gpus=0,1", "benchmark=jacobi", f"benchmark.exchange={exchange}", "tracking=none",
-         "benchmark.niter=200", f"output_dir={tmp_path}", *asked],
-        cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, timeout=200,
-    )  # fmt: skip
+        [*command, *asked],
+        cwd=ROOT,
+        env=dict(os.environ),
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     ((record,), _) = read_study(tmp_path / "default")
+    return record
+
+
+@pytest.mark.multi_gpu
+@pytest.mark.parametrize("exchange", ["peer", "host", "nccl"])
+@pytest.mark.parametrize("nx,ny", [(16384, 16384), (1000, 5), (3000, 777)])
+def test_gpus_find_the_solution_of_one(tmp_path, exchange, nx, ny):
+    options = (f"exchange={exchange}", "niter=200", f"nx={nx}", f"ny={ny}")
+    record = on_gpus(tmp_path, "gpus=0,1", *(f"benchmark.{option}" for option in options))
     assert record.checks["solution_difference"] <= record.checks["solution_tolerance"]
     assert "solution_differs" not in record.validity.codes
 
 
 @pytest.mark.gpu
 def test_the_stencil_is_within_a_tenth_of_what_memory_allows(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "launch.py", "gpus=0", "benchmark=jacobi", "tracking=none", f"output_dir={tmp_path}"],
-        cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, timeout=200,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    ((record,), _) = read_study(tmp_path / "default")
-    assert record.metrics["jacobi/copy_share"] >= 0.9
+    assert on_gpus(tmp_path, "gpus=0").metrics["jacobi/copy_share"] >= 0.9
