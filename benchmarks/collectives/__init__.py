@@ -1,1 +1,1 @@
-"""benchmark=collectives: NCCL's or gloo's collectives by message size, as nccl-tests measures them."""
+"""benchmark=collectives: collectives by message size, as nccl-tests measures them."""

@@ -1,8 +1,8 @@
 """`benchmark=host_link`: copies between the host and each GPU, and the host's memory bandwidth.
 
-Copies run on one GPU alone and on all at once, from pinned and pageable memory. The host's memory is
-copied and summed as STREAM does it (McCalpin 1995). The rate of both directions of all GPUs at once
-is the reference of strategies with a stage in the host's memory. README.md.
+Copies run on one GPU alone and on all at once, from pinned and pageable memory. The host's memory
+is copied and summed as STREAM does it (McCalpin 1995). The rate of both directions of all GPUs at
+once is the reference of strategies with a stage in the host's memory. README.md.
 """
 
 from collections.abc import Callable, Iterator

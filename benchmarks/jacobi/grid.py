@@ -47,7 +47,7 @@ def split(ny: int, world_size: int) -> list[range]:
 
 
 def tiles(count: int) -> list[Tile]:
-    """Return the tiles that can cut `count` rows; 1,000,000, the most accepted, leave the tallest."""
+    """Return the tiles that can cut `count` rows; the most accepted leave the tallest."""
     return [tile for tile in TILES if -(-count // tile.rows) <= MOST_DOWN]
 
 

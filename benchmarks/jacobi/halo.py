@@ -4,8 +4,8 @@ The grid is a ring of ranks. Every exchange has `send(iteration)`, called when a
 are computed (or enqueued on the current stream), and `receive(iteration)`, before the next
 iteration reads the halo; what lies between hides the exchange. Iterations of all solves are
 counted, from 1; their state lies in buffers[iteration % 2]. Two buffers in turn need no
-acknowledgement: a rank can only be one iteration ahead of its neighbours, since it needs their rows,
-and they have read its rows before they send theirs.
+acknowledgement: a rank can only be one iteration ahead of its neighbours, since it needs their
+rows, and they have read its rows before they send theirs.
 """
 
 import time

@@ -1,9 +1,10 @@
-"""The five-point stencil as a Triton kernel, bound by memory: each element comes from it once and goes to it once.
+"""The five-point stencil as a Triton kernel: each element comes from memory once, and goes once.
 
-A program computes one tile, a thread four neighbouring columns of it: rows come and go as vectors, and each is loaded once for
-the three rows that need it. All loads of a tile are independent and before its stores, so that many are under way. Of a
-column's neighbours only the outer two of every four are loaded again, from the caches. Rows start on cache lines and whole
-tiles fit into them, so that no column needs a mask.
+A program computes one tile, a thread four neighbouring columns of it: rows come and go as vectors,
+and each is loaded once for the three rows that need it. All loads of a tile are independent and
+before its stores, so that many are under way. Of a column's neighbours only the outer two of every
+four are loaded again, from the caches. Rows start on cache lines and whole tiles fit into them, so
+that no column needs a mask.
 """
 
 # mypy: ignore-errors
@@ -43,7 +44,7 @@ def sweep(
     COLUMNS: tl.constexpr,
     NORM: tl.constexpr,
 ):
-    """One iteration of rows `first` to `last` (exclusive) of a slab; the next tile starts `stride` rows further down.
+    """One iteration of rows `first` to `last` (exclusive); the next tile is `stride` rows down.
 
     `sums` gets the squared change of each program's tile, where NORM.
     """
@@ -52,7 +53,7 @@ def sweep(
     top = first + tl.program_id(1) * stride
     corner = top.to(tl.int64) * pitch  # a grid may have more than 2^31 elements
     source, target = old + corner + columns, new + corner + columns
-    # Row r of the tile is element r + 1 of these; the element before it is the row above, the one after it the row below.
+    # Row r of the tile is element r + 1 of these; around it are the rows above and below.
     inside = columns >= 0  # always: a tile has at least one row
     above, here = fours(source - pitch, inside, THREADS), fours(source, inside, THREADS)
     a, b, c, d = (above[0], here[0]), (above[1], here[1]), (above[2], here[2]), (above[3], here[3])
@@ -80,12 +81,8 @@ def sweep(
             target[:, None] + row * pitch + tl.arange(0, 4)[None, :], whole, mask=inside[:, None]
         )
         if NORM:
-            in_a, in_b, in_c, in_d = (
-                new_a - a[row + 1],
-                new_b - b[row + 1],
-                new_c - c[row + 1],
-                new_d - d[row + 1],
-            )
+            in_a, in_b = new_a - a[row + 1], new_b - b[row + 1]
+            in_c, in_d = new_c - c[row + 1], new_d - d[row + 1]
             changed += tl.where(inside, in_a * in_a + in_b * in_b + in_c * in_c + in_d * in_d, 0.0)
     if NORM:
         tl.store(sums + tl.program_id(1) * tl.num_programs(0) + tl.program_id(0), tl.sum(changed))

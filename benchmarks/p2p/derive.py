@@ -1,4 +1,4 @@
-"""The numbers of `benchmark=p2p` from the raw lines of rank 0, which knows every copy. README.md."""
+"""The numbers of `benchmark=p2p` from rank 0's raw lines. README.md."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ def derive(lines: RankLines, cell: Cell) -> Derived:
     """Return the matrices with their medians, the rows of copies at once, and what is printed.
 
     Raises:
-        IncompleteLines: a repeat of a matrix is missing; the median of the others is another number.
+        IncompleteLines: a repeat of a matrix is missing: the rest have another median.
     """
     options = cell.benchmark
     members = of_kind(lines[0], Kind.MEMBERS)[0]
@@ -119,7 +119,7 @@ def _metrics(medians: Mapping[str, Matrix], spreads: Mapping[str, float]) -> dic
 def _concurrent_rows(lines: Sequence[Line]) -> list[dict[str, Any]]:
     """Return a row for each pattern: medians over the repeats of every copy at once and alone.
 
-    A copy's rate is that of its own events; the total is all bytes ÷ the time until the last is done.
+    A copy's rate is that of its own events; the total is all bytes ÷ the time until all are done.
     """
     by_pattern: dict[tuple[str, int], list[Line]] = {}
     for line in lines:
@@ -142,7 +142,7 @@ def _concurrent_rows(lines: Sequence[Line]) -> list[dict[str, Any]]:
 
 
 def _contention(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return the lowest total of each pattern, and the least share of its rate that a copy keeps."""
+    """Return the lowest total of each pattern, and the least share that a copy keeps."""
     totals: dict[str, list[float]] = {}
     shares: dict[str, list[float]] = {}
     for row in rows:
@@ -160,7 +160,8 @@ def _contention(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 def _matrix_lines(table: Mapping[str, Any], spreads: Mapping[str, float]) -> list[str]:
     words = table["words"]
     lines = [
-        f"{table['bytes']} bytes a copy, {table['latency_bytes']} for latency, copy={table['copy']}",
+        f"{table['bytes']} bytes a copy, {table['latency_bytes']} for latency, "
+        f"copy={table['copy']}",
         f"P2P enabled: {words['enabled']}",
         f"P2P disabled: {words['disabled']}",
     ]

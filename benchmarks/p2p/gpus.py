@@ -1,8 +1,8 @@
 """Copies between the GPUs of one process, held back until all are enqueued.
 
 It is the method of p2pBandwidthLatencyTest: a kernel spins on the stream of the first copy; behind
-it lie an event, every copy and an event. All GPUs are driven from this process, as in the tool. Peer
-access is as it was when a measurement ends. README.md.
+it lie an event, every copy and an event. This process drives all GPUs, as in the tool. Peer access
+is as it was when a measurement ends. README.md.
 """
 
 import contextlib

@@ -81,11 +81,11 @@ class InOrder:
             raise RuntimeError(f"{self.calls[done].name}: {message}")
 
     def _from_python(self, functions: list[tuple[Any, tuple[int, ...]]]) -> int:
-        for number, (function, arguments) in enumerate(functions):
+        for index, (function, arguments) in enumerate(functions):
             status = function(*arguments)
             if status:
                 self._status.value = status
-                return number
+                return index
         return len(functions)
 
 

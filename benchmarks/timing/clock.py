@@ -74,10 +74,10 @@ class Clock:
         opened = time.perf_counter()
         events[0].record()
         launched = opened
-        for number, event in enumerate(events[1:]):
+        for call, event in enumerate(events[1:]):
             iterate()
             event.record()
-            if number == 0:
+            if call == 0:
                 launched = time.perf_counter()
             between()
         torch.cuda.synchronize(self._ranks.device)
@@ -113,7 +113,7 @@ class Clock:
 class SpinBarrier:
     """A barrier that ranks leave at nearly the same time, for windows timed by the host's clock.
 
-    It can be passed any number of times.
+    It can be passed any call of times.
     """
 
     def __init__(self, ranks: Ranks) -> None:

@@ -23,14 +23,15 @@ class Compilation:
 
     def __init__(self, compiles: bool) -> None:
         self._compiles = compiles
-        self._begin = self._before = self._counts()
-        self._seconds_before = self._seconds()
+        if compiles:
+            self._begin = self._before = _counts()
+            self._seconds_before = _seconds()
 
     def since(self) -> dict[str, int]:
         """Return the graphs and graph breaks since the last call, by name."""
         if not self._compiles:
             return {}
-        now, before = self._counts(), self._before
+        now, before = _counts(), self._before
         self._before = now
         return {name: now[name] - before[name] for name in ("graphs", "graph_breaks")}
 
@@ -43,19 +44,18 @@ class Compilation:
         if not self._compiles:
             return {}
         self.since()
-        now, begin = self._counts(), self._begin
+        own = {name: count - self._begin[name] for name, count in _counts().items()}
         names = ("graphs", "from_cache", "newly_made")
-        of_ranks = ranks.gather([now[name] - begin[name] for name in names])
+        of_ranks = ranks.gather([own[name] for name in names])
         graphs, cached, new = (int(sum(column)) for column in zip(*of_ranks, strict=True))
-        own_graphs = now["graphs"] - begin["graphs"]
         if not graphs:
-            return {"graphs": own_graphs, "code_from": NOWHERE}
+            return {"graphs": own["graphs"], "code_from": NOWHERE}
         code_from = NEW
         if cached:
             code_from = PARTLY if new else CACHE
         return {
-            "graphs": own_graphs,
-            "graph_breaks": now["graph_breaks"] - begin["graph_breaks"],
+            "graphs": own["graphs"],
+            "graph_breaks": own["graph_breaks"],
             "code_from": code_from,
             "from_cache": cached,
             "newly_made": new,
@@ -66,36 +66,33 @@ class Compilation:
 
         One contains another.
         """
-        spent = {}
-        for name, total in self._seconds().items():
-            spent[name] = total - self._seconds_before.get(name, 0.0)
-        longest = sorted(spent, key=lambda name: -spent[name])[:MOST_ROWS]
-        rows = []
-        for name in longest:
-            if spent[name] >= LEAST_SECONDS:
-                rows.append({"part": name, "seconds": spent[name]})
-        return rows
-
-    def _counts(self) -> dict[str, int]:
         if not self._compiles:
-            return {}
-        from torch._dynamo.utils import counters  # takes a second where nothing compiles
+            return []
+        rows: list[dict[str, Any]] = []
+        for name, total in _seconds().items():
+            spent = total - self._seconds_before.get(name, 0.0)
+            if spent >= LEAST_SECONDS:
+                rows.append({"part": name, "seconds": spent})
+        return sorted(rows, key=lambda row: -row["seconds"])[:MOST_ROWS]
 
-        inductor = counters["inductor"]
-        return {
-            "graphs": counters["stats"]["unique_graphs"],
-            "graph_breaks": sum(counters["graph_break"].values()),
-            "from_cache": inductor["fxgraph_cache_hit"],
-            "newly_made": inductor["fxgraph_cache_miss"] + inductor["fxgraph_cache_bypass"],
-        }
 
-    def _seconds(self) -> dict[str, float]:
-        if not self._compiles:
-            return {}
-        from torch._dynamo import utils
+def _counts() -> dict[str, int]:
+    from torch._dynamo.utils import counters  # takes a second where nothing compiles
 
-        times: dict[str, list[float]] = getattr(utils, "compilation_time_metrics", {})
-        return {name: sum(values) for name, values in times.items()}
+    inductor = counters["inductor"]
+    return {
+        "graphs": counters["stats"]["unique_graphs"],
+        "graph_breaks": sum(counters["graph_break"].values()),
+        "from_cache": inductor["fxgraph_cache_hit"],
+        "newly_made": inductor["fxgraph_cache_miss"] + inductor["fxgraph_cache_bypass"],
+    }
+
+
+def _seconds() -> dict[str, float]:
+    from torch._dynamo import utils
+
+    times: dict[str, list[float]] = getattr(utils, "compilation_time_metrics", {})
+    return {name: sum(values) for name, values in times.items()}
 
 
 def parts(outputs: Any) -> int:

@@ -56,11 +56,6 @@ def clock_disagreement(device: float, host: float) -> float:
     return abs(device - host) / host
 
 
-def spread(values: Sequence[float]) -> float:
-    """Return (largest − smallest) ÷ median."""
-    return (max(values) - min(values)) / median(values)
-
-
 def flat(ms: Sequence[float], least: int, least_ms: float = 0.0) -> bool:
     """Return whether the step time has stopped falling.
 

@@ -186,10 +186,10 @@ class StepObserver:
     def __init__(self, training: Training, buckets: Sequence[SentBucket]) -> None:
         """`buckets` are those whose gradients are awaited."""
         self._training, self._on_gpu = training, training.device.type == "cuda"
-        numbers = {id(parameter): number for number, parameter in enumerate(training.parameters)}
-        self._members: list[set[int]] = []  # parameters of each bucket, by number
+        indices = {id(parameter): index for index, parameter in enumerate(training.parameters)}
+        self._members: list[set[int]] = []  # parameters of each bucket, by index
         for bucket in buckets:
-            self._members.append({numbers[id(parameter)] for parameter in bucket.parameters})
+            self._members.append({indices[id(parameter)] for parameter in bucket.parameters})
         self._steps: list[dict[str | int, Any]] = []  # moments, by name or number of a bucket
         self._hooks: list[RemovableHandle] = []
 
@@ -202,8 +202,8 @@ class StepObserver:
         arrived: list[int] = []
         self._steps = []
         if self._members:
-            for number in range(len(self._training.parameters)):
-                self._hook(number, arrived.append, number)
+            for index in range(len(self._training.parameters)):
+                self._hook(index, arrived.append, index)
 
         def step() -> None:
             if len(self._steps) == 1:
@@ -227,17 +227,17 @@ class StepObserver:
     def _hook_last_gradients(self, arrived: Sequence[int]) -> None:
         """Note a bucket when the gradient comes that was its last in the lead-in."""
         self._remove_hooks()
-        order = {number: position for position, number in enumerate(arrived)}
+        order = {index: position for position, index in enumerate(arrived)}
         for bucket, members in enumerate(self._members):
             if members and members <= order.keys():
                 self._hook(max(members, key=order.__getitem__), self._note, bucket)
 
-    def _hook(self, number: int, call: Callable[[int], None], argument: int) -> None:
+    def _hook(self, index: int, call: Callable[[int], None], argument: int) -> None:
 
         def hook(_: Tensor) -> None:
             call(argument)
 
-        parameter = self._training.parameters[number]
+        parameter = self._training.parameters[index]
         self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))
 
     def _remove_hooks(self) -> None:

@@ -177,10 +177,10 @@ def worst_array(
     usual = (repeats / sizes).nan_to_num(0.0).median() * sizes
     allowed = MARGIN * torch.maximum(repeats, usual) + rounding * sizes + smallest
     share = torch.where(wrong == 0, 0.0, wrong / allowed)
-    number = int(share.argmax())  # torch's: NaN is the largest
-    size = sizes[number].item() or 1.0
-    error, tolerance = wrong[number].item() / size, allowed[number].item() / size
-    return {"array": number, "error": error, "tolerance": tolerance}
+    index = int(share.argmax())  # torch's: NaN is the largest
+    size = sizes[index].item() or 1.0
+    error, tolerance = wrong[index].item() / size, allowed[index].item() / size
+    return {"array": index, "error": error, "tolerance": tolerance}
 
 
 def gathered(ranks: Ranks, values: Tensor) -> Tensor:

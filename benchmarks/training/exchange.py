@@ -1,8 +1,8 @@
 """The exchange alone: a phase of `throughput`, and `benchmark=exchange`.
 
 The benchmark is MXNet's tools/bandwidth/measure.py for any strategy. It exchanges known gradients
-of the model's shapes, without training, and compares what comes back with their mean in float64, which
-every rank computes for itself. METHOD.md, "The exchange alone".
+of the model's shapes, without training, and compares what comes back with their mean in float64,
+which every rank computes for itself. METHOD.md, "The exchange alone".
 """
 
 from collections.abc import Sequence
@@ -76,12 +76,12 @@ def _check_returned(
     none where a compression loses precision. Collective.
     """
 
-    def value(rank: int, number: int) -> float:
-        return 1.0 + rank + number % PATTERNS
+    def value(rank: int, index: int) -> float:
+        return 1.0 + rank + index % PATTERNS
 
     gradients = []
-    for number, parameter in enumerate(parameters):
-        gradients.append(torch.full_like(parameter, value(ranks.rank, number)))
+    for index, parameter in enumerate(parameters):
+        gradients.append(torch.full_like(parameter, value(ranks.rank, index)))
     exchange.fill(gradients)
     exchange()
     returned = exchange.result()
@@ -90,9 +90,9 @@ def _check_returned(
         return facts
     averaged = _averaged_ranks(strategy, ranks)
     errors = [torch.zeros((), dtype=torch.float64, device=parameters[0].device)]
-    for number, array in enumerate(returned):
-        if used[number]:
-            mean = sum(value(rank, number) for rank in averaged) / len(averaged)
+    for index, array in enumerate(returned):
+        if used[index]:
+            mean = sum(value(rank, index) for rank in averaged) / len(averaged)
             errors.append((array - mean).abs().max().double() / mean)
     own_error = torch.stack(errors).max().item()
     facts["exchange_error"] = _largest(ranks.gather([own_error]))
@@ -219,25 +219,25 @@ def _errors(
     hides in the first. Collective.
     """
 
-    def gradient(rank: int, number: int) -> Tensor:
-        like = parameters[number]
-        seed = (cell.seed << 32) + (number << 12) + rank
+    def gradient(rank: int, index: int) -> Tensor:
+        like = parameters[index]
+        seed = (cell.seed << 32) + (index << 12) + rank
         generator = torch.Generator(device=like.device).manual_seed(seed)
         values = torch.rand(
             like.shape, generator=generator, device=like.device, dtype=torch.float32
         )
         return values.mul_(2).sub_(1).to(like.dtype)
 
-    exchange.fill([gradient(ranks.rank, number) for number in range(len(parameters))])
+    exchange.fill([gradient(ranks.rank, index) for index in range(len(parameters))])
     exchange()
     difference = reference = 0.0
     by_array: list[float] = []
     averaged = _averaged_ranks(strategy, ranks)
-    for number, returned in enumerate(exchange.result()):
-        mean = torch.zeros_like(parameters[number], dtype=torch.float64)
+    for index, returned in enumerate(exchange.result()):
+        mean = torch.zeros_like(parameters[index], dtype=torch.float64)
         size = torch.zeros_like(mean)
         for rank in averaged:
-            own = gradient(rank, number).double()
+            own = gradient(rank, index).double()
             mean += own / len(averaged)
             size += own.abs() / len(averaged)
         wrong = (returned.double() - mean).abs().sum().item()

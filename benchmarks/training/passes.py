@@ -8,7 +8,7 @@ each rank. A strategy that exchanges within backward has no range `exchange`. ME
 
 import gc
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 
 import torch
 from torch.profiler import ProfilerActivity, record_function
@@ -29,7 +29,11 @@ def profiled(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
     for _ in range(cell.profiler_options["warmup_steps"]):
         training.step()
         reporter.beat()
-    recording, mark = _nsys(cell, ranks) if cell.profiler == "nsys" else _kineto(ranks, reporter)
+    mark: Mark = record_function
+    recording = _kineto(ranks, reporter)
+    if cell.profiler == "nsys":
+        mark = _nvtx_range
+        recording = _nsys(cell, ranks)
     ranks.barrier()
     gc.collect()
     gc.disable()
@@ -50,47 +54,37 @@ def profiled(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
     return Result()
 
 
-def _nsys(cell: Cell, ranks: Ranks) -> tuple[AbstractContextManager[None], Mark]:
-    """Return (recording, marks) of NVTX.
-
-    Every rank opens the capture range, if there is one; the first to close it ends it.
-    """
-
-    @contextmanager
-    def recording() -> Iterator[None]:
-        if cell.benchmark["capture_range"]:
-            torch.cuda.profiler.start()
-        ranks.barrier()
-        torch.cuda.nvtx.mark(f"rank {ranks.rank}")  # a report does not number its processes
-        yield
-        if cell.benchmark["capture_range"]:
-            torch.cuda.profiler.stop()
-
-    @contextmanager
-    def mark(stage: str) -> Iterator[None]:
-        torch.cuda.nvtx.range_push(stage)
-        yield
-        torch.cuda.nvtx.range_pop()
-
-    return recording(), mark
+@contextmanager
+def _nsys(cell: Cell, ranks: Ranks) -> Iterator[None]:
+    """Open the capture range, if there is one; the first rank to close it ends it."""
+    if cell.benchmark["capture_range"]:
+        torch.cuda.profiler.start()
+    ranks.barrier()
+    torch.cuda.nvtx.mark(f"rank {ranks.rank}")  # a report does not number its processes
+    yield
+    if cell.benchmark["capture_range"]:
+        torch.cuda.profiler.stop()
 
 
-def _kineto(ranks: Ranks, reporter: Reporter) -> tuple[AbstractContextManager[None], Mark]:
-    """Return (recording, marks) of torch.profiler, which writes `rank<N>.json.gz` at the end."""
+@contextmanager
+def _nvtx_range(stage: str) -> Iterator[None]:
+    torch.cuda.nvtx.range_push(stage)
+    yield
+    torch.cuda.nvtx.range_pop()
+
+
+@contextmanager
+def _kineto(ranks: Ranks, reporter: Reporter) -> Iterator[None]:
+    """Record with torch.profiler, which writes `rank<N>.json.gz` at the end."""
     activities = [ProfilerActivity.CPU]
     if ranks.device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
-
-    @contextmanager
-    def recording() -> Iterator[None]:
-        with torch.profiler.profile(activities=activities) as profiler:
-            yield
-        trace = reporter.folder.path / f"rank{ranks.rank}.json"
-        profiler.export_chrome_trace(str(trace))
-        # torch would pack it by way of TMPDIR, where a rank that is killed meanwhile leaves it.
-        pack(trace)
-
-    return recording(), record_function
+    with torch.profiler.profile(activities=activities) as profiler:
+        yield
+    trace = reporter.folder.path / f"rank{ranks.rank}.json"
+    profiler.export_chrome_trace(str(trace))
+    # torch would pack it by way of TMPDIR, where a rank that is killed meanwhile leaves it.
+    pack(trace)
 
 
 def tuning(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:

@@ -36,7 +36,7 @@ def run(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
 
 
 class TrainingBenchmark:
-    """One cell on this rank, phase by phase; another benchmark may use single phases."""
+    """One cell on this rank, phase by phase."""
 
     def __init__(self, cell: Cell, ranks: Ranks, reporter: Reporter) -> None:
         self.ranks, self.reporter, self.clock = ranks, reporter, Clock(ranks)
@@ -87,7 +87,7 @@ class TrainingBenchmark:
         checks |= exchange.resolved_options(training.strategy)
 
     def replicas_equal(self) -> bool:
-        """Return whether all replicas are equal after one of as many steps as the strategy needs."""
+        """Return whether replicas are equal after one of as many steps as the strategy needs."""
         for _ in range(self.training.strategy.equal_every - 1):
             if correctness.replicas_equal(self.training, self.ranks):
                 return True
@@ -273,8 +273,8 @@ class TrainingBenchmark:
         loader, iterations = self.training.batches, request.abba_iterations(self.step_ms)
         assert isinstance(loader, LoadedBatches)
         self.reporter.phase("data")
-        for number in range(4 * DATA_ROUNDS):
-            if number % 4 in (0, 3):
+        for window in range(4 * DATA_ROUNDS):
+            if window % 4 in (0, 3):
                 # Meanwhile a loader gets ahead, as far as it keeps batches ready: use these first.
                 self.block("using up", max(iterations, 2 * loader.ready))
                 self.block("with loader", iterations)
@@ -291,8 +291,8 @@ class TrainingBenchmark:
         if self.snapshot or not rounds:
             return
         self.reporter.phase("exposed")
-        for number in range(4 * rounds):
-            if number % 4 in (0, 3):
+        for window in range(4 * rounds):
+            if window % 4 in (0, 3):
                 self.block("with exchange", request.abba_iterations(self.step_ms))
             else:
                 self._without_exchange()
