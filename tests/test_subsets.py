@@ -44,22 +44,7 @@ def test_an_nvswitch_machine_has_one_class_per_size():
     ]  # fmt: skip
 
 
-def test_affinity_parts_pairs_within_a_socket_from_pairs_across():
-    pairs = classes(DGX1, 2, affinity=True)
-    assert sorted((*one.links, one.members) for one in pairs) == [
-        ("NV1", 2), ("NV1", 6), ("NV2", 2), ("NV2", 6), ("SYS", 12),
-    ]  # fmt: skip
-    assert len(classes(DGX1, 8, affinity=True)) == 1
-
-
-def test_nics_part_pairs_that_share_one_from_pairs_that_do_not():
-    assert len(classes(DGX1, 1, nics=True)) == 1
-    assert len(classes(DGX1, 2, nics=True)) > 3
-    assert len(classes(H200, nics=True)) == 7
-
-
-@pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("count", [5, 7])
+@pytest.mark.parametrize(("seed", "count"), [(0, 5), (1, 5), (2, 7), (3, 7)])
 def test_classes_agree_with_networkx(seed, count):
     chance = random.Random(seed)
     words = ["NV2", "SYS"] if seed % 2 else ["NV1", "NV2", "SYS"]
@@ -114,10 +99,6 @@ def test_too_many_subsets_are_refused():
     with pytest.raises(ValueError, match="too many"):
         classes(machine(24, lambda a, b: "SYS"))
     assert sum(one.members for one in classes(machine(24, lambda a, b: "SYS"), 2)) == 276
-
-
-def test_one_gpu_has_no_classes_of_two():
-    assert classes(machine(1, lambda a, b: "SYS")) == []
 
 
 def test_command(capsys):

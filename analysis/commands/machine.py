@@ -18,7 +18,14 @@ from analysis.report.numbers import NumberFormat
 from analysis.report.table import Column, Table
 from analysis.text import count
 from analysis.topology.bandwidth import EXACT_GPUS, MachineWires
-from analysis.topology.model import Device, Topology, count_classes, describe_counts, is_known
+from analysis.topology.model import (
+    Device,
+    Topology,
+    count_classes,
+    describe_counts,
+    is_known,
+    nvlink_count,
+)
 from analysis.topology.nvml import NoDriver
 from analysis.topology.placement import choose_gpus
 from analysis.topology.readers import read_topology
@@ -63,17 +70,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("file", nargs="?", help=FILE_HELP)
     if parser.prog.endswith("topology"):
         add("--svg", metavar="OUT", type=Path, help="draw the machine into this SVG file")
-        name = "product name of the GPUs, for theoretical bandwidths"
+        name = "product name of the GPUs, for nominal bandwidths"
         add("--gpu-name", metavar="NAME", help=name)
         return
     size = "only subsets of K GPUs (default: of two and more)"
     add("--size", type=int, metavar="K", help=size)
-    for option, text in (
-        ("--affinity", "distinguish pairs on one NUMA node from pairs on two"),
-        ("--nics", "distinguish GPUs that have other links to the NICs"),
-        ("--second-member", "show another member of each class"),
-    ):
-        add(option, action="store_true", help=text)
+    add("--second-member", action="store_true", help="show another member of each class")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -124,10 +126,9 @@ def _print_topology(topology: Topology) -> None:
     for word in count_classes(pairs_of):
         pairs = pairs_of[word]
         line = f"{word}: {count(len(pairs), 'pair')} of GPUs"
-        speeds = {topology.theoretical_gb_per_s(a, b) for a, b in pairs} - {None}
-        if speeds:
-            texts = [f"{speed:.1f}" for speed in sorted(filter(None, speeds))]
-            line += f", {' or '.join(texts)} GB/s in theory, one way"
+        links, speed = nvlink_count(word), topology.devices[0].nvlink_gb_per_s
+        if links and speed:
+            line += f", {links * speed:.1f} GB/s nominal, one way"
         if not is_known(word):
             line += ", not a known link class"
         out.print(line)
@@ -137,7 +138,7 @@ def _print_topology(topology: Topology) -> None:
 def _run_subsets(arguments: argparse.Namespace) -> None:
     """Print the classes by size, best links first, with what the rings of each carry together."""
     topology = read_topology(arguments.file)
-    subsets = classes(topology, arguments.size, affinity=arguments.affinity, nics=arguments.nics)
+    subsets = classes(topology, arguments.size)
     total = sum(subset.members for subset in subsets)
     wires = MachineWires.of(topology)
     quick = len(topology.gpus) > EXACT_GPUS  # of 16 GPUs there may be 2,000 classes

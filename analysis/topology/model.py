@@ -98,19 +98,6 @@ def nvlink_gb_per_s(name: str | None = None, sm: int | None = None) -> float | N
     return None if sm is None else _NVLINK_BY_SM.get(sm)
 
 
-def pcie_gb_per_s(gigatransfers: float, width: int) -> float | None:
-    """Return GB/s of a PCIe link of `width` lanes at `gigatransfers` GT/s a lane, None if off."""
-    if gigatransfers <= 0 or width <= 0:
-        return None
-    if gigatransfers <= 5:  # generations 1 and 2 send 8 bits as 10
-        code = 8 / 10
-    elif gigatransfers <= 32:  # 3 to 5: 128 as 130
-        code = 128 / 130
-    else:  # 6: flits of 256 bytes with 242 of payload
-        code = 242 / 256
-    return gigatransfers * width * code / 8
-
-
 @dataclass(frozen=True)
 class Gpu:
     """One GPU. Affinities are lists as printed ("0-19,40-59", "0"); bandwidths are GB/s."""
@@ -122,7 +109,6 @@ class Gpu:
     uuid: str | None = None
     bus_id: str | None = None
     nvlink_gb_per_s: float | None = None  # of one link
-    pcie_gb_per_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -157,25 +143,6 @@ class Topology:
             raise ValueError(
                 f"no link between {a} and {b} in this topology, whose devices are {devices}"
             ) from None
-
-    def theoretical_gb_per_s(self, a: int, b: int) -> float | None:
-        """Return the GB/s that class and hardware allow between two GPUs; None if not known.
-
-        NODE and SYS have none: the interconnect between host bridges and sockets is not part of the
-        topology.
-        """
-        word = self.link_between(a, b)
-        count = nvlink_count(word)
-        if count is not None:
-            speeds = (self.gpu(a).nvlink_gb_per_s, self.gpu(b).nvlink_gb_per_s)
-        elif word in ("PIX", "PXB", "PHB"):
-            count = 1
-            speeds = (self.gpu(a).pcie_gb_per_s, self.gpu(b).pcie_gb_per_s)
-        else:
-            return None
-        if speeds[0] is None or speeds[1] is None:
-            return None
-        return count * min(speeds[0], speeds[1])
 
     def rails(self) -> dict[int, tuple[str, ...]]:
         """Return the nearest NICs of each GPU: those behind its PCIe switch, else behind several."""

@@ -22,7 +22,6 @@ from analysis.topology.model import (
     Pair,
     Topology,
     nvlink_gb_per_s,
-    pcie_gb_per_s,
 )
 
 SWITCH = "switch"
@@ -30,7 +29,6 @@ ANCESTOR = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}  #
 REMOTE_GPU, REMOTE_CPU = 0x00, 0x01  # NVML_NVLINK_DEVICE_TYPE_*; else a switch, or unknown
 P2P_NVLINK = 2  # NVML_P2P_CAPS_INDEX_NVLINK
 P2P_OK = 0
-GIGATRANSFERS = {1: 2.5, 2: 5.0, 3: 8.0, 4: 16.0, 5: 32.0, 6: 64.0}  # PCIe generation -> GT/s
 PCI_PART = re.compile(r"pci[0-9a-f]+:[0-9a-f]+|[0-9a-f]+:[0-9a-f]+:[0-9a-f]+\.[0-7]")
 
 
@@ -115,8 +113,6 @@ def _query_gpu(nvml: Any, index: int, handle: Any, sysfs: Path) -> Gpu:
     nodes = cpu_list(_word_mask(_ask(nvml, "GetMemoryAffinity", handle, 1, 0)))  # 0: NUMA node
     if nodes is None:
         nodes = _numa_node(_pci_device(sysfs, bus_id))
-    generation = _ask(nvml, "GetMaxPcieLinkGeneration", handle)
-    width = _ask(nvml, "GetMaxPcieLinkWidth", handle)
     return Gpu(
         index=index,
         cpu_affinity=cpu_list(_word_mask(cpus)),
@@ -125,7 +121,6 @@ def _query_gpu(nvml: Any, index: int, handle: Any, sysfs: Path) -> Gpu:
         uuid=_ask(nvml, "GetUUID", handle),
         bus_id=bus_id,
         nvlink_gb_per_s=nvlink_gb_per_s(name),
-        pcie_gb_per_s=pcie_gb_per_s(GIGATRANSFERS.get(generation, 0.0), width or 0),
     )
 
 

@@ -2,8 +2,8 @@
 
 NCCL writes its XML to `NCCL_TOPO_DUMP_FILE`; it holds only the GPUs of one communicator:
 
-    system > cpu(numaid, affinity) > pci(busid, link_speed, link_width)* > gpu(dev, sm) > nvlink(…)
-                                                                         > nic > net(name)
+    system > cpu(numaid, affinity) > pci(busid)* > gpu(dev, sm) > nvlink(…)
+                                                > nic > net(name)
 
 Its link classes are those of NCCL's own path search: two devices below one PCI switch are PIX,
 below several PXB, at one cpu element (a NUMA node) PHB, else SYS. Source: src/graph/xml.cc and
@@ -26,7 +26,6 @@ from analysis.topology.model import (
     Topology,
     infer_nvswitch,
     nvlink_gb_per_s,
-    pcie_gb_per_s,
 )
 from analysis.topology.nvml import common_length, cpu_list, read_live_topology
 
@@ -359,11 +358,7 @@ def _gpu_at(index: int, attributes: Attributes, path: Sequence[Element], line: i
             pci = of_parent
     if cpu is None:
         raise UnreadableInput(f"line {line}: <gpu> outside of any <cpu>")
-    speed = re.match(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) GT/s", pci.get("link_speed", ""))
-    width, numa, sm = pci.get("link_width", ""), cpu.get("numaid", ""), attributes.get("sm", "")
-    pcie = None
-    if speed and SMALL_NUMBER.fullmatch(width):
-        pcie = pcie_gb_per_s(float(speed[1]), int(width))
+    numa, sm = cpu.get("numaid", ""), attributes.get("sm", "")
     mask = 0  # words of 32 bits, joined by commas, most significant first
     words = cpu.get("affinity", "")
     if re.fullmatch(r"[0-9a-fA-F]{1,8}(,[0-9a-fA-F]{1,8})*", words):
@@ -374,7 +369,6 @@ def _gpu_at(index: int, attributes: Attributes, path: Sequence[Element], line: i
         numa_affinity=numa if SMALL_NUMBER.fullmatch(numa) else None,  # -1: not known
         bus_id=pci.get("busid", "").strip().lower() if pci else None,
         nvlink_gb_per_s=nvlink_gb_per_s(sm=int(sm)) if SMALL_NUMBER.fullmatch(sm) else None,
-        pcie_gb_per_s=pcie,
     )
 
 

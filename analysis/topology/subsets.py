@@ -2,8 +2,7 @@
 
 That is: the subgraphs they induce, labelled with link classes, are isomorphic. Measuring one member
 of each class measures the machine: 56 subsets instead of 247 on a DGX-1, one per size where all
-GPUs meet in switches. With `affinity`, pairs on one NUMA node and pairs on two differ as well; with
-`nics`, so do GPUs and pairs with other relations to the NICs.
+GPUs meet in switches.
 
 The method is exact. Colour refinement (Weisfeiler-Leman, with numpy over all subsets of a size at
 once) gives every subset a value that isomorphic subsets share, and an order of its GPUs; subsets
@@ -18,7 +17,7 @@ from itertools import combinations
 from math import comb
 from typing import Any
 
-from analysis.topology.model import Topology, count_classes, quality
+from analysis.topology.model import Topology, best_first, count_classes, quality
 
 MOST_SUBSETS = 500_000  # of one request: more would not be measured, and would take minutes to sort
 MIX = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # of splitmix64
@@ -48,9 +47,7 @@ class SubsetClass:
         return content
 
 
-def classes(
-    topology: Topology, size: int | None = None, *, affinity: bool = False, nics: bool = False
-) -> list[SubsetClass]:
+def classes(topology: Topology, size: int | None = None) -> list[SubsetClass]:
     """Return every class of subsets of `size` GPUs, or of two and more; by size, best links first.
 
     Raises:
@@ -65,7 +62,11 @@ def classes(
         raise ValueError(
             f"{subsets} subsets of {gpus} GPUs are too many to sort; accepted is one small --size"
         )
-    labels = _labels(topology, affinity, nics)
+    words = best_first(topology.links.values())
+    labels = []
+    for a in topology.gpus:
+        row = [0 if a == b else 1 + words.index(topology.link_between(a, b)) for b in topology.gpus]
+        labels.append(row)
     subset_classes: list[SubsetClass] = []
     for k in sizes:
         subset_classes += _classes_of_size(topology, labels, k)
@@ -77,29 +78,6 @@ def _best_links_first(subset: SubsetClass) -> tuple[int, float, float, tuple[int
     slowest = min((quality(word) for word in subset.links), default=0.0)
     total = sum(quality(word) * pairs for word, pairs in subset.links.items())
     return subset.size, -slowest, -total, subset.representative
-
-
-def _labels(topology: Topology, affinity: bool, nics: bool) -> list[list[int]]:
-    """Return numbers for the labels of each ordered pair of GPUs; on the diagonal, of each GPU."""
-    texts = []
-    for a in topology.gpus:
-        row = []
-        for b in topology.gpus:
-            parts: list[object] = ["self" if a == b else topology.link_between(a, b)]
-            if affinity and a != b:
-                # The relation, not the node's number: sockets 0 and 1 are alike.
-                devices = (topology.gpu(a), topology.gpu(b))
-                homes = {(gpu.numa_affinity, gpu.cpu_affinity) for gpu in devices}
-                parts.append("unknown" if (None, None) in homes else len(homes))
-            if nics:
-                reach = []
-                for nic in topology.nics:
-                    reach.append((topology.link_between(a, nic), topology.link_between(b, nic)))
-                parts.append(sorted(reach))
-            row.append(repr(parts))
-        texts.append(row)
-    distinct = sorted({text for row in texts for text in row})
-    return [[distinct.index(text) + 1 for text in row] for row in texts]
 
 
 def _classes_of_size(
