@@ -17,7 +17,7 @@ from rich.markup import escape
 from analysis.console import console
 from analysis.findings.baselines import EFFICIENCY
 from analysis.findings.between_studies import UNKNOWN, CellDifference, Differences, differences
-from analysis.findings.communication import EXCHANGE, EXPOSED
+from analysis.findings.communication import EXCHANGE
 from analysis.findings.study_inputs import (
     StudyInput,
     StudyPath,
@@ -41,7 +41,7 @@ from benchmarks.record.metrics import metric as entry_of
 
 MOST_ROWS = 60
 LIMIT = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(%?)")
-BESIDE = (EFFICIENCY, EXPOSED, EXCHANGE)  # numbers beside the one that is judged
+BESIDE = (EFFICIENCY, EXCHANGE)  # numbers beside the one that is judged
 POINTS, SIGNED = NumberFormat(100.0, "points", 1, sign=True), NumberFormat(sign=True)
 NOTHING_DIFFERS = (
     "What differs: nothing that the records tell of the machine, the software and the code."
@@ -192,7 +192,7 @@ def _print(sides: Sequence[Sequence[StudyInput]], result: Differences, limit: fl
 
 
 def _beside_table(result: Differences) -> Table:
-    """Return efficiency, exposed communication and exchange of the cells that have them."""
+    """Return efficiency and exchange of the cells that have them."""
     names = short_names(cell.name for cell in result.cells)
     columns = [Column("cell", "cell")]
     rows: dict[str, dict[str, str]] = {}

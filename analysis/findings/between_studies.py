@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.special import stdtr
 
-from analysis.findings.baselines import EFFICIENCY, efficiency
-from analysis.findings.communication import COST, EXCHANGE, EXPOSED, Exposures
+from analysis.findings.baselines import EFFICIENCY, Baselines, efficiency
+from analysis.findings.communication import EXCHANGE
 from analysis.findings.comparisons import smallest_change
 from analysis.findings.scaling import log_speedup
 from analysis.findings.study_inputs import StudyInput
@@ -147,11 +147,11 @@ def differences(first: Sequence[StudyInput], second: Sequence[StudyInput]) -> Di
         sides.append(cells)
     before, after = sides
     names = _names(dict.fromkeys((*before, *after)))
-    exposures = {id(each.study): Exposures(each.study) for each in (*first, *second)}
+    baselines = {id(each.study): Baselines(each.study) for each in (*first, *second)}
     common = []
     for cell in before:
         if cell in after:
-            common.append(_difference(names[cell], before[cell], after[cell], exposures))
+            common.append(_difference(names[cell], before[cell], after[cell], baselines))
     only_first = [_alone(names[cell], cell, second) for cell in before if cell not in after]
     only_second = [_alone(names[cell], cell, first) for cell in after if cell not in before]
     return Differences(_judged(common), tuple(only_first), tuple(only_second))
@@ -201,13 +201,13 @@ def _difference(
     name: str,
     before: Sequence[tuple[StudyInput, Runs]],
     after: Sequence[tuple[StudyInput, Runs]],
-    exposures: Mapping[int, Exposures],
+    baselines: Mapping[int, Baselines],
 ) -> CellDifference:
     """Return a difference without a verdict; `why` says why it can get none."""
     numbers, doubts, metric = [], [], ""
     for study, inputs in zip(STUDIES, (before, after), strict=True):
         each, runs = inputs[-1]
-        numbers.append(_numbers(runs, exposures[id(each.study)]))
+        numbers.append(_numbers(runs, baselines[id(each.study)]))
         codes: dict[str, None] = {}
         for record in runs.records:
             if record.validity.verdict == "suspect":
@@ -245,8 +245,8 @@ def _difference(
     )
 
 
-def _numbers(runs: Runs, exposures: Exposures) -> dict[str, MeasuredNumber]:
-    """Return {metric: number} of a cell: main rate, exchange, efficiency, what is exposed."""
+def _numbers(runs: Runs, baselines: Baselines) -> dict[str, MeasuredNumber]:
+    """Return {metric: number} of a cell: its main rate, its exchange, its efficiency."""
     numbers = {}
     for name in (_main_metric(runs), EXCHANGE):
         if runs.logarithms(name):
@@ -255,23 +255,13 @@ def _numbers(runs: Runs, exposures: Exposures) -> dict[str, MeasuredNumber]:
             if floor is not None:
                 error = floor.deviation * math.sqrt(of_median(len(values)))
                 numbers[name] = replace(numbers[name], error=error, freedom=floor.freedom)
-    speedup = log_speedup(runs, exposures.baselines)
+    speedup = log_speedup(runs, baselines)
     if speedup is not None:
         share = efficiency(speedup.rate.value, speedup.slowest, runs.cell, speedup.alone)
         number = MeasuredNumber(share, speedup.rate.runs, None, speedup.freedom, logarithm=False)
         if speedup.draws is not None:
             number = replace(number, error=float(np.std(speedup.draws[MEASURED])) * share)
         numbers[EFFICIENCY] = number
-    claims = [exposures.of(record) for record in runs.records]
-    exposed = [claim.exposed_ms for claim in claims if claim and claim.exposed_ms is not None]
-    if exposed:
-        floor, of_runs = runs.floor(COST), exposures.of_runs(runs)
-        number = MeasuredNumber(statistics.median(exposed), len(exposed), logarithm=False)
-        if floor is not None:
-            number = replace(number, freedom=floor.freedom)
-            if of_runs is not None and not math.isnan(of_runs[1]):
-                number = replace(number, error=of_runs[1] / quantile(floor.freedom))
-        numbers[EXPOSED] = number
     return numbers
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from analysis.study.draws import Sample, Step
-from analysis.study.estimates import Member
+from analysis.study.estimates import Estimate, Member
 from analysis.study.noise_floor import CLOCK
 from analysis.study.provenance import mapping
 from analysis.study.runs import Runs
@@ -84,3 +84,10 @@ def _slowed(step: Step, before: Sample, after: Sample) -> Step:
         return Step(ms, None)
     unslowed = step.ms if step.draws is None else step.draws
     return Step(ms, unslowed * np.exp(before.draws - after.draws))
+
+
+def reaching_0(bound: Estimate) -> Estimate:
+    """Return what is at most so large, with an interval that holds 0."""
+    if bound.low is None or bound.high is None:
+        return bound
+    return Estimate(bound.value, min(bound.low, 0.0), max(bound.high, 0.0))

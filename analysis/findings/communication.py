@@ -65,7 +65,7 @@ class Exposures:
         claim them: for `verify`.
         """
         self._study, self._judged = study, judged
-        self.baselines = baselines or Baselines(study)
+        self._baselines = baselines or Baselines(study)
         self._costs: dict[tuple[int, ...], CostAlone] = {}
         alone = [runs for runs in study.timed if runs.world_size == 1 and runs.strategy == WITHOUT]
         self._without = merged_by(alone, self._without_strategy, lambda runs: runs.gpus[0])
@@ -94,13 +94,6 @@ class Exposures:
         share, half_share, why = self._hidden(exposed, record, single)
         half_ms = _known(exposed[1])
         return Exposure(exposed[0], half_ms, share, half_share, alone[0], source, why, ids)
-
-    def of_runs(self, runs: Runs) -> Uncertain | None:
-        """Return what is exposed of runs of one cell, by their medians; None where not known."""
-        if not runs.values(COST):
-            return None
-        cost_alone = self._cost_alone(runs)
-        return None if isinstance(cost_alone, str) else _minus(_median(runs, COST), cost_alone[0])
 
     def _hidden(
         self, exposed: Uncertain, record: Record, single: Runs
@@ -132,7 +125,7 @@ class Exposures:
         return min(1.0, max(0.0, share)), _known(half), ""
 
     def _cost_alone(self, runs: Runs) -> CostAlone:
-        members = self.baselines.of(runs)
+        members = self._baselines.of(runs)
         key = tuple(map(id, members.values()))  # thousands of records may have equal baselines
         if key not in self._costs:
             self._costs[key] = self._cost_of(members)

@@ -34,6 +34,11 @@ FACTS = (
     *("GPUs", "links", "driver", "NCCL", "torch", "CUDA", "cuDNN", "Python", "CPU", "cores"),
     *("memory", "host", "date", GPUS, "SM clock, most", "commit", "code that measures"),
 )
+OF_ENVIRONMENT = {
+    **{name: ("versions", name.lower()) for name in ("torch", "Python", "NCCL", "CUDA", "cuDNN")},
+    **{"driver": ("gpu", "driver"), "CPU": ("cpu", "model"), "cores": ("cpu", "cores")},
+    "memory": ("cpu", "memory_bytes"),
+}
 
 
 @dataclass(frozen=True)
@@ -199,38 +204,29 @@ def _facts(study: Study) -> dict[str, str]:
 
 def _facts_of_record(record: Record) -> dict[str, str]:
     environment, on_gpus = record.environment, record.cell.device == "cuda"
-    cpu, gpu = mapping(environment.get("cpu")), mapping(environment.get("gpu"))
-    versions, git = mapping(environment.get("versions")), mapping(environment.get("git"))
-    values: dict[str, object] = {
+    facts = {
         "GPUs": hardware(record) if on_gpus else "none",
-        "driver": gpu.get("driver"),
-        "torch": versions.get("torch"),
-        "Python": versions.get("python"),
-        "CPU": cpu.get("model"),
-        "cores": cpu.get("cores"),
         "host": compress_hosts(sorted(record.cell.every_host)) or environment.get("host"),
         "date": f"{datetime.fromtimestamp(record.started_at, timezone.utc):%Y-%m-%d}",
         "code that measures": environment.get("code"),
     }
+    for name, (group, key) in OF_ENVIRONMENT.items():
+        if on_gpus or name not in ("NCCL", "CUDA", "cuDNN"):
+            facts[name] = mapping(environment.get(group)).get(key)
     links = Counter(str(value) for value in mapping(environment.get("links")).values())
     pairs = [f"{name} between {count}" for name, count in links.most_common(MOST)]
     if pairs:
-        values["links"] = f"{', '.join(pairs)} pairs"
+        facts["links"] = f"{', '.join(pairs)} pairs"
     if len(links) == 1:
-        values["links"] = f"{next(iter(links))} between all"
-    if on_gpus:
-        for name in ("NCCL", "CUDA", "cuDNN"):
-            values[name] = versions.get(name.lower())
-    memory = cpu.get("memory_bytes")
+        facts["links"] = f"{next(iter(links))} between all"
+    memory, git = facts.pop("memory"), mapping(environment.get("git"))
     if isinstance(memory, int | float):
-        values["memory"] = f"{memory / 2**30:,.0f} GiB"
+        facts["memory"] = f"{memory / 2**30:,.0f} GiB"
     if first_gpu(record):
-        values[GPUS] = f"{first_gpu(record)}…"
+        facts[GPUS] = f"{first_gpu(record)}…"
     clocks = [each["max_sm_mhz"] for each in gpus_of(environment) if "max_sm_mhz" in each]
     if clocks and all(isinstance(clock, int) for clock in clocks):
-        values["SM clock, most"] = f"{max(clocks)} MHz"
+        facts["SM clock, most"] = f"{max(clocks)} MHz"
     if git.get("commit"):
-        modified = ", modified" if git.get("modified") else ""
-        values["commit"] = f"{str(git['commit'])[:7]}{modified}"
-    facts = {name: str(value) for name, value in values.items() if value not in (None, "")}
-    return facts | inherited(record)
+        facts["commit"] = f"{git['commit'][:7]}{', modified' if git.get('modified') else ''}"
+    return {name: str(fact) for name, fact in facts.items() if fact} | inherited(record)

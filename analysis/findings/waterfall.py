@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis.findings.baselines import WITHOUT, ControlRuns
-from analysis.findings.clock_loss import AT_MOST, NAME, clock_loss, step_at_clock_of
+from analysis.findings.clock_loss import AT_MOST, NAME, clock_loss, reaching_0, step_at_clock_of
 from analysis.findings.communication import COST
 from analysis.findings.communication_parts import COMMUNICATION, Parts, by_hosts, in_parts
 from analysis.study import names as labels
@@ -89,9 +89,7 @@ class ExplainedSubset:
 
 
 def waterfalls(study: Study) -> tuple[tuple[Waterfall, ...], tuple[str, ...]]:
-    """Return a waterfall for every subset with a member that ran alone with strategy=none, and a
-    sentence on the others.
-    """
+    """Return a waterfall for every subset with a member that ran alone, a sentence on others."""
     controls = ControlRuns(study)
     explained, without = [], []
     for runs in study.timed:
@@ -152,9 +150,7 @@ def _waterfall(label: str, subset: ExplainedSubset) -> Waterfall:
         lost = _images_between(subset.images, before, before + step, degrees)
         ms = next_run(step.ms, step.draws, degrees)
         if name == NAME:
-            lost, ms = _reaching_0(lost), _reaching_0(ms)
-            if not lost.value:
-                why = ""
+            lost, ms, why = reaching_0(lost), reaching_0(ms), why if lost.value else ""
         parts.append(WaterfallPart(name, lost, why, ms=ms))
         spent = spent + step
     residual = _images_between(subset.images, spent, subset.measured, degrees)
@@ -252,8 +248,7 @@ def _communication(subset: ExplainedSubset, own: Step | None) -> Parts:
 def _without_waiting(subset: ExplainedSubset, exposed: Step, why: str) -> Parts:
     """Return the exposed communication and, of it, the waiting for a peer of equal speed.
 
-    A trace shows how long the mean rank waits; the part in which it waits for a slower GPU is the
-    spread, which the ideal is without.
+    A trace shows how long the mean rank waits, for slower GPUs (the spread) too.
     """
     traced, unknown = subset.runs.step(WAIT), ""
     if traced is None:
@@ -283,9 +278,3 @@ def _images_between(images: int, before: Step, after: Step, degrees: float) -> E
         shorter = np.maximum(before.draws, before.ms / WIDEST)
         draws = per_ms / shorter - per_ms / longer
     return next_run(per_ms / before.ms - per_ms / after.ms, draws, degrees)
-
-
-def _reaching_0(bound: Estimate) -> Estimate:
-    if bound.low is None or bound.high is None:
-        return bound
-    return Estimate(bound.value, min(bound.low, 0.0), max(bound.high, 0.0))
