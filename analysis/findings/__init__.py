@@ -1,1 +1,1 @@
-"""What the records of a study say together: rates, efficiency, comparisons, what a link is worth."""
+"""What the records of a study say together: rates, efficiency, comparisons, worth of links."""

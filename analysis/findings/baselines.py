@@ -47,7 +47,7 @@ class Baselines:
     """The runs of a study on one GPU and on one host, by the condition that other runs share."""
 
     def __init__(self, study: Study, *, judged: bool = True) -> None:
-        """Group a study's runs; without `judged` the scatter between runs is what a record states."""
+        """Group a study's runs; without `judged` the scatter of runs is what a record states."""
         self._study, self._judged = study, judged
         alone = [runs for runs in study.timed if runs.world_size == 1]
         on_host = [runs for runs in study.timed if len(runs.cell.hosts) == 1]
@@ -79,7 +79,7 @@ class Baselines:
         return self._members[id(runs)]
 
     def of_hosts(self, runs: Runs) -> dict[Member, Runs]:
-        """Return {host: its runs alone with the same GPUs} of a cell on several, if all have some."""
+        """Return {host: its runs alone with the same GPUs} of a cell on several; all, or none."""
         hosts = runs.cell.hosts
         alone = self._hosts.get(self._host_condition(runs), {})
         if len(hosts) < 2 or not alone.keys() >= {*hosts}:
@@ -106,7 +106,7 @@ class Baselines:
         return efficiency(single.median_log_rate, self._log_slowest[key], single.cell, alone)
 
     def node_efficiency(self, record: Record) -> float | None:
-        """Return rate ÷ (hosts × slowest host alone); None unless each of several was measured."""
+        """Return rate ÷ (hosts × slowest host alone); None unless each was measured."""
         single = self._study.single(record)
         alone = self.of_hosts(single)
         if single.median_log_rate is None or not alone:
@@ -142,7 +142,7 @@ class Baselines:
 def efficiency(
     log_rate: float, log_alone: float, cell: Cell, alone: Iterable[Member]
 ) -> Efficiency:
-    """Return rate ÷ (N × slowest alone) of two logarithms, and which members were measured alone."""
+    """Return rate ÷ (N × slowest alone) of two logarithms, and which members ran alone."""
     return _marked(math.exp(log_rate - log_alone) * (1 / cell.world_size), cell, alone)
 
 
@@ -276,7 +276,7 @@ class ControlRuns:
         return {gpu: alone[gpu] for gpu in runs.gpus if gpu in alone}
 
     def hosts(self, runs: Runs) -> Mapping[Member, Runs]:
-        """Return the runs of the strategy on each host alone with the same GPUs, if all have some."""
+        """Return the runs of the strategy on each host alone with the same GPUs; all, or none."""
         alone = self._hosts.get(self._on_host(runs), {})
         if not alone.keys() >= {*runs.cell.hosts}:
             return {}

@@ -266,7 +266,7 @@ def _numbers(runs: Runs, baselines: Baselines) -> dict[str, MeasuredNumber]:
 
 
 def _main_metric(runs: Runs) -> str:
-    """Return the metric in which a cell is compared: its rate, else the first marked; else empty."""
+    """Return the metric that is compared: the rate, else the first marked one; else empty."""
     if runs.log_rates:
         return runs.rate.metric
     marked = []

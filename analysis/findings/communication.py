@@ -246,7 +246,7 @@ def _median_of_known(values: Iterable[float | None]) -> float | None:
 
 
 def not_claimed(communications: Iterable[Communication]) -> tuple[str, ...]:
-    """Return a sentence for each reason why exposed communication or hidden share is not claimed."""
+    """Return a sentence for each reason why one of the two numbers is not claimed."""
     cells: dict[tuple[str, str], list[str]] = defaultdict(list)
     for cell in communications:
         if cell.hidden_share is None:

@@ -63,7 +63,7 @@ def by_hosts(runs: Runs, parts: Parts, hosts: Mapping[Member, Runs], alone: Step
 
 
 def in_parts(parts: Parts, runs: Runs, alone: Mapping[Member, Runs]) -> Parts:
-    """Return the parts with the exposed one split where steps were observed, else with the reason."""
+    """Return the parts with the exposed one split by observed steps, else with the reason."""
     (name, exposed, why), *rest = parts
     if exposed is None:
         return parts

@@ -65,7 +65,7 @@ class SeveralRecords:
         return values
 
     def facts(self, record: Record) -> dict[str, object]:
-        """Return what the values rest on, as a record's checks have it: the ids of other records."""
+        """Return what the values rest on, as a record's checks have it: ids of records."""
         facts: dict[str, object] = {}
         efficiencies = self._baselines.efficiency(record), self._baselines.node_efficiency(record)
         if efficiencies != (None, None):

@@ -130,7 +130,7 @@ def _hosts(study: Study) -> list[str]:
 
 
 def _names(opened: Sequence[tuple[StudyPath, Path, Study]]) -> list[str]:
-    """Return a name for each input: its label, or `4 × H200 on vm`, and what tells equal ones apart."""
+    """Return a name for each input: a label or `4 × H200 on vm`, and what tells equal ones apart."""
     names: list[tuple[str, ...]] = []
     facts: list[tuple[str, ...]] = []
     for path, folder, study in opened:
@@ -174,13 +174,13 @@ def differing(inputs: Sequence[StudyInput]) -> tuple[dict[str, list[str]], dict[
 
 
 def same_machine(inputs: Sequence[StudyInput]) -> bool:
-    """Return whether all inputs are of one machine, as far as hosts, CPUs and UUIDs of GPUs tell."""
+    """Return whether all inputs are of one machine, as far as its facts tell."""
     apart, _ = differing(inputs)
     return not {"host", "GPUs", GPUS, "CPU", "cores"} & apart.keys()
 
 
 def _facts(study: Study) -> dict[str, str]:
-    """Return {fact: what the records say of it}; an inherited variable is a fact of its own name."""
+    """Return {fact: what the records say of it}; an inherited variable is a fact too."""
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     for record in study.records:
         for name, value in _facts_of_record(record).items():

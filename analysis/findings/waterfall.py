@@ -215,7 +215,7 @@ def _steps_of_parts(subset: ExplainedSubset) -> Parts:
 
 
 def _contention(subset: ExplainedSubset) -> tuple[str, Step | None, str]:
-    """Return what ranks take from each other without any exchange, beside clocks: host memory, CPU."""
+    """Return what ranks take from each other without any exchange: host memory, the CPU."""
     together = subset.without.get(subset.runs.gpus)
     if together is None or together.log_rate is None:
         return CONTENTION, None, "strategy=none did not run on this subset"
@@ -227,7 +227,7 @@ def _contention(subset: ExplainedSubset) -> tuple[str, Step | None, str]:
 
 
 def _communication(subset: ExplainedSubset, own: Step | None) -> Parts:
-    """Return the exposed communication without `own`, the strategy's cost on one GPU, and waiting."""
+    """Return the exposed communication without the cost `own` on one GPU, and waiting."""
     runs, whole = subset.runs, subset.runs.step(COST)
     if whole is None:
         reason = "benchmark.exposed_rounds=0"
@@ -269,7 +269,7 @@ def _without_waiting(subset: ExplainedSubset, exposed: Step, why: str) -> Parts:
 
 
 def _images_between(images: int, before: Step, after: Step, degrees: float) -> Estimate:
-    """Return the images per second between two step times; with an interval where draws are known."""
+    """Return the images per second between two step times."""
     per_ms = images * 1e3  # of a step, times the ms of a second
     draws = None
     if before.draws is not None and after.draws is not None:

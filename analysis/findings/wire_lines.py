@@ -62,7 +62,7 @@ class Fit:
 
 
 def fit(points: Sequence[tuple[float, float]]) -> Fit | None:
-    """Return the line through (x, y); None for fewer than three points, or where all x are equal."""
+    """Return the line through (x, y); None for fewer than three points or equal x."""
     count = len(points)
     if count < 3:
         return None
@@ -93,7 +93,7 @@ class _Cell:
 def wire_lines(
     study: Study, communication: Sequence[Communication]
 ) -> tuple[tuple[WireLine, ...], str]:
-    """Return the lines of a study; without any, a sentence on what is missing and how to plan it."""
+    """Return the lines of a study; without any, a sentence on what to plan."""
     mechanisms = _mechanisms(study, communication)
     chosen = []
     for mechanism in mechanisms:
@@ -170,7 +170,7 @@ def _line(study: Study, cells: Sequence[_Cell], level: float) -> WireLine:
 
 
 def _missing(mechanisms: Sequence[Sequence[_Cell]]) -> str:
-    """Return a sentence on what the mechanism with most measured cells lacks, and how to plan it."""
+    """Return what the mechanism with most measured cells lacks, and how to plan it."""
     cells = max(mechanisms, key=lambda cells: sum(cell.wire_ms is not None for cell in cells))
     measured = [cell for cell in cells if cell.wire_ms is not None]
     runs, plan = cells[0].runs, ""

@@ -148,7 +148,7 @@ def _meet_in_switch(topology: Topology) -> bool:
 def set_bandwidth(
     topology: Topology | None, gpus: Sequence[int], matrix: Sequence[Sequence[float]] | None = None
 ) -> SetBandwidth:
-    """Return the bandwidth of a set of GPU ids; without a topology GPUs are 0, 1, … of the matrix."""
+    """Return the bandwidth of a set of GPU ids; without a topology they are 0, 1, …"""
     ids = topology.gpus if topology else range(len(matrix or ()))
     return MachineWires.of(topology, matrix).bandwidth([ids.index(gpu) for gpu in gpus])
 

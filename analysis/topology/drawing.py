@@ -59,7 +59,7 @@ def saved(figure: "Figure", form: str) -> bytes:
 
 
 def sockets_of(topology: Topology) -> list[tuple[str, list[Device]]]:
-    """Return (label, devices) of each NUMA node in the order of GPUs, then NICs that are near none."""
+    """Return (label, devices) of each NUMA node in the order of GPUs, then distant NICs."""
     sockets: dict[str, list[Device]] = {}
     home: dict[Device, str] = {}
     for gpu in topology.devices:

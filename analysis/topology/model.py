@@ -145,7 +145,7 @@ class Topology:
             ) from None
 
     def rails(self) -> dict[int, tuple[str, ...]]:
-        """Return the nearest NICs of each GPU: those behind its PCIe switch, else behind several."""
+        """Return the nearest NICs of each GPU: behind its PCIe switch, else behind several."""
         rails = {}
         for gpu in self.gpus:
             words = {nic: self.link_between(gpu, nic) for nic in self.nics}

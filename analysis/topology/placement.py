@@ -29,7 +29,7 @@ Weights = Sequence[Sequence[int]]  # symmetric, whole numbers; the diagonal is n
 
 @dataclass(frozen=True)
 class Ring:
-    """GPUs in ring order, each linked to the next and the last to the first (two GPUs: one link)."""
+    """GPUs in ring order, each linked to the next and the last to the first."""
 
     order: tuple[int, ...]
     links: dict[str, int]  # counts of link classes; empty without a topology
