@@ -214,6 +214,9 @@ def _beside_table(result: Differences) -> Table:
             if step.logarithm:
                 difference = estimate(step.estimate(), "change")
             row[f"{metric}_difference"] = difference
+    for row in rows.values():
+        for column in columns:
+            row.setdefault(column.key, "")
     return Table.of("beside", "A → B, and the difference", columns, rows.values())
 
 

@@ -25,6 +25,7 @@ from analysis.prediction.advise import (
     advise,
     candidates,
     machine_gpus,
+    overlaps,
     studied_settings,
     topology_of,
 )
@@ -458,8 +459,7 @@ def _advice_json(
                 "high": cell.high,
                 "runs": cell.runs,
                 "high_is_bounded": cell.bounded,
-                "chance_to_be_fastest": cell.p_fastest,
-                "as_fast_as_the_first": cell.as_fast,
+                "as_fast_as_the_first": overlaps(cell, ranked[0]),
             }
         )
     query = ranked[0].candidate.query
@@ -484,7 +484,6 @@ def _print_advice(
         Column("nccl", "NCCL"),
         Column("images_per_second", "images/s", kind="rate", bounded=True),
         Column("behind", "to the first"),
-        Column("chance", "chance to be fastest", kind="share"),
         Column("source", "from"),
     )
     out = console()
@@ -529,7 +528,7 @@ def _advice_rows(ranked: Sequence[RankedCell]) -> list[dict[str, Any]]:
                 strategy += f" {option}={value}"
         nccl = [f"{name.removeprefix('NCCL_')}={value}" for name, value in cell.candidate.nccl]
         behind = number(cell.rate / ranked[0].rate - 1, "change")
-        if cell.as_fast and cell is not ranked[0]:
+        if overlaps(cell, ranked[0]) and cell is not ranked[0]:
             behind += " ~"
         source = "forecast"
         if cell.runs:
@@ -542,7 +541,6 @@ def _advice_rows(ranked: Sequence[RankedCell]) -> list[dict[str, Any]]:
                 "nccl": ", ".join(nccl) or UNTOUCHED,
                 "images_per_second": Estimate(cell.rate, cell.low, cell.high),
                 "behind": behind,
-                "chance": cell.p_fastest,
                 "source": source,
             }
         )
@@ -572,13 +570,10 @@ def _advice_sentences(ranked: Sequence[RankedCell]) -> str:
     words = f"First is {query.strategy} on {on}: {rate} images/s, {how}."
     if len(ranked) == 1:
         return words
-    alike = sum(cell.as_fast for cell in ranked[1:])
+    alike = sum(overlaps(cell, first) for cell in ranked[1:])
     if alike:
-        return (
-            f"{words} {count(alike, 'cell')} cannot be told from it (~): each is as fast with a "
-            "chance of 5 % or more."
-        )
-    return f"{words} Every other cell is slower with a chance of more than 95 %."
+        return f"{words} {count(alike, 'cell')} cannot be told from it (~): intervals overlap."
+    return words
 
 
 def _print_table(columns: Sequence[Column], rows: Iterable[Any]) -> None:

@@ -1,8 +1,7 @@
 """Which of several cells that could be run is best, by images per second.
 
-A cell that was measured counts by its runs, another by its forecast. What the next run may differ
-by is left out: the choice is between means. No rate is believed above that of the same GPUs without
-any exchange, less its scatter, nor above MOST_RATE of the best value.
+A cell that was measured counts by its runs, another by its forecast. No rate is believed above that
+of the same GPUs without any exchange, less its scatter, nor above MOST_RATE of the best value.
 """
 
 import itertools
@@ -11,11 +10,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from analysis.errors import UnreadableInput
 from analysis.prediction.calibration import SIGMA_AT_P95, CalibrationData
-from analysis.prediction.draws import Draws, average, deviation, mean
+from analysis.prediction.draws import average, deviation, mean
 from analysis.prediction.forecast import HeldOutScores, conformal, growth_of, why_no_error
 from analysis.prediction.links import requested_wire
 from analysis.prediction.query import CellQuery, Subset, Workload
@@ -34,9 +31,7 @@ from analysis.topology.model import Topology, quality
 from analysis.topology.readers import parse_topology
 from conf.subsets import CPU_SLOTS
 
-AS_FAST = 0.05  # chance to be as fast as the first, from which a cell cannot be told from it
 MOST_RATE = 2.0  # as far above the best value as 0 is below it
-EQUAL = 1e-9  # of a rate: what is less apart is equal
 SAME_CELL = ("workload", "batch_size", "options", "wire", "hosts", "machine", "shares_gpu")
 
 
@@ -60,25 +55,13 @@ class RankedCell:
     runs: int  # that were measured; 0: it is a forecast
     bounded: bool  # the upper end of its interval is that of compute alone, or MOST_RATE
     why: str = ""  # no error is claimed
-    p_fastest: float = 0.0
-    p_as_fast_as_first: float = 0.0
-
-    @property
-    def as_fast(self) -> bool:
-        """Whether it cannot be told from the first."""
-        return self.p_as_fast_as_first >= AS_FAST
 
 
-def chances(rates: Sequence[Draws]) -> tuple[Draws, Draws]:
-    """Return each cell's chance to be the fastest, and to be as fast as the first or faster.
-
-    The draws are joint: cells share GPUs, links and γ. Equals share the chance to be the fastest.
-    """
-    draws = np.array([rate[1:] for rate in rates])
-    highest = draws.max(axis=0)
-    fastest = draws >= highest - EQUAL * np.abs(highest)
-    as_fast = draws >= draws[0] - EQUAL * np.abs(draws[0])
-    return (fastest / fastest.sum(axis=0)).mean(axis=1), as_fast.mean(axis=1)
+def overlaps(cell: RankedCell, first: RankedCell) -> bool:
+    """Tell whether a cell cannot be told from a faster one: its interval reaches that one's."""
+    if cell.high is None or first.low is None:
+        return cell.rate >= first.rate
+    return cell.high >= first.low
 
 
 def advise(
@@ -88,30 +71,25 @@ def advise(
 
     Raises ValueError where no candidate has a forecast.
     """
-    cells: list[tuple[RankedCell, Draws]] = []
+    ranked: list[RankedCell] = []
     refused: list[tuple[Candidate, str]] = []
     for candidate in candidates:
         try:
-            cells.append(_rate(calibration, candidate, scores))
+            ranked.append(_ranked(calibration, candidate, scores))
         except ValueError as error:  # UnknownLink too
             refused.append((candidate, str(error)))
-    if not cells and refused:
+    if not ranked and refused:
         raise ValueError(refused[0][1])
-    if not cells:
+    if not ranked:
         raise ValueError("the study has no strategy to advise on; accepted with --strategy")
-    cells.sort(key=lambda cell: -round(cell[0].rate, 6))
-    p_fastest, p_as_fast = chances([draws for _, draws in cells])
-    ranked = []
-    for index, (cell, _) in enumerate(cells):
-        chance, as_fast = float(p_fastest[index]), float(p_as_fast[index])
-        ranked.append(replace(cell, p_fastest=chance, p_as_fast_as_first=as_fast))
+    ranked.sort(key=lambda cell: -round(cell.rate, 6))
     return ranked, refused
 
 
-def _rate(
+def _ranked(
     calibration: CalibrationData, candidate: Candidate, scores: HeldOutScores
-) -> tuple[RankedCell, Draws]:
-    """Return a cell and draws of its rate over many runs. Raises UnknownLink, ValueError."""
+) -> RankedCell:
+    """Return a cell with its rate. Raises UnknownLink, ValueError."""
     query = candidate.query
     images = rate_share(calibration, query) * query.ranks * query.batch_size * 1e3
     next_run_ms = between_runs_ms(calibration, query)
@@ -120,25 +98,20 @@ def _rate(
     runs = sum(len(cell.record_ids) for cell in measured)
     why = ""
     if measured:
-        steps = average([cell.step_ms for cell in measured if cell.step_ms is not None])
-        step_ms = mean(steps)
+        step_ms = mean(average([cell.step_ms for cell in measured if cell.step_ms is not None]))
         half_ms = SIGMA_AT_P95 * math.sqrt(1 + 1 / runs) * next_run_ms
         rate = statistics.fmean(cell.images_per_second for cell in measured)
         images = step_ms * rate or images  # the rate of the report
         bare, _ = bare_step(calibration, query)
     else:
         model = step_model(calibration, query)
-        steps, bare = model.step, model.bare
-        step_ms = mean(steps)
+        bare, step_ms = model.bare, mean(model.step)
         of_query = scores.of(query)
         why = why_no_error(query, len(of_query))
-        factor = growth_of(calibration, query)
-        if why:
-            factor *= SIGMA_AT_P95
-        else:
-            factor *= conformal(of_query)
-        half_ms = factor * deviation(steps + model.noise)
-        steps = step_ms + factor / SIGMA_AT_P95 * (steps - step_ms)
+        half_ms = 0.0
+        if not why:
+            wide = growth_of(calibration, query) * conformal(of_query)
+            half_ms = wide * deviation(model.step + model.noise)
     # The shortest step that is believed in: that without any exchange, less its scatter.
     compute_ms = mean(bare) - SIGMA_AT_P95 * math.hypot(deviation(bare), next_run_ms)
     least_ms = min(max(compute_ms, step_ms / MOST_RATE), step_ms)
@@ -146,8 +119,7 @@ def _rate(
     if not why:
         low, high = images / (step_ms + half_ms), images / max(step_ms - half_ms, least_ms)
     bounded = not why and step_ms - half_ms < least_ms
-    ranked = RankedCell(candidate, images / step_ms, low, high, runs, bounded, why)
-    return ranked, images / np.maximum(steps, least_ms)
+    return RankedCell(candidate, images / step_ms, low, high, runs, bounded, why)
 
 
 # --- the candidates
@@ -168,10 +140,14 @@ def topology_of(study: Study, machine: str) -> Topology | None:
 
 def machine_gpus(study: Study, machine: str) -> tuple[int, ...]:
     """Return the GPUs of a machine: by its topology, by the driver, and of its cells."""
+    gpus: set[int] = set()
     topology = topology_of(study, machine)
-    gpus = set(topology.gpus) if topology else set()
+    if topology:
+        gpus.update(topology.gpus)
     here = [runs for runs in study.runs if runs.provenance.get("machine", "") == machine]
-    device = statistics.mode(runs.cell.device for runs in here) if here else ""
+    device = ""
+    if here:
+        device = statistics.mode(runs.cell.device for runs in here)
     for runs in here:
         if runs.cell.device != device or runs.cell.hosts:
             continue
