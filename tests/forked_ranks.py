@@ -1,8 +1,8 @@
-"""Runs cases of strategies in forked ranks and servers: `python tests/forked_ranks.py FOLDER`, for conftest's `forked`.
+"""Runs cases in forked ranks and servers: `python tests/forked_ranks.py FOLDER`, for `forked`.
 
-torch is imported once; processes are forked from here, which takes a fraction of a second. Cases without a server that
-train or exchange are run by the same ranks, one after the other. Each line of the input names cases of rank_cases.CASES;
-`<name>-<rank>.json` then has what each rank found.
+torch is imported once; processes are forked from here, which takes a fraction of a second. Cases
+without a server that train or exchange are run by the same ranks, one after the other. Each line of
+the input names cases of rank_cases.CASES; `<name>-<rank>.json` then has what each rank found.
 """
 
 import gc
@@ -39,6 +39,7 @@ from trainers.strategy import ExchangeAlone, load
 
 ROOT = Path(__file__).parent.parent
 ONE_HOST = Hosts(((0, 1),))
+CPU = torch.device("cpu")
 CASE_SECONDS = 40  # for a case to end, on a busy machine
 SECONDS = {"measuring": 100, "calibrating": 80, "planted": 80}  # of whole cells, several of them
 
@@ -60,103 +61,114 @@ class Network(nn.Module):
 
 
 def hosts_of(case):
-    """Where the processes of a case are told to be: the ranks of each host, and the host of each server."""
+    """Where the processes of a case are told to be."""
     ranks = case.get("hosts", [range(case["workers"])])
     return Hosts(tuple(map(tuple, ranks)), tuple(case.get("server_hosts", ())))
 
 
+class Trained:
+    """A network, its optimizer and a strategy of a case, on data that differ by rank."""
+
+    def __init__(self, rank, case):
+        torch.manual_seed(0)
+        self.model = Network()
+        if case.get("optimizer") == "adamw":  # torch's own, not fused
+            options = {"lr": 0.05, "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.1}
+            self.optimizer = torch.optim.AdamW(self.model.parameters(), **options)
+        else:
+            options = {"lr": case.get("learning_rate", 0.1), "weight_decay": 1e-3}
+            self.optimizer = torch.optim.SGD(self.model.parameters(), momentum=0.9, **options)
+        given = case["strategy"]
+        target = target_of("strategy", given["name"])
+        self.strategy = load(strategy_of(given), target, hosts_of(case))
+        self.prepared = self.strategy.prepare(self.model, self.optimizer)
+        generator = torch.Generator().manual_seed(100 + rank)
+        self.inputs = torch.randn(16, 7, generator=generator)
+        self.targets = torch.randint(3, (16,), generator=generator)
+
+    def exchange(self):
+        """Forward, backward and exchange; the loss."""
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = nn.functional.cross_entropy(self.prepared(self.inputs), self.targets)
+        loss.backward()
+        self.strategy.exchange()
+        return loss.item()
+
+    def step(self):
+        loss = self.exchange()
+        self.strategy.update(self.optimizer)
+        return loss
+
+    def gradients(self):
+        self.exchange()
+        parameters = self.model.parameters()
+        return torch.cat([p.grad.flatten() for p in parameters if p.grad is not None])
+
+    def weights(self):
+        return [weight.flatten().tolist() for weight in self.model.state_dict().values()]
+
+
 def train(rank, case):
-    """Steps on data that differ by rank; returns what the test looks at."""
-    torch.manual_seed(0)
-    model = Network()
-    if case.get("optimizer") == "adamw":  # torch's own, not fused
-        optimizer = torch.optim.AdamW(
-            model.parameters(), lr=0.05, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.1
-        )
-    else:
-        optimizer = torch.optim.SGD(
-            model.parameters(), lr=case.get("learning_rate", 0.1), momentum=0.9, weight_decay=1e-3
-        )
-    hosts = hosts_of(case)
-    strategy = load(
-        strategy_of(case["strategy"]), target_of("strategy", case["strategy"]["name"]), hosts
-    )
-    prepared = strategy.prepare(model, optimizer)
-    generator = torch.Generator().manual_seed(100 + rank)
-    x = torch.randn(16, 7, generator=generator)
-    y = torch.randint(3, (16,), generator=generator)
+    """Steps; returns what the test looks at."""
+    trained = Trained(rank, case)
     losses = []
-    meeting = rendezvous_store() if "ahead" in case else None
+    store = rendezvous_store() if "ahead" in case else None
     for step in range(case["steps"]):
         if rank == case.get("slow_rank") and step % 15 == 5:
             time.sleep(0.1)  # long beside a step, on a busy machine too
-        if ahead := case.get("ahead"):
-            wait_until_the_other_is_ahead(meeting, rank, step, ahead)
-        optimizer.zero_grad(set_to_none=True)
-        loss = nn.functional.cross_entropy(prepared(x), y)
-        loss.backward()
-        strategy.exchange()
-        strategy.update(optimizer)
-        losses.append(loss.item())
-    found = {"losses": losses, "facts": strategy.facts()}
-    found["weights"] = [weight.flatten().tolist() for weight in model.state_dict().values()]
+        if store:
+            wait_until_the_peer_is_ahead(store, rank, step, case["ahead"])
+        losses.append(trained.step())
+    results = {"losses": losses, "facts": trained.strategy.facts(), "weights": trained.weights()}
     if case.get("more"):
-        found |= more(rank, strategy, model, optimizer, prepared, x, y)
-    strategy.close()
-    return found
+        results |= more(rank, trained)
+    trained.strategy.close()
+    return results
 
 
-def wait_until_the_other_is_ahead(meeting, rank, step, ahead):
-    """Hold rank 1 back in its sixth step until rank 0 has made that many more: for ever, if rank 0 waits for rank 1."""
+def wait_until_the_peer_is_ahead(store, rank, step, ahead):
+    """Hold rank 1 back in its sixth step until rank 0 has made that many more.
+
+    It takes for ever, if rank 0 waits for rank 1.
+    """
     if rank == 0:
-        meeting.add("steps", 1)
-    while rank == 1 and step == 5 and meeting.add("steps", 0) < step + ahead:
+        store.add("steps", 1)
+    while rank == 1 and step == 5 and store.add("steps", 0) < step + ahead:
         time.sleep(0.01)
 
 
-def more(rank, strategy, model, optimizer, prepared, x, y):
+def more(rank, trained):
     """Gradients only, without exchange, the exchange alone, and what limits it."""
-
-    def gradients():
-        optimizer.zero_grad(set_to_none=True)
-        nn.functional.cross_entropy(prepared(x), y).backward()
-        strategy.exchange()
-        return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
-
+    strategy, parameters = trained.strategy, list(trained.model.parameters())
     with strategy.without_exchange():
-        local = gradients()
+        local = trained.gradients()
     mean = local.clone()
     dist.all_reduce(mean)
     mean /= dist.get_world_size()
     with strategy.gradients_only():
-        exchanged = gradients()
-        alone = strategy.exchange_alone([p for p in model.parameters()])
-        known = [torch.full_like(p, rank + 1.0) for p in model.parameters()]
-        alone.fill(known)
+        exchanged = trained.gradients()
+        alone = strategy.exchange_alone(parameters)
+        alone.fill([torch.full_like(p, rank + 1.0) for p in parameters])
         alone()
         returned = alone.result()
         for _ in range(3):
             alone()
-        probes = []
-        for probe in strategy.probes():
-            if not probe.share:  # as benchmarks.training.exchange: there is nobody to send to
-                continue
+        # As benchmarks.training.exchange: without a share there is nobody to send to.
+        probes = [probe for probe in strategy.probes() if probe.share]
+        for probe in probes:
             probe.run()
-            probes.append([probe.name, probe.share, probe.reference])
     with strategy.without_exchange():
-        before = torch.cat([p.detach().flatten() for p in model.parameters()]).clone()
-        gradients()
-        strategy.update(optimizer)
-        drifted = torch.cat([p.detach().flatten() for p in model.parameters()])
-    gradients()
-    strategy.update(optimizer)
+        before = torch.cat([p.detach().flatten() for p in parameters]).clone()
+        trained.step()
+        drifted = torch.cat([p.detach().flatten() for p in parameters])
+    trained.step()
     return {
         "error": ((exchanged - mean).norm() / mean.norm()).item(),
         "spread": ((local - mean).norm() / mean.norm()).item(),
         "returned": [[tensor.min().item(), tensor.max().item()] for tensor in returned],
-        "probes": probes,
+        "probes": [[probe.name, probe.share, probe.reference] for probe in probes],
         "drift": (drifted - before).norm().item(),
-        "after": [weight.flatten().tolist() for weight in model.state_dict().values()],
+        "after": trained.weights(),
     }
 
 
@@ -174,26 +186,22 @@ class Faulty(ExchangeAlone):
         self.real()
 
     def result(self):
-        found = self.real.result()
+        means = self.real.result()
         if self.fault == "sums":
-            return [mean * dist.get_world_size() for mean in found]
+            return [mean * dist.get_world_size() for mean in means]
         if self.fault == "one bias":  # 32 of 1.2 million elements
-            return [
-                own if mean.numel() == 32 else mean
-                for own, mean in zip(self.local, found, strict=True)
-            ]
-        found[0].view(-1)[0] = float("nan")
-        return found
+            pairs = zip(self.local, means, strict=True)
+            return [own if mean.numel() == 32 else mean for own, mean in pairs]
+        means[0].view(-1)[0] = float("nan")
+        return means
 
 
 def told_by_ranks(rank):
     """What ranks tell each other; two groups of them, too."""
     group = dist.new_group([0] if rank == 0 else [1, 2], use_local_synchronization=True)
+    values = (str(rank), [rank, 1.5], {"from": rank, "bytes": b"\0\xff".hex()})
     return {
-        "first": [
-            collectives.broadcast_json(value)
-            for value in (str(rank), [rank, 1.5], {"from": rank, "bytes": b"\0\xff".hex()})
-        ],
+        "first": [collectives.broadcast_json(value) for value in values],
         "all": [collectives.all_gather_json(value) for value in ("x" * (1 + rank), {"from": rank})],
         "of_two": collectives.broadcast_json(str(rank), group),
     }
@@ -204,52 +212,50 @@ def exchanged(rank, case, folder):
     loaded = []
 
     def loading(options, target, hosts):
-        strategy = load(options, target, hosts)
+        strategy, fault = load(options, target, hosts), case.get("fault")
         loaded.append(strategy)
         strategy.exact = strategy.exact and not case.get("lossy", False)
-        if fault := case.get("fault"):
+        if fault:
             real = strategy.exchange_alone
             strategy.exchange_alone = lambda parameters: Faulty(real(parameters), fault)
         return strategy
 
     exchange.load = loading
-    ranks = Ranks(rank, case["workers"], torch.device("cpu"))
-    found = run_whole(exchange.run, exchange_cell(case), ranks, CellFolder(folder))
+    ranks = Ranks(rank, case["workers"], CPU)
+    results = run_whole(exchange.run, exchange_cell(case), ranks, CellFolder(folder))
     if getattr(loaded[0], "worker", None):
-        found["mapped_bytes"] = len(loaded[0].worker.shared.bytes)
-    return found
+        results["mapped_bytes"] = len(loaded[0].worker.shared.bytes)
+    return results
 
 
 def measured(rank, case, folder):
-    """What each benchmark of a case finds, with what it prints; `fault` names a method that does nothing."""
+    """What each benchmark of a case finds; `fault` names a method that does nothing."""
     if "fault" in case:
         module, owner, method = case["fault"]
         setattr(getattr(importlib.import_module(module), owner), method, lambda *_: lambda: None)
-    ranks = Ranks(rank, case["workers"], torch.device("cpu"))
-    found = []
-    for asked in case["benchmarks"]:
-        cell = links_cell(case["workers"], asked)
+    ranks, results = Ranks(rank, case["workers"], CPU), []
+    for options in case["benchmarks"]:
+        cell = links_cell(case["workers"], options)
         run = locate(cell.target("benchmark"))
-        found.append(run_whole(run, cell, ranks, CellFolder(folder)))
-    return found
+        results.append(run_whole(run, cell, ranks, CellFolder(folder)))
+    return results
 
 
 def on_hosts(rank, case, folder):
     """What whole cells find in ranks that are told to be on several hosts."""
     hosts = hosts_of(case)
-    ranks = Ranks(rank, case["workers"], torch.device("cpu"), several_hosts=True)
-    found = {}
+    ranks, results = Ranks(rank, case["workers"], CPU, several_hosts=True), {}
     for name, cell in several_hosts_cells(len(hosts.ranks), len(hosts.ranks[0])).items():
-        made = CellFolder(folder / name)
-        made.rank_lines(rank).parent.mkdir(parents=True, exist_ok=True)
-        found[name] = run_whole(locate(cell.target("benchmark")), cell, ranks, made)
-    return found
+        own = CellFolder(folder / name)
+        own.rank_lines(rank).parent.mkdir(parents=True, exist_ok=True)
+        results[name] = run_whole(locate(cell.target("benchmark")), cell, ranks, own)
+    return results
 
 
 def wide_slab(nx, count):
     """A slab with the pitch that GPUs have, of random numbers."""
     base = torch.empty(2 * (count + 2) * 512 * 4, dtype=torch.uint8)
-    slab = Slab(512, 100, range(1, count + 1), torch.device("cpu"), base)
+    slab = Slab(512, 100, range(1, count + 1), CPU, base)
     slab.nx = nx
     slab.buffers[0].copy_(torch.rand(count + 2, 512, generator=torch.Generator().manual_seed(0)))
     return slab
@@ -290,14 +296,8 @@ def rank_main(folder, cases, rank):
         torch.set_num_threads(1)
         workers = cases[name]["workers"]
         if rank >= workers:
-            server_process.serve(
-                rank - workers,
-                torch.device("cpu"),
-                "cpu",
-                "share",
-                lambda phase: None,
-                lambda served: None,
-            )
+            nothing = lambda argument: None  # noqa: E731
+            server_process.serve(rank - workers, CPU, "cpu", "share", nothing, nothing)
             os._exit(0)
         dist.init_process_group("gloo", rank=rank, world_size=workers)
         store = dist.distributed_c10d._get_default_store()
@@ -306,8 +306,8 @@ def rank_main(folder, cases, rank):
                 own = dist.PrefixStore(name, store)
                 dist.init_process_group("gloo", store=own, rank=rank, world_size=workers)
             (folder / name / "ranks").mkdir(parents=True, exist_ok=True)
-            found = of_case(rank, name, cases[name], folder)
-            (folder / f"{name}-{rank}.json").write_text(json.dumps(found))
+            results = of_case(rank, name, cases[name], folder / name)
+            (folder / f"{name}-{rank}.json").write_text(json.dumps(results))
             dist.destroy_process_group()
         os._exit(0)
     except BaseException:
@@ -317,29 +317,30 @@ def rank_main(folder, cases, rank):
 
 def of_case(rank, name, case, folder):
     """What a rank finds in a case."""
-    if name == "measuring":
-        return measuring.measure(rank, folder / name)
-    if name == "calibrating":
-        return calibrating.calibrate(rank, folder / name)
+    whole = {
+        "measuring": measuring.measure,
+        "calibrating": calibrating.calibrate,
+        "planted": planted_ranks.measure,
+    }
+    if name in whole:
+        return whole[name](rank, folder)
     if name == "calibrating_alone":
-        return calibrating.alone(folder / name)
-    if name == "planted":
-        return planted_ranks.measure(rank, folder / name)
+        return calibrating.alone(folder)
     if name == "told":
         return told_by_ranks(rank)
     if name == "cells_on_hosts":
-        return on_hosts(rank, case, folder / name)
+        return on_hosts(rank, case, folder)
     if "benchmarks" in case:
-        return measured(rank, case, folder / name)
+        return measured(rank, case, folder)
     if "kernels" in case:
-        return [kernel(*asked) for asked in case["kernels"] if importlib.util.find_spec("triton")]
-    return exchanged(rank, case, folder / name) if "exchange" in case else train(rank, case)
+        return [kernel(*size) for size in case["kernels"] if importlib.util.find_spec("triton")]
+    return exchanged(rank, case, folder) if "exchange" in case else train(rank, case)
 
 
 def in_turn(cases):
-    """Yield {name: case} of what the same ranks run: steps and exchanges without a server; else one case alone.
+    """Yield {name: case} of what the same ranks run: steps and exchanges without a server.
 
-    A fork of this process, and its end, take longer than most cases.
+    Every other case runs alone. A fork of this process, and its end, take longer than most cases.
     """
     together = {}
     for name, case in cases.items():
@@ -351,7 +352,7 @@ def in_turn(cases):
 
 
 def serve(folder):
-    """Run the cases of each line of the input, a JSON list of names; answer with a line when they have run."""
+    """Run the cases of each line of the input, a JSON list of names; answer each with a line."""
     answers = os.fdopen(os.dup(1), "w")
     with (folder / "log").open("a") as log:
         os.dup2(log.fileno(), 1)

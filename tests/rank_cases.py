@@ -1,9 +1,8 @@
-"""The cases that real ranks run for tests (conftest's `forked`): a name, and what forked_ranks does under it.
+"""The cases that real ranks run for tests (conftest's `forked`), by name.
 
-{workers, steps, strategy} trains; {workers, exchange, strategy} runs benchmark=exchange; {workers, benchmarks: [options, …]}
-runs benchmarks that train nothing, in the same ranks; {kernels} runs the kernel of jacobi; `measuring` is measuring.measure,
-`planted` and `calibrating` are those of the modules that rank_main names (`calibrating_alone`: with one rank),
-`told` and `cells_on_hosts` functions of forked_ranks.
+{workers, steps, strategy} trains; {workers, exchange, strategy} runs benchmark=exchange; {workers,
+benchmarks: [options, …]} runs benchmarks that train nothing, in the same ranks; {kernels} runs the
+kernel of jacobi; all others are functions that forked_ranks names.
 """
 
 import itertools
@@ -43,71 +42,46 @@ FAR = {
     "sync_4_far": ("sync_4_4", [[0, 1], [2, 3]], [1, 0, 2, 2]),
 }
 REFERENCE = {"name": "nccl_allreduce"}
-ADAMW = (
-    "staged",
-    "staged_gpu",
-    "staged_sharded",
-    "staged_gloo",
-    "device",
-    "device_owner",
-    "sync_2_split",
-)
+ADAMW = ("staged", "staged_gpu", "staged_sharded", "staged_gloo", "device", "device_owner")
+ADAMW += ("sync_2_split",)
+
+
+def _train(strategy, workers=2, steps=STEPS, **more):
+    """A case of training steps; servers have one process, if it says no number."""
+    if "dist" in strategy["name"]:
+        strategy = {"servers": 1, **strategy}
+    return {"workers": workers, "steps": steps, "strategy": strategy, **more}
 
 
 def _kvstore():
     """Cases of test_kvstore: training steps of a strategy."""
-    cases = {}
-    for workers in (2, 4):
-        cases[f"allreduce_{workers}"] = {"workers": workers, "strategy": REFERENCE}
+    asynchronous = {"name": "kvstore_dist_async"}
+    cases = {f"allreduce_{workers}": _train(REFERENCE, workers) for workers in (2, 4)}
+    cases["alone"] = _train(REFERENCE, 1)
+    cases["async_alone"] = _train({**asynchronous, "servers": 2, **SMALL_BUCKETS}, 1)
+    cases["async_alone_adamw"] = _train({**asynchronous, **SMALL_BUCKETS}, 1, optimizer="adamw")
     for name, strategy in SYNCHRONOUS.items():
-        cases[f"{name}_2"] = {"workers": 2, "strategy": strategy, "more": True}
+        cases[f"{name}_2"] = _train(strategy, more=True)
     for name in ("staged", "staged_sharded", "device", "device_owner"):
-        cases[f"{name}_4"] = {"workers": 4, "strategy": SYNCHRONOUS[name]}
-    cases["sync_4_4"] = {
-        "workers": 4,
-        "strategy": {"name": "kvstore_dist_sync", "servers": 4, "bigarray_bound": 60},
-    }
+        cases[f"{name}_4"] = _train(SYNCHRONOUS[name], 4)
+    cases["sync_4_4"] = _train({**SYNCHRONOUS["sync_2_split"], "servers": 4}, 4)
     for hook in ("fp16", "bf16"):
-        cases[f"allreduce_{hook}"] = {"workers": 2, "strategy": {**REFERENCE, "comm_hook": hook}}
-        for name, strategy in HALF.items():
-            cases[f"{name}_{hook}"] = {"workers": 2, "strategy": {**strategy, "comm_hook": hook}}
-    cases["allreduce_adamw"] = {"workers": 2, "strategy": REFERENCE, "optimizer": "adamw"}
+        for name, strategy in {"allreduce": REFERENCE, **HALF}.items():
+            cases[f"{name}_{hook}"] = _train({**strategy, "comm_hook": hook})
+    cases["allreduce_adamw"] = _train(REFERENCE, optimizer="adamw")
+    cases["alone_adamw"] = _train(REFERENCE, 1, optimizer="adamw")
     for name in ADAMW:
-        cases[f"{name}_adamw"] = {"workers": 2, "strategy": SYNCHRONOUS[name], "optimizer": "adamw"}
-    cases["alone_adamw"] = {"workers": 1, "strategy": REFERENCE, "optimizer": "adamw"}
-    cases["async_alone_adamw"] = {
-        "workers": 1, "strategy": {"name": "kvstore_dist_async", **SMALL_BUCKETS}, "optimizer": "adamw"
-    }  # fmt: skip
-    cases["alone"] = {"workers": 1, "strategy": REFERENCE}
-    cases["async_alone"] = {
-        "workers": 1,
-        "strategy": {"name": "kvstore_dist_async", "servers": 2, **SMALL_BUCKETS},
-    }
-    slow = {"workers": 2, "steps": 60, "slow_rank": 1, "learning_rate": 0.02}
+        cases[f"{name}_adamw"] = _train(SYNCHRONOUS[name], optimizer="adamw")
+    slow = {"steps": 60, "slow_rank": 1, "learning_rate": 0.02}
     for bound in (None, 1, 3):
-        cases[f"async_{bound}"] = {
-            **slow,
-            "strategy": {"name": "kvstore_dist_async", "max_staleness": bound},
-        }
-    cases["async_far"] = {
-        "workers": 2, "steps": 30, "learning_rate": 0.02, "ahead": 20,
-        "strategy": {"name": "kvstore_dist_async", "servers": 2, "bigarray_bound": 60},
-        "hosts": [[0], [1]], "server_hosts": [0, 2]
-    }  # fmt: skip
-    cases["async_far_3"] = {
-        **slow, "strategy": {"name": "kvstore_dist_async", "max_staleness": 3}, "hosts": [[0], [1]], "server_hosts": [1]
-    }  # fmt: skip
-    cases["async_device"] = {
-        **slow,
-        "strategy": {"name": "kvstore_dist_async_device"},
-        "more": True,
-    }
+        cases[f"async_{bound}"] = _train({**asynchronous, "max_staleness": bound}, **slow)
+    cases["async_far_3"] = {**cases["async_3"], "hosts": [[0], [1]], "server_hosts": [1]}
+    split = {**asynchronous, "servers": 2, "bigarray_bound": 60}
+    ahead = {"steps": 30, "learning_rate": 0.02, "ahead": 20}
+    cases["async_far"] = _train(split, **ahead, hosts=[[0], [1]], server_hosts=[0, 2])
+    cases["async_device"] = _train({"name": "kvstore_dist_async_device"}, **slow, more=True)
     for name, (near, hosts, servers) in FAR.items():
         cases[name] = {**cases[near], "hosts": hosts, "server_hosts": servers}
-    for case in cases.values():
-        case.setdefault("steps", STEPS)
-        if "dist" in case["strategy"]["name"]:
-            case["strategy"].setdefault("servers", 1)
     return cases
 
 
@@ -128,32 +102,22 @@ ACROSS = {  # where the ranks are; those without groups of their own do the same
 
 
 def _across():
-    """Cases of test_across_hosts: training steps of a strategy on several hosts, and of one that is made for them on one."""
-    common = {"steps": STEPS, "more": True}
-    cases = {"across_reference_3": {"workers": 3, "strategy": REFERENCE, "steps": STEPS}}
+    """Cases of test_across_hosts: a strategy on several hosts, and one made for them on one."""
+    cases = {"across_reference_3": _train(REFERENCE, 3)}
     for name, (strategy, places) in ACROSS.items():
         for place in places:
-            workers = sum(map(len, HOSTS[place]))
-            cases[f"across_{name}_{place}"] = {
-                "workers": workers,
-                "hosts": HOSTS[place],
-                "strategy": strategy,
-                **common,
-            }
+            hosts = HOSTS[place]
+            case = _train(strategy, sum(map(len, hosts)), hosts=hosts, more=True)
+            cases[f"across_{name}_{place}"] = case
+    two = HOSTS["2x1"]
     for hook in ("fp16", "bf16"):
         for name in ("hierarchical", "staged"):
             half = {**ACROSS[name][0], "comm_hook": hook}
-            cases[f"across_{name}_{hook}"] = {
-                "workers": 2,
-                "hosts": HOSTS["2x1"],
-                "strategy": half,
-                "steps": STEPS,
-            }
-    cases["across_staged_adamw"] = {"workers": 2, "hosts": HOSTS["2x1"], "strategy": SYNCHRONOUS["staged"], "steps": STEPS,
-                                    "optimizer": "adamw"}  # fmt: skip
+            cases[f"across_{name}_{hook}"] = _train(half, hosts=two)
+    cases["across_staged_adamw"] = _train(SYNCHRONOUS["staged"], hosts=two, optimizer="adamw")
     cases["cells_on_hosts"] = {"workers": 4, "hosts": HOSTS["2x2"]}
     for workers in (1, 2):
-        cases[f"hierarchical_{workers}"] = {"workers": workers, "strategy": HIERARCHICAL, **common}
+        cases[f"hierarchical_{workers}"] = _train(HIERARCHICAL, workers, more=True)
     return cases
 
 
