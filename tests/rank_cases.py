@@ -145,10 +145,7 @@ EXCHANGE = {
     f"exchange_{name}": {"workers": 2, "exchange": {}} | case
     for name, case in {
         **{
-            f"{name}_{per_key}": {
-                "strategy": strategy,
-                "exchange": {"per_key": per_key},
-            }
+            f"{name}_{per_key}": {"strategy": strategy, "exchange": {"per_key": per_key}}
             for name, strategy in STRATEGIES.items()
             for per_key in (False, True)
         },

@@ -18,11 +18,7 @@ DISTINCT = 2
 # Between the generators of neighbouring seeds: a prime above any number of ranks, so that no
 # (seed, rank) has another's.
 SEED_STRIDE = 1_000_003
-IMAGE_DTYPES = {
-    "bf16": torch.bfloat16,
-    "bf16_weights": torch.bfloat16,
-    "fp16": torch.float16,
-}
+IMAGE_DTYPES = {"bf16": torch.bfloat16, "bf16_weights": torch.bfloat16, "fp16": torch.float16}
 
 
 class OwnModel(nn.Module, ABC):

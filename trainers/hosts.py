@@ -22,7 +22,7 @@ class Hosts:
         for host in range(max(1, len(cell.hosts))):
             ranks.append(tuple(range(host * here, (host + 1) * here)))
         names = list(cell.every_host or ("",))
-        servers = [names.index(place.host) for place in cell.places if place.kind == "server"]
+        servers = [names.index(own.host) for own in cell.places if own.kind == "server"]
         return Hosts(tuple(ranks), tuple(servers))
 
     @property

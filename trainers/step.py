@@ -140,7 +140,10 @@ class Training:
     def _backward(self, batch: Batch) -> Tensor:
         *inputs, targets = batch
         self.optimizer.zero_grad(set_to_none=True)
-        with self.mark("forward"), self._autocast():
+        autocast: AbstractContextManager[Any] = nullcontext()
+        if self.cell.precision in AUTOCAST:
+            autocast = torch.autocast(self.device.type, dtype=AUTOCAST[self.cell.precision])
+        with self.mark("forward"), autocast:
             outputs: Any = self.model(*inputs)
             if self._own is not None:
                 loss = self._own.loss(outputs, targets)
@@ -157,10 +160,6 @@ class Training:
         self.images += len(batch[0])
         if self._own is not None:
             self.tokens += self._own.tokens(*batch)
-
-    def _autocast(self) -> AbstractContextManager[Any]:
-        dtype = AUTOCAST.get(self.cell.precision)
-        return torch.autocast(self.device.type, dtype=dtype) if dtype else nullcontext()
 
 
 def set_arithmetic(precision: str) -> None:

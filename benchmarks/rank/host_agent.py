@@ -68,6 +68,9 @@ ASK_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 FROM_THE_BEGINNING = {TOKEN: NO_TOKEN, "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
 
 
+Handler = Callable[[Mapping[str, Any]], None]
+
+
 class HostAgent:
     """Serves one launcher. Single-threaded, because forking a threaded process is unsafe."""
 
@@ -93,7 +96,9 @@ class HostAgent:
                     if messages is None:
                         return 0
                     for message in messages:
-                        self._handle(message)
+                        command = Command(message["do"])
+                        handle: Handler = getattr(self, f"_{command.value}")
+                        handle(message)
                         # Heartbeats wait unread while a command takes long.
                         self._heard = time.monotonic()
                 if self._launcher_beats and time.monotonic() - self._heard > LONGEST_SILENCE_S:
@@ -122,11 +127,6 @@ class HostAgent:
         if self._probe:
             self._probe.answer()
         return readable
-
-    def _handle(self, message: Mapping[str, Any]) -> None:
-        command = Command(message["do"])
-        handle: Callable[[Mapping[str, Any]], None] = getattr(self, f"_{command.value}")
-        handle(message)
 
     def _send(self, event: Event, **content: Any) -> None:
         self._writer.send({"say": event.value, **content})
@@ -362,13 +362,13 @@ class RunningCell:
     def pids(self, numbers: Iterable[int]) -> list[int]:
         """Return the ids of processes of the cell, as far as they have reported."""
         reported = self._reported()
-        return [reported[number] for number in numbers if number in reported]
+        return [reported[rank] for rank in numbers if rank in reported]
 
     def changed_states(self) -> dict[str, str]:
         """Return the processes' states that changed; nothing where the launcher looks itself."""
         if not self._scratch:
             return {}
-        states = {str(number): processes.state(pid) for number, pid in self._reported().items()}
+        states = {str(rank): processes.state(pid) for rank, pid in self._reported().items()}
         states["agent"] = processes.state(self.pid)
         changed = dict(states.items() - self._states.items())
         self._states |= changed
@@ -390,11 +390,11 @@ class RunningCell:
 
     def _reported(self) -> dict[int, int]:
         """Return the ids of the processes by number, from the first line that each wrote."""
-        for number in self._numbers:
-            if number not in self._pids:
-                first = next(iter(read_lines(self._folder.rank_lines(number))), {})
+        for rank in self._numbers:
+            if rank not in self._pids:
+                first = next(iter(read_lines(self._folder.rank_lines(rank))), {})
                 if isinstance(first.get("pid"), int):
-                    self._pids[number] = first["pid"]
+                    self._pids[rank] = first["pid"]
         return self._pids
 
 

@@ -37,10 +37,10 @@ def register() -> None:
 
 def _write_collectives(signals: int) -> None:
     while True:
-        number = os.read(signals, 1)
-        if not number:
+        byte = os.read(signals, 1)
+        if not byte:
             return
-        if number[0] == signal.SIGUSR1:
+        if byte[0] == signal.SIGUSR1:
             with contextlib.suppress(Exception):  # whatever torch has instead of a recorder
                 entries = _flight_recorder_entries()
                 text = last_collectives(entries) + collective_as_stack(entries)

@@ -55,16 +55,16 @@ def main(folder: Path, numbers: Sequence[int], started: str = "exec") -> int:
     for signal_number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(signal_number, signal.SIG_DFL)  # a forked rank has its agent's handlers
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    number = numbers[int(os.environ["LOCAL_RANK"])]
+    rank = numbers[int(os.environ["LOCAL_RANK"])]
     cell_folder = CellFolder(folder)
-    redirect_output(cell_folder.rank_log(number))
+    redirect_output(cell_folder.rank_log(rank))
     stacks.register()
     reporter = None
     try:
         from benchmarks.rank.ranks import Reporter
 
-        reporter = Reporter(cell_folder, number)
-        _measure(cell_folder, number, {"started": started, "began": began}, reporter)
+        reporter = Reporter(cell_folder, rank)
+        _measure(cell_folder, rank, {"started": started, "began": began}, reporter)
         reporter.line(Kind.DONE)
     except BaseException as error:
         try:
@@ -148,9 +148,9 @@ def _gpu_index(cell: "Cell", number: int) -> int | None:
     if own.gpu is None:
         return None
     visible: list[int] = []
-    for place in cell.places:
-        if place.host == own.host and place.gpu is not None and place.gpu not in visible:
-            visible.append(place.gpu)
+    for process in cell.places:
+        if process.host == own.host and process.gpu is not None and process.gpu not in visible:
+            visible.append(process.gpu)
     return visible.index(own.gpu)
 
 
@@ -256,4 +256,4 @@ if __name__ == "__main__":
     if len(sys.argv) == 1:
         print(json.dumps(versions(on_gpus=True)))
         sys.exit(0)
-    sys.exit(main(Path(sys.argv[1]), [int(number) for number in sys.argv[2].split(",")]))
+    sys.exit(main(Path(sys.argv[1]), list(map(int, sys.argv[2].split(",")))))

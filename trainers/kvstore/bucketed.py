@@ -40,6 +40,7 @@ class Bucketed(Strategy):
     layout: BucketLayout  # after `set_up`
     flat_sent: list[Tensor]  # for each bucket (at least elements,): the gradient to exchange
     flat_means: list[Tensor]  # … where the mean gradient arrives, if `only_gradients`
+    flat_weights: list[Tensor]  # … the weights, where `make_flats` made them
 
     def __init__(self, bucket_cap_mb: float, comm_hook: str, only_gradients: bool = False) -> None:
         """`only_gradients`: in steps, too, means come back and every rank updates its weights."""
@@ -87,9 +88,9 @@ class Bucketed(Strategy):
         for group in optimizer.param_groups:
             self.parameters += group["params"]
         names = {id(parameter): name for name, parameter in model.named_parameters()}
-        for number, parameter in enumerate(self.parameters):
-            self._names[number] = names.get(id(parameter), "")
-            arrived = functools.partial(self._gradient_arrived, number)
+        for array, parameter in enumerate(self.parameters):
+            self._names[array] = names.get(id(parameter), "")
+            arrived = functools.partial(self._gradient_arrived, array)
             parameter.register_post_accumulate_grad_hook(arrived)
         with torch.no_grad():
             for tensor in [*self.parameters, *model.buffers()]:
@@ -162,7 +163,7 @@ class Bucketed(Strategy):
             for bucket in range(len(self.layout.buckets)):
                 self._gather_and_start(bucket)
         elif len(arrived) != len(self._buckets_of):
-            absent = [self._names[number] for number in self._buckets_of if number not in arrived]
+            absent = [self._names[array] for array in self._buckets_of if array not in arrived]
             names = ", ".join(absent[:NAMED])
             raise RuntimeError(f"this step gave no gradient for {names}, but the first step did")
         self._missing = [len(bucket.parts) for bucket in self.layout.buckets]
@@ -184,6 +185,20 @@ class Bucketed(Strategy):
         """Return buckets of `cap_bytes`, without servers."""
         return BucketLayout.of(arrays_of(parameters, self.comm_hook), order, self.cap_bytes)
 
+    def make_flats(self, order: Sequence[int], ranks: int, weights: bool = True) -> None:
+        """Make the buckets, and flat tensors of which each of some ranks has an equal share.
+
+        `weights`: also `flat_weights`, with the parameters' values, and own `flat_means`.
+        """
+        device = self.parameters[0].device
+        self.layout = self.bucket_layout(self.parameters, order)
+        self.flat_sent = self.flat_means = padded(self.layout, ranks, False, device)
+        if weights:
+            self.flat_means = padded(self.layout, ranks, False, device)
+            self.flat_weights = padded(self.layout, ranks, True, device)
+            for bucket, flat in zip(self.layout.buckets, self.flat_weights, strict=True):
+                gather(bucket, self.parameters, flat)
+
     def settings(self) -> tuple[float, ...]:
         """Return how a step of the optimizer is taken (trainers.optimizers.settings)."""
         return optimizers.settings(self.optimizer)
@@ -198,18 +213,18 @@ class Bucketed(Strategy):
 
     # Inside backward.
 
-    def _gradient_arrived(self, number: int, parameter: Tensor) -> None:
+    def _gradient_arrived(self, array: int, parameter: Tensor) -> None:
         if not self._exchanging:
             return
-        self._arrived.append(number)
+        self._arrived.append(array)
         if self._buckets_of is None:
             return
-        if number not in self._buckets_of:
-            name = self._names[number]
+        if array not in self._buckets_of:
+            name = self._names[array]
             raise RuntimeError(
                 f"{name} has a gradient in this step, but had none in the first step"
             )
-        for bucket in self._buckets_of[number]:
+        for bucket in self._buckets_of[array]:
             self._missing[bucket] -= 1
         # In order on every rank: collectives must match, whatever order gradients come in.
         while self._next < len(self._missing) and self._missing[self._next] == 0:
@@ -231,18 +246,18 @@ class Bucketed(Strategy):
     def _agree(self, arrived: Sequence[int]) -> None:
         """Set up the buckets of the arrays that have gradients, in rank 0's order. Collective."""
         order = collectives.broadcast_json(list(arrived))
-        differing = {number for number in order if isinstance(number, int)} ^ set(arrived)
+        differing = {array for array in order if isinstance(array, int)} ^ set(arrived)
         if differing or len(order) != len(arrived):
-            names = [self._names.get(number, str(number)) for number in sorted(differing)]
+            names = [self._names.get(array, str(array)) for array in sorted(differing)]
             raise RuntimeError(
                 f"rank {dist.get_rank()} and rank 0 have gradients for different parameters: "
                 f"{', '.join(names[:NAMED])}"
             )
         self.set_up(order)
         self._buckets_of = {}
-        for number, bucket in enumerate(self.layout.buckets):
+        for index, bucket in enumerate(self.layout.buckets):
             for part in bucket.parts:
-                self._buckets_of.setdefault(part.array, []).append(number)
+                self._buckets_of.setdefault(part.array, []).append(index)
 
 
 class _BucketsAlone(ExchangeAlone):
@@ -259,8 +274,8 @@ class _BucketsAlone(ExchangeAlone):
 
     def __call__(self) -> None:
         """Start all buckets, then end the exchange."""
-        for number in range(len(self._strategy.layout.buckets)):
-            self._strategy.start_bucket(number)
+        for bucket in range(len(self._strategy.layout.buckets)):
+            self._strategy.start_bucket(bucket)
         self._strategy.finish_buckets()
 
     def pipelined(self) -> Callable[[], None] | None:

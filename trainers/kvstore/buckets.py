@@ -95,21 +95,21 @@ class BucketLayout:
         """
         groups: list[tuple[int, list[Part]]] = []
         current: dict[tuple[int, str], tuple[list[Part], int]] = {}
-        for number in order:
-            array = arrays[number]
+        for key in order:
+            array = arrays[key]
             item_bytes = ITEM_BYTES[array.weight_dtype]
-            placed = place(number, array.elements)
+            placed = place(key, array.elements)
             for server, start, stop in _cut(placed, cap_bytes / item_bytes):
-                key = (server, array.weight_dtype)
-                parts, size = current.get(key, ([], 0))
+                group = (server, array.weight_dtype)
+                parts, size = current.get(group, ([], 0))
                 if not parts:
                     groups.append((server, parts))
-                parts.append(Part(number, start, stop))
+                parts.append(Part(key, start, stop))
                 size += (stop - start) * item_bytes
                 if size >= cap_bytes:
-                    current.pop(key, None)
+                    current.pop(group, None)
                 else:
-                    current[key] = (parts, size)
+                    current[group] = (parts, size)
         buckets, push, pull = [], 0, 0
         loads = [0] * dealt
         for server, parts in groups:
@@ -126,7 +126,7 @@ class BucketLayout:
 
     def of_server(self, server: int) -> list[int]:
         """Return the numbers of a server's buckets."""
-        return [number for number, bucket in enumerate(self.buckets) if bucket.server == server]
+        return [index for index, bucket in enumerate(self.buckets) if bucket.server == server]
 
 
 def _cut(parts: list[tuple[int, int, int]], most: float) -> list[tuple[int, int, int]]:
@@ -135,7 +135,7 @@ def _cut(parts: list[tuple[int, int, int]], most: float) -> list[tuple[int, int,
     for server, start, stop in parts:
         elements = stop - start
         count = max(1, min(elements, math.ceil(elements / most))) if most else 1
-        edges = [start + elements * number // count for number in range(count + 1)]
+        edges = [start + elements * piece // count for piece in range(count + 1)]
         for first, last in itertools.pairwise(edges):
             pieces.append((server, first, last))
     return pieces

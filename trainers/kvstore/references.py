@@ -105,10 +105,10 @@ def sum_alone(worker: Worker) -> None:
     assert regions is not None
     space = torch.empty(max(bucket.elements for bucket in worker.layout.buckets))
     with on_threads(worker.threads):
-        for number in worker.own_buckets():
+        for bucket in worker.layout.of_server(worker.peers.rank):
             if not worker.config.replies_own_gradient:
-                pushed = [buckets[number] for buckets in regions.pushed.values()]
-                replies = [buckets[number] for buckets in regions.gradient_replies.values()]
+                pushed = [buckets[bucket] for buckets in regions.pushed.values()]
+                replies = [buckets[bucket] for buckets in regions.gradient_replies.values()]
                 server.mean(pushed, replies, space)
 
 

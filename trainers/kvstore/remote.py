@@ -296,20 +296,14 @@ class RemoteWorker:
     """
 
     def __init__(
-        self,
-        store: Store,
-        worker: int,
-        server: int,
-        shared: SharedMapping,
-        regions: Regions,
-        own_buckets: list[int],
-        device: torch.device,
+        self, store: Store, worker: int, server: int, shared: SharedMapping, regions: Regions
     ) -> None:
-        """Meet the worker. The regions, on the server's `device`, have a row for it."""
-        self._worker, self._server, self._device = worker, server, device
+        """Meet the worker. The regions of the server have a row for it."""
+        self._worker, self._server = worker, server
         self._config, self._control, self._regions = shared.config, shared.control, regions
         self._wire = Wire(store, worker, server, SERVER, len(shared.layout.buckets))
-        self._pushes = dict.fromkeys(own_buckets, 0)  # of each bucket so far
+        # Of each of the server's buckets so far.
+        self._pushes = dict.fromkeys(shared.layout.of_server(server), 0)
         self._under_way: dict[int, tuple[Tensor, Work]] = {}  # by bucket, the last reply
         self._gpu_wire = None
         if self._config.server_gpu:
@@ -324,7 +318,7 @@ class RemoteWorker:
         self._requests = deque(self._next_request() for _ in range(REQUESTS_AHEAD))
         self._gradients: dict[int, Work] = {}
         if not self._gpu_wire:  # NCCL is told where to receive when the gradient is on its way
-            for bucket in own_buckets:
+            for bucket in self._pushes:
                 self._await_gradient(bucket)
         self.stopped = False
         self._thread = Guarded(self._wire.name, self._serve_requests)
@@ -360,13 +354,13 @@ class RemoteWorker:
 
     def _serve_requests(self) -> None:
         if self._gpu_wire:
-            torch.cuda.set_device(self._device)
+            torch.cuda.set_device(self._regions.device)
         kind = Demand.PUSH
         while kind != Demand.STOP:
             request, came = self._requests.popleft()
             came.wait()
-            kind, number, *settings = request.tolist()
-            bucket = int(number)
+            kind, index, *settings = request.tolist()
+            bucket = int(index)
             if kind <= Demand.WEIGHTS and bucket not in self._pushes:
                 raise ValueError(f"bucket {bucket} is another server's")
             if kind == Demand.PUSH:
@@ -439,12 +433,7 @@ class RemoteWorker:
 
 
 def remote_workers(
-    store: Store,
-    server: int,
-    shared: SharedMapping,
-    regions: Regions,
-    own_buckets: list[int],
-    device: torch.device,
+    store: Store, server: int, shared: SharedMapping, regions: Regions
 ) -> dict[int, RemoteWorker]:
     """Meet the workers on other hosts, and give them rows in the server's regions.
 
@@ -453,12 +442,9 @@ def remote_workers(
     config, layout = shared.config, shared.layout
     workers = config.remote_workers(config.places.server_hosts[server]) if config.places else []
     if config.server_gpu:
-        torch.cuda.set_device(device)  # of this thread; the regions have all rows
+        torch.cuda.set_device(regions.device)  # of this thread; the regions have all rows
     else:
         # Takes pages as they are written.
         base = torch.empty(Regions.size(config, layout, workers), dtype=torch.uint8)
         regions.add(Regions(base, config, layout, workers), config.synchronous)
-    met = {}
-    for worker in workers:
-        met[worker] = RemoteWorker(store, worker, server, shared, regions, own_buckets, device)
-    return met
+    return {worker: RemoteWorker(store, worker, server, shared, regions) for worker in workers}

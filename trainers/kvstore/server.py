@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainers.kvstore import cuda_copies
+from trainers.kvstore.cuda_copies import CopyStream, device_address
 from trainers.kvstore.remote import RemoteWorker
 from trainers.kvstore.shared_memory import (
     DTYPES,
@@ -52,35 +52,27 @@ MOST_THREADS = 10
 class Arithmetic(ABC):
     """Where sums and updates happen, and how replies get to workers."""
 
-    def __init__(
-        self,
-        config: KvstoreConfig,
-        shared: SharedMapping,
-        regions: Regions | None,
-        own_buckets: list[int],
-    ) -> None:
-        """`regions` hold the weights of the server's `own_buckets`."""
+    def __init__(self, shared: SharedMapping, regions: Regions | None, server: int) -> None:
+        """`regions` hold the weights of all buckets; this is a server of some."""
         assert regions is not None
-        self._config, self._control, self.regions = config, shared.control, regions
+        self._config, self._control, self.regions = shared.config, shared.control, regions
         self.remote: Mapping[int, RemoteWorker] = {}  # workers on other hosts
+        self.own_buckets = shared.layout.of_server(server)
         self._steps: dict[int, FlatSteps] = {}
-        device = None
-        for bucket in own_buckets:
-            weights = regions.weights[bucket]
-            self._steps[bucket] = FlatSteps(config.optimizer, weights)
-            device = weights.device
+        for bucket in self.own_buckets:
+            self._steps[bucket] = FlatSteps(self._config.optimizer, regions.weights[bucket])
         longest = max((bucket.elements for bucket in shared.layout.buckets), default=0)
-        self._space = torch.empty(longest, device=device)
+        self._space = torch.empty(longest, device=regions.device)
 
     @abstractmethod
-    def serve(self, bucket: int, workers: list[int], number: int) -> None:
-        """Serve the pushes of `workers` to a bucket as exchange `number`, and tell them."""
+    def serve(self, bucket: int, workers: list[int], exchange: int) -> None:
+        """Serve the pushes of `workers` to a bucket as an exchange, and tell them."""
 
 
 class CpuArithmetic(Arithmetic):
     """In host memory, on as many threads as the calling thread has (torch.set_num_threads)."""
 
-    def serve(self, bucket: int, workers: list[int], number: int) -> None:
+    def serve(self, bucket: int, workers: list[int], exchange: int) -> None:
         """Pass over the bucket once: sum, update, copy to where replies lie."""
         regions, synchronous = self.regions, self._config.synchronous
         mode, *settings = self._control.settings[workers[0]].tolist()
@@ -101,7 +93,7 @@ class CpuArithmetic(Arithmetic):
             replies = regions.gradient_replies
             chosen = list(replies) if synchronous else [workers[0]]
             mean(pushed, [replies[copy][bucket] for copy in chosen], self._space)
-        self._control.done[workers, bucket] = number
+        self._control.done[workers, bucket] = exchange
         if self.remote:
             for worker in workers:
                 if worker in self.remote:
@@ -117,25 +109,20 @@ class GpuArithmetic(Arithmetic):
     """
 
     def __init__(
-        self,
-        config: KvstoreConfig,
-        shared: SharedMapping,
-        regions: Regions,
-        own_buckets: list[int],
-        reply_addresses: Mapping[int, int],
+        self, shared: SharedMapping, regions: Regions, server: int, replies: Mapping[int, int]
     ) -> None:
-        """`reply_addresses`: where this process sees the replies of each worker of this host."""
-        super().__init__(config, shared, regions, own_buckets)
+        """`replies`: the address, in this process, of the replies to each worker of this host."""
+        super().__init__(shared, regions, server)
         self._stream = torch.cuda.Stream()
         self._stream.wait_stream(torch.cuda.current_stream())  # until the zeros above are there
         torch.cuda.set_stream(self._stream)  # for all operators of this process
         self._updated = torch.cuda.Event()
-        self._streams = [cuda_copies.CopyStream(torch.cuda.Stream()) for _ in range(config.workers)]
-        self._buckets, self._reply_addresses = shared.layout.buckets, reply_addresses
-        offset = cuda_copies.device_address(shared.address) - shared.address
+        self._streams = [CopyStream(torch.cuda.Stream()) for _ in range(self._config.workers)]
+        self._buckets, self._replies = shared.layout.buckets, replies
+        offset = device_address(shared.address) - shared.address
         self._flags = [address_of(flags) + offset for flags in shared.control.done]
 
-    def serve(self, bucket: int, workers: list[int], number: int) -> None:
+    def serve(self, bucket: int, workers: list[int], exchange: int) -> None:
         """Enqueue the update, then a copy and a flag for each worker."""
         regions = self.regions
         mode, *settings = self._control.settings[workers[0]].tolist()
@@ -148,7 +135,7 @@ class GpuArithmetic(Arithmetic):
             if not self._config.synchronous:
                 reply = regions.weight_replies[workers[0]][bucket].copy_(reply)
         elif self._config.replies_own_gradient:
-            self._reply(pushed[0], bucket, workers[0], number)
+            self._reply(pushed[0], bucket, workers[0], exchange)
             return
         else:
             reply, space = regions.gradient_replies[0][bucket], self._space[: len(pushed[0])]
@@ -158,16 +145,16 @@ class GpuArithmetic(Arithmetic):
         self._updated.record()
         for worker in workers:
             self._streams[worker].stream.wait_event(self._updated)
-            self._reply(reply, bucket, worker, number)
+            self._reply(reply, bucket, worker, exchange)
 
-    def _reply(self, reply: Tensor, bucket: int, worker: int, number: int) -> None:
+    def _reply(self, reply: Tensor, bucket: int, worker: int, exchange: int) -> None:
         stream = self._streams[worker]
         if worker in self.remote:
             self.remote[worker].reply_from(stream.stream, bucket, reply)
             return
-        target = self._reply_addresses[worker] + self._buckets[bucket].pull_offset
+        target = self._replies[worker] + self._buckets[bucket].pull_offset
         stream.copy(target, reply.data_ptr(), reply.nbytes)
-        stream.write_flag(self._flags[worker] + FLAG_BYTES * bucket, number)
+        stream.write_flag(self._flags[worker] + FLAG_BYTES * bucket, exchange)
 
 
 class HostMeans(CpuArithmetic):
@@ -176,51 +163,45 @@ class HostMeans(CpuArithmetic):
     The servers of all hosts keep the same weights.
     """
 
-    def __init__(
-        self,
-        config: KvstoreConfig,
-        shared: SharedMapping,
-        own_buckets: list[int],
-        rail: dist.ProcessGroup,
-    ) -> None:
+    def __init__(self, shared: SharedMapping, server: int, rail: dist.ProcessGroup) -> None:
         """`rail` has the servers of these buckets on all hosts. Nothing else may use it."""
-        super().__init__(config, shared, shared.regions, own_buckets)
-        self._rail, self._order = rail, own_buckets
+        super().__init__(shared, shared.regions, server)
+        self._rail = rail
         # By bucket, (elements,) as it travels: the mean of this host, then the sum of all means.
         self._means: dict[int, Tensor] = {}
-        for number in own_buckets:
-            bucket = shared.layout.buckets[number]
+        for index in self.own_buckets:
+            bucket = shared.layout.buckets[index]
             dtype = DTYPES[shared.layout.arrays[bucket.parts[0].array].wire_dtype]
-            self._means[number] = torch.empty(bucket.elements, dtype=dtype)
+            self._means[index] = torch.empty(bucket.elements, dtype=dtype)
         # By bucket: its workers, and the exchange.
         self._arrived: dict[int, tuple[list[int], int]] = {}
         self._next = 0  # whose turn it is, in the order
         self._under_way: deque[tuple[int, list[int], int, dist.Work]] = deque()
 
-    def serve(self, bucket: int, workers: list[int], number: int) -> None:
+    def serve(self, bucket: int, workers: list[int], exchange: int) -> None:
         """Sum the bucket, and begin to take the mean with the other hosts in its turn."""
-        self._arrived[bucket] = (workers, number)
+        self._arrived[bucket] = (workers, exchange)
         # In the same order on every host: collectives must match, whatever order the flags are
         # seen in.
-        turn = self._order[self._next]
+        turn = self.own_buckets[self._next]
         while turn in self._arrived:
-            workers, number = self._arrived.pop(turn)
+            workers, exchange = self._arrived.pop(turn)
             pushed = [self.regions.pushed[worker][turn] for worker in workers]
             mean(pushed, [self._means[turn]], self._space)
             work = dist.all_reduce(self._means[turn], group=self._rail, async_op=True)
             assert work is not None
-            self._under_way.append((turn, workers, number, work))
-            self._next = (self._next + 1) % len(self._order)
-            turn = self._order[self._next]
+            self._under_way.append((turn, workers, exchange, work))
+            self._next = (self._next + 1) % len(self.own_buckets)
+            turn = self.own_buckets[self._next]
 
     def finish(self) -> int:
         """Reply where the other hosts have answered. Return the number of pushes served."""
         served = 0
         while self._under_way and self._under_way[0][-1].is_completed():
-            bucket, workers, number, work = self._under_way.popleft()
+            bucket, workers, exchange, work = self._under_way.popleft()
             work.wait()  # raises what went wrong
             self._reply(bucket, workers)
-            self._control.done[workers, bucket] = number
+            self._control.done[workers, bucket] = exchange
             served += len(workers)
         return served
 
@@ -246,11 +227,11 @@ class Server:
         self,
         config: KvstoreConfig,
         control: Control,
-        number: int,
+        row: int,
         own_buckets: list[int],
         arithmetic: Arithmetic,
     ) -> None:
-        """`number` is this server's row in the counts of staleness."""
+        """`row` is this server's row in the counts of staleness."""
         self._config, self._control = config, control
         self._own_buckets, self._arithmetic = own_buckets, arithmetic
         self._columns = np.array(own_buckets, dtype=np.intp)
@@ -262,9 +243,9 @@ class Server:
         self._version = np.zeros(len(own_buckets), dtype=np.int64)  # (own buckets) updates so far
         # (workers, own buckets) the version that a worker has
         self._given = np.zeros_like(self._taken)
-        self._counts = control.staleness_counts[number]
-        self._sum = control.staleness_sum[number : number + 1]
-        self._max = control.staleness_max[number : number + 1]
+        self._counts = control.staleness_counts[row]
+        self._sum = control.staleness_sum[row : row + 1]
+        self._max = control.staleness_max[row : row + 1]
 
     def run(
         self, stopped: Callable[[], bool], beat: Callable[[int], None], pause_seconds: float
@@ -307,8 +288,8 @@ class Server:
         everyone = list(range(self._config.workers))
         for column in np.flatnonzero((pushed > self._taken).all(axis=0)):
             self._taken[:, column] += 1
-            bucket, number = self._own_buckets[column], int(self._taken[0, column])
-            self._arithmetic.serve(bucket, everyone, number)
+            bucket, exchange = self._own_buckets[column], int(self._taken[0, column])
+            self._arithmetic.serve(bucket, everyone, exchange)
 
     def _serve_each(self, pushed: Any) -> None:
         """Serve what has arrived, the stalest first. `pushed` is (workers, own buckets)."""
@@ -329,8 +310,8 @@ class Server:
                 self._max[0] = max(int(self._max[0]), staleness)
                 self._version[column] += 1
                 self._given[worker, column] = self._version[column]
-            bucket, number = self._own_buckets[column], int(self._taken[worker, column])
-            self._arithmetic.serve(bucket, [worker], number)
+            bucket, exchange = self._own_buckets[column], int(self._taken[worker, column])
+            self._arithmetic.serve(bucket, [worker], exchange)
 
     def _admissible(self, worker: int, column: int) -> bool:
         """Return whether a push may be applied now without making any update too stale.

@@ -53,7 +53,6 @@ def serve(
         return
     path, config = announced
     layout, places = config.layout(), config.places
-    own_buckets = layout.of_server(number)
     host = places.server_hosts[number] if places else 0
     # Whether it is on a host with workers, whose memory this is.
     with_workers = not places or host < len(places.ranks)
@@ -63,15 +62,13 @@ def serve(
     row = config.workers + number  # behind those of the workers
     arithmetic: Arithmetic
     if config.server_gpu:
-        arithmetic = _on_gpu(number, host, device, shared, own_buckets, beat)
+        arithmetic = _on_gpu(number, host, device, shared, beat)
     else:
         torch.set_num_threads(thread_count(threads, config.servers_together))
-        arithmetic = CpuArithmetic(config, shared, shared.regions, own_buckets)
+        arithmetic = CpuArithmetic(shared, shared.regions, number)
         control.attached[row] = 1
     if config.remote_workers(host):
-        arithmetic.remote = _meet_remote_workers(
-            number, shared, arithmetic.regions, own_buckets, device, beat
-        )
+        arithmetic.remote = _meet_remote_workers(number, shared, arithmetic.regions, beat)
     control.attached[row] = 2
     phase("serving")
 
@@ -82,7 +79,7 @@ def serve(
             return False
         return all(worker.stopped for worker in arithmetic.remote.values())
 
-    server = Server(config, control, number, own_buckets, arithmetic)
+    server = Server(config, control, number, arithmetic.own_buckets, arithmetic)
     server.run(stopped, beat, PAUSE_SECONDS[worker_device])
 
 
@@ -96,17 +93,11 @@ def _wait_for_workers(beat: Callable[[int], None]) -> tuple[str, KvstoreConfig] 
 
 
 def _meet_remote_workers(
-    number: int,
-    shared: SharedMapping,
-    regions: Regions,
-    own_buckets: list[int],
-    device: torch.device,
-    beat: Callable[[int], None],
+    number: int, shared: SharedMapping, regions: Regions, beat: Callable[[int], None]
 ) -> Mapping[int, RemoteWorker]:
     """Return the workers on other hosts, met in a thread while this one gives signs of life."""
     with ThreadPoolExecutor(1) as pool:
-        store = rendezvous_store()
-        met = pool.submit(remote_workers, store, number, shared, regions, own_buckets, device)
+        met = pool.submit(remote_workers, rendezvous_store(), number, shared, regions)
         while not met.done():
             beat(0)
             time.sleep(START_PAUSE_SECONDS)
@@ -118,7 +109,6 @@ def _on_gpu(
     host: int,
     device: torch.device,
     shared: SharedMapping,
-    own_buckets: list[int],
     beat: Callable[[int], None],
 ) -> GpuArithmetic:
     """Export this server's GPU memory, and open that of this host's workers for replies."""
@@ -138,4 +128,4 @@ def _on_gpu(
     for worker in workers:
         replies[worker] = cuda_copies.imported(control.handles[worker].tobytes())
     regions = Regions(memory.bytes, config, shared.layout)
-    return GpuArithmetic(config, shared, regions, own_buckets, replies)
+    return GpuArithmetic(shared, regions, number, replies)

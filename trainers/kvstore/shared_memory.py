@@ -68,8 +68,8 @@ class KvstoreConfig:
     def layout(self) -> BucketLayout:
         """Return the buckets, which are the same in every process."""
         if self.servers:
-            place = mxnet(self.servers, self.bigarray_bound)
-            return BucketLayout.of(self.arrays, self.order, self.cap_bytes, place)
+            placement = mxnet(self.servers, self.bigarray_bound)
+            return BucketLayout.of(self.arrays, self.order, self.cap_bytes, placement)
         return BucketLayout.of(self.arrays, self.order, self.cap_bytes, whole, dealt=self.workers)
 
     def host_of(self, worker: int) -> int:
@@ -117,6 +117,7 @@ class Regions:
         rows: Sequence[int] | None = None,
     ) -> None:
         """`base` is uint8 and holds `Regions.size(config, layout, rows)` bytes."""
+        self.device = base.device
         self.weights = views(base, layout, in_weight_dtype=True)
         self.weight_replies: dict[int, list[Tensor]] = {}
         self.gradient_replies: dict[int, list[Tensor]] = {}

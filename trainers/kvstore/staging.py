@@ -206,14 +206,9 @@ class ShardedStaging(PushPull):
         self._group = self._groups.inside if self._groups else None  # that shares the buckets
         device, sharers = self.parameters[0].device, len(self.hosts.ranks[0])
         on_gpu = device.type == "cuda"
-        self.layout = self.bucket_layout(self.parameters, order)
         self._works: dict[int, dist.Work] = {}
         self._stream = torch.cuda.Stream() if on_gpu else None
-        self.flat_sent = bucketed.padded(self.layout, sharers, False, device)
-        self.flat_means = bucketed.padded(self.layout, sharers, False, device)
-        self.flat_weights = bucketed.padded(self.layout, sharers, True, device)
-        for bucket, flat in zip(self.layout.buckets, self.flat_weights, strict=True):
-            gather(bucket, self.parameters, flat)
+        self.make_flats(order, sharers)
         config = self._config_of_shares(self.layout, on_gpu)
         self.worker = Worker(config, Peers(0, 1), device, self._threads, self._groups)
         self.worker.set_reply(self.only_gradients)
@@ -254,9 +249,9 @@ class ShardedStaging(PushPull):
         """Bring every rank's replies to the flat buckets of all ranks."""
         worker = self.worker
         assert worker is not None
-        for number, work in sorted(self._works.items()):
-            bucketed.end_mean(work, worker.sent[number], self._group)
-            worker.push(number)
+        for index, work in sorted(self._works.items()):
+            bucketed.end_mean(work, worker.sent[index], self._group)
+            worker.push(index)
         self._works.clear()
         worker.wait_for_replies()
         if self.only_gradients:
@@ -315,9 +310,9 @@ class GlooStaging(Bucketed):
         self._device_weights = buffers(device, push=False, weights=True)
         self._weights = buffers(HOST, push=False, weights=True)
         self._steps = [self.steps_of(flat) for flat in self._weights]
-        for number, bucket in enumerate(layout.buckets):
-            gather(bucket, self.parameters, self._device_weights[number])
-            self._weights[number].copy_(self._device_weights[number])
+        for index, bucket in enumerate(layout.buckets):
+            gather(bucket, self.parameters, self._device_weights[index])
+            self._weights[index].copy_(self._device_weights[index])
 
     def start_bucket(self, bucket: int) -> None:
         """Do nothing: all buckets are exchanged at the end."""
@@ -328,15 +323,15 @@ class GlooStaging(Bucketed):
             staged.copy_(sent)
         for work in [dist.all_reduce(staged, async_op=True) for staged in self._staged]:
             collectives.wait(work)
-        for number, staged in enumerate(self._staged):
+        for index, staged in enumerate(self._staged):
             staged.div_(dist.get_world_size())
             if self.only_gradients:
-                self.flat_means[number].copy_(staged)
+                self.flat_means[index].copy_(staged)
             else:
                 gradient = staged.to(torch.float32)
-                self._steps[number].begin()
-                self._steps[number].take(gradient, self.settings())
-                self._device_weights[number].copy_(self._weights[number])
+                self._steps[index].begin()
+                self._steps[index].take(gradient, self.settings())
+                self._device_weights[index].copy_(self._weights[index])
 
     def apply_weights(self) -> None:
         """Take the host's weights."""

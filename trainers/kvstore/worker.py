@@ -94,10 +94,11 @@ class Worker:
             path.unlink()
         self.remote_servers: list[RemoteServer] = []
         self.remote: dict[int, RemoteServer] = {}  # by bucket
-        for number, server_host in enumerate(config.places.server_hosts if config.places else ()):
+        server_hosts = config.places.server_hosts if config.places else ()
+        for index, server_host in enumerate(server_hosts):
             if server_host != self._host_number:
                 store = rendezvous_store()
-                server = RemoteServer(store, peers.rank, number, config, self.layout)
+                server = RemoteServer(store, peers.rank, index, config, self.layout)
                 self.remote_servers.append(server)
                 self.remote |= dict.fromkeys(server.buckets, server)
         if not config.server_gpu:
@@ -138,10 +139,6 @@ class Worker:
         """Choose the replies to later pushes: weights, or the mean. No exchange is under way."""
         self._only_gradients = only_gradients
         self._control.settings[self.peers.rank, 0] = REDUCE if only_gradients else UPDATE
-
-    def own_buckets(self) -> list[int]:
-        """Return the buckets that this worker's own server serves."""
-        return [] if self.config.servers else self.layout.of_server(self.peers.rank)
 
     def _meet(self, stage: int) -> None:
         """Say that this worker has reached a stage; wait for all processes of this host."""
@@ -199,8 +196,8 @@ class Worker:
         pushed_start = layout.pull_bytes * (1 + self.config.reply_copies) + layout.push_bytes * rank
         bases: dict[int, int] = {}
         self.push_to, self._weights_at = [], []
-        for number, bucket in enumerate(layout.buckets):
-            if number in self.remote:  # nothing is copied to it
+        for index, bucket in enumerate(layout.buckets):
+            if index in self.remote:  # nothing is copied to it
                 self.push_to.append(0)
                 self._weights_at.append(0)
                 continue
@@ -217,13 +214,14 @@ class Worker:
         Next to a GPU it is a thread that waits for pushes, with others that sum. A CPU worker
         serves while it waits for replies: a thread would take the core that computes.
         """
-        shared, own = self.shared, self.own_buckets()
+        shared, rank = self.shared, self.peers.rank
         arithmetic: Arithmetic
         if self._host and self._host.rail:
-            arithmetic = HostMeans(self.config, shared, own, self._host.rail)
+            arithmetic = HostMeans(shared, rank, self._host.rail)
         else:
-            arithmetic = CpuArithmetic(self.config, shared, shared.regions, own)
-        self._server = Server(self.config, self._control, self.peers.rank, own, arithmetic)
+            arithmetic = CpuArithmetic(shared, shared.regions, rank)
+        own = arithmetic.own_buckets
+        self._server = Server(self.config, self._control, rank, own, arithmetic)
         if self.on_gpu:
             self._thread = threading.Thread(target=self._serve, daemon=True)
             self._thread.start()
@@ -245,15 +243,15 @@ class Worker:
 
         `after_reply` (on a GPU): not before the reply to the last push of the bucket is here.
         """
-        number = self._number + 1
+        exchange = self._number + 1
         if self.on_gpu:
-            self._push_from_gpu(bucket, number, after_reply)
+            self._push_from_gpu(bucket, exchange, after_reply)
         elif bucket in self.remote:
-            self._push_remote(bucket, number, self._only_gradients)
+            self._push_remote(bucket, exchange, self._only_gradients)
         else:
-            self._control.pushed[self.peers.rank, bucket] = number
+            self._control.pushed[self.peers.rank, bucket] = exchange
 
-    def _push_from_gpu(self, bucket: int, number: int, after_reply: bool) -> None:
+    def _push_from_gpu(self, bucket: int, exchange: int, after_reply: bool) -> None:
         sent, pushing, pulling = self.sent[bucket], self.pushing, self.pulling
         reply = (self.means if self._only_gradients else self.weights)[bucket]
         self._staged[bucket].record()
@@ -268,10 +266,10 @@ class Worker:
             pulling.stream.wait_stream(received)
         else:
             pushing.copy(self.push_to[bucket], sent.data_ptr(), sent.nbytes)
-            pushing.write_flag(self._push_flag + FLAG_BYTES * bucket, number)
+            pushing.write_flag(self._push_flag + FLAG_BYTES * bucket, exchange)
             if bucket in self.remote:
-                self._copied.put((bucket, number, self._only_gradients))
-            pulling.wait_flag(self._done_flag + FLAG_BYTES * bucket, number)
+                self._copied.put((bucket, exchange, self._only_gradients))
+            pulling.wait_flag(self._done_flag + FLAG_BYTES * bucket, exchange)
             if not self.config.server_gpu:  # such a server writes into our memory itself
                 sources = self.means_from if self._only_gradients else self._weights_from
                 pulling.copy(reply.data_ptr(), sources[bucket], reply.nbytes)
@@ -287,15 +285,17 @@ class Worker:
         sleep_precisely()
         flags = self._control.pushed[self.peers.rank]
         while True:
-            bucket, number, only_gradients = self._copied.get()
-            while flags[bucket] < number:
+            bucket, exchange, only_gradients = self._copied.get()
+            while flags[bucket] < exchange:
                 time.sleep(PAUSE_SECONDS["cuda"])
-            self._push_remote(bucket, number, only_gradients)
+            self._push_remote(bucket, exchange, only_gradients)
 
-    def _push_remote(self, bucket: int, number: int, only_gradients: bool) -> None:
+    def _push_remote(self, bucket: int, exchange: int, only_gradients: bool) -> None:
         """Send a bucket in host memory to another host; a flag says when the reply is there."""
         reply = (self.means_on_host if only_gradients else self.weights_on_host)[bucket]
-        arrived = functools.partial(self._control.done[self.peers.rank].__setitem__, bucket, number)
+        arrived = functools.partial(
+            self._control.done[self.peers.rank].__setitem__, bucket, exchange
+        )
         sent, settings = self.sent_on_host[bucket], self._settings(only_gradients)
         self.remote[bucket].push(Demand.PUSH, bucket, sent, reply, arrived, settings)
 

@@ -38,7 +38,7 @@ class HookBucket:
 
     flat: Tensor  # (elements,)
     shapes: list[torch.Size]  # of the gradients in it
-    number: int
+    position: int
     last: bool
 
     def buffer(self) -> Tensor:
@@ -56,7 +56,7 @@ class HookBucket:
 
     def index(self) -> int:
         """Return the position in the order of exchange."""
-        return self.number
+        return self.position
 
     def is_last(self) -> bool:
         """Return whether no bucket follows."""
@@ -98,9 +98,7 @@ class NcclAllreduce(Strategy):
         if self._comm_hook != POWERSGD:
             return None
         state = powerSGD_hook.PowerSGDState(
-            process_group=None,
-            matrix_approximation_rank=self._powersgd_rank,
-            start_powerSGD_iter=2,
+            process_group=None, matrix_approximation_rank=self._powersgd_rank, start_powerSGD_iter=2
         )
         return state, powerSGD_hook.powerSGD_hook
 
@@ -195,10 +193,10 @@ class _DdpAlone(ExchangeAlone):
 
     def _buckets(self, gradients: Sequence[Tensor]) -> list[HookBucket]:
         buckets = []
-        for number, group in enumerate(self._groups):
+        for index, group in enumerate(self._groups):
             flat = torch.cat([gradients[member].flatten() for member in group])
             shapes = [gradients[member].shape for member in group]
-            buckets.append(HookBucket(flat, shapes, number, number == len(self._groups) - 1))
+            buckets.append(HookBucket(flat, shapes, index, index == len(self._groups) - 1))
         return buckets
 
     def fill(self, gradients: Sequence[Tensor]) -> None:
@@ -226,7 +224,7 @@ class _DdpAlone(ExchangeAlone):
         for group, bucket in zip(self._groups, self._copies[0], strict=True):
             for member, gradient in zip(group, bucket.gradients(), strict=True):
                 means[member] = gradient / divisor
-        return [means[number] for number in range(len(self._parameters))]
+        return [means[index] for index in range(len(self._parameters))]
 
 
 def bucket_members(parameters: Sequence[Tensor], cap_bytes: float) -> list[list[int]]:
@@ -237,11 +235,11 @@ def bucket_members(parameters: Sequence[Tensor], cap_bytes: float) -> list[list[
     """
     groups: list[list[int]] = []
     current: dict[torch.dtype, list[int]] = {}
-    for number, parameter in reversed(list(enumerate(parameters))):
+    for index, parameter in reversed(list(enumerate(parameters))):
         group = current.setdefault(parameter.dtype, [])
         if not group:
             groups.append(group)
-        group.append(number)
+        group.append(index)
         if sum(parameters[member].nbytes for member in group) >= cap_bytes:
             del current[parameter.dtype]
     return groups

@@ -32,12 +32,9 @@ class Hierarchical(Bucketed):
     def set_up(self, order: list[int]) -> None:
         """Make the groups and the flat buckets. Collective."""
         self._groups = groups = HostGroups(self.hosts)
-        device = self.parameters[0].device
-        self.layout = self.bucket_layout(self.parameters, order)
-        self.flat_sent = bucketed.padded(self.layout, groups.here, False, device)
-        self.flat_means = self.flat_sent
+        self.make_flats(order, groups.here, weights=False)
         self._shares = bucketed.shares(self.flat_sent, groups.place, groups.here)
-        self._stream = torch.cuda.Stream() if device.type == "cuda" else None
+        self._stream = torch.cuda.Stream() if self.parameters[0].is_cuda else None
         self._inside: dict[int, dist.Work | None] = {}  # buckets that are not on their rail yet
         self._crossing: list[dist.Work | None] = []
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from trainers import collectives, reference_probes
 from trainers.kvstore import bucketed
-from trainers.kvstore.bucketed import Bucketed, gather, ring_bytes, scatter
+from trainers.kvstore.bucketed import Bucketed, ring_bytes, scatter
 from trainers.strategy import BucketExchange, ReferenceProbe, Strategy
 
 
@@ -27,13 +27,7 @@ class _OnDevices(Bucketed):
 
     def set_up(self, order: list[int]) -> None:
         """Make flat buckets with the first weights. Collective."""
-        device, ranks = self.parameters[0].device, dist.get_world_size()
-        self.layout = self.bucket_layout(self.parameters, order)
-        self.flat_sent = bucketed.padded(self.layout, ranks, False, device)
-        self.flat_means = bucketed.padded(self.layout, ranks, False, device)
-        self.flat_weights = bucketed.padded(self.layout, ranks, True, device)
-        for bucket, flat in zip(self.layout.buckets, self.flat_weights, strict=True):
-            gather(bucket, self.parameters, flat)
+        self.make_flats(order, dist.get_world_size())
         self.works: dict[int, dist.Work | None] = {}  # by bucket
         self.choose_owned()
         self._steps = [self.steps_of(weights) for weights in self.owned_weights]
@@ -102,9 +96,9 @@ class Sharded(_OnDevices):
 
     def wait_for_owned(self) -> None:
         """Wait for the means of this rank's shares."""
-        for number, work in self.works.items():
+        for bucket, work in self.works.items():
             assert work is not None
-            bucketed.end_mean(work, self.owned_gradients[number])
+            bucketed.end_mean(work, self.owned_gradients[bucket])
 
     def send_owned(self, flats: list[Tensor], owned: list[Tensor]) -> None:
         """All-gather the shares."""
@@ -124,12 +118,12 @@ class Owned(_OnDevices):
         loads = [0] * dist.get_world_size()
         sizes = [flat.nbytes for flat in self.flat_weights]
         self._owner: dict[int, int] = {}
-        for number in sorted(range(len(sizes)), key=lambda number: -sizes[number]):
-            self._owner[number] = loads.index(min(loads))
-            loads[self._owner[number]] += sizes[number]
-        own = [number for number in range(len(sizes)) if self._owner[number] == dist.get_rank()]
-        self.owned_weights = [self.flat_weights[number] for number in own]
-        self.owned_gradients = [self.flat_sent[number] for number in own]
+        for bucket in sorted(range(len(sizes)), key=lambda bucket: -sizes[bucket]):
+            self._owner[bucket] = loads.index(min(loads))
+            loads[self._owner[bucket]] += sizes[bucket]
+        own = [bucket for bucket in range(len(sizes)) if self._owner[bucket] == dist.get_rank()]
+        self.owned_weights = [self.flat_weights[bucket] for bucket in own]
+        self.owned_gradients = [self.flat_sent[bucket] for bucket in own]
 
     def start_bucket(self, bucket: int) -> None:
         """Begin to reduce a bucket to its owner."""
@@ -139,21 +133,21 @@ class Owned(_OnDevices):
 
     def wait_for_owned(self) -> None:
         """Wait for the means of this rank's buckets."""
-        for number, work in self.works.items():
+        for bucket, work in self.works.items():
             collectives.wait(work)
-            if not self.flat_sent[number].is_cuda and self._owner[number] == dist.get_rank():
-                self.flat_sent[number].div_(dist.get_world_size())
+            if not self.flat_sent[bucket].is_cuda and self._owner[bucket] == dist.get_rank():
+                self.flat_sent[bucket].div_(dist.get_world_size())
 
     def send_owned(self, flats: list[Tensor], owned: list[Tensor]) -> None:
         """Broadcast every bucket from its owner."""
         works = []
         sources = iter(owned)
-        for number, flat in enumerate(flats):
-            if self._owner[number] == dist.get_rank():
+        for bucket, flat in enumerate(flats):
+            if self._owner[bucket] == dist.get_rank():
                 source = next(sources)
                 if source is not flat:
                     flat.copy_(source)
-            works.append(dist.broadcast(flat, self._owner[number], async_op=True))
+            works.append(dist.broadcast(flat, self._owner[bucket], async_op=True))
         for work in works:
             collectives.wait(work)
 
