@@ -98,11 +98,6 @@ def bus(index):
     return f"{(index + 6) * 0x1000 + 0xA000:x}"
 
 
-def parent(model, rank):
-    place = model.ring.index(rank)
-    return -1 if place == 0 else model.ring[place - 1]
-
-
 def connection(model, channel, at):
     """The lines of ranks for one connection: [(rank, line)]."""
     v = numbers(model.version)
@@ -169,13 +164,6 @@ def render(model):
             count = f"/{model.channels:02d}" if v >= (2, 5) else ""
             ranks = "".join(f" {r}" if v >= (2, 23) else f" {r:3d}" for r in model.ring)
             add(f"Channel {channel:02d}{count} :{ranks}")
-        up = parent(model, rank)
-        tree = f"-1/-1/-1->{rank}->{up}"
-        if v < (2, 5):
-            tree = f"{up}->{rank}->-1/-1/-1"
-        elif v < (2, 8):
-            tree += f"|{up}->{rank}->-1/-1/-1"
-        add("Trees" + "".join(f" [{channel}] {tree}" for channel in channels))
         if v >= (2, 7):
             counts = [f"{model.channels} coll channels"]
             counts += [f"{model.channels} collnet channels"] if v >= (2, 20) else []
@@ -265,8 +253,6 @@ def check_whole(model, log):
     assert source is None or log.channels_from == source
     assert log.channels["nvls"] == (0 if v >= (2, 17) else None)
     assert log.rings == {channel: model.ring for channel in range(model.channels)}
-    tree = {rank: parent(model, rank) for rank in range(len(model.ring))}
-    assert log.trees == {channel: tree for channel in range(model.channels)}
     assert log.settings == expected_settings(model)
     assert chosen(log) == expected_choices(model)
     (communicator,) = log.communicators
@@ -306,8 +292,6 @@ def check_part(model, text):
     assert log.channels["nvls"] in (None, 0)
     assert log.channels["p2p_per_peer"] in (None, 2)
     assert all(ring == model.ring for ring in log.rings.values())
-    for parents in log.trees.values():
-        assert all(above == parent(model, rank) for rank, above in parents.items())
     assert log.settings.items() <= expected_settings(model).items()
     assert log.conflicts == {}
     counted = expected_choices(model)
@@ -449,14 +433,12 @@ def test_a_newer_version_is_read_and_noted():
     assert log.transports == {} and log.notes
 
 
-def test_warnings_errors_multicast_and_collnet():
+def test_warnings_errors_and_multicast():
     warning = "\n[2026-01-02 03:04:05] vm:1:9 [0] misc/socket.cc:12 (ncclSocket) NCCL WARN Call to recv failed\n"
     multicast = "NVLS multicast support is not available on dev 0 (NVLS_NCHANNELS 0)"
-    collnet = "CollNet 00/0 : 0 [send] via COLLNET/SHARP/1/GDRDMA/Shared"
-    log = parse_nccl_log(HEAD + warning + info("transport/net.cc:77 -> 6", multicast, collnet))
+    log = parse_nccl_log(HEAD + warning + info("transport/net.cc:77 -> 6", multicast))
     assert (log.warnings, log.errors) == (("Call to recv failed",), ("transport/net.cc:77 -> 6",))
     assert log.multicast is False
-    assert log.collnet == {0: ("COLLNET/SHARP/1/GDRDMA/Shared",)}
 
 
 def test_ranks_that_disagree_on_a_setting_are_a_conflict_not_a_value():
@@ -465,14 +447,12 @@ def test_ranks_that_disagree_on_a_setting_are_a_conflict_not_a_value():
     assert (log.settings, log.conflicts) == ({}, {"NCCL_BUFFSIZE": ("1", "2")})
 
 
-def test_a_cut_ring_or_tree_line_is_not_a_small_one():
+def test_a_cut_ring_is_not_a_small_one():
     cut = "Channel 00/04 : " + " ".join(map(str, range(38))) + " 3..."
-    trees = "Trees" + "".join(f" [{c}] 11/-1/-1->10->12" for c in range(48))
-    log = parse_nccl_log(HEAD + info(cut, trees[:1010]))
+    log = parse_nccl_log(HEAD + info(cut))
     assert log.nranks is None
     assert log.rings == {}
     assert log.channels["collective"] == 4
-    assert len(log.trees) == trees[:1010].count(" [") - 1
     twenty = "Channel 00/02 : " + " ".join(f"{rank:3d}" for rank in range(20))
     assert parse_nccl_log(HEAD.replace("2.28.9", "2.12.12") + info(twenty)).nranks is None
 
@@ -543,7 +523,6 @@ LONG = (
     + " NCCL INFO z\n"
 )
 KNOWN = (
-    "Trees" + " [0] 1/-1/-1->0->-1" * 50_000,
     "Channel 00/04 :" + " 1" * 400_000,
     " " * 2**20 + "-> 3",
 )

@@ -8,13 +8,12 @@ devices and process fit. A line that fits several is kept as shared.
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from analysis.nccl.messages import (
     CHANNELS,
     ChannelCounts,
-    CollNet,
     Connection,
     Event,
     LogProcess,
@@ -23,7 +22,6 @@ from analysis.nccl.messages import (
     Nodes,
     OwnedLine,
     RingLine,
-    Trees,
 )
 
 
@@ -182,8 +180,6 @@ def _fits(group: Group, event: OwnedLine, kind: str | None, is_member: bool) -> 
         ranks = event.ends
     elif isinstance(event, RingLine):
         ranks = [(rank, None) for rank in event.ranks]
-    elif isinstance(event, Trees | CollNet):
-        writer, ranks = event.rank, [(event.rank, None)]
     for rank, bracket in ranks:
         if group.nranks is not None and rank >= group.nranks:
             return False
@@ -276,7 +272,7 @@ def nics_of(
         rank = connection.source if connection.end == "send" else connection.target
         device = (connection.process, match[1], int(match[2]))
         nics[rank].add(names.get(device, match[0]))
-    return _sorted_words(nics)
+    return {rank: tuple(sorted(nics[rank])) for rank in sorted(nics)}
 
 
 def nodes_of(group: Group, events: Iterable[Event]) -> int | None:
@@ -303,29 +299,6 @@ def rings_of(group: Group, notes: list[str]) -> dict[int, tuple[int, ...]]:
     if group.nranks is None and len(set(map(len, rings.values()))) > 1:
         return {}
     return dict(sorted(rings.items()))
-
-
-def trees_of(group: Group) -> dict[int, dict[int, int]]:
-    """Return `{channel: {rank: parent, -1 at the root}}`, sorted."""
-    trees: dict[int, dict[int, int]] = defaultdict(dict)
-    for event in group.events:
-        if isinstance(event, Trees):
-            for channel, parent in event.parents.items():
-                trees[channel][event.rank] = parent
-    return {channel: dict(sorted(trees[channel].items())) for channel in sorted(trees)}
-
-
-def collnet_of(group: Group) -> dict[int, tuple[str, ...]]:
-    """Return the CollNet transports of each rank, sorted."""
-    transports: dict[int, set[str]] = defaultdict(set)
-    for event in group.events:
-        if isinstance(event, CollNet):
-            transports[event.rank].add(event.transport)
-    return _sorted_words(transports)
-
-
-def _sorted_words(words: Mapping[int, set[str]]) -> dict[int, tuple[str, ...]]:
-    return {rank: tuple(sorted(words[rank])) for rank in sorted(words)}
 
 
 def channels_of(group: Group, notes: list[str]) -> tuple[dict[str, int | None], str | None]:

@@ -21,14 +21,12 @@ from analysis.nccl.communicators import (
     RankGpu,
     bracket_kind,
     channels_of,
-    collnet_of,
     connections_of,
     devices_of,
     nics_of,
     nodes_of,
     rings_of,
     transports_of,
-    trees_of,
 )
 from analysis.nccl.messages import (
     NEWEST,
@@ -90,7 +88,6 @@ class NcclLog:
       `SHM/direct`, NET has those of both ends.
     - `channels`: a number or None per kind, from the summary line, or, if `channels_from` is
       "rings", the collective count of `Channel 00/04`.
-    - `trees`: {channel: {rank: parent, -1 at the root}}.
     - `nics`: the network devices that each rank's connections use.
     - `nodes`: the hosts that NCCL sees.
     - `settings`: announced values; a setting on which ranks differ is in `conflicts` instead.
@@ -105,11 +102,9 @@ class NcclLog:
     nranks: int | None
     communicators: tuple[Communicator, ...]
     transports: Mapping[str, tuple[str, ...]]
-    collnet: Mapping[int, tuple[str, ...]]
     channels: Mapping[str, int | None]
     channels_from: str | None
     rings: Mapping[int, tuple[int, ...]]
-    trees: Mapping[int, Mapping[int, int]]
     settings: Mapping[str, str]
     conflicts: Mapping[str, tuple[str, ...]]
     announced_by: Mapping[str, int]
@@ -204,11 +199,9 @@ def parse_nccl_log(*texts: str, hosts: Sequence[str] = ()) -> NcclLog:
         nranks=nranks,
         communicators=tuple(communicators),
         transports=transports_of(connections),
-        collnet=collnet_of(largest),
         channels=channels,
         channels_from=channels_from,
         rings=rings,
-        trees=trees_of(largest),
         settings=settings,
         conflicts=conflicts,
         announced_by=announced_by,

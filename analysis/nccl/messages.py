@@ -36,14 +36,6 @@ class Connection(NamedTuple):
         return [(self.source, self.brackets[0]), (self.target, self.brackets[1])]
 
 
-class CollNet(NamedTuple):
-    """`CollNet 00/0 : 0 [send] via COLLNET/SHARP/0/GDRDMA`."""
-
-    process: LogProcess
-    rank: int
-    transport: str
-
-
 class RingLine(NamedTuple):
     """`Channel 00/04 : 0 1 2 3`."""
 
@@ -52,14 +44,6 @@ class RingLine(NamedTuple):
     channels: int | None  # the number after the slash: collective channels
     ranks: tuple[int, ...]
     cut: bool  # the line ends with dots, so ranks are missing
-
-
-class Trees(NamedTuple):
-    """`Trees [0] 1/-1/-1->0->-1 …`: the parent of this rank in each channel, -1 at the root."""
-
-    process: LogProcess
-    rank: int
-    parents: dict[int, int]
 
 
 class ChannelCounts(NamedTuple):
@@ -134,17 +118,13 @@ class Statement(NamedTuple):
     value: str
 
 
-OwnedLine = Connection | CollNet | RingLine | Trees | ChannelCounts  # of one communicator
+OwnedLine = Connection | RingLine | ChannelCounts  # of one communicator
 Event = OwnedLine | Membership | Setting | NetworkDevice | Nodes | Tuning | Statement
 Events = list[Event] | None  # None: a message of a known kind in an unknown form
 
 # --- the grammar ----------------------------------------------------------------------------------
 
 NEWEST = (2, 30)  # the newest release whose format strings were read
-
-# NCCL formats a tree line into a buffer of 1,024 bytes: a line near that length may end inside a
-# number.
-_TREES_FULL = 1000
 
 _VERSION = re.compile(r"NCCL version (\d{1,4}(?:\.\d{1,4})+)[^+ ]*(?:\+cuda(\d+\.\d+))?")
 _END = r"(\d+)(?:\[([0-9a-f]+)\])?"
@@ -158,17 +138,7 @@ _TRANSPORT = re.compile(
     r"|NET/[^/]+/\d+(?:\(\d+\))?(?:/GDRDMA(?:\(\w+\))?)?(?:/Shared)?"
 )
 _LIKE_TRANSPORT = re.compile(r"[A-Z0-9]{2,}/[\w()/-]+")  # a newer release's word
-_COLLNET = re.compile(
-    r"Coll(?:Net)? \d{1,6}(?:/\d+)? : (\d+) \[(?:send|receive)\] via (COLLNET/[^/]+/\d+\S*)"
-)
 _RING = re.compile(r"Channel (\d+)(?:/(\d+))? :((?: +\d+)+)(\.\.\.|\.\.|\.)? *")
-_NEIGHBOURS = re.compile(
-    r"(?:Ring|Tree) \d+ : -?\d+ -> -?\d+ -> -?\d+(?:/-?\d+/-?\d+)?"
-)  # said by rings and trees
-_TREE = re.compile(
-    r" \[(\d+)\] (?:-?\d+/-?\d+/-?\d+->(-?\d+)->(-?\d+)(?:\|-?\d+->-?\d+->-?\d+/-?\d+/-?\d+)?"
-    r"|(-?\d+)->(-?\d+)->-?\d+/-?\d+/-?\d+)"  # 2.4: parent, rank, children
-)
 _SUMMARY = re.compile(
     r"(?P<collective>\d+) coll channels,(?: (?P<collnet>\d+) collnet channels,)?"
     r"(?: (?P<nvls>\d+) nvls channels,)?"
@@ -212,9 +182,8 @@ def read_message(body: str, process: LogProcess) -> Events:
 
 
 def _channel(body: str, process: LogProcess) -> Events:
-    """Read a line about connections, rings, trees or CollNet."""
+    """Read a line about a connection or a ring."""
     connection, ring = _CONNECTION.fullmatch(body), _RING.fullmatch(body)
-    collnet = _COLLNET.fullmatch(body)
     if connection:
         source, source_bracket, target, target_bracket, end, transport = connection.groups()
         is_known = _TRANSPORT.fullmatch(transport) is not None
@@ -230,27 +199,9 @@ def _channel(body: str, process: LogProcess) -> Events:
         count = int(ring[2]) if ring[2] else None
         ranks = tuple(int(rank) for rank in ring[3].split())
         return [RingLine(process, int(ring[1]), count, ranks, bool(ring[4]))]
-    if collnet:
-        return [CollNet(process, int(collnet[1]), collnet[2])]
-    if _NEIGHBOURS.fullmatch(body) or body.startswith(("Trees disabled", "Collective")):
+    if re.fullmatch(r"Ring \d+ : -?\d+ -> -?\d+ -> -?\d+", body):  # said by the ring too
         return []
-    return _trees(body, process)
-
-
-def _trees(body: str, process: LogProcess) -> Events:
-    text = body.removeprefix("Trees")
-    if len(body) >= _TREES_FULL:  # the last tree may be cut
-        text = text.rpartition(" [")[0]
-    parents = {}
-    ranks = set()
-    matched = 0
-    for tree in _TREE.finditer(text):
-        ranks.add(int(tree[2] or tree[5]))
-        parents[int(tree[1])] = int(tree[3] or tree[4])
-        matched += len(tree[0])
-    if len(ranks) != 1 or matched != len(text) or text == body:
-        return None
-    return [Trees(process, ranks.pop(), parents)]
+    return None
 
 
 def _setting(body: str, process: LogProcess) -> Events:
@@ -335,7 +286,7 @@ def _statement(body: str, process: LogProcess) -> Events:
 
 # What tells a kind of message, and its reader; the first kind that fits is taken.
 _KINDS = (
-    (re.compile("Channel |Ring |Coll|Tree"), _channel),
+    (re.compile("Channel |Ring "), _channel),
     (re.compile("NCCL_.* set "), _setting),
     (re.compile(".*- Init "), _membership),
     (re.compile(".* coll channels"), _channel_counts),
