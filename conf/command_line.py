@@ -19,7 +19,8 @@ LONGEST_ARGUMENT = 20_000  # characters; every subset of 8 GPUs, written out, ta
 PREFIX = re.compile(r"(engine\.prefix=)\[([^'\"\[\]]+)\]")
 # Paths are what they are: Hydra accepts letters beyond ASCII, `#`, `(` and others in quotes only.
 PATHS = re.compile(
-    r"((?:output_dir|hosts|topology|tracking\.uri|engine\.(?:folder|python|ssh_config)|profiler\.nsys_path)=)"
+    r"((?:output_dir|hosts|topology|tracking\.uri|engine\.(?:folder|python|ssh_config)"
+    r"|profiler\.nsys_path)=)"
     r"(?=[^'])([^\",\[\]{}$\\]*[^\w\s/.+%@?:*|\",\[\]{}$\\-][^\",\[\]{}$\\]*)",
     re.ASCII,
 )
@@ -48,11 +49,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def read(arguments: Sequence[str]) -> CommandLine:
-    """Return the arguments of launch.py, sorted into options and overrides.
-
-    Raises:
-        Refused: an unknown option, an argument that is too long, or a folder that is not there.
-    """
+    """Return the arguments of launch.py, sorted into options and overrides."""
     try:
         Path.cwd()
     except FileNotFoundError:
@@ -95,7 +92,7 @@ def read(arguments: Sequence[str]) -> CommandLine:
 
 
 def normalise(overrides: Sequence[str]) -> list[str]:
-    """Return overrides in Hydra's grammar: sets as lists, NCCL's `^` and `;` and paths in quotes."""
+    """Return overrides in Hydra's grammar: sets as lists, what has odd letters in quotes."""
     texts = []
     for override in NODES.normalise(GPUS.normalise(overrides)):
         _refuse_override(override)

@@ -4,12 +4,12 @@ file.
 A YAML of a strategy, a benchmark or a profiler has its options with their defaults, and these
 rules:
 
-    _target_       dotted name of the class or function that a rank calls (strategies and benchmarks)
+    _target_       dotted name of the class or function that a rank calls (strategy, benchmark)
     auto           what the value `auto` of an option means; see `meaning`
     accepts        what an option accepts: `words`, or a number with `least`, `most`, `whole`;
-                   `text: true` for any text. `refused` are values of `precision` or `benchmark` that
-                   do not go with it, `gpu_only` values that need a GPU, `not_in_graph` values whose
-                   steps no CUDA graph can hold
+                   `text: true` for any text. `refused` are values of `precision` or `benchmark`
+                   that do not go with it, `gpu_only` values that need a GPU, `not_in_graph` values
+                   whose steps no CUDA graph can hold
     omit_if_default  options that a cell has only where they are not what `auto` means: cells of
                    before there were such options keep their keys
     conflicts      a list of {option: value, …} that exclude each other
@@ -18,18 +18,18 @@ rules:
     hosts          false: a strategy or benchmark that works inside one host
     graph          true: a strategy whose step a CUDA graph can hold: it waits for nothing and needs
                    no thread of the host
-    sends          bytes that each rank sends in one exchange, of a gradient of G bytes over n ranks, m
-                   on each of h hosts: `once` G, `ring` 2(n−1)/n G, `two_rings` 2(m−1)/m G + 2(h−1)/h G/m,
-                   `once_and_ring` G + 2(h−1)/h G/m; or a list of cases as for `auto`. Without it
-                   `bytes_miscounted` is unchecked and no forecast is made
+    sends          bytes that each rank sends in one exchange, of a gradient of G bytes over n
+                   ranks, m on each of h hosts: `once` G, `ring` 2(n−1)/n G, `two_rings`
+                   2(m−1)/m G + 2(h−1)/h G/m, `once_and_ring` G + 2(h−1)/h G/m; or a list of cases
+                   as for `auto`. Without it `bytes_miscounted` is unchecked and no forecast is made
     code           dotted names of functions that need no torch:
                    `resolve(options, device, ranks) -> options` for what `auto` cannot say;
-                   `refuse(cell, room)`; `seconds(cell)`, a rule of thumb for how long it measures once
-                   its ranks have started; `derive(lines_by_rank, cell)` (benchmarks/derived.py);
-                   `section(study, findings)`, a Section of the report (analysis/report/section.py)
-    compared       how cells of a benchmark are compared: `metric`, `less_is_better`, `rate` (its name
-                   for people), `may_differ` (options that leave the work as it is), `work` (fields of
-                   the cell that change it)
+                   `refuse(cell, room)`; `seconds(cell)`, a rule of thumb for how long it measures
+                   once its ranks have started; `derive(lines_by_rank, cell)`
+                   (benchmarks/derived.py); `section(study, findings)`, a Section of the report
+                   (analysis/report/section.py)
+    compared       how cells of a benchmark are compared; see conf.cell.Compared: `may_differ` are
+                   options that leave the work as it is, `work` fields of the cell that change it
 
 Rules stand in files only: typed on the command line they are refused. `--config-dir DIR` adds
 DIR/strategy/NAME.yaml and DIR/benchmark/NAME.yaml to the choices.
@@ -154,7 +154,7 @@ class GroupChoice:
         return bool(self.rules.get("hosts", True))
 
     def why_no_graph(self, options: Mapping[str, Any]) -> str:
-        """Return why no CUDA graph holds a step of a strategy with these options; empty: one can."""
+        """Return why no CUDA graph holds a step with these options of a strategy; else ''."""
         if not self.rules.get("graph", False):
             able = []
             for name in choices("strategy"):
@@ -171,9 +171,6 @@ class GroupChoice:
 
         They are target, derive, section and compared; `sha256` is that of the file with
         the target, where that is not Ringside's own.
-
-        Raises:
-            Refused: the target cannot be found.
         """
         target = self.rules["_target_"]
         declared: dict[str, Any] = {"target": target}
@@ -199,11 +196,7 @@ class GroupChoice:
 
 
 def add_config_dir(folders: Iterable[Path]) -> None:
-    """Make these the folders of `--config-dir`, whose choices are added to Ringside's own.
-
-    Raises:
-        Refused: a file would take long to read.
-    """
+    """Make these the folders of `--config-dir`, whose choices are added to Ringside's own."""
     _folders[1:] = folders
     try:
         for folder in _folders[1:]:
@@ -268,11 +261,7 @@ def choices(group: str) -> list[str]:
 
 
 def choice(group: str, name: Any) -> GroupChoice:
-    """Return one choice of a group.
-
-    Raises:
-        Refused: there is no such file, or it is none that can be used.
-    """
+    """Return one choice of a group."""
     path = _file(group, name)
     if path is None:
         names = choices(group)
@@ -378,12 +367,7 @@ def _wrong_form(where: str, value: Any, form: Any) -> Iterator[str]:
 
 
 def options(group: str, typed: Any) -> dict[str, Any]:
-    """Return the options of a choice, checked against its YAML; `auto` stays as it is.
-
-    Raises:
-        Refused: an unknown option, another type than the YAML's default has, a value outside
-            `accepts`, or a rule.
-    """
+    """Return the options of a choice, checked against its YAML; `auto` stays as it is."""
     if not isinstance(typed, Mapping):
         raise Refused(f"{group}={typed}: accepted is {group}=NAME and {group}.OPTION=value")
     chosen = choice(group, typed.get("name"))
@@ -433,9 +417,6 @@ def resolved(group: str, typed: Mapping[str, Any], device: str, ranks: int) -> d
 
     SERVER_NODES is left out: a cell keeps its meaning as Cell.server_hosts, and only if it has
     hosts.
-
-    Raises:
-        Refused: the options do not fit each other, or an `auto` has no meaning.
     """
     chosen = choice(group, typed["name"])
     values = {name: value for name, value in typed.items() if name != SERVER_NODES}
@@ -469,7 +450,7 @@ def meaning(rule: Any, values: Mapping[str, Any], device: str) -> Any:
     4.0                      this value
     {cuda: 50, cpu: 10}      by the kind of device
     {as: nx}                 the value of another option, which stands before it in the file's rules
-    [{value: 25.0, where: {transport: gloo}}, {value: 4.0}]   the first whose options have these values
+    [{value: 25.0, where: {transport: gloo}}, {value: 4.0}]   the first whose options are so
     """
     if isinstance(rule, list):
         for case in rule:

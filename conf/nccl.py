@@ -153,11 +153,7 @@ def allowed(value: str, names: tuple[str, ...]) -> dict[str, set[str]]:
 
 
 def refuse_selections(algo: str | None, proto: str | None) -> None:
-    """Refuse `nccl.algo` and `nccl.proto` with an unknown word, or that leave a collective nothing.
-
-    Raises:
-        Refused: names the setting, the value and what is accepted.
-    """
+    """Refuse selections with an unknown word, or that leave a collective nothing."""
     left = {}
     for name, text, words in (("algo", algo, ALGORITHMS), ("proto", proto, PROTOCOLS)):
         try:
@@ -315,9 +311,6 @@ def settings(nccl: Nccl) -> tuple[dict[str, str], list[str]]:
     """Check every setting and return (the variables that it sets, notices for the user).
 
     What is `null` sets no variable. A legacy number of a level is translated.
-
-    Raises:
-        Refused: names the field, the value and what is accepted.
     """
     for name, value in vars(nccl).items():  # Hydra's `+nccl.name=value` adds any
         if name not in (*FIELDS, "other"):
@@ -468,11 +461,7 @@ def forbidding_multicast(surroundings: Mapping[str, str]) -> dict[str, str]:
 def refuse_multicast(
     variables: Mapping[str, str], surroundings: Mapping[str, str], whose: str = "environment"
 ) -> None:
-    """Refuse NVLink multicast where the surrounding environment forbids it.
-
-    Raises:
-        Refused: names the variable of the environment that forbids it.
-    """
+    """Refuse NVLink multicast where the surrounding environment forbids it."""
     wanted = variables.get("NCCL_NVLS_ENABLE", "0")
     if wanted == "0":
         return

@@ -43,11 +43,7 @@ class CheckedConfig(Config):
 
 
 def checked(config: Config) -> tuple[CheckedConfig, list[str]]:
-    """Check every option. Return the configuration and notices for the user.
-
-    Raises:
-        Refused: the first option that is wrong, with its value and what is accepted.
-    """
+    """Check every option. Return the configuration and notices for the user."""
     variables, notices = nccl.settings(config.nccl)
     check_names("", config)
     check_fields("", dataclasses.replace(config, nccl=nccl.Nccl()))
@@ -84,9 +80,6 @@ def resolve(
 
     The subset is on each of `hosts`; without them on this machine. `all_gpus` are the ids of all
     GPUs of every host that the sweep may use ('' is this machine); without it, those of the subset.
-
-    Raises:
-        Refused: options that do not fit the subset, the hosts, the device or each other.
     """
     benchmark = groups.choice("benchmark", config.benchmark["name"])
     typed = dict(config.benchmark)

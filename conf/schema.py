@@ -307,7 +307,8 @@ class Config:
     )
     predict: Any = option(
         False,
-        "auto: say before each cell what it should give, and calibrate for that: up to 1.5 s a cell",
+        "auto: say before each cell what it should give, and calibrate for that: up to 1.5 s a "
+        "cell",
         words=("auto", "False"),
     )
     waterfall: bool = option(

@@ -34,7 +34,8 @@ GPU_WORD = re.compile(
 TOKEN = r"[0-9A-Za-z_:.-]+"
 ELEMENT = rf"(?:{TOKEN}|'{TOKEN}'|\"{TOKEN}\")"
 PART = re.compile(
-    rf"\[{ELEMENT}(?:[,+]{ELEMENT})*\]|'{TOKEN}(?:[,+]{TOKEN})*'|\"{TOKEN}(?:[,+]{TOKEN})*\"|{TOKEN}(?:\+{TOKEN})*"
+    rf"\[{ELEMENT}(?:[,+]{ELEMENT})*\]|'{TOKEN}(?:[,+]{TOKEN})*'"
+    rf"|\"{TOKEN}(?:[,+]{TOKEN})*\"|{TOKEN}(?:\+{TOKEN})*"
 )
 PARTS = re.compile(rf"(?:{PART.pattern})(?:,(?:{PART.pattern}))*")
 # What each word means.
@@ -233,11 +234,7 @@ class ListedHost:
 
 @functools.lru_cache(maxsize=1)
 def listed_hosts(path: str) -> tuple[ListedHost, ...]:
-    """Return the hosts of a file: one a line, with `slots=N` behind it or not; `#` is a comment.
-
-    Raises:
-        Refused: the file cannot be read or names no host; or a line is wrong, by its number.
-    """
+    """Return the hosts of a file: one a line, with `slots=N` behind it or not; `#` is a comment."""
     file = Path(path)
     try:
         if not file.is_file():  # a pipe or a device would be waited for

@@ -33,12 +33,7 @@ def locate(dotted: str) -> Any:
 
 
 def locate_without_torch(dotted: str) -> Any:
-    """Import code that the launching process calls, and return it.
-
-    Raises:
-        Refused: it cannot be imported, or its import brings torch into the launching process, which
-            takes seconds.
-    """
+    """Import code that the launching process calls, and return it."""
     had_torch = "torch" in sys.modules
     try:
         target = locate(dotted)
@@ -55,9 +50,6 @@ def locate_without_torch(dotted: str) -> Any:
 def call_dotted(dotted: str, *arguments: Any) -> Any:
     """Call code of a benchmark in the launching process, before any process starts; return what it
     returns.
-
-    Raises:
-        Refused: as `locate_without_torch`; or what the code raises, whatever it is.
     """
     function = locate_without_torch(dotted)
     try:
@@ -71,9 +63,6 @@ def call_dotted(dotted: str, *arguments: Any) -> Any:
 def sha256_of_foreign_code(field: str, dotted: str) -> str | None:
     """Return the SHA-256 of the file that defines a name, in hexadecimal digits; None for
     Ringside's own code.
-
-    Raises:
-        Refused: as `source_file`.
     """
     if split(dotted)[0].partition(".")[0] in OURS:
         return None
@@ -84,9 +73,6 @@ def source_file(field: str, dotted: str) -> Path:
     """Return the Python file of a dotted name's module, found without running any code.
 
     Whether it defines the name is known once it is imported (trainers.own_code).
-
-    Raises:
-        Refused: no such module; begins with `field`, where the name was read.
     """
     if not DOTTED.fullmatch(dotted):
         raise Refused(
