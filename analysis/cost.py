@@ -56,12 +56,9 @@ class CellCost:
     @property
     def metrics(self) -> dict[str, float]:
         """The metrics of a finished cell."""
-        values = {SECONDS: self.total} if self.total >= 0 else {}
-        if self.measuring is not None:
-            values[MEASURING] = self.measuring
-        if self.ratio is not None:
-            values[RATIO] = self.ratio
-        return values
+        total = self.total if self.total >= 0 else None
+        values = {SECONDS: total, MEASURING: self.measuring, RATIO: self.ratio}
+        return {name: value for name, value in values.items() if value is not None}
 
     @property
     def tables(self) -> dict[str, Any]:

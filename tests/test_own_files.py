@@ -344,8 +344,8 @@ ALLOWED = {
     "analysis/report/figure.py": ({"figure.savefig"}, "into memory"),
     "analysis/topology/drawing.py": ({"figure.savefig"}, "into memory"),
     "analysis/report/folder.py": (
-        {"(new / name).parent.mkdir", "(new / name).write_bytes", "target.parent.mkdir", "os.link", "shutil.copy2",
-         "place.rename", "new.rename", "old.rename"},
+        {"(new / path).parent.mkdir", "(new / path).write_bytes", "os.link", "shutil.copy2", "target.rename", "new.rename",
+         "old.rename"},
         "a report appears as a whole: into a new folder of a random name, which is then swapped with the earlier report's",
     ),
     "analysis/trace/nsys_tables.py": ({"sqlite3.connect"}, "mode=ro"),

@@ -15,10 +15,8 @@ from analysis.text import join_words
 from benchmarks.record import read_study
 
 HELP = """\
-A row for each attempt at a cell, in seconds: the parts of its wall time, their sum (total), and
-total ÷ measured (ratio); measured are the seconds inside windows whose samples count. What is not
-known is "–". --json has every part.
-benchmarks/METHOD.md, "Seconds of a cell", says what each part is."""
+A row for each attempt at a cell, in seconds. Measured: inside windows whose samples count. Ratio:
+total ÷ measured. --json has every part. benchmarks/METHOD.md, "Seconds of a cell"."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -31,11 +29,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the table.
-
-    Raises:
-        UnreadableInput, ValueError, OSError: it is not the folder of one study.
-    """
+    """Print the table. Raises UnreadableInput, ValueError, OSError: not the folder of one study."""
     studies = studies_in(arguments.study)
     if len(studies) > 1:
         names = join_words([study.name for study in studies])
@@ -56,19 +50,17 @@ def run(arguments: argparse.Namespace) -> int:
     cells = []
     for record in records:
         cost = from_record(record)
-        cell = {
+        cell: dict[str, object] = {
             "cell": record.name,
             "marks": record.run_suffixes,
             "record_id": record.record_id,
             "sweep_id": record.sweep_id,
             "state": record.state,
             "started_at": record.started_at,
-            "seconds": cost.total if cost.total >= 0 else None,
             "parts": dict(cost.parts),
-            "measuring_seconds": cost.measuring,
-            "overhead_ratio": cost.ratio,
         }
-        known = {name: value for name, value in cell.items() if value not in (None, {}, [], ())}
-        cells.append(known)
+        for name, value in cost.metrics.items():
+            cell[name.removeprefix("cell/")] = value
+        cells.append({name: value for name, value in cell.items() if value not in ({}, [], ())})
     print(json.dumps({"cells": cells}))
     return 0

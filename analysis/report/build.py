@@ -73,21 +73,15 @@ MOST_NAMES = 3  # of studies in a title and in the name of a folder
 
 
 def report(study_folder: Path, out_folder: Path) -> Path:
-    """Write the report of a study and return its page.
-
-    Raises OSError: a folder cannot be read or written.
-    """
+    """Write the report of a study and return its page. Raises OSError."""
     content, _ = examine(study_folder)
     return write(content, out_folder)
 
 
 def examine(study_folder: Path, width: str = ON_PAGE) -> tuple[Report, Findings]:
-    """Read a study and return its report and findings.
+    """Read a study and return its report and findings. Raises OSError.
 
     `width` is that of its figures, a key of figure.WIDTHS_IN.
-
-    Raises:
-        OSError: the folder cannot be read.
     """
     with gc_paused():  # thousands of records
         study = checked_study(study_folder)
@@ -96,10 +90,7 @@ def examine(study_folder: Path, width: str = ON_PAGE) -> tuple[Report, Findings]
 
 
 def checked_study(study_folder: Path) -> Study:
-    """Read a study; records that do not agree with their raw samples are invalid.
-
-    Raises OSError: the folder cannot be read.
-    """
+    """Read a study; records that do not agree with their raw samples are invalid."""
     check = QuickCheck()
     study = open_study(study_folder, check.marked)
     return dataclasses.replace(study, compared=check.sentence())
@@ -108,8 +99,7 @@ def checked_study(study_folder: Path) -> Study:
 def examine_several(asked: Sequence[StudyPath], width: str = ON_PAGE) -> tuple[Report, Findings]:
     """Return the report of several studies as one: each keeps its own baselines and repeats.
 
-    Raises:
-        OSError, ValueError: a folder holds no study.
+    Raises OSError, ValueError: a folder holds no study.
     """
     with gc_paused():
         check = QuickCheck()
@@ -216,10 +206,7 @@ def benchmark_sections(study: Study, findings: Findings) -> dict[str, Section]:
 
 
 def _benchmark_section(benchmark: str, dotted: str, study: Study, findings: Findings) -> Section:
-    """Return the section of a benchmark.
-
-    Where its code cannot make one, a section that says why.
-    """
+    """Return the section of a benchmark; where its code cannot make one, it says why."""
     try:
         section = locate_without_torch(dotted)(study, findings)
         if not isinstance(section, Section):
@@ -236,8 +223,7 @@ def _benchmark_section(benchmark: str, dotted: str, study: Study, findings: Find
 def write(content: Report, folder: Path) -> Path:
     """Write every file of a report in place of an earlier report's, and return its page.
 
-    Raises:
-        OSError: the folder cannot be written, or holds something else than a report.
+    Raises OSError: the folder cannot be written, or holds something else than a report.
     """
     files = {"report.md": markdown_page(content).encode(), "paper.tex": paper(content).encode()}
     for table in content.tables:

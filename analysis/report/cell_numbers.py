@@ -58,11 +58,11 @@ def cell_numbers(record: Record, of_several: Mapping[str, float]) -> dict[str, s
     # What NCCL really used: `P2P/CUMEM over NV18, 24 channels`.
     used, channels = record.effective.get("transport"), record.effective.get("channels")
     texts[TRANSPORT] = f"{used}, {channels} channels" if used and channels else str(used or "")
-    known = {}
+    filled = {}
     for column in COLUMNS:
         if texts.get(column, "") not in ("", ABSENT):
-            known[column] = texts[column]
-    return known
+            filled[column] = texts[column]
+    return filled
 
 
 def heading(column: str, things: str, unit: str) -> str:

@@ -13,7 +13,7 @@ import re
 import shutil
 import stat
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks.record.safe_files import make_folder, refuse_other
@@ -25,61 +25,63 @@ _LISTED = re.compile(r'<meta name="ringside-files" content="([^"]*)">')
 def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
     """Write files, by their paths from the folder, and remove those of an earlier report.
 
-    Raises:
-        FileExistsError: the folder holds something else than a report, or a file of the user's.
-        NotOurs: it is a link, or no folder.
-        OSError: it cannot be written.
+    Raises OSError: the folder holds something else than a report (FileExistsError), is a link or no
+    folder (NotOurs), or cannot be written.
     """
     refuse_other(folder, stat.S_IFDIR)
-    place = folder.resolve()
-    users_own = _users_files(folder, place, files)
-    make_folder(place.parent)
-    new, old = (
-        place.with_name(f".{place.name}.{uuid.uuid4().hex}.{end}") for end in ("new", "old")
-    )
+    target = folder.resolve()
+    users_own = _users_files(folder, target, files)
+    make_folder(target.parent)
+    name = uuid.uuid4().hex
+    new = target.with_name(f".{target.name}.{name}.new")
+    old = target.with_name(f".{target.name}.{name}.old")
     try:
-        for name, content in files.items():
-            (new / name).parent.mkdir(parents=True, exist_ok=True)
-            (new / name).write_bytes(content)
-        for name in users_own:
-            _take_along(place / name, new / name)
-        if place.exists():
-            place.rename(old)
+        for path, content in files.items():
+            (new / path).parent.mkdir(parents=True, exist_ok=True)
+            (new / path).write_bytes(content)
+        for path in users_own:
+            (new / path).parent.mkdir(parents=True, exist_ok=True)
+            try:
+                os.link(target / path, new / path, follow_symlinks=False)
+            except OSError:
+                shutil.copy2(target / path, new / path, follow_symlinks=False)
+        if target.exists():
+            target.rename(old)
         try:
-            new.rename(place)
+            new.rename(target)
         except OSError:
             if old.exists():
-                old.rename(place)
+                old.rename(target)
             raise
     finally:
         shutil.rmtree(new, ignore_errors=True)
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _users_files(folder: Path, place: Path, files: Mapping[str, bytes]) -> list[str]:
+def _users_files(folder: Path, target: Path, files: Mapping[str, bytes]) -> list[str]:
     """Return the files in a report's folder that no report wrote. Raises as `write_folder`."""
-    if not place.exists():
-        return []
-    present = list(_files_in(place))
-    if not present:
-        return []
-    earlier = _files_of_report(place / PAGE)
-    if earlier is None:
+    present = []
+    for where, folders, names in os.walk(target):
+        links = [name for name in folders if (Path(where) / name).is_symlink()]
+        for name in sorted([*names, *links]):
+            present.append(str((Path(where) / name).relative_to(target)))
+    earlier = _files_of_report(target / PAGE)
+    if present and earlier is None:
         raise FileExistsError(
             f"{folder}: holds files, and no report of Ringside; nothing was written (-o names "
             "another folder)"
         )
     # A report has no links and no pipes: one with the name of its file is the user's.
     users_own = []
-    for name in present:
-        if name not in earlier or not stat.S_ISREG((place / name).lstat().st_mode):
-            users_own.append(name)
-    overwritten = [name for name in users_own if name in files]
-    if overwritten:
-        raise FileExistsError(
-            f"{folder / overwritten[0]}: is not of the earlier report and would be overwritten; nothing "
-            "was written (move it away)"
-        )
+    for path in present:
+        is_file = stat.S_ISREG((target / path).lstat().st_mode)
+        if earlier is None or path not in earlier or not is_file:
+            users_own.append(path)
+            if path in files:
+                raise FileExistsError(
+                    f"{folder / path}: is not of the earlier report and would be overwritten; "
+                    "nothing was written (move it away)"
+                )
     return users_own
 
 
@@ -87,28 +89,9 @@ def _files_of_report(page: Path) -> set[str] | None:
     """Return the files that were written with a page; None where it is no page of Ringside's."""
     try:
         refuse_other(page)  # to wait for a pipe would be for ever
-        text = page.read_text(encoding="utf-8", errors="replace")
-        listed = _LISTED.search(text)
+        listed = _LISTED.search(page.read_text(encoding="utf-8", errors="replace"))
         if listed is None:
             return None
         return {PAGE, *map(str, json.loads(html.unescape(listed[1])))}
     except (OSError, ValueError, TypeError):
         return None  # an unreadable page, or a list that is none, is no page of Ringside's
-
-
-def _files_in(folder: Path) -> Iterator[str]:
-    """Yield every file and link below a folder, as a path from it."""
-    for where, folders, names in os.walk(folder):
-        links = [name for name in folders if (Path(where) / name).is_symlink()]
-        yield from (
-            str((Path(where) / name).relative_to(folder)) for name in sorted([*names, *links])
-        )
-
-
-def _take_along(source: Path, target: Path) -> None:
-    """Make a file of the user's appear in the new folder too: as a link, else as a copy."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        os.link(source, target, follow_symlinks=False)
-    except OSError:
-        shutil.copy2(source, target, follow_symlinks=False)

@@ -12,7 +12,7 @@ from analysis.report.figure import COLOURS
 from analysis.report.latex import latex
 from analysis.report.section import Section
 from analysis.report.table import TEXT_LENGTH, Table
-from analysis.text import count, markdown, single_line
+from analysis.text import markdown, single_line
 
 # No script runs and nothing is fetched, whatever a record holds. Drawings have styles inside and
 # may hold images.
@@ -92,14 +92,8 @@ def _filled(name: str, report: Report, is_html: bool, **values: Any) -> str:
         finalize=_on_one_line if is_html else None,
     )
     template = environment.get_template(name)
-    return template.render(report=report, rows=PAGE_ROWS, left=_rows_left, **values)
+    return template.render(report=report, rows=PAGE_ROWS, **values)
 
 
 def _on_one_line(value: Any) -> Any:
     return single_line(value, TEXT_LENGTH) if type(value) is str else value
-
-
-def _rows_left(table: Table) -> str:
-    """Return `40 more rows in tables/cells.csv`; empty if all are shown."""
-    left = len(table.rows) - PAGE_ROWS
-    return f"{count(left, 'more row')} in tables/{table.name}.csv" if left > 0 else ""

@@ -483,11 +483,11 @@ def _no_effect(effects: Sequence[SettingEffect]) -> str:
 
 
 def _with_causes(line: str, causes: Sequence[str], ratios: Sequence[float | None]) -> str:
-    known = sorted(ratio for ratio in ratios if ratio is not None)
-    if known and max(1 - known[0], known[-1] - 1) < SAME_TIME:
+    times_as_long = sorted(ratio for ratio in ratios if ratio is not None)
+    if times_as_long and max(1 - times_as_long[0], times_as_long[-1] - 1) < SAME_TIME:
         causes = [*causes, "an exchange took as long"]
-    elif known:
-        times = " to ".join(dict.fromkeys((number(known[0]), number(known[-1]))))
+    elif times_as_long:
+        times = " to ".join(dict.fromkeys((number(times_as_long[0]), number(times_as_long[-1]))))
         causes = [*causes, f"an exchange took {times} times as long"]
     return f"{line}: {', and '.join(causes)}." if causes else f"{line}."
 
@@ -577,7 +577,12 @@ def loss(study: Study, findings: Findings, main: MainPoint) -> str:
         elif has_intervals:
             line += "; no single cause stands out from the noise"
         return f"{line}."
-    parts = list(filter(None, [_loss_against_none(findings, point), _strategy_cost(study, point)]))
+    parts = list(filter(None, [_loss_against_none(findings, point)]))
+    records = study.records_of(point)
+    cost_ms = bounded(study, records, "strategy/cost_ms")
+    step_ms = median_of(records, "step/ms_median")
+    if cost_ms is not None and step_ms:
+        parts.append(f"the strategy adds {estimate(cost_ms)} ms to a step of {number(step_ms)} ms")
     text = "; ".join(parts)
     return f"{text[0].upper()}{text[1:]}." if text else ""
 
@@ -602,16 +607,6 @@ def _loss_against_none(findings: Findings, point: Point) -> str:
             losses.append(-end if judged.is_second else 1 - 1 / (1 + end))
     share = estimate(Estimate(losses[0], *sorted(losses[1:])), "share")
     return f"it loses {share} of what the same GPUs train without any exchange (strategy none)"
-
-
-def _strategy_cost(study: Study, point: Point) -> str:
-    """Return what the strategy adds to a step; empty where that was not measured."""
-    records = study.records_of(point)
-    cost_ms = bounded(study, records, "strategy/cost_ms")
-    step_ms = median_of(records, "step/ms_median")
-    if cost_ms is None or not step_ms:
-        return ""
-    return f"the strategy adds {estimate(cost_ms)} ms to a step of {number(step_ms)} ms"
 
 
 # ---- What to do next ----------------------------------------------------------------------------

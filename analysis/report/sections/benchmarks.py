@@ -14,7 +14,7 @@ from analysis.report.charts import MARKERS, Axis, DrawnCurve, curves_figure, tru
 from analysis.report.figure import COLOURS, Figure, for_width
 from analysis.report.numbers import number
 from analysis.report.section import Section, bounded, median_and_interval, records_of
-from analysis.report.table import Column, Table, Value, metric_column
+from analysis.report.table import Column, Table, metric_column
 from analysis.study.estimates import Estimate, Findings
 from analysis.study.names import BETWEEN, gpu_ids, run_name, short_names, spoken, unit_of
 from analysis.study.provenance import mapping
@@ -36,7 +36,6 @@ OPERATIONS = {
 DIRECTIONS = {"to_device": "to the GPU", "to_host": "from the GPU", "both": "each way at once"}
 MOST_CURVES, SIZE_TICKS = 6, 4  # of the figure of collectives
 PATTERNS = {"matching": "separate pairs", "one_to_all": "one to all", "all_to_one": "all to one"}
-Rows = list[dict[str, Value]]
 
 
 def _section(
@@ -92,33 +91,26 @@ def _ranking(what: str, rows: Sequence[tuple[float, Runs, str]], option: str = "
 
 def host_link(study: Study, findings: Findings) -> Section:
     """Return what copies to and from the host reach."""
-    rows: Rows = []
+    rows = []
     for record in records_of(study, "host_link"):
         for copies in _rows_of(record, "host_link"):
-            rates = _finite(copies["gb_per_s"])
+            rates = [rate for rate in map(finite, copies["gb_per_s"]) if rate is not None]
             operation = str(copies.get("operation"))
             if rates:
-                row: dict[str, Value] = {
-                    "gpus": gpu_ids(record.cell.members),
-                    "operation": single_line(OPERATIONS.get(operation, operation)),
-                    "memory": single_line(copies.get("memory")),
-                    "at_once": finite(copies.get("at_once")),
-                    "slowest_gb_per_s": min(rates),
-                    "fastest_gb_per_s": max(rates),
-                    "sum_gb_per_s": finite(copies.get("sum_gb_per_s")),
-                }
-                rows.append(row)
+                shown = {"gpus": gpu_ids(record.cell.members), "fastest": max(rates)}
+                shown |= {"operation": OPERATIONS.get(operation, operation), "slowest": min(rates)}
+                rows.append(copies | shown)
     table = Table.of(
         "host_links",
         "Copies between the host and the devices, and in the host's memory, GB/s.",
         (
             Column("gpus", "GPUs"),
             Column("operation", "operation"),
-            Column("memory", "memory"),
-            Column("at_once", "at once", kind="count"),
-            Column("slowest_gb_per_s", "slowest", kind="number"),
-            Column("fastest_gb_per_s", "fastest", kind="number"),
-            Column("sum_gb_per_s", "sum", kind="number"),
+            Column("memory", "memory", lambda row: single_line(row.get("memory"))),
+            Column("at_once", "at once", lambda row: finite(row.get("at_once")), "count"),
+            Column("slowest_gb_per_s", "slowest", lambda row: row["slowest"], "number"),
+            Column("fastest_gb_per_s", "fastest", lambda row: row["fastest"], "number"),
+            Column("sum_gb_per_s", "sum", lambda row: finite(row.get("sum_gb_per_s")), "number"),
         ),
         rows,
     )
@@ -133,13 +125,8 @@ def host_link(study: Study, findings: Findings) -> Section:
                 texts.append(f"{rate} {direction}")
         if texts:
             parts.append(f"{words} {', '.join(texts)}")
-    told = [f"GB/s between the host and {devices}: {'; '.join(parts)}."] if parts else []
-    return _section(told, table)
-
-
-def _finite(values: Iterable[object]) -> list[float]:
-    """Return the finite numbers of some values."""
-    return [value for value in map(finite, values) if value is not None]
+    lines = [f"GB/s between the host and {devices}: {'; '.join(parts)}."] if parts else []
+    return _section(lines, table)
 
 
 # ---- Collectives by message size ----------------------------------------------------------------
@@ -262,7 +249,7 @@ def p2p(study: Study, findings: Findings) -> Section:
 
     The matrices of pairs stand in the section on the machine.
     """
-    rows: Rows = []
+    rows = []
     for record in records_of(study, "p2p"):
         for concurrent in _rows_of(record, "p2p_concurrent"):
             shares = []
@@ -272,15 +259,9 @@ def p2p(study: Study, findings: Findings) -> Section:
                     shares.append(together / alone)
             pattern = str(concurrent.get("pattern"))
             if shares:
-                row: dict[str, Value] = {
-                    "gpus": gpu_ids(record.cell.members),
-                    "pattern": single_line(PATTERNS.get(pattern, pattern)),
-                    "number": finite(concurrent.get("number")),
-                    "copies": len(shares),
-                    "total_gb_per_s": finite(concurrent.get("total_gb_per_s")),
-                    "kept": min(shares),
-                }
-                rows.append(row)
+                shown = {"gpus": gpu_ids(record.cell.members), "copies": len(shares)}
+                shown |= {"pattern": PATTERNS.get(pattern, pattern), "kept": min(shares)}
+                rows.append(concurrent | shown)
     table = Table.of(
         "contention",
         "Copies at the same time: GB/s of all together, and the least share that a copy keeps of "
@@ -288,9 +269,9 @@ def p2p(study: Study, findings: Findings) -> Section:
         (
             Column("gpus", "GPUs"),
             Column("pattern", "pattern"),
-            Column("number", "round or GPU", kind="count"),
+            Column("number", "round or GPU", lambda row: finite(row.get("number")), "count"),
             Column("copies", "copies", kind="count"),
-            Column("total_gb_per_s", "GB/s", kind="number"),
+            Column("total_gb_per_s", "GB/s", lambda row: finite(row["total_gb_per_s"]), "number"),
             Column("kept", "kept", kind="share"),
         ),
         rows,

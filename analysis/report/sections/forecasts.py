@@ -144,8 +144,8 @@ def forecasts(study: Study, findings: Findings) -> Section | None:
         group = [cell for cell in cells if cell.before == before]
         if group:
             was, its = ("was", "its") if len(group) == 1 else ("were", "their")
-            told = f"{was} forecast {how.format(its)}: {_errors(group, alone)}."
-            lines.append(f"{count(len(group), 'cell')} on {on} {told}")
+            words = f"{was} forecast {how.format(its)}: {_errors(group, alone)}."
+            lines.append(f"{count(len(group), 'cell')} on {on} {words}")
     if alone:
         lines.append(f"No error is claimed: cells on {on} are not held out.")
     elif all(cell.step.low is None for cell in cells):

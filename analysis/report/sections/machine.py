@@ -46,9 +46,9 @@ def machine(study: Study, findings: Findings) -> Section:
     scales = {}
     for unit in UNIT_KEYS:
         scales[unit] = scale_of(matrix.values for matrix in matrices if matrix.unit == unit)
-    for number, matrix in enumerate(matrices, 1):
+    for panel, matrix in enumerate(matrices, 1):
         shown = matrix.caption, matrix.ids, matrix.values, matrix.unit, scales[matrix.unit]
-        figures.append(heat_map_figure(f"pairs-{number}", *shown))
+        figures.append(heat_map_figure(f"pairs-{panel}", *shown))
     hosts = _hosts_table(study)
     tables = (hosts,) if hosts.rows else ()
     if not figures and not tables and names.unit_of(study) == "GPUs":
@@ -112,7 +112,7 @@ def _drawings(study: Study, lines: list[str]) -> Iterator[Figure]:
     from analysis.topology.drawing import saved, topology_figure
     from analysis.topology.readers import parse_topology
 
-    for number, (text, (record, facts)) in enumerate(list(texts.items())[:MOST_DRAWINGS], 1):
+    for panel, (text, (record, facts)) in enumerate(list(texts.items())[:MOST_DRAWINGS], 1):
         name = next((str(gpu["name"]) for gpu in gpus_of(facts) if "name" in gpu), None)
         run = single_line(run_name(record))
         try:
@@ -129,7 +129,7 @@ def _drawings(study: Study, lines: list[str]) -> Iterator[Figure]:
         files = saved(figure, "svg").decode(), saved(figure, "pdf")
         data = numbers_table(("gpu", "other_gpu", "link"), links)
         yield Figure(
-            f"topology-{number}", f"{caption}.", *files, card=True, figure=figure, data=data
+            f"topology-{panel}", f"{caption}.", *files, card=True, figure=figure, data=data
         )
 
 

@@ -28,13 +28,11 @@ def costs(study: Study, findings: Findings) -> Section | None:
     records = [record for record in study.records if from_record(record).parts]
     if not records:
         return None
-    costs_of = [from_record(record) for record in records]
-    total = math.fsum(cost.total for cost in costs_of)
-    measuring = math.fsum(cost.measuring or math.nan for cost in costs_of)
-    text = f"{count(len(records), 'cell')} took {number(total)} s"
-    if not math.isnan(measuring):
-        text += f", {number(measuring / total, 'share')} of it spent measuring"
-    return Section("costs", "What the cells cost", (f"{text}.",), (), (costs_table(records),))
+    total = math.fsum(from_record(record).total for record in records)
+    measuring = math.fsum(from_record(record).measuring or 0.0 for record in records)
+    share = number(measuring / total, "share")
+    line = f"{count(len(records), 'cell')} took {number(total)} s, {share} of it spent measuring."
+    return Section("costs", "What the cells cost", (line,), (), (costs_table(records),))
 
 
 def costs_table(records: Sequence[Record]) -> Table:
