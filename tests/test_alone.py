@@ -55,24 +55,12 @@ def test_one_cell_of_several_gpus_asks_all_of_it_also_where_it_failed(tmp_path):
     )
 
 
-def test_forecasts_made_before_cells_of_one_gpu_are_shown_without_a_cost_of_communication(tmp_path):
+def test_forecasts_made_before_cells_of_one_gpu_are_shown(tmp_path):
     records = of_batches(predicted=SAID)
-    for one in records:
-        del one["metrics"]["strategy/cost_ms"]
     _, sections = told(tmp_path, records)
-    section = sections["forecasts"]
-    assert section.lines[0].startswith(
-        "3 cells on one GPU were forecast before their ranks started: the step is off by"
-    )
-    assert "communication" not in section.lines[0] and not section.figures
-    assert section.lines[1:] == ("No error is claimed: cells on one GPU are not held out.",)
-    assert not any("cost" in one.heading for one in section.tables[0].columns if one.shown), (
-        "none was measured"
-    )
-    assert (
-        len(section.tables[0].rows) == 3
-        and "interval" not in section.tables[0].caption.partition(".")[0]
-    )
+    (line,) = sections["forecasts"].lines
+    assert line.startswith("Forecast: 3 of 3 cells before they ran: mean error of the step ")
+    assert len(sections["forecasts"].tables[0].rows) == 3
 
 
 def test_every_model_of_one_gpu_has_its_rate_on_the_first_screen(tmp_path):

@@ -79,6 +79,11 @@ class Column:
         return (value, None, None)[: len(self.keys)]
 
 
+def columns_of(kind: str = TEXT, **headings: str) -> list[Column]:
+    """Return columns of one kind for rows that are mappings: {key: heading}."""
+    return [Column(key, heading, None, kind) for key, heading in headings.items()]
+
+
 def metric_column(
     key: str, metric: str, value: Reader = None, *, heading: str = "", bounded: bool = False
 ) -> Column:

@@ -24,7 +24,7 @@ from analysis.report.charts import (
 from analysis.report.figure import COLOURS, GREY, HIGHLIGHT, Figure, for_width
 from analysis.report.numbers import estimate, number, of_metric
 from analysis.report.section import RATE, Section, about_intervals
-from analysis.report.table import Column, Table, Value, metric_column
+from analysis.report.table import Column, Table, Value, columns_of, metric_column
 from analysis.study.draws import scaled
 from analysis.study.estimates import (
     Communication,
@@ -362,17 +362,13 @@ def noise(study: Study, findings: Findings) -> Section | None:
         "How far one more run may lie from a single run, 95 times in 100, by runs of equal cells "
         "here.",
         (
-            Column("model", "model"),
-            Column("batch_size", "batch", kind="count"),
-            Column("precision", "precision"),
-            Column("optimize", "optimize"),
-            Column("world_size", "GPUs", kind="count"),
-            Column("metric", "metric"),
-            Column("half_share", "±", kind="part"),
-            Column("half", "± in its unit", kind="number"),
-            Column("unit", "unit"),
-            Column("runs", "runs", kind="count"),
-            Column("freedom", "degrees of freedom", kind="count"),
+            *columns_of(model="model", precision="precision", optimize="optimize"),
+            *columns_of("count", batch_size="batch", world_size="GPUs"),
+            *columns_of(metric="metric"),
+            *columns_of("part", half_share="±"),
+            *columns_of("number", half="± in its unit"),
+            *columns_of(unit="unit"),
+            *columns_of("count", runs="runs", freedom="degrees of freedom"),
         ),
         rows,
     )

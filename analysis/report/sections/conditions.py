@@ -9,7 +9,7 @@ from analysis.findings.baselines import AT_EQUAL_CLOCKS, EFFICIENCY
 from analysis.findings.communication import COST, DISAGREEMENT, EXPOSED, HIDDEN, TRACE_EXPOSED
 from analysis.findings.record_values import SeveralRecords
 from analysis.report.section import RATE, Section, about_intervals, bounded
-from analysis.report.table import Column, Table, metric_column
+from analysis.report.table import Column, Table, columns_of, metric_column
 from analysis.study.estimates import Findings
 from analysis.study.names import gpu_ids, run_name
 from analysis.study.noise_floor import CLOCK
@@ -51,25 +51,20 @@ def validity(study: Study, findings: Findings) -> Section:
         Table.of(
             "excluded",
             "Left out: failed, interrupted, invalid or unreadable.",
-            (Column("cell", "cell"), Column("state", "state"), Column("why", "why")),
+            columns_of(cell="cell", state="state", why="why"),
             excluded,
         ),
         Table.of(
             "remarks",
             "Cells that count, and what a check found.",
-            (
-                Column("cell", "cell"),
-                Column("verdict", "verdict"),
-                Column("code", "code"),
-                Column("why", "what was found"),
-            ),
+            columns_of(cell="cell", verdict="verdict", code="code", why="what was found"),
             remarks,
             marked=lambda row: row["verdict"] != "valid",
         ),
         Table.of(
             "unchecked",
             "Checks that could not run on cells that count.",
-            (Column("code", "check"), Column("why", "why"), Column("cells", "cells", kind="count")),
+            columns_of(code="check", why="why") + columns_of("count", cells="cells"),
             unchecked,
         ),
     )

@@ -10,7 +10,7 @@ from analysis.findings.host_wires import wires_of
 from analysis.report.figure import Figure
 from analysis.report.heat_map import UNIT_KEYS, heat_map_figure, scale_of
 from analysis.report.section import Section
-from analysis.report.table import Column, Table, Value, numbers_table
+from analysis.report.table import Table, Value, columns_of, numbers_table
 from analysis.study import names
 from analysis.study.estimates import Findings, Member
 from analysis.study.names import run_name
@@ -83,14 +83,10 @@ def _hosts_table(study: Study) -> Table:
         "The hosts, and the interface of each through which ranks exchange with other hosts. "
         "Gbit/s: by its driver.",
         (
-            Column("host", "host"),
-            Column("own_name", "its own name"),
-            Column("gpus", "GPUs"),
-            Column("cpu", "CPU"),
-            Column("cores", "cores", kind="count"),
-            Column("driver", "driver"),
-            Column("interface", "interface"),
-            Column("gbit_per_s", "Gbit/s", kind="number"),
+            *columns_of(host="host", own_name="its own name", gpus="GPUs", cpu="CPU"),
+            *columns_of("count", cores="cores"),
+            *columns_of(driver="driver", interface="interface"),
+            *columns_of("number", gbit_per_s="Gbit/s"),
         ),
         rows,
     )

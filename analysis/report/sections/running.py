@@ -7,7 +7,7 @@ from analysis import cost as parts
 from analysis.cost import CellCost, from_record
 from analysis.report.numbers import number
 from analysis.report.section import Section
-from analysis.report.table import Column, Table, Value
+from analysis.report.table import Column, Table, Value, columns_of
 from analysis.study.estimates import Findings
 from analysis.study.names import run_name
 from analysis.study.study import Study
@@ -42,12 +42,12 @@ def costs_table(records: Sequence[Record]) -> Table:
         cost = from_record(record)
         row: dict[str, Value] = {"cell": run_name(record), "record_id": record.record_id}
         rows.append(row | together(cost) | {"seconds": cost.total, "overhead_ratio": cost.ratio})
-    columns = [Column("cell", "cell")]
-    for key in ("start", "first_step", "warm_up", MEASURED, OTHER, "end"):
-        columns.append(Column(key, key.replace("_", " "), kind="ms"))
-    columns += [
-        Column("seconds", "total", kind="ms"),
-        Column("overhead_ratio", "ratio", kind="ratio"),
+    columns = [
+        *columns_of(cell="cell"),
+        *columns_of("ms", start="start", first_step="first step", warm_up="warm-up"),
+        *columns_of("ms", measured="measured", checks_and_gaps="checks and gaps", end="end"),
+        *columns_of("ms", seconds="total"),
+        *columns_of("ratio", overhead_ratio="ratio"),
         Column("record_id", "record", shown=False),
     ]
     caption = (

@@ -9,7 +9,7 @@ from analysis.report.charts import MARKERS, Axis, DrawnCurve, curves_figure, tru
 from analysis.report.figure import Figure, colours, for_width
 from analysis.report.numbers import estimate, number
 from analysis.report.section import Section, about_intervals, words_of
-from analysis.report.table import Column, Table
+from analysis.report.table import Column, Table, columns_of
 from analysis.study.estimates import Curve, Findings, Member, Point
 from analysis.study.names import BETWEEN, format_option, gpu_ids, gpu_list, ran_alone, short_names
 from analysis.study.runs import named
@@ -65,12 +65,8 @@ def scaling(study: Study, findings: Findings) -> Section | None:
         "fits",
         "Laws fitted where enough numbers of GPUs were measured. The error is that of the point "
         "farthest from the law.",
-        (
-            Column("curve", "cells"),
-            Column("law", "law"),
-            Column("parameters", "shares"),
-            Column("error", "error", kind="share"),
-        ),
+        columns_of(curve="cells", law="law", parameters="shares")
+        + columns_of("share", error="error"),
         fits,
     )
     tables = (_points_table(study, points, names), fits_table)
