@@ -362,8 +362,10 @@ def noise(study: Study, findings: Findings) -> Section | None:
         "How far one more run may lie from a single run, 95 times in 100, by runs of equal cells "
         "here.",
         (
-            *columns_of(model="model", precision="precision", optimize="optimize"),
-            *columns_of("count", batch_size="batch", world_size="GPUs"),
+            *columns_of(model="model"),
+            *columns_of("count", batch_size="batch"),
+            *columns_of(precision="precision", optimize="optimize"),
+            *columns_of("count", world_size="GPUs"),
             *columns_of(metric="metric"),
             *columns_of("part", half_share="±"),
             *columns_of("number", half="± in its unit"),
