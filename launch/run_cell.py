@@ -46,9 +46,9 @@ class CellRunner:
     forecasts: Forecasts = NONE
 
     def measure(
-        self, planned: PlannedCell, known: list[Record], progress: Callable[[Watch], None]
+        self, planned: PlannedCell, study_records: list[Record], progress: Callable[[Watch], None]
     ) -> Record:
-        """Run one cell and write its record, whatever happens in it. `known` are the study's
+        """Run one cell and write its record, whatever happens in it. `study_records` are the study's
         records so far.
 
         Raises:
@@ -59,7 +59,7 @@ class CellRunner:
         caches = compile_cache_variables(cell, self.study.folder.parent, self.here.surrounding)
         variables = {**self.here.variables(cell, folder, token), **caches}
         environment = self.here.facts(cell, variables)
-        predicted = self.forecasts.before(cell, environment, known)
+        predicted = self.forecasts.before(cell, environment, study_records)
         details = {
             "study": self.study.name,
             "sweep_id": self.sweep.sweep_id,
@@ -87,12 +87,17 @@ class CellRunner:
                 self._tuning_pass(cell, folder, variables)
         try:
             record = assemble(
-                folder, outcome.state, outcome.failure, ended_at, known, self.study.folder_of
+                folder,
+                outcome.state,
+                outcome.failure,
+                ended_at,
+                study_records,
+                self.study.folder_of,
             )
-            record = with_values(record, known)
+            record = with_values(record, study_records)
         except RecordError as error:  # the files that this launcher made are gone, or changed
-            number = errno.EIO if folder.cell.exists() else errno.ENOENT
-            raise OSError(number, str(error), str(folder.cell)) from None
+            code = errno.EIO if folder.cell.exists() else errno.ENOENT
+            raise OSError(code, str(error), str(folder.cell)) from None
         if outcome.state == "finished" and cell.profiler != "none":
             # The record is written first: whatever happens in the pass, what was measured is safe.
             records.write(folder, judged(record, self.config.validity))

@@ -1,6 +1,6 @@
 """Show a sweep while it runs: a table that changes in place on a terminal, plain lines elsewhere.
 
-A narrow terminal leaves out whole columns, the least important first; no number is ever cut.
+A narrow terminal leaves out whole columns, the least important first; no index is ever cut.
 """
 
 import time
@@ -113,64 +113,64 @@ class Screen:
         for line in self._lines_below(self._number_columns()):
             self.console.print(line)
 
-    def progress(self, number: int, watch: Watch) -> None:
+    def progress(self, index: int, watch: Watch) -> None:
         """Show the phase of a running cell's slowest rank."""
         slowest = min(watch.ranks, key=lambda rank: (rank.iterations, not rank.done))
         phase = PHASE_WORDS.get(slowest.phase, slowest.phase)
         doing = phase
         if slowest.iterations:
             doing = f"{phase}, {count(slowest.iterations, 'step')}"
-        self.states[number] = phase
-        if number in self._running:
-            self._running[number] = self._running[number][0], doing
+        self.states[index] = phase
+        if index in self._running:
+            self._running[index] = self._running[index][0], doing
             return
-        self._running[number] = time.monotonic(), doing
+        self._running[index] = time.monotonic(), doing
         if not self._live:
-            self.console.print(Text(f"{self._heading(number)}  started", style="dim"))
+            self.console.print(Text(f"{self._heading(index)}  started", style="dim"))
 
-    def hold(self, number: int) -> None:
+    def hold(self, index: int) -> None:
         """Show that another launcher measures a cell."""
-        self.states[number] = ELSEWHERE
+        self.states[index] = ELSEWHERE
 
-    def settle(self, number: int, state: str, record: Record | None) -> None:
+    def settle(self, index: int, state: str, record: Record | None) -> None:
         """Show the end of a cell, or that it is not run."""
-        self.states[number], self.records[number] = state, record
-        self._running.pop(number, None)
+        self.states[index], self.records[index] = state, record
+        self._running.pop(index, None)
         if record:
             self._study_records.append(record)
         self._estimate()
-        self._compute_numbers([*self._rows(), number])
+        self._compute_numbers([*self._rows(), index])
         if self._live:
             return
-        self.console.print(Text(f"{self._heading(number)}  {'  '.join(self._line(number))}"))
+        self.console.print(Text(f"{self._heading(index)}  {'  '.join(self._line(index))}"))
         if record and record.failure:
             message = single_line(record.failure.message, MESSAGE_LENGTH)
             self.console.print(Text(f"    {record.failure.cause}: {message}"))
 
-    def _heading(self, number: int) -> str:
-        return f"[{number + 1}/{len(self.cells)}] {self.cells[number].name}"
+    def _heading(self, index: int) -> str:
+        return f"[{index + 1}/{len(self.cells)}] {self.cells[index].name}"
 
-    def _line(self, number: int) -> list[str]:
+    def _line(self, index: int) -> list[str]:
         """Return what is printed of a settled cell without a table: state, numbers, verdict."""
-        parts = [self.states[number]]
-        for column, text in self._numbers[number].items():
+        parts = [self.states[index]]
+        for column, text in self._numbers[index].items():
             parts.append(cell_numbers.with_unit(column, text, self._things, self._unit))
-        parts.append(verdict(self.records[number]))
+        parts.append(verdict(self.records[index]))
         return [part for part in parts if part]
 
     def _compute_numbers(self, rows: Sequence[int]) -> None:
         """Compute the numbers of finished cells; a baseline that came later changes earlier ones."""
         several = SeveralRecords(Study.of(self._study_records, scatters=self._other_studies))
-        for number in rows:
-            record = self.records[number]
+        for index in rows:
+            record = self.records[index]
             if record is None or record.state != "finished":
                 continue
-            self._values[number] = several.shown(record)
+            self._values[index] = several.shown(record)
             numbers = {}
-            for column, text in cell_numbers.cell_numbers(record, self._values[number]).items():
+            for column, text in cell_numbers.cell_numbers(record, self._values[index]).items():
                 if column != COST:  # there is little room, and exposed communication says more
                     numbers[column] = text.replace(THIN, " ")
-            self._numbers[number] = numbers
+            self._numbers[index] = numbers
 
     def _number_columns(self) -> list[str]:
         return [name for name in COLUMNS if any(name in numbers for numbers in self._numbers)]
@@ -228,8 +228,8 @@ class Screen:
             table.add_row(*row)
         return table
 
-    def _state(self, number: int) -> Text:
-        state = self.states[number]
+    def _state(self, index: int) -> Text:
+        state = self.states[index]
         if state in SETTLED or state == WAITING:
             return Text(state, STYLES.get(state, "dim"))
         return Text(f"▸ {state}", "bold cyan")

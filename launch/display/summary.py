@@ -31,8 +31,8 @@ VERDICTS = {
 def print_plan(planned: Plan, console: Console) -> None:
     """Print the cells of a dry run in their order, and the time that they will take."""
     records, _ = read_study(study_folder(planned.config.output_dir, planned.config.study))
-    for number, entry in enumerate(planned.cells, 1):
-        console.print(f"{number:4d}  {entry.name}", markup=False)
+    for position, entry in enumerate(planned.cells, 1):
+        console.print(f"{position:4d}  {entry.name}", markup=False)
     if any(entry.drift for entry in planned.cells):
         drift = "the first cell once more at the end, to show what changed on the machine meanwhile"
         console.print(f"note: drift: {drift}")

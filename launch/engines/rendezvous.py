@@ -1,4 +1,4 @@
-"""Where the processes of a cell meet: at an address of its first host that all others reach."""
+"""Where the processes of a cell meet: at an address of its first host that all peers reach."""
 
 import ipaddress
 import uuid
@@ -31,7 +31,7 @@ def find_rendezvous(
     """Return where some hosts meet, after they have tried to reach the first.
 
     Raises:
-        Refused: an agent is gone, or no address of the first is reached by all others.
+        Refused: an agent is gone, or no address of the first is reached by all peers.
     """
     word = uuid.uuid4().hex
     first, *peers = fleet.hosts
@@ -53,9 +53,9 @@ def find_rendezvous(
 
 
 def candidates(
-    first: Host, others: Sequence[Host], interface_name: str | None, trusted: bool
+    first: Host, peers: Sequence[Host], interface_name: str | None, trusted: bool
 ) -> list[str]:
-    """Return the addresses of the first host at which the others may reach it, the best first.
+    """Return the addresses of the first host at which the peers may reach it, the best first.
 
     `interface_name` is `engine.interface`, `trusted` is `engine.trusted_network`. Addresses in a
     network that all hosts share come first, those of faster interfaces, and IPv4; those of bridges
@@ -76,7 +76,7 @@ def candidates(
         usable = [interface for interface in first.interfaces if not interface.loopback]
     outer = [interface for interface in usable if not interface.inner]
     networks = []  # of each other host
-    for host in others:
+    for host in peers:
         addresses = [address for interface in host.interfaces for address in interface.addresses]
         networks.append({ipaddress.ip_interface(address).network for address in addresses})
     ranked: list[tuple[tuple[bool, int, int, int], str]] = []

@@ -89,7 +89,7 @@ def look(wanted: str, surrounding: Mapping[str, str]) -> Machine:
             return Machine("cuda", gpus, tuple(device.id for device in gpus), cores)
     if wanted == "cuda":
         raise Refused(f"device=cuda: {reason}; accepted here are auto and cpu")
-    slots = tuple(Device(number, name="CPU worker") for number in range(CPU_SLOTS))
+    slots = tuple(Device(index, name="CPU worker") for index in range(CPU_SLOTS))
     return Machine("cpu", slots, tuple(range(min(cores, CPU_SLOTS))), cores, reason)
 
 
@@ -106,11 +106,11 @@ def _gpus(surrounding: Mapping[str, str]) -> tuple[tuple[Device, ...], str]:
         return (), f"no NVIDIA driver answers ({error})"
     gpus = []
     reason = "this machine has no NVIDIA GPU"
-    for number in range(count):
+    for index in range(count):
         try:
-            gpus.append(read_gpu(number))
+            gpus.append(read_gpu(index))
         except pynvml.NVMLError as error:  # lost, or not ours
-            reason = f"the driver refuses GPU {number} ({error})"
+            reason = f"the driver refuses GPU {index} ({error})"
     visible = surrounding.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return tuple(gpus), reason
@@ -122,17 +122,17 @@ def _gpus(surrounding: Mapping[str, str]) -> tuple[tuple[Device, ...], str]:
     return tuple(shown), f"CUDA_VISIBLE_DEVICES={visible} leaves no GPU"
 
 
-def read_gpu(number: int) -> Device:
+def read_gpu(index: int) -> Device:
     """Return a GPU by its index. Raises pynvml.NVMLError."""
     import pynvml
 
-    handle = pynvml.nvmlDeviceGetHandleByIndex(number)
+    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
     try:
         memory_bytes = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
     except pynvml.NVMLError:  # it shares the host's memory
         memory_bytes = None
     return Device(
-        number,
+        index,
         nvml_text(pynvml.nvmlDeviceGetUUID(handle)),
         nvml_text(pynvml.nvmlDeviceGetPciInfo(handle).busId).lower(),
         nvml_text(pynvml.nvmlDeviceGetName(handle)),

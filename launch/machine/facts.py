@@ -134,17 +134,17 @@ def _gpu_facts() -> dict[str, Any]:
     except pynvml.NVMLError:
         return {}
     gpus = []
-    for number in range(answer("nvmlDeviceGetCount") or 0):
+    for index in range(answer("nvmlDeviceGetCount") or 0):
         try:
-            device = read_gpu(number)
+            device = read_gpu(index)
         except pynvml.NVMLError:
             continue
-        handle = pynvml.nvmlDeviceGetHandleByIndex(number)
+        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
         nvlinks = 0  # that are active
         for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
             nvlinks += int(answer("nvmlDeviceGetNvLinkState", handle, link) or 0)
         gpu = {
-            "id": number,
+            "id": index,
             "uuid": device.uuid,
             "name": device.name,
             "bus_id": device.bus_id,

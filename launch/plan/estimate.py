@@ -52,14 +52,14 @@ class TimeEstimate:
 
 
 def estimates(
-    cells: Sequence[PlannedCell], known: Sequence[Record], begun: bool = True
+    cells: Sequence[PlannedCell], records: Sequence[Record], begun: bool = True
 ) -> list[TimeEstimate]:
     """Return the estimate of each cell of a sweep, in their order; similar cells share one.
 
-    `known` are records of the same study. `begun`: cells of this sweep ran already.
+    `records` are records of the same study. `begun`: cells of this sweep ran already.
     """
-    ratios = _measured_ratios(known)
-    cached = {record.cell.graph for record in known if record.state == "finished"}
+    ratios = _measured_ratios(records)
+    cached = {record.cell.graph for record in records if record.state == "finished"}
     by_text: dict[str, TimeEstimate] = {}
     result = []
     for planned in cells:
@@ -67,8 +67,8 @@ def estimates(
         text = f"{begun}/{cell.graph in cached}/{_text(cell, DEPENDS_ON)}"
         if text not in by_text:
             same_work = ratios.get(_text(cell, SAME_WORK), [])
-            place = _text(cell, SAME_PLACE)
-            same_place = [pair for pair in same_work if pair[0] == place]
+            where = _text(cell, SAME_PLACE)
+            same_place = [pair for pair in same_work if pair[0] == where]
             latest = [ratio for _, ratio in (same_place or same_work)[-LATEST:]]
             seconds = rule_of_thumb(cell, not begun, cached)
             if latest:
@@ -101,13 +101,13 @@ def _text(cell: Cell, names: Sequence[str]) -> str:
     return json.dumps([getattr(cell, name) for name in names], sort_keys=True, default=str)
 
 
-def worded(cells: Sequence[PlannedCell], known: Sequence[Record]) -> str:
+def worded(cells: Sequence[PlannedCell], records: Sequence[Record]) -> str:
     """Return how long the cells of a sweep will take, and what that rests on: `2 cells, about 40 s
     by a rule of thumb …`.
 
-    `known` are records of the same study.
+    `records` are records of the same study.
     """
-    times = estimates(cells, known, begun=False)
+    times = estimates(cells, records, begun=False)
     seconds = sum(time.seconds for time in times)
     unmeasured = sum(not time.measured for time in times)
     thumb = "by a rule of thumb for an idle machine"
@@ -171,13 +171,13 @@ class TimeLeft:
         self._note = note
         self.too_short = False  # for some cell
 
-    def fits(self, cell: PlannedCell, known: Sequence[Record]) -> bool:
-        """Return whether a cell can end before the job does. `known` are records of the same
+    def fits(self, cell: PlannedCell, records: Sequence[Record]) -> bool:
+        """Return whether a cell can end before the job does. `records` are records of the same
         study."""
         left_s = slurm.time_left_s(self._surrounding)
         if left_s is None:
             return True
-        needed_s = estimates([cell], known)[0].seconds
+        needed_s = estimates([cell], records)[0].seconds
         if needed_s + RESERVE_S <= left_s:
             return True
         if not self.too_short:

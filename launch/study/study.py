@@ -282,12 +282,12 @@ def assemble(
     state: str,
     failure: Failure | None,
     ended_at: float,
-    known: Iterable[Record],
+    study_records: Iterable[Record],
     folder_of: Callable[[Record], CellFolder],
 ) -> Record:
     """Return the record of an attempt from its files, and write what the benchmark prints.
 
-    It is not yet judged. The same folder gives the same record. `known` are the study's records so
+    It is not yet judged. The same folder gives the same record. `study_records` are the study's records so
     far.
 
     Raises:
@@ -309,7 +309,7 @@ def assemble(
         raw_sha256=folder.raw_sha256(),
         **attempt,
     )
-    record, output = complete(begun, folder, lines_of_ranks(cell, folder), known, folder_of)
+    record, output = complete(begun, folder, lines_of_ranks(cell, folder), study_records, folder_of)
     if output:
         safe_files.write_whole(folder.output, f"{output}\n".encode())
     return record
@@ -324,10 +324,10 @@ def find_finished(
     """
     finished: dict[int, Record] = {}
     again = Counter[str]()
-    for number, cell in enumerate(cells):
+    for index, cell in enumerate(cells):
         record = study.finished(cell, here)
         if record:
-            finished[number] = record
+            finished[index] = record
             continue
         for newest in study.attempts(cell):
             changes = here.differences(newest)

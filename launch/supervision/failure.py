@@ -76,13 +76,13 @@ def first_cause(
         if times and min(times) <= first_end_s:
             candidates.append(_order(rank, end))
     if candidates:
-        order, time_s, number = min(candidates)
-        rank = watch.everyone[number]
+        order, time_s, rank_number = min(candidates)
+        rank = watch.everyone[rank_number]
         # A host that was still heard afterwards was not lost before.
         if not lost or (order < LIKELY_CONSEQUENCE and time_s < lost.heard):
             if rank.error:
                 return _raised(rank, rank.error)
-            return _ended(rank, ended[number].status, folder)
+            return _ended(rank, ended[rank_number].status, folder)
     if lost:
         return Failure("node_lost", None, lost.sentence)
     if agent_status and agent_status < 0:

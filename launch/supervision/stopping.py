@@ -32,10 +32,10 @@ class Stopping:
         finally:
             # Asked once, a second Ctrl-C while this process leaves must not change its exit status.
             if not self._requested:
-                for number, handler in handlers.items():
-                    signal.signal(number, handler)
+                for signum, handler in handlers.items():
+                    signal.signal(signum, handler)
 
-    def _request(self, number: int, frame: Any) -> None:
+    def _request(self, signum: int, frame: Any) -> None:
         if self._requested:
             return
         self._requested = True

@@ -147,7 +147,7 @@ def _explained(hang: Hang, watch: Watch, folder: CellFolder, job: Job, clock: An
                 starts[rank.number] = log_bytes(folder.rank_log(rank.number))
 
     def sizes() -> list[int]:
-        return [log_bytes(folder.rank_log(number)) for number in starts]
+        return [log_bytes(folder.rank_log(rank_number)) for rank_number in starts]
 
     def all_have_written() -> bool:
         return all(size > start for size, start in zip(sizes(), starts.values(), strict=True))
