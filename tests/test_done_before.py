@@ -17,11 +17,8 @@ from launch.study.provenance import RunEnvironment
 from launch.study.study import StudyFolder, find_finished
 
 DATA = Path(__file__).parent / "data" / "h200_x2"
-REAL = next(
-    one
-    for one in records.read_study(DATA / "eager_a")[0]
-    if one.cell.world_size == 2 and one.usable
-)
+MEASURED_HERE = records.read_study(DATA / "eager_a")[0]
+REAL = next(record for record in MEASURED_HERE if record.cell.world_size == 2 and record.usable)
 MEASURED = {"versions", "variables", "planned_uuids", INHERITED, "left_out"}
 
 
@@ -37,9 +34,8 @@ def here(monkeypatch):
     monkeypatch.setattr(surroundings.platform, "python_version", lambda: versions["python"])
     monkeypatch.setattr(RunEnvironment, "_versions_on_gpus", versions)
     devices = tuple(Device(gpu["id"], gpu["uuid"], gpu["bus_id"], gpu["name"]) for gpu in listed)
-    machine = Machine(
-        "cuda", devices, tuple(gpu["id"] for gpu in listed), environment["cpu"]["cores"]
-    )
+    ids = tuple(gpu["id"] for gpu in listed)
+    machine = Machine("cuda", devices, ids, environment["cpu"]["cores"])
     return RunEnvironment(machine, inherited(REAL))
 
 
@@ -59,9 +55,8 @@ def planted(tmp_path, *made):
     for number, record in enumerate(made):
         folder.path.mkdir(parents=True, exist_ok=True)
         folder.set_aside()
-        records.write(
-            folder, dataclasses.replace(record, started_at=REAL.started_at + 1000 * number)
-        )
+        started_at = REAL.started_at + 1000 * number
+        records.write(folder, dataclasses.replace(record, started_at=started_at))
     return study
 
 
@@ -77,6 +72,7 @@ def test_the_same_surroundings_are_done(tmp_path, here):
     assert found(planted(tmp_path, REAL), here)[0] == [REAL.record_id]
 
 
+LEVEL, THREADS = "NCCL_P2P_LEVEL", "OMP_NUM_THREADS"
 OTHER_GPU = [{"id": 0, "uuid": "GPU-0", "name": "NVIDIA B200"}]
 CHANGES = [
     ({"host": "node2"}, "host node2, now "),
@@ -88,14 +84,8 @@ CHANGES = [
     ({"versions": {"nccl": "2.27.5"}}, "NCCL 2.27.5, now "),
     ({"versions": {"python": "3.10.1"}}, "Python 3.10, now "),
     ({"cpu": {"cores": 3}}, "3 cores, now "),
-    (
-        {"variables": {"NCCL_P2P_LEVEL": "LOC"}, INHERITED: ["NCCL_P2P_LEVEL"]},
-        "NCCL_P2P_LEVEL LOC, now unset",
-    ),
-    (
-        {"variables": {"OMP_NUM_THREADS": "3"}, INHERITED: ["OMP_NUM_THREADS"]},
-        "OMP_NUM_THREADS 3, now unset",
-    ),
+    ({"variables": {LEVEL: "LOC"}, INHERITED: [LEVEL]}, f"{LEVEL} LOC, now unset"),
+    ({"variables": {THREADS: "3"}, INHERITED: [THREADS]}, f"{THREADS} 3, now unset"),
     ({"nccl_conf": "NCCL_ALGO=Tree\n"}, "/etc/nccl.conf has changed"),
 ]
 
@@ -107,11 +97,8 @@ def test_what_was_measured_elsewhere_is_measured_again_and_the_difference_is_nam
     done, notes = found(planted(tmp_path, elsewhere(**changes)), here)
     assert done == []
     (note,) = notes
-    assert (
-        note.startswith("1 cell is measured again: ")
-        and said in note
-        and note.endswith(" before is kept")
-    )
+    assert note.startswith("1 cell is measured again: ") and note.endswith(" before is kept")
+    assert said in note
 
 
 @pytest.mark.parametrize(
@@ -141,9 +128,8 @@ def test_two_nodes_with_one_home_folder_keep_a_record_each(tmp_path, here):
 def test_the_newest_attempt_of_these_surroundings_decides(tmp_path, here):
     failed = dataclasses.replace(elsewhere(), state="failed", metrics={})
     assert found(planted(tmp_path, REAL, failed), here) == ([], [])
-    assert found(planted(tmp_path / "2", failed, REAL, elsewhere(host="node2")), here)[0] == [
-        REAL.record_id
-    ]
+    study = planted(tmp_path / "2", failed, REAL, elsewhere(host="node2"))
+    assert found(study, here)[0] == [REAL.record_id]
 
 
 def test_other_code_that_measures_is_told_and_decides_nothing(tmp_path, here):

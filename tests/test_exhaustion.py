@@ -68,16 +68,11 @@ def test_a_file_size_limit_is_told_before_any_start(tmp_path):
 def test_a_failure_says_what_the_machine_lacked(tmp_path, monkeypatch):
     before = ResourceSnapshot.take()
     assert before.explain(ENDED, tmp_path) == ENDED
-    assert (
-        "is gone: removed, or no longer mounted"
-        in before.explain(ENDED, tmp_path / "nowhere").message
-    )
+    gone = before.explain(ENDED, tmp_path / "nowhere").message
+    assert "is gone: removed, or no longer mounted" in gone
     killed = ResourceSnapshot(before.oom_kills - 1, before.pids_refused).explain(ENDED, tmp_path)
     assert (killed.cause, killed.rank) == ("oom", 1)
-    assert (
-        killed.message
-        == f"{ENDED.message}; the kernel killed a process for want of memory meanwhile"
-    )
+    assert killed.message.endswith("; the kernel killed a process for want of memory meanwhile")
     hang = Failure("hang", 1, "rank 1 gave no sign")
     assert ResourceSnapshot(before.oom_kills - 1, 0).explain(hang, tmp_path).cause == "hang"
     refused = ResourceSnapshot(before.oom_kills, before.pids_refused - 1).explain(ENDED, tmp_path)

@@ -58,24 +58,15 @@ class Measured:
 
     def __init__(self, folder, *options, hosts=2, ssh=()):
         launch = (sys.executable, str(ROOT / "launch.py"), "-m", *COMMON, *options)
-        self.status, self.said = in_namespaces(
-            sys.executable,
-            str(ON_HOSTS),
-            str(folder),
-            *ssh,
-            "--",
-            *launch,
-            folder=folder,
-            hosts=hosts,
-        )
+        watched = (sys.executable, str(ON_HOSTS), str(folder), *ssh, "--", *launch)
+        self.status, self.said = in_namespaces(*watched, folder=folder, hosts=hosts)
         assert self.status == 0, self.said
         self.records, unreadable = read_study(folder / "outputs" / "default")
         assert unreadable == [] and all(record.state == "finished" for record in self.records), (
             self.said
         )
-        self.listeners = [
-            json.loads(line) for line in (folder / "listeners.jsonl").read_text().splitlines()
-        ]
+        lines = (folder / "listeners.jsonl").read_text().splitlines()
+        self.listeners = [json.loads(line) for line in lines]
         self.left = json.loads((folder / "left.json").read_text())
 
     def during(self, record):
@@ -131,13 +122,11 @@ def test_hosts_listen_only_where_the_others_meet_them(exchanged):
     for record in exchanged.records:
         assert {one["host"] for one in exchanged.during(record)} == set(OWN), record.name
     cells = [(record.started_at, record.ended_at) for record in exchanged.records]
-    first = min(
-        begun for begun, _ in cells
-    )  # before it, hosts look for an address at which they meet
-    later = [one for one in exchanged.listeners if one["time"] > first]
-    assert [
-        one for one in later if not any(begun <= one["time"] <= ended for begun, ended in cells)
-    ] == []
+    # Before the first cell, hosts look for an address at which they meet.
+    first = min(begun for begun, _ in cells)
+    for listener in exchanged.listeners:
+        seconds = listener["time"]
+        assert seconds <= first or any(begun <= seconds <= ended for begun, ended in cells)
 
 
 @pytest.mark.needs("namespaces")
@@ -158,15 +147,8 @@ def test_a_host_alone_is_the_baseline_of_two(tmp_path):
 
 @pytest.mark.needs("namespaces", "sshd")
 def test_the_same_over_ssh(tmp_path):
-    trained = Measured(
-        tmp_path,
-        *EXCHANGE,
-        *BY_SSH,
-        "gpus=0",
-        "nodes=a+b",
-        "strategy=nccl_allreduce",
-        ssh=("--ssh",),
-    )
+    asked = (*EXCHANGE, *BY_SSH, "gpus=0", "nodes=a+b", "strategy=nccl_allreduce")
+    trained = Measured(tmp_path, *asked, ssh=("--ssh",))
     assert [record.cell.hosts for record in trained.records] == [("a", "b")]
     assert {one["program"] for one in trained.listeners} >= {"sshd"} and trained.left == []
     assert {one["address"] for one in trained.listeners} <= {*OWN.values(), "127.0.0.1"}

@@ -31,32 +31,22 @@ def cells():
     """Hosts a and b with two GPUs each: every control cell of waterfall=true, three times, and the cell itself."""
     rows = [(hosts, gpus, "none", 2500 - 10 * (hosts == ("b",)), {}) for hosts, gpus in EACH]
     rows += [(hosts, gpus, "nccl_allreduce", 2480, {COST: 2.0}) for hosts, gpus in EACH]
-    rows += [
-        ((host,), [0, 1], "nccl_allreduce", 4900 - 50 * (host == "b"), {COST: 4.0, EXCHANGE: 5.0})
-        for host in BOTH
-    ]
+    inside = {COST: 4.0, EXCHANGE: 5.0}
+    rows += [(("a",), [0, 1], "nccl_allreduce", 4900, inside)]
+    rows += [(("b",), [0, 1], "nccl_allreduce", 4850, inside)]
     rows += [(BOTH, [0, 1], "none", 9900, {})]
-    rows += [
-        (
-            BOTH,
-            [0, 1],
-            "nccl_allreduce",
-            8000,
-            {COST: 24.0, EXCHANGE: 30.0, LINK: 27.0, "comm/ideal_ratio": 0.9},
-        )
-    ]
-    used = {
-        "transport": "NET/Socket",
-        "link_class": "NV18+NET",
-        "nccl": {"nics": {"a": ["eth0"], "b": ["eth1"]}},
-    }
+    between = {COST: 24.0, EXCHANGE: 30.0, LINK: 27.0, "comm/ideal_ratio": 0.9}
+    rows += [(BOTH, [0, 1], "nccl_allreduce", 8000, between)]
+    nics = {"nics": {"a": ["eth0"], "b": ["eth1"]}}
+    used = {"transport": "NET/Socket", "link_class": "NV18+NET", "nccl": nics}
     for repeat in range(3):
-        for place, (hosts, gpus, strategy, rate, metrics) in enumerate(rows):
+        for number, (hosts, gpus, strategy, rate, metrics) in enumerate(rows):
             noise = 1 + 0.0005 * repeat
+            effective = {"effective": used} if len(hosts) > 1 else {}
+            noisy = {name: value * noise for name, value in metrics.items()}
             yield on_hosts(
-                100 * repeat + place, hosts, gpus, rate * noise, strategy=strategy, cell={"repeat": repeat},
-                metrics={name: value * noise for name, value in metrics.items()},
-                **({"effective": used} if len(hosts) > 1 else {}),
+                100 * repeat + number, hosts, gpus, rate * noise, strategy=strategy,
+                cell={"repeat": repeat}, metrics=noisy, **effective,
             )  # fmt: skip
 
 
@@ -71,51 +61,45 @@ def found(folder):
     return opened, findings_of(opened)
 
 
-def of_both(found):
+def of_both(opened):
     """The record of the cell on both hosts that exchanges."""
-    return next(
-        one
-        for one in found[0].records
-        if one.cell.hosts == BOTH and one.cell.strategy["name"] != "none"
-    )
+    for run in opened.records:
+        if run.cell.hosts == BOTH and run.cell.strategy["name"] != "none":
+            return run
+    raise AssertionError("no such record")
 
 
 def test_a_host_alone_is_the_baseline_of_several(found):
     opened, _ = found
-    whole, several = of_both(found), SeveralRecords(opened)
-    assert {one.provenance["machine"] for one in opened.runs} == {
-        "a+b"
-    } and opened.varied_provenance == ()
+    whole, several = of_both(opened), SeveralRecords(opened)
+    assert {runs.provenance["machine"] for runs in opened.runs} == {"a+b"}
+    assert opened.varied_provenance == ()
     values = several.values(whole)
     assert values["scaling/efficiency"] == pytest.approx(8000 / (4 * 2480), rel=1e-3)
     assert values["scaling/node_efficiency"] == pytest.approx(8000 / (2 * 4850), rel=1e-3)
     facts = several.facts(whole)
-    assert list(facts["baselines"]) == ["a:0", "a:1", "b:0", "b:1"] and list(
-        facts["host_baselines"]
-    ) == ["a", "b"]
+    assert list(facts["baselines"]) == ["a:0", "a:1", "b:0", "b:1"]
+    assert list(facts["host_baselines"]) == ["a", "b"]
     # What a record states can be computed again from the records that it names.
-    stated = with_values(whole, [one for one in opened.records if one is not whole])
+    stated = with_values(whole, [run for run in opened.records if run is not whole])
     assert stated.metrics["scaling/node_efficiency"] == values["scaling/node_efficiency"]
-    assert {one for ids in facts["host_baselines"].values() for one in ids} <= rests_on(stated)
-    alone = next(
-        one for one in opened.records if one.cell.hosts == ("a",) and len(one.cell.gpus) == 2
-    )
-    assert "scaling/node_efficiency" not in several.values(
-        alone
-    ) and "scaling/efficiency" in several.values(alone)
+    named = {record_id for ids in facts["host_baselines"].values() for record_id in ids}
+    assert named <= rests_on(stated)
+    alone = [run for run in opened.records if run.cell.hosts == ("a",)]
+    values = several.values(next(run for run in alone if len(run.cell.gpus) == 2))
+    assert "scaling/node_efficiency" not in values and "scaling/efficiency" in values
 
 
 def test_a_host_that_was_not_measured_alone_gives_no_node_efficiency(tmp_path):
-    some = [
-        one
-        for one in cells()
-        if not (one["cell"]["hosts"] == ["b"] and len(one["cell"]["gpus"]) == 2)
-    ]
-    opened = open_study(study(tmp_path / "study", some))
-    values = SeveralRecords(opened).values(of_both((opened, None)))
+    rows = []
+    for cell in cells():
+        if cell["cell"]["hosts"] != ["b"] or len(cell["cell"]["gpus"]) != 2:
+            rows.append(cell)
+    opened = open_study(study(tmp_path / "study", rows))
+    values = SeveralRecords(opened).values(of_both(opened))
     assert "scaling/node_efficiency" not in values and "scaling/efficiency" in values
-    waterfall = next(one for one in findings_of(opened).waterfalls if one.hosts)
-    part = next(one for one in waterfall.parts if one.name == "exposed communication")
+    waterfall = next(fall for fall in findings_of(opened).waterfalls if fall.hosts)
+    part = next(part for part in waterfall.parts if part.name == "exposed communication")
     assert "told apart" in part.why
 
 

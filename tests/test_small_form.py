@@ -69,12 +69,9 @@ def test_what_is_typed_counts_and_the_full_form_is_to_be_had(dry_run):
 def test_cpu_workers_measure_one_of_the_cells_that_differ_in_nccls_settings(dry_run):
     notes, cells, _ = dry_run("-m", "gpus=0,1", "nccl.algo=Ring,null", "seed=0,1", "noise_pairs=0")
     assert "NCCL settings have no effect on CPU workers" in notes
-    assert cells == [f"resnet50 · nccl_allreduce · gpus 0,1 · seed={seed}" for seed in (0, 1)], (
-        "the plainest"
-    )
-    assert dry_run("-m", "gpus=0,1", "nccl.algo=Ring")[1] == [
-        "resnet50 · nccl_allreduce · gpus 0,1 · ALGO=Ring"
-    ]
+    name = "resnet50 · nccl_allreduce · gpus 0,1"
+    assert cells == [f"{name} · seed={seed}" for seed in (0, 1)], "the plainest"
+    assert dry_run("-m", "gpus=0,1", "nccl.algo=Ring")[1] == [f"{name} · ALGO=Ring"]
 
 
 def took(cell, seconds, **changes):
@@ -93,9 +90,7 @@ def test_no_estimate_rests_on_another_model():
         cell, model=dataclasses.replace(cell.model, name="resnet50", builder="resnet50")
     )
     known = [took(slow, 500.0, record_id="5" * 32, sweep_id="another")]
-    assert seconds_of([cell], known) == seconds_of([cell]), (
-        "a slow model says nothing of a fast one"
-    )
+    assert seconds_of([cell], known) == seconds_of([cell])
     assert seconds_of([cell], [took(cell, 21.0), *known], begun=False) == pytest.approx([21.0])
     assert rule_of_thumb(slow) > rule_of_thumb(cell)
 
@@ -131,9 +126,9 @@ def test_cells_take_what_the_first_of_a_sweep_and_their_graph_cost_them():
         [after + COMPILE_SECONDS["cuda"][state] for state in ("new", "cached", "cached")]
     )
     known = [took(compiled[0], 100.0, state="failed")]
-    assert seconds_of(compiled[:1], known) == seconds_of(compiled[:1]), (
-        "it compiled nothing for sure"
-    )
+    assert seconds_of(compiled[:1], known) == seconds_of(
+        compiled[:1]
+    )  # it may have compiled nothing
     known = [took(compiled[0], rule_of_thumb(compiled[0], first=True))]
     assert seconds_of(compiled[:1], known) == pytest.approx(
         [after + COMPILE_SECONDS["cuda"]["cached"]]

@@ -83,23 +83,17 @@ def test_one_of_26_clean_records_is_suspect_and_none_is_invalid(studies):
     }
     assert len(found) == 26
     for recorded, today in found.values():
-        assert (recorded.verdict, [*recorded.codes]) == (
-            today.verdict,
-            [*today.codes],
-        )  # the words may be others today
+        # The words may be others today.
+        assert (recorded.verdict, [*recorded.codes]) == (today.verdict, [*today.codes])
         assert recorded.unchecked.keys() == today.unchecked.keys()
-    assert Counter(recorded.verdict for recorded, _ in found.values()) == {
-        "valid": 25,
-        "suspect": 1,
-    }
+    verdicts = Counter(recorded.verdict for recorded, _ in found.values())
+    assert verdicts == {"valid": 25, "suspect": 1}
     noisy, _ = found["compiled_a", "resnet50-nccl_allreduce-gpus0-280ce4a52f"]
     assert list(noisy.codes) == ["noisy"]
-    codes = {
-        (study, code)
-        for (study, _), (one, _) in found.items()
-        if one is not noisy
-        for code in one.codes
-    }
+    codes = set()
+    for (study, _), (validity, _) in found.items():
+        if validity is not noisy:
+            codes |= {(study, code) for code in validity.codes}
     assert codes == {(study, "clocks_differ") for study in COMPILED}
 
 
@@ -128,29 +122,16 @@ def test_most_of_the_exchange_is_hidden(studies):
 
 
 def test_compiled_cells_draw_more_power_on_two_gpus_and_their_clocks_fall(studies):
-    pairs = [
-        record
-        for name in COMPILED
-        for record in studies[name].records
-        if record.cell.gpus == (0, 1)
-    ]
-    assert len(pairs) == 4
+    every = [record for name in COMPILED for record in studies[name].records]
+    pairs = [record for record in every if record.cell.gpus == (0, 1)]
     for record in pairs:
-        assert (record.validity.verdict, list(record.validity.codes)) == (
-            "valid",
-            ["clocks_differ"],
-        )
+        validity = record.validity
+        assert (validity.verdict, list(validity.codes)) == ("valid", ["clocks_differ"])
         plain, equal = record.metrics[EFFICIENCY], record.metrics[AT_EQUAL_CLOCKS]
-        assert (
-            f"at equal clocks the efficiency is {equal:.1%}"
-            in record.validity.codes["clocks_differ"]
-        )
+        said = f"at equal clocks the efficiency is {equal:.1%}"
+        assert said in validity.codes["clocks_differ"]
         assert 0.979 <= plain < equal - 0.01 and plain < 1.017
-    assert sorted(round(100 * record.metrics[EFFICIENCY], 1) for record in pairs) == [
-        97.9,
-        98.1,
-        99.7,
-        101.6,
-    ]
+    efficiencies = sorted(round(100 * record.metrics[EFFICIENCY], 1) for record in pairs)
+    assert efficiencies == [97.9, 98.1, 99.7, 101.6]
     eager = [record for name in EAGER for record in studies[name].records]
     assert {record.metrics["gpu/sm_mhz"] for record in eager} == {1980.0}
