@@ -146,9 +146,16 @@ class CollectiveBenchmark:
         if self._options["cuda_graph"]:
             launch = settle = self._graph(launch).replay  # the first launch uploads it
             launches = GRAPH_LAUNCHES
+
+        def settled() -> None:
+            settle()
+            if self._stream is not None:
+                self._stream.synchronize()
+            self._reporter.beat(0)
+
         gc.disable()
         try:
-            self._barrier.wait(lambda: self._finished(settle))
+            self._barrier.wait(settled)
             opened = time.perf_counter()
             for _ in range(launches):
                 launch()
@@ -160,13 +167,6 @@ class CollectiveBenchmark:
             gc.enable()
             self._reporter.beat(launches * self._iterations)
         return seconds * 1e6 / (launches * self._iterations * self._coalesced), seconds * 1e3
-
-    def _finished(self, call: Call) -> None:
-        """Make a call and wait for its end."""
-        call()
-        if self._stream is not None:
-            self._stream.synchronize()
-        self._reporter.beat(0)
 
     def _graph(self, launch: Call) -> torch.cuda.CUDAGraph:
         """Capture a call in a CUDA graph, which is not launched yet."""

@@ -39,24 +39,18 @@ def derive(lines: RankLines, cell: Cell) -> Derived:
     }
     checks: dict[str, Any] = {}
     if cell.device == "cuda" and seconds * 1e3 >= statistics.COMPARABLE_MS:
-        checks["clock_disagreement"] = _clock_disagreement(lines)
+        checks["clock_disagreement"] = 0.0  # the largest, over solves that are long enough
+        for line in [alone, *solves]:
+            for device, host in zip(line["device_seconds"], line["seconds"], strict=True):
+                if device is not None and host * 1e3 >= statistics.COMPARABLE_MS:
+                    off = statistics.clock_disagreement(device, host)
+                    checks["clock_disagreement"] = max(checks["clock_disagreement"], off)
     output = "\n".join(output_lines(cell, nx, ny, one_gpu_seconds, seconds))
     return Derived(metrics, series, checks=checks, output=output)
 
 
 def _numbered(values: list[float]) -> list[list[float]]:
     return [[number, value] for number, value in enumerate(values, 1)]
-
-
-def _clock_disagreement(lines: RankLines) -> float:
-    """Return the largest disagreement of two clocks over a solve that is long enough; else 0."""
-    largest = 0.0
-    for own in lines.values():
-        for line in of_kind(own, Kind.SOLVES, has="device_seconds"):
-            for device, host in zip(line["device_seconds"], line["seconds"], strict=True):
-                if device is not None and host * 1e3 >= statistics.COMPARABLE_MS:
-                    largest = max(largest, statistics.clock_disagreement(device, host))
-    return largest
 
 
 def output_lines(cell: Cell, nx: int, ny: int, one_second: float, seconds: float) -> list[str]:

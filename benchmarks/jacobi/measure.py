@@ -118,7 +118,11 @@ class Solver:
         while done < most and norm > tolerance:
             batch = min(norm_every, most - done)
             for last in range(batch - 1, -1, -1):
-                self._iterate(norm=last == 0)
+                self._iteration += 1
+                self.stencil.edges(self._iteration, norm=last == 0)
+                self._halo.send(self._iteration)
+                self.stencil.rest(self._iteration, norm=last == 0)
+                self._halo.receive(self._iteration)
             done += batch
             self._reporter.beat(batch)
             change = self.stencil.change()
@@ -135,13 +139,6 @@ class Solver:
         if events:
             device_seconds = events[0].elapsed_time(events[1]) / 1e3
         return Solved(done, norm, seconds, device_seconds)
-
-    def _iterate(self, norm: bool) -> None:
-        self._iteration += 1
-        self.stencil.edges(self._iteration, norm)
-        self._halo.send(self._iteration)
-        self.stencil.rest(self._iteration, norm)
-        self._halo.receive(self._iteration)
 
 
 def _solve_alone(cell: Cell, device: torch.device, reporter: Reporter) -> torch.Tensor:

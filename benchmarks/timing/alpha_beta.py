@@ -70,7 +70,14 @@ def fit(sizes_bytes: Sequence[int], times_us: Sequence[float]) -> AlphaBetaFit |
         score = count * math.log(squares / count + NOISE**2) + 3 * pieces * math.log(count)
         if score < least_score:
             least_score, spans = score, candidate
-    fitted = [_piece(sizes[start:stop], times[start:stop]) for start, stop in spans]
+    fitted = []
+    for start, stop in spans:
+        of_piece, measured = sizes[start:stop], times[start:stop]
+        alpha, slope, squares = _line(of_piece, measured)
+        errors = np.abs((alpha + slope * of_piece) / measured - 1)
+        beta = 1 / slope / 1e3 if slope > 0 else None
+        rms, ends = math.sqrt(squares / len(of_piece)), (int(of_piece[0]), int(of_piece[-1]))
+        fitted.append(Piece(*ends, alpha, beta, rms, float(errors.max())))
     squares = math.fsum(cost[span] for span in spans)
     worst_error = max(piece.worst_error for piece in fitted)
     return AlphaBetaFit(tuple(fitted), math.sqrt(squares / count), worst_error)
@@ -96,11 +103,3 @@ def _best_spans(cost: Mapping[Span, float], count: int, pieces: int) -> tuple[fl
                 best = squares, spans
     assert best is not None
     return best
-
-
-def _piece(sizes: Any, times: Any) -> Piece:
-    alpha, slope, squares = _line(sizes, times)
-    errors = np.abs((alpha + slope * sizes) / times - 1)
-    beta = 1 / slope / 1e3 if slope > 0 else None
-    rms = math.sqrt(squares / len(sizes))
-    return Piece(int(sizes[0]), int(sizes[-1]), alpha, beta, rms, float(errors.max()))
