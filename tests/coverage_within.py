@@ -154,8 +154,8 @@ def told(ms):
         "iterations": len(ms),
     }
     record = SimpleNamespace(checks=checks, cell=SimpleNamespace(device="cuda"))
-    judges = {"not_stationary": limits.not_stationary, "pauses": limits.pauses}
-    return {code for code, judge in judges.items() if judge(record, LIMITS) is not None}
+    checks_of_time = (limits.not_stationary, limits.pauses)
+    return {check.code for check in checks_of_time if check.judge(record, LIMITS) is not None}
 
 
 @dataclasses.dataclass
