@@ -274,7 +274,7 @@ def choice(group: str, name: Any) -> GroupChoice:
 def of_model(model: str, option: str) -> Any:
     """Return an option, `gpu.image_size`, of the YAML of a model; None without option or file."""
     path = _file("model", model)
-    return _selected(path, option) if path else None
+    return OmegaConf.select(_loaded(path), option) if path else None
 
 
 def _file(group: str, name: Any) -> Path | None:
@@ -287,14 +287,14 @@ def _file(group: str, name: Any) -> Path | None:
 
 
 @functools.cache
-def _selected(path: Path, option: str) -> Any:
-    return OmegaConf.select(OmegaConf.load(path), option)
+def _loaded(path: Path) -> Any:
+    return OmegaConf.load(path)
 
 
 @functools.cache
 def _read(group: str, name: str, path: Path) -> GroupChoice:
     try:
-        content = OmegaConf.to_container(OmegaConf.load(path))
+        content = OmegaConf.to_container(_loaded(path))
     except yaml.YAMLError as error:
         raise Refused(no_yaml(error, str(path))) from None
     if not isinstance(content, dict) or "defaults" in content:

@@ -53,24 +53,6 @@ def test_the_table_of_nccl_calls_is_the_one_that_sql_finds(capture):
         assert (one["min_us"], one["max_us"]) == (min(times[key]) / 1e3, max(times[key]) / 1e3)
 
 
-def test_copies_are_those_that_sql_sums(capture):
-    trace, connection = capture
-    query = "SELECT deviceId, copyKind, count(*), sum(bytes), sum(end - start) FROM CUPTI_ACTIVITY_KIND_MEMCPY GROUP BY 1, 2"
-    kinds = {1: "HtoD", 2: "DtoH", 8: "DtoD"}
-    wanted = {
-        (device, kinds[kind]): tuple(rest) for device, kind, *rest in connection.execute(query)
-    }
-    found = {
-        (rank.device, one["kind"]): one for rank in summarize(trace).ranks for one in rank.memcpy
-    }
-    assert {
-        key: (one["calls"], one["bytes"], round(one["total_ms"] * 1e6))
-        for key, one in found.items()
-    } == wanted
-    for one in found.values():
-        assert one["gb_per_s"] == pytest.approx(one["bytes"] / 1e9 / (one["total_ms"] / 1e3))
-
-
 def test_the_transfer_of_an_all_reduce_is_eight_times_longer_without_p2p():
     """What the averages per rank hide: rank 0 spends less time in NCCL's kernels over shared memory than over NVLink."""
     nvl, loc = (summarize(read_trace(str(path))) for path in (NVL, LOC))
@@ -124,7 +106,7 @@ def test_no_communication_is_unknown_and_not_zero(tmp_path, capsys):
     for words in ("no kernel of NCCL on any rank", "only one rank"):
         assert any(words in note for note in found.notes)
     assert main(["trace", str(tmp_path / "a.sqlite")]) == 0
-    assert "?" in capsys.readouterr().out
+    assert "communication" not in capsys.readouterr().out.split("note")[0]
 
 
 def test_work_belongs_to_the_step_that_launched_it(tmp_path):

@@ -44,6 +44,11 @@ class Group:
     members: dict[LogProcess, set[int]] = field(default_factory=lambda: defaultdict(set))
     events: list[OwnedLine] = field(default_factory=list)
 
+    @property
+    def connection_count(self) -> int:
+        """Count the lines of connections."""
+        return sum(isinstance(event, Connection) for event in self.events)
+
 
 def bracket_kind(version: tuple[int, ...] | None, connections: Iterable[Connection]) -> str | None:
     """Return what `rank[…]` holds: "nvml" (2.18.3 on), "bus" (2.5 to 2.18.1), None if not sure.

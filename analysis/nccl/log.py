@@ -176,7 +176,7 @@ def parse_nccl_log(*texts: str, hosts: Sequence[str] = ()) -> NcclLog:
     events = _without_unknown_transports(events, version, notes)
     kind = bracket_kind(numbers, [event for event in events if isinstance(event, Connection)])
     index = CommunicatorIndex(events, kind)
-    largest = max(index.groups, key=_size)
+    largest = max(index.groups, key=lambda group: (group.nranks or 0, group.connection_count))
     _note_groups(index, largest, notes)
     connections = connections_of(index, largest, notes)
     rings = rings_of(largest, notes)
@@ -377,11 +377,6 @@ def _without_unknown_transports(
     if words:
         notes.append(f"connections with unknown transports, not used: {', '.join(sorted(words))}")
     return events_known
-
-
-def _size(group: Group) -> tuple[int, int]:
-    """Order communicators by ranks, then by connections."""
-    return group.nranks or 0, sum(isinstance(event, Connection) for event in group.events)
 
 
 def _note_groups(index: CommunicatorIndex, largest: Group, notes: list[str]) -> None:

@@ -163,7 +163,11 @@ def _gpu_rank(
             launches[correlation] = min(start, launches.get(correlation, start))
     tables, devices = {}, {}
     for kind in ("kernel", "memcpy", "memset"):
-        tables[kind] = _gpu_events(events[kind], base_ns, names, launches)
+        rows = _host_events(events[kind], base_ns, names)
+        rows["lane"] = [_argument(event, "stream") for event in events[kind]]
+        calls = [_argument(event, "correlation") for event in events[kind]]
+        rows["launch"] = [launches.get(call, -1) for call in calls]
+        tables[kind] = rows
         devices[kind] = np.array([_argument(event, "device") for event in events[kind]], np.int64)
 
     kernels, copies, memsets = tables["kernel"], tables["memcpy"], tables["memset"]
@@ -222,15 +226,6 @@ def _host_events(events: Sequence[JsonEvent], base_ns: int, names: Names) -> Eve
     rows["end"] = rows["start"] + _ns(events, "dur")
     rows["name"] = [number_of(event["name"], names) for event in events]
     rows["lane"] = [_integer(event.get("tid")) for event in events]
-    return rows
-
-
-def _gpu_events(
-    events: Sequence[JsonEvent], base_ns: int, names: Names, launches: dict[int, int]
-) -> Events:
-    rows = _host_events(events, base_ns, names)
-    rows["lane"] = [_argument(event, "stream") for event in events]
-    rows["launch"] = [launches.get(_argument(event, "correlation"), -1) for event in events]
     return rows
 
 

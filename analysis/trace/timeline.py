@@ -79,9 +79,9 @@ def draw_timeline(trace: Trace, step: int | None = None) -> str:
             _text(16, y + 20, name, "rank") + _text(_LEFT + _PLOT, y + 20, line, "soft end")
         )
         y += _HEADER
-        texts = _host_texts(rank, trace, start, end)
-        if texts:
-            parts.append(_draw_lane("host", {}, start, end, y) + _draw_texts(texts, start, end, y))
+        host = _draw_host(rank, trace, start, end, y)
+        if host:
+            parts.append(host)
             y += _LANE + _GAP
         transfers = np.column_stack((turn, rank.collectives["end"]))
         for label, boxes in _lanes(rank, waits, transfers, window):
@@ -124,17 +124,6 @@ def _lanes(
     return [*lanes, ("exposed", {"exposed": intersect(rank.exposed, window)})]
 
 
-def _host_texts(rank: RankTrace, trace: Trace, start: int, end: int) -> list[tuple[int, int, str]]:
-    """Return (start, end, name) of the ranges of a step's parts inside the window."""
-    texts = []
-    ranges = rank.ranges[(rank.ranges["end"] > start) & (rank.ranges["start"] < end)]
-    for row in ranges:
-        name = trace.names[row["name"]]
-        if name.lower() in _ON_HOST:
-            texts.append((max(int(row["start"]), start), min(int(row["end"]), end), name))
-    return texts
-
-
 def _draw_lane(label: str, boxes: Boxes, start: int, end: int, y: int) -> str:
     px_per_ns = _PLOT / (end - start)
     parts = [
@@ -155,19 +144,26 @@ def _draw_lane(label: str, boxes: Boxes, start: int, end: int, y: int) -> str:
     return "\n".join(parts)
 
 
-def _draw_texts(texts: list[tuple[int, int, str]], start: int, end: int, y: int) -> str:
+def _draw_host(rank: RankTrace, trace: Trace, start: int, end: int, y: int) -> str:
+    """Draw the lane of the ranges of a step's parts; empty without any inside the window."""
     px_per_ns = _PLOT / (end - start)
     parts = []
-    for left, right, name in texts:
-        x = _LEFT + (left - start) * px_per_ns
-        width = max((right - left) * px_per_ns, 0.5)
+    for row in rank.ranges[(rank.ranges["end"] > start) & (rank.ranges["start"] < end)]:
+        name = trace.names[row["name"]]
+        if name.lower() not in _ON_HOST:
+            continue
+        x = _LEFT + (max(int(row["start"]), start) - start) * px_per_ns
+        right = _LEFT + (min(int(row["end"]), end) - start) * px_per_ns
+        width = max(right - x, 0.5)
         parts.append(
             f'<rect x="{x:.2f}" y="{y}" width="{width:.2f}" height="{_LANE}" fill="#ffffff" '
             'stroke="#4a5460" stroke-width="0.7"/>'
         )
         if width > 7 * len(name):
             parts.append(_text(x + width / 2, y + 12.5, name, "mid"))
-    return "\n".join(["", *parts])
+    if not parts:
+        return ""
+    return "\n".join([_draw_lane("host", {}, start, end, y), *parts])
 
 
 def _axis(length_ms: float, bottom: int) -> str:
