@@ -285,7 +285,7 @@ class Cell:
             if name in plain and not plain[name]:
                 del plain[name]
         if self.hosts:
-            plain["places"] = [list(vars(place).values()) for place in self.places]
+            plain["places"] = [list(vars(process).values()) for process in self.places]
         return plain
 
     @staticmethod

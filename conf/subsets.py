@@ -246,8 +246,8 @@ def listed_hosts(path: str) -> tuple[ListedHost, ...]:
     if len(data) > LARGEST_BYTES:
         raise Refused(f"hosts={path}: larger than {LARGEST_BYTES >> 20} MiB; {A_FILE}")
     hosts: dict[str, ListedHost] = {}
-    for number, line in enumerate(data.removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
-        where = f"hosts={path}: line {number}"
+    for line_number, line in enumerate(data.removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
+        where = f"hosts={path}: line {line_number}"
         try:
             words = line.decode().partition("#")[0].split()
         except UnicodeDecodeError:
@@ -274,7 +274,7 @@ def listed_hosts(path: str) -> tuple[ListedHost, ...]:
                 f"{where}: {' '.join(options)[:300]!r} behind host {name}; accepted is slots=N, or "
                 "nothing"
             )
-        hosts[name] = ListedHost(name, int(slots[1]) if slots[1] else None, number)
+        hosts[name] = ListedHost(name, int(slots[1]) if slots[1] else None, line_number)
         if len(hosts) > MOST_HOSTS:
             raise Refused(f"{where}: more than {MOST_HOSTS:,} hosts; accepted are fewer")
     if not hosts:
@@ -289,16 +289,16 @@ def host_sets(tokens: Sequence[str], names: Sequence[str]) -> list[tuple[str, ..
     if members[0] in PLAIN_WORDS:
         return expand(members[0], names)
     if not names:
-        known = "none is known"
+        listed = "none is known"
     else:
-        known = f"{len(names)} {'is' if len(names) == 1 else 'are'} known: {shown(names)}"
+        listed = f"{len(names)} {'is' if len(names) == 1 else 'are'} known: {shown(names)}"
     if COUNT.fullmatch(members[0]):
         if int(members[0]) > len(names):
-            raise Refused(f"nodes={typed}: wants {members[0]} hosts, and {known}")
+            raise Refused(f"nodes={typed}: wants {members[0]} hosts, and {listed}")
         return [tuple(names[: int(members[0])])]
     for name in members:
         if name not in names:
-            raise Refused(f"nodes={typed}: host {name} is not known; {known}")
+            raise Refused(f"nodes={typed}: host {name} is not known; {listed}")
     return [tuple(members)]
 
 

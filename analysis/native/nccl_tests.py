@@ -187,24 +187,24 @@ def _parse_text(text: str) -> list[NcclTestsRun]:
     headless: list[int] = []  # lines of rows under no header
     # A last line without its newline is left out: its last number may be cut.
     *lines, rest = text.split("\n")
-    for number, line in enumerate(lines, 1):
+    for line_number, line in enumerate(lines, 1):
         line = line.rstrip("\r")
         tag = _TAG.match(line)
         if tag:
             line = line[tag.end() :]
         if _ROW.match(line):
             if not runs or runs[-1].part not in (_IN_TABLE, _IN_ROWS):
-                headless.append(number)
+                headless.append(line_number)
                 continue
             runs[-1].part = _IN_ROWS
             row = _read_row(line, runs[-1].header, runs[-1].program)
             if row is None:
-                runs[-1].torn.append(number)
+                runs[-1].torn.append(line_number)
             else:
                 runs[-1].rows.append(row)
         else:
-            _read_line(runs, number, line)
-    torn = [number for run in runs for number in run.torn]
+            _read_line(runs, line_number, line)
+    torn = [at for run in runs for at in run.torn]
     if not any(run.rows for run in runs):
         if not lines:
             reason = "the text is empty, or has no whole line"
@@ -233,14 +233,14 @@ def _parse_text(text: str) -> list[NcclTestsRun]:
     return runs
 
 
-def _read_line(runs: list[NcclTestsRun], number: int, line: str) -> None:
+def _read_line(runs: list[NcclTestsRun], line_number: int, line: str) -> None:
     """Read a line that is no row."""
     marked = line.lstrip()
     command = None
     if "_perf" in line:
         command = _COMMAND.search(line)
     if command is not None:
-        run = _run_in(runs, number, _IN_COMMAND)
+        run = _run_in(runs, line_number, _IN_COMMAND)
         run.program = command[1]
         before = line[: command.start(1)]
         run.environment = dict(re.findall(r"(?:^|[\s'\"])(NCCL_\w+)=([^\s'\"]+)", before))
@@ -254,12 +254,12 @@ def _read_line(runs: list[NcclTestsRun], number: int, line: str) -> None:
         header = _read_header(marked)
         if header and runs and runs[-1].part == _IN_TABLE:
             runs[-1].notes.append(
-                f"a second header in line {number}: several programs wrote into this text"
+                f"a second header in line {line_number}: several programs wrote into this text"
             )
         if header:
-            _run_in(runs, number, _IN_TABLE).header = header
+            _run_in(runs, line_number, _IN_TABLE).header = header
     elif marked.startswith("#  ") and "Rank" in marked:
-        run = _run_in(runs, number, _IN_RANKS)
+        run = _run_in(runs, line_number, _IN_RANKS)
         match = _RANK.fullmatch(marked)
         device: dict[str, Any] = {}  # of a line that is cut
         if match is not None:
@@ -267,15 +267,15 @@ def _read_line(runs: list[NcclTestsRun], number: int, line: str) -> None:
             device |= {"device": int(match[4]), "bus_id": match[5], "name": match[6]}
         run.devices.append(device)
     elif marked.startswith(_PREAMBLE):
-        _read_preamble(_run_in(runs, number, _IN_PREAMBLE), marked)
+        _read_preamble(_run_in(runs, line_number, _IN_PREAMBLE), marked)
     elif runs and runs[-1].part >= _IN_TABLE:
         _read_footer(runs[-1], marked)
 
 
-def _run_in(runs: list[NcclTestsRun], number: int, part: int) -> NcclTestsRun:
+def _run_in(runs: list[NcclTestsRun], line_number: int, part: int) -> NcclTestsRun:
     """Return the run that a line of a part belongs to."""
     if not runs or part < runs[-1].part:
-        runs.append(NcclTestsRun(number))
+        runs.append(NcclTestsRun(line_number))
     runs[-1].part = part
     return runs[-1]
 

@@ -93,11 +93,11 @@ class Matrices:
             matrices[name] = [[entries.get((row, column)) for column in columns] for row in columns]
         return {"devices": devices, "access": access, "matrices": matrices, "notes": self.notes}
 
-    def set_access(self, number: int, a: int, b: int, can_access: bool) -> None:
+    def set_access(self, line_number: int, a: int, b: int, can_access: bool) -> None:
         """Enter what a line says; the first line of a pair counts."""
         if a != b and self.access.setdefault((a, b), can_access) != can_access:
             self.notes.append(
-                f"line {number}: access of {a} to {b} contradicts an earlier line; the earlier one "
+                f"line {line_number}: access of {a} to {b} contradicts an earlier line; the earlier one "
                 "is kept"
             )
 
@@ -141,8 +141,8 @@ def _parse_record(text: str) -> P2p:
         medians = _matrices_of_table(table, table["matrices"])
         count = max((len(squares) for squares in table["samples"].values()), default=0)
         repeats = []
-        for number in range(count):
-            squares = {name: repeated[number] for name, repeated in table["samples"].items()}
+        for repeat in range(count):
+            squares = {name: repeated[repeat] for name, repeated in table["samples"].items()}
             repeats.append(_matrices_of_table(table, squares))
         words = {str(state): str(word) for state, word in table["words"].items()}
     return P2p([medians], repeats or [medians], words)
@@ -181,8 +181,8 @@ def parse_matrices(text: str) -> list[Matrices]:
     """
     reader = _MatrixReader()
     *lines, last = text.split("\n")
-    for number, line in enumerate(lines, 1):
-        reader.read_line(number, line.rstrip("\r"))
+    for line_number, line in enumerate(lines, 1):
+        reader.read_line(line_number, line.rstrip("\r"))
     # A last line without its newline may be cut: only an entry with two decimals is whole.
     if _ROW.fullmatch(last):
         reader.read_line(len(lines) + 1, last)
@@ -218,51 +218,53 @@ class _MatrixReader:
         self.lost: list[int] = []  # numbers of this run's rows that do not fit
         self.has_workers = False
 
-    def read_line(self, number: int, line: str) -> None:
+    def read_line(self, line_number: int, line: str) -> None:
         title, columns = _TITLE.fullmatch(line), _COLUMNS.fullmatch(line)
         device, access = _DEVICE.fullmatch(line), _ACCESS.fullmatch(line)
         if _BANNER.fullmatch(line):
-            self.start_run(number)
+            self.start_run(line_number)
         elif device:
             bus_id = f"{int(device[5], 16):04x}:{int(device[3], 16):02x}:{int(device[4], 16):02x}"
-            self.run(number).devices[int(device[1])] = {"name": device[2], "bus_id": bus_id}
+            self.run(line_number).devices[int(device[1])] = {"name": device[2], "bus_id": bus_id}
         elif _WORKER.fullmatch(line):
-            self.run(number)
+            self.run(line_number)
             self.has_workers = True
         elif access:
-            self.run(number).set_access(number, int(access[1]), int(access[3]), access[2] == "CAN")
+            self.run(line_number).set_access(
+                line_number, int(access[1]), int(access[3]), access[2] == "CAN"
+            )
         elif title:
-            self.read_title(number, title)
+            self.read_title(line_number, title)
         elif _CONNECTIVITY.fullmatch(line):
-            self.run(number)
+            self.run(line_number)
             self.title, self.name = _BITS, ""
         elif columns:
-            self.read_columns(number, columns[1], tuple(map(int, columns[2].split())))
+            self.read_columns(line_number, columns[1], tuple(map(int, columns[2].split())))
         elif "NOTE:" in line:
             self.title = self.name = ""
         elif self.name == _BITS and _ROW_OF_BITS.fullmatch(line):
-            self.read_row(number, line)
+            self.read_row(line_number, line)
         elif self.title and _PIECE.search(line.strip()):
-            self.run(number).notes.append(
-                f"line {number}: a torn title or column line; the rows after it are left out"
+            self.run(line_number).notes.append(
+                f"line {line_number}: a torn title or column line; the rows after it are left out"
             )
             self.title = self.name = ""
         elif self.name:
-            self.read_row(number, line)
+            self.read_row(line_number, line)
 
-    def run(self, number: int) -> Matrices:
+    def run(self, line_number: int) -> Matrices:
         """Return the run that a line belongs to."""
         if not self.runs:
-            self.start_run(number)
+            self.start_run(line_number)
         return self.runs[-1]
 
-    def start_run(self, number: int) -> None:
+    def start_run(self, line_number: int) -> None:
         self.note_missing()
         self.title, self.name, self.titles, self.columns = "", "", set(), ()
         self.lost, self.has_workers = [], False
-        self.runs.append(Matrices(number))
+        self.runs.append(Matrices(line_number))
 
-    def read_title(self, number: int, match: re.Match[str]) -> None:
+    def read_title(self, line_number: int, match: re.Match[str]) -> None:
         direction, bandwidth_state, writes, latency_state, latency_writes = match.groups()
         title = f"latency_{str(latency_state).lower()}"
         if direction:
@@ -270,31 +272,31 @@ class _MatrixReader:
         if "Reads" in (writes, latency_writes):
             title += "_reads"
         if title in self.titles:
-            self.start_run(number)
-        self.run(number)
+            self.start_run(line_number)
+        self.run(line_number)
         self.titles.add(title)
         self.title, self.name = title, ""
 
-    def read_columns(self, number: int, word: str, columns: tuple[int, ...]) -> None:
+    def read_columns(self, line_number: int, word: str, columns: tuple[int, ...]) -> None:
         refuse_too_many(len(columns))
         is_latency = self.title.startswith("latency")
         if not self.title or is_latency == (word == "D\\D"):
             return  # a line of something else
         if len(set(columns)) != len(columns) or columns != (self.columns or columns):
             return
-        run = self.run(number)
+        run = self.run(line_number)
         name = self.title
         if is_latency:
             name = name.replace("latency", f"latency_{word.lower()}")
         if name in run.ids:
             self.name = ""
-            run.notes.append(f"line {number}: a matrix without its own title, left out")
+            run.notes.append(f"line {line_number}: a matrix without its own title, left out")
             return
         self.name, self.columns, self.last_row = name, columns, -1
         if name != _BITS:
             run.ids[name], run.entries[name] = columns, {}
 
-    def read_row(self, number: int, line: str) -> None:
+    def read_row(self, line_number: int, line: str) -> None:
         run = self.runs[-1]
         is_bits = self.name == _BITS
         row = _ROW_OF_BITS.fullmatch(line) if is_bits else _ROW.fullmatch(line)
@@ -306,17 +308,17 @@ class _MatrixReader:
         if label in self.columns and self.columns.index(label) <= self.last_row:
             # Rows come in order: this one belongs to a matrix whose header is lost.
             run.notes.append(
-                f"line {number}: row {label} has no header of its own; it and the rows after it "
+                f"line {line_number}: row {label} has no header of its own; it and the rows after it "
                 "are left out"
             )
             self.name = ""
         elif label not in self.columns or len(words) != len(self.columns):
-            self.lost.append(number)
+            self.lost.append(line_number)
         else:
             self.last_row = self.columns.index(label)
             for column, word in zip(self.columns, words, strict=True):
                 if is_bits:
-                    run.set_access(number, label, column, word == "1")
+                    run.set_access(line_number, label, column, word == "1")
                 elif word[-1].isdigit():  # neither inf nor nan
                     run.entries[self.name][label, column] = float(word)
 

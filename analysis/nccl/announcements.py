@@ -47,18 +47,18 @@ VISIBLE = {
 }
 
 
-def same_value(name: str, asked: str, announced: str) -> bool:
+def same_value(name: str, requested: str, announced: str) -> bool:
     """Tell whether NCCL announced the requested value.
 
     NCCL reads integers as C does and prints decimals.
     """
     if name in _LEVEL_SETTINGS:
-        return level_word(asked) == level_word(announced)
+        return level_word(requested) == level_word(announced)
     if name == "NCCL_LAUNCH_MODE":
-        return announced == ("GROUP" if asked.upper() == "GROUP" else "PARALLEL")
-    if asked == announced:
+        return announced == ("GROUP" if requested.upper() == "GROUP" else "PARALLEL")
+    if requested == announced:
         return True
-    text = asked.strip()
+    text = requested.strip()
     octal = re.fullmatch(r"([+-]?)0([0-7]+)", text)
     try:
         value = int(octal[1] + octal[2], 8) if octal else int(text, 0)

@@ -136,8 +136,8 @@ class CommunicatorIndex:
         elif event.split is not None:
             pointer, count, colour = event.split
             parent = self._by_pointer.get((event.process, pointer))
-            number = self.groups.index(parent) if parent else None
-            identity = (number, event.nranks, count, colour)
+            position = self.groups.index(parent) if parent else None
+            identity = (position, event.nranks, count, colour)
         if identity in self._by_identity:
             return self._by_identity[identity]
         if identity is None:

@@ -161,8 +161,8 @@ def parse_nccl_log(*texts: str, hosts: Sequence[str] = ()) -> NcclLog:
         UnreadableInput: no text has a line of NCCL.
     """
     text_lines = []
-    for number, text in enumerate(texts):
-        text_lines.append(_read_lines(text, number, hosts[number] if hosts else ""))
+    for text_number, text in enumerate(texts):
+        text_lines.append(_read_lines(text, text_number, hosts[text_number] if hosts else ""))
     if not any(lines.nccl for lines in text_lines):
         raise UnreadableInput(
             "no line from NCCL found; accepted are whole lines with 'NCCL INFO …', which a run "
@@ -227,7 +227,7 @@ def parse_nccl_log(*texts: str, hosts: Sequence[str] = ()) -> NcclLog:
 class _TextLines:
     """The events of one text, and how many of its lines were lost."""
 
-    number: int  # of the text, which tells texts apart in LogProcess
+    text_number: int  # of the text, which tells texts apart in LogProcess
     host: str  # of the text, where it is known; otherwise the lines say it
     events: list[Event] = field(default_factory=list)
     processes: set[LogProcess] = field(default_factory=set)  # those whose prefix is known
@@ -243,8 +243,8 @@ class _TextLines:
         return self.damaged + self.torn + len(self.unparsed)
 
 
-def _read_lines(text: str, number: int, host: str) -> _TextLines:
-    lines = _TextLines(number, host)
+def _read_lines(text: str, text_number: int, host: str) -> _TextLines:
+    lines = _TextLines(text_number, host)
     rows = text.split("\n")
     # Without its newline the last line may have lost its end, a number its last digits, and NCCL's
     # mark may be still to come.
@@ -263,7 +263,7 @@ def _read_lines(text: str, number: int, host: str) -> _TextLines:
             version = _VERSION_ROW.match(row)
             if version:
                 lines.nccl += 1
-                nobody = LogProcess(number, "", -1)
+                nobody = LogProcess(text_number, "", -1)
                 lines.events.append(Statement(nobody, "version", version[1]))
                 lines.events.append(Statement(nobody, "cuda", version[2]))
             continue
@@ -285,12 +285,12 @@ def _read_lines(text: str, number: int, host: str) -> _TextLines:
 def _read_whole_row(row: str, lines: _TextLines, is_first: bool) -> None:
     is_warning = "NCCL WARN " in row
     head, _, body = row.partition("NCCL WARN " if is_warning else "NCCL INFO ")
-    process = LogProcess(lines.number, "", -1)
+    process = LogProcess(lines.text_number, "", -1)
     # The first line of a text may have lost the front of its prefix (tail -c): its writer is not
     # known.
     prefix = _PREFIX.search(head[-300:])
     if prefix and not is_first:
-        process = LogProcess(lines.number, lines.host or prefix[1], int(prefix[2]))
+        process = LogProcess(lines.text_number, lines.host or prefix[1], int(prefix[2]))
         lines.processes.add(process)
     if is_warning:
         lines.events.append(Statement(process, "warning", body.strip()))
@@ -306,7 +306,7 @@ def _read_whole_row(row: str, lines: _TextLines, is_first: bool) -> None:
 
 
 def _note_losses(text_lines: list[_TextLines], notes: list[str]) -> None:
-    empty = [str(number) for number, lines in enumerate(text_lines, 1) if not lines.nccl]
+    empty = [str(at) for at, lines in enumerate(text_lines, 1) if not lines.nccl]
     if empty:
         notes.append(f"text {', '.join(empty)} of {len(text_lines)} has no line from NCCL")
     if any(lines.truncated for lines in text_lines):
@@ -367,7 +367,7 @@ def _without_unknown_transports(
     words = set()
     events_known = []
     for event in events:
-        if isinstance(event, Connection) and not event.known:
+        if isinstance(event, Connection) and not event.is_known:
             words.add(event.transport)
         else:
             events_known.append(event)

@@ -28,7 +28,7 @@ class Connection(NamedTuple):
     brackets: tuple[str | None, str | None]
     transport: str
     end: str | None  # "send" or "receive" for NET, which both ends announce
-    known: bool  # the transport is one of the words of 2.4 to 2.30
+    is_known: bool  # the transport is one of the words of 2.4 to 2.30
 
     @property
     def ends(self) -> list[tuple[int, str | None]]:

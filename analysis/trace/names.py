@@ -62,10 +62,10 @@ def split_nccl(kernels: Events, names: Names) -> tuple[Events, Flags]:
     collectives = kernels.copy()
     is_nccl: Flags = np.zeros(len(kernels), np.bool_)
     texts = list(names)
-    for number in np.unique(kernels["name"]).tolist():
-        collective = nccl_collective(texts[number])
+    for name_id in np.unique(kernels["name"]).tolist():
+        collective = nccl_collective(texts[name_id])
         if collective is not None:
-            mine = kernels["name"] == number
+            mine = kernels["name"] == name_id
             is_nccl |= mine
             collectives["name"][mine] = number_of(collective, names)
     return collectives, is_nccl

@@ -158,7 +158,7 @@ def _gpu_ranks(
     compute, copies, memsets = (_events(rows, launches) for rows in (kernels, copied, memset))
     compute["name"] = _translated(
         kernels["demangledName"],
-        lambda number: number_of(strings.get(number, "unnamed kernel"), names),
+        lambda string_id: number_of(strings.get(string_id, "unnamed kernel"), names),
     )
     collectives, is_nccl = split_nccl(compute, names)
     copies["name"] = _translated(
@@ -267,7 +267,7 @@ def _read_launches(export: Export, strings: dict[int, str]) -> tuple[Times, Time
 
     None if there are none. Of a call into the runtime, which calls the driver, the first counts.
     """
-    names = [str(number) for number, name in strings.items() if name.startswith(_LAUNCHERS)]
+    names = [str(string_id) for string_id, name in strings.items() if name.startswith(_LAUNCHERS)]
     where = f"nameId IN ({', '.join(names)})"
     if not names or "nameId" not in export.columns.get(RUNTIME, []):
         return None

@@ -66,9 +66,9 @@ class Export:
     def strings(self) -> dict[int, str]:
         """Return StringIds: number to text."""
         texts = {}
-        for number, text in self.select("StringIds", "id", "value"):
-            if isinstance(number, int) and isinstance(text, str):
-                texts[number] = text
+        for string_id, text in self.select("StringIds", "id", "value"):
+            if isinstance(string_id, int) and isinstance(text, str):
+                texts[string_id] = text
         return texts
 
     def read(self, table: str, columns: Sequence[str], where: str = "1") -> NDArray[Any]:

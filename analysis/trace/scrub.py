@@ -100,7 +100,7 @@ def _copy(export: Export, fresh: sqlite3.Connection) -> None:
         _write(fresh, table, declared, export.connection.execute(query))
         for column in set(columns) & set(_REFERENCES):
             references = fresh.execute(f"SELECT DISTINCT {quoted(column)} FROM {quoted(table)}")
-            used.update(number for (number,) in references)
+            used.update(string_id for (string_id,) in references)
     strings = [row for row in export.strings().items() if row[0] in used]
     _write(fresh, "StringIds", ("id INTEGER NOT NULL PRIMARY KEY", "value TEXT NOT NULL"), strings)
     versions = []
@@ -111,7 +111,7 @@ def _copy(export: Export, fresh: sqlite3.Connection) -> None:
     # Ids only: a process's name can be its command line, and the table lists every process of the
     # machine.
     processes = export.select("PROCESSES", "globalPid", "pid")
-    if all(isinstance(number, int) for row in processes for number in row):
+    if all(isinstance(value, int) for row in processes for value in row):
         _write(fresh, "PROCESSES", ("globalPid INTEGER", "pid INTEGER"), processes)
 
 

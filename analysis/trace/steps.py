@@ -11,11 +11,11 @@ from analysis.trace.names import is_step
 
 def step_ranges(rank: RankTrace, trace: Trace) -> Events:
     """Return the ranges named step, in order."""
-    numbers = []
-    for number in np.unique(rank.ranges["name"]).tolist():
-        if is_step(trace.names[number]):
-            numbers.append(number)
-    is_range = np.isin(rank.ranges["name"], numbers) & (rank.ranges["end"] > rank.ranges["start"])
+    step_ids = []
+    for name_id in np.unique(rank.ranges["name"]).tolist():
+        if is_step(trace.names[name_id]):
+            step_ids.append(name_id)
+    is_range = np.isin(rank.ranges["name"], step_ids) & (rank.ranges["end"] > rank.ranges["start"])
     steps = rank.ranges[is_range]
     return steps[np.argsort(steps["start"], kind="stable")]
 
