@@ -1,21 +1,17 @@
-"""`python -m launch sync`: whatever the store lacks comes from the records; `compare` names what it has otherwise."""
+"""`python -m launch sync`: whatever the store lacks comes from the records."""
 
 import dataclasses
-import json
-import sqlite3
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from build import database_rows, make_sweep, tracked_folder, tracked_record, tracked_runs
-from planted import edit_json
 
-from analysis.__main__ import main as analysis
 from benchmarks.record import CellFolder, Failure, Validity
 from conf.schema import Tracking
 from launch.__main__ import main
-from launch.tracking.sync import SyncReport, compare, sync
+from launch.tracking.sync import SyncReport, sync
 from launch.tracking.tracker import Tracker
 
 OTHER = "b" * 32
@@ -170,48 +166,3 @@ def test_the_command_writes_elsewhere_when_asked(study_dir):
     )
     tracker = Tracker.open(Tracking(experiment="elsewhere"), study_dir.parent, "scaling")
     assert len(tracker._client.search_runs([tracker._experiment])) == 5
-
-
-# {field that `compare` names: what is edited in the store}
-EDITS = {
-    "metrics throughput/images_per_second": "latest_metrics SET value = 7.0 WHERE key = 'throughput/images_per_second'",
-    "params gpus": "params SET value = '0,1' WHERE key = 'gpus'",
-    "tags validity": "tags SET value = 'suspect' WHERE key = 'validity'",
-    "status": "runs SET status = 'FAILED' WHERE name LIKE 'resnet50%'",
-}
-
-
-def test_edits_of_the_store_and_of_records_are_named(output_dir, capsys):
-    study = output_dir / "scaling"
-    for number in (1, 2):
-        tracked_folder(study, tracked_record(number))
-    assert main(["compare", str(study)]) == 2, "no store or no experiment"
-    sync(study)
-    result = compare(study, Tracking())
-    assert (result["right"], result["runs"], result["missing"]) == (True, 2, [])
-    assert result["values"] > 40
-    tracked_folder(study, tracked_record(3))
-    path = study / "cell-000002" / "record.json"
-    edit_json(path, lambda record: record["metrics"].update({"comm/busbw_gb_per_s": 13.0}))
-    capsys.readouterr()
-    assert analysis(["verify", str(study), "--mlflow", "--json"]) == 1
-    verified = json.loads(capsys.readouterr().out)
-    (difference,) = [one for one in verified["differences"] if one["file"] == "MLflow"]
-    assert difference["field"] == "metrics comm/busbw_gb_per_s"
-    assert (difference["recorded"], difference["recomputed"]) == (12.5, 13.0)
-    assert [count for name, count in verified["not_compared"].items() if "MLflow" in name] == [1]
-    edit_json(path, lambda record: record["metrics"].update({"comm/busbw_gb_per_s": 12.5}))
-    with sqlite3.connect(output_dir / "mlflow.db") as connection:
-        for edit in EDITS.values():
-            connection.execute(f"UPDATE {edit}")
-    result = compare(study, Tracking())
-    differing = [entry["field"] for entry in result["differences"]]
-    assert set(differing) == set(EDITS) and len(differing) == 2 * len(EDITS)
-
-
-def test_a_store_that_is_not_there_is_refused_and_not_made(tmp_path, capsys):
-    tracked_folder(tmp_path / "study", tracked_record(1))
-    for uri in ([], ["--uri", "foo://x"], ["--uri", f"sqlite:///{tmp_path}/other.db"]):
-        assert main(["compare", str(tmp_path / "study"), *uri]) == 2
-    assert "there is no such store" in capsys.readouterr().err
-    assert not list(tmp_path.glob("*.db"))

@@ -1,13 +1,8 @@
-"""`python -m analysis verify STUDY… [--pack] [--mlflow [URI]] [--json]`: check every number.
-
-Records are compared with their raw samples, and MLflow's runs with the records.
-"""
+"""`python -m analysis verify STUDY… [--pack] [--json]`: compare records with their raw samples."""
 
 import argparse
 import dataclasses
 import json
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,7 +15,7 @@ from analysis.console import console
 from analysis.errors import UnreadableInput
 from analysis.report.table import Column, Table
 from analysis.text import count, single_line
-from analysis.verification.verify import Difference, Verification, verify
+from analysis.verification.verify import Verification, verify
 from benchmarks.record import CellFolder, record_paths
 from benchmarks.record.encoding import jsonable
 
@@ -41,15 +36,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("studies", metavar="STUDY", nargs="+", help="the folder of a study, or a bundle")
     pack = "then pack the raw samples of a study that is right (.gz)"
     add("--pack", action="store_true", help=pack)
-    mlflow = "compare MLflow's runs too (default: OUTPUT_DIR/mlflow.db)"
-    add("--mlflow", metavar="URI", nargs="?", const="", help=mlflow)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print what differs. Return 0: nothing does; 1: a value differs, or samples are missing.
 
     Raises:
-        UnreadableInput: a folder holds no record, or there is no such store.
+        UnreadableInput: a folder holds no record.
     """
     results: dict[str, Verification] = {}
     for name in arguments.studies:
@@ -65,8 +58,6 @@ def run(arguments: argparse.Namespace) -> int:
             )
     saved_bytes: dict[str, int] = {}
     for study, result in results.items():
-        if arguments.mlflow is not None:
-            _compare_store(study, arguments.mlflow, result)
         if arguments.pack and result.right:
             paths = record_paths(Path(study))
             saved_bytes[study] = sum(CellFolder(path.parent).pack() for path in paths)
@@ -106,33 +97,6 @@ def _checked(name: str) -> dict[str, Verification]:
         result.values += files
         result.differences += differences
         return results
-
-
-def _compare_store(study: str, uri: str, result: Verification) -> None:
-    """Add what MLflow's store has otherwise. Raises UnreadableInput where it cannot be compared.
-
-    Only `launch` knows how a record becomes a run, and it may not be imported here: it is asked as
-    a process of its own.
-    """
-    command = [sys.executable, "-m", "launch", "compare", study]
-    if uri:
-        command.append(f"--uri={uri}")
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    try:
-        answer = json.loads(done.stdout)
-    except ValueError:
-        lines = done.stderr.strip().splitlines() or ["no answer"]
-        raise UnreadableInput(lines[-1].removeprefix("python -m launch compare: ")) from None
-    result.values += answer["values"]
-    for row in answer["differences"]:
-        result.differences.append(
-            Difference(row["record"], "MLflow", row["field"], row["stored"], row["recorded"])
-        )
-    for record in answer["unknown"]:
-        result.differences.append(Difference(record, "MLflow", "run", "there", "no record"))
-    if answer["missing"]:
-        label = "MLflow has no run of the record (python -m launch sync writes it)"
-        result.not_compared[label] += len(answer["missing"])
 
 
 def _print_json(results: Mapping[str, Verification], saved_bytes: Mapping[str, int]) -> None:
@@ -183,10 +147,8 @@ def _print(study: str, result: Verification, packed: str) -> None:
     for reason, records in reasons.items():
         lines.append(f"cannot be checked: {count(records, 'record')}: {reason}")
     for name, records in sorted(result.not_compared.items()):
-        line = f"not compared in {count(records, 'record')}: {name}"
-        if not name.startswith("MLflow"):
-            line += " (a file that this needs is not in the folder)"
-        lines.append(line)
+        where = "a file that this needs is not in the folder"
+        lines.append(f"not compared in {count(records, 'record')}: {name} ({where})")
     if packed:
         lines.append(packed)
     summary = (

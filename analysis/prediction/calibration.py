@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -311,7 +311,8 @@ def _nccl_tests_times(record: Record) -> dict[float, float]:
     runs = mapping(record.tables.get("nccl-tests")).get("runs")
     if not isinstance(runs, list) or not runs:
         return {}
-    return _positive(_rows({"first": runs[0]}, "first", read_row))
+    rows = _rows({"first": runs[0]}, "first", read_row)
+    return {size: time_us for size, time_us in rows if time_us > 0}
 
 
 # --- the tables of a calibration
@@ -319,24 +320,22 @@ def _nccl_tests_times(record: Record) -> dict[float, float]:
 
 def read_buckets(tables: Mapping[str, Any]) -> tuple[float, ...]:
     """Return the bytes of each bucket on the wire, in order; empty where a record has none."""
-    sizes = _rows(tables, "buckets", lambda row: _within(row["bytes"], 1, MOST_BYTES))
-    if None in sizes:
-        return ()
-    return tuple(sizes)
+    return tuple(_rows(tables, "buckets", lambda row: _within(row["bytes"], 1, MOST_BYTES)))
 
 
 def read_moments(tables: Mapping[str, Any]) -> Moments | None:
     """Return the moments of the slowest rank without exchange; None where they are not known."""
 
-    def read_row(row: Any) -> Moments | None:
+    def read_row(row: Any) -> tuple[bool, Moments]:
         ready_ms = tuple(_within(ms, 0.0, MOST_MS) for ms in row["ready_ms"])
         backward_ms = _within(row["backward_ms"], 0.0, MOST_MS)
-        step_ms = _within(row["update_ms"], backward_ms, MOST_MS)
-        if row["exchange"] or not ready_ms or step_ms == 0:
-            return None
-        return Moments(ready_ms, backward_ms, step_ms)
+        step_ms = _within(row["update_ms"], max(backward_ms, 1e-9), MOST_MS)
+        return row["exchange"], Moments(ready_ms, backward_ms, step_ms)
 
-    moments = [row for row in _rows(tables, "timeline", read_row) if row is not None]
+    moments = []
+    for with_exchange, row in _rows(tables, "timeline", read_row):
+        if row.ready_ms and not with_exchange:
+            moments.append(row)
     return max(moments, key=lambda row: row.step_ms, default=None)
 
 
@@ -346,30 +345,16 @@ def read_bucket_times(tables: Mapping[str, Any]) -> dict[float, float]:
     def read_row(row: Any) -> tuple[float, float]:
         return _within(row["bytes"], 1, MOST_BYTES), 1e3 * _within(row["ms"], 0.0, MOST_MS)
 
-    return _positive(_rows(tables, "bucket_exchange", read_row))
+    rows = _rows(tables, "bucket_exchange", read_row)
+    return {size: time_us for size, time_us in rows if time_us > 0}
 
 
 def _rows(tables: Mapping[str, Any], name: str, read_row: Callable[[Any], Any]) -> list[Any]:
-    """Return what each row of a calibration's table says; None of a row that is damaged."""
-    rows = mapping(tables.get(name)).get("rows")
-    if not isinstance(rows, list):
+    """Return what each row of a calibration's table says; nothing where one is damaged."""
+    try:
+        return [read_row(row) for row in mapping(tables.get(name))["rows"]]
+    except (KeyError, TypeError, ValueError, AttributeError):
         return []
-    read = []
-    for row in rows:
-        try:
-            read.append(read_row(row))
-        except (KeyError, TypeError, ValueError, AttributeError):
-            read.append(None)
-    return read
-
-
-def _positive(rows: Sequence[tuple[float, float] | None]) -> dict[float, float]:
-    """Return {bytes: µs} of the rows with a time."""
-    times = {}
-    for row in rows:
-        if row is not None and row[1] > 0:
-            times[row[0]] = row[1]
-    return times
 
 
 def _within(value: Any, least: float, most: float) -> float:

@@ -9,7 +9,6 @@ forecast comes from all cells but the one that has just ended.
 import contextlib
 import importlib
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -34,18 +33,18 @@ class Forecasts:
         self.wanted = str(option) == "auto"
         self._submit, self._scatters = submit, scatters
         self._scores: Mapping[Any, Sequence[float]] = {}
-        self._newest: deque[list[Record]] = deque(maxlen=1)  # what is to be held out next
+        self._newest: list[Record] = []  # what is to be held out next
 
     def prepare(self, known: Sequence[Record]) -> None:
         """Import the model beside the first cell, and hold out cells that were measured before."""
         if self.wanted:
-            self._submit(self._import)
+            self._submit(self._hold_out)
             self.learn(known)
 
     def learn(self, known: Sequence[Record], more: bool = True) -> None:
         """Hold out the study's cells beside the next one, if there are `more`."""
         if self.wanted and more and _trained(known):
-            self._newest.append(list(known))
+            self._newest = list(known)
             self._submit(self._hold_out)
 
     def before(
@@ -59,7 +58,12 @@ class Forecasts:
             return {}
         began = time.perf_counter()
         try:
-            forecast = self._forecast(cell, environment, known)
+            if not cell.trains:
+                forecast = {"refused": f"benchmark={cell.benchmark['name']} trains nothing"}
+            elif not _trained(known):
+                forecast = {"refused": "no cell of the study was measured before it"}
+            else:
+                forecast = self._forecast(cell, environment, known)
         except Exception as error:  # a record that nobody thought of
             forecast = {"refused": f"the forecast failed ({type(error).__name__}: {error})"}
         return {"made_at": now(), "took_ms": 1e3 * (time.perf_counter() - began), **forecast}
@@ -67,11 +71,6 @@ class Forecasts:
     def _forecast(
         self, cell: Cell, environment: Mapping[str, Any], known: Sequence[Record]
     ) -> dict[str, Any]:
-        if not cell.trains:
-            return {"refused": f"benchmark={cell.benchmark['name']} trains nothing"}
-        if not _trained(known):
-            return {"refused": "no cell of the study was measured before it"}
-        forecast_before = importlib.import_module(MODEL).forecast_before
         at = now()
         # Of what is about to run: it tells machine and links, and its numbers enter nothing.
         begun = Record(
@@ -92,24 +91,23 @@ class Forecasts:
         if cell.device == "cuda" or len(cell.hosts) > 1:
             link_class = class_between(begun) or None
         machine = study.single(begun).provenance["machine"]
-        forecast: dict[str, Any] = forecast_before(cell, study, machine, link_class, self._scores)
+        model = importlib.import_module(MODEL)
+        forecast: dict[str, Any] = model.forecast_before(
+            cell, study, machine, link_class, self._scores
+        )
         return forecast
 
     def _hold_out(self) -> None:
-        try:
-            known = self._newest.pop()
-        except IndexError:
-            # The job before took them along: short cells may end faster than a study is held out.
-            return
-        with contextlib.suppress(Exception):
-            # Of fewer scores the next interval is wider, or there is none.
-            study = Study.of(known, scatters=self._scatters)
-            self._scores = importlib.import_module(MODEL).scores_by_machine(study)
-
-    @staticmethod
-    def _import() -> None:
+        """Import the model, and hold out the newest records; of fewer scores there is no interval."""
+        known, self._newest = (
+            self._newest,
+            [],
+        )  # short cells may end faster than a study is held out
         with contextlib.suppress(Exception):  # `before` says why
-            importlib.import_module(MODEL)
+            model = importlib.import_module(MODEL)
+            if known:
+                study = Study.of(known, scatters=self._scatters)
+                self._scores = model.scores_by_machine(study)
 
 
 NONE = Forecasts(False, lambda job: None)  # of a sweep that asks for none
