@@ -315,39 +315,18 @@ def gpu_models(record: Record) -> list[str]:
 # The declared facts
 
 
-def _machine(record: Record, machines: Machines) -> str:
-    return machines.name(record)
+def _cpu(facts: Facts) -> str:
+    cpu = facts.get("cpu", {})
+    cores = f"{cpu['cores']} cores" if "cores" in cpu else ""
+    return ", ".join(filter(None, (cpu.get("model"), cores)))
 
 
-def _driver(record: Record, machines: Machines) -> str:
-    return machines.of_every_host(record, lambda facts: facts.get("gpu", {}).get("driver") or "")
-
-
-def _cpu(record: Record, machines: Machines) -> str:
-    def of_host(facts: Facts) -> str:
-        cpu = facts.get("cpu", {})
-        parts = [cpu.get("model") or ""]
-        if "cores" in cpu:
-            parts.append(f"{cpu['cores']} cores")
-        return ", ".join(filter(None, parts))
-
-    return machines.of_every_host(record, of_host)
-
-
-def _version(name: str) -> Callable[[Record, Machines], str | None]:
-    def read(record: Record, _: Machines) -> str | None:
-        version: str | None = record.environment.get("versions", {}).get(name)
-        return version
-
-    return read
-
-
-def _python(record: Record, _: Machines) -> str:
+def _python(record: Record) -> str:
     version = record.environment.get("versions", {}).get("python") or ""
     return ".".join(version.split(".")[:2])
 
 
-def _threads(record: Record, _: Machines) -> str:
+def _threads(record: Record) -> str:
     counts = [rank["threads"] for rank in record.ranks if "threads" in rank]
     asked = record.environment.get("variables", {}).get("OMP_NUM_THREADS")
     if not counts or asked is None:
@@ -362,7 +341,7 @@ def _threads(record: Record, _: Machines) -> str:
     return SHARE if is_ours and asked == str(counts[0]) else str(counts[0])
 
 
-def _measuring_code(record: Record, _: Machines) -> str:
+def _measuring_code(record: Record) -> str:
     """Return the hash of the code that measured; of records of before it was noted, the commit."""
     code = record.environment.get("code")
     if code:
@@ -371,14 +350,12 @@ def _measuring_code(record: Record, _: Machines) -> str:
     return f"commit {commit[:12]}" if commit else ""
 
 
-def _set_later(record: Record, machines: Machines) -> None:
-    return None
-
-
 class Fact(NamedTuple):
-    """One fact of a record's provenance."""
+    """One fact of a record's provenance: a version, or what a function reads."""
 
-    read: Callable[[Record, Machines], str | None]  # None: not known
+    version: str = ""  # its name among the versions of the environment
+    of_record: Callable[[Record], str] | None = None
+    of_host: Callable[[Facts], str] | None = None  # of every host of the machine
     of_gpus: bool = False  # it says nothing of CPU workers
     # Whether a record must have it as it is here to answer what is asked again. The machine is
     # worded apart, threads follow from the cores, and users decide on other measuring code.
@@ -386,26 +363,34 @@ class Fact(NamedTuple):
 
 
 PROVENANCE: Mapping[str, Fact] = {
-    "machine": Fact(_machine, must_match=False),
-    "driver": Fact(_driver, of_gpus=True),
-    "torch": Fact(_version("torch")),
-    "CUDA": Fact(_version("cuda")),
-    "NCCL": Fact(_version("nccl"), of_gpus=True),
-    "cuDNN": Fact(_version("cudnn"), of_gpus=True),
-    "Python": Fact(_python),
-    "CPU": Fact(_cpu),
-    "threads": Fact(_threads, must_match=False),
-    "Ringside": Fact(_measuring_code, must_match=False),
-    CONNECTIONS: Fact(_set_later, must_match=False),
+    "machine": Fact(must_match=False),  # Machines.name
+    "driver": Fact(of_host=lambda facts: facts.get("gpu", {}).get("driver") or "", of_gpus=True),
+    "torch": Fact("torch"),
+    "CUDA": Fact("cuda"),
+    "NCCL": Fact("nccl", of_gpus=True),
+    "cuDNN": Fact("cudnn", of_gpus=True),
+    "Python": Fact(of_record=_python),
+    "CPU": Fact(of_host=_cpu),
+    "threads": Fact(of_record=_threads, must_match=False),
+    "Ringside": Fact(of_record=_measuring_code, must_match=False),
+    CONNECTIONS: Fact(must_match=False),  # Study.of
 }
 
 
 def provenance(record: Record, machines: Machines) -> dict[str, str]:
     """Return every fact of PROVENANCE, then the variables of `inherited` but those of a host."""
-    origin = {}
+    origin = dict.fromkeys(PROVENANCE, "")
+    versions = record.environment.get("versions", {})
     for name, fact in PROVENANCE.items():
-        is_known = not fact.of_gpus or record.cell.device == "cuda"
-        origin[name] = str((fact.read(record, machines) if is_known else None) or "")
+        if fact.of_gpus and record.cell.device != "cuda":
+            continue
+        if fact.version:
+            origin[name] = versions.get(fact.version) or ""
+        elif fact.of_record is not None:
+            origin[name] = fact.of_record(record)
+        elif fact.of_host is not None:
+            origin[name] = machines.of_every_host(record, fact.of_host)
+    origin["machine"] = machines.name(record)
     for name, value in inherited(record).items():
         if name not in OF_A_HOST:
             origin[name] = value
