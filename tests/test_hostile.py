@@ -173,8 +173,8 @@ def hostile(count, number, launch, world):
     each()
 
 
-def test_two_dozen_hostile_requests_are_refused_or_harmless(launch, world):
-    hostile(24, 7, launch, world)
+def test_ten_hostile_requests_are_refused_or_harmless(launch, world):
+    hostile(10, 7, launch, world)
 
 
 def test_a_value_that_is_no_plain_one_is_refused(launch, world):

@@ -369,13 +369,6 @@ def test_without_nccls_log_an_inherited_setting_is_unchecked():
     )
 
 
-def test_clean_records_of_h200s_are_free_of_these_codes():
-    assert len(REAL) > 130
-    codes = [(record.study, code) for record in REAL for code in found(record)[0]]
-    known = [(study, "clocks_differ") for study in ("compiled_a", "compiled_b") for _ in range(2)]
-    assert sorted(codes) == known
-
-
 # Sampling.
 
 

@@ -79,50 +79,6 @@ def changed(change, record=PAIR):
     return made
 
 
-def test_real_records_of_clean_cells_have_no_code_of_a_check():
-    finished = [record for record in REAL if record.state == "finished" and record.cell.trains]
-    assert len(finished) >= 15
-    for record in finished:
-        found = judge(dataclasses.replace(record, effective={}), LIMITS)
-        # An early version took for the reference of CPU staging what is now its stage all_at_once.
-        beaten = (
-            record.metrics.get("comm/ideal_ratio", 0) > 1.05
-            and record.checks["reference"] == "host_memory"
-        )
-        assert (found.verdict, set(found.codes)) == (
-            "valid",
-            {"reference_exceeded"} if beaten else set(),
-        ), record.name
-        alone = len(record.cell.gpus) == 1
-        no_baseline = not alone and "scaling/efficiency" not in record.metrics
-        apart = alone or record.cell.strategy["name"] == "none"
-        drifting = apart or "async" in record.cell.strategy["name"]
-        exchanged, compared = (
-            f"comm/{name}" in record.metrics for name in ("exchange_ms", "ideal_ratio")
-        )
-        wires = {"exchange_wrong", "faster_than_reference"}
-        beside = (
-            {"not_compiled", "compiled_while_timed"} if record.cell.optimize == "eager" else set()
-        )
-        beside |= {"time_between_steps"} | (
-            {"replicas_differ", "gradient_not_mean"} if drifting else set()
-        )
-        beside |= (
-            {"slow_rank"} if alone or not record.cell.benchmark.get("exposed_rounds", 1) else set()
-        )
-        beside |= (wires if apart else set()) | ({"efficiency_above_one"} if no_baseline else set())
-        assert set(found.not_applicable) == beside
-        late = {"faster_than_reference"} if exchanged and not compared else set()
-        older = "batches_differ" not in record.checks  # than the facts that ranks find today
-        assert set(found.unchecked) == (set(NEW_FACTS) - beside if older else set()) | late
-
-
-# Checks of facts that the records of older versions lack.
-NEW_FACTS = ("batches_not_distinct", "precision_not_used", "weights_still", "bytes_miscounted", "exchange_wrong",
-             "not_compiled", "compiled_while_timed", "not_stationary", "pauses", "slow_rank",
-             "samples_do_not_fill_window", "foreign_cpu")  # fmt: skip
-
-
 def put(part, **values):
     """A change of some values of a part: put("checks.arithmetic", tf32=True)."""
 
@@ -743,15 +699,3 @@ def test_one_gpu_or_no_baseline_or_no_rate_has_no_efficiency():
     assert efficiency(cell_of([0], 100.0), alone) is None
     assert efficiency(cell_of([0, 1], 100.0), []) is None
     assert efficiency(cell_of([0, 1], None), alone) is None
-
-
-def test_efficiency_of_real_records():
-    weak = [
-        r
-        for r in REAL
-        if r.state == "finished" and len(r.cell.gpus) > 1 and "scaling/efficiency" in r.metrics
-    ]
-    assert weak
-    for record in weak:
-        share = efficiency(record, [other for other in REAL if other.study == record.study])
-        assert share is not None and 0.5 < share < 1.02, (record.name, share)

@@ -122,19 +122,6 @@ def test_a_value_that_was_edited_by_hand_is_found_and_named(one, capsys, change,
     assert value in printed and str(recorded) in printed and "1 differ, in 1 record" in printed
 
 
-def test_a_sample_that_was_edited_by_hand_is_found(one, capsys):
-    folder, study = one
-    path = folder / "ranks" / "1.jsonl"
-    lines = [json.loads(text) for text in path.read_text().splitlines()]
-    next(line for line in lines if line.get("purpose") == "timed")["ms"][0] *= 1000
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    status, found = verified(capsys, study)
-    assert status == 1
-    assert {"metrics throughput/images_per_second", "metrics ranks/spread"} <= {
-        one["field"] for one in found["differences"]
-    }
-
-
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_file_of_a_rank_that_is_cut_is_told(one, capsys, rank):
     folder, study = one
@@ -255,20 +242,6 @@ def test_what_no_record_can_hold_ends_its_cell_only(one, monkeypatch, derive, sa
     )
     assert said in (record.failure.message if said else "")
     assert (folder / "ranks" / "0.jsonl").exists()
-
-
-@pytest.mark.parametrize(
-    ("study", "records"),
-    [
-        ("h200_x2/eager_a", 9), ("h200_x2/eager_b", 9), ("h200_x2/compiled_a", 4), ("h200_x2/compiled_b", 4),
-        ("h200_x1/graphs", 40), ("h200_x1/fastest_long", 2), ("h200_x1/forecasts", 8),
-    ],
-)  # fmt: skip
-def test_records_of_gpus_are_what_their_lines_give_on_this_python_too(study, records, capsys):
-    """Measured by Python 3.12 on H200s (2026-11-22, commands in overrides): its sum() rounds otherwise than that of 3.11."""
-    status, found = verified(capsys, DATA / study)
-    assert (status, found["differences"], found["not_recomputed"]) == (0, [], [])
-    assert found["recomputed"] == found["records"] == records and found["values"] > 400
 
 
 @pytest.mark.parametrize(
