@@ -1,7 +1,8 @@
 """Read a file of another tool or a study's records, and print a table (with --json: one JSON object).
 
-A command is a module with `configure(parser)` and `run(arguments) -> int`. Exit status: 0 done, 1 something ran and
-failed (`verify`: a value differs, `compare`: a regression), 2 wrong input or wrong request (one line on stderr), 130 Ctrl-C.
+A command is a module with `configure(parser)` and `run(arguments) -> int`. Exit status: 0 done, 1
+something ran and failed (`verify`: a value differs, `compare`: a regression), 2 wrong input or
+wrong request (one line on stderr), 130 Ctrl-C.
 """
 
 import argparse

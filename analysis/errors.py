@@ -2,16 +2,12 @@
 
 
 class UnreadableInput(ValueError):
-    """Raised for text that its reader cannot use; the message says what is accepted and where (line, field)."""
+    """Raised for text that its reader cannot use; the message says what is accepted, and where."""
 
 
 def said(error: Exception) -> str:
-    """Return what an error says; of one of the operating system the file first, without the number."""
-    if (
-        isinstance(error, OSError)
-        and error.filename
-        and error.strerror
-        and str(error).startswith("[Errno")
-    ):
+    """Return what an error says; of one of the operating system the file first, no number."""
+    is_numbered = isinstance(error, OSError) and str(error).startswith("[Errno")
+    if isinstance(error, OSError) and is_numbered and error.filename and error.strerror:
         return f"{error.filename}: {error.strerror[:1].lower()}{error.strerror[1:]}"
     return str(error)

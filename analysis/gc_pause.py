@@ -1,6 +1,6 @@
 """A pause of Python's cyclic garbage collector.
 
-Use it while many objects without cycles are made: the collector would walk all of them again and again.
+Use it while many objects without cycles are made: the collector would walk all of them again.
 """
 
 import gc

@@ -254,7 +254,7 @@ class WirePoint:
     gb_per_s: float  # busbw of the exchange alone
     wire_ms: float  # of the exchange alone
     lost_ms: float  # per step
-    # By the line through the others; all cells of a study lie in these intervals in 19 of 20 studies.
+    # By the line through the others; all cells of a study lie inside in 19 of 20 studies.
     expected_ms: Estimate
     residual_ms: float  # lost − expected
 

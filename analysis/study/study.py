@@ -46,7 +46,7 @@ REPLACED = "a later attempt at the same cell counts instead"
 
 @dataclass(frozen=True, eq=False)
 class Study:
-    """The records of one study, in order of their start. Make one with `Study.of` or `open_study`."""
+    """The records of one study in order of their start; `Study.of` or `open_study` make it."""
 
     name: str
     records: tuple[Record, ...]  # the attempt that counts of each cell
@@ -118,7 +118,7 @@ class Study:
 
     @functools.cached_property
     def left_out(self) -> tuple[tuple[Record, str], ...]:
-        """Records whose numbers enter nothing, and those that were replaced, each with the reason."""
+        """Records whose numbers enter nothing, and those replaced, each with the reason."""
         rows = []
         for record in sorted([*self.excluded, *self.replaced], key=_start):
             why = REPLACED
@@ -209,16 +209,17 @@ class Study:
         optimizer; that of the model and of the strategy first.
         """
         following = set()
-        for group in ("model", "benchmark", "optimizer"):
-            choices = grouped(self.runs, lambda runs: runs.request.get(f"{group}.name"))  # noqa: B023
-            for name in self.varied:
-                is_of_group = name.startswith(f"{group}.") and name != f"{group}.name"
-                if is_of_group or (group == "model" and name == "batch_size"):
-                    values = [
-                        len({runs.request.get(name) for runs in same}) for same in choices.values()
-                    ]
-                    if max(values) == 1:
-                        following.add(name)
+        for name in self.varied:
+            group = name.partition(".")[0]
+            if name == "batch_size":
+                group = "model"
+            if group not in ("model", "benchmark", "optimizer") or name == f"{group}.name":
+                continue
+            pairs = {
+                (runs.request.get(f"{group}.name"), runs.request.get(name)) for runs in self.runs
+            }
+            if len(pairs) == len({choice for choice, _ in pairs}):
+                following.add(name)
         trained = [runs for runs in self.runs if runs.trains]
         for name in OF_TRAINING:
             if len({runs.request.get(name) for runs in trained}) == 1:
@@ -228,7 +229,7 @@ class Study:
         return tuple(names)
 
     def naming_options_of(self, runs: Runs, without: Sequence[str] = ()) -> list[str]:
-        """Return the options that tell runs from others of the study, without those at their default."""
+        """Return the options that tell runs from others of the study, without defaults."""
         hides_defaults = "strategy.name" in self.varied
         chosen = {f"strategy.{option}" for option, _ in chosen_options(runs.cell)}
         chosen.add("strategy.name")

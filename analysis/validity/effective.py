@@ -1,4 +1,4 @@
-"""What a cell really used, from the NCCL logs in its folder: transport, channels, settings, algorithms.
+"""What a cell really used, from its NCCL logs: transport, channels, settings, algorithms.
 
 It is compared with what the cell requested.
 """

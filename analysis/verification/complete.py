@@ -30,7 +30,7 @@ def complete(
     known: Iterable[Record],
     folder_of: Callable[[Record], CellFolder],
 ) -> tuple[Record, str]:
-    """Return the record with every value that its folder's files give, and what its benchmark prints.
+    """Return the record with every value that its files give, and what its benchmark prints.
 
     The record is not yet judged. `lines` are those of its ranks. `known` are the other records of
     the study: they show whether an NCCL setting had an effect.

@@ -1,4 +1,4 @@
-"""Compare the records that a report shows with their raw samples, as far as no reader notices the time.
+"""Compare the records that a report shows with their raw samples, as far as that is quick.
 
 It compares the hashes of the raw files, and the rate with images and seconds that are added up
 again: an edit of a sample or of a rate is found. `python -m analysis verify` compares the rest.

@@ -32,7 +32,7 @@ class Kind(str, Enum):
     BLOCK = "block"  # one timed window, every sample
     EXCHANGE = "exchange"  # facts of the exchange alone: its bytes, whether ranks wait
     HELD = "held"  # steps whose launches were held back until all were enqueued
-    BUCKETS = "buckets"  # what the exchange sends, bucket by bucket (these three: benchmarks/training/calibration)
+    BUCKETS = "buckets"  # what the exchange sends (these three: benchmarks/training/calibration)
     TIMELINE = "timeline"  # moments inside a few steps that are not timed
     BUCKET_EXCHANGE = "bucket_exchange"  # collectives of the size of buckets, alone
     DEVICE = "device"  # the device of a rank, as nccl-tests prints it
@@ -105,7 +105,7 @@ def read_line(text: str | bytes) -> dict[str, Any] | None:
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the lines of one writer. A torn or foreign line is skipped; a missing file has no lines.
+    """Yield the lines of one writer. Torn or foreign lines are skipped; no file has no lines.
 
     A packed file that is damaged has the lines before the damage.
     """

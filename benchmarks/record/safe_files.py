@@ -1,4 +1,4 @@
-"""Make Ringside's own files, touch nothing else, and say in plain words why a file cannot be written.
+"""Make Ringside's own files, touch nothing else, and say why a file cannot be written.
 
 What stands in the place of a file of ours and is none (a link, a folder, a device, a pipe, a file
 that has a second name) stays as it is, and so does what lies behind a folder that is a link:

@@ -1,4 +1,4 @@
-"""The shapes of what a record holds in its open fields: tables, effective, checks, environment, predicted, ranks.
+"""The shapes of a record's open fields: tables, effective, checks, environment, predicted, ranks.
 
 `read` checks a record against them once, so no reader looks at the type of a value. Of a field that
 stands here the value has this type, or the field is absent; None stands only where a type says so.

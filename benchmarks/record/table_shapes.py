@@ -1,4 +1,4 @@
-"""The shapes of the tables that a record holds; benchmarks/record/shapes.py says how they are used."""
+"""The shapes of the tables that a record holds; shapes.py says how they are used."""
 
 from typing import Annotated, Any, TypedDict
 
