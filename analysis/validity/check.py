@@ -35,12 +35,24 @@ class Check:
     judge: Judge
 
 
-def check(severity: str, sentence: str) -> Callable[[Judge], Check]:
-    """Make a check of a judge: the code is its name, the meaning its docstring."""
+def check(
+    severity: str, sentence: str, needs: str = "", without: str = NOT_REPORTED
+) -> Callable[[Judge], Check]:
+    """Make a check of a judge: the code is its name, the meaning its docstring.
+
+    `needs` is a fact of training steps that it judges; `without` is why a record that lacks it was
+    not checked.
+    """
 
     def made_of(judge: Judge) -> Check:
         meaning = inspect.getdoc(judge) or ""
-        return Check(judge.__name__, severity, sentence, meaning.replace("\n", " "), judge)
+
+        def judge_fact(record: Record, limits: ValidityLimits) -> Judgement:
+            if needs and needs not in record.checks:
+                return unless_training(record, without)
+            return judge(record, limits)
+
+        return Check(judge.__name__, severity, sentence, meaning.replace("\n", " "), judge_fact)
 
     return made_of
 

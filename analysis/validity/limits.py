@@ -134,14 +134,12 @@ def cpu_bound(record: Record, limits: ValidityLimits) -> Judgement:
     return f"{detail}; optimize={GRAPHS.get(cell.optimize, 'graph')} launches each step at once"
 
 
-@check("suspect", "some steps were much longer than the others: {}")
+@check("suspect", "some steps were much longer than the others: {}", needs="pauses")
 def pauses(record: Record, limits: ValidityLimits) -> Judgement:
     """pauses inside steps took more than 0.25 % of the time (`validity.pause_limit`; CPU workers
     0.75 %)
     """
-    facts = record.checks.get("pauses")
-    if facts is None:
-        return unless_training(record)
+    facts = record.checks["pauses"]
     lost, allowed = facts["lost_share"], _of_device(record, limits.pause_limit)
     if lost <= allowed:
         return None
@@ -156,14 +154,12 @@ def _of_device(record: Record, share: float) -> float:
     return CPU_SHARE * share if record.cell.device == "cpu" else share
 
 
-@check("suspect", "the step time changed during the measurement: {}")
+@check("suspect", "the step time changed during the measurement: {}", needs="stationarity")
 def not_stationary(record: Record, limits: ValidityLimits) -> Judgement:
     """the step time changed or drifted by more than 1 % (`validity.change_limit`; CPU workers 3 %)
     and by more than noise explains
     """
-    facts = record.checks.get("stationarity")
-    if facts is None:
-        return unless_training(record)
+    facts = record.checks["stationarity"]
     if not facts:
         return unchecked("too few steps were timed")
     allowed = _of_device(record, limits.change_limit)
@@ -289,11 +285,14 @@ def too_few_iterations(record: Record, _: ValidityLimits) -> Judgement:
     return None if done >= wanted else f"{done}, at least {wanted} requested"
 
 
-@check("suspect", "steps still became faster when the warm-up ended")
+@check(
+    "suspect",
+    "steps still became faster when the warm-up ended",
+    needs="warmup_flat",
+    without="no warm-up was measured",
+)
 def warmup_not_flat(record: Record, _: ValidityLimits) -> Judgement:
     """steps still became faster when the warm-up ended"""
-    if "warmup_flat" not in record.checks:
-        return unless_training(record, "no warm-up was measured")
     return None if record.checks["warmup_flat"] else "not flat"
 
 

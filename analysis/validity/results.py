@@ -165,12 +165,10 @@ def loss_not_finite(record: Record, _: ValidityLimits) -> Judgement:
     return ", ".join(str(rank) for rank, loss in enumerate(losses) if not math.isfinite(loss))
 
 
-@check("invalid", "weights did not change while steps were timed: {}")
+@check("invalid", "weights did not change while steps were timed: {}", needs="weights_still")
 def weights_still(record: Record, _: ValidityLimits) -> Judgement:
     """weights that should move did not change in the timed steps"""
-    arrays = record.checks.get("weights_still")
-    if arrays is None:
-        return unless_training(record)
+    arrays = record.checks["weights_still"]
     if not arrays:
         return None
     share, first = record.checks["weights_still_share"], record.checks["weights_still_first"]
@@ -252,11 +250,9 @@ def images_miscounted(record: Record, _: ValidityLimits) -> Judgement:
     return f"{counted:.0f} counted, {expected:.0f} expected"
 
 
-@check("invalid", "the ranks do not have batches of their own: {}")
+@check("invalid", "the ranks do not have batches of their own: {}", needs="batches_differ")
 def batches_not_distinct(record: Record, _: ValidityLimits) -> Judgement:
     """ranks or steps have the same batch"""
-    if "batches_differ" not in record.checks:
-        return unless_training(record)
     if not record.checks["batches_differ"]:
         return f"several ranks have the same {record.cell.model.inputs}"
     if record.checks["batches_in_turn"] < 2:
@@ -264,13 +260,10 @@ def batches_not_distinct(record: Record, _: ValidityLimits) -> Judgement:
     return None
 
 
-@check("invalid", "the precision is not the one that was asked for: {}")
+@check("invalid", "the precision is not the one that was asked for: {}", needs="arithmetic")
 def precision_not_used(record: Record, _: ValidityLimits) -> Judgement:
     """autocast, TF32 or most layers computed in another precision than asked"""
-    facts = record.checks.get("arithmetic")
-    if facts is None:
-        return unless_training(record)
-    precision = record.cell.precision
+    facts, precision = record.checks["arithmetic"], record.cell.precision
     if facts["autocast"] != AUTOCAST.get(precision):
         return f"precision={precision}, and autocast was {facts['autocast'] or 'off'}"
     if facts["tf32"] != (precision == "tf32"):
