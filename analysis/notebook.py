@@ -372,10 +372,10 @@ def _median_columns(runs: Runs, name: str, column: str) -> Values:
 def _with_ends(column: str, value: float | Estimate | None) -> Values:
     """Return a number and the ends of its 95 % interval."""
     if not isinstance(value, Estimate):
-        number = None if value is None else float(value)
-        return {column: number, f"{column}_low": None, f"{column}_high": None}
-    number = float(value.value)
-    return {column: number, f"{column}_low": value.low, f"{column}_high": value.high}
+        median = None if value is None else float(value)
+        return {column: median, f"{column}_low": None, f"{column}_high": None}
+    median = float(value.value)
+    return {column: median, f"{column}_low": value.low, f"{column}_high": value.high}
 
 
 def _used_columns(runs: Runs) -> Values:

@@ -122,71 +122,100 @@ def test_a_clean_cell_has_no_code_and_its_phases_are_told(tmp_path):
     assert not set(judge(record, LIMITS).unchecked) & CODES
 
 
-@pytest.mark.parametrize("where", MEASURED)
-def test_heat_is_seen_in_every_phase_and_the_phase_is_named(tmp_path, where):
-    hot = during(where)
-    codes, verdict = found(
-        sampled(tmp_path, lambda moment, rank: {"reasons": THERMAL} if rank and hot(moment) else {})
-    )
-    assert set(codes) == {"throttled"} and verdict == "invalid"
-    assert f"0x40 in the {where} phase" in codes["throttled"]
+def at(*names, rank=None, **values):
+    """What samples of all GPUs, or of one, say during some phases."""
+    inside = during(*names)
+
+    def gpu(moment, of_rank):
+        return values if inside(moment) and rank in (None, of_rank) else {}
+
+    return gpu
 
 
-def test_heat_before_anything_is_measured_says_nothing(tmp_path):
-    hot = during("build", "first step")
-    assert found(
-        sampled(tmp_path, lambda moment, rank: {"reasons": THERMAL} if hot(moment) else {})
-    ) == ({}, "valid")
+def held(gib, own_gib=None):
+    """So much memory is in use beside what the ranks hold; with whose it is, if the driver says."""
+    memory = {"memory_bytes": int((OWN_GIB + gib) * GIB)}
+    if own_gib is not None:
+        memory["own_bytes"] = int((OWN_GIB + own_gib) * GIB)
+    return memory
 
 
-@pytest.mark.parametrize(("gib", "code"), [(20, True), (2.5, True), (1.5, False), (0, False)])
-def test_a_stranger_that_the_driver_does_not_name_is_seen_by_memory(tmp_path, gib, code):
-    """+20 GiB from the middle of the timed window on, as the audit planted it."""
-    middle, grown = sum(PHASES["timed"]) / 2, {"memory_bytes": int((OWN_GIB + gib) * GIB)}
-    codes, _ = found(
-        sampled(tmp_path, lambda moment, rank: grown if rank and moment > middle else {})
-    )
-    assert set(codes) == ({"foreign_load"} if code else set())
-    if code:
-        assert (
-            f"grew by {gib:.1f} GiB after the warm-up, in the timed phase" in codes["foreign_load"]
-        )
+def from_the_middle(gib):
+    """More memory from the middle of the timed window on, as the audit planted it."""
+    middle = sum(PHASES["timed"]) / 2
+    return lambda moment, rank: held(gib) if rank and moment > middle else {}
+
+
+def whose(gib, own_gib):
+    """What grows in A B B A where the driver tells whose memory it is."""
+    late, before = at("exposed", **held(gib, own_gib)), {"own_bytes": OWN_GIB * GIB}
+    began = PHASES["first step"][0]
+    return lambda moment, rank: late(moment, rank) or (before if moment > began else {})
+
+
+def capped(*clocks_mhz):
+    """Both GPUs at their power cap in the steps, at these clocks."""
+    steps = during("timed", "exposed")
+    samples = [{"sm_mhz": mhz, "reasons": POWER_CAP} for mhz in clocks_mhz]
+    return lambda moment, rank: samples[rank] if steps(moment) else {}
+
+
+def leaving_a_cap(moment, rank):
+    """Some samples of a capped phase show no cap while the clock is still low, and the next one."""
+    if during("held")(moment) or (during("timed", "exposed")(moment) and int(2 * moment) % 4 == 0):
+        return {"sm_mhz": 1830, "reasons": 0}
+    return at("timed", "exposed", sm_mhz=1794, reasons=POWER_CAP)(moment, rank)
+
+
+def power_cap(mhz):
+    return at("timed", "exposed", rank=1, sm_mhz=mhz, reasons=POWER_CAP)
+
+
+AFTER, NO_REASON = "after the warm-up, in the", "and the driver gives no reason"
+GROWN = "the memory of other programs grew by 2.5 GiB"
+SLOW = "GPU 1 {} MHz, GPU 0 1,980 MHz in the timed phase"
 
 
 @pytest.mark.parametrize(
-    ("gib", "own_gib", "code"), [(2.5, 0, True), (1.5, 0, False), (2.5, 2.5, False)]
+    ("gpu", "code", "words"),
+    [
+        *(
+            (at(where, rank=1, reasons=THERMAL), "throttled", f"0x40 in the {where} phase")
+            for where in MEASURED
+        ),
+        (at("build", "first step", reasons=THERMAL), "", ""),
+        # a stranger that the driver does not name
+        (from_the_middle(20), "foreign_load", f"grew by 20.0 GiB {AFTER} timed phase"),
+        (from_the_middle(2.5), "foreign_load", f"grew by 2.5 GiB {AFTER} timed phase"),
+        (from_the_middle(1.5), "", ""),
+        (from_the_middle(0), "", ""),
+        # where the driver tells whose memory it is, that of others counts in every phase
+        (whose(2.5, 0), "foreign_load", f"{GROWN} {AFTER} exposed phase"),
+        (whose(1.5, 0), "", ""),
+        (whose(2.5, 2.5), "", ""),
+        # an exchange alone needs buffers beside the model's
+        (at("exchange", **held(2.5)), "", ""),
+        # one GPU at a power cap
+        (power_cap(1200), "clocks_differ", SLOW.format("1,200")),
+        (power_cap(1870), "clocks_differ", SLOW.format("1,870")),
+        (power_cap(1910), "", ""),
+        # both at their power cap may differ by themselves
+        (capped(1850, 1720), "", ""),
+        (capped(1850, 1650), "clocks_differ", ""),
+        (leaving_a_cap, "", ""),
+        # a clock that falls without a reason, for power, or in idleness
+        (at("timed", sm_mhz=1200), "clocks_differ", NO_REASON),
+        (at("exposed", sm_mhz=1200), "clocks_differ", NO_REASON),
+        (at("timed", "exposed", sm_mhz=1700, reasons=POWER_CAP), "", ""),
+        (at("timed", "exposed", sm_mhz=1700, reasons=IDLE), "", ""),
+    ],
 )
-def test_where_the_driver_tells_whose_memory_it_is_that_of_others_counts_in_every_phase(
-    tmp_path, gib, own_gib, code
-):
-    """What grows by 2.5 GiB in A B B A is a stranger's, or, in the last case, the ranks' own."""
-    more = {"memory_bytes": int((OWN_GIB + gib) * GIB), "own_bytes": int((OWN_GIB + own_gib) * GIB)}
-    late = during("exposed")
-
-    def gpu(moment, rank):
-        return (
-            more
-            if late(moment)
-            else {"own_bytes": OWN_GIB * GIB}
-            if moment > PHASES["first step"][0]
-            else {}
-        )
-
-    codes, _ = found(sampled(tmp_path, gpu))
-    assert set(codes) == ({"foreign_load"} if code else set())
-    if code:
-        assert codes["foreign_load"].endswith(
-            "other programs grew by 2.5 GiB after the warm-up, in the exposed phase"
-        )
-
-
-def test_buffers_of_the_exchange_are_no_strangers(tmp_path):
-    """An exchange alone needs buffers beside the model's: 0.1 GB of gradients, 8 times."""
-    own, inside = {"memory_bytes": int((OWN_GIB + 2.5) * GIB)}, during("exchange")
-    assert found(sampled(tmp_path, lambda moment, rank: own if inside(moment) else {})) == (
-        {},
-        "valid",
-    )
+def test_what_the_gpus_show_is_seen_and_what_is_natural_is_not(tmp_path, gpu, code, words):
+    codes, verdict = found(sampled(tmp_path, gpu))
+    assert set(codes) == ({code} if code else set())
+    assert words in codes.get(code, "")
+    severity = "suspect" if code == "clocks_differ" else "invalid"
+    assert verdict == (severity if code else "valid")
 
 
 @pytest.mark.parametrize(
@@ -197,8 +226,7 @@ def test_buffers_of_the_exchange_are_no_strangers(tmp_path):
 def test_others_on_the_cores_are_seen(tmp_path, share, cores, code, where):
     codes, verdict = found(sampled(tmp_path, others=share, cores=cores, where=where))
     assert (set(codes), verdict) == (({"foreign_cpu"}, "suspect") if code else (set(), "valid"))
-    if code:
-        assert f"of {cores} cores in the {where} phase" in codes["foreign_cpu"]
+    assert not code or f"of {cores} cores in the {where} phase" in codes["foreign_cpu"]
 
 
 def test_a_cell_without_samples_of_the_cpu_is_unchecked(tmp_path):
@@ -207,65 +235,6 @@ def test_a_cell_without_samples_of_the_cpu_is_unchecked(tmp_path):
     record.checks.pop("cpu_samples")
     assert "not sampled" in judge(record, LIMITS).unchecked["foreign_cpu"]
     assert "cpu_samples" not in summary(CellFolder(tmp_path / "cell"))[1]
-
-
-# Clocks.
-
-
-@pytest.mark.parametrize(("mhz", "code"), [(1200, True), (1870, True), (1910, False)])
-def test_one_gpu_at_a_power_cap_is_seen(tmp_path, mhz, code):
-    slow, steps = {"sm_mhz": mhz, "reasons": POWER_CAP}, during("timed", "exposed")
-    codes, verdict = found(
-        sampled(tmp_path, lambda moment, rank: slow if rank and steps(moment) else {})
-    )
-    assert (set(codes), verdict) == (({"clocks_differ"}, "suspect") if code else (set(), "valid"))
-    if code:
-        assert f"GPU 1 {mhz:,} MHz, GPU 0 1,980 MHz in the timed phase" in codes["clocks_differ"]
-
-
-def test_gpus_that_are_both_at_their_power_cap_may_differ_by_themselves(tmp_path):
-    def capped(mhz):
-        steps, told = (
-            during("timed", "exposed"),
-            [{"sm_mhz": 1850, "reasons": POWER_CAP}, {"sm_mhz": mhz, "reasons": POWER_CAP}],
-        )
-        return lambda moment, rank: told[rank] if steps(moment) else {}
-
-    assert found(sampled(tmp_path / "natural", capped(1720)))[0] == {}
-    assert set(found(sampled(tmp_path / "limited", capped(1650)))[0]) == {"clocks_differ"}
-
-
-def test_a_clock_on_its_way_from_a_power_cap_is_no_fault(tmp_path):
-    """Some samples of a capped phase show no cap while the clock is still low, and so does the first sample behind it."""
-    steps, behind = during("timed", "exposed"), during("held")
-    slow = [{"sm_mhz": 1794, "reasons": POWER_CAP}, {"sm_mhz": 1830, "reasons": 0}]
-
-    def gpu(moment, rank):
-        return (
-            slow[int(2 * moment) % 4 == 0] if steps(moment) else slow[1] if behind(moment) else {}
-        )
-
-    assert found(sampled(tmp_path, gpu)) == ({}, "valid")
-
-
-@pytest.mark.parametrize("where", ["timed", "exposed"])
-def test_a_clock_that_falls_without_a_reason_is_seen(tmp_path, where):
-    inside = during(where)
-    codes, verdict = found(
-        sampled(tmp_path, lambda moment, rank: {"sm_mhz": 1200} if inside(moment) else {})
-    )
-    assert set(codes) == {"clocks_differ"} and verdict == "suspect"
-    assert f"in the {where} phase" in codes["clocks_differ"]
-    assert "the driver gives no reason" in codes["clocks_differ"]
-
-
-@pytest.mark.parametrize("reasons", [POWER_CAP, IDLE])
-def test_a_clock_that_falls_for_power_or_in_idleness_is_no_fault(tmp_path, reasons):
-    slow, steps = {"sm_mhz": 1700, "reasons": reasons}, during("timed", "exposed")
-    assert found(sampled(tmp_path, lambda moment, rank: slow if steps(moment) else {})) == (
-        {},
-        "valid",
-    )
 
 
 def test_clocks_that_differ_from_the_baselines_are_a_finding_with_the_efficiency_without_them():

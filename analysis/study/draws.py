@@ -24,10 +24,6 @@ from analysis.study.intervals import LEVEL, WIDEST, half_width, of_median, quant
 from analysis.study.noise_floor import Floor
 
 DRAWS = 1000
-# The standard error of a median over that of a mean, for normal values: 1 for two values, π/2 under
-# the root for many.
-MEDIAN = math.sqrt(math.pi / 2)
-
 Draws = np.ndarray[Any, np.dtype[np.float64]]  # in the unit of the sample: of a rate its logarithm
 NEXT, MEASURED = 0, 1  # rows of a sample's draws: one more run, and the median of the runs at hand
 

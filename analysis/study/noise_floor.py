@@ -187,8 +187,8 @@ def group_of_cell(cell: Cell, host: str = "", gpus: str = "") -> FloorGroup:
         model = json.dumps(cell.benchmark, sort_keys=True, default=str)
     if cell.data:  # it scatters as its loader does
         model = f"{model} with data={cell.data['name']}"
-    asked = (cell.device, model, cell.batch_size, cell.precision, cell.optimize, cell.world_size)
-    return FloorGroup(host, gpus, *asked)
+    request = (cell.device, model, cell.batch_size, cell.precision, cell.optimize, cell.world_size)
+    return FloorGroup(host, gpus, *request)
 
 
 @functools.lru_cache(maxsize=64)

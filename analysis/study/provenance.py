@@ -194,7 +194,7 @@ class Machines:
             host = None if record.cell.hosts else record.environment.get("host", "unknown host")
             gpus = _identities(record)
             for machine in machines:
-                is_same = all(machine.gpus.get(gpu, known) == known for gpu, known in gpus.items())
+                is_same = all(machine.gpus.get(gpu, value) == value for gpu, value in gpus.items())
                 if machine.host == host and is_same:
                     break
             else:
@@ -328,8 +328,8 @@ def _python(record: Record) -> str:
 
 def _threads(record: Record) -> str:
     counts = [rank["threads"] for rank in record.ranks if "threads" in rank]
-    asked = record.environment.get("variables", {}).get("OMP_NUM_THREADS")
-    if not counts or asked is None:
+    threads = record.environment.get("variables", {}).get("OMP_NUM_THREADS")
+    if not counts or threads is None:
         return ""
     names = record.environment.get(INHERITED)
     cores = record.environment.get("cpu", {}).get("cores")
@@ -337,8 +337,8 @@ def _threads(record: Record) -> str:
         is_ours = "OMP_NUM_THREADS" not in names
     else:  # an earlier Ringside did not note it; what it set itself on GPUs follows from the cores
         is_ours = record.cell.device == "cpu"
-        is_ours = is_ours or bool(cores and asked == str(max(1, cores // (2 * len(counts)))))
-    return SHARE if is_ours and asked == str(counts[0]) else str(counts[0])
+        is_ours = is_ours or bool(cores and threads == str(max(1, cores // (2 * len(counts)))))
+    return SHARE if is_ours and threads == str(counts[0]) else str(counts[0])
 
 
 def _measuring_code(record: Record) -> str:

@@ -40,9 +40,9 @@ def read_logs(folder: CellFolder, hosts: Sequence[str] = ()) -> NcclLog | None:
                 continue
             process = path.stem.rpartition(".")[2]
             texts.append(once.get(process, "") + read_text(path))
-            number = re.match(r"([0-9]+)-", path.name)
-            if number and int(number[1]) < len(hosts):
-                of_files.append(hosts[int(number[1])])
+            prefix = re.match(r"([0-9]+)-", path.name)
+            if prefix and int(prefix[1]) < len(hosts):
+                of_files.append(hosts[int(prefix[1])])
             else:
                 of_files += hosts[:1]
         return parse_nccl_log(*texts, hosts=of_files) if texts else None

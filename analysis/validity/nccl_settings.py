@@ -347,8 +347,8 @@ def _no_effect(name: str, value: str, log: NcclLog, without: NcclLog) -> Answer 
     word = level_word(value)
     is_level = name == "NCCL_P2P_LEVEL" and word in DISTANCES and transports.startswith("P2P/")
     if is_level and DISTANCES.index(word) >= DISTANCES.index("PIX"):
-        number = legacy_number(word)
-        level = f"level {word}" if number is None else f"level {number} ({word})"
+        legacy = legacy_number(word)
+        level = f"level {word}" if legacy is None else f"level {legacy} ({word})"
         text += f"; {level} is the longest way that P2P may take, so it does not force PCIe"
     return text, "finding"
 

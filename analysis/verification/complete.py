@@ -64,14 +64,14 @@ def _with_reports(record: Record, folder: CellFolder, lines: RankLines) -> Recor
     """Add what ranks and servers said of themselves when they started."""
     environment: dict[str, Any] = dict(record.environment)
     ranks, servers = [], []
-    for number in range(record.cell.world_size + record.cell.servers):
-        own = lines.get(number)
-        report = reported(list(read_lines(folder.rank_lines(number))) if own is None else own)
+    for rank in range(record.cell.world_size + record.cell.servers):
+        own = lines.get(rank)
+        report = reported(list(read_lines(folder.rank_lines(rank))) if own is None else own)
         if report is None:
             continue
         facts, versions = report
         environment.setdefault("versions", versions)
-        if number < record.cell.world_size:
+        if rank < record.cell.world_size:
             ranks.append(facts)
         else:
             servers.append(facts)

@@ -148,8 +148,8 @@ class CellFolder:
 
     def sampled_hosts(self) -> range:
         """Return the numbers of the hosts that may have samples; 0 for one machine."""
-        numbers = [OF_HOST.fullmatch(path.name) for path in find_raw(self.path, *OF_HOSTS)]
-        return range(1 + max((int(number[1]) for number in numbers if number), default=0))
+        names = [OF_HOST.fullmatch(path.name) for path in find_raw(self.path, *OF_HOSTS)]
+        return range(1 + max((int(match[1]) for match in names if match), default=0))
 
     def lost_samples(self, recorded: Iterable[str]) -> tuple[bool, bool]:
         """Return whether samples of GPUs, and of CPUs, of a recorded host are missing here."""
@@ -225,8 +225,8 @@ class CellFolder:
         safe_files.make_folder(aside)
         for path in left:
             path.rename(aside / path.name)
-        for number in itertools.count(1):
-            attempt = self.path / f"attempt-{number}"
+        for attempt_number in itertools.count(1):
+            attempt = self.path / f"attempt-{attempt_number}"
             if not os.path.lexists(attempt):
                 aside.rename(attempt)
                 return

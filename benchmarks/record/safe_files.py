@@ -229,7 +229,7 @@ def because(error: OSError) -> str:
                 missing = folder
                 break
         return f"{missing} is gone: removed, or no longer mounted"
-    for number, kind, words in (
+    for code, kind, words in (
         (
             errno.EFBIG,
             resource.RLIMIT_FSIZE,
@@ -241,7 +241,7 @@ def because(error: OSError) -> str:
             "a process may have no more than {} files open here (ulimit -n)",
         ),
     ):
-        if error.errno == number:
+        if error.errno == code:
             soft, _ = resource.getrlimit(kind)
             return words.format("unlimited" if soft == resource.RLIM_INFINITY else f"{soft:,}")
     if error.errno in REASONS:
