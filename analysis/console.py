@@ -1,4 +1,4 @@
-"""The console of every command and of a sweep: a terminal obeys nothing that stands in a text of somebody else."""
+"""The console of every command and of a sweep: a terminal obeys nothing of a foreign text."""
 
 import sys
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ class SafeConsole(Console):
         super().__init__(file=file, width=width, highlight=False)
 
     def render_str(self, text: str, **how: Any) -> Text:
-        """Return a text as rich prints it; escaped here it has the width that a table makes room for."""
+        """Return a text as rich prints it, escaped before rich measures the width."""
         return super().render_str(visible(text), **how)
 
     def render(
@@ -31,11 +31,11 @@ class SafeConsole(Console):
             yield segment if segment.control else Segment(visible(segment.text), segment.style)
 
     def on_broken_pipe(self) -> None:
-        """Let the command end as for any output: rich would end it with status 1, as if something had failed."""
+        """Let the command end as for any output: rich would end it with status 1."""
         raise BrokenPipeError
 
 
 def console() -> SafeConsole:
-    """Return the console of a command: the terminal, or plain text without cut columns if the output is a pipe."""
+    """Return the console of a command: the terminal, or plain text in a pipe."""
     forgive(sys.stdout)
     return SafeConsole(width=None if sys.stdout.isatty() else _WIDE)
