@@ -153,14 +153,7 @@ def _gpu_rank(
     notes: list[str],
 ) -> RankTrace:
     """Return the rank on the device of most of NCCL's kernels; without NCCL, of most kernels."""
-    launches: dict[int, int] = {}
-    for event, start in zip(
-        events["launch"], (base_ns + _ns(events["launch"], "ts")).tolist(), strict=True
-    ):
-        # A call into the runtime calls the driver: the first counts.
-        correlation = _argument(event, "correlation")
-        if correlation > 0:
-            launches[correlation] = min(start, launches.get(correlation, start))
+    launches = _launch_times(events["launch"], base_ns)
     tables, devices = {}, {}
     for kind in ("kernel", "memcpy", "memset"):
         rows = _host_events(events[kind], base_ns, names)
@@ -169,11 +162,9 @@ def _gpu_rank(
         rows["launch"] = [launches.get(call, -1) for call in calls]
         tables[kind] = rows
         devices[kind] = np.array([_argument(event, "device") for event in events[kind]], np.int64)
-
     kernels, copies, memsets = tables["kernel"], tables["memcpy"], tables["memset"]
     collectives, is_nccl = split_nccl(kernels, names)
-    groups = [_process_group(event, names) for event in events["kernel"]]
-    collectives["communicator"] = groups
+    collectives["communicator"] = [_process_group(event, names) for event in events["kernel"]]
     for at, event in enumerate(events["memcpy"]):
         match = _COPY.match(event["name"])
         kind = match[1] if match else event["name"]
@@ -205,6 +196,19 @@ def _gpu_rank(
         ranges,
         backend="nccl" if has_nccl else "gloo",
     )
+
+
+def _launch_times(events: Sequence[JsonEvent], base_ns: int) -> dict[int, int]:
+    """Return {correlation: host time of the call in ns}; of several calls the first.
+
+    A call into the runtime calls the driver.
+    """
+    launches: dict[int, int] = {}
+    for event, start in zip(events, (base_ns + _ns(events, "ts")).tolist(), strict=True):
+        correlation = _argument(event, "correlation")
+        if correlation > 0:
+            launches[correlation] = min(start, launches.get(correlation, start))
+    return launches
 
 
 def _work_on_host(

@@ -155,22 +155,14 @@ def _gpu_ranks(
     launches = None
     if any(is_step(span.name) for span in ranges):
         launches = _read_launches(export, strings)
-    compute, copies, memsets = (_events(rows, launches) for rows in (kernels, copied, memset))
+    compute, memsets = _events(kernels, launches), _events(memset, launches)
     compute["name"] = _translated(
         kernels["demangledName"],
         lambda string_id: number_of(strings.get(string_id, "unnamed kernel"), names),
     )
     collectives, is_nccl = split_nccl(compute, names)
-    copies["name"] = _translated(
-        np.where(copied["copyKind"] < len(_COPY_KINDS), np.maximum(copied["copyKind"], 0), 0),
-        lambda kind: number_of(_COPY_KINDS[kind], names),
-    )
-    copies["bytes"] = copied["bytes"]
-    source, target = copied["srcDeviceId"], copied["dstDeviceId"]
-    between = (source >= 0) & (target >= 0) & (source != target)
-    copies["peer"] = between | (copied["copyKind"] == _COPY_KINDS.index("PtoP"))
+    copies = _copies(copied, launches, names)
     memsets["name"] = number_of("memset", names)
-
     gpu_of = {}  # undoes CUDA_VISIBLE_DEVICES
     for pid, device, gpu in export.select("TARGET_INFO_CUDA_DEVICE", "pid", "cudaId", "gpuId"):
         if isinstance(gpu, int):
@@ -199,6 +191,17 @@ def _gpu_ranks(
             )
         )
     return ranks, numbered
+
+
+def _copies(rows: NDArray[Any], launches: tuple[Times, Times] | None, names: Names) -> Events:
+    copies = _events(rows, launches)
+    kinds = np.where(rows["copyKind"] < len(_COPY_KINDS), np.maximum(rows["copyKind"], 0), 0)
+    copies["name"] = _translated(kinds, lambda kind: number_of(_COPY_KINDS[kind], names))
+    copies["bytes"] = rows["bytes"]
+    source, target = rows["srcDeviceId"], rows["dstDeviceId"]
+    between = (source >= 0) & (target >= 0) & (source != target)
+    copies["peer"] = between | (kinds == _COPY_KINDS.index("PtoP"))
+    return copies
 
 
 def _pids(rows: NDArray[Any], column: str) -> Times:

@@ -61,23 +61,11 @@ def draw_timeline(trace: Trace, step: int | None = None) -> str:
     meetings, _ = match(trace)
     for rank in trace.ranks:
         wait_ns = waits_of(rank, meetings)
-        turn = rank.collectives["start"]
+        turn, waits = rank.collectives["start"], NOTHING
         if wait_ns is not None:
             turn = turn + np.nan_to_num(wait_ns).astype(np.int64)
-        waits = np.column_stack((rank.collectives["start"], turn))
-        name = f"rank {rank.rank} · {'host' if rank.device is None else f'GPU {rank.device}'}"
-        if rank.gpu:
-            name += f" ({rank.gpu})"
-        line = "no communication in the trace"
-        if len(rank.communication):
-            comm_ms = total(intersect(rank.communication, window)) / 1e6
-            exposed_ms = total(intersect(rank.exposed, window)) / 1e6
-            line = f"communication {comm_ms:.3f} ms, exposed {exposed_ms:.3f} ms"
-            if wait_ns is not None:
-                line += f", waiting {total(intersect(union(waits), window)) / 1e6:.3f} ms"
-        parts.append(
-            _text(16, y + 20, name, "rank") + _text(_LEFT + _PLOT, y + 20, line, "soft end")
-        )
+            waits = np.column_stack((rank.collectives["start"], turn))
+        parts.append(_rank_header(rank, waits, window, y))
         y += _HEADER
         host = _draw_host(rank, trace, start, end, y)
         if host:
@@ -103,6 +91,20 @@ def draw_timeline(trace: Trace, step: int | None = None) -> str:
     return "\n".join([*head, axis, *parts, _legend(y + 18), "</svg>", ""])
 
 
+def _rank_header(rank: RankTrace, waits: Spans, window: Spans, y: int) -> str:
+    name = f"rank {rank.rank} · {'host' if rank.device is None else f'GPU {rank.device}'}"
+    if rank.gpu:
+        name += f" ({rank.gpu})"
+    line = "no communication in the trace"
+    if len(rank.communication):
+        comm_ms = total(intersect(rank.communication, window)) / 1e6
+        exposed_ms = total(intersect(rank.exposed, window)) / 1e6
+        line = f"communication {comm_ms:.3f} ms, exposed {exposed_ms:.3f} ms"
+        if len(waits):
+            line += f", waiting {total(intersect(union(waits), window)) / 1e6:.3f} ms"
+    return _text(16, y + 20, name, "rank") + _text(_LEFT + _PLOT, y + 20, line, "soft end")
+
+
 def _lanes(
     rank: RankTrace, waits: Spans, transfers: Spans, window: Spans
 ) -> list[tuple[str, Boxes]]:
@@ -112,7 +114,7 @@ def _lanes(
         ("compute", rank.compute, spans(rank.compute)),
         ("copy", rank.copies, spans(rank.copies)),
         ("copy", rank.memsets, spans(rank.memsets)),
-        ("wait", rank.collectives, waits),
+        ("wait", rank.collectives[: len(waits)], waits),
         ("transfer", rank.collectives, transfers),
     ):
         for stream in np.unique(events["lane"]).tolist():
