@@ -293,7 +293,8 @@ class Cell:
         """Return the cell that `to_dict` wrote.
 
         Raises:
-            ValueError: a field is missing or holds something else.
+            ValueError: a field is missing or holds something else, or the places of the processes
+                cannot be told.
         """
         cell = msgspec.convert(plain, Cell)
         # msgspec leaves defaults on the class, where vars() does not see them.
@@ -302,27 +303,22 @@ class Cell:
             model=dataclasses.replace(cell.model),
             optimizer=dataclasses.replace(cell.optimizer),
         )
-        _refuse_wrong_places(cell)
+        for group in ("strategy", "benchmark"):
+            if not isinstance(getattr(cell, group).get("name"), str):
+                raise ValueError(f"{group}.name={getattr(cell, group).get('name')!r:.100}")
+        servers = cell.strategy.get("servers", 0)
+        if type(servers) is not int or not 0 <= servers <= MOST_SERVERS:
+            raise ValueError(f"strategy.servers={servers!r:.100}")
+        for name in ("hosts", "server_hosts"):
+            if not all(map(HOST_NAME.fullmatch, getattr(cell, name))):
+                raise ValueError(f"{name}={getattr(cell, name)!r:.100}")
+        if len(set(cell.hosts)) < len(cell.hosts) or len(cell.hosts) * len(cell.gpus) > MOST_RANKS:
+            raise ValueError(f"hosts={cell.hosts!r:.100}")
+        if len(cell.server_hosts) != (servers if cell.hosts else 0):
+            raise ValueError(f"server_hosts={cell.server_hosts!r:.100}, strategy.servers={servers}")
+        if len(cell.server_gpus) not in (0, servers):
+            raise ValueError(f"server_gpus={cell.server_gpus!r:.100}, strategy.servers={servers}")
+        compared = cell.declared.get("benchmark", {}).get("compared")
+        if compared:
+            msgspec.convert(compared, Compared)
         return cell
-
-
-def _refuse_wrong_places(cell: Cell) -> None:
-    """Refuse a cell if the places of its processes, or how it is compared, cannot be told."""
-    for group in ("strategy", "benchmark"):
-        if not isinstance(getattr(cell, group).get("name"), str):
-            raise ValueError(f"{group}.name={getattr(cell, group).get('name')!r:.100}")
-    servers = cell.strategy.get("servers", 0)
-    if type(servers) is not int or not 0 <= servers <= MOST_SERVERS:
-        raise ValueError(f"strategy.servers={servers!r:.100}")
-    for name in ("hosts", "server_hosts"):
-        if not all(map(HOST_NAME.fullmatch, getattr(cell, name))):
-            raise ValueError(f"{name}={getattr(cell, name)!r:.100}")
-    if len(set(cell.hosts)) < len(cell.hosts) or len(cell.hosts) * len(cell.gpus) > MOST_RANKS:
-        raise ValueError(f"hosts={cell.hosts!r:.100}")
-    if len(cell.server_hosts) != (servers if cell.hosts else 0):
-        raise ValueError(f"server_hosts={cell.server_hosts!r:.100}, strategy.servers={servers}")
-    if len(cell.server_gpus) not in (0, servers):
-        raise ValueError(f"server_gpus={cell.server_gpus!r:.100}, strategy.servers={servers}")
-    compared = cell.declared.get("benchmark", {}).get("compared")
-    if compared:
-        msgspec.convert(compared, Compared)

@@ -99,7 +99,22 @@ class CommunicatorIndex:
                     starting[0].events.append(event)
                 else:
                     self._waiting[event.process].append(event)
-        self._give_rest()
+        # What is left goes to the only communicator that it fits.
+        for lines in self._waiting.values():
+            self._loose += lines
+        if not self.groups:
+            self.groups.append(Group(None, None, events=self._loose))
+            return
+        members = {process for group in self.groups for process in group.members}
+        for line in self._loose:
+            is_member = line.process in members
+            fitting = [group for group in self.groups if _fits(group, line, kind, is_member)]
+            if len(fitting) == 1:
+                fitting[0].events.append(line)
+            elif fitting:
+                self.shared.append((line, fitting))
+            else:
+                self.strange += 1
 
     def _add_membership(self, event: Membership) -> None:
         process = event.process
@@ -153,24 +168,6 @@ class CommunicatorIndex:
         else:
             self._by_identity[identity] = group
         return group
-
-    def _give_rest(self) -> None:
-        """Give the lines that are left to the only communicator that they fit."""
-        for lines in self._waiting.values():
-            self._loose += lines
-        if not self.groups:
-            self.groups.append(Group(None, None, events=self._loose))
-            return
-        members = {process for group in self.groups for process in group.members}
-        for line in self._loose:
-            is_member = line.process in members
-            fitting = [g for g in self.groups if _fits(g, line, self._kind, is_member)]
-            if len(fitting) == 1:
-                fitting[0].events.append(line)
-            elif fitting:
-                self.shared.append((line, fitting))
-            else:
-                self.strange += 1
 
 
 def _fits(group: Group, event: OwnedLine, kind: str | None, is_member: bool) -> bool:
