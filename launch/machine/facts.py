@@ -29,7 +29,7 @@ from conf import nccl
 from conf.host_limits import free_memory, free_shared_memory, usable_cores
 from conf.options import Refused
 from launch.machine.devices import look, nvml_text, read_gpu, too_small, torch_version
-from launch.machine.secrets import configuration_without_secrets, is_secret, names_of_secrets
+from launch.machine.secrets import configuration_without_secrets, is_secret
 
 # Variables that can change a result. Nothing else of the environment is kept.
 RECORDED = ("NCCL_", "CUDA_VISIBLE", "CUDA_DEVICE_", "CUDA_LAUNCH_BLOCKING", "CUDA_MODULE_",
@@ -103,7 +103,11 @@ def recorded_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 def left_out(environment: Mapping[str, str]) -> list[str]:
     """Return the names of variables that a record leaves out, because they look like secrets."""
-    return names_of_secrets(environment, RECORDED)
+    names = []
+    for name, value in sorted(environment.items()):
+        if name.startswith(RECORDED) and is_secret(name, value):
+            names.append(name)
+    return names
 
 
 def measuring_code() -> str:

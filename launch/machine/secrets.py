@@ -10,7 +10,6 @@ lower-case hexadecimal digits alone cannot be told from a hash: only its name gi
 
 import itertools
 import re
-from collections.abc import Mapping
 
 from benchmarks.record.safe_text import one_line
 from conf.nccl import FIELDS, OTHERS
@@ -97,15 +96,6 @@ def configuration_without_secrets(text: str) -> str:
             line = f"{name}=***\n"
         lines.append(line)
     return "".join(lines)
-
-
-def names_of_secrets(environment: Mapping[str, str], prefixes: tuple[str, ...]) -> list[str]:
-    """Return the names of variables with one of these prefixes that look like secrets, sorted."""
-    names = []
-    for name, value in environment.items():
-        if name.startswith(prefixes) and is_secret(name, value):
-            names.append(name)
-    return sorted(names)
 
 
 def _is_random(word: str) -> bool:

@@ -40,12 +40,11 @@ def refuse_wrong_code(cells: Sequence[Cell]) -> None:
     command = [sys.executable, "-m", "launch.plan.own_code", json.dumps(list(calls.values()))]
     environment = with_absolute_path(os.environ)
     child = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    if child.returncode:
-        names = ", ".join([f"{call.field}={call.target}" for call in calls.values()])
+    if child.returncode or child.stdout:
         reason = child.stderr.strip().rpartition("\n")[2] or f"exit status {child.returncode}"
-        raise Refused(f"{names}: the process that imports it ends ({reason})")
-    if child.stdout:
-        raise Refused(child.stdout)
+        names = ", ".join([f"{call.field}={call.target}" for call in calls.values()])
+        ends = f"{names}: the process that imports it ends ({reason})"
+        raise Refused(child.stdout or ends)
 
 
 def own_calls(cell: Cell) -> Iterator[Call]:
@@ -98,8 +97,8 @@ def refusal(call: Call) -> str:
         if "'classes'" in str(error):
             hint = "; a model that makes its own batches is asked for with model.inputs=samples"
         return f"{where}: is called as {name}({arguments}): {error}{hint}"
-    except ValueError:  # written in C
-        return ""
+    except ValueError:
+        return ""  # it is written in C
     return ""
 
 

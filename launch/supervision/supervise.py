@@ -49,17 +49,9 @@ def run(
 ) -> Outcome:
     """Run the job of a cell in its prepared folder and return how it ended.
 
-    Args:
-        cell: what the ranks are asked.
-        folder: the folder of the cell.
-        environment: the variables of every process.
-        engine: what starts the job.
-        limits: deadlines in seconds.
-        stopping: called often; true ends the cell as interrupted.
-        progress: called often with what the ranks have reported.
-        profiler: the command of a profiler that starts the agent.
-        sampled: whether the machine is sampled around the processes.
-        clock: what time it is.
+    `stopping` and `progress` are called often: true ends the cell as interrupted, and what the
+    ranks have reported is shown. `profiler` is the command that starts the agent, `sampled` has
+    the machine sampled, `clock` is the module `time` but in tests.
 
     Raises:
         OSError: the job cannot be started.
