@@ -25,7 +25,7 @@ from conf.resolve import checked
 from conf.schema import Request
 from launch.cli.compose import cpu_preset_note
 from launch.display.resilient_stream import ResilientStream
-from launch.display.screen import Screen
+from launch.display.screen import SKIPPED, Screen
 from launch.display.summary import (
     MEASURED_ELSEWHERE,
     MESSAGE_LENGTH,
@@ -342,7 +342,7 @@ class SweepRun:
         planned = self.cells[index]
         lost = self.engine.lost(planned.cell)
         if lost:
-            self._skip(index, "skipped: node_lost", lost)
+            self._skip(index, SKIPPED, lost)
             return
         with self.study.lock(planned.cell) as is_locked:
             if not is_locked:

@@ -275,4 +275,4 @@ def test_a_cell_of_a_lost_host_is_skipped_and_the_others_are_measured(run, tmp_p
     done = run(engine, tmp_path, 2, "report=false", "tracking=none", "noise_pairs=0")
     assert (done.status, [record.cell.batch_size for record in done.records]) == (1, [2])
     assert "batch 1 was not measured: host b is lost: its wire is cut" in done.said
-    assert "skipped: node_lost" in done.said
+    assert "1 of 2 cells in " in done.said and ", 1 skipped: node_lost" in done.said

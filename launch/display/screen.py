@@ -32,10 +32,8 @@ from launch.supervision.progress import Watch
 STYLES = {"valid": "green", "suspect": "yellow", "invalid": "red"}
 STYLES |= {"finished": "green", "interrupted": "yellow", "failed": "red"}
 # States of a cell after which nothing more happens to it in this sweep.
-SETTLED = (
-    *("finished", "failed", "interrupted", "done before", "measured elsewhere"),
-    "skipped: node_lost",
-)
+SKIPPED = "skipped: node_lost"
+SETTLED = ("finished", "failed", "interrupted", "done before", "measured elsewhere", SKIPPED)
 WAITING, ELSEWHERE = "waiting", "elsewhere"
 PHASE_WORDS = {"": "starting", "exit": "ending"}
 STATE, VALIDITY, COST = "state", "validity", "cost ms"
@@ -92,7 +90,8 @@ class Screen:
             if lines[-1] and cell_len(lines[-1]) + GAP + cell_len(part) > self._width:
                 lines.append("")
             lines[-1] = f"{lines[-1]}  {part}".strip()
-        self.console.print(Text("\n".join(lines), style="dim"))
+        if self._common:
+            self.console.print(Text("\n".join(lines), style="dim"))
         if self._in_place:
             self._live = Live(console=self.console, get_renderable=self._draw, refresh_per_second=4)
             self._live.__enter__()
@@ -250,14 +249,15 @@ class Screen:
     def _lines_below(self, columns: Collection[str]) -> list[str]:
         """Return what ± and the reference are, where they are shown, and how far the sweep is."""
         settled = sum(state in SETTLED for state in self.states)
-        failed, interrupted = self.states.count("failed"), self.states.count("interrupted")
         elapsed = duration(time.monotonic() - self._opened_s)
-        done = settled - failed - interrupted
-        status = f"{done} of {count(len(self.cells), 'cell')} in {elapsed}"
-        if failed:
-            status += f", {failed} failed"
-        if interrupted:
-            status += f", {interrupted} interrupted"
+        done = settled
+        rest = ""
+        for state in ("failed", "interrupted", SKIPPED):
+            cells = self.states.count(state)
+            done -= cells
+            if cells:
+                rest += f", {cells} {state}"
+        status = f"{done} of {count(len(self.cells), 'cell')} in {elapsed}{rest}"
         left_s = self._left_s()
         if self._is_last and settled < len(self.cells):
             status += f", {len(self.cells) - settled} not started"
