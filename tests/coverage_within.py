@@ -1,8 +1,6 @@
 """How often the interval within a run holds the truth, and which faults in time are told: tables of `python -m tests.coverage`.
 
-Steps are simulated with a known mean and go through the product's own warm-up, stopping rule, intervals and checks. "Before" is
-the method until schema 3: batch means while more than twenty groups were left, and a bootstrap that took its values for
-independent ones.
+Steps are simulated with a known mean and go through the product's own warm-up, stopping rule, intervals and checks.
 """
 
 import dataclasses
@@ -102,47 +100,17 @@ MEDIANS = dict.fromkeys(SERIES, 0.0) | {
 }
 
 
-# Before
-
-
-def joined(ms):
-    """Batch means as they were until schema 3."""
-    values = np.asarray(ms)
-    while len(values) >= 20 and statistics.correlation(values) > 0.2:
-        values = values[: len(values) // 2 * 2].reshape(-1, 2).mean(axis=1)
-    return values
-
-
-def half_width_before(by_window):
-    values = joined(np.concatenate(by_window))
-    return 1.96 * values.std() / math.sqrt(len(values)) / np.concatenate(by_window).mean()
-
-
-def bootstrap(statistic, draw, *samples):
-    """A percentile interval; 400 resamples tell as much as the 2,000 of before."""
-    found = statistic(*(draw.choice(values, (400, len(values))) for values in samples))
-    return np.percentile(found, [2.5, 97.5])
-
-
 # One study
 
 
-def timed(ms, before=False):
+def timed(ms):
     """Windows of a series of ms until the stopping rule ends it."""
     by_window, size = [], request.window_iterations(STEP_MS)
     while True:
         start = len(by_window) * size
         by_window.append([float(one) for one in ms[start : start + size]])
         total = float(ms[: start + size].sum())
-        if before:
-            wide = (
-                len(by_window) < request.FEWEST_WINDOWS
-                or half_width_before(by_window) > OPTIONS["interval_target"]
-            )
-            over = not wide or total >= 1e3 * OPTIONS["max_seconds"]
-        else:
-            over = request.should_stop(by_window, total, OPTIONS)
-        if over or start + 2 * size > len(ms):
+        if request.should_stop(by_window, total, OPTIONS) or start + 2 * size > len(ms):
             return by_window
 
 
@@ -186,49 +154,29 @@ class Held:
         return f"{100 * np.median(self.shown):5.3f} / {100 * np.quantile(self.off, 0.95):5.3f}"
 
 
-def study(name, seed, held, before=True):
-    """Simulate one study; add its outcomes to `held`, {(what, when): Held}. Return (codes, whether the mean was missed)."""
+def split(abba):
+    """(Windows with what is planted, windows without) of A B B A, (windows, steps)."""
+    outer = np.isin(np.arange(len(abba)) % 4, (0, 3))
+    return abba[outer] + COST * STEP_MS, abba[~outer]
+
+
+def study(name, seed, held):
+    """Simulate one study; add its outcomes to `held`, {what: Held}. Return (codes, whether the mean was missed)."""
     draw = np.random.default_rng([seed, list(SERIES).index(name)])
     ms = STEP_MS * (1 + SERIES[name](draw, STEPS))
     windows = timed(ms)
-    low, high = statistics.mean_interval(windows)
-    held["mean", "after"].add(
-        1, _mean(windows) / STEP_MS, low / STEP_MS, high / STEP_MS, len(windows)
-    )
-    if (middle := MEDIANS[name]) is not None:
-        held["median", "after"].add(
-            STEP_MS * (1 + middle), np.median(_ms(windows)), *statistics.median_interval(windows)
-        )
-    abba = STEP_MS * (1 + SERIES[name](draw, 4 * ROUNDS * COST_STEPS)).reshape(-1, COST_STEPS)
-    places = np.arange(len(abba)) % 4
-    first, second = (
-        abba[(places == 0) | (places == 3)] + COST * STEP_MS,
-        abba[(places == 1) | (places == 2)],
-    )
-    cost, blocks = derive.abba(first.tolist(), second.tolist())
-    held["difference", "after"].add(
-        COST * STEP_MS, cost, *statistics.difference_interval(cost, blocks)
-    )
-    if before:
-        _study_before(ms, first, second, middle, held, draw)
-    return told(_ms(windows)), not held["mean", "after"].holds[-1]
-
-
-def _study_before(ms, first, second, middle, held, draw):
-    """Add what the method until schema 3 makes of the same steps."""
-    windows = timed(ms, before=True)
-    mean, off = _mean(windows) / STEP_MS, half_width_before(windows)
-    held["mean", "before"].add(1, mean, mean * (1 - off), mean * (1 + off), len(windows))
+    ends = (end / STEP_MS for end in statistics.mean_interval(windows))
+    held["mean"].add(1, _mean(windows) / STEP_MS, *ends, len(windows))
+    middle = MEDIANS[name]
     if middle is not None:
-        ends = bootstrap(lambda one: np.median(one, axis=1), draw, _ms(windows))
-        held["median", "before"].add(STEP_MS * (1 + middle), np.median(_ms(windows)), *ends)
-    ends = bootstrap(
-        lambda a, b: np.median(a, axis=1) - np.median(b, axis=1),
-        draw,
-        first.ravel(),
-        second.ravel(),
-    )
-    held["difference", "before"].add(COST * STEP_MS, np.median(first) - np.median(second), *ends)
+        ends = statistics.median_interval(windows)
+        held["median"].add(STEP_MS * (1 + middle), np.median(_ms(windows)), *ends)
+    abba = STEP_MS * (1 + SERIES[name](draw, 4 * ROUNDS * COST_STEPS)).reshape(-1, COST_STEPS)
+    first, second = split(abba)
+    cost, blocks = derive.abba(first.tolist(), second.tolist())
+    ends = statistics.difference_interval(cost, blocks)
+    held["difference"].add(COST * STEP_MS, cost, *ends)
+    return told(_ms(windows)), not held["mean"].holds[-1]
 
 
 def _ms(windows):
@@ -239,18 +187,13 @@ def _mean(windows):
     return math.fsum(_ms(windows)) / len(_ms(windows))
 
 
-def outcome(name, studies=STUDIES, before=True):
-    """Return ({(what, when): Held}, share of runs with each code, share of the missed means that are told) of one series."""
-    held = {
-        (what, when): Held()
-        for what in ("mean", "median", "difference")
-        for when in ("before", "after")
-    }
-    found = [study(name, seed, held, before) for seed in range(studies)]
-    codes = {
-        code: float(np.mean([code in one for one, _ in found]))
-        for code in ("not_stationary", "pauses")
-    }
+def outcome(name, studies=STUDIES):
+    """Return ({what: Held}, share of runs with each code, share of the missed means that are told) of one series."""
+    held = {what: Held() for what in ("mean", "median", "difference")}
+    found = [study(name, seed, held) for seed in range(studies)]
+    codes = {}
+    for code in ("not_stationary", "pauses"):
+        codes[code] = float(np.mean([code in one for one, _ in found]))
     misses = [bool(one) for one, missed in found if missed]
     return held, codes, float(np.mean(misses)) if misses else math.nan
 
@@ -264,26 +207,16 @@ def tables(studies: int = STUDIES) -> Iterator[str]:
         f"Intervals within a run: {studies} runs of each series, steps of {STEP_MS:g} ms, the real stopping rule. Half-widths\n"
         "are in percent of the mean; shown: the median, needed: what holds 95 % of the runs. A miss is told if a check fires.\n"
     )
-    yield (
-        f"{'':27} {'mean held, % of runs':^21} {'half-width shown / needed':^31} {'windows':^11} {'median held':^13} "
-        f"{'A B B A held':^13} {'told':^17} {'misses':^6}\n"
-        f"{'series':27} {'before':>10} {'after':>10} {'before':>15} {'after':>15} {'before':>5} {'after':>5} "
-        f"{'before':>6} {'after':>6} {'before':>6} {'after':>6} {'change':>8} {'pauses':>8} {'told':>6}"
-    )
+    heads = ("mean held", "half-width shown / needed", "windows", "median held", "A B B A held")
+    told_heads = ("change told", "pauses told", "misses told")
+    yield f"{'series':27}" + "".join(f"{head:>{len(head) + 2}}" for head in (*heads, *told_heads))
     for name in SERIES:
         held, codes, misses = outcome(name, studies)
-        before, after = held["mean", "before"], held["mean", "after"]
+        mean = held["mean"]
         yield (
-            f"{name:27} {before.text:>10} {after.text:>10} {before.widths:>15} {after.widths:>15} "
-            f"{np.mean(before.windows):5.1f} {np.mean(after.windows):5.1f} "
-            + " ".join(
-                f"{held[what, when].text:>6}"
-                for what in ("median", "difference")
-                for when in ("before", "after")
-            )
-            + f" {codes['not_stationary']:8.1%} {codes['pauses']:8.1%} {misses:6.0%}".replace(
-                "nan%", "   –"
-            )
+            f"{name:27}{mean.text:>11}{mean.widths:>27}{np.mean(mean.windows):9.1f}"
+            f"{held['median'].text:>13}{held['difference'].text:>14}{codes['not_stationary']:13.1%}"
+            f"{codes['pauses']:13.1%}{misses:13.0%}".replace("nan%", "   –")
         )
     yield (
         "\nWhere less than 90 % are held, what moves the mean did not happen in the run: a regime, a rare pause or a slow\n"
@@ -343,11 +276,7 @@ def outcomes_between(series, studies):
             *(np.array(statistics.difference_interval(cost, blocks)) / STEP_MS),
         )
         abba = ms[: 4 * ROUNDS * (COST_STEPS + 1)].reshape(-1, COST_STEPS + 1)[:, 1:]
-        places = np.arange(len(abba)) % 4
-        first, second = (
-            abba[(places == 0) | (places == 3)] + COST * STEP_MS,
-            abba[(places == 1) | (places == 2)],
-        )
+        first, second = split(abba)
         cost, blocks = derive.abba(first.tolist(), second.tolist())
         held["cost apart"].add(
             COST,
@@ -376,7 +305,7 @@ def _between(studies):
 def _real(studies):
     """Yield how many windows the stopping rule takes on real steps of H200s, drawn again in blocks (Politis and Romano 1994)."""
     yield f"Windows on real steps of H200s (tests/data/raw_lines), drawn again in blocks of 9 steps: {studies} runs of each"
-    yield f"{'cell':62} {'before':>6} {'after':>6}   share that ran to the end"
+    yield f"{'cell':62} {'windows':>7}   share that ran to the end"
     for folder in sorted(DATA.glob("*/resnet50-*")):
         ranks = [
             [json.loads(line) for line in path.open()]
@@ -393,10 +322,9 @@ def _real(studies):
         ms = np.concatenate(windows)
         runs = [_drawn_again(ms, seed) for seed in range(studies)]
         after = [len(timed(one)) for one in runs]
-        before = [len(timed(one, before=True)) for one in runs]
         most = STEPS // request.window_iterations(STEP_MS)
         ended = np.mean([one >= most - 1 for one in after])
-        yield f"{folder.parent.name}/{folder.name:53} {np.mean(before):6.2f} {np.mean(after):6.2f}   {ended:.0%}"
+        yield f"{folder.parent.name}/{folder.name:53} {np.mean(after):7.2f}   {ended:.0%}"
 
 
 def _drawn_again(ms, seed):

@@ -161,11 +161,11 @@ SMALL = ("iid", "AR 0.5", "power-capped (AR 0.7, 4 %)", "level per window 0.2 %"
 @pytest.mark.parametrize("name", SMALL)
 def test_intervals_hold_the_truth_and_clean_series_have_no_code(name):
     """The table of `python -m tests.coverage within`, with fewer studies: 90 % less two standard errors."""
-    held, codes, _ = coverage_within.outcome(name, studies=60, before=False)
+    held, codes, _ = coverage_within.outcome(name, studies=60)
     for what in ("mean", "median", "difference"):
-        assert held[what, "after"].share >= 0.84, what
+        assert held[what].share >= 0.84, what
     assert max(codes.values()) <= 1 / 60
-    assert np.median(held["mean", "after"].shown) < 2 * np.quantile(held["mean", "after"].off, 0.95)
+    assert np.median(held["mean"].shown) < 2 * np.quantile(held["mean"].off, 0.95)
 
 
 @pytest.mark.parametrize(
@@ -182,6 +182,6 @@ def test_a_cell_is_told_what_time_did_to_it_from_its_first_step_on(fault):
     if fault == "none":
         assert found["any"] == 0 and found["warm_up_s"] < 3
     elif "warm-up" in fault:
-        assert abs(found["off"]) < 0.002 < 0.01 < found["before"]
+        assert abs(found["off"]) < 0.002
     else:
         assert found["codes"] == {"not_stationary": 1.0}
