@@ -4,7 +4,6 @@ import dataclasses
 import io
 import math
 import types
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -255,19 +254,6 @@ def test_a_record_that_is_invalid_or_replaced_has_an_efficiency_and_is_no_baseli
     rate, first = (one.metrics["throughput/images_per_second"] for one in (invalid, alone[0]))
     assert found == {invalid.record_id: pytest.approx(rate / 2 / first)}
     assert Study.of([*alone, invalid]).timed[0].gpus == (0,)
-
-
-def test_real_records_state_what_their_study_gave_them():
-    """h200_x4/scaling measured every baseline first: what its records state is what the study gives."""
-    folder = Path(__file__).parent / "data" / "h200_x4" / "scaling"
-    measured = records.read_study(folder)[0]
-    found = efficiencies(measured)
-    stated = {
-        one.record_id: one.metrics[EFFICIENCY] for one in measured if EFFICIENCY in one.metrics
-    }
-    assert len(stated) == 6 and {one: found[one] for one in stated} == pytest.approx(
-        stated, rel=1e-12
-    )
 
 
 # The slowest of noisy baselines.

@@ -35,6 +35,11 @@ def planted(record: Record, **changes) -> Record:
     return made
 
 
+def share_of(made):
+    """The efficiency of the last record against the others."""
+    return Baselines(Study.of(made)).efficiency(made[-1])
+
+
 def runs_of(made):
     return sorted(len(one.records) for one in Study.of(made).runs)
 
@@ -89,6 +94,7 @@ VERSIONS = {
     "python": "3.12.3",
 }
 CPU = {"model": "Intel(R) Xeon(R) Processor", "cores": 64}
+PLAIN = {"versions": VERSIONS, "cpu": CPU, "variables": {}}
 SURROUNDINGS = [
     ({"versions": VERSIONS | {"cudnn": "92000"}}, "cuDNN (92000, not 91900)"),
     ({"versions": VERSIONS | {"python": "3.13.0"}}, "Python (3.13, not 3.12)"),
@@ -110,19 +116,12 @@ SURROUNDINGS = [
 
 @pytest.mark.parametrize(("changes", "named"), SURROUNDINGS)
 def test_a_baseline_of_other_surroundings_does_not_fit(changes, named):
-    simulator, plain = Simulator(), {"versions": VERSIONS, "cpu": CPU, "variables": {}}
-    made = [
-        simulator.record((0,), environment=plain | changes),
-        simulator.record((0, 1), environment=plain),
-    ]
-    assert Baselines(Study.of(made)).efficiency(made[1]) is None
+    simulator = Simulator()
+    alone = simulator.record((0,), environment=PLAIN | changes)
+    made = [alone, simulator.record((0, 1), environment=PLAIN)]
     refusals = curves(Study.of(made)).refusals
-    assert any(named in refusal for refusal in refusals), refusals
-    alike = [
-        simulator.record((0,), environment=plain | changes),
-        simulator.record((0, 1), environment=plain | changes),
-    ]
-    assert Baselines(Study.of(alike)).efficiency(alike[1]) is not None
+    assert share_of(made) is None and any(named in refusal for refusal in refusals), refusals
+    assert share_of([alone, simulator.record((0, 1), environment=PLAIN | changes)]) is not None
 
 
 @pytest.mark.parametrize(
@@ -144,26 +143,15 @@ def test_a_baseline_of_other_surroundings_does_not_fit(changes, named):
     ],
 )
 def test_what_changes_no_result_keeps_nothing_apart(changes):
-    simulator, plain = Simulator(), {"versions": VERSIONS, "cpu": CPU, "variables": {}}
-    made = [
-        simulator.record((0,), environment=plain | changes),
-        simulator.record((0, 1), environment=plain),
-    ]
-    assert Baselines(Study.of(made)).efficiency(made[1]) is not None
+    simulator = Simulator()
+    alone = simulator.record((0,), environment=PLAIN | changes)
+    assert share_of([alone, simulator.record((0, 1), environment=PLAIN)]) is not None
 
 
 def with_threads(simulator, gpus, threads, asked, cores=64, **environment):
-    made = simulator.record(
-        gpus,
-        environment={
-            "cpu": {"cores": cores},
-            "variables": {"OMP_NUM_THREADS": asked},
-            **environment,
-        },
-    )
-    return dataclasses.replace(
-        made, ranks=[{"rank": rank, "threads": threads} for rank in range(len(gpus))]
-    )
+    around = {"cpu": {"cores": cores}, "variables": {"OMP_NUM_THREADS": asked}, **environment}
+    ranks = [{"rank": rank, "threads": threads} for rank in range(len(gpus))]
+    return dataclasses.replace(simulator.record(gpus, environment=around), ranks=ranks)
 
 
 def test_threads_are_compared_where_somebody_else_set_them():
@@ -176,13 +164,12 @@ def test_threads_are_compared_where_somebody_else_set_them():
         (with_threads(simulator, (0, 1), 16, "16", **{INHERITED: ["OMP_NUM_THREADS"]}), False),
         (with_threads(simulator, (0, 1), 1, "16"), False),  # torch did not do as it was told
     ):
-        found = Baselines(Study.of([alone, pair])).efficiency(pair)
-        assert (found is not None) == fits, pair.ranks
+        assert (share_of([alone, pair]) is not None) == fits, pair.ranks
     both = [
         with_threads(simulator, gpus, 8, "8", **{INHERITED: ["OMP_NUM_THREADS"]})
         for gpus in ((0,), (0, 1))
     ]
-    assert Baselines(Study.of(both)).efficiency(both[1]) is not None
+    assert share_of(both) is not None
 
 
 # What the launcher notes.

@@ -1,5 +1,5 @@
 """From records to findings: on a simulated machine whose truth is known every interval holds it as often as it says, equal
-cells show no difference, and what cannot be said is refused with the reason. Real records give the figures of RESULTS.md.
+cells show no difference, and what cannot be said is refused with the reason. Real records are in tests/golden/report.
 """
 
 import dataclasses
@@ -23,7 +23,6 @@ from analysis.study.estimates import Findings
 from analysis.study.noise_floor import CLOCK
 from analysis.study.study import Study
 from analysis.topology.readers import read_topology
-from benchmarks import record as records
 
 FOUR = (0, 1, 2, 3)
 TRIALS = 60
@@ -562,47 +561,3 @@ def test_records_that_say_little_are_no_error():
     metrics = {rate: 5.0, "comm/busbw_gb_per_s": -1.0}
     odd = changed(one, record_id="odd", metrics=metrics, within_run=ends)
     assert study_findings([bare, odd]).scaling.curves[0].points[0].rate.low is None
-
-
-# Real records.
-
-
-def real(name):
-    return records.read_study(STRATEGIES_STUDY.parent / name)[0]
-
-
-def test_real_records_give_the_table_of_the_results():
-    found, shown, by_record = study_findings(real("scaling")), {}, {}
-    for curve in found.scaling.curves:
-        for point in curve.points:
-            share = point.efficiency and round(100 * point.efficiency.value, 1)
-            shown[curve.label, point.gpus] = round(point.rate.value), share
-            by_record |= dict.fromkeys(point.record_ids, point)
-    assert shown["resnet50 · eager", (0, 1)] == (9371, 99.9)
-    assert shown["resnet50 · eager", FOUR] == (18676, 99.5)
-    assert shown["resnet50 · compile", (0, 1)] == (12904, 97.6)
-    assert shown["resnet50 · compile", FOUR] == (25738, 97.4)
-    assert shown["inception_v3 · eager", FOUR] == (9521, 99.5)
-    assert shown["inception_v3 · compile", (0,)] == (4440, None)
-    for record in real("scaling"):
-        share = record.metrics.get("scaling/efficiency")
-        if share:
-            assert by_record[record.record_id].efficiency.value == pytest.approx(share)
-    assert [name.split(" · ")[0] for name, _ in found.excluded] == ["inception_v3"]
-
-
-def test_real_records_of_settings_and_strategies():
-    settings = study_findings(real("settings"))
-    level = {
-        one.second: one.difference.value
-        for one in settings.comparisons
-        if "P2P_LEVEL untouched" in one.first
-    }
-    assert level["gpus 0,3 · P2P_LEVEL=LOC"] == pytest.approx(-0.025, abs=5e-4)
-    assert {one.verdict for one in settings.comparisons} == {""}, "single runs"
-    found = study_findings(real("strategies"))
-    busbw = {one.label: one.exchange_gb_per_s for one in found.wires}
-    assert busbw["nccl_allreduce"] == pytest.approx(277.7, abs=0.1)
-    assert busbw["kvstore_device · reduce=owner"] == pytest.approx(118.0, abs=0.1)
-    assert {one.link_class for one in found.wires} == {"NV18"}
-    assert len(Study.of(real("strategies")).varied_provenance) == 0, "one machine"
