@@ -44,7 +44,7 @@ STUDIES = ("the first study", "the second study")
 
 @dataclass(frozen=True)
 class MeasuredNumber:
-    """A number with its standard error; of rates and times both are those of the logarithm."""
+    """A number, or a difference, with its standard error; of rates and times of the logarithm."""
 
     value: float
     runs: int
@@ -57,36 +57,25 @@ class MeasuredNumber:
         """The number itself."""
         return math.exp(self.value) if self.logarithm else self.value
 
-
-@dataclass(frozen=True)
-class NumberDifference:
-    """The difference of two measured numbers, second − first, on their own scale."""
-
-    value: float
-    error: float | None
-    freedom: float
-    logarithm: bool
-
-    @staticmethod
-    def between(first: MeasuredNumber, second: MeasuredNumber) -> "NumberDifference":
-        """Return the difference; its degrees of freedom are Welch's."""
-        value = second.value - first.value
-        if first.error is None or second.error is None:
-            return NumberDifference(value, None, math.inf, first.logarithm)
-        variances = first.error**2, second.error**2
-        parts = variances[0] ** 2 / first.freedom + variances[1] ** 2 / second.freedom
+    def minus(self, first: "MeasuredNumber") -> "MeasuredNumber":
+        """Return the difference from the first; its degrees of freedom are Welch's."""
+        value, runs = self.value - first.value, min(self.runs, first.runs)
+        if self.error is None or first.error is None:
+            return MeasuredNumber(value, runs, logarithm=self.logarithm)
+        variances = first.error**2, self.error**2
+        parts = variances[0] ** 2 / first.freedom + variances[1] ** 2 / self.freedom
         freedom = sum(variances) ** 2 / parts if parts else math.inf
-        return NumberDifference(value, math.sqrt(sum(variances)), freedom, first.logarithm)
+        return MeasuredNumber(value, runs, math.sqrt(sum(variances)), freedom, self.logarithm)
 
     @property
     def chance(self) -> float:
-        """The two-sided p: the chance of so large a difference between equal cells."""
+        """The two-sided p of a difference: the chance of so large a one between equal cells."""
         if not self.error:
             return math.nan if self.error is None else float(not self.value)
         return float(2 * stdtr(self.freedom, -abs(self.value) / self.error))
 
     def estimate(self) -> Estimate:
-        """Return it with its 95 % interval: of a rate or time as a share of the first."""
+        """Return a difference with its 95 % interval: of a rate or time as a share of the first."""
         ends = [0.0]
         if self.error is not None:
             half = min(quantile(self.freedom) * self.error, WIDEST)
@@ -106,7 +95,7 @@ class CellDifference:
     metric: str  # by which it is judged
     first: Mapping[str, MeasuredNumber]  # {metric: number}
     second: Mapping[str, MeasuredNumber]
-    steps: Mapping[str, NumberDifference]  # of the numbers that both have
+    steps: Mapping[str, MeasuredNumber]  # differences of the numbers that both have
     verdict: str = UNKNOWN  # of the second
     smallest: float | None = None  # the smallest change that these runs could have shown
     why: str = ""  # why there is no verdict, or what qualifies it
@@ -224,7 +213,7 @@ def _difference(
         # Efficiencies may be against some of the members alone.
         against = [getattr(side[quantity].value, "of", ()) for side in numbers if quantity in side]
         if quantity in second and against[0] == against[1]:
-            steps[quantity] = NumberDifference.between(number, second[quantity])
+            steps[quantity] = second[quantity].minus(number)
     repeated = [study for study, runs in zip(STUDIES, (before, after), strict=True) if runs[1:]]
     why = ""
     if not metric:

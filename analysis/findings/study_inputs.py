@@ -130,7 +130,7 @@ def _hosts(study: Study) -> list[str]:
 
 
 def _names(opened: Sequence[tuple[StudyPath, Path, Study]]) -> list[str]:
-    """Return a name for each input: a label or `4 × H200 on vm`, and what tells equal ones apart."""
+    """Return a name for each input: a label or `4 × H200 on vm`, and what tells it apart."""
     names: list[tuple[str, ...]] = []
     facts: list[tuple[str, ...]] = []
     for path, folder, study in opened:
