@@ -1,12 +1,10 @@
 """Copies between the members of a subset, which copies run at once, and the pattern they carry.
 
-What times copies, `gpus.Gpus` and `cpu_workers.Workers`, has the interface `Links`. Members are
-numbered by their place in the subset.
+Members are numbered by their place in the subset.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -39,53 +37,18 @@ class CopyMethod:
         return copy.target if self.read else copy.source
 
 
-class Links(Protocol):
-    """Make and time copies. Between CPU workers every call is collective."""
+def patterns(count: int, size_bytes: int) -> Iterator[tuple[str, int, list[Copy], int]]:
+    """Yield (pattern, index, copies at once, bytes of each).
 
-    words: dict[str, str]  # what enabled and disabled mean here
-    devices: list[dict[str, str]]  # name and bus_id of each member, where it has any
-    late: int  # measurements that began before all of their copies were enqueued
-    enqueued_by: str | None  # C or Python; None where nothing is enqueued
-
-    def can_access(self, a: int, b: int) -> bool:
-        """Return whether a member can address another's memory."""
-
-    def time(self, copies: Sequence[Copy], how: CopyMethod) -> tuple[list[float], float]:
-        """Time copies that start together: ms of all iterations of each, and until all end."""
-
-    def latency(self, copy: Copy, how: CopyMethod) -> tuple[float | None, float]:
-        """Return the µs of one small copy: on the GPU, back to back, and on the host.
-
-        The host's is to enqueue one; between CPU workers, without the first, until it has arrived.
-        """
-
-    def wrong_elements(self, copy: Copy, how: CopyMethod) -> int:
-        """Copy a pattern that no other pair has; count the int32 elements that did not arrive."""
-
-    def close(self) -> None:
-        """Free buffers and streams."""
-
-
-@dataclass(frozen=True)
-class CopiesAtOnce:
-    """Copies that run at once."""
-
-    pattern: str  # matching, one_to_all, all_to_one
-    index: int  # of the round; else the place of the one member
-    copies: tuple[Copy, ...]
-    size_bytes: int
-
-
-def patterns(count: int, size_bytes: int) -> Iterator[CopiesAtOnce]:
-    """Yield each round of a matching both ways, each member to all, and all to each.
-
-    Where several copies write to one member, each has its own part of the target's buffer.
+    Each round of a matching both ways, each member to all others, and all others to each; the index
+    is that of the round, else of the one member. Where several copies write to one member, each has
+    its own part of the target's buffer.
     """
     for index, pairs in enumerate(matchings(count)):
         both_ways: list[Copy] = []
         for a, b in pairs:
             both_ways += [Copy(a, b), Copy(b, a)]
-        yield CopiesAtOnce("matching", index, tuple(both_ways), size_bytes)
+        yield "matching", index, both_ways, size_bytes
     if count < 3:
         return  # then one to all is one to one
     part = size_bytes // (count - 1) // GRAIN_BYTES * GRAIN_BYTES
@@ -93,10 +56,10 @@ def patterns(count: int, size_bytes: int) -> Iterator[CopiesAtOnce]:
         return
     for index in range(count):
         peers = [peer for peer in range(count) if peer != index]
-        outward = tuple(Copy(index, peer) for peer in peers)
-        inward = tuple(Copy(peer, index, slot * part) for slot, peer in enumerate(peers))
-        yield CopiesAtOnce("one_to_all", index, outward, part)
-        yield CopiesAtOnce("all_to_one", index, inward, part)
+        outward = [Copy(index, peer) for peer in peers]
+        inward = [Copy(peer, index, slot * part) for slot, peer in enumerate(peers)]
+        yield "one_to_all", index, outward, part
+        yield "all_to_one", index, inward, part
 
 
 def matchings(count: int) -> list[list[tuple[int, int]]]:

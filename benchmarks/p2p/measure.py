@@ -2,7 +2,8 @@
 
 The measurement is that of p2pBandwidthLatencyTest (CUDA samples): one way and both ways, with peer
 access and without. Ringside adds subsets, repeats, a comparison of contents, records, copies of
-many pairs at once, and CPU workers.
+many pairs at once, and CPU workers. Here `links` are `gpus.Gpus` or `cpu_workers.Workers`; between
+CPU workers every call is collective.
 """
 
 import itertools
@@ -11,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.p2p.copies import Copy, CopyMethod, Links, patterns
+from benchmarks.p2p.copies import Copy, CopyMethod, patterns
 from benchmarks.p2p.derive import Matrix, gb_per_s, rates
 from benchmarks.rank.ranks import Ranks, Reporter, Result
 from benchmarks.record import Kind
@@ -43,7 +44,7 @@ def run(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
 
 
 def measure(
-    ids: Sequence[int], links: Links, options: Options, result: Result, reporter: Reporter
+    ids: Sequence[int], links: Any, options: Options, result: Result, reporter: Reporter
 ) -> None:
     """Measure every matrix: samples become lines, what is known of the copies becomes checks.
 
@@ -111,7 +112,7 @@ def _access(how: CopyMethod) -> str:
 
 
 def _verified(
-    ids: Sequence[int], links: Links, passes: Sequence[tuple[str, CopyMethod]], reporter: Reporter
+    ids: Sequence[int], links: Any, passes: Sequence[tuple[str, CopyMethod]], reporter: Reporter
 ) -> dict[str, Any]:
     """Compare what arrives, once for every ordered pair and kind of copy; it warms them up, too."""
     wrong, compared = {}, 0
@@ -129,7 +130,7 @@ def _verified(
 
 
 def _matrices(
-    kind: str, how: CopyMethod, count: int, links: Links, reporter: Reporter
+    kind: str, how: CopyMethod, count: int, links: Any, reporter: Reporter
 ) -> dict[str, dict[str, Any]]:
     """Measure every entry of one pass once. The row makes the copy.
 
@@ -165,32 +166,31 @@ def _matrices(
     return fields
 
 
-def _concurrent(ids: Sequence[int], links: Links, options: Options, reporter: Reporter) -> None:
+def _concurrent(ids: Sequence[int], links: Any, options: Options, reporter: Reporter) -> None:
     """Alternate all copies of a pattern at once with each copy alone, and write every time.
 
     In a matching each pair, both ways, is alone.
     """
     size_bytes, iterations = int(options["bytes"]), int(options["iterations"])
     enabled, read = options["p2p"] != "disabled", options["direction"] == "read"
-    for row in patterns(len(ids), size_bytes):
-        how = CopyMethod(enabled, row.size_bytes, iterations, read)
-        counted_bytes = row.size_bytes * iterations  # of one copy
-        is_matching = row.pattern == "matching"
-        width = 2 if is_matching else 1
+    for pattern, index, copies, part_bytes in patterns(len(ids), size_bytes):
+        how = CopyMethod(enabled, part_bytes, iterations, read)
+        counted_bytes = part_bytes * iterations  # of one copy
+        width = 2 if pattern == "matching" else 1
         facts: dict[str, Any] = {
-            "pattern": row.pattern,
-            "number": row.index,
-            "of": row.index if is_matching else ids[row.index],
-            "bytes": row.size_bytes,
+            "pattern": pattern,
+            "number": index,
+            "of": index if pattern == "matching" else ids[index],
+            "bytes": part_bytes,
             "counted_bytes": counted_bytes,
-            "copies": [[ids[copy.source], ids[copy.target]] for copy in row.copies],
+            "copies": [[ids[copy.source], ids[copy.target]] for copy in copies],
         }
         for repeat in range(int(options["repeats"])):
             opened = time.perf_counter()
-            together_ms, total_ms = links.time(row.copies, how)
+            together_ms, total_ms = links.time(copies, how)
             alone_ms: list[float] = []
-            for start in range(0, len(row.copies), width):
-                alone_ms += links.time(row.copies[start : start + width], how)[0]
+            for start in range(0, len(copies), width):
+                alone_ms += links.time(copies[start : start + width], how)[0]
             window_ms = (time.perf_counter() - opened) * 1e3
             reporter.beat()
             reporter.line(
