@@ -62,17 +62,13 @@ def test_images_are_those_of_the_timed_windows_and_nothing_else(measured, case):
     images = sum(block["images"] for of_rank in timed for block in of_rank)
     assert metrics["throughput/images"] == images == steps * 2 * 2
     assert metrics["step/iterations"] == steps
-    totals = [sum(sum(block["ms"]) for block in of_rank) for of_rank in timed]
-    assert metrics["throughput/seconds"] == pytest.approx(max(totals) / 1e3)
-    assert metrics["throughput/images_per_second"] == pytest.approx(images / (max(totals) / 1e3))
-    assert metrics["throughput/images_per_second_per_gpu"] * 2 == pytest.approx(
-        images / (max(totals) / 1e3)
-    )
-    slowest = [
-        max(pair)
-        for a, b in zip(*timed, strict=True)
-        for pair in zip(a["ms"], b["ms"], strict=True)
-    ]
+    seconds = max(sum(sum(block["ms"]) for block in of_rank) for of_rank in timed) / 1e3
+    assert metrics["throughput/seconds"] == pytest.approx(seconds)
+    assert metrics["throughput/images_per_second"] == pytest.approx(images / seconds)
+    assert metrics["throughput/images_per_second_per_gpu"] * 2 == pytest.approx(images / seconds)
+    slowest = []
+    for a, b in zip(*timed, strict=True):
+        slowest += map(max, a["ms"], b["ms"])
     assert metrics["step/ms_median"] == pytest.approx(sorted(slowest)[len(slowest) // 2], rel=0.5)
     assert min(slowest) <= metrics["step/ms_median"] <= max(slowest)
     series = measured[0][case]["series"]["throughput/images_per_second"]
@@ -82,17 +78,13 @@ def test_images_are_those_of_the_timed_windows_and_nothing_else(measured, case):
 def test_samples_outside_the_timed_windows_are_kept_and_not_counted(measured):
     said = lines(measured, "ddp")[0]
     assert blocks(said, "first") and blocks(said, "warm-up") and blocks(said, "exchange")
-    order = [
-        line["purpose"]
-        for line in said
-        if line.get("purpose") in ("timed", "exchange", "without exchange")
-    ]
+    purposes = [line.get("purpose") for line in said]
+    order = [name for name in purposes if name in ("timed", "exchange", "without exchange")]
     assert order == ["timed", "without exchange", "without exchange", "timed", "exchange"]
     phases = [line["phase"] for line in said if line["kind"] == "phase"]
     assert phases[3:8] == ["check", "timed", "exposed", "timed", "compare"]
-    assert measured[0]["ddp"]["checks"]["replicas_equal"] is True, (
-        "steps without exchange left no trace"
-    )
+    checks = measured[0]["ddp"]["checks"]
+    assert checks["replicas_equal"] is True, "steps without exchange left no trace"
     assert all(block["lead_in_ms"] > 0 for block in blocks(said, "timed"))
 
 
@@ -102,10 +94,8 @@ def test_the_bandwidth_is_that_of_the_whole_gradient(measured):
     assert model["gradient_bytes"] == 4 * PARAMETERS
     seconds = metrics["comm/exchange_ms"] / 1e3
     assert metrics["comm/algbw_gb_per_s"] == pytest.approx(4 * PARAMETERS / seconds / 1e9)
-    assert metrics["comm/busbw_gb_per_s"] == pytest.approx(
-        metrics["comm/algbw_gb_per_s"] * 2 * (2 - 1) / 2
-    )
-    assert metrics["comm/bytes_moved"] == 4 * PARAMETERS * 2 * (2 - 1) / 2
+    assert metrics["comm/busbw_gb_per_s"] == pytest.approx(metrics["comm/algbw_gb_per_s"])
+    assert metrics["comm/bytes_moved"] == 4 * PARAMETERS
 
 
 @pytest.mark.parametrize("hook", ["fp16", "bf16"])
@@ -117,9 +107,8 @@ def test_a_hook_of_half_the_digits_moves_half_the_bytes(measured, hook):
 
 
 def test_a_hook_whose_size_is_not_known_says_so():
-    strategy = load(
-        DDP | {"comm_hook": "powersgd"}, target_of("strategy", "nccl_allreduce"), Hosts(((0,),))
-    )
+    options = DDP | {"comm_hook": "powersgd"}
+    strategy = load(options, target_of("strategy", "nccl_allreduce"), Hosts(((0,),)))
     assert math.isnan(strategy.bytes_moved(1e6, 2))
     assert not strategy.exact
 
@@ -135,17 +124,10 @@ def test_the_exchanged_gradient_is_the_mean(measured):
         assert facts["gradient_spread"] > 0.1, "the ranks see different data"
         assert facts["replicas_equal"] is True
         assert len(facts["losses"]) == 2 and facts["losses"][0] != facts["losses"][1]
-    for case in ("fp16", "bf16_weights"):
+    for case in ("fp16", "bf16", "bf16_weights"):
         facts = measured[0][case]["checks"]
-        assert facts["gradient_error"] < facts["gradient_tolerance"], (
-            f"{case}: {facts['gradient_error']}"
-        )
-
-
-def test_the_rounding_of_a_hook_is_tolerated(measured):
-    facts = measured[0]["bf16"]["checks"]
-    assert facts["gradient_error"] < 1e-2
-    assert facts["gradient_error"] < facts["gradient_tolerance"]
+        assert facts["gradient_error"] < facts["gradient_tolerance"], case
+    assert measured[0]["bf16"]["checks"]["gradient_error"] < 1e-2
 
 
 def test_no_exchange_has_no_communication(measured):
@@ -181,20 +163,17 @@ def test_the_slowest_rank_sets_the_rate(measured):
 
 
 @pytest.mark.parametrize(
-    ("held", "metrics"),
+    ("held", "busy_ms", "idle_share"),
     [
-        (
-            [[8.0, 7.0, 9.0], [6.0, 8.5, 7.0]],
-            {"gpu/busy_ms": 8.5, "gpu/idle_share": pytest.approx(0.15)},
-        ),
-        ([[10.5, 10.5, 10.5], [9.0, 9.0, 9.0]], {"gpu/busy_ms": 10.5, "gpu/idle_share": 0.0}),
-        (
-            [[12.0, 12.0, 12.0], [9.0, 9.0, 9.0]],
-            {"gpu/busy_ms": 12.0},
-        ),  # the hold overfilled the launch queue
+        ([[8.0, 7.0, 9.0], [6.0, 8.5, 7.0]], 8.5, pytest.approx(0.15)),
+        ([[10.5] * 3, [9.0] * 3], 10.5, 0.0),
+        ([[12.0] * 3, [9.0] * 3], 12.0, None),  # the hold overfilled the launch queue
     ],
 )
-def test_a_gpu_is_idle_for_the_part_of_a_step_in_which_it_computes_nothing(held, metrics):
+def test_a_gpu_is_idle_for_the_part_of_a_step_in_which_it_computes_nothing(
+    held, busy_ms, idle_share
+):
     lines = {rank: [{"kind": "held", "time": 0.0, "ms": ms}] for rank, ms in enumerate(held)}
-    assert derive.busy(lines, 10.0) == metrics
+    metrics = derive.busy(lines, 10.0)
+    assert (metrics["gpu/busy_ms"], metrics.get("gpu/idle_share")) == (busy_ms, idle_share)
     assert derive.busy({0: [], 1: []}, 10.0) == {}
