@@ -45,16 +45,18 @@ NCCL_TESTS_COLLECTIVES = COLLECTIVES | {
     "hypercube": Collective("hypercube", in_place=False),
 }
 
-# Names of types by bytes of an element: torch's that `benchmark=collectives` accepts, and those
-# that nccl-tests prints.
-_TORCH = {1: "int8 uint8", 2: "float16 bfloat16", 4: "float32 int32", 8: "float64 int64"}
-_NCCL_TESTS = {
-    1: "int8 char uint8 f8e4m3 f8e5m2 fp8_e4m3 fp8_e5m2",
-    2: "half bfloat16",
-    4: "int32 int uint32 float",
-    8: "int64 uint64 double",
-}
-ELEMENT_BYTES = {name: size for size, names in _TORCH.items() for name in names.split()}
-NCCL_TESTS_ELEMENT_BYTES = {
-    name: size for size, names in _NCCL_TESTS.items() for name in names.split()
-}
+# Bytes of an element, by the names of torch's dtypes that `benchmark=collectives` accepts.
+ELEMENT_BYTES = (
+    dict.fromkeys(("int8", "uint8"), 1)
+    | dict.fromkeys(("float16", "bfloat16"), 2)
+    | dict.fromkeys(("float32", "int32"), 4)
+    | dict.fromkeys(("float64", "int64"), 8)
+)
+# The same by the names that nccl-tests prints.
+_BYTE_TYPES = ("int8", "char", "uint8", "f8e4m3", "f8e5m2", "fp8_e4m3", "fp8_e5m2")
+NCCL_TESTS_ELEMENT_BYTES = (
+    dict.fromkeys(_BYTE_TYPES, 1)
+    | dict.fromkeys(("half", "bfloat16"), 2)
+    | dict.fromkeys(("int32", "int", "uint32", "float"), 4)
+    | dict.fromkeys(("int64", "uint64", "double"), 8)
+)

@@ -7,6 +7,7 @@ which takes longer than a small message. Both have `prepare`, `in_order` and `to
 
 import ctypes
 import functools
+import itertools
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -185,11 +186,11 @@ class NcclCalls:
 
     def in_order(self, calls: Sequence[InOrder]) -> InOrder:
         """Return one call that makes prepared calls in one loop."""
-        return self._made(*(single for call in calls for single in call.calls))
+        return self._made(*itertools.chain.from_iterable(call.calls for call in calls))
 
     def together(self, calls: Sequence[InOrder]) -> InOrder:
         """Return one call that makes prepared calls as one group; groups within are flattened."""
-        return self._group([single for call in calls for single in call.calls])
+        return self._group(list(itertools.chain.from_iterable(call.calls for call in calls)))
 
     def _group(self, calls: list[CCall]) -> InOrder:
         return self._made(self._call("ncclGroupStart"), *calls, self._call("ncclGroupEnd"))

@@ -49,13 +49,15 @@ class Workers:
 
     def time(self, copies: Sequence[Copy], how: CopyMethod) -> tuple[list[float], float]:
         """Time copies that start together; one rank's own copies take turns."""
-        within, outward = [], []
+        within, outward, messages = [], [], []
         for copy in copies:
-            if copy.source == copy.target == self._rank:
-                within.append(copy)
-            elif copy.source != copy.target and how.enabled and how.runner(copy) == self._rank:
+            if copy.source == copy.target:
+                if copy.source == self._rank:
+                    within.append(copy)
+            elif not how.enabled:
+                messages.append(copy)
+            elif how.runner(copy) == self._rank:
                 outward.append(copy)
-        messages = [] if how.enabled else [copy for copy in copies if copy.source != copy.target]
         self._ranks.barrier()
         opened = time.perf_counter()
         for _ in range(how.iterations):

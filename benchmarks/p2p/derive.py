@@ -35,13 +35,16 @@ def derive(lines: RankLines, cell: Cell) -> Derived:
             matrix = rates(line["counted_bytes"], line["ms"])
         samples.setdefault(line["matrix"], []).append(matrix)
     medians: dict[str, Matrix] = {}
+    spreads: dict[str, float] = {}
     for name, repeats in samples.items():
         if len(repeats) != options["repeats"]:
             raise IncompleteLines(
                 f"matrix {name} has {len(repeats)} of {options['repeats']} repeats"
             )
-        medians[name] = np.median(repeats, axis=0).tolist()
-    spreads = {name: _spread(repeats) for name, repeats in samples.items() if len(repeats) > 1}
+        values = np.asarray(repeats)
+        medians[name] = np.median(values, axis=0).tolist()
+        if len(repeats) > 1:  # the largest (largest − smallest) ÷ median of an entry
+            spreads[name] = float((np.ptp(values, axis=0) / medians[name]).max())
     table = {
         "devices": members["devices"],
         "access": members["access"],
@@ -79,12 +82,6 @@ def rates(counted_bytes: Sequence[Sequence[float]], ms: Sequence[Sequence[float]
 def gb_per_s(counted_bytes: float, ms: float) -> float:
     """Return a rate; a time of 0 gives NaN, which validity reports."""
     return counted_bytes / ms / 1e6 if ms > 0 else math.nan
-
-
-def _spread(repeats: Sequence[Matrix]) -> float:
-    """Return the largest (largest − smallest) ÷ median of an entry over the repeats."""
-    values = np.asarray(repeats)
-    return float((np.ptp(values, axis=0) / np.median(values, axis=0)).max())
 
 
 def _metrics(medians: Mapping[str, Matrix], spreads: Mapping[str, float]) -> dict[str, float]:

@@ -52,10 +52,12 @@ def measure(
         ValueError: a pair has no peer access and `p2p=required`; names the pairs.
     """
     access: dict[str, bool] = {}
+    without = []
     for a, b in itertools.combinations(range(len(ids)), 2):
         pair = f"{min(ids[a], ids[b])}-{max(ids[a], ids[b])}"
         access[pair] = links.can_access(a, b) and links.can_access(b, a)
-    without = [pair for pair, accessible in access.items() if not accessible]
+        if not access[pair]:
+            without.append(pair)
     if without and options["p2p"] == "required":
         raise ValueError(
             f"benchmark.p2p=required: no peer access between GPUs {', '.join(without)}; "

@@ -1,5 +1,6 @@
 """Statistics of correlated iteration times: intervals inside one run, steadiness (METHOD.md)."""
 
+import itertools
 import math
 from collections.abc import Sequence
 from statistics import NormalDist
@@ -39,6 +40,11 @@ MOST_BEYOND = 1e6  # of a series without noise
 PAUSE_SHARE, PAUSE_DISTANCES = 0.25, 6.0
 Windows = Sequence[Sequence[float]]  # ms of each iteration, by window
 Array = np.ndarray[Any, Any]
+
+
+def joined(windows: Windows) -> list[float]:
+    """Return the values of all windows, one after the other."""
+    return list(itertools.chain.from_iterable(windows))
 
 
 def median(ms: Sequence[float]) -> float:
@@ -170,7 +176,7 @@ def _long(windows: Windows) -> list[Sequence[float]]:
 
 
 def _joined(windows: Windows) -> Array:
-    return np.asarray([ms for window in windows for ms in window], dtype=float)
+    return np.asarray(joined(windows), dtype=float)
 
 
 def _mean(values: Sequence[float] | Array) -> float:

@@ -173,7 +173,7 @@ def _interval(low: float, high: float) -> dict[str, float]:
 
 def _interval_facts(by_window: Sequence[Sequence[float]]) -> dict[str, float]:
     """Return what an interval rests on: windows, correlation of neighbours, drift of the mean."""
-    ms = [step_ms for window in by_window for step_ms in window]
+    ms = statistics.joined(by_window)
     return {
         "groups": len(by_window),
         "correlation": statistics.correlation(ms),
@@ -241,7 +241,7 @@ def _windows(lines: RankLines, purpose: str) -> Windows:
 
 
 def _median_of(windows: Sequence[Sequence[float]]) -> float:
-    return statistics.median([ms for window in windows for ms in window])
+    return statistics.median(statistics.joined(windows))
 
 
 # Whether the step stayed the same; analysis.validity.limits judges it.

@@ -118,7 +118,7 @@ def gets_longer(ms: Sequence[float]) -> bool:
 
 def half_width(by_window: statistics.Windows) -> float:
     """Return the half-width of the 95 % interval of the mean, as a share of the mean."""
-    ms = [step_ms for window in by_window for step_ms in window]
+    ms = statistics.joined(by_window)
     return statistics.mean_half_width(by_window) * len(ms) / math.fsum(ms)
 
 

@@ -231,7 +231,7 @@ class TrainingBenchmark:
             launch_ms.append(max(own_launch_ms for _, own_launch_ms in gathered))
             if request.should_stop(by_window, max(totals_ms), options, rounds):
                 break
-        self.step_ms = statistics.median([step_ms for window in by_window for step_ms in window])
+        self.step_ms = statistics.median(statistics.joined(by_window))
         self.launch_ms = statistics.median(launch_ms)
 
     def held(self) -> None:
