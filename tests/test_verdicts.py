@@ -343,21 +343,6 @@ def test_the_finding_of_an_exchange_study_is_a_verdict(tmp_path):
     assert "rate" not in rows[0], "one rate needs no column"
 
 
-def test_a_difference_of_twice_and_more_is_told_as_times(tmp_path):
-    made = [
-        written(
-            2 * repeat + slow,
-            JACOBI | {"exchange": exchange},
-            {"jacobi/seconds": s * (1 + 0.001 * (repeat - slow) ** 2)},
-            repeat,
-        )
-        for repeat in range(3)
-        for slow, (exchange, s) in enumerate((("host", 2.5), ("peer", 1.0)))
-    ]
-    finding, _, _ = shown(tmp_path / "study", made)
-    assert "exchange=peer is 2.50 (2.49 to 2.51) times as fast as exchange=host" in finding[-2]
-
-
 def test_a_study_without_a_model_shows_its_comparisons_and_several_rates_are_a_column(tmp_path):
     cells = [
         (JACOBI, {"jacobi/efficiency": 0.9, "jacobi/seconds": 0.2}),
@@ -365,13 +350,10 @@ def test_a_study_without_a_model_shows_its_comparisons_and_several_rates_are_a_c
         (COLLECTIVES, {"collectives/busbw_gb_per_s": 300.0}),
         (COLLECTIVES | {"calls": "torch"}, {"collectives/busbw_gb_per_s": 290.0}),
     ]
-    finding, lines, rows = shown(
+    finding, _, rows = shown(
         tmp_path / "study", [written(number, *cell) for number, cell in enumerate(cells)]
     )
     assert sorted(row["rate"] for row in rows) == ["busbw of the largest message", "solves/s"]
-    assert "No pair has a verdict: a single run gives no verdict (repeats=5 does)." in lines[-1]
-    assert rows[0].keys().isdisjoint({"verdict", "note", "runs of the first"}), (
-        "what all rows would say is said once"
-    )
+    assert {row["verdict"] for row in rows} == {"no verdict"}
     assert not any(" than " in line for line in finding), "single runs give no verdict"
     assert finding[-1] == "To learn which differences are real, run with repeats=5."

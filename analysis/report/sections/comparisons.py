@@ -29,7 +29,6 @@ from analysis.study.draws import scaled
 from analysis.study.estimates import (
     Communication,
     Comparison,
-    Estimate,
     Findings,
     Noise,
     SettingEffect,
@@ -272,14 +271,7 @@ def differences(findings: Findings) -> str:
         rest = f"; {len(real):,} of {len(judged):,} comparisons show a difference"
     value = largest.difference.value
     size = estimate(scaled(largest.difference, math.copysign(1, value)), "share")
-    than = f"{size} {largest.verdict} than"
-    if value >= 1:
-        ends = []
-        for end in (largest.difference.low, largest.difference.high):
-            if end is not None:
-                ends.append(1 + end)
-        than = f"{estimate(Estimate(1 + value, *ends))} times as fast as"
-    return f"{second} is {than} {first}{where}{rest}."
+    return f"{second} is {size} {largest.verdict} than {first}{where}{rest}."
 
 
 def _own_and_shared(first: str, second: str) -> tuple[list[str], list[str]]:
