@@ -40,6 +40,7 @@ DASHES: Any = (
     SOLID, (0, (5, 1.6)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)), (0, (3, 1)), (0, (8, 2)),
 )  # fmt: skip
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "h")
+ASIDE_PT = 4.0  # between neighbouring efficiencies of one number of GPUs
 LEGEND_LENGTH, LEAST_LEGEND_LENGTH = 24, 18  # characters on the page, and at least
 
 
@@ -169,7 +170,10 @@ def curves_figure(
     for index, curve in enumerate(curves):
         if curve.ideal:
             axes.plot(*zip(*curve.ideal, strict=True), color=MUTED, lw=0.9, ls=DASHED, zorder=1)
-        ends.append(_draw_curve(axes, curve, index))
+        aside_pt = 0.0
+        if y.kind == "share":  # else intervals of efficiencies would cover each other
+            aside_pt = ASIDE_PT * (index - (len(curves) - 1) / 2)
+        ends.append(_draw_curve(axes, curve, index, aside_pt))
         positions.update(position for position, _ in curve.ideal)
         for position, estimate, _ in curve.points:
             positions.add(position)
@@ -183,22 +187,26 @@ def curves_figure(
     return as_figure(figure, name, f"{caption} {closing}".strip(), data)
 
 
-def _draw_curve(axes: Any, curve: DrawnCurve, index: int) -> float:
+def _draw_curve(axes: Any, curve: DrawnCurve, index: int, aside_pt: float) -> float:
     """Draw a curve's points, intervals and the line through the medians of each x.
 
     Return the y of its end.
     """
-    look: dict[str, Any] = {"color": curve.colour, "markeredgewidth": 1.2}
+    from matplotlib.transforms import offset_copy
+
+    moved = offset_copy(axes.transData, axes.figure, x=aside_pt, units="points")
+    look: dict[str, Any] = {"color": curve.colour, "transform": moved}
     by_x: dict[float, list[float]] = defaultdict(list)
     for at, estimate, is_doubtful in curve.points:
         by_x[at].append(estimate.value)
         if estimate.low is not None and estimate.high is not None:
-            axes.vlines(at, estimate.low, estimate.high, lw=1.1, zorder=2, color=curve.colour)
+            axes.vlines(at, estimate.low, estimate.high, lw=1.1, zorder=2, **look)
         face = PAPER if is_doubtful else curve.colour
-        axes.plot(at, estimate.value, curve.marker, markerfacecolor=face, zorder=3, **look)
+        marker = {"markerfacecolor": face, "markeredgewidth": 1.2}
+        axes.plot(at, estimate.value, curve.marker, zorder=3, **marker, **look)
     xs = sorted(by_x)
     ys = [median(by_x[at]) for at in xs]
-    axes.plot(xs, ys, ls=DASHES[index % len(DASHES)], zorder=2, color=curve.colour)
+    axes.plot(xs, ys, ls=DASHES[index % len(DASHES)], zorder=2, **look)
     return ys[-1]
 
 

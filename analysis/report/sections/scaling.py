@@ -96,6 +96,11 @@ def _slowed_by_clocks(points: Sequence[CurvePoint], names: Mapping[str, str]) ->
 def _points_table(study: Study, points: Sequence[CurvePoint], names: Mapping[str, str]) -> Table:
     alone = ran_alone(study)
     of_hosts = any(isinstance(point.slowest, str) for _, point in points)
+    has_efficiency = any(point.efficiency for _, point in points)
+
+    def not_alone(row: CurvePoint) -> str:
+        return gpu_ids(row.point.without_baseline)
+
     columns = [
         Column("curve", "cells", lambda row: names[row.curve.label]),
         Column("kind", "scaling", "curve.kind", shown=not alone),
@@ -111,7 +116,7 @@ def _points_table(study: Study, points: Sequence[CurvePoint], names: Mapping[str
         Column("baseline", "slowest alone", "point.baseline", "rate", True),
         # Of a host `a:0` is no number.
         Column("slowest", "slowest GPU", "point.slowest", "text" if of_hosts else "count"),
-        Column("without_baseline", "not measured alone", _not_measured_alone),
+        Column("without_baseline", "not measured alone", not_alone, shown=has_efficiency),
         Column("mark", "verdict", lambda row: "suspect" if row.point.suspect else ""),
     ]
     hosts = ", by hosts against the slowest host alone with as many" if of_hosts else ""
@@ -123,10 +128,6 @@ def _points_table(study: Study, points: Sequence[CurvePoint], names: Mapping[str
         caption = "Every cell that was measured, each on one GPU; none says how it scales."
     caption += about_intervals(study)
     return Table.of("points", caption, columns, points, marked=lambda row: row.point.suspect)
-
-
-def _not_measured_alone(row: CurvePoint) -> str:
-    return gpu_ids(row.point.without_baseline)
 
 
 def _figures(study: Study, curves: Sequence[Curve]) -> Iterator[Figure]:
