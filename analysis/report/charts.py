@@ -194,8 +194,9 @@ def _draw_curve(axes: Any, curve: DrawnCurve, index: int, aside_pt: float) -> fl
     """
     from matplotlib.transforms import offset_copy
 
-    moved = offset_copy(axes.transData, axes.figure, x=aside_pt, units="points")
-    look: dict[str, Any] = {"color": curve.colour, "transform": moved}
+    look: dict[str, Any] = {"color": curve.colour}
+    if aside_pt:
+        look["transform"] = offset_copy(axes.transData, axes.figure, x=aside_pt, units="points")
     by_x: dict[float, list[float]] = defaultdict(list)
     for at, estimate, is_doubtful in curve.points:
         by_x[at].append(estimate.value)
