@@ -151,31 +151,28 @@ def test_a_stray_context_is_no_rank(tmp_path):
     assert any("process 11 also ran 1 kernels on CUDA device 0" in note for note in found.notes)
 
 
-def test_ranks_with_different_numbers_of_calls_are_not_matched(tmp_path):
-    kernels = [(10, 0, 17, at, at + 3, REDUCE, at) for at in (0, 100, 200)]
-    kernels += [(11, 1, 17, at + 1, at + 3, REDUCE, at) for at in (100, 200)]
-    kernels += [(10, 0, 17, 300, 301, GATHER, 9)]
+SEND = "ncclDevKernel_SendRecv(x)"
+LATE = [(10, 0, 17, at, at + 3, REDUCE, at) for at in (0, 100, 200)]
+LATE += [(11, 1, 17, at + 1, at + 3, REDUCE, at) for at in (100, 200)]
+
+
+@pytest.mark.parametrize(
+    ("kernels", "says"),
+    [
+        (LATE, "AllReduce: 3 on rank 0, 2 on rank 1"),
+        ([*LATE, (10, 0, 17, 300, 301, GATHER, 9)], "AllGather: only on rank 0"),
+        ([(10, 0, 17, 0, 3, REDUCE, 1), (11, 1, 17, 50, 53, REDUCE, 1)], "1 of 1 calls end on one"),
+        ([(10 + n, n, 17, 0, 3, SEND, 1) for n in range(3)], "does not say which ranks take part"),
+    ],
+)
+def test_calls_that_cannot_be_the_same_are_not_matched(tmp_path, kernels, says):
     found = summary_of(*kernels, folder=tmp_path)
-    assert found.collectives == []
-    assert any("AllReduce: 3 on rank 0, 2 on rank 1" in note for note in found.notes)
-    assert any("AllGather: only on rank 0" in note for note in found.notes)
+    assert found.collectives == [] and any(says in note for note in found.notes)
+    assert [rank.wait_ms for rank in found.ranks] == [None] * len(found.ranks)
 
 
-def test_calls_that_cannot_be_the_same_are_not_matched(tmp_path):
-    calls = [(10, 0, 17, 0, 3, REDUCE, 1), (11, 1, 17, 50, 53, REDUCE, 1)]
-    found = summary_of(*calls, folder=tmp_path)
-    assert found.collectives == []
-    assert [rank.wait_ms for rank in found.ranks] == [None, None]
-    assert any("1 of 1 calls end on one rank before another begins" in note for note in found.notes)
-
-
-def test_point_to_point_kernels_of_more_than_two_ranks_are_not_matched(tmp_path):
-    kernels = [(10 + rank, rank, 17, 0, 3, "ncclDevKernel_SendRecv(x)", 1) for rank in range(3)]
-    found = summary_of(*kernels, folder=tmp_path)
-    assert found.collectives == []
-    assert any("does not say which ranks take part" in note for note in found.notes)
-    (tmp_path / "a.sqlite").unlink()
-    pair = summary_of(*kernels[:2], folder=tmp_path)
+def test_point_to_point_kernels_of_two_ranks_are_matched(tmp_path):
+    pair = summary_of(*((10 + n, n, 17, 0, 3, SEND, 1) for n in range(2)), folder=tmp_path)
     assert [matched["name"] for matched in pair.collectives] == ["SendRecv"]
 
 
