@@ -34,7 +34,15 @@ def read_text(file: str | Path, largest: int = LARGEST_TEXT_BYTES) -> str:
         OSError: it cannot be opened.
         UnreadableInput: more bytes than `largest`, or a cut gzip file.
     """
-    return read_bytes(file, largest).decode("utf-8-sig", errors="replace")
+    standard_input = contextlib.nullcontext(cast(BufferedReader, sys.stdin.buffer))
+    with standard_input if str(file) == "-" else Path(file).open("rb") as stream:
+        packed = stream.peek(len(GZIP))[: len(GZIP)] == GZIP
+        source = gzip.GzipFile(fileobj=stream) if packed else stream
+        try:
+            data = b"".join(pieces(source, str(file), largest))
+        except CUT:
+            raise UnreadableInput(f"{file}: cut or damaged gzip file") from None
+    return data.decode("utf-8-sig", errors="replace")
 
 
 def read_input(
@@ -51,19 +59,6 @@ def read_input(
         return parse(text)
     except UnreadableInput as error:
         raise UnreadableInput(f"{file}: {error}") from None
-
-
-def read_bytes(file: str | Path, largest: int) -> bytes:
-    """Return a file's bytes as read_text does. Raises the same."""
-    standard_input = contextlib.nullcontext(cast(BufferedReader, sys.stdin.buffer))
-    with standard_input if str(file) == "-" else Path(file).open("rb") as stream:
-        packed = stream.peek(len(GZIP))[: len(GZIP)] == GZIP
-        try:
-            return b"".join(
-                pieces(gzip.GzipFile(fileobj=stream) if packed else stream, str(file), largest)
-            )
-        except CUT:
-            raise UnreadableInput(f"{file}: cut or damaged gzip file") from None
 
 
 def pieces(stream: BinaryIO | gzip.GzipFile, name: str, largest: int) -> Iterator[bytes]:

@@ -97,8 +97,8 @@ class Matrices:
         """Enter what a line says; the first line of a pair counts."""
         if a != b and self.access.setdefault((a, b), can_access) != can_access:
             self.notes.append(
-                f"line {line_number}: access of {a} to {b} contradicts an earlier line; the earlier one "
-                "is kept"
+                f"line {line_number}: access of {a} to {b} contradicts an earlier line; the "
+                "earlier one is kept"
             )
 
 
@@ -308,8 +308,8 @@ class _MatrixReader:
         if label in self.columns and self.columns.index(label) <= self.last_row:
             # Rows come in order: this one belongs to a matrix whose header is lost.
             run.notes.append(
-                f"line {line_number}: row {label} has no header of its own; it and the rows after it "
-                "are left out"
+                f"line {line_number}: row {label} has no header of its own; it and the rows after "
+                "it are left out"
             )
             self.name = ""
         elif label not in self.columns or len(words) != len(self.columns):
