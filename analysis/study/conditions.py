@@ -1,22 +1,19 @@
 """Conditions: which fields of a cell, and which facts of where it ran, comparable runs must share.
 
-Efficiencies, curves, waterfalls, comparisons and links group runs with `Conditions.of`. Each names
+Efficiencies, curves, waterfalls, comparisons and links group by `Study.condition`. Each names
 the options that are irrelevant to it; everything else separates.
 """
 
 import dataclasses
 import functools
 import json
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from analysis.study.provenance import CONNECTIONS
 from conf import groups
 from conf.cell import Cell
 from conf.options import Refused, to_text
-
-if TYPE_CHECKING:
-    from analysis.study.runs import Runs
 
 # Runs of one cell may differ in these fields. A profiler has a pass of its own; the timed pass is
 # the same with it.
@@ -35,25 +32,6 @@ class Condition(NamedTuple):
 
     values: tuple[str | None, ...]  # of the names that differ in the study and are relevant
     fixed: tuple[Hashable, ...] = ()  # what else must be equal: the GPUs, the images per rank
-
-
-class Conditions:
-    """The conditions of a study's runs."""
-
-    def __init__(self, runs: "Iterable[Runs]") -> None:
-        """Find the names in which the runs differ; all others separate nothing."""
-        # Connections are known once runs are put together (Study.of).
-        self._differing = (*differing_names([each.key for each in runs]), CONNECTIONS)
-        self._relevant: dict[tuple[str, ...], tuple[str, ...]] = {}
-
-    def of(self, runs: "Runs", irrelevant: Collection[str] = (), *fixed: Hashable) -> Condition:
-        """Return the condition of runs; `irrelevant` are names in which they may differ."""
-        names = tuple(irrelevant)
-        if names not in self._relevant:
-            relevant = [name for name in self._differing if not is_among(name, names)]
-            self._relevant[names] = tuple(relevant)
-        key = runs.key
-        return Condition(tuple(key.get(name) for name in self._relevant[names]), fixed)
 
 
 def differing_names(keys: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:

@@ -6,16 +6,16 @@ records, attempts that a later one replaced, other machines, other software.
 
 import functools
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from analysis.study.conditions import (
     Condition,
-    Conditions,
     chosen_options,
     differing_names,
+    is_among,
     request_of,
 )
 from analysis.study.estimates import Point
@@ -172,13 +172,21 @@ class Study:
         return self.singles[id(record)]
 
     @functools.cached_property
-    def conditions(self) -> Conditions:
-        """What makes runs of this study comparable."""
-        return Conditions(list(self.singles.values()))
+    def _relevant(self) -> dict[tuple[str, ...], tuple[str, ...]]:
+        """{irrelevant names: the names in which runs differ without them}; all others are equal."""
+        # Connections are known once runs are put together (Study.of).
+        names = differing_names([single.key for single in self.singles.values()])
+        return {(): (*names, CONNECTIONS)}
 
-    def condition(self, runs: Runs, irrelevant: Collection[str] = (), *fixed: Any) -> Condition:
-        """Return what runs share with those that may be compared with them (Conditions.of)."""
-        return self.conditions.of(runs, irrelevant, *fixed)
+    def condition(
+        self, runs: Runs, irrelevant: Collection[str] = (), *fixed: Hashable
+    ) -> Condition:
+        """Return what runs share with comparable ones; they may differ in `irrelevant` names."""
+        key, names = runs.key, tuple(irrelevant)
+        if names not in self._relevant:
+            differing = self._relevant[()]
+            self._relevant[names] = tuple(name for name in differing if not is_among(name, names))
+        return Condition(tuple(key.get(name) for name in self._relevant[names]), fixed)
 
     @functools.cached_property
     def varied(self) -> tuple[str, ...]:
