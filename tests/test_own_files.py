@@ -205,18 +205,6 @@ def test_a_write_that_fails_leaves_the_earlier_file_and_nothing_else(tmp_path, m
     assert path.read_bytes() == b"1" and list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("thing", IN_THE_WAY)
-def test_a_study_whose_journal_is_something_else_is_refused(tmp_path, mine, thing):
-    (tmp_path / "s").mkdir()
-    IN_THE_WAY[thing](tmp_path / "s" / "journal.jsonl", mine)
-    before = seen(tmp_path)
-    with pytest.raises(
-        Refused, match=r"output_dir=.*: cannot be written \(.*journal.jsonl (is|has) (a|no) .*\)"
-    ):
-        StudyFolder(str(tmp_path), "s")
-    assert seen(tmp_path) == before
-
-
 PARTS = (
     "",
     ".lock",
@@ -262,15 +250,32 @@ def test_what_else_is_in_a_cell_is_set_aside_or_stays(tmp_path, mine, part, thin
     assert stat.S_IFMT(kept.lstat().st_mode) == kind and folder.attempt.is_file()
 
 
+def enter_store_lock(root):
+    with store_lock(root / ".mlflow.db.lock"):
+        pass
+
+
+UNWRITABLE = r"output_dir=.*: cannot be written \(.*journal.jsonl (is|has) (a|no) .*\)"
+# Who writes a file, by its path: how, and what is raised with which words.
+CALLERS = {
+    "s/journal.jsonl": (lambda root: StudyFolder(str(root), "s"), Refused, UNWRITABLE),
+    "cell/ranks/0.jsonl": (lambda root: Reporter(CellFolder(root / "cell"), 0), NotOurs, ""),
+    "cell/ranks/0.count": (lambda root: Reporter(CellFolder(root / "cell"), 0), NotOurs, ""),
+    ".mlflow.db.lock": (enter_store_lock, NotOurs, "it is left as it is"),
+}
+
+
 @pytest.mark.parametrize("thing", IN_THE_WAY)
-@pytest.mark.parametrize("name", ["0.jsonl", "0.count"])
-def test_a_rank_writes_to_files_of_its_own_only(tmp_path, mine, name, thing):
-    folder = CellFolder(tmp_path / "cell").make()
-    IN_THE_WAY[thing](folder.path / "ranks" / name, mine)
+@pytest.mark.parametrize("name", CALLERS)
+def test_who_cannot_write_says_so_and_leaves_what_is_there(tmp_path, mine, name, thing):
+    call, error, words = CALLERS[name]
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    IN_THE_WAY[thing](tmp_path / name, mine)
     before = seen(mine)
-    with pytest.raises(NotOurs):
-        Reporter(folder, 0)
+    with pytest.raises(error, match=words):
+        call(tmp_path)
     assert seen(mine) == before
+    assert (tmp_path / name).lstat()
 
 
 @pytest.mark.parametrize("thing", IN_THE_WAY)
@@ -281,18 +286,6 @@ def test_the_noise_floor_is_a_note_where_something_else_is(tmp_path, mine, name,
     update_noise_floor(tmp_path / "s", [], notes.append)
     assert seen(mine) == before and (tmp_path / name).lstat()
     assert notes or name == "noise_floor.json", "a study that shows nothing writes nothing"
-
-
-@pytest.mark.parametrize("thing", IN_THE_WAY)
-def test_a_store_s_lock_that_is_something_else_costs_the_store_only(tmp_path, mine, thing):
-    IN_THE_WAY[thing](tmp_path / ".mlflow.db.lock", mine)
-    before = seen(tmp_path)
-    with (
-        pytest.raises(NotOurs, match="it is left as it is"),
-        store_lock(tmp_path / ".mlflow.db.lock"),
-    ):
-        pass
-    assert seen(tmp_path) == before
 
 
 @pytest.mark.parametrize("thing", IN_THE_WAY)
