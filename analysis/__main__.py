@@ -14,55 +14,36 @@ from analysis.errors import said
 from benchmarks.record.safe_text import close_quietly, one_line
 
 INTERRUPTED = 130  # exit status, as shells have it for Ctrl-C
-# command: (module that holds configure() and run(), one line of help)
-COMMANDS: dict[str, tuple[str, str]] = {
-    "topology": (
-        "analysis.commands.machine",
-        "show the link classes between GPUs and NICs; --svg draws the machine",
-    ),
-    "subsets": ("analysis.commands.machine", "group the GPU subsets by their wiring"),
-    "place": ("analysis.commands.machine", "say which GPUs to take, and in which ring order"),
-    "nccl-log": (
-        "analysis.commands.native",
-        "say what NCCL did: transports, channels, settings, choices, warnings",
-    ),
-    "trace": (
-        "analysis.commands.native",
-        "say where communication time goes, in a trace of nsys or torch.profiler",
-    ),
-    "nccl-tests": (
-        "analysis.commands.native",
-        "read output of nccl-tests 2.0 to 2.19; flag inconsistent tables",
-    ),
-    "p2p": (
-        "analysis.commands.native",
-        "show matrices of p2pBandwidthLatencyTest or benchmark=p2p",
-    ),
-    "report": (
-        "analysis.commands.report",
-        "write the report of a study, or of several, with figures and tables; --bundle: an archive that others can check",
-    ),
-    "verify": (
-        "analysis.commands.verify",
-        "derive every record again from the raw lines of its ranks, and compare",
-    ),
-    "seconds": (
-        "analysis.commands.seconds",
-        "say where the time of each cell went, and that of the sweep around them",
-    ),
-    "predict": (
-        "analysis.commands.forecasts",
-        "say what cells should give before they run; --holdout: how good such forecasts were",
-    ),
-    "advise": (
-        "analysis.commands.forecasts",
-        "say which GPUs, strategy and NCCL settings to take by forecast",
-    ),
-    "compare": ("analysis.commands.compare_studies", "say how two studies differ"),
-    "reference": (
-        "analysis.commands.reference",
-        "write benchmarks/REFERENCE.md: every metric and every code of validity",
-    ),
+# {module of analysis.commands with configure() and run(): {command: one line of help}}
+COMMANDS: dict[str, dict[str, str]] = {
+    "machine": {
+        "topology": "show the link classes between GPUs and NICs; --svg draws the machine",
+        "subsets": "group the GPU subsets by their wiring",
+        "place": "say which GPUs to take, and in which ring order",
+    },
+    "native": {
+        "nccl-log": "say what NCCL did: transports, channels, settings, choices, warnings",
+        "trace": "say where communication time goes, in a trace of nsys or torch.profiler",
+        "nccl-tests": "read output of nccl-tests 2.0 to 2.19; flag inconsistent tables",
+        "p2p": "show matrices of p2pBandwidthLatencyTest or benchmark=p2p",
+    },
+    "report": {
+        "report": "write the report of a study, or of several, with figures and tables; "
+        "--bundle: an archive that others can check",
+    },
+    "verify": {"verify": "derive every record again from the raw lines of its ranks, and compare"},
+    "seconds": {
+        "seconds": "say where the time of each cell went, and that of the sweep around them"
+    },
+    "forecasts": {
+        "predict": "say what cells should give before they run; --holdout: how good such forecasts "
+        "were",
+        "advise": "say which GPUs, strategy and NCCL settings to take by forecast",
+    },
+    "compare_studies": {"compare": "say how two studies differ"},
+    "reference": {
+        "reference": "write benchmarks/REFERENCE.md: every metric and every code of validity"
+    },
 }
 
 
@@ -73,19 +54,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     with_json = argparse.ArgumentParser(add_help=False)
     with_json.add_argument("--json", action="store_true", help="print one JSON object")
-    modules = {}
     try:
-        for name, (module, text) in COMMANDS.items():
-            parents = [with_json]
-            if name == "reference":
-                parents = []
-            sub = commands.add_parser(name, help=text, description=text, parents=parents)
-            # Import only the command asked for: numpy and matplotlib take a second.
-            if arguments[:1] == [name]:
-                modules[name] = importlib.import_module(module)
-                modules[name].configure(sub)
+        for module, texts in COMMANDS.items():
+            for name, text in texts.items():
+                parents = [] if name == "reference" else [with_json]
+                sub = commands.add_parser(name, help=text, description=text, parents=parents)
+                # Import only the command asked for: numpy and matplotlib take a second.
+                if arguments[:1] == [name]:
+                    command = importlib.import_module(f"analysis.commands.{module}")
+                    command.configure(sub)
         parsed = parser.parse_args(arguments)
-        return int(modules[parsed.command].run(parsed))
+        return int(command.run(parsed))
     except BrokenPipeError:  # the reader of the output, such as head, has seen enough
         return 0
     except (ValueError, OSError) as error:

@@ -259,8 +259,16 @@ UNWRITABLE = r"output_dir=.*: cannot be written \(.*journal.jsonl (is|has) (a|no
 # Who writes a file, by its path: how, and what is raised with which words.
 CALLERS = {
     "s/journal.jsonl": (lambda root: StudyFolder(str(root), "s"), Refused, UNWRITABLE),
-    "cell/ranks/0.jsonl": (lambda root: Reporter(CellFolder(root / "cell"), 0), NotOurs, ""),
-    "cell/ranks/0.count": (lambda root: Reporter(CellFolder(root / "cell"), 0), NotOurs, ""),
+    "cell/ranks/0.jsonl": (
+        lambda root: Reporter(CellFolder(root / "cell"), 0),
+        NotOurs,
+        "is left as it is",
+    ),
+    "cell/ranks/0.count": (
+        lambda root: Reporter(CellFolder(root / "cell"), 0),
+        NotOurs,
+        "is left as it is",
+    ),
     ".mlflow.db.lock": (enter_store_lock, NotOurs, "it is left as it is"),
 }
 
