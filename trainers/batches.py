@@ -59,8 +59,7 @@ def synthetic(
     differ between ranks, or equal replicas would prove nothing; equal (seed, rank) gives equal
     batches.
 
-    Raises:
-        ValueError: the user's own model makes batches of another form or size.
+    Raises ValueError: the user's own model makes batches of another form or size.
     """
     generator = torch.Generator(device=device).manual_seed(cell.seed * SEED_STRIDE + rank + 1)
     network, samples = cell.model, cell.batch_size
@@ -96,8 +95,7 @@ def as_computed(cell: Cell, batch: Batch) -> Batch:
 def checked(cell: Cell, source: str, batch: object) -> Batch:
     """Return a batch of the user's own code if it has the form of one.
 
-    Raises:
-        ValueError: it is no tuple of tensors, or has another number of samples than asked for.
+    Raises ValueError: it is no tuple of tensors, or has another number of samples than asked for.
     """
     parts: list[Any] = list(batch) if isinstance(batch, tuple | list) else []
     if len(parts) < 2 or not all(isinstance(part, Tensor) for part in parts):
@@ -165,8 +163,7 @@ class LoadedBatches:
     def __next__(self) -> Batch:
         """Return the next batch, on the device.
 
-        Raises:
-            ValueError: the loader gives none, or one of another form.
+        Raises ValueError: the loader gives none, or one of another form.
         """
         began = time.perf_counter()
         batch = checked(self._cell, self._source, next(self._batches))

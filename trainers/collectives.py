@@ -177,8 +177,7 @@ def _filled(size_bytes: int, dtype: str, device: torch.device, multiple_of: int)
 def broadcast_json(value: Json, group: Group = None) -> Json:
     """Return the value of a group's first rank. Every rank gives one of the same type. Collective.
 
-    Raises:
-        ValueError: what came is no such value.
+    Raises ValueError: what came is no such value.
     """
     mine = _packed(value)
     size = torch.tensor([len(mine)])
@@ -194,8 +193,7 @@ def broadcast_json(value: Json, group: Group = None) -> Json:
 def all_gather_json(value: Json) -> list[Json]:
     """Return the values of all ranks, in their order. Each gives one of the same type. Collective.
 
-    Raises:
-        ValueError: what came from one is no such value.
+    Raises ValueError: what came from one is no such value.
     """
     mine, ranks = _packed(value), range(dist.get_world_size())
     sizes = [torch.zeros(1, dtype=torch.int64) for _ in ranks]

@@ -32,8 +32,7 @@ def new_path() -> Path:
 def named(name: str) -> Path:
     """Return the path of a file that another process of this cell has named by `new_path`.
 
-    Raises:
-        ValueError: the cell gives no such name.
+    Raises ValueError: the cell gives no such name.
     """
     prefix = shared_memory_prefix(os.environ.get(TOKEN, ""))
     if not re.fullmatch(re.escape(prefix) + "[0-9a-f]{16}", name):
@@ -44,8 +43,7 @@ def named(name: str) -> Path:
 def create(path: Path, size_bytes: int) -> mmap.mmap:
     """Create the file and map it. Its bytes are zero, and all its pages are taken at once.
 
-    Raises:
-        OSError: not enough shared memory; says how much was needed. The file is removed again.
+    Raises OSError: not enough shared memory; says how much was needed. The file is removed again.
     """
     # This user's alone: /dev/shm is everybody's.
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
@@ -77,8 +75,7 @@ def attach(path: Path, size_bytes: int) -> mmap.mmap:
 def checked(call: str, answer: tuple[Any, ...]) -> Any:
     """Return the value of a CUDA call of cuda-bindings; `call` says what it was about.
 
-    Raises:
-        RuntimeError: the call failed. The message has `call` and CUDA's name for the error.
+    Raises RuntimeError: the call failed. The message has `call` and CUDA's name for the error.
     """
     error, *values = answer
     if int(error) != 0:
@@ -96,8 +93,7 @@ class GpuMemory:
     def __init__(self, size_bytes: int, device: torch.device, name: str = "") -> None:
         """Allocate on the current GPU, which is `device`; `name` is its name in messages.
 
-        Raises:
-            RuntimeError: there is not that much memory.
+        Raises RuntimeError: there is not that much memory.
         """
         self._name = name or str(device)
         call = f"cudaMalloc of {size_bytes} bytes on {self._name}"

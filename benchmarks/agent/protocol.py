@@ -88,8 +88,7 @@ class Reader:
     def receive(self) -> list[dict[str, Any]] | None:
         """Return the messages that are complete; wait for some bytes. None: the writer is gone.
 
-        Raises:
-            ValueError: a line is no message, or too long.
+        Raises ValueError: a line is no message, or too long.
         """
         received = os.read(self.descriptor, CHUNK_BYTES)
         if not received:
@@ -141,8 +140,7 @@ def wait_readable(
 
     A pipe whose other end is closed can be read: that is how its end is seen.
 
-    Raises:
-        ValueError: one of them is closed.
+    Raises ValueError: one of them is closed.
     """
     with selectors.PollSelector() as selector:  # epoll takes no file
         for stream in reading:

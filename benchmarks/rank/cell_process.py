@@ -91,8 +91,7 @@ class Rendezvous(StaticTCPRendezvous):
     ) -> None:
         """`listener` is the first host's socket; it is bound here where there is none yet.
 
-        Raises:
-            OSError: it cannot be bound.
+        Raises OSError: it cannot be bound.
         """
         super().__init__(
             meeting.address,
@@ -227,8 +226,7 @@ class RankAgent(LocalElasticAgent):
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         """Wait for an end, then look at the ranks as torch does, which calls this repeatedly.
 
-        Raises:
-            RankEnded: a rank ended with another status than 0, or before it was done.
+        Raises RankEnded: a rank ended with another status than 0, or before it was done.
         """
         if self._watcher is None:
             pids = {self._numbers[rank.local_rank]: rank.id for rank in worker_group.workers}

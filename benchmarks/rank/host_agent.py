@@ -297,8 +297,7 @@ class RunningCell:
     ) -> None:
         """Fork it. `of_agent` are the agent's descriptors; `beat` is called now and then.
 
-        Raises:
-            OSError: there is no room for its files, or for a process.
+        Raises OSError: there is no room for its files, or for a process.
         """
         self.token = str(message["cell"])
         self._scratch: Scratch | None = None

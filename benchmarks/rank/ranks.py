@@ -121,8 +121,7 @@ class Reporter:
     def __init__(self, folder: CellFolder, rank: int) -> None:
         """Open the lines of a rank, in the folder of its cell or of an untimed pass.
 
-        Raises:
-            OSError: they cannot be written there.
+        Raises OSError: they cannot be written there.
         """
         self._lines = Lines(folder.rank_lines(rank))
         self.folder = folder

@@ -152,8 +152,7 @@ class Bucketed(Strategy):
     def exchange(self) -> None:
         """End the exchange that backward began. With `only_gradients`, the means go to `.grad`.
 
-        Raises:
-            RuntimeError: other parameters have gradients than in the first step, or on rank 0.
+        Raises RuntimeError: other parameters have gradients than in the first step, or on rank 0.
         """
         if not self._exchanging:
             return

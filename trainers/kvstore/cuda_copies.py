@@ -63,8 +63,7 @@ def exported(memory: GpuMemory) -> bytes:
 def imported(handle: bytes) -> int:
     """Return the address, in this process, of memory that another process has exported.
 
-    Raises:
-        ValueError: the handle has another length.
+    Raises ValueError: the handle has another length.
     """
     if len(handle) != HANDLE_BYTES:
         length = len(handle)

@@ -103,8 +103,7 @@ class Wire:
     def __init__(self, store: Store, worker: int, server: int, me: int, buckets: int) -> None:
         """Meet the peer in the store. `me` is WORKER or SERVER; `buckets` are those of all servers.
 
-        Raises:
-            RuntimeError: it does not come.
+        Raises RuntimeError: it does not come.
         """
         self.request_tag = buckets  # requests; a server's answers to COUNT and STOP
         self._farewell_tag = buckets + 1
@@ -147,8 +146,7 @@ class GpuWire:
     def __init__(self, store: Store, worker: int, server: int, me: int) -> None:
         """Connect on the current GPU. `me` is WORKER or SERVER.
 
-        Raises:
-            RuntimeError: NCCL cannot connect the two.
+        Raises RuntimeError: NCCL cannot connect the two.
         """
         self._me, self._peer = me, 1 - me
         nccl: Any = ProcessGroupNCCL

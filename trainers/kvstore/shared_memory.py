@@ -262,8 +262,7 @@ class SharedMapping:
     ) -> None:
         """Map the file; one process of the host creates it. None: a server that shares no memory.
 
-        Raises:
-            OSError: not enough shared memory; says how much was needed.
+        Raises OSError: not enough shared memory; says how much was needed.
         """
         self.path, self.config, self.layout = path, config, layout
         size_bytes = needed_bytes(config, layout, host)

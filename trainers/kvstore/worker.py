@@ -62,8 +62,7 @@ class Worker:
     ) -> None:
         """Map the shared memory and meet the servers. Collective over the peers and over `host`.
 
-        Raises:
-            OSError: not enough shared memory.
+        Raises OSError: not enough shared memory.
         """
         self.config, self.peers, self.device, self._host = config, peers, device, host
         self.layout, self.on_gpu = config.layout(), device.type == "cuda"
