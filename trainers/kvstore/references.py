@@ -25,20 +25,20 @@ def probes(worker: Worker) -> list[ReferenceProbe]:
     """Return the references of an exchange, then its stages."""
     references = []
     places = worker.config.places
-    if places:
+    if places.several:
         run = functools.partial(send_remote, worker)
         references += [ReferenceProbe(NET_LINK, run, 1.0, way=time) for time in TIMES]
     out = functools.partial(copy_all, worker, back=False)
     if worker.config.server_gpu:
-        if not places or any(host < len(places.ranks) for host in places.server_hosts):
-            references.append(ReferenceProbe("server_link", out, 1.0))  # some are beside workers
+        if min(places.server_hosts) < len(places.ranks):  # some are beside workers
+            references.append(ReferenceProbe("server_link", out, 1.0))
         return references
     if worker.on_gpu:
         back = functools.partial(copy_all, worker, out=False)
         references.append(host_link(worker))
         references.append(ReferenceProbe("device_to_host", out, 1.0, reference=False))
         references.append(ReferenceProbe("host_to_device", back, 1.0, reference=False))
-    if summed_bytes(worker) and not places:  # the sums are on the servers' hosts
+    if summed_bytes(worker) and not places.several:  # the sums are on the servers' hosts
         memory = host_memory(worker)
         references.append(ReferenceProbe("host_memory", memory, 1.0))
         if worker.on_gpu:

@@ -438,7 +438,7 @@ def remote_workers(
     Returns them by number.
     """
     config, layout = shared.config, shared.layout
-    workers = config.remote_workers(config.places.server_hosts[server]) if config.places else []
+    workers = config.remote_workers(config.places.server_hosts[server])
     if config.server_gpu:
         torch.cuda.set_device(regions.device)  # of this thread; the regions have all rows
     else:

@@ -53,9 +53,8 @@ def serve(
         return
     path, config = announced
     layout, places = config.layout(), config.places
-    host = places.server_hosts[number] if places else 0
-    # Whether it is on a host with workers, whose memory this is.
-    with_workers = not places or host < len(places.ranks)
+    host = places.server_hosts[number]
+    with_workers = host < len(places.ranks)  # whose memory this is
     own_path = path_on(Path(path), config, host) if with_workers else None
     shared = SharedMapping(own_path, config, layout, host=host)
     control = shared.control

@@ -28,6 +28,9 @@ HANDLE_BYTES = 64  # of a cudaIpcMemHandle_t
 STALENESS_BINS = 64  # more than any bound that anybody measures; the last takes what is above
 
 
+ONE_WORKER = Hosts(((0,),))
+
+
 @dataclass(frozen=True)
 class KvstoreConfig:
     """What workers and servers agree on. Buckets, regions and flags follow from it."""
@@ -46,8 +49,7 @@ class KvstoreConfig:
     reply_copies: int = 1  # of each reply: one that all GPUs read, or one for each worker
     # That have workers and servers like these, and reduce their means with each other.
     hosts: int = 1
-    # Where workers and server processes are on several hosts; None: on one.
-    places: Hosts | None = None
+    places: Hosts = ONE_WORKER  # of the workers and of server processes
 
     @property
     def server_count(self) -> int:
@@ -62,8 +64,8 @@ class KvstoreConfig:
     @property
     def servers_together(self) -> int:
         """Return the most servers that a host has: they share its cores."""
-        hosts = self.places.server_hosts if self.places else ()
-        return max(map(hosts.count, hosts), default=self.servers)
+        hosts = self.places.server_hosts
+        return max(map(hosts.count, hosts), default=0)
 
     def layout(self) -> BucketLayout:
         """Return the buckets, which are the same in every process."""
@@ -72,14 +74,8 @@ class KvstoreConfig:
             return BucketLayout.of(self.arrays, self.order, self.cap_bytes, placement)
         return BucketLayout.of(self.arrays, self.order, self.cap_bytes, whole, dealt=self.workers)
 
-    def host_of(self, worker: int) -> int:
-        """Return the host of a worker."""
-        return self.places.host_of(worker) if self.places else 0
-
     def processes_on(self, host: int) -> list[int]:
         """Return the rows in `Control.attached` of a host's workers and servers."""
-        if self.places is None:
-            return list(range(self.workers + self.servers))
         rows = list(self.places.ranks[host])
         for server, server_host in enumerate(self.places.server_hosts):
             if server_host == host:
@@ -88,14 +84,14 @@ class KvstoreConfig:
 
     def remote_workers(self, host: int) -> list[int]:
         """Return the workers that are not on a host."""
-        return [worker for worker in range(self.workers) if self.host_of(worker) != host]
+        return [worker for worker in range(self.workers) if self.places.host_of(worker) != host]
 
     def rows(self, host: int) -> tuple[int, ...] | None:
         """Return the workers with gradients and replies of their own in a host's memory.
 
         None: as `reply_copies` says.
         """
-        if self.places is None:
+        if not self.places.several:
             return None
         return self.places.ranks[host] if host < len(self.places.ranks) else ()
 
@@ -236,7 +232,7 @@ class Control:
 
 def path_on(path: Path, config: KvstoreConfig, host: int) -> Path:
     """Return the path of a host's mapping, from the one that rank 0 names."""
-    return path.with_name(f"{path.name}-{host}") if config.places else path
+    return path.with_name(f"{path.name}-{host}") if config.places.several else path
 
 
 def needed_bytes(config: KvstoreConfig, layout: BucketLayout, host: int = 0) -> int:

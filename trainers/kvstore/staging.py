@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from trainers import collectives, optimizers, reference_probes
 from trainers.collectives import HostGroups, Peers
+from trainers.hosts import Hosts
 from trainers.kvstore import bucketed, references, server_process
 from trainers.kvstore.bucketed import Bucketed, arrays_of, gather, ring_bytes, scatter
 from trainers.kvstore.buckets import Array, BucketLayout
@@ -57,7 +58,12 @@ class PushPull(Bucketed):
         self, parameters: Sequence[Tensor], order: Sequence[int], on_gpu: bool
     ) -> KvstoreConfig:
         hosts = self.hosts.ranks
-        workers = sum(map(len, hosts)) if self._servers else len(hosts[0])
+        workers = len(hosts[0])
+        if self._servers:
+            workers *= len(hosts)
+        places = Hosts((tuple(range(workers)),), (0,) * self._servers)
+        if self._servers and self.hosts.several:
+            places = self.hosts
         # One reply serves all GPUs of a synchronous exchange. Otherwise each worker needs its own:
         # CPU workers use it in place, and an asynchronous update would tear one that is shared.
         reply_copies = 1 if self.synchronous and on_gpu else workers
@@ -75,7 +81,7 @@ class PushPull(Bucketed):
             optimizer=optimizers.name_of(self.optimizer),
             reply_copies=reply_copies,
             hosts=1 if self._servers else len(hosts),
-            places=self.hosts if self._servers and self.hosts.several else None,
+            places=places,
         )
 
     def set_up(self, order: list[int]) -> None:

@@ -73,8 +73,8 @@ class Worker:
         self._thread: threading.Thread | None = None
         self._number = 0  # of the last exchange that was waited for
         self._only_gradients = False
-        self._host_number = config.host_of(peers.rank)
-        first_rank = config.places.ranks[self._host_number][0] if config.places else 0
+        self._host_number = config.places.host_of(peers.rank)
+        first_rank = config.places.ranks[self._host_number][0]
         announced = memory.named(peers.from_rank_zero(memory.new_path().name))
         path = path_on(announced, config, self._host_number)
         is_first = peers.rank == first_rank  # of this host
@@ -93,8 +93,7 @@ class Worker:
             path.unlink()
         self.remote_servers: list[RemoteServer] = []
         self.remote: dict[int, RemoteServer] = {}  # by bucket
-        server_hosts = config.places.server_hosts if config.places else ()
-        for index, server_host in enumerate(server_hosts):
+        for index, server_host in enumerate(config.places.server_hosts):
             if server_host != self._host_number:
                 store = rendezvous_store()
                 server = RemoteServer(store, peers.rank, index, config, self.layout)
@@ -131,7 +130,7 @@ class Worker:
         if not self.config.servers:
             self._start_own_server()
         self._meet(READY)
-        if self.config.places:
+        if self.config.places.several:
             self.peers.barrier()  # until the servers on other hosts have the weights
 
     def set_reply(self, only_gradients: bool) -> None:
