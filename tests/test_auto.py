@@ -36,51 +36,39 @@ def cell_of(*typed, gpus=(0, 1), device="cpu"):
 
 def typed_autos(group, name):
     """Overrides that type `auto` for every option of a choice that has such a default."""
-    return [
-        f"{group}.{one}=auto"
-        for one, value in groups.choice(group, name).options.items()
-        if value == "auto"
-    ]
+    options = groups.choice(group, name).options
+    return [f"{group}.{option}=auto" for option, value in options.items() if value == "auto"]
+
+
+CHOICES = [(group, name) for group in ("benchmark", "strategy", "model") for name in choices(group)]
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("gpus", [(0,), (0, 1), (0, 1, 2)])
-@pytest.mark.parametrize(
-    ("group", "name"),
-    [(group, name) for group in ("benchmark", "strategy", "model") for name in choices(group)],
-)
+@pytest.mark.parametrize(("group", "name"), CHOICES)
 def test_no_cell_holds_auto(group, name, gpus, device):
-    typed = (
-        typed_autos(group, name)
-        if group != "model"
-        else ["batch_size=auto", "image_size=auto", "optimize=auto"]
-    )
-    cell = cell_of(
-        f"{group}={name}", "precision=auto", "channels_last=auto", *typed, gpus=gpus, device=device
-    )
+    typed = ["batch_size=auto", "image_size=auto", "optimize=auto"]
+    if group != "model":
+        typed = typed_autos(group, name)
+    plain = f"{group}={name}"
+    cell = cell_of(plain, "precision=auto", "channels_last=auto", *typed, gpus=gpus, device=device)
     assert "auto" not in words(cell.to_dict())
-    assert cell.key == cell_of(f"{group}={name}", gpus=gpus, device=device).key
+    assert cell.key == cell_of(plain, gpus=gpus, device=device).key
     assert Cell.from_dict(json.loads(json.dumps(cell.to_dict()))) == cell
 
 
 @pytest.mark.parametrize("name", choices("benchmark"))
 def test_a_typed_default_is_the_same_cell(name):
     cell = cell_of(f"benchmark={name}")
-    for option in typed_autos("benchmark", name):
-        typed, rules = (
-            option.partition("=")[0].partition(".")[2],
-            groups.choice("benchmark", name).rules,
-        )
-        value = (
-            rules["auto"][typed]
-            if typed in rules.get("omit_if_default", ())
-            else cell.benchmark[typed]
-        )
+    rules = groups.choice("benchmark", name).rules
+    for override in typed_autos("benchmark", name):
+        option = override.removeprefix("benchmark.").removesuffix("=auto")
+        value = cell.benchmark.get(option)
+        if option in rules.get("omit_if_default", ()):
+            value = rules["auto"][option]
         if value is not None:  # factor, beside a step
-            assert (
-                cell_of(f"benchmark={name}", f"{option.removesuffix('auto')}{value}").key
-                == cell.key
-            )
+            typed = cell_of(f"benchmark={name}", f"benchmark.{option}={value}")
+            assert typed.key == cell.key
 
 
 def own_benchmark(folder, cpu):
@@ -108,41 +96,41 @@ def test_a_changed_default_changes_the_key(tmp_path):
     assert cells[0].key != cells[1].key
 
 
-def test_what_an_option_means_may_hang_on_another():
-    sizes = {
-        (staging, transport): cell_of(
-            "strategy=cpu_staged", f"strategy.staging={staging}", f"strategy.transport={transport}"
-        ).strategy["bucket_cap_mb"]
-        for staging, transport in (("full", "shared"), ("sharded", "shared"), ("full", "gloo"))
-    }
-    assert sizes == {("full", "shared"): 4.0, ("sharded", "shared"): 25.0, ("full", "gloo"): 25.0}
-    assert cell_of("benchmark=jacobi", "benchmark.nx=64").benchmark["ny"] == 64
-    assert cell_of("benchmark=jacobi", "benchmark.nx=64", "benchmark.ny=32").benchmark["ny"] == 32
+@pytest.mark.parametrize(
+    ("typed", "gpus", "option", "value"),
+    [
+        ("strategy=cpu_staged", (0, 1), "bucket_cap_mb", 4.0),
+        ("strategy=cpu_staged strategy.staging=sharded", (0, 1), "bucket_cap_mb", 25.0),
+        ("strategy=cpu_staged strategy.transport=gloo", (0, 1), "bucket_cap_mb", 25.0),
+        ("benchmark=jacobi benchmark.nx=64", (0, 1), "ny", 64),
+        ("benchmark=jacobi benchmark.nx=64 benchmark.ny=32", (0, 1), "ny", 32),
+        ("benchmark=collectives benchmark.collective=all_reduce", (0, 1), "min_bytes", 8),
+        ("benchmark=collectives benchmark.collective=all_gather", (0, 1), "min_bytes", 32),
+        ("benchmark=collectives benchmark.collective=all_gather", (0, 1, 2), "min_bytes", 64),
+        ("benchmark=collectives benchmark.step=1K", (0, 1), "factor", None),
+    ],
+)
+def test_what_an_option_means_may_hang_on_another(typed, gpus, option, value):
+    cell = cell_of(*typed.split(), gpus=gpus)
+    assert {**cell.strategy, **cell.benchmark}[option] == value
 
 
-def test_the_smallest_message_can_be_shared_out():
-    def least(collective, gpus):
-        cell = cell_of("benchmark=collectives", f"benchmark.collective={collective}", gpus=gpus)
-        return cell.benchmark["min_bytes"]
-
-    assert (
-        least("all_reduce", (0, 1)),
-        least("all_gather", (0, 1)),
-        least("all_gather", (0, 1, 2)),
-    ) == (8, 32, 64)
-    stepped = cell_of("benchmark=collectives", "benchmark.step=1K").benchmark
-    assert (stepped["factor"], stepped["step"]) == (None, "1K")
+CASES = [{"value": 1, "where": {"a": "x"}}, {"value": {"cuda": 2, "cpu": 3}}]
 
 
-def test_the_forms_of_a_rule():
-    assert meaning(4.0, {}, "cpu") == 4.0
-    assert (
-        meaning({"cuda": 50, "cpu": 10}, {}, "cuda"),
-        meaning({"cuda": 50, "cpu": 10}, {}, "cpu"),
-    ) == (50, 10)
-    assert meaning({"as": "nx"}, {"nx": 7}, "cpu") == 7
-    cases = [{"value": 1, "where": {"a": "x"}}, {"value": {"cuda": 2, "cpu": 3}}]
-    assert [meaning(cases, {"a": word}, "cuda") for word in "xy"] == [1, 2]
+@pytest.mark.parametrize(
+    ("rule", "options", "device", "value"),
+    [
+        (4.0, {}, "cpu", 4.0),
+        ({"cuda": 50, "cpu": 10}, {}, "cuda", 50),
+        ({"cuda": 50, "cpu": 10}, {}, "cpu", 10),
+        ({"as": "nx"}, {"nx": 7}, "cpu", 7),
+        (CASES, {"a": "x"}, "cuda", 1),
+        (CASES, {"a": "y"}, "cuda", 2),
+    ],
+)
+def test_the_forms_of_a_rule(rule, options, device, value):
+    assert meaning(rule, options, device) == value
 
 
 def test_an_auto_without_a_meaning_is_refused(tmp_path):

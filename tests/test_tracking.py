@@ -46,16 +46,16 @@ def log(tracker, output_dir, record):
 
 
 def test_a_sweep_is_a_parent_with_its_cells(tracker, output_dir):
+    """What each run has is in the golden net (mlflow.txt)."""
     good = tracked_record(1)
-    repeated = tracked_record(
-        2, drift=True, cell=changed_cell(good.cell, repeat=-3, global_batch_size=512, nccl={})
-    )
-    oom = Failure("oom", 1, "rank 1 ran out of memory")
-    failed = tracked_record(3, name="bad", state="failed", failure=oom, metrics={})
-    stopped = tracked_record(
-        4, name="stopped", state="interrupted", validity=Validity("invalid", {"noisy": "noise"})
-    )
-    records = [good, repeated, failed, stopped]
+    drift = changed_cell(good.cell, repeat=-3, global_batch_size=512, nccl={})
+    oom, noisy = Failure("oom", 1, "rank 1 ran out of memory"), Validity("invalid", {"noisy": "n"})
+    records = [
+        good,
+        tracked_record(2, drift=True, cell=drift),
+        tracked_record(3, name="bad", state="failed", failure=oom, metrics={}),
+        tracked_record(4, name="stopped", state="interrupted", validity=noisy),
+    ]
     tracker.start_sweep(make_sweep(4))
     (parent,) = tracked_runs(tracker).values()
     assert parent.info.status == "RUNNING" and parent.info.run_name.startswith("4 cells · 2026-")
@@ -63,30 +63,13 @@ def test_a_sweep_is_a_parent_with_its_cells(tracker, output_dir):
     tracker.write_study(records, {good.record_id: {"scaling/efficiency": 0.9}})
     tracker.finish_sweep(make_sweep(4), records, "failed", {})
 
-    stored = {
-        run.data.tags.get("ringside.record_id"): run for run in tracker._client.search_runs(["1"])
-    }
-    assert len(stored) == 5
+    stored = {}
+    for run in tracker._client.search_runs(["1"]):
+        stored[run.data.tags.get("ringside.record_id")] = run
     child, repeat, bad, cut_short = (stored[record.record_id] for record in records)
-    assert [run.info.run_name for run in (child, repeat, bad)] == [
-        good.name,
-        f"{good.name} · drift",
-        "bad",
-    ]
-    assert child.data.params == {
-        "model": "resnet50", "strategy": "nccl_allreduce", "benchmark": "throughput", "gpus": "0,3", "world_size": "2",
-        "batch_size": "256", "precision": "bf16", "optimize": "eager", "device": "cuda", "seed": "0", "repeat": "0",
-        "image_size": "224", "nccl.p2p_level": "LOC", "strategy.bucket_cap_mb": "25", "strategy.comm_hook": "none",
-        "model.parameters": "25557032", "model.gradient_bytes": "102228128", "global_batch_size": "default",
-    }  # fmt: skip
+    assert len(stored) == 5 and repeat.info.run_name == f"{good.name} · drift"
     assert child.data.metrics == {**good.metrics, "step/ms": 50.0, "scaling/efficiency": 0.9}
-    expected = {
-        "validity": "valid", "validity.codes": "", "transport": "SHM", "link_class": "NV18", "cell_id": good.cell_key,
-        "state": "finished", "ringside.record_id": good.record_id, "ringside.sweep_id": good.sweep_id,
-        "mlflow.parentRunId": parent.info.run_id, "role": "first", "gpu": "NVIDIA H200", "driver": "580.159.04",
-        "nccl": "2.28.9", "torch": "2.11.0+cu130", "commit": "c" * 40, "host": "node7", "cpu": "Xeon",
-    }  # fmt: skip
-    assert expected.items() <= child.data.tags.items()
+    assert child.data.tags["mlflow.parentRunId"] == parent.info.run_id
     times = round(good.started_at * 1000), round(good.ended_at * 1000)
     assert (child.info.status, child.info.start_time, child.info.end_time) == ("FINISHED", *times)
     history = tracker._client.get_metric_history(child.info.run_id, "step/ms")
@@ -94,24 +77,17 @@ def test_a_sweep_is_a_parent_with_its_cells(tracker, output_dir):
     artifacts = output_dir / "mlartifacts" / child.info.run_id / "artifacts"
     files = {str(path.relative_to(artifacts)) for path in artifacts.rglob("*") if path.is_file()}
     assert files == {"record.json", "topology.txt", "ranks/0.jsonl", "logs/0.log", "nccl/0.log"}
-
-    assert (
-        repeat.data.params["global_batch_size"] == "512"
-        and repeat.data.params["nccl.p2p_level"] == "default"
-    )
-    assert (repeat.data.params["repeat"], repeat.data.tags["role"]) == ("0", "drift")
+    params = repeat.data.params
+    assert (params["global_batch_size"], params["nccl.p2p_level"]) == ("512", "default")
+    assert (params["repeat"], repeat.data.tags["role"]) == ("0", "drift")
     assert (bad.info.status, cut_short.info.status) == ("FAILED", "KILLED")
-    assert (
-        bad.data.tags["failure.cause"] == "oom" and cut_short.data.tags["validity.codes"] == "noisy"
-    )
+    assert bad.data.tags["failure.cause"] == "oom"
     assert "ran out of memory" in bad.data.tags["mlflow.note.content"]
     parent = tracker._client.get_run(parent.info.run_id)
     assert parent.info.status == "FAILED" and "| 5,000 |" in parent.data.tags["mlflow.note.content"]
     assert parent.data.tags["cells"] == "2 finished, 1 failed, 1 interrupted"
-    assert parent.data.metrics == {
-        "cells/valid": 2, "cells/suspect": 0, "cells/invalid": 0, "cells/failed": 1, "cells/interrupted": 1,
-        "best/images_per_second": 5000,
-    }  # fmt: skip
+    assert parent.data.metrics["cells/valid"] == 2
+    assert parent.data.metrics["best/images_per_second"] == 5000
     assert parent.data.params["nccl.p2p_level"] == "LOC | default"
     assert (parent.data.tags["host"], parent.data.tags["best.cell"]) == ("node7", good.name)
 
@@ -281,48 +257,34 @@ def test_the_summary_is_one_row_for_each_record():
         "comm/ideal_ratio": 0.912,
         "strategy/cost_ms": 0.1234,
     }
-    next_run = {
-        "throughput/ci_low": 4640.0,
-        "throughput/ci_high": 4671.0,
-        "throughput/ci_runs": 12.0,
-    }
+    ends = {"low": 4640.0, "high": 4671.0, "runs": 12.0}
+    next_run = {f"throughput/ci_{name}": value for name, value in ends.items()}
     hang = Failure("hang", 1, "rank 1 was `silent`")
     bad = tracked_record(2, name="a|b<c", state="failed", failure=hang, metrics={})
     good = tracked_record(1, metrics=metrics)
     text = mlflow_run.summary_markdown([good, bad], {good.record_id: next_run})
     *lines, empty, margin, other, reference = text.splitlines()
-    assert (empty, margin, other) == (
-        "",
-        "± for the next run (95 %), from 12 runs of equal cells",
-        "",
+    assert (empty, other) == ("", "") and reference.startswith(
+        "reference: the exchange's own bytes"
     )
-    assert (
-        reference
-        == "reference: the exchange's own bytes in the largest pieces, without any waiting"
-    )
+    assert margin == "± for the next run (95 %), from 12 runs of equal cells"
     assert len(lines) == 4 and all(line.replace("\\|", "").count("|") == 13 for line in lines)
     assert lines[2] == (
-        "| resnet50 · nccl\\_allreduce · gpus 0,3 · P2P\\_LEVEL=LOC | 4,652 | 0.33\xa0% | 2,326 | 98.1\xa0% | 2.50 "
-        "| 91.2\xa0% | 12.3 | 0.123 | SHM | NV18 | valid |"
+        "| resnet50 · nccl\\_allreduce · gpus 0,3 · P2P\\_LEVEL=LOC | 4,652 | 0.33\xa0% | 2,326 "
+        "| 98.1\xa0% | 2.50 | 91.2\xa0% | 12.3 | 0.123 | SHM | NV18 | valid |"
     )
     assert lines[3].startswith("| a\\|b&lt;c | – | – |")
     assert lines[3].endswith("| failed: hang of rank 1, rank 1 was \\`silent\\` |")
 
 
-def test_the_summary_says_once_what_all_names_share():
-    names = [
-        "resnet50 · ddp · gpus 0,3",
-        "resnet50 · ddp · gpus 0,3 · ALGO=Ring",
-        "resnet50 · ddp · gpus 0",
-    ]
-    records = [tracked_record(number, name=name) for number, name in enumerate(names)]
+def test_the_summary_has_once_what_all_names_share():
+    ends = ("gpus 0,3", "gpus 0,3 · ALGO=Ring", "gpus 0")
+    records = []
+    for number, end in enumerate(ends):
+        records.append(tracked_record(number, name=f"resnet50 · ddp · {end}"))
     lines = mlflow_run.summary_markdown(records, {}).splitlines()
     assert lines[:2] == ["Every cell: resnet50 · ddp", ""]
-    assert [line.split(" | ")[0] for line in lines[4:]] == [
-        "| gpus 0,3",
-        "| gpus 0,3 · ALGO=Ring",
-        "| gpus 0",
-    ]
+    assert [line.split(" | ")[0] for line in lines[4:]] == [f"| {end}" for end in ends]
     assert mlflow_run.summary_markdown([], {}) == "No cell has ended.\n"
     copies = changed_cell(records[0].cell, benchmark={"name": "p2p"})
     record = tracked_record(1, cell=copies, metrics={"p2p/write_gb_per_s": 377.25})
@@ -444,19 +406,22 @@ def content(folder):
 
 def test_a_sweep_writes_what_sync_writes(output_dir, tmp_path):
     cell = tracked_record().cell
-    records = [
-        tracked_record(1),
-        tracked_record(2, cell=dataclasses.replace(cell, nccl={}), state="failed", metrics={}),
-        tracked_record(3, cell=dataclasses.replace(cell, repeat=-3), drift=True),
-    ]
-    records = [dataclasses.replace(record, cell_key=record.cell.key) for record in records]
+    records = []
+    for number, changes, facts in (
+        (1, {}, {}),
+        (2, {"nccl": {}}, {"state": "failed", "metrics": {}}),
+        (3, {"repeat": -3}, {"drift": True}),
+    ):
+        own = changed_cell(cell, **changes)
+        records.append(tracked_record(number, cell=own, cell_key=own.key, **facts))
     study, copy = output_dir / "scaling", tmp_path / "copy" / "scaling"
     for record in records:
         tracked_folder(study, record)
     shutil.copytree(study, copy)
     shutil.copy(output_dir / "mlflow.db", copy.parent)
+    first = records[0]
     sweep = dataclasses.replace(
-        make_sweep(3), started_at=records[0].started_at, overrides=records[0].overrides
+        make_sweep(3), started_at=first.started_at, overrides=first.overrides
     )
     console = Console(file=io.StringIO())
     writer = MlflowWriter(Tracking(), StudyFolder(str(output_dir), "scaling"), sweep, console)
