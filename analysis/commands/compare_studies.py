@@ -1,4 +1,4 @@
-"""`python -m analysis compare STUDY_A STUDY_B [--limit 2%] [--json]`: how the same cells of two studies differ.
+"""`python -m analysis compare A B [--limit 2%]`: how the same cells of two studies differ.
 
 Exit status: 0 no regression, 1 a regression was found, 2 wrong input, or no cell can be told.
 """

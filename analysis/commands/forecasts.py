@@ -262,9 +262,28 @@ def _print_forecasts(
     for several in candidates(calibration, request).values():
         queries += [candidate.query for candidate in several]
     scores = HeldOutScores(calibration)
-    json_rows: list[dict[str, Any]] = []
+    answers, rows, notes = _forecasts(calibration, queries, scores)
+    refused = [answer["refused"] for answer in answers if "refused" in answer]
+    if len(refused) == len(queries):
+        raise ValueError(f"no forecast of {_where(queries[0])}: {refused[0]}")
+    if arguments.json:
+        calibrated = {"cells": len(calibration.cells), "held_out": len(scores.of(queries[0]))}
+        print(json.dumps({"calibration": calibrated, "level": LEVEL, "forecasts": answers}))
+        return
+    for subset in subsets:
+        if len(subset.members) == 1:
+            gpu = subset.members[0]
+            notes.append(of_unit(f"--gpus {gpu} is GPU {gpu} alone; {NUMBERS}", calibration.unit))
+    _print_table(FORECASTS, rows)
+    _print_notes(notes)
+
+
+def _forecasts(
+    calibration: CalibrationData, queries: Sequence[CellQuery], scores: HeldOutScores
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[str]]:
+    """Return the forecasts for programs and as rows, and notes on them."""
+    answers: list[dict[str, Any]] = []
     rows: list[dict[str, Any]] = []
-    refused: list[str] = []
     notes: list[str] = []
     for query in queries:
         row: dict[str, Any] = {
@@ -285,7 +304,6 @@ def _print_forecasts(
         try:
             prediction = forecast(calibration, query, scores.of(query))
         except ValueError as error:
-            refused.append(str(error))
             answer["refused"] = str(error)
             row["basis"] = "no forecast"
             notes.append(f"no forecast of {query.strategy}: {error}")
@@ -294,20 +312,9 @@ def _print_forecasts(
             row |= answer["forecast"]
             row["step"] = Estimate(prediction.step_ms, prediction.low, prediction.high)
             notes += prediction.why
-        json_rows.append(answer)
+        answers.append(answer)
         rows.append(row)
-    if len(refused) == len(queries):
-        raise ValueError(f"no forecast of {_where(queries[0])}: {refused[0]}")
-    if arguments.json:
-        calibrated = {"cells": len(calibration.cells), "held_out": len(scores.of(queries[0]))}
-        print(json.dumps({"calibration": calibrated, "level": LEVEL, "forecasts": json_rows}))
-        return
-    for subset in subsets:
-        if len(subset.members) == 1:
-            gpu = subset.members[0]
-            notes.append(of_unit(f"--gpus {gpu} is GPU {gpu} alone; {NUMBERS}", calibration.unit))
-    _print_table(FORECASTS, rows)
-    _print_notes(notes)
+    return answers, rows, notes
 
 
 def _where(query: CellQuery) -> str:

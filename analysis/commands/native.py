@@ -177,7 +177,7 @@ def _run_nccl_log(arguments: argparse.Namespace) -> None:
 
 def _nccl_facts(log: NcclLog) -> dict[str, str]:
     """Return {fact: what the log says of it}; empty texts are not shown."""
-    counts = [f"{number} {kind}" for kind, number in log.channels.items() if number is not None]
+    counts = [f"{many} {kind}" for kind, many in log.channels.items() if many is not None]
     channels = ", ".join(counts) or "not said"
     if log.channels_from == "rings":
         channels += " (from the rings)"
@@ -242,24 +242,24 @@ def _print_nccl_tests(nccl_run: NcclTestsRun, file: str) -> None:
         Column("redop", "redop"),
         Column("root", "root"),
     ]
-    for place in ("out_of_place", "in_place"):
+    for side in ("out_of_place", "in_place"):
         columns += [
-            Column(f"{place} time_us", "time\nµs", kind=TWO),
-            Column(f"{place} algbw", "algbw\nGB/s", kind=TWO),
-            Column(f"{place} busbw", "busbw\nGB/s", kind=TWO),
-            Column(f"{place} min_us", "min\nµs", kind=TWO),
-            Column(f"{place} max_us", "max\nµs", kind=TWO),
-            Column(f"{place} p99_us", "p99\nµs", kind=TWO),
-            Column(f"{place} wrong", "#wrong", kind=COUNT),
-            Column(f"{place} error", "error"),
+            Column(f"{side} time_us", "time\nµs", kind=TWO),
+            Column(f"{side} algbw", "algbw\nGB/s", kind=TWO),
+            Column(f"{side} busbw", "busbw\nGB/s", kind=TWO),
+            Column(f"{side} min_us", "min\nµs", kind=TWO),
+            Column(f"{side} max_us", "max\nµs", kind=TWO),
+            Column(f"{side} p99_us", "p99\nµs", kind=TWO),
+            Column(f"{side} wrong", "#wrong", kind=COUNT),
+            Column(f"{side} error", "error"),
         ]
     rows = []
     for row in nccl_run.rows:
         values = dict(row)
-        for place in ("out_of_place", "in_place"):
-            numbers: Mapping[str, Any] = row[place] or {}
+        for side in ("out_of_place", "in_place"):
+            numbers: Mapping[str, Any] = row[side] or {}
             for key, value in {**numbers, **(numbers.get("per_iteration") or {})}.items():
-                values[f"{place} {key}"] = value
+                values[f"{side} {key}"] = value
         rows.append(values)
     _print_table("", columns, rows)
     average = mean = "not printed"
@@ -296,10 +296,10 @@ def _run_p2p(arguments: argparse.Namespace) -> None:
         return
     for state, meaning in words.items():
         console().print(f"P2P {state}: {escape(meaning)}", soft_wrap=True)
-    for number, matrices in enumerate(p2p.runs, 1):
+    for index, matrices in enumerate(p2p.runs, 1):
         prefix = ""
         if len(p2p.runs) > 1:
-            prefix = f"run {number} of {len(p2p.runs)}: "
+            prefix = f"run {index} of {len(p2p.runs)}: "
         _print_matrices(matrices, prefix, words.get("enabled", "peer access"))
 
 
@@ -365,21 +365,21 @@ def _print_trace(summary: "TraceSummary") -> None:
     """Print a table of ranks, of the collectives of each and across them, and of copies."""
     ranks, collectives, copies = [], [], []
     for rank in summary.ranks:
-        number = {"rank": str(rank.rank)}
-        row = {**vars(rank), **number, "ran_on": "the host"}
+        name = {"rank": str(rank.rank)}
+        row = {**vars(rank), **name, "ran_on": "the host"}
         if rank.device is not None:
             row["ran_on"] = f"GPU {rank.device}"
         for quantity in ("median_ms", "exposed_ms", "exposed_in_gaps_ms"):
             row[f"step_{quantity}"] = getattr(rank.steps, quantity, None)
         ranks.append(row)
-        collectives += [{**collective, **number} for collective in rank.nccl]
-        copies += [{**copy, **number} for copy in rank.memcpy]
+        collectives += [{**collective, **name} for collective in rank.nccl]
+        copies += [{**copy, **name} for copy in rank.memcpy]
     across = []
     for row in summary.collectives:
-        name = row["name"]
+        collective = row["name"]
         if row["communicator"] is not None:
-            name += f" ({row['communicator']})"
-        across.append({**row, "name": name})
+            collective += f" ({row['communicator']})"
+        across.append({**row, "name": collective})
     _print_table(f"ranks ({summary.source})", RANKS, ranks)
     _print_table("collectives per rank", COLLECTIVES, collectives)
     _print_table("across ranks (wait: average over ranks)", ACROSS_RANKS, across)

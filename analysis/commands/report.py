@@ -20,25 +20,23 @@ from benchmarks.record.safe_text import one_line
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument(
-        "studies", metavar="STUDY", nargs="+",
-        help="the folder of a study: <output_dir>/<study>; several, or an output_dir, stand beside "
-        "each other. LABEL=FOLDER "
-        "gives one a name",
-    )  # fmt: skip
-    parser.add_argument(
-        "-o", "--output", metavar="DIR", type=Path,
-        help="where to write; default: STUDY/report, of several report-NAMES-HASH beside the first",
-    )  # fmt: skip
-    text = (
+    add = parser.add_argument
+    studies = (
+        "the folder of a study: <output_dir>/<study>; several, or an output_dir, stand beside each "
+        "other. LABEL=FOLDER gives one a name"
+    )
+    add("studies", metavar="STUDY", nargs="+", help=studies)
+    output = "where to write; default: STUDY/report, of several report-NAMES-HASH beside the first"
+    add("-o", "--output", metavar="DIR", type=Path, help=output)
+    archive = (
         "write one archive instead, with records, raw samples and report, that others can check "
         "(STUDY.bundle.zip)"
     )
-    parser.add_argument("--bundle", action="store_true", help=text)
-    text = (
+    add("--bundle", action="store_true", help=archive)
+    width = (
         "of figures: page (4.6 in), or a paper's one column (single, 3.3 in) or two (double, 7 in)"
     )
-    parser.add_argument("--width", choices=WIDTHS_IN, default=ON_PAGE, help=text)
+    add("--width", choices=WIDTHS_IN, default=ON_PAGE, help=width)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -48,19 +46,20 @@ def run(arguments: argparse.Namespace) -> int:
     """
     if arguments.bundle:
         return _bundle(arguments)
-    asked = [StudyPath.of(text) for text in arguments.studies]
-    inside = _studies(asked[0].folder)
-    if len(asked) > 1 or len(inside) > 1:
-        content, findings = examine_several(asked, arguments.width)
-        folder = default_folder(asked)
+    paths = [StudyPath.of(text) for text in arguments.studies]
+    inside = _studies(paths[0].folder)
+    if len(paths) > 1 or len(inside) > 1:
+        content, findings = examine_several(paths, arguments.width)
+        folder = default_folder(paths)
     else:
-        study = inside[0] if inside else asked[0].folder
+        study = (inside or [paths[0].folder])[0]
         content, findings = examine(study, arguments.width)
-        if asked[0].label:
-            content = dataclasses.replace(content, study=single_line(asked[0].label))
+        if paths[0].label:
+            content = dataclasses.replace(content, study=single_line(paths[0].label))
         folder = study / "report"
-    # What the user names may be a link; in a study nothing of ours is one.
-    index = write(content, arguments.output.resolve() if arguments.output else folder)
+    if arguments.output:  # it may be a link; in a study nothing of ours is one
+        folder = arguments.output.resolve()
+    index = write(content, folder)
     if arguments.json:
         summary = {
             "report": str(index),
@@ -101,7 +100,9 @@ def _bundle(arguments: argparse.Namespace) -> int:
         print(json.dumps({"bundle": str(archive), "bytes": size, "sha256": digest}))
         return 0
     out = console()
-    large = f"{size / 1e6:,.1f} MB" if size >= 1e6 else f"{size / 1e3:,.0f} kB"
+    large = f"{size / 1e3:,.0f} kB"
+    if size >= 1e6:
+        large = f"{size / 1e6:,.1f} MB"
     out.print(f"bundle: {escape(str(archive))} ({large})", soft_wrap=True)
     out.print(
         f"SHA-256: {digest} (publish it with the paper: it shows that the bundle is this one)",

@@ -1,4 +1,4 @@
-"""What the records of a study give a forecast to rest on: its cells with their scatter, its links."""
+"""What a forecast rests on: the cells of a study with their scatter, and its links."""
 
 import math
 import statistics
@@ -140,7 +140,8 @@ def calibrate(study: Study) -> CalibrationData:
     if not any(cell.step_ms is not None for cell in cells):
         where = study.folder or study.name
         raise ValueError(
-            f"{where}: no cell has a step time; accepted is the folder of a study with training cells"
+            f"{where}: no cell has a step time; accepted is the folder of a study with training "
+            "cells"
         )
     device = statistics.mode(runs.cell.device for runs in training)
     records = []

@@ -1,4 +1,4 @@
-"""A forecast of a cell, its interval, the null model beside it, and how far held-out cells were off.
+"""A forecast of a cell, its interval, the null model beside it, and errors of held-out cells.
 
 The interval is the best value ± q · the deviation of the draws · the growth beyond the ranks that
 were measured. q is the split-conformal quantile (Lei et al. 2018) of |error| ÷ deviation of cells
@@ -42,7 +42,7 @@ _NEEDS = {
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a cell should give. Times are ms; `low` and `high` are None where no error is claimed."""
+    """What a cell should give. Times are ms; `low`, `high` are None where no error is claimed."""
 
     step_ms: float
     low: float | None

@@ -35,20 +35,20 @@ class Forecasts:
         self._scores: Mapping[Any, Sequence[float]] = {}
         self._newest: list[Record] = []  # what is to be held out next
 
-    def prepare(self, known: Sequence[Record]) -> None:
+    def prepare(self, measured: Sequence[Record]) -> None:
         """Import the model beside the first cell, and hold out cells that were measured before."""
         if self.wanted:
             self._submit(self._hold_out)
-            self.learn(known)
+            self.learn(measured)
 
-    def learn(self, known: Sequence[Record], more: bool = True) -> None:
+    def learn(self, measured: Sequence[Record], more: bool = True) -> None:
         """Hold out the study's cells beside the next one, if there are `more`."""
-        if self.wanted and more and _trained(known):
-            self._newest = list(known)
+        if self.wanted and more and _trained(measured):
+            self._newest = list(measured)
             self._submit(self._hold_out)
 
     def before(
-        self, cell: Cell, environment: Mapping[str, Any], known: Sequence[Record]
+        self, cell: Cell, environment: Mapping[str, Any], measured: Sequence[Record]
     ) -> dict[str, Any]:
         """Return what attempt.json says of a cell: its forecast, or in `refused` why there is none.
 
@@ -60,16 +60,16 @@ class Forecasts:
         try:
             if not cell.trains:
                 forecast = {"refused": f"benchmark={cell.benchmark['name']} trains nothing"}
-            elif not _trained(known):
+            elif not _trained(measured):
                 forecast = {"refused": "no cell of the study was measured before it"}
             else:
-                forecast = self._forecast(cell, environment, known)
+                forecast = self._forecast(cell, environment, measured)
         except Exception as error:  # a record that nobody thought of
             forecast = {"refused": f"the forecast failed ({type(error).__name__}: {error})"}
         return {"made_at": now(), "took_ms": 1e3 * (time.perf_counter() - began), **forecast}
 
     def _forecast(
-        self, cell: Cell, environment: Mapping[str, Any], known: Sequence[Record]
+        self, cell: Cell, environment: Mapping[str, Any], measured: Sequence[Record]
     ) -> dict[str, Any]:
         at = now()
         # Of what is about to run: it tells machine and links, and its numbers enter nothing.
@@ -86,7 +86,7 @@ class Forecasts:
             ended_at=at,
             environment=dict(environment),
         )
-        study = Study.of([*known, begun], scatters=self._scatters)
+        study = Study.of([*measured, begun], scatters=self._scatters)
         link_class = None
         if cell.device == "cuda" or len(cell.hosts) > 1:
             link_class = class_between(begun) or None
@@ -99,20 +99,20 @@ class Forecasts:
 
     def _hold_out(self) -> None:
         """Import the model, and hold out the newest records; of fewer scores there is no interval."""
-        known, self._newest = (
+        measured, self._newest = (
             self._newest,
             [],
         )  # short cells may end faster than a study is held out
         with contextlib.suppress(Exception):  # `before` says why
             model = importlib.import_module(MODEL)
-            if known:
-                study = Study.of(known, scatters=self._scatters)
+            if measured:
+                study = Study.of(measured, scatters=self._scatters)
                 self._scores = model.scores_by_machine(study)
 
 
 NONE = Forecasts(False, lambda job: None)  # of a sweep that asks for none
 
 
-def _trained(known: Sequence[Record]) -> bool:
+def _trained(measured: Sequence[Record]) -> bool:
     """Tell whether a record can say anything of a step."""
-    return any(record.cell.trains and record.usable for record in known)
+    return any(record.cell.trains and record.usable for record in measured)

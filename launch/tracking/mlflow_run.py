@@ -194,16 +194,16 @@ def _metrics(record: Record) -> list[Row]:
         key = _key(name)
         if key in metric_keys:
             key += WINDOW
-        for number, (step, value) in enumerate(points, 1):
+        for index, (step, value) in enumerate(points, 1):
             if not abs(step) <= LAST_STEP:  # NaN fails every comparison
                 raise ValueError(f"series {name} has a step {step}")
-            time = started + (ended - started) * number // len(points)
+            time = started + (ended - started) * index // len(points)
             rows.append((key, float(value), max(0, time), int(step)))
     return rows
 
 
 def _tags(record: Record) -> dict[str, str]:
-    """Return the tags in the order of MLflow's pages: verdict, machine, what was used, failure, ids."""
+    """Return the tags in the order of MLflow's pages: verdict, machine, transport, failure, ids."""
     validity, failure = record.validity, record.failure
     role = "repeat"
     if record.cell.repeat <= 0:
@@ -261,7 +261,7 @@ def machine_tags(record: Record) -> dict[str, str]:
 
 
 def default_params(records: Sequence[Record]) -> dict[str, dict[str, str]]:
-    """Return {record_id: {parameter: value}}: parameters that a run lacks and others of its benchmark have.
+    """Return {record_id: {parameter: value}} that a run lacks and others of its benchmark have.
 
     MLflow's pages show `unknown` for a parameter that is absent. The size of a model that was
     never built is unknown, and stays absent.
@@ -287,7 +287,7 @@ def default_params(records: Sequence[Record]) -> dict[str, dict[str, str]]:
 
 
 def best_record(records: Iterable[Record]) -> Record | None:
-    """Return the usable record with the best rate: images/s, else what its benchmark is compared in.
+    """Return the usable record with the best images/s, else with the best of its benchmark's metric.
 
     Cells without an exchange do not train together; they count only where there is no other.
     """
@@ -308,7 +308,7 @@ def best_record(records: Iterable[Record]) -> Record | None:
 
 
 def parent_metrics(records: Sequence[Record], values: Values) -> dict[str, float]:
-    """Return how many cells have which verdict, and the figures of the best cell and its baseline."""
+    """Return how many cells have which verdict, and figures of the best cell and its baseline."""
     metrics: dict[str, float] = {}
     verdicts = [record.validity.verdict for record in records if record.state == "finished"]
     for verdict in VERDICTS:
@@ -363,7 +363,7 @@ def _join(mappings: Iterable[Mapping[str, str]]) -> dict[str, str]:
 
 
 def summary_markdown(records: Sequence[Record], values: Values) -> str:
-    """Return a table with a row for each record, in the order given; what a record lacks is '–', never 0.
+    """Return a table with a row for each record; what a record lacks is '–', never 0.
 
     What all names share stands once above the table.
     """

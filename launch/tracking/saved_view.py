@@ -58,8 +58,8 @@ def view_state(records: Sequence[Record]) -> dict[str, Any]:
     if params:
         axes = {"selectedParams": params, "selectedMetrics": figures[:3], "showAllRuns": True}
         cards.append({"type": "PARALLEL", **axes})
-    for number, card in enumerate(cards):
-        card |= {"uuid": f"chart{number}", "metricSectionId": "Cells"}
+    for index, card in enumerate(cards):
+        card |= {"uuid": f"chart{index}", "metricSectionId": "Cells"}
     section = {"uuid": "Cells", "name": "Cells", "columns": 2, "display": True}
     return {
         "searchFilter": "tags.`ringside.kind` = 'cell'",

@@ -94,7 +94,7 @@ def sqlite_file(uri: str) -> Path | None:
 
 
 def not_a_store(file: Path) -> str:
-    """Return what speaks against writing a SQLite store here, the end of a sentence; empty if nothing.
+    """Return what speaks against a SQLite store here, the end of a sentence; empty if nothing.
 
     A link is not followed: what it leads to was not named.
     """
@@ -119,7 +119,7 @@ def _scheme(uri: str) -> str:
 
 
 def _sqlite_uri(file: Path) -> str:
-    """Return the URI of a SQLite file. With a driver in it MLflow makes no folder of an encoded name."""
+    """Return the URI of a file. With a driver in it MLflow makes no folder of an encoded name."""
     if not ENCODED.search(str(file)):
         return f"sqlite:///{file}"
     from sqlalchemy.engine import URL
@@ -174,7 +174,7 @@ def store_lock(path: Path) -> Iterator[None]:
 
 
 def check_writable(file: Path) -> None:
-    """Take and give back SQLite's write lock. Raises sqlite3.Error: locked, read-only, no database."""
+    """Take and give back SQLite's write lock. Raises sqlite3.Error."""
     connection = sqlite3.connect(file, timeout=LOCK_WAIT_S, isolation_level=None)
     with contextlib.closing(connection):
         connection.execute("BEGIN IMMEDIATE")
@@ -192,7 +192,7 @@ def silence_mlflow() -> None:
 
 
 def connect(uri: str, artifacts: Path) -> "MlflowClient":
-    """Return a client of the store; make its SQLite file if it is missing. The caller holds the lock.
+    """Return a client of the store, whose lock the caller holds; make a missing SQLite file.
 
     Raises:
         TrackingUnavailable, and what `tracking_errors` turns into it.

@@ -24,7 +24,7 @@ class SyncReport:
 
 
 def sync(study_dir: Path, tracking: Tracking | None = None) -> SyncReport:
-    """Write every record of `<output_dir>/<study>` that is not in the store yet, and values that changed.
+    """Write every record of a study that is not in the store yet, and values that changed.
 
     Runs of launchers that died are closed.
 

@@ -1,10 +1,10 @@
-"""Write records to MLflow: from the launching process, after each cell. It can be repeated at any time.
+"""Write records to MLflow: from the launching process, after each cell.
 
-A study is an experiment, a sweep a parent run, a record a child run. Every run has the tag of what it
-shows (`ringside.sweep_id`, `ringside.record_id`), so writing twice changes nothing. The tag
-`ringside.projected` is written last: a run without it is completed, also one that a dead launcher left.
-Values that need other records are written when a sweep ends, and by `sync`. A store that fails costs
-no measurement.
+A study is an experiment, a sweep a parent run, a record a child run. Every run has the tag of what
+it shows (`ringside.sweep_id`, `ringside.record_id`), so writing twice changes nothing. The tag
+`ringside.projected` is written last: a run without it is completed, also one that a dead launcher
+left. Values that need other records are written when a sweep ends, and by `sync`. A store that
+fails costs no measurement.
 """
 
 import math
@@ -287,7 +287,7 @@ class Tracker:
     def _log(
         self, run: "Run", rows: Sequence[Row], params: Mapping[str, str], tags: Mapping[str, str]
     ) -> None:
-        """Write metrics, and the parameters and tags that a run does not have: MLflow changes no parameter."""
+        """Write metrics, and parameters and tags that a run lacks: MLflow changes no parameter."""
         from mlflow.entities import Metric, Param, RunTag
 
         existing = run.data
@@ -394,7 +394,7 @@ class MlflowWriter:
         stopping: Callable[[], bool],
         report: Path | None,
     ) -> None:
-        """Write the parent's table, figures, report and state, and the values that need several records.
+        """Write the parent's table, figures, report and state, and values that need several records.
 
         What failed on the way is tried once more.
         """
