@@ -209,11 +209,11 @@ def _difference(
         if main in first and main in second:
             metric = main
     steps = {}
-    for quantity, number in first.items():
+    for quantity, measured in first.items():
         # Efficiencies may be against some of the members alone.
         against = [getattr(side[quantity].value, "of", ()) for side in numbers if quantity in side]
         if quantity in second and against[0] == against[1]:
-            steps[quantity] = second[quantity].minus(number)
+            steps[quantity] = second[quantity].minus(measured)
     repeated = [study for study, runs in zip(STUDIES, (before, after), strict=True) if runs[1:]]
     why = ""
     if not metric:
@@ -247,10 +247,10 @@ def _numbers(runs: Runs, baselines: Baselines) -> dict[str, MeasuredNumber]:
     speedup = log_speedup(runs, baselines)
     if speedup is not None:
         share = efficiency(speedup.rate.value, speedup.slowest, runs.cell, speedup.alone)
-        number = MeasuredNumber(share, speedup.rate.runs, None, speedup.freedom, logarithm=False)
+        efficient = MeasuredNumber(share, speedup.rate.runs, None, speedup.freedom, logarithm=False)
         if speedup.draws is not None:
-            number = replace(number, error=float(np.std(speedup.draws[MEASURED])) * share)
-        numbers[EFFICIENCY] = number
+            efficient = replace(efficient, error=float(np.std(speedup.draws[MEASURED])) * share)
+        numbers[EFFICIENCY] = efficient
     return numbers
 
 

@@ -49,7 +49,7 @@ SEPARATE = "one cell was measured before the other: a change of the machine woul
 class Pair:
     """Two cells to compare."""
 
-    asked: str  # what differs, for people
+    subject: str  # what differs, for people
     differing: tuple[str, ...]  # names in the keys that differ
     first: Runs
     second: Runs
@@ -100,13 +100,13 @@ def comparisons(study: Study) -> tuple[Comparison, ...]:
                 reasons.append(SEPARATE if seen[at] and _are_separate(pair) else UNPAIRED)
             why = "; ".join(reasons)
         comparison = Comparison(
-            first=labels.side_label(study, pair.first, pair.differing, pair.asked),
-            second=labels.side_label(study, pair.second, pair.differing, pair.asked),
+            first=labels.side_label(study, pair.first, pair.differing, pair.subject),
+            second=labels.side_label(study, pair.second, pair.differing, pair.subject),
             difference=estimate,
             smallest=float(smallest[at]) if tested[at] else None,
             verdict=verdict,
             why=why,
-            asked=pair.asked,
+            asked=pair.subject,
             gpus=pair.first.gpus,
             runs=(len(pair.first.log_rates), len(pair.second.log_rates)),
             rate=pair.first.rate.name,
@@ -222,8 +222,8 @@ def pairs(study: Study) -> Iterator[Pair]:
         yield from _pairs(study, "strategy", differing, lambda runs: chosen_options(runs.cell))
     for name in options:
         if name != "strategy.name":
-            asked = name.removeprefix("strategy.")
-            yield from _pairs(study, asked, (name,), lambda runs: runs.strategy)
+            subject = name.removeprefix("strategy.")
+            yield from _pairs(study, subject, (name,), lambda runs: runs.strategy)
     # NCCL's settings that cells have all together or not at all (nccl=sharp) are one thing.
     presets: dict[Hashable, list[str]] = defaultdict(list)
     for name in study.varied:
@@ -232,10 +232,10 @@ def pairs(study: Study) -> Iterator[Pair]:
             together: Hashable = tuple(value is None for value in values)
             presets[together if len({*values} - {None}) == 1 else name].append(name)
     for preset in presets.values():
-        asked = preset[0].removeprefix(PREFIX)
+        subject = preset[0].removeprefix(PREFIX)
         if len(preset) > 1:
-            asked += f" and {len(preset) - 1} more"
-        yield from _pairs(study, asked, preset)
+            subject += f" and {len(preset) - 1} more"
+        yield from _pairs(study, subject, preset)
     yield from _pairs(study, "data", ("data", "data.sha256"))
     for name in study.varied:
         if not name.startswith(NOT_COMPARED):
@@ -247,7 +247,7 @@ def pairs(study: Study) -> Iterator[Pair]:
 
 def _pairs(
     study: Study,
-    asked: str,
+    subject: str,
     differing: Sequence[str],
     equal: Callable[[Runs], Hashable] = lambda runs: None,
 ) -> Iterator[Pair]:
@@ -268,7 +268,7 @@ def _pairs(
         if len(ordered) > MOST_VALUES:
             couples = [(ordered[0], second) for second in ordered[1:]]
         for first, second in couples:
-            yield Pair(asked, tuple(differing), first, second)
+            yield Pair(subject, tuple(differing), first, second)
 
 
 def noises(study: Study) -> tuple[Noise, ...]:

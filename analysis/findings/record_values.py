@@ -105,9 +105,9 @@ def again(record: Record, neighbours: Iterable[Record]) -> dict[str, float]:
     return SeveralRecords(Study.of([*neighbours, bare]), judged=False).values(bare)
 
 
-def with_values(record: Record, known: Sequence[Record]) -> Record:
+def with_values(record: Record, earlier: Sequence[Record]) -> Record:
     """Return the record with the values that the records known by now give it, and their ids."""
-    several = SeveralRecords(Study.of([*known, record]))
+    several = SeveralRecords(Study.of([*earlier, record]))
     return dataclasses.replace(
         record,
         metrics=record.metrics | several.values(record),

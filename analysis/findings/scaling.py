@@ -206,8 +206,8 @@ def _why_no_baseline(study: Study, gpus: Sequence[Member], runs: Runs) -> str:
         name for name in (*study.varied, *study.varied_provenance) if not is_among(name, irrelevant)
     ]
 
-    def differing(other: Runs) -> list[str]:
-        return [name for name in relevant if runs.key.get(name) != other.key.get(name)]
+    def differing(baseline: Runs) -> list[str]:
+        return [name for name in relevant if runs.key.get(name) != baseline.key.get(name)]
 
     nearest = min(alone, key=lambda each: (each.gpus[0] not in gpus, len(differing(each))))
     if nearest.gpus[0] not in gpus:

@@ -54,8 +54,8 @@ class TurnModel:
     def contrasts(self, first: Integers, second: Integers) -> Contrasts:
         """Return the differences between pairs of cells, given by their numbers (p,)."""
         apart = self.columns[second] - self.columns[first]
-        known = (self.counts[first] > 0) & (self.counts[second] > 0) & (self.freedom > 0)
-        known &= np.abs(apart - apart @ self.projector).max(axis=1, initial=0.0) < 1e-6
+        connected = (self.counts[first] > 0) & (self.counts[second] > 0) & (self.freedom > 0)
+        connected &= np.abs(apart - apart @ self.projector).max(axis=1, initial=0.0) < 1e-6
         difference = self.means[second] - self.means[first] - apart @ self.effects
         share = np.einsum("pk,kl,pl->p", apart, self.inverse, apart, optimize=True)
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -65,7 +65,7 @@ class TurnModel:
             gross = own > self.variance * fdtri(own_freedom, max(self.freedom, 1), GROSS)
         variance = np.fmax(self.variance, own)
         freedom = np.where(gross, own_freedom, self.freedom)
-        unknown = np.where(known, 0.0, np.nan)
+        unknown = np.where(connected, 0.0, np.nan)
         return Contrasts(
             difference + unknown, np.sqrt(variance * share) + unknown, freedom + unknown
         )

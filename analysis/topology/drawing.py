@@ -122,8 +122,8 @@ def lay_out(topology: Topology) -> Layout:
             width = max(GPU_STEP * len(gpus), NIC_STEP * len(nics), LABEL_WIDTH if label else 0.0)
             for members, step, y in ((gpus, GPU_STEP, 0.0), (nics, NIC_STEP, NIC_Y)):
                 at = x + width / 2 - step * (len(members) - 1) / 2
-                for number, device in enumerate(members):
-                    layout.places[device] = (at + step * number, y)
+                for index, device in enumerate(members):
+                    layout.places[device] = (at + step * index, y)
             if label:
                 layout.switches.append(((x + width / 2, SWITCH_Y), group, label))
                 layout.bottom = min(layout.bottom, SWITCH_Y - 0.75)

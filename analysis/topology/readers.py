@@ -110,7 +110,7 @@ def parse_topology_text(text: str, gpu_name: str | None = None) -> Topology:
 def _find_header(lines: Sequence[str]) -> tuple[int, list[str], list[str]]:
     """Return the header's line (from 1), its device labels and its affinity columns."""
     headers = []
-    for number, line in enumerate(lines, start=1):
+    for line_number, line in enumerate(lines, start=1):
         columns = AFFINITY_COLUMN.findall(line)
         labels = AFFINITY_COLUMN.split(line)[0].split()
         if not labels or not GPU_LABEL.fullmatch(labels[0]):
@@ -119,7 +119,7 @@ def _find_header(lines: Sequence[str]) -> tuple[int, list[str], list[str]]:
             continue  # a row starts with a device as well, but its second cell is a link or X
         if len(labels) == 1 and not columns and line.lstrip() == line:
             continue  # a bare "GPU0" at the margin is a row whose cells were cut
-        headers.append((number, labels, columns))
+        headers.append((line_number, labels, columns))
     if not headers:
         raise UnreadableInput(
             "no header line with GPU0, GPU1, …; accepted is the text of `nvidia-smi topo -m`"
@@ -141,7 +141,7 @@ def _read_rows(
 ) -> dict[str, Row]:
     """Return the row of every label. Raises UnreadableInput if one is missing, doubled or torn."""
     rows: dict[str, Row] = {}
-    for number, line in enumerate(lines[header:], start=header + 1):
+    for line_number, line in enumerate(lines[header:], start=header + 1):
         cells = line.split()
         if "\t" in line:  # a cell may be empty
             cells = [cell.strip() for cell in line.strip(" ").split("\t")]
@@ -149,18 +149,18 @@ def _read_rows(
         if label not in labels:
             if DEVICE_LABEL.fullmatch(label):
                 raise UnreadableInput(
-                    f"line {number}: a row for {label}, which has no column in the header, "
+                    f"line {line_number}: a row for {label}, which has no column in the header, "
                     f"line {header}"
                 )
             continue
         if label in rows:
             raise UnreadableInput(
-                f"line {number}: a second row for {label}; the first is line {rows[label][0]}"
+                f"line {line_number}: a second row for {label}; the first is line {rows[label][0]}"
             )
-        links = _read_links(cells[1:], label, labels, number)
-        last_line = number == len(lines)  # no newline after it: the last cell may be cut
-        affinity = _read_affinity(cells[1 + len(labels) :], columns, number, last_line)
-        rows[label] = (number, links, affinity)
+        links = _read_links(cells[1:], label, labels, line_number)
+        last_line = line_number == len(lines)  # no newline after it: the last cell may be cut
+        affinity = _read_affinity(cells[1 + len(labels) :], columns, line_number, last_line)
+        rows[label] = (line_number, links, affinity)
     for label in labels:
         if label not in rows:
             raise UnreadableInput(

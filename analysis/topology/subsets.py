@@ -89,23 +89,23 @@ def _classes_of_size(
     first_of: dict[bytes, int] = {}  # by matrix: the first subset of its class
     rivals: dict[int, list[int]] = defaultdict(list)  # by value: the first subsets of its classes
     members: dict[int, list[int]] = defaultdict(list)  # of the class of a first subset
-    for number, value in enumerate(values):
-        key = matrices[number].tobytes()
+    for index, value in enumerate(values):
+        key = matrices[index].tobytes()
         if key not in first_of:
-            first_of[key] = number
+            first_of[key] = index
             for rival in rivals[value]:
                 if _isomorphic(
-                    (matrices[number].tolist(), colours[number].tolist()),
+                    (matrices[index].tolist(), colours[index].tolist()),
                     (matrices[rival].tolist(), colours[rival].tolist()),
                 ):
                     first_of[key] = rival
                     break
             else:
-                rivals[value].append(number)
-        members[first_of[key]].append(number)
+                rivals[value].append(index)
+        members[first_of[key]].append(index)
     subset_classes = []
     for numbers in members.values():
-        shown = [tuple(topology.gpus[at] for at in positions[number]) for number in numbers[:2]]
+        shown = [tuple(topology.gpus[at] for at in positions[index]) for index in numbers[:2]]
         links = count_classes(topology.link_between(a, b) for a, b in combinations(shown[0], 2))
         second = shown[1] if len(shown) > 1 else None
         subset_classes.append(SubsetClass(size, links, shown[0], len(numbers), second))
