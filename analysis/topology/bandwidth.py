@@ -178,12 +178,12 @@ def has_ring(wires: Wires) -> bool:
     size = len(joined)
     if size < 2:
         return False
-    if joined.sum() == size * (size - 1):
-        return True
-    if size <= EXACT_GPUS:
-        return bool(joined[_steps(size)].all(axis=1).any())
-    reached = np.linalg.matrix_power(joined + np.eye(size), size) > 0
-    return bool(joined.sum(axis=1).min() >= 2 and reached.all())
+    fewest = joined.sum(axis=1).min()
+    if 2 * fewest >= size or size == 2:  # Dirac, Proceedings of the LMS 2, 1952
+        return bool(fewest)
+    if fewest < 2 or not np.linalg.matrix_power(joined + np.eye(size), size).all():
+        return False
+    return size > EXACT_GPUS or bool(joined[_steps(size)].all(axis=1).any())
 
 
 def bound_gb_per_s(wires: Wires) -> float:
