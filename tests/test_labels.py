@@ -11,7 +11,7 @@ from analysis.findings import comparisons, scaling, waterfall
 from analysis.findings import links as link_value
 from analysis.findings.baselines import Baselines
 from analysis.findings.examine import findings_of
-from analysis.report.summary import compared_with, main_point
+from analysis.report.summary import judged_of, main_point
 from analysis.study import names as labels
 from analysis.study.study import Study
 from benchmarks.record import read_study
@@ -51,9 +51,10 @@ def told(records):
     found = findings_of(study)
     main = main_point(study, found)
     baselines = Baselines(study)
-    against_none = main and compared_with(
-        found, main[1], lambda judged: judged.other_key["strategy.name"] == "none"
-    )
+    against_none = None
+    for judged in judged_of(found, main[1]) if main else ():
+        if judged.other_key["strategy.name"] == "none":
+            against_none = judged
     return {
         "findings": without_texts(dataclasses.asdict(found)),
         "main point": main and (main[1].gpus, main[1].key, main[1].rate, main[1].efficiency),

@@ -264,7 +264,7 @@ HEADLINES = {
     ),
     "suspect": (
         [small(1, [0], 100.0), small(2, [0, 1], 190.0, validity=SUSPECT)],
-        "Checks cast doubt on this: a clock was lowered; foreign_load.",
+        "Checks cast doubt on this: a clock was lowered; other.",
     ),
     # Of single runs the first is the headline, whichever was faster this once.
     "no verdict": (

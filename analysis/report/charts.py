@@ -147,7 +147,7 @@ def _draw_interval(axes: Any, estimate: Estimate, y: float, colour: str, width: 
         axes.plot([estimate.low, estimate.high], [y, y], color=colour, lw=width, zorder=3)
 
 
-# ---- Curves ---------------------------------------------------------------------------------------
+# ---- Curves --------------------------------------------------------------------------------------
 
 
 def curves_figure(
@@ -283,7 +283,7 @@ def _name_curves(axes: Any, curves: Sequence[DrawnCurve], ends: Sequence[float],
     axes.legend(handles=lines, frameon=False, fontsize=TEXT_PT, handlelength=1.6, **look)
 
 
-# ---- Rows of dots ---------------------------------------------------------------------------------
+# ---- Rows of dots --------------------------------------------------------------------------------
 
 
 def rows_figure(name: str, caption: str, rows: Sequence[DotRow], x: Axis) -> Figure:
@@ -326,7 +326,7 @@ def _strip(axes: Any, label: str) -> None:
     axes.set_xlabel(label, color=INK)
 
 
-# ---- Waterfalls -----------------------------------------------------------------------------------
+# ---- Waterfalls ----------------------------------------------------------------------------------
 
 
 def waterfall_figure(
@@ -380,7 +380,7 @@ def waterfall_figure(
     return as_figure(figure, name, caption, numbers_table(("part", f"lost_{x.key}", x.key), data))
 
 
-# ---- Scatters -------------------------------------------------------------------------------------
+# ---- Scatters ------------------------------------------------------------------------------------
 
 
 def scatter_figure(

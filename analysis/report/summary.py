@@ -4,7 +4,7 @@ At most five sentences, whatever the study holds.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from analysis.findings.baselines import WITHOUT
@@ -38,7 +38,7 @@ SENTENCES = 5
 MOST_NAMES = 3  # models, strategies, benchmarks or machines; of more the number is given
 MOST_RATES = 4  # of models beside the main point's
 MUCH_FASTER = 1.2  # times the rate: single runs show it, though they have no verdict
-REASON_LENGTH = 60  # characters of a reason; instead of a longer one stands its code
+REASON_LENGTH = 60  # characters of a reason
 MOST_REASONS = 3
 MOST_EFFECTS = 2  # NCCL settings that have a sentence of their own
 MOST_SETTINGS = 4  # NCCL settings that are named together
@@ -109,12 +109,10 @@ def main_point(study: Study, findings: Findings) -> MainPoint | None:
 
     chosen, *rivals = sorted(equals, key=default_first)
     for rival in sorted(rivals, key=lambda each: -each.point.rate.value):
-        judged = compared_with(
-            findings, rival.point, lambda each: each.other_key == chosen.point.key
-        )
-        faster = "faster" if judged is not None and judged.is_second else "slower"
-        if judged is not None and judged.comparison.verdict == faster:
-            return rival
+        for judged in judged_of(findings, rival.point):
+            faster = "faster" if judged.is_second else "slower"
+            if judged.other_key == chosen.point.key and judged.comparison.verdict == faster:
+                return rival
     return chosen
 
 
@@ -138,17 +136,6 @@ def judged_of(findings: Findings, point: Point) -> Iterator[Judged]:
             yield Judged(comparison, comparison.first_key, True)
         if comparison.first_key == point.key:
             yield Judged(comparison, comparison.second_key, False)
-
-
-def compared_with(
-    findings: Findings, point: Point, accepts: Callable[[Judged], bool]
-) -> Judged | None:
-    """Return the judged comparison of a point that `accepts` takes: the one with fewest options."""
-    return min(
-        filter(accepts, judged_of(findings, point)),
-        key=lambda judged: len(point.key.items() | judged.other_key.items()),
-        default=None,
-    )
 
 
 # ---- The sentences ------------------------------------------------------------------------------
@@ -539,15 +526,13 @@ def doubt(study: Study, point: Point) -> str:
     """Return why checks cast doubt on the records of the point; empty where none does."""
     if not point.suspect:
         return ""
-    against: dict[str, str] = {}
+    reasons: list[str] = []
     for record in study.records_of(point):
         if record.validity.verdict == "suspect":
-            against |= record.validity.against
-    reasons = []
-    for code, text in against.items():
-        # The first clause says it without numbers.
-        clause, colon, _ = text.partition(":")
-        reasons.append(single_line(clause if colon and len(clause) <= REASON_LENGTH else code))
+            # The first clause says it without numbers.
+            clauses = [text.partition(":")[0] for text in record.validity.against.values()]
+            reasons += [single_line(clause, REASON_LENGTH) for clause in clauses]
+    reasons = list(dict.fromkeys(reasons))
     more = f"; and {len(reasons) - MOST_REASONS} more" if len(reasons) > MOST_REASONS else ""
     return f"Checks cast doubt on this: {'; '.join(reasons[:MOST_REASONS])}{more}."
 
@@ -589,14 +574,16 @@ def loss(study: Study, findings: Findings, main: MainPoint) -> str:
 
 def _loss_against_none(findings: Findings, point: Point) -> str:
     """Return the loss against the same devices without any exchange; empty where none is seen."""
-
-    def is_none(judged: Judged) -> bool:
+    against_none = []
+    for judged in judged_of(findings, point):
         differs = "strategy.name" in judged.comparison.differing
-        return differs and judged.other_key["strategy.name"] == WITHOUT
-
-    judged = compared_with(findings, point, is_none)
-    loses = "slower" if judged is not None and judged.is_second else "faster"
-    if judged is None or judged.comparison.verdict != loses:
+        if differs and judged.other_key["strategy.name"] == WITHOUT:
+            options = point.key.items() | judged.other_key.items()
+            against_none.append((len(options), judged))
+    if not against_none:
+        return ""
+    _, judged = min(against_none, key=lambda pair: pair[0])
+    if judged.comparison.verdict != ("slower" if judged.is_second else "faster"):
         return ""
     difference = judged.comparison.difference
     losses = []
