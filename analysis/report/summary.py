@@ -41,7 +41,6 @@ MUCH_FASTER = 1.2  # times the rate: single runs show it, though they have no ve
 REASON_LENGTH = 60  # characters of a reason
 MOST_REASONS = 3
 MOST_EFFECTS = 2  # NCCL settings that have a sentence of their own
-MOST_SETTINGS = 4  # NCCL settings that are named together
 SAME_TIME = 0.05  # share by which exchanges may differ that take as long
 WIRE_LIMITS = 0.8  # an exchange that uses this share of what the wire carries is limited by it
 WIRE_MEASURED = 1.1  # above it the reference was slower than the wire, and says nothing of it
@@ -454,8 +453,6 @@ def _effect(effect: SettingEffect) -> str:
 def _no_effect(effects: Sequence[SettingEffect]) -> str:
     """`P2P_LEVEL=PIX shows no difference to untouched: NCCL used the same transport.`"""
     names = join_words([single_line(effect.setting, 60) for effect in effects])
-    if len(effects) > MOST_SETTINGS:
-        names = count(len(effects), "other setting")
     s = "s" if len(effects) == 1 else ""
     if all(effect.compared.verdict for effect in effects):
         line = f"{names} show{s} no difference to untouched"

@@ -135,7 +135,7 @@ def _figures(study: Study, curves: Sequence[Curve]) -> Iterator[Figure]:
     panels: dict[tuple[str, str], list[Curve]] = defaultdict(list)
     for curve in curves:
         if len({point.world_size for point in curve.points}) > 1:
-            panels[_name_of(study, curve, "model"), curve.kind].append(curve)
+            panels[curve.points[0].key["model.name"], curve.kind].append(curve)
     for panel, ((model, kind), members) in enumerate(list(panels.items())[:MOST_FIGURES], 1):
         order = sorted(members, key=lambda curve: (-len(curve.points), curve.settings))
         drawn = order[:MOST_CURVES]
@@ -156,7 +156,7 @@ def _panel(
     palette = colours(named(record, "strategy") for record in study.records)
     rates, efficiencies = [], []
     for curve, marker in zip(curves, MARKERS, strict=False):
-        look = palette[_name_of(study, curve, "strategy")], marker
+        look = palette[curve.points[0].key["strategy.name"]], marker
         points, shares, alone = [], [], {}
         for point in curve.points:
             points.append((point.world_size, point.rate, point.suspect))
@@ -187,14 +187,6 @@ def _panel(
             Axis("efficiency", "efficiency", "share", shown=(1.0,)),
             _ends(efficiencies, "share"),
         )
-
-
-def _name_of(study: Study, curve: Curve, group: str) -> str:
-    """Return the name of the model or strategy of a curve's cells."""
-    for point in curve.points:
-        for record in study.records_of(point):
-            return named(record, group)
-    return "unknown"
 
 
 def _sizes_axis(label: str, curves: Sequence[DrawnCurve]) -> Axis:
@@ -269,10 +261,13 @@ def _option_lines(option: str, points: Sequence[tuple[str, Point]]) -> list[Opti
     """Return the lines of an option; empty where it is no number, or no question."""
     members: dict[frozenset[tuple[str, str]], dict[float, tuple[str, Point]]] = defaultdict(dict)
     for label, point in points:
-        value = _positive(point.key.get(option, ""))
         # It may follow from the number of GPUs.
         follows = option == "batch_size" and "global_batch_size" in point.key
-        if value is not None and not follows and option not in NO_AXES:
+        try:
+            value = float(point.key.get(option, ""))
+        except ValueError:
+            continue  # no number
+        if 0 < value < math.inf and not follows and option not in NO_AXES:
             rest = frozenset(point.key.items() - {(option, point.key[option])})
             members[rest][value] = (label, point)
     lines = []
@@ -284,15 +279,6 @@ def _option_lines(option: str, points: Sequence[tuple[str, Point]]) -> list[Opti
             ordered = [(value, point) for value, (_, point) in sorted(by_value.items())]
             lines.append(OptionLine(name or point.key["model.name"], ordered))
     return lines
-
-
-def _positive(text: str) -> float | None:
-    """Return a value as a number of an axis; None for words, lists and what is not above zero."""
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if math.isfinite(value) and value > 0 else None
 
 
 def _option_figure(
