@@ -48,7 +48,7 @@ class Workers:
         return True
 
     def time(self, copies: Sequence[Copy], how: CopyMethod) -> tuple[list[float], float]:
-        """Time copies that start together; one rank's own copies take turns."""
+        """Return (ms of each copy, until all are done); one rank's own copies take turns."""
         within, outward, messages = [], [], []
         for copy in copies:
             if copy.source == copy.target:

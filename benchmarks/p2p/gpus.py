@@ -97,7 +97,7 @@ class Gpus:
         return self._access[a, b]
 
     def time(self, copies: Sequence[Copy], how: CopyMethod) -> tuple[list[float], float]:
-        """Time copies that start together, each on a stream of the GPU that makes it."""
+        """Return (ms of each copy, until all are done) of copies that start together."""
         with self._peers(copies, how.enabled):
             return self._timed(copies, how)[0]
 
@@ -297,10 +297,7 @@ class Gpus:
 
 
 def copy_function() -> int | None:
-    """Return the address of cudaMemcpyPeerAsync in torch's CUDA runtime.
-
-    None where that is no library of its own.
-    """
+    """Return cudaMemcpyPeerAsync's address in torch's CUDA runtime; None where that is built in."""
     release = str(torch.version.cuda).split(".")[0]
     try:
         library = ctypes.CDLL(f"libcudart.so.{release}", mode=os.RTLD_NOW | os.RTLD_NOLOAD)

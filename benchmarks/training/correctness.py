@@ -302,11 +302,6 @@ class Weights:
         return bool((step > weight.detach().abs() * torch.finfo(weight.dtype).eps).any())
 
 
-def trained_bytes(training: Training) -> int:
-    """Return the bytes of all gradients: of every weight of the network that is trained."""
-    return sum(weight.nbytes for weight in training.network.parameters() if weight.requires_grad)
-
-
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 

@@ -32,7 +32,7 @@ def throughput(lines: RankLines, cell: Cell) -> Derived:
     checks = windows.checks | stability_checks | warm_checks
     if cell.device != "cuda":
         checks |= _between_steps(lines)
-    exchanged = exchange_alone(lines)
+    exchanged = exchange(lines, cell)
     if exchanged is not None:
         metrics |= exchanged.metrics
         within_run |= exchanged.within_run
@@ -138,13 +138,9 @@ def _between_steps(lines: RankLines) -> Metrics:
             between_ms = block["host_ms"] - block["device_ms"]
             iterations = len(block["ms"]) + 1  # with the lead-in
             of_ranks.append((between_ms / block["host_ms"], between_ms / iterations))
-        windows.append(max(of_ranks, key=_size_of_share))
-    share, ms = min(windows, key=_size_of_share)
+        windows.append(max(of_ranks, key=lambda row: abs(row[0])))
+    share, ms = min(windows, key=lambda row: abs(row[0]))
     return {"between_steps_share": share, "between_steps_ms": ms}
-
-
-def _size_of_share(row: tuple[float, float]) -> float:
-    return abs(row[0])
 
 
 def busy(lines: RankLines, step_ms: float) -> Metrics:
@@ -291,14 +287,7 @@ def _excess(values: Sequence[float], rank: int) -> float:
 # The exchange alone: a phase of benchmark=throughput, and benchmark=exchange.
 
 
-def exchange(lines: RankLines, cell: Cell) -> Derived:
-    """Return every derived value of `benchmark=exchange`."""
-    exchanged = exchange_alone(lines)
-    assert exchanged is not None  # the benchmark refuses a strategy that exchanges nothing
-    return exchanged
-
-
-def exchange_alone(lines: RankLines) -> Derived | None:
+def exchange(lines: RankLines, cell: Cell) -> Derived | None:
     """Return the exchange alone and its references; None where none was measured.
 
     `checks` has the slowest of its references; empty: none was measured.
