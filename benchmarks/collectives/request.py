@@ -141,11 +141,7 @@ def seconds(cell: Cell) -> float:
 
 
 def refuse(cell: Cell, room: Room) -> None:
-    """Refuse a cell that cannot be measured.
-
-    Raises:
-        Refused: names the field, the value and what is accepted.
-    """
+    """Refuse a cell that cannot be measured. Raises Refused."""
     name, root = cell.benchmark["collective"], cell.benchmark["root"]
     placement = cell.benchmark["placement"]
     _refuse_operator(cell)

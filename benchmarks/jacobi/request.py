@@ -35,11 +35,7 @@ def shared_bytes(ranks: int, row_bytes: int) -> int:
 
 
 def refuse(cell: Cell, room: Room) -> None:
-    """Refuse a cell that cannot be measured.
-
-    Raises:
-        Refused: names the field, the value and what is accepted.
-    """
+    """Refuse a cell that cannot be measured. Raises Refused."""
     nx, ny, exchange = (cell.benchmark[name] for name in ("nx", "ny", "exchange"))
     ranks, device = cell.world_size, cell.device
     if ny - 2 < ranks:

@@ -23,11 +23,7 @@ def seconds(cell: Cell) -> float:
 
 
 def refuse(cell: Cell, room: Room) -> None:
-    """Refuse a cell that cannot be measured.
-
-    Raises:
-        Refused: names the field, the value and what is accepted.
-    """
+    """Refuse a cell that cannot be measured. Raises Refused."""
     options, size = cell.benchmark, cell.benchmark["bytes"]
     for name in ("bytes", "latency_bytes"):
         if options[name] % GRAIN_BYTES:

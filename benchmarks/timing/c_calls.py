@@ -70,11 +70,7 @@ class InOrder:
             self._make = functools.partial(self._from_python, functions)
 
     def __call__(self) -> None:
-        """Make the calls.
-
-        Raises:
-            RuntimeError: a call failed; those after it are not made.
-        """
+        """Make the calls. Raises RuntimeError: a call failed; those after it are not made."""
         done = self._make()
         if done < len(self.calls):
             message = self._message_of(self._status.value)
