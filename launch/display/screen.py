@@ -258,7 +258,10 @@ class Screen:
             if cells:
                 rest += f", {cells} {state}"
         status = f"{done} of {count(len(self.cells), 'cell')} in {elapsed}{rest}"
-        left_s = self._left_s()
+        estimates_s = list(self._estimates_s)
+        for row, (since, _) in self._running.copy().items():
+            estimates_s[row] = max(0.0, estimates_s[row] - (time.monotonic() - since))
+        left_s = 5 * round(sum(estimates_s) / 5)
         if self._is_last and settled < len(self.cells):
             status += f", {len(self.cells) - settled} not started"
         elif left_s and not self._is_last:
@@ -273,10 +276,3 @@ class Screen:
         self._estimates_s = [0.0] * len(self.cells)
         for row, estimate in zip(unsettled, estimates(cells, self._study_records), strict=True):
             self._estimates_s[row] = estimate.seconds
-
-    def _left_s(self) -> int:
-        """Return the seconds to the end, in steps of five; 0 where the estimate is over."""
-        left_s = list(self._estimates_s)
-        for row, (since, _) in self._running.copy().items():
-            left_s[row] = max(0.0, left_s[row] - (time.monotonic() - since))
-        return 5 * round(sum(left_s) / 5)

@@ -53,11 +53,12 @@ ABSENT = "not found"
 def facts() -> dict[str, Any]:
     """Return the facts of machine and software; a part that cannot be read is absent."""
     memory = psutil.virtual_memory().total
+    model = re.search(r"^model name\s*: *(.+)$", _read("/proc/cpuinfo") or "", re.MULTILINE)
     all_facts: dict[str, Any] = {
         "host": socket.gethostname(),
         "platform": platform.platform(),
         "cpu": {
-            "model": _cpu_model(),
+            "model": model[1].strip() if model else platform.machine(),
             "cores": usable_cores(),
             "logical": os.cpu_count(),
             "memory_bytes": memory,
@@ -159,13 +160,6 @@ def _gpu_facts() -> dict[str, Any]:
         }
         gpus.append({name: value for name, value in gpu.items() if value is not None})
     return {"driver": answer("nvmlSystemGetDriverVersion"), "gpus": gpus}
-
-
-def _cpu_model() -> str:
-    for line in (_read("/proc/cpuinfo") or "").splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.machine()
 
 
 def _version(name: str) -> str | None:

@@ -49,7 +49,11 @@ def profiled(cell: Cell, folder: CellFolder, nsys: Nsys | None, run: Run) -> Pro
     facts: dict[str, Any] = {"profiler": cell.profiler}
     try:
         if cell.profiler == "torch":
-            trace = _by_torch(cell, folder, run)
+            untimed = cell.untimed_pass("profiled_pass", PASS, capture_range=False)
+            outcome = run(untimed, prepare(folder.profile, untimed), ())
+            if outcome.failure:
+                raise UnreadableInput(outcome.failure.message)
+            trace = read_trace(str(folder.profile.path))
         else:
             assert nsys is not None  # launch.plan.plan
             facts["capture_range"] = cell.device == "cuda"
@@ -71,14 +75,6 @@ def profiled(cell: Cell, folder: CellFolder, nsys: Nsys | None, run: Run) -> Pro
         {"trace": summary.to_json()},
         {"trace": {**facts, "source": trace.source}},
     )
-
-
-def _by_torch(cell: Cell, folder: CellFolder, run: Run) -> Trace:
-    untimed = cell.untimed_pass("profiled_pass", PASS, capture_range=False)
-    outcome = run(untimed, prepare(folder.profile, untimed), ())
-    if outcome.failure:
-        raise UnreadableInput(outcome.failure.message)
-    return read_trace(str(folder.profile.path))
 
 
 def _by_nsys(cell: Cell, folder: CellFolder, nsys: Nsys, run: Run) -> Trace:

@@ -219,9 +219,10 @@ class StudyFolder:
             return None  # it died after the record was written, or before anything was begun
         failure = Failure("interrupted", None, "the launching process ended before the cell did")
         try:
-            record = assemble(
-                folder, "interrupted", failure, _last_sign(folder), (), self.folder_of
-            )
+            ended_at: float = folder.attempt.stat().st_mtime
+            for path in folder.all_rank_lines():  # the last sign of a rank
+                ended_at = max([ended_at, *(line["time"] for line in read_lines(path))])
+            record = assemble(folder, "interrupted", failure, ended_at, (), self.folder_of)
             record = judged(record, ValidityLimits())
         except (RecordError, *DAMAGED):
             return None
@@ -266,15 +267,6 @@ def _lock(folder: CellFolder) -> Iterator[bool]:
     safe_files.make_folder(folder.path)
     with safe_files.locked(folder.lock) as ours:
         yield ours
-
-
-def _last_sign(folder: CellFolder) -> float:
-    """Return when a rank last wrote a line, or when the attempt began; seconds since 1970."""
-    last_s: float = folder.attempt.stat().st_mtime
-    for path in folder.all_rank_lines():
-        for line in read_lines(path):
-            last_s = max(last_s, line["time"])
-    return last_s
 
 
 def assemble(
