@@ -459,6 +459,11 @@ def test_pythons_own_code_is_not_foreign_wherever_it_is_installed(tmp_path, fold
     assert found.state == StackState.BUSY and "threading" not in found.words
 
 
+def test_the_loops_that_wait_are_where_they_are_looked_for():
+    for file, function in (*stacks.LOOPS, stacks.WORKING):
+        assert f"def {function}(" in (ROOT / file).read_text(encoding="utf-8"), (file, function)
+
+
 def test_a_count_is_newer_than_the_last_line(tmp_path):
     def counts(job):
         for number, count in enumerate((90, 110, 110)):
