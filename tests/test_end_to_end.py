@@ -82,7 +82,7 @@ def test_the_main_job_leaves_one_parent_and_one_child(swept):
         "strategy/cost_ms",
     }  # fmt: skip
     assert child.data.tags["validity"].split(",")[0] in ("valid", "suspect")
-    assert "P2P_LEVEL=LOC" in parent.data.tags["mlflow.note.content"]
+    assert "P2P_LEVEL=LOC" in parent.data.tags["mlflow.note.content"].replace("\\", "")
     assert f"records  {folder}/default" in done.stdout
     assert f"mlflow ui --backend-store-uri sqlite:///{folder}/m.db" in done.stdout
 
