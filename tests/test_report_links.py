@@ -129,8 +129,7 @@ TABLES = [("host_link", "host_link"), ("collectives", "nccl-tests"), ("p2p", "p2
 
 @settings(derandomize=True, max_examples=60)
 @given(
-    st.sampled_from(TABLES),
-    st.dictionaries(st.sampled_from(["rows", "runs"]), JSON, max_size=2),
+    st.sampled_from(TABLES), st.dictionaries(st.sampled_from(["rows", "runs"]), JSON, max_size=2)
 )
 def test_any_table_gives_a_section_or_a_damaged_record(tmp_path_factory, kind, content):
     made = of(1, kind[0], [0, 1], {}, {kind[1]: content})

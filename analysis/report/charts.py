@@ -151,12 +151,7 @@ def _draw_interval(axes: Any, estimate: Estimate, y: float, colour: str, width: 
 
 
 def curves_figure(
-    name: str,
-    caption: str,
-    curves: Sequence[DrawnCurve],
-    x: Axis,
-    y: Axis,
-    closing: str = "",
+    name: str, caption: str, curves: Sequence[DrawnCurve], x: Axis, y: Axis, closing: str = ""
 ) -> Figure:
     """Return curves with the intervals of their points, each with its name at its end.
 

@@ -21,7 +21,7 @@ MOST_LINES = 4  # figures
 LINE_STEPS = 60  # of a drawn line
 # By the metric that says what is lost: in a column, of a figure, and at the start of a sentence.
 QUANTITIES = {
-    EXPOSED: ("to communication", "Exposed communication", "of communication a step does not hide"),
+    EXPOSED: ("to communication", "Exposed communication", "of communication a step does not hide")
 }
 COST_WORDS = ("to the strategy", "What the strategy costs a step", "the strategy costs a step")
 
