@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from analysis.report.build import report
+from benchmarks.record import read_study
 from conf.schema import Tracking
 from launch.tracking.sync import sync
 from launch.tracking.tracker import Tracker
@@ -83,44 +84,46 @@ def ui(tmp_path_factory):
         server.wait()
 
 
+def browse(folder, address, height, *asked):
+    """What chromium prints of a page once its scripts have run."""
+    shutil.rmtree(folder / "profile", ignore_errors=True)  # it would change the page
+    command = ["chromium", "--headless", "--no-sandbox", f"--window-size={WIDTH},{height}"]
+    command += ["--virtual-time-budget=30000", f"--user-data-dir={folder}/profile", *asked, address]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    return done.stdout
+
+
 def shown(address, path, name, folder, height=HEIGHT, words=()):
-    """The text of a page once its scripts have run and these words are there; its picture goes to RINGSIDE_SCREENS, if set.
+    """The text of a page once these words are there; its picture goes to RINGSIDE_SCREENS, if set.
 
     A preview is a page of its own inside: its text is not there, but its picture is.
     """
-    from PIL import Image  # comes with matplotlib
-
-    picture = folder / f"{name}.png"
-
-    def browse(*asked):
-        shutil.rmtree(
-            folder / "profile", ignore_errors=True
-        )  # what the browser remembers would change the page
-        command = ["chromium", "--headless", "--no-sandbox", f"--window-size={WIDTH},{height}", "--virtual-time-budget=30000",
-                   f"--user-data-dir={folder}/profile", *asked, address + path]  # fmt: skip
-        return subprocess.run(
-            command, capture_output=True, text=True, timeout=120, check=True
-        ).stdout
-
     for _ in range(TRIES):
-        text = browse("--dump-dom")
+        text = browse(folder, address + path, height, "--dump-dom")
         if all(word in text for word in words):
             break
     assert not [word for word in words if word not in text]
+    screens = os.environ.get("RINGSIDE_SCREENS")
+    if screens:
+        keep_picture(address + path, folder, height, Path(screens) / f"{name}.png")
+    return text
+
+
+def keep_picture(address, folder, height, path):
+    """Keep a picture of a page that is not blank."""
+    from PIL import Image  # comes with matplotlib
+
     for _ in range(TRIES):
-        browse(f"--screenshot={picture}")
-        with Image.open(picture) as image:
+        browse(folder, address, height, f"--screenshot={folder / path.name}")
+        with Image.open(folder / path.name) as image:
             cut = image.crop((0, 0, PANEL, height))
-        ink = sum(
-            count for count, colour in cut.convert("L").crop(CONTENT).getcolors(256) if colour < 100
-        )
+        colours = cut.convert("L").crop(CONTENT).getcolors(256)
+        ink = sum(count for count, colour in colours if colour < 100)
         if ink > INK:
             break
     assert ink > INK, "a blank page"
-    if kept := os.environ.get("RINGSIDE_SCREENS"):
-        Path(kept).mkdir(exist_ok=True)
-        cut.quantize(256, dither=Image.Dither.NONE).save(Path(kept) / f"{name}.png", optimize=True)
-    return text
+    path.parent.mkdir(exist_ok=True)
+    cut.quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
 def in_order(text, words):
@@ -131,7 +134,7 @@ def in_order(text, words):
 
 def test_the_printed_address_opens_the_cells_with_their_figures(ui, tmp_path):
     address, _, scaling = ui
-    text = shown(address, scaling.page, "mlflow_cells", tmp_path)
+    text = shown(address, scaling.page, "mlflow_cells", tmp_path, words=("0.9952968",))
     assert "Ringside: cells, fastest first" in text and "14</strong> matching runs" in text.replace(
         "<span>", ""
     )
@@ -178,6 +181,8 @@ def test_the_parent_of_a_sweep_has_its_table_its_figures_and_its_report(ui, tmp_
 
 def test_a_cell_has_its_machine(ui, tmp_path):
     address, _, scaling = ui
-    cell = next(iter(scaling.cells.values()))
+    records, _ = read_study(DATA / "scaling")
+    record = next(record for record in records if record.cell.gpus == (0, 1))
     words = ("NVIDIA H200", "580.159.04", "throughput/images_per_second")
-    shown(address, scaling.run(cell), "mlflow_child", tmp_path, words=words)
+    page = scaling.run(scaling.cells[record.record_id])
+    shown(address, page, "mlflow_child", tmp_path, words=words)
