@@ -114,7 +114,7 @@ def run(case, sweep):
     }
     wrong = [what for what, right in checks.items() if not right]
     if "tracking=mlflow" in case.options:
-        wrong += different(sweep)
+        wrong += refused_sync(sweep)
     print(f"{case.name}: status {status} after {took:.0f} s: {said}", *wrong, sep="\n")
     if wrong:
         print(printed)
@@ -138,17 +138,23 @@ def run(case, sweep):
     )
 
 
-def different(sweep):
-    """What differs between MLflow and the records after `sync`."""
+def refused_sync(sweep):
+    """Sentences about a `sync` that fails."""
     uri = ["--uri", sweep.uri] if sweep.uri else []
-    study = str(sweep.out / sweep.study_dir.name)
-    for command in ("sync", "compare"):
-        done = subprocess.run(
-            [*sweep.inside(), sys.executable, "-m", "launch", command, study, *uri],
-            env={**os.environ, "PYTHONPATH": str(ROOT)},  # nsenter leaves the working folder
-            capture_output=True,
-            text=True,
-        )
-        if done.returncode:
-            return [f"{command}: {done.stdout[-1000:]} {done.stderr[-1000:]}"]
+    done = subprocess.run(
+        [
+            *sweep.inside(),
+            sys.executable,
+            "-m",
+            "launch",
+            "sync",
+            str(sweep.out / sweep.study_dir.name),
+            *uri,
+        ],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},  # nsenter leaves the working folder
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        return [f"sync: {done.stdout[-1000:]} {done.stderr[-1000:]}"]
     return []
