@@ -14,15 +14,10 @@ from analysis.report.sections.running import costs_table
 from analysis.text import join_words
 from benchmarks.record import read_study
 
-HELP = """\
-A row for each attempt at a cell, in seconds. Measured: inside windows whose samples count. Ratio:
-total ÷ measured. --json has every part. benchmarks/METHOD.md, "Seconds of a cell"."""
-
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = HELP
+    parser.epilog = "What each part is: benchmarks/METHOD.md, Seconds of a cell. --json has all."
     parser.add_argument(
         "study", metavar="STUDY", type=Path, help="the folder of a study: <output_dir>/<study>"
     )
