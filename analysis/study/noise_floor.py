@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 import msgspec
 
@@ -200,21 +200,12 @@ def _digest(names: tuple[str, ...]) -> str:
 # noise_floor.json
 
 
-class _Row(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """One group and metric in the file."""
-
-    host: str
-    gpus: str
-    device: str
-    model: str
-    batch_size: int
-    precision: str
-    optimize: str
-    world_size: int
-    metric: str
-    runs: int
-    freedom: int
-    squares: float
+# One row: the group, the metric, and its scatter.
+ROW = msgspec.defstruct(
+    "Row",
+    [*get_type_hints(FloorGroup).items(), ("metric", str), *get_type_hints(Scatter).items()],
+    forbid_unknown_fields=True,
+)
 
 
 def floors_of(path: Path) -> dict[str, Scatters]:
@@ -246,7 +237,7 @@ def _scatters(rows: Sequence[Any]) -> Scatters:
     scatters = {}
     for content in rows:
         try:
-            row = msgspec.structs.asdict(msgspec.convert(content, _Row))
+            row = msgspec.structs.asdict(msgspec.convert(content, ROW))
         except (msgspec.ValidationError, OverflowError):
             continue
         metric, runs, freedom = row.pop("metric"), row.pop("runs"), row.pop("freedom")
