@@ -6,6 +6,7 @@ kernels, on the CPU too.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,14 +25,9 @@ def optimizer_of(
     """Return torch's optimizer of these parameters. `in_a_graph`: a CUDA graph holds its steps."""
     rate, decay = options.learning_rate, options.weight_decay
     if options.name == "adamw":
+        betas, epsilon = (options.beta1, options.beta2), options.epsilon
         adamw = torch.optim.AdamW(
-            parameters,
-            rate,
-            (options.beta1, options.beta2),
-            options.epsilon,
-            decay,
-            fused=True,
-            capturable=in_a_graph,
+            parameters, rate, betas, epsilon, decay, fused=True, capturable=in_a_graph
         )
         if in_a_graph:  # where a graph finds it, from the start, as for SGD
             for parameter in parameters:
@@ -94,33 +90,14 @@ class FlatSteps:
         """Update a piece of the weights by the gradient of this piece."""
         weights, gradients = [self._weights[piece]], [gradient.to(self._weights.dtype)]
         rate, decay, first, second, epsilon = settings
-        state = [[kept[piece]] for kept in self._state]
+        options: dict[str, Any] = {"lr": rate, "weight_decay": decay, "maximize": False}
+        state = [[tensor[piece]] for tensor in self._state]
         if self._name == "adamw":
-            torch._fused_adamw_(
-                weights,
-                gradients,
-                state[0],
-                state[1],
-                [],
-                [self._steps],
-                lr=rate,
-                beta1=first,
-                beta2=second,
-                weight_decay=decay,
-                eps=epsilon,
-                amsgrad=False,
-                maximize=False,
-            )
+            options |= {"beta1": first, "beta2": second, "eps": epsilon, "amsgrad": False}
+            first_mean, second_mean = state
+            steps = [self._steps]
+            torch._fused_adamw_(weights, gradients, first_mean, second_mean, [], steps, **options)
         else:
-            torch._fused_sgd_(
-                weights,
-                gradients,
-                state[0] if first else [],
-                lr=rate,
-                momentum=first,
-                weight_decay=decay,
-                dampening=0.0,
-                nesterov=False,
-                maximize=False,
-                is_first_step=False,
-            )
+            momenta = state[0] if first else []
+            options |= {"momentum": first, "dampening": 0.0, "nesterov": False}
+            torch._fused_sgd_(weights, gradients, momenta, is_first_step=False, **options)

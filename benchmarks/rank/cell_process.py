@@ -77,11 +77,6 @@ class RendezvousAddress:
     host: int = 0
     hosts: int = 1
 
-    @property
-    def is_first(self) -> bool:
-        """Whether this host is where they meet."""
-        return self.host == 0
-
 
 class Rendezvous(StaticTCPRendezvous):
     """torch's static rendezvous, at one address and on a socket that we bound."""
@@ -101,7 +96,7 @@ class Rendezvous(StaticTCPRendezvous):
             run_id,
             STORE_TIMEOUT_SECONDS,
         )
-        if listener is None and meeting.is_first:
+        if listener is None and meeting.host == 0:
             listener = listen(meeting.address)
         self._meeting, self._listener = meeting, listener
 
@@ -120,7 +115,7 @@ class Rendezvous(StaticTCPRendezvous):
                 self._meeting.address,
                 self.master_port,
                 self._meeting.hosts,
-                self._meeting.is_first,
+                self._meeting.host == 0,
                 datetime.timedelta(seconds=STORE_TIMEOUT_SECONDS),
                 wait_for_workers=False,
                 multi_tenant=True,
@@ -324,8 +319,7 @@ class ExitWatcher:
         return ended
 
     def _leaving(self) -> list[int]:
-        running = [rank for rank in self.pids if rank not in self.statuses]
-        return [rank for rank in running if _is_ending(self.pids[rank])]
+        return [r for r, pid in self.pids.items() if r not in self.statuses and _is_ending(pid)]
 
 
 def _is_ending(pid: int) -> bool:

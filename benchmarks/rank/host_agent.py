@@ -179,7 +179,7 @@ class HostAgent:
         from benchmarks.rank.cell_process import RendezvousAddress, listen
 
         meeting = RendezvousAddress(**message["meeting"])
-        listener = listen(meeting.address) if meeting.is_first else None
+        listener = listen(meeting.address) if meeting.host == 0 else None
         own = self._reader.descriptor, self._writer.descriptor
         self._cell = cell = RunningCell(message, own, meeting, listener, self._send_beat)
         self._send(Event.STARTED, cell=cell.token, pid=cell.pid)

@@ -127,10 +127,13 @@ def _measure(
             reporter.phase("imports")
             locate(cell.target("benchmark"))
             reporter.phase("connect")
-        _join(cell, number)
-        _run(
-            cell, number, device, reporter, [origin.get("node"), os.getpid(), identity.get("uuid")]
-        )
+        # Servers, which the agent counts too, are not in the group. Without `device_id`: a second
+        # group with one, in the same process, trains 2.5 % slower on two H200s.
+        backend = "cpu:gloo,cuda:nccl" if cell.device == "cuda" else "gloo"
+        ranks = cell.world_size
+        dist.init_process_group(backend, timeout=TIMEOUT, rank=number, world_size=ranks)
+        peer = [origin.get("node"), os.getpid(), identity.get("uuid")]
+        _run(cell, number, device, reporter, peer)
         # A forked process is ended by the kernel at once, and with it its connections: two H200s
         # take 0.4 s to end them one by one.
         if is_new_process:
@@ -152,18 +155,6 @@ def _gpu_index(cell: "Cell", number: int) -> int | None:
         if process.host == own.host and process.gpu is not None and process.gpu not in visible:
             visible.append(process.gpu)
     return visible.index(own.gpu)
-
-
-def _join(cell: "Cell", rank: int) -> None:
-    """Join the process group of the ranks; the servers, which the agent counts too, are not in it.
-
-    Without `device_id`: a second group with one, in the same process, trains 2.5 % slower on two
-    H200s.
-    """
-    import torch.distributed as dist
-
-    backend = "cpu:gloo,cuda:nccl" if cell.device == "cuda" else "gloo"
-    dist.init_process_group(backend, timeout=TIMEOUT, rank=rank, world_size=cell.world_size)
 
 
 def _run(
