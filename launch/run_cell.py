@@ -48,8 +48,9 @@ class CellRunner:
     def measure(
         self, planned: PlannedCell, study_records: list[Record], progress: Callable[[Watch], None]
     ) -> Record:
-        """Run one cell and write its record, whatever happens in it. `study_records` are the study's
-        records so far.
+        """Run one cell and write its record, whatever happens in it.
+
+        `study_records` are the study's records so far.
 
         Raises:
             OSError: the study's folder cannot be written any more.
@@ -75,8 +76,8 @@ class CellRunner:
         if outcome.unkillable_pids:
             held = "GPUs" if cell.device == "cuda" else "memory and cores"
             self.note(
-                f"processes {outcome.unkillable_pids} of {cell.name} survive SIGKILL and may still hold "
-                f"their {held}"
+                f"processes {outcome.unkillable_pids} of {cell.name} survive SIGKILL and may still "
+                f"hold their {held}"
             )
         wants_tuning = self.config.tuning_pass in (True, "True")
         if self.config.tuning_pass == "auto":

@@ -1,4 +1,4 @@
-"""The cause and the rank of every kind of failure, from scripted ranks (fake_engine): no process, no waiting."""
+"""The cause and the rank of every kind of failure, from scripted ranks (fake_engine)."""
 
 import pytest
 from fake_engine import (

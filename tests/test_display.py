@@ -1,4 +1,4 @@
-"""What a person sees of a sweep: whole numbers at any width, the running cell, the cause of a failure, plain lines."""
+"""What a person sees of a sweep: whole numbers at any width, causes, plain lines."""
 
 import dataclasses
 import io

@@ -1,4 +1,4 @@
-"""A cell is done only where it was measured: records of another machine, software or environment are told and measured again."""
+"""A cell is done only where it was measured: what differs elsewhere is told."""
 
 import copy
 import dataclasses

@@ -1,4 +1,4 @@
-"""The main path, whole: a command, real gloo ranks, records, and an MLflow store that a person can trust."""
+"""The main path, whole: a command, real gloo ranks, records, and an MLflow store."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""Supervision without processes (fake_engine): how a cell ends, how long its processes get, and that they are always ended."""
+"""Supervision without processes (fake_engine): how a cell ends, and that all is ended."""
 
 import pytest
 from fake_engine import FakeEngine, becomes, begins, ends, is_done, raises, starts, supervised

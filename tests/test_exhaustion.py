@@ -1,4 +1,4 @@
-"""Where disk, memory, processes or descriptors run out, or the clock is set: the reason is told, and no number is wrong."""
+"""Where disk, memory or processes run out, or the clock is set, no number is wrong."""
 
 import errno
 import io

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 PYPROJECT = (ROOT / "pyproject.toml").read_text()
 
 
-# --- an option, a group, a choice ---------------------------------------------------------------------------------
+# --- an option, a group, a choice ----------------------------------------------------------------
 
 
 def test_every_option_and_every_choice_has_a_meaning():
@@ -66,7 +66,7 @@ def test_hydras_own_completion_is_at_hand(launch):
     assert "hydra_bash_completion" in launch("-sc", "install=bash")[1]
 
 
-# --- the batch script ---------------------------------------------------------------------------------------------
+# --- the batch script ----------------------------------------------------------------------------
 
 
 def test_the_batch_script_starts_launch_py_in_the_clone_with_its_arguments(tmp_path):
@@ -103,7 +103,7 @@ def test_the_recipes_build_on_one_image_whose_torch_is_new_enough():
     assert tuple(map(int, of_image.groups())) >= tuple(map(int, least.groups()))
 
 
-# --- who may start it ---------------------------------------------------------------------------------------------
+# --- who may start it ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_torchrun_is_refused_by_the_command(launch, monkeypatch):
     assert "launch.py was started by torchrun" in err and os.listdir() == []  # noqa: PTH208
 
 
-# --- refusals show what was typed ---------------------------------------------------------------------------------
+# --- refusals show what was typed ----------------------------------------------------------------
 
 
 def test_a_sweep_over_what_cells_share_is_refused_as_typed():

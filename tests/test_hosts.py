@@ -1,4 +1,4 @@
-"""Sweeps on several hosts, each a network namespace behind a wire of 1 Gbit/s. Nothing here needs root."""
+"""Sweeps on several hosts, each a network namespace behind a wire of 1 Gbit/s, without root."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What a plan knows of a machine, with a driver that refuses some questions; and what NCCL's own files say."""
+"""What a plan knows of a machine, with a driver that refuses some questions."""
 
 import json
 import os

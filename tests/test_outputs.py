@@ -1,4 +1,4 @@
-"""Nothing of the user's own is ever replaced: places that results must not be written to are refused before any start."""
+"""Nothing of the user's own is ever replaced: such places are refused before any start."""
 
 import os
 import resource

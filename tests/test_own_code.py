@@ -1,4 +1,4 @@
-"""Code of the user's own: a strategy, a benchmark and a model in a folder of his, named by YAML or by the command line."""
+"""Code of the user's own: a strategy, a benchmark and a model in a folder of his."""
 
 import shutil
 import subprocess

@@ -1,4 +1,4 @@
-"""From requests to an ordered list of cells, on this machine's CPU workers and on recorded topologies."""
+"""From requests to an ordered list of cells, on CPU workers and on recorded topologies."""
 
 import dataclasses
 import socket

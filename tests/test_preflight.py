@@ -1,4 +1,4 @@
-"""Hosts describe themselves, are compared, and choose where they meet: one field altered at a time."""
+"""Hosts describe themselves, are compared, and choose where they meet."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""What is said of cells on several hosts: baselines, efficiencies, the waterfall, wires, switches, and the report."""
+"""What is said of cells on several hosts: baselines, efficiencies, the waterfall, wires."""
 
 import csv
 import io

@@ -1,4 +1,4 @@
-"""engine=slurm: what is asked of Slurm and how agents start there; the whole of it on the Slurm that .ci/slurm starts."""
+"""engine=slurm: what is asked of Slurm, how agents start, and all of it on a real Slurm."""
 
 import contextlib
 import os
@@ -32,7 +32,7 @@ SHORT = (
 )  # fmt: skip
 
 
-# --- without Slurm: scontrol is a script that answers as 22.05 does --------------------------------------------------
+# --- without Slurm: scontrol is a script that answers as 22.05 does ------------------------------
 
 
 @pytest.fixture
@@ -168,7 +168,7 @@ def test_a_job_can_be_planned_before_its_hosts_are_known(launch):
     assert status == 2 and "accepted is engine.job_nodes=N" in said
 
 
-# --- with Slurm ------------------------------------------------------------------------------------------------------
+# --- with Slurm ----------------------------------------------------------------------------------
 
 
 class Cluster:

@@ -1,4 +1,4 @@
-"""A named study has a small form on CPU workers, GPUs measure it in full, and what was typed always counts."""
+"""A named study has a small form on CPU workers, and what was typed always counts."""
 
 import dataclasses
 import re

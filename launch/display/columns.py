@@ -1,4 +1,4 @@
-"""The columns of a sweep's table that say what each cell asks for, and a cell's verdict in words."""
+"""The columns of a sweep's table that say what each cell asks for, and a verdict in words."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""An output that measuring outlives: a closed pipe, a full disk or a lost terminal ends printing only."""
+"""An output that measuring outlives: a closed pipe or a lost terminal ends printing only."""
 
 import io
 from typing import TextIO

@@ -62,7 +62,7 @@ class Screen:
         console: Console | None = None,
         other_studies: Scatters | None = None,
     ) -> None:
-        """`study_records` are those from before, `other_studies` what they showed of the scatter."""
+        """`study_records` are from before; `other_studies` is what they showed of the scatter."""
         self.console = console or SafeConsole()
         self._in_place = self.console.is_terminal and not self.console.is_dumb_terminal
         self._width = self.console.width if self._in_place else UNLIMITED
@@ -158,7 +158,7 @@ class Screen:
         return [part for part in parts if part]
 
     def _compute_numbers(self, rows: Sequence[int]) -> None:
-        """Compute the numbers of finished cells; a baseline that came later changes earlier ones."""
+        """Compute the numbers of finished cells; a later baseline changes earlier ones."""
         several = SeveralRecords(Study.of(self._study_records, scatters=self._other_studies))
         for index in rows:
             record = self.records[index]

@@ -1,4 +1,4 @@
-"""What a sweep prints beside its table: the plan of a dry run, and the last lines, with its exit status."""
+"""What a sweep prints beside its table: the plan of a dry run, the last lines, its status."""
 
 from collections.abc import Sequence
 from shlex import quote
@@ -128,7 +128,7 @@ def sweep_note(measured: Sequence[Record], sweep_s: float) -> list[str]:
 
 
 def doubts(records: Sequence[Record]) -> list[str]:
-    """Return for each verdict that is not `valid` what it means, and below it what its checks found.
+    """Return for each verdict but `valid` what it means, and below it what its checks found.
 
     The line of a check is what it said of the first cell, and how many more have it. The last line
     names checks that could not run.

@@ -197,7 +197,7 @@ class RemoteHost:
         self.lost = self.lost or Lost(f"host {self.name} is lost: {why}", now() - silent_s)
 
     def set_clock(self, answer_s: float = ANSWER_S) -> None:
-        """Find the host's clock by four time stamps (NTP, RFC 5905, section 8). Raises AgentGone."""
+        """Find the host's clock by four time stamps (NTP, RFC 5905, 8). Raises AgentGone."""
         answers = []
         for _ in range(CLOCK_QUESTIONS):
             sent = time.monotonic()

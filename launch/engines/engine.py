@@ -32,7 +32,7 @@ class Job(Protocol):
         """Return the host that is lost; None if none is."""
 
     def process_state(self, number: int, pid: int) -> str:
-        """Return what a process does: 'running', 'stopped', 'zombie', …; 'gone' if there is none."""
+        """Return what a process does: 'running', 'stopped', …; 'gone' if there is none."""
 
     def agent_state(self) -> str:
         """Return what the process does that started the ranks, in the same words."""

@@ -69,8 +69,8 @@ def host_names(surrounding: Mapping[str, str]) -> tuple[str, ...]:
     """
     if not surrounding.get(JOB) or not surrounding.get(NODES):
         raise Refused(
-            f"engine=slurm: this is no job of Slurm ({NODES} is not set); start it inside salloc or "
-            "sbatch, or add engine.submit=true, which submits it"
+            f"engine=slurm: this is no job of Slurm ({NODES} is not set); start it inside salloc "
+            "or sbatch, or add engine.submit=true, which submits it"
         )
     try:
         return _names(surrounding[NODES], tuple(surrounding.items()))

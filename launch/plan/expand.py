@@ -217,7 +217,7 @@ def placements(
 
 
 def _subsets_on(config: Config, hosts: Sequence[PlannedHost]) -> list[tuple[int, ...]]:
-    """Return what `gpus` means on every host of a set. Raises Refused: it means different things."""
+    """Return what `gpus` means on every host of a set. Raises Refused: not the same."""
     of_first: list[tuple[int, ...]] = []
     for host in hosts:
         try:

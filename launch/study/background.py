@@ -29,7 +29,8 @@ LOCK_WAIT_S = 10.0  # for noise_floor.json of output_dir
 REPORT = "report"  # the folder in a study's
 # What takes more than a second to import, in parts of a few tenths.
 NEEDED = ("scipy.special", "scipy.optimize", "analysis.report.build", "matplotlib.figure",
-          "matplotlib.backends.backend_svg", "matplotlib.backends.backend_pdf", "jinja2")  # fmt: skip
+          "matplotlib.backends.backend_svg", "matplotlib.backends.backend_pdf",
+          "jinja2")  # fmt: skip
 
 
 class BackgroundQueue:

@@ -279,12 +279,11 @@ def assemble(
 ) -> Record:
     """Return the record of an attempt from its files, and write what the benchmark prints.
 
-    It is not yet judged. The same folder gives the same record. `study_records` are the study's records so
-    far.
+    It is not yet judged. The same folder gives the same record. `study_records` are the study's
+    records so far.
 
     Raises:
         RecordError: the folder holds no begun attempt.
-
     """
     try:
         cell = Cell.from_dict(decoded(folder.cell.read_bytes()))
@@ -329,8 +328,8 @@ def find_finished(
     for why, cells_again in again.items():
         are = "is" if cells_again == 1 else "are"
         note(
-            f"{count(cells_again, 'cell')} {are} measured again: {why}. What was measured before is "
-            "kept"
+            f"{count(cells_again, 'cell')} {are} measured again: {why}. What was measured before "
+            "is kept"
         )
     by_other_code = sum(here.other_code(record) for record in finished.values())
     if by_other_code:

@@ -98,7 +98,7 @@ def first_cause(
 
 
 def _order(rank: Rank, end: End | None) -> tuple[int, float, int]:
-    """Return a key that sorts ranks found ended at one look: (how likely a consequence, time, rank).
+    """Return a key that sorts ranks found ended at one look: (order, time, rank).
 
     An exception of its own comes first, then an end without a word, then an exception that a lost
     peer would also raise, and last SIGTERM, with which agents end the others.
