@@ -11,7 +11,7 @@ from analysis.findings import comparisons, scaling, waterfall
 from analysis.findings import links as link_value
 from analysis.findings.baselines import Baselines
 from analysis.findings.examine import findings_of
-from analysis.report.summary import judged_of, main_point
+from analysis.report.main_point import judged_of, main_point
 from analysis.study import names as labels
 from analysis.study.study import Study
 from benchmarks.record import read_study

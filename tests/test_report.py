@@ -23,11 +23,12 @@ from analysis.findings.examine import findings_of
 from analysis.report.build import examine, report
 from analysis.report.charts import Axis, DrawnCurve, curves_figure
 from analysis.report.figure import colours, style
+from analysis.report.main_point import main_point
 from analysis.report.numbers import estimate
 from analysis.report.page import PAGE_ROWS, POLICY, Report, markdown_page, page
 from analysis.report.section import Section
 from analysis.report.sections.comparisons import differences
-from analysis.report.summary import loss, main_point, sentences
+from analysis.report.summary import loss, sentences
 from analysis.report.table import Column, Table
 from analysis.study.estimates import Comparison, Estimate, Findings
 from analysis.study.names import shared_name, short_names

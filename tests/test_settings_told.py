@@ -5,7 +5,8 @@ from pathlib import Path
 from simulate import Simulator, Truth
 
 from analysis.findings.examine import findings_of
-from analysis.report.summary import main_point, sentences, settings_sentences
+from analysis.report.main_point import main_point
+from analysis.report.summary import sentences, settings_sentences
 from analysis.study.study import Study, open_study
 
 DATA = Path(__file__).parent / "data"

@@ -4,30 +4,21 @@ At most five sentences, whatever the study holds.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
 
 from analysis.findings.baselines import WITHOUT
 from analysis.findings.comparisons import PREFIX
 from analysis.findings.host_wires import host_wires
 from analysis.report.cell_numbers import first_metric
+from analysis.report.main_point import NO_DIFFERENCE, Judged, MainPoint, judged_of, main_point
 from analysis.report.numbers import central, estimate, interval, number
 from analysis.report.section import RATE, Section, bounded, median_and_interval, words_of
 from analysis.report.sections.benchmarks import largest_cells
 from analysis.report.sections.comparisons import differences
 from analysis.study.draws import scaled
-from analysis.study.estimates import (
-    Comparison,
-    Curve,
-    Estimate,
-    Findings,
-    Key,
-    Point,
-    SettingEffect,
-)
-from analysis.study.names import gpu_ids, ran_alone, run_name, short_names, spoken, unit_of
+from analysis.study.estimates import Estimate, Findings, Key, Point, SettingEffect
+from analysis.study.names import gpu_ids, ran_alone, run_name, spoken, unit_of
 from analysis.study.provenance import gpus_of, hardware
-from analysis.study.rates import is_of_training
 from analysis.study.runs import median_of, named
 from analysis.study.study import Study
 from analysis.text import count, join_words, single_line
@@ -44,97 +35,10 @@ MOST_EFFECTS = 2  # NCCL settings that have a sentence of their own
 SAME_TIME = 0.05  # share by which exchanges may differ that take as long
 WIRE_LIMITS = 0.8  # an exchange that uses this share of what the wire carries is limited by it
 WIRE_MEASURED = 1.1  # above it the reference was slower than the wire, and says nothing of it
-DEFAULTS = {"strategy.name": "nccl_allreduce", "optimize": "eager"}  # of conf/
-NO_DIFFERENCE = "no difference seen"  # a verdict
 COMPARE = (
     "To compare it with another machine, version or date, "
     "run python -m analysis compare THIS_STUDY OTHER_STUDY."
 )
-
-
-# ---- The point that a study is about ------------------------------------------------------------
-
-
-class MainPoint(NamedTuple):
-    """The point that a study is about."""
-
-    curve: Curve
-    point: Point
-
-
-class Judged(NamedTuple):
-    """A comparison with a verdict between a point and another cell on the same devices."""
-
-    comparison: Comparison
-    other_key: Key
-    is_second: bool  # the point is the second of the comparison
-
-    @property
-    def change(self) -> float:
-        """By how much the other cell's rate differs, as a share of the point's."""
-        difference = self.comparison.difference.value
-        return 1 / (1 + difference) - 1 if self.is_second else difference
-
-    @property
-    def other_name(self) -> str:
-        """The name of the other cell, without what both names share."""
-        pair = (self.comparison.first, self.comparison.second)
-        return single_line(spoken(short_names(pair)[pair[not self.is_second]]), 80)
-
-
-def main_point(study: Study, findings: Findings) -> MainPoint | None:
-    """Return the point on most GPUs that exchanges and has an efficiency over every member.
-
-    Of several such points it is the default: without settings, with the most of DEFAULTS, then the
-    first to start. Another is chosen only where a verdict says that it is faster than that one.
-    None without points.
-    """
-    points = [
-        MainPoint(curve, point) for curve in findings.scaling.curves for point in curve.points
-    ]
-    if not points:
-        return None
-    best = max(_merit(point) for _, point in points)
-    equals = [each for each in points if _merit(each.point) == best]
-    order = {record.record_id: index for index, record in enumerate(study.records)}
-
-    def default_first(each: MainPoint) -> tuple[bool, int, int]:
-        point, has_plainer = each.point, False
-        for _, rival in equals:
-            if rival.gpus == point.gpus and rival.key.items() < point.key.items():
-                has_plainer = True
-        changed = sum(point.key.get(name) != value for name, value in DEFAULTS.items())
-        return has_plainer, changed, order.get(point.record_ids[0], 0)
-
-    chosen, *rivals = sorted(equals, key=default_first)
-    for rival in sorted(rivals, key=lambda each: -each.point.rate.value):
-        for judged in judged_of(findings, rival.point):
-            faster = "faster" if judged.is_second else "slower"
-            if judged.other_key == chosen.point.key and judged.comparison.verdict == faster:
-                return rival
-    return chosen
-
-
-def _merit(point: Point) -> tuple[bool, bool, bool, bool, int]:
-    return (
-        point.key["strategy.name"] != WITHOUT,
-        point.efficiency is not None and point.world_size > 1,
-        not point.without_baseline,
-        not point.suspect,
-        point.world_size,
-    )
-
-
-def judged_of(findings: Findings, point: Point) -> Iterator[Judged]:
-    """Yield every comparison of a point's rate that has a verdict."""
-    for comparison in findings.comparisons:
-        is_here = comparison.gpus == point.gpus and is_of_training(comparison.rate)
-        if not comparison.verdict or not is_here:
-            continue
-        if comparison.second_key == point.key:
-            yield Judged(comparison, comparison.first_key, True)
-        if comparison.first_key == point.key:
-            yield Judged(comparison, comparison.second_key, False)
 
 
 # ---- The sentences ------------------------------------------------------------------------------

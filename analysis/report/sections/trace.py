@@ -10,8 +10,8 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 from analysis.report.figure import Figure
+from analysis.report.main_point import main_point
 from analysis.report.section import Section
-from analysis.report.summary import main_point
 from analysis.study.estimates import Findings
 from analysis.study.names import run_name
 from analysis.study.study import Study
