@@ -11,7 +11,7 @@ import argparse
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ from analysis.prediction.forecast import (
     forecast,
     hold_out,
 )
+from analysis.prediction.links import NETWORK_FORM, read_network
 from analysis.prediction.query import CellQuery, Subset
 from analysis.prediction.strategies import exchange_of
 from analysis.report.numbers import NumberFormat, number
@@ -102,6 +103,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         gpus = "ids of GPUs: 0,1,2,3 is one subset; with --per-node numbers: 16,64"
         add("--gpus", metavar="LIST", help=gpus)
         add("--per-node", type=int, metavar="N", help="GPUs of a host")
+        network = f"the network between hosts where none was measured: {NETWORK_FORM}"
+        add("--net", metavar="NET", help=network)
         add("--nccl", metavar="SETTINGS", help="such as P2P_LEVEL=LOC,ALGO=Ring")
         add("--holdout", choices=HOLDOUTS, help="forecast measured cells from the others")
     strategies = "such as nccl_allreduce,kvstore_device (default: the study's)"
@@ -120,6 +123,11 @@ def run(arguments: argparse.Namespace) -> int:
             f"--per-node {arguments.per_node}: accepted together with --gpus, such as "
             "--gpus 16,64,256 --per-node 8"
         )
+    if arguments.net is not None and arguments.per_node is None:
+        raise ValueError(
+            f"--net {arguments.net}: accepted together with --gpus and --per-node, such as "
+            "--gpus 16,64,256 --per-node 8"
+        )
     folders = [open_study(Path(folder)) for folder in arguments.study]
     study = folders[0]
     if len(folders) > 1:
@@ -128,7 +136,7 @@ def run(arguments: argparse.Namespace) -> int:
             records += [*folder.records, *folder.replaced]
         study = Study.of(records)
     if arguments.holdout:
-        for option in ("gpus", "nccl", "strategy", "batch"):
+        for option in ("gpus", "net", "nccl", "strategy", "batch"):
             if getattr(arguments, option) is not None:
                 raise ValueError(
                     f"--holdout forecasts the study's own cells; --{option} asks for others"
@@ -262,6 +270,9 @@ def _print_forecasts(
     for several in candidates(calibration, request).values():
         queries += [candidate.query for candidate in several]
     scores = HeldOutScores(calibration)
+    if arguments.net is not None:
+        links = replace(calibration.links, network=read_network(arguments.net))
+        calibration = replace(calibration, links=links)
     answers, rows, notes = _forecasts(calibration, queries, scores)
     refused = [answer["refused"] for answer in answers if "refused" in answer]
     if len(refused) == len(queries):

@@ -29,6 +29,7 @@ LEVEL = 0.9  # of an interval
 FEWEST_HELD_OUT = 10
 NOT_SCORED = "no error is claimed: cells of one GPU, or without an exchange, are not held out"
 INTERPOLATED, EXTRAPOLATED = "interpolated", "extrapolated"
+ASSUMED_NETWORK = "assumed_network"  # between hosts, as --net describes it
 CONDITION, SIZE, TRANSPORT, BATCH, MODEL = "condition", "size", "transport", "batch", "model"
 HOLDOUTS = (CONDITION, SIZE, TRANSPORT, BATCH, MODEL)
 _NEEDS = {
@@ -60,7 +61,7 @@ class Forecast:
     compute_deviation_ms: float
     deviation_ms: float  # of the step, by the draws
     growth: float  # of the interval, beyond the ranks that were measured
-    basis: str  # interpolated, extrapolated
+    basis: str  # interpolated, extrapolated, assumed_network
     why: tuple[str, ...]  # a sentence for each part that was not measured, and a missing interval
     records: tuple[str, ...]  # of the calibration
 
@@ -85,7 +86,11 @@ def forecast(
     if query.ranks <= _most_ranks(calibration, query) and model.is_measured and not model.why:
         basis = INTERPOLATED
     no_error = why_no_error(query, len(scores))
-    why = [of_unit(sentence, query.unit) for sentence in (*model.why, no_error) if sentence]
+    sentences = [*model.why, no_error]
+    if query.across_hosts and calibration.links.network is not None:
+        basis = ASSUMED_NETWORK
+        sentences.append("the network between hosts was described, not measured")
+    why = [of_unit(sentence, query.unit) for sentence in sentences if sentence]
     prediction = Forecast(
         step_ms=step_ms,
         low=None,

@@ -8,6 +8,7 @@ nccl-tests counts them.
 
 import functools
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -28,10 +29,13 @@ AND = " + "  # between the collectives of one exchange
 BETWEEN_RUNS = 0.02  # of a collective that was measured once
 FOR_TWICE_THE_RANKS = 0.08  # of α–β scaling: what is aimed at, no measurement
 OF_HOST_MEMORY = 0.10  # from one number of GPUs to another
+OF_NETWORK = 0.25  # how far a network is from its description
 # NCCL's own latencies for small messages (protocol LL) of a ring: src/graph/tuning.cc of NCCL 2.28
 # and 2.30.
 BASE_US = 6.6
 HOP_US = {DIRECT: 0.6, HOST_MEMORY: 1.0, NETWORK: 2.7}
+TREE_SHARE = 0.92  # of the bandwidth, that NCCL's tree reaches (src/graph/tuning.cc)
+NETWORK_FORM = "<NICs of a host>x<rate>GB/s,<latency>us, such as 8x50GB/s,5us (1 GB/s = 8 Gbit/s)"
 # Distance by NCCL's levels; a link class of nvidia-smi is one of them: NV# is NVL.
 LEVELS = {"LOC": 0, "NVL": 1, "PIX": 2, "PXB": 3, "PHB": 4, "NODE": 5, "SYS": 6}
 DEFAULT_LEVEL = "PXB"  # up to which GPUs copy to each other (src/graph/paths.cc)
@@ -103,6 +107,23 @@ def used_wire(transport: object, requested: ExchangeWire) -> ExchangeWire:
 
 
 @dataclass(frozen=True)
+class HostNetwork:
+    """The network between hosts as the user describes it; nothing of it was measured."""
+
+    host_gb_per_s: float  # what a host sends with all its NICs
+    latency_us: float  # from one host to another
+
+
+def read_network(text: str) -> HostNetwork:
+    """Read the argument of --net. Raises ValueError."""
+    form = r"(\d{1,3})x(\d{1,5}(?:\.\d+)?)GB/s,(\d{1,5}(?:\.\d+)?)us"
+    match = re.fullmatch(form, text.replace(" ", ""), re.IGNORECASE | re.ASCII)
+    if not match or int(match[1]) * float(match[2]) == 0:
+        raise ValueError(f"--net {text!r}: accepted is {NETWORK_FORM}, no NIC and no rate being 0")
+    return HostNetwork(int(match[1]) * float(match[2]), float(match[3]))
+
+
+@dataclass(frozen=True)
 class TimeCurve:
     """Times of one collective by size, ascending, on all ranks of `hosts` hosts."""
 
@@ -124,6 +145,7 @@ class LinkModel:
     copies_gb_per_s: Mapping[str, float] = field(default_factory=dict)  # {transport: peer copy}
     # {GPUs: GB/s in sum} of copies between host memory and so many GPUs at once, both ways.
     host_gb_per_s: Mapping[int, float] = field(default_factory=dict)
+    network: HostNetwork | None = None  # between hosts, in place of what was measured of it
 
     def time(
         self, kind: str, size_bytes: float, ranks: int, wire: ExchangeWire, hosts: int = 1
@@ -131,6 +153,8 @@ class LinkModel:
         """Return the time of a collective in ms. Raises UnknownLink."""
         if ranks < 2:
             return constant(0.0)
+        if hosts > 1 and self.network is not None:
+            return self._over_network(kind, size_bytes, ranks, wire, hosts, self.network)
         parts = kind.split(AND)
         if not self._has(kind, wire) and all(self._has(part, wire) for part in parts):
             times = [self.time(part, size_bytes, ranks, wire, hosts) for part in parts]
@@ -201,8 +225,38 @@ class LinkModel:
             return nearest
         what_to_add = "; add a training cell of several ranks, or one of benchmark=collectives"
         if hosts > 1:
-            what_to_add = " between hosts; add a training cell with nodes="
+            what_to_add = " between hosts; add a training cell with nodes=, or describe it by --net"
         raise UnknownLink(f"no {kind} {wire.way} was measured{what_to_add}")
+
+    def _over_network(
+        self,
+        kind: str,
+        size_bytes: float,
+        ranks: int,
+        wire: ExchangeWire,
+        hosts: int,
+        network: HostNetwork,
+    ) -> Draws:
+        """Return the ms over a described network: the faster of a ring and a tree."""
+        gpus = ranks // hosts
+        gb_per_s, base_us, hop_us = network.host_gb_per_s, BASE_US, HOP_US[DIRECT]
+        if gpus > 1:
+            curve = self._nearest_curve(kind, gpus, ExchangeWire(DIRECT, wire.settings), 1)
+            fixed_us, growing_us = _alpha_beta(curve, size_bytes)
+            base_us = max(base_us, fixed_us - hop_us * _ring_steps(kind, curve.ranks))
+            if growing_us > 0:
+                inner_rate = size_bytes * _sent_share(kind, curve.ranks) / growing_us / 1e3
+                gb_per_s = min(gb_per_s, inner_rate)
+        steps_between = _ring_steps(kind, hosts)
+        steps_inside = _ring_steps(kind, ranks) - steps_between
+        fastest_us = base_us + steps_inside * hop_us + steps_between * network.latency_us
+        fastest_us += size_bytes * _sent_share(kind, ranks) / gb_per_s / 1e3
+        if kind == "all_reduce":
+            hops_us = (gpus - 1) * hop_us + math.log2(hosts) * network.latency_us
+            sent_us = 2 * size_bytes / (gb_per_s * TREE_SHARE) / 1e3
+            fastest_us = min(fastest_us, base_us + 2 * hops_us + sent_us)
+        share = math.hypot(BETWEEN_RUNS, OF_NETWORK)
+        return scaled_normal(fastest_us / 1e3, share, f"{kind} {network} {hosts}")
 
 
 def _sent_share(kind: str, ranks: int) -> float:

@@ -237,6 +237,8 @@ def buckets_of(calibration: CalibrationData, query: CellQuery) -> tuple[float, .
 
 def nearest_exchange(calibration: CalibrationData, query: CellQuery) -> MeasuredCell | None:
     """Return the cell whose exchange alone is most like that of the query."""
+    if query.across_hosts and calibration.links.network is not None:
+        return None  # what is described was not measured
     same = ["same_exchange", "across_hosts", "shares_gpu"]
     if collective(query) is not None or query.across_hosts:
         same.append("transport")
