@@ -58,30 +58,17 @@ def sets(text):
 @pytest.mark.parametrize(
     ("typed", "expected"),
     [
-        ("2", [["2"]]),
-        ("1,2", [["1"], ["2"]]),
-        ("[2]", [["2"]]),
-        ("a", [["a"]]),
-        ("a,b", [["a", "b"]]),
-        ("b,a", [["b", "a"]]),
-        ("a+b,a+c", [["a", "b"], ["a", "c"]]),
-        ("a,a+b", [["a"], ["a", "b"]]),
-        ("a,b,a+b", [["a"], ["b"], ["a", "b"]]),
-        ("[a,b],[c]", [["a", "b"], ["c"]]),
-        ("'a,b'", [["a", "b"]]),
-        ("a\\,b", [["a", "b"]]),
-        ("choice(a,b)", [["a"], ["b"]]),
-        ("1,a+b", [["1"], ["a", "b"]]),
-        ("all", [["all"]]),
-        ("each,pairs,scale", [["each"], ["pairs"], ["scale"]]),
-        ("dgx-01.rack_2.example.org,10.0.0.7", [["dgx-01.rack_2.example.org", "10.0.0.7"]]),
-        ("1_3,1e5", [["1_3", "1e5"]]),  # Hydra would read two numbers
-        ("null,true", [["null", "true"]]),
-        ("n" * 253, [["n" * 253]]),
+        ("2", "2"), ("1,2", "1 2"), ("[2]", "2"), ("a", "a"), ("a,b", "a+b"), ("b,a", "b+a"),
+        ("a+b,a+c", "a+b a+c"), ("a,a+b", "a a+b"), ("a,b,a+b", "a b a+b"),
+        ("[a,b],[c]", "a+b c"), ("'a,b'", "a+b"), ("a\\,b", "a+b"), ("choice(a,b)", "a b"),
+        ("1,a+b", "1 a+b"), ("all", "all"), ("each,pairs,scale", "each pairs scale"),
+        ("dgx-01.rack_2.example.org,10.0.0.7", "dgx-01.rack_2.example.org+10.0.0.7"),
+        ("1_3,1e5", "1_3+1e5"),  # Hydra would read two numbers
+        ("null,true", "null+true"), ("n" * 253, "n" * 253),
     ],
-)
+)  # fmt: skip
 def test_what_is_typed_is_what_the_schema_gets(typed, expected):
-    assert sets(typed) == expected
+    assert ["+".join(one) for one in sets(typed)] == expected.split()
     assert NODES.canonical(NODES.canonical(typed)) == NODES.canonical(typed)
 
 
@@ -111,8 +98,17 @@ def test_what_names_no_hosts_is_refused_with_the_right_form(typed, says):
 
 NAMES = some.from_regex(r"[a-z_][a-z0-9._-]{0,8}", fullmatch=True).filter(subsets.is_name)
 SETS = some.lists(some.lists(NAMES, min_size=1, max_size=4, unique=True), min_size=1, max_size=4)
-PIECES = ["a", "b1", "2", "03", "all", "classes", "choice(", ")", "[", "]", "'", '"', ",", "+", "\\,", " ", ":", "-", "_", ".",
-          "\0", "\n", "$", "{", "}", "=", "null", "1e1", "@"]  # fmt: skip
+PIECES = [
+    *"a2)[]'\",+ :-_.\0\n${}=@",
+    "b1",
+    "03",
+    "all",
+    "classes",
+    "choice(",
+    "\\,",
+    "null",
+    "1e1",
+]
 
 
 @settings(derandomize=True, max_examples=40)
@@ -141,12 +137,8 @@ def test_numbers_and_words_count_the_hosts_that_are_known():
     assert host_sets(["scale"], known) == [("c",), ("c", "a"), known]
     assert host_sets(["pairs"], known) == [("c", "a"), ("c", "b"), ("a", "b")]
     assert host_sets(["b", "c"], known) == [("b", "c")]
-    for tokens, says in (
-        (["4"], "nodes=4: wants 4 hosts, and 3 are known: c, a, b"),
-        (["a", "x"], "host x is not known"),
-    ):
-        with pytest.raises(Refused, match=says):
-            host_sets(tokens, known)
+    refuses("nodes=4: wants 4 hosts, and 3 are known: c, a, b", host_sets, ["4"], known)
+    refuses("host x is not known", host_sets, ["a", "x"], known)
 
 
 # --- the file of hosts= -------------------------------------------------------------------------------------------
@@ -177,10 +169,7 @@ def test_a_file_of_hosts_is_read_as_mxnet_and_open_mpi_have_it(tmp_path):
         (b"a\nb\0\n", "line 2: 'b\\\\x00' is no name of a host"),
         (b"a" * 300, "line 1: 'a"),
         (b"\n" * (subsets.LARGEST_BYTES + 1), "larger than 1 MiB"),
-        (
-            b"".join(b"n%d\n" % number for number in range(subsets.MOST_HOSTS + 1)),
-            "line 4097: more than 4,096 hosts",
-        ),
+        (b"".join(b"n%d\n" % n for n in range(4097)), "line 4097: more than 4,096 hosts"),
     ],
 )
 def test_a_wrong_file_of_hosts_is_refused_by_its_line(tmp_path, text, says):
@@ -193,10 +182,9 @@ def test_a_wrong_file_of_hosts_is_refused_by_its_line(tmp_path, text, says):
 
 def test_what_is_no_file_of_hosts_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe")
+    says = "there is no such file; accepted is a file with a host a line"
     for path in (tmp_path, tmp_path / "pipe", tmp_path / "absent", "/dev/zero", "a\0b"):
-        refuses(
-            "there is no such file; accepted is a file with a host a line", listed_hosts, str(path)
-        )
+        refuses(says, listed_hosts, str(path))
 
 
 # --- the plan -----------------------------------------------------------------------------------------------------
@@ -204,124 +192,89 @@ def test_what_is_no_file_of_hosts_is_not_waited_for(tmp_path):
 
 @pytest.fixture
 def planned(hydra):
-    """Plan a sweep of composed combinations, on a fleet or on hosts like this machine."""
+    """Plan a sweep of command lines, on a fleet or on hosts like this machine."""
 
-    def run(*combinations, fleet=None, engine="ssh"):
-        typed = [
-            ["device=cpu", "model=fmnist_cnn", f"engine={engine}", *one] for one in combinations
-        ]
-        requests = [
-            Request(OmegaConf.to_object(compose("config", normalise(one))), one) for one in typed
-        ]
+    def run(*lines, fleet=None, engine="ssh"):
+        requests = []
+        for line in lines:
+            typed = ["device=cpu", "model=fmnist_cnn", f"engine={engine}", *line.split()]
+            config = OmegaConf.to_object(compose("config", normalise(typed)))
+            requests.append(Request(config, typed))
         return plan(requests, {}, fleet)
 
     return run
 
 
-def where(sweep):
-    return [(one.cell.hosts, one.cell.gpus) for one in sweep.cells]
-
-
 def machine(gpus, kind="cuda"):
-    return Machine(
-        kind, tuple(Device(one, f"GPU-{one}", memory_bytes=1 << 36) for one in gpus), tuple(gpus), 8
-    )
+    devices = tuple(Device(one, f"GPU-{one}", memory_bytes=1 << 36) for one in gpus)
+    return Machine(kind, devices, tuple(gpus), 8)
 
 
 def fleet_of(**machines):
     """Hosts with these machines, of which nothing else is known."""
-    nothing = {"facts": {}, "variables": {}, "left_out": [], "versions": {}, "kernel": "", "boot_id": "", "interfaces": (),
-               "infiniband": [], "free_memory_bytes": None, "shared_memory_bytes": 1 << 40, "too_small": []}  # fmt: skip
+    nothing = {
+        "facts": {}, "variables": {}, "left_out": [], "versions": {}, "kernel": "", "boot_id": "",
+        "interfaces": (), "infiniband": [], "free_memory_bytes": None,
+        "shared_memory_bytes": 1 << 40, "too_small": [],
+    }  # fmt: skip
     return Fleet(tuple(Host(name, one, **nothing) for name, one in machines.items()))
 
 
 def test_sets_of_hosts_times_subsets_are_cells(planned, tmp_path):
     hosts = tmp_path / "hosts"
     hosts.write_text("b slots=2\na\nc\n")
-    sweep = planned(
-        *[
-            [f"nodes={one}", f"hosts={hosts}", f"gpus={gpus}"]
-            for one in ("1", "2")
-            for gpus in ("0", "0,1")
-        ]
-    )
-    assert where(sweep) == [
-        (("b",), (0,)),
-        (("b",), (0, 1)),
-        (("b", "a"), (0,)),
-        (("b", "a"), (0, 1)),
-    ]
+    lines = [f"nodes={n} hosts={hosts} gpus={gpus}" for n in (1, 2) for gpus in ("0", "0,1")]
+    sweep = planned(*lines)
+    places = [(one.cell.hosts, one.cell.gpus) for one in sweep.cells]
+    assert places == [(on, gpus) for on in (("b",), ("b", "a")) for gpus in ((0,), (0, 1))]
     last = sweep.cells[-1].cell
     assert last.world_size == 4 and last.members == ("b:0", "b:1", "a:0", "a:1")
     assert any("b, a are taken to be like this machine" in notice for notice in sweep.notices)
-    refuses(
-        "gpus=0,1,2: is 3 ranks on each host, and b has slots=2 in line 1 of hosts=",
-        planned,
-        ["nodes=2", f"hosts={hosts}", "gpus=0,1,2"],
-    )
+    says = "gpus=0,1,2: is 3 ranks on each host, and b has slots=2 in line 1 of hosts="
+    refuses(says, planned, f"nodes=2 hosts={hosts} gpus=0,1,2")
 
 
 def test_every_host_of_a_cell_has_its_subset(planned):
     fleet = fleet_of(a=machine((0, 1, 2, 3)), b=machine((0, 1)))
-    assert where(planned(["device=auto", "nodes=a,b", "gpus=1,0"], fleet=fleet)) == [
-        (("a", "b"), (1, 0))
-    ]
-    refuses(
-        r"gpus=all: means 0,1,2,3 on host a and 0,1 on host b; accepted is a subset that is the same",
-        planned,
-        ["device=auto", "nodes=a,b", "gpus=all"],
-        fleet=fleet,
-    )
-    with pytest.raises(Refused, match="host b: gpus=3: 3 is not here"):
-        planned(["device=auto", "nodes=a,b", "gpus=3"], fleet=fleet)
-    with pytest.raises(
-        Refused, match="host a: gpus=best:2: needs the machine's topology"
-    ):  # not that of this machine
-        planned(["device=auto", "nodes=a", "gpus=best:2"], fleet=fleet_of(a=machine((0, 1, 2))))
+    (cell,) = planned("device=auto nodes=a,b gpus=1,0", fleet=fleet).cells
+    assert (cell.cell.hosts, cell.cell.gpus) == (("a", "b"), (1, 0))
+    for typed, says in (
+        ("nodes=a,b gpus=all", "gpus=all: means 0,1,2,3 on host a and 0,1 on host b; accepted is"),
+        ("nodes=a,b gpus=3", "host b: gpus=3: 3 is not here"),
+        ("nodes=a gpus=best:2", "host a: gpus=best:2: needs the machine's topology"),
+    ):
+        refuses(says, planned, f"device=auto {typed}", fleet=fleet)
 
 
 def test_the_memory_of_the_hosts_counts_and_not_that_of_the_launcher(planned, monkeypatch):
     monkeypatch.setattr("launch.plan.refusals.free_memory", lambda: 1 << 20)
     here = machine((0, 1), "cpu")
-    hosts = {"a": 64 << 30, "b": 5 << 30, "c": None}
-    fleet = Fleet(
-        tuple(
-            dataclasses.replace(one, free_memory_bytes=hosts[one.name])
-            for one in fleet_of(a=here, b=here, c=here)
-        )
-    )
-    asked = ["device=cpu", "gpus=0,1", "benchmark=collectives", "benchmark.max_bytes=3G"]
+    free = {"a": 64 << 30, "b": 5 << 30, "c": None}
+    hosts = fleet_of(a=here, b=here, c=here)
+    fleet = Fleet(tuple(dataclasses.replace(h, free_memory_bytes=free[h.name]) for h in hosts))
+    asked = "gpus=0,1 benchmark=collectives benchmark.max_bytes=3G"
     for on in ("a", "c", "a+c"):
-        planned([*asked, f"nodes={on}"], fleet=fleet)
-        planned([*asked, f"nodes={on}"])  # nobody was asked how much there is
-    refuses(
-        r"each rank needs .* a share of the host's free memory among 2 is 2.5 GiB",
-        planned,
-        [*asked, "nodes=a+b"],
-        fleet=fleet,
-    )
+        planned(f"{asked} nodes={on}", fleet=fleet)
+        planned(f"{asked} nodes={on}")  # nobody was asked how much there is
+    says = "each rank needs .* a share of the host's free memory among 2 is 2.5 GiB"
+    refuses(says, planned, f"{asked} nodes=a+b", fleet=fleet)
 
 
 def test_servers_are_on_the_hosts_of_the_ranks_in_turn_or_where_they_are_asked_to_be(planned):
-    dist = ["nodes=a,b", "gpus=0", "strategy=kvstore_dist_sync", "strategy.servers=3"]
-    (auto, named) = (one.cell for one in planned(dist, [*dist, "strategy.server_nodes=c+b"]).cells)
+    dist = "nodes=a,b gpus=0 strategy=kvstore_dist_sync strategy.servers=3"
+    auto, named = (one.cell for one in planned(dist, f"{dist} strategy.server_nodes=c+b").cells)
     assert auto.server_hosts == ("a", "b", "a") and named.server_hosts == ("c", "b", "c")
-    assert [place.host for place in named.places] == [
-        "a", "b", "c", "b", "c",
-    ] and named.every_host == ("a", "b", "c")  # fmt: skip
+    assert [place.host for place in named.places] == ["a", "b", "c", "b", "c"]
+    assert named.every_host == ("a", "b", "c")
     assert "server_nodes" not in auto.strategy and auto.key != named.key and auto.name != named.name
-    with pytest.raises(Refused, match=r"strategy\.server_nodes=a: accepted together with nodes="):
-        planned(["strategy=kvstore_dist_sync", "strategy.server_nodes=a"], engine="local")
-    refuses(
-        r"strategy.server_nodes=a\+b\+c\+d: names 4 hosts; accepted with strategy.servers=3",
-        planned,
-        [*dist, "strategy.server_nodes=a+b+c+d"],
-    )
-    refuses(
-        r"strategy\.server_nodes=-x: accepted are auto, or names of hosts",
-        planned,
-        [*dist, "strategy.server_nodes='-x'"],
-    )
+    for asked, says in (
+        ("a+b+c+d", r"=a\+b\+c\+d: names 4 hosts; accepted with strategy.servers=3"),
+        ("'-x'", "=-x: accepted are auto, or names of hosts"),
+    ):
+        refuses(f"strategy.server_nodes{says}", planned, f"{dist} strategy.server_nodes={asked}")
+
+
+ALL_GPUS = {"a": (0, 1, 2, 3), "b": (0, 1, 2, 3), "c": (0, 1)}
 
 
 @pytest.mark.parametrize(
@@ -332,73 +285,52 @@ def test_servers_are_on_the_hosts_of_the_ranks_in_turn_or_where_they_are_asked_t
         (("a", "a", "a"), "free", (0, 1, 0)),  # too few are free there
         (("c", "c"), "free", (0, 1)),  # a host without ranks
         (("a", "c"), "3+1", (3, 1)),
+        (("c", "c", "c"), "free", "servers=3: accepted on GPUs is at most 2, the GPUs of host c"),
+        (("c",), "2", "server_gpus=2: accepted are auto, or 1 of 0, 1"),
     ],
 )
 def test_servers_take_gpus_of_their_own_host(on, asked_gpus, expected):
-    all_gpus = {"a": (0, 1, 2, 3), "b": (0, 1, 2, 3), "c": (0, 1)}
     options = {"servers": len(on), "server_gpus": asked_gpus}
-    assert server_gpus(options, (0, 1), "cuda", all_gpus, ("a", "b"), on) == expected
-    refuses(
-        r"strategy\.servers=3: accepted on GPUs is at most 2, the GPUs of host c",
-        server_gpus,
-        {"servers": 3, "server_gpus": "free"},
-        (0, 1),
-        "cuda",
-        all_gpus,
-        ("a",),
-        ("c", "c", "c"),
-    )
-    with pytest.raises(Refused, match=r"strategy\.server_gpus=2: accepted are auto, or 1 of 0, 1"):
-        server_gpus({"servers": 1, "server_gpus": "2"}, (0, 1), "cuda", all_gpus, ("a",), ("c",))
+    arguments = (options, (0, 1), "cuda", ALL_GPUS, ("a", "b"), on)
+    if isinstance(expected, str):
+        refuses(f"strategy.{expected}", server_gpus, *arguments)
+    else:
+        assert server_gpus(*arguments) == expected
 
 
 def test_the_images_per_step_are_shared_by_the_ranks_of_all_hosts(planned):
     four = fleet_of(a=machine(range(4)), b=machine(range(4)))
-    strong = ["device=auto", "model=resnet50", "global_batch_size=auto", "gpus=all"]
-    cells = [
-        one.cell for one in planned([*strong, "nodes=a"], [*strong, "nodes=a,b"], fleet=four).cells
-    ]
-    assert [(one.world_size, one.batch_size, one.global_batch_size) for one in cells] == [
-        (4, 64, 256),
-        (8, 32, 256),
-    ]
-    refuses(
-        "global_batch_size=6: accepted is a multiple of the 4 ranks of gpus=0,1 on 2 hosts",
-        planned,
-        ["global_batch_size=6", "nodes=a,b", "gpus=0,1"],
-    )
+    strong = "device=auto model=resnet50 global_batch_size=auto gpus=all"
+    cells = planned(f"{strong} nodes=a", f"{strong} nodes=a,b", fleet=four).cells
+    sizes = [(c.cell.world_size, c.cell.batch_size, c.cell.global_batch_size) for c in cells]
+    assert sizes == [(4, 64, 256), (8, 32, 256)]
+    says = "global_batch_size=6: accepted is a multiple of the 4 ranks of gpus=0,1 on 2 hosts"
+    refuses(says, planned, "global_batch_size=6 nodes=a,b gpus=0,1")
 
 
 def test_control_cells_are_each_member_each_host_and_all_without_exchange():
     cell = dataclasses.replace(
-        make_cell((0, 1)), hosts=("a", "b"), nccl={"NCCL_ALGO": "Ring"}, server_hosts=("a", "b", "c"),
-        strategy={"name": "kvstore_dist_sync", "servers": 3},
+        make_cell((0, 1)), hosts=("a", "b"), nccl={"NCCL_ALGO": "Ring"},
+        server_hosts=("a", "b", "c"), strategy={"name": "kvstore_dist_sync", "servers": 3},
     )  # fmt: skip
-    found = control_cells(cell)
-    told = [
-        (one.strategy["name"], one.hosts, one.gpus, one.server_hosts, bool(one.nccl))
-        for one in found
-    ]
+    cells = control_cells(cell)
     alone = [((host,), (gpu,)) for host in "ab" for gpu in (0, 1)]
-    own = {
-        "a": ("a", "a", "c"),
-        "b": ("b", "b", "c"),
-    }  # what is on a host without ranks stays there
-    assert told == [
+    # What is on a host without ranks stays there.
+    own = {"a": ("a", "a", "c"), "b": ("b", "b", "c")}
+    assert [(c.strategy["name"], c.hosts, c.gpus, c.server_hosts, bool(c.nccl)) for c in cells] == [
         *(("none", hosts, gpus, (), False) for hosts, gpus in alone),
         *(("kvstore_dist_sync", hosts, gpus, own[hosts[0]], False) for hosts, gpus in alone),
         *(("kvstore_dist_sync", (host,), (0, 1), own[host], True) for host in "ab"),
         ("none", ("a", "b"), (0, 1), (), False),
     ]
-    assert all(Cell.from_dict(json.loads(json.dumps(one.to_dict()))) == one for one in found)
+    assert all(Cell.from_dict(json.loads(json.dumps(one.to_dict()))) == one for one in cells)
     one_host = control_cells(dataclasses.replace(make_cell((0, 1)), hosts=("a",)))
-    assert [(one.hosts, one.gpus) for one in one_host] == [(("a",), (0,)), (("a",), (1,))] * 2 + [
-        (("a",), (0, 1))
-    ]
+    assert {one.hosts for one in one_host} == {("a",)}
+    assert [one.gpus for one in one_host] == [(0,), (1,), (0,), (1,), (0, 1)]
 
 
 def test_cells_of_one_rank_and_of_one_host_come_first(planned):
-    sweep = planned(["nodes=b,a", "gpus=0,1", "waterfall=true", "noise_pairs=0"])
+    sweep = planned("nodes=b,a gpus=0,1 waterfall=true noise_pairs=0")
     sizes = [(one.cell.world_size, len(one.cell.hosts)) for one in sweep.cells]
     assert sizes == sorted(sizes) and sizes[-1] == (4, 2)
     assert len({one.name for one in sweep.cells}) == len(sweep.cells)
@@ -408,107 +340,51 @@ def test_hosts_that_a_sweep_wants_are_those_of_its_cells(hydra, tmp_path):
     hosts = tmp_path / "hosts"
     hosts.write_text("\n".join(f"n{number}" for number in range(9)))
 
-    def wanted(*typed):
-        return wanted_hosts([OmegaConf.to_object(compose("config", normalise([*typed])))], {})
+    def wanted(typed):
+        return wanted_hosts([OmegaConf.to_object(compose("config", normalise(typed.split())))], {})
 
     assert wanted("gpus=0") == ()
-    dist = ["strategy=kvstore_dist_async", "strategy.servers=2", "strategy.server_nodes=n7+n0"]
-    assert wanted("nodes=2", f"hosts={hosts}", *dist) == ("n0", "n1", "n7")
-    for typed, says in (
-        (["nodes=2"], "nodes=2: no host is known; name them, as in nodes=a,b, or a file of them"),
-        (
-            ["nodes=2", f"hosts={hosts}", *dist[:2], "strategy.server_nodes=x"],
-            "host x is not in hosts=",
-        ),
-    ):
-        with pytest.raises(Refused, match=says):
-            wanted(*typed)
+    dist = f"nodes=2 hosts={hosts} strategy=kvstore_dist_async strategy.servers=2"
+    assert wanted(f"{dist} strategy.server_nodes=n7+n0") == ("n0", "n1", "n7")
+    refuses("host x is not in hosts=", wanted, f"{dist} strategy.server_nodes=x")
 
 
 # --- what is refused ----------------------------------------------------------------------------------------------
 
-COMMAND = ("engine=command", "engine.prefix=[ip,netns,exec,{host}]")
-
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("typed", "says"),
     [
-        (
-            ["nodes=a,b"],
-            "nodes=a,b: accepted together with an engine that starts agents there, engine=ssh, engine=slurm or",
-        ),
-        (["engine=ssh"], "engine=ssh: accepted together with nodes="),
-        (["hosts=x"], "hosts=x: accepted together with nodes="),
-        (
-            ["nodes=2", "hosts=x", "engine=slurm"],
-            "hosts=x: accepted with engine=ssh and engine=command",
-        ),
-        (["nodes=2", "engine=slurm"], "engine=slurm: this is no job of Slurm"),
-        (
-            ["nodes=a", "engine=command"],
-            "engine.prefix=[]: accepted with engine=command are the words",
-        ),
-        (
-            ["nodes=a", "engine=command", "engine.prefix=[ssh,a]"],
-            "engine.prefix=[ssh,a]: has no {host}",
-        ),
-        (
-            ["nodes=a", "engine=command", "engine.prefix=[ip,,{host}]"],
-            "engine.prefix=[ip,,{host}]: '' is no word; accepted are printable words",
-        ),
-        (
-            ["nodes=a", "engine=ssh", "engine.prefix=[x,{host}]"],
-            "engine.prefix=[x,{host}]: accepted with engine=command",
-        ),
-        (
-            ["engine.interface=eth0"],
-            "engine.interface=eth0: accepted with engine=ssh or engine=slurm or engine=command",
-        ),
-        (
-            ["nodes=a", "engine=ssh", "engine.ssh_config=/nowhere"],
-            "engine.ssh_config='/nowhere': is no file; accepted is one of this machine",
-        ),
-        (
-            ["nodes=a", "engine=ssh", "engine.ssh_config='~nobody.here/c'"],
-            "engine.ssh_config=~nobody.here/c: the home folder is not known",
-        ),
-        (
-            ["nodes=a", *COMMAND, "engine.interface='eth0;x'"],
-            "engine.interface='eth0;x': accepted is the name of one network",
-        ),
-        (
-            ["nodes=a", *COMMAND, "engine.folder=ringside"],
-            "engine.folder='ringside': accepted is a whole path there",
-        ),
-        (["nodes=a", *COMMAND, "profiler=nsys"], "profiler=nsys: accepted on this machine only"),
-        (["nodes=a,b", *COMMAND, "benchmark=p2p"], "benchmark=p2p: works inside one host"),
-        (
-            ["nodes=a,b", *COMMAND, "benchmark=host_link"],
-            "benchmark=host_link: works inside one host",
-        ),
-        (
-            ["-m", "hydra/launcher=submitit_local", "gpus=0,1"],
-            "hydra/launcher=submitit_local: Hydra's launchers run each cell",
-        ),
-        (
-            ["hydra/launcher=basic"],
-            "hydra/launcher=basic: Hydra's launchers run each cell by itself",
-        ),
-        (
-            ["+hydra/launcher@x=joblib"],
-            "+hydra/launcher@x=joblib: Hydra's launchers run each cell by itself",
-        ),
-        (
-            ["-m", "hydra.launcher.partition=gpu", "gpus=0"],
-            "hydra.launcher.partition=gpu: Hydra's launchers",
-        ),
+        ("hosts=x", "hosts=x: accepted together with nodes="),
+        ("nodes=2 hosts=x engine=slurm", "hosts=x: accepted with engine=ssh and engine=command"),
+        ("nodes=2 engine=slurm", "engine=slurm: this is no job of Slurm"),
+        ("nodes=a engine=command engine.prefix=[ip,,{host}]",
+         "engine.prefix=[ip,,{host}]: '' is no word; accepted are printable words"),
+        ("nodes=a engine=ssh engine.prefix=[x,{host}]",
+         "engine.prefix=[x,{host}]: accepted with engine=command"),
+        ("engine.interface=eth0",
+         "engine.interface=eth0: accepted with engine=ssh or engine=slurm or engine=command"),
+        ("nodes=a engine=ssh engine.ssh_config='~nobody.here/c'",
+         "engine.ssh_config=~nobody.here/c: the home folder is not known"),
+        ("nodes=a COMMAND engine.interface='eth0;x'",
+         "engine.interface='eth0;x': accepted is the name of one network"),
+        ("nodes=a COMMAND engine.folder=ringside",
+         "engine.folder='ringside': accepted is a whole path there"),
+        ("nodes=a COMMAND profiler=nsys", "profiler=nsys: accepted on this machine only"),
+        ("nodes=a,b COMMAND benchmark=host_link", "benchmark=host_link: works inside one host"),
+        ("-m hydra/launcher=submitit_local gpus=0,1",
+         "hydra/launcher=submitit_local: Hydra's launchers run each cell"),
+        ("+hydra/launcher@x=joblib",
+         "+hydra/launcher@x=joblib: Hydra's launchers run each cell by itself"),
+        ("-m hydra.launcher.partition=gpu gpus=0",
+         "hydra.launcher.partition=gpu: Hydra's launchers"),
     ],
-)
-def test_what_does_not_fit_is_one_sentence(launch, tmp_path, arguments, says):
-    code, out, err = launch(*arguments, "model=fmnist_cnn")
-    assert (
-        (code, out) == (2, "") and err.startswith(f"launch.py: {says}") and err.count("\n") == 1
-    ), err
+)  # fmt: skip
+def test_what_does_not_fit_is_one_sentence(launch, tmp_path, typed, says):
+    """tests/golden/refusals.txt has more."""
+    command = "engine=command engine.prefix=[ip,netns,exec,{host}]"
+    code, out, err = launch(*typed.replace("COMMAND", command).split(), "model=fmnist_cnn")
+    assert (code, out, err.count("\n")) == (2, "", 1) and err.startswith(f"launch.py: {says}"), err
     assert not (tmp_path / "outputs").exists()
 
 
@@ -553,48 +429,28 @@ def test_damaged_hosts_are_no_cell(tmp_path, damage):
 
 
 def test_a_cell_with_hosts_has_its_places_and_one_without_them_none():
-    assert SERVED.to_dict()["places"] == [
-        ["rank", "a", 0], ["rank", "a", 1], ["rank", "b", 0], ["rank", "b", 1], ["server", "b", None],
-    ]  # fmt: skip
+    ranks = [["rank", host, gpu] for host in "ab" for gpu in (0, 1)]
+    assert SERVED.to_dict()["places"] == [*ranks, ["server", "b", None]]
     assert not {"hosts", "server_hosts", "places"} & make_cell().to_dict().keys()
-    assert (
-        len(
-            {
-                one.key
-                for one in (make_cell(), dataclasses.replace(make_cell(), hosts=("a",)), SERVED)
-            }
-        )
-        == 3
-    )
+    cells = (make_cell(), dataclasses.replace(make_cell(), hosts=("a",)), SERVED)
+    assert len({one.key for one in cells}) == 3
 
 
 def test_the_table_has_a_column_of_hosts_only_if_a_cell_has_some():
-    local, remote = (
-        PlannedCell(make_cell()),
-        PlannedCell(dataclasses.replace(make_cell(), hosts=("a", "b"))),
-    )
-    assert (
-        "nodes" in request_columns([local, remote])[1]
-        and "nodes" not in request_columns([local, local])[1]
-    )
+    local = PlannedCell(make_cell())
+    remote = PlannedCell(dataclasses.replace(make_cell(), hosts=("a", "b")))
+    assert "nodes" in request_columns([local, remote])[1]
+    assert "nodes" not in request_columns([local, local])[1]
     assert request_columns([remote, remote])[0]["nodes"] == "a+b"
     assert "nodes" not in request_columns([local])[0]
 
 
 def test_mlflow_has_hosts_of_cells_with_hosts():
     local = tracked_record(1)
-    remote = dataclasses.replace(
-        tracked_record(2), cell=dataclasses.replace(local.cell, hosts=("a", "b"))
-    )
-    params = project(remote).params
-    assert (params["nodes"], params["hosts"], params["world_size"]) == ("2", "a,b", "4")
-    assert project(remote).tags["host"] == "a, b"
+    on_two = dataclasses.replace(local.cell, hosts=("a", "b"))
+    remote = project(tracked_record(2, cell=on_two))
+    params = [remote.params[name] for name in ("nodes", "hosts", "world_size")]
+    assert params == ["2", "a,b", "4"] and remote.tags["host"] == "a, b"
     assert not {"nodes", "hosts", "server_hosts"} & project(local).params.keys()
-    defaults = mlflow_run.default_params([local, remote])
+    defaults = mlflow_run.default_params([local, tracked_record(2, cell=on_two)])
     assert defaults[local.record_id] == {"nodes": "1", "hosts": "this machine"}
-
-
-def test_help_knows_the_words_of_nodes(launch, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "160")
-    code, out, _ = launch("-h", "nodes")
-    assert code == 0 and all(word in out for word in subsets.NODE_WORDS)
