@@ -21,13 +21,8 @@ from trainers.strategies.ddp import NcclAllreduce
 
 CPU = torch.device("cpu")
 DATA = Path(__file__).parent / "data" / "h200_x2"
-GPUS = {
-    "max_seconds": 20.0,
-    "max_iterations": 1000,
-    "min_iterations": 10,
-    "interval_target": 0.0025,
-    "exposed_rounds": 4,
-}
+GPUS = {"max_seconds": 20.0, "max_iterations": 1000, "min_iterations": 10}
+GPUS |= {"interval_target": 0.0025, "exposed_rounds": 4}
 
 
 # What they leave
@@ -35,23 +30,23 @@ GPUS = {
 
 def training_of(optimizer):
     cell = make_cell((0,), strategy={"name": "none"})
-    return Training(
-        dataclasses.replace(cell, optimizer=dataclasses.replace(cell.optimizer, name=optimizer)),
-        CPU,
-        0,
-    )
+    cell = dataclasses.replace(cell, optimizer=dataclasses.replace(cell.optimizer, name=optimizer))
+    return Training(cell, CPU, 0)
 
 
 def state_of(training):
     """Everything that a step changes on a rank, as copies."""
-    optimizer = {
-        (number, name): value.clone()
-        for number, parameter in enumerate(training.parameters)
-        for name, value in training.optimizer.state.get(parameter, {}).items()
-    }
+    state = {name: value.clone() for name, value in training.network.state_dict().items()}
+    for number, parameter in enumerate(training.parameters):
+        for name, value in training.optimizer.state.get(parameter, {}).items():
+            state[number, name] = value.clone()
+    return state
+
+
+def differing(state, before):
+    """The names in a state whose values are others than before."""
     return {
-        **{name: value.clone() for name, value in training.network.state_dict().items()},
-        **optimizer,
+        name for name, value in state.items() if not torch.equal(value, before.get(name, value + 1))
     }
 
 
@@ -66,15 +61,11 @@ def test_steps_in_between_leave_no_trace(optimizer, steps_before):
         with snapshot.restored():
             training.step()
             training.step()
-            assert any(
-                not torch.equal(value, before.get(name, value * 0 - 1))
-                for name, value in state_of(training).items()
-            )
+            assert differing(state_of(training), before)
         after = state_of(training)
-        assert after.keys() == before.keys()
-        assert all(torch.equal(after[name], value) for name, value in before.items())
+        assert after.keys() == before.keys() and not differing(after, before)
     training.step()
-    assert any(not torch.equal(state_of(training)[name], value) for name, value in before.items())
+    assert differing(state_of(training), before)
 
 
 def test_the_scale_of_the_loss_is_brought_back():
@@ -134,28 +125,17 @@ STEADY, CAPPED = [55.0] * 40, [55.0] * 14 + [57.0] * 26
         ({"device": "cuda", "longest": CAPPED}, False),
         ({"device": "cuda", "longest": STEADY[:10]}, False),
     ],
-    ids=[
-        "synchronous",
-        "asynchronous",
-        "a loader",
-        "no exchange alone",
-        "own work alone",
-        "communication alone",
-        "a GPU",
-        "at its power cap",
-        "too short to tell",
-    ],
-)
+    ids=["synchronous", "asynchronous", "loader", "no exchange alone", "own work alone",
+         "communication alone", "GPU", "at its power cap", "too short to tell"],
+)  # fmt: skip
 def test_when_steps_without_exchange_stand_between_the_timed_windows(given, may):
     assert benchmark_of(**given)._may_interleave() is may
 
 
 def windows_of(folder, purpose):
     """The ms of a committed cell's windows of one purpose, on its slowest rank, by window."""
-    lines = {
-        rank: list(read_lines(folder.rank_lines(rank)))
-        for rank in range(len(read(folder.record).cell.gpus))
-    }
+    ranks = range(len(read(folder.record).cell.gpus))
+    lines = {rank: list(read_lines(folder.rank_lines(rank))) for rank in ranks}
     return [slowest_ms([window]) for window in together(lines, Kind.BLOCK, purpose=purpose)]
 
 
@@ -168,9 +148,7 @@ def test_a_power_cap_shows_in_two_seconds_of_steps_and_makes_short_windows_faste
         timed, short = windows_of(folder, "timed"), windows_of(folder, "with exchange")
         assert request.gets_longer(timed[0]) is capped
         faster = 1 - statistics.fmean(chain(*short)) / statistics.fmean(chain(*timed))
-        assert faster > 0.004 if capped else abs(faster) < 0.001, (
-            f"{folder.path.name}: {faster:.2%}"
-        )
+        assert faster > 0.004 if capped else abs(faster) < 0.001, folder.path.name
 
 
 # How long windows are, and when they are enough
@@ -195,17 +173,14 @@ def test_the_timed_windows_of_all_rounds_take_as_long_as_the_fewest_elsewhere(
 
 
 def test_rounds_are_finished_before_time_or_iterations_or_a_narrow_interval_end_the_measurement():
-    window, options = [55.0] * 14, GPUS | {"max_seconds": 1.0}
-    assert [
-        request.should_stop([window] * count, 770.0 * count, options, 2) for count in (1, 2, 3, 4)
-    ] == [False] * 3 + [True]
-    assert [
-        request.should_stop([window] * count, 770.0 * count, GPUS, 4) for count in (3, 7, 8)
-    ] == [False, False, True]
-    assert (
-        request.rounds_between(GPUS) == 4
-        and request.rounds_between(GPUS | {"max_iterations": 23}) == 0
-    )
+    window, short = [55.0] * 14, GPUS | {"max_seconds": 1.0}
+    for options, rounds, count, stops in (
+        (short, 2, 1, False), (short, 2, 2, False), (short, 2, 3, False), (short, 2, 4, True),
+        (GPUS, 4, 3, False), (GPUS, 4, 7, False), (GPUS, 4, 8, True),
+    ):  # fmt: skip
+        assert request.should_stop([window] * count, 770.0 * count, options, rounds) is stops
+    assert request.rounds_between(GPUS) == 4
+    assert request.rounds_between(GPUS | {"max_iterations": 23}) == 0
 
 
 # What they tell
@@ -216,43 +191,37 @@ def lines_of(*windows):
 
 
 def test_the_first_timed_windows_are_the_steps_with_exchange_and_a_trend_cancels():
-    steps = [("timed", 10.0), *[("without exchange", 9.0)] * 2, *[("timed", 10.0)] * 2, *[("without exchange", 9.0)] * 2,
-             *[("timed", 10.0)] * 4]  # fmt: skip
-    windows = [(purpose, [ms + 0.3 * place] * 5) for place, (purpose, ms) in enumerate(steps)]
+    windows = []
+    for place, is_timed in enumerate((1, 0, 0, 1, 1, 0, 0, 1, 1, 1, 1)):
+        purpose, ms = ("timed", 10.0) if is_timed else ("without exchange", 9.0)
+        windows.append((purpose, [ms + 0.3 * place] * 5))
     cost = strategy_cost(lines_of(*windows))
     assert cost.metrics["strategy/cost_ms"] == pytest.approx(1.0)
     assert cost.within_run["strategy/cost_ms"]["groups"] == 4
 
 
 def test_lines_of_before_have_their_own_steps_with_exchange():
-    windows = [
-        ("timed", [50.0] * 5),
-        ("with exchange", [10.0] * 5),
-        ("without exchange", [8.0] * 5),
-    ]
-    assert strategy_cost(lines_of(*windows)).metrics == {"strategy/cost_ms": 2.0}
-    assert strategy_cost(lines_of(windows[0])).metrics == {}
+    timed, *abba = ("timed", [50.0] * 5), ("with exchange", [10.0]), ("without exchange", [8.0])
+    assert strategy_cost(lines_of(timed, *abba)).metrics == {"strategy/cost_ms": 2.0}
+    assert strategy_cost(lines_of(timed)).metrics == {}
 
 
 def test_the_estimate_has_no_second_time_of_steps_with_exchange():
     cell = make_cell(strategy=DDP, exposed_rounds=4, max_iterations=1000, max_seconds=6.0)
     loaded = dataclasses.replace(cell, data={"name": "mine"})
-    assert request.throughput(loaded) - request.throughput(cell) == pytest.approx(
-        8 * request.ABBA_SECONDS, rel=0.5
-    )
+    longer = request.throughput(loaded) - request.throughput(cell)
+    assert longer == pytest.approx(8 * request.ABBA_SECONDS, rel=0.5)
 
 
 @pytest.mark.parametrize(("equal_after", "equal"), [(0, True), (2, True), (3, False)])
 def test_replicas_are_compared_after_each_of_the_steps_that_make_them_equal(
     monkeypatch, equal_after, equal
 ):
-    steps = []
-    benchmark = benchmark_of()
+    steps, benchmark = [], benchmark_of()
     benchmark.training.strategy.equal_every = 3
     benchmark.training.batches = iter(range(9))
     benchmark.training.step = steps.append
-    monkeypatch.setattr(
-        "benchmarks.training.correctness.replicas_equal", lambda *_: len(steps) == equal_after
-    )
+    compared = "benchmarks.training.correctness.replicas_equal"
+    monkeypatch.setattr(compared, lambda *_: len(steps) == equal_after)
     assert benchmark.replicas_equal() == equal
     assert steps == list(range(min(equal_after, 2)))

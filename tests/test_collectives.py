@@ -3,11 +3,11 @@
 import ctypes
 import dataclasses
 import itertools
-import os
 import random
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -41,7 +41,9 @@ CPU = torch.device("cpu")
 
 
 def cell_of(*asked, **where):
-    return composed_cell("benchmark=collectives", *asked, **where)
+    """The cell of some options of the benchmark."""
+    options = [f"benchmark.{one}" for one in asked]
+    return composed_cell("benchmark=collectives", *options, **where)
 
 
 def run_of(found):
@@ -71,9 +73,8 @@ def test_a_real_collective_returns_what_it_should_and_counts_as_nccl_tests_does(
         assert figure["algbw"] == pytest.approx(size / figure["time_us"] / 1e3)
         assert figure["busbw"] == pytest.approx(figure["algbw"] * factor)
         assert 0 < figure["time_us"] <= figure["slowest_us"]
-        quantiles = [
-            figure["per_iteration"][f"{at}_us"] for at in ("min", "p50", "p95", "p99", "max")
-        ]
+        each = figure["per_iteration"]
+        quantiles = [each[f"{at}_us"] for at in ("min", "p50", "p95", "p99", "max")]
         assert quantiles == sorted(quantiles) and quantiles[0] > 0
     busbw = [figure["busbw"] for _, figure in figures(run)]
     assert run["avg_busbw"] == pytest.approx(sum(busbw) / len(busbw))
@@ -83,17 +84,17 @@ def test_a_real_collective_returns_what_it_should_and_counts_as_nccl_tests_does(
 
 
 @pytest.mark.parametrize(
-    "number",
-    range(len(OTHER_COLLECTIVES)),
+    ("number", "asked"),
+    enumerate(OTHER_COLLECTIVES),
     ids=["-".join(map(str, asked.values())) for asked in OTHER_COLLECTIVES],
 )
-def test_other_forms_of_collectives_return_what_they_should(forked, number):
+def test_other_forms_of_collectives_return_what_they_should(forked, number, asked):
     found = forked("collectives_other")[0][number]
-    verified = OTHER_COLLECTIVES[number].get("verify", True)
+    wrong = 0 if asked.get("verify", True) else None
     for _, figure in figures(run_of(found)):
-        assert figure["wrong"] == (0 if verified else None)
-        assert ("per_iteration" in figure) == OTHER_COLLECTIVES[number].get("percentiles", True)
-    assert found["checks"].get("wrong_elements") == (0 if verified else None)
+        assert figure["wrong"] == wrong
+        assert ("per_iteration" in figure) == asked.get("percentiles", True)
+    assert found["checks"].get("wrong_elements") == wrong
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)
@@ -105,9 +106,7 @@ def test_three_ranks_share_out_whole_multiples_of_sixteen_bytes(forked, name):
 
 
 def test_cpu_workers_wait_over_sockets_and_take_no_shared_memory(monkeypatch):
-    monkeypatch.setattr(
-        Ranks, "map_shared", lambda self, size_bytes: pytest.fail("there may be no /dev/shm")
-    )
+    monkeypatch.setattr(Ranks, "map_shared", lambda *_: pytest.fail("there may be no /dev/shm"))
     SpinBarrier(Ranks(0, 2, CPU))
 
 
@@ -121,39 +120,33 @@ def right_result(name, rank, op, root, size, share):
     inputs = [known_input(r, 0, elements, torch.float32, op, CPU) for r in range(size)]
     fold = {"sum": torch.sum, "min": torch.amin, "max": torch.amax}[op]
     reduced, own = fold(torch.stack(inputs), 0), slice(rank * share, (rank + 1) * share)
-    results = {
-        "all_reduce": reduced,
-        "reduce": reduced,
-        "reduce_scatter": reduced[own],
-        "broadcast": inputs[root],
-        "scatter": inputs[root][own],
-        "all_gather": torch.cat(inputs),
-        "gather": torch.cat(inputs),
-        "all_to_all": torch.cat([tensor[own] for tensor in inputs]),
-        "send_recv": inputs[(rank - 1) % size],
-    }
-    return results[name].clone()
+    if "reduce" in name:
+        return reduced[own] if name == "reduce_scatter" else reduced
+    if name in ("all_gather", "gather"):
+        return torch.cat(inputs)
+    if name == "all_to_all":
+        return torch.cat([tensor[own] for tensor in inputs])
+    if name == "send_recv":
+        return inputs[(rank - 1) % size].clone()
+    return (inputs[root] if name == "broadcast" else inputs[root][own]).clone()
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)
 @pytest.mark.parametrize("size", [1, 3])
 def test_wrong_elements_are_counted_and_right_ones_are_not(name, size):
     ops = ("sum", "min", "max") if COLLECTIVES[name].reduces else ("sum",)
+    root = size - 1
     for rank, op in itertools.product(range(size), ops):
-        ranks, root = Ranks(rank, size, CPU), size - 1
+        arguments = (op, root, Ranks(rank, size, CPU))
         result = right_result(name, rank, op, root, size, share=32)
-
-        def wrong(result, ranks=ranks, op=op, root=root):
-            return wrong_elements(name, result, op, root, ranks)
-
-        assert wrong(result) == 0
+        assert wrong_elements(name, result, *arguments) == 0
         if name in ("reduce", "gather") and rank != root:
             continue  # has no result
         result[7] += 1
-        assert wrong(result) == 1
+        assert wrong_elements(name, result, *arguments) == 1
         result[8] = float("nan")
-        assert wrong(result) == 2
-        assert wrong(torch.zeros_like(result)) == len(result)
+        assert wrong_elements(name, result, *arguments) == 2
+        assert wrong_elements(name, torch.zeros_like(result), *arguments) == len(result)
 
 
 def test_a_collective_that_does_nothing_is_noticed(forked):
@@ -196,7 +189,7 @@ def test_buffers_start_as_known_inputs_and_every_iteration_is_a_sign_of_life(hyd
     store = torch.distributed.HashStore()
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
-        asked = [f"benchmark.{name}={SHORT[name]}" for name in SHORT if name != "name"]
+        asked = [f"{name}={SHORT[name]}" for name in SHORT if name != "name"]
         cell, reporter = cell_of(*asked, gpus=(0,), device="cpu"), Reporter(CellFolder(tmp_path), 0)
         benchmark = CollectiveBenchmark(cell, Ranks(0, 1, CPU), reporter)
         assert set(benchmark._into.tolist()) == {1, 2, 3, 4}
@@ -211,9 +204,13 @@ def test_buffers_start_as_known_inputs_and_every_iteration_is_a_sign_of_life(hyd
 
 
 ARGUMENTS = {
-    "ncclAllReduce": 7, "ncclBroadcast": 7, "ncclReduce": 8, "ncclAllGather": 6, "ncclReduceScatter": 7, "ncclAlltoAll": 6,
-    "ncclGather": 7, "ncclScatter": 7, "ncclSend": 6, "ncclRecv": 6, "ncclGroupStart": 0, "ncclGroupEnd": 0,
+    "ncclAllReduce": 7, "ncclBroadcast": 7, "ncclReduce": 8, "ncclAllGather": 6,
+    "ncclReduceScatter": 7, "ncclAlltoAll": 6, "ncclGather": 7, "ncclScatter": 7, "ncclSend": 6,
+    "ncclRecv": 6, "ncclGroupStart": 0, "ncclGroupEnd": 0,
 }  # fmt: skip
+
+
+LATER = {"ncclAlltoAll", "ncclGather", "ncclScatter"}  # of a later release
 
 
 class OneRank:
@@ -233,9 +230,8 @@ class OneRank:
             elif name == "ncclRecv":
                 self.awaited.append(values[:4])
             elif name == "ncclGroupEnd":
-                for (source, *sent), (target, *awaited) in zip(
-                    self.sent, self.awaited, strict=True
-                ):
+                pairs = zip(self.sent, self.awaited, strict=True)
+                for (source, *sent), (target, *awaited) in pairs:
                     assert sent == awaited  # count, ncclDataType_t, peer
                     ctypes.memmove(target, source, 4 * sent[0])
             elif name != "ncclGroupStart":
@@ -246,9 +242,8 @@ class OneRank:
                 ctypes.memmove(target, source, 4 * count)
             return 0
 
-        self.kept.append(
-            ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_long] * ARGUMENTS[name])(function)
-        )
+        arguments = [ctypes.c_long] * ARGUMENTS[name]
+        self.kept.append(ctypes.CFUNCTYPE(ctypes.c_int, *arguments)(function))
         return self.kept[-1]
 
 
@@ -267,18 +262,16 @@ def made_by(compiler, monkeypatch):
     assert c_calls.made_by() == ("Python" if compiler else "C")
 
 
-@pytest.mark.parametrize(
-    "without", [(), ("ncclAlltoAll", "ncclGather", "ncclScatter")], ids=["2.28", "before"]
-)
+@pytest.mark.parametrize("older", [False, True], ids=["2.28", "before"])
 @pytest.mark.parametrize("name", COLLECTIVES)
 @pytest.mark.parametrize("compiler", COMPILERS)
-def test_ncclss_functions_get_the_arguments_of_its_header(name, without, compiler, monkeypatch):
+def test_ncclss_functions_get_the_arguments_of_its_header(name, older, compiler, monkeypatch):
     made_by(compiler, monkeypatch)
-    calls = one_rank(OneRank(without))
+    calls = one_rank(OneRank(LATER if older else ()))
     send, receive = torch.arange(1.0, 65.0), torch.zeros(64)
     calls.prepare(name, send, receive)()
     assert torch.equal(send, receive)
-    lacking = name in ("all_to_all", "gather", "scatter") and bool(without)
+    lacking = name in ("all_to_all", "gather", "scatter") and older
     assert ("ncclGroupStart" in calls._library.named) == (name == "send_recv" or lacking)
 
 
@@ -305,10 +298,12 @@ def test_a_refusal_of_the_library_is_an_error_with_its_words_and_ends_the_calls(
     def answering(name, status):
         return ctypes.CFUNCTYPE(ctypes.c_int)(lambda: made.append(name) or status)
 
-    library = type("Library", (), {
-        "ncclGroupStart": answering("start", 0), "ncclAllReduce": answering("all_reduce", 5),
-        "ncclGroupEnd": answering("end", 0), "ncclGetErrorString": staticmethod(lambda status: b"invalid usage %d" % status),
-    })()  # fmt: skip
+    library = SimpleNamespace(
+        ncclGroupStart=answering("start", 0),
+        ncclAllReduce=answering("all_reduce", 5),
+        ncclGroupEnd=answering("end", 0),
+        ncclGetErrorString=lambda status: b"invalid usage %d" % status,
+    )
     calls = one_rank(library)
     with pytest.raises(RuntimeError, match="ncclAllReduce: invalid usage 5"):
         calls.together([calls.prepare("all_reduce", torch.zeros(4), torch.zeros(4))])()
@@ -320,8 +315,7 @@ def test_torchs_libnccl_has_the_functions():
         library = loaded_library()
     except OSError:
         pytest.skip("this torch has no libnccl")
-    since = {"ncclAlltoAll", "ncclGather", "ncclScatter"}  # of a later release
-    assert all(hasattr(library, name) for name in ARGUMENTS.keys() - since)
+    assert all(hasattr(library, name) for name in ARGUMENTS.keys() - LATER)
     assert len(set(NCCL_TYPES.values())) == len(NCCL_TYPES) == len(ELEMENT_BYTES)
 
 
@@ -366,25 +360,22 @@ def test_our_table_reads_back_as_nccl_tests_own(forked, name):
                 assert theirs[place][figure] == pytest.approx(value, rel=1e-3, abs=0.0051)
 
 
-def test_what_was_not_verified_is_not_said_to_be_right(forked):
-    output = forked("collectives_other")[0][-1]["output"]
-    (read,) = parse_nccl_tests(output)
-    assert (
-        read.out_of_bounds is None and read.rows[0]["in_place"]["wrong"] is None and "N/A" in output
-    )
-
-
 def test_a_captured_run_is_printed_as_nccl_tests_printed_it(hydra):
     text = (DATA / "nccl_tests_h200_x8.txt").read_text()
     first = text[: text.index("# Collective test concluded")].splitlines()
     (run,) = parse_nccl_tests("\n".join(first) + "\n")
-    cell = cell_of("benchmark.max_bytes=4G")
     devices = [{**one, "pid": 2368} for one in run.devices]
-    ours = nccl_tests_table.table_lines(cell, run.to_json(), devices)
-    theirs = [line.rstrip() for line in first]
-    ours = [line.rstrip() for line in ours]
+    ours = nccl_tests_table.table_lines(cell_of("max_bytes=4G"), run.to_json(), devices)
+    ours, theirs = ([line.rstrip() for line in lines] for lines in (ours, first))
     assert ours[1] == theirs[2] and ours[3:-2] == theirs[4:]
     assert ours[2] == theirs[3].replace("nGpus 2", "nGpus 1")
+
+
+def test_what_was_not_verified_is_not_said_to_be_right(forked):
+    output = forked("collectives_other")[0][-1]["output"]
+    (read,) = parse_nccl_tests(output)
+    assert read.out_of_bounds is None and read.rows[0]["in_place"]["wrong"] is None
+    assert "N/A" in output
 
 
 # Sizes and bandwidths.
@@ -405,19 +396,18 @@ def test_busbw_is_that_of_every_captured_row():
 @pytest.mark.parametrize(
     ("asked", "gpus", "found"),
     [
-        ([], (0, 1), [8 << k for k in range(28)]),
-        (["benchmark.max_bytes=64"], (0, 1), [8, 16, 32, 64]),
-        (["benchmark.collective=all_gather", "benchmark.max_bytes=256"], (0, 1, 2), [48, 96, 240]),  # of 64, 128, 256
-        (["benchmark.min_bytes=1K", "benchmark.max_bytes=3KiB", "benchmark.step=1024"], (0, 1), [1024, 2048, 3072]),
-        (["benchmark.min_bytes=1.5M", "benchmark.max_bytes=1572864"], (0, 1), [1572864]),
-        (["benchmark.collective=all_to_all", "benchmark.min_bytes=32", "benchmark.max_bytes=80", "benchmark.step=8"],
-         (0, 1), [32, 64]),
+        ("", (0, 1), [8 << k for k in range(28)]),
+        ("max_bytes=64", (0, 1), [8, 16, 32, 64]),
+        ("collective=all_gather max_bytes=256", (0, 1, 2), [48, 96, 240]),  # of 64, 128, 256
+        ("min_bytes=1K max_bytes=3KiB step=1024", (0, 1), [1024, 2048, 3072]),
+        ("min_bytes=1.5M max_bytes=1572864", (0, 1), [1572864]),
+        ("collective=all_to_all min_bytes=32 max_bytes=80 step=8", (0, 1), [32, 64]),
     ],
-)  # fmt: skip
+)
 def test_sizes_are_those_asked_for_rounded_down_to_what_can_be_shared_out(
     hydra, asked, gpus, found
 ):
-    assert sizes(cell_of(*asked, gpus=gpus)) == found
+    assert sizes(cell_of(*asked.split(), gpus=gpus)) == found
 
 
 @given(
@@ -427,9 +417,9 @@ def test_sizes_are_those_asked_for_rounded_down_to_what_can_be_shared_out(
     some.integers(2, 9),
 )
 def test_every_size_can_be_shared_out_and_none_comes_twice(world, name, more, factor):
-    benchmark = {"collective": name, "dtype": "float64", "min_bytes": 16 * world * 8, "max_bytes": 128 * world << more,
-                 "factor": factor, "step": None}  # fmt: skip
-    found = sizes(dataclasses.replace(make_cell(tuple(range(world))), benchmark=benchmark))
+    options = {"collective": name, "dtype": "float64", "factor": factor, "step": None}
+    options |= {"min_bytes": 16 * world * 8, "max_bytes": 128 * world << more}
+    found = sizes(dataclasses.replace(make_cell(tuple(range(world))), benchmark=options))
     assert found == sorted(set(found)) and found[0] == 128 * world
     assert all(size % (16 * world if COLLECTIVES[name].shares else 8) == 0 for size in found)
 
@@ -437,60 +427,57 @@ def test_every_size_can_be_shared_out_and_none_comes_twice(world, name, more, fa
 # Bad requests.
 
 
+BYTES = "accepted are whole bytes"
+
+
 @pytest.mark.parametrize(
     ("asked", "sentence"),
     [
-        ("benchmark.collective=allreduce", "accepted are all_reduce, all_gather"),
-        ("benchmark.min_bytes=2M benchmark.max_bytes=1M", "benchmark.min_bytes=2M: accepted is at most max_bytes, 1048576"),
-        ("benchmark.min_bytes=1T", "accepted are whole bytes of at least 1, as 65536, 64K, 64KiB, 1M or 4G"),
-        ("benchmark.min_bytes=0", "benchmark.min_bytes=0: accepted are whole bytes"),
-        ("benchmark.max_bytes=-4", "benchmark.max_bytes=-4: accepted are whole bytes"),
-        ("benchmark.max_bytes=1.0001K", "benchmark.max_bytes=1.0001K: accepted are whole bytes"),
-        ("benchmark.max_bytes=true", "benchmark.max_bytes=True: accepted are whole bytes"),
-        ("benchmark.max_bytes=[1]", "accepted are whole bytes"),
-        ("benchmark.min_bytes=10", "benchmark.min_bytes=10: accepted is a multiple of 4, the bytes of a float32"),
-        ("benchmark.step=6", "benchmark.step=6: accepted is a multiple of 4"),
-        ("benchmark.collective=all_gather benchmark.min_bytes=16", "all_gather over 2 ranks moves multiples of 32 bytes"),
-        ("benchmark.step=8 benchmark.factor=2", "benchmark.step=8: accepted without a factor"),
-        ("benchmark.step=4", "accepted are at most 128"),
-        ("benchmark.factor=1", "accepted is auto or a whole number of at least 2"),
-        ("benchmark.dtype=int32 benchmark.op=avg", "benchmark.op=avg: int32 cannot hold a mean"),
-        ("benchmark.collective=broadcast benchmark.op=max", "benchmark.op=max: broadcast reduces nothing; accepted with all"),
-        ("benchmark.dtype=fp8", "accepted are float32, float64"),
-        ("benchmark.root=1", "benchmark.root=1: all_reduce has no root; accepted is 0"),
-        ("benchmark.collective=reduce benchmark.root=2", "benchmark.root=2: accepted is a rank, 0 to 1"),
-        ("benchmark.collective=send_recv benchmark.placement=in", "send_recv has no form in place"),
-        ("benchmark.calls=torch benchmark.placement=out", "all_reduce overwrites its input in torch.distributed"),
-        ("benchmark.collective=gather benchmark.calls=torch benchmark.coalesced=2", "gather is accepted with calls=nccl"),
-        ("benchmark.max_bytes=40G", "benchmark.max_bytes=40G: each rank needs 83.0 GiB, the smallest GPU has 80.0 GiB"),
+        ("collective=allreduce", "accepted are all_reduce, all_gather"),
+        ("min_bytes=2M max_bytes=1M", "min_bytes=2M: accepted is at most max_bytes, 1048576"),
+        ("min_bytes=1T", f"{BYTES} of at least 1, as 65536, 64K, 64KiB, 1M or 4G"),
+        ("min_bytes=0", f"benchmark.min_bytes=0: {BYTES}"),
+        ("max_bytes=-4", f"benchmark.max_bytes=-4: {BYTES}"),
+        ("max_bytes=1.0001K", f"benchmark.max_bytes=1.0001K: {BYTES}"),
+        ("max_bytes=true", f"benchmark.max_bytes=True: {BYTES}"),
+        ("max_bytes=[1]", BYTES),
+        ("min_bytes=10", "min_bytes=10: accepted is a multiple of 4, the bytes of a float32"),
+        ("step=6", "benchmark.step=6: accepted is a multiple of 4"),
+        ("collective=all_gather min_bytes=16",
+         "all_gather over 2 ranks moves multiples of 32 bytes"),
+        ("step=8 factor=2", "benchmark.step=8: accepted without a factor"),
+        ("step=4", "accepted are at most 128"),
+        ("factor=1", "accepted is auto or a whole number of at least 2"),
+        ("dtype=int32 op=avg", "benchmark.op=avg: int32 cannot hold a mean"),
+        ("collective=broadcast op=max", "op=max: broadcast reduces nothing; accepted with all"),
+        ("dtype=fp8", "accepted are float32, float64"),
+        ("root=1", "benchmark.root=1: all_reduce has no root; accepted is 0"),
+        ("collective=reduce root=2", "benchmark.root=2: accepted is a rank, 0 to 1"),
+        ("collective=send_recv placement=in", "send_recv has no form in place"),
+        ("calls=torch placement=out", "all_reduce overwrites its input in torch.distributed"),
+        ("collective=gather calls=torch coalesced=2", "gather is accepted with calls=nccl"),
+        ("max_bytes=40G", "=40G: each rank needs 83.0 GiB, the smallest GPU has 80.0 GiB"),
+        ("cpu op=avg", "benchmark.op=avg: accepted on GPUs only"),
+        ("cpu calls=nccl", "benchmark.calls=nccl: accepted on GPUs only, not on CPU workers"),
+        ("cpu cuda_graph=true", "benchmark.cuda_graph=true: accepted on GPUs only"),
+        ("cpu placement=out", "overwrites its input in torch.distributed"),
+        ("cpu max_bytes=900000G", "a share of the host's free memory among 2 is"),
     ],
 )  # fmt: skip
 def test_a_request_that_cannot_be_measured_is_refused_with_a_sentence(hydra, asked, sentence):
+    options = asked.removeprefix("cpu ").split()
+    device, room = "cuda", Room(80 << 30)
+    if asked.startswith("cpu "):
+        device, room = "cpu", Room(host_bytes=8 << 30)
     with pytest.raises(Refused) as refused:
-        refuse(cell_of(*asked.split()), Room(80 << 30))
-    assert sentence in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("asked", "sentence"),
-    [
-        ("op=avg", "benchmark.op=avg: accepted on GPUs only"),
-        ("calls=nccl", "benchmark.calls=nccl: accepted on GPUs only, not on CPU workers"),
-        ("cuda_graph=true", "benchmark.cuda_graph=true: accepted on GPUs only"),
-        ("placement=out", "overwrites its input in torch.distributed"),
-        ("max_bytes=900000G", "a share of the host's free memory among 2 is"),
-    ],
-)
-def test_what_cpu_workers_cannot_do_is_refused(hydra, asked, sentence):
-    with pytest.raises(Refused) as refused:
-        refuse(cell_of(f"benchmark.{asked}", device="cpu"), Room(host_bytes=8 << 30))
+        refuse(cell_of(*options, device=device), room)
     assert sentence in str(refused.value)
 
 
 def test_requests_that_fit_pass(hydra):
-    for asked in ("max_bytes=38G", "max_bytes=70G benchmark.placement=in", "cuda_graph=true"):
-        refuse(cell_of(*f"benchmark.{asked}".split()), Room(80 << 30))
-    refuse(cell_of("benchmark.max_bytes=40G"), Room())
+    for asked in ("max_bytes=38G", "max_bytes=70G placement=in", "cuda_graph=true"):
+        refuse(cell_of(*asked.split()), Room(80 << 30))
+    refuse(cell_of("max_bytes=40G"), Room())
     refuse(cell_of(gpus=(0,), device="cpu"), Room(host_bytes=8 << 30))
 
 
@@ -541,14 +528,10 @@ def test_times_that_do_not_grow_have_no_bandwidth():
 
 
 def test_the_command_leaves_a_record_with_its_table(launch, tmp_path):
-    asked = [
-        "gpus=0,1",
-        "benchmark=collectives",
-        "benchmark.max_bytes=1K",
-        "benchmark.iterations=2",
-    ]
+    options = ("max_bytes=1K", "iterations=2", "format=nccl-tests")
+    asked = ["gpus=0,1", "benchmark=collectives", *(f"benchmark.{one}" for one in options)]
     asked += ["tracking=none", "validity.foreign_cpu_limit=1"]  # other tests run beside this one
-    code, out, err = launch(*asked, "benchmark.format=nccl-tests", f"output_dir={tmp_path}")
+    code, out, err = launch(*asked, f"output_dir={tmp_path}")
     assert (code, err) == (0, ""), out + err
     ((record,), _) = read_study(tmp_path / "default")
     assert record.validity.verdict == "valid" and record.tables["alpha_beta"]["pieces"]
@@ -558,24 +541,22 @@ def test_the_command_leaves_a_record_with_its_table(launch, tmp_path):
     assert len(read.rows) == 8 and "# Avg bus bandwidth" in out
 
 
-def collectives_on_gpus(tmp_path, *asked):
-    done = subprocess.run(
-        [sys.executable, "launch.py", "gpus=0,1", "benchmark=collectives", "tracking=none", f"output_dir={tmp_path}", *asked],
-        cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, timeout=200,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    ((record,), _) = read_study(tmp_path / "default")
-    return record
-
-
-OTHER_FORMS = ("cuda_graph=true", "coalesced=4", "op=avg")
+FORMS = [f"collective={name}" for name in COLLECTIVES] + [
+    "cuda_graph=true",
+    "coalesced=4",
+    "op=avg",
+]
 
 
 @pytest.mark.multi_gpu
 @pytest.mark.parametrize("calls", ["nccl", "torch"])
-@pytest.mark.parametrize("asked", [*(f"collective={name}" for name in COLLECTIVES), *OTHER_FORMS])
+@pytest.mark.parametrize("asked", FORMS)
 def test_gpus_return_what_they_should(tmp_path, asked, calls):
     options = (asked, f"calls={calls}", "max_bytes=16M", "factor=16")
-    record = collectives_on_gpus(tmp_path, *(f"benchmark.{option}" for option in options))
+    command = [sys.executable, "launch.py", "gpus=0,1", "benchmark=collectives", "tracking=none"]
+    command += [f"output_dir={tmp_path}", *(f"benchmark.{option}" for option in options)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    ((record,), _) = read_study(tmp_path / "default")
     assert record.checks["wrong_elements"] == 0 and record.validity.verdict != "invalid"
     assert record.checks["calls"] == calls
