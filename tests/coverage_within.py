@@ -7,6 +7,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,12 +20,8 @@ from conf.schema import ValidityLimits
 
 STUDIES = 300
 STEP_MS = 55.0  # ResNet-50, batch 256, on one H200: 36 steps a window
-OPTIONS = {
-    "min_iterations": 10,
-    "max_iterations": 1000,
-    "max_seconds": 20.0,
-    "interval_target": 0.0025,
-}  # of GPUs
+OPTIONS = {"min_iterations": 10, "max_iterations": 1000, "max_seconds": 20.0}  # of GPUs
+OPTIONS["interval_target"] = 0.0025
 LEAST_MS, MOST_WARM_UP_S, WARM_UP_ITERATIONS = 2000.0, 90.0, 10
 STEPS = 400  # the longest timed series: 20 s and a window
 ROUNDS, COST_STEPS, COST = 4, 9, 0.01  # A B B A: rounds, steps of a window, what is planted
@@ -49,9 +46,8 @@ def autoregressive(draw, size, correlation, deviation):
 
 def levels(draw, size, deviation):
     window = request.window_iterations(STEP_MS)
-    return np.repeat(draw.normal(0, deviation, size // window + 1), window)[:size] + white(
-        draw, size, 0.001
-    )
+    by_window = draw.normal(0, deviation, size // window + 1)
+    return np.repeat(by_window, window)[:size] + white(draw, size, 0.001)
 
 
 def wander(draw, size):
@@ -74,21 +70,21 @@ def lognormal(draw, size):
 
 
 SERIES = {
-    "iid": lambda draw, size: white(draw, size, 0.01),
+    "iid": partial(white, deviation=0.01),
     **{
-        f"AR {share:g}": lambda draw, size, share=share: autoregressive(draw, size, share, 0.01)
+        f"AR {share:g}": partial(autoregressive, correlation=share, deviation=0.01)
         for share in (0.1, 0.19, 0.3, 0.5, 0.8, 0.95)
     },
-    "power-capped (AR 0.7, 4 %)": lambda draw, size: autoregressive(draw, size, 0.7, 0.04),
-    "level per window 0.05 %": lambda draw, size: levels(draw, size, 0.0005),
-    "level per window 0.2 %": lambda draw, size: levels(draw, size, 0.002),
+    "power-capped (AR 0.7, 4 %)": partial(autoregressive, correlation=0.7, deviation=0.04),
+    "level per window 0.05 %": partial(levels, deviation=0.0005),
+    "level per window 0.2 %": partial(levels, deviation=0.002),
     "slow wander": wander,
-    "regimes of 50 steps": lambda draw, size: regimes(draw, size, 50),
-    "regimes of 300 steps": lambda draw, size: regimes(draw, size, 300),
+    "regimes of 50 steps": partial(regimes, length=50),
+    "regimes of 300 steps": partial(regimes, length=300),
     "Student t 2.2": lambda draw, size: 0.002 * draw.standard_t(2.2, size),
     "lognormal": lognormal,
-    "0.2 % of +500 %": lambda draw, size: spikes(draw, size, 0.002, 5.0),
-    "1 % of +50 %": lambda draw, size: spikes(draw, size, 0.01, 0.5),
+    "0.2 % of +500 %": partial(spikes, share=0.002, height=5.0),
+    "1 % of +50 %": partial(spikes, share=0.01, height=0.5),
 }
 # Two equal levels have no median that one could miss; the others' differ from the mean.
 MEDIANS = dict.fromkeys(SERIES, 0.0) | {
@@ -116,11 +112,8 @@ def timed(ms):
 
 def told(ms):
     """The codes that the checks of time give a run of these steps."""
-    checks = {
-        "stationarity": statistics.stationarity(ms),
-        "pauses": statistics.pauses(ms),
-        "iterations": len(ms),
-    }
+    checks = {"stationarity": statistics.stationarity(ms), "pauses": statistics.pauses(ms)}
+    checks["iterations"] = len(ms)
     record = SimpleNamespace(checks=checks, cell=SimpleNamespace(device="cuda"))
     checks_of_time = (limits.not_stationary, limits.pauses)
     return {check.code for check in checks_of_time if check.judge(record, LIMITS) is not None}
@@ -135,7 +128,8 @@ class Held:
     off: list = dataclasses.field(default_factory=list)
     windows: list = dataclasses.field(default_factory=list)
 
-    def add(self, truth, estimate, low, high, windows=0):
+    def add(self, truth, estimate, interval, windows=0):
+        low, high = interval
         self.holds.append(low <= truth <= high)
         self.shown.append((high - low) / 2)
         self.off.append(abs(estimate - truth))
@@ -154,28 +148,36 @@ class Held:
         return f"{100 * np.median(self.shown):5.3f} / {100 * np.quantile(self.off, 0.95):5.3f}"
 
 
-def split(abba):
-    """(Windows with what is planted, windows without) of A B B A, (windows, steps)."""
+def cost_of(first, second):
+    """(Estimate, interval) of what the first windows cost more than the second, as shares of a step."""
+    cost, blocks = derive.abba(first, second)
+    low, high = statistics.difference_interval(cost, blocks)
+    return cost / STEP_MS, (low / STEP_MS, high / STEP_MS)
+
+
+def cost_apart(abba):
+    """The same of A B B A, (windows, steps), where A are planted to cost more."""
     outer = np.isin(np.arange(len(abba)) % 4, (0, 3))
-    return abba[outer] + COST * STEP_MS, abba[~outer]
+    return cost_of((abba[outer] + COST * STEP_MS).tolist(), abba[~outer].tolist())
+
+
+def mean_of(windows):
+    """(Mean, its interval) of timed windows, as shares of a step."""
+    low, high = statistics.mean_interval(windows)
+    return np.mean(_ms(windows)) / STEP_MS, (low / STEP_MS, high / STEP_MS)
 
 
 def study(name, seed, held):
     """Simulate one study; add its outcomes to `held`, {what: Held}. Return (codes, whether the mean was missed)."""
     draw = np.random.default_rng([seed, list(SERIES).index(name)])
-    ms = STEP_MS * (1 + SERIES[name](draw, STEPS))
-    windows = timed(ms)
-    ends = (end / STEP_MS for end in statistics.mean_interval(windows))
-    held["mean"].add(1, _mean(windows) / STEP_MS, *ends, len(windows))
+    windows = timed(STEP_MS * (1 + SERIES[name](draw, STEPS)))
+    held["mean"].add(1, *mean_of(windows), len(windows))
     middle = MEDIANS[name]
     if middle is not None:
-        ends = statistics.median_interval(windows)
-        held["median"].add(STEP_MS * (1 + middle), np.median(_ms(windows)), *ends)
+        interval = statistics.median_interval(windows)
+        held["median"].add(STEP_MS * (1 + middle), np.median(_ms(windows)), interval)
     abba = STEP_MS * (1 + SERIES[name](draw, 4 * ROUNDS * COST_STEPS)).reshape(-1, COST_STEPS)
-    first, second = split(abba)
-    cost, blocks = derive.abba(first.tolist(), second.tolist())
-    ends = statistics.difference_interval(cost, blocks)
-    held["difference"].add(COST * STEP_MS, cost, *ends)
+    held["difference"].add(COST, *cost_apart(abba))
     return told(_ms(windows)), not held["mean"].holds[-1]
 
 
@@ -183,18 +185,14 @@ def _ms(windows):
     return [one for window in windows for one in window]
 
 
-def _mean(windows):
-    return math.fsum(_ms(windows)) / len(_ms(windows))
-
-
 def outcome(name, studies=STUDIES):
     """Return ({what: Held}, share of runs with each code, share of the missed means that are told) of one series."""
     held = {what: Held() for what in ("mean", "median", "difference")}
-    found = [study(name, seed, held) for seed in range(studies)]
+    runs = [study(name, seed, held) for seed in range(studies)]
     codes = {}
     for code in ("not_stationary", "pauses"):
-        codes[code] = float(np.mean([code in one for one, _ in found]))
-    misses = [bool(one) for one, missed in found if missed]
+        codes[code] = float(np.mean([code in told_codes for told_codes, _ in runs]))
+    misses = [bool(told_codes) for told_codes, missed in runs if missed]
     return held, codes, float(np.mean(misses)) if misses else math.nan
 
 
@@ -204,12 +202,13 @@ def outcome(name, studies=STUDIES):
 def tables(studies: int = STUDIES) -> Iterator[str]:
     """Yield the table of series, and that of windows on real ones."""
     yield (
-        f"Intervals within a run: {studies} runs of each series, steps of {STEP_MS:g} ms, the real stopping rule. Half-widths\n"
-        "are in percent of the mean; shown: the median, needed: what holds 95 % of the runs. A miss is told if a check fires.\n"
+        f"Intervals within a run: {studies} runs of each series, steps of {STEP_MS:g} ms, the real "
+        "stopping rule. Half-widths\nare in percent of the mean; shown: the median, needed: what "
+        "holds 95 % of the runs. A miss is told if a check fires.\n"
     )
     heads = ("mean held", "half-width shown / needed", "windows", "median held", "A B B A held")
-    told_heads = ("change told", "pauses told", "misses told")
-    yield f"{'series':27}" + "".join(f"{head:>{len(head) + 2}}" for head in (*heads, *told_heads))
+    heads += ("change told", "pauses told", "misses told")
+    yield f"{'series':27}" + "".join(f"{head:>{len(head) + 2}}" for head in heads)
     for name in SERIES:
         held, codes, misses = outcome(name, studies)
         mean = held["mean"]
@@ -219,9 +218,10 @@ def tables(studies: int = STUDIES) -> Iterator[str]:
             f"{codes['pauses']:13.1%}{misses:13.0%}".replace("nan%", "   –")
         )
     yield (
-        "\nWhere less than 90 % are held, what moves the mean did not happen in the run: a regime, a rare pause or a slow\n"
-        "wander that takes longer than the windows leaves no trace in them. No interval of one run can hold it; that of the\n"
-        "next run, from the noise between runs, can.\n"
+        "\nWhere less than 90 % are held, what moves the mean did not happen in the run: a regime, "
+        "a rare pause or a slow\nwander that takes longer than the windows leaves no trace in "
+        "them. No interval of one run can hold it; that of the\nnext run, from the noise between "
+        "runs, can.\n"
     )
     yield from _between(studies)
     yield from _real(studies)
@@ -233,16 +233,14 @@ def between(ms, rounds=ROUNDS):
     Steps with the exchange are longer by COST. The first step of each window counts nowhere.
     """
     timed, without, place = [], [], 0
+    size = request.timed_abba_iterations(STEP_MS, OPTIONS, rounds)
+    least = request.abba_iterations(STEP_MS)
 
     def window(steps, longer):
         nonlocal place
         place += 1 + steps
         return [float(one) + longer for one in ms[place - steps : place]]
 
-    size, least = (
-        request.timed_abba_iterations(STEP_MS, OPTIONS, rounds),
-        request.abba_iterations(STEP_MS),
-    )
     while True:
         if len(timed) % 2 and len(timed) < 2 * rounds:
             without += [window(least, 0.0), window(least, 0.0)]
@@ -251,10 +249,12 @@ def between(ms, rounds=ROUNDS):
             return timed, without
 
 
+def drifting(draw, size, kind, share):
+    return SERIES[kind](draw, size) + share * (np.arange(size) / STEPS - 0.5)
+
+
 DRIFTS = {
-    f"{kind}, drift of {share:.0%} in 20 s": lambda draw, size, kind=kind, share=share: (
-        SERIES[kind](draw, size) + share * (np.arange(size) / STEPS - 0.5)
-    )
+    f"{kind}, drift of {share:.0%} in 20 s": partial(drifting, kind=kind, share=share)
     for kind in ("iid", "AR 0.5")
     for share in (0.01, 0.03)
 }
@@ -264,72 +264,61 @@ def outcomes_between(series, studies):
     """{what: Held} of runs of one series: the timed windows are the A of A B B A, or A has windows of its own."""
     held = {what: Held() for what in ("mean", "cost apart", "cost between")}
     for seed in range(studies):
-        draw = np.random.default_rng([seed, 1])
-        ms = STEP_MS * (1 + series(draw, 2 * STEPS))
+        ms = STEP_MS * (1 + series(np.random.default_rng([seed, 1]), 2 * STEPS))
         timed, without = between(ms)
-        low, high = (end / STEP_MS - COST for end in statistics.mean_interval(timed))
-        held["mean"].add(1, _mean(timed) / STEP_MS - COST, low, high, len(timed))
-        cost, blocks = derive.abba(timed[: len(without)], without)
-        held["cost between"].add(
-            COST,
-            cost / STEP_MS,
-            *(np.array(statistics.difference_interval(cost, blocks)) / STEP_MS),
-        )
+        held["mean"].add(1 + COST, *mean_of(timed), len(timed))
+        held["cost between"].add(COST, *cost_of(timed[: len(without)], without))
         abba = ms[: 4 * ROUNDS * (COST_STEPS + 1)].reshape(-1, COST_STEPS + 1)[:, 1:]
-        first, second = split(abba)
-        cost, blocks = derive.abba(first.tolist(), second.tolist())
-        held["cost apart"].add(
-            COST,
-            cost / STEP_MS,
-            *(np.array(statistics.difference_interval(cost, blocks)) / STEP_MS),
-        )
+        held["cost apart"].add(COST, *cost_apart(abba))
     return held
 
 
 def _between(studies):
     """Yield how the intervals hold where the timed windows are the A of A B B A."""
-    yield f"The timed windows as the A of {ROUNDS} rounds of A B B A, and A with windows of its own (apart): {studies} runs\n"
-    yield f"{'series':32} {'mean held':>9} {'windows':>7} {'cost held, %':^15} {'half-width shown / needed, % of a step':^39}"
+    yield (
+        f"The timed windows as the A of {ROUNDS} rounds of A B B A, and A with windows of its own "
+        f"(apart): {studies} runs\n"
+    )
+    yield (
+        f"{'series':32} {'mean held':>9} {'windows':>7} {'cost held, %':^15} "
+        f"{'half-width shown / needed, % of a step':^39}"
+    )
     yield f"{'':32} {'':>9} {'':>7} {'apart':>7} {'between':>7} {'apart':>19} {'between':>19}"
     for name, series in (SERIES | DRIFTS).items():
         held = outcomes_between(series, studies)
         mean, apart, between = (held[what] for what in ("mean", "cost apart", "cost between"))
         shown = "–" if name in DRIFTS else mean.text  # a step that drifts has no one mean
         yield (
-            f"{name:32} {shown:>9} {np.mean(mean.windows):7.1f} {apart.text:>7} {between.text:>7} {apart.widths:>19} "
-            f"{between.widths:>19}"
+            f"{name:32} {shown:>9} {np.mean(mean.windows):7.1f} {apart.text:>7} "
+            f"{between.text:>7} {apart.widths:>19} {between.widths:>19}"
         )
     yield ""
 
 
 def _real(studies):
-    """Yield how many windows the stopping rule takes on real steps of H200s, drawn again in blocks (Politis and Romano 1994)."""
-    yield f"Windows on real steps of H200s (tests/data/raw_lines), drawn again in blocks of 9 steps: {studies} runs of each"
+    """Yield how many windows the stopping rule takes on real steps, drawn again in blocks (Politis and Romano 1994)."""
+    yield (
+        "Windows on real steps of H200s (tests/data/raw_lines), drawn again in blocks of 9 steps: "
+        f"{studies} runs of each"
+    )
     yield f"{'cell':62} {'windows':>7}   share that ran to the end"
     for folder in sorted(DATA.glob("*/resnet50-*")):
-        ranks = [
-            [json.loads(line) for line in path.open()]
-            for path in sorted(folder.glob("ranks/*.jsonl"))
-        ]
-        timed_of = [
-            [one["ms"] for one in lines if one.get("purpose") == "timed"] for lines in ranks
-        ]
-        windows = [
-            np.max(window, axis=0) for window in zip(*(one for one in timed_of if one), strict=True)
-        ]
+        timed_of = []
+        for path in sorted(folder.glob("ranks/*.jsonl")):
+            lines = [json.loads(line) for line in path.open()]
+            timed_of.append([one["ms"] for one in lines if one.get("purpose") == "timed"])
+        by_window = zip(*filter(None, timed_of), strict=True)
+        windows = [np.max(window, axis=0) for window in by_window]
         if not windows:
             continue
         ms = np.concatenate(windows)
-        runs = [_drawn_again(ms, seed) for seed in range(studies)]
-        after = [len(timed(one)) for one in runs]
+        after = [len(timed(_drawn_again(ms, seed))) for seed in range(studies)]
         most = STEPS // request.window_iterations(STEP_MS)
         ended = np.mean([one >= most - 1 for one in after])
         yield f"{folder.parent.name}/{folder.name:53} {np.mean(after):7.2f}   {ended:.0%}"
 
 
 def _drawn_again(ms, seed):
-    draw = np.random.default_rng(seed)
-    starts = draw.integers(0, len(ms), STEPS // 9 + 1)
-    return np.concatenate(
-        [np.take(ms, np.arange(start, start + 9), mode="wrap") for start in starts]
-    )[:STEPS]
+    starts = np.random.default_rng(seed).integers(0, len(ms), STEPS // 9 + 1)
+    blocks = [np.take(ms, np.arange(start, start + 9), mode="wrap") for start in starts]
+    return np.concatenate(blocks)[:STEPS]

@@ -1,7 +1,6 @@
 """What a forecast needs of a cell: buckets, moments of a step, collectives alone and beside steps, residuals. Real ranks."""
 
 import json
-import os
 import random
 import subprocess
 import sys
@@ -48,14 +47,11 @@ def test_the_buckets_of_ddp_are_those_that_it_logs(found, case):
 
 
 def test_one_rank_has_buckets_and_moments_and_no_collectives(forked):
-    ((found,), both) = forked("calibrating_alone"), forked("calibrating")[0]["ddp"]
-    assert found["buckets"] == both["buckets"]
-    assert [(row["rank"], row["exchange"]) for row in found["timeline"]["rows"]] == [
-        (0, False),
-        (0, True),
-    ]
-    assert all(None not in row["ready_ms"] for row in found["timeline"]["rows"])
-    assert found["bucket_exchange"] == {}
+    ((alone,), both) = forked("calibrating_alone"), forked("calibrating")[0]["ddp"]
+    rows = alone["timeline"]["rows"]
+    assert alone["buckets"] == both["buckets"] and alone["bucket_exchange"] == {}
+    assert [(row["rank"], row["exchange"]) for row in rows] == [(0, False), (0, True)]
+    assert all(None not in row["ready_ms"] for row in rows)
 
 
 @pytest.mark.parametrize("case", [*STRATEGIES, "slept"])
@@ -103,29 +99,32 @@ def test_steps_that_were_compiled_again_have_no_times(found):
 def test_what_there_is_no_time_for_is_left_out(found, case):
     assert ("rows" in found[case]["timeline"]) == (case == "a timeline")
     of_buckets = {row["bytes"] for row in found[case]["buckets"]["rows"]}
-    assert {64 << 10, 1 << 20} | of_buckets <= {
-        row["bytes"] for row in found[case]["bucket_exchange"]["rows"]
-    }
+    exchanged = {row["bytes"] for row in found[case]["bucket_exchange"]["rows"]}
+    assert {64 << 10, 1 << 20} | of_buckets <= exchanged
 
 
 def test_nothing_stays_on_the_model(found):
     assert not any(case["left"] for case in found.values() if "left" in case)
 
 
-@pytest.mark.parametrize(("case", "operation"), [
-    ("ddp", "all_reduce"), ("ddp_fp16", "all_reduce"), ("device", "reduce_scatter + all_gather"),
-    ("device_owner", "reduce + broadcast"), ("two_hosts", "all_reduce"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("case", "operation"),
+    [
+        ("ddp", "all_reduce"),
+        ("ddp_fp16", "all_reduce"),
+        ("device", "reduce_scatter + all_gather"),
+        ("device_owner", "reduce + broadcast"),
+        ("two_hosts", "all_reduce"),
+    ],
+)
 def test_a_strategys_own_collectives_are_timed_at_the_sizes_of_its_buckets(found, case, operation):
-    table, buckets = (
-        found[case]["bucket_exchange"],
-        {row["bytes"] for row in found[case]["buckets"]["rows"]},
-    )
+    table, buckets = found[case]["bucket_exchange"], found[case]["buckets"]["rows"]
+    sizes = {row["bytes"] for row in buckets}
     assert table["operation"] == operation
-    sizes = [row["bytes"] for row in table["rows"]]
-    assert sizes == sorted({64 << 10, 1 << 20, 4 * max(buckets)} | buckets)
+    expected = sorted({64 << 10, 1 << 20, 4 * max(sizes)} | sizes)
+    assert [row["bytes"] for row in table["rows"]] == expected
     assert all(row["ms"] > 0 and row["calls"] >= 3 for row in table["rows"])
-    assert {row["dtype"] for row in table["rows"]} == {found[case]["buckets"]["rows"][0]["dtype"]}
+    assert {row["dtype"] for row in table["rows"]} == {buckets[0]["dtype"]}
 
 
 def test_a_slow_collective_is_slow_at_its_size_alone(found):
@@ -136,28 +135,21 @@ def test_a_slow_collective_is_slow_at_its_size_alone(found):
 
 def test_a_calibration_comes_last_and_its_numbers_follow_from_the_lines(forked, tmp_path):
     forked("calibrating")
-    folder = forked.folder / "calibrating" / "whole"
-    cells = [CellFolder(path) for path in (folder / "cells").iterdir()]
-    assert len(cells) == 1
-    phases = [
-        line["phase"] for line in read_lines(cells[0].rank_lines(0)) if line["kind"] == "phase"
-    ]
+    folder = forked.folder / "calibrating" / "whole" / "cells"
+    (cell,) = map(CellFolder, folder.iterdir())
+    lines = read_lines(cell.rank_lines(0))
+    phases = [line["phase"] for line in lines if line["kind"] == "phase"]
     assert phases[-2:] == ["timeline", "bucket exchange"] and "references" in phases
-    record = write_record(cells[0], 1)
-    assert set(record.tables) >= {
-        "buckets",
-        "timeline",
-        "bucket_exchange",
-        "residuals",
-    }
-    checked = verify(folder / "cells")
+    record = write_record(cell, 1)
+    assert {"buckets", "timeline", "bucket_exchange", "residuals"} <= record.tables.keys()
+    checked = verify(folder)
     assert checked.recomputed == 1 and checked.right
-    content = json.loads(cells[0].record.read_text())
+    content = json.loads(cell.record.read_text())
     content["tables"]["timeline"]["rows"][1]["ready_ms"][0] += 0.01
-    cells[0].record.write_text(json.dumps(content))
-    (wrong,) = verify(folder / "cells").differences
+    cell.record.write_text(json.dumps(content))
+    (wrong,) = verify(folder).differences
     assert wrong.field == "tables timeline.rows.1.ready_ms.0"
-    write_record(cells[0], 1)
+    write_record(cell, 1)
 
 
 # Residuals
@@ -169,17 +161,14 @@ def timed(*windows):
 
 
 def test_residuals_tell_how_steps_scatter_and_how_long_they_remember():
-    chance = random.Random(1)
-    noise = [chance.gauss(0, 1) for _ in range(4000)]
-    steps = [50.0]
-    for one in noise:
-        steps.append(50 + 0.6 * (steps[-1] - 50) + one)
+    chance, steps = random.Random(1), [50.0]
+    for _ in range(4000):
+        steps.append(50 + 0.6 * (steps[-1] - 50) + chance.gauss(0, 1))
     table = derive.residuals(timed(steps[:2000], steps[2000:]), make_cell(gpus=(0,)))
     (row,) = table["rows"]
     assert table["purpose"] == "timed" and (row["rank"], row["n"]) == (0, 4001)
-    assert row["mean_ms"] == pytest.approx(50, abs=0.2) and row["sd_ms"] == pytest.approx(
-        1.25, abs=0.05
-    )
+    assert row["mean_ms"] == pytest.approx(50, abs=0.2)
+    assert row["sd_ms"] == pytest.approx(1.25, abs=0.05)
     assert row["acf"][:3] == pytest.approx([0.6, 0.36, 0.216], abs=0.06) and len(row["acf"]) == 10
     quantiles = dict(zip(table["probabilities"], row["quantiles_ms"], strict=True))
     assert quantiles[0.95] - quantiles[0.5] == pytest.approx(1.645 * 1.25, abs=0.12)
@@ -187,9 +176,7 @@ def test_residuals_tell_how_steps_scatter_and_how_long_they_remember():
 
 
 def test_neighbours_across_windows_are_no_pairs():
-    table = derive.residuals(
-        timed([1.0, 1.0, 1.0, 1.0], [3.0, 3.0, 3.0, 3.0]), make_cell(gpus=(0,))
-    )
+    table = derive.residuals(timed([1.0] * 4, [3.0] * 4), make_cell(gpus=(0,)))
     assert table["rows"][0]["acf"] == [1.0, 1.0], "within a window all are alike"
 
 
@@ -198,13 +185,10 @@ def test_lines_of_older_records_give_residuals_of_steps_that_wait_for_nobody():
     lines = {rank: [*read_lines(folder.rank_lines(rank))] for rank in range(2)}
     record = read(folder.record)
     table = derive.residuals(lines, record.cell)
-    assert table["purpose"] == "without exchange" and [row["rank"] for row in table["rows"]] == [
-        0,
-        1,
-    ]
-    for row, middle in zip(
-        table["rows"], record.tables.get("ranks/own_ms", [54.3, 54.3]), strict=True
-    ):
+    assert table["purpose"] == "without exchange"
+    assert [row["rank"] for row in table["rows"]] == [0, 1]
+    middles = record.tables.get("ranks/own_ms", [54.3, 54.3])
+    for row, middle in zip(table["rows"], middles, strict=True):
         assert row["quantiles_ms"][5] == pytest.approx(middle, rel=0.01) and 0 < row["sd_ms"] < 0.3
     assert derive.tables(lines, record.cell).keys() == {"residuals"}
 
@@ -231,42 +215,31 @@ PHASES = ("timeline", "bucket exchange")
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("strategy", ["nccl_allreduce", "kvstore_device"])
 def test_two_gpus_calibrate_in_a_second_and_a_half(tmp_path, strategy):
-    asked = [
-        "nccl.p2p_level=null,LOC",
-        f"strategy={strategy}",
-        "benchmark.max_seconds=2",
-        "benchmark.calibrate=all",
-    ]
-    done = subprocess.run(
-        [sys.executable, "launch.py", "-m", "gpus=0,1", "model=resnet50", "noise_pairs=0", "tracking=none", "report=false",
-         f"output_dir={tmp_path}", *asked], cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, timeout=380,
-    )  # fmt: skip
+    command = [sys.executable, "launch.py", "-m", "gpus=0,1", "model=resnet50", "noise_pairs=0"]
+    command += ["tracking=none", "report=false", f"output_dir={tmp_path}", f"strategy={strategy}"]
+    command += ["nccl.p2p_level=null,LOC", "benchmark.max_seconds=2", "benchmark.calibrate=all"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=380)
     assert done.returncode == 0, done.stdout + done.stderr
     records, _ = read_study(tmp_path / "default")
     assert len(records) == 2
+    largest = {}
     for record in records:
         calibrated_as_measured(record)
-    largest = {
-        bool(one.cell.nccl): one.tables["bucket_exchange"]["rows"][-1]["ms"] for one in records
-    }
+        largest[bool(record.cell.nccl)] = record.tables["bucket_exchange"]["rows"][-1]["ms"]
     assert largest[True] > 5 * largest[False], "LOC goes through host memory"
 
 
 def calibrated_as_measured(record):
     """Assert that a record's calibration fits its own timed windows and exchange, and took no longer than it may."""
     tables, step_ms = record.tables, record.metrics["step/ms_median"]
-    assert (
-        sum(row["seconds"] for row in tables["seconds"]["rows"] if row["part"] in PHASES)
-        < MOST_SECONDS
-    )
-    sent = sum(row["bytes"] for row in tables["buckets"]["rows"])
-    assert sent == pytest.approx(record.model["gradient_bytes"], rel=0.001)
+    seconds = [row["seconds"] for row in tables["seconds"]["rows"] if row["part"] in PHASES]
+    assert sum(seconds) < MOST_SECONDS
+    sent = [row["bytes"] for row in tables["buckets"]["rows"]]
+    assert sum(sent) == pytest.approx(record.model["gradient_bytes"], rel=0.001)
     for row in tables["timeline"]["rows"]:
         assert not row["unknown"] and row["ready_ms"] == sorted(row["ready_ms"])
         assert row["forward_ms"] < row["ready_ms"][0] and row["ready_ms"][-1] <= row["backward_ms"]
         assert row["update_ms"] == pytest.approx(step_ms, rel=0.1 if row["exchange"] else 0.2)
     alone = {row["bytes"]: row["ms"] for row in tables["bucket_exchange"]["rows"]}
-    one_after_the_other = sum(alone[row["bytes"]] for row in tables["buckets"]["rows"])
-    assert 0.5 < one_after_the_other / record.metrics["comm/exchange_ms"] < 2.5, (
-        "there the buckets overlap"
-    )
+    one_after_the_other = sum(alone[size] for size in sent)  # in a step the buckets overlap
+    assert 0.5 < one_after_the_other / record.metrics["comm/exchange_ms"] < 2.5

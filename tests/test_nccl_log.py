@@ -28,7 +28,7 @@ def test_a_file_per_rank_reads_as_one_interleaved_file():
     assert parse_nccl_log(*texts).to_json() == parse_nccl_log(whole).to_json()
 
 
-# --- dialects ---------------------------------------------------------------------------------------------------
+# --- dialects ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -351,7 +351,7 @@ def test_lines_torn_between_ranks_are_counted_and_never_half_read(model, seed, c
         assert any("torn between ranks" in note for note in parse_nccl_log(text).notes)
 
 
-# --- single lines -----------------------------------------------------------------------------------------------
+# --- single lines --------------------------------------------------------------------------------
 
 HEAD = "vm:1:1 [0] NCCL INFO NCCL version 2.28.9+cuda13.0\n"
 

@@ -43,7 +43,7 @@ def refuses(says, call, *arguments, **named):
         call(*arguments, **named)
 
 
-# --- the grammar --------------------------------------------------------------------------------------------------
+# --- the grammar ---------------------------------------------------------------------------------
 
 
 def sets(text):
@@ -141,7 +141,7 @@ def test_numbers_and_words_count_the_hosts_that_are_known():
     refuses("host x is not known", host_sets, ["a", "x"], known)
 
 
-# --- the file of hosts= -------------------------------------------------------------------------------------------
+# --- the file of hosts= --------------------------------------------------------------------------
 
 
 def test_a_file_of_hosts_is_read_as_mxnet_and_open_mpi_have_it(tmp_path):
@@ -187,7 +187,7 @@ def test_what_is_no_file_of_hosts_is_not_waited_for(tmp_path):
         refuses(says, listed_hosts, str(path))
 
 
-# --- the plan -----------------------------------------------------------------------------------------------------
+# --- the plan ------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -349,7 +349,7 @@ def test_hosts_that_a_sweep_wants_are_those_of_its_cells(hydra, tmp_path):
     refuses("host x is not in hosts=", wanted, f"{dist} strategy.server_nodes=x")
 
 
-# --- what is refused ----------------------------------------------------------------------------------------------
+# --- what is refused -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -388,7 +388,7 @@ def test_what_does_not_fit_is_one_sentence(launch, tmp_path, typed, says):
     assert not (tmp_path / "outputs").exists()
 
 
-# --- what a cell keeps, and what a person sees --------------------------------------------------------------------
+# --- what a cell keeps, and what a person sees ---------------------------------------------------
 
 
 def test_every_committed_record_keeps_its_key():

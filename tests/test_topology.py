@@ -38,7 +38,7 @@ def capture(name):
 DGX1 = capture("dgx1_v100")
 
 
-# ---- text: captures -------------------------------------------------------------------------------------------------
+# ---- text: captures -----------------------------------------------------------------------------
 
 
 def test_what_captures_say_beside_their_links():
@@ -68,7 +68,7 @@ def test_nvlinks_are_as_fast_as_their_generation():
     assert nvlink_gb_per_s("NVIDIA B200") == 50.0 and nvlink_gb_per_s("Some other GPU") is None
 
 
-# ---- text: dialects and refusals ------------------------------------------------------------------------------------
+# ---- text: dialects and refusals ----------------------------------------------------------------
 
 ONE_GPU = (
     "        GPU0    NIC0    CPU Affinity    NUMA Affinity   GPU NUMA ID\n"
@@ -131,7 +131,7 @@ def test_unreadable_text_names_the_line_and_what_was_expected(text, message):
         parse_topology_text(text)
 
 
-# ---- text: generated ------------------------------------------------------------------------------------------------
+# ---- text: generated ----------------------------------------------------------------------------
 
 WORDS = ["NV1", "NV2", "NV12", "NV18", "PIX", "PXB", "PHB", "NODE", "SYS", "XLINK"]
 
@@ -245,7 +245,7 @@ def test_damage_never_gives_a_wrong_value(topology, dialect, data):
         assert gpu.numa_affinity in (None, truth.numa_affinity)
 
 
-# ---- NCCL XML -------------------------------------------------------------------------------------------------------
+# ---- NCCL XML -----------------------------------------------------------------------------------
 
 BUS = [f"0000:{bus}:00.0" for bus in ("06", "07", "0a", "0b", "85", "86", "89", "8a")]
 
@@ -360,7 +360,7 @@ def test_unreadable_xml(text, message):
         parse_topology(text)
 
 
-# ---- NVML -----------------------------------------------------------------------------------------------------------
+# ---- NVML ---------------------------------------------------------------------------------------
 
 
 class FakeNvml:
@@ -480,7 +480,7 @@ def test_no_driver_is_a_sentence():
         read_live_topology(FakeNvml([]))
 
 
-# ---- drawing and command --------------------------------------------------------------------------------------------
+# ---- drawing and command ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

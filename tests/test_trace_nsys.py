@@ -20,7 +20,7 @@ from analysis.trace.source import read_trace
 from analysis.trace.steps import choose_window
 from analysis.trace.summary import summarize
 
-# --- captures ---------------------------------------------------------------------------------------------------
+# --- captures ------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module", params=[NVL, LOC], ids=["NVL", "LOC"])
@@ -35,17 +35,16 @@ def test_the_table_of_nccl_calls_is_the_one_that_sql_finds(capture):
     trace, connection = capture
     query = (
         "SELECT deviceId, substr(value, 15, instr(substr(value, 15), '_') - 1), end - start "
-        "FROM CUPTI_ACTIVITY_KIND_KERNEL JOIN StringIds ON id = shortName WHERE value LIKE 'ncclDevKernel%'"
+        "FROM CUPTI_ACTIVITY_KIND_KERNEL JOIN StringIds ON id = shortName "
+        "WHERE value LIKE 'ncclDevKernel%'"
     )
-    times = defaultdict(list)
+    times, calls = defaultdict(list), {}
     for device, name, time in connection.execute(query):
         times[device, name].append(time)
-    assert len(times) == 6
-    found = {
-        (rank.device, one["name"]): one for rank in summarize(trace).ranks for one in rank.nccl
-    }
-    assert set(found) == set(times)
-    for key, one in found.items():
+    for rank in summarize(trace).ranks:
+        calls |= {(rank.device, one["name"]): one for one in rank.nccl}
+    assert len(times) == 6 and calls.keys() == times.keys()
+    for key, one in calls.items():
         assert one["calls"] == len(times[key])
         assert one["total_ms"] == sum(times[key]) / 1e6
         assert one["avg_us"] == pytest.approx(statistics.fmean(times[key]) / 1e3, rel=1e-12)
@@ -59,15 +58,12 @@ def test_the_transfer_of_an_all_reduce_is_eight_times_longer_without_p2p():
     assert loc.ranks[0].comm_ms < nvl.ranks[0].comm_ms
     times = []
     for summary in (nvl, loc):
-        times += [
-            found["transfer_avg_us"]
-            for found in summary.collectives
-            if found["name"] == "AllReduce"
-        ]
+        found = [one for one in summary.collectives if one["name"] == "AllReduce"]
+        times += [one["transfer_avg_us"] for one in found]
     assert times[1] / times[0] == pytest.approx(8.47, abs=0.01)
 
 
-# --- known times ------------------------------------------------------------------------------------------------
+# --- known times ---------------------------------------------------------------------------------
 
 
 def summary_of(*kernels, folder, **tables):
@@ -76,11 +72,9 @@ def summary_of(*kernels, folder, **tables):
 
 def test_exposed_overlapped_wait_and_transfer(tmp_path):
     found = summarize(read_trace(str(two_ranks(tmp_path / "a.sqlite"))))
-    times = []
-    for rank in found.ranks:
-        times.append((rank.comm_ms, rank.overlapped_ms, rank.exposed_ms, rank.wait_ms))
-    assert times == [(8, 4, 4, 4), (4, 0, 4, 0)]
-    first = found.ranks[0]
+    first, second = found.ranks
+    for rank, times in ((first, (8, 4, 4, 4)), (second, (4, 0, 4, 0))):
+        assert (rank.comm_ms, rank.overlapped_ms, rank.exposed_ms, rank.wait_ms) == times
     assert (first.compute_ms, first.gpu_idle_share, first.window_ms) == (16, 0, 20)
     (across,) = found.collectives
     assert (across["name"], across["matched"]) == ("AllReduce", 1)
@@ -111,20 +105,17 @@ def test_no_communication_is_unknown_and_not_zero(tmp_path, capsys):
 
 def test_work_belongs_to_the_step_that_launched_it(tmp_path):
     """The host is ahead: it launched the second step's kernels while the first step's still ran."""
-    kernels = [
-        (10, 0, 7, 2, 10, GEMM, 1),
-        (10, 0, 17, 10, 14, REDUCE, 2),
-        (10, 0, 7, 14, 20, GEMM, 3),
-        (10, 0, 17, 20, 22, REDUCE, 4),
-    ]
+    kernels = []
+    for launch, (start, end) in enumerate(((2, 10), (10, 14), (14, 20), (20, 22)), start=1):
+        stream, name = (7, GEMM) if launch % 2 else (17, REDUCE)
+        kernels.append((10, 0, stream, start, end, name, launch))
     ranges = [(10, 0, 3, "step 0"), (10, 3, 6, "step 1"), (10, 4, 5, "forward")]
     calls = [(10, 1, 1), (10, 2, 2), (10, 4, 3), (10, 5, 4)]
     trace = read_trace(str(make_export(tmp_path / "a.sqlite", kernels, ranges=ranges, calls=calls)))
     steps = summarize(trace).ranks[0].steps
     assert (steps.count, steps.median_ms, steps.times_ms, steps.by) == (2, 3, [3, 3], "launch")
     assert (steps.comm_ms, steps.exposed_ms, steps.wait_ms) == (3, 3, None)
-    chosen = choose_window(trace, 1)
-    assert chosen[:2] == (14 * MS, 22 * MS)
+    assert choose_window(trace, 1)[:2] == (14 * MS, 22 * MS)
     with pytest.raises(ValueError, match="step 2 is not in the trace; accepted are 0 to 1"):
         choose_window(trace, 2)
     unlaunched = read_trace(str(make_export(tmp_path / "b.sqlite", kernels, ranges=ranges)))
@@ -134,10 +125,9 @@ def test_work_belongs_to_the_step_that_launched_it(tmp_path):
 def test_cuda_visible_devices_is_undone_and_marks_number_the_ranks(tmp_path):
     gpus = [(0, "H", "0000:06"), (3, "H", "0000:09")]
     path = two_ranks(tmp_path / "a.sqlite", gpus=gpus, cuda=[(3, 0, 10), (0, 1, 11)])
-    ranks = [
-        (rank.rank, rank.device, rank.bus_id, rank.pid) for rank in read_trace(str(path)).ranks
-    ]
-    assert ranks == [(0, 3, "0000:09", 10), (1, 0, "0000:06", 11)]
+    ranks = read_trace(str(path)).ranks
+    places = [(rank.rank, rank.device, rank.bus_id, rank.pid) for rank in ranks]
+    assert places == [(0, 3, "0000:09", 10), (1, 0, "0000:06", 11)]
     marked = two_ranks(tmp_path / "b.sqlite", ranges=[(10, 0, 1, "rank 1"), (11, 0, 1, "rank 0")])
     trace = read_trace(str(marked))
     assert [(rank.rank, rank.device) for rank in trace.ranks] == [(0, 1), (1, 0)]
@@ -189,70 +179,67 @@ def test_ranges_alone_are_step_times(tmp_path):
     assert any("only step times" in note for note in found.notes)
 
 
-# --- damage -----------------------------------------------------------------------------------------------------
+# --- damage --------------------------------------------------------------------------------------
 
 
 def refused(path, capsys):
     assert main(["trace", str(path)]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.count("\n") == 1
-    return captured.err
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1
+    return err
 
 
 def test_calls_without_kernels_are_an_error_with_its_cause(tmp_path, capsys):
-    path = make_export(tmp_path / "a.sqlite", [], calls=[(10, 1, 1)])
-    said = refused(path, capsys)
-    assert "1 CUDA calls and no GPU kernel" in said
-    assert "not 0 ms" in said
+    said = refused(make_export(tmp_path / "a.sqlite", [], calls=[(10, 1, 1)]), capsys)
+    assert "1 CUDA calls and no GPU kernel" in said and "not 0 ms" in said
     assert "2025.3.2 is too old for the machine's CUDA driver" in said
     assert "no GPU kernel" in refused(make_export(tmp_path / "b.sqlite", []), capsys)
 
 
 def test_graphs_traced_as_a_whole(tmp_path, capsys):
-    graphs = [
-        "CREATE TABLE CUPTI_ACTIVITY_KIND_GRAPH_TRACE (start, end)",
-        "INSERT INTO CUPTI_ACTIVITY_KIND_GRAPH_TRACE VALUES (1, 2)",
-    ]
-    assert "--cuda-graph-trace=node" in refused(
-        make_export(tmp_path / "a.sqlite", [], extra=graphs), capsys
-    )
-    trace = read_trace(
-        str(make_export(tmp_path / "b.sqlite", [(1, 0, 7, 0, 1, GEMM, 1)], extra=graphs))
-    )
+    table = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
+    graphs = [f"CREATE TABLE {table} (start, end)", f"INSERT INTO {table} VALUES (1, 2)"]
+    empty = make_export(tmp_path / "a.sqlite", [], extra=graphs)
+    assert "--cuda-graph-trace=node" in refused(empty, capsys)
+    kernel = (1, 0, 7, 0, 1, GEMM, 1)
+    trace = read_trace(str(make_export(tmp_path / "b.sqlite", [kernel], extra=graphs)))
     assert any("--cuda-graph-trace=node" in note for note in trace.notes)
 
 
-def test_foreign_and_cut_files(tmp_path, capsys):
-    foreign = tmp_path / "foreign.sqlite"
-    with closing(sqlite3.connect(foreign)) as other:
-        other.execute("CREATE TABLE runs (id)")
-        other.commit()
-    assert "not an export of Nsight Systems (its tables: runs)" in refused(foreign, capsys)
-    whole = gzip.decompress(NVL.read_bytes())
-    cut = tmp_path / "cut.sqlite"
-    cut.write_bytes(whole[: len(whole) // 2])
-    assert "damaged or cut" in refused(cut, capsys)
-    torn = two_ranks(tmp_path / "torn.sqlite")
-    torn.write_bytes(torn.read_bytes().replace(b"KIND_MEMSET (", b"KIND_MEM\x98ET (", 1))
-    assert "damaged or cut" in refused(torn, capsys)
-    packed = tmp_path / "cut.sqlite.gz"
-    packed.write_bytes(NVL.read_bytes()[:50_000])
-    assert "cut or damaged gzip" in refused(packed, capsys)
-    for name, content in (("empty", b""), ("noise", b"\x00\x01noise")):
-        (tmp_path / name).write_bytes(content)
-        refused(tmp_path / name, capsys)
+def test_foreign_cut_and_damaged_files(tmp_path, capsys):
+    def database(*statements):
+        path = tmp_path / "made.sqlite"
+        path.unlink(missing_ok=True)
+        with closing(sqlite3.connect(path)) as made:
+            for statement in statements:
+                made.execute(statement)
+            made.commit()
+        return path.read_bytes()
+
+    whole, kernels = two_ranks(tmp_path / "whole.sqlite"), "CUPTI_ACTIVITY_KIND_KERNEL"
+    soon = [f"UPDATE {kernels} SET start = 'soon'"]
+    contents = {
+        "foreign": database("CREATE TABLE runs (id)"),
+        "schema": database(
+            "CREATE TABLE META_DATA_EXPORT (name, value)", f"CREATE TABLE {kernels} (begin, finish)"
+        ),
+        "text": two_ranks(tmp_path / "soon.sqlite", extra=soon).read_bytes(),
+        "cut": gzip.decompress(NVL.read_bytes())[:300_000],
+        "torn": whole.read_bytes().replace(b"KIND_MEMSET (", b"KIND_MEM\x98ET (", 1),
+        "packed": NVL.read_bytes()[:50_000],
+        "empty": b"",
+        "noise": b"\x00\x01noise",
+    }
+    says = {
+        "foreign": "not an export of Nsight Systems (its tables: runs)",
+        "schema": f"{kernels} has no column start, end",
+        "text": "holds text where numbers belong",
+        "cut": "damaged or cut",
+        "torn": "damaged or cut",
+        "packed": "cut or damaged gzip",
+    }
+    for name, content in contents.items():
+        path = tmp_path / (f"{name}.sqlite.gz" if name == "packed" else f"{name}.sqlite")
+        path.write_bytes(content)
+        assert says.get(name, "") in refused(path, capsys), name
     refused(tmp_path / "absent.sqlite", capsys)
-
-
-def test_another_schema(tmp_path, capsys):
-    path = tmp_path / "new.sqlite"
-    with closing(sqlite3.connect(path)) as made:
-        made.execute("CREATE TABLE META_DATA_EXPORT (name, value)")
-        made.execute("CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (begin, finish)")
-        made.commit()
-    assert "CUPTI_ACTIVITY_KIND_KERNEL has no column start, end" in refused(path, capsys)
-    text = two_ranks(
-        tmp_path / "text.sqlite", extra=["UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET start = 'soon'"]
-    )
-    assert "holds text where numbers belong" in refused(text, capsys)
