@@ -1,6 +1,7 @@
-"""How often the interval within a run holds the truth, and which faults in time are told: tables of `python -m tests.coverage`.
+"""How often the interval within a run holds the truth, and which faults in time are told.
 
-Steps are simulated with a known mean and go through the product's own warm-up, stopping rule, intervals and checks.
+Tables of `python -m tests.coverage`. Steps are simulated with a known mean and go through the
+product's own warm-up, stopping rule, intervals and checks.
 """
 
 import dataclasses
@@ -121,7 +122,7 @@ def told(ms):
 
 @dataclasses.dataclass
 class Held:
-    """Of many studies: whether an interval holds the truth, its half-width, how far the estimate was off, windows."""
+    """Of many studies: is the truth held, the half-width, how far the estimate was off, windows."""
 
     holds: list = dataclasses.field(default_factory=list)
     shown: list = dataclasses.field(default_factory=list)
@@ -149,7 +150,7 @@ class Held:
 
 
 def cost_of(first, second):
-    """(Estimate, interval) of what the first windows cost more than the second, as shares of a step."""
+    """(Estimate, interval) of what the first windows cost more, as shares of a step."""
     cost, blocks = derive.abba(first, second)
     low, high = statistics.difference_interval(cost, blocks)
     return cost / STEP_MS, (low / STEP_MS, high / STEP_MS)
@@ -168,7 +169,7 @@ def mean_of(windows):
 
 
 def study(name, seed, held):
-    """Simulate one study; add its outcomes to `held`, {what: Held}. Return (codes, whether the mean was missed)."""
+    """Simulate one study; add to {what: Held}. Return (codes, whether the mean was missed)."""
     draw = np.random.default_rng([seed, list(SERIES).index(name)])
     windows = timed(STEP_MS * (1 + SERIES[name](draw, STEPS)))
     held["mean"].add(1, *mean_of(windows), len(windows))
@@ -186,7 +187,7 @@ def _ms(windows):
 
 
 def outcome(name, studies=STUDIES):
-    """Return ({what: Held}, share of runs with each code, share of the missed means that are told) of one series."""
+    """Return ({what: Held}, share of runs by code, share of missed means that are told)."""
     held = {what: Held() for what in ("mean", "median", "difference")}
     runs = [study(name, seed, held) for seed in range(studies)]
     codes = {}
@@ -228,7 +229,7 @@ def tables(studies: int = STUDIES) -> Iterator[str]:
 
 
 def between(ms, rounds=ROUNDS):
-    """(timed windows, windows without exchange) of one series of ms as a cell on GPUs has them between each other.
+    """(timed windows, windows without exchange) of a series of ms, as a cell on GPUs has them.
 
     Steps with the exchange are longer by COST. The first step of each window counts nowhere.
     """
@@ -261,7 +262,7 @@ DRIFTS = {
 
 
 def outcomes_between(series, studies):
-    """{what: Held} of runs of one series: the timed windows are the A of A B B A, or A has windows of its own."""
+    """{what: Held} of runs: the timed windows are the A of A B B A, or A has its own."""
     held = {what: Held() for what in ("mean", "cost apart", "cost between")}
     for seed in range(studies):
         ms = STEP_MS * (1 + series(np.random.default_rng([seed, 1]), 2 * STEPS))
@@ -296,7 +297,7 @@ def _between(studies):
 
 
 def _real(studies):
-    """Yield how many windows the stopping rule takes on real steps, drawn again in blocks (Politis and Romano 1994)."""
+    """Yield how many windows real steps take, drawn again in blocks (Politis and Romano 1994)."""
     yield (
         "Windows on real steps of H200s (tests/data/raw_lines), drawn again in blocks of 9 steps: "
         f"{studies} runs of each"

@@ -1,4 +1,4 @@
-"""Steps without exchange between the timed windows: when they may stand there, that they leave no trace, and what they tell."""
+"""Steps without exchange between the timed windows: when, without a trace, and what they tell."""
 
 import dataclasses
 import statistics
@@ -141,7 +141,7 @@ def windows_of(folder, purpose):
 
 @pytest.mark.parametrize(("study", "capped"), [("compiled_a", True), ("eager_a", False)])
 def test_a_power_cap_shows_in_two_seconds_of_steps_and_makes_short_windows_faster(study, capped):
-    """Compiled cells of H200s were at their cap in 60 to 100 % of the samples, and eager ones in none."""
+    """Compiled cells of H200s were at their cap in 60 % of the samples, eager ones in none."""
     folders = sorted((DATA / study).glob("resnet50-nccl_allreduce-gpus0-*"))
     assert len(folders) >= 3
     for folder in map(CellFolder, folders):

@@ -1,4 +1,4 @@
-"""What a forecast needs of a cell: buckets, moments of a step, collectives alone and beside steps, residuals. Real ranks."""
+"""What a forecast needs of a cell: buckets, moments of a step, collectives, residuals."""
 
 import json
 import random
@@ -230,7 +230,7 @@ def test_two_gpus_calibrate_in_a_second_and_a_half(tmp_path, strategy):
 
 
 def calibrated_as_measured(record):
-    """Assert that a record's calibration fits its own timed windows and exchange, and took no longer than it may."""
+    """Assert that a record's calibration fits its own windows, and took no longer than it may."""
     tables, step_ms = record.tables, record.metrics["step/ms_median"]
     seconds = [row["seconds"] for row in tables["seconds"]["rows"] if row["part"] in PHASES]
     assert sum(seconds) < MOST_SECONDS

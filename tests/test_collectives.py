@@ -1,4 +1,4 @@
-"""`benchmark=collectives`: real collectives over gloo, their known results, nccl-tests' figures and table, the α–β line."""
+"""`benchmark=collectives`: collectives over gloo, nccl-tests' figures and table, the α–β line."""
 
 import ctypes
 import dataclasses
@@ -214,7 +214,7 @@ LATER = {"ncclAlltoAll", "ncclGather", "ncclScatter"}  # of a later release
 
 
 class OneRank:
-    """The functions of nccl.h for a communicator of one rank, on host memory, as C calls them: every collective is a copy."""
+    """nccl.h for a communicator of one rank, on host memory, as C calls it: all is a copy."""
 
     def __init__(self, without=()):
         self.without, self.named, self.sent, self.awaited, self.kept = without, [], [], [], []
@@ -255,7 +255,7 @@ def one_rank(library):
 
 
 def made_by(compiler, monkeypatch):
-    """Have the calls made by C (compiler None), or by Python, as where that compiler is not there."""
+    """Have the calls made by C (compiler None), or by Python, as where no compiler is."""
     if compiler:
         monkeypatch.setenv("CC", compiler)
         monkeypatch.setattr(c_calls, "compiled_loop", c_calls.compiled_loop.__wrapped__)
@@ -273,19 +273,6 @@ def test_ncclss_functions_get_the_arguments_of_its_header(name, older, compiler,
     assert torch.equal(send, receive)
     lacking = name in ("all_to_all", "gather", "scatter") and older
     assert ("ncclGroupStart" in calls._library.named) == (name == "send_recv" or lacking)
-
-
-def test_prepared_calls_are_made_in_order_or_as_one_group():
-    calls = one_rank(OneRank())
-    send, receive = torch.arange(1.0, 65.0), torch.zeros(64)
-    names = ("all_reduce", "send_recv", "broadcast")
-    several = [calls.prepare(name, send, receive) for name in names]
-    calls.in_order(several)()
-    group = ["ncclGroupStart", "ncclSend", "ncclRecv", "ncclGroupEnd"]
-    assert calls._library.named == ["ncclAllReduce", *group, "ncclBroadcast"]
-    calls._library.named.clear()
-    calls.together(several[::2])()
-    assert calls._library.named == [group[0], "ncclAllReduce", "ncclBroadcast", group[-1]]
 
 
 @pytest.mark.parametrize("compiler", COMPILERS)
@@ -347,17 +334,17 @@ def test_our_table_reads_back_as_nccl_tests_own(forked, name):
     assert said["out_of_bounds"] == 0
     assert said["settings"]["iters"] == 2 and said["settings"]["warmup iters"] == 1
     assert [device["name"] for device in said["devices"]] == ["CPU worker"] * 2
+    columns = ("bytes", "count", "dtype", "redop", "root")
     for ours, theirs in zip(run["rows"], said["rows"], strict=True):
-        for column in ("bytes", "count", "dtype", "redop", "root"):
-            assert theirs[column] == ours[column]
+        assert [theirs[column] for column in columns] == [ours[column] for column in columns]
         for place in PLACES:
             if ours[place] is None:
-                assert all(value is None for value in theirs[place].values())
+                assert set(theirs[place].values()) == {None}
                 continue
             assert theirs[place]["wrong"] == 0
             for figure in ("time_us", "algbw", "busbw"):
-                value = ours[place][figure]
-                assert theirs[place][figure] == pytest.approx(value, rel=1e-3, abs=0.0051)
+                expected = pytest.approx(ours[place][figure], rel=1e-3, abs=0.0051)
+                assert theirs[place][figure] == expected
 
 
 def test_a_captured_run_is_printed_as_nccl_tests_printed_it(hydra):
@@ -493,13 +480,18 @@ def protocols(size):
     return 14 + size / 100e3 if size < 1 << 22 else 25 + size / 345e3
 
 
-def test_one_line_is_found_as_one_line():
+def test_one_line_is_found_as_one_line_and_what_does_not_fit_is_said():
     line = alpha_beta.fit(SIZES, [7.5 + size / 345e3 for size in SIZES])
     (piece,) = line.pieces
     assert (piece.from_bytes, piece.to_bytes) == (8, SIZES[-1])
     assert piece.alpha_us == pytest.approx(7.5) and piece.beta_gb_per_s == pytest.approx(345)
     assert line.worst_error < 1e-9
     assert piece.time_us(345e6) == pytest.approx(1007.5)
+    line = alpha_beta.fit([8, 16, 32], [10.0, 20.0, 10.0])
+    assert line.worst_error > 0.2 and line.pieces[0].rms_error == line.rms_error
+    (piece,) = alpha_beta.fit([8, 16, 32, 64], [10.0] * 4).pieces  # times that do not grow
+    assert piece.beta_gb_per_s is None and piece.alpha_us == pytest.approx(10)
+    assert alpha_beta.fit([8, 16], [10.0, 11.0]) is None
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.02])
@@ -511,17 +503,6 @@ def test_protocols_that_do_not_join_are_found_apart(noise):
         assert piece.alpha_us == pytest.approx(alpha, rel=1e-6 + 3 * noise)
         assert piece.beta_gb_per_s == pytest.approx(beta, rel=1e-6 + 3 * noise)
     assert line.rms_error <= line.worst_error < 1e-6 + 3 * noise
-
-
-def test_the_error_of_a_line_that_does_not_fit_is_said():
-    line = alpha_beta.fit([8, 16, 32], [10.0, 20.0, 10.0])
-    assert line.worst_error > 0.2 and line.pieces[0].rms_error == line.rms_error
-
-
-def test_times_that_do_not_grow_have_no_bandwidth():
-    (piece,) = alpha_beta.fit([8, 16, 32, 64], [10.0] * 4).pieces
-    assert piece.beta_gb_per_s is None and piece.alpha_us == pytest.approx(10)
-    assert alpha_beta.fit([8, 16], [10.0, 11.0]) is None
 
 
 # The main path, and real GPUs.

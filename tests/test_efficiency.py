@@ -1,4 +1,4 @@
-"""One algorithm computes efficiency: terminal, MLflow and report show one value, also after a baseline that came later."""
+"""Efficiency: terminal, MLflow and report show one value, also after a baseline that came later."""
 
 import dataclasses
 import io
@@ -41,7 +41,7 @@ def costing(record, ms, others=None):
 
 @pytest.fixture
 def made():
-    """A pair, and the one-GPU cells that are its baselines: measured later, in another sweep. GPU 1 ran twice."""
+    """A pair, and its baselines: measured later, in another sweep. GPU 1 ran twice."""
     simulator = Simulator(seed=3)
     pair = dataclasses.replace(simulator.record((0, 1)), sweep_id=EARLY)
     pair = costing(pair, 0.7, {"comm/exchange_ms": 1.0})
@@ -201,7 +201,7 @@ def test_a_record_that_is_invalid_or_replaced_has_an_efficiency_and_is_no_baseli
 
 
 def baseline_cells(draw, rates, noise, repeats):
-    """Repeats of each GPU alone, and all together without noise: its efficiency shows the baseline's."""
+    """Repeats of each GPU alone, and all together without noise."""
     nothing = {"overhead_ms": 0, "contention_ms": 0, "exposed_ms": 0, "noise": 0.0}
     simulator, made = Simulator(Truth(alone_ms=(54.0,) * 8, **nothing)), []
     for repeat in range(repeats):
@@ -212,7 +212,7 @@ def baseline_cells(draw, rates, noise, repeats):
 
 
 def bias(seed, rates, noise, repeats=2, studies=60):
-    """How far the mean efficiency is from 1, as a share of the noise, and how far that of the plain minimum is."""
+    """How far the mean efficiency is from 1, in noises, and how far that of the plain minimum."""
     draw, ours, plain = np.random.default_rng(seed), [], []
     for _ in range(studies):
         subset, alone = baseline_cells(draw, rates, noise, repeats)

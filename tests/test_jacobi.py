@@ -1,4 +1,4 @@
-"""`benchmark=jacobi`: real halo exchanges give the solution of one rank, the kernel that of plain operators."""
+"""`benchmark=jacobi`: split grids give the solution of one rank, the kernel that of operators."""
 
 import itertools
 import math
@@ -38,7 +38,7 @@ def cell_of(*asked, **where):
 
 
 def solved(nx, ny, iterations):
-    """The grid after some iterations and the L2 norms of their changes, point by point from the definition in float64."""
+    """The grid after some iterations, and the L2 norms of their changes, from the definition."""
     grid = [[0.0] * nx for _ in range(ny)]
     for y, row in enumerate(grid):
         row[0] = row[-1] = math.sin(2 * math.pi * y / (ny - 1))

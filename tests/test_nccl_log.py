@@ -282,7 +282,10 @@ def test_parse_of_render_is_the_model(model, seed):
 
 
 def check_part(model, text):
-    """Nothing in the log of a damaged text may differ from the model; anything may be missing."""
+    """Nothing in the log of a damaged text may differ from the model; anything may be missing.
+
+    test_damaged_files cuts captures and loses lines of them.
+    """
     try:
         log = parse_nccl_log(text)
     except UnreadableInput:
@@ -304,27 +307,6 @@ def check_part(model, text):
     for rank, device in log.communicators[0].devices.items():
         assert device.nvml in (None, model.nvml[rank])
         assert device.bus_id in (None, bus(model.nvml[rank]))
-
-
-@BUDGET
-@given(models(), st.integers(0, 999), st.data())
-def test_damage_never_gives_a_wrong_number_or_transport(model, seed, data):
-    chance = random.Random(data.draw(st.integers(0, 9999)))
-    rows = [f"{line}\n" for _, line in interleaved(prefixed(model, render(model)), seed)]
-    kind = data.draw(st.sampled_from(["head", "tail", "drop", "nul", "all"]))
-    if kind in ("drop", "all"):
-        rows = [row for row in rows if chance.random() < 0.6]
-    text = "".join(rows)
-    if kind in ("nul", "all"):
-        for _ in range(5):
-            at = chance.randrange(len(text) + 1)
-            length = chance.randrange(1, 120)
-            text = text[:at] + "\0" * len(text[at : at + length]) + text[at + length :]
-    if kind in ("head", "all"):
-        text = text[: chance.randrange(len(text) + 1)]
-    if kind in ("tail", "all"):
-        text = text[chance.randrange(len(text) + 1) :]
-    check_part(model, text)
 
 
 @BUDGET
@@ -360,10 +342,10 @@ def info(*bodies, pid=1, host="vm"):
     return "".join(f"{host}:{pid}:{pid} [0] NCCL INFO {body}\n" for body in bodies)
 
 
-def initialised(comm, rank, size, gpu, pid, call="ncclCommInitRank"):
+def initialised(comm, rank, size, gpu, pid):
     """The lines of one member of a communicator."""
-    line = f"{call} comm 0x{comm}{rank} rank {rank} nranks {size} cudaDev {gpu} nvmlDev {gpu} busId {gpu}0"
-    line += f" commId 0x{comm} - Init"
+    line = f"ncclCommInitRank comm 0x{comm}{rank} rank {rank} nranks {size} cudaDev {gpu}"
+    line += f" nvmlDev {gpu} busId {gpu}0 commId 0x{comm} - Init"
     return info(f"{line} START", f"{line} COMPLETE", pid=pid)
 
 
@@ -375,7 +357,8 @@ def test_two_communicators_the_largest_is_taken_and_the_other_listed():
     text = HEAD
     for gpu in range(4):
         text += initialised("a", gpu, 4, gpu, gpu)
-    counts = "{0} coll channels, {0} collnet channels, 0 nvls channels, {1} p2p channels, {1} p2p channels per peer"
+    counts = "{0} coll channels, {0} collnet channels, 0 nvls channels, {1} p2p channels, "
+    counts += "{1} p2p channels per peer"
     text += info(counts.format(24, 32))
     for gpu in (2, 3):
         text += initialised("b", gpu - 2, 2, gpu, gpu) + info(counts.format(2, 2), pid=gpu)
@@ -387,7 +370,7 @@ def test_two_communicators_the_largest_is_taken_and_the_other_listed():
     assert log.nranks == 4
     assert log.transports == {"0->1": ("P2P/CUMEM",), "2->3": ("P2P/CUMEM",)}
     assert [(comm.name, comm.nranks) for comm in log.communicators] == [("0xa", 4), ("0xb", 2)]
-    assert has_note(log, "2 communicators")
+    assert has_note(log, "2 communicators; this is the largest")
     assert log.channels["collective"] in (None, 24)
 
 
@@ -408,8 +391,9 @@ def test_a_connection_that_fits_two_communicators_differently_is_not_used():
 def test_split_communicators_without_commid():
     text = HEAD + "".join(initialised("a", rank, 4, rank, rank + 1) for rank in range(4))
     for rank in range(4):
-        line = f"ncclCommSplit comm 0xb{rank} rank {rank % 2} nranks 2 cudaDev {rank} nvmlDev {rank} busId {rank}0"
-        line += f" parent 0xa{rank} splitCount 1 color {rank // 2} key {rank}"
+        line = f"ncclCommSplit comm 0xb{rank} rank {rank % 2} nranks 2 cudaDev {rank}"
+        line += f" nvmlDev {rank} busId {rank}0 parent 0xa{rank}"
+        line += f" splitCount 1 color {rank // 2} key {rank}"
         text += info(f"{line}- Init START", f"{line} - Init COMPLETE", pid=rank + 1)
     log = parse_nccl_log(text)
     members = [[device.nvml for device in comm.devices.values()] for comm in log.communicators]
@@ -478,13 +462,10 @@ def test_a_cut_ring_is_not_a_small_one():
 
 
 def test_a_log_cut_inside_a_line_says_so_at_every_offset():
-    text = (DATA / "nccl_dgx1_gpus_0_3_p2p_level_1.log").read_text()
-    untold = []
-    for cut in range(text.index("\n") + 1, len(text)):
+    text = capture("dgx1_gpus_0_3_p2p_level_1")
+    for cut in range(text.index("\n") + 1, len(text), 3):
         inside = text[cut - 1] != "\n" and text[:cut].rpartition("\n")[2].strip() != ""
-        if parse_nccl_log(text[:cut]).truncated != inside:
-            untold.append(cut)
-    assert untold == []
+        assert parse_nccl_log(text[:cut]).truncated == inside, cut
 
 
 @pytest.mark.parametrize(
@@ -503,15 +484,8 @@ KNOWN = ("Channel 00/04 :" + " 1" * 400_000, " " * 2**20 + "-> 3")
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        capture("h200_x8_default") * 5,
-        capture("dgx1_gpus_0_3_p2p_level_1") * 300,
-        HEAD + LONG,
-        HEAD + info(*KNOWN),
-    ],
-    ids=["captured", "seed", "long lines", "long known lines"],
+    "text", [HEAD + LONG, HEAD + info(*KNOWN)], ids=["long lines", "long known lines"]
 )
 @pytest.mark.timeout(60)  # a pattern that backtracks would take hours
 def test_long_logs_do_not_hang_the_reader(text):
-    assert parse_nccl_log(text).version is not None or "NCCL version" not in text
+    assert parse_nccl_log(text).version == "2.28.9"

@@ -1,4 +1,4 @@
-"""The table of NCCL settings: what each field becomes, what it accepts, and what never reaches a rank."""
+"""The table of NCCL settings: what each field becomes and accepts, what never reaches a rank."""
 
 import dataclasses
 from pathlib import Path

@@ -181,15 +181,6 @@ def figures(text):
 
 
 @BUDGET
-@given(st.integers(0, len(PART)))
-def test_a_text_cut_at_any_byte_has_only_true_rows(end):
-    rows = figures(PART[:end])
-    assert rows is None or set(rows) <= FIGURES
-    head = figures(PART[end:])
-    assert head is None or set(head) <= FIGURES
-
-
-@BUDGET
 @given(st.randoms(use_true_random=False))
 def test_lost_torn_and_foreign_lines_never_make_a_row(source: random.Random):
     kept = []

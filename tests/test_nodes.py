@@ -1,4 +1,4 @@
-"""The grammar of nodes=, the file of hosts=, the cells that are planned on hosts, and what is refused before anything starts."""
+"""The grammar of nodes=, the file of hosts=, the cells planned on hosts, and what is refused."""
 
 import dataclasses
 import json
@@ -47,7 +47,7 @@ def refuses(says, call, *arguments, **named):
 
 
 def sets(text):
-    """What reaches the schema: through the rewriting, Hydra's parser, its sweep, and the typed field."""
+    """What reaches the schema: through the rewriting, Hydra's parser and sweep, and the field."""
     overrides = OverridesParser.create().parse_overrides(normalise([f"nodes={text}"]))
     if overrides[0].is_sweep_override():
         jobs = [f"nodes={one}" for one in overrides[0].sweep_string_iterator()]

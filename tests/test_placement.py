@@ -1,4 +1,4 @@
-"""Sets of GPUs: their bandwidth against a linear programme of scipy, and the best and worst set against brute force."""
+"""Sets of GPUs: their bandwidth against a linear programme, best and worst against brute force."""
 
 import json
 import random
@@ -46,7 +46,7 @@ def ring_values(matrix, order):
 
 @pytest.mark.parametrize(("seed", "count"), product(range(2), (2, 3, 4, 6)))
 def test_best_and_worst_equal_brute_force(seed, count):
-    """Of all sets, ranked by bandwidth; among equal sets and within one, by the slowest link and the sum of every order."""
+    """By bandwidth; among equal sets and within one, by slowest link and sum of an order."""
     matrix = symmetric(6, seed, [1, 2, 3] if seed % 2 else range(1, 100))
     orders, ranking = {}, []
     for members in combinations(range(6), count):
@@ -64,7 +64,7 @@ def test_best_and_worst_equal_brute_force(seed, count):
 
 
 def test_sets_are_ranked_by_all_rings_that_fit():
-    """The best single ring of six GPUs leaves GPU 0 one NVLink to GPU 1: half of what four other sets carry."""
+    """The best single ring of six GPUs leaves one NVLink to GPU 1: half of what others carry."""
     placements = [choose_gpus(DGX1, count) for count in range(2, 9)]
     best = [placement.best.bandwidth.gb_per_s for placement in placements]
     assert best == [50, 50, 100, 50, 100, 100, 150]
@@ -91,7 +91,7 @@ def test_measured_bandwidths_decide_over_classes():
 
 
 def test_order_matters_on_four_gpus():
-    """Two NVLink pairs: a ring crosses sockets twice when pairs stay together, four times when they do not."""
+    """Two NVLink pairs: a ring crosses sockets twice where pairs stay together, else four times."""
     placement = choose_gpus(PCIE, 4)
     assert (placement.best.order, placement.best.links) == ((0, 1, 2, 3), {"NV12": 2, "SYS": 2})
     assert placement.worst == placement.best, "all four GPUs are one set"

@@ -1,6 +1,4 @@
-"""Statistics of iteration times: intervals cover what they should, correlated samples are not taken for independent ones,
-and a warm-up is over when it is.
-"""
+"""Statistics of iteration times: intervals cover what they should, a warm-up is over when it is."""
 
 import math
 import time
@@ -109,7 +107,7 @@ def test_a_decay_is_flat_only_once_it_has_ended():
 
 
 def warm_up_of(excess, seed):
-    """Seconds until a warm-up of at least 2 s ends whose steps are too long by a share that decays in 10 s."""
+    """Seconds of a warm-up of at least 2 s; steps are longer by a share that decays in 10 s."""
     times = np.arange(2000) * 0.055
     noise = np.random.default_rng(seed).normal(0, 0.0005, 2000)
     ms = 55.0 * (1 + excess * np.exp(-times / 10.0)) * (1 + noise)
@@ -159,7 +157,7 @@ def alone(tmp_path_factory):
 
 
 def test_throughput_is_total_images_over_total_time(alone, tmp_path):
-    """19 steps of 0.1 s and one of 1 s at batch 32 are 220.7 images/s, and 305.6 as a mean of rates: here at a tenth."""
+    """19 steps of 10 ms and one of 100 ms at batch 32: 2207 images/s, 3056 as a mean of rates."""
     options = {"min_iterations": 20, "max_iterations": 20, "exposed_rounds": 0, "max_seconds": 60.0}
     folder = CellFolder(tmp_path).make()
     cell = make_cell((0,), batch_size=32, **options)

@@ -1,9 +1,8 @@
 """Traces of torch.profiler: small ones with known times, two real gloo ranks, and damage.
 
-tests/data/kineto_h200_x2 is torch 2.11 on two H200: two steps of ResNet-50 (DDP, batch 256, bf16); kept are ranges, GPU work
-and its launches, with kernels' names cut short. tests/data/kineto_gloo_x2 is torch 2.15 on two CPU ranks: three steps of DDP
-with all-reduce, all-gather, broadcast, barrier, send and receive; rank 1 sleeps 5 ms before the all-reduce. As exported,
-gzipped.
+tests/data/kineto_h200_x2 is torch 2.11 on two H200: two steps of ResNet-50 (DDP, bf16); kept are
+ranges, GPU work and its launches. kineto_gloo_x2 is torch 2.15 on two CPU ranks: three steps of DDP
+with every collective; rank 1 sleeps 5 ms before the all-reduce.
 """
 
 import gzip
@@ -119,7 +118,7 @@ GROUPS = (
 
 
 def test_process_groups_are_matched_apart(two):
-    """The same name in two groups: by order alone, rank 0's first call would meet rank 1's first of the other group."""
+    """By order alone, rank 0's first call would meet rank 1's first of the other group."""
 
     def ranks_with_groups(*orders):
         for rank, (first, second) in enumerate(orders):
@@ -169,7 +168,7 @@ def test_operators_inside_a_call_of_gloo_are_not_compute(tmp_path):
 
 
 def test_gloo_beside_gpu_kernels(tmp_path):
-    """Staging through the host: gloo is the communication where NCCL has no kernel, and is only noted where it has."""
+    """Gloo is the communication where NCCL has no kernel, and is only noted where it has."""
     events = [kernel("gemm", 0, 10), host("user_annotation", "gloo:all_reduce", 5, 20)]
     found = summary_of(write(tmp_path / "a.json", events))
     assert (found.ranks[0].exposed_ms, found.ranks[0].backend) == (0.015, "gloo")

@@ -1,9 +1,8 @@
-"""Traces of Nsight Systems: two real captures against SQL, small exports with known times, and damage.
+"""Traces of Nsight Systems: two real captures against SQL, small exports of known times, damage.
 
-tests/data/nsys_h200_x2_p2p_level_{NVL,LOC}.sqlite.gz are two ranks of ResNet-50 (DDP) on two H200, exported by nsys
-2025.3. They were cut to the size of a test: scrubbed by analysis.trace.scrub, then the tables of CUDA calls,
-synchronizations and streams dropped, and of the kernels (but NCCL's) and memsets those before the last 70 ms. All NCCL
-kernels, copies and NVTX ranges are there.
+tests/data/nsys_h200_x2_p2p_level_{NVL,LOC}.sqlite.gz are ResNet-50 (DDP) on two H200 (nsys 2025.3),
+scrubbed by analysis.trace.scrub, without the tables of CUDA calls, synchronizations and streams and
+without the kernels (but NCCL's) and memsets before the last 70 ms.
 """
 
 import gzip
@@ -53,7 +52,7 @@ def test_the_table_of_nccl_calls_is_the_one_that_sql_finds(capture):
 
 
 def test_the_transfer_of_an_all_reduce_is_eight_times_longer_without_p2p():
-    """What the averages per rank hide: rank 0 spends less time in NCCL's kernels over shared memory than over NVLink."""
+    """Averages per rank hide it: rank 0 is less in NCCL over shared memory."""
     nvl, loc = (summarize(read_trace(str(path))) for path in (NVL, LOC))
     assert loc.ranks[0].comm_ms < nvl.ranks[0].comm_ms
     times = []
