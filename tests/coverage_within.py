@@ -5,11 +5,9 @@ product's own warm-up, stopping rule, intervals and checks.
 """
 
 import dataclasses
-import json
 import math
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -27,8 +25,6 @@ LEAST_MS, MOST_WARM_UP_S, WARM_UP_ITERATIONS = 2000.0, 90.0, 10
 STEPS = 400  # the longest timed series: 20 s and a window
 ROUNDS, COST_STEPS, COST = 4, 9, 0.01  # A B B A: rounds, steps of a window, what is planted
 LIMITS = ValidityLimits()
-DATA = Path(__file__).parent / "data" / "raw_lines"
-
 
 # Series: deviations from the mean, as shares, (steps,)
 
@@ -95,9 +91,6 @@ MEDIANS = dict.fromkeys(SERIES, 0.0) | {
     "regimes of 50 steps": None,
     "regimes of 300 steps": None,
 }
-
-
-# One study
 
 
 def timed(ms):
@@ -197,11 +190,8 @@ def outcome(name, studies=STUDIES):
     return held, codes, float(np.mean(misses)) if misses else math.nan
 
 
-# Tables
-
-
 def tables(studies: int = STUDIES) -> Iterator[str]:
-    """Yield the table of series, and that of windows on real ones."""
+    """Yield the table of series, and that of windows between each other."""
     yield (
         f"Intervals within a run: {studies} runs of each series, steps of {STEP_MS:g} ms, the real "
         "stopping rule. Half-widths\nare in percent of the mean; shown: the median, needed: what "
@@ -225,7 +215,6 @@ def tables(studies: int = STUDIES) -> Iterator[str]:
         "runs, can.\n"
     )
     yield from _between(studies)
-    yield from _real(studies)
 
 
 def between(ms, rounds=ROUNDS):
@@ -294,32 +283,3 @@ def _between(studies):
             f"{between.text:>7} {apart.widths:>19} {between.widths:>19}"
         )
     yield ""
-
-
-def _real(studies):
-    """Yield how many windows real steps take, drawn again in blocks (Politis and Romano 1994)."""
-    yield (
-        "Windows on real steps of H200s (tests/data/raw_lines), drawn again in blocks of 9 steps: "
-        f"{studies} runs of each"
-    )
-    yield f"{'cell':62} {'windows':>7}   share that ran to the end"
-    for folder in sorted(DATA.glob("*/resnet50-*")):
-        timed_of = []
-        for path in sorted(folder.glob("ranks/*.jsonl")):
-            lines = [json.loads(line) for line in path.open()]
-            timed_of.append([one["ms"] for one in lines if one.get("purpose") == "timed"])
-        by_window = zip(*filter(None, timed_of), strict=True)
-        windows = [np.max(window, axis=0) for window in by_window]
-        if not windows:
-            continue
-        ms = np.concatenate(windows)
-        after = [len(timed(_drawn_again(ms, seed))) for seed in range(studies)]
-        most = STEPS // request.window_iterations(STEP_MS)
-        ended = np.mean([one >= most - 1 for one in after])
-        yield f"{folder.parent.name}/{folder.name:53} {np.mean(after):7.2f}   {ended:.0%}"
-
-
-def _drawn_again(ms, seed):
-    starts = np.random.default_rng(seed).integers(0, len(ms), STEPS // 9 + 1)
-    blocks = [np.take(ms, np.arange(start, start + 9), mode="wrap") for start in starts]
-    return np.concatenate(blocks)[:STEPS]

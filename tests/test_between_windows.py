@@ -25,9 +25,6 @@ GPUS = {"max_seconds": 20.0, "max_iterations": 1000, "min_iterations": 10}
 GPUS |= {"interval_target": 0.0025, "exposed_rounds": 4}
 
 
-# What they leave
-
-
 def training_of(optimizer):
     cell = make_cell((0,), strategy={"name": "none"})
     cell = dataclasses.replace(cell, optimizer=dataclasses.replace(cell.optimizer, name=optimizer))
@@ -85,9 +82,6 @@ def test_no_rank_makes_copies_where_one_has_no_room(other_has_room, made):
             return [list(values), [other_has_room]]
 
     assert (Snapshot.take(training_of("sgd"), Two(0, 2, CPU)) is not None) is made
-
-
-# When they may stand there
 
 
 def benchmark_of(strategy=NcclAllreduce, device="cpu", ranks=2, longest=(), data=None, **options):
@@ -151,9 +145,6 @@ def test_a_power_cap_shows_in_two_seconds_of_steps_and_makes_short_windows_faste
         assert faster > 0.004 if capped else abs(faster) < 0.001, folder.path.name
 
 
-# How long windows are, and when they are enough
-
-
 @pytest.mark.parametrize(
     ("step_ms", "options", "rounds", "steps"),
     [
@@ -181,9 +172,6 @@ def test_rounds_are_finished_before_time_or_iterations_or_a_narrow_interval_end_
         assert request.should_stop([window] * count, 770.0 * count, options, rounds) is stops
     assert request.rounds_between(GPUS) == 4
     assert request.rounds_between(GPUS | {"max_iterations": 23}) == 0
-
-
-# What they tell
 
 
 def lines_of(*windows):

@@ -152,9 +152,6 @@ def test_a_calibration_comes_last_and_its_numbers_follow_from_the_lines(forked, 
     write_record(cell, 1)
 
 
-# Residuals
-
-
 def timed(*windows):
     facts = {"kind": "block", "time": 0.0, "purpose": "timed"}
     return {0: [facts | {"ms": list(window)} for window in windows]}
@@ -191,9 +188,6 @@ def test_lines_of_older_records_give_residuals_of_steps_that_wait_for_nobody():
     for row, middle in zip(table["rows"], middles, strict=True):
         assert row["quantiles_ms"][5] == pytest.approx(middle, rel=0.01) and 0 < row["sd_ms"] < 0.3
     assert derive.tables(lines, record.cell).keys() == {"residuals"}
-
-
-# The option
 
 
 def test_a_cell_that_asks_for_no_more_than_usual_keeps_its_key():

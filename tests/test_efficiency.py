@@ -197,9 +197,6 @@ def test_a_record_that_is_invalid_or_replaced_has_an_efficiency_and_is_no_baseli
     assert Study.of([*alone, invalid]).timed[0].gpus == (0,)
 
 
-# The slowest of noisy baselines.
-
-
 def baseline_cells(draw, rates, noise, repeats):
     """Repeats of each GPU alone, and all together without noise."""
     nothing = {"overhead_ms": 0, "contention_ms": 0, "exposed_ms": 0, "noise": 0.0}

@@ -92,15 +92,23 @@ def test_equal_records_give_equal_findings_in_any_order():
     assert study_findings(made) == study_findings(made[::-1])
 
 
-def test_efficiency_is_against_the_slowest_members_median():
+def test_efficiency_is_against_the_slowest_members_median_however_long_was_measured():
     simulator = Simulator(Truth(noise=0.0))
-    made = [simulator.record((0,)), simulator.record((0, 1))]
+    longer = template(STRATEGY).cell.benchmark | {"max_seconds": 60}
+    made = [simulator.record((0,), benchmark=longer), simulator.record((0, 1))]
     made += [simulator.record((1,), repeat=repeat, factor=0.9) for repeat in (1, 2, 3)]
     point = point_of(made, (0, 1))
     slowest = simulator.truth.rate(STRATEGY, (1,)) * 0.9
     assert point.slowest == 1 and point.baseline.value == pytest.approx(slowest, rel=1e-9)
     share = simulator.truth.rate(STRATEGY, (0, 1)) / (2 * slowest)
-    assert point.efficiency.value == pytest.approx(share)
+    assert point.efficiency.value == pytest.approx(share) and made[1].record_id in values_of(made)
+
+
+def test_members_without_a_baseline_are_named():
+    simulator = Simulator()
+    made = [simulator.record((0,)), simulator.record(FOUR)]
+    assert point_of(made, FOUR).without_baseline == (1, 2, 3)
+    assert "not every member was measured alone" in scaling(made).refusals[0]
 
 
 def test_weak_and_strong_scaling_never_mix():
@@ -140,20 +148,6 @@ def test_other_surroundings_are_refused_with_the_difference_named(environment, n
     found = scaling([simulator.record((0,), environment=environment), simulator.record((0, 1))])
     assert [point.efficiency for curve in found.curves for point in curve.points] == [None, None]
     assert any(named in refusal for refusal in found.refusals), found.refusals
-
-
-def test_how_long_was_measured_does_not_matter():
-    simulator = Simulator()
-    longer = template(STRATEGY).cell.benchmark | {"max_seconds": 60}
-    made = [simulator.record((0,), benchmark=longer), simulator.record((0, 1))]
-    assert point_of(made, (0, 1)).efficiency is not None and made[1].record_id in values_of(made)
-
-
-def test_members_without_a_baseline_are_named():
-    simulator = Simulator()
-    made = [simulator.record((0,)), simulator.record(FOUR)]
-    assert point_of(made, FOUR).without_baseline == (1, 2, 3)
-    assert "not every member was measured alone" in scaling(made).refusals[0]
 
 
 @pytest.mark.parametrize(
@@ -228,24 +222,21 @@ def test_without_noise_the_parts_are_exact_and_what_no_control_sees_is_the_resid
 
 
 @pytest.mark.parametrize(
-    ("strategy", "sizes", "part", "why"),
+    ("strategy", "gpus", "part", "why"),
     [
-        ("none", (4,), CONTENTION, "subset"),
-        (STRATEGY, (1,), OVERHEAD, "not measured"),
-        ("none", (1,), SPREAD, "gpus 2"),
-        ("", (), CLOCKS, "not sampled"),
+        ("none", FOUR, CONTENTION, "subset"),
+        (STRATEGY, None, OVERHEAD, "not measured"),
+        ("none", (2,), SPREAD, "gpus 2"),
     ],
 )
 def test_a_missing_control_leaves_its_part_unknown_and_the_waterfall_closed(
-    strategy, sizes, part, why
+    strategy, gpus, part, why
 ):
     made = []
     for one in Simulator(Truth(noise=0.0)).explained(FOUR, repeats=1):
-        cell = one.cell
-        missing = cell.strategy["name"] == strategy and len(cell.gpus) in sizes
-        if part == CLOCKS:
-            one = changed(one, metrics={**one.metrics, CLOCK: math.nan})
-        if not missing or (part == SPREAD and cell.gpus != (2,)):
+        is_alone = len(one.cell.gpus) == 1
+        is_missing = one.cell.gpus == gpus or (gpus is None and is_alone)
+        if one.cell.strategy["name"] != strategy or not is_missing:
             made.append(one)
     _, parts = waterfall_of(made)
     assert parts[part].lost is None and why in parts[part].why
@@ -253,8 +244,11 @@ def test_a_missing_control_leaves_its_part_unknown_and_the_waterfall_closed(
         assert "what the strategy costs on one GPU" in parts[COMMUNICATION].why
 
 
-def test_without_control_cells_there_is_no_waterfall():
+def test_without_clocks_or_any_control_there_is_no_part_of_them():
     made = Simulator(Truth(noise=0.0)).explained(FOUR, repeats=1)
+    unsampled = [changed(one, metrics={**one.metrics, CLOCK: math.nan}) for one in made]
+    _, parts = waterfall_of(unsampled)
+    assert parts[CLOCKS].lost is None and "not sampled" in parts[CLOCKS].why
     falls, (sentence,) = waterfalls([one for one in made if one.cell.strategy["name"] != "none"])
     assert falls == () and "waterfall=true" in sentence
 

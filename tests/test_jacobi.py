@@ -53,9 +53,6 @@ def solved(nx, ny, iterations):
     return torch.tensor(grid[1:-1]), norms
 
 
-# Real exchanges.
-
-
 @pytest.mark.parametrize("name", ASKED)
 @pytest.mark.parametrize("workers", [2, 3])
 def test_a_split_grid_has_the_solution_of_the_whole_one(forked, workers, name):
@@ -138,9 +135,6 @@ def test_the_document_s_line_is_printed_as_it_stands(hydra):
     ]
 
 
-# The grid and its iteration.
-
-
 @given(some.integers(1, 400), some.integers(1, 16))
 def test_every_inner_row_has_one_rank(rows, ranks):
     by_rank = split(rows + 2, ranks)
@@ -183,9 +177,6 @@ def test_a_slab_is_cut_into_tiles_that_a_launch_can_count(hydra):
         cell_of("benchmark.ny=1000001")
 
 
-# Bad requests.
-
-
 @pytest.mark.parametrize(
     ("asked", "device", "sentence"),
     [
@@ -223,9 +214,6 @@ def test_rows_that_do_not_fit_the_shared_memory_are_refused(hydra, exchange, nee
         said = "^benchmark.exchange=host benchmark.nx=100000: .* needs 3.1 MiB of shared memory in "
         with pytest.raises(Refused, match=f"{said}/dev/shm, where 1.0 MiB are"):
             refuse(asked, Room(shared_bytes=1 << 20))
-
-
-# Real GPUs.
 
 
 def on_gpus(tmp_path, *asked):

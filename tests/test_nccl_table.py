@@ -1,7 +1,6 @@
 """The table of NCCL settings: what each field becomes and accepts, what never reaches a rank."""
 
 import dataclasses
-from pathlib import Path
 
 import pytest
 from hydra import compose
@@ -23,9 +22,6 @@ from conf.nccl import (
 )
 from conf.nccl import settings as nccl_settings
 from conf.options import Refused
-
-ROOT = Path(__file__).parent.parent
-
 
 pytestmark = pytest.mark.usefixtures("hydra")
 

@@ -24,9 +24,6 @@ def only(text):
     return run
 
 
-# --- versions, rendered --------------------------------------------------------------------------
-
-
 def header(version, left):
     half = ["time", "algbw", "busbw", "error" if version < (2, 13) else "#wrong"]
     words = ["size", "count", "type", *left, *half, *half]
@@ -111,9 +108,6 @@ def test_tags_and_log_lines_between_rows_change_nothing(form):
     assert (run.rows, run.notes) == (only(SHARP).rows, only(SHARP).notes)
 
 
-# --- contradictions ------------------------------------------------------------------------------
-
-
 def test_programs_without_mpi_are_seen():
     text = listed(1) + header((2, 13), BOTH) + REDUCED
     run = only("".join(f"{line}\n" * 4 for line in text.splitlines()))
@@ -162,8 +156,6 @@ def test_a_row_that_contradicts_itself_is_left_out(good, bad):
         assert len(run.rows) == 22
         assert any("1 cut or torn row(s) left out" in note for note in run.notes)
 
-
-# --- damage --------------------------------------------------------------------------------------
 
 PART = H200[H200.index("## NCCL_ALGO=Tree") : H200.index("## sendrecv_perf")] + SHARP
 FIGURES = {str(row) for run in parse_nccl_tests(PART) for row in run.rows}
@@ -236,9 +228,6 @@ def test_a_refusal_says_what_and_where(text, sentence):
         parse_nccl_tests(text)
     assert str(raised.value).startswith("accepted is nccl-tests' output")
     assert sentence in str(raised.value)
-
-
-# --- the command ---------------------------------------------------------------------------------
 
 
 def test_a_record_of_collectives_is_read_as_a_table(capsys):

@@ -100,14 +100,7 @@ NAMES = some.from_regex(r"[a-z_][a-z0-9._-]{0,8}", fullmatch=True).filter(subset
 SETS = some.lists(some.lists(NAMES, min_size=1, max_size=4, unique=True), min_size=1, max_size=4)
 PIECES = [
     *"a2)[]'\",+ :-_.\0\n${}=@",
-    "b1",
-    "03",
-    "all",
-    "classes",
-    "choice(",
-    "\\,",
-    "null",
-    "1e1",
+    *["b1", "03", "all", "classes", "choice(", "\\,", "null", "1e1"],
 ]
 
 

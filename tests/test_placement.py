@@ -141,9 +141,6 @@ def test_unreadable_p2p(text, message):
         parse_bandwidths(text)
 
 
-# --- the bandwidth of a set ---
-
-
 def programme(wires):
     """Both directions of every ring, with a rate each: the sum of the rates, by scipy."""
     size = len(wires.gb_per_s)
@@ -187,19 +184,6 @@ def test_random_machines(seed):
         shared[a][b] = shared[b][a] = chance.random() < (seed % 4) / 3
     ports = tuple(float(chance.choice([20, 50, 100])) for _ in range(size))
     check(Wires(np.array(matrix), np.array(shared, bool), np.array(ports)))
-
-
-@pytest.mark.parametrize(
-    ("gpus", "gb_per_s"),
-    [
-        ((0, 3), 50), ((0, 1), 25), ((0, 1, 2, 3), 100), (range(8), 150),
-        ((0, 1, 4, 5, 6, 7), 50), ((0, 1, 2, 4, 5, 6), 100),
-    ],
-)  # fmt: skip
-def test_dgx1_by_hand(gpus, gb_per_s):
-    """Three rings of 25 GB/s, both ways round, cover all six NVLinks of each of the 8 GPUs."""
-    found = set_bandwidth(DGX1, gpus)
-    assert (found.gb_per_s, found.over_nvlink, found.nominal) == (gb_per_s, True, True)
 
 
 def test_rings_over_pcie_have_no_nominal_speed():
