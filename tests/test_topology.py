@@ -353,6 +353,9 @@ def test_unreadable_xml(text, message):
 # ---- NVML ---------------------------------------------------------------------------------------
 
 
+KINDS = {"switch": 2, "unknown": 255, "cpu": 1}
+
+
 class FakeNvml:
     """Answers as nvidia-ml-py does: `links` holds, per GPU, the far end of each active link."""
 
@@ -399,9 +402,6 @@ class FakeNvml:
         raise self.NVMLError("Not Supported")
 
 
-KINDS = {"switch": 2, "unknown": 255, "cpu": 1}
-
-
 def test_live_dgx1_counts_links_between_gpus(tmp_path):
     text = parse_topology_text(DGX1)
     links = {gpu: [] for gpu in range(8)}
@@ -416,22 +416,25 @@ def test_live_dgx1_counts_links_between_gpus(tmp_path):
     assert (topology.gpu(4).bus_id, topology.gpu(4).cpu_affinity) == ("0000:85:00.0", "20-39")
 
 
-@pytest.mark.parametrize("far", ["switch", "unknown"])
-def test_live_switch_pairs_have_the_class_of_their_active_links(far, tmp_path):
-    topology = read_live_topology(FakeNvml([[far] * 18, [far] * 17, [far] * 18]), tmp_path)
-    assert topology.to_json()["links"] == {"0-1": "NV17", "0-2": "NV18", "1-2": "NV17"}
-    assert topology.nvswitch is True
+ANCESTORS = {(0, 1): 0, (0, 2): 10, (0, 3): 20, (1, 2): 30, (1, 3): 40, (2, 3): None}
 
 
-def test_live_pairs_without_nvlink_have_their_common_ancestor(tmp_path):
-    ancestors = {(0, 1): 0, (0, 2): 10, (0, 3): 20, (1, 2): 30, (1, 3): 40, (2, 3): None}
-    topology = read_live_topology(FakeNvml([[], [], ["cpu"], []], ancestors), tmp_path)
-    assert list(topology.to_json()["links"].values()) == ["PIX", "PIX", "PXB", "PHB", "NODE", "N/A"]
-
-
-def test_live_partitioned_switches_do_not_join(tmp_path):
-    topology = read_live_topology(FakeNvml([["switch"] * 6] * 3, partitioned=(0, 2)), tmp_path)
-    assert topology.to_json()["links"] == {"0-1": "NV6", "0-2": "SYS", "1-2": "NV6"}
+@pytest.mark.parametrize(
+    ("nvml", "links"),
+    [
+        (FakeNvml([["switch"] * n for n in (18, 17, 18)]), "0-1 NV17 0-2 NV18 1-2 NV17"),
+        (FakeNvml([["unknown"] * n for n in (18, 17, 18)]), "0-1 NV17 0-2 NV18 1-2 NV17"),
+        (FakeNvml([["switch"] * 6] * 3, partitioned=(0, 2)), "0-1 NV6 0-2 SYS 1-2 NV6"),
+        (FakeNvml([[], [], ["cpu"], []], ANCESTORS),
+         "0-1 PIX 0-2 PIX 0-3 PXB 1-2 PHB 1-3 NODE 2-3 N/A"),
+    ],
+    ids=["switch", "unknown", "partitioned", "no NVLink"],
+)  # fmt: skip
+def test_live_pairs_have_their_active_links_or_their_common_ancestor(nvml, links, tmp_path):
+    topology = read_live_topology(nvml, tmp_path)
+    assert " ".join(f"{pair} {word}" for pair, word in topology.to_json()["links"].items()) == links
+    if "NV18" in links:
+        assert topology.nvswitch is True
 
 
 def sysfs_device(sysfs, chain, node):
