@@ -72,11 +72,11 @@ def test_numbers_that_are_not_finite_come_back_as_numbers(tmp_path, value):
         checks={"losses": [value, 1.0], "half_width": value, "deep": {"er": [value]}},
     )
     back = read(write(CellFolder(tmp_path), record))
-    found = [
-        back.metrics["x"], back.model["y"], back.series["s"][0][1],
-        back.checks["losses"][0], back.checks["half_width"], back.checks["deep"]["er"][0],
-    ]  # fmt: skip
-    assert all(type(one) is float and repr(one) == repr(value) for one in found)
+    found = [back.metrics["x"], back.model["y"], back.series["s"][0][1], back.checks["half_width"]]
+    found += [back.checks["losses"][0], back.checks["deep"]["er"][0]]
+    Lines(tmp_path / "lines.jsonl").write("result", 1.0, metrics={"a": value})
+    found.append(next(read_lines(tmp_path / "lines.jsonl"))["metrics"]["a"])
+    assert all(type(each) is float and repr(each) == repr(value) for each in found)
     # Strict JSON all the same: a reader that is not Python's must accept it.
     json.loads(
         (tmp_path / "record.json").read_text(), parse_constant=lambda word: pytest.fail(word)
@@ -93,63 +93,43 @@ def test_bytes_that_are_no_utf8_come_back(tmp_path):
 
 
 def test_a_newer_schema_is_refused_with_both_versions(tmp_path):
-    with pytest.raises(
-        RecordError, match=f"schema_version={SCHEMA_VERSION + 1} is newer than {SCHEMA_VERSION}"
-    ):
-        damaged(
-            tmp_path,
-            lambda content: content.update(schema_version=SCHEMA_VERSION + 1, something="new"),
-        )
+    newer = {"schema_version": SCHEMA_VERSION + 1, "something": "new"}
+    sentence = f"schema_version={SCHEMA_VERSION + 1} is newer than {SCHEMA_VERSION}"
+    with pytest.raises(RecordError, match=sentence):
+        damaged(tmp_path, lambda content: content.update(newer))
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("started_at", "yesterday"),
-        ("started_at", "nan"),
-        ("started_at", 1e400),
-        ("started_at", 10**400),
-        ("started_at", -1),
-        ("ended_at", None),
-        ("ended_at", 1e300),
-        ("ended_at", True),
-        ("state", "done"),
-        ("state", 1),
-        ("name", None),
-        ("cell", []),
-        ("cell", {}),
-        ("cell", {"gpus": "0,3"}),
-        ("cell", {"gpus": [0, "3"]}),
-        ("overrides", "gpus=0"),
-        ("overrides", [1]),
-        ("metrics", {"x": "fast"}),
-        ("metrics", {"x": None}),
-        ("metrics", {"x": 10**400}),
-        ("metrics", []),
-        ("model", {"parameters": [1]}),
-        ("series", {"s": [1, 2]}),
-        ("series", {"s": [["a", 1]]}),
-        ("failure", "broken"),
-        ("failure", {"cause": 1, "rank": None, "message": ""}),
-        ("failure", {"cause": "hang", "rank": "1", "message": ""}),
-        ("failure", {"cause": "hang"}),
-        ("validity", None),
-        ("validity", {"verdict": "fine"}),
-        ("validity", {"verdict": "valid", "codes": {"a": 1}}),
-        ("ranks", {}),
-        ("ranks", [1]),
-        ("drift", "no"),
-        ("schema_version", True),
-        ("schema_version", 0),
-        ("schema_version", "1"),
-        ("schema_version", None),
-        ("environment", {"a": json.loads("[" * 70 + "]" * 70)}),
-        ("tables", {"a": json.loads("[" * 70 + "]" * 70)}),
-    ],
-)
-def test_a_wrong_field_is_a_record_error(tmp_path, field, value):
-    with pytest.raises(RecordError, match=r"record\.json"):
-        damaged(tmp_path, lambda content: content.update({field: value}))
+DEEP = json.loads("[" * 70 + "]" * 70)
+WRONG = {
+    "started_at": ("yesterday", "nan", 1e400, 10**400, -1),
+    "ended_at": (None, 1e300, True),
+    "state": ("done", 1),
+    "name": (None,),
+    "cell": ([], {}, {"gpus": "0,3"}, {"gpus": [0, "3"]}),
+    "overrides": ("gpus=0", [1]),
+    "metrics": ({"x": "fast"}, {"x": None}, {"x": 10**400}, []),
+    "model": ({"parameters": [1]},),
+    "series": ({"s": [1, 2]}, {"s": [["a", 1]]}),
+    "failure": (
+        "broken",
+        {"cause": 1, "rank": None, "message": ""},
+        {"cause": "hang", "rank": "1", "message": ""},
+        {"cause": "hang"},
+    ),
+    "validity": (None, {"verdict": "fine"}, {"verdict": "valid", "codes": {"a": 1}}),
+    "ranks": ({}, [1]),
+    "drift": ("no",),
+    "schema_version": (True, 0, "1", None),
+    "environment": ({"a": DEEP},),
+    "tables": ({"a": DEEP},),
+}
+
+
+@pytest.mark.parametrize("field", WRONG)
+def test_a_wrong_field_is_a_record_error(tmp_path, field):
+    for value in WRONG[field]:
+        with pytest.raises(RecordError, match=r"record\.json"):
+            damaged(tmp_path, lambda content, value=value: content.update({field: value}))
 
 
 def test_a_field_that_is_not_known_is_passed_over(tmp_path):
@@ -159,11 +139,7 @@ def test_a_field_that_is_not_known_is_passed_over(tmp_path):
 @pytest.mark.parametrize(
     ("field", "value", "place"),
     [
-        (
-            "tables",
-            {"p2p": {"matrices": {"latency": [[1.0, "2"]]}}},
-            "$.tables.p2p.matrices[...][0][1]",
-        ),
+        ("tables", {"p2p": {"matrices": {"a": [[1.0, "2"]]}}}, "$.tables.p2p.matrices[...][0][1]"),
         ("tables", {"nccl-tests": {"runs": 3}}, "$.tables.nccl-tests.runs"),
         ("effective", {"nccl": {"settings": ["NCCL_ALGO"]}}, "$.effective.nccl.settings"),
         ("checks", {"gradient_error": None}, "$.checks.gradient_error"),
@@ -202,18 +178,17 @@ def test_a_missing_field_is_a_record_error(tmp_path, field):
         damaged(tmp_path, lambda content: content.pop(field))
 
 
-@pytest.mark.parametrize(
-    "data", [b"", b"{", b"null", b"[]", b"\xff\xfe", b"\0" * 100, b"[" * 100_000, b'{"a":' * 100_000, b'"' + b"x" * 10_000_000]
-)  # fmt: skip
-def test_what_is_no_record_is_a_record_error(tmp_path, data):
+NO_RECORDS = [b"", b"{", b"null", b"[]", b"\xff\xfe", b"\0" * 100, b"[" * 100_000]
+NO_RECORDS += [b'{"a":' * 100_000, b'"' + b"x" * 10_000_000]
+
+
+def test_what_is_no_record_is_a_record_error(tmp_path):
     path = tmp_path / "record.json"
-    path.write_bytes(data)
-    with pytest.raises(RecordError):
-        read(path)
-
-
-def test_a_missing_file_or_a_folder_is_a_record_error(tmp_path):
-    for path in (tmp_path / "record.json", tmp_path):
+    for absent in (path, tmp_path):
+        with pytest.raises(RecordError):
+            read(absent)
+    for data in NO_RECORDS:
+        path.write_bytes(data)
         with pytest.raises(RecordError):
             read(path)
 
@@ -234,11 +209,8 @@ def test_any_damage_gives_a_record_that_can_be_used_or_a_record_error(tmp_path_f
     text = write(CellFolder(folder), make_record()).read_bytes()
     if data.draw(st.booleans()):  # bytes
         start = data.draw(st.integers(0, len(text)))
-        text = (
-            text[:start]
-            + data.draw(st.binary(max_size=8))
-            + text[data.draw(st.integers(start, len(text))) :]
-        )
+        end = data.draw(st.integers(start, len(text)))
+        text = text[:start] + data.draw(st.binary(max_size=8)) + text[end:]
     else:  # values
         content = json.loads(text)
         for name in data.draw(st.lists(st.sampled_from(sorted(content)), min_size=1, max_size=3)):
@@ -256,52 +228,69 @@ def test_any_damage_gives_a_record_that_can_be_used_or_a_record_error(tmp_path_f
     assert read(write(CellFolder(folder), record)).record_id == record.record_id
 
 
-@pytest.mark.parametrize("before", [True, False])
-@pytest.mark.parametrize("limit", [0, 1, 100, 700, 1300])
-def test_a_full_disk_leaves_the_old_record_or_none(tmp_path, before, limit):
-    old, new = make_record(name="old"), make_record(name="new " * 100)
-    if before:
-        write(CellFolder(tmp_path), old)
-    child = f"""
+CHILD = f"""
 import resource, signal, sys
 sys.path.insert(0, {str(ROOT)!r})
-sys.path.insert(0, {str(ROOT / "tests")!r})
 from pathlib import Path
-from benchmarks.record import CellFolder, write
-from build import make_record
+from benchmarks.record import CellFolder, Lines, read, write
+folder, given = Path(sys.argv[1]), sys.argv[2]
+"""
+FULL_DISK = """
+new = read(folder.parent / "new" / "record.json")
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(given), int(given)))
 try:
-    write(CellFolder(Path({str(tmp_path)!r})), make_record(name="new " * 100))
+    write(CellFolder(folder), new)
 except OSError as error:
     sys.exit(3)
 """
-    assert subprocess.run([sys.executable, "-c", child], check=False).returncode == 3
-    assert [path.name for path in tmp_path.iterdir()] == (["record.json"] if before else [])
-    if before:
-        assert read(tmp_path / "record.json") == old
-    write(CellFolder(tmp_path), new)
-    assert read(tmp_path / "record.json") == new
+WRITE_ON = """
+big = read(folder / "record.json")
+print("go", flush=True)
+while True:
+    write(CellFolder(folder), big)
+"""
+JOURNAL = """
+lines = Lines(folder / "journal.jsonl")
+for n in range(200):
+    lines.write("sweep", 1.0, who=given, order=[given] * 3000)
+"""
+
+
+def child(code, folder, given):
+    command = [sys.executable, "-c", CHILD + code, folder, str(given)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE)
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_full_disk_leaves_the_old_record_or_none(tmp_path, before):
+    old, new = make_record(name="old"), make_record(name="new " * 100)
+    (tmp_path / "new").mkdir()
+    write(CellFolder(tmp_path / "new"), new)
+    folders = {limit: tmp_path / str(limit) for limit in (0, 1, 100, 700, 1300)}
+    for folder in folders.values():
+        folder.mkdir()
+        if before:
+            write(CellFolder(folder), old)
+    children = [child(FULL_DISK, folder, limit) for limit, folder in folders.items()]
+    assert [process.wait() for process in children] == [3] * len(children)
+    for folder in folders.values():
+        assert [path.name for path in folder.iterdir()] == (["record.json"] if before else [])
+        if before:
+            assert read(folder / "record.json") == old
+        write(CellFolder(folder), new)
+        assert read(folder / "record.json") == new
 
 
 def test_a_process_killed_while_it_writes_leaves_a_whole_record(tmp_path):
-    write(CellFolder(tmp_path), make_record())
-    child = f"""
-import sys
-sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests")!r}]
-from pathlib import Path
-from benchmarks.record import CellFolder, write
-from build import make_record
-big = make_record(series={{"s": [[n, n / 3] for n in range(3000)]}})
-print("go", flush=True)
-while True:
-    write(Path({str(tmp_path)!r}), big)
-"""
+    series = {"s": [[number, number / 3] for number in range(3000)]}
+    write(CellFolder(tmp_path), make_record(series=series))
     for delay in (0.0, 0.003, 0.007):
-        with subprocess.Popen([sys.executable, "-c", child], stdout=subprocess.PIPE) as process:
-            process.stdout.readline()
+        with child(WRITE_ON, tmp_path, "") as process:
+            assert process.stdout.readline() == b"go\n"
             signal.sigtimedwait([], delay)
             process.kill()
+        assert process.returncode == -9, "it wrote until it was killed"
         assert read(tmp_path / "record.json").state == "finished"
 
 
@@ -314,12 +303,10 @@ def test_a_torn_last_line_is_dropped_and_the_next_one_is_not_lost(tmp_path):
     for cut in range(whole.index(b"\n") + 1, len(whole)):
         path.write_bytes(whole[:cut])
         expected = 2 if cut == len(whole) - 1 else 1  # only the newline is missing
-        assert [line["kind"] for line in read_lines(path)] == ["start", "beat"][:expected]
+        kinds = ["start", "beat"][:expected]
+        assert [line["kind"] for line in read_lines(path)] == kinds
         Lines(path).write("begin", 3.0, cell="c")
-        assert [line["kind"] for line in read_lines(path)] == [
-            *["start", "beat"][:expected],
-            "begin",
-        ]
+        assert [line["kind"] for line in read_lines(path)] == [*kinds, "begin"]
 
 
 def test_a_line_torn_by_a_full_disk_does_not_take_the_next_one_along(tmp_path):
@@ -341,33 +328,19 @@ def test_a_line_torn_by_a_full_disk_does_not_take_the_next_one_along(tmp_path):
 
 def test_foreign_lines_are_passed_over(tmp_path):
     path = tmp_path / "lines.jsonl"
-    foreign = [b"", b"null", b"[1]", b"{}", b'{"kind": 1, "time": 1}', b'{"kind": "x"}', b'{"kind": "x", "time": "now"}',
-               b"\xff\xfe", b"\0" * 8, b"[" * 50_000,
-               b'{"kind": "deep", "time": 1, "a": ' + b"[" * 70 + b"]" * 70 + b"}"]  # fmt: skip
-    path.write_bytes(
-        b"\n".join([*foreign, b'{"kind": "good", "time": 1.5}', b'{"kind": "torn", "ti'])
-    )
+    deep = b'{"kind": "deep", "time": 1, "a": ' + b"[" * 70 + b"]" * 70 + b"}"
+    foreign = [b"", b"null", b"[1]", b"{}", b"\xff\xfe", b"\0" * 8, b"[" * 50_000, deep]
+    foreign += [b'{"kind": 1, "time": 1}', b'{"kind": "x"}', b'{"kind": "x", "time": "now"}']
+    good = b'{"kind": "good", "time": 1.5}', b'{"kind": "torn", "ti'
+    path.write_bytes(b"\n".join([*foreign, *good]))
     assert list(read_lines(path)) == [{"kind": "good", "time": 1.5}]
     assert list(read_lines(tmp_path / "absent.jsonl")) == []
 
 
-def test_numbers_of_lines_that_are_not_finite_come_back(tmp_path):
-    lines = Lines(tmp_path / "lines.jsonl")
-    lines.write("result", 1.0, metrics={"a": math.inf}, checks={"losses": [math.nan]})
-    (line,) = read_lines(tmp_path / "lines.jsonl")
-    assert line["metrics"]["a"] == math.inf and math.isnan(line["checks"]["losses"][0])
-
-
 def test_two_writers_of_one_journal_never_mix_their_lines(tmp_path):
-    path = tmp_path / "journal.jsonl"
-    child = (
-        f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
-        f"from pathlib import Path\nfrom benchmarks.record import Lines\nlines = Lines(Path({str(path)!r}))\n"
-        "for n in range(200): lines.write('sweep', 1.0, who=sys.argv[1], order=[sys.argv[1]] * 3000)"
-    )
-    writers = [subprocess.Popen([sys.executable, "-c", child, name]) for name in ("a", "b")]
+    writers = [child(JOURNAL, tmp_path, name) for name in ("a", "b")]
     assert [writer.wait() for writer in writers] == [0, 0]
-    lines = list(read_lines(path))
+    lines = list(read_lines(tmp_path / "journal.jsonl"))
     assert len(lines) == 400
     assert all(line["order"] == [line["who"]] * 3000 for line in lines)
 
