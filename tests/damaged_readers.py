@@ -17,6 +17,7 @@ import zipfile
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -61,9 +62,7 @@ class Reader:
     read: Callable[[Seed, Path], Any]
     damages: tuple[Callable[..., bytes], ...]
     losses: tuple[Callable[..., bytes], ...] = damage.LOSSES
-    follows: tuple[
-        str, ...
-    ] = ()  # paths of a result that follow from how much of the file is there
+    follows: tuple[str, ...] = ()  # paths of a result that follow from how much of a file is there
     share: float = 1.0  # of the examples
 
 
@@ -223,7 +222,8 @@ def record_seeds():
 
 
 def read_record(seed, folder):
-    from benchmarks.record import RecordError, read
+    """Read a record: of what is read all can be used, and it is written as it was."""
+    from benchmarks.record import CellFolder, RecordError, read, write
 
     path = folder / "record.json"
     path.write_bytes(seed.data)
@@ -231,6 +231,10 @@ def read_record(seed, folder):
         record = read(path)
     except RecordError as error:
         raise Refusal(str(error)) from None
+    assert isinstance(record.usable, bool) and isinstance(sorted(record.cell.gpus), list)
+    assert datetime.fromtimestamp(record.started_at) and datetime.fromtimestamp(record.ended_at)
+    assert all(isinstance(float(value), float) for value in record.metrics.values())
+    assert read(write(CellFolder(folder), record)).record_id == record.record_id
     return json.loads(json.dumps(dataclasses.asdict(record)))
 
 
@@ -531,7 +535,7 @@ P2P = ("p2p_a100_pcie_x4.txt", "p2p_h200_x2.txt", "p2p_dgx_a100_row0.txt")
 TOPOLOGIES = ("topo_a100_pcie_x4.txt", "topo_dgx1_v100.txt", "topo_h200_x4.txt")
 READERS = {
     "record": Reader(
-        record_seeds, read_record, TEXT_AND_JSON, (damage.cut, damage.lose_entry)
+        record_seeds, read_record, TEXT_AND_JSON, (damage.cut, damage.lose_entry), share=4.0
     ),
     "cell": Reader(
         cell_seeds, recover_cell, TEXT_AND_JSON, (damage.cut, damage.lose_lines),

@@ -8,13 +8,10 @@ import resource
 import signal
 import subprocess
 import sys
-from datetime import datetime
 from pathlib import Path
 
 import pytest
 from build import make_record
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from benchmarks.record import (
     SCHEMA_VERSION,
@@ -191,41 +188,6 @@ def test_what_is_no_record_is_a_record_error(tmp_path):
         path.write_bytes(data)
         with pytest.raises(RecordError):
             read(path)
-
-
-LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
-JSON = st.recursive(
-    LEAVES,
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
-    ),
-)
-
-
-@settings(max_examples=300, deadline=None)
-@given(st.data())
-def test_any_damage_gives_a_record_that_can_be_used_or_a_record_error(tmp_path_factory, data):
-    folder = tmp_path_factory.mktemp("damage")
-    text = write(CellFolder(folder), make_record()).read_bytes()
-    if data.draw(st.booleans()):  # bytes
-        start = data.draw(st.integers(0, len(text)))
-        end = data.draw(st.integers(start, len(text)))
-        text = text[:start] + data.draw(st.binary(max_size=8)) + text[end:]
-    else:  # values
-        content = json.loads(text)
-        for name in data.draw(st.lists(st.sampled_from(sorted(content)), min_size=1, max_size=3)):
-            content[name] = data.draw(JSON)
-        text = json.dumps(content).encode()
-    (folder / "record.json").write_bytes(text)
-    try:
-        record = read(folder / "record.json")
-    except RecordError:
-        return
-    assert isinstance(record.usable, bool)
-    assert datetime.fromtimestamp(record.started_at) and datetime.fromtimestamp(record.ended_at)
-    assert all(isinstance(value, float) for value in map(float, record.metrics.values()))
-    assert sorted(record.cell.gpus) is not None
-    assert read(write(CellFolder(folder), record)).record_id == record.record_id
 
 
 CHILD = f"""
