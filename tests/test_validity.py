@@ -9,31 +9,22 @@ import math
 from pathlib import Path
 
 import pytest
-from build import changed_cell
+from build import changed_cell, make_record
 
 from analysis.findings.baselines import Baselines
 from analysis.study.rates import IMAGES_PER_SECOND
 from analysis.study.study import Study
 from analysis.validity.checks import CHECKS, judge, judged
 from benchmarks import record as records
-from benchmarks.record import CellFolder, Record, Validity
+from benchmarks.record import CellFolder, Validity
 from conf.schema import ValidityLimits
 
 DATA = Path(__file__).parent / "data" / "h200_x4"
-REAL = [
-    record
-    for study in sorted(DATA.iterdir())
-    if study.is_dir()
-    for record in records.read_study(study)[0]
-]
+STUDIES = [path for path in sorted(DATA.iterdir()) if path.is_dir()]
+REAL = [record for path in STUDIES for record in records.read_study(path)[0]]
+STILL = dict.fromkeys(("drift", "drift_beyond", "change", "change_beyond"), 0.0)
 STEADY = {
-    "stationarity": {
-        "drift": 0.0,
-        "drift_beyond": 0.0,
-        "change": 0.0,
-        "change_beyond": 0.0,
-        "change_at": 30.0,
-    },
+    "stationarity": STILL | {"change_at": 30.0},
     "pauses": {"count": 0.0, "lost_share": 0.0, "longest_ms": 55.0},
     "slowest_rank": {"rank": 1, "share": 0.0, "noise": 0.0},
     "unaccounted_share": 0.0,
@@ -60,16 +51,13 @@ def with_facts(record):
     return dataclasses.replace(record, checks=record.checks | STEADY | facts, metrics=metrics)
 
 
-PAIR = with_facts(
-    next(
-        r
-        for r in REAL
-        if r.cell.trains
-        and r.state == "finished"
-        and r.cell.gpus == (0, 1)
-        and "gpu_samples" in r.checks
-    )
-)
+def is_a_pair(record):
+    cell = record.cell
+    trained = cell.trains and record.state == "finished"
+    return trained and cell.gpus == (0, 1) and "gpu_samples" in record.checks
+
+
+PAIR = with_facts(next(filter(is_a_pair, REAL)))
 
 
 def changed(change, record=PAIR):
@@ -227,6 +215,7 @@ def entry(value):
 
 
 BUSBW, ALGBW, MOVED = "comm/busbw_gb_per_s", "comm/algbw_gb_per_s", "comm/bytes_moved"
+RATE = PAIR.metrics[IMAGES_PER_SECOND]
 GIB = 1e9 / 2**30
 NAN, INF = math.nan, math.inf
 PLANTED = {
@@ -359,15 +348,7 @@ CLEAN = [
     # an efficiency that noise explains
     together(
         metrics(scaling__efficiency=1.03),
-        put(
-            "within_run",
-            **{
-                IMAGES_PER_SECOND: {
-                    "low": 0.98 * PAIR.metrics[IMAGES_PER_SECOND],
-                    "high": 1.02 * PAIR.metrics[IMAGES_PER_SECOND],
-                }
-            },
-        ),
+        put("within_run", **{IMAGES_PER_SECOND: {"low": 0.98 * RATE, "high": 1.02 * RATE}}),
     ),
 ]
 UNCHECKED = {
@@ -428,16 +409,14 @@ def test_every_check_has_a_planted_fault():
     assert set(PLANTED) == {check.code for check in CHECKS}
 
 
-@pytest.mark.parametrize(
-    ("code", "number"), [(code, n) for code, plants in PLANTED.items() for n in range(len(plants))]
-)
-def test_a_planted_fault_has_its_code_and_no_other(code, number):
-    record = dataclasses.replace(PAIR, effective={})
-    found = judge(changed(PLANTED[code][number], record), LIMITS)
-    assert set(found.codes) == {code}, found.codes
-    assert found.verdict == SEVERITY[code]
-    assert "{" not in found.codes[code] and not found.codes[code].endswith(": ")
-    assert code not in found.unchecked
+@pytest.mark.parametrize("code", PLANTED)
+def test_a_planted_fault_has_its_code_and_no_other(code):
+    for plant in PLANTED[code]:
+        found = judge(changed(plant, dataclasses.replace(PAIR, effective={})), LIMITS)
+        assert set(found.codes) == {code}, found.codes
+        assert found.verdict == SEVERITY[code]
+        assert "{" not in found.codes[code] and not found.codes[code].endswith(": ")
+        assert code not in found.unchecked
 
 
 @pytest.mark.parametrize("number", range(len(CLEAN)))
@@ -446,17 +425,12 @@ def test_what_is_just_below_a_limit_is_no_fault(number):
     assert (found.verdict, found.codes) == ("valid", {})
 
 
+INSTEAD = f"rank 1 ran on GPU-other instead of {PAIR.environment['planned_uuids'][1]}"
+SENTENCES = [("wrong_gpu", 0, INSTEAD), ("missing_rank", 1, "rank 0 wrote")]
+
+
 @pytest.mark.parametrize(
-    ("code", "number", "words"),
-    [
-        (
-            "wrong_gpu",
-            0,
-            f"rank 1 ran on GPU-other instead of {PAIR.environment['planned_uuids'][1]}",
-        ),
-        ("missing_rank", 1, "rank 0 wrote"),
-        ("loss_not_finite", 0, "on rank 1"),
-    ],
+    ("code", "number", "words"), [*SENTENCES, ("loss_not_finite", 0, "on rank 1")]
 )
 def test_the_sentence_names_what_was_found(code, number, words):
     assert words in judge(changed(PLANTED[code][number]), LIMITS).codes[code]
@@ -464,10 +438,16 @@ def test_the_sentence_names_what_was_found(code, number, words):
 
 @pytest.mark.parametrize(
     ("fields", "named"),
-    [({}, " optimize=graph "), ({"optimize": "compile"}, " optimize=compile_graph "), ({"optimize": "compile_graph"}, ""),
-     ({"optimize": "max"}, " optimize=max_graph "),
-     ({"precision": "fp16"}, ""), ({"strategy": {"name": "cpu_staged"}}, ""), ({"strategy": {"name": "mine"}}, "")],
-)  # fmt: skip
+    [
+        ({}, " optimize=graph "),
+        ({"optimize": "compile"}, " optimize=compile_graph "),
+        ({"optimize": "compile_graph"}, ""),
+        ({"optimize": "max"}, " optimize=max_graph "),
+        ({"precision": "fp16"}, ""),
+        ({"strategy": {"name": "cpu_staged"}}, ""),
+        ({"strategy": {"name": "mine"}}, ""),
+    ],
+)
 def test_a_cell_that_waits_for_the_cpu_is_told_of_graphs_where_it_could_have_them(fields, named):
     change = together(cell(**fields), metrics(gpu__idle_share=0.3))
     said = judge(changed(change), LIMITS).codes["cpu_bound"]
@@ -497,6 +477,8 @@ def test_a_check_that_cannot_run_is_unchecked_with_a_reason_and_never_passed(cod
     assert set(found.unchecked) == {code}
     assert found.unchecked[code].strip()
     assert (found.verdict, found.codes) == ("valid", {})
+    found = judge(changed(drop("checks", "gpu_samples")), LIMITS)
+    assert {"foreign_load", "throttled"} <= set(found.unchecked)
 
 
 def test_the_exchange_alone_is_held_to_its_tolerance_and_has_no_steps_to_check():
@@ -514,11 +496,6 @@ def test_the_exchange_alone_is_held_to_its_tolerance_and_has_no_steps_to_check()
     assert lossy.not_applicable["exchange_wrong"] == "its compression loses precision"
 
 
-def test_gpus_that_were_not_sampled_leave_checks_unchecked():
-    found = judge(changed(drop("checks", "gpu_samples")), LIMITS)
-    assert {"foreign_load", "throttled"} <= set(found.unchecked)
-
-
 def test_the_worst_severity_is_the_verdict_whatever_the_order():
     suspect = changed(PLANTED["noisy"][0])
     assert judge(suspect, LIMITS).verdict == "suspect"
@@ -527,29 +504,21 @@ def test_the_worst_severity_is_the_verdict_whatever_the_order():
     assert set(judge(both, LIMITS).codes) >= {"noisy", "loss_not_finite"}
 
 
+PLACES = {"unchecked": "unchecked", "not applicable": "not_applicable"}
+
+
 @pytest.mark.parametrize(
-    ("severity", "verdict"),
-    [
-        ("invalid", "invalid"), ("suspect", "suspect"), ("finding", "valid"), ("unchecked", "valid"),
-        ("not applicable", "valid"),
-    ],
-)  # fmt: skip
-def test_findings_about_settings_join_the_verdict(severity, verdict):
-    finding = {
-        "code": "setting_ignored",
-        "sentence": "NCCL_ALGO=Ring was ignored",
-        "severity": severity,
-        "setting": "x",
-    }
-    record = dataclasses.replace(
-        PAIR, effective={"findings": [finding, {**finding, "sentence": "and again"}]}
-    )
+    "severity", ["invalid", "suspect", "finding", "unchecked", "not applicable"]
+)
+def test_findings_about_settings_join_the_verdict(severity):
+    sentence = "NCCL_ALGO=Ring was ignored"
+    finding = {"code": "setting_ignored", "severity": severity, "setting": "x"}
+    both = [finding | {"sentence": words} for words in (sentence, "and again")]
+    record = dataclasses.replace(PAIR, effective={"findings": both})
     found = judge(record, LIMITS)
-    assert found.verdict == verdict
-    where = {"unchecked": found.unchecked, "not applicable": found.not_applicable}.get(
-        severity, found.codes
-    )
-    assert where["setting_ignored"] == "NCCL_ALGO=Ring was ignored; and again"
+    assert found.verdict == (severity if severity in ("invalid", "suspect") else "valid")
+    where = getattr(found, PLACES.get(severity, "codes"))
+    assert where["setting_ignored"] == f"{sentence}; and again"
     # A finding never takes back what a check said.
     assert judge(changed(PLANTED["replicas_differ"][0], record), LIMITS).verdict == "invalid"
 
@@ -580,18 +549,15 @@ def test_the_judgement_survives_the_file(tmp_path):
 def cell_of(gpus, rate, number=0, verdict="valid", state="finished", **fields):
     """A record of a cell that differs from PAIR's in what is given."""
     own = changed_cell(PAIR.cell, gpus=gpus, **fields)
-    return Record(
+    return make_record(
         record_id=f"{number:032x}",
         cell_key=own.key,
-        name="",
         cell=own,
-        study="s",
-        sweep_id="",
-        overrides=[],
         state=state,
         started_at=1.0 + number,
         ended_at=2.0,
         validity=Validity(verdict),
+        environment={},
         metrics={} if rate is None else {IMAGES_PER_SECOND: rate},
     )
 
@@ -599,61 +565,47 @@ def cell_of(gpus, rate, number=0, verdict="valid", state="finished", **fields):
 def baselines(record, others):
     """{GPU: images per second alone} of a record's subset."""
     study = Study.of([record, *others])
-    found = Baselines(study).of(study.single(record))
-    return {
-        gpu: pytest.approx(math.exp(runs.log_rate.value), rel=1e-12) for gpu, runs in found.items()
-    }
+    found = Baselines(study).of(study.single(record)).items()
+    return {gpu: pytest.approx(math.exp(runs.log_rate.value)) for gpu, runs in found}
 
 
-def efficiency(record, others):
-    return Baselines(
-        Study.of([record, *(other for other in others if other is not record)])
-    ).efficiency(record)
+ALONE = [cell_of([0], 100.0), cell_of([1], 80.0), cell_of([2], 10.0)]
+FIRST = [cell_of([0], 100.0)]
+THREE = [cell_of([0], rate, repeat, repeat=repeat) for repeat, rate in enumerate((90, 100, 500))]
+STRONG = [cell_of([0], 100.0, batch_size=512, global_batch_size=512)]
+LOC = {"NCCL_P2P_LEVEL": "LOC"}
+EFFICIENCIES = {
+    "against the slowest member": (cell_of([0, 1], 144.0), ALONE, 144 / (2 * 80)),
+    "in whatever order": (cell_of([1, 0], 144.0), ALONE, 144 / (2 * 80)),
+    "of the members that are known": (cell_of([0, 3], 144.0), ALONE, 144 / (2 * 100)),
+    "against the median run": (cell_of([0, 1], 150.0), THREE, 0.75),
+    "one GPU": (FIRST[0], [], None),
+    "no baseline": (cell_of([0, 1], 100.0), [], None),
+    "no rate": (cell_of([0, 1], None), FIRST, None),
+    "as many images per step": (
+        cell_of([0, 1], 150.0, batch_size=256, global_batch_size=512),
+        STRONG,
+        0.75,
+    ),
+    "more images per step": (
+        cell_of([0, 1], 150.0, batch_size=512, global_batch_size=1024),
+        STRONG,
+        None,
+    ),
+    "weak and strong are never mixed": (cell_of([0, 1], 150.0, batch_size=512), STRONG, None),
+    # what one GPU cannot feel does not matter
+    "nccl": (cell_of([0, 1], 150.0, nccl=LOC), FIRST, 0.75),
+    "seed": (cell_of([0, 1], 150.0, seed=7), FIRST, 0.75),
+    "repeat": (cell_of([0, 1], 150.0, repeat=3), FIRST, 0.75),
+    "profiler": (cell_of([0, 1], 150.0, profiler="nsys"), FIRST, 0.75),
+}
 
 
-def test_efficiency_is_against_the_slowest_member():
-    alone = [cell_of([0], 100.0), cell_of([1], 80.0), cell_of([2], 10.0)]
-    assert baselines(cell_of([0, 1], 144.0), alone) == {0: 100.0, 1: 80.0}
-    assert efficiency(cell_of([0, 1], 144.0), alone) == pytest.approx(144 / (2 * 80))
-    assert efficiency(cell_of([1, 0], 144.0), alone) == pytest.approx(144 / (2 * 80))
-    assert efficiency(cell_of([0, 3], 144.0), alone) == pytest.approx(144 / (2 * 100)), (
-        "the members that are known"
-    )
-
-
-def test_a_baseline_is_the_median_of_its_runs():
-    alone = [
-        cell_of([0], rate, number, repeat=number)
-        for number, rate in enumerate([90.0, 100.0, 500.0])
-    ]
-    assert baselines(cell_of([0, 1], 1.0), alone) == {0: 100.0}
-
-
-def test_the_last_attempt_of_this_machines_own_gpu_is_the_baseline():
-    def on(record, host, *uuids, at=1.0, key="0" * 16):
-        around = {**record.environment, "host": host, "planned_uuids": list(uuids)}
-        return dataclasses.replace(record, environment=around, started_at=at, cell_key=key)
-
-    pair = on(cell_of([0, 1], 144.0), "a", "GPU-0", "GPU-1")
-    first, last = on(cell_of([0], 90.0), "a", "GPU-0"), on(cell_of([0], 80.0), "a", "GPU-0", at=5.0)
-    assert baselines(pair, [last, first]) == {0: 80.0}
-    assert baselines(pair, [on(cell_of([0], 90.0), "b", "GPU-0")]) == {}, "another machine"
-    assert baselines(pair, [on(cell_of([0], 90.0), "a", "GPU-7")]) == {}, "another GPU 0"
-
-
-def test_only_usable_cells_are_baselines():
-    for unusable in (
-        cell_of([0], 50.0, verdict="invalid"),
-        cell_of([0], 50.0, state="failed"),
-        cell_of([0], 50.0, state="interrupted"),
-        cell_of([0], None),
-        cell_of([0, 1], 50.0),
-    ):
-        assert baselines(cell_of([0, 1], 1.0), [unusable]) == {}
-        assert baselines(cell_of([0, 1], 1.0), [unusable, cell_of([0], 100.0, number=1)]) == {
-            0: 100.0
-        }
-    assert baselines(cell_of([0, 1], 1.0), [cell_of([0], 70.0, verdict="suspect")]) == {0: 70.0}
+@pytest.mark.parametrize("name", EFFICIENCIES)
+def test_efficiency_is_against_cells_of_one_gpu(name):
+    record, others, expected = EFFICIENCIES[name]
+    found = Baselines(Study.of([record, *others])).efficiency(record)
+    assert found == (expected and pytest.approx(expected, rel=1e-12))
 
 
 @pytest.mark.parametrize(
@@ -671,31 +623,30 @@ def test_only_usable_cells_are_baselines():
 )
 def test_only_cells_of_the_same_condition_are_baselines(other):
     assert changed_cell(PAIR.cell, **other) != PAIR.cell
-    assert efficiency(cell_of([0, 1], 150.0), [cell_of([0], 100.0, **other)]) is None
+    assert baselines(cell_of([0, 1], 150.0), [cell_of([0], 100.0, **other)]) == {}
 
 
-@pytest.mark.parametrize(
-    "other", [{"nccl": {"NCCL_P2P_LEVEL": "LOC"}}, {"seed": 7}, {"repeat": 3}, {"profiler": "nsys"}]
-)
-def test_what_one_gpu_cannot_feel_does_not_matter(other):
-    assert efficiency(cell_of([0, 1], 150.0, **other), [cell_of([0], 100.0)]) == pytest.approx(
-        0.75, rel=1e-12
-    )
+def test_the_last_attempt_of_this_machines_own_gpu_is_the_baseline():
+    def on(record, host, *uuids, at=1.0, key="0" * 16):
+        around = {"host": host, "planned_uuids": list(uuids)}
+        return dataclasses.replace(record, environment=around, started_at=at, cell_key=key)
+
+    pair = on(cell_of([0, 1], 144.0), "a", "GPU-0", "GPU-1")
+    first, last = on(cell_of([0], 90.0), "a", "GPU-0"), on(cell_of([0], 80.0), "a", "GPU-0", at=5.0)
+    assert baselines(pair, [last, first]) == {0: 80.0}
+    assert baselines(pair, [on(cell_of([0], 90.0), "b", "GPU-0")]) == {}, "another machine"
+    assert baselines(pair, [on(cell_of([0], 90.0), "a", "GPU-7")]) == {}, "another GPU 0"
 
 
-def test_strong_scaling_keeps_the_images_per_step():
-    alone = [cell_of([0], 100.0, batch_size=512, global_batch_size=512)]
-    assert efficiency(
-        cell_of([0, 1], 150.0, batch_size=256, global_batch_size=512), alone
-    ) == pytest.approx(0.75, rel=1e-12)
-    assert efficiency(cell_of([0, 1], 150.0, batch_size=512, global_batch_size=1024), alone) is None
-    assert efficiency(cell_of([0, 1], 150.0, batch_size=512), alone) is None, (
-        "weak and strong are never mixed"
-    )
-
-
-def test_one_gpu_or_no_baseline_or_no_rate_has_no_efficiency():
-    alone = [cell_of([0], 100.0)]
-    assert efficiency(cell_of([0], 100.0), alone) is None
-    assert efficiency(cell_of([0, 1], 100.0), []) is None
-    assert efficiency(cell_of([0, 1], None), alone) is None
+def test_only_usable_cells_are_baselines():
+    pair = cell_of([0, 1], 1.0)
+    for unusable in (
+        cell_of([0], 50.0, verdict="invalid"),
+        cell_of([0], 50.0, state="failed"),
+        cell_of([0], 50.0, state="interrupted"),
+        cell_of([0], None),
+        cell_of([0, 1], 50.0),
+    ):
+        assert baselines(pair, [unusable]) == {}
+        assert baselines(pair, [unusable, cell_of([0], 100.0, number=1)]) == {0: 100.0}
+    assert baselines(pair, [cell_of([0], 70.0, verdict="suspect")]) == {0: 70.0}
