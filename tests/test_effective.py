@@ -22,10 +22,10 @@ NV = {f"{a}-{b}": "NV18" for a in range(8) for b in range(a + 1, 8)}
 def check_settings(requested, log, same_cell_without, link_classes, *, gpus=None):
     """What each requested setting comes to by a cell's log; `same_cell_without` is that of the same cell without them all."""
     evidence = None if log is None else Evidence(requested, log, link_classes, gpus)
-    results = [
-        check_setting(name, value, evidence, same_cell_without) for name, value in requested.items()
-    ]
-    return [one for of_setting in results for one in of_setting]
+    results = []
+    for name, value in requested.items():
+        results += check_setting(name, value, evidence, same_cell_without)
+    return results
 
 
 def capture(name):
@@ -34,44 +34,35 @@ def capture(name):
 
 def made(*bodies, transport="P2P/CUMEM", version="2.28.9", channels=24, nvls=0, ranks=(0, 1)):
     """A log of two ranks in NCCL's form; `bodies` are announced by the ranks of `ranks`."""
-    gpus = (0, 1)
-    rows = []
+    slash = "/0" if transport.startswith("P2P") else ""
+    count = f"{channels} coll channels, {channels} collnet channels, {nvls} nvls channels"
+    text = ""
     for rank in (0, 1):
-        peer = 1 - rank
-        slash = "/0" if transport.startswith("P2P") else ""
-        member = f"ncclCommInitRankConfig comm 0x{rank}a rank {rank} nranks 2 cudaDev {rank} nvmlDev {gpus[rank]}"
-        member += f" busId {gpus[rank]}0 commId 0x1 - Init"
-        count = f"{channels} coll channels, {channels} collnet channels, {nvls} nvls channels, 32 p2p channels"
-        rows += [
-            (rank, "Bootstrap: Using eth0"),
-            (rank, f"NCCL version {version}+cuda13.0"),
-            (rank, "Comm config Blocking set to 1"),
-            (rank, f"{member} START"),
-            *([(rank, body) for body in bodies] if rank in ranks else []),
-            (rank, f"{count}, 2 p2p channels per peer"),
-            (rank, f"{member} COMPLETE"),
-            (
-                rank,
-                f"Channel 00{slash} : {rank}[{gpus[rank]}] -> {peer}[{gpus[peer]}] via {transport}",
-            ),
-        ]
-    return parse_nccl_log("".join(f"vm:{rank + 1}:1 [0] NCCL INFO {body}\n" for rank, body in rows))
+        member = f"ncclCommInitRankConfig comm 0x{rank}a rank {rank} nranks 2 cudaDev {rank} nvmlDev {rank}"
+        member += f" busId {rank}0 commId 0x1 - Init"
+        lines = ["Bootstrap: Using eth0", f"NCCL version {version}+cuda13.0"]
+        lines += ["Comm config Blocking set to 1", f"{member} START"]
+        lines += bodies if rank in ranks else ()
+        lines += [f"{count}, 32 p2p channels, 2 p2p channels per peer", f"{member} COMPLETE"]
+        ends = f"{rank}[{rank}] -> {1 - rank}[{1 - rank}]"
+        lines.append(f"Channel 00{slash} : {ends} via {transport}")
+        text += "".join(f"vm:{rank + 1}:1 [0] NCCL INFO {line}\n" for line in lines)
+    return parse_nccl_log(text)
 
 
 def says(name, value):
     return f"{name} set by environment to {value}"
 
 
-def codes(findings, *severities):
-    return {
-        (one.code, one.severity) for one in findings if not severities or one.severity in severities
-    }
+def codes(findings):
+    return {(one.code, one.severity) for one in findings}
 
 
 IGNORED, TRANSPORT, ALGORITHM = "setting_ignored", "transport_unexpected", "algorithm_unexpected"
 CHANNELS, NO_EFFECT = "channels_unexpected", "setting_no_effect"
 LEVEL, ALGO, PROTO, NET = "NCCL_P2P_LEVEL", "NCCL_ALGO", "NCCL_PROTO", "NCCL_NET"
 BUFFER, P2P_OFF, SHM_OFF = "NCCL_BUFFSIZE", "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE"
+IB_OFF, CUMEM, NVLS = "NCCL_IB_DISABLE", "NCCL_CUMEM_ENABLE", "NCCL_NVLS_ENABLE"
 MIN, MAX = "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS"
 SHM = "SHM/direct/direct"
 
@@ -98,7 +89,7 @@ def announced(name, value, *bodies, **log):
         (LEVEL, "LOC", "h200_x2_p2p_level_LOC", ""),
         (LEVEL, "NVL", "h200_x2_p2p_level_NVL", ""),
         (LEVEL, "LOC", "h200_gpus_0_3_p2p_level_LOC", ""),
-        ("NCCL_NVLS_ENABLE", "0", "h200_x2_p2p_level_LOC", ""),
+        (NVLS, "0", "h200_x2_p2p_level_LOC", ""),
         (LEVEL, "LOC", "dgx1_gpus_0_3_p2p_level_0", ""),
         (LEVEL, "0", "dgx1_gpus_0_3_p2p_level_0", ""),
         # measured on hardware: a lower-case level leaves no line and P2P/CUMEM
@@ -124,24 +115,9 @@ def announced(name, value, *bodies, **log):
         (LEVEL, "0", announced(LEVEL, "LOC", transport="P2P/IPC"), f"{TRANSPORT} invalid"),
         (P2P_OFF, "1", announced(P2P_OFF, "1"), f"{TRANSPORT} invalid"),
         (SHM_OFF, "1", announced(SHM_OFF, "1.", transport=SHM), f"{TRANSPORT} invalid"),
-        (
-            "NCCL_IB_DISABLE",
-            "1",
-            announced("NCCL_IB_DISABLE", "1.", transport="NET/IB/0/GDRDMA"),
-            f"{TRANSPORT} invalid",
-        ),
-        (
-            "NCCL_CUMEM_ENABLE",
-            "0",
-            announced("NCCL_CUMEM_ENABLE", "0.", transport="P2P/CUMEM/read"),
-            f"{TRANSPORT} invalid",
-        ),
-        (
-            "NCCL_NVLS_ENABLE",
-            "0",
-            announced("NCCL_NVLS_ENABLE", "0.", nvls=16),
-            f"{TRANSPORT} invalid",
-        ),
+        (IB_OFF, "1", announced(IB_OFF, "1.", transport="NET/IB/0/GDRDMA"), f"{TRANSPORT} invalid"),
+        (CUMEM, "0", announced(CUMEM, "0.", transport="P2P/CUMEM/read"), f"{TRANSPORT} invalid"),
+        (NVLS, "0", announced(NVLS, "0.", nvls=16), f"{TRANSPORT} invalid"),
         # algorithms and protocols against TUNING lines
         (ALGO, "Ring", announced(ALGO, "Ring", RING), ""),
         (ALGO, "Tree", announced(ALGO, "Tree", RING), f"{ALGORITHM} invalid"),
@@ -192,19 +168,13 @@ def test_levels_against_link_classes(level, link, transport, severity):
     assert codes(findings) == ({(TRANSPORT, severity)} if severity else set())
 
 
-def test_another_value_than_asked_is_invalid():
+def test_values_that_contradict_each_other():
     (finding,) = check_settings({LEVEL: "NVL"}, announced(LEVEL, "PIX"), None, NV)
     sentence = "NCCL_P2P_LEVEL=NVL was not used: NCCL says PIX"
     assert finding == SettingResult(IGNORED, sentence, "invalid", LEVEL)
-
-
-def test_p2p_disable_goes_before_a_level():
     log = announced(P2P_OFF, "1", transport=SHM)
     (finding,) = check_settings({P2P_OFF: "1", LEVEL: "NVL"}, log, None, NV)
     assert finding.setting == LEVEL and "overrides it" in finding.sentence
-
-
-def test_ranks_with_different_values_are_invalid():
     text = "vm:1:1 [0] NCCL INFO x\n"
     for pid, level in ((1, "NVL"), (2, "LOC")):
         text += f"vm:{pid}:1 [0] NCCL INFO {says(LEVEL, level)}\n"
@@ -322,25 +292,13 @@ def test_lists_of_algorithms_as_nccl_parses_them():
         allowed("allredcue:ring", ALGORITHMS)
 
 
+NAMES = (LEVEL, ALGO, BUFFER, MAX, NET, "NCCL_Q")
+VALUES = ("²", "9" * 5000, "0" * 5000, ":", ";", "^", "٣")
+VALUE = st.text(max_size=8) | st.sampled_from(VALUES)
+
+
 @settings(derandomize=True, max_examples=80, deadline=None)
-@given(
-    st.dictionaries(
-        st.sampled_from(
-            [
-                "NCCL_P2P_LEVEL",
-                "NCCL_ALGO",
-                "NCCL_BUFFSIZE",
-                "NCCL_MAX_NCHANNELS",
-                "NCCL_NET",
-                "NCCL_Q",
-            ]
-        ),
-        st.one_of(
-            st.text(max_size=8), st.sampled_from(["²", "9" * 5000, "0" * 5000, ":", ";", "^", "٣"])
-        ),
-    ),
-    st.booleans(),
-)
+@given(st.dictionaries(st.sampled_from(NAMES), VALUE), st.booleans())
 def test_judge_never_raises(asked, other):
     logs = [capture("dgx1_gpus_0_3_p2p_level_1"), made(), None]
     for log in logs:
@@ -357,7 +315,7 @@ ACROSS = tuple(f"{host}:{gpu}" for host in HOSTS for gpu in (0, 1))
 INSIDE = {f"{host}:0-1": "NV18" for host in HOSTS}
 
 
-def of_hosts(using, via, nodes=2, hosts=HOSTS):
+def of_hosts(using, via, nodes=2):
     """The log of two ranks on each of two hosts. All have one host name and the same process ids, as containers may have."""
     texts = []
     for rank in range(4):
@@ -365,53 +323,64 @@ def of_hosts(using, via, nodes=2, hosts=HOSTS):
         member = f"ncclCommInitRankConfig comm 0x{rank}a rank {rank} nranks 4 cudaDev {rank % 2} nvmlDev {rank % 2}"
         member += f" busId {rank % 2}0 commId 0x1 - Init"
         word = "P2P/CUMEM" if peer // 2 == here else via
-        ends = ["" if peer // 2 == here else "[send] "]
-        bodies = [
-            "Bootstrap: Using eth0",
-            f"{using[here]}",
-            "Using network IB",
-            f"{member} START",
+        end = "" if peer // 2 == here else "[send] "
+        bodies = ["Bootstrap: Using eth0", using[here], "Using network IB", f"{member} START"]
+        bodies += [
             f"comm 0x{rank}a rank {rank} nRanks 4 nNodes {nodes} localRanks 2 localRank {rank % 2} MNNVL 0",
             f"{member} COMPLETE",
-            *(
-                f"Channel 00/0 : {rank}[{rank % 2}] -> {peer}[{peer % 2}] {end}via {word}"
-                for end in ends
-            ),
+            f"Channel 00/0 : {rank}[{rank % 2}] -> {peer}[{peer % 2}] {end}via {word}",
         ]
         if rank % 2 == 0:  # the first of a host receives from the last of the other
             bodies.append(f"Channel 00/0 : {(rank + 3) % 4}[1] -> {rank}[0] [receive] via {via}")
         texts.append("".join(f"vm:{rank % 2 + 1}:1 [0] NCCL INFO {body}\n" for body in bodies))
-    return parse_nccl_log(*texts, hosts=[hosts[rank // 2] for rank in range(4)])
+    return parse_nccl_log(*texts, hosts=[HOSTS[rank // 2] for rank in range(4)])
 
 
-@pytest.mark.parametrize(
-    ("using", "via", "named", "said"),
-    [
-        (
-            ["NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/IB [RO]; OOB eth0:10.0.0.1<0>"] * 2, "NET/IB/1/GDRDMA",
-            {rank: ("mlx5_1",) for rank in range(4)}, "NET/IB/GDRDMA + P2P/CUMEM over NV18",
-        ),
-        (
-            ["NET/Socket : Using [0]eth0:10.0.0.1<0>", "NET/Socket : Using [0]ib0:10.0.0.2<0> [1]lo:127.0.0.1<0>"],
-            "NET/Socket/0", {0: ("eth0",), 1: ("eth0",), 2: ("ib0",), 3: ("ib0",)}, "NET/Socket + P2P/CUMEM over NV18",
-        ),
-        (
-            ["NET/IB : Using [0]={[0] mlx5_0:1/RoCE, [1] mlx5_1:1/RoCE} [2]mlx5_2:1/RoCE ; OOB eth0:10.0.0.1<0>"] * 2,
-            "NET/IB/0", {rank: ("mlx5_0+mlx5_1",) for rank in range(4)}, "NET/IB + P2P/CUMEM over NV18",
-        ),
-        (
-            ["NET/IB : Made virtual device [4] name=mlx5_0+mlx5_1 speed=800000 ndevs=2"] * 2, "NET/IB/4(5)/GDRDMA(PCI)",
-            {rank: ("mlx5_0+mlx5_1",) for rank in range(4)}, "NET/IB/GDRDMA(PCI) + P2P/CUMEM over NV18",
-        ),
-        (["NET/Plugin: Could not find: libnccl-net.so"] * 2, "NET/AWS Libfabric/3",
-         {rank: ("NET/AWS Libfabric/3",) for rank in range(4)}, "NET/AWS Libfabric + P2P/CUMEM over NV18"),
-    ],
-)  # fmt: skip
+EVERY = range(4)
+DEVICES = {
+    "IB": (
+        ["NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/IB [RO]; OOB eth0:10.0.0.1<0>"] * 2,
+        "NET/IB/1/GDRDMA",
+        dict.fromkeys(EVERY, ("mlx5_1",)),
+        "NET/IB/GDRDMA",
+    ),
+    "Socket": (
+        [
+            "NET/Socket : Using [0]eth0:10.0.0.1<0>",
+            "NET/Socket : Using [0]ib0:10.0.0.2<0> [1]lo:127.0.0.1<0>",
+        ],
+        "NET/Socket/0",
+        {0: ("eth0",), 1: ("eth0",), 2: ("ib0",), 3: ("ib0",)},
+        "NET/Socket",
+    ),
+    "RoCE": (
+        ["NET/IB : Using [0]={[0] mlx5_0:1/RoCE, [1] mlx5_1:1/RoCE} [2]mlx5_2:1/RoCE ; OOB eth0"]
+        * 2,
+        "NET/IB/0",
+        dict.fromkeys(EVERY, ("mlx5_0+mlx5_1",)),
+        "NET/IB",
+    ),
+    "virtual": (
+        ["NET/IB : Made virtual device [4] name=mlx5_0+mlx5_1 speed=800000 ndevs=2"] * 2,
+        "NET/IB/4(5)/GDRDMA(PCI)",
+        dict.fromkeys(EVERY, ("mlx5_0+mlx5_1",)),
+        "NET/IB/GDRDMA(PCI)",
+    ),
+    "plugin": (
+        ["NET/Plugin: Could not find: libnccl-net.so"] * 2,
+        "NET/AWS Libfabric/3",
+        dict.fromkeys(EVERY, ("NET/AWS Libfabric/3",)),
+        "NET/AWS Libfabric",
+    ),
+}
+
+
+@pytest.mark.parametrize(("using", "via", "named", "said"), DEVICES.values(), ids=DEVICES)
 def test_net_lines_name_the_network_devices_of_every_rank(using, via, named, said):
     log = of_hosts(using, via)
     assert (log.nranks, log.nodes, log.lost) == (4, 2, 0), log.notes
     assert log.nics == named
-    assert describe_transport(log, INSIDE, ACROSS) == said
+    assert describe_transport(log, INSIDE, ACROSS) == f"{said} + P2P/CUMEM over NV18"
     assert pair_class("1->2", log, INSIDE, ACROSS) == "NET"
     assert pair_class("2->3", log, INSIDE, ACROSS) == "NV18"
     assert [device.host for device in log.communicators[0].devices.values()] == ["a", "a", "b", "b"]
@@ -423,30 +392,32 @@ def test_net_lines_name_the_network_devices_of_every_rank(using, via, named, sai
 def test_nccl_that_sees_another_number_of_hosts_is_told():
     cell = dataclasses.replace(make_cell((0, 1)), device="cuda", hosts=HOSTS)
     record = make_record(cell=cell)
-    (found,) = hosts_seen(
-        of_hosts(["NET/Socket : Using [0]eth0:10.0.0.1<0>"] * 2, "NET/Socket/0", nodes=1), record
-    )
+    using = ["NET/Socket : Using [0]eth0:10.0.0.1<0>"] * 2
+    (found,) = hosts_seen(of_hosts(using, "NET/Socket/0", nodes=1), record)
     assert (found.code, found.severity) == ("hosts_unexpected", "suspect")
     assert "on 1 host, and the cell has 2" in found.sentence
     assert not hosts_seen(of_hosts([""] * 2, "NET/Socket/0"), record)
     assert not hosts_seen(of_hosts([""] * 2, "NET/Socket/0"), make_record())
 
 
+GDR, HCA = "NCCL_NET_GDR_LEVEL", "NCCL_IB_HCA"
+
+
 @pytest.mark.parametrize(
     ("name", "value", "wrong"),
     [
-        ("NCCL_NET", "IB", False),
-        ("NCCL_NET", "Socket", True),
-        ("NCCL_NET_GDR_LEVEL", "LOC", True),
-        ("NCCL_NET_GDR_LEVEL", "SYS", False),
-        ("NCCL_IB_HCA", "mlx5_1", False),
-        ("NCCL_IB_HCA", "mlx5", False),
-        ("NCCL_IB_HCA", "=mlx5", True),
-        ("NCCL_IB_HCA", "=mlx5_0:1,mlx5_1:1", False),
-        ("NCCL_IB_HCA", "^mlx5_1", True),
-        ("NCCL_IB_HCA", "^=mlx5_0", False),
+        (NET, "IB", False),
+        (NET, "Socket", True),
+        (GDR, "LOC", True),
+        (GDR, "SYS", False),
+        (HCA, "mlx5_1", False),
+        (HCA, "mlx5", False),
+        (HCA, "=mlx5", True),
+        (HCA, "=mlx5_0:1,mlx5_1:1", False),
+        (HCA, "^mlx5_1", True),
+        (HCA, "^=mlx5_0", False),
         ("NCCL_SOCKET_IFNAME", "eth9", False),  # of another network than the one in use
-        ("NCCL_IB_DISABLE", "1", True),
+        (IB_OFF, "1", True),
     ],
 )
 def test_a_network_that_was_ruled_out_is_seen_in_the_log(name, value, wrong):

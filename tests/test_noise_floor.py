@@ -55,28 +55,23 @@ def test_the_interval_of_the_next_run_is_students():
     half = student.ppf(0.975, 6) * 0.002
     assert half_width(FLOOR, 1) == pytest.approx(half * math.sqrt(2))
     assert half_width(FLOOR, 2) == pytest.approx(half * math.sqrt(1.5))
-    one = interval([100.0], RATE, FLOOR)
-    assert (one.low, one.high) == pytest.approx(
-        (100 * math.exp(-half * 2**0.5), 100 * math.exp(half * 2**0.5))
-    )
+    found, wide = interval([100.0], RATE, FLOOR), half * math.sqrt(2)
+    assert found.low == pytest.approx(100 * math.exp(-wide))
+    assert found.high == pytest.approx(100 * math.exp(wide))
     cost = interval([0.001], COST, FLOOR)
-    assert cost.low < 0 and cost.high - cost.value == pytest.approx(half * math.sqrt(2)), (
-        "a difference may be below 0"
-    )
+    assert cost.low < 0, "a difference may be below 0"
+    assert cost.high - cost.value == pytest.approx(wide)
     assert interval([-3.0], RATE, FLOOR).low is None, "a rate may not"
     assert interval([100.0, 102.0], RATE, None).low is None
     assert interval([100.0, 102.0], RATE, None).value == 101.0
 
 
 def test_floors_together_have_the_degrees_of_freedom_of_satterthwaite():
-    other = dataclasses.replace(FLOOR, name="two")
-    assert freedom([Sample(0.0, FLOOR), Sample(0.0, FLOOR)]) == pytest.approx(6), (
-        "one floor is known no better twice"
-    )
-    assert freedom([Sample(0.0, FLOOR), Sample(0.0, other)]) == pytest.approx(12)
-    assert freedom(
-        [Sample(0.0, FLOOR), Sample(0.0, dataclasses.replace(other, deviation=1e-9))]
-    ) == pytest.approx(6)
+    one, other = Sample(0.0, FLOOR), Sample(0.0, dataclasses.replace(FLOOR, name="two"))
+    still = Sample(0.0, dataclasses.replace(FLOOR, name="two", deviation=1e-9))
+    assert freedom([one, one]) == pytest.approx(6), "one floor is known no better twice"
+    assert freedom([one, other]) == pytest.approx(12)
+    assert freedom([one, still]) == pytest.approx(6)
     assert math.isinf(freedom([Sample(0.0)]))
 
 
@@ -129,14 +124,10 @@ def test_a_floor_is_the_scatter_of_equal_cells_around_their_own_means():
 
 def test_few_runs_are_pooled_over_the_numbers_of_gpus_and_fewer_are_no_floor():
     simulator = Simulator(seed=2)
-    two, one, once = (
-        repeated(simulator, (0, 1), 2),
-        repeated(simulator, (0,), 3),
-        [simulator.record((0, 1, 2, 3))],
-    )
-    assert floor_of(two + once, (0, 1)) is None and floor_of(one, (0,)) is None, (
-        "one and two degrees of freedom"
-    )
+    two, one = repeated(simulator, (0, 1), 2), repeated(simulator, (0,), 3)
+    once = [simulator.record((0, 1, 2, 3))]
+    assert floor_of(two + once, (0, 1)) is None, "one degree of freedom"
+    assert floor_of(one, (0,)) is None, "two"
     pooled = [floor_of(two + one + once, gpus) for gpus in ((0, 1), (0,), (0, 1, 2, 3))]
     assert pooled[0] == pooled[1] == pooled[2] and pooled[0].freedom == 3
     enough = repeated(simulator, (0,), 4)
@@ -145,13 +136,11 @@ def test_few_runs_are_pooled_over_the_numbers_of_gpus_and_fewer_are_no_floor():
         assert floor_of([*enough, simulator.record((1,), **other)], (1,)) is None, other
     elsewhere = changed(once[0], environment=once[0].environment | {"host": "another"})
     assert floor_of([*enough, elsewhere], (0, 1, 2, 3)) is None
-    steps = [
-        changed(record, metrics=record.metrics | {COST: 0.1 * number})
-        for number, record in enumerate(enough)
-    ]
-    assert floor_of(steps, (0,), COST).deviation == pytest.approx(
-        np.std([0, 0.1, 0.2, 0.3], ddof=1)
-    ), "in ms: one is 0"
+    steps = []
+    for number, record in enumerate(enough):
+        steps.append(changed(record, metrics=record.metrics | {COST: 0.1 * number}))
+    deviation = np.std([0, 0.1, 0.2, 0.3], ddof=1)
+    assert floor_of(steps, (0,), COST).deviation == pytest.approx(deviation), "in ms: one is 0"
     assert not has_floor("scaling/efficiency")
     assert not has_floor("step/iterations")
     assert has_floor("my/own_number")
@@ -190,18 +179,10 @@ def test_a_file_that_cannot_be_read_stays_and_is_named(tmp_path, content):
     assert (tmp_path / FILE).read_text() == content and str(tmp_path / FILE) in notes[0]
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"squares": -1},
-        {"squares": None},
-        {"freedom": 3},
-        {"runs": "9"},
-        {"world_size": True},
-        {"metric": 1},
-        {"x": 1},
-    ],
-)
+WRONG = [{"squares": -1}, {"squares": None}, {"freedom": 3}, {"runs": "9"}, {"world_size": True}]
+
+
+@pytest.mark.parametrize("wrong", [*WRONG, {"metric": 1}, {"x": 1}])
 def test_a_damaged_row_counts_for_nothing(tmp_path, wrong):
     update_noise_floor(tmp_path / "one", repeated(Simulator(), (0, 1), 3), print)
     content = json.loads((tmp_path / FILE).read_text())
@@ -215,61 +196,48 @@ def test_a_damaged_row_counts_for_nothing(tmp_path, wrong):
 # Where it is shown.
 
 
-def test_every_place_shows_the_interval_as_soon_as_its_floor_is_known(tmp_path):
-    simulator, study = Simulator(seed=4), StudyFolder(str(tmp_path), "late")
+def test_every_place_shows_the_interval_as_soon_as_its_floor_is_known(output_dir):
+    simulator, study = Simulator(seed=4), StudyFolder(str(output_dir), "late")
     record = changed(simulator.record((0, 1)), sweep_id="a" * 32)
     folder = CellFolder(study.folder / record.cell.folder)
     folder.path.mkdir()
     write(folder, record)
     sync(study.folder)
-    tracker = Tracker.open(Tracking(), tmp_path, "late")
+    tracker = Tracker.open(Tracking(), output_dir, "late")
 
     def stored():
-        (run,) = [
-            run
-            for run in tracker._client.search_runs([tracker._experiment])
-            if "validity" in run.data.tags
-        ]
+        runs = tracker._client.search_runs([tracker._experiment])
+        (run,) = [run for run in runs if "validity" in run.data.tags]
         return run.info.run_id, [run.data.metrics.get(name) for name in names_of(RATE)]
 
     def on_terminal():
         console = Console(file=io.StringIO(), width=200)
-        with Screen(
-            [PlannedCell(record.cell)], [], console, of_other_studies(study.folder)
-        ) as screen:
+        floors = of_other_studies(study.folder)
+        with Screen([PlannedCell(record.cell)], [], console, floors) as screen:
             screen.settle(0, "finished", record)
         return console.file.getvalue()
 
     assert stored()[1] == [None] * 3 and "images/s  one run  " in on_terminal()
-    update_noise_floor(tmp_path / "other", repeated(simulator, (0, 1), 5), print)
+    update_noise_floor(output_dir / "other", repeated(simulator, (0, 1), 5), print)
     for _ in range(2):
         sync(study.folder)
     run_id, (low, high, runs) = stored()
-    half = (
-        quantile(4)
-        * floor_of([record], (0, 1), others=of_other_studies(study.folder)).deviation
-        * math.sqrt(2)
-    )
-    rate = record.metrics[RATE]
-    assert (low, high, runs) == (
-        pytest.approx(rate * math.exp(-half)),
-        pytest.approx(rate * math.exp(half)),
-        5,
-    )
-    assert len(tracker._client.get_metric_history(run_id, names_of(RATE)[0])) == 1, (
-        "twice changes nothing"
-    )
+    floor = floor_of([record], (0, 1), others=of_other_studies(study.folder))
+    half, rate = quantile(4) * floor.deviation * math.sqrt(2), record.metrics[RATE]
+    assert (low, high) == pytest.approx((rate * math.exp(-half), rate * math.exp(half)))
+    assert runs == 5
+    history = tracker._client.get_metric_history(run_id, names_of(RATE)[0])
+    assert len(history) == 1, "twice changes nothing"
     share = f"±{100 * (high - low) / 2 / rate:.1f}"
     assert share in on_terminal()
     assert "± for the next run (95 %), from 5 runs of equal cells" in on_terminal()
     content, findings = examine(study.folder)
     (point,) = findings.scaling.curves[0].points
     assert (point.rate.low, point.rate.high) == (pytest.approx(low), pytest.approx(high))
-    captions = [table.caption for section in content.sections for table in section.tables]
-    assert any(
-        "95 % intervals for the next run, from 5 runs of equal cells" in one for one in captions
-    )
-    assert "noise_floor" in {table.name for section in content.sections for table in section.tables}
+    tables = [table for section in content.sections for table in section.tables]
+    words = "95 % intervals for the next run, from 5 runs of equal cells"
+    assert any(words in table.caption for table in tables)
+    assert "noise_floor" in {table.name for table in tables}
     assert read(folder.record) == record, "the record stays as it was written"
 
 
@@ -281,8 +249,6 @@ def test_no_interval_within_a_process_is_shown():
     found = findings_of(Study.of(made))
     points = [point for curve in found.scaling.curves for point in curve.points]
     assert len(points) == 3
-    assert all(
-        one is None or one.low is None
-        for point in points
-        for one in (point.rate, point.efficiency, point.baseline)
-    )
+    for point in points:
+        for one in (point.rate, point.efficiency, point.baseline):
+            assert one is None or one.low is None

@@ -18,13 +18,8 @@ from analysis.study.rates import primary_rate
 from analysis.study.study import Study
 
 EXCHANGE = {"name": "exchange", "keys": "all", "per_key": False}
-COLLECTIVES = {
-    "name": "collectives",
-    "collective": "all_reduce",
-    "max_bytes": "1G",
-    "dtype": "float32",
-    "calls": "nccl",
-}
+COLLECTIVES = {"name": "collectives", "collective": "all_reduce", "calls": "nccl"}
+COLLECTIVES |= {"max_bytes": "1G", "dtype": "float32"}
 JACOBI = {"name": "jacobi", "nx": 16384, "exchange": "peer"}
 UNTRAINED = {"model": {"name": "none"}, "labels": []}
 VALUES = {"exchange": 0.45, "collectives": 330.0, "jacobi": 0.26}  # of each headline's metric
@@ -38,11 +33,8 @@ class Laboratory:
     """Makes runs of benchmarks that count no images; equal seeds make equal records."""
 
     def __init__(self, seed=0, noise=0.005):
-        self.noise, self.draw, self.simulator = (
-            noise,
-            np.random.default_rng(seed),
-            Simulator(Truth(noise=0.002), seed),
-        )
+        self.noise, self.draw = noise, np.random.default_rng(seed)
+        self.simulator = Simulator(Truth(noise=0.002), seed)
 
     def run(self, benchmark, repeat=0, *, factor=1.0, strategy=STRATEGY, **cell):
         """One run on GPUs 0 and 1; its metric is multiplied by `factor`."""
@@ -61,11 +53,8 @@ class Laboratory:
 
 
 def exchanges(factor):
-    return {"benchmark": EXCHANGE}, {
-        "benchmark": EXCHANGE,
-        "strategy": "kvstore_device",
-        "factor": factor,
-    }
+    other = {"benchmark": EXCHANGE, "strategy": "kvstore_device", "factor": factor}
+    return {"benchmark": EXCHANGE}, other
 
 
 @pytest.mark.parametrize("factor", [1.05, 1 / 1.05])
@@ -74,12 +63,8 @@ def test_a_planted_difference_of_exchange_times_is_found_and_less_time_is_faster
         (found,) = comparisons(Laboratory(seed).runs(*exchanges(factor)))
         assert found.verdict == ("slower" if factor > 1 else "faster"), seed
         assert found.difference.value == pytest.approx(1 / factor - 1, abs=0.02)
-        assert (found.asked, found.rate, found.gpus, found.runs) == (
-            "strategy",
-            "exchanges/s",
-            (0, 1),
-            (5, 5),
-        )
+        assert (found.asked, found.rate) == ("strategy", "exchanges/s")
+        assert (found.gpus, found.runs) == ((0, 1), (5, 5))
 
 
 def test_equal_exchanges_show_no_difference():
@@ -90,48 +75,38 @@ def test_equal_exchanges_show_no_difference():
 LOC = {"nccl": {"NCCL_P2P_LEVEL": "LOC"}}
 
 
+TORCH, HOST = COLLECTIVES | {"calls": "torch"}, JACOBI | {"exchange": "host"}
+LARGEST = "busbw of the largest message"
+
+
 @pytest.mark.parametrize(
-    ("other", "asked", "verdict", "rate"),
+    ("first", "other", "asked", "verdict", "rate"),
     [
-        ({"benchmark": EXCHANGE | {"per_key": True}}, "per_key", "slower", "exchanges/s"),
-        ({"benchmark": EXCHANGE} | LOC, "NCCL_P2P_LEVEL", "slower", "exchanges/s"),
-        (
-            {"benchmark": COLLECTIVES} | LOC,
-            "NCCL_P2P_LEVEL",
-            "faster",
-            "busbw of the largest message",
-        ),
-        (
-            {"benchmark": COLLECTIVES | {"calls": "torch"}},
-            "calls",
-            "faster",
-            "busbw of the largest message",
-        ),
-        ({"benchmark": JACOBI | {"exchange": "host"}}, "exchange", "slower", "solves/s"),
-        ({"benchmark": JACOBI} | LOC, "NCCL_P2P_LEVEL", "slower", "solves/s"),
+        (EXCHANGE, {"benchmark": EXCHANGE | {"per_key": True}}, "per_key", "slower", "exchanges/s"),
+        (EXCHANGE, {"benchmark": EXCHANGE} | LOC, "NCCL_P2P_LEVEL", "slower", "exchanges/s"),
+        (COLLECTIVES, {"benchmark": COLLECTIVES} | LOC, "NCCL_P2P_LEVEL", "faster", LARGEST),
+        (COLLECTIVES, {"benchmark": TORCH}, "calls", "faster", LARGEST),
+        (JACOBI, {"benchmark": HOST}, "exchange", "slower", "solves/s"),
+        (JACOBI, {"benchmark": JACOBI} | LOC, "NCCL_P2P_LEVEL", "slower", "solves/s"),
     ],
 )
-def test_what_may_differ_and_whether_more_of_the_metric_is_faster(other, asked, verdict, rate):
-    benchmark = next(
-        one for one in (EXCHANGE, COLLECTIVES, JACOBI) if one["name"] == other["benchmark"]["name"]
-    )
-    (found,) = comparisons(Laboratory().runs({"benchmark": benchmark}, other | {"factor": 1.1}))
+def test_what_may_differ_and_whether_more_of_the_metric_is_faster(
+    first, other, asked, verdict, rate
+):
+    (found,) = comparisons(Laboratory().runs({"benchmark": first}, other | {"factor": 1.1}))
     assert (found.asked, found.verdict, found.rate) == (asked, verdict, rate)
     assert "none" not in found.second, "a cell without a model has no strategy to name"
 
 
 def test_another_amount_of_work_or_another_benchmark_is_never_compared():
-    cells = [
-        {"benchmark": EXCHANGE},
-        {"benchmark": EXCHANGE, "precision": "bf16_weights"},
-        {"benchmark": JACOBI},
-    ]
-    cells += [{"benchmark": EXCHANGE | {"keys": "weights"}}, {"benchmark": JACOBI | {"nx": 512}}]
+    cells = [{"benchmark": EXCHANGE}, {"benchmark": EXCHANGE, "precision": "bf16_weights"}]
+    cells += [{"benchmark": EXCHANGE | {"keys": "weights"}}]
+    cells += [{"benchmark": JACOBI}, {"benchmark": JACOBI | {"nx": 512}}]
     for option in ({}, {"collective": "all_gather"}, {"max_bytes": "64K"}, {"dtype": "bfloat16"}):
         cells.append({"benchmark": COLLECTIVES | option})
     assert comparisons(Laboratory().runs(*cells)) == ()
     # What differs in two things is not compared either.
-    both = {"benchmark": COLLECTIVES | {"calls": "torch"}} | LOC
+    both = {"benchmark": TORCH} | LOC
     assert comparisons(Laboratory().runs({"benchmark": COLLECTIVES}, both)) == ()
 
 
@@ -150,12 +125,11 @@ def test_settings_of_a_preset_are_one_thing():
 
 def test_all_comparisons_of_a_study_are_one_family_and_noise_is_told_for_each_rate():
     laboratory = Laboratory(noise=0.01)
-    trained = [
-        laboratory.simulator.record((0, 1), optimize=optimize, repeat=repeat)
-        for repeat in range(5)
-        for optimize in ("eager", "compile")
-    ]
-    trained = [dataclasses.replace(one, sweep_id="another") for one in trained]
+    trained = []
+    for repeat in range(5):
+        for optimize in ("eager", "compile"):
+            made = laboratory.simulator.record((0, 1), optimize=optimize, repeat=repeat)
+            trained.append(dataclasses.replace(made, sweep_id="another"))
     alone, others = comparisons(trained), laboratory.runs(*exchanges(1.0), {"benchmark": JACOBI})
     together = comparisons(trained + others)
     assert [one.rate for one in together] == ["exchanges/s", "images/s"]
@@ -167,16 +141,11 @@ def test_all_comparisons_of_a_study_are_one_family_and_noise_is_told_for_each_ra
 
 
 def test_cells_without_a_model_are_named_by_what_they_measure():
-    found = comparisons(
-        Laboratory().runs(
-            {"benchmark": EXCHANGE}, {"benchmark": JACOBI}, {"benchmark": JACOBI} | LOC
-        )
-    )
-    assert [(one.first, one.second) for one in found] == [
-        ("gpus 0,1 · jacobi · P2P_LEVEL untouched", "gpus 0,1 · jacobi · P2P_LEVEL=LOC")
-    ], (
-        "neither the model that others have, nor their batch, nor an option that follows from the benchmark"
-    )
+    """Neither the model that others have, nor their batch, nor an option that follows from the benchmark."""
+    cells = {"benchmark": EXCHANGE}, {"benchmark": JACOBI}, {"benchmark": JACOBI} | LOC
+    (found,) = comparisons(Laboratory().runs(*cells))
+    assert found.first == "gpus 0,1 · jacobi · P2P_LEVEL untouched"
+    assert found.second == "gpus 0,1 · jacobi · P2P_LEVEL=LOC"
 
 
 def test_the_drift_of_a_time_is_that_of_its_rate():
@@ -192,34 +161,31 @@ def test_the_drift_of_a_time_is_that_of_its_rate():
 SETTINGS = [{}, *({"nccl": {"NCCL_PROTO": name}} for name in ("LL", "LL128", "Simple"))]
 
 
-def in_turns(seed, drift=0.0, planted=0.0, noise=0.0013, repeats=3, without=(), **truth):
+def in_turns(seed, drift=0.0, planted=0.0, noise=0.0013, repeats=3):
     """Four settings of a pair and the two GPUs alone in shuffled turns; the rate drifts from the first run to the last."""
-    simulator, order = Simulator(Truth(noise=noise, **truth), seed), np.random.default_rng(seed)
+    simulator, order = Simulator(Truth(noise=noise), seed), np.random.default_rng(seed)
     cells = [((0, 1), setting) for setting in SETTINGS] + [((0,), {}), ((1,), {})]
     made = []
     for repeat in range(repeats):
         for at in order.permutation(len(cells)):
             gpus, setting = cells[at]
-            factor = (1 + planted * (at == 0)) * (
-                1 + drift * len(made) / (repeats * len(cells) - 1)
-            )
+            factor = 1 + drift * len(made) / (repeats * len(cells) - 1)
+            factor *= 1 + planted * (at == 0)
             made.append(simulator.record(gpus, repeat=repeat, factor=factor, **setting))
-    return [one for number, one in enumerate(made) if number not in without]
+    return made
 
 
 def test_the_turn_is_a_block_so_that_a_drift_hides_no_difference():
     """0.5 % at 0.13 % noise, while the machine drifts by 1 %: unpaired, one study in twenty shows it."""
-    against = [
-        one
-        for seed in range(12)
-        for one in comparisons(in_turns(seed, 0.01, 0.005))
-        if "untouched" in one.first
-    ]
+    against = []
+    for seed in range(12):
+        found = comparisons(in_turns(seed, 0.01, 0.005))
+        against += [one for one in found if "untouched" in one.first]
     assert len(against) == 36 and sum(one.verdict == "slower" for one in against) >= 26
     assert not any(one.why for one in against if one.verdict == "slower"), "a block needs no excuse"
-    equal = [
-        any(one.verdict != NONE for one in comparisons(in_turns(seed, 0.01))) for seed in range(25)
-    ]
+    equal = []
+    for seed in range(25):
+        equal.append(any(one.verdict != NONE for one in comparisons(in_turns(seed, 0.01))))
     assert sum(equal) <= 3
 
 
@@ -242,45 +208,39 @@ def test_missing_and_extra_runs_and_another_sweep_leave_the_difference_right():
     )
     found = comparisons([*(one for one in made if one not in gone), extra])
     assert len(found) == 6 and {one.verdict for one in found} == {NONE}
-    assert all(abs(one.difference.value) < 0.002 for one in found), (
-        "neither its turn nor a run of another sweep counts"
-    )
+    # Neither its turn nor a run of another sweep counts.
+    assert all(abs(one.difference.value) < 0.002 for one in found)
     assert {one.runs for one in found} == {(4, 2), (4, 3), (3, 2), (3, 3)}
 
 
 def test_cells_of_different_sweeps_are_tested_unpaired_and_the_note_says_so():
-    simulator = Simulator(Truth(noise=0.001))
-    made = [
-        dataclasses.replace(
-            simulator.record((0, 1), repeat=repeat, **setting), sweep_id=f"{repeat}{setting}"
-        )
-        for repeat in range(3)
-        for setting in SETTINGS[:2]
-    ]
+    simulator, made = Simulator(Truth(noise=0.001)), []
+    for repeat in range(3):
+        for setting in SETTINGS[:2]:
+            run = simulator.record((0, 1), repeat=repeat, **setting)
+            made.append(dataclasses.replace(run, sweep_id=f"{repeat}{setting}"))
     (found,) = comparisons(made)
     assert found.verdict == NONE and found.why.startswith("no sweep measured both cells in turn")
-    rates = [
-        [math.log(one.metrics["throughput/images_per_second"]) for one in made[at::2]]
-        for at in (0, 1)
-    ]
-    welch = ttest_ind(*rates[::-1], equal_var=False).confidence_interval()
-    assert (found.difference.low, found.difference.high) == pytest.approx(
-        (math.expm1(welch.low), math.expm1(welch.high))
-    )
+    first, second = log_rates(made[::2]), log_rates(made[1::2])
+    welch = ttest_ind(second, first, equal_var=False).confidence_interval()
+    assert ends(found) == pytest.approx((math.expm1(welch.low), math.expm1(welch.high)))
+
+
+def log_rates(records):
+    return [math.log(one.metrics["throughput/images_per_second"]) for one in records]
+
+
+def ends(found):
+    return found.difference.low, found.difference.high
 
 
 def test_two_cells_in_turns_are_the_paired_test():
-    made = [
-        one for one in in_turns(3, 0.02, repeats=5) if one.cell.nccl.get("NCCL_PROTO", "LL") == "LL"
-    ]
-    made = [one for one in made if len(one.cell.gpus) == 2]
-    (found,) = comparisons(made)
-    rates = {name: [math.log(one.metrics["throughput/images_per_second"]) for one in made if bool(one.cell.nccl) == name]
-             for name in (False, True)}  # fmt: skip
-    paired = ttest_rel(rates[True], rates[False]).confidence_interval()
-    assert (found.difference.low, found.difference.high) == pytest.approx(
-        (math.expm1(paired.low), math.expm1(paired.high))
-    )
+    made = [one for one in in_turns(3, 0.02, repeats=5) if len(one.cell.gpus) == 2]
+    plain = [one for one in made if not one.cell.nccl]
+    low_latency = [one for one in made if one.cell.nccl == {"NCCL_PROTO": "LL"}]
+    (found,) = comparisons([one for one in made if one in plain or one in low_latency])
+    paired = ttest_rel(log_rates(low_latency), log_rates(plain)).confidence_interval()
+    assert ends(found) == pytest.approx((math.expm1(paired.low), math.expm1(paired.high)))
 
 
 def test_a_cell_that_scatters_grossly_is_judged_by_its_own_scatter():
@@ -290,12 +250,10 @@ def test_a_cell_that_scatters_grossly_is_judged_by_its_own_scatter():
         draw = np.random.default_rng(seed)
         values = draw.normal(0, 0.0013, (5, 6)) * np.array([10, 1, 1, 1, 1, 1])
         cells, turns = np.tile(np.arange(6), 5), np.repeat(np.arange(5), 6)
-        made = fitted(values.ravel(), cells, turns, np.zeros(30)).contrasts(
-            np.zeros(5, int), np.arange(1, 6)
-        )
-        wrong += bool(
-            (np.abs(made.difference) > student.ppf(0.995, made.freedom) * made.error).any()
-        )
+        made = fitted(values.ravel(), cells, turns, np.zeros(30))
+        made = made.contrasts(np.zeros(5, int), np.arange(1, 6))
+        limits = student.ppf(0.995, made.freedom) * made.error
+        wrong += bool((np.abs(made.difference) > limits).any())
     assert wrong <= 3
 
 
@@ -305,9 +263,9 @@ def test_several_tests_are_judged_by_holms_method():
 
 
 def written(number, benchmark, metrics, repeat=0, strategy="none"):
-    cell = {"benchmark": benchmark, "repeat": repeat, "nccl": {}} | (
-        UNTRAINED if benchmark["name"] != "exchange" else {}
-    )
+    cell = {"benchmark": benchmark, "repeat": repeat, "nccl": {}}
+    if benchmark["name"] != "exchange":
+        cell |= UNTRAINED
     return record(number, [0, 1], 1.0, strategy=strategy, cell=cell) | {"metrics": metrics}
 
 
@@ -317,25 +275,17 @@ def shown(folder, records):
     (section,) = [one for one in told.sections if one.anchor == "comparisons"]
     (table,) = [one.for_people for one in section.tables]
     headings = [column.heading for column in table.columns]
-    finding, lines = (
-        [line.replace("\u00a0", " ") for line in found]
-        for found in (told.finding, [*section.lines, table.caption])
-    )
-    return finding, lines, [dict(zip(headings, row, strict=True)) for row in table.rows]
+    lines = [line.replace("\u00a0", " ") for line in (*section.lines, table.caption)]
+    rows = [dict(zip(headings, row, strict=True)) for row in table.rows]
+    return [line.replace("\u00a0", " ") for line in told.finding], lines, rows
 
 
 def test_the_finding_of_an_exchange_study_is_a_verdict(tmp_path):
-    made = [
-        written(
-            2 * repeat + slow,
-            EXCHANGE,
-            {"comm/exchange_ms": ms * (1 + 0.001 * (repeat - slow) ** 2)},
-            repeat,
-            strategy,
-        )
-        for repeat in range(3)
-        for slow, (strategy, ms) in enumerate((("nccl_allreduce", 0.87), ("kvstore_device", 1.0)))
-    ]
+    made = []
+    for repeat in range(3):
+        for slow, (strategy, ms) in enumerate((("nccl_allreduce", 0.87), ("kvstore_device", 1.0))):
+            measured = {"comm/exchange_ms": ms * (1 + 0.001 * (repeat - slow) ** 2)}
+            made.append(written(2 * repeat + slow, EXCHANGE, measured, repeat, strategy))
     finding, lines, rows = shown(tmp_path / "study", made)
     assert finding[-2] == "kvstore_device is 12.9 % (12.5 to 13.3) slower than nccl_allreduce."
     assert lines[0] == finding[-2]
@@ -350,9 +300,8 @@ def test_a_study_without_a_model_shows_its_comparisons_and_several_rates_are_a_c
         (COLLECTIVES, {"collectives/busbw_gb_per_s": 300.0}),
         (COLLECTIVES | {"calls": "torch"}, {"collectives/busbw_gb_per_s": 290.0}),
     ]
-    finding, _, rows = shown(
-        tmp_path / "study", [written(number, *cell) for number, cell in enumerate(cells)]
-    )
+    made = [written(number, *cell) for number, cell in enumerate(cells)]
+    finding, _, rows = shown(tmp_path / "study", made)
     assert sorted(row["rate"] for row in rows) == ["busbw of the largest message", "solves/s"]
     assert {row["verdict"] for row in rows} == {"no verdict"}
     assert not any(" than " in line for line in finding), "single runs give no verdict"
