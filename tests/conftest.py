@@ -35,15 +35,15 @@ hypothesis.settings.load_profile("ringside")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 FEW_TESTS_OF_RANKS = 6
-LONGEST = (
-    "test_measuring", "test_compiled_cells", "test_faulty_sweeps", "test_end_to_end", "test_own_code", "test_requests",
-    "test_report", "test_tracking", "test_agents", "test_forecasts",
-    "test_own_page", "test_hosts", "test_written_paths", "test_mlflow_ui", "test_damaged_files", "test_lasting_output",
-    "test_compose", "test_compare_store", "test_sync", "test_planted",
-)  # fmt: skip
+LONGEST = """
+    test_measuring test_compiled_cells test_faulty_sweeps test_end_to_end test_own_code test_requests
+    test_report test_tracking test_agents test_forecasts test_own_page test_hosts test_written_paths
+    test_mlflow_ui test_damaged_files test_lasting_output test_compose test_compare_store test_sync
+    test_planted
+"""
 
 
-# --- what a test needs beside Python, venv and pip ----------------------------------------------------------------
+# --- what a test needs beside Python, venv and pip
 
 
 def has_nsys():
@@ -53,22 +53,20 @@ def has_nsys():
         return False
 
 
-def has_compiler():
-    asked = os.environ.get("CC")
-    return any(map(shutil.which, asked.split()[:1] if asked else ("cc", "gcc", "clang")))
+def has_compiler(variable, *usual):
+    """Whether the compiler that a variable names is there, or else one of the usual ones."""
+    named = os.environ.get(variable, "").split()[:1]
+    return any(map(shutil.which, named or usual))
 
 
-def has_cpp_compiler():
-    asked = os.environ.get("CXX")
-    return any(map(shutil.which, asked.split()[:1] if asked else ("g++",)))
+def succeeds(*command, **environment):
+    around = {**os.environ, **environment}
+    return subprocess.run(command, env=around, capture_output=True, timeout=60).returncode == 0
 
 
 def has_strace():
     """Whether it is there and may trace: a container can forbid it."""
-    return (
-        shutil.which("strace")
-        and subprocess.run(["strace", "-f", "true"], capture_output=True).returncode == 0
-    )
+    return shutil.which("strace") and succeeds("strace", "-f", "true")
 
 
 def has_mlflow_ui():
@@ -85,29 +83,21 @@ def has(*modules):
 
 def has_slurm():
     """Whether the Slurm of .ci/slurm runs; never another, to which a test must not submit."""
-    around = {**os.environ, "SLURM_CONF": f"{os.environ.get('RINGSIDE_TEST_SLURM')}/slurm.conf"}
-    asked = "RINGSIDE_TEST_SLURM" in os.environ and shutil.which("scontrol")
-    return (
-        asked
-        and subprocess.run(
-            ["scontrol", "ping"], env=around, capture_output=True, timeout=60
-        ).returncode
-        == 0
-    )
-
-
-def has_namespaces():
-    return (
-        subprocess.run([IN_NAMESPACES, "1gbit", "--", "true"], capture_output=True).returncode == 0
-    )
+    folder = os.environ.get("RINGSIDE_TEST_SLURM")
+    if not folder or not shutil.which("scontrol"):
+        return False
+    return succeeds("scontrol", "ping", SLURM_CONF=f"{folder}/slurm.conf")
 
 
 # What `@pytest.mark.needs(...)` accepts: how it is found, and what a skipped test says.
 NEEDS = {
     "nsys": (has_nsys, "needs Nsight Systems: run .ci/nsys, or put NVIDIA's nsys on PATH"),
     "chromium": (lambda: shutil.which("chromium"), "needs chromium: apt install chromium"),
-    "compiler": (has_compiler, "needs a C compiler: apt install gcc libc6-dev"),
-    "C++": (has_cpp_compiler, "needs a C++ compiler: apt install g++"),
+    "compiler": (
+        lambda: has_compiler("CC", "cc", "gcc", "clang"),
+        "needs a C compiler: apt install gcc libc6-dev",
+    ),
+    "C++": (lambda: has_compiler("CXX", "g++"), "needs a C++ compiler: apt install g++"),
     "fish": (lambda: shutil.which("fish"), "needs the shell fish: apt install fish"),
     "strace": (has_strace, "needs strace, allowed to trace: apt install strace"),
     "root": (lambda: os.geteuid() == 0, "needs root: run the tests as root"),
@@ -121,7 +111,7 @@ NEEDS = {
     ),
     "submitit": (lambda: has("submitit"), "needs submitit: pip install -e '.[slurm]'"),
     "namespaces": (
-        has_namespaces,
+        lambda: succeeds(IN_NAMESPACES, "1gbit", "--", "true"),
         "needs user and network namespaces (unshare -Urnm), ip and tc: apt install iproute2",
     ),
     "sshd": (lambda: Path("/usr/sbin/sshd").exists(), "needs an sshd: apt install openssh-server"),
@@ -141,45 +131,24 @@ def lacking(tool):
     return None if found() else reason
 
 
+OPTIONS = {
+    "--skipped-to": "write the tests that were skipped for want of a tool, one a line",
+    "--campaign-to": "write what came of every fault of the campaign, as JSON",
+}
+NUMBERS = {
+    "--seed": (1, "what the campaign draws its order and ranks from"),
+    "--faults": (None, "take only so many faults of each table of the campaign"),
+    "--kills": (200, "how many launchers the campaign kills at random"),
+    "--launchers": (20, "how often launchers share a study, and a store"),
+}
+
+
 def pytest_addoption(parser):
     group = parser.getgroup("ringside")
-    group.addoption(
-        "--skipped-to",
-        metavar="FILE",
-        help="write the tests that were skipped for want of a tool, one a line",
-    )
-    group.addoption(
-        "--seed",
-        type=int,
-        default=1,
-        metavar="N",
-        help="what the campaign draws its order and ranks from",
-    )
-    group.addoption(
-        "--faults",
-        type=int,
-        metavar="N",
-        help="take only so many faults of each table of the campaign",
-    )
-    group.addoption(
-        "--kills",
-        type=int,
-        default=200,
-        metavar="N",
-        help="how many launchers the campaign kills at random",
-    )
-    group.addoption(
-        "--launchers",
-        type=int,
-        default=20,
-        metavar="N",
-        help="how often launchers share a study, and a store",
-    )
-    group.addoption(
-        "--campaign-to",
-        metavar="FILE",
-        help="write what came of every fault of the campaign, as JSON",
-    )
+    for name, words in OPTIONS.items():
+        group.addoption(name, metavar="FILE", help=words)
+    for name, (usual, words) in NUMBERS.items():
+        group.addoption(name, type=int, default=usual, metavar="N", help=words)
     group.addoption(
         "--nothing-skipped", action="store_true", help="a test that is skipped counts as failed"
     )
@@ -197,10 +166,8 @@ def pytest_runtest_setup(item):
 def pytest_runtest_makereport(item):
     report = yield
     if report.skipped and item.config.getoption("nothing_skipped"):
-        report.outcome, report.longrepr = (
-            "failed",
-            f"{report.longrepr[2]} (with --nothing-skipped this is a failure)",
-        )
+        report.outcome = "failed"
+        report.longrepr = f"{report.longrepr[2]} (with --nothing-skipped this is a failure)"
     return report
 
 
@@ -216,27 +183,23 @@ def pytest_terminal_summary(terminalreporter, config):
         Path(file).write_text(json.dumps(outcomes, indent=1) + "\n")
     if file := config.getoption("skipped_to"):
         skipped = terminalreporter.stats.get("skipped", [])
-        Path(file).write_text(
-            "".join(f"{report.nodeid}\n" for report in skipped if "needs" in report.keywords)
-        )
+        lines = [f"{report.nodeid}\n" for report in skipped if "needs" in report.keywords]
+        Path(file).write_text("".join(lines))
 
 
-# --- order, and what several files start from ---------------------------------------------------------------------
+# --- order, and what several files start from
 
 
 def pytest_collection_modifyitems(items):
     """Modules that take minutes start first."""
-    items.sort(
-        key=lambda item: (
-            LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST)
-        )
-    )
+    order = {name: number for number, name in enumerate(LONGEST.split())}
+    items.sort(key=lambda item: order.get(item.path.stem, len(order)))
 
 
 def pytest_collection_finish():
-    """Keep the thousands of tests, and all that was imported, out of garbage collection: a tenth of the time of a request.
+    """Keep tests and imports out of garbage collection, a tenth of the time of a request.
 
-    torch computes on one thread here, as in a rank beside another: two processes with a thread for each core wait in loops.
+    torch computes on one thread, as in a rank: two processes with a thread for each core wait in loops.
     """
     gc.collect()
     gc.freeze()
@@ -255,7 +218,7 @@ def hydra():
 
 @pytest.fixture
 def launch(monkeypatch, tmp_path):
-    """Run launch.py in this process, in an empty folder, as a fresh module: (exit status, stdout, stderr)."""
+    """Run launch.py in this process, in an empty folder: (exit status, stdout, stderr)."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.chdir(tmp_path)
 
@@ -272,10 +235,8 @@ def launch(monkeypatch, tmp_path):
             ):
                 runpy.run_path(str(ROOT / "launch.py"), run_name="__main__")
         finally:
-            for number, handler in handlers.items():
-                signal.signal(
-                    number, handler
-                )  # a process that was interrupted ignores them while it ends
+            for number, handler in handlers.items():  # an interrupted process ignores them
+                signal.signal(number, handler)
             groups.add_config_dir([])  # other tests know nothing of its --config-dir
         return ended.value.code, out.getvalue(), err.getvalue()
 
@@ -284,7 +245,7 @@ def launch(monkeypatch, tmp_path):
 
 @contextlib.contextmanager
 def shared_folder(tmp_path_factory, name):
-    """Yield a folder that pytest-xdist's processes share, with a lock on it; the others wait meanwhile."""
+    """Yield a folder that pytest-xdist's processes share, with a lock on it."""
     folder = tmp_path_factory.getbasetemp()  # each process has one in the same folder
     folder = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / name
     folder.mkdir(exist_ok=True)
@@ -297,8 +258,8 @@ def shared_folder(tmp_path_factory, name):
 def forked(tmp_path_factory, request):
     """What every rank found in a case of rank_cases: forked(case) is a list by rank.
 
-    Cases run when the first test asks for them, in ranks forked from one process (forked_ranks): where a few tests were
-    collected only theirs, else with each all those of its group, which share ranks.
+    Cases run when the first test asks for them, in ranks forked from one process (forked_ranks):
+    where a few tests were collected only theirs, else with each all of its group, which share ranks.
     """
     few = sum("forked" in getattr(item, "fixturenames", ()) for item in request.session.items)
     few = few <= FEW_TESTS_OF_RANKS
@@ -307,15 +268,10 @@ def forked(tmp_path_factory, request):
     def run(folder, names):
         if not servers:
             environment = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "1"}
-            servers.append(
-                subprocess.Popen(
-                    [sys.executable, str(ROOT / "tests" / "forked_ranks.py"), str(folder)],
-                    env=os.environ | environment,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    text=True,
-                )
-            )
+            command = [sys.executable, ROOT / "tests" / "forked_ranks.py", folder]
+            pipes = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
+            around = os.environ | environment
+            servers.append(subprocess.Popen(command, env=around, text=True, **pipes))
         servers[0].stdin.write(f"{json.dumps(names)}\n")
         servers[0].stdin.flush()
         assert servers[0].stdout.readline() == "done\n", "forked_ranks has ended"
@@ -354,7 +310,7 @@ def output_dir(tmp_path, store_template):
     """An output folder with an initialised store."""
     folder = (
         tmp_path / "out puts%20#1"
-    )  # a space, a percent sign and a hash: all three mean something in a URI
+    )  # a space, a percent sign and a hash mean something in a URI
     folder.mkdir()
     shutil.copy(store_template, folder / "mlflow.db")
     return folder

@@ -120,9 +120,8 @@ def test_a_half_written_run_is_completed(tracker, output_dir, monkeypatch, at):
         tracker.log(record, CellFolder(folder))
     run = tracked_runs(tracker)[record.name]
     assert run.info.status == ("FINISHED" if at == "set_tag" else "RUNNING")
-    tracker._client.set_tag(
-        run.info.run_id, "ringside.boot_id", "an earlier boot"
-    )  # the next start closes it as KILLED
+    # The next start closes it as KILLED.
+    tracker._client.set_tag(run.info.run_id, "ringside.boot_id", "an earlier boot")
     assert Tracker.open(Tracking(), output_dir, "scaling").log(record, CellFolder(folder))
     stored = tracked_runs(tracker)
     assert len(stored) == 2 and stored[record.name].info.status == "FINISHED"
@@ -163,13 +162,11 @@ def test_only_a_dead_launcher_s_runs_are_closed(output_dir, tracker):
 def test_launchers_that_meet_on_a_fresh_store_both_succeed(tmp_path):
     processes = [launcher(tmp_path / "out") for _ in range(2)]
     ended = [process.communicate(timeout=100) for process in processes]
-    assert [process.returncode for process in processes] == [0, 0] and ended == [
-        ("ready\n", "")
-    ] * 2
+    assert [process.returncode for process in processes] == [0, 0]
+    assert ended == [("ready\n", "")] * 2
     file = tmp_path / "out" / "mlflow.db"
-    assert (
-        file.stat().st_mode == (file.parent / ".mlflow.db.lock").stat().st_mode
-    )  # what the umask leaves
+    mode = (file.parent / ".mlflow.db.lock").stat().st_mode
+    assert file.stat().st_mode == mode, "what the umask leaves"
     assert len(database_rows(file)["runs"]) == 2
     assert {path.name for path in file.parent.iterdir()} == {"mlflow.db", ".mlflow.db.lock"}
 
@@ -195,12 +192,8 @@ def test_metrics_come_in_the_order_of_the_contract_and_a_series_hides_none():
     metrics = {"step/first_ms": 1.0, "comm/busbw_gb_per_s": 12.0, "throughput/images": 9.0}
     series = {"step/first_ms": [[0, 1.0], [1, 2.0]]}
     names = [row[0] for row in project(tracked_record(1, metrics=metrics, series=series)).metrics]
-    assert names == [
-        "throughput/images",
-        "comm/busbw_gb_per_s",
-        "step/first_ms",
-        *["step/first_ms/window"] * 2,
-    ]
+    windows = ["step/first_ms/window"] * 2
+    assert names == ["throughput/images", "comm/busbw_gb_per_s", "step/first_ms", *windows]
 
 
 HOSTILE = "a\nb|c`d`<script>alert(1)</script>\x1b[31m" + "x" * 10_000
@@ -208,10 +201,11 @@ HOSTILE = "a\nb|c`d`<script>alert(1)</script>\x1b[31m" + "x" * 10_000
 
 def test_hostile_strings_are_kept_harmless(tracker, output_dir):
     strategy = {"name": HOSTILE, "../../etc=passwd%": HOSTILE}
+    cell = changed_cell(tracked_record().cell, strategy=strategy, nccl={"NCCL_\n'": HOSTILE})
     record = tracked_record(
         1,
         name=HOSTILE,
-        cell=changed_cell(tracked_record().cell, strategy=strategy, nccl={"NCCL_\n'": HOSTILE}),
+        cell=cell,
         state="failed",
         failure=Failure(HOSTILE, None, HOSTILE),
         validity=Validity("invalid", {HOSTILE: HOSTILE}),
@@ -235,10 +229,8 @@ def test_hostile_strings_are_kept_harmless(tracker, output_dir):
     assert all(run.info.run_name.isprintable() and len(run.info.run_name) <= 250 for run in stored)
     assert not any("<script" in run.data.tags["mlflow.note.content"] for run in stored)
     child, parent = sorted(stored, key=lambda run: "mlflow.parentRunId" not in run.data.tags)
-    assert (
-        sorted(child.data.metrics.values()) == [1.0, 2.0]
-        and child.data.tags["ringside.left_out"] == "large.log"
-    )
+    assert sorted(child.data.metrics.values()) == [1.0, 2.0]
+    assert child.data.tags["ringside.left_out"] == "large.log"
     artifacts = {item.path for item in tracker._client.list_artifacts(child.info.run_id)}
     assert artifacts == {"record.json", "topology.txt", "ranks", "logs"}
     note = parent.data.tags["mlflow.note.content"]
@@ -249,14 +241,10 @@ def test_hostile_strings_are_kept_harmless(tracker, output_dir):
 
 def test_the_summary_is_one_row_for_each_record():
     metrics = {
-        "throughput/images_per_second": 4652.4,
-        "throughput/images_per_second_per_gpu": 2326.2,
-        "scaling/efficiency": 0.981,
-        "comm/busbw_gb_per_s": 12.345,
-        "comm/exchange_ms": 2.5,
-        "comm/ideal_ratio": 0.912,
-        "strategy/cost_ms": 0.1234,
-    }
+        "throughput/images_per_second": 4652.4, "throughput/images_per_second_per_gpu": 2326.2,
+        "scaling/efficiency": 0.981, "comm/busbw_gb_per_s": 12.345, "comm/exchange_ms": 2.5,
+        "comm/ideal_ratio": 0.912, "strategy/cost_ms": 0.1234,
+    }  # fmt: skip
     ends = {"low": 4640.0, "high": 4671.0, "runs": 12.0}
     next_run = {f"throughput/ci_{name}": value for name, value in ends.items()}
     hang = Failure("hang", 1, "rank 1 was `silent`")
@@ -264,9 +252,8 @@ def test_the_summary_is_one_row_for_each_record():
     good = tracked_record(1, metrics=metrics)
     text = mlflow_run.summary_markdown([good, bad], {good.record_id: next_run})
     *lines, empty, margin, other, reference = text.splitlines()
-    assert (empty, other) == ("", "") and reference.startswith(
-        "reference: the exchange's own bytes"
-    )
+    assert (empty, other) == ("", "")
+    assert reference.startswith("reference: the exchange's own bytes")
     assert margin == "± for the next run (95 %), from 12 runs of equal cells"
     assert len(lines) == 4 and all(line.replace("\\|", "").count("|") == 13 for line in lines)
     assert lines[2] == (
@@ -303,20 +290,18 @@ def test_a_parent_has_the_figures_of_its_best_cell_and_of_its_baseline():
     metrics = mlflow_run.parent_metrics(own, values)
     rate = best.metrics["throughput/images_per_second"]
     assert metrics["best/images_per_second"] == rate and metrics["best/exposed_ms"] == 0.5
-    assert metrics["baseline/images_per_second"] * 4 * metrics["best/efficiency"] == pytest.approx(
-        rate
-    )
+    product = metrics["baseline/images_per_second"] * 4 * metrics["best/efficiency"]
+    assert product == pytest.approx(rate)
 
 
 def test_cells_that_do_not_train_together_are_no_best_cells():
     records = read_study(DATA / "h200_x4" / "waterfall")[0]
     assert any(record.cell.strategy["name"] == "none" for record in records)
     assert mlflow_run.best_record(records).cell.strategy["name"] == "nccl_allreduce"
-    links = [
-        one
-        for one in read_study(DATA / "h200_x4" / "links")[0]
-        if one.cell.benchmark["name"] == "host_link"
-    ]
+    links = []
+    for record in read_study(DATA / "h200_x4" / "links")[0]:
+        if record.cell.benchmark["name"] == "host_link":
+            links.append(record)
     rates = [one.metrics["host_link/all_both_gb_per_s"] for one in links if one.cell.world_size > 1]
     assert mlflow_run.parent_metrics(links, {})["best/all_both_gb_per_s"] == max(rates)
 
@@ -343,9 +328,8 @@ def test_what_a_run_leaves_alone_is_default_and_never_unknown(settings):
     client, experiment = settings
     params = [run.data.params for run in client.search_runs([experiment.experiment_id], CELL)]
     assert {one["nccl.p2p_level"] for one in params} == {"default", "NVL", "PIX", "LOC"}
-    assert {one["nccl.algo"] for one in params} == {"default", "Ring"} and len(
-        {frozenset(one) for one in params}
-    ) == 1
+    assert {one["nccl.algo"] for one in params} == {"default", "Ring"}
+    assert len({frozenset(one) for one in params}) == 1
     strategies = read_study(DATA / "h200_x4" / "strategies")[0]
     defaults = mlflow_run.default_params(strategies)
     alone = [defaults[one.record_id] for one in strategies if one.cell.strategy["name"] == "none"]
@@ -373,23 +357,19 @@ def test_the_experiment_has_a_view_with_the_figures(settings):
     state = json.loads(zlib.decompress(base64.b64decode(view["state"].removeprefix("deflate;"))))
     fastest = names(settings, state["searchFilter"], order_by=[f"{state['orderByKey']} DESC"])[0]
     assert fastest.endswith("ALGO=Ring · P2P_LEVEL=PIX")
-    assert state["selectedColumns"] == [
-        "metrics.`throughput/images_per_second`", "metrics.`comm/exchange_ms`", "metrics.`comm/busbw_gb_per_s`",
-        "tags.`validity`", "params.`nccl.p2p_level`", "params.`nccl.algo`", "tags.`transport`",
-    ]  # fmt: skip
+    assert [name.split("`")[1] for name in state["selectedColumns"]] == [
+        *("throughput/images_per_second", "comm/exchange_ms", "comm/busbw_gb_per_s"),
+        *("validity", "nccl.p2p_level", "nccl.algo", "transport"),
+    ]
     charts = [(card["type"], card.get("metricKey")) for card in state["compareRunCharts"]]
     assert charts[0] == ("BAR", "throughput/images_per_second")
     assert charts[-1][0] == "PARALLEL"
 
 
-@pytest.mark.parametrize(
-    "study",
-    sorted(path for path in DATA.glob("h200_x*/*") if path.is_dir()),
-    ids=lambda one: one.name,
-)
-def test_the_view_of_every_committed_study_fits_a_tag(study):
-    tags = saved_view.experiment_tags(read_study(study)[0])
-    assert len(tags) == 2 and all(len(text) <= 5000 for text in tags.values())
+def test_the_view_of_every_committed_study_fits_a_tag():
+    for study in filter(Path.is_dir, DATA.glob("h200_x*/*")):
+        tags = saved_view.experiment_tags(read_study(study)[0])
+        assert len(tags) == 2 and all(len(text) <= 5000 for text in tags.values()), study
 
 
 def content(folder):
@@ -420,9 +400,8 @@ def test_a_sweep_writes_what_sync_writes(output_dir, tmp_path):
     shutil.copytree(study, copy)
     shutil.copy(output_dir / "mlflow.db", copy.parent)
     first = records[0]
-    sweep = dataclasses.replace(
-        make_sweep(3), started_at=first.started_at, overrides=first.overrides
-    )
+    facts = {"started_at": first.started_at, "overrides": first.overrides}
+    sweep = dataclasses.replace(make_sweep(3), **facts)
     console = Console(file=io.StringIO())
     writer = MlflowWriter(Tracking(), StudyFolder(str(output_dir), "scaling"), sweep, console)
     writer._study.folder_of = lambda record: CellFolder(study / f"cell-{record.record_id[-6:]}")
