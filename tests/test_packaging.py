@@ -23,15 +23,9 @@ ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 # Modules of benchmarks that processes without torch use.
 WITHOUT_RANKS = (
-    "benchmarks.record",
-    "benchmarks.agent",
-    "benchmarks.request",
-    "benchmarks.derived",
-    "benchmarks.*.request",
-    "benchmarks.*.derive",
-    "benchmarks.collectives.busbw",
-    "benchmarks.timing.statistics",
-    "benchmarks.timing.alpha_beta",
+    *("benchmarks.record", "benchmarks.agent", "benchmarks.request", "benchmarks.derived"),
+    *("benchmarks.*.request", "benchmarks.*.derive", "benchmarks.collectives.busbw"),
+    *("benchmarks.timing.statistics", "benchmarks.timing.alpha_beta"),
 )
 # The design's arrows: a package, and what of ours it may import.
 ARROWS = {
@@ -112,23 +106,11 @@ MOST_LINES, FEWEST_LINES, MOST_FILES = 1100, 20, 16  # 600 and 14 when the redes
 # Files that are short for a reason.
 SHORT = {"analysis/errors.py": "every reader raises it"}
 WITHOUT_TORCH = ("conf", "launch", "analysis")
-TOP = {
-    "launch.py",
-    "conf",
-    "trainers",
-    "benchmarks",
-    "launch",
-    "analysis",
-    "tests",
-    "pyproject.toml",
-    "README.md",
-    "LICENSE",
-}
-MADE = {
-    "outputs",
-    "__pycache__",
-    "ringside.egg-info",
-}  # by runs and by an editable installation; ignored by git
+TORCH = {"torch", "torchvision", "timm"}
+TOP = {"conf", "trainers", "benchmarks", "launch", "analysis", "tests"}
+TOP |= {"launch.py", "pyproject.toml", "README.md", "LICENSE"}
+# By runs and by an editable installation; ignored by git.
+MADE = {"outputs", "__pycache__", "ringside.egg-info"}
 MODULES = sorted(path for package in ARROWS for path in (ROOT / package).rglob("*.py"))
 
 
@@ -140,39 +122,37 @@ def is_module(name):
 @functools.cache
 def imported(path):
     """Every module that a file imports, at any depth; `from package import module` is package.module."""
-    return tuple(_imported(path))
-
-
-def _imported(path):
+    names = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}:{node.lineno}: imports are absolute"
             for alias in node.names:
                 full = f"{node.module}.{alias.name}"
-                yield full if is_module(full) else node.module
+                names.append(full if is_module(full) else node.module)
+    return tuple(names)
 
 
 def within(name, package):
     return name == package or name.startswith(f"{package}.")
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_imports_follow_the_arrows(path):
-    package = path.relative_to(ROOT).parts[0]
-    for name in imported(path):
-        if name.split(".")[0] in ARROWS or name == "launch":
-            seen = any(
-                fnmatch.fnmatchcase(name, allowed) or within(name, allowed)
-                for allowed in ARROWS[package]
-            )
-            assert seen, f"{package} may not import {name}"
-        if package in WITHOUT_TORCH:
-            assert name.split(".")[0] not in ("torch", "torchvision", "timm"), (
-                f"{package} may not import {name}"
-            )
-        assert name.split(".")[0] != "tests"
+def matches(name, pattern):
+    return fnmatch.fnmatchcase(name, pattern) or within(name, pattern)
+
+
+@pytest.mark.parametrize("package", ARROWS)
+def test_imports_follow_the_arrows(package):
+    wrong = set()
+    for path in (ROOT / package).rglob("*.py"):
+        for name in imported(path):
+            first = name.split(".")[0]
+            if first in ARROWS and not any(matches(name, one) for one in ARROWS[package]):
+                wrong.add((path, name))
+            if first == "tests" or (package in WITHOUT_TORCH and first in TORCH):
+                wrong.add((path, name))
+    assert wrong == set()
 
 
 def module_name(path):
@@ -181,10 +161,8 @@ def module_name(path):
 
 def import_graph():
     """{module: modules of ours that it imports}."""
-    ours = {module_name(path) for path in MODULES}
-    return {
-        module_name(path): {name for name in imported(path) if name in ours} for path in MODULES
-    }
+    ours = {module_name(path): path for path in MODULES}
+    return {name: ours.keys() & set(imported(path)) for name, path in ours.items()}
 
 
 def folder_of(name):
@@ -209,19 +187,19 @@ def test_folders_of_a_package_import_only_those_below_them():
     wrong = set()
     for module, names in import_graph().items():
         folder, package = folder_of(module), module.split(".")[0]
-        others = {
-            name
-            for name in names
-            if within(name, package) and folder_of(name) not in (folder, package)
-        }
-        wrong |= {(module, name) for name in others if not allowed(folder, folder_of(name))}
+        for name in names:
+            other = folder_of(name)
+            is_of_another = within(name, package) and other not in (folder, package)
+            if is_of_another and not allowed(folder, other):
+                wrong.add((module, name))
     assert wrong == set(), "these imports go against FOLDER_ARROWS"
 
 
 def test_the_arrows_name_every_folder_and_nothing_else():
-    folders = {
-        folder_of(module_name(path)) for path in MODULES if len(path.relative_to(ROOT).parts) > 2
-    }
+    folders = set()
+    for path in MODULES:
+        if len(path.relative_to(ROOT).parts) > 2:
+            folders.add(folder_of(module_name(path)))
     assert folders <= set(FOLDER_ARROWS), "a new folder has a line in FOLDER_ARROWS"
     assert all(is_module(name) for name in FOLDER_ARROWS), "what is gone has none"
 
@@ -232,21 +210,19 @@ def test_no_modules_import_each_other_in_a_circle():
 
 def test_what_processes_without_torch_use_never_leads_to_torch():
     graph, paths = import_graph(), {module_name(path): path for path in MODULES}
-    free = {
-        name for name in graph for pattern in WITHOUT_RANKS if fnmatch.fnmatchcase(name, pattern)
-    }
-    reached, ahead = set(), set(free)
+    ahead, reached = set(), set()
+    for pattern in WITHOUT_RANKS:
+        ahead |= set(fnmatch.filter(graph, pattern))
     while ahead:
         reached |= ahead
-        ahead = {name for module in ahead for name in graph[module]} - reached
-    foreign = {
-        (module, name.split(".")[0]) for module in reached for name in imported(paths[module])
-    }
-    assert not {
-        (module, name)
-        for module, name in foreign
-        if name in ("torch", "torchvision", "timm", "trainers")
-    }
+        ahead = set().union(*(graph[module] for module in ahead)) - reached
+    for module in reached:
+        foreign = {name.split(".")[0] for name in imported(paths[module])}
+        assert not foreign & {*TORCH, "trainers"}, module
+
+
+def folder_name(path):
+    return ".".join(path.parent.relative_to(ROOT).parts)
 
 
 def lines_of(path):
@@ -257,14 +233,9 @@ def test_files_are_neither_long_nor_tiny():
     files = {str(path.relative_to(ROOT)): lines_of(path) for path in MODULES}
     long = {name for name, lines in files.items() if lines > MOST_LINES}
     assert long == set(), f"a file has at most {MOST_LINES} lines"
-    tiny = {
-        name
-        for name, lines in files.items()
-        if lines < FEWEST_LINES and not name.endswith("__init__.py")
-    }
-    assert tiny - set(SHORT) == set(), (
-        f"a file has at least {FEWEST_LINES} lines, or a reason in SHORT"
-    )
+    tiny = {name for name, lines in files.items() if lines < FEWEST_LINES}
+    tiny -= {name for name in tiny if name.endswith("__init__.py")}
+    assert tiny <= set(SHORT), f"a file has at least {FEWEST_LINES} lines, or a reason in SHORT"
     assert set(SHORT) - tiny == set(), "these are long enough or gone: remove them from SHORT"
 
 
@@ -284,11 +255,8 @@ def test_a_class_name_has_one_meaning():
 
 def test_the_record_needs_only_the_standard_library_and_msgspec():
     own = ("benchmarks.record", "conf.cell", "conf.options")  # a record holds its cell
-    paths = [
-        *(ROOT / "benchmarks" / "record").glob("*.py"),
-        ROOT / "conf" / "cell.py",
-        ROOT / "conf" / "options.py",
-    ]
+    paths = [*(ROOT / "benchmarks" / "record").glob("*.py")]
+    paths += [ROOT / "conf" / "cell.py", ROOT / "conf" / "options.py"]
     for path in paths:
         names = {name for name in imported(path) if not any(within(name, one) for one in own)}
         assert {name.split(".")[0] for name in names} <= {*sys.stdlib_module_names, "msgspec"}, path
@@ -304,45 +272,21 @@ def loaded(statement, *names):
     """Which of some modules a fresh interpreter has after a statement."""
     script = f"import sys\n{statement}\nprint(*[name for name in {names!r} if name in sys.modules])"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=ROOT / "tests",
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
+    command = [sys.executable, "-c", script]
+    options = {"cwd": ROOT / "tests", "env": environment, "timeout": 60, "check": True}
+    done = subprocess.run(command, capture_output=True, text=True, **options)
     return done.stdout.split()
 
 
 def test_the_supervising_process_never_loads_torch():
-    ours = "launch.sweep, launch.__main__, launch.cli.errors, analysis.__main__, conf.cell, conf.command_line"
-    statement = f"import {ours}"
-    assert loaded(
-        statement,
-        "torch",
-        "torchvision",
-        "numpy",
-        "trainers",
-        "benchmarks.rank.worker",
-        "launch.sweep",
-    ) == ["launch.sweep"]
+    ours = "launch.sweep, launch.__main__, launch.cli.errors, analysis.__main__, conf.cell"
+    names = ("torch", "torchvision", "numpy", "trainers", "benchmarks.rank.worker", "launch.sweep")
+    assert loaded(f"import {ours}, conf.command_line", *names) == ["launch.sweep"]
 
 
 def test_the_interface_for_notebooks_loads_nothing_before_it_is_used():
-    names = (
-        "numpy",
-        "scipy",
-        "pandas",
-        "matplotlib",
-        "jinja2",
-        "rich",
-        "torch",
-        "analysis.report",
-        "analysis",
-    )
-    assert loaded("from analysis import open_study", *names) == ["analysis"]
+    names = "numpy scipy pandas matplotlib jinja2 rich torch analysis.report analysis"
+    assert loaded("from analysis import open_study", *names.split()) == ["analysis"]
 
 
 def test_the_top_level_is_fixed():
@@ -370,49 +314,35 @@ def test_tests_are_flat():
 
 
 def test_no_test_file_imports_another():
+    """Also not in the programs that a test hands to another process."""
     for path in (ROOT / "tests").glob("*.py"):
-        written = path.read_text(
-            encoding="utf-8"
-        )  # also in the programs that a test hands to another process
-        assert not re.search(r"^\s*(from|import) +test_", written, re.MULTILINE), (
-            f"{path.name} imports a test file"
-        )
+        text = path.read_text(encoding="utf-8")
+        assert not re.search(r"^\s*(from|import) +test_", text, re.MULTILINE), path.name
 
 
 def test_the_package_list_is_explicit_and_complete():
     find = PROJECT["tool"]["setuptools"]["packages"]["find"]
     assert find["namespaces"] is False
-    have = {
-        str(path.parent.relative_to(ROOT)).replace("/", ".")
-        for path in MODULES
-        if path.name == "__init__.py"
-    }
-    listed = {
-        name
-        for name in have
-        if any(fnmatch.fnmatchcase(name, pattern) for pattern in find["include"])
-    }
+    have = {folder_name(path) for path in MODULES if path.name == "__init__.py"}
+    listed = set()
+    for pattern in find["include"]:
+        listed |= set(fnmatch.filter(have, pattern))
     assert listed == have >= set(ARROWS)
     assert all(pattern.split(".")[0] in ARROWS for pattern in find["include"])
     # A folder of modules without __init__.py would be left out of an installation without a word.
-    assert {str(path.parent.relative_to(ROOT)).replace("/", ".") for path in MODULES} == have
+    assert {folder_name(path) for path in MODULES} == have
 
 
 def test_package_data_holds_every_yaml_of_the_configuration():
     data = PROJECT["tool"]["setuptools"]["package-data"]
+    held = set()
+    for package, patterns in data.items():
+        for pattern in patterns:
+            held |= set((ROOT / package).glob(pattern))
     for package in ARROWS:
-        held = {
-            path for pattern in data.get(package, []) for path in (ROOT / package).glob(pattern)
-        }
-        others = {
-            p
-            for p in (ROOT / package).rglob("*")
-            if p.is_file() and p.suffix not in (".py", ".pyc", ".md")
-        }
-        assert others <= held
-    assert ROOT / "conf" / "config.yaml" in {
-        path for pattern in data["conf"] for path in (ROOT / "conf").glob(pattern)
-    }
+        for path in filter(Path.is_file, (ROOT / package).rglob("*")):
+            assert path in held or path.suffix in (".py", ".pyc", ".md"), path
+    assert ROOT / "conf" / "config.yaml" in held
 
 
 def test_the_project_is_an_application_with_its_extras():
@@ -434,16 +364,12 @@ def test_every_third_party_import_is_a_dependency():
         "triton": "torch",  # its own dependency where there is CUDA
     }
     extras = PROJECT["project"]["optional-dependencies"]
-    declared = [
-        *PROJECT["project"]["dependencies"],
-        *extras["timm"],
-        *extras["notebook"],
-        *extras["slurm"],
-    ]
+    declared = [*PROJECT["project"]["dependencies"], *extras["timm"]]
+    declared += [*extras["notebook"], *extras["slurm"]]
     declared = {re.split(r"[<>=!~\[; ]", text)[0].lower() for text in declared}
-    used = {
-        name.split(".")[0] for path in [*MODULES, ROOT / "launch.py"] for name in imported(path)
-    }
+    used = set()
+    for path in [*MODULES, ROOT / "launch.py"]:
+        used |= {name.split(".")[0] for name in imported(path)}
     foreign = used - set(sys.stdlib_module_names) - set(ARROWS)
     assert {names.get(name, name) for name in foreign} <= declared
 
@@ -455,9 +381,6 @@ def test_every_module_says_what_it_is():
 
 def test_every_refusal_has_the_same_word_for_what_is_accepted():
     other = re.compile(r"[\"(;:] ?expected (is |are |the |an? |such |--|[A-Z{'`])")
-    lines = [
-        (path.name, line)
-        for path in MODULES
-        for line in path.read_text(encoding="utf-8").splitlines()
-    ]
-    assert [one for one in lines if other.search(one[1])] == []
+    for path in MODULES:
+        for line in path.read_text(encoding="utf-8").splitlines():
+            assert not other.search(line), (path.name, line)
