@@ -53,7 +53,7 @@ def rows_of(folder, table):
         return list(csv.DictReader(file))
 
 
-# --- a study with all that a report shows, and names made to get out of their places --------------
+# --- a study with all that a report shows, and names made to get out of their places
 
 
 def everything():
@@ -69,10 +69,13 @@ def everything():
     tables = {"p2p": {"matrices": {"unidirectional_enabled": matrix, "broken": [[1.0], [2.0]]}}}
     p2p = record(len(made), [0, 1, 2], 1.0, cell={"benchmark": {"name": "p2p"}})
     made.append(p2p | {"metrics": {}, "tables": tables})
+    failure = {"cause": "exception", "rank": 1, "message": f"{EVIL} \udc80", "log_tail": EVIL}
     failed = {
-        "state": "failed", "overrides": ["-m", EVIL], "sweep_id": "f" * 32,
-        "failure": {"cause": "exception", "rank": 1, "message": f"{EVIL} \udc80", "log_tail": EVIL},
-    }  # fmt: skip
+        "state": "failed",
+        "overrides": ["-m", EVIL],
+        "sweep_id": "f" * 32,
+        "failure": failure,
+    }
     codes = {"foreign_load": f"something else used these GPUs: {EVIL}"}
     bad = {"verdict": "invalid", "codes": codes, **NOTHING_UNCHECKED}
     made.append(record(len(made), [0, 1], 1.0, **failed))
@@ -159,9 +162,8 @@ def test_the_same_records_give_the_same_bytes(folder, written, tmp_path):
     elsewhere = shutil.copytree(folder, tmp_path / "elsewhere" / folder.name)
     command = [sys.executable, "-m", "analysis", "report", str(elsewhere), "--json"]
     environment = {**os.environ, "PYTHONHASHSEED": "7"}
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100
-    )
+    options = {"cwd": ROOT, "env": environment, "text": True, "timeout": 100}
+    done = subprocess.run(command, capture_output=True, **options)
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
     again = Path(summary["report"]).parent
@@ -178,7 +180,7 @@ def test_what_was_left_out_is_listed_with_the_reason(written):
     assert len(rows_of(written, "cells")) == 27
 
 
-# --- what the first screen says -------------------------------------------------------------------
+# --- what the first screen says
 
 
 def small(number, gpus, rate, **changes):
@@ -194,18 +196,25 @@ INVALID = with_codes("invalid", loss_not_finite="the loss is not finite on rank 
 OTHER = {"topology": "", "links": {}, "host": "other", "versions": {"torch": "2.12"}}
 STRANGE = {"gpu": 3, "cpu": [], "topology": "no\ttable", "variables": "x"}
 BARE = {"environment": {}, "ranks": [], "checks": {}, "metrics": {}}
+ONE = small(1, [0], 100.0)
 CASES = {
     "empty": ([], "no record that can be read"),
-    "one cell": ([small(1, [0], 100.0)], "To see how it scales, run with gpus=scale"),
-    "no baseline": ([small(1, [0, 1], 100.0)], "To see the efficiency and where the loss comes from, run with waterfall=true"),
-    "only invalid": ([small(1, [0], 100.0, validity=INVALID)], "Its one cell gave no number that can be used"),
-    "only failed": ([small(1, [0], 100.0, state="failed", metrics={})], "was to be trained with"),
-    "two machines": ([small(1, [0], 100.0), small(2, [0, 1], 150.0, environment=OTHER)], "2 machines or installations"),
-    "half": ([small(1, [0], 1.0) | {"cell": {"gpus": [0]}}], "1 file could not be read"),
-    "newer": ([small(1, [0], 100.0, schema_version=99)], "1 file could not be read"),
-    "bare": ([small(1, [0], 1.0) | BARE], "No cell measured images per second or a link."),
+    "one cell": ([ONE], "To see how it scales, run with gpus=scale"),
+    "no baseline": (
+        [small(1, [0, 1], 100.0)],
+        "where the loss comes from, run with waterfall=true",
+    ),
+    "only invalid": ([ONE | {"validity": INVALID}], "Its one cell gave no number that can be used"),
+    "only failed": ([ONE | {"state": "failed", "metrics": {}}], "was to be trained with"),
+    "two machines": (
+        [ONE, small(2, [0, 1], 150.0, environment=OTHER)],
+        "2 machines or installations",
+    ),
+    "half": ([ONE | {"cell": {"gpus": [0]}}], "1 file could not be read"),
+    "newer": ([ONE | {"schema_version": 99}], "1 file could not be read"),
+    "bare": ([ONE | BARE], "No cell measured images per second or a link."),
     "strange": ([small(1, [0], 100.0, environment=STRANGE)], "1 file could not be read"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("records", "sentence"), CASES.values(), ids=CASES)
@@ -242,7 +251,7 @@ def finding(tmp_path, records):
 
 
 def repeated(gpus, rate, start, *, scatter=0.003, nccl=(), strategy="nccl_allreduce"):
-    """Three equal runs, the first of which is number `start`: rates around the one that is given, in another order each."""
+    """Three equal runs from number `start` on: rates around the given one, in another order each."""
     rates = [rate * (1 - scatter), rate, rate * (1 + scatter)]
     rates = rates[start % 3 :] + rates[: start % 3]
     made = []
@@ -254,39 +263,42 @@ def repeated(gpus, rate, start, *, scatter=0.003, nccl=(), strategy="nccl_allred
 
 PIX = {"NCCL_P2P_LEVEL": "PIX"}
 SUSPECT = with_codes("suspect", throttled="a clock was lowered: 1,200 MHz", foreign_load="other")
+PAIR, ALL = [0, 1], small(6, [0, 1, 2, 3], 300.0)
+OTHERS = [small(2, PAIR, 230, strategy="kvstore_device"), small(3, [2, 3], 240)]
+DEVICE = repeated(PAIR, 150, 2, scatter=0.3, strategy="kvstore_device")
 HEADLINES = {
     "every baseline": (
-        [small(0, [0], 100.0), small(1, [1], 100.0), small(5, [0, 1], 190.0), small(6, [0, 1, 2, 3], 300.0)],
-        "On 2 GPUs it trains 190 images/s: an efficiency of 95.0 % (100 % would be 2 × the slowest GPU alone).",
+        [small(0, [0], 100.0), small(1, [1], 100.0), small(5, PAIR, 190.0), ALL],
+        "190 images/s: an efficiency of 95.0 % (100 % would be 2 × the slowest GPU alone).",
     ),
     "some baselines": (
-        [small(1, [0], 100.0), small(6, [0, 1, 2, 3], 300.0)],
-        ": an efficiency of 75.0 % (100 % would be 4 × GPU 0 alone; GPUs 1,2,3 were not measured alone).",
+        [ONE, ALL],
+        "75.0 % (100 % would be 4 × GPU 0 alone; GPUs 1,2,3 were not measured alone).",
     ),
     "suspect": (
-        [small(1, [0], 100.0), small(2, [0, 1], 190.0, validity=SUSPECT)],
+        [ONE, small(2, PAIR, 190.0, validity=SUSPECT)],
         "Checks cast doubt on this: a clock was lowered; other.",
     ),
     # Of single runs the first is the headline, whichever was faster this once.
-    "no verdict": (
-        [small(1, [0, 1], 200), small(2, [0, 1], 230, strategy="kvstore_device"), small(3, [2, 3], 240)],
-        "nccl_allreduce trains 200",
-    ),
+    "no verdict": ([small(1, PAIR, 200), *OTHERS], "nccl_allreduce trains 200"),
     "a setting that gains": (
-        [*repeated([0, 1], 200, 1), *repeated([0, 1], 220, 2, nccl=PIX)], "it (P2P_LEVEL=PIX) trains 220",
+        [*repeated(PAIR, 200, 1), *repeated(PAIR, 220, 2, nccl=PIX)],
+        "it (P2P_LEVEL=PIX) trains 220",
     ),
     "a setting that does not": (
-        [*repeated([0, 1], 200, 1), *repeated([0, 1], 200.1, 2, nccl=PIX)], "it trains 200",
+        [*repeated(PAIR, 200, 1), *repeated(PAIR, 200.1, 2, nccl=PIX)],
+        "it trains 200",
     ),
     "a setting without repeats": (
-        [small(1, [0, 1], 200), small(2, [0, 1], 202, cell={"nccl": PIX})], "it trains 200",
+        [small(1, PAIR, 200), small(2, PAIR, 202, cell={"nccl": PIX})],
+        "it trains 200",
     ),
     # Another strategy that leaves NCCL alone does not stand for it.
     "a setting of another strategy": (
-        [*repeated([0, 1], 150, 2, scatter=0.3, strategy="kvstore_device"), *repeated([0, 1], 200, 1, nccl=PIX)],
+        [*DEVICE, *repeated(PAIR, 200, 1, nccl=PIX)],
         "P2P_LEVEL=PIX) trains 200",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("records", "words"), HEADLINES.values(), ids=HEADLINES)
@@ -311,7 +323,8 @@ def test_a_part_is_named_as_the_cause_only_where_its_interval_excludes_0(repeats
     assert end in line
 
 
-LOSES = "It loses 10.0 % (9.4 to 10.6) of what the same GPUs train without any exchange (strategy none); t"
+LOSES = "It loses 10.0 % (9.4 to 10.6) of what the same GPUs train without any exchange"
+LOSES += " (strategy none); t"
 
 
 @pytest.mark.parametrize(
@@ -319,7 +332,7 @@ LOSES = "It loses 10.0 % (9.4 to 10.6) of what the same GPUs train without any e
     [(0.9, True, LOSES), (0.9, False, LOSES), (1.0, True, "T"), (1e17, False, "T")],
 )
 def test_without_controls_the_loss_is_told_beside_none(ratio, none_first, start, tmp_path):
-    """Other GPUs, another setting and a strategy without repeats are compared too, and are not what is meant."""
+    """Other GPUs, another setting and a strategy without repeats are not what is meant."""
     made = [
         *repeated([0, 1], 200.0 / ratio, 1 if none_first else 2, strategy="none"),
         *repeated([0, 1], 200.0, 2 if none_first else 1),
@@ -359,7 +372,7 @@ def test_no_difference_seen_claims_no_more_than_every_comparison_could_have_show
     assert line == "No difference is seen in 2 comparisons; each could have shown one of 30.0 %."
 
 
-# --- the folder of a report -----------------------------------------------------------------------
+# --- the folder of a report
 
 
 @pytest.mark.parametrize("wrong", [["none"], ["file"], [".", "-o", "file"]])
@@ -405,9 +418,8 @@ def test_a_file_of_the_user_is_not_overwritten(tmp_path):
     (out / "figures" / "scaling-1.svg").write_text("drawn by hand")
     before = contents(out)
     cells = [small(n, gpus, 100.0) for n, gpus in enumerate(([0], [1], [0, 1]))]
-    with pytest.raises(
-        FileExistsError, match=r"figures/scaling-1\.svg: is not of the earlier report"
-    ):
+    sentence = r"figures/scaling-1\.svg: is not of the earlier report"
+    with pytest.raises(FileExistsError, match=sentence):
         report(study(tmp_path / "later", cells), out)
     assert contents(out) == before
 
@@ -431,13 +443,12 @@ def test_writing_that_ends_early_leaves_the_earlier_report(step, written, tmp_pa
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "study"]
 
 
-# --- the drawing of a traced step -----------------------------------------------------------------
+# --- the drawing of a traced step
 
-HOSTILE = (
-    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 100 50" width="100" onload="alert(1)"><title>t</title>'
-    "<style>@import url(http://x);text{fill:#20262d}</style><script>alert(2)</script>"
-    '<foreignObject><p>html</p></foreignObject><rect fill="url(http://x)"/></svg>'
-)
+HOSTILE = """\
+<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 100 50" width="100" onload="alert(1)">
+<title>t</title><style>@import url(http://x);text{fill:#20262d}</style><script>alert(2)</script>
+<foreignObject><p>html</p></foreignObject><rect fill="url(http://x)"/></svg>"""
 
 
 def traced(folder, records, drawings):
@@ -457,8 +468,8 @@ def test_a_traced_cell_shows_its_step_as_an_image_and_never_as_a_part_of_the_pag
     file = (tmp_path / "out" / "figures" / "timeline-1.svg").read_text(encoding="utf-8")
     ET.fromstring(file)
     for text in (page, file):
-        image = r'<image width="100" height="50" xlink:href="data:image/svg\+xml;base64,([^"]*)"/></svg>'
-        (data,) = re.findall(image, text)
+        image = r'<image width="100" height="50" xlink:href="data:image/svg\+xml;base64,'
+        (data,) = re.findall(image + r'([^"]*)"/></svg>', text)
         assert base64.b64decode(data).decode() == HOSTILE, "a browser runs nothing in an image"
         for word in ("http://x", "alert", "onload", "foreignObject", "<script", "@import"):
             assert word not in text
@@ -466,7 +477,8 @@ def test_a_traced_cell_shows_its_step_as_an_image_and_never_as_a_part_of_the_pag
         assert rows_of(tmp_path / "out", name)[-1]["exposed_by_trace_ms"] == "0.5"
 
 
-NO_DRAWINGS = ["<svg", "<html/>", '<!DOCTYPE svg><svg xmlns="http://www.w3.org/2000/svg"/>', "\x00"]
+NAMESPACE = 'xmlns="http://www.w3.org/2000/svg"'
+NO_DRAWINGS = ["<svg", "<html/>", f"<!DOCTYPE svg><svg {NAMESPACE}/>", "\x00"]
 
 
 @pytest.mark.parametrize("drawing", NO_DRAWINGS)
@@ -475,7 +487,7 @@ def test_what_is_no_drawing_is_left_out(drawing, tmp_path):
     assert "traces" not in [section.anchor for section in content.sections]
 
 
-# --- tables, numbers and curves -------------------------------------------------------------------
+# --- tables, numbers and curves
 
 
 def test_a_long_table_is_cut_on_the_page_and_whole_in_its_file():
@@ -500,18 +512,27 @@ def test_tables_escape_in_every_form():
     assert table.to_markdown(9).splitlines()[3] == "| a\\|b  c | – |"
 
 
-@pytest.mark.parametrize(
-    ("value", "kind", "text"),
-    [
-        (18676.3, "rate", "18,676"), (0.12345, "number", "0.123"), (-3.0, "number", "−3.00"), (0.0, "number", "0"),
-        (None, "rate", "–"), (float("nan"), "share", "–"), (0.9953, "share", "99.5 %"), (-0.0254, "change", "−2.5 %"),
-        (0.02, "change", "+2.0 %"), (Estimate(0.99532, 0.9951, 0.9955), "share", "99.53 % (99.51 to 99.55)"),
-        (Estimate(0.9953), "share", "99.5 %"), (-0.00001, "share", "0.00 %"), (0.004, "share", "0.40 %"),
-        (1e-9, "number", "0.000000"), (10.0, "share", "1,000.0 %"), (5e12, "share", "over 1,000 %"),
-    ],
-)  # fmt: skip
-def test_numbers_are_rounded_to_what_is_known(value, kind, text):
-    assert plain(estimate(value, kind)) == text
+NUMBERS = {
+    "rate": {18676.3: "18,676", None: "–"},
+    "number": {0.12345: "0.123", -3.0: "−3.00", 0.0: "0", 1e-9: "0.000000"},
+    "change": {-0.0254: "−2.5 %", 0.02: "+2.0 %"},
+    "share": {
+        float("nan"): "–",
+        0.9953: "99.5 %",
+        Estimate(0.99532, 0.9951, 0.9955): "99.53 % (99.51 to 99.55)",
+        Estimate(0.9953): "99.5 %",
+        -0.00001: "0.00 %",
+        0.004: "0.40 %",
+        10.0: "1,000.0 %",
+        5e12: "over 1,000 %",
+    },
+}
+
+
+@pytest.mark.parametrize("kind", NUMBERS)
+def test_numbers_are_rounded_to_what_is_known(kind):
+    for value, text in NUMBERS[kind].items():
+        assert plain(estimate(value, kind)) == text
 
 
 def test_a_rate_of_less_than_three_images_is_written_as_a_rate():
@@ -534,7 +555,7 @@ def test_a_strategy_keeps_its_colour_and_names_lose_what_all_share():
     assert shared_name(["m · a", "m · a"]) == "" == shared_name(["m", "n"]) == shared_name([])
 
 
-# --- in a browser ---------------------------------------------------------------------------------
+# --- in a browser
 
 
 @pytest.mark.needs("chromium")
@@ -553,15 +574,13 @@ def test_a_page_with_a_planted_script_runs_and_fetches_nothing(written, tmp_path
     text = (written / "index.html").read_text(encoding="utf-8")
     head, _, _ = text.partition("Content-Security-Policy")
     assert "<style" not in head and "<title" not in head
-    planted = (
-        "<script>document.title = 'run'</script><img src=file:///nowhere.png><p onclick=''></p>"
-    )
-    (tmp_path / "page.html").write_text(
-        text.replace("</main>", f"{planted}</main>"), encoding="utf-8"
-    )
-    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}/profile",
-               "--enable-logging=stderr", "--dump-dom", f"file://{tmp_path}/page.html"]  # fmt: skip
+    planted = "<script>document.title = 'run'</script>"
+    planted += "<img src=file:///nowhere.png><p onclick=''></p></main>"
+    (tmp_path / "page.html").write_text(text.replace("</main>", planted), encoding="utf-8")
+    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"]
+    command += [f"--user-data-dir={tmp_path}/profile", "--enable-logging=stderr"]
+    command.append(f"file://{tmp_path}/page.html")
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert "</html>" in done.stdout and "<title>run</title>" not in done.stdout
     refused = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-    assert len(refused) == 3 and all("Content Security Policy" in line for line in refused), refused
+    assert ["Content Security Policy" in line for line in refused] == [True] * 3, refused
