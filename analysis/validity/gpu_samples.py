@@ -5,9 +5,12 @@ the ranks, host after host; what only a host has is in `hosts` too. The launchin
 into the record, and `python -m analysis verify` computes it again.
 """
 
+import bisect
+import contextlib
+import itertools
 import math
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypedDict
 
 import msgspec
@@ -78,19 +81,15 @@ class Phase(NamedTuple):
     opened: float
     closed: float
 
-    def holds(self, line: Sample) -> bool:
-        """Tell whether a line was written inside the phase."""
-        return self.opened <= float(line["time"]) <= self.closed
-
     def samples(self, lines: Sequence[Sample]) -> list[Sample]:
         """Return the lines inside the phase; of a short one without any the next."""
-        inside = [line for line in lines if self.holds(line)]
-        if inside:
-            return inside
+        inside, after = [], []
         for line in lines:
-            if self.closed < line["time"] <= self.closed + PERIOD_SECONDS:
-                return [line]
-        return []
+            if self.opened <= line["time"] <= self.closed:
+                inside.append(line)
+            elif self.closed < line["time"] <= self.closed + PERIOD_SECONDS:
+                after.append(line)
+        return inside or after[:1]
 
 
 def summary(folder: CellFolder) -> tuple[dict[str, float], dict[str, Any]]:
@@ -98,12 +97,21 @@ def summary(folder: CellFolder) -> tuple[dict[str, float], dict[str, Any]]:
 
     Both are empty without samples. A line that the sampler did not write so is passed over.
     """
-    phases = _phases(folder)
+    # The phases of rank 0 in order. The last ends when the rank has its result.
+    phases: list[Phase] = []
+    is_open = False
+    for line in read_lines(folder.rank_lines(0)):
+        if line["kind"] not in (Kind.PHASE, Kind.RESULT):
+            continue
+        if is_open:
+            phases[-1] = phases[-1]._replace(closed=line["time"])
+        is_open = line["kind"] == Kind.PHASE and "phase" in line
+        if is_open:
+            phases.append(Phase(str(line["phase"]), line["time"], math.inf))
     gpus, cpus = [], []
     for host in folder.sampled_hosts():
-        gpus.append(list(filter(is_of_gpus, read_lines(folder.gpu_samples_of(host)))))
-        cpu_lines = list(filter(is_of_cpu, read_lines(folder.cpu_samples_of(host))))
-        cpus.append(_used_by_others(cpu_lines, phases))
+        gpus.append(samples_of(folder.gpu_samples_of(host), GpuLine))
+        cpus.append(_used_by_others(samples_of(folder.cpu_samples_of(host), CpuLine), phases))
     metrics, facts = _gpu_facts(gpus, phases)
     cpu = cpus[0]
     if len(cpus) > 1 and any(cpus):
@@ -119,37 +127,14 @@ def summary(folder: CellFolder) -> tuple[dict[str, float], dict[str, Any]]:
     return metrics, facts
 
 
-def is_of_gpus(line: Sample) -> bool:
-    """Tell whether a line is a sample of the GPUs."""
-    return _is(line, GpuLine)
-
-
-def is_of_cpu(line: Sample) -> bool:
-    """Tell whether a line is a sample of the CPU."""
-    return _is(line, CpuLine)
-
-
-def _is(line: Sample, kind: type) -> bool:
-    try:
-        msgspec.convert(line, kind)
-    except msgspec.ValidationError:
-        return False
-    return True
-
-
-def _phases(folder: CellFolder) -> list[Phase]:
-    """Return the phases of rank 0 in order. The last ends when the rank has its result."""
-    phases: list[Phase] = []
-    is_open = False
-    for line in read_lines(folder.rank_lines(0)):
-        if line["kind"] not in (Kind.PHASE, Kind.RESULT):
-            continue
-        if is_open:
-            phases[-1] = phases[-1]._replace(closed=line["time"])
-        is_open = line["kind"] == Kind.PHASE and "phase" in line
-        if is_open:
-            phases.append(Phase(str(line["phase"]), line["time"], math.inf))
-    return phases
+def samples_of(path: Path, kind: type) -> list[Sample]:
+    """Return the lines of a file that are samples of a kind: GpuLine or CpuLine."""
+    samples = []
+    for line in read_lines(path):
+        with contextlib.suppress(msgspec.ValidationError):
+            msgspec.convert(line, kind)
+            samples.append(line)
+    return samples
 
 
 def _measured(phases: Iterable[Phase]) -> dict[str, list[Phase]]:
@@ -168,7 +153,7 @@ def _gpu_facts(
     hosts: Sequence[Sequence[Sample]], phases: Sequence[Phase]
 ) -> tuple[dict[str, float], dict[str, Any]]:
     """Return the metrics and facts of the GPUs from the lines of each host."""
-    lines = [line for host in hosts for line in host]
+    lines = list(itertools.chain(*hosts))
     if not lines:
         return {}, {}
     # Steps without exchange may stand between the phases of the timed window.
@@ -178,17 +163,21 @@ def _gpu_facts(
     inside: list[Sample] = []
     before: list[Sample] = []
     foreign_pids: set[int] = set()
+    are_processes_known = False
     for line in lines:
-        if any(phase.holds(line) for phase in timed):
-            inside += line["gpus"]
+        for phase in timed:
+            if phase.opened <= line["time"] <= phase.closed:
+                inside += line["gpus"]
+                break
         if line["kind"] == Kind.BEFORE:
             before += line["gpus"]
         for gpu in line["gpus"]:
+            are_processes_known |= "foreign_pids" in gpu
             foreign_pids.update(gpu.get("foreign_pids", ()))
     facts: dict[str, Any] = {
         "before_memory_bytes": max(_values(before, "memory_bytes"), default=None),
         "before_busy_percent": max(_values(before, "busy_percent"), default=None),
-        "processes_known": any("foreign_pids" in gpu for line in lines for gpu in line["gpus"]),
+        "processes_known": are_processes_known,
         "foreign_pids": sorted(foreign_pids),
         "samples": len(inside),
         "phases": {},
@@ -196,19 +185,24 @@ def _gpu_facts(
     for name, same_name in _measured(phases).items():
         of_hosts = []
         for host in hosts:
-            samples = [line for phase in same_name for line in phase.samples(host)]
+            samples = []
+            for phase in same_name:
+                samples += phase.samples(host)
             of_hosts.append(_of_phase(samples, host, phases))
         facts["phases"][name] = _joined(of_hosts)
     if len(hosts) > 1:
-        facts["hosts"] = [_gpu_facts([host], phases)[1].get("gpu_samples", {}) for host in hosts]
+        facts["hosts"] = []
+        for host in hosts:
+            facts["hosts"].append(_gpu_facts([host], phases)[1].get("gpu_samples", {}))
     metrics = {}
     if inside:
         facts["throttle_reasons"] = _throttle_reasons(inside)
         facts["reasons_known"] = bool(_values(inside, "reasons"))
-        means = {name: _mean(inside, value) for name, value in MEANS.items()}
-        means["gpu/power_capped_share"] = _capped_share(inside)
-        metrics = {name: mean for name, mean in means.items() if mean is not None}
-    return metrics, {"gpu_samples": facts}
+        for metric, name in MEANS.items():
+            metrics[metric] = _mean(inside, name)
+        metrics["gpu/power_capped_share"] = _capped_share(inside)
+    known_metrics = {name: mean for name, mean in metrics.items() if mean is not None}
+    return known_metrics, {"gpu_samples": facts}
 
 
 def _of_phase(
@@ -221,19 +215,28 @@ def _of_phase(
     than up to the timed window, `foreign_bytes` the same of what others hold, if the driver says
     whose memory it is.
     """
-    of_gpus = list(zip(*(line["gpus"] for line in inside), strict=False))
+    by_line = [line["gpus"] for line in inside]
+    of_gpus = list(zip(*by_line, strict=False))
     facts: dict[str, Any] = {
         "samples": len(inside),
-        "throttle_reasons": _throttle_reasons([gpu for line in inside for gpu in line["gpus"]]),
-        **{name: [] for name in OF_EACH_GPU},
+        "throttle_reasons": _throttle_reasons(itertools.chain(*by_line)),
     }
+    for name in OF_EACH_GPU:
+        facts[name] = []
     for samples in of_gpus:
-        free = [gpu for gpu in samples if gpu.get("reasons") == 0 and "sm_mhz" in gpu]
-        is_free = all(gpu.get("reasons", POWER_CAPPED) in (0, IDLE) for gpu in samples)
-        is_free = is_free and len(free) >= FEWEST_OF_A_MEAN
+        free = []
+        is_free = True
+        for gpu in samples:
+            if gpu.get("reasons") == 0 and "sm_mhz" in gpu:
+                free.append(gpu)
+            if gpu.get("reasons") not in (0, IDLE):
+                is_free = False
+        free_mhz = None
+        if is_free and len(free) >= FEWEST_OF_A_MEAN:
+            free_mhz = _mean(free, "sm_mhz")
         facts["power_capped_share"].append(_capped_share(samples))
         facts["sm_mhz"].append(_mean(samples, "sm_mhz"))
-        facts["free_sm_mhz"].append(_mean(free, "sm_mhz") if is_free else None)
+        facts["free_sm_mhz"].append(free_mhz)
         facts["most_free_sm_mhz"].append(max(_values(free, "sm_mhz"), default=None))
         facts["power_w"].append(_mean(samples, "power_w"))
     facts["grown_bytes"] = _grown(of_gpus, lines, phases, ())
@@ -246,10 +249,9 @@ def _joined(hosts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     if len(hosts) == 1:
         return hosts[0]
     gpus = max(len(host["sm_mhz"]) for host in hosts)
-    reasons = {reason for host in hosts for reason in host["throttle_reasons"]}
     facts: dict[str, Any] = {
         "samples": sum(host["samples"] for host in hosts),
-        "throttle_reasons": sorted(reasons),
+        "throttle_reasons": sorted(set().union(*(host["throttle_reasons"] for host in hosts))),
     }
     for name in OF_EACH_GPU:
         facts[name] = []
@@ -272,16 +274,21 @@ def _grown(
     ranks reach the most that their steps need.
     """
     timed = [phase for phase in phases if phase.name in TIMED_PHASES]
-    if not timed or not any(phase.name == "warm-up" for phase in phases):
+    if not timed or "warm-up" not in [phase.name for phase in phases]:
         return None
-    first = next((line["time"] for line in lines if line["time"] >= timed[0].opened), math.inf)
-    earlier = zip(*(line["gpus"] for line in lines if line["time"] <= first), strict=False)
+    before = []
+    for line in lines:  # up to the first of the timed window
+        before.append(line["gpus"])
+        if line["time"] >= timed[0].opened:
+            break
     grown = []
-    for of_gpu in zip(of_gpus, earlier, strict=False):
+    for of_gpu in zip(of_gpus, zip(*before, strict=False), strict=False):
         most = []
         for samples in of_gpu:
-            held = [gpu for gpu in samples if {"memory_bytes", *without} <= gpu.keys()]
-            used = [gpu["memory_bytes"] - sum(gpu[name] for name in without) for gpu in held]
+            used = []
+            for gpu in samples:
+                if {"memory_bytes", *without} <= gpu.keys():
+                    used.append(gpu["memory_bytes"] - sum(gpu[name] for name in without))
             most.append(max(used, default=None))
         if most[0] is not None and most[1] is not None:
             grown.append(int(most[0] - most[1]))
@@ -290,25 +297,31 @@ def _grown(
 
 def _values(samples: Iterable[Sample], name: str) -> list[Any]:
     """Return the values of this name that samples have."""
-    values = [sample.get(name) for sample in samples]
-    return [value for value in values if value is not None]
+    values = []
+    for sample in samples:
+        if sample.get(name) is not None:
+            values.append(sample[name])
+    return values
 
 
 def _throttle_reasons(samples: Iterable[Sample]) -> list[str]:
     reasons = {bits & THROTTLED for bits in _values(samples, "reasons")}
-    return sorted(hex(bits) for bits in reasons if bits)
+    return sorted(map(hex, reasons - {0}))
 
 
 def _capped_share(samples: Iterable[Sample]) -> float | None:
     reasons = _values(samples, "reasons")
     if not reasons:
         return None
-    return sum(bool(bits & POWER_CAPPED) for bits in reasons) / len(reasons)
+    capped = [bits for bits in reasons if bits & POWER_CAPPED]
+    return len(capped) / len(reasons)
 
 
 def _mean(samples: Iterable[Sample], name: str) -> float | None:
     values = _values(samples, name)
-    return math.fsum(values) / len(values) if values else None
+    if not values:
+        return None
+    return math.fsum(values) / len(values)
 
 
 # The CPU
@@ -323,9 +336,11 @@ def _used_by_others(lines: Sequence[Sample], phases: Sequence[Phase]) -> dict[st
     if len(lines) < 2:
         return {}
     others_s = sorted((line["time"], line["busy_s"] - line["own_s"]) for line in lines)
+    times = [moment for moment, _ in others_s]
 
     def at(moment: float) -> float:
-        (t0, u0), (t1, u1) = next(pair for pair in pairwise(others_s) if moment <= pair[1][0])
+        index = max(1, bisect.bisect_left(times, moment))
+        (t0, u0), (t1, u1) = others_s[index - 1 : index + 1]
         if t1 <= t0:
             return float(u1)
         return float(u0 + (u1 - u0) * (moment - t0) / (t1 - t0))
