@@ -76,12 +76,7 @@ class OpenedStudy:
         self.folder = study.folder
         self.unreadable = study.unreadable  # a sentence for each record that could not be read
         # The record of every run in order of their start, also of those that a later one replaced.
-        self.records = tuple(
-            sorted(
-                [*study.records, *study.replaced],
-                key=lambda record: (record.started_at, record.record_id),
-            )
-        )
+        self.records = tuple(sorted([*study.records, *study.replaced], key=Record.order))
         # The columns of what was asked differently, without the GPUs: what to group rows by.
         self.varied = tuple(column_of_option(name) for name in study.naming_options)
 
@@ -348,7 +343,7 @@ def _cell_of(runs: Runs) -> tuple[Any, ...]:
 
 def _head_columns(study: Study, cell: Runs, runs: Runs) -> Values:
     name = f"{label(study, cell)}{BETWEEN}{gpu_list(runs.gpus)}"
-    return {"cell": name, "gpus": gpu_ids(runs.gpus), "world_size": runs.world_size}
+    return {"cell": name, "gpus": gpu_ids(runs.gpus), "world_size": runs.cell.world_size}
 
 
 def _verdict_columns(records: Sequence[Record]) -> Values:

@@ -82,7 +82,7 @@ def test_a_choice_between_cells_that_are_hardly_known_stays_below_twice_their_ra
 def test_a_measured_rate_is_that_of_the_report_and_a_forecast_has_its_long_steps():
     """images ÷ median step was 5.7 % too fast where servers or staging answer late."""
     study = open_study(DATA / "h200_x4" / "strategies")
-    rates = [np.exp(runs.median_log_rate) for runs in study.timed if runs.world_size == 4]
+    rates = [np.exp(runs.median_log_rate) for runs in study.timed if runs.cell.world_size == 4]
     shown = [cell.rate for cell in advice_on(study, [(0, 1, 2, 3)]) if cell.runs]
     assert len(shown) > 5
     assert all(any(np.isclose(rate, other, rtol=1e-9) for other in rates) for rate in shown)

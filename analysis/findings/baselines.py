@@ -23,6 +23,7 @@ from analysis.study.conditions import (
 from analysis.study.estimates import Efficiency, Member
 from analysis.study.intervals import of_median
 from analysis.study.names import unit
+from analysis.study.noise_floor import CLOCK
 from analysis.study.provenance import CONNECTIONS
 from analysis.study.rates import IMAGES_PER_SECOND
 from analysis.study.runs import Runs, between_runs, grouped, merged_by
@@ -49,7 +50,7 @@ class Baselines:
     def __init__(self, study: Study, *, judged: bool = True) -> None:
         """Group a study's runs; without `judged` the scatter of runs is what a record states."""
         self._study, self._judged = study, judged
-        alone = [runs for runs in study.timed if runs.world_size == 1]
+        alone = [runs for runs in study.timed if runs.cell.world_size == 1]
         on_host = [runs for runs in study.timed if len(runs.cell.hosts) == 1]
         self._alone = merged_by(alone, self._condition, lambda runs: runs.gpus[0])
         self._hosts = merged_by(on_host, self._host_condition, lambda runs: runs.cell.hosts[0])
@@ -97,7 +98,7 @@ class Baselines:
         """Return the efficiency of a record; None for one GPU, without a rate or a baseline."""
         single = self._study.single(record)
         alone = self.of(single)
-        if single.world_size == 1 or single.median_log_rate is None or not alone:
+        if single.cell.world_size == 1 or single.median_log_rate is None or not alone:
             return None
         noise = self.noise(single)
         key = (noise, *map(id, alone.values()))
@@ -185,9 +186,13 @@ def clock_ratio(runs: Runs, alone: Iterable[Runs]) -> float | None:
     """Return the SM clock of the slowest member alone ÷ that of a subset; None without one."""
     timed = [member for member in alone if member.median_log_rate is not None]
     slowest = min(timed, key=lambda member: member.median_log_rate or 0.0, default=None)
-    if slowest is None or not slowest.clock_mhz or not runs.clock_mhz:
+    mhz = runs.median(CLOCK)
+    if slowest is None or not mhz:
         return None
-    return slowest.clock_mhz / runs.clock_mhz
+    slowest_mhz = slowest.median(CLOCK)
+    if not slowest_mhz:
+        return None
+    return slowest_mhz / mhz
 
 
 def _noise_group(runs: Runs) -> Hashable:
@@ -249,7 +254,7 @@ class ControlRuns:
         for runs in study.timed:
             if runs.strategy == WITHOUT:
                 without.append(runs)
-            elif runs.world_size == 1:
+            elif runs.cell.world_size == 1:
                 alone.append(runs)
             elif len(runs.cell.hosts) == 1:
                 hosts.append(runs)
@@ -258,13 +263,15 @@ class ControlRuns:
         self._hosts = merged_by(hosts, self._on_host, lambda runs: runs.cell.hosts[0])
 
     def _condition(self, runs: Runs) -> Condition:
-        return self._study.condition(runs, (*FREE, "nccl."), runs.batch_size)
+        return self._study.condition(runs, (*FREE, "nccl."), runs.cell.batch_size)
 
     def _without_strategy(self, runs: Runs) -> Condition:
-        return self._study.condition(runs, (*FREE, "nccl.", "strategy."), runs.batch_size)
+        return self._study.condition(runs, (*FREE, "nccl.", "strategy."), runs.cell.batch_size)
 
     def _on_host(self, runs: Runs) -> Condition:
-        return self._study.condition(runs, (*FREE, CONNECTIONS), runs.cell.gpus, runs.batch_size)
+        return self._study.condition(
+            runs, (*FREE, CONNECTIONS), runs.cell.gpus, runs.cell.batch_size
+        )
 
     def without(self, runs: Runs) -> Mapping[tuple[Member, ...], Runs]:
         """Return the runs with strategy=none, by subset."""

@@ -68,7 +68,7 @@ def _clock_of_gpu(runs: Runs, gpu: Member) -> Sample | None:
     for record in runs.records:
         phases = mapping(mapping(record.checks.get("gpu_samples")).get("phases"))
         clocks = mapping(phases.get("timed")).get("sm_mhz")
-        if isinstance(clocks, list) and len(clocks) == runs.world_size:
+        if isinstance(clocks, list) and len(clocks) == runs.cell.world_size:
             mhz = finite(clocks[rank])
             if mhz is not None and mhz > 0:
                 logarithms.append(math.log(mhz))

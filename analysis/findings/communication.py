@@ -67,18 +67,20 @@ class Exposures:
         self._study, self._judged = study, judged
         self._baselines = baselines or Baselines(study)
         self._costs: dict[tuple[int, ...], CostAlone] = {}
-        alone = [runs for runs in study.timed if runs.world_size == 1 and runs.strategy == WITHOUT]
+        alone = [
+            runs for runs in study.timed if runs.cell.world_size == 1 and runs.strategy == WITHOUT
+        ]
         self._without = merged_by(alone, self._without_strategy, lambda runs: runs.gpus[0])
 
     def _without_strategy(self, runs: Runs) -> Condition:
         irrelevant = (*irrelevant_to_baselines(strong=True), "global_batch_size", "strategy.")
-        return self._study.condition(runs, irrelevant, runs.batch_size)
+        return self._study.condition(runs, irrelevant, runs.cell.batch_size)
 
     def of(self, record: Record) -> Exposure | None:
         """Return what may be claimed of a record; None without an A B B A on several GPUs."""
         single = self._study.single(record)
         cost = record.metrics.get(COST)
-        if single.world_size == 1 or cost is None or not math.isfinite(cost):
+        if single.cell.world_size == 1 or cost is None or not math.isfinite(cost):
             return None
         cost_alone = self._cost_alone(single)
         if isinstance(cost_alone, str):
@@ -88,7 +90,7 @@ class Exposures:
         if self._judged and exposed[0] < 0 and not sum(exposed) >= 0:
             why = (
                 f"the strategy costs more on one GPU ({_ms(alone[0])}) than on "
-                f"{single.world_size} ({_ms(cost)})"
+                f"{single.cell.world_size} ({_ms(cost)})"
             )
             return Exposure(alone_ms=alone[0], source=source, why=why, record_ids=ids)
         share, half_share, why = self._hidden(exposed, record, single)
@@ -200,7 +202,7 @@ def _median(runs: Runs, metric: str) -> Uncertain:
 
 def _step(runs: Runs) -> Uncertain:
     assert runs.median_log_rate is not None
-    step_ms = runs.batch_size * 1e3 / math.exp(runs.median_log_rate)
+    step_ms = runs.cell.batch_size * 1e3 / math.exp(runs.median_log_rate)
     floor = runs.floor(IMAGES_PER_SECOND)
     if floor is None:
         return step_ms, math.nan

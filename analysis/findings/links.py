@@ -167,7 +167,7 @@ def subset_links(
     subsets = []
     for runs in study.runs:
         busbw = runs.median("comm/busbw_gb_per_s")
-        if runs.world_size == 1 or (busbw is None and runs.log_rate is None):
+        if runs.cell.world_size == 1 or (busbw is None and runs.log_rate is None):
             continue
         machine, transport, wires = machines[runs.machine], transport_of(runs), host_wires(runs)
         if wires is None:
@@ -197,10 +197,10 @@ def link_values(study: Study, machines: Mapping[str, MachineLinks]) -> tuple[Lin
     """Return what each link class costs against the best, for each strategy and number of GPUs."""
     conditions: dict[Condition, dict[str, list[Runs]]] = defaultdict(lambda: defaultdict(list))
     for runs in study.timed:
-        if runs.world_size > 1:
+        if runs.cell.world_size > 1:
             link_class = link_class_of(machines[runs.machine], runs)
             if link_class is not None and is_known(link_class):
-                conditions[study.condition(runs, (), runs.world_size)][link_class].append(runs)
+                conditions[study.condition(runs, (), runs.cell.world_size)][link_class].append(runs)
     values = []
     for classes in conditions.values():
         best, *worse = best_first(classes)
@@ -211,7 +211,7 @@ def link_values(study: Study, machines: Mapping[str, MachineLinks]) -> tuple[Lin
             if more_draws is not None and less_draws is not None:
                 draws = more_draws - less_draws
             first = classes[link_class][0]
-            where = f"{first.world_size} GPUs, {best} against {link_class}"
+            where = f"{first.cell.world_size} GPUs, {best} against {link_class}"
             value = LinkValue(
                 first.key,
                 first.strategy,
@@ -219,7 +219,7 @@ def link_values(study: Study, machines: Mapping[str, MachineLinks]) -> tuple[Lin
                 link_class,
                 estimate(more - less, draws),
                 first.records[0].model.get("gradient_bytes"),
-                first.batch_size,
+                first.cell.batch_size,
             )
             values.append(value)
     return tuple(values)
@@ -228,7 +228,7 @@ def link_values(study: Study, machines: Mapping[str, MachineLinks]) -> tuple[Lin
 def _mean_rate(members: Sequence[Runs]) -> tuple[float, Draws | None]:
     """Return the mean of images per second and GPU, and draws of it (DRAWS,)."""
     rates = [runs.log_rate for runs in members if runs.log_rate is not None]
-    size = members[0].world_size
+    size = members[0].cell.world_size
     value = fmean(math.exp(rate.value) for rate in rates) / size
     drawn = [rate.draws[MEASURED] for rate in rates if rate.draws is not None]
     if len(drawn) < len(rates):

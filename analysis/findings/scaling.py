@@ -67,7 +67,7 @@ def curves(study: Study) -> Scaling:
 def _curve(study: Study, members: Sequence[Runs], baselines: Baselines) -> Curve:
     def by_size(runs: Runs) -> tuple[int, list[tuple[bool, Member]]]:
         # Those of hosts behind those of one machine.
-        return runs.world_size, [(isinstance(gpu, str), gpu) for gpu in runs.gpus]
+        return runs.cell.world_size, [(isinstance(gpu, str), gpu) for gpu in runs.gpus]
 
     first = members[0]
     irrelevant = irrelevant_to_curves(first.strong)
@@ -85,7 +85,7 @@ def _curve(study: Study, members: Sequence[Runs], baselines: Baselines) -> Curve
 def _point(runs: Runs, baselines: Baselines) -> Point:
     """Return one subset against the slowest of its members that ran alone."""
     assert runs.log_rate is not None
-    size, members, hosts = runs.world_size, baselines.of(runs), baselines.of_hosts(runs)
+    size, members, hosts = runs.cell.world_size, baselines.of(runs), baselines.of_hosts(runs)
     without_baseline = [gpu for gpu in runs.gpus if size > 1 and gpu not in members]
     node_efficiency = None
     of_hosts = _log_speedup(runs, hosts, baselines.noise(runs))
@@ -96,7 +96,7 @@ def _point(runs: Runs, baselines: Baselines) -> Point:
         runs.key,
         exponential(runs.log_rate.next_run()),
         runs.log_rate.runs,
-        runs.batch_size,
+        runs.cell.batch_size,
         node_efficiency=node_efficiency,
         suspect=runs.suspect,
         record_ids=runs.record_ids,
@@ -145,7 +145,7 @@ class LogSpeedup:
 
 def log_speedup(runs: Runs, baselines: Baselines) -> LogSpeedup | None:
     """Return the speed-up of a subset; None for one GPU, and where no member was measured alone."""
-    members = baselines.of(runs) if runs.world_size > 1 else {}
+    members = baselines.of(runs) if runs.cell.world_size > 1 else {}
     return _log_speedup(runs, members, baselines.noise(runs))
 
 
@@ -198,7 +198,7 @@ def fits(points: Sequence[Point]) -> tuple[ScalingLaw, ...]:
 
 
 def _why_no_baseline(study: Study, gpus: Sequence[Member], runs: Runs) -> str:
-    alone = [each for each in study.timed if each.world_size == 1]
+    alone = [each for each in study.timed if each.cell.world_size == 1]
     if not alone:
         return "no cell ran on one GPU (gpus=each adds that)"
     irrelevant = irrelevant_to_baselines(runs.strong)

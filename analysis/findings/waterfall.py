@@ -42,6 +42,7 @@ from analysis.study.draws import (
 from analysis.study.estimates import Estimate, Member, Waterfall, WaterfallPart
 from analysis.study.intervals import WIDEST
 from analysis.study.names import gpu_list, several
+from analysis.study.noise_floor import CLOCK
 from analysis.study.runs import Runs
 from analysis.study.study import Study
 
@@ -66,7 +67,7 @@ class ExplainedSubset:
     @property
     def images(self) -> int:
         """The images of a step of all ranks."""
-        return self.runs.world_size * self.runs.batch_size
+        return self.runs.cell.world_size * self.runs.cell.batch_size
 
     @property
     def slowest_runs(self) -> Runs:
@@ -93,7 +94,7 @@ def waterfalls(study: Study) -> tuple[tuple[Waterfall, ...], tuple[str, ...]]:
     controls = ControlRuns(study)
     explained, without = [], []
     for runs in study.timed:
-        if runs.world_size == 1 or runs.strategy == WITHOUT:
+        if runs.cell.world_size == 1 or runs.strategy == WITHOUT:
             continue
         label, subset = labels.label(study, runs), _explained(runs, controls)
         if subset is None:
@@ -113,10 +114,10 @@ def _explained(runs: Runs, controls: ControlRuns) -> ExplainedSubset | None:
         member = without.get((gpu,))
         if member is not None and member.log_rate is not None:
             rates[gpu] = member.log_rate
-    if not rates or runs.log_rate is None or not runs.batch_size:
+    if not rates or runs.log_rate is None or not runs.cell.batch_size:
         return None
-    images = runs.batch_size
-    measured = _step(runs.log_rate.value, runs.log_rate.draws, runs.world_size * images)
+    images = runs.cell.batch_size
+    measured = _step(runs.log_rate.value, runs.log_rate.draws, runs.cell.world_size * images)
     return ExplainedSubset(
         runs=runs,
         rates=rates,
@@ -160,7 +161,7 @@ def _waterfall(label: str, subset: ExplainedSubset) -> Waterfall:
         label=label,
         gpus=runs.gpus,
         key=runs.key,
-        ideal=scaled(ideal, runs.world_size),
+        ideal=scaled(ideal, runs.cell.world_size),
         measured=exponential(runs.log_rate.next_run()),
         parts=tuple(parts),
         residual=residual.value,
@@ -194,7 +195,7 @@ def _steps_of_parts(subset: ExplainedSubset) -> Parts:
     for gpu, step in subset.steps.items():
         rate = subset.alone[gpu].log_rate if gpu in subset.alone else None
         if rate is not None:
-            overheads.append(_step(rate.value, rate.draws, runs.batch_size) - step)
+            overheads.append(_step(rate.value, rate.draws, runs.cell.batch_size) - step)
     overhead, why = mean_step(overheads), ""
     if overhead is None:
         why = "the strategy was not measured on one of these GPUs alone"
@@ -220,7 +221,7 @@ def _contention(subset: ExplainedSubset) -> tuple[str, Step | None, str]:
     if together is None or together.log_rate is None:
         return CONTENTION, None, "strategy=none did not run on this subset"
     alone = None
-    if subset.runs.clock_mhz:
+    if subset.runs.median(CLOCK):
         alone = step_at_clock_of(together, subset.slowest, subset.slowest_runs)
     step = _step(together.log_rate.value, together.log_rate.draws, subset.images)
     return CONTENTION, step - (alone or subset.slowest), ""
@@ -253,7 +254,7 @@ def _without_waiting(subset: ExplainedSubset, exposed: Step, why: str) -> Parts:
     traced, unknown = subset.runs.step(WAIT), ""
     if traced is None:
         unknown = "part of the exposed communication: no trace tells them apart"
-    elif len(subset.rates) < subset.runs.world_size:
+    elif len(subset.rates) < subset.runs.cell.world_size:
         unknown = "how long ranks wait for slower GPUs is not known"
     if traced is None or unknown:
         return [(COMMUNICATION, exposed, why), (WAITING, None, unknown)]

@@ -111,7 +111,7 @@ def _mechanisms(study: Study, communication: Sequence[Communication]) -> list[li
     exposed = {each.record_ids[0]: each.exposed_ms for each in communication}
     mechanisms: dict[Any, list[_Cell]] = defaultdict(list)
     for runs in study.timed:
-        if runs.world_size > 1 and runs.strategy != WITHOUT:
+        if runs.cell.world_size > 1 and runs.strategy != WITHOUT:
             wire_ms = runs.median(EXCHANGE) if runs.median(BUSBW) else None
             exposed_ms = exposed.get(runs.records[0].record_id)
             condition = study.condition(runs, (*SETTINGS, *irrelevant_to_curves(runs.strong)))

@@ -174,7 +174,7 @@ def studied_settings(study: Study) -> list[Mapping[str, str]]:
     studied: list[Mapping[str, str]] = [{}]
     for runs in study.runs:
         settings = {name: str(value) for name, value in runs.cell.nccl.items()}
-        if runs.trains and settings not in studied:
+        if runs.cell.trains and settings not in studied:
             studied.append(settings)
     return studied
 

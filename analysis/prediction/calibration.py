@@ -130,7 +130,7 @@ class CalibrationData:
 
 def calibrate(study: Study) -> CalibrationData:
     """Return the calibration of a study. Raises ValueError where it has no timed training cell."""
-    training = [runs for runs in study.runs if runs.trains]
+    training = [runs for runs in study.runs if runs.cell.trains]
     cells = []
     for runs in training:
         if runs.cell.strategy.get("comm_hook") == strategies.LOW_RANK_HOOK:

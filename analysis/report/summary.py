@@ -206,7 +206,7 @@ def answer(study: Study, main: MainPoint) -> str:
     if curve.details:
         subject += f" ({', '.join(curve.details)})"
     devices = count(point.world_size, "GPU")
-    subsets = {runs.gpus for runs in study.timed if runs.world_size == point.world_size}
+    subsets = {runs.gpus for runs in study.timed if runs.cell.world_size == point.world_size}
     if len(subsets) > 1 or isinstance(point.gpus[0], str):
         devices += f" ({gpu_ids(point.gpus)})"
     line = f"On {devices} {single_line(subject, 120)} trains {central(point.rate, 'rate')} images/s"

@@ -6,6 +6,7 @@ the options that are irrelevant to it; everything else separates.
 
 import dataclasses
 import functools
+import itertools
 import json
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -36,8 +37,11 @@ class Condition(NamedTuple):
 
 def differing_names(keys: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     """Return the names whose values differ between mappings, in order; an absent name is None."""
-    names = dict.fromkeys(name for key in keys for name in key)
-    return tuple(name for name in names if len({key.get(name) for key in keys}) > 1)
+    differing = []
+    for name in dict.fromkeys(itertools.chain(*keys)):
+        if len({key.get(name) for key in keys}) > 1:
+            differing.append(name)
+    return tuple(differing)
 
 
 def is_among(name: str, names: Collection[str]) -> bool:
@@ -50,7 +54,9 @@ def irrelevant_to_curves(strong: bool) -> tuple[str, ...]:
     """Return what differs between points of a curve because their GPUs do; strong scaling: the
     images per rank too.
     """
-    return (*OF_SERVERS, "batch_size") if strong else OF_SERVERS
+    if strong:
+        return (*OF_SERVERS, "batch_size")
+    return OF_SERVERS
 
 
 def irrelevant_to_baselines(strong: bool) -> tuple[str, ...]:
@@ -80,8 +86,9 @@ def request_of(cell: Cell) -> dict[str, str]:
         elif name == "nccl" and cell.device == "cpu":
             continue
         elif name != "data" and (isinstance(value, dict) or dataclasses.is_dataclass(value)):
-            options = value if isinstance(value, dict) else vars(value)
-            for option, chosen in options.items():
+            if dataclasses.is_dataclass(value):
+                value = vars(value)
+            for option, chosen in value.items():
                 if chosen is not None:
                     request[f"{name}.{option}"] = to_text(chosen)
         elif value != {}:
@@ -108,7 +115,9 @@ def _chosen_options(group: str, given: str, device: str, ranks: int) -> frozense
         defaults = {}
     chosen = set()
     for option, value in options.items():
-        meant = [defaults[option]] if option in defaults else []
+        meant = []
+        if option in defaults:
+            meant.append(defaults[option])
         if "auto" in meant:
             try:
                 resolved = groups.resolved(group, {**options, option: "auto"}, device, ranks)

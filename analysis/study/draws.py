@@ -67,7 +67,9 @@ class Step:
 
     def __sub__(self, other: "Step") -> "Step":
         """Return the difference."""
-        return self + Step(-other.ms, None if other.draws is None else -other.draws)
+        if self.draws is None or other.draws is None:
+            return Step(self.ms - other.ms, None)
+        return Step(self.ms - other.ms, self.draws - other.draws)
 
 
 def mean_step(steps: Sequence[Step]) -> Step | None:
@@ -75,16 +77,22 @@ def mean_step(steps: Sequence[Step]) -> Step | None:
     if not steps:
         return None
     draws = [step.draws for step in steps if step.draws is not None]
-    mean = np.mean(draws, axis=0) if len(draws) == len(steps) else None
+    mean = None
+    if len(draws) == len(steps):
+        mean = np.mean(draws, axis=0)
     return Step(sum(step.ms for step in steps) / len(steps), mean)
 
 
 def slowest(members: Iterable[Sample]) -> tuple[float, Draws | None]:
     """Return the logarithm of the slowest of several rates, and draws of it as far as known."""
-    samples = list(members)
-    value = min(sample.value for sample in samples)
-    draws = [sample.draws for sample in samples if sample.draws is not None]
-    return value, np.min(draws, axis=0) if len(draws) == len(samples) else None
+    values, draws = [], []
+    for sample in members:
+        values.append(sample.value)
+        if sample.draws is not None:
+            draws.append(sample.draws)
+    if len(draws) < len(values):
+        return min(values), None
+    return min(values), np.min(draws, axis=0)
 
 
 def draws_of_median(
@@ -109,7 +117,9 @@ def freedom(samples: Iterable[Sample]) -> float:
         if sample.floor is not None:
             variances[sample.floor] += sample.floor.deviation**2 * (1 + of_median(sample.runs))
     uncertainty = sum(variance**2 / floor.freedom for floor, variance in variances.items())
-    return sum(variances.values()) ** 2 / uncertainty if uncertainty else math.inf
+    if not uncertainty:
+        return math.inf
+    return sum(variances.values()) ** 2 / uncertainty
 
 
 def next_run(value: float, draws: Draws | None, freedom: float) -> Estimate:
@@ -137,7 +147,7 @@ def estimate(value: float, draws: Draws | None) -> Estimate:
 
 def _ends(draws: Draws) -> tuple[float, float]:
     """Return the ends of the interval that holds LEVEL of the draws, (DRAWS,)."""
-    ends = [round((DRAWS - 1) * share) for share in ((1 - LEVEL) / 2, (1 + LEVEL) / 2)]
+    ends = [round((DRAWS - 1) * (1 - LEVEL) / 2), round((DRAWS - 1) * (1 + LEVEL) / 2)]
     low, high = np.partition(draws, ends)[ends]
     return float(low), float(high)
 

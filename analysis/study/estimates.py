@@ -40,15 +40,19 @@ class Efficiency(float):
     @property
     def mark(self) -> str:
         """`against GPU 0`, for people; empty where every member was measured alone."""
-        return f"{AGAINST} {self.members}" if self.of else ""
+        if not self.of:
+            return ""
+        return f"{AGAINST} {self.members}"
 
     @property
     def members(self) -> str:
         """`GPU 0`, `CPU workers 0,2` or `every GPU`: those that were measured alone."""
         if not self.of:
             return f"every {self.unit}"
-        many = "s" if len(self.of) > 1 else ""
-        return f"{self.unit}{many} {','.join(map(str, self.of))}"
+        unit = self.unit
+        if len(self.of) > 1:
+            unit += "s"
+        return f"{unit} {','.join(map(str, self.of))}"
 
 
 @dataclass(frozen=True)

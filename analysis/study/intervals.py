@@ -30,7 +30,9 @@ NOT_KNOWN = "too few runs of equal cells are known (repeats, or a sweep of five 
 
 def of_median(runs: int) -> float:
     """Return the variance of the median of normal values as a share of that of one value."""
-    return VARIANCES[runs - 1] if runs <= len(VARIANCES) else math.pi / 2 / runs
+    if runs > len(VARIANCES):
+        return math.pi / 2 / runs
+    return VARIANCES[runs - 1]
 
 
 @functools.lru_cache(maxsize=1024)
@@ -60,7 +62,9 @@ def interval(values: Sequence[float], metric: str, floor: Floor | None) -> Estim
 
 def names_of(metric: str) -> tuple[str, str, str]:
     """Return MLflow's names of the ends of a metric's interval, and of the runs it rests on."""
-    prefix = "throughput/ci_" if metric == IMAGES_PER_SECOND else f"{metric}_ci_"
+    prefix = f"{metric}_ci_"
+    if metric == IMAGES_PER_SECOND:
+        prefix = "throughput/ci_"
     return f"{prefix}low", f"{prefix}high", f"{prefix}runs"
 
 

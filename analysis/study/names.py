@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import operator
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
@@ -56,7 +57,7 @@ _GPU = re.compile(r"\bGPU(?=s?\b)")
 def label(study: Study, runs: Runs, without: Sequence[str] = ()) -> str:
     """Return a label with only what varies in the study; else model · strategy, or the benchmark."""
     words = parts(study, runs, without)
-    if not words and runs.trains:
+    if not words and runs.cell.trains:
         words = [runs.cell.model.name, runs.strategy]
     return BETWEEN.join(words) or str(runs.cell.benchmark["name"])
 
@@ -68,7 +69,9 @@ def parts(study: Study, runs: Runs, without: Sequence[str] = ()) -> list[str]:
         words.append(format_option(name, runs.request[name]))
     for name in study.naming_provenance:
         value = provenance.worded(runs.provenance.get(name))
-        words.append(value if name == provenance.STUDY else f"{name} {value}")
+        if name != provenance.STUDY:
+            value = f"{name} {value}"
+        words.append(value)
     return words
 
 
@@ -86,16 +89,22 @@ def format_option(name: str, value: str) -> str:
         return f"{WORDS[name]} {value.strip('[]')}"
     if name in BARE_VALUES:
         return value
+    if name == "hosts" and not value:
+        return "this machine"
     if name == "hosts":
-        return f"hosts {value}" if value else "this machine"
+        return f"hosts {value}"
     if name == "server_hosts":
-        return f"servers on {compress_hosts(json.loads(value)) if value.startswith('[') else value}"
+        if value.startswith("["):
+            value = compress_hosts(json.loads(value))
+        return f"servers on {value}"
     if name == "data":
         data: dict[str, Any] = {"name": value, "options": {}}
         if value.startswith("{"):
             data = json.loads(value)
-        options = [f"{option}={chosen}" for option, chosen in data["options"].items()]
-        return " ".join([f"data={data['name']}", *options])
+        text = f"data={data['name']}"
+        for option, chosen in data["options"].items():
+            text += f" {option}={chosen}"
+        return text
     if name == "model.image_size":
         return f"{value} px"
     return f"{name.rpartition('.')[2].removeprefix('NCCL_')}={value}"
@@ -113,12 +122,14 @@ def gpu_ids(gpus: Sequence[Member], word: str = "") -> str:
     for gpu in gpus:
         host, _, device = str(gpu).rpartition(":")
         hosts.setdefault(host, []).append(device)
-    ids = [",".join(devices) for devices in hosts.values()]
+    ids = list(map(",".join, hosts.values()))
     if len(set(ids)) > 1:  # the hosts have other GPUs
         return word + ",".join(map(str, gpus))
     if not ids or "" in hosts:
         return word + "".join(ids)
-    times = f"{len(hosts)} × " if len(hosts) > 1 else ""
+    times = ""
+    if len(hosts) > 1:
+        times = f"{len(hosts)} × "
     return f"{compress_hosts([*hosts])}{BETWEEN}{times}{word}{ids[0]}"
 
 
@@ -129,20 +140,26 @@ def gpu_list(gpus: Sequence[Member]) -> str:
 
 def unit(device: str) -> str:
     """Return what one member of a subset is called: a GPU, or a CPU worker."""
-    return "GPU" if device == "cuda" else "CPU worker"
+    if device == "cuda":
+        return "GPU"
+    return "CPU worker"
 
 
 def of_unit(words: str, unit: str) -> str:
     """Return words about GPUs as words about CPU workers, where `unit` is not `GPU` or `GPUs`."""
-    return words if unit.startswith("GPU") else _GPU.sub("CPU worker", words)
+    if unit.startswith("GPU"):
+        return words
+    return _GPU.sub("CPU worker", words)
 
 
 def several(names: Sequence[str]) -> str:
     """Return the first of several names, and how many more there are."""
-    rest = len(names) - 1
-    if not rest:
+    if len(names) == 1:
         return names[0]
-    return f"{names[0]} and {rest} more {'cell' if rest == 1 else 'cells'}"
+    rest = "1 more cell"
+    if len(names) > 2:
+        rest = f"{len(names) - 1} more cells"
+    return f"{names[0]} and {rest}"
 
 
 def unit_of(study: Study) -> str:
@@ -152,7 +169,10 @@ def unit_of(study: Study) -> str:
 
 def unit_of_cells(cells: Iterable[Cell]) -> str:
     """Return what is counted in some cells: GPUs, or CPU workers where none has a GPU."""
-    return "GPUs" if any(cell.device == "cuda" for cell in cells) else "CPU workers"
+    for cell in cells:
+        if cell.device == "cuda":
+            return "GPUs"
+    return "CPU workers"
 
 
 def ran_alone(study: Study) -> bool:
@@ -175,16 +195,20 @@ def varying(cells: Sequence[Cell]) -> list[dict[str, str]]:
     First what of KIND differs, then every other option in which cells with the same KIND differ. An
     option that follows from the model or the GPUs is left out.
     """
-    options = [_options(cell) for cell in cells]
-    kinds = [tuple(each[name] for name in (*KIND, OPTIMIZER)) for each in options]
+    kind_of = operator.itemgetter(*KIND, OPTIMIZER)
+    options = list(map(_options, cells))
     of_kind: dict[tuple[str, ...], list[dict[str, str]]] = defaultdict(list)
-    for kind, each in zip(kinds, options, strict=True):
-        of_kind[kind].append(each)
+    for each in options:
+        of_kind[kind_of(each)].append(each)
     within = {kind: differing_names(members) for kind, members in of_kind.items()}
-    common = [name for name in (*KIND, OPTIMIZER) if len({each[name] for each in options}) > 1]
+    common = []
+    for name, *values in zip((*KIND, OPTIMIZER), *map(kind_of, options), strict=True):
+        if len(set(values)) > 1:
+            common.append(name)
     differing = []
-    for kind, each in zip(kinds, options, strict=True):
-        differing.append({name: each.get(name, UNTOUCHED) for name in (*common, *within[kind])})
+    for each in options:
+        names = (*common, *within[kind_of(each)])
+        differing.append({name: each.get(name, UNTOUCHED) for name in names})
     return differing
 
 
@@ -235,7 +259,9 @@ def run_name(record: Record) -> str:
 def spoken(name: str) -> str:
     """Return a name as part of a sentence: `nccl_allreduce (comm_hook=fp16, gpus 0,3)`."""
     first, *rest = name.split(BETWEEN)
-    return f"{first} ({', '.join(rest)})" if rest else first
+    if not rest:
+        return first
+    return f"{first} ({', '.join(rest)})"
 
 
 def short_names(names: Iterable[str]) -> dict[str, str]:
@@ -251,10 +277,14 @@ def short_names(names: Iterable[str]) -> dict[str, str]:
 
 def shared_name(names: Iterable[str]) -> str:
     """Return the parts that all names share; empty where there is one name, or none is shared."""
-    split = [name.split(BETWEEN) for name in dict.fromkeys(names)]
-    if len(split) < 2:
+    first, *rest = dict.fromkeys(names) or [""]
+    shared = first.split(BETWEEN)
+    if not rest:
         return ""
-    return BETWEEN.join(part for part in split[0] if all(part in parts for parts in split))
+    for name in rest:
+        parts = name.split(BETWEEN)
+        shared = [part for part in shared if part in parts]
+    return BETWEEN.join(shared)
 
 
 def legend_names(names: Sequence[str], length: int) -> dict[str, str]:
@@ -263,14 +293,18 @@ def legend_names(names: Sequence[str], length: int) -> dict[str, str]:
     What all names share goes first, then the parts that most of them share; a part that tells two
     names apart stays.
     """
-    parts = {name: short.split(BETWEEN) for name, short in short_names(names).items()}
-    shared = Counter(part for split in parts.values() for part in set(split))
-    for name in parts:
-        for part in sorted(dict.fromkeys(parts[name]), key=lambda part: -shared[part]):
-            shorter = [each for each in parts[name] if each != part]
-            taken = [split for key, split in parts.items() if key != name]
-            if len(BETWEEN.join(parts[name])) > length and shorter and shorter not in taken:
-                parts[name] = shorter
-    whole = {name: BETWEEN.join(split) for name, split in parts.items()}
+    whole = short_names(names)
+    shared: Counter[str] = Counter()
+    for short in whole.values():
+        shared.update(set(short.split(BETWEEN)))
+    for name in whole:
+        parts = whole[name].split(BETWEEN)
+        for part in sorted(dict.fromkeys(parts), key=lambda part: -shared[part]):
+            rest = [each for each in parts if each != part]
+            shorter = BETWEEN.join(rest)
+            if len(BETWEEN.join(parts)) > length and rest and shorter not in whole.values():
+                whole[name], parts = shorter, rest
     cut = {name: single_line(text, length) for name, text in whole.items()}
-    return cut if len(set(cut.values())) == len(cut) else whole
+    if len(set(cut.values())) < len(cut):
+        return whole
+    return cut

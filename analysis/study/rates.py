@@ -30,7 +30,9 @@ class Rate:
     def is_same_work(self, option: str) -> bool:
         """Return whether cells that differ in an option do the same amount of work."""
         group, _, name = option.partition(".")
-        return name in self.may_differ if group == "benchmark" else option not in self.work
+        if group == "benchmark":
+            return name in self.may_differ
+        return option not in self.work
 
     def change(self, first: float, second: float) -> float:
         """Return the change of the rate between two values of the metric, as a share of the first."""
@@ -76,6 +78,8 @@ def primary_rate(cell: Cell) -> Rate:
     """Return the rate that a cell's benchmark declares: its record, or else its YAML."""
     rate = _declared(cell.declared.get("benchmark", {}).get("compared"))
     rate = rate or _of_yaml(cell.benchmark["name"])
-    if rate is None or rate == _training_rates()[IMAGES]:
-        return _training_rates()[IMAGES if cell.model.inputs == IMAGES else SAMPLES]
-    return rate
+    if rate is not None and rate != _training_rates()[IMAGES]:
+        return rate
+    if cell.model.inputs == IMAGES:
+        return _training_rates()[IMAGES]
+    return _training_rates()[SAMPLES]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from analysis.study.estimates import Estimate, Member
 from analysis.study.intervals import interval
-from analysis.study.noise_floor import CLOCK, Floor, FloorGroup, NoiseFloors, group_of
+from analysis.study.noise_floor import Floor, FloorGroup, NoiseFloors, group_of
 from analysis.study.rates import IMAGES_PER_SECOND, Rate, primary_rate
 from benchmarks.record import Record
 from conf.cell import Cell
@@ -38,11 +38,6 @@ class Runs:
         return {**self.request, **self.provenance}
 
     @property
-    def world_size(self) -> int:
-        """The number of ranks."""
-        return len(self.gpus)
-
-    @property
     def cell(self) -> Cell:
         """The cell of the first run."""
         return self.records[0].cell
@@ -63,16 +58,6 @@ class Runs:
         return tuple(record.record_id for record in self.records)
 
     @property
-    def trains(self) -> bool:
-        """Whether the cell has a model and a strategy; otherwise it measures links."""
-        return self.cell.trains
-
-    @property
-    def batch_size(self) -> int:
-        """The images per rank and step."""
-        return self.cell.batch_size
-
-    @property
     def strong(self) -> bool:
         """Whether the images per step were asked for (strong scaling), and not those per rank."""
         return "global_batch_size" in self.request
@@ -80,7 +65,7 @@ class Runs:
     @property
     def suspect(self) -> bool:
         """Whether a check cast doubt on one of the runs."""
-        return any(record.validity.verdict == "suspect" for record in self.records)
+        return "suspect" in [record.validity.verdict for record in self.records]
 
     @functools.cached_property
     def rate(self) -> Rate:
@@ -90,22 +75,27 @@ class Runs:
     @functools.cached_property
     def rated_records(self) -> tuple[Record, ...]:
         """The records that have the primary rate."""
-        metric = self.rate.metric
-        return tuple(
-            record for record in self.records if 0 < record.metrics.get(metric, 0.0) < math.inf
-        )
+        rated = []
+        for record in self.records:
+            if 0 < record.metrics.get(self.rate.metric, 0.0) < math.inf:
+                rated.append(record)
+        return tuple(rated)
 
     @functools.cached_property
     def log_rates(self) -> list[float]:
         """The logarithm of the primary rate in each of `rated_records`."""
         logarithms = self.logarithms(self.rate.metric)
-        return [-value for value in logarithms] if self.rate.is_time else logarithms
+        if self.rate.is_time:
+            return [-value for value in logarithms]
+        return logarithms
 
     @functools.cached_property
     def median_log_rate(self) -> float | None:
         """The median of the logarithm of images per second; None without images."""
         rates = self.logarithms(IMAGES_PER_SECOND)
-        return statistics.median(rates) if rates else None
+        if not rates:
+            return None
+        return statistics.median(rates)
 
     @functools.cached_property
     def log_rate(self) -> "Sample | None":
@@ -114,19 +104,13 @@ class Runs:
         return self._sample(IMAGES_PER_SECOND, rates, self.records[0].record_id)
 
     @functools.cached_property
-    def clock_mhz(self) -> float | None:
-        """The median over the runs of the GPUs' SM clock; None where it was not sampled."""
-        return self.median(CLOCK)
-
-    @functools.cached_property
     def group(self) -> FloorGroup:
         """The cells with which these runs share a noise floor."""
         return group_of(self.records[0])
 
     def values(self, metric: str) -> list[float]:
         """Return a metric of every run in which it is finite."""
-        values = [record.metrics.get(metric) for record in self.records]
-        return [value for value in values if value is not None and math.isfinite(value)]
+        return values_of(self.records, metric)
 
     def logarithms(self, metric: str) -> list[float]:
         """Return the logarithm of a metric of every run in which it is positive."""
@@ -143,7 +127,9 @@ class Runs:
     def next_run(self, metric: str) -> Estimate | None:
         """Return the median of a metric with the interval of the next run; None without it."""
         values = self.values(metric)
-        return interval(values, metric, self.floor(metric)) if values else None
+        if not values:
+            return None
+        return interval(values, metric, self.floor(metric))
 
     def difference(self, metric: str) -> "Sample | None":
         """Return the median of a metric that may be 0 or less, as a sample with the noise floor."""
@@ -154,7 +140,9 @@ class Runs:
         from analysis.study.draws import Step
 
         sample = self.difference(metric)
-        return None if sample is None else Step(sample.value, sample.draws)
+        if sample is None:
+            return None
+        return Step(sample.value, sample.draws)
 
     def _sample(self, metric: str, values: Sequence[float], name: str) -> "Sample | None":
         from analysis.study.draws import Sample  # it needs numpy
@@ -166,8 +154,12 @@ class Runs:
 
 def merged(runs: Sequence[Runs]) -> Runs:
     """Return runs of cells whose differences do not matter as runs of the first cell."""
-    records = tuple(record for each in runs for record in each.records)
-    return replace(runs[0], records=records) if len(runs) > 1 else runs[0]
+    if len(runs) == 1:
+        return runs[0]
+    records: list[Record] = []
+    for each in runs:
+        records += each.records
+    return replace(runs[0], records=tuple(records))
 
 
 def grouped(runs: Iterable[Runs], key: Callable[[Runs], KeyT]) -> dict[KeyT, list[Runs]]:
@@ -198,7 +190,9 @@ def between_runs(members: Iterable[Runs], metric: str) -> tuple[float, int]:
         if len(values) > 1:
             freedom += len(values) - 1
             squares += statistics.variance(values) * (len(values) - 1)
-    return (math.sqrt(squares / freedom), freedom) if freedom else (math.nan, 0)
+    if not freedom:
+        return math.nan, 0
+    return math.sqrt(squares / freedom), freedom
 
 
 def named(record: Record, group: str) -> str:
@@ -210,6 +204,17 @@ def named(record: Record, group: str) -> str:
 
 def median_of(records: Iterable[Record], metric: str) -> float | None:
     """Return the median of a metric over the records in which it is finite; None without one."""
-    values = [record.metrics.get(metric) for record in records]
-    finite = [value for value in values if value is not None and math.isfinite(value)]
-    return statistics.median(finite) if finite else None
+    values = values_of(records, metric)
+    if not values:
+        return None
+    return statistics.median(values)
+
+
+def values_of(records: Iterable[Record], metric: str) -> list[float]:
+    """Return a metric of every record in which it is finite."""
+    values = []
+    for record in records:
+        value = record.metrics.get(metric, math.nan)
+        if math.isfinite(value):
+            values.append(value)
+    return values

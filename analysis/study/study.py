@@ -5,7 +5,7 @@ records, attempts that a later one replaced, other machines, other software.
 """
 
 import functools
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -75,7 +75,7 @@ class Study:
         `scatters` is what other studies of the machine showed of the scatter between runs.
         `by_study`: records of several studies, told apart by their names.
         """
-        ordered = sorted(records, key=_start)
+        ordered = sorted(records, key=Record.order)
         machines, floors = Machines(ordered), NoiseFloors(scatters)
         singles = []
         for record in ordered:
@@ -85,17 +85,24 @@ class Study:
             request = request_of(record.cell)
             singles.append(Runs((record,), record.cell.members, request, origin, floors))
         chosen = _chosen(singles)
-        counting = [single.records[0] for single in chosen]
-        ids = {id(record) for record in counting}
-        runs, drift = _together([single for single in chosen if single.records[0].usable])
-        repeated: dict[int, list[Record]] = defaultdict(list)
+        counting, usable = [], []
+        for single in chosen:
+            counting.append(single.records[0])
+            if single.records[0].usable:
+                usable.append(single)
+        ids = set(map(id, counting))
+        runs, drift = _together(usable)
+        by_cell = {id(each): list(each.records) for each in runs}
         for record, of_cell in drift:
-            repeated[id(of_cell)].append(record)
-        floors.learn([*each.records, *repeated[id(each)]] for each in runs)
-        names = Counter(record.study for record in counting)
-        name = folder.resolve().name if folder else ""
+            by_cell[id(of_cell)].append(record)
+        floors.learn(by_cell.values())
+        name = ""
+        if counting:
+            name = Counter(record.study for record in counting).most_common(1)[0][0]
+        elif folder:
+            name = folder.resolve().name
         return Study(
-            name=names.most_common(1)[0][0] if names else name,
+            name=name,
             records=tuple(counting),
             replaced=tuple(record for record in ordered if id(record) not in ids),
             runs=runs,
@@ -120,7 +127,7 @@ class Study:
     def left_out(self) -> tuple[tuple[Record, str], ...]:
         """Records whose numbers enter nothing, and those replaced, each with the reason."""
         rows = []
-        for record in sorted([*self.excluded, *self.replaced], key=_start):
+        for record in sorted([*self.excluded, *self.replaced], key=Record.order):
             why = REPLACED
             if record.state != "finished":
                 why = record.state
@@ -149,8 +156,10 @@ class Study:
     @functools.cached_property
     def installations(self) -> dict[str, int]:
         """{machine and software: number of records}, in order of their first record."""
-        names = [installation(record, self.single(record).machine) for record in self.records]
-        return dict(Counter(names))
+        counts: Counter[str] = Counter()
+        for record in self.records:
+            counts[installation(record, self.single(record).machine)] += 1
+        return dict(counts)
 
     @functools.cached_property
     def timed(self) -> tuple[Runs, ...]:
@@ -182,11 +191,14 @@ class Study:
         self, runs: Runs, irrelevant: Collection[str] = (), *fixed: Hashable
     ) -> Condition:
         """Return what runs share with comparable ones; they may differ in `irrelevant` names."""
-        key, names = runs.key, tuple(irrelevant)
-        if names not in self._relevant:
-            differing = self._relevant[()]
-            self._relevant[names] = tuple(name for name in differing if not is_among(name, names))
-        return Condition(tuple(key.get(name) for name in self._relevant[names]), fixed)
+        ignored = tuple(irrelevant)
+        if ignored not in self._relevant:
+            names = []
+            for name in self._relevant[()]:
+                if not is_among(name, ignored):
+                    names.append(name)
+            self._relevant[ignored] = tuple(names)
+        return Condition(tuple(map(runs.key.get, self._relevant[ignored])), fixed)
 
     @functools.cached_property
     def varied(self) -> tuple[str, ...]:
@@ -203,11 +215,10 @@ class Study:
         """The names of a provenance that differ, without those that follow from the study."""
         if STUDY not in self.varied_provenance:
             return self.varied_provenance
-        studies = {runs.provenance[STUDY] for runs in self.runs}
         names = []
         for name in self.varied_provenance:
             pairs = {(runs.provenance[STUDY], runs.provenance.get(name)) for runs in self.runs}
-            if name == STUDY or len(pairs) > len(studies):
+            if name == STUDY or len(pairs) > len(dict(pairs)):
                 names.append(name)
         return tuple(names)
 
@@ -223,18 +234,22 @@ class Study:
                 group = "model"
             if group not in ("model", "benchmark", "optimizer") or name == f"{group}.name":
                 continue
-            pairs = {
-                (runs.request.get(f"{group}.name"), runs.request.get(name)) for runs in self.runs
-            }
-            if len(pairs) == len({choice for choice, _ in pairs}):
+            pairs = set()
+            for runs in self.runs:
+                pairs.add((runs.request.get(f"{group}.name"), runs.request.get(name)))
+            if len(pairs) == len(dict(pairs)):  # one value with each choice
                 following.add(name)
-        trained = [runs for runs in self.runs if runs.trains]
+        trained = [runs for runs in self.runs if runs.cell.trains]
         for name in OF_TRAINING:
             if len({runs.request.get(name) for runs in trained}) == 1:
                 following.add(name)
-        names = [name for name in self.varied if name not in following]
-        names.sort(key=lambda name: not name.startswith(("model.name", "strategy.name")))
-        return tuple(names)
+        first, rest = [], []
+        for name in self.varied:
+            if name.startswith(("model.name", "strategy.name")):
+                first.append(name)
+            else:
+                rest.append(name)
+        return tuple(name for name in first + rest if name not in following)
 
     def naming_options_of(self, runs: Runs, without: Sequence[str] = ()) -> list[str]:
         """Return the options that tell runs from others of the study, without defaults."""
@@ -247,7 +262,7 @@ class Study:
                 continue
             if hides_defaults and name.startswith("strategy.") and name not in chosen:
                 continue
-            if runs.trains or name not in OF_TRAINING:
+            if runs.cell.trains or name not in OF_TRAINING:
                 names.append(name)
         return names
 
@@ -263,7 +278,9 @@ def open_study(folder: Path, check: Callable[[Record, CellFolder], Record] | Non
 
     def checked(record: Record, cell_folder: CellFolder) -> Record:
         folders[record.record_id] = cell_folder
-        return check(record, cell_folder) if check else record
+        if check:
+            return check(record, cell_folder)
+        return record
 
     records, errors = read_study(folder, checked)
     study = Study.of(records, unreadable_files(folder, errors), folder, of_other_studies(folder))
@@ -303,7 +320,7 @@ def _chosen(singles: Sequence[Runs]) -> list[Runs]:
     for cell, single in unusable.items():
         if cell not in measured:
             chosen[cell] = single
-    return sorted(chosen.values(), key=lambda single: _start(single.records[0]))
+    return sorted(chosen.values(), key=lambda single: single.records[0].order())
 
 
 def _together(usable: Sequence[Runs]) -> tuple[tuple[Runs, ...], tuple[tuple[Record, Runs], ...]]:
@@ -319,22 +336,20 @@ def _together(usable: Sequence[Runs]) -> tuple[tuple[Runs, ...], tuple[tuple[Rec
         if len(parts.keys() - {""}) < 2:
             parts = {"": members}
         for how, part in parts.items():
-            if len(parts) > 1:
-                part = [
-                    replace(single, provenance={**single.provenance, CONNECTIONS: how})
-                    for single in part
-                ]
-            repeats = [single for single in part if not single.records[0].drift]
-            of_cell = merged(repeats or part)
-            runs.append(of_cell)
+            repeats, once_more = [], []
             for single in part:
-                if repeats and single.records[0].drift:
-                    drift.append((single.records[0], of_cell))
+                if len(parts) > 1:
+                    origin = {**single.provenance, CONNECTIONS: how}
+                    single = replace(single, provenance=origin)
+                if single.records[0].drift:
+                    once_more.append(single)
+                else:
+                    repeats.append(single)
+            of_cell = merged(repeats or once_more)
+            runs.append(of_cell)
+            if repeats:
+                drift += [(single.records[0], of_cell) for single in once_more]
     return tuple(runs), tuple(drift)
-
-
-def _start(record: Record) -> tuple[float, str]:
-    return record.started_at, record.record_id
 
 
 def unreadable_files(folder: Path, errors: Iterable[RecordError]) -> tuple[str, ...]:

@@ -136,6 +136,10 @@ class Record:
         """Which of several measurements of the same cell it is, for people; empty for the first."""
         return self.cell.run_suffixes(self.drift)
 
+    def order(self) -> tuple[float, str]:
+        """Return what records are sorted by: their start."""
+        return self.started_at, self.record_id
+
     @property
     def usable(self) -> bool:
         """Whether its numbers may enter a baseline or a plot unmarked."""
@@ -248,7 +252,9 @@ def read_study(
     for path in record_paths(folder):
         try:
             record = read(path)
-            records.append(check(record, CellFolder(path.parent)) if check else record)
+            if check:
+                record = check(record, CellFolder(path.parent))
+            records.append(record)
         except RecordError as error:
             unreadable.append(error)
-    return sorted(records, key=lambda record: (record.started_at, record.record_id)), unreadable
+    return sorted(records, key=Record.order), unreadable

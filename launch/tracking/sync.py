@@ -50,7 +50,7 @@ def sync(study_dir: Path, tracking: Tracking | None = None) -> SyncReport:
         else:
             records.append(record)
             folders[record.record_id] = CellFolder(path.parent)
-    records.sort(key=lambda record: (record.started_at, record.record_id))
+    records.sort(key=Record.order)
     sweeps: dict[str, list[Record]] = defaultdict(list)
     for record in records:
         sweeps[record.sweep_id].append(record)

@@ -54,10 +54,10 @@ def largest_cells(study: Study, benchmark: str) -> tuple[list[Runs], str]:
     for runs in study.runs:
         if named(runs.records[0], "benchmark") == benchmark:
             cells.append(runs)
-    most = max((runs.world_size for runs in cells), default=0)
+    most = max((runs.cell.world_size for runs in cells), default=0)
     unit = unit_of(study)
     devices = f"{most} {unit}" if most > 1 else f"one {unit.removesuffix('s')}"
-    return [runs for runs in cells if runs.world_size == most], devices
+    return [runs for runs in cells if runs.cell.world_size == most], devices
 
 
 def _rows_of(record: Record, table: str, rows: str = "rows") -> list[dict[str, Any]]:

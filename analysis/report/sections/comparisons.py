@@ -50,7 +50,7 @@ def strategies(study: Study, findings: Findings) -> Section | None:
     rows = []
     for runs in study.runs:
         exchanges = runs.median(EXCHANGE_MS) is not None
-        if runs.world_size > 1 and (exchanges or runs.median(RATE) is not None):
+        if runs.cell.world_size > 1 and (exchanges or runs.median(RATE) is not None):
             record_id = runs.records[0].record_id
             row = _strategy_row(runs, communication.get(record_id))
             rows.append(row | points.get(record_id, {}))
@@ -98,7 +98,7 @@ def strategies(study: Study, findings: Findings) -> Section | None:
 
 def _strategy_row(runs: Runs, communication: Communication | None) -> dict[str, Any]:
     """Return the numbers of equal cells on several GPUs."""
-    record, ranks = runs.records[0], runs.world_size
+    record, ranks = runs.records[0], runs.cell.world_size
     exchange_ms, size = runs.median(EXCHANGE_MS), record.model.get("gradient_bytes")
     hidden_ms, total_ms = runs.median(TRACE_HIDDEN), runs.median(TRACE_ALL)
     references = {str(each.checks.get("reference") or "") for each in runs.records}
@@ -320,7 +320,7 @@ def noise(study: Study, findings: Findings) -> Section | None:
                 continue
             width = half_width(floor, 1)
             row: dict[str, Value] = {
-                "model": named(runs.records[0], "model" if runs.trains else "benchmark"),
+                "model": named(runs.records[0], "model" if runs.cell.trains else "benchmark"),
                 "batch_size": group.batch_size or None,
                 "precision": group.precision,
                 "optimize": group.optimize,
