@@ -81,8 +81,12 @@ def bundle(study: Path, file: Path | None = None) -> Path:
         OSError: a file cannot be read or written.
     """
     # The whole path of the folder, which ends in the study's name; a link keeps its own.
-    folder = study.resolve() if study.name == ".." else study.absolute()
-    target = folder.parent if file is None else file.resolve()
+    folder = study.absolute()
+    if study.name == "..":
+        folder = study.resolve()
+    target = folder.parent
+    if file is not None:
+        target = file.resolve()
     if target.is_dir():
         target /= f"{folder.name}{SUFFIX}"
     refuse_other(target)
@@ -130,8 +134,10 @@ def _lay_out(study: Path, folder: Path, root: Path) -> None:
     original = open_study(folder)
     # What other studies show of the scatter of runs, as far as the report uses it.
     groups = {runs.group.of_any_size for runs in original.runs}
-    floors = of_other_studies(folder)
-    beside = {key: row for key, row in floors.items() if key[0].of_any_size in groups}
+    beside = {}
+    for (group, metric), scatter in of_other_studies(folder).items():
+        if group.of_any_size in groups:
+            beside[group, metric] = scatter
     if beside:
         _put(root / NOISE_FLOOR, encoded(as_json({"other studies": beside}), indent=1))
     report, _ = examine(inside)
@@ -146,13 +152,16 @@ def _lay_out(study: Path, folder: Path, root: Path) -> None:
         made=_program(),
     )
     _put(root / "README.md", readme.encode())
-    commands = ["# What was typed in Ringside's clone."]
+    commands = "# What was typed in Ringside's clone.\n"
     sweeps = {record.sweep_id: tuple(record.overrides) for record in original.records}
     for overrides in dict.fromkeys(sweeps.values()):
-        commands.append(visible(shlex.join(["python", "launch.py", *overrides]), kept=""))
-    _put(root / "commands.sh", "".join(f"{line}\n" for line in commands).encode())
-    lines = [f"{digest}  {file}\n" for file, digest in _sums(root).items()]
-    _put(root / SUMS, "".join(lines).encode())
+        command = shlex.join(["python", "launch.py", *overrides])
+        commands += visible(command, kept="") + "\n"
+    _put(root / "commands.sh", commands.encode())
+    sums = ""
+    for path_inside, digest in _sums(root).items():
+        sums += f"{digest}  {path_inside}\n"
+    _put(root / SUMS, sums.encode())
 
 
 def _put(path: Path, content: bytes) -> None:
@@ -180,9 +189,10 @@ def _program() -> dict[str, str]:
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         program["version"] = importlib.metadata.version("ringside")
     commit = _git("rev-parse", "HEAD")
+    if commit and _git("status", "--porcelain", "-uno"):
+        commit += " with changes"
     if commit:
-        changes = " with changes" if _git("status", "--porcelain", "-uno") else ""
-        program["commit"] = f"{commit}{changes}"
+        program["commit"] = commit
     return program | {name: importlib.metadata.version(name) for name in DRAWN_BY}
 
 
@@ -202,8 +212,9 @@ def _pack(root: Path, file: Path) -> None:
         archive.comment = MARK
         for path in _files(root):
             entry = zipfile.ZipInfo(path.relative_to(root.parent).as_posix(), EARLIEST)
-            is_packed = path.suffix == PACKED
-            entry.compress_type = zipfile.ZIP_STORED if is_packed else zipfile.ZIP_DEFLATED
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            if path.suffix == PACKED:
+                entry.compress_type = zipfile.ZIP_STORED
             entry.external_attr, entry.create_system = MODE, 3  # Unix, wherever it is made
             entry.file_size = path.stat().st_size  # of more than 2 GiB zipfile must know it before
             with path.open("rb") as source, archive.open(entry, "w") as target:
@@ -211,13 +222,16 @@ def _pack(root: Path, file: Path) -> None:
 
 
 def _files(root: Path) -> list[Path]:
-    return sorted(path for path in root.rglob("*") if path.is_file())
+    return sorted(filter(Path.is_file, root.rglob("*")))
 
 
 def _sums(root: Path) -> dict[str, str]:
     """Return the SHA-256 of every file below a bundle's folder but SUMS, by path."""
-    files = [path for path in _files(root) if path != root / SUMS]
-    return {path.relative_to(root).as_posix(): sha256(path) for path in files}
+    sums = {}
+    for path in _files(root):
+        if path != root / SUMS:
+            sums[path.relative_to(root).as_posix()] = sha256(path)
+    return sums
 
 
 # Open a bundle.
@@ -254,7 +268,7 @@ def _unpacked(file: Path, target: Path) -> Path:
             archive.extractall(target)  # which keeps every file below the folder; makes no links
     except DAMAGED_ZIP as error:
         raise UnreadableInput(f"{file}: a damaged archive ({error})") from None
-    roots = [folder for folder in target.iterdir() if (folder / SUMS).is_file()]
+    roots = [path.parent for path in target.glob(f"*/{SUMS}") if path.is_file()]
     if len(roots) != 1:
         raise UnreadableInput(
             f"{file}: no bundle of a study (it holds no {SUMS}); "
@@ -265,8 +279,15 @@ def _unpacked(file: Path, target: Path) -> Path:
 
 def studies(root: Path) -> list[Path]:
     """Return the folders of a bundle that hold records, last that of its study."""
-    folders = [folder for folder in root.iterdir() if folder.is_dir() and record_paths(folder)]
-    return sorted(folders, key=lambda folder: ((folder / REPORT).is_dir(), folder.name))
+    folders, with_report = [], []
+    for folder in sorted(root.iterdir()):
+        if not folder.is_dir() or not record_paths(folder):
+            continue
+        if (folder / REPORT).is_dir():
+            with_report.append(folder)
+        else:
+            folders.append(folder)
+    return folders + with_report
 
 
 def changed(root: Path) -> tuple[int, list[Difference]]:

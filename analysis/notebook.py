@@ -113,14 +113,20 @@ class OpenedStudy:
         Save one with `savefig(file, bbox_inches="tight")`. The timeline of a traced step is a file
         of the study, and not here.
         """
-        figures = [figure for section in self.report.sections for figure in section.figures]
-        return {figure.name: figure.figure for figure in figures if figure.figure is not None}
+        figures = {}
+        for section in self.report.sections:
+            for figure in section.figures:
+                if figure.figure is not None:
+                    figures[figure.name] = figure.figure
+        return figures
 
     @property
     def captions(self) -> dict[str, str]:
         """Return what each figure shows, by its name."""
-        figures = [figure for section in self.report.sections for figure in section.figures]
-        return {figure.name: figure.caption for figure in figures}
+        captions: dict[str, str] = {}
+        for section in self.report.sections:
+            captions |= {figure.name: figure.caption for figure in section.figures}
+        return captions
 
     @property
     def tables(self) -> tuple[str, ...]:
@@ -134,7 +140,10 @@ class OpenedStudy:
             raise KeyError(f"no table {name!r}: the report of {self.name} has {', '.join(tables)}")
         kinds: dict[str, str] = {}
         for column in tables[name].columns:
-            kinds |= dict.fromkeys(column.keys, "string" if column.is_text else "float64")
+            kind = "float64"
+            if column.is_text:
+                kind = "string"
+            kinds |= dict.fromkeys(column.keys, kind)
         rows = []
         for row in tables[name].rows:
             values: Values = {}
@@ -143,8 +152,8 @@ class OpenedStudy:
                     values |= _with_ends(column.key, value)
                 elif isinstance(value, Estimate):
                     values[column.key] = value.value
-                else:
-                    values[column.key] = None if value == "" else value
+                elif value != "":
+                    values[column.key] = value
             rows.append(values)
         return _frame(rows, kinds)
 
@@ -153,19 +162,37 @@ class OpenedStudy:
         run. A cell without a usable run has `runs` 0 and no numbers.
         """
         study, columns = self._study, metric_columns(self.records)
-        several, of_findings = SeveralRecords(study), _of_findings(self.findings)
+        several = SeveralRecords(study)
+        # {(ids of a cell's records, metric or WITHOUT): what findings say of these runs}
+        of_findings: dict[tuple[tuple[str, ...], str], Any] = {}
+        for curve in self.findings.scaling.curves:
+            for point in curve.points:
+                of_findings[point.record_ids, EFFICIENCY] = point.efficiency
+                of_findings[point.record_ids, AT_EQUAL_CLOCKS] = point.at_equal_clocks
+                if point.efficiency is not None:
+                    of_findings[point.record_ids, WITHOUT] = gpu_ids(point.without_baseline)
+        for each in self.findings.communication:
+            of_findings[each.record_ids, EXPOSED] = each.exposed_ms
+            of_findings[each.record_ids, HIDDEN] = each.hidden_share
         rows: list[Row] = []
         for runs in study.runs:
-            values = [several.values(record) for record in runs.records]
+            by_name: dict[str, list[float]] = {}
+            for record in runs.records:
+                for name, value in several.values(record).items():
+                    by_name.setdefault(name, []).append(value)
             measured: Values = {}
             for name, column in columns.items():
                 if name not in OF_SEVERAL_RECORDS:
                     measured |= _median_columns(runs, name, column)
                     continue
-                of_records = [each[name] for each in values if name in each]
-                median = statistics.median(of_records) if of_records else None
-                value = of_findings.get((runs.record_ids, name), median)
-                measured |= _with_ends(column, value) if name == EFFICIENCY else {column: value}
+                median = None
+                if name in by_name:
+                    median = statistics.median(by_name[name])
+                stated = of_findings.get((runs.record_ids, name), median)
+                if name == EFFICIENCY:
+                    measured |= _with_ends(column, stated)
+                else:
+                    measured[column] = stated
             used = {WITHOUT: of_findings.get((runs.record_ids, WITHOUT)), **_used_columns(runs)}
             head = _head_columns(study, runs, runs) | {"runs": len(runs.records)}
             head |= _verdict_columns(runs.records)
@@ -187,21 +214,25 @@ class OpenedStudy:
         """
         study, columns = self._study, metric_columns(self.records)
         several = SeveralRecords(study)
-        cell_of = {id(record): runs for runs in study.runs for record in runs.records}
+        cell_of: dict[int, Runs] = {}
+        for runs in study.runs:
+            cell_of |= dict.fromkeys(map(id, runs.records), runs)
         left_out = {id(record): why for record, why in study.left_out}
         for record, runs in study.drift:
             cell_of[id(record)] = runs
             left_out[id(record)] = IS_DRIFT
-        within_run = {name for record in self.records for name in record.within_run}
+        within_run = set().union(*(record.within_run for record in self.records))
         rows: list[Row] = []
         for record in self.records:
             single, now, cell = study.single(record), several.values(record), record.cell
             measured: Values = {}
             for name, column in columns.items():
-                if name in OF_SEVERAL_RECORDS:
-                    measured[column] = float(now[name]) if name in now else None
-                else:
+                if name not in OF_SEVERAL_RECORDS:
                     measured |= _median_columns(single, name, column)
+                elif name in now:
+                    measured[column] = float(now[name])
+                else:
+                    measured[column] = None
                 if name in within_run:
                     low, high = metrics.interval(name, record.within_run) or (None, None)
                     measured[f"{column}_within_run_low"] = low
@@ -209,14 +240,16 @@ class OpenedStudy:
             why = left_out.get(id(record))
             head = _head_columns(study, cell_of.get(id(record), single), single)
             head["run"] = run_name(record)
-            # `run` names what is no repeat.
-            head["repeat"] = cell.repeat if cell.repeat >= 0 else None
+            head["repeat"] = cell.repeat
+            if cell.repeat < 0:  # `run` names what is no repeat
+                head["repeat"] = None
             head |= _verdict_columns([record])
             head |= {"state": record.state, "counts": why is None, "left_out": why}
             used: Values = {WITHOUT: None, **_used_columns(single)}
             share = now.get(EFFICIENCY)
             if isinstance(share, Efficiency):
-                missing = [gpu for gpu in cell.members if share.of and gpu not in share.of]
+                measured_alone = share.of or cell.members
+                missing = [gpu for gpu in cell.members if gpu not in measured_alone]
                 used[WITHOUT] = gpu_ids(missing)
             used["started_at"] = datetime.fromtimestamp(record.started_at, timezone.utc)
             used["took_seconds"] = record.ended_at - record.started_at
@@ -241,11 +274,12 @@ def opened(folder: str | Path) -> OpenedStudy:
 
 def _frame_of_rows(rows: Sequence[Row]) -> pd.DataFrame:
     kinds: dict[str, str] = {}
-    for part in range(4):
+    for part, kind in enumerate(("string", "float64", "string", "string")):
         for row in rows:
             for name in row[part]:
-                kinds.setdefault(name, "float64" if part == 1 else "string")
-    kinds |= {name: "Int64" for name in INTEGERS if name in kinds}
+                kinds.setdefault(name, kind)
+    for name in kinds.keys() & set(INTEGERS):
+        kinds[name] = "Int64"
     values = [used | options | measured | head for head, measured, options, used in rows]
     return _frame(values, kinds)
 
@@ -256,26 +290,30 @@ def _frame(rows: Sequence[Values], kinds: Mapping[str, str]) -> pd.DataFrame:
     for name, unknown in kinds.items():
         values = [row.get(name) for row in rows]
         kind = kind_of(values, unknown)
-        if kind == "float64":
-            values = [None if value is None else float(value) for value in values]
-        elif kind == "string":
-            values = [None if value is None else to_text(value) for value in values]
+        for index, value in enumerate(values):
+            if value is not None and kind == "float64":
+                values[index] = float(value)
+            elif value is not None and kind == "string":
+                values[index] = to_text(value)
         columns[name] = pd.Series(values, dtype=kind)
     return pd.DataFrame(columns, columns=list(kinds))
 
 
 def kind_of(values: Sequence[Any], unknown: str) -> str:
     """Return pandas' type for the values of a column; `unknown` where all of them are None."""
-    kinds = {type(value) for value in values if value is not None}
+    present = [value for value in values if value is not None]
+    kinds = set(map(type, present))
     if not kinds:
         return unknown
     if kinds == {bool}:
         return "boolean"
-    if kinds == {int} and all(value is None or abs(value) <= LARGEST_INT for value in values):
+    if kinds == {int} and max(map(abs, present)) <= LARGEST_INT:
         return "Int64"
     if kinds <= {int, float}:
         return "float64"
-    return "datetime64[us, UTC]" if kinds == {datetime} else "string"
+    if kinds == {datetime}:
+        return "datetime64[us, UTC]"
+    return "string"
 
 
 # Columns
@@ -290,7 +328,8 @@ def metric_columns(records: Sequence[Record]) -> dict[str, str]:
     for record in records:
         names |= record.metrics.keys()
         taken |= option_columns(record.cell).keys()
-    names -= {end for name in names for end in names_of(name)}  # which other columns have
+    for name in tuple(names):
+        names.difference_update(names_of(name))  # which other columns have
     columns: dict[str, str] = {}
     for name in sorted(names, key=lambda name: (metrics.place(name), name)):
         column = column_of_metric(name)
@@ -307,14 +346,17 @@ def column_of_metric(name: str) -> str:
     if not unit:
         return column
     words = UNITS.get(unit, (_python_name(unit).lower(),))
-    has_unit = any(f"_{word}_" in f"_{column}_" for word in words)
-    return column if has_unit else f"{column}_{words[0]}"
+    for word in words:
+        if f"_{word}_" in f"_{column}_":
+            return column
+    return f"{column}_{words[0]}"
 
 
 def column_of_option(name: str) -> str:
     """Return the column of an option of `request_of`: `strategy` for strategy.name."""
-    group, _, option = name.partition(".")
-    return _python_name(option if group == "nccl" else name.removesuffix(".name"))
+    if name.startswith("nccl."):
+        return _python_name(name.removeprefix("nccl."))
+    return _python_name(name.removesuffix(".name"))
 
 
 def _python_name(name: str) -> str:
@@ -329,11 +371,15 @@ def option_columns(cell: Cell) -> Values:
         value = getattr(cell, group)
         if option == "sha256":  # of a file of the user's own
             value = text
+        elif option and isinstance(value, dict):
+            value = value[option]
         elif option:
-            value = value[option] if isinstance(value, dict) else getattr(value, option)
-        if value not in ({}, [], ()):
-            is_plain = isinstance(value, str | int | float)
-            columns[column_of_option(name)] = value if is_plain else to_text(value)
+            value = getattr(value, option)
+        if value in ({}, [], ()):
+            continue
+        if not isinstance(value, str | int | float):
+            value = to_text(value)
+        columns[column_of_option(name)] = value
     return columns
 
 
@@ -349,8 +395,11 @@ def _head_columns(study: Study, cell: Runs, runs: Runs) -> Values:
 def _verdict_columns(records: Sequence[Record]) -> Values:
     """Return the worst verdict of some runs, and every code."""
     verdicts = [record.validity.verdict for record in records]
-    codes = dict.fromkeys(code for record in records for code in record.validity.codes)
-    unchecked = dict.fromkeys(code for record in records for code in record.validity.unchecked)
+    codes: dict[str, str] = {}
+    unchecked: dict[str, str] = {}
+    for record in records:
+        codes |= record.validity.codes
+        unchecked |= record.validity.unchecked
     return {
         "verdict": max(verdicts, key=VERDICTS.index),
         "codes": ", ".join(codes),
@@ -366,9 +415,11 @@ def _median_columns(runs: Runs, name: str, column: str) -> Values:
 
 def _with_ends(column: str, value: float | Estimate | None) -> Values:
     """Return a number and the ends of its 95 % interval."""
+    ends: Values = {f"{column}_low": None, f"{column}_high": None}
+    if value is None:
+        return {column: None, **ends}
     if not isinstance(value, Estimate):
-        median = None if value is None else float(value)
-        return {column: median, f"{column}_low": None, f"{column}_high": None}
+        return {column: float(value), **ends}
     median = float(value.value)
     return {column: median, f"{column}_low": value.low, f"{column}_high": value.high}
 
@@ -382,21 +433,9 @@ def _used_columns(runs: Runs) -> Values:
                 used[name] = record.effective.get(name)
     used |= {"study": runs.records[0].study, "hardware": hardware(runs.records[0])}
     for name, value in runs.provenance.items():
-        if name != CONNECTIONS:
-            used[name if name in PROVENANCE else f"inherited_{name}"] = value or None
+        if name == CONNECTIONS:
+            continue
+        if name not in PROVENANCE:
+            name = f"inherited_{name}"
+        used[name] = value or None
     return used
-
-
-def _of_findings(findings: Findings) -> dict[tuple[tuple[str, ...], str], Any]:
-    """Return {(ids of a cell's records, metric or WITHOUT): what findings say of these runs}."""
-    values: dict[tuple[tuple[str, ...], str], Any] = {}
-    for curve in findings.scaling.curves:
-        for point in curve.points:
-            values[point.record_ids, EFFICIENCY] = point.efficiency
-            values[point.record_ids, AT_EQUAL_CLOCKS] = point.at_equal_clocks
-            if point.efficiency is not None:
-                values[point.record_ids, WITHOUT] = gpu_ids(point.without_baseline)
-    for each in findings.communication:
-        values[each.record_ids, EXPOSED] = each.exposed_ms
-        values[each.record_ids, HIDDEN] = each.hidden_share
-    return values

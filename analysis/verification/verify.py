@@ -25,11 +25,8 @@ TOLERANCE = 1e-9
 # What raw files that hold something else than Ringside wrote may raise.
 DAMAGED = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 # What people read; the codes beside them are compared as they are.
-SENTENCES = (
-    "validity codes.*",
-    "validity unchecked.*",
-    "validity not_applicable.*",
-    "effective findings.*.sentence",
+SENTENCE = re.compile(
+    r"validity (codes|unchecked|not_applicable)\..*|effective findings\..*\.sentence", re.DOTALL
 )
 # What ranks that measured several cells gave back, and the parts of what such a cell cost.
 OF_SHARED_RANKS = ("checks given_back", "tables seconds")
@@ -77,7 +74,7 @@ class Verification:
     @property
     def right(self) -> bool:
         """Whether nothing differs and nothing is damaged."""
-        return not self.differences and not any(omission.wrong for omission in self.omissions)
+        return not self.differences and True not in [each.wrong for each in self.omissions]
 
     def compare(self, record: str, file: str, name: str, recorded: Any, recomputed: Any) -> None:
         """Count a value, and note it if it differs."""
@@ -88,16 +85,19 @@ class Verification:
 
 def verify(study: Path) -> Verification:
     """Check every record of a study, earlier attempts too."""
-    result, records = Verification(), {}
+    result, records, folders = Verification(), {}, {}
+    ids: Counter[str] = Counter()
     for path in record_paths(study):
         result.records += 1
         name = str(path.parent.relative_to(study))
         try:
-            records[name] = read(path)
+            record = read(path)
         except RecordError as error:
             result.omissions.append(Omission(name, str(error), wrong=True))
-    folders = {record.record_id: CellFolder(study / name) for name, record in records.items()}
-    ids = Counter(record.record_id for record in records.values())
+            continue
+        records[name] = record
+        folders[record.record_id] = CellFolder(path.parent)
+        ids[record.record_id] += 1
     for name, record in records.items():
         folder = CellFolder(study / name)
         if ids[record.record_id] > 1:
@@ -135,7 +135,9 @@ def quotient(record: Record, metric: str) -> float | None:
     """Return one of QUOTIENTS from the metrics that it follows from; None where one is missing."""
     above, below = QUOTIENTS[metric]
     dividend = record.metrics.get(above)
-    divisor = record.metrics.get(below) if below else record.cell.world_size
+    divisor: float | None = record.cell.world_size
+    if below:
+        divisor = record.metrics.get(below)
     if metric not in record.metrics or dividend is None or not divisor:
         return None
     return dividend / divisor
@@ -148,15 +150,20 @@ def _check_against_baselines(
     ids = rests_on(record)
     if not ids and not record.raw_sha256:
         return
-    metrics = [metric for metric in OF_SEVERAL_RECORDS if metric in record.metrics]
     baselines = [baseline for baseline in records if baseline.record_id in ids]
-    if {baseline.record_id for baseline in baselines} != ids:
-        result.not_compared.update(f"metrics {metric}" for metric in metrics)
-        return
-    values = again(record, baselines) if ids else {}
-    for metric in metrics:
-        value = values.get(metric, ABSENT)
-        result.compare(name, RECORD, f"metrics {metric}", record.metrics[metric], value)
+    are_here = {baseline.record_id for baseline in baselines} == ids
+    values: Mapping[str, float] = {}
+    if ids and are_here:
+        values = again(record, baselines)
+    for metric in OF_SEVERAL_RECORDS:
+        if metric not in record.metrics:
+            continue
+        label = f"metrics {metric}"
+        if are_here:
+            value = values.get(metric, ABSENT)
+            result.compare(name, RECORD, label, record.metrics[metric], value)
+        else:
+            result.not_compared[label] += 1
 
 
 def _check_files(name: str, record: Record, folder: CellFolder, result: Verification) -> None:
@@ -188,7 +195,7 @@ def _compare_values(name: str, record: Record, again: Rebuilt, result: Verificat
     result.compare(name, RECORD, "cell_key", record.cell_key, record.cell.key)
     result.not_compared.update(again.unknown)
     # until 2026-11-23 some ranks measured several cells
-    has_shared_ranks = any("pool" in rank for rank in record.ranks)
+    has_shared_ranks = "pool" in set().union(*record.ranks)
     for part in again.parts:
         recorded = dict(leaves(getattr(record, part)))
         recomputed = dict(leaves(getattr(again.record, part)))
@@ -200,12 +207,8 @@ def _compare_values(name: str, record: Record, again: Rebuilt, result: Verificat
             if has_shared_ranks and label.startswith(OF_SHARED_RANKS):
                 continue
             before, now = recorded.get(key, ABSENT), recomputed.get(key, ABSENT)
-            is_sentence = any(fnmatchcase(label, pattern) for pattern in SENTENCES)
-            if (
-                is_sentence
-                and ABSENT not in (before, now)
-                and numbers_of(before) == numbers_of(now)
-            ):
+            is_sentence = SENTENCE.fullmatch(label) and ABSENT not in (before, now)
+            if is_sentence and numbers_of(before) == numbers_of(now):
                 now = before  # a later version may word it otherwise
             result.compare(name, RECORD, label, before, now)
 
@@ -214,11 +217,11 @@ def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
     """Yield every number, word and empty container of nested JSON, with the path to it."""
     if is_dataclass(value) and not isinstance(value, type):
         value = asdict(value)
-    items: list[tuple[str, Any]] = []
+    items: list[tuple[str | int, Any]] = []
     if isinstance(value, Mapping):
         items = [*value.items()]
     elif isinstance(value, list | tuple):
-        items = [(str(position), item) for position, item in enumerate(value)]
+        items = [*enumerate(value)]
         if items:
             yield f"{key}.length".removeprefix("."), len(items)
     else:
@@ -232,11 +235,11 @@ def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 def same(recorded: Any, recomputed: Any) -> bool:
     """Tell whether two values are equal as JSON has them; NaN equals NaN."""
-    pair = (recorded, recomputed)
-    if any(isinstance(value, bool) for value in pair):
+    if isinstance(recorded, bool) or isinstance(recomputed, bool):
         return recorded is recomputed
-    are_numbers = all(isinstance(value, int | float) for value in pair)
-    if not are_numbers or not any(isinstance(value, float) for value in pair):
+    are_numbers = isinstance(recorded, int | float) and isinstance(recomputed, int | float)
+    are_whole = isinstance(recorded, int) and isinstance(recomputed, int)
+    if not are_numbers or are_whole:
         return bool(recorded == recomputed)
     try:
         if math.isnan(recorded) or math.isnan(recomputed):

@@ -76,6 +76,6 @@ def refuse_deep(value: Any) -> None:
                 inner += container.values()
             elif isinstance(container, list):
                 inner += container
-        level = [item for item in inner if isinstance(item, dict | list)]
-    if level:
+        level = inner
+    if any(isinstance(item, dict | list) for item in level):
         raise ValueError(f"deeper than {DEEPEST} levels")

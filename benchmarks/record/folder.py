@@ -66,6 +66,7 @@ PARTS = (
     *OF_HOSTS,
     *(f"{pattern}{PACKED}" for pattern in OF_HOSTS),
 )
+PART = re.compile("|".join(map(fnmatch.translate, PARTS)))
 # Where they are gathered before the folder gets its number: a launcher may die between two moves.
 ASIDE = ".aside"
 # MLflow's folder in an output_dir, beside the studies. It holds a copy of every record.
@@ -111,11 +112,15 @@ class CellFolder:
 
     def gpu_samples_of(self, host: int) -> Path:
         """Return the path of the samples of a host's GPUs, by its place in Cell.every_host."""
-        return self.path / (f"gpus-{host}.jsonl" if host else "gpus.jsonl")
+        if host:
+            return self.path / f"gpus-{host}.jsonl"
+        return self.gpu_samples
 
     def cpu_samples_of(self, host: int) -> Path:
         """Return the path of the samples of the CPU's load on a host."""
-        return self.path / (f"cpu-{host}.jsonl" if host else "cpu.jsonl")
+        if host:
+            return self.path / f"cpu-{host}.jsonl"
+        return self.cpu_samples
 
     def rank_lines(self, rank: int) -> Path:
         """Return the path of the lines of a rank; servers have the numbers behind the ranks."""
@@ -148,16 +153,21 @@ class CellFolder:
 
     def sampled_hosts(self) -> range:
         """Return the numbers of the hosts that may have samples; 0 for one machine."""
-        names = [OF_HOST.fullmatch(path.name) for path in find_raw(self.path, *OF_HOSTS)]
-        return range(1 + max((int(match[1]) for match in names if match), default=0))
+        last = 0
+        for path in find_raw(self.path, *OF_HOSTS):
+            match = OF_HOST.fullmatch(path.name)
+            if match:
+                last = max(last, int(match[1]))
+        return range(1 + last)
 
     def lost_samples(self, recorded: Iterable[str]) -> tuple[bool, bool]:
         """Return whether samples of GPUs, and of CPUs, of a recorded host are missing here."""
-        names = {"gpus.jsonl", "cpu.jsonl"}
-        names |= {name for name in recorded if OF_HOST.fullmatch(name)}
-        lost = [name for name in names if stored(self.path / name) is None]
-        gpus = any(name.startswith("gpus") for name in lost)
-        return gpus, any(name.startswith("cpu") for name in lost)
+        gpus, cpus = False, False
+        for name in ("gpus.jsonl", "cpu.jsonl", *filter(OF_HOST.fullmatch, recorded)):
+            if stored(self.path / name) is None:
+                gpus |= name.startswith("gpus")
+                cpus |= name.startswith("cpu")
+        return gpus, cpus
 
     def raw_files(self) -> list[Path]:
         """Return the paths of what the record's values are derived from."""
@@ -165,7 +175,10 @@ class CellFolder:
 
     def raw_sha256(self) -> dict[str, str]:
         """Return the SHA-256 of every raw file, by its path in this folder."""
-        return {path.relative_to(self.path).as_posix(): sha256(path) for path in self.raw_files()}
+        hashes = {}
+        for path in self.raw_files():
+            hashes[path.relative_to(self.path).as_posix()] = sha256(path)
+        return hashes
 
     def pack(self) -> int:
         """Pack every file of samples. Return how many bytes that saved.
@@ -179,13 +192,18 @@ class CellFolder:
 
         What ranks printed (logs) is not among them: a user's code may print anything.
         """
-        paths = find_raw(self.path, *RAW, *PUBLISHED)
-        return sorted(path for path in set(paths) if self._is_own_file(stored(path) or path))
+        published = []
+        for path in sorted(set(find_raw(self.path, *RAW, *PUBLISHED))):
+            if self._is_own_file(stored(path) or path):
+                published.append(path)
+        return published
 
     def artifacts(self) -> list[Path]:
         """Return the regular files of this folder that go with its record; no links."""
-        paths = {path for pattern in ARTIFACTS for path in self.path.glob(pattern)}
-        return sorted(path for path in paths if self._is_own_file(path))
+        paths: set[Path] = set()
+        for pattern in ARTIFACTS:
+            paths |= set(self.path.glob(pattern))
+        return sorted(filter(self._is_own_file, paths))
 
     def _is_own_file(self, path: Path) -> bool:
         """Tell whether a path of this folder is a regular file that no link leads to."""
@@ -214,12 +232,12 @@ class CellFolder:
             OSError: it cannot be moved.
         """
         aside = self.path / ASIDE
-        left = []
-        for path in sorted(self.path.iterdir()) if self.path.is_dir() else ():
-            if any(fnmatch.fnmatchcase(path.name, part) for part in PARTS):
-                left.append(path)
-                if path.is_symlink():
-                    raise safe_files.NotOurs(path, "is a link")
+        left: list[Path] = []
+        if self.path.is_dir():
+            left = [path for path in sorted(self.path.iterdir()) if PART.fullmatch(path.name)]
+        for path in left:
+            if path.is_symlink():
+                raise safe_files.NotOurs(path, "is a link")
         if not left and not os.path.lexists(aside):
             return
         safe_files.make_folder(aside)
