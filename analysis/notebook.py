@@ -1,7 +1,7 @@
 """A study in a notebook: typed records, tables of pandas, figures of matplotlib.
 
-Begin with `analysis.open_study`. A column is an option or a metric as it is called elsewhere, made a
-Python name with its unit:
+Begin with `analysis.open_study`. A column is an option or a metric as it is called elsewhere, made
+a Python name with its unit:
 
     comm/exchange_ms -> comm_exchange_ms    scaling/efficiency -> scaling_efficiency_share
     nccl.NCCL_ALGO -> NCCL_ALGO
@@ -208,7 +208,7 @@ class OpenedStudy:
         return _frame_of_rows(rows)
 
     def runs(self) -> pd.DataFrame:
-        """Return a row for each run, in order of their start: failed, invalid and replaced ones too.
+        """Return a row for each run, in order of their start: also failed, invalid and replaced.
 
         `counts` tells whether a run enters the numbers of its cell; `left_out` says why not.
         """
@@ -320,9 +320,7 @@ def kind_of(values: Sequence[Any], unknown: str) -> str:
 
 
 def metric_columns(records: Sequence[Record]) -> dict[str, str]:
-    """Return {metric: column} of every metric that records have, in the order of their table. No two
-    have one column.
-    """
+    """Return {metric: its own column} of every metric of records, in the order of their table."""
     names = set(OF_SEVERAL_RECORDS)
     taken = {*FIRST, *INTEGERS}
     for record in records:

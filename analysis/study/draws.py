@@ -98,7 +98,7 @@ def slowest(members: Iterable[Sample]) -> tuple[float, Draws | None]:
 def draws_of_median(
     value: float, deviation: float, runs: int, name: str, widest: float = math.inf
 ) -> Draws:
-    """Return draws of one more run and of the median of some runs, (2, DRAWS); `name` seeds them."""
+    """Return draws of one more run and of the median of runs, (2, DRAWS); `name` seeds them."""
     normal = generator_of(name).standard_normal((2, DRAWS))
     errors = np.array([[1.0], [math.sqrt(of_median(runs))]]) * deviation
     draws: Draws = value + np.clip(normal * errors, -widest, widest)

@@ -26,7 +26,7 @@ class Estimate:
 
 
 class Efficiency(float):
-    """A scaling efficiency as a share, and against which GPUs, where some were not measured alone."""
+    """A scaling efficiency as a share; against which GPUs, where some were not measured alone."""
 
     of: tuple[Member, ...]
     unit: str
@@ -90,7 +90,7 @@ class Point:
 
     @property
     def at_equal_clocks(self) -> float | None:
-        """The efficiency as if the subset had the SM clock of the slowest member alone, if known."""
+        """The efficiency as if the subset had the SM clock of the slowest member alone."""
         if self.efficiency is None or self.clock_ratio is None:
             return None
         return self.efficiency.value * self.clock_ratio

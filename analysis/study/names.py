@@ -55,7 +55,7 @@ _GPU = re.compile(r"\bGPU(?=s?\b)")
 
 
 def label(study: Study, runs: Runs, without: Sequence[str] = ()) -> str:
-    """Return a label with only what varies in the study; else model · strategy, or the benchmark."""
+    """Return what varies in the study as a label; else model · strategy, or the benchmark."""
     words = parts(study, runs, without)
     if not words and runs.cell.trains:
         words = [runs.cell.model.name, runs.strategy]

@@ -102,7 +102,9 @@ class NoiseFloors:
 
     def learn(self, cells: Iterable[Sequence[Record]]) -> None:
         """Take what a study measured: the records of each cell."""
-        self._cells += [(group_of(records[0]), records) for records in cells if len(records) > 1]
+        for records in cells:
+            if len(records) > 1:
+                self._cells.append((group_of(records[0]), records))
         self._pooled.clear()
 
     def of(self, group: FloorGroup, metric: str) -> Floor | None:
@@ -137,43 +139,41 @@ class NoiseFloors:
         return scatters
 
     def _own_scatters(self, metric: str) -> dict[FloorGroup, Scatter]:
+        """Return the scatter of one metric over runs of one cell, where at least two have it."""
+        signed = metrics.metric(metric).signed
         scatters: dict[FloorGroup, Scatter] = defaultdict(Scatter)
         for group, records in self._cells:
-            scatters[group] += _scatter_of(metric, records)
+            values = []
+            for record in records:
+                value = record.metrics.get(metric, math.nan)
+                if signed and math.isfinite(value):
+                    values.append(value)
+                elif 0 < value < math.inf:
+                    values.append(math.log(value))
+            scatter = Scatter()
+            if len(values) > 1:
+                mean = math.fsum(values) / len(values)
+                squares = math.fsum((value - mean) ** 2 for value in values)
+                scatter = Scatter(len(values), len(values) - 1, squares)
+            scatters[group] += scatter
         return scatters
 
 
 def has_floor(metric: str) -> bool:
-    """Return whether equal runs tell how far a metric scatters: no count, nor of several records."""
+    """Return whether equal runs tell how a metric scatters: no count, nor of several records."""
     if metric in OF_SEVERAL_RECORDS:
         return False
     entry = metrics.known(metric)
     return entry is None or entry.less_is_better is not None or metric == CLOCK
 
 
-def _scatter_of(metric: str, records: Iterable[Record]) -> Scatter:
-    """Return the scatter of one metric over runs of one cell; none where fewer than two have it."""
-    signed = metrics.metric(metric).signed
-    values = []
-    for record in records:
-        value = record.metrics.get(metric, math.nan)
-        if signed and math.isfinite(value):
-            values.append(value)
-        elif 0 < value < math.inf:
-            values.append(math.log(value))
-    if len(values) < 2:
-        return Scatter()
-    mean = math.fsum(values) / len(values)
-    return Scatter(len(values), len(values) - 1, math.fsum((value - mean) ** 2 for value in values))
-
-
 def group_of(record: Record) -> FloorGroup:
-    """Return the group of a record's cell; cells that name hosts of one model are of one machine."""
+    """Return the group of a record's cell; cells on hosts of one model are of one machine."""
     facts = record.environment
     gpus = gpus_of(facts)
     if not record.cell.hosts:
-        uuids = sorted(str(gpu.get("uuid", "")) for gpu in gpus)
-        return group_of_cell(record.cell, str(facts.get("host", "")), _digest(tuple(uuids)))
+        uuids = [str(gpu.get("uuid", "")) for gpu in gpus]
+        return group_of_cell(record.cell, str(facts.get("host", "")), _digest(tuple(sorted(uuids))))
     models = {str(gpu.get("name", "")) for gpu in gpus}
     if not gpus:
         models = {str(facts.get("cpu", {}).get("model", ""))}
@@ -193,8 +193,10 @@ def group_of_cell(cell: Cell, host: str = "", gpus: str = "") -> FloorGroup:
 
 @functools.lru_cache(maxsize=64)
 def _digest(names: tuple[str, ...]) -> str:
-    lines = "\n".join(name for name in names if name)
-    return hashlib.sha256(lines.encode()).hexdigest()[:12] if lines else ""
+    lines = "\n".join(filter(None, names))
+    if not lines:
+        return ""
+    return hashlib.sha256(lines.encode()).hexdigest()[:12]
 
 
 # noise_floor.json
@@ -230,21 +232,22 @@ def floors_of(path: Path) -> dict[str, Scatters]:
         raise ValueError(
             f"{path} is no noise floor that this version can read (version={version!r})"
         )
-    return {study: _scatters(rows) for study, rows in studies.items() if isinstance(rows, list)}
-
-
-def _scatters(rows: Sequence[Any]) -> Scatters:
-    scatters = {}
-    for content in rows:
-        try:
-            row = msgspec.structs.asdict(msgspec.convert(content, ROW))
-        except (msgspec.ValidationError, OverflowError):
+    floors: dict[str, Scatters] = {}
+    for study, rows in studies.items():
+        if not isinstance(rows, list):
             continue
-        metric, runs, freedom = row.pop("metric"), row.pop("runs"), row.pop("freedom")
-        squares = row.pop("squares")
-        if 0 < freedom < runs < MOST_RUNS and 0 <= squares < math.inf:
-            scatters[FloorGroup(**row), metric] = Scatter(runs, freedom, squares)
-    return scatters
+        scatters = {}
+        for content in rows:
+            try:
+                row = msgspec.structs.asdict(msgspec.convert(content, ROW))
+            except (msgspec.ValidationError, OverflowError):
+                continue
+            metric, runs, freedom = row.pop("metric"), row.pop("runs"), row.pop("freedom")
+            squares = row.pop("squares")
+            if 0 < freedom < runs < MOST_RUNS and 0 <= squares < math.inf:
+                scatters[FloorGroup(**row), metric] = Scatter(runs, freedom, squares)
+        floors[study] = scatters
+    return floors
 
 
 def of_other_studies(folder: Path, without: Collection[str] = ()) -> Scatters:

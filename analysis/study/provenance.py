@@ -6,7 +6,7 @@ further name; it is absent where it was not set.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -89,9 +89,15 @@ def facts_of_hosts(record: Record) -> dict[str, Facts]:
     if not names:
         return {"": environment}
     of_host = {str(entry.get("name")): entry for entry in environment.get("hosts", ())}
-    own = {name: value for name, value in environment.items() if name != "hosts"}
-    shared = {name: own[name] for name in SHARED if name in own}
-    facts: dict[str, Facts] = {name: {**shared, **of_host.get(name, {})} for name in names}
+    own = dict(environment)
+    own.pop("hosts", None)
+    facts: dict[str, Facts] = {}
+    for name in names:
+        of_this: dict[str, Any] = {}
+        for fact in SHARED:
+            if fact in own:
+                of_this[fact] = own[fact]
+        facts[name] = of_this | of_host.get(name, {})
     if names[0] not in of_host:
         facts[names[0]] = own
     return facts
@@ -124,7 +130,8 @@ def gpus_of(facts: Facts) -> list[Mapping[str, Any]]:
 def gpu_names(facts: Facts) -> str:
     """Return the GPUs of a host: `4 × NVIDIA H200`; empty without any."""
     kinds = Counter(str(gpu.get("name", "unknown GPU")) for gpu in gpus_of(facts))
-    return " + ".join(f"{count} × {name}" for name, count in sorted(kinds.items()))
+    parts = [f"{count} × {name}" for name, count in sorted(kinds.items())]
+    return " + ".join(parts)
 
 
 def hardware(record: Record) -> str:
@@ -143,7 +150,10 @@ def hardware(record: Record) -> str:
     parts = []
     for kind, count in Counter(kinds).items():
         kind = kind or "no known GPU"
-        parts.append(f"{count} hosts with {kind}{each}" if count > 1 else f"1 host with {kind}")
+        if count > 1:
+            parts.append(f"{count} hosts with {kind}{each}")
+        else:
+            parts.append(f"1 host with {kind}")
     return prefix + " + ".join(parts)
 
 
@@ -191,11 +201,13 @@ class Machines:
         machines: list[_Machine] = []
         self._of: dict[int, _Machine] = {}  # by id(): copies of one record may lie in two folders
         for record in records:
-            host = None if record.cell.hosts else record.environment.get("host", "unknown host")
+            host = record.environment.get("host", "unknown host")
+            if record.cell.hosts:
+                host = None
             gpus = _identities(record)
             for machine in machines:
-                is_same = all(machine.gpus.get(gpu, value) == value for gpu, value in gpus.items())
-                if machine.host == host and is_same:
+                # no GPU that both know is another one
+                if machine.host == host and machine.gpus | gpus == gpus | machine.gpus:
                     break
             else:
                 machine = _Machine(host, short_hardware(record))
@@ -206,7 +218,25 @@ class Machines:
                     sweeps = machine.sweeps.setdefault(name, {})
                     sweeps.setdefault(record.sweep_id, (record.started_at, facts))
             self._of[id(record)] = machine
-        _set_names(machines)
+        kinds: Counter[tuple[str, str]] = Counter()
+        hosts: Counter[str] = Counter()
+        for machine in machines:
+            machine.name = compress_hosts(sorted(machine.sweeps))
+            if machine.host is not None:
+                machine.name = machine.host
+            hosts[machine.name] += 1
+            kinds[machine.name, machine.hardware] += 1
+        names: Counter[str] = Counter()
+        for machine in machines:
+            host = machine.name
+            if hosts[host] > 1:
+                machine.name = f"{machine.hardware} on {host}"
+            gpu = _first_gpu(machine.gpus)
+            if kinds[host, machine.hardware] > 1 and gpu:
+                machine.name += f" · {gpu}"
+            names[machine.name] += 1
+            if names[machine.name] > 1:  # no fact that a record keeps tells them apart
+                machine.name += f" ({names[machine.name]})"
 
     def name(self, record: Record) -> str:
         """Return `vm`, or `4 × H200 on vm` where another machine has the same host name.
@@ -235,7 +265,8 @@ class Machines:
         values = {host: value_of(of_host) for host, of_host in facts.items()}
         if len(set(values.values())) == 1:
             return next(iter(values.values()))
-        return ", ".join(f"{values[host] or 'not known'} ({host})" for host in sorted(values))
+        parts = [f"{value or 'not known'} ({host})" for host, value in sorted(values.items())]
+        return ", ".join(parts)
 
 
 @dataclass
@@ -250,28 +281,8 @@ class _Machine:
     name: str = ""
 
 
-def _set_names(machines: Sequence[_Machine]) -> None:
-    for machine in machines:
-        machine.name = (
-            compress_hosts(sorted(machine.sweeps)) if machine.host is None else machine.host
-        )
-    hosts = Counter(machine.name for machine in machines)
-    kinds = Counter((machine.name, machine.hardware) for machine in machines)
-    names: Counter[str] = Counter()
-    for machine in machines:
-        host = machine.name
-        if hosts[host] > 1:
-            machine.name = f"{machine.hardware} on {host}"
-        gpu = _first_gpu(machine.gpus)
-        if kinds[host, machine.hardware] > 1 and gpu:
-            machine.name += f" · {gpu}"
-        names[machine.name] += 1
-        if names[machine.name] > 1:  # no fact that a record keeps tells them apart
-            machine.name += f" ({names[machine.name]})"
-
-
 def first_gpu(record: Record) -> str:
-    """Return the beginning of the UUID of the machine's first GPU, `GPU-2f2c1b07`; '' if unknown."""
+    """Return the beginning of the UUID of the machine's first GPU, `GPU-2f2c1b07`, if known."""
     return _first_gpu(_identities(record))
 
 
@@ -291,7 +302,9 @@ def _identities(record: Record) -> dict[tuple[str, Member], str]:
         for gpu in gpus_of(facts):
             if "id" not in gpu:
                 continue
-            member: Member = f"{host}:{gpu['id']}" if host else gpu["id"]
+            member: Member = gpu["id"]
+            if host:
+                member = f"{host}:{member}"
             for what in ("uuid", "name"):
                 if what in gpu:
                     identities[what, member] = str(gpu[what])
@@ -309,7 +322,7 @@ def gpu_models(record: Record) -> list[str]:
     """Return the models of a cell's GPUs, each once; empty where nothing says."""
     names = _identities(record)
     models = [names.get(("name", gpu)) for gpu in record.cell.members]
-    return list(dict.fromkeys(model for model in models if model is not None))
+    return [model for model in dict.fromkeys(models) if model is not None]
 
 
 # The declared facts
@@ -317,8 +330,10 @@ def gpu_models(record: Record) -> list[str]:
 
 def _cpu(facts: Facts) -> str:
     cpu = facts.get("cpu", {})
-    cores = f"{cpu['cores']} cores" if "cores" in cpu else ""
-    return ", ".join(filter(None, (cpu.get("model"), cores)))
+    parts = [cpu.get("model")]
+    if "cores" in cpu:
+        parts.append(f"{cpu['cores']} cores")
+    return ", ".join(filter(None, parts))
 
 
 def _python(record: Record) -> str:
@@ -338,7 +353,9 @@ def _threads(record: Record) -> str:
     else:  # an earlier Ringside did not note it; what it set itself on GPUs follows from the cores
         is_ours = record.cell.device == "cpu"
         is_ours = is_ours or bool(cores and threads == str(max(1, cores // (2 * len(counts)))))
-    return SHARE if is_ours and threads == str(counts[0]) else str(counts[0])
+    if is_ours and threads == str(counts[0]):
+        return SHARE
+    return str(counts[0])
 
 
 def _measuring_code(record: Record) -> str:
@@ -347,7 +364,9 @@ def _measuring_code(record: Record) -> str:
     if code:
         return f"code {code}"
     commit = record.environment.get("git", {}).get("commit")
-    return f"commit {commit[:12]}" if commit else ""
+    if not commit:
+        return ""
+    return f"commit {commit[:12]}"
 
 
 class Fact(NamedTuple):
@@ -403,7 +422,9 @@ def inherited(record: Record, unused: bool = False) -> dict[str, str]:
     `unused`: those of GPUs too where the cell ran on CPU workers.
     """
     inherited_names = record.environment.get(INHERITED)  # an earlier Ringside did not note it
-    irrelevant = () if unused or record.cell.device == "cuda" else OF_GPUS
+    irrelevant: tuple[str, ...] = ()
+    if record.cell.device != "cuda" and not unused:
+        irrelevant = OF_GPUS
     values = {}
     for name, value in variables(record).items():
         is_inherited = inherited_names is None or name in inherited_names
@@ -423,7 +444,9 @@ def variables(record: Record) -> dict[str, str]:
 
 def worded(value: str | None) -> str:
     """Return a value of a provenance for people; None where a variable was not set."""
-    return "unset" if value is None else value or "not known"
+    if value is None:
+        return "unset"
+    return value or "not known"
 
 
 def connections(record: Record) -> str:

@@ -35,7 +35,7 @@ class Rate:
         return option not in self.work
 
     def change(self, first: float, second: float) -> float:
-        """Return the change of the rate between two values of the metric, as a share of the first."""
+        """Return by which share of the first the rate changes between two values of the metric."""
         if self.is_time:
             return first / second - 1
         return second / first - 1

@@ -181,8 +181,8 @@ def merged_by(
 
 
 def between_runs(members: Iterable[Runs], metric: str) -> tuple[float, int]:
-    """Return the standard deviation of a metric's logarithm between runs of equal cells, pooled over
-    the cells, and its degrees of freedom; (NaN, 0) where no cell ran twice.
+    """Return the standard deviation of a metric's logarithm between runs of equal cells, pooled
+    over the cells, and its degrees of freedom; (NaN, 0) where no cell ran twice.
     """
     freedom, squares = 0, 0.0
     for runs in members:

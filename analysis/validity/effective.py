@@ -45,9 +45,11 @@ def read_logs(folder: CellFolder, hosts: Sequence[str] = ()) -> NcclLog | None:
                 of_files.append(hosts[int(prefix[1])])
             else:
                 of_files += hosts[:1]
-        return parse_nccl_log(*texts, hosts=of_files) if texts else None
+        if texts:
+            return parse_nccl_log(*texts, hosts=of_files)
     except (UnreadableInput, EOFError, zlib.error):
-        return None
+        pass
+    return None
 
 
 def observe(
@@ -86,12 +88,16 @@ def observe(
             row |= {"algorithm": choice.algorithm, "protocol": choice.protocol}
             effective["choices"].append(row)
     findings = []
-    study = Study.of(known if requested else ())
+    study = Study.of(())
+    if requested:
+        study = Study.of(known)
     for name, value in requested.items():
+        reference_log, choices = None, None
         reference = _without(record, name, study)
-        reference_log = read_logs(folder_of(reference), hosts) if reference else None
-        # the timed pass logs no choice of algorithm; the tuning pass does
-        choices = tuning if name in ("NCCL_ALGO", "NCCL_PROTO") else None
+        if reference:
+            reference_log = read_logs(folder_of(reference), hosts)
+        if name in ("NCCL_ALGO", "NCCL_PROTO"):
+            choices = tuning  # the timed pass logs no choice of algorithm
         findings += check_setting(name, value, evidence, reference_log, choices)
     findings += hosts_seen(log, record)
     if findings:
@@ -136,11 +142,13 @@ def _without(record: Record, setting: str, study: Study) -> Record | None:
 
 
 def links_of(record: Record) -> Mapping[str, str]:
-    """Return the link class of every pair of GPUs: {"0-1": "NV18"}, with hosts {"a:0-1": "NV18"}."""
+    """Return the link class of every pair of GPUs: {"0-1": "NV18"}, with hosts {"a:0-1": …}."""
     links: dict[str, str] = {}
     for host, facts in facts_of_hosts(record).items():
         for pair, word in facts.get("links", {}).items():
-            links[f"{host}:{pair}" if record.cell.hosts else pair] = word
+            if record.cell.hosts:
+                pair = f"{host}:{pair}"
+            links[pair] = word
     return links
 
 
@@ -150,10 +158,12 @@ def class_between(record: Record) -> str:
     if not cell.hosts:
         return distinct_classes(cell.gpus, record.environment.get("links", {}))
     facts = facts_of_hosts(record)
-    classes = [distinct_classes(cell.gpus, facts[host].get("links", {})) for host in cell.hosts]
+    classes: set[str] = set()
+    for host in cell.hosts:
+        classes.update(distinct_classes(cell.gpus, facts[host].get("links", {})).split("+"))
     if len(cell.hosts) > 1:
-        classes.append(NET)
-    return "+".join(best_first(word for word in "+".join(classes).split("+") if word))
+        classes.add(NET)
+    return "+".join(best_first(classes - {""}))
 
 
 def gloo_between_hosts(record: Record) -> dict[str, Any]:
@@ -167,9 +177,10 @@ def gloo_between_hosts(record: Record) -> dict[str, Any]:
     if len(record.cell.hosts) > 1:
         used["link_class"] = class_between(record)
     names = [interface_of(facts).name for facts in facts_of_hosts(record).values()]
+    if len(set(names)) == 1:
+        names = names[:1]
     if all(names):
-        same = len(set(names)) == 1
-        used["transport"] = f"{GLOO}/{names[0] if same else '↔'.join(names)}"
+        used["transport"] = f"{GLOO}/{'↔'.join(names)}"
     return used
 
 
@@ -180,6 +191,8 @@ def hosts_seen(log: NcclLog | None, record: Record) -> list[SettingResult]:
         return []
     if log.nranks != record.cell.world_size:
         return []
-    plural = "" if log.nodes == 1 else "s"
-    sees = f"NCCL sees the ranks on {log.nodes} host{plural}, and the cell has {hosts}"
+    nodes = f"{log.nodes} hosts"
+    if log.nodes == 1:
+        nodes = "1 host"
+    sees = f"NCCL sees the ranks on {nodes}, and the cell has {hosts}"
     return [SettingResult("hosts_unexpected", sees, "suspect")]

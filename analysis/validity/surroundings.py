@@ -1,5 +1,6 @@
 """Checks of what was around a measurement: inherited settings, clocks, heat, other programs."""
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -56,19 +57,20 @@ def setting_not_asked(record: Record, _: ValidityLimits) -> Judgement:
     for name, value in announced.items():
         if name in record.cell.nccl or SAFETY.get(name) == value:
             continue
-        if SET_BY_RINGSIDE.get(name, "") in (None, value) or _is_our_interface(record, name):
+        if SET_BY_RINGSIDE.get(name, "") in (None, value):
             continue
-        source = "the environment" if name in environment else "a configuration file of NCCL"
+        if name in BETWEEN_HOSTS and record.cell.hosts:
+            # Ringside chose the interface where no host had it around its agent.
+            around_agents = [
+                facts.get(INHERITED, [name]) for facts in facts_of_hosts(record).values()
+            ]
+            if name not in itertools.chain(*around_agents):
+                continue
+        source = "a configuration file of NCCL"
+        if name in environment:
+            source = "the environment"
         settings.append(f"{name}={value} from {source}")
     return list_some(settings)
-
-
-def _is_our_interface(record: Record, name: str) -> bool:
-    """Tell whether Ringside chose the interface between hosts: no host had it around its agent."""
-    if name not in BETWEEN_HOSTS or not record.cell.hosts:
-        return False
-    hosts = facts_of_hosts(record).values()
-    return all(INHERITED in facts and name not in facts[INHERITED] for facts in hosts)
 
 
 @check("suspect", "the clocks of the GPUs differ: {}")
@@ -148,8 +150,8 @@ def _between_phases(record: Record, phases: Phases, limits: ValidityLimits) -> I
 
 @check("invalid", "a GPU lowered its clocks because of heat or a power brake: {}")
 def throttled(record: Record, _: ValidityLimits) -> Judgement:
-    """a GPU lowered its clocks for heat or a power brake in a measured phase; the ordinary power cap
-    is only recorded
+    """a GPU lowered its clocks for heat or a power brake in a measured phase; the ordinary power
+    cap is only recorded
     """
     if "gpu_samples" not in record.checks:
         return unless_cpu(record, "the GPUs were not sampled in the timed window")
@@ -197,7 +199,8 @@ def foreign_load(record: Record, limits: ValidityLimits) -> Judgement:
             whose, grown_bytes, more_bytes = "memory of other programs", phase["foreign_bytes"], 0.0
             if grown_bytes is None:
                 whose, grown_bytes = "memory in use", phase["grown_bytes"] or 0
-                more_bytes = 0.0 if name == TIMED else beside_bytes
+                if name != TIMED:
+                    more_bytes = beside_bytes
             if grown_bytes > allowed_bytes + more_bytes:
                 gib = grown_bytes / GIB
                 when = f"after the warm-up, in the {name} phase{host}"
@@ -242,9 +245,10 @@ def _worst_host(
     of_hosts = samples.get("hosts", [samples])
     skipped: Judgement = None
     for position, host in enumerate(hosts):
-        judgement = judge(
-            of_hosts[position] if position < len(of_hosts) else {}, f" on host {host}"
-        )
+        own: Samples = {}
+        if position < len(of_hosts):
+            own = of_hosts[position]
+        judgement = judge(own, f" on host {host}")
         if isinstance(judgement, str) and judgement:
             return judgement
         skipped = skipped or judgement

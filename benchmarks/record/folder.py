@@ -296,7 +296,7 @@ def open_raw(path: Path) -> IO[bytes]:
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a raw file; bytes that are no UTF-8 are replaced. Raises one of DAMAGED."""
+    """Return a raw file's text; bytes that are no UTF-8 are replaced. Raises one of DAMAGED."""
     with open_raw(path) as file:
         return file.read().decode("utf-8", errors="replace")
 

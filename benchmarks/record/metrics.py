@@ -1,4 +1,4 @@
-"""Every metric that a record may hold, once: name, title, unit, digits, which way is better, column.
+"""Every metric that a record may hold, once: name, title, unit, digits, what is better, column.
 
 The terminal, MLflow and the report print a metric by its entry here; REFERENCE.md lists each. A
 benchmark or strategy of the user's own may log other names: `metric` gives them an entry made from
@@ -59,7 +59,7 @@ class Metric:
 
 
 def _plain(name: str, title: str, unit: str | None = None, **more: Any) -> Metric:
-    """Return an entry; without a unit it is that of the name's ending, and digits are the unit's."""
+    """Return an entry; without a unit it is that of the name's ending, and so are the digits."""
     if unit is None:
         unit = _unit_of(name)[1]
     return Metric(name, title, unit, **{"decimals": DECIMALS.get(unit), **more})
@@ -277,14 +277,18 @@ def metric(name: str) -> Metric:
 def place(name: str) -> int:
     """Return a metric's place in the order of the table; those that are not in it come last."""
     entry = known(name)
-    return len(METRICS) if entry is None else list(METRICS).index(entry.name)
+    if entry is None:
+        return len(METRICS)
+    return list(METRICS).index(entry.name)
 
 
 def since(part: str, name: str) -> int:
     """Return the schema version from which a part of a record may have an entry of this name."""
     if part in ("metrics", "within_run", "series"):
         return metric(name).since
-    return TABLES_SINCE.get(name, OLDEST_SCHEMA) if part == "tables" else OLDEST_SCHEMA
+    if part == "tables":
+        return TABLES_SINCE.get(name, OLDEST_SCHEMA)
+    return OLDEST_SCHEMA
 
 
 def interval(
@@ -292,4 +296,6 @@ def interval(
 ) -> tuple[float, float] | None:
     """Return the ends of a metric's 95 % interval inside its run; None where it has not both."""
     ends = within_run.get(name, {})
-    return (ends["low"], ends["high"]) if "low" in ends and "high" in ends else None
+    if "low" not in ends or "high" not in ends:
+        return None
+    return ends["low"], ends["high"]

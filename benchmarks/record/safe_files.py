@@ -219,7 +219,7 @@ def _folder_of(path: Path) -> Iterator[int]:
 
 
 def because(error: OSError) -> str:
-    """Return the reason of an error as the end of a sentence: what is full, at its limit or gone."""
+    """Return why an error came as the end of a sentence: what is full, at its limit or gone."""
     if isinstance(error, NotOurs):
         return f"{error.filename} {error.strerror}"
     if error.errno in (errno.ENOENT, errno.ESTALE, errno.ENOTCONN) and error.filename:

@@ -48,7 +48,7 @@ def forgive(stream: TextIO | None) -> None:
 
 
 def close_quietly(interrupted: bool = False) -> None:
-    """Flush stdout and stderr; one that fails is pointed to nowhere, so that Python's exit is silent.
+    """Flush stdout and stderr; one that fails is pointed to nowhere: Python's exit is silent.
 
     After an interruption further signals are ignored: one that comes while Python ends must not
     change the exit status.

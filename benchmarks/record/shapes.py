@@ -226,7 +226,7 @@ class _HostFacts(TypedDict, total=False):
 
 
 class Environment(_HostFacts, total=False):
-    """Field environment of a record: the facts of its only or first host, and of several hosts all."""
+    """Field environment of a record: facts of its first host, and of several hosts those of all."""
 
     planned_uuids: list[str | None]
     fabric: str | None
