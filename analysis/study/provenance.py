@@ -336,11 +336,6 @@ def _cpu(facts: Facts) -> str:
     return ", ".join(filter(None, parts))
 
 
-def _python(record: Record) -> str:
-    version = record.environment.get("versions", {}).get("python") or ""
-    return ".".join(version.split(".")[:2])
-
-
 def _threads(record: Record) -> str:
     counts = [rank["threads"] for rank in record.ranks if "threads" in rank]
     threads = record.environment.get("variables", {}).get("OMP_NUM_THREADS")
@@ -373,6 +368,7 @@ class Fact(NamedTuple):
     """One fact of a record's provenance: a version, or what a function reads."""
 
     version: str = ""  # its name among the versions of the environment
+    parts: int | None = None  # how many parts of the version count; None: all
     of_record: Callable[[Record], str] | None = None
     of_host: Callable[[Facts], str] | None = None  # of every host of the machine
     of_gpus: bool = False  # it says nothing of CPU workers
@@ -388,7 +384,7 @@ PROVENANCE: Mapping[str, Fact] = {
     "CUDA": Fact("cuda"),
     "NCCL": Fact("nccl", of_gpus=True),
     "cuDNN": Fact("cudnn", of_gpus=True),
-    "Python": Fact(of_record=_python),
+    "Python": Fact("python", parts=2),
     "CPU": Fact(of_host=_cpu),
     "threads": Fact(of_record=_threads, must_match=False),
     "Ringside": Fact(of_record=_measuring_code, must_match=False),
@@ -404,7 +400,8 @@ def provenance(record: Record, machines: Machines) -> dict[str, str]:
         if fact.of_gpus and record.cell.device != "cuda":
             continue
         if fact.version:
-            origin[name] = versions.get(fact.version) or ""
+            version = versions.get(fact.version) or ""
+            origin[name] = ".".join(version.split(".")[: fact.parts])
         elif fact.of_record is not None:
             origin[name] = fact.of_record(record)
         elif fact.of_host is not None:

@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from benchmarks.record import Record
 from conf.schema import ValidityLimits
@@ -64,37 +64,32 @@ def limit(
     meaning: str,
     fact: str,
     most: str | float,
-    missing: Callable[[Record], Judgement],
+    missing: str = "",
     text: str = "{percent:.1f} %, allowed {allowed_percent:.1f} %",
     on_cpu: str = "",
 ) -> Check:
-    """Return the check that a fact or metric of a record is at most a limit; NaN does not pass.
+    """Return the check that a fact of a record is at most a limit; NaN does not pass.
 
-    `most` is a number, a name of ValidityLimits, or another fact. `missing` judges a record without
-    the fact. `on_cpu` is why a CPU worker has nothing to check.
+    `most` is a number, a name of ValidityLimits, or another fact. `missing` is why a record without
+    the fact was not checked; without it such a record passes. `on_cpu` is why a CPU worker has
+    nothing to check.
     """
 
     def judge(record: Record, limits: ValidityLimits) -> Judgement:
-        facts = record.metrics if "/" in fact else record.checks
-        allowed: float | None
-        if isinstance(most, str):
-            allowed = vars(limits).get(most, record.checks.get(most))
-        else:
-            allowed = most
         if on_cpu and record.cell.device != "cuda":
             return not_applicable(on_cpu)
-        value = facts.get(fact)
+        allowed: Any = most
+        if isinstance(most, str):
+            allowed = vars(limits).get(most, record.checks.get(most))
+        value = record.checks.get(fact)
         if value is None or allowed is None:
-            return missing(record)
+            if not missing:
+                return None
+            return unless_training(record, missing)
         if value <= allowed:
             return None
-        return text.format(
-            value=value,
-            allowed=allowed,
-            percent=100 * value,
-            allowed_percent=100 * allowed,
-            reference=record.checks.get("reference"),
-        )
+        percents = {"percent": 100 * value, "allowed_percent": 100 * allowed}
+        return text.format(value=value, allowed=allowed, **percents)
 
     return Check(code, severity, sentence, meaning, judge)
 

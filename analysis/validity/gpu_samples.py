@@ -114,14 +114,14 @@ def summary(folder: CellFolder) -> tuple[dict[str, float], dict[str, Any]]:
         cpus.append(_used_by_others(samples_of(folder.cpu_samples_of(host), CpuLine), phases))
     metrics, facts = _gpu_facts(gpus, phases)
     cpu = cpus[0]
-    if len(cpus) > 1 and any(cpus):
+    sampled = list(filter(None, cpus))
+    if len(cpus) > 1 and sampled:
         # In each phase the share of the host on which others used most.
         worst: dict[str, float] = {}
-        for host_cpu in cpus:
-            for name, share in host_cpu.get("others_share", {}).items():
+        cpu = {"cores": sampled[0]["cores"], "others_share": worst, "hosts": cpus}
+        for host_cpu in sampled:
+            for name, share in host_cpu["others_share"].items():
                 worst[name] = max(share, worst.get(name, 0.0))
-        cores = next(host_cpu["cores"] for host_cpu in cpus if host_cpu)
-        cpu = {"cores": cores, "others_share": worst, "hosts": cpus}
     if cpu:
         facts["cpu_samples"] = cpu
     return metrics, facts
@@ -194,15 +194,16 @@ def _gpu_facts(
         facts["hosts"] = []
         for host in hosts:
             facts["hosts"].append(_gpu_facts([host], phases)[1].get("gpu_samples", {}))
-    metrics = {}
+    metrics: dict[str, float] = {}
     if inside:
         facts["throttle_reasons"] = _throttle_reasons(inside)
         facts["reasons_known"] = bool(_values(inside, "reasons"))
-        for metric, name in MEANS.items():
-            metrics[metric] = _mean(inside, name)
-        metrics["gpu/power_capped_share"] = _capped_share(inside)
-    known_metrics = {name: mean for name, mean in metrics.items() if mean is not None}
-    return known_metrics, {"gpu_samples": facts}
+        means = {metric: _mean(inside, name) for metric, name in MEANS.items()}
+        means["gpu/power_capped_share"] = _capped_share(inside)
+        for metric, mean in means.items():
+            if mean is not None:
+                metrics[metric] = mean
+    return metrics, {"gpu_samples": facts}
 
 
 def _of_phase(
@@ -249,14 +250,15 @@ def _joined(hosts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     if len(hosts) == 1:
         return hosts[0]
     gpus = max(len(host["sm_mhz"]) for host in hosts)
-    facts: dict[str, Any] = {
-        "samples": sum(host["samples"] for host in hosts),
-        "throttle_reasons": sorted(set().union(*(host["throttle_reasons"] for host in hosts))),
-    }
+    facts: dict[str, Any] = {"samples": 0, "throttle_reasons": []}
     for name in OF_EACH_GPU:
         facts[name] = []
-        for host in hosts:
+    for host in hosts:
+        facts["samples"] += host["samples"]
+        facts["throttle_reasons"] += host["throttle_reasons"]
+        for name in OF_EACH_GPU:
             facts[name] += host[name] or [None] * gpus
+    facts["throttle_reasons"] = sorted(set(facts["throttle_reasons"]))
     for name in ("grown_bytes", "foreign_bytes"):
         facts[name] = max(_values(hosts, name), default=None)
     return facts

@@ -11,6 +11,7 @@ from analysis.prediction.recorded_forecast import recorded_forecast
 from analysis.study.intervals import of_median
 from analysis.study.names import unit
 from analysis.validity.check import (
+    NOT_REPORTED,
     Judgement,
     check,
     limit,
@@ -43,18 +44,6 @@ MOST_BETWEEN, MOST_BETWEEN_MS = 0.02, 0.1
 GRAPHS = {"compile": "compile_graph", "max": "max_graph"}  # the same optimize as a CUDA graph
 
 
-def _no_window(record: Record) -> Judgement:
-    return unless_training(record, "no window was timed")
-
-
-def _no_reference(record: Record) -> Judgement:
-    if "comm/exchange_ms" not in record.metrics:
-        return not_applicable("no exchange was timed")
-    if not record.cell.benchmark.get("limit_iterations", 1):
-        return not_applicable("benchmark.limit_iterations=0: no reference was asked for")
-    return unchecked("no reference was measured")
-
-
 clocks_disagree = limit(
     "clocks_disagree",
     "invalid",
@@ -62,7 +51,7 @@ clocks_disagree = limit(
     "GPUs: device clock and host clock differ by more than 0.5 % (`validity.clock_limit`)",
     fact="clock_disagreement",
     most="clock_limit",
-    missing=_no_window,
+    missing="no window was timed",
     on_cpu="a CPU worker has one clock",
 )
 samples_do_not_fill_window = limit(
@@ -73,18 +62,23 @@ samples_do_not_fill_window = limit(
     fact="unaccounted_share",
     most=MOST_UNACCOUNTED,
     text="{percent:.1f} % of it differs, allowed {allowed_percent:.1f} %",
-    missing=unless_training,
+    missing=NOT_REPORTED,
 )
-faster_than_reference = limit(
-    "faster_than_reference",
-    "suspect",
-    "the exchange was too fast to be a whole exchange: {}",
-    "the exchange took less than 1 ÷ 1.2 of its reference: it was hardly awaited",
-    fact="comm/ideal_ratio",
-    most=MOST_OF_REFERENCE,
-    text="{value:.2f} times as fast as its reference {reference}",
-    missing=_no_reference,
-)
+
+
+@check("suspect", "the exchange was too fast to be a whole exchange: {}")
+def faster_than_reference(record: Record, _: ValidityLimits) -> Judgement:
+    """the exchange took less than 1 ÷ 1.2 of its reference: it was hardly awaited"""
+    ratio = record.metrics.get("comm/ideal_ratio")
+    if ratio is not None:
+        if ratio <= MOST_OF_REFERENCE:
+            return None
+        return f"{ratio:.2f} times as fast as its reference {record.checks.get('reference')}"
+    if "comm/exchange_ms" not in record.metrics:
+        return not_applicable("no exchange was timed")
+    if not record.cell.benchmark.get("limit_iterations", 1):
+        return not_applicable("benchmark.limit_iterations=0: no reference was asked for")
+    return unchecked("no reference was measured")
 
 
 @check(
@@ -151,7 +145,9 @@ def pauses(record: Record, limits: ValidityLimits) -> Judgement:
 
 
 def _of_device(record: Record, share: float) -> float:
-    return CPU_SHARE * share if record.cell.device == "cpu" else share
+    if record.cell.device == "cpu":
+        return CPU_SHARE * share
+    return share
 
 
 @check("suspect", "the step time changed during the measurement: {}", needs="stationarity")
@@ -253,7 +249,9 @@ def unexplained(record: Record, _: ValidityLimits) -> Judgement:
             device = unit(record.cell.device)
             why = f"cells of one {device}, or without an exchange, are not held out"
         return not_applicable(f"no error was claimed: {why}")
-    return forecast.missed if forecast.unexplained else None
+    if not forecast.unexplained:
+        return None
+    return forecast.missed
 
 
 @check("invalid", "the rate is not images ÷ seconds: {}")
@@ -282,7 +280,9 @@ def too_few_iterations(record: Record, _: ValidityLimits) -> Judgement:
     wanted = record.cell.benchmark.get("min_iterations")
     if done is None or wanted is None:
         return unless_training(record, "the ranks counted no steps")
-    return None if done >= wanted else f"{done}, at least {wanted} requested"
+    if done >= wanted:
+        return None
+    return f"{done}, at least {wanted} requested"
 
 
 @check(
@@ -293,7 +293,9 @@ def too_few_iterations(record: Record, _: ValidityLimits) -> Judgement:
 )
 def warmup_not_flat(record: Record, _: ValidityLimits) -> Judgement:
     """steps still became faster when the warm-up ended"""
-    return None if record.checks["warmup_flat"] else "not flat"
+    if record.checks["warmup_flat"]:
+        return None
+    return "not flat"
 
 
 @check("suspect", "the efficiency is too high to be true: {}")

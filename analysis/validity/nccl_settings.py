@@ -39,7 +39,8 @@ RULED_OUT = {
 }
 # Variables that name the devices of a network.
 DEVICES = {"NCCL_IB_HCA": "NET/IB", "NCCL_SOCKET_IFNAME": "NET/Socket"}
-NEED_CONNECTIONS = ("NCCL_P2P_LEVEL", "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE")
+DISABLE = "NCCL_P2P_DISABLE"
+NEED_CONNECTIONS = ("NCCL_P2P_LEVEL", DISABLE, "NCCL_SHM_DISABLE")
 
 Answer = tuple[str, str]  # the end of a sentence, and the severity
 Choices = dict[tuple[str | None, int], set[tuple[str, str, int | None]]]  # by function and bytes
@@ -117,7 +118,7 @@ def _announced(name: str, value: str, evidence: Evidence) -> Answer | None:
     log = evidence.log
     when = announcement(name, value, version_numbers(log.version))
     # without a version NCCL_P2P_DISABLE=1 may be announced either way
-    either = name == "NCCL_P2P_DISABLE" and value == "1" and log.version is None
+    either = name == DISABLE and value == "1" and log.version is None
     if (when == "level" or either) and log.settings.get("NCCL_P2P_LEVEL") == "LOC":
         return None
     if name in log.conflicts:
@@ -139,14 +140,8 @@ def _announced(name: str, value: str, evidence: Evidence) -> Answer | None:
         if value.lower() in log.network.lower():
             return None
         return f"was not used: NCCL uses network {log.network}", "invalid"
-    return _not_announced(name, when, evidence)
-
-
-def _not_announced(name: str, when: str, evidence: Evidence) -> Answer:
-    """Say why the log may lack the announcement of a variable that NCCL took, or that it was
-    ignored.
-    """
-    log, why = evidence.log, ""
+    # why the log may lack the announcement of a variable that NCCL took
+    why = ""
     if when == "used":
         why = "NCCL's log names it only where it is used, and does not"
     elif log.nranks == 1:
@@ -155,10 +150,8 @@ def _not_announced(name: str, when: str, evidence: Evidence) -> Answer:
         why = "it may be in the missing lines of NCCL's log"
     if why:
         return f"was not checked: {why}", "unchecked"
-    disabled = (evidence.requested, log.settings)
-    if name == "NCCL_P2P_LEVEL" and any(
-        settings.get("NCCL_P2P_DISABLE") == "1" for settings in disabled
-    ):
+    disabled = (evidence.requested.get(DISABLE), log.settings.get(DISABLE))
+    if name == "NCCL_P2P_LEVEL" and "1" in disabled:
         return "was ignored: NCCL_P2P_DISABLE=1 overrides it", "invalid"
     return "was ignored: the log has no 'set by environment' line for it", "invalid"
 
@@ -181,7 +174,9 @@ def _algorithms(name: str, value: str, log: NcclLog) -> Iterator[SettingResult]:
         return
     wrong = []
     for choice in log.algorithms:
-        word = choice.algorithm if name == "NCCL_ALGO" else choice.protocol
+        word = choice.protocol
+        if name == "NCCL_ALGO":
+            word = choice.algorithm
         left: set[str] = set().union(*may.values())
         if choice.function is not None:  # to 2.22: wrong only if no function may have it
             left = may.get(choice.function, {word})
@@ -223,21 +218,23 @@ def _connections(name: str, value: str, evidence: Evidence) -> Iterator[Answer]:
         return
     used = ""
     if name == "NCCL_NVLS_ENABLE" and value == "0":
-        chosen = {choice.algorithm for choice in log.algorithms}
-        used = " and ".join(sorted(word for word in chosen if word.startswith("NVLS")))
+        chosen = set()
+        for choice in log.algorithms:
+            if choice.algorithm.startswith("NVLS"):
+                chosen.add(choice.algorithm)
+        used = " and ".join(sorted(chosen))
         if not used and log.channels.get("nvls"):
             used = "NVLS channels"
     elif name == "NCCL_NET":
-        networks = {word for words in log.transports.values() for word in words}
         wrong = []
-        for word in sorted(networks):
+        for word in sorted(set().union(*log.transports.values())):
             if word.startswith("NET/") and word.split("/")[1].lower() != value.lower():
                 wrong.append(word)
         used = list_some(wrong)
     elif name == "NCCL_NET_GDR_LEVEL" and level_word(value) == "LOC":
         used = _used(log, "NET/", "GDRDMA")
     elif name in DEVICES and _used(log, DEVICES[name]):
-        nics = {nic for nics in log.nics.values() for nic in nics}
+        nics: set[str] = set().union(*log.nics.values())
         used = list_some(sorted(nic for nic in nics if not _is_among(nic, value)))
     elif name in RULED_OUT and value == RULED_OUT[name][0]:
         used = _used(log, RULED_OUT[name][1])
@@ -255,7 +252,7 @@ def _is_among(nic: str, value: str) -> bool:
     excluded, exact = value.startswith("^"), "=" in value[:2]
     names = [name.partition(":")[0] for name in value.lstrip("^=").split(",")]
     for part in nic.split("+"):
-        is_named = part in names if exact else part.startswith(tuple(names))
+        is_named = part in names or (not exact and part.startswith(tuple(names)))
         if is_named == excluded:
             return False
     return True
@@ -278,16 +275,16 @@ def _level(level: str, evidence: Evidence) -> Iterator[Answer]:
         if used:
             yield f", but NCCL used {used}", "invalid"
         return
-    if level not in DISTANCES or evidence.requested.get("NCCL_P2P_DISABLE") == "1":
+    if level not in DISTANCES or evidence.requested.get(DISABLE) == "1":
         return
     asked_level = DISTANCES.index(level)
     unknown: dict[str, None] = {}
     beyond, unused = [], []
     for pair, words in evidence.log.transports.items():
         link = pair_class(pair, evidence.log, evidence.link_classes, evidence.gpus)
-        needed = (
-            "NVL" if link is not None and link.startswith("NV") else NEEDED_LEVEL.get(link or "")
-        )
+        needed = NEEDED_LEVEL.get(link or "")
+        if link is not None and link.startswith("NV"):
+            needed = "NVL"
         for word in words:
             if link == NET and not word.startswith("P2P/"):
                 continue  # between hosts there is no peer access that a level could allow
@@ -333,11 +330,12 @@ def _no_effect(name: str, value: str, log: NcclLog, without: NcclLog) -> Answer 
                 return None
     here, there = _choices_by_size(log), _choices_by_size(without)
     common = here.keys() & there.keys()
-    if any(here[key] != there[key] for key in common):
-        return None
+    for key in common:
+        if here[key] != there[key]:
+            return None
     if name in WORDS and not common:
         return f"{unknown}the two NCCL logs have no message size in common", "unchecked"
-    transports = " + ".join(sorted({word for words in log.transports.values() for word in words}))
+    transports = " + ".join(sorted(set().union(*log.transports.values())))
     same = [transports]
     if has_channels and log.channels["collective"] is not None:
         same.append(f"{log.channels['collective']} channels")
@@ -348,7 +346,9 @@ def _no_effect(name: str, value: str, log: NcclLog, without: NcclLog) -> Answer 
     is_level = name == "NCCL_P2P_LEVEL" and word in DISTANCES and transports.startswith("P2P/")
     if is_level and DISTANCES.index(word) >= DISTANCES.index("PIX"):
         legacy = legacy_number(word)
-        level = f"level {word}" if legacy is None else f"level {legacy} ({word})"
+        level = f"level {word}"
+        if legacy is not None:
+            level = f"level {legacy} ({word})"
         text += f"; {level} is the longest way that P2P may take, so it does not force PCIe"
     return text, "finding"
 

@@ -42,8 +42,9 @@ def complete(
         values = as_read(derived_values(lines, record.cell) or {})
     except (IncompleteLines, TypeError, ValueError) as error:
         failure = record.failure or Failure("exception", None, f"{INCOMPLETE}{error}")
-        state = "failed" if record.state == "finished" else record.state
-        record = dataclasses.replace(record, state=state, failure=failure)
+        record = dataclasses.replace(record, failure=failure)
+        if record.state == "finished":
+            record = dataclasses.replace(record, state="failed")
     else:
         output = values.get("output", "")
         record = dataclasses.replace(record, **{name: values.get(name, {}) for name in FIELDS})
@@ -66,7 +67,9 @@ def _with_reports(record: Record, folder: CellFolder, lines: RankLines) -> Recor
     ranks, servers = [], []
     for rank in range(record.cell.world_size + record.cell.servers):
         own = lines.get(rank)
-        report = reported(list(read_lines(folder.rank_lines(rank))) if own is None else own)
+        if own is None:
+            own = list(read_lines(folder.rank_lines(rank)))
+        report = reported(own)
         if report is None:
             continue
         facts, versions = report

@@ -59,16 +59,18 @@ def rebuilt(
     own, _ = complete(dataclasses.replace(record, **begun), folder, lines, known, folder_of)
     if own.failure is not None and own.failure != record.failure:
         raise IncompleteLines(own.failure.message.removeprefix(INCOMPLETE))
-    fields: dict[str, Any] = {
-        name: dict(getattr(own, name)) for name in ("metrics", "checks", "tables")
-    }
+    fields: dict[str, Any] = {}
     # What rests on other records: `verify` compares it, with samples and without.
     for part, names in (
         ("metrics", OF_SEVERAL_RECORDS),
         ("checks", (BASELINES, HOST_BASELINES, NOISE, COST_ALONE)),
+        ("tables", ()),
     ):
+        fields[part] = dict(getattr(own, part))
         recorded = getattr(record, part)
-        fields[part] |= {name: recorded[name] for name in names if name in recorded}
+        for name in names:
+            if name in recorded:
+                fields[part][name] = recorded[name]
     unknown: set[str] = set()
 
     def keep(part: str, names: Iterable[str]) -> None:
