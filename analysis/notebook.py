@@ -125,7 +125,8 @@ class OpenedStudy:
         """Return what each figure shows, by its name."""
         captions: dict[str, str] = {}
         for section in self.report.sections:
-            captions |= {figure.name: figure.caption for figure in section.figures}
+            for figure in section.figures:
+                captions[figure.name] = figure.caption
         return captions
 
     @property

@@ -56,8 +56,8 @@ def sampled(tmp_path, *hosts):
                 {"kind": "sample", "time": moment, "cores": 4, "busy_s": used_s + 1, "own_s": 1.0}
             )
         for path, lines in (
-            (folder.gpu_samples_of(number), gpus),
-            (folder.cpu_samples_of(number), load),
+            (folder.samples_of("gpus", number), gpus),
+            (folder.samples_of("cpu", number), load),
         ):
             path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     metrics, checks = summary(folder)
@@ -110,8 +110,8 @@ def test_what_happens_on_one_host_is_told_with_its_name(tmp_path, said, others, 
 
 def test_a_host_without_samples_is_unchecked_and_the_other_keeps_its_place(tmp_path):
     record, folder = sampled(tmp_path, ({}, 0.0), ({"sm_mhz": 1960}, 0.0))
-    folder.gpu_samples_of(0).unlink()
-    folder.cpu_samples_of(1).unlink()
+    folder.samples_of("gpus", 0).unlink()
+    folder.samples_of("cpu", 1).unlink()
     checks = summary(folder)[1]
     assert checks["gpu_samples"]["phases"]["timed"]["sm_mhz"] == [None, 1960]
     found, unknown = codes(dataclasses.replace(record, checks=record.checks | checks))

@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
         cost = from_record(record)
         cell: dict[str, object] = {
             "cell": record.name,
-            "marks": record.run_suffixes,
+            "marks": record.cell.run_suffixes(record.drift),
             "record_id": record.record_id,
             "sweep_id": record.sweep_id,
             "state": record.state,

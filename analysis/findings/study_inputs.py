@@ -15,6 +15,7 @@ from analysis.study.provenance import (
     first_gpu,
     gpus_of,
     hardware,
+    identities_of,
     inherited,
     mapping,
     short_hardware,
@@ -140,7 +141,7 @@ def _names(opened: Sequence[tuple[StudyPath, Path, Study]]) -> list[str]:
             host = first.environment.get("host", "unknown host")
             if first.cell.hosts:
                 host = compress_hosts(_hosts(study))
-            name, gpu = f"{short_hardware(first)} on {host}", first_gpu(first)
+            name, gpu = f"{short_hardware(first)} on {host}", first_gpu(identities_of(first))
         names.append((path.label or name,))
         facts.append((folder.resolve().name, gpu, str(folder)))  # what people know best first
     for fact in range(len(facts[0])):
@@ -222,8 +223,9 @@ def _facts_of_record(record: Record) -> dict[str, str]:
     memory, git = facts.pop("memory"), mapping(environment.get("git"))
     if isinstance(memory, int | float):
         facts["memory"] = f"{memory / 2**30:,.0f} GiB"
-    if first_gpu(record):
-        facts[GPUS] = f"{first_gpu(record)}…"
+    gpu = first_gpu(identities_of(record))
+    if gpu:
+        facts[GPUS] = f"{gpu}…"
     clocks = [each["max_sm_mhz"] for each in gpus_of(environment) if "max_sm_mhz" in each]
     if clocks and all(isinstance(clock, int) for clock in clocks):
         facts["SM clock, most"] = f"{max(clocks)} MHz"

@@ -99,15 +99,11 @@ def draws_of_median(
     value: float, deviation: float, runs: int, name: str, widest: float = math.inf
 ) -> Draws:
     """Return draws of one more run and of the median of runs, (2, DRAWS); `name` seeds them."""
-    normal = generator_of(name).standard_normal((2, DRAWS))
+    generator = np.random.default_rng(zlib.crc32(name.encode()))
+    normal = generator.standard_normal((2, DRAWS))
     errors = np.array([[1.0], [math.sqrt(of_median(runs))]]) * deviation
     draws: Draws = value + np.clip(normal * errors, -widest, widest)
     return draws
-
-
-def generator_of(name: str) -> np.random.Generator:
-    """Return a generator of random numbers that a name seeds."""
-    return np.random.default_rng(zlib.crc32(name.encode()))
 
 
 def freedom(samples: Iterable[Sample]) -> float:

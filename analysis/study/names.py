@@ -250,7 +250,7 @@ def with_what_differs(cells: Sequence[Cell]) -> list[Cell]:
 
 def run_name(record: Record) -> str:
     """Return the record's name, and which of several measurements of the cell it is."""
-    return BETWEEN.join([record.name, *record.run_suffixes])
+    return BETWEEN.join([record.name, *record.cell.run_suffixes(record.drift)])
 
 
 # Short names

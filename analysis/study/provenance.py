@@ -204,7 +204,7 @@ class Machines:
             host = record.environment.get("host", "unknown host")
             if record.cell.hosts:
                 host = None
-            gpus = _identities(record)
+            gpus = identities_of(record)
             for machine in machines:
                 # no GPU that both know is another one
                 if machine.host == host and machine.gpus | gpus == gpus | machine.gpus:
@@ -231,7 +231,7 @@ class Machines:
             host = machine.name
             if hosts[host] > 1:
                 machine.name = f"{machine.hardware} on {host}"
-            gpu = _first_gpu(machine.gpus)
+            gpu = first_gpu(machine.gpus)
             if kinds[host, machine.hardware] > 1 and gpu:
                 machine.name += f" · {gpu}"
             names[machine.name] += 1
@@ -275,25 +275,23 @@ class _Machine:
 
     host: str | None
     hardware: str  # of its first record
-    gpus: dict[tuple[str, Member], str] = field(default_factory=dict)  # _identities of all records
+    gpus: dict[tuple[str, Member], str] = field(
+        default_factory=dict
+    )  # identities_of of all records
     # {host: {sweep: when, and its facts}}
     sweeps: dict[str, dict[str, tuple[float, Facts]]] = field(default_factory=dict)
     name: str = ""
 
 
-def first_gpu(record: Record) -> str:
-    """Return the beginning of the UUID of the machine's first GPU, `GPU-2f2c1b07`, if known."""
-    return _first_gpu(_identities(record))
-
-
-def _first_gpu(identities: Mapping[tuple[str, Member], str]) -> str:
+def first_gpu(identities: Mapping[tuple[str, Member], str]) -> str:
+    """Return the beginning of the UUID of a machine's first GPU, `GPU-2f2c1b07`, if known."""
     for (what, _), value in sorted(identities.items()):
         if what == "uuid":
             return value[:UUID_LENGTH]
     return ""
 
 
-def _identities(record: Record) -> dict[tuple[str, Member], str]:
+def identities_of(record: Record) -> dict[tuple[str, Member], str]:
     """Return {("uuid", GPU): UUID, ("name", GPU): model} as far as a record knows them; ranks know
     their own GPU best.
     """
@@ -320,7 +318,7 @@ def _identities(record: Record) -> dict[tuple[str, Member], str]:
 
 def gpu_models(record: Record) -> list[str]:
     """Return the models of a cell's GPUs, each once; empty where nothing says."""
-    names = _identities(record)
+    names = identities_of(record)
     models = [names.get(("name", gpu)) for gpu in record.cell.members]
     return [model for model in dict.fromkeys(models) if model is not None]
 

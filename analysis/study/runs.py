@@ -174,9 +174,11 @@ def merged_by(
     runs: Iterable[Runs], key: Callable[[Runs], KeyT], member: Callable[[Runs], MemberT]
 ) -> dict[KeyT, dict[MemberT, Runs]]:
     """Return {key: {member: its runs together}}."""
-    groups = {}
+    groups: dict[KeyT, dict[MemberT, Runs]] = {}
     for name, group in grouped(runs, key).items():
-        groups[name] = {each: merged(same) for each, same in grouped(group, member).items()}
+        groups[name] = {}
+        for each, same in grouped(group, member).items():
+            groups[name][each] = merged(same)
     return groups
 
 

@@ -77,14 +77,14 @@ class Study:
         """
         ordered = sorted(records, key=Record.order)
         machines, floors = Machines(ordered), NoiseFloors(scatters)
-        singles = []
+        singles = {}
         for record in ordered:
             origin = provenance(record, machines)
             if by_study:
                 origin[STUDY] = record.study
             request = request_of(record.cell)
-            singles.append(Runs((record,), record.cell.members, request, origin, floors))
-        chosen = _chosen(singles)
+            singles[id(record)] = Runs((record,), record.cell.members, request, origin, floors)
+        chosen = _chosen(singles.values())
         counting, usable = [], []
         for single in chosen:
             counting.append(single.records[0])
@@ -107,7 +107,7 @@ class Study:
             replaced=tuple(record for record in ordered if id(record) not in ids),
             runs=runs,
             drift=drift,
-            singles={id(single.records[0]): single for single in singles},
+            singles=singles,
             unreadable=tuple(unreadable),
             folder=folder,
             floors=floors,
@@ -151,7 +151,7 @@ class Study:
 
     def records_of(self, point: Point) -> list[Record]:
         """Return the records of a point's runs."""
-        return [self.by_id[name] for name in point.record_ids if name in self.by_id]
+        return list(filter(None, map(self.by_id.get, point.record_ids)))
 
     @functools.cached_property
     def installations(self) -> dict[str, int]:
@@ -296,7 +296,7 @@ def refuse_no_folder(folder: Path) -> None:
         raise NotADirectoryError(f"{folder}: is no folder; {accepted}")
 
 
-def _chosen(singles: Sequence[Runs]) -> list[Runs]:
+def _chosen(singles: Iterable[Runs]) -> list[Runs]:
     """Return the attempt that counts of every cell, in order of their start.
 
     On each machine it is the last usable attempt with each software; where none is usable, the last

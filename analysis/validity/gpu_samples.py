@@ -110,8 +110,9 @@ def summary(folder: CellFolder) -> tuple[dict[str, float], dict[str, Any]]:
             phases.append(Phase(str(line["phase"]), line["time"], math.inf))
     gpus, cpus = [], []
     for host in folder.sampled_hosts():
-        gpus.append(samples_of(folder.gpu_samples_of(host), GpuLine))
-        cpus.append(_used_by_others(samples_of(folder.cpu_samples_of(host), CpuLine), phases))
+        gpus.append(samples_of(folder.samples_of("gpus", host), GpuLine))
+        load = samples_of(folder.samples_of("cpu", host), CpuLine)
+        cpus.append(_used_by_others(load, phases))
     metrics, facts = _gpu_facts(gpus, phases)
     cpu = cpus[0]
     sampled = list(filter(None, cpus))
@@ -240,8 +241,8 @@ def _of_phase(
         facts["free_sm_mhz"].append(free_mhz)
         facts["most_free_sm_mhz"].append(max(_values(free, "sm_mhz"), default=None))
         facts["power_w"].append(_mean(samples, "power_w"))
-    facts["grown_bytes"] = _grown(of_gpus, lines, phases, ())
-    facts["foreign_bytes"] = _grown(of_gpus, lines, phases, ("own_bytes",))
+    facts["grown_bytes"] = _grown(of_gpus, lines, phases)
+    facts["foreign_bytes"] = _grown(of_gpus, lines, phases, "own_bytes")
     return facts
 
 
@@ -268,11 +269,11 @@ def _grown(
     of_gpus: Sequence[Sequence[Sample]],
     lines: Sequence[Sample],
     phases: Sequence[Phase],
-    without: Sequence[str],
+    without: str = "",
 ) -> int | None:
     """Return by how many bytes the most grown GPU exceeds its most up to the timed window.
 
-    `without` are values that are taken off the memory in use. None without a warm-up, in which
+    `without` is a value that is taken off the memory in use. None without a warm-up, in which
     ranks reach the most that their steps need.
     """
     timed = [phase for phase in phases if phase.name in TIMED_PHASES]
@@ -289,8 +290,8 @@ def _grown(
         for samples in of_gpu:
             used = []
             for gpu in samples:
-                if {"memory_bytes", *without} <= gpu.keys():
-                    used.append(gpu["memory_bytes"] - sum(gpu[name] for name in without))
+                if "memory_bytes" in gpu and (not without or without in gpu):
+                    used.append(gpu["memory_bytes"] - gpu.get(without, 0))
             most.append(max(used, default=None))
         if most[0] is not None and most[1] is not None:
             grown.append(int(most[0] - most[1]))

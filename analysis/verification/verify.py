@@ -74,7 +74,7 @@ class Verification:
     @property
     def right(self) -> bool:
         """Whether nothing differs and nothing is damaged."""
-        return not self.differences and True not in [each.wrong for each in self.omissions]
+        return not self.differences and not any(omission.wrong for omission in self.omissions)
 
     def compare(self, record: str, file: str, name: str, recorded: Any, recomputed: Any) -> None:
         """Count a value, and note it if it differs."""

@@ -110,17 +110,11 @@ class CellFolder:
         """The pass under a profiler."""
         return CellFolder(self.path / PROFILE)
 
-    def gpu_samples_of(self, host: int) -> Path:
-        """Return the path of the samples of a host's GPUs, by its place in Cell.every_host."""
+    def samples_of(self, what: str, host: int) -> Path:
+        """Return the path of the samples of `gpus` or `cpu` on a host of Cell.every_host."""
         if host:
-            return self.path / f"gpus-{host}.jsonl"
-        return self.gpu_samples
-
-    def cpu_samples_of(self, host: int) -> Path:
-        """Return the path of the samples of the CPU's load on a host."""
-        if host:
-            return self.path / f"cpu-{host}.jsonl"
-        return self.cpu_samples
+            return self.path / f"{what}-{host}.jsonl"
+        return self.path / f"{what}.jsonl"
 
     def rank_lines(self, rank: int) -> Path:
         """Return the path of the lines of a rank; servers have the numbers behind the ranks."""

@@ -131,11 +131,6 @@ class Record:
             if word not in accepted:
                 raise ValueError(f"{name}={word!r}: accepted are {', '.join(accepted)}")
 
-    @property
-    def run_suffixes(self) -> list[str]:
-        """Which of several measurements of the same cell it is, for people; empty for the first."""
-        return self.cell.run_suffixes(self.drift)
-
     def order(self) -> tuple[float, str]:
         """Return what records are sorted by: their start."""
         return self.started_at, self.record_id

@@ -207,7 +207,7 @@ def _tags(record: Record) -> dict[str, str]:
     validity, failure = record.validity, record.failure
     role = "repeat"
     if record.cell.repeat <= 0:
-        role = " ".join(record.run_suffixes) or "first"
+        role = " ".join(record.cell.run_suffixes(record.drift)) or "first"
     tags: dict[str, Any] = {
         "validity": validity.said,
         "validity.codes": ",".join(validity.codes),
