@@ -21,16 +21,16 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from analysis.errors import UnreadableInput
 from analysis.report.build import examine, write
+from analysis.report.page import Report
 from analysis.report.table import TEXT_LENGTH
 from analysis.study.noise_floor import FILE as NOISE_FLOOR
 from analysis.study.noise_floor import as_json, of_other_studies
 from analysis.study.study import open_study
 from analysis.text import markdown, single_line
-from analysis.verification.verify import ABSENT, Difference, is_sample, verify
+from analysis.verification.verify import ABSENT, Difference, Verification, is_sample, verify
 from benchmarks.record import CellFolder, encoded, record_paths
 from benchmarks.record.folder import PACKED, packed_bytes, sha256, stored
 from benchmarks.record.safe_files import (
@@ -102,7 +102,17 @@ def bundle(study: Path, file: Path | None = None) -> Path:
     root.mkdir(parents=True)
     try:
         _lay_out(study, folder, root)
-        _pack(root, work / "zip")
+        with zipfile.ZipFile(work / "zip", "x") as archive:
+            archive.comment = MARK
+            for path in _files(root):
+                entry = zipfile.ZipInfo(path.relative_to(work).as_posix(), EARLIEST)
+                entry.compress_type = zipfile.ZIP_DEFLATED
+                if path.suffix == PACKED:
+                    entry.compress_type = zipfile.ZIP_STORED
+                entry.external_attr, entry.create_system = MODE, 3  # Unix, wherever it is made
+                entry.file_size = path.stat().st_size  # beyond 2 GiB it must be known before
+                with path.open("rb") as source, archive.open(entry, "w") as packed:
+                    shutil.copyfileobj(source, packed, 1 << 20)
         put_in_place(work / "zip", target)
     finally:
         shutil.rmtree(work, ignore_errors=True)
@@ -142,15 +152,7 @@ def _lay_out(study: Path, folder: Path, root: Path) -> None:
         _put(root / NOISE_FLOOR, encoded(as_json({"other studies": beside}), indent=1))
     report, _ = examine(inside)
     write(report, inside / REPORT)
-    name = single_line(folder.name).replace("`", "'")
-    readme = _template().render(
-        report=report,
-        study=name,
-        folder=f"BUNDLE/{shlex.quote(name)}",
-        checked=checked,
-        beside=bool(beside),
-        made=_program(),
-    )
+    readme = _readme(report, folder.name, checked, is_scatter_beside=bool(beside))
     _put(root / "README.md", readme.encode())
     commands = "# What was typed in Ringside's clone.\n"
     sweeps = {record.sweep_id: tuple(record.overrides) for record in original.records}
@@ -169,7 +171,10 @@ def _put(path: Path, content: bytes) -> None:
     path.write_bytes(content)
 
 
-def _template() -> Any:
+def _readme(report: Report, study: str, checked: Verification, is_scatter_beside: bool) -> str:
+    """Return the README: with the version and commit of this program, and the versions of what
+    draws and rounds.
+    """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -180,20 +185,25 @@ def _template() -> Any:
         autoescape=False,
     )
     environment.filters["markdown"] = lambda text: markdown(text, TEXT_LENGTH)
-    return environment.get_template("bundle.md.j2")
-
-
-def _program() -> dict[str, str]:
-    """Return the version and commit of this program, and the versions of what draws and rounds."""
-    program = {}
+    made = {}
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        program["version"] = importlib.metadata.version("ringside")
+        made["version"] = importlib.metadata.version("ringside")
     commit = _git("rev-parse", "HEAD")
     if commit and _git("status", "--porcelain", "-uno"):
         commit += " with changes"
     if commit:
-        program["commit"] = commit
-    return program | {name: importlib.metadata.version(name) for name in DRAWN_BY}
+        made["commit"] = commit
+    for library in DRAWN_BY:
+        made[library] = importlib.metadata.version(library)
+    name = single_line(study).replace("`", "'")
+    return environment.get_template("bundle.md.j2").render(
+        report=report,
+        study=name,
+        folder=f"BUNDLE/{shlex.quote(name)}",
+        checked=checked,
+        beside=is_scatter_beside,
+        made=made,
+    )
 
 
 def _git(*arguments: str) -> str:
@@ -204,21 +214,6 @@ def _git(*arguments: str) -> str:
     except (subprocess.SubprocessError, OSError):
         return ""
     return answer.stdout.strip()
-
-
-def _pack(root: Path, file: Path) -> None:
-    """Write a new archive of every file below a folder, by path. Raises OSError."""
-    with zipfile.ZipFile(file, "x") as archive:
-        archive.comment = MARK
-        for path in _files(root):
-            entry = zipfile.ZipInfo(path.relative_to(root.parent).as_posix(), EARLIEST)
-            entry.compress_type = zipfile.ZIP_DEFLATED
-            if path.suffix == PACKED:
-                entry.compress_type = zipfile.ZIP_STORED
-            entry.external_attr, entry.create_system = MODE, 3  # Unix, wherever it is made
-            entry.file_size = path.stat().st_size  # of more than 2 GiB zipfile must know it before
-            with path.open("rb") as source, archive.open(entry, "w") as target:
-                shutil.copyfileobj(source, target, 1 << 20)
 
 
 def _files(root: Path) -> list[Path]:

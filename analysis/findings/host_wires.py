@@ -71,8 +71,10 @@ def wires_of(record: Record) -> dict[str, HostWire]:
 def _wire(facts: Mapping[str, Any], used: object) -> HostWire:
     devices = tuple(map(str, used)) if isinstance(used, list) else ()
     if not devices:
-        interface = interface_of(facts)
-        return HostWire((interface.name,) if interface.name else (), interface.gbit_per_s)
+        name, gbit_per_s = interface_of(facts)
+        if name:
+            devices = (name,)
+        return HostWire(devices, gbit_per_s)
     rates: dict[str, float] = {}
     for port in listed(facts.get("infiniband")):
         rate = re.match(r"([0-9.]+) Gb/sec", str(port.get("rate")))  # as the kernel writes it

@@ -9,7 +9,7 @@ import functools
 import itertools
 import json
 from collections.abc import Collection, Hashable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 from analysis.study.provenance import CONNECTIONS
 from conf import groups
@@ -28,11 +28,9 @@ OF_LINKS = ("nccl.", CONNECTIONS)
 IRRELEVANT_TO_BASELINES = (*INCIDENTAL, *DEVICES, *OF_SERVERS, "nccl")
 
 
-class Condition(NamedTuple):
-    """What runs share that may be compared; equal for such runs of one study."""
-
-    values: tuple[str | None, ...]  # of the names that differ in the study and are relevant
-    fixed: tuple[Hashable, ...] = ()  # what else must be equal: the GPUs, the images per rank
+# What runs of one study share that may be compared: the values of the names that differ in the
+# study and are relevant, and what else must be equal (the GPUs, the images per rank).
+Condition: TypeAlias = tuple[tuple[str | None, ...], tuple[Hashable, ...]]
 
 
 def differing_names(keys: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:

@@ -103,22 +103,17 @@ def facts_of_hosts(record: Record) -> dict[str, Facts]:
     return facts
 
 
-class HostInterface(NamedTuple):
-    """The network interface through which a host reaches the others; '' where it is not known."""
-
-    name: str = ""
-    gbit_per_s: float | None = None  # as the driver has it
-
-
-def interface_of(facts: Facts) -> HostInterface:
-    """Return the interface that gloo and NCCL's sockets were given on a host."""
+def interface_of(facts: Facts) -> tuple[str, float | None]:
+    """Return the interface that gloo and NCCL's sockets were given on a host, '' where it is not
+    known, and its Gbit/s as the driver has it.
+    """
     # gloo opens a connection for each entry of a list.
     name = (facts.get("interface") or "").partition(",")[0]
     for interface in facts.get("interfaces", ()):
         mbit = interface.get("mbit_per_s") or 0
         if interface.get("name") == name and mbit > 0:
-            return HostInterface(name, mbit / 1000)
-    return HostInterface(name)
+            return name, mbit / 1000
+    return name, None
 
 
 def gpus_of(facts: Facts) -> list[Mapping[str, Any]]:

@@ -198,7 +198,7 @@ class Study:
                 if not is_among(name, ignored):
                     names.append(name)
             self._relevant[ignored] = tuple(names)
-        return Condition(tuple(map(runs.key.get, self._relevant[ignored])), fixed)
+        return tuple(map(runs.key.get, self._relevant[ignored])), fixed
 
     @functools.cached_property
     def varied(self) -> tuple[str, ...]:

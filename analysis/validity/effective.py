@@ -176,7 +176,7 @@ def gloo_between_hosts(record: Record) -> dict[str, Any]:
     used = {}
     if len(record.cell.hosts) > 1:
         used["link_class"] = class_between(record)
-    names = [interface_of(facts).name for facts in facts_of_hosts(record).values()]
+    names = [interface_of(facts)[0] for facts in facts_of_hosts(record).values()]
     if len(set(names)) == 1:
         names = names[:1]
     if all(names):

@@ -84,8 +84,7 @@ def clocks_differ(record: Record, limits: ValidityLimits) -> Judgement:
         return not_applicable("CPU workers have no SM clock")
     if record.cell.benchmark["name"] == "throughput":
         phases = record.checks.get("gpu_samples", {}).get("phases", {})
-        differences = [*_between_gpus(record, phases, limits)]
-        differences += _between_phases(record, phases, limits)
+        differences = list(_clock_differences(record, phases, limits.clock_spread_limit))
         if differences:
             return list_some(differences)
     clock_mhz = record.metrics.get(CLOCK)
@@ -103,8 +102,9 @@ def clocks_differ(record: Record, limits: ValidityLimits) -> Judgement:
     return CheckOutcome("finding", text)
 
 
-def _between_gpus(record: Record, phases: Phases, limits: ValidityLimits) -> Iterator[str]:
-    """Yield a sentence for each phase of training in which one GPU runs slower than another.
+def _clock_differences(record: Record, phases: Phases, most: float) -> Iterator[str]:
+    """Yield a sentence for each phase of training in which one GPU runs slower than another, and
+    for each GPU whose mean clock in a phase is below its highest unhindered.
 
     Where both are at their power cap, clocks of equal GPUs differ by themselves, and twice the
     limit is allowed.
@@ -112,25 +112,23 @@ def _between_gpus(record: Record, phases: Phases, limits: ValidityLimits) -> Ite
     gpus = record.cell.members
     for name in STEPS:
         phase = phases.get(name, {})
-        sampled_mhz = phase.get("sm_mhz", [])[: record.cell.world_size]
-        clocks_mhz = {rank: mhz for rank, mhz in enumerate(sampled_mhz) if mhz}
+        clocks_mhz = {}
+        for rank, mhz in enumerate(phase.get("sm_mhz", [])[: record.cell.world_size]):
+            if mhz:
+                clocks_mhz[rank] = mhz
         if len(clocks_mhz) < 2:
             continue
         slow = min(clocks_mhz, key=clocks_mhz.__getitem__)
         fast = max(clocks_mhz, key=clocks_mhz.__getitem__)
-        allowed = limits.clock_spread_limit
-        if all((phase["power_capped_share"][rank] or 0) > MOSTLY for rank in (slow, fast)):
+        allowed, capped_share = most, phase["power_capped_share"]
+        if (capped_share[slow] or 0) > MOSTLY and (capped_share[fast] or 0) > MOSTLY:
             allowed *= 2
         if clocks_mhz[fast] / clocks_mhz[slow] - 1 > allowed:
             yield (
                 f"GPU {gpus[slow]} {clocks_mhz[slow]:,.0f} MHz, "
                 f"GPU {gpus[fast]} {clocks_mhz[fast]:,.0f} MHz in the {name} phase"
             )
-
-
-def _between_phases(record: Record, phases: Phases, limits: ValidityLimits) -> Iterator[str]:
-    """Yield a sentence for each GPU whose mean clock in a phase is below its highest unhindered."""
-    for rank, gpu in enumerate(record.cell.members):
+    for rank, gpu in enumerate(gpus):
         highest_mhz, means_mhz = 0.0, {}
         for name, phase in phases.items():
             if rank >= len(phase["free_sm_mhz"]):
@@ -140,10 +138,10 @@ def _between_phases(record: Record, phases: Phases, limits: ValidityLimits) -> I
                 means_mhz[name] = phase["free_sm_mhz"][rank]
         if not means_mhz:
             continue
-        slow = min(means_mhz, key=means_mhz.__getitem__)
-        if highest_mhz / means_mhz[slow] - 1 > limits.clock_spread_limit:
+        slow_phase = min(means_mhz, key=means_mhz.__getitem__)
+        if highest_mhz / means_mhz[slow_phase] - 1 > most:
             yield (
-                f"GPU {gpu} {means_mhz[slow]:,.0f} MHz in the {slow} phase, "
+                f"GPU {gpu} {means_mhz[slow_phase]:,.0f} MHz in the {slow_phase} phase, "
                 f"up to {highest_mhz:,.0f} MHz, and the driver gives no reason"
             )
 
