@@ -87,10 +87,12 @@ class Matrices:
         for a, b in self.access:
             pair = f"{min(a, b)}-{max(a, b)}"
             access[pair] = self.access[a, b] and self.access.get((b, a), True)
-        matrices = {}
+        matrices: dict[str, list[list[float | None]]] = {}
         for name, columns in self.ids.items():
-            entries = self.entries[name]
-            matrices[name] = [[entries.get((row, column)) for column in columns] for row in columns]
+            matrices[name] = []
+            for row in columns:
+                entries = [self.entries[name].get((row, column)) for column in columns]
+                matrices[name].append(entries)
         return {"devices": devices, "access": access, "matrices": matrices, "notes": self.notes}
 
     def set_access(self, line_number: int, a: int, b: int, can_access: bool) -> None:
@@ -139,11 +141,10 @@ def _parse_record(text: str) -> P2p:
     table = table_of(record, "p2p")
     with damage_told("p2p"):
         medians = _matrices_of_table(table, table["matrices"])
-        count = max((len(squares) for squares in table["samples"].values()), default=0)
         repeats = []
-        for repeat in range(count):
-            squares = {name: repeated[repeat] for name, repeated in table["samples"].items()}
-            repeats.append(_matrices_of_table(table, squares))
+        for squares in zip(*table["samples"].values(), strict=True):
+            named = dict(zip(table["samples"], squares, strict=True))
+            repeats.append(_matrices_of_table(table, named))
         words = {str(state): str(word) for state, word in table["words"].items()}
     return P2p([medians], repeats or [medians], words)
 
@@ -187,21 +188,26 @@ def parse_matrices(text: str) -> list[Matrices]:
     if _ROW.fullmatch(last):
         reader.read_line(len(lines) + 1, last)
     reader.note_missing()
-    runs = [run for run in reader.runs if any(run.entries.values())]
+    runs, empty = [], []
+    names: list[str] = []
+    for run in reader.runs:
+        names += run.ids
+        if any(run.entries.values()):
+            runs.append(run)
+        else:
+            empty.append(run)
     if not runs:
         if not text.strip():
             reason = "the text is empty"
-        elif any(run.ids for run in reader.runs):
-            name = next(name for run in reader.runs for name in run.ids)
-            reason = f"the matrix {name} has no whole row"
+        elif names:
+            reason = f"the matrix {names[0]} has no whole row"
         elif reader.runs:
             reason = f"line {reader.runs[0].line} looks like this output, but no matrix follows"
         else:
             reason = f"line 1 begins {text.lstrip().splitlines()[0][:60]!r}"
         raise UnreadableInput(f"{_ACCEPTED_TEXT}; {reason}")
-    for run in reader.runs:
-        if run not in runs:
-            runs[0].notes.append(f"line {run.line}: a run without a matrix, left out")
+    for run in empty:
+        runs[0].notes.append(f"line {run.line}: a run without a matrix, left out")
     return runs
 
 
@@ -299,12 +305,16 @@ class _MatrixReader:
     def read_row(self, line_number: int, line: str) -> None:
         run = self.runs[-1]
         is_bits = self.name == _BITS
-        row = _ROW_OF_BITS.fullmatch(line) if is_bits else _ROW.fullmatch(line)
+        row = _ROW.fullmatch(line)
+        if is_bits:
+            row = _ROW_OF_BITS.fullmatch(line)
         head = row or _ROW_HEAD.match(line)
         if head is None:
             return
         label = int(head[1])
-        words = row[2].split() if row else []
+        words: list[str] = []
+        if row:
+            words = row[2].split()
         if label in self.columns and self.columns.index(label) <= self.last_row:
             # Rows come in order: this one belongs to a matrix whose header is lost.
             run.notes.append(
@@ -333,7 +343,10 @@ class _MatrixReader:
             )
         for name, columns in run.ids.items():
             rows = {row for row, _ in run.entries[name]}
-            absent_rows = [str(row) for row in columns if row not in rows]
+            absent_rows = []
+            for row in columns:
+                if row not in rows:
+                    absent_rows.append(str(row))
             if absent_rows:
                 run.notes.append(f"{name} has no row {', '.join(absent_rows)}")
         wanted = [*_PRINTED]

@@ -59,7 +59,9 @@ def bracket_kind(version: tuple[int, ...] | None, connections: Iterable[Connecti
     if version is not None:
         if version >= (2, 18, 2):
             return "nvml"
-        return "bus" if version >= (2, 5) else None
+        if version >= (2, 5):
+            return "bus"
+        return None
     for connection in connections:
         for bracket in filter(None, connection.brackets):
             if not bracket.isdigit() or len(bracket) > 9 or int(bracket) > 255:
@@ -105,10 +107,14 @@ class CommunicatorIndex:
         if not self.groups:
             self.groups.append(Group(None, None, events=self._loose))
             return
-        members = {process for group in self.groups for process in group.members}
+        members: set[LogProcess] = set()
+        for group in self.groups:
+            members.update(group.members)
         for line in self._loose:
-            is_member = line.process in members
-            fitting = [group for group in self.groups if _fits(group, line, kind, is_member)]
+            fitting = []
+            for group in self.groups:
+                if _fits(group, line, kind, line.process in members):
+                    fitting.append(group)
             if len(fitting) == 1:
                 fitting[0].events.append(line)
             elif fitting:
@@ -150,8 +156,10 @@ class CommunicatorIndex:
             identity = (event.comm_id, event.nranks)
         elif event.split is not None:
             pointer, count, colour = event.split
+            position = None
             parent = self._by_pointer.get((event.process, pointer))
-            position = self.groups.index(parent) if parent else None
+            if parent:
+                position = self.groups.index(parent)
             identity = (position, event.nranks, count, colour)
         if identity in self._by_identity:
             return self._by_identity[identity]
@@ -178,7 +186,9 @@ def _fits(group: Group, event: OwnedLine, kind: str | None, is_member: bool) -> 
     writer: int | None = None
     ranks: list[tuple[int, str | None]] = []  # with brackets
     if isinstance(event, Connection):
-        writer = event.target if event.end == "receive" else event.source
+        writer = event.source
+        if event.end == "receive":
+            writer = event.target
         ranks = event.ends
     elif isinstance(event, RingLine):
         ranks = [(rank, None) for rank in event.ranks]
@@ -219,16 +229,18 @@ def connections_of(index: CommunicatorIndex, largest: Group, notes: list[str]) -
                     return []
         return own
     shared: dict[tuple[int, int], list[Connection]] = defaultdict(list)
-    for event, groups in index.shared:
-        if isinstance(event, Connection) and largest in groups:
-            shared[event.source, event.target].append(event)
+    for line, groups in index.shared:
+        if isinstance(line, Connection) and largest in groups:
+            shared[line.source, line.target].append(line)
     transports: dict[tuple[int, int], set[str]] = defaultdict(set)
     for event in own:
         transports[event.source, event.target].add(event.transport)
     agreeing: list[Connection] = []
     dropped = 0
     for pair, events in shared.items():
-        if len(transports[pair].union(event.transport for event in events)) == 1:
+        for event in events:
+            transports[pair].add(event.transport)
+        if len(transports[pair]) == 1:
             agreeing += events
         else:
             dropped += len(events)
@@ -271,7 +283,9 @@ def nics_of(
         match = re.match(r"NET/([^/]+)/(\d+)", connection.transport)
         if match is None or connection.end is None:
             continue
-        rank = connection.source if connection.end == "send" else connection.target
+        rank = connection.target
+        if connection.end == "send":
+            rank = connection.source
         device = (connection.process, match[1], int(match[2]))
         nics[rank].add(names.get(device, match[0]))
     return {rank: tuple(sorted(nics[rank])) for rank in sorted(nics)}
@@ -279,8 +293,13 @@ def nics_of(
 
 def nodes_of(group: Group, events: Iterable[Event]) -> int | None:
     """Return on how many hosts NCCL sees the ranks; None where no line or several say it."""
-    counts = {e.nodes for e in events if isinstance(e, Nodes) and e.nranks == group.nranks}
-    return counts.pop() if len(counts) == 1 else None
+    counts = set()
+    for event in events:
+        if isinstance(event, Nodes) and event.nranks == group.nranks:
+            counts.add(event.nodes)
+    if len(counts) != 1:
+        return None
+    return counts.pop()
 
 
 def rings_of(group: Group, notes: list[str]) -> dict[int, tuple[int, ...]]:
@@ -290,7 +309,9 @@ def rings_of(group: Group, notes: list[str]) -> dict[int, tuple[int, ...]]:
     for event in group.events:
         if not isinstance(event, RingLine):
             continue
-        size = group.nranks if group.nranks is not None else len(event.ranks)
+        size = len(event.ranks)
+        if group.nranks is not None:
+            size = group.nranks
         is_whole = (
             not event.cut and len(event.ranks) == size and sorted(event.ranks) == list(range(size))
         )
@@ -313,8 +334,10 @@ def channels_of(group: Group, notes: list[str]) -> tuple[dict[str, int | None], 
                 stated[name].add(count)
         elif isinstance(event, RingLine) and event.channels is not None:
             ring_counts.add(event.channels)
-    source = "summary" if stated else None
-    if not stated and ring_counts:
+    source = None
+    if stated:
+        source = "summary"
+    elif ring_counts:
         stated["collective"] = ring_counts
         source = "rings"
     counts: dict[str, int | None] = dict.fromkeys(CHANNELS)
@@ -340,6 +363,10 @@ def devices_of(
             for rank, bracket in connection.ends:
                 if bracket is None or rank in devices:
                     continue
-                nvml = int(bracket) if kind == "nvml" and bracket.isdigit() else None
-                devices[rank] = RankGpu(nvml, bracket if kind == "bus" else None, None)
+                if kind == "bus":
+                    devices[rank] = RankGpu(None, bracket, None)
+                elif bracket.isdigit():
+                    devices[rank] = RankGpu(int(bracket), None, None)
+                else:
+                    devices[rank] = RankGpu(None, None, None)
     return dict(sorted(devices.items()))

@@ -161,8 +161,19 @@ def parse_nccl_log(*texts: str, hosts: Sequence[str] = ()) -> NcclLog:
         UnreadableInput: no text has a line of NCCL.
     """
     text_lines = []
+    events: list[Event] = []
+    processes: set[LogProcess] = set()
+    lost, truncated = 0, False
     for text_number, text in enumerate(texts):
-        text_lines.append(_read_lines(text, text_number, hosts[text_number] if hosts else ""))
+        host = ""
+        if hosts:
+            host = hosts[text_number]
+        lines = _read_lines(text, text_number, host)
+        text_lines.append(lines)
+        events += lines.events
+        processes |= lines.processes
+        lost += lines.damaged + lines.torn + len(lines.unparsed)
+        truncated = truncated or lines.truncated
     if not any(lines.nccl for lines in text_lines):
         raise UnreadableInput(
             "no line from NCCL found; accepted are whole lines with 'NCCL INFO …', which a run "
@@ -170,7 +181,6 @@ def parse_nccl_log(*texts: str, hosts: Sequence[str] = ()) -> NcclLog:
         )
     notes: list[str] = []
     _note_losses(text_lines, notes)
-    events = [event for lines in text_lines for event in lines.events]
     version = _agreed_value(events, "version", notes, "NCCL versions")
     numbers = version_numbers(version)
     events = _without_unknown_transports(events, version, notes)
@@ -183,16 +193,20 @@ def parse_nccl_log(*texts: str, hosts: Sequence[str] = ()) -> NcclLog:
     nranks = largest.nranks
     if nranks is None:
         most = max(map(len, rings.values()), default=0)
-        nranks = most if 0 < most < _RANKS_SHOWN else None
+        if 0 < most < _RANKS_SHOWN:
+            nranks = most
     channels, channels_from = channels_of(largest, notes)
     settings, conflicts, announced_by = _settings(events)
     communicators = [Communicator(largest.name, nranks, devices_of(largest, kind, connections))]
     for group in sorted(index.groups, key=lambda group: -(group.nranks or 0)):
         if group is not largest:
             communicators.append(Communicator(group.name, group.nranks, devices_of(group)))
-    multicast = _values(events, "multicast")
-    if len(multicast) > 1:
+    multicast = None
+    words = _values(events, "multicast")
+    if len(words) > 1:
         notes.append("ranks disagree on whether NVLS multicast is available")
+    elif words:
+        multicast = words == ["yes"]
     return NcclLog(
         version=version,
         cuda=_agreed_value(events, "cuda", notes, "CUDA versions"),
@@ -205,17 +219,17 @@ def parse_nccl_log(*texts: str, hosts: Sequence[str] = ()) -> NcclLog:
         settings=settings,
         conflicts=conflicts,
         announced_by=announced_by,
-        processes=len(set().union(*(lines.processes for lines in text_lines))),
+        processes=len(processes),
         env_logged=_env_logged(events, numbers),
         algorithms=_choices(events),
-        multicast=multicast == ["yes"] if len(multicast) == 1 else None,
+        multicast=multicast,
         network=_agreed_value(events, "network", notes, "networks"),
         nics=nics_of(connections, events),
         nodes=nodes_of(largest, events),
         warnings=_first_values(events, "warning", notes),
         errors=_first_values(events, "error", notes),
-        truncated=any(lines.truncated for lines in text_lines),
-        lost=sum(lines.lost for lines in text_lines),
+        truncated=truncated,
+        lost=lost,
         notes=tuple(notes),
     )
 
@@ -236,11 +250,6 @@ class _TextLines:
     torn: int = 0  # lines of two ranks mixed, and lines that may be such
     unparsed: list[str] = field(default_factory=list)  # of a known kind in an unknown form
     truncated: bool = False  # the text ends inside a line
-
-    @property
-    def lost(self) -> int:
-        """Count the lines of NCCL that could not be used."""
-        return self.damaged + self.torn + len(self.unparsed)
 
 
 def _read_lines(text: str, text_number: int, host: str) -> _TextLines:
@@ -283,8 +292,9 @@ def _read_lines(text: str, text_number: int, host: str) -> _TextLines:
 
 
 def _read_whole_row(row: str, lines: _TextLines, is_first: bool) -> None:
-    is_warning = "NCCL WARN " in row
-    head, _, body = row.partition("NCCL WARN " if is_warning else "NCCL INFO ")
+    head, is_warning, body = row.partition("NCCL WARN ")
+    if not is_warning:
+        head, _, body = row.partition("NCCL INFO ")
     process = LogProcess(lines.text_number, "", -1)
     # The first line of a text may have lost the front of its prefix (tail -c): its writer is not
     # known.
@@ -306,14 +316,18 @@ def _read_whole_row(row: str, lines: _TextLines, is_first: bool) -> None:
 
 
 def _note_losses(text_lines: list[_TextLines], notes: list[str]) -> None:
-    empty = [str(at) for at, lines in enumerate(text_lines, 1) if not lines.nccl]
+    empty, unparsed = [], []
+    damaged = torn = 0
+    for text, lines in enumerate(text_lines, 1):
+        if not lines.nccl:
+            empty.append(str(text))
+        damaged += lines.damaged
+        torn += lines.torn
+        unparsed += lines.unparsed
     if empty:
         notes.append(f"text {', '.join(empty)} of {len(text_lines)} has no line from NCCL")
     if any(lines.truncated for lines in text_lines):
         notes.append("the text ends inside a line; that line is not used")
-    damaged = sum(lines.damaged for lines in text_lines)
-    torn = sum(lines.torn for lines in text_lines)
-    unparsed = [row for lines in text_lines for row in lines.unparsed]
     if damaged:
         notes.append(f"{damaged} line(s) with NUL bytes, not used")
     if torn:
@@ -342,7 +356,9 @@ def _agreed_value(events: list[Event], kind: str, notes: list[str], plural: str)
     values = _values(events, kind)
     if len(values) > 1:
         notes.append(f"ranks report different {plural}: {', '.join(sorted(values))}")
-    return values[0] if len(values) == 1 else None
+    if len(values) != 1:
+        return None
+    return values[0]
 
 
 def _first_values(events: list[Event], kind: str, notes: list[str]) -> tuple[str, ...]:
@@ -381,8 +397,12 @@ def _without_unknown_transports(
 
 def _note_groups(index: CommunicatorIndex, largest: Group, notes: list[str]) -> None:
     if len(index.groups) > 1:
-        sizes = Counter(group.nranks for group in index.groups if group is not largest)
-        counts = [f"{count} of {size} ranks" for size, count in sorted(sizes.items(), key=str)]
+        sizes = Counter(group.nranks for group in index.groups)
+        sizes[largest.nranks] -= 1
+        counts = []
+        for size, count in sorted(sizes.items(), key=str):
+            if count:
+                counts.append(f"{count} of {size} ranks")
         notes.append(
             f"{len(index.groups)} communicators; this is the largest, the others: "
             f"{', '.join(counts)}"
@@ -436,15 +456,17 @@ def _choices(events: Iterable[Event]) -> tuple[AlgorithmChoice, ...]:
             algorithm = _canonical_name(event.algorithm, ALGORITHMS)
             protocol = _canonical_name(event.protocol, PROTOCOLS)
             calls[event.function, event.size, algorithm, protocol, event.channels] += 1
-    choices = [AlgorithmChoice(*key, calls=count) for key, count in calls.items()]
+    choices = []
+    for key, count in calls.items():
+        choices.append(AlgorithmChoice(*key, calls=count))
     choices.sort(key=lambda c: (c.function or "", c.size, c.algorithm, c.protocol, c.channels or 0))
     return tuple(choices)
 
 
 def _canonical_name(word: str, names: tuple[str, ...]) -> str:
     """Return the name of a word in any case, or of a number (2.20 to 2.23)."""
-    if word.isdecimal():
-        return names[int(word)] if int(word) < len(names) else word
+    if word.isdecimal() and int(word) < len(names):
+        return names[int(word)]
     plain = word.replace("_", "").lower()
     for name in names:
         if name.lower() == plain:

@@ -58,9 +58,13 @@ def read_kineto(file: str, text: str, names: Names) -> Trace:
         notes = []
         if lost:
             notes.append(f"{file}: {lost} events without a usable time left out")
-        calls = [event for event in events["range"] if gloo_collective(event["name"])]
+        calls, labels = [], []
+        for event in events["range"]:
+            label = gloo_collective(event["name"])
+            if label:
+                calls.append(event)
+                labels.append(label)
         gloo = _host_events(calls, base_ns, names)
-        labels = [str(gloo_collective(event["name"])) for event in calls]
         gloo["name"] = [number_of(label, names) for label in labels]
         ranges = _host_events(events["range"], base_ns, names)
         rank, world_size = _rank_and_world_size(file, content)
@@ -156,24 +160,30 @@ def _gpu_rank(
     launches = _launch_times(events["launch"], base_ns)
     tables, devices = {}, {}
     for kind in ("kernel", "memcpy", "memset"):
-        rows = _host_events(events[kind], base_ns, names)
-        rows["lane"] = [_argument(event, "stream") for event in events[kind]]
-        calls = [_argument(event, "correlation") for event in events[kind]]
-        rows["launch"] = [launches.get(call, -1) for call in calls]
-        tables[kind] = rows
-        devices[kind] = np.array([_argument(event, "device") for event in events[kind]], np.int64)
+        streams, launch_times, device_ids = [], [], []
+        for event in events[kind]:
+            streams.append(_argument(event, "stream"))
+            launch_times.append(launches.get(_argument(event, "correlation"), -1))
+            device_ids.append(_argument(event, "device"))
+        tables[kind] = _host_events(events[kind], base_ns, names)
+        tables[kind]["lane"], tables[kind]["launch"] = streams, launch_times
+        devices[kind] = np.array(device_ids, np.int64)
     kernels, copies, memsets = tables["kernel"], tables["memcpy"], tables["memset"]
     collectives, is_nccl = split_nccl(kernels, names)
     collectives["communicator"] = [_process_group(event, names) for event in events["kernel"]]
     for at, event in enumerate(events["memcpy"]):
-        match = _COPY.match(event["name"])
-        kind = match[1] if match else event["name"]
+        kind = event["name"]
+        match = _COPY.match(kind)
+        if match:
+            kind = match[1]
         copies["name"][at] = number_of(kind, names)
         copies["bytes"][at] = _argument(event, "bytes")
         copies["peer"][at] = kind == "PtoP"
 
     has_nccl = bool(is_nccl.any())
-    candidates = devices["kernel"][is_nccl] if has_nccl else devices["kernel"]
+    candidates = devices["kernel"]
+    if has_nccl:
+        candidates = candidates[is_nccl]
     numbers, counts = np.unique(candidates, return_counts=True)
     device = int(numbers[counts.argmax()])
     mine = devices["kernel"] == device
@@ -186,15 +196,18 @@ def _gpu_rank(
         if has_nccl:
             use = "not counted: NCCL's kernels are"
         notes.append(f"{file}: {len(gloo)} calls of gloo on the host, {use}")
+    communication, backend = gloo, "gloo"
+    if has_nccl:
+        communication, backend = collectives[mine & is_nccl], "nccl"
     return RankTrace(
         rank,
         device,
         kernels[mine & ~is_nccl],
-        collectives[mine & is_nccl] if has_nccl else gloo,
+        communication,
         copies[devices["memcpy"] == device],
         memsets[devices["memset"] == device],
         ranges,
-        backend="nccl" if has_nccl else "gloo",
+        backend=backend,
     )
 
 
@@ -215,7 +228,10 @@ def _work_on_host(
     operators: Sequence[JsonEvent], base_ns: int, names: Names, gloo: Events
 ) -> Events:
     """Return the operators that compute: not those inside a call of gloo on its own thread."""
-    work = [event for event in operators if not event["name"].startswith(_NOT_WORK)]
+    work = []
+    for event in operators:
+        if not event["name"].startswith(_NOT_WORK):
+            work.append(event)
     compute = _host_events(work, base_ns, names)
     inside = np.zeros(len(compute), dtype=np.bool_)
     for thread in np.unique(gloo["lane"]):

@@ -74,13 +74,16 @@ def match(trace: Trace) -> tuple[list[Meeting], list[str]]:
             notes.append(f"{title}: only on rank {', '.join(map(str, ranks))}")
         if len(ranks) < 2:
             continue
-        if len({len(rows[rank]) for rank in ranks}) > 1:
-            counts = ", ".join(f"{len(rows[rank])} on rank {rank}" for rank in ranks)
-            notes.append(f"{title}: {counts}: not matched")
+        counts, starts, ends = [], [], []
+        for rank in ranks:
+            counts.append(f"{len(rows[rank])} on rank {rank}")
+            starts.append(calls_of[rank]["start"][rows[rank]])
+            ends.append(calls_of[rank]["end"][rows[rank]])
+        if len(set(map(len, starts))) > 1:
+            notes.append(f"{title}: {', '.join(counts)}: not matched")
             continue
         index = np.stack([rows[rank] for rank in ranks])
-        start = np.stack([calls_of[rank]["start"][rows[rank]] for rank in ranks])
-        end = np.stack([calls_of[rank]["end"][rows[rank]] for rank in ranks])
+        start, end = np.stack(starts), np.stack(ends)
         fit = end.min(axis=0) + _CLOCK_TOLERANCE_NS >= start.max(axis=0)
         if name in _MUTUAL and not fit.all():
             notes.append(
@@ -126,7 +129,10 @@ def stragglers(meetings: Sequence[Meeting]) -> list[dict[str, Any]]:
             row["last"] += int(is_last.sum())
             row["of"] += len(meeting.transfer)
             row["others_waited_ms"] += float(mean_wait[is_last].sum()) / 1e6
-    late = [row for row in rows.values() if row["others_waited_ms"] > 0]
+    late = []
+    for row in rows.values():
+        if row["others_waited_ms"] > 0:
+            late.append(row)
     return sorted(late, key=lambda row: (-row["others_waited_ms"], row["rank"]))
 
 

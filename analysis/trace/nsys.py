@@ -72,9 +72,9 @@ def read_nsys(path: Path, report: Path, names: Names) -> Trace:
         else:
             _refuse_calls_without_kernels(export, version)
             notes.append("no CUDA activity was traced: only step times are known")
-            steps = [span for span in ranges if is_step(span.name)]
-            processes = sorted({span.pid for span in steps or ranges})
-            order, numbered = _order([(pid, 0) for pid in processes], ranges)
+            with_steps = {span.pid for span in ranges if is_step(span.name)}
+            processes = with_steps or {span.pid for span in ranges}
+            order, numbered = _order([(pid, 0) for pid in sorted(processes)], ranges)
             none = make_events(0)
             ranks = []
             for rank, pid, _ in order:
@@ -97,7 +97,9 @@ def _refuse_calls_without_kernels(export: Export, version: str) -> None:
             f"compute; {_TRACE_NODES}"
         )
     if calls or KERNEL in export.columns:
-        traced = f"{calls} CUDA calls" if calls else "a kernel table"
+        traced = "a kernel table"
+        if calls:
+            traced = f"{calls} CUDA calls"
         raise UnreadableInput(
             f"{traced} and no GPU kernel, so no time on the GPU is known (it is not 0 ms); the "
             f"likely cause: {version} is too old for the machine's CUDA driver, or the capture "
@@ -120,9 +122,9 @@ def _read_ranges(export: Export, strings: dict[int, str]) -> list[_Range]:
         elif kind not in _RANGES:
             continue
         name = text or strings.get(text_id)
-        if not all(isinstance(value, int) for value in (start, end, tid)) or not name:
+        if not isinstance(start, int) or not isinstance(end, int) or not isinstance(tid, int):
             continue
-        if isinstance(name, str) and 0 <= start <= end < LATEST:
+        if name and isinstance(name, str) and 0 <= start <= end < LATEST:
             ranges.append(_Range(start, end, tid >> 24 & 0xFFFFFF, tid & 0xFFFFFF, name))
     return ranges
 
@@ -223,8 +225,10 @@ def _processes_on_devices(
     on GPU 0) is one rank. What it ran elsewhere is noted and not counted.
     """
     pairs = np.column_stack((_pids(kernels, "globalPid"), kernels["deviceId"]))
-    with_nccl = {(pid, device) for pid, device in pairs[is_nccl].tolist()}
-    nccl_processes = {pid for pid, _ in with_nccl}
+    with_nccl, nccl_processes = set(), set()
+    for pid, device in np.unique(pairs[is_nccl], axis=0).tolist():
+        with_nccl.add((pid, device))
+        nccl_processes.add(pid)
     distinct, counts = np.unique(pairs, axis=0, return_counts=True)
     units = []
     for (pid, device), count in zip(distinct.tolist(), counts.tolist(), strict=True):
@@ -247,9 +251,13 @@ def _order(
         mark = rank_mark(span.name)
         if mark is not None:
             marks[span.pid] = mark
-    marked = sorted((marks[pid], pid, device) for pid, device in units if pid in marks)
+    marked = []
+    for pid, device in units:
+        if pid in marks:
+            marked.append((marks[pid], pid, device))
     if marked and len({mark for mark, _, _ in marked}) == len(marked):
-        return marked, True  # another process without a mark is not a rank but a parameter server
+        # Another process without a mark is not a rank but a parameter server.
+        return sorted(marked), True
     ordered = sorted(units, key=lambda unit: (unit[1], unit[0]))
     return [(rank, pid, device) for rank, (pid, device) in enumerate(ordered)], False
 
@@ -270,10 +278,13 @@ def _read_launches(export: Export, strings: dict[int, str]) -> tuple[Times, Time
 
     None if there are none. Of a call into the runtime, which calls the driver, the first counts.
     """
-    names = [str(string_id) for string_id, name in strings.items() if name.startswith(_LAUNCHERS)]
-    where = f"nameId IN ({', '.join(names)})"
+    names = []
+    for string_id, name in strings.items():
+        if name.startswith(_LAUNCHERS):
+            names.append(str(string_id))
     if not names or "nameId" not in export.columns.get(RUNTIME, []):
         return None
+    where = f"nameId IN ({', '.join(names)})"
     calls = export.read(RUNTIME, ("correlationId", "globalTid"), where)
     keys = _pids(calls, "globalTid") << 32 | calls["correlationId"]
     order = np.lexsort((calls["start"], keys))

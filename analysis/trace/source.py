@@ -42,15 +42,20 @@ def read_trace(source: str) -> Trace:
         UnreadableInput: it is no trace, or its files are not of one run.
     """
     in_folder = Path(source).is_dir()
+    paths = []
+    exported_stems = set()
     if in_folder:
-        paths = [path for path in Path(source).iterdir() if path.name.endswith(_SUFFIXES)]
-        exported_stems = {path.name.split(".sqlite")[0] for path in paths if ".sqlite" in path.name}
+        for path in sorted(Path(source).iterdir()):
+            stem, suffix, _ = path.name.partition(".sqlite")
+            if path.name.endswith(_SUFFIXES):
+                paths.append(path)
+                if suffix:
+                    exported_stems.add(stem)
     else:
         paths = [Path(word) for word in source.split(",") if word]
-        exported_stems = set()
     names: Names = {}
     parts: list[tuple[str, Trace]] = []
-    for path in sorted(paths) if in_folder else paths:
+    for path in paths:
         if path.suffix == _REPORT and path.stem in exported_stems:
             continue  # its export is beside it
         part = _read(path, names, in_folder)
@@ -93,7 +98,9 @@ def _opened(path: Path) -> BinaryIO | gzip.GzipFile:
     """Open a file, unpacked."""
     with path.open("rb") as file:
         is_packed = file.read(len(GZIP)) == GZIP
-    return gzip.open(path) if is_packed else path.open("rb")
+    if is_packed:
+        return gzip.open(path)
+    return path.open("rb")
 
 
 def plain_export(path: Path, scratch: Path) -> Path:
@@ -172,35 +179,38 @@ def of_cell(trace: Trace, hosts: int) -> Trace:
 
 def _joined(source: str, parts: Sequence[tuple[str, Trace]], names: Names) -> Trace:
     """Join the files to one trace: number the ranks, collect the notes, decide about the clock."""
-    files = [part for _, part in parts]
-    if len({part.source.split(" ")[0] for part in files}) > 1:
+    notes: list[str] = []
+    sources: dict[str, None] = {}
+    profilers, clocks, world_sizes = set(), set(), set()
+    for _, part in parts:
+        notes += part.notes
+        sources[part.source] = None
+        profilers.add(part.source.split(" ")[0])
+        clocks.add(part.clock)
+        if part.world_size is not None:
+            world_sizes.add(part.world_size)
+    if len(profilers) > 1:
         raise UnreadableInput(
             f"{source}: traces of torch.profiler and of nsys together; name one of them"
         )
-    notes: list[str] = []
-    for part in files:
-        notes += part.notes
     ranks = _numbered(source, parts, notes)
-    clocks = {part.clock for part in files}
-    if len(files) > 1 and clocks == {None}:
+    if len(parts) > 1 and clocks == {None}:
         notes.append("the files do not name their host: one host and one clock are assumed")
     elif len(clocks) > 1:
         notes.append(
             "the files come from several hosts or reports, whose clocks differ: waiting times are "
             "not known"
         )
-    sizes = sorted({part.world_size for part in files if part.world_size is not None})
-    if len(sizes) > 1:
-        raise UnreadableInput(
-            f"{source}: ranks of runs with {' and '.join(map(str, sizes))} ranks together"
-        )
+    if len(world_sizes) > 1:
+        sizes = " and ".join(map(str, sorted(world_sizes)))
+        raise UnreadableInput(f"{source}: ranks of runs with {sizes} ranks together")
     size = None
-    if sizes:
-        size = sizes[0]
+    if world_sizes:
+        size = world_sizes.pop()
         if size > len(ranks):
             notes.append(f"{len(ranks)} of {size} ranks are given: waiting times cover only these")
     return Trace(
-        ", ".join(dict.fromkeys(part.source for part in files)),
+        ", ".join(sources),
         list(names),
         ranks,
         one_clock=len(clocks) == 1,

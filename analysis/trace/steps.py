@@ -55,8 +55,11 @@ def choose_window(trace: Trace, step: int | None = None) -> tuple[int, int, str]
     Raises:
         ValueError: the trace has no step, or not this one.
     """
-    steps_of = [(rank, step_ranges(rank, trace)) for rank in trace.ranks]
-    steps_of = [(rank, steps) for rank, steps in steps_of if len(steps)]
+    steps_of = []
+    for rank in trace.ranks:
+        steps = step_ranges(rank, trace)
+        if len(steps):
+            steps_of.append((rank, steps))
     if not steps_of:
         raise ValueError("the trace has no range named step: there is no step to draw")
     count = min(len(steps) for _, steps in steps_of)
@@ -71,8 +74,10 @@ def choose_window(trace: Trace, step: int | None = None) -> tuple[int, int, str]
     for rank, steps in steps_of:
         work = spans(steps[step : step + 1])
         if not rank.on_host:
-            tables = (rank.compute, rank.collectives, rank.copies, rank.memsets)
-            launched = union(*(spans(table[step_of(table, steps) == step]) for table in tables))
+            of_tables = []
+            for table in (rank.compute, rank.collectives, rank.copies, rank.memsets):
+                of_tables.append(spans(table[step_of(table, steps) == step]))
+            launched = union(*of_tables)
             if len(launched):
                 work = launched
         starts.append(int(work[0, 0]))

@@ -106,7 +106,10 @@ def summarize(trace: Trace) -> TraceSummary:
     meetings, match_notes = match(trace)
     ranks = [_rank(rank, trace, meetings) for rank in trace.ranks]
     notes = [*trace.notes, *match_notes]
-    silent = [str(rank.rank) for rank in trace.ranks if not len(rank.collectives)]
+    silent = []
+    for traced in trace.ranks:
+        if not len(traced.collectives):
+            silent.append(str(traced.rank))
     if silent:
         which = f"rank {', '.join(silent)}"
         if len(silent) == len(ranks):
@@ -268,24 +271,26 @@ def trace_metrics(summary: TraceSummary) -> dict[str, float]:
                 overlapped_ms.append(None)
             else:
                 overlapped_ms.append(step.comm_ms - step.exposed_ms)
-        means = {
-            "trace/comm_ms_per_step": _mean(step.comm_ms for step in steps),
-            "trace/exposed_ms_per_step": _mean(step.exposed_ms for step in steps),
-            "trace/exposed_in_gaps_ms_per_step": _mean(step.exposed_in_gaps_ms for step in steps),
-            "trace/overlapped_ms_per_step": _mean(overlapped_ms),
-            "trace/wait_ms_per_step": _mean(step.wait_ms for step in steps),
-        }
+        for name in ("comm_ms", "exposed_ms", "exposed_in_gaps_ms"):
+            means[f"trace/{name}_per_step"] = _mean(getattr(step, name) for step in steps)
+        means["trace/overlapped_ms_per_step"] = _mean(overlapped_ms)
+        means["trace/wait_ms_per_step"] = _mean(step.wait_ms for step in steps)
     for backend in ("nccl", "gloo"):
-        calls = []
+        count, total_ms = 0, 0.0
         for rank in summary.ranks:
             if rank.backend == backend:
-                calls += rank.nccl
-        count = sum(row["calls"] for row in calls)
+                for row in rank.nccl:
+                    count += row["calls"]
+                    total_ms += row["total_ms"]
         if count:
-            means[f"trace/{backend}_avg_us"] = sum(row["total_ms"] for row in calls) * 1e3 / count
+            means[f"trace/{backend}_avg_us"] = total_ms * 1e3 / count
     means["trace/gpu_idle_share"] = _mean(rank.gpu_idle_share for rank in summary.ranks)
     means["trace/gap_us"] = _mean(rank.gap_us for rank in summary.ranks)
-    return {name: value for name, value in means.items() if value is not None}
+    metrics = {}
+    for name, value in means.items():
+        if value is not None:
+            metrics[name] = value
+    return metrics
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

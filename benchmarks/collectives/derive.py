@@ -1,7 +1,7 @@
 """The numbers of `benchmark=collectives` from the raw lines of the ranks. README.md."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -38,8 +38,20 @@ def derive(lines: RankLines, cell: Cell) -> Derived:
     rows = _rows(lines, options)
     measured = [placement for placement in PLACEMENTS if rows[0][placement] is not None]
     first = measured[0]
-    figures = [(row["bytes"], row[placement]) for row in rows for placement in measured]
-    average = math.fsum(figure["busbw"] for _, figure in figures) / len(figures)
+    busbw = []
+    series: dict[str, list[list[float]]] = {}
+    wrong, wrong_bytes = 0, []
+    for row in rows:
+        for placement in measured:
+            size, figures = row["bytes"], row[placement]
+            busbw.append(figures["busbw"])
+            points = series.setdefault(f"collectives/{placement}_busbw_gb_per_s", [])
+            points.append([size, figures["busbw"]])
+            if options["verify"]:
+                wrong += figures["wrong"]
+                if figures["wrong"]:
+                    wrong_bytes.append(size)
+    average = math.fsum(busbw) / len(busbw)
     sizes_bytes = [row["bytes"] for row in rows]
     times_us = [row[first]["time_us"] for row in rows]
     metrics = {
@@ -57,10 +69,6 @@ def derive(lines: RankLines, cell: Cell) -> Derived:
         beta = line.pieces[-1].beta_gb_per_s
         if beta:
             metrics["collectives/beta_gb_per_s"] = beta
-    series = {}
-    for placement in measured:
-        busbw = [[row["bytes"], row[placement]["busbw"]] for row in rows]
-        series[f"collectives/{placement}_busbw_gb_per_s"] = busbw
     run = {
         "collective": options["collective"],
         "ranks": len(lines),
@@ -68,13 +76,14 @@ def derive(lines: RankLines, cell: Cell) -> Derived:
         "avg_busbw": average,
     }
     tables["nccl-tests"] = {"runs": [run]}
-    checks = {}
+    checks: dict[str, Any] = {}
     if options["verify"]:
-        checks["wrong_elements"] = sum(figure["wrong"] for _, figure in figures)
-        checks["wrong_bytes"] = [size for size, figure in figures if figure["wrong"]]
+        checks = {"wrong_elements": wrong, "wrong_bytes": wrong_bytes}
     output = ""
     if options["format"] == "nccl-tests":
-        devices = [dict(of_kind(lines[rank], Kind.DEVICE)[0]) for rank in sorted(lines)]
+        devices = []
+        for rank in sorted(lines):
+            devices.append(dict(of_kind(lines[rank], Kind.DEVICE)[0]))
         output = "\n".join(table_lines(cell, run, devices))
     return Derived(metrics, series, tables, checks, output)
 
@@ -85,16 +94,22 @@ def _rows(lines: RankLines, options: Mapping[str, Any]) -> list[dict[str, Any]]:
     rows: dict[int, dict[str, Any]] = {}
     for window in together(lines, Kind.WINDOW, has="bytes"):
         size = window[0]["bytes"]
-        share = size // len(lines) if collective.shares else size
-        row = {
+        share = size
+        if collective.shares:
+            share = size // len(lines)
+        row: dict[str, Any] = {
             "bytes": size,
             "count": share // ELEMENT_BYTES[dtype],
             "dtype": TYPES[dtype],
-            "redop": options["op"] if collective.reduces else None,
-            "root": options["root"] if collective.rooted else None,
+            "redop": None,
+            "root": None,
             "out_of_place": None,
             "in_place": None,
         }
+        if collective.reduces:
+            row["redop"] = options["op"]
+        if collective.rooted:
+            row["root"] = options["root"]
         rows.setdefault(size, row)[window[0]["placement"]] = _figures(window, lines, options)
     return list(rows.values())
 
@@ -110,31 +125,28 @@ def _figures(window: list[Line], lines: RankLines, options: Mapping[str, Any]) -
         "time_us": mean,
         "algbw": algbw,
         "busbw": algbw * COLLECTIVES[options["collective"]].factor(len(lines)),
-        "wrong": sum(line["elements"] for line in wrong[0]) if wrong else None,
+        "wrong": None,
         "slowest_us": max(times),
     }
+    if wrong:
+        figures["wrong"] = sum(line["elements"] for line in wrong[0])
     blocks = together(lines, Kind.BLOCK, bytes=size, placement=placement)
     if blocks:
         slowest_ms = slowest(block["ms"] for block in blocks[0])
-        figures["per_iteration"] = _per_iteration(slowest_ms, options["coalesced"])
+        us = np.asarray(slowest_ms) * 1e3 / options["coalesced"]  # of one collective
+        p50, p95, p99 = np.percentile(us, (50, 95, 99)).tolist()
+        mean_us, deviation = float(us.mean()), float(us.std())
+        figures["per_iteration"] = {
+            "min_us": float(us.min()),
+            "max_us": float(us.max()),
+            "avg_us": mean_us,
+            "p50_us": p50,
+            "p95_us": p95,
+            "p99_us": p99,
+            "stdev_us": deviation,
+            "cv_pct": 100 * deviation / mean_us,
+        }
     return figures
-
-
-def _per_iteration(slowest_ms: Sequence[float], coalesced: int) -> dict[str, float]:
-    """Return statistics of single iterations in µs of one collective."""
-    us = np.asarray(slowest_ms) * 1e3 / coalesced
-    p50, p95, p99 = np.percentile(us, (50, 95, 99)).tolist()
-    mean, deviation = float(us.mean()), float(us.std())
-    return {
-        "min_us": float(us.min()),
-        "max_us": float(us.max()),
-        "avg_us": mean,
-        "p50_us": p50,
-        "p95_us": p95,
-        "p99_us": p99,
-        "stdev_us": deviation,
-        "cv_pct": 100 * deviation / mean,
-    }
 
 
 def table_lines(cell: Cell, run: dict[str, Any], devices: list[dict[str, Any]]) -> list[str]:
@@ -169,14 +181,19 @@ def table_lines(cell: Cell, run: dict[str, Any], devices: list[dict[str, Any]]) 
     lines += [names + 2 * FIGURES.format(*NAMES), units + 2 * FIGURES.format(*UNITS)]
     wrong = 0
     for row in run["rows"]:
-        root = -1 if row["root"] is None else row["root"]
+        root = row["root"]
+        if root is None:
+            root = -1
         text = ROW.format(row["bytes"], row["count"], row["dtype"], row["redop"] or "none", root)
         for placement in PLACEMENTS:
             text += _figures_text(row[placement])
             wrong += bool(row[placement] and row[placement]["wrong"])
         lines.append(text)
     if options["verify"]:
-        lines.append(f"# Out of bounds values : {wrong} {'FAILED' if wrong else 'OK'}")
+        outcome = "OK"
+        if wrong:
+            outcome = "FAILED"
+        lines.append(f"# Out of bounds values : {wrong} {outcome}")
     lines.append(f"# Avg bus bandwidth    : {run['avg_busbw']:g} ")
     return [*lines, "#", f"# Collective test concluded: {program}_perf", "#"]
 
@@ -186,8 +203,8 @@ def _figures_text(figures: dict[str, Any] | None) -> str:
     if figures is None:
         return FIGURES.format("nan", "nan", "nan", "N/A")
     texts = []
-    for name, width in (("time_us", 7), ("algbw", 6), ("busbw", 6)):
-        text = f"{figures[name]:.{1 if width == 7 else 0}e}"
+    for name, width, digits in (("time_us", 7, 1), ("algbw", 6, 0), ("busbw", 6, 0)):
+        text = f"{figures[name]:.{digits}e}"
         for decimals in (0, 1, 2):  # as many of two decimals as fit into the column
             if len(f"{figures[name]:.{decimals}f}") <= width:
                 text = f"{figures[name]:.{decimals}f}"

@@ -60,20 +60,26 @@ def derive(lines: RankLines, cell: Cell) -> Derived:
 def _row(window: Sequence[Line]) -> dict[str, Any]:
     """Return one row: GB/s of every rank, all at once or each while the others wait."""
     facts, by_rank = window[0], [block["ms"] for block in window]
-    seconds = [math.fsum(ms) / 1e3 for ms in by_rank]
     counted = facts["counted_bytes"] * len(by_rank[0])
+    seconds, rates = [], []
+    for ms in by_rank:
+        own_seconds = math.fsum(ms) / 1e3
+        seconds.append(own_seconds)
+        rates.append(counted / own_seconds / 1e9)
     slowest = max(by_rank, key=sum)
     low, high = statistics.mean_interval([slowest])
     row = {
         "operation": facts["operation"],
         "memory": facts["memory"],
         "at_once": facts["at_once"],
-        "threads": facts["threads"] if facts["memory"] == "host" else None,
-        "gb_per_s": [counted / own_seconds / 1e9 for own_seconds in seconds],
+        "threads": None,
+        "gb_per_s": rates,
         "sum_gb_per_s": None,
         # Mean of the slowest rank, between its 95 % interval's ends.
         "slowest_ms": [low, math.fsum(slowest) / len(slowest), high],
     }
+    if facts["memory"] == "host":
+        row["threads"] = facts["threads"]
     if facts["at_once"] > 1:  # all is done when the slowest is
         row["sum_gb_per_s"] = facts["at_once"] * counted / max(seconds) / 1e9
     return row
@@ -81,18 +87,23 @@ def _row(window: Sequence[Line]) -> dict[str, Any]:
 
 def _table_lines(rows: Sequence[Mapping[str, Any]], cell: Cell, size: int) -> list[str]:
     """Return the table for people: a line for each measurement, GB/s of one rank and of all."""
-    ranks = "GPUs" if cell.device == "cuda" else "CPU workers"
+    ranks = "GPUs"
+    if cell.device == "cpu":
+        ranks = "CPU workers"
     lines = [
         f"{ranks} {','.join(map(str, cell.gpus))}, {size / 2**20:g} MiB a copy and array",
         f"{'GB/s':32s}{'at once':>9s}{'threads':>9s}{'slowest':>10s}{'fastest':>10s}{'sum':>10s}",
     ]
     for memory, (_, title) in MEMORIES.items():
-        of_memory = [row for row in rows if row["memory"] == memory]
-        if of_memory:
-            lines.append(title)
-        for row in of_memory:
+        for row in rows:
+            if row["memory"] != memory:
+                continue
+            if title not in lines:
+                lines.append(title)
             rates = row["gb_per_s"]
-            total = "" if row["sum_gb_per_s"] is None else f"{row['sum_gb_per_s']:.1f}"
+            total = ""
+            if row["sum_gb_per_s"] is not None:
+                total = f"{row['sum_gb_per_s']:.1f}"
             lines.append(
                 f"  {LABELS[row['operation']]:30s}{row['at_once']:>9d}{row['threads'] or '':>9}"
                 f"{min(rates):>10.1f}{max(rates):>10.1f}{total:>10s}"

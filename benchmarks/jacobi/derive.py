@@ -50,12 +50,14 @@ def derive(lines: RankLines, cell: Cell) -> Derived:
 
 
 def _numbered(values: list[float]) -> list[list[float]]:
-    return [[number, value] for number, value in enumerate(values, 1)]
+    return [[solve, value] for solve, value in enumerate(values, 1)]
 
 
 def output_lines(cell: Cell, nx: int, ny: int, one_second: float, seconds: float) -> list[str]:
     """Return the lines of jacobi_memcpy, for scripts that read them."""
-    count, unit = cell.world_size, "GPU" if cell.device == "cuda" else "CPU worker"
+    count, unit = cell.world_size, "GPU"
+    if cell.device == "cpu":
+        unit = "CPU worker"
     speedup = one_second / seconds
     ids = "".join(f"{gpu}, " for gpu in cell.gpus)
     return [

@@ -26,9 +26,14 @@ class Tile(NamedTuple):
 # Taller tiles read fewer rows twice; shorter ones leave registers for more threads. A thread has
 # four columns.
 TILES = (
-    *(Tile(rows, 512, 4) for rows in (2, 4, 8, 16)),
-    *(Tile(rows, 256, 2) for rows in (4, 8)),
-    *(Tile(rows, 128, 1) for rows in (4, 8)),
+    Tile(2, 512, 4),
+    Tile(4, 512, 4),
+    Tile(8, 512, 4),
+    Tile(16, 512, 4),
+    Tile(4, 256, 2),
+    Tile(8, 256, 2),
+    Tile(4, 128, 1),
+    Tile(8, 128, 1),
 )
 EDGE = Tile(1, 128, 1)
 TUNING_CALLS = 5
@@ -48,7 +53,11 @@ def split(ny: int, world_size: int) -> list[range]:
 
 def tiles(count: int) -> list[Tile]:
     """Return the tiles that can cut `count` rows; the most accepted leave the tallest."""
-    return [tile for tile in TILES if -(-count // tile.rows) <= MOST_DOWN]
+    accepted = []
+    for tile in TILES:
+        if -(-count // tile.rows) <= MOST_DOWN:
+            accepted.append(tile)
+    return accepted
 
 
 class Slab:
@@ -143,7 +152,7 @@ class TritonStencil:
     def _tile_ms(self, tile: Tile) -> float:
         """Return the ms of some iterations; the calls before them compile."""
         self.tile = tile
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         for iteration in range(2 * TUNING_CALLS):
             if iteration == TUNING_CALLS:
                 begin.record()

@@ -83,19 +83,16 @@ class Solver:
     def measure(self, purpose: str) -> torch.Tensor:
         """Solve, write the samples, and return this rank's rows after the last solve."""
         self._solve(WARM_UP)
-        solves = []
+        columns: dict[str, list[Any]]
+        columns = {"seconds": [], "device_seconds": [], "iterations_done": [], "norms": []}
         for _ in range(int(self._options["solves"])):
-            solves.append(self._solve(int(self._options["niter"])))
-        self._reporter.line(
-            Kind.SOLVES,
-            purpose=purpose,
-            nx=self._slab.nx,
-            ny=self._slab.ny,
-            seconds=[solved.seconds for solved in solves],
-            device_seconds=[solved.device_seconds for solved in solves],
-            iterations_done=[solved.iterations for solved in solves],
-            norms=[solved.norm for solved in solves],
-        )
+            solved = self._solve(int(self._options["niter"]))
+            columns["seconds"].append(solved.seconds)
+            columns["device_seconds"].append(solved.device_seconds)
+            columns["iterations_done"].append(solved.iterations)
+            columns["norms"].append(solved.norm)
+        grid = {"nx": self._slab.nx, "ny": self._slab.ny}
+        self._reporter.line(Kind.SOLVES, purpose=purpose, **grid, **columns)
         return self._slab.inner(self._iteration)
 
     def _solve(self, most: int) -> Solved:
@@ -169,7 +166,8 @@ def _solve_together(
     cell: Cell, ranks: Ranks, solutions: list[torch.Tensor], reporter: Reporter
 ) -> float:
     """Solve on all ranks; return the largest difference of any point from rank 0's. Collective."""
-    nx, ny, exchange = (cell.benchmark[name] for name in ("nx", "ny", "exchange"))
+    options = cell.benchmark
+    nx, ny, exchange = options["nx"], options["ny"], options["exchange"]
     rows = split(ny, ranks.world_size)[ranks.rank]
     handle, base = b"", None
     if exchange == "peer" and ranks.world_size > 1:

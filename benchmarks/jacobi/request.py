@@ -36,16 +36,21 @@ def shared_bytes(ranks: int, row_bytes: int) -> int:
 
 def refuse(cell: Cell, room: Room) -> None:
     """Refuse a cell that cannot be measured. Raises Refused."""
-    nx, ny, exchange = (cell.benchmark[name] for name in ("nx", "ny", "exchange"))
+    options = cell.benchmark
+    nx, ny, exchange = options["nx"], options["ny"], options["exchange"]
     ranks, device = cell.world_size, cell.device
     if ny - 2 < ranks:
-        hint = "; auto is benchmark.nx" if nx == ny else ""
+        hint = ""
+        if nx == ny:
+            hint = "; auto is benchmark.nx"
         raise Refused(
             f"benchmark.ny={ny}: has {ny - 2} inner rows for {ranks} ranks; "
             f"accepted is at least {ranks + 2}{hint}"
         )
     if exchange not in EXCHANGES[device]:
-        where = "GPUs" if device == "cuda" else "CPU workers"
+        where = "GPUs"
+        if device == "cpu":
+            where = "CPU workers"
         accepted = " and ".join(EXCHANGES[device])
         raise Refused(f"benchmark.exchange={exchange}: accepted on {where} are {accepted}")
     # Rank 0 holds the whole grid twice, the solution to compare with, and its own rows twice.
@@ -54,6 +59,8 @@ def refuse(cell: Cell, room: Room) -> None:
     needed = rows * row_bytes + OWN_BYTES[device]
     refuse_too_large(cell, needed, f"benchmark.nx={nx} benchmark.ny={ny}", room)
     if ranks > 1 and exchange in ("host", "peer"):
-        needed = shared_bytes(ranks, row_bytes if exchange == "host" else 0)
+        if exchange == "peer":  # its rows go from GPU to GPU
+            row_bytes = 0
+        needed = shared_bytes(ranks, row_bytes)
         who = f"benchmark.exchange={exchange} benchmark.nx={nx}: {cell.name}"
         refuse_too_little_shared(needed, room.shared_bytes, who, "fewer columns")

@@ -34,7 +34,9 @@ class CopyMethod:
 
     def runner(self, copy: Copy) -> int:
         """Return the member that makes a copy."""
-        return copy.target if self.read else copy.source
+        if self.read:
+            return copy.target
+        return copy.source
 
 
 def patterns(count: int, size_bytes: int) -> Iterator[tuple[str, int, list[Copy], int]]:
@@ -55,9 +57,12 @@ def patterns(count: int, size_bytes: int) -> Iterator[tuple[str, int, list[Copy]
     if not part:
         return
     for index in range(count):
-        peers = [peer for peer in range(count) if peer != index]
-        outward = [Copy(index, peer) for peer in peers]
-        inward = [Copy(peer, index, slot * part) for slot, peer in enumerate(peers)]
+        outward: list[Copy] = []
+        inward: list[Copy] = []
+        for peer in range(count):
+            if peer != index:
+                outward.append(Copy(index, peer))
+                inward.append(Copy(peer, index, len(inward) * part))
         yield "one_to_all", index, outward, part
         yield "all_to_one", index, inward, part
 
@@ -94,8 +99,10 @@ def write_opposite(buffer: Tensor, seed: int) -> None:
 
 def differing(buffer: Tensor, seed: int) -> int:
     """Return how many elements are not those of the pattern."""
-    chunks = _pattern_chunks(buffer, seed)
-    return sum(int((chunk != pattern).sum().item()) for chunk, pattern in chunks)
+    count = 0
+    for chunk, pattern in _pattern_chunks(buffer, seed):
+        count += int((chunk != pattern).sum().item())
+    return count
 
 
 def _pattern_chunks(buffer: Tensor, seed: int) -> Iterator[tuple[Tensor, Tensor]]:

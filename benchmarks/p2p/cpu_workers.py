@@ -70,7 +70,10 @@ class Workers:
         by_rank = self._ranks.gather([own_ms])
         each_ms = []
         for copy in copies:
-            each_ms.append(by_rank[how.runner(copy) if how.enabled else copy.source][0])
+            timed_by = copy.source
+            if how.enabled:
+                timed_by = how.runner(copy)
+            each_ms.append(by_rank[timed_by][0])
         return each_ms, max(each_ms)
 
     def latency(self, copy: Copy, how: CopyMethod) -> tuple[float | None, float]:
@@ -102,7 +105,9 @@ class Workers:
         if self._rank == copy.target:
             write_opposite(target, seed)
         self.time([copy], CopyMethod(how.enabled, how.size_bytes, 1, how.read))
-        wrong = differing(target, seed) if self._rank == copy.target else 0
+        wrong = 0
+        if self._rank == copy.target:
+            wrong = differing(target, seed)
         return int(self._ranks.gather([wrong])[copy.target][0])
 
     def close(self) -> None:
@@ -124,8 +129,12 @@ class Workers:
     def _send(self, copies: Sequence[Copy], how: CopyMethod) -> None:
         """Send every message of every copy at once; a copy ends with an answer of one byte."""
         size, own = how.size_bytes, self._second[self._rank]
-        outgoing = [copy for copy in copies if copy.source == self._rank]
-        incoming = [copy for copy in copies if copy.target == self._rank]
+        outgoing, incoming = [], []
+        for copy in copies:
+            if copy.source == self._rank:
+                outgoing.append(copy)
+            if copy.target == self._rank:
+                incoming.append(copy)
         works: list[Any] = []
         for copy in incoming:
             for turn in range(how.iterations):

@@ -64,7 +64,9 @@ def derive(lines: RankLines, cell: Cell) -> Derived:
         output.append(f"{late} measurements began before their last copy was enqueued.")
     if options["concurrent"] and len(members["devices"]) > 1:
         rows = _concurrent_rows(of_kind(lines[0], Kind.P2P, has="pattern"))
-        access = "disabled" if options["p2p"] == "disabled" else "enabled"
+        access = "enabled"
+        if options["p2p"] == "disabled":
+            access = "disabled"
         tables["p2p_concurrent"] = {"p2p": access, "rows": rows}
         metrics |= _contention(rows)
         output += _concurrent_lines(rows, access)
@@ -81,7 +83,9 @@ def rates(counted_bytes: Sequence[Sequence[float]], ms: Sequence[Sequence[float]
 
 def gb_per_s(counted_bytes: float, ms: float) -> float:
     """Return a rate; a time of 0 gives NaN, which validity reports."""
-    return counted_bytes / ms / 1e6 if ms > 0 else math.nan
+    if ms <= 0:
+        return math.nan
+    return counted_bytes / ms / 1e6
 
 
 def _metrics(medians: Mapping[str, Matrix], spreads: Mapping[str, float]) -> dict[str, float]:
@@ -92,7 +96,9 @@ def _metrics(medians: Mapping[str, Matrix], spreads: Mapping[str, float]) -> dic
     metrics: dict[str, float] = {}
     for name in sorted(medians, key=lambda name: "disabled" in name):  # stable
         is_latency = name.startswith("latency")
-        unit = "us" if is_latency else "gb_per_s"
+        unit = "gb_per_s"
+        if is_latency:
+            unit = "us"
         matrix = np.asarray(medians[name])
         between = matrix[~np.eye(len(matrix), dtype=bool)]
         if not len(between):
@@ -103,13 +109,13 @@ def _metrics(medians: Mapping[str, Matrix], spreads: Mapping[str, float]) -> dic
             metrics[f"p2p/{name}_most_{unit}"] = float(between.max())
         else:
             metrics[f"p2p/{name}_least_{unit}"] = float(between.min())
-    kinds = {"bandwidth": ("uni", "bi")} | {
-        name: (name,) for name in ("latency_gpu", "latency_cpu")
-    }
-    for kind, beginning in kinds.items():
-        shares = [share for name, share in spreads.items() if name.startswith(beginning)]
-        if shares:
-            metrics[f"p2p/{kind}_spread_share"] = max(shares)
+    for name, share in spreads.items():
+        kind = "bandwidth"
+        for latency in ("latency_gpu", "latency_cpu"):
+            if name.startswith(latency):
+                kind = latency
+        metric = f"p2p/{kind}_spread_share"
+        metrics[metric] = max(metrics.get(metric, share), share)
     return metrics
 
 
@@ -127,11 +133,12 @@ def _concurrent_rows(lines: Sequence[Line]) -> list[dict[str, Any]]:
         counted, pairs = first["counted_bytes"], first["copies"]
         copies = []
         for index, (source, target) in enumerate(pairs):
-            copy = {"from": source, "to": target}
-            for name, field in (("gb_per_s", "together_ms"), ("alone_gb_per_s", "alone_ms")):
-                values = [gb_per_s(counted, line[field][index]) for line in repeats]
-                copy[name] = statistics.median(values)
-            copies.append(copy)
+            together_rates, alone_rates = [], []
+            for line in repeats:
+                together_rates.append(gb_per_s(counted, line["together_ms"][index]))
+                alone_rates.append(gb_per_s(counted, line["alone_ms"][index]))
+            copy = {"from": source, "to": target, "gb_per_s": statistics.median(together_rates)}
+            copies.append(copy | {"alone_gb_per_s": statistics.median(alone_rates)})
         totals = [gb_per_s(counted * len(pairs), line["total_ms"]) for line in repeats]
         row = {"pattern": first["pattern"], "number": first["of"], "bytes": first["bytes"]}
         rows.append(row | {"total_gb_per_s": statistics.median(totals), "copies": copies})
@@ -164,7 +171,10 @@ def _matrix_lines(table: Mapping[str, Any], spreads: Mapping[str, float]) -> lis
     ]
     ids = [device["id"] for device in table["devices"]]
     for name, matrix in table["matrices"].items():
-        title = f"{name.replace('_', ' ')}, {'µs' if name.startswith('latency') else 'GB/s'}"
+        unit = "GB/s"
+        if name.startswith("latency"):
+            unit = "µs"
+        title = f"{name.replace('_', ' ')}, {unit}"
         if name in spreads:
             repeats = len(table["samples"][name])
             title += f" (median of {repeats}, entries vary by up to {100 * spreads[name]:.1f} %)"
@@ -180,11 +190,14 @@ def _concurrent_lines(rows: Sequence[Mapping[str, Any]], access: str) -> list[st
     """Return a line for each pattern: the total, and each copy's rate at once and alone."""
     lines = []
     for pattern, (beginning, title) in PATTERNS.items():
-        of_pattern = [row for row in rows if row["pattern"] == pattern]
-        if of_pattern:
-            size = of_pattern[0]["bytes"]
-            lines += ["", f"{title}, {size} bytes, P2P {access}: GB/s at once (alone)"]
-        for row in of_pattern:
+        is_first = True
+        for row in rows:
+            if row["pattern"] != pattern:
+                continue
+            if is_first:
+                heading = f"{title}, {row['bytes']} bytes, P2P {access}: GB/s at once (alone)"
+                lines += ["", heading]
+                is_first = False
             text = f"  {beginning} {row['number']}: total {row['total_gb_per_s']:.1f}"
             for copy in row["copies"]:
                 rate = f"{copy['gb_per_s']:.1f} ({copy['alone_gb_per_s']:.1f})"

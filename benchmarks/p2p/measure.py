@@ -109,8 +109,11 @@ def _passes(options: Options) -> list[tuple[str, CopyMethod]]:
 
 def _access(how: CopyMethod) -> str:
     """Return the end of a matrix's name."""
-    state = "enabled" if how.enabled else "disabled"
-    return state + "_reads" * how.read
+    if not how.enabled:
+        return "disabled"
+    if how.read:
+        return "enabled_reads"
+    return "enabled"
 
 
 def _verified(
@@ -142,13 +145,15 @@ def _matrices(
     matrices: dict[str, Matrix] = {}
     counted_bytes: Matrix = [[0] * count for _ in range(count)]
     for a, b in itertools.product(range(count), repeat=2):
-        copy = Copy(b, a) if how.read else Copy(a, b)
+        copy = Copy(a, b)
+        if how.read:
+            copy = Copy(b, a)
         copies = [copy]
         if kind == "bidirectional":
             copies.append(Copy(b, a, backwards=a == b))
-        counted = len(copies) * how.size_bytes * how.iterations
-        # Within one member each byte is read and written.
-        counted_bytes[a][b] = counted * 2 if a == b else counted
+        counted_bytes[a][b] = len(copies) * how.size_bytes * how.iterations
+        if a == b:  # within one member each byte is read and written
+            counted_bytes[a][b] *= 2
         entries: dict[str, float | None] = {}
         if kind == "latency":
             entries["latency_gpu"], entries["latency_cpu"] = links.latency(copy, how)
@@ -178,11 +183,13 @@ def _concurrent(ids: Sequence[int], links: Any, options: Options, reporter: Repo
     for pattern, index, copies, part_bytes in patterns(len(ids), size_bytes):
         how = CopyMethod(enabled, part_bytes, iterations, read)
         counted_bytes = part_bytes * iterations  # of one copy
-        width = 2 if pattern == "matching" else 1
+        width, member = 1, ids[index]
+        if pattern == "matching":
+            width, member = 2, index
         facts: dict[str, Any] = {
             "pattern": pattern,
             "number": index,
-            "of": index if pattern == "matching" else ids[index],
+            "of": member,
             "bytes": part_bytes,
             "counted_bytes": counted_bytes,
             "copies": [[ids[copy.source], ids[copy.target]] for copy in copies],

@@ -71,15 +71,18 @@ def fit(sizes_bytes: Sequence[int], times_us: Sequence[float]) -> AlphaBetaFit |
         if score < least_score:
             least_score, spans = score, candidate
     fitted = []
+    worst_error = 0.0
     for start, stop in spans:
         of_piece, measured = sizes[start:stop], times[start:stop]
         alpha, slope, squares = _line(of_piece, measured)
-        errors = np.abs((alpha + slope * of_piece) / measured - 1)
-        beta = 1 / slope / 1e3 if slope > 0 else None
+        error = float(np.abs((alpha + slope * of_piece) / measured - 1).max())
+        worst_error = max(worst_error, error)
+        beta = None
+        if slope > 0:
+            beta = 1 / slope / 1e3
         rms, ends = math.sqrt(squares / len(of_piece)), (int(of_piece[0]), int(of_piece[-1]))
-        fitted.append(Piece(*ends, alpha, beta, rms, float(errors.max())))
+        fitted.append(Piece(*ends, alpha, beta, rms, error))
     squares = math.fsum(cost[span] for span in spans)
-    worst_error = max(piece.worst_error for piece in fitted)
     return AlphaBetaFit(tuple(fitted), math.sqrt(squares / count), worst_error)
 
 

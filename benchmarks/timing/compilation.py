@@ -33,7 +33,8 @@ class Compilation:
             return {}
         now, before = _counts(), self._before
         self._before = now
-        return {name: now[name] - before[name] for name in ("graphs", "graph_breaks")}
+        graph_breaks = now["graph_breaks"] - before["graph_breaks"]
+        return {"graphs": now["graphs"] - before["graphs"], "graph_breaks": graph_breaks}
 
     def facts(self, ranks: Ranks) -> dict[str, Any]:
         """Return the graphs and graph breaks since the beginning, and where their code came from.
@@ -44,15 +45,18 @@ class Compilation:
         if not self._compiles:
             return {}
         self.since()
-        own = {name: count - self._begin[name] for name, count in _counts().items()}
-        names = ("graphs", "from_cache", "newly_made")
-        of_ranks = ranks.gather([own[name] for name in names])
+        own = _counts()
+        for name, count in self._begin.items():
+            own[name] -= count
+        of_ranks = ranks.gather([own["graphs"], own["from_cache"], own["newly_made"]])
         graphs, cached, new = (int(sum(column)) for column in zip(*of_ranks, strict=True))
         if not graphs:
             return {"graphs": own["graphs"], "code_from": NOWHERE}
         code_from = NEW
-        if cached:
-            code_from = PARTLY if new else CACHE
+        if cached and new:
+            code_from = PARTLY
+        elif cached:
+            code_from = CACHE
         return {
             "graphs": own["graphs"],
             "graph_breaks": own["graph_breaks"],
@@ -97,12 +101,16 @@ def _seconds() -> dict[str, float]:
 
 def parts(outputs: Any) -> int:
     """Return how many compiled parts forward went through to make these outputs."""
-    leaves = torch.utils._pytree.tree_leaves(outputs)
-    waiting = [leaf.grad_fn for leaf in leaves if isinstance(leaf, Tensor)]
+    waiting: list[Any] = []
+    for leaf in torch.utils._pytree.tree_leaves(outputs):
+        if isinstance(leaf, Tensor):
+            waiting.append(leaf.grad_fn)
     seen: set[Any] = set()
+    compiled = 0
     while waiting:
         node = waiting.pop()
         if node is not None and node not in seen:
             seen.add(node)
+            compiled += node.name() == COMPILED
             waiting += [following for following, _ in node.next_functions]
-    return sum(node.name() == COMPILED for node in seen)
+    return compiled

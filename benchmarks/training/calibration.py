@@ -77,7 +77,9 @@ class Calibration:
                 "arrays": len({id(parameter) for parameter in bucket.parameters}),
             }
             rows.append(row)
-        unknown = {} if buckets else {"unknown": NO_BUCKETS}
+        unknown = {}
+        if not buckets:
+            unknown = {"unknown": NO_BUCKETS}
         self.reporter.line(Kind.BUCKETS, rows=rows, **unknown)
         self._timeline(buckets, level)
         if level == ALL and self.ranks.world_size > 1:
@@ -92,7 +94,9 @@ class Calibration:
             budget_ms = min(TIMELINE_MS, most_ms)
         elif cell.device == "cpu":
             budget_ms = 1e3 * USUAL_CPU_SHARE * float(cell.benchmark["max_seconds"])
-        windows = 1 if cell.strategy["name"] == "none" else 2
+        windows = 2
+        if cell.strategy["name"] == "none":
+            windows = 1
         names = [f"{moment}_ms" for moment in MOMENTS.values()] + ["ready_ms"]
         if self.training.graphs:
             for window in range(windows):
@@ -137,15 +141,21 @@ class Calibration:
         calibration did, by this rank's clock.
         """
         self.reporter.phase("bucket exchange")
-        sent = [(bucket.sent_bytes, bucket.dtype) for bucket in buckets if bucket.sent_bytes]
-        exchange = self.training.strategy.bucket_exchange(*max(sent)) if sent else None
+        sizes = set()
+        for bucket in buckets:
+            if bucket.sent_bytes:
+                sizes.add((bucket.sent_bytes, bucket.dtype))
+        exchange = None
+        if sizes:
+            largest_bytes, dtype = max(sizes)
+            exchange = self.training.strategy.bucket_exchange(largest_bytes, dtype)
         if exchange is None:
             self.reporter.line(Kind.BUCKET_EXCHANGE, operation=None, rows=[], unknown=NO_COLLECTIVE)
             return
-        largest_bytes, dtype = max(sent)
-        sizes = sorted({(size, dtype) for size in SMALLEST_BYTES} | set(sent))
+        for size_bytes in SMALLEST_BYTES:
+            sizes.add((size_bytes, dtype))
         budget_ms = EXCHANGES_MS / (len(sizes) + 1)
-        rows = [self._time_collective(*size, budget_ms) for size in sizes]
+        rows = [self._time_collective(*size, budget_ms) for size in sorted(sizes)]
         median_ms = statistics.median(self.ranks.slowest(rows[-1]["ms"]))
         expected_ms = TIMES_THE_LARGEST * (CALLS_BEFORE + FEWEST_CALLS) * median_ms
         if expected_ms <= ALL_MS - self._elapsed_ms(began):

@@ -66,16 +66,22 @@ class ComparedElements:
         # A prime shares no pattern with what is lost regularly.
         while any(share % divisor == 0 for divisor in range(2, int(share**0.5) + 1)):
             share += 1
-        self.strides = [max(1, min(share, size // WHOLE_ELEMENTS)) for size in sizes]
-        counts = [-(-size // stride) for size, stride in zip(sizes, self.strides, strict=True)]
+        self.strides = []
+        counts = []
+        for size in sizes:
+            stride = max(1, min(share, size // WHOLE_ELEMENTS))
+            self.strides.append(stride)
+            counts.append(-(-size // stride))
         self.counts = torch.tensor(counts)  # (arrays,): elements of each
 
     def gradient(self, training: Training) -> Tensor:
         """Return the chosen elements, (elements,) in float64; zeros where there is no gradient."""
         arrays = []
         for parameter in training.parameters:
-            gradient = parameter.grad
-            arrays.append(torch.zeros_like(parameter) if gradient is None else gradient)
+            if parameter.grad is None:
+                arrays.append(torch.zeros_like(parameter))
+            else:
+                arrays.append(parameter.grad)
         return self.values(arrays)
 
     def values(self, arrays: Sequence[Tensor]) -> Tensor:
@@ -91,8 +97,10 @@ class ComparedElements:
 
     def repeats(self, runs: Sequence[Tensor]) -> Tensor:
         """Return how much runs of one step differ in each array, (arrays,): the largest pair."""
-        pairs = itertools.combinations(runs, 2)
-        return torch.stack([self.by_array(first - second) for first, second in pairs]).amax(0)
+        differences = []
+        for first, second in itertools.combinations(runs, 2):
+            differences.append(self.by_array(first - second))
+        return torch.stack(differences).amax(0)
 
 
 def gradient(training: Training, batch: Batch, ranks: Ranks) -> dict[str, Any]:
@@ -119,8 +127,10 @@ def gradient(training: Training, batch: Batch, ranks: Ranks) -> dict[str, Any]:
     training.optimizer.zero_grad(set_to_none=True)
     local, mean = runs[0], _mean(runs[0], ranks)
     wrong = exchanged - mean
-    pairs = itertools.combinations(runs, 2)
-    repeat = torch.stack([(first - second).norm() for first, second in pairs]).max()
+    differences = []
+    for first, second in itertools.combinations(runs, 2):
+        differences.append((first - second).norm())
+    repeat = torch.stack(differences).max()
     own_norms = torch.stack([wrong.norm(), (local - mean).norm(), local.norm(), repeat])
     norms = gathered(ranks, own_norms)
     own_arrays = [elements.by_array(wrong), elements.repeats(runs), elements.by_array(local)]
@@ -128,7 +138,7 @@ def gradient(training: Training, batch: Batch, ranks: Ranks) -> dict[str, Any]:
 
     mean_norm = mean.norm().item() or 1.0
     # torch's maximum keeps NaN.
-    error, _, size, repeat_share = (norm / mean_norm for norm in norms.amax(0).tolist())
+    error, _, size, repeat_share = (norms.amax(0) / mean_norm).tolist()
     # Each of n sums rounds half a unit in the last place, and reserve, as a share of Σ|local|.
     rounding = torch.clamp(ranks.world_size * _digits(training), min=training.strategy.rounding)
     step = training.strategy.smallest_step
@@ -273,13 +283,14 @@ class Weights:
         names, weights = list(self._weights), list(self._weights.values())
         after = checksums(weights)
         still = []
-        elements = 0
+        elements = all_elements = 0
         for index, weight in enumerate(weights):
+            all_elements += weight.numel()
             if after[index] == self._before[index] and self._must_move(weight):
                 still.append(index)
                 elements += weight.numel()
-        share = elements / (sum(weight.numel() for weight in weights) or 1)
-        first = still[0] if still else 0
+        share = elements / (all_elements or 1)
+        first = min(still, default=0)
         count, share, first_still = max(ranks.gather([len(still), share, first]))
         facts: dict[str, Any] = {"weights_still": int(count), "weights_still_share": share}
         if count:
@@ -314,7 +325,12 @@ def checksums(tensors: Sequence[Tensor]) -> list[bytes]:
     if not tensors:
         return []
     most_words = min(PIECE, max(tensor.nbytes for tensor in tensors))
-    multipliers = _multipliers(most_words, tensors[0].device)
+    # Multipliers of int64: too large products lose their upper bits everywhere.
+    mixed = torch.arange(1, most_words + 1, device=tensors[0].device) * GOLDEN
+    for shift, factor in MIX:
+        mask = (1 << (64 - shift)) - 1  # a shift brings in the sign: cut it off
+        mixed = (mixed ^ (mixed >> shift & mask)) * factor
+    multipliers = mixed | 1
     sums: list[Tensor] = []
     ends = []  # of each tensor's sums
     for tensor in tensors:
@@ -325,9 +341,8 @@ def checksums(tensors: Sequence[Tensor]) -> list[bytes]:
     values = torch.stack(sums).tolist()  # waits for the device once
     digests = []
     for start, end in itertools.pairwise([0, *ends]):
-        digests.append(
-            _digest(value.to_bytes(8, "big", signed=True) for value in values[start:end])
-        )
+        words = [value.to_bytes(8, "big", signed=True) for value in values[start:end]]
+        digests.append(_digest(words))
     return digests
 
 
@@ -338,15 +353,6 @@ def checksum(tensors: Sequence[Tensor]) -> bytes:
 
 def _digest(parts: Iterable[bytes]) -> bytes:
     return hashlib.sha256(b"".join(parts)).digest()[:8]
-
-
-def _multipliers(count: int, device: torch.device) -> Tensor:
-    """Return (count,) int64 multipliers: too large products lose their upper bits everywhere."""
-    mixed = torch.arange(1, count + 1, device=device) * GOLDEN
-    for shift, factor in MIX:
-        mask = (1 << (64 - shift)) - 1  # a shift brings in the sign: cut it off
-        mixed = (mixed ^ (mixed >> shift & mask)) * factor
-    return mixed | 1
 
 
 # Steps without exchange leave no trace: timed steps then go on as if these had never been.
@@ -396,7 +402,9 @@ def _state(training: Training, whole: bool) -> list[Tensor]:
     """Return the tensors that a step changes on this rank, always in the same order."""
     tensors: list[Tensor] = [*training.network.parameters(), *training.network.buffers()]
     for state in training.optimizer.state.values():
-        tensors += [value for value in state.values() if isinstance(value, Tensor)]
+        for value in state.values():
+            if isinstance(value, Tensor):
+                tensors.append(value)
     if whole:
         tensors += training.strategy.state()
     return tensors
@@ -431,9 +439,11 @@ def replay_differences(training: Training, drawn: Sequence[Batch], ranks: Ranks)
                     break
             for name, facts in _compare(training, snapshot, batch, ranks).items():
                 error, tolerance = facts["error"], facts["tolerance"]
-                share = 0.0
-                if error:  # infinite where nothing is allowed, or it is no number
-                    share = error / tolerance if tolerance and error == error else float("inf")
+                share = float("inf")  # where nothing is allowed, or the error is no number
+                if not error:
+                    share = 0.0
+                elif tolerance and error == error:
+                    share = error / tolerance
                 if share > worst_share:
                     worst_share = share
                     worst = {"what": name, "exchange": exchanges, **facts}
@@ -444,8 +454,10 @@ def replay_counts(training: Training, ranks: Ranks) -> dict[str, Any]:
     """Return the replays that each rank asked for, and those its device counted. Collective."""
     if training.graphs is None:
         return {}
-    of_ranks = ranks.gather([training.graphs.asked, training.graphs.done])
-    return {"replays": [[int(value) for value in values] for values in of_ranks]}
+    replays = []
+    for asked, done in ranks.gather([training.graphs.asked, training.graphs.done]):
+        replays.append([int(asked), int(done)])
+    return {"replays": replays}
 
 
 def _compare(

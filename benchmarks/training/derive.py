@@ -50,11 +50,12 @@ def _warm_up(lines: RankLines, cell: Cell) -> tuple[Metrics, dict[str, Any]]:
     windows = together(lines, Kind.BLOCK, purpose="warm-up")
     ms = slowest_ms(windows)
     requested_ms = 1e3 * float(cell.benchmark.get("warmup_min_seconds", 0.0))
-    least_ms = [requested_ms] if not windows else []
+    least_ms = []
     for window in windows:
-        least_ms += [float(block.get("least_ms", requested_ms)) for block in window]
+        for block in window:
+            least_ms.append(float(block.get("least_ms", requested_ms)))
     first_ms = max(block["lead_in_ms"] for block in first)
-    flat = warmed_up(ms, cell, min(least_ms))
+    flat = warmed_up(ms, cell, min(least_ms, default=requested_ms))
     return {"step/first_ms": first_ms, "warmup/iterations": len(ms)}, {"warmup_flat": flat}
 
 
@@ -79,7 +80,7 @@ def timed(lines: RankLines) -> Derived:
     for window in windows:
         by_window.append(slowest_ms([window]))
         ms += by_window[-1]
-        window_images, lasted_ms = 0, 0.0
+        window_images, lasted_ms, launched_ms = 0, 0.0, 0.0
         for rank, block in enumerate(window):
             own_ms = math.fsum(block["ms"])
             totals_ms[rank] += own_ms
@@ -88,7 +89,8 @@ def timed(lines: RankLines) -> Derived:
             disagreement = max(disagreement, off)
             window_images += int(block["images"])
             tokens += int(block.get("tokens", 0))
-        launch_ms.append(max(block["launch_ms"] for block in window))
+            launched_ms = max(launched_ms, block["launch_ms"])
+        launch_ms.append(launched_ms)
         images += window_images
         rates.append([len(ms), window_images / (lasted_ms / 1e3)])
         medians.append([len(ms), statistics.median(by_window[-1])])
@@ -218,8 +220,9 @@ def abba(
         halves.append(statistics.median(with_it) - statistics.median(without_it))
     blocks = halves
     if len(halves) >= 2 * FEWEST_ROUNDS:
-        rounds = zip(halves[::2], halves[1::2], strict=True)
-        blocks = [(left + right) / 2 for left, right in rounds]
+        blocks = []
+        for left, right in zip(halves[::2], halves[1::2], strict=True):
+            blocks.append((left + right) / 2)
     return _median_of(first) - _median_of(second), blocks
 
 
@@ -260,7 +263,9 @@ def _stability(lines: RankLines, cell: Cell) -> tuple[dict[str, Any], dict[str, 
         "unaccounted_share": max(unaccounted),
     }
     # Steps that wait for no other rank: those without exchange; every step of strategy=none.
-    purpose = "timed" if cell.strategy["name"] == "none" else "without exchange"
+    purpose = "without exchange"
+    if cell.strategy["name"] == "none":
+        purpose = "timed"
     windows = together(lines, Kind.BLOCK, purpose=purpose)
     if cell.world_size == 1 or not windows:
         return checks, {}
@@ -272,7 +277,8 @@ def _stability(lines: RankLines, cell: Cell) -> tuple[dict[str, Any], dict[str, 
     slowest_rank = by_rank.index(max(by_rank))
     shares = []
     for window in windows:
-        shares.append(_excess([statistics.median(block["ms"]) for block in window], slowest_rank))
+        medians = [statistics.median(block["ms"]) for block in window]
+        shares.append(_excess(medians, slowest_rank))
     share = _excess(by_rank, slowest_rank)
     low, high = statistics.difference_interval(share, shares)
     checks["slowest_rank"] = {"rank": slowest_rank, "share": share, "noise": (high - low) / 2}
@@ -310,9 +316,10 @@ def exchange(lines: RankLines, cell: Cell) -> Derived | None:
         metrics["comm/bytes_moved"] = moved
     reference_metrics, reference = references(lines, metrics, synchronous)
     interval = _interval(*statistics.median_interval([ms])) | _interval_facts([ms])
+    by_iteration = [[iteration, value] for iteration, value in enumerate(ms, 1)]
     return Derived(
         metrics | reference_metrics,
-        {"comm/exchange_ms": [[iteration, value] for iteration, value in enumerate(ms, 1)]},
+        {"comm/exchange_ms": by_iteration},
         checks={"reference": reference},
         within_run={"comm/exchange_ms": interval},
     )
@@ -325,7 +332,9 @@ def _exchange_ms(blocks: Sequence[Line], synchronous: bool) -> list[float]:
     longest for all.
     """
     by_rank: list[list[float]] = [block["ms"] for block in blocks]
-    return slowest(by_rank) if synchronous else max(by_rank, key=sum)
+    if synchronous:
+        return slowest(by_rank)
+    return max(by_rank, key=sum)
 
 
 def references(lines: RankLines, measured: Metrics, synchronous: bool) -> tuple[Metrics, str]:
@@ -336,14 +345,15 @@ def references(lines: RankLines, measured: Metrics, synchronous: bool) -> tuple[
     (`comm/ideal_ratio`).
     """
     metrics: Metrics = {}
+    names = []  # of references
     for blocks in together(lines, Kind.BLOCK, has="probe"):
         probe = blocks[0]["probe"]
-        is_reference = probe.get("reference", probe.get("limit"))  # a limit in lines of schema 3
-        prefix = "reference" if is_reference else "stage"
-        name = f"{prefix}/{probe['name']}_ms"
+        name = f"stage/{probe['name']}_ms"
+        if probe.get("reference", probe.get("limit")):  # a limit in lines of schema 3
+            name = f"reference/{probe['name']}_ms"
+            names.append(name)
         ms = statistics.median(_exchange_ms(blocks, synchronous)) * probe["share"]
         metrics[name] = min(ms, metrics.get(name, ms))  # the fastest way tells what is possible
-    names = [name for name in metrics if name.startswith("reference/")]
     if not names:
         return metrics, ""
     binding = max(names, key=lambda name: metrics[name])

@@ -25,14 +25,21 @@ def tables(lines: RankLines, cell: Cell) -> dict[str, Table]:
         "bucket_exchange": bucket_exchange(lines),
         "residuals": residuals(lines, cell),
     }
-    return {name: table for name, table in every.items() if table}
+    given = {}
+    for name, table in every.items():
+        if table:
+            given[name] = table
+    return given
 
 
 def table_of(lines: RankLines, kind: str) -> Table:
     """Return the line of one kind of rank 0 as a table; empty where there is none."""
-    table: Table = {}
-    for line in of_kind(lines[0], kind)[:1]:
-        table = {name: value for name, value in line.items() if name not in ("kind", "time")}
+    written = of_kind(lines[0], kind)
+    if not written:
+        return {}
+    table: Table = dict(written[0])
+    for name in ("kind", "time"):
+        table.pop(name, None)
     return table
 
 
@@ -52,7 +59,9 @@ def timeline(lines: RankLines) -> Table:
                 row["ready_spread_ms"].append(spread_ms)
             row["unknown"] = line["unknown"]
             rows.append(row)
-    return {"rows": rows} if rows else {}
+    if not rows:
+        return {}
+    return {"rows": rows}
 
 
 def bucket_exchange(lines: RankLines) -> Table:
@@ -65,7 +74,7 @@ def bucket_exchange(lines: RankLines) -> Table:
     for of_ranks in zip(*rows_by_rank, strict=True):
         ms = slowest(row["ms"] for row in of_ranks)
         median_ms, spread_ms = _median_and_spread(ms)
-        row = {name: of_ranks[0][name] for name in ("bytes", "dtype")}
+        row = {"bytes": of_ranks[0]["bytes"], "dtype": of_ranks[0]["dtype"]}
         rows.append(row | {"calls": len(ms), "ms": median_ms, "spread_ms": spread_ms})
     return table | {"rows": rows}
 
@@ -87,11 +96,14 @@ def residuals(lines: RankLines, cell: Cell) -> Table:
         mean = math.fsum(ms) / len(ms)
         variance = math.fsum((ms - mean) ** 2) / len(ms)
         lags = min(MOST_LAGS, max(map(len, windows)) // 2)
-        acf = [0.0] * lags
-        for lag in range(1, lags + 1) if variance else ():
-            pairs = [(window[:-lag] - mean) * (window[lag:] - mean) for window in windows]
-            products = np.concatenate(pairs)
-            acf[lag - 1] = math.fsum(products) / len(products) / variance
+        acf = []
+        for lag in range(1, lags + 1):
+            correlation = 0.0
+            if variance:
+                pairs = [(window[:-lag] - mean) * (window[lag:] - mean) for window in windows]
+                products = np.concatenate(pairs)
+                correlation = math.fsum(products) / len(products) / variance
+            acf.append(correlation)
         row = {
             "rank": rank,
             "n": len(ms),
