@@ -74,12 +74,14 @@ def read(arguments: Sequence[str]) -> CommandLine:
                 f"{argument}: unknown; write options without dashes, as in gpus=0,1 (with dashes "
                 "there are -m, --help, --version, --cfg job and --config-dir)"
             )
-    folder = None if options.config_dir is None else Path(options.config_dir).absolute()
-    if folder is not None and not folder.is_dir():
-        raise Refused(
-            f"--config-dir {options.config_dir}: is no folder; accepted is one with "
-            "DIR/model/NAME.yaml, …"
-        )
+    folder = None
+    if options.config_dir is not None:
+        folder = Path(options.config_dir).absolute()
+        if not folder.is_dir():
+            raise Refused(
+                f"--config-dir {options.config_dir}: is no folder; accepted is one with "
+                "DIR/model/NAME.yaml, …"
+            )
     return CommandLine(
         overrides=overrides,
         multirun=options.multirun,
@@ -135,7 +137,9 @@ def _quoted(text: str) -> str:
         return f"{selection[1]}'{selection[2]}'"
     path = PATHS.fullmatch(text)
     if path:
-        quote = '"' if "'" in path[2] else "'"
+        quote = "'"
+        if quote in path[2]:
+            quote = '"'
         return f"{path[1]}{quote}{path[2]}{quote}"
     prefix = PREFIX.fullmatch(text)
     if prefix:

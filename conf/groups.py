@@ -181,9 +181,9 @@ class GroupChoice:
             declared["compared"] = self.rules["compared"]
         if self.is_ours:  # tests hold our own files to what they name
             return declared
-        for name, dotted in {"_target_": target, **self.code}.items():
-            where = name if name == "_target_" else f"code.{name}"
-            source_file(f"{self.path}: {where}", dotted)
+        source_file(f"{self.path}: _target_", target)
+        for name, dotted in self.code.items():
+            source_file(f"{self.path}: code.{name}", dotted)
         if "sends" in self.rules:  # which readers of a record have
             declared["sends"] = self.rules["sends"]
         code_hash = sha256_of_foreign_code(f"{self.path}: _target_", target)
@@ -274,7 +274,9 @@ def choice(group: str, name: Any) -> GroupChoice:
 def of_model(model: str, option: str) -> Any:
     """Return an option, `gpu.image_size`, of the YAML of a model; None without option or file."""
     path = _file("model", model)
-    return OmegaConf.select(_loaded(path), option) if path else None
+    if path is None:
+        return None
+    return OmegaConf.select(_loaded(path), option)
 
 
 def _file(group: str, name: Any) -> Path | None:
@@ -299,7 +301,10 @@ def _read(group: str, name: str, path: Path) -> GroupChoice:
         raise Refused(no_yaml(error, str(path))) from None
     if not isinstance(content, dict) or "defaults" in content:
         raise Refused(f"{path}: accepted are options with their defaults, written out, and rules")
-    rules = {rule: content.pop(rule) for rule in RULES if rule in content}
+    rules = {}
+    for rule in RULES:
+        if rule in content:
+            rules[rule] = content.pop(rule)
     for option in content:
         if not isinstance(option, str):
             raise Refused(
@@ -324,30 +329,31 @@ def _faults(options: Mapping[str, Any], rules: Mapping[str, Any]) -> Iterator[st
     for rule, value in rules.items():
         yield from _wrong_form(rule, value, RULES[rule])
     auto, accepts, code = rules.get("auto", {}), rules.get("accepts", {}), rules.get("code", {})
-    named = [("auto", name) for name in auto]
+    named: list[tuple[str, Iterable[str]]] = [("auto", auto)]
     for option, limits in accepts.items():
         yield from _wrong_form(f"accepts.{option}", limits, Limits)
         if option not in FIELDS_WITH_REFUSED:
-            named.append(("accepts", option))
+            named.append(("accepts", [option]))
     for option, rule in auto.items():
         if isinstance(rule, list):
             for case in rule:
                 yield from _wrong_form(f"auto.{option}", case, Case)
-                named += [(f"auto.{option}.where", name) for name in case.get("where", {})]
+                named.append((f"auto.{option}.where", case.get("where", {})))
         elif isinstance(rule, dict) and "as" in rule:
-            named.append((f"auto.{option}.as", rule["as"]))
+            named.append((f"auto.{option}.as", [rule["as"]]))
     for conflict in rules.get("conflicts", ()):
-        named += [("conflicts", name) for name in conflict]
+        named.append(("conflicts", conflict))
     sends = rules.get("sends", [])
     if isinstance(sends, str):
         sends = [{"value": sends}]
     for case in sends:
-        named += [("sends.where", name) for name in case.get("where", {})]
+        named.append(("sends.where", case.get("where", {})))
         if case["value"] not in SENDS:
             yield f"sends has {case['value']!r:.100}; accepted are {', '.join(SENDS)}"
-    for where, name in named:
-        if name not in options:
-            yield f"{where} names {name!r:.100}, which is no option"
+    for where, names in named:
+        for name in names:
+            if name not in options:
+                yield f"{where} names {name!r:.100}, which is no option"
     for option in rules.get("omit_if_default", ()):
         if option not in auto:
             yield f"omit_if_default names {option!r}, of which auto does not say what it means"
@@ -384,10 +390,15 @@ def options(group: str, typed: Any) -> dict[str, Any]:
         if name not in typed:
             raise Refused(f"{group}.{name}: has no value; accepted is for instance {default}")
     for conflict in chosen.rules.get("conflicts", ()):
-        if all(typed[name] == value for name, value in conflict.items()):
+        if _are_so(typed, conflict):
             first, *rest = (f"{group}.{name}={value}" for name, value in conflict.items())
             raise Refused(f"{first}: accepted without {', '.join(rest)}")
-    return {name: value for name, value in typed.items() if name not in RULES}
+    return {name: typed[name] for name in typed if name not in RULES}
+
+
+def _are_so(options: Mapping[str, Any], values: Mapping[str, Any]) -> bool:
+    """Return whether options have these values."""
+    return all(options.get(name) == value for name, value in values.items())
 
 
 def _check_option(chosen: GroupChoice, name: str, value: Any) -> None:
@@ -419,7 +430,8 @@ def resolved(group: str, typed: Mapping[str, Any], device: str, ranks: int) -> d
     hosts.
     """
     chosen = choice(group, typed["name"])
-    values = {name: value for name, value in typed.items() if name != SERVER_NODES}
+    values = dict(typed)
+    values.pop(SERVER_NODES, None)
     names = values.keys()
     auto = chosen.rules.get("auto", {})
     for name, rule in auto.items():
@@ -454,15 +466,16 @@ def meaning(rule: Any, values: Mapping[str, Any], device: str) -> Any:
     """
     if isinstance(rule, list):
         for case in rule:
-            where = case.get("where", {})
-            if all(values[name] == value for name, value in where.items()):
+            if _are_so(values, case.get("where", {})):
                 rule = case["value"]
                 break
         else:
             return "auto"
     if not isinstance(rule, dict):
         return rule
-    return values[rule["as"]] if "as" in rule else rule.get(device, "auto")
+    if "as" in rule:
+        return values[rule["as"]]
+    return rule.get(device, "auto")
 
 
 def sends(name: str, options: Mapping[str, Any], declared: Mapping[str, Any]) -> str:
@@ -477,7 +490,6 @@ def sends(name: str, options: Mapping[str, Any], declared: Mapping[str, Any]) ->
     if not isinstance(rule, list):
         return rule or ""
     for case in rule:
-        where = case.get("where", {})
-        if all(options.get(option) == value for option, value in where.items()):
+        if _are_so(options, case.get("where", {})):
             return str(case["value"])
     return ""

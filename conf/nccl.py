@@ -116,7 +116,9 @@ def level_word(value: str) -> str:
 
 def legacy_number(word: str) -> int | None:
     """Return the number that older documents use for a level; None where it has none."""
-    return _LEGACY_LEVELS.index(word) if word in _LEGACY_LEVELS else None
+    if word not in _LEGACY_LEVELS:
+        return None
+    return _LEGACY_LEVELS.index(word)
 
 
 def allowed(value: str, names: tuple[str, ...]) -> dict[str, set[str]]:
@@ -129,7 +131,7 @@ def allowed(value: str, names: tuple[str, ...]) -> dict[str, set[str]]:
         ValueError: NCCL does not know a word; it would ignore it silently.
     """
     by_lower = {name.lower(): name for name in names}
-    functions = {name.lower(): name for name in FUNCTIONS}
+    functions = [name.lower() for name in FUNCTIONS]
     result = {name: set(names) for name in FUNCTIONS}
     for part in value.split(";"):
         prefix, colon, rest = part.rpartition(":")
@@ -147,8 +149,9 @@ def allowed(value: str, names: tuple[str, ...]) -> dict[str, set[str]]:
             chosen.add(by_lower[word.lower()])
         if rest.startswith("^"):
             chosen = set(names) - chosen
-        for function in [functions[prefix.lower()]] if colon else FUNCTIONS:
-            result[function] = set(chosen)
+        for function in FUNCTIONS:
+            if not colon or prefix.lower() == function.lower():
+                result[function] = set(chosen)
     return result
 
 
@@ -161,9 +164,14 @@ def refuse_selections(algo: str | None, proto: str | None) -> None:
                 left[name] = allowed(text, words)
         except ValueError as error:
             raise Refused(f"nccl.{name}={text}: {error}") from None
-    without = [function for function, words in left.get("proto", {}).items() if not words]
+    without = []
+    for function, protocols in left.get("proto", {}).items():
+        if not protocols:
+            without.append(function.lower())
     if without:
-        which = "every collective" if len(without) == len(FUNCTIONS) else without[0].lower()
+        which = without[0]
+        if len(without) == len(FUNCTIONS):
+            which = "every collective"
         raise Refused(f"nccl.proto={proto}: leaves {which} without a protocol")
     for function, chosen in left.get("algo", {}).items():
         if chosen & AVAILABLE[function]:
@@ -406,7 +414,9 @@ def _near(variable: str, cutoff: float) -> str:
     """Return ' (did you mean X?)' for the nearest name of a variable, else ''."""
     names = [*OTHERS, *(f"NCCL_{name.upper()}" for name in FIELDS)]
     near = difflib.get_close_matches(variable, sorted(names), n=1, cutoff=cutoff)
-    return f" (did you mean {near[0]}?)" if near else ""
+    if not near:
+        return ""
+    return f" (did you mean {near[0]}?)"
 
 
 def unknown_setting(key: str, value: str) -> str:

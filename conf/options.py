@@ -47,10 +47,14 @@ def accepted(metadata: Mapping[str, Any]) -> str:
     for side in ("least", "most"):
         bound = metadata.get(side)
         if bound is not None:
-            text = str(int(bound)) if float(bound).is_integer() else f"{bound:g}"
+            text = f"{bound:g}"
+            if float(bound).is_integer():
+                text = str(int(bound))
             bounds.append(f"at {side} {text}")
     if bounds:
-        kind = "a whole number" if metadata.get("whole") else "a number"
+        kind = "a number"
+        if metadata.get("whole"):
+            kind = "a whole number"
         words.append(f"{kind} of {' and '.join(bounds)}")
     if words == ["auto"]:
         return ""
@@ -102,7 +106,9 @@ def check_names(prefix: str, config: Any) -> None:
     names = [field.name for field in dataclasses.fields(config)]
     for name, value in vars(config).items():
         if name not in names:
-            where = f"options of {prefix[:-1]}" if prefix else "options"
+            where = "options"
+            if prefix:
+                where = f"options of {prefix[:-1]}"
             raise Refused(
                 f"{prefix}{name}={value}: unknown; {where} are "
                 f"{', '.join(names)}{closest(name, names)}"
@@ -129,12 +135,16 @@ def expand_path(name: str, typed: str) -> Path:
 
 def to_text(value: Any) -> str:
     """Return equal text for equal values, as YAML has them: true, null, 0.5."""
+    if isinstance(value, str):
+        return value
     if type(value) in (int, float):
         return repr(value)
-    return value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
+    return json.dumps(value, sort_keys=True, default=str)
 
 
 def closest(word: str, candidates: Iterable[str]) -> str:
     """Return ' (did you mean X?)' for a near miss, else ''."""
     near = difflib.get_close_matches(word, list(candidates), n=1)
-    return f" (did you mean {near[0]}?)" if near else ""
+    if not near:
+        return ""
+    return f" (did you mean {near[0]}?)"

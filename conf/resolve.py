@@ -114,7 +114,9 @@ def resolve(
 def _training(config: CheckedConfig, cell: Cell, all_gpus: Mapping[str, tuple[int, ...]]) -> Cell:
     device, hosts = cell.device, cell.hosts
     strategy = groups.choice("strategy", config.strategy["name"])
-    sizes = config.model.gpu if device == "cuda" else config.model.cpu
+    sizes = config.model.cpu
+    if device == "cuda":
+        sizes = config.model.gpu
     batch_size, global_batch_size = _batch_sizes(config, sizes, cell, all_gpus)
     options = groups.resolved("strategy", config.strategy, device, cell.world_size)
     precision, optimize = _arithmetic(config, strategy, options, cell.benchmark["name"], device)
@@ -129,19 +131,22 @@ def _training(config: CheckedConfig, cell: Cell, all_gpus: Mapping[str, tuple[in
     channels_last = config.channels_last in (True, "True")
     if config.channels_last == "auto":
         channels_last = device == "cuda" and config.model.inputs == IMAGES
+    data: dict[str, Any] = {}
+    if config.data.loader is not None:
+        data = dataclasses.asdict(config.data)
     cell = dataclasses.replace(
         cell,
         model=_network(config, sizes, device),
         strategy=options,
         optimizer=_optimizer(config.optimizer),
         profiler=config.profiler["name"],
+        data=data,
         profiler_options=profiler_options,
         batch_size=batch_size,
         global_batch_size=global_batch_size,
         precision=precision,
         optimize=optimize,
         channels_last=channels_last,
-        data={} if config.data.loader is None else dataclasses.asdict(config.data),
         server_gpus=server_gpus(options, cell.gpus, device, all_gpus, hosts, on),
         server_hosts=on,
         declared={
@@ -158,8 +163,10 @@ def _batch_sizes(
 ) -> tuple[int, int | None]:
     """Return the images per rank and step, and over all ranks (None: weak scaling)."""
     images = config.global_batch_size
+    if images is None and config.batch_size == "auto":
+        return int(sizes.batch_size), None
     if images is None:
-        return int(sizes.batch_size if config.batch_size == "auto" else config.batch_size), None
+        return int(config.batch_size), None
     if images == "auto":
         gpu_count = sum(map(len, all_gpus.values()))
         # Divisible by 1, 2, 4, … and all GPUs.
@@ -188,7 +195,10 @@ def _optimizer(options: OptimizerOptions) -> Optimizer:
         if name == "name" or value == "auto":
             continue
         if name not in values:
-            owners = [owner for owner, settings in OPTIMIZERS.items() if name in settings]
+            owners = []
+            for owner, settings in OPTIMIZERS.items():
+                if name in settings:
+                    owners.append(owner)
             raise Refused(
                 f"optimizer.{name}={value}: accepted with optimizer.name={' or '.join(owners)}"
             )
@@ -211,7 +221,9 @@ def _arithmetic(
             "and bf16_weights"
         )
     if precision == "auto":
-        precision = "bf16" if device == "cuda" else "fp32"
+        precision = "fp32"
+        if device == "cuda":
+            precision = "bf16"
     for name, value in (("precision", precision), ("benchmark", benchmark)):
         if value in strategy.accepts.get(name, {}).get("refused", ()):
             raise Refused(f"{name}={value}: accepted with other strategies than {strategy.name}")
@@ -240,7 +252,11 @@ def without_effect(benchmark: str, overrides: Sequence[str]) -> list[str]:
     """Return the overrides of a request that do nothing because its benchmark trains nothing."""
     if groups.choice("benchmark", benchmark).trains:
         return []
-    return [text for text in overrides if re.split(r"[=.@]", text.lstrip("+"))[0] in TRAINING]
+    ignored = []
+    for text in overrides:
+        if re.split(r"[=.@]", text.lstrip("+"))[0] in TRAINING:
+            ignored.append(text)
+    return ignored
 
 
 def _typed_options(
@@ -301,8 +317,12 @@ def checked_model(model: Model) -> Model:
 def checked_data(data: Data) -> Data:
     """Return the data; a loader without a name is named after its function. Raises Refused."""
     if data.loader is None:
-        if data.options or data.name != Data.name:
-            typed = f"data.options={data.options}" if data.options else f"data.name={data.name}"
+        typed = ""
+        if data.options:
+            typed = f"data.options={data.options}"
+        elif data.name != Data.name:
+            typed = f"data.name={data.name}"
+        if typed:
             raise Refused(
                 f"{typed}: accepted with data.loader, a function of your own (trainers/OWN.md)"
             )
@@ -332,9 +352,13 @@ def _network(config: Config, sizes: Sizes, device: str) -> Network:
     model = config.model
     if model.inputs == SAMPLES:
         return _network_of_samples(config)
-    image_size = sizes.image_size if config.image_size == "auto" else config.image_size
+    image_size = config.image_size
+    if image_size == "auto":
+        image_size = sizes.image_size
     if image_size is None:
-        where = "gpu" if device == "cuda" else "cpu"
+        where = "cpu"
+        if device == "cuda":
+            where = "gpu"
         raise Refused(
             f"model.{where}.image_size: has no value; accepted is a whole number of at least 8 "
             "and at most 4096"
@@ -344,10 +368,15 @@ def _network(config: Config, sizes: Sizes, device: str) -> Network:
         raise Refused(f"image_size={image_size}: {model.name} accepts {accepted(bounds)}")
     if model.library == "torchvision" and model.channels != 3:
         raise Refused(f"model.channels={model.channels}: torchvision's models accept 3")
-    common = {name: getattr(model, name) for name in ("name", "library", "builder")}
     sizes_of_images = {name: getattr(model, name) for name in OF_IMAGES}
-    options = dict(model.options)
-    return Network(**common, **sizes_of_images, image_size=int(image_size), options=options)
+    return Network(
+        name=model.name,
+        library=model.library,
+        builder=model.builder,
+        **sizes_of_images,
+        image_size=int(image_size),
+        options=dict(model.options),
+    )
 
 
 def _network_of_samples(config: Config) -> Network:
@@ -457,7 +486,9 @@ def server_gpus(
     server_host = list(on) or [""] * servers
     for host, count in Counter(server_host).items():
         if count > len(all_gpus[host]):
-            machine = f"host {host}" if host else "this machine"
+            machine = "this machine"
+            if host:
+                machine = f"host {host}"
             raise Refused(
                 f"strategy.servers={servers}: accepted on GPUs is at most {len(all_gpus[host])}, "
                 f"the GPUs of {machine}"
@@ -469,12 +500,12 @@ def server_gpus(
     for name, host in zip(named, server_host, strict=False):
         are_there = are_there and name.isdecimal() and int(name) in all_gpus[host]
     if not are_there:
-        ids = sorted({gpu for host in server_host for gpu in all_gpus[host]})
+        ids = sorted(set().union(*(all_gpus[host] for host in server_host)))
         raise Refused(
             f"strategy.server_gpus={'+'.join(named)}: accepted are auto, or {servers} of "
             f"{', '.join(map(str, ids))} joined by +, one for each of strategy.servers={servers}"
         )
-    return tuple(int(name) for name in named)
+    return tuple(map(int, named))
 
 
 def _free_gpus(

@@ -58,8 +58,9 @@ GPU_FORMS = (
 
 def by_link(tokens: Sequence[str]) -> bool:
     """Return whether a `gpus` list is a word that needs the machine's topology."""
-    word = tokens[0] if len(tokens) == 1 else ""
-    return word not in PLAIN_WORDS and GPU_WORD.fullmatch(word) is not None
+    if len(tokens) != 1 or tokens[0] in PLAIN_WORDS:
+        return False
+    return GPU_WORD.fullmatch(tokens[0]) is not None
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,11 @@ class Grammar:
         """Return Hydra's text: `0,3` → `[0,3]`; `0+1,0+3` → `[0,1],[0,3]`; `pairs` → `[pairs]`."""
         lists = []
         for members in self._read(text):
-            texts = [member if self.plain(member) else f"'{member}'" for member in members]
+            texts = []
+            for member in members:
+                if not self.plain(member):
+                    member = f"'{member}'"
+                texts.append(member)
             lists.append(f"[{','.join(texts)}]")
         return ",".join(lists)
 
@@ -99,7 +104,9 @@ class Grammar:
         for member in members:
             if self.word.fullmatch(member):
                 if len(members) > 1:
-                    kind = "number" if member.isdecimal() else "word"
+                    kind = "word"
+                    if member.isdecimal():
+                        kind = "number"
                     raise self._refused(
                         typed, f"the {kind} {member} stands alone, not inside a {self.members}"
                     )
@@ -120,16 +127,23 @@ class Grammar:
         # Hydra's explicit sweep: each element is a set. Elsewhere an escaped comma joins, as `+`
         # does.
         choice = re.fullmatch(r"choice\((.*)\)", text)
-        inner = choice[1] if choice else text.replace("\\,", "+")
+        inner = text.replace("\\,", "+")
+        if choice:
+            inner = choice[1]
         if not PARTS.fullmatch(inner):
             raise self._refused(text, self._fault(inner))
-        parts = [match[0] for match in PART.finditer(inner)]
-        bare = [part for part in parts if re.fullmatch(TOKEN, part)]
-        members = [part for part in bare if self.is_member(part)]
-        if len(members) == len(parts) > 1 and not choice:
+        sets, bare = [], []
+        members: list[str] = []
+        for part in PART.finditer(inner):
+            tokens = re.findall(TOKEN, part[0])
+            sets.append(tokens)
+            if tokens == [part[0]]:
+                bare += tokens
+                members += filter(self.is_member, tokens)
+        if len(members) == len(sets) > 1 and not choice:
             return [self.one_set(bare, text)]
-        sets = [self.one_set(re.findall(TOKEN, part), text) for part in parts]
-        may_be_alone = choice or (self.alone_beside_sets and len(bare) < len(parts))
+        sets = [self.one_set(tokens, text) for tokens in sets]
+        may_be_alone = choice or (self.alone_beside_sets and len(bare) < len(sets))
         # 0,1,2+3 and 0,all
         if members and not may_be_alone and (len(members) > 1 or len(bare) > 1):
             reason = "can be read in more than one way"
@@ -180,8 +194,8 @@ def expand(word: str, members: Sequence[T]) -> list[tuple[T, ...]]:
     if word == "pairs":
         return list(itertools.combinations(members, 2))
     if word == "scale":
-        counts = {1 << power for power in range(len(members).bit_length())} | {len(members)}
-        return [members[:count] for count in sorted(counts)]
+        powers = {1 << power for power in range(len(members).bit_length())}
+        return [members[:count] for count in sorted(powers | {len(members)})]
     raise Refused(f"gpus={word}: accepted are a subset or {', '.join(PLAIN_WORDS)}")
 
 
@@ -274,7 +288,10 @@ def listed_hosts(path: str) -> tuple[ListedHost, ...]:
                 f"{where}: {' '.join(options)[:300]!r} behind host {name}; accepted is slots=N, or "
                 "nothing"
             )
-        hosts[name] = ListedHost(name, int(slots[1]) if slots[1] else None, line_number)
+        most_ranks = None
+        if slots[1]:
+            most_ranks = int(slots[1])
+        hosts[name] = ListedHost(name, most_ranks, line_number)
         if len(hosts) > MOST_HOSTS:
             raise Refused(f"{where}: more than {MOST_HOSTS:,} hosts; accepted are fewer")
     if not hosts:
@@ -288,10 +305,11 @@ def host_sets(tokens: Sequence[str], names: Sequence[str]) -> list[tuple[str, ..
     members = NODES.one_set(tokens, typed)
     if members[0] in PLAIN_WORDS:
         return expand(members[0], names)
+    listed = f"{len(names)} are known: {shown(names)}"
     if not names:
         listed = "none is known"
-    else:
-        listed = f"{len(names)} {'is' if len(names) == 1 else 'are'} known: {shown(names)}"
+    elif len(names) == 1:
+        listed = f"1 is known: {names[0]}"
     if COUNT.fullmatch(members[0]):
         if int(members[0]) > len(names):
             raise Refused(f"nodes={typed}: wants {members[0]} hosts, and {listed}")
@@ -305,4 +323,6 @@ def host_sets(tokens: Sequence[str], names: Sequence[str]) -> list[tuple[str, ..
 def shown(names: Sequence[str]) -> str:
     """Return the first names, and how many more there are."""
     text = ", ".join(names[:8])
-    return f"{text} and {len(names) - 8} more" if len(names) > 8 else text
+    if len(names) > 8:
+        text += f" and {len(names) - 8} more"
+    return text

@@ -10,6 +10,7 @@ Bandwidths are GB/s with GB = 1e9 bytes, times µs. What the output does not say
 import json
 import math
 import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -204,8 +205,13 @@ def _parse_text(text: str) -> list[NcclTestsRun]:
                 runs[-1].rows.append(row)
         else:
             _read_line(runs, line_number, line)
-    torn = [at for run in runs for at in run.torn]
     if not any(run.rows for run in runs):
+        torn: list[int] = []
+        failure = ""
+        for run in runs:
+            torn += run.torn
+            if run.errors:
+                failure = f": {run.errors[0]}"
         if not lines:
             reason = "the text is empty, or has no whole line"
         elif torn:
@@ -213,9 +219,7 @@ def _parse_text(text: str) -> list[NcclTestsRun]:
         elif headless:
             reason = f"line {headless[0]} looks like a row, but no header names its columns"
         elif runs:
-            failures = [f": {run.errors[0]}" for run in runs if run.errors]
-            reason = f"a run starts in line {runs[-1].line}, but no row follows"
-            reason += "".join(failures[-1:])
+            reason = f"a run starts in line {runs[-1].line}, but no row follows{failure}"
         else:
             reason = f"line 1 begins {lines[0][:60]!r}"
         raise UnreadableInput(f"{_ACCEPTED}; {reason}")
@@ -310,7 +314,10 @@ def _read_footer(run: NcclTestsRun, text: str) -> None:
 def _read_header(text: str) -> tuple[str, ...]:
     """Return the columns between the type and the numbers, and those of one placement."""
     columns = text.split()[4:]
-    left = [word for word in columns[:2] if word in ("redop", "root")]
+    left = []
+    for word in columns[:2]:
+        if word in ("redop", "root"):
+            left.append(word)
     half = (len(columns) - len(left)) // 2
     placement = columns[-half:]
     if columns[len(left) :] != placement * 2 or placement not in _COLUMNS:
@@ -368,11 +375,13 @@ def _read_placement(words: Mapping[str, str], size: int) -> Row | None:
             return None
         if size < (algbw - half) * (time_us - half_us) * 1e3:
             return None
+    if wrong is not None:
+        wrong = int(wrong)
     return {
         "time_us": time_us,
         "algbw": algbw,
         "busbw": values["busbw"],
-        "wrong": None if wrong is None else int(wrong),
+        "wrong": wrong,
         "error": values.get("error"),
     }
 
@@ -386,19 +395,21 @@ def _half_a_unit(word: str) -> float:
 
 def _note_contradictions(run: NcclTestsRun) -> None:
     """Count the ranks, and add a note for each contradiction inside the run."""
-    listed = [(device.get("group", 0), device.get("rank")) for device in run.devices]
-    distinct = set(listed)
-    if len(listed) > len(distinct):
+    ranks_of: dict[int, set[int | None]] = defaultdict(set)  # listed, by group
+    for device in run.devices:
+        ranks_of[device.get("group", 0)].add(device.get("rank"))
+    repeated = len(run.devices) - sum(map(len, ranks_of.values()))
+    if repeated:
         run.notes.append(
-            f"{count(len(listed) - len(distinct), 'rank')} listed more than once: several programs "
+            f"{count(repeated, 'rank')} listed more than once: several programs "
             "wrote into this text (built without MPI, or NCCL_TESTS_SPLIT), and their rows cannot "
             "be told apart"
         )
-    if listed:
-        groups = {group for group, _ in distinct}
-        size = len(distinct) // len(groups)
-        if distinct == {(group, rank) for group in groups for rank in range(size)}:
-            run.ranks = size
+    if ranks_of:
+        ranks = next(iter(ranks_of.values()))
+        are_whole = ranks == set(range(len(ranks)))
+        if are_whole and all(group == ranks for group in ranks_of.values()):
+            run.ranks = len(ranks)
         else:
             run.notes.append(
                 "the list of ranks is cut or its groups differ in size: the number of ranks is not "
@@ -417,8 +428,9 @@ def _note_contradictions(run: NcclTestsRun) -> None:
         run.notes.append("no row: the run was cut or failed")
     wrong = 0
     for row in run.rows:
-        placements = [row["out_of_place"] or {}, row["in_place"] or {}]
-        wrong += any(numbers.get("wrong") for numbers in placements)
+        out_of_place, in_place = row["out_of_place"] or {}, row["in_place"] or {}
+        if out_of_place.get("wrong") or in_place.get("wrong"):
+            wrong += 1
     if wrong or run.out_of_bounds:
         run.notes.append(
             f"wrong results: {count(wrong, 'row')} with wrong elements, {run.out_of_bounds or 0} "
@@ -471,11 +483,16 @@ def _row_of_record(content: Mapping[str, Any]) -> Row:
         if figures is None:
             row[placement] = None
             continue
-        numbers = {key: _number(figures[key]) for key in ("time_us", "algbw", "busbw")}
         wrong = figures.get("wrong")
-        numbers["wrong"] = None if wrong is None else _whole_number(wrong)
-        numbers["error"] = None
-        row[placement] = numbers
+        if wrong is not None:
+            wrong = _whole_number(wrong)
+        row[placement] = {
+            "time_us": _number(figures["time_us"]),
+            "algbw": _number(figures["algbw"]),
+            "busbw": _number(figures["busbw"]),
+            "wrong": wrong,
+            "error": None,
+        }
         if figures.get("per_iteration"):
             iterations = {key: _number(value) for key, value in figures["per_iteration"].items()}
             row[placement]["per_iteration"] = iterations

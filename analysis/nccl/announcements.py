@@ -55,13 +55,19 @@ def same_value(name: str, requested: str, announced: str) -> bool:
     if name in _LEVEL_SETTINGS:
         return level_word(requested) == level_word(announced)
     if name == "NCCL_LAUNCH_MODE":
-        return announced == ("GROUP" if requested.upper() == "GROUP" else "PARALLEL")
+        mode = "PARALLEL"
+        if requested.upper() == "GROUP":
+            mode = "GROUP"
+        return announced == mode
     if requested == announced:
         return True
     text = requested.strip()
     octal = re.fullmatch(r"([+-]?)0([0-7]+)", text)
     try:
-        value = int(octal[1] + octal[2], 8) if octal else int(text, 0)
+        if octal:
+            value = int(octal[1] + octal[2], 8)
+        else:
+            value = int(text, 0)
         # before 2.12 negative numbers were printed as unsigned ones
         return value % 2**64 == int(announced) % 2**64
     except ValueError:
@@ -78,7 +84,9 @@ def announcement(name: str, value: str, version: tuple[int, ...] | None) -> str:
     if name == "NCCL_P2P_DISABLE":
         if value != "1":
             return "never"  # only a 1 is announced
-        return "level" if version is not None and version < (2, 23) else "always"
+        if version is not None and version < (2, 23):
+            return "level"
+        return "always"
     if name in _ALL:
         return "always"
     if name == "NCCL_NET":

@@ -196,8 +196,10 @@ def _channel(body: str, process: LogProcess) -> Events:
         brackets = (source_bracket, target_bracket)
         return [Connection(process, int(source), int(target), brackets, transport, end, is_known)]
     if ring:
-        count = int(ring[2]) if ring[2] else None
-        ranks = tuple(int(rank) for rank in ring[3].split())
+        count = None
+        if ring[2]:
+            count = int(ring[2])
+        ranks = tuple(map(int, ring[3].split()))
         return [RingLine(process, int(ring[1]), count, ranks, bool(ring[4]))]
     if re.fullmatch(r"Ring \d+ : -?\d+ -> -?\d+ -> -?\d+", body):  # said by the ring too
         return []
@@ -206,8 +208,10 @@ def _channel(body: str, process: LogProcess) -> Events:
 
 def _setting(body: str, process: LogProcess) -> Events:
     match = _SETTING.fullmatch(body)
+    if match is None and "set by environment" in body:
+        return None
     if match is None:
-        return None if "set by environment" in body else []
+        return []
     name, value = match[1] or match[3], match[2] or match[4]
     if re.fullmatch(r"-?\d+\.", value):  # NCCL ends an integer with a full stop
         value = value[:-1]
@@ -219,8 +223,11 @@ def _membership(body: str, process: LogProcess) -> Events:
     if match is None:
         return None
     pointer, rank, nranks, nvml, bus_id, parent, count, colour, comm_id, state = match.groups()
-    split = (parent, count, colour) if parent else None
-    index = int(nvml) if nvml else None
+    split = index = None
+    if parent:
+        split = (parent, count, colour)
+    if nvml:
+        index = int(nvml)
     is_complete = state == "COMPLETE"
     return [
         Membership(
@@ -245,7 +252,9 @@ def _tuning(body: str, process: LogProcess) -> Events:
     if match is None:
         return None
     function, size, algorithm, protocol, low, high = match.groups()
-    channels = int(high) - int(low) + 1 if low else None
+    channels = None
+    if low:
+        channels = int(high) - int(low) + 1
     return [Tuning(process, function, int(size), algorithm, protocol, channels)]
 
 
@@ -273,8 +282,10 @@ def _statement(body: str, process: LogProcess) -> Events:
             events.append(Statement(process, "cuda", version[2]))
     elif nodes:
         events.append(Nodes(process, int(nodes[1]), int(nodes[2])))
+    elif multicast and multicast[1]:
+        events.append(Statement(process, "multicast", "no"))
     elif multicast:
-        events.append(Statement(process, "multicast", "no" if multicast[1] else "yes"))
+        events.append(Statement(process, "multicast", "yes"))
     elif body.startswith("Using network "):
         events.append(Statement(process, "network", body.removeprefix("Using network ").strip()))
     elif body.startswith("Comm config "):  # a line of the ENV subsystem: it was logged

@@ -25,11 +25,12 @@ def pair_class(
     member_hosts: list[str] = []  # that `gpus` names
     hosts: set[str] = set()  # that the log names
     for rank in map(int, pair.split("->")):
+        nvml, gpu = None, None
         device = log.communicators[0].devices.get(rank)
-        nvml = None if device is None else device.nvml
-        if device is not None and device.host is not None:
-            hosts.add(device.host)
-        gpu: str | None = None
+        if device is not None:
+            nvml = device.nvml
+            if device.host is not None:
+                hosts.add(device.host)
         if gpus is not None and rank < len(gpus):
             host, _, gpu = str(gpus[rank]).rpartition(":")
             member_hosts.append(host)
@@ -44,8 +45,10 @@ def pair_class(
         return None  # link classes are those of one machine
     if len(ids) < 2 or not link_classes:
         return None
-    prefix = f"{member_hosts[0]}:" if is_of_hosts else ""
-    return link_classes.get(f"{prefix}{min(ids)}-{max(ids)}")
+    pair_of_gpus = f"{min(ids)}-{max(ids)}"
+    if is_of_hosts:
+        pair_of_gpus = f"{member_hosts[0]}:{pair_of_gpus}"
+    return link_classes.get(pair_of_gpus)
 
 
 def describe_transport(

@@ -24,7 +24,9 @@ class Collective:
 
     def factor(self, ranks: int) -> float:
         """Return busbw ÷ algbw over a number of ranks."""
-        return self.trips * (ranks - 1) / ranks if self.trips else 1.0
+        if not self.trips:
+            return 1.0
+        return self.trips * (ranks - 1) / ranks
 
 
 # The collectives that `benchmark=collectives` measures.

@@ -70,10 +70,14 @@ class TorchCalls:
         elif name == "all_to_all":
             function, arguments = dist.all_to_all_single, (receive, send)
         elif name == "gather":
-            parts = list(receive.chunk(size)) if rank == root else None
+            parts = None
+            if rank == root:
+                parts = list(receive.chunk(size))
             function, arguments = dist.gather, (send, parts, root)
         elif name == "scatter":
-            parts = list(send.chunk(size)) if rank == root else None
+            parts = None
+            if rank == root:
+                parts = list(send.chunk(size))
             function, arguments = dist.scatter, (receive, parts, root)
         else:
             to_next = dist.P2POp(dist.isend, send, (rank + 1) % size)
@@ -171,9 +175,11 @@ class NcclCalls:
         if name == "scatter":
             messages.append(("ncclRecv", receive, root))
         if name == "all_to_all" or (name == "scatter" and rank == root):
-            messages += [("ncclSend", part, peer) for peer, part in enumerate(send.chunk(size))]
+            for peer, part in enumerate(send.chunk(size)):
+                messages.append(("ncclSend", part, peer))
         if name == "all_to_all" or (name == "gather" and rank == root):
-            messages += [("ncclRecv", part, peer) for peer, part in enumerate(receive.chunk(size))]
+            for peer, part in enumerate(receive.chunk(size)):
+                messages.append(("ncclRecv", part, peer))
         return messages
 
     def exchange(self, messages: Sequence[PointToPoint]) -> InOrder:

@@ -133,7 +133,9 @@ class CollectiveBenchmark:
 
     def _joined(self, calls: list[Any]) -> Any:
         """Return one call: the only one of `calls`, or all of them as a group."""
-        return calls[0] if self._coalesced == 1 else self._calls.together(calls)
+        if self._coalesced == 1:
+            return calls[0]
+        return self._calls.together(calls)
 
     def _window(self, schedule: list[Any]) -> tuple[float, float]:
         """Return the µs of one collective, and the ms of the window.
@@ -211,9 +213,12 @@ def message_views(
     own = slice(start + rank * share, start + (rank + 1) * share)
     first = slice(start, start + share)
     whole = slice(start, start + elements)
-    source = into if in_place else out
+    part = first
+    source = out
+    if in_place:
+        part, source = own, into
     if name in ("all_gather", "gather"):
-        return source[own if in_place else first], into[whole]
+        return source[part], into[whole]
     if name in ("reduce_scatter", "scatter"):
-        return source[whole], into[own if in_place else first]
+        return source[whole], into[part]
     return source[whole], into[whole]

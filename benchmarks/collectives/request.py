@@ -55,8 +55,10 @@ def resolve(options: Mapping[str, Any], device: str, ranks: int) -> dict[str, An
     if options["min_bytes"] == "auto":
         # 8 bytes, or the smallest power of two that can be shared out.
         resolved["min_bytes"] = 1 << math.ceil(math.log2(max(8, unit_bytes(options, ranks))))
-    if factor == "auto":
-        resolved["factor"] = 2 if step is None else None
+    if factor == "auto" and step is None:
+        resolved["factor"] = 2
+    elif factor == "auto":
+        resolved["factor"] = None
     elif step is not None:
         raise Refused(
             f"benchmark.step={step}: accepted without a factor, not together with factor={factor}"
@@ -158,17 +160,24 @@ def refuse(cell: Cell, room: Room) -> None:
         raise Refused(f"benchmark.placement={placement}: {name} {why}; {accepted}")
     _refuse_calls(cell)
     sizes(cell)
-    buffers = 1 if measured == ("in_place",) else 2
+    buffers = 2
+    if measured == ("in_place",):
+        buffers = 1
     needed = buffers * largest_bytes(cell) + OWN_BYTES[cell.device]
     refuse_too_large(cell, needed, f"benchmark.max_bytes={cell.benchmark['max_bytes']}", room)
 
 
 def _refuse_operator(cell: Cell) -> None:
     """Refuse an operator that the collective, the element type or the backend does not have."""
-    name, op, dtype = (cell.benchmark[option] for option in ("collective", "op", "dtype"))
+    options = cell.benchmark
+    name, op, dtype = options["collective"], options["op"], options["dtype"]
     if not COLLECTIVES[name].reduces and op != "sum":
-        reducing = ", ".join(key for key, entry in COLLECTIVES.items() if entry.reduces)
-        raise Refused(f"benchmark.op={op}: {name} reduces nothing; accepted with {reducing}")
+        reducing = []
+        for key, collective in COLLECTIVES.items():
+            if collective.reduces:
+                reducing.append(key)
+        names = ", ".join(reducing)
+        raise Refused(f"benchmark.op={op}: {name} reduces nothing; accepted with {names}")
     if op == "avg" and "int" in dtype:
         accepted = "accepted with floating-point dtypes"
         raise Refused(f"benchmark.op=avg: {dtype} cannot hold a mean; {accepted}")

@@ -106,7 +106,9 @@ def _digits(parameters: Sequence[nn.Parameter]) -> float:
 
 def _averaged_ranks(strategy: Strategy, ranks: Ranks) -> Sequence[int]:
     """Return the ranks of which a rank gets the mean: all, or itself alone if asynchronous."""
-    return range(ranks.world_size) if strategy.returns_mean else [ranks.rank]
+    if strategy.returns_mean:
+        return range(ranks.world_size)
+    return [ranks.rank]
 
 
 def _largest(values: Sequence[float] | Sequence[Sequence[float]]) -> float:
@@ -142,7 +144,9 @@ def run(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
     options = cell.benchmark
     reporter.phase("build")
     parameters = gradients_like(cell, options["keys"], ranks.device)
-    strategy_options = cell.strategy | ({"bucket_cap_mb": 0.0} if options["per_key"] else {})
+    strategy_options = dict(cell.strategy)
+    if options["per_key"]:
+        strategy_options["bucket_cap_mb"] = 0.0
     strategy = load(strategy_options, cell.target("strategy"), Hosts.of(cell))
     result = Result(model=models.sizes(parameters))
     iterations, limit_iterations = int(options["iterations"]), int(options["limit_iterations"])
@@ -180,7 +184,9 @@ def run(cell: Cell, ranks: Ranks, reporter: Reporter) -> Result:
 def resolved_options(strategy: Strategy) -> dict[str, int]:
     """Return what `threads=share` came to on this machine, for the record's checks."""
     threads = strategy.summing_threads()
-    return {} if threads is None else {"summing_threads": threads}
+    if threads is None:
+        return {}
+    return {"summing_threads": threads}
 
 
 def gradients_like(cell: Cell, keys: str, device: torch.device) -> list[nn.Parameter]:
@@ -190,10 +196,10 @@ def gradients_like(cell: Cell, keys: str, device: torch.device) -> list[nn.Param
     if cell.precision == "bf16_weights":
         model = models.bf16_weights(model)
     only_weights = keys == "weights"
-    left_out = set()
+    left_out: set[int] = set()
     for module in model.modules():
         if only_weights and isinstance(module, nn.modules.batchnorm._BatchNorm):
-            left_out |= {id(parameter) for parameter in module.parameters(recurse=False)}
+            left_out.update(map(id, module.parameters(recurse=False)))
     gradients = []
     for name, parameter in model.named_parameters():
         # MXNet asks for these words in the name.

@@ -55,7 +55,9 @@ def throughput(cell: Cell) -> float:
     abba_s = 0.0
     if cell.world_size > 1:
         abba_s = int(options["exposed_rounds"]) * windows * abba_window_s
-    calibration_s = CALIBRATION_SECONDS if options.get("calibrate") == "all" else 0.0
+    calibration_s = 0.0
+    if options.get("calibrate") == "all":
+        calibration_s = CALIBRATION_SECONDS
     return _seconds_before(cell, step_s) + timed_s + abba_s + calibration_s
 
 

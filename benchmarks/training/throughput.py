@@ -81,7 +81,9 @@ class TrainingBenchmark:
             checks[f"timed_{name}"] = count
         if self.ranks.world_size > 1 and training.strategy.equal_every:
             checks["replicas_equal"] = self.replicas_equal()
-        loss = float("nan") if training.loss is None else training.loss.item()
+        loss = float("nan")
+        if training.loss is not None:
+            loss = training.loss.item()
         checks["losses"] = [loss for (loss,) in self.ranks.gather([loss])]
         self.result.metrics |= training.strategy.facts()
         checks |= exchange.resolved_options(training.strategy)
@@ -176,8 +178,10 @@ class TrainingBenchmark:
                 with training.without_exchange():
                     training.backward(drawn[0])
         checks["arithmetic"] = arithmetic
-        trained = [weight for weight in training.network.parameters() if weight.requires_grad]
-        checks["trained_bytes"] = sum(weight.nbytes for weight in trained)
+        checks["trained_bytes"] = 0
+        for weight in training.network.parameters():
+            if weight.requires_grad:
+                checks["trained_bytes"] += weight.nbytes
         self.compilation.since()  # steps without exchange may be graphs of their own
 
     def _may_interleave(self) -> bool:
