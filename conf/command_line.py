@@ -96,36 +96,33 @@ def read(arguments: Sequence[str]) -> CommandLine:
 def normalise(overrides: Sequence[str]) -> list[str]:
     """Return overrides in Hydra's grammar: sets as lists, what has odd letters in quotes."""
     texts = []
-    for override in NODES.normalise(GPUS.normalise(overrides)):
-        _refuse_override(override)
-        texts.append(_quoted(override))
+    for text in NODES.normalise(GPUS.normalise(overrides)):
+        key, equals, _ = text.partition("=")
+        group, _, option = key.lstrip("+~").partition(".")
+        if not text.startswith("~") and not (equals and key.strip("+")):
+            raise Refused(
+                f"{text!r}: accepted is option=value; python launch.py --help shows examples"
+            )
+        if LAUNCHER.match(text):
+            raise Refused(
+                f"{text}: Hydra's launchers run each cell by itself, and cells that are compared "
+                "must be one sweep; accepted is engine=slurm, with engine.submit=true to submit "
+                "the whole command, or engine=ssh"
+            )
+        if "${" in text:
+            raise Refused(
+                f"{text}: a record would keep what it stands for; let the shell expand it, or "
+                "write it out"
+            )
+        if group in WITH_RULES and option.partition(".")[0] in RULES:
+            raise Refused(
+                f"{text}: {option} stands in the YAML file of a {group} only; write a file of your "
+                "own and name its folder with --config-dir"
+            )
+        if key in GROUPS and text.startswith(f"{key}=["):
+            raise Refused(f"{text}: accepted is one choice, or with -m several without brackets")
+        texts.append(_quoted(text))
     return texts
-
-
-def _refuse_override(text: str) -> None:
-    """Refuse an override that Hydra would take and no study can have."""
-    key, equals, _ = text.partition("=")
-    if not text.startswith("~") and not (equals and key.strip("+")):
-        raise Refused(f"{text!r}: accepted is option=value; python launch.py --help shows examples")
-    if LAUNCHER.match(text):
-        raise Refused(
-            f"{text}: Hydra's launchers run each cell by itself, and cells that are compared must "
-            "be one sweep; accepted is engine=slurm, with engine.submit=true to submit the whole "
-            "command, or engine=ssh"
-        )
-    if "${" in text:
-        raise Refused(
-            f"{text}: a record would keep what it stands for; let the shell expand it, or write "
-            "it out"
-        )
-    group, _, option = key.lstrip("+~").partition(".")
-    if group in WITH_RULES and option.partition(".")[0] in RULES:
-        raise Refused(
-            f"{text}: {option} stands in the YAML file of a {group} only; write a file of your "
-            "own and name its folder with --config-dir"
-        )
-    if key in GROUPS and text.startswith(f"{key}=["):
-        raise Refused(f"{text}: accepted is one choice, or with -m several without brackets")
 
 
 def _quoted(text: str) -> str:

@@ -377,9 +377,11 @@ def options(group: str, typed: Any) -> dict[str, Any]:
     if not isinstance(typed, Mapping):
         raise Refused(f"{group}={typed}: accepted is {group}=NAME and {group}.OPTION=value")
     chosen = choice(group, typed.get("name"))
+    checked = {}
     for name, value in typed.items():
         if name not in RULES:
             _check_option(chosen, name, value)
+            checked[name] = value
         elif value != chosen.rules.get(name):
             raise Refused(
                 f"{group}.{name}={value}: stands in the file {group}/{chosen.name}.yaml only; "
@@ -393,7 +395,7 @@ def options(group: str, typed: Any) -> dict[str, Any]:
         if _are_so(typed, conflict):
             first, *rest = (f"{group}.{name}={value}" for name, value in conflict.items())
             raise Refused(f"{first}: accepted without {', '.join(rest)}")
-    return {name: typed[name] for name in typed if name not in RULES}
+    return checked
 
 
 def _are_so(options: Mapping[str, Any], values: Mapping[str, Any]) -> bool:
@@ -473,9 +475,7 @@ def meaning(rule: Any, values: Mapping[str, Any], device: str) -> Any:
             return "auto"
     if not isinstance(rule, dict):
         return rule
-    if "as" in rule:
-        return values[rule["as"]]
-    return rule.get(device, "auto")
+    return values[rule["as"]] if "as" in rule else rule.get(device, "auto")
 
 
 def sends(name: str, options: Mapping[str, Any], declared: Mapping[str, Any]) -> str:

@@ -33,9 +33,7 @@ def free_shared_memory() -> int:
     except OSError:
         return 0
     memory = free_memory()
-    if memory is None:
-        return free
-    return min(free, memory)
+    return free if memory is None else min(free, memory)
 
 
 def free_memory() -> int | None:
@@ -102,7 +100,5 @@ def control_groups(controller: str) -> Iterator[tuple[Path, Path]]:
         for line in GROUPS.read_text(encoding="utf-8", errors="replace").splitlines():
             _, controllers, path = line.split(":", 2)
             if not controllers or controller in controllers.split(","):
-                top = MOUNTED
-                if controllers:
-                    top = MOUNTED / controller
+                top = MOUNTED / controller if controllers else MOUNTED
                 yield top / path.lstrip("/"), top

@@ -169,9 +169,7 @@ def refuse_selections(algo: str | None, proto: str | None) -> None:
         if not protocols:
             without.append(function.lower())
     if without:
-        which = without[0]
-        if len(without) == len(FUNCTIONS):
-            which = "every collective"
+        which = "every collective" if len(without) == len(FUNCTIONS) else without[0]
         raise Refused(f"nccl.proto={proto}: leaves {which} without a protocol")
     for function, chosen in left.get("algo", {}).items():
         if chosen & AVAILABLE[function]:

@@ -47,14 +47,10 @@ def accepted(metadata: Mapping[str, Any]) -> str:
     for side in ("least", "most"):
         bound = metadata.get(side)
         if bound is not None:
-            text = f"{bound:g}"
-            if float(bound).is_integer():
-                text = str(int(bound))
+            text = str(int(bound)) if float(bound).is_integer() else f"{bound:g}"
             bounds.append(f"at {side} {text}")
     if bounds:
-        kind = "a number"
-        if metadata.get("whole"):
-            kind = "a whole number"
+        kind = "a whole number" if metadata.get("whole") else "a number"
         words.append(f"{kind} of {' and '.join(bounds)}")
     if words == ["auto"]:
         return ""
@@ -106,9 +102,7 @@ def check_names(prefix: str, config: Any) -> None:
     names = [field.name for field in dataclasses.fields(config)]
     for name, value in vars(config).items():
         if name not in names:
-            where = "options"
-            if prefix:
-                where = f"options of {prefix[:-1]}"
+            where = f"options of {prefix[:-1]}" if prefix else "options"
             raise Refused(
                 f"{prefix}{name}={value}: unknown; {where} are "
                 f"{', '.join(names)}{closest(name, names)}"

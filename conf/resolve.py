@@ -114,9 +114,7 @@ def resolve(
 def _training(config: CheckedConfig, cell: Cell, all_gpus: Mapping[str, tuple[int, ...]]) -> Cell:
     device, hosts = cell.device, cell.hosts
     strategy = groups.choice("strategy", config.strategy["name"])
-    sizes = config.model.cpu
-    if device == "cuda":
-        sizes = config.model.gpu
+    sizes = config.model.gpu if device == "cuda" else config.model.cpu
     batch_size, global_batch_size = _batch_sizes(config, sizes, cell, all_gpus)
     options = groups.resolved("strategy", config.strategy, device, cell.world_size)
     precision, optimize = _arithmetic(config, strategy, options, cell.benchmark["name"], device)
@@ -221,9 +219,7 @@ def _arithmetic(
             "and bf16_weights"
         )
     if precision == "auto":
-        precision = "fp32"
-        if device == "cuda":
-            precision = "bf16"
+        precision = "bf16" if device == "cuda" else "fp32"
     for name, value in (("precision", precision), ("benchmark", benchmark)):
         if value in strategy.accepts.get(name, {}).get("refused", ()):
             raise Refused(f"{name}={value}: accepted with other strategies than {strategy.name}")
@@ -349,16 +345,28 @@ def check_name(option: str, text: str) -> None:
 
 
 def _network(config: Config, sizes: Sizes, device: str) -> Network:
-    model = config.model
+    model, image_size = config.model, config.image_size
+    options = dict(model.options)
     if model.inputs == SAMPLES:
-        return _network_of_samples(config)
-    image_size = config.image_size
+        if model.library != "python":
+            raise Refused(
+                f"model.inputs={SAMPLES}: accepted with model.library=python, a model of your own "
+                "(trainers/OWN.md)"
+            )
+        if image_size != "auto":
+            raise Refused(f"image_size={image_size}: accepted with model.inputs={IMAGES} only")
+        for name in OF_IMAGES:
+            value = getattr(model, name)
+            if value != getattr(Model, name):
+                raise Refused(
+                    f"model.{name}={value}: accepted with model.inputs={IMAGES} only; what your "
+                    "own model takes stands in model.options"
+                )
+        return Network(model.name, model.library, model.builder, 0, 0, 0, 0.0, options, SAMPLES)
     if image_size == "auto":
         image_size = sizes.image_size
     if image_size is None:
-        where = "cpu"
-        if device == "cuda":
-            where = "gpu"
+        where = "gpu" if device == "cuda" else "cpu"
         raise Refused(
             f"model.{where}.image_size: has no value; accepted is a whole number of at least 8 "
             "and at most 4096"
@@ -368,35 +376,9 @@ def _network(config: Config, sizes: Sizes, device: str) -> Network:
         raise Refused(f"image_size={image_size}: {model.name} accepts {accepted(bounds)}")
     if model.library == "torchvision" and model.channels != 3:
         raise Refused(f"model.channels={model.channels}: torchvision's models accept 3")
-    sizes_of_images = {name: getattr(model, name) for name in OF_IMAGES}
-    return Network(
-        name=model.name,
-        library=model.library,
-        builder=model.builder,
-        **sizes_of_images,
-        image_size=int(image_size),
-        options=dict(model.options),
-    )
-
-
-def _network_of_samples(config: Config) -> Network:
-    model = config.model
-    if model.library != "python":
-        raise Refused(
-            f"model.inputs={SAMPLES}: accepted with model.library=python, a model of your own "
-            "(trainers/OWN.md)"
-        )
-    if config.image_size != "auto":
-        raise Refused(f"image_size={config.image_size}: accepted with model.inputs={IMAGES} only")
-    for name in OF_IMAGES:
-        value = getattr(model, name)
-        if value != getattr(Model, name):
-            raise Refused(
-                f"model.{name}={value}: accepted with model.inputs={IMAGES} only; what your own "
-                "model takes stands in model.options"
-            )
-    options = dict(model.options)
-    return Network(model.name, model.library, model.builder, 0, 0, 0, 0.0, options, SAMPLES)
+    copied = ("name", "library", "builder", *OF_IMAGES)
+    fields = {name: getattr(model, name) for name in copied}
+    return Network(**fields, image_size=int(image_size), options=options)
 
 
 def _declared_own(config: Config) -> dict[str, dict[str, Any]]:
@@ -486,9 +468,7 @@ def server_gpus(
     server_host = list(on) or [""] * servers
     for host, count in Counter(server_host).items():
         if count > len(all_gpus[host]):
-            machine = "this machine"
-            if host:
-                machine = f"host {host}"
+            machine = f"host {host}" if host else "this machine"
             raise Refused(
                 f"strategy.servers={servers}: accepted on GPUs is at most {len(all_gpus[host])}, "
                 f"the GPUs of {machine}"

@@ -104,9 +104,7 @@ class Grammar:
         for member in members:
             if self.word.fullmatch(member):
                 if len(members) > 1:
-                    kind = "word"
-                    if member.isdecimal():
-                        kind = "number"
+                    kind = "number" if member.isdecimal() else "word"
                     raise self._refused(
                         typed, f"the {kind} {member} stands alone, not inside a {self.members}"
                     )
@@ -127,9 +125,7 @@ class Grammar:
         # Hydra's explicit sweep: each element is a set. Elsewhere an escaped comma joins, as `+`
         # does.
         choice = re.fullmatch(r"choice\((.*)\)", text)
-        inner = text.replace("\\,", "+")
-        if choice:
-            inner = choice[1]
+        inner = choice[1] if choice else text.replace("\\,", "+")
         if not PARTS.fullmatch(inner):
             raise self._refused(text, self._fault(inner))
         sets, bare = [], []
@@ -288,9 +284,7 @@ def listed_hosts(path: str) -> tuple[ListedHost, ...]:
                 f"{where}: {' '.join(options)[:300]!r} behind host {name}; accepted is slots=N, or "
                 "nothing"
             )
-        most_ranks = None
-        if slots[1]:
-            most_ranks = int(slots[1])
+        most_ranks = int(slots[1]) if slots[1] else None
         hosts[name] = ListedHost(name, most_ranks, line_number)
         if len(hosts) > MOST_HOSTS:
             raise Refused(f"{where}: more than {MOST_HOSTS:,} hosts; accepted are fewer")

@@ -273,7 +273,15 @@ def _read_line(runs: list[NcclTestsRun], line_number: int, line: str) -> None:
     elif marked.startswith(_PREAMBLE):
         _read_preamble(_run_in(runs, line_number, _IN_PREAMBLE), marked)
     elif runs and runs[-1].part >= _IN_TABLE:
-        _read_footer(runs[-1], marked)
+        run, bounds, average = runs[-1], _BOUNDS.fullmatch(marked), _AVERAGE.fullmatch(marked)
+        if bounds:
+            run.out_of_bounds = int(bounds[1])
+        elif average:
+            run.avg_busbw = float(average[1])
+        elif _FAILURE.search(marked):
+            run.errors.append(marked.strip()[:300])
+        if bounds or average:
+            run.part = _IN_FOOTER
 
 
 def _run_in(runs: list[NcclTestsRun], line_number: int, part: int) -> NcclTestsRun:
@@ -296,19 +304,6 @@ def _read_preamble(run: NcclTestsRun, text: str) -> None:
         run.nccl_version = f"{code // scale}.{code // 100 % (scale // 100)}.{code % 100}"
     elif text.startswith("# nThread"):
         run.settings = {name: int(value) for name, value in _SETTINGS.findall(text)}
-
-
-def _read_footer(run: NcclTestsRun, text: str) -> None:
-    bounds = _BOUNDS.fullmatch(text)
-    average = _AVERAGE.fullmatch(text)
-    if bounds:
-        run.out_of_bounds = int(bounds[1])
-    elif average:
-        run.avg_busbw = float(average[1])
-    elif _FAILURE.search(text):
-        run.errors.append(text.strip()[:300])
-    if bounds or average:
-        run.part = _IN_FOOTER
 
 
 def _read_header(text: str) -> tuple[str, ...]:

@@ -305,9 +305,7 @@ class _MatrixReader:
     def read_row(self, line_number: int, line: str) -> None:
         run = self.runs[-1]
         is_bits = self.name == _BITS
-        row = _ROW.fullmatch(line)
-        if is_bits:
-            row = _ROW_OF_BITS.fullmatch(line)
+        row = _ROW_OF_BITS.fullmatch(line) if is_bits else _ROW.fullmatch(line)
         head = row or _ROW_HEAD.match(line)
         if head is None:
             return

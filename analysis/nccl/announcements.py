@@ -55,9 +55,7 @@ def same_value(name: str, requested: str, announced: str) -> bool:
     if name in _LEVEL_SETTINGS:
         return level_word(requested) == level_word(announced)
     if name == "NCCL_LAUNCH_MODE":
-        mode = "PARALLEL"
-        if requested.upper() == "GROUP":
-            mode = "GROUP"
+        mode = "GROUP" if requested.upper() == "GROUP" else "PARALLEL"
         return announced == mode
     if requested == announced:
         return True
@@ -84,9 +82,7 @@ def announcement(name: str, value: str, version: tuple[int, ...] | None) -> str:
     if name == "NCCL_P2P_DISABLE":
         if value != "1":
             return "never"  # only a 1 is announced
-        if version is not None and version < (2, 23):
-            return "level"
-        return "always"
+        return "level" if version is not None and version < (2, 23) else "always"
     if name in _ALL:
         return "always"
     if name == "NCCL_NET":

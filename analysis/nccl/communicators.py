@@ -59,9 +59,7 @@ def bracket_kind(version: tuple[int, ...] | None, connections: Iterable[Connecti
     if version is not None:
         if version >= (2, 18, 2):
             return "nvml"
-        if version >= (2, 5):
-            return "bus"
-        return None
+        return "bus" if version >= (2, 5) else None
     for connection in connections:
         for bracket in filter(None, connection.brackets):
             if not bracket.isdigit() or len(bracket) > 9 or int(bracket) > 255:
@@ -186,9 +184,7 @@ def _fits(group: Group, event: OwnedLine, kind: str | None, is_member: bool) -> 
     writer: int | None = None
     ranks: list[tuple[int, str | None]] = []  # with brackets
     if isinstance(event, Connection):
-        writer = event.source
-        if event.end == "receive":
-            writer = event.target
+        writer = event.target if event.end == "receive" else event.source
         ranks = event.ends
     elif isinstance(event, RingLine):
         ranks = [(rank, None) for rank in event.ranks]
@@ -283,9 +279,7 @@ def nics_of(
         match = re.match(r"NET/([^/]+)/(\d+)", connection.transport)
         if match is None or connection.end is None:
             continue
-        rank = connection.target
-        if connection.end == "send":
-            rank = connection.source
+        rank = connection.source if connection.end == "send" else connection.target
         device = (connection.process, match[1], int(match[2]))
         nics[rank].add(names.get(device, match[0]))
     return {rank: tuple(sorted(nics[rank])) for rank in sorted(nics)}
@@ -309,9 +303,7 @@ def rings_of(group: Group, notes: list[str]) -> dict[int, tuple[int, ...]]:
     for event in group.events:
         if not isinstance(event, RingLine):
             continue
-        size = len(event.ranks)
-        if group.nranks is not None:
-            size = group.nranks
+        size = group.nranks if group.nranks is not None else len(event.ranks)
         is_whole = (
             not event.cut and len(event.ranks) == size and sorted(event.ranks) == list(range(size))
         )

@@ -165,9 +165,7 @@ def parse_nccl_log(*texts: str, hosts: Sequence[str] = ()) -> NcclLog:
     processes: set[LogProcess] = set()
     lost, truncated = 0, False
     for text_number, text in enumerate(texts):
-        host = ""
-        if hosts:
-            host = hosts[text_number]
+        host = hosts[text_number] if hosts else ""
         lines = _read_lines(text, text_number, host)
         text_lines.append(lines)
         events += lines.events

@@ -196,9 +196,7 @@ def _channel(body: str, process: LogProcess) -> Events:
         brackets = (source_bracket, target_bracket)
         return [Connection(process, int(source), int(target), brackets, transport, end, is_known)]
     if ring:
-        count = None
-        if ring[2]:
-            count = int(ring[2])
+        count = int(ring[2]) if ring[2] else None
         ranks = tuple(map(int, ring[3].split()))
         return [RingLine(process, int(ring[1]), count, ranks, bool(ring[4]))]
     if re.fullmatch(r"Ring \d+ : -?\d+ -> -?\d+ -> -?\d+", body):  # said by the ring too
@@ -252,9 +250,7 @@ def _tuning(body: str, process: LogProcess) -> Events:
     if match is None:
         return None
     function, size, algorithm, protocol, low, high = match.groups()
-    channels = None
-    if low:
-        channels = int(high) - int(low) + 1
+    channels = int(high) - int(low) + 1 if low else None
     return [Tuning(process, function, int(size), algorithm, protocol, channels)]
 
 

@@ -97,9 +97,7 @@ def _refuse_calls_without_kernels(export: Export, version: str) -> None:
             f"compute; {_TRACE_NODES}"
         )
     if calls or KERNEL in export.columns:
-        traced = "a kernel table"
-        if calls:
-            traced = f"{calls} CUDA calls"
+        traced = f"{calls} CUDA calls" if calls else "a kernel table"
         raise UnreadableInput(
             f"{traced} and no GPU kernel, so no time on the GPU is known (it is not 0 ms); the "
             f"likely cause: {version} is too old for the machine's CUDA driver, or the capture "

@@ -98,9 +98,7 @@ def _opened(path: Path) -> BinaryIO | gzip.GzipFile:
     """Open a file, unpacked."""
     with path.open("rb") as file:
         is_packed = file.read(len(GZIP)) == GZIP
-    if is_packed:
-        return gzip.open(path)
-    return path.open("rb")
+    return gzip.open(path) if is_packed else path.open("rb")
 
 
 def plain_export(path: Path, scratch: Path) -> Path:

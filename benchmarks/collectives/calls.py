@@ -70,14 +70,10 @@ class TorchCalls:
         elif name == "all_to_all":
             function, arguments = dist.all_to_all_single, (receive, send)
         elif name == "gather":
-            parts = None
-            if rank == root:
-                parts = list(receive.chunk(size))
+            parts = list(receive.chunk(size)) if rank == root else None
             function, arguments = dist.gather, (send, parts, root)
         elif name == "scatter":
-            parts = None
-            if rank == root:
-                parts = list(send.chunk(size))
+            parts = list(send.chunk(size)) if rank == root else None
             function, arguments = dist.scatter, (receive, parts, root)
         else:
             to_next = dist.P2POp(dist.isend, send, (rank + 1) % size)

@@ -94,9 +94,7 @@ def _rows(lines: RankLines, options: Mapping[str, Any]) -> list[dict[str, Any]]:
     rows: dict[int, dict[str, Any]] = {}
     for window in together(lines, Kind.WINDOW, has="bytes"):
         size = window[0]["bytes"]
-        share = size
-        if collective.shares:
-            share = size // len(lines)
+        share = size // len(lines) if collective.shares else size
         row: dict[str, Any] = {
             "bytes": size,
             "count": share // ELEMENT_BYTES[dtype],
@@ -190,9 +188,7 @@ def table_lines(cell: Cell, run: dict[str, Any], devices: list[dict[str, Any]]) 
             wrong += bool(row[placement] and row[placement]["wrong"])
         lines.append(text)
     if options["verify"]:
-        outcome = "OK"
-        if wrong:
-            outcome = "FAILED"
+        outcome = "FAILED" if wrong else "OK"
         lines.append(f"# Out of bounds values : {wrong} {outcome}")
     lines.append(f"# Avg bus bandwidth    : {run['avg_busbw']:g} ")
     return [*lines, "#", f"# Collective test concluded: {program}_perf", "#"]

@@ -133,9 +133,7 @@ class CollectiveBenchmark:
 
     def _joined(self, calls: list[Any]) -> Any:
         """Return one call: the only one of `calls`, or all of them as a group."""
-        if self._coalesced == 1:
-            return calls[0]
-        return self._calls.together(calls)
+        return calls[0] if self._coalesced == 1 else self._calls.together(calls)
 
     def _window(self, schedule: list[Any]) -> tuple[float, float]:
         """Return the µs of one collective, and the ms of the window.

@@ -144,9 +144,21 @@ def seconds(cell: Cell) -> float:
 
 def refuse(cell: Cell, room: Room) -> None:
     """Refuse a cell that cannot be measured. Raises Refused."""
-    name, root = cell.benchmark["collective"], cell.benchmark["root"]
-    placement = cell.benchmark["placement"]
-    _refuse_operator(cell)
+    options = cell.benchmark
+    name, root, placement = options["collective"], options["root"], options["placement"]
+    op, dtype = options["op"], options["dtype"]
+    if not COLLECTIVES[name].reduces and op != "sum":
+        reducing = []
+        for key, collective in COLLECTIVES.items():
+            if collective.reduces:
+                reducing.append(key)
+        names = ", ".join(reducing)
+        raise Refused(f"benchmark.op={op}: {name} reduces nothing; accepted with {names}")
+    if op == "avg" and "int" in dtype:
+        accepted = "accepted with floating-point dtypes"
+        raise Refused(f"benchmark.op=avg: {dtype} cannot hold a mean; {accepted}")
+    if op == "avg" and cell.device == "cpu":
+        raise Refused("benchmark.op=avg: accepted on GPUs only, gloo has sum, prod, min and max")
     if root and not COLLECTIVES[name].rooted:
         raise Refused(f"benchmark.root={root}: {name} has no root; accepted is 0")
     if root >= cell.world_size:
@@ -160,29 +172,9 @@ def refuse(cell: Cell, room: Room) -> None:
         raise Refused(f"benchmark.placement={placement}: {name} {why}; {accepted}")
     _refuse_calls(cell)
     sizes(cell)
-    buffers = 2
-    if measured == ("in_place",):
-        buffers = 1
+    buffers = 1 if measured == ("in_place",) else 2
     needed = buffers * largest_bytes(cell) + OWN_BYTES[cell.device]
     refuse_too_large(cell, needed, f"benchmark.max_bytes={cell.benchmark['max_bytes']}", room)
-
-
-def _refuse_operator(cell: Cell) -> None:
-    """Refuse an operator that the collective, the element type or the backend does not have."""
-    options = cell.benchmark
-    name, op, dtype = options["collective"], options["op"], options["dtype"]
-    if not COLLECTIVES[name].reduces and op != "sum":
-        reducing = []
-        for key, collective in COLLECTIVES.items():
-            if collective.reduces:
-                reducing.append(key)
-        names = ", ".join(reducing)
-        raise Refused(f"benchmark.op={op}: {name} reduces nothing; accepted with {names}")
-    if op == "avg" and "int" in dtype:
-        accepted = "accepted with floating-point dtypes"
-        raise Refused(f"benchmark.op=avg: {dtype} cannot hold a mean; {accepted}")
-    if op == "avg" and cell.device == "cpu":
-        raise Refused("benchmark.op=avg: accepted on GPUs only, gloo has sum, prod, min and max")
 
 
 def _refuse_calls(cell: Cell) -> None:

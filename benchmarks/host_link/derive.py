@@ -87,9 +87,7 @@ def _row(window: Sequence[Line]) -> dict[str, Any]:
 
 def _table_lines(rows: Sequence[Mapping[str, Any]], cell: Cell, size: int) -> list[str]:
     """Return the table for people: a line for each measurement, GB/s of one rank and of all."""
-    ranks = "GPUs"
-    if cell.device == "cpu":
-        ranks = "CPU workers"
+    ranks = "CPU workers" if cell.device == "cpu" else "GPUs"
     lines = [
         f"{ranks} {','.join(map(str, cell.gpus))}, {size / 2**20:g} MiB a copy and array",
         f"{'GB/s':32s}{'at once':>9s}{'threads':>9s}{'slowest':>10s}{'fastest':>10s}{'sum':>10s}",

@@ -40,17 +40,13 @@ def refuse(cell: Cell, room: Room) -> None:
     nx, ny, exchange = options["nx"], options["ny"], options["exchange"]
     ranks, device = cell.world_size, cell.device
     if ny - 2 < ranks:
-        hint = ""
-        if nx == ny:
-            hint = "; auto is benchmark.nx"
+        hint = "; auto is benchmark.nx" if nx == ny else ""
         raise Refused(
             f"benchmark.ny={ny}: has {ny - 2} inner rows for {ranks} ranks; "
             f"accepted is at least {ranks + 2}{hint}"
         )
     if exchange not in EXCHANGES[device]:
-        where = "GPUs"
-        if device == "cpu":
-            where = "CPU workers"
+        where = "CPU workers" if device == "cpu" else "GPUs"
         accepted = " and ".join(EXCHANGES[device])
         raise Refused(f"benchmark.exchange={exchange}: accepted on {where} are {accepted}")
     # Rank 0 holds the whole grid twice, the solution to compare with, and its own rows twice.

@@ -34,9 +34,7 @@ class CopyMethod:
 
     def runner(self, copy: Copy) -> int:
         """Return the member that makes a copy."""
-        if self.read:
-            return copy.target
-        return copy.source
+        return copy.target if self.read else copy.source
 
 
 def patterns(count: int, size_bytes: int) -> Iterator[tuple[str, int, list[Copy], int]]:

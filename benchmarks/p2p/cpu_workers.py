@@ -70,9 +70,7 @@ class Workers:
         by_rank = self._ranks.gather([own_ms])
         each_ms = []
         for copy in copies:
-            timed_by = copy.source
-            if how.enabled:
-                timed_by = how.runner(copy)
+            timed_by = how.runner(copy) if how.enabled else copy.source
             each_ms.append(by_rank[timed_by][0])
         return each_ms, max(each_ms)
 
@@ -105,9 +103,7 @@ class Workers:
         if self._rank == copy.target:
             write_opposite(target, seed)
         self.time([copy], CopyMethod(how.enabled, how.size_bytes, 1, how.read))
-        wrong = 0
-        if self._rank == copy.target:
-            wrong = differing(target, seed)
+        wrong = differing(target, seed) if self._rank == copy.target else 0
         return int(self._ranks.gather([wrong])[copy.target][0])
 
     def close(self) -> None:

@@ -64,9 +64,7 @@ def derive(lines: RankLines, cell: Cell) -> Derived:
         output.append(f"{late} measurements began before their last copy was enqueued.")
     if options["concurrent"] and len(members["devices"]) > 1:
         rows = _concurrent_rows(of_kind(lines[0], Kind.P2P, has="pattern"))
-        access = "enabled"
-        if options["p2p"] == "disabled":
-            access = "disabled"
+        access = "disabled" if options["p2p"] == "disabled" else "enabled"
         tables["p2p_concurrent"] = {"p2p": access, "rows": rows}
         metrics |= _contention(rows)
         output += _concurrent_lines(rows, access)
@@ -96,9 +94,7 @@ def _metrics(medians: Mapping[str, Matrix], spreads: Mapping[str, float]) -> dic
     metrics: dict[str, float] = {}
     for name in sorted(medians, key=lambda name: "disabled" in name):  # stable
         is_latency = name.startswith("latency")
-        unit = "gb_per_s"
-        if is_latency:
-            unit = "us"
+        unit = "us" if is_latency else "gb_per_s"
         matrix = np.asarray(medians[name])
         between = matrix[~np.eye(len(matrix), dtype=bool)]
         if not len(between):
@@ -171,9 +167,7 @@ def _matrix_lines(table: Mapping[str, Any], spreads: Mapping[str, float]) -> lis
     ]
     ids = [device["id"] for device in table["devices"]]
     for name, matrix in table["matrices"].items():
-        unit = "GB/s"
-        if name.startswith("latency"):
-            unit = "µs"
+        unit = "µs" if name.startswith("latency") else "GB/s"
         title = f"{name.replace('_', ' ')}, {unit}"
         if name in spreads:
             repeats = len(table["samples"][name])

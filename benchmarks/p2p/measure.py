@@ -145,9 +145,7 @@ def _matrices(
     matrices: dict[str, Matrix] = {}
     counted_bytes: Matrix = [[0] * count for _ in range(count)]
     for a, b in itertools.product(range(count), repeat=2):
-        copy = Copy(a, b)
-        if how.read:
-            copy = Copy(b, a)
+        copy = Copy(b, a) if how.read else Copy(a, b)
         copies = [copy]
         if kind == "bidirectional":
             copies.append(Copy(b, a, backwards=a == b))

@@ -7,7 +7,7 @@ Cuts are where the sum of the errors is least.
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -66,10 +66,17 @@ def fit(sizes_bytes: Sequence[int], times_us: Sequence[float]) -> AlphaBetaFit |
             cost[start, stop] = _line(sizes[start:stop], times[start:stop])[2]
     least_score, spans = math.inf, [(0, count)]
     for pieces in range(1, min(MOST_PIECES, count // FEWEST_SIZES) + 1):
-        squares, candidate = _best_spans(cost, count, pieces)
-        score = count * math.log(squares / count + NOISE**2) + 3 * pieces * math.log(count)
+        least_squares, best = math.inf, spans
+        cuts = range(FEWEST_SIZES, count - FEWEST_SIZES + 1)
+        for inner in itertools.combinations(cuts, pieces - 1):
+            candidate = list(itertools.pairwise([0, *inner, count]))
+            if all(span in cost for span in candidate):
+                squares = math.fsum(cost[span] for span in candidate)
+                if squares < least_squares:
+                    least_squares, best = squares, candidate
+        score = count * math.log(least_squares / count + NOISE**2) + 3 * pieces * math.log(count)
         if score < least_score:
-            least_score, spans = score, candidate
+            least_score, spans = score, best
     fitted = []
     worst_error = 0.0
     for start, stop in spans:
@@ -77,9 +84,7 @@ def fit(sizes_bytes: Sequence[int], times_us: Sequence[float]) -> AlphaBetaFit |
         alpha, slope, squares = _line(of_piece, measured)
         error = float(np.abs((alpha + slope * of_piece) / measured - 1).max())
         worst_error = max(worst_error, error)
-        beta = None
-        if slope > 0:
-            beta = 1 / slope / 1e3
+        beta = 1 / slope / 1e3 if slope > 0 else None
         rms, ends = math.sqrt(squares / len(of_piece)), (int(of_piece[0]), int(of_piece[-1]))
         fitted.append(Piece(*ends, alpha, beta, rms, error))
     squares = math.fsum(cost[span] for span in spans)
@@ -94,15 +99,3 @@ def _line(sizes: Any, times: Any) -> tuple[float, float, float]:
     columns = np.column_stack([1 / times, sizes / scale / times])
     (alpha, slope), residual = nnls(columns, np.ones(len(sizes)))
     return float(alpha), float(slope / scale), float(residual**2)
-
-
-def _best_spans(cost: Mapping[Span, float], count: int, pieces: int) -> tuple[float, list[Span]]:
-    best: tuple[float, list[Span]] | None = None
-    for inner in itertools.combinations(range(FEWEST_SIZES, count - FEWEST_SIZES + 1), pieces - 1):
-        spans = list(itertools.pairwise([0, *inner, count]))
-        if all(span in cost for span in spans):
-            squares = math.fsum(cost[span] for span in spans)
-            if best is None or squares < best[0]:
-                best = squares, spans
-    assert best is not None
-    return best

@@ -94,9 +94,7 @@ class Calibration:
             budget_ms = min(TIMELINE_MS, most_ms)
         elif cell.device == "cpu":
             budget_ms = 1e3 * USUAL_CPU_SHARE * float(cell.benchmark["max_seconds"])
-        windows = 2
-        if cell.strategy["name"] == "none":
-            windows = 1
+        windows = 1 if cell.strategy["name"] == "none" else 2
         names = [f"{moment}_ms" for moment in MOMENTS.values()] + ["ready_ms"]
         if self.training.graphs:
             for window in range(windows):

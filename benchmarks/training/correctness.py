@@ -455,8 +455,8 @@ def replay_counts(training: Training, ranks: Ranks) -> dict[str, Any]:
     if training.graphs is None:
         return {}
     replays = []
-    for asked, done in ranks.gather([training.graphs.asked, training.graphs.done]):
-        replays.append([int(asked), int(done)])
+    for requested, done in ranks.gather([training.graphs.asked, training.graphs.done]):
+        replays.append([int(requested), int(done)])
     return {"replays": replays}
 
 

@@ -24,12 +24,24 @@ Windows = list[list[float]]  # ms of each iteration, by window
 
 def throughput(lines: RankLines, cell: Cell) -> Derived:
     """Return every derived value of `benchmark=throughput`."""
+    first = together(lines, Kind.BLOCK, purpose="first")[0]
+    warm_up = together(lines, Kind.BLOCK, purpose="warm-up")
+    ms = slowest_ms(warm_up)
+    requested_ms = 1e3 * float(cell.benchmark.get("warmup_min_seconds", 0.0))
+    least_ms = []
+    for window in warm_up:
+        for block in window:
+            least_ms.append(float(block.get("least_ms", requested_ms)))
     windows = timed(lines)
-    warm, warm_checks = _warm_up(lines, cell)
-    metrics = warm | windows.metrics | busy(lines, windows.metrics["step/ms_median"])
+    metrics: Metrics = {
+        "step/first_ms": max(block["lead_in_ms"] for block in first),
+        "warmup/iterations": len(ms),
+    }
+    metrics |= windows.metrics | busy(lines, windows.metrics["step/ms_median"])
     within_run = windows.within_run
     stability_checks, tables = _stability(lines, cell)
-    checks = windows.checks | stability_checks | warm_checks
+    checks = windows.checks | stability_checks
+    checks["warmup_flat"] = warmed_up(ms, cell, min(least_ms, default=requested_ms))
     if cell.device != "cuda":
         checks |= _between_steps(lines)
     exchanged = exchange(lines, cell)
@@ -42,21 +54,6 @@ def throughput(lines: RankLines, cell: Cell) -> Derived:
         within_run |= cost.within_run
     tables |= derive_calibration.tables(lines, cell)
     return Derived(metrics, windows.series, tables=tables, checks=checks, within_run=within_run)
-
-
-def _warm_up(lines: RankLines, cell: Cell) -> tuple[Metrics, dict[str, Any]]:
-    """Return the time of the first step, the iterations, and whether the step time was flat."""
-    first = together(lines, Kind.BLOCK, purpose="first")[0]
-    windows = together(lines, Kind.BLOCK, purpose="warm-up")
-    ms = slowest_ms(windows)
-    requested_ms = 1e3 * float(cell.benchmark.get("warmup_min_seconds", 0.0))
-    least_ms = []
-    for window in windows:
-        for block in window:
-            least_ms.append(float(block.get("least_ms", requested_ms)))
-    first_ms = max(block["lead_in_ms"] for block in first)
-    flat = warmed_up(ms, cell, min(least_ms, default=requested_ms))
-    return {"step/first_ms": first_ms, "warmup/iterations": len(ms)}, {"warmup_flat": flat}
 
 
 def warmed_up(ms: Sequence[float], cell: Cell, least_ms: float) -> bool:
@@ -263,9 +260,7 @@ def _stability(lines: RankLines, cell: Cell) -> tuple[dict[str, Any], dict[str, 
         "unaccounted_share": max(unaccounted),
     }
     # Steps that wait for no other rank: those without exchange; every step of strategy=none.
-    purpose = "without exchange"
-    if cell.strategy["name"] == "none":
-        purpose = "timed"
+    purpose = "timed" if cell.strategy["name"] == "none" else "without exchange"
     windows = together(lines, Kind.BLOCK, purpose=purpose)
     if cell.world_size == 1 or not windows:
         return checks, {}
@@ -332,9 +327,7 @@ def _exchange_ms(blocks: Sequence[Line], synchronous: bool) -> list[float]:
     longest for all.
     """
     by_rank: list[list[float]] = [block["ms"] for block in blocks]
-    if synchronous:
-        return slowest(by_rank)
-    return max(by_rank, key=sum)
+    return slowest(by_rank) if synchronous else max(by_rank, key=sum)
 
 
 def references(lines: RankLines, measured: Metrics, synchronous: bool) -> tuple[Metrics, str]:

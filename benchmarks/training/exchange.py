@@ -106,9 +106,7 @@ def _digits(parameters: Sequence[nn.Parameter]) -> float:
 
 def _averaged_ranks(strategy: Strategy, ranks: Ranks) -> Sequence[int]:
     """Return the ranks of which a rank gets the mean: all, or itself alone if asynchronous."""
-    if strategy.returns_mean:
-        return range(ranks.world_size)
-    return [ranks.rank]
+    return range(ranks.world_size) if strategy.returns_mean else [ranks.rank]
 
 
 def _largest(values: Sequence[float] | Sequence[Sequence[float]]) -> float:

@@ -55,9 +55,7 @@ def throughput(cell: Cell) -> float:
     abba_s = 0.0
     if cell.world_size > 1:
         abba_s = int(options["exposed_rounds"]) * windows * abba_window_s
-    calibration_s = 0.0
-    if options.get("calibrate") == "all":
-        calibration_s = CALIBRATION_SECONDS
+    calibration_s = CALIBRATION_SECONDS if options.get("calibrate") == "all" else 0.0
     return _seconds_before(cell, step_s) + timed_s + abba_s + calibration_s
 
 
