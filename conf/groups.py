@@ -379,15 +379,31 @@ def options(group: str, typed: Any) -> dict[str, Any]:
     chosen = choice(group, typed.get("name"))
     checked = {}
     for name, value in typed.items():
-        if name not in RULES:
-            _check_option(chosen, name, value)
-            checked[name] = value
-        elif value != chosen.rules.get(name):
-            raise Refused(
-                f"{group}.{name}={value}: stands in the file {group}/{chosen.name}.yaml only; "
-                f"accepted is the whole file, {group}={chosen.name}, or a YAML of your own in a "
-                "folder that --config-dir names"
-            )
+        full, limits = f"{group}.{name}", chosen.accepts.get(name, {})
+        if name in RULES:
+            if value != chosen.rules.get(name):
+                raise Refused(
+                    f"{full}={value}: stands in the file {group}/{chosen.name}.yaml only; "
+                    f"accepted is the whole file, {group}={chosen.name}, or a YAML of your own in "
+                    "a folder that --config-dir names"
+                )
+            continue
+        if name not in chosen.options:
+            names = ", ".join(chosen.options)
+            near = closest(str(name), chosen.options)
+            raise Refused(f"{full}={value}: {chosen.name} has the options {names}{near}")
+        default = chosen.options[name]
+        is_auto = name in chosen.rules.get("auto", {})
+        limits = {"whole": isinstance(default, int), "auto": is_auto, **limits}
+        if isinstance(default, bool) and not isinstance(value, bool):
+            raise Refused(f"{full}={value}: accepted are true and false")
+        if value is None and default is not None:
+            form = accepted(limits) or f"a value like {default}"
+            raise Refused(f"{full}=null: accepted is {form}")
+        if limits.get("text") and not isinstance(value, str | None):
+            raise Refused(f"{full}={value}: accepted is a text")
+        check(full, value, limits)
+        checked[name] = value
     for name, default in chosen.options.items():
         if name not in typed:
             raise Refused(f"{group}.{name}: has no value; accepted is for instance {default}")
@@ -401,27 +417,6 @@ def options(group: str, typed: Any) -> dict[str, Any]:
 def _are_so(options: Mapping[str, Any], values: Mapping[str, Any]) -> bool:
     """Return whether options have these values."""
     return all(options.get(name) == value for name, value in values.items())
-
-
-def _check_option(chosen: GroupChoice, name: str, value: Any) -> None:
-    full = f"{chosen.group}.{name}"
-    if name not in chosen.options:
-        names = ", ".join(chosen.options)
-        near = closest(str(name), chosen.options)
-        raise Refused(f"{full}={value}: {chosen.name} has the options {names}{near}")
-    default = chosen.options[name]
-    limits = {
-        "whole": isinstance(default, int),
-        "auto": name in chosen.rules.get("auto", {}),
-        **chosen.accepts.get(name, {}),
-    }
-    if isinstance(default, bool) and not isinstance(value, bool):
-        raise Refused(f"{full}={value}: accepted are true and false")
-    if value is None and default is not None:
-        raise Refused(f"{full}=null: accepted is {accepted(limits) or f'a value like {default}'}")
-    if limits.get("text") and not isinstance(value, str | None):
-        raise Refused(f"{full}={value}: accepted is a text")
-    check(full, value, limits)
 
 
 def resolved(group: str, typed: Mapping[str, Any], device: str, ranks: int) -> dict[str, Any]:

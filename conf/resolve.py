@@ -193,10 +193,7 @@ def _optimizer(options: OptimizerOptions) -> Optimizer:
         if name == "name" or value == "auto":
             continue
         if name not in values:
-            owners = []
-            for owner, settings in OPTIMIZERS.items():
-                if name in settings:
-                    owners.append(owner)
+            owners = [owner for owner, settings in OPTIMIZERS.items() if name in settings]
             raise Refused(
                 f"optimizer.{name}={value}: accepted with optimizer.name={' or '.join(owners)}"
             )

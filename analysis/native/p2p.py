@@ -341,10 +341,7 @@ class _MatrixReader:
             )
         for name, columns in run.ids.items():
             rows = {row for row, _ in run.entries[name]}
-            absent_rows = []
-            for row in columns:
-                if row not in rows:
-                    absent_rows.append(str(row))
+            absent_rows = [str(row) for row in columns if row not in rows]
             if absent_rows:
                 run.notes.append(f"{name} has no row {', '.join(absent_rows)}")
         wanted = [*_PRINTED]

@@ -228,10 +228,7 @@ def _work_on_host(
     operators: Sequence[JsonEvent], base_ns: int, names: Names, gloo: Events
 ) -> Events:
     """Return the operators that compute: not those inside a call of gloo on its own thread."""
-    work = []
-    for event in operators:
-        if not event["name"].startswith(_NOT_WORK):
-            work.append(event)
+    work = [event for event in operators if not event["name"].startswith(_NOT_WORK)]
     compute = _host_events(work, base_ns, names)
     inside = np.zeros(len(compute), dtype=np.bool_)
     for thread in np.unique(gloo["lane"]):

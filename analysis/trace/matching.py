@@ -129,10 +129,7 @@ def stragglers(meetings: Sequence[Meeting]) -> list[dict[str, Any]]:
             row["last"] += int(is_last.sum())
             row["of"] += len(meeting.transfer)
             row["others_waited_ms"] += float(mean_wait[is_last].sum()) / 1e6
-    late = []
-    for row in rows.values():
-        if row["others_waited_ms"] > 0:
-            late.append(row)
+    late = [row for row in rows.values() if row["others_waited_ms"] > 0]
     return sorted(late, key=lambda row: (-row["others_waited_ms"], row["rank"]))
 
 

@@ -106,10 +106,7 @@ def summarize(trace: Trace) -> TraceSummary:
     meetings, match_notes = match(trace)
     ranks = [_rank(rank, trace, meetings) for rank in trace.ranks]
     notes = [*trace.notes, *match_notes]
-    silent = []
-    for traced in trace.ranks:
-        if not len(traced.collectives):
-            silent.append(str(traced.rank))
+    silent = [str(traced.rank) for traced in trace.ranks if not len(traced.collectives)]
     if silent:
         which = f"rank {', '.join(silent)}"
         if len(silent) == len(ranks):
@@ -286,11 +283,7 @@ def trace_metrics(summary: TraceSummary) -> dict[str, float]:
             means[f"trace/{backend}_avg_us"] = total_ms * 1e3 / count
     means["trace/gpu_idle_share"] = _mean(rank.gpu_idle_share for rank in summary.ranks)
     means["trace/gap_us"] = _mean(rank.gap_us for rank in summary.ranks)
-    metrics = {}
-    for name, value in means.items():
-        if value is not None:
-            metrics[name] = value
-    return metrics
+    return {name: value for name, value in means.items() if value is not None}
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

@@ -148,11 +148,7 @@ def refuse(cell: Cell, room: Room) -> None:
     name, root, placement = options["collective"], options["root"], options["placement"]
     op, dtype = options["op"], options["dtype"]
     if not COLLECTIVES[name].reduces and op != "sum":
-        reducing = []
-        for key, collective in COLLECTIVES.items():
-            if collective.reduces:
-                reducing.append(key)
-        names = ", ".join(reducing)
+        names = ", ".join(key for key, collective in COLLECTIVES.items() if collective.reduces)
         raise Refused(f"benchmark.op={op}: {name} reduces nothing; accepted with {names}")
     if op == "avg" and "int" in dtype:
         accepted = "accepted with floating-point dtypes"

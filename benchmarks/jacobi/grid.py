@@ -53,11 +53,7 @@ def split(ny: int, world_size: int) -> list[range]:
 
 def tiles(count: int) -> list[Tile]:
     """Return the tiles that can cut `count` rows; the most accepted leave the tallest."""
-    accepted = []
-    for tile in TILES:
-        if -(-count // tile.rows) <= MOST_DOWN:
-            accepted.append(tile)
-    return accepted
+    return [tile for tile in TILES if -(-count // tile.rows) <= MOST_DOWN]
 
 
 class Slab:

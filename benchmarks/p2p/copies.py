@@ -97,10 +97,8 @@ def write_opposite(buffer: Tensor, seed: int) -> None:
 
 def differing(buffer: Tensor, seed: int) -> int:
     """Return how many elements are not those of the pattern."""
-    count = 0
-    for chunk, pattern in _pattern_chunks(buffer, seed):
-        count += int((chunk != pattern).sum().item())
-    return count
+    chunks = _pattern_chunks(buffer, seed)
+    return sum(int((chunk != pattern).sum().item()) for chunk, pattern in chunks)
 
 
 def _pattern_chunks(buffer: Tensor, seed: int) -> Iterator[tuple[Tensor, Tensor]]:

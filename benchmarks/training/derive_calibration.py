@@ -25,11 +25,7 @@ def tables(lines: RankLines, cell: Cell) -> dict[str, Table]:
         "bucket_exchange": bucket_exchange(lines),
         "residuals": residuals(lines, cell),
     }
-    given = {}
-    for name, table in every.items():
-        if table:
-            given[name] = table
-    return given
+    return {name: table for name, table in every.items() if table}
 
 
 def table_of(lines: RankLines, kind: str) -> Table:
