@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import json
 import re
-from pathlib import Path
 
 import pytest
 from build import make_record, words
@@ -19,7 +18,6 @@ from conf.options import Refused
 from conf.resolve import checked, resolve
 from launch.study.study import StudyFolder
 
-DATA = Path(__file__).parent / "data"
 pytestmark = pytest.mark.usefixtures("hydra")
 
 
@@ -163,11 +161,3 @@ def test_resume_takes_no_record_of_another_resolved_request(tmp_path):
         (folder / "record.json").write_text(json.dumps(content))
         assert (study.finished(cell) is not None) == is_taken
     assert Cell.from_dict(unresolved).folder != cell.folder
-
-
-@pytest.mark.parametrize(
-    "path", sorted(DATA.glob("**/record.json"))[:40], ids=lambda path: path.parent.name
-)
-def test_an_old_record_keeps_the_key_that_it_was_written_with(path):
-    content = json.loads(path.read_text())
-    assert Cell.from_dict(content["cell"]).key == content["cell_key"]

@@ -55,9 +55,6 @@ def figures(run):
     return [(row["bytes"], row[place]) for row in run["rows"] for place in PLACES if row[place]]
 
 
-# Real collectives.
-
-
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_a_real_collective_returns_what_it_should_and_counts_as_nccl_tests_does(forked, name):
     one, other = (rank[list(COLLECTIVES).index(name)] for rank in forked("collectives"))
@@ -108,9 +105,6 @@ def test_three_ranks_share_out_whole_multiples_of_sixteen_bytes(forked, name):
 def test_cpu_workers_wait_over_sockets_and_take_no_shared_memory(monkeypatch):
     monkeypatch.setattr(Ranks, "map_shared", lambda *_: pytest.fail("there may be no /dev/shm"))
     SpinBarrier(Ranks(0, 2, CPU))
-
-
-# Wrong results.
 
 
 def right_result(name, rank, op, root, size, share):
@@ -198,9 +192,6 @@ def test_buffers_start_as_known_inputs_and_every_iteration_is_a_sign_of_life(hyd
         torch.distributed.destroy_process_group()
     count = int((tmp_path / "ranks" / "0.count").read_text())
     assert count == (1 + 1) + 2 + (1 + 2)  # warm-up, window, one by one
-
-
-# What a library is called with.
 
 
 ARGUMENTS = {
@@ -321,9 +312,6 @@ def test_messages_rotate_through_the_buffers_without_leaving_them(name):
         assert len(seen) == 4
 
 
-# nccl-tests' table.
-
-
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_our_table_reads_back_as_nccl_tests_own(forked, name):
     found = forked("collectives")[0][list(COLLECTIVES).index(name)]
@@ -363,9 +351,6 @@ def test_what_was_not_verified_is_not_said_to_be_right(forked):
     (read,) = parse_nccl_tests(output)
     assert read.out_of_bounds is None and read.rows[0]["in_place"]["wrong"] is None
     assert "N/A" in output
-
-
-# Sizes and bandwidths.
 
 
 def test_busbw_is_that_of_every_captured_row():
@@ -409,9 +394,6 @@ def test_every_size_can_be_shared_out_and_none_comes_twice(world, name, more, fa
     found = sizes(dataclasses.replace(make_cell(tuple(range(world))), benchmark=options))
     assert found == sorted(set(found)) and found[0] == 128 * world
     assert all(size % (16 * world if COLLECTIVES[name].shares else 8) == 0 for size in found)
-
-
-# Bad requests.
 
 
 BYTES = "accepted are whole bytes"
@@ -468,8 +450,6 @@ def test_requests_that_fit_pass(hydra):
     refuse(cell_of(gpus=(0,), device="cpu"), Room(host_bytes=8 << 30))
 
 
-# The α–β line.
-
 SIZES = [8 << k for k in range(30)]
 
 
@@ -503,9 +483,6 @@ def test_protocols_that_do_not_join_are_found_apart(noise):
         assert piece.alpha_us == pytest.approx(alpha, rel=1e-6 + 3 * noise)
         assert piece.beta_gb_per_s == pytest.approx(beta, rel=1e-6 + 3 * noise)
     assert line.rms_error <= line.worst_error < 1e-6 + 3 * noise
-
-
-# The main path, and real GPUs.
 
 
 def test_the_command_leaves_a_record_with_its_table(launch, tmp_path):

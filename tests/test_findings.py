@@ -60,9 +60,6 @@ def point_of(made, gpus, label=""):
     return point
 
 
-# Scaling.
-
-
 @pytest.mark.parametrize(
     ("alone_ms", "repeats"),
     [(Truth().alone_ms, 3), ((54.0,) * 4, 5)],
@@ -168,9 +165,6 @@ def test_laws_are_fitted_to_enough_points_only(sizes, laws):
         amdahl, usl = curve.fits
         assert usl.parameters == pytest.approx({"contention": alpha, "coherency": beta}, rel=1e-6)
         assert usl.error < 1e-9 < amdahl.error
-
-
-# Waterfall.
 
 
 def true_parts(truth, gpus):
@@ -303,8 +297,6 @@ def test_controls_of_strong_scaling_keep_the_images_of_a_rank():
     assert len(waterfalls(ran)[0]) == 1
 
 
-# Comparisons.
-
 SETTINGS = [{}, {"NCCL_ALGO": "Ring"}, {"NCCL_ALGO": "Tree"}, {"NCCL_PROTO": "LL"}]
 
 
@@ -424,8 +416,6 @@ def test_two_pairs_of_runs_are_no_noise_floor():
     assert "how far runs differ: too few cells ran twice (repeats=5 does that)" in found.unsaid
 
 
-# Links.
-
 NEAR = ((0, 1), (2, 3))
 
 
@@ -473,9 +463,6 @@ def test_what_a_link_is_worth():
     assert missed <= MOST_MISSED
     cell = (value.strategy, value.link_class, value.gradient_bytes, value.batch_size)
     assert cell == (STRATEGY, "SYS", 102_228_128, 256) and "NV2 against SYS" in value.label
-
-
-# What cannot be said.
 
 
 def test_nothing_only_unusable_records_and_one_cell_say_what_they_cannot():

@@ -28,9 +28,6 @@ def test_a_file_per_rank_reads_as_one_interleaved_file():
     assert parse_nccl_log(*texts).to_json() == parse_nccl_log(whole).to_json()
 
 
-# --- dialects ------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Model:
     version: str
@@ -41,6 +38,10 @@ class Model:
     values: tuple[tuple[str, str], ...]
     choices: tuple[tuple[str, int, int, int], ...]  # function, bytes, algorithm, protocol
     prefix: str
+
+    @property
+    def v(self):
+        return numbers(self.version)
 
 
 VERSIONS = [
@@ -106,20 +107,19 @@ def bus(index):
 
 def connection(model, channel, at):
     """The lines of ranks for one connection: [(rank, line)]."""
-    v = numbers(model.version)
     source, target, word = model.ring[at], model.ring[(at + 1) % len(model.ring)], model.words[at]
-    if word == "SHM/direct" and v < (2, 13):
+    if word == "SHM/direct" and model.v < (2, 13):
         word = "direct shared memory"
     if word == "P2P/indirect":
-        word += "/0[1]" if v >= (2, 18) else "/0[b000]"
+        word += "/0[1]" if model.v >= (2, 18) else "/0[b000]"
     net = word.startswith("NET")
-    slash = (net and v >= (2, 12)) or (word.startswith("P2P") and v >= (2, 14))
-    head = f"{'Ring' if v < (2, 7) else 'Channel'} {channel:02d}{'/0' if slash else ''} :"
+    slash = (net and model.v >= (2, 12)) or (word.startswith("P2P") and model.v >= (2, 14))
+    head = f"{'Ring' if model.v < (2, 7) else 'Channel'} {channel:02d}{'/0' if slash else ''} :"
 
     def end(rank):
-        if v < (2, 5):
+        if model.v < (2, 5):
             return f"{rank}" if net else f"{rank}[{model.nvml[rank]}]"
-        return f"{rank}[{model.nvml[rank] if v >= (2, 18) else bus(model.nvml[rank])}]"
+        return f"{rank}[{model.nvml[rank] if model.v >= (2, 18) else bus(model.nvml[rank])}]"
 
     body = f"{head} {end(source)} -> {end(target)}"
     if net:
@@ -130,29 +130,26 @@ def connection(model, channel, at):
 
 def member(model, rank, with_nvml):
     """The beginning of a line on a rank's communicator."""
-    v = numbers(model.version)
     index = model.nvml[rank]
     where = f"cudaDev {rank} nvmlDev {index}"
-    if v >= (2, 5):
+    if model.v >= (2, 5):
         where = f"cudaDev {rank}{f' nvmlDev {index}' if with_nvml else ''} busId {bus(index)}"
-    name = "ncclCommInitRank " if v >= (2, 21) else ""
-    ident = " commId 0xabc" if v >= (2, 16) else ""
+    name = "ncclCommInitRank " if model.v >= (2, 21) else ""
+    ident = " commId 0xabc" if model.v >= (2, 16) else ""
     size = len(model.ring)
     return f"{name}comm 0x{rank + 16:x} rank {rank} nranks {size} {where}{ident} - Init "
 
 
 def choice_line(model, function, size, algorithm, protocol):
-    v = numbers(model.version)
-    if v >= (2, 24):
+    if model.v >= (2, 24):
         names = f"Algo {ALGORITHMS[algorithm][1]} proto {PROTOCOLS[protocol][1]}"
         return f"{function}: {size} Bytes -> {names} channel{{Lo..Hi}}={{0..{model.channels - 1}}}"
-    head = f"{function}: " if v >= (2, 23) else ""
+    head = f"{function}: " if model.v >= (2, 23) else ""
     return f"{head}{size} Bytes -> Algo {algorithm} proto {protocol} time 12.500000"
 
 
 def render(model):
     """The lines of each rank, in order, without prefix."""
-    v = numbers(model.version)
     size, channels = len(model.ring), range(model.channels)
     lines = {rank: [] for rank in range(size)}
     for rank in range(size):
@@ -160,22 +157,22 @@ def render(model):
         add("Bootstrap : Using eth0:192.0.2.2<0>")
         add(f"NCCL version {model.version}+cuda12.4")
         add("Using network IB")
-        if v >= (2, 18):
+        if model.v >= (2, 18):
             add(member(model, rank, True) + "START")
         for name, value in model.values:
             stop = "." if name in INTEGERS else ""
-            shown = str(int(value) % 2**64) if stop and v < (2, 12) else value
+            shown = str(int(value) % 2**64) if stop and model.v < (2, 12) else value
             add(f"{name} set by environment to {shown}{stop}")
         for channel in channels if rank == 0 else ():
-            count = f"/{model.channels:02d}" if v >= (2, 5) else ""
-            ranks = "".join(f" {r}" if v >= (2, 23) else f" {r:3d}" for r in model.ring)
+            count = f"/{model.channels:02d}" if model.v >= (2, 5) else ""
+            ranks = "".join(f" {r}" if model.v >= (2, 23) else f" {r:3d}" for r in model.ring)
             add(f"Channel {channel:02d}{count} :{ranks}")
-        if v >= (2, 7):
+        if model.v >= (2, 7):
             counts = [f"{model.channels} coll channels"]
-            counts += [f"{model.channels} collnet channels"] if v >= (2, 20) else []
-            counts += ["0 nvls channels"] if v >= (2, 17) else []
+            counts += [f"{model.channels} collnet channels"] if model.v >= (2, 20) else []
+            counts += ["0 nvls channels"] if model.v >= (2, 17) else []
             add(", ".join([*counts, f"{model.channels} p2p channels, 2 p2p channels per peer"]))
-        if v >= (2, 22):
+        if model.v >= (2, 22):
             add(member(model, rank, True) + "COMPLETE")
     for channel in channels:
         for at in range(size):
@@ -183,9 +180,9 @@ def render(model):
                 lines[rank].append(line)
     for rank in range(size):
         lines[rank].append("Connected all rings")
-        if v < (2, 22):
-            lines[rank].append(member(model, rank, v >= (2, 18)) + "COMPLETE")
-    if v >= (2, 20):
+        if model.v < (2, 22):
+            lines[rank].append(member(model, rank, model.v >= (2, 18)) + "COMPLETE")
+    if model.v >= (2, 20):
         lines[0] += [choice_line(model, *choice) for choice in model.choices]
     return lines
 
@@ -223,22 +220,20 @@ def expected_transports(model):
 
 
 def expected_settings(model):
-    v = numbers(model.version)
     return {
-        name: str(int(value) % 2**64) if v < (2, 12) and name in INTEGERS else value
+        name: str(int(value) % 2**64) if model.v < (2, 12) and name in INTEGERS else value
         for name, value in model.values
     }
 
 
 def expected_choices(model):
-    v = numbers(model.version)
-    if v < (2, 20):
+    if model.v < (2, 20):
         return {}
     counted = {}
     for function, size, algorithm, protocol in model.choices:
-        channels = model.channels if v >= (2, 24) else None
+        channels = model.channels if model.v >= (2, 24) else None
         names = (ALGORITHMS[algorithm][0], PROTOCOLS[protocol][0])
-        key = (function if v >= (2, 23) else None, size, *names, channels)
+        key = (function if model.v >= (2, 23) else None, size, *names, channels)
         counted[key] = counted.get(key, 0) + 1
     return counted
 
@@ -250,23 +245,25 @@ def chosen(log):
 
 
 def check_whole(model, log):
-    v = numbers(model.version)
     assert log.version == model.version
     assert log.nranks == len(model.ring)
     assert log.transports == expected_transports(model)
-    collective, source = model.channels if v >= (2, 5) else None, "summary" if v >= (2, 7) else None
+    collective, source = (
+        model.channels if model.v >= (2, 5) else None,
+        "summary" if model.v >= (2, 7) else None,
+    )
     assert log.channels["collective"] == collective
     assert source is None or log.channels_from == source
-    assert log.channels["nvls"] == (0 if v >= (2, 17) else None)
+    assert log.channels["nvls"] == (0 if model.v >= (2, 17) else None)
     assert log.rings == {channel: model.ring for channel in range(model.channels)}
     assert log.settings == expected_settings(model)
     assert chosen(log) == expected_choices(model)
     (communicator,) = log.communicators
     for rank, index in enumerate(model.nvml):
         device = communicator.devices[rank]
-        if v >= (2, 18) or v < (2, 5):
+        if model.v >= (2, 18) or model.v < (2, 5):
             assert device.nvml == index
-        if v >= (2, 5):
+        if model.v >= (2, 5):
             assert device.bus_id == bus(index)
     assert len(communicator.devices) == len(model.nvml)
     assert (log.notes, log.lost, log.truncated) == ((), 0, False)
@@ -332,8 +329,6 @@ def test_lines_torn_between_ranks_are_counted_and_never_half_read(model, seed, c
     if tears:
         assert any("torn between ranks" in note for note in parse_nccl_log(text).notes)
 
-
-# --- single lines --------------------------------------------------------------------------------
 
 HEAD = "vm:1:1 [0] NCCL INFO NCCL version 2.28.9+cuda13.0\n"
 

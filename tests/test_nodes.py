@@ -43,9 +43,6 @@ def refuses(says, call, *arguments, **named):
         call(*arguments, **named)
 
 
-# --- the grammar ---------------------------------------------------------------------------------
-
-
 def sets(text):
     """What reaches the schema: through the rewriting, Hydra's parser and sweep, and the field."""
     overrides = OverridesParser.create().parse_overrides(normalise([f"nodes={text}"]))
@@ -134,9 +131,6 @@ def test_numbers_and_words_count_the_hosts_that_are_known():
     refuses("host x is not known", host_sets, ["a", "x"], known)
 
 
-# --- the file of hosts= --------------------------------------------------------------------------
-
-
 def test_a_file_of_hosts_is_read_as_mxnet_and_open_mpi_have_it(tmp_path):
     file = tmp_path / "hosts"
     file.write_bytes(b"\xef\xbb\xbf# ours\r\n\r\n a slots=2 # the first\r\n10.0.0.7\r\nb")
@@ -178,9 +172,6 @@ def test_what_is_no_file_of_hosts_is_not_waited_for(tmp_path):
     says = "there is no such file; accepted is a file with a host a line"
     for path in (tmp_path, tmp_path / "pipe", tmp_path / "absent", "/dev/zero", "a\0b"):
         refuses(says, listed_hosts, str(path))
-
-
-# --- the plan ------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -341,9 +332,6 @@ def test_hosts_that_a_sweep_wants_are_those_of_its_cells(hydra, tmp_path):
     refuses("host x is not in hosts=", wanted, f"{dist} strategy.server_nodes=x")
 
 
-# --- what is refused -----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("typed", "says"),
     [
@@ -378,9 +366,6 @@ def test_what_does_not_fit_is_one_sentence(launch, tmp_path, typed, says):
     code, out, err = launch(*typed.replace("COMMAND", command).split(), "model=fmnist_cnn")
     assert (code, out, err.count("\n")) == (2, "", 1) and err.startswith(f"launch.py: {says}"), err
     assert not (tmp_path / "outputs").exists()
-
-
-# --- what a cell keeps, and what a person sees ---------------------------------------------------
 
 
 def test_every_committed_record_keeps_its_key():

@@ -42,9 +42,6 @@ NAMES = [
 ]  # fmt: skip
 
 
-# Requests.
-
-
 GPU, CPU = "cuda", "cpu"
 
 
@@ -78,9 +75,6 @@ def test_the_largest_buffers_that_fit_pass(hydra):
     largest = composed_cell("benchmark=p2p", f"benchmark.bytes={(22 << 30) // 2}")
     refuse(largest, Room(24 << 30))
     refuse(largest, Room())  # the driver did not say
-
-
-# What is counted: links whose times are known.
 
 
 class FixedLinks:
@@ -196,9 +190,6 @@ def test_a_pattern_belongs_to_one_pair():
     assert differing(buffer, 1) == buffer.numel()
 
 
-# Many copies at once.
-
-
 @given(st.integers(1, 40))
 def test_matchings_hold_every_pair_once_and_no_member_twice(count):
     rounds = matchings(count)
@@ -228,9 +219,6 @@ def test_patterns_of_four(tmp_path):
     assert [copy.target_offset for copy in inward[0]] == [0, 1600, 3200]
     assert "round 0: total 0.0  0->3 0.0 (0.0)" in result.output
     assert "disjoint pairs at once" in result.output
-
-
-# CPU workers.
 
 
 def test_two_workers_measure_every_matrix(forked):
@@ -264,9 +252,6 @@ def test_three_workers_copy_all_at_once(forked):
     raw = read_lines(forked.folder / "p2p_three" / "ranks" / "0.jsonl")
     assert sum(line["kind"] == "p2p" for line in raw) == 6 + len(rows)
     assert "all others to one at once" in found["output"]
-
-
-# Records.
 
 
 def a_record(tmp_path):
@@ -312,17 +297,11 @@ def test_other_json_is_refused_with_a_sentence(tmp_path, capsys, content, senten
     assert f"accepted is a record.json of benchmark=p2p; {sentence}" in capsys.readouterr().err
 
 
-# Heat maps.
-
-
 def test_shades():
     rates, times = (100, 400), (2, 20)
     assert shade(400, rates, "GB/s") == 0 == shade(2, times, "µs")  # the better end is dark
     assert shade(100, rates, "GB/s") == 1 == shade(20, times, "µs")
     assert shade(392, (390, 393), "GB/s") < 0.02  # noise is no contrast
-
-
-# GPUs.
 
 
 def test_the_copy_kernel_compiles():

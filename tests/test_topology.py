@@ -38,9 +38,6 @@ def capture(name):
 DGX1 = capture("dgx1_v100")
 
 
-# ---- text: captures -----------------------------------------------------------------------------
-
-
 def test_what_captures_say_beside_their_links():
     names = ("dgx1_v100", "h200_x8", "a100_pcie_x4")
     dgx1, h200, a100 = (parse_topology_text(capture(name)) for name in names)
@@ -67,8 +64,6 @@ def test_nvlinks_are_as_fast_as_their_generation():
     assert nvlink_gb_per_s("NVIDIA RTX A6000") == nvlink_gb_per_s(sm=86) == 14.0625
     assert nvlink_gb_per_s("NVIDIA B200") == 50.0 and nvlink_gb_per_s("Some other GPU") is None
 
-
-# ---- text: dialects and refusals ----------------------------------------------------------------
 
 ONE_GPU = (
     "        GPU0    NIC0    CPU Affinity    NUMA Affinity   GPU NUMA ID\n"
@@ -130,8 +125,6 @@ def test_unreadable_text_names_the_line_and_what_was_expected(text, message):
     with pytest.raises(UnreadableInput, match=re.escape(message)):
         parse_topology_text(text)
 
-
-# ---- text: generated ----------------------------------------------------------------------------
 
 WORDS = ["NV1", "NV2", "NV12", "NV18", "PIX", "PXB", "PHB", "NODE", "SYS", "XLINK"]
 
@@ -234,8 +227,6 @@ def test_damage_never_gives_a_wrong_value(topology, dialect, data):
         assert gpu.cpu_affinity in (None, truth.cpu_affinity)
         assert gpu.numa_affinity in (None, truth.numa_affinity)
 
-
-# ---- NCCL XML -----------------------------------------------------------------------------------
 
 BUS = [f"0000:{bus}:00.0" for bus in ("06", "07", "0a", "0b", "85", "86", "89", "8a")]
 
@@ -348,9 +339,6 @@ BOMB = '<!DOCTYPE a [<!ENTITY b "x"><!ENTITY c "&b;&b;&b;">]>\n<system><cpu>&c;<
 def test_unreadable_xml(text, message):
     with pytest.raises(UnreadableInput, match=message):
         parse_topology(text)
-
-
-# ---- NVML ---------------------------------------------------------------------------------------
 
 
 KINDS = {"switch": 2, "unknown": 255, "cpu": 1}
@@ -471,9 +459,6 @@ def test_no_driver_is_a_sentence():
         read_live_topology(FakeNvml(None))
     with pytest.raises(NoDriver, match="no GPU"):
         read_live_topology(FakeNvml([]))
-
-
-# ---- drawing and command ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
