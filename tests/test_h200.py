@@ -12,7 +12,7 @@ from analysis.native.nccl_tests import parse_nccl_tests
 from analysis.native.p2p import read_p2p
 from analysis.trace.source import read_trace
 from analysis.trace.steps import within_steps
-from analysis.trace.summary import summarize, trace_metrics
+from analysis.trace.trace_summary import summarize, trace_metrics
 from analysis.validity.checks import judge
 from benchmarks.record import read_study
 from conf.schema import ValidityLimits

@@ -24,7 +24,7 @@ from traces import GEMM, REDUCE, make_export, two_ranks
 from analysis.findings.communication import disagreement
 from analysis.trace.source import read_trace
 from analysis.trace.steps import within_steps
-from analysis.trace.summary import summarize, trace_metrics
+from analysis.trace.trace_summary import summarize, trace_metrics
 from benchmarks.agent import processes
 from benchmarks.record import CellFolder, read
 from conf.cell import Cell

@@ -14,8 +14,8 @@ from analysis.__main__ import main
 from analysis.errors import UnreadableInput
 from analysis.trace.scrub import scrub
 from analysis.trace.source import read_trace
-from analysis.trace.summary import summarize
 from analysis.trace.timeline import draw_timeline
+from analysis.trace.trace_summary import summarize
 
 SVG = "{http://www.w3.org/2000/svg}"
 

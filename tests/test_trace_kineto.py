@@ -12,9 +12,9 @@ from traces import GLOO
 
 from analysis.__main__ import main
 from analysis.errors import UnreadableInput
-from analysis.trace.model import spans
+from analysis.trace.events import spans
 from analysis.trace.source import read_trace
-from analysis.trace.summary import summarize, trace_metrics
+from analysis.trace.trace_summary import summarize, trace_metrics
 
 BASE_NS = 1_790_857_026_000_000_000
 

@@ -16,7 +16,7 @@ from traces import GATHER, GEMM, MS, NVL, REDUCE, make_export, two_ranks
 from analysis.__main__ import main
 from analysis.trace.source import read_trace
 from analysis.trace.steps import choose_window
-from analysis.trace.summary import summarize
+from analysis.trace.trace_summary import summarize
 
 
 def summary_of(*kernels, folder, **tables):

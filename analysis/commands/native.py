@@ -24,7 +24,7 @@ from analysis.text import count
 from benchmarks.record.safe_files import write_named
 
 if TYPE_CHECKING:  # numpy takes a tenth of a second
-    from analysis.trace.summary import TraceSummary
+    from analysis.trace.trace_summary import TraceSummary
 
 CHOICES_SHOWN = 20
 FILES = {
@@ -335,8 +335,8 @@ def _run_trace(arguments: argparse.Namespace) -> None:
     """Print the numbers of a trace, and draw a step if asked."""
     from analysis.trace.source import read_trace
     from analysis.trace.steps import within_steps
-    from analysis.trace.summary import summarize
     from analysis.trace.timeline import draw_timeline
+    from analysis.trace.trace_summary import summarize
 
     if arguments.step is not None and arguments.svg is None:
         raise ValueError("--step chooses the step to draw: give --svg too")

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from analysis.errors import UnreadableInput
 from analysis.gc_pause import gc_paused
-from analysis.trace.intervals import Times, covers, union
-from analysis.trace.model import Events, Names, RankTrace, Trace, make_events, number_of, spans
-from analysis.trace.names import gloo_collective, split_nccl
+from analysis.trace.events import Events, Names, RankTrace, Trace, make_events, number_of, spans
+from analysis.trace.kernel_names import gloo_collective, split_nccl
+from analysis.trace.time_sets import Times, covers, union
 
 _CATEGORIES = {
     "kernel": "kernel",

@@ -24,9 +24,9 @@ from analysis.input_files import (
     pieces,
     read_text,
 )
+from analysis.trace.events import Names, RankTrace, Trace
 from analysis.trace.kineto import read_kineto
-from analysis.trace.model import Names, RankTrace, Trace
-from analysis.trace.nsys import read_nsys
+from analysis.trace.nsys_export import read_nsys
 
 _SQLITE = b"SQLite format 3\0"
 _REPORT = ".nsys-rep"

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from analysis.trace.intervals import Times, union
-from analysis.trace.model import Events, RankTrace, Trace, spans
-from analysis.trace.names import is_step
+from analysis.trace.events import Events, RankTrace, Trace, spans
+from analysis.trace.kernel_names import is_step
+from analysis.trace.time_sets import Times, union
 
 
 def step_ranges(rank: RankTrace, trace: Trace) -> Events:

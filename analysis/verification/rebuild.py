@@ -11,7 +11,7 @@ from analysis.findings.record_values import COST_ALONE
 from analysis.study.noise_floor import OF_SEVERAL_RECORDS
 from analysis.trace.source import of_cell, read_trace
 from analysis.trace.steps import within_steps
-from analysis.trace.summary import summarize, trace_metrics
+from analysis.trace.trace_summary import summarize, trace_metrics
 from analysis.validity.checks import judged, limits_of
 from analysis.verification.complete import INCOMPLETE, complete, lines_of_ranks
 from benchmarks.derived import FIELDS, IncompleteLines, RankLines, function_of, result_line

@@ -15,12 +15,12 @@ from typing import Any
 
 from analysis.errors import UnreadableInput
 from analysis.text import count
-from analysis.trace.model import Trace
+from analysis.trace.events import Trace
 from analysis.trace.scrub import scrub
 from analysis.trace.source import of_cell, read_trace
 from analysis.trace.steps import within_steps
-from analysis.trace.summary import summarize, trace_metrics
 from analysis.trace.timeline import draw_timeline
+from analysis.trace.trace_summary import summarize, trace_metrics
 from analysis.validity.nccl_settings import SettingResult
 from benchmarks.record import CellFolder, safe_files
 from conf.cell import Cell

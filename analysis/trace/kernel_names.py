@@ -10,8 +10,8 @@ import re
 
 import numpy as np
 
-from analysis.trace.intervals import Flags
-from analysis.trace.model import Events, Names, number_of
+from analysis.trace.events import Events, Names, number_of
+from analysis.trace.time_sets import Flags
 
 # Longest first: AllReduce and ReduceScatter contain Reduce.
 _COLLECTIVES = (

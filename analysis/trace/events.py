@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.trace.intervals import Spans, subtract, union
+from analysis.trace.time_sets import Spans, subtract, union
 
 # Between kernels that were enqueued in time: on an H200 1.4 µs at the median under nsys, 2.5 under
 # torch.profiler.

@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analysis.errors import UnreadableInput
-from analysis.trace.intervals import Times
-from analysis.trace.model import Events, Names, RankTrace, Trace, make_events, number_of
-from analysis.trace.names import is_step, rank_mark, split_nccl
+from analysis.trace.events import Events, Names, RankTrace, Trace, make_events, number_of
+from analysis.trace.kernel_names import is_step, rank_mark, split_nccl
 from analysis.trace.nsys_tables import (
     GRAPHS,
     KERNEL,
@@ -28,6 +27,7 @@ from analysis.trace.nsys_tables import (
     Export,
     open_export,
 )
+from analysis.trace.time_sets import Times
 
 _MARKS = (34, 65)  # eventType
 _RANGES = (59, 60, 70, 71)  # eventType: push/pop, start/end
