@@ -10,7 +10,14 @@ from analysis.findings.baselines import WITHOUT
 from analysis.findings.comparisons import PREFIX
 from analysis.findings.host_wires import host_wires
 from analysis.report.cell_numbers import first_metric
-from analysis.report.main_point import NO_DIFFERENCE, Judged, MainPoint, judged_of, main_point
+from analysis.report.main_point import (
+    NO_DIFFERENCE,
+    CurvePoint,
+    Judged,
+    judged_of,
+    main_point,
+    points_of,
+)
 from analysis.report.numbers import central, estimate, interval, number
 from analysis.report.section import RATE, Section, bounded, median_and_interval, words_of
 from analysis.report.sections.benchmarks import largest_cells
@@ -52,7 +59,9 @@ def sentences(study: Study, findings: Findings, of_benchmarks: Mapping[str, Sect
     if main is not None:
         lines = _training_sentences(study, findings, main)
     else:
-        following = next_step(study, findings, None) if study.usable else ""
+        following = ""
+        if study.usable:
+            following = next_step(study, findings, None)
         room = SENTENCES - 1 - (following not in ("", COMPARE))
         lines = _benchmark_sentences(study, of_benchmarks)
         if any(comparison.verdict for comparison in findings.comparisons):
@@ -61,7 +70,7 @@ def sentences(study: Study, findings: Findings, of_benchmarks: Mapping[str, Sect
     return list(map(words_of(study), filter(None, lines[:SENTENCES])))
 
 
-def _training_sentences(study: Study, findings: Findings, main: MainPoint) -> list[str]:
+def _training_sentences(study: Study, findings: Findings, main: CurvePoint) -> list[str]:
     """Return the sentences that say most, in the order of the questions that they answer."""
     subject = measured(study)
     settings = settings_sentences(findings, main)
@@ -103,8 +112,9 @@ def _benchmark_sentences(study: Study, sections: Mapping[str, Section]) -> list[
         name = first_metric(record)
         if name is not None:
             entry = metrics.metric(name)
-            unit = "" if entry.unit in ("", "%") else f" {entry.unit}"
-            text = f"{single_line(entry.title, 80)} {median_and_interval(runs, name)}{unit}"
+            text = f"{single_line(entry.title, 80)} {median_and_interval(runs, name)}"
+            if entry.unit not in ("", "%"):
+                text += f" {entry.unit}"
             lines.append(f"{single_line(run_name(record))}: {text}.")
     if lines:
         return lines
@@ -122,39 +132,53 @@ def _benchmark_sentences(study: Study, sections: Mapping[str, Section]) -> list[
 def measured(study: Study) -> str:
     """Return what was measured and on how many devices of which machine."""
     records: Sequence[Record] = study.usable or study.records
-    is_done = any(record.state == "finished" for record in records)
-    trained = []
+    is_done, trained = False, []
     for record in records:
+        is_done = is_done or record.state == "finished"
         if RATE in record.metrics or named(record, "benchmark") == "throughput":
             trained.append(record)
     records = trained or records
     with_model = [record for record in records if record.cell.trains]
     models = _several(with_model, "model")
     if trained:
-        strategies = {named(record, "strategy") for record in records}
         exchanging = [record for record in records if named(record, "strategy") != WITHOUT]
         ways = []
         if exchanging:
             ways.append(f"with {_several(exchanging, 'strategy', 'strategies')}")
-        if WITHOUT in strategies:
+        if len(exchanging) < len(records):
             ways.append("without any exchange")
-        was = "was" if len({named(record, "model") for record in records}) == 1 else "were"
-        to_be = "" if is_done else " to be"
-        subject = f"{models} {was}{to_be} trained {' and '.join(ways)}"
+        verb = "were"
+        if len(_names(records, "model")) == 1:
+            verb = "was"
+        if not is_done:
+            verb += " to be"
+        subject = f"{models} {verb} trained {' and '.join(ways)}"
         return f"{subject} on {_devices(study, records)}{_batch(records)}."
-    number_of = len({named(record, "benchmark") for record in records})
+    number_of = len(_names(records, "benchmark"))
     subject = _several(records, "benchmark")
-    if number_of <= MOST_NAMES:
-        subject = f"The benchmark{'s' if number_of > 1 else ''} {subject}"
+    if number_of == 1:
+        subject = f"The benchmark {subject}"
+    elif number_of <= MOST_NAMES:
+        subject = f"The benchmarks {subject}"
     if models:
         subject += f" ({models})"
-    return f"{subject} {'ran' if is_done else 'failed'} on {_devices(study, records)}."
+    verb = "failed"
+    if is_done:
+        verb = "ran"
+    return f"{subject} {verb} on {_devices(study, records)}."
+
+
+def _names(records: Sequence[Record], group: str) -> list[str]:
+    """Return the names of models, strategies or benchmarks, each once."""
+    return list(dict.fromkeys(single_line(named(record, group), 80) for record in records))
 
 
 def _several(records: Sequence[Record], group: str, plural: str = "") -> str:
     """Return the names of models, strategies or benchmarks, or how many there are."""
-    names = list(dict.fromkeys(single_line(named(record, group), 80) for record in records))
-    return count(len(names), group, plural) if len(names) > MOST_NAMES else join_words(names)
+    names = _names(records, group)
+    if len(names) > MOST_NAMES:
+        return count(len(names), group, plural)
+    return join_words(names)
 
 
 def _devices(study: Study, records: Sequence[Record]) -> str:
@@ -162,10 +186,15 @@ def _devices(study: Study, records: Sequence[Record]) -> str:
 
     Records on a part of the hosts of others, the baselines of several hosts, name no machine.
     """
-    sizes = [str(size) for size in sorted({record.cell.world_size for record in records})]
-    units = "GPU" if sizes == ["1"] else "GPUs"
-    preposition = "of" if unit_of(study) == "GPUs" else "on"
-    host_sets = {frozenset(record.cell.every_host) for record in records}
+    sizes, host_sets = set(), set()
+    for record in records:
+        sizes.add(record.cell.world_size)
+        host_sets.add(frozenset(record.cell.every_host))
+    units, preposition = "GPUs", "on"
+    if sizes == {1}:
+        units = "GPU"
+    if unit_of(study) == "GPUs":
+        preposition = "of"
     machines = []
     for record in records:
         hosts = frozenset(record.cell.every_host)
@@ -176,13 +205,15 @@ def _devices(study: Study, records: Sequence[Record]) -> str:
             machine += f" ({compress_hosts(sorted(hosts))})"
         machines.append(machine)
     where = join_words(list(dict.fromkeys(machines)), MOST_NAMES)
-    return f"{join_words(sizes)} {units} {preposition} {where}"
+    return f"{join_words(list(map(str, sorted(sizes))))} {units} {preposition} {where}"
 
 
 def _batch(records: Sequence[Record]) -> str:
     """Return the images of a step, where they are the same in every cell."""
-    per_step = {record.cell.global_batch_size for record in records}
-    per_rank = {record.cell.batch_size for record in records}
+    per_step, per_rank = set(), set()
+    for record in records:
+        per_step.add(record.cell.global_batch_size)
+        per_rank.add(record.cell.batch_size)
     if per_step == {None} and len(per_rank) == 1:
         return f", with {per_rank.pop():,} images per GPU and step"
     if None not in per_step and len(per_step) == 1:
@@ -193,14 +224,14 @@ def _batch(records: Sequence[Record]) -> str:
 # ---- The answer of a study that trains ----------------------------------------------------------
 
 
-def answer(study: Study, main: MainPoint) -> str:
+def answer(study: Study, main: CurvePoint) -> str:
     """Return the rate and the efficiency of the point that the study is about."""
     curve, point = main
     trained = [record for record in study.usable if record.cell.trains]
     names = []
-    if len({named(record, "model") for record in trained}) > 1:
+    if len(_names(trained, "model")) > 1:
         names.append(point.key["model.name"])
-    if len({named(record, "strategy") for record in trained} - {WITHOUT}) > 1:
+    if len({*_names(trained, "strategy")} - {WITHOUT}) > 1:
         names.append(point.key["strategy.name"])
     subject = " with ".join(names) or "it"
     if curve.details:
@@ -216,30 +247,34 @@ def answer(study: Study, main: MainPoint) -> str:
     not_alone = ""
     if point.without_baseline:
         whole = f"{point.world_size} × GPU {point.slowest} alone"
-        were = "GPUs {} were" if len(point.without_baseline) > 1 else "GPU {} was"
-        not_alone = f"; {were.format(gpu_ids(point.without_baseline))} not measured alone"
+        ids = gpu_ids(point.without_baseline)
+        not_alone = f"; GPU {ids} was not measured alone"
+        if len(point.without_baseline) > 1:
+            not_alone = f"; GPUs {ids} were not measured alone"
     if curve.kind == "strong":
         whole += " with all images of a step"
     share = number(float(point.efficiency.value), "share")
     return f"{line}: an efficiency of {share} (100 % would be {whole}{not_alone})."
 
 
-def other_models(study: Study, findings: Findings, main: MainPoint) -> str:
+def other_models(study: Study, findings: Findings, main: CurvePoint) -> str:
     """Return the rates of the other models of a study of single GPUs; empty for other studies."""
     if not ran_alone(study):
         return ""
-    points = [point for curve in findings.scaling.curves for point in curve.points]
-    points.sort(key=lambda point: len(point.key.items() ^ main.point.key.items()))
+    points = points_of(findings.scaling.curves)
+    points.sort(key=lambda each: len(each.point.key.items() ^ main.point.key.items()))
     rates: dict[str, str] = {}
-    for point in points:
+    for _, point in points:
         if point.gpus == main.point.gpus:
             rates.setdefault(point.key["model.name"], central(point.rate, "rate"))
     rates.pop(main.point.key["model.name"], None)
+    if not rates:
+        return ""
     texts = [f"{single_line(name, 80)} trains {rate}" for name, rate in rates.items()]
-    return f"{join_words(texts, MOST_RATES)} images/s." if texts else ""
+    return f"{join_words(texts, MOST_RATES)} images/s."
 
 
-def highest_rate(findings: Findings, main: MainPoint) -> str:
+def highest_rate(findings: Findings, main: CurvePoint) -> str:
     """Return the highest rate on the same devices, where another cell's single run is much faster.
 
     Empty where verdicts say more.
@@ -247,11 +282,11 @@ def highest_rate(findings: Findings, main: MainPoint) -> str:
     if other_cells(findings, main):
         return ""
     best = main
-    for curve in findings.scaling.curves:
-        for point in curve.points:
-            is_alike = point.gpus == main.point.gpus and point.key["strategy.name"] != WITHOUT
-            if is_alike and not point.suspect and point.rate.value > best.point.rate.value:
-                best = MainPoint(curve, point)
+    for each in points_of(findings.scaling.curves):
+        point = each.point
+        is_alike = point.gpus == main.point.gpus and point.key["strategy.name"] != WITHOUT
+        if is_alike and not point.suspect and point.rate.value > best.point.rate.value:
+            best = each
     if best.point.rate.value < MUCH_FASTER * main.point.rate.value:
         return ""
     rate = f"{central(best.point.rate, 'rate')} images/s"
@@ -260,7 +295,7 @@ def highest_rate(findings: Findings, main: MainPoint) -> str:
     )
 
 
-def other_cells(findings: Findings, main: MainPoint) -> str:
+def other_cells(findings: Findings, main: CurvePoint) -> str:
     """Return how the other cells on the same devices compare; empty where none has a verdict.
 
     NCCL's settings and the strategy `none` have sentences of their own.
@@ -287,13 +322,15 @@ def other_cells(findings: Findings, main: MainPoint) -> str:
         if cells:
             most = max(cells, key=lambda judged: abs(judged.change))
             change = number(abs(most.change), "share")
-            are = "is" if len(cells) == 1 else "are"
-            parts.append(f"{len(cells)} {are} {word} ({most.other_name} the most, by {change})")
+            are = count(len(cells), "is", "are")
+            parts.append(f"{are} {word} ({most.other_name} the most, by {change})")
     if equal:
-        parts.append(f"{len(equal)} show{'s' if len(equal) == 1 else ''} no difference")
+        parts.append(f"{count(len(equal), 'shows', 'show')} no difference")
     if not parts:
         return ""
-    none_is = "none is faster; " if slower and not faster else ""
+    none_is = ""
+    if slower and not faster:
+        none_is = "none is faster; "
     others = count(len(faster) + len(slower) + len(equal), "other cell")
     return f"Of {others} on the same devices, {none_is}{', '.join(parts)}."
 
@@ -301,7 +338,7 @@ def other_cells(findings: Findings, main: MainPoint) -> str:
 # ---- What NCCL settings changed -----------------------------------------------------------------
 
 
-def settings_sentences(findings: Findings, main: MainPoint) -> list[str]:
+def settings_sentences(findings: Findings, main: CurvePoint) -> list[str]:
     """Return sentences on the NCCL settings of the main point: those with an effect first.
 
     They are against the point's own cell with the fewest settings.
@@ -330,15 +367,19 @@ def settings_sentences(findings: Findings, main: MainPoint) -> list[str]:
 
 
 def _without_settings(key: Key) -> dict[str, str]:
-    options = {name: value for name, value in key.items() if not name.startswith(PREFIX)}
-    options.pop("connections", None)
+    options = {}
+    for name, value in key.items():
+        if not name.startswith(PREFIX) and name != "connections":
+            options[name] = value
     return options
 
 
 def _effect(effect: SettingEffect) -> str:
     """Return `LOC is 2.2 % slower than untouched: NCCL used SHM, and an exchange took …`."""
     compared, change = effect.compared, effect.compared.difference.value
-    word = "slower" if change < 0 else "faster"
+    word = "faster"
+    if change < 0:
+        word = "slower"
     line = single_line(effect.setting, 60)
     if not compared.verdict:
         line += f" was {number(abs(change), 'share')} {word} than untouched in single runs"
@@ -348,26 +389,30 @@ def _effect(effect: SettingEffect) -> str:
         size = estimate(scaled(compared.difference, math.copysign(1, change)), "share")
         line += f" is {size} {word} than untouched"
     causes = []
-    before, after = (single_line(transport, 40) for transport in effect.transports)
     if effect.other_transport:
-        causes.append(f"NCCL used {after} instead of {before}")
+        before, after = effect.transports
+        causes.append(f"NCCL used {single_line(after, 40)} instead of {single_line(before, 40)}")
     return _with_causes(line, causes, [effect.exchange_ratio])
 
 
 def _no_effect(effects: Sequence[SettingEffect]) -> str:
     """`P2P_LEVEL=PIX shows no difference to untouched: NCCL used the same transport.`"""
-    names = join_words([single_line(effect.setting, 60) for effect in effects])
-    s = "s" if len(effects) == 1 else ""
-    if all(effect.compared.verdict for effect in effects):
-        line = f"{names} show{s} no difference to untouched"
-    else:
-        most = max(abs(effect.compared.difference.value) for effect in effects)
-        size = number(most, "share")
-        line = f"{names} differ{s} from untouched by {size} at most in single runs"
-    causes = []
-    if all(all(effect.transports) for effect in effects):
-        causes.append("NCCL used the same transport")
-    return _with_causes(line, causes, [effect.exchange_ratio for effect in effects])
+    names, changes, ratios = [], [], []
+    causes = ["NCCL used the same transport"]
+    has_verdicts = True
+    for effect in effects:
+        names.append(single_line(effect.setting, 60))
+        changes.append(abs(effect.compared.difference.value))
+        ratios.append(effect.exchange_ratio)
+        has_verdicts = has_verdicts and bool(effect.compared.verdict)
+        if not all(effect.transports):
+            causes = []
+    s = "s" * (len(effects) == 1)
+    line = f"{join_words(names)} show{s} no difference to untouched"
+    if not has_verdicts:
+        size = number(max(changes), "share")
+        line = f"{join_words(names)} differ{s} from untouched by {size} at most in single runs"
+    return _with_causes(line, causes, ratios)
 
 
 def _with_causes(line: str, causes: Sequence[str], ratios: Sequence[float | None]) -> str:
@@ -377,7 +422,9 @@ def _with_causes(line: str, causes: Sequence[str], ratios: Sequence[float | None
     elif times_as_long:
         times = " to ".join(dict.fromkeys((number(times_as_long[0]), number(times_as_long[-1]))))
         causes = [*causes, f"an exchange took {times} times as long"]
-    return f"{line}: {', and '.join(causes)}." if causes else f"{line}."
+    if causes:
+        line += f": {', and '.join(causes)}"
+    return f"{line}."
 
 
 # ---- Which wire limits cells on several hosts ---------------------------------------------------
@@ -388,8 +435,11 @@ def between_hosts(study: Study, point: Point) -> str:
 
     `2 hosts train 1.3 × the slowest of them alone: an exchange takes …`; empty on one host.
     """
-    matching = [runs for runs in study.runs if runs.records[0].record_id in point.record_ids]
-    wires = host_wires(matching[0]) if matching else None
+    wires, hosts = None, 0
+    for runs in study.runs:
+        if runs.records[0].record_id in point.record_ids:
+            wires, hosts = host_wires(runs), len(runs.cell.hosts)
+            break
     if wires is None or wires.exchange_ms is None:
         return ""
     network = wires.worded or "the network between them"
@@ -397,12 +447,13 @@ def between_hosts(study: Study, point: Point) -> str:
     if wires.gb_per_s:
         text += f" at {number(wires.gb_per_s)} GB/s"
     if wires.share is not None and wires.share <= WIRE_MEASURED:
-        verb = "limits" if wires.share >= WIRE_LIMITS else "does not limit"
+        verb = "does not limit"
+        if wires.share >= WIRE_LIMITS:
+            verb = "limits"
         share = number(min(1.0, wires.share), "share")
         text += f", and this network {verb} it ({share} of what it carries is used)"
     start = "A"
     if point.node_efficiency is not None:
-        hosts = len(matching[0].cell.hosts)
         ratio = number(point.node_efficiency.value * hosts, "ratio")
         start = f"{hosts} hosts train {ratio} × the slowest of them alone: a"
     return single_line(f"{start}{text}.", 400)
@@ -415,9 +466,11 @@ def certainty(study: Study, point: Point) -> str:
     """Return the intervals of the next run, or why they are not known."""
     rate = interval(point.rate, "rate")
     if rate:
+        line = f"The next run would give {rate} images/s"
         share = interval(point.efficiency, "share").replace("\N{NO-BREAK SPACE}%", "")
-        efficiency = f", an efficiency of {share} %" if share else ""
-        return f"The next run would give {rate} images/s{efficiency} (95 % interval)."
+        if share:
+            line += f", an efficiency of {share} %"
+        return f"{line} (95 % interval)."
     if any(len(runs.records) > 1 for runs in study.timed):
         return "Too few runs of equal cells are known to say what the next run would give."
     return "Every cell ran only once."
@@ -430,15 +483,17 @@ def doubt(study: Study, point: Point) -> str:
     reasons: list[str] = []
     for record in study.records_of(point):
         if record.validity.verdict == "suspect":
-            # The first clause says it without numbers.
-            clauses = [text.partition(":")[0] for text in record.validity.against.values()]
-            reasons += [single_line(clause, REASON_LENGTH) for clause in clauses]
+            for text in record.validity.against.values():
+                # The first clause says it without numbers.
+                reasons.append(single_line(text.partition(":")[0], REASON_LENGTH))
     reasons = list(dict.fromkeys(reasons))
-    more = f"; and {len(reasons) - MOST_REASONS} more" if len(reasons) > MOST_REASONS else ""
-    return f"Checks cast doubt on this: {'; '.join(reasons[:MOST_REASONS])}{more}."
+    line = f"Checks cast doubt on this: {'; '.join(reasons[:MOST_REASONS])}"
+    if len(reasons) > MOST_REASONS:
+        line += f"; and {len(reasons) - MOST_REASONS} more"
+    return f"{line}."
 
 
-def loss(study: Study, findings: Findings, main: MainPoint) -> str:
+def loss(study: Study, findings: Findings, main: CurvePoint) -> str:
     """Return where the loss comes from: the waterfall, the strategy `none` or the strategy's cost.
 
     Empty where the study says nothing about it.
@@ -469,8 +524,10 @@ def loss(study: Study, findings: Findings, main: MainPoint) -> str:
     step_ms = median_of(records, "step/ms_median")
     if cost_ms is not None and step_ms:
         parts.append(f"the strategy adds {estimate(cost_ms)} ms to a step of {number(step_ms)} ms")
+    if not parts:
+        return ""
     text = "; ".join(parts)
-    return f"{text[0].upper()}{text[1:]}." if text else ""
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def _loss_against_none(findings: Findings, point: Point) -> str:
@@ -484,15 +541,17 @@ def _loss_against_none(findings: Findings, point: Point) -> str:
     if not against_none:
         return ""
     _, judged = min(against_none, key=lambda pair: pair[0])
-    if judged.comparison.verdict != ("slower" if judged.is_second else "faster"):
+    if judged.verdict != "slower":
         return ""
     difference = judged.comparison.difference
     losses = []
     for end in (difference.value, difference.low, difference.high):
         # `difference` is (second − first) ÷ first. As the second, the point lost −difference; as
         # the first, 1 − 1 ÷ (1 + difference).
-        if end is not None:
-            losses.append(-end if judged.is_second else 1 - 1 / (1 + end))
+        if end is not None and judged.is_second:
+            losses.append(-end)
+        elif end is not None:
+            losses.append(1 - 1 / (1 + end))
     share = estimate(Estimate(losses[0], *sorted(losses[1:])), "share")
     return f"it loses {share} of what the same GPUs train without any exchange (strategy none)"
 
@@ -500,7 +559,7 @@ def _loss_against_none(findings: Findings, point: Point) -> str:
 # ---- What to do next ----------------------------------------------------------------------------
 
 
-def next_step(study: Study, findings: Findings, main: MainPoint | None) -> str:
+def next_step(study: Study, findings: Findings, main: CurvePoint | None) -> str:
     """Return what to run to learn more: `To see how it scales, run with gpus=scale.`"""
     offers: list[tuple[str, str]] = []
     if main is not None and main.point.world_size == 1:
@@ -509,8 +568,10 @@ def next_step(study: Study, findings: Findings, main: MainPoint | None) -> str:
         if any(len(gpus_of(record.environment)) != 1 for record in records):
             offers.append(("see how it scales", "gpus=scale"))
     elif main is not None and not findings.waterfalls:
-        efficiency = "the efficiency and " if main.point.efficiency is None else ""
-        offers.append((f"see {efficiency}where the loss comes from", "waterfall=true"))
+        aim = "see where the loss comes from"
+        if main.point.efficiency is None:
+            aim = "see the efficiency and where the loss comes from"
+        offers.append((aim, "waterfall=true"))
     if findings.comparisons and not any(each.verdict for each in findings.comparisons):
         offers.append(("learn which differences are real", "repeats=5"))
     elif study.timed and all(noise.floor is None for noise in findings.noises):

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from analysis.report.charts import MARKERS, Axis, DrawnCurve, curves_figure, truncation_note
 from analysis.report.figure import Figure, colours, for_width
+from analysis.report.main_point import CurvePoint, points_of
 from analysis.report.numbers import estimate, number
 from analysis.report.section import Section, about_intervals, words_of
 from analysis.report.table import Column, Table, columns_of
@@ -27,13 +28,6 @@ WIDE_RANGE = 8.0  # times the least value of an option: the axis is logarithmic
 RATES = "images_per_second"  # the key of rates
 
 
-class CurvePoint(NamedTuple):
-    """A row of the table of points."""
-
-    curve: Curve
-    point: Point
-
-
 def scaling(study: Study, findings: Findings) -> Section | None:
     """Return curves, their points, the fits, and why some points have no efficiency."""
     if not study.trains:
@@ -42,11 +36,17 @@ def scaling(study: Study, findings: Findings) -> Section | None:
     if ran_alone(study):
         curves = tuple(sorted(curves, key=_request_and_batch))
     names = short_names(curve.label for curve in curves)
-    points = [CurvePoint(curve, point) for curve in curves for point in curve.points]
+    points = points_of(curves)
     lines = []
     if not curves:
         lines.append("No cell that counts measured images per second.")
-    slowed = _slowed_by_clocks(points, names)
+    slowed = []  # `98.1 % instead of 97.0 % (eager on gpus 0,1)`
+    for curve, point in points:
+        if point.efficiency and point.clock_ratio and abs(point.clock_ratio - 1) > OTHER_CLOCKS:
+            equal = number(point.at_equal_clocks, "share")
+            share = number(point.efficiency.value, "share")
+            where = f"{names[curve.label]} on {gpu_list(point.gpus)}"
+            slowed.append(f"{equal} instead of {share} ({where})")
     if slowed:
         lines.append(
             "If steps followed the SM clock, the efficiency at that of the slowest GPU alone would "
@@ -81,22 +81,14 @@ def _request_and_batch(curve: Curve) -> tuple[str, int]:
     return str(options), point.batch_size
 
 
-def _slowed_by_clocks(points: Sequence[CurvePoint], names: Mapping[str, str]) -> list[str]:
-    """Return `98.1 % instead of 97.0 % (eager on gpus 0,1)` of points with other clocks."""
-    slowed = []
-    for curve, point in points:
-        if point.efficiency and point.clock_ratio and abs(point.clock_ratio - 1) > OTHER_CLOCKS:
-            equal = number(point.at_equal_clocks, "share")
-            share = number(point.efficiency.value, "share")
-            where = f"{names[curve.label]} on {gpu_list(point.gpus)}"
-            slowed.append(f"{equal} instead of {share} ({where})")
-    return slowed
-
-
 def _points_table(study: Study, points: Sequence[CurvePoint], names: Mapping[str, str]) -> Table:
     alone = ran_alone(study)
-    of_hosts = any(isinstance(point.slowest, str) for _, point in points)
-    has_efficiency = any(point.efficiency for _, point in points)
+    has_efficiency, hosts, slowest_kind = False, "", "count"
+    for _, point in points:
+        has_efficiency = has_efficiency or point.efficiency is not None
+        if isinstance(point.slowest, str):
+            hosts = ", by hosts against the slowest host alone with as many"
+            slowest_kind = "text"  # `a:0` is no number
 
     def not_alone(row: CurvePoint) -> str:
         return gpu_ids(row.point.without_baseline)
@@ -114,12 +106,10 @@ def _points_table(study: Study, points: Sequence[CurvePoint], names: Mapping[str
         Column("efficiency_at_equal_clocks", "at equal clocks", "point.at_equal_clocks", "share"),
         Column("speedup", "speed-up", "point.speedup", "ratio", True),
         Column("baseline", "slowest alone", "point.baseline", "rate", True),
-        # Of a host `a:0` is no number.
-        Column("slowest", "slowest GPU", "point.slowest", "text" if of_hosts else "count"),
+        Column("slowest", "slowest GPU", "point.slowest", slowest_kind),
         Column("without_baseline", "not measured alone", not_alone, shown=has_efficiency),
         Column("mark", "verdict", lambda row: "suspect" if row.point.suspect else ""),
     ]
-    hosts = ", by hosts against the slowest host alone with as many" if of_hosts else ""
     caption = (
         "Every set of GPUs that was measured. Efficiency and speed-up are against its slowest GPU "
         f"alone{hosts}."
@@ -165,8 +155,9 @@ def _panel(
             if point.baseline is not None:
                 alone[point.world_size] = point.baseline.value
         ideal = []
-        for size in sorted({1, *alone}) if alone else ():
-            ideal.append((size, size * alone.get(size, alone[min(alone)])))
+        if alone:
+            for size in sorted({1, *alone}):
+                ideal.append((size, size * alone.get(size, alone[min(alone)])))
         rates.append(DrawnCurve(curve.label, points, *look, ideal))
         if shares:
             efficiencies.append(DrawnCurve(curve.label, shares, *look))
@@ -191,8 +182,10 @@ def _panel(
 
 def _sizes_axis(label: str, curves: Sequence[DrawnCurve]) -> Axis:
     """Return the axis of numbers of GPUs."""
-    sizes = {size for curve in curves for size, _, _ in curve.points}
-    sizes |= {size for curve in curves for size, _ in curve.ideal}
+    sizes: set[float] = set()
+    for curve in curves:
+        for size, *_ in (*curve.points, *curve.ideal):
+            sizes.add(size)
     ordered = sorted(map(round, sizes))
     if ordered[-1] <= MOST_LINEAR_SIZE:
         return Axis(label, "world_size", ticks={size: str(size) for size in ordered})
@@ -205,15 +198,21 @@ def _sizes_axis(label: str, curves: Sequence[DrawnCurve]) -> Axis:
 
 def _ends(curves: Sequence[DrawnCurve], kind: str) -> str:
     """Return the value at the end of each curve: `On 4 GPUs: eager 18,676; compile 25,738.`"""
-    most = max(size for curve in curves for size, _, _ in curve.points)
+    by_size: dict[float, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for curve in curves:
+        for size, value, _ in curve.points:
+            by_size[size][single_line(curve.label)].append(estimate(value, kind))
+    most = max(by_size)
     names = short_names(single_line(curve.label) for curve in curves)
     parts = []
-    for curve in curves:
-        values = [value for size, value, _ in curve.points if size == most]
-        if len(values) == 1:
-            name = f"{names[single_line(curve.label)]} " if len(curves) > 1 else ""
-            parts.append(name + estimate(values[0], kind))
-    return f"On {most} GPUs: {'; '.join(parts)}." if parts else ""
+    for label, texts in by_size[most].items():
+        if len(texts) == 1 and len(curves) > 1:
+            parts.append(f"{names[label]} {texts[0]}")
+        elif len(texts) == 1:
+            parts += texts
+    if not parts:
+        return ""
+    return f"On {most} GPUs: {'; '.join(parts)}."
 
 
 # ---- Against an option --------------------------------------------------------------------------
@@ -237,14 +236,16 @@ def rates_by_option(study: Study, findings: Findings) -> Section | None:
     None where none has three values.
     """
     by_gpus: dict[tuple[Member, ...], list[tuple[str, Point]]] = defaultdict(list)
-    for curve in findings.scaling.curves:
-        for point in curve.points:
-            by_gpus[point.gpus].append((curve.label, point))
+    for curve, point in points_of(findings.scaling.curves):
+        by_gpus[point.gpus].append((curve.label, point))
     if not by_gpus or not study.trains:
         return None
     gpus, points = max(by_gpus.items(), key=lambda item: (len(item[1]), len(item[0])))
+    options: dict[str, None] = {}
+    for _, point in points:
+        options |= dict.fromkeys(point.key)
     panels: dict[tuple[str, str], list[OptionLine]] = defaultdict(list)
-    for option in dict.fromkeys(option for _, point in points for option in point.key):
+    for option in options:
         for line in _option_lines(option, points):
             panels[option, line.key["model.name"]].append(line)
     figures = []
@@ -254,7 +255,9 @@ def rates_by_option(study: Study, findings: Findings) -> Section | None:
             more = truncation_note(list(panels), MOST_FIGURES, "more figure", "points.csv")
         about = f"{single_line(model)} on {gpu_list(gpus)}"
         figures.append(_option_figure(study, f"by-option-{panel}", option, about, lines, more))
-    return Section("scaling", "Rates", figures=tuple(figures)) if figures else None
+    if not figures:
+        return None
+    return Section("scaling", "Rates", figures=tuple(figures))
 
 
 def _option_lines(option: str, points: Sequence[tuple[str, Point]]) -> list[OptionLine]:
@@ -274,10 +277,12 @@ def _option_lines(option: str, points: Sequence[tuple[str, Point]]) -> list[Opti
     for by_value in members.values():
         if len(by_value) >= FEWEST_VALUES:
             label, point = next(iter(by_value.values()))
+            words = label.split(BETWEEN)
             part = format_option(option, point.key[option])
-            name = BETWEEN.join(word for word in label.split(BETWEEN) if word != part)
-            ordered = [(value, point) for value, (_, point) in sorted(by_value.items())]
-            lines.append(OptionLine(name or point.key["model.name"], ordered))
+            while part in words:
+                words.remove(part)
+            ordered = [(value, by_value[value][1]) for value in sorted(by_value)]
+            lines.append(OptionLine(BETWEEN.join(words) or point.key["model.name"], ordered))
     return lines
 
 
@@ -291,21 +296,26 @@ def _option_figure(
     values: set[float] = set()
     notes = about_intervals(study, "Bars:")
     for line, marker in zip(shown, MARKERS, strict=False):
-        points = [(value, point.rate, point.suspect) for value, point in line.points]
-        values.update(value for value, _ in line.points)
+        points = []
+        for value, point in line.points:
+            points.append((value, point.rate, point.suspect))
+            values.add(value)
+            if point.suspect and "Hollow" not in notes:
+                notes += " Hollow: suspect."
         curves.append(DrawnCurve(line.label, points, palette[line.key["strategy.name"]], marker))
-        if any(is_suspect for _, _, is_suspect in points) and "Hollow" not in notes:
-            notes += " Hollow: suspect."
         _, best = max(line.points, key=lambda pair: pair[1].rate.value)
-        label = f"{names[single_line(line.label)]} " if len(shown) > 1 else ""
-        at = format_option(option, best.key[option])
-        highest.append(f"{label}{estimate(best.rate, 'rate')} ({at})")
+        text = f"{estimate(best.rate, 'rate')} ({format_option(option, best.key[option])})"
+        if len(shown) > 1:
+            text = f"{names[single_line(line.label)]} {text}"
+        highest.append(text)
     option_words = option.rpartition(".")[2].removeprefix("NCCL_")
     if option == "batch_size":
         option_words = "batch size"
     ordered = sorted(values)
     ticks = {value: f"{value:g}" for value in ordered[:: math.ceil(len(ordered) / for_width(10))]}
-    base = 2 if ordered[-1] / ordered[0] >= WIDE_RANGE else 0
+    base = 0
+    if ordered[-1] / ordered[0] >= WIDE_RANGE:
+        base = 2
     notes += truncation_note(lines, len(shown), "more line", "points.csv")
     return curves_figure(
         name,
