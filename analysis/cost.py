@@ -56,9 +56,13 @@ class CellCost:
     @property
     def metrics(self) -> dict[str, float]:
         """The metrics of a finished cell."""
-        total = self.total if self.total >= 0 else None
-        values = {SECONDS: total, MEASURING: self.measuring, RATIO: self.ratio}
-        return {name: value for name, value in values.items() if value is not None}
+        values = {}
+        if self.total >= 0:
+            values[SECONDS] = self.total
+        for name, value in ((MEASURING, self.measuring), (RATIO, self.ratio)):
+            if value is not None:
+                values[name] = value
+        return values
 
     @property
     def tables(self) -> dict[str, Any]:
@@ -143,9 +147,21 @@ def measuring_seconds(lines: RankLines) -> float | None:
         for line in own:
             if line["kind"] in NEED_WINDOW_MS and "window_ms" not in line:
                 return None
-            seconds = _window_seconds(line)
-            if seconds > 0:  # a line is written right after its window
-                spans.append((line["time"] - seconds, line["time"]))
+            if line.get("purpose") in BEFORE_MEASURING:
+                continue
+            length_ms = line.get("window_ms", line.get("host_ms"))  # with its lead-in
+            if length_ms is None and line["kind"] in SAMPLES:
+                names, ms_per_unit = SAMPLES[line["kind"]]
+                sums = []
+                for holder in (line, *(line.get("rows") or ())):
+                    for name in names:
+                        samples = holder.get(name, [])
+                        if isinstance(samples, list) and all(map(_is_length, samples)):
+                            sums.append(ms_per_unit * math.fsum(samples))
+                length_ms = math.fsum(sums)
+            if _is_length(length_ms) and length_ms > 0:
+                # A line is written right after its window.
+                spans.append((line["time"] - length_ms / 1e3, line["time"]))
     return union_seconds(spans) or None
 
 
@@ -161,23 +177,6 @@ def union_seconds(spans: Iterable[tuple[float, float]]) -> float:
         if depth:
             total += following - moment
     return total
-
-
-def _window_seconds(line: Line) -> float:
-    """Return the length of a line's window with its lead-in; 0 for a line without a window."""
-    if line.get("purpose") in BEFORE_MEASURING:
-        return 0.0
-    length_ms = line.get("window_ms", line.get("host_ms"))
-    if length_ms is None and line["kind"] in SAMPLES:
-        names, ms_per_unit = SAMPLES[line["kind"]]
-        sums = []
-        for holder in (line, *(line.get("rows") or ())):
-            for name in names:
-                samples = holder.get(name, [])
-                if isinstance(samples, list) and all(map(_is_length, samples)):
-                    sums.append(ms_per_unit * math.fsum(samples))
-        length_ms = math.fsum(sums)
-    return length_ms / 1e3 if _is_length(length_ms) else 0.0
 
 
 def _is_length(value: Any) -> bool:

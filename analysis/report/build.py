@@ -200,24 +200,22 @@ def benchmark_sections(study: Study, findings: Findings) -> dict[str, Section]:
             dotted_names[benchmark] = str(dotted or "")
     sections = {}
     for benchmark, dotted in dotted_names.items():
-        if dotted:
-            sections[benchmark] = _benchmark_section(benchmark, dotted, study, findings)
+        if not dotted:
+            continue
+        try:
+            section = locate_without_torch(dotted)(study, findings)
+            if not isinstance(section, Section):
+                raise TypeError(f"it returned {type(section).__name__}, accepted is a Section")
+            sections[benchmark] = section
+            continue
+        except Refused as error:
+            why = str(error)
+        except Exception as error:  # code of a user may raise anything, and ends only its section
+            why = f"{dotted} failed ({type(error).__name__}: {error})"
+        line = single_line(f"This section cannot be made: {why}.", 600)
+        title = f"Benchmark {single_line(benchmark, 80)}"
+        sections[benchmark] = Section(benchmark, title, (line,))
     return sections
-
-
-def _benchmark_section(benchmark: str, dotted: str, study: Study, findings: Findings) -> Section:
-    """Return the section of a benchmark; where its code cannot make one, it says why."""
-    try:
-        section = locate_without_torch(dotted)(study, findings)
-        if not isinstance(section, Section):
-            raise TypeError(f"it returned {type(section).__name__}, accepted is a Section")
-        return section
-    except Refused as error:
-        why = str(error)
-    except Exception as error:  # code of a user may raise anything, and ends only its section
-        why = f"{dotted} failed ({type(error).__name__}: {error})"
-    line = single_line(f"This section cannot be made: {why}.", 600)
-    return Section(benchmark, f"Benchmark {single_line(benchmark, 80)}", (line,))
 
 
 def write(content: Report, folder: Path) -> Path:

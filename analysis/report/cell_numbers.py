@@ -57,7 +57,9 @@ def cell_numbers(record: Record, of_several: Mapping[str, float]) -> dict[str, s
     texts[RESULT] = first_number(record, values)
     # What NCCL really used: `P2P/CUMEM over NV18, 24 channels`.
     used, channels = record.effective.get("transport"), record.effective.get("channels")
-    texts[TRANSPORT] = f"{used}, {channels} channels" if used and channels else str(used or "")
+    texts[TRANSPORT] = str(used or "")
+    if used and channels:
+        texts[TRANSPORT] += f", {channels} channels"
     filled = {}
     for column in COLUMNS:
         if texts.get(column, "") not in ("", ABSENT):
@@ -102,7 +104,9 @@ def about_margins(values: Iterable[Mapping[str, float]]) -> str:
     """Return what ± is: `± for the next run, from 12 runs of equal cells`; empty without any."""
     runs = []
     for of_cell in values:
-        runs += [value for name, value in of_cell.items() if name.endswith("ci_runs")]
+        for name, value in of_cell.items():
+            if name.endswith("ci_runs"):
+                runs.append(value)
     basis = rests_on(runs)
     return f"± {WORDS} (95 %), {basis} of equal cells" if basis else ""
 
@@ -123,13 +127,15 @@ def first_number(record: Record, values: Mapping[str, float]) -> str:
     if name is None:
         return ""
     entry, kind = metrics.metric(name), of_metric(name)
-    unit = "" if entry.unit in ("%", "") else f" {entry.unit}"
-    text = f"{entry.title} {number(record.metrics[name], kind)}{unit}"
+    text = f"{entry.title} {number(record.metrics[name], kind)}"
+    if entry.unit not in ("%", ""):
+        text += f" {entry.unit}"
     ends = ends_of(name, values)
     if not ends:
         return f"{text}, {ONE_RUN}"
-    low, high = (number(end, kind).removesuffix(f"{THIN}{kind.unit}") for end in ends)
-    return f"{text} ({low} to {high} {WORDS})"
+    unit = f"{THIN}{kind.unit}"
+    low, high = number(ends[0], kind), number(ends[1], kind)
+    return f"{text} ({low.removesuffix(unit)} to {high.removesuffix(unit)} {WORDS})"
 
 
 def first_metric(record: Record) -> str | None:
@@ -141,7 +147,9 @@ def first_metric(record: Record) -> str | None:
     """
     compared = primary_rate(record.cell).metric
     if compared in record.metrics:
-        return None if compared in COLUMN_OF else compared
+        if compared in COLUMN_OF:
+            return None
+        return compared
     marked, own = [], []
     for name in record.metrics:
         entry = metrics.known(name)

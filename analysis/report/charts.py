@@ -107,7 +107,9 @@ class ScatterPoint:
 def truncation_note(everything: Sequence[object], most: int, noun: str, file: str) -> str:
     """Return ` 3 more rows are in wires.csv.`; empty if all are drawn."""
     left = len(everything) - most
-    return f" {count(left, noun)} {'is' if left == 1 else 'are'} in {file}." if left > 0 else ""
+    if left <= 0:
+        return ""
+    return f" {count(left, f'{noun} is', f'{noun}s are')} in {file}."
 
 
 def new_axes(height_in: float, width_in: float | None = None) -> tuple[Any, Any]:
@@ -132,7 +134,9 @@ def window(estimates: Iterable[Estimate], values: Iterable[float] = ()) -> tuple
     centres, ends = list(values), []
     for estimate in estimates:
         centres.append(estimate.value)
-        ends += [end for end in (estimate.low, estimate.high) if end is not None]
+        for end in (estimate.low, estimate.high):
+            if end is not None:
+                ends.append(end)
     least, most = min(centres), max(centres)
     room = 1.5 * max(most - least, 0.05 * max(abs(least), abs(most)))
     low = max(min([least, *ends]), least - room)
@@ -233,8 +237,10 @@ def _scale_y(axes: Any, y: Axis, curves: Sequence[DrawnCurve]) -> None:
         return
     estimates, lines = [], list(y.shown)
     for curve in curves:
-        estimates += [estimate for _, estimate, _ in curve.points]
-        lines += [value for _, value in curve.ideal]
+        for _, estimate, _ in curve.points:
+            estimates.append(estimate)
+        for _, value in curve.ideal:
+            lines.append(value)
     low, high = window(estimates, lines)
     if y.from_zero:
         axes.set_ylim(0, high)
@@ -389,19 +395,23 @@ def scatter_figure(
 ) -> Figure:
     """Return points with a line and its band, named where their names fit."""
     figure, axes = new_axes(_curve_height(3.0))
-    xs = [position for position, _ in line]
-    heights = [expected.value for _, expected in line]
-    lows, highs = [expected.low for _, expected in line], [expected.high for _, expected in line]
+    xs, ends = [], []
+    heights: list[float] = []
+    for position, expected in line:
+        xs.append(position)
+        heights.append(expected.value)
+        ends.append((expected.low, expected.high))
     axes.plot(xs, heights, color=colour, lw=1.4, zorder=2)
-    axes.fill_between(xs, lows, highs, color=colour, alpha=0.16, lw=0)
-    heights += [point.y for point in points]
-    room = 0.12 * (max(heights) - min(heights)) or 1.0
-    axes.set_xlim(0, 1.06 * max(point.x for point in points))
-    axes.set_ylim(min(heights) - room, max(heights) + room)
-    rows = []
+    axes.fill_between(xs, *zip(*ends, strict=True), color=colour, alpha=0.16, lw=0)
+    rows, most = [], 0.0
     for point in points:
         axes.plot(point.x, point.y, "o", zorder=3, color=colour)
         rows.append((point.label, point.x, point.y))
+        heights.append(point.y)
+        most = max(most, point.x)
+    room = 0.12 * (max(heights) - min(heights)) or 1.0
+    axes.set_xlim(0, 1.06 * most)
+    axes.set_ylim(min(heights) - room, max(heights) + room)
     axes.set_xlabel(x.label, color=INK)
     axes.set_ylabel(y.label, color=INK)
     axes.tick_params(length=0)
@@ -416,13 +426,11 @@ def _name_points(axes: Any, points: Sequence[ScatterPoint]) -> None:
     for point in sorted(points, key=lambda point: -point.weight):
         x, y = axes.transLimits.transform((point.x, point.y))
         length = 0.08 * len(point.label) / width  # of the axes
-        is_left = x + length > 1
-        start = x - length if is_left else x
-        near = [at for at in taken if abs(at[0] - start) < length and abs(at[1] - y) < 0.2 / height]
-        if not near:
-            taken.append((start, y))
-            look: Any = {"ha": "right" if is_left else "left", "va": "center", "color": MUTED}
-            moved = (-6 if is_left else 6, 0)
-            axes.annotate(
-                point.label, (point.x, point.y), moved, textcoords="offset points", **look
-            )
+        start, side, moved = x, "left", 6
+        if x + length > 1:
+            start, side, moved = x - length, "right", -6
+        if any(abs(a - start) < length and abs(b - y) < 0.2 / height for a, b in taken):
+            continue
+        taken.append((start, y))
+        look: Any = {"textcoords": "offset points", "ha": side, "va": "center", "color": MUTED}
+        axes.annotate(point.label, (point.x, point.y), (moved, 0), **look)

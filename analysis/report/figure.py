@@ -79,6 +79,14 @@ class Figure:
     @property
     def inline(self) -> str:
         """The drawing as an element of the page, with its own identifiers."""
+
+        def page_style(match: re.Match[str]) -> str:
+            style = re.sub(r"'DejaVu Sans'[^;\"]*", "var(--font), sans-serif", match[0])
+            if not self.card:
+                for colour, variable in _PAGE_COLOURS.items():
+                    style = style.replace(colour, variable)
+            return style
+
         svg = self.svg[self.svg.index("<svg") :]
         svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
         width = float(re.findall(r'viewBox="0 0 ([0-9.]+)', svg)[0]) * PIXELS_PER_PT
@@ -88,15 +96,8 @@ class Figure:
         svg = re.sub(r'\bid="', f'id="{self.name}-', svg)
         svg = re.sub(r'(url\(|xlink:href=")#', rf"\1#{self.name}-", svg)
         # Colours are replaced in styles only, which matplotlib makes: a text may hold anything.
-        svg = re.sub(r'style="[^"]*"', self._page_style, svg)
+        svg = re.sub(r'style="[^"]*"', page_style, svg)
         return svg.replace("<svg ", '<svg role="img" aria-hidden="true" ', 1).strip()
-
-    def _page_style(self, match: re.Match[str]) -> str:
-        style = re.sub(r"'DejaVu Sans'[^;\"]*", "var(--font), sans-serif", match[0])
-        if not self.card:
-            for colour, variable in _PAGE_COLOURS.items():
-                style = style.replace(colour, variable)
-        return style
 
 
 def colours(strategies: Iterable[str]) -> dict[str, str]:

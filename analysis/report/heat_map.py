@@ -61,8 +61,12 @@ def scale_of(matrices: Iterable[Entries]) -> Scale:
     """
     values = []
     for entries in matrices:
-        values += [value for (row, column), value in entries.items() if row != column and value > 0]
-    return (min(values), max(values)) if values else (1.0, 1.0)
+        for (row, column), value in entries.items():
+            if row != column and value > 0:
+                values.append(value)
+    if not values:
+        return 1.0, 1.0
+    return min(values), max(values)
 
 
 def shade(value: float, scale: Scale, unit: str) -> float:
@@ -73,5 +77,7 @@ def shade(value: float, scale: Scale, unit: str) -> float:
     low, high = scale
     if value <= 0 or high <= low:
         return 0.0
-    ratio = value / low if unit == "µs" else high / value
+    ratio = high / value
+    if unit == "µs":
+        ratio = value / low
     return math.log(ratio) / math.log(max(high / low, LEAST_CONTRAST))

@@ -61,9 +61,19 @@ def number(
         sign = MINUS
     elif form.sign:
         sign = "+"
-    if form == KINDS["share"] and abs(printed) > MOST_SHARE:
+    size = abs(printed)
+    if form == KINDS["share"] and size > MOST_SHARE:
         return f"{sign}over {MOST_SHARE:,}{THIN}%"
-    text = f"{abs(printed):,.{_decimals(printed, form, width)}f}"
+    decimals = form.decimals
+    if decimals is None:
+        decimals = 0
+        if size and size < 100:
+            decimals = min(6, max(0, 2 - math.floor(math.log10(size))))
+    elif decimals == 1 and 0 < size < 1:
+        decimals = 2  # 0.04 % is not nothing
+    elif decimals > 0 and width is not None and 0 < width * form.factor < 2 * 10**-decimals:
+        decimals += 1
+    text = f"{size:,.{decimals}f}"
     if float(text.replace(",", "")):
         text = sign + text
     return f"{text}{_unit(form)}{mark}"
@@ -75,19 +85,6 @@ def _format_of(kind: str | NumberFormat) -> NumberFormat:
 
 def _unit(form: NumberFormat) -> str:
     return THIN + form.unit if form.unit else ""
-
-
-def _decimals(printed: float, form: NumberFormat, width: float | None) -> int:
-    size = abs(printed)
-    if form.decimals is not None:
-        is_narrow = False
-        if form.decimals > 0 and width is not None:
-            is_narrow = 0 < width * form.factor < 2 * 10**-form.decimals
-        is_tiny = form.decimals == 1 and 0 < size < 1  # 0.04 % is not nothing
-        return form.decimals + (is_narrow or is_tiny)
-    if size >= 100 or not size:
-        return 0
-    return min(6, max(0, 2 - math.floor(math.log10(size))))
 
 
 def texts(value: float | Estimate | None, kind: str | NumberFormat = "number") -> tuple[str, str]:

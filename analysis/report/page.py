@@ -66,12 +66,15 @@ def paper(report: Report) -> str:
     """
     lines = [PAPER, rf"\begin{{center}}\Large {latex(report.study)}\end{{center}}"]
     for section in report.sections:
-        files = [f"figures/{figure.name}" for figure in section.figures if figure.pdf]
-        files += [f"tables/{table.name}" for table in section.tables if table.rows]
-        if files:
-            lines.append(rf"\section*{{{latex(section.title)}}}")
-            lines += [rf"\input{{{file}.tex}}" for file in files]
-            lines.append(r"\clearpage")
+        inputs = []
+        for figure in section.figures:
+            if figure.pdf:
+                inputs.append(rf"\input{{figures/{figure.name}.tex}}")
+        for table in section.tables:
+            if table.rows:
+                inputs.append(rf"\input{{tables/{table.name}.tex}}")
+        if inputs:
+            lines += [rf"\section*{{{latex(section.title)}}}", *inputs, r"\clearpage"]
     return "\n".join([*lines, r"\end{document}", ""])
 
 
@@ -82,6 +85,11 @@ def _filled(name: str, report: Report, is_html: bool, **values: Any) -> str:
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
+    def finalize(value: Any) -> Any:
+        if is_html and type(value) is str:
+            return single_line(value, TEXT_LENGTH)
+        return value
+
     environment = Environment(
         loader=PackageLoader("analysis.report"),
         autoescape=is_html,
@@ -89,11 +97,7 @@ def _filled(name: str, report: Report, is_html: bool, **values: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        finalize=_on_one_line if is_html else None,
+        finalize=finalize,
     )
     template = environment.get_template(name)
     return template.render(report=report, rows=PAGE_ROWS, **values)
-
-
-def _on_one_line(value: Any) -> Any:
-    return single_line(value, TEXT_LENGTH) if type(value) is str else value

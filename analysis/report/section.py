@@ -96,15 +96,17 @@ def bounded(study: Study, group: Sequence[Record], metric: str) -> Estimate | No
 def median_and_interval(runs: Runs, metric: str) -> str:
     """Return `377 (375 to 378)`, the median over runs; empty where no run has the metric."""
     value = runs.next_run(metric)
-    return "" if value is None else estimate(value, of_metric(metric))
+    if value is None:
+        return ""
+    return estimate(value, of_metric(metric))
 
 
 def about_intervals(study: Study, subject: str = "Ranges are") -> str:
     """Return ` Ranges are 95 % intervals for the next run, …`, to end a caption; empty without."""
     runs = []
     for same in study.runs:
-        floor = same.floor(RATE) if same.values(RATE) else None
-        if floor is not None:
+        floor = same.floor(RATE)
+        if floor is not None and same.values(RATE):
             runs.append(floor.runs)
     if not runs:
         return ""

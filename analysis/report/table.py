@@ -125,14 +125,14 @@ class Table:
     @cached_property
     def for_people(self) -> "Table":
         """The table without columns that are for programs, and without empty columns."""
-        shown = []
+        columns, values_of = [], []
         for index, column in enumerate(self.columns):
-            filled = [row for row in self.rows if row[index] not in (None, "")]
-            if column.shown and (filled or not self.rows):
-                shown.append(index)
-        columns = tuple(self.columns[index] for index in shown)
-        rows = tuple(tuple(row[index] for index in shown) for row in self.rows)
-        return replace(self, columns=columns, rows=rows)
+            values = [row[index] for row in self.rows]
+            if column.shown and (not values or set(values) - {None, ""}):
+                columns.append(column)
+                values_of.append(values)
+        rows = tuple(zip(*values_of, strict=True))
+        return replace(self, columns=tuple(columns), rows=rows)
 
     def texts(self, most: int | None = None) -> list[list[str]]:
         """Return the first rows as texts, for the columns of `for_people`."""
@@ -165,10 +165,20 @@ class Table:
         """
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
-        rows = self.to_json()
-        writer.writerow([key for column in self.columns for key in column.keys])
-        for row in rows:
-            writer.writerow(map(_csv_value, row.values()))
+        keys: list[str] = []
+        for column in self.columns:
+            keys += column.keys
+        writer.writerow(keys)
+        for row in self.to_json():
+            values = list(row.values())
+            for index, value in enumerate(values):
+                if isinstance(value, str):
+                    text = single_line(value)
+                    # A spreadsheet runs text that begins like a formula: an apostrophe keeps it.
+                    if text.lstrip().startswith(("=", "+", "-", "@", "|", "%")):
+                        text = f"'{text}"
+                    values[index] = text
+            writer.writerow(values)
         return out.getvalue()
 
     def to_json(self) -> list[dict[str, PlainValue]]:
@@ -183,9 +193,11 @@ class Table:
 
     def to_markdown(self, most: int) -> str:
         """Return the first rows as a pipe table."""
-        columns = self.for_people.columns
-        rule = ["---" if column.is_text else "---:" for column in columns]
-        lines = [[markdown(column.heading) for column in columns], rule]
+        headings, rule = [], []
+        for column in self.for_people.columns:
+            headings.append(markdown(column.heading))
+            rule.append("---" if column.is_text else "---:")
+        lines = [headings, rule]
         for row in self.texts(most):
             lines.append(list(map(markdown, row)))
         return "\n".join(f"| {' | '.join(line)} |" for line in lines)
@@ -233,9 +245,10 @@ class Table:
 
     def to_latex(self) -> str:
         r"""Return a float to be \input, with caption and label."""
-        columns = self.for_people.columns
-        formats = "".join("l" if column.is_text else "r" for column in columns)
-        headings = [column.heading for column in columns]
+        headings, formats = [], ""
+        for column in self.for_people.columns:
+            headings.append(column.heading)
+            formats += "l" if column.is_text else "r"
         return table_float(self.name, self.caption, headings, formats, self.texts(), self.marked)
 
 
@@ -250,17 +263,6 @@ def numbers_table(keys: Sequence[str], rows: Iterable[Sequence[Value]]) -> Table
         bounded = any(isinstance(row[index], Estimate) for row in every)
         columns.append(Column(key, key, None, "number", bounded))
     return Table("", "", tuple(columns), every)
-
-
-def _csv_value(value: PlainValue) -> PlainValue:
-    """Return a value for CSV.
-
-    A spreadsheet runs text that begins like a formula: an apostrophe keeps it text.
-    """
-    if not isinstance(value, str):
-        return value
-    text = single_line(value)
-    return f"'{text}" if text.lstrip().startswith(("=", "+", "-", "@", "|", "%")) else text
 
 
 def _html(text: str) -> str:

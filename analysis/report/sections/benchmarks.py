@@ -42,7 +42,9 @@ def _section(
     sentences: Iterable[str], table: Table | None = None, figures: Iterable[Figure] = ()
 ) -> Section:
     """Return the part of the section on links that one benchmark fills."""
-    tables = (table,) if table is not None and table.rows else ()
+    tables: tuple[Table, ...] = ()
+    if table is not None and table.rows:
+        tables = (table,)
     return Section(
         "measured", "Links measured alone", (), tuple(figures), tables, finding=tuple(sentences)
     )
@@ -50,14 +52,16 @@ def _section(
 
 def largest_cells(study: Study, benchmark: str) -> tuple[list[Runs], str]:
     """Return a benchmark's cells on most devices, and these devices: `4 GPUs`."""
-    cells = []
+    by_size: dict[int, list[Runs]] = defaultdict(list)
     for runs in study.runs:
         if named(runs.records[0], "benchmark") == benchmark:
-            cells.append(runs)
-    most = max((runs.cell.world_size for runs in cells), default=0)
+            by_size[runs.cell.world_size].append(runs)
+    most = max(by_size, default=0)
     unit = unit_of(study)
-    devices = f"{most} {unit}" if most > 1 else f"one {unit.removesuffix('s')}"
-    return [runs for runs in cells if runs.cell.world_size == most], devices
+    devices = f"one {unit.removesuffix('s')}"
+    if most > 1:
+        devices = f"{most} {unit}"
+    return by_size[most], devices
 
 
 def _rows_of(record: Record, table: str, rows: str = "rows") -> list[dict[str, Any]]:
@@ -82,8 +86,14 @@ def _ranking(what: str, rows: Sequence[tuple[float, Runs, str]], option: str = "
             text = f"{single_line(own, 80)} {text}"
         texts.append(text)
     if texts:
-        rest = f"; then {join_words(texts[1:], MOST_NAMED)}" if len(texts) > 1 else ""
-        yield f"{what}: {texts[0]}{rest}."
+        yield f"{what}: {_then(texts)}."
+
+
+def _then(texts: Sequence[str], then: str = "then ") -> str:
+    """Return `A; then B and C`."""
+    if len(texts) == 1:
+        return texts[0]
+    return f"{texts[0]}; {then}{join_words([*texts[1:]], MOST_NAMED)}"
 
 
 # ---- Copies between the host and the devices ----------------------------------------------------
@@ -119,13 +129,16 @@ def host_link(study: Study, findings: Findings) -> Section:
     for prefix, words in (("one", "one copy at a time"), ("all", "all at once")):
         texts = []
         for name, direction in DIRECTIONS.items():
-            metric = f"host_link/{prefix}_{name}_gb_per_s"
-            rate = median_and_interval(cells[0], metric) if cells else ""
+            rate = ""
+            if cells:
+                rate = median_and_interval(cells[0], f"host_link/{prefix}_{name}_gb_per_s")
             if rate:
                 texts.append(f"{rate} {direction}")
         if texts:
             parts.append(f"{words} {', '.join(texts)}")
-    lines = [f"GB/s between the host and {devices}: {'; '.join(parts)}."] if parts else []
+    lines = []
+    if parts:
+        lines.append(f"GB/s between the host and {devices}: {'; '.join(parts)}.")
     return _section(lines, table)
 
 
@@ -185,9 +198,10 @@ def collectives(study: Study, findings: Findings) -> Section:
 def _collectives_sentences(study: Study) -> Iterator[str]:
     """Yield the bandwidth of the largest message and the time of the smallest."""
     cells, devices = largest_cells(study, "collectives")
-    kinds = {single_line(runs.cell.benchmark.get("collective", ""), 80) for runs in cells}
+    kinds = set()
     rows = []
     for runs in cells:
+        kinds.add(single_line(runs.cell.benchmark.get("collective", ""), 80))
         busbw = median_and_interval(runs, "collectives/busbw_gb_per_s")
         small = median_and_interval(runs, "collectives/latency_us")
         if busbw:
@@ -196,8 +210,9 @@ def _collectives_sentences(study: Study) -> Iterator[str]:
                 text += f", and {small} µs for the smallest message"
             highest_first = -(runs.median("collectives/busbw_gb_per_s") or 0.0)
             rows.append((highest_first, runs, text))
-    kind = f"{kinds.pop()} " if len(kinds) == 1 and any(kinds) else ""
-    option = "collective" if kinds else ""
+    kind, option = "", "collective"
+    if len(kinds) == 1 and any(kinds):
+        kind, option = f"{kinds.pop()} ", ""
     yield from _ranking(f"Busbw of the largest {kind}message on {devices}", rows, option)
 
 
@@ -208,8 +223,11 @@ def _collectives_figure(runs: Sequence[CollectiveRun]) -> Iterator[Figure]:
     names = []
     for run in runs:
         _, *parts = run_name(run.record).split(BETWEEN)
-        parts = [part for part in parts if not part.startswith("collective=")]
-        names.append(single_line(BETWEEN.join([run.collective, *parts])))
+        words = [run.collective]
+        for part in parts:
+            if not part.startswith("collective="):
+                words.append(part)
+        names.append(single_line(BETWEEN.join(words)))
     short = short_names(names[:MOST_CURVES])
     for run, name, colour, marker in zip(runs, names[:MOST_CURVES], palette, MARKERS, strict=False):
         points = []
@@ -218,7 +236,9 @@ def _collectives_figure(runs: Sequence[CollectiveRun]) -> Iterator[Figure]:
                 points.append((size, Estimate(rate), False))
                 sizes.add(size)
         if len(points) > 1:
-            label = short[name] if short[name] != name else DEFAULTS
+            label = short[name]
+            if label == name:
+                label = DEFAULTS
             curves.append(DrawnCurve(label, points, colour, marker, end=" "))
     if not curves:
         return
@@ -346,10 +366,10 @@ def jacobi(study: Study, findings: Findings) -> Section:
     cells, devices = largest_cells(study, "jacobi")
     rows = []
     for runs in cells:
-        names = ("seconds", "speedup", "efficiency", "copy_share")
-        seconds, speedup, share, copy = (
-            median_and_interval(runs, f"jacobi/{name}") for name in names
-        )
+        seconds = median_and_interval(runs, "jacobi/seconds")
+        speedup = median_and_interval(runs, "jacobi/speedup")
+        share = median_and_interval(runs, "jacobi/efficiency")
+        copy = median_and_interval(runs, "jacobi/copy_share")
         text = f"{seconds} s"
         if speedup and share:
             text += f", {speedup} times as fast as one, efficiency {share}"
@@ -376,10 +396,11 @@ def exchange(study: Study, findings: Findings) -> Section:
         names = short_names(runs.records[0].name for _, runs in timed)
         texts: list[str] = []
         for ms, runs in sorted(timed, key=lambda pair: pair[0]):
-            name = names[runs.records[0].name] if len(timed) > 1 else runs.strategy
-            took = " took" if len(timed) > 1 and not texts else ""
+            name, took = runs.strategy, ""
+            if len(timed) > 1:
+                name = names[runs.records[0].name]
+                took = " took" * (not texts)
             texts.append(f"{single_line(spoken(name), 80)}{took} {number(ms)} ms")
-        rest = f"; {join_words(texts[1:], MOST_NAMED)}" if len(texts) > 1 else ""
         about = f"The exchange of {single_line(model, 80)} on {devices}"
-        sentences.append(f"{about}: {texts[0]}{rest}.")
+        sentences.append(f"{about}: {_then(texts, '')}.")
     return _section(sentences)

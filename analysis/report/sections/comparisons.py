@@ -15,6 +15,7 @@ from analysis.findings.communication import (
 )
 from analysis.report.charts import MOST_ROWS, ROW_LENGTH, Axis, DotRow, rows_figure, truncation_note
 from analysis.report.figure import COLOURS, GREY, HIGHLIGHT, Figure, for_width
+from analysis.report.main_point import points_of
 from analysis.report.numbers import estimate, number, of_metric
 from analysis.report.section import RATE, Section, about_intervals
 from analysis.report.table import Column, Table, Value, columns_of, metric_column
@@ -42,10 +43,9 @@ def strategies(study: Study, findings: Findings) -> Section | None:
     if not study.trains or (study.records and ran_alone(study)):
         return None
     points: dict[str, dict[str, Any]] = {}
-    for curve in findings.scaling.curves:
-        for point in curve.points:
-            shown = {"cell": curve.label, "images_per_second": point.rate}
-            points |= dict.fromkeys(point.record_ids, shown)
+    for curve, point in points_of(findings.scaling.curves):
+        shown = {"cell": curve.label, "images_per_second": point.rate}
+        points |= dict.fromkeys(point.record_ids, shown)
     communication = {cell.record_ids[0]: cell for cell in findings.communication}
     rows = []
     for runs in study.runs:
@@ -56,7 +56,11 @@ def strategies(study: Study, findings: Findings) -> Section | None:
             rows.append(row | points.get(record_id, {}))
     names = short_names(str(row["cell"]) for row in rows)
     rows.sort(key=lambda row: (-row["world_size"], -(row["median_rate"] or 0.0)))
-    on_hosts = any(record.cell.hosts for record in study.usable)  # their GB/s: section on links
+    on_hosts = False  # their GB/s: section on links
+    without_effect: Counter[str] = Counter()
+    for record in study.usable:
+        on_hosts = on_hosts or bool(record.cell.hosts)
+        without_effect[record.validity.codes.get(NO_EFFECT, "")] += 1
     columns = (
         Column("cell", "cell", lambda row: names[row["cell"]]),
         Column("model", "model", shown=False),
@@ -86,8 +90,9 @@ def strategies(study: Study, findings: Findings) -> Section | None:
         rows,
         marked=lambda row: row["mark"],
     )
-    lines = [] if rows else ["No cell that counts ran on several GPUs."]
-    without_effect = Counter(record.validity.codes.get(NO_EFFECT, "") for record in study.usable)
+    lines = []
+    if not rows:
+        lines.append("No cell that counts ran on several GPUs.")
     for text, number_of in without_effect.items():
         if text and rows:
             lines.append(f"{single_line(text, 300)} ({count(number_of, 'cell')}).")
@@ -102,7 +107,6 @@ def _strategy_row(runs: Runs, communication: Communication | None) -> dict[str, 
     exchange_ms, size = runs.median(EXCHANGE_MS), record.model.get("gradient_bytes")
     hidden_ms, total_ms = runs.median(TRACE_HIDDEN), runs.median(TRACE_ALL)
     references = {str(each.checks.get("reference") or "") for each in runs.records}
-    exposed = {TRACE_EXPOSED: runs.median(TRACE_EXPOSED)}
     row: dict[str, Any] = {
         "cell": record.name,
         "model": runs.cell.model.name,
@@ -116,17 +120,20 @@ def _strategy_row(runs: Runs, communication: Communication | None) -> dict[str, 
         "of_reference": runs.median(EXCHANGE_SHARE),
         "reference": ", ".join(sorted(filter(None, references))),
         "cost_ms": runs.next_run(COST),
-        "exposed_by_trace_ms": exposed[TRACE_EXPOSED],
+        "exposed_by_trace_ms": runs.median(TRACE_EXPOSED),
         "mark": "suspect" if runs.suspect else "",
     }
     if communication is not None:
-        exposed[EXPOSED] = row["exposed_ms"] = communication.exposed_ms
+        row["exposed_ms"] = communication.exposed_ms
         row["hidden_share"] = communication.hidden_share
     if size and exchange_ms:
         row["gb_per_second_per_gpu"] = size * 2 * (ranks - 1) / ranks / exchange_ms / 1e6
     if hidden_ms is not None and total_ms:
         row["hidden_by_trace"] = hidden_ms / total_ms
-    measured = {name: value for name, value in exposed.items() if value is not None}
+    measured = {}
+    for metric, key in ((TRACE_EXPOSED, "exposed_by_trace_ms"), (EXPOSED, "exposed_ms")):
+        if row.get(key) is not None:
+            measured[metric] = row[key]
     row["difference_ms"] = disagreement(measured).get(DISAGREEMENT)
     return row
 
@@ -183,7 +190,7 @@ def comparisons(study: Study, findings: Findings) -> Section | None:
     lines = _comparison_lines(study, findings)
     if not lines:
         return None
-    names = short_names(name for pair in pairs for name in (pair.first, pair.second))
+    names = _short_names(pairs)
     caption = (
         "The second cell against the first, with the 95 % interval of the difference. “Visible "
         "from” is the smallest difference that these runs could have shown."
@@ -234,26 +241,42 @@ def _comparison_lines(study: Study, findings: Findings) -> list[str]:
     return lines
 
 
+def _short_names(pairs: Sequence[Comparison]) -> dict[str, str]:
+    """Return {name of a cell: a short name} for all cells of the pairs."""
+    names = []
+    for pair in pairs:
+        names += [pair.first, pair.second]
+    return short_names(names)
+
+
 def differences(findings: Findings) -> str:
     """Return the largest difference that is seen, and of how many; or that none is."""
-    judged = [pair for pair in findings.comparisons if pair.verdict]
-    real = [pair for pair in judged if pair.verdict in VERDICT_LOOKS]
+    judged, real, least = [], [], []
+    for pair in findings.comparisons:
+        if pair.verdict:
+            judged.append(pair)
+            if pair.smallest is not None:
+                least.append(pair.smallest)
+        if pair.verdict in VERDICT_LOOKS:
+            real.append(pair)
     if not findings.comparisons:
         return "No two cells of this study differ in one thing alone."
     if not judged:
         pairs = count(len(findings.comparisons), "pair of cells differs", "pairs of cells differ")
         return f"{pairs} in one thing alone, but single runs give no verdict."
     if not real:
-        least = [pair.smallest for pair in judged if pair.smallest is not None]
-        could = f"; each could have shown one of {number(max(least), 'share')}" if least else ""
-        return f"No difference is seen in {count(len(judged), 'comparison')}{could}."
+        line = f"No difference is seen in {count(len(judged), 'comparison')}"
+        if least:
+            line += f"; each could have shown one of {number(max(least), 'share')}"
+        return f"{line}."
     largest = max(real, key=lambda pair: abs(pair.difference.value))
-    every = short_names(name for pair in findings.comparisons for name in (pair.first, pair.second))
+    every = _short_names(findings.comparisons)
     _, shared = _own_and_shared(every[largest.first], every[largest.second])
-    short = short_names((largest.first, largest.second))
-    first, second = (single_line(short[name], 80) for name in (largest.first, largest.second))
-    where = single_line(f" ({', '.join(shared)})", 120) if shared else ""
-    rest = ""
+    short = _short_names([largest])
+    first, second = single_line(short[largest.first], 80), single_line(short[largest.second], 80)
+    where = rest = ""
+    if shared:
+        where = single_line(f" ({', '.join(shared)})", 120)
     if len(judged) > 1:
         rest = f"; {len(real):,} of {len(judged):,} comparisons show a difference"
     value = largest.difference.value
@@ -283,7 +306,7 @@ def _comparison_figure(
         return
     rates = {pair.rate for pair in shown}
     floors = {noise.rate: noise.floor or 0.0 for noise in noises}
-    rows = []
+    rows, band = [], ""
     for pair in shown:
         size = number(pair.difference.value, "change")
         if for_width(ROW_LENGTH) >= ROW_LENGTH:
@@ -291,10 +314,10 @@ def _comparison_figure(
         own, shared = _own_and_shared(names[pair.first], names[pair.second])
         label = BETWEEN.join([f"{own[1]} against {own[0]}", *shared])
         look = VERDICT_LOOKS.get(pair.verdict, (GREY, "o"))
-        rows.append(DotRow(label, size, pair.difference, *look, floors.get(pair.rate, 0.0)))
-    band = ""
-    if any(row.band for row in rows):
-        band = "; band: how far equal cells of this study differ"
+        floor = floors.get(pair.rate, 0.0)
+        rows.append(DotRow(label, size, pair.difference, *look, floor))
+        if floor:
+            band = "; band: how far equal cells of this study differ"
     in_rate = rates.pop() if len(rates) == 1 else "the rate"
     yield rows_figure(
         "comparisons",
@@ -311,8 +334,12 @@ def _comparison_figure(
 def noise(study: Study, findings: Findings) -> Section | None:
     """Return the noise floors that the intervals of the study rest on."""
     rows: list[dict[str, Value]] = []
-    for metric in dict.fromkeys([*(rate.metric for rate in study.rates), COST, EXCHANGE_MS]):
-        by_group = {runs.group: runs for runs in study.runs if runs.values(metric)}
+    metrics = [rate.metric for rate in study.rates]
+    for metric in dict.fromkeys([*metrics, COST, EXCHANGE_MS]):
+        by_group = {}
+        for runs in study.runs:
+            if runs.values(metric):
+                by_group[runs.group] = runs
         entry = entry_of(metric)
         for group, runs in sorted(by_group.items()):
             floor = runs.floor(metric)

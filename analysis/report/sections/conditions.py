@@ -33,8 +33,10 @@ def validity(study: Study, findings: Findings) -> Section:
     for record in study.excluded:
         why = "; ".join(record.validity.codes.values())
         if record.failure is not None:
-            rank = f" of rank {record.failure.rank}" if record.failure.rank is not None else ""
-            why = f"{record.failure.cause}{rank}: {record.failure.message}"
+            why = f"{record.failure.cause}: {record.failure.message}"
+            if record.failure.rank is not None:
+                failure = record.failure
+                why = f"{failure.cause} of rank {failure.rank}: {failure.message}"
         excluded.append({"cell": run_name(record), "state": _state(record), "why": why})
     for text in study.unreadable:
         excluded.append({"cell": "", "state": "unreadable", "why": text})
@@ -82,8 +84,9 @@ def _validity_lines(study: Study) -> list[str]:
             unchecked += bool(record.validity.unchecked)
         else:
             states[record.state] += 1
-    words = [f"{cells:,} {word}" for word, cells in verdicts.most_common()]
-    words += [f"{cells:,} {word}" for word, cells in sorted(states.items())]
+    words = []
+    for word, cells in (*verdicts.most_common(), *sorted(states.items())):
+        words.append(f"{cells:,} {word}")
     lines = ["No record could be read."]
     if study.records:
         lines = [f"{count(len(study.records), 'cell')}: {join_words(words)}."]
@@ -92,9 +95,8 @@ def _validity_lines(study: Study) -> list[str]:
     if unchecked:
         lines.append(f"In {count(unchecked, 'cell')} not every check could run.")
     if study.replaced:
-        attempts = count(len(study.replaced), "other attempt")
-        are = "is" if len(study.replaced) == 1 else "are"
-        lines.append(f"{attempts} at the same cells {are} not counted.")
+        attempts = "other attempt at the same cells is", "other attempts at the same cells are"
+        lines.append(f"{count(len(study.replaced), *attempts)} not counted.")
     if len(study.installations) > 1:
         each = [f"{name} ({count(cells, 'cell')})" for name, cells in study.installations.items()]
         lines.append(
@@ -105,7 +107,9 @@ def _validity_lines(study: Study) -> list[str]:
 
 
 def _state(record: Record) -> str:
-    return record.validity.said if record.state == "finished" else record.state
+    if record.state == "finished":
+        return record.validity.said
+    return record.state
 
 
 # ---- Environment --------------------------------------------------------------------------------
@@ -124,7 +128,8 @@ def environment(study: Study, findings: Findings) -> Section:
             variables[name][str(value)] += 1
         for name in record.environment.get(LEFT_OUT) or ():
             variables[str(name)]["left out: it looks like a secret"] += 1
-        from_outside.update(f"{name}={value}" for name, value in inherited(record).items())
+        for name, value in inherited(record).items():
+            from_outside[f"{name}={value}"] += 1
     rows = []
     for sort, by_name in (("machine", facts), ("variable", dict(sorted(variables.items())))):
         for name, values in by_name.items():
@@ -142,8 +147,9 @@ def environment(study: Study, findings: Findings) -> Section:
     )
     words = []
     for setting, cells in from_outside.items():
-        is_everywhere = cells == len(study.records)
-        words.append(setting if is_everywhere else f"{setting} ({count(cells, 'cell')})")
+        if cells < len(study.records):
+            setting += f" ({count(cells, 'cell')})"
+        words.append(setting)
     lines: tuple[str, ...] = ()
     if words:
         text = (
@@ -157,13 +163,21 @@ def environment(study: Study, findings: Findings) -> Section:
 def _facts(record: Record) -> dict[str, Any]:
     """Return what a record says of its machine and software; what it does not say is empty."""
     environment = record.environment
-    cpu, gpu, versions, git = (
-        mapping(environment.get(name)) for name in ("cpu", "gpu", "versions", "git")
-    )
+    cpu, gpu = mapping(environment.get("cpu")), mapping(environment.get("gpu"))
+    versions, git = mapping(environment.get("versions")), mapping(environment.get("git"))
     hosts, memory, commit = record.cell.every_host, cpu.get("memory_bytes"), ""
-    starts = dict.fromkeys(str(rank["started"]) for rank in record.ranks if "started" in rank)
+    if isinstance(memory, int | float):
+        memory = f"{memory / 2**30:,.0f} GiB"
+    else:
+        memory = None
+    starts: dict[str, None] = {}
+    for rank in record.ranks:
+        if "started" in rank:
+            starts[str(rank["started"])] = None
     if "commit" in git:
-        commit = f"{git['commit']}, modified" if git.get("modified") else str(git["commit"])
+        commit = str(git["commit"])
+        if git.get("modified"):
+            commit += ", modified"
     return {
         "hardware": hardware(record),
         "ranks were started by": ", ".join(starts),
@@ -174,7 +188,7 @@ def _facts(record: Record) -> dict[str, Any]:
         "CPU": cpu.get("model"),
         "cores": cpu.get("cores"),
         "NUMA nodes": environment.get("numa_nodes"),
-        "memory": f"{memory / 2**30:,.0f} GiB" if isinstance(memory, int | float) else None,
+        "memory": memory,
         **versions,
         "Ringside": commit,
         "code that measures": environment.get("code"),
@@ -191,8 +205,10 @@ def commands(study: Study, findings: Findings) -> Section:
     lines = []
     for overrides, number in Counter(sweeps.values()).items():
         command = single_line(shlex.join(["python", "launch.py", *overrides]), 2000)
-        several = f", {number} invocations" if number > 1 else ""
-        lines.append(f"{command}  # {count(cells[overrides], 'cell')}{several}")
+        line = f"{command}  # {count(cells[overrides], 'cell')}"
+        if number > 1:
+            line += f", {number} invocations"
+        lines.append(line)
     left = len(lines) - MOST_COMMANDS
     if left > 0:
         lines[MOST_COMMANDS:] = [f"# {left:,} more commands are in the records"]
@@ -207,7 +223,9 @@ def cells(study: Study, findings: Findings) -> Section:
     def effective(key: str, heading: str) -> Column:
         def read(record: Record) -> str:
             value = record.effective.get(key)
-            return ", ".join(map(str, value)) if isinstance(value, list) else str(value or "")
+            if isinstance(value, list):
+                return ", ".join(map(str, value))
+            return str(value or "")
 
         return Column(key, heading, read)
 

@@ -97,8 +97,20 @@ def wire_lines(study: Study, findings: Findings) -> Section | None:
     texts, figures, points = [], [], []
     palette = colours(line.strategy for line in lines)
     for panel, line in enumerate(lines, 1):
-        texts += _line_sentences(line, names[line.label])
-        points += [LinePoint(line, point) for point in line.points]
+        share = estimate(line.share, "share")
+        start = f"{names[line.label]}: {_words(line)[2]} {estimate(line.fixed_ms, 'ms')} ms"
+        text = (
+            f"{start}, and {share} of the time that the exchange takes alone "
+            f"(R² {number(line.r_squared, 'ratio')}, {len(line.points)} cells)"
+        )
+        texts.append(sentence(text))
+        if line.speeds == 2:
+            texts.append(
+                "The links have only two speeds here, and a line goes through any two points: no "
+                "cell between them tests it."
+            )
+        for point in line.points:
+            points.append(LinePoint(line, point))
         if panel <= MOST_LINES:
             figures.append(_line_figure(line, names, panel, palette[line.strategy]))
     if findings.no_wire_line:
@@ -149,21 +161,6 @@ def _words(line: WireLine) -> tuple[str, str, str]:
     return QUANTITIES.get(line.quantity, COST_WORDS)
 
 
-def _line_sentences(line: WireLine, name: str) -> list[str]:
-    share = estimate(line.share, "share")
-    texts = [
-        f"{name}: {_words(line)[2]} {estimate(line.fixed_ms, 'ms')} ms, and {share} of the time "
-        f"that the exchange takes alone (R² {number(line.r_squared, 'ratio')}, "
-        f"{len(line.points)} cells)"
-    ]
-    if line.speeds == 2:
-        texts.append(
-            "The links have only two speeds here, and a line goes through any two points: no cell "
-            "between them tests it."
-        )
-    return [sentence(text) for text in texts]
-
-
 def _line_figure(line: WireLine, names: Mapping[str, str], panel: int, colour: str) -> Figure:
     """Return the cells of a line with the line and the band in which 95 % of further cells fall."""
     caption = (
@@ -172,12 +169,12 @@ def _line_figure(line: WireLine, names: Mapping[str, str], panel: int, colour: s
         f"{count(len(line.points), 'cell')} in wire_cells.csv."
     )
     y_axis = Axis("lost ms per step", "lost_ms")
-    points = []
+    points, pairs = [], []
     for point in line.points:
-        weight = abs(point.residual_ms)
-        points.append(ScatterPoint(point.wire_ms, point.lost_ms, point.label, weight))
-    most = 1.06 * max(point.wire_ms for point in line.points)
-    fitted = fit([(point.wire_ms, point.lost_ms) for point in line.points])
+        pairs.append((point.wire_ms, point.lost_ms))
+        points.append(ScatterPoint(*pairs[-1], point.label, abs(point.residual_ms)))
+    most = 1.06 * max(pairs)[0]
+    fitted = fit(pairs)
     assert fitted is not None  # the line was fitted to these points
     drawn: list[tuple[float, Estimate]] = []
     for step in range(LINE_STEPS + 1):

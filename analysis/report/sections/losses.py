@@ -42,13 +42,17 @@ class WaterfallRow:
         """The rate, or what the part adds to it; None: not known."""
         if self.part is None:
             return self.rate
-        return scaled(self.part.lost, -1.0) if self.part.lost else None
+        if self.part.lost is None:
+            return None
+        return scaled(self.part.lost, -1.0)
 
     @property
     def share(self) -> float | None:
         """The change as a share of the ideal rate."""
         ideal = self.fall.ideal.value
-        return self.change.value / ideal if self.change is not None and ideal else None
+        if self.change is None or not ideal:
+            return None
+        return self.change.value / ideal
 
 
 def waterfall(study: Study, findings: Findings) -> Section | None:

@@ -25,12 +25,17 @@ MEASURED, OTHER = "measured", "checks_and_gaps"
 
 def costs(study: Study, findings: Findings) -> Section | None:
     """Return where the wall time of every cell went; None where no record tells."""
-    records = [record for record in study.records if from_record(record).parts]
+    records, totals, measuring = [], [], []
+    for record in study.records:
+        cost = from_record(record)
+        if cost.parts:
+            records.append(record)
+            totals.append(cost.total)
+            measuring.append(cost.measuring or 0.0)
     if not records:
         return None
-    total = math.fsum(from_record(record).total for record in records)
-    measuring = math.fsum(from_record(record).measuring or 0.0 for record in records)
-    share = number(measuring / total, "share")
+    total = math.fsum(totals)
+    share = number(math.fsum(measuring) / total, "share")
     line = f"{count(len(records), 'cell')} took {number(total)} s, {share} of it spent measuring."
     return Section("costs", "What the cells cost", (line,), (), (costs_table(records),))
 

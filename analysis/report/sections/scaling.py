@@ -33,8 +33,14 @@ def scaling(study: Study, findings: Findings) -> Section | None:
     if not study.trains:
         return None
     curves = findings.scaling.curves
+
+    def request_and_batch(curve: Curve) -> tuple[str, int]:
+        options = dict(curve.points[0].key)
+        options.pop("batch_size", None)
+        return str(sorted(options.items())), curve.points[0].batch_size
+
     if ran_alone(study):
-        curves = tuple(sorted(curves, key=_request_and_batch))
+        curves = tuple(sorted(curves, key=request_and_batch))
     names = short_names(curve.label for curve in curves)
     points = points_of(curves)
     lines = []
@@ -72,13 +78,6 @@ def scaling(study: Study, findings: Findings) -> Section | None:
     tables = (_points_table(study, points, names), fits_table)
     title = "Rates" if ran_alone(study) else "Scaling"
     return Section("scaling", title, tuple(lines), tuple(_figures(study, curves)), tables)
-
-
-def _request_and_batch(curve: Curve) -> tuple[str, int]:
-    """Return what curves of one GPU are sorted by."""
-    point = curve.points[0]
-    options = [item for item in sorted(point.key.items()) if item[0] != "batch_size"]
-    return str(options), point.batch_size
 
 
 def _points_table(study: Study, points: Sequence[CurvePoint], names: Mapping[str, str]) -> Table:

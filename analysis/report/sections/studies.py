@@ -58,24 +58,30 @@ def studies(
 def facts_table(differing: Mapping[str, Sequence[str]], names: Sequence[str]) -> Table:
     """Return a row for each fact that differs, with its value in each study."""
     columns = [Column("fact", "")]
-    columns += [Column(f"study_{index}", name) for index, name in enumerate(names, 1)]
+    for index, name in enumerate(names, 1):
+        columns.append(Column(f"study_{index}", name))
     rows = tuple((fact, *values) for fact, values in differing.items())
     return Table("differs", "What differs", tuple(columns), rows)
 
 
 def differences_table(differences: Differences, name: str, caption: str) -> Table:
     """Return both rates of every cell that two studies have, their difference and the verdict."""
-    units = {unit_of(cell.metric) for cell in differences.cells if cell.metric}
-    unit = units.pop() if len(units) == 1 else ""
-    names = short_names(cell.name for cell in differences.cells)
+    cells, unit = differences.cells, ""
+    units = {unit_of(cell.metric) for cell in cells if cell.metric}
+    if len(units) == 1:
+        unit = units.pop()
+    names = short_names(cell.name for cell in cells)
 
     def value(cell: CellDifference, numbers: Mapping[str, MeasuredNumber]) -> str:
         own_unit = "" if unit else unit_of(cell.metric)
         return f"{plain_number(cell.metric, numbers.get(cell.metric))} {own_unit}".strip()
 
     def runs(cell: CellDifference) -> str:
-        measured = (cell.first.get(cell.metric), cell.second.get(cell.metric))
-        return ", ".join(str(each.runs) for each in measured if each)
+        numbers_of_runs = []
+        for side in (cell.first, cell.second):
+            if cell.metric in side:
+                numbers_of_runs.append(str(side[cell.metric].runs))
+        return ", ".join(numbers_of_runs)
 
     return Table.of(
         name,
@@ -89,13 +95,15 @@ def differences_table(differences: Differences, name: str, caption: str) -> Tabl
             Column("smallest", "visible from", "smallest", "share"),
             Column("verdict", "verdict on B", "verdict"),
         ),
-        differences.cells,
+        cells,
     )
 
 
 def plain_number(metric: str, measured: MeasuredNumber | None) -> str:
     """Return a number as its metric is written."""
-    return ABSENT if measured is None else number(measured.plain, of_metric(metric))
+    if measured is None:
+        return ABSENT
+    return number(measured.plain, of_metric(metric))
 
 
 def unit_of(metric: str) -> str:
