@@ -74,10 +74,7 @@ class CellCost:
 def to_record(
     folder: CellFolder, lines: RankLines, started_at: float, ended_at: float
 ) -> CellCost | None:
-    """Return the cost that the record of a cell states, from lines of ranks and samples of GPUs.
-
-    None where its lines do not have every part.
-    """
+    """Return the cost that the record of a cell states; None where its lines lack a part."""
     first_rank = lines.get(0, ())
     if not any("began" in line for line in of_kind(first_rank, Kind.START)):
         return None
@@ -138,10 +135,7 @@ def parts(
 
 
 def measuring_seconds(lines: RankLines) -> float | None:
-    """Return the seconds in which at least one rank was inside a window that counts.
-
-    None where lines do not tell.
-    """
+    """Return the seconds in which a rank was inside a window that counts; None: not known."""
     spans = []
     for own in lines.values():
         for line in own:

@@ -108,16 +108,13 @@ def run(arguments: argparse.Namespace) -> int:
 def _as_json(
     sides: Sequence[Sequence[StudyInput]], result: Differences, limit: float
 ) -> dict[str, Any]:
-    """Return everything in plain JSON types.
-
-    Shares are parts of one; a difference is the second minus the first.
-    """
+    """Return everything in plain JSON types: shares of one, the second minus the first."""
     inputs = []
     for side in sides:
         facts = []
         for study in side:
-            names = {"name": study.name, "study": study.study.name}
-            facts.append({**names, "folder": str(study.folder)})
+            folder = str(study.folder)
+            facts.append({"name": study.name, "study": study.study.name, "folder": folder})
         inputs.append(facts)
     apart, shared = differing([*sides[0], *sides[1]])
     return {
@@ -205,15 +202,15 @@ def _beside_table(result: Differences) -> Table:
         columns.append(Column(f"{metric}_difference", "difference", kind="number"))
         for cell in cells:
             row = rows.setdefault(cell.name, {"cell": names[cell.name]})
-            numbers = (cell.first[metric], cell.second[metric])
-            row[metric] = " → ".join(plain_number(metric, measured) for measured in numbers)
-            step, form = cell.steps[metric], SIGNED
-            if entry.unit == "%":
-                form = POINTS
-            difference = estimate(step.estimate(), form)
+            first = plain_number(metric, cell.first[metric])
+            row[metric] = f"{first} → {plain_number(metric, cell.second[metric])}"
+            step = cell.steps[metric]
+            form: str | NumberFormat = SIGNED
             if step.logarithm:
-                difference = estimate(step.estimate(), "change")
-            row[f"{metric}_difference"] = difference
+                form = "change"
+            elif entry.unit == "%":
+                form = POINTS
+            row[f"{metric}_difference"] = estimate(step.estimate(), form)
     for row in rows.values():
         for column in columns:
             row.setdefault(column.key, "")
@@ -229,17 +226,23 @@ def _lines(result: Differences, limit: float, is_same_machine: bool) -> list[str
         size = f" by {number(limit, 'share')} or more"
     if is_same_machine:
         word, advice = "Regression", f"{NOT_IN_TURN} {ONCE_MORE}"
-    slower = []
+    slower, blind, doubts = [], [], []
+    reasons: Counter[str] = Counter()
     for cell in cells:
         if cell.is_regression(limit) and cell.change is not None:
             slower.append((cell.change.value, cell.name, cell.change))
+        if cell.smallest and cell.smallest > limit > 0:
+            blind.append(cell.smallest)
+        if cell.why:
+            reasons[cell.why] += 1
+        if cell.doubts:
+            doubts.append(f"{cell.name}: {cell.doubts}.")
     if slower:
         _, name, change = min(slower, key=lambda entry: entry[0])
         most = f"{name}, {estimate(change, 'change')}"
         lines.append(f"{word}{size}: {count(len(slower), 'cell')}, most of all {most}.")
     elif any(cell.verdict != UNKNOWN for cell in cells):
         lines.append(f"No regression was found: no cell of B is seen to be slower{size}.")
-        blind = [cell.smallest for cell in cells if cell.smallest and cell.smallest > limit > 0]
         if blind:
             lines.append(
                 f"The limit is below what {count(len(blind), 'cell')} could show (up to "
@@ -247,9 +250,9 @@ def _lines(result: Differences, limit: float, is_same_machine: bool) -> list[str
                 "a smaller regression there can stay unseen. More repeats show more."
             )
     lines.append(advice)
-    reasons = Counter(cell.why for cell in cells if cell.why)
-    lines += [f"{count(number_of, 'cell')}: {why}." for why, number_of in reasons.items()]
-    lines += [f"{cell.name}: {cell.doubts}." for cell in cells if cell.doubts][:3]
+    for why, number_of in reasons.items():
+        lines.append(f"{count(number_of, 'cell')}: {why}.")
+    lines += doubts[:3]
     for letter, names in (("A", result.only_first), ("B", result.only_second)):
         more = ""
         if len(names) > 3:

@@ -59,6 +59,9 @@ GPUS_FORM = (
     "GPUs as 16,64,256"
 )
 NUMBERS = "a number of GPUs needs --per-node too, such as --gpus 16 --per-node 8"
+ASYNCHRONOUS = (
+    "with an asynchronous strategy ranks do not wait for each other: it trains with older weights"
+)
 CAPTION = f"{100 * LEVEL:.0f} % intervals stand below their values"
 MS = NumberFormat(decimals=2)
 FORECASTS = (
@@ -161,7 +164,7 @@ def read_subsets(text: str, per_node: int | None) -> list[Subset]:
         for group in groups:
             if not all(part.isascii() and part.isdigit() and len(part) < 8 for part in group):
                 raise ValueError(f"--gpus {text!r}: accepted are {GPUS_FORM}")
-            members = tuple(int(part) for part in group)
+            members = tuple(map(int, group))
             if len(set(members)) < len(members):
                 raise ValueError(
                     f"--gpus {text!r}: a GPU stands twice in a subset; accepted are {GPUS_FORM}"
@@ -198,7 +201,7 @@ def read_nccl(text: str | None) -> dict[str, str]:
         return {}
     typed: dict[str, Any] = {}
     for part in text.split(","):
-        name, _, value = (word.strip() for word in part.partition("="))
+        name, _, value = map(str.strip, part.partition("="))
         setting = name.lower().removeprefix("nccl_")
         if not value:
             raise ValueError(f"--nccl {part!r}: accepted is NAME=VALUE, such as P2P_LEVEL=LOC")
@@ -268,7 +271,8 @@ def _print_forecasts(
     )
     queries = []
     for several in candidates(calibration, request).values():
-        queries += [candidate.query for candidate in several]
+        for candidate in several:
+            queries.append(candidate.query)
     scores = HeldOutScores(calibration)
     if arguments.net is not None:
         links = replace(calibration.links, network=read_network(arguments.net))
@@ -443,7 +447,9 @@ def _advise(arguments: argparse.Namespace) -> None:
     if not advices:
         raise ValueError(next(iter(refused.values())))
     if arguments.json:
-        shown = [_advice_json(ranked, omitted, scores) for ranked, omitted in advices]
+        shown = []
+        for ranked, omitted in advices:
+            shown.append(_advice_json(ranked, omitted, scores))
         print(json.dumps({"study": study.name, "advice": shown, "refused": refused}))
         return
     for ranked, omitted in advices:
@@ -511,7 +517,8 @@ def _print_advice(
     if rest > 0:
         out.print(f"… and {count(rest, 'more cell')} below (--json has all)")
     out.print(_advice_sentences(ranked), soft_wrap=True)
-    for why in dict.fromkeys(why for _, why in omitted):
+    reasons = [why for _, why in omitted]
+    for why in dict.fromkeys(reasons):
         out.print(f"Not ranked: {escape(why)}", soft_wrap=True)
     notes = []
     machines = {runs.provenance.get("machine", "") for runs in study.runs}
@@ -520,13 +527,13 @@ def _print_advice(
             f"the study has cells of {len(machines)} machines: this is for {query.machine}, where "
             "most of them ran"
         )
-    queries = [cell.candidate.query for cell in ranked[:MOST_RANKED]]
-    if any(shown.strategy != "none" and not exchange_of(shown).waits for shown in queries):
-        notes.append(
-            "with an asynchronous strategy ranks do not wait for each other: it trains with older "
-            "weights"
-        )
-    notes += [of_unit(cell.why, query.unit) for cell in ranked if cell.why]
+    for cell in ranked[:MOST_RANKED]:
+        shown = cell.candidate.query
+        if shown.strategy != "none" and not exchange_of(shown).waits:
+            notes.append(ASYNCHRONOUS)
+    for cell in ranked:
+        if cell.why:
+            notes.append(of_unit(cell.why, query.unit))
     _print_notes(notes)
 
 

@@ -20,7 +20,6 @@ from analysis.text import count
 from analysis.topology.bandwidth import EXACT_GPUS, MachineWires
 from analysis.topology.model import (
     Device,
-    Topology,
     count_classes,
     describe_counts,
     is_known,
@@ -98,12 +97,6 @@ def _run_topology(arguments: argparse.Namespace) -> None:
     if arguments.json:
         print(json.dumps(topology.to_json()))
         return
-    _print_topology(topology)
-    if arguments.svg is not None:
-        print(f"drawn: {arguments.svg}")
-
-
-def _print_topology(topology: Topology) -> None:
     labels: dict[Device, str] = {gpu: f"GPU{gpu}" for gpu in topology.gpus}
     labels |= {nic: nic for nic in topology.nics}
     columns = [Column("device", ""), *(Column(label, label) for label in labels.values())]
@@ -133,6 +126,8 @@ def _print_topology(topology: Topology) -> None:
             line += ", not a known link class"
         out.print(line)
     out.print(NVSWITCH[topology.nvswitch])
+    if arguments.svg is not None:
+        print(f"drawn: {arguments.svg}")
 
 
 def _run_subsets(arguments: argparse.Namespace) -> None:

@@ -121,13 +121,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print what the files hold.
-
-    Raises:
-        OSError: a file cannot be opened.
-        UnreadableInput: a file is foreign or damaged.
-        ValueError: the options contradict each other.
-    """
+    """Print what the files hold. Raises OSError, UnreadableInput, ValueError."""
     commands = {
         "nccl-log": _run_nccl_log,
         "nccl-tests": _run_nccl_tests,
@@ -154,7 +148,10 @@ def _run_nccl_log(arguments: argparse.Namespace) -> None:
     if arguments.json:
         print(json.dumps(log.to_json(), indent=2))
         return
-    facts = [{"fact": name, "text": text} for name, text in _nccl_facts(log).items() if text]
+    facts = []
+    for name, text in _nccl_facts(log).items():
+        if text:
+            facts.append({"fact": name, "text": text})
     _print_table("NCCL log", FACTS, facts)
     pairs: dict[str, list[str]] = {}
     for pair, words in log.transports.items():
@@ -177,7 +174,10 @@ def _run_nccl_log(arguments: argparse.Namespace) -> None:
 
 def _nccl_facts(log: NcclLog) -> dict[str, str]:
     """Return {fact: what the log says of it}; empty texts are not shown."""
-    counts = [f"{many} {kind}" for kind, many in log.channels.items() if many is not None]
+    counts = []
+    for kind, many in log.channels.items():
+        if many is not None:
+            counts.append(f"{many} {kind}")
     channels = ", ".join(counts) or "not said"
     if log.channels_from == "rings":
         channels += " (from the rings)"
@@ -187,7 +187,9 @@ def _nccl_facts(log: NcclLog) -> dict[str, str]:
             gpus.append(f"{rank}: {device.nvml}")
         elif device.bus_id is not None:
             gpus.append(f"{rank}: bus {device.bus_id}")
-    users = Counter(name for names in log.nics.values() for name in names)
+    users: Counter[str] = Counter()
+    for names in log.nics.values():
+        users.update(names)
     nics = [f"{name} of {count(ranks, 'rank')}" for name, ranks in sorted(users.items())]
     settings = [f"{name}={value}" for name, value in log.settings.items()]
     conflicts = [f"{name}: {' / '.join(values)}" for name, values in log.conflicts.items()]
@@ -230,7 +232,9 @@ def _print_nccl_tests(nccl_run: NcclTestsRun, file: str) -> None:
     facts = [nccl_run.collective or "collective not said", "ranks not said"]
     if nccl_run.ranks is not None:
         facts[1] = count(nccl_run.ranks, "rank")
-    facts += dict.fromkeys(str(gpu["name"]) for gpu in nccl_run.devices if gpu.get("name"))
+    for gpu in nccl_run.devices:
+        if gpu.get("name") and str(gpu["name"]) not in facts:
+            facts.append(str(gpu["name"]))
     facts += [f"{name}={value}" for name, value in nccl_run.environment.items()]
     if nccl_run.nccl_version:
         facts.append(f"NCCL {nccl_run.nccl_version}")
@@ -278,11 +282,7 @@ def _print_nccl_tests(nccl_run: NcclTestsRun, file: str) -> None:
 
 
 def _run_p2p(arguments: argparse.Namespace) -> None:
-    """Print the matrices.
-
-    If the file holds several runs, the JSON object is the first and `repeats` holds the others. For
-    a record it holds the medians, and `repeats` every repeat.
-    """
+    """Print the matrices; as JSON the first run, or medians, and the rest as `repeats`."""
     p2p = read_p2p(arguments.file)
     words = p2p.words or {}
     if arguments.json:
@@ -321,12 +321,16 @@ def _print_matrices(matrices: Matrices, prefix: str, access: str) -> None:
         # A table's own title is cut to its width.
         out.print(f"[italic]{prefix}{name}, {unit}[/italic]", soft_wrap=True)
         columns = [Column("row", "")]
-        columns += [Column(str(gpu), str(gpu), kind=TWO) for gpu in gpus]
-        rows = []
+        for gpu in gpus:
+            columns.append(Column(str(gpu), str(gpu), kind=TWO))
+        entries, rows = matrices.entries[name], []
         for row in gpus:
-            values = {str(gpu): matrices.entries[name].get((row, gpu)) for gpu in gpus}
-            if any(value is not None for value in values.values()):
-                rows.append({"row": str(row), **values})
+            values: dict[str, Any] = {"row": str(row)}
+            for gpu in gpus:
+                if (row, gpu) in entries:
+                    values[str(gpu)] = entries[row, gpu]
+            if len(values) > 1:
+                rows.append(values)
         _print_table("", columns, rows)
     _print_notes("note", matrices.notes)
 
@@ -372,14 +376,16 @@ def _print_trace(summary: "TraceSummary") -> None:
         for quantity in ("median_ms", "exposed_ms", "exposed_in_gaps_ms"):
             row[f"step_{quantity}"] = getattr(rank.steps, quantity, None)
         ranks.append(row)
-        collectives += [{**collective, **name} for collective in rank.nccl]
-        copies += [{**copy, **name} for copy in rank.memcpy]
+        for collective in rank.nccl:
+            collectives.append({**collective, **name})
+        for copy in rank.memcpy:
+            copies.append({**copy, **name})
     across = []
     for row in summary.collectives:
-        collective = row["name"]
+        title = row["name"]
         if row["communicator"] is not None:
-            collective += f" ({row['communicator']})"
-        across.append({**row, "name": collective})
+            title += f" ({row['communicator']})"
+        across.append({**row, "name": title})
     _print_table(f"ranks ({summary.source})", RANKS, ranks)
     _print_table("collectives per rank", COLLECTIVES, collectives)
     _print_table("across ranks (wait: average over ranks)", ACROSS_RANKS, across)

@@ -40,10 +40,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the report and print its first sentences.
-
-    Raises OSError for a folder that cannot be read or written.
-    """
+    """Write the report and print its first sentences. Raises OSError."""
     if arguments.bundle:
         return _bundle(arguments)
     paths = [StudyPath.of(text) for text in arguments.studies]
@@ -77,17 +74,16 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _bundle(arguments: argparse.Namespace) -> int:
-    """Write the bundle and print where it is and its hash.
-
-    Return 1 where the study does not verify. Raises OSError.
-    """
+    """Write the bundle, print where it is and its hash; 1: it does not verify. Raises OSError."""
     if arguments.width != ON_PAGE:
         raise ValueError(
             "--width and --bundle exclude each other: who opens a bundle makes the figures of a "
             "width from its records"
         )
-    folders = [StudyPath.of(text).folder for text in arguments.studies]
-    several = [study for folder in folders for study in _studies(folder) or [folder]]
+    several = []
+    for text in arguments.studies:
+        folder = StudyPath.of(text).folder
+        several += _studies(folder) or [folder]
     if len(several) > 1:
         raise ValueError(f"--bundle takes one study, not {len(several)}: make one of each")
     try:

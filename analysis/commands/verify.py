@@ -39,11 +39,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print what differs. Return 0: nothing does; 1: a value differs, or samples are missing.
-
-    Raises:
-        UnreadableInput: a folder holds no record.
-    """
+    """Print what differs; 1: a value does, or samples are missing. Raises UnreadableInput."""
     results: dict[str, Verification] = {}
     for name in arguments.studies:
         results |= _checked(name)
@@ -78,13 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _checked(name: str) -> dict[str, Verification]:
-    """Return what came of a study; of a bundle what came of each study in it.
-
-    The last one holds what came of the bundle's own list of hashes too.
-
-    Raises:
-        UnreadableInput: a damaged archive, or one that is no bundle.
-    """
+    """Return what came of a study, or of each in a bundle, the last with its hashes."""
     with opened(Path(name)) as root:
         if root is None:
             return {name: verify(Path(name))}
@@ -124,10 +114,7 @@ def _print_json(results: Mapping[str, Verification], saved_bytes: Mapping[str, i
 
 
 def _print(study: str, result: Verification, packed: str) -> None:
-    """Print the table of differences, what could not be checked, and the count.
-
-    `study` is named where there are several; `packed` is a line on its packing.
-    """
+    """Print the differences, what could not be checked, the line `packed` and the count."""
     out = console()
     if result.differences:
         caption = f"{study} does not say what its samples say".strip()

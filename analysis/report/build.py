@@ -79,10 +79,7 @@ def report(study_folder: Path, out_folder: Path) -> Path:
 
 
 def examine(study_folder: Path, width: str = ON_PAGE) -> tuple[Report, Findings]:
-    """Read a study and return its report and findings. Raises OSError.
-
-    `width` is that of its figures, a key of figure.WIDTHS_IN.
-    """
+    """Return the report of a study, its figures of a width, and its findings. Raises OSError."""
     with gc_paused():  # thousands of records
         study = checked_study(study_folder)
         findings = findings_of(study)

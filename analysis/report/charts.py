@@ -126,11 +126,7 @@ def _curve_height(height_in: float) -> float:
 
 
 def window(estimates: Iterable[Estimate], values: Iterable[float] = ()) -> tuple[float, float]:
-    """Return the limits of an axis.
-
-    They show every value, and clip intervals at 1.5 × the range of the values.
-    Intervals from two runs are often much wider; the table has them whole.
-    """
+    """Return the limits of an axis: every value, intervals cut at 1.5 × the range of the values."""
     centres, ends = list(values), []
     for estimate in estimates:
         centres.append(estimate.value)
@@ -187,10 +183,7 @@ def curves_figure(
 
 
 def _draw_curve(axes: Any, curve: DrawnCurve, index: int, aside_pt: float) -> float:
-    """Draw a curve's points, intervals and the line through the medians of each x.
-
-    Return the y of its end.
-    """
+    """Draw points, intervals and the line through the medians; return the y of its end."""
     from matplotlib.transforms import offset_copy
 
     look: dict[str, Any] = {"color": curve.colour}
@@ -261,10 +254,7 @@ def _tick(value: float, _: int = 0) -> str:
 
 
 def _name_curves(axes: Any, curves: Sequence[DrawnCurve], ends: Sequence[float], y: Axis) -> None:
-    """Write the last value at the end of a single curve.
-
-    Name several in the order of their ends.
-    """
+    """Write the last value at the end of a single curve, or name several in order of their ends."""
     from matplotlib.lines import Line2D
 
     if len(curves) == 1:
@@ -288,10 +278,7 @@ def _name_curves(axes: Any, curves: Sequence[DrawnCurve], ends: Sequence[float],
 
 
 def rows_figure(name: str, caption: str, rows: Sequence[DotRow], x: Axis) -> Figure:
-    """Return values around 0 with their intervals, a row for each.
-
-    Long labels stand above their rows and take no width.
-    """
+    """Return values around 0 with their intervals, a row for each with its label above."""
     figure, axes = new_axes(0.55 + ROW_IN * len(rows))
     axes.set_ylim(len(rows) - 0.3, -0.75)
     axes.set_yticks([])
@@ -333,10 +320,7 @@ def _strip(axes: Any, label: str) -> None:
 def waterfall_figure(
     name: str, caption: str, steps: Sequence[WaterfallStep], start: float, x: Axis
 ) -> Figure:
-    """Return bars that each begin where the one before ended.
-
-    Steps without level and loss are not known.
-    """
+    """Return bars that each begin where the one before ended; without level and loss: not known."""
     figure, axes = new_axes(0.5 + 0.34 * len(steps))
     at, reached, data = start, [], []
     for y, step in enumerate(steps):

@@ -101,10 +101,7 @@ class Figure:
 
 
 def colours(strategies: Iterable[str]) -> dict[str, str]:
-    """Return {strategy: colour}.
-
-    Strategies that are not Ringside's take the colours that are left, by name.
-    """
+    """Return {strategy: colour}; strategies of others take the colours that are left, by name."""
     chosen: dict[str, str] = {}
     unknown = 0
     for name in sorted(set(strategies)):

@@ -55,10 +55,7 @@ def heat_map_figure(
 
 
 def scale_of(matrices: Iterable[Entries]) -> Scale:
-    """Return the least and the greatest value between two GPUs.
-
-    Maps of one unit that stand side by side share their colours.
-    """
+    """Return the least and the greatest value between two GPUs of maps that share their colours."""
     values = []
     for entries in matrices:
         for (row, column), value in entries.items():

@@ -20,10 +20,7 @@ DOUBTFUL = "†"
 
 
 def latex(text: str) -> str:
-    """Return text that pdflatex prints as it is, on one line.
-
-    A letter that it lacks becomes its code, `U+4E2D`.
-    """
+    """Return text for pdflatex, on one line; a letter that it lacks becomes its code, `U+4E2D`."""
     printed = ""
     for letter in single_line(text, 1500):
         base = unicodedata.normalize("NFD", letter)[0]

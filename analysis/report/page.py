@@ -46,10 +46,7 @@ class Report:
 
 
 def page(report: Report, files: Sequence[str] = ()) -> str:
-    """Return the HTML page.
-
-    `files` are those that are written with it, which analysis.report.folder reads.
-    """
+    """Return the HTML page; `files`, written with it, are for analysis.report.folder."""
     shown = {"colours": COLOURS, "files": files, "policy": POLICY}
     return _filled("report.html.j2", report, True, **shown)
 
@@ -60,10 +57,7 @@ def markdown_page(report: Report) -> str:
 
 
 def paper(report: Report) -> str:
-    """Return the LaTeX document that shows every figure and table.
-
-    Tables without rows are left out.
-    """
+    """Return the LaTeX document that shows every figure and every table with rows."""
     lines = [PAPER, rf"\begin{{center}}\Large {latex(report.study)}\end{{center}}"]
     for section in report.sections:
         inputs = []
@@ -79,10 +73,7 @@ def paper(report: Report) -> str:
 
 
 def _filled(name: str, report: Report, is_html: bool, **values: Any) -> str:
-    """Return a filled template.
-
-    In HTML every text is escaped, and first made a single line without control characters.
-    """
+    """Return a filled template; in HTML every text is escaped and made a single line."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     def finalize(value: Any) -> Any:

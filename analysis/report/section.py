@@ -23,10 +23,7 @@ RATE = "throughput/images_per_second"
 
 @dataclass(frozen=True)
 class Section:
-    """One question and its answer.
-
-    Sections with the same anchor stand together, under the title of the first.
-    """
+    """One question and its answer; those with one anchor stand together, under the first title."""
 
     anchor: str  # names it in links to the page
     title: str

@@ -275,10 +275,7 @@ def other_models(study: Study, findings: Findings, main: CurvePoint) -> str:
 
 
 def highest_rate(findings: Findings, main: CurvePoint) -> str:
-    """Return the highest rate on the same devices, where another cell's single run is much faster.
-
-    Empty where verdicts say more.
-    """
+    """Return the highest rate of single runs on the same devices, where no verdict says more."""
     if other_cells(findings, main):
         return ""
     best = main
@@ -339,10 +336,7 @@ def other_cells(findings: Findings, main: CurvePoint) -> str:
 
 
 def settings_sentences(findings: Findings, main: CurvePoint) -> list[str]:
-    """Return sentences on the NCCL settings of the main point: those with an effect first.
-
-    They are against the point's own cell with the fewest settings.
-    """
+    """Return what NCCL settings change of the main point's own cell: those with an effect first."""
     effects: list[SettingEffect] = []
     for effect in findings.settings:
         untouched = _without_settings(effect.compared.first_key)
@@ -494,10 +488,7 @@ def doubt(study: Study, point: Point) -> str:
 
 
 def loss(study: Study, findings: Findings, main: CurvePoint) -> str:
-    """Return where the loss comes from: the waterfall, the strategy `none` or the strategy's cost.
-
-    Empty where the study says nothing about it.
-    """
+    """Return where the loss comes from: waterfall, strategy `none` or the strategy's cost."""
     point = main.point
     for fall in findings.waterfalls:
         if (fall.gpus, fall.key) != (point.gpus, point.key):

@@ -110,10 +110,7 @@ class Table:
         rows: Iterable[Any],
         marked: Callable[[Any], object] = lambda row: False,
     ) -> "Table":
-        """Return the table of `rows`, of any type that the columns read.
-
-        `marked` tells which are doubtful.
-        """
+        """Return the table of `rows`, of any type; those that are `marked` are doubtful."""
         columns = tuple(columns)
         values, doubtful = [], []
         for index, row in enumerate(rows):
@@ -159,10 +156,7 @@ class Table:
         return replace(self, caption=words(self.caption), columns=tuple(columns), rows=tuple(rows))
 
     def to_csv(self) -> str:
-        """Return every row with numbers unrounded.
-
-        Shares are parts of one, an interval is two more columns.
-        """
+        """Return every row, unrounded: shares are parts of one, intervals two columns."""
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
         keys: list[str] = []
@@ -253,10 +247,7 @@ class Table:
 
 
 def numbers_table(keys: Sequence[str], rows: Iterable[Sequence[Value]]) -> Table:
-    """Return the numbers of a figure, for its CSV.
-
-    Keys hold units, an estimate has the ends of its interval too.
-    """
+    """Return the numbers of a figure for its CSV; keys hold units, estimates their intervals."""
     every = tuple(map(tuple, rows))
     columns = []
     for index, key in enumerate(keys):

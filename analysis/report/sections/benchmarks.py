@@ -265,10 +265,7 @@ def _bytes(power: int) -> str:
 
 
 def p2p(study: Study, findings: Findings) -> Section:
-    """Return what pairs reach, and what copies at the same time cost each other.
-
-    The matrices of pairs stand in the section on the machine.
-    """
+    """Return what pairs reach, and what copies at the same time cost each other."""
     rows = []
     for record in records_of(study, "p2p"):
         for concurrent in _rows_of(record, "p2p_concurrent"):

@@ -142,10 +142,7 @@ def _strategy_row(runs: Runs, communication: Communication | None) -> dict[str, 
 
 
 def settings(study: Study, findings: Findings) -> Section | None:
-    """Return the transport, the time of an exchange and the rate with each setting and without it.
-
-    None without settings.
-    """
+    """Return the transport, the exchange and the rate with each setting and without; else None."""
     if not findings.settings:
         return None
 
@@ -182,10 +179,7 @@ def settings(study: Study, findings: Findings) -> Section | None:
 
 
 def comparisons(study: Study, findings: Findings) -> Section | None:
-    """Return the verdicts, and the noise that they are based on.
-
-    None where there is nothing to compare.
-    """
+    """Return the verdicts and the noise that they are based on; None without a comparison."""
     pairs = findings.comparisons
     lines = _comparison_lines(study, findings)
     if not lines:

@@ -27,10 +27,7 @@ COST_WORDS = ("to the strategy", "What the strategy costs a step", "the strategy
 
 
 def links(study: Study, findings: Findings) -> Section | None:
-    """Return the bandwidth of each subset's exchange with its links, and what a link is worth.
-
-    One GPU alone has none.
-    """
+    """Return the bandwidth of each subset's exchange with its links, and what a link is worth."""
     if not study.trains or (study.records and ran_alone(study)):
         return None
     names = short_names(subset.label for subset in findings.wires)

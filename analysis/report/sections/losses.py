@@ -56,10 +56,7 @@ class WaterfallRow:
 
 
 def waterfall(study: Study, findings: Findings) -> Section | None:
-    """Return where the rate goes, part by part, down to the residual.
-
-    One GPU alone loses nothing to others.
-    """
+    """Return where the rate goes, part by part, down to the residual; None for one GPU alone."""
     if not study.trains or (study.records and ran_alone(study)):
         return None
     names = short_names(fall.label for fall in findings.waterfalls)

@@ -93,10 +93,7 @@ def _hosts_table(study: Study) -> Table:
 
 
 def _drawings(study: Study, lines: list[str]) -> Iterator[Figure]:
-    """Yield a drawing of each description of the machine.
-
-    What cannot be drawn has a sentence in `lines`.
-    """
+    """Yield a drawing of each description of the machine; `lines` get what cannot be drawn."""
     texts: dict[str, tuple[Record, Mapping[str, Any]]] = {}
     for record in study.records:
         for facts in facts_of_hosts(record).values():
@@ -130,10 +127,7 @@ def _drawings(study: Study, lines: list[str]) -> Iterator[Figure]:
 
 
 def _copies(study: Study) -> list[Matrix]:
-    """Return the newest matrix of each kind.
-
-    Those of the host's clock are last, and before them copies by a kernel.
-    """
+    """Return the newest matrix of each kind: last those of the host's clock, copies by a kernel."""
     newest: dict[tuple[str, bool], Matrix] = {}
     for record in study.usable:
         p2p = mapping(record.tables.get("p2p"))

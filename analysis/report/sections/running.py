@@ -63,10 +63,7 @@ def costs_table(records: Sequence[Record]) -> Table:
 
 
 def together(cost: CellCost) -> dict[str, Value]:
-    """Return the seconds of a cell by the columns of the table, which add up to it.
-
-    Without `measured` where that is not known.
-    """
+    """Return the seconds of a cell by the columns of the table; without `measured` if not known."""
     seconds: dict[str, float] = {}
     for part, of_part in cost.parts.items():
         key = TOGETHER.get(part, OTHER)

@@ -183,7 +183,9 @@ def _sizes_axis(label: str, curves: Sequence[DrawnCurve]) -> Axis:
     """Return the axis of numbers of GPUs."""
     sizes: set[float] = set()
     for curve in curves:
-        for size, *_ in (*curve.points, *curve.ideal):
+        for size, _, _ in curve.points:
+            sizes.add(size)
+        for size, _ in curve.ideal:
             sizes.add(size)
     ordered = sorted(map(round, sizes))
     if ordered[-1] <= MOST_LINEAR_SIZE:
@@ -230,10 +232,7 @@ class OptionLine(NamedTuple):
 
 
 def rates_by_option(study: Study, findings: Findings) -> Section | None:
-    """Return a figure for each model and option that is a number.
-
-    None where none has three values.
-    """
+    """Return a figure for each model and option that is a number; None without three values."""
     by_gpus: dict[tuple[Member, ...], list[tuple[str, Point]]] = defaultdict(list)
     for curve, point in points_of(findings.scaling.curves):
         by_gpus[point.gpus].append((curve.label, point))

@@ -32,10 +32,7 @@ def studies(
     sides: Sequence[StudyInput],
     compared: Mapping[str, Differences],
 ) -> Section:
-    """Return what differs between studies, and their cells.
-
-    `compared` are the differences of each from the first, by name.
-    """
+    """Return what differs between studies, and their cells against those of the first, by name."""
     tables = [facts_table(differing, [side.name for side in sides])]
     lines = []
     first = sides[0].name
