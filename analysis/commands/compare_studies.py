@@ -117,15 +117,21 @@ def _as_json(
             facts.append({"name": study.name, "study": study.study.name, "folder": folder})
         inputs.append(facts)
     apart, shared = differing([*sides[0], *sides[1]])
+    cells, regressions = [], 0
+    verdicts: Counter[str] = Counter()
+    for cell in result.cells:
+        cells.append(_cell_json(cell, limit))
+        regressions += cell.is_regression(limit)
+        verdicts[cell.verdict] += 1
     return {
         "a": inputs[0],
         "b": inputs[1],
         "differs": apart,
         "shared": shared,
         "limit": limit,
-        "regressions": sum(cell.is_regression(limit) for cell in result.cells),
-        "verdicts": dict(Counter(cell.verdict for cell in result.cells)),
-        "cells": [_cell_json(cell, limit) for cell in result.cells],
+        "regressions": regressions,
+        "verdicts": dict(verdicts),
+        "cells": cells,
         "only_a": list(result.only_first),
         "only_b": list(result.only_second),
     }
@@ -227,8 +233,10 @@ def _lines(result: Differences, limit: float, is_same_machine: bool) -> list[str
     if is_same_machine:
         word, advice = "Regression", f"{NOT_IN_TURN} {ONCE_MORE}"
     slower, blind, doubts = [], [], []
+    is_told = False
     reasons: Counter[str] = Counter()
     for cell in cells:
+        is_told = is_told or cell.verdict != UNKNOWN
         if cell.is_regression(limit) and cell.change is not None:
             slower.append((cell.change.value, cell.name, cell.change))
         if cell.smallest and cell.smallest > limit > 0:
@@ -241,7 +249,7 @@ def _lines(result: Differences, limit: float, is_same_machine: bool) -> list[str
         _, name, change = min(slower, key=lambda entry: entry[0])
         most = f"{name}, {estimate(change, 'change')}"
         lines.append(f"{word}{size}: {count(len(slower), 'cell')}, most of all {most}.")
-    elif any(cell.verdict != UNKNOWN for cell in cells):
+    elif is_told:
         lines.append(f"No regression was found: no cell of B is seen to be slower{size}.")
         if blind:
             lines.append(

@@ -150,12 +150,9 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-# --- what is typed
-
-
 def read_subsets(text: str, per_node: int | None) -> list[Subset]:
     """Read --gpus. Raises ValueError."""
-    parts = [part.strip() for part in text.split(",")]
+    parts = list(map(str.strip, text.split(",")))
     subsets = []
     if per_node is None:
         groups = [parts]
@@ -188,9 +185,8 @@ def read_subsets(text: str, per_node: int | None) -> list[Subset]:
 
 def _positive(text: str, most: int) -> int:
     """Return a decimal number from 1 to `most`; 0 for anything else."""
-    if not (text.isascii() and text.isdigit() and len(text) <= len(str(most))):
-        return 0
-    if int(text) > most:
+    is_short_number = text.isascii() and text.isdigit() and len(text) <= len(str(most))
+    if not is_short_number or int(text) > most:
         return 0
     return int(text)
 
@@ -248,9 +244,6 @@ def _typed_choices(arguments: argparse.Namespace) -> dict[str, Any]:
                 f"--batch {arguments.batch!r}: accepted are images per GPU, such as 128,256"
             )
     return choices
-
-
-# --- predict
 
 
 def _print_forecasts(
@@ -342,9 +335,6 @@ def _where(query: CellQuery) -> str:
     return f"{many}, {query.hosts} hosts"
 
 
-# --- predict --holdout
-
-
 def _print_held_out(arguments: argparse.Namespace, calibration: CalibrationData) -> None:
     held = hold_out(calibration, arguments.holdout)
     errors = errors_of(held)
@@ -412,9 +402,6 @@ def _held_out_json(result: HeldOut) -> dict[str, Any]:
     }
 
 
-# --- advise
-
-
 def _advise(arguments: argparse.Namespace) -> None:
     study = open_study(Path(arguments.study))
     calibration = calibrate(study)
@@ -473,6 +460,9 @@ def _candidate_json(candidate: Candidate) -> dict[str, Any]:
 def _advice_json(
     ranked: Sequence[RankedCell], omitted: Sequence[tuple[Candidate, str]], scores: HeldOutScores
 ) -> dict[str, Any]:
+    refused = []
+    for candidate, why in omitted:
+        refused.append({**_candidate_json(candidate), "why": why})
     cells = []
     for cell in ranked:
         cells.append(
@@ -493,7 +483,7 @@ def _advice_json(
         "level": LEVEL,
         "held_out": len(scores.of(query)),
         "cells": cells,
-        "refused": [{**_candidate_json(candidate), "why": why} for candidate, why in omitted],
+        "refused": refused,
     }
 
 
@@ -593,8 +583,6 @@ def _advice_sentences(ranked: Sequence[RankedCell]) -> str:
         how = "measured"
     rate = number(first.rate, "rate")
     words = f"First is {query.strategy} on {on}: {rate} images/s, {how}."
-    if len(ranked) == 1:
-        return words
     alike = sum(overlaps(cell, first) for cell in ranked[1:])
     if alike:
         return f"{words} {count(alike, 'cell')} cannot be told from it (~): intervals overlap."

@@ -97,9 +97,14 @@ def _run_topology(arguments: argparse.Namespace) -> None:
     if arguments.json:
         print(json.dumps(topology.to_json()))
         return
-    labels: dict[Device, str] = {gpu: f"GPU{gpu}" for gpu in topology.gpus}
-    labels |= {nic: nic for nic in topology.nics}
-    columns = [Column("device", ""), *(Column(label, label) for label in labels.values())]
+    labels: dict[Device, str] = {}
+    for gpu in topology.gpus:
+        labels[gpu] = f"GPU{gpu}"
+    for nic in topology.nics:
+        labels[nic] = nic
+    columns = [Column("device", "")]
+    for label in labels.values():
+        columns.append(Column(label, label))
     columns += [Column("cpu", "CPU affinity"), Column("numa", "NUMA")]
     rows = []
     for device, label in labels.items():
@@ -108,8 +113,8 @@ def _run_topology(arguments: argparse.Namespace) -> None:
             if peer != device:
                 row[peer_label] = topology.link_between(device, peer)
         if isinstance(device, int):
-            gpu = topology.gpu(device)
-            row |= {"cpu": gpu.cpu_affinity, "numa": gpu.numa_affinity}
+            facts = topology.gpu(device)
+            row |= {"cpu": facts.cpu_affinity, "numa": facts.numa_affinity}
         rows.append(row)
     out = console()
     out.print(Table.of("", f"topology ({topology.source})", columns, rows).to_rich())

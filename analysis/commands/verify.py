@@ -100,8 +100,8 @@ def _print_json(results: Mapping[str, Verification], saved_bytes: Mapping[str, i
             "recomputed": result.recomputed,
             "values": result.values,
             "files": result.files,
-            "differences": jsonable([dataclasses.asdict(row) for row in result.differences]),
-            "not_recomputed": [dataclasses.asdict(omission) for omission in result.omissions],
+            "differences": jsonable(list(map(dataclasses.asdict, result.differences))),
+            "not_recomputed": list(map(dataclasses.asdict, result.omissions)),
             "not_compared": dict(result.not_compared),
         }
         if study in saved_bytes:

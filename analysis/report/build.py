@@ -103,11 +103,11 @@ def examine_several(asked: Sequence[StudyPath], width: str = ON_PAGE) -> tuple[R
         sides = []
         for of_folder in open_inputs(asked, check.marked):
             sides += of_folder
-        records = []
+        names, records = [], []
         for side in sides:
+            names.append(side.name)
             for record in (*side.study.records, *side.study.replaced):
                 records.append(dataclasses.replace(record, study=side.name))
-        names = [side.name for side in sides]
         if len(names) > MOST_NAMES:
             names = [each.label or each.folder.resolve().name for each in asked]
         study = dataclasses.replace(

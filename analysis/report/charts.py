@@ -169,7 +169,8 @@ def curves_figure(
         if y.kind == "share":  # else intervals of efficiencies would cover each other
             aside_pt = ASIDE_PT * (index - (len(curves) - 1) / 2)
         ends.append(_draw_curve(axes, curve, index, aside_pt))
-        positions.update(position for position, _ in curve.ideal)
+        for position, _ in curve.ideal:
+            positions.add(position)
         for position, estimate, _ in curve.points:
             positions.add(position)
             rows.append((curve.label, position, estimate))

@@ -62,10 +62,18 @@ def _users_files(folder: Path, target: Path, files: Mapping[str, bytes]) -> list
     """Return the files in a report's folder that no report wrote. Raises as `write_folder`."""
     present = []
     for where, folders, names in os.walk(target):
-        links = [name for name in folders if (Path(where) / name).is_symlink()]
-        for name in sorted([*names, *links]):
-            present.append(str((Path(where) / name).relative_to(target)))
-    earlier = _files_of_report(target / PAGE)
+        for name in sorted([*names, *folders]):
+            path = Path(where) / name
+            if name in names or path.is_symlink():
+                present.append(str(path.relative_to(target)))
+    earlier = None
+    try:
+        refuse_other(target / PAGE)  # to wait for a pipe would be for ever
+        listed = _LISTED.search((target / PAGE).read_text(encoding="utf-8", errors="replace"))
+        if listed is not None:
+            earlier = {PAGE, *map(str, json.loads(html.unescape(listed[1])))}
+    except (OSError, ValueError, TypeError):
+        pass  # an unreadable page, or a list that is none, is no page of Ringside's
     if present and earlier is None:
         raise FileExistsError(
             f"{folder}: holds files, and no report of Ringside; nothing was written (-o names "
@@ -73,25 +81,13 @@ def _users_files(folder: Path, target: Path, files: Mapping[str, bytes]) -> list
         )
     # A report has no links and no pipes: one with the name of its file is the user's.
     users_own = []
-    for path in present:
-        is_file = stat.S_ISREG((target / path).lstat().st_mode)
-        if earlier is None or path not in earlier or not is_file:
-            users_own.append(path)
-            if path in files:
+    for file in present:
+        is_file = stat.S_ISREG((target / file).lstat().st_mode)
+        if earlier is None or file not in earlier or not is_file:
+            users_own.append(file)
+            if file in files:
                 raise FileExistsError(
-                    f"{folder / path}: is not of the earlier report and would be overwritten; "
+                    f"{folder / file}: is not of the earlier report and would be overwritten; "
                     "nothing was written (move it away)"
                 )
     return users_own
-
-
-def _files_of_report(page: Path) -> set[str] | None:
-    """Return the files that were written with a page; None where it is no page of Ringside's."""
-    try:
-        refuse_other(page)  # to wait for a pipe would be for ever
-        listed = _LISTED.search(page.read_text(encoding="utf-8", errors="replace"))
-        if listed is None:
-            return None
-        return {PAGE, *map(str, json.loads(html.unescape(listed[1])))}
-    except (OSError, ValueError, TypeError):
-        return None  # an unreadable page, or a list that is none, is no page of Ringside's

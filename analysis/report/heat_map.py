@@ -31,7 +31,9 @@ def heat_map_figure(
     width, side = figure_width(), 0.5 * len(ids)
     figure, axes = new_axes(min(width, 1.2 + side), min(width, 1.0 + side))
     axes.set(xlim=(0, len(ids)), ylim=(len(ids), 0), aspect="equal")
+    rows = []
     for (row, column), value in entries.items():
+        rows.append((row, column, value))
         x, y = ids.index(column), ids.index(row)
         ink = "black"
         fill: Any = EMPTY
@@ -49,7 +51,6 @@ def heat_map_figure(
     axes.grid(visible=False)
     low, high = map(number, scale_of([entries]))
     axes.set_xlabel(f"{low} to {high} {unit}", color=MUTED)
-    rows = [(*pair, value) for pair, value in entries.items()]
     data = numbers_table(("from_gpu", "to_gpu", UNIT_KEYS[unit]), rows)
     return as_figure(figure, name, caption, data)
 

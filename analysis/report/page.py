@@ -42,7 +42,10 @@ class Report:
     @property
     def tables(self) -> list[Table]:
         """The tables of all sections."""
-        return [table for section in self.sections for table in section.tables]
+        tables: list[Table] = []
+        for section in self.sections:
+            tables += section.tables
+        return tables
 
 
 def page(report: Report, files: Sequence[str] = ()) -> str:

@@ -354,7 +354,9 @@ def settings_sentences(findings: Findings, main: CurvePoint) -> list[str]:
         else:
             without_effect.append(effect)
     changing.sort(key=lambda effect: -abs(effect.compared.difference.value))
-    lines = [_effect(effect) for effect in changing[:MOST_EFFECTS]]
+    lines = []
+    for effect in changing[:MOST_EFFECTS]:
+        lines.append(_effect(effect))
     if without_effect:
         lines.append(_no_effect(without_effect))
     return lines

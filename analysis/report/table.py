@@ -81,7 +81,10 @@ class Column:
 
 def columns_of(kind: str = TEXT, **headings: str) -> list[Column]:
     """Return columns of one kind for rows that are mappings: {key: heading}."""
-    return [Column(key, heading, None, kind) for key, heading in headings.items()]
+    columns = []
+    for key, heading in headings.items():
+        columns.append(Column(key, heading, None, kind))
+    return columns
 
 
 def metric_column(

@@ -118,7 +118,9 @@ def _drawings(study: Study, lines: list[str]) -> Iterator[Figure]:
         caption = f"{what}, from {single_line(topology.source)}"
         if len(texts) > 1:
             caption += f", in {run} ({len(texts)} descriptions differ)"
-        links = [(a, b, topology.link_between(a, b)) for a, b in combinations(topology.gpus, 2)]
+        links = []
+        for a, b in combinations(topology.gpus, 2):
+            links.append((a, b, topology.link_between(a, b)))
         files = saved(figure, "svg").decode(), saved(figure, "pdf")
         data = numbers_table(("gpu", "other_gpu", "link"), links)
         yield Figure(
