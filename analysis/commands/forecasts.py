@@ -4,7 +4,6 @@ predict: what cells should give before they run, with intervals and beside a nul
 `--holdout condition|size|transport|batch|model` forecasts measured cells from the others and says
 how far off that was. Several folders are read as one study.
 advise: which of several cells is best. Cells that were measured count by their runs.
-Exit status: 0 done, 2 wrong input or request.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""`python -m analysis reference [--check]`: write benchmarks/REFERENCE.md from METRICS and CHECKS."""
+"""`python -m analysis reference [--check]`: write benchmarks/REFERENCE.md of metrics and checks."""
 
 import argparse
 from pathlib import Path

@@ -42,7 +42,19 @@ def run(arguments: argparse.Namespace) -> int:
     """Print what differs; 1: a value does, or samples are missing. Raises UnreadableInput."""
     results: dict[str, Verification] = {}
     for name in arguments.studies:
-        results |= _checked(name)
+        with opened(Path(name)) as root:
+            if root is None:
+                results[name] = verify(Path(name))
+                continue
+            files, differences = changed(root)
+            last: Verification | None = None  # of the study that the bundle is of
+            for folder in studies(root):
+                last = results[f"{name}/{folder.name}"] = verify(folder)
+            if last is None:
+                raise UnreadableInput(f"{name}: holds no record")
+            last.files += files
+            last.values += files
+            last.differences += differences
     for study, result in results.items():
         if not result.records:
             wrong = "no such folder"
@@ -71,22 +83,6 @@ def run(arguments: argparse.Namespace) -> int:
                 label = study
             _print(label, result, packed)
     return 0 if all(result.right for result in results.values()) else 1
-
-
-def _checked(name: str) -> dict[str, Verification]:
-    """Return what came of a study, or of each in a bundle, the last with its hashes."""
-    with opened(Path(name)) as root:
-        if root is None:
-            return {name: verify(Path(name))}
-        files, differences = changed(root)
-        results = {f"{name}/{study.name}": verify(study) for study in studies(root)}
-        if not results:
-            raise UnreadableInput(f"{name}: holds no record")
-        *_, result = results.values()  # of the study that the bundle is of
-        result.files += files
-        result.values += files
-        result.differences += differences
-        return results
 
 
 def _print_json(results: Mapping[str, Verification], saved_bytes: Mapping[str, int]) -> None:

@@ -356,7 +356,24 @@ def settings_sentences(findings: Findings, main: CurvePoint) -> list[str]:
     changing.sort(key=lambda effect: -abs(effect.compared.difference.value))
     lines = []
     for effect in changing[:MOST_EFFECTS]:
-        lines.append(_effect(effect))
+        compared, change = effect.compared, effect.compared.difference.value
+        word = "faster"
+        if change < 0:
+            word = "slower"
+        line = single_line(effect.setting, 60)
+        if not compared.verdict:
+            line += f" was {number(abs(change), 'share')} {word} than untouched in single runs"
+        elif compared.verdict == NO_DIFFERENCE:
+            line += f" shows no difference in {compared.rate} to untouched"
+        else:
+            size = estimate(scaled(compared.difference, math.copysign(1, change)), "share")
+            line += f" is {size} {word} than untouched"
+        causes = []
+        if effect.other_transport:
+            before, after = effect.transports
+            instead = f"instead of {single_line(before, 40)}"
+            causes.append(f"NCCL used {single_line(after, 40)} {instead}")
+        lines.append(_with_causes(line, causes, [effect.exchange_ratio]))
     if without_effect:
         lines.append(_no_effect(without_effect))
     return lines
@@ -368,27 +385,6 @@ def _without_settings(key: Key) -> dict[str, str]:
         if not name.startswith(PREFIX) and name != "connections":
             options[name] = value
     return options
-
-
-def _effect(effect: SettingEffect) -> str:
-    """Return `LOC is 2.2 % slower than untouched: NCCL used SHM, and an exchange took …`."""
-    compared, change = effect.compared, effect.compared.difference.value
-    word = "faster"
-    if change < 0:
-        word = "slower"
-    line = single_line(effect.setting, 60)
-    if not compared.verdict:
-        line += f" was {number(abs(change), 'share')} {word} than untouched in single runs"
-    elif compared.verdict == NO_DIFFERENCE:
-        line += f" shows no difference in {compared.rate} to untouched"
-    else:
-        size = estimate(scaled(compared.difference, math.copysign(1, change)), "share")
-        line += f" is {size} {word} than untouched"
-    causes = []
-    if effect.other_transport:
-        before, after = effect.transports
-        causes.append(f"NCCL used {single_line(after, 40)} instead of {single_line(before, 40)}")
-    return _with_causes(line, causes, [effect.exchange_ratio])
 
 
 def _no_effect(effects: Sequence[SettingEffect]) -> str:
