@@ -93,15 +93,19 @@ def _ranked(
     query = candidate.query
     images = rate_share(calibration, query) * query.ranks * query.batch_size * 1e3
     next_run_ms = between_runs_ms(calibration, query)
-    alike = matching_cells(calibration.timed(), query, *SAME_CELL)
-    measured = [cell for cell in alike if set(cell.query.members) == set(query.members)]
-    runs = sum(len(cell.record_ids) for cell in measured)
+    runs = 0
+    steps = []
+    rates = []
+    for cell in matching_cells(calibration.timed(), query, *SAME_CELL):
+        if cell.step_ms is not None and set(cell.query.members) == set(query.members):
+            runs += len(cell.record_ids)
+            steps.append(cell.step_ms)
+            rates.append(cell.images_per_second)
     why = ""
-    if measured:
-        step_ms = mean(average([cell.step_ms for cell in measured if cell.step_ms is not None]))
+    if steps:
+        step_ms = mean(average(steps))
         half_ms = SIGMA_AT_P95 * math.sqrt(1 + 1 / runs) * next_run_ms
-        rate = statistics.fmean(cell.images_per_second for cell in measured)
-        images = step_ms * rate or images  # the rate of the report
+        images = step_ms * statistics.fmean(rates) or images  # the rate of the report
         bare, _ = bare_step(calibration, query)
     else:
         model = step_model(calibration, query)
@@ -147,14 +151,15 @@ def machine_gpus(study: Study, machine: str) -> tuple[int, ...]:
     here = [runs for runs in study.runs if runs.provenance.get("machine", "") == machine]
     device = ""
     if here:
-        device = statistics.mode(runs.cell.device for runs in here)
+        device = statistics.mode([runs.cell.device for runs in here])
     for runs in here:
         if runs.cell.device != device or runs.cell.hosts:
             continue
         for record in runs.records:
             gpus |= set(record.cell.gpus)
-            ids = [gpu.get("id") for gpu in gpus_of(record.environment)]
-            gpus |= {gpu_id for gpu_id in ids if isinstance(gpu_id, int)}
+            for gpu in gpus_of(record.environment):
+                if isinstance(gpu.get("id"), int):
+                    gpus.add(gpu["id"])
     if device == "cpu":
         gpus |= set(range(CPU_SLOTS))
     return tuple(sorted(gpus))
@@ -165,8 +170,8 @@ def farthest_class(topology: Topology | None, members: Sequence[Member]) -> str 
     gpus = [member for member in members if isinstance(member, int)]
     if topology is None or len(gpus) < 2 or not set(gpus) <= set(topology.gpus):
         return None
-    pairs = itertools.combinations(gpus, 2)
-    return min((topology.link_between(*pair) for pair in pairs), key=quality)
+    links = itertools.starmap(topology.link_between, itertools.combinations(gpus, 2))
+    return min(links, key=quality)
 
 
 def studied_settings(study: Study) -> list[Mapping[str, str]]:
@@ -203,9 +208,11 @@ def candidates(
     queries = [cell.query for cell in calibration.timed()]
     refuse_unknown_names(request.strategies or (), [cell.query for cell in calibration.cells])
     by_workload: dict[Workload, list[Candidate]] = {}
-    for workload in dict.fromkeys(query.workload for query in queries):
-        here = [query for query in queries if query.workload == workload]
-        sizes = statistics.multimode(query.batch_size for query in here)
+    of_workload: dict[Workload, list[CellQuery]] = {}
+    for query in queries:
+        of_workload.setdefault(query.workload, []).append(query)
+    for workload, here in of_workload.items():
+        sizes = statistics.multimode([query.batch_size for query in here])
         if not request.every_option:
             sizes = sizes[:1]
         by_query: dict[CellQuery, Candidate] = {}
@@ -243,16 +250,21 @@ def _kinds(
     queries: Sequence[CellQuery], here: Sequence[CellQuery], request: ForecastRequest
 ) -> list[CellQuery]:
     """Return a query for each strategy, with its options."""
-    by_options = {query.options: query for query in here if query.strategy != "none"}
+    by_options: dict[object, CellQuery] = {}
+    studied: dict[str, None] = {}
+    for query in here:
+        if query.strategy != "none":
+            by_options[query.options] = query
+            studied[query.strategy] = None
     if request.every_option and by_options and not request.strategies:
         return list(by_options.values())
-    studied = dict.fromkeys(query.strategy for query in by_options.values())
     kinds = []
     for name in request.strategies or list(studied) or ["none"]:
-        alike = [query for query in here if query.strategy == name]
-        alike = alike or [query for query in queries if query.strategy == name]
+        alike: list[CellQuery] = []
+        for several in (here, queries):
+            alike = alike or [query for query in several if query.strategy == name]
         if alike:
-            options = statistics.mode(query.options for query in alike)
+            options = statistics.mode([query.options for query in alike])
             kinds.append(next(query for query in alike if query.options == options))
         else:
             kinds.append(replace(here[0], options=(("name", name),), shares_gpu=False, sends=""))

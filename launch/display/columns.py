@@ -20,10 +20,13 @@ def request_columns(cells: Sequence[PlannedCell]) -> tuple[dict[str, str], dict[
 
     The GPUs always have a column.
     """
-    names = dict.fromkeys(name for planned in cells for name in sorted(planned.cell.nccl))
+    names: dict[str, None] = {}
+    for planned in cells:
+        names |= dict.fromkeys(sorted(planned.cell.nccl))
     differing = []  # settings of NCCL's
     for name in names:
-        if len({planned.cell.nccl.get(name) for planned in cells}) > 1:
+        values = {planned.cell.nccl.get(name) for planned in cells}
+        if len(values) > 1:
             differing.append(name)
     if len(differing) > MOST_SETTINGS:
         differing = []
@@ -32,14 +35,25 @@ def request_columns(cells: Sequence[PlannedCell]) -> tuple[dict[str, str], dict[
         for column, text in _request(planned.cell, differing).items():
             columns.setdefault(column, []).append(text)
     differences = varying([planned.cell for planned in cells])
-    for name in dict.fromkeys(name for options in differences for name in options):
+    varied: dict[str, str] = {}
+    for options in differences:
+        varied |= options
+    for name in varied:
         if name not in RENAMED and not name.startswith(NCCL):
             column = name.rpartition(".")[2]
             columns[column] = [options.get(name, ABSENT) for options in differences]
-    if any(planned.cell.repeat > 0 for planned in cells):
-        columns["repeat"] = ["drift" if cell.drift else str(cell.cell.repeat) for cell in cells]
+    run_names = []
+    repeats = []
+    for planned in cells:
+        run_names.append(" ".join(planned.run_suffixes))
+        if planned.drift:
+            repeats.append("drift")
+        else:
+            repeats.append(str(planned.cell.repeat))
+    if max([planned.cell.repeat for planned in cells], default=0) > 0:
+        columns["repeat"] = repeats
     else:
-        columns["run"] = [" ".join(planned.run_suffixes) for planned in cells]
+        columns["run"] = run_names
     common = {}
     different = {}
     for column, texts in columns.items():

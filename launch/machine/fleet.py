@@ -113,11 +113,14 @@ class Fleet:
         return iter(self.hosts)
 
     def __getitem__(self, name: str) -> Host:
-        return {host.name: host for host in self.hosts}[name]
+        for host in self.hosts:
+            if host.name == name:
+                return host
+        raise KeyError(name)
 
     def some(self, names: Sequence[str]) -> "Fleet":
         """Return the hosts of these names, in their order. Raises KeyError."""
-        return Fleet(tuple(self[name] for name in names))
+        return Fleet(tuple(map(self.__getitem__, names)))
 
     def forbidding_multicast(self, surrounding: Mapping[str, str]) -> dict[str, str]:
         """Return the variables by which a host, or what surrounds us, forbids NVLink multicast.
@@ -143,23 +146,32 @@ def _properties(host: Host) -> dict[str, object]:
     """
     gpus = driver = ""
     if host.machine.kind != "cpu":
-        names = Counter(device.name for device in host.machine.devices)
-        kinds = " + ".join([f"{count} × {name}" for name, count in names.items()])
-        gpus = f"{kinds} ({','.join([str(device.id) for device in host.machine.devices])})"
+        counts: Counter[str] = Counter()
+        ids = []
+        for device in host.machine.devices:
+            counts[device.name] += 1
+            ids.append(str(device.id))
+        kinds = " + ".join([f"{count} × {name}" for name, count in counts.items()])
+        gpus = f"{kinds} ({','.join(ids)})"
         driver = str(host.fact("gpu", "driver") or "")
     clocks = []
     listed = host.fact("gpu", "gpus")
-    for gpu in listed if isinstance(listed, list) else ():
+    if not isinstance(listed, list):
+        listed = []
+    for gpu in listed:
         if isinstance(gpu, Mapping) and gpu.get("max_sm_mhz"):
             clocks.append(f"{gpu['max_sm_mhz']} MHz")
     memory = ""
     memory_bytes = host.fact("cpu", "memory_bytes")
     if isinstance(memory_bytes, int):
         memory = f"{memory_bytes / 2**30:.0f} GiB"
-    speeds = {interface.mbit_per_s for interface in host.interfaces if not interface.inner} - {0}
-    rates = {port.get("rate", "") for port in host.infiniband} - {""}
-    networks = [f"{speed / 1000:g} Gbit/s" for speed in sorted(speeds, reverse=True)]
-    networks += [f"InfiniBand {rate}" for rate in sorted(rates)]
+    networks = []
+    for interface in sorted(host.interfaces, key=lambda interface: -interface.mbit_per_s):
+        if interface.mbit_per_s and not interface.inner:
+            networks.append(f"{interface.mbit_per_s / 1000:g} Gbit/s")
+    for rate in sorted([port.get("rate", "") for port in host.infiniband]):
+        if rate:
+            networks.append(f"InfiniBand {rate}")
     return {
         "Python": ".".join(host.versions.get("python", "").split(".")[:2]),
         "torch": host.versions.get("torch", "none"),
@@ -173,7 +185,7 @@ def _properties(host: Host) -> dict[str, object]:
         "the CPU": host.fact("cpu", "model"),
         "the cores": host.machine.cores,
         "the memory": memory,
-        "the speed of network interfaces": ", ".join(networks),
+        "the speed of network interfaces": ", ".join(dict.fromkeys(networks)),
     }
 
 
@@ -186,7 +198,13 @@ def compare(fleet: Fleet) -> list[str]:
             hosts, both values and what to do.
     """
     code = measuring_code()
+    with_gpus = []
+    without = []
     for host in fleet:
+        if host.machine.kind == "cuda":
+            with_gpus.append(host.name)
+        else:
+            without.append(host)
         for sentence in host.too_small:
             raise Refused(f"host {host.name}: {one_line(sentence)}")
         its_code = one_line(str(host.facts.get("code", "unknown")), MOST_VALUE_CHARACTERS)
@@ -195,8 +213,7 @@ def compare(fleet: Fleet) -> list[str]:
                 f"Ringside's measuring code is {code} here and {its_code} on {host.name}. What to "
                 "do: bring the same commit of Ringside to every host (engine.folder=)"
             )
-    with_gpus = [host.name for host in fleet if host.machine.kind == "cuda"]
-    without = [host for host in fleet if host.machine.kind != "cuda"]
+
     if with_gpus and without:
         why = one_line(without[0].machine.why, MOST_VALUE_CHARACTERS)
         raise Refused(
@@ -211,7 +228,9 @@ def compare(fleet: Fleet) -> list[str]:
         if sentence and what in REMEDIES:
             raise Refused(f"{sentence}. What to do: {REMEDIES[what]}")
         notes.append(sentence)
-    names = {name for host in fleet for name in host.variables}
+    names: set[str] = set()
+    for host in fleet:
+        names |= host.variables.keys()
     for name in sorted(names - NO_EFFECT - {"CUDA_VISIBLE_DEVICES", *OF_A_HOST}):
         values = {host.name: host.variables.get(name, "unset") for host in fleet}
         notes.append(_difference(f"the variable {name}", values))

@@ -74,14 +74,15 @@ def project(record: Record) -> MlflowRun:
     """
     check_identifier(record.record_id)
     check_identifier(record.sweep_id)
-    rows = _metrics(record)
-    # Pages show metrics in this order.
-    finite = sorted(
-        (row for row in rows if math.isfinite(row[1])),
-        key=lambda row: place(row[0].removesuffix(WINDOW)),
-    )
+    finite = []
+    nonfinite: dict[str, None] = {}
+    for row in _metrics(record):
+        if math.isfinite(row[1]):
+            finite.append(row)
+        else:
+            nonfinite[row[0]] = None
+    finite.sort(key=lambda row: place(row[0].removesuffix(WINDOW)))  # as pages show them
     tags = _tags(record)
-    nonfinite = dict.fromkeys(row[0] for row in rows if not math.isfinite(row[1]))
     if nonfinite:
         tags["ringside.nonfinite"] = single_line(",".join(nonfinite), TAG_LENGTH)
     return MlflowRun(
@@ -174,7 +175,9 @@ def _params(record: Record) -> dict[str, Any]:
             params[f"strategy.{name}"] = value
     for name in ("parameters", "gradient_bytes"):
         params[f"model.{name}"] = record.model.get(name)
-    return {name: value for name, value in params.items() if value is not None}
+    for name in [name for name, value in params.items() if value is None]:
+        del params[name]
+    return params
 
 
 def _metrics(record: Record) -> list[Row]:
@@ -188,8 +191,11 @@ def _metrics(record: Record) -> list[Row]:
     if record.cell.model.inputs == SAMPLES:  # the metric's name says images
         for name, value in record.metrics.items():
             values[name.replace(IMAGES, SAMPLES)] = value
-    rows = [(_key(name), float(value), ended, 0) for name, value in values.items()]
-    metric_keys = {row[0] for row in rows}
+    rows = []
+    metric_keys = set()
+    for name, value in values.items():
+        rows.append((_key(name), float(value), ended, 0))
+        metric_keys.add(_key(name))
     for name, points in record.series.items():
         key = _key(name)
         if key in metric_keys:
@@ -232,7 +238,8 @@ def _tags(record: Record) -> dict[str, str]:
             tags["failure.rank"] = failure.rank
     tags |= {"cell_id": record.cell_key, RECORD: record.record_id, SWEEP: record.sweep_id}
     texts = {name: single_line(value, TAG_LENGTH) for name, value in tags.items()}
-    sentences += [f"{code}: {text}" for code, text in validity.codes.items()]
+    for code, text in validity.codes.items():
+        sentences.append(f"{code}: {text}")
     if sentences:
         texts[NOTE] = "\n\n".join(map(markdown, sentences))[:TAG_LENGTH]
     return texts
@@ -243,10 +250,13 @@ def machine_tags(record: Record) -> dict[str, str]:
     environment = record.environment
     versions = environment.get("versions", {})
     commit = environment.get("git", {}).get("commit")
-    hosts = list(record.cell.every_host)
+    hosts = dict.fromkeys(record.cell.every_host)
     if not record.cell.hosts:
-        rank_hosts = dict.fromkeys(str(rank["host"]) for rank in record.ranks if rank.get("host"))
-        hosts = list(rank_hosts) or [str(environment.get("host", ""))]
+        for rank in record.ranks:
+            if rank.get("host"):
+                hosts[str(rank["host"])] = None
+    if not hosts:
+        hosts[str(environment.get("host", ""))] = None
     tags: dict[str, Any] = {}
     if record.cell.device == "cuda":
         tags["gpu"] = ", ".join(gpu_models(record))
@@ -257,7 +267,11 @@ def machine_tags(record: Record) -> dict[str, str]:
     tags["commit"] = commit
     tags["mlflow.source.git.commit"] = commit  # MLflow has a column for it
     tags["host"] = ", ".join(hosts)
-    return {name: single_line(str(value), TAG_LENGTH) for name, value in tags.items() if value}
+    texts = {}
+    for name, value in tags.items():
+        if value:
+            texts[name] = single_line(str(value), TAG_LENGTH)
+    return texts
 
 
 def default_params(records: Sequence[Record]) -> dict[str, dict[str, str]]:
@@ -292,11 +306,19 @@ def best_record(records: Iterable[Record]) -> Record | None:
     Cells without an exchange do not train together; they count only where there is no other.
     """
     usable = [record for record in records if record.usable]
-    rated = [record for record in usable if IMAGES_PER_SECOND in record.metrics]
+    rated = []
+    together = []
+    firsts = []
+    for record in usable:
+        first = cell_numbers.first_metric(record)
+        if first:
+            firsts.append(first)
+        if IMAGES_PER_SECOND in record.metrics:
+            rated.append(record)
+            if record.cell.strategy["name"] != "none":
+                together.append(record)
     if rated:
-        together = [record for record in rated if record.cell.strategy["name"] != "none"]
         return max(together or rated, key=lambda record: record.metrics[IMAGES_PER_SECOND])
-    firsts = [name for name in map(cell_numbers.first_metric, usable) if name]
     if not firsts:
         return None
     first = min(firsts, key=place)
@@ -310,12 +332,14 @@ def best_record(records: Iterable[Record]) -> Record | None:
 def parent_metrics(records: Sequence[Record], values: Values) -> dict[str, float]:
     """Return how many cells have which verdict, and figures of the best cell and its baseline."""
     metrics: dict[str, float] = {}
-    verdicts = [record.validity.verdict for record in records if record.state == "finished"]
-    for verdict in VERDICTS:
-        metrics[f"cells/{verdict}"] = float(verdicts.count(verdict))
-    for state in STATES:
-        if state != "finished":
-            metrics[f"cells/{state}"] = float(sum(record.state == state for record in records))
+    for how in (*VERDICTS, *STATES):
+        if how != "finished":
+            metrics[f"cells/{how}"] = 0.0
+    for record in records:
+        how = record.state
+        if how == "finished":
+            how = record.validity.verdict
+        metrics[f"cells/{how}"] += 1
     best = best_record(records)
     if best is None:
         return metrics
@@ -335,19 +359,25 @@ def parent_metrics(records: Sequence[Record], values: Values) -> dict[str, float
 def parent_params(records: Sequence[Record]) -> dict[str, str]:
     """Return the parameters of the cells, `25 | 50` where they differ."""
     defaults = default_params(records)
-    joined = _join(project(record).params | defaults[record.record_id] for record in records)
-    return {name: single_line(value, PARAM_LENGTH) for name, value in joined.items()}
+    params = []
+    for record in records:
+        params.append(project(record).params | defaults[record.record_id])
+    return {name: single_line(value, PARAM_LENGTH) for name, value in _join(params).items()}
 
 
 def parent_tags(records: Sequence[Record]) -> dict[str, str]:
     """Return the machines and software of the cells, how many ended how, and which was the best."""
-    tags = _join(machine_tags(record) for record in records)
+    tags = _join(map(machine_tags, records))
     best = best_record(records)
     if best is not None:
         tags["best.cell"] = run_name(best)
-    states = [record.state for record in records]
-    cells = ", ".join(f"{states.count(state)} {state}" for state in STATUS if state in states)
-    invalid = sum(record.state == "finished" and not record.usable for record in records)
+    counts = dict.fromkeys(STATUS, 0)
+    invalid = 0
+    for record in records:
+        counts[record.state] += 1
+        if record.state == "finished" and not record.usable:
+            invalid += 1
+    cells = ", ".join([f"{number} {state}" for state, number in counts.items() if number])
     if invalid:
         cells += f" ({invalid} of them invalid)"
     return {**tags, "cells": cells}
@@ -371,20 +401,22 @@ def summary_markdown(records: Sequence[Record], values: Values) -> str:
         return "No cell has ended.\n"
     run_names = [run_name(record) for record in records]
     shared, short = names.shared_name(run_names), names.short_names(run_names)
-    things = counted(record.cell for record in records)
-    unit = names.unit_of_cells(record.cell for record in records)
+    cells = [record.cell for record in records]
+    things, unit = counted(cells), names.unit_of_cells(cells)
     columns = [Column("cell", "cell")]
-    order = [name for name in cell_numbers.COLUMNS if name not in TEXT_COLUMNS]
-    for name in (cell_numbers.RESULT, *order, *TEXT_COLUMNS[1:]):
+    for name in dict.fromkeys((cell_numbers.RESULT, *cell_numbers.COLUMNS, *TEXT_COLUMNS)):
         kind = "number"
         if name in TEXT_COLUMNS:
             kind = "text"
         columns.append(Column(name, cell_numbers.heading(name, things, unit), kind=kind))
     rows = []
+    several_values = []
     for record, name in zip(records, run_names, strict=True):
+        of_several = values.get(record.record_id, {})
+        several_values.append(of_several)
         row = {"cell": short[name], VALIDITY: _validity(record)}
         if record.state == "finished":
-            row |= cell_numbers.cell_numbers(record, values.get(record.record_id, {}))
+            row |= cell_numbers.cell_numbers(record, of_several)
         link_class = record.effective.get("link_class")
         if link_class:
             row[LINK_CLASS] = _text(link_class)
@@ -393,7 +425,7 @@ def summary_markdown(records: Sequence[Record], values: Values) -> str:
     text = table.to_markdown(len(rows)) + "\n"
     if shared:
         text = f"Every cell: {markdown(shared, TEXT_LENGTH)}\n\n{text}"
-    margins = cell_numbers.about_margins(values.get(record.record_id, {}) for record in records)
+    margins = cell_numbers.about_margins(several_values)
     shown = [column.key for column in table.for_people.columns]
     for sentence in (margins, cell_numbers.about_reference(shown)):
         if sentence:

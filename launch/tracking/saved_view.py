@@ -29,7 +29,7 @@ def experiment_tags(records: Sequence[Record]) -> dict[str, str]:
     packed = base64.b64encode(zlib.compress(json.dumps(view_state(records)).encode(), 9)).decode()
     view = {
         "name": "Ringside: cells, fastest first",
-        "createdAt": min(milliseconds(record.started_at) for record in records),
+        "createdAt": milliseconds(min([record.started_at for record in records])),
         "state": f"deflate;{packed}",
     }
     return {"mlflow.experimentKind": "custom_model_development", VIEW_TAG: json.dumps(view)}
@@ -37,14 +37,20 @@ def experiment_tags(records: Sequence[Record]) -> dict[str, str]:
 
 def view_state(records: Sequence[Record]) -> dict[str, Any]:
     """Return the state of a page with every cell: its figures, and what differs."""
-    measured = {name for record in records for name in record.metrics}
+    runs = []
+    measured: set[str] = set()
+    names: dict[str, None] = {}
+    for record in records:
+        run = project(record)
+        runs.append(run)
+        measured |= record.metrics.keys()
+        names |= dict.fromkeys(run.params)
     figures = [name for name in (*BEST_FIGURES, "comm/busbw_gb_per_s") if name in measured]
     if BEST_FIGURES[0] not in measured:
         firsts = dict.fromkeys(filter(None, map(first_metric, records)))
         figures = list(firsts)[:MOST_PARAMS] or figures or [BEST_FIGURES[0]]
-    runs = [project(record) for record in records]
     params: list[str] = []
-    for name in dict.fromkeys(name for run in runs for name in run.params):
+    for name in names:
         values = {run.params.get(name) for run in runs}
         if len(values) > 1 and not name.startswith(NO_COLUMN) and len(params) < MOST_PARAMS:
             params.append(name)
@@ -52,6 +58,9 @@ def view_state(records: Sequence[Record]) -> dict[str, Any]:
     columns.append("tags.`validity`")
     columns += [f"params.`{name}`" for name in params]
     columns.append("tags.`transport`")
+    widths = {NAME_COLUMN: NAME_WIDTH}
+    for name in columns:
+        widths[name] = 7 * len(name)
     cards: list[dict[str, Any]] = []
     for name in figures[:MOST_CHARTS]:
         cards.append({"type": "BAR", "metricKey": name})
@@ -66,8 +75,8 @@ def view_state(records: Sequence[Record]) -> dict[str, Any]:
         "orderByKey": f"metrics.`{figures[0]}`",
         "orderByAsc": False,
         "selectedColumns": columns,
-        "columnOrder": [NAME_COLUMN, *columns],
-        "columnWidths": {NAME_COLUMN: NAME_WIDTH} | {name: 7 * len(name) for name in columns},
+        "columnOrder": list(widths),
+        "columnWidths": widths,
         "runsHiddenMode": "SHOW_ALL",
         "compareRunCharts": cards,
         "compareRunSections": [section],
