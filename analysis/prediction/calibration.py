@@ -102,7 +102,10 @@ class CalibrationData:
     @property
     def record_ids(self) -> tuple[str, ...]:
         """The records that it rests on."""
-        return tuple(record_id for cell in self.cells for record_id in cell.record_ids)
+        record_ids: list[str] = []
+        for cell in self.cells:
+            record_ids += cell.record_ids
+        return tuple(record_ids)
 
     def without(
         self, left_out: Callable[[MeasuredCell], bool], most_ranks: float = math.inf
@@ -122,17 +125,22 @@ class CalibrationData:
         for curve in self.links.curves:
             if curve.record_id not in gone and curve.ranks <= most_ranks:
                 curves.append(curve)
-        rates = self.links.host_gb_per_s
-        host = {gpus: rate for gpus, rate in rates.items() if gpus <= most_ranks}
+        host = {}
+        for gpus, rate in self.links.host_gb_per_s.items():
+            if gpus <= most_ranks:
+                host[gpus] = rate
         links = replace(self.links, curves=tuple(curves), host_gb_per_s=host)
         return replace(self, cells=tuple(cells), links=links)
 
 
 def calibrate(study: Study) -> CalibrationData:
     """Return the calibration of a study. Raises ValueError where it has no timed training cell."""
-    training = [runs for runs in study.runs if runs.cell.trains]
     cells = []
-    for runs in training:
+    devices = []
+    for runs in study.runs:
+        if not runs.cell.trains:
+            continue
+        devices.append(runs.cell.device)
         if runs.cell.strategy.get("comm_hook") == strategies.LOW_RANK_HOOK:
             continue  # no record says how much it sends
         if runs.values(STEP) or runs.values(EXCHANGE):
@@ -143,46 +151,38 @@ def calibrate(study: Study) -> CalibrationData:
             f"{where}: no cell has a step time; accepted is the folder of a study with training "
             "cells"
         )
-    device = statistics.mode(runs.cell.device for runs in training)
-    records = []
+    device = statistics.mode(devices)
+    curves = []
+    inside = []
+    copies: dict[Any, list[float]] = defaultdict(list)  # by transport
+    host: dict[Any, list[float]] = defaultdict(list)  # by the number of GPUs
     for runs in study.runs:
-        records += [record for record in runs.records if record.cell.device == device]
-    curves = [_collective_curve(record) for record in records]
-    curves += [gradient_curve(cell) for cell in cells]
-    copies: dict[str, float] = {}
-    for transport, word in ((DIRECT, "enabled"), (HOST_MEMORY, "disabled")):
-        rates = [rate for _, rate in _rates(records, f"p2p/unidirectional_{word}_gb_per_s")]
-        if rates:
-            copies[transport] = statistics.median(rates)
-    host: dict[int, list[float]] = defaultdict(list)
-    for _, rate in _rates(records, "host_link/one_both_gb_per_s"):
-        host[1].append(rate)
-    for gpus, rate in _rates(records, "host_link/all_both_gb_per_s"):
-        host[gpus].append(rate)
+        for record in runs.records:
+            if record.cell.device != device:
+                continue
+            curves.append(_collective_curve(record))
+            link_class = _link_class(record)
+            if link_class and link_class != "NET":
+                inside.append(link_class)
+            for several, key, metric in (
+                (copies, DIRECT, "p2p/unidirectional_enabled_gb_per_s"),
+                (copies, HOST_MEMORY, "p2p/unidirectional_disabled_gb_per_s"),
+                (host, 1, "host_link/one_both_gb_per_s"),
+                (host, record.cell.world_size, "host_link/all_both_gb_per_s"),
+            ):
+                rate = record.metrics.get(metric, 0.0)
+                if 0 < rate < math.inf:
+                    several[key].append(rate)
+    curves += map(gradient_curve, cells)
     links = LinkModel(
         tuple(curve for curve in curves if curve is not None),
-        copies,
-        {gpus: statistics.median(several) for gpus, several in host.items()},
+        {transport: statistics.median(rates) for transport, rates in copies.items()},
+        {gpus: statistics.median(rates) for gpus, rates in host.items()},
     )
-    inside = []
-    for record in records:
-        link_class = _link_class(record)
-        if link_class and link_class != "NET":
-            inside.append(link_class)
     farthest = None
     if inside:
         farthest = statistics.mode(inside)
     return CalibrationData(tuple(cells), links, farthest)
-
-
-def _rates(records: Iterable[Record], metric: str) -> list[tuple[int, float]]:
-    """Return (number of GPUs, GB/s) of the records with a metric."""
-    rates = []
-    for record in records:
-        rate = record.metrics.get(metric, 0.0)
-        if 0 < rate < math.inf:
-            rates.append((record.cell.world_size, rate))
-    return rates
 
 
 def _measured_cell(runs: Runs) -> MeasuredCell:
@@ -193,20 +193,24 @@ def _measured_cell(runs: Runs) -> MeasuredCell:
     if query.ranks > 1 and query.hosts == 1 and strategies.exchange_of(query).by_nccl:
         query = replace(query, wire=used_wire(record.effective.get("transport"), query.wire))
     tables: dict[str, Any] = {}
-    for later in reversed(runs.records):  # of a table in several records the first one's
-        tables |= later.tables
+    record_ids = []
+    cpu_bound = True
+    for run in runs.records:
+        tables = run.tables | tables  # of a table in several records the first one's
+        record_ids.append(run.record_id)
+        cpu_bound = cpu_bound and "cpu_bound" in run.validity.codes
     images_per_second = 0.0
     if runs.median_log_rate is not None:
         images_per_second = math.exp(runs.median_log_rate)
     return MeasuredCell(
         query=query,
-        record_ids=tuple(run.record_id for run in runs.records),
+        record_ids=tuple(record_ids),
         step_ms=_median_of_runs(runs, STEP),
         cost_ms=_median_of_runs(runs, COST),
         exchange_ms=_median_of_runs(runs, EXCHANGE),
         between_runs=_scatter_of_a_run(runs, STEP),
         valid=not doubted(runs.records),
-        cpu_bound=all("cpu_bound" in run.validity.codes for run in runs.records),
+        cpu_bound=cpu_bound,
         label=runs.cell.name,
         images_per_second=images_per_second,
         buckets=read_buckets(tables),
@@ -216,7 +220,10 @@ def _measured_cell(runs: Runs) -> MeasuredCell:
 
 def _median_of_runs(runs: Runs, metric: str) -> Draws | None:
     """Return the median of a metric in ms with its scatter; None without it."""
-    values = [ms for ms in runs.values(metric) if abs(ms) <= MOST_MS and (ms > 0 or metric == COST)]
+    values = []
+    for ms in runs.values(metric):
+        if abs(ms) <= MOST_MS and (ms > 0 or metric == COST):
+            values.append(ms)
     if not values:
         return None
     middle = statistics.median(values)
@@ -284,7 +291,9 @@ def _collective_curve(record: Record) -> TimeCurve | None:
         query = query_of(cell, workload_of(request_of(cell), record.model))
         # What went there and what came back, as a share of what went there.
         both_ways = (1 + strategies.return_ratio(query)) / 2
-        times = {size * both_ways: us for size, us in read_bucket_times(record.tables).items()}
+        times = {}
+        for size, time_us in read_bucket_times(record.tables).items():
+            times[size * both_ways] = time_us
     else:
         options = cell.benchmark
         if options.get("cuda_graph") or options.get("coalesced", 1) != 1:
@@ -293,7 +302,7 @@ def _collective_curve(record: Record) -> TimeCurve | None:
         times = _nccl_tests_times(record)
     if not isinstance(kind, str) or not times:
         return None
-    if not all(part in COLLECTIVES for part in kind.split(AND)):
+    if not COLLECTIVES.keys() >= set(kind.split(AND)):
         return None
     hosts = max(1, len(cell.hosts))
     requested = requested_wire(cell.nccl, _link_class(record), hosts)
@@ -312,8 +321,7 @@ def _nccl_tests_times(record: Record) -> dict[float, float]:
     runs = mapping(record.tables.get("nccl-tests")).get("runs")
     if not isinstance(runs, list) or not runs:
         return {}
-    rows = _rows({"first": runs[0]}, "first", read_row)
-    return {size: time_us for size, time_us in rows if time_us > 0}
+    return _more_than_zero(_rows({"first": runs[0]}, "first", read_row))
 
 
 # --- the tables of a calibration
@@ -346,7 +354,11 @@ def read_bucket_times(tables: Mapping[str, Any]) -> dict[float, float]:
     def read_row(row: Any) -> tuple[float, float]:
         return _within(row["bytes"], 1, MOST_BYTES), 1e3 * _within(row["ms"], 0.0, MOST_MS)
 
-    rows = _rows(tables, "bucket_exchange", read_row)
+    return _more_than_zero(_rows(tables, "bucket_exchange", read_row))
+
+
+def _more_than_zero(rows: Iterable[tuple[float, float]]) -> dict[float, float]:
+    """Return {bytes: µs} of the rows with a time."""
     return {size: time_us for size, time_us in rows if time_us > 0}
 
 

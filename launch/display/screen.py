@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from types import TracebackType
 
 from rich.cells import cell_len
-from rich.console import Console, Group
+from rich.console import Console, Group, JustifyMethod
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -65,7 +65,9 @@ class Screen:
         """`study_records` are from before; `other_studies` is what they showed of the scatter."""
         self.console = console or SafeConsole()
         self._in_place = self.console.is_terminal and not self.console.is_dumb_terminal
-        self._width = self.console.width if self._in_place else UNLIMITED
+        self._width = UNLIMITED
+        if self._in_place:
+            self._width = self.console.width
         self.cells = cells
         self.states = [WAITING] * len(cells)
         self.records: list[Record | None] = [None] * len(cells)
@@ -73,8 +75,8 @@ class Screen:
         self._values: list[dict[str, float]] = [{}] * len(cells)  # that need other records
         self._numbers: list[dict[str, str]] = [{}] * len(cells)  # by column
         self._common, self._request = request_columns(cells)
-        self._things = counted(planned.cell for planned in cells)
-        self._unit = unit_of_cells(planned.cell for planned in cells)
+        requested = [planned.cell for planned in cells]
+        self._things, self._unit = counted(requested), unit_of_cells(requested)
         self._estimates_s: list[float] = []
         self._opened_s = time.monotonic()
         # By the number of the cell: since when it runs, and what its slowest rank does.
@@ -155,7 +157,7 @@ class Screen:
         for column, text in self._numbers[index].items():
             parts.append(cell_numbers.with_unit(column, text, self._things, self._unit))
         parts.append(verdict(self.records[index]))
-        return [part for part in parts if part]
+        return list(filter(None, parts))
 
     def _compute_numbers(self, rows: Sequence[int]) -> None:
         """Compute the numbers of finished cells; a later baseline changes earlier ones."""
@@ -172,18 +174,23 @@ class Screen:
             self._numbers[index] = numbers
 
     def _number_columns(self) -> list[str]:
-        return [name for name in COLUMNS if any(name in numbers for numbers in self._numbers)]
+        present: set[str] = set()
+        for numbers in self._numbers:
+            present.update(numbers)
+        return [name for name in COLUMNS if name in present]
 
     def _draw(self) -> Group:
         rows = self._rows()
+        names = self._number_columns()
         columns: dict[str, list[Text]] = {}
-        for name, texts in self._request.items():
-            columns[name] = [Text(texts[row]) for row in rows]
-        columns[STATE] = [self._state(row) for row in rows]
-        for name in self._number_columns():
-            columns[name] = [Text(self._numbers[row].get(name, "")) for row in rows]
-        columns[VALIDITY] = []
+        for column in (*self._request, STATE, *names, VALIDITY):
+            columns[column] = []
         for row in rows:
+            for column, texts in self._request.items():
+                columns[column].append(Text(texts[row]))
+            columns[STATE].append(self._state(row))
+            for column in names:
+                columns[column].append(Text(self._numbers[row].get(column, "")))
             record = self.records[row]
             style = STYLES["failed"]
             if record and record.state == "finished":
@@ -195,16 +202,23 @@ class Screen:
             lines[-1] += f", rows {rows[0] + 1}–{rows[-1] + 1}"
         for row, (_, doing) in sorted(self._running.copy().items()):
             lines.append(f"cell {row + 1}: {doing}")
-        # Each a line of its own, cut and not wrapped: the table keeps its place.
-        below = [Text(line, "dim", no_wrap=True, overflow="ellipsis") for line in lines]
-        return Group(table, *below) if rows else Group(*below)
+        group = Group()
+        if rows:
+            group.renderables.append(table)
+        for line in lines:  # cut and not wrapped: the table keeps its place
+            group.renderables.append(Text(line, "dim", no_wrap=True, overflow="ellipsis"))
+        return group
 
     def _table(self, columns: dict[str, list[Text]]) -> Table:
         """Return the table, and remove from `columns` what has no room: then rich cuts words."""
-        titles = {name: cell_numbers.heading(name, self._things, self._unit) for name in columns}
+        titles = {}
         widths = {}
         for name, texts in columns.items():
-            widths[name] = max([cell_len(titles[name]), *(text.cell_len for text in texts)])
+            titles[name] = cell_numbers.heading(name, self._things, self._unit)
+            widths[name] = cell_len(titles[name])
+            for text in texts:
+                text.no_wrap, text.overflow = True, "ellipsis"
+                widths[name] = max(widths[name], text.cell_len)
         widths[STATE] = max(STATE_WIDTH, widths[STATE])
         least = widths | {VALIDITY: min(LEAST_VERDICT, widths[VALIDITY])}
         for name in DISPENSABLE:
@@ -213,16 +227,18 @@ class Screen:
         table = Table(box=None, pad_edge=False, header_style="bold")
         for name in columns:
             is_cut = name == VALIDITY or (name in self._request and name != GPUS)
+            if is_cut:
+                widths[name] = min(LEAST_WIDTH, widths[name])
+            justify: JustifyMethod = "left"
+            if name in COLUMNS and name != TRANSPORT:
+                justify = "right"
             table.add_column(
                 Text(titles[name], no_wrap=True, overflow="ellipsis"),
-                justify="right" if name in COLUMNS and name != TRANSPORT else "left",
+                justify=justify,
                 no_wrap=not is_cut,
                 overflow="ellipsis",
-                min_width=min(LEAST_WIDTH, widths[name]) if is_cut else widths[name],
+                min_width=widths[name],
             )
-        for texts in columns.values():
-            for text in texts:
-                text.no_wrap, text.overflow = True, "ellipsis"
         for row in zip(*columns.values(), strict=True):
             table.add_row(*row)
         return table
@@ -241,14 +257,13 @@ class Screen:
         room = max(FEWEST_ROWS, (self.console.height or 24) - OTHER_LINES - extra)
         if len(self.cells) <= room:
             return range(len(self.cells))
-        unsettled = [row for row, state in enumerate(self.states) if state not in SETTLED]
-        current = unsettled[0] if unsettled else len(self.cells) - 1
+        current = min([*self._unsettled(), len(self.cells) - 1])
         first = min(max(0, current - room // 2), len(self.cells) - room)
         return range(first, first + room)
 
     def _lines_below(self, columns: Collection[str]) -> list[str]:
         """Return what ± and the reference are, where they are shown, and how far the sweep is."""
-        settled = sum(state in SETTLED for state in self.states)
+        settled = len(self.cells) - len(self._unsettled())
         elapsed = duration(time.monotonic() - self._opened_s)
         done = settled
         rest = ""
@@ -268,10 +283,13 @@ class Screen:
             status += f", about {duration(left_s)} left"
         margins = cell_numbers.about_margins(self._values)
         reference = cell_numbers.about_reference(columns)
-        return [line for line in (margins, reference, status) if line]
+        return list(filter(None, (margins, reference, status)))
+
+    def _unsettled(self) -> list[int]:
+        return [row for row, state in enumerate(self.states) if state not in SETTLED]
 
     def _estimate(self) -> None:
-        unsettled = [row for row, state in enumerate(self.states) if state not in SETTLED]
+        unsettled = self._unsettled()
         cells = [self.cells[row] for row in unsettled]
         self._estimates_s = [0.0] * len(self.cells)
         for row, estimate in zip(unsettled, estimates(cells, self._study_records), strict=True):

@@ -65,7 +65,9 @@ def print_summary(
         for line in few_lines(failure.log_tail, LOG_LINES):
             console.print(f"    {line}", markup=False, style="dim")
         folder = study.folder_of(record)
-        log = folder.agent_log if failure.rank is None else folder.rank_log(failure.rank)
+        log = folder.agent_log
+        if failure.rank is not None:
+            log = folder.rank_log(failure.rank)
         if log.exists():
             console.print(f"    log: {log}", markup=False, soft_wrap=True)
     lines = [f"records  {study.folder}", *where]
@@ -97,17 +99,21 @@ def exit_status(
     """
     if stopped:
         return 130
-    failed = any(record.state != "finished" for record in records)
-    if strict:
-        failed = failed or any(record.validity.verdict == "invalid" for record in records)
-    if missing or failed:
+    for record in records:
+        if record.state != "finished" or (strict and record.validity.verdict == "invalid"):
+            return 1
+    if missing:
         return 1
-    return MEASURED_ELSEWHERE if locked else 0
+    if locked:
+        return MEASURED_ELSEWHERE
+    return 0
 
 
 def locked_cells_note(locked: int) -> str:
     """Return the sentence for cells that other launchers measure."""
-    are = "is" if locked == 1 else "are"
+    are = "are"
+    if locked == 1:
+        are = "is"
     cells = f"{count(locked, 'cell')} of this sweep {are} measured by other launchers"
     return f"{cells}, and wait=false does not wait for them (exit status {MEASURED_ELSEWHERE})"
 
@@ -118,11 +124,13 @@ def sweep_note(measured: Sequence[Record], sweep_s: float) -> list[str]:
     forecasts = about_forecasts(measured)
     if forecasts:
         lines.append(f"forecast {forecasts}")
-    timed = [record.metrics[MEASURING] for record in measured if MEASURING in record.metrics]
-    if timed:
-        cells_s = sum(record.ended_at - record.started_at for record in measured)
+    cells_s = measuring_s = 0.0
+    for record in measured:
+        cells_s += record.ended_at - record.started_at
+        measuring_s += record.metrics.get(MEASURING, 0.0)
+    if measuring_s:
         cells = f"{duration(cells_s)} in {count(len(measured), 'cell')}"
-        measuring = f"{duration(sum(timed))} of that spent measuring"
+        measuring = f"{duration(measuring_s)} of that spent measuring"
         lines.append(f"time     {duration(sweep_s)}: {cells}, {measuring}")
     return lines
 
@@ -152,11 +160,12 @@ def doubts(records: Sequence[Record]) -> list[str]:
             lines += [f"  {line}" for line in first_lines(codes, MOST_CODES)]
     unchecked: dict[str, str] = {}
     for validity in finished:
-        unchecked |= {
-            code: why for code, why in validity.unchecked.items() if code not in unchecked
-        }
+        for code, why in validity.unchecked.items():
+            unchecked.setdefault(code, why)
     if unchecked:
         reasons = list(dict.fromkeys(unchecked.values()))
-        more = ", …" if len(reasons) > 1 else ""
+        more = ""
+        if len(reasons) > 1:
+            more = ", …"
         lines.append(f"unchecked: {join_words(list(unchecked), 4)} ({reasons[0]}{more})")
     return [single_line(line, MESSAGE_LENGTH) for line in lines]

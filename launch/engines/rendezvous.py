@@ -2,6 +2,7 @@
 
 import ipaddress
 import uuid
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -64,31 +65,40 @@ def candidates(
     Raises:
         Refused: there is none, or all are routed to the whole internet.
     """
-    if interface_name:
-        usable = [interface for interface in first.interfaces if interface.name == interface_name]
-        if not usable:
-            have = ", ".join(interface.name for interface in first.interfaces)
-            raise Refused(
-                f"engine.interface={interface_name}: host {first.name} has none of this name that "
-                f"is up; it has {have}"
-            )
-    else:
-        usable = [interface for interface in first.interfaces if not interface.loopback]
-    outer = [interface for interface in usable if not interface.inner]
-    networks = []  # of each other host
+    outer = []
+    inner = []
+    for interface in first.interfaces:
+        if interface_name:
+            is_usable = interface.name == interface_name
+        else:
+            is_usable = not interface.loopback
+        if is_usable and interface.inner:
+            inner.append(interface)
+        elif is_usable:
+            outer.append(interface)
+    usable = outer or inner
+    if interface_name and not usable:
+        have = ", ".join([interface.name for interface in first.interfaces])
+        raise Refused(
+            f"engine.interface={interface_name}: host {first.name} has none of this name that is "
+            f"up; it has {have}"
+        )
+    hosts_in: Counter[object] = Counter()  # by network: how many of the peers are in it
     for host in peers:
-        addresses = [address for interface in host.interfaces for address in interface.addresses]
-        networks.append({ipaddress.ip_interface(address).network for address in addresses})
+        networks = set()
+        for interface in host.interfaces:
+            networks |= {ipaddress.ip_interface(text).network for text in interface.addresses}
+        hosts_in.update(networks)
     ranked: list[tuple[tuple[bool, int, int, int], str]] = []
     public = []
-    for interface in outer or usable:
+    for interface in usable:
         for text in interface.addresses:
             address = ipaddress.ip_interface(text)
             if address.ip.is_global and not trusted:
                 public.append(str(address.ip))
                 continue
-            shared = all(address.network in networks_there for networks_there in networks)
-            order = (not shared, -interface.mbit_per_s, address.version, len(ranked))
+            is_shared = hosts_in[address.network] == len(peers)
+            order = (not is_shared, -interface.mbit_per_s, address.version, len(ranked))
             ranked.append((order, str(address.ip)))
     if ranked:
         return [address for _, address in sorted(ranked)]
@@ -118,15 +128,15 @@ def choose(
     Raises:
         Refused: none was reached by all; names the pairs of hosts and the reasons.
     """
-    reasons = [
-        f"{first.name} cannot listen at {address}: {why}" for address, why in refused.items()
-    ]
     for address in addresses:
-        interfaces = {first.name: interface_of(address, first.interfaces)}
+        interfaces = {first.name: str(interface_of(address, first.interfaces) or "")}
         for name, answer in answers.items():
-            interfaces[name] = answer.get(address, {}).get("interface")
+            interfaces[name] = str(answer.get(address, {}).get("interface") or "")
         if all(interfaces.values()):
-            return HostRendezvous(address, {name: str(face) for name, face in interfaces.items()})
+            return HostRendezvous(address, interfaces)
+    reasons = []
+    for address, reason in refused.items():
+        reasons.append(f"{first.name} cannot listen at {address}: {reason}")
     for name, answer in answers.items():
         for address in addresses:
             if address in answer and "interface" not in answer[address]:

@@ -120,7 +120,7 @@ class Fleet:
 
     def some(self, names: Sequence[str]) -> "Fleet":
         """Return the hosts of these names, in their order. Raises KeyError."""
-        return Fleet(tuple(map(self.__getitem__, names)))
+        return Fleet(tuple(self[name] for name in names))
 
     def forbidding_multicast(self, surrounding: Mapping[str, str]) -> dict[str, str]:
         """Return the variables by which a host, or what surrounds us, forbids NVLink multicast.

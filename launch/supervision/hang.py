@@ -1,6 +1,5 @@
 """Notice a hang by the deadlines, and find its cause by state, stack and iteration count."""
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -29,20 +28,23 @@ def overdue(
     """
     start_s = limits.start_timeout_s
     missing = [rank for rank in watch.everyone if rank.pid is None]
-    passed = []
     if missing and now - opened > start_s:
-        names = ", ".join(rank.name for rank in missing)
+        names = ", ".join([rank.name for rank in missing])
         sentence = f"{names} did not report within {start_s:g} s"
         return Failure("start", missing[0].number, sentence)
-    if not missing:
-        for rank in watch.everyone:
+    last_seen = 0.0
+    all_done = True
+    passed = []
+    for rank in watch.everyone:
+        last_seen = max(last_seen, rank.last_seen)
+        all_done = all_done and rank.done
+        if not missing:
             deadline_s = _passed_deadline_s(watch, rank, now, limits, state)
             if deadline_s:
                 passed.append(deadline_s)
     if passed:
         return Hang(f"gave no sign for {min(passed):g} s")
-    last_seen = max(rank.last_seen for rank in watch.everyone)
-    if all(rank.done for rank in watch.everyone) and now - last_seen > start_s:
+    if all_done and now - last_seen > start_s:
         sentence = f"all ranks are done, and what started them did not end within {start_s:g} s"
         return Failure("hang", None, sentence)
     if now - opened > limits.cell_timeout_s:
@@ -78,11 +80,14 @@ def explain_hang(watch: Watch, what: str) -> Failure:
     `what` is what the rank did, as the end of a sentence. The ranks have their states and
     locations.
     """
-    waiting = [rank for rank in watch.everyone if not rank.done]
-    if not waiting:
-        waiting = [rank for rank in watch.everyone if rank.state not in ENDED]
-    if not waiting:
-        waiting = watch.everyone
+    running = []
+    living = []
+    for member in watch.everyone:
+        if not member.done:
+            running.append(member)
+        if member.state not in ENDED:
+            living.append(member)
+    waiting = running or living or watch.everyone
     rank, why = _suspect(watch, waiting)
     if rank is None:
         phase = waiting[0].phase or "start"
@@ -105,9 +110,9 @@ def _suspect(watch: Watch, waiting: Sequence[Rank]) -> tuple[Rank | None, str]:
     the others; the fewest iterations; one that works while others wait; one that waits elsewhere
     than most; the last of those that wait in different places.
     """
-    stuck = [rank for rank in waiting if rank.state in STUCK]
-    if stuck:
-        return stuck[0], ""
+    for rank in waiting:
+        if rank.state in STUCK:
+            return rank, ""
     if len(waiting) == 1:
         return waiting[0], ""
     by_state: dict[StackState, list[Rank]] = {}
@@ -147,14 +152,18 @@ def _another_collective(ranks: Sequence[Rank]) -> tuple[Rank | None, str]:
     for _, collectives in recorded:
         common &= set(collectives)
     for key in sorted(common, key=lambda key: key[1]):
-        names = Counter(collectives[key] for _, collectives in recorded)
-        usual, most = names.most_common(1)[0]
-        odd = [rank for rank, collectives in recorded if names[collectives[key]] < most]
+        ranks_by_name: dict[str, list[Rank]] = {}
+        for rank, collectives in recorded:
+            ranks_by_name.setdefault(collectives[key], []).append(rank)
+        usual = max(ranks_by_name, key=lambda name: len(ranks_by_name[name]))
+        odd = []
+        for name, group in ranks_by_name.items():
+            if len(group) < len(ranks_by_name[usual]):
+                why = f"; its collective {key[1]} was {name} where that of the others was {usual}"
+                odd += [(rank, why) for rank in group]
         if len(odd) == 1:
-            name = next(name for name in names if names[name] < most)
-            why = f"; its collective {key[1]} was {name} where that of the others was {usual}"
-            return odd[0], why
-        if len(names) > 1:
+            return odd[0]
+        if len(ranks_by_name) > 1:
             break
     return None, ""
 
@@ -165,7 +174,7 @@ def _waits_elsewhere(ranks: Sequence[Rank]) -> tuple[Rank | None, str]:
     for rank in ranks:
         if rank.location:
             by_words.setdefault(rank.location.words, []).append(rank)
-    most = max([len(group) for group in by_words.values()], default=0)
+    most = max(map(len, by_words.values()), default=0)
     for group in by_words.values():
         if len(group) < most:
             return group[0], ""
