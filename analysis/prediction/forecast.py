@@ -284,9 +284,10 @@ def _can_be_held_out(
         ((usual, _),) = transports.most_common(1) or [("", 0)]
         return [cell for cell in cells if cell.query.transport != usual]
     if way == BATCH:
-        keys = {_holdout_key(cell, way) for cell in calibration.timed()}
-        workloads = Counter(workload for workload, _ in keys)
-        return [cell for cell in cells if workloads[cell.query.workload] > 1]
+        sizes: dict[Workload, set[int]] = defaultdict(set)
+        for cell in calibration.timed():
+            sizes[cell.query.workload].add(cell.query.batch_size)
+        return [cell for cell in cells if len(sizes[cell.query.workload]) > 1]
     if way == MODEL and len({cell.query.workload.model for cell in cells}) < 2:
         return []
     return cells
@@ -366,6 +367,9 @@ def errors_of(held: Sequence[HeldOut]) -> Errors:
             errors["null_cost"].append(abs(prediction.null_cost_ms / result.cost_ms - 1))
         if result.inside is not None:
             inside.append(result.inside)
+    covered = None
+    if inside:
+        covered = sum(inside)
     means = {name: fmean(several) for name, several in errors.items()}
     return Errors(
         cells=len(held),
@@ -375,7 +379,7 @@ def errors_of(held: Sequence[HeldOut]) -> Errors:
         null_cost=means.get("null_cost"),
         step=means.get("step"),
         null_step=means.get("null_step"),
-        covered=sum(inside) if inside else None,
+        covered=covered,
         with_interval=len(inside),
     )
 

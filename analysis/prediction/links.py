@@ -282,8 +282,9 @@ def _alpha_beta(curve: TimeCurve, size_bytes: float) -> tuple[float, float]:
     whole_us = float(np.interp(size_bytes, sizes, times_us))
     if size_bytes > sizes[-1]:
         whole_us = times_us[-1] * size_bytes / sizes[-1]
-    pieces = _pieces(sizes, times_us)
-    piece = next((piece for piece in pieces if size_bytes <= piece.to_bytes), pieces[-1])
+    for piece in _pieces(sizes, times_us):  # the last one counts beyond them too
+        if size_bytes <= piece.to_bytes:
+            break
     fixed_us = min(piece.alpha_us, whole_us)
     return fixed_us, whole_us - fixed_us
 
@@ -291,6 +292,6 @@ def _alpha_beta(curve: TimeCurve, size_bytes: float) -> tuple[float, float]:
 @functools.lru_cache(maxsize=256)
 def _pieces(sizes_bytes: tuple[float, ...], times_us: tuple[float, ...]) -> tuple[Piece, ...]:
     """Return the lines of the α–β fit; kept, because every forecast asks for the same."""
-    fitted = fit([int(size) for size in sizes_bytes], times_us)
+    fitted = fit(list(map(int, sizes_bytes)), times_us)
     assert fitted is not None
     return fitted.pieces

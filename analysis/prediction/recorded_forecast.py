@@ -75,14 +75,20 @@ class RecordedForecast:
         """What was measured against the forecast: `step 4.1 % longer`, `step as long`."""
         if abs(self.error) < AS_LONG:
             return "step as long"
-        word = "longer" if self.error > 0 else "shorter"
+        word = "shorter"
+        if self.error > 0:
+            word = "longer"
         return f"step {100 * abs(self.error):.1f} % {word}"
 
     @property
     def missed(self) -> str:
         """Why the step is not explained, with how often that happens without a fault."""
-        decimals = 1 if abs(self.error) >= AS_LONG else 3
-        word = "slower" if self.error > 0 else "faster"
+        decimals = 3
+        if abs(self.error) >= AS_LONG:
+            decimals = 1
+        word = "faster"
+        if self.error > 0:
+            word = "slower"
         return (
             f"measured {100 * abs(self.error):.{decimals}f} % {word} than forecast: "
             f"{self.measured_ms:.4g} ms instead of {self.step_ms:.4g} ms "
@@ -108,8 +114,7 @@ def recorded_forecast(record: Record) -> RecordedForecast | None:
     low, high = finite(predicted.get("low")), finite(predicted.get("high"))
     if not 0 < level < 1 or low is None or high is None or low > high:
         low = high = None
-    ends = [measured]
-    ends += [end for end in interval(STEP, record.within_run) or () if math.isfinite(end)]
+    ends = [measured, *filter(math.isfinite, interval(STEP, record.within_run) or ())]
     return RecordedForecast(
         step_ms=step,
         null_step_ms=null,
@@ -140,7 +145,8 @@ def with_forecast(record: Record) -> Record:
 
 def about_forecasts(records: Iterable[Record]) -> str:
     """Return how good the forecasts of a sweep were, in one line; empty where no cell has one."""
-    cells = 0
+    cells = judged = outside = 0
+    level = 0.0
     forecasts: list[RecordedForecast] = []
     for record in records:
         if not record.predicted or record.state != "finished" or record.drift:
@@ -149,6 +155,11 @@ def about_forecasts(records: Iterable[Record]) -> str:
         recorded = recorded_forecast(record)
         if recorded is not None and recorded.in_time:
             forecasts.append(recorded)
+            if recorded.inside is not None:
+                judged += 1
+                level = recorded.level
+            if recorded.inside is False:
+                outside += 1
     if not forecasts:
         return ""
     error = fmean(abs(recorded.error) for recorded in forecasts)
@@ -157,15 +168,14 @@ def about_forecasts(records: Iterable[Record]) -> str:
         f"{len(forecasts)} of {cells} cells before they ran: mean error of the step "
         f"{100 * error:.1f} %, of the null model {100 * null_error:.1f} %"
     )
-    judged = [recorded for recorded in forecasts if recorded.inside is not None]
     if judged:
-        outside = sum(not recorded.inside for recorded in judged)
-        level = 100 * judged[0].level
-        words += f"; {outside} of {len(judged)} outside {level:.0f} % intervals"
+        words += f"; {outside} of {judged} outside {100 * level:.0f} % intervals"
     return words
 
 
 def doubted(records: Iterable[Record]) -> bool:
     """Tell whether a check casts doubt on one of some records, but for what FAIR names."""
-    suspect = [record for record in records if record.validity.verdict == "suspect"]
-    return any(record.validity.codes.keys() - FAIR for record in suspect)
+    for record in records:
+        if record.validity.verdict == "suspect" and record.validity.codes.keys() - FAIR:
+            return True
+    return False

@@ -13,6 +13,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -117,20 +118,18 @@ def matching_cells(
     cells: Iterable[MeasuredCell], query: CellQuery, *same: str
 ) -> list[MeasuredCell]:
     """Return the cells that equal a query in some of its properties, the nearest first."""
-    matching = []
-    for cell in cells:
-        if all(getattr(cell.query, name) == getattr(query, name) for name in same):
-            matching.append(cell)
+    properties = attrgetter(*same)
+    matching = [cell for cell in cells if properties(cell.query) == properties(query)]
     return sorted(matching, key=lambda cell: distance(cell.query, query))
 
 
-def of_nearest_batch(cells: Sequence[MeasuredCell], query: CellQuery) -> list[MeasuredCell]:
-    """Return the cells of the nearest batch size: with small batches GPUs wait for the CPU."""
-    sizes = [cell.query.batch_size for cell in cells]
-    if not sizes:
-        return []
-    nearest = min(sizes, key=lambda size: abs(math.log(size / query.batch_size)))
-    return [cell for cell in cells if cell.query.batch_size == nearest]
+def by_batch(cells: Iterable[MeasuredCell], query: CellQuery) -> list[list[MeasuredCell]]:
+    """Return the cells of each batch size, the nearest first: with small ones GPUs wait for CPUs."""
+    by_size: dict[int, list[MeasuredCell]] = defaultdict(list)
+    for cell in cells:
+        by_size[cell.query.batch_size].append(cell)
+    sizes = sorted(by_size, key=lambda size: abs(math.log(size / query.batch_size)))
+    return [by_size[size] for size in sizes]
 
 
 # --- bare: the step of one GPU
@@ -163,8 +162,13 @@ def _bare_steps(
 ) -> tuple[dict[tuple[Any, ...], Draws], str]:
     """Return {GPUs: their step without the strategy} by the cells that say most of it."""
     here = [cell for cell in cells if cell.query.machine == query.machine] or cells
-    without = [cell for cell in here if cell.query.strategy == "none"]
-    with_cost = [cell for cell in here if cell.cost_ms is not None]
+    without = []
+    with_cost = []
+    for cell in here:
+        if cell.query.strategy == "none":
+            without.append(cell)
+        if cell.cost_ms is not None:
+            with_cost.append(cell)
     why = ""
     for chosen in (without, with_cost):
         alone = [cell for cell in chosen if cell.ranks == 1]
@@ -192,7 +196,7 @@ def _bare_steps(
 
 def _step_of_new_batch(query: CellQuery, cells: Sequence[MeasuredCell]) -> Part:
     """Return the step of a batch that nobody measured: on the line through the nearest two."""
-    usable = [cell for cell in cells if not cell.cpu_bound]
+    usable = by_batch([cell for cell in cells if not cell.cpu_bound], query)
     if not usable:
         raise ValueError(
             f"batch_size={query.batch_size}: every batch size that was measured waits for the CPU "
@@ -201,9 +205,7 @@ def _step_of_new_batch(query: CellQuery, cells: Sequence[MeasuredCell]) -> Part:
         )
     sizes: list[int] = []
     steps: list[Draws] = []
-    while usable and len(steps) < 2:
-        nearest = of_nearest_batch(usable, query)
-        usable = [cell for cell in usable if cell not in nearest]
+    for nearest in usable[:2]:
         by_gpu, _ = _bare_steps(query, nearest)
         sizes.append(nearest[0].query.batch_size)
         steps.append(average(list(by_gpu.values())))
@@ -326,7 +328,8 @@ def contention(calibration: CalibrationData, query: CellQuery) -> Part:
     if why:
         why = f"γ {query.wire.way} was not measured: {why}"
     weighted = [(normal(PUBLISHED_GAMMA, PUBLISHED_SPREAD, "slowed"), PUBLISHED_SPREAD)]
-    weighted += [(gamma, deviation(gamma)) for gamma in seen]
+    for gamma in seen:
+        weighted.append((gamma, deviation(gamma)))
     return np.clip(inverse_variance_mean(weighted), 0.0, None), why
 
 
@@ -378,13 +381,16 @@ def local_cost(calibration: CalibrationData, query: CellQuery, gamma: Draws) -> 
 
 def _cost_on_one_gpu(calibration: CalibrationData, query: CellQuery) -> Draws | None:
     """Return the cost that one GPU alone showed, at the nearest batch size."""
-    alone = [cell for cell in calibration.cells if cell.ranks == 1 and cell.cost_ms is not None]
+    alone = []
+    for cell in matching_cells(calibration.cells, query, "workload", "options"):
+        if cell.ranks == 1 and cell.cost_ms is not None:
+            alone.append(cell)
+    if not alone:
+        return None
     costs = []
-    for cell in of_nearest_batch(matching_cells(alone, query, "workload", "options"), query):
+    for cell in by_batch(alone, query)[0]:
         assert cell.cost_ms is not None
         costs.append((cell.cost_ms, deviation(cell.cost_ms)))
-    if not costs:
-        return None
     return np.maximum(inverse_variance_mean(costs), 0.0)
 
 
@@ -425,7 +431,7 @@ def step_model(calibration: CalibrationData, query: CellQuery) -> StepModel:
             query.wire,
             query.options,
         )
-    why = tuple(sentence for sentence in (no_bare, no_gamma, no_local) if sentence)
+    why = tuple(filter(None, (no_bare, no_gamma, no_local)))
     return StepModel(step, bare, local, noise, played, is_measured, why)
 
 

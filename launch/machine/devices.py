@@ -57,7 +57,7 @@ class Machine:
     def uuids(self, gpus: Sequence[int]) -> list[str]:
         """Return the UUIDs of GPUs, by their ids, in order; one that is not known is left out."""
         by_id = {device.id: device.uuid for device in self.devices}
-        return [by_id[gpu] for gpu in gpus if by_id.get(gpu)]
+        return list(filter(None, map(by_id.get, gpus)))
 
     def device(self, text: str, typed: str) -> Device:
         """Return the device that a number, a UUID or a PCI bus id names. Raises Refused."""
@@ -117,7 +117,7 @@ def _gpus(surrounding: Mapping[str, str]) -> tuple[tuple[Device, ...], str]:
     names = [name.strip() for name in visible.split(",") if name.strip()]
     shown = []
     for gpu in gpus:
-        if any(str(gpu.id) == name or gpu.uuid.startswith(name) for name in names):
+        if str(gpu.id) in names or gpu.uuid.startswith(tuple(names)):
             shown.append(gpu)
     return tuple(shown), f"CUDA_VISIBLE_DEVICES={visible} leaves no GPU"
 

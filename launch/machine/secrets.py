@@ -8,7 +8,6 @@ letters and digits in a row that change between capitals, small letters and digi
 lower-case hexadecimal digits alone cannot be told from a hash: only its name gives it away.
 """
 
-import itertools
 import re
 
 from benchmarks.record.safe_text import one_line
@@ -47,7 +46,7 @@ def secret_value(value: str) -> bool:
     """Tell whether a value looks like a secret, by its form."""
     if _ADDRESS.search(value) or _TOKEN.search(value):
         return True
-    return any(_is_random(word) for word in _WORD.findall(value))
+    return any(map(_is_random, _WORD.findall(value)))
 
 
 def is_secret(name: str, value: str) -> bool:
@@ -99,6 +98,15 @@ def configuration_without_secrets(text: str) -> str:
 
 
 def _is_random(word: str) -> bool:
-    kinds = ["A" if letter.isupper() else "a" if letter.islower() else "0" for letter in word]
-    changes = sum(kind != following for kind, following in itertools.pairwise(kinds))
-    return len(set(kinds)) == 3 and changes > 0.4 * (len(word) - 1)
+    changes = -1
+    kinds = [""]
+    for letter in word:
+        kind = "0"
+        if letter.isupper():
+            kind = "A"
+        elif letter.islower():
+            kind = "a"
+        if kind != kinds[-1]:
+            changes += 1
+        kinds.append(kind)
+    return len(set(kinds[1:])) == 3 and changes > 0.4 * (len(word) - 1)

@@ -67,8 +67,7 @@ def estimates(
         text = f"{begun}/{cell.graph in cached}/{_text(cell, DEPENDS_ON)}"
         if text not in by_text:
             same_work = ratios.get(_text(cell, SAME_WORK), [])
-            where = _text(cell, SAME_PLACE)
-            same_place = [pair for pair in same_work if pair[0] == where]
+            same_place = [pair for pair in same_work if pair[0] == _text(cell, SAME_PLACE)]
             latest = [ratio for _, ratio in (same_place or same_work)[-LATEST:]]
             seconds = rule_of_thumb(cell, not begun, cached)
             if latest:
@@ -108,8 +107,12 @@ def worded(cells: Sequence[PlannedCell], records: Sequence[Record]) -> str:
     `records` are records of the same study.
     """
     times = estimates(cells, records, begun=False)
-    seconds = sum(time.seconds for time in times)
-    unmeasured = sum(not time.measured for time in times)
+    seconds = 0.0
+    unmeasured = 0
+    for time in times:
+        seconds += time.seconds
+        if not time.measured:
+            unmeasured += 1
     thumb = "by a rule of thumb for an idle machine"
     basis = "by what the same model took in this study"
     if unmeasured == len(times):
@@ -130,7 +133,9 @@ def rule_of_thumb(cell: Cell, first: bool = False, cached: Collection[str] = ())
     if cell.servers:
         seconds += SERVERS_SECONDS
     if cell.compiled:
-        graph = "cached" if cell.graph in cached else "new"
+        graph = "new"
+        if cell.graph in cached:
+            graph = "cached"
         seconds += COMPILE_SECONDS[cell.device][graph]
     if cell.profiler != "none":
         seconds += TRACE_SECONDS[cell.device]
@@ -147,7 +152,9 @@ def _measuring_seconds(cell: Cell) -> float:
         seconds = float(call_dotted(rule, cell))
     except (Refused, TypeError, ValueError, LookupError, ArithmeticError):  # of a damaged record
         return unknown
-    return seconds if 0 <= seconds < math.inf else unknown
+    if 0 <= seconds < math.inf:
+        return seconds
+    return unknown
 
 
 def duration(seconds: float) -> str:
@@ -155,7 +162,9 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(int(seconds), 60)
     if minutes >= 60:
         return f"{minutes // 60} h {minutes % 60:02d} min"
-    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+    if minutes:
+        return f"{minutes} min {rest:02d} s"
+    return f"{rest} s"
 
 
 class TimeLeft:

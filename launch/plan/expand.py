@@ -47,7 +47,7 @@ def planned_hosts(fleet: Fleet) -> dict[str, PlannedHost]:
 def machine_of_topology(config: Config) -> Machine:
     """Return the machine of a topology file, to plan for it without being on it. Raises Refused."""
     gpus = _topology(config, None).gpus
-    return Machine("cuda", tuple(Device(gpu) for gpu in gpus), gpus, 1)
+    return Machine("cuda", tuple(map(Device, gpus)), gpus, 1)
 
 
 def subsets(
@@ -81,7 +81,9 @@ def subsets(
 def _by_link(config: Config, machine: Machine, topology_text: str | None) -> list[tuple[int, ...]]:
     """Return what a word by link means; `classes` starts with one GPU alone, the baseline."""
     word, _, digits = config.gpus[0].partition(":")
-    size = int(digits) if digits else None
+    size = None
+    if digits:
+        size = int(digits)
     all_gpus = machine.all_gpus
     if size is not None and not 1 <= size <= len(all_gpus):
         raise Refused(
@@ -89,8 +91,9 @@ def _by_link(config: Config, machine: Machine, topology_text: str | None) -> lis
             f"{unit(machine.kind)}s of this machine"
         )
     if machine.kind == "cpu":
-        sizes = [size] if size else range(1, len(all_gpus) + 1)
-        return [all_gpus[:count] for count in sizes]
+        if size:
+            return [all_gpus[:size]]
+        return [all_gpus[: index + 1] for index in range(len(all_gpus))]
     topology = _topology(config, topology_text)
     # CUDA_VISIBLE_DEVICES may hide some of the topology's.
     ids = {device.id for device in machine.devices}
@@ -108,7 +111,9 @@ def _by_link(config: Config, machine: Machine, topology_text: str | None) -> lis
     if size == 1 or len(all_gpus) == 1:
         return [all_gpus[:1]]
     link_classes = classes(topology, size)
-    members = [] if size else [all_gpus[:1]]
+    members = []
+    if not size:
+        members.append(all_gpus[:1])
     members += [link_class.representative for link_class in link_classes]
     for link_class in link_classes:
         if config.second_member and link_class.second_member:
@@ -141,7 +146,9 @@ def host_names(configs: Sequence[Config], surroundings: Mapping[str, str]) -> tu
     listed = _listed(configs[0], surroundings)
     if listed is not None:
         return listed
-    names = dict.fromkeys(name for config in configs for name in config.nodes if is_name(name))
+    names: dict[str, None] = {}
+    for config in configs:
+        names |= dict.fromkeys(filter(is_name, config.nodes))
     if names:
         return tuple(names)
     if configs[0].engine.name == "slurm":  # a dry run, outside the job
@@ -178,15 +185,17 @@ def wanted_hosts(configs: Sequence[Config], surroundings: Mapping[str, str]) -> 
         sets = host_sets(config.nodes, names)
         refuse_one_host_only(config, sets)
         wanted.update(*sets)
-        typed = config.strategy.get(SERVER_NODES) if isinstance(config.strategy, Mapping) else None
-        if typed is not None:
-            server_hosts |= dict.fromkeys(named_hosts(typed))
-    unknown = [name for name in server_hosts if name not in names]
-    if unknown and _listed(first, surroundings) is not None:
-        where = f"hosts={first.hosts}" if first.hosts else "this job of Slurm"
+        if isinstance(config.strategy, Mapping) and config.strategy.get(SERVER_NODES) is not None:
+            server_hosts |= dict.fromkeys(named_hosts(config.strategy[SERVER_NODES]))
+    for name in server_hosts:
+        if name in names or _listed(first, surroundings) is None:
+            continue
+        where = "this job of Slurm"
+        if first.hosts:
+            where = f"hosts={first.hosts}"
         raise Refused(
-            f"strategy.{SERVER_NODES}={'+'.join(server_hosts)}: host {unknown[0]} is not in "
-            f"{where}; accepted are auto and hosts that are"
+            f"strategy.{SERVER_NODES}={'+'.join(server_hosts)}: host {name} is not in {where}; "
+            "accepted are auto and hosts that are"
         )
     rank_hosts = [name for name in names if name in wanted]
     return tuple(dict.fromkeys([*rank_hosts, *server_hosts]))
@@ -202,8 +211,9 @@ def placements(
         Refused: a subset that not every host of its set has, or more ranks than the slots of a
             host.
     """
-    listed = listed_hosts(config.hosts) if config.hosts is not None else ()
-    slots = {host.name: host for host in listed if host.slots}
+    slots = {}
+    if config.hosts is not None:
+        slots = {host.name: host for host in listed_hosts(config.hosts) if host.slots}
     for chosen in host_sets(config.nodes, names):
         for subset in _subsets_on(config, [hosts[name] for name in chosen]):
             for name in chosen:
@@ -228,8 +238,10 @@ def _subsets_on(config: Config, hosts: Sequence[PlannedHost]) -> list[tuple[int,
         if of_host != of_first:
             texts = []
             for sets in (of_first, of_host):
-                more = f" and {len(sets) - 1} more" if len(sets) > 1 else ""
-                texts.append(",".join(map(str, sets[0])) + more)
+                text = ",".join(map(str, sets[0]))
+                if len(sets) > 1:
+                    text += f" and {len(sets) - 1} more"
+                texts.append(text)
             raise Refused(
                 f"gpus={','.join(config.gpus)}: means {texts[0]} on host {hosts[0].name} and "
                 f"{texts[1]} on host {host.name}; accepted is a subset that is the same on every "

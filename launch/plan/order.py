@@ -103,7 +103,7 @@ def ordered(
 
     if repeats == 1:
         order = insert_replicates(sorted(cells, key=place), twice, seed)
-        return [PlannedCell(cell) for cell in order]
+        return list(map(PlannedCell, order))
     order = []
     for repeat in range(repeats):
         turn = [dataclasses.replace(cell, repeat=repeat) for cell in cells]
@@ -146,7 +146,9 @@ def choose_replicates(
     candidates = list(cells)
     if pairs == "auto":
         candidates = [cell for cell in cells if cell.trains]
-        most = len(candidates) // EACH if len(candidates) > FEW else 0
+        most = 0
+        if len(candidates) > FEW:
+            most = len(candidates) // EACH
     else:
         most = min(int(pairs), len(candidates))
     random.Random(f"{config.seed}/pairs").shuffle(candidates)
@@ -186,7 +188,7 @@ def insert_replicates(order: Sequence[Cell], twice: Sequence[Cell], seed: int) -
     order = list(order)
     generator = random.Random(f"{seed}/places")
     for cell in twice:
-        index = next(index for index, earlier in enumerate(order) if earlier is cell)
+        index = list(map(id, order)).index(id(cell))
         behind = range(index + 1 + CELLS_BETWEEN, len(order) + 1)
         if behind:
             order.insert(generator.choice(behind), replicate(cell))

@@ -34,7 +34,10 @@ class Call(NamedTuple):
 
 def refuse_wrong_code(cells: Sequence[Cell]) -> None:
     """Refuse own models, loaders, strategies and benchmarks that cannot be called."""
-    calls = {str(call): call for cell in cells for call in own_calls(cell)}
+    calls: dict[str, Call] = {}
+    for cell in cells:
+        for call in own_calls(cell):
+            calls[str(call)] = call
     if not calls:
         return
     command = [sys.executable, "-m", "launch.plan.own_code", json.dumps(list(calls.values()))]
@@ -104,5 +107,7 @@ def refusal(call: Call) -> str:
 
 if __name__ == "__main__":
     with contextlib.redirect_stdout(sys.stderr):  # imported code may print
-        reasons = [refusal(Call(*call)) for call in json.loads(sys.argv[1])]
-    print(next(filter(None, reasons), ""), end="")
+        reason = ""
+        for call in json.loads(sys.argv[1]):
+            reason = reason or refusal(Call(*call))
+    print(reason, end="")

@@ -88,7 +88,9 @@ def plan(
         names = wanted_hosts(configs, surroundings)
         hosts = {name: PlannedHost(name, machine) for name in names}
         if hosts:
-            verb = "is" if len(names) == 1 else "are"
+            verb = "are"
+            if len(names) == 1:
+                verb = "is"
             notices.append(
                 f"no host is asked what it has: {shown(names)} {verb} taken to be like {like}"
             )
@@ -114,7 +116,9 @@ def plan(
         was=lambda cell: CellFolder(folder / cell.folder).record.exists(),
     )
     if twice:
-        verb = "runs" if len(twice) == 1 else "run"
+        verb = "run"
+        if len(twice) == 1:
+            verb = "runs"
         notices.append(
             f"{len(twice)} of {count(len(unique), 'cell')} {verb} a second time: so the sweep "
             "knows how far the next run may differ (noise_pairs=0 leaves them out)"
@@ -190,7 +194,9 @@ def with_profilers(
     chosen = []
     for config in configs:
         if config.profiler["name"] == "auto":
-            name = "nsys" if nsys and not config.nodes else "torch"
+            name = "torch"
+            if nsys and not config.nodes:
+                name = "nsys"
             config = replace(config, profiler=config.profiler | {"name": name})
         chosen.append(config)
     return chosen, nsys, missing
@@ -203,9 +209,10 @@ def _expand(
     surroundings: Mapping[str, str],
 ) -> list[Cell]:
     """Return a cell for every subset of every configuration, each after its control cells."""
-    names = host_names(configs, surroundings) if hosts else ()
+    names: tuple[str, ...] = ()
     all_gpus = {"": machine.all_gpus}
     if hosts:
+        names = host_names(configs, surroundings)
         all_gpus = {name: host.machine.all_gpus for name, host in hosts.items()}
     cells: list[Cell] = []
     for config in configs:
@@ -214,7 +221,9 @@ def _expand(
         else:
             placed = [((), subset) for subset in subsets(config, machine)]
         for on, subset in placed:
-            kind = hosts[on[0]].machine.kind if on else machine.kind
+            kind = machine.kind
+            if on:
+                kind = hosts[on[0]].machine.kind
             cell = resolve(config, subset, kind, hosts=on, all_gpus=all_gpus)
             if config.waterfall:
                 cells += [labelled(control, config) for control in control_cells(cell)]
@@ -252,12 +261,16 @@ def _about_cpu_workers(
         )
     if any(by_link(config.gpus) for config in configs):
         yield "CPU workers have no links: the first are the best, the worst and the only class"
-    if any(cell.nccl for cell in cells):
+    has_settings = shares_gpus = False
+    for cell in cells:
+        has_settings = has_settings or bool(cell.nccl)
+        shares_gpus = shares_gpus or cell.strategy.get("server_gpus", "free") != "free"
+    if has_settings:
         yield (
             "NCCL settings have no effect on CPU workers, which use gloo: of cells that differ in "
             "them only, one is measured"
         )
-    if any(cell.strategy.get("server_gpus", "free") != "free" for cell in cells):
+    if shares_gpus:
         yield (
             "strategy.server_gpus has no effect on CPU workers: servers keep weights in host "
             "memory there"
@@ -278,5 +291,7 @@ def _about_cells(
         yield "NCCL settings do not reach a GPU alone: each is measured once, without them"
     twice = len(used) - len(once_each(used))
     if twice and not has_waterfall:  # one control cell explains several cells
-        were = "cell was" if twice == 1 else "cells were"
+        were = "cells were"
+        if twice == 1:
+            were = "cell was"
         yield f"{twice} {were} asked for twice and measured once"

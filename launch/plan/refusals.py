@@ -13,6 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -180,13 +181,15 @@ def refuse_nested(environment: Mapping[str, str]) -> None:
     """
     program, instead = "", "without torchrun"
     names: tuple[str, ...] = TORCHRUN
-    if all(name in environment for name in TORCHRUN):
+    if environment.keys() >= set(TORCHRUN):
         program = "torchrun"
     for launcher, (rank, size, without) in LAUNCHERS.items():
         numbers = []
         for name in (rank, size):
             text = environment.get(name, "")
-            numbers.append(int(text) if text.isascii() and text.isdigit() else 0)
+            if not text.isascii() or not text.isdigit():
+                text = "0"
+            numbers.append(int(text))
         if not program and (numbers[0] > 0 or numbers[1] > 1):
             program, names, instead = launcher, (rank, size), without
     if program:
@@ -203,7 +206,9 @@ def refuse_requests(configs: Sequence[Config]) -> None:
     for name, engines in READ_BY.items():
         value = getattr(engine, name)
         if value != getattr(defaults, name) and engine.name not in engines:
-            typed = f"[{','.join(value)}]" if isinstance(value, list) else to_text(value)
+            typed = to_text(value)
+            if isinstance(value, list):
+                typed = f"[{','.join(value)}]"
             names = " or ".join([f"engine={reader}" for reader in engines])
             raise Refused(f"engine.{name}={typed}: accepted with {names}")
     for config in configs:
@@ -224,7 +229,10 @@ def _refuse(rule: Refusal, config: Config) -> None:
     if path in ("engine", "profiler"):
         path += ".name"
     for name in path.split("."):
-        value = value[name] if isinstance(value, Mapping) else getattr(value, name)
+        if isinstance(value, Mapping):
+            value = value[name]
+        else:
+            value = getattr(value, name)
     if rule.field == "nodes":
         value = ",".join(value)
     elif isinstance(value, list):
@@ -237,25 +245,29 @@ def _refuse(rule: Refusal, config: Config) -> None:
 def refuse_several_values(configs: Sequence[Config], overrides: Sequence[Sequence[str]]) -> None:
     """Refuse a sweep over an option that all its cells share; `overrides` are those of each cell.
     Raises Refused."""
-    pairs = [text.partition("=") for texts in overrides for text in texts]
+    typed: dict[str, dict[str, None]] = defaultdict(dict)  # the values of each option
+    for texts in overrides:
+        for text in texts:
+            option, _, value = text.partition("=")
+            typed[option][value] = None
     for name in SHARED:
         key, values = _differing(name, [getattr(config, name) for config in configs])
         if not key:
             continue
         # tracking=mlflow,none differs in tracking.enabled, and +experiment=a,b in study
         for option, shared in ((key, key), (name, name), ("+experiment", key)):
-            typed = dict.fromkeys(value for left, _, value in pairs if left == option)
-            if len(typed) > 1:
+            if len(typed[option]) > 1:
                 raise Refused(
-                    f"{option}={','.join(typed)}: a sweep has one {shared}; run one sweep for each"
+                    f"{option}={','.join(typed[option])}: a sweep has one {shared}; run one sweep "
+                    "for each"
                 )
-        texts = dict.fromkeys(map(str, values))
-        raise Refused(f"{key}={','.join(texts)}: a sweep has one {key}; run one sweep for each")
+        differing = ",".join(dict.fromkeys(map(str, values)))
+        raise Refused(f"{key}={differing}: a sweep has one {key}; run one sweep for each")
 
 
 def _differing(key: str, values: Sequence[Any]) -> tuple[str, Sequence[Any]]:
     """Return the first option in which values differ, also inside a group, with its values."""
-    if all(value == values[0] for value in values):
+    if list(values) == [values[0]] * len(values):
         return "", ()
     if dataclasses.is_dataclass(values[0]):
         for field in dataclasses.fields(values[0]):
@@ -303,7 +315,9 @@ def refuse_outputs(config: Config) -> None:
             store = sqlite_file(store_uri(config.tracking.uri, study.parent))
         except WrongUri as error:
             raise Refused(str(error)) from None
-    reason = not_a_store(store) if store is not None else ""
+    reason = ""
+    if store is not None:
+        reason = not_a_store(store)
     if reason:
         raise Refused(
             f"tracking.uri={store}: {reason}; accepted is a new file or a store of MLflow's"
@@ -429,12 +443,14 @@ def benchmark_request(sweep: ExpandedSweep) -> None:
 
 def room_on(hosts: Iterable[Host]) -> Room:
     """Return how much memory a cell on some hosts finds: the least of each kind that is known."""
-    rooms = []
+    least: list[int | None] = [None, None, None]
     for host in hosts:
-        rooms.append((host.machine.memory_bytes, host.free_memory_bytes, host.shared_memory_bytes))
-    least = []
-    for sizes in zip(*rooms, strict=True):
-        least.append(min([size for size in sizes if size is not None], default=None))
+        machine = host.machine
+        for index, size in enumerate(
+            (machine.memory_bytes, host.free_memory_bytes, host.shared_memory_bytes)
+        ):
+            if size is not None:
+                least[index] = min(size, least[index] or size)
     return Room(*least)
 
 
@@ -453,14 +469,15 @@ def refuse_too_little(
 ) -> None:
     """Refuse cells that need more shared memory than is free, here or on a host that `where`
     names."""
-    sharing = []
+    free = free_bytes
+    if free is None:
+        free = free_shared_memory()
+    doubtful = []
     for cell in cells:
-        if groups.choice("strategy", cell.strategy["name"]).rules.get("shared_memory"):
-            sharing.append(cell)
-    if not sharing:
-        return
-    free = free_shared_memory() if free_bytes is None else free_bytes
-    doubtful = [cell for cell in sharing if free < PLENTY_BYTES * (2 * len(cell.gpus) + 2)]
+        plenty = free >= PLENTY_BYTES * (2 * len(cell.gpus) + 2)
+        rules = groups.choice("strategy", cell.strategy["name"]).rules
+        if rules.get("shared_memory") and not plenty:
+            doubtful.append(cell)
     if not doubtful:
         return
     answer = subprocess.run(
