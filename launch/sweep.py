@@ -101,7 +101,7 @@ def run(
     if planned.config.dry_run:
         print_plan(planned, console)
         return 0
-    words = [argument_without_secrets(text) for text in typed]
+    words = list(map(argument_without_secrets, typed))
     cannot_write = f"output_dir={planned.config.output_dir}: cannot be written"
     with contextlib.closing(engine), stopping.listening(), _refused(cannot_write):
         return SweepRun(planned, words, at(began_s), engine, here, stopping, console).run()

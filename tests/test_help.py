@@ -11,7 +11,7 @@ import pytest
 from conf import groups
 from conf.command_line import GROUPS
 from conf.options import Refused
-from conf.schema import Config
+from conf.schema import Config, Request
 from launch.cli.help import about_choice, option_rows
 from launch.plan.refusals import refuse_nested, refuse_several_values
 
@@ -159,13 +159,13 @@ def test_a_sweep_over_what_cells_share_is_refused_as_typed():
     two.validity.noise_limit = 0.2
     limit = "validity.noise_limit"
     with pytest.raises(Refused, match=f"^{limit}=0.1,0.2: a sweep has one {limit}; run one sweep"):
-        refuse_several_values([one, two], [[f"{limit}=0.1"], [f"{limit}=0.2"]])
+        refuse_several_values([Request(one, [f"{limit}=0.1"]), Request(two, [f"{limit}=0.2"])])
     two.tracking.enabled = False
     with pytest.raises(Refused, match=r"^tracking=mlflow,none: a sweep has one tracking"):
-        refuse_several_values([one, two], [["tracking=mlflow"], ["tracking=none"]])
+        refuse_several_values([Request(one, ["tracking=mlflow"]), Request(two, ["tracking=none"])])
     with pytest.raises(Refused, match=r"^tracking.enabled=True,False: a sweep has one tracking."):
-        refuse_several_values([one, two], [[], []])  # from a study's file
-    refuse_several_values([one, one], [["seed=1"], ["seed=2"]])
+        refuse_several_values([Request(one, []), Request(two, [])])  # from a study's file
+    refuse_several_values([Request(one, ["seed=1"]), Request(one, ["seed=2"])])
 
 
 @pytest.mark.parametrize("command", ["launch.py --help", "-m analysis topology topo_dgx1_v100.txt"])

@@ -438,8 +438,9 @@ def _known_workload(calibration: CalibrationData, cell: Cell) -> Workload:
     Raises ValueError where none has it.
     """
     requested = workload_of(request_of(cell), {})
-    workloads = {measured.query.workload for measured in calibration.timed()}
-    for workload in sorted(workloads, key=lambda workload: -workload.gradient_bytes):
+    queries = [measured.query for measured in calibration.timed()]
+    for query in sorted(queries, key=lambda query: -query.workload.gradient_bytes):
+        workload = query.workload
         if (workload.model, workload.rest) == (requested.model, requested.rest):
             return workload
     raise ValueError(

@@ -84,7 +84,7 @@ class CellQuery:
     def same_exchange(self) -> tuple[str, ...]:
         """The options that make another exchange of a strategy, and not only another size of it."""
         names = ("name", "staging", "reduce", "transport", "servers")
-        return tuple(self.option(name) for name in names)
+        return tuple(map(self.option, names))
 
     @property
     def servers(self) -> int:

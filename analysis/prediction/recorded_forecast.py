@@ -65,7 +65,7 @@ class RecordedForecast:
 
     @property
     def unexplained(self) -> bool:
-        """Whether the step lies outside, and its own interval too: much scatter contradicts none."""
+        """Whether the step and its own interval lie outside: much scatter contradicts none."""
         if self.low is None or self.high is None:
             return False
         return self.least_ms > self.high or self.most_ms < self.low
@@ -147,26 +147,26 @@ def about_forecasts(records: Iterable[Record]) -> str:
     """Return how good the forecasts of a sweep were, in one line; empty where no cell has one."""
     cells = judged = outside = 0
     level = 0.0
-    forecasts: list[RecordedForecast] = []
+    errors = []
+    null_errors = []
     for record in records:
         if not record.predicted or record.state != "finished" or record.drift:
             continue
         cells += 1
         recorded = recorded_forecast(record)
         if recorded is not None and recorded.in_time:
-            forecasts.append(recorded)
+            errors.append(abs(recorded.error))
+            null_errors.append(abs(recorded.null_error))
             if recorded.inside is not None:
                 judged += 1
                 level = recorded.level
             if recorded.inside is False:
                 outside += 1
-    if not forecasts:
+    if not errors:
         return ""
-    error = fmean(abs(recorded.error) for recorded in forecasts)
-    null_error = fmean(abs(recorded.null_error) for recorded in forecasts)
     words = (
-        f"{len(forecasts)} of {cells} cells before they ran: mean error of the step "
-        f"{100 * error:.1f} %, of the null model {100 * null_error:.1f} %"
+        f"{len(errors)} of {cells} cells before they ran: mean error of the step "
+        f"{100 * fmean(errors):.1f} %, of the null model {100 * fmean(null_errors):.1f} %"
     )
     if judged:
         words += f"; {outside} of {judged} outside {100 * level:.0f} % intervals"

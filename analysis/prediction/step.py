@@ -124,7 +124,7 @@ def matching_cells(
 
 
 def by_batch(cells: Iterable[MeasuredCell], query: CellQuery) -> list[list[MeasuredCell]]:
-    """Return the cells of each batch size, the nearest first: with small ones GPUs wait for CPUs."""
+    """Return the cells of each batch size, the nearest first: with small ones GPUs wait."""
     by_size: dict[int, list[MeasuredCell]] = defaultdict(list)
     for cell in cells:
         by_size[cell.query.batch_size].append(cell)
@@ -322,7 +322,8 @@ def contention(calibration: CalibrationData, query: CellQuery) -> Part:
             share = _bytes_per_ms(calibration, query) / _bytes_per_ms(calibration, cell.query)
             if cell.query.transport == HOST_MEMORY and share < 1:
                 scale = scaled_normal(share, OF_TRAFFIC, "traffic")
-                seen += [scale * gamma for gamma in _measured_contention(calibration, cell)]
+                for gamma in _measured_contention(calibration, cell):
+                    seen.append(scale * gamma)
     if not seen:
         why = f"{PUBLISHED_GAMMA:g} ± {PUBLISHED_SPREAD:g}, as published"
     if why:

@@ -218,10 +218,16 @@ def sweep(texts: Sequence[str], shared: Base) -> list[Request]:
     bases = {tuple(shared.overrides): shared}
     requests = []
     for job in itertools.product(*texts_of.values()):
-        composed = tuple(text for text in job if text not in values)
+        composed: tuple[str, ...] = ()
+        chosen = []
+        for text in job:
+            if text in values:
+                chosen.append(values[text])
+            else:
+                composed += (text,)
         if composed not in bases:
             bases[composed] = Base(composed)
-        config = bases[composed].with_values([values[text] for text in job if text in values])
+        config = bases[composed].with_values(chosen)
         if config is None:
             config = Base(job).config
         requests.append(Request(config, _without_hydra(job)))

@@ -57,14 +57,18 @@ def _print_topic(topic: str) -> None:
     for option, words in (("gpus", subsets.GPU_WORDS), ("nodes", subsets.NODE_WORDS)):
         if key == option:
             out.print(_table([f"{option}=", "meaning"], words.items()))
-    every = list(option_rows(Config, ""))
-    rows = [row for row in every if row[0] == key or row[0].startswith(f"{key}.")]
+    options = []
+    rows = []
+    for row in option_rows(Config, ""):
+        options.append(row[0])
+        if row[0] == key or row[0].startswith(f"{key}."):
+            rows.append(row)
     if rows:
         out.print(_table(["option", "meaning", "accepted", "default"], rows))
     if group in groups.WITH_RULES:
         out.print(f"Options of one of them: python launch.py -h {group}=NAME", markup=False)
     elif not rows and key not in GROUPS:
-        near = closest(key, [*GROUPS, *(row[0] for row in every)])
+        near = closest(key, [*GROUPS, *options])
         raise Refused(f"-h {key}: no group or option; the groups are {', '.join(GROUPS)}{near}")
 
 

@@ -157,7 +157,8 @@ def doubts(records: Sequence[Record]) -> list[str]:
             codes.append(line)
         if codes:
             lines.append(f"{verdict}: {meaning}")
-            lines += [f"  {line}" for line in first_lines(codes, MOST_CODES)]
+            for line in first_lines(codes, MOST_CODES):
+                lines.append(f"  {line}")
     unchecked: dict[str, str] = {}
     for validity in finished:
         for code, why in validity.unchecked.items():

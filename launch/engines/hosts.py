@@ -68,9 +68,9 @@ class HostsEngine:
                     self._hosts[name] = RemoteHost(name, Channel(command, self._surrounding))
             ready_s = self._limits.start_timeout_s
             with ThreadPoolExecutor(len(names)) as pool:
-                jobs = {
-                    name: pool.submit(self._hosts[name].describe, device, ready_s) for name in names
-                }
+                jobs = {}
+                for name in names:
+                    jobs[name] = pool.submit(self._hosts[name].describe, device, ready_s)
             described = []
             for name, host in self._hosts.items():
                 with refusing_gone_agents(name, host.channel.ended()):
@@ -88,8 +88,9 @@ class HostsEngine:
 
     def meet(self, cells: Sequence[Cell]) -> None:
         """Find where the hosts of each cell meet, before the first cell. Raises Refused."""
-        for names in dict.fromkeys(cell.every_host for cell in cells):
-            if len(names) > 1:
+        for cell in cells:
+            names = cell.every_host
+            if len(names) > 1 and names not in self._rendezvous:
                 channels = {name: self._hosts[name].channel for name in names}
                 address = find_rendezvous(self._fleet.some(names), channels, self._limits)
                 self._rendezvous[names] = address
@@ -247,7 +248,7 @@ class CellOnHost:
         elif say == Event.ENDED:
             self.status = int(message["status"])
         elif say == Event.STOPPED:
-            self.survivors = [int(pid) for pid in message["survivors"]]
+            self.survivors = list(map(int, message["survivors"]))
         elif say == Event.FAILED:
             self.why = str(message["why"])
         self.news.set()
@@ -325,11 +326,11 @@ class HostsJob:
 
     def agent_state(self) -> str:
         """Return the state of what started the ranks of a host, of a stuck one first."""
-        states = [part.states.get("agent", "running") for part in self._parts]
-        for state in states:
+        for part in self._parts:
+            state = part.states.get("agent", "running")
             if state not in ("running", "sleeping"):
                 return state
-        return states[0]
+        return self._parts[0].states.get("agent", "running")
 
     def ask_for_stacks(self, pids: Mapping[int, int]) -> None:
         """Have processes, by number, write to their logs where each of their threads stands."""
@@ -356,5 +357,8 @@ class HostsJob:
                 part.host.channel.send(what, cell=self._token, **content)
 
     def _not_stopped(self) -> list[CellOnHost]:
-        parts = [part for part in self._parts if part.survivors is None]
-        return [part for part in parts if part.host.answers(self._lost_after_s)]
+        parts = []
+        for part in self._parts:
+            if part.survivors is None and part.host.answers(self._lost_after_s):
+                parts.append(part)
+        return parts

@@ -88,8 +88,8 @@ class LocalEngine:
         job.agent = self._begin(cell)
         job.agent.listen(job.take)
         before = self._environment
-        changed = {name: value for name, value in environment.items() if before.get(name) != value}
-        removed = [name for name in before if name not in environment]
+        changed = dict(sorted(environment.items() - before.items()))
+        removed = sorted(before.keys() - environment.keys())
         job.agent.send(
             Command.RUN,
             cell=environment[TOKEN],

@@ -166,8 +166,9 @@ def submit(configs: Sequence[Config], typed: Sequence[str], surrounding: Mapping
 def job_parameters(configs: Sequence[Config]) -> dict[str, Any]:
     """Return the parameters of the job as submitit names them. Raises Refused."""
     engine = configs[0].engine
-    words = [word for config in configs for word in config.nodes]
-    names = dict.fromkeys(word for word in words if is_name(word))
+    names: dict[str, None] = {}
+    for config in configs:
+        names |= dict.fromkeys(filter(is_name, config.nodes))
     parameters: dict[str, Any] = {
         "job_name": f"ringside-{configs[0].study}",
         "nodes": hosts_of_job(configs),

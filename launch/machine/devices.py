@@ -114,7 +114,7 @@ def _gpus(surrounding: Mapping[str, str]) -> tuple[tuple[Device, ...], str]:
     visible = surrounding.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return tuple(gpus), reason
-    names = [name.strip() for name in visible.split(",") if name.strip()]
+    names = visible.replace(",", " ").split()
     shown = []
     for gpu in gpus:
         if str(gpu.id) in names or gpu.uuid.startswith(tuple(names)):

@@ -74,7 +74,11 @@ def facts() -> dict[str, Any]:
     if all_facts["gpu"]:
         with contextlib.suppress(UnreadableInput):  # {"0-1": "NV18"} for every pair of GPUs
             all_facts["links"] = read_topology(None).to_json()["links"]
-    return {name: value for name, value in all_facts.items() if value not in (None, {}, "")}
+    return _known_values(all_facts)
+
+
+def _known_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value not in (None, {}, "")}
 
 
 def nccl_configuration(surrounding: Mapping[str, str]) -> list[str]:
@@ -158,7 +162,7 @@ def _gpu_facts() -> dict[str, Any]:
             "max_memory_mhz": answer("nvmlDeviceGetMaxClockInfo", handle, pynvml.NVML_CLOCK_MEM),
             "nvlinks": nvlinks,
         }
-        gpus.append({name: value for name, value in gpu.items() if value is not None})
+        gpus.append(_known_values(gpu))
     return {"driver": answer("nvmlSystemGetDriverVersion"), "gpus": gpus}
 
 
@@ -220,7 +224,7 @@ def description(device: str, surrounding: Mapping[str, str]) -> dict[str, Any]:
         "facts": facts(),
         "variables": recorded_variables(surrounding),
         "left_out": left_out(surrounding),
-        "versions": {name: value for name, value in versions.items() if value},
+        "versions": _known_values(versions),
         "kernel": platform.release(),
         "boot_id": boot_id(),
         "interfaces": [interface.to_dict() for interface in interfaces()],
@@ -235,10 +239,10 @@ def infiniband(folder: Path = INFINIBAND) -> list[dict[str, str]]:
     """Return {"device", "port", "rate", "state"} of every InfiniBand port of this host."""
     ports = []
     for port in sorted(folder.glob("*/ports/*")):
-        texts = {
-            name: one_line((_read(str(port / name)) or "").strip()) for name in ("rate", "state")
-        }
-        ports.append({"device": port.parent.parent.name, "port": port.name, **texts})
+        texts = {"device": port.parent.parent.name, "port": port.name}
+        for name in ("rate", "state"):
+            texts[name] = one_line((_read(str(port / name)) or "").strip())
+        ports.append(texts)
     return ports
 
 

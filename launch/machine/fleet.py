@@ -234,7 +234,7 @@ def compare(fleet: Fleet) -> list[str]:
     for name in sorted(names - NO_EFFECT - {"CUDA_VISIBLE_DEVICES", *OF_A_HOST}):
         values = {host.name: host.variables.get(name, "unset") for host in fleet}
         notes.append(_difference(f"the variable {name}", values))
-    return [note for note in notes if note]
+    return list(filter(None, notes))
 
 
 def _difference(what: str, values: Mapping[str, str]) -> str:

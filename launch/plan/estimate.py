@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from statistics import median
 
 from analysis.text import count
@@ -97,7 +98,7 @@ def _measured_ratios(records: Sequence[Record]) -> dict[str, list[tuple[str, flo
 
 
 def _text(cell: Cell, names: Sequence[str]) -> str:
-    return json.dumps([getattr(cell, name) for name in names], sort_keys=True, default=str)
+    return json.dumps(attrgetter(*names)(cell), sort_keys=True, default=str)
 
 
 def worded(cells: Sequence[PlannedCell], records: Sequence[Record]) -> str:

@@ -188,7 +188,9 @@ def insert_replicates(order: Sequence[Cell], twice: Sequence[Cell], seed: int) -
     order = list(order)
     generator = random.Random(f"{seed}/places")
     for cell in twice:
-        index = list(map(id, order)).index(id(cell))
+        index = 0
+        while order[index] is not cell:
+            index += 1
         behind = range(index + 1 + CELLS_BETWEEN, len(order) + 1)
         if behind:
             order.insert(generator.choice(behind), replicate(cell))

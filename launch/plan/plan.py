@@ -139,9 +139,7 @@ def refuse_wrong_options(requests: Sequence[Request]) -> tuple[list[CheckedConfi
     Raises:
         Refused: names the field, the value and what is accepted.
     """
-    refuse_several_values(
-        [request.config for request in requests], [request.overrides for request in requests]
-    )
+    refuse_several_values(requests)
     configs: list[CheckedConfig] = []
     notices: list[str] = []
     for request in requests:
@@ -239,14 +237,20 @@ def _about_cpu_workers(
 ) -> Iterator[str]:
     cores = count(machine.cores, "core")
     on_hosts, there = "", "here"
-    if any(cell.hosts for cell in cells):
-        on_hosts, there = " on the hosts", "on each"
+    most = 0
+    has_settings = shares_gpus = False
+    for cell in cells:
+        most = max(most, len(cell.gpus))
+        has_settings = has_settings or bool(cell.nccl)
+        shares_gpus = shares_gpus or cell.strategy.get("server_gpus", "free") != "free"
+        if cell.hosts:
+            on_hosts, there = " on the hosts", "on each"
     ids = ",".join(map(str, machine.all_gpus))
     yield (
         f"no GPU is used{on_hosts}: {machine.why}. Cells run on CPU workers instead, over gloo "
         f"and with small images; gpus=all is {ids} {there} ({cores})"
     )
-    most = max((len(cell.gpus) for cell in cells), default=0)
+
     if most > machine.cores:
         yield (
             f"{most} CPU workers share {cores}: each gets less than a core, and the efficiency "
@@ -261,10 +265,6 @@ def _about_cpu_workers(
         )
     if any(by_link(config.gpus) for config in configs):
         yield "CPU workers have no links: the first are the best, the worst and the only class"
-    has_settings = shares_gpus = False
-    for cell in cells:
-        has_settings = has_settings or bool(cell.nccl)
-        shares_gpus = shares_gpus or cell.strategy.get("server_gpus", "free") != "free"
     if has_settings:
         yield (
             "NCCL settings have no effect on CPU workers, which use gloo: of cells that differ in "

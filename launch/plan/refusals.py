@@ -27,7 +27,7 @@ from conf.cell import Cell
 from conf.groups import SERVER_NODES
 from conf.host_limits import free_memory, free_shared_memory
 from conf.options import Refused, expand_path, to_text
-from conf.schema import Config, Engine
+from conf.schema import Config, Engine, Request
 from launch.engines.environment import ROOT
 from launch.machine.devices import Machine
 from launch.machine.fleet import Fleet, Host
@@ -209,8 +209,8 @@ def refuse_requests(configs: Sequence[Config]) -> None:
             typed = to_text(value)
             if isinstance(value, list):
                 typed = f"[{','.join(value)}]"
-            names = " or ".join([f"engine={reader}" for reader in engines])
-            raise Refused(f"engine.{name}={typed}: accepted with {names}")
+            names = " or engine=".join(engines)
+            raise Refused(f"engine.{name}={typed}: accepted with engine={names}")
     for config in configs:
         for rule in REQUEST_REFUSALS:
             if rule.applies(config):
@@ -242,16 +242,15 @@ def _refuse(rule: Refusal, config: Config) -> None:
     raise Refused(f"{rule.field}={value}: {rule.sentence}")
 
 
-def refuse_several_values(configs: Sequence[Config], overrides: Sequence[Sequence[str]]) -> None:
-    """Refuse a sweep over an option that all its cells share; `overrides` are those of each cell.
-    Raises Refused."""
+def refuse_several_values(requests: Sequence[Request]) -> None:
+    """Refuse a sweep over an option that all its cells share. Raises Refused."""
     typed: dict[str, dict[str, None]] = defaultdict(dict)  # the values of each option
-    for texts in overrides:
-        for text in texts:
+    for request in requests:
+        for text in request.overrides:
             option, _, value = text.partition("=")
             typed[option][value] = None
     for name in SHARED:
-        key, values = _differing(name, [getattr(config, name) for config in configs])
+        key, values = _differing(name, [getattr(request.config, name) for request in requests])
         if not key:
             continue
         # tracking=mlflow,none differs in tracking.enabled, and +experiment=a,b in study
@@ -443,14 +442,12 @@ def benchmark_request(sweep: ExpandedSweep) -> None:
 
 def room_on(hosts: Iterable[Host]) -> Room:
     """Return how much memory a cell on some hosts finds: the least of each kind that is known."""
-    least: list[int | None] = [None, None, None]
+    rooms = []
     for host in hosts:
-        machine = host.machine
-        for index, size in enumerate(
-            (machine.memory_bytes, host.free_memory_bytes, host.shared_memory_bytes)
-        ):
-            if size is not None:
-                least[index] = min(size, least[index] or size)
+        rooms.append((host.machine.memory_bytes, host.free_memory_bytes, host.shared_memory_bytes))
+    least = []
+    for sizes in zip(*rooms, strict=True):
+        least.append(min([size for size in sizes if size is not None], default=None))
     return Room(*least)
 
 

@@ -98,7 +98,7 @@ class Forecasts:
         return forecast
 
     def _hold_out(self) -> None:
-        """Import the model, and hold out the newest records; of fewer scores there is no interval."""
+        """Import the model, and hold out the newest records: few scores give no interval."""
         measured, self._newest = (
             self._newest,
             [],

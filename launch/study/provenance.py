@@ -107,14 +107,15 @@ def _differences(before: Record, now: Record) -> list[str]:
     then, today = provenance(before, machines), provenance(now, machines)
     sentences = []
     if then["machine"] != today["machine"]:
-        hosts = [str(record.environment.get("host", "unknown")) for record in (before, now)]
-        hardware = [short_hardware(record) for record in (before, now)]
-        if hosts[0] != hosts[1]:
-            sentences.append(f"host {hosts[0]}, now {hosts[1]}")
-        elif hardware[0] != hardware[1]:
-            sentences.append(f"{hardware[0]}, now {hardware[1]}")
+        host = before.environment.get("host", "unknown")
+        host_now = now.environment.get("host", "unknown")
+        hardware, hardware_now = short_hardware(before), short_hardware(now)
+        if host != host_now:
+            sentences.append(f"host {host}, now {host_now}")
+        elif hardware != hardware_now:
+            sentences.append(f"{hardware}, now {hardware_now}")
         else:
-            sentences.append(f"other GPUs of this host, also {hardware[0]}")
+            sentences.append(f"other GPUs of this host, also {hardware}")
     for name, fact in PROVENANCE.items():
         differs = then[name] != today[name] and then[name] and today[name]
         if differs and fact.must_match:
@@ -203,5 +204,6 @@ class HostsEnvironment(RunEnvironment):
             entry_before.pop("name", None)
             before = dataclasses.replace(record, cell=cell, environment=entry_before)
             now = dataclasses.replace(record, cell=cell, environment=entry)
-            sentences += [f"host {name}: {sentence}" for sentence in _differences(before, now)]
+            for sentence in _differences(before, now):
+                sentences.append(f"host {name}: {sentence}")
         return sentences

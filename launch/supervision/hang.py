@@ -132,9 +132,8 @@ def _suspect(watch: Watch, waiting: Sequence[Rank]) -> tuple[Rank | None, str]:
         return suspect, why
     # Servers count pushes, not steps: they are not compared.
     stepping = [rank for rank in waiting if rank in watch.ranks]
-    counts = [watch.count(rank) for rank in stepping]
-    if len(set(counts)) > 1:
-        return stepping[counts.index(min(counts))], ""
+    if len(set(map(watch.count, stepping))) > 1:
+        return min(stepping, key=watch.count), ""
     if len(by_state) > 1:
         return by_state[least][0], ""
     return _waits_elsewhere(stepping)
@@ -160,7 +159,8 @@ def _another_collective(ranks: Sequence[Rank]) -> tuple[Rank | None, str]:
         for name, group in ranks_by_name.items():
             if len(group) < len(ranks_by_name[usual]):
                 why = f"; its collective {key[1]} was {name} where that of the others was {usual}"
-                odd += [(rank, why) for rank in group]
+                for rank in group:
+                    odd.append((rank, why))
         if len(odd) == 1:
             return odd[0]
         if len(ranks_by_name) > 1:

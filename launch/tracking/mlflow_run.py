@@ -246,7 +246,7 @@ def _tags(record: Record) -> dict[str, str]:
 
 
 def machine_tags(record: Record) -> dict[str, str]:
-    """Return on what it was measured: GPU, CPU, versions, commit, host; what is unknown is absent."""
+    """Return on what it was measured (GPU, CPU, versions, commit, host), as far as it is known."""
     environment = record.environment
     versions = environment.get("versions", {})
     commit = environment.get("git", {}).get("commit")
@@ -280,9 +280,11 @@ def default_params(records: Sequence[Record]) -> dict[str, dict[str, str]]:
     MLflow's pages show `unknown` for a parameter that is absent. The size of a model that was
     never built is unknown, and stays absent.
     """
-    own_params = {record.record_id: project(record).params for record in records}
+    own_params = {}
     of_benchmark: dict[str, set[str]] = defaultdict(set)
-    for params in own_params.values():
+    for record in records:
+        params = project(record).params
+        own_params[record.record_id] = params
         for name in params:
             if not name.startswith("model."):
                 of_benchmark[params["benchmark"]].add(name)
@@ -301,7 +303,7 @@ def default_params(records: Sequence[Record]) -> dict[str, dict[str, str]]:
 
 
 def best_record(records: Iterable[Record]) -> Record | None:
-    """Return the usable record with the best images/s, else with the best of its benchmark's metric.
+    """Return the usable record with the best images/s, else the best of its benchmark's metric.
 
     Cells without an exchange do not train together; they count only where there is no other.
     """
@@ -399,7 +401,7 @@ def summary_markdown(records: Sequence[Record], values: Values) -> str:
     """
     if not records:
         return "No cell has ended.\n"
-    run_names = [run_name(record) for record in records]
+    run_names = list(map(run_name, records))
     shared, short = names.shared_name(run_names), names.short_names(run_names)
     cells = [record.cell for record in records]
     things, unit = counted(cells), names.unit_of_cells(cells)

@@ -291,8 +291,14 @@ class Tracker:
         from mlflow.entities import Metric, Param, RunTag
 
         existing = run.data
-        new_params = [Param(*item) for item in params.items() if item[0] not in existing.params]
-        new_tags = [RunTag(*item) for item in tags.items() if existing.tags.get(item[0]) != item[1]]
+        new_params = []
+        for name, value in params.items():
+            if name not in existing.params:
+                new_params.append(Param(name, value))
+        new_tags = []
+        for name, value in tags.items():
+            if existing.tags.get(name) != value:
+                new_tags.append(RunTag(name, value))
         metrics = [Metric(*row) for row in rows]
         if metrics or new_params or new_tags:
             self._client.log_batch(run.info.run_id, metrics[:BATCH], new_params, new_tags)
@@ -394,7 +400,7 @@ class MlflowWriter:
         stopping: Callable[[], bool],
         report: Path | None,
     ) -> None:
-        """Write the parent's table, figures, report and state, and values that need several records.
+        """Write the parent's table, figures, report and state, and what needs several records.
 
         What failed on the way is tried once more.
         """
@@ -410,12 +416,13 @@ class MlflowWriter:
 
         def finish() -> None:
             tracker = self._open()
+            values = values_of(study_records, of_other_studies(self._study.folder))
+            own_values = {}
             for record in measured:
                 tracker.log(record, self._study.folder_of(record))  # complete ones stay as they are
-            values = values_of(study_records, of_other_studies(self._study.folder))
+                own_values[record.record_id] = values.get(record.record_id, {})
             rows = [*done_before, *measured]
             tracker.finish_sweep(self._sweep, rows, state, values, report)
-            own_values = {record.record_id: values.get(record.record_id, {}) for record in measured}
             tracker.write_study(study_records, own_values)
 
         self._failed = False
