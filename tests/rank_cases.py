@@ -141,18 +141,15 @@ OTHER_EXCHANGES = {
     "nan": {"strategy": STRATEGIES["nccl_allreduce"], "fault": "nan"},
     "lossy": {"strategy": STRATEGIES["nccl_allreduce"], "fault": "sums", "lossy": True},
 }
-EXCHANGE = {
-    f"exchange_{name}": {"workers": 2, "exchange": {}} | case
-    for name, case in {
-        **{
-            f"{name}_{per_key}": {"strategy": strategy, "exchange": {"per_key": per_key}}
-            for name, strategy in STRATEGIES.items()
-            for per_key in (False, True)
-        },
-        **{name: {"strategy": strategy} for name, strategy in SERVERS.items()},
-        **OTHER_EXCHANGES,
-    }.items()
-}
+EXCHANGE = {}
+for per_key in (False, True):
+    for name, strategy in STRATEGIES.items():
+        case = {"strategy": strategy, "exchange": {"per_key": per_key}}
+        EXCHANGE[f"exchange_{name}_{per_key}"] = {"workers": 2} | case
+for name, strategy in SERVERS.items():
+    EXCHANGE[f"exchange_{name}"] = {"workers": 2, "exchange": {}, "strategy": strategy}
+for name, case in OTHER_EXCHANGES.items():
+    EXCHANGE[f"exchange_{name}"] = {"workers": 2, "exchange": {}} | case
 
 # test_collectives
 SHORT = {
@@ -175,31 +172,24 @@ OTHER_COLLECTIVES = [
     {"collective": "reduce_scatter", "coalesced": 2, "percentiles": False},
     {"verify": False, "format": "nccl-tests"},
 ]
+EVERY_ONE = [{"collective": name} for name in COLLECTIVES]
+IDLE = ["benchmarks.collectives.calls", "TorchCalls", "prepare"]
+
+
+def _links(workers, asked, others=({},), **more):
+    """A case of benchmarks that train nothing: the same with other options."""
+    return {"workers": workers, "benchmarks": [asked | other for other in others], **more}
+
+
 COLLECTIVE = {
-    "collectives": {
-        "workers": 2,
-        "benchmarks": [{**TABLE, "collective": name} for name in COLLECTIVES],
-    },
-    "collectives_other": {
-        "workers": 2,
-        "benchmarks": [{**SHORT, **other} for other in OTHER_COLLECTIVES],
-    },
-    "collectives_three": {
-        "workers": 3,
-        "benchmarks": [{**SHORT, "collective": name} for name in COLLECTIVES],
-    },
+    "collectives": _links(2, TABLE, EVERY_ONE),
+    "collectives_other": _links(2, SHORT, OTHER_COLLECTIVES),
+    "collectives_three": _links(3, SHORT, EVERY_ONE),
+    "collectives_idle": _links(2, SHORT, fault=IDLE),
 }
-COLLECTIVE["collectives_idle"] = {
-    "workers": 2, "benchmarks": [SHORT], "fault": ["benchmarks.collectives.calls", "TorchCalls", "prepare"],
-}  # fmt: skip
 
 # test_verify
-HOST_LINK = {
-    "host_link": {
-        "workers": 2,
-        "benchmarks": [{"name": "host_link", "bytes": 1 << 20, "iterations": 3}],
-    }
-}
+HOST_LINK = {"host_link": _links(2, {"name": "host_link", "bytes": 1 << 20, "iterations": 3})}
 
 # test_jacobi
 SMALL_GRID = {"name": "jacobi", "nx": 40, "ny": 23, "niter": 30, "norm_every": 7}
@@ -209,35 +199,20 @@ ASKED = {
     "one_row_each": {"ny": 5, "nx": 5},
     "until_tolerance": {"tolerance": 2e-2, "niter": 5000, "solves": 2},
 }
-JACOBI = {
-    f"jacobi_{workers}": {
-        "workers": workers,
-        "benchmarks": [SMALL_GRID | asked for asked in ASKED.values()],
-    }
-    for workers in (1, 2, 3)
-}
-JACOBI["jacobi_deaf"] = {
-    "workers": 2, "benchmarks": [SMALL_GRID], "fault": ["benchmarks.jacobi.halo", "HostOnCpu", "receive"],
-}  # fmt: skip
+DEAF = ["benchmarks.jacobi.halo", "HostOnCpu", "receive"]
+JACOBI = {f"jacobi_{workers}": _links(workers, SMALL_GRID, ASKED.values()) for workers in (1, 2, 3)}
+JACOBI["jacobi_deaf"] = _links(2, SMALL_GRID, fault=DEAF)
 KERNELS = list(itertools.product((512, 201), (1, 2, 3, 9, 10, 11)))  # columns, rows
 JACOBI["jacobi_kernel"] = {"workers": 1, "kernels": KERNELS}
 
 # test_p2p_benchmark
-SMALL_COPIES = {"bytes": 65536, "iterations": 2, "latency_iterations": 5, "repeats": 2}
+SMALL_COPIES = {"name": "p2p", "bytes": 65536, "iterations": 2, "latency_iterations": 5}
+ONE_WAY = {"repeats": 2, "direction": "read"}
+ONCE = {"repeats": 1, "p2p": "disabled"}
+AT_ONCE = {"repeats": 1, "concurrent": True, "p2p": "required"}
 P2P = {
-    "p2p_two": {
-        "workers": 2,
-        "benchmarks": [
-            {"name": "p2p", **SMALL_COPIES, "direction": "read"},
-            {"name": "p2p", **SMALL_COPIES, "repeats": 1, "p2p": "disabled"},
-        ],
-    },
-    "p2p_three": {
-        "workers": 3,
-        "benchmarks": [
-            {"name": "p2p", **SMALL_COPIES, "repeats": 1, "concurrent": True, "p2p": "required"}
-        ],
-    },
+    "p2p_two": _links(2, SMALL_COPIES, [ONE_WAY, ONCE]),
+    "p2p_three": _links(3, SMALL_COPIES, [AT_ONCE]),
 }
 
 # test_told
@@ -248,13 +223,6 @@ TRAINING["calibrating_alone"] = {"workers": 1}
 # Cases that run together where a whole module of tests asks for them.
 GROUPS = (
     *({name: case} for name, case in TRAINING.items()),
-    TOLD,
-    _kvstore(),
-    _across(),
-    EXCHANGE,
-    COLLECTIVE,
-    HOST_LINK,
-    JACOBI,
-    P2P,
+    *(TOLD, _kvstore(), _across(), EXCHANGE, COLLECTIVE, HOST_LINK, JACOBI, P2P),
 )
 CASES = {name: case for group in GROUPS for name, case in group.items()}

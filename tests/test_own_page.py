@@ -75,9 +75,7 @@ def test_the_strategy_is_forecast_by_what_its_yaml_sends(ran):
     record, content = ran
     assert content["cell"]["declared"]["strategy"]["sends"] == "ring"
     calibration = calibrate(Study.of([record]))
-    cell = replace(
-        calibration.cells[0], cost_ms=constant(9.0)
-    )  # beside a loader it is not measured
+    cell = replace(calibration.cells[0], cost_ms=constant(9.0))  # not measured beside a loader
     sizes, times_us = (1e3, 1e6, 1e8), (20.0, 120.0, 1e4)
     curve = TimeCurve("all_reduce", ExchangeWire(DIRECT), 2, 1, sizes, times_us, "alone")
     calibration = replace(calibration, cells=(cell,), links=LinkModel((curve,)))
@@ -88,17 +86,12 @@ def test_the_strategy_is_forecast_by_what_its_yaml_sends(ran):
     assert made.step_ms > made.tail_ms
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        pytest.param(
-            command,
-            id=" ".join(command.split()[:4]),
-            marks=pytest.mark.needs("timm") if "timm" in command else (),
-        )
-        for command in COMMANDS
-    ],
-)
+def of_the_page(command):
+    marks = pytest.mark.needs("timm") if "timm" in command else ()
+    return pytest.param(command, id=" ".join(command.split()[:4]), marks=marks)
+
+
+@pytest.mark.parametrize("command", map(of_the_page, COMMANDS))
 def test_the_commands_of_the_page_can_be_asked(command, launch, page):
     code, out, err = launch(*shlex.split(command), "device=cpu", "dry_run=true")
     assert (code, err) == (0, ""), err
@@ -106,10 +99,6 @@ def test_the_commands_of_the_page_can_be_asked(command, launch, page):
 
 
 THROUGH_LAUNCH = {
-    "no such method": (
-        "my_strategies.py", "def bytes_moved", "def bytes_sent", "strategy=one_by_one",
-        "strategy=one_by_one: _target_=my_strategies.OneByOne: OneByOne has no bytes_moved, as trainers.strategy.Strategy ",
-    ),
     "a rule that is misspelt": (
         "conf/strategy/one_by_one.yaml", "sends:", "grap: true\nsends:", "strategy=one_by_one",
         "is called as OneByOne(grap=…): got an unexpected keyword argument 'grap'",
@@ -132,19 +121,16 @@ def test_a_likely_mistake_is_one_sentence_before_anything_starts(mistake, launch
 
 def page_cell(**changed):
     """The cell that `ran` asks for, or another."""
-    network = Network(
-        "tiny_gpt", "python", "my_models:TinyGpt", 0, 0, 0, 0.0, {"length": 64}, "samples"
-    )
-    own = {
-        "model": "my_models:TinyGpt",
-        "data": "my_data:load",
-        "strategy": "my_strategies.OneByOne",
-    }
+    builder, options = "my_models:TinyGpt", {"length": 64}
+    network = Network("tiny_gpt", "python", builder, 0, 0, 0, 0.0, options, "samples")
+    own = {"model": builder, "data": "my_data:load", "strategy": "my_strategies.OneByOne"}
     cell = replace(
-        make_cell(), strategy={"name": "one_by_one"}, model=network,
+        make_cell(),
+        strategy={"name": "one_by_one"},
+        model=network,
         data={"name": "text", "loader": "my_data:load", "options": {"file": "my_text.txt"}},
         declared={group: {"target": target, "sha256": "0"} for group, target in own.items()},
-    )  # fmt: skip
+    )
     return replace(cell, **changed)
 
 
@@ -153,6 +139,10 @@ def options(**given):
 
 
 READ = {
+    "no such method": (
+        "my_strategies.py", "def bytes_moved", "def bytes_sent", {},
+        "OneByOne has no bytes_moved, as trainers.strategy.Strategy ",
+    ),
     "as on the page": ("my_models.py", "", "", {}, None),
     "no strategy": (
         "my_strategies.py", "class OneByOne(Strategy)", "class OneByOne", {},
@@ -237,32 +227,27 @@ def test_code_that_cannot_be_called_is_refused_and_nothing_else(mistake, page):
     (page / file).write_text(FILES[file].replace(text, instead) if text else FILES[file])
     if "seam" in instead:
         (page / file).write_text((page / file).read_text().replace("(Strategy)", "(seam.Strategy)"))
-    reasons = [
-        reason for call in own_calls(page_cell(**changed)) if (reason := own_code.refusal(call))
-    ]
-    assert [sentence in reason for reason in reasons] == ([] if sentence is None else [True]), (
-        reasons
-    )
+    reasons = [*filter(None, map(own_code.refusal, own_calls(page_cell(**changed))))]
+    expected = [] if sentence is None else [True]
+    assert [sentence in reason for reason in reasons] == expected, reasons
 
 
+ACCEPTED = "accepted is a subclass of trainers.strategy.Strategy"
 MAINTAINED = {
     "trainers.strategies.none.Nothing": "none.py defines no Nothing",
-    "trainers.strategy.ExchangeAlone": "ExchangeAlone is no Strategy; accepted is a subclass of trainers.strategy.Strategy",
-    "trainers.strategies.hierarchical.Hierarchical": "is called as Hierarchical(): missing a required argument: 'bucket_cap_mb'",
+    "trainers.strategy.ExchangeAlone": f"ExchangeAlone is no Strategy; {ACCEPTED}",
+    "trainers.strategies.hierarchical.Hierarchical": "missing a required argument: 'bucket_cap_mb'",
 }
 
 
 @pytest.mark.parametrize("target", MAINTAINED)
 def test_a_strategy_that_a_maintainer_adds_is_held_to_the_same(target):
-    assert MAINTAINED[target] in own_code.refusal(strategy_call(target, []))
-
-
-def strategy_call(target, keywords):
-    return Call("_target_", target, keywords, STRATEGY)
+    assert MAINTAINED[target] in own_code.refusal(Call("_target_", target, [], STRATEGY))
 
 
 def test_every_strategy_of_ringside_passes():
     for one in (groups.choice("strategy", name) for name in groups.choices("strategy")):
         options = groups.resolved("strategy", {"name": one.name, **one.options}, "cpu", 2)
         keywords = [name for name in options if name != "name"]
-        assert own_code.refusal(strategy_call(one.rules["_target_"], keywords)) == ""
+        call = Call("_target_", one.rules["_target_"], keywords, STRATEGY)
+        assert own_code.refusal(call) == ""
