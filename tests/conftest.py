@@ -31,14 +31,14 @@ ROOT = Path(__file__).parent.parent
 IN_NAMESPACES = ROOT / "tests" / "in_namespaces.sh"
 hypothesis.settings.register_profile("ringside", deadline=None)  # a busy machine is no failure
 hypothesis.settings.load_profile("ringside")
-# Else hundreds of processes would compile all of Ringside anew; pytest-xdist's processes inherit it.
+# Else hundreds of processes would compile Ringside anew; pytest-xdist's processes inherit it.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 FEW_TESTS_OF_RANKS = 6
 LONGEST = """
-    test_measuring test_compiled_cells test_faulty_sweeps test_end_to_end test_own_code test_requests
-    test_report test_tracking test_agents test_forecasts test_own_page test_hosts test_written_paths
-    test_mlflow_ui test_damaged_files test_lasting_output test_compose test_compare_store test_sync
+    test_measuring test_compiled_cells test_faulty_sweeps test_end_to_end test_own_code
+    test_requests test_report test_tracking test_agents test_forecasts test_own_page test_hosts
+    test_written_paths test_mlflow_ui test_damaged_files test_lasting_output test_compose test_compare_store test_sync
     test_planted
 """
 
@@ -199,7 +199,7 @@ def pytest_collection_modifyitems(items):
 def pytest_collection_finish():
     """Keep tests and imports out of garbage collection, a tenth of the time of a request.
 
-    torch computes on one thread, as in a rank: two processes with a thread for each core wait in loops.
+    torch computes on one thread, as in a rank: processes with a thread for each core wait.
     """
     gc.collect()
     gc.freeze()
@@ -259,7 +259,7 @@ def forked(tmp_path_factory, request):
     """What every rank found in a case of rank_cases: forked(case) is a list by rank.
 
     Cases run when the first test asks for them, in ranks forked from one process (forked_ranks):
-    where a few tests were collected only theirs, else with each all of its group, which share ranks.
+    where few tests were collected only theirs, else with each all of its group, in the same ranks.
     """
     few = sum("forked" in getattr(item, "fixturenames", ()) for item in request.session.items)
     few = few <= FEW_TESTS_OF_RANKS

@@ -247,11 +247,12 @@ def change_table(random, connection):
         column = random.choice(columns)[1].decode()
     first = f'rowid = (SELECT min(rowid) FROM "{table}")'
     where = random.choice(("1", first, "rowid % 3 = 0"))
+    other_column = random.choice(("x", "start", "id"))
     statements = (
         f'DELETE FROM "{table}" WHERE rowid % {random.choice((1, 2, 5))} = 0',
         f'DROP TABLE "{table}"',
         f'ALTER TABLE "{table}" RENAME TO "{random.choice(("x", "NVTX_EVENTS", "StringIds"))}"',
-        f'ALTER TABLE "{table}" RENAME COLUMN "{column}" TO "{random.choice(("x", "start", "id"))}"',
+        f'ALTER TABLE "{table}" RENAME COLUMN "{column}" TO "{other_column}"',
         f'INSERT INTO "{table}" SELECT * FROM "{table}" LIMIT 200',
     )
     if random.random() < 0.7:

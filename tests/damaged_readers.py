@@ -1,4 +1,4 @@
-"""Readers of foreign files: what each reads whole (its seeds), and how it is called with one damaged file.
+"""Readers of foreign files: what each reads whole (its seeds), and how it reads a damaged file.
 
 A call returns what the reader made of the file as JSON values, or None where nothing is compared.
 It raises Refusal for an error that the reader declares; anything else is a fault.
@@ -82,8 +82,7 @@ def run_command(*arguments):
     assert status in (0, 1, 2), status
     assert len(message) <= 20_000
     assert not PYTHONS_WORDS.search(message), f"Python's words: {message[:300]!r}"
-    if status == 2:
-        assert message.count("\n") == 1 and message.strip(), f"not one line: {message[:300]!r}"
+    assert status != 2 or (message.count("\n") == 1 and message.strip()), f"{message[:300]!r}"
     if status:
         raise Refusal(message)
     out.getvalue().encode()  # as a terminal would
@@ -240,7 +239,7 @@ def read_record(seed, folder):
 
 @functools.cache
 def dead_cell(name):
-    """Return the files of a study with one cell whose launcher died, {path: bytes}, and the cell."""
+    """Return the files of a study, {path: bytes}, whose one cell lost its launcher, and the cell."""
     from conf.cell import Cell
     from launch.study.identity import ProcessIdentity
 
@@ -283,7 +282,7 @@ def cell_seeds():
 
 
 def recover_cell(seed, folder):
-    """Start a launcher on a study with a damaged file: close the attempt, judge it, look for its end."""
+    """Start a launcher on a damaged study: close the attempt, judge it, look for its end."""
     from analysis.validity.gpu_samples import summary
     from benchmarks.agent import processes
     from benchmarks.record import CellFolder, RecordError, read
@@ -436,7 +435,7 @@ def read_report(seed, folder):
 
 @functools.cache
 def forecast_study():
-    """Return the records of an invented machine with calibration and forecasts (tests/simulate.py)."""
+    """Return the records of an invented machine with calibration and forecasts."""
     from simulate import ForecastMachine
 
     machine = ForecastMachine().calibrate()
@@ -532,6 +531,7 @@ LINES = (damage.cut, damage.cut_gzip, damage.lose_lines)
 ONE_LINE = (damage.cut, damage.cut_gzip, damage.lose_line)  # two tables may become one whole one
 BYTES = (damage.flip_bits, damage.replace_bytes, damage.splice)
 P2P = ("p2p_a100_pcie_x4.txt", "p2p_h200_x2.txt", "p2p_dgx_a100_row0.txt")
+COLLECTIVES = ("collectives-gpus0-1-07a8cfe4cc", "collectives-gpus0-1-7841729728")
 TOPOLOGIES = ("topo_a100_pcie_x4.txt", "topo_dgx1_v100.txt", "topo_h200_x4.txt")
 READERS = {
     "record": Reader(
@@ -546,7 +546,7 @@ READERS = {
         follows=("/processes", "/announced_by/.*", "/env_logged", "/channels_from"),
     ),
     "nccl-tests-record": Reader(
-        records_of("h200_x4/links", "collectives-gpus0-1-07a8cfe4cc", "collectives-gpus0-1-7841729728"),
+        records_of("h200_x4/links", *COLLECTIVES),
         command("nccl-tests"), TEXT_AND_JSON,
     ),
     "nccl-tests-text": Reader(nccl_tests_texts, command("nccl-tests"), TEXT, ONE_LINE),

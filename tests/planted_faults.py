@@ -23,7 +23,7 @@ GIB = 1 << 30
 
 @dataclass(frozen=True)
 class Fault:
-    """`plant(folder)` changes raw files before the record is made, `edit` what is there afterwards."""
+    """`plant(folder)` changes raw files before the record is made, `edit` the record."""
 
     name: str
     codes: tuple[str, ...]

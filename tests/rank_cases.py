@@ -34,7 +34,7 @@ HALF = {
     "device": {"name": "kvstore_device"},
     "sync": {"name": "kvstore_dist_sync", "servers": 1},
 }
-# The same on several hosts: which case it equals, the ranks of each host, and the host of each server.
+# The same on several hosts: the case that it equals, the ranks of each host, each server's host.
 FAR = {
     "sync_far": ("sync_2", [[0], [1]], [0]),
     "sync_3_far": ("sync_3_2", [[0], [1]], [1, 2, 0]),  # one host has a server only

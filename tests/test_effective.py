@@ -1,4 +1,4 @@
-"""Requested against effective: every code where it is planted, and nowhere in captures that are as asked."""
+"""Requested against effective: every code where it is planted, and nowhere else."""
 
 import dataclasses
 from pathlib import Path
@@ -20,7 +20,7 @@ NV = {f"{a}-{b}": "NV18" for a in range(8) for b in range(a + 1, 8)}
 
 
 def check_settings(requested, log, same_cell_without, link_classes, *, gpus=None):
-    """What each requested setting comes to by a cell's log; `same_cell_without` is that of the same cell without them all."""
+    """What each setting comes to by a cell's log; `same_cell_without` is that without them all."""
     evidence = None if log is None else Evidence(requested, log, link_classes, gpus)
     results = []
     for name, value in requested.items():
@@ -38,8 +38,8 @@ def made(*bodies, transport="P2P/CUMEM", version="2.28.9", channels=24, nvls=0, 
     count = f"{channels} coll channels, {channels} collnet channels, {nvls} nvls channels"
     text = ""
     for rank in (0, 1):
-        member = f"ncclCommInitRankConfig comm 0x{rank}a rank {rank} nranks 2 cudaDev {rank} nvmlDev {rank}"
-        member += f" busId {rank}0 commId 0x1 - Init"
+        member = f"ncclCommInitRankConfig comm 0x{rank}a rank {rank} nranks 2 cudaDev {rank}"
+        member += f" nvmlDev {rank} busId {rank}0 commId 0x1 - Init"
         lines = ["Bootstrap: Using eth0", f"NCCL version {version}+cuda13.0"]
         lines += ["Comm config Blocking set to 1", f"{member} START"]
         lines += bodies if rank in ranks else ()
@@ -196,7 +196,7 @@ def test_a_log_that_ends_before_the_connections_proves_nothing():
     assert codes(findings) == {(IGNORED, "unchecked"), (TRANSPORT, "unchecked")}
 
 
-# --- setting_no_effect ---
+# --- setting_no_effect
 
 
 def test_the_seeds_level_1_did_not_force_pcie():
@@ -228,7 +228,7 @@ def test_effect_is_seen_in_transport_channels_or_algorithm(name, value, log, wit
     assert codes(check_settings({name: value}, log, without, NV)) == expected
 
 
-# --- transport and link -----------------------------------------------------------------------------------------
+# --- transport and link
 
 
 def test_transport_joined_with_link_class():
@@ -247,7 +247,8 @@ def test_transport_joined_with_link_class():
 
 def test_mixed_transports_are_joined_by_plus():
     text = "x\nNCCL INFO NCCL version 2.28.9+cuda13.0\n"
-    text += "NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/IPC\nNCCL INFO Channel 00/0 : 1[1] -> 2[2] via P2P/IPC\n"
+    text += "NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/IPC\n"
+    text += "NCCL INFO Channel 00/0 : 1[1] -> 2[2] via P2P/IPC\n"
     text += "NCCL INFO Channel 00 : 2[2] -> 0[0] via SHM/direct/direct\n"
     log = parse_nccl_log(text)
     classes = {"0-1": "NV1", "1-2": "NV2", "0-2": "SYS"}
@@ -257,14 +258,15 @@ def test_mixed_transports_are_joined_by_plus():
 def test_link_classes_do_not_reach_across_hosts():
     text = "x\n"
     for rank in (0, 1):
-        member = f"comm 0x{rank} rank {rank} nranks 2 cudaDev 0 nvmlDev {rank} busId {rank}0 commId 0x1 - Init COMPLETE"
+        member = f"comm 0x{rank} rank {rank} nranks 2 cudaDev 0 nvmlDev {rank} busId {rank}0"
+        member += " commId 0x1 - Init COMPLETE"
         text += f"node{rank}:1:1 [0] NCCL INFO {member}\n"
     text += "node0:1:1 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] [send] via NET/IB/0\n"
     log = parse_nccl_log(text)
     assert pair_class("0->1", log, NV) is None
 
 
-# --- NCCL's own rules -------------------------------------------------------------------------------------------
+# --- NCCL's own rules
 
 
 def test_values_as_nccl_reads_them():
@@ -316,17 +318,18 @@ INSIDE = {f"{host}:0-1": "NV18" for host in HOSTS}
 
 
 def of_hosts(using, via, nodes=2):
-    """The log of two ranks on each of two hosts. All have one host name and the same process ids, as containers may have."""
+    """The log of two ranks on each of two hosts, all of one host name and the same process ids."""
     texts = []
     for rank in range(4):
         peer, here = (rank + 1) % 4, rank // 2
-        member = f"ncclCommInitRankConfig comm 0x{rank}a rank {rank} nranks 4 cudaDev {rank % 2} nvmlDev {rank % 2}"
-        member += f" busId {rank % 2}0 commId 0x1 - Init"
+        member = f"ncclCommInitRankConfig comm 0x{rank}a rank {rank} nranks 4 cudaDev {rank % 2}"
+        member += f" nvmlDev {rank % 2} busId {rank % 2}0 commId 0x1 - Init"
         word = "P2P/CUMEM" if peer // 2 == here else via
         end = "" if peer // 2 == here else "[send] "
         bodies = ["Bootstrap: Using eth0", using[here], "Using network IB", f"{member} START"]
         bodies += [
-            f"comm 0x{rank}a rank {rank} nRanks 4 nNodes {nodes} localRanks 2 localRank {rank % 2} MNNVL 0",
+            f"comm 0x{rank}a rank {rank} nRanks 4 nNodes {nodes} localRanks 2"
+            f" localRank {rank % 2} MNNVL 0",
             f"{member} COMPLETE",
             f"Channel 00/0 : {rank}[{rank % 2}] -> {peer}[{peer % 2}] {end}via {word}",
         ]

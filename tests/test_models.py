@@ -63,12 +63,12 @@ def is_batch_norm(module):
 
 def without_batch_norm(model):
     """{name: parameter} of everything but batch norm."""
-    norms = {name for name, module in model.named_modules() if is_batch_norm(module)}
-    return {
-        name: parameter
-        for name, parameter in model.named_parameters()
-        if name.rpartition(".")[0] not in norms
-    }
+    rest = dict(model.named_parameters())
+    for name, module in model.named_modules():
+        if is_batch_norm(module):
+            for own, _ in module.named_parameters():
+                del rest[f"{name}.{own}"]
+    return rest
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -113,21 +113,34 @@ def test_sizes_count_what_is_trained():
 
 
 @pytest.mark.parametrize(
-    ("name", "image_size"),
-    [("fmnist_cnn", 28), ("resnet18", 32), ("googlenet", 64), ("inception_v3", 299)],
+    ("name", "image_size", "precision"),
+    [
+        ("fmnist_cnn", 28, "fp32"),
+        ("resnet18", 32, "bf16_weights"),
+        ("googlenet", 64, "fp32"),
+        ("inception_v3", 299, "fp32"),
+    ],
 )
-def test_forward_and_backward_give_every_parameter_a_finite_gradient(cells, name, image_size):
+def test_forward_and_backward_give_every_parameter_a_finite_gradient(
+    cells, name, image_size, precision
+):
     cell = cells[name]
     network = dataclasses.replace(cell.model, image_size=image_size, classes=10)
     torch.manual_seed(0)
     model = models.build(network)
-    images, labels = next(synthetic(dataclasses.replace(cell, model=network, batch_size=2), CPU, 0))
+    cell = dataclasses.replace(cell, model=network, batch_size=2, precision=precision)
+    if precision == "bf16_weights":
+        model = models.bf16_weights(model)
+    images, labels = next(synthetic(cell, CPU, 0))
     loss = models.loss(model(images), labels, network.auxiliary_weight)
     loss.backward()
     assert 0 < loss.item() < 20
     gradients = [parameter.grad for parameter in model.parameters()]
     assert all(gradient is not None and gradient.isfinite().all() for gradient in gradients)
     assert sum(bool(gradient.any()) for gradient in gradients) > 0.9 * len(gradients)
+    if precision == "bf16_weights":
+        assert model.conv1.weight.grad.dtype == torch.bfloat16
+        assert model.bn1.weight.grad.dtype == torch.float32
     if name == "inception_v3":
         assert network.auxiliary_weight == 0.4 and model.AuxLogits.fc.weight.grad.any()
 
@@ -159,17 +172,6 @@ def test_bf16_weights_halve_the_gradient_except_batch_norm(cells, name):
         assert not is_batch_norm(module) or module.running_mean.dtype == torch.float32
 
 
-def test_bf16_weights_have_bf16_gradients(cells):
-    network = dataclasses.replace(cells["resnet18"].model, image_size=32, classes=10)
-    changes = {"precision": "bf16_weights", "batch_size": 2, "model": network}
-    cell = dataclasses.replace(cells["resnet18"], **changes)
-    model = models.bf16_weights(models.build(network))
-    images, labels = next(synthetic(cell, CPU, 0))
-    models.loss(model(images), labels, 0.0).backward()
-    assert model.conv1.weight.grad.dtype == torch.bfloat16
-    assert model.bn1.weight.grad.dtype == torch.float32
-
-
 def test_batches_are_random_differ_between_ranks_and_are_equal_for_equal_seeds(cells):
     def batches(rank, seed=0):
         source = synthetic(dataclasses.replace(cell, seed=seed), CPU, rank)
@@ -189,15 +191,10 @@ def test_batches_are_random_differ_between_ranks_and_are_equal_for_equal_seeds(c
         assert set(labels.tolist()) == set(range(10))
 
 
-@pytest.mark.parametrize(
-    ("precision", "dtype"),
-    [
-        ("fp32", torch.float32),
-        ("bf16", torch.bfloat16),
-        ("fp16", torch.float16),
-        ("bf16_weights", torch.bfloat16),
-    ],
-)
+DTYPES = [("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)]
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [*DTYPES, ("bf16_weights", torch.bfloat16)])
 def test_batches_come_as_the_first_layer_computes(cells, precision, dtype):
     changes = {"precision": precision, "channels_last": True, "batch_size": 2}
     images, labels = next(synthetic(dataclasses.replace(cells["resnet18"], **changes), CPU, 0))
@@ -207,8 +204,5 @@ def test_batches_come_as_the_first_layer_computes(cells, precision, dtype):
 
 def test_a_builder_of_ours_that_does_not_exist_is_named():
     network = Network("x", "ringside", "resnet201", 3, 10, 32, 0.0, {})
-    sentence = (
-        r"model\.builder=resnet201: accepted with model\.library=ringside are resnet200, fmnist_cnn"
-    )
-    with pytest.raises(ValueError, match=sentence):
+    with pytest.raises(ValueError, match=r"builder=resnet201: accepted .* resnet200, fmnist_cnn"):
         models.build(network)

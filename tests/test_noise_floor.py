@@ -1,4 +1,4 @@
-"""The noise floor: what it is made of, where it is kept, and that the intervals which rest on it hold the next run."""
+"""The noise floor: what it is made of, where it is kept, that its intervals hold the next run."""
 
 import dataclasses
 import io
@@ -77,7 +77,7 @@ def test_floors_together_have_the_degrees_of_freedom_of_satterthwaite():
 
 @pytest.mark.parametrize(("runs", "degrees"), [(1, 3), (2, 6), (3, 12)])
 def test_the_next_run_is_held_as_often_as_the_interval_says(runs, degrees):
-    """Of 1,000 studies: a share of 95 % has a standard error of 0.7 %. Runs that are noisier than the floor by 25 % are seen."""
+    """Of 1,000 studies 95 % have a standard error of 0.7 %. Runs with 25 % more noise are seen."""
     assert LEAST <= held(rate, runs, degrees, 1000) <= MOST
     assert LEAST <= held(efficiency, runs, degrees, 1000, gpus=2) <= MOST
     assert held(rate, runs, degrees, 1000, noise=1.25) < LEAST
@@ -87,7 +87,7 @@ def test_the_next_run_is_held_as_often_as_the_interval_says(runs, degrees):
 
 
 def test_on_real_gpus_the_interval_holds_a_run_that_it_has_not_seen():
-    """66 runs of two H200s: 92 % are held; the interval inside a process, which was shown before, held 18 %."""
+    """66 runs of two H200s: 92 % are held; the interval inside a process held 18 %."""
     shown, inside = left_out()
     assert len(shown) == len(inside) >= 60
     assert np.mean(shown) >= 0.9 and np.mean(inside) < 0.3
@@ -242,7 +242,7 @@ def test_every_place_shows_the_interval_as_soon_as_its_floor_is_known(output_dir
 
 
 def test_no_interval_within_a_process_is_shown():
-    """A single run with the narrowest interval inside: nothing that is made of it has an interval."""
+    """A run with the narrowest interval inside: nothing that is made of it has an interval."""
     simulator = Simulator(Truth(noise=0.0))
     made = [simulator.record(gpus) for gpus in ((0,), (1,), (0, 1))]
     assert all(within_run(RATE, record.within_run) for record in made)

@@ -1,4 +1,4 @@
-"""The shape of the project: who may import whom, what lies at the top, and what an installation holds."""
+"""The shape of the project: who imports whom, what lies at the top, what an installation holds."""
 
 import ast
 import collections
@@ -35,7 +35,7 @@ ARROWS = {
     "launch": ("launch", "conf", "analysis", *WITHOUT_RANKS),
     "analysis": ("analysis", "conf", *WITHOUT_RANKS),
 }
-# The arrows inside a package: a folder, and the others that it may import; and what those import, and so on.
+# The arrows inside a package: a folder, and the others that it may import, and what those may.
 FOLDER_ARROWS = {
     "analysis": ("analysis.notebook",),
     "analysis.notebook": ("analysis.report",),
@@ -121,7 +121,7 @@ def is_module(name):
 
 @functools.cache
 def imported(path):
-    """Every module that a file imports, at any depth; `from package import module` is package.module."""
+    """Every module that a file imports; `from package import module` is package.module."""
     names = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
         if isinstance(node, ast.Import):
@@ -166,7 +166,7 @@ def import_graph():
 
 
 def folder_of(name):
-    """The folder of a package in which a module lies, or the module itself where it lies beside the folders."""
+    """The folder of a package in which a module lies, or the module itself beside the folders."""
     return ".".join(name.split(".")[:2])
 
 

@@ -450,7 +450,7 @@ def test_a_bucket_that_was_timed_with_unhalved_weights_is_one_of_more_bytes():
     assert curve.sizes_bytes == (1.5e6,) and curve.times_us == (100.0,)
 
 
-# --- committed studies; the golden net (holdout.txt) has the figures of analysis/prediction/README.md
+# --- committed studies; the golden net (holdout.txt) has the figures of the README
 
 
 def test_contention_over_a_network_follows_that_of_host_memory_by_their_traffic(h200):

@@ -1,4 +1,4 @@
-"""Records and lines: whole or absent, never torn; damage is one kind of error; what is written is read again."""
+"""Records and lines: whole or absent, never torn; damage is one kind of error."""
 
 import dataclasses
 import json

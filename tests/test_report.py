@@ -1,4 +1,4 @@
-"""The report of a study: what it says, that nothing in a record gets out of its place, and that it always comes."""
+"""The report of a study: what it says, that nothing gets out of its place, that it always comes."""
 
 import base64
 import csv
@@ -251,7 +251,7 @@ def finding(tmp_path, records):
 
 
 def repeated(gpus, rate, start, *, scatter=0.003, nccl=(), strategy="nccl_allreduce"):
-    """Three equal runs from number `start` on: rates around the given one, in another order each."""
+    """Three equal runs from number `start` on: rates around the given one, in another order."""
     rates = [rate * (1 - scatter), rate, rate * (1 + scatter)]
     rates = rates[start % 3 :] + rates[: start % 3]
     made = []
@@ -561,7 +561,7 @@ def test_a_strategy_keeps_its_colour_and_names_lose_what_all_share():
 @pytest.mark.needs("chromium")
 @pytest.mark.parametrize("source", ["hostile", "strategies"])
 def test_nothing_scrolls_sideways(source, written, tmp_path):
-    """In frames as wide as a phone and as a screen: chromium's own window is never as narrow as a phone."""
+    """In frames as wide as a phone and as a screen: no window is as narrow as a phone."""
     made = written / "index.html"
     if source != "hostile":
         made = report(H200 / source, tmp_path / "out")

@@ -1,4 +1,4 @@
-"""A report of several studies: the sections of one study over the records of all, each study with its own baselines."""
+"""A report of several studies: the sections of one, each study with its own baselines."""
 
 import csv
 import json
@@ -78,10 +78,9 @@ def of_machine(host, name, nccl, cells):
     gpus = [{"id": number, "uuid": f"GPU-{host}-{number}", "name": name} for number in range(8)]
     made = []
     for number, (subset, rate) in enumerate(cells, 1):
-        environment = {
-            "host": host, "topology": "", "links": {"0-1": "NV1", "0-2": "NV2"}, "gpu": {"driver": "550.1", "gpus": gpus},
-            "versions": {"torch": "2.8.0", "nccl": nccl},
-        }  # fmt: skip
+        environment = {"host": host, "topology": "", "links": {"0-1": "NV1", "0-2": "NV2"}}
+        environment |= {"gpu": {"driver": "550.1", "gpus": gpus}}
+        environment |= {"versions": {"torch": "2.8.0", "nccl": nccl}}
         made.append(record(number, subset, rate, environment=environment))
         made[-1]["environment"]["planned_uuids"] = [f"GPU-{host}-{gpu}" for gpu in subset]
         made[-1] |= {"ranks": [], "record_id": f"{host}{number}".encode().hex().zfill(32)}
@@ -90,17 +89,15 @@ def of_machine(host, name, nccl, cells):
 
 def test_machines_have_telling_names_and_borrow_no_baseline(tmp_path):
     """DGX-1 against DGX A100; only the first has one-GPU cells, so the second has no efficiency."""
-    old = of_machine(
-        "dgx1", "Tesla V100-SXM2-32GB", "2.18.0", [([0], 400.0), ([1], 402.0), ([0, 1], 760.0)]
-    )
+    cells = [([0], 400.0), ([1], 402.0), ([0, 1], 760.0)]
+    old = of_machine("dgx1", "Tesla V100-SXM2-32GB", "2.18.0", cells)
     new = of_machine("a100", "NVIDIA A100-SXM4-40GB", "2.28.9", [([0, 1], 2000.0)])
     first, second = study(tmp_path / "old", old), study(tmp_path / "new", new)
     content = examined(first, second)
     names = ["8 × Tesla V100-SXM2-32GB on dgx1", "8 × A100-SXM4-40GB on a100"]
     assert content.study == " and ".join(names)
-    points = {
-        (row["curve"], row["gpus"]): row["efficiency"] for row in table(content, "points").to_json()
-    }
+    rows = table(content, "points").to_json()
+    points = {(row["curve"], row["gpus"]): row["efficiency"] for row in rows}
     assert points[names[0], "0,1"] == pytest.approx(760 / 800) and points[names[1], "0,1"] is None
     verdicts = [row["verdict"] for row in table(content, "cells-1").to_json()]
     assert verdicts == ["cannot tell"], "single runs: no verdict"
@@ -113,14 +110,10 @@ def test_machines_have_telling_names_and_borrow_no_baseline(tmp_path):
 
 def test_two_studies_of_cpu_workers_have_no_gpus(tmp_path):
     no_gpu = {"gpu": {}, "links": {}, "topology": "", "cpu": {"model": "EPYC", "cores": 2}}
-    folders = []
-    for name in ("a", "b"):
-        cells = [([0], 100.0), ([1], 101.0), ([0, 1], 180.0)]
-        made = []
-        for number, (gpus, rate) in enumerate(cells, 1):
-            cpu = {"device": "cpu"}
-            made.append(record(number, gpus, rate, cell=cpu, environment=no_gpu))
-        folders.append(study(tmp_path / name, made))
+    made = []
+    for number, (gpus, rate) in enumerate((([0], 100.0), ([1], 101.0), ([0, 1], 180.0)), 1):
+        made.append(record(number, gpus, rate, cell={"device": "cpu"}, environment=no_gpu))
+    folders = [study(tmp_path / name, made) for name in ("a", "b")]
     by_folder = open_inputs([StudyPath.of(str(folder)) for folder in folders])
     sides = [side for of_folder in by_folder for side in of_folder]
     apart, shared = differing(sides)
@@ -152,9 +145,7 @@ def test_labels_of_the_user_name_the_studies_and_an_output_dir_gives_its_studies
 
 def test_the_default_folder_is_of_these_studies_alone(tmp_path):
     """Equal names, other folders: another report."""
-    made = [
-        study(tmp_path / where / "scaling", [record(1, [0], 100.0)]) for where in ("a", "b", "c")
-    ]
+    made = [study(tmp_path / name / "scaling", [record(1, [0], 100.0)]) for name in "abc"]
     inputs = [StudyPath.of(str(folder)) for folder in made]
     first, other = default_folder(inputs[:2]), default_folder([inputs[0], inputs[2]])
     assert first.parent == other.parent == (tmp_path / "a").resolve() and first != other

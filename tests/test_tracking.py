@@ -1,4 +1,4 @@
-"""Records in MLflow: the names of the contract, children of parents, twice as once, and the saved view."""
+"""Records in MLflow: names of the contract, children of parents, twice as once, the saved view."""
 
 import base64
 import dataclasses
@@ -277,21 +277,6 @@ def test_the_summary_has_once_what_all_names_share():
     record = tracked_record(1, cell=copies, metrics={"p2p/write_gb_per_s": 377.25})
     text = mlflow_run.summary_markdown([record], {})
     assert text.startswith("| cell | result |") and "| write 377 GB/s, one run |" in text
-
-
-def test_a_parent_has_the_figures_of_its_best_cell_and_of_its_baseline():
-    sweeps = {}
-    for record in read_study(DATA / "h200_x4" / "scaling")[0]:
-        sweeps.setdefault(record.sweep_id, []).append(record)
-    own = max(sweeps.values(), key=len)
-    best = mlflow_run.best_record(own)
-    assert best.cell.gpus == (0, 1, 2, 3)
-    values = {best.record_id: {"scaling/efficiency": 0.99, "comm/exposed_ms": 0.5}}
-    metrics = mlflow_run.parent_metrics(own, values)
-    rate = best.metrics["throughput/images_per_second"]
-    assert metrics["best/images_per_second"] == rate and metrics["best/exposed_ms"] == 0.5
-    product = metrics["baseline/images_per_second"] * 4 * metrics["best/efficiency"]
-    assert product == pytest.approx(rate)
 
 
 def test_cells_that_do_not_train_together_are_no_best_cells():

@@ -1,4 +1,4 @@
-"""MLflow's store: its URI, and that one that fails or is held by another launcher is known soon and costs no measurement."""
+"""MLflow's store: its URI; one that fails or is held is known soon and costs no measurement."""
 
 import contextlib
 import dataclasses
@@ -174,7 +174,7 @@ def test_what_vanished_is_not_made_anew_and_what_was_deleted_is_named(output_dir
 
 @pytest.fixture
 def sweep(output_dir, monkeypatch):
-    """The writer of a sweep and its two measured records; the lock of the store is waited for a moment."""
+    """The writer of a sweep and its two records; the lock of the store is waited for a moment."""
     monkeypatch.setattr(store, "STORE_LOCK_WAIT_S", 0.2)
     study = StudyFolder(str(output_dir), "s")
     measured = []

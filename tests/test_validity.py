@@ -1,4 +1,4 @@
-"""Every check of validity fires on a planted fault and on no clean record; baselines take only what may be compared.
+"""Every check fires on a planted fault and on no clean record; baselines take only what may be.
 
 Clean records are real ones: four H200s, tests/data/h200_x4.
 """

@@ -1,4 +1,4 @@
-"""Verdicts of every benchmark that has a headline: on its own rate, within equal work, one family in a study."""
+"""Verdicts of every benchmark with a headline: on its own rate, within equal work, one family."""
 
 import dataclasses
 import math
@@ -111,7 +111,7 @@ def test_another_amount_of_work_or_another_benchmark_is_never_compared():
 
 
 def test_settings_of_a_preset_are_one_thing():
-    """What nccl=sharp asks against nothing; beside a cell with one of its settings alone that one is a thing of its own."""
+    """nccl=sharp against nothing; beside a cell with one of its settings that is its own thing."""
     sharp = {"NCCL_COLLNET_ENABLE": "1", "NCCL_SHARP_MAX_COMMS": "1", "SHARP_COLL_ENABLE_SAT": "1"}
     cells = [{"benchmark": COLLECTIVES}, {"benchmark": COLLECTIVES, "nccl": sharp, "factor": 0.9}]
     (found,) = comparisons(Laboratory().runs(*cells))
@@ -141,7 +141,7 @@ def test_all_comparisons_of_a_study_are_one_family_and_noise_is_told_for_each_ra
 
 
 def test_cells_without_a_model_are_named_by_what_they_measure():
-    """Neither the model that others have, nor their batch, nor an option that follows from the benchmark."""
+    """Not by the model and batch of others, nor by an option that follows from the benchmark."""
     cells = {"benchmark": EXCHANGE}, {"benchmark": JACOBI}, {"benchmark": JACOBI} | LOC
     (found,) = comparisons(Laboratory().runs(*cells))
     assert found.first == "gpus 0,1 · jacobi · P2P_LEVEL untouched"
@@ -162,7 +162,7 @@ SETTINGS = [{}, *({"nccl": {"NCCL_PROTO": name}} for name in ("LL", "LL128", "Si
 
 
 def in_turns(seed, drift=0.0, planted=0.0, noise=0.0013, repeats=3):
-    """Four settings of a pair and the two GPUs alone in shuffled turns; the rate drifts from the first run to the last."""
+    """Four settings of a pair and two GPUs alone in shuffled turns; the rate drifts."""
     simulator, order = Simulator(Truth(noise=noise), seed), np.random.default_rng(seed)
     cells = [((0, 1), setting) for setting in SETTINGS] + [((0,), {}), ((1,), {})]
     made = []
@@ -176,7 +176,7 @@ def in_turns(seed, drift=0.0, planted=0.0, noise=0.0013, repeats=3):
 
 
 def test_the_turn_is_a_block_so_that_a_drift_hides_no_difference():
-    """0.5 % at 0.13 % noise, while the machine drifts by 1 %: unpaired, one study in twenty shows it."""
+    """0.5 % at 0.13 % noise and 1 % drift: unpaired, one study in twenty shows it."""
     against = []
     for seed in range(12):
         found = comparisons(in_turns(seed, 0.01, 0.005))
@@ -193,7 +193,7 @@ NONE = "no difference seen"
 
 
 def test_missing_and_extra_runs_and_another_sweep_leave_the_difference_right():
-    # The cell that drops out of the first turn and comes back in the last would seem faster by 1 % if turns did not count.
+    # The cell that drops out of the first turn would seem faster by 1 % if turns did not count.
     made = in_turns(5, 0.03, 0.0, noise=0.0002)
     gone = [one for one in made if one.cell.nccl == {"NCCL_PROTO": "LL"} and one.cell.repeat == 0]
     first = next(one for one in made if one.cell.gpus == (0, 1) and not one.cell.nccl)
@@ -244,7 +244,7 @@ def test_two_cells_in_turns_are_the_paired_test():
 
 
 def test_a_cell_that_scatters_grossly_is_judged_by_its_own_scatter():
-    """Ten times the noise of the others: pooled, it would differ from one of them in one study of seven."""
+    """Ten times the noise of others: pooled, it would differ from one in a study of seven."""
     wrong = 0
     for seed in range(40):
         draw = np.random.default_rng(seed)
@@ -270,7 +270,7 @@ def written(number, benchmark, metrics, repeat=0, strategy="none"):
 
 
 def shown(folder, records):
-    """The finding, the lines of the section on differences with its table's caption, and the rows of that table for people."""
+    """The finding, the lines on differences with the caption of their table, and its rows."""
     told, _ = examine(study(folder, records))
     (section,) = [one for one in told.sections if one.anchor == "comparisons"]
     (table,) = [one.for_people for one in section.tables]

@@ -1,4 +1,4 @@
-"""`python -m analysis verify`: what raw lines give is what records say, of every benchmark and strategy; and what is found."""
+"""`python -m analysis verify`: raw lines of every benchmark and strategy give what records say."""
 
 import json
 import shutil
@@ -220,7 +220,7 @@ def test_what_no_record_can_hold_ends_its_cell_only(one, monkeypatch, derive, sa
     "path", sorted(DATA.glob("raw_lines/*/*/record.json")), ids=lambda path: path.parent.name
 )
 def test_migrated_records_have_the_metrics_that_their_lines_give(path):
-    """Lines of schema 3, of every benchmark: their records name no raw file, so `verify` does not compare them."""
+    """Lines of schema 3: their records name no raw file, so `verify` does not compare them."""
     record, folder = read(path), CellFolder(path.parent)
     lines = {}
     for rank in range(record.cell.world_size):
