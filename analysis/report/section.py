@@ -13,10 +13,11 @@ from analysis.report.numbers import estimate, of_metric
 from analysis.report.table import Table
 from analysis.study import intervals
 from analysis.study.estimates import Estimate, Findings
-from analysis.study.names import of_unit, things_of, unit_of
+from analysis.study.names import of_unit, unit_of
 from analysis.study.runs import Runs, named
 from analysis.study.study import Study
 from benchmarks.record import Record
+from conf.cell import counted
 
 RATE = "throughput/images_per_second"
 
@@ -66,7 +67,7 @@ SectionFunction = Callable[[Study, Findings], Section | None]
 
 def words_of(study: Study) -> Callable[[str], str]:
     """Return what puts words about GPUs and images into those of a study."""
-    unit, things = unit_of(study), things_of(study)
+    unit, things = unit_of(study), counted(record.cell for record in study.records)
 
     def words(text: str) -> str:
         text = of_unit(text, unit)

@@ -18,7 +18,7 @@ from analysis.study.conditions import differing_names
 from analysis.study.estimates import Member
 from analysis.text import single_line
 from benchmarks.record import Record
-from conf.cell import Cell, compress_hosts, counted
+from conf.cell import Cell, compress_hosts
 from conf.options import to_text
 
 if TYPE_CHECKING:
@@ -178,11 +178,6 @@ def unit_of_cells(cells: Iterable[Cell]) -> str:
 def ran_alone(study: Study) -> bool:
     """Return whether every cell was asked for on one GPU: nothing scales or goes over links."""
     return all(record.cell.world_size == 1 for record in (*study.records, *study.replaced))
-
-
-def things_of(*studies: Study) -> str:
-    """Return what cells count: images, or samples where a model trains on something else."""
-    return counted(record.cell for study in studies for record in study.records)
 
 
 # What tells cells apart

@@ -144,14 +144,10 @@ class Study:
         """Whether a cell has a model; others measure links. Without records one could have had."""
         return not self.records or any(record.cell.trains for record in self.records)
 
-    @functools.cached_property
-    def by_id(self) -> dict[str, Record]:
-        """{record_id: record}."""
-        return {record.record_id: record for record in self.records}
-
     def records_of(self, point: Point) -> list[Record]:
         """Return the records of a point's runs."""
-        return list(filter(None, map(self.by_id.get, point.record_ids)))
+        by_id = {record.record_id: record for record in self.records}
+        return list(filter(None, map(by_id.get, point.record_ids)))
 
     @functools.cached_property
     def installations(self) -> dict[str, int]:

@@ -6,7 +6,7 @@ again: an edit of a sample or of a rate is found. `python -m analysis verify` co
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from analysis.verification.verify import QUOTIENTS, is_sample, quotient, same
@@ -58,10 +58,31 @@ class QuickCheck:
         self._files += len(record.raw_sha256)
         self._bytes += sum(path.stat().st_size for path in folder.path.glob("ranks/*"))
         samples = {file: digest for file, digest in record.raw_sha256.items() if is_sample(file)}
-        for file, _ in changed(folder.path, samples):
-            yield f"{file} is not what it was when the record was made"
-        if "throughput/seconds" in metrics and "throughput/images" in metrics:
-            yield from _wrong_sums(metrics, folder, record.cell.world_size)
+        for name, _ in changed(folder.path, samples):
+            yield f"{name} is not what it was when the record was made"
+        if "throughput/seconds" not in metrics or "throughput/images" not in metrics:
+            return
+        # images and seconds of the timed windows, added up again
+        ranks, images, longest_ms = record.cell.world_size, 0, 0.0
+        try:
+            for rank in range(ranks):
+                sums_ms = []
+                with open_raw(folder.rank_lines(rank)) as file:
+                    for text in file:
+                        if b'"timed"' not in text:
+                            continue
+                        line = read_line(text)
+                        if line and "ms" in line:
+                            images += int(line["images"])
+                            sums_ms.append(math.fsum(line["ms"]))
+                longest_ms = max(longest_ms, math.fsum(sums_ms))
+        except (*DAMAGED, TypeError, ValueError, KeyError):
+            yield f"the lines of its {ranks} ranks cannot be read"
+            return
+        sums = {"throughput/images": float(images), "throughput/seconds": longest_ms / 1e3}
+        for name, value in sums.items():
+            if not same(metrics[name], value):
+                yield f"{name} is {metrics[name]:g}, and {value:g} by the lines of the ranks"
 
     def sentence(self) -> str:
         """Return what was compared, for the report; empty where no record has raw samples."""
@@ -77,27 +98,3 @@ class QuickCheck:
         if self.wrong:
             verdict = f"{self.wrong:,} do not agree with them"
         return f"Compared with their raw samples: {cells}{rest}; {verdict}."
-
-
-def _wrong_sums(metrics: Mapping[str, float], folder: CellFolder, ranks: int) -> Iterator[str]:
-    """Yield what differs if images and seconds of the timed windows are added up again."""
-    images, longest_ms = 0, 0.0
-    try:
-        for rank in range(ranks):
-            sums_ms = []
-            with open_raw(folder.rank_lines(rank)) as file:
-                for text in file:
-                    if b'"timed"' not in text:
-                        continue
-                    line = read_line(text)
-                    if line and "ms" in line:
-                        images += int(line["images"])
-                        sums_ms.append(math.fsum(line["ms"]))
-            longest_ms = max(longest_ms, math.fsum(sums_ms))
-    except (*DAMAGED, TypeError, ValueError, KeyError):
-        yield f"the lines of its {ranks} ranks cannot be read"
-        return
-    sums = {"throughput/images": float(images), "throughput/seconds": longest_ms / 1e3}
-    for name, value in sums.items():
-        if not same(metrics[name], value):
-            yield f"{name} is {metrics[name]:g}, and {value:g} by the lines of the ranks"

@@ -205,27 +205,22 @@ def read(path: Path) -> Record:
         if any(f'"{word}"' in text for word in NOT_FINITE):
             content |= {name: restored(content[name]) for name in NUMERIC if name in content}
         refuse_deep(content)
-        _refuse_lost(content)
+        # A lost field must not become its default (valid, no failure).
+        parts = [(Record, content), (Validity, content["validity"]), (Cell, content["cell"])]
+        parts += [(Network, content["cell"]["model"]), (Optimizer, content["cell"]["optimizer"])]
+        if content["failure"] is not None:
+            parts.append((Failure, content["failure"]))
+        lost = []
+        for kind, part in parts:
+            for expected in dataclasses.fields(kind):
+                if expected.name not in (*part, *LATER_FIELDS, *OMITTED_IF_EMPTY):
+                    lost.append(expected.name)
+        if lost:
+            raise KeyError(", ".join(lost))
         msgspec.convert(content, OpenFields)
         return msgspec.convert({**content, "cell": Cell.from_dict(content["cell"])}, Record)
     except (TypeError, KeyError, ValueError, RecursionError) as error:
         raise RecordError(f"{path}: a damaged record ({error})") from None
-
-
-def _refuse_lost(content: Mapping[str, Any]) -> None:
-    """Refuse a record without a field: it must not become its default (valid, no failure)."""
-    cell = content["cell"]
-    parts = [(Record, content), (Validity, content["validity"]), (Cell, cell)]
-    parts += [(Network, cell["model"]), (Optimizer, cell["optimizer"])]
-    if content["failure"] is not None:
-        parts.append((Failure, content["failure"]))
-    lost = []
-    for kind, part in parts:
-        for expected in dataclasses.fields(kind):
-            if expected.name not in (*part, *LATER_FIELDS, *OMITTED_IF_EMPTY):
-                lost.append(expected.name)
-    if lost:
-        raise KeyError(", ".join(lost))
 
 
 def as_read(values: Mapping[str, Any]) -> dict[str, Any]:
