@@ -239,7 +239,7 @@ def read_record(seed, folder):
 
 @functools.cache
 def dead_cell(name):
-    """Return the files of a study, {path: bytes}, whose one cell lost its launcher, and the cell."""
+    """Return the files of a study, {path: bytes}, of a cell whose launcher died, and the cell."""
     from conf.cell import Cell
     from launch.study.identity import ProcessIdentity
 

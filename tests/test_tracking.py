@@ -147,23 +147,21 @@ def launcher(folder):
     return subprocess.Popen([sys.executable, "-c", LAUNCHER, folder], cwd=ROOT, text=True, **pipes)
 
 
-def test_only_a_dead_launcher_s_runs_are_closed(output_dir, tracker):
-    process = launcher(output_dir)
-    assert process.stdout.readline() == "ready\n", process.stderr.read()
-    for ended, status in ((False, "RUNNING"), (True, "KILLED")):
-        if ended:
-            process.kill()
-            process.communicate()
+def test_launchers_that_meet_on_a_fresh_store_succeed_and_only_runs_of_dead_ones_are_closed(
+    tmp_path,
+):
+    def states():
         tracker.close_stale()
-        (run,) = tracked_runs(tracker).values()
-        assert run.info.status == status
+        return sorted(run.info.status for run in tracker._client.search_runs(["1"]))
 
-
-def test_launchers_that_meet_on_a_fresh_store_both_succeed(tmp_path):
     processes = [launcher(tmp_path / "out") for _ in range(2)]
-    ended = [process.communicate(timeout=100) for process in processes]
-    assert [process.returncode for process in processes] == [0, 0]
-    assert ended == [("ready\n", "")] * 2
+    assert [process.stdout.readline() for process in processes] == ["ready\n"] * 2
+    tracker = Tracker.open(Tracking(), tmp_path / "out", "scaling")
+    assert states() == ["RUNNING", "RUNNING"]
+    processes[0].kill()
+    assert processes[0].communicate() == ("", "")
+    assert states() == ["KILLED", "RUNNING"]
+    assert processes[1].communicate(timeout=100) == ("", "") and processes[1].returncode == 0
     file = tmp_path / "out" / "mlflow.db"
     mode = (file.parent / ".mlflow.db.lock").stat().st_mode
     assert file.stat().st_mode == mode, "what the umask leaves"
