@@ -175,7 +175,7 @@ def calibrate(study: Study) -> CalibrationData:
                     several[key].append(rate)
     curves += map(gradient_curve, cells)
     links = LinkModel(
-        tuple(curve for curve in curves if curve is not None),
+        tuple(filter(None, curves)),
         {transport: statistics.median(rates) for transport, rates in copies.items()},
         {gpus: statistics.median(rates) for gpus, rates in host.items()},
     )

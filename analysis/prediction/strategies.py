@@ -150,7 +150,7 @@ def refuse_unknown_names(names: Iterable[str], study: Sequence[CellQuery]) -> No
     """Refuse names of --strategy that no forecast knows, beside a study's. Raises ValueError."""
     of_study = {query.strategy: query for query in study}
     accepted = [name for name, query in of_study.items() if exchange_of(query) is not UNKNOWN]
-    accepted += [name for name in sorted(EXCHANGES) if name not in accepted]
+    accepted = list(dict.fromkeys([*accepted, *sorted(EXCHANGES)]))
     for name in names:
         if name in of_study:
             refuse_unknown(of_study[name])

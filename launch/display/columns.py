@@ -31,10 +31,20 @@ def request_columns(cells: Sequence[PlannedCell]) -> tuple[dict[str, str], dict[
     if len(differing) > MOST_SETTINGS:
         differing = []
     columns: dict[str, list[str]] = {}
+    requested = []
+    run_names = []
+    repeats = []
+    has_repeats = False
     for planned in cells:
+        requested.append(planned.cell)
+        run_names.append(" ".join(planned.run_suffixes))
+        repeats.append(str(planned.cell.repeat))
+        if planned.drift:
+            repeats[-1] = "drift"
+        has_repeats = has_repeats or planned.cell.repeat > 0
         for column, text in _request(planned.cell, differing).items():
             columns.setdefault(column, []).append(text)
-    differences = varying([planned.cell for planned in cells])
+    differences = varying(requested)
     varied: dict[str, str] = {}
     for options in differences:
         varied |= options
@@ -42,15 +52,7 @@ def request_columns(cells: Sequence[PlannedCell]) -> tuple[dict[str, str], dict[
         if name not in RENAMED and not name.startswith(NCCL):
             column = name.rpartition(".")[2]
             columns[column] = [options.get(name, ABSENT) for options in differences]
-    run_names = []
-    repeats = []
-    for planned in cells:
-        run_names.append(" ".join(planned.run_suffixes))
-        if planned.drift:
-            repeats.append("drift")
-        else:
-            repeats.append(str(planned.cell.repeat))
-    if max([planned.cell.repeat for planned in cells], default=0) > 0:
+    if has_repeats:
         columns["repeat"] = repeats
     else:
         columns["run"] = run_names

@@ -33,7 +33,7 @@ def print_plan(planned: Plan, console: Console) -> None:
     records, _ = read_study(study_folder(planned.config.output_dir, planned.config.study))
     for position, entry in enumerate(planned.cells, 1):
         console.print(f"{position:4d}  {entry.name}", markup=False)
-    if any(entry.drift for entry in planned.cells):
+    if planned.cells and planned.cells[-1].drift:
         drift = "the first cell once more at the end, to show what changed on the machine meanwhile"
         console.print(f"note: drift: {drift}")
     about = worded(planned.cells, records)

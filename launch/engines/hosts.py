@@ -122,7 +122,9 @@ class HostsEngine:
         job = HostsJob(cell, token, parts, self._limits.lost_after_s)
         for part in parts:  # before anything can be wrong: each says that it has stopped
             part.host.channel.listen(part.take)
-        logged = {name: environment[name] for name in ("NCCL_DEBUG_SUBSYS",) if name in environment}
+        logged = {}
+        if "NCCL_DEBUG_SUBSYS" in environment:
+            logged["NCCL_DEBUG_SUBSYS"] = environment["NCCL_DEBUG_SUBSYS"]
         try:
             with contextlib.suppress(AgentGone):  # the job says which host is lost
                 for part in parts:

@@ -162,7 +162,9 @@ class HostsEnvironment(RunEnvironment):
             uuids += entry["planned_uuids"]
         return {
             **self.fleet[cell.hosts[0]].facts,
-            **{name: entries[0][name] for name in ("variables", INHERITED, LEFT_OUT)},
+            "variables": entries[0]["variables"],
+            INHERITED: entries[0][INHERITED],
+            LEFT_OUT: entries[0][LEFT_OUT],
             "planned_uuids": uuids,
             HOSTS: entries,
         }

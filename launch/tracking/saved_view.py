@@ -49,14 +49,14 @@ def view_state(records: Sequence[Record]) -> dict[str, Any]:
     if BEST_FIGURES[0] not in measured:
         firsts = dict.fromkeys(filter(None, map(first_metric, records)))
         figures = list(firsts)[:MOST_PARAMS] or figures or [BEST_FIGURES[0]]
+    columns = [f"metrics.`{name}`" for name in figures]
+    columns.append("tags.`validity`")
     params: list[str] = []
     for name in names:
         values = {run.params.get(name) for run in runs}
         if len(values) > 1 and not name.startswith(NO_COLUMN) and len(params) < MOST_PARAMS:
             params.append(name)
-    columns = [f"metrics.`{name}`" for name in figures]
-    columns.append("tags.`validity`")
-    columns += [f"params.`{name}`" for name in params]
+            columns.append(f"params.`{name}`")
     columns.append("tags.`transport`")
     widths = {NAME_COLUMN: NAME_WIDTH}
     for name in columns:
