@@ -34,42 +34,28 @@ WORKER = [(WORKER_FILE, 117, "_rank"), (WORKER_FILE, 64, "main")]
 STEP = [(f"{ROOT}/trainers/step.py", 60, "step"), *WORKER]
 
 
-def collective(name):
-    file = f"{TORCH}/distributed/"
-    return [
-        (f"{file}distributed_c10d.py", 3000, name),
-        (f"{file}c10d_logger.py", 81, "wrapper"),
-        *STEP,
-    ]
-
-
 def in_torch(file, function):
     return (f"{TORCH}/{file}", 900, function)
 
 
+def collective(name):
+    calls = ("distributed_c10d.py", name), ("c10d_logger.py", "wrapper")
+    return [*(in_torch(f"distributed/{file}", function) for file, function in calls), *STEP]
+
+
 # Stacks, the newest call first.
-BACKWARD = [
-    in_torch("autograd/graph.py", "_engine_run_backward"),
-    in_torch("_tensor.py", "backward"),
-    *STEP,
-]
+ENGINE = in_torch("autograd/graph.py", "_engine_run_backward")
+BACKWARD = [ENGINE, in_torch("_tensor.py", "backward"), *STEP]
 ON_GPU = [in_torch("cuda/__init__.py", "synchronize"), *STEP]
-COMPUTES = [
-    (f"{TORCH}/nn/modules/conv.py", 553, "_conv_forward"),
-    ("/home/me/my_model.py", 3, "forward"),
-    *STEP,
-]
-IN_STORE = [
-    in_torch("distributed/rendezvous.py", "_env_rendezvous_handler"),
-    *collective("init_process_group"),
-]
+CONVOLUTION = (f"{TORCH}/nn/modules/conv.py", 553, "_conv_forward")
+COMPUTES = [CONVOLUTION, ("/home/me/my_model.py", 3, "forward"), *STEP]
+RENDEZVOUS = in_torch("distributed/rendezvous.py", "_env_rendezvous_handler")
+IN_STORE = [RENDEZVOUS, *collective("init_process_group")]
 WAITS_FOR_SERVERS = [(f"{ROOT}/trainers/kvstore/worker.py", 240, "wait_for_replies"), *STEP]
 SERVES = [(SERVER_FILE, 164, "run"), *WORKER]
 SUMS = [(SERVER_FILE, 60, "serve"), *SERVES]
-IMPORTS = [
-    ("<frozen importlib._bootstrap>", 241, "_call_with_frames_removed"),
-    ("/home/me/my_model.py", 1, "load"),
-]
+FROZEN = ("<frozen importlib._bootstrap>", 241, "_call_with_frames_removed")
+IMPORTS = [FROZEN, ("/home/me/my_model.py", 1, "load")]
 ASLEEP = "it is in forward (my_model.py:3: `time.sleep(600)`)"
 PEER = "[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1"
 
@@ -114,100 +100,62 @@ def told(tmp_path, *steps, **options):
 TIMED = "in phase 'timed'"
 
 
-def killed(rank, how):
-    return "killed", rank, f"rank {rank} {how}"
+def killed(rank, signal):
+    return "killed", rank, f"rank {rank} was ended by {signal} {TIMED}"
 
 
-def raised(rank, message, kind="RuntimeError"):
-    return "exception", rank, f"rank {rank} raised {kind} {TIMED}: {message}"
+def raised(message, kind="RuntimeError"):
+    return "exception", 1, f"rank 1 raised {kind} {TIMED}: {message}"
 
 
-MINE, BROKEN, FROM_PEER = (
-    raises(1, "ValueError", "mine"),
-    raises(0, "RuntimeError", "Broken pipe"),
-    raises(0, "RuntimeError", PEER),
-)
-BOTH_END = is_seen_to_end((0, 1), (1, 1))
-LEFT = "and wrote no reason"
-UNSEEN = f"ended {TIMED}, and the agent did not say how"
+def left(rank, how):
+    return "exception", rank, f"rank {rank} left with {how} and wrote no reason"
+
+
+MINE, SECOND = raises(1, "ValueError", "mine"), raises(0, "ValueError", "second")
+LIKE_LOST, FROM_PEER = raises(1, "RuntimeError", PEER), raises(0, "RuntimeError", PEER)
+BROKEN, STRANGE = raises(0, "RuntimeError", "Broken pipe"), raises(0, "RuntimeError", "what?")
+NO_SUCH = raises(1, "RuntimeError", "no such thing\nand more")
+BOTH_END, FIRST_ENDS = is_seen_to_end((0, 1), (1, 1)), is_seen_to_end((0, 1))
+SECOND_ENDS = is_seen_to_end((1, 1))
+UNSEEN = "killed", 1, f"rank 1 ended {TIMED}, and the agent did not say how"
+OF_MINE = raised("mine", "ValueError")
+TOO_EARLY = f"status 0 {TIMED}, before it was done,"
+AGENT_FAILS = "start", None, "the agent ended with status 1 before any rank failed"
 LOST_HOST = ("node_lost", None, LOST)
 # Ranks that end: what happens after two ranks have begun to step, and the failure.
 ENDS = {
-    "killed": ([is_seen_to_end((1, -9))], killed(1, f"was ended by SIGKILL {TIMED}")),
-    "exits": (
-        [is_seen_to_end((1, 7))],
-        ("exception", 1, f"rank 1 left with status 7 {TIMED} {LEFT}"),
-    ),
-    "exits with 0": (
-        [is_seen_to_end((1, 0))],
-        ("exception", 1, f"rank 1 left with status 0 {TIMED}, before it was done, {LEFT}"),
-    ),
-    "raises": (
-        [raises(1, "RuntimeError", "no such thing\nand more"), is_seen_to_end((1, 1))],
-        raised(1, "no such thing"),
-    ),
-    "raises what a lost peer would, and the agent ends the other": (
-        [raises(1, "RuntimeError", PEER), is_seen_to_end((1, 1))],
-        raised(1, PEER),
-    ),
-    "raises what a lost peer would, and the peer really does": (
-        [raises(1, "RuntimeError", PEER), BROKEN, BOTH_END],
-        raised(1, PEER),
-    ),
+    "killed": ([is_seen_to_end((1, -9))], killed(1, "SIGKILL")),
+    "SIGTERM by somebody else": ([is_seen_to_end((0, -15))], killed(0, "SIGTERM")),
+    "an unknown signal": ([is_seen_to_end((0, -64))], killed(0, "SIGRTMAX")),
+    "exits": ([is_seen_to_end((1, 7))], left(1, f"status 7 {TIMED}")),
+    "exits with 0": ([is_seen_to_end((1, 0))], left(1, TOO_EARLY)),
+    "raises": ([NO_SUCH, SECOND_ENDS], raised("no such thing")),
+    "raises as of a lost peer, and the agent ends it": ([LIKE_LOST, SECOND_ENDS], raised(PEER)),
+    "raises as of a lost peer, which raises too": ([LIKE_LOST, BROKEN, BOTH_END], raised(PEER)),
     "is killed, and its peer raises at once": (
-        [FROM_PEER, is_seen_to_end((0, 1), (1, -9))],
-        killed(1, f"was ended by SIGKILL {TIMED}"),
+        [FROM_PEER, is_seen_to_end((0, 1), (1, -9))], killed(1, "SIGKILL")
     ),
-    "is just ending, and its peer raises at once": (
-        [FROM_PEER, is_seen_to_end((0, 1), (1, None))],
-        killed(1, UNSEEN),
-    ),
-    "writes why after its peer has seen it go": (
-        [MINE, FROM_PEER, is_seen_to_end((0, 1))],
-        raised(1, "mine", "ValueError"),
-    ),
-    "two raise, one after the other": (
-        [MINE, raises(0, "ValueError", "second"), BOTH_END],
-        raised(1, "mine", "ValueError"),
-    ),
-    "SIGTERM by somebody else": (
-        [is_seen_to_end((0, -15))],
-        killed(0, f"was ended by SIGTERM {TIMED}"),
-    ),
-    "an unknown signal": ([is_seen_to_end((0, -64))], killed(0, f"was ended by SIGRTMAX {TIMED}")),
-    "gone while the agent does not move": ([becomes("zombie", 1)], killed(1, UNSEEN)),
+    "is just ending, and its peer raises": ([FROM_PEER, is_seen_to_end((0, 1), (1, None))], UNSEEN),
+    "writes why after its peer has seen it go": ([MINE, FROM_PEER, FIRST_ENDS], OF_MINE),
+    "two raise, one after the other": ([MINE, SECOND, BOTH_END], OF_MINE),
+    "gone while the agent does not move": ([becomes("zombie", 1)], UNSEEN),
     "gone, and an agent that is slow to end the others says why": (
-        [becomes("gone", 1), is_seen_to_end((1, -11), agent=None)],
-        killed(1, f"was ended by SIGSEGV {TIMED}"),
+        [becomes("gone", 1), is_seen_to_end((1, -11), agent=None)], killed(1, "SIGSEGV")
     ),
     "the agent is killed, and its ranks with it": (
         [becomes("gone", 0, 1), ends(-9)],
         ("killed", None, "the agent ended by SIGKILL before any rank failed"),
     ),
-    "the agent fails": (
-        [ends(1)],
-        ("start", None, "the agent ended with status 1 before any rank failed"),
-    ),
-    "the agent ends well too early": (
-        [ends(0)],
-        ("exception", 0, f"rank 0 left with status 0 {TIMED}, before it was done, {LEFT}"),
-    ),
+    "the agent fails": ([ends(1)], AGENT_FAILS),
+    "the agent ends well too early": ([ends(0)], left(0, TOO_EARLY)),
     "a host is silent": ([is_lost], LOST_HOST),
     "a host is silent, and the agent of the other is killed": ([falls_silent, ends(-9)], LOST_HOST),
     "a host is silent, and a rank is gone with it": ([falls_silent, becomes("gone", 1)], LOST_HOST),
-    "a host is silent, and the rank of the other raises at once": (
-        [falls_silent, FROM_PEER, is_seen_to_end((0, 1))],
-        LOST_HOST,
-    ),
-    "a host is silent, and the rank of the other raises what nobody knows": (
-        [falls_silent, raises(0, "RuntimeError", "what?"), is_seen_to_end((0, 1))],
-        LOST_HOST,
-    ),
-    "a rank raises, and then its host is silent": (
-        [MINE, falls_silent, is_seen_to_end((0, 1))],
-        raised(1, "mine", "ValueError"),
-    ),
-}
+    "a host is silent, and the other raises": ([falls_silent, FROM_PEER, FIRST_ENDS], LOST_HOST),
+    "a host is silent, and raised is unknown": ([falls_silent, STRANGE, FIRST_ENDS], LOST_HOST),
+    "a rank raises, and then its host is silent": ([MINE, falls_silent, FIRST_ENDS], OF_MINE),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", ENDS)
@@ -218,30 +166,28 @@ def test_the_first_that_ended_by_itself_is_the_cause(tmp_path, case):
     assert seconds < 6
 
 
-def test_a_rank_that_is_gone_after_its_last_line_is_not_missed(tmp_path):
-    def ends_while_looked_at(job):
-        is_done(job)
-        job.states |= dict.fromkeys(job.numbers, "zombie")
+def ends_while_looked_at(job):
+    is_done(job)
+    job.states |= dict.fromkeys(job.numbers, "zombie")
 
-    outcome, _, _ = supervised(tmp_path, FakeEngine(starts, begins, ends_while_looked_at, ends(0)))
+
+@pytest.mark.parametrize("steps", [(ends_while_looked_at,), (is_done, falls_silent)])
+def test_a_cell_that_every_rank_has_done_is_finished_whatever_is_seen_at_its_end(tmp_path, steps):
+    outcome, _, _ = supervised(tmp_path, FakeEngine(starts, begins, *steps, ends(0)))
     assert outcome.state == "finished"
 
 
-def test_a_cell_that_every_rank_has_done_is_finished_though_a_host_is_lost_at_its_end(tmp_path):
-    outcome, _, _ = supervised(tmp_path, FakeEngine(starts, begins, is_done, falls_silent, ends(0)))
-    assert outcome.state == "finished"
+DAMAGED = "[[[", "[]", '{"1": []}', '{"x": 1}', '{"1": {"status": 1}}', '{"7": 1}'
 
 
-@pytest.mark.parametrize(
-    "damaged", ["[[[", "[]", '{"1": []}', '{"x": 1}', '{"1": {"status": 1}}', '{"7": 1}']
-)
+@pytest.mark.parametrize("damaged", DAMAGED)
 def test_damaged_failures_are_passed_over(tmp_path, damaged):
     def breaks(job):
         job.folder.failures.write_text(damaged)
         job.status = 1
 
     failure, _ = told(tmp_path, starts, begins, breaks)
-    assert failure == ("start", None, "the agent ended with status 1 before any rank failed")
+    assert failure == AGENT_FAILS
 
 
 @pytest.mark.parametrize(
@@ -261,14 +207,14 @@ def test_the_cause_of_an_exception_is_told_by_what_it_says(tmp_path, kind, messa
     assert failure == (cause, 1, f"rank 1 raised {kind} in phase 'timed': {message or kind}")
 
 
-@pytest.mark.parametrize(
-    ("said", "cause"),
-    [
-        ("[Rank 1] watchdog of NCCL: CUDA error: an illegal memory access", "exception"),
-        ("NCCL error: remote process exited", "nccl"),
-        (None, "killed"),
-    ],
-)
+ABORTS = [
+    ("[Rank 1] watchdog of NCCL: CUDA error: an illegal memory access", "exception"),
+    ("NCCL error: remote process exited", "nccl"),
+    (None, "killed"),
+]
+
+
+@pytest.mark.parametrize(("said", "cause"), ABORTS)
 def test_an_abort_in_a_thread_of_torch_is_told_by_what_it_printed(tmp_path, said, cause):
     def prints(job):
         text = f"terminate called after throwing an instance of 'X'\n  what():  {said}\nmore\n"
@@ -282,137 +228,127 @@ def test_an_abort_in_a_thread_of_torch_is_told_by_what_it_printed(tmp_path, said
 # Ranks that live and do not go on: the rank to name, and words of the message. SLEEP among threads
 # stands for the fixture `asleep`.
 SLEEPS = "(my_model.py:3: `time.sleep(600)`)"
+IN_ALL_REDUCE = [collective("all_reduce")]
+BOTH_ON_GPU = stands(rank0=[ON_GPU], rank1=[ON_GPU])
+BOTH_IN_BACKWARD = stands(rank0=[BACKWARD], rank1=[BACKWARD])
 HUNG = {
     "sleeps": (
         [begins, stands(rank0=[BACKWARD], rank1=["SLEEP"])],
-        (1, f"{TIMED} after 5 iterations: {ASLEEP}, while rank 0 waits in backward"),
+        1, f"{TIMED} after 5 iterations: {ASLEEP}, while rank 0 waits in backward",
     ),
     "sleeps though it is not behind": (
-        [
-            lambda job: begins(job, (5, 7)),
-            stands(rank0=[collective("all_reduce")], rank1=["SLEEP"]),
-        ],
-        (1, f"after 7 iterations: {ASLEEP}, while rank 0 waits in all_reduce"),
+        [lambda job: begins(job, (5, 7)), stands(rank0=IN_ALL_REDUCE, rank1=["SLEEP"])],
+        1, f"after 7 iterations: {ASLEEP}, while rank 0 waits in all_reduce",
     ),
     "sleeps while the other waits for its GPU": (
         [begins, stands(rank0=["SLEEP"], rank1=[ON_GPU])],
-        (0, f"{SLEEPS}, while rank 1 waits for its GPU"),
+        0, f"{SLEEPS}, while rank 1 waits for its GPU",
     ),
     "sleeps in a thread of backward": (
         [begins, stands(rank0=[BACKWARD], rank1=["SLEEP", BACKWARD])],
-        (1, f"{ASLEEP}, while rank 0 waits in backward"),
+        1, f"{ASLEEP}, while rank 0 waits in backward",
     ),
     "works in backward while its main thread waits": (
         [begins, stands(rank0=["SLEEP"], rank1=[COMPUTES, BACKWARD])],
-        (0, "while rank 1 is in _conv_forward (conv.py:553)"),
+        0, "while rank 1 is in _conv_forward (conv.py:553)",
     ),
     "is in the user's code": (
         [begins, stands(rank0=[IMPORTS], rank1=[collective("barrier")])],
-        (0, "it is in load (my_model.py:1), while rank 1 waits in barrier"),
+        0, "it is in load (my_model.py:1), while rank 1 waits in barrier",
     ),
     "is behind": (
-        [lambda job: begins(job, (9, 7)), stands(rank0=[BACKWARD], rank1=[BACKWARD])],
-        (1, f"{TIMED} after 7 iterations: it waits in backward, while rank 0 waits in backward"),
+        [lambda job: begins(job, (9, 7)), BOTH_IN_BACKWARD],
+        1, f"{TIMED} after 7 iterations: it waits in backward, while rank 0 waits in backward",
     ),
     "computes": (
         [begins, stands(rank0=[BACKWARD], rank1=[COMPUTES])],
-        (1, "it is in _conv_forward (conv.py:553), while rank 0 waits in backward"),
+        1, "it is in _conv_forward (conv.py:553), while rank 0 waits in backward",
     ),
     "is stopped": (
         [begins, becomes("stopped", 0), stands(rank1=["SLEEP"])],
-        (0, f"it is stopped, while rank 1 is in forward {SLEEPS}"),
+        0, f"it is stopped, while rank 1 is in forward {SLEEPS}",
     ),
     "writes no stack": (
-        [begins, stands(rank0=[collective("all_reduce")])],
-        (1, "wrote no stack, and its process is sleeping, while rank 0 waits in all_reduce"),
+        [begins, stands(rank0=IN_ALL_REDUCE)],
+        1, "wrote no stack, and its process is sleeping, while rank 0 waits in all_reduce",
     ),
     "nobody writes a stack": (
-        [lambda job: begins(job, (5, 4))],
-        (1, "it wrote no stack, and its process is sleeping"),
+        [lambda job: begins(job, (5, 4))], 1, "it wrote no stack, and its process is sleeping"
     ),
     "waits in another collective": (
-        [begins, stands(rank0=[collective("all_reduce")], rank1=[collective("broadcast")])],
-        (1, "waits in all_reduce; nothing tells which of them is wrong, and the last is named"),
+        [begins, stands(rank0=IN_ALL_REDUCE, rank1=[collective("broadcast")])],
+        1, "waits in all_reduce; nothing tells which of them is wrong, and the last is named",
     ),
     "waits for its GPU in another collective": (
-        [
-            begins,
-            stands(rank0=[ON_GPU], rank1=[ON_GPU]),
-            lambda job: add_collectives(job, "all_reduce", "broadcast"),
-        ],
-        (1, "(unfinished: broadcast), while rank 0 waits for its GPU (unfinished: all_reduce); "),
+        [begins, BOTH_ON_GPU, lambda job: add_collectives(job, "all_reduce", "broadcast")],
+        1, "(unfinished: broadcast), while rank 0 waits for its GPU (unfinished: all_reduce); ",
     ),
     "does not end though it is done": (
         [begins, is_done, becomes("gone", 0), stands(rank1=["SLEEP"])],
-        (1, f"in phase 'exit' after 5 iterations: {ASLEEP}"),
+        1, f"in phase 'exit' after 5 iterations: {ASLEEP}",
     ),
     "all wait for the agent": (
-        [begins, becomes("stopped", "agent"), stands(rank0=[BACKWARD], rank1=[BACKWARD])],
-        (None, "which starts the ranks and serves their store, is stopped; each rank waits"),
+        [begins, becomes("stopped", "agent"), BOTH_IN_BACKWARD],
+        None, "which starts the ranks and serves their store, is stopped; each rank waits",
     ),
     "all wait for the same": (
-        [begins, stands(rank0=[BACKWARD], rank1=[BACKWARD])],
-        (None, f"each gave no sign for 12 s {TIMED}: each of rank 0, rank 1 waits in"),
+        [begins, BOTH_IN_BACKWARD],
+        None, f"each gave no sign for 12 s {TIMED}: each of rank 0, rank 1 waits in",
     ),
-}
+}  # fmt: skip
 
 
-def test_of_many_ranks_the_one_that_waits_elsewhere_is_named(tmp_path):
-    stand = stands(rank0=[BACKWARD], rank1=[IN_STORE], rank2=[BACKWARD])
-    steps = (lambda job: begins(job, (5, 5, 5)), stand)
-    (_, rank, message), _ = told(tmp_path, starts, *steps, ranks=3)
-    said = "it waits in init_process_group, while each of rank 0, rank 2 waits in backward"
-    assert rank == 1 and message.endswith(said)
+def three_begin(job):
+    begins(job, (5, 5, 5))
 
 
-def test_of_many_ranks_the_one_that_began_another_collective_is_named(tmp_path):
-    """All later ones are off by one."""
+def second_differs(job):
+    """All later collectives of rank 0 are off by one."""
     same = ["all_reduce"] * 3
-    stand = stands(rank0=[ON_GPU], rank1=[collective("barrier")], rank2=[ON_GPU])
-    steps = (
-        lambda job: begins(job, (5, 5, 5)),
-        stand,
-        lambda job: record(job, ["all_reduce", "broadcast", "all_reduce"], same, same),
-    )
-    (_, rank, message), _ = told(tmp_path, starts, *steps, ranks=3)
-    why = "collective 8 was broadcast of 1024x2 where that of the others was all_reduce of 1024x2"
-    assert rank == 0 and message.endswith(why)
+    record(job, ["all_reduce", "broadcast", "all_reduce"], same, same)
 
 
+OF_THREE = {
+    "waits elsewhere": (
+        [three_begin, stands(rank0=[BACKWARD], rank1=[IN_STORE], rank2=[BACKWARD])],
+        1, "it waits in init_process_group, while each of rank 0, rank 2 waits in backward",
+    ),
+    "began another collective": (
+        [three_begin, stands(rank0=[ON_GPU], rank1=[collective("barrier")], rank2=[ON_GPU]),
+         second_differs],
+        0, "collective 8 was broadcast of 1024x2 where that of the others was all_reduce of 1024x2",
+    ),
+}  # fmt: skip
 WAIT = {"rank0": [WAITS_FOR_SERVERS], "rank1": [WAITS_FOR_SERVERS]}
 SERVERS = {
     "is stopped before its first push": (
         [reaches("build"), becomes("stopped", 2), stands(**WAIT, server=[SERVES])],
-        (2, "it is stopped, while each"),
+        2, "it is stopped, while each",
     ),
     "sleeps before its first push": (
         [reaches("build"), stands(**WAIT, server=["SLEEP"])],
-        (
-            2,
-            f"for 12 s, in phase 'build' after 0 iterations: {ASLEEP}, while each of rank 0, rank 1",
-        ),
+        2, f"for 12 s, in phase 'build' after 0 iterations: {ASLEEP}, while each of rank 0, rank 1",
     ),
     "sums for ever": (
-        [reaches("timed", 5, 5), stands(**WAIT, server=[SUMS])],
-        (2, "it is in serve (server.py:60"),
+        [reaches("timed", 5, 5), stands(**WAIT, server=[SUMS])], 2, "it is in serve (server.py:60"
     ),
     "waits as it should, while a rank sleeps": (
         [reaches("timed", 5, 5), stands(**WAIT | {"rank0": ["SLEEP"]}, server=[SERVES])],
-        (0, "while rank 1 waits for the servers, server 0 waits for gradients"),
+        0, "while rank 1 waits for the servers, server 0 waits for gradients",
     ),
-}
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("case", [*HUNG, *SERVERS])
+@pytest.mark.parametrize("case", [*HUNG, *OF_THREE, *SERVERS])
 def test_the_process_that_is_not_where_the_others_are_is_named(tmp_path, asleep, case):
-    steps, (rank, said) = (HUNG | SERVERS)[case]
+    steps, rank, said = (HUNG | OF_THREE | SERVERS)[case]
 
     def with_sleep(job):
         for number, text in job.stacks.items():
             job.stacks[number] = text.replace("SLEEP", dump(asleep))
 
-    servers = int(case in SERVERS)
-    failure, seconds = told(tmp_path, starts, *steps, with_sleep, servers=servers)
+    asked = {"servers": int(case in SERVERS), "ranks": 3 if case in OF_THREE else 2}
+    failure, seconds = told(tmp_path, starts, *steps, with_sleep, **asked)
     assert failure[:2] == ("hang", rank) and said in failure[2], failure
     assert 12 < seconds < 15
 
@@ -425,16 +361,15 @@ def test_a_server_that_ends_before_its_first_push_ends_the_cell(tmp_path, status
     assert seconds < 1
 
 
-def test_the_first_step_of_a_rank_may_be_long(tmp_path):
+FIRST_STEP = starts, reaches("first step", 0, 0)
+
+
+def test_the_first_step_may_be_long_and_a_rank_that_is_stopped_in_it_is_noticed_early(tmp_path):
     stand = stands(rank0=[BACKWARD], rank1=[COMPUTES])
-    (cause, rank, message), seconds = told(tmp_path, starts, reaches("first step", 0, 0), stand)
+    (cause, rank, message), seconds = told(tmp_path / "long", *FIRST_STEP, stand)
     assert (cause, rank) == ("hang", 1) and "gave no sign for 300 s" in message
     assert 300 < seconds < 305
-
-
-def test_a_rank_that_is_stopped_in_its_first_step_is_noticed_early(tmp_path):
-    steps = (starts, reaches("first step", 0, 0), becomes("stopped", 0))
-    (_, rank, _), seconds = told(tmp_path, *steps)
+    (_, rank, _), seconds = told(tmp_path / "stopped", *FIRST_STEP, becomes("stopped", 0))
     assert rank == 0 and seconds < 15
 
 
@@ -449,14 +384,12 @@ def test_a_log_without_a_stack_has_no_place(tmp_path):
     assert stacks.locate(log, before).state == StackState.FOREIGN
 
 
-@pytest.mark.parametrize(
-    "folder", ["/usr/lib/python3.12", "/usr/lib64/python3.9", "/opt/conda/lib/python3.14"]
-)
-def test_pythons_own_code_is_not_foreign_wherever_it_is_installed(tmp_path, folder):
+def test_pythons_own_code_is_not_foreign_wherever_it_is_installed(tmp_path):
     log = tmp_path / "rank0.log"
-    log.write_text(dump([(f"{folder}/threading.py", 359, "wait"), *STEP]))
-    found = stacks.locate(log, 0)
-    assert found.state == StackState.BUSY and "threading" not in found.words
+    for folder in ("/usr/lib/python3.12", "/usr/lib64/python3.9", "/opt/conda/lib/python3.14"):
+        log.write_text(dump([(f"{folder}/threading.py", 359, "wait"), *STEP]))
+        found = stacks.locate(log, 0)
+        assert found.state == StackState.BUSY and "threading" not in found.words, folder
 
 
 def test_the_loops_that_wait_are_where_they_are_looked_for():

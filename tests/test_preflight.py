@@ -20,12 +20,7 @@ from benchmarks.record import CellFolder
 from benchmarks.record.lines import CLOCK_VARIABLE, beginning
 from conf.host_limits import usable_cores
 from conf.options import Refused
-from launch.engines.environment import (
-    NCCL_SUBSYSTEMS,
-    HostEnvironment,
-    cell_variables,
-    environment,
-)
+from launch.engines.environment import NCCL_SUBSYSTEMS, HostEnvironment, cell_variables, environment
 from launch.engines.rendezvous import candidates, choose
 from launch.machine import facts as describe
 from launch.machine.fleet import Host, compare
