@@ -1,4 +1,4 @@
-"""Files of ours are written safely: whatever stands in their place stays as it is, and no writer waits for a pipe."""
+"""Files of ours are written safely: what stands in their place stays, and no writer waits."""
 
 import ast
 import functools
@@ -23,40 +23,23 @@ from launch.tracking.store import store_lock
 
 pytestmark = pytest.mark.timeout(20)  # a writer that waits for a pipe waits for ever
 DETAILS = {
-    "environment": {"topology": "GPU0"},
-    "sweep_id": "s",
-    "overrides": [],
-    "drift": False,
+    "environment": {"topology": "GPU0"}, "sweep_id": "s", "overrides": [], "drift": False,
     "study": "s",
-}
-
-
-def a_second_name(path, mine):
-    os.link(mine / "file", path)
-
-
-# What a user may have where a file of ours belongs: planted at a path, with links to files and folders of the user's.
+}  # fmt: skip
+# What a user may have where a file of ours belongs: planted at a path, with links to the user's.
 IN_THE_WAY = {
     "link": lambda path, mine: path.symlink_to(mine / "file"),
     "link to nothing": lambda path, mine: path.symlink_to(mine / "nothing"),
     "link to a folder": lambda path, mine: path.symlink_to(mine),
     "pipe": lambda path, mine: os.mkfifo(path),
     "folder": lambda path, mine: path.mkdir(),
-    "second name": a_second_name,
+    "second name": lambda path, mine: path.hardlink_to(mine / "file"),
 }
-
-
-def appended(path):
-    Lines(path).write("begin", 1.0)
 
 
 def locked(path):
     with safe_files.locked(path) as ours:
         assert ours
-
-
-def written(path):
-    safe_files.write_whole(path, b"{}")
 
 
 def moved(path):
@@ -68,17 +51,16 @@ def moved(path):
         made.unlink(missing_ok=True)
 
 
-def drawn(path):
-    """The only writer that follows a link, as the user named it; the user's text at its end is no drawing."""
-    safe_files.write_named(path, b"<svg></svg>")
-
-
-WRITERS = {"append": appended, "lock": locked, "write": written, "move": moved, "draw": drawn}
-RIGHT = {
-    ("write", "second name"),
-    ("move", "second name"),
-    ("draw", "link to nothing"),
-}  # nothing of the user's changes
+WRITERS = {
+    "append": lambda path: Lines(path).write("begin", 1.0),
+    "lock": locked,
+    "write": lambda path: safe_files.write_whole(path, b"{}"),
+    "move": moved,
+    # It alone follows a link, as the user named it; the user's text at its end is no drawing.
+    "draw": lambda path: safe_files.write_named(path, b"<svg></svg>"),
+}
+# Nothing of the user's changes.
+RIGHT = {("write", "second name"), ("move", "second name"), ("draw", "link to nothing")}
 
 
 @pytest.fixture
@@ -94,14 +76,11 @@ def seen(folder):
     """Everything below a folder: its kind, and what it holds or leads to."""
     found = {}
     for path in sorted(folder.rglob("*")):
-        mode = path.lstat().st_mode
-        holds = (
-            path.read_bytes()
-            if stat.S_ISREG(mode)
-            else path.readlink()
-            if stat.S_ISLNK(mode)
-            else None
-        )
+        mode, holds = path.lstat().st_mode, None
+        if stat.S_ISREG(mode):
+            holds = path.read_bytes()
+        elif stat.S_ISLNK(mode):
+            holds = path.readlink()
         found[str(path.relative_to(folder))] = stat.S_IFMT(mode), holds
     return found
 
@@ -157,9 +136,8 @@ def test_the_umask_decides_who_may_read(tmp_path, mask, sticky):
     finally:
         os.umask(before)
     for path in tmp_path.rglob("*"):
-        assert stat.S_IMODE(path.stat().st_mode) == (0o777 if path.is_dir() else 0o666) & ~mask, (
-            path
-        )
+        most = 0o777 if path.is_dir() else 0o666
+        assert stat.S_IMODE(path.stat().st_mode) == most & ~mask, path
     assert {path.name for path in folder.iterdir()} == set(WRITERS), "nothing else is left"
 
 
@@ -205,26 +183,21 @@ def test_a_write_that_fails_leaves_the_earlier_file_and_nothing_else(tmp_path, m
     assert path.read_bytes() == b"1" and list(tmp_path.iterdir()) == [path]
 
 
-PARTS = (
-    "",
-    ".lock",
-    ".aside",
-    "record.json",
-    "attempt.json",
-    "cell.json",
-    "topology.txt",
-    "ranks",
-    "logs",
-    "nccl",
-)
+FILES = (".lock", ".aside", "record.json", "attempt.json", "cell.json", "topology.txt")
 
 
-@pytest.mark.parametrize("part", PARTS)
-@pytest.mark.parametrize("thing", ["link", "link to nothing", "link to a folder"])
-def test_a_cell_with_a_link_in_it_is_not_begun(tmp_path, mine, part, thing):
-    """Made between the plan and the cell. Nothing is written behind it, and the study goes on."""
+@pytest.fixture
+def begun(tmp_path):
+    """(A study, a cell of it, the cell's folder)."""
     study, cell = StudyFolder(str(tmp_path / "out"), "s"), make_cell()
-    folder = CellFolder(study.folder / cell.folder)
+    return study, cell, CellFolder(study.folder / cell.folder)
+
+
+@pytest.mark.parametrize("part", ["", *FILES, "ranks", "logs", "nccl"])
+@pytest.mark.parametrize("thing", ["link", "link to nothing", "link to a folder"])
+def test_a_cell_with_a_link_in_it_is_not_begun(begun, mine, part, thing):
+    """Made between the plan and the cell. Nothing is written behind it, and the study goes on."""
+    study, cell, folder = begun
     if part:
         folder.path.mkdir()
     IN_THE_WAY[thing](folder.path / part if part else folder.path, mine)
@@ -236,9 +209,8 @@ def test_a_cell_with_a_link_in_it_is_not_begun(tmp_path, mine, part, thing):
 
 @pytest.mark.parametrize("part", ["record.json", "attempt.json", "ranks", "attempt-1"])
 @pytest.mark.parametrize("thing", ["pipe", "folder"])
-def test_what_else_is_in_a_cell_is_set_aside_or_stays(tmp_path, mine, part, thing):
-    study, cell = StudyFolder(str(tmp_path / "out"), "s"), make_cell()
-    folder = CellFolder(study.folder / cell.folder)
+def test_what_else_is_in_a_cell_is_set_aside_or_stays(begun, mine, part, thing):
+    study, cell, folder = begun
     folder.path.mkdir()
     IN_THE_WAY[thing](folder.path / part, mine)
     kind = stat.S_IFMT((folder.path / part).lstat().st_mode)
@@ -250,26 +222,23 @@ def test_what_else_is_in_a_cell_is_set_aside_or_stays(tmp_path, mine, part, thin
     assert stat.S_IFMT(kept.lstat().st_mode) == kind and folder.attempt.is_file()
 
 
+def report_of_a_rank(root):
+    Reporter(CellFolder(root / "cell"), 0)
+
+
 def enter_store_lock(root):
     with store_lock(root / ".mlflow.db.lock"):
         pass
 
 
+LEFT = "is left as it is"
 UNWRITABLE = r"output_dir=.*: cannot be written \(.*journal.jsonl (is|has) (a|no) .*\)"
 # Who writes a file, by its path: how, and what is raised with which words.
 CALLERS = {
     "s/journal.jsonl": (lambda root: StudyFolder(str(root), "s"), Refused, UNWRITABLE),
-    "cell/ranks/0.jsonl": (
-        lambda root: Reporter(CellFolder(root / "cell"), 0),
-        NotOurs,
-        "is left as it is",
-    ),
-    "cell/ranks/0.count": (
-        lambda root: Reporter(CellFolder(root / "cell"), 0),
-        NotOurs,
-        "is left as it is",
-    ),
-    ".mlflow.db.lock": (enter_store_lock, NotOurs, "it is left as it is"),
+    "cell/ranks/0.jsonl": (report_of_a_rank, NotOurs, LEFT),
+    "cell/ranks/0.count": (report_of_a_rank, NotOurs, LEFT),
+    ".mlflow.db.lock": (enter_store_lock, NotOurs, LEFT),
 }
 
 
@@ -307,16 +276,14 @@ def test_a_report_replaces_its_own_files_only(tmp_path, mine, name, thing):
         IN_THE_WAY[thing](report / name, mine)
     else:
         IN_THE_WAY[thing](report, mine)
-    before = seen(tmp_path)
+    before, of_user = seen(tmp_path), seen(mine)
     try:
         write_folder(report, {"index.html": page, "report.md": b"2"})
     except OSError:
         assert seen(tmp_path) == before
     else:  # an empty folder, or a second name of the user's file: its first name keeps what it held
         assert thing in ("folder", "second name")
-        assert seen(mine) == {
-            name.removeprefix("mine/"): one for name, one in before.items() if "mine/" in name
-        }
+        assert seen(mine) == of_user
 
 
 def test_readers_of_a_study_do_not_wait_for_a_pipe(tmp_path):
@@ -330,99 +297,83 @@ def test_readers_of_a_study_do_not_wait_for_a_pipe(tmp_path):
     assert time.monotonic() - begun < 10
 
 
-# --- no other module writes by itself -----------------------------------------------------------------------------
+# --- no other module writes by itself -------------------------------------------------------------
 
 ROOT = Path(__file__).parent.parent
-MAKING = {"write_text", "write_bytes", "mkdir", "makedirs", "touch", "rename", "link", "symlink", "symlink_to", "hardlink_to",
-          "truncate", "ftruncate", "chmod", "savefig", "save", "export_chrome_trace", "copy2", "move", "copyfile", "copytree",
-          "TemporaryDirectory", "NamedTemporaryFile", "mkdtemp", "mkstemp", "FileLock"}  # fmt: skip
+MAKING = {
+    "FileLock", "NamedTemporaryFile", "TemporaryDirectory", "chmod", "copy2", "copyfile",
+    "copytree", "export_chrome_trace", "ftruncate", "hardlink_to", "link", "makedirs", "mkdir",
+    "mkdtemp", "mkstemp", "move", "rename", "save", "savefig", "symlink", "symlink_to", "touch",
+    "truncate", "write_bytes", "write_text",
+}  # fmt: skip
 # Calls outside safe_files that make, replace or move a file, and why they may.
 ALLOWED = {
-    "analysis/bundle.py": (
-        {"root.mkdir", "archive.open", "tempfile.TemporaryDirectory", "path.parent.mkdir", "path.write_bytes"},
-        "in a new folder of a random name, from which the archive is put in place, and in a scratch folder",
-    ),
-    "analysis/report/figure.py": ({"figure.savefig"}, "into memory"),
-    "analysis/topology/drawing.py": ({"figure.savefig"}, "into memory"),
-    "analysis/report/folder.py": (
-        {"(new / path).parent.mkdir", "(new / path).write_bytes", "os.link", "shutil.copy2", "target.rename", "new.rename",
-         "old.rename"},
-        "a report appears as a whole: into a new folder of a random name, which is then swapped with the earlier report's",
-    ),
-    "analysis/trace/nsys_tables.py": ({"sqlite3.connect"}, "mode=ro"),
-    "analysis/trace/scrub.py": (
-        {"tempfile.TemporaryDirectory", "packed.open", "sqlite3.connect"}, "in a new folder of a random name, which is removed"
-    ),
-    "analysis/trace/source.py": ({"tempfile.TemporaryDirectory", "plain.open"}, "in a scratch folder, which is removed"),
-    "benchmarks/agent/scratch.py": (
-        {"folder.mkdir", "os.open"}, "mkdir fails where anything is; the lock of a folder of ours, never through a link"
-    ),
-    "benchmarks/rank/host_agent.py": ({"os.open"}, "/dev/null"),
-    "benchmarks/record/folder.py": (
-        {"(self.path / part).mkdir", "path.rename", "aside.rename"}, "mkdir fails where anything is; moves inside a cell's folder"
-    ),
-    "benchmarks/timing/c_calls.py": (
-        {"tempfile.TemporaryDirectory", "source.write_text"}, "in a scratch folder, which is removed"
-    ),
-    "benchmarks/training/passes.py": ({"profiler.export_chrome_trace"}, "torch writes it, into a folder made anew"),
-    "benchmarks/record/safe_text.py": ({"os.open"}, "/dev/null"),
-    "launch/engines/hosts.py": ({"open"}, "a descriptor that safe_files opened"),
-    "launch/engines/slurm.py": ({"folder.mkdir"}, "safe_files then looks whether it is a folder, and no link"),
-    "launch/tracking/store.py": (
-        {"path.parent.mkdir", "os.link", "sqlite3.connect"},
-        "MLflow and SQLite write the store; its folder is the user's to name; os.link fails where anything is",
-    ),
-    "trainers/memory.py": ({"os.open"}, "in /dev/shm: made anew with O_EXCL, for this user alone"),
-}  # fmt: skip
+    # In a new folder of a random name, from which the archive is put in place; a scratch folder.
+    "analysis/bundle.py": "archive.open path.parent.mkdir path.write_bytes root.mkdir"
+    " tempfile.TemporaryDirectory",
+    # A new folder of a random name is swapped with the earlier report's: it appears as a whole.
+    "analysis/report/folder.py": "(new/path).parent.mkdir (new/path).write_bytes new.rename"
+    " old.rename os.link shutil.copy2 target.rename",
+    "analysis/report/figure.py": "figure.savefig",  # into memory
+    "analysis/topology/drawing.py": "figure.savefig",
+    "analysis/trace/nsys_tables.py": "sqlite3.connect",  # mode=ro
+    # In scratch folders, which are removed.
+    "analysis/trace/scrub.py": "packed.open sqlite3.connect tempfile.TemporaryDirectory",
+    "analysis/trace/source.py": "plain.open tempfile.TemporaryDirectory",
+    "benchmarks/timing/c_calls.py": "source.write_text tempfile.TemporaryDirectory",
+    # mkdir fails where anything is; the lock of a folder of ours, never through a link.
+    "benchmarks/agent/scratch.py": "folder.mkdir os.open",
+    "benchmarks/rank/host_agent.py": "os.open",  # /dev/null
+    "benchmarks/record/safe_text.py": "os.open",  # /dev/null
+    # mkdir fails where anything is; moves inside a cell's folder.
+    "benchmarks/record/folder.py": "(self.path/part).mkdir aside.rename path.rename",
+    "benchmarks/training/passes.py": "profiler.export_chrome_trace",  # by torch, in a new folder
+    "launch/engines/hosts.py": "open",  # a descriptor that safe_files opened
+    "launch/engines/slurm.py": "folder.mkdir",  # safe_files then looks whether it is a folder
+    # MLflow and SQLite write the store, in the user's folder; os.link fails where anything is.
+    "launch/tracking/store.py": "os.link path.parent.mkdir sqlite3.connect",
+    "trainers/memory.py": "os.open",  # in /dev/shm: anew with O_EXCL, for this user alone
+}
 
 
 @functools.cache
 def calls():
     """{module: its calls} of everything that Ringside runs."""
-    packages = ("conf", "trainers", "benchmarks", "launch", "analysis")
-    paths = [
-        ROOT / "launch.py",
-        *(path for package in packages for path in (ROOT / package).rglob("*.py")),
-    ]
-    trees = {
-        str(path.relative_to(ROOT)): ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        for path in paths
-    }
-    return {
-        name: [node for node in tree if isinstance(node, ast.Call)] for name, tree in trees.items()
-    }
+    paths = [ROOT / "launch.py"]
+    for package in ("conf", "trainers", "benchmarks", "launch", "analysis"):
+        paths += (ROOT / package).rglob("*.py")
+    found = {}
+    for path in paths:
+        nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        calls = [node for node in nodes if isinstance(node, ast.Call)]
+        found[str(path.relative_to(ROOT))] = calls
+    return found
 
 
-def made_by(module):
-    """The calls of a module that make, replace or move a file."""
-    for node in calls()[module]:
-        name, given = ast.unparse(node.func), [*node.args, *(one.value for one in node.keywords)]
-        last = name.rpartition(".")[2]
-        modes = [
-            one.value
-            for one in given
-            if isinstance(one, ast.Constant) and isinstance(one.value, str)
-        ]
-        opens = any(
-            {*mode} & {*"wax+"} and {*mode} <= {*"rwaxbt+"} for mode in modes
-        ) or "os.O_" in ast.unparse(node)
-        moves = (
-            last == "replace"
-            and len(node.args) == 1  # of a path; text has two arguments
-            and not node.keywords
-            and name != "dataclasses.replace"
-        )
-        if last in MAKING or name == "sqlite3.connect" or moves or (last == "open" and opens):
-            yield name
+def makes_a_file(node, name):
+    """Whether a call makes, replaces or moves a file."""
+    last = name.rpartition(".")[2]
+    if last in MAKING or name == "sqlite3.connect":
+        return True
+    if last == "replace" and name != "dataclasses.replace":
+        return len(node.args) == 1 and not node.keywords  # of a path; text has two arguments
+    if last != "open":
+        return False
+    for given in (*node.args, *(keyword.value for keyword in node.keywords)):
+        mode = getattr(given, "value", None)
+        if isinstance(mode, str) and {*mode} & {*"wax+"} and {*mode} <= {*"rwaxbt+"}:
+            return True
+    return "os.O_" in ast.unparse(node)
 
 
 def test_no_other_module_makes_files_by_itself():
-    found = {
-        module: {*made_by(module)} for module in calls() if not module.endswith("/safe_files.py")
-    }
-    assert {module: made for module, made in found.items() if made} == {
-        module: made for module, (made, _) in ALLOWED.items()
-    }
+    found = {}
+    for module, nodes in calls().items():
+        names = {node: ast.unparse(node.func) for node in nodes}
+        making = {name.replace(" ", "") for node, name in names.items() if makes_a_file(node, name)}
+        if making and not module.endswith("/safe_files.py"):
+            found[module] = making
+    assert found == {module: {*names.split()} for module, names in ALLOWED.items()}
 
 
 def test_no_text_of_a_file_is_what_the_locale_makes_of_it():
