@@ -1,4 +1,4 @@
-"""What was around a cell: faults planted into the samples of a real H200 cell, and into its record, each with a clean twin."""
+"""What was around a cell: faults planted into a real H200 cell's samples and record; clean twins."""
 
 import copy
 import dataclasses
@@ -9,6 +9,7 @@ import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from simulate import Simulator, Truth
@@ -26,7 +27,7 @@ from analysis.validity.checks import judge
 from analysis.validity.gpu_samples import summary
 from benchmarks import record as records
 from benchmarks.agent.sampler import CpuLoad, SampledGpus
-from benchmarks.record import CellFolder, read_lines
+from benchmarks.record import CellFolder, Lines, read_lines
 from conf.schema import ValidityLimits
 
 DATA = Path(__file__).parent / "data"
@@ -40,22 +41,18 @@ THERMAL, POWER_CAP, IDLE = 0x40, 0x04, 0x01
 
 def phases():
     """{phase: (begin, end)} of rank 0 in the real cell, s."""
-    lines = [
-        line
-        for line in read_lines(RAW / "ranks" / "0.jsonl")
-        if line["kind"] in ("phase", "result")
-    ]
+    every = read_lines(RAW / "ranks" / "0.jsonl")
+    lines = [line for line in every if line["kind"] in ("phase", "result")]
     return {one["phase"]: (one["time"], two["time"]) for one, two in pairwise(lines)}
 
 
 PHASES = phases()
-MEASURED = [
-    name for name in PHASES if name not in ("build", "first step", "warm-up", "check", "compare")
-]
+UNMEASURED = ("build", "first step", "warm-up", "check", "compare")
+MEASURED = [name for name in PHASES if name not in UNMEASURED]
 
 
 def during(*names):
-    """Whether a moment is in one of these phases; of a short one, also in the half second until the next sample."""
+    """Whether a moment is in one of these phases, or in the half second until the next sample."""
     spans = [(PHASES[name][0], max(PHASES[name][1], PHASES[name][0] + 0.5)) for name in names]
     return lambda moment: any(begin <= moment <= end for begin, end in spans)
 
@@ -68,48 +65,27 @@ def sampled(tmp_path, gpu=lambda moment, rank: {}, others=0.0, where="timed", co
     shutil.copytree(RAW, tmp_path / "cell")
     folder = CellFolder(tmp_path / "cell")
     began, ended = PHASES["build"][0] - 2, PHASES["exposed"][1] + 2
-    idle = {
-        "sm_mhz": 1980,
-        "reasons": IDLE,
-        "memory_bytes": 0,
-        "busy_percent": 0,
-        "foreign_pids": [],
-    }
+    idle = {"sm_mhz": 1980, "reasons": IDLE, "memory_bytes": 0, "busy_percent": 0}
+    idle["foreign_pids"] = []
     steps = {**idle, "reasons": 0, "memory_bytes": OWN_GIB * GIB}
-    lines, load = [{"kind": "before", "time": began, "gpus": [idle, idle]}], []
-    for moment in (began + number / 2 for number in range(int((ended - began) * 2) + 1)):
+    first, last = PHASES[where]
+    gpus, cpu = Lines(folder.gpu_samples), Lines(folder.cpu_samples)
+    gpus.write("before", began, gpus=[idle, idle])
+    for number in range(int((ended - began) * 2) + 1):
+        moment = began + number / 2
         plain = steps if PHASES["first step"][0] <= moment <= PHASES["exposed"][1] else idle
-        lines.append(
-            {
-                "kind": "sample",
-                "time": moment,
-                "gpus": [{**plain, **gpu(moment, rank)} for rank in (0, 1)],
-            }
-        )
-        own, inside = (
-            moment - began,
-            min(max(moment - PHASES[where][0], 0), PHASES[where][1] - PHASES[where][0]),
-        )
-        busy = own + others * cores * inside
-        load.append(
-            {"kind": "sample", "time": moment, "cores": cores, "busy_s": busy, "own_s": own}
-        )
-    for path, content in ((folder.gpu_samples, lines), (folder.cpu_samples, load)):
-        path.write_text("".join(json.dumps(line) + "\n" for line in content))
+        gpus.write("sample", moment, gpus=[{**plain, **gpu(moment, rank)} for rank in (0, 1)])
+        own, inside = moment - began, min(max(moment - first, 0), last - first)
+        cpu.write("sample", moment, cores=cores, busy_s=own + others * cores * inside, own_s=own)
     metrics, checks = summary(folder)
-    record = records.read(folder.record)
-    return dataclasses.replace(
-        record, metrics=record.metrics | metrics, checks=record.checks | checks
-    )
+    made = records.read(folder.record)
+    return dataclasses.replace(made, metrics=made.metrics | metrics, checks=made.checks | checks)
 
 
 def found(record, limits=LIMITS):
     """The codes of this file's checks and what they say, and the verdict."""
     judged = judge(record, limits)
     return {code: said for code, said in judged.codes.items() if code in CODES}, judged.verdict
-
-
-# Samples of every phase.
 
 
 def test_a_clean_cell_has_no_code_and_its_phases_are_told(tmp_path):
@@ -125,11 +101,7 @@ def test_a_clean_cell_has_no_code_and_its_phases_are_told(tmp_path):
 def at(*names, rank=None, **values):
     """What samples of all GPUs, or of one, say during some phases."""
     inside = during(*names)
-
-    def gpu(moment, of_rank):
-        return values if inside(moment) and rank in (None, of_rank) else {}
-
-    return gpu
+    return lambda moment, of_rank: values if inside(moment) and rank in (None, of_rank) else {}
 
 
 def held(gib, own_gib=None):
@@ -218,10 +190,10 @@ def test_what_the_gpus_show_is_seen_and_what_is_natural_is_not(tmp_path, gpu, co
     assert verdict == (severity if code else "valid")
 
 
-@pytest.mark.parametrize(
-    ("share", "cores", "code"),
-    [(0.5, 2, True), (0.12, 32, True), (0.08, 32, False), (0.03, 2, False)],
-)
+OTHERS = [(0.5, 2, True), (0.12, 32, True), (0.08, 32, False), (0.03, 2, False)]
+
+
+@pytest.mark.parametrize(("share", "cores", "code"), OTHERS)
 @pytest.mark.parametrize("where", ["timed", "exposed"])
 def test_others_on_the_cores_are_seen(tmp_path, share, cores, code, where):
     codes, verdict = found(sampled(tmp_path, others=share, cores=cores, where=where))
@@ -239,9 +211,8 @@ def test_a_cell_without_samples_of_the_cpu_is_unchecked(tmp_path):
 
 def test_clocks_that_differ_from_the_baselines_are_a_finding_with_the_efficiency_without_them():
     """Study comp of the audit: one GPU at 1,902 MHz, two at 1,794; 97.3 % are 103 % per MHz."""
-    simulator = Simulator(
-        Truth(noise=0.0, alone_ms=(54.0, 54.0), exposed_ms=0.0, contention_ms=0.0)
-    )
+    truth = Truth(noise=0.0, alone_ms=(54.0, 54.0), exposed_ms=0.0, contention_ms=0.0)
+    simulator = Simulator(truth)
 
     def clocked(gpus, mhz, factor=1.0):
         made = simulator.record(gpus, factor=factor)
@@ -251,17 +222,13 @@ def test_clocks_that_differ_from_the_baselines_are_a_finding_with_the_efficiency
     pair = with_values(clocked((0, 1), 1794.0, 0.973), alone)
     assert pair.metrics[EFFICIENCY] == pytest.approx(0.973)
     assert pair.metrics[AT_EQUAL_CLOCKS] == pytest.approx(0.973 * 1902 / 1794)
-    said = judge(pair, LIMITS).codes["clocks_differ"]
-    assert (
-        "the cell ran at 1,794 MHz, its baseline 1,902 MHz; at equal clocks the efficiency is 103.2 %"
-        in said
-    )
+    judged = judge(pair, LIMITS)
+    said = "the cell ran at 1,794 MHz, its baseline 1,902 MHz; at equal clocks the efficiency is"
+    assert f"{said} 103.2 %" in judged.codes["clocks_differ"]
     for mhz, code in ((1882.0, True), (1884.0, False), (1902.0, False), (1922.0, True)):
-        assert (
-            "clocks_differ" in judge(with_values(clocked((0, 1), mhz), alone), LIMITS).codes
-        ) == code, mhz
-    plain = judge(with_values(clocked((0, 1), 1902.0), alone), LIMITS)
-    assert plain.verdict == judge(pair, LIMITS).verdict  # the finding leaves it as it is
+        plain = judge(with_values(clocked((0, 1), mhz), alone), LIMITS)
+        assert ("clocks_differ" in plain.codes) == code, mhz
+        assert plain.verdict == judged.verdict  # the finding leaves it as it is
 
 
 def test_clocks_that_were_not_sampled_give_no_efficiency_at_equal_clocks():
@@ -292,50 +259,36 @@ def with_setting(name, value, variables=None, inherited=None):
     return made
 
 
-@pytest.mark.parametrize(
-    ("record", "said"),
-    [
-        (with_setting("NCCL_P2P_LEVEL", "LOC"), "NCCL_P2P_LEVEL=LOC from the environment"),
-        (
-            with_setting("NCCL_P2P_LEVEL", "LOC", inherited=["NCCL_P2P_LEVEL"]),
-            "NCCL_P2P_LEVEL=LOC from the environment",
-        ),
-        (
-            with_setting("NCCL_ALGO", "Tree", variables={}),
-            "NCCL_ALGO=Tree from a configuration file of NCCL",
-        ),
-        (
-            with_setting("NCCL_SOCKET_IFNAME", "eth0"),
-            "NCCL_SOCKET_IFNAME=eth0 from the environment",
-        ),
-        (with_setting("NCCL_NVLS_ENABLE", "1"), "NCCL_NVLS_ENABLE=1 from the environment"),
-    ],
-)
+LEVEL = "NCCL_P2P_LEVEL"
+AROUND, BY_FILE = "from the environment", "from a configuration file of NCCL"
+INHERITED_LEVEL = with_setting(LEVEL, "LOC", inherited=[LEVEL])
+SETTINGS = [
+    (with_setting(LEVEL, "LOC"), f"{LEVEL}=LOC {AROUND}"),
+    (INHERITED_LEVEL, f"{LEVEL}=LOC {AROUND}"),
+    (with_setting("NCCL_ALGO", "Tree", variables={}), f"NCCL_ALGO=Tree {BY_FILE}"),
+    (with_setting("NCCL_SOCKET_IFNAME", "eth0"), f"NCCL_SOCKET_IFNAME=eth0 {AROUND}"),
+    (with_setting("NCCL_NVLS_ENABLE", "1"), f"NCCL_NVLS_ENABLE=1 {AROUND}"),
+]
+
+
+@pytest.mark.parametrize(("record", "said"), SETTINGS)
 def test_a_setting_that_nobody_asked_for_is_suspect_and_named(record, said):
-    codes, verdict = found(record)
-    assert codes == {"setting_not_asked": f"NCCL used a setting that was not asked for: {said}"}
-    assert verdict == "suspect"
+    said = f"NCCL used a setting that was not asked for: {said}"
+    assert found(record) == ({"setting_not_asked": said}, "suspect")
 
 
 def test_settings_that_were_asked_or_are_ringsides_or_keep_safe_are_not():
-    assert (
-        found(with_setting("NCCL_NVLS_ENABLE", "0"))[0]
-        == found(with_setting("NCCL_RAS_ENABLE", "0"))[0]
-        == {}
-    )
-    asked = with_setting("NCCL_P2P_LEVEL", "LOC")
-    asked = dataclasses.replace(
-        asked, cell=dataclasses.replace(asked.cell, nccl={"NCCL_P2P_LEVEL": "LOC"})
-    )
-    assert found(asked)[0] == {}
+    for name in ("NCCL_NVLS_ENABLE", "NCCL_RAS_ENABLE"):
+        assert found(with_setting(name, "0"))[0] == {}
+    asked = with_setting(LEVEL, "LOC")
+    cell = dataclasses.replace(asked.cell, nccl={LEVEL: "LOC"})
+    assert found(dataclasses.replace(asked, cell=cell))[0] == {}
 
 
 def test_without_nccls_log_an_inherited_setting_is_unchecked():
-    lost = dataclasses.replace(with_setting("NCCL_P2P_LEVEL", "LOC"), effective={})
-    assert "NCCL_P2P_LEVEL" in judge(lost, LIMITS).unchecked["setting_not_asked"]
-    assert (
-        "setting_not_asked" not in judge(dataclasses.replace(PLAIN, effective={}), LIMITS).unchecked
-    )
+    lost, plain = (dataclasses.replace(one, effective={}) for one in (SETTINGS[0][0], PLAIN))
+    assert LEVEL in judge(lost, LIMITS).unchecked["setting_not_asked"]
+    assert "setting_not_asked" not in judge(plain, LIMITS).unchecked
 
 
 # Sampling.
@@ -348,18 +301,16 @@ def burn(seconds):
 def test_the_load_of_our_processes_is_told_from_that_of_others():
     load = CpuLoad()
     first = load.read()
-    subprocess.run(
-        [sys.executable, "-c", burn(0.4)], check=True
-    )  # ended and waited for, as ranks are
-    child = subprocess.Popen(
-        [sys.executable, "-c", f"{burn(0.4)}\nprint(flush=True)\ninput()"], stdin=-1, stdout=-1
-    )
+    # Ended and waited for, as ranks are.
+    subprocess.run([sys.executable, "-c", burn(0.4)], check=True)
+    waits = f"{burn(0.4)}\nprint(flush=True)\ninput()"
+    child = subprocess.Popen([sys.executable, "-c", waits], stdin=-1, stdout=-1)
     child.stdout.readline()
     second = load.read()
     child.communicate(b"\n")
     assert second["own_s"] - first["own_s"] >= 0.75
     # A stranger: its parent has ended, and it belongs to init.
-    stranger = f"import os\nif os.fork() == 0:\n os.setsid()\n {burn(0.4).replace(chr(10), chr(10) + ' ')}\n print(flush=True)"
+    stranger = f"import os\nif os.fork(): os._exit(0)\nos.setsid()\n{burn(0.4)}\nprint(flush=True)"
     out = subprocess.run([sys.executable, "-c", stranger], stdout=-1, check=True)
     third = load.read()
     assert out.stdout and third["busy_s"] - second["busy_s"] >= 0.3
@@ -386,7 +337,7 @@ else:
 
 
 def test_the_time_of_processes_that_nobody_waited_for_is_not_taken_back():
-    """torch's processes that compile end after the rank: their 35 s were those of other programs in the last second."""
+    """torch's processes that compile end after the rank; others' 35 s were theirs once."""
     load = CpuLoad()
     load.read()
     parent = subprocess.Popen([sys.executable, "-c", NOBODY_WAITS], stdin=-1, stdout=-1)
@@ -401,32 +352,25 @@ def test_the_time_of_processes_that_nobody_waited_for_is_not_taken_back():
     assert 0.45 <= own[0] <= own[1] <= own[2] < own[0] + 0.4, "it is counted once"
 
 
-class Process:
-    """As NVML lists one."""
-
-    def __init__(self, pid, held):
-        self.pid, self.usedGpuMemory = pid, held
-
 
 def test_memory_of_the_cells_own_processes_is_told_where_the_driver_says_it(monkeypatch):
     monkeypatch.setenv("RINGSIDE_TOKEN", "t" * 32)
-    own = subprocess.Popen(
-        [sys.executable, "-c", "print(flush=True)\ninput()"], stdin=-1, stdout=-1
-    )
+    waits = "print(flush=True)\ninput()"
+    own = subprocess.Popen([sys.executable, "-c", waits], stdin=-1, stdout=-1)
     monkeypatch.delenv("RINGSIDE_TOKEN")
     own.stdout.readline()
     gpus, gone = SampledGpus(None, [], "t" * 32), 2**22 + 1
     stranger = os.getppid()
+    rows = [
+        ({own.pid: 5, gone: 7}, {"foreign_pids": [], "own_bytes": 5}),
+        ({own.pid: None}, {"foreign_pids": []}),
+        ({gone: 7}, {"foreign_pids": []}),  # its own are not among them: nothing is known
+        ({stranger: 7}, {"foreign_pids": [stranger]}),
+    ]
     try:
-        assert gpus._processes([Process(own.pid, 5), Process(gone, 7)]) == {
-            "foreign_pids": [],
-            "own_bytes": 5,
-        }
-        assert gpus._processes([Process(own.pid, None)]) == {"foreign_pids": []}
-        assert gpus._processes([Process(gone, 7)]) == {"foreign_pids": []}, (
-            "its own are not among them: nothing is known"
-        )
-        assert gpus._processes([Process(stranger, 7)]) == {"foreign_pids": [stranger]}
+        for listed, expected in rows:
+            processes = [SimpleNamespace(pid=pid, usedGpuMemory=listed[pid]) for pid in listed]
+            assert gpus._processes(processes) == expected
     finally:
         own.communicate(b"\n")
 
@@ -435,19 +379,14 @@ def test_memory_of_the_cells_own_processes_is_told_where_the_driver_says_it(monk
 
 
 def test_the_report_tells_the_efficiency_at_equal_clocks_and_what_was_inherited():
-    """The compiled cells of four H200s: a power cap takes 3 % of the clock of a pair, and all that the pair loses."""
+    """The compiled cells of four H200s: a power cap takes all that a pair loses, 3 % of its clock."""
     study = open_study(DATA / "h200_x4" / "scaling")
     findings = findings_of(study)
-    (section,) = [section for section in (scaling(study, findings),) if section]
+    section = scaling(study, findings)
     (sentence,) = [line for line in section.lines if "SM clock" in line]
-    assert (
-        "would be 100.8 % instead of 97.6 % against GPU 0 (resnet50 · compile on gpus 0,1); "
-        in sentence.replace(THIN, " ")
-    )
-    assert "eager" not in sentence
-    (column,) = [
-        one for one in section.tables[0].columns if one.key == "efficiency_at_equal_clocks"
-    ]
-    assert column.shown
+    said = "would be 100.8 % instead of 97.6 % against GPU 0 (resnet50 · compile on gpus 0,1); "
+    assert said in sentence.replace(THIN, " ") and "eager" not in sentence
+    shown = {column.key: column.shown for column in section.tables[0].columns}
+    assert shown["efficiency_at_equal_clocks"]
     (line,) = environment_section(study, findings).lines
     assert "NCCL_NVLS_ENABLE=0" in line and "NCCL_RAS_ENABLE" not in line
