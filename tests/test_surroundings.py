@@ -352,7 +352,6 @@ def test_the_time_of_processes_that_nobody_waited_for_is_not_taken_back():
     assert 0.45 <= own[0] <= own[1] <= own[2] < own[0] + 0.4, "it is counted once"
 
 
-
 def test_memory_of_the_cells_own_processes_is_told_where_the_driver_says_it(monkeypatch):
     monkeypatch.setenv("RINGSIDE_TOKEN", "t" * 32)
     waits = "print(flush=True)\ninput()"
