@@ -1,8 +1,7 @@
-"""What was around a cell: faults planted into a real H200 cell's samples and record; clean twins."""
+"""What was around a cell: faults planted into samples and record of a real one; clean twins."""
 
 import copy
 import dataclasses
-import json
 import os
 import shutil
 import subprocess
@@ -60,7 +59,7 @@ def during(*names):
 def sampled(tmp_path, gpu=lambda moment, rank: {}, others=0.0, where="timed", cores=32):
     """The record of the real cell with samples of its machine, twice a second.
 
-    `gpu` replaces what a sample says; `others` is the share of the cores that others use in one phase.
+    `gpu` replaces what a sample says; `others` the share of the cores in one phase.
     """
     shutil.copytree(RAW, tmp_path / "cell")
     folder = CellFolder(tmp_path / "cell")
@@ -337,7 +336,7 @@ else:
 
 
 def test_the_time_of_processes_that_nobody_waited_for_is_not_taken_back():
-    """torch's processes that compile end after the rank; others' 35 s were theirs once."""
+    """torch compiles in processes that end after the rank: their 35 s were taken for others'."""
     load = CpuLoad()
     load.read()
     parent = subprocess.Popen([sys.executable, "-c", NOBODY_WAITS], stdin=-1, stdout=-1)
@@ -378,7 +377,7 @@ def test_memory_of_the_cells_own_processes_is_told_where_the_driver_says_it(monk
 
 
 def test_the_report_tells_the_efficiency_at_equal_clocks_and_what_was_inherited():
-    """The compiled cells of four H200s: a power cap takes all that a pair loses, 3 % of its clock."""
+    """The compiled cells of four H200s: a power cap takes what a pair loses, 3 % of its clock."""
     study = open_study(DATA / "h200_x4" / "scaling")
     findings = findings_of(study)
     section = scaling(study, findings)
