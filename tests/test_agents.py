@@ -78,37 +78,30 @@ def test_one_agent_forks_the_ranks_of_every_cell_and_another_takes_its_place(eng
         assert outcome.state == "finished" and started(folder)["started"] == "fork"
         pids.append(engine._agent.pid)
     assert pids[0] == pids[1]
-    os.kill(pids[0], signal.SIGKILL)
-    until(lambda: engine._agent.ended() is not None, 5)
-    outcome, _ = run(engine, tmp_path / "after")
-    assert outcome.state == "finished" and engine._agent.pid != pids[0]
 
-
-def test_an_agent_that_is_killed_ends_its_cell_with_that_cause(engine, tmp_path):
-    def kill_when_there(killed=[]):  # noqa: B006
-        if not killed and (tmp_path / "ranks/0.jsonl").exists():
-            killed.append(os.kill(engine._agent.pid, signal.SIGKILL))
+    def kill_when_there():
+        if (tmp_path / "killed/ranks/0.jsonl").exists() and not engine._agent.ended():
+            os.kill(engine._agent.pid, signal.SIGKILL)
         return False
 
-    outcome, _ = run(engine, tmp_path, kill_when_there, min_seconds=20)
+    outcome, _ = run(engine, tmp_path / "killed", kill_when_there, min_seconds=20)
     assert (outcome.state, outcome.failure.cause) == ("failed", "killed")
     assert outcome.failure.message == "the agent ended by SIGKILL before any rank failed"
-
-
-def test_a_variable_that_torch_has_read_has_the_ranks_start_anew(engine, tmp_path):
-    outcome, folder = run(engine, tmp_path, around={**AROUND, "TORCH_CPP_LOG_LEVEL": "ERROR"})
-    assert outcome.state == "finished" and started(folder)["started"] == "exec"
+    # The ranks start anew where torch has read a variable that a cell needs otherwise.
+    around = {**AROUND, "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    outcome, folder = run(engine, tmp_path / "after", around=around)
+    assert outcome.state == "finished" and engine._agent.pid != pids[0]
+    assert started(folder)["started"] == "exec"
     assert "TORCH_CPP_LOG_LEVEL must be set before torch is" in folder.agent_log.read_text()
 
 
-def test_the_end_of_its_input_ends_an_agent_and_its_cell(tmp_path):
-    local = LocalEngine(HERE, AROUND, "auto", 1.0)
+def test_the_end_of_its_input_ends_an_agent_and_its_cell(engine, tmp_path):
     cell, token = make_cell(gpus=(0,), min_seconds=60), uuid.uuid4().hex
     folder = prepare(CellFolder(tmp_path), cell)
-    local.start(cell, folder, environment(cell, HERE, folder, token, AROUND))
+    engine.start(cell, folder, environment(cell, HERE, folder, token, AROUND))
     until(folder.rank_lines(0).exists, 60)
     before = time.monotonic()
-    local.close()
+    engine.close()
     assert processes.of(token) == [] and time.monotonic() - before < 5
 
 
@@ -184,18 +177,20 @@ def test_messages_come_whole_whatever_the_pieces(monkeypatch):
     os.close(writing)
 
 
+FORKS = """
+import os, sys, time
+from benchmarks.agent.processes import write_proc_environ
+if os.fork() == 0:
+    write_proc_environ(*sys.argv[1:])
+    os.fork()
+time.sleep(60)
+"""
+
+
 def test_what_the_kernel_shows_of_a_process_is_changed_in_its_fork_alone():
     token = uuid.uuid4().hex
-    program = (
-        "import os, sys, time\n"
-        "from benchmarks.agent.processes import write_proc_environ\n"
-        "if os.fork() == 0:\n"
-        f"    write_proc_environ('{TOKEN}', '{token}')\n"
-        "    if os.fork() == 0:\n"
-        "        time.sleep(60)\n"
-        "print('x', flush=True); time.sleep(60)\n"
-    )
-    channel = Channel([sys.executable, "-c", program], {**os.environ, TOKEN: NO_TOKEN})
+    command = [sys.executable, "-c", FORKS, TOKEN, token]
+    channel = Channel(command, {**os.environ, TOKEN: NO_TOKEN})
     until(lambda: len(processes.of(token)) == 2, 20)
     assert channel.pid in [one.pid for one in processes.of(NO_TOKEN)]
     assert processes.end(token, 0.0) == []
@@ -233,12 +228,9 @@ def test_files_of_a_host_grow_here_as_they_grow_there(handed_on):
     (there.path / "nccl/host.5.log").write_text("n")
     (there.path / ".output.txt.x").write_text("half")
     assert bring() == {
-        "nccl/nccl.conf": "",
-        "nccl/1-host.5.log": "n",
-        "ranks/1.jsonl": "one\n",
-        "ranks/1.count": "  7",
-        "logs/agent-1.log": "a",
-    }
+        "nccl/nccl.conf": "", "nccl/1-host.5.log": "n", "ranks/1.jsonl": "one\n",
+        "ranks/1.count": "  7", "logs/agent-1.log": "a",
+    }  # fmt: skip
     with there.rank_lines(1).open("a") as file:
         file.write("two\n")
     there.rank_count(1).write_text("  8")
@@ -253,18 +245,14 @@ def chunk(name, at, data=b"x\n", cell="t"):
     return {"cell": cell, "name": name, "at": at, "data": base64.b64encode(data).decode()}
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["../cell.json", "/etc/x", "ranks/../x", ".lock", "ranks/.x", "other/x", "", "a/b/c", "a\n"],
-)
-def test_an_agent_writes_nowhere_else(handed_on, name):
-    _, part, _ = handed_on
-    with pytest.raises(ValueError, match="file"):
-        part.take(Event.FILE, chunk(name, 0))
+ELSEWHERE = "../cell.json|/etc/x|ranks/../x|.lock|ranks/.x|other/x||a/b/c|a\n".split("|")
 
 
-def test_a_gap_in_a_file_is_no_sample(handed_on):
+def test_an_agent_writes_nowhere_else_and_a_gap_in_a_file_is_no_sample(handed_on):
     _, part, _ = handed_on
+    for name in ELSEWHERE:
+        with pytest.raises(ValueError, match="file"):
+            part.take(Event.FILE, chunk(name, 0))
     part.take(Event.FILE, chunk("ranks/1.jsonl", 0, cell="the one before"))
     part.take(Event.FILE, chunk("ranks/1.jsonl", 0))
     for at in (9, 0):
