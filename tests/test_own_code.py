@@ -1,5 +1,6 @@
 """Code of the user's own: a strategy, a benchmark and a model in a folder of his."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -136,15 +137,12 @@ FILES = {
     "src/my_package/models.py": MODEL,
     "src/my_package/with_torch.py": "import torch\n\n\ndef refuse(cell, room): ...\n",
     "conf/strategy/one_by_one.yaml": STRATEGY_YAML,
-    "conf/strategy/half.yaml": STRATEGY_YAML.replace("one_by_one\n", "half\n").replace(
-        "scale: 1.0 ", "scale: 0.5 "
-    ),
     "conf/benchmark/barrier.yaml": BENCHMARK_YAML,
 }
-BARRIER = (
-    *("--config-dir=conf", "gpus=0,1", "benchmark=barrier", "tracking=none"),
-    "validity.foreign_cpu_limit=1",
-)
+HALF = STRATEGY_YAML.replace("one_by_one\n", "half\n").replace("scale: 1.0 ", "scale: 0.5 ")
+FILES["conf/strategy/half.yaml"] = HALF
+CONF = "--config-dir=conf"
+BARRIER = (CONF, "gpus=0,1", "benchmark=barrier", "tracking=none", "validity.foreign_cpu_limit=1")
 
 
 def forget_package():
@@ -188,9 +186,8 @@ def refused(own, launch):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """Strategies of one's own, one of which does not compute the mean, and a variant of ours, on a model of one's own.
-
-    The records by strategy.
+    """The records of three strategies on a model of one's own; two are of one's own, and one of
+    these does not compute the mean; the third is a variant of ours.
     """
     own = with_files(tmp_path_factory.mktemp("trained"))
     text = (ROOT / "conf" / "strategy" / "kvstore_device.yaml").read_text()
@@ -198,9 +195,8 @@ def trained(tmp_path_factory):
     text = text.replace("reduce: sharded ", "reduce: owner ")
     (own.folder / "conf" / "strategy" / "owners.yaml").write_text(text)
     model = ("model.library=python", "model.builder=my_package.models:build")
-    asked = ("-m", "--config-dir", "conf", "gpus=0,1", "strategy=one_by_one,half,owners")
-    done = own(*asked, *SHORT, *model, "+model.options.width=8", *QUIET)
-    rows = records_of(own, done)
+    asked = ("-m", CONF, "gpus=0,1", "strategy=one_by_one,half,owners")
+    rows = records_of(own, own(*asked, *SHORT, *model, "+model.options.width=8", *QUIET))
     return own, {content["cell"]["strategy"]["name"]: (row, content) for row, content in rows}
 
 
@@ -235,12 +231,9 @@ def test_a_strategy_of_ones_own_trains(trained):
     assert content["schema_version"] == SCHEMA_VERSION
 
 
-def test_a_strategy_of_ones_own_that_computes_something_else_is_invalid(trained):
+def test_a_strategy_that_computes_something_else_is_invalid_and_a_variant_is_a_yaml_alone(trained):
     record, _ = trained[1]["half"]
     assert record.validity.verdict == "invalid" and "gradient_not_mean" in record.validity.codes
-
-
-def test_a_variant_that_differs_in_options_is_a_yaml_alone(trained):
     record, content = trained[1]["owners"]
     assert record.state == "finished" and record.validity.verdict != "invalid"
     assert content["cell"]["strategy"]["reduce"] == "owner"
@@ -267,7 +260,7 @@ def test_a_benchmark_of_ones_own_runs(timed_barrier):
 
 
 def report_again(own, monkeypatch, is_found=True):
-    """What `python -m analysis report` writes as Markdown where nobody has read the YAML; whether Python finds the package."""
+    """What a report says where nobody has read the YAML, and Python finds the package or not."""
     forget_package()
     with monkeypatch.context() as patch:
         if is_found:
@@ -321,7 +314,7 @@ def test_a_changed_file_is_another_cell(copied):
 
 
 OWN_MODEL = "model.library=python model.builder="
-IN_CONF = "--config-dir conf "
+IN_CONF = f"{CONF} "
 OF_A_FILE = "_target_ stands in the YAML file"
 WRONG = {
     f"{OWN_MODEL}my_package.models:biuld": "models.py defines no biuld",
@@ -331,7 +324,6 @@ WRONG = {
     f"{OWN_MODEL}build": "model.builder=build: accepted is a name that Python can",
     f"{OWN_MODEL}os.path:../x": "accepted is a name that Python can import",
     "strategy._target_=os.system": f"strategy._target_=os.system: {OF_A_FILE} of a strategy",
-    "+strategy._target_=os.system": f"strategy._target_=os.system: {OF_A_FILE}",
     "++strategy._target_=os.system": f"strategy._target_=os.system: {OF_A_FILE}",
     "++benchmark._target_=os.system": f"benchmark._target_=os.system: {OF_A_FILE}",
     "~strategy._target_": f"~strategy._target_: {OF_A_FILE}",
@@ -353,15 +345,16 @@ def test_what_cannot_be_is_one_sentence(refused, arguments):
 
 
 MINE = "name: mine\n_target_: "
+SIZE = f"{MINE}x.y\nsize: 1\naccepts: "
 WRONG_STRATEGIES = {
     "name: mine\nsize: 1\n": "mine.yaml: has no _target_, the dotted name of the class or function",
     f"{MINE}my_package.strategies.OneByTwo\n": "strategies.py defines no OneByTwo",
     f"{MINE}my_package.absent.Strategy\n": "Python finds no module my_package.absent",
-    f"{MINE}x.y\naccepts: [size]\n": "mine.yaml: accepts is ['size']: Expected `object`, got `array`",
+    f"{SIZE}[size]\n": "mine.yaml: accepts is ['size']: Expected `object`, got `array`",
     "name: none_of_that\n_target_: x.y\n": "strategy.name=none_of_that: accepted are",
-    f"{MINE}x.y\nsize: 1\naccepts: {{size: {{least: 1{'0' * 400}}}}}\n": ": Number out of range",
+    f"{SIZE}{{size: {{least: 1{'0' * 400}}}}}\n": ": Number out of range",
     f"{MINE}x.y\nsize: {'[' * 60}\n": "mine.yaml: deeper than 50 levels",
-    f"{MINE}x.y\nsize: 1\naccepts: {{size: {{words: [1.5]}}}}\n": "strategy.size=1: accepted are 1.5",
+    f"{SIZE}{{size: {{words: [1.5]}}}}\n": "strategy.size=1: accepted are 1.5",
     "a: [1\nb: }": "conf/strategy/mine.yaml, line 2: is no YAML (",
 }
 
@@ -369,22 +362,16 @@ WRONG_STRATEGIES = {
 @pytest.mark.parametrize("yaml", WRONG_STRATEGIES, ids=WRONG_STRATEGIES.values())
 def test_a_wrong_yaml_is_one_sentence(own, refused, yaml):
     (own.folder / "conf" / "strategy" / "mine.yaml").write_text(yaml)
-    assert WRONG_STRATEGIES[yaml] in refused("--config-dir", "conf", "strategy=mine")
+    assert WRONG_STRATEGIES[yaml] in refused(CONF, "strategy=mine")
 
 
 def test_code_is_found_without_running_it(own):
-    (own.folder / "src" / "my_package" / "models.py").write_text(
-        "raise SystemExit('run')\n\n\nclass Net: ...\n"
-    )
-    (own.folder / "src" / "space").mkdir()
-    (own.folder / "src" / "space" / "inner").mkdir()
-    (own.folder / "src" / "space" / "inner" / "code.py").write_text(
-        "try:\n    from json import dumps as build\nfinally: ...\n"
-    )
+    source, inner = own.folder / "src", own.folder / "src" / "space" / "inner"
+    (source / "my_package" / "models.py").write_text("raise SystemExit('run')\nclass Net: ...\n")
+    inner.mkdir(parents=True)  # packages without __init__.py
+    (inner / "code.py").write_text("try:\n    from json import dumps as build\nfinally: ...\n")
     assert source_file("x", "my_package.models:Net").name == "models.py"
-    assert (
-        source_file("x", "space.inner.code.build").parent.name == "inner"
-    )  # packages without __init__.py
+    assert source_file("x", "space.inner.code.build").parent.name == "inner"
     assert "my_package" not in sys.modules
     assert sha256_of_foreign_code("x", "trainers.strategies.none.NoExchange") is None
     assert locate("conf.targets:locate") is locate
@@ -392,58 +379,54 @@ def test_code_is_found_without_running_it(own):
         locate_without_torch("absent.name")
 
 
-@pytest.mark.parametrize("rule", ["refuse", "derive"])
-def test_torch_in_the_launching_process_is_refused_before_a_start(own, rule):
+def test_torch_in_the_launching_process_is_refused_before_a_start(own):
+    """All code of a YAML is imported by one function (locate_without_torch)."""
     ours = "refuse: my_package.barrier.request.refuse"
-    text = BENCHMARK_YAML.replace(ours, f"{rule}: my_package.with_torch.refuse")
+    text = BENCHMARK_YAML.replace(ours, "derive: my_package.with_torch.refuse")
     (own.folder / "conf" / "benchmark" / "barrier.yaml").write_text(text)
-    done = own("--config-dir", "conf", "gpus=0,1", "benchmark=barrier", "dry_run=true")
+    done = own(CONF, "gpus=0,1", "benchmark=barrier", "dry_run=true")
     said = "my_package.with_torch.refuse: imports torch; the launching process calls it"
     assert done.returncode == 2 and said in done.stderr
 
 
 def test_version_says_what_ringside_runs_on():
-    script = (
-        "import runpy, sys\nsys.argv = ['launch.py', '--version']\n"
-        "try: runpy.run_path('launch.py', run_name='__main__')\n"
-        "except SystemExit as ended: print('status', ended.code, 'torch' in sys.modules)\n"
-    )
-    command = [sys.executable, "-c", script]
+    command = [sys.executable, "-X", "importtime", "launch.py", "--version"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
-    *lines, status = done.stdout.splitlines()
-    assert status == "status 0 False"
-    said = {line[:14].strip(): line[15:] for line in lines}
+    assert not re.search(r"\| +torch$", done.stderr, re.MULTILINE)
+    said = {line[:14].strip(): line[15:] for line in done.stdout.splitlines()}
     names = "Ringside, commit, record schema, Python, torch, NCCL, NVIDIA driver"
     assert ", ".join(said) == names and said["record schema"] == str(SCHEMA_VERSION)
     assert said["Python"] == ".".join(map(str, sys.version_info[:3]))
     assert said["Ringside"] == "0.1.0" and all(said.values())
 
 
+OBJECT = "Expected `object`, got"
+TEXT = "Expected `str`, got"
 WRONG_FILES = {
-    "auto: {rounds: [3]}": "auto.rounds is 3: Expected `object`, got `int`",
-    "auto: {rounds: [{value: 1, where: {size: 1}}]}": "auto.rounds.where names 'size', which is no option",
+    "auto: {rounds: [3]}": f"auto.rounds is 3: {OBJECT} `int`",
+    "auto: {rounds: [{value: 1, where: {size: 1}}]}": "auto.rounds.where names 'size', which is",
     "auto: {rounds: {as: size}}": "auto.rounds.as names 'size', which is no option",
     "auto: {size: 1}": "auto names 'size', which is no option",
-    "accepts: {rounds: 3}": "accepts.rounds is 3: Expected `object`, got `int`",
-    "accepts: {rounds: {least: one}}": "accepts.rounds is {'least': 'one'}: Expected `float | null`, got `str`",
+    "accepts: {rounds: 3}": f"accepts.rounds is 3: {OBJECT} `int`",
+    "accepts: {rounds: {least: one}}": "accepts.rounds is {'least': 'one'}: Expected `float | null`",
     "accepts: {rounds: {words: 3}}": "accepts.rounds is {'words': 3}: Expected `array`, got `int`",
-    "accepts: {rounds: {most_of: 3}}": "accepts.rounds is {'most_of': 3}: Object contains unknown field `most_of`",
+    "accepts: {rounds: {most_of: 3}}": "{'most_of': 3}: Object contains unknown field `most_of`",
     "accepts: {size: {least: 1}}": "accepts names 'size', which is no option",
-    "conflicts: [3]": "conflicts is [3]: Expected `object`, got `int`",
+    "conflicts: [3]": f"conflicts is [3]: {OBJECT} `int`",
     "conflicts: [{size: 1}]": "conflicts names 'size', which is no option",
-    "omit_if_default: [[3]]": "omit_if_default is [[3]]: Expected `str`, got `array`",
-    "omit_if_default: [size]": "omit_if_default names 'size', of which auto does not say what it means",
+    "omit_if_default: [[3]]": f"omit_if_default is [[3]]: {TEXT} `array`",
+    "omit_if_default: [size]": "omit_if_default names 'size', of which auto does not say what it",
     "trains: 0": "trains is 0: Expected `bool`, got `int`",
-    "code: {derive: 3}": "code is {'derive': 3}: Expected `str`, got `int`",
+    "code: {derive: 3}": f"code is {{'derive': 3}}: {TEXT} `int`",
     "code: {run: a.b}": "code is {'run': 'a.b'}: Object contains unknown field `run`",
     "code: {derive: my_package.barrier.measure.none}": "measure.py defines no none",
-    "code: {derive: my_package.nothing.derive}": "code.derive=my_package.nothing.derive: Python finds no module",
-    "code: {refuse: my_package.barrier.measure.run}": "my_package.barrier.measure.run: raised TypeError: ",
-    "code: {resolve: my_package.barrier.measure.none}": "my_package.barrier.measure.none: cannot be imported",
-    "compared: {metric: barrier/us}": "compared is {'metric': 'barrier/us'}: Object missing required field `less_is_better`",
-    "compared: {metric: 3}": "compared is {'metric': 3}: Expected `str`, got `int`",
+    "code: {derive: my_package.nothing.derive}": "nothing.derive: Python finds no module",
+    "code: {refuse: my_package.barrier.measure.run}": "barrier.measure.run: raised TypeError: ",
+    "code: {resolve: my_package.barrier.measure.none}": "measure.none: cannot be imported",
+    "compared: {metric: barrier/us}": "Object missing required field `less_is_better`",
+    "compared: {metric: 3}": f"compared is {{'metric': 3}}: {TEXT} `int`",
     "3: 4": "3 is no name of an option",
-    "off: 4": "False is no name of an option; one that YAML reads as something else stands in quotes",
+    "off: 4": "False is no name of an option; one that YAML reads as something else stands in",
 }
 
 
@@ -453,7 +436,7 @@ def test_a_wrong_file_of_a_benchmark_is_one_sentence(own, refused, content):
     if content.startswith("trains"):
         text = text.replace("trains: false\n", "")
     (own.folder / "conf" / "benchmark" / "wrong.yaml").write_text(f"{text}{content}\n")
-    assert WRONG_FILES[content] in refused("--config-dir", "conf", "benchmark=wrong")
+    assert WRONG_FILES[content] in refused(CONF, "benchmark=wrong")
 
 
 def test_every_name_in_a_yaml_of_ours_is_there():
