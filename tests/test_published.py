@@ -1,4 +1,4 @@
-"""`python -m analysis verify` finds every edit of a published record, of its samples and of its logs; a true copy is right."""
+"""`python -m analysis verify` finds every edit of a published record, its samples and its logs."""
 
 import gzip
 import json
@@ -39,12 +39,8 @@ def verified(capsys, *arguments):
 def test_a_study_that_was_not_edited_is_right_plain_and_packed(copy, capsys):
     study, _ = copy
     status, found = verified(capsys, study)
-    assert (status, found["right"], found["differences"], found["not_recomputed"]) == (
-        0,
-        True,
-        [],
-        [],
-    )
+    assert (status, found["right"]) == (0, True)
+    assert found["differences"] == found["not_recomputed"] == []
     assert found["recomputed"] == found["records"] == 2 and found["files"] == 16
     status, packed = verified(capsys, study, "--pack")
     assert status == 0 and packed.pop("bytes_saved") > 0 and packed == found
@@ -55,7 +51,7 @@ def test_a_study_that_was_not_edited_is_right_plain_and_packed(copy, capsys):
     assert capsys.readouterr().out.splitlines()[-1].startswith("2 of 2 records recomputed, ")
 
 
-def scaled(names, factor):
+def scaled(factor, *names):
     def change(record):
         for name in names:
             record["metrics"][name] *= factor
@@ -63,54 +59,57 @@ def scaled(names, factor):
     return change
 
 
+def inside(*names, clear=False, **values):
+    """The change that updates, clears or (without values) reverses what lies inside a record."""
+
+    def change(record):
+        for name in names:
+            record = record[name]
+        if clear:
+            record.clear()
+        elif values:
+            record.update(values)
+        else:
+            record.reverse()
+
+    return change
+
+
 RATE = "throughput/images_per_second"
 RATES = (RATE, f"{RATE}_per_gpu")
+IMAGES, SECONDS, BUSBW = "throughput/images", "throughput/seconds", "comm/busbw_gb_per_s"
+EDITS = [
+    (scaled(1.5, RATE), f"metrics {RATE}"),
+    (scaled(1.1, *RATES, IMAGES), f"metrics {RATE}|metrics {IMAGES}"),
+    (scaled(2 / 3, SECONDS), f"metrics {SECONDS}"),
+    (scaled(1000**3 / 1024**3, BUSBW), f"metrics {BUSBW}"),
+    (scaled(2, BUSBW), f"metrics {BUSBW}"),
+    (scaled(1.02, "gpu/sm_mhz"), "metrics gpu/sm_mhz"),
+    (inside("metrics", **{"comm/hidden_share": 0.9}), "metrics comm/hidden_share"),
+    (inside("validity", verdict="suspect"), "validity verdict"),
+    (inside("validity", "not_applicable", clear=True), "validity not_applicable.not_compiled"),
+    (inside("effective", channels=12), "effective channels"),
+    (
+        inside("effective", "nccl", "settings", clear=True),
+        "effective nccl.settings.NCCL_NVLS_ENABLE",
+    ),
+    (inside("environment", "planned_uuids"), "environment planned_uuids.0"),
+    (inside("environment", "versions", torch="2.12"), "environment versions.torch"),
+    (inside("ranks"), "ranks 0.uuid|ranks 1.uuid"),
+    (inside("cell", gpus=[1, 0]), "cell_key"),
+    (inside("cell", batch_size=128), "cell_key"),
+    (inside("checks", "gpu_samples", foreign_pids=[7]), "checks gpu_samples.foreign_pids.length"),
+]
 
 
-@pytest.mark.parametrize(
-    ("change", "fields"),
-    [
-        (scaled([RATE], 1.5), {f"metrics {RATE}"}),
-        (
-            scaled([*RATES, "throughput/images"], 1.1),
-            {f"metrics {RATE}", "metrics throughput/images"},
-        ),
-        (scaled(["throughput/seconds"], 2 / 3), {"metrics throughput/seconds"}),
-        (scaled(["comm/busbw_gb_per_s"], 1000**3 / 1024**3), {"metrics comm/busbw_gb_per_s"}),
-        (scaled(["comm/busbw_gb_per_s"], 2), {"metrics comm/busbw_gb_per_s"}),
-        (scaled(["gpu/sm_mhz"], 1.02), {"metrics gpu/sm_mhz"}),
-        (lambda r: r["metrics"].update({"comm/hidden_share": 0.9}), {"metrics comm/hidden_share"}),
-        (lambda r: r["validity"].update(verdict="suspect"), {"validity verdict"}),
-        (
-            lambda r: r["validity"]["not_applicable"].clear(),
-            {"validity not_applicable.not_compiled"},
-        ),
-        (lambda r: r["effective"].update(channels=12), {"effective channels"}),
-        (
-            lambda r: r["effective"]["nccl"]["settings"].clear(),
-            {"effective nccl.settings.NCCL_NVLS_ENABLE"},
-        ),
-        (lambda r: r["environment"]["planned_uuids"].reverse(), {"environment planned_uuids.0"}),
-        (
-            lambda r: r["environment"]["versions"].update(torch="2.12"),
-            {"environment versions.torch"},
-        ),
-        (lambda r: r["ranks"].reverse(), {"ranks 0.uuid", "ranks 1.uuid"}),
-        (lambda r: r["cell"].update(gpus=[1, 0]), {"cell_key"}),
-        (lambda r: r["cell"].update(batch_size=128), {"cell_key"}),
-        (
-            lambda r: r["checks"]["gpu_samples"].update(foreign_pids=[7]),
-            {"checks gpu_samples.foreign_pids.length"},
-        ),
-    ],
-)
+@pytest.mark.parametrize(("change", "fields"), EDITS, ids=[fields for _, fields in EDITS])
 def test_a_record_that_was_edited_is_found_and_the_field_is_named(copy, capsys, change, fields):
     study, folder = copy
     edit_json(folder.record, change)
     status, found = verified(capsys, study)
     assert status == 1 and {one["file"] for one in found["differences"]} == {"record.json"}
     assert {one["record"] for one in found["differences"]} == {folder.path.name}
-    assert fields <= {one["field"] for one in found["differences"]}
+    assert {*fields.split("|")} <= {one["field"] for one in found["differences"]}
 
 
 def test_a_sentence_may_have_other_words_and_no_other_number(copy, capsys):
@@ -118,19 +117,15 @@ def test_a_sentence_may_have_other_words_and_no_other_number(copy, capsys):
     study, folder = copy
 
     def told(sentence):
-        edit_json(
-            folder.record,
-            lambda record: record["validity"]["not_applicable"].update(not_compiled=sentence),
-        )
+        change = inside("validity", "not_applicable", not_compiled=sentence)
+        edit_json(folder.record, change)
         status, found = verified(capsys, study)
         return status, [one["field"] for one in found["differences"]]
 
     assert told("in the words of another version") == (0, [])
     assert told("of 24 channels") == (1, ["validity not_applicable.not_compiled"])
-    one, other = (
-        "P2P_LEVEL=PIX: level 1 is ±8.8%, 24 channels",
-        "24 channels at P2P_LEVEL=PIX, level 1 (±8.8%)",
-    )
+    one = "P2P_LEVEL=PIX: level 1 is ±8.8%, 24 channels"
+    other = "24 channels at P2P_LEVEL=PIX, level 1 (±8.8%)"
     assert numbers_of(one) == numbers_of(other)
     assert numbers_of(one) != numbers_of(other.replace("8.8", "8.9"))
 
@@ -139,21 +134,25 @@ def halve(folder):
     edit_lines(folder, 0, lambda line: line.update(ms=[ms / 2 for ms in line["ms"]]), kind="block")
 
 
-def remove_a_line(folder):
-    texts = folder.rank_lines(1).read_text().splitlines(keepends=True)
-    folder.rank_lines(1).write_text("".join(texts[:5] + texts[6:]))
+def goes_on_at(line):
+    """The change that has a rank's lines go on at another than the sixth."""
 
+    def change(folder):
+        texts = folder.rank_lines(1).read_text().splitlines(keepends=True)
+        folder.rank_lines(1).write_text("".join(texts[:5] + texts[line:]))
 
-def double_a_line(folder):
-    texts = folder.rank_lines(1).read_text().splitlines(keepends=True)
-    folder.rank_lines(1).write_text("".join([*texts[:5], *texts[4:]]))
+    return change
 
 
 def swap_two_files(folder):
     first, second = folder.rank_lines(0), folder.rank_lines(1)
-    (folder.path / "aside").write_bytes(first.read_bytes())
+    was = first.read_bytes()
     first.write_bytes(second.read_bytes())
-    second.write_bytes((folder.path / "aside").read_bytes())
+    second.write_bytes(was)
+
+
+def add_a_log(folder):
+    (folder.path / "nccl" / "vm.7.log").write_text("NCCL INFO\n")
 
 
 def edit_a_log(folder):
@@ -169,26 +168,23 @@ def one_bit(path):
     path.write_bytes(bytes(data))
 
 
-@pytest.mark.parametrize(
-    ("change", "files"),
-    [
-        (halve, {"ranks/0.jsonl", "record.json"}),
-        (remove_a_line, {"ranks/1.jsonl"}),
-        (double_a_line, {"ranks/1.jsonl"}),
-        (swap_two_files, {"ranks/0.jsonl", "ranks/1.jsonl"}),
-        (edit_a_log, {"nccl/vm.600.log", "record.json"}),
-        (lambda folder: one_bit(folder.rank_lines(1)), {"ranks/1.jsonl"}),
-        (lambda folder: one_bit(folder.gpu_samples), {"gpus.jsonl"}),
-        (lambda folder: one_bit(folder.attempt), {"attempt.json"}),
-        (lambda folder: one_bit(folder.cell), {"cell.json"}),
-        (lambda folder: folder.gpu_samples.unlink(), {"gpus.jsonl"}),
-        (lambda folder: folder.nccl_logs()[1].unlink(), {"nccl/vm.601.log"}),
-        (
-            lambda folder: (folder.path / "nccl" / "vm.7.log").write_text("NCCL INFO\n"),
-            {"nccl/vm.7.log"},
-        ),
-    ],
-)
+DAMAGES = [
+    (halve, {"ranks/0.jsonl", "record.json"}),
+    (goes_on_at(6), {"ranks/1.jsonl"}),  # a line is missing
+    (goes_on_at(4), {"ranks/1.jsonl"}),  # a line is there twice
+    (swap_two_files, {"ranks/0.jsonl", "ranks/1.jsonl"}),
+    (edit_a_log, {"nccl/vm.600.log", "record.json"}),
+    (lambda folder: one_bit(folder.rank_lines(1)), {"ranks/1.jsonl"}),
+    (lambda folder: one_bit(folder.gpu_samples), {"gpus.jsonl"}),
+    (lambda folder: one_bit(folder.attempt), {"attempt.json"}),
+    (lambda folder: one_bit(folder.cell), {"cell.json"}),
+    (lambda folder: folder.gpu_samples.unlink(), {"gpus.jsonl"}),
+    (lambda folder: folder.nccl_logs()[1].unlink(), {"nccl/vm.601.log"}),
+    (add_a_log, {"nccl/vm.7.log"}),
+]
+
+
+@pytest.mark.parametrize(("change", "files"), DAMAGES)
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_raw_file_that_was_edited_is_found_and_named(copy, capsys, change, files, packed):
     study, folder = copy
@@ -207,10 +203,8 @@ def test_a_packed_file_that_is_damaged_is_found(copy, capsys):
     path = folder.rank_lines(0).with_name("0.jsonl.gz")
     path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()))[:-9])
     status, found = verified(capsys, study)
-    assert status == 1
-    assert ("ranks/0.jsonl", "unreadable") in {
-        (one["file"], one["recomputed"]) for one in found["differences"]
-    }
+    seen = [(one["file"], one["recomputed"]) for one in found["differences"]]
+    assert status == 1 and ("ranks/0.jsonl", "unreadable") in seen
 
 
 def test_what_differs_is_not_packed(copy, capsys):
@@ -227,18 +221,14 @@ def test_a_study_published_without_samples_is_counted_and_proves_nothing(copy, c
         path.unlink()
     status, found = verified(capsys, study)
     assert (status, found["recomputed"], found["records"]) == (0, 1, 2)
-    assert found["not_recomputed"] == [
-        {"record": folder.path.name, "reason": "no raw samples", "wrong": False}
-    ]
-    edit_json(folder.record, scaled(RATES, 1.5))  # and yet images ÷ seconds is the rate
+    without = {"record": folder.path.name, "reason": "no raw samples", "wrong": False}
+    assert found["not_recomputed"] == [without]
+    edit_json(folder.record, scaled(1.5, *RATES))  # and yet images ÷ seconds is the rate
     status, found = verified(capsys, study)
     assert status == 1 and found["differences"][0]["recorded"] == read(folder.record).metrics[RATE]
     assert main(["verify", str(study)]) == 1
-    assert (
-        capsys.readouterr()
-        .out.splitlines()[-1]
-        .endswith("1 differ, in 1 record; 1 record cannot be checked")
-    )
+    *_, last = capsys.readouterr().out.splitlines()
+    assert last.endswith("1 differ, in 1 record; 1 record cannot be checked")
 
 
 def test_what_was_asked_may_be_left_out_of_a_publication(copy, capsys):
@@ -261,21 +251,24 @@ def section(told, anchor):
     return next(one for one in told.sections if one.anchor == anchor)
 
 
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        (
-            lambda folder: edit_json(folder.record, scaled([RATE], 1.5)),
-            f"{RATE} is 13940.3, and 9293.55 by other metrics",
-        ),
-        (
-            lambda folder: edit_json(folder.record, scaled([*RATES, "throughput/images"], 1.1)),
-            "throughput/images is 40550.4, and 36864 by the lines of the ranks",
-        ),
-        (halve, "ranks/0.jsonl is not what it was when the record was made"),
-        (edit_a_log, "nccl/vm.600.log is not what it was when the record was made"),
-    ],
-)
+def raise_the_rate(folder):
+    edit_json(folder.record, scaled(1.5, RATE))
+
+
+def raise_the_images(folder):
+    edit_json(folder.record, scaled(1.1, *RATES, IMAGES))
+
+
+COMPARED = "Compared with their raw samples"
+MARKED = [
+    (raise_the_rate, f"{RATE} is 13940.3, and 9293.55 by other metrics"),
+    (raise_the_images, f"{IMAGES} is 40550.4, and 36864 by the lines of the ranks"),
+    (halve, "ranks/0.jsonl is not what it was when the record was made"),
+    (edit_a_log, "nccl/vm.600.log is not what it was when the record was made"),
+]
+
+
+@pytest.mark.parametrize(("change", "why"), MARKED)
 @pytest.mark.parametrize("packed", [False, True])
 def test_the_report_marks_what_does_not_verify_and_leaves_it_out(copy, change, why, packed):
     study, folder = copy
@@ -284,10 +277,8 @@ def test_the_report_marks_what_does_not_verify_and_leaves_it_out(copy, change, w
         folder.pack()
     told, found = examine(study)
     validity = section(told, "validity")
-    assert (
-        "Compared with their raw samples: every cell that has them here; 1 do not agree with them."
-        in validity.lines
-    )
+    said = f"{COMPARED}: every cell that has them here; 1 do not agree with them."
+    assert said in validity.lines
     (left_out,) = validity.tables[0].rows
     assert left_out[1] == "invalid" and left_out[2].startswith(why)
     cells = section(told, "cells").tables[0]
@@ -300,14 +291,11 @@ def test_the_report_marks_what_does_not_verify_and_leaves_it_out(copy, change, w
 def test_the_report_says_how_many_cells_it_compared(copy, monkeypatch):
     study, _ = copy
     lines = section(examine(study)[0], "validity").lines
-    assert (
-        "Compared with their raw samples: every cell that has them here; all agree with them."
-        in lines
-    )
+    assert f"{COMPARED}: every cell that has them here; all agree with them." in lines
     monkeypatch.setattr(quick, "MOST_FILES", 1)
     lines = section(examine(study)[0], "validity").lines
     more = "1 of 2 cells that have them here (`python -m analysis verify` compares all)"
-    assert f"Compared with their raw samples: {more}; all agree with them." in lines
+    assert f"{COMPARED}: {more}; all agree with them." in lines
     for path in study.glob("*/ranks"):
         shutil.rmtree(path)
     lines = section(examine(study)[0], "validity").lines

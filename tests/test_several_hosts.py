@@ -18,7 +18,6 @@ from analysis.study.study import open_study
 from analysis.topology.readers import parse_topology
 from analysis.validity.checks import judge
 from analysis.validity.effective import class_between, gloo_between_hosts
-
 from conf.cell import Cell, compress_hosts
 from conf.schema import ValidityLimits
 
@@ -286,10 +285,9 @@ NIC Legend:
 
 def test_cpu_workers_on_several_hosts_name_the_wire_too(tmp_path):
     on_cpu = {"device": "cpu"}
-    both, alone = opened_of(
-        tmp_path,
-        [on_hosts(1, BOTH, [0, 1], 100.0, cell=on_cpu), on_hosts(2, ("a",), [0], 1.0, cell=on_cpu)],
-    ).records
+    rows = [on_hosts(1, BOTH, [0, 1], 100.0, cell=on_cpu)]
+    rows += [on_hosts(2, ("a",), [0], 1.0, cell=on_cpu)]
+    both, alone = opened_of(tmp_path, rows).records
     assert gloo_between_hosts(both) == {"link_class": "NV18+NET", "transport": "TCP/eth0↔eth1"}
     assert class_between(both) == "NV18+NET" and gloo_between_hosts(alone) == {}
 
