@@ -113,7 +113,7 @@ def test_a_record_that_was_edited_is_found_and_the_field_is_named(copy, capsys, 
 
 
 def test_a_sentence_may_have_other_words_and_no_other_number(copy, capsys):
-    """Records keep the words of the version that measured them; what they say is in the codes and the numbers."""
+    """What a record says is in its codes and numbers; its words are of the version that measured."""
     study, folder = copy
 
     def told(sentence):
