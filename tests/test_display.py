@@ -106,12 +106,7 @@ def test_columns_that_are_the_same_for_all_are_printed_once_and_break_between_wo
     with open_screen(records("settings"), 60) as screen:
         assert "0 of 8 cells in 0 s, about " in drawn(screen)[-1]
     text = screen.console.file.getvalue()
-    common = (
-        "model resnet50  benchmark throughput",
-        "batch 256",
-        "precision bf16",
-        "optimize eager",
-    )
+    common = ("model resnet50  benchmark throughput", "batch 256", "precision bf16", "optimize eag")
     assert all(words in text for words in common)
     assert all(len(line) <= 60 for line in text.splitlines() if "resnet50" in line)
 
@@ -130,16 +125,15 @@ def test_codes_of_cells_that_are_not_valid_are_explained_once():
     first, second, third = records("settings")[:3]
     skipped = dict.fromkeys(("throttled", "foreign_load"), "the GPUs were not sampled")
     against = {"profiled": "a trace was recorded", "noisy": "the interval is wide: ±9%"}
-    noisy = Validity("suspect", against)
-    against = {"noisy": "the interval is wide: ±20%", "throttled": "the clocks were lowered"}
-    worse = Validity("invalid", against)
-    valid = Validity("valid", {}, skipped, not_applicable={"wrong_gpu": "CPU workers have no GPU"})
-    judged = [
-        dataclasses.replace(first, validity=noisy),
-        dataclasses.replace(second, validity=worse),
-        dataclasses.replace(third, validity=valid),
-        dataclasses.replace(third, state="failed", validity=worse),
+    worse = {"noisy": "the interval is wide: ±20%", "throttled": "the clocks were lowered"}
+    validities = [
+        Validity("suspect", against),
+        Validity("invalid", worse),
+        Validity("valid", {}, skipped, not_applicable={"wrong_gpu": "CPU workers have no GPU"}),
     ]
+    pairs = zip((first, second, third), validities, strict=True)
+    judged = [dataclasses.replace(record, validity=validity) for record, validity in pairs]
+    judged.append(dataclasses.replace(third, state="failed", validity=validities[1]))
     assert doubts(judged) == [
         "invalid: these numbers are not what was asked for, and take part in no comparison",
         "  noisy: the interval is wide: ±20%",
@@ -152,12 +146,9 @@ def test_codes_of_cells_that_are_not_valid_are_explained_once():
         "suspect: profiled, noisy", "invalid: noisy, throttled", "valid, 2 unchecked",
     ]  # fmt: skip
     several = Validity("suspect", dict.fromkeys("abcde", "a reason"))
-    assert doubts([dataclasses.replace(first, validity=several)] * 3)[1:] == [
-        "  a: a reason (and 2 more cells)",
-        "  b: a reason (and 2 more cells)",
-        "  c: a reason (and 2 more cells)",
-        "  … and 2 more of this kind.",
-    ]
+    lines = doubts([dataclasses.replace(first, validity=several)] * 3)[1:]
+    reasons = [f"  {code}: a reason (and 2 more cells)" for code in "abc"]
+    assert lines == [*reasons, "  … and 2 more of this kind."]
 
 
 def test_the_running_cell_is_marked_and_time_left_counts_down(clock):
@@ -240,24 +231,25 @@ def test_another_benchmark_shows_its_first_number():
 
 
 def test_plain_lines_where_there_is_no_terminal():
-    measured = [records("scaling")[0], records("scaling")[5]]
     oom = Failure("oom", 1, "rank [1] ran out of memory")
     failed = dataclasses.replace(records("settings")[0], state="failed", failure=oom, metrics={})
-    measured.append(failed)
+    measured = [records("scaling")[0], records("scaling")[5], failed]
     with open_screen(measured, 80, terminal=False) as screen:
         for number, record in enumerate(measured):
             screen.progress(number, watch("build", 0))
             screen.progress(number, watch("timed", 20))
             screen.settle(number, record.state, record)
     lines = screen.console.file.getvalue().splitlines()
+    name = "resnet50 · nccl_allreduce · gpus"
     assert lines[1:] == [
-        "[1/3] resnet50 · nccl_allreduce · gpus 0  started",
-        "[1/3] resnet50 · nccl_allreduce · gpus 0  finished  4,691 images/s  one run  valid",
-        "[2/3] resnet50 · nccl_allreduce · gpus 0,1  started",
-        "[2/3] resnet50 · nccl_allreduce · gpus 0,1  finished  9,371 images/s  one run  4,686 images/s per GPU  "
-        "99.9 % efficiency against GPU 0  0.454 ms exchange  225 GB/s exchange  P2P/CUMEM over NV18  valid",
-        "[3/3] resnet50 · nccl_allreduce · gpus 0,3 · P2P_LEVEL=LOC  started",
-        "[3/3] resnet50 · nccl_allreduce · gpus 0,3 · P2P_LEVEL=LOC  failed  oom, rank 1",
+        f"[1/3] {name} 0  started",
+        f"[1/3] {name} 0  finished  4,691 images/s  one run  valid",
+        f"[2/3] {name} 0,1  started",
+        f"[2/3] {name} 0,1  finished  9,371 images/s  one run  4,686 images/s per GPU  "
+        "99.9 % efficiency against GPU 0  0.454 ms exchange  225 GB/s exchange  "
+        "P2P/CUMEM over NV18  valid",
+        f"[3/3] {name} 0,3 · P2P_LEVEL=LOC  started",
+        f"[3/3] {name} 0,3 · P2P_LEVEL=LOC  failed  oom, rank 1",
         "    oom: rank [1] ran out of memory",
         "2 of 3 cells in 0 s, 1 failed",
     ]
@@ -296,13 +288,7 @@ def test_cpu_workers_are_not_called_gpus(width):
     assert any("images/s per CPU worker" in part for part in parts)
 
 
-def test_columns_that_can_be_left_out_are_columns():
+def test_columns_that_can_be_left_out_are_columns_and_durations_read_well():
     assert set(DISPENSABLE) < set(COLUMNS)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.4, "0 s"), (48, "48 s"), (365, "6 min 05 s"), (3600, "1 h 00 min"), (4520, "1 h 15 min")],
-)
-def test_durations_read_well(seconds, text):
-    assert duration(seconds) == text
+    texts = ["0 s", "48 s", "6 min 05 s", "1 h 00 min", "1 h 15 min"]
+    assert [duration(seconds) for seconds in (0.4, 48, 365, 3600, 4520)] == texts

@@ -18,33 +18,29 @@ from benchmarks.record import read_lines, read_study
 
 ROOT = Path(__file__).parent.parent
 SMALL = [
-    "model=fmnist_cnn", "batch_size=4", "benchmark.max_seconds=0.5",
-    "benchmark.min_iterations=3", "benchmark.max_iterations=15", "benchmark.warmup_iterations=2",
-    "benchmark.warmup_min_seconds=0", "benchmark.warmup_max_seconds=20", "benchmark.exchange_iterations=3",
-    "benchmark.limit_iterations=2",
+    "model=fmnist_cnn", "batch_size=4", "benchmark.max_seconds=0.5", "benchmark.min_iterations=3",
+    "benchmark.max_iterations=15", "benchmark.warmup_iterations=2",
+    "benchmark.warmup_min_seconds=0", "benchmark.warmup_max_seconds=20",
+    "benchmark.exchange_iterations=3", "benchmark.limit_iterations=2",
 ]  # fmt: skip
-
-
 SECRET = "planted-hunter2"
 UMASK = 0o027
 # Their names begin like those of settings, which a record keeps.
-LEFT_OUT = {
-    "GLOO_COOKIE": SECRET,
-    "NCCL_FAKE_SECRET": SECRET,
-    "OMP_PLAIN": f"https://me:{SECRET}@host",
-}
+LEFT_OUT = {"GLOO_COOKIE": SECRET, "NCCL_FAKE_SECRET": SECRET}
+LEFT_OUT["OMP_PLAIN"] = f"https://me:{SECRET}@host"
 
 
-def command(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def command(*arguments, **variables):
     """Run launch.py as a person would, without any GPU of this machine."""
     around = {"CUDA_VISIBLE_DEVICES": "", "PLANTED_API_KEY": SECRET, **LEFT_OUT, **variables}
     words = [sys.executable, "launch.py", *arguments]
+    environment = os.environ | around
     return subprocess.run(
-        words, cwd=ROOT, env=os.environ | around, capture_output=True, text=True, umask=UMASK
+        words, cwd=ROOT, env=environment, capture_output=True, text=True, umask=UMASK
     )
 
 
-def runs(store: Path):
+def runs(store):
     """(parents, children) of a store's only experiment."""
     from mlflow.tracking import MlflowClient
 
@@ -60,10 +56,10 @@ def swept(tmp_path_factory):
     """The main job, on CPU workers."""
     folder = tmp_path_factory.mktemp("swept")
     asked = [
-        *("-m", "gpus=0,3", "nccl.p2p_level=LOC", f"output_dir={folder}"),
-        *(f"tracking.uri=sqlite:///{folder}/m.db", "benchmark.exposed_rounds=1"),
-        *("profiler=torch", "profiler.steps=3", "profiler.warmup_steps=2", *SMALL),
-    ]
+        "-m", "gpus=0,3", "nccl.p2p_level=LOC", f"output_dir={folder}", "profiler=torch",
+        f"tracking.uri=sqlite:///{folder}/m.db", "benchmark.exposed_rounds=1", "profiler.steps=3",
+        "profiler.warmup_steps=2", *SMALL,
+    ]  # fmt: skip
     return folder, asked, command(*asked)
 
 
@@ -103,14 +99,13 @@ def test_the_record_is_the_truth_and_agrees_with_the_store(swept):
 
 
 def test_a_trace_tells_what_gloo_did_in_each_step_and_agrees_with_itself(swept, capsys):
-    """torch.profiler on CPU workers: the record's numbers are those of `python -m analysis trace` on the cell's files."""
+    """torch.profiler on CPU workers: the record has the numbers of `python -m analysis trace`."""
     folder, _, done = swept
     (record,), _ = read_study(folder / "default")
     metrics, table = record.metrics, record.tables["trace"]
-    assert metrics["trace/exposed_ms_per_step"] + metrics[
-        "trace/overlapped_ms_per_step"
-    ] == pytest.approx(metrics["trace/comm_ms_per_step"])
-    assert 0 <= metrics["trace/wait_ms_per_step"] <= metrics["trace/comm_ms_per_step"]
+    names = ("comm", "exposed", "overlapped", "wait")
+    comm, exposed, overlapped, wait = (metrics[f"trace/{name}_ms_per_step"] for name in names)
+    assert exposed + overlapped == pytest.approx(comm) and 0 <= wait <= comm
     assert metrics["trace/gloo_avg_us"] > 0 and "trace/gpu_idle_share" not in metrics
     # The network's gradients fill one bucket of 25 MiB: one all-reduce in each of the three steps.
     for number, rank in enumerate(table["ranks"]):
@@ -145,12 +140,11 @@ def test_trace_and_timeline_are_artifacts_without_a_secret(swept):
     kept = folder / "mlartifacts" / child.info.run_id / "artifacts" / "profile"
     names = {"rank0.json.gz", "rank1.json.gz", "timeline.svg"}
     assert {path.name for path in kept.iterdir()} == names
-    for path in folder.rglob("*"):
-        if path.is_file():
-            data = path.read_bytes()
-            if path.suffix == ".gz":
-                data = gzip.decompress(data)
-            assert SECRET.encode() not in data, path
+    for path in filter(Path.is_file, folder.rglob("*")):
+        data = path.read_bytes()
+        if path.suffix == ".gz":
+            data = gzip.decompress(data)
+        assert SECRET.encode() not in data, path
     (record,) = read_study(folder / "default")[0]
     assert record.environment["left_out"] == list(LEFT_OUT)
     page = (folder / "default" / "report" / "report.md").read_text().replace("\\", "")
@@ -164,9 +158,8 @@ def test_trace_and_timeline_are_artifacts_without_a_secret(swept):
 def test_no_file_has_a_right_that_the_umask_takes(swept):
     folder, _, _ = swept
     assert [path for path in folder.rglob("*") if path.stat().st_mode & UMASK] == []
-    modes = {(folder / name).stat().st_mode & 0o777 for name in ("m.db", "noise_floor.json", "default/journal.jsonl")
-             if (folder / name).exists()}  # fmt: skip
-    assert modes == {0o666 & ~UMASK}
+    for name in ("m.db", "default/journal.jsonl"):
+        assert (folder / name).stat().st_mode & 0o777 == 0o666 & ~UMASK
 
 
 def parts(record):
@@ -180,10 +173,8 @@ def test_every_second_of_a_cell_is_told(swept, capsys):
     folder, _, done = swept
     (record,), _ = read_study(folder / "default")
     found = parts(record)
-    words = (
-        "spawn connect build warm-up check timed compare exchange references exposed timeline exit"
-    )
-    assert found.keys() >= {*words.split(), "first step"}
+    words = "spawn connect build warm-up check timed compare exchange references exposed timeline"
+    assert found.keys() >= {*words.split(), "first step", "exit"}
     assert found.keys().isdisjoint({"settle", "start", "imports", "context"})
     metrics = record.metrics
     assert metrics["cell/seconds"] == record.ended_at - record.started_at
@@ -225,18 +216,14 @@ def test_the_same_command_measures_nothing_twice(swept):
 
 def test_ranks_can_start_anew_and_a_cell_is_measured_again_under_other_variables(tmp_path):
     asked = (
-        "gpus=0", "benchmark=host_link", "benchmark.bytes=1048576", "benchmark.iterations=3", "engine.start=exec",
-        "tracking=none", "report=false", f"output_dir={tmp_path}", "validity.foreign_cpu_limit=1",
+        "gpus=0", "benchmark=host_link", "benchmark.bytes=1048576", "benchmark.iterations=3",
+        "engine.start=exec", "tracking=none", "report=false", f"output_dir={tmp_path}",
+        "validity.foreign_cpu_limit=1",
     )  # fmt: skip
-    for variables, said in (
-        ({}, "finished"),
-        ({"NCCL_ALGO": "Ring"}, "finished"),
-        ({}, "done before"),
-    ):
+    for variables in ({}, {"NCCL_ALGO": "Ring"}):
         done = command(*asked, **variables)
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert f"  {said}  " in done.stdout
-        again = "note: 1 cell is measured again: NCCL_ALGO unset, now Ring. What was measured before is kept"
+        assert done.returncode == 0 and "  finished  " in done.stdout, done.stdout + done.stderr
+        again = "note: 1 cell is measured again: NCCL_ALGO unset, now Ring. What was measured"
         assert (again in done.stdout) == bool(variables)
     (first, second), _ = read_study(tmp_path / "default")
     assert first.cell_key == second.cell_key and first.record_id != second.record_id
@@ -250,10 +237,11 @@ def test_ranks_can_start_anew_and_a_cell_is_measured_again_under_other_variables
 def two(tmp_path_factory):
     """Two strategies, one of them with a parameter server: the folder and the records."""
     folder = tmp_path_factory.mktemp("two")
+    limits = ("noise_limit=10", "foreign_cpu_limit=1", "change_limit=10", "pause_limit=1")
     done = command(
-        "-m", "gpus=0,1", "strategy=kvstore_dist_async,none", f"output_dir={folder}", "validity.noise_limit=10",
-        "validity.foreign_cpu_limit=1", "validity.change_limit=10", "validity.pause_limit=1",
-        "validity.slow_rank_limit=10", "benchmark.exposed_rounds=0", "report=false", *SMALL,
+        "-m", "gpus=0,1", "strategy=kvstore_dist_async,none", f"output_dir={folder}",
+        *(f"validity.{limit}" for limit in (*limits, "slow_rank_limit=10")),
+        "benchmark.exposed_rounds=0", "report=false", *SMALL,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return folder, read_study(folder / "default")[0]
@@ -272,19 +260,16 @@ def test_the_lines_of_the_ranks_give_every_number_again(name, request, capsys):
 def test_two_strategies_are_two_children(two):
     folder, records = two
     (_,), children = runs(folder / "mlflow.db")
-    asked = sorted((run.data.params["gpus"], run.data.params["strategy"]) for run in children)
-    assert asked == [("0,1", "kvstore_dist_async"), ("0,1", "none")]
-    assert all(
-        "comm/exchange_ms" not in run.data.metrics
-        for run in children
-        if run.data.params["strategy"] == "none"
-    )
+    by_strategy = {run.data.params["strategy"]: run.data for run in children}
+    assert by_strategy.keys() == {"kvstore_dist_async", "none"} and len(children) == 2
+    assert {run.data.params["gpus"] for run in children} == {"0,1"}
+    assert "comm/exchange_ms" not in by_strategy["none"].metrics
+    assert "staleness/mean" in by_strategy["kvstore_dist_async"].metrics
     assert not {code for record in records for code in record.validity.codes} - BUSY
 
 
 def test_a_cell_with_a_server_tells_its_staleness_and_its_servers(two):
-    folder, records = two
-    record, other = sorted(records, key=lambda one: one.cell.strategy["name"])
+    record, other = sorted(two[1], key=lambda one: one.cell.strategy["name"])
     assert record.validity.verdict == "valid"
     assert record.cell.strategy["threads"] == "share" and record.checks["summing_threads"] >= 1
     metrics = record.metrics
@@ -295,28 +280,19 @@ def test_a_cell_with_a_server_tells_its_staleness_and_its_servers(two):
     (server,) = record.environment["servers"]
     assert (server["rank"], server["done"], server["device"]) == (2, True, "cpu")
     assert {"comm/exchange_ms", "comm/busbw_gb_per_s"} <= metrics.keys()
-    (child,) = [
-        run
-        for run in runs(folder / "mlflow.db")[1]
-        if run.data.params["strategy"] == "kvstore_dist_async"
-    ]
-    assert "staleness/mean" in child.data.metrics
     assert "servers" not in other.environment
 
 
 def readme_commands():
-    """Return every `python launch.py …` of README.md and RESULTS.md, without its remark; what asks for nsys needs it."""
-    texts = [
-        (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "benchmarks/RESULTS.md")
-    ]
-    found = re.findall(r"python (launch\.py[^`\n]*)", "\n".join(texts))
-    commands = sorted(
-        {re.split(r"  +|`|;| && ", text)[0].strip() for text in found} - {"launch.py examples"}
-    )  # no request
-    return [
-        pytest.param(one, marks=[pytest.mark.needs("nsys")] * ("profiler=nsys" in one))
-        for one in commands
-    ]
+    """Every `python launch.py …` of README.md and RESULTS.md, without its remark."""
+    found = set()
+    for name in ("README.md", "benchmarks/RESULTS.md"):
+        text = (ROOT / name).read_text(encoding="utf-8")
+        for line in re.findall(r"python (launch\.py[^`\n]*)", text):
+            found.add(re.split(r"  +|`|;| && ", line)[0].strip())
+    commands = sorted(found - {"launch.py examples"})  # no request
+    needs = [pytest.mark.needs("nsys")]
+    return [pytest.param(one, marks=needs * ("profiler=nsys" in one)) for one in commands]
 
 
 SCRIPTS = sorted(path for path in (ROOT / ".ci" / "gpu").rglob("*.sh") if os.access(path, os.X_OK))
@@ -324,20 +300,14 @@ SCRIPTS = sorted(path for path in (ROOT / ".ci" / "gpu").rglob("*.sh") if os.acc
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=[path.stem for path in SCRIPTS])
 def test_every_command_of_the_scripts_for_gpus_is_a_right_request_there(script, launch, tmp_path):
-    """None is tried on GPUs before it costs their time: a topology stands for a machine with eight of them."""
-    done = subprocess.run(
-        [script, tmp_path],
-        env=os.environ | {"SHOW": "1"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    """None is tried on GPUs before it costs their time: a topology stands for eight of them."""
+    shown = os.environ | {"SHOW": "1"}
+    done = subprocess.run([script, tmp_path], env=shown, capture_output=True, text=True, check=True)
     commands = [shlex.split(line) for line in done.stdout.splitlines()]
     assert commands and not done.stderr
     for words in commands:
-        assert not any("nvls" in word.lower() for word in words), (
-            "multicast stays as the surroundings set it"
-        )
+        # Multicast stays as the surroundings set it.
+        assert not any("nvls" in word.lower() for word in words)
         files = [word for word in words if word.endswith((".py", ".sh"))]
         assert all((ROOT / name).exists() for name in files), words
         if "launch.py" in words:
@@ -350,18 +320,12 @@ def test_every_command_of_the_scripts_for_gpus_is_a_right_request_there(script, 
 @pytest.mark.parametrize("text", readme_commands())
 def test_every_command_of_the_readme_is_a_right_request(text, launch, tmp_path):
     arguments = shlex.split(text.replace("=NAME", "=cpu_staged").replace("=…", "=all_gather"))[1:]
-    # Some need links or CUDA graphs, which CPU workers do not have, or a compiler, which a bare machine has not.
-    if (
-        "--help" in arguments
-        or "gpus=classes" in arguments
-        or any(word in text for word in ("peer", "graph", "optimize="))
-    ):
-        arguments += (
-            [] if "--help" in arguments else [f"topology={ROOT}/tests/data/topo_dgx1_v100.txt"]
-        )
-    precision = (
-        ["precision=auto"] if any(word.startswith("precision=") for word in arguments) else []
-    )
-    extra = [] if "--help" in arguments else ["dry_run=true", f"output_dir={tmp_path}", *precision]
-    code, _, err = launch(*arguments, *extra)
+    if "--help" not in arguments:
+        arguments += ["dry_run=true", f"output_dir={tmp_path}"]
+        # Links and CUDA graphs are not to be had of CPU workers, nor a compiler of a bare machine.
+        if any(word in text for word in ("gpus=classes", "peer", "graph", "optimize=")):
+            arguments.append(f"topology={ROOT}/tests/data/topo_dgx1_v100.txt")
+        if "precision=" in text:
+            arguments.append("precision=auto")
+    code, _, err = launch(*arguments)
     assert (code, err) == (0, "")

@@ -35,9 +35,9 @@ def test_every_option_and_every_choice_has_a_meaning():
 
 
 TOPICS = {
-    "nccl.p2p_level": "nccl.p2p_level maximum distance between two GPUs for direct access; LOC: never LOC, NVL, PIX, PXB, PHB or "
-    "SYS null",
-    "strategy=cpu_staged": "transport: shared # shared: pinned shared memory; gloo: the naive reference",
+    "nccl.p2p_level": "nccl.p2p_level maximum distance between two GPUs for direct access; "
+    "LOC: never LOC, NVL, PIX, PXB, PHB or SYS null",
+    "strategy=cpu_staged": "transport: shared # shared: pinned shared memory; gloo: the naive",
     "+experiment": "scaling Weak scaling: 1, 2, 4, … all devices",
     "strategy.transport": "Options of one of them: python launch.py -h strategy=NAME",
     "engine": "a list, [one,two]",
@@ -71,18 +71,9 @@ def test_hydras_own_completion_is_at_hand(launch):
 
 def test_the_batch_script_starts_launch_py_in_the_clone_with_its_arguments(tmp_path):
     script = ROOT / "launch" / "recipes" / "slurm.sh"
-    of_the_job = {
-        "SLURM_SUBMIT_DIR": str(ROOT),
-        "SLURM_JOB_ID": "7",
-        "SLURM_PROCID": "0",
-        "SLURM_NTASKS": "1",
-    }
-    environment = {
-        **os.environ,
-        **of_the_job,
-        "RINGSIDE_PYTHON": sys.executable,
-        "CUDA_VISIBLE_DEVICES": "",
-    }
+    of_the_job = {"SLURM_SUBMIT_DIR": str(ROOT), "SLURM_JOB_ID": "7", "SLURM_PROCID": "0"}
+    environment = os.environ | of_the_job | {"SLURM_NTASKS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    environment["RINGSIDE_PYTHON"] = sys.executable
     done = subprocess.run(
         ["bash", str(script), "gpus=0,1", "model=fmnist_cnn", "dry_run=true"],
         cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60,
@@ -96,51 +87,44 @@ def test_the_recipes_build_on_one_image_whose_torch_is_new_enough():
     texts = [(folder / name).read_text() for name in ("Dockerfile", "ringside.def")]
     images = [re.search(r"^(?:FROM|From:) (\S+)$", text, re.MULTILINE)[1] for text in texts]
     assert images[0] == images[1]
-    of_image, least = (
-        re.search(r":(\d+)\.(\d+)", images[0]),
-        re.search(r"torch>=(\d+)\.(\d+)", PYPROJECT),
-    )
+    of_image = re.search(r":(\d+)\.(\d+)", images[0])
+    least = re.search(r"torch>=(\d+)\.(\d+)", PYPROJECT)
     assert tuple(map(int, of_image.groups())) >= tuple(map(int, least.groups()))
 
 
 # --- who may start it ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("environment", "said"),
-    [
-        ({"RANK": "3", "LOCAL_RANK": "3", "WORLD_SIZE": "8"}, "launch.py was started by torchrun"),
-        (
-            {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"},
-            "RANK=0, LOCAL_RANK=0, WORLD_SIZE=1: ",
-        ),
-        ({"SLURM_PROCID": "7", "SLURM_NTASKS": "8"}, "by srun, .*, or with srun --ntasks=1"),
-        (
-            {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "8"},
-            "SLURM_STEP_NUM_TASKS=8: launch.py was",
-        ),
-        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, "by mpirun"),
-        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, "by mpiexec"),
-    ],
-)
-def test_a_program_that_starts_several_is_named(environment, said):
-    with pytest.raises(Refused, match=said):
-        refuse_nested(environment)
+SEVERAL = {
+    "RANK=3 LOCAL_RANK=3 WORLD_SIZE=8": "launch.py was started by torchrun",
+    "RANK=0 LOCAL_RANK=0 WORLD_SIZE=1": "RANK=0, LOCAL_RANK=0, WORLD_SIZE=1: ",
+    "SLURM_PROCID=7 SLURM_NTASKS=8": "by srun, .*, or with srun --ntasks=1",
+    "SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=8": "SLURM_STEP_NUM_TASKS=8: launch.py was",
+    "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2": "by mpirun",
+    "PMI_RANK=0 PMI_SIZE=2": "by mpiexec",
+}
+ALONE = [
+    "SLURM_PROCID=0 SLURM_NTASKS=8 SLURM_JOB_ID=1",  # a batch script that asked for eight tasks
+    "SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=1",  # srun --ntasks=1
+    "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1",
+    "WORLD_SIZE=8 RANK=0 MASTER_ADDR=a",  # a pod of a training operator
+    "SLURM_PROCID= PMI_RANK=no-number",
+]
 
 
-@pytest.mark.parametrize(
-    "environment",
-    [
-        # A batch script that asked for eight tasks.
-        {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "1"},
-        {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"},  # srun --ntasks=1
-        {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"},
-        {"WORLD_SIZE": "8", "RANK": "0", "MASTER_ADDR": "a"},  # a pod of a training operator
-        {"SLURM_PROCID": "", "PMI_RANK": "no number"},
-    ],
-)
-def test_one_process_may_launch(environment):
-    refuse_nested(environment)
+def variables(text):
+    return dict(word.split("=") for word in text.split())
+
+
+@pytest.mark.parametrize("around", SEVERAL)
+def test_a_program_that_starts_several_is_named(around):
+    with pytest.raises(Refused, match=SEVERAL[around]):
+        refuse_nested(variables(around))
+
+
+@pytest.mark.parametrize("around", ALONE)
+def test_one_process_may_launch(around):
+    refuse_nested(variables(around))
 
 
 def test_torchrun_is_refused_by_the_command(launch, monkeypatch):
@@ -173,13 +157,8 @@ def test_a_reader_that_leaves_early_gets_no_traceback(command):
     """As in `python launch.py --help | head -1`."""
     reading, writing = os.pipe()
     os.close(reading)
-    words = (
-        command.replace("launch.py", f"{ROOT}/launch.py")
-        .replace("topo_", f"{ROOT}/tests/data/topo_")
-        .split()
-    )
-    done = subprocess.run(
-        [sys.executable, *words], stdout=writing, stderr=subprocess.PIPE, text=True, check=False
-    )
+    command = command.replace("launch.py", f"{ROOT}/launch.py")
+    words = [sys.executable, *command.replace("topo_", f"{ROOT}/tests/data/topo_").split()]
+    done = subprocess.run(words, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
     os.close(writing)
     assert (done.returncode, done.stderr) == (0, "")

@@ -1,6 +1,5 @@
 """What a plan knows of a machine, with a driver that refuses some questions."""
 
-import json
 import os
 import pwd
 import shutil
@@ -13,7 +12,7 @@ import pytest
 import trainers.process
 from analysis.validity.gpu_samples import summary
 from benchmarks.agent.sampler import Sampler
-from benchmarks.record import CellFolder
+from benchmarks.record import CellFolder, Lines
 from conf import host_limits, nccl
 from conf.options import Refused
 from launch.machine import devices
@@ -25,7 +24,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def in_control_groups(folder, monkeypatch, groups, files):
-    """This process is in these control groups, as /proc/self/cgroup has them, whose files hold these texts."""
+    """This process is in these control groups, as /proc/self/cgroup has them, with these files."""
     for name, text in {**files, "groups": groups}.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
@@ -44,26 +43,30 @@ def refuse(*_):
     raise NVMLError("Insufficient Permissions")
 
 
+UNANSWERED = [
+    "ClockInfo", "ComputeRunningProcesses", "CurrentClocksEventReasons", "MaxClockInfo",
+    "MemoryInfo", "NvLinkState", "PowerUsage", "Temperature", "UtilizationRates",
+]  # fmt: skip
+
+
 @pytest.fixture
 def driver(monkeypatch):
     """A driver with two GPUs that answers what every driver answers, and refuses the rest."""
     fake = types.ModuleType("pynvml")
-    fake.NVMLError = NVMLError
-    fake.NVML_CLOCK_SM = fake.NVML_CLOCK_MEM = fake.NVML_TEMPERATURE_GPU = 0
-    fake.nvmlMemory_v2 = 2
-    fake.NVML_NVLINK_MAX_LINKS = 18
-    fake.nvmlInit = lambda: None
-    fake.nvmlDeviceGetCount = lambda: 2
-    fake.nvmlDeviceGetHandleByIndex = lambda number: number
-    fake.nvmlDeviceGetHandleByUUID = lambda uuid: uuid
-    fake.nvmlDeviceGetUUID = lambda handle: f"GPU-{handle}000"
-    fake.nvmlDeviceGetName = lambda handle: b"NVIDIA H200"
-    fake.nvmlDeviceGetPciInfo = lambda handle: types.SimpleNamespace(
-        busId=f"00000000:0{6 + handle}:00.0"
-    )
-    fake.nvmlSystemGetDriverVersion = lambda: "580.1"
-    for name in ("MemoryInfo", "MaxClockInfo", "NvLinkState", "ClockInfo", "PowerUsage", "Temperature", "UtilizationRates",
-                 "CurrentClocksEventReasons", "ComputeRunningProcesses"):  # fmt: skip
+    vars(fake).update(
+        NVMLError=NVMLError,
+        NVML_CLOCK_SM=0, NVML_CLOCK_MEM=0, NVML_TEMPERATURE_GPU=0, nvmlMemory_v2=2,
+        NVML_NVLINK_MAX_LINKS=18,
+        nvmlInit=lambda: None,
+        nvmlSystemGetDriverVersion=lambda: "580.1",
+        nvmlDeviceGetCount=lambda: 2,
+        nvmlDeviceGetHandleByIndex=lambda number: number,
+        nvmlDeviceGetHandleByUUID=lambda uuid: uuid,
+        nvmlDeviceGetUUID=lambda handle: f"GPU-{handle}000",
+        nvmlDeviceGetName=lambda handle: b"NVIDIA H200",
+        nvmlDeviceGetPciInfo=lambda gpu: types.SimpleNamespace(busId=f"00000000:0{6 + gpu}:00.0"),
+    )  # fmt: skip
+    for name in UNANSWERED:
         setattr(fake, f"nvmlDeviceGet{name}", refuse)
     monkeypatch.setitem(sys.modules, "pynvml", fake)
     monkeypatch.setattr(devices, "_torch_has_cuda", lambda: True)
@@ -79,14 +82,12 @@ def test_devices_are_found_by_number_uuid_and_bus_id(driver):
         here.device("9", "9")
 
 
-@pytest.mark.parametrize(
-    ("visible", "left"), [("1", (1,)), ("GPU-0000,GPU-1000", (0, 1)), ("GPU-1", (1,))]
-)
-def test_the_surroundings_may_hide_gpus(driver, visible, left):
-    assert devices.look("cuda", {"CUDA_VISIBLE_DEVICES": visible}).all_gpus == left
-
-
-def test_a_driver_that_does_not_count_its_gpus_is_a_reason(driver):
+def test_the_surroundings_may_hide_gpus(driver):
+    for visible, left in (("1", (1,)), ("GPU-0000,GPU-1000", (0, 1)), ("GPU-1", (1,))):
+        assert devices.look("cuda", {"CUDA_VISIBLE_DEVICES": visible}).all_gpus == left
+    with pytest.raises(Refused, match=r"device=cuda: CUDA_VISIBLE_DEVICES=MIG-1 leaves no GPU"):
+        devices.look("cuda", {"CUDA_VISIBLE_DEVICES": "MIG-1"})
+    assert "leaves no GPU" in devices.look("auto", {"CUDA_VISIBLE_DEVICES": ""}).why
     driver.nvmlDeviceGetCount = refuse
     assert devices.look("auto", {}).why.startswith("no NVIDIA driver answers")
 
@@ -117,19 +118,16 @@ def test_ranks_watches_and_the_report_count_the_cores_that_a_plan_counts(tmp_pat
     watch = Watch(CellFolder(tmp_path), 1)
     watch.ranks[0].pid = 1000
     assert watch.needs_quiet  # two threads, one core
-    monkeypatch.setattr(
-        "importlib.import_module", lambda name: pytest.fail(f"{name} takes time from the ranks")
-    )
+    monkeypatch.setattr("importlib.import_module", pytest.fail)  # it takes time from the ranks
     StudyReport(tmp_path, True, print).prepare(may_go_on=lambda: True)
 
 
 def test_cores_are_counted_in_one_place():
-    asks = {
-        str(path.relative_to(ROOT))
-        for package in ("conf", "trainers", "benchmarks", "launch", "analysis")
-        for path in (ROOT / package).rglob("*.py")
-        if "sched_getaffinity" in path.read_text(encoding="utf-8")
-    }
+    asks = set()
+    for package in ("conf", "trainers", "benchmarks", "launch", "analysis"):
+        for path in (ROOT / package).rglob("*.py"):
+            if "sched_getaffinity" in path.read_text(encoding="utf-8"):
+                asks.add(str(path.relative_to(ROOT)))
     assert asks == {
         "conf/host_limits.py",
         "trainers/process.py",  # which of them are near a GPU
@@ -139,13 +137,15 @@ def test_cores_are_counted_in_one_place():
 
 MIB, UNLIMITED = 1 << 20, str((1 << 63) - 4096)
 MEMORY = {"meminfo": f"MemTotal: {64 << 20} kB\nMemAvailable:   {32 << 20} kB\n"}
+LIMIT, USED = str(900 * MIB), str(500 * MIB)
+TOTALS = f"total_inactive_file {40 * MIB}\ntotal_active_file {20 * MIB}\n"
 OF_TWO = {
-    "a/memory.max": str(900 * MIB), "a/memory.current": str(500 * MIB), "a/memory.stat": f"anon 7\ninactive_file {60 * MIB}\n",
-    "a/b/memory.max": "max", "a/b/memory.current": "7",
+    "a/memory.max": LIMIT, "a/memory.current": USED, "a/b/memory.max": "max",
+    "a/memory.stat": f"anon 7\ninactive_file {60 * MIB}\n", "a/b/memory.current": "7",
 }  # fmt: skip
 OF_ONE = {
-    "memory/m/memory.limit_in_bytes": str(900 * MIB), "memory/m/memory.usage_in_bytes": str(500 * MIB),
-    "memory/m/memory.stat": f"inactive_file 7\ntotal_inactive_file {40 * MIB}\ntotal_active_file {20 * MIB}\n",
+    "memory/m/memory.limit_in_bytes": LIMIT, "memory/m/memory.usage_in_bytes": USED,
+    "memory/m/memory.stat": f"inactive_file 7\n{TOTALS}",
     "memory/memory.limit_in_bytes": UNLIMITED, "memory/memory.usage_in_bytes": "7",
 }  # fmt: skip
 
@@ -171,12 +171,6 @@ def test_a_limit_of_memory_is_as_much_memory(tmp_path, monkeypatch, groups, file
     assert host_limits.free_memory() is None and host_limits.free_shared_memory() == 1 << 40
 
 
-def test_no_visible_gpu_is_a_reason(driver):
-    with pytest.raises(Refused, match=r"device=cuda: CUDA_VISIBLE_DEVICES=MIG-1 leaves no GPU"):
-        devices.look("cuda", {"CUDA_VISIBLE_DEVICES": "MIG-1"})
-    assert "leaves no GPU" in devices.look("auto", {"CUDA_VISIBLE_DEVICES": ""}).why
-
-
 def test_a_gpu_that_the_driver_refuses_is_left_out(driver):
     driver.nvmlDeviceGetUUID = lambda handle: refuse() if handle == 0 else "GPU-1000"
     assert devices.look("auto", {}).all_gpus == (1,)
@@ -191,20 +185,18 @@ def test_facts_hold_what_the_driver_tells(driver):
     assert "memory_bytes" not in facts["gpus"][0] and facts["gpus"][0]["nvlinks"] == 0
 
 
-def test_what_cannot_be_sampled_is_not_known(driver, tmp_path):
-    with Sampler(CellFolder(tmp_path), ["GPU-0000"], "token"):
+def sampled(folder):
+    with Sampler(CellFolder(folder).make(), ["GPU-0000"], "token"):
         pass
-    _, checks = summary(CellFolder(tmp_path))
-    samples = checks["gpu_samples"]
+    return summary(CellFolder(folder))
+
+
+def test_what_cannot_be_sampled_is_not_known_and_a_lost_gpu_is_not_sampled(driver, tmp_path):
+    samples = sampled(tmp_path / "refuses")[1]["gpu_samples"]
     assert samples["before_memory_bytes"] is None and samples["before_busy_percent"] is None
     assert samples["processes_known"] is False and samples["samples"] == 0
-
-
-def test_a_lost_gpu_is_not_sampled(driver, tmp_path):
     driver.nvmlDeviceGetHandleByUUID = refuse
-    with Sampler(CellFolder(tmp_path), ["GPU-0000"], "token"):
-        pass
-    metrics, checks = summary(CellFolder(tmp_path))
+    metrics, checks = sampled(tmp_path / "lost")
     assert metrics == {} and "gpu_samples" not in checks
 
 
@@ -223,26 +215,19 @@ PHASES = {
 
 @pytest.mark.parametrize("benchmark", PHASES)
 def test_samples_of_the_timed_window_are_those_of_measuring_phases(tmp_path, benchmark):
-    """A phase lasts ten seconds, with a sample in its middle that has its number for a temperature; more before and after."""
+    """A phase lasts ten seconds, with a sample in its middle whose temperature is its number."""
     words, inside = PHASES[benchmark]
     phases = words.split("|")
-
-    def write(path, lines):
-        path.parent.mkdir(exist_ok=True)
-        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-    end = 10 * len(phases)
-    lines = []
+    folder = CellFolder(tmp_path).make()
+    rank, gpus = Lines(folder.rank_lines(0)), Lines(folder.gpu_samples)
     for number, name in enumerate(phases):
-        lines.append({"kind": "phase", "time": 10 * number, "phase": name})
-    lines += [{"kind": "result", "time": end}, {"kind": "done", "time": end + 9}]
-    write(tmp_path / "ranks" / "0.jsonl", lines)
-    samples = []
+        rank.write("phase", 10 * number, phase=name)
+    rank.write("result", 10 * len(phases))
+    rank.write("done", 10 * len(phases) + 9)
     for number in range(-1, len(phases) + 1):
         gpu = {"temperature_c": number, "reasons": 0x40}
-        samples.append({"kind": "sample", "time": 10 * number + 5, "gpus": [gpu]})
-    write(tmp_path / "gpus.jsonl", samples)
-    metrics, checks = summary(CellFolder(tmp_path))
+        gpus.write("sample", 10 * number + 5, gpus=[gpu])
+    metrics, checks = summary(folder)
     assert checks["gpu_samples"]["samples"] == len(inside)
     if inside:
         assert metrics["gpu/temperature_c"] == sum(inside) / len(inside)

@@ -76,13 +76,15 @@ def damaged(path, value):
 @pytest.mark.parametrize(
     "said",
     [
-        b"", b"bash: python: command not found\n", b"[]", b"{}", b"{" * 100_000, b"\xff\xfe", 7, None,
+        b"", b"bash: python: command not found\n", b"[]", b"{}", b"{" * 100_000, b"\xff\xfe", 7,
+        None,
         *(damaged(*one) for one in [
-            ("form", 2), ("machine", None), ("machine", []), ("machine.devices", 7), ("machine.devices.0.id", "0"),
-            ("machine.all_gpus", [9]), ("machine.kind", "tpu"), ("machine.cores", None),
-            ("facts", []), ("variables", {"A": 1}), ("versions", None), ("kernel", 6), ("interfaces", [{}]),
-            ("interfaces", [interface("eth0", "10.0.0.300/24")]), ("interfaces", [interface("eth0", "there")]),
-            ("infiniband", {}), ("too_small", "none"), ("shared_memory_bytes", "1"), ("more", 1),
+            ("form", 2), ("machine", None), ("machine", []), ("machine.devices", 7),
+            ("machine.devices.0.id", "0"), ("machine.all_gpus", [9]), ("machine.kind", "tpu"),
+            ("machine.cores", None), ("facts", []), ("variables", {"A": 1}), ("versions", None),
+            ("kernel", 6), ("interfaces", [{}]), ("more", 1), ("infiniband", {}),
+            ("interfaces", [interface("eth0", "10.0.0.300/24")]), ("shared_memory_bytes", "1"),
+            ("interfaces", [interface("eth0", "there")]), ("too_small", "none"),
         ]),
     ],
     ids=lambda said: str(said)[:20],
@@ -108,21 +110,16 @@ SPARSE = {"machine.devices": [GPUS[0], {**GPUS[1], "id": 3}], "machine.all_gpus"
 CLOCKED = {"driver": "580.65.06", "gpus": [{"max_sm_mhz": 1755}]}
 FASTER = [interface("eth0", "10.0.0.2/24", mbit_per_s=25000)]
 INFINIBAND = [{"device": "m", "port": "1", "rate": "400 Gb/sec", "state": ""}]
+CPU_ONLY = {"machine": described()["machine"]}
 REFUSED = [
     ({"facts.code": "0123456789ab"}, r"code is \w+ here and 0123456789ab on b. What to do: bring"),
     ({"versions.python": "3.1.4"}, "in Python: a has 3.*; b has 3.1. What to do: use the same"),
     ({"versions.torch": "2.8.0"}, "in torch: a has 2.*; b has 2.8.0. What to do: install the same"),
     ({"versions.nccl": "2.18.1"}, "differ in NCCL: a has .*; b has 2.18.1"),
-    (
-        {"machine": described()["machine"]},
-        r"^a has GPUs and b has none \(device=cpu\). What to do:",
-    ),
+    (CPU_ONLY, r"^a has GPUs and b has none \(device=cpu\). What to do:"),
     ({"machine.devices": B200}, r"b has 2 × NVIDIA B200 \(0,1\)"),
     (SPARSE, r"b has 2 × NVIDIA H200 \(0,3\)"),
-    (
-        {"facts.gpu": {"driver": "570.1"}},
-        "driver's branch: a has 580; b has 570. What to do: leave",
-    ),
+    ({"facts.gpu": {"driver": "570.1"}}, "driver's branch: a has 580; b has 570. What to do: le"),
     ({"too_small": ["ulimit -n is 64 here"]}, "^host b: ulimit -n is 64 here"),
 ]
 NOTED = [
@@ -140,27 +137,20 @@ NOTED = [
 PLAIN = {**WITH_GPUS, "interfaces": [interface("eth0", "10.0.0.1/24")]}
 
 
-def both(changes):
-    return fleet(a=PLAIN, b=PLAIN | changes)
-
-
-def test_equal_hosts_have_no_differences():
-    assert compare(both({})) == []
-
-
 @pytest.mark.parametrize(("changes", "said"), REFUSED)
 def test_what_must_be_equal_is_refused_by_name(changes, said):
     with pytest.raises(Refused, match=said):
-        compare(both(changes))
+        compare(fleet(a=PLAIN, b=PLAIN | changes))
 
 
 @pytest.mark.parametrize(("changes", "said"), NOTED)
 def test_what_may_differ_is_noted_by_name(changes, said):
-    (note,) = compare(both(changes))
+    (note,) = compare(fleet(a=PLAIN, b=PLAIN | changes))
     assert re.search(said, note), note
 
 
-def test_a_host_of_many_is_named_and_the_others_are_counted():
+def test_equal_hosts_are_not_named_and_a_host_of_many_is():
+    assert compare(fleet(a=PLAIN, b=PLAIN)) == []
     kernels = {f"n{number}": {"kernel": "5.4" if number == 7 else "6.1"} for number in range(12)}
     said = "hosts differ in the kernel: n0, n1, n2, n3 and 7 more have 6.1; n7 has 5.4"
     assert compare(fleet(**kernels)) == [said]
@@ -182,33 +172,21 @@ def test_a_host_that_forbids_multicast_forbids_it_for_all():
 # The environment of a cell's processes.
 
 
-AROUND = {
-    "PATH": "/bin",
-    "RANK": "3",
-    "TORCHELASTIC_RUN_ID": "x",
-    "PYTHONPATH": "here",
-    "HOME": "/h",
-}
+OURS = {"PATH": "/bin", "HOME": "/h", "PYTHONPATH": "here"}
+AROUND = {**OURS, "RANK": "3", "TORCHELASTIC_RUN_ID": "x"}
 OF_USER = {"OMP_NUM_THREADS": "3", "NCCL_SOCKET_IFNAME": "ib0", "NCCL_DEBUG": "WARN"}
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("said", [{}, OF_USER])
 def test_the_environment_of_one_machine_is_what_a_cell_asks_for(tmp_path, device, said):
-    cell = dataclasses.replace(
-        make_cell((1, 0), {"name": "none", "servers": 1}),
-        device=device,
-        nccl={"NCCL_ALGO": "Ring"},
-        server_gpus=(1,),
-    )
+    cell = make_cell((1, 0), {"name": "none", "servers": 1})
+    nccl = {"NCCL_ALGO": "Ring"}
+    cell = dataclasses.replace(cell, device=device, nccl=nccl, server_gpus=(1,))
     machine = host("a", **(WITH_GPUS if device == "cuda" else {})).machine
     folder = CellFolder(tmp_path)
-    expected = with_absolute_path({"PATH": "/bin", "HOME": "/h", "PYTHONPATH": "here"}) | said
-    expected |= {
-        "RINGSIDE_TOKEN": "t",
-        CLOCK_VARIABLE: repr(beginning()),
-        "GLOO_SOCKET_IFNAME": "lo",
-    }
+    expected = with_absolute_path(OURS) | said | {CLOCK_VARIABLE: repr(beginning())}
+    expected |= {"RINGSIDE_TOKEN": "t", "GLOO_SOCKET_IFNAME": "lo"}
     expected |= {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
     if device == "cpu":
         threads = max(1, machine.cores // len(machine.all_gpus))
@@ -216,16 +194,10 @@ def test_the_environment_of_one_machine_is_what_a_cell_asks_for(tmp_path, device
     else:
         threads = str(max(1, machine.cores // 4))
         expected = {"NCCL_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": threads} | expected
-        expected |= {
-            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-            "CUDA_VISIBLE_DEVICES": "GPU-1,GPU-0",
-            "NCCL_DEBUG": "INFO",
-            "NCCL_DEBUG_SUBSYS": NCCL_SUBSYSTEMS,
-            "NCCL_DEBUG_FILE": folder.nccl_log_pattern,
-            "NCCL_CONF_FILE": str(folder.nccl_conf),
-            "NCCL_RAS_ENABLE": "0",
-            "NCCL_ALGO": "Ring",
-        }
+        expected |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": "GPU-1,GPU-0"}
+        expected |= {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": NCCL_SUBSYSTEMS}
+        expected |= {"NCCL_DEBUG_FILE": folder.nccl_log_pattern, "NCCL_RAS_ENABLE": "0"}
+        expected |= {"NCCL_CONF_FILE": str(folder.nccl_conf), **nccl}
     assert environment(cell, machine, folder, "t", AROUND | said) == expected
     plain = json.loads(json.dumps(cell_variables(cell, machine, folder, "t").to_dict()))
     assert merged(Variables.from_dict(plain), AROUND | said) == expected
@@ -234,20 +206,19 @@ def test_the_environment_of_one_machine_is_what_a_cell_asks_for(tmp_path, device
 def test_each_host_gets_the_interface_the_gpus_and_the_threads_of_its_own():
     gpus = [{**gpu, "uuid": f"GPU-b{gpu['id']}"} for gpu in GPUS]
     some = fleet(a=WITH_GPUS, b={**WITH_GPUS, "machine.cores": 4, "machine.devices": gpus})
+    served = {"hosts": ("a", "b"), "server_gpus": (0, 1), "server_hosts": ("b", "b")}
     cell = make_cell((1,), {"name": "none", "servers": 2})
-    cell = dataclasses.replace(
-        cell, device="cuda", hosts=("a", "b"), server_gpus=(0, 1), server_hosts=("b", "b")
-    )
+    cell = dataclasses.replace(cell, device="cuda", **served)
 
     def on(name, around, typed=False, folder=CELL_FOLDER):
         where = HostEnvironment(name, f"eth-{name}", typed, {"NCCL_NVLS_ENABLE": "0"})
         inside = CellFolder(Path(CELL_FOLDER))
         return merged(cell_variables(cell, some[name].machine, inside, "t", where), around, folder)
 
-    names = (
-        *("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "CUDA_VISIBLE_DEVICES"),
-        *("OMP_NUM_THREADS", "NCCL_NVLS_ENABLE"),
-    )
+    names = [
+        "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS",
+        "NCCL_NVLS_ENABLE",
+    ]  # fmt: skip
     first, second = on("a", {}), on("b", {"NCCL_SOCKET_IFNAME": "ib0", "NCCL_NVLS_ENABLE": "1"})
     assert [first[name] for name in names] == ["eth-a", "=eth-a", "GPU-1", "4", "0"]
     assert [second[name] for name in names] == ["eth-b", "ib0", "GPU-b1,GPU-b0", "2", "0"]
@@ -260,18 +231,17 @@ def test_each_host_gets_the_interface_the_gpus_and_the_threads_of_its_own():
 
 # Where hosts meet.
 
-ETH, IB = (
-    interface("eth0", "10.0.0.1/24", "fd01::1/64"),
-    interface("ib0", "10.1.0.1/24", mbit_per_s=200_000),
-)
+ETH = interface("eth0", "10.0.0.1/24", "fd01::1/64")
+IB = interface("ib0", "10.1.0.1/24", mbit_per_s=200_000)
 PUBLIC = interface("wan0", "8.8.4.4/24", mbit_per_s=400_000)
 DOCKER = interface("docker0", "172.17.0.1/16", inner=True, mbit_per_s=999_999)
 LO = interface("lo", "127.0.0.1/8", "::1/128", loopback=True)
 
 
-def wanted(
-    *first, others=(("10.0.0.2/24", "10.1.0.2/24", "fd01::2/64"),), name=None, trusted=False
-):
+SECOND = ("10.0.0.2/24", "10.1.0.2/24", "fd01::2/64")
+
+
+def wanted(*first, others=(SECOND,), name=None, trusted=False):
     beside = [host("b", interfaces=[interface("x", *addresses)]) for addresses in others]
     return candidates(host("a", interfaces=list(first)), beside, name, trusted)
 
@@ -287,13 +257,10 @@ def test_addresses_of_a_shared_network_come_first_the_faster_before_and_ipv4():
 def test_an_address_that_the_internet_reaches_is_refused_unless_the_network_is_trusted():
     assert wanted(LO, PUBLIC, ETH) == ["10.0.0.1", "fd01::1"]
     assert wanted(LO, PUBLIC, trusted=True) == ["8.8.4.4"]
+    of_no_name = "^engine.interface=ib7: host a has none of this name that is up; it has"
     for first, name, said in (
         ((LO, PUBLIC), None, "has no address but 8.8.4.4, which is routed to the whole internet"),
-        (
-            (LO, ETH),
-            "ib7",
-            "^engine.interface=ib7: host a has none of this name that is up; it has",
-        ),
+        ((LO, ETH), "ib7", of_no_name),
         ((LO,), None, "host a has no interface"),
     ):
         with pytest.raises(Refused, match=said):

@@ -1,7 +1,7 @@
-"""The profiled pass: what is asked, how nsys is found, what it may see, what it leaves when it fails, and a real one.
+"""The profiled pass: what is asked, how nsys is found, what it may see and leaves; a real one.
 
-Fakes of nsys are shell scripts that get the command Ringside gives to nsys. Most end the pass without starting ranks (they
-write the lines that ranks would), so a fault costs no import of torch.
+Fakes of nsys are shell scripts that get the command Ringside gives to nsys. Most end the pass
+without ranks (they write the lines that ranks would), so a fault costs no import of torch.
 """
 
 import dataclasses
@@ -43,28 +43,23 @@ ROOT = Path(__file__).parent.parent
 TOKEN = "b" * 32
 SECRET = "planted-hunter2"
 # Names and values that must not reach a report, and what must.
-PLANTED = {
-    "PLANTED_API_KEY": SECRET,
-    "NCCL_SECRET_WORD": SECRET,
-    "TORCH_URL": f"https://me:{SECRET}@x",
-    "PLAIN": SECRET,
-}
-KEPT = {
-    "NCCL_NVLS_ENABLE": "0",
-    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
-    "NVSHMEM_DISABLE_NVLS": "1",
-}
+PLANTED = dict.fromkeys(("PLANTED_API_KEY", "NCCL_SECRET_WORD", "PLAIN"), SECRET)
+PLANTED["TORCH_URL"] = f"https://me:{SECRET}@x"
+KEPT = {"NCCL_NVLS_ENABLE": "0", "NVSHMEM_DISABLE_NVLS": "1"}
+KEPT["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"
 OPTIONS = {"steps": 3, "warmup_steps": 2}
 NAMES = (
     "comm_ms_per_step", "exposed_ms_per_step", "overlapped_ms_per_step",
     "exposed_in_gaps_ms_per_step", "nccl_avg_us", "gpu_idle_share", "wait_ms_per_step",
 )  # fmt: skip
 
-# What a fake has of the command: $report, the folder of the pass, and the function that plays ranks that are done.
+# What a fake has of the command: $report, the folder of the pass, and ranks that are done.
 HEAD = """#!/bin/sh
 if [ "$1" = --version ]; then echo "NVIDIA Nsight Systems version 2025.3.2.1-0"; exit 0; fi
-if [ "$1" = export ]; then for word; do case $word in --output=*) made=${word#--output=};; *) report=$word;; esac; done
-else for word; do folder=$count; count=$last; last=$word; case $word in --output=*) report=${word#--output=};; esac; done; fi
+for word; do
+  folder=$count; count=$last; last=$word
+  case $word in --output=*) made=${word#--output=};; *) input=$word;; esac; done
+if [ "$1" = export ]; then report=$input; else report=$made; fi
 ranks() { for rank in 0 1; do
   echo '{"kind": "start", "time": 1, "pid": 999999999}' > $folder/ranks/$rank.jsonl
   echo '{"kind": "done", "time": 1}' >> $folder/ranks/$rank.jsonl; done; }
@@ -80,21 +75,19 @@ def fake(folder, *lines):
     return path
 
 
-def one_pass(tmp_path, nsys, device="cpu", profiler="nsys", **engine):
+def one_pass(tmp_path, nsys, device="cpu", **engine):
     """The profiled pass of a cell in an empty folder: its finding, and the record with the pass."""
-    cell = dataclasses.replace(make_cell(), profiler=profiler, profiler_options=OPTIONS)
+    cell = dataclasses.replace(make_cell(), profiler="nsys", profiler_options=OPTIONS)
     machine = Machine("cpu", (), (0, 1), 2)
     config = SimpleNamespace(engine=Engine(stop_grace_s=0.5, **engine), sample_gpus=False)
-    notes = []
-    surrounding = {**os.environ, **PLANTED, **KEPT}
+    surrounding, notes = {**os.environ, **PLANTED, **KEPT}, []
     local = LocalEngine(machine, surrounding, "auto", config.engine.stop_grace_s)
     here = RunEnvironment(machine, {})
     runner = CellRunner(config, here, None, None, local, nsys, lambda: False, notes.append)
     folder = CellFolder(tmp_path)
     variables = environment(cell, machine, folder, TOKEN, surrounding)
-    record = make_record(
-        cell=dataclasses.replace(cell, device=device), metrics={}, tables={}, effective={}
-    )
+    on_device = dataclasses.replace(cell, device=device)
+    record = make_record(cell=on_device, metrics={}, tables={}, effective={})
     traced = runner._profiled(record, folder, variables, lambda watch: None)
     local.close()
     assert processes.of(TOKEN) == []
@@ -119,34 +112,27 @@ def test_a_cell_without_a_profiler_keeps_its_key_and_one_with_it_has_another():
     assert Cell.from_dict(traced.to_dict()) == traced
 
 
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
+def test_a_wrong_option_is_one_sentence():
+    for given, says in (
         ({"nsys_path": 3}, "profiler.nsys_path=3: accepted is a text"),
         ({"steps": 0}, "profiler.steps=0: accepted is a whole number of at least 1 and at most"),
         ({"steps": None}, "profiler.steps=null: accepted is a whole number"),
         ({"stepps": 3}, "profiler.stepps=3: nsys has the options name, steps, warmup_steps, "),
         ({"name": "dlprof"}, "profiler.name=dlprof: accepted are auto, none, nsys, torch"),
-    ],
-)
-def test_a_wrong_option_is_one_sentence(given, says):
-    with pytest.raises(Refused, match=f"^{says}"):
-        options("profiler", {"name": "nsys", "nsys_path": None, **OPTIONS, **given})
+    ):
+        with pytest.raises(Refused, match=f"^{says}"):
+            options("profiler", {"name": "nsys", "nsys_path": None, **OPTIONS, **given})
 
 
-def test_a_nsys_that_is_not_there_is_refused(launch, monkeypatch):
+def test_a_nsys_that_is_not_there_is_refused_and_auto_is_torch_then(launch, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.delenv("NSYS", raising=False)
     code, _, err = launch("profiler=nsys", "dry_run=true")
-    says = "launch.py: profiler=nsys: nsys is not on PATH; accepted are a path to it in profiler.nsys_path or NSYS"
-    assert code == 2 and err.startswith(says) and err.count("\n") == 1
+    says = "launch.py: profiler=nsys: nsys is not on PATH; accepted are a path to it in "
+    assert code == 2 and err.startswith(f"{says}profiler.nsys_path or NSYS")
+    assert err.count("\n") == 1
     with pytest.raises(Refused, match=r"^profiler.nsys_path=/nowhere/nsys: is no program"):
         find("/nowhere/nsys", {})
-
-
-def test_auto_is_nsys_where_there_is_one_and_else_torch(launch, monkeypatch, tmp_path):
-    monkeypatch.setenv("PATH", "/nowhere")
-    monkeypatch.delenv("NSYS", raising=False)
     code, out, _ = launch("-m", "profiler=auto,none", "profiler.steps=4", "dry_run=true")
     assert code == 0 and out.count("profiler=torch") == 1 and "2 cells" in out
     monkeypatch.setenv("NSYS", str(fake(tmp_path)))
@@ -154,67 +140,56 @@ def test_auto_is_nsys_where_there_is_one_and_else_torch(launch, monkeypatch, tmp
     assert code == 0 and "profiler=nsys" in out
 
 
-@pytest.mark.parametrize(
-    ("script", "says"),
-    [
+def test_a_nsys_that_cannot_be_used_is_refused(tmp_path):
+    path = tmp_path / "nsys"
+    for script, says in (
         ("echo 'Nsight Systems version 2021.5.1.77'", "version 2021.5.1.77; accepted is 2022.4 or"),
         ("echo hello", "does not say a version"),
         ("exit 3", "does not say a version"),
-    ],
-)
-def test_a_nsys_that_cannot_be_used_is_refused(tmp_path, script, says):
-    path = tmp_path / "nsys"
-    path.write_text(f"#!/bin/sh\n{script}\n")
-    path.chmod(0o755)
-    with pytest.raises(Refused, match=f"NSYS={path}: .*{says}"):
-        find(None, {"NSYS": str(path), "PATH": os.environ["PATH"]})
+    ):
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+        with pytest.raises(Refused, match=f"NSYS={path}: .*{says}"):
+            find(None, {"NSYS": str(path), "PATH": os.environ["PATH"]})
 
 
 def test_the_command_of_nsys():
     nsys = Nsys(Path("/x/nsys"), "2025.3")
     command = nsys.command(Path("/r/trace"), on_gpu=True, graphs=True, capture_range=True)
     assert command[:3] == ["/x/nsys", "profile", "--output=/r/trace"]
-    assert {
-        "--sample=none",
-        "--cpuctxsw=none",
-        "--trace=cuda,nvtx",
-        "--cuda-graph-trace=node",
-    } <= set(command)
+    assert {"--sample=none", "--cpuctxsw=none", "--trace=cuda,nvtx"} <= set(command)
+    assert "--cuda-graph-trace=node" in command
     assert command[-2:] == ["--capture-range=cudaProfilerApi", "--capture-range-end=stop"]
     bare = nsys.command(Path("/r/trace"), on_gpu=False, graphs=False, capture_range=False)
     assert "--trace=nvtx" in bare and not any("graph" in word or "capture" in word for word in bare)
 
 
 def test_an_environment_for_nsys_has_what_ranks_need_and_no_secret():
-    found = scrubbed(
-        {**PLANTED, **KEPT, "PATH": "/bin:/opt/x@1", "RINGSIDE_TOKEN": TOKEN, "AWS_PROFILE": "x"}
-    )
-    assert found == {**KEPT, "PATH": "/bin:/opt/x@1", "RINGSIDE_TOKEN": TOKEN}
+    needed = {**KEPT, "PATH": "/bin:/opt/x@1", "RINGSIDE_TOKEN": TOKEN}
+    assert scrubbed({**PLANTED, **needed, "AWS_PROFILE": "x"}) == needed
 
 
 # --- faults ---------------------------------------------------------------------------------------
 
 EXPORTS = 'if [ "$1" = export ]; then'
 HAS_REPORT = "ranks; echo x > $report.nsys-rep"
+REPORT = ("trace.nsys-rep",)
 FAULTS = {
     "dies": (["echo 'out of memory'; exit 3"], "before any rank failed: out of memory", ()),
     "no report": (["ranks"], "nsys 2025.3 ended and left no report", ()),
     "no importer": (
         ["ranks; echo x > $report.qdstrm"],
-        "QdstrmImporter is missing; what it recorded is kept",
-        ("trace.qdstrm",),
+        "QdstrmImporter is missing; what it recorded is kept", ("trace.qdstrm",),
     ),
     "no export": (
         [f'{EXPORTS} echo "not a report" >&2; exit 1; fi', HAS_REPORT],
-        "failed with status 1: not a report; the report is kept",
-        ("trace.nsys-rep",),
+        "failed with status 1: not a report; the report is kept", REPORT,
     ),
     "foreign export": (
         [f'{EXPORTS} echo "SQLite format 3" > $made; exit; fi', HAS_REPORT],
-        "not an SQLite file, so not an export of nsys",
-        ("trace.nsys-rep",),
+        "not an SQLite file, so not an export of nsys", REPORT,
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -306,17 +281,14 @@ def test_what_belongs_to_no_step_counts_nowhere(tmp_path):
     assert found == {"trace/exposed_disagreement_ms": -0.5}
 
 
-def test_without_communication_or_steps_nothing_is_zero(tmp_path):
+def test_without_communication_nothing_is_zero_and_a_server_is_no_rank(tmp_path):
     kernels = [(10, 0, 7, 0, 4, GEMM, 1), (10, 0, 7, 5, 10, GEMM, 2)]
     path = make_export(tmp_path / "a.sqlite", kernels)
     metrics = trace_metrics(summarize(read_trace(str(path))))
     assert metrics == {"trace/gpu_idle_share": pytest.approx(0.1)}
-
-
-def test_a_process_without_a_mark_beside_marked_ones_is_no_rank(tmp_path):
-    """A parameter server on a GPU."""
+    # A process without a mark beside marked ones.
     kernels = [(10, 0, 7, 0, 4, GEMM, 1), (9, 1, 7, 0, 4, GEMM, 1)]
-    path = make_export(tmp_path / "a.sqlite", kernels, ranges=[(10, 0, 0, "rank 0")])
+    path = make_export(tmp_path / "b.sqlite", kernels, ranges=[(10, 0, 0, "rank 0")])
     assert [(rank.rank, rank.pid) for rank in read_trace(str(path)).ranks] == [(0, 10)]
 
 
