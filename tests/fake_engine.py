@@ -1,6 +1,6 @@
-"""An engine without processes: its ranks are lines and states that a script writes, and its clock is turned by hand.
+"""An engine without processes: a script writes lines and states of ranks, and turns the clock.
 
-A test supervises a cell of it in milliseconds: `supervised(tmp_path, FakeEngine(starts, begins, is_done, ends(0)))`.
+A cell takes milliseconds: `supervised(tmp_path, FakeEngine(starts, begins, is_done, ends(0)))`.
 """
 
 import json
@@ -15,11 +15,9 @@ from launch.supervision import supervise
 
 ROOT = Path(__file__).parent.parent
 LIMITS = {
-    "start_timeout_s": 300.0,
-    "silence_timeout_s": 12.0,
-    "cell_timeout_s": 1800.0,
+    "start_timeout_s": 300.0, "silence_timeout_s": 12.0, "cell_timeout_s": 1800.0,
     "stop_grace_s": 3.0,
-}
+}  # fmt: skip
 LOST = "host n2 is lost: its agent gave no sign of life for 15 s"
 
 
@@ -101,20 +99,13 @@ class FakeJob:
 def supervised(tmp_path, engine, stopping=lambda: False, servers=0, ranks=2, **limits):
     """Supervise a job; returns (outcome, job, seconds on its clock)."""
     folder = CellFolder(tmp_path / "cell").make()
-    strategy = (
-        {"name": "kvstore_dist_sync", "bucket_cap_mb": 25, "servers": servers} if servers else None
-    )
-    cell = make_cell(gpus=tuple(range(ranks)), **({"strategy": strategy} if strategy else {}))
-    began = engine.clock.now
+    strategy = None
+    if servers:
+        strategy = {"name": "kvstore_dist_sync", "bucket_cap_mb": 25, "servers": servers}
+    cell = make_cell(tuple(range(ranks)), strategy)
+    began, asked = engine.clock.now, Engine(**LIMITS | limits)
     outcome = supervise.run(
-        cell,
-        folder,
-        {},
-        engine,
-        Engine(**LIMITS | limits),
-        stopping,
-        lambda watch: None,
-        clock=engine.clock,
+        cell, folder, {}, engine, asked, stopping, lambda watch: None, clock=engine.clock
     )
     return outcome, engine.jobs[0], engine.clock.now - began
 
@@ -159,7 +150,7 @@ def raises(number, kind, message):
 
 
 def is_seen_to_end(*several, agent=1):
-    """The agent saw ranks end at one look, (number, status) each; it then ends with a status, or goes on (None)."""
+    """The agent saw ranks end at once, (number, status) each; then it ends or goes on (None)."""
 
     def step(job):
         found = {number: {"status": status, "time": job.clock.time()} for number, status in several}
@@ -187,7 +178,7 @@ def becomes(state, *numbers):
 
 
 def stands(**stacks):
-    """Say where processes stand when they are asked: rank0=[…], server=[…], frames with the newest call first."""
+    """Say where processes stand when asked: rank0=[…], server=[…], newest call first."""
 
     def step(job):
         for name, frames in stacks.items():
@@ -208,8 +199,8 @@ def dump(*threads):
             texts.append(frames)
             continue
         head = "Current thread" if number == len(threads) - 1 else "Thread"
-        lines = [f'  File "{file}", line {line} in {function}' for file, line, function in frames]
-        texts.append(
-            "\n".join([f"{head} 0x00007f00000{number:05x} (most recent call first):", *lines, ""])
-        )
+        lines = [f"{head} 0x00007f00000{number:05x} (most recent call first):"]
+        for file, line, function in frames:
+            lines.append(f'  File "{file}", line {line} in {function}')
+        texts.append("\n".join([*lines, ""]))
     return "\n".join(texts)

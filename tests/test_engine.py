@@ -14,40 +14,35 @@ def hangs(job):
     begins(job, (9, 7))
 
 
-@pytest.mark.parametrize(
-    ("steps", "limits", "cause", "rank", "says", "after_s"),
-    [
-        ((), {"start_timeout_s": 20}, "start", 0, "rank 0, rank 1 did not report within 20 s", 20),
-        ((starts, hangs), {}, "hang", 1, "rank 1 gave no sign for 12 s, in phase 'timed' after 7 iterations", 12),
-        ((starts, hangs), {"cell_timeout_s": 5}, "hang", 1, "was not done when the cell's 5 s were over", 5),
-        ((starts, is_done, becomes("gone", 0, 1)), {"start_timeout_s": 20}, "hang", None, "did not end within 20 s", 20),
-        ((starts, is_done), {"start_timeout_s": 20}, "hang", None, "each gave no sign for 20 s in phase 'exit'", 20),
-        ((starts, begins, raises(1, "ValueError", "no"), ends(1)), {}, "exception", 1, "rank 1 raised ValueError", 0),
-    ],
-    ids=["start", "silence", "cell", "agent stays", "ranks stay", "exception"],
-)  # fmt: skip
+START = {"start_timeout_s": 20}
+HANGS, STAYS = (starts, hangs), (starts, is_done)
+GONE, RAISES = (*STAYS, becomes("gone", 0, 1)), (starts, begins, raises(1, "ValueError", "no"))
+FAILURES = [
+    ((), START, "start", 0, "rank 0, rank 1 did not report within 20 s", 20),
+    (HANGS, {}, "hang", 1, "rank 1 gave no sign for 12 s, in phase 'timed' after 7 iterations", 12),
+    (HANGS, {"cell_timeout_s": 5}, "hang", 1, "was not done when the cell's 5 s were over", 5),
+    (GONE, START, "hang", None, "did not end within 20 s", 20),
+    (STAYS, START, "hang", None, "each gave no sign for 20 s in phase 'exit'", 20),
+    ((*RAISES, ends(1)), {}, "exception", 1, "rank 1 raised ValueError", 0),
+]
+
+
+@pytest.mark.parametrize(("steps", "limits", "cause", "rank", "says", "after_s"), FAILURES)
 def test_a_failure_is_noticed_in_time(tmp_path, steps, limits, cause, rank, says, after_s):
     outcome, job, seconds = supervised(tmp_path, FakeEngine(*steps), **limits)
-    assert (outcome.state, outcome.failure.cause, outcome.failure.rank) == (
-        "failed",
-        cause,
-        rank,
-    ), outcome.failure
-    assert says in outcome.failure.message
+    failure = outcome.failure
+    assert (outcome.state, failure.cause, failure.rank) == ("failed", cause, rank), failure
+    assert says in failure.message
     assert len(job.stopped) == 1 and after_s <= seconds < after_s + 3.5
-    assert job.asked == (
-        [[100, 101]] if says.startswith(("rank 1 gave", "was not", "each gave")) else []
-    )
+    asked = says.startswith(("rank 1 gave", "was not", "each gave"))
+    assert job.asked == [[100, 101]] * asked
 
 
 def test_a_user_who_stops_gets_an_interrupted_cell_with_grace(tmp_path):
     engine = FakeEngine(starts, begins, survivors=[4711])
     outcome, job, _ = supervised(tmp_path, engine, stopping=lambda: not engine.steps)
-    assert (outcome.state, outcome.failure.message, outcome.unkillable_pids) == (
-        "interrupted",
-        "stopped by the user",
-        [4711],
-    )
+    said = outcome.state, outcome.failure.message, outcome.unkillable_pids
+    assert said == ("interrupted", "stopped by the user", [4711])
     assert job.stopped == [3.0]
 
 
