@@ -1,7 +1,7 @@
-"""What a sweep does beside its cells: the store is opened and written while they run, and the report's imports are made.
+"""What a sweep does beside its cells: the store is opened and written, and the report's imports.
 What it leaves for its end: the cells of a host that was lost.
 
-The ranks are lines that a script writes (fake_engine); launcher, store, report and signals are real.
+The ranks are lines of a script (fake_engine); launcher, store, report and signals are real.
 """
 
 import contextlib
@@ -52,7 +52,7 @@ def starts(job):
 
 
 class Run:
-    """One sweep in this process: its exit status, what it printed, its records, and what the store has of them."""
+    """One sweep in this process: exit status, what it printed, its records, and the store's."""
 
     def __init__(self, status, said, output_dir):
         self.status, self.said = status, said
@@ -81,9 +81,9 @@ def run(hydra, tmp_path, monkeypatch):
 
     def sweep_of(engine, folder=tmp_path, cells=1, *options):
         typed = ["model=fmnist_cnn", "gpus=0,1", f"output_dir={str(folder)!r}", *options]
-        every = [normalise([*typed, f"batch_size={2**number}"]) for number in range(cells)]
         composed = []
-        for overrides in every:
+        for number in range(cells):
+            overrides = normalise([*typed, f"batch_size={2**number}"])
             config = OmegaConf.to_object(compose("config", overrides))
             composed.append(schema.Request(config, overrides))
         real = sweep.prepared
@@ -116,9 +116,8 @@ def test_a_cell_does_not_wait_for_the_store_and_its_run_is_written(run, output_d
         ranks_begin = (starts, lambda job: held.close())  # only now can the store be opened
         done = run(Engine(*ranks_begin, is_done, ends(0)), output_dir, 2, "report=false")
     assert done.states == ["finished", "finished"] and done.status == 0
-    assert done.stored() == ["FINISHED", "FINISHED"] and "note: " not in done.said.replace(
-        "note: no GPU", ""
-    )
+    assert done.stored() == ["FINISHED", "FINISHED"]
+    assert "note: " not in done.said.replace("note: no GPU", "")
     kinds = [line["kind"] for line in read_lines(done.study / "journal.jsonl")]
     of_cells = [kind for kind in kinds if kind in ("sweep", "begin", "end")]
     assert of_cells == ["sweep", *["begin", "end"] * 2]
@@ -129,10 +128,8 @@ def test_a_store_that_cannot_be_opened_is_told_once_and_costs_no_record(run, tmp
     (tmp_path / "mlflow.db").write_bytes(damaged)
     done = run(Engine(starts, is_done, ends(0)), tmp_path, 2, "report=false")
     assert done.states == ["finished", "finished"] and done.status == 0
-    assert (
-        done.said.count("cannot be used: DatabaseError: ") == 1
-        and done.said.count("the sweep goes on without MLflow") == 1
-    )
+    for words in ("cannot be used: DatabaseError: ", "the sweep goes on without MLflow"):
+        assert done.said.count(words) == 1
     assert "python -m launch sync" in done.said
     assert (tmp_path / "mlflow.db").read_bytes() == damaged
 
@@ -150,9 +147,8 @@ def test_a_store_that_is_lost_meanwhile_is_told_and_every_record_is_kept(run, ou
 
 @pytest.mark.parametrize("broken", ["an import", "its folder"])
 def test_a_report_that_fails_is_told_in_the_end(run, output_dir, monkeypatch, broken):
-    monkeypatch.setattr(
-        os, "sched_getaffinity", lambda pid: {0, 1}
-    )  # its imports are made beside the cell
+    # Its imports are made beside the cell.
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
     if broken == "an import":
         monkeypatch.setitem(sys.modules, "jinja2", None)
     else:
@@ -165,12 +161,9 @@ def test_a_report_that_fails_is_told_in_the_end(run, output_dir, monkeypatch, br
 
 # How many cells have a record where Ctrl-C comes then.
 PHASES = {
-    "the store is opened": {0},
-    "a cell starts": {1},
-    "a cell runs": {1},
-    "a run is written": {1, 2},
-    "the report": {2},
-}
+    "the store is opened": {0}, "a cell starts": {1}, "a cell runs": {1},
+    "a run is written": {1, 2}, "the report": {2},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("phase", PHASES)
@@ -186,9 +179,7 @@ def test_ctrl_c_in_each_phase_keeps_what_was_measured(run, output_dir, monkeypat
     elif phase == "a cell runs":
         steps.insert(1, interrupts)
     elif phase == "a run is written":
-        monkeypatch.setattr(
-            tracker.Tracker, "log", lambda *arguments: interrupts() or real_log(*arguments)
-        )
+        monkeypatch.setattr(tracker.Tracker, "log", lambda *run: interrupts() or real_log(*run))
         steps.append(lambda job: time.sleep(0.3))
     else:
         monkeypatch.setattr(StudyReport, "write", lambda self: interrupts() or real_write(self))
@@ -233,11 +224,14 @@ def test_imports_for_the_report_stop_when_ranks_begin(tmp_path, monkeypatch, ask
     assert imported == [*NEEDED[:parts]]
 
 
-@pytest.mark.parametrize(
-    "phases, cores, quiet",
-    [([None, None], 4, False), (["first step", None], 4, False), (["first step", "warm-up"], 4, True),
-     (["timed", "timed"], 64, True), (["connect", None], 3, True), ([None], 1, False), (["something"], 64, True)],
-)  # fmt: skip
+QUIET = [
+    ([None, None], 4, False), (["first step", None], 4, False),
+    (["first step", "warm-up"], 4, True), (["timed", "timed"], 64, True),
+    (["connect", None], 3, True), ([None], 1, False), (["something"], 64, True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("phases, cores, quiet", QUIET)
 def test_quiet_is_for_ranks_that_measure_soon_or_leave_no_core_idle(
     tmp_path, monkeypatch, phases, cores, quiet
 ):

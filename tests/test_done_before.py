@@ -101,24 +101,24 @@ def test_what_was_measured_elsewhere_is_measured_again_and_the_difference_is_nam
     assert said in note
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"versions": {"python": REAL.environment["versions"]["python"].rpartition(".")[0] + ".99"}},
-        {"variables": {"SLURM_JOB_ID": "7", "TORCH_HOME": "/there"}},
-        {"platform": "Linux-6.99-after-a-reboot"},
-    ],
-)
-def test_what_changes_no_result_leaves_a_cell_done(tmp_path, here, changes):
-    assert found(planted(tmp_path, elsewhere(**changes)), here)[0] == ["f" * 32]
+MINOR = REAL.environment["versions"]["python"].rpartition(".")[0]
+WITHOUT_EFFECT = {
+    "versions": {"python": f"{MINOR}.99"},
+    "variables": {"SLURM_JOB_ID": "7", "TORCH_HOME": "/there"},
+    "platform": "Linux-6.99-after-a-reboot",
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_EFFECT)
+def test_what_changes_no_result_leaves_a_cell_done(tmp_path, here, name):
+    made = elsewhere(**{name: WITHOUT_EFFECT[name]})
+    assert found(planted(tmp_path, made), here)[0] == ["f" * 32]
 
 
 def test_two_nodes_with_one_home_folder_keep_a_record_each(tmp_path, here):
     other = elsewhere(host="node2")
     study = planted(tmp_path, REAL, other)
-    assert found(study, here)[0] == [REAL.record_id], (
-        "the attempt of this host was set aside and counts"
-    )
+    assert found(study, here)[0] == [REAL.record_id]  # set aside, the attempt of this host counts
     assert study.finished(REAL.cell).record_id == other.record_id
     (mine, its) = Study.of(records.read_study(study.folder)[0]).runs
     assert [len(one.records) for one in (mine, its)] == [1, 1], "no repeats of each other"

@@ -2,7 +2,6 @@
 
 import errno
 import io
-import json
 import os
 import resource
 import subprocess
@@ -16,7 +15,7 @@ from rich.console import Console
 
 from analysis.validity.gpu_samples import summary
 from benchmarks.agent.sampler import Sampler
-from benchmarks.record import CellFolder, Failure
+from benchmarks.record import CellFolder, Failure, Lines
 from benchmarks.record.lines import now
 from benchmarks.record.safe_files import because
 from conf.options import Refused
@@ -46,23 +45,25 @@ ENDED = Failure("killed", 1, "rank 1 was ended by SIGKILL in phase 'timed'")
     ],
 )
 def test_the_reason_of_an_error_is_plain(number, path, says):
-    assert because(OSError(number, os.strerror(number), path)).startswith(says) or says in because(
-        OSError(number, "", path)
-    )
+    said = because(OSError(number, os.strerror(number), path))
+    assert said.startswith(says) or says in because(OSError(number, "", path))
+
+
+LIMITED = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+from launch import sweep
+from launch.study.study import StudyFolder
+with sweep._refused('output_dir=out: cannot be written'):
+    StudyFolder(sys.argv[1], 's').note('sweep')
+"""
 
 
 def test_a_file_size_limit_is_told_before_any_start(tmp_path):
     """A real limit, in a process of its own."""
-    program = (
-        "import resource, sys\nresource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
-        "from launch import sweep\nfrom launch.study.study import StudyFolder\n"
-        "with sweep._refused('output_dir=out: cannot be written'): StudyFolder(sys.argv[1], 's').note('sweep')"
-    )
-    done = subprocess.run([sys.executable, "-c", program, tmp_path], capture_output=True, text=True)
-    said = (
-        "output_dir=out: cannot be written: a file may not be larger than 0 bytes here (ulimit -f)"
-    )
-    assert done.stderr.splitlines()[-1] == f"conf.options.Refused: {said}"
+    done = subprocess.run([sys.executable, "-c", LIMITED, tmp_path], capture_output=True, text=True)
+    said = "cannot be written: a file may not be larger than 0 bytes here (ulimit -f)"
+    assert done.stderr.splitlines()[-1] == f"conf.options.Refused: output_dir=out: {said}"
 
 
 def test_a_failure_says_what_the_machine_lacked(tmp_path, monkeypatch):
@@ -79,25 +80,20 @@ def test_a_failure_says_what_the_machine_lacked(tmp_path, monkeypatch):
     assert refused.cause == "killed" and refused.message.endswith("(pids.max of the control group)")
     monkeypatch.setattr(exhaustion, "FULL_BYTES", 1 << 60)
     full = before.explain(ENDED, tmp_path).message
-    assert full.endswith(
-        f"; there is no space left on the file system of {tmp_path}; /dev/shm is full"
-    )
+    said = f"; there is no space left on the file system of {tmp_path}; /dev/shm is full"
+    assert full.endswith(said)
 
 
 def test_an_error_of_the_studys_files_costs_only_mlflow(tmp_path):
     def refuse(*_):
         raise OSError(errno.EMFILE, "Too many open files")
 
-    out = io.StringIO()
-    writer = MlflowWriter(
-        Tracking(), StudyFolder(str(tmp_path), "s"), Sweep.begin("s", [], 1), Console(file=out)
-    )
+    study, console = StudyFolder(str(tmp_path), "s"), Console(file=io.StringIO(), width=500)
+    writer = MlflowWriter(Tracking(), study, Sweep.begin("s", [], 1), console)
     writer._tracker = SimpleNamespace(log=refuse)
     writer.log(tracked_record())
-    assert (
-        "files open here (ulimit -n); the sweep goes on without MLflow"
-        in out.getvalue().replace("\n", " ")
-    )
+    said = "files open here (ulimit -n); the sweep goes on without MLflow"
+    assert said in console.file.getvalue()
 
 
 def test_without_a_thread_nothing_is_sampled_and_nothing_fails(tmp_path, monkeypatch):
@@ -114,13 +110,11 @@ def test_without_a_thread_nothing_is_sampled_and_nothing_fails(tmp_path, monkeyp
 @pytest.mark.parametrize(("name", "value"), [("nofile", 100), ("as", 1 << 30), ("fsize", 1 << 20)])
 def test_a_limit_that_no_cell_could_bear_is_refused(name, value, monkeypatch):
     refuse_small_limits()
-    real, kind = resource.getrlimit, getattr(resource, f"RLIMIT_{name.upper()}")
-    monkeypatch.setattr(
-        resource, "getrlimit", lambda asked: (value, value) if asked == kind else real(asked)
-    )
-    with pytest.raises(
-        Refused, match=r"ulimit -. is \d+ here .*; accepted is \d+ or more, or unlimited"
-    ):
+    kinds = {getattr(resource, f"RLIMIT_{name.upper()}"): (value, value)}
+    real = resource.getrlimit
+    monkeypatch.setattr(resource, "getrlimit", lambda asked: kinds.get(asked) or real(asked))
+    said = r"ulimit -. is \d+ here .*; accepted is \d+ or more, or unlimited"
+    with pytest.raises(Refused, match=said):
         refuse_small_limits()
 
 
@@ -145,14 +139,10 @@ def test_every_process_of_a_sweep_has_the_launchers_clock():
 def test_samples_of_a_clock_that_was_set_back_say_nothing(tmp_path):
     """As an earlier Ringside wrote them."""
     folder = CellFolder(tmp_path).make()
-    phases = [(100.0, "timed"), (103.0, "exchange"), (-3400.0, "compare")]
-    lines = [{"kind": "phase", "time": at, "phase": name} for at, name in phases] + [
-        {"kind": "result", "time": -3399.0}
-    ]
-    folder.rank_lines(0).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    load = [
-        {"kind": "sample", "time": at, "cores": 2, "busy_s": 1.0, "own_s": 1.0}
-        for at in (99, 102, -3399, -3398)
-    ]
-    folder.cpu_samples.write_text("".join(json.dumps(line) + "\n" for line in load))
+    rank, cpu = Lines(folder.rank_lines(0)), Lines(folder.cpu_samples)
+    for at, name in ((100.0, "timed"), (103.0, "exchange"), (-3400.0, "compare")):
+        rank.write("phase", at, phase=name)
+    rank.write("result", -3399.0)
+    for at in (99, 102, -3399, -3398):
+        cpu.write("sample", at, cores=2, busy_s=1.0, own_s=1.0)
     assert summary(folder)[1] == {"cpu_samples": {"cores": 2, "others_share": {}}}

@@ -45,16 +45,14 @@ def test_a_host_whose_agent_dies_is_lost_and_says_why(tmp_path, monkeypatch):
     engine.close()
 
 
-@pytest.mark.parametrize(
-    ("command", "why"),
-    [
-        (
-            "exit 127",
-            r"status 127; accepted are hosts with Ringside \(engine\.folder=\) and a Python that has what it needs",
-        ),
-        ("echo Permission denied >&2; exit 255", "status 255: Permission denied$"),
-    ],
-)
+NEEDED = r"hosts with Ringside \(engine\.folder=\) and a Python that has what it needs"
+WITHOUT = [
+    ("exit 127", f"status 127; accepted are {NEEDED}"),
+    ("echo Permission denied >&2; exit 255", "status 255: Permission denied$"),
+]
+
+
+@pytest.mark.parametrize(("command", "why"), WITHOUT)
 def test_a_host_without_an_agent_is_refused_with_what_it_needs(command, why):
     engine = HostsEngine(Engine(name="command", prefix=["sh", "-c", command, "{host}"]), {})
     with pytest.raises(Refused, match=rf"^nodes=b: no agent serves there: it ended with {why}"):

@@ -19,9 +19,9 @@ from launch.supervision.stopping import Stopping
 
 ROOT = Path(__file__).parent.parent
 CELL = (
-    "gpus=0", "model=fmnist_cnn", "batch_size=4", "benchmark.max_seconds=0.1", "benchmark.min_iterations=3",
-    "benchmark.warmup_min_seconds=0", "benchmark.warmup_max_seconds=0.1", "benchmark.exposed_rounds=0",
-    "tracking=none", "report=false",
+    "gpus=0", "model=fmnist_cnn", "batch_size=4", "benchmark.max_seconds=0.1", "tracking=none",
+    "benchmark.min_iterations=3", "benchmark.warmup_min_seconds=0", "report=false",
+    "benchmark.warmup_max_seconds=0.1", "benchmark.exposed_rounds=0",
 )  # fmt: skip
 
 
@@ -29,7 +29,7 @@ CELL = (
 def pipe():
     """A pipe as a text stream, and its reading end."""
     reading, writing = os.pipe()
-    stream = open(writing, "w", buffering=1)  # noqa: PTH123, SIM115 (a descriptor; closing it may fail)
+    stream = open(writing, "w", buffering=1)  # noqa: PTH123, SIM115 (may fail)
     yield stream, reading
     with contextlib.suppress(OSError):
         stream.close()
@@ -79,9 +79,8 @@ class Interrupted(io.RawIOBase):
 
 def test_ctrl_c_while_something_is_printed_costs_neither():
     terminal = Interrupted()
-    console = Console(
-        file=ResilientStream(io.TextIOWrapper(io.BufferedWriter(terminal), "utf-8")), width=80
-    )
+    stream = io.TextIOWrapper(io.BufferedWriter(terminal), "utf-8")
+    console = Console(file=ResilientStream(stream), width=80)
     stopping = Stopping(console)
     with stopping.listening():
         console.print("one cell")
@@ -89,22 +88,17 @@ def test_ctrl_c_while_something_is_printed_costs_neither():
     assert stopping() and terminal.text.endswith(b"one cell\nanother\n")
 
 
-@pytest.mark.parametrize("target", ["/dev/full", None])
+@pytest.mark.parametrize("target", [">/dev/full", ">&-"])
 def test_a_plan_that_cannot_be_printed_ends_with_status_0(tmp_path, target):
     command = [sys.executable, str(ROOT / "launch.py"), *CELL, "dry_run=true"]
-    close = "" if target else ">&-"
-    line = f'"$@" {close or ">" + str(target)}'
-    done = subprocess.run(
-        ["sh", "-c", line, "sh", *command], cwd=tmp_path, capture_output=True, text=True
-    )
+    words = ["sh", "-c", f'"$@" {target}', "sh", *command]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_sweep_goes_on_when_its_reader_and_its_terminal_are_gone(tmp_path):
     command = [sys.executable, str(ROOT / "launch.py"), *CELL]
-    sweep = subprocess.Popen(
-        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    sweep = subprocess.Popen(command, cwd=tmp_path, stdout=-1, stderr=-1, text=True)
     next(line for line in sweep.stdout if "started" in line)
     sweep.stdout.close()
     sweep.send_signal(signal.SIGHUP)
@@ -114,19 +108,14 @@ def test_a_sweep_goes_on_when_its_reader_and_its_terminal_are_gone(tmp_path):
 
 
 def test_ctrl_c_while_launch_py_is_imported_shows_no_traceback(tmp_path):
-    (tmp_path / "hydra.py").write_text(
-        "import signal\nsignal.raise_signal(signal.SIGINT)\n", encoding="utf-8"
-    )
+    (tmp_path / "hydra.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\n")
+
+    def heeds():  # a job in the background ignores it
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    words, around = [sys.executable, "launch.py", "gpus=0"], os.environ | {"PYTHONPATH": tmp_path}
     done = subprocess.run(
-        [sys.executable, "launch.py", "gpus=0"],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-        preexec_fn=lambda: signal.signal(
-            signal.SIGINT, signal.SIG_DFL
-        ),  # a job in the background ignores it
-        capture_output=True,
-        text=True,
-        check=False,
+        words, cwd=ROOT, env=around, preexec_fn=heeds, capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
@@ -140,7 +129,6 @@ def test_ctrl_c_in_a_command_after_a_sweep_is_one_line(main, typed, tmp_path, mo
     finally:
         signal.signal(signal.SIGINT, before)
     out, err = capsys.readouterr()
-    assert out == "" and err.startswith(
-        f"python -m {main.__module__.split('.')[0]} {typed}: interrupted"
-    )
-    assert err.count("\n") == 1
+    package = main.__module__.partition(".")[0]
+    assert err.startswith(f"python -m {package} {typed}: interrupted")
+    assert (out, err.count("\n")) == ("", 1)

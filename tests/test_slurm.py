@@ -26,9 +26,9 @@ from launch.plan.estimate import TimeLeft
 ROOT = Path(__file__).parent.parent
 ALLOCATION = {slurm.JOB: "12", slurm.NODES: "n[1-2],m7", slurm.CORES: "72(x2),36"}
 SHORT = (
-    "gpus=0", "device=cpu", "model=fmnist_cnn", "benchmark.max_seconds=0.3", "benchmark.min_iterations=3",
-    "benchmark.exchange_iterations=3", "benchmark.limit_iterations=0", "benchmark.exposed_rounds=1",
-    "benchmark.warmup_min_seconds=0", "tracking=none", "report=false", "noise_pairs=0",
+    "gpus=0", "device=cpu", "model=fmnist_cnn", "benchmark.max_seconds=0.3", "tracking=none",
+    "benchmark.min_iterations=3", "benchmark.exchange_iterations=3", "benchmark.limit_iterations=0",
+    "benchmark.exposed_rounds=1", "benchmark.warmup_min_seconds=0", "report=false", "noise_pairs=0",
 )  # fmt: skip
 
 
@@ -37,7 +37,7 @@ SHORT = (
 
 @pytest.fixture
 def scontrol(tmp_path, monkeypatch):
-    """scontrol(text of a shell script): put it on PATH, in front; return the surroundings that have it."""
+    """scontrol(shell script): put it on PATH, in front; return the surroundings that have it."""
 
     def put(script):
         program = tmp_path / "bin" / "scontrol"
@@ -58,20 +58,17 @@ def test_hosts_and_cores_are_those_of_the_allocation(scontrol):
     assert slurm.cores("n1", {**around, slurm.CORES: ""}) is None
 
 
-@pytest.mark.parametrize(
-    "script, said",
-    [
+def test_a_slurm_that_does_not_answer_is_one_sentence(scontrol, monkeypatch):
+    monkeypatch.setattr(slurm, "ANSWER_S", 0.3)
+    hosts = "engine=slurm: the hosts of SLURM_JOB_NODELIST=n[1-2],m7 are not known"
+    for script, said in (
         ("echo 'scontrol: error: Invalid' >&2; exit 1", "scontrol: scontrol: error: Invalid"),
         ("exit 3", "scontrol: exit status 3"),
         ("sleep 9", "scontrol did not answer in 0 s"),
-    ],
-)
-def test_a_slurm_that_does_not_answer_is_one_sentence(scontrol, script, said, monkeypatch):
-    monkeypatch.setattr(slurm, "ANSWER_S", 0.3)
-    with pytest.raises(Refused) as refused:
-        slurm.host_names(scontrol(script))
-    hosts = "engine=slurm: the hosts of SLURM_JOB_NODELIST=n[1-2],m7 are not known"
-    assert str(refused.value) == f"{hosts}: {said}"
+    ):
+        with pytest.raises(Refused) as refused:
+            slurm.host_names(scontrol(script))
+        assert str(refused.value) == f"{hosts}: {said}"
 
 
 def test_outside_an_allocation_the_way_in_is_named():
@@ -114,9 +111,8 @@ def test_an_agent_starts_by_srun_in_a_step_of_its_own(scontrol):
     engine = Engine(name="slurm", python="/opt/py thon", folder="/opt/ring side")
     found = agent_command(engine, "m7", around)
     assert found[0] == "srun" and "--unbuffered" not in found
-    assert {"--overlap", "--nodes=1", "--ntasks=1", "--nodelist=m7", "--cpus-per-task=36"} < {
-        *found
-    }
+    options = {"--overlap", "--nodes=1", "--ntasks=1", "--nodelist=m7", "--cpus-per-task=36"}
+    assert options < {*found}
     assert found[-4:] == ["--chdir=/opt/ring side", "/opt/py thon", *AGENT]
 
 
@@ -141,13 +137,8 @@ def of(nodes, **engine):
 
 
 def test_a_job_has_as_many_hosts_as_its_cells_need():
-    options = {
-        "time_minutes": 90,
-        "partition": "gpu",
-        "gpus_per_node": 8,
-        "sbatch": {"qos": "high"},
-    }
-    asked = job_parameters(of([["1"], ["2"]], **options))
+    options = {"time_minutes": 90, "partition": "gpu", "gpus_per_node": 8}
+    asked = job_parameters(of([["1"], ["2"]], **options, sbatch={"qos": "high"}))
     assert asked == {
         "job_name": "ringside-s", "nodes": 2, "time": 90, "partition": "gpu", "gpus_per_node": 8,
         "exclusive": True, "use_srun": False, "stderr_to_stdout": True,

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from build import make_cell, make_record
+from build import changed_cell, make_cell, make_record
 
 from launch.plan.estimate import COMPILE_SECONDS, FIRST_SECONDS, estimates, rule_of_thumb, worded
 from launch.plan.order import PlannedCell
@@ -29,10 +29,8 @@ def dry_run(launch, two_cores):
         code, out, err = launch(*arguments, "dry_run=true")
         assert (code, err) == (0, "")
         *lines, last = out.splitlines()
-        found = re.match(
-            r"(\d+) cells?, about (?:(\d+) min )?(\d+) s by a rule of thumb for an idle machine; nothing",
-            last,
-        )
+        rule = "by a rule of thumb for an idle machine; nothing"
+        found = re.match(rf"(\d+) cells?, about (?:(\d+) min )?(\d+) s {rule}", last)
         notes = [line for line in lines if line.startswith("note: ")]
         cells = [line.split(maxsplit=1)[1] for line in lines if line not in notes]
         assert found and int(found[1]) == len(cells) == len(set(cells))
@@ -50,17 +48,13 @@ def test_every_study_ends_in_minutes_on_two_cores(dry_run, name):
 
 
 def test_what_is_typed_counts_and_the_full_form_is_to_be_had(dry_run):
-    notes, cells, _ = dry_run(
-        "+experiment=scaling", "repeats=1", "benchmark=exchange", "noise_pairs=0"
-    )
-    assert "(model=fmnist_cnn)" in notes and all("exchange" in cell for cell in cells), (
-        "its options are of another benchmark"
-    )
-    notes, cells, _ = dry_run(
-        "+experiment=scaling", "model=resnet18", "repeats=1", "waterfall=false"
-    )
+    scaling = ("+experiment=scaling", "repeats=1", "noise_pairs=0", "waterfall=false")
+    notes, cells, _ = dry_run(*scaling, "benchmark=exchange")
+    # Its options are of another benchmark.
+    assert "(model=fmnist_cnn)" in notes and all("exchange" in cell for cell in cells)
+    notes, cells, _ = dry_run(*scaling, "model=resnet18")
     assert "(benchmark.max_seconds=2" in notes and "resnet18" in cells[0]
-    notes, cells, _ = dry_run("+experiment=scaling", "repeats=1", "full=true", "waterfall=false")
+    notes, cells, _ = dry_run(*scaling, "full=true")
     assert SMALL not in notes and "resnet50" in cells[0]
     notes, _, _ = dry_run("+experiment=strong_scaling", "repeats=1", "full=true")
     assert SMALL not in notes and "study strong_scaling has optimize=auto on CPU workers" in notes
@@ -86,9 +80,7 @@ def seconds_of(cells, known=(), **begun):
 
 def test_no_estimate_rests_on_another_model():
     cell = make_cell()
-    slow = dataclasses.replace(
-        cell, model=dataclasses.replace(cell.model, name="resnet50", builder="resnet50")
-    )
+    slow = changed_cell(cell, model={"name": "resnet50", "builder": "resnet50"})
     known = [took(slow, 500.0, record_id="5" * 32, sweep_id="another")]
     assert seconds_of([cell], known) == seconds_of([cell])
     assert seconds_of([cell], [took(cell, 21.0), *known], begun=False) == pytest.approx([21.0])
@@ -103,14 +95,13 @@ def test_a_clock_that_was_set_back_makes_no_estimate():
 def test_an_estimate_is_scaled_from_the_same_model_and_says_so():
     one, two = make_cell((0,), max_seconds=2.0), make_cell((0, 1), max_seconds=2.0)
     known = [took(one, 2 * rule_of_thumb(one, first=True))]
-    assert seconds_of([two], known) == pytest.approx([2 * rule_of_thumb(two)]), (
-        "the machine is half as fast"
-    )
-    assert worded([PlannedCell(two)], known).endswith("by what the same model took in this study")
-    other = make_cell(max_seconds=3.0)
-    assert worded([PlannedCell(two), PlannedCell(other)], known).endswith(
-        "by what the same model took in this study or, of 1, by a rule of thumb for an idle machine"
-    )
+    # The machine is half as fast.
+    assert seconds_of([two], known) == pytest.approx([2 * rule_of_thumb(two)])
+    words = "by what the same model took in this study"
+    assert worded([PlannedCell(two)], known).endswith(words)
+    other = PlannedCell(make_cell(max_seconds=3.0))
+    rule = "or, of 1, by a rule of thumb for an idle machine"
+    assert worded([PlannedCell(two), other], known).endswith(f"{words} {rule}")
 
 
 def on_gpus(nccl=None, **changes):
@@ -122,14 +113,10 @@ def test_cells_take_what_the_first_of_a_sweep_and_their_graph_cost_them():
     new, after = seconds_of(cells[:2], begun=False)
     assert new - after == pytest.approx(FIRST_SECONDS["cuda"])
     compiled = [dataclasses.replace(cell, optimize="compile") for cell in cells]
-    assert seconds_of(compiled) == pytest.approx(
-        [after + COMPILE_SECONDS["cuda"][state] for state in ("new", "cached", "cached")]
-    )
-    known = [took(compiled[0], 100.0, state="failed")]
-    assert seconds_of(compiled[:1], known) == seconds_of(
-        compiled[:1]
-    )  # it may have compiled nothing
-    known = [took(compiled[0], rule_of_thumb(compiled[0], first=True))]
-    assert seconds_of(compiled[:1], known) == pytest.approx(
-        [after + COMPILE_SECONDS["cuda"]["cached"]]
-    )
+    new, cached = (after + COMPILE_SECONDS["cuda"][state] for state in ("new", "cached"))
+    assert seconds_of(compiled) == pytest.approx([new, cached, cached])
+    first = compiled[:1]
+    failed = [took(*first, 100.0, state="failed")]  # it may have compiled nothing
+    assert seconds_of(first, failed) == seconds_of(first)
+    known = [took(*first, rule_of_thumb(*first, first=True))]
+    assert seconds_of(first, known) == pytest.approx([cached])
