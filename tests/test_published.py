@@ -113,7 +113,7 @@ def test_a_record_that_was_edited_is_found_and_the_field_is_named(copy, capsys, 
 
 
 def test_a_sentence_may_have_other_words_and_no_other_number(copy, capsys):
-    """What a record says is in its codes and numbers; its words are of the version that measured."""
+    """A record says it in codes and numbers; its words are of the version that measured."""
     study, folder = copy
 
     def told(sentence):

@@ -1,4 +1,4 @@
-"""The same sweep twice on two real H200s: does the other one agree with what was shown? RESULTS.md, "The next run"."""
+"""The same sweep twice on two real H200s: does the other agree? RESULTS.md, "The next run"."""
 
 from collections import Counter
 from pathlib import Path
@@ -25,7 +25,7 @@ def studies():
 
 
 def seen(studies, shift=1.0):
-    """(Of cells, of single runs, within a run): for each number of the other sweep whether an interval holds it.
+    """(Of cells, of single runs, within a run): whether an interval holds each other number.
 
     The numbers of the other sweep are multiplied by `shift`.
     """
