@@ -11,7 +11,7 @@ from here, and a planner the control cells. The launcher imports this module: no
 import dataclasses
 import math
 import statistics
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from analysis.study.conditions import (
@@ -50,8 +50,12 @@ class Baselines:
     def __init__(self, study: Study, *, judged: bool = True) -> None:
         """Group a study's runs; without `judged` the scatter of runs is what a record states."""
         self._study, self._judged = study, judged
-        alone = [runs for runs in study.timed if runs.cell.world_size == 1]
-        on_host = [runs for runs in study.timed if len(runs.cell.hosts) == 1]
+        alone, on_host = [], []
+        for runs in study.timed:
+            if runs.cell.world_size == 1:
+                alone.append(runs)
+            if len(runs.cell.hosts) == 1:
+                on_host.append(runs)
         self._alone = merged_by(alone, self._condition, lambda runs: runs.gpus[0])
         self._hosts = merged_by(on_host, self._host_condition, lambda runs: runs.cell.hosts[0])
         self._noise = {}
@@ -76,16 +80,16 @@ class Baselines:
         """Return {GPU: its runs alone} for the members of a subset that were measured alone."""
         if id(runs) not in self._members:
             alone = self._alone.get(self._condition(runs), {})
-            self._members[id(runs)] = {gpu: alone[gpu] for gpu in runs.gpus if gpu in alone}
+            self._members[id(runs)] = chosen(alone, runs.gpus)
         return self._members[id(runs)]
 
     def of_hosts(self, runs: Runs) -> dict[Member, Runs]:
         """Return {host: its runs alone with the same GPUs} of a cell on several; all, or none."""
         hosts = runs.cell.hosts
-        alone = self._hosts.get(self._host_condition(runs), {})
-        if len(hosts) < 2 or not alone.keys() >= {*hosts}:
+        alone = chosen(self._hosts.get(self._host_condition(runs), {}), hosts)
+        if len(hosts) < 2 or len(alone) < len(hosts):
             return {}
-        return {host: alone[host] for host in hosts}
+        return alone
 
     def noise(self, runs: Runs) -> float | None:
         """Return the standard deviation of log(images/s) between runs like these, if known."""
@@ -131,13 +135,22 @@ class Baselines:
         single = self._study.single(record)
         baselines = {str(gpu): list(runs.record_ids) for gpu, runs in self.of(single).items()}
         hosts = {host: list(runs.record_ids) for host, runs in self.of_hosts(single).items()}
-        noise = self.noise(single)
         facts: dict[str, object] = {BASELINES: baselines}
         if hosts:
             facts[HOST_BASELINES] = hosts
+        noise = self.noise(single)
         if noise:
             facts[NOISE] = noise
         return facts
+
+
+def chosen(alone: Mapping[Any, Runs], members: Sequence[Member]) -> dict[Member, Runs]:
+    """Return the runs of those members that were measured alone, in the order of `members`."""
+    runs_of = {}
+    for member in members:
+        if member in alone:
+            runs_of[member] = alone[member]
+    return runs_of
 
 
 def efficiency(
@@ -152,15 +165,17 @@ def stated(record: Record) -> Efficiency | None:
     value, ids = record.metrics.get(EFFICIENCY), record.checks.get(BASELINES)
     if value is None or not isinstance(ids, Mapping):
         return None
-    return _marked(value, record.cell, [gpu for gpu in record.cell.members if str(gpu) in ids])
+    return _marked(value, record.cell, ids)
 
 
 def _marked(value: float, cell: Cell, alone: Iterable[Member]) -> Efficiency:
-    measured = set(alone)
-    members = tuple(gpu for gpu in cell.members if gpu in measured)
+    ids, members = set(map(str, alone)), []
+    for gpu in cell.members:
+        if str(gpu) in ids:
+            members.append(gpu)
     if len(members) == cell.world_size:
-        members = ()
-    return Efficiency(value, members, unit(cell.device))
+        members = []
+    return Efficiency(value, tuple(members), unit(cell.device))
 
 
 def log_slowest(members: Mapping[Member, Runs], noise: float | None) -> float:
@@ -170,12 +185,15 @@ def log_slowest(members: Mapping[Member, Runs], noise: float | None) -> float:
     they vary as much as the true rates do (constrained empirical Bayes, Louis 1984, Ghosh 1992);
     the slowest of these counts. Without a known noise it is the slowest as measured.
     """
-    rates = [runs.median_log_rate for runs in members.values() if runs.median_log_rate is not None]
+    rates, of_medians = [], []
+    for runs in members.values():
+        of_medians.append(of_median(len(runs.values(IMAGES_PER_SECOND))))
+        if runs.median_log_rate is not None:
+            rates.append(runs.median_log_rate)
     least, mean = min(rates), statistics.fmean(rates)
     if noise is None or len(rates) == 1:
         return least
-    counts = [len(runs.values(IMAGES_PER_SECOND)) for runs in members.values()]
-    errors = noise**2 * statistics.fmean(map(of_median, counts))
+    errors = noise**2 * statistics.fmean(of_medians)
     variance = statistics.variance(rates)
     if variance <= DIFFER * errors:
         return mean
@@ -184,20 +202,19 @@ def log_slowest(members: Mapping[Member, Runs], noise: float | None) -> float:
 
 def clock_ratio(runs: Runs, alone: Iterable[Runs]) -> float | None:
     """Return the SM clock of the slowest member alone ÷ that of a subset; None without one."""
-    timed = [member for member in alone if member.median_log_rate is not None]
-    slowest = min(timed, key=lambda member: member.median_log_rate or 0.0, default=None)
+    least, slowest_mhz = math.inf, None
+    for member in alone:
+        if member.median_log_rate is not None and member.median_log_rate < least:
+            least, slowest_mhz = member.median_log_rate, member.median(CLOCK)
     mhz = runs.median(CLOCK)
-    if slowest is None or not mhz:
-        return None
-    slowest_mhz = slowest.median(CLOCK)
-    if not slowest_mhz:
+    if not slowest_mhz or not mhz:
         return None
     return slowest_mhz / mhz
 
 
 def _noise_group(runs: Runs) -> Hashable:
     names = ("model.name", "optimize", "precision", "device")
-    return runs.machine, *(runs.request.get(name) for name in names)
+    return runs.machine, *map(runs.request.get, names)
 
 
 # ---- Control cells
@@ -239,8 +256,13 @@ def control_cells(cell: Cell) -> list[Cell]:
 def _each_host(cell: Cell) -> Iterator[Cell]:
     """Yield a cell on each of its hosts alone, with its servers there; without hosts, the cell."""
     for host in cell.hosts:
-        servers = tuple(host if server in cell.hosts else server for server in cell.server_hosts)
-        yield dataclasses.replace(cell, hosts=(host,), server_hosts=servers)
+        servers = []
+        for server in cell.server_hosts:
+            if server in cell.hosts:
+                servers.append(host)
+            else:
+                servers.append(server)
+        yield dataclasses.replace(cell, hosts=(host,), server_hosts=tuple(servers))
     if not cell.hosts:
         yield cell
 
@@ -279,12 +301,11 @@ class ControlRuns:
 
     def alone(self, runs: Runs) -> dict[Member, Runs]:
         """Return the runs of the same strategy on each member alone, by GPU."""
-        alone = self._alone.get(self._condition(runs), {})
-        return {gpu: alone[gpu] for gpu in runs.gpus if gpu in alone}
+        return chosen(self._alone.get(self._condition(runs), {}), runs.gpus)
 
     def hosts(self, runs: Runs) -> Mapping[Member, Runs]:
         """Return the runs of the strategy on each host alone with the same GPUs; all, or none."""
-        alone = self._hosts.get(self._on_host(runs), {})
-        if not alone.keys() >= {*runs.cell.hosts}:
+        alone = chosen(self._hosts.get(self._on_host(runs), {}), runs.cell.hosts)
+        if len(alone) < len(runs.cell.hosts):
             return {}
-        return {host: alone[host] for host in runs.cell.hosts}
+        return alone

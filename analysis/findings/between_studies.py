@@ -62,16 +62,19 @@ class MeasuredNumber:
         value, runs = self.value - first.value, min(self.runs, first.runs)
         if self.error is None or first.error is None:
             return MeasuredNumber(value, runs, logarithm=self.logarithm)
-        variances = first.error**2, self.error**2
+        variances, freedom = (first.error**2, self.error**2), math.inf
         parts = variances[0] ** 2 / first.freedom + variances[1] ** 2 / self.freedom
-        freedom = sum(variances) ** 2 / parts if parts else math.inf
+        if parts:
+            freedom = sum(variances) ** 2 / parts
         return MeasuredNumber(value, runs, math.sqrt(sum(variances)), freedom, self.logarithm)
 
     @property
     def chance(self) -> float:
         """The two-sided p of a difference: the chance of so large a one between equal cells."""
+        if self.error is None:
+            return math.nan
         if not self.error:
-            return math.nan if self.error is None else float(not self.value)
+            return float(not self.value)
         return float(2 * stdtr(self.freedom, -abs(self.value) / self.error))
 
     def estimate(self) -> Estimate:
@@ -80,9 +83,12 @@ class MeasuredNumber:
         if self.error is not None:
             half = min(quantile(self.freedom) * self.error, WIDEST)
             ends += [-half, half]
-        values = [self.value + end for end in ends]
-        if self.logarithm:
-            values = [math.expm1(max(-WIDEST, min(value, WIDEST))) for value in values]
+        values = []
+        for end in ends:
+            value = self.value + end
+            if self.logarithm:
+                value = math.expm1(max(-WIDEST, min(value, WIDEST)))
+            values.append(value)
         return Estimate(*values)
 
 
@@ -135,14 +141,17 @@ def differences(first: Sequence[StudyInput], second: Sequence[StudyInput]) -> Di
                 cells[cell_id(runs.cell, each.hosts)].append((each, runs))
         sides.append(cells)
     before, after = sides
-    names = _names(dict.fromkeys((*before, *after)))
+    every_cell = dict.fromkeys((*before, *after))
+    names = _names(every_cell)
     baselines = {id(each.study): Baselines(each.study) for each in (*first, *second)}
-    common = []
-    for cell in before:
-        if cell in after:
+    common, only_first, only_second = [], [], []
+    for cell in every_cell:
+        if cell not in after:
+            only_first.append(_alone(names[cell], cell, second))
+        elif cell not in before:
+            only_second.append(_alone(names[cell], cell, first))
+        else:
             common.append(_difference(names[cell], before[cell], after[cell], baselines))
-    only_first = [_alone(names[cell], cell, second) for cell in before if cell not in after]
-    only_second = [_alone(names[cell], cell, first) for cell in after if cell not in before]
     return Differences(_judged(common), tuple(only_first), tuple(only_second))
 
 
@@ -150,7 +159,8 @@ def cell_id(cell: Cell, hosts: Mapping[str, str]) -> CellId:
     """Return what makes cells of several studies the same; `hosts` gives hosts other names."""
     chosen = {"strategy.name", "benchmark.name"}
     for group in ("strategy", "benchmark"):
-        chosen |= {f"{group}.{option}" for option, _ in chosen_options(cell, group)}
+        for option, _ in chosen_options(cell, group):
+            chosen.add(f"{group}.{option}")
     request = {}
     for name, value in request_of(cell).items():
         is_default = name.startswith(("strategy.", "benchmark.")) and name not in chosen
@@ -173,8 +183,9 @@ def _names(cells: Iterable[CellId]) -> dict[CellId, str]:
     for benchmark, requests in benchmarks.items():
         varied = differing_names(list(requests.values()))
         for cell, request in requests.items():
-            words = [] if benchmark == "throughput" else [benchmark]
-            trains = request["model.name"] != "none"
+            words, trains = [], request["model.name"] != "none"
+            if benchmark != "throughput":
+                words.append(benchmark)
             if trains:
                 words += [request["model.name"], request["strategy.name"]]
             for name in sorted(varied):
@@ -193,7 +204,7 @@ def _difference(
     baselines: Mapping[int, Baselines],
 ) -> CellDifference:
     """Return a difference without a verdict; `why` says why it can get none."""
-    numbers, doubts, metric = [], [], ""
+    numbers, doubts, repeated = [], [], []
     for study, inputs in zip(STUDIES, (before, after), strict=True):
         each, runs = inputs[-1]
         numbers.append(_numbers(runs, baselines[id(each.study)]))
@@ -203,19 +214,18 @@ def _difference(
                 codes |= dict.fromkeys(record.validity.against)
         if codes:
             doubts.append(f"suspect in {study}: {', '.join(codes)}")
+        if len(inputs) > 1:
+            repeated.append(study)
     first, second = numbers
+    metric, steps, why = "", {}, ""
     for _, runs in (after[-1], before[-1]):
         main = _main_metric(runs)
         if main in first and main in second:
             metric = main
-    steps = {}
     for quantity, measured in first.items():
         # Efficiencies may be against some of the members alone.
-        against = [getattr(side[quantity].value, "of", ()) for side in numbers if quantity in side]
-        if quantity in second and against[0] == against[1]:
+        if quantity in second and _against(measured) == _against(second[quantity]):
             steps[quantity] = second[quantity].minus(measured)
-    repeated = [study for study, runs in zip(STUDIES, (before, after), strict=True) if runs[1:]]
-    why = ""
     if not metric:
         why = "no rate that both measured"
     elif repeated:
@@ -223,15 +233,20 @@ def _difference(
             f"{repeated[0]} has this cell on several machines or with several versions; the last "
             "is shown"
         )
-    else:
-        sides = zip(STUDIES, numbers, strict=True)
-        unknown = [study for study, side in sides if side[metric].error is None]
-        if unknown:
-            why = NO_FLOOR.format("either study" if len(unknown) > 1 else unknown[0])
+    elif first[metric].error is None and second[metric].error is None:
+        why = NO_FLOOR.format("either study")
+    elif first[metric].error is None:
+        why = NO_FLOOR.format(STUDIES[0])
+    elif second[metric].error is None:
+        why = NO_FLOOR.format(STUDIES[1])
     gpus = before[-1][1].gpus
     return CellDifference(
         name, gpus, metric, first, second, steps, why=why, doubts="; ".join(doubts)
     )
+
+
+def _against(measured: MeasuredNumber) -> object:
+    return getattr(measured.value, "of", ())
 
 
 def _numbers(runs: Runs, baselines: Baselines) -> dict[str, MeasuredNumber]:
@@ -258,8 +273,11 @@ def _main_metric(runs: Runs) -> str:
     """Return the metric that is compared: the rate, else the first marked one; else empty."""
     if runs.log_rates:
         return runs.rate.metric
+    names: dict[str, float] = {}
+    for record in runs.records:
+        names |= record.metrics
     marked = []
-    for name in dict.fromkeys(name for record in runs.records for name in record.metrics):
+    for name in names:
         entry = entry_of(name)
         if entry.first and not entry.signed and runs.logarithms(name):
             marked.append(name)
@@ -277,9 +295,11 @@ def _judged(cells: Sequence[CellDifference]) -> tuple[CellDifference, ...]:
             continue
         step, change = cell.steps[cell.metric], cell.change
         assert change is not None and change.low is not None and change.high is not None
-        verdict, why = EQUAL, ""
-        if next(is_seen):
-            verdict = FASTER if change.value > 0 else SLOWER
+        verdict, why, seen = EQUAL, "", next(is_seen)
+        if seen and change.value > 0:
+            verdict = FASTER
+        elif seen:
+            verdict = SLOWER
         elif not change.low <= 0 <= change.high:
             why = BY_CHANCE
         smallest = float(smallest_change(step.error, step.freedom, len(tested)))

@@ -67,10 +67,11 @@ class Exposures:
         self._study, self._judged = study, judged
         self._baselines = baselines or Baselines(study)
         self._costs: dict[tuple[int, ...], CostAlone] = {}
-        alone = [
-            runs for runs in study.timed if runs.cell.world_size == 1 and runs.strategy == WITHOUT
-        ]
-        self._without = merged_by(alone, self._without_strategy, lambda runs: runs.gpus[0])
+        without = []
+        for runs in study.timed:
+            if runs.cell.world_size == 1 and runs.strategy == WITHOUT:
+                without.append(runs)
+        self._without = merged_by(without, self._without_strategy, lambda runs: runs.gpus[0])
 
     def _without_strategy(self, runs: Runs) -> Condition:
         irrelevant = (*irrelevant_to_baselines(strong=True), "global_batch_size", "strategy.")
@@ -82,7 +83,11 @@ class Exposures:
         cost = record.metrics.get(COST)
         if single.cell.world_size == 1 or cost is None or not math.isfinite(cost):
             return None
-        cost_alone = self._cost_alone(single)
+        members = self._baselines.of(single)
+        key = tuple(map(id, members.values()))  # thousands of records may have equal baselines
+        if key not in self._costs:
+            self._costs[key] = self._cost_of(members)
+        cost_alone = self._costs[key]
         if isinstance(cost_alone, str):
             return Exposure(why=cost_alone)
         alone, source, ids = cost_alone
@@ -126,35 +131,43 @@ class Exposures:
             return None, None, why
         return min(1.0, max(0.0, share)), _known(half), ""
 
-    def _cost_alone(self, runs: Runs) -> CostAlone:
-        members = self._baselines.of(runs)
-        key = tuple(map(id, members.values()))  # thousands of records may have equal baselines
-        if key not in self._costs:
-            self._costs[key] = self._cost_of(members)
-        return self._costs[key]
-
     def _cost_of(self, members: Mapping[Member, Runs]) -> CostAlone:
         if not members:
             return "the strategy was not measured on one of its GPUs (gpus=each adds that)"
-        measured = [runs for runs in members.values() if runs.values(COST)]
-        if measured:
-            ids = [name for runs in measured for name in runs.record_ids]
-            return _mean([_median(runs, COST) for runs in measured]), ALONE, tuple(ids)
+        costs: list[Uncertain] = []
+        ids: list[str] = []
+        own_work: set[bool] = set()
         for runs in members.values():
-            if not all(record.checks.get(OWN_WORK) is True for record in runs.records):
-                return (
-                    "this strategy exchanges on one device too, so its own work was not measured "
-                    "alone"
-                )
-        costs, ids = [], []
+            own_work.update(record.checks.get(OWN_WORK) is True for record in runs.records)
+            if not runs.values(COST):
+                continue
+            cost_ms, floor = statistics.median(runs.values(COST)), runs.floor(COST)
+            halves = []
+            if floor is not None:
+                error = floor.deviation * math.sqrt(of_median(len(runs.values(COST))))
+                halves.append(quantile(floor.freedom) * error)
+            for record in runs.records:
+                if floor is None and COST in record.metrics:
+                    halves.append(_next_run(runs, COST, record)[1])
+            costs.append((cost_ms, max(halves, default=math.nan)))
+            ids += runs.record_ids
+        if costs:
+            return _mean(costs), ALONE, tuple(ids)
+        if False in own_work:
+            return (
+                "this strategy exchanges on one device too, so its own work was not measured alone"
+            )
+        are_known = True
         for gpu, runs in members.items():
             without = self._without.get(self._without_strategy(runs), {}).get(gpu)
             if without is not None:
-                costs.append(_minus(_step(runs), _step(without)))
+                cost = _minus(_step(runs), _step(without))
+                are_known = are_known and not math.isnan(cost[1])
+                costs.append(cost)
                 ids += [*runs.record_ids, *without.record_ids]
         if not costs:
             return "what the strategy costs on one GPU was not measured (waterfall=true adds that)"
-        if self._judged and any(math.isnan(half) for _, half in costs):
+        if self._judged and not are_known:
             return "too few runs on one GPU show how far they differ (repeats=5 adds them)"
         return _mean(costs), DIFFERENCE, tuple(ids)
 
@@ -172,8 +185,8 @@ def _minus(first: Uncertain, second: Uncertain) -> Uncertain:
 
 
 def _mean(values: Sequence[Uncertain]) -> Uncertain:
-    half_ms = math.hypot(*(half for _, half in values))
-    return math.fsum(ms for ms, _ in values) / len(values), half_ms / len(values)
+    numbers, halves = zip(*values, strict=True)
+    return math.fsum(numbers) / len(numbers), math.hypot(*halves) / len(halves)
 
 
 def _known(half: float) -> float | None:
@@ -190,16 +203,6 @@ def _next_run(runs: Runs, metric: str, record: Record) -> Uncertain:
     return value, half if metrics.metric(metric).signed else half * value
 
 
-def _median(runs: Runs, metric: str) -> Uncertain:
-    values, floor = runs.values(metric), runs.floor(metric)
-    value = statistics.median(values)
-    if floor is not None:
-        error = floor.deviation * math.sqrt(of_median(len(values)))
-        return value, quantile(floor.freedom) * error
-    inside = [_next_run(runs, metric, each)[1] for each in runs.records if metric in each.metrics]
-    return value, max(inside, default=math.nan)
-
-
 def _step(runs: Runs) -> Uncertain:
     assert runs.median_log_rate is not None
     step_ms = runs.cell.batch_size * 1e3 / math.exp(runs.median_log_rate)
@@ -213,7 +216,9 @@ def _step(runs: Runs) -> Uncertain:
 
 def _ms(value: float) -> str:
     """Return milliseconds with three significant digits: `0.58 ms`, `2,510 ms`."""
-    return f"{value:,.0f} ms" if abs(value) >= 999.5 else f"{value:.3g} ms"  # else 1e+03
+    if abs(value) >= 999.5:  # else 1e+03
+        return f"{value:,.0f} ms"
+    return f"{value:.3g} ms"
 
 
 def communication(study: Study) -> tuple[Communication, ...]:
@@ -221,22 +226,24 @@ def communication(study: Study) -> tuple[Communication, ...]:
     exposures = Exposures(study)
     cells = []
     for runs in study.timed:
-        claims = [exposures.of(record) for record in runs.records]
-        claimed = [claim for claim in claims if claim is not None]
-        if not claimed:
+        claims = list(filter(None, map(exposures.of, runs.records)))
+        if not claims:
             continue
+        why = ""
+        for claim in claims:
+            why = why or claim.why
         cell = Communication(
             label=labels.label(study, runs),
             gpus=runs.gpus,
             key=runs.key,
             record_ids=runs.record_ids,
             cost_ms=statistics.median(runs.values(COST)),
-            cost_alone_ms=claimed[0].alone_ms,
-            alone_from=claimed[0].source,
-            exposed_ms=_median_of_known(claim.exposed_ms for claim in claimed),
-            hidden_share=_median_of_known(claim.hidden_share for claim in claimed),
-            hidden_half=_median_of_known(claim.half_share for claim in claimed),
-            why=next((claim.why for claim in claimed if claim.why), ""),
+            cost_alone_ms=claims[0].alone_ms,
+            alone_from=claims[0].source,
+            exposed_ms=_median_of_known([claim.exposed_ms for claim in claims]),
+            hidden_share=_median_of_known([claim.hidden_share for claim in claims]),
+            hidden_half=_median_of_known([claim.half_share for claim in claims]),
+            why=why,
         )
         cells.append(cell)
     return tuple(cells)
@@ -256,4 +263,7 @@ def not_claimed(communications: Iterable[Communication]) -> tuple[str, ...]:
             if cell.exposed_ms is None:
                 quantity = "the exposed communication"
             cells[quantity, cell.why].append(f"{cell.label} on {gpu_list(cell.gpus)}")
-    return tuple(f"{quantity} of {several(of)}: {why}" for (quantity, why), of in cells.items())
+    sentences = []
+    for (quantity, why), labels_of_cells in cells.items():
+        sentences.append(f"{quantity} of {several(labels_of_cells)}: {why}")
+    return tuple(sentences)

@@ -49,16 +49,21 @@ def by_hosts(runs: Runs, parts: Parts, hosts: Mapping[Member, Runs], alone: Step
         return parts
     if len(runs.cell.gpus) == 1:
         return [(BETWEEN, exposed, why), *rest]
-    costs = [of_host.step(COST) for of_host in hosts.values()]
-    measured = [step for step in costs if step is not None]
-    whole = mean_step(measured) if len(measured) == len(costs) else None
-    if whole is None:
+    costs = []
+    for of_host in hosts.values():
+        cost = of_host.step(COST)
+        if cost is not None:
+            costs.append(cost)
+    whole = mean_step(costs)
+    if whole is None or len(costs) < len(hosts):
         unsplit = (
             "no host was measured alone with all its GPUs: what is lost inside hosts and between "
             "them is not told apart"
         )
         return [(COMMUNICATION, exposed, _joined(why, unsplit)), *rest]
-    inside = whole - alone if alone else whole
+    inside = whole
+    if alone:
+        inside = whole - alone
     return [(INSIDE, inside, why), (BETWEEN, exposed - inside, ""), *rest]
 
 
@@ -68,15 +73,21 @@ def in_parts(parts: Parts, runs: Runs, alone: Mapping[Member, Runs]) -> Parts:
     if exposed is None:
         return parts
     together = observed(runs)
-    members = [observed(member) for member in alone.values()]
-    own = [member for member in members if member is not None]
-    if together is None or not own:
-        reason = "no GPU's steps were observed alone"
+    own_tails, own_slowed = [], []
+    for member in alone.values():
+        of_member = observed(member)
+        if of_member is not None:
+            own_tails.append(of_member.tail)
+            own_slowed.append(of_member.slowed)
+    if together is None or not own_tails:
+        reasons = ["no GPU's steps were observed alone"]
         if together is None:
-            reason = _why_unseen(runs.records[0])
-        return [(name, exposed, _joined(why, f"its parts are not known: {reason}")), *rest]
-    tail = beyond(together.tail, [member.tail for member in own])
-    slowed = beyond(together.slowed, [member.slowed for member in own])
+            reasons = []
+            for row in _rows(runs.records[0]).values():
+                reasons += mapping(row.get("unknown")).values()
+            reasons = [reason for reason in reasons if isinstance(reason, str)] or [UNSEEN]
+        return [(name, exposed, _joined(why, f"its parts are not known: {reasons[0]}")), *rest]
+    tail, slowed = beyond(together.tail, own_tails), beyond(together.slowed, own_slowed)
     return [(TAIL, tail, why), (SLOWED, slowed, ""), (REST, exposed - tail - slowed, ""), *rest]
 
 
@@ -92,28 +103,23 @@ def beyond(together: Step, alone: Sequence[Step]) -> Step:
 
 def observed(runs: Runs) -> Observed | None:
     """Return the medians of the parts over runs; None without steps with and without exchange."""
-    of_records = [_moments(record) for record in runs.records]
-    moments = [of_record for of_record in of_records if of_record is not None]
-    if not moments:
-        return None
+    values_of_runs, errors_of_runs = [], []
+    for record in runs.records:
+        moments = _moments(record)
+        if moments is not None:
+            values_of_runs.append(moments[0])
+            errors_of_runs.append(moments[1])
     steps = []
-    for index in range(3):
-        values = [times[index] for times, _ in moments]
-        errors = [errors[index] for _, errors in moments]
-        # The larger of the scatter inside runs and of that between them.
-        between = statistics.stdev(values) if len(values) > 1 else 0.0
-        deviation = max(statistics.median(errors), between)
+    parts = zip(zip(*values_of_runs, strict=True), zip(*errors_of_runs, strict=True), strict=True)
+    for index, (values, errors) in enumerate(parts):
+        deviation = statistics.median(errors)
+        if len(values) > 1:  # the larger of the scatter inside runs and of that between them
+            deviation = max(deviation, statistics.stdev(values))
         median, name = statistics.median(values), f"{index} moments {runs.records[0].record_id}"
         steps.append(Step(median, draws_of_median(median, deviation, len(values), name)))
+    if not steps:
+        return None
     return Observed(*steps)
-
-
-def _why_unseen(record: Record) -> str:
-    for row in _rows(record).values():
-        for text in mapping(row.get("unknown")).values():
-            if isinstance(text, str):
-                return text
-    return UNSEEN
 
 
 def _moments(record: Record) -> Moments | None:
@@ -140,26 +146,24 @@ def _ends(row: Mapping[str, Any] | None) -> Moments | None:
     """Return when the last gradient is there, the exchange has ended and the step has, in ms."""
     if row is None:
         return None
-    ready, spreads, steps = (
-        row.get("ready_ms"),
-        row.get("ready_spread_ms"),
-        finite(row.get("steps")),
-    )
+    ready, spreads = row.get("ready_ms"), row.get("ready_spread_ms")
+    steps = finite(row.get("steps"))
     if not isinstance(ready, list) or not isinstance(spreads, list) or not steps or steps < 1:
         return None
     if len(spreads) != len(ready) or not ready:
         return None
     times = [*ready, row.get("exchange_ms"), row.get("update_ms")]
     spreads = [*spreads, row.get("exchange_spread_ms"), row.get("update_spread_ms")]
+    share = ERROR_OF_MEDIAN / QUARTILES / math.sqrt(steps)
     moments = []
     for time, spread in zip(times, spreads, strict=True):
         at_ms, spread_ms = finite(time), finite(spread)
         if at_ms is None or spread_ms is None:
             return None
-        moments.append((at_ms, spread_ms))
-    ends = [max(moments[:-2]), *moments[-2:]]
-    share = ERROR_OF_MEDIAN / QUARTILES / math.sqrt(steps)
-    return tuple(at_ms for at_ms, _ in ends), tuple(spread_ms * share for _, spread_ms in ends)
+        moments.append((at_ms, spread_ms * share))
+    last, exchange, update = max(moments[:-2]), *moments[-2:]
+    ends, errors = zip(last, exchange, update, strict=True)
+    return ends, errors
 
 
 def _rows(record: Record) -> dict[tuple[int, bool], Mapping[str, Any]]:

@@ -8,7 +8,7 @@ it is Welch's, unpaired. All tests of a study are one family (Holm 1979).
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 from typing import Any
@@ -64,6 +64,41 @@ class Tests:
     freedom: Floats  # degrees of freedom
     in_turns: Flags  # whether the turns are blocks; otherwise the test is unpaired
 
+    @staticmethod
+    def of(study: Study, compared: Sequence[Pair]) -> "Tests":
+        """Test every pair: with the turns as blocks where they connect its cells, else unpaired."""
+        difference, error, freedom = np.full((3, len(compared)), math.nan)
+        models = turn_models(study)
+        families: dict[Hashable, list[int]] = defaultdict(list)
+        for at, pair in enumerate(compared):
+            families[family(pair.first)].append(at)
+        for name, members in families.items():
+            cells, model = models[name]
+            firsts, seconds = [], []
+            for at in members:
+                firsts.append(cells[id(compared[at].first)])
+                seconds.append(cells[id(compared[at].second)])
+            contrasts = model.contrasts(np.array(firsts), np.array(seconds))
+            difference[members] = contrasts.difference
+            error[members] = contrasts.error
+            freedom[members] = contrasts.freedom
+        in_turns = np.isfinite(error)
+        for at, pair in enumerate(compared):
+            first, second = np.array(pair.first.log_rates), np.array(pair.second.log_rates)
+            repeated = min(len(first), len(second)) > 1
+            in_turns[at] &= repeated
+            if in_turns[at]:
+                continue
+            difference[at] = second.mean() - first.mean()
+            error[at] = freedom[at] = math.nan
+            if repeated:  # Welch 1947
+                parts = np.array([first.var(ddof=1) / len(first), second.var(ddof=1) / len(second)])
+                error[at], freedom[at] = np.sqrt(parts.sum()), len(first) + len(second) - 2.0
+                if parts.sum():
+                    own = (parts**2 / np.array([len(first) - 1, len(second) - 1])).sum()
+                    freedom[at] = parts.sum() ** 2 / own
+        return Tests(difference, error, freedom, in_turns)
+
 
 def smallest_change(error: Any, freedom: Any, tests: int) -> Any:
     """Return the smallest change of a rate, as a share, that runs could have shown in `tests`.
@@ -78,16 +113,17 @@ def smallest_change(error: Any, freedom: Any, tests: int) -> Any:
 def comparisons(study: Study) -> tuple[Comparison, ...]:
     """Return a verdict for every pair of cells that may be compared."""
     compared = list(pairs(study))
-    tests = _tests(study, compared)
+    tests = Tests.of(study, compared)
     tested = np.isfinite(tests.error)
     seen = np.zeros(len(compared), dtype=bool)
     seen[tested] = significant(chances(tests)[tested], 1 - LEVEL)
     halves = np.minimum(stdtrit(tests.freedom, (1 + LEVEL) / 2) * tests.error, WIDEST)
-    smallest = smallest_change(tests.error, tests.freedom, int(tested.sum()))
+    smallest_changes = smallest_change(tests.error, tests.freedom, int(tested.sum()))
     verdicts = []
     for at, pair in enumerate(compared):
         difference, half = min(max(float(tests.difference[at]), -WIDEST), WIDEST), halves[at]
         estimate, verdict, why = Estimate(math.expm1(difference)), "", SINGLE
+        smallest = None
         if tested[at]:
             ends = (math.expm1(difference - half), math.expm1(difference + half))
             estimate, reasons = Estimate(estimate.value, *ends), []
@@ -97,13 +133,19 @@ def comparisons(study: Study) -> tuple[Comparison, ...]:
             elif 0 < half < abs(difference):
                 reasons.append(CHANCE)
             if not tests.in_turns[at]:
-                reasons.append(SEPARATE if seen[at] and _are_separate(pair) else UNPAIRED)
-            why = "; ".join(reasons)
+                first = [record.started_at for record in pair.first.records]
+                second = [record.started_at for record in pair.second.records]
+                are_separate = max(first) < min(second) or max(second) < min(first)
+                if seen[at] and are_separate:
+                    reasons.append(SEPARATE)
+                else:
+                    reasons.append(UNPAIRED)
+            why, smallest = "; ".join(reasons), float(smallest_changes[at])
         comparison = Comparison(
             first=labels.side_label(study, pair.first, pair.differing, pair.subject),
             second=labels.side_label(study, pair.second, pair.differing, pair.subject),
             difference=estimate,
-            smallest=float(smallest[at]) if tested[at] else None,
+            smallest=smallest,
             verdict=verdict,
             why=why,
             asked=pair.subject,
@@ -118,38 +160,6 @@ def comparisons(study: Study) -> tuple[Comparison, ...]:
     return tuple(verdicts)
 
 
-def _are_separate(pair: Pair) -> bool:
-    first = [record.started_at for record in pair.first.records]
-    second = [record.started_at for record in pair.second.records]
-    return max(first) < min(second) or max(second) < min(first)
-
-
-def _tests(study: Study, compared: Sequence[Pair]) -> Tests:
-    """Test every pair: with the turns as blocks where they connect its two cells, else unpaired."""
-    difference, error, freedom = np.full((3, len(compared)), math.nan)
-    models = turn_models(study)
-    families: dict[Hashable, list[int]] = defaultdict(list)
-    for at, pair in enumerate(compared):
-        families[family(pair.first)].append(at)
-    for name, members in families.items():
-        numbers, model = models[name]
-        first = np.array([numbers[id(compared[at].first)] for at in members])
-        second = np.array([numbers[id(compared[at].second)] for at in members])
-        contrasts = model.contrasts(first, second)
-        difference[members] = contrasts.difference
-        error[members] = contrasts.error
-        freedom[members] = contrasts.freedom
-    in_turns = np.isfinite(error)
-    for at, pair in enumerate(compared):
-        first, second = np.array(pair.first.log_rates), np.array(pair.second.log_rates)
-        repeated = min(len(first), len(second)) > 1
-        in_turns[at] &= repeated
-        if not in_turns[at]:
-            difference[at] = second.mean() - first.mean()
-            error[at], freedom[at] = _welch(first, second) if repeated else (math.nan, math.nan)
-    return Tests(difference, error, freedom, in_turns)
-
-
 def family(runs: Runs) -> Hashable:
     """Return a key of cells whose scatter is pooled: of one rate, one model and one machine."""
     return runs.rate, runs.request.get("model.name"), runs.machine
@@ -157,50 +167,46 @@ def family(runs: Runs) -> Hashable:
 
 def turn_models(study: Study) -> dict[Hashable, tuple[dict[int, int], TurnModel]]:
     """Return the fit of every family, and the numbers of its cells, by the id() of their runs."""
-    turns = _turns(record for runs in study.rated for record in runs.records)
+    turns = _turns(study)
     models = {}
     for name, members in grouped(study.rated, family).items():
         values, cells, turn_of, times = [], [], [], []
+        cell_of = {}
         for cell, runs in enumerate(members):
+            cell_of[id(runs)] = cell
             for record, value in zip(runs.rated_records, runs.log_rates, strict=True):
                 values.append(value)
                 cells.append(cell)
                 turn_of.append(turns.get(id(record), NO_TURN))
                 times.append(record.started_at)
-        numbers = {id(runs): cell for cell, runs in enumerate(members)}
-        models[name] = (numbers, fitted(values, cells, turn_of, times))
+        models[name] = (cell_of, fitted(values, cells, turn_of, times))
     return models
 
 
-def _turns(records: Iterable[Record]) -> dict[int, int]:
+def _turns(study: Study) -> dict[int, int]:
     """Return {id(record): its turn}, the records of one sweep with one repeat.
 
     A sweep whose turns overlap in time did not measure in turns; its records are absent.
     """
     sweeps: dict[str, dict[int, list[Record]]] = defaultdict(lambda: defaultdict(list))
-    for record in records:
-        if not record.drift:
-            sweeps[record.sweep_id][record.cell.repeat].append(record)
-    numbers: dict[int, int] = {}
+    for runs in study.rated:
+        for record in runs.records:
+            if not record.drift:
+                sweeps[record.sweep_id][record.cell.repeat].append(record)
+    turn_of: dict[int, int] = {}
     count = 0
     for turns in sweeps.values():
-        starts = [[record.started_at for record in turn] for turn in turns.values()]
-        spans = sorted((min(times), max(times)) for times in starts)
-        if any(last >= first for (_, last), (first, _) in pairwise(spans)):
-            continue
+        spans: list[tuple[float, float]] = []
+        of_sweep: dict[int, int] = {}
         for turn in turns.values():
-            numbers |= {id(record): count for record in turn}
-            count += 1
-    return numbers
-
-
-def _welch(first: Floats, second: Floats) -> tuple[float, float]:
-    """Return the error of the difference of two means and its degrees of freedom (Welch 1947)."""
-    parts = np.array([values.var(ddof=1) / len(values) for values in (first, second)])
-    if not parts.sum():
-        return 0.0, len(first) + len(second) - 2.0
-    own = (parts**2 / np.array([len(first) - 1, len(second) - 1])).sum()
-    return float(np.sqrt(parts.sum())), float(parts.sum() ** 2 / own)
+            of_sweep |= dict.fromkeys(map(id, turn), count + len(spans))
+            times = [record.started_at for record in turn]
+            spans.append((min(times), max(times)))
+        spans.sort()
+        if all(earlier[1] < later[0] for earlier, later in pairwise(spans)):
+            turn_of |= of_sweep
+            count += len(spans)
+    return turn_of
 
 
 def chances(tests: Tests) -> Floats:
@@ -214,23 +220,25 @@ def chances(tests: Tests) -> Floats:
 
 def pairs(study: Study) -> Iterator[Pair]:
     """Yield all cells that differ in one asked thing; the one that started first is the first."""
-    options = [name for name in study.varied if name.startswith("strategy.")]
-    if "strategy.name" in options:
-        # Two strategies with the same options beside their defaults.
-        rest = [name for name in options if name != "strategy.name"]
-        differing = ("strategy.name", *rest, "server_gpus")
-        yield from _pairs(study, "strategy", differing, lambda runs: chosen_options(runs.cell))
-    for name in options:
-        if name != "strategy.name":
-            subject = name.removeprefix("strategy.")
-            yield from _pairs(study, subject, (name,), lambda runs: runs.strategy)
+    options: list[str] = []
     # NCCL's settings that cells have all together or not at all (nccl=sharp) are one thing.
     presets: dict[Hashable, list[str]] = defaultdict(list)
     for name in study.varied:
-        if name.startswith(PREFIX):
+        if name.startswith("strategy.") and name != "strategy.name":
+            options.append(name)
+        elif name.startswith(PREFIX):
             values = [runs.request.get(name) for runs in study.rated]
-            together: Hashable = tuple(value is None for value in values)
-            presets[together if len({*values} - {None}) == 1 else name].append(name)
+            preset_key: Hashable = name
+            if len({*values} - {None}) == 1:
+                preset_key = tuple(value is None for value in values)
+            presets[preset_key].append(name)
+    if "strategy.name" in study.varied:
+        # Two strategies with the same options beside their defaults.
+        differing = ("strategy.name", *options, "server_gpus")
+        yield from _pairs(study, "strategy", differing, lambda runs: chosen_options(runs.cell))
+    for name in options:
+        subject = name.removeprefix("strategy.")
+        yield from _pairs(study, subject, (name,), lambda runs: runs.strategy)
     for preset in presets.values():
         subject = preset[0].removeprefix(PREFIX)
         if len(preset) > 1:
@@ -264,11 +272,9 @@ def _pairs(
         ordered = sorted(
             values.values(), key=lambda runs: (name in runs.request, runs.records[0].started_at)
         )
-        couples = list(combinations(ordered, 2))
-        if len(ordered) > MOST_VALUES:
-            couples = [(ordered[0], second) for second in ordered[1:]]
-        for first, second in couples:
-            yield Pair(subject, tuple(differing), first, second)
+        for first, second in combinations(ordered, 2):
+            if first is ordered[0] or len(ordered) <= MOST_VALUES:
+                yield Pair(subject, tuple(differing), first, second)
 
 
 def noises(study: Study) -> tuple[Noise, ...]:
@@ -283,8 +289,8 @@ def noises(study: Study) -> tuple[Noise, ...]:
             continue
         if freedom >= FEWEST:
             floor = math.expm1(quantile(freedom) * math.sqrt(2) * deviation)
-        couples = sum(math.comb(len(runs.log_rates), 2) for runs in members)
-        noise_of_rates.append(Noise(floor, couples, change, deviation, freedom, rate.name))
+        couples = [math.comb(len(runs.log_rates), 2) for runs in members]
+        noise_of_rates.append(Noise(floor, sum(couples), change, deviation, freedom, rate.name))
     return tuple(noise_of_rates)
 
 
@@ -303,13 +309,14 @@ def setting_effects(study: Study, compared: Sequence[Comparison]) -> tuple[Setti
     runs_of = {(runs.gpus, frozenset(runs.key.items())): runs for runs in study.rated}
     effects = []
     for each in compared:
-        given = [name for name in each.differing if name in each.second_key]
-        settings = [name for name in given if name.startswith(PREFIX)]
-        if not settings or any(name in each.first_key for name in each.differing):
+        words = []
+        for name in each.differing:
+            if name.startswith(PREFIX) and name in each.second_key:
+                words.append(labels.format_option(name, each.second_key[name]))
+        if not words or not each.first_key.keys().isdisjoint(each.differing):
             continue
         without = runs_of[each.gpus, frozenset(each.first_key.items())]
         with_it = runs_of[each.gpus, frozenset(each.second_key.items())]
-        words = [labels.format_option(name, each.second_key[name]) for name in settings]
         transports = (_transport(without), _transport(with_it))
         exchange_ms = (without.median(EXCHANGE), with_it.median(EXCHANGE))
         effects.append(SettingEffect(" ".join(words), each, transports, exchange_ms))
@@ -326,7 +333,10 @@ def _transport(runs: Runs) -> str:
 
 def unused_on_cpu_workers(study: Study) -> str:
     """Return a sentence where CPU workers were asked with different NCCL settings, else nothing."""
-    cells = [record.cell for record in study.usable if record.cell.device == "cpu"]
-    if len({tuple(sorted(cell.nccl.items())) for cell in cells}) > 1:
+    settings = set()
+    for record in study.usable:
+        if record.cell.device == "cpu":
+            settings.add(frozenset(record.cell.nccl.items()))
+    if len(settings) > 1:
         return "what NCCL settings change: CPU workers do not use NCCL"
     return ""

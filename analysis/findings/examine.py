@@ -27,11 +27,15 @@ def findings_of(study: Study) -> Findings:
     exposed = communication(study)
     lines, no_line = wire_lines(study, exposed)
     unsaid = [*unexplained, *not_claimed(exposed), _nothing(study), unused_on_cpu_workers(study)]
-    if study.rated and all(of_rate.floor is None for of_rate in noise):
+    floors = {of_rate.floor for of_rate in noise}
+    if study.rated and not floors - {None}:
         cells = "too few cells" if any(of_rate.pairs for of_rate in noise) else "no cell"
         unsaid.append(f"how far runs differ: {cells} ran twice (repeats=5 does that)")
     if not values and any(subset.link_class for subset in links):
         unsaid.append("what a link is worth: no two equal cells ran over different links")
+    excluded = []
+    for record, why in study.left_out:
+        excluded.append((record.name, why))
     return Findings(
         scaling=scaling,
         waterfalls=falls,
@@ -43,8 +47,8 @@ def findings_of(study: Study) -> Findings:
         communication=exposed,
         wire_lines=lines,
         no_wire_line=no_line,
-        excluded=tuple((record.name, why) for record, why in study.left_out),
-        unsaid=tuple(sentence for sentence in unsaid if sentence),
+        excluded=tuple(excluded),
+        unsaid=tuple(filter(None, unsaid)),
     )
 
 

@@ -40,25 +40,29 @@ def host_wires(runs: Runs) -> HostWires | None:
     if len(runs.cell.every_host) < 2:
         return None
     of_hosts = wires_of(runs.records[0])
-    names = {host: "+".join(wire.names) for host, wire in of_hosts.items()}
+    names, rates = [], []
+    for wire in of_hosts.values():
+        names.append("+".join(wire.names))
+        if wire.gbit_per_s is not None:
+            rates.append(wire.gbit_per_s)
     worded = ""
-    if all(names.values()):
-        if len(names) <= NAMED:
-            worded = " ↔ ".join(f"{host}'s {name}" for host, name in names.items())
-        else:
-            worded = f"{', '.join(dict.fromkeys(names.values()))} of {compress_hosts([*names])}"
+    if all(names) and len(names) <= NAMED:
+        worded = " ↔ ".join(f"{host}'s {name}" for host, name in zip(of_hosts, names, strict=True))
+    elif all(names):
+        worded = f"{', '.join(dict.fromkeys(names))} of {compress_hosts([*of_hosts])}"
     exchange_ms, link_ms = runs.median("comm/exchange_ms"), runs.median("reference/net_link_ms")
     share = link_ms / exchange_ms if link_ms and exchange_ms else None
     # A ring of one rank on each host: all that a rank sends crosses to other hosts.
     hosts, size = len(runs.cell.hosts), runs.records[0].model.get("gradient_bytes")
-    moved, gb_per_s = runs.median("comm/bytes_moved") or 0.0, None
-    crossing = 2 * (hosts - 1) / hosts * size if size and not runs.cell.servers else 0.0
-    is_ring = len(runs.cell.gpus) == 1 and crossing > 0
-    if is_ring and math.isclose(moved, crossing, rel_tol=MOST_PADDING):
-        gb_per_s = runs.median("comm/busbw_gb_per_s")
-    link_gb_per_s = gb_per_s / share if gb_per_s and share else None
-    rates = [wire.gbit_per_s for wire in of_hosts.values() if wire.gbit_per_s is not None]
-    nominal = min(rates) / 8 if len(rates) == len(of_hosts) else None
+    gb_per_s, link_gb_per_s, nominal = None, None, None
+    if size and len(runs.cell.gpus) == 1 and not runs.cell.servers:
+        crossing, moved = 2 * (hosts - 1) / hosts * size, runs.median("comm/bytes_moved") or 0.0
+        if crossing > 0 and math.isclose(moved, crossing, rel_tol=MOST_PADDING):
+            gb_per_s = runs.median("comm/busbw_gb_per_s")
+    if gb_per_s and share:
+        link_gb_per_s = gb_per_s / share
+    if len(rates) == len(of_hosts):
+        nominal = min(rates) / 8
     return HostWires(worded, exchange_ms, share, gb_per_s, link_gb_per_s, nominal)
 
 
@@ -69,12 +73,10 @@ def wires_of(record: Record) -> dict[str, HostWire]:
 
 
 def _wire(facts: Mapping[str, Any], used: object) -> HostWire:
-    devices = tuple(map(str, used)) if isinstance(used, list) else ()
-    if not devices:
+    if not isinstance(used, list) or not used:
         name, gbit_per_s = interface_of(facts)
-        if name:
-            devices = (name,)
-        return HostWire(devices, gbit_per_s)
+        return HostWire((name,) if name else (), gbit_per_s)
+    devices = tuple(map(str, used))
     rates: dict[str, float] = {}
     for port in listed(facts.get("infiniband")):
         rate = re.match(r"([0-9.]+) Gb/sec", str(port.get("rate")))  # as the kernel writes it
@@ -84,7 +86,9 @@ def _wire(facts: Mapping[str, Any], used: object) -> HostWire:
         mbit = port.get("mbit_per_s")
         if isinstance(mbit, int | float) and mbit > 0:
             rates[str(port.get("name"))] = mbit / 1000
-    ports = [name for device in devices for name in device.split("+")]
-    if not all(name in rates for name in ports):
-        return HostWire(devices, None)
-    return HostWire(devices, sum((rates[name] for name in ports), 0.0))
+    of_ports = []
+    for port_name in "+".join(devices).split("+"):
+        if port_name not in rates:
+            return HostWire(devices, None)
+        of_ports.append(rates[port_name])
+    return HostWire(devices, sum(of_ports, 0.0))

@@ -34,7 +34,8 @@ from analysis.topology.model import (
 from analysis.topology.placement import MOST_GPUS, Ring, best_ring
 from benchmarks.record import Record
 
-P2P = ("unidirectional_enabled", "unidirectional_disabled")  # with and without peer access
+# Copies from one GPU to another, in a record's matrices.
+WITH_PEERS, WITHOUT_PEERS = "unidirectional_enabled", "unidirectional_disabled"
 
 Matrix = dict[tuple[Member, Member], float]  # GB/s from one GPU to another
 
@@ -49,9 +50,9 @@ class MachineLinks:
                 facts[host].append(of_host)
         # That of a machine whose cells have no hosts stands under ''.
         self._topologies = {host: _topology(of_host) for host, of_host in facts.items()}
-        self._measured = {name: _matrix(records, name) for name in P2P}
+        self._measured = _measured(records)
         self._rings: dict[frozenset[Member], Ring | None] = {}
-        self._carried: dict[tuple[frozenset[Member], bool], float | None] = {}
+        self._carried: dict[tuple[frozenset[Member], str], float | None] = {}
 
     def ring(self, gpus: Iterable[Member]) -> Ring | None:
         """Return the best ring of a subset of one host; None where a link class is not known."""
@@ -80,23 +81,26 @@ class MachineLinks:
         Copies count with peer access or without, as the transport has it. Without it all wires
         lead through the host.
         """
-        members, peers = frozenset(gpus), transport is None or "P2P" in transport
-        if (members, peers) not in self._carried:
-            self._carried[members, peers] = self._carried_by(members, peers)
-        return self._carried[members, peers]
-
-    def _carried_by(self, gpus: frozenset[Member], peers: bool) -> float | None:
-        topology, ids = self._on_one_host(gpus)
-        pairs = self._measured[P2P[0] if peers else P2P[1]]
-        complete = all(pair in pairs for pair in permutations(gpus, 2))
-        if not 2 <= len(ids) <= MOST_GPUS or not complete:
-            return None
-        chosen = sorted(gpus, key=lambda gpu: int(str(gpu).rpartition(":")[2]))
-        matrix = [[pairs.get((a, b), 0.0) for b in chosen] for a in chosen]
-        if topology is None or not peers or not ids <= set(topology.gpus):
-            return set_bandwidth(None, range(len(chosen)), matrix).gb_per_s
-        subset = replace(topology, devices=tuple(topology.gpu(gpu) for gpu in sorted(ids)))
-        return set_bandwidth(subset, sorted(ids), matrix).gb_per_s
+        members, copies = frozenset(gpus), WITHOUT_PEERS
+        if transport is None or "P2P" in transport:
+            copies = WITH_PEERS
+        if (members, copies) in self._carried:
+            return self._carried[members, copies]
+        topology, ids = self._on_one_host(members)
+        pairs, carried = self._measured[copies], None
+        if 2 <= len(ids) <= MOST_GPUS and pairs.keys() >= {*permutations(members, 2)}:
+            chosen = sorted(members, key=lambda gpu: int(str(gpu).rpartition(":")[2]))
+            matrix = []
+            for a in chosen:
+                matrix.append([pairs.get((a, b), 0.0) for b in chosen])
+            subset, positions = None, list(range(len(chosen)))
+            if topology is not None and copies == WITH_PEERS and ids <= set(topology.gpus):
+                positions = sorted(ids)
+                devices = [topology.gpu(gpu) for gpu in positions]
+                subset = replace(topology, devices=tuple(devices))
+            carried = set_bandwidth(subset, positions, matrix).gb_per_s
+        self._carried[members, copies] = carried
+        return carried
 
 
 def _topology(facts_of_records: Sequence[Mapping[str, Any]]) -> Topology | None:
@@ -110,31 +114,40 @@ def _topology(facts_of_records: Sequence[Mapping[str, Any]]) -> Topology | None:
         for gpu in gpus_of(facts):
             if type(gpu.get("id")) is int:
                 speeds.setdefault(gpu["id"], nvlink_gb_per_s(str(gpu.get("name"))))
-    gpus = sorted({int(gpu) for pair in classes for gpu in pair})
-    if not gpus or any(frozenset(pair) not in classes for pair in combinations(gpus, 2)):
+    gpus = sorted(map(int, set().union(*classes)))
+    pairs = set(map(frozenset, combinations(gpus, 2)))
+    if not gpus or not classes.keys() >= pairs:
         return None
-    devices = tuple(Gpu(gpu, nvlink_gb_per_s=speeds.get(gpu)) for gpu in gpus)
-    return Topology(devices, (), classes, infer_nvswitch(gpus, classes), "records")
+    devices = []
+    for gpu_id in gpus:
+        devices.append(Gpu(gpu_id, nvlink_gb_per_s=speeds.get(gpu_id)))
+    return Topology(tuple(devices), (), classes, infer_nvswitch(gpus, classes), "records")
 
 
-def _matrix(records: Iterable[Record], name: str) -> Matrix:
-    matrix: Matrix = {}
+def _measured(records: Iterable[Record]) -> dict[str, Matrix]:
+    """Return {kind of copies: GB/s of each pair}; of several records the last counts."""
+    measured: dict[str, Matrix] = {WITH_PEERS: {}, WITHOUT_PEERS: {}}
     for record in records:
-        rows = mapping(mapping(record.tables.get("p2p")).get("matrices")).get(name)
-        if not isinstance(rows, list) or any(not isinstance(row, list) for row in rows):
-            continue
-        for a, row in zip(record.cell.members, rows, strict=False):
-            for b, value in zip(record.cell.members, row, strict=False):
-                if a != b and isinstance(value, int | float) and value > 0:
-                    matrix[a, b] = float(value)
-    return matrix
+        members, matrices = record.cell.members, mapping(record.tables.get("p2p")).get("matrices")
+        for copies, gb_per_s in measured.items():
+            rows = mapping(matrices).get(copies)
+            if not isinstance(rows, list) or any(not isinstance(row, list) for row in rows):
+                continue
+            for a, row in zip(members, rows, strict=False):
+                for b, value in zip(members, row, strict=False):
+                    if a != b and isinstance(value, int | float) and value > 0:
+                        gb_per_s[a, b] = float(value)
+    return measured
 
 
 def machine_links(study: Study) -> dict[str, MachineLinks]:
     """Return the links of every machine of a study, by the machine's name."""
     links = {}
     for name, members in grouped(study.runs, lambda runs: runs.machine).items():
-        links[name] = MachineLinks([record for runs in members for record in runs.records])
+        records: list[Record] = []
+        for runs in members:
+            records += runs.records
+        links[name] = MachineLinks(records)
     return links
 
 
@@ -227,10 +240,14 @@ def link_values(study: Study, machines: Mapping[str, MachineLinks]) -> tuple[Lin
 
 def _mean_rate(members: Sequence[Runs]) -> tuple[float, Draws | None]:
     """Return the mean of images per second and GPU, and draws of it (DRAWS,)."""
-    rates = [runs.log_rate for runs in members if runs.log_rate is not None]
+    rates, drawn = [], []
+    for runs in members:
+        rate = runs.log_rate
+        if rate is not None:
+            rates.append(math.exp(rate.value))
+        if rate is not None and rate.draws is not None:
+            drawn.append(rate.draws[MEASURED])
     size = members[0].cell.world_size
-    value = fmean(math.exp(rate.value) for rate in rates) / size
-    drawn = [rate.draws[MEASURED] for rate in rates if rate.draws is not None]
     if len(drawn) < len(rates):
-        return value, None
-    return value, np.exp(drawn).mean(axis=0) / size
+        return fmean(rates) / size, None
+    return fmean(rates) / size, np.exp(drawn).mean(axis=0) / size

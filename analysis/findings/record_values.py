@@ -43,7 +43,10 @@ class SeveralRecords:
         }
         if exposure is not None:
             values |= {EXPOSED: exposure.exposed_ms, HIDDEN: exposure.hidden_share}
-        present = {name: value for name, value in values.items() if value is not None}
+        present = {}
+        for name, value in values.items():
+            if value is not None:
+                present[name] = value
         return present | disagreement({**record.metrics, **present})
 
     def shown(self, record: Record) -> dict[str, float]:

@@ -52,7 +52,9 @@ def curves(study: Study) -> Scaling:
                 without[why].append(f"{name} on {gpu_list(point.gpus)}")
             elif point.world_size > 1 and point.without_baseline:
                 partly.append(f"{name} on {gpu_list(point.gpus)}")
-    refusals = [f"{several(cells)}: no efficiency, because {why}" for why, cells in without.items()]
+    refusals = []
+    for why, cells in without.items():
+        refusals.append(f"{several(cells)}: no efficiency, because {why}")
     if partly:
         refusals.append(
             f"{several(partly)}: not every member was measured alone, and the others may be slower"
@@ -86,7 +88,10 @@ def _point(runs: Runs, baselines: Baselines) -> Point:
     """Return one subset against the slowest of its members that ran alone."""
     assert runs.log_rate is not None
     size, members, hosts = runs.cell.world_size, baselines.of(runs), baselines.of_hosts(runs)
-    without_baseline = [gpu for gpu in runs.gpus if size > 1 and gpu not in members]
+    without_baseline = []
+    for gpu in runs.gpus:
+        if size > 1 and gpu not in members:
+            without_baseline.append(gpu)
     node_efficiency = None
     of_hosts = _log_speedup(runs, hosts, baselines.noise(runs))
     if of_hosts is not None:
@@ -145,28 +150,31 @@ class LogSpeedup:
 
 def log_speedup(runs: Runs, baselines: Baselines) -> LogSpeedup | None:
     """Return the speed-up of a subset; None for one GPU, and where no member was measured alone."""
-    members = baselines.of(runs) if runs.cell.world_size > 1 else {}
-    return _log_speedup(runs, members, baselines.noise(runs))
+    if runs.cell.world_size == 1:
+        return None
+    return _log_speedup(runs, baselines.of(runs), baselines.noise(runs))
 
 
 def _log_speedup(
     runs: Runs, members: Mapping[Member, Runs], noise: float | None
 ) -> LogSpeedup | None:
-    alone = {}
+    alone, drawn, of_medians = {}, [], []
     for member, of_member in members.items():
-        if of_member.log_rate is not None:
-            alone[member] = of_member.log_rate
+        sample = of_member.log_rate
+        if sample is not None:
+            alone[member] = sample
+            of_medians.append(of_median(sample.runs))
+            if sample.draws is not None:
+                drawn.append(sample.draws)
     if runs.log_rate is None or not alone:
         return None
-    slowest, drawn = log_slowest(members, noise), []
-    for sample in alone.values():
-        if sample.draws is None:
-            return LogSpeedup(runs.log_rate, alone, slowest, None)
-        drawn.append(sample.draws)
+    slowest = log_slowest(members, noise)
+    if len(drawn) < len(alone):
+        return LogSpeedup(runs.log_rate, alone, slowest, None)
     draws: Draws = np.min(drawn, axis=0)
     if noise is not None and len(drawn) > 1:  # drawn to their mean as `log_slowest` does
-        of_medians = sum(of_median(sample.runs) for sample in alone.values()) / len(alone)
-        errors, mean = noise**2 * np.array([[1.0], [of_medians]]), np.mean(drawn, axis=0)
+        of_mean = sum(of_medians) / len(of_medians)
+        errors, mean = noise**2 * np.array([[1.0], [of_mean]]), np.mean(drawn, axis=0)
         with np.errstate(divide="ignore"):
             shrinkage = 1 - DIFFER * errors / np.var(drawn, axis=0, ddof=1)
         draws = mean + np.sqrt(np.clip(shrinkage, 0, 1)) * (draws - mean)
@@ -181,13 +189,15 @@ def fits(points: Sequence[Point]) -> tuple[ScalingLaw, ...]:
     """
     from scipy.optimize import nnls  # takes as long to import as the rest of a small study's report
 
-    with_speedup = [each for each in points if each.speedup is not None]
-    size = np.array([each.world_size for each in with_speedup], dtype=float)
-    speedup = np.array([each.speedup.value for each in with_speedup if each.speedup], dtype=float)
-    sizes = len({*size, 1.0})
+    world_sizes, speedups = [], []
+    for point in points:
+        if point.speedup is not None:
+            world_sizes.append(point.world_size)
+            speedups.append(point.speedup.value)
+    size, speedup = np.array(world_sizes, dtype=float), np.array(speedups, dtype=float)
     laws = []
     for law, names in {"amdahl": ("serial",), "usl": ("contention", "coherency")}.items():
-        if sizes < FEWEST[law]:
+        if len({*world_sizes, 1}) < FEWEST[law]:
             continue
         terms = np.stack([size - 1, size * (size - 1)][: len(names)], axis=1)
         parameters, _ = nnls(terms, size / speedup - 1)
@@ -198,22 +208,26 @@ def fits(points: Sequence[Point]) -> tuple[ScalingLaw, ...]:
 
 
 def _why_no_baseline(study: Study, gpus: Sequence[Member], runs: Runs) -> str:
-    alone = [each for each in study.timed if each.cell.world_size == 1]
-    if not alone:
-        return "no cell ran on one GPU (gpus=each adds that)"
     irrelevant = irrelevant_to_baselines(runs.strong)
-    relevant = [
-        name for name in (*study.varied, *study.varied_provenance) if not is_among(name, irrelevant)
-    ]
-
-    def differing(baseline: Runs) -> list[str]:
-        return [name for name in relevant if runs.key.get(name) != baseline.key.get(name)]
-
-    nearest = min(alone, key=lambda each: (each.gpus[0] not in gpus, len(differing(each))))
-    if nearest.gpus[0] not in gpus:
+    nearest, differing = None, list[str]()
+    is_alone = False  # whether any cell ran on one GPU
+    for baseline in study.timed:
+        is_alone = is_alone or baseline.cell.world_size == 1
+        if baseline.cell.world_size > 1 or baseline.gpus[0] not in gpus:
+            continue
+        names = []
+        for name in (*study.varied, *study.varied_provenance):
+            is_equal = runs.key.get(name) == baseline.key.get(name)
+            if not is_equal and not is_among(name, irrelevant):
+                names.append(name)
+        if nearest is None or len(names) < len(differing):
+            nearest, differing = baseline, names
+    if not is_alone:
+        return "no cell ran on one GPU (gpus=each adds that)"
+    if nearest is None:
         return "none of their GPUs was measured alone"
     differences = []
-    for name in differing(nearest)[:4]:
+    for name in differing[:4]:
         words = name.removesuffix(".name").removeprefix("nccl.")
         if name == "global_batch_size":
             words = "the kind of batch"

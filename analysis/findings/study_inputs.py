@@ -52,10 +52,10 @@ class StudyPath:
     @staticmethod
     def of(text: str) -> "StudyPath":
         """Read `FOLDER` or `LABEL=FOLDER`; a folder that exists is taken as it is."""
-        labelled = None if Path(text).exists() else LABELLED.fullmatch(text)
-        if labelled:
-            return StudyPath(labelled[1].strip(), Path(labelled[2]))
-        return StudyPath("", Path(text))
+        labelled = LABELLED.fullmatch(text)
+        if labelled is None or Path(text).exists():
+            return StudyPath("", Path(text))
+        return StudyPath(labelled[1].strip(), Path(labelled[2]))
 
 
 @dataclass(frozen=True)
@@ -78,23 +78,27 @@ def open_inputs(paths: Sequence[StudyPath], check: Check | None = None) -> list[
         OSError: it is no folder, or cannot be read.
         ValueError: it holds no record, or a study is named twice.
     """
-    folders = [(path, folder) for path in paths for folder in studies_in(path.folder)]
+    folders = []
     compared: set[Path] = set()
-    for _, folder in folders:
-        if folder.resolve() in compared:
-            raise ValueError(f"{folder}: named twice; accepted are different studies")
-        compared.add(folder.resolve())
+    for path in paths:
+        for folder in studies_in(path.folder):
+            if folder.resolve() in compared:
+                raise ValueError(f"{folder}: named twice; accepted are different studies")
+            compared.add(folder.resolve())
+            folders.append((path, folder))
     opened = []
+    different_hosts = set()
     for path, folder in folders:
         for study in _open(folder, compared, check):
             opened.append((path, folder, study))
-    every_host = [_hosts(study) for _, _, study in opened]
-    have_other_hosts = len({tuple(hosts) for hosts in every_host if hosts}) > 1
-    inputs: dict[int, list[StudyInput]] = {id(path): [] for path in paths}
-    for name, hosts, (path, folder, study) in zip(_names(opened), every_host, opened, strict=True):
+            different_hosts.add(_hosts(study))
+    different_hosts.discard(())
+    inputs: dict[int, list[StudyInput]] = defaultdict(list)
+    for name, (path, folder, study) in zip(_names(opened), opened, strict=True):
         renamed = {}
-        if have_other_hosts:
-            renamed = {host: f"host{at}" for at, host in enumerate(hosts, 1)}
+        if len(different_hosts) > 1:
+            for rank, host in enumerate(_hosts(study), 1):
+                renamed[host] = f"host{rank}"
         inputs[id(path)].append(StudyInput(name, folder, study, renamed))
     return list(inputs.values())
 
@@ -104,18 +108,23 @@ def studies_in(folder: Path) -> list[Path]:
     refuse_no_folder(folder)
     cells = set()
     for path in record_paths(folder):
-        is_attempt = ATTEMPT.fullmatch(path.parent.name)
-        cells.add(path.parent.parent if is_attempt else path.parent)
+        cell = path.parent
+        if ATTEMPT.fullmatch(cell.name):
+            cell = cell.parent
+        cells.add(cell)
     if not cells:
         raise ValueError(
             f"{folder}: holds no record; accepted is the folder of a study (<output_dir>/<study>)"
         )
-    return sorted({cell.parent for cell in cells if cell.parent not in cells})
+    return sorted({cell.parent for cell in cells} - cells)
 
 
 def _open(folder: Path, compared: set[Path], check: Check | None) -> list[Study]:
     records, errors = read_study(folder, check)
-    neighbours = {path.name for path in compared if path.parent == folder.resolve().parent}
+    neighbours = set()
+    for path in compared:
+        if path.parent == folder.resolve().parent:
+            neighbours.add(path.name)
     scatters = of_other_studies(folder, neighbours)
     machines, of_machine = Machines(records), defaultdict[str, list[Record]](list)
     for record in records:
@@ -126,8 +135,11 @@ def _open(folder: Path, compared: set[Path], check: Check | None) -> list[Study]
     return studies
 
 
-def _hosts(study: Study) -> list[str]:
-    return sorted({host for record in study.records for host in record.cell.every_host})
+def _hosts(study: Study) -> tuple[str, ...]:
+    hosts: set[str] = set()
+    for record in study.records:
+        hosts.update(record.cell.every_host)
+    return tuple(sorted(hosts))
 
 
 def _names(opened: Sequence[tuple[StudyPath, Path, Study]]) -> list[str]:
@@ -161,16 +173,17 @@ def differing(inputs: Sequence[StudyInput]) -> tuple[dict[str, list[str]], dict[
     that was not set is `unset`.
     """
     each = [_facts(study_input.study) for study_input in inputs]
-    variables = sorted({name for of_input in each for name in of_input} - {*FACTS})
+    defaults = dict.fromkeys(FACTS, NOT_KNOWN)
+    for name in sorted(set().union(*each) - {*FACTS}):
+        defaults[name] = "unset"
     apart, shared = dict[str, list[str]](), dict[str, str]()
-    for name in (*FACTS, *variables):
-        absent = NOT_KNOWN if name in FACTS else "unset"
-        values = [of_input.get(name, absent) for of_input in each]
-        different = [*dict.fromkeys(value for value in values if value != NOT_KNOWN)]
+    for name, default in defaults.items():
+        values = [of_input.get(name, default) for of_input in each]
+        different = {*values} - {NOT_KNOWN}
         if len(different) > 1:
             apart[name] = values
         elif different:
-            shared[name] = different[0]
+            shared[name] = different.pop()
     return apart, shared
 
 
@@ -214,21 +227,30 @@ def _facts_of_record(record: Record) -> dict[str, str]:
     for name, (group, key) in OF_ENVIRONMENT.items():
         if on_gpus or name not in ("NCCL", "CUDA", "cuDNN"):
             facts[name] = mapping(environment.get(group)).get(key)
-    links = Counter(str(value) for value in mapping(environment.get("links")).values())
-    pairs = [f"{name} between {count}" for name, count in links.most_common(MOST)]
-    if pairs:
-        facts["links"] = f"{', '.join(pairs)} pairs"
+    links = Counter(map(str, mapping(environment.get("links")).values()))
     if len(links) == 1:
         facts["links"] = f"{next(iter(links))} between all"
+    elif links:
+        pairs = [f"{name} between {count}" for name, count in links.most_common(MOST)]
+        facts["links"] = f"{', '.join(pairs)} pairs"
     memory, git = facts.pop("memory"), mapping(environment.get("git"))
     if isinstance(memory, int | float):
         facts["memory"] = f"{memory / 2**30:,.0f} GiB"
-    gpu = first_gpu(identities_of(record))
-    if gpu:
-        facts[GPUS] = f"{gpu}…"
-    clocks = [each["max_sm_mhz"] for each in gpus_of(environment) if "max_sm_mhz" in each]
-    if clocks and all(isinstance(clock, int) for clock in clocks):
+    gpu_uuid = first_gpu(identities_of(record))
+    if gpu_uuid:
+        facts[GPUS] = f"{gpu_uuid}…"
+    clocks = []
+    for gpu in gpus_of(environment):
+        if isinstance(gpu.get("max_sm_mhz"), int):
+            clocks.append(gpu["max_sm_mhz"])
+    if clocks:
         facts["SM clock, most"] = f"{max(clocks)} MHz"
     if git.get("commit"):
-        facts["commit"] = f"{git['commit'][:7]}{', modified' if git.get('modified') else ''}"
-    return {name: str(fact) for name, fact in facts.items() if fact} | inherited(record)
+        facts["commit"] = git["commit"][:7]
+        if git.get("modified"):
+            facts["commit"] = f"{facts['commit']}, modified"
+    texts = {}
+    for name, fact in facts.items():
+        if fact:
+            texts[name] = str(fact)
+    return texts | inherited(record)

@@ -79,14 +79,113 @@ class ExplainedSubset:
         controls = [*self.alone.values()]
         if self.runs.gpus in self.without:
             controls.append(self.without[self.runs.gpus])
-        samples = [self.runs.log_rate, *self.rates.values()]
-        samples += [control.log_rate for control in controls]
+        samples = list(self.rates.values())
+        if self.runs.log_rate is not None:
+            samples.insert(0, self.runs.log_rate)
+        for control in controls:
+            if control.log_rate is not None:
+                samples.append(control.log_rate)
         cost = self.runs.difference(COST)
         if cost is not None and cost.floor is not None:  # as a share of a step
             ms = self.measured.ms
             floor = dataclasses.replace(cost.floor, deviation=cost.floor.deviation / ms)
             samples.append(dataclasses.replace(cost, value=cost.value / ms, floor=floor))
-        return freedom(sample for sample in samples if sample is not None)
+        return freedom(samples)
+
+    def spread(self, degrees: float) -> WaterfallPart:
+        """Return what ranks lose because they wait for the slowest GPU; the ideal is without it."""
+        missing, rates, log_draws = [], [], []
+        for gpu in self.runs.gpus:
+            if gpu not in self.rates:
+                missing.append(gpu)
+                continue
+            rate = self.rates[gpu]
+            rates.append(math.exp(rate.value))
+            if rate.draws is not None:
+                log_draws.append(rate.draws)
+        if missing:
+            why = f"{gpu_list(missing)} did not run alone with strategy=none"
+            return WaterfallPart(
+                SPREAD, None, f"{why}: one of them may be the slowest", above_ideal=True
+            )
+        draws = None
+        if len(log_draws) == len(rates):
+            drawn = np.exp(log_draws)
+            draws = drawn.sum(axis=0) - len(rates) * drawn.min(axis=0)
+        lost = next_run(sum(rates) - len(rates) * min(rates), draws, degrees)
+        return WaterfallPart(SPREAD, lost, above_ideal=True)
+
+    def parts_below(self) -> Parts:
+        """Return the parts below the ideal: name, time, why it is unknown or what qualifies it."""
+        runs, steps = self.runs, dict(self.steps)
+        overheads, costs = [], []
+        for gpu, alone in self.alone.items():
+            rate, cost = alone.log_rate, alone.step(COST)
+            if rate is not None and gpu in self.steps:
+                step = _step(rate.value, rate.draws, runs.cell.batch_size)
+                overheads.append(step - self.steps[gpu])
+            if cost is not None:
+                costs.append(cost)
+        overhead, why = mean_step(overheads), ""
+        if overhead is None:
+            why = "the strategy was not measured on one of these GPUs alone"
+        else:
+            steps = {gpu: step + overhead for gpu, step in steps.items()}
+        parts: Parts = [(OVERHEAD, overhead, why)]
+        members = {gpu: self.without[(gpu,)] for gpu in steps}
+        lost, why = clock_loss(runs, members, steps), AT_MOST
+        if lost is None:
+            why = "CPU workers have no SM clock"
+            if runs.cell.device == "cuda":
+                why = "the clocks were not sampled"
+        parts.append((NAME, lost, why))
+        parts.append(self.contention())
+        return [*parts, *self.communication(mean_step(costs) or overhead)]
+
+    def contention(self) -> tuple[str, Step | None, str]:
+        """Return what ranks take from each other without any exchange: host memory, the CPU."""
+        together = self.without.get(self.runs.gpus)
+        if together is None or together.log_rate is None:
+            return CONTENTION, None, "strategy=none did not run on this subset"
+        alone = None
+        if self.runs.median(CLOCK):
+            alone = step_at_clock_of(together, self.slowest, self.slowest_runs)
+        step = _step(together.log_rate.value, together.log_rate.draws, self.images)
+        return CONTENTION, step - (alone or self.slowest), ""
+
+    def communication(self, own: Step | None) -> Parts:
+        """Return the exposed communication without the cost `own` on one GPU, and waiting."""
+        runs, whole = self.runs, self.runs.step(COST)
+        if whole is None:
+            reason = "benchmark.exposed_rounds=0"
+            if runs.cell.benchmark.get("exposed_rounds", 1):
+                reason = "the strategy has no exchange alone"
+            why = f"steps without the exchange were not timed ({reason})"
+            return [(COMMUNICATION, None, why), (WAITING, None, why)]
+        exposed, why = whole, "this includes what the strategy costs on one GPU"
+        if own is not None:
+            exposed = whole - (step_at_clock_of(runs, own, self.slowest_runs) or own)
+            why = ""
+        # A trace shows how long the mean rank waits, for slower GPUs (the spread) too.
+        traced = runs.step(WAIT)
+        for_slower = mean_step([self.slowest - step for step in self.steps.values()])
+        parts: Parts = [(COMMUNICATION, exposed, why)]
+        if traced is None or for_slower is None:
+            unknown = "part of the exposed communication: no trace tells them apart"
+            parts.append((WAITING, None, unknown))
+        elif len(self.rates) < runs.cell.world_size:
+            parts.append((WAITING, None, "how long ranks wait for slower GPUs is not known"))
+        elif traced.ms <= for_slower.ms or exposed.ms <= 0:
+            unknown = "ranks wait for slower GPUs only, or the wait costs no step time"
+            parts.append((WAITING, None, unknown))
+        else:
+            waiting = traced - for_slower
+            parts = [(COMMUNICATION, exposed - waiting, why), (WAITING, waiting, "")]
+            if waiting.ms > exposed.ms:  # part of it was hidden behind compute
+                parts = [(COMMUNICATION, None, "all of it is waiting"), (WAITING, exposed, why)]
+        if len(runs.cell.hosts) > 1:
+            return by_hosts(runs, parts, self.hosts, own)
+        return in_parts(parts, runs, self.alone)
 
 
 def waterfalls(study: Study) -> tuple[tuple[Waterfall, ...], tuple[str, ...]]:
@@ -109,19 +208,22 @@ def waterfalls(study: Study) -> tuple[tuple[Waterfall, ...], tuple[str, ...]]:
 
 
 def _explained(runs: Runs, controls: ControlRuns) -> ExplainedSubset | None:
-    without, rates = controls.without(runs), {}
+    without, images = controls.without(runs), runs.cell.batch_size
+    rates, steps = {}, {}
+    if runs.log_rate is None or not images:
+        return None
     for gpu in runs.gpus:
         member = without.get((gpu,))
         if member is not None and member.log_rate is not None:
             rates[gpu] = member.log_rate
-    if not rates or runs.log_rate is None or not runs.cell.batch_size:
+            steps[gpu] = _step(member.log_rate.value, member.log_rate.draws, images)
+    if not rates:
         return None
-    images = runs.cell.batch_size
     measured = _step(runs.log_rate.value, runs.log_rate.draws, runs.cell.world_size * images)
     return ExplainedSubset(
         runs=runs,
         rates=rates,
-        steps={gpu: _step(rate.value, rate.draws, images) for gpu, rate in rates.items()},
+        steps=steps,
         slowest=_step(*slowest(rates.values()), images),
         measured=measured,
         without=without,
@@ -133,15 +235,17 @@ def _explained(runs: Runs, controls: ControlRuns) -> ExplainedSubset | None:
 def _step(log_rate: float, draws: Draws | None, images: int) -> Step:
     """Return the step in which so many images are trained at a rate; draws of it where known."""
     ms = images * 1e3  # at one image per second
-    return Step(ms / math.exp(log_rate), None if draws is None else ms / np.exp(draws))
+    if draws is None:
+        return Step(ms / math.exp(log_rate), None)
+    return Step(ms / math.exp(log_rate), ms / np.exp(draws))
 
 
 def _waterfall(label: str, subset: ExplainedSubset) -> Waterfall:
     runs, spent = subset.runs, subset.slowest
     assert runs.log_rate is not None
     degrees = subset.freedom()
-    parts = [_spread(subset, degrees)]
-    for name, step, why in _steps_of_parts(subset):
+    parts = [subset.spread(degrees)]
+    for name, step, why in subset.parts_below():
         if step is None:
             parts.append(WaterfallPart(name, None, why))
             continue
@@ -151,11 +255,13 @@ def _waterfall(label: str, subset: ExplainedSubset) -> Waterfall:
         lost = _images_between(subset.images, before, before + step, degrees)
         ms = next_run(step.ms, step.draws, degrees)
         if name == NAME:
-            lost, ms, why = reaching_0(lost), reaching_0(ms), why if lost.value else ""
+            if not lost.value:
+                why = ""
+            lost, ms = reaching_0(lost), reaching_0(ms)
         parts.append(WaterfallPart(name, lost, why, ms=ms))
         spent = spent + step
     residual = _images_between(subset.images, spent, subset.measured, degrees)
-    rates = subset.rates.values()
+    rates, hosts = subset.rates.values(), runs.cell.hosts
     ideal = exponential(next_run(*slowest(rates), freedom(rates)))
     return Waterfall(
         label=label,
@@ -167,106 +273,8 @@ def _waterfall(label: str, subset: ExplainedSubset) -> Waterfall:
         residual=residual.value,
         residual_low=residual.low,
         residual_high=residual.high,
-        hosts=runs.cell.hosts if len(runs.cell.hosts) > 1 else (),
+        hosts=hosts if len(hosts) > 1 else (),
     )
-
-
-def _spread(subset: ExplainedSubset, degrees: float) -> WaterfallPart:
-    """Return what ranks lose because they wait for the slowest GPU; the ideal is without it."""
-    missing = [gpu for gpu in subset.runs.gpus if gpu not in subset.rates]
-    if missing:
-        why = f"{gpu_list(missing)} did not run alone with strategy=none"
-        return WaterfallPart(
-            SPREAD, None, f"{why}: one of them may be the slowest", above_ideal=True
-        )
-    rates = [math.exp(rate.value) for rate in subset.rates.values()]
-    log_draws = [rate.draws for rate in subset.rates.values() if rate.draws is not None]
-    draws = None
-    if len(log_draws) == len(rates):
-        drawn = np.exp(log_draws)
-        draws = drawn.sum(axis=0) - len(rates) * drawn.min(axis=0)
-    lost = next_run(sum(rates) - len(rates) * min(rates), draws, degrees)
-    return WaterfallPart(SPREAD, lost, above_ideal=True)
-
-
-def _steps_of_parts(subset: ExplainedSubset) -> Parts:
-    """Return the parts below the ideal: name, time, and why it is unknown or what qualifies it."""
-    runs, overheads, steps = subset.runs, [], dict(subset.steps)
-    for gpu, step in subset.steps.items():
-        rate = subset.alone[gpu].log_rate if gpu in subset.alone else None
-        if rate is not None:
-            overheads.append(_step(rate.value, rate.draws, runs.cell.batch_size) - step)
-    overhead, why = mean_step(overheads), ""
-    if overhead is None:
-        why = "the strategy was not measured on one of these GPUs alone"
-    else:
-        steps = {gpu: step + overhead for gpu, step in steps.items()}
-    parts: Parts = [(OVERHEAD, overhead, why)]
-    members = {gpu: subset.without[(gpu,)] for gpu in steps}
-    lost, why = clock_loss(runs, members, steps), AT_MOST
-    if lost is None:
-        why = "CPU workers have no SM clock"
-        if runs.cell.device == "cuda":
-            why = "the clocks were not sampled"
-    parts.append((NAME, lost, why))
-    parts.append(_contention(subset))
-    costs = [alone.step(COST) for alone in subset.alone.values()]
-    own = mean_step([cost for cost in costs if cost is not None])
-    return [*parts, *_communication(subset, own or overhead)]
-
-
-def _contention(subset: ExplainedSubset) -> tuple[str, Step | None, str]:
-    """Return what ranks take from each other without any exchange: host memory, the CPU."""
-    together = subset.without.get(subset.runs.gpus)
-    if together is None or together.log_rate is None:
-        return CONTENTION, None, "strategy=none did not run on this subset"
-    alone = None
-    if subset.runs.median(CLOCK):
-        alone = step_at_clock_of(together, subset.slowest, subset.slowest_runs)
-    step = _step(together.log_rate.value, together.log_rate.draws, subset.images)
-    return CONTENTION, step - (alone or subset.slowest), ""
-
-
-def _communication(subset: ExplainedSubset, own: Step | None) -> Parts:
-    """Return the exposed communication without the cost `own` on one GPU, and waiting."""
-    runs, whole = subset.runs, subset.runs.step(COST)
-    if whole is None:
-        reason = "benchmark.exposed_rounds=0"
-        if runs.cell.benchmark.get("exposed_rounds", 1):
-            reason = "the strategy has no exchange alone"
-        why = f"steps without the exchange were not timed ({reason})"
-        return [(COMMUNICATION, None, why), (WAITING, None, why)]
-    exposed, why = whole, "this includes what the strategy costs on one GPU"
-    if own is not None:
-        exposed = whole - (step_at_clock_of(runs, own, subset.slowest_runs) or own)
-        why = ""
-    parts = _without_waiting(subset, exposed, why)
-    if len(runs.cell.hosts) > 1:
-        return by_hosts(runs, parts, subset.hosts, own)
-    return in_parts(parts, runs, subset.alone)
-
-
-def _without_waiting(subset: ExplainedSubset, exposed: Step, why: str) -> Parts:
-    """Return the exposed communication and, of it, the waiting for a peer of equal speed.
-
-    A trace shows how long the mean rank waits, for slower GPUs (the spread) too.
-    """
-    traced, unknown = subset.runs.step(WAIT), ""
-    if traced is None:
-        unknown = "part of the exposed communication: no trace tells them apart"
-    elif len(subset.rates) < subset.runs.cell.world_size:
-        unknown = "how long ranks wait for slower GPUs is not known"
-    if traced is None or unknown:
-        return [(COMMUNICATION, exposed, why), (WAITING, None, unknown)]
-    for_slower = mean_step([subset.slowest - step for step in subset.steps.values()])
-    assert for_slower is not None  # there is a member
-    waiting = traced - for_slower
-    if waiting.ms <= 0 or exposed.ms <= 0:
-        unknown = "ranks wait for slower GPUs only, or the wait costs no step time"
-        return [(COMMUNICATION, exposed, why), (WAITING, None, unknown)]
-    if waiting.ms > exposed.ms:  # part of it was hidden behind compute
-        return [(COMMUNICATION, None, "all of it is waiting"), (WAITING, exposed, why)]
-    return [(COMMUNICATION, exposed - waiting, why), (WAITING, waiting, "")]
 
 
 def _images_between(images: int, before: Step, after: Step, degrees: float) -> Estimate:

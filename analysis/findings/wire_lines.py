@@ -8,7 +8,7 @@ options, a batch. Only within one does the same share of the exchange hide behin
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +18,10 @@ from analysis.study import names as labels
 from analysis.study.conditions import OF_LINKS, irrelevant_to_curves, is_among
 from analysis.study.estimates import Communication, Estimate, WireLine, WirePoint
 from analysis.study.intervals import LEVEL, quantile
+from analysis.study.provenance import mapping
 from analysis.study.runs import Runs
 from analysis.study.study import Study
+from analysis.text import count
 
 BUSBW = "comm/busbw_gb_per_s"
 FEWEST = 4  # cells of a line
@@ -63,21 +65,25 @@ class Fit:
 
 def fit(points: Sequence[tuple[float, float]]) -> Fit | None:
     """Return the line through (x, y); None for fewer than three points or equal x."""
-    count = len(points)
-    if count < 3:
+    if len(points) < 3:
         return None
-    middle, mean = (math.fsum(values) / count for values in zip(*points, strict=True))
-    spread = math.fsum((x - middle) ** 2 for x, _ in points)
+    xs, ys = zip(*points, strict=True)
+    middle, mean = math.fsum(xs) / len(xs), math.fsum(ys) / len(ys)
+    of_x, of_y, of_both = [], [], []
+    for x, y in points:
+        of_x.append((x - middle) ** 2)
+        of_y.append((y - mean) ** 2)
+        of_both.append((x - middle) * (y - mean))
+    spread, total = math.fsum(of_x), math.fsum(of_y)
     if spread <= (ROUNDING * middle) ** 2:
         return None
-    slope = math.fsum((x - middle) * (y - mean) for x, y in points) / spread
+    slope = math.fsum(of_both) / spread
     fixed = mean - slope * middle
     residuals = math.fsum((y - fixed - slope * x) ** 2 for x, y in points)
-    total = math.fsum((y - mean) ** 2 for _, y in points)
-    least = ROUNDING * max(abs(y) for _, y in points)
-    deviation = max(math.sqrt(residuals / (count - 2)), least)
+    least = ROUNDING * max(map(abs, ys))
+    deviation = max(math.sqrt(residuals / (len(points) - 2)), least)
     r_squared = 1 - residuals / total if total > least**2 else 0.0
-    return Fit(fixed, slope, count, middle, spread, deviation, r_squared)
+    return Fit(fixed, slope, len(points), middle, spread, deviation, r_squared)
 
 
 @dataclass(frozen=True)
@@ -94,39 +100,45 @@ def wire_lines(
     study: Study, communication: Sequence[Communication]
 ) -> tuple[tuple[WireLine, ...], str]:
     """Return the lines of a study; without any, a sentence on what to plan."""
-    mechanisms = _mechanisms(study, communication)
-    chosen = []
-    for mechanism in mechanisms:
-        cells = [cell for cell in mechanism if cell.wire_ms and cell.cost_ms is not None]
-        times = [cell.wire_ms for cell in cells if cell.wire_ms]
-        if len(cells) >= FEWEST and max(times) >= SPREAD * min(times):
-            chosen.append(cells)
-    # All cells of all lines are one family.
-    level = 1 - (1 - LEVEL) / max(1, sum(map(len, chosen)))
-    lines = tuple(_line(study, cells, level) for cells in chosen)
-    return lines, "" if lines or not mechanisms else _missing(mechanisms)
-
-
-def _mechanisms(study: Study, communication: Sequence[Communication]) -> list[list[_Cell]]:
-    exposed = {each.record_ids[0]: each.exposed_ms for each in communication}
+    exposed_of = {each.record_ids[0]: each.exposed_ms for each in communication}
     mechanisms: dict[Any, list[_Cell]] = defaultdict(list)
     for runs in study.timed:
         if runs.cell.world_size > 1 and runs.strategy != WITHOUT:
             wire_ms = runs.median(EXCHANGE) if runs.median(BUSBW) else None
-            exposed_ms = exposed.get(runs.records[0].record_id)
+            exposed_ms = exposed_of.get(runs.records[0].record_id)
             condition = study.condition(runs, (*SETTINGS, *irrelevant_to_curves(runs.strong)))
             mechanisms[condition].append(_Cell(runs, wire_ms, runs.median(COST), exposed_ms))
-    return list(mechanisms.values())
+    chosen = []
+    for mechanism in mechanisms.values():
+        cells, times = [], []
+        for cell in mechanism:
+            if cell.wire_ms and cell.cost_ms is not None:
+                cells.append(cell)
+                times.append(cell.wire_ms)
+        if len(cells) >= FEWEST and max(times) >= SPREAD * min(times):
+            chosen.append(cells)
+    if mechanisms and not chosen:
+        return (), _missing(list(mechanisms.values()))
+    # All cells of all lines are one family.
+    level = 1 - (1 - LEVEL) / max(1, sum(map(len, chosen)))
+    return tuple(_line(study, cells, level) for cells in chosen), ""
 
 
 def _line(study: Study, cells: Sequence[_Cell], level: float) -> WireLine:
-    is_exposed = all(cell.exposed_ms is not None for cell in cells)
-    pairs = []
+    costs, exposed = [], []
     for cell in cells:
-        lost_ms = cell.exposed_ms if is_exposed else cell.cost_ms
-        pairs.append((cell.wire_ms or 0.0, lost_ms or 0.0))
+        costs.append((cell.wire_ms or 0.0, cell.cost_ms or 0.0))
+        if cell.exposed_ms is not None:
+            exposed.append((cell.wire_ms or 0.0, cell.exposed_ms))
+    pairs, quantity = costs, COST
+    if len(exposed) == len(cells):
+        pairs, quantity = exposed, EXPOSED
     line = fit(pairs)
     assert line is not None  # their times differ
+    fixed_ms = line.fixed_estimate()
+    if quantity == EXPOSED:
+        fixed_ms = Estimate(line.fixed)  # that of all cells shares an error of one GPU
+    varied = [name for name in study.varied if is_among(name, SETTINGS)]
     points = []
     for index, cell in enumerate(cells):
         # Each is judged by the line through all others.
@@ -134,8 +146,8 @@ def _line(study: Study, cells: Sequence[_Cell], level: float) -> WireLine:
         wire_ms, lost_ms = pairs[index]
         expected = through.expected(wire_ms, level)
         words = [labels.gpu_ids(cell.runs.gpus)]
-        for name in study.varied:
-            if is_among(name, SETTINGS) and name in cell.runs.request:
+        for name in varied:
+            if name in cell.runs.request:
                 words.append(labels.format_option(name, cell.runs.request[name]))
         point = WirePoint(
             gpus=cell.runs.gpus,
@@ -152,15 +164,13 @@ def _line(study: Study, cells: Sequence[_Cell], level: float) -> WireLine:
     for time, _ in sorted(pairs):
         if not speeds or time > SIMILAR * fastest:
             speeds, fastest = speeds + 1, time
-    varied = [name for name in study.varied if is_among(name, SETTINGS)]
     first = cells[0].runs
     return WireLine(
         label=labels.label(study, first, ["benchmark.name", *varied]),
         strategy=first.strategy,
         key=first.key,
-        quantity=EXPOSED if is_exposed else COST,
-        # Exposed communication of all cells shares an error of one GPU.
-        fixed_ms=Estimate(line.fixed) if is_exposed else line.fixed_estimate(),
+        quantity=quantity,
+        fixed_ms=fixed_ms,
         share=line.slope_estimate(),
         r_squared=line.r_squared,
         deviation_ms=line.deviation,
@@ -171,23 +181,25 @@ def _line(study: Study, cells: Sequence[_Cell], level: float) -> WireLine:
 
 def _missing(mechanisms: Sequence[Sequence[_Cell]]) -> str:
     """Return what the mechanism with most measured cells lacks, and how to plan it."""
-    cells = max(mechanisms, key=lambda cells: sum(cell.wire_ms is not None for cell in cells))
-    measured = [cell for cell in cells if cell.wire_ms is not None]
-    runs, plan = cells[0].runs, ""
+    measured: list[_Cell] = []
+    runs, plan = mechanisms[0][0].runs, ""
+    for cells in mechanisms:
+        with_exchange = [cell for cell in cells if cell.wire_ms is not None]
+        if len(with_exchange) > len(measured):
+            measured, runs = with_exchange, cells[0].runs
     if runs.cell.device == "cuda":
         plan = " (nccl.max_nchannels=1,2,4,8 adds them)"
-        links = runs.records[0].environment.get("links")
-        if isinstance(links, Mapping) and len({*map(str, links.values())}) > 1:
+        links = mapping(runs.records[0].environment.get("links"))
+        if len({*map(str, links.values())}) > 1:
             plan = " (gpus=classes adds them)"
     if not measured:
         why = "no cell measured its exchange"
     elif all(cell.cost_ms is None for cell in measured):
         why = f"no cell of {runs.strategy} measured what the strategy costs"
     elif len(measured) < FEWEST:
-        noun = "cell" if len(measured) == 1 else "cells"
         why = (
-            f"{runs.strategy} has {len(measured)} {noun} with a measured exchange, and {FEWEST} "
-            f"with different GB/s are needed{plan}"
+            f"{runs.strategy} has {count(len(measured), 'cell')} with a measured exchange, and "
+            f"{FEWEST} with different GB/s are needed{plan}"
         )
     else:
         speeds = [cell.runs.median(BUSBW) or 0.0 for cell in measured]

@@ -108,6 +108,7 @@ class MachineWires:
             return MachineWires(None, Wires.of(speeds, np.ones(speeds.shape, bool)), nominal=False)
         count = len(topology.gpus)
         nominal, is_nvlink = np.zeros((count, count)), np.zeros((count, count), bool)
+        counts = set()  # of NVLinks between two GPUs
         for (i, a), (j, b) in combinations(enumerate(topology.devices), 2):
             word = topology.link_between(a.index, b.index)
             links = nvlink_count(word)
@@ -115,13 +116,18 @@ class MachineWires:
             if links is not None:
                 per_link = [gpu.nvlink_gb_per_s for gpu in (a, b) if gpu.nvlink_gb_per_s]
                 speed = links * min(per_link, default=NVLINK_GB_PER_S)
+            counts.add(links or 0)
             nominal[i, j] = nominal[j, i] = speed
             is_nvlink[i, j] = is_nvlink[j, i] = links is not None
         if matrix is None:
             speeds = nominal
-        switch = np.full((count, count), _meet_in_switch(topology))
-        every = Wires.of(speeds, switch | ~is_nvlink)
-        nvlinks = Wires.of(speeds * is_nvlink, switch) if is_nvlink.any() else None
+        meet_in_switch = topology.nvswitch
+        if meet_in_switch is None:
+            meet_in_switch = len(counts) == 1 and max(counts) * (count - 1) > MOST_NVLINKS
+        switch = np.full((count, count), meet_in_switch)
+        every, nvlinks = Wires.of(speeds, switch | ~is_nvlink), None
+        if is_nvlink.any():
+            nvlinks = Wires.of(speeds * is_nvlink, switch)
         return MachineWires(nvlinks, every, nominal=matrix is None)
 
     def bandwidth(self, members: Sequence[int], quick: bool = False) -> SetBandwidth:
@@ -132,25 +138,21 @@ class MachineWires:
             if has_ring(nvlinks):
                 wires, over_nvlink = nvlinks, True
         exact = len(members) == 2 or (len(members) <= EXACT_GPUS and not quick)
-        speed = packed_gb_per_s(wires) if exact else bound_gb_per_s(wires)
+        if exact:
+            speed = packed_gb_per_s(wires)
+        else:
+            speed = bound_gb_per_s(wires)
         return SetBandwidth(speed, over_nvlink, self.nominal, exact)
-
-
-def _meet_in_switch(topology: Topology) -> bool:
-    if topology.nvswitch is not None:
-        return topology.nvswitch
-    counts = {nvlink_count(topology.link_between(a, b)) for a, b in combinations(topology.gpus, 2)}
-    if len(counts) != 1:
-        return False
-    return (counts.pop() or 0) * (len(topology.gpus) - 1) > MOST_NVLINKS
 
 
 def set_bandwidth(
     topology: Topology | None, gpus: Sequence[int], matrix: Sequence[Sequence[float]] | None = None
 ) -> SetBandwidth:
     """Return the bandwidth of a set of GPU ids; without a topology they are 0, 1, …"""
-    ids = topology.gpus if topology else range(len(matrix or ()))
-    return MachineWires.of(topology, matrix).bandwidth([ids.index(gpu) for gpu in gpus])
+    members = list(gpus)
+    if topology:
+        members = [topology.gpus.index(gpu) for gpu in gpus]
+    return MachineWires.of(topology, matrix).bandwidth(members)
 
 
 @functools.cache

@@ -6,7 +6,6 @@ are in units of about one GPU; x runs right and y up. Equal topologies give equa
 """
 
 import io
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -14,7 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from analysis.text import count
-from analysis.topology.model import Device, Topology, best_first, is_known, nvlink_count, quality
+from analysis.topology.model import (
+    Device,
+    Topology,
+    best_first,
+    count_classes,
+    is_known,
+    nvlink_count,
+    quality,
+)
 from benchmarks.record.safe_files import write_named
 from benchmarks.record.safe_text import visible
 
@@ -63,8 +70,11 @@ def sockets_of(topology: Topology) -> list[tuple[str, list[Device]]]:
     sockets: dict[str, list[Device]] = {}
     home: dict[Device, str] = {}
     for gpu in topology.devices:
-        label = [f"NUMA node {gpu.numa_affinity}"] if gpu.numa_affinity else []
-        label += [f"CPUs {gpu.cpu_affinity}"] if gpu.cpu_affinity else []
+        label = []
+        if gpu.numa_affinity:
+            label.append(f"NUMA node {gpu.numa_affinity}")
+        if gpu.cpu_affinity:
+            label.append(f"CPUs {gpu.cpu_affinity}")
         home[gpu.index] = ", ".join(label)
         sockets.setdefault(home[gpu.index], []).append(gpu.index)
     distant: list[Device] = []
@@ -75,7 +85,10 @@ def sockets_of(topology: Topology) -> list[tuple[str, list[Device]]]:
             distant.append(nic)
         else:
             sockets[home[nearest]].append(nic)
-    return [*sockets.items(), ("other NICs", distant)] if distant else [*sockets.items()]
+    labelled = list(sockets.items())
+    if distant:
+        labelled.append(("other NICs", distant))
+    return labelled
 
 
 def pcie_groups(topology: Topology, devices: Sequence[Device]) -> list[tuple[list[Device], str]]:
@@ -85,12 +98,13 @@ def pcie_groups(topology: Topology, devices: Sequence[Device]) -> list[tuple[lis
         joined: list[Device] = []
         apart = []
         for group in groups:
-            if any(topology.link_between(device, peer) in ("PIX", "PXB") for peer in group):
+            words = {topology.link_between(device, peer) for peer in group}
+            if words & {"PIX", "PXB"}:
                 joined += group
             else:
                 apart.append(group)
         groups = [*apart, [*joined, device]]
-    groups.sort(key=lambda group: min(devices.index(device) for device in group))
+    groups.sort(key=lambda group: min(map(devices.index, group)))
     labelled = []
     for group in groups:
         words = {topology.link_between(a, b) for a, b in combinations(group, 2)}
@@ -106,19 +120,25 @@ class Layout:
     places: dict[Device, Point] = field(default_factory=dict)
     switches: list[tuple[Point, list[Device], str]] = field(default_factory=list)  # with a label
     boxes: list[tuple[float, float, str]] = field(default_factory=list)  # left, right, label
+    styles: LineStyles = field(default_factory=dict)
     bottom: float = -0.75
 
 
 def lay_out(topology: Topology) -> Layout:
-    """Return the places of everything in one drawing, from left to right."""
+    """Return the places of everything in one drawing, from left to right, and the NVLinks' look."""
     layout, x = Layout(), 0.0
     if topology.nics:
         layout.bottom = NIC_Y - 0.75
     for socket, devices in sockets_of(topology):
         left = x
         for group, label in pcie_groups(topology, devices):
-            nics = [device for device in group if device in topology.nics]
-            gpus = [device for device in group if device not in nics]
+            gpus: list[Device] = []
+            nics: list[Device] = []
+            for device in group:
+                if isinstance(device, int):
+                    gpus.append(device)
+                else:
+                    nics.append(device)
             width = max(GPU_STEP * len(gpus), NIC_STEP * len(nics), LABEL_WIDTH if label else 0.0)
             for members, step, y in ((gpus, GPU_STEP, 0.0), (nics, NIC_STEP, NIC_Y)):
                 at = x + width / 2 - step * (len(members) - 1) / 2
@@ -131,6 +151,13 @@ def lay_out(topology: Topology) -> Layout:
         x = max(x, left + 0.3 + LETTER * len(socket))
         layout.boxes.append((left, x, socket))
         x += 0.3
+    most = 0
+    for word in best_first(topology.links.values()):
+        links = nvlink_count(word) or 0
+        most = max(most, links)
+        if links:
+            colour = GREENS[min(len(layout.styles), len(GREENS) - 1)]
+            layout.styles[word] = (colour, max(NARROWEST, WIDEST * links / most))
     return layout
 
 
@@ -141,56 +168,47 @@ def topology_figure(topology: Topology) -> "Figure":
 
     layout = lay_out(topology)
     left, right = layout.boxes[0][0] - 0.1, layout.boxes[-1][1] + 0.1
-    styles = _nvlink_styles(topology)
-    top = NVSWITCH_Y + 0.4 if topology.nvswitch else 0.6
+    top = 0.6
+    if topology.nvswitch:
+        top = NVSWITCH_Y + 0.4
     for a, b in combinations(topology.gpus, 2):
-        if not topology.nvswitch and topology.link_between(a, b) in styles:
+        if not topology.nvswitch and topology.link_between(a, b) in layout.styles:
             top = max(top, 0.2 + _arc_height(layout.places[a][0] - layout.places[b][0]))
+    title = count(len(topology.gpus), "GPU")
+    models = best_first(gpu.name for gpu in topology.devices if gpu.name)
+    if models:
+        title += f" ({visible(models[0], kept='')})"
+    if topology.nics:
+        title += f", {count(len(topology.nics), 'NIC')}"
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(INCHES * (right - left), INCHES * (top - layout.bottom)))
         axes = figure.add_axes((0.0, 0.0, 1.0, 1.0), xlim=(left, right), ylim=(layout.bottom, top))
         axes.axis("off")
-        _draw_sockets(axes, layout)
-        _draw_nvlinks(axes, topology, layout, styles)
+        for low, high, label in layout.boxes:
+            middle = ((low + high) / 2, (layout.bottom + 0.45) / 2)
+            _draw_box(axes, middle, (high - low, 0.45 - layout.bottom), "", "#f4f5f7", GREY, 0, 0)
+            axes.text(low + 0.15, layout.bottom + 0.15, label, fontsize=8.5, color="#4a5460")
+        for (x, y), members, label in layout.switches:
+            for device in members:
+                at = layout.places[device]
+                axes.plot([x, at[0]], [y, at[1]], color="#b0b7bf", linewidth=1.0, zorder=1)
+            _draw_box(axes, (x, y), (1.45, 0.4), label, "#e3d7c1", "#8d7b58", 7.5)
+        _draw_nvlinks(axes, topology, layout)
         for device, at in layout.places.items():
             if isinstance(device, int):
                 _draw_box(axes, at, (0.96, 0.56), f"GPU{device}", "#76b900", "#3d6100", 10)
             else:
                 _draw_box(axes, at, (1.0, 0.4), device, "#d3e3f5", "#5b7fa6", 7.5)
-        _draw_legend(axes, topology, styles)
-        axes.set_title(_title(topology), fontsize=12)
+        _draw_legend(axes, topology, layout.styles)
+        axes.set_title(title, fontsize=12)
     return figure
-
-
-def _nvlink_styles(topology: Topology) -> LineStyles:
-    styles: LineStyles = {}
-    most = 0
-    for word in best_first(topology.links.values()):
-        links = nvlink_count(word) or 0
-        most = max(most, links)
-        if links:
-            colour = GREENS[min(len(styles), len(GREENS) - 1)]
-            styles[word] = (colour, max(NARROWEST, WIDEST * links / most))
-    return styles
 
 
 def _arc_height(distance: float) -> float:
     return 0.45 + 0.25 * abs(distance)
 
 
-def _draw_sockets(axes: Any, layout: Layout) -> None:
-    for left, right, label in layout.boxes:
-        middle = ((left + right) / 2, (layout.bottom + 0.45) / 2)
-        _draw_box(axes, middle, (right - left, 0.45 - layout.bottom), "", "#f4f5f7", GREY, 0, 0)
-        axes.text(left + 0.15, layout.bottom + 0.15, label, fontsize=8.5, color="#4a5460")
-    for (x, y), members, label in layout.switches:
-        for device in members:
-            at = layout.places[device]
-            axes.plot([x, at[0]], [y, at[1]], color="#b0b7bf", linewidth=1.0, zorder=1)
-        _draw_box(axes, (x, y), (1.45, 0.4), label, "#e3d7c1", "#8d7b58", 7.5)
-
-
-def _draw_nvlinks(axes: Any, topology: Topology, layout: Layout, styles: LineStyles) -> None:
+def _draw_nvlinks(axes: Any, topology: Topology, layout: Layout) -> None:
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path as Curve
 
@@ -199,29 +217,31 @@ def _draw_nvlinks(axes: Any, topology: Topology, layout: Layout, styles: LineSty
         for gpu, x in xs.items():
             # A GPU that is alone, or cut off by a partition of the switches, has no NVLink class.
             words = [topology.link_between(gpu, peer) for peer in xs if peer != gpu]
-            nvlinks = [word for word in best_first(words) if word in styles]
-            colour, width = styles[nvlinks[0]] if nvlinks else (GREY, NARROWEST)
+            colour, width = GREY, NARROWEST
+            for word in reversed(best_first(words)):
+                colour, width = layout.styles.get(word, (colour, width))
             axes.plot([x, x], [0.0, NVSWITCH_Y], color=colour, linewidth=width, zorder=2)
         low, high = min(xs.values()), max(xs.values())
         centre, size = ((low + high) / 2, NVSWITCH_Y), (high - low + 1.4, 0.5)
         _draw_box(axes, centre, size, "NVSwitch", "#bfe3c6", "#0b3d1e", 10)
         return
     for a, b in combinations(topology.gpus, 2):
-        style = styles.get(topology.link_between(a, b))
-        if style is not None:
+        word = topology.link_between(a, b)
+        if word in layout.styles:
+            colour, width = layout.styles[word]
             # A parabola reaches half of its control point.
             control = ((xs[a] + xs[b]) / 2, 2 * _arc_height(xs[a] - xs[b]))
             curve = Curve([(xs[a], 0.0), control, (xs[b], 0.0)], [1, 3, 3])
-            line: Any = {"edgecolor": style[0], "linewidth": style[1], "zorder": 2}
+            line: Any = {"edgecolor": colour, "linewidth": width, "zorder": 2}
             axes.add_patch(PathPatch(curve, fill=False, **line))
 
 
 def _draw_legend(axes: Any, topology: Topology, styles: LineStyles) -> None:
     from matplotlib.lines import Line2D
 
-    counts = Counter(topology.link_between(a, b) for a, b in combinations(topology.gpus, 2))
+    counts = count_classes(topology.link_between(a, b) for a, b in combinations(topology.gpus, 2))
     handles = []
-    for word in sorted(best_first(counts), key=lambda word: word not in styles):
+    for word in sorted(counts, key=lambda word: word not in styles):
         pairs = count(counts[word], "pair")
         look: Any = {"linestyle": "none", "label": f"{word} ({pairs}, no line)"}
         if word in styles:
@@ -231,16 +251,6 @@ def _draw_legend(axes: Any, topology: Topology, styles: LineStyles) -> None:
     if handles:
         position = {"loc": "upper center", "bbox_to_anchor": (0.5, 0.0), "ncol": 4}
         axes.legend(handles=handles, frameon=False, fontsize=9, **position)
-
-
-def _title(topology: Topology) -> str:
-    models = best_first(gpu.name for gpu in topology.devices if gpu.name)
-    title = count(len(topology.gpus), "GPU")
-    if models:
-        title += f" ({visible(models[0], kept='')})"
-    if topology.nics:
-        title += f", {count(len(topology.nics), 'NIC')}"
-    return title
 
 
 def _draw_box(

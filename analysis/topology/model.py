@@ -85,16 +85,18 @@ def distinct_classes(gpus: Iterable[int], links: Mapping[str, str]) -> str:
     Empty where none is known. `links` maps a pair of GPU ids, the smaller first, to its class:
     `{"0-1": "NV18"}`.
     """
-    pairs = [f"{a}-{b}" for a, b in combinations(sorted(gpus), 2)]
-    return "+".join(best_first(links[pair] for pair in pairs if pair in links))
+    words = []
+    for a, b in combinations(sorted(gpus), 2):
+        if f"{a}-{b}" in links:
+            words.append(links[f"{a}-{b}"])
+    return "+".join(best_first(words))
 
 
 def nvlink_gb_per_s(name: str | None = None, sm: int | None = None) -> float | None:
     """Return GB/s of one NVLink by a GPU's product name or compute capability, None if unknown."""
-    if name:
-        for pattern, bandwidth in _NVLINK_BY_NAME:
-            if re.search(pattern, name):
-                return bandwidth
+    for pattern, bandwidth in _NVLINK_BY_NAME:
+        if name and re.search(pattern, name):
+            return bandwidth
     return None if sm is None else _NVLINK_BY_SM.get(sm)
 
 
@@ -148,9 +150,10 @@ class Topology:
         """Return the nearest NICs of each GPU: behind its PCIe switch, else behind several."""
         rails = {}
         for gpu in self.gpus:
-            words = {nic: self.link_between(gpu, nic) for nic in self.nics}
-            nearest = "PIX" if "PIX" in words.values() else "PXB"
-            rails[gpu] = tuple(nic for nic, word in words.items() if word == nearest)
+            nics: dict[str, list[str]] = {"PIX": [], "PXB": []}
+            for nic in self.nics:
+                nics.setdefault(self.link_between(gpu, nic), []).append(nic)
+            rails[gpu] = tuple(nics["PIX"] or nics["PXB"])
         return rails
 
     def to_json(self) -> dict[str, Any]:
@@ -173,6 +176,6 @@ def infer_nvswitch(gpus: Iterable[int], links: Mapping[Pair, str]) -> bool | Non
     if len(counts) > 1 or counts == {None}:
         return False
     for count in counts:
-        if count is not None and count * (len(ids) - 1) > _MOST_NVLINKS:
+        if count and count * (len(ids) - 1) > _MOST_NVLINKS:
             return True
     return None

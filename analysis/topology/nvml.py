@@ -56,7 +56,7 @@ def read_live_topology(nvml: Any = None, sysfs: Path = Path("/sys")) -> Topology
     except nvml.NVMLError as error:
         raise NoDriver(f"NVML finds no NVIDIA driver on this machine ({error})") from None
     try:
-        return _query_nvml(nvml, sysfs)
+        return _machine(nvml, sysfs)
     except nvml.NVMLError as error:
         why = f"NVML stopped answering while the topology was read ({error})"
         raise UnreadableInput(why) from None
@@ -64,12 +64,18 @@ def read_live_topology(nvml: Any = None, sysfs: Path = Path("/sys")) -> Topology
         nvml.nvmlShutdown()
 
 
-def _query_nvml(nvml: Any, sysfs: Path) -> Topology:
-    handles = [nvml.nvmlDeviceGetHandleByIndex(n) for n in range(nvml.nvmlDeviceGetCount())]
-    if not handles:
+def _machine(nvml: Any, sysfs: Path) -> Topology:
+    handles, gpus, ends = [], [], []
+    paths: dict[Device, Path] = {}
+    for index in range(nvml.nvmlDeviceGetCount()):
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        gpu = _query_gpu(nvml, index, handle, sysfs)
+        paths[index] = _pci_device(sysfs, gpu.bus_id)
+        handles.append(handle)
+        gpus.append(gpu)
+        ends.append(_nvlink_ends(nvml, handle))
+    if not gpus:
         raise NoDriver("NVML sees no GPU on this machine")
-    gpus = [_query_gpu(nvml, index, handle, sysfs) for index, handle in enumerate(handles)]
-    ends = [_nvlink_ends(nvml, handle) for handle in handles]
     links: dict[Pair, str] = {}
     for a, b in combinations(range(len(gpus)), 2):
         direct = min(ends[a][gpus[b].bus_id or ""], ends[b][gpus[a].bus_id or ""])
@@ -86,13 +92,12 @@ def _query_nvml(nvml: Any, sysfs: Path) -> Topology:
         links[frozenset((a, b))] = word
     nics = [path.name for path in (sysfs / "class/infiniband").glob("*")]
     nics.sort(key=lambda nic: [part.zfill(9) for part in re.split(r"(\d+)", nic)])
-    paths: dict[Device, Path] = {gpu.index: _pci_device(sysfs, gpu.bus_id) for gpu in gpus}
     for nic in nics:
         path = sysfs / "class/infiniband" / nic / "device"
         for earlier in paths:
             links[frozenset((earlier, nic))] = pci_class(paths[earlier], path)
         paths[nic] = path
-    nvswitch = any(end[SWITCH] for end in ends)
+    nvswitch = any(of_gpu[SWITCH] for of_gpu in ends)
     return Topology(tuple(gpus), tuple(nics), links, nvswitch, "NVML")
 
 
@@ -125,7 +130,10 @@ def _query_gpu(nvml: Any, index: int, handle: Any, sysfs: Path) -> Gpu:
 
 
 def _word_mask(words: Iterable[int] | None) -> int:
-    return sum(int(word) << (64 * at) for at, word in enumerate(words or ()))
+    mask = 0
+    for at, word in enumerate(words or ()):
+        mask |= int(word) << (64 * at)
+    return mask
 
 
 def _normal_bus_id(info: Any) -> str | None:
@@ -176,8 +184,8 @@ def pci_class(a: Path, b: Path) -> str:
     """
     if not (a.exists() and b.exists()):
         return UNKNOWN
-    path_a = [part for part in a.resolve().parts if PCI_PART.fullmatch(part)]
-    path_b = [part for part in b.resolve().parts if PCI_PART.fullmatch(part)]
+    path_a = list(filter(PCI_PART.fullmatch, a.resolve().parts))
+    path_b = list(filter(PCI_PART.fullmatch, b.resolve().parts))
     if not path_a or not path_b:
         return UNKNOWN  # a NIC without hardware
     shared = common_length(path_a, path_b)
@@ -202,9 +210,7 @@ def cpu_list(mask: int) -> str | None:
 
 def common_length(a: Sequence[object], b: Sequence[object]) -> int:
     """Return how many elements two paths share from their root."""
-    length = 0
-    for first, second in zip(a, b, strict=False):
+    for length, (first, second) in enumerate(zip(a, b, strict=False)):
         if first != second:
-            break
-        length += 1
-    return length
+            return length
+    return min(len(a), len(b))

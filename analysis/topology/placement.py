@@ -11,7 +11,7 @@ GPUs stay in the order of their ids: NCCL searches its own rings anyway.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 from typing import Any
@@ -39,7 +39,9 @@ class Ring:
 
     def describe(self) -> str:
         """Return `0-1-2-3 (3 x NV2 + 1 x NV1)`, with measured numbers if there are any."""
-        parts = [describe_counts(self.links)] if self.links else []
+        parts = []
+        if self.links:
+            parts.append(describe_counts(self.links))
         if self.slowest_gb_per_s is not None:
             parts.append(
                 f"slowest link {self.slowest_gb_per_s:.1f} GB/s, sum {self.sum_gb_per_s:.1f} GB/s"
@@ -65,11 +67,35 @@ class Placement:
     best: Ring
     worst: Ring
     worst_order: Ring
-    reason: str  # one sentence that says why
 
     def rings(self) -> dict[str, Ring]:
         """Return the three rings by their names in JSON and in `gpus=`."""
         return {"best": self.best, "worst": self.worst, "worst_order": self.worst_order}
+
+    @property
+    def reason(self) -> str:
+        """One sentence that explains the choice."""
+        best, worst, count = self.best, self.worst, len(self.best.order)
+        if count == 1:
+            return "One GPU has no links, so every choice is the same."
+        kind = "pair" if count == 2 else f"set of {count} GPUs"
+        brackets = []
+        for ring in (best, worst):
+            bracket = ""
+            if ring.bandwidth is not None and ring.bandwidth.shown_gb_per_s is not None:
+                bracket = f" ({ring.bandwidth.describe()})"
+            brackets.append(bracket)
+        if best.bandwidth != worst.bandwidth:
+            return (
+                f"{best.describe()} is the best {kind}: its rings carry most{brackets[0]}; "
+                f"the worst, {worst.describe()}, carries least{brackets[1]}."
+            )
+        if (best.links, best.slowest_gb_per_s) == (worst.links, worst.slowest_gb_per_s):
+            return f"Every {kind} of this machine is as good as {best.describe()}."
+        return (
+            f"Every {kind} can pack rings of the same bandwidth{brackets[0]}; "
+            f"{best.describe()} has the best ring, {worst.describe()} the worst."
+        )
 
 
 def choose_gpus(topology: Topology | None, count: int, matrix: Matrix | None = None) -> Placement:
@@ -81,9 +107,9 @@ def choose_gpus(topology: Topology | None, count: int, matrix: Matrix | None = N
     Raises:
         ValueError: more GPUs than there are or than can be searched, or neither source given.
     """
-    ids = range(len(matrix or ())) if topology is None else topology.gpus
     if topology is None and matrix is None:
         raise ValueError("no machine to place on; accepted are a topology and a measured matrix")
+    ids = _ids(topology, matrix)
     if matrix is not None and len(matrix) != len(ids):
         raise ValueError(
             f"a matrix of {len(matrix)} GPUs; accepted is one of {len(ids)}, as the topology has"
@@ -103,7 +129,11 @@ def choose_gpus(topology: Topology | None, count: int, matrix: Matrix | None = N
         bandwidth = wires.bandwidth(members) if count > 1 else None
         chosen.append(_ring(topology, matrix, order, bandwidth))
     best, worst, worst_order = chosen
-    return Placement(best, worst, worst_order, _reason(best, worst, count))
+    return Placement(best, worst, worst_order)
+
+
+def _ids(topology: Topology | None, matrix: Matrix | None) -> Sequence[int]:
+    return topology.gpus if topology else range(len(matrix or ()))
 
 
 def best_ring(topology: Topology, gpus: Sequence[int]) -> Ring:
@@ -116,13 +146,13 @@ def best_ring(topology: Topology, gpus: Sequence[int]) -> Ring:
 
 def _weights(topology: Topology | None, matrix: Matrix | None, ids: Sequence[int]) -> Weights:
     weights = [[0] * len(ids) for _ in ids]
-    for a, b in combinations(range(len(ids)), 2):
+    for (i, a), (j, b) in combinations(enumerate(ids), 2):
         weight = 0.0
         if matrix is not None:
-            weight = min(matrix[a][b], matrix[b][a])
+            weight = min(matrix[i][j], matrix[j][i])
         elif topology is not None:
-            weight = quality(topology.link_between(ids[a], ids[b]))
-        weights[a][b] = weights[b][a] = round(weight * SCALE)
+            weight = quality(topology.link_between(a, b))
+        weights[i][j] = weights[j][i] = round(weight * SCALE)
     return weights
 
 
@@ -139,10 +169,13 @@ def _best_and_worst(
             ring = ring_value(weights, ring_order(weights, members))
             ranks[members] = wires.bandwidth(members).gb_per_s, ring
         return max(sets, key=ranks.__getitem__), min(sets, key=ranks.__getitem__)
-    bounds = {members: wires.bandwidth(members, quick=True).gb_per_s for members in sets}
-    highest = sorted(sets, key=lambda members: -bounds[members])[:REFINED]
+    bounds, speeds = {}, {}
+    for members in sets:
+        bounds[members] = wires.bandwidth(members, quick=True).gb_per_s
+    highest = sorted(sets, key=bounds.__getitem__, reverse=True)[:REFINED]
     lowest = sorted(sets, key=bounds.__getitem__)[:REFINED]
-    speeds = {members: wires.bandwidth(members).gb_per_s for members in {*highest, *lowest}}
+    for members in {*highest, *lowest}:
+        speeds[members] = wires.bandwidth(members).gb_per_s
     return max(highest, key=speeds.__getitem__), min(lowest, key=speeds.__getitem__)
 
 
@@ -154,37 +187,20 @@ def _ring(
 ) -> Ring:
     if len(order) < 2:
         return Ring(tuple(order), {}, None, None)
-    steps = list(pairwise([*order, order[0]] if len(order) > 2 else order))
-    words = [topology.link_between(a, b) for a, b in steps] if topology else []
+    words, speeds = [], []
+    ids = _ids(topology, matrix)
+    for a, b in pairwise([*order, order[0]]):
+        if topology:
+            words.append(topology.link_between(a, b))
+        if matrix is not None:
+            i, j = ids.index(a), ids.index(b)
+            speeds.append(min(matrix[i][j], matrix[j][i]))
+        if len(order) == 2:
+            break  # one link, not two
+    links = count_classes(words)
     if matrix is None:
-        return Ring(tuple(order), count_classes(words), None, None, bandwidth)
-    ids = topology.gpus if topology else range(len(matrix))
-    at = [(ids.index(a), ids.index(b)) for a, b in steps]
-    speeds = [min(matrix[i][j], matrix[j][i]) for i, j in at]
-    return Ring(tuple(order), count_classes(words), min(speeds), math.fsum(speeds), bandwidth)
-
-
-def _reason(best: Ring, worst: Ring, count: int) -> str:
-    """Return one sentence that explains the choice."""
-    if count == 1:
-        return "One GPU has no links, so every choice is the same."
-    kind = "pair" if count == 2 else f"set of {count} GPUs"
-    brackets = []
-    for ring in (best, worst):
-        speed = ring.bandwidth
-        shown = speed is not None and speed.shown_gb_per_s is not None
-        brackets.append(f" ({speed.describe()})" if speed and shown else "")
-    if best.bandwidth != worst.bandwidth:
-        return (
-            f"{best.describe()} is the best {kind}: its rings carry most{brackets[0]}; "
-            f"the worst, {worst.describe()}, carries least{brackets[1]}."
-        )
-    if (best.links, best.slowest_gb_per_s) == (worst.links, worst.slowest_gb_per_s):
-        return f"Every {kind} of this machine is as good as {best.describe()}."
-    return (
-        f"Every {kind} can pack rings of the same bandwidth{brackets[0]}; "
-        f"{best.describe()} has the best ring, {worst.describe()} the worst."
-    )
+        return Ring(tuple(order), links, None, None, bandwidth)
+    return Ring(tuple(order), links, min(speeds), math.fsum(speeds), bandwidth)
 
 
 def ring_value(weights: Weights, order: Sequence[int]) -> tuple[int, int]:
@@ -204,7 +220,9 @@ def ring_order(weights: Weights, members: Sequence[int], worst: bool = False) ->
     links = {weights[a][b] for a, b in combinations(members, 2)}
     if len(members) > EXACT_GPUS or len(links) < 2:  # every ring is as good
         return list(members)
-    inside = [[weights[a][b] for b in members] for a in members]
-    choose = min if worst else max
+    inside = []
+    for a in members:
+        inside.append([weights[a][b] for b in members])
+    choose: Callable[..., tuple[int, ...]] = min if worst else max
     order = choose(rings(len(members)), key=lambda ring: ring_value(inside, ring))
     return [members[at] for at in order]

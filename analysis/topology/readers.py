@@ -79,36 +79,40 @@ def parse_topology_text(text: str, gpu_name: str | None = None) -> Topology:
             a second table.
     """
     lines = [ANSI_CODE.sub("", line).rstrip("\r") for line in text.split("\n")]
-    at, labels, columns = _find_header(lines)
-    refuse_too_many(len(labels))
-    rows = _read_rows(lines, at, labels, columns)
-    devices = _name_devices(labels, lines[at:])
-    links = _symmetric_links(labels, devices, rows)
-    gpus = []
+    at, devices, columns = _find_header(lines)
+    refuse_too_many(len(devices))
+    rows = _read_rows(lines, at, list(devices), columns)
+    links = _symmetric_links(devices, rows)
+    gpus, nics, ids = [], [], []
     for label, device in devices.items():
-        if isinstance(device, int):
-            _, _, affinity = rows[label]
-            gpu = Gpu(
-                index=device,
-                cpu_affinity=affinity.get("CPU Affinity"),
-                numa_affinity=affinity.get("NUMA Affinity"),
-                name=gpu_name,
-                nvlink_gb_per_s=nvlink_gb_per_s(gpu_name),
-            )
-            gpus.append(gpu)
-    ids = [gpu.index for gpu in gpus]
+        if isinstance(device, str):
+            nics.append(device)
+            continue
+        _, _, affinity = rows[label]
+        gpu = Gpu(
+            index=device,
+            cpu_affinity=affinity.get("CPU Affinity"),
+            numa_affinity=affinity.get("NUMA Affinity"),
+            name=gpu_name,
+            nvlink_gb_per_s=nvlink_gb_per_s(gpu_name),
+        )
+        gpus.append(gpu)
+        ids.append(device)
     words = [links[frozenset(pair)] for pair in combinations(ids, 2)]
     if words and P2P_STATUS.issuperset(words):
         raise UnreadableInput(
             f"line {at}: a table of peer access (`nvidia-smi topo -p2p`); "
             "accepted are link classes (`topo -m`)"
         )
-    nics = tuple(device for device in devices.values() if isinstance(device, str))
-    return Topology(tuple(gpus), nics, links, infer_nvswitch(ids, links), "nvidia-smi topo -m")
+    nvswitch = infer_nvswitch(ids, links)
+    return Topology(tuple(gpus), tuple(nics), links, nvswitch, "nvidia-smi topo -m")
 
 
-def _find_header(lines: Sequence[str]) -> tuple[int, list[str], list[str]]:
-    """Return the header's line (from 1), its device labels and its affinity columns."""
+def _find_header(lines: Sequence[str]) -> tuple[int, dict[str, Device], list[str]]:
+    """Return the header's line (from 1), the device of each label, and the affinity columns.
+
+    A device is a GPU id, or a NIC's RDMA name if a legend gives one.
+    """
     headers = []
     for line_number, line in enumerate(lines, start=1):
         columns = AFFINITY_COLUMN.findall(line)
@@ -133,7 +137,18 @@ def _find_header(lines: Sequence[str]) -> tuple[int, list[str], list[str]]:
     if len(set(labels)) != len(labels):
         names = " ".join(labels)
         raise UnreadableInput(f"line {at}: the header names a device twice: {names}")
-    return at, labels, columns
+    legend = {}
+    for line in lines[at:]:  # `NIC0: mlx5_0`
+        match = re.fullmatch(r"\s*(NIC\d+):\s*(\S+)\s*", line)
+        if match:
+            legend[match[1]] = match[2]
+    if len({legend.get(label, label) for label in labels}) != len(labels):  # damaged
+        legend = {}
+    devices: dict[str, Device] = {}
+    for label in labels:
+        match = GPU_LABEL.fullmatch(label)
+        devices[label] = int(match[1]) if match else legend.get(label, label)
+    return at, devices, columns
 
 
 def _read_rows(
@@ -145,7 +160,9 @@ def _read_rows(
         cells = line.split()
         if "\t" in line:  # a cell may be empty
             cells = [cell.strip() for cell in line.strip(" ").split("\t")]
-        label = cells[0] if cells else ""
+        if not cells:
+            continue
+        label = cells[0]
         if label not in labels:
             if DEVICE_LABEL.fullmatch(label):
                 raise UnreadableInput(
@@ -157,31 +174,29 @@ def _read_rows(
             raise UnreadableInput(
                 f"line {line_number}: a second row for {label}; the first is line {rows[label][0]}"
             )
-        links = _read_links(cells[1:], label, labels, line_number)
+        words = cells[1 : 1 + len(labels)]
+        if len(words) < len(labels):
+            raise UnreadableInput(
+                f"line {line_number}: {len(words)} links in the row of {label}; accepted are "
+                f"{len(labels)}"
+            )
+        for at, peer in enumerate(labels):
+            word = RENAMED.get(words[at], words[at])
+            reading = f"line {line_number}: {label} to {peer} reads {word!r}"
+            if (word == "X") != (peer == label):
+                raise UnreadableInput(f"{reading}; accepted is X for a device and itself only")
+            if word and not LINK_WORD.fullmatch(word):
+                raise UnreadableInput(f"{reading}; accepted is a link class such as NV4 or SYS")
+            words[at] = word or UNKNOWN
         last_line = line_number == len(lines)  # no newline after it: the last cell may be cut
         affinity = _read_affinity(cells[1 + len(labels) :], columns, line_number, last_line)
-        rows[label] = (line_number, links, affinity)
+        rows[label] = (line_number, words, affinity)
     for label in labels:
         if label not in rows:
             raise UnreadableInput(
                 f"no row for {label}, which the header in line {header} names: the table is cut"
             )
     return rows
-
-
-def _read_links(cells: Sequence[str], label: str, labels: Sequence[str], line: int) -> list[str]:
-    words = [RENAMED.get(cell, cell) for cell in cells[: len(labels)]]
-    if len(words) < len(labels):
-        raise UnreadableInput(
-            f"line {line}: {len(words)} links in the row of {label}; accepted are {len(labels)}"
-        )
-    for peer, word in zip(labels, words, strict=True):
-        cell = f"line {line}: {label} to {peer} reads {word!r}"
-        if (word == "X") != (peer == label):
-            raise UnreadableInput(f"{cell}; accepted is X for a device and itself only")
-        if word and not LINK_WORD.fullmatch(word):
-            raise UnreadableInput(f"{cell}; accepted is a link class such as NV4 or SYS")
-    return [word or UNKNOWN for word in words]
 
 
 def _read_affinity(
@@ -191,7 +206,7 @@ def _read_affinity(
 
     Doubled tabs leave empty cells, so only a full row is read by position.
     """
-    filled = [cell for cell in cells if cell]
+    filled = list(filter(None, cells))
     if len(filled) > len(columns):
         surplus = len(filled) - len(columns)
         raise UnreadableInput(f"line {line}: {surplus} more cells than the header has columns")
@@ -203,31 +218,17 @@ def _read_affinity(
     elif cells and not cells[0].isdigit() and not may_be_cut:
         # Next to the links; a single number could be a later column, moved up.
         values = {columns[0]: cells[0]}
-    return {column: text for column, text in values.items() if NUMBER_LIST.fullmatch(text)}
+    affinity = {}
+    for column, text in values.items():
+        if NUMBER_LIST.fullmatch(text):
+            affinity[column] = text
+    return affinity
 
 
-def _name_devices(labels: Sequence[str], lines: Sequence[str]) -> dict[str, Device]:
-    """Return the device of each label: a GPU id, or a NIC's RDMA name if a legend gives one."""
-    legend = {}
-    for line in lines:  # `NIC0: mlx5_0`
-        match = re.fullmatch(r"\s*(NIC\d+):\s*(\S+)\s*", line)
-        if match:
-            legend[match[1]] = match[2]
-    if len({legend.get(label, label) for label in labels}) != len(labels):  # damaged
-        legend = {}
-    devices: dict[str, Device] = {}
-    for label in labels:
-        match = GPU_LABEL.fullmatch(label)
-        devices[label] = int(match[1]) if match else legend.get(label, label)
-    return devices
-
-
-def _symmetric_links(
-    labels: Sequence[str], devices: Mapping[str, Device], rows: Mapping[str, Row]
-) -> dict[Pair, str]:
+def _symmetric_links(devices: Mapping[str, Device], rows: Mapping[str, Row]) -> dict[Pair, str]:
     """Return the link of each unordered pair; both rows that state it must agree."""
     links: dict[Pair, str] = {}
-    for (i, a), (j, b) in combinations(enumerate(labels), 2):
+    for (i, a), (j, b) in combinations(enumerate(devices), 2):
         (line_a, words_a, _), (line_b, words_b, _) = rows[a], rows[b]
         if words_a[j] != words_b[i]:
             raise UnreadableInput(
@@ -273,8 +274,18 @@ def parse_topology_xml(text: str) -> Topology:
     links: dict[Pair, str] = {}
     everything: list[Device] = [*ids, *reader.nics]
     for a, b in combinations(everything, 2):
-        links[frozenset((a, b))] = _class_of_paths(reader.paths[a], reader.paths[b])
-    nvlinks, nvswitch = _nvlinks(reader)
+        path_a, path_b = reader.paths[a], reader.paths[b]
+        shared = common_length(path_a, path_b)
+        if not shared:
+            word = "SYS"
+        elif path_a[shared - 1][1] == "cpu":
+            word = "PHB"
+        elif max(len(path_a), len(path_b)) - shared <= 1:
+            word = "PIX"  # a path ends in the device's own pci element
+        else:
+            word = "PXB"  # what is before it is one more switch
+        links[frozenset((a, b))] = word
+    nvlinks, nvswitch = reader.nvlink_classes()
     devices = tuple(reader.gpus[index] for index in ids)
     return Topology(devices, tuple(reader.nics), links | nvlinks, nvswitch, "NCCL topology XML")
 
@@ -338,6 +349,37 @@ class _XmlReader:
     def _end(self, _: str) -> None:
         self._open.pop()
 
+    def nvlink_classes(self) -> tuple[dict[Pair, str], bool]:
+        """Return the NV# class of the pairs that NVLink joins, and whether links pass switches."""
+        index_of_bus = {}
+        for gpu in self.gpus.values():
+            if gpu.bus_id:
+                index_of_bus[gpu.bus_id] = gpu.index
+        direct: dict[tuple[int, int], int] = {}
+        lines: dict[tuple[int, int], int] = {}  # of the first element
+        switched: dict[int, int] = {}
+        for index, target, pci_class, count, line in self.nvlinks:
+            peer = index_of_bus.get(target)
+            if peer is not None and peer != index:
+                direct[index, peer] = direct.get((index, peer), 0) + count
+                lines.setdefault((index, peer), line)
+            elif pci_class == NVSWITCH_PCI_CLASS:
+                switched[index] = switched.get(index, 0) + count
+            # anything else ends in a CPU or in a GPU outside of the communicator
+        links: dict[Pair, str] = {}
+        for a, b in combinations(switched, 2):
+            links[frozenset((a, b))] = f"NV{min(switched[a], switched[b])}"
+        for (a, b), count in direct.items():
+            back = direct.get((b, a), 0)
+            if back != count:
+                raise UnreadableInput(
+                    f"line {lines[a, b]}: {count} NVLinks from GPU {a} to GPU {b}, but {back} back "
+                    f"(line {lines.get((b, a), lines[a, b])}); accepted is the same number both "
+                    "ways"
+                )
+            links[frozenset((a, b))] = f"NV{count}"
+        return links, bool(switched)
+
 
 def _integer(element: str, attributes: Attributes, name: str, least: int, line: int) -> int:
     value = attributes.get(name, "")
@@ -349,63 +391,25 @@ def _integer(element: str, attributes: Attributes, name: str, least: int, line: 
 
 
 def _gpu_at(index: int, attributes: Attributes, path: Sequence[Element], line: int) -> Gpu:
-    cpu: Attributes | None = None
-    pci: Attributes = {}
-    for _, name, of_parent in path:
-        if name == "cpu":
-            cpu = of_parent
-        else:
-            pci = of_parent
-    if cpu is None:
+    parents = {name: of_parent for _, name, of_parent in path}  # the nearest of each name
+    if "cpu" not in parents:
         raise UnreadableInput(f"line {line}: <gpu> outside of any <cpu>")
-    numa, sm = cpu.get("numaid", ""), attributes.get("sm", "")
+    cpu, sm = parents["cpu"], attributes.get("sm", "")
+    numa, bus_id, gb_per_s = None, None, None
     mask = 0  # words of 32 bits, joined by commas, most significant first
     words = cpu.get("affinity", "")
     if re.fullmatch(r"[0-9a-fA-F]{1,8}(,[0-9a-fA-F]{1,8})*", words):
         mask = int("".join(word.zfill(8) for word in words.split(",")), 16)
+    if SMALL_NUMBER.fullmatch(cpu.get("numaid", "")):
+        numa = cpu["numaid"]  # -1: not known
+    if parents.get("pci"):
+        bus_id = parents["pci"].get("busid", "").strip().lower()
+    if SMALL_NUMBER.fullmatch(sm):
+        gb_per_s = nvlink_gb_per_s(sm=int(sm))
     return Gpu(
         index=index,
         cpu_affinity=cpu_list(mask),
-        numa_affinity=numa if SMALL_NUMBER.fullmatch(numa) else None,  # -1: not known
-        bus_id=pci.get("busid", "").strip().lower() if pci else None,
-        nvlink_gb_per_s=nvlink_gb_per_s(sm=int(sm)) if SMALL_NUMBER.fullmatch(sm) else None,
+        numa_affinity=numa,
+        bus_id=bus_id,
+        nvlink_gb_per_s=gb_per_s,
     )
-
-
-def _class_of_paths(a: Sequence[Element], b: Sequence[Element]) -> str:
-    """Return the class of the path through PCI, counted in the switches between two devices."""
-    shared = common_length([serial for serial, _, _ in a], [serial for serial, _, _ in b])
-    if not shared:
-        return "SYS"
-    if a[shared - 1][1] == "cpu":
-        return "PHB"
-    # The rest of a path ends in the device's own pci element; what is before it is one more switch.
-    return "PIX" if max(len(a), len(b)) - shared <= 1 else "PXB"
-
-
-def _nvlinks(reader: _XmlReader) -> tuple[dict[Pair, str], bool]:
-    """Return the NV# class of the pairs that NVLink joins, and whether the links pass switches."""
-    index_of_bus = {gpu.bus_id: gpu.index for gpu in reader.gpus.values() if gpu.bus_id}
-    direct: dict[tuple[int, int], int] = {}
-    lines: dict[tuple[int, int], int] = {}  # of the first element
-    switched: dict[int, int] = {}
-    for index, target, pci_class, count, line in reader.nvlinks:
-        peer = index_of_bus.get(target)
-        if peer is not None and peer != index:
-            direct[index, peer] = direct.get((index, peer), 0) + count
-            lines.setdefault((index, peer), line)
-        elif pci_class == NVSWITCH_PCI_CLASS:
-            switched[index] = switched.get(index, 0) + count
-        # anything else ends in a CPU or in a GPU outside of the communicator
-    links: dict[Pair, str] = {}
-    for a, b in combinations(switched, 2):
-        links[frozenset((a, b))] = f"NV{min(switched[a], switched[b])}"
-    for (a, b), count in direct.items():
-        back = direct.get((b, a), 0)
-        if back != count:
-            raise UnreadableInput(
-                f"line {lines[a, b]}: {count} NVLinks from GPU {a} to GPU {b}, but {back} back "
-                f"(line {lines.get((b, a), lines[a, b])}); accepted is the same number both ways"
-            )
-        links[frozenset((a, b))] = f"NV{count}"
-    return links, bool(switched)

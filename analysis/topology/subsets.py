@@ -43,7 +43,9 @@ class SubsetClass:
             "members": self.members,
         }
         if second_member:
-            content["second_member"] = list(self.second_member) if self.second_member else None
+            content["second_member"] = None
+            if self.second_member:
+                content["second_member"] = list(self.second_member)
         return content
 
 
@@ -56,28 +58,30 @@ def classes(topology: Topology, size: int | None = None) -> list[SubsetClass]:
     gpus = len(topology.gpus)
     if size is not None and not 1 <= size <= gpus:
         raise ValueError(f"--size {size}: accepted are 1 to {gpus}, the GPUs of this machine")
-    sizes = range(2, gpus + 1) if size is None else (size,)
+    sizes = [*range(2, gpus + 1)]
+    if size is not None:
+        sizes = [size]
     subsets = sum(comb(gpus, k) for k in sizes)
     if subsets > MOST_SUBSETS:
         raise ValueError(
             f"{subsets} subsets of {gpus} GPUs are too many to sort; accepted is one small --size"
         )
     words = best_first(topology.links.values())
-    labels = []
-    for a in topology.gpus:
-        row = [0 if a == b else 1 + words.index(topology.link_between(a, b)) for b in topology.gpus]
-        labels.append(row)
+    labels = [[0] * gpus for _ in range(gpus)]
+    for (i, a), (j, b) in combinations(enumerate(topology.gpus), 2):
+        labels[i][j] = labels[j][i] = 1 + words.index(topology.link_between(a, b))
+
+    def best_links_first(subset: SubsetClass) -> tuple[int, float, float, tuple[int, ...]]:
+        """Order by the worst link first, since a collective waits for it; then by the sum."""
+        weights = []
+        for word, pairs in subset.links.items():
+            weights += [quality(word)] * pairs
+        return subset.size, -min(weights, default=0.0), -sum(weights), subset.representative
+
     subset_classes: list[SubsetClass] = []
     for k in sizes:
         subset_classes += _classes_of_size(topology, labels, k)
-    return sorted(subset_classes, key=_best_links_first)
-
-
-def _best_links_first(subset: SubsetClass) -> tuple[int, float, float, tuple[int, ...]]:
-    """Order by the worst link first, since a collective waits for it; then by the sum."""
-    slowest = min((quality(word) for word in subset.links), default=0.0)
-    total = sum(quality(word) * pairs for word, pairs in subset.links.items())
-    return subset.size, -slowest, -total, subset.representative
+    return sorted(subset_classes, key=best_links_first)
 
 
 def _classes_of_size(
@@ -104,11 +108,15 @@ def _classes_of_size(
                 rivals[value].append(index)
         members[first_of[key]].append(index)
     subset_classes = []
-    for numbers in members.values():
-        shown = [tuple(topology.gpus[at] for at in positions[index]) for index in numbers[:2]]
+    for of_class in members.values():
+        shown = []
+        for index in of_class[:2]:
+            shown.append(tuple(topology.gpus[at] for at in positions[index]))
         links = count_classes(topology.link_between(a, b) for a, b in combinations(shown[0], 2))
-        second = shown[1] if len(shown) > 1 else None
-        subset_classes.append(SubsetClass(size, links, shown[0], len(numbers), second))
+        second = None
+        if len(shown) > 1:
+            second = shown[1]
+        subset_classes.append(SubsetClass(size, links, shown[0], len(of_class), second))
     return subset_classes
 
 
@@ -158,9 +166,9 @@ def _isomorphic(a: tuple[Any, Any], b: tuple[Any, Any]) -> bool:
             if candidate in image or colours_b[candidate] != colours_a[at]:
                 continue
             image.append(candidate)
-            rows = (matrix_a[at][k] == matrix_b[candidate][peer] for k, peer in enumerate(image))
-            columns = (matrix_a[k][at] == matrix_b[peer][candidate] for k, peer in enumerate(image))
-            if all(rows) and all(columns) and extend():
+            # Links are symmetric, so a row says what its column does.
+            row = [matrix_b[candidate][peer] for peer in image]
+            if row == matrix_a[at][: at + 1] and extend():
                 return True
             image.pop()
         return False
